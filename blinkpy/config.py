@@ -1,0 +1,195 @@
+"""Every option and limit, in one tree of dataclasses. The command line and `--config FILE` are generated from it.
+
+A field's metadata holds its help text, its bounds and how it is spelled on the command line; `validate` checks the bounds,
+so a value is checked in the same way wherever it comes from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+class ConfigError(ValueError):
+    """An option, a model or a file that blinkpy can't work with. The message is one line, made for the user."""
+
+
+def option(default: Any, help: str, *, low: float | None = None, high: float | None = None, choices: tuple[str, ...] = ()) -> Any:
+    """A dataclass field that is an option. low, high: inclusive bounds. choices: allowed strings."""
+    return field(default=default, metadata={"help": help, "low": low, "high": high, "choices": choices})
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Which model, and how it is loaded."""
+
+    model: str = option("demo", "model folder, Hugging Face hub id, or 'demo' for the built-in model")
+    served_model_name: str = option("", "name in the API (default: the model argument)")
+    dtype: str = option("auto", "type of weights and KV cache", choices=("auto", "float32", "bfloat16"))
+    load_format: str = option("auto", "'dummy' makes random weights for any config.json", choices=("auto", "safetensors", "dummy"))
+    max_model_len: int = option(0, "tokens of a sequence, prompt and output together (0: what the model allows)", low=0, high=1 << 22)
+    chat_template: str = option("", "file with a Jinja chat template (default: the model's own)")
+    seed: int = option(0, "seed of random weights", low=0, high=2**63 - 1)
+
+
+@dataclass(frozen=True)
+class CacheOptions:
+    """The paged KV cache."""
+
+    page_size: int = option(16, "tokens of a page; a power of two", low=4, high=256)
+    num_pages: int = option(0, "pages of the KV cache (0: sized from free memory)", low=0, high=1 << 24)
+    gpu_memory_utilization: float = option(0.9, "share of the GPU's memory that blinkpy may use", low=0.05, high=0.98)
+    cpu_cache_mib: int = option(256, "KV cache of the CPU engine when num_pages is 0, MiB", low=1, high=1 << 20)
+    enable_prefix_caching: bool = option(True, "reuse the pages of prompts with a common start")
+
+
+@dataclass(frozen=True)
+class SchedulerOptions:
+    """Limits of a batch, and the order in which requests are served."""
+
+    max_num_seqs: int = option(256, "sequences in one step", low=1, high=4096)
+    max_num_batched_tokens: int = option(2048, "tokens in one step: decodes and prefill chunks together", low=1, high=1 << 20)
+    policy: str = option("fcfs", "fcfs, priority, shortest-first, or FILE.py:FUNCTION")
+
+
+@dataclass(frozen=True)
+class QueueOptions:
+    """Queue pairs between front ends and the engine."""
+
+    slots: int = option(256, "requests in flight per front-end worker; one more is answered 429", low=1, high=65535)
+    sq_entries: int = option(0, "submission ring of a worker, a power of two (0: the next one from slots)", low=0, high=1 << 20)
+    cq_entries: int = option(8192, "completion ring of a worker; a power of two", low=2, high=1 << 24)
+    prompt_arena_tokens: int = option(0, "prompt arena of a worker, tokens (0: from max_model_len)", low=0, high=1 << 28)
+    lease_ms: int = option(5000, "a front end silent for so long loses its requests and its queue pair", low=50, high=3_600_000)
+    engine_timeout_ms: int = option(2000, "an engine silent for so long is answered with 503", low=50, high=3_600_000)
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Where the model runs and who drives it."""
+
+    device: str = option("auto", "auto, cpu, cuda, or null (made-up tokens, no model)", choices=("auto", "cpu", "cuda", "null"))
+    control: str = option("auto", "who runs the scheduler: the GPU or the host", choices=("auto", "gpu", "host"))
+    name: str = option("blinkpy", "name of the shared-memory segment, when engine and front ends are separate processes")
+    threads: int = option(0, "torch threads of the CPU engine (0: one for each core)", low=0, high=1024)
+    null_step_us: int = option(0, "time that one step of the null engine takes, us", low=0, high=10_000_000)
+    check_integrity: str = option("idle", "check the whole scheduler state", choices=("never", "idle", "always"))
+
+
+@dataclass(frozen=True)
+class FrontendOptions:
+    """The HTTP server."""
+
+    host: str = option("127.0.0.1", "address to listen on")
+    port: int = option(8000, "port to listen on (0: any free one)", low=0, high=65535)
+    workers: int = option(1, "front-end processes; each has its own queue pair", low=1, high=64)
+    api_key: str = option("", "key that requests must bring as 'Authorization: Bearer KEY' (also from BLINKPY_API_KEY)")
+    max_body_bytes: int = option(8 << 20, "largest request body", low=1024, high=1 << 30)
+    max_output_backlog: int = option(
+        4096, "events a slow client may leave unread before its request is cancelled", low=16, high=1 << 24
+    )
+    keep_alive_s: int = option(30, "seconds that an idle connection is kept", low=1, high=3600)
+    max_connections: int = option(4096, "open connections per worker; more are answered 503", low=1, high=1 << 20)
+    shutdown_s: int = option(10, "seconds that running requests get at shutdown", low=0, high=3600)
+    log_level: str = option("info", "what is logged", choices=("debug", "info", "warning", "error"))
+
+
+@dataclass(frozen=True)
+class Config:
+    """The whole tree. Sections are grouped as in the documentation; option names are unique across sections."""
+
+    model: ModelOptions = field(default_factory=ModelOptions)
+    cache: CacheOptions = field(default_factory=CacheOptions)
+    scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
+    queue: QueueOptions = field(default_factory=QueueOptions)
+    engine: EngineOptions = field(default_factory=EngineOptions)
+    frontend: FrontendOptions = field(default_factory=FrontendOptions)
+
+    def __post_init__(self) -> None:
+        for section, item in options():
+            check_value(item, getattr(getattr(self, section), item.name))
+        for name, value in (("page_size", self.cache.page_size), ("cq_entries", self.queue.cq_entries), ("sq_entries", self.queue.sq_entries)):
+            if value & (value - 1):
+                raise ConfigError(f"{name} must be a power of two, not {value}")
+        if 0 < self.queue.sq_entries < self.queue.slots:
+            raise ConfigError(f"sq_entries ({self.queue.sq_entries}) must be at least slots ({self.queue.slots})")
+        if self.scheduler.max_num_batched_tokens < self.scheduler.max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens ({self.scheduler.max_num_batched_tokens}) must be at least max_num_seqs "
+                f"({self.scheduler.max_num_seqs}): every running sequence gets a token in each step"
+            )
+
+    def with_options(self, values: Mapping[str, Any]) -> Config:
+        """A copy with options replaced, by their flat names. Raises ConfigError for an unknown name or a bad value."""
+        sections = {item.name: section for section, item in options()}
+        changes: dict[str, dict[str, Any]] = {}
+        for name, value in values.items():
+            if name not in sections:
+                raise ConfigError(f"unknown option {name!r}")
+            changes.setdefault(sections[name], {})[name] = value
+        return dataclasses.replace(
+            self, **{section: dataclasses.replace(getattr(self, section), **given) for section, given in changes.items()}
+        )
+
+
+def options() -> Iterator[tuple[str, dataclasses.Field[Any]]]:
+    """(section name, field) of every option, in order."""
+    for section in dataclasses.fields(Config):
+        assert isinstance(section.default_factory, type)
+        for item in dataclasses.fields(section.default_factory):
+            yield section.name, item
+
+
+def option_type(item: dataclasses.Field[Any]) -> type:
+    """str, int, float or bool."""
+    names: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
+    return names[str(item.type)]
+
+
+def check_value(item: dataclasses.Field[Any], value: Any) -> None:
+    """Raise ConfigError unless the value has the field's type and is within its bounds."""
+    wanted = option_type(item)
+    accepted = (int, float) if wanted is float else (wanted,)
+    if not isinstance(value, accepted) or (isinstance(value, bool) and wanted is not bool):
+        raise ConfigError(f"{item.name} must be {wanted.__name__}, not {type(value).__name__} ({value!r})")
+    low, high, choices = (item.metadata[key] for key in ("low", "high", "choices"))
+    if (low is not None and not value >= low) or (high is not None and not value <= high):
+        raise ConfigError(f"{item.name} must be {low} to {high}, not {value}")
+    if choices and value not in choices:
+        raise ConfigError(f"{item.name} must be one of {', '.join(choices)}, not {value!r}")
+
+
+def load_file(path: str | Path) -> dict[str, Any]:
+    """Options of a TOML file by flat name, from the top level or from tables named like the sections.
+
+    Raises ConfigError when the file can't be read, is not TOML, or holds an unknown section or option.
+    """
+    try:
+        with open(path, "rb") as source:
+            content = tomllib.load(source)
+    except OSError as error:
+        raise ConfigError(f"can't read {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from error
+    sections = {section.name for section in dataclasses.fields(Config)}
+    home = {item.name: section for section, item in options()}
+    values: dict[str, Any] = {}
+    for key, value in content.items():
+        # "model" is a section and an option: a table is the section.
+        entries = value.items() if key in sections and isinstance(value, dict) else ((key, value),)
+        for name, entry in entries:
+            if name not in home or (isinstance(value, dict) and home[name] != key):
+                raise ConfigError(f"{path}: unknown option {key + '.' + name if isinstance(value, dict) and name != key else name!r}")
+            values[name] = entry
+    return values
+
+
+def as_table(config: Config) -> Mapping[str, Any]:
+    """All options by flat name, for display and for handing a config to another process."""
+    return {item.name: getattr(getattr(config, section), item.name) for section, item in options()}
+
+
