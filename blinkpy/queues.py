@@ -26,6 +26,7 @@ This module needs NumPy alone, so that a front end on a DPU can import it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -433,6 +434,13 @@ HASH_SHIFT = 31
 HASH_MULTIPLIER_RANGE = (1 << 16, HASH_MODULUS_2 - 1)  # what an engine draws its two multipliers from
 
 
+@lru_cache(maxsize=8)
+def _powers(multiplier: int, page_size: int, modulus: int) -> tuple[Int64, int]:
+    """What each token of a page is multiplied by, and what the hash of all tokens before the page is."""
+    powers = [pow(multiplier, exponent, modulus) for exponent in range(page_size, -1, -1)]
+    return np.array(powers[1:], np.int64), powers[0]
+
+
 def page_hashes(tokens: Int32, page_size: int, multipliers: tuple[int, int], cache_salt: int = 0) -> Int64:
     """Chained hash of each full page. tokens: int32 [n]. Returns int64 [n // page_size], each in [0, 2**62)."""
     count = len(tokens) // page_size
@@ -442,9 +450,8 @@ def page_hashes(tokens: Int32, page_size: int, multipliers: tuple[int, int], cac
         (HASH_MODULUS_1, multipliers[0], cache_salt % HASH_MODULUS_1),
         (HASH_MODULUS_2, multipliers[1], cache_salt // HASH_MODULUS_1 % HASH_MODULUS_2),
     ):
-        powers = np.array([pow(multiplier, page_size - 1 - i, modulus) for i in range(page_size)], np.int64)
+        powers, skip = _powers(multiplier, page_size, modulus)
         own = (pages * powers % modulus).sum(axis=1) % modulus
-        skip = pow(multiplier, page_size, modulus)
         chain = []
         for value in own.tolist():
             state = (state * skip + value) % modulus

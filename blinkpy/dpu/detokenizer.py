@@ -1,0 +1,180 @@
+"""From token ids to text, token by token: no character is broken when several tokens hold its bytes.
+
+Most tokenizers spell a token as bytes that don't depend on its neighbours: byte-level BPE (GPT-2, Llama 3, Qwen,
+Phi-4), and SentencePiece style with a space mark and byte fallback (Llama 2, Mistral, Phi-3). For those a table of
+every token's bytes is made once, and a token costs a look-up; only bytes that are no whole character yet pass through
+a UTF-8 decoder. Any other decoder is asked for the text of the last few tokens with and without the new one, which
+costs a few microseconds a token but never more.
+
+The text is what decoding prompt and output together adds to decoding the prompt alone: a leading space that a decoder
+strips from the start of a text stays, since the prompt comes before it. Tokens marked as special have no text. Bytes
+that are no UTF-8 become U+FFFD each time one is certain; within a run of byte-fallback tokens the number of U+FFFD
+may differ from `Tokenizer.decode`, which looks at the whole run. A character that is still incomplete at the end is
+dropped unless `finish` is asked for it.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from typing import Any
+
+from tokenizers import Tokenizer as Encoder
+
+REPLACEMENT = "\ufffd"
+WINDOW_LIMIT = 16  # tokens that a decoder without a table may hold back; a character has at most 4 bytes
+BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_INCREMENTAL = codecs.getincrementaldecoder("utf-8")
+
+
+def byte_alphabet() -> dict[str, int]:
+    """The characters that byte-level BPE writes bytes as (GPT-2's table): printable ones as themselves, the rest from
+    U+0100."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    table = {chr(byte): byte for byte in printable}
+    others = (byte for byte in range(256) if byte not in set(printable))
+    table.update({chr(256 + i): byte for i, byte in enumerate(others)})
+    return table
+
+
+def _stages(decoder: Any) -> list[dict[str, Any]]:
+    """A decoder's description, flattened: nested sequences become one list of stages."""
+    state = json.loads(decoder.__getstate__()) if decoder is not None else {"type": None}
+
+    def flatten(node: dict[str, Any]) -> list[dict[str, Any]]:
+        if node["type"] == "Sequence":
+            return [stage for inner in node["decoders"] for stage in flatten(inner)]
+        return [node]
+
+    return flatten(state)
+
+
+class TokenTexts:
+    """What every token stands for; made once for a tokenizer and shared by its detokenizers.
+
+    texts[token]: its text, or None when its bytes alone are no text. pieces[token]: its bytes. Both are None for a
+    tokenizer whose decoder has no such table. Ids past the end stand for nothing, as in `Tokenizer.decode`.
+    """
+
+    def __init__(self, encoder: Encoder):
+        self.encoder = encoder
+        self.pieces: list[bytes] | None = None
+        self.texts: list[str | None] | None = None
+        spell = self._speller(_stages(encoder.decoder))
+        if spell is None:
+            return
+        added = encoder.get_added_tokens_decoder()
+        size = max([encoder.get_vocab_size(with_added_tokens=True), *(token + 1 for token in added)])
+        special = {token for token, content in added.items() if content.special}
+        pieces: list[bytes] = []
+        for token in range(size):
+            word = None if token in special else encoder.id_to_token(token)
+            pieces.append(b"" if word is None else spell(word))
+        self.pieces = pieces
+        self.texts = [_whole(piece) for piece in pieces]
+
+    @staticmethod
+    def _speller(stages: list[dict[str, Any]]) -> Any:
+        """The function from a token's spelling to its bytes, or None when neighbours matter."""
+        kinds = [stage["type"] for stage in stages]
+        if kinds == ["ByteLevel"]:
+            alphabet = byte_alphabet()
+
+            def byte_level(word: str) -> bytes:
+                try:
+                    return bytes([alphabet[character] for character in word])
+                except KeyError:  # an added token, spelled as it is
+                    return word.encode()
+
+            return byte_level
+        if kinds == ["Metaspace"]:
+            mark = stages[0]["replacement"]
+            return lambda word: word.replace(mark, " ").encode()
+        # Strip removes spaces at the very start of a text, where a prompt stands.
+        strips = [stage for stage in stages if stage["type"] == "Strip"]
+        others = [kind for kind in kinds if kind != "Strip"]
+        if (
+            others in (["Replace", "ByteFallback", "Fuse"], ["Replace", "ByteFallback"], ["ByteFallback", "Fuse"])
+            and all(stage.get("stop") == 0 for stage in strips)
+            and (not strips or kinds.index("Strip") > kinds.index("ByteFallback") + ("Fuse" not in kinds))
+        ):
+            replace = stages[0] if kinds[0] == "Replace" else None
+            if replace is not None and "String" not in replace["pattern"]:
+                return None
+
+            def fallback(word: str) -> bytes:
+                if replace is not None:
+                    word = word.replace(replace["pattern"]["String"], replace["content"])
+                byte = BYTE_PIECE.fullmatch(word)
+                return bytes([int(byte[1], 16)]) if byte else word.encode()
+
+            return fallback
+        return None
+
+
+def _whole(piece: bytes) -> str | None:
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+class Detokenizer:
+    """Text of one request's tokens. prompt_tail: the last tokens of the prompt, for decoders that look at
+    neighbours."""
+
+    __slots__ = ("_bytes", "_encoder", "_pieces", "_shown", "_texts", "_window")
+
+    def __init__(self, table: TokenTexts, prompt_tail: list[int] | None = None):
+        self._encoder = table.encoder
+        self._texts, self._pieces = table.texts, table.pieces
+        self._bytes: codecs.IncrementalDecoder | None = None  # set while a character is incomplete
+        self._window: list[int] = []
+        self._shown = ""
+        if table.texts is None:
+            self._window = (prompt_tail or [])[-WINDOW_LIMIT // 2 :]
+            self._shown = self._decode()
+
+    def push(self, token: int) -> str:
+        """The text that is certain now that `token` follows; often all of the token's, sometimes none."""
+        texts = self._texts
+        if texts is None:
+            return self._push_slowly(token)
+        if token >= len(texts):
+            return ""
+        text = texts[token]
+        decoder = self._bytes
+        if decoder is None:
+            if text is not None:
+                return text
+            decoder = self._bytes = _INCREMENTAL("replace")
+        text = decoder.decode(self._pieces[token])  # type: ignore[index]
+        if not decoder.getstate()[0]:
+            self._bytes = None
+        return text
+
+    def finish(self) -> str:
+        """U+FFFD if a character is still incomplete, as a full decode shows it; nothing otherwise."""
+        if self._texts is None:
+            rest = self._decode()[len(self._shown) :]
+            self._window, self._shown = [], ""
+            return rest
+        decoder, self._bytes = self._bytes, None
+        return "" if decoder is None else decoder.decode(b"", True)
+
+    def _decode(self) -> str:
+        return str(self._encoder.decode(self._window, skip_special_tokens=True)) if self._window else ""
+
+    def _push_slowly(self, token: int) -> str:
+        self._window.append(token)
+        text = self._decode()
+        if text.endswith(REPLACEMENT) and len(self._window) < WINDOW_LIMIT:
+            return ""  # perhaps the start of a character
+        new = text[len(self._shown) :] if text.startswith(self._shown) else ""
+        # Keep a few tokens, so that the next one is decoded in its surroundings.
+        if len(self._window) >= WINDOW_LIMIT // 2:
+            self._window = self._window[-WINDOW_LIMIT // 4 :]
+            text = self._decode()
+        self._shown = text
+        return new

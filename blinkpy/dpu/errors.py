@@ -1,0 +1,48 @@
+"""Errors as OpenAI's API reports them: {"error": {"message", "type", "param", "code"}} with an HTTP status."""
+
+from __future__ import annotations
+
+import orjson
+
+INVALID_REQUEST = "invalid_request_error"
+TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "service_unavailable",
+}
+MAX_MESSAGE = 1000  # characters
+
+
+class ApiError(Exception):
+    """An answer that is not a completion. param: the request's parameter at fault; code: for programs."""
+
+    def __init__(
+        self, status: int, message: str, *, param: str | None = None, code: str | None = None, retry_after_s: int | None = None
+    ):
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message[:MAX_MESSAGE], param, code
+        self.retry_after_s = retry_after_s
+
+    def body(self) -> bytes:
+        """The JSON object. What a client sent may be quoted in it, lone surrogates and all: those are replaced."""
+        message = self.message.encode("utf-8", "replace").decode()
+        param = None if self.param is None else self.param.encode("utf-8", "replace").decode()
+        kind = TYPES.get(self.status, INVALID_REQUEST)
+        return orjson.dumps({"error": {"message": message, "type": kind, "param": param, "code": self.code}})
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """A 400: the request is at fault."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def busy(message: str) -> ApiError:
+    """A 429: no room now."""
+    return ApiError(429, f"The server is busy: {message}.", code="no_free_slot", retry_after_s=1)
+
+
+def unavailable(message: str) -> ApiError:
+    """A 503: the engine is not there, or takes nothing."""
+    return ApiError(503, message, code="engine_unavailable", retry_after_s=1)

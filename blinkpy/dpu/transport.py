@@ -1,0 +1,83 @@
+"""The contract between a queue pair's client and the memory that it shares with the engine.
+
+A transport gives one process one queue pair. It moves bytes and keeps their order; it knows nothing of requests. `shm`
+implements it with loads and stores, `rdma` with one-sided reads and writes.
+
+What every transport promises:
+1. Order. When the engine sees a doorbell, it sees every write_prompt, write_hashes and write_entry that came before it.
+2. No torn words. An 8-byte word is read and written whole.
+3. Reads may be old, never from the future: a value was in the engine's memory at some time after the transport last
+   returned it. Whatever is in the memory is returned after a bounded time, if the caller goes on asking.
+4. No call blocks. A transport that can't go on raises TransportError, at that call or at a later one, and from then on
+   at every call.
+5. The front end is the one writer of its region, so a write never has to be read back.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from blinkpy.queues import EngineFacts, Int32, Int64, QueueLayout
+
+
+class TransportError(OSError):
+    """The engine's memory can't be reached (any more)."""
+
+
+class PairWords(NamedTuple):
+    """The engine's words of a queue pair, by the names PAIR_* of blinkpy.queues."""
+
+    sq_head: int
+    cq_tail: int
+    epoch: int
+    attached: int
+
+
+class Transport(Protocol):
+    """One queue pair's memory; see the module for the promises. Not thread-safe."""
+
+    layout: QueueLayout
+    facts: EngineFacts
+    pair: int
+
+    def write_prompt(self, offset: int, tokens: Int32) -> None:
+        """Copy tokens to the prompt arena; offset in tokens. The caller keeps within the arena."""
+
+    def write_hashes(self, offset: int, hashes: Int64) -> None:
+        """Copy page hashes to their arena; offset in entries."""
+
+    def write_entry(self, index: int, entry: bytes) -> None:
+        """Copy one submission entry (SQ_ENTRY_BYTES) to a place in the ring."""
+
+    def ring(self, doorbell: int) -> None:
+        """Store FRONT_DOORBELL, behind everything written so far. Ringing again with the same value changes nothing."""
+
+    def write_cancel(self, slot: int, request_id: int) -> None:
+        """Store the cancel word of a slot."""
+
+    def write_word(self, index: int, value: int) -> None:
+        """Store one of FRONT_CQ_HEAD, FRONT_HEARTBEAT and FRONT_CLAIM."""
+
+    def read_completions(self, index: int, limit: int) -> list[int]:
+        """Up to `limit` words of the completion ring from `index` on, in ring order, never past the ring's end.
+
+        At least one, unless the transport knows that the word at `index` is old.
+        """
+
+    def read_pair(self) -> PairWords:
+        """The engine's words of this pair. attached and epoch are read before the positions."""
+
+    def read_engine_state(self) -> int:
+        """ENGINE_STATE, one of STATE_*."""
+
+    def read_engine(self) -> list[int]:
+        """The engine's block, BLOCK_WORDS words: state, heartbeat, counters, gauges."""
+
+    def read_fault(self) -> int:
+        """CONTROL_FAULT: not 0 once the host saw the engine die."""
+
+    def lost(self) -> bool:
+        """True once it is certain that the engine behind this memory is gone. May cost a system call."""
+
+    def close(self) -> None:
+        """Give the queue pair up. Further calls are errors; a second close is not."""

@@ -1,0 +1,183 @@
+"""One front-end process: its queue pair, its event loop, its HTTP server."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import logging
+import mmap
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import uvicorn
+
+from blinkpy.config import Config, ConfigError
+from blinkpy.dpu.app import App
+from blinkpy.dpu.client import EngineClient
+from blinkpy.dpu.connection import Connection
+from blinkpy.dpu.errors import unavailable
+from blinkpy.dpu.metrics import Metrics
+from blinkpy.dpu.queue_pair import QueuePair
+from blinkpy.dpu.service import Service
+from blinkpy.dpu.shm import attach_segment
+
+GRANT_TIMEOUT_S = 1.0
+LAST_WORDS_S = 2.0  # for the errors that end requests at shutdown to go out
+
+logger = logging.getLogger("blinkpy.frontend")
+
+
+def shm_connector(name: str, pair: int, engine_timeout_s: float) -> Callable[[], QueuePair]:
+    """A function that attaches a queue pair over shared memory, once, or raises."""
+
+    def connect() -> QueuePair:
+        transport = attach_segment(name, pair)
+        try:
+            queue_pair = QueuePair(transport, engine_timeout_s)
+            queue_pair.attach(GRANT_TIMEOUT_S)
+        except BaseException:
+            transport.close()
+            raise
+        return queue_pair
+
+    return connect
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server around an App, which starts and drains with it."""
+
+    def __init__(self, app: App, shutdown_s: float, keep_alive_s: int, on_ready: Callable[[], None] | None = None):
+        config = uvicorn.Config(
+            app,
+            http=Connection,
+            loop="uvloop",
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=keep_alive_s,
+            timeout_graceful_shutdown=int(shutdown_s + LAST_WORDS_S) + 1,
+        )
+        super().__init__(config)
+        self.app, self._shutdown_s, self._on_ready = app, shutdown_s, on_ready
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Signals end the process in order, and the exit code is 0; a second Ctrl-C ends it at once."""
+        if self.should_exit and sig == signal.SIGINT:
+            self.force_exit = True
+        self.should_exit = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self.app.service.client.start()
+        await super().startup(sockets)
+        gc.collect()
+        gc.freeze()  # the tokenizer's tables live as long as the process: no collection needs to walk them
+        if self._on_ready is not None:
+            self._on_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop accepting, let requests finish for shutdown_s, then end them with an error."""
+        app = self.app
+        app.draining = True
+        client = app.service.client
+        timer = asyncio.get_running_loop().call_later(
+            self._shutdown_s, lambda: client.fail_all(unavailable("The server is shutting down."))
+        )
+        try:
+            await super().shutdown(sockets)
+        finally:
+            timer.cancel()
+            await client.close()
+            app.service.close()
+
+
+def make_server(
+    config: Config,
+    pair_index: int,
+    folder: Path,
+    metrics_memory: memoryview | None = None,
+    on_ready: Callable[[], None] | None = None,
+    connect: Callable[[], QueuePair] | None = None,
+) -> Server:
+    """The server of one worker. connect: another way to the engine than shared memory. Raises ConfigError."""
+    metrics = Metrics(pair_index, config.frontend.workers, metrics_memory)
+    if connect is None:
+        connect = shm_connector(config.engine.name, pair_index, config.queue.engine_timeout_ms / 1000)
+    service = Service(config, folder, EngineClient(connect, metrics), metrics)
+    options = config.frontend
+    return Server(App(service, options), options.shutdown_s, options.keep_alive_s, on_ready)
+
+
+def run_worker(
+    config: Config,
+    pair_index: int,
+    sock: socket.socket,
+    folder: Path,
+    metrics_memory: memoryview | None = None,
+    on_ready: Callable[[], None] | None = None,
+) -> None:
+    """Serve on a listening socket until SIGTERM or SIGINT. folder: the model's, for its tokenizer.
+
+    The engine need not be there: until it is, requests are answered 503. Raises ConfigError for a model that the
+    front end can't work with.
+    """
+    make_server(config, pair_index, folder, metrics_memory, on_ready).run(sockets=[sock])
+
+
+def log_to_stderr(level: str, worker: int) -> None:
+    """Log lines of this worker, to standard error."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter(f"%(asctime)s frontend/{worker} %(levelname)s %(message)s"))
+    root: Any = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(level.upper())
+    # uvicorn's notes on each start and stop are ours to write.
+    logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, root.level))
+
+
+def main() -> int:
+    """What the supervisor runs. Its orders come as a line on stdin, which then stays open: its end means that the
+    supervisor is gone. Standard output takes one line: "ready", or "error " and why."""
+    handed = b""
+    while not handed.endswith(b"\n"):
+        piece = os.read(0, 1 << 16)
+        if not piece:
+            return 1
+        handed += piece
+    orders = json.loads(handed)
+    config = Config().with_options(orders["options"])
+    log_to_stderr(config.frontend.log_level, orders["pair"])
+    threading.Thread(target=_follow_supervisor, name="supervisor", daemon=True).start()
+    with socket.socket(fileno=orders["listen_fd"]) as sock:
+        memory = memoryview(mmap.mmap(orders["metrics_fd"], 0))
+        try:
+            run_worker(config, orders["pair"], sock, Path(orders["folder"]), memory, lambda: _report("ready"))
+        except ConfigError as error:
+            _report(f"error {error}")
+            return 2
+    return 0
+
+
+def _report(line: str) -> None:
+    os.write(1, line.encode("utf-8", "replace").replace(b"\n", b" ") + b"\n")
+
+
+def _follow_supervisor() -> None:
+    while os.read(0, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,131 @@
+"""The binary layout that front ends and engines share."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from blinkpy import queues
+from blinkpy.queues import EngineFacts, LayoutError, QueueLayout, QueueSizes
+
+FACTS = EngineFacts(
+    instance=77,
+    hash_multiplier_1=70_001,
+    hash_multiplier_2=80_021,
+    max_model_len=512,
+    vocab_size=4096,
+    page_size=16,
+    num_pages=99,
+    max_num_seqs=8,
+    lease_ms=1000,
+)
+
+
+def segment(sizes: QueueSizes) -> bytearray:
+    buffer = bytearray(QueueLayout(sizes).total_bytes)
+    queues.write_header(memoryview(buffer), sizes, FACTS)
+    return buffer
+
+
+@pytest.fixture
+def sizes(rng: np.random.Generator) -> QueueSizes:
+    entries = 1 << int(rng.integers(3, 8))
+    return QueueSizes(
+        pairs=int(rng.integers(1, 5)),
+        slots=int(rng.integers(1, entries + 1)),
+        sq_entries=entries,
+        cq_entries=1 << int(rng.integers(1, 12)),
+        prompt_tokens=int(rng.integers(16, 5000)),
+        hash_entries=int(rng.integers(1, 500)),
+    )
+
+
+def test_header_survives(sizes: QueueSizes) -> None:
+    layout, facts = queues.read_header(memoryview(segment(sizes)))
+    assert layout.sizes == sizes
+    assert facts == FACTS
+
+
+def test_records_have_the_documented_sizes() -> None:
+    assert queues.SQ_ENTRY.itemsize == 128
+    assert all(offset % dtype.base.itemsize == 0 for dtype, offset in (f[:2] for f in queues.SQ_ENTRY.fields.values()))
+
+
+def test_no_two_regions_share_a_byte(sizes: QueueSizes) -> None:
+    """Every view gets a value of its own; none of them may disturb another one."""
+    buffer = segment(sizes)
+    views = queues.engine_views(memoryview(buffer), QueueLayout(sizes))
+    named = [(name, view) for name, view in views._asdict().items() if name != "sq_long"]  # the same memory as sq
+    for number, (_, view) in enumerate(named, 1):
+        for pair in range(sizes.pairs):
+            (view[pair] if view.shape[0] == sizes.pairs and view.ndim > 1 else view)[...] = number * 100 + pair
+    for number, (name, view) in enumerate(named, 1):
+        if view.ndim > 1:
+            for pair in range(sizes.pairs):
+                assert (view[pair] == number * 100 + pair).all(), name
+        else:
+            assert (view // 100 == number).all(), name
+    assert queues.read_header(memoryview(buffer))[1] == FACTS
+
+
+def test_regions_can_be_registered_on_their_own(sizes: QueueSizes) -> None:
+    layout = QueueLayout(sizes)
+    for pair in range(sizes.pairs):
+        assert layout.front(pair) % queues.ALIGNMENT == 0
+        assert layout.back(pair) % queues.ALIGNMENT == 0
+    assert layout.back(sizes.pairs - 1) + layout.back_bytes == layout.total_bytes
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("magic", b"SOMETHNG", "not a blinkpy queue segment"),
+        ("version", queues.VERSION + 1, f"version {queues.VERSION + 1}, this front end has {queues.VERSION}"),
+        ("sq_entry_bytes", 64, "sq_entry_bytes 64, this front end has 128"),
+        ("cq_entry_bytes", 16, "cq_entry_bytes 16, this front end has 8"),
+        ("header_bytes", 8, "header_bytes 8"),
+        ("total_bytes", 4096, "total_bytes 4096"),
+        ("cq_entries", 3, "power of two"),
+        ("pairs", 0, "queue pairs must be"),
+    ],
+)
+def test_a_mismatch_names_both_sides(sizes: QueueSizes, field: str, value: object, said: str) -> None:
+    buffer = segment(sizes)
+    np.ndarray((1,), queues.HEADER, buffer)[field] = value
+    with pytest.raises(LayoutError, match=said):
+        queues.read_header(memoryview(buffer))
+
+
+def test_a_short_segment_is_refused() -> None:
+    with pytest.raises(LayoutError, match="has 10 bytes"):
+        queues.read_header(b"x" * 10)
+
+
+def test_completions_survive_packing(rng: np.random.Generator) -> None:
+    for _ in range(200):
+        fields = [int(rng.integers(0, mask + 1)) for mask in (queues.SLOT_MASK, queues.TOKEN_MASK, queues.FLAG_MASK, queues.LAP_MASK)]
+        word = queues.pack_completion(*fields)
+        assert 0 <= word < 1 << 63
+        assert list(queues.unpack_completion(word)) == fields
+
+
+def test_laps_tell_neighbours_apart_and_never_look_unwritten() -> None:
+    size = 4
+    laps = [queues.lap_of(position, size) for position in range(0, size * (queues.LAPS + 3), size)]
+    assert all(a != b for a, b in zip(laps, laps[1:], strict=False))
+    assert min(laps) == 1
+    assert max(laps) == queues.LAPS
+
+
+def test_page_hashes_equal_a_polynomial_token_by_token(rng: np.random.Generator) -> None:
+    page_size = 1 << int(rng.integers(2, 6))
+    tokens = rng.integers(0, 1 << 24, int(rng.integers(0, 6 * page_size))).astype(np.int32)
+    salt = int(rng.integers(0, 2**62))
+    multipliers = (int(rng.integers(*queues.HASH_MULTIPLIER_RANGE)), int(rng.integers(*queues.HASH_MULTIPLIER_RANGE)))
+    first, second, want = salt % queues.HASH_MODULUS_1, salt // queues.HASH_MODULUS_1 % queues.HASH_MODULUS_2, []
+    for i, token in enumerate(tokens.tolist(), 1):
+        first = (first * multipliers[0] + token + 1) % queues.HASH_MODULUS_1
+        second = (second * multipliers[1] + token + 1) % queues.HASH_MODULUS_2
+        if i % page_size == 0:
+            want.append(first << queues.HASH_SHIFT | second)
+    assert queues.page_hashes(tokens, page_size, multipliers, salt).tolist() == want
