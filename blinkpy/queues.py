@@ -352,9 +352,15 @@ def read_header(buffer: memoryview | bytes) -> tuple[QueueLayout, EngineFacts]:
     if len(buffer) < HEADER.itemsize:
         raise LayoutError(f"a queue segment starts with {HEADER.itemsize} bytes of header, this one has {len(buffer)} bytes")
     header = np.frombuffer(buffer, HEADER, 1)[0]
-    if bytes(header["magic"]) != MAGIC:
-        raise LayoutError(f"not a blinkpy queue segment: the engine wrote {bytes(header['magic'])!r}, this front end expects {MAGIC!r}")
-    ours = {"version": VERSION, "header_bytes": HEADER.itemsize, "sq_entry_bytes": SQ_ENTRY_BYTES, "cq_entry_bytes": CQ_ENTRY_BYTES}
+    magic = bytes(header["magic"])
+    if magic != MAGIC:
+        raise LayoutError(f"not a blinkpy queue segment: the engine wrote {magic!r}, this front end expects {MAGIC!r}")
+    ours = {
+        "version": VERSION,
+        "header_bytes": HEADER.itemsize,
+        "sq_entry_bytes": SQ_ENTRY_BYTES,
+        "cq_entry_bytes": CQ_ENTRY_BYTES,
+    }
     for name, value in ours.items():
         if int(header[name]) != value:
             raise LayoutError(f"queue layout mismatch: the engine has {name} {int(header[name])}, this front end has {value}")
@@ -367,9 +373,10 @@ def read_header(buffer: memoryview | bytes) -> tuple[QueueLayout, EngineFacts]:
         hash_entries=int(header["hash_entries"]),
     )
     layout = QueueLayout(sizes)
-    if int(header["total_bytes"]) != layout.total_bytes:
+    total = int(header["total_bytes"])
+    if total != layout.total_bytes:
         raise LayoutError(
-            f"queue layout mismatch: the engine has total_bytes {int(header['total_bytes'])}, this front end computes {layout.total_bytes}"
+            f"queue layout mismatch: the engine has total_bytes {total}, this front end computes {layout.total_bytes}"
         )
     return layout, EngineFacts(*(int(header[name]) for name in EngineFacts._fields))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -103,7 +105,8 @@ def test_a_short_segment_is_refused() -> None:
 
 def test_completions_survive_packing(rng: np.random.Generator) -> None:
     for _ in range(200):
-        fields = [int(rng.integers(0, mask + 1)) for mask in (queues.SLOT_MASK, queues.TOKEN_MASK, queues.FLAG_MASK, queues.LAP_MASK)]
+        masks = (queues.SLOT_MASK, queues.TOKEN_MASK, queues.FLAG_MASK, queues.LAP_MASK)
+        fields = [int(rng.integers(0, mask + 1)) for mask in masks]
         word = queues.pack_completion(*fields)
         assert 0 <= word < 1 << 63
         assert list(queues.unpack_completion(word)) == fields
@@ -112,7 +115,7 @@ def test_completions_survive_packing(rng: np.random.Generator) -> None:
 def test_laps_tell_neighbours_apart_and_never_look_unwritten() -> None:
     size = 4
     laps = [queues.lap_of(position, size) for position in range(0, size * (queues.LAPS + 3), size)]
-    assert all(a != b for a, b in zip(laps, laps[1:], strict=False))
+    assert all(a != b for a, b in itertools.pairwise(laps))
     assert min(laps) == 1
     assert max(laps) == queues.LAPS
 

@@ -1,0 +1,229 @@
+"""An engine that the host drives: shared queues, the scheduler compiled for the CPU, and a step on torch (or a made-up one).
+
+One thread runs the loop: schedule(), then the step that it asked for. While there is nothing to do the loop sleeps, for
+longer and longer up to a bound, so that an idle engine costs no core.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from pathlib import Path
+from typing import Protocol
+
+from blinkpy.config import Config
+from blinkpy.dpu.shm import Segment, create_segment
+from blinkpy.kernels.policies import load_policy
+from blinkpy.kernels.scheduler import Scheduler
+from blinkpy.kv.state import DRAINED, STEPS, STOPPED, Batch, Requests, State, make_limits, make_state
+from blinkpy.models.architecture import Architecture, read_architecture
+from blinkpy.models.hub import resolve_model
+from blinkpy.progress import Report
+from blinkpy.queues import (
+    COMMAND_DRAIN,
+    COMMAND_STOP,
+    CONTROL_COMMAND,
+    CONTROL_FAULT,
+    COUNTER,
+    ENGINE_STATE,
+    HASH_MULTIPLIER_RANGE,
+    STATE_DRAINING,
+    STATE_FAULTED,
+    STATE_READY,
+    STATE_STOPPED,
+    EngineFacts,
+    EngineViews,
+)
+from blinkpy.sizing import EngineSizes, engine_sizes
+
+IDLE_SPIN_NS = 200_000  # an engine that just worked looks again at once
+IDLE_SLEEP_S = (20e-6, 1e-3)  # then it sleeps: first, and longest, pause
+INTEGRITY_PERIOD_NS = 1_000_000_000  # while idle
+NULL_TURN_NS = 50_000_000  # longest stay in compiled code
+NULL_PAGE_BYTES = 1  # the null engine keeps no keys and values
+NULL_PAGES = 1 << 16
+
+
+class Step(Protocol):
+    """Computes one batch."""
+
+    def run(self, batch: Batch, requests: Requests) -> None:
+        """Write K/V of the batch's tokens into the cache, and batch.sampled for the rows that emit."""
+
+
+class Engine:
+    """One engine on this machine, driven by this process.
+
+    start() allocates and compiles everything and announces the engine; run() serves until it is told to stop; close()
+    removes the queue segment. Raises ConfigError for what the user can mend.
+    """
+
+    def __init__(self, config: Config, on_progress: Report | None = None):
+        self.config = config
+        self._progress: Report = on_progress or (lambda phase, done=0, total=0: None)
+        self.segment: Segment
+        self.sizes: EngineSizes
+        self.views: EngineViews
+        self.state: State
+        self._scheduler: Scheduler
+        self._step: Step | None = None
+        self._started = False
+        self._integrity_due = 0
+
+    def start(self) -> None:
+        """Load, allocate, compile, warm up; on return the engine answers front ends once run() is called."""
+        config = self.config
+        policy = load_policy(config.scheduler.policy)
+        self._progress("reading the model")
+        null = config.engine.device == "null"
+        folder = resolve_model(config.model.model, weights=not null and config.model.load_format != "dummy")
+        architecture = read_architecture(folder)
+        page_bytes, cache_bytes = self._page_bytes(architecture)
+        self.sizes = engine_sizes(config, architecture.max_position, page_bytes, cache_bytes)
+        facts = self._facts(architecture)
+        if not null:
+            self._step = self._load_step(folder, architecture)
+        self._progress("allocating queues and pages")
+        limits = make_limits(
+            self.sizes.queue,
+            facts,
+            max_num_batched_tokens=self.sizes.max_num_batched_tokens,
+            prefix_caching=config.cache.enable_prefix_caching,
+        )
+        self.state = make_state(limits)
+        self._progress("compiling the scheduler")
+        self._scheduler = Scheduler(limits, self.state, policy)
+        self.segment = create_segment(config.engine.name, self.sizes.queue, facts)
+        self._started = True
+        self.views = self.segment.views()
+        self._scheduler.attach(self.views)
+        if null:
+            self._scheduler.run_null(self._made_up_tokens(), 0, 0, 0)  # compiles it; its deadline is past
+        self._scheduler.step(time.monotonic_ns())  # the first call loads what was compiled
+        self.views.engine[ENGINE_STATE] = STATE_READY
+
+    def _page_bytes(self, architecture: Architecture) -> tuple[int, int]:
+        """(bytes of one page, bytes for the cache)."""
+        if self.config.engine.device == "null":
+            return NULL_PAGE_BYTES, NULL_PAGES * NULL_PAGE_BYTES
+        from blinkpy.models.cache import kv_bytes_per_page
+        from blinkpy.models.weights import choose_dtype
+
+        dtype = choose_dtype(architecture, self.config.model.dtype, "cpu")
+        return kv_bytes_per_page(architecture, self.config.cache.page_size, dtype), self.config.cache.cpu_cache_mib << 20
+
+    def _load_step(self, folder: Path, architecture: Architecture) -> Step:
+        import torch
+
+        from blinkpy.models.step import CpuStep
+        from blinkpy.models.weights import choose_dtype, load_weights, random_weights
+
+        config, sizes = self.config, self.sizes
+        if config.engine.threads:
+            torch.set_num_threads(config.engine.threads)
+        dtype = choose_dtype(architecture, config.model.dtype, "cpu")
+        self._progress("loading weights")
+        if config.model.load_format == "dummy":
+            weights = random_weights(architecture, config.model.seed, dtype)
+        else:
+            weights = load_weights(
+                architecture, folder, dtype, progress=lambda share: self._progress("loading weights", share, 1)
+            )
+        self._progress("preparing the model's step")
+        return CpuStep(
+            architecture, weights, sizes.num_pages, sizes.page_size, sizes.max_model_len, sizes.max_num_batched_tokens
+        )
+
+    def _facts(self, architecture: Architecture) -> EngineFacts:
+        low, high = HASH_MULTIPLIER_RANGE
+        return EngineFacts(
+            instance=secrets.randbits(62) | 1,
+            hash_multiplier_1=low + secrets.randbelow(high - low),
+            hash_multiplier_2=low + secrets.randbelow(high - low),
+            max_model_len=self.sizes.max_model_len,
+            vocab_size=architecture.vocab_size,
+            page_size=self.sizes.page_size,
+            num_pages=self.sizes.num_pages,
+            max_num_seqs=self.sizes.max_num_seqs,
+            lease_ms=self.config.queue.lease_ms,
+        )
+
+    def run(self) -> None:
+        """Serve until stopped or drained. A fault is announced to the front ends before it is raised."""
+        try:
+            if self._step is None:
+                self._run_null()
+            else:
+                self._run_steps(self._step)
+        except BaseException:
+            self.views.control[CONTROL_FAULT] = 1
+            self.views.engine[ENGINE_STATE] = STATE_FAULTED
+            raise
+        self.views.engine[ENGINE_STATE] = STATE_STOPPED
+
+    def _run_steps(self, step: Step) -> None:
+        schedule, batch, requests = self._scheduler.step, self.state.batch, self.state.requests
+        always = self.config.engine.check_integrity == "always"
+        idle_since, pause = 0, IDLE_SLEEP_S[0]
+        while True:
+            now = time.monotonic_ns()
+            bucket = schedule(now)
+            if always:
+                self._check_integrity()
+            if bucket >= 0:
+                step.run(batch, requests)
+                idle_since = 0
+            elif bucket in (STOPPED, DRAINED):
+                return
+            elif idle_since == 0:
+                idle_since, pause = now, IDLE_SLEEP_S[0]
+            elif now - idle_since > IDLE_SPIN_NS:
+                self._idle(now)
+                time.sleep(pause)
+                pause = min(2 * pause, IDLE_SLEEP_S[1])
+
+    def _run_null(self) -> None:
+        """The compiled loop serves while there is work; it comes back when there is none, and now and then for signals."""
+        tokens = self._made_up_tokens()
+        step_ns, counts = self.config.engine.null_step_us * 1000, self.state.counts
+        pause = IDLE_SLEEP_S[0]
+        while True:
+            steps = counts[STEPS]
+            deadline = time.monotonic_ns() + NULL_TURN_NS
+            if self._scheduler.run_null(tokens, step_ns, IDLE_SPIN_NS, deadline) in (STOPPED, DRAINED):
+                return
+            if counts[STEPS] != steps:
+                pause = IDLE_SLEEP_S[0]
+                continue
+            self._idle(time.monotonic_ns())
+            time.sleep(pause)
+            pause = min(2 * pause, IDLE_SLEEP_S[1])
+
+    def _made_up_tokens(self) -> range:
+        """What the null engine answers with. Special tokens, which have no text, come first in most vocabularies."""
+        vocab = self.segment.facts.vocab_size
+        return range(vocab // 16, vocab)
+
+    def _idle(self, now: int) -> None:
+        """What there is time for while nothing runs."""
+        if self.config.engine.check_integrity != "never" and now >= self._integrity_due:
+            self._integrity_due = now + INTEGRITY_PERIOD_NS
+            self._check_integrity()
+
+    def _check_integrity(self) -> None:
+        problems = self._scheduler.check()
+        if problems:
+            self.views.engine[COUNTER["integrity_errors"]] += len(problems)
+            raise RuntimeError("the scheduler's state is broken: " + "; ".join(problems[:5]))
+
+    def stop(self, drain: bool = False) -> None:
+        """Ask run() to return: at once, or when all accepted requests have ended. From any thread or a signal handler."""
+        self.views.control[CONTROL_COMMAND] = COMMAND_DRAIN if drain else COMMAND_STOP
+        if drain and self.views.engine[ENGINE_STATE] == STATE_READY:
+            self.views.engine[ENGINE_STATE] = STATE_DRAINING
+
+    def close(self) -> None:
+        """Remove the segment; front ends notice."""
+        if self._started:
+            self.segment.close()
+            self._started = False

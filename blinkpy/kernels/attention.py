@@ -1,0 +1,327 @@
+"""Paged attention for the decode rows of a batch: one query token a row, its keys and values split over programs.
+
+The form is flash decoding (Dao et al., 2023): each split keeps a running maximum, sum and weighted values; the program
+that finishes last adds the splits of its row in their fixed order, so the result does not depend on which one that is.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from blinkpy.kernels.launch import (
+    COUNT_DECODE_ROWS,
+    check,
+    check_one_device,
+    dot_precision,
+    options,
+    release_successor,
+    wait_for_predecessor,
+)
+
+LOG2_E = math.log2(math.e)
+MASKED = tl.constexpr(-1.0e30)
+"""Score of a hidden position: finite, so that a tile without visible positions gives no NaN."""
+
+MAX_GROUP = 16
+MAX_HEAD_DIM = 256
+
+
+@triton.jit
+def paged_offsets(page_table_ptr, position, visible, kv_head, KVH: tl.constexpr, P: tl.constexpr, D: tl.constexpr):
+    """Element offset in the cache of each position [BLOCK_N] of one sequence and head; hidden positions read page 0."""
+    page = tl.load(page_table_ptr + position // P, mask=visible, other=0).to(tl.int64)
+    return ((page * KVH + kv_head) * P + position % P) * D
+
+
+@triton.jit
+def attend_tile(
+    q,  # [BLOCK_M, BLOCK_D] queries
+    accumulator,  # float32 [BLOCK_M, BLOCK_D]
+    maximum,  # float32 [BLOCK_M] largest score so far, base 2
+    total,  # float32 [BLOCK_M] sum of 2 ** (score - maximum)
+    k_ptr,  # key cache
+    v_ptr,  # value cache
+    at,  # [BLOCK_N] element offsets of the positions
+    loaded,  # [BLOCK_N] positions that exist; nothing else is read
+    visible,  # [BLOCK_M, BLOCK_N] or [1, BLOCK_N] positions that each query may see (MASK only)
+    scale,  # float, base-2 softmax scale
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    MASK: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    column = tl.arange(0, BLOCK_D)
+    inside = loaded[:, None] & (column < D)[None, :]
+    k = tl.load(k_ptr + at[:, None] + column[None, :], mask=inside, other=0.0)
+    v = tl.load(v_ptr + at[:, None] + column[None, :], mask=inside, other=0.0)
+    score = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+    if MASK:
+        score = tl.where(visible, score, MASKED)
+    new_maximum = tl.maximum(maximum, tl.max(score, 1))
+    weight = tl.math.exp2(score - new_maximum[:, None])
+    shrink = tl.math.exp2(maximum - new_maximum)
+    total = total * shrink + tl.sum(weight, 1)
+    accumulator = accumulator * shrink[:, None]
+    accumulator = tl.dot(weight.to(v.dtype), v, accumulator, input_precision=PRECISION)
+    return accumulator, new_maximum, total
+
+
+@triton.jit
+def _decode_attention(
+    q_ptr,  # [T, H, D] queries, tokens q_stride elements apart; the token of decode row r is token r
+    k_ptr,  # [N, KVH, P, D]
+    v_ptr,  # [N, KVH, P, D]
+    out_ptr,  # [T, H * D]
+    partial_ptr,  # float32 [B, KVH, SPLITS, G, D] weighted values of each split
+    state_ptr,  # float32 [2, B, KVH, SPLITS, G] maximum, then sum of each split
+    arrivals_ptr,  # int32 [B, KVH] splits that have finished; 0 before and after
+    page_table_ptr,  # int32 [S, K]
+    row_slots_ptr,  # int32 [B]
+    context_lengths_ptr,  # int32 [B]
+    counts_ptr,  # int64 [8] batch header
+    q_stride,  # elements
+    pages_per_slot,  # K
+    scale,  # float, softmax scale * log2(e)
+    H: tl.constexpr,
+    KVH: tl.constexpr,
+    D: tl.constexpr,
+    P: tl.constexpr,
+    WINDOW: tl.constexpr,  # tokens that a query sees including its own; 0: all
+    SPLITS: tl.constexpr,  # most splits of a row, power of two
+    MIN_TILES: tl.constexpr,  # fewest tiles of BLOCK_N positions worth a split
+    BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,  # query heads of a group, padded for tl.dot
+    BLOCK_G: tl.constexpr,  # power of two >= H / KVH
+    BLOCK_D: tl.constexpr,  # power of two >= D
+    CHUNK: tl.constexpr,  # splits that are added at a time
+    PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    G: tl.constexpr = H // KVH
+    split = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    row = tl.program_id(2)
+    wait_for_predecessor(PDL)
+    is_decode = row < tl.load(counts_ptr + COUNT_DECODE_ROWS)
+    context = tl.load(context_lengths_ptr + row, mask=is_decode, other=0)
+
+    # The same arithmetic in every split of a row: which tiles of its context are whose.
+    if WINDOW > 0:
+        first_position = tl.maximum(context - WINDOW, 0)
+    else:
+        first_position = 0
+    first_tile = first_position // BLOCK_N
+    tiles = tl.cdiv(context, BLOCK_N) - first_tile
+    per_split = tl.maximum(tl.cdiv(tiles, SPLITS), MIN_TILES)
+    active = tl.cdiv(tiles, per_split)
+    if split < active:
+        slot = tl.load(row_slots_ptr + row)
+        table = page_table_ptr + slot.to(tl.int64) * pages_per_slot
+        group = tl.arange(0, BLOCK_M)
+        column = tl.arange(0, BLOCK_D)
+        query_inside = (group < G)[:, None] & (column < D)[None, :]
+        q_at = row.to(tl.int64) * q_stride + (kv_head * G + group)[:, None] * D + column[None, :]
+        q = tl.load(q_ptr + q_at, mask=query_inside, other=0.0)
+        accumulator = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+        maximum = tl.full([BLOCK_M], MASKED, tl.float32)
+        total = tl.zeros([BLOCK_M], tl.float32)
+        begin = first_tile + split * per_split
+        end = first_tile + tl.minimum(tiles, (split + 1) * per_split)
+        for tile in range(begin, end):
+            position = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+            visible = (position < context) & (position >= first_position)
+            at = paged_offsets(table, position, visible, kv_head, KVH, P, D)
+            accumulator, maximum, total = attend_tile(
+                q, accumulator, maximum, total, k_ptr, v_ptr, at, visible, visible[None, :], scale, D, BLOCK_D, True, PRECISION
+            )
+        out_at = row.to(tl.int64) * (H * D) + kv_head * (G * D)
+        if active == 1:
+            out = (accumulator / total[:, None]).to(out_ptr.dtype.element_ty)
+            tl.store(out_ptr + out_at + group[:, None] * D + column[None, :], out, mask=query_inside)
+        else:
+            pair = row * KVH + kv_head
+            base = (pair.to(tl.int64) * SPLITS + split) * G
+            sums = tl.num_programs(2).to(tl.int64) * (KVH * SPLITS * G)
+            tl.store(partial_ptr + (base + group[:, None]) * D + column[None, :], accumulator, mask=query_inside)
+            tl.store(state_ptr + base + group, maximum, mask=group < G)
+            tl.store(state_ptr + sums + base + group, total, mask=group < G)
+            tl.debug_barrier()  # all threads have stored before one announces it
+            arrived = tl.atomic_add(arrivals_ptr + pair, 1, sem="acq_rel")
+            if arrived == active - 1:
+                tl.store(arrivals_ptr + pair, 0)
+                head = tl.arange(0, BLOCK_G)
+                every = tl.arange(0, SPLITS)
+                base = pair.to(tl.int64) * SPLITS * G
+                state_at = base + every[:, None] * G + head[None, :]  # [SPLITS, BLOCK_G]
+                used = (every < active)[:, None] & (head < G)[None, :]
+                maxima = tl.load(state_ptr + state_at, mask=used, other=MASKED, cache_modifier=".cg")
+                totals = tl.load(state_ptr + sums + state_at, mask=used, other=0.0, cache_modifier=".cg")
+                overall = tl.max(maxima, 0)  # [BLOCK_G]
+                denominator = tl.sum(totals * tl.math.exp2(maxima - overall[None, :]), 0)
+                denominator = tl.where(head < G, denominator, 1.0)
+                combined = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
+                for first in range(0, active, CHUNK):
+                    some = first + tl.arange(0, CHUNK)
+                    chunk_used = (some < active)[:, None] & (head < G)[None, :]  # [CHUNK, BLOCK_G]
+                    chunk_at = base + some[:, None] * G + head[None, :]
+                    factor = tl.load(state_ptr + chunk_at, mask=chunk_used, other=MASKED, cache_modifier=".cg")
+                    factor = tl.math.exp2(factor - overall[None, :])
+                    values = tl.load(
+                        partial_ptr + chunk_at[:, :, None] * D + column[None, None, :],
+                        mask=chunk_used[:, :, None] & (column < D)[None, None, :],
+                        other=0.0,
+                        cache_modifier=".cg",
+                    )
+                    combined += tl.sum(values * factor[:, :, None], 0)
+                out = (combined / denominator[:, None]).to(out_ptr.dtype.element_ty)
+                out_inside = (head < G)[:, None] & (column < D)[None, :]
+                tl.store(out_ptr + out_at + head[:, None] * D + column[None, :], out, mask=out_inside)
+    release_successor(PDL)
+
+
+@dataclass(frozen=True)
+class DecodePlan:
+    """How the decode rows of a bucket are split. Results depend on it in the last bits: keep one plan per bucket."""
+
+    splits: int
+    """Most splits of a row; a power of two."""
+    min_tiles: int
+    """Fewest tiles of `block_n` positions in a split."""
+    block_n: int
+    """Positions of a tile."""
+    warps: int = 4
+    stages: int = 5
+    """Stages of the software pipeline; the page numbers take every second one, the keys and values the others."""
+
+
+def plan_decode(rows: int, kv_heads: int, max_context: int, sm_count: int, dtype: torch.dtype = torch.bfloat16) -> DecodePlan:
+    """The plan of a bucket of `rows` decode rows whose contexts are at most `max_context` tokens, for a GPU of
+    `sm_count` SMs.
+
+    Few rows: about two programs an SM, down to one tile each, so that a single long sequence fills the GPU. Many rows
+    fill it by themselves: only long contexts are split then, so that one of them does not hold up the step.
+    """
+    block_n = 64 if dtype == torch.bfloat16 else 32
+    groups = rows * kv_heads
+    tiles = max(1, -(-max_context // block_n))
+    full = groups >= 2 * sm_count
+    wanted = 8 if full else max(8, -(-2 * sm_count // groups))
+    splits = min(64, triton.next_power_of_2(min(wanted, tiles)))
+    min_tiles = 16 if full else max(1, min(4, groups * 4 // sm_count))
+    return DecodePlan(splits, min_tiles, block_n)
+
+
+@dataclass(frozen=True)
+class DecodeWorkspace:
+    """Scratch of the decode kernel, shared by all layers of a step and by all buckets up to its size."""
+
+    partial: torch.Tensor  # float32 [rows * heads * splits * head_dim]
+    state: torch.Tensor  # float32 [2 * rows * heads * splits]
+    arrivals: torch.Tensor  # int32 [rows * kv_heads], zero between launches
+
+    @classmethod
+    def allocate(cls, plans: dict[int, DecodePlan], heads: int, kv_heads: int, head_dim: int, device: str) -> DecodeWorkspace:
+        """Enough for every bucket of `plans` (rows -> plan)."""
+        most = max(rows * plan.splits for rows, plan in plans.items()) * heads
+        return cls(
+            torch.zeros(most * head_dim, dtype=torch.float32, device=device),
+            torch.zeros(2 * most, dtype=torch.float32, device=device),
+            torch.zeros(max(plans) * kv_heads, dtype=torch.int32, device=device),
+        )
+
+
+def decode_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    page_table: torch.Tensor,
+    row_slots: torch.Tensor,
+    context_lengths: torch.Tensor,
+    counts: torch.Tensor,
+    out: torch.Tensor,
+    workspace: DecodeWorkspace,
+    plan: DecodePlan,
+    *,
+    rows: int,
+    scale: float,
+    window: int = 0,
+    pdl: bool = False,
+) -> None:
+    """Attention of the decode rows [0, counts[DECODE_ROWS]) of a bucket of at most `rows` rows; other rows of out stay.
+
+    q: [T, heads, head_dim], rotated, tokens of any stride (a view of the fused projections); caches: [N, kv_heads,
+    page_size, head_dim]; page_table: int32 [S, K]; row_slots, context_lengths: int32 [at least rows]; out:
+    [T, heads * head_dim]; scale: usually head_dim ** -0.5; window: tokens that a query sees including itself, 0 for
+    all. A row's result depends on its own context and on `plan`, never on other rows.
+    """
+    check_attention(q, k_cache, v_cache, page_table, row_slots, context_lengths, counts, out)
+    _, heads, head_dim = q.shape
+    _, kv_heads, page_size, _ = k_cache.shape
+    if not 0 < rows <= min(len(q), len(row_slots), len(context_lengths)):
+        raise ValueError(f"rows {rows} exceeds q [{len(q)}], row_slots [{len(row_slots)}] or context_lengths")
+    if plan.splits & (plan.splits - 1) or plan.min_tiles < 1:
+        raise ValueError(f"{plan}: splits must be a power of two and min_tiles positive")
+    needed = rows * heads * plan.splits
+    if workspace.partial.numel() < needed * head_dim or workspace.state.numel() < 2 * needed:
+        raise ValueError(f"decode workspace is too small for {rows} rows of {plan.splits} splits")
+    if workspace.arrivals.numel() < rows * kv_heads:
+        raise ValueError(f"decode workspace has {workspace.arrivals.numel()} counters, {rows * kv_heads} needed")
+    block_d = triton.next_power_of_2(head_dim)
+    block_g = triton.next_power_of_2(heads // kv_heads)
+    _decode_attention[(plan.splits, kv_heads, rows)](
+        q,
+        k_cache,
+        v_cache,
+        out,
+        workspace.partial,
+        workspace.state,
+        workspace.arrivals,
+        page_table,
+        row_slots,
+        context_lengths,
+        counts,
+        q.stride(0),
+        page_table.shape[1],
+        scale * LOG2_E,
+        H=heads,
+        KVH=kv_heads,
+        D=head_dim,
+        P=page_size,
+        WINDOW=window,
+        SPLITS=plan.splits,
+        MIN_TILES=plan.min_tiles,
+        BLOCK_N=plan.block_n,
+        BLOCK_M=max(16, block_g),
+        BLOCK_G=block_g,
+        BLOCK_D=block_d,
+        CHUNK=min(plan.splits, max(1, 4096 // (block_g * block_d))),
+        PRECISION=dot_precision(q.dtype),
+        PDL=pdl,
+        num_warps=plan.warps,
+        num_stages=plan.stages,
+        **options(pdl),
+    )
+
+
+def check_attention(q, k_cache, v_cache, page_table, row_slots, context_lengths, counts, out) -> None:
+    """Raise ValueError or TypeError unless the arguments of an attention launch fit together."""
+    check(k_cache, "k_cache", (None, None, None, None))
+    check(v_cache, "v_cache", tuple(k_cache.shape), k_cache.dtype)
+    _, kv_heads, page_size, head_dim = k_cache.shape
+    check(q, "q", (None, None, head_dim), k_cache.dtype, row_strided=True)
+    heads = q.shape[1]
+    check(out, "out", (None, heads * head_dim), k_cache.dtype)
+    check(page_table, "page_table", (None, None), torch.int32)
+    check(row_slots, "row_slots", (None,), torch.int32)
+    check(context_lengths, "context_lengths", (None,), torch.int32)
+    check(counts, "counts", (8,), torch.int64)
+    check_one_device(q, k_cache, v_cache, page_table, row_slots, context_lengths, counts, out)
+    if heads % kv_heads or heads // kv_heads > MAX_GROUP:
+        raise ValueError(f"{heads} query heads over {kv_heads} key/value heads: the group must be 1 to {MAX_GROUP}")
+    if head_dim > MAX_HEAD_DIM or page_size & (page_size - 1):
+        raise ValueError(f"head dimension {head_dim} over {MAX_HEAD_DIM}, or page size {page_size} not a power of two")

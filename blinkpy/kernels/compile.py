@@ -1,0 +1,100 @@
+"""The scheduler as a CUDA kernel, and compiling kernels for a GPU that this machine need not have."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blinkpy.kernels.portable import register_cuda
+from blinkpy.kernels.trees import TreeType, cuda_tree_reader, tree_table
+from blinkpy.kv.state import Limits, State
+from blinkpy.queues import EngineViews
+
+SM_90 = (9, 0)
+
+
+class Arguments(NamedTuple):
+    """What schedule() works on."""
+
+    limits: Limits
+    queues: EngineViews
+    state: State
+
+
+class KernelCode(NamedTuple):
+    """A compiled kernel."""
+
+    entry: str
+    ptx: str
+    cubin: bytes
+
+
+def device_arguments(limits: Limits, queues: EngineViews, state: State) -> tuple[TreeType, NDArray[np.int64]]:
+    """Type and words of the table that a kernel gets. The arrays are on the GPU; copy the words there too. The type does
+    not depend on the sizes of anything."""
+    return tree_table(Arguments(limits, queues, state), strided_parts=("queues",))
+
+
+def arguments_reader(kind: TreeType, words: int) -> Callable[[Any, Any, Any], Any]:
+    """A device function read(table, lane, lanes) for kernels of one block: copies the table (int64 [words], in global
+    memory) to shared memory, where every access finds it soon, and returns its Arguments. Called by all lanes."""
+    cuda = register_cuda()
+    read_tree = cuda_tree_reader(kind)
+    int64 = np.int64
+
+    @cuda.jit(device=True)
+    def read(table, lane, lanes):
+        shared = cuda.shared.array(words, int64)
+        for i in range(lane, words, lanes):
+            shared[i] = table[i]
+        cuda.syncthreads()
+        return read_tree(shared)
+
+    return read
+
+
+def scheduler_kernel(schedule: Callable[..., int], kind: TreeType, words: int) -> Callable[..., None]:
+    """The Python function of a kernel (table, now, result) of one block: one call of schedule(), result[0] = its result.
+
+    schedule: of make_schedule. kind, words: type and number of words of the table, see device_arguments.
+    """
+    cuda = register_cuda()
+    read = arguments_reader(kind, words)
+
+    def kernel(table, now, result):
+        lane, lanes = cuda.threadIdx.x, cuda.blockDim.x
+        arguments = read(table, lane, lanes)
+        bucket = schedule(arguments.limits, arguments.queues, arguments.state, now, lane, lanes)
+        if lane == 0:
+            result[0] = bucket
+
+    return kernel
+
+
+def compile_kernel(function: Callable[..., None], signature: Any, cc: tuple[int, int] = SM_90) -> KernelCode:
+    """Compile a kernel's Python function for a compute capability; needs no GPU. signature: numba.types.void(...)."""
+    register_cuda()
+    from numba.cuda import compiler
+
+    with _pretend_device(cc):
+        library, _ = compiler._compile_pyfunc_with_fixup(function, signature, device=False, abi="numba", cc=cc, lto=False)
+        library._lto = False
+        return KernelCode(library._entry_name, library.get_asm_str(cc=cc), bytes(library.get_cubin(cc=cc).code))
+
+
+@contextlib.contextmanager
+def _pretend_device(cc: tuple[int, int]) -> Iterator[None]:
+    """Nested device functions ask the current device for its compute capability, whatever the kernel is compiled for."""
+    from numba.cuda import dispatcher
+
+    before = dispatcher.get_current_device
+    dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=cc)
+    try:
+        yield
+    finally:
+        dispatcher.get_current_device = before

@@ -1,0 +1,31 @@
+"""Device code that steers the graph it runs in: sets the value of a conditional node of the running CUDA graph.
+
+`cudaGraphSetConditional` is declared extern; the driver resolves it when the module is loaded, so nothing is linked. A
+kernel that calls it can only run inside a graph that owns the handle.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+from numba import types
+from numba.cuda import cgutils
+from numba.cuda.extending import intrinsic
+
+
+@intrinsic
+def set_condition(typingctx, handle, value):
+    """Set the conditional node of `handle` (uint64) to `value` (uint32): WHILE goes on unless 0, SWITCH picks a body.
+
+    A SWITCH value that is not below the number of bodies runs none of them.
+    """
+
+    def codegen(context, builder, signature, arguments):
+        signature_of_extern = ir.FunctionType(ir.VoidType(), [ir.IntType(64), ir.IntType(32)])
+        extern = cgutils.get_or_insert_function(builder.module, signature_of_extern, "cudaGraphSetConditional")
+        wanted = (types.uint64, types.uint32)
+        builder.call(
+            extern, [context.cast(builder, a, s, w) for a, s, w in zip(arguments, signature.args, wanted, strict=True)]
+        )
+        return context.get_dummy_value()
+
+    return types.void(handle, value), codegen

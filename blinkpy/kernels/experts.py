@@ -1,0 +1,202 @@
+"""Mixture of experts, products: grouped linear layers over blocks of pairs, and the weighted sum of each token's
+experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from blinkpy.kernels.activation import silu_times
+from blinkpy.kernels.launch import (
+    COUNT_TOKENS,
+    check,
+    check_one_device,
+    dot_precision,
+    options,
+    release_successor,
+    wait_for_predecessor,
+)
+from blinkpy.kernels.linear import weight_tile
+from blinkpy.kernels.moe import Routing
+
+
+@triton.jit
+def _expert_linear(
+    x_ptr,  # [rows, K] inputs, rows x_stride elements apart; the row of a pair is pair // DIVIDE
+    w_ptr,  # [E, N, K] weights; with SWIGLU [E, 2 * N, K], gate rows then up rows
+    out_ptr,  # [T * TOP_K, N] results by pair
+    pairs_ptr,  # int32 [blocks * BLOCK_M] pair of each line, -1 for none
+    block_experts_ptr,  # int32 [blocks] expert of each block, -1 for unused blocks
+    x_stride,  # elements
+    N: tl.constexpr,
+    K: tl.constexpr,
+    DIVIDE: tl.constexpr,
+    SWIGLU: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    EVEN_N: tl.constexpr = N % BLOCK_N == 0
+    EVEN_K: tl.constexpr = K % BLOCK_K == 0
+    ROWS: tl.constexpr = 2 * N if SWIGLU else N
+    block = tl.program_id(0)
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    wait_for_predecessor(PDL)
+    expert = tl.load(block_experts_ptr + block)
+    if expert >= 0:
+        pair = tl.load(pairs_ptr + block * BLOCK_M + tl.arange(0, BLOCK_M))
+        valid = pair >= 0
+        x_at = tl.where(valid, pair // DIVIDE, 0).to(tl.int64) * x_stride
+        weights = w_ptr + expert.to(tl.int64) * (ROWS * K)
+        accumulator = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        upper = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        for first in range(0, K, BLOCK_K):
+            k = first + tl.arange(0, BLOCK_K)
+            if EVEN_K:
+                inside = valid[:, None]
+            else:
+                inside = valid[:, None] & (k < K)[None, :]
+            x = tl.load(x_ptr + x_at[:, None] + k[None, :], mask=inside, other=0.0)
+            w = weight_tile(weights, n, k, N, K, EVEN_N, EVEN_K)
+            accumulator = tl.dot(x, tl.trans(w), accumulator, input_precision=PRECISION)
+            if SWIGLU:
+                w_upper = weight_tile(weights + N * K, n, k, N, K, EVEN_N, EVEN_K)
+                upper = tl.dot(x, tl.trans(w_upper), upper, input_precision=PRECISION)
+        y = accumulator
+        if SWIGLU:
+            y = silu_times(accumulator, upper)
+        at = tl.where(valid, pair, 0).to(tl.int64)[:, None] * N + n[None, :]
+        tl.store(out_ptr + at, y.to(out_ptr.dtype.element_ty), mask=valid[:, None] & (n < N)[None, :])
+    release_successor(PDL)
+
+
+@triton.jit
+def _combine(
+    y_ptr,  # [T * TOP_K, HIDDEN] results by pair
+    weights_ptr,  # float32 [T, TOP_K]
+    out_ptr,  # [T, HIDDEN] residual stream, to which the weighted sum is added
+    counts_ptr,  # int64 [8] batch header
+    HIDDEN: tl.constexpr,
+    TOP_K: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    token = tl.program_id(0)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    wait_for_predecessor(PDL)
+    if token < tl.load(counts_ptr + COUNT_TOKENS):
+        inside = column < HIDDEN
+        first = token.to(tl.int64) * TOP_K
+        total = tl.zeros([BLOCK], tl.float32)
+        for choice in tl.static_range(TOP_K):  # in the order of the choices: the sum does not depend on the batch
+            y = tl.load(y_ptr + (first + choice) * HIDDEN + column, mask=inside, other=0.0).to(tl.float32)
+            total += tl.load(weights_ptr + first + choice) * y
+        at = out_ptr + token.to(tl.int64) * HIDDEN + column
+        total += tl.load(at, mask=inside, other=0.0).to(tl.float32)
+        tl.store(at, total.to(out_ptr.dtype.element_ty), mask=inside)
+    release_successor(PDL)
+
+
+@dataclass(frozen=True)
+class ExpertConfig:
+    """Tiles of the grouped products of one bucket. Results depend on it in the last bits: one per bucket."""
+
+    block_m: int
+    """Pairs of a block; that of the Routing."""
+    block_n: int
+    block_k: int
+    warps: int = 4
+    stages: int = 4
+
+
+def expert_config(tokens: int, experts: int, top_k: int, dtype: torch.dtype) -> ExpertConfig:
+    """Tiles for a bucket of `tokens` tokens: narrow blocks while experts see few tokens and reading weights is the
+    cost."""
+    if dtype == torch.float32:
+        return ExpertConfig(block_m=16, block_n=32, block_k=32, stages=3)
+    each = tokens * top_k / experts  # tokens of an expert on average
+    if each <= 16:
+        return ExpertConfig(block_m=16, block_n=32, block_k=128, stages=4)
+    if each <= 64:
+        return ExpertConfig(block_m=64, block_n=64, block_k=64, stages=4)
+    return ExpertConfig(block_m=128, block_n=128, block_k=64, warps=8, stages=3)
+
+
+def experts(
+    x: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    routing: Routing,
+    config: ExpertConfig,
+    counts: torch.Tensor,
+    out: torch.Tensor,
+    inner: torch.Tensor,
+    results: torch.Tensor,
+    *,
+    pdl: bool = False,
+) -> None:
+    """out += weighted sum over each token's experts of down(silu(gate(x)) * up(x)), for the first counts[TOKENS]
+    tokens.
+
+    x: [T, hidden], rows of any stride; gate_up: [E, 2 * width, hidden], gate rows then up rows; down: [E, hidden,
+    width]; routing: filled by `route` with the same T and block_m; out: [T, hidden], the residual stream; inner,
+    results: scratch of at least T * top_k * width and T * top_k * hidden elements. A token depends on itself and on
+    `config` alone.
+    """
+    tokens, top_k = routing.ids.shape
+    count, double, hidden = gate_up.shape
+    width = double // 2
+    dtype = x.dtype
+    check(x, "x", (tokens, hidden), row_strided=True)
+    check(gate_up, "gate_up", (routing.experts, 2 * width, hidden), dtype)
+    check(down, "down", (count, hidden, width), dtype)
+    check(out, "out", (tokens, hidden), dtype)
+    check(inner, "inner", (None,), dtype)
+    check(results, "results", (None,), dtype)
+    check(counts, "counts", (8,), torch.int64)
+    check_one_device(x, gate_up, down, out, inner, results, counts, routing.ids)
+    if inner.numel() < tokens * top_k * width or results.numel() < tokens * top_k * hidden:
+        raise ValueError(f"scratch too small for {tokens} tokens of {top_k} experts, width {width}, hidden size {hidden}")
+    if config.block_m != routing.block_m:
+        raise ValueError(f"{config} does not fit a routing with blocks of {routing.block_m}")
+    inner, results = inner[: tokens * top_k * width].view(-1, width), results[: tokens * top_k * hidden].view(-1, hidden)
+    for source, weight, target, divide, fused in ((x, gate_up, inner, top_k, True), (inner, down, results, 1, False)):
+        n, k = target.shape[1], source.shape[1]
+        _expert_linear[(len(routing.block_experts), triton.cdiv(n, config.block_n))](
+            source,
+            weight,
+            target,
+            routing.pairs,
+            routing.block_experts,
+            source.stride(0),
+            N=n,
+            K=k,
+            DIVIDE=divide,
+            SWIGLU=fused,
+            BLOCK_M=config.block_m,
+            BLOCK_N=config.block_n,
+            BLOCK_K=min(config.block_k, max(16, triton.next_power_of_2(k))),
+            PRECISION=dot_precision(dtype),
+            PDL=pdl,
+            num_warps=config.warps,
+            num_stages=config.stages,
+            **options(pdl),
+        )
+    block = min(1024, triton.next_power_of_2(hidden))
+    _combine[(tokens, triton.cdiv(hidden, block))](
+        results,
+        routing.weights,
+        out,
+        counts,
+        HIDDEN=hidden,
+        TOP_K=top_k,
+        BLOCK=block,
+        PDL=pdl,
+        num_warps=max(1, min(4, block // 256)),
+        **options(pdl),
+    )

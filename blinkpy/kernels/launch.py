@@ -1,0 +1,84 @@
+"""What the launchers of the Triton kernels share: checks of tensors, and programmatic dependent launch.
+
+Programmatic dependent launch (PDL). A launcher's `pdl=True` lets its kernel start while the kernel before it is still
+finishing; the kernel then waits (`gdc_wait`) before it touches anything that an earlier kernel wrote, and lets its own
+successor start (`gdc_launch_dependents`) when its main work is done. Rules that keep a chain of such kernels right:
+- every program of a kernel waits before it may leave early, so that "my predecessor is done" includes all before it;
+- before the wait, only weights and other constants are read, and nothing is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+STORAGE_DTYPES = (torch.bfloat16, torch.float32)
+"""Dtypes in which weights and activations are stored; all arithmetic is in float32."""
+
+COUNT_ROWS = tl.constexpr(0)
+COUNT_TOKENS = tl.constexpr(1)
+COUNT_DECODE_ROWS = tl.constexpr(2)
+"""Indices into `counts`, the int64 [8] header of a batch."""
+
+
+def check(
+    tensor: torch.Tensor,
+    name: str,
+    shape: Sequence[int | None],
+    dtypes: torch.dtype | Sequence[torch.dtype] = STORAGE_DTYPES,
+    *,
+    row_strided: bool = False,
+) -> None:
+    """Raise ValueError or TypeError unless `tensor` has this shape (None: any size), one of the dtypes, and is
+    contiguous.
+
+    row_strided: the first dimension may have any stride (a slice of the columns of a wider tensor); the rest is dense.
+    """
+    allowed = (dtypes,) if isinstance(dtypes, torch.dtype) else tuple(dtypes)
+    if tensor.dtype not in allowed:
+        raise TypeError(f"{name}: dtype {tensor.dtype}, expected {' or '.join(map(str, allowed))}")
+    found = tuple(tensor.shape)
+    if len(found) != len(shape) or any(want is not None and want != have for want, have in zip(shape, found, strict=True)):
+        expected = ", ".join("any" if want is None else str(want) for want in shape)
+        raise ValueError(f"{name}: shape {list(found)}, expected [{expected}]")
+    if tensor.numel() == 0:
+        raise ValueError(f"{name}: empty tensor of shape {list(found)}")
+    dense = tensor[0] if row_strided else tensor
+    if not dense.is_contiguous():
+        raise ValueError(f"{name}: strides {tensor.stride()} of shape {list(found)} are not row-major")
+
+
+def check_one_device(*tensors: torch.Tensor | None) -> None:
+    """Raise ValueError unless all tensors are on one device."""
+    devices = {tensor.device for tensor in tensors if tensor is not None}
+    if len(devices) > 1:
+        raise ValueError(f"tensors on different devices: {', '.join(sorted(map(str, devices)))}")
+
+
+def options(pdl: bool) -> dict[str, Any]:
+    """Launch options for a kernel that is (or is not) part of a chain of programmatic dependent launches."""
+    return {"launch_pdl": True} if pdl else {}
+
+
+def dot_precision(dtype: torch.dtype) -> str:
+    """`input_precision` of tl.dot: three tf32 products keep float32's accuracy on tensor cores; bfloat16 is exact
+    anyway."""
+    return "tf32x3" if dtype == torch.float32 else "ieee"
+
+
+@triton.jit
+def wait_for_predecessor(PDL: tl.constexpr):
+    """Everything that earlier kernels wrote is visible after this."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def release_successor(PDL: tl.constexpr):
+    """The next kernel may start; it still waits for this one's end before it reads results."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()

@@ -1,0 +1,314 @@
+"""Linear layers of few rows, y = x W^T, bound by reading the weights once: plain, or with the layers around them fused
+in.
+
+Around the product, each optional: RMSNorm of x before it; bias, SwiGLU and the residual addition after it. Each program
+takes BLOCK_N outputs and a part of K (split-K); the parts of one tile are added in their fixed order by the program
+that finishes last, so two runs agree to the bit. A row's result depends on itself and on the configuration, never on
+other rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from blinkpy.kernels.activation import silu_times, swiglu
+from blinkpy.kernels.launch import (
+    check,
+    check_one_device,
+    dot_precision,
+    options,
+    release_successor,
+    wait_for_predecessor,
+)
+from blinkpy.kernels.linear_config import LinearConfig
+from blinkpy.kernels.norm import rms_norm
+
+
+@triton.jit
+def prefetch_weights(
+    w_ptr, row, valid, begin, end, K: tl.constexpr, BLOCK_K: tl.constexpr, TILES: tl.constexpr, BYTES: tl.constexpr
+):
+    """Ask for the first TILES tiles of the rows `row` [BLOCK_N] of W [N, K] to be brought into the L2 cache."""
+    LINE: tl.constexpr = 128 // BYTES  # elements of a cache line
+    for tile in tl.static_range(TILES):
+        column = begin + tile * BLOCK_K + tl.arange(0, BLOCK_K // LINE) * LINE
+        inside = valid[:, None] & (column < end)[None, :]
+        at = tl.where(inside, row[:, None].to(tl.int64) * K + column[None, :], 0)
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+            "=r,l",
+            [(w_ptr + at).to(tl.int64)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+
+
+@triton.jit
+def weight_tile(w_ptr, row, column, N, K: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr):
+    """W[row, column] of W [N, K] row-major as [rows, columns]; zeros outside. Read once: it need not stay in the
+    cache."""
+    at = w_ptr + row[:, None].to(tl.int64) * K + column[None, :]
+    if EVEN_N and EVEN_K:
+        return tl.load(at, eviction_policy="evict_first")
+    inside = (row < N)[:, None] & (column < K)[None, :]
+    return tl.load(at, mask=inside, other=0.0, eviction_policy="evict_first")
+
+
+@triton.jit
+def multiply(x, w, accumulator, SWAP: tl.constexpr, PRECISION: tl.constexpr):
+    """accumulator + x w^T for x [BLOCK_M, BLOCK_K], w [BLOCK_N, BLOCK_K]; with SWAP the accumulator is [BLOCK_N,
+    BLOCK_M]."""
+    if SWAP:
+        accumulator = tl.dot(w, tl.trans(x), accumulator, input_precision=PRECISION)
+    else:
+        accumulator = tl.dot(x, tl.trans(w), accumulator, input_precision=PRECISION)
+    return accumulator
+
+
+@triton.jit(do_not_specialize=["M"])
+def _linear(
+    x_ptr,  # [M, K] input, rows x_stride elements apart
+    w_ptr,  # [N, K] weights; with SWIGLU [2 * N, K], gate rows then up rows
+    bias_ptr,  # [N] (BIAS only; with SWIGLU [2 * N])
+    norm_ptr,  # [K] weight of the RMSNorm of x (NORM only)
+    residual_ptr,  # [M, N] added to the result (RESIDUAL only); may be out
+    out_ptr,  # [M, N]
+    partial_ptr,  # float32 [SPLIT_K, tiles * BLOCK_M * BLOCK_N (* 2 with SWIGLU)] parts of the sums (SPLIT_K > 1)
+    arrivals_ptr,  # int32 [tiles] parts that have finished; 0 before and after (SPLIT_K > 1)
+    M,  # rows
+    x_stride,  # elements
+    eps,  # float, of the RMSNorm
+    N: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SPLIT_K: tl.constexpr,
+    BIAS: tl.constexpr,
+    NORM: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    SWIGLU: tl.constexpr,
+    SWAP: tl.constexpr,  # weights as the first operand of the matrix unit
+    PREFETCH: tl.constexpr,  # tiles of weights to prefetch before waiting for the predecessor
+    PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    EVEN_N: tl.constexpr = N % BLOCK_N == 0
+    EVEN_K: tl.constexpr = K % (BLOCK_K * SPLIT_K) == 0
+    PART: tl.constexpr = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT_K) * BLOCK_K
+    SHAPE_0: tl.constexpr = BLOCK_N if SWAP else BLOCK_M
+    SHAPE_1: tl.constexpr = BLOCK_M if SWAP else BLOCK_N
+    tile = tl.program_id(0)
+    split = tl.program_id(1)
+    m = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    begin = split * PART
+    end = tl.minimum(begin + PART, K)
+    if PDL and PREFETCH > 0:
+        BYTES: tl.constexpr = w_ptr.dtype.element_ty.primitive_bitwidth // 8
+        prefetch_weights(w_ptr, n, n < N, begin, end, K, BLOCK_K, PREFETCH, BYTES)
+        if SWIGLU:
+            prefetch_weights(w_ptr, n + N, n < N, begin, end, K, BLOCK_K, PREFETCH, BYTES)
+    wait_for_predecessor(PDL)
+
+    accumulator = tl.zeros([SHAPE_0, SHAPE_1], tl.float32)
+    upper = tl.zeros([SHAPE_0, SHAPE_1], tl.float32)  # the up half of SwiGLU
+    squares = tl.zeros([BLOCK_M], tl.float32)
+    for first in range(begin, end, BLOCK_K):
+        k = first + tl.arange(0, BLOCK_K)
+        if EVEN_K:
+            x_inside = (m < M)[:, None]
+        else:
+            x_inside = (m < M)[:, None] & (k < K)[None, :]
+        x = tl.load(x_ptr + m[:, None].to(tl.int64) * x_stride + k[None, :], mask=x_inside, other=0.0)
+        w = weight_tile(w_ptr, n, k, N, K, EVEN_N, EVEN_K)
+        if NORM:
+            wide = x.to(tl.float32)
+            squares += tl.sum(wide * wide, 1)
+            scale = tl.load(norm_ptr + k, mask=k < K, other=0.0).to(tl.float32)
+            x = (wide * scale[None, :]).to(x.dtype)
+        accumulator = multiply(x, w, accumulator, SWAP, PRECISION)
+        if SWIGLU:
+            w_upper = weight_tile(w_ptr + N * K, n, k, N, K, EVEN_N, EVEN_K)
+            upper = multiply(x, w_upper, upper, SWAP, PRECISION)
+    release_successor(PDL)
+
+    last = True
+    if SPLIT_K > 1:
+        TILE: tl.constexpr = BLOCK_M * BLOCK_N
+        index = tl.program_id(2) * tl.num_programs(0) + tile
+        tiles = tl.num_programs(0) * tl.num_programs(2)
+        HALVES: tl.constexpr = 2 if SWIGLU else 1
+        within = tl.arange(0, SHAPE_0)[:, None] * SHAPE_1 + tl.arange(0, SHAPE_1)[None, :]
+        at = partial_ptr + index.to(tl.int64) * (HALVES * TILE) + within
+        step = tiles.to(tl.int64) * (HALVES * TILE)
+        tl.store(at + split * step, accumulator)
+        if SWIGLU:
+            tl.store(at + split * step + TILE, upper)
+        tl.debug_barrier()  # all threads have stored before one announces it
+        last = tl.atomic_add(arrivals_ptr + index, 1, sem="acq_rel") == SPLIT_K - 1
+        if last:
+            tl.store(arrivals_ptr + index, 0)
+            accumulator = tl.zeros([SHAPE_0, SHAPE_1], tl.float32)
+            upper = tl.zeros([SHAPE_0, SHAPE_1], tl.float32)
+            for other in tl.static_range(SPLIT_K):
+                accumulator += tl.load(at + other * step, cache_modifier=".cg")
+                if SWIGLU:
+                    upper += tl.load(at + other * step + TILE, cache_modifier=".cg")
+    if last:
+        if SWAP:
+            y = tl.trans(accumulator)
+            y_upper = tl.trans(upper)
+        else:
+            y = accumulator
+            y_upper = upper
+        if NORM:
+            scale = tl.math.rsqrt(squares / K + eps)[:, None]
+            y = y * scale
+            y_upper = y_upper * scale
+        if BIAS:
+            y += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
+        if SWIGLU:
+            if BIAS:
+                y_upper += tl.load(bias_ptr + N + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
+            y = silu_times(y, y_upper)
+        inside = (m < M)[:, None] & (n < N)[None, :]
+        at_out = m[:, None].to(tl.int64) * N + n[None, :]
+        if RESIDUAL:
+            y += tl.load(residual_ptr + at_out, mask=inside, other=0.0).to(tl.float32)
+        tl.store(out_ptr + at_out, y.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@dataclass(frozen=True)
+class LinearWorkspace:
+    """Scratch of the linear layers of a step, shared by all of them."""
+
+    partial: torch.Tensor  # float32 [elements] parts of split sums
+    arrivals: torch.Tensor  # int32 [tiles], zero between launches
+    rows: torch.Tensor  # storage dtype [elements] normalised inputs and wide results on the cuBLAS path
+
+    @classmethod
+    def allocate(
+        cls, device: str, dtype: torch.dtype, *, partial: int = 4_194_304, tiles: int = 65_536, rows: int = 1
+    ) -> LinearWorkspace:
+        """partial: floats; tiles: counters; rows: at least T * (hidden + 2 * width) where fused layers run on
+        cuBLAS."""
+        return cls(
+            torch.zeros(partial, dtype=torch.float32, device=device),
+            torch.zeros(tiles, dtype=torch.int32, device=device),
+            torch.zeros(rows, dtype=dtype, device=device),
+        )
+
+
+def linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    config: LinearConfig,
+    workspace: LinearWorkspace,
+    counts: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    norm: tuple[torch.Tensor, float] | None = None,
+    residual: torch.Tensor | None = None,
+    swiglu: bool = False,
+    pdl: bool = False,
+) -> None:
+    """out = f(norm(x) weight^T + bias) + residual for all M rows of the bucket; padding rows give values that nobody
+    reads.
+
+    x: [M, K], rows of any stride; weight: [N, K] (with swiglu [2 * N, K], gate then up, and f(gate, up) = silu(gate) *
+    up); out: [M, N] in the storage dtype or float32; bias: [rows of weight]; norm: (weight [K], eps) of an RMSNorm of
+    x; residual: [M, N] in out's dtype, may be out itself; counts: int64 [8] (used on the cuBLAS path only). config:
+    from `LinearTable.config`; "cublas" composes the same from torch and the single kernels. Raises ValueError or
+    TypeError where shapes, dtypes, configuration and workspace do not fit together.
+    """
+    rows, k = x.shape
+    n = out.shape[1]
+    check(x, "x", (None, None), row_strided=True)
+    check(weight, "weight", ((2 if swiglu else 1) * n, k), x.dtype)
+    check(out, "out", (rows, n), (x.dtype, torch.float32))
+    if bias is not None:
+        check(bias, "bias", (weight.shape[0],), x.dtype)
+    if norm is not None:
+        check(norm[0], "norm weight", (k,), x.dtype)
+    if residual is not None:
+        check(residual, "residual", (rows, n), out.dtype)
+    check_one_device(x, weight, out, bias, residual, workspace.partial)
+    if config.kind == "cublas":
+        _compose(x, weight, out, workspace, counts, bias, norm, residual, swiglu, pdl)
+        return
+    if norm is not None and config.split_k > 1:
+        raise ValueError(f"{config}: a fused norm needs the whole row in one program, split_k must be 1")
+    column_tiles, row_tiles = triton.cdiv(n, config.block_n), triton.cdiv(rows, config.block_m)
+    if config.split_k > 1:
+        needed = column_tiles * row_tiles * config.block_m * config.block_n * config.split_k * (2 if swiglu else 1)
+        if workspace.partial.numel() < needed or workspace.arrivals.numel() < column_tiles * row_tiles:
+            raise ValueError(f"linear workspace too small: {needed} floats and {column_tiles * row_tiles} counters needed")
+    _linear[(column_tiles, config.split_k, row_tiles)](
+        x,
+        weight,
+        x if bias is None else bias,
+        x if norm is None else norm[0],
+        out if residual is None else residual,
+        out,
+        workspace.partial,
+        workspace.arrivals,
+        rows,
+        x.stride(0),
+        0.0 if norm is None else norm[1],
+        N=n,
+        K=k,
+        BLOCK_M=config.block_m,
+        BLOCK_N=config.block_n,
+        BLOCK_K=config.block_k,
+        SPLIT_K=config.split_k,
+        BIAS=bias is not None,
+        NORM=norm is not None,
+        RESIDUAL=residual is not None,
+        SWIGLU=swiglu,
+        SWAP=config.swap,
+        PREFETCH=config.prefetch,
+        PRECISION=dot_precision(x.dtype),
+        PDL=pdl,
+        num_warps=config.warps,
+        num_stages=config.stages,
+        **options(pdl),
+    )
+
+
+def _compose(x, weight, out, workspace, counts, bias, norm, residual, fuse_swiglu: bool, pdl: bool) -> None:
+    """The same from cuBLAS and the single kernels, in the workspace's scratch."""
+    if residual is not None and fuse_swiglu:
+        raise ValueError("a residual together with swiglu needs a Triton configuration")
+    (rows, k), wide = x.shape, weight.shape[0]
+    scratch = workspace.rows
+    needed = (rows * k if norm is not None else 0) + (rows * wide if fuse_swiglu else 0)
+    if scratch.numel() < needed or scratch.dtype != x.dtype:
+        raise ValueError(f"linear workspace: {needed} scratch elements of {x.dtype} needed, {scratch.numel()} there")
+    if norm is not None:
+        normed, scratch = scratch[: rows * k].view(rows, k), scratch[rows * k :]
+        rms_norm(x, norm[0], norm[1], counts, normed, pdl=pdl)
+        x = normed
+    target = scratch[: rows * wide].view(rows, wide) if fuse_swiglu else out
+    if target.dtype != x.dtype:
+        if bias is not None or residual is not None:
+            raise ValueError("a bias or residual with a float32 result of bfloat16 inputs needs a Triton configuration")
+        torch.mm(x, weight.T, out_dtype=target.dtype, out=target)
+        return
+    if residual is not None:
+        torch.addmm(residual, x, weight.T, out=target)
+        if bias is not None:
+            target.add_(bias)
+        return
+    if bias is not None:
+        torch.addmm(bias, x, weight.T, out=target)
+    else:
+        torch.mm(x, weight.T, out=target)
+    if fuse_swiglu:
+        swiglu(target, counts, out, pdl=pdl)

@@ -1,0 +1,123 @@
+"""Which configuration a linear layer runs with, by shape and bucket: a table per GPU model, and defaults without one.
+
+The tables in configs/ are measured by `python benchmarks/kernels.py --tune` and shipped with the package, so that
+nothing is tuned at start. A configuration decides the order of the sums: it is fixed per bucket, and with it every
+result.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from blinkpy.config import ConfigError
+
+FOLDER = Path(__file__).parent / "configs"
+TABLE_VERSION = 1
+ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+"""Row counts with entries of their own in a table; others use the next larger one. Above the last: cuBLAS."""
+
+
+@dataclass(frozen=True)
+class LinearConfig:
+    """How one linear layer is computed."""
+
+    kind: str = "triton"
+    """"triton", or "cublas": torch's matrix product, the other layers not fused."""
+    block_m: int = 16
+    block_n: int = 32
+    block_k: int = 256
+    split_k: int = 1
+    warps: int = 4
+    stages: int = 4
+    swap: bool = False
+    """Weights as the first operand of the matrix unit."""
+    prefetch: int = 2
+    """Tiles of weights prefetched into L2 before waiting for the kernel before (programmatic dependent launch only)."""
+
+    def validate(self) -> None:
+        """Raise ConfigError unless a kernel can be built from this."""
+        if self.kind not in ("triton", "cublas"):
+            raise ConfigError(f"linear configuration: unknown kind {self.kind!r}")
+        powers = {"block_m": self.block_m, "block_n": self.block_n, "block_k": self.block_k, "warps": self.warps}
+        for name, value in powers.items():
+            least = 1 if name == "warps" else 16
+            if value < least or value & (value - 1):
+                raise ConfigError(f"linear configuration: {name} {value} must be a power of two of at least {least}")
+        if self.split_k < 1 or self.stages < 1 or self.prefetch < 0:
+            raise ConfigError(f"linear configuration: split_k, stages or prefetch out of range in {self}")
+
+
+def default_config(n: int, k: int, rows: int, dtype: torch.dtype, *, norm: bool = False, swiglu: bool = False) -> LinearConfig:
+    """A configuration that works for any shape, without measurement; n: outputs, k: inputs, rows: of the bucket."""
+    if rows > 64:
+        return LinearConfig(kind="cublas")
+    block_m = 16 if rows <= 16 else 32 if rows <= 32 else 64
+    if dtype == torch.float32:
+        return LinearConfig(block_m=block_m, block_n=32, block_k=32, split_k=1, stages=3)
+    block_n = 16 if n < 8192 or (swiglu and n < 32_768) else 32
+    split_k = 1
+    if not norm and not swiglu and n <= 4096 and k >= 2048:
+        block_n, split_k = 32, 4 if k >= 8192 else 2
+    if block_m == 64:
+        block_n = max(32, block_n)
+    block_k = 128 if block_m == 64 or k < 1024 else 256
+    tile = (block_m + block_n * (2 if swiglu else 1)) * block_k * 2
+    return LinearConfig(block_m=block_m, block_n=block_n, block_k=block_k, split_k=split_k, stages=max(2, min(5, 98_304 // tile)))
+
+
+def gpu_slug(name: str) -> str:
+    """File name of a GPU model: "NVIDIA H200" -> "nvidia_h200"."""
+    return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+
+
+def key(n: int, k: int, rows: int, dtype: torch.dtype, norm: bool, swiglu: bool) -> str:
+    """Name of an entry in a table."""
+    return f"n{n} k{k} m{rows} {str(dtype).removeprefix('torch.')}{' norm' if norm else ''}{' swiglu' if swiglu else ''}"
+
+
+class LinearTable:
+    """Measured configurations of one GPU model; shapes that were not measured get the defaults."""
+
+    def __init__(self, entries: dict[str, LinearConfig] | None = None) -> None:
+        self.entries = entries or {}
+
+    @classmethod
+    def load(cls, gpu_name: str, folder: Path = FOLDER) -> LinearTable:
+        """The shipped table of a GPU model; an empty one where none is shipped. A damaged table is a ConfigError."""
+        path = folder / f"{gpu_slug(gpu_name)}.json"
+        if not path.exists():
+            return cls()
+        try:
+            document: dict[str, Any] = json.loads(path.read_text())
+            if document["version"] != TABLE_VERSION:
+                raise ConfigError(f"{path}: version {document['version']}, expected {TABLE_VERSION}")
+            entries = {name: LinearConfig(**fields) for name, fields in document["linear"].items()}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{path}: not a table of linear configurations: {error}") from error
+        for config in entries.values():
+            config.validate()
+        return cls(entries)
+
+    def save(self, gpu_name: str, measured: dict[str, Any], folder: Path = FOLDER) -> Path:
+        """Write the table; `measured` says with what (versions, date)."""
+        path = folder / f"{gpu_slug(gpu_name)}.json"
+        folder.mkdir(parents=True, exist_ok=True)
+        entries = {name: asdict(config) for name, config in sorted(self.entries.items())}
+        document = {"version": TABLE_VERSION, "gpu": gpu_name, "measured": measured, "linear": entries}
+        path.write_text(json.dumps(document, indent=1) + "\n")
+        return path
+
+    def config(self, n: int, k: int, rows: int, dtype: torch.dtype, *, norm: bool = False, swiglu: bool = False) -> LinearConfig:
+        """The configuration for `rows` rows: measured at the next larger row count of ROW_BUCKETS, else the default."""
+        bucket = next((size for size in ROW_BUCKETS if size >= rows), None)
+        if bucket is not None:
+            found = self.entries.get(key(n, k, bucket, dtype, norm, swiglu))
+            if found is not None:
+                return found
+        return default_config(n, k, rows, dtype, norm=norm, swiglu=swiglu)

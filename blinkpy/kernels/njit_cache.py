@@ -1,0 +1,68 @@
+"""Compiled host code that outlives the process: the scheduler takes half a minute to compile and a moment to load.
+
+Numba's own cache looks at the file of the outermost function alone, so an edit in another module would go unnoticed. Here
+each state of the sources has a folder of its own, named by a hash of all modules that device code comes from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import platform
+import shutil
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numba
+from numba import njit
+
+PACKAGE = Path(__file__).parents[1]
+SOURCES = ("queues.py", "kernels/*.py", "kv/*.py", "models/cpu_*.py")
+KEPT = 8  # states of the sources; the ones used longest ago go first
+
+
+@lru_cache(maxsize=1)
+def cache_folder() -> Path | None:
+    """Folder for this state of the sources, or None where nothing can be written."""
+    digest = hashlib.sha256(f"{numba.__version__} {platform.python_version()} {platform.machine()}".encode())
+    for pattern in SOURCES:
+        for path in sorted(PACKAGE.glob(pattern)):
+            digest.update(path.name.encode() + path.read_bytes())
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "blinkpy" / "njit"
+    folder = root / digest.hexdigest()[:16]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        os.utime(folder)
+        _prune(root)
+    except OSError:
+        return None
+    return folder if os.access(folder, os.W_OK) else None
+
+
+def _prune(root: Path) -> None:
+    folders = sorted((path for path in root.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)
+    for path in folders[:-KEPT]:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _numba_cache_in(folder: Path) -> Iterator[None]:
+    """Numba decides on the folder when the function is wrapped, from a global setting."""
+    before = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = str(folder)
+    try:
+        yield
+    finally:
+        numba.config.CACHE_DIR = before
+
+
+def cached_njit(function: Callable[..., Any], **options: Any) -> Any:
+    """numba.njit(function, **options), loaded from the cache if these sources were compiled on this machine before."""
+    folder = cache_folder()
+    if folder is None:
+        return njit(**options)(function)
+    with _numba_cache_in(folder):
+        return njit(cache=True, **options)(function)

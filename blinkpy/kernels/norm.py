@@ -1,0 +1,145 @@
+"""RMSNorm, with the residual addition before it fused in."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from blinkpy.kernels.launch import (
+    COUNT_ROWS,
+    COUNT_TOKENS,
+    check,
+    check_one_device,
+    options,
+    release_successor,
+    wait_for_predecessor,
+)
+
+MAX_HIDDEN = 32_768
+"""Widest row: one program holds a row in registers."""
+
+
+@triton.jit
+def _rms_norm(
+    x_ptr,  # [T, HIDDEN] input, rows x_stride elements apart
+    residual_ptr,  # [T, HIDDEN] read and replaced by x + residual (RESIDUAL only)
+    weight_ptr,  # [HIDDEN]
+    out_ptr,  # [T, HIDDEN] or, with LAST_TOKENS, [B, HIDDEN]
+    counts_ptr,  # int64 [8] batch header
+    query_starts_ptr,  # int32 [B + 1] first token of each row (LAST_TOKENS only)
+    emits_ptr,  # int32 [B] 1 where the row's last token is sampled (LAST_TOKENS only)
+    x_stride,  # elements
+    eps,  # float, added to the mean square
+    HIDDEN: tl.constexpr,
+    BLOCK: tl.constexpr,  # power of two >= HIDDEN
+    RESIDUAL: tl.constexpr,
+    LAST_TOKENS: tl.constexpr,  # normalise only the last token of each emitting row, and gather them
+    PDL: tl.constexpr,
+):
+    row = tl.program_id(0)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < HIDDEN
+    weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    wait_for_predecessor(PDL)
+    if LAST_TOKENS:
+        active = row < tl.load(counts_ptr + COUNT_ROWS)
+        token = tl.load(query_starts_ptr + row + 1, mask=active, other=1) - 1
+        active = active & (tl.load(emits_ptr + row, mask=active, other=0) != 0)
+    else:
+        active = row < tl.load(counts_ptr + COUNT_TOKENS)
+        token = row
+    if active:
+        line = token.to(tl.int64)
+        x = tl.load(x_ptr + line * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
+        if RESIDUAL:
+            at = residual_ptr + line * HIDDEN + columns
+            x += tl.load(at, mask=inside, other=0.0).to(tl.float32)
+            tl.store(at, x.to(residual_ptr.dtype.element_ty), mask=inside)
+        scale = tl.math.rsqrt(tl.sum(x * x, 0) / HIDDEN + eps)
+        out = (x * scale * weight).to(out_ptr.dtype.element_ty)
+        tl.store(out_ptr + row.to(tl.int64) * HIDDEN + columns, out, mask=inside)
+    release_successor(PDL)
+
+
+def rms_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    counts: torch.Tensor,
+    out: torch.Tensor,
+    residual: torch.Tensor | None = None,
+    *,
+    pdl: bool = False,
+) -> None:
+    """out = norm(x + residual) * weight, and residual = x + residual in place; without residual, out = norm(x) *
+    weight.
+
+    x, out, residual: [T, hidden] in one storage dtype; weight: [hidden]; counts: int64 [8]. Only the first
+    counts[TOKENS] rows are read or written. The norm is computed in float32 from the unrounded sum. A row depends on
+    itself alone.
+    """
+    tokens, hidden = out.shape
+    _check(x, weight, counts, out, residual, hidden)
+    _launch(tokens, x, weight, eps, counts, out, residual, None, None, pdl)
+
+
+def last_token_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    counts: torch.Tensor,
+    query_starts: torch.Tensor,
+    emits: torch.Tensor,
+    out: torch.Tensor,
+    residual: torch.Tensor | None = None,
+    *,
+    pdl: bool = False,
+) -> None:
+    """The final norm, of the last token of each emitting row only, gathered: out[row] = norm(x[last] + residual[last]).
+
+    x, residual: [T, hidden]; query_starts: int32 [at least B + 1]; emits: int32 [at least B]; out: [B, hidden], whose
+    rows of other rows stay as they are. The residual of those tokens is replaced by the sum.
+    """
+    rows, hidden = out.shape
+    _check(x, weight, counts, out, residual, hidden)
+    check(query_starts, "query_starts", (None,), torch.int32)
+    check(emits, "emits", (None,), torch.int32)
+    if len(query_starts) < rows + 1 or len(emits) < rows:
+        raise ValueError(f"query_starts [{len(query_starts)}] or emits [{len(emits)}] too short for {rows} rows")
+    _launch(rows, x, weight, eps, counts, out, residual, query_starts, emits, pdl)
+
+
+def _check(x, weight, counts, out, residual, hidden: int) -> None:
+    if hidden > MAX_HIDDEN:
+        raise ValueError(f"hidden size {hidden} is over the limit of {MAX_HIDDEN}")
+    check(x, "x", (None, hidden), row_strided=True)
+    check(out, "out", (None, hidden), x.dtype)
+    check(weight, "weight", (hidden,))
+    check(counts, "counts", (8,), torch.int64)
+    if residual is not None:
+        check(residual, "residual", (x.shape[0], hidden), x.dtype)
+    check_one_device(x, weight, counts, out, residual)
+
+
+def _launch(programs, x, weight, eps, counts, out, residual, query_starts, emits, pdl) -> None:
+    hidden = out.shape[1]
+    block = triton.next_power_of_2(hidden)
+    _rms_norm[(programs,)](
+        x,
+        x if residual is None else residual,
+        weight,
+        out,
+        counts,
+        counts if query_starts is None else query_starts,
+        counts if emits is None else emits,
+        x.stride(0),
+        eps,
+        HIDDEN=hidden,
+        BLOCK=block,
+        RESIDUAL=residual is not None,
+        LAST_TOKENS=query_starts is not None,
+        PDL=pdl,
+        num_warps=min(16, max(1, block // 512)),
+        **options(pdl),
+    )

@@ -1,0 +1,249 @@
+"""Phase 2: what front ends say about what is in the engine: leases, claims, read completions, cancels.
+
+Every word of a front end is checked before it is believed, and carries the epoch that it was written under. A front end
+that is silent for too long, claims its pair again or breaks the protocol loses its requests; nobody else notices.
+"""
+
+from __future__ import annotations
+
+from blinkpy.kernels.commit import keep_status
+from blinkpy.kernels.completions import completion_word, publish
+from blinkpy.kernels.portable import (
+    barrier,
+    block_scan,
+    block_sum,
+    device,
+    load_acquire,
+    load_relaxed,
+    store_release,
+)
+from blinkpy.kv.pages import release_pages
+from blinkpy.kv.state import (
+    COMMAND,
+    COUNTER_INDEX,
+    EMPTY,
+    FINISHING,
+    FINISHING_COUNT,
+    PAUSED_COUNT,
+    RUNNING,
+    RUNNING_COUNT,
+    WAITING,
+    WAITING_COUNT,
+)
+from blinkpy.queues import (
+    CONTROL_COMMAND,
+    EPOCH_LIMIT,
+    EPOCH_SHIFT,
+    FINISH_CANCELLED,
+    FINISH_NONE,
+    FRONT_CLAIM,
+    FRONT_CQ_HEAD,
+    FRONT_DOORBELL,
+    FRONT_HEARTBEAT,
+    PAIR_ATTACHED,
+    PAIR_EPOCH,
+    PAIR_SQ_HEAD,
+    POSITION_MASK,
+)
+
+REQUESTS_CANCELLED = COUNTER_INDEX["requests_cancelled"]
+LEASES_EXPIRED = COUNTER_INDEX["leases_expired"]
+STALE_ENTRIES = COUNTER_INDEX["stale_entries"]
+
+FENCE, GRANT, EXPIRED, BROKEN = 1, 2, 4, 8  # Pairs.verdict
+DROP = -1  # Requests.finish: the request's owner is gone, nobody waits for its end
+
+FINISH_REASON_SHIFT = 8  # Requests.finish: FINISH_* | reason << 8
+FINISH_CODE_MASK = 0xFF
+
+
+@device
+def watch_pairs(limits, queues, state, now_ns, lane, lanes):
+    """Read the front ends' words, one lane for each pair, and judge them. Returns the number of pairs to fence or grant.
+
+    Whatever another party may change meanwhile is read by one lane alone: two lanes could see two values and part ways.
+    """
+    if lane == 0:
+        state.counts[COMMAND] = load_relaxed(queues.control, CONTROL_COMMAND)
+    pairs = state.pairs
+    changes = 0
+    for pair in range(lane, limits.pairs, lanes):
+        epoch = pairs.epoch[pair]
+        verdict = 0
+        if pairs.attached[pair] != 0:
+            heartbeat = load_relaxed(queues.front, (pair, FRONT_HEARTBEAT))
+            if heartbeat != pairs.heartbeat[pair]:
+                pairs.heartbeat[pair] = heartbeat
+                pairs.heartbeat_ns[pair] = now_ns
+            elif now_ns - pairs.heartbeat_ns[pair] > limits.lease_ns:
+                verdict |= FENCE | EXPIRED
+            doorbell = load_acquire(queues.front, (pair, FRONT_DOORBELL))
+            if doorbell >> EPOCH_SHIFT == epoch:
+                announced = (doorbell - pairs.sq_head[pair]) & POSITION_MASK
+                if announced > limits.sq_entries:
+                    verdict |= FENCE | BROKEN
+                else:
+                    pairs.sq_tail[pair] = pairs.sq_head[pair] + announced
+            # Relaxed: entries are overwritten only where a branch on this value allows it, and no store runs ahead of that.
+            head = load_relaxed(queues.front, (pair, FRONT_CQ_HEAD))
+            if head >> EPOCH_SHIFT == epoch:
+                unread = (pairs.cq_tail[pair] - head) & POSITION_MASK
+                if unread > pairs.cq_tail[pair] - pairs.cq_head[pair]:  # before what it said earlier, or after the tail
+                    verdict |= FENCE | BROKEN
+                else:
+                    pairs.cq_head[pair] = pairs.cq_tail[pair] - unread
+        if load_relaxed(queues.front, (pair, FRONT_CLAIM)) == epoch + 1 and epoch < EPOCH_LIMIT:
+            verdict |= GRANT
+            if pairs.attached[pair] != 0:
+                verdict |= FENCE
+        pairs.verdict[pair] = verdict
+        if verdict != 0:
+            changes += 1
+    return block_sum(changes, lane, lanes)
+
+
+@device
+def reclaim(limits, queues, state, now_ns, lane, lanes):
+    requests, pairs, counts = state.requests, state.pairs, state.counts
+    changes = watch_pairs(limits, queues, state, now_ns, lane, lanes)
+    ending = judge(limits, queues, requests, pairs, state.running, counts[RUNNING_COUNT], lane, lanes)
+    ending += judge(limits, queues, requests, pairs, state.waiting, counts[WAITING_COUNT], lane, lanes)
+    if changes > 0:  # those that only wait for room to be told their end
+        for i in range(lane, counts[FINISHING_COUNT], lanes):
+            slot = state.finishing[i]
+            if pairs.verdict[requests.pair[slot]] & FENCE:
+                requests.finish[slot] = DROP
+                requests.status[slot] = EMPTY
+    ending = block_sum(ending, lane, lanes)
+    if ending > 0:
+        end_requests(limits, state, lane, lanes)
+    if changes > 0:
+        settle_pairs(limits, queues, state, now_ns, lane, lanes)
+        kept = keep_status(state.finishing, counts[FINISHING_COUNT], requests.status, FINISHING, lane, lanes)
+        if lane == 0:
+            counts[FINISHING_COUNT] = kept
+        barrier(lanes)
+
+
+@device
+def judge(limits, queues, requests, pairs, slots, n, lane, lanes):
+    """Mark which requests of a list end here, in Requests.finish. Returns this lane's number of them."""
+    ending = 0
+    for i in range(lane, n, lanes):
+        slot = slots[i]
+        pair = requests.pair[slot]
+        finish = FINISH_NONE
+        local = slot - pair * limits.slots_per_pair
+        if pairs.verdict[pair] & FENCE:
+            finish = DROP
+        elif load_relaxed(queues.cancel, (pair, local)) == requests.request_id[slot]:
+            finish = FINISH_CANCELLED
+        requests.finish[slot] = finish
+        if finish != FINISH_NONE:
+            ending += 1
+    return ending
+
+
+@device
+def end_requests(limits, state, lane, lanes):
+    """End all requests that judge() marked: pages at once, the slot when its owner was told (or is gone)."""
+    requests, counts, scratch = state.requests, state.counts, state.scratch
+    running, waiting = counts[RUNNING_COUNT], counts[WAITING_COUNT]
+    ended = 0
+    for tile in range(0, running + waiting, lanes):
+        i = tile + lane
+        slot, ends = 0, 0
+        if i < running + waiting:
+            slot = state.running[i] if i < running else state.waiting[i - running]
+            ends = 1 if requests.finish[slot] != FINISH_NONE else 0
+        before, total = block_scan(ends, lane, lanes)
+        if ends == 1:
+            scratch.slot[ended + before] = slot
+        ended += total
+    barrier(lanes)
+    finishing, unpaused = counts[FINISHING_COUNT], 0
+    for i in range(ended):
+        if requests.status[scratch.slot[i]] == RUNNING:
+            release_pages(limits, requests, state.pages, counts, scratch.slot[i], lane, lanes)
+    barrier(lanes)
+    told = 0
+    for tile in range(0, ended, lanes):
+        i = tile + lane
+        tells = 0
+        if i < ended:
+            slot = scratch.slot[i]
+            tells = 1 if requests.finish[slot] == FINISH_CANCELLED else 0
+            requests.status[slot] = FINISHING if tells == 1 else EMPTY
+            unpaused += requests.paused[slot]
+            requests.paused[slot] = 0
+        before, total = block_scan(tells, lane, lanes)
+        if tells == 1:
+            state.finishing[finishing + told + before] = scratch.slot[i]
+        told += total
+    unpaused = block_sum(unpaused, lane, lanes)
+    kept_running = keep_status(state.running, running, requests.status, RUNNING, lane, lanes)
+    kept_waiting = keep_status(state.waiting, waiting, requests.status, WAITING, lane, lanes)
+    if lane == 0:
+        counts[RUNNING_COUNT], counts[WAITING_COUNT] = kept_running, kept_waiting
+        counts[FINISHING_COUNT] = finishing + told
+        counts[PAUSED_COUNT] -= unpaused
+        state.counters[REQUESTS_CANCELLED] += ended
+    barrier(lanes)
+
+
+@device
+def settle_pairs(limits, queues, state, now_ns, lane, lanes):
+    """Fence and grant, one lane for each pair; the pair's requests are gone by now."""
+    pairs = state.pairs
+    expired, broken = 0, 0
+    for pair in range(lane, limits.pairs, lanes):
+        verdict = pairs.verdict[pair]
+        if verdict & FENCE:
+            pairs.attached[pair] = 0
+            store_release(queues.pair, (pair, PAIR_ATTACHED), 0)
+            pairs.sq_head[pair] = pairs.sq_tail[pair]  # what was announced and not consumed is skipped
+            store_release(queues.pair, (pair, PAIR_SQ_HEAD), pairs.sq_head[pair])
+            pairs.cq_head[pair] = pairs.cq_tail[pair]  # the next owner reads from the tail on
+        if verdict & GRANT:
+            pairs.epoch[pair] += 1
+            pairs.attached[pair] = 1
+            pairs.heartbeat[pair] = load_relaxed(queues.front, (pair, FRONT_HEARTBEAT))
+            pairs.heartbeat_ns[pair] = now_ns
+            store_release(queues.pair, (pair, PAIR_EPOCH), pairs.epoch[pair])
+            store_release(queues.pair, (pair, PAIR_ATTACHED), 1)
+        if verdict & EXPIRED:
+            expired += 1
+        if verdict & BROKEN:
+            broken += 1
+    expired = block_sum(expired, lane, lanes)
+    broken = block_sum(broken, lane, lanes)
+    if lane == 0:
+        state.counters[LEASES_EXPIRED] += expired
+        state.counters[STALE_ENTRIES] += broken
+    barrier(lanes)
+
+
+@device
+def tell_ends(limits, queues, state, lane, lanes):
+    """Publish the last completion of FINISHING requests, as far as there is room, and free their slots."""
+    requests, counts, scratch = state.requests, state.counts, state.scratch
+    n = counts[FINISHING_COUNT]
+    if n == 0:
+        return
+    for i in range(lane, n, lanes):
+        slot = state.finishing[i]
+        finish = requests.finish[slot]
+        scratch.pair[i] = requests.pair[slot]
+        scratch.word[i] = completion_word(
+            limits, requests, slot, finish >> FINISH_REASON_SHIFT, finish & FINISH_CODE_MASK
+        )
+    publish(limits, queues, state.pairs, scratch, n, lane, lanes)
+    for i in range(lane, n, lanes):
+        if scratch.pair[i] < 0:
+            requests.status[state.finishing[i]] = EMPTY
+            requests.finish[state.finishing[i]] = FINISH_NONE
+    barrier(lanes)
+    kept = keep_status(state.finishing, n, requests.status, FINISHING, lane, lanes)
+    if lane == 0:
+        counts[FINISHING_COUNT] = kept
+    barrier(lanes)

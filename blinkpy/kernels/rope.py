@@ -1,0 +1,150 @@
+"""Rotary position embedding, with q/k norm before it and the write to the paged K/V cache after it, in one kernel."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from blinkpy.kernels.launch import COUNT_TOKENS, check, check_one_device, options, release_successor, wait_for_predecessor
+
+
+@triton.jit
+def _rope_and_cache(
+    qkv_ptr,  # [T, (H + 2 * KVH) * D] fused projections: query heads, key heads, value heads; queries replaced in place
+    q_weight_ptr,  # [D] norm weight of the queries (NORM only)
+    k_weight_ptr,  # [D] norm weight of the keys (NORM only)
+    cos_ptr,  # float32 [max_len, ROTARY / 2] by position
+    sin_ptr,  # float32 [max_len, ROTARY / 2] by position
+    positions_ptr,  # int32 [T] position of each token in its sequence
+    cache_slots_ptr,  # int32 [T] page * P + offset; negative: not written
+    k_cache_ptr,  # [N, KVH, P, D]
+    v_cache_ptr,  # [N, KVH, P, D]
+    counts_ptr,  # int64 [8] batch header
+    eps,  # float, of the q/k norm
+    H: tl.constexpr,  # query heads
+    KVH: tl.constexpr,  # key/value heads
+    D: tl.constexpr,  # elements of a head
+    P: tl.constexpr,  # tokens of a page
+    ROTARY: tl.constexpr,  # leading elements of a head that rotate, halves paired (i, i + ROTARY / 2)
+    NORM: tl.constexpr,  # RMSNorm of each query and key head first (Qwen3)
+    HEADS: tl.constexpr,  # heads of one program, power of two
+    BLOCK: tl.constexpr,  # power of two >= D
+    PDL: tl.constexpr,
+):
+    token = tl.program_id(0)
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]  # [HEADS, 1]
+    column = tl.arange(0, BLOCK)[None, :]  # [1, BLOCK]
+    wait_for_predecessor(PDL)
+    if token < tl.load(counts_ptr + COUNT_TOKENS):
+        inside = (head < H + 2 * KVH) & (column < D)
+        at = qkv_ptr + token.to(tl.int64) * ((H + 2 * KVH) * D) + head * D
+        x = tl.load(at + column, mask=inside, other=0.0).to(tl.float32)
+
+        # The partner of element i is i + ROTARY / 2 in the lower half, i - ROTARY / 2 in the upper one.
+        HALF: tl.constexpr = ROTARY // 2
+        lower = column < HALF
+        rotates = column < ROTARY
+        partner_column = tl.where(lower, column + HALF, column - HALF)
+        partner_inside = inside & rotates & (head < H + KVH)
+        partner = tl.load(at + partner_column, mask=partner_inside, other=0.0).to(tl.float32)
+        if NORM:
+            scale = tl.math.rsqrt(tl.sum(x * x, 1) / D + eps)[:, None]
+            is_query = head < H
+            weighted = (head < H + KVH) & (column < D)
+            weight = tl.load(q_weight_ptr + column, mask=weighted & is_query, other=0.0).to(tl.float32)
+            weight += tl.load(k_weight_ptr + column, mask=weighted & (head >= H), other=0.0).to(tl.float32)
+            partner_weight = tl.load(q_weight_ptr + partner_column, mask=partner_inside & is_query, other=0.0).to(tl.float32)
+            partner_weight += tl.load(k_weight_ptr + partner_column, mask=partner_inside & (head >= H), other=0.0).to(tl.float32)
+            x = tl.where(head < H + KVH, x * scale * weight, x)
+            partner = partner * scale * partner_weight
+
+        position = tl.load(positions_ptr + token).to(tl.int64)
+        angle = tl.where(lower, column, column - HALF)
+        cos = tl.load(cos_ptr + position * HALF + angle, mask=rotates, other=1.0)
+        sin = tl.load(sin_ptr + position * HALF + angle, mask=rotates, other=0.0)
+        rotated = x * cos + tl.where(lower, -partner, partner) * sin
+        x = tl.where(rotates & (head < H + KVH), rotated, x)
+
+        # All loads of a head are in this program, and its partner loads come before its store.
+        tl.debug_barrier()
+        tl.store(at + column, x.to(qkv_ptr.dtype.element_ty), mask=inside & (head < H))
+        slot = tl.load(cache_slots_ptr + token).to(tl.int64)
+        kept = inside & (slot >= 0)
+        page = slot // P
+        offset = slot % P
+        is_key = (head >= H) & (head < H + KVH)
+        key_at = ((page * KVH + (head - H)) * P + offset) * D + column
+        tl.store(k_cache_ptr + key_at, x.to(k_cache_ptr.dtype.element_ty), mask=kept & is_key)
+        value_at = ((page * KVH + (head - H - KVH)) * P + offset) * D + column
+        tl.store(v_cache_ptr + value_at, x.to(v_cache_ptr.dtype.element_ty), mask=kept & (head >= H + KVH))
+    release_successor(PDL)
+
+
+def rope_and_cache(
+    qkv: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor,
+    cache_slots: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    counts: torch.Tensor,
+    *,
+    heads: int,
+    norms: tuple[torch.Tensor, torch.Tensor] | None = None,
+    eps: float = 1e-6,
+    pdl: bool = False,
+) -> None:
+    """Rotate the queries in place, write the rotated keys and the values to the cache.
+
+    qkv: [T, (heads + 2 * kv_heads) * head_dim]; its query part is replaced, the rest stays as it is.
+    cos, sin: float32 [max_len, rotary / 2]; rotary may be less than head_dim (partial rotary embedding), and every
+    scaling of the rotary embedding is in these tables. positions, cache_slots: int32 [at least T]; k_cache, v_cache:
+    [pages, kv_heads, page_size, head_dim]. norms: RMSNorm weights [head_dim] of queries and keys. Only the first
+    counts[TOKENS] tokens are touched. A token depends on itself alone.
+    """
+    _, kv_heads, page_size, head_dim = k_cache.shape
+    tokens = qkv.shape[0]
+    rotary = 2 * cos.shape[-1]
+    check(qkv, "qkv", (None, (heads + 2 * kv_heads) * head_dim))
+    check(k_cache, "k_cache", (None, kv_heads, page_size, head_dim), qkv.dtype)
+    check(v_cache, "v_cache", tuple(k_cache.shape), qkv.dtype)
+    check(cos, "cos", (None, None), torch.float32)
+    check(sin, "sin", tuple(cos.shape), torch.float32)
+    check(positions, "positions", (None,), torch.int32)
+    check(cache_slots, "cache_slots", (None,), torch.int32)
+    check(counts, "counts", (8,), torch.int64)
+    if rotary > head_dim:
+        raise ValueError(f"rotary dimension {rotary} is over the head dimension {head_dim}")
+    if len(positions) < tokens or len(cache_slots) < tokens:
+        raise ValueError(f"positions [{len(positions)}] or cache_slots [{len(cache_slots)}] too short for {tokens} tokens")
+    for name, weight in zip(("q norm", "k norm"), norms or (), strict=False):
+        check(weight, name, (head_dim,))
+    check_one_device(qkv, cos, sin, positions, cache_slots, k_cache, v_cache, counts, *(norms or ()))
+    block = triton.next_power_of_2(head_dim)
+    per_program = min(triton.next_power_of_2(heads + 2 * kv_heads), max(1, 1024 // block))
+    _rope_and_cache[(tokens, triton.cdiv(heads + 2 * kv_heads, per_program))](
+        qkv,
+        norms[0] if norms else qkv,
+        norms[1] if norms else qkv,
+        cos,
+        sin,
+        positions,
+        cache_slots,
+        k_cache,
+        v_cache,
+        counts,
+        eps,
+        H=heads,
+        KVH=kv_heads,
+        D=head_dim,
+        P=page_size,
+        ROTARY=rotary,
+        NORM=norms is not None,
+        HEADS=per_program,
+        BLOCK=block,
+        PDL=pdl,
+        num_warps=4,
+        **options(pdl),
+    )

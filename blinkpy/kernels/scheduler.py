@@ -1,0 +1,305 @@
+"""The scheduler: one call commits the last step and plans the next one.
+
+`make_schedule(policy)` gives the device function `schedule`; the same source runs as plain Python, compiled by njit, and
+as a CUDA kernel. `Scheduler` is the host's handle on the first two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, Literal
+
+import numpy as np
+from numba import types
+
+from blinkpy.kernels.admit import admit, grow, pause_and_resume
+from blinkpy.kernels.commit import commit
+from blinkpy.kernels.intake import intake
+from blinkpy.kernels.njit_cache import cached_njit
+from blinkpy.kernels.plan import plan
+from blinkpy.kernels.policies import Policy, RequestFields, fcfs
+from blinkpy.kernels.portable import (
+    barrier,
+    block_sum,
+    device,
+    nanosleep,
+    now_ns,
+    store_relaxed,
+    store_release,
+)
+from blinkpy.kernels.reclaim import reclaim, tell_ends
+from blinkpy.kernels.trees import Table
+from blinkpy.kv.integrity import check_integrity
+from blinkpy.kv.state import (
+    CACHED_COUNT,
+    CALLS,
+    COMMAND,
+    DRAINED,
+    ENTERING_COUNT,
+    FINISHING_COUNT,
+    FREE_COUNT,
+    NOTHING,
+    ROWS,
+    RUNNING_COUNT,
+    STEPS,
+    STOPPED,
+    TOKENS,
+    WAITING_COUNT,
+    Limits,
+    State,
+    map_arrays,
+)
+from blinkpy.queues import (
+    COMMAND_DRAIN,
+    COMMAND_STOP,
+    COUNTER_NAMES,
+    ENGINE_COUNTERS,
+    ENGINE_HEARTBEAT,
+    ENGINE_STEPS,
+    ENGINE_TIME_NS,
+    GAUGE,
+    HASH_MODULUS_1,
+    WORD_MAX_TOKENS,
+    WORD_PRIORITY,
+    WORD_SEED,
+    EngineViews,
+    QueueLayout,
+    QueueSizes,
+    engine_views,
+)
+
+N_COUNTERS = len(COUNTER_NAMES)
+GAUGE_RUNNING, GAUGE_WAITING = GAUGE["requests_running"], GAUGE["requests_waiting"]
+GAUGE_FREE, GAUGE_CACHED, GAUGE_HELD = GAUGE["pages_free"], GAUGE["pages_cached"], GAUGE["pages_held"]
+GAUGE_ROWS, GAUGE_TOKENS = GAUGE["batch_rows"], GAUGE["batch_tokens"]
+
+
+@device
+def report(limits, queues, state, now, lane, lanes):
+    """Publish counters, gauges and the engine's heartbeat."""
+    engine, counts = queues.engine, state.counts
+    for i in range(lane, N_COUNTERS, lanes):
+        store_relaxed(engine, ENGINE_COUNTERS + i, state.counters[i])
+    if lane == 0:
+        counts[CALLS] += 1
+        free, cached = counts[FREE_COUNT], counts[CACHED_COUNT]
+        store_relaxed(engine, GAUGE_RUNNING, counts[RUNNING_COUNT])
+        store_relaxed(engine, GAUGE_WAITING, counts[WAITING_COUNT])
+        store_relaxed(engine, GAUGE_FREE, free)
+        store_relaxed(engine, GAUGE_CACHED, cached)
+        store_relaxed(engine, GAUGE_HELD, limits.pages - free - cached)
+        store_relaxed(engine, GAUGE_ROWS, state.batch.counts[ROWS])
+        store_relaxed(engine, GAUGE_TOKENS, state.batch.counts[TOKENS])
+        store_relaxed(engine, ENGINE_STEPS, counts[STEPS])
+        store_relaxed(engine, ENGINE_TIME_NS, now)
+        store_release(engine, ENGINE_HEARTBEAT, counts[CALLS])
+    barrier(lanes)
+
+
+@device
+def nothing_left(state):
+    counts = state.counts
+    return counts[RUNNING_COUNT] + counts[WAITING_COUNT] + counts[FINISHING_COUNT] == 0
+
+
+@device
+def insert_waiting(requests, waiting, n, slot, lane, lanes):
+    """Insert the request at waiting[n] into waiting[0:n], which is sorted by (rank, arrival)."""
+    rank, arrival = requests.rank[slot], requests.arrival[slot]
+    better = 0
+    if n > 0:
+        last = waiting[n - 1]
+        if requests.rank[last] < rank or (requests.rank[last] == rank and requests.arrival[last] < arrival):
+            return  # the usual case: it is already in its place
+        for i in range(lane, n, lanes):
+            other = waiting[i]
+            if requests.rank[other] < rank or (requests.rank[other] == rank and requests.arrival[other] < arrival):
+                better += 1
+    position = block_sum(better, lane, lanes)
+    for tile in range(n, position, -lanes):
+        i = tile - lane - 1
+        moved = waiting[i] if i >= position else 0
+        barrier(lanes)
+        if i >= position:
+            waiting[i + 1] = moved
+    barrier(lanes)
+    if lane == 0:
+        waiting[position] = slot
+    barrier(lanes)
+
+
+def make_schedule(policy: Policy = fcfs) -> Callable[..., int]:
+    """The device function schedule(limits, queues, state, now, lane, lanes), with a policy compiled in.
+
+    limits: Limits. queues: EngineViews. state: State; state.batch.sampled holds the last step's tokens. now: monotonic
+    clock, ns, the same for all lanes. Returns the bucket of the next step (state.batch describes it), NOTHING when there is none, STOPPED or
+    DRAINED. It must not be called while a step runs, nor again before the step that it asked for has run.
+    """
+    rank_of = device(policy)
+
+    @device
+    def enqueue(state, lane, lanes):
+        """Rank the requests that begin to wait, and sort them in."""
+        requests, counts, waiting = state.requests, state.counts, state.waiting
+        sorted_count, entering = counts[WAITING_COUNT], counts[ENTERING_COUNT]
+        if entering == 0:
+            return
+        for i in range(sorted_count + lane, sorted_count + entering, lanes):
+            slot = waiting[i]
+            fields = RequestFields(
+                requests.arrival[slot],
+                requests.arrival_us[slot],
+                int(requests.prompt_length[slot]),
+                int(requests.entry[slot, WORD_MAX_TOKENS]),
+                requests.length[slot] - requests.prompt_length[slot],
+                int(requests.entry[slot, WORD_PRIORITY]),
+                int(requests.preemptions[slot]),
+                int(requests.pair[slot]),
+            )
+            requests.rank[slot] = rank_of(fields)
+        barrier(lanes)
+        for i in range(entering):
+            insert_waiting(requests, waiting, sorted_count + i, waiting[sorted_count + i], lane, lanes)
+        if lane == 0:
+            counts[WAITING_COUNT] = sorted_count + entering
+            counts[ENTERING_COUNT] = 0
+        barrier(lanes)
+
+    @device
+    def schedule(limits, queues, state, now, lane, lanes):
+        commit(limits, queues, state, lane, lanes)
+        reclaim(limits, queues, state, now, lane, lanes)
+        intake(limits, queues, state, now, lane, lanes)
+        tell_ends(limits, queues, state, lane, lanes)
+        enqueue(state, lane, lanes)
+        command = state.counts[COMMAND]
+        result = NOTHING
+        if command == COMMAND_STOP:
+            result = STOPPED
+        elif command == COMMAND_DRAIN and nothing_left(state):
+            result = DRAINED
+        barrier(lanes)
+        if result == NOTHING:
+            pause_and_resume(limits, state, lane, lanes)
+            grow(limits, state, lane, lanes)
+            admit(limits, state, lane, lanes)
+            enqueue(state, lane, lanes)
+            result = plan(limits, state, lane, lanes)
+        elif lane == 0:
+            state.batch.counts[ROWS] = 0  # the last step is committed
+            state.batch.counts[TOKENS] = 0
+        report(limits, queues, state, now, lane, lanes)
+        return result
+
+    return schedule
+
+
+@lru_cache(maxsize=8)
+def compiled_schedule(policy: Policy) -> Any:
+    """schedule as an njit function: it takes Tables (kernels/trees.py), and holds no lock of the interpreter."""
+    return cached_njit(make_schedule(policy), nogil=True)
+
+
+class Scheduler:
+    """The scheduler on the host: limits, memory and queues bound to the compiled function, or to the source itself.
+
+    limits, state: of make_limits and make_state. mode: "njit" compiles here, which takes some 20 s for sources that this
+    machine has not compiled yet; "python" runs the source as it is, some hundred times slower.
+    """
+
+    def __init__(
+        self, limits: Limits, state: State, policy: Policy = fcfs, *, mode: Literal["njit", "python"] = "njit"
+    ) -> None:
+        self.limits, self.state, self.policy, self.mode = limits, state, policy, mode
+        self._function: Callable[..., int]
+        if mode == "njit":
+            self._limits, self._state, self._queues = Table(limits), Table(state), Table(_some_views(), strided=True)
+            kinds = (self._limits.kind, self._queues.kind, self._state.kind, types.int64, types.int64, types.int64)
+            function = compiled_schedule(policy)
+            function.compile(kinds)
+            # The compiled code itself: the dispatcher would look at the arguments' types again in every call.
+            self._function = function.overloads[kinds].entry_point
+        else:
+            self._limits, self._state = limits, plain(state)
+            self._function = make_schedule(policy)
+        self._attached = False
+
+    def attach(self, queues: EngineViews) -> None:
+        """Bind the queue segment; needed before the first step."""
+        self._queues = Table(queues, strided=True) if self.mode == "njit" else plain(queues)
+        self._attached = True
+
+    def step(self, now_ns: int) -> int:
+        """Commit the last step's state.batch.sampled and plan the next one. now_ns: monotonic clock. See make_schedule."""
+        if not self._attached:
+            raise RuntimeError("attach() the queues before the first step")
+        return self._function(self._limits, self._queues, self._state, now_ns, 0, 1)
+
+    def run_null(self, tokens: range, step_ns: int, idle_ns: int, deadline_ns: int) -> int:
+        """Serve with made-up tokens (made_up_token) instead of a model, without coming back to Python in between.
+
+        tokens: what to draw from. step_ns: time that a step takes. Returns NOTHING after idle_ns without work or when
+        now_ns() reaches deadline_ns, or else STOPPED or DRAINED. Only in mode "njit"; compiles at the first call.
+        """
+        if not self._attached or self.mode != "njit":
+            raise RuntimeError('run_null needs attached queues and the mode "njit"')
+        arguments = (tokens.start, tokens.stop, step_ns, idle_ns, deadline_ns)
+        return int(null_loop(self.policy)(self._limits, self._queues, self._state, *arguments))
+
+    def check(self) -> list[str]:
+        """What is wrong with the state, for people; empty when nothing is."""
+        return check_integrity(self.limits, self.state)
+
+
+def plain(tree: Any) -> Any:
+    """NumPy arrays as memoryviews, for plain Python: elements are Python integers, which don't overflow, and a value that
+    doesn't fit its array is an error."""
+    return map_arrays(lambda array: memoryview(np.asarray(array)), tree)
+
+
+def _some_views() -> EngineViews:
+    """Views of a smallest segment: they have the types of all others."""
+    layout = QueueLayout(QueueSizes(pairs=1, slots=1, sq_entries=2, cq_entries=2, prompt_tokens=16, hash_entries=1))
+    return engine_views(memoryview(bytearray(layout.total_bytes)), layout)
+
+
+# ---- the null engine ----------------------------------------------------------------------------------------------------
+
+
+@device
+def made_up_token(seed, position, low, high):
+    """A token of [low, high) for a position of a request, the same in every run. seed: the request's, int64."""
+    mixed = (seed % HASH_MODULUS_1 * 48271 + position * 69621 + 1) % HASH_MODULUS_1
+    mixed = mixed * 48271 % HASH_MODULUS_1
+    return low + (mixed * 69621 % HASH_MODULUS_1) % (high - low)
+
+
+@lru_cache(maxsize=8)
+def null_loop(policy: Policy) -> Any:
+    """njit function: see Scheduler.run_null."""
+    schedule = compiled_schedule(policy)
+
+    def loop(limits, queues, state, low, high, step_ns, idle_ns, deadline_ns):
+        batch, requests = state.batch, state.requests
+        worked = now_ns()
+        now = worked
+        while now < deadline_ns and now - worked <= idle_ns:
+            result = schedule(limits, queues, state, now, 0, 1)
+            if result == STOPPED or result == DRAINED:
+                return result
+            if result >= 0:
+                for row in range(batch.counts[ROWS]):
+                    slot = batch.row_slots[row]
+                    seed = requests.entry[slot, WORD_SEED + 1] << 32 | (requests.entry[slot, WORD_SEED] & 0xFFFFFFFF)
+                    batch.sampled[row] = made_up_token(seed, batch.context_lengths[row], low, high)
+                worked = now_ns()
+                if now + step_ns > worked:
+                    nanosleep(now + step_ns - worked)
+                    worked = now_ns()
+            else:
+                nanosleep(0)
+            now = now_ns()
+        return NOTHING
+
+    return cached_njit(loop, nogil=True)

@@ -1,0 +1,83 @@
+"""Makes Triton's interpreter (TRITON_INTERPRET=1) right for the kernels of this package; tests import it, nothing else
+does.
+
+What is wrong in Triton 3.6 and mended here by `install()`:
+- `range(0, tensor)` fails on NumPy 2.4 and newer, because a one-element array no longer converts to an index;
+- float32 -> bfloat16 cuts bits off where the GPU rounds to nearest even;
+- `tl.dot` of bfloat16 multiplies the bit patterns as integers: operands are widened to float32 first.
+`tl.sort` along the last dimension is replaced by NumPy's, because its network of exchanges takes seconds there.
+Element-wise arithmetic on bfloat16 stays wrong there: kernels convert to float32 directly after each load.
+Programs run one after another, so a kernel must not wait for another program.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+
+def install() -> None:
+    """Patch the interpreter of this process. TRITON_INTERPRET=1 must have been set before Triton was first imported.
+
+    Raises RuntimeError where it was not: kernels that were decorated before would still be compiled for a GPU.
+    """
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        raise RuntimeError("set TRITON_INTERPRET=1 before importing triton to run kernels in the interpreter")
+    import triton.language as tl
+    import triton.runtime.interpreter as interpreter
+
+    if getattr(interpreter, "_blinkpy_installed", False):
+        return
+
+    original_patch = interpreter._patch_lang_tensor
+
+    def patch_tensor(tensor: Any, *scope: Any) -> None:
+        original_patch(tensor, *scope)
+        tensor.__index__ = lambda self: int(self.handle.data.reshape(-1)[0])
+
+    original_convert = interpreter._convert_float
+
+    def convert_float(data: Any, source: Any, target: Any, rounding: Any) -> Any:
+        if source == tl.float32 and target == tl.bfloat16:
+            return _round_to_bfloat16(data)
+        if source == tl.bfloat16 and target == tl.float32:
+            return _widen_bfloat16(data)
+        return original_convert(data, source, target, rounding)
+
+    builder = interpreter.InterpreterBuilder
+    original_dot = builder.create_dot
+
+    def widen(handle: Any) -> Any:
+        if handle.dtype.scalar == tl.bfloat16:
+            return interpreter.TensorHandle(_widen_bfloat16(handle.data), tl.float32)
+        if handle.dtype.scalar == tl.float16:
+            return interpreter.TensorHandle(handle.data.astype(np.float32), tl.float32)
+        return handle
+
+    def create_dot(self: Any, a: Any, b: Any, accumulator: Any, *rest: Any) -> Any:
+        return original_dot(self, widen(a), widen(b), accumulator, *rest)
+
+    def sort(x: Any, dim: Any = None, descending: Any = False) -> Any:
+        order = np.sort(x.handle.data, axis=-1)
+        order = order[..., ::-1] if bool(getattr(descending, "value", descending)) else order
+        return tl.tensor(interpreter.TensorHandle(np.ascontiguousarray(order), x.dtype.scalar), x.type)
+
+    tl.sort = sort
+    interpreter._patch_lang_tensor = patch_tensor
+    interpreter._convert_float = convert_float
+    builder.create_dot = create_dot
+    interpreter._blinkpy_installed = True
+
+
+def _round_to_bfloat16(data: np.ndarray) -> np.ndarray:
+    """float32 -> bfloat16 bit patterns (uint16), round to nearest even; NaN stays NaN."""
+    bits = np.ascontiguousarray(data, dtype=np.float32).view(np.uint32)
+    rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
+    return np.where(np.isnan(data), 0x7FC0, rounded).astype(np.uint16)
+
+
+def _widen_bfloat16(data: np.ndarray) -> np.ndarray:
+    """bfloat16 bit patterns (uint16) -> float32, exact."""
+    return (np.ascontiguousarray(data).astype(np.uint32) << 16).view(np.float32)

@@ -1,0 +1,344 @@
+"""Offline use: `blinkpy.LLM(model).generate(prompts)`, through the same queues, scheduler and engine as the server.
+
+The engine is a process of its own; this process is its only front end. Names follow vLLM's offline API.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from blinkpy.config import Config, ConfigError
+from blinkpy.dpu.chat import ChatError, load_template
+from blinkpy.dpu.detokenizer import Detokenizer
+from blinkpy.dpu.generation import Generation
+from blinkpy.dpu.queue_pair import Busy, EngineLost, QueuePair
+from blinkpy.dpu.sampling import Sampling, default_sampling, in_limits
+from blinkpy.dpu.shm import attach_segment, unlink_stale
+from blinkpy.dpu.stop_strings import MAX_STOP_LENGTH, MAX_STOPS
+from blinkpy.dpu.tokenizer import Tokenizer
+from blinkpy.processes import Child, ChildError, describe_exit
+from blinkpy.progress import Progress
+from blinkpy.queues import FINISH_MASK, HAS_TOKEN, STOP_IDS, Int32
+from blinkpy.serve import ENGINE_STOP_S, SERVE_PREFIX, START_SILENCE_S, find_model, remove_leftovers
+
+ATTACH_S = 10.0
+POLL_S = 0.0005
+CHECK_S = 0.1  # between looks at whether the engine lives
+LEASE_MS = 60_000  # long: nobody waits for this process's slots, and a debugger may hold it
+
+Prompt = str | Sequence[int]
+Conversation = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How to generate; vLLM's names and defaults. max_tokens None: up to the model's context.
+
+    Raises ValueError for a value outside its range. temperature 0 is greedy; top_k 0 or -1 is off.
+    """
+
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    priority: int = 0
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if item.name in ("stop", "stop_token_ids", "ignore_eos") or (value is None and item.name in ("max_tokens", "seed")):
+                continue
+            whole = not isinstance(item.default, float)
+            fine = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+            if not fine or not in_limits(item.name, value):
+                raise ValueError(f"{item.name} is {value!r}")
+        stops = self.stops()
+        if len(stops) > MAX_STOPS or not all(1 <= len(stop) <= MAX_STOP_LENGTH for stop in stops):
+            raise ValueError(f"stop must be at most {MAX_STOPS} strings of 1 to {MAX_STOP_LENGTH} characters, not {self.stop!r}")
+
+    def stops(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    def sampling(self, room: int, eos_ids: Sequence[int]) -> Sampling:
+        """What the engine gets. room: tokens that the context leaves for the output."""
+        ids = tuple(dict.fromkeys([*self.stop_token_ids, *(() if self.ignore_eos else eos_ids)]))
+        if len(ids) > STOP_IDS:
+            raise ValueError(f"{len(ids)} stop token ids with the model's own; at most {STOP_IDS} are possible")
+        if self.max_tokens is not None and self.max_tokens > room:
+            raise ValueError(f"max_tokens is {self.max_tokens}, and the context leaves {room}")
+        return Sampling(
+            max_tokens=room if self.max_tokens is None else self.max_tokens,
+            min_tokens=self.min_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=max(0, self.top_k),
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            seed=self.seed,
+            priority=self.priority,
+            stop_ids=ids,
+        )
+
+
+@dataclass(frozen=True)
+class CompletionOutput:
+    """One generated continuation. token_ids include a stop token; text has neither that nor a stop string."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str  # "stop" or "length"
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """A prompt with what was generated for it. prompt is None when token ids were given."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool = True
+
+
+class _Work:
+    """One prompt on its way; the sink of its generation's text."""
+
+    def __init__(
+        self, index: int, prompt: str | None, ids: Int32, sampling: Sampling, detokenizer: Detokenizer, stops: tuple[str, ...]
+    ):
+        self.prompt, self.ids, self.sampling = prompt, ids, sampling
+        self.generation = Generation(index, len(ids), detokenizer, stops, time.monotonic(), self)
+        self.tokens: list[int] = []
+        self._parts: list[str] = []
+
+    def more(self, generation: Generation, text: str) -> None:
+        self._parts.append(text)
+
+    def ended(self, generation: Generation) -> None:
+        if generation.error is not None:
+            raise RuntimeError(f"prompt {generation.index}: {generation.error.message}")
+
+    def take(self, token: int, flags: int) -> bool:
+        """Take a completion. True when the engine should be told to stop."""
+        generation = self.generation
+        if generation.finish_reason is not None:
+            return False  # what the engine had sent before it saw the cancel word
+        if flags & HAS_TOKEN:
+            self.tokens.append(token)
+        return generation.push(token, flags)
+
+    def output(self) -> RequestOutput:
+        """The result, once the request has ended."""
+        done = CompletionOutput(0, "".join(self._parts), self.tokens, self.generation.finish_reason or "")
+        return RequestOutput(str(self.generation.index), self.prompt, self.ids.tolist(), [done])
+
+
+class LLM:
+    """A model with an engine of its own, for batches of prompts. A context manager; close() ends the engine.
+
+    model: a folder, a hub id, or "demo" for the built-in model. options: engine options by the names in docs/cli.md, such as
+    device="cpu" or max_model_len=2048. show_progress: None shows the start on a terminal only.
+    Raises ConfigError for an option or a model that can't be used, and RuntimeError when the engine fails.
+    """
+
+    def __init__(self, model: str = "demo", *, show_progress: bool | None = None, **options: Any):
+        allowed = _engine_option_names()
+        for name in options:
+            if name not in allowed:
+                raise ConfigError(f"unknown option {name!r} of LLM; it has {', '.join(sorted(allowed))}")
+        name = f"{SERVE_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
+        self.config = Config().with_options({"lease_ms": LEASE_MS, **options, "model": model, "name": name})
+        self._lock = threading.Lock()
+        remove_leftovers()
+        shown = sys.stderr.isatty() if show_progress is None else show_progress
+        with open(os.devnull, "w") as nowhere:
+            progress = Progress(None if shown else nowhere)
+            self.config = find_model(self.config, progress)
+            folder = Path(self.config.model.model)
+            self.tokenizer = Tokenizer(folder)
+            self._default = default_sampling(self.tokenizer.generation_config)
+            child = Child("engine", self.config)
+            self._end = weakref.finalize(self, _end_engine, child, name)
+            try:
+                child.wait_ready(START_SILENCE_S, progress, progress.tick)
+                self._engine = child
+                self._pair = QueuePair(attach_segment(name, 0, ATTACH_S), self.config.queue.engine_timeout_ms / 1000)
+            except ChildError as error:
+                self._end()
+                raise ConfigError(str(error)) if error.usage else RuntimeError(str(error)) from error
+            except BaseException:
+                self._end()
+                raise
+            finally:
+                progress.close()
+        limit = 64 * self._pair.context + 4096
+        self._template = load_template(folder, self.tokenizer.config, self.config.model.chat_template, limit)
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the engine. A second close does nothing."""
+        if self._end.alive:
+            self._pair.close()
+            self._end()
+
+    def default_sampling_params(self) -> SamplingParams:
+        """What generate() uses when it is given none: the model's generation_config.json."""
+        own = self._default
+        return SamplingParams(
+            temperature=own.temperature,
+            top_p=own.top_p,
+            top_k=own.top_k,
+            min_p=own.min_p,
+            repetition_penalty=own.repetition_penalty,
+        )
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], sampling_params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[RequestOutput]:
+        """Continue prompts: a text, token ids, or a list of these. sampling_params: one for all, or one for each.
+
+        Returns one output for each prompt, in their order. Raises ValueError for a prompt or a parameter that can't be
+        served, before anything is generated, and RuntimeError when the engine fails.
+        """
+        given = _as_list(prompts)
+        texts = [prompt if isinstance(prompt, str) else None for prompt in given]
+        ids = [self.tokenizer.encode(p) if isinstance(p, str) else np.array(p, np.int32) for p in given]
+        return self._run(texts, ids, sampling_params)
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer a conversation, or each of several: lists of {"role", "content"}. As generate() otherwise."""
+        if self._template is None:
+            raise ValueError("the model has no chat template; give one with chat_template=FILE")
+        several = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        try:
+            texts = [self._template.render(conversation) for conversation in several]  # type: ignore[arg-type]
+        except ChatError as error:
+            raise ValueError(str(error)) from error
+        return self._run(list(texts), [self.tokenizer.encode(text, add_special_tokens=False) for text in texts], sampling_params)
+
+    def _run(
+        self, texts: Sequence[str | None], ids: Sequence[Int32], params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[RequestOutput]:
+        chosen = self.default_sampling_params() if params is None else params
+        each = [chosen] * len(ids) if isinstance(chosen, SamplingParams) else list(chosen)
+        if len(each) != len(ids):
+            raise ValueError(f"{len(ids)} prompts with {len(each)} sampling parameters")
+        works = [self._work(i, text, tokens, one) for i, (text, tokens, one) in enumerate(zip(texts, ids, each, strict=True))]
+        if not self._end.alive:
+            raise RuntimeError("this LLM is closed")
+        code = self._engine.exit_code()
+        if code is not None:
+            raise RuntimeError(f"the engine {describe_exit(code)}")
+        with self._lock:
+            try:
+                self._attach()
+                self._drive(works)
+            except EngineLost as error:
+                raise RuntimeError(f"the engine failed: {error}") from error
+        return [work.output() for work in works]
+
+    def _attach(self) -> None:
+        """Claim a new epoch: whatever an interrupted call left is fenced, and no thread has to keep a lease meanwhile."""
+        deadline = time.monotonic() + ATTACH_S
+        while True:
+            try:
+                return self._pair.attach(CHECK_S)
+            except EngineLost:
+                if self._engine.exit_code() is not None or time.monotonic() > deadline:
+                    raise
+
+    def _work(self, index: int, text: str | None, ids: Int32, params: SamplingParams) -> _Work:
+        context = self._pair.context
+        try:
+            if len(ids) == 0:
+                raise ValueError("it is empty")
+            if not (0 <= int(ids.min()) and int(ids.max()) < self._pair.facts.vocab_size):
+                raise ValueError(f"its token ids are not within 0 to {self._pair.facts.vocab_size - 1}")
+            if len(ids) >= min(context, self._pair.longest_prompt + 1):
+                raise ValueError(f"it has {len(ids)} tokens, and the context {context}")
+            sampling = params.sampling(context - len(ids), self.tokenizer.eos_ids)
+        except ValueError as error:
+            raise ValueError(f"prompt {index}: {error}") from error
+        return _Work(index, text, ids, sampling, self.tokenizer.detokenizer(ids), params.stops())
+
+    def _drive(self, works: Iterable[_Work]) -> None:
+        """Keep the queue pair full until everything has ended. Ends by EngineLost if the engine falls silent."""
+        pair, waiting, running = self._pair, deque(works), 0
+        looked = time.monotonic()
+        while waiting or running:
+            with contextlib.suppress(Busy):
+                while waiting:
+                    pair.submit(waiting[0].ids, waiting[0].sampling, waiting[0])
+                    waiting.popleft()
+                    running += 1
+            events = pair.poll()
+            for request, token, flags in events:
+                work: _Work = request.owner
+                if work.take(token, flags):
+                    pair.cancel(request)
+                if flags & FINISH_MASK:
+                    running -= 1
+                    work.generation.flush()
+            now = time.monotonic()
+            if now - looked > CHECK_S:
+                looked = now
+                pair.heartbeat()
+                pair.check()
+            if not events:
+                time.sleep(POLL_S)
+
+
+def _end_engine(child: Child, segment: str) -> None:
+    child.end(ENGINE_STOP_S)
+    unlink_stale(segment)  # in case the engine was killed
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or several, as several."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if prompts and all(isinstance(item, int) for item in prompts):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _engine_option_names() -> set[str]:
+    """Options that mean something here."""
+    from blinkpy.cli import engine_options
+
+    without = {"model", "name", "workers", "shutdown_s"}
+    return {item.name for _, item in engine_options()} - without | {"chat_template", "engine_timeout_ms"}

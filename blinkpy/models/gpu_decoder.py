@@ -1,0 +1,259 @@
+"""The decoder on the GPU: every step of a bucket as a fixed sequence of launches over fixed memory, so that it can be captured.
+
+All input is read from GPU memory when the kernels run: the batch that the scheduler wrote, and the requests' page tables,
+parameters and tokens. Grids are those of the bucket; kernels read the counts and leave early. Nothing is allocated by a
+launch. The order of the sums in a linear layer depends on the bucket, so a result can differ in its last bits between
+buckets; within one bucket a row depends on itself alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from blinkpy.kernels.attention import DecodePlan, DecodeWorkspace, decode_attention, plan_decode
+from blinkpy.kernels.embedding import embed
+from blinkpy.kernels.experts import ExpertConfig, expert_config, experts
+from blinkpy.kernels.linear import LinearWorkspace, linear
+from blinkpy.kernels.linear_config import LinearConfig, LinearTable
+from blinkpy.kernels.moe import Routing, route
+from blinkpy.kernels.norm import last_token_norm, rms_norm
+from blinkpy.kernels.prefill import prefill_attention
+from blinkpy.kernels.rope import rope_and_cache
+from blinkpy.kv.state import Batch, Requests
+from blinkpy.models.architecture import Architecture
+from blinkpy.models.buckets import StepShape
+from blinkpy.models.cache import PagedCache
+from blinkpy.models.weights import LayerWeights, Weights
+
+
+@dataclass
+class Buffers:
+    """Activations of the largest step, shared by all steps. T tokens, B rows."""
+
+    hidden: torch.Tensor  # [T, hidden] residual stream
+    normed: torch.Tensor  # [T, hidden] its norm
+    qkv: torch.Tensor  # [T, (heads + 2 kv_heads) * head_dim]
+    attended: torch.Tensor  # [T, heads * head_dim]
+    inner: torch.Tensor  # [T, intermediate] between the halves of the MLP
+    last: torch.Tensor  # [B, hidden] normed last token of each row
+    logits: torch.Tensor  # float32 [B, vocab]
+
+    @classmethod
+    def allocate(cls, a: Architecture, tokens: int, rows: int, dtype: torch.dtype, device: str) -> Buffers:
+        def zeros(*shape: int, kind: torch.dtype = dtype) -> torch.Tensor:
+            return torch.zeros(shape, dtype=kind, device=device)
+
+        return cls(
+            zeros(tokens, a.hidden_size),
+            zeros(tokens, a.hidden_size),
+            zeros(tokens, a.q_size + 2 * a.kv_size),
+            zeros(tokens, a.q_size),
+            zeros(tokens, a.intermediate_size),
+            zeros(rows, a.hidden_size),
+            zeros(rows, a.vocab_size, kind=torch.float32),
+        )
+
+
+@dataclass
+class ExpertBuffers:
+    """What layers with experts need besides: routing and tiles by the tokens of a bucket, and activations of the largest."""
+
+    routings: dict[int, Routing]
+    configs: dict[int, ExpertConfig]
+    router: torch.Tensor  # float32 [T, experts]
+    inner: torch.Tensor  # [T * experts_per_token * expert_size]
+    results: torch.Tensor  # [T * experts_per_token * hidden]
+
+    @classmethod
+    def allocate(cls, a: Architecture, tokens: set[int], dtype: torch.dtype, device: str) -> ExpertBuffers:
+        configs = {count: expert_config(count, a.experts, a.experts_per_token, dtype) for count in tokens}
+        most = max(tokens)
+        return cls(
+            {n: Routing.allocate(n, a.experts, a.experts_per_token, c.block_m, device) for n, c in configs.items()},
+            configs,
+            torch.zeros(most, a.experts, dtype=torch.float32, device=device),
+            torch.zeros(most * a.experts_per_token * a.expert_size, dtype=dtype, device=device),
+            torch.zeros(most * a.experts_per_token * a.hidden_size, dtype=dtype, device=device),
+        )
+
+
+class GpuDecoder:
+    """One model with its cache on the GPU, launching whole forward passes.
+
+    max_model_len: largest context, tokens. shapes: the steps that will be launched; memory is sized for them. table: measured
+    configurations of the linear layers. pdl: chain kernels by programmatic dependent launch. processors: of the GPU.
+    """
+
+    def __init__(
+        self,
+        a: Architecture,
+        weights: Weights,
+        cache: PagedCache,
+        batch: Batch,
+        requests: Requests,
+        shapes: list[StepShape],
+        max_model_len: int,
+        table: LinearTable | None = None,
+        pdl: bool = False,
+        processors: int = 132,
+    ):
+        self.experts: ExpertBuffers | None = None
+        self.a, self.weights, self.cache, self.batch, self.requests = a, weights, cache, batch, requests
+        self.table, self.pdl = table or LinearTable(), pdl
+        device, dtype = str(weights.device), weights.dtype
+        cosines, sines = a.rope.tables(max_model_len)
+        self.cos, self.sin = torch.from_numpy(cosines).to(device), torch.from_numpy(sines).to(device)
+        tokens, rows = max(s.tokens for s in shapes), max(s.rows for s in shapes)
+        self.buffers = Buffers.allocate(a, tokens, rows, dtype, device)
+        self.plans: dict[int, DecodePlan] = {
+            count: plan_decode(count, a.kv_heads, max_model_len, processors, dtype)
+            for count in {s.rows for s in shapes}
+        }
+        self.attention_workspace = DecodeWorkspace.allocate(self.plans, a.heads, a.kv_heads, a.head_dim, device)
+        self.linear_workspace = LinearWorkspace.allocate(
+            device, dtype, rows=tokens * (a.hidden_size + 2 * a.intermediate_size)
+        )
+        if any(a.sparse):
+            self.experts = ExpertBuffers.allocate(a, {s.tokens for s in shapes}, dtype, device)
+
+    def forward(self, shape: StepShape) -> torch.Tensor:
+        """Launch a step up to the logits, on the current stream. Returns float32 [rows of the shape, vocab]."""
+        a, batch, counts = self.a, self.batch, self.batch.counts
+        hidden = self.buffers.hidden[: shape.tokens]
+        embed(batch.token_ids, self.weights.embedding, counts, hidden, pdl=self.pdl)
+        for index, layer in enumerate(self.weights.layers):
+            self._attention(shape, layer, index, hidden)
+            self._mlp(shape, layer, hidden)
+        last, logits = self.buffers.last[: shape.rows], self.buffers.logits[: shape.rows]
+        norm = self.weights.final_norm
+        last_token_norm(hidden, norm, a.rms_norm_eps, counts, batch.query_starts, batch.emits, last, pdl=self.pdl)
+        self._linear(last, self.weights.lm_head, logits)
+        return logits
+
+    def _attention(self, shape: StepShape, layer: LayerWeights, index: int, hidden: torch.Tensor) -> None:
+        a, batch, pdl = self.a, self.batch, self.pdl
+        qkv, attended = self.buffers.qkv[: shape.tokens], self.buffers.attended[: shape.tokens]
+        self._linear(self._norm(hidden, layer.input_norm), layer.qkv, qkv, bias=layer.qkv_bias)
+        keys, values = self.cache.keys[index], self.cache.values[index]
+        norms = (layer.q_norm, layer.k_norm) if layer.q_norm is not None and layer.k_norm is not None else None
+        rope_and_cache(
+            qkv,
+            self.cos,
+            self.sin,
+            batch.positions,
+            batch.cache_slots,
+            keys,
+            values,
+            batch.counts,
+            heads=a.heads,
+            norms=norms,
+            eps=a.rms_norm_eps,
+            pdl=pdl,
+        )
+        queries = qkv.view(shape.tokens, a.heads + 2 * a.kv_heads, a.head_dim)[:, : a.heads]
+        scale, window = a.head_dim**-0.5, a.windows[index]
+        decode_attention(
+            queries,
+            keys,
+            values,
+            self.requests.page_table,
+            batch.row_slots,
+            batch.context_lengths,
+            batch.counts,
+            attended,
+            self.attention_workspace,
+            self.plans[shape.rows],
+            rows=shape.rows,
+            scale=scale,
+            window=window,
+            pdl=pdl,
+        )
+        if shape.mixed:
+            prefill_attention(
+                queries,
+                keys,
+                values,
+                self.requests.page_table,
+                batch.row_slots,
+                batch.query_starts,
+                batch.context_lengths,
+                batch.counts,
+                attended,
+                rows=shape.rows,
+                scale=scale,
+                window=window,
+                pdl=pdl,
+            )
+        self._linear(attended, layer.o, hidden, bias=layer.o_bias, add=True)
+
+    def _mlp(self, shape: StepShape, layer: LayerWeights, hidden: torch.Tensor) -> None:
+        if layer.router is not None:
+            self._experts(shape, layer, layer.router, hidden)
+            return
+        inner = self.buffers.inner[: shape.tokens]
+        normed = self._norm(hidden, layer.post_norm)
+        self._linear(normed, layer.gate_up, inner, bias=layer.gate_up_bias, swiglu=True)
+        self._linear(inner, layer.down, hidden, bias=layer.down_bias, add=True)
+
+    def _experts(self, shape: StepShape, layer: LayerWeights, router: torch.Tensor, hidden: torch.Tensor) -> None:
+        a, scratch, counts, tokens = self.a, self.experts, self.batch.counts, shape.tokens
+        if scratch is None:
+            raise ValueError("a layer has a router, but the architecture has no experts")
+        normed, logits = self._norm(hidden, layer.post_norm), scratch.router[:tokens]
+        self._linear(normed, router, logits)
+        routing = scratch.routings[tokens]
+        route(logits, counts, routing, normalize=a.normalize_experts, pdl=self.pdl)
+        experts(
+            normed,
+            layer.gate_up,
+            layer.down,
+            routing,
+            scratch.configs[tokens],
+            counts,
+            hidden,
+            scratch.inner,
+            scratch.results,
+            pdl=self.pdl,
+        )
+
+    def _norm(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """The norm of the residual stream, by a kernel of its own: fused into the product after it, each of that one's
+        programs would do it again."""
+        normed = self.buffers.normed[: hidden.shape[0]]
+        rms_norm(hidden, weight, self.a.rms_norm_eps, self.batch.counts, normed, pdl=self.pdl)
+        return normed
+
+    def _linear(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        out: torch.Tensor,
+        *,
+        bias: torch.Tensor | None = None,
+        swiglu: bool = False,
+        add: bool = False,
+    ) -> None:
+        """out = f(x weight^T + bias), or out += that."""
+        config = self.linear_config(x.shape[0], weight, swiglu)
+        if config.kind == "cublas" and add and bias is not None:
+            out += bias  # the product is then added to it
+            bias = None
+        linear(
+            x,
+            weight,
+            out,
+            config,
+            self.linear_workspace,
+            self.batch.counts,
+            bias=bias,
+            residual=out if add else None,
+            swiglu=swiglu,
+            pdl=self.pdl,
+        )
+
+    def linear_config(self, rows: int, weight: torch.Tensor, swiglu: bool) -> LinearConfig:
+        """How a linear layer runs in a bucket of so many rows."""
+        outputs = weight.shape[0] // (2 if swiglu else 1)
+        return self.table.config(outputs, weight.shape[1], rows, weight.dtype, swiglu=swiglu)

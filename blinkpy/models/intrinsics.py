@@ -1,0 +1,52 @@
+"""Small functions for njit code that NumPy has no names for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+# Sums may be reordered, so that loops become vector instructions. Infinities keep their meaning.
+FAST = {"reassoc", "contract", "nsz", "arcp", "nnan"}
+
+
+@intrinsic
+def pointer_to(typingctx: Any, address: Any) -> Any:
+    """An integer as a pointer."""
+    return types.voidptr(address), lambda context, builder, signature, args: builder.inttoptr(args[0], cgutils.voidptr_t)
+
+
+@intrinsic
+def float_of(typingctx: Any, bits: Any) -> Any:
+    """The float32 with these bits (int32)."""
+    return types.float32(types.int32), lambda context, builder, signature, args: builder.bitcast(args[0], ir.FloatType())
+
+
+@intrinsic
+def bits_of(typingctx: Any, value: Any) -> Any:
+    """The bits of a float32, int32."""
+    return types.int32(types.float32), lambda context, builder, signature, args: builder.bitcast(args[0], ir.IntType(32))
+
+
+@njit(fastmath={"contract"}, error_model="numpy", inline="always")
+def exp2(x):  # type: ignore[no-untyped-def]
+    """2**x for a float32 x in [-126, 127], to a relative error of 1e-7; exactly 1 at 0.
+
+    Split into 2**floor(x), put together as bits, and a polynomial on [0, 1): plain arithmetic that becomes vector
+    instructions, where a call of exp2 would not. The polynomial is the degree-6 minimax fit of the relative error that is
+    exact at 0.
+    """
+    whole = np.floor(x)
+    f = x - whole
+    p = np.float32(2.1612915e-4)
+    p = p * f + np.float32(1.2467846e-3)
+    p = p * f + np.float32(9.6754516e-3)
+    p = p * f + np.float32(5.5485281e-2)
+    p = p * f + np.float32(2.4022931e-1)
+    p = p * f + np.float32(6.9314704e-1)
+    p = p * f + np.float32(1)
+    return p * float_of((np.int32(whole) + np.int32(127)) << np.int32(23))

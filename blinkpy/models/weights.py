@@ -1,0 +1,127 @@
+"""A decoder's weights as torch tensors: loaded from a checkpoint, or random ones of the same shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from blinkpy.config import ConfigError
+from blinkpy.models.architecture import Architecture
+from blinkpy.models.checkpoint import Part, StoredTensor, layer_parts, open_checkpoint, outer_parts
+
+TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass
+class LayerWeights:
+    """Weights of one layer. Projections are [out, in] and fused: qkv holds q, k and v heads; gate_up the gate, then up.
+
+    A mixture of experts has a router [experts, hidden] and gate_up, down with a leading dimension for the expert.
+    """
+
+    input_norm: torch.Tensor  # [hidden]
+    qkv: torch.Tensor  # [(heads + 2 * kv_heads) * head_dim, hidden]
+    o: torch.Tensor  # [hidden, heads * head_dim]
+    post_norm: torch.Tensor  # [hidden]
+    gate_up: torch.Tensor  # [2 * intermediate, hidden] or [experts, 2 * expert_size, hidden]
+    down: torch.Tensor  # [hidden, intermediate] or [experts, hidden, expert_size]
+    qkv_bias: torch.Tensor | None = None
+    o_bias: torch.Tensor | None = None
+    gate_up_bias: torch.Tensor | None = None
+    down_bias: torch.Tensor | None = None
+    q_norm: torch.Tensor | None = None  # [head_dim]
+    k_norm: torch.Tensor | None = None  # [head_dim]
+    router: torch.Tensor | None = None  # [experts, hidden]
+
+
+@dataclass
+class Weights:
+    """All weights of a decoder, of one dtype and on one device. Tied embeddings: lm_head is the embedding."""
+
+    embedding: torch.Tensor  # [vocab, hidden]
+    layers: list[LayerWeights]
+    final_norm: torch.Tensor  # [hidden]
+    lm_head: torch.Tensor  # [vocab, hidden]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embedding.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.embedding.device
+
+
+def choose_dtype(a: Architecture, requested: str, device: str) -> torch.dtype:
+    """Type to compute in. requested: an option's value; "auto" takes the checkpoint's, with float16 widened on the CPU."""
+    name = a.dtype if requested == "auto" else requested
+    if name not in TORCH_DTYPES:
+        raise ConfigError(f"dtype {requested!r} is not supported (supported: auto, {', '.join(TORCH_DTYPES)})")
+    if name == "float16" and device == "cpu":
+        if requested != "auto":
+            raise ConfigError("dtype float16 is not supported on the CPU (supported: float32, bfloat16)")
+        name = "float32"
+    return TORCH_DTYPES[name]
+
+
+def _assemble(a: Architecture, make: Callable[[Part], torch.Tensor], progress: Callable[[float], None] | None) -> Weights:
+    outer = {part.field: make(part) for part in outer_parts(a)}
+    layers = []
+    for layer in range(a.layers):
+        layers.append(LayerWeights(**{part.field: make(part) for part in layer_parts(a, layer)}))
+        if progress is not None:
+            progress((layer + 1) / a.layers)
+    return Weights(outer["embedding"], layers, outer["final_norm"], outer.get("lm_head", outer["embedding"]))
+
+
+def _as_torch(stored: StoredTensor) -> torch.Tensor:
+    tensor = torch.from_numpy(stored.read())
+    return tensor.view(torch.bfloat16) if stored.dtype == "BF16" else tensor
+
+
+def load_weights(
+    a: Architecture,
+    folder: str | Path,
+    dtype: torch.dtype,
+    device: str = "cpu",
+    progress: Callable[[float], None] | None = None,
+) -> Weights:
+    """Load a checkpoint. progress: called with the share that is done, after each layer.
+
+    Headers are checked first (open_checkpoint raises ConfigError); then tensors are mapped one at a time and copied into
+    place, so the memory needed is that of the result.
+    """
+    stored = open_checkpoint(a, folder)
+
+    def make(part: Part) -> torch.Tensor:
+        result = torch.empty(part.shape, dtype=dtype, device=device)
+        for name, shape, expert, row in part.sources:
+            target = result if expert < 0 else result[expert]
+            target[row : row + shape[0]].copy_(_as_torch(stored[name]))
+        return result
+
+    return _assemble(a, make, progress)
+
+
+def random_weights(a: Architecture, seed: int, dtype: torch.dtype, device: str = "cpu") -> Weights:
+    """Random weights of the architecture's shapes, for measurements without a checkpoint. The same for the same seed.
+
+    Projections are scaled by 1 / sqrt(in), so that activations keep their size; norms are 1.
+    """
+    generator = torch.Generator(device).manual_seed(int(np.int64(seed)))
+
+    def make(part: Part) -> torch.Tensor:
+        if part.field.endswith("norm"):
+            return torch.ones(part.shape, dtype=dtype, device=device)
+        result = torch.empty(part.shape, dtype=dtype, device=device)
+        scale = 0.02 if len(part.shape) == 1 else part.shape[-1] ** -0.5
+        # Expert by expert: float32 noise for all of them at once would need twice the memory of the weights.
+        for piece in result if len(part.shape) == 3 else (result,):
+            piece.copy_(torch.randn(piece.shape, generator=generator, device=device).mul_(scale))
+        return result
+
+    return _assemble(a, make, None)

@@ -1,0 +1,221 @@
+"""Processes of blinkpy that another one starts: the config goes in, reports come out, and no child outlives its parent.
+
+A child gets two pipes. The first brings its config as one line of JSON; it then stays open, and its end tells the child
+that the parent is gone, also when the parent was killed. The second takes reports to the parent, one JSON object a line:
+{"phase", "done", "total"} while starting, {"ready": {...}} once, {"error": text} before a failed end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import site
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from blinkpy.config import Config, ConfigError, as_table
+
+Entry = Callable[[Config, "Reporter"], int]
+
+
+class ChildError(RuntimeError):
+    """A child failed to start, or ended when it should run. The message is one line for the user.
+
+    usage is true when the child refused its options or its model, so that asking again won't help.
+    """
+
+    def __init__(self, message: str, usage: bool = False):
+        super().__init__(message)
+        self.usage = usage
+
+
+class Reporter:
+    """The child's end: sends reports to the parent. It is a `blinkpy.progress.Report`."""
+
+    def __init__(self, fd: int):
+        self._fd = fd
+
+    def __call__(self, phase: str, done: float = 0, total: float = 0) -> None:
+        self._send({"phase": phase, "done": done, "total": total})
+
+    def ready(self, **facts: Any) -> None:
+        """Say that the process does its work from now on."""
+        self._send({"ready": facts})
+
+    def error(self, message: str) -> None:
+        self._send({"error": message})
+
+    def _send(self, report: dict[str, Any]) -> None:
+        with contextlib.suppress(BrokenPipeError):  # the parent is gone, and the lifeline is about to say so
+            os.write(self._fd, json.dumps(report).encode() + b"\n")
+
+
+class Child:
+    """The parent's end: one process running an entry of `blinkpy.serve`, in a session of its own.
+
+    Ctrl-C at a terminal therefore reaches the parent alone, which then ends its children in order.
+    """
+
+    def __init__(self, entry: str, config: Config):
+        self.entry = entry
+        self._partial = b""
+        config_read, self._lifeline = os.pipe()
+        self._reports, report_write = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "blinkpy.serve", entry, str(config_read), str(report_write)],
+                pass_fds=(config_read, report_write),
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # standard output belongs to the parent
+                start_new_session=True,
+                env=child_environment(),
+            )
+        except OSError:
+            os.close(self._lifeline)
+            os.close(self._reports)
+            raise
+        finally:
+            os.close(config_read)
+            os.close(report_write)
+        with contextlib.suppress(BrokenPipeError):  # it died at once: whoever waits for it sees that
+            os.write(self._lifeline, json.dumps(dict(as_table(config))).encode() + b"\n")
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def exit_code(self) -> int | None:
+        """Exit code, negative for a signal; None while it runs."""
+        return self._process.poll()
+
+    def reports(self, timeout: float) -> list[dict[str, Any]]:
+        """Reports that have come, waiting up to timeout seconds for the first."""
+        if self._reports < 0:
+            time.sleep(timeout)
+            return []
+        if not select.select([self._reports], [], [], timeout)[0]:
+            return []
+        piece = os.read(self._reports, 1 << 16)
+        if not piece:
+            os.close(self._reports)
+            self._reports = -1
+        *lines, self._partial = (self._partial + piece).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def wait_ready(
+        self, deadline_s: float, on_progress: Callable[..., None] | None = None, on_tick: Callable[[], None] | None = None
+    ) -> dict[str, Any]:
+        """Wait for {"ready"} and return its facts. deadline_s: longest silence between two reports, in seconds.
+
+        Raises ChildError when the child ends, reports an error, or is silent for too long. on_tick is called several times
+        a second, and what it raises ends the wait.
+        """
+        last = time.monotonic()
+        while True:
+            ended = self.exit_code()
+            reports = self.reports(0.1)
+            for report in reports:
+                last = time.monotonic()
+                if "error" in report:
+                    raise ChildError(report["error"], usage=self.wait(10) == 2)
+                if "ready" in report:
+                    return dict(report["ready"])
+                if on_progress is not None:
+                    on_progress(report["phase"], report["done"], report["total"])
+            if ended is not None and not reports:
+                raise ChildError(f"the {self.entry} process {describe_exit(ended)} while starting")
+            if time.monotonic() - last > deadline_s:
+                raise ChildError(f"the {self.entry} process said nothing for {deadline_s:.0f} s while starting")
+            if on_tick is not None:
+                on_tick()
+
+    def terminate(self) -> None:
+        """Ask it to end in order."""
+        self._process.terminate()
+
+    def wait(self, timeout: float) -> int | None:
+        """Exit code, or None when it still runs after timeout seconds."""
+        try:
+            return self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def end(self, timeout: float, hurry: Callable[[], bool] = lambda: False) -> int:
+        """End it: in order if it does so within timeout seconds and before hurry() says so, by SIGKILL otherwise.
+
+        Returns the exit code.
+        """
+        if self.exit_code() is None:
+            self.terminate()
+        deadline = time.monotonic() + timeout
+        while self.wait(0.1) is None:
+            if time.monotonic() > deadline or hurry():
+                break
+        with contextlib.suppress(ProcessLookupError):
+            # Its own children are in its session: none of them may stay behind.
+            os.killpg(self.pid, signal.SIGKILL)
+        code = self._process.wait()
+        for fd in (self._lifeline, self._reports):
+            if fd >= 0:
+                os.close(fd)
+        self._lifeline = self._reports = -1
+        return code
+
+
+def describe_exit(code: int) -> str:
+    """How a process ended, in words."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    return f"was ended by {signal.Signals(-code).name}"
+
+
+def child_environment() -> dict[str, str]:
+    """The environment of a child that must find this very package, wherever it was imported from."""
+    environment = dict(os.environ)
+    root = str(Path(__file__).parents[1])
+    if root not in site.getsitepackages():
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, environment.get("PYTHONPATH")]))
+    return environment
+
+
+def follow_parent(lifeline: int) -> None:
+    """End this process in order when the parent is gone: the pipe from it then reads as ended."""
+
+    def watch() -> None:
+        while os.read(lifeline, 4096):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
+
+
+def child_main(entries: dict[str, Entry], arguments: list[str]) -> int:
+    """What a child runs: reads its config, follows its parent, and calls the entry that the parent named."""
+    name, lifeline, reports = arguments[0], int(arguments[1]), int(arguments[2])
+    for fd in (lifeline, reports):
+        os.set_inheritable(fd, False)
+    handed = b""
+    while not handed.endswith(b"\n"):
+        piece = os.read(lifeline, 1 << 16)
+        if not piece:
+            return 1  # the parent died before it said anything
+        handed += piece
+    follow_parent(lifeline)
+    reporter = Reporter(reports)
+    try:
+        config = Config().with_options(json.loads(handed))
+        return entries[name](config, reporter)
+    except ConfigError as error:
+        reporter.error(str(error))
+        return 2
+    except Exception as error:
+        reporter.error(f"{type(error).__name__}: {error}")
+        raise

@@ -1,0 +1,77 @@
+"""What a start-up is doing, for a person: one line that moves on a terminal, one line per phase anywhere else."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Protocol, TextIO
+
+SPINNER = "|/-\\"
+
+
+class Report(Protocol):
+    """How the parts of a start-up say what they do. done of total, in any unit; total 0: unknown."""
+
+    def __call__(self, phase: str, done: float = 0, total: float = 0) -> None: ...
+
+
+def bar(done: float, total: float, width: int = 20) -> str:
+    """A share as a bar with a percentage."""
+    share = min(max(done / total, 0.0), 1.0)
+    full = int(share * width)
+    return f"[{'#' * full}{'.' * (width - full)}] {share:4.0%}"
+
+
+class Progress:
+    """Shows phases one after another. Not for use by several threads at once.
+
+    stream: where to; by default standard error. clock: seconds, for tests.
+    """
+
+    def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic):
+        self._stream = sys.stderr if stream is None else stream
+        self._live = self._stream.isatty()
+        self._clock = clock
+        self._began = clock()
+        self._phase = ""
+        self._phase_began = 0.0
+        self._done = self._total = 0.0
+        self._turn = 0
+
+    def __call__(self, phase: str, done: float = 0, total: float = 0) -> None:
+        """Say that a phase is under way, and how far it is."""
+        if phase != self._phase:
+            self._end_phase()
+            self._phase, self._phase_began = phase, self._clock()
+            if not self._live:
+                self._write(f"blinkpy: {phase} ...\n")
+        self._done, self._total = done, total
+        self.tick()
+
+    def tick(self) -> None:
+        """Redraw, so that a long phase is seen to be alive."""
+        if self._live and self._phase:
+            self._turn += 1
+            share = bar(self._done, self._total) if self._total > 0 else ""
+            seconds = self._clock() - self._phase_began
+            self._write(f"\r\x1b[K{SPINNER[self._turn % 4]} {self._phase}  {share} {seconds:.0f} s")
+
+    def say(self, text: str) -> None:
+        """Print a line of its own between phases."""
+        self._end_phase()
+        self._write(text + "\n")
+
+    def close(self) -> float:
+        """End the last phase. Returns the seconds since the start."""
+        self._end_phase()
+        return self._clock() - self._began
+
+    def _end_phase(self) -> None:
+        if self._live and self._phase:
+            self._write(f"\r\x1b[K  {self._phase}  {self._clock() - self._phase_began:.1f} s\n")
+        self._phase = ""
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()

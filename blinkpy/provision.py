@@ -1,0 +1,227 @@
+"""The engine on a GPU: everything that happens on the host before the loop runs, and the watch over it afterwards.
+
+Order of a start: check the GPU, read the model, plan the memory, load weights, allocate, compile and load every kernel, capture
+the step graphs, map the queues, instantiate the loop, launch. From then on the host only looks, a few times a second,
+whether the loop still runs; it may as well be stopped. What it adds while it runs: when the GPU faults, it says so in the
+control words, and front ends end their streams with an error.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from cuda.bindings import runtime
+
+from blinkpy.config import Config, ConfigError
+from blinkpy.dpu.shm import create_segment
+from blinkpy.engine import Engine
+from blinkpy.kernels.cuda_calls import CudaError
+from blinkpy.kernels.device_views import MappedSegment, to_device, to_host
+from blinkpy.kernels.linear_config import LinearTable
+from blinkpy.kernels.policies import Policy, load_policy
+from blinkpy.kernels.scheduler import Scheduler
+from blinkpy.kv.integrity import check_integrity
+from blinkpy.kv.state import DRAINED, Limits, State, make_limits, make_state
+from blinkpy.models.architecture import Architecture, read_architecture
+from blinkpy.models.buckets import bucket_shapes, step_shapes
+from blinkpy.models.cache import PagedCache, kv_bytes_per_page
+from blinkpy.models.gpu_memory import MemoryPlan, plan_memory
+from blinkpy.models.gpu_step import GpuStep
+from blinkpy.models.host_driven import HostDrivenStep, device_side, pin_state
+from blinkpy.models.hub import resolve_model
+from blinkpy.models.weights import Weights, choose_dtype, load_weights, random_weights
+from blinkpy.progress import Report
+from blinkpy.queues import CONTROL_FAULT, ENGINE_STATE, STATE_FAULTED, STATE_READY, STATE_STOPPED, EngineViews
+from blinkpy.sizing import engine_sizes, pages_for
+
+if TYPE_CHECKING:
+    from blinkpy.executive import Executive
+
+WATCH_S = 0.05  # between two looks at the loop
+OLDEST_CAPABILITY = (8, 0)  # bfloat16 on the matrix units
+OLDEST_DRIVER = 12080  # SWITCH conditional nodes came with CUDA 12.8
+STATE_BYTES_PER_PAGE_MINIMUM = 2  # tokens that an engine must be able to hold
+
+
+def check_gpu(control: str) -> str:
+    """The GPU's name. Raises ConfigError when there is none, or it or its driver is too old for what was asked."""
+    if not torch.cuda.is_available():
+        raise ConfigError("no usable NVIDIA GPU was found (torch.cuda.is_available() is false); --device cpu runs without one")
+    name, capability = torch.cuda.get_device_name(), torch.cuda.get_device_capability()
+    if capability < OLDEST_CAPABILITY:
+        found, wanted = (".".join(map(str, c)) for c in (capability, OLDEST_CAPABILITY))
+        raise ConfigError(f"{name} has compute capability {found}; {wanted} or newer is needed")
+    status, driver = runtime.cudaDriverGetVersion()
+    if int(status) != 0:
+        raise ConfigError(f"the version of the NVIDIA driver can't be read ({status})")
+    if control == "gpu" and driver < OLDEST_DRIVER:
+        raise ConfigError(
+            f"the NVIDIA driver supports CUDA {driver // 1000}.{driver % 1000 // 10}; conditional graph nodes, which the loop on "
+            f"the GPU is made of, need {OLDEST_DRIVER // 1000}.{OLDEST_DRIVER % 1000 // 10} (or use --control host)"
+        )
+    return name
+
+
+class CudaEngine(Engine):
+    """One engine on one GPU. start(), run(), stop() and close() as of Engine; --control says who runs the scheduler.
+
+    trace_rows: iterations whose times the loop records, for benchmarks. pdl: chain kernels by programmatic dependent launch.
+    """
+
+    def __init__(self, config: Config, on_progress: Report | None = None, *, trace_rows: int = 0, pdl: bool = False):
+        super().__init__(config, on_progress)
+        self.control = "host" if config.engine.control == "host" else "gpu"
+        self.limits: Limits
+        self.device_state: State
+        self.executive: Executive | None = None
+        self.plan: MemoryPlan
+        self.timings: dict[str, float] = {}
+        self._trace_rows, self._pdl = trace_rows, pdl
+        self._mapped: MappedSegment | None = None
+        self._phase_began = time.monotonic()
+        self._phase = ""
+
+    # ---- start ----------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """See Engine.start. Raises ConfigError also when the model does not fit, before anything is loaded."""
+        config = self.config
+        policy = load_policy(config.scheduler.policy)
+        self._enter("reading the model")
+        gpu = check_gpu(self.control)
+        folder = resolve_model(config.model.model, weights=config.model.load_format != "dummy")
+        a = read_architecture(folder)
+        dtype = choose_dtype(a, config.model.dtype, "cuda")
+        if dtype == torch.float16:
+            dtype = torch.bfloat16  # the kernels know two types; its range holds what float16 does
+        page_bytes = kv_bytes_per_page(a, config.cache.page_size, dtype)
+        self.plan = self._plan(a, dtype, page_bytes)
+        self.sizes = engine_sizes(config, a.max_position, page_bytes, self.plan.cache)
+        self.plan.require(self.sizes.num_pages * page_bytes)
+        facts = self._facts(a)
+
+        weights = self._load(folder, a, dtype)
+        self._enter("allocating the KV cache and the scheduler's state")
+        cache = PagedCache(a, self.sizes.num_pages, self.sizes.page_size, dtype, "cuda")
+        buckets = bucket_shapes(self.sizes.max_num_seqs, self.sizes.max_num_batched_tokens)
+        self.limits = make_limits(
+            self.sizes.queue,
+            facts,
+            max_num_batched_tokens=self.sizes.max_num_batched_tokens,
+            prefix_caching=config.cache.enable_prefix_caching,
+        )
+        self.state = make_state(self.limits, buckets)
+        stream = torch.cuda.Stream()
+        shapes, graph_of = step_shapes(buckets)
+        if self.control == "host":
+            self.state = pin_state(self.state)
+            batch, requests = device_side(self.state)
+        else:
+            self.device_state = to_device(self.state)
+            batch, requests = self.device_state.batch, self.device_state.requests
+        processors = torch.cuda.get_device_properties(0).multi_processor_count
+        table, length = LinearTable.load(gpu), self.sizes.max_model_len
+        step = GpuStep(a, weights, cache, batch, requests, shapes, length, table, self._pdl, processors)
+        self._enter("compiling kernels and capturing steps")
+        step.capture(stream, lambda share: self._progress("compiling kernels and capturing steps", share, 1))
+        self._gpu_step = step
+        self.segment = create_segment(config.engine.name, self.sizes.queue, facts)
+        self._started = True
+        self.views = self.segment.views()
+        if self.control == "host":
+            self._enter("compiling the scheduler")
+            self._step = HostDrivenStep(step, graph_of, self.state, batch, requests, self.sizes.page_size, stream)
+            self._scheduler = Scheduler(self.limits, self.state, policy)
+            self._scheduler.attach(self.views)
+            self._scheduler.step(time.monotonic_ns())
+        else:
+            self._enter("compiling the scheduler and building the loop")
+            self._mapped = MappedSegment(self.segment.buffer, self.segment.layout)
+            self.executive = self._build_executive(policy, self._mapped.device, graph_of, stream)
+        self.views.engine[ENGINE_STATE] = STATE_READY
+        self._enter("")
+
+    def _build_executive(
+        self, policy: Policy, queues: EngineViews, graph_of: np.ndarray, stream: torch.cuda.Stream
+    ) -> Executive:
+        # Imported here: --control host works without numba-cuda.
+        from blinkpy.executive import Executive, StepTable
+        from blinkpy.kernels.compile import device_arguments
+        from blinkpy.kernels.loop import loop_code
+
+        kind, table = device_arguments(self.limits, queues, self.device_state)
+        code = loop_code(policy, kind, len(table), torch.cuda.get_device_capability())
+        steps = StepTable(tuple(self._gpu_step.graphs), graph_of)
+        return Executive(code, table, steps, stream, (queues, self.device_state), self._trace_rows)
+
+    def _plan(self, a: Architecture, dtype: torch.dtype, page_bytes: int) -> MemoryPlan:
+        free, total = torch.cuda.mem_get_info()
+        plan = plan_memory(self.config, a, dtype.itemsize, page_bytes, free, total)
+        asked = self.config.model.max_model_len or STATE_BYTES_PER_PAGE_MINIMUM
+        pages = self.config.cache.num_pages or pages_for(asked, self.config.cache.page_size)
+        plan.require(pages * page_bytes)
+        return plan
+
+    def _load(self, folder: Path, a: Architecture, dtype: torch.dtype) -> Weights:
+        self._enter("loading weights")
+        if self.config.model.load_format == "dummy":
+            weights = random_weights(a, self.config.model.seed, dtype, "cuda")
+        else:
+            weights = load_weights(a, folder, dtype, "cuda", lambda share: self._progress("loading weights", share, 1))
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        return weights
+
+    def _enter(self, phase: str) -> None:
+        """Begin a phase of the start; the time of the last one is kept."""
+        now = time.monotonic()
+        if self._phase:
+            self.timings[self._phase] = now - self._phase_began
+        self._phase, self._phase_began = phase, now
+        if phase:
+            self._progress(phase)
+
+    # ---- the time after -------------------------------------------------------------------------------------------------
+
+    def run(self, budget_s: float = 0) -> None:
+        """Launch the loop and watch it until it ends: stopped, drained, or by a fault, which is announced and raised.
+
+        budget_s: seconds after which a loop on the GPU ends by itself, for tests and benchmarks; 0: never.
+        """
+        executive = self.executive
+        if executive is None:
+            super().run()
+            return
+        try:
+            executive.launch(budget_s)
+            while executive.running():
+                time.sleep(WATCH_S)
+            result = executive.result()
+        except CudaError:
+            # The GPU writes nothing any more: its words are the host's now.
+            self.views.control[CONTROL_FAULT] = 1
+            self.views.engine[ENGINE_STATE] = STATE_FAULTED
+            raise
+        self.views.engine[ENGINE_STATE] = STATE_STOPPED
+        if result == DRAINED and self.config.engine.check_integrity != "never":
+            problems = check_integrity(self.limits, to_host(self.device_state))
+            if problems:
+                raise RuntimeError("the scheduler's state is broken: " + "; ".join(problems[:5]))
+
+    def close(self) -> None:
+        """Free the loop and the mapping, and remove the segment. After run() has returned or raised."""
+        try:
+            if self.executive is not None:
+                self.executive.close()
+                self.executive = None
+            if self._mapped is not None:
+                self._mapped.close()
+                self._mapped = None
+        except CudaError:
+            # After a fault every call fails; the driver frees all of it with the process.
+            self.executive = self._mapped = None
+        super().close()

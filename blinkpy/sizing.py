@@ -1,0 +1,89 @@
+"""From options and a model to the sizes of everything: queues, pages, batches. Pure arithmetic; nothing is allocated here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from blinkpy.config import Config, ConfigError
+from blinkpy.queues import QueueSizes
+
+ARENA_PROMPTS = 4  # longest prompts that fit into a prompt arena at the same time
+ARENA_MINIMUM = 1 << 16  # tokens
+HISTORY_LIMIT = 8 << 30  # bytes of token history that an engine may keep
+
+
+@dataclass(frozen=True)
+class EngineSizes:
+    """Sizes of one engine. max_model_len, max_num_batched_tokens and page_size are in tokens."""
+
+    queue: QueueSizes
+    max_model_len: int
+    page_size: int
+    num_pages: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+    @property
+    def slots(self) -> int:
+        """Requests in flight over all queue pairs."""
+        return self.queue.pairs * self.queue.slots
+
+    @property
+    def pages_per_sequence(self) -> int:
+        return pages_for(self.max_model_len, self.page_size)
+
+
+def pages_for(tokens: int, page_size: int) -> int:
+    """Pages that hold so many tokens."""
+    return -(-tokens // page_size)
+
+
+def engine_sizes(config: Config, context_limit: int, page_bytes: int, cache_bytes: int) -> EngineSizes:
+    """Sizes for a model.
+
+    context_limit: tokens that the model allows. page_bytes: K and V of one page over all layers. cache_bytes: memory for the
+    KV cache, used when num_pages is 0. Raises ConfigError when what was asked for does not fit, with both figures.
+    """
+    page_size = config.cache.page_size
+    asked = config.model.max_model_len
+    if asked > context_limit:
+        raise ConfigError(f"max_model_len {asked} is beyond the model's context of {context_limit} tokens")
+    num_pages = config.cache.num_pages or cache_bytes // page_bytes
+    # Left open, the context is what both the model and the cache allow; asked for, it must fit.
+    max_model_len = asked or min(context_limit, num_pages * page_size)
+    if pages_for(max_model_len, page_size) > num_pages or max_model_len < 2:
+        needed = pages_for(max(asked, 2), page_size)
+        raise ConfigError(
+            f"the KV cache is too small for one sequence of {max(asked, 2)} tokens: {needed} pages needed, {num_pages} there "
+            f"({needed * page_bytes / 2**20:.1f} MiB needed, {num_pages * page_bytes / 2**20:.1f} MiB there)"
+        )
+    if not config.cache.num_pages:
+        # Pages beyond what all slots could fill would never be used, but for the prefix cache: keep as many again for it.
+        most = 2 * config.frontend.workers * config.queue.slots * pages_for(max_model_len, page_size)
+        num_pages = min(num_pages, most, 1 << 24)
+    sizes = EngineSizes(
+        queue=QueueSizes(
+            pairs=config.frontend.workers,
+            slots=config.queue.slots,
+            sq_entries=config.queue.sq_entries or 1 << max(1, (config.queue.slots - 1).bit_length()),
+            cq_entries=config.queue.cq_entries,
+            prompt_tokens=config.queue.prompt_arena_tokens or max(ARENA_PROMPTS * max_model_len, ARENA_MINIMUM),
+            hash_entries=max(ARENA_PROMPTS * max_model_len, ARENA_MINIMUM) // page_size,
+        ),
+        max_model_len=max_model_len,
+        page_size=page_size,
+        num_pages=num_pages,
+        max_num_seqs=min(config.scheduler.max_num_seqs, config.frontend.workers * config.queue.slots),
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+    )
+    if sizes.queue.prompt_tokens < max_model_len:
+        raise ConfigError(
+            f"prompt_arena_tokens ({sizes.queue.prompt_tokens}) must hold one prompt of max_model_len ({max_model_len}) tokens"
+        )
+    history = sizes.slots * max_model_len * 4
+    if history > HISTORY_LIMIT:
+        raise ConfigError(
+            f"{sizes.slots} slots of {max_model_len} tokens need {history / 2**30:.1f} GiB of token history, the limit is "
+            f"{HISTORY_LIMIT >> 30} GiB: lower slots, workers or max_model_len"
+        )
+    return sizes

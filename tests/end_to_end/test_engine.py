@@ -1,0 +1,165 @@
+"""A whole engine, driven through a queue pair in the same process, against transformers run on one prompt at a time."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+
+from blinkpy.config import Config
+from blinkpy.dpu.queue_pair import InFlight, QueuePair
+from blinkpy.dpu.sampling import Sampling
+from blinkpy.dpu.shm import attach_segment
+from blinkpy.engine import Engine
+from blinkpy.models.hub import DEMO_FOLDER
+from blinkpy.queues import (
+    COUNTER,
+    ENGINE_STATE,
+    FINISH_CANCELLED,
+    FINISH_LENGTH,
+    FINISH_MASK,
+    GAUGE,
+    HAS_TOKEN,
+    STATE_FAULTED,
+)
+
+DEADLINE_S = 120.0
+
+
+@contextmanager
+def running_engine(**options: object) -> Iterator[tuple[Engine, QueuePair]]:
+    """An engine in a thread, with its state checked after every call of the scheduler, and a client."""
+    defaults = {"device": "cpu", "dtype": "float32", "check_integrity": "always", "name": f"test-{secrets.token_hex(6)}"}
+    engine = Engine(Config().with_options({**defaults, **options}))
+    engine.start()
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            engine.run()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    client = QueuePair(attach_segment(engine.config.engine.name, 0), engine_timeout_s=60)
+    try:
+        client.attach(10)
+        yield engine, client
+    finally:
+        engine.stop()
+        thread.join(30)
+        client.close()
+        engine.close()
+    assert not thread.is_alive()
+    if errors:
+        raise errors[0]
+
+
+def collect(
+    client: QueuePair, requests: list[InFlight], cancel_after: dict[int, int] | None = None
+) -> list[tuple[list[int], int]]:
+    """Poll until all have ended: (tokens, finish) of each. cancel_after: tokens after which to cancel, by index."""
+    index = {id(request): i for i, request in enumerate(requests)}
+    tokens: list[list[int]] = [[] for _ in requests]
+    finish = [0] * len(requests)
+    deadline = time.monotonic() + DEADLINE_S
+    while not all(finish):
+        assert time.monotonic() < deadline, f"not all ended: {finish}"
+        client.heartbeat()
+        for request, token, flags in client.poll():
+            i = index[id(request)]
+            assert not finish[i], "a completion after the last one"
+            if flags & HAS_TOKEN:
+                tokens[i].append(token)
+            finish[i] = flags & FINISH_MASK
+            if cancel_after and cancel_after.get(i) == len(tokens[i]):
+                client.cancel(request)
+        time.sleep(0.0005)
+    return list(zip(tokens, finish, strict=True))
+
+
+@pytest.fixture(scope="module")
+def reference() -> torch.nn.Module:
+    from transformers import LlamaForCausalLM
+
+    return LlamaForCausalLM.from_pretrained(DEMO_FOLDER, dtype=torch.float32).eval()
+
+
+def greedy(reference: torch.nn.Module, prompt: np.ndarray, count: int) -> list[int]:
+    ids = torch.from_numpy(prompt.astype(np.int64))[None]
+    with torch.inference_mode():
+        out = reference.generate(ids, max_new_tokens=count, min_new_tokens=count, do_sample=False, eos_token_id=None)
+    return out[0, len(prompt) :].tolist()
+
+
+def prompts_with_common_starts(rng: np.random.Generator, count: int, longest: int) -> list[np.ndarray]:
+    """Random prompts, half of which begin like another one."""
+    prompts: list[np.ndarray] = []
+    for _ in range(count):
+        own = rng.integers(6, 4096, int(rng.integers(1, longest + 1))).astype(np.int32)
+        if prompts and rng.random() < 0.5:
+            other = prompts[int(rng.integers(len(prompts)))]
+            own = np.concatenate([other[: int(rng.integers(1, len(other) + 1))], own])[:longest]
+        prompts.append(own)
+    return prompts
+
+
+def test_mixed_batches_chunks_hits_and_preemption_change_no_token(
+    rng: np.random.Generator, reference: torch.nn.Module
+) -> None:
+    """20 requests in a pool that holds a few of them: greedy tokens are those of transformers, one prompt at a time."""
+    prompts = prompts_with_common_starts(rng, 20, 40)
+    options = {"max_model_len": 128, "num_pages": 24, "max_num_seqs": 12, "max_num_batched_tokens": 32, "slots": 32}
+    with running_engine(**options) as (engine, client):
+        sampling = Sampling(max_tokens=64, temperature=0)
+        results = collect(client, [client.submit(prompt, sampling) for prompt in prompts])
+        words = engine.views.engine
+        assert words[COUNTER["preemptions"]] > 0, "the pool was meant to be too small"
+        assert words[COUNTER["prefix_hit_tokens"]] > 0
+        assert words[GAUGE["pages_held"]] == 0
+    for prompt, (tokens, finish) in zip(prompts, results, strict=True):
+        assert finish == FINISH_LENGTH
+        assert tokens == greedy(reference, prompt, 64)
+
+
+def test_seeded_samples_do_not_depend_on_neighbours(rng: np.random.Generator) -> None:
+    prompts = prompts_with_common_starts(rng, 6, 60)
+    sampled = Sampling(max_tokens=16, temperature=0.9, top_p=0.95, top_k=200, seed=int(rng.integers(2**62)))
+    other = Sampling(max_tokens=30, temperature=1.3, seed=7)
+    with running_engine(max_model_len=256, slots=32) as (_, client):
+        alone = [collect(client, [client.submit(prompt, sampled)])[0] for prompt in prompts]
+        crowd = [client.submit(prompt[::-1].copy(), other) for prompt in prompts]
+        together = collect(client, crowd + [client.submit(prompt, sampled) for prompt in prompts])[len(crowd) :]
+    assert together == alone
+
+
+def test_cancelled_requests_give_everything_back(rng: np.random.Generator) -> None:
+    prompts = prompts_with_common_starts(rng, 12, 60)
+    with running_engine(max_model_len=256, slots=16) as (engine, client):
+        requests = [client.submit(prompt, Sampling(max_tokens=150, temperature=0)) for prompt in prompts]
+        results = collect(client, requests, cancel_after={i: int(rng.integers(1, 6)) for i in range(12)})
+        assert [finish for _, finish in results] == [FINISH_CANCELLED] * 12
+        assert client.free_slots == 16
+        assert engine.views.engine[GAUGE["pages_held"]] == 0
+        (after,) = collect(client, [client.submit(prompts[0], Sampling(max_tokens=4, temperature=0))])
+        assert after[1] == FINISH_LENGTH
+
+
+def test_a_failing_step_is_announced_before_the_engine_ends() -> None:
+    def broken(batch: object, requests: object) -> None:
+        raise ArithmeticError("broken on purpose")
+
+    with pytest.raises(ArithmeticError, match="on purpose"), running_engine(max_model_len=64) as (engine, client):
+        engine._step.run = broken
+        client.submit(np.array([1, 2, 3], np.int32), Sampling())
+        deadline = time.monotonic() + 10
+        while engine.views.engine[ENGINE_STATE] != STATE_FAULTED:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)

@@ -1,0 +1,164 @@
+"""The offline API, through the same queues and the same engine as the server."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blinkpy import LLM, SamplingParams
+from blinkpy.config import ConfigError
+
+
+@pytest.fixture(scope="module")
+def null() -> Iterator[LLM]:
+    with LLM("demo", device="null", slots=8) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[LLM]:
+    with LLM("demo", device="cpu", dtype="float32") as llm:
+        yield llm
+
+
+def test_more_prompts_than_slots_all_end_in_their_order(null: LLM) -> None:
+    prompts = [f"number {i}" for i in range(50)]
+    outputs = null.generate(prompts, SamplingParams(max_tokens=5, ignore_eos=True, seed=1))
+    assert [output.prompt for output in outputs] == prompts
+    for output in outputs:
+        assert output.prompt_token_ids == null.tokenizer.encode(output.prompt or "").tolist()
+        (done,) = output.outputs
+        assert len(done.token_ids) == 5
+        assert done.finish_reason == "length"
+
+
+def test_prompts_may_be_text_or_token_ids_one_or_several(null: LLM) -> None:
+    params = SamplingParams(max_tokens=3, seed=5, ignore_eos=True)
+    ids = null.tokenizer.encode("hello").tolist()
+    wanted = [output.outputs[0].token_ids for output in null.generate("hello", params)]
+    assert len(wanted) == 1
+    assert [output.outputs[0].token_ids for output in null.generate(ids, params)] == wanted
+    assert [output.outputs[0].token_ids for output in null.generate([ids, "hello"], params)] == wanted * 2
+    assert null.generate([]) == []
+
+
+def test_each_prompt_can_have_its_own_parameters(null: LLM) -> None:
+    each = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (1, 4, 2)]
+    assert [len(output.outputs[0].token_ids) for output in null.generate(["a", "b", "c"], each)] == [1, 4, 2]
+    with pytest.raises(ValueError, match="2 prompts with 3 sampling parameters"):
+        null.generate(["a", "b"], each)
+
+
+def test_a_stop_string_ends_a_text_and_is_not_in_it(null: LLM) -> None:
+    params = {"max_tokens": 40, "seed": 7, "ignore_eos": True}
+    text = null.generate("x", SamplingParams(**params))[0].outputs[0].text
+    stop = text[len(text) // 2 :][:2]
+    (done,) = null.generate("x", SamplingParams(**params, stop=stop))[0].outputs
+    assert done.text == text[: text.index(stop)]
+    assert done.finish_reason == "stop"
+    assert len(done.token_ids) <= 40
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "reason"),
+    [
+        ([], {}, None),
+        ([[]], {}, "prompt 0: it is empty"),
+        ([[1, -1]], {}, "prompt 0: its token ids are not within 0 to"),
+        ([[1], [1 << 30]], {}, "prompt 1: its token ids are not within 0 to"),
+        ([[1] * 100_000], {}, "prompt 0: it has 100000 tokens"),
+        (["x"], {"max_tokens": 1 << 30}, "prompt 0: max_tokens is"),
+        (["x"], {"stop_token_ids": range(9)}, "stop token ids"),
+    ],
+)
+def test_a_wrong_prompt_is_an_error_before_anything_runs(
+    null: LLM, prompt: list[Any], options: dict[str, Any], reason: str | None
+) -> None:
+    if reason is None:
+        assert null.generate(prompt, SamplingParams(**options)) == []
+        return
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        null.generate(prompt, SamplingParams(**options))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_tokens": 0},
+        {"max_tokens": 1.5},
+        {"max_tokens": True},
+        {"temperature": -0.1},
+        {"temperature": float("nan")},
+        {"top_p": 0.0},
+        {"top_k": -2},
+        {"min_p": 1.1},
+        {"repetition_penalty": 0.0},
+        {"presence_penalty": 2.5},
+        {"seed": 1 << 63},
+        {"seed": "x"},
+        {"stop": [""]},
+        {"stop": ["x"] * 17},
+    ],
+)
+def test_wrong_sampling_parameters_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        SamplingParams(**wrong)
+
+
+def test_options_are_the_engines_alone() -> None:
+    for name in ("host", "workers", "max_batch"):
+        with pytest.raises(ConfigError, match=f"unknown option '{name}' of LLM"):
+            LLM("demo", **{name: 1})
+    with pytest.raises(ConfigError, match="max_model_len"):
+        LLM("demo", device="null", max_model_len=1 << 22)
+
+
+def test_the_demonstration_model_writes_text_and_greedy_repeats_itself(demo: LLM) -> None:
+    greedy = SamplingParams(max_tokens=24, temperature=0)
+    prompts = ["It was a dark and", "The captain of the ship", "In the morning she"]
+    together = demo.generate(prompts, greedy)
+    for prompt, output in zip(prompts, together, strict=True):
+        (alone,) = demo.generate(prompt, greedy)
+        assert alone.outputs == output.outputs, "the output depends on what else is in the batch"
+        assert len(re.findall(r"[a-z]{2,}", output.outputs[0].text)) >= 8, f"no words: {output.outputs[0].text!r}"
+    seeded = SamplingParams(max_tokens=24, temperature=1.0, seed=11)
+    assert demo.generate(prompts, seeded) == demo.generate(prompts, seeded)
+
+
+def test_chat_uses_the_template(demo: LLM) -> None:
+    conversation = [{"role": "user", "content": "Tell me a story."}]
+    one = demo.chat(conversation, SamplingParams(max_tokens=8, temperature=0))
+    two = demo.chat([conversation, conversation], SamplingParams(max_tokens=8, temperature=0))
+    assert [output.outputs for output in two] == [one[0].outputs] * 2
+    assert "Tell me a story." in (one[0].prompt or "")
+
+
+def test_defaults_come_from_the_models_generation_config(demo: LLM) -> None:
+    own = json.loads((Path(demo.config.model.model) / "generation_config.json").read_text())
+    params = demo.default_sampling_params()
+    for name in ("temperature", "top_p", "top_k"):
+        assert getattr(params, name) == own.get(name, getattr(SamplingParams(), name))
+
+
+def test_a_dead_engine_is_an_error_at_once_and_close_cleans_up() -> None:
+    llm = LLM("demo", device="null")
+    segment = Path(f"/dev/shm/blinkpy.{llm.config.engine.name}")
+    assert segment.exists()
+    os.kill(llm._engine.pid, signal.SIGKILL)
+    began = time.monotonic()
+    with pytest.raises(RuntimeError, match="engine"):
+        llm.generate("x")
+    assert time.monotonic() - began < 3
+    llm.close()
+    llm.close()
+    assert not segment.exists()
+    with pytest.raises(RuntimeError, match="closed"):
+        llm.generate("x")

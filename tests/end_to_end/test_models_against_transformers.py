@@ -1,0 +1,161 @@
+"""Every family against transformers, on small random checkpoints that transformers itself saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from model_zoo import MAX_MODEL_LEN, VOCAB, ZOO, save_model
+from paged_batch import PagedBatches, Sequence
+
+from blinkpy.models.architecture import read_architecture
+from blinkpy.models.cache import PagedCache
+from blinkpy.models.decoder import Decoder, emitting_tokens
+from blinkpy.models.weights import load_weights
+
+PAGE = 8
+NEW_TOKENS = 32
+TOLERANCE = 1e-4
+
+
+def make_decoder(name: str, folder: Path, *, reference: bool = False, num_pages: int = 160) -> Decoder:
+    architecture = read_architecture(folder)
+    weights = load_weights(architecture, folder, torch.float32)
+    cache = PagedCache(architecture, num_pages, PAGE, torch.float32)
+    # Whatever lies in pages that were never written must not matter.
+    for tensor in cache.keys + cache.values:
+        tensor.fill_(float("nan"))
+    return Decoder(architecture, weights, cache, MAX_MODEL_LEN, 512, reference=reference)
+
+
+def make_batches(rng: np.random.Generator) -> PagedBatches:
+    return PagedBatches(rng, page_size=PAGE, num_pages=160, slots=12, max_model_len=256, max_tokens=512, max_rows=12)
+
+
+def run(decoder: Decoder, batches: PagedBatches, work: list[tuple[Sequence, int]]) -> list[tuple[Sequence, int, np.ndarray]]:
+    """One greedy step. Returns (sequence, position, logits [vocab]) of every token of the batch."""
+    batch = batches.batch(work)
+    logits = decoder.logits(decoder.forward(batch, batches.requests.page_table)).numpy()
+    seen = []
+    for row, (sequence, count) in enumerate(batches.work):
+        start = batch.query_starts[row]
+        seen += [(sequence, sequence.computed + i, logits[start + i]) for i in range(count)]
+    last = emitting_tokens(batch)
+    batch.sampled[: len(batches.work)][batch.emits[: len(batches.work)] == 1] = logits[last].argmax(axis=1)
+    batches.commit(batch)
+    return seen
+
+
+class Comparison:
+    """Collects our logits, and compares them with those of transformers over the same tokens."""
+
+    def __init__(self, model: torch.nn.Module):
+        self.model = model
+        self.seen: list[tuple[Sequence, int, np.ndarray]] = []
+
+    def check(self, minimum: int) -> None:
+        assert len(self.seen) >= minimum
+        spread = 0.0
+        for sequence in {id(s): s for s, _, _ in self.seen}.values():
+            with torch.no_grad():
+                expected = self.model(torch.tensor([sequence.tokens])).logits[0].numpy()
+            spread = max(spread, float(expected.std()))
+            for _, position, ours in (item for item in self.seen if item[0] is sequence):
+                error = float(np.abs(ours - expected[position]).max())
+                assert error < TOLERANCE, f"position {position} of {len(sequence.tokens)} is off by {error}"
+        assert spread > 0.5, "logits too flat to show an error"
+
+
+def prompt(rng: np.random.Generator, length: int) -> list[int]:
+    return rng.integers(0, VOCAB, length).tolist()
+
+
+@pytest.mark.parametrize("reference", [False, True], ids=["cpu", "torch"])
+@pytest.mark.parametrize("name", ZOO)
+def test_prompt_and_greedy_tokens(name: str, reference: bool, tmp_path: Path, rng: np.random.Generator) -> None:
+    """One sequence alone: the prompt in one chunk, then 32 greedy tokens."""
+    model = save_model(name, tmp_path, int(rng.integers(2**31)), sharded=bool(rng.integers(2)))
+    decoder, batches = make_decoder(name, tmp_path, reference=reference), make_batches(rng)
+    comparison = Comparison(model)
+    sequence = batches.add(prompt(rng, int(rng.integers(20, 60))))
+    comparison.seen += run(decoder, batches, [(sequence, len(sequence.tokens))])
+    for _ in range(NEW_TOKENS):
+        comparison.seen += run(decoder, batches, [(sequence, 1)])
+    comparison.check(20 + NEW_TOKENS)
+    # What we sampled is what transformers would have: its own greedy continuation, token by token.
+    with torch.no_grad():
+        choices = model(torch.tensor([sequence.tokens])).logits[0].argmax(dim=-1).tolist()
+    assert sequence.tokens[sequence.prompt_length :] == choices[sequence.prompt_length - 1 : -1]
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_mixed_batches(name: str, tmp_path: Path, rng: np.random.Generator) -> None:
+    """Decodes and prefill chunks together, two rows on shared pages, and a preempted sequence that is computed again."""
+    model = save_model(name, tmp_path, int(rng.integers(2**31)), sharded=bool(rng.integers(2)))
+    decoder, batches = make_decoder(name, tmp_path), make_batches(rng)
+    comparison = Comparison(model)
+    common = prompt(rng, 3 * PAGE)
+    first = batches.add(common + prompt(rng, int(rng.integers(1, 30))))
+    sequences = [first]
+    for _ in range(3):
+        sequences.append(batches.add(prompt(rng, int(rng.integers(18, 70)))))
+
+    preempted_at = int(rng.integers(6, 20))
+    for step in range(200):
+        if step == 8:
+            assert first.computed >= len(common)
+            sequences.append(batches.add(common + prompt(rng, int(rng.integers(1, 20))), share=first, share_pages=3))
+        if step == preempted_at:
+            batches.preempt(sequences[1])
+        work, budget = [], 40
+        for sequence in rng.permutation(np.arange(len(sequences))).tolist():
+            chosen = sequences[sequence]
+            left = len(chosen.tokens) - chosen.computed
+            if len(chosen.tokens) - chosen.prompt_length >= NEW_TOKENS or budget == 0:
+                continue
+            count = min(left, budget, int(rng.integers(1, 24)))
+            budget -= count
+            work.append((chosen, count))
+        if not work:
+            break
+        comparison.seen += run(decoder, batches, work)
+    assert all(len(s.tokens) - s.prompt_length == NEW_TOKENS for s in sequences)
+    comparison.check(5 * (18 + NEW_TOKENS))
+
+
+def test_one_sequence_is_split_over_threads(tmp_path: Path, rng: np.random.Generator) -> None:
+    """A batch of one token divides its heads, not its rows, among the threads; the result is the same."""
+    model = save_model("qwen3", tmp_path, int(rng.integers(2**31)))
+    decoder, batches = make_decoder("qwen3", tmp_path), make_batches(rng)
+    comparison = Comparison(model)
+    sequences = [batches.add(prompt(rng, 50)) for _ in range(6)]
+    for sequence in sequences:
+        comparison.seen += run(decoder, batches, [(sequence, 50)])
+    comparison.seen += run(decoder, batches, [(sequence, 1) for sequence in sequences])
+    comparison.seen += run(decoder, batches, [(sequences[0], 1)])
+    comparison.check(300)
+
+
+@pytest.mark.parametrize("name", ["llama3", "qwen3-moe", "phi3"])
+def test_bfloat16_follows_float32(name: str, tmp_path: Path, rng: np.random.Generator) -> None:
+    """In bfloat16 the fast path agrees with the reference as closely as rounding allows, and both with float32."""
+    save_model(name, tmp_path, int(rng.integers(2**31)), dtype=torch.bfloat16)
+    architecture = read_architecture(tmp_path)
+    assert architecture.dtype == "bfloat16"
+    tokens, results = prompt(rng, 40), []
+    for dtype, reference in ((torch.float32, True), (torch.bfloat16, True), (torch.bfloat16, False)):
+        cache = PagedCache(architecture, 160, PAGE, dtype)
+        weights = load_weights(architecture, tmp_path, dtype)
+        decoder, batches = Decoder(architecture, weights, cache, 256, 512, reference=reference), make_batches(rng)
+        sequence = batches.add(tokens[:24])
+        seen = run(decoder, batches, [(sequence, 24)])
+        for token in tokens[24:]:
+            sequence.tokens[-1] = token  # the same tokens for all three, whatever was sampled
+            seen += run(decoder, batches, [(sequence, 1)])
+        results.append(np.array([logits for _, _, logits in seen]))
+    exact, plain, fast = results
+    error, fast_error = np.abs(plain - exact).mean(), np.abs(fast - exact).mean()
+    assert error < 0.1 * exact.std(), "the reference itself is off"
+    assert fast_error < 1.5 * error

@@ -1,0 +1,283 @@
+"""`blinkpy serve` as people run it: processes, the official client, and what happens when parts of it die."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from openai import APIError, OpenAI
+from openai.types.chat import ChatCompletionChunk
+
+ROOT = Path(__file__).parents[2]
+START_S = 150.0
+LINE = re.compile(r"blinkpy serves (\S+) on (http://\S+) ")
+
+
+class Server:
+    """A running `blinkpy serve`; the last word on its own process and children."""
+
+    def __init__(self, process: subprocess.Popen[str], errors: list[str], ready: list[str]):
+        self.process, self.errors, self.ready = process, errors, ready
+        match = LINE.search("".join(ready))
+        assert match is not None
+        self.model, self.url = match[1], match[2]
+        self.client = OpenAI(base_url=self.url + "/v1", api_key="none", max_retries=0, timeout=30)
+
+    def child(self, entry: str) -> int:
+        """Process id of the engine or the front end."""
+        for pid in children(self.process.pid):
+            if entry.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                return pid
+        raise AssertionError(f"no {entry}")
+
+    def segments(self) -> list[str]:
+        return [path.name for path in Path("/dev/shm").glob(f"blinkpy.serve-{self.process.pid}-*")]
+
+    def chat(self, **more: object) -> str:
+        answer = self.client.chat.completions.create(
+            model=self.model, messages=[{"role": "user", "content": "Tell me a story."}], max_tokens=16, **more
+        )
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens <= 16
+        return answer.choices[0].message.content or ""
+
+    def stream(self, tokens: int) -> Iterator[ChatCompletionChunk]:
+        """A streamed answer of so many tokens."""
+        return iter(
+            self.client.chat.completions.create(
+                model=self.model,
+                messages=[{"role": "user", "content": "x"}],
+                max_tokens=tokens,
+                stream=True,
+                extra_body={"ignore_eos": True},
+            )
+        )
+
+
+def children(pid: int) -> list[int]:
+    """All processes below a process."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            found += [int(child) for child in task.read_text().split()]
+    return found + [grandchild for child in found for grandchild in children(child)]
+
+
+def wait_until(condition: object, seconds: float, what: str) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+        time.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that only waits to be reaped does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@contextlib.contextmanager
+def serving(*arguments: str) -> Iterator[Server]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "blinkpy", "serve", "--port", "0", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    errors: list[str] = []
+    lines: list[str] = []
+    assert process.stdout is not None
+    assert process.stderr is not None
+    readers = [
+        threading.Thread(target=lambda: errors.extend(process.stderr), daemon=True),
+        threading.Thread(target=lambda: lines.extend(process.stdout), daemon=True),
+    ]
+    for reader in readers:
+        reader.start()
+    below: list[int] = []
+    try:
+        wait_until(lambda: any("curl" in line for line in lines) or process.poll() is not None, START_S, "ready")
+        assert process.poll() is None, "".join(errors)
+        yield Server(process, errors, lines)
+    finally:
+        below = children(process.pid) if process.poll() is None else below
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        for pid in below:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def null_server() -> Iterator[Server]:
+    with serving("--device", "null", "--null-step-us", "2000") as server:
+        yield server
+
+
+def test_the_official_client_gets_an_answer_whole_and_streamed(null_server: Server) -> None:
+    assert [model.id for model in null_server.client.models.list()] == ["demo"]
+    whole = null_server.chat(seed=3)
+    stream = null_server.client.chat.completions.create(
+        model="demo",
+        messages=[{"role": "user", "content": "Tell me a story."}],
+        max_tokens=16,
+        seed=3,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    events = list(stream)
+    assert "".join(event.choices[0].delta.content or "" for event in events if event.choices) == whole
+    assert events[-1].usage is not None
+    assert len(events) > 4, "a stream comes in pieces"
+    assert null_server.chat(seed=4) != whole
+
+
+def test_the_curl_line_that_is_printed_works(null_server: Server) -> None:
+    (line,) = (line for line in null_server.ready if line.startswith("curl "))
+    done = subprocess.run(line, shell=True, capture_output=True, text=True, timeout=60)
+    events = [event.removeprefix("data: ") for event in done.stdout.split("\n\n") if event]
+    assert events[-1] == "[DONE]"
+    assert json.loads(events[0])["choices"][0]["delta"]["role"] == "assistant"
+
+
+def test_start_is_shown_phase_by_phase_without_control_characters(null_server: Server) -> None:
+    shown = "".join(null_server.errors)
+    assert "blinkpy: finding model demo ..." in shown
+    assert "blinkpy: starting front ends ..." in shown
+    assert "\x1b" not in shown
+    assert "\r" not in shown
+
+
+def test_two_servers_run_side_by_side_and_end_without_a_trace(null_server: Server) -> None:
+    with serving("--device", "null", "--workers", "2", "--served-model-name", "other", "--api-key", "secret") as other:
+        assert other.segments()
+        assert null_server.segments()
+        assert httpx.get(other.url + "/v1/models").status_code == 401
+        other.client.api_key = "secret"
+        assert other.chat()
+        assert null_server.chat()
+        below = children(other.process.pid)
+        assert len(below) == 4, "engine, front end, two workers"
+        other.process.send_signal(signal.SIGTERM)
+        assert other.process.wait(20) == 0
+        assert not other.segments()
+        wait_until(lambda: not any(alive(pid) for pid in below), 5, "children ended")
+    assert null_server.chat()
+
+
+def test_a_request_that_runs_at_sigterm_is_finished(null_server: Server) -> None:
+    with serving("--device", "null", "--null-step-us", "20000") as server:
+        events = server.stream(60)
+        next(events)
+        server.process.send_signal(signal.SIGTERM)
+        assert [event.choices[0].finish_reason for event in events][-1] == "length"
+        assert server.process.wait(20) == 0
+        assert not server.segments()
+
+
+def test_a_killed_engine_means_errors_within_two_seconds_then_exit_code_1() -> None:
+    with serving("--device", "null", "--null-step-us", "20000") as server:
+        stream = server.stream(1000)
+        next(stream)
+        os.kill(server.child("engine"), signal.SIGKILL)
+        killed = time.monotonic()
+        with pytest.raises((APIError, httpx.HTTPError)):
+            for _ in stream:
+                pass
+        assert time.monotonic() - killed < 2
+        health = httpx.get(server.url + "/health")
+        assert (health.status_code, health.json()["error"]["code"]) == (503, "engine_unavailable")
+        with pytest.raises(APIError) as refused:
+            server.chat()
+        assert refused.value.status_code == 503  # type: ignore[attr-defined]
+        assert time.monotonic() - killed < 3
+        assert server.process.wait(20) == 1
+        assert any("blinkpy: error: the engine was ended by SIGKILL" in line for line in server.errors)
+        assert not server.segments()
+
+
+def test_children_end_with_a_killed_parent_and_the_next_start_is_clean() -> None:
+    with serving("--device", "null") as server:
+        below = children(server.process.pid)
+        engine = server.child("engine")
+        left = Path("/dev/shm") / server.segments()[0]
+        os.kill(engine, signal.SIGKILL)
+        server.process.kill()
+        wait_until(lambda: not any(alive(pid) for pid in below), 20, "children ended")
+    assert left.exists(), "nobody was left to remove the segment, or the test tests nothing"
+    with serving("--device", "null") as server:
+        assert not left.exists()
+        assert server.chat()
+
+
+def test_engine_and_front_end_run_separately_by_name() -> None:
+    name = f"test-{os.getpid()}"
+
+    def start(*arguments: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "blinkpy", *arguments, "--name", name]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+
+    engine = start("engine", "--device", "null")
+    front = start("frontend", "--port", "0")
+    try:
+        assert front.stdout is not None
+        match = LINE.search(front.stdout.readline())
+        assert match is not None
+        wait_until(lambda: httpx.get(match[2] + "/health").status_code == 200, START_S, "healthy")
+        body = {"model": "demo", "prompt": "x", "max_tokens": 3}
+        assert httpx.post(match[2] + "/v1/completions", json=body).json()["usage"]["completion_tokens"] == 3
+        front.terminate()
+        engine.terminate()
+        assert front.wait(20) == 0
+        assert engine.wait(20) == 0
+        assert not Path(f"/dev/shm/blinkpy.{name}").exists()
+    finally:
+        for process in (front, engine):
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("/nowhere",), "model '/nowhere' is neither a folder"),
+        (("--policy", "nothing.py:rank", "--device", "null"), "nothing.py"),
+        (("--max-model-len", "4000000", "--device", "null"), "max_model_len 4000000"),
+        (("--host", "192.0.2.1"), "can't listen on 192.0.2.1"),
+        (("--chat-template", "/nowhere.jinja", "--device", "null"), "/nowhere.jinja"),
+    ],
+)
+def test_what_cannot_be_served_is_one_line_and_exit_code_2(arguments: tuple[str, ...], reason: str) -> None:
+    command = [sys.executable, "-m", "blinkpy", "serve", "--port", "0", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=START_S, cwd=ROOT)
+    assert done.returncode == 2, done.stderr
+    (line,) = (line for line in done.stderr.splitlines() if "error" in line.lower())
+    assert line.startswith("blinkpy: error: ")
+    assert reason in line
+    assert done.stdout == ""
+
+
+def test_a_taken_port_is_noticed_before_anything_is_loaded(null_server: Server) -> None:
+    port = null_server.url.rpartition(":")[2]
+    command = [sys.executable, "-m", "blinkpy", "serve", "--port", port]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, cwd=ROOT)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert f"can't listen on 127.0.0.1 port {port}" in done.stderr

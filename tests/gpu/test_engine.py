@@ -1,0 +1,70 @@
+"""The engine on the GPU, whole: loop, scheduler, step graphs and queues, with both kinds of control."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gpu_step_cases
+import model_zoo
+import numpy as np
+import pytest
+import torch
+from gpu_serving import config_for, generate, serving
+from paged_batch import PagedBatches
+
+from blinkpy.config import ConfigError
+from blinkpy.dpu.sampling import Sampling
+from blinkpy.models.architecture import read_architecture
+from blinkpy.models.step import CpuStep
+from blinkpy.models.weights import load_weights
+from blinkpy.provision import CudaEngine
+from blinkpy.queues import FINISH_LENGTH
+
+
+def cpu_tokens(folder: Path, prompts: list[list[int]], new: int) -> list[list[int]]:
+    """Greedy continuations by the CPU engine's step, one request at a time."""
+    a, page = read_architecture(folder), gpu_step_cases.PAGE
+    weights = load_weights(a, folder, torch.float32)
+    out = []
+    for prompt in prompts:
+        batches = PagedBatches(
+            np.random.default_rng(0), page_size=page, num_pages=16, slots=2, max_model_len=256, max_tokens=256, max_rows=1
+        )
+        step = CpuStep(a, weights, 16, page, 256, 256)
+        sequence = batches.add(prompt)
+        for _ in range(new):
+            batch = batches.batch([(sequence, len(sequence.tokens) - sequence.computed)])
+            step.run(batch, batches.requests)
+            batches.commit(batch)
+        out.append(sequence.tokens[len(prompt) :])
+    return out
+
+
+def save_model(rng: np.random.Generator, folder: Path) -> None:
+    model_zoo.save_model("llama3", folder, int(rng.integers(2**31)))
+    (folder / "tokenizer.json").write_text("{}")  # the engine reads none, but a model's folder has one
+
+
+@pytest.mark.parametrize("control", ["gpu", "host"])
+def test_greedy_tokens_are_the_cpus(rng: np.random.Generator, tmp_path: Path, control: str) -> None:
+    save_model(rng, tmp_path)
+    prompts = [rng.integers(0, model_zoo.VOCAB, int(n)).tolist() for n in rng.integers(1, 150, 24)]
+    prompts.append(prompts[0] + [1, 2, 3])  # shares pages
+    engine = CudaEngine(config_for(tmp_path, control=control, dtype="float32"))
+    greedy = Sampling(max_tokens=20, temperature=0.0)
+    with serving(engine) as pair:
+        first, flags = generate(pair, prompts, [greedy] * len(prompts))
+        assert flags == [FINISH_LENGTH] * len(prompts)
+        sampled = [Sampling(max_tokens=20, temperature=1.0, seed=7 + i, top_p=0.9) for i in range(len(prompts))]
+        drawn, _ = generate(pair, prompts, sampled)
+        again, _ = generate(pair, prompts, sampled)
+    assert first == cpu_tokens(tmp_path, prompts, 20)
+    assert drawn == again
+    assert drawn != first
+
+
+def test_a_model_that_does_not_fit_is_refused_before_loading(rng: np.random.Generator, tmp_path: Path) -> None:
+    save_model(rng, tmp_path)
+    engine = CudaEngine(config_for(tmp_path, num_pages=1 << 24, page_size=256))
+    with pytest.raises(ConfigError, match=r"does not fit on the GPU: .* GiB needed \(weights .* usable"):
+        engine.start()

@@ -1,0 +1,150 @@
+"""The host is not on the path of a token: the engine's process is stopped under load, and clients notice nothing. And when
+the GPU itself fails, clients notice at once."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gpu_serving
+import numpy as np
+import pytest
+
+from blinkpy.config import as_table
+from blinkpy.dpu.queue_pair import EngineLost, InFlight, QueuePair
+from blinkpy.dpu.sampling import Sampling
+from blinkpy.dpu.shm import attach_segment
+from blinkpy.queues import FINISH_LENGTH, FINISH_MASK, HAS_TOKEN
+
+ENGINE = Path(__file__).parents[1] / "gpu_engine_process.py"
+STOPPED_S = float(os.environ.get("BLINKPY_STOPPED_S", "20"))
+STREAMS, START_S = 64, 150.0
+# Large enough that a step takes some milliseconds: a client in Python follows 64 streams.
+MODEL: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 8192,
+    "dtype": "bfloat16",
+}
+
+
+@contextlib.contextmanager
+def engine_process(folder: Path, **options: Any) -> Iterator[tuple[subprocess.Popen[str], QueuePair]]:
+    """An engine with random weights in another process, and a client of it."""
+    (folder / "config.json").write_text(json.dumps(MODEL))
+    (folder / "tokenizer.json").write_text("{}")
+    config = gpu_serving.config_for(folder, load_format="dummy", **options)
+    command = [sys.executable, str(ENGINE), json.dumps(dict(as_table(config)))]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert select.select([process.stdout], [], [], START_S)[0], "the engine is not ready in time"
+        assert process.stdout.readline() == "ready\n"
+        pair = QueuePair(attach_segment(config.engine.name, 0, 20.0))
+        pair.attach(20.0)
+        yield process, pair
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGCONT)
+            process.kill()
+        process.wait(20)
+
+
+def tell(process: subprocess.Popen[str], word: str) -> None:
+    assert process.stdin is not None
+    process.stdin.write(word + "\n")
+    process.stdin.flush()
+
+
+@pytest.mark.timeout(400)
+def test_clients_notice_nothing_while_the_engines_process_is_stopped(rng: np.random.Generator, tmp_path: Path) -> None:
+    options = {"max_num_seqs": STREAMS, "slots": 2 * STREAMS, "num_pages": 0, "max_model_len": 4096}
+    with engine_process(tmp_path, **options) as (process, pair):
+        last: dict[InFlight, float] = {}
+        gaps: list[tuple[float, float]] = []  # (when, length) of the pauses between two tokens of a stream
+        ended = {"before": 0, "stopped": 0, "after": 0}
+        phase, began, beat = "before", time.monotonic(), 0.0
+
+        def submit() -> None:
+            prompt = rng.integers(0, 32000, int(rng.integers(4, 60))).astype(np.int32)
+            # Random lengths: streams end and new ones begin all the time, also while the host is stopped.
+            pair.submit(prompt, Sampling(max_tokens=int(rng.integers(50, 2000)), temperature=0.0))
+
+        for _ in range(STREAMS):
+            submit()
+        while phase != "after" or time.monotonic() - began < STOPPED_S + 6:
+            now = time.monotonic()
+            for request, _, flags in pair.poll():
+                if flags & HAS_TOKEN:
+                    if request in last:
+                        gaps.append((now, now - last[request]))
+                    last[request] = now
+                if flags & FINISH_MASK:
+                    assert flags & FINISH_MASK == FINISH_LENGTH
+                    last.pop(request, None)
+                    ended[phase] += 1
+                    submit()
+            if now > beat:
+                pair.heartbeat()
+                pair.check()
+                beat = now + 0.2
+            if phase == "before" and now - began > 3:
+                phase, stopped_at = "stopped", now
+                process.send_signal(signal.SIGSTOP)
+            elif phase == "stopped" and now - stopped_at > STOPPED_S:
+                state = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+                assert state == "T", "the engine's process was not stopped"
+                phase, continued_at = "after", now
+                process.send_signal(signal.SIGCONT)
+            time.sleep(0.0003)
+        tell(process, "drain")
+        for request in list(last):
+            pair.cancel(request)
+        deadline = time.monotonic() + 20
+        while pair.in_flight and time.monotonic() < deadline:
+            pair.poll()
+            pair.heartbeat()
+            time.sleep(0.001)
+        assert process.wait(20) == 0
+        times = np.array([gap for at, gap in gaps if stopped_at + 0.1 < at < continued_at])
+        before = np.array([gap for at, gap in gaps if began + 1 < at < stopped_at])
+        figures = {"p50": float(np.median(times)), "p99": float(np.percentile(times, 99)), "max": float(times.max())}
+        earlier = {"p50": float(np.median(before)), "p99": float(np.percentile(before, 99)), "max": float(before.max())}
+        print(f"seconds between tokens before {earlier}, while stopped {figures}; ended {ended}; {len(times)} tokens")
+        assert ended["stopped"] > 10
+        assert figures["max"] < 3 * figures["p50"], f"while stopped: {figures}"
+
+
+@pytest.mark.timeout(300)
+def test_a_fault_of_the_gpu_is_noticed(rng: np.random.Generator, tmp_path: Path) -> None:
+    with engine_process(tmp_path, num_pages=2048, max_model_len=4096) as (process, pair):
+        pair.submit(rng.integers(0, 32000, 20).astype(np.int32), Sampling(max_tokens=4000, temperature=0.0))
+        until = time.monotonic() + 1
+        while time.monotonic() < until:
+            pair.poll()
+            pair.heartbeat()
+            time.sleep(0.01)
+        tell(process, "fault")
+        began = time.monotonic()
+        with pytest.raises(EngineLost, match="died|faulted"):
+            while time.monotonic() - began < 10:
+                pair.check()
+                time.sleep(0.01)
+        noticed = time.monotonic() - began
+        print(f"noticed after {noticed:.2f} s")
+        assert noticed < 2
+        assert process.wait(20) == 3

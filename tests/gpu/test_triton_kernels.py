@@ -1,0 +1,162 @@
+"""The Triton kernels on a GPU, at the sizes of real models, against the float64 reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import kernel_cases as cases
+import numpy as np
+import pytest
+import torch
+
+from blinkpy.kernels.attention import DecodePlan, plan_decode
+from blinkpy.kernels.experts import expert_config
+from blinkpy.kernels.linear_config import LinearConfig, LinearTable, default_config
+from blinkpy.kernels.sampling import SamplingWorkspace
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+CUDA = "cuda"
+both_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+LLAMA = {"heads": 32, "kv_heads": 8, "head_dim": 128}
+SHAPES = [
+    LLAMA | {"page": 16},
+    {"heads": 32, "kv_heads": 4, "head_dim": 128, "page": 64},  # Qwen3-30B-A3B
+    {"heads": 40, "kv_heads": 10, "head_dim": 128, "page": 32},  # Phi-4
+    {"heads": 32, "kv_heads": 32, "head_dim": 96, "page": 16},  # Phi-3-mini
+    {"heads": 14, "kv_heads": 2, "head_dim": 64, "page": 16},  # Qwen2-0.5B
+    {"heads": 8, "kv_heads": 4, "head_dim": 32, "page": 16},  # the demonstration model
+    {"heads": 16, "kv_heads": 1, "head_dim": 128, "page": 16, "window": 300},
+]
+
+
+@both_dtypes
+@pytest.mark.parametrize("hidden", [256, 2048, 4096, 5120, 3000])
+def test_norm(rng: np.random.Generator, dtype: torch.dtype, hidden: int) -> None:
+    cases.norm_case(rng, CUDA, dtype, tokens=61, bucket=64, hidden=hidden)
+    cases.last_token_case(rng, CUDA, dtype, hidden=hidden)
+
+
+@both_dtypes
+@pytest.mark.parametrize(("shape", "norm", "rotary"), [(0, False, 128), (1, True, 128), (3, False, 96), (2, False, 96)])
+def test_rope(rng: np.random.Generator, dtype: torch.dtype, shape: int, norm: bool, rotary: int) -> None:
+    cases.rope_case(rng, CUDA, dtype, norm=norm, rotary=rotary, tokens=37, bucket=48, **SHAPES[shape])
+
+
+@both_dtypes
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_attention_of_a_mixed_batch(rng: np.random.Generator, dtype: torch.dtype, shape: dict[str, int]) -> None:
+    lengths = [1] * 9 + [300, 77, 2, 128, 33]
+    contexts = [1, 63, 64, 65, 129, 1000, 2500, 17, 16, 300, 900, 2, 1128, 512]
+    cases.attention_case(rng, CUDA, dtype, lengths, contexts, bucket_tokens=640, bucket_rows=32, **shape)
+
+
+@pytest.mark.parametrize("context", [1, 64, 8192, 40_000])
+def test_one_long_sequence(rng: np.random.Generator, context: int) -> None:
+    plan = plan_decode(1, 8, 40_960, torch.cuda.get_device_properties(0).multi_processor_count)
+    for dtype in (torch.bfloat16, torch.float32):
+        cases.attention_case(rng, CUDA, dtype, [1], [context], page=16, plan=plan, bucket_tokens=1, bucket_rows=1, **LLAMA)
+
+
+def test_many_decode_rows(rng: np.random.Generator) -> None:
+    contexts = rng.integers(1, 3000, 200).tolist()
+    plan = plan_decode(256, 8, 8192, torch.cuda.get_device_properties(0).multi_processor_count)
+    for chosen in (plan, DecodePlan(splits=2, min_tiles=1, block_n=64)):
+        cases.attention_case(
+            rng, CUDA, torch.bfloat16, [1] * 200, contexts, page=16, plan=chosen, bucket_tokens=256, bucket_rows=256, **LLAMA
+        )
+
+
+@both_dtypes
+def test_swiglu_and_embedding(rng: np.random.Generator, dtype: torch.dtype) -> None:
+    for width in (14_336, 17_920, 704, 333):
+        cases.swiglu_case(rng, CUDA, dtype, tokens=60, bucket=64, width=width)
+    for hidden in (4096, 5120, 250):
+        cases.embedding_case(rng, CUDA, dtype, tokens=60, bucket=64, hidden=hidden)
+
+
+FUSED: list[dict[str, Any]] = [
+    {"n": 6144, "k": 4096, "norm": True, "bias": True},
+    {"n": 4096, "k": 4096, "residual": True},
+    {"n": 14_336, "k": 4096, "norm": True, "swiglu": True},
+    {"n": 4096, "k": 14_336, "residual": True},
+    {"n": 1000, "k": 1300, "residual": True, "bias": True},
+]
+
+
+@both_dtypes
+@pytest.mark.parametrize("fused", FUSED, ids=str)
+@pytest.mark.parametrize("m", [1, 3, 16, 31, 64, 200])
+def test_linear(rng: np.random.Generator, dtype: torch.dtype, fused: dict[str, Any], m: int) -> None:
+    flags = {"norm": fused.get("norm", False), "swiglu": fused.get("swiglu", False)}
+    table = LinearTable.load(torch.cuda.get_device_name())
+    configs = {default_config(fused["n"], fused["k"], m, dtype, **flags)}
+    configs.add(table.config(fused["n"], fused["k"], m, dtype, **flags))
+    if m <= 64:
+        split = 1 if flags["norm"] else 3
+        block_m = 16 if m <= 16 else 64
+        configs.add(LinearConfig(block_m=block_m, block_n=64, block_k=64, split_k=split, swap=True, stages=3))
+    for config in configs:
+        cases.linear_case(rng, CUDA, dtype, config, m=m, **fused)
+
+
+def test_logits(rng: np.random.Generator) -> None:
+    for m in (1, 17, 128):
+        config = default_config(128_256, 1024, m, torch.bfloat16)
+        cases.linear_case(rng, CUDA, torch.bfloat16, config, m=m, n=128_256, k=1024, out_dtype=torch.float32)
+
+
+@both_dtypes
+@pytest.mark.parametrize(("tokens", "bucket"), [(1, 1), (5, 8), (60, 64), (300, 512)])
+@pytest.mark.parametrize("one_expert", [False, True])
+def test_experts(rng: np.random.Generator, dtype: torch.dtype, tokens: int, bucket: int, one_expert: bool) -> None:
+    shape = {"count": 128, "top_k": 8, "hidden": 512, "width": 256}
+    config = expert_config(bucket, 128, 8, dtype)
+    cases.experts_case(rng, CUDA, dtype, config, tokens=tokens, bucket=bucket, one_expert=one_expert, **shape)
+
+
+@pytest.mark.parametrize("vocabulary", [32_000, 128_256, 151_936, 200_064])
+@pytest.mark.parametrize(("spread", "ties"), [(1.0, False), (4.0, False), (2.0, True)])
+def test_sampling(rng: np.random.Generator, vocabulary: int, spread: float, ties: bool) -> None:
+    """One token in a thousand may differ: the CPU sums in float64, so a boundary can fall on the other side."""
+    workspace = SamplingWorkspace.allocate(64, vocabulary, CUDA)
+    cases.sampling_case(
+        rng, CUDA, rows=60, bucket=64, vocabulary=vocabulary, spread=spread, ties=ties, workspace=workspace,
+        history=2000, mismatches=1,
+    )  # fmt: skip
+
+
+def test_captured_chain_with_dependent_launches(rng: np.random.Generator) -> None:
+    """A chain of layers as a CUDA graph, with and without programmatic dependent launch: bit-equal, replay after
+    replay."""
+    from blinkpy.kernels.linear import LinearWorkspace, linear
+    from blinkpy.kernels.norm import rms_norm
+
+    hidden, layers, rows = 1024, 24, 4
+    make: dict[str, Any] = {"dtype": torch.bfloat16, "device": CUDA}
+    weights = [cases.draw(rng, hidden, hidden, scale=hidden**-0.5, **make) for _ in range(layers)]
+    scale = torch.ones(hidden, **make)
+    start = cases.draw(rng, rows, hidden, **make)
+    counts = cases.header(rows, rows, rows, CUDA)
+    workspace = LinearWorkspace.allocate(CUDA, torch.bfloat16)
+    config = LinearConfig(block_n=32, block_k=128, split_k=4)
+    state, normed = start.clone(), torch.empty_like(start)
+
+    def chain(pdl: bool) -> None:
+        for weight in weights:
+            rms_norm(state, scale, 1e-5, counts, normed, pdl=pdl)
+            linear(normed, weight, state, config, workspace, counts, residual=state, pdl=pdl)
+
+    chain(False)
+    expected = state.clone()
+    for pdl in (False, True):
+        state.copy_(start)
+        chain(pdl)  # compiles
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            chain(pdl)
+        for _ in range(50):
+            state.copy_(start)
+            graph.replay()
+            torch.cuda.synchronize()
+            assert torch.equal(state, expected), f"pdl {pdl}"

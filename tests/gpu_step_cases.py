@@ -1,0 +1,147 @@
+"""Steps of the GPU's decoder against the CPU engine's step, for any device: small and interpreted, or on a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import model_zoo
+import numpy as np
+import reference
+import torch
+from paged_batch import PagedBatches, Sequence
+
+from blinkpy.kernels.linear_config import LinearTable
+from blinkpy.kv.state import DECODE_ROWS, ROWS, TOKENS, Batch, Requests, map_arrays
+from blinkpy.models.architecture import read_architecture
+from blinkpy.models.buckets import StepShape, bucket_shapes, step_shapes
+from blinkpy.models.cache import PagedCache
+from blinkpy.models.gpu_step import GpuStep
+from blinkpy.models.step import CpuStep
+from blinkpy.models.weights import load_weights
+
+PAGE, ROWS_AT_MOST, TOKENS_AT_MOST = 16, 8, 64
+READ = ("page_table", "entry", "tokens", "prompt_length")  # of the requests, by a step
+
+
+class OnDevice:
+    """A GpuStep over tensors on a device, fed with batches of NumPy arrays."""
+
+    def __init__(self, step_type: Any, a: Any, weights: Any, pages: int, model_len: int, batch: Batch, requests: Requests):
+        device = str(weights.device)
+        self.device = device
+        self.batch = map_arrays(lambda array: torch.from_numpy(array.copy()).to(device), batch)
+        tensors = {name: torch.from_numpy(getattr(requests, name).copy()).to(device) for name in READ}
+        self.requests = requests._replace(**tensors)
+        self.buckets = bucket_shapes(ROWS_AT_MOST, TOKENS_AT_MOST)
+        self.shapes, self.graph_of = step_shapes(self.buckets)
+        self.cache = PagedCache(a, pages, PAGE, weights.dtype, device)
+        self.step = step_type(
+            a, weights, self.cache, self.batch, self.requests, self.shapes, model_len, LinearTable(), False
+        )
+
+    def give(self, batch: Batch, requests: Requests) -> StepShape:
+        """Copy a batch over; returns the shape of the graph that runs it."""
+        for target, source in zip(self.batch, batch, strict=True):
+            target.copy_(torch.from_numpy(source))
+        for name in READ:
+            getattr(self.requests, name).copy_(torch.from_numpy(getattr(requests, name)))
+        counts = batch.counts
+        bucket = next(i for i, (t, r) in enumerate(self.buckets) if t >= counts[TOKENS] and r >= counts[ROWS])
+        return self.shapes[self.graph_of[bucket, 1 if counts[DECODE_ROWS] < counts[ROWS] else 0]]
+
+
+def parameters(rng: np.random.Generator, index: int) -> dict[str, float]:
+    """Greedy for even requests, sampled with filters and penalties for odd ones."""
+    if index % 2 == 0:
+        return {}
+    return {
+        "seed": int(rng.integers(-(2**62), 2**62)),
+        "temperature": 0.9,
+        "top_p": 0.9,
+        "top_k": 50,
+        "min_p": 0.02,
+        "repetition_penalty": 1.2,
+        "presence_penalty": 0.3,
+    }
+
+
+def step_case(
+    rng: np.random.Generator, device: str, name: str, folder: Path, dtype: torch.dtype, *, steps: int, sampled: bool = True,
+    graphs: bool = False,
+) -> float:  # fmt: skip
+    """Serve a few requests with both, step by step: the same tokens in float32. Returns the largest error of the logits.
+
+    In bfloat16 the CPU's tokens are taken for the next step, whatever the other said. graphs: run captured graphs.
+    """
+    model_zoo.save_model(name, folder, int(rng.integers(2**31)), dtype=dtype)
+    a = read_architecture(folder)
+    model_len, pages = 128, ROWS_AT_MOST * 128 // PAGE
+    batches = PagedBatches(
+        rng, page_size=PAGE, num_pages=pages, slots=ROWS_AT_MOST + 2, max_model_len=model_len, max_tokens=TOKENS_AT_MOST,
+        max_rows=ROWS_AT_MOST,
+    )  # fmt: skip
+    cpu_weights = load_weights(a, folder, dtype)
+    cpu = CpuStep(a, cpu_weights, pages, PAGE, model_len, TOKENS_AT_MOST)
+    lengths = [1, 40, 17, 23, 5]
+    waiting = [
+        batches.add(
+            rng.integers(0, a.vocab_size, n).tolist(), **(parameters(rng, i) if sampled and dtype == torch.float32 else {})
+        )
+        for i, n in enumerate(lengths)
+    ]
+    empty = batches.batch([])
+    on = OnDevice(GpuStep, a, load_weights(a, folder, dtype, device), pages, model_len, empty, batches.requests)
+    stream = torch.cuda.Stream() if graphs else None
+    if stream is not None:
+        on.step.capture(stream)
+    running: list[Sequence] = []
+    worst = 0.0
+    for _ in range(steps):
+        if waiting and len(running) < ROWS_AT_MOST:
+            running.append(waiting.pop(0))
+        budget, work = TOKENS_AT_MOST, []
+        for sequence in running:
+            count = min(len(sequence.tokens) - sequence.computed, 13, budget)
+            budget -= count
+            work.append((sequence, count))
+        batch = batches.batch(work)
+        shape = on.give(batch, batches.requests)
+        cpu.run(batch, batches.requests)
+        if stream is not None:
+            with torch.cuda.stream(stream):
+                torch.cuda.current_stream().wait_stream(torch.cuda.default_stream())
+                on.step.graphs[on.shapes.index(shape)].replay()
+            stream.synchronize()
+        else:
+            on.step.launch(shape)
+        emitting = np.flatnonzero(batch.emits[: int(batch.counts[ROWS])])
+        worst = max(worst, _logits_error(cpu, batch, batches.requests, on, emitting))
+        if dtype == torch.float32:
+            found = on.batch.sampled.cpu().numpy()
+            assert found[emitting].tolist() == batch.sampled[emitting].tolist(), f"{name}, step of {shape.name}"
+        batches.commit(batch)
+    if dtype == torch.float32 or not any(a.sparse):  # in bfloat16 another expert may be chosen where two are nearly equal
+        _compare_caches(cpu.cache, on.cache, running, dtype)
+    return worst
+
+
+def _logits_error(cpu: CpuStep, batch: Batch, requests: Requests, on: OnDevice, emitting: np.ndarray) -> float:
+    if len(emitting) == 0:
+        return 0.0
+    hidden = cpu.decoder.forward(batch, requests.page_table)  # again: it only rewrites the same keys and values
+    last = torch.from_numpy(batch.query_starts[emitting + 1].astype(np.int64) - 1)
+    return reference.relative_error(on.step.decoder.buffers.logits[emitting.tolist()], cpu.decoder.logits(hidden[last]))
+
+
+def _compare_caches(a: PagedCache, b: PagedCache, sequences: list[Sequence], dtype: torch.dtype) -> None:
+    """Keys and values of all computed tokens."""
+    for sequence in sequences:
+        pages = sequence.pages[: -(-sequence.computed // PAGE)]
+        for mine, other in ((a.keys, b.keys), (a.values, b.values)):
+            for x, y in zip(mine, other, strict=True):
+                first, second = (
+                    t[pages].transpose(1, 2).reshape(-1, t.shape[1] * t.shape[3])[: sequence.computed] for t in (x, y)
+                )
+                error = reference.relative_error(second, first)
+                assert error < (1e-4 if dtype == torch.float32 else 3e-2), f"cache differs by {error:.2e}"

@@ -1,0 +1,40 @@
+"""Mixture of experts in the interpreter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import kernel_cases as cases
+import numpy as np
+import pytest
+import torch
+
+from blinkpy.kernels.experts import ExpertConfig
+from blinkpy.kernels.moe import block_bound
+
+SMALL = ExpertConfig(block_m=16, block_n=32, block_k=32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"tokens": 1, "bucket": 1, "count": 8, "top_k": 2},  # nothing to sort
+        {"tokens": 5, "bucket": 9, "count": 6, "top_k": 3, "normalize": False},
+        {"tokens": 37, "bucket": 40, "count": 4, "top_k": 2, "one_expert": True},  # three blocks of one expert
+    ],
+)
+def test_experts(rng: np.random.Generator, dtype: torch.dtype, shape: dict[str, Any]) -> None:
+    cases.experts_case(rng, "cpu", dtype, SMALL, hidden=48, width=40, **shape)
+
+
+def test_block_bound(rng: np.random.Generator) -> None:
+    """No routing fills more blocks than the bound: random ones, and the two extremes."""
+    for _ in range(200):
+        tokens, experts, block_m = (int(rng.integers(1, n)) for n in (60, 20, 20))
+        top_k = int(rng.integers(1, experts + 1))
+        bound = block_bound(tokens, experts, top_k, block_m)
+        ids = np.array([rng.permutation(experts)[:top_k] for _ in range(tokens)])
+        for routed in (ids, np.tile(np.arange(top_k), (tokens, 1))):
+            counts = np.bincount(routed.ravel(), minlength=experts)
+            assert (-(-counts // block_m)).sum() <= bound

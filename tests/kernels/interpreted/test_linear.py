@@ -1,0 +1,46 @@
+"""Linear layers with everything that can be fused into them, in the interpreter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import kernel_cases as cases
+import numpy as np
+import pytest
+import torch
+
+from blinkpy.kernels.linear_config import LinearConfig
+
+both_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+SMALL = {"block_m": 16, "block_n": 32, "block_k": 32}
+
+
+@both_dtypes
+@pytest.mark.parametrize(
+    ("config", "shape"),
+    [
+        ({"split_k": 1}, {"m": 3, "n": 70, "k": 96}),
+        ({"split_k": 3}, {"m": 5, "n": 70, "k": 200, "bias": True, "residual": True}),
+        ({"split_k": 4}, {"m": 16, "n": 64, "k": 40}),  # parts without work
+        ({"split_k": 1, "swap": True}, {"m": 17, "n": 45, "k": 70, "norm": True, "bias": True}),
+        ({"split_k": 2, "swap": True}, {"m": 7, "n": 64, "k": 128, "swiglu": True, "residual": True}),
+        ({"split_k": 1, "block_m": 32}, {"m": 33, "n": 40, "k": 64, "norm": True, "swiglu": True, "bias": True}),
+    ],
+)
+def test_linear(rng: np.random.Generator, dtype: torch.dtype, config: dict[str, Any], shape: dict[str, Any]) -> None:
+    cases.linear_case(rng, "cpu", dtype, LinearConfig(**SMALL | config), **shape)
+
+
+def test_float32_result(rng: np.random.Generator) -> None:
+    """Logits: bfloat16 in, float32 out."""
+    config = LinearConfig(**SMALL)
+    cases.linear_case(rng, "cpu", torch.bfloat16, config, m=2, n=50, k=64, norm=True, out_dtype=torch.float32)
+
+
+@both_dtypes
+@pytest.mark.parametrize(
+    "shape", [{}, {"norm": True}, {"bias": True, "norm": True}, {"bias": True, "residual": True}, {"norm": True, "swiglu": True}]
+)
+def test_composed(rng: np.random.Generator, dtype: torch.dtype, shape: dict[str, Any]) -> None:
+    """The path of the large batches: the matrix product from torch, the layers around it from their own kernels."""
+    cases.linear_case(rng, "cpu", dtype, LinearConfig(kind="cublas"), m=9, n=24, k=40, **shape)

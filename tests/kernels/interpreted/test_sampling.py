@@ -1,0 +1,39 @@
+"""Sampling kernels in the interpreter, against the CPU sampler; small capacities make every search path run."""
+
+from __future__ import annotations
+
+import kernel_cases as cases
+import numpy as np
+import pytest
+
+from blinkpy import queues
+from blinkpy.kernels.sampling import SamplingWorkspace
+
+
+# Flat: searches in the whole row; peaked: the head is enough.
+@pytest.mark.parametrize(("spread", "ties"), [(0.8, True), (0.5, False), (4.0, False)])
+def test_sampling(rng: np.random.Generator, spread: float, ties: bool) -> None:
+    workspace = SamplingWorkspace.allocate(6, 300, "cpu", chunk=128, capacity=32, block=256)
+    cases.sampling_case(rng, "cpu", rows=5, bucket=6, vocabulary=300, spread=spread, ties=ties, workspace=workspace)
+
+
+def test_small_vocabulary(rng: np.random.Generator) -> None:
+    """Fewer tokens than log probabilities are asked for, and one chunk."""
+    workspace = SamplingWorkspace.allocate(8, 11, "cpu", chunk=16, capacity=32, block=16)
+    cases.sampling_case(rng, "cpu", rows=8, bucket=8, vocabulary=11, spread=1.0, workspace=workspace)
+
+
+@pytest.mark.parametrize("filters", [{queues.WORD_TOP_K: 120}, {queues.WORD_TOP_P: 0.9}, {queues.WORD_MIN_P: 0.2}, {}])
+def test_filters_beyond_the_capacity(rng: np.random.Generator, filters: dict[int, float]) -> None:
+    """Flat distributions of which each filter keeps more than can be sorted at once."""
+    workspace = SamplingWorkspace.allocate(4, 300, "cpu", chunk=512, capacity=32, block=512)
+    off = {queues.WORD_TOP_K: 0, queues.WORD_TOP_P: 1.0, queues.WORD_MIN_P: 0.0, queues.WORD_TEMPERATURE: 1.7}
+    cases.sampling_case(rng, "cpu", rows=4, bucket=4, vocabulary=300, spread=0.5, workspace=workspace, fixed=off | filters)
+
+
+@pytest.mark.parametrize("word", [queues.WORD_REPETITION_PENALTY, queues.WORD_PRESENCE_PENALTY, queues.WORD_FREQUENCY_PENALTY])
+def test_penalties(rng: np.random.Generator, word: int) -> None:
+    """Greedy with few tokens, so that the wrong penalty of one shows."""
+    workspace = SamplingWorkspace.allocate(30, 10, "cpu", chunk=4, capacity=32, block=16)
+    fixed = {name: 1.0 if name == queues.WORD_REPETITION_PENALTY else 0.0 for name in cases.PARAMETERS} | {word: 1.4}
+    cases.sampling_case(rng, "cpu", rows=30, bucket=30, vocabulary=10, spread=1.0, workspace=workspace, history=30, fixed=fixed)

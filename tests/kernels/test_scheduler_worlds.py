@@ -1,0 +1,57 @@
+"""Random worlds: the scheduler under everything that front ends may do, and the same in all its executions."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from scheduler_world import Story, World, random_sizes
+
+from blinkpy.kernels.policies import SHIPPED
+from blinkpy.kv.state import differences, snapshot
+
+quick = settings(deadline=None, max_examples=25, suppress_health_check=list(HealthCheck), print_blob=True)
+
+
+@quick
+@given(seed=st.integers(0, 2**32), steps=st.integers(1, 120), policy=st.sampled_from(sorted(SHIPPED)), load=st.floats(0.05, 0.8))
+def test_every_request_gets_its_tokens(seed: int, steps: int, policy: str, load: float) -> None:
+    """Integrity after each step; each token right, in order, once; every request ends; all pages come back."""
+    world = World(random_sizes(seed), "python", SHIPPED[policy])
+    story = Story(world, seed, load)
+    for _ in range(steps):
+        story.tick()
+    story.end()
+    accepted, finished, cancelled = (world.counter(f"requests_{n}") for n in ("accepted", "finished", "cancelled"))
+    assert accepted == finished + cancelled
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_python_njit_and_lanes_agree(seed: int, number: int) -> None:
+    """Bit for bit the same state and the same shared memory after each step, whatever the order of the lanes."""
+    seed += 1_000 * number
+    sizes = random_sizes(seed)
+    worlds = [World(sizes, mode, seed=seed) for mode in ("python", "njit", 4)]
+    stories = [Story(world, seed) for world in worlds]
+    for _ in range(60):
+        for story in stories:
+            story.tick()
+        expected = snapshot(worlds[0].state)
+        for world in worlds[1:]:
+            assert not differences(expected, snapshot(world.state))
+            assert world.segment == worlds[0].segment
+
+
+def test_njit_on_larger_worlds(seed: int) -> None:
+    """Many pairs (more than are counted at once), many rows, and long prompts."""
+    sizes = dataclasses.replace(
+        random_sizes(seed), pairs=9, slots=20, rows=48, tokens=256, pages=300, page_size=4, max_model_len=200, cq_entries=64
+    )
+    world = World(sizes, "njit")
+    story = Story(world, seed, load=0.8)
+    for _ in range(150):
+        story.tick()
+    story.end()
+    assert world.counter("requests_finished") > 50

@@ -1,0 +1,116 @@
+"""Small random models of every supported family, made and saved by transformers.
+
+Weights are drawn wide enough that logits spread over several units: with the usual 0.02 a wrong rotation or a missing bias
+would hide in the rounding.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+VOCAB = 199
+BASE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+
+def _longrope(original: int, share: float, pairs: int) -> dict[str, Any]:
+    return {
+        "original_max_position_embeddings": original,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": share,
+            "short_factor": [1.0 + 0.1 * i for i in range(pairs)],
+            "long_factor": [1.5 + 0.7 * i for i in range(pairs)],
+        },
+    }
+
+
+MOE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "head_dim": 32}
+
+# name -> (class of the config, what differs from BASE)
+ZOO: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama2": ("LlamaConfig", {"num_key_value_heads": 4}),
+    "llama3": ("LlamaConfig", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
+    "llama-biased-mqa": (
+        "LlamaConfig",
+        {
+            "attention_bias": True,
+            "mlp_bias": True,
+            "num_key_value_heads": 1,
+            "rope_parameters": {"rope_type": "linear", "factor": 2.0},
+        },
+    ),
+    "mistral": ("MistralConfig", {"sliding_window": None, "head_dim": 32}),
+    "mistral-window": ("MistralConfig", {"sliding_window": 21}),
+    "qwen2": ("Qwen2Config", {}),
+    "qwen2-window-yarn": (
+        "Qwen2Config",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 19,
+            "max_window_layers": 1,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+        },
+    ),
+    "qwen3": ("Qwen3Config", {"head_dim": 32}),
+    "qwen3-biased": ("Qwen3Config", {"head_dim": 16, "attention_bias": True, "tie_word_embeddings": True}),
+    "qwen3-moe": ("Qwen3MoeConfig", {**MOE, "norm_topk_prob": True}),
+    "qwen3-moe-mixed": ("Qwen3MoeConfig", {**MOE, "norm_topk_prob": False, "mlp_only_layers": [1]}),
+    "qwen3-moe-stride": ("Qwen3MoeConfig", {**MOE, "norm_topk_prob": True, "decoder_sparse_step": 2, "num_experts_per_tok": 1}),
+    "phi3": ("Phi3Config", {"sliding_window": 17}),
+    "phi4-mini-short": ("Phi3Config", {**_longrope(256, 0.75, 6), "max_position_embeddings": 1024, "tie_word_embeddings": True}),
+    "phi4-mini-long": ("Phi3Config", _longrope(16, 0.75, 6)),
+}
+# The context to run them with. phi4-mini-short stays within its original context and so uses its short factors;
+# phi4-mini-long uses its long ones, as transformers does once a sequence is longer than the original 16.
+MAX_MODEL_LEN = 256
+
+
+def make_model(name: str, seed: int, dtype: torch.dtype = torch.float32) -> transformers.PreTrainedModel:
+    """The transformers model, with random weights."""
+    kind, changes = ZOO[name]
+    config = getattr(transformers, kind)(**{**BASE, **changes})
+    torch.manual_seed(seed)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            if parameter_name.endswith("norm.weight"):
+                parameter.uniform_(0.5, 1.5)
+            elif parameter_name.endswith("bias") or "embed_tokens" in parameter_name:
+                parameter.normal_(0, 0.5)
+            else:
+                parameter.normal_(0, 1.2 * parameter.shape[-1] ** -0.5)
+    return model.to(dtype).eval()
+
+
+def save_model(
+    name: str, folder: Path, seed: int, *, sharded: bool = False, dtype: torch.dtype = torch.float32
+) -> transformers.PreTrainedModel:
+    """Save a model of the zoo as a checkpoint folder; returns the model. sharded: over several files."""
+    model = make_model(name, seed, dtype)
+    model.save_pretrained(folder, max_shard_size="60KB" if sharded else "1GB")
+    return model

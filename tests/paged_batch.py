@@ -1,0 +1,135 @@
+"""Batches by hand, for tests of models and kernels: sequences of tokens become the arrays that the scheduler would write.
+
+It knows nothing of the scheduler. Pages are placed at random, so that a kernel that assumes an order fails.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from blinkpy import queues
+from blinkpy.kv.state import BATCH_COUNTS, DECODE_ROWS, EMITS, MAX_CONTEXT, ROWS, TOKENS, Batch, Requests
+
+
+@dataclass
+class Sequence:
+    """One request. tokens: prompt and output so far. computed: tokens whose keys and values are in the cache."""
+
+    slot: int
+    tokens: list[int]
+    prompt_length: int
+    computed: int = 0
+    pages: list[int] = field(default_factory=list)
+
+
+class PagedBatches:
+    """A page pool and request slots, and batches over them."""
+
+    def __init__(
+        self,
+        rng: np.random.Generator,
+        *,
+        page_size: int,
+        num_pages: int,
+        slots: int,
+        max_model_len: int,
+        max_tokens: int,
+        max_rows: int,
+    ):
+        self.rng, self.page_size, self.max_tokens, self.max_rows = rng, page_size, max_tokens, max_rows
+        self.free = rng.permutation(num_pages).tolist()
+        self.free_slots = rng.permutation(slots).tolist()
+        none = {name: np.zeros(0) for name in Requests._fields}
+        arrays = {
+            "page_table": np.full((slots, -(-max_model_len // page_size)), -1, np.int32),
+            "tokens": np.zeros((slots, max_model_len), np.int32),
+            "length": np.zeros(slots, np.int32),
+            "computed": np.zeros(slots, np.int32),
+            "prompt_length": np.zeros(slots, np.int32),
+            "entry": np.zeros((slots, queues.SQ_ENTRY_WORDS), np.int32),
+        }
+        self.requests = Requests(**(none | arrays))
+
+    def add(self, tokens: list[int], *, share: Sequence | None = None, share_pages: int = 0, **parameters: float) -> Sequence:
+        """A new request with a prompt. share: take over its first pages, as after a hit in the prefix cache.
+
+        parameters: fields of queues.SQ_ENTRY; by default greedy and without filters.
+        """
+        sequence = Sequence(self.free_slots.pop(), list(tokens), len(tokens))
+        if share is not None:
+            sequence.pages = share.pages[:share_pages]
+            sequence.computed = share_pages * self.page_size
+            assert share.computed >= sequence.computed
+            assert share.tokens[: sequence.computed] == tokens[: sequence.computed]
+        entry = self.requests.entry[sequence.slot].view(queues.SQ_ENTRY)[0]
+        for name, value in {"top_p": 1, "repetition_penalty": 1, "logprobs": -1, **parameters}.items():
+            entry[name] = value
+        return sequence
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Give the pages back; everything is computed again later."""
+        self.free = sequence.pages + self.free
+        sequence.pages, sequence.computed = [], 0
+
+    def batch(self, work: list[tuple[Sequence, int]]) -> Batch:
+        """A step that computes the next `count` tokens of each sequence. Decode rows come first, as the scheduler does it.
+
+        A row emits if it computes the sequence's last known token. What is behind the rows is filled with rubbish where
+        the contract allows it.
+        """
+        decodes = [item for item in work if item[1] == 1 and item[0].computed >= item[0].prompt_length]
+        prompts = [item for item in work if not (item[1] == 1 and item[0].computed >= item[0].prompt_length)]
+        rows = decodes + prompts
+        batch = Batch(
+            token_ids=np.zeros(self.max_tokens, np.int32),
+            positions=np.zeros(self.max_tokens, np.int32),
+            cache_slots=np.full(self.max_tokens, -1, np.int32),
+            token_rows=np.full(self.max_tokens, -1, np.int32),
+            row_slots=np.full(self.max_rows, -1, np.int32),
+            query_starts=np.zeros(self.max_rows + 1, np.int32),
+            context_lengths=np.zeros(self.max_rows, np.int32),
+            emits=np.zeros(self.max_rows, np.int32),
+            sampled=self.rng.integers(-(2**31), 2**31, self.max_rows).astype(np.int32),
+            counts=np.zeros(BATCH_COUNTS, np.int64),
+        )
+        at = 0
+        for row, (sequence, count) in enumerate(rows):
+            first, end = sequence.computed, sequence.computed + count
+            assert end <= len(sequence.tokens)
+            while len(sequence.pages) * self.page_size < end:
+                sequence.pages.append(self.free.pop())
+            slot = sequence.slot
+            self.requests.page_table[slot] = -1
+            self.requests.page_table[slot, : len(sequence.pages)] = sequence.pages
+            self.requests.tokens[slot, : len(sequence.tokens)] = sequence.tokens
+            self.requests.length[slot] = len(sequence.tokens)
+            self.requests.computed[slot] = sequence.computed
+            self.requests.prompt_length[slot] = sequence.prompt_length
+            positions = np.arange(first, end)
+            span = slice(at, at + count)
+            batch.token_ids[span] = sequence.tokens[first:end]
+            batch.positions[span] = positions
+            pages = np.array(sequence.pages)[positions // self.page_size]
+            batch.cache_slots[span] = pages * self.page_size + positions % self.page_size
+            batch.token_rows[span] = row
+            batch.row_slots[row] = slot
+            batch.query_starts[row] = at
+            batch.context_lengths[row] = end
+            batch.emits[row] = end == len(sequence.tokens)
+            at += count
+        batch.query_starts[len(rows) :] = at
+        batch.counts[[ROWS, TOKENS, DECODE_ROWS]] = len(rows), at, len(decodes)
+        batch.counts[MAX_CONTEXT] = batch.context_lengths.max()
+        batch.counts[EMITS] = batch.emits.sum()
+        self.rows = [sequence for sequence, _ in rows]
+        self.work = rows
+        return batch
+
+    def commit(self, batch: Batch) -> None:
+        """Take over the results of the last batch: tokens are computed, sampled ones appended."""
+        for row, (sequence, count) in enumerate(self.work):
+            sequence.computed += count
+            if batch.emits[row]:
+                sequence.tokens.append(int(batch.sampled[row]))

@@ -1,0 +1,80 @@
+"""The config tree and its file."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blinkpy.config import Config, ConfigError, as_table, load_file, options
+
+
+def read(tmp_path: Path, text: str | bytes) -> dict[str, Any]:
+    file = tmp_path / "blinkpy.toml"
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return load_file(file)
+
+
+def test_a_table_makes_the_same_config_again() -> None:
+    config = Config().with_options({"port": 1, "model": "a/b", "gpu_memory_utilization": 0.5, "enable_prefix_caching": False})
+    assert config != Config()
+    assert Config().with_options(as_table(config)) == config
+
+
+def test_option_names_are_unique_and_explained() -> None:
+    names = [item.name for _, item in options()]
+    assert len(names) == len(set(names))
+    assert all(item.metadata["help"] for _, item in options())
+
+
+def test_a_file_may_use_tables_or_the_top_level(tmp_path: Path) -> None:
+    flat = read(tmp_path, 'model = "x"\nport = 5\nenable_prefix_caching = false')
+    assert flat == {"model": "x", "port": 5, "enable_prefix_caching": False}
+    tables = '[model]\nmodel = "x"\n[frontend]\nport = 5\n[cache]\nenable_prefix_caching = false'
+    assert read(tmp_path, tables) == flat
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("prot = 5", "unknown option 'prot'"),
+        ("[frontend]\nprot = 5", "unknown option 'frontend.prot'"),
+        ("[engine]\nport = 5", "unknown option 'engine.port'"),
+        ("[nothing]\nport = 5", "unknown option 'nothing'"),
+        ("port = = 5", "is not TOML"),
+        (b"host = '\xff'", "is not TOML"),
+    ],
+)
+def test_a_wrong_file_says_what_and_where(tmp_path: Path, text: str | bytes, reason: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(reason)) as caught:
+        read(tmp_path, text)
+    assert "blinkpy.toml" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"port": "80"}, "port must be int, not str"),
+        ({"port": True}, "port must be int, not bool"),
+        ({"port": 80.0}, "port must be int, not float"),
+        ({"host": 1}, "host must be str, not int"),
+        ({"enable_prefix_caching": 1}, "enable_prefix_caching must be bool, not int"),
+        ({"gpu_memory_utilization": float("nan")}, "gpu_memory_utilization must be"),
+        ({"max_num_seqs": 10**30}, "max_num_seqs must be 1 to 4096"),
+        ({"slots": 64, "sq_entries": 32}, "at least slots"),
+        ({"max_num_seqs": 64, "max_num_batched_tokens": 63}, "at least max_num_seqs"),
+        ({"cq_entries": 100}, "power of two"),
+        ({"sq_entries": 1000}, "power of two"),
+        ({"colour": 1}, "unknown option 'colour'"),
+    ],
+)
+def test_values_are_checked_wherever_they_come_from(values: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(reason)):
+        Config().with_options(values)
+
+
+def test_integers_are_fine_where_a_float_is_wanted() -> None:
+    with pytest.raises(ConfigError, match="gpu_memory_utilization"):
+        Config().with_options({"gpu_memory_utilization": 1})  # over the bound, but the type is fine

@@ -1,0 +1,123 @@
+"""What is installed, and what a base install can do without."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import blinkpy
+from blinkpy.dpu import protocol
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+HEAVY = ("torch", "numba", "llvmlite", "triton", "cuda", "transformers", "safetensors", "pyverbs")
+
+# Runs code with the heavy packages made impossible to import, as on a DPU.
+BLOCKED = f"""
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {HEAVY!r}:
+            raise ModuleNotFoundError(f"blocked: {{name}}", name=name)
+sys.meta_path.insert(0, Blocked())
+"""
+
+
+def without_heavy(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", BLOCKED + code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+
+def test_the_block_works() -> None:
+    assert "blocked: torch" in without_heavy("import torch").stderr
+
+
+def test_the_front_end_imports_without_torch_numba_and_triton() -> None:
+    modules = ["blinkpy.dpu." + file.stem for file in sorted((ROOT / "blinkpy" / "dpu").glob("*.py")) if file.stem != "__init__"]
+    done = without_heavy(f"import importlib\nfor name in {modules!r}: importlib.import_module(name)\nprint(len(sys.modules))")
+    assert done.returncode == 0, done.stderr
+    assert modules
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["frontend", "--help"], ["serve", "--help"], ["engine", "--help"]])
+def test_commands_explain_themselves_without_torch_numba_and_triton(arguments: list[str]) -> None:
+    done = without_heavy(f"from blinkpy.cli import main\nsys.exit(main({arguments!r}))")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout
+
+
+def test_an_engine_without_its_extra_says_what_to_install() -> None:
+    done = without_heavy("from blinkpy.cli import main\nsys.exit(main(['engine', '--device', 'null']))")
+    assert done.returncode == 2
+    assert re.search(r"^blinkpy: error: an engine needs \w+: pip install 'blinkpy-serve\[cpu\]'\n\Z", done.stderr, re.MULTILINE)
+
+
+def test_import_is_light_and_the_offline_api_is_there() -> None:
+    code = """
+import sys, blinkpy
+assert "numpy" not in sys.modules
+from blinkpy import LLM, SamplingParams
+assert "torch" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = blinkpy.nothing
+
+
+def test_every_dependency_is_justified_with_its_range() -> None:
+    page = (ROOT / "docs" / "dependencies.md").read_text()
+    table = {
+        name.strip(): [part.strip() for part in row.split("|")]
+        for line in page.splitlines()
+        if line.startswith("| ")
+        for row in [line.strip("|")]
+        for name in row.split("|")[0].split(",")
+    }
+    extras = PROJECT["optional-dependencies"]
+    for group, wanted in {"base": PROJECT["dependencies"], **extras}.items():
+        for requirement in wanted:
+            name, limits = re.fullmatch(r"([\w-]+(?:\[\w+\])?)(.*)", requirement).groups()
+            if name.startswith("blinkpy-serve"):
+                continue
+            assert name in table, f"{name} ({group}) has no line in docs/dependencies.md"
+            if group in ("base", "cpu", "gpu", "bench"):
+                assert limits.replace(",", ", ") in page, f"{name} ({group}): the page does not have the range {limits}"
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_makefile_and_ci_agree_with_the_readme() -> None:
+    makefile, readme, ci = ((ROOT / name).read_text() for name in ("Makefile", "README.md", ".ci/run"))
+    for target in ("serve", "test", "lint"):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE)
+    assert "make serve" in readme
+    assert "make test" in readme
+    assert "make test" in ci
+    assert "make lint" in ci
+
+
+def test_the_api_page_names_every_field() -> None:
+    page = (ROOT / "docs" / "api.md").read_text()
+    for name in protocol.CHAT_FIELDS.keys() | protocol.COMPLETION_FIELDS.keys():
+        assert f"`{name}`" in page, f"docs/api.md does not explain {name}"
+
+
+def test_the_front_end_imports_only_what_a_dpu_has() -> None:
+    for file in (ROOT / "blinkpy" / "dpu").glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            ours = [name for name in names if name.split(".")[0] == "blinkpy"]
+            allowed = ("blinkpy", "blinkpy.config", "blinkpy.queues")
+            assert all(name in allowed or name.startswith("blinkpy.dpu") for name in ours), f"{file.name} imports {ours}"

@@ -1,0 +1,141 @@
+"""Reference functions of the GPU kernels, in plain torch and float64: slow, obvious, and independent of the kernels.
+
+Shared by the tests of the kernels (interpreted and on a GPU) and by the benchmarks. Inputs of any float dtype are
+widened to float64 first; results are float64 (or integers).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def relative_error(out: Tensor, expected: Tensor) -> float:
+    """||out - expected|| / ||expected||; NaN or infinity anywhere in `out` gives infinity."""
+    out, expected = out.double().cpu(), expected.double().cpu()
+    if out.shape != expected.shape:
+        raise ValueError(f"shapes {list(out.shape)} and {list(expected.shape)} differ")
+    if not torch.isfinite(out).all():
+        return math.inf
+    return float((out - expected).norm() / expected.norm().clamp_min(1e-30))
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x: [..., hidden]; weight: [hidden]."""
+    x = x.double()
+    return x / torch.sqrt((x * x).mean(-1, keepdim=True) + eps) * weight.double()
+
+
+def rope(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> Tensor:
+    """Rotate the first 2 * cos.shape[1] elements of each head. x: [tokens, heads, head_dim]; cos, sin: [max_len, rotary
+    / 2]."""
+    x = x.double()
+    half = cos.shape[1]
+    c, s = (table.double()[positions.long()][:, None] for table in (cos, sin))
+    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return torch.cat([first * c - second * s, second * c + first * s, rest], -1)
+
+
+def gather_pages(cache: Tensor, pages: Tensor, length: int) -> Tensor:
+    """The first `length` tokens of a sequence. cache: [N, kv_heads, page_size, head_dim]; returns [length, kv_heads,
+    head_dim]."""
+    return torch.cat([cache[int(page)].transpose(0, 1) for page in pages[: -(-length // cache.shape[2])]])[:length].double()
+
+
+def attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, pages: Tensor, context: int, scale: float, window: int = 0) -> Tensor:
+    """Causal attention of one row whose last q.shape[0] tokens are the queries. q: [n, heads, head_dim] -> the same
+    shape."""
+    n, heads, _ = q.shape
+    group = heads // k_cache.shape[1]
+    k = gather_pages(k_cache, pages, context).repeat_interleave(group, 1)
+    v = gather_pages(v_cache, pages, context).repeat_interleave(group, 1)
+    score = torch.einsum("qhd,khd->hqk", q.double(), k) * scale
+    distance = torch.arange(context - n, context, device=q.device)[:, None] - torch.arange(context, device=q.device)[None]
+    hidden = (distance < 0) | ((distance >= window) if window else torch.zeros_like(distance, dtype=torch.bool))
+    return torch.einsum("hqk,khd->qhd", torch.softmax(score.masked_fill(hidden, -math.inf), -1), v)
+
+
+def swiglu(x: Tensor) -> Tensor:
+    """x: [..., 2 * width], gate then up -> [..., width]."""
+    gate, up = x.double().chunk(2, -1)
+    return gate * torch.sigmoid(gate) * up
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x: [m, k]; weight: [n, k]."""
+    out = x.double() @ weight.double().T
+    return out if bias is None else out + bias.double()
+
+
+def route(logits: Tensor, top_k: int, normalize: bool) -> tuple[Tensor, Tensor]:
+    """Softmax over experts, the top_k of each token (lower id first among equals): (weights, ids), both [tokens,
+    top_k]."""
+    probability = torch.softmax(logits.double(), -1)
+    ids = torch.argsort(probability, dim=-1, descending=True, stable=True)[:, :top_k]
+    weights = probability.gather(1, ids)
+    return (weights / weights.sum(-1, keepdim=True) if normalize else weights), ids
+
+
+def experts(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+    """Mixture of SwiGLU experts. x: [t, hidden]; gate_up: [E, 2 * width, hidden]; down: [E, hidden, width]; weights,
+    ids: [t, k]."""
+    out = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
+    for token in range(x.shape[0]):
+        for weight, expert in zip(weights[token], ids[token].tolist(), strict=True):
+            inner = swiglu(linear(x[token : token + 1], gate_up[expert]))
+            out[token] += weight.double() * linear(inner, down[expert])[0]
+    return out
+
+
+def uniform(seed: int, position: int) -> float:
+    """Philox4x32-10 (key: the seed's two words; counter: position, 0, 0, 0), first word, as a number in [0, 1).
+
+    The last step is that of triton.language.rand: the word as a signed one, folded to 31 bits, times just under 2 ** -31.
+    """
+    mask = 0xFFFFFFFF
+    counter, key = [position & mask, 0, 0, 0], [seed & mask, seed >> 32 & mask]
+    for _ in range(10):
+        first, second = counter[0] * 0xD2511F53, counter[2] * 0xCD9E8D57
+        counter = [second >> 32 ^ counter[1] ^ key[0], second & mask, first >> 32 ^ counter[3] ^ key[1], first & mask]
+        key = [key[0] + 0x9E3779B9 & mask, key[1] + 0xBB67AE85 & mask]
+    word = counter[0] - 2**32 if counter[0] >= 2**31 else counter[0]
+    return float(np.float32(-word - 1 if word < 0 else word) * np.float32(4.6566127342e-10))
+
+
+def penalize(
+    logits: np.ndarray, history: np.ndarray, prompt_length: int, repetition: float, presence: float, frequency: float
+) -> np.ndarray:
+    """Logits [V] after the penalties. history: [n] token ids, of which the first prompt_length are the prompt."""
+    times = np.bincount(history[prompt_length:], minlength=len(logits))
+    seen = np.isin(np.arange(len(logits)), history)
+    repeated = np.where(logits > 0, logits / np.float32(repetition), logits * np.float32(repetition))
+    logits = np.where(seen & (repetition != 1), repeated, logits)
+    return (logits - np.float32(presence) * (times > 0) - np.float32(frequency) * times.astype(np.float32)).astype(np.float32)
+
+
+def sample(logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float, number: float) -> int:
+    """One token from penalised logits float32 [V] and a uniform number. Sorts everything."""
+    if temperature <= 0:
+        return int(logits.argmax())
+    # Distances from the best in float32, as stored in candidates' keys: what is equal there is ordered by token id.
+    distance = ((logits.max() - logits) / np.float32(temperature)).astype(np.float32)
+    order = np.argsort(distance, kind="stable")
+    order = order[np.isfinite(distance[order])]
+    weight = np.exp(-distance[order].astype(np.float64))
+    weight = weight[:top_k] if top_k > 0 else weight
+    kept = weight >= min_p
+    if top_p < 1:
+        kept &= np.cumsum(weight) - weight < top_p * weight.sum()
+    kept[0] = True
+    mass = np.cumsum(weight[kept])
+    return int(order[min(int((mass <= number * mass[-1]).sum()), len(mass) - 1)])
+
+
+def top_logprobs(logits: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """(float64 log probabilities [V], ids [k] of the largest, the lower id first among equals)."""
+    wide = logits.astype(np.float64)
+    values = wide - wide.max() - np.log(np.exp(wide - wide.max()).sum())
+    return values, np.argsort(-wide, kind="stable")[:k]
