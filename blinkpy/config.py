@@ -30,8 +30,12 @@ class ModelOptions:
     model: str = option("demo", "model folder, Hugging Face hub id, or 'demo' for the built-in model")
     served_model_name: str = option("", "name in the API (default: the model argument)")
     dtype: str = option("auto", "type of weights and KV cache", choices=("auto", "float32", "bfloat16"))
-    load_format: str = option("auto", "'dummy' makes random weights for any config.json", choices=("auto", "safetensors", "dummy"))
-    max_model_len: int = option(0, "tokens of a sequence, prompt and output together (0: what the model allows)", low=0, high=1 << 22)
+    load_format: str = option(
+        "auto", "'dummy' makes random weights for any config.json", choices=("auto", "safetensors", "dummy")
+    )
+    max_model_len: int = option(
+        0, "tokens of a sequence, prompt and output together (0: what model and cache allow)", low=0, high=1 << 22
+    )
     chat_template: str = option("", "file with a Jinja chat template (default: the model's own)")
     seed: int = option(0, "seed of random weights", low=0, high=2**63 - 1)
 
@@ -112,7 +116,9 @@ class Config:
     def __post_init__(self) -> None:
         for section, item in options():
             check_value(item, getattr(getattr(self, section), item.name))
-        for name, value in (("page_size", self.cache.page_size), ("cq_entries", self.queue.cq_entries), ("sq_entries", self.queue.sq_entries)):
+        values = as_table(self)
+        for name in ("page_size", "cq_entries", "sq_entries"):
+            value = values[name]
             if value & (value - 1):
                 raise ConfigError(f"{name} must be a power of two, not {value}")
         if 0 < self.queue.sq_entries < self.queue.slots:
@@ -183,7 +189,8 @@ def load_file(path: str | Path) -> dict[str, Any]:
         entries = value.items() if key in sections and isinstance(value, dict) else ((key, value),)
         for name, entry in entries:
             if name not in home or (isinstance(value, dict) and home[name] != key):
-                raise ConfigError(f"{path}: unknown option {key + '.' + name if isinstance(value, dict) and name != key else name!r}")
+                shown = f"{key}.{name}" if isinstance(value, dict) and name != key else name
+                raise ConfigError(f"{path}: unknown option {shown!r}")
             values[name] = entry
     return values
 

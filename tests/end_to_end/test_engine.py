@@ -152,12 +152,12 @@ def test_cancelled_requests_give_everything_back(rng: np.random.Generator) -> No
         assert after[1] == FINISH_LENGTH
 
 
-def test_a_failing_step_is_announced_before_the_engine_ends() -> None:
+def test_a_failing_step_is_announced_before_the_engine_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(batch: object, requests: object) -> None:
         raise ArithmeticError("broken on purpose")
 
     with pytest.raises(ArithmeticError, match="on purpose"), running_engine(max_model_len=64) as (engine, client):
-        engine._step.run = broken
+        monkeypatch.setattr(engine._step, "run", broken)
         client.submit(np.array([1, 2, 3], np.int32), Sampling())
         deadline = time.monotonic() + 10
         while engine.views.engine[ENGINE_STATE] != STATE_FAULTED:

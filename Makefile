@@ -1,0 +1,93 @@
+# Everything starts from a machine with Python 3.11 to 3.13 and make:
+#
+#   make serve      environment, install, then the server with the built-in model on 127.0.0.1:8000
+#   make test       environment, then every test that needs no GPU
+#   make lint       ruff and mypy
+#   make test-gpu   the tests that need an NVIDIA GPU
+#   make docs       write the generated pages of docs/ again
+#   make clean      remove the environment and everything that was built
+#
+# Variables: MODEL=folder-or-hub-id HOST=127.0.0.1 PORT=8000 ARGS='more options'   for make serve
+#            T='tests/plain -k config'                                           for make test: what to run
+#            PYTHON=python3.12 VENV=.venv                                        which Python, and where the environment goes
+#            TORCH_ARGS='--index-url URL'                                        options of pip for installing torch
+
+MODEL ?= demo
+HOST ?= 127.0.0.1
+PORT ?= 8000
+ARGS ?=
+T ?= tests
+VENV ?= .venv
+TORCH_ARGS ?=
+
+# With an NVIDIA GPU: the torch release that the GPU extra pins. Without: one that has a CPU build for every platform.
+GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -q GPU && echo yes)
+EXTRA := $(if $(GPU),gpu,cpu)
+TORCH ?= $(if $(GPU),2.11.0,2.13.0)
+
+PIP := $(VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-input
+RUN := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} TRITON_CACHE_DIR=$(CURDIR)/build/triton $(VENV)/bin/python
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help serve test lint test-gpu docs clean
+
+help:
+	@sed -n 's/^#   *\(make [a-z]\)/  \1/p' Makefile
+
+# ---- environment: each step leaves a stamp, so that a second run starts at once ------------------------------------------
+
+# PYTHON may name an interpreter; otherwise the first one on the path that is new enough and not too new.
+$(VENV)/.created:
+	@python=$$(for p in $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python); do \
+	  "$$p" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null && echo "$$p" && break; done); \
+	if [ -z "$$python" ]; then echo "blinkpy needs Python 3.11, 3.12 or 3.13; none was found (PYTHON=/path/to/python names one)" >&2; exit 1; fi; \
+	echo "[1/3] environment: $$("$$python" --version) in $(VENV)"; \
+	"$$python" -m venv --clear $(VENV) || { rm -rf $(VENV); \
+	  echo "can't make a virtual environment; on Debian or Ubuntu: apt install python3-venv" >&2; exit 1; }
+	@touch $@
+
+$(VENV)/.torch-$(TORCH): | $(VENV)/.created
+	@echo "[2/3] install torch $(TORCH): a minute or more"
+	@$(PIP) $(TORCH_ARGS) torch==$(TORCH)
+	@rm -f $(VENV)/.torch-* && touch $@
+
+$(VENV)/.serve-$(EXTRA): pyproject.toml | $(VENV)/.torch-$(TORCH)
+	@echo "[3/3] install blinkpy with all that it needs on this machine"
+	@$(PIP) --editable '.[$(EXTRA)]'
+	@touch $@
+
+# torch's CPU build brings no Triton: take the release that the GPU side uses.
+$(VENV)/.dev: pyproject.toml | $(VENV)/.torch-$(TORCH)
+	@echo "[3/3] install blinkpy, test tools and linters: a minute or more"
+	@$(VENV)/bin/python -m pip show --quiet triton 2>/dev/null || $(PIP) triton==3.6.0
+	@$(PIP) --editable '.[$(EXTRA),dev]'
+	@touch $(VENV)/.serve-$(EXTRA) $@
+
+# ---- what people ask for -------------------------------------------------------------------------------------------------
+
+serve: $(VENV)/.serve-$(EXTRA)
+	@exec $(VENV)/bin/blinkpy serve '$(MODEL)' --host '$(HOST)' --port '$(PORT)' $(ARGS)
+
+test: $(VENV)/.dev
+	@mkdir -p build
+	@$(RUN) -m pytest $(T) --ignore=tests/gpu
+
+lint: $(VENV)/.dev
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/mypy
+
+test-gpu:
+ifeq ($(GPU),)
+	@echo "make test-gpu: SKIPPED, because nvidia-smi finds no NVIDIA GPU on this machine; nothing was tested"
+else
+	@$(MAKE) --no-print-directory $(VENV)/.dev
+	@$(RUN) -m pytest tests/gpu
+endif
+
+docs: $(VENV)/.dev
+	@$(VENV)/bin/python tools/write_cli_reference.py > docs/cli.md
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
