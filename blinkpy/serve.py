@@ -147,12 +147,12 @@ def run_engine(config: Config, report: Report, on_ready: Callable[[], None]) -> 
     Raises ConfigError for what the user can mend, an engine that isn't installed included.
     """
     try:
-        from blinkpy.engine import Engine
+        from blinkpy.devices import make_engine
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] == "blinkpy":
             raise
         raise ConfigError(f"an engine needs {error.name}: pip install 'blinkpy-serve[cpu]'") from error
-    engine = Engine(config, report)
+    engine = make_engine(config, report)
     running, asked = False, 0
 
     def handle(number: int, frame: FrameType | None) -> None:

@@ -107,6 +107,7 @@ class Front:
         return int(self.views.pair[self.pair, index])
 
     def beat(self) -> None:
+        """Show that this front end lives."""
         self.views.front[self.pair, q.FRONT_HEARTBEAT] += 1
 
     @property
@@ -177,7 +178,8 @@ class Front:
         self.sq_tail += 1
         if ring:
             self.ring()
-        expected, finish = ([], 0) if not prompt else generate(prompt, max(1, max_tokens), min_tokens, list(stop_ids), self.sizes.vocab_size)
+        most = max(1, min(max_tokens, self.sizes.max_model_len - len(prompt)))
+        expected, finish = generate(prompt, most, min_tokens, list(stop_ids), self.sizes.vocab_size)
         sent = Sent(int(entry["request_id"][0]), prompt, expected, finish)
         if 0 <= chosen < self.sizes.slots and self.slots[chosen] is None:
             self.slots[chosen] = sent
@@ -280,6 +282,9 @@ class World:
     def step(self, check: bool = True) -> int:
         """One call of schedule() and, if it asks for one, one step of the model."""
         self.now += TICK_NS
+        for front in self.fronts:
+            if front.alive:
+                front.beat()
         self.bucket = self._schedule(self.now)
         if check:
             problems = check_integrity(self.limits, self.state)
@@ -319,15 +324,9 @@ class World:
         assert (batch.context_lengths[rows:more] == 0).all()
         assert (batch.emits[rows:more] == 0).all()
 
-    def beat(self) -> None:
-        for front in self.fronts:
-            if front.alive:
-                front.beat()
-
     def finish(self, most_steps: int = 2000) -> int:
         """Run, with everybody reading, until all requests have ended. Returns the number of steps; bounded: nothing hangs."""
         for steps in range(most_steps):
-            self.beat()
             for front in self.fronts:
                 if front.alive and front.attached:
                     front.poll()
@@ -378,7 +377,6 @@ class Story:
 
     def tick(self) -> None:
         world, draw = self.world, self.random
-        world.beat()
         for pair, front in enumerate(world.fronts):
             if draw.random() < 0.01:
                 self._crash(front)
@@ -440,7 +438,6 @@ class Story:
                 front.claim()
             front.alive = True
         for _ in range(3):
-            world.beat()
             for front in world.fronts:
                 if front.settle():
                     front.ring()

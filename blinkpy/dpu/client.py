@@ -25,6 +25,7 @@ POLL_S = 0.001
 QUIET_SHARE = 0.75  # of the interval between two news in which no third is expected
 QUIET_LIMIT_S = 0.05
 RECONNECT_S = 0.2
+CONNECT_POLL_S = 0.005
 CHECK_S = 0.1  # at most; a quarter of the lease if that is less
 
 logger = logging.getLogger("blinkpy.frontend")
@@ -46,6 +47,13 @@ class EngineClient:
         """Start connecting; on the running loop."""
         self._loop = asyncio.get_running_loop()
         self._keeper = self._loop.create_task(self._keep_connected())
+
+    async def connected(self, timeout_s: float) -> bool:
+        """Wait until the engine has granted the queue pair. False when it did not within timeout_s seconds."""
+        deadline = time.monotonic() + timeout_s
+        while self.pair is None and time.monotonic() < deadline:
+            await asyncio.sleep(CONNECT_POLL_S)
+        return self.pair is not None
 
     async def close(self) -> None:
         """Stop, failing what is in flight, and give the queue pair up."""

@@ -30,6 +30,7 @@ from blinkpy.dpu.service import Service
 from blinkpy.dpu.shm import attach_segment
 
 GRANT_TIMEOUT_S = 1.0
+CONNECT_S = 2.0  # longest wait for the engine's grant before a worker says that it is ready
 LAST_WORDS_S = 2.0  # for the errors that end requests at shutdown to go out
 
 logger = logging.getLogger("blinkpy.frontend")
@@ -81,6 +82,8 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self.app.service.client.start()
         await super().startup(sockets)
+        # Who waits for "ready" sends a request next. Without an engine there is an end to waiting, and 503 until it comes.
+        await self.app.service.client.connected(CONNECT_S)
         gc.collect()
         gc.freeze()  # the tokenizer's tables live as long as the process: no collection needs to walk them
         if self._on_ready is not None:

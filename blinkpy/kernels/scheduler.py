@@ -32,9 +32,11 @@ from blinkpy.kernels.reclaim import reclaim, tell_ends
 from blinkpy.kernels.trees import Table
 from blinkpy.kv.integrity import check_integrity
 from blinkpy.kv.state import (
+    BATCH_COUNTS,
     CACHED_COUNT,
     CALLS,
     COMMAND,
+    DECODE_ROWS,
     DRAINED,
     ENTERING_COUNT,
     FINISHING_COUNT,
@@ -187,8 +189,9 @@ def make_schedule(policy: Policy = fcfs) -> Callable[..., int]:
             enqueue(state, lane, lanes)
             result = plan(limits, state, lane, lanes)
         elif lane == 0:
-            state.batch.counts[ROWS] = 0  # the last step is committed
-            state.batch.counts[TOKENS] = 0
+            for i in range(BATCH_COUNTS):  # the last step is committed
+                state.batch.counts[i] = 0
+            state.batch.counts[DECODE_ROWS] = 0
         report(limits, queues, state, now, lane, lanes)
         return result
 

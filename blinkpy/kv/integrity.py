@@ -31,12 +31,16 @@ from blinkpy.kv.state import (
 
 
 def check_integrity(limits: Limits, state: State) -> list[str]:
-    """Everything that is wrong, one line each; empty when all is well. Takes NumPy arrays or memoryviews."""
+    """What is wrong, one line each; empty when all is well. Takes NumPy arrays or memoryviews.
+
+    Later groups of checks use what earlier ones have checked, so the first group that finds something is the last one.
+    """
     host: State = map_arrays(np.asarray, state)
-    problems: list[str] = []
     for check in (_check_lists, _check_requests, _check_pages, _check_ring, _check_index, _check_pairs, _check_batch):
-        problems += check(limits, host)
-    return problems
+        problems = check(limits, host)
+        if problems:
+            return problems
+    return []
 
 
 def _expect(fine: Any, what: str) -> list[str]:
@@ -58,6 +62,8 @@ def _check_lists(limits: Limits, state: State) -> list[str]:
         expected = np.flatnonzero(status == wanted)
         if not np.array_equal(np.sort(slots), expected):
             problems.append(f"{name} lists the slots {sorted(slots.tolist())}, but {expected.tolist()} have that status")
+    if problems:
+        return problems
     waiting = state.waiting[: counts[WAITING_COUNT]]
     keys = list(zip(state.requests.rank[waiting].tolist(), state.requests.arrival[waiting].tolist(), strict=True))
     return problems + _expect(keys == sorted(keys), "waiting is not sorted by (rank, arrival)")
@@ -75,8 +81,10 @@ def _check_requests(limits: Limits, state: State) -> list[str]:
     problems += _expect(running | (r.computed == 0) | (r.status == EMPTY), "a request that does not run has a cache")
     problems += _expect(running | (r.num_pages == 0), "a request that does not run holds pages")
     problems += _expect(r.computed <= r.num_pages * limits.page_size, "more is computed than the pages hold")
-    problems += _expect(held == (r.page_table >= 0), "a page table does not end with its pages")
-    problems += _expect((r.page_table >= -1) & (r.page_table < limits.pages), "a page table names a page that is none")
+    problems += _expect((held == (r.page_table >= 0)).all(axis=1), "a page table does not end with its pages")
+    problems += _expect(
+        ((r.page_table >= -1) & (r.page_table < limits.pages)).all(axis=1), "a page table names a page that is none"
+    )
     problems += _expect(~running | (r.indexed <= r.num_pages), "more pages are indexed than held")
     problems += _expect(~running | (r.indexed * limits.page_size <= r.computed), "a page is indexed that is not computed")
     problems += _expect((r.paused == 0) | running, "a request is paused that does not run")
@@ -88,7 +96,9 @@ def _check_requests(limits: Limits, state: State) -> list[str]:
 
 def _check_pages(limits: Limits, state: State) -> list[str]:
     pages, counts = state.pages, state.counts
-    free = pages.free[: counts[FREE_COUNT]]
+    free = pages.free[: max(0, counts[FREE_COUNT])]
+    if not ((free >= 0) & (free < limits.pages)).all():
+        return ["the free stack names a page that is none"]
     table = state.requests.page_table
     references = np.bincount(table[table >= 0], minlength=limits.pages)
     held = references > 0
@@ -165,6 +175,8 @@ def _check_batch(limits: Limits, state: State) -> list[str]:
     problems += _expect(lengths[:decodes] == 1, "a decode row has several tokens")
     problems += _expect(b.query_starts[rows] == tokens, "the rows do not cover the batch's tokens")
     problems += _expect(b.context_lengths[:rows] == first + lengths, "a context length is wrong")
+    if problems:
+        return problems
     problems += _expect(b.emits[:rows] == (first + lengths == r.length[slots]), "a row emits when it should not, or the other way")
     row = np.repeat(np.arange(rows), lengths)
     position = np.concatenate([np.arange(f, f + n) for f, n in zip(first, lengths, strict=True)])

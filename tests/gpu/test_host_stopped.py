@@ -140,7 +140,7 @@ def test_a_fault_of_the_gpu_is_noticed(rng: np.random.Generator, tmp_path: Path)
             time.sleep(0.01)
         tell(process, "fault")
         began = time.monotonic()
-        with pytest.raises(EngineLost, match="died|faulted"):
+        with pytest.raises(EngineLost, match=r"died|faulted"):
             while time.monotonic() - began < 10:
                 pair.check()
                 time.sleep(0.01)

@@ -37,3 +37,11 @@ def test_penalties(rng: np.random.Generator, word: int) -> None:
     workspace = SamplingWorkspace.allocate(30, 10, "cpu", chunk=4, capacity=32, block=16)
     fixed = {name: 1.0 if name == queues.WORD_REPETITION_PENALTY else 0.0 for name in cases.PARAMETERS} | {word: 1.4}
     cases.sampling_case(rng, "cpu", rows=30, bucket=30, vocabulary=10, spread=1.0, workspace=workspace, history=30, fixed=fixed)
+
+
+@pytest.mark.parametrize("filters", [{queues.WORD_TOP_K: 3}, {queues.WORD_TOP_P: 0.6}, {queues.WORD_MIN_P: 0.3}])
+def test_filters_within_the_head(rng: np.random.Generator, filters: dict[int, float]) -> None:
+    """Peaked distributions of which each filter keeps a few candidates; half of the draws are for the last one kept."""
+    workspace = SamplingWorkspace.allocate(12, 60, "cpu", chunk=64, capacity=32, block=64)
+    off = {queues.WORD_TOP_K: 0, queues.WORD_TOP_P: 1.0, queues.WORD_MIN_P: 0.0, queues.WORD_TEMPERATURE: 1.7}
+    cases.sampling_case(rng, "cpu", rows=12, bucket=12, vocabulary=60, spread=2.0, workspace=workspace, fixed=off | filters)

@@ -1,0 +1,47 @@
+"""--device: which engine runs the model on this machine."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from blinkpy.config import Config, ConfigError
+from blinkpy.engine import Engine
+from blinkpy.progress import Report
+
+GPU_PACKAGES = ("triton", "cuda.bindings", "numba_cuda")
+
+
+def make_engine(config: Config, report: Report | None = None) -> Engine:
+    """The engine that --device asks for; "auto" is the GPU where there is one and its packages are installed, else the CPU.
+
+    Nothing is allocated yet. Raises ConfigError when the device can't be had.
+    """
+    device = config.engine.device
+    if device == "auto":
+        device = "cuda" if gpu_usable() else "cpu"
+    if device != "cuda":
+        if config.engine.control == "gpu":
+            raise ConfigError(f"--control gpu needs --device cuda; the engine would run on {device}")
+        return Engine(config.with_options({"device": device}), report)
+    missing = [name for name in GPU_PACKAGES if not _installed(name)]
+    if missing:
+        raise ConfigError(f"--device cuda needs {', '.join(missing)}: pip install 'blinkpy-serve[gpu]'")
+    from blinkpy.provision import CudaEngine
+
+    return CudaEngine(config.with_options({"device": device}), report)
+
+
+def gpu_usable() -> bool:
+    """Whether torch sees a GPU and everything that drives it is installed."""
+    if not all(_installed(name) for name in ("torch", *GPU_PACKAGES)):
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _installed(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:  # the parent of a dotted name
+        return False
