@@ -4,10 +4,11 @@
 #   make test       environment, then every test that needs no GPU
 #   make lint       ruff and mypy
 #   make test-gpu   the tests that need an NVIDIA GPU
+#   make bench      the benchmarks that need no GPU, into benchmarks/results: a quarter of an hour on an idle machine
 #   make docs       write the generated pages of docs/ again
 #   make clean      remove the environment and everything that was built
 #
-# Variables: MODEL=folder-or-hub-id HOST=127.0.0.1 PORT=8000 ARGS='more options'   for make serve
+# Variables: MODEL=folder-or-hub-id HOST=127.0.0.1 PORT=8000 ARGS='more options'   for make serve (ARGS also for make bench)
 #            T='tests/plain -k config'                                           for make test: what to run
 #            PYTHON=python3.12 VENV=.venv                                        which Python, and where the environment goes
 #            TORCH_ARGS='--index-url URL'                                        options of pip for installing torch
@@ -30,7 +31,7 @@ RUN := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} TRITON_CACHE_DIR=$(CURDIR)/build/t
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve test lint test-gpu docs clean
+.PHONY: help serve test lint test-gpu bench docs clean
 
 help:
 	@sed -n 's/^#   *\(make [a-z]\)/  \1/p' Makefile
@@ -64,6 +65,11 @@ $(VENV)/.dev: pyproject.toml | $(VENV)/.torch-$(TORCH)
 	@$(PIP) --editable '.[$(EXTRA),dev]'
 	@touch $(VENV)/.serve-$(EXTRA) $@
 
+$(VENV)/.bench: pyproject.toml | $(VENV)/.torch-$(TORCH)
+	@echo "[3/3] install blinkpy and what the benchmarks need"
+	@$(PIP) --editable '.[$(EXTRA),bench]'
+	@touch $(VENV)/.serve-$(EXTRA) $@
+
 # ---- what people ask for -------------------------------------------------------------------------------------------------
 
 serve: $(VENV)/.serve-$(EXTRA)
@@ -84,6 +90,9 @@ else
 	@$(MAKE) --no-print-directory $(VENV)/.dev
 	@$(RUN) -m pytest tests/gpu
 endif
+
+bench: $(VENV)/.bench
+	@for name in queue_pair scheduler frontend cpu_engine; do $(VENV)/bin/python -m benchmarks.$$name $(ARGS) || exit 1; done
 
 docs: $(VENV)/.dev
 	@$(VENV)/bin/python tools/write_cli_reference.py > docs/cli.md

@@ -37,7 +37,7 @@ class OnDevice:
         self.shapes, self.graph_of = step_shapes(self.buckets)
         self.cache = PagedCache(a, pages, PAGE, weights.dtype, device)
         self.step = step_type(
-            a, weights, self.cache, self.batch, self.requests, self.shapes, model_len, LinearTable(), False
+            a, weights, self.cache, self.batch, self.requests, self.shapes, model_len, LinearTable(), device != "cpu"
         )
 
     def give(self, batch: Batch, requests: Requests) -> StepShape:

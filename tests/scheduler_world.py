@@ -149,7 +149,8 @@ class Front:
         world, where = self.world, self.sq_tail % self.world.queue.sq_entries
         self.counter += 1
         entry = np.zeros(1, q.SQ_ENTRY)
-        hashes = q.page_hashes(np.array(prompt, np.int32), self.sizes.page_size, self.sizes.multipliers, fields.get("cache_salt", 0))
+        salt = fields.get("cache_salt", 0)
+        hashes = q.page_hashes(np.array(prompt, np.int32), self.sizes.page_size, self.sizes.multipliers, salt)
         offset, hash_offset = where * self.sizes.max_model_len, where * (world.queue.hash_entries // world.queue.sq_entries)
         values = {
             "request_id": self.epoch << 32 | self.counter,

@@ -99,9 +99,14 @@ def _check(function: Policy, what: str) -> None:
     where = f"{what} ({function.__code__.co_filename}, line {line})"
     parameters = list(inspect.signature(function).parameters.values())
     required = [p for p in parameters if p.default is p.empty]
-    if len(parameters) < 1 or len(required) > 1 or parameters[0].kind not in (
-        inspect.Parameter.POSITIONAL_ONLY,
-        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    if (
+        len(parameters) < 1
+        or len(required) > 1
+        or parameters[0].kind
+        not in (
+            inspect.Parameter.POSITIONAL_ONLY,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        )
     ):
         raise ConfigError(f"{where} must take one argument, the request, not {inspect.signature(function)}")
     fields = types.NamedTuple([types.int64] * len(RequestFields._fields), RequestFields)

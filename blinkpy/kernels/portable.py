@@ -22,10 +22,12 @@ from __future__ import annotations
 import time
 
 from llvmlite import ir
-from numba.core import cgutils, types
+from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic, overload, register_jitable
 
 from blinkpy.kernels.lanes import team_of
+from blinkpy.kernels.trees import WordsType, element_pointer, register_cuda_trees
 
 device = register_jitable
 
@@ -98,17 +100,18 @@ def block_max(value, lane, lanes):
 # ---- njit ---------------------------------------------------------------------------------------------------------------
 
 
-def _is_words(array) -> bool:
-    return isinstance(array, types.Array) and isinstance(array.dtype, types.Integer)
+def _is_words(array):
+    return isinstance(array, WordsType) or (isinstance(array, types.Array) and isinstance(array.dtype, types.Integer))
 
 
 def _pointer(utils, context, builder, signature, args):
-    """Address of args[0][args[1]]; the index is an integer or a tuple of them."""
+    """Address of args[0][args[1]]: of an array or of a table's one; the index is an integer or a tuple of them."""
     array_type, index_type = signature.args[0], signature.args[1]
+    if isinstance(array_type, WordsType):
+        return element_pointer(utils, context, builder, array_type, args[0], index_type, args[1])
     array = context.make_array(array_type)(context, builder, args[0])
     if isinstance(index_type, types.BaseTuple):
-        indices = cgutils.unpack_tuple(builder, args[1], len(index_type))
-        index_types = list(index_type)
+        indices, index_types = utils.unpack_tuple(builder, args[1], len(index_type)), list(index_type)
     else:
         indices, index_types = [args[1]], [index_type]
     indices = [context.cast(builder, i, t, types.intp) for i, t in zip(indices, index_types, strict=True)]
@@ -172,9 +175,7 @@ def _cpu_sleep(typing_context, nanoseconds):
                 time_of = cgutils.alloca_once(builder, _TIMESPEC)
                 builder.store(builder.sdiv(total, i64(_SECOND_NS)), cgutils.gep_inbounds(builder, time_of, 0, 0))
                 builder.store(builder.srem(total, i64(_SECOND_NS)), cgutils.gep_inbounds(builder, time_of, 0, 1))
-                function = _c_function(
-                    builder, "nanosleep", ir.IntType(32), _TIMESPEC.as_pointer(), _TIMESPEC.as_pointer()
-                )
+                function = _c_function(builder, "nanosleep", ir.IntType(32), _TIMESPEC.as_pointer(), _TIMESPEC.as_pointer())
                 builder.call(function, [time_of, ir.Constant(_TIMESPEC.as_pointer(), None)])
             with none:
                 builder.call(_c_function(builder, "sched_yield", ir.IntType(32)), [])
@@ -263,6 +264,7 @@ def register_cuda():
     from numba import cuda
 
     if not _cuda_registered:
+        register_cuda_trees()
         _register_memory(cuda)
         _register_block(cuda)
         _cuda_registered = True
@@ -397,13 +399,22 @@ def _register_block(cuda):
     @cuda_intrinsic
     def set_partial(typing_context, warp, value):
         def generate(context, builder, signature, args):
-            index, word = (
-                context.cast(builder, arg, kind, types.int64) for arg, kind in zip(args, signature.args, strict=True)
-            )
+            index, word = (context.cast(builder, arg, kind, types.int64) for arg, kind in zip(args, signature.args, strict=True))
             builder.store(word, partial(builder, index))
             return context.get_dummy_value()
 
         return types.void(warp, value), generate
+
+    @cuda_intrinsic
+    def out_of_line(typing_context):
+        """Keeps the function that calls it from being inlined. The collectives are called from a hundred places; their
+        code fits the instruction cache once."""
+
+        def generate(context, builder, signature, args):
+            builder.function.attributes.add("noinline")
+            return context.get_dummy_value()
+
+        return types.void(), generate
 
     @cuda_overload(barrier, target="cuda")
     def _barrier(lanes):
@@ -412,6 +423,7 @@ def _register_block(cuda):
     @cuda_overload(block_scan, target="cuda")
     def _block_scan(value, lane, lanes):
         def body(value, lane, lanes):
+            out_of_line()
             within, warp = lane & 31, lane >> 5
             inclusive = types.int64(value)
             reach = 1
@@ -438,6 +450,7 @@ def _register_block(cuda):
     @cuda_overload(block_sum, target="cuda")
     def _block_sum(value, lane, lanes):
         def body(value, lane, lanes):
+            out_of_line()
             own = types.int64(value)
             reach = 16
             while reach > 0:
@@ -457,6 +470,7 @@ def _register_block(cuda):
     @cuda_overload(block_max, target="cuda")
     def _block_max(value, lane, lanes):
         def body(value, lane, lanes):
+            out_of_line()
             own = types.int64(value)
             reach = 16
             while reach > 0:

@@ -234,9 +234,7 @@ def tell_ends(limits, queues, state, lane, lanes):
         slot = state.finishing[i]
         finish = requests.finish[slot]
         scratch.pair[i] = requests.pair[slot]
-        scratch.word[i] = completion_word(
-            limits, requests, slot, finish >> FINISH_REASON_SHIFT, finish & FINISH_CODE_MASK
-        )
+        scratch.word[i] = completion_word(limits, requests, slot, finish >> FINISH_REASON_SHIFT, finish & FINISH_CODE_MASK)
     publish(limits, queues, state.pairs, scratch, n, lane, lanes)
     for i in range(lane, n, lanes):
         if scratch.pair[i] < 0:

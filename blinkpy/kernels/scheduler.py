@@ -6,6 +6,7 @@ as a CUDA kernel. `Scheduler` is the host's handle on the first two.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Literal
@@ -23,8 +24,6 @@ from blinkpy.kernels.portable import (
     barrier,
     block_sum,
     device,
-    nanosleep,
-    now_ns,
     store_relaxed,
     store_release,
 )
@@ -135,8 +134,8 @@ def make_schedule(policy: Policy = fcfs) -> Callable[..., int]:
     """The device function schedule(limits, queues, state, now, lane, lanes), with a policy compiled in.
 
     limits: Limits. queues: EngineViews. state: State; state.batch.sampled holds the last step's tokens. now: monotonic
-    clock, ns, the same for all lanes. Returns the bucket of the next step (state.batch describes it), NOTHING when there is none, STOPPED or
-    DRAINED. It must not be called while a step runs, nor again before the step that it asked for has run.
+    clock, ns, the same for all lanes. Returns the bucket of the next step, which state.batch describes, NOTHING when there
+    is none, STOPPED or DRAINED. It must not be called while a step runs, nor again before the step that it asked for ran.
     """
     rank_of = device(policy)
 
@@ -152,7 +151,7 @@ def make_schedule(policy: Policy = fcfs) -> Callable[..., int]:
             fields = RequestFields(
                 requests.arrival[slot],
                 requests.arrival_us[slot],
-                int(requests.prompt_length[slot]),
+                int(requests.prompt_length[slot]),  # int(): int32 words, int64 fields
                 int(requests.entry[slot, WORD_MAX_TOKENS]),
                 requests.length[slot] - requests.prompt_length[slot],
                 int(requests.entry[slot, WORD_PRIORITY]),
@@ -211,11 +210,12 @@ class Scheduler:
     machine has not compiled yet; "python" runs the source as it is, some hundred times slower.
     """
 
-    def __init__(
-        self, limits: Limits, state: State, policy: Policy = fcfs, *, mode: Literal["njit", "python"] = "njit"
-    ) -> None:
+    def __init__(self, limits: Limits, state: State, policy: Policy = fcfs, *, mode: Literal["njit", "python"] = "njit") -> None:
         self.limits, self.state, self.policy, self.mode = limits, state, policy, mode
         self._function: Callable[..., int]
+        self._limits: Any
+        self._state: Any
+        self._queues: Any
         if mode == "njit":
             self._limits, self._state, self._queues = Table(limits), Table(state), Table(_some_views(), strided=True)
             kinds = (self._limits.kind, self._queues.kind, self._state.kind, types.int64, types.int64, types.int64)
@@ -240,15 +240,31 @@ class Scheduler:
         return self._function(self._limits, self._queues, self._state, now_ns, 0, 1)
 
     def run_null(self, tokens: range, step_ns: int, idle_ns: int, deadline_ns: int) -> int:
-        """Serve with made-up tokens (made_up_token) instead of a model, without coming back to Python in between.
+        """Serve with made-up tokens (made_up_token) instead of a model.
 
         tokens: what to draw from. step_ns: time that a step takes. Returns NOTHING after idle_ns without work or when
-        now_ns() reaches deadline_ns, or else STOPPED or DRAINED. Only in mode "njit"; compiles at the first call.
+        time.monotonic_ns() reaches deadline_ns, or else STOPPED or DRAINED. Two compiled calls a step, nothing else.
         """
-        if not self._attached or self.mode != "njit":
-            raise RuntimeError('run_null needs attached queues and the mode "njit"')
-        arguments = (tokens.start, tokens.stop, step_ns, idle_ns, deadline_ns)
-        return int(null_loop(self.policy)(self._limits, self._queues, self._state, *arguments))
+        state, low, high = self._state, tokens.start, tokens.stop
+        make_up: Callable[..., None] = fill_sampled
+        if self.mode == "njit":
+            kinds = (state.kind, types.int64, types.int64)
+            function = compiled_fill()
+            function.compile(kinds)
+            make_up = function.overloads[kinds].entry_point
+        now = worked = time.monotonic_ns()
+        while now < deadline_ns and now - worked <= idle_ns:
+            result = self.step(now)
+            if result in (STOPPED, DRAINED):
+                return result
+            if result >= 0:
+                make_up(state, low, high)
+                worked = time.monotonic_ns()
+                if now + step_ns > worked:
+                    time.sleep((now + step_ns - worked) / 1e9)
+                    worked = time.monotonic_ns()
+            now = time.monotonic_ns()
+        return NOTHING
 
     def check(self) -> list[str]:
         """What is wrong with the state, for people; empty when nothing is."""
@@ -258,7 +274,7 @@ class Scheduler:
 def plain(tree: Any) -> Any:
     """NumPy arrays as memoryviews, for plain Python: elements are Python integers, which don't overflow, and a value that
     doesn't fit its array is an error."""
-    return map_arrays(lambda array: memoryview(np.asarray(array)), tree)
+    return map_arrays(lambda array: np.asarray(array).data, tree)
 
 
 def _some_views() -> EngineViews:
@@ -278,31 +294,16 @@ def made_up_token(seed, position, low, high):
     return low + (mixed * 69621 % HASH_MODULUS_1) % (high - low)
 
 
-@lru_cache(maxsize=8)
-def null_loop(policy: Policy) -> Any:
-    """njit function: see Scheduler.run_null."""
-    schedule = compiled_schedule(policy)
+@device
+def fill_sampled(state, low, high):
+    """Made-up tokens for all rows of the batch."""
+    batch, entry = state.batch, state.requests.entry
+    for row in range(batch.counts[ROWS]):
+        slot = batch.row_slots[row]
+        seed = entry[slot, WORD_SEED + 1] << 32 | (entry[slot, WORD_SEED] & 0xFFFFFFFF)
+        batch.sampled[row] = made_up_token(seed, batch.context_lengths[row], low, high)
 
-    def loop(limits, queues, state, low, high, step_ns, idle_ns, deadline_ns):
-        batch, requests = state.batch, state.requests
-        worked = now_ns()
-        now = worked
-        while now < deadline_ns and now - worked <= idle_ns:
-            result = schedule(limits, queues, state, now, 0, 1)
-            if result == STOPPED or result == DRAINED:
-                return result
-            if result >= 0:
-                for row in range(batch.counts[ROWS]):
-                    slot = batch.row_slots[row]
-                    seed = requests.entry[slot, WORD_SEED + 1] << 32 | (requests.entry[slot, WORD_SEED] & 0xFFFFFFFF)
-                    batch.sampled[row] = made_up_token(seed, batch.context_lengths[row], low, high)
-                worked = now_ns()
-                if now + step_ns > worked:
-                    nanosleep(now + step_ns - worked)
-                    worked = now_ns()
-            else:
-                nanosleep(0)
-            now = now_ns()
-        return NOTHING
 
-    return cached_njit(loop, nogil=True)
+@lru_cache(maxsize=1)
+def compiled_fill() -> Any:
+    return cached_njit(fill_sampled, nogil=True)

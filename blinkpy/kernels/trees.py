@@ -2,36 +2,49 @@
 
 The scheduler works on some ninety arrays. As arguments they would be copied through every call (some 700 words), which
 costs most of the compile time, 12 us in every call from Python, and more than the 4 KB that a kernel's parameters may
-have. So compiled code gets them as a *table*: the integers of the tree, and address, shape and strides of its arrays, one
-int64 word each. `tree.field` then loads from the table, and a nested tuple is the same pointer with an offset. The device
-code can't tell: it reads `state.requests.length[slot]` from tuples, in plain Python, and from a table alike.
+have. So compiled code gets them as a *table*: the integers of the tree, and address and strides of its arrays, one int64
+word each. A tree, a nested tree and an array are all a pointer into the table; `tree.field` moves it, and `array[i]` loads
+the address there. The device code can't tell: it reads `state.requests.length[slot]` from tuples and arrays, in plain
+Python, and from a table alike.
 
-A table must not change while it is in use; loads from it are marked as invariant.
+Indices are taken as they are: not negative, not checked. A table must not change while it is in use; loads from it are
+marked as invariant.
 """
 
 from __future__ import annotations
 
+import operator
 import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
-from numba.core import cgutils, types
+from numba import types
+from numba.core import cgutils
+from numba.core.typing.templates import AbstractTemplate, AttributeTemplate, infer_global, signature
 from numba.extending import (
     NativeValue,
     infer_getattr,
+    lower_builtin,
     lower_getattr_generic,
     models,
     register_model,
     typeof_impl,
     unbox,
 )
-from numba.core.typing.templates import AttributeTemplate
-from numba.np.arrayobj import populate_array
 from numpy.typing import NDArray
 
 WORD = 8  # bytes
+_I64 = ir.IntType(64)
+
+
+class WordsType(types.Type):
+    """Numba's type of an array of a table: integers of 32 or 64 bits. dense: C-contiguous, else with any strides."""
+
+    def __init__(self, dtype: types.Integer, ndim: int, dense: bool) -> None:
+        self.dtype, self.ndim, self.dense = dtype, ndim, dense
+        super().__init__(name=f"Words({dtype}, {ndim}, {'dense' if dense else 'strided'})")
 
 
 class TreeType(types.Type):
@@ -41,7 +54,7 @@ class TreeType(types.Type):
         self.fields = {field: (offset, kind) for field, offset, kind in fields}
         listed = ", ".join(f"{field}@{offset}: {kind}" for field, offset, kind in fields)
         self._key = f"{name}({listed})"
-        super().__init__(name=f"Tree[{name}, {zlib.crc32(self._key.encode()):08x}]")
+        super().__init__(name=f"Tree({name}, {zlib.crc32(self._key.encode()):08x})")
 
     @property
     def key(self) -> str:
@@ -71,7 +84,9 @@ def dense_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     return tuple(int(np.prod(shape[i + 1 :], dtype=np.int64)) * itemsize for i in range(len(shape)))
 
 
-def tree_table(tree: Any, strided: bool = False, strided_parts: tuple[str, ...] = ()) -> tuple[TreeType, NDArray[np.int64]]:
+def tree_table(
+    tree: Any, strided: bool = False, strided_parts: tuple[str, ...] = ()
+) -> tuple[TreeType, NDArray[np.int64]]:
     """The type of a tree of integers, int32 and int64 arrays, and its table. The arrays must outlive the table.
 
     strided: take all arrays for strided ones, so that the type does not depend on their sizes; strided_parts: only those
@@ -80,7 +95,8 @@ def tree_table(tree: Any, strided: bool = False, strided_parts: tuple[str, ...] 
     words: list[int] = []
 
     def add(node: Any, strided: bool) -> TreeType:
-        start, fields = len(words), []
+        start = len(words)
+        fields: list[tuple[str, int, types.Type]] = []
         for name, item in zip(node._fields, node, strict=True):
             offset = len(words) - start
             if isinstance(item, tuple):
@@ -95,8 +111,8 @@ def tree_table(tree: Any, strided: bool = False, strided_parts: tuple[str, ...] 
                 if not strided and facts.strides != dense_strides(facts.shape, facts.dtype.itemsize):
                     raise TypeError(f"{name} is not contiguous")
                 element = types.int64 if facts.dtype == np.int64 else types.int32
-                words.extend((facts.address, *facts.shape, *facts.strides))
-                fields.append((name, offset, types.Array(element, len(facts.shape), "A" if strided else "C")))
+                words.extend((facts.address, *facts.strides))
+                fields.append((name, offset, WordsType(element, len(facts.shape), not strided)))
         return TreeType(type(node).__name__, tuple(fields))
 
     return add(tree, strided), np.array(words, np.int64)
@@ -114,6 +130,115 @@ class Table:
         self.address = int(self.words.ctypes.data)
 
 
+# ---- code, the same for both targets ------------------------------------------------------------------------------------
+
+
+def _load_word(builder, pointer, i):
+    """The i-th word at a pointer into a table (i8*)."""
+    value = builder.load(builder.bitcast(builder.gep(pointer, [_I64(i * WORD)]), _I64.as_pointer()))
+    value.set_metadata("invariant.load", builder.module.add_metadata([]))
+    return value
+
+
+def _field(builder, tree, pointer, name):
+    """A field of the tree at `pointer`: a pointer again, or an integer."""
+    offset, kind = tree.fields[name]
+    if isinstance(kind, types.Integer):
+        return _load_word(builder, pointer, offset)
+    return builder.gep(pointer, [_I64(offset * WORD)])
+
+
+def element_pointer(utils, context, builder, words, pointer, index_type, index, space=0):
+    """Address of an element. words: WordsType of the array at `pointer`; utils: the target's cgutils; space: LLVM address
+    space of the arrays (an address in a known one gives better loads)."""
+    if isinstance(index_type, types.BaseTuple):
+        indices, index_types = utils.unpack_tuple(builder, index, len(index_type)), list(index_type)
+    else:
+        indices, index_types = [index], [index_type]
+    size = words.dtype.bitwidth // 8
+    address = _load_word(builder, pointer, 0)
+    for axis, (i, kind) in enumerate(zip(indices, index_types, strict=True)):
+        inner = words.dense and axis == words.ndim - 1
+        stride = _I64(size) if inner else _load_word(builder, pointer, 1 + axis)
+        address = builder.add(address, builder.mul(context.cast(builder, i, kind, types.int64), stride))
+    element = ir.IntType(8 * size)
+    place = builder.inttoptr(address, element.as_pointer(space))
+    return builder.addrspacecast(place, element.as_pointer()) if space else place
+
+
+def _type_getitem(args):
+    words, index = args
+    if isinstance(words, WordsType) and _fits(words, index):
+        return signature(words.dtype, words, index)
+    return None
+
+
+def _type_setitem(args):
+    words, index, value = args
+    if isinstance(words, WordsType) and _fits(words, index) and isinstance(value, types.Integer | types.Boolean):
+        return signature(types.none, words, index, value)
+    return None
+
+
+def _fits(words, index):
+    kinds = list(index) if isinstance(index, types.BaseTuple) else [index]
+    return len(kinds) == words.ndim and all(isinstance(kind, types.Integer) for kind in kinds)
+
+
+def _type_field(tree, name):
+    return tree.fields[name][1] if name in tree.fields else None
+
+
+def _add_to_target(infer_global, infer_getattr, abstract, attribute, lower, lower_getattr_generic, utils, space):
+    """Typing and code of trees and words, for one target."""
+
+    @infer_global(operator.getitem)
+    class GetItem(abstract):
+        key = operator.getitem
+
+        def generic(self, args, kws):
+            return _type_getitem(args)
+
+    @infer_global(operator.setitem)
+    class SetItem(abstract):
+        key = operator.setitem
+
+        def generic(self, args, kws):
+            return _type_setitem(args)
+
+    @infer_getattr
+    class Fields(attribute):
+        key = TreeType
+
+        def generic_resolve(self, typ, attr):
+            return _type_field(typ, attr)
+
+    @lower_getattr_generic(TreeType)
+    def get_field(context, builder, typ, value, attr):
+        return _field(builder, typ, value, attr)
+
+    @lower(operator.getitem, WordsType, types.Any)
+    def get_item(context, builder, sig, args):
+        words, index = sig.args
+        return builder.load(element_pointer(utils, context, builder, words, args[0], index, args[1], space))
+
+    @lower(operator.setitem, WordsType, types.Any, types.Any)
+    def set_item(context, builder, sig, args):
+        words, index, kind = sig.args
+        place = element_pointer(utils, context, builder, words, args[0], index, args[1], space)
+        builder.store(context.cast(builder, args[2], kind, words.dtype), place)
+        return context.get_dummy_value()
+
+
+# ---- njit ---------------------------------------------------------------------------------------------------------------
+
+register_model(TreeType)(models.OpaqueModel)
+register_model(WordsType)(models.OpaqueModel)
+_add_to_target(
+    infer_global, infer_getattr, AbstractTemplate, AttributeTemplate, lower_builtin, lower_getattr_generic, cgutils, space=0
+)
+
+
 @typeof_impl.register(Table)
 def _type_of_table(table, context):
     return table.kind
@@ -127,60 +252,9 @@ def _unbox_table(typ, table, c):
     return NativeValue(c.builder.inttoptr(address, cgutils.voidptr_t), is_error=c.pyapi.c_api_error())
 
 
-# ---- attributes ---------------------------------------------------------------------------------------------------------
-
-
-def _load_field(context, builder, tree, pointer, name, space):
-    """Code that loads a field of the tree at `pointer` (i8*). space: LLVM address space of the arrays."""
-    i64 = ir.IntType(64)
-    offset, kind = tree.fields[name]
-    here = builder.gep(pointer, [i64(offset * WORD)])
-    if isinstance(kind, TreeType):
-        return here
-
-    def word(i):
-        address = builder.bitcast(builder.gep(here, [i64(i * WORD)]), i64.as_pointer())
-        value = builder.load(address)
-        value.set_metadata("invariant.load", builder.module.add_metadata([]))
-        return value
-
-    if isinstance(kind, types.Integer):
-        return word(0)
-    array = context.make_array(kind)(context, builder)
-    element = context.get_data_type(kind.dtype)
-    data = builder.inttoptr(word(0), element.as_pointer(space))
-    if space:
-        data = builder.addrspacecast(data, element.as_pointer())
-    populate_array(
-        array,
-        data=data,
-        shape=[word(1 + i) for i in range(kind.ndim)],
-        strides=[word(1 + kind.ndim + i) for i in range(kind.ndim)],
-        itemsize=kind.dtype.bitwidth // 8,
-        meminfo=None,
-    )
-    return array._getvalue()
-
-
-register_model(TreeType)(models.OpaqueModel)
-
-
-@infer_getattr
-class _TreeAttributes(AttributeTemplate):
-    key = TreeType
-
-    def generic_resolve(self, typ, attr):
-        return typ.fields[attr][1] if attr in typ.fields else None
-
-
-@lower_getattr_generic(TreeType)
-def _lower_attribute(context, builder, typ, value, attr):
-    return _load_field(context, builder, typ, value, attr, 0)
-
-
 # ---- CUDA ---------------------------------------------------------------------------------------------------------------
 
-_GLOBAL_MEMORY = 1  # NVVM's address space
+GLOBAL_MEMORY = 1  # NVVM's address space
 _cuda_registered = False
 
 
@@ -189,25 +263,26 @@ def register_cuda_trees() -> None:
     global _cuda_registered
     if _cuda_registered:
         return
+    from numba.cuda import cgutils as cuda_cgutils
     from numba.cuda import models as cuda_models
     from numba.cuda.cudadecl import registry as typing_registry
     from numba.cuda.cudaimpl import registry as lowering_registry
     from numba.cuda.extending import core_models
+    from numba.cuda.typing.templates import AbstractTemplate as CudaAbstractTemplate
     from numba.cuda.typing.templates import AttributeTemplate as CudaAttributeTemplate
 
     cuda_models.register_model(TreeType)(core_models.OpaqueModel)
-
-    @typing_registry.register_attr
-    class _CudaTreeAttributes(CudaAttributeTemplate):
-        key = TreeType
-
-        def generic_resolve(self, typ, attr):
-            return typ.fields[attr][1] if attr in typ.fields else None
-
-    @lowering_registry.lower_getattr_generic(TreeType)
-    def _lower_cuda_attribute(context, builder, typ, value, attr):
-        return _load_field(context, builder, typ, value, attr, _GLOBAL_MEMORY)
-
+    cuda_models.register_model(WordsType)(core_models.OpaqueModel)
+    _add_to_target(
+        typing_registry.register_global,
+        typing_registry.register_attr,
+        CudaAbstractTemplate,
+        CudaAttributeTemplate,
+        lowering_registry.lower,
+        lowering_registry.lower_getattr_generic,
+        cuda_cgutils,
+        GLOBAL_MEMORY,
+    )
     _cuda_registered = True
 
 

@@ -177,7 +177,7 @@ def _check_batch(limits: Limits, state: State) -> list[str]:
     problems += _expect(b.context_lengths[:rows] == first + lengths, "a context length is wrong")
     if problems:
         return problems
-    problems += _expect(b.emits[:rows] == (first + lengths == r.length[slots]), "a row emits when it should not, or the other way")
+    problems += _expect(b.emits[:rows] == (first + lengths == r.length[slots]), "a row emits and should not, or the other way")
     row = np.repeat(np.arange(rows), lengths)
     position = np.concatenate([np.arange(f, f + n) for f, n in zip(first, lengths, strict=True)])
     page = r.page_table[slots[row], position // limits.page_size]

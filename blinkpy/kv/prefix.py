@@ -22,6 +22,7 @@ from blinkpy.kernels.portable import barrier, block_scan, block_sum, device
 from blinkpy.kv.state import LOST, NO_PAGE, ROWS
 from blinkpy.queues import HASH_MODULUS_1, HASH_MODULUS_2, HASH_SHIFT, SUBMIT_NO_PREFIX_CACHE, WORD_FLAGS
 
+ANY_PARENT = -3
 CHAIN = 32  # pages of a bucket that a lookup looks at, newest first
 _HALF = 32  # two counts travel in one scan
 
@@ -49,15 +50,16 @@ def extend_hash(limits: Any, requests: Any, slot: Any, k: Any) -> Any:
 
 
 @device
-def find_page(limits: Any, requests: Any, pages: Any, slot: Any, k: Any) -> Any:
-    """The newest indexed page with the tokens of the request's k-th page and a living parent, or NO_PAGE."""
+def find_page(limits: Any, requests: Any, pages: Any, slot: Any, k: Any, parent: Any) -> Any:
+    """The newest indexed page with the tokens of the request's k-th page behind `parent`, or NO_PAGE. ANY_PARENT: behind
+    any that still has its content."""
     key = requests.page_hash[slot, k]
     salt = requests.cache_salt[slot]
     page = pages.bucket_head[key & (limits.index_buckets - 1)]
     looked = 0
     while page >= 0 and looked < CHAIN:
         if pages.key[page] == key and pages.salt[page] == salt:
-            equal = parent_lives(pages, page)
+            equal = parent_lives(pages, page) and (parent == ANY_PARENT or pages.parent[page] == parent)
             i = 0
             while equal and i < limits.page_size:
                 equal = pages.tokens[page, i] == requests.tokens[slot, (k << limits.page_shift) + i]
@@ -85,18 +87,26 @@ def find_prefix(limits: Any, requests: Any, pages: Any, found: Any, slot: Any, l
     hits = 0
     while hits < most:
         k = hits + lane
-        if k < most:
-            found[k] = find_page(limits, requests, pages, slot, k)
+        if k < most:  # a guess that does not wait for the page before; only colliding hashes make it wrong
+            found[k] = find_page(limits, requests, pages, slot, k, ANY_PARENT if k > 0 else NO_PAGE)
         barrier(lanes)
         linked = 0
         if k < most and found[k] >= 0:
-            before = NO_PAGE if k == 0 else found[k - 1]
-            linked = 1 if pages.parent[found[k]] == before and (k == 0 or before >= 0) else 0
+            linked = 1 if k == 0 or (found[k - 1] >= 0 and pages.parent[found[k]] == found[k - 1]) else 0
         breaks, _ = block_scan(1 - linked, lane, lanes)
         good = block_sum(1 if breaks == 0 and linked == 1 else 0, lane, lanes)
         hits += good
         if good < lanes:
-            break
+            if hits == 0 or hits >= most or found[hits] < 0:
+                break
+            behind = find_page(limits, requests, pages, slot, hits, found[hits - 1])
+            barrier(lanes)
+            if behind < 0:
+                break
+            if lane == 0:
+                found[hits] = behind
+            barrier(lanes)
+            hits += 1
     return hits
 
 
@@ -145,7 +155,9 @@ def classify_items(limits: Any, state: Any, count: Any, lane: Any, lanes: Any) -
     requests, pages, scratch = state.requests, state.pages, state.scratch
     for i in range(lane, count, lanes):
         key = scratch.key[i]
-        scratch.found[i] = find_page(limits, requests, pages, scratch.slot[i], scratch.page[i])
+        slot = scratch.slot[i]
+        parent = requests.canonical[slot] if i == scratch.first[i] else ANY_PARENT
+        scratch.found[i] = find_page(limits, requests, pages, slot, scratch.page[i], parent)
         rival, j = 0, 0
         while j < i and rival == 0:
             rival = 1 if scratch.key[j] == key else 0

@@ -10,6 +10,7 @@ a batch, P tokens of a page, N pages, K pages of the longest sequence.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -284,12 +285,12 @@ def make_state(limits: Limits, buckets: Sequence[tuple[int, int]] = ()) -> State
     Raises ConfigError when the buckets are not ascending, or the largest batch fits into none.
     """
     shapes = list(buckets) or default_buckets(limits)
-    if any(a[0] >= b[0] or a[1] > b[1] for a, b in zip(shapes, shapes[1:], strict=False)):
+    if any(a[0] >= b[0] or a[1] > b[1] for a, b in pairwise(shapes)):
         raise ConfigError(f"buckets must be ascending in tokens and rows: {shapes}")
     if shapes[-1] != (limits.tokens, limits.rows) or min(min(shape) for shape in shapes) < 1:
         raise ConfigError(f"the last bucket must be the largest batch, {(limits.tokens, limits.rows)}, not {shapes[-1]}")
-    S, N, B, T, K = limits.slots, limits.pages, limits.rows, limits.tokens, limits.pages_per_sequence  # noqa: N806
-    M = max(S, B, K, limits.index_items)  # noqa: N806
+    S, N, B, T, K = limits.slots, limits.pages, limits.rows, limits.tokens, limits.pages_per_sequence
+    M = max(S, B, K, limits.index_items)
 
     def i32(*shape: int, value: int = 0) -> Int32:
         return np.full(shape, value, np.int32)

@@ -32,6 +32,22 @@ def bits_of(typingctx: Any, value: Any) -> Any:
     return types.int32(types.float32), lambda context, builder, signature, args: builder.bitcast(args[0], ir.IntType(32))
 
 
+@intrinsic
+def prefetch(typingctx: Any, array: Any, index: Any) -> Any:
+    """Ask for the cache line with the element at a flat index of a contiguous array, which will be read soon."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        # for reading, into the second-level cache, data
+        builder.call(function, [builder.bitcast(builder.gep(data, [args[1]]), byte), word(0), word(2), word(1)])
+        return context.get_dummy_value()
+
+    return types.void(array, index), generate
+
+
 @njit(fastmath={"contract"}, error_model="numpy", inline="always")
 def exp2(x):  # type: ignore[no-untyped-def]
     """2**x for a float32 x in [-126, 127], to a relative error of 1e-7; exactly 1 at 0.

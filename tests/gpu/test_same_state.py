@@ -42,7 +42,6 @@ class KernelTwin:
         from numba import cuda
 
         from blinkpy.kernels.compile import device_arguments, scheduler_kernel
-        from blinkpy.kernels.device_views import tensor_view
 
         self.state = map_arrays(lambda a: torch.from_numpy(a.copy()).cuda(), state)
         self.queues = map_arrays(lambda a: torch.from_numpy(np.ascontiguousarray(a)).cuda(), queues)
@@ -51,7 +50,8 @@ class KernelTwin:
         kind, table = device_arguments(limits, self.queues, self.state)
         self._table, self._result = torch.from_numpy(table).cuda(), torch.zeros(1, dtype=torch.int64, device="cuda")
         self._kernel = cuda.jit(scheduler_kernel(make_schedule(), kind, len(table)))
-        self._arguments = tensor_view(self._table), tensor_view(self._result)
+        # As Numba arrays without a stream, so that a launch does not synchronize.
+        self._arguments = [cuda.as_cuda_array(tensor.detach(), sync=False) for tensor in (self._table, self._result)]
 
     def step(self, queues: EngineViews, now_ns: int, sampled: np.ndarray) -> int:
         for name in FRONT_WRITES:

@@ -566,7 +566,7 @@ def test_the_engine_reports_gauges_and_its_heartbeat() -> None:
     assert (engine[q.ENGINE_HEARTBEAT], engine[q.ENGINE_STEPS], engine[q.ENGINE_TIME_NS]) == (3, 1, made.now)
 
 
-def test_the_null_loop_serves_made_up_tokens() -> None:
+def test_the_null_engine_serves_made_up_tokens() -> None:
     made = World(Sizes(lease_ms=4_000_000_000), "njit")  # the loop has another clock
     made.attach()
     front = made.fronts[0]

@@ -6,11 +6,9 @@ from pathlib import Path
 
 import gpu_step_cases
 import numpy as np
-import pytest
 import torch
 
 
-@pytest.mark.parametrize("name", ["llama3", "qwen3-biased"])
-def test_step(rng: np.random.Generator, tmp_path: Path, name: str) -> None:
-    error = gpu_step_cases.step_case(rng, "cpu", name, tmp_path, torch.float32, steps=4)
+def test_step(rng: np.random.Generator, tmp_path: Path) -> None:
+    error = gpu_step_cases.step_case(rng, "cpu", "llama3", tmp_path, torch.float32, steps=2)
     assert error < 1e-4

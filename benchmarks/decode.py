@@ -1,0 +1,269 @@
+"""Time of a decode step on one GPU: inside the loop, and of its step graph alone, next to the floor that memory bandwidth sets.
+
+    python benchmarks/decode.py --shape llama-3-8b --rows 1 8 64 256 --out results/decode.json
+
+The engine runs in this process with random weights; a client in another thread submits requests through the real queues.
+Per batch size: step time (from one scheduler run to the next, so scheduling included), the scheduler kernel's own time, the
+step graph replayed alone, and their difference: what the loop adds to a step. Times in microseconds: median and 99th percentile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "tests")]
+
+from gpu_serving import config_for, generate  # noqa: E402
+
+from blinkpy import queues  # noqa: E402
+from blinkpy.dpu.queue_pair import QueuePair  # noqa: E402
+from blinkpy.dpu.sampling import Sampling  # noqa: E402
+from blinkpy.dpu.shm import attach_segment  # noqa: E402
+from blinkpy.kernels.loop import TRACE_BEGIN, TRACE_END, TRACE_GRAPH, TRACE_ROWS  # noqa: E402
+from blinkpy.kv.state import DECODE_ROWS, EMITS, MAX_CONTEXT, ROWS, TOKENS  # noqa: E402
+from blinkpy.models.architecture import Architecture, read_architecture  # noqa: E402
+from blinkpy.models.checkpoint import weight_elements  # noqa: E402
+from blinkpy.provision import CudaEngine  # noqa: E402
+
+READ_GBPS = 4434.0  # read-only bandwidth of an H200's memory, measured
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama-3-8b": {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 128256,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 8192,
+        "rope_theta": 500000.0,
+        "rms_norm_eps": 1e-5,
+        "dtype": "bfloat16",
+    },
+    "qwen3-30b-a3b": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "max_position_embeddings": 40960,
+        "rope_theta": 1000000.0,
+        "dtype": "bfloat16",
+    },
+    "small": {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 32000,
+        "hidden_size": 1024,
+        "intermediate_size": 2816,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 8192,
+        "dtype": "bfloat16",
+    },
+}
+
+
+def percentiles(values: np.ndarray) -> dict[str, float]:
+    return {"p50": round(float(np.percentile(values, 50)), 2), "p99": round(float(np.percentile(values, 99)), 2)}
+
+
+def floor_us(a: Architecture, rows: int, context: int) -> float:
+    """Microseconds to read what a decode step of random tokens reads: weights, of the experts those that any of the rows is
+    expected to visit, and the cached context. The embedding is a gather and counts as nothing."""
+    elements = weight_elements(a) - (0 if a.tied_embeddings else a.vocab_size * a.hidden_size)
+    if any(a.sparse):
+        unused = (1 - a.experts_per_token / a.experts) ** rows
+        elements -= int(unused * sum(a.sparse) * a.experts * 3 * a.expert_size * a.hidden_size)
+    cache = rows * context * 2 * a.layers * a.kv_size
+    return 2 * (elements + cache) / READ_GBPS / 1e3
+
+
+def graph_alone(engine: CudaEngine, rows: int, context: int, repeats: int = 50) -> np.ndarray:
+    """Times of the decode graph of so many rows, replayed by the host one after another, in microseconds."""
+    step, state = engine._gpu_step, cast(Any, engine.device_state)  # tensors in place of arrays
+    batch, requests, page = state.batch, state.requests, engine.sizes.page_size
+    pages = -(-(context + 1) // page)
+    requests.page_table[:rows, :pages] = torch.arange(rows * pages, dtype=torch.int32, device="cuda").view(rows, pages)
+    requests.entry.zero_()  # greedy
+    reals = requests.entry.view(torch.float32)
+    reals[:, queues.WORD_TOP_P], reals[:, queues.WORD_REPETITION_PENALTY] = 1, 1
+    slots = torch.arange(rows, dtype=torch.int32, device="cuda")
+    batch.row_slots[:rows], batch.query_starts[:rows] = slots, slots
+    batch.query_starts[rows:] = rows
+    batch.context_lengths[:rows], batch.emits[:rows] = context, 1
+    batch.positions[:rows], batch.token_ids[:rows], batch.token_rows[:rows] = context - 1, 17, slots
+    last = requests.page_table[:rows, (context - 1) // page]
+    batch.cache_slots[:rows] = last * page + (context - 1) % page
+    for index, value in ((ROWS, rows), (TOKENS, rows), (DECODE_ROWS, rows), (MAX_CONTEXT, context), (EMITS, rows)):
+        batch.counts[index] = value
+    index = next(i for i, shape in enumerate(step.shapes) if not shape.mixed and shape.rows >= rows)
+    graph = step.graphs[index]
+    graph.instantiate()
+    times = []
+    torch.cuda.synchronize()
+    for _ in range(repeats):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        graph.replay()  # the second one of each pair is timed: the GPU is never idle before it
+        begin.record()
+        graph.replay()
+        end.record()
+        times.append((begin, end))
+    torch.cuda.synchronize()
+    return np.array([begin.elapsed_time(end) * 1e3 for begin, end in times])
+
+
+def drive(engine: CudaEngine, sizes: list[int], prompt: int, new: int, out: dict[int, dict[str, float]]) -> None:
+    """The client: for each batch size so many requests at once; wall-clock TPOT as a client sees it."""
+    try:
+        rng = np.random.default_rng(1)
+        pair = QueuePair(attach_segment(engine.config.engine.name, 0, 30))
+        pair.attach(30)
+        for rows in sizes:
+            prompts = [rng.integers(0, 30000, prompt).tolist() for _ in range(rows)]
+            began = time.monotonic()
+            tokens, _ = generate(pair, prompts, [Sampling(max_tokens=new, temperature=0.0)] * rows, 120)
+            out[rows] = {"wall_s": round(time.monotonic() - began, 4), "tokens": sum(map(len, tokens))}
+        pair.close()
+    finally:
+        engine.stop()
+
+
+def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(SHAPES[arguments.shape]))
+        (Path(folder) / "tokenizer.json").write_text("{}")  # of no use here, but part of a model's folder
+        config = config_for(
+            folder,
+            load_format="dummy",
+            max_num_seqs=max(arguments.rows),
+            max_num_batched_tokens=2048,
+            slots=max(arguments.rows),
+            num_pages=0,
+            max_model_len=4096,
+            control=arguments.control,
+        )
+        engine = CudaEngine(config, trace_rows=200_000, pdl=arguments.pdl)
+        engine.start()
+        try:
+            return _measure(engine, read_architecture(folder), arguments)
+        finally:
+            engine.close()
+
+
+def _measure(engine: CudaEngine, a: Architecture, arguments: argparse.Namespace) -> dict[str, Any]:
+    wall: dict[int, dict[str, float]] = {}
+    client = threading.Thread(
+        target=drive, args=(engine, arguments.rows, arguments.prompt, arguments.new, wall), daemon=True
+    )
+    client.start()
+    engine.run(budget_s=arguments.budget)
+    client.join(20)
+    result: dict[str, Any] = {
+        "shape": arguments.shape,
+        "control": engine.control,
+        "pdl": arguments.pdl,
+        "prompt": arguments.prompt,
+        "new": arguments.new,
+        "start_s": {name: round(seconds, 2) for name, seconds in engine.timings.items()},
+        "environment": environment(),
+        "rows": {},
+    }
+    if engine.executive is None:
+        for rows, seen in wall.items():
+            result["rows"][rows] = {"wall": seen}
+        return result
+    executive = engine.executive
+    result["scheduler_kernel"] = asdict(executive.kernel_resources)
+    trace = executive.traced()
+    interval = np.diff(trace[:, TRACE_BEGIN]) / 1e3
+    shapes = engine._gpu_step.shapes
+    context = arguments.prompt + arguments.new // 2
+    for rows in arguments.rows:
+        decode = np.array([not shapes[g].mixed for g in trace[:, TRACE_GRAPH]])
+        steady = decode & (trace[:, TRACE_ROWS] == rows)
+        pairs = steady[:-1] & steady[1:]
+        if not pairs.any():
+            continue
+        alone = graph_alone(engine, rows, context)
+        step = percentiles(interval[pairs])
+        floor = floor_us(a, rows, context)
+        result["rows"][rows] = {
+            "steps": int(pairs.sum()),
+            "step_us": step,
+            "scheduler_us": percentiles((trace[steady, TRACE_END] - trace[steady, TRACE_BEGIN]) / 1e3),
+            "graph_alone_us": percentiles(alone),
+            "loop_adds_us": round(step["p50"] - float(np.median(alone)), 2),
+            "floor_us": round(floor, 1),
+            "share_of_floor": round(floor / step["p50"], 3),
+            "wall": wall.get(rows),
+        }
+    return result
+
+
+def environment() -> dict[str, str]:
+    import numba
+    import numba_cuda
+    import triton
+
+    def output(*command: str) -> str:
+        try:
+            return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+        except (OSError, subprocess.SubprocessError):
+            return "unknown"
+
+    return {
+        "gpu": torch.cuda.get_device_name(),
+        "driver": output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "numba": numba.__version__,
+        "numba_cuda": numba_cuda.__version__,
+        "commit": output("git", "rev-parse", "--short", "HEAD"),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shape", choices=list(SHAPES), default="llama-3-8b")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 64, 256])
+    parser.add_argument("--prompt", type=int, default=128, help="tokens of a prompt")
+    parser.add_argument("--new", type=int, default=128, help="tokens to generate")
+    parser.add_argument("--control", choices=["gpu", "host"], default="gpu")
+    parser.add_argument("--no-pdl", dest="pdl", action="store_false", help="no programmatic dependent launches")
+    parser.add_argument("--budget", type=float, default=120, help="seconds after which the loop ends by itself")
+    parser.add_argument("--out", type=Path, help="JSON file")
+    arguments = parser.parse_args()
+    result = measure(arguments)
+    if arguments.out:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps({key: value for key, value in result.items() if key != "rows"}))
+    for rows, values in result["rows"].items():
+        print(rows, json.dumps(values))
+
+
+if __name__ == "__main__":
+    main()
