@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 WATCH_S = 0.05  # between two looks at the loop
 OLDEST_CAPABILITY = (8, 0)  # bfloat16 on the matrix units
 OLDEST_DRIVER = 12080  # SWITCH conditional nodes came with CUDA 12.8
-STATE_BYTES_PER_PAGE_MINIMUM = 2  # tokens that an engine must be able to hold
+MINIMUM_TOKENS = 2  # tokens that an engine must be able to hold
 
 
 def check_gpu(control: str) -> str:
@@ -161,7 +161,7 @@ class CudaEngine(Engine):
     def _plan(self, a: Architecture, dtype: torch.dtype, page_bytes: int) -> MemoryPlan:
         free, total = torch.cuda.mem_get_info()
         plan = plan_memory(self.config, a, dtype.itemsize, page_bytes, free, total)
-        asked = self.config.model.max_model_len or STATE_BYTES_PER_PAGE_MINIMUM
+        asked = self.config.model.max_model_len or MINIMUM_TOKENS
         pages = self.config.cache.num_pages or pages_for(asked, self.config.cache.page_size)
         plan.require(pages * page_bytes)
         return plan

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from blinkpy.kernels.commit import keep_status
 from blinkpy.kernels.completions import free_entries, rank_by_pair
-from blinkpy.kernels.portable import barrier, block_max, block_scan, block_sum, device
+from blinkpy.kernels.portable import barrier, block_max, block_scan, block_sum, device, strided
 from blinkpy.kv.pages import evict_pages, own_page, release_pages, share_pages, take_pages
 from blinkpy.kv.prefix import find_prefix, uses_prefixes
 from blinkpy.kv.state import (
@@ -52,7 +52,7 @@ def pause_and_resume(limits, state, lane, lanes):
     """
     requests, pairs, counts, scratch = state.requests, state.pairs, state.counts, state.scratch
     tight = 0
-    for pair in range(lane, limits.pairs, lanes):
+    for pair in strided(lane, limits.pairs, lanes):
         pairs.room[pair] = free_entries(limits, pairs, pair)
         if pairs.room[pair] < limits.rows:  # else there is enough, whoever will run
             tight = 1
@@ -60,18 +60,18 @@ def pause_and_resume(limits, state, lane, lanes):
     if tight == 0 and counts[PAUSED_COUNT] == 0:
         return
     n = counts[RUNNING_COUNT]
-    for i in range(lane, n, lanes):
+    for i in strided(lane, n, lanes):
         scratch.pair[i] = requests.pair[state.running[i]]
     rank_by_pair(limits, scratch, n, lane, lanes)
     paused, stalls = 0, 0
-    for i in range(lane, n, lanes):
+    for i in strided(lane, n, lanes):
         slot = state.running[i]
         pauses = 1 if scratch.rank[i] >= pairs.room[requests.pair[slot]] else 0
         stalls += 1 if pauses > requests.paused[slot] else 0
         paused += pauses
         requests.paused[slot] = pauses
     both = block_sum(paused | stalls << _HALF, lane, lanes)
-    for pair in range(lane, limits.pairs, lanes):
+    for pair in strided(lane, limits.pairs, lanes):
         pairs.room[pair] = max(0, pairs.room[pair] - scratch.total[pair])
     if lane == 0:
         counts[PAUSED_COUNT] = both & 0xFFFFFFFF
@@ -85,7 +85,7 @@ def grow(limits, state, lane, lanes):
     requests, pages, counts = state.requests, state.pages, state.counts
     n = counts[RUNNING_COUNT]
     demand = 0
-    for i in range(lane, n, lanes):
+    for i in strided(lane, n, lanes):
         slot = state.running[i]
         if requests.paused[slot] == 0 and pages_short(limits, requests, slot) > 0:
             demand += 1
@@ -99,7 +99,7 @@ def grow(limits, state, lane, lanes):
         preempt(limits, state, victim, lane, lanes)
     evict_pages(limits, pages, counts, state.counters, demand, lane, lanes)
     free, taken = counts[FREE_COUNT], 0
-    for tile in range(0, n, lanes):
+    for tile in strided(0, n, lanes):
         i = tile + lane
         slot, short = 0, 0
         if i < n:
@@ -126,13 +126,13 @@ def worst_running(state, paused_only, lane, lanes):
     requests = state.requests
     n = state.counts[RUNNING_COUNT]
     rank = LOWEST
-    for i in range(lane, n, lanes):
+    for i in strided(lane, n, lanes):
         slot = state.running[i]
         if requests.status[slot] == RUNNING and (requests.paused[slot] == 1 or not paused_only):
             rank = max(rank, HIGHEST if requests.paused[slot] == 1 else requests.rank[slot])
     rank = block_max(rank, lane, lanes)
     latest = -1
-    for i in range(lane, n, lanes):
+    for i in strided(lane, n, lanes):
         slot = state.running[i]
         if requests.status[slot] == RUNNING and (requests.paused[slot] == 1 or not paused_only):
             own = HIGHEST if requests.paused[slot] == 1 else requests.rank[slot]
@@ -196,7 +196,7 @@ def tokens_left(limits, state, lane, lanes):
     """Tokens that the next batch has room for beyond those of running requests; negative when there is none."""
     requests = state.requests
     wanted = 0
-    for i in range(lane, state.counts[RUNNING_COUNT], lanes):
+    for i in strided(lane, state.counts[RUNNING_COUNT], lanes):
         slot = state.running[i]
         if requests.paused[slot] == 0:
             wanted += requests.length[slot] - requests.computed[slot]
@@ -234,7 +234,7 @@ def fits_now(limits, state, slot, lane, lanes):
         return False
     hits = find_prefix(limits, requests, pages, scratch.found, slot, lane, lanes)
     revived = 0
-    for k in range(lane, hits, lanes):
+    for k in strided(lane, hits, lanes):
         revived += 1 if pages.refcount[scratch.found[k]] == 0 else 0
     revived = block_sum(revived, lane, lanes)
     if lane == 0:

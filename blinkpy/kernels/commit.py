@@ -6,7 +6,7 @@ The step must be complete: schedule() is never called while one runs. So pages t
 from __future__ import annotations
 
 from blinkpy.kernels.completions import completion_word, publish
-from blinkpy.kernels.portable import barrier, block_scan, block_sum, device
+from blinkpy.kernels.portable import barrier, block_scan, block_sum, device, strided
 from blinkpy.kv.pages import release_pages
 from blinkpy.kv.prefix import index_pages
 from blinkpy.kv.state import COUNTER_INDEX, EMPTY, RUNNING, RUNNING_COUNT, TOKENS
@@ -35,7 +35,7 @@ def commit(limits, queues, state, lane, lanes):
     if rows == 0:
         return
     generated = 0
-    for row in range(lane, rows, lanes):
+    for row in strided(lane, rows, lanes):
         slot = batch.row_slots[row]
         requests.computed[slot] += batch.query_starts[row + 1] - batch.query_starts[row]
         requests.finish[slot] = FINISH_NONE
@@ -50,7 +50,7 @@ def commit(limits, queues, state, lane, lanes):
     publish(limits, queues, state.pairs, scratch, rows, lane, lanes)  # plan() saw to it that there is room for all
     index_pages(limits, state, lane, lanes)
     ended = 0
-    for tile in range(0, rows, lanes):
+    for tile in strided(0, rows, lanes):
         row = tile + lane
         ends = 1 if row < rows and requests.finish[batch.row_slots[row]] != FINISH_NONE else 0
         before, total = block_scan(ends, lane, lanes)
@@ -61,7 +61,7 @@ def commit(limits, queues, state, lane, lanes):
     if ended > 0:
         for i in range(ended):
             release_pages(limits, requests, state.pages, counts, scratch.slot[i], lane, lanes)
-        for i in range(lane, ended, lanes):
+        for i in strided(lane, ended, lanes):
             requests.status[scratch.slot[i]] = EMPTY
             requests.finish[scratch.slot[i]] = FINISH_NONE
         barrier(lanes)
@@ -103,7 +103,7 @@ def keep_status(slots, n, status, wanted, lane, lanes):
     In place: positions only fall, and a scan separates the reads of a tile from its writes. Ends with a barrier.
     """
     kept = 0
-    for tile in range(0, n, lanes):
+    for tile in strided(0, n, lanes):
         i = tile + lane
         slot = slots[i] if i < n else 0
         keeps = 1 if i < n and status[slot] == wanted else 0

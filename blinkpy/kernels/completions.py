@@ -6,7 +6,7 @@ position of an item is its number among the items of its pair, in list order, fr
 
 from __future__ import annotations
 
-from blinkpy.kernels.portable import barrier, block_scan, device, store_relaxed, store_release
+from blinkpy.kernels.portable import barrier, block_scan, device, store_relaxed, store_release, strided
 from blinkpy.queues import FLAG_SHIFT, LAP_SHIFT, LAPS, PAIR_CQ_TAIL, TOKEN_SHIFT
 
 PAIRS_AT_ONCE = 4  # counts of 16 bits in one int64: a pair has at most 65,535 slots, and so many items
@@ -36,7 +36,7 @@ def rank_by_pair(limits, scratch, n, lane, lanes):
     barrier(lanes)
     for first in range(0, limits.pairs, PAIRS_AT_ONCE):
         counted = 0
-        for tile in range(0, n, lanes):
+        for tile in strided(0, n, lanes):
             i = tile + lane
             shift = -1
             if i < n:
@@ -61,7 +61,7 @@ def publish(limits, queues, pairs, scratch, n, lane, lanes):
     A word needs no release: it says everything itself, and its lap counter tells that it is new.
     """
     rank_by_pair(limits, scratch, n, lane, lanes)
-    for i in range(lane, n, lanes):
+    for i in strided(lane, n, lanes):
         pair = scratch.pair[i]
         if pair >= 0 and scratch.rank[i] < free_entries(limits, pairs, pair):
             position = pairs.cq_tail[pair] + scratch.rank[i]
@@ -70,7 +70,7 @@ def publish(limits, queues, pairs, scratch, n, lane, lanes):
             store_relaxed(queues.cq, (pair, position & (limits.cq_entries - 1)), word)
             scratch.pair[i] = -1
     barrier(lanes)
-    for pair in range(lane, limits.pairs, lanes):
+    for pair in strided(lane, limits.pairs, lanes):
         published = min(scratch.total[pair], free_entries(limits, pairs, pair))
         if published > 0:
             pairs.cq_tail[pair] += published

@@ -5,7 +5,7 @@ Entries are copied once and judged on the copy, so a front end that writes while
 
 from __future__ import annotations
 
-from blinkpy.kernels.portable import barrier, block_sum, device, store_release
+from blinkpy.kernels.portable import barrier, block_sum, device, store_release, strided
 from blinkpy.kernels.reclaim import FINISH_REASON_SHIFT
 from blinkpy.kv.state import (
     ARRIVALS,
@@ -75,7 +75,7 @@ def intake(limits, queues, state, now_ns, lane, lanes):
     """Consume entries, one pair after another in a fixed rotation. Accepted requests are "entering": not ranked yet."""
     pairs, counts = state.pairs, state.counts
     pending = 0
-    for pair in range(lane, limits.pairs, lanes):
+    for pair in strided(lane, limits.pairs, lanes):
         pending += pairs.sq_tail[pair] - pairs.sq_head[pair]
     pending = block_sum(pending, lane, lanes)
     if pending == 0 or counts[COMMAND] != COMMAND_RUN:
@@ -93,7 +93,7 @@ def intake(limits, queues, state, now_ns, lane, lanes):
         entries += 1
     if lane == 0:
         counts[ROTATION] = pair
-    for taken in range(lane, limits.pairs, lanes):  # from here on the front ends may write over what was consumed
+    for taken in strided(lane, limits.pairs, lanes):  # from here on the front ends may write over what was consumed
         store_release(queues.pair, (taken, PAIR_SQ_HEAD), pairs.sq_head[taken])
     barrier(lanes)
 
@@ -103,7 +103,7 @@ def take_entry(limits, queues, state, pair, now_ns, lane, lanes):
     """Consume one entry. Returns the number of prompt tokens that were copied. Ends with a barrier."""
     requests, counts, counters, entry = state.requests, state.counts, state.counters, state.scratch.entry
     where = state.pairs.sq_head[pair] & (limits.sq_entries - 1)
-    for word in range(lane, SQ_ENTRY_WORDS, lanes):
+    for word in strided(lane, SQ_ENTRY_WORDS, lanes):
         entry[word] = queues.sq[pair, where, word]
     barrier(lanes)
     local = entry[WORD_SLOT]
@@ -123,7 +123,7 @@ def take_entry(limits, queues, state, pair, now_ns, lane, lanes):
     if reason == 0:
         reason = copy_prompt(limits, queues, requests, entry, pair, slot, lane, lanes)
         copied = length
-    for word in range(lane, SQ_ENTRY_WORDS, lanes):
+    for word in strided(lane, SQ_ENTRY_WORDS, lanes):
         requests.entry[slot, word] = entry[word]
     if lane == 0 and reason == 0:
         requests.status[slot] = WAITING
@@ -203,13 +203,13 @@ def copy_prompt(limits, queues, requests, entry, pair, slot, lane, lanes):
     """Copy prompt and page hashes into the slot. REJECT_* when one of them is out of range, or 0."""
     offset, count = entry[WORD_PROMPT_OFFSET], entry[WORD_HASH_COUNT]
     bad = 0
-    for i in range(lane, entry[WORD_PROMPT_LENGTH], lanes):
+    for i in strided(lane, entry[WORD_PROMPT_LENGTH], lanes):
         token = queues.prompt[pair, offset + i]
         requests.tokens[slot, i] = token
         if token < 0 or token >= limits.vocab_size:
             bad |= 1
     offset = entry[WORD_HASH_OFFSET]
-    for i in range(lane, count, lanes):
+    for i in strided(lane, count, lanes):
         key = queues.hashes[pair, offset + i]
         requests.page_hash[slot, i] = key
         if key < 0 or key >= HASH_LIMIT:

@@ -18,9 +18,12 @@ from typing import Any
 
 import numba
 from numba import njit
+from numba.core.caching import FunctionCache
+from numba.core.ccallback import CFunc
+from numba.core.sigutils import normalize_signature
 
 PACKAGE = Path(__file__).parents[1]
-SOURCES = ("queues.py", "kernels/*.py", "kv/*.py", "models/cpu_*.py")
+SOURCES = ("queues.py", "kernels/*.py", "kv/*.py", "models/cpu_*.py", "models/intrinsics.py", "models/sampling.py")
 KEPT = 8  # states of the sources; the ones used longest ago go first
 
 
@@ -31,13 +34,13 @@ def cache_folder() -> Path | None:
     for pattern in SOURCES:
         for path in sorted(PACKAGE.glob(pattern)):
             digest.update(path.name.encode() + path.read_bytes())
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "blinkpy" / "njit"
-    folder = root / digest.hexdigest()[:16]
     try:
+        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "blinkpy" / "njit"
+        folder = root / digest.hexdigest()[:16]
         folder.mkdir(parents=True, exist_ok=True)
         os.utime(folder)
         _prune(root)
-    except OSError:
+    except (OSError, RuntimeError):  # the latter: no home
         return None
     return folder if os.access(folder, os.W_OK) else None
 
@@ -66,3 +69,27 @@ def cached_njit(function: Callable[..., Any], **options: Any) -> Any:
         return njit(**options)(function)
     with _numba_cache_in(folder):
         return njit(cache=True, **options)(function)
+
+
+class _KeyedCache(FunctionCache):
+    """A cache whose user says what tells one closure from another: Numba compares pickles of what they hold, and those of
+    intrinsics differ from process to process."""
+
+    def __init__(self, function: Callable[..., Any], key: tuple[Any, ...]):
+        super().__init__(function)
+        self._key = key
+
+    def _index_key(self, signature: Any, codegen: Any) -> tuple[Any, ...]:
+        return (signature, codegen.magic_tuple(), self._key)
+
+
+def cached_cfunc(function: Callable[..., Any], signature: Any, key: tuple[Any, ...], **options: Any) -> Any:
+    """numba.cfunc(signature, **options)(function), from the cache if possible; see cached_njit. key: the constants that a
+    closure is made for, all of them."""
+    compiled: Any = CFunc(function, normalize_signature(signature), locals={}, options=options)
+    folder = cache_folder()
+    if folder is not None:
+        with _numba_cache_in(folder):
+            compiled._cache = _KeyedCache(function, key)
+    compiled.compile()
+    return compiled

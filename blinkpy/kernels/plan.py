@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from blinkpy.kernels.portable import barrier, block_max, block_scan, block_sum, device
+from blinkpy.kernels.portable import barrier, block_max, block_scan, block_sum, device, strided
 from blinkpy.kv.state import (
     BUCKET,
     DECODE_ROWS,
@@ -49,7 +49,7 @@ def decode(limits, state, running, lane, lanes):
     """Rows of requests that lack one token. Returns (rows, requests that lack more, this lane's longest context)."""
     requests, batch = state.requests, state.batch
     rows, others, context = 0, 0, 0
-    for tile in range(0, running, lanes):
+    for tile in strided(0, running, lanes):
         i = tile + lane
         slot, kind = 0, 0
         if i < running:
@@ -72,7 +72,7 @@ def prefill(limits, state, running, decode_rows, context, lane, lanes):
     """Chunks of the other requests, in order, while the budget lasts. Returns (rows, tokens, emitting rows, context)."""
     requests, batch = state.requests, state.batch
     wanted, ends = 0, 0  # ends: rows, and in the upper half those that emit
-    for tile in range(0, running, lanes):
+    for tile in strided(0, running, lanes):
         i = tile + lane
         slot, own = 0, 0
         if i < running:
@@ -98,7 +98,7 @@ def prefill(limits, state, running, decode_rows, context, lane, lanes):
     for row in range(decode_rows, rows):
         slot, first = batch.row_slots[row], batch.query_starts[row]
         past = batch.query_starts[row + 1] if row + 1 < rows else tokens
-        for i in range(first + lane, past, lanes):
+        for i in strided(first + lane, past, lanes):
             write_token(limits, requests, batch, i, row, slot, requests.computed[slot] + i - first)
     return rows, tokens, decode_rows + (ends >> _HALF), context
 
@@ -124,14 +124,14 @@ def write_token(limits, requests, batch, i, row, slot, position):
 def pad(state, rows, tokens, bucket, lane, lanes):
     """Fill what the bucket has beyond the batch, so that the step computes on it without harm."""
     batch = state.batch
-    for i in range(tokens + lane, state.buckets.tokens[bucket], lanes):
+    for i in strided(tokens + lane, state.buckets.tokens[bucket], lanes):
         batch.token_ids[i] = 0
         batch.positions[i] = 0
         batch.cache_slots[i] = -1
         batch.token_rows[i] = -1
-    for row in range(rows + lane, state.buckets.rows[bucket], lanes):
+    for row in strided(rows + lane, state.buckets.rows[bucket], lanes):
         batch.row_slots[row] = -1
         batch.context_lengths[row] = 0
         batch.emits[row] = 0
-    for row in range(rows + lane, state.buckets.rows[bucket] + 1, lanes):
+    for row in strided(rows + lane, state.buckets.rows[bucket] + 1, lanes):
         batch.query_starts[row] = tokens

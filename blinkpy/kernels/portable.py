@@ -27,7 +27,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic, overload, register_jitable
 
 from blinkpy.kernels.lanes import team_of
-from blinkpy.kernels.trees import WordsType, element_pointer, register_cuda_trees
+from blinkpy.kernels.trees import GLOBAL_MEMORY, WordsType, element_pointer, register_cuda_trees
 
 device = register_jitable
 
@@ -68,6 +68,11 @@ def now_ns():
     return time.monotonic_ns()
 
 
+def strided(first, last, lanes):
+    """first, first + lanes, ... below last. (range would do, but on a GPU it divides, and 64-bit division is slow there.)"""
+    return range(first, last, lanes)
+
+
 def barrier(lanes):
     """All lanes arrive before one goes on; what they wrote is visible to all."""
     if lanes > 1:
@@ -104,11 +109,11 @@ def _is_words(array):
     return isinstance(array, WordsType) or (isinstance(array, types.Array) and isinstance(array.dtype, types.Integer))
 
 
-def _pointer(utils, context, builder, signature, args):
+def _pointer(utils, context, builder, signature, args, space=0):
     """Address of args[0][args[1]]: of an array or of a table's one; the index is an integer or a tuple of them."""
     array_type, index_type = signature.args[0], signature.args[1]
     if isinstance(array_type, WordsType):
-        return element_pointer(utils, context, builder, array_type, args[0], index_type, args[1])
+        return element_pointer(utils, context, builder, array_type, args[0], index_type, args[1], space)
     array = context.make_array(array_type)(context, builder, args[0])
     if isinstance(index_type, types.BaseTuple):
         indices, index_types = utils.unpack_tuple(builder, args[1], len(index_type)), list(index_type)
@@ -233,6 +238,11 @@ def _njit_now_ns():
     return lambda: _cpu_now()
 
 
+@overload(strided, target="cpu")
+def _njit_strided(first, last, lanes):
+    return lambda first, last, lanes: range(first, last)  # one lane
+
+
 @overload(barrier, target="cpu")
 def _njit_barrier(lanes):
     return lambda lanes: None
@@ -267,6 +277,7 @@ def register_cuda():
         register_cuda_trees()
         _register_memory(cuda)
         _register_block(cuda)
+        _register_strided()
         _cuda_registered = True
     return cuda
 
@@ -282,7 +293,7 @@ def _register_memory(cuda):
         return builder.asm(ir.FunctionType(result, [a.type for a in args]), text, constraints, args, side_effect=True)
 
     def address(context, builder, signature, args):
-        return builder.ptrtoint(_pointer(cuda_cgutils, context, builder, signature, args), i64)
+        return builder.ptrtoint(_pointer(cuda_cgutils, context, builder, signature, args, GLOBAL_MEMORY), i64)
 
     def load(order):
         @cuda_intrinsic
@@ -486,3 +497,75 @@ def _register_block(cuda):
             return greatest
 
         return body
+
+
+class StridedIterator(types.SimpleIteratorType):
+    """Numba's type of an iterator over strided(...), on a GPU."""
+
+    def __init__(self):
+        super().__init__("StridedIterator", types.int64)
+
+
+class Strided(types.SimpleIterableType):
+    """Numba's type of strided(...), on a GPU."""
+
+    def __init__(self):
+        super().__init__("Strided", StridedIterator())
+
+
+def _register_strided():
+    from numba.cuda import cgutils as cuda_cgutils
+    from numba.cuda import models as cuda_models
+    from numba.cuda.core.imputils import RefType, iternext_impl
+    from numba.cuda.cudaimpl import registry
+    from numba.cuda.extending import core_models
+    from numba.cuda.extending import intrinsic as cuda_intrinsic
+    from numba.cuda.extending import overload as cuda_overload
+
+    @cuda_models.register_model(Strided)
+    class StridedModel(core_models.StructModel):
+        def __init__(self, manager, kind):
+            super().__init__(manager, kind, [("first", types.int64), ("last", types.int64), ("step", types.int64)])
+
+    @cuda_models.register_model(StridedIterator)
+    class StridedIteratorModel(core_models.StructModel):
+        def __init__(self, manager, kind):
+            pointer = types.EphemeralPointer(types.int64)
+            super().__init__(manager, kind, [("next", pointer), ("last", types.int64), ("step", types.int64)])
+
+    @cuda_intrinsic
+    def make_strided(typing_context, first, last, lanes):
+        kind = Strided()
+
+        def generate(context, builder, signature, args):
+            made = cuda_cgutils.create_struct_proxy(kind)(context, builder)
+            made.first, made.last, made.step = (
+                context.cast(builder, arg, own, types.int64) for arg, own in zip(args, signature.args, strict=True)
+            )
+            return made._getvalue()
+
+        return kind(first, last, lanes), generate
+
+    @registry.lower("getiter", Strided)
+    def get_iterator(context, builder, sig, args):
+        made = cuda_cgutils.create_struct_proxy(sig.args[0])(context, builder, value=args[0])
+        iterator = cuda_cgutils.create_struct_proxy(sig.return_type)(context, builder)
+        iterator.next = cuda_cgutils.alloca_once(builder, ir.IntType(64))
+        builder.store(made.first, iterator.next)
+        iterator.last, iterator.step = made.last, made.step
+        return iterator._getvalue()
+
+    @registry.lower("iternext", StridedIterator)
+    @iternext_impl(RefType.UNTRACKED)
+    def get_next(context, builder, sig, args, result):
+        iterator = cuda_cgutils.create_struct_proxy(sig.args[0])(context, builder, value=args[0])
+        value = builder.load(iterator.next)
+        valid = builder.icmp_signed("<", value, iterator.last)
+        result.set_valid(valid)
+        with builder.if_then(valid):
+            result.yield_(value)
+            builder.store(builder.add(value, iterator.step), iterator.next)
+
+    @cuda_overload(strided, target="cuda")
+    def _strided(first, last, lanes):
+        return lambda first, last, lanes: make_strided(first, last, lanes)

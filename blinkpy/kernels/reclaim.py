@@ -16,6 +16,7 @@ from blinkpy.kernels.portable import (
     load_acquire,
     load_relaxed,
     store_release,
+    strided,
 )
 from blinkpy.kv.pages import release_pages
 from blinkpy.kv.state import (
@@ -67,7 +68,7 @@ def watch_pairs(limits, queues, state, now_ns, lane, lanes):
         state.counts[COMMAND] = load_relaxed(queues.control, CONTROL_COMMAND)
     pairs = state.pairs
     changes = 0
-    for pair in range(lane, limits.pairs, lanes):
+    for pair in strided(lane, limits.pairs, lanes):
         epoch = pairs.epoch[pair]
         verdict = 0
         if pairs.attached[pair] != 0:
@@ -109,7 +110,7 @@ def reclaim(limits, queues, state, now_ns, lane, lanes):
     ending = judge(limits, queues, requests, pairs, state.running, counts[RUNNING_COUNT], lane, lanes)
     ending += judge(limits, queues, requests, pairs, state.waiting, counts[WAITING_COUNT], lane, lanes)
     if changes > 0:  # those that only wait for room to be told their end
-        for i in range(lane, counts[FINISHING_COUNT], lanes):
+        for i in strided(lane, counts[FINISHING_COUNT], lanes):
             slot = state.finishing[i]
             if pairs.verdict[requests.pair[slot]] & FENCE:
                 requests.finish[slot] = DROP
@@ -129,7 +130,7 @@ def reclaim(limits, queues, state, now_ns, lane, lanes):
 def judge(limits, queues, requests, pairs, slots, n, lane, lanes):
     """Mark which requests of a list end here, in Requests.finish. Returns this lane's number of them."""
     ending = 0
-    for i in range(lane, n, lanes):
+    for i in strided(lane, n, lanes):
         slot = slots[i]
         pair = requests.pair[slot]
         finish = FINISH_NONE
@@ -150,7 +151,7 @@ def end_requests(limits, state, lane, lanes):
     requests, counts, scratch = state.requests, state.counts, state.scratch
     running, waiting = counts[RUNNING_COUNT], counts[WAITING_COUNT]
     ended = 0
-    for tile in range(0, running + waiting, lanes):
+    for tile in strided(0, running + waiting, lanes):
         i = tile + lane
         slot, ends = 0, 0
         if i < running + waiting:
@@ -167,7 +168,7 @@ def end_requests(limits, state, lane, lanes):
             release_pages(limits, requests, state.pages, counts, scratch.slot[i], lane, lanes)
     barrier(lanes)
     told = 0
-    for tile in range(0, ended, lanes):
+    for tile in strided(0, ended, lanes):
         i = tile + lane
         tells = 0
         if i < ended:
@@ -196,7 +197,7 @@ def settle_pairs(limits, queues, state, now_ns, lane, lanes):
     """Fence and grant, one lane for each pair; the pair's requests are gone by now."""
     pairs = state.pairs
     expired, broken = 0, 0
-    for pair in range(lane, limits.pairs, lanes):
+    for pair in strided(lane, limits.pairs, lanes):
         verdict = pairs.verdict[pair]
         if verdict & FENCE:
             pairs.attached[pair] = 0
@@ -230,13 +231,13 @@ def tell_ends(limits, queues, state, lane, lanes):
     n = counts[FINISHING_COUNT]
     if n == 0:
         return
-    for i in range(lane, n, lanes):
+    for i in strided(lane, n, lanes):
         slot = state.finishing[i]
         finish = requests.finish[slot]
         scratch.pair[i] = requests.pair[slot]
         scratch.word[i] = completion_word(limits, requests, slot, finish >> FINISH_REASON_SHIFT, finish & FINISH_CODE_MASK)
     publish(limits, queues, state.pairs, scratch, n, lane, lanes)
-    for i in range(lane, n, lanes):
+    for i in strided(lane, n, lanes):
         if scratch.pair[i] < 0:
             requests.status[state.finishing[i]] = EMPTY
             requests.finish[state.finishing[i]] = FINISH_NONE

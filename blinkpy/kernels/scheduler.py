@@ -26,6 +26,7 @@ from blinkpy.kernels.portable import (
     device,
     store_relaxed,
     store_release,
+    strided,
 )
 from blinkpy.kernels.reclaim import reclaim, tell_ends
 from blinkpy.kernels.trees import Table
@@ -80,7 +81,7 @@ GAUGE_ROWS, GAUGE_TOKENS = GAUGE["batch_rows"], GAUGE["batch_tokens"]
 def report(limits, queues, state, now, lane, lanes):
     """Publish counters, gauges and the engine's heartbeat."""
     engine, counts = queues.engine, state.counts
-    for i in range(lane, N_COUNTERS, lanes):
+    for i in strided(lane, N_COUNTERS, lanes):
         store_relaxed(engine, ENGINE_COUNTERS + i, state.counters[i])
     if lane == 0:
         counts[CALLS] += 1
@@ -113,13 +114,13 @@ def insert_waiting(requests, waiting, n, slot, lane, lanes):
         last = waiting[n - 1]
         if requests.rank[last] < rank or (requests.rank[last] == rank and requests.arrival[last] < arrival):
             return  # the usual case: it is already in its place
-        for i in range(lane, n, lanes):
+        for i in strided(lane, n, lanes):
             other = waiting[i]
             if requests.rank[other] < rank or (requests.rank[other] == rank and requests.arrival[other] < arrival):
                 better += 1
     position = block_sum(better, lane, lanes)
-    for tile in range(n, position, -lanes):
-        i = tile - lane - 1
+    for tile in strided(0, n - position, lanes):
+        i = n - tile - lane - 1
         moved = waiting[i] if i >= position else 0
         barrier(lanes)
         if i >= position:
@@ -146,7 +147,7 @@ def make_schedule(policy: Policy = fcfs) -> Callable[..., int]:
         sorted_count, entering = counts[WAITING_COUNT], counts[ENTERING_COUNT]
         if entering == 0:
             return
-        for i in range(sorted_count + lane, sorted_count + entering, lanes):
+        for i in strided(sorted_count + lane, sorted_count + entering, lanes):
             slot = waiting[i]
             fields = RequestFields(
                 requests.arrival[slot],

@@ -7,8 +7,7 @@ word each. A tree, a nested tree and an array are all a pointer into the table; 
 the address there. The device code can't tell: it reads `state.requests.length[slot]` from tuples and arrays, in plain
 Python, and from a table alike.
 
-Indices are taken as they are: not negative, not checked. A table must not change while it is in use; loads from it are
-marked as invariant.
+Indices are taken as they are: not negative, not checked. A table must not change while it is in use.
 """
 
 from __future__ import annotations
@@ -84,9 +83,7 @@ def dense_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     return tuple(int(np.prod(shape[i + 1 :], dtype=np.int64)) * itemsize for i in range(len(shape)))
 
 
-def tree_table(
-    tree: Any, strided: bool = False, strided_parts: tuple[str, ...] = ()
-) -> tuple[TreeType, NDArray[np.int64]]:
+def tree_table(tree: Any, strided: bool = False, strided_parts: tuple[str, ...] = ()) -> tuple[TreeType, NDArray[np.int64]]:
     """The type of a tree of integers, int32 and int64 arrays, and its table. The arrays must outlive the table.
 
     strided: take all arrays for strided ones, so that the type does not depend on their sizes; strided_parts: only those
@@ -133,33 +130,35 @@ class Table:
 # ---- code, the same for both targets ------------------------------------------------------------------------------------
 
 
-def _load_word(builder, pointer, i):
-    """The i-th word at a pointer into a table (i8*)."""
+def _load_word(builder, pointer, i, constant):
+    """The i-th word at a pointer into a table (i8*). constant: the compiler may keep it. On a GPU it would keep everything,
+    in twice the registers that there are; there it loads again, from shared memory."""
     value = builder.load(builder.bitcast(builder.gep(pointer, [_I64(i * WORD)]), _I64.as_pointer()))
-    value.set_metadata("invariant.load", builder.module.add_metadata([]))
+    if constant:
+        value.set_metadata("invariant.load", builder.module.add_metadata([]))
     return value
 
 
-def _field(builder, tree, pointer, name):
+def _field(builder, tree, pointer, name, constant):
     """A field of the tree at `pointer`: a pointer again, or an integer."""
     offset, kind = tree.fields[name]
     if isinstance(kind, types.Integer):
-        return _load_word(builder, pointer, offset)
+        return _load_word(builder, pointer, offset, constant)
     return builder.gep(pointer, [_I64(offset * WORD)])
 
 
 def element_pointer(utils, context, builder, words, pointer, index_type, index, space=0):
     """Address of an element. words: WordsType of the array at `pointer`; utils: the target's cgutils; space: LLVM address
-    space of the arrays (an address in a known one gives better loads)."""
+    space of the arrays (0: njit, where there is one; a GPU has better loads for a known one)."""
     if isinstance(index_type, types.BaseTuple):
         indices, index_types = utils.unpack_tuple(builder, index, len(index_type)), list(index_type)
     else:
         indices, index_types = [index], [index_type]
     size = words.dtype.bitwidth // 8
-    address = _load_word(builder, pointer, 0)
+    address = _load_word(builder, pointer, 0, constant=space == 0)
     for axis, (i, kind) in enumerate(zip(indices, index_types, strict=True)):
         inner = words.dense and axis == words.ndim - 1
-        stride = _I64(size) if inner else _load_word(builder, pointer, 1 + axis)
+        stride = _I64(size) if inner else _load_word(builder, pointer, 1 + axis, constant=space == 0)
         address = builder.add(address, builder.mul(context.cast(builder, i, kind, types.int64), stride))
     element = ir.IntType(8 * size)
     place = builder.inttoptr(address, element.as_pointer(space))
@@ -189,7 +188,9 @@ def _type_field(tree, name):
     return tree.fields[name][1] if name in tree.fields else None
 
 
-def _add_to_target(infer_global, infer_getattr, abstract, attribute, lower, lower_getattr_generic, utils, space):
+def _add_to_target(
+    infer_global, infer_getattr, abstract: Any, attribute: Any, lower, lower_getattr_generic, utils, space
+) -> None:
     """Typing and code of trees and words, for one target."""
 
     @infer_global(operator.getitem)
@@ -215,7 +216,7 @@ def _add_to_target(infer_global, infer_getattr, abstract, attribute, lower, lowe
 
     @lower_getattr_generic(TreeType)
     def get_field(context, builder, typ, value, attr):
-        return _field(builder, typ, value, attr)
+        return _field(builder, typ, value, attr, constant=space == 0)
 
     @lower(operator.getitem, WordsType, types.Any)
     def get_item(context, builder, sig, args):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from blinkpy.kernels.portable import barrier, block_max, block_scan, block_sum, device
+from blinkpy.kernels.portable import barrier, block_max, block_scan, block_sum, device, strided
 from blinkpy.kv.prefix import forget, unlink
 from blinkpy.kv.state import CACHED_COUNT, COUNTER_INDEX, FREE_COUNT, NO_PAGE, RING_HEAD, RING_TAIL
 
@@ -25,7 +25,7 @@ def release_pages(limits: Any, requests: Any, pages: Any, counts: Any, slot: Any
     if counts[RING_TAIL] - counts[RING_HEAD] + held > limits.ring_entries:
         compact_ring(limits, pages, counts, lane, lanes)
     free, cached, tail = counts[FREE_COUNT], counts[CACHED_COUNT], counts[RING_TAIL]
-    for tile in range(0, held, lanes):
+    for tile in strided(0, held, lanes):
         k = held - 1 - tile - lane
         page = NO_PAGE
         fate = 0
@@ -60,7 +60,7 @@ def compact_ring(limits: Any, pages: Any, counts: Any, lane: Any, lanes: Any) ->
     mask = limits.ring_entries - 1
     head, tail = counts[RING_HEAD], counts[RING_TAIL]
     kept = head
-    for tile in range(head, tail, lanes):
+    for tile in strided(head, tail, lanes):
         position = tile + lane
         page = NO_PAGE
         if position < tail:
@@ -110,7 +110,7 @@ def evict_pages(limits: Any, pages: Any, counts: Any, counters: Any, wanted: Any
         if bucket & (lanes - 1) == lane:
             unlink(pages, page, bucket)
     barrier(lanes)
-    for i in range(lane, taken, lanes):
+    for i in strided(lane, taken, lanes):
         forget(pages, pages.free[free + i])
     if lane == 0:
         counts[FREE_COUNT] = free + taken
@@ -127,7 +127,7 @@ def take_pages(
     """Give a request `amount` more pages. The caller knows that free + cached >= amount."""
     evict_pages(limits, pages, counts, counters, amount, lane, lanes)
     free, held = counts[FREE_COUNT], requests.num_pages[slot]
-    for i in range(lane, amount, lanes):
+    for i in strided(lane, amount, lanes):
         own_page(requests, pages, slot, held + i, pages.free[free - 1 - i])
     barrier(lanes)
     if lane == 0:
@@ -148,7 +148,7 @@ def own_page(requests: Any, pages: Any, slot: Any, k: Any, page: Any) -> None:
 def share_pages(requests: Any, pages: Any, counts: Any, found: Any, slot: Any, hits: Any, lane: Any, lanes: Any) -> None:
     """Give a request without pages the indexed pages found[0:hits] as its first ones."""
     revived = 0
-    for k in range(lane, hits, lanes):
+    for k in strided(lane, hits, lanes):
         page = found[k]
         requests.page_table[slot, k] = page
         if pages.refcount[page] == 0:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from blinkpy.kernels.portable import barrier, block_scan, block_sum, device
+from blinkpy.kernels.portable import barrier, block_scan, block_sum, device, strided
 from blinkpy.kv.state import LOST, NO_PAGE, ROWS
 from blinkpy.queues import HASH_MODULUS_1, HASH_MODULUS_2, HASH_SHIFT, SUBMIT_NO_PREFIX_CACHE, WORD_FLAGS
 
@@ -127,7 +127,7 @@ def list_items(limits: Any, state: Any, lane: Any, lanes: Any) -> Any:
     requests, batch, scratch = state.requests, state.batch, state.scratch
     rows = batch.counts[ROWS]
     count = 0
-    for tile in range(0, rows, lanes):
+    for tile in strided(0, rows, lanes):
         row = tile + lane
         fresh, slot, indexed = 0, 0, 0
         if row < rows:
@@ -153,7 +153,7 @@ def list_items(limits: Any, state: Any, lane: Any, lanes: Any) -> Any:
 def classify_items(limits: Any, state: Any, count: Any, lane: Any, lanes: Any) -> None:
     """Sort items into duplicates, new ones and ones for later, by scratch.found, .rival and .breaks (see `is_...`)."""
     requests, pages, scratch = state.requests, state.pages, state.scratch
-    for i in range(lane, count, lanes):
+    for i in strided(lane, count, lanes):
         key = scratch.key[i]
         slot = scratch.slot[i]
         parent = requests.canonical[slot] if i == scratch.first[i] else ANY_PARENT
@@ -165,7 +165,7 @@ def classify_items(limits: Any, state: Any, count: Any, lane: Any, lanes: Any) -
         scratch.rival[i] = rival
     barrier(lanes)
     base = 0
-    for tile in range(0, count, lanes):
+    for tile in strided(0, count, lanes):
         i = tile + lane
         own = 0
         if i < count:
@@ -213,7 +213,7 @@ def is_new(scratch: Any, i: Any) -> Any:
 def link_items(limits: Any, state: Any, count: Any, lane: Any, lanes: Any) -> None:
     """Write the index entries of new items and move their requests on."""
     requests, pages, scratch = state.requests, state.pages, state.scratch
-    for i in range(lane, count, lanes):
+    for i in strided(lane, count, lanes):
         if is_new(scratch, i):
             slot, k = scratch.slot[i], scratch.page[i]
             page = requests.page_table[slot, k]
@@ -231,7 +231,7 @@ def link_items(limits: Any, state: Any, count: Any, lane: Any, lanes: Any) -> No
         bucket = scratch.key[i] & (limits.index_buckets - 1)
         if bucket & (lanes - 1) == lane and is_new(scratch, i):
             link(pages, requests.page_table[scratch.slot[i], scratch.page[i]], bucket)
-    for i in range(lane, count, lanes):
+    for i in strided(lane, count, lanes):
         duplicate = is_duplicate(scratch, i)
         if duplicate or is_new(scratch, i):
             slot, k = scratch.slot[i], scratch.page[i]

@@ -14,16 +14,27 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numba import carray, cfunc, njit, types
+from numba import carray, types
+from numba.extending import register_jitable
 from numpy.typing import NDArray
 
 from blinkpy.config import ConfigError
+from blinkpy.kernels.njit_cache import cached_cfunc
 from blinkpy.kv.state import DECODE_ROWS, MAX_CONTEXT, ROWS, TOKENS, Batch
 from blinkpy.models.architecture import Architecture
 from blinkpy.models.attention import attend, prompt_rows
 from blinkpy.models.cache import PagedCache
-from blinkpy.models.cpu_threads import run_on_threads, team_size, torch_openmp
-from blinkpy.models.intrinsics import FAST, bits_of, exp2, float_of, pointer_to, prefetch
+from blinkpy.models.cpu_threads import name_thread_calls, run_on_threads, team_size
+from blinkpy.models.intrinsics import (
+    FAST,
+    bits_of,
+    exp2,
+    float_of,
+    pointer_to,
+    prefetch,
+    team_members,
+    thread_number,
+)
 from blinkpy.models.weights import LayerWeights
 
 # Words of the argument block: int64, pointers as integers. One row per layer.
@@ -42,7 +53,7 @@ W_PAGES, W_HEADS, W_KV_HEADS, W_HALF = (WORD[n] for n in ("num_pages", "heads", 
 W_WINDOW, W_ROOM, W_EPS = (WORD[n] for n in ("window", "context_room", "eps_bits"))
 
 
-@njit(fastmath=FAST, error_model="numpy")
+@register_jitable(fastmath=FAST, error_model="numpy")
 def _largest(x, start, end):  # type: ignore[no-untyped-def]
     result = x[start]
     for i in range(start, end):
@@ -50,7 +61,7 @@ def _largest(x, start, end):  # type: ignore[no-untyped-def]
     return result
 
 
-@njit(fastmath=FAST, error_model="numpy")
+@register_jitable(fastmath=FAST, error_model="numpy")
 def _exponentials(x, start, end, largest):  # type: ignore[no-untyped-def]
     """x[start:end] = exp(x - largest), in place; returns their sum."""
     total = np.float32(0)
@@ -74,32 +85,29 @@ def _compile(bfloat16: bool, page_size: int, head_dim: int) -> _Compiled:
     P, D = page_size, head_dim
     LINE = 64 // (2 if bfloat16 else 4)  # elements in a cache line
     item = np.int16 if bfloat16 else np.float32
-    openmp = torch_openmp()
-    threaded = openmp is not None
-    thread_number: Any = openmp and openmp.thread_number
-    thread_count: Any = openmp and openmp.team_size
+    threaded = name_thread_calls()
 
     if bfloat16:
 
-        @njit(inline="always")
+        @register_jitable(inline="always")
         def load(x):  # type: ignore[no-untyped-def]
             return float_of(np.int32(x) << np.int32(16))
 
-        @njit(inline="always")
+        @register_jitable(inline="always")
         def store(x):  # type: ignore[no-untyped-def]
             bits = bits_of(x)  # round to nearest, ties to even
             return np.int16((bits + np.int32(0x7FFF) + ((bits >> np.int32(16)) & np.int32(1))) >> np.int32(16))
     else:
 
-        @njit(inline="always")
+        @register_jitable(inline="always")
         def load(x):  # type: ignore[no-untyped-def]
             return x
 
-        @njit(inline="always")
+        @register_jitable(inline="always")
         def store(x):  # type: ignore[no-untyped-def]
             return x
 
-    @njit(fastmath=FAST, error_model="numpy")
+    @register_jitable(fastmath=FAST, error_model="numpy")
     def prepare(source, norm, use_norm, eps, cos, sin, half, target):  # type: ignore[no-untyped-def]
         """target[:] = one head of a query or key, normalised if the model does that, and rotated. float32 [head_dim]."""
         scale = np.float32(1)
@@ -119,7 +127,7 @@ def _compile(bfloat16: bool, page_size: int, head_dim: int) -> _Compiled:
             target[d] = low * cos[d] - high * sin[d]
             target[d + half] = high * cos[d] + low * sin[d]
 
-    @njit(fastmath=FAST, error_model="numpy")
+    @register_jitable(fastmath=FAST, error_model="numpy")
     def scores_of_page(q, page, scale, out, base):  # type: ignore[no-untyped-def]
         """out[base:base + P] = scale * q . each key. Four keys at a time keep four independent sums going."""
         for t in range(0, P, 4):
@@ -138,7 +146,7 @@ def _compile(bfloat16: bool, page_size: int, head_dim: int) -> _Compiled:
             out[base + t + 2] = c * scale
             out[base + t + 3] = e * scale
 
-    @njit(fastmath=FAST, error_model="numpy")
+    @register_jitable(fastmath=FAST, error_model="numpy")
     def add_page(weights, base, page, valid, out):  # type: ignore[no-untyped-def]
         """out += sum of weights[base + t] * page[t] over the first `valid` tokens; what lies behind them is never read."""
         full = valid - valid % 4
@@ -153,14 +161,14 @@ def _compile(bfloat16: bool, page_size: int, head_dim: int) -> _Compiled:
             for d in range(D):
                 out[d] += a * load(page[t, d])
 
-    @njit
+    @register_jitable
     def fetch(side, index):  # type: ignore[no-untyped-def]
         """Ask for a page of one head: the processor can't foresee where a sequence goes on. Saves a third of the time."""
         start = index * (P * D)
         for i in range(start, start + P * D, LINE):
             prefetch(side, i)
 
-    @njit(fastmath=FAST, error_model="numpy")
+    @register_jitable(fastmath=FAST, error_model="numpy")
     def attend_heads(q, keys, values, pages, context, window, first, last, group, scores, sums, scale):  # type: ignore[no-untyped-def]
         """Attention of one token for key heads [first, last). q, sums: float32 [heads, D]; scores: float32 [heads, room]."""
         start = max(context - window, 0) if window > 0 else 0
@@ -192,11 +200,10 @@ def _compile(bfloat16: bool, page_size: int, head_dim: int) -> _Compiled:
                 for g in range(h * group, (h + 1) * group):
                     add_page(scores[g], p * P - base, values[page, h], valid, sums[g])
 
-    @cfunc(types.void(types.CPointer(types.int64)), error_model="numpy", fastmath=FAST)
     def run(arguments):  # type: ignore[no-untyped-def]
         w = carray(arguments, (WORDS,))
         if threaded:
-            thread, threads_here = np.int64(thread_number()), np.int64(thread_count())
+            thread, threads_here = np.int64(thread_number()), np.int64(team_members())
         else:
             thread, threads_here = np.int64(0), np.int64(1)
         rows, decode_rows, tokens = w[W_ROWS], w[W_DECODE_ROWS], w[W_TOKENS]
@@ -267,7 +274,9 @@ def _compile(bfloat16: bool, page_size: int, head_dim: int) -> _Compiled:
                     for d in range(D):
                         qkv[token, g, d] = store(q[g, d])
 
-    return _Compiled(run.address, run)
+    kind, key = types.void(types.CPointer(types.int64)), (bfloat16, page_size, head_dim, threaded)
+    compiled = cached_cfunc(run, kind, key, error_model="numpy", fastmath=FAST)
+    return _Compiled(compiled.address, compiled)
 
 
 class CpuAttention:

@@ -14,7 +14,10 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import llvmlite.binding
 import torch
+
+from blinkpy.models.intrinsics import TEAM_MEMBERS, THREAD_NUMBER
 
 
 class OpenMP(NamedTuple):
@@ -43,6 +46,19 @@ def torch_openmp() -> OpenMP | None:
     library.GOMP_parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
     library.GOMP_parallel.restype = None
     return OpenMP(library.omp_get_thread_num, library.omp_get_num_threads, library.GOMP_parallel)
+
+
+def name_thread_calls() -> bool:
+    """Give thread_number and team_members (blinkpy.models.intrinsics) their meaning. False where there is one thread only.
+
+    Compiled code calls them by these names, so it can be kept for another process, where the addresses are others.
+    """
+    openmp = torch_openmp()
+    if openmp is None:
+        return False
+    for name, function in ((THREAD_NUMBER, openmp.thread_number), (TEAM_MEMBERS, openmp.team_size)):
+        llvmlite.binding.add_symbol(name, ctypes.cast(function, ctypes.c_void_p).value)
+    return True
 
 
 def team_size() -> int:

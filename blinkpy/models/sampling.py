@@ -15,6 +15,7 @@ power of two; masses of buckets tell in which one a cut or the pick lies, and on
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from blinkpy import queues
+from blinkpy.kernels.njit_cache import cached_njit
 from blinkpy.models.intrinsics import bits_of, exp2
 
 Float32 = NDArray[np.float32]
@@ -186,7 +188,7 @@ def _draw(logits, weights, number, top_k, top_p, min_p, mass, counts):  # type: 
     return _NONE
 
 
-@njit(nogil=True)
+@partial(cached_njit, nogil=True)
 def _sample_rows(logits, seeds, positions, temperatures, top_ks, top_ps, min_ps, result):  # type: ignore[no-untyped-def]
     weights = np.empty(logits.shape[1], np.float32)
     mass = np.empty(_BUCKETS, np.float64)

@@ -15,9 +15,9 @@ from blinkpy.kernels.policies import fcfs
 from blinkpy.kernels.scheduler import make_schedule
 
 REGISTERS = 128
-STACK_BYTES = 64
+STACK_BYTES = 128
 SHARED_BYTES = 8192
-CODE_BYTES = 512 << 10
+CODE_BYTES = 384 << 10
 
 
 def test_the_scheduler_compiles_for_sm_90() -> None:
