@@ -168,7 +168,11 @@ def software() -> dict[str, str]:
 
 
 def revision() -> dict[str, Any]:
-    """The commit, and whether tracked files differ from it; empty outside of a checkout."""
+    """The commit, and whether tracked files differ from it. A copy without its history takes the commit from the environment
+    (BLINKPY_COMMIT), where whoever made the copy says it; empty when nobody does."""
+    told = os.environ.get("BLINKPY_COMMIT")
+    if told:
+        return {"hash": told, "dirty": False}
 
     def git(*arguments: str) -> str:
         done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, timeout=20, check=True)

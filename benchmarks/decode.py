@@ -28,6 +28,7 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / 
 
 from gpu_serving import config_for, generate  # noqa: E402
 
+from benchmarks.common import revision  # noqa: E402
 from blinkpy import queues  # noqa: E402
 from blinkpy.dpu.queue_pair import QueuePair  # noqa: E402
 from blinkpy.dpu.sampling import Sampling  # noqa: E402
@@ -240,7 +241,7 @@ def environment() -> dict[str, str]:
         "triton": triton.__version__,
         "numba": numba.__version__,
         "numba_cuda": numba_cuda.__version__,
-        "commit": output("git", "rev-parse", "--short", "HEAD"),
+        "commit": revision(),
         "date": time.strftime("%Y-%m-%d"),
     }
 
