@@ -118,8 +118,15 @@ def penalize(
 
 def sample(logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float, number: float) -> int:
     """One token from penalised logits float32 [V] and a uniform number. Sorts everything."""
+    return int(sample_span(logits, temperature, top_k, top_p, min_p, number, 0.0)[0])
+
+
+def sample_span(
+    logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float, number: float, slack: float
+) -> np.ndarray:
+    """The tokens that numbers within `slack` of the uniform number choose: what a sum in float32 may round to."""
     if temperature <= 0:
-        return int(logits.argmax())
+        return np.array([logits.argmax()])
     # Distances from the best in float32, as stored in candidates' keys: what is equal there is ordered by token id.
     distance = ((logits.max() - logits) / np.float32(temperature)).astype(np.float32)
     order = np.argsort(distance, kind="stable")
@@ -131,7 +138,8 @@ def sample(logits: np.ndarray, temperature: float, top_k: int, top_p: float, min
         kept &= np.cumsum(weight) - weight < top_p * weight.sum()
     kept[0] = True
     mass = np.cumsum(weight[kept])
-    return int(order[min(int((mass <= number * mass[-1]).sum()), len(mass) - 1)])
+    first, last = (min(int((mass <= u * mass[-1]).sum()), len(mass) - 1) for u in (number - slack, number + slack))
+    return order[kept.nonzero()[0]][first : last + 1]
 
 
 def top_logprobs(logits: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:

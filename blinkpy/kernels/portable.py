@@ -27,7 +27,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic, overload, register_jitable
 
 from blinkpy.kernels.lanes import team_of
-from blinkpy.kernels.trees import GLOBAL_MEMORY, WordsType, element_pointer, register_cuda_trees
+from blinkpy.kernels.trees import WordsType, element_pointer, register_cuda_trees
 
 device = register_jitable
 
@@ -109,11 +109,11 @@ def _is_words(array):
     return isinstance(array, WordsType) or (isinstance(array, types.Array) and isinstance(array.dtype, types.Integer))
 
 
-def _pointer(utils, context, builder, signature, args, space=0):
+def _pointer(utils, context, builder, signature, args):
     """Address of args[0][args[1]]: of an array or of a table's one; the index is an integer or a tuple of them."""
     array_type, index_type = signature.args[0], signature.args[1]
     if isinstance(array_type, WordsType):
-        return element_pointer(utils, context, builder, array_type, args[0], index_type, args[1], space)
+        return element_pointer(context, builder, array_type, args[0], index_type, args[1])
     array = context.make_array(array_type)(context, builder, args[0])
     if isinstance(index_type, types.BaseTuple):
         indices, index_types = utils.unpack_tuple(builder, args[1], len(index_type)), list(index_type)
@@ -293,7 +293,7 @@ def _register_memory(cuda):
         return builder.asm(ir.FunctionType(result, [a.type for a in args]), text, constraints, args, side_effect=True)
 
     def address(context, builder, signature, args):
-        return builder.ptrtoint(_pointer(cuda_cgutils, context, builder, signature, args, GLOBAL_MEMORY), i64)
+        return builder.ptrtoint(_pointer(cuda_cgutils, context, builder, signature, args), i64)
 
     def load(order):
         @cuda_intrinsic

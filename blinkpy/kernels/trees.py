@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 
 WORD = 8  # bytes
 _I64 = ir.IntType(64)
+GLOBAL_MEMORY = 1  # an address space of NVVM
 
 
 class WordsType(types.Type):
@@ -130,39 +131,45 @@ class Table:
 # ---- code, the same for both targets ------------------------------------------------------------------------------------
 
 
-def _load_word(builder, pointer, i, constant):
-    """The i-th word at a pointer into a table (i8*). constant: the compiler may keep it. On a GPU it would keep everything,
-    in twice the registers that there are; there it loads again, from shared memory."""
+def _for_gpu(context):
+    """Whether code is made for CUDA. Asked here because numba-cuda also takes lowerings that were registered for njit."""
+    return type(context).__name__ == "CUDATargetContext"
+
+
+def _load_word(context, builder, pointer, i):
+    """The i-th word at a pointer into a table (i8*). For njit it is marked as constant. On a GPU the compiler would then
+    keep all of them, in twice the registers that there are; there it loads them again, from shared memory."""
     value = builder.load(builder.bitcast(builder.gep(pointer, [_I64(i * WORD)]), _I64.as_pointer()))
-    if constant:
+    if not _for_gpu(context):
         value.set_metadata("invariant.load", builder.module.add_metadata([]))
     return value
 
 
-def _field(builder, tree, pointer, name, constant):
+def _field(context, builder, tree, pointer, name):
     """A field of the tree at `pointer`: a pointer again, or an integer."""
     offset, kind = tree.fields[name]
     if isinstance(kind, types.Integer):
-        return _load_word(builder, pointer, offset, constant)
+        return _load_word(context, builder, pointer, offset)
     return builder.gep(pointer, [_I64(offset * WORD)])
 
 
-def element_pointer(utils, context, builder, words, pointer, index_type, index, space=0):
-    """Address of an element. words: WordsType of the array at `pointer`; utils: the target's cgutils; space: LLVM address
-    space of the arrays (0: njit, where there is one; a GPU has better loads for a known one)."""
+def element_pointer(context, builder, words, pointer, index_type, index):
+    """Address of an element of the array of type `words` at `pointer`; the index is an integer or a tuple of them."""
     if isinstance(index_type, types.BaseTuple):
-        indices, index_types = utils.unpack_tuple(builder, index, len(index_type)), list(index_type)
+        indices, index_types = cgutils.unpack_tuple(builder, index, len(index_type)), list(index_type)
     else:
         indices, index_types = [index], [index_type]
     size = words.dtype.bitwidth // 8
-    address = _load_word(builder, pointer, 0, constant=space == 0)
+    address = _load_word(context, builder, pointer, 0)
     for axis, (i, kind) in enumerate(zip(indices, index_types, strict=True)):
         inner = words.dense and axis == words.ndim - 1
-        stride = _I64(size) if inner else _load_word(builder, pointer, 1 + axis, constant=space == 0)
+        stride = _I64(size) if inner else _load_word(context, builder, pointer, 1 + axis)
         address = builder.add(address, builder.mul(context.cast(builder, i, kind, types.int64), stride))
     element = ir.IntType(8 * size)
-    place = builder.inttoptr(address, element.as_pointer(space))
-    return builder.addrspacecast(place, element.as_pointer()) if space else place
+    if not _for_gpu(context):
+        return builder.inttoptr(address, element.as_pointer())
+    place = builder.inttoptr(address, element.as_pointer(GLOBAL_MEMORY))  # then a load need not find out where it goes
+    return builder.addrspacecast(place, element.as_pointer())
 
 
 def _type_getitem(args):
@@ -188,9 +195,7 @@ def _type_field(tree, name):
     return tree.fields[name][1] if name in tree.fields else None
 
 
-def _add_to_target(
-    infer_global, infer_getattr, abstract: Any, attribute: Any, lower, lower_getattr_generic, utils, space
-) -> None:
+def _add_to_target(infer_global, infer_getattr, abstract: Any, attribute: Any, lower, lower_getattr_generic) -> None:
     """Typing and code of trees and words, for one target."""
 
     @infer_global(operator.getitem)
@@ -216,17 +221,17 @@ def _add_to_target(
 
     @lower_getattr_generic(TreeType)
     def get_field(context, builder, typ, value, attr):
-        return _field(builder, typ, value, attr, constant=space == 0)
+        return _field(context, builder, typ, value, attr)
 
     @lower(operator.getitem, WordsType, types.Any)
     def get_item(context, builder, sig, args):
         words, index = sig.args
-        return builder.load(element_pointer(utils, context, builder, words, args[0], index, args[1], space))
+        return builder.load(element_pointer(context, builder, words, args[0], index, args[1]))
 
     @lower(operator.setitem, WordsType, types.Any, types.Any)
     def set_item(context, builder, sig, args):
         words, index, kind = sig.args
-        place = element_pointer(utils, context, builder, words, args[0], index, args[1], space)
+        place = element_pointer(context, builder, words, args[0], index, args[1])
         builder.store(context.cast(builder, args[2], kind, words.dtype), place)
         return context.get_dummy_value()
 
@@ -235,9 +240,7 @@ def _add_to_target(
 
 register_model(TreeType)(models.OpaqueModel)
 register_model(WordsType)(models.OpaqueModel)
-_add_to_target(
-    infer_global, infer_getattr, AbstractTemplate, AttributeTemplate, lower_builtin, lower_getattr_generic, cgutils, space=0
-)
+_add_to_target(infer_global, infer_getattr, AbstractTemplate, AttributeTemplate, lower_builtin, lower_getattr_generic)
 
 
 @typeof_impl.register(Table)
@@ -255,7 +258,6 @@ def _unbox_table(typ, table, c):
 
 # ---- CUDA ---------------------------------------------------------------------------------------------------------------
 
-GLOBAL_MEMORY = 1  # NVVM's address space
 _cuda_registered = False
 
 
@@ -264,7 +266,6 @@ def register_cuda_trees() -> None:
     global _cuda_registered
     if _cuda_registered:
         return
-    from numba.cuda import cgutils as cuda_cgutils
     from numba.cuda import models as cuda_models
     from numba.cuda.cudadecl import registry as typing_registry
     from numba.cuda.cudaimpl import registry as lowering_registry
@@ -281,8 +282,6 @@ def register_cuda_trees() -> None:
         CudaAttributeTemplate,
         lowering_registry.lower,
         lowering_registry.lower_getattr_generic,
-        cuda_cgutils,
-        GLOBAL_MEMORY,
     )
     _cuda_registered = True
 

@@ -44,9 +44,19 @@ def extend_hash(limits: Any, requests: Any, slot: Any, k: Any) -> Any:
         first, second = before >> HASH_SHIFT, before & ((1 << HASH_SHIFT) - 1)
     for i in range(k << limits.page_shift, (k + 1) << limits.page_shift):
         value = requests.tokens[slot, i] + 1
-        first = (first * limits.hash_multiplier_1 + value) % HASH_MODULUS_1
-        second = (second * limits.hash_multiplier_2 + value) % HASH_MODULUS_2
+        first = remainder(first * limits.hash_multiplier_1 + value, HASH_MODULUS_1)
+        second = remainder(second * limits.hash_multiplier_2 + value, HASH_MODULUS_2)
     return first << HASH_SHIFT | second
+
+
+@device
+def remainder(x: Any, modulus: Any) -> Any:
+    """x % modulus for a modulus 2**31 - c with a small c, and 0 <= x < 2**62 + 2**32, without a division: 2**31 is worth c."""
+    mask = (1 << HASH_SHIFT) - 1
+    c = mask + 1 - modulus
+    x = (x & mask) + (x >> HASH_SHIFT) * c
+    x = (x & mask) + (x >> HASH_SHIFT) * c
+    return x - modulus if x >= modulus else x
 
 
 @device

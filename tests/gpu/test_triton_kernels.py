@@ -117,11 +117,12 @@ def test_experts(rng: np.random.Generator, dtype: torch.dtype, tokens: int, buck
 @pytest.mark.parametrize("vocabulary", [32_000, 128_256, 151_936, 200_064])
 @pytest.mark.parametrize(("spread", "ties"), [(1.0, False), (4.0, False), (2.0, True)])
 def test_sampling(rng: np.random.Generator, vocabulary: int, spread: float, ties: bool) -> None:
-    """One token in a thousand may differ: the CPU sums in float64, so a boundary can fall on the other side."""
+    """The kernel sums weights in float32, so its uniform number may be off by a few parts in a million; a filter's boundary may
+    also fall on the other side for one row."""
     workspace = SamplingWorkspace.allocate(64, vocabulary, CUDA)
     cases.sampling_case(
         rng, CUDA, rows=60, bucket=64, vocabulary=vocabulary, spread=spread, ties=ties, workspace=workspace,
-        history=2000, mismatches=1,
+        history=2000, mismatches=1, slack=1e-5,
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from scheduler_world import MULTIPLIERS, Sizes, World
 from blinkpy import queues as q
 from blinkpy.kernels.scheduler import plain
 from blinkpy.kv.pages import compact_ring
-from blinkpy.kv.prefix import extend_hash
+from blinkpy.kv.prefix import extend_hash, remainder
 from blinkpy.kv.state import CACHED_COUNT, FREE_COUNT, LOST, RING_HEAD, RING_TAIL
 
 
@@ -211,3 +211,10 @@ def test_hashes_of_generated_pages_continue_those_of_the_front_end(salt: int, rn
     for k in range(8):
         requests.page_hash[1, k] = extend_hash(made.limits, plain(requests), 1, k)
     assert requests.page_hash[1].tolist() == q.page_hashes(requests.tokens[1], 4, MULTIPLIERS, salt).tolist()
+
+
+@pytest.mark.parametrize("modulus", [q.HASH_MODULUS_1, q.HASH_MODULUS_2])
+def test_remainders_without_division(modulus: int, rng: np.random.Generator) -> None:
+    edges = [n * modulus + d for n in (0, 1, 2, 19, 20, 2**20, modulus - 1, modulus) for d in (-1, 0, 1)]
+    for x in [*edges[1:], 2**62 + 2**32 - 1, *rng.integers(0, 2**62, 1000).tolist()]:
+        assert remainder(x, modulus) == x % modulus
