@@ -409,6 +409,7 @@ class Story:
             prompt = self.prompt()
             room = min(sizes.max_model_len, sizes.pages * sizes.page_size + 1) - len(prompt)
             stop_ids = tuple(draw.randrange(sizes.vocab_size) for _ in range(draw.choice((0, 0, 3))))
+            broken = draw.choice(({"temperature": -1}, {"hash_offset": -1})) if draw.random() < 0.05 else {}
             front.submit(
                 prompt,
                 draw.randint(1, max(1, min(room, 12))),
@@ -418,6 +419,7 @@ class Story:
                 cache_salt=draw.choice((0, 0, 0, 9)),
                 flags=draw.choice((0, 0, 0, q.SUBMIT_NO_PREFIX_CACHE)),
                 ring=draw.random() < 0.8,
+                **broken,
             )
         if draw.random() < 0.5:
             front.ring()

@@ -6,7 +6,7 @@ position of an item is its number among the items of its pair, in list order, fr
 
 from __future__ import annotations
 
-from blinkpy.kernels.portable import barrier, block_scan, device, store_relaxed, store_release, strided
+from blinkpy.kernels.portable import barrier, block_scan, device, store_relaxed, strided
 from blinkpy.queues import FLAG_SHIFT, LAP_SHIFT, LAPS, PAIR_CQ_TAIL, TOKEN_SHIFT
 
 PAIRS_AT_ONCE = 4  # counts of 16 bits in one int64: a pair has at most 65,535 slots, and so many items
@@ -58,7 +58,8 @@ def publish(limits, queues, pairs, scratch, n, lane, lanes):
     """Publish scratch.word[i] in the queue of scratch.pair[i] (-1: nothing), while the queue has room: where it has none,
     scratch.pair[i] stays and everywhere else it becomes -1.
 
-    A word needs no release: it says everything itself, and its lap counter tells that it is new.
+    A word needs no release: it says everything itself, and its lap counter tells that it is new. Nor does the tail: only
+    the next owner of the pair reads it, after the release store of its grant.
     """
     rank_by_pair(limits, scratch, n, lane, lanes)
     for i in strided(lane, n, lanes):
@@ -74,5 +75,5 @@ def publish(limits, queues, pairs, scratch, n, lane, lanes):
         published = min(scratch.total[pair], free_entries(limits, pairs, pair))
         if published > 0:
             pairs.cq_tail[pair] += published
-            store_release(queues.pair, (pair, PAIR_CQ_TAIL), pairs.cq_tail[pair])
+            store_relaxed(queues.pair, (pair, PAIR_CQ_TAIL), pairs.cq_tail[pair])
     barrier(lanes)

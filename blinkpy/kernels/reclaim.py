@@ -69,31 +69,34 @@ def watch_pairs(limits, queues, state, now_ns, lane, lanes):
     pairs = state.pairs
     changes = 0
     for pair in strided(lane, limits.pairs, lanes):
+        # All loads first: each may cross a bus, and together they take as long as one. The doorbell comes last, with acquire,
+        # as entries are read after it. Completion entries are only overwritten where a branch on `head` allows it, and no
+        # store runs ahead of a branch.
+        heartbeat = load_relaxed(queues.front, (pair, FRONT_HEARTBEAT))
+        claim = load_relaxed(queues.front, (pair, FRONT_CLAIM))
+        head = load_relaxed(queues.front, (pair, FRONT_CQ_HEAD))
+        doorbell = load_acquire(queues.front, (pair, FRONT_DOORBELL))
         epoch = pairs.epoch[pair]
         verdict = 0
         if pairs.attached[pair] != 0:
-            heartbeat = load_relaxed(queues.front, (pair, FRONT_HEARTBEAT))
             if heartbeat != pairs.heartbeat[pair]:
                 pairs.heartbeat[pair] = heartbeat
                 pairs.heartbeat_ns[pair] = now_ns
             elif now_ns - pairs.heartbeat_ns[pair] > limits.lease_ns:
                 verdict |= FENCE | EXPIRED
-            doorbell = load_acquire(queues.front, (pair, FRONT_DOORBELL))
             if doorbell >> EPOCH_SHIFT == epoch:
                 announced = (doorbell - pairs.sq_head[pair]) & POSITION_MASK
                 if announced > limits.sq_entries:
                     verdict |= FENCE | BROKEN
                 else:
                     pairs.sq_tail[pair] = pairs.sq_head[pair] + announced
-            # Relaxed: entries are overwritten only where a branch on this value allows it, and no store runs ahead of that.
-            head = load_relaxed(queues.front, (pair, FRONT_CQ_HEAD))
             if head >> EPOCH_SHIFT == epoch:
                 unread = (pairs.cq_tail[pair] - head) & POSITION_MASK
                 if unread > pairs.cq_tail[pair] - pairs.cq_head[pair]:  # before what it said earlier, or after the tail
                     verdict |= FENCE | BROKEN
                 else:
                     pairs.cq_head[pair] = pairs.cq_tail[pair] - unread
-        if load_relaxed(queues.front, (pair, FRONT_CLAIM)) == epoch + 1 and epoch < EPOCH_LIMIT:
+        if claim == epoch + 1 and epoch < EPOCH_LIMIT:
             verdict |= GRANT
             if pairs.attached[pair] != 0:
                 verdict |= FENCE

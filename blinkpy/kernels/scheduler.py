@@ -25,7 +25,6 @@ from blinkpy.kernels.portable import (
     block_sum,
     device,
     store_relaxed,
-    store_release,
     strided,
 )
 from blinkpy.kernels.reclaim import reclaim, tell_ends
@@ -79,7 +78,8 @@ GAUGE_ROWS, GAUGE_TOKENS = GAUGE["batch_rows"], GAUGE["batch_tokens"]
 
 @device
 def report(limits, queues, state, now, lane, lanes):
-    """Publish counters, gauges and the engine's heartbeat."""
+    """Publish counters, gauges and the engine's heartbeat. They are for watching: nothing waits for their order, and a
+    release would wait for all of them to cross the bus."""
     engine, counts = queues.engine, state.counts
     for i in strided(lane, N_COUNTERS, lanes):
         store_relaxed(engine, ENGINE_COUNTERS + i, state.counters[i])
@@ -95,7 +95,7 @@ def report(limits, queues, state, now, lane, lanes):
         store_relaxed(engine, GAUGE_TOKENS, state.batch.counts[TOKENS])
         store_relaxed(engine, ENGINE_STEPS, counts[STEPS])
         store_relaxed(engine, ENGINE_TIME_NS, now)
-        store_release(engine, ENGINE_HEARTBEAT, counts[CALLS])
+        store_relaxed(engine, ENGINE_HEARTBEAT, counts[CALLS])
     barrier(lanes)
 
 
