@@ -1,4 +1,4 @@
-"""Compiled host code that outlives the process: the scheduler takes half a minute to compile and a moment to load.
+"""Compiled host code that outlives the process: the scheduler takes some 20 s to compile and a moment to load.
 
 Numba's own cache looks at the file of the outermost function alone, so an edit in another module would go unnoticed. Here
 each state of the sources has a folder of its own, named by a hash of all modules that device code comes from.
