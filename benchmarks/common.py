@@ -27,6 +27,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 SCHEMA = 1
 PACKAGES = ("numpy", "numba", "torch", "uvicorn", "uvloop", "httptools", "tokenizers", "orjson")
+UNSAID = ("output", "note", "wait_quiet", "logs", "state", "api_key", "env")  # options that name places or secrets
 QUIET_SHARE = 0.03  # of all cores: what others may take for the machine to count as quiet
 QUIET_LOOK_S = 2.0
 
@@ -78,7 +79,7 @@ class Run:
     def write(self, method: str, results: dict[str, Any]) -> None:
         """Write the result file, and say the targets. method: how it was measured, in a few sentences."""
         self.progress.close()
-        arguments = {k: v for k, v in vars(self.options).items() if k not in ("output", "note", "wait_quiet") and v is not None}
+        arguments = {k: v for k, v in vars(self.options).items() if k not in UNSAID and v is not None}
         document = {
             "benchmark": self.name,
             "schema": SCHEMA,
