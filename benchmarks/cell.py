@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import ROOT, WrongAnswer, check
+from benchmarks.common import ROOT, UsageError
 from benchmarks.counters import Counters
 from benchmarks.figures import Slo, figures
 from benchmarks.gpu import EnergyMeter
 from benchmarks.load import Target, offer
+from benchmarks.neighbours import KINDS, Neighbours
 from benchmarks.shapes import SHAPES, write_folder
 from benchmarks.systems import Cores, Model, Running, System, find_system, on_cores, parse_cores, running
 from benchmarks.workload import Dataset, Request, closed_loop, open_loop, read_dataset
@@ -25,13 +26,16 @@ from blinkpy.progress import Progress
 
 WARM_STREAMS, WARM_ROUNDS, WARM_TOKENS = 32, 2, 16
 WARM_LIMIT_S = 120.0
+SPARE_S = 60.0  # that neighbours live longer than a load may
+DEFAULT_KINDS = ("compress", "build")
 LOGS = ROOT / "build" / "benchmarks" / "logs"
 
 
 @dataclass(frozen=True)
 class Load:
     """What is offered. An open loop has a rate (requests a second) for so many seconds, and drain_s more until the rest is
-    given up; a closed loop has streams, each asking rounds times, within seconds + drain_s."""
+    given up; a closed loop has streams, each asking rounds times, within seconds + drain_s. per_core: neighbours on each of
+    the cores that the server shares, of these kinds."""
 
     data: str
     rate: float = 0.0
@@ -42,12 +46,15 @@ class Load:
     rounds: int = 4
     seed: int = 1
     text: bool = False
+    per_core: int = 0
+    kinds: tuple[str, ...] = DEFAULT_KINDS
 
     @property
     def name(self) -> str:
-        """For people and file names."""
+        """For people."""
         what = f"{self.streams} streams" if self.streams else f"{self.rate:g} requests/s"
-        return f"{self.data}, {what}"
+        beside = f", {self.per_core} per core: {' and '.join(self.kinds)}" if self.per_core else ""
+        return f"{self.data}, {what}{beside}"
 
 
 class Bench:
@@ -56,16 +63,22 @@ class Bench:
     def __init__(self, options: argparse.Namespace, model: Model, cores: Cores, meter: EnergyMeter, progress: Progress):
         self.model, self.meter, self.progress = model, meter, progress
         self.systems = [find_system(text, options.extra, options.env) for text in options.system]
-        check(len({system.name for system in self.systems}) == len(self.systems), "each system needs a name of its own")
+        if len({system.name for system in self.systems}) < len(self.systems):
+            raise UsageError("each system needs a name of its own")
         self.cores = cores
         self.processes = options.client_processes or len(cores.client) or min(4, max(1, len(cores.server) // 2))
         self.slo = Slo(options.slo_ttft_ms, options.slo_tpot_ms)
         self.start_s, self.logs = options.start_s, options.logs
         self.chat, self.temperature, self.api_key = options.chat, options.temperature, options.api_key
-        missing = set(cores.front_end) - set(cores.server)
-        check(not missing, f"core {min(missing, default=0)} is for front ends, but not among the server's cores")
+        if not set(cores.front_end) < set(cores.server):
+            raise UsageError("front ends get some of the server's cores, and not all of them")
         self._datasets: dict[str, Dataset] = {}
         self._log_count = 0
+
+    def facts(self) -> dict[str, Any]:
+        """What all results of a run have in common."""
+        gpu = self.meter.facts or {"missing": self.meter.missing}
+        return {"model": self.model.name, "gpu": gpu, "cores": dataclasses.asdict(self.cores), "client_processes": self.processes}
 
     @contextlib.contextmanager
     def server(self, system: System, cores: Cores | None = None) -> Iterator[Running]:
@@ -110,15 +123,21 @@ class Bench:
 
         return offer(target, requests, load.streams, self.processes, self.cores.client, limit, tick)
 
-    def measure(self, server: Running, load: Load, name: str = "") -> dict[str, Any]:
-        """Offer a load; its figures. Raises WrongAnswer when nothing came at all, ServerError when the server has ended."""
+    def measure(self, server: Running, load: Load, name: str = "", cores: Cores | None = None) -> dict[str, Any]:
+        """Offer a load, beside its neighbours; its figures. cores: how the server is placed, if not as it was started.
+
+        Raises UsageError when there is nothing to offer, ServerError when the server has ended."""
         requests = self.requests(load)
-        check(bool(requests), f"{load.name}: no request within {load.seconds:g} s; use more seconds or another seed")
-        counters = Counters(server.pids)
-        result = self._offer(server, load, requests, name or f"{server.system.name}: {load.name}")
+        if not requests:
+            raise UsageError(f"{load.name}: no request within {load.seconds:g} s; use more seconds or another seed")
+        life = load.seconds + load.drain_s + SPARE_S
+        with Neighbours(load.kinds, load.per_core, (cores or self.cores).contended, life) as neighbours:
+            counters = Counters(server.pids)
+            result = self._offer(server, load, requests, name or f"{server.system.name}: {load.name}")
+            counted = counters.facts()
         found = figures(result, 0.0 if load.streams else load.seconds, self.slo, self.meter)
         server.check()
-        return {"load": dataclasses.asdict(load), **found, **counters.facts()}
+        return {"load": dataclasses.asdict(load), "neighbours": neighbours.count, **found, **counted}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -143,6 +162,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--api-key", default=os.environ.get("BLINKPY_API_KEY", ""))
     parser.add_argument("--slo-ttft-ms", type=float, default=1000.0, help="for goodput")
     parser.add_argument("--slo-tpot-ms", type=float, default=50.0, help="for goodput")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=DEFAULT_KINDS, help="of neighbours")
     parser.add_argument("--gpu", type=int, default=0, help="whose energy is counted")
     parser.add_argument("--logs", default=str(LOGS), metavar="FOLDER", help="where the servers' output goes")
 
@@ -179,5 +199,5 @@ def find_model(options: argparse.Namespace, folder: Path) -> Model:
     length = options.max_model_len or min(8192, int(config.get("max_position_embeddings", 8192)))
     vocabulary = options.vocabulary or int(config.get("vocab_size", 0))
     if not vocabulary:
-        raise WrongAnswer("the model's vocabulary is not known: give --vocabulary")
+        raise UsageError("the model's vocabulary is not known: give --vocabulary")
     return Model(path, name, length, vocabulary, shape)

@@ -12,8 +12,8 @@ import sys
 from typing import Any
 
 from benchmarks.cell import Load, add_options, bench
-from benchmarks.common import Run, check, main, parser
-from benchmarks.serving import METHOD, compare, table
+from benchmarks.common import Run, UsageError, main, parser
+from benchmarks.serving import METHOD, compare, end, table
 
 
 def benchmark(options: argparse.Namespace) -> None:
@@ -21,19 +21,21 @@ def benchmark(options: argparse.Namespace) -> None:
         options.streams, options.rounds, options.data, options.idle_s = [1, 4], 1, "fixed:16:8", 0.2
     run = Run("energy", options)
     with bench(options, run.progress) as means:
-        check(options.smoke or not means.meter.missing, f"no joules can be counted: {means.meter.missing}")
+        if means.meter.missing and not options.smoke:
+            raise UsageError(f"no joules can be counted: {means.meter.missing}")
         run.progress("power of the idle GPU")
         before = means.meter.watts(options.idle_s)
         loads = [
             Load(options.data, streams=n, rounds=options.rounds, seed=options.seed, drain_s=options.drain_s)
             for n in options.streams
         ]
-        results = compare(means, loads, idle_s=options.idle_s)
+        results = compare(means, loads, run.keep, options.idle_s)
         results["idle_w"] = before
     if not options.no_plot:
         run.save(plot(run, results))
     run.write(METHOD, results)
     print(table(results))
+    end(found.get("error", "") for found in results["systems"].values())
 
 
 def plot(run: Run, results: dict[str, Any]) -> Any:

@@ -14,16 +14,15 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from benchmarks.cell import Bench, Load, add_options, bench
 from benchmarks.common import Run, main, parser
-from benchmarks.neighbours import KINDS, Neighbours
-from benchmarks.serving import METHOD, pair
+from benchmarks.neighbours import KINDS
+from benchmarks.serving import METHOD, end, pair
 from benchmarks.systems import Cores, Running, ServerError
 
-SPARE_S = 30.0  # that neighbours live longer than a load should need
 COMPARED = {
     "TTFT p99": ("ttft_ms", "p99"),
     "TPOT p99": ("tpot_ms", "p99"),
@@ -41,12 +40,7 @@ def benchmark(options: argparse.Namespace) -> None:
         options.per_core, options.kinds = [0, 1], ["memory"]
     run = Run("interference", options)
     with bench(options, run.progress) as means:
-        results: dict[str, Any] = {
-            "model": means.model.name,
-            "gpu": means.meter.facts or {"missing": means.meter.missing},
-            "cores": dataclasses.asdict(means.cores),
-            "systems": {},
-        }
+        results: dict[str, Any] = {**means.facts(), "systems": {}}
         for system in means.systems:
             found: dict[str, Any] = {"cells": []}
             results["systems"][system.name] = found
@@ -55,23 +49,24 @@ def benchmark(options: argparse.Namespace) -> None:
                     found |= server.facts
                     for cell in cells(means, server, options):
                         found["cells"].append(cell)
+                        run.keep(results)
             except ServerError as error:
                 found["error"] = str(error)
                 print(f"error: {error}", file=sys.stderr)
-    run.write(METHOD + NEIGHBOUR_METHOD, results)
+    run.write(f"{METHOD} {NEIGHBOUR_METHOD}", results)
     print(table(results))
+    end(found.get("error", "") for found in results["systems"].values())
 
 
 def cells(means: Bench, server: Running, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Every placement, kind and number of neighbours, on one running server."""
-    load = Load(options.data, options.rate, options.arrivals, options.seconds, options.drain_s, seed=options.seed)
     for placement, cores in placements(means.cores).items():
         server.place(cores)
         for kind, per_core in conditions(options.kinds, options.per_core):
+            common = {"seed": options.seed, "per_core": per_core, "kinds": (kind,)}
+            load = Load(options.data, options.rate, options.arrivals, options.seconds, options.drain_s, **common)
             name = f"{server.system.name}, {placement}, {per_core} {kind} per core"
-            with Neighbours((kind,), per_core, cores.contended, options.seconds + options.drain_s + SPARE_S) as neighbours:
-                found = means.measure(server, load, name)
-            yield {"placement": placement, "kind": kind, "per_core": per_core, "neighbours": neighbours.count, **found}
+            yield {"placement": placement, "kind": kind, "per_core": per_core, **means.measure(server, load, name, cores)}
 
 
 def placements(cores: Cores) -> dict[str, Cores]:
@@ -79,7 +74,7 @@ def placements(cores: Cores) -> dict[str, Cores]:
     return {"own": cores, "shared": shared} if cores.front_end else {"shared": shared}
 
 
-def conditions(kinds: list[str], per_core: list[int]) -> list[tuple[str, int]]:
+def conditions(kinds: Sequence[str], per_core: list[int]) -> list[tuple[str, int]]:
     """(kind, number for each core); quiet comes first, and once."""
     return [("none", 0)] + [(kind, count) for kind in kinds for count in per_core if count]
 
@@ -119,7 +114,7 @@ def table(results: dict[str, Any]) -> str:
 def options() -> argparse.Namespace:
     result = parser("interference", "Servers beside neighbours.")
     add_options(result)
-    result.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="of neighbours")
+    result.set_defaults(kinds=KINDS)
     result.add_argument(
         "--per-core", type=int, nargs="+", default=[2, 8], help="neighbours for each core; the quiet run is always made"
     )

@@ -19,17 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cell import Bench, Load, add_options, bench
-from benchmarks.common import RESULTS, ROOT, Run, WrongAnswer, main, parser, to_json
-from benchmarks.neighbours import KINDS, Neighbours
+from benchmarks.common import RESULTS, ROOT, Run, UsageError, main, parser, to_json
 from benchmarks.paper_report import draw, summary
-from benchmarks.serving import METHOD
+from benchmarks.serving import METHOD, end
 from benchmarks.systems import Running, ServerError, System
 
 RATES = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32)
 QUICK_RATES = (2, 8, 16, 32)
 SMOKE_RATES = (4, 12)
 MODES = ("isolated", "interfered")
-NEIGHBOUR_SPARE_S = 30.0  # that neighbours live longer than a cell should need
 CELL_SPARE_S = 5.0
 
 
@@ -48,14 +46,14 @@ class Cell:
 
 
 class State:
-    """The cells that are done, one file each. Raises WrongAnswer when the folder belongs to another grid."""
+    """The cells that are done, one file each. Raises UsageError when the folder belongs to another grid."""
 
     def __init__(self, folder: Path, plan: dict[str, Any]):
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         path, text = folder / "plan.json", to_json(plan) + "\n"
         if path.exists() and path.read_text() != text:
-            raise WrongAnswer(f"{folder.name} holds cells of another grid; give another --state, or remove it")
+            raise UsageError(f"{folder.name} holds cells of another grid; give another --state, or remove it")
         path.write_text(text)
 
     def done(self, cell: Cell) -> bool:
@@ -105,7 +103,7 @@ def benchmark(options: argparse.Namespace) -> None:
     }
     run = Run("paper", options)
     with bench(options, run.progress) as means:
-        state = State(state_folder, {**plan, "kinds": options.kinds, "frontend_cores": options.frontend_cores})
+        state = State(state_folder, {**plan, "kinds": list(options.kinds), "frontend_cores": options.frontend_cores})
         cells = grid(options, means.systems)
         if options.redo_invalid:
             state.drop_invalid(cells)
@@ -119,6 +117,7 @@ def benchmark(options: argparse.Namespace) -> None:
     print(text)
     if not document["complete"]:
         print(f"{document['done']} of {len(cells)} cells are done: run the same command again to go on")
+    end(errors.values())
 
 
 def measure(means: Bench, state: State, cells: list[Cell], options: argparse.Namespace, deadline: float) -> dict[str, str]:
@@ -148,21 +147,25 @@ def _cells(
     for number, cell in enumerate(cells):
         if time.monotonic() > last_start:
             return
-        load = Load(options.data, cell.rate, options.arrivals, options.seconds, options.drain_s, seed=options.seed)
+        load = Load(
+            options.data,
+            cell.rate,
+            options.arrivals,
+            options.seconds,
+            options.drain_s,
+            seed=options.seed,
+            per_core=options.per_core if cell.mode == "interfered" else 0,
+            kinds=tuple(options.kinds),
+        )
         name = f"{cell.system}, {cell.mode}, {cell.rate:g} requests/s ({number + 1} of {len(cells)})"
-        per_core = options.per_core if cell.mode == "interfered" else 0
-        life = options.seconds + options.drain_s + NEIGHBOUR_SPARE_S
-        with Neighbours(tuple(options.kinds), per_core, means.cores.contended, life) as neighbours:
-            yield cell, {"neighbours": neighbours.count, **means.measure(server, load, name)}
+        yield cell, means.measure(server, load, name)
 
 
 def gather(state: State, cells: list[Cell], means: Bench, errors: dict[str, str]) -> dict[str, Any]:
     """The results of all cells that are done."""
     done = [state.read(cell) for cell in cells if state.done(cell)]
     return {
-        "model": means.model.name,
-        "gpu": means.meter.facts or {"missing": means.meter.missing},
-        "cores": dataclasses.asdict(means.cores),
+        **means.facts(),
         "complete": len(done) == len(cells),
         "done": len(done),
         "errors": errors,
@@ -180,7 +183,6 @@ def options() -> argparse.Namespace:
     result.add_argument("--data", default="azure", help="fixed:IN:OUT, azure, azure:FILE, sharegpt:FILE")
     result.add_argument("--arrivals", choices=("poisson", "trace"), default="poisson")
     result.add_argument("--per-core", type=int, default=8, help="neighbours on each of the server's cores, when interfered")
-    result.add_argument("--kinds", nargs="+", choices=KINDS, default=["compress", "build"], help="of neighbours")
     result.add_argument("--repeats", type=int, default=1, help="how often the grid is measured, to see how much it varies")
     result.add_argument("--seed", type=int, default=1, help="of lengths and arrivals")
     result.add_argument("--state", default="", metavar="FOLDER", help="cells that are done (default: in build/benchmarks)")

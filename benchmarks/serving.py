@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from benchmarks.cell import Bench, Load, add_options, bench
@@ -33,29 +34,27 @@ def benchmark(options: argparse.Namespace) -> None:
         options.closed_data = options.open_data = "fixed:16:8"
     run = Run("serving", options)
     with bench(options, run.progress) as means:
-        results = compare(means, loads(options))
+        results = compare(means, loads(options), run.keep)
     run.write(METHOD, results)
     print(table(results))
+    end(found.get("error", "") for found in results["systems"].values())
 
 
 def loads(options: argparse.Namespace) -> list[Load]:
     """The loads of the options: closed loops first."""
-    common = {"seed": options.seed, "drain_s": options.drain_s, "text": options.text}
+    common: dict[str, Any] = {"seed": options.seed, "drain_s": options.drain_s, "text": options.text}
     closed = [Load(options.closed_data, streams=n, rounds=options.rounds, **common) for n in options.streams]
-    return closed + [
-        Load(options.open_data, rate=rate, arrivals=options.arrivals, seconds=options.seconds, **common) for rate in options.rate
-    ]
+    common |= {"arrivals": options.arrivals, "seconds": options.seconds, "kinds": tuple(options.kinds)}
+    open_ = [Load(options.open_data, rate, per_core=n, **common) for n in options.per_core for rate in options.rate]
+    return closed + open_
 
 
-def compare(means: Bench, loads: list[Load], idle_s: float = 0.0) -> dict[str, Any]:
+def compare(means: Bench, loads: list[Load], keep: Callable[[dict[str, Any]], None], idle_s: float = 0.0) -> dict[str, Any]:
     """All loads for each system. A system that fails is a result too: its error is kept, and the others go on.
 
-    idle_s: seconds before the loads in which the power of the idle server is measured."""
-    results: dict[str, Any] = {
-        "model": means.model.name,
-        "gpu": means.meter.facts or {"missing": means.meter.missing},
-        "systems": {},
-    }
+    keep: gets the results so far after each load; idle_s: seconds in which the power of the idle server is measured.
+    """
+    results: dict[str, Any] = {**means.facts(), "systems": {}}
     for system in means.systems:
         cells: list[dict[str, Any]] = []
         found: dict[str, Any] = {"cells": cells}
@@ -67,6 +66,7 @@ def compare(means: Bench, loads: list[Load], idle_s: float = 0.0) -> dict[str, A
                     found["idle_w"] = means.meter.watts(idle_s)
                 for load in loads:
                     cells.append(means.measure(server, load))
+                    keep(results)
         except ServerError as error:
             found["error"] = str(error)
             print(f"error: {error}", file=sys.stderr)
@@ -81,7 +81,7 @@ def table(results: dict[str, Any]) -> str:
     ]
     cells = [(i, cell, name) for name, found in results["systems"].items() for i, cell in enumerate(found["cells"])]
     for _, cell, name in sorted(cells, key=lambda item: item[0]):
-        load = Load(**cell["load"])
+        load = Load(**{**cell["load"], "kinds": tuple(cell["load"]["kinds"])})
         joules = cell["energy"].get("joules_per_token")
         lines.append(
             f"| {load.name} | {name} | {pair(cell, 'ttft_ms')} | {pair(cell, 'tpot_ms')} | {cell['output_tokens_per_s']:g} | "
@@ -89,6 +89,12 @@ def table(results: dict[str, Any]) -> str:
             f"{'' if cell['client']['valid'] else 'INVALID'} |"
         )
     return "\n".join(lines)
+
+
+def end(errors: Iterable[str]) -> None:
+    """Leave with exit code 1 if a system failed; the results of the others are written."""
+    if any(errors):
+        sys.exit(1)
 
 
 def pair(cell: dict[str, Any], what: str) -> str:
@@ -104,6 +110,8 @@ def options() -> argparse.Namespace:
     result.add_argument("--rounds", type=int, default=4, help="requests of each stream")
     result.add_argument("--closed-data", default="fixed:128:256", metavar="DATA", help="lengths of the closed loops")
     result.add_argument("--rate", type=float, nargs="*", default=[], help="open loops with so many requests a second")
+    help_text = "the open loops are repeated beside so many neighbours on each of the server's cores"
+    result.add_argument("--per-core", type=int, nargs="+", default=[0], help=help_text)
     result.add_argument("--seconds", type=float, default=60.0, help="of arrivals, of an open loop")
     result.add_argument("--drain-s", type=float, default=60.0, help="after which what hasn't ended is given up")
     result.add_argument("--open-data", default="azure", metavar="DATA", help="fixed:IN:OUT, azure, azure:FILE, sharegpt:FILE")

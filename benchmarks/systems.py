@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import ROOT
+from benchmarks.common import ROOT, UsageError
 from benchmarks.server import descendants
 from blinkpy.progress import Report
 
@@ -52,7 +52,7 @@ TRANSFORMERS = "transformers serve {model} --host 127.0.0.1 --port {port} --cont
 
 
 class ServerError(Exception):
-    """A server that can't be measured: unknown, not started, ended. The message is for the user."""
+    """A server that can't be measured: not started, not healthy, ended. The message is for the user."""
 
 
 @dataclass(frozen=True)
@@ -89,11 +89,12 @@ SYSTEMS = {
 def find_system(text: str, extras: Sequence[str] = (), environment: Sequence[str] = ()) -> System:
     """The system of one --system. extras: NAME:ARGUMENTS to add to the command; environment: NAME:VARIABLE=VALUE.
 
-    Raises ServerError for a name that is not known."""
+    Raises UsageError for a name that is not known.
+    """
     name, given, rest = text.partition("=")
     if not given:
         if name not in SYSTEMS:
-            raise ServerError(f"unknown system {name!r}: one of {', '.join(SYSTEMS)}, NAME=URL or NAME=COMMAND")
+            raise UsageError(f"unknown system {name!r}: one of {', '.join(SYSTEMS)}, NAME=URL or NAME=COMMAND")
         system = SYSTEMS[name]
     elif rest.startswith("http://"):
         system = System(name, url=rest.rstrip("/"))
@@ -138,14 +139,16 @@ class Cores:
 
 
 def parse_cores(text: str) -> tuple[int, ...]:
-    """Core numbers from a list such as 0-3,8. Raises ValueError."""
+    """Core numbers from a list such as 0-3,8. Raises UsageError."""
     found: list[int] = []
     for part in filter(None, text.split(",")):
+        if not re.fullmatch(r"\d+(-\d+)?", part):
+            raise UsageError(f"{part!r} is neither a core nor a range of cores")
         low, _, high = part.partition("-")
         found += range(int(low), int(high or low) + 1)
     missing = sorted(set(found) - os.sched_getaffinity(0))
     if missing:
-        raise ValueError(f"this process may not use core {missing[0]}")
+        raise UsageError(f"this process may not use core {missing[0]}")
     return tuple(found)
 
 
@@ -177,7 +180,7 @@ class Running:
             moved += front
             set_affinity(pid, cores.front_end if front else cores.contended)
         if cores.front_end and not moved:
-            raise ServerError(f"{self.system.name}: no process is known to be a front end, so none can have cores of its own")
+            raise UsageError(f"{self.system.name}: no process is known to be a front end, so none can have cores of its own")
 
 
 @contextlib.contextmanager
@@ -235,7 +238,7 @@ def command_of(system: System, model: Model, port: int) -> list[str]:
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """End a server in order, and whatever it leaves behind by force."""
+    """End a server in order, and whatever it leaves behind by force; returns when all of it is gone, or STOP_S later."""
     everybody = tree(process.pid)
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
@@ -245,7 +248,9 @@ def stop(process: subprocess.Popen[bytes]) -> None:
         if alive(pid):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-    process.wait(STOP_S)
+    deadline = time.monotonic() + STOP_S
+    while (process.poll() is None or any(map(alive, everybody))) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
 
 
 def alive(pid: int) -> bool:

@@ -15,13 +15,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.common import ROOT
+from benchmarks.common import ROOT, UsageError
 
 AZURE = ROOT / "benchmarks" / "data" / "azure_conversations_2023.csv"
 CHARACTERS_PER_TOKEN = 4.0  # of a text whose tokenizer isn't known
 
 
-class DatasetError(ValueError):
+class DatasetError(UsageError):
     """A data set that can't be used; the message is one line."""
 
 
