@@ -137,7 +137,8 @@ class Bench:
             counted = counters.facts()
         found = figures(result, 0.0 if load.streams else load.seconds, self.slo, self.meter)
         server.check()
-        return {"load": dataclasses.asdict(load), "neighbours": neighbours.count, **found, **counted}
+        front_end = "own" if (cores or self.cores).front_end else "shared"
+        return {"load": dataclasses.asdict(load), "front_end": front_end, "neighbours": neighbours.count, **found, **counted}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

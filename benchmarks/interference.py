@@ -42,11 +42,11 @@ def benchmark(options: argparse.Namespace) -> None:
     with bench(options, run.progress) as means:
         results: dict[str, Any] = {**means.facts(), "systems": {}}
         for system in means.systems:
-            found: dict[str, Any] = {"cells": []}
+            found: dict[str, Any] = {"starts": [], "cells": []}
             results["systems"][system.name] = found
             try:
                 with means.server(system, dataclasses.replace(means.cores, front_end=())) as server:
-                    found |= server.facts
+                    found["starts"].append(server.facts)
                     for cell in cells(means, server, options):
                         found["cells"].append(cell)
                         run.keep(results)
@@ -66,7 +66,7 @@ def cells(means: Bench, server: Running, options: argparse.Namespace) -> Iterato
             common = {"seed": options.seed, "per_core": per_core, "kinds": (kind,)}
             load = Load(options.data, options.rate, options.arrivals, options.seconds, options.drain_s, **common)
             name = f"{server.system.name}, {placement}, {per_core} {kind} per core"
-            yield {"placement": placement, "kind": kind, "per_core": per_core, **means.measure(server, load, name, cores)}
+            yield means.measure(server, load, name, cores)
 
 
 def placements(cores: Cores) -> dict[str, Cores]:
@@ -88,9 +88,9 @@ def table(results: dict[str, Any]) -> str:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, found in results["systems"].items():
-        quiet = {cell["placement"]: cell for cell in found["cells"] if not cell["per_core"]}
+        quiet = {cell["front_end"]: cell for cell in found["cells"] if not cell["neighbours"]}
         for cell in found["cells"]:
-            base = quiet[cell["placement"]]
+            base = quiet[cell["front_end"]]
             ratios = [
                 f"{cell[what][level]['value'] / base[what][level]['value']:.2f}" if what in cell and what in base else "none"
                 for what, level in COMPARED.values()
@@ -98,8 +98,8 @@ def table(results: dict[str, Any]) -> str:
             ratios.append(f"{cell['output_tokens_per_s'] / base['output_tokens_per_s']:.2f}")
             words = [
                 name,
-                cell["placement"],
-                f"{cell['per_core']} {cell['kind']}",
+                cell["front_end"],
+                f"{cell['load']['per_core']} {cell['load']['kinds'][0]}",
                 pair(cell, "ttft_ms"),
                 pair(cell, "tpot_ms"),
                 f"{cell['output_tokens_per_s']:g}",

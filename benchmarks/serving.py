@@ -9,12 +9,13 @@ server keeps up. What the figures mean: benchmarks/figures.py and docs/evaluatio
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from benchmarks.cell import Bench, Load, add_options, bench
-from benchmarks.common import Run, main, parser
+from benchmarks.common import Run, UsageError, machine, main, parser, revision
 from benchmarks.systems import ServerError
 
 METHOD = """Each system is started on the same cores, warmed up, offered the same loads in the same order, and ended. Lengths
@@ -33,11 +34,33 @@ def benchmark(options: argparse.Namespace) -> None:
         options.streams, options.rate, options.seconds, options.rounds = [4], [8.0], 2.0, 1
         options.closed_data = options.open_data = "fixed:16:8"
     run = Run("serving", options)
+    before = earlier(run) if options.append else {}
     with bench(options, run.progress) as means:
         results = compare(means, loads(options), run.keep)
+    results["systems"] = joined(before, results["systems"])
     run.write(METHOD, results)
     print(table(results))
     end(found.get("error", "") for found in results["systems"].values())
+
+
+def earlier(run: Run) -> dict[str, Any]:
+    """The systems of the result file that is there already; it must come from this machine and commit. Raises UsageError."""
+    if not run.output.exists():
+        return {}
+    document = json.loads(run.output.read_text())
+    if (document["machine"], document["commit"]) != (machine(), revision()):
+        raise UsageError(f"{run.output.name} comes from another machine or commit: nothing can be appended to it")
+    found: dict[str, Any] = document["results"]["systems"]
+    return found
+
+
+def joined(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """Systems of two runs; the starts and cells of those that are in both, one after another."""
+    result = dict(before)
+    for name, found in after.items():
+        old = result.get(name, {"starts": [], "cells": []})
+        result[name] = {**old, **found, "starts": old["starts"] + found["starts"], "cells": old["cells"] + found["cells"]}
+    return result
 
 
 def loads(options: argparse.Namespace) -> list[Load]:
@@ -57,13 +80,13 @@ def compare(means: Bench, loads: list[Load], keep: Callable[[dict[str, Any]], No
     results: dict[str, Any] = {**means.facts(), "systems": {}}
     for system in means.systems:
         cells: list[dict[str, Any]] = []
-        found: dict[str, Any] = {"cells": cells}
+        found: dict[str, Any] = {"starts": [], "cells": cells}
         results["systems"][system.name] = found
         try:
             with means.server(system) as server:
-                found |= server.facts
+                found["starts"].append(server.facts)
                 if idle_s:
-                    found["idle_w"] = means.meter.watts(idle_s)
+                    server.facts["idle_w"] = means.meter.watts(idle_s)
                 for load in loads:
                     cells.append(means.measure(server, load))
                     keep(results)
@@ -75,19 +98,34 @@ def compare(means: Bench, loads: list[Load], keep: Callable[[dict[str, Any]], No
 
 def table(results: dict[str, Any]) -> str:
     """The main figures as a Markdown table."""
-    lines = [
-        "| load | system | TTFT p50 / p99 ms | TPOT p50 / p99 ms | output tok/s | J per token | errors | |",
-        "|---|---|---|---|---|---|---|---|",
+    names = [
+        "load",
+        "system",
+        "front end",
+        "TTFT p50 / p99 ms",
+        "TPOT p50 / p99 ms",
+        "output tok/s",
+        "J per token",
+        "errors",
+        "client",
     ]
-    cells = [(i, cell, name) for name, found in results["systems"].items() for i, cell in enumerate(found["cells"])]
-    for _, cell, name in sorted(cells, key=lambda item: item[0]):
-        load = Load(**{**cell["load"], "kinds": tuple(cell["load"]["kinds"])})
+    lines = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
+    cells = [(Load(**cell["load"]).name, name, cell) for name, found in results["systems"].items() for cell in found["cells"]]
+    order = list(dict.fromkeys(load for load, _, _ in cells))
+    for load, name, cell in sorted(cells, key=lambda item: order.index(item[0])):
         joules = cell["energy"].get("joules_per_token")
-        lines.append(
-            f"| {load.name} | {name} | {pair(cell, 'ttft_ms')} | {pair(cell, 'tpot_ms')} | {cell['output_tokens_per_s']:g} | "
-            f"{'' if joules is None else f'{joules:.3g}'} | {sum(cell['errors'].values())} | "
-            f"{'' if cell['client']['valid'] else 'INVALID'} |"
-        )
+        words = [
+            load,
+            name,
+            cell["front_end"],
+            pair(cell, "ttft_ms"),
+            pair(cell, "tpot_ms"),
+            f"{cell['output_tokens_per_s']:g}",
+            "" if joules is None else f"{joules:.3g}",
+            str(sum(cell["errors"].values())),
+            "kept up" if cell["client"]["valid"] else "INVALID",
+        ]
+        lines.append("| " + " | ".join(words) + " |")
     return "\n".join(lines)
 
 
@@ -118,6 +156,7 @@ def options() -> argparse.Namespace:
     result.add_argument(
         "--arrivals", choices=("poisson", "trace"), default="poisson", help="trace: the data set's own, at --rate"
     )
+    result.add_argument("--append", action="store_true", help="add to the result file instead of replacing it")
     result.add_argument("--text", action="store_true", help="prompts are texts, which the server has to tokenize")
     result.add_argument("--seed", type=int, default=1, help="of lengths and arrivals")
     found = result.parse_args()

@@ -21,6 +21,7 @@ from benchmarks.interference import conditions, placements
 from benchmarks.load import LoadResult, Record
 from benchmarks.neighbours import KINDS, Neighbours
 from benchmarks.paper_report import ratios, series, summary
+from benchmarks.serving import joined
 from benchmarks.shapes import SHAPES, write_folder
 from benchmarks.systems import Cores, Model, ServerError, alive, command_line, command_of, find_system, parse_cores, running
 from benchmarks.workload import AZURE, DatasetError, closed_loop, open_loop, read_dataset
@@ -337,14 +338,28 @@ def test_smoke_grid_is_measured_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["serving", "interference", "energy"])
 def test_smoke(name: str, tmp_path: Path) -> None:
     output = tmp_path / "result.json"
-    done = command(name, output, *NULL)
+    cores = sorted(os.sched_getaffinity(0))
+    both = name == "interference" and len(cores) > 1  # placements of the front end
+    places = ["--frontend-cores", str(cores[-1])] if both else []
+    done = command(name, output, *NULL, *places)
     found = json.loads(output.read_text())["results"]["systems"]["blinkpy"]
-    assert found["version"] and found["start_to_healthy_s"] > 0
-    assert len(found["cells"]) == 2
+    (start,) = found["starts"]
+    assert start["version"] and start["start_to_healthy_s"] > 0
+    assert [cell["front_end"] for cell in found["cells"]] == ["own"] * 2 * both + ["shared"] * 2
     for cell in found["cells"]:
         assert cell["errors"] == {} and cell["completed"] > 0
     assert "| blinkpy |" in done.stdout
     assert str(ROOT) not in output.read_text()
+
+
+def test_results_of_two_runs_are_joined() -> None:
+    first = {"a": {"starts": [1], "cells": [2]}, "b": {"starts": [3], "cells": []}}
+    second = {"a": {"starts": [4], "cells": [5], "error": "x"}, "c": {"starts": [], "cells": [6]}}
+    assert joined(first, second) == {
+        "a": {"starts": [1, 4], "cells": [2, 5], "error": "x"},
+        "b": {"starts": [3], "cells": []},
+        "c": {"starts": [], "cells": [6]},
+    }
 
 
 def test_a_system_that_fails_is_said(tmp_path: Path) -> None:
