@@ -25,14 +25,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import ROOT, UsageError
-from benchmarks.server import descendants
 from blinkpy.progress import Report
 
 STOP_S = 20.0
 POLL_S = 0.05
 LOG_TAIL = 2000  # bytes of the log that a failed start shows
 BLINKPY = (
-    "{python} -m blinkpy serve {model} --served-model-name {name} --port {port} --max-model-len {length} {dummy} --slots 1024 "
+    "{python} -m blinkpy serve {model} --served-model-name {name} --port {port} --max-model-len {length} {dummy} --slots 512 "
     "--max-num-seqs 256 --gpu-memory-utilization 0.85 --no-enable-prefix-caching --log-level warning"
 )
 VLLM = (
@@ -262,15 +261,16 @@ def alive(pid: int) -> bool:
 
 
 def tree(pid: int) -> list[int]:
-    """A process and its descendants that live, parents first."""
-    found, wave = [], [pid]
-    while wave:
-        found += wave
-        below: list[int] = []
-        for parent in wave:
+    """A process and its descendants, parents first. It reads every process's parent, since not every kernel lists children."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                below += descendants(parent)
-        wave = below
+                parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
+                children.setdefault(parent, []).append(int(entry.name))
+    found = [pid]
+    for member in found:
+        found += children.get(member, [])
     return found
 
 

@@ -267,7 +267,7 @@ def test_a_server_at_a_url_is_left_alone(tmp_path: Path) -> None:
 
 def test_neighbours_work_and_end() -> None:
     cores = tuple(sorted(os.sched_getaffinity(0)))[:1]
-    with Neighbours(KINDS, len(KINDS), cores, 60.0) as neighbours:
+    with Neighbours(KINDS, len(KINDS), cores, 600.0) as neighbours:
         pids = [process.pid for process in neighbours._processes]
         assert neighbours.count == len(pids) == len(KINDS)
         deadline = time.monotonic() + 60
