@@ -87,7 +87,7 @@ def summary(document: Document) -> str:
     for system, error in document["errors"].items():
         lines += [f"**{system} failed:** {error.splitlines()[0]}", ""]
     names = systems(document)
-    lines += ["Interfered over isolated, geometric mean over rates (worst rate); below 1 is a loss for throughput:", ""]
+    lines += ["Interfered over isolated, geometric mean over rates (range); below 1 is a loss for throughput:", ""]
     lines += _ratio_table(document, [(system, (system, "interfered"), (system, "isolated")) for system in names])
     if len(names) > 1:
         first, *others = names
