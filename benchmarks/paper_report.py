@@ -67,6 +67,8 @@ def draw(document: Document, figure_row: Callable[..., Any]) -> Any:
         ax.set(xlabel="requests/s", ylabel=unit, title=name)
         if name.startswith("P99"):
             ax.set_yscale("log")
+            ax.yaxis.set_major_formatter("{x:g}")
+            ax.yaxis.set_minor_formatter("{x:g}")
         else:
             ax.set_ylim(bottom=0)
         ax.grid(alpha=0.3)
