@@ -338,13 +338,13 @@ def draw_requests(
     for word, values in PARAMETERS.items():
         reals[:, word] = rng.choice(values, slots)
     entry[:, queues.WORD_TOP_K] = rng.choice([0, -1, 1, 7, vocabulary // 2, 2 * vocabulary], slots)
-    for word, value in fixed.items():
-        (reals if word in PARAMETERS else entry)[:, word] = value
     entry[:, queues.WORD_LOGPROBS] = rng.choice([-1, 0, 5], slots)
     entry[:, queues.WORD_MIN_TOKENS] = rng.choice([0, 0, history // 3, 2 * history], slots)
     for stop_ids in entry[:, queues.WORD_STOP_IDS :]:
         count = rng.integers(0, min(queues.STOP_IDS, vocabulary // 2) + 1)
         stop_ids[:count] = rng.choice(vocabulary, count, replace=False)
+    for word, value in fixed.items():
+        (reals if word in PARAMETERS else entry)[:, word] = value
     row_slots = np.full(bucket, -1, np.int32)
     row_slots[:rows] = rng.permutation(slots)[:rows]
     context = np.zeros(bucket, np.int32)

@@ -39,6 +39,15 @@ def test_penalties(rng: np.random.Generator, word: int) -> None:
     cases.sampling_case(rng, "cpu", rows=30, bucket=30, vocabulary=10, spread=1.0, workspace=workspace, history=30, fixed=fixed)
 
 
+@pytest.mark.parametrize("word", [None, queues.WORD_FREQUENCY_PENALTY])
+def test_stop_ids_before_min_tokens(rng: np.random.Generator, word: int | None) -> None:
+    """Few tokens, many of them stop ids: draws from the wrong logits show, with penalties and without."""
+    workspace = SamplingWorkspace.allocate(30, 12, "cpu", chunk=4, capacity=32, block=16)
+    fixed = {name: 1.0 if name == queues.WORD_REPETITION_PENALTY else 0.0 for name in cases.PENALTIES}
+    fixed |= {queues.WORD_MIN_TOKENS: 1000, queues.WORD_TEMPERATURE: 1.7} | ({} if word is None else {word: 1.4})
+    cases.sampling_case(rng, "cpu", rows=30, bucket=30, vocabulary=12, spread=1.0, workspace=workspace, fixed=fixed)
+
+
 @pytest.mark.parametrize("filters", [{queues.WORD_TOP_K: 3}, {queues.WORD_TOP_P: 0.6}, {queues.WORD_MIN_P: 0.3}])
 def test_filters_within_the_head(rng: np.random.Generator, filters: dict[int, float]) -> None:
     """Peaked distributions of which each filter keeps a few candidates; half of the draws are for the last one kept."""
