@@ -201,8 +201,10 @@ class ShmTransport:
         return self._words[start : start + min(limit, self.layout.sizes.cq_entries - index)].tolist()
 
     def read_logprobs(self, index: int, count: int) -> Records:
-        self._fence()  # behind the loads of the words
-        return self._records[index : index + count].copy()
+        self._fence()  # after the loads of the words
+        records = self._records[index : index + count].copy()
+        self._fence()  # and before the store of the head that gives the place back
+        return records
 
     def read_pair(self) -> PairWords:
         words, base = self._words, self._pair_words
