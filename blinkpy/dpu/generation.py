@@ -148,10 +148,8 @@ class Generation:
         if not self.open:
             return
         text, self._text = self._text, ""
-        logprobs = self._logprobs
+        logprobs, self._logprobs = self._logprobs, []
         if text or logprobs or not self.last_event:
-            if logprobs:
-                self._logprobs = []
             self._sink.more(self, text, logprobs)
         if self.finish_reason is not None or self.error is not None:
             self.open = False
