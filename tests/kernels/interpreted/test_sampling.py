@@ -23,6 +23,13 @@ def test_small_vocabulary(rng: np.random.Generator) -> None:
     cases.sampling_case(rng, "cpu", rows=8, bucket=8, vocabulary=11, spread=1.0, workspace=workspace)
 
 
+def test_programs_with_several_rows(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More rows than programs for log probabilities, some of which ask for none."""
+    monkeypatch.setattr("blinkpy.kernels.logprobs.PROGRAMS", 3)
+    workspace = SamplingWorkspace.allocate(11, 40, "cpu", chunk=64, capacity=32, block=64)
+    cases.sampling_case(rng, "cpu", rows=10, bucket=11, vocabulary=40, spread=1.0, workspace=workspace)
+
+
 @pytest.mark.parametrize("filters", [{queues.WORD_TOP_K: 120}, {queues.WORD_TOP_P: 0.9}, {queues.WORD_MIN_P: 0.2}, {}])
 def test_filters_beyond_the_capacity(rng: np.random.Generator, filters: dict[int, float]) -> None:
     """Flat distributions of which each filter keeps more than can be sorted at once."""
