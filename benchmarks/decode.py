@@ -35,6 +35,7 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / 
 from gpu_serving import config_for, generate  # noqa: E402
 
 from benchmarks.common import revision  # noqa: E402
+from benchmarks.shapes import SHAPES  # noqa: E402
 from blinkpy import queues  # noqa: E402
 from blinkpy.dpu.queue_pair import QueuePair  # noqa: E402
 from blinkpy.dpu.sampling import Sampling  # noqa: E402
@@ -56,49 +57,6 @@ from blinkpy.models.checkpoint import weight_elements  # noqa: E402
 from blinkpy.provision import CudaEngine  # noqa: E402
 
 READ_GBPS = 4434.0  # read-only bandwidth of an H200's memory, measured
-SHAPES: dict[str, dict[str, Any]] = {
-    "llama-3-8b": {
-        "architectures": ["LlamaForCausalLM"],
-        "vocab_size": 128256,
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 8192,
-        "rope_theta": 500000.0,
-        "rms_norm_eps": 1e-5,
-        "dtype": "bfloat16",
-    },
-    "qwen3-30b-a3b": {
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "vocab_size": 151936,
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "moe_intermediate_size": 768,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "norm_topk_prob": True,
-        "num_hidden_layers": 48,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-        "head_dim": 128,
-        "max_position_embeddings": 40960,
-        "rope_theta": 1000000.0,
-        "dtype": "bfloat16",
-    },
-    "small": {
-        "architectures": ["LlamaForCausalLM"],
-        "vocab_size": 32000,
-        "hidden_size": 1024,
-        "intermediate_size": 2816,
-        "num_hidden_layers": 8,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 4,
-        "max_position_embeddings": 8192,
-        "dtype": "bfloat16",
-    },
-}
 
 
 def percentiles(values: np.ndarray) -> dict[str, float]:

@@ -18,11 +18,13 @@ from blinkpy.kv.state import (
     FINISHING_COUNT,
     FORECAST_CACHE_SLOT,
     FORECAST_CQ_INDEX,
+    FORECAST_FLAGS,
     FORECAST_LAP_SHIFT,
     FORECAST_LAST,
     FORECAST_LENGTH,
     FORECAST_MARK,
     FORECAST_PAIR,
+    FORECAST_RECORD,
     FORECAST_SLOT,
     FORECAST_STOP_IDS,
     FORECAST_STOPS,
@@ -35,7 +37,7 @@ from blinkpy.kv.state import (
     TOKENS,
     WAITING_COUNT,
 )
-from blinkpy.queues import COMMAND_RUN, LAPS, STOP_IDS, WORD_MAX_TOKENS, WORD_MIN_TOKENS, WORD_STOP_IDS
+from blinkpy.queues import COMMAND_RUN, LAPS, STOP_IDS, WORD_LOGPROBS, WORD_MAX_TOKENS, WORD_MIN_TOKENS, WORD_STOP_IDS
 
 COMPUTED_TOKENS = COUNTER_INDEX["computed_tokens"]
 
@@ -174,7 +176,9 @@ def forecast_rows(limits, state, rows, lane, lanes):
         facts[row, FORECAST_MARK] = slot - pair * limits.slots_per_pair | lap << FORECAST_LAP_SHIFT
         facts[row, FORECAST_LENGTH] = length
         facts[row, FORECAST_CACHE_SLOT] = page << limits.page_shift | ((length - 1) & (limits.page_size - 1))
-        facts[row, FORECAST_LAST] = 1 if last else 0
+        facts[row, FORECAST_FLAGS] = (FORECAST_LAST if last else 0) | (
+            FORECAST_RECORD if requests.entry[slot, WORD_LOGPROBS] >= 0 else 0
+        )
         facts[row, FORECAST_STOPS] = stops
         context = max(context, length)
     context = block_max(context, lane, lanes)

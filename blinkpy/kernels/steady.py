@@ -8,6 +8,7 @@ bit, what the general phases leave: tests run both on the same worlds.
 from __future__ import annotations
 
 from blinkpy.kernels.commit import GENERATED_TOKENS, REQUESTS_FINISHED, free_slots
+from blinkpy.kernels.completions import LOGPROBS_BIT, put_word
 from blinkpy.kernels.plan import seal, write_row
 from blinkpy.kernels.portable import (
     barrier,
@@ -23,11 +24,13 @@ from blinkpy.kv.state import (
     BUCKET,
     FORECAST_CACHE_SLOT,
     FORECAST_CQ_INDEX,
+    FORECAST_FLAGS,
     FORECAST_LAP_SHIFT,
     FORECAST_LAST,
     FORECAST_LENGTH,
     FORECAST_MARK,
     FORECAST_PAIR,
+    FORECAST_RECORD,
     FORECAST_SLOT,
     FORECAST_STOP_IDS,
     FORECAST_STOPS,
@@ -59,7 +62,7 @@ def outcome(limits, facts, row, token):
     """The completion's flags for a sampled token; as of commit.append_token."""
     if token < 0 or token >= limits.vocab_size:
         return FINISH_ERROR
-    finish = FINISH_LENGTH if facts[row, FORECAST_LAST] != 0 else FINISH_NONE
+    finish = FINISH_LENGTH if facts[row, FORECAST_FLAGS] & FORECAST_LAST != 0 else FINISH_NONE
     for i in range(facts[row, FORECAST_STOPS]):
         if facts[row, FORECAST_STOP_IDS + i] == token:
             finish = FINISH_STOP
@@ -149,7 +152,9 @@ def commit_row(limits, queues, state, row, slot, length, token, flags):
     word = mark & SLOT_MASK | mark >> FORECAST_LAP_SHIFT << LAP_SHIFT | flags << FLAG_SHIFT
     if flags & HAS_TOKEN != 0:
         word |= token << TOKEN_SHIFT
-    store_relaxed(queues.cq, (pair, index), word)
+        if facts[row, FORECAST_FLAGS] & FORECAST_RECORD != 0:
+            word |= LOGPROBS_BIT
+    put_word(queues, pair, index, word, state.batch.logprobs, row)
     if flags & HAS_TOKEN != 0:
         requests.tokens[slot, length - 1] = token
         requests.length[slot] = length

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blinkpy.config import ConfigError
-from blinkpy.queues import COUNTER_NAMES, SQ_ENTRY_WORDS, STOP_IDS, EngineFacts, QueueSizes
+from blinkpy.queues import COUNTER_NAMES, RECORD_PAIRS, SQ_ENTRY_WORDS, STOP_IDS, EngineFacts, QueueSizes
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
@@ -59,12 +59,14 @@ BATCH_COUNTS = 8
     FORECAST_MARK,  # of that word: local slot | lap << FORECAST_LAP_SHIFT
     FORECAST_LENGTH,  # tokens of the request, with the one that is sampled
     FORECAST_CACHE_SLOT,  # page * P + offset for that token's keys and values
-    FORECAST_LAST,  # 1: the request ends with it, whatever it is
+    FORECAST_FLAGS,  # FORECAST_LAST, FORECAST_RECORD
     FORECAST_STOPS,  # stop ids that count, so many of the first ones
 ) = range(8)
 FORECAST_STOP_IDS = 8
 FORECAST_WORDS = FORECAST_STOP_IDS + STOP_IDS
 FORECAST_LAP_SHIFT = 16
+FORECAST_LAST = 1  # the request ends with the token, whatever it is
+FORECAST_RECORD = 2  # the token goes out with its log probabilities
 
 # State.counters: the engine's counters, in the order of queues.COUNTER_NAMES
 COUNTER_INDEX = {name: i for i, name in enumerate(COUNTER_NAMES)}
@@ -203,6 +205,7 @@ class Batch(NamedTuple):
     context_lengths: Int32  # [B] tokens in the cache after this step; padding 0
     emits: Int32  # [B] 1: the row's last token produces a sampled token; padding 0
     sampled: Int32  # [B] the step's output
+    logprobs: Int64  # [B, RECORD_PAIRS] the step's output for rows whose request asked: pairs of queues.RECORD_PAIR
     counts: Int64  # [8] ROWS, TOKENS, DECODE_ROWS, BUCKET, MAX_CONTEXT, EMITS
 
 
@@ -389,6 +392,7 @@ def make_state(limits: Limits, buckets: Sequence[tuple[int, int]] = ()) -> State
         context_lengths=i32(B),
         emits=i32(B),
         sampled=i32(B),
+        logprobs=i64(B, RECORD_PAIRS),
         counts=i64(BATCH_COUNTS),
     )
     scratch = Scratch(

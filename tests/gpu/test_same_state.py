@@ -35,7 +35,7 @@ PYTHON_STEPS = int(os.environ.get("BLINKPY_PYTHON_STEPS", "2500"))
 PAIRS, VOCAB, LANES = 3, 50, 256
 STEP_NS = 1_000_000
 QUIET_STEPS = 100
-ENGINE_WRITES = ("pair", "cq", "engine")
+ENGINE_WRITES = ("pair", "cq", "records", "engine")
 FRONT_WRITES = ("front", "sq", "cancel", "hashes", "prompt", "control")
 
 
@@ -57,10 +57,11 @@ class KernelTwin:
         # As Numba arrays without a stream, so that a launch does not synchronize.
         self._arguments = [cuda.as_cuda_array(tensor.detach(), sync=False) for tensor in (self._table, self._result)]
 
-    def step(self, queues: EngineViews, now_ns: int, sampled: np.ndarray) -> int:
+    def step(self, queues: EngineViews, now_ns: int, sampled: np.ndarray, logprobs: np.ndarray) -> int:
         for name in FRONT_WRITES:
             getattr(self.queues, name).copy_(torch.from_numpy(np.ascontiguousarray(getattr(queues, name))))
         self.state.batch.sampled.copy_(torch.from_numpy(sampled))
+        self.state.batch.logprobs.copy_(torch.from_numpy(logprobs))
         table, result = self._arguments
         self._ahead[1, LANES](table, np.int64(now_ns))
         self._decide[1, LANES](table, result)
@@ -81,10 +82,10 @@ class PythonTwin:
         self.scheduler = Scheduler(limits, self.state, mode="python")
         self.scheduler.attach(self.queues)
 
-    def step(self, queues: EngineViews, now_ns: int, sampled: np.ndarray) -> int:
+    def step(self, queues: EngineViews, now_ns: int, sampled: np.ndarray, logprobs: np.ndarray) -> int:
         for name in FRONT_WRITES:
             getattr(self.queues, name)[...] = getattr(queues, name)
-        self.state.batch.sampled[:] = sampled
+        self.state.batch.sampled[:], self.state.batch.logprobs[:] = sampled, logprobs
         return self.scheduler.step(now_ns)
 
     def written(self) -> dict[str, np.ndarray]:
@@ -138,6 +139,7 @@ class FrontEnds:
             stop_ids=(3,),
             priority=int(rng.integers(3)),
             cache_salt=int(rng.integers(2)),
+            logprobs=int(rng.integers(-1, 2)),
         )
         try:
             self.live[index].add(pair.submit(np.concatenate([prefix, own]), sampling))
@@ -166,10 +168,11 @@ def test_python_njit_and_the_kernels_leave_the_same_state(seed: int) -> None:
             turns[0] += 1
             now = turns[0] * STEP_NS
             sampled = rng.integers(0, VOCAB, limits.rows).astype(np.int32)
-            state.batch.sampled[:] = sampled
-            found = twin.step(queues, now, sampled)
+            logprobs = rng.integers(-(2**63), 2**63, state.batch.logprobs.shape)
+            state.batch.sampled[:], state.batch.logprobs[:] = sampled, logprobs
+            found = twin.step(queues, now, sampled, logprobs)
             if turns[0] <= PYTHON_STEPS:  # before njit writes into the segment
-                assert python.step(queues, now, sampled) == found
+                assert python.step(queues, now, sampled, logprobs) == found
             assert scheduler.step(now) == found
             steady[0] += int(state.counts[STEADY])
             mine = snapshot(state) | {name: np.array(getattr(queues, name)) for name in ENGINE_WRITES}
