@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 from typing import Protocol
 
+from blinkpy.check.guard import vetted_policy
 from blinkpy.config import Config
 from blinkpy.dpu.shm import Segment, create_segment
-from blinkpy.kernels.policies import load_policy
 from blinkpy.kernels.scheduler import Scheduler
 from blinkpy.kv.state import DRAINED, STEPS, STOPPED, Batch, Requests, State, make_limits, make_state
 from blinkpy.models.architecture import Architecture, read_architecture
@@ -73,7 +73,7 @@ class Engine:
     def start(self) -> None:
         """Load, allocate, compile, warm up; on return the engine answers front ends once run() is called."""
         config = self.config
-        policy = load_policy(config.scheduler.policy)
+        policy = vetted_policy(config.scheduler.policy)
         self._progress("reading the model")
         null = config.engine.device == "null"
         folder = resolve_model(config.model.model, weights=not null and config.model.load_format != "dummy")

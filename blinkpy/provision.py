@@ -16,13 +16,14 @@ import numpy as np
 import torch
 from cuda.bindings import runtime
 
+from blinkpy.check.guard import vetted_policy
 from blinkpy.config import Config, ConfigError
 from blinkpy.dpu.shm import create_segment
 from blinkpy.engine import Engine
 from blinkpy.kernels.cuda_calls import CudaError
 from blinkpy.kernels.device_views import MappedSegment, to_device, to_host
 from blinkpy.kernels.linear_config import LinearTable
-from blinkpy.kernels.policies import Policy, load_policy
+from blinkpy.kernels.policies import Policy
 from blinkpy.kernels.scheduler import Scheduler
 from blinkpy.kv.integrity import check_integrity
 from blinkpy.kv.state import DRAINED, Limits, State, make_limits, make_state
@@ -90,7 +91,7 @@ class CudaEngine(Engine):
     def start(self) -> None:
         """See Engine.start. Raises ConfigError also when the model does not fit, before anything is loaded."""
         config = self.config
-        policy = load_policy(config.scheduler.policy)
+        policy = vetted_policy(config.scheduler.policy)
         self._enter("reading the model")
         gpu = check_gpu(self.control)
         folder = resolve_model(config.model.model, weights=config.model.load_format != "dummy")
