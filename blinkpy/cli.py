@@ -78,8 +78,8 @@ def run_frontend(config: Config, given: frozenset[str]) -> int:
 class Tool:
     """A subcommand that serves nobody, with a dataclass of options of its own.
 
-    load: that class; called late, to keep the start light. argument: its field that is given without a flag. run gets the
-    class's instance and returns the exit code.
+    load: that class; called late, to keep the start light. argument: its field that is given without a flag, "?" after it if
+    it may be missing. run gets the class's instance and returns the exit code.
     """
 
     name: str
@@ -101,7 +101,35 @@ def run_check(options: Any) -> int:
     return run_check(options)
 
 
-TOOLS = (Tool("check", "check a scheduling policy and compare it with the shipped ones", "policy", check_options, run_check),)
+def record_options() -> type:
+    from blinkpy.recording.options import RecordOptions
+
+    return RecordOptions
+
+
+def run_record(options: Any) -> int:
+    from blinkpy.recording.command import run_record
+
+    return run_record(options)
+
+
+def replay_options() -> type:
+    from blinkpy.recording.options import ReplayOptions
+
+    return ReplayOptions
+
+
+def run_replay(options: Any) -> int:
+    from blinkpy.recording.command import run_replay
+
+    return run_replay(options)
+
+
+TOOLS = (
+    Tool("check", "check a scheduling policy and compare it with the shipped ones", "policy", check_options, run_check),
+    Tool("record", "save the last steps of a running engine", "name?", record_options, run_record),
+    Tool("replay", "run saved steps again, and tell what happened and why", "file", replay_options, run_replay),
+)
 
 COMMANDS = (
     Command("serve", "serve a model over HTTP: starts an engine and front ends", serve_options, run_serve),
@@ -164,14 +192,17 @@ def make_parser() -> Parser:
                 groups[section] = sub.add_argument_group(section, section_help(section))
             add_option(groups[section], item)
     for tool in TOOLS:
-        metavar = tool.argument.upper()
+        argument = tool.argument.removesuffix("?")
+        optional = argument != tool.argument
+        metavar = f"[{argument.upper()}]" if optional else argument.upper()
         usage = f"blinkpy {tool.name} {metavar} [options]"
         sub = commands.add_parser(tool.name, usage=usage, help=tool.help, description=tool.help + ".", allow_abbrev=False)
         kind = tool.load()
         group = sub.add_argument_group("options", section_line(kind))
         for item in dataclasses.fields(kind):
-            if item.name == tool.argument:
-                sub.add_argument(item.name, metavar=metavar, help=describe(item).replace("%", "%%"))
+            if item.name == argument:
+                nargs: dict[str, Any] = {"nargs": "?", "default": item.default} if optional else {}
+                sub.add_argument(item.name, metavar=argument.upper(), help=describe(item).replace("%", "%%"), **nargs)
             else:
                 add_option(group, item)
     return parser

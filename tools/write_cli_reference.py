@@ -18,6 +18,8 @@ This page is generated from the options in `blinkpy/config.py` by `make docs`; a
     blinkpy engine [MODEL] [options]     an engine alone; it makes the shared-memory segment --name
     blinkpy frontend [MODEL] [options]   front ends alone; they attach to the segment --name
     blinkpy check POLICY [options]       check a scheduling policy, and compare it with the shipped ones
+    blinkpy record [NAME] [options]      save the last steps of a running engine
+    blinkpy replay FILE [options]        run saved steps again, and tell what happened and why
     blinkpy --version
 
 MODEL is the same as `--model`. A value comes from the first of these that gives one: the flag, the environment variable
@@ -52,7 +54,7 @@ def main() -> None:
         print("| option | default | bounds | meaning |\n|---|---|---|---|")
         for item in dataclasses.fields(tool.load()):
             flag, default, bounds = spelled(item)
-            shown = item.name.upper() if item.name == tool.argument else f"`{flag}`"
+            shown = item.name.upper() if item.name == tool.argument.removesuffix("?") else f"`{flag}`"
             print(f"| {shown} | {default} | {bounds} | {item.metadata['help']} |")
         print()
 

@@ -29,13 +29,13 @@ from blinkpy.kernels.portable import (
     strided,
 )
 from blinkpy.kernels.reclaim import reclaim, tell_ends
+from blinkpy.kernels.recorder import record
 from blinkpy.kernels.trees import Table
 from blinkpy.kv.integrity import check_integrity
 from blinkpy.kv.state import (
     BATCH_COUNTS,
     CACHED_COUNT,
     CALLS,
-    DECODE_ROWS,
     DRAINED,
     ENTERING_COUNT,
     FINISHING_COUNT,
@@ -189,10 +189,12 @@ def make_schedule(policy: Policy = fcfs) -> Callable[..., int]:
             admit(limits, state, lane, lanes)
             enqueue(state, lane, lanes)
             result = plan(limits, state, lane, lanes)
-        elif lane == 0:
-            for i in range(BATCH_COUNTS):  # the last step is committed
-                state.batch.counts[i] = 0
-            state.batch.counts[DECODE_ROWS] = 0
+        else:
+            if lane == 0:
+                for i in range(BATCH_COUNTS):  # the last step is committed
+                    state.batch.counts[i] = 0
+            barrier(lanes)
+        record(limits, state, now, lane, lanes)
         report(limits, queues, state, now, lane, lanes)
         return result
 
@@ -241,11 +243,14 @@ class Scheduler:
             raise RuntimeError("attach() the queues before the first step")
         return self._function(self._limits, self._queues, self._state, now_ns, 0, 1)
 
-    def run_null(self, tokens: range, step_ns: int, idle_ns: int, deadline_ns: int) -> int:
+    def run_null(
+        self, tokens: range, step_ns: int, idle_ns: int, deadline_ns: int, after_call: Callable[[], None] | None = None
+    ) -> int:
         """Serve with made-up tokens (made_up_token) instead of a model.
 
         tokens: what to draw from. step_ns: time that a step takes. Returns NOTHING after idle_ns without work or when
-        time.monotonic_ns() reaches deadline_ns, or else STOPPED or DRAINED. Two compiled calls a step, nothing else.
+        time.monotonic_ns() reaches deadline_ns, or else STOPPED or DRAINED. Two compiled calls a step, and after_call between
+        them.
         """
         state, low, high = self._state, tokens.start, tokens.stop
         make_up: Callable[..., None] = fill_sampled
@@ -257,6 +262,8 @@ class Scheduler:
         now = worked = time.monotonic_ns()
         while now < deadline_ns and now - worked <= idle_ns:
             result = self.step(now)
+            if after_call is not None:
+                after_call()
             if result in (STOPPED, DRAINED):
                 return result
             if result >= 0:
