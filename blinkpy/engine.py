@@ -121,7 +121,11 @@ class Engine:
             "sources": source_digest(),
             **policy_facts(self.config.scheduler.policy, policy),
         }
-        self._recording = RecordingMemory(limits, state, facts)
+        try:
+            self._recording = RecordingMemory(limits, state, facts)
+        except RecordingError as error:
+            print(f"blinkpy: the flight recorder is off: {error}", file=sys.stderr, flush=True)
+            return state
         recorded = state._replace(recorder=self._recording.recorder)
         self._recording.keep(recorded)
         return recorded

@@ -12,9 +12,17 @@ from blinkpy.recording.memory import RecordingMemory, RecordingReader
 
 
 class RecordedWorld(World):
-    """record: how many calls the ring has at least. reader: attached to it."""
+    """record: how many calls the ring has at least. reader: attached to it. linked: whether others find it too."""
 
-    def __init__(self, sizes: Sizes, mode: str | int = "python", policy: Policy = fcfs, seed: int = 0, record: int = 16):
+    def __init__(
+        self,
+        sizes: Sizes,
+        mode: str | int = "python",
+        policy: Policy = fcfs,
+        seed: int = 0,
+        record: int = 16,
+        linked: bool = False,
+    ):
         super().__init__(dataclasses.replace(sizes, record_calls=record, intake_tokens=8), mode, policy, seed)
         facts = {"queue": dataclasses.asdict(self.queue), "policy": policy.__name__, "policy_digest": "", "sources": ""}
         self.memory = RecordingMemory(self.limits, self.state, facts)
@@ -31,3 +39,5 @@ class RecordedWorld(World):
         name = f"test-{os.getpid()}-{id(self)}"
         self.memory.publish(name)
         self.reader = RecordingReader(name)
+        if not linked:
+            self.memory.close()  # the link; the memory stays while it is used

@@ -32,6 +32,7 @@ ALIGNMENT = 4096
 LINK_PREFIX = "blinkpy-recording."
 NOT_COPIED = ("scratch.", "recorder.")
 TRIES = 20
+SNAPSHOT_LIMIT = 2 << 30  # bytes of one copy of the state
 
 # Head of a snapshot, int64.
 WRITES = 0  # odd while it is being written
@@ -99,6 +100,7 @@ class RecordingMemory:
     """The engine's side. recorder: the arrays for State.recorder; the scheduler writes them.
 
     facts: what a replay has to know beside the state (JSON). limits.record_calls must not be 0. publish() makes it known.
+    Raises RecordingError when copies of the state would be too large.
     """
 
     def __init__(self, limits: Limits, state: State, facts: Mapping[str, Any]):
@@ -107,6 +109,9 @@ class RecordingMemory:
         arrays = [[n, a.dtype.str, list(a.shape)] for n, a in named_arrays(state) if not n.startswith(NOT_COPIED)]
         buckets = [[int(t), int(r)] for t, r in zip(state.buckets.tokens, state.buckets.rows, strict=True)]
         layout = _Layout({"limits": limits._asdict(), "buckets": buckets, "arrays": arrays, **facts})
+        if layout.snapshot_bytes > SNAPSHOT_LIMIT:
+            size = layout.snapshot_bytes >> 20
+            raise RecordingError(f"a copy of the scheduler's state has {size} MiB, over {SNAPSHOT_LIMIT >> 20}: fewer slots help")
         self._fd = os.memfd_create("blinkpy-recording", os.MFD_CLOEXEC)
         os.ftruncate(self._fd, layout.total_bytes)  # memory is taken when it is written
         self.memory = mmap.mmap(self._fd, layout.total_bytes)

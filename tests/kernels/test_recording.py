@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import random
 import zipfile
 from collections import Counter
@@ -21,7 +22,7 @@ from blinkpy.kernels.policies import fcfs, priority, shortest_first
 from blinkpy.kv.state import CALLS, EMPTY, RECORDS, named_arrays
 from blinkpy.kv.state import snapshot as copies
 from blinkpy.recording.file import read_dump, write_dump
-from blinkpy.recording.memory import RecordingError, RecordingReader
+from blinkpy.recording.memory import RecordingError, RecordingReader, link_path, remove_dead_links
 from blinkpy.recording.records import BrokenRecordError, parse_calls
 from blinkpy.recording.replay import Replay
 from blinkpy.recording.timeline import Timeline
@@ -85,7 +86,6 @@ def test_random_worlds_replay_call_by_call(seed: int) -> None:
         ):
             happened[name] += world.counter(name)
         happened["requests_rejected"] += world.counter("requests_rejected")
-        world.memory.close()
     assert wrapped, "no ring was overwritten"
     assert all(happened[name] for name in happened), happened
 
@@ -184,6 +184,24 @@ def test_a_reader_takes_the_older_copy_while_its_records_last(seed: int) -> None
 def test_there_is_nothing_to_read_without_an_engine() -> None:
     with pytest.raises(RecordingError, match="no engine with the name 'nobody' records"):
         RecordingReader("nobody")
+
+
+def test_copies_that_would_be_too_large_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blinkpy.recording.memory.SNAPSHOT_LIMIT", 4096)
+    with pytest.raises(RecordingError, match="a copy of the scheduler's state has"):
+        RecordedWorld(Sizes())
+
+
+def test_links_of_engines_that_were_killed_are_removed() -> None:
+    dead = link_path(f"test-{os.getpid()}-dead")
+    dead.symlink_to("/proc/0/fd/0")
+    world = RecordedWorld(Sizes(), linked=True)
+    remove_dead_links()
+    assert not dead.is_symlink()
+    world.reader.capture()
+    assert world.memory._link is not None and world.memory._link.exists()
+    world.memory.close()
+    assert not world.memory._link.is_symlink()
 
 
 def test_a_copy_that_is_being_written_is_not_used() -> None:
