@@ -53,7 +53,7 @@ COUNTERS = len(COUNTER_INDEX)
 
 @device
 def record(limits, state, now_ns, lane, lanes):
-    """Close the record of this call: after everything is decided, before Batch.sampled is written again."""
+    """Close the record of this call: after everything is decided, before Batch.sampled and the inbox are written again."""
     if limits.record_calls == 0:
         return
     recorder, batch, inbox = state.recorder, state.batch, state.inbox

@@ -78,8 +78,9 @@ GAUGE_ROWS, GAUGE_TOKENS = GAUGE["batch_rows"], GAUGE["batch_tokens"]
 
 @device
 def report(limits, queues, state, now, lane, lanes):
-    """Publish counters, gauges and the engine's heartbeat. They are for watching: nothing waits for their order, and a
-    release would wait for all of them to cross the bus."""
+    """Close the call's record; publish counters, gauges and the engine's heartbeat. They are for watching: nothing waits for
+    their order, and a release would wait for all of them to cross the bus."""
+    record(limits, state, now, lane, lanes)
     engine, counts = queues.engine, state.counts
     for i in strided(lane, N_COUNTERS, lanes):
         store_relaxed(engine, ENGINE_COUNTERS + i, state.counters[i])
@@ -194,7 +195,6 @@ def make_schedule(policy: Policy = fcfs) -> Callable[..., int]:
                 for i in range(BATCH_COUNTS):  # the last step is committed
                     state.batch.counts[i] = 0
             barrier(lanes)
-        record(limits, state, now, lane, lanes)
         report(limits, queues, state, now, lane, lanes)
         return result
 

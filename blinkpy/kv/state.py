@@ -64,7 +64,9 @@ NOTE_SHIFT = 8
     RECORDS,  # complete records since the start
     NOTES,  # words of notes in the open record
     COMMITS,  # rows that the next call commits
-) = range(4)
+    COPIES_BEGUN,  # progress alone: copies of the state that a loop on the GPU began
+    COPIES_DONE,
+) = range(6)
 
 NO_PAGE = -1
 LOST = -2  # Requests.canonical: the indexed chain was evicted under a running request, which offers no more pages

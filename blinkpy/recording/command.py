@@ -41,6 +41,7 @@ def run_replay(options: ReplayOptions) -> int:
     _need_numba()
     from blinkpy.recording.file import read_dump, source_digest
     from blinkpy.recording.replay import Replay
+    from blinkpy.recording.requests import Requests
     from blinkpy.recording.timeline import SUFFIXES, Timeline
     from blinkpy.recording.trace import Tracer
 
@@ -55,7 +56,7 @@ def run_replay(options: ReplayOptions) -> int:
     if about.get("sources") != source_digest():
         print("blinkpy: this is not the version that made the recording: it may decide differently", file=sys.stderr)
     replay = Replay(capture, _policy(options, about), "njit" if options.compiled else "python")
-    tracer, timeline = Tracer(replay.limits, replay.state), Timeline()
+    tracer, timeline, requests = Tracer(replay.limits, replay.state), Timeline(), Requests(replay.state)
     print(f"{options.file}: {about['reason']}, {about['written']}, {about.get('device', '')} engine, policy {about['policy']}")
     begin = replay.calls[0].now_ns if replay.calls else 0
     different = 0
@@ -72,6 +73,7 @@ def run_replay(options: ReplayOptions) -> int:
             if different <= 10:
                 print(f"call {call.number} differs: {'; '.join(differences)}")
         timeline.take(call, replay.state)
+        requests.take(call, replay.state)
         tracer.before()
     total = len(replay.calls)
     span = (replay.calls[-1].now_ns - begin) / 1e9 if total else 0.0
@@ -84,6 +86,12 @@ def run_replay(options: ReplayOptions) -> int:
             timeline.write(picture, f"{Path(options.file).name}: {total:,} calls, {span:.3f} s, policy {about['policy']}")
         except OSError as error:
             raise ConfigError(f"can't write {picture}: {error.strerror}") from error
+    if options.workload:
+        try:
+            count = requests.write(Path(options.workload))
+        except OSError as error:
+            raise ConfigError(f"can't write {options.workload}: {error.strerror}") from error
+        print(f"{count:,} requests are in {options.workload}")
     return 1 if different else 0
 
 

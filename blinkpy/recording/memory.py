@@ -30,7 +30,7 @@ from blinkpy.kv.state import CALLS, EMPTY, POSITION, RECORDS, Limits, Recorder, 
 MAGIC = b"BLINKREC"
 ALIGNMENT = 4096
 LINK_PREFIX = "blinkpy-recording."
-NOT_COPIED = ("scratch.", "recorder.")
+NOT_COPIED = ("scratch.", "recorder.", "forecast.")  # working memory of one call, and the recording itself
 TRIES = 20
 SNAPSHOT_LIMIT = 2 << 30  # bytes of one copy of the state
 
@@ -116,6 +116,8 @@ class RecordingMemory:
         os.ftruncate(self._fd, layout.total_bytes)  # memory is taken when it is written
         self.memory = mmap.mmap(self._fd, layout.total_bytes)
         self._views = _Views(self.memory, layout)
+        self.shared = memoryview(self.memory)[layout.progress : layout.first_snapshot]
+        """What the scheduler writes itself, on page boundaries: recorder.progress and recorder.words."""
         self.memory[8:16] = len(layout.text).to_bytes(8, "little")
         self.memory[16 : 16 + len(layout.text)] = layout.text
         self.memory[0:8] = MAGIC

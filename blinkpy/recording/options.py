@@ -31,6 +31,7 @@ class ReplayOptions:
     )
     trace: bool = option(True, "print what happened, a line for each event")
     compiled: bool = option(False, "run the scheduler compiled: faster for long recordings, after half a minute")
+    workload: str = option("", "file for the lengths and times of the requests, as CSV for `blinkpy check --workload`")
     timeline: str = option("", "file for a picture of all requests over time (.svg, .html, or .png with matplotlib)")
 
     def __post_init__(self) -> None:

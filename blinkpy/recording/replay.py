@@ -14,7 +14,7 @@ from blinkpy import queues as q
 from blinkpy.kernels.policies import Policy
 from blinkpy.kernels.scheduler import Scheduler
 from blinkpy.kv.state import BUCKET, CACHED_COUNT, CALLS, FREE_COUNT, ROWS, Limits, State, named_arrays
-from blinkpy.recording.memory import Capture, RecordingError, empty_state
+from blinkpy.recording.memory import NOT_COPIED, Capture, RecordingError, empty_state
 from blinkpy.recording.records import BrokenRecordError, Call, parse_calls
 
 
@@ -35,7 +35,7 @@ class Replay:
             for name, array in named_arrays(self.state):
                 if name in capture.arrays:
                     np.copyto(array, capture.arrays[name])
-                elif not name.startswith(("scratch.", "recorder.")):
+                elif not name.startswith(NOT_COPIED):
                     raise KeyError(f"state.{name}")
             self.calls: list[Call] = list(parse_calls(capture.words, sizes.pairs))
         except (KeyError, TypeError, ValueError) as error:

@@ -18,6 +18,7 @@ from scheduler_world import Sizes, Story, World, random_sizes
 
 from blinkpy import cli
 from blinkpy import queues as q
+from blinkpy.check.workload import load_workload
 from blinkpy.kernels.policies import fcfs, priority, shortest_first
 from blinkpy.kv.state import CALLS, EMPTY, RECORDS, named_arrays
 from blinkpy.kv.state import snapshot as copies
@@ -69,7 +70,10 @@ def test_random_worlds_replay_call_by_call(seed: int) -> None:
         policy = random.Random(number).choice((fcfs, priority, shortest_first))
         world = RecordedWorld(random_sizes(number), "python", policy)
         story = Story(world, number)
-        for _ in range(150):
+        for tick in range(150):
+            if tick == 60:
+                world.now += 2 * world.limits.lease_ns  # nobody was heard for a while
+                world._schedule(world.now)
             story.tick()
         capture = world.reader.capture()
         replay = Replay(capture, policy)
@@ -427,6 +431,14 @@ def test_the_replay_command(dump: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert f"call {number}: bucket" in capsys.readouterr().out
     assert cli.main(["replay", str(dump), "--timeline", "x.gif"]) == 2
     assert cli.main(["replay", str(dump), "--policy", "priority"]) == 2
+
+
+def test_the_requests_of_a_recording_are_a_workload(dump: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["replay", str(dump), "--no-trace", "--workload", str(tmp_path / "w.csv")]) == 0
+    assert "4 requests are in" in capsys.readouterr().out
+    read = load_workload(str(tmp_path / "w.csv"))
+    assert sorted(zip(read.prompt.tolist(), read.output.tolist(), strict=True)) == [(2, 2), (3, 10), (9, 4), (14, 10)]
+    assert (read.max_tokens == read.output).all()
 
 
 def test_a_replay_that_differs_has_exit_code_1(dump: Path, capsys: pytest.CaptureFixture[str]) -> None:

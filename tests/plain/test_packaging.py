@@ -44,7 +44,7 @@ def test_the_front_end_imports_without_torch_numba_and_triton() -> None:
     assert modules
 
 
-COMMANDS = ("frontend", "serve", "engine", "check")
+COMMANDS = ("frontend", "serve", "engine", "check", "record", "replay")
 
 
 @pytest.mark.parametrize("arguments", [["--version"], *([command, "--help"] for command in COMMANDS)])
