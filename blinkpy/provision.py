@@ -18,7 +18,6 @@ from cuda.bindings import runtime
 
 from blinkpy.check.guard import vetted_policy
 from blinkpy.config import Config, ConfigError
-from blinkpy.dpu.shm import create_segment
 from blinkpy.engine import Engine
 from blinkpy.kernels.cuda_calls import CudaError
 from blinkpy.kernels.device_views import MappedSegment, to_device, to_host
@@ -124,12 +123,13 @@ class CudaEngine(Engine):
             facts,
             max_num_batched_tokens=self.sizes.max_num_batched_tokens,
             prefix_caching=config.cache.enable_prefix_caching,
+            record_calls=config.engine.record_steps if self.control == "host" else 0,
         )
         self.state = make_state(self.limits, buckets)
         stream = torch.cuda.Stream()
         shapes, graph_of = step_shapes(buckets)
         if self.control == "host":
-            self.state = pin_state(self.state)
+            self.state = self._recorded(self.limits, pin_state(self.state), policy)
             batch, requests = device_side(self.state)
         else:
             self.device_state = to_device(self.state)
@@ -140,8 +140,7 @@ class CudaEngine(Engine):
         self._enter("compiling kernels and capturing steps")
         step.capture(stream, lambda share: self._progress("compiling kernels and capturing steps", share, 1))
         self._gpu_step = step
-        self.segment = create_segment(config.engine.name, self.sizes.queue, facts)
-        self._started = True
+        self._create_segment(facts)
         self.views = self.segment.views()
         if self.control == "host":
             self._enter("compiling the scheduler")
