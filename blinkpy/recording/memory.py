@@ -16,7 +16,7 @@ import json
 import mmap
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from blinkpy.config import ConfigError
 from blinkpy.dpu.shm import FOLDER, segment_path
-from blinkpy.kv.state import CALLS, EMPTY, POSITION, RECORDS, Limits, Recorder, State, make_state, named_arrays
+from blinkpy.kv.state import EMPTY, POSITION, RECORDS, Limits, Recorder, State, make_state, named_arrays
 
 MAGIC = b"BLINKREC"
 ALIGNMENT = 4096
@@ -37,7 +37,6 @@ SNAPSHOT_LIMIT = 2 << 30  # bytes of one copy of the state
 # Head of a snapshot, int64.
 WRITES = 0  # odd while it is being written
 TAKEN_AT = 1  # position of the first record after it
-TAKEN_CALLS = 2  # calls before it
 SNAPSHOT_HEAD = 8
 
 Int64 = NDArray[np.int64]
@@ -76,6 +75,7 @@ class _Layout:
         for name, dtype, shape in self.arrays:
             self.offsets[name] = at
             at += -(-int(np.prod(shape)) * np.dtype(dtype).itemsize // 64) * 64
+        self.copied_bytes = at - SNAPSHOT_HEAD * 8
         self.snapshot_bytes = _aligned(at)
         self.total_bytes = self.first_snapshot + 2 * self.snapshot_bytes
 
@@ -87,13 +87,23 @@ class _Views:
         self.progress: Int64 = np.ndarray((8,), np.int64, memory, layout.progress)
         self.ring: Int64 = np.ndarray((layout.words,), np.int64, memory, layout.ring)
         self.heads: list[Int64] = []
+        self.contents: list[NDArray[np.uint8]] = []
         self.copies: list[dict[str, NDArray[Any]]] = []
         for i in range(2):
             base = layout.first_snapshot + i * layout.snapshot_bytes
             self.heads.append(np.ndarray((SNAPSHOT_HEAD,), np.int64, memory, base))
+            content = layout.copied_bytes
+            self.contents.append(np.ndarray((content,), np.uint8, memory, base + SNAPSHOT_HEAD * 8))
             self.copies.append(
                 {name: np.ndarray(shape, dtype, memory, base + layout.offsets[name]) for name, dtype, shape in layout.arrays}
             )
+
+
+class Snapshot:
+    """A snapshot that is being taken. content: uint8, all arrays. position: of the first record after it, set at the end."""
+
+    def __init__(self, content: NDArray[np.uint8]):
+        self.content, self.position = content, -1
 
 
 class RecordingMemory:
@@ -112,6 +122,7 @@ class RecordingMemory:
         if layout.snapshot_bytes > SNAPSHOT_LIMIT:
             size = layout.snapshot_bytes >> 20
             raise RecordingError(f"a copy of the scheduler's state has {size} MiB, over {SNAPSHOT_LIMIT >> 20}: fewer slots help")
+        self._layout = layout
         self._fd = os.memfd_create("blinkpy-recording", os.MFD_CLOEXEC)
         os.ftruncate(self._fd, layout.total_bytes)  # memory is taken when it is written
         self.memory = mmap.mmap(self._fd, layout.total_bytes)
@@ -143,19 +154,42 @@ class RecordingMemory:
 
     def snapshot(self, arrays: Mapping[str, NDArray[Any]], position: int) -> None:
         """Copy the state's arrays, which are as they were before the record at `position`."""
-        head, copy = self._views.heads[self._next], self._views.copies[self._next]
-        head[WRITES] += 1
-        for name, array in arrays.items():
-            if name == "requests.tokens":  # the largest array, most of it without meaning
-                for slot in np.flatnonzero(arrays["requests.status"] != EMPTY).tolist():
-                    length = arrays["requests.length"][slot]
-                    copy[name][slot, :length] = array[slot, :length]
-            else:
-                np.copyto(copy[name], array)
-        head[TAKEN_AT], head[TAKEN_CALLS] = position, arrays["counts"][CALLS]
-        head[WRITES] += 1
-        self._next ^= 1
+        copy = self._views.copies[self._next]
+        with self.open_snapshot() as snapshot:
+            for name, array in arrays.items():
+                if name == "requests.tokens":  # the largest array, most of it without meaning
+                    for slot in np.flatnonzero(arrays["requests.status"] != EMPTY).tolist():
+                        length = arrays["requests.length"][slot]
+                        copy[name][slot, :length] = array[slot, :length]
+                else:
+                    np.copyto(copy[name], array)
+            snapshot.position = position
         self._due = position + self._words // 2
+
+    @contextlib.contextmanager
+    def open_snapshot(self) -> Iterator[Snapshot]:
+        """The older snapshot's place, to be written over. Readers pass it over until it has a position."""
+        head, snapshot = self._views.heads[self._next], Snapshot(self._views.contents[self._next])
+        head[WRITES] |= 1
+        yield snapshot
+        if snapshot.position >= 0:
+            head[TAKEN_AT] = snapshot.position
+            head[WRITES] += 1
+            self._next ^= 1
+
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes of the arrays in a snapshot."""
+        return self._layout.copied_bytes
+
+    def offset(self, name: str) -> int:
+        """Where an array begins in a snapshot's content, bytes."""
+        return self._layout.offsets[name] - SNAPSHOT_HEAD * 8
+
+    @property
+    def copy_every(self) -> int:
+        """Words between two snapshots."""
+        return self._words // 2
 
     def close(self) -> None:
         """Remove the link; the memory goes with its last user."""

@@ -30,7 +30,7 @@ from blinkpy.recording.timeline import Timeline
 from blinkpy.recording.trace import Event, Tracer
 
 # Written by the step, or meaningless: cancel words of requests that are gone are not recorded.
-NOT_REPEATED = (*NOT_COPIED, "inbox.cancel", "batch.sampled", "pairs.verdict", "counts")
+NOT_REPEATED = (*NOT_COPIED, "inbox.cancel", "inbox.now_ns", "batch.sampled", "pairs.verdict", "counts")
 COUNTED = ("requests_rejected", "requests_cancelled", "preemptions", "prefix_hit_tokens", "reader_stalls")
 
 
