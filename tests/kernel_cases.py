@@ -16,13 +16,15 @@ from torch import Tensor
 
 from blinkpy import queues
 from blinkpy.kernels.activation import swiglu
-from blinkpy.kernels.attention import DecodePlan, DecodeWorkspace, decode_attention
+from blinkpy.kernels.attention import DecodePlan, DecodeWorkspace, NewTokens, decode_attention
 from blinkpy.kernels.embedding import embed
-from blinkpy.kernels.experts import ExpertConfig, experts
+from blinkpy.kernels.expert_config import ExpertConfig
+from blinkpy.kernels.expert_gemv import expert_gemv
+from blinkpy.kernels.experts import experts
 from blinkpy.kernels.linear import LinearWorkspace, linear
 from blinkpy.kernels.linear_config import LinearConfig
 from blinkpy.kernels.logprobs import logprobs
-from blinkpy.kernels.moe import Routing, route
+from blinkpy.kernels.moe import Routing, route, router_logits
 from blinkpy.kernels.norm import last_token_norm, rms_norm
 from blinkpy.kernels.prefill import prefill_attention
 from blinkpy.kernels.rope import rope_and_cache
@@ -253,6 +255,59 @@ def attention_case(
         start += length
 
 
+def new_tokens_case(
+    rng: np.random.Generator, device: str, dtype: torch.dtype, contexts: list[int], *, heads: int, kv_heads: int,
+    head_dim: int, rotary: int, page: int, norm: bool = False, window: int = 0, plan: DecodePlan, bucket: int,
+) -> None:  # fmt: skip
+    """Decode rows whose queries are rotated, and whose new keys and values enter the cache, in the attention kernel itself."""
+    rows, size = len(contexts), heads + 2 * kv_heads
+    batch = ragged(rng, [1] * rows, contexts, page=page, bucket_tokens=bucket, bucket_rows=bucket, device=device)
+    silent = rows - 1  # a token that is not to be cached
+    written = batch.cache_slots[:silent].long()
+    own = int(batch.cache_slots[silent])
+    batch.cache_slots[silent] = -1
+    qkv = draw(rng, bucket, size * head_dim, dtype=dtype, device=device)
+    given = qkv.clone()
+    heads_of = qkv.view(bucket, size, head_dim)
+    cos, sin = (draw(rng, max(contexts), rotary // 2, dtype=torch.float32, device=device) for _ in range(2))
+    norms = (draw(rng, head_dim, dtype=dtype, device=device), draw(rng, head_dim, dtype=dtype, device=device)) if norm else None
+    q, k, v = heads_of[:rows].double().split([heads, kv_heads, kv_heads], 1)
+    if norms is not None:
+        q, k = reference.rms_norm(q, norms[0], 1e-6), reference.rms_norm(k, norms[1], 1e-6)
+    q, k = (reference.rope(t, cos, sin, batch.positions[:rows]) for t in (q, k))
+    workspace = DecodeWorkspace.allocate({bucket: plan}, heads, kv_heads, head_dim, device)
+    start = [poison(batch.pages, kv_heads, page, head_dim, dtype=dtype, device=device) for _ in range(2)]
+    for cache in start:
+        for row, context in enumerate(batch.contexts):
+            at = torch.arange(context - 1, device=device)
+            pages = batch.page_table[batch.row_slots[row]][at // page].long()
+            cache[pages, :, at % page] = draw(rng, context - 1, kv_heads, head_dim, dtype=dtype, device=device)
+    outs = []
+    for _ in range(repeats(device)):
+        caches, out = [cache.clone() for cache in start], poison(bucket, heads * head_dim, dtype=dtype, device=device)
+        decode_attention(
+            heads_of[:, :heads], *caches, batch.page_table, batch.row_slots, batch.context_lengths, batch.counts, out, workspace,
+            plan, rows=bucket, scale=head_dim**-0.5, window=window,
+            new=NewTokens(qkv, cos, sin, batch.cache_slots, norms, 1e-6),
+        )  # fmt: skip
+        assert not workspace.arrivals.any()
+        outs.append(out)
+    assert torch.equal(qkv, given)
+    assert torch.equal(outs[0][:rows], outs[-1][:rows]), "two runs differ"
+    untouched(outs[0][rows:], "decode attention")
+    for cache, before, expected, name in zip(caches, start, (k, v), ("keys", "values"), strict=True):
+        flat, flat_before = (t.transpose(1, 2).reshape(-1, kv_heads, head_dim) for t in (cache, before))
+        close(flat[written], expected[:silent], dtype, f"new {name}")
+        rest = torch.ones(len(flat), dtype=torch.bool, device=device)
+        rest[written] = False
+        assert torch.equal(flat[rest].nan_to_num(9.0), flat_before[rest].nan_to_num(9.0)), f"other {name} were written"
+        cache[own // page, :, own % page] = expected[silent].to(dtype)  # the kernel sees it all the same
+    for row, context in enumerate(batch.contexts):
+        pages = batch.page_table[batch.row_slots[row]]
+        result = reference.attention(q[row : row + 1].to(dtype), *caches, pages, context, head_dim**-0.5, window)
+        close(outs[0][row].view(1, heads, head_dim), result, dtype, f"row {row} of context {context}")
+
+
 def swiglu_case(rng: np.random.Generator, device: str, dtype: torch.dtype, tokens: int, bucket: int, width: int) -> None:
     x = draw(rng, bucket, 2 * width, dtype=dtype, device=device, scale=3.0)
     out = poison(bucket, width, dtype=dtype, device=device)
@@ -414,6 +469,52 @@ def sampling_case(
         np.testing.assert_allclose(values[row, : len(top) + 1].cpu(), every[[found[row], *top]], atol=1e-4)
     assert len(wrong) <= mismatches, f"(row, found, expected, temperature, top_k, top_p, min_p, uniform): {wrong}"
     untouched(values[silent.tolist()], "log probabilities")
+
+
+def router_case(
+    rng: np.random.Generator, device: str, dtype: torch.dtype, *, tokens: int, bucket: int, count: int, hidden: int
+) -> None:
+    """Norm and router in one kernel."""
+    x, scales = (draw(rng, *shape, dtype=dtype, device=device) for shape in ((bucket, hidden), (hidden,)))
+    router = draw(rng, count, hidden, dtype=dtype, device=device, scale=hidden**-0.5)
+    normed = poison(bucket, hidden, dtype=dtype, device=device)
+    logits = poison(bucket, count, dtype=torch.float32, device=device)
+    router_logits(x, (scales, 1e-5), router, header(tokens, tokens, 0, device), normed, logits)
+    close(normed[:tokens], reference.rms_norm(x[:tokens], scales, 1e-5), dtype, "norm before the router")
+    close(logits[:tokens], reference.linear(normed[:tokens], router), torch.float32, "logits of the router")
+    untouched(normed[tokens:], "norm before the router")
+    untouched(logits[tokens:], "logits of the router")
+
+
+def expert_gemv_case(
+    rng: np.random.Generator, device: str, dtype: torch.dtype, *, tokens: int, bucket: int, count: int, top_k: int,
+    hidden: int, width: int, normalize: bool = True, ties: bool = False,
+) -> None:  # fmt: skip
+    """A few tokens straight from the weights of their experts. ties: logits of few values, zeros of both signs, and NaN."""
+    logits = draw(rng, bucket, count, dtype=torch.float32, device=device)
+    if ties:
+        logits = logits.round().clamp(-1, 0)
+        logits[0, count // 2] = float("nan")
+    weights, ids = reference.route(torch.nan_to_num(logits[:tokens], nan=-float("inf")), top_k, normalize)
+    logits[tokens:] = float("nan")
+    x = draw(rng, bucket, hidden, dtype=dtype, device=device)
+    x[tokens:] = float("nan")
+    gate_up = draw(rng, count, 2 * width, hidden, dtype=dtype, device=device, scale=hidden**-0.5)
+    down = draw(rng, count, hidden, width, dtype=dtype, device=device, scale=width**-0.5)
+    residual = draw(rng, tokens, hidden, dtype=dtype, device=device)
+    counts = header(tokens, tokens, 0, device)
+    outs = []
+    for live in (tokens, tokens if tokens == 1 else tokens - 1):
+        inner = poison(bucket * top_k * width, dtype=dtype, device=device)
+        out = poison(bucket, hidden, dtype=dtype, device=device)
+        out[:live] = residual[:live]
+        counts[1] = live
+        expert_gemv(x, logits, gate_up, down, counts, out, inner, top_k=top_k, normalize=normalize)
+        untouched(out[live:], "experts")
+        untouched(inner.view(-1, width)[live * top_k :], "inner results of experts")
+        outs.append(out[:live])
+    assert torch.equal(outs[0][: len(outs[1])], outs[1]), "a token depends on its neighbours, or two runs differ"
+    close(outs[0], reference.experts(x[:tokens], gate_up, down, weights, ids) + residual.double(), dtype, "experts")
 
 
 def experts_case(

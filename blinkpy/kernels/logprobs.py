@@ -32,6 +32,7 @@ def _logprobs(
     PDL: tl.constexpr,
 ):
     row = tl.program_id(0)
+    release_successor(PDL)
     wait_for_predecessor(PDL)
     wanted = is_emitting(counts_ptr, emits_ptr, row)
     slot = tl.load(row_slots_ptr + row, mask=wanted, other=0).to(tl.int64)
@@ -81,7 +82,6 @@ def _logprobs(
         tl.store(ids_ptr + at + 1 + index, tl.where(known, keys & 0x7FFFFFFF, -1).to(tl.int32), mask=index < TOP)
         tl.store(values_ptr + at, sampled_value)
         tl.store(ids_ptr + at, token)
-    release_successor(PDL)
 
 
 def logprobs(
