@@ -34,7 +34,7 @@ class GpuRecording:
         self._copy = torch.zeros_like(self._memory)
         self._fetched, self._stream = 0, torch.cuda.Stream()
         self.state = self._placed(state, size)
-        self.progress = self.state.recorder.progress
+        self.progress: Any = self.state.recorder.progress
 
     def _placed(self, state: State, cursor_at: int) -> State:
         """The state on the GPU: what is copied side by side in one piece of memory, as in a snapshot; the ring in host memory."""
