@@ -113,6 +113,7 @@ class Executive:
         self._table = torch.from_numpy(np.concatenate([table, steps.graph_of.astype(np.int64).ravel()])).cuda()
         self.kernel_resources = {name: resources_of(part) for name, part in code._asdict().items()}
         self._libraries: list[Any] = []
+        self._launched = False
         self._ahead, self._turn, self._stamp, self._resume = (self._load(part) for part in code)
         self._graph = self._build(steps.graphs)
         self._executable = check(runtime.cudaGraphInstantiate(self._graph, 0), "instantiate the loop")
@@ -124,7 +125,13 @@ class Executive:
         return check(driver.cuKernelGetFunction(kernel), "load the loop's kernels")
 
     def launch(self, budget_s: float = 0) -> None:
-        """Start the loop and return at once. budget_s: seconds after which it ends by itself, for tests; 0: never."""
+        """Start the loop and return at once. budget_s: seconds after which it ends by itself, for tests; 0: never.
+
+        Once for each state: its first turn has no `ahead` before it, which is right for a fresh one alone. Raises RuntimeError.
+        """
+        if self._launched:
+            raise RuntimeError("the loop was launched before: its state is not fresh")
+        self._launched = True
         words = torch.zeros(LOOP_WORDS, dtype=torch.int64)
         words[LOOP_BUDGET_NS] = int(budget_s * 1e9)
         words[LOOP_COPY_GRAPH] = self._branches - 2

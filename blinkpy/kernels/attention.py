@@ -152,7 +152,7 @@ def _decode_attention(
             tl.store(state_ptr + sums + base + group, total, mask=group < G)
             tl.debug_barrier()  # all threads have stored before one announces it
             last = tl.atomic_add(arrivals_ptr + pair, 1, sem="acq_rel") == active - 1
-            tl.debug_barrier()  # all threads have the count before its place in shared memory is used again
+            tl.debug_barrier()  # all threads go the same way
             if last:
                 tl.store(arrivals_ptr + pair, 0)
                 head = tl.arange(0, BLOCK_G)

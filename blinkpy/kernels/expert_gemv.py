@@ -52,7 +52,7 @@ def _expert_gate_up(
     pair = tl.program_id(1)
     token = pair // TOP_K
     wait_for_predecessor(PDL)
-    release_successor(PDL)
+    release_successor(PDL)  # not before the wait: _expert_down reads the logits before its own
     valid = token < tl.load(counts_ptr + COUNT_TOKENS)
     ids, _ = choose(logits_ptr + token * E, E, TOP_K, True, BLOCK_E, BLOCK_TOP)
     if valid:

@@ -122,7 +122,7 @@ def _linear(
             tl.store(at + split * step + TILE, upper)
         tl.debug_barrier()  # all threads have stored before one announces it
         last = tl.atomic_add(arrivals_ptr + index, 1, sem="acq_rel") == SPLIT_K - 1
-        tl.debug_barrier()  # all threads have the count before its place in shared memory is used again
+        tl.debug_barrier()  # all threads go the same way
         if last:
             tl.store(arrivals_ptr + index, 0)
             accumulator = tl.zeros([SHAPE_0, SHAPE_1], tl.float32)
