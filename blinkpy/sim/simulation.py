@@ -111,6 +111,10 @@ class Simulation:
         for _ in range(self.turns):
             if not self.advance():
                 return self._failed()
+        return self.calm()
+
+    def calm(self) -> Outcome:
+        """Everybody behaves, and all requests end; or the engine is told to drain or stop, and does."""
         limits = self.world.limits
         bound = limits.slots * (limits.max_model_len + CALM_SHARE) * 2 + 2 * CALM_SHARE
         for left in range(bound, 0, -1):
