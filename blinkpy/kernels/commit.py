@@ -1,4 +1,4 @@
-"""Phase 1: the results of the last step. Append its tokens, publish them, index full pages, end what is finished.
+"""Phase 2: the results of the last step. Append its tokens, publish them, index full pages, end what is finished.
 
 The step must be complete: schedule() is never called while one runs. So pages that are released here are in nobody's use.
 """

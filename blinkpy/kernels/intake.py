@@ -1,4 +1,4 @@
-"""Phase 3: new requests from the submission queues. The door: what gets past it can't harm the engine.
+"""Phase 4: new requests from the submission queues. The door: what gets past it can't harm the engine.
 
 Entries are copied once and judged on the copy, so a front end that writes while the engine reads can only harm itself.
 """
@@ -9,7 +9,6 @@ from blinkpy.kernels.portable import barrier, block_sum, device, store_release, 
 from blinkpy.kernels.reclaim import FINISH_REASON_SHIFT
 from blinkpy.kv.state import (
     ARRIVALS,
-    COMMAND,
     COUNTER_INDEX,
     EMPTY,
     ENTERING_COUNT,
@@ -78,7 +77,7 @@ def intake(limits, queues, state, now_ns, lane, lanes):
     for pair in strided(lane, limits.pairs, lanes):
         pending += pairs.sq_tail[pair] - pairs.sq_head[pair]
     pending = block_sum(pending, lane, lanes)
-    if pending == 0 or counts[COMMAND] != COMMAND_RUN:
+    if pending == 0 or state.inbox.command[0] != COMMAND_RUN:
         return
     pair = counts[ROTATION]
     entries, tokens = 0, 0

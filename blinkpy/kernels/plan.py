@@ -1,4 +1,4 @@
-"""Phase 5: the next batch. First the rows that decode, in the order of `running`, then prefill chunks under the budget."""
+"""Phase 6: the next batch. First the rows that decode, in the order of `running`, then prefill chunks under the budget."""
 
 from __future__ import annotations
 

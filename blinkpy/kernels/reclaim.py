@@ -1,4 +1,4 @@
-"""Phase 2: what front ends say about what is in the engine: leases, claims, read completions, cancels.
+"""Phase 3: what front ends say about what is in the engine: leases, claims, read completions, cancels.
 
 Every word of a front end is checked before it is believed, and carries the epoch that it was written under. A front end
 that is silent for too long, claims its pair again or breaks the protocol loses its requests; nobody else notices.
@@ -13,14 +13,11 @@ from blinkpy.kernels.portable import (
     block_scan,
     block_sum,
     device,
-    load_acquire,
-    load_relaxed,
     store_release,
     strided,
 )
 from blinkpy.kv.pages import release_pages
 from blinkpy.kv.state import (
-    COMMAND,
     COUNTER_INDEX,
     EMPTY,
     FINISHING,
@@ -32,15 +29,10 @@ from blinkpy.kv.state import (
     WAITING_COUNT,
 )
 from blinkpy.queues import (
-    CONTROL_COMMAND,
     EPOCH_LIMIT,
     EPOCH_SHIFT,
     FINISH_CANCELLED,
     FINISH_NONE,
-    FRONT_CLAIM,
-    FRONT_CQ_HEAD,
-    FRONT_DOORBELL,
-    FRONT_HEARTBEAT,
     PAIR_ATTACHED,
     PAIR_EPOCH,
     PAIR_SQ_HEAD,
@@ -59,23 +51,13 @@ FINISH_CODE_MASK = 0xFF
 
 
 @device
-def watch_pairs(limits, queues, state, now_ns, lane, lanes):
-    """Read the front ends' words, one lane for each pair, and judge them. Returns the number of pairs to fence or grant.
-
-    Whatever another party may change meanwhile is read by one lane alone: two lanes could see two values and part ways.
-    """
-    if lane == 0:
-        state.counts[COMMAND] = load_relaxed(queues.control, CONTROL_COMMAND)
-    pairs = state.pairs
+def judge_pairs(limits, state, now_ns, lane, lanes):
+    """Believe what the front ends say as far as it makes sense. Returns the number of pairs to fence or grant."""
+    inbox, pairs = state.inbox, state.pairs
     changes = 0
     for pair in strided(lane, limits.pairs, lanes):
-        # All loads first: each may cross a bus, and together they take as long as one. The doorbell comes last, with acquire,
-        # as entries are read after it. Completion entries are only overwritten where a branch on `head` allows it, and no
-        # store runs ahead of a branch.
-        heartbeat = load_relaxed(queues.front, (pair, FRONT_HEARTBEAT))
-        claim = load_relaxed(queues.front, (pair, FRONT_CLAIM))
-        head = load_relaxed(queues.front, (pair, FRONT_CQ_HEAD))
-        doorbell = load_acquire(queues.front, (pair, FRONT_DOORBELL))
+        heartbeat, claim = inbox.heartbeat[pair], inbox.claim[pair]
+        head, doorbell = inbox.cq_head[pair], inbox.doorbell[pair]
         epoch = pairs.epoch[pair]
         verdict = 0
         if pairs.attached[pair] != 0:
@@ -109,9 +91,9 @@ def watch_pairs(limits, queues, state, now_ns, lane, lanes):
 @device
 def reclaim(limits, queues, state, now_ns, lane, lanes):
     requests, pairs, counts = state.requests, state.pairs, state.counts
-    changes = watch_pairs(limits, queues, state, now_ns, lane, lanes)
-    ending = judge(limits, queues, requests, pairs, state.running, counts[RUNNING_COUNT], lane, lanes)
-    ending += judge(limits, queues, requests, pairs, state.waiting, counts[WAITING_COUNT], lane, lanes)
+    changes = judge_pairs(limits, state, now_ns, lane, lanes)
+    ending = judge(state, state.running, counts[RUNNING_COUNT], lane, lanes)
+    ending += judge(state, state.waiting, counts[WAITING_COUNT], lane, lanes)
     if changes > 0:  # those that only wait for room to be told their end
         for i in strided(lane, counts[FINISHING_COUNT], lanes):
             slot = state.finishing[i]
@@ -130,17 +112,16 @@ def reclaim(limits, queues, state, now_ns, lane, lanes):
 
 
 @device
-def judge(limits, queues, requests, pairs, slots, n, lane, lanes):
+def judge(state, slots, n, lane, lanes):
     """Mark which requests of a list end here, in Requests.finish. Returns this lane's number of them."""
+    requests, verdict, cancel = state.requests, state.pairs.verdict, state.inbox.cancel
     ending = 0
     for i in strided(lane, n, lanes):
         slot = slots[i]
-        pair = requests.pair[slot]
         finish = FINISH_NONE
-        local = slot - pair * limits.slots_per_pair
-        if pairs.verdict[pair] & FENCE:
+        if verdict[requests.pair[slot]] & FENCE:
             finish = DROP
-        elif load_relaxed(queues.cancel, (pair, local)) == requests.request_id[slot]:
+        elif cancel[slot] == requests.request_id[slot]:
             finish = FINISH_CANCELLED
         requests.finish[slot] = finish
         if finish != FINISH_NONE:
@@ -211,7 +192,7 @@ def settle_pairs(limits, queues, state, now_ns, lane, lanes):
         if verdict & GRANT:
             pairs.epoch[pair] += 1
             pairs.attached[pair] = 1
-            pairs.heartbeat[pair] = load_relaxed(queues.front, (pair, FRONT_HEARTBEAT))
+            pairs.heartbeat[pair] = state.inbox.heartbeat[pair]
             pairs.heartbeat_ns[pair] = now_ns
             store_release(queues.pair, (pair, PAIR_EPOCH), pairs.epoch[pair])
             store_release(queues.pair, (pair, PAIR_ATTACHED), 1)

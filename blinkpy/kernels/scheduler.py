@@ -16,6 +16,7 @@ from numba import types
 
 from blinkpy.kernels.admit import admit, grow, pause_and_resume
 from blinkpy.kernels.commit import commit
+from blinkpy.kernels.inbox import poll
 from blinkpy.kernels.intake import intake
 from blinkpy.kernels.njit_cache import cached_njit
 from blinkpy.kernels.plan import plan
@@ -34,7 +35,6 @@ from blinkpy.kv.state import (
     BATCH_COUNTS,
     CACHED_COUNT,
     CALLS,
-    COMMAND,
     DECODE_ROWS,
     DRAINED,
     ENTERING_COUNT,
@@ -170,12 +170,13 @@ def make_schedule(policy: Policy = fcfs) -> Callable[..., int]:
 
     @device
     def schedule(limits, queues, state, now, lane, lanes):
+        poll(limits, queues, state, lane, lanes)
         commit(limits, queues, state, lane, lanes)
         reclaim(limits, queues, state, now, lane, lanes)
         intake(limits, queues, state, now, lane, lanes)
         tell_ends(limits, queues, state, lane, lanes)
         enqueue(state, lane, lanes)
-        command = state.counts[COMMAND]
+        command = state.inbox.command[0]
         result = NOTHING
         if command == COMMAND_STOP:
             result = STOPPED

@@ -42,8 +42,7 @@ EMPTY, WAITING, RUNNING, FINISHING = range(4)
     CALLS,  # calls of schedule()
     STEPS,  # calls that made a batch
     ROTATION,  # queue pair that intake starts with
-    COMMAND,  # the host's command, as of this call
-) = range(14)
+) = range(13)
 COUNTS = 16
 
 # Batch.counts
@@ -155,6 +154,17 @@ class Pairs(NamedTuple):
     verdict: Int64  # FENCE and GRANT bits of this call
 
 
+class Inbox(NamedTuple):
+    """What other parties said when they were last asked: each word as it was read, believed or not."""
+
+    command: Int64  # [1] the host's
+    heartbeat: Int64  # [Q] FRONT_HEARTBEAT, and so on
+    claim: Int64  # [Q]
+    cq_head: Int64  # [Q]
+    doorbell: Int64  # [Q]
+    cancel: Int64  # [S] read for requests that run or wait
+
+
 class Batch(NamedTuple):
     """The next step's input. Rows [0, DECODE_ROWS) have one token each; see the field comments for padding."""
 
@@ -200,6 +210,7 @@ class State(NamedTuple):
     requests: Requests
     pages: Pages
     pairs: Pairs
+    inbox: Inbox
     batch: Batch
     buckets: Buckets
     scratch: Scratch
@@ -338,6 +349,8 @@ def make_state(limits: Limits, buckets: Sequence[tuple[int, int]] = ()) -> State
         parent_generation=i64(N),
         generation=i64(N),
     )
+    Q = limits.pairs
+    inbox = Inbox(command=i64(1), heartbeat=i64(Q), claim=i64(Q), cq_head=i64(Q), doorbell=i64(Q), cancel=i64(S))
     batch = Batch(
         token_ids=i32(T),
         positions=i32(T),
@@ -370,6 +383,7 @@ def make_state(limits: Limits, buckets: Sequence[tuple[int, int]] = ()) -> State
         requests=requests,
         pages=pages,
         pairs=Pairs(*(i64(limits.pairs) for _ in Pairs._fields)),
+        inbox=inbox,
         batch=batch,
         buckets=Buckets(np.array([t for t, _ in shapes], np.int32), np.array([r for _, r in shapes], np.int32)),
         scratch=scratch,

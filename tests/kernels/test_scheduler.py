@@ -15,7 +15,6 @@ from blinkpy.kernels.scheduler import Scheduler, made_up_token
 from blinkpy.kv.integrity import check_integrity
 from blinkpy.kv.state import (
     BUCKET,
-    COMMAND,
     DECODE_ROWS,
     DRAINED,
     EMPTY,
@@ -543,7 +542,7 @@ def test_stop_publishes_what_was_computed_and_returns_at_once() -> None:
     made.step()
     made.views.control[q.CONTROL_COMMAND] = q.COMMAND_STOP
     assert made.step() == made.step() == STOPPED
-    assert made.state.counts[COMMAND] == q.COMMAND_STOP
+    assert made.state.inbox.command[0] == q.COMMAND_STOP
     assert made.fronts[0].word(q.PAIR_CQ_TAIL) == 1
 
 
