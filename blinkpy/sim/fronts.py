@@ -9,6 +9,7 @@ from __future__ import annotations
 from blinkpy.kernels.portable import device
 from blinkpy.kv.prefix import extend_hash
 from blinkpy.queues import (
+    COMMAND_RUN,
     EPOCH_SHIFT,
     FINISH_CANCELLED,
     FINISH_ERROR,
@@ -92,6 +93,7 @@ WIRE_PROMPT, WIRE_ENTRY, WIRE_WORD, WIRE_CANCEL = range(4)
 BAD_PROMPT, BAD_PARAMETER, BAD_LENGTH, BAD_PAGES, BAD_HASHES, BAD_TOKEN, BAD_EPOCH, BAD_SLOT, BAD_KINDS = range(9)
 BAD_SILENT = BAD_EPOCH
 
+FAST, SLOW, STUCK, PACES = range(4)  # Fronts.pace: how a reader reads
 FLOAT_ONE = 0x3F800000
 SALT = 9
 REASON_SHIFT = 8
@@ -282,12 +284,17 @@ def free_slot(limits, fronts, pair):
 def make_up_prompt(limits, sim, slot):
     """A prompt that shares its start with others, of any length up to the longest. Returns the length."""
     fronts, draws = sim.fronts, sim.draws
-    longest = max(1, min(limits.max_model_len - 2, limits.pages * limits.page_size - 2))
+    longest = min(limits.max_model_len - 1, limits.pages * limits.page_size)
     length = 1 + draw(draws, longest if draw(draws, 2) == 0 else max(1, longest // 3))
-    own = draw(draws, min(4, length))
-    stem = draw(draws, STEMS)
+    if draw(draws, 10) == 0:
+        length = longest
+    repeats = chance(draws, sim.odds.repeat)
+    own = 0 if repeats else draw(draws, min(4, length))
+    stem, after = draw(draws, STEMS), draw(draws, STEMS)
+    cut = draw(draws, length) if not repeats and draw(draws, 3) == 0 else length  # from here on as another one: pages that look alike
     for i in range(length):
-        fronts.tokens[slot, i] = sim.stems[stem, i] if i < length - own else draw(draws, limits.vocab_size)
+        token = sim.stems[stem if i < cut else after, i]
+        fronts.tokens[slot, i] = token if i < length - own else draw(draws, limits.vocab_size)
     return length
 
 
@@ -296,15 +303,17 @@ def foresee(limits, fronts, slot, entry):
     """What the request must get: its tokens (behind the prompt in Fronts.tokens), their number, and its end."""
     length, salt = fronts.prompt_length[slot], fronts.cache_salt[slot]
     most = min(entry[WORD_MAX_TOKENS], limits.max_model_len - length)
-    total, generated, finish = 0, 0, FINISH_NONE
+    total, value, generated, finish = 0, 0, 0, FINISH_NONE
     for i in range(length):
-        total += value_of(fronts.tokens[slot, i], i, salt) * (i + 1)
+        value = value_of(value, fronts.tokens[slot, i], i, salt)
+        total += value * (i + 1)
     while finish == FINISH_NONE:
         token = token_after(total, fronts.seed[slot], limits.vocab_size)
         position = length + generated
         fronts.tokens[slot, position] = token
         generated += 1
-        total += value_of(token, position, salt) * (position + 1)
+        value = value_of(value, token, position, salt)
+        total += value * (position + 1)
         if generated == most:
             finish = FINISH_LENGTH
         if generated > entry[WORD_MIN_TOKENS]:
@@ -322,7 +331,7 @@ def fill_entry(limits, sim, pair, place, slot):
         entry[word] = 0
     length = fronts.prompt_length[slot]
     room = min(limits.max_model_len, limits.pages * limits.page_size + 1) - length
-    most = room if draw(draws, 10) == 0 else min(room, 12)
+    most = room if draw(draws, 10) == 0 else min(room, sim.odds.answer)
     entry[0] = fronts.counter[pair]
     entry[1] = fronts.epoch[pair]
     entry[WORD_SEED] = fronts.seed[slot]
@@ -478,8 +487,8 @@ def take(limits, fronts, pair, word):
 
 
 @device
-def front_turn(limits, queues, sim, turn, pair):
-    """What one front end does in one turn. Returns a problem, or 0."""
+def front_turn(limits, queues, sim, turn, pair, command):
+    """What one front end does in one turn. command: COMMAND_*, of the host. Returns a problem, or 0."""
     fronts, draws, odds = sim.fronts, sim.draws, sim.odds
     start_draws(draws, sim.seed, turn, pair)
     calm = turn >= sim.turns
@@ -505,11 +514,13 @@ def front_turn(limits, queues, sim, turn, pair):
     if fronts.epoch[pair] > 0 and wire_room(fronts, pair) > 16:
         if not muted:
             act(limits, queues, sim, turn, pair)
+        elif calm and command != COMMAND_RUN:  # it has not heard of it yet
+            submit(limits, queues, sim, turn, pair)
         if fronts.alive[pair] == 0:
             return 0
         most = limits.cq_entries
-        if fronts.slow[pair] != 0 and not calm:
-            most = draw(draws, 4) if chance(draws, 200) else 0
+        if fronts.pace[pair] != FAST and not calm:
+            most = draw(draws, 4) if fronts.pace[pair] == SLOW and chance(draws, 200) else 0
         fault = poll(limits, queues, fronts, pair, most)
     under_way = fronts.wire_tail[pair] - fronts.wire_head[pair]
     if not muted and chance(draws, odds.delay):
@@ -529,8 +540,8 @@ def act(limits, queues, sim, turn, pair):
     if chance(draws, odds.cancel):
         cancel(limits, sim, turn, pair)
     if chance(draws, odds.pace):
-        fronts.slow[pair] = 1 - fronts.slow[pair]
-        note(sim, turn, pair, EVENT_PACE, fronts.slow[pair], 0)
+        fronts.pace[pair] = draw(draws, PACES)
+        note(sim, turn, pair, EVENT_PACE, fronts.pace[pair], 0)
     if chance(draws, odds.broken):
         break_protocol(limits, sim, turn, pair)
     if chance(draws, odds.silent):

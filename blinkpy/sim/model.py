@@ -1,8 +1,8 @@
 """A made-up model that makes mistakes of the scheduler visible.
 
-The "keys and values" of a token are one number, which is written to its cache slot; the next token is a hash of all numbers that
-the page table leads to, and of the request's seed. So a wrong page, slot, position, row or request gives a wrong token, and a
-front end knows the right ones from the prompt alone.
+The "keys and values" of a token are one number, made from those before it and written to its cache slot; the next token is a hash of
+all numbers that the page table leads to, and of the request's seed. So a wrong page, slot, position, row, prefix or request gives a
+wrong token, and a front end knows the right ones from the prompt alone.
 """
 
 from __future__ import annotations
@@ -21,9 +21,17 @@ EMITS_WRONG = problem("the number of emitting rows is wrong")
 
 
 @device
-def value_of(token, position, salt):
-    """What is cached for a token at a position. The salt makes it visible when a page is shared across salts."""
-    return (token * 7919 + position * 104_729 + salt * 31 + 13) % MODULUS
+def value_of(before, token, position, salt):
+    """What is cached for a token at a position, behind another cached value (0 for the first). The salt makes it visible when a page is
+    shared across salts."""
+    return (before * 37 + token * 7919 + position * 104_729 + salt * 131 + 13) % MODULUS
+
+
+@device
+def cached(limits, state, cache, slot, position):
+    """The value of a request's token, through its page table."""
+    page = state.requests.page_table[slot, position >> limits.page_shift]
+    return cache[page * limits.page_size + (position & (limits.page_size - 1))]
 
 
 @device
@@ -40,7 +48,9 @@ def compute(limits, state, cache, poisoned_row):
     rows, tokens = batch.counts[ROWS], batch.counts[TOKENS]
     for i in range(tokens):
         slot = batch.row_slots[batch.token_rows[i]]
-        cache[batch.cache_slots[i]] = value_of(batch.token_ids[i], batch.positions[i], requests.cache_salt[slot])
+        position = batch.positions[i]
+        before = cached(limits, state, cache, slot, position - 1) if position > 0 else 0
+        cache[batch.cache_slots[i]] = value_of(before, batch.token_ids[i], position, requests.cache_salt[slot])
     emitted = 0
     for row in range(limits.rows):
         batch.sampled[row] = UNWRITTEN
@@ -49,9 +59,7 @@ def compute(limits, state, cache, poisoned_row):
             slot = batch.row_slots[row]
             total = 0
             for position in range(batch.context_lengths[row]):
-                page = requests.page_table[slot, position >> limits.page_shift]
-                offset = position & (limits.page_size - 1)
-                total += cache[page * limits.page_size + offset] * (position + 1)
+                total += cached(limits, state, cache, slot, position) * (position + 1)
             batch.sampled[row] = token_after(total, requests.entry[slot, WORD_SEED], limits.vocab_size)
             emitted += 1
     if 0 <= poisoned_row < rows:

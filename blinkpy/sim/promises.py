@@ -7,6 +7,7 @@ bound, and the request with the lowest rank goes on.
 from __future__ import annotations
 
 from blinkpy.kernels.portable import device
+from blinkpy.kv.prefix import parent_lives
 from blinkpy.kv.state import EMPTY, RUNNING, WAITING
 from blinkpy.queues import (
     FRONT_CLAIM,
@@ -27,6 +28,8 @@ EPOCH_WRONG = problem("an epoch was granted that was not asked for")
 WORD_DIFFERS = problem("a published word is not what the scheduler remembers")
 POSITION_FELL = problem("a position of a queue went backwards")
 INTAKE_EXCEEDED = problem("more entries were consumed than one call may take")
+PASSED_OVER = problem("intake passes a pair over")
+INDEXED_TWICE = problem("the index has a page twice: the same tokens behind the same page")
 STARVES = problem("the request with the lowest rank stands still")
 
 SEEN_CALLS = 1  # calls after which a cancel that could be seen must have been seen
@@ -100,18 +103,57 @@ def check_words(limits, queues, state, watch):
             return WORD_DIFFERS
         if pairs.sq_head[pair] < watch.sq_head[pair] or pairs.cq_tail[pair] < watch.cq_tail[pair]:
             return POSITION_FELL
+        moved = pairs.sq_head[pair] - watch.sq_head[pair]
         if pairs.attached[pair] == watch.attached[pair] and pairs.epoch[pair] == watch.epoch[pair]:
-            consumed += pairs.sq_head[pair] - watch.sq_head[pair]
+            consumed += moved
+        if moved != 0 or pairs.sq_head[pair] == pairs.sq_tail[pair]:
+            watch.passed[pair] = -1  # has nothing that waits, or had its turn
         watch.sq_head[pair], watch.cq_tail[pair] = pairs.sq_head[pair], pairs.cq_tail[pair]
-    return 0 if consumed <= limits.intake_entries else INTAKE_EXCEEDED
+    if consumed > limits.intake_entries:
+        return INTAKE_EXCEEDED
+    for pair in range(limits.pairs):
+        watch.passed[pair] = 0 if watch.passed[pair] < 0 else watch.passed[pair] + consumed
+        if watch.passed[pair] >= limits.pairs:
+            return PASSED_OVER
+    return 0
+
+
+@device
+def check_duplicates(limits, pages):
+    """Chains of tokens exist once in the prefix index. Only where lookups see whole buckets: where hashes are good."""
+    for bucket in range(limits.index_buckets):
+        page = pages.bucket_head[bucket]
+        while page >= 0:
+            other = pages.bucket_next[page]
+            while other >= 0:
+                if pages.key[other] == pages.key[page] and same_page(limits, pages, page, other):
+                    return INDEXED_TWICE
+                other = pages.bucket_next[other]
+            page = pages.bucket_next[page]
+    return 0
+
+
+@device
+def same_page(limits, pages, page, other):
+    """Whether two indexed pages hold the same tokens behind the same page, which still has its content."""
+    parent = pages.parent[page]
+    if pages.salt[other] != pages.salt[page] or pages.parent[other] != parent or not parent_lives(pages, page):
+        return False
+    if not parent_lives(pages, other):
+        return False
+    for i in range(limits.page_size):
+        if pages.tokens[other, i] != pages.tokens[page, i]:
+            return False
+    return True
 
 
 @device
 def best_request(limits, state):
-    """The live request of the lowest (rank, arrival), or -1."""
-    r, best = state.requests, -1
+    """Of the live requests whose reader has read everything, the one with the lowest (rank, arrival), or -1."""
+    r, pairs, best = state.requests, state.pairs, -1
     for slot in range(limits.slots):
-        if r.status[slot] == WAITING or r.status[slot] == RUNNING:
+        reads = pairs.cq_tail[r.pair[slot]] == pairs.cq_head[r.pair[slot]]
+        if reads and (r.status[slot] == WAITING or r.status[slot] == RUNNING):
             if best < 0 or r.rank[slot] < r.rank[best] or (r.rank[slot] == r.rank[best] and r.arrival[slot] < r.arrival[best]):
                 best = slot
     return best
@@ -119,10 +161,10 @@ def best_request(limits, state):
 
 @device
 def check_progress(limits, state, sim):
-    """The best request gets on, unless its reader is behind."""
-    r, pairs, best = state.requests, state.pairs, sim.watch.best
+    """The best request gets on."""
+    r, best = state.requests, sim.watch.best
     slot = best_request(limits, state)
-    if slot < 0 or pairs.cq_tail[r.pair[slot]] - pairs.cq_head[r.pair[slot]] > 0:
+    if slot < 0:
         best[STILL] = 0
         return 0
     progress = r.length[slot] * limits.max_model_len + r.computed[slot]
@@ -142,6 +184,8 @@ def check_promises(limits, queues, state, sim, now):
     for pair in range(limits.pairs):
         if fault == 0:
             fault = check_ownership(limits, queues, state, sim, now, pair)
+    if fault == 0 and limits.hash_multiplier_1 != 0:  # else chains are longer than a lookup follows them
+        fault = check_duplicates(limits, state.pages)
     if fault == 0:
         fault = check_progress(limits, state, sim)
     return fault

@@ -30,6 +30,7 @@ Mute = tuple[int, int]  # turn and actor; the last actor is the world
 
 ENDLESS = problem("not everything has ended, although everybody behaves")
 NOT_DRAINED = problem("a drain or a stop is not answered")
+ACCEPTED_LATE = problem("a request was accepted after the engine was told to drain or stop")
 RAISED = problem("the scheduler raised an exception")
 COUNTERS_WRONG = problem("requests accepted are not those that finished and those that were cancelled")
 CALM_SHARE = 40  # turns of the calm that each slot gets, beside those for its tokens
@@ -91,6 +92,7 @@ class Simulation:
         # How the run ends is drawn too: most serve everything, some are drained or stopped in the middle of it.
         self.ending = random.Random(seed + 1).choice((COMMAND_RUN, COMMAND_RUN, COMMAND_DRAIN, COMMAND_STOP))
         self.turn, self.bucket, self.code, self.detail = 0, NOTHING, 0, ""
+        self._accepted = 0  # requests, when the calm begins
 
     def advance(self, command: int = COMMAND_RUN) -> bool:
         """One turn, with one call of the scheduler. False when something is wrong: `code` and `detail` say what."""
@@ -115,7 +117,7 @@ class Simulation:
 
     def calm(self) -> Outcome:
         """Everybody behaves, and all requests end; or the engine is told to drain or stop, and does."""
-        limits = self.world.limits
+        limits, self._accepted = self.world.limits, self._count("requests_accepted")
         bound = limits.slots * (limits.max_model_len + CALM_SHARE) * 2 + 2 * CALM_SHARE
         for left in range(bound, 0, -1):
             if left % QUIET_EVERY == 0 and self.ending == COMMAND_RUN and self._quiet(*self._arguments):
@@ -128,8 +130,7 @@ class Simulation:
         return self._failed()
 
     def _quiet_end(self) -> Outcome:
-        counts = dict(zip(COUNTER_NAMES, self.world.state.counters.tolist(), strict=True))
-        if counts["requests_accepted"] != counts["requests_finished"] + counts["requests_cancelled"]:
+        if self._count("requests_accepted") != self._count("requests_finished") + self._count("requests_cancelled"):
             self.code = COUNTERS_WRONG
             return self._failed()
         return Outcome(self.turn, None)
@@ -140,7 +141,13 @@ class Simulation:
         if result != wanted or (wanted == DRAINED and left):
             self.code, self.detail = NOT_DRAINED, f"{left} requests are left"
             return self._failed()
+        if self._count("requests_accepted") != self._accepted:
+            self.code = ACCEPTED_LATE
+            return self._failed()
         return Outcome(self.turn, None)
+
+    def _count(self, name: str) -> int:
+        return int(self.world.state.counters[COUNTER_NAMES.index(name)])
 
     def _failed(self) -> Outcome:
         return Outcome(self.turn, Failure(self.seed, self.turns, self.turn - 1, self.code, self.detail))

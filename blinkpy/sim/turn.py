@@ -65,7 +65,7 @@ def play_turn(limits, queues, state, sim, turn, bucket, command):
         sim.clock[0] += 2 * limits.lease_ns
         note(sim, turn, limits.pairs, EVENT_JUMP, 2 * limits.lease_ns, 0)
     for pair in range(limits.pairs):
-        fault = front_turn(limits, queues, sim, turn, pair)
+        fault = front_turn(limits, queues, sim, turn, pair, command)
         if fault != 0:
             return -fault
     sim.clock[0] += TICK_NS

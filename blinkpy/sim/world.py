@@ -27,6 +27,7 @@ LOG = 64  # events that are remembered
 LOG_WORDS = 5  # turn, actor, event (EVENT_*), two values
 STEMS = 3  # prompts begin with one of so many sequences, so that prefixes are shared
 TICK_NS = 50_000
+FEW_PAGES = 24
 
 # What happens, in Sim.log.
 (
@@ -52,7 +53,7 @@ EVENT_NAMES = (
     "stops for a while (turns)",
     "a write of an earlier epoch lands (word, value)",
     "breaks the protocol (word)",
-    "reads slowly from now on, or not (1, 0)",
+    "reads at another pace (0 fast, 1 slow, 2 not at all)",
     "time jumps (ns)",
     "the model gives a token that is none (row)",
     "claims the pair (epoch)",
@@ -63,6 +64,8 @@ class Odds(NamedTuple):
     """How often something happens, in thousandths of a front end's turns."""
 
     submit: int
+    repeat: int  # of the requests: nothing of its own in the prompt
+    answer: int  # tokens that most requests may generate at most
     burst: int  # most requests at once
     cancel: int
     crash: int
@@ -71,7 +74,7 @@ class Odds(NamedTuple):
     late: int  # a write from an earlier epoch lands
     broken: int  # a doorbell or a completion head that can't be
     bad: int  # of the requests: entries that the engine must refuse
-    pace: int  # a reader becomes slow, or fast again
+    pace: int  # a reader becomes slow, gets stuck, or is fast again
     delay: int  # writes stay under way
     notice: int  # a front end that was fenced looks whether it was
     jump: int  # of the world's turns: time passes and nobody is heard
@@ -83,7 +86,7 @@ class Fronts(NamedTuple):
 
     alive: Int64  # [Q]
     silent: Int64  # [Q] turns until it goes on
-    slow: Int64  # [Q]
+    pace: Int64  # [Q] how fast it reads
     epoch: Int64  # [Q] 0: it has no pair
     claim: Int64  # [Q] epoch that it asked for
     counter: Int64  # [Q] requests of this epoch
@@ -120,6 +123,7 @@ class Watch(NamedTuple):
     epoch: Int64  # [Q]
     sq_head: Int64  # [Q]
     cq_tail: Int64  # [Q]
+    passed: Int64  # [Q] entries of others that were consumed while this pair had one
     beat: Int64  # [Q] heartbeat word
     beat_ns: Int64  # [Q] when it changed, as the engine sees it
     best: Int64  # [3] the request of the lowest rank: its id, its progress, calls without any
@@ -159,7 +163,8 @@ class World(NamedTuple):
 
 def random_limits(draw: random.Random) -> tuple[QueueSizes, EngineFacts, dict[str, Any]]:
     """Small sizes, so that everything runs out often."""
-    rows, page_size, pages = draw.randint(1, 6), draw.choice((1, 2, 4, 8)), draw.randint(3, 24)
+    rows, page_size = draw.randint(1, 6), draw.choice((1, 2, 4, 8))
+    pages = draw.randint(3, FEW_PAGES) if draw.random() < 0.8 else draw.randint(FEW_PAGES + 1, 80)
     pairs, slots, context = draw.randint(1, 5), draw.randint(1, 6), draw.randint(8, 48)
     sq_entries = max(2, 1 << (slots - 1).bit_length())
     sizes = QueueSizes(
@@ -182,14 +187,26 @@ def random_limits(draw: random.Random) -> tuple[QueueSizes, EngineFacts, dict[st
     return sizes, facts, options
 
 
-def random_odds(draw: random.Random) -> Odds:
+def random_buckets(draw: random.Random, limits: Limits) -> list[tuple[int, int]]:
+    """The default ones, or some of any shape."""
+    if draw.random() < 0.5:
+        return []
+    tokens = sorted(draw.sample(range(1, limits.tokens + 1), min(3, limits.tokens)))
+    rows = sorted(draw.randint(1, limits.rows) for _ in tokens)
+    return [(t, r) for t, r in zip(tokens, rows, strict=True) if t < limits.tokens] + [(limits.tokens, limits.rows)]
+
+
+def random_odds(draw: random.Random, limits: Limits) -> Odds:
     """Calm or wild, in a different way for each seed."""
 
     def often(*choices: int) -> int:
         return draw.choice(choices)
 
+    roomy = limits.pages > FEW_PAGES  # then pages should come back from the cache, over and over
     return Odds(
         submit=often(20, 200, 600),
+        repeat=often(0, 1000) if roomy else 0,
+        answer=often(1, 12),
         burst=often(1, 3, 100),
         cancel=often(0, 10, 100),
         crash=often(0, 2, 20),
@@ -214,14 +231,14 @@ def make_world(seed: int, turns: int, check_every: int = 1) -> World:
     segment = memoryview(bytearray(layout.total_bytes))
     write_header(segment, sizes, facts)
     limits = make_limits(sizes, facts, **options)
-    odds = random_odds(draw)
+    odds = random_odds(draw, limits)
     stems = np.random.default_rng(seed).integers(0, limits.vocab_size, (STEMS, limits.max_model_len), np.int32)
     scratch = max(limits.slots, limits.pages)
     sim = Sim(
         seed=seed,
         turns=turns,
         check_every=check_every,
-        progress_bound=8 * limits.max_model_len + 64,
+        progress_bound=4 * limits.max_model_len + 64,
         odds=odds,
         fronts=_make_fronts(limits),
         watch=_make_watch(limits),
@@ -237,13 +254,13 @@ def make_world(seed: int, turns: int, check_every: int = 1) -> World:
         log=np.zeros((LOG, LOG_WORDS), np.int64),
         logged=np.zeros(1, np.int64),
     )
-    return World(limits, make_state(limits), engine_views(segment, layout), sim)
+    return World(limits, make_state(limits, random_buckets(draw, limits)), engine_views(segment, layout), sim)
 
 
 def _make_fronts(limits: Limits) -> Fronts:
     Q, S, K, C = limits.pairs, limits.slots, limits.pages_per_sequence, limits.max_model_len
     shapes: dict[str, tuple[int, ...]] = {name: (S,) for name in Fronts._fields}
-    shapes |= {name: (Q,) for name in ("alive", "silent", "slow", "epoch", "claim", "counter", "beat", "sq_tail", "cq_head")}
+    shapes |= {name: (Q,) for name in ("alive", "silent", "pace", "epoch", "claim", "counter", "beat", "sq_tail", "cq_head")}
     shapes |= {"broke": (Q,), "wire_head": (Q,), "wire_tail": (Q,)}
     shapes |= {"wire_kind": (Q, WIRE), "wire_index": (Q, WIRE), "wire_value": (Q, WIRE)}
     shapes |= {"tokens": (S, C), "page_hash": (S, K), "entry": (Q, limits.sq_entries, SQ_ENTRY_WORDS)}

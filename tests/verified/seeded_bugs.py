@@ -57,12 +57,12 @@ SCHEDULER_BUGS = (
     Bug("two requests get the same page", "kv.pages", "counts[FREE_COUNT] = free - amount", "counts[FREE_COUNT] = free - amount + (1 if amount > 2 else 0)"),
     Bug("compaction loses a page", "kv.pages", "counts[RING_TAIL] = kept", "counts[RING_TAIL] = kept - 1"),
     # prefix cache
-    Bug("the tokens of a hit are not compared", "kv.prefix", "while equal and i < limits.page_size:", "while equal and i < limits.page_size - 1:"),
+    Bug("the tokens of a hit are not compared", "kv.prefix", "            i = 0\n", "            i = 1\n"),
     Bug("the salt of a hit is not compared", "kv.prefix", "pages.key[page] == key and pages.salt[page] == salt", "pages.key[page] == key"),
     Bug("the parent of a hit is not compared", "kv.prefix", "(found[k - 1] >= 0 and pages.parent[found[k]] == found[k - 1])", "found[k - 1] >= 0"),
     Bug("a dead parent counts as alive", "kv.prefix", "pages.generation[parent] == pages.parent_generation[page]", "pages.generation[parent] >= pages.parent_generation[page]"),
     Bug("the whole prompt may be a hit", "kv.prefix", "(requests.length[slot] - 1) >> limits.page_shift", "requests.length[slot] >> limits.page_shift"),
-    Bug("an equal page is indexed twice", "kv.prefix", "return breaks_of(scratch, i) == 0", "return breaks_of(scratch, i) < 0"),
+    Bug("an equal page is indexed twice", "kv.prefix", "return breaks > 0 and breaks >> _HALF == 0", "return breaks >> _HALF == 0"),
     Bug("a page leaves half of its chain", "kv.prefix", "    if after >= 0:\n        pages.bucket_previous[after] = before\n", ""),
     # the end of requests
     Bug("a request gets a token too many", "kernels.commit", "if generated >= requests.entry[slot, WORD_MAX_TOKENS]", "if generated > requests.entry[slot, WORD_MAX_TOKENS]"),
@@ -73,7 +73,7 @@ SCHEDULER_BUGS = (
     # completions
     Bug("a full completion queue is written over", "kernels.completions", "return limits.cq_entries - (", "return limits.cq_entries + 1 - ("),
     Bug("the lap counter is that of the last lap", "kernels.completions", "% LAPS + 1", "% LAPS"),
-    Bug("completions of a fifth pair are numbered anew", "kernels.completions", "PAIRS_AT_ONCE = 4", "PAIRS_AT_ONCE = 3"),
+    Bug("the completions of a fifth pair are not numbered", "kernels.completions", "range(0, limits.pairs, PAIRS_AT_ONCE)", "range(0, limits.pairs, PAIRS_AT_ONCE + 1)"),
     Bug("a completion goes to another slot", "kernels.completions", "local = slot - requests.pair[slot] * limits.slots_per_pair", "local = slot % 5"),
     # cancels, leases, epochs
     Bug("a cancel of a waiting request is lost", "kernels.reclaim", "state.waiting, counts[WAITING_COUNT], lane, lanes)", "state.waiting, 0, lane, lanes)"),
@@ -83,7 +83,7 @@ SCHEDULER_BUGS = (
     Bug("an owner's requests survive its fence", "kernels.reclaim", "if verdict & FENCE:\n            pairs.attached[pair] = 0", "if verdict & FENCE:\n            pairs.attached[pair] = 1"),
     Bug("a grant begins at the wrong completion", "kernels.reclaim", "pairs.cq_head[pair] = pairs.cq_tail[pair]  #", "pairs.cq_tail[pair] = pairs.cq_head[pair]  #"),
     Bug("a claim of any epoch is granted", "kernels.reclaim", "if claim == epoch + 1 and", "if claim >= epoch and"),
-    Bug("a paused request that ends stays counted", "kernels.reclaim", "counts[PAUSED_COUNT] -= unpaused", "counts[PAUSED_COUNT] -= 0"),
+    Bug("a paused request that is preempted stays counted", "kernels.admit", "counts[PAUSED_COUNT] -= requests.paused[slot]", "counts[PAUSED_COUNT] -= 0"),
     Bug("a cancelled request keeps its pages", "kernels.reclaim", "if requests.status[scratch.slot[i]] == RUNNING:", "if requests.status[scratch.slot[i]] == EMPTY:"),
     # intake
     Bug("an entry of an earlier epoch is accepted", "kernels.intake", "stale = entry[WORD_EPOCH] != state.pairs.epoch[pair]", "stale = entry[WORD_EPOCH] > state.pairs.epoch[pair]"),
@@ -93,14 +93,13 @@ SCHEDULER_BUGS = (
     Bug("the last prompt token is not copied", "kernels.intake", "for i in strided(lane, entry[WORD_PROMPT_LENGTH], lanes):", "for i in strided(lane, entry[WORD_PROMPT_LENGTH] - 1, lanes):"),
     Bug("intake ignores its bound", "kernels.intake", "entries < min(pending, limits.intake_entries)", "entries < pending"),
     Bug("intake stays with the first pair", "kernels.intake", "counts[ROTATION] = pair", "counts[ROTATION] = 0"),
-    Bug("new requests are taken in while draining", "kernels.intake", "!= COMMAND_RUN:", "> COMMAND_STOP:"),
+    Bug("new requests are taken in while draining", "kernels.intake", "!= COMMAND_RUN:", "> COMMAND_RUN + 1:"),
     # who runs
     Bug("a request of two pages' growth gets one", "kernels.admit", "hits <= available - revived", "hits <= available"),
     Bug("the first in rank is preempted", "kernels.admit", "rank = max(rank, HIGHEST if", "rank = min(-rank, HIGHEST if"),
     Bug("a request may run without room for its token", "kernels.admit", "scratch.rank[i] >= pairs.room[", "scratch.rank[i] > pairs.room["),
     Bug("paused requests never give way", "kernels.admit", "if state.counts[PAUSED_COUNT] > 0:", "if state.counts[PAUSED_COUNT] > 1000:"),
     Bug("who does not fit keeps others waiting for ever", "kernels.admit", "min(running, limits.pages >> WATERMARK_SHIFT)", "1"),
-    Bug("a preempted request keeps its place in the prefix", "kernels.admit", "        requests.indexed[slot] = 0\n        requests.canonical[slot] = NO_PAGE\n        requests.preemptions", "        requests.preemptions"),
     Bug("a row too many runs", "kernels.admit", "if running == limits.rows or", "if running > limits.rows or"),
     Bug("grown pages are not taken off the stack", "kernels.admit", "counts[FREE_COUNT] = free - taken", "counts[FREE_COUNT] = free"),
     # the batch
