@@ -80,7 +80,7 @@ class Simulation:
         self.world: World = make_world(seed, turns, check_every)
         for turn, actor in muted:
             self.world.sim.muted[turn, actor] = 1
-        limits, state, queues, _ = self.world
+        limits, state, queues = self.world[:3]
         if schedule is None:
             scheduler = Scheduler(limits, state, policy, mode=mode)
             scheduler.attach(queues)
@@ -164,9 +164,9 @@ class Simulation:
 
 def _bind(world: World, mode: Mode) -> tuple[Callable[..., int], Callable[..., Any], tuple[Any, ...]]:
     """play_turn, is_quiet without its queues, and their arguments, compiled or not."""
-    limits, state, queues, sim = world
+    limits, state, queues, sim, _ = world
     if mode == "python":
-        arguments: tuple[Any, ...] = (limits, plain(queues), plain(state), _plain_sim(world))
+        arguments: tuple[Any, ...] = (limits, plain(queues), plain(state), plain_sim(world))
         return play_turn, lambda limits, queues, state, sim: is_quiet(limits, state, sim), arguments
     arguments = (Table(limits), Table(queues, strided=True), Table(state), Table(sim))
     kinds = tuple(table.kind for table in arguments)
@@ -174,7 +174,7 @@ def _bind(world: World, mode: Mode) -> tuple[Callable[..., int], Callable[..., A
     return play, lambda limits, queues, state, sim: quiet(limits, state, sim), arguments
 
 
-def _plain_sim(world: World) -> Any:
+def plain_sim(world: World) -> Any:
     """world.sim with memoryviews in place of arrays; its integers stay."""
     return map_arrays(lambda item: item if isinstance(item, int) else np.asarray(item).data, world.sim)
 

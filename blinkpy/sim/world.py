@@ -159,21 +159,24 @@ class World(NamedTuple):
     state: State
     queues: EngineViews
     sim: Sim
+    segment: memoryview
 
 
-def random_limits(draw: random.Random) -> tuple[QueueSizes, EngineFacts, dict[str, Any]]:
-    """Small sizes, so that everything runs out often."""
+def random_limits(draw: random.Random, tight: bool) -> tuple[QueueSizes, EngineFacts, dict[str, Any]]:
+    """Small sizes, so that everything runs out often. tight: see make_world."""
     rows, page_size = draw.randint(1, 6), draw.choice((1, 2, 4, 8))
     pages = draw.randint(3, FEW_PAGES) if draw.random() < 0.8 else draw.randint(FEW_PAGES + 1, 80)
     pairs, slots, context = draw.randint(1, 5), draw.randint(1, 6), draw.randint(8, 48)
     sq_entries = max(2, 1 << (slots - 1).bit_length())
+    per_entry = (context, context // page_size + 1)  # tokens and hashes
+    arenas = [n + draw.randint(0, n) if tight else sq_entries * n for n in per_entry]
     sizes = QueueSizes(
         pairs=pairs,
         slots=slots,
         sq_entries=sq_entries,
         cq_entries=draw.choice((2, 4, 16, 64)),
-        prompt_tokens=max(16, sq_entries * context),
-        hash_entries=sq_entries * (context // page_size + 1),
+        prompt_tokens=max(16, arenas[0]),
+        hash_entries=arenas[1],
     )
     # Multipliers of 0 make hashes that say little, so that many collide.
     multipliers = draw.choice(((1_234_567, 7_654_321), (1_234_567, 7_654_321), (0, 0)))
@@ -223,10 +226,11 @@ def random_odds(draw: random.Random, limits: Limits) -> Odds:
     )
 
 
-def make_world(seed: int, turns: int, check_every: int = 1) -> World:
-    """The world of a seed. turns: length of the stormy part. check_every: see Sim."""
+def make_world(seed: int, turns: int, check_every: int = 1, tight: bool = False) -> World:
+    """The world of a seed. turns: length of the stormy part. check_every: see Sim. tight: the arenas hold little more than one prompt,
+    else one for each entry of the ring, as the simulated front ends use them."""
     draw = random.Random(seed)
-    sizes, facts, options = random_limits(draw)
+    sizes, facts, options = random_limits(draw, tight)
     layout = QueueLayout(sizes)
     segment = memoryview(bytearray(layout.total_bytes))
     write_header(segment, sizes, facts)
@@ -254,7 +258,7 @@ def make_world(seed: int, turns: int, check_every: int = 1) -> World:
         log=np.zeros((LOG, LOG_WORDS), np.int64),
         logged=np.zeros(1, np.int64),
     )
-    return World(limits, make_state(limits, random_buckets(draw, limits)), engine_views(segment, layout), sim)
+    return World(limits, make_state(limits, random_buckets(draw, limits)), engine_views(segment, layout), sim, segment)
 
 
 def _make_fronts(limits: Limits) -> Fronts:

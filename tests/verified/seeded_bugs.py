@@ -112,6 +112,22 @@ SCHEDULER_BUGS = (
     Bug("requests without a rank are left behind", "kernels.scheduler", "counts[WAITING_COUNT] = sorted_count + entering", "counts[WAITING_COUNT] = sorted_count + min(entering, 2)"),
 )
 
+FRONT_BUGS = (
+    Bug("a request id is used twice", "dpu.queue_pair", "        self._requests += 1\n", "        self._requests += len(prompt) & 1\n"),
+    Bug("the doorbell is rung before the entry", "dpu.queue_pair", "        transport.write_prompt(prompt_offset, prompt)\n", "        self._sq_tail += 1\n        self._ring()\n        self._sq_tail -= 1\n        transport.write_prompt(prompt_offset, prompt)\n"),
+    Bug("a slot is free before its last completion", "dpu.queue_pair", "if flags & FINISH_MASK:", "if flags:"),
+    Bug("a completion of the last lap is read again", "dpu.queue_pair", "lap = lap_of(position, size)", "lap = words[0] >> LAP_SHIFT"),
+    Bug("the completion head runs ahead", "dpu.queue_pair", "self._stamp(position))\n        return events", "self._stamp(position + 1))\n        return events"),
+    Bug("arena space comes back too early", "dpu.queue_pair", "self._unconsumed[0][0] <= head:", "self._unconsumed[0][0] <= head + 1:"),
+    Bug("positions of before a claim are kept", "dpu.queue_pair", "self._reset(words.sq_head, words.cq_tail)", "self._reset(words.sq_head, 0)"),
+    Bug("doorbells carry no epoch", "dpu.queue_pair", "return self.epoch << EPOCH_SHIFT | position & POSITION_MASK", "return 1 << EPOCH_SHIFT | position & POSITION_MASK"),
+    Bug("a heartbeat does not repeat the doorbell", "dpu.queue_pair", "        if self._attached:\n            self._ring()\n            self.transport.write_word", "        if self._attached:\n            self.transport.write_word"),
+    Bug("a heartbeat is always the same", "dpu.queue_pair", "self._beat += 1", "self._beat = 1"),
+    Bug("a fence is not noticed", "dpu.queue_pair", "if pair.epoch != self.epoch or pair.attached != 1:", "if pair.epoch != self.epoch:"),
+    Bug("a piece of the arena wraps", "dpu.rings", "if offset + count > self.size:", "if offset + count > self.size + 1:"),
+    Bug("an arena gives out what is in use", "dpu.rings", "if start + count - self.head > self.size:", "if start + count - self.head > self.size + 1:"),
+)
+
 
 class _Patched(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Loads one module from other source text."""
