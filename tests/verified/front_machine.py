@@ -155,12 +155,16 @@ class FrontMachine(RuleBasedStateMachine):
         if client:
             self._check(pair % len(self.pairs), client)
 
-    @rule(pair=PAIRS, epoch=st.integers(0, 3), position=st.integers(0, 1 << 20), word=st.sampled_from((q.FRONT_DOORBELL, q.FRONT_CQ_HEAD)))
-    def late(self, pair: int, epoch: int, position: int, word: int) -> None:
-        """A write of an earlier epoch lands."""
+    @rule(pair=PAIRS, seed=SEEDS, word=st.sampled_from((q.FRONT_DOORBELL, q.FRONT_CQ_HEAD)))
+    def late(self, pair: int, seed: int, word: int) -> None:
+        """A write of an earlier epoch lands, on top of what has just arrived."""
+        self.submit(pair, 2, seed)
         pair %= len(self.pairs)
-        if epoch < self.world.views.pair[pair, q.PAIR_EPOCH]:
-            self.world.views.front[pair, word] = epoch << q.EPOCH_SHIFT | position
+        if self.pairs[pair]:
+            self.pairs[pair].transport.deliver(1 << 30)
+        draw = random.Random(seed)
+        epoch = draw.randrange(max(1, int(self.world.views.pair[pair, q.PAIR_EPOCH])))
+        self.world.views.front[pair, word] = epoch << q.EPOCH_SHIFT | draw.randrange(1 << 20)
 
     @precondition(lambda self: not self.drained)
     @rule(sure=st.integers(0, 40))

@@ -124,8 +124,8 @@ FRONT_BUGS = (
     Bug("a heartbeat does not repeat the doorbell", "dpu.queue_pair", "        if self._attached:\n            self._ring()\n            self.transport.write_word", "        if self._attached:\n            self.transport.write_word"),
     Bug("a heartbeat is always the same", "dpu.queue_pair", "self._beat += 1", "self._beat = 1"),
     Bug("a fence is not noticed", "dpu.queue_pair", "if pair.epoch != self.epoch or pair.attached != 1:", "if pair.epoch != self.epoch:"),
-    Bug("a piece of the arena wraps", "dpu.rings", "if offset + count > self.size:", "if offset + count > self.size + 1:"),
-    Bug("an arena gives out what is in use", "dpu.rings", "if start + count - self.head > self.size:", "if start + count - self.head > self.size + 1:"),
+    Bug("a piece of the arena wraps", "dpu.rings", "if offset + count > self.size:", "if offset + count > 2 * self.size:"),
+    Bug("an arena gives out what is in use", "dpu.rings", "if start + count - self.head > self.size:", "if start - self.head > self.size:"),
 )
 
 
