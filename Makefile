@@ -3,21 +3,23 @@
 #   make serve      environment, install, then the server with the built-in model on 127.0.0.1:8000
 #   make test       environment, then every test that needs no GPU
 #   make lint       ruff and mypy
-#   make test-gpu   the tests that need an NVIDIA GPU
+#   make test-gpu   the tests that need an NVIDIA GPU; without one it says so, and tests nothing
 #   make bench      the benchmarks that need no GPU, into benchmarks/results: a quarter of an hour on an idle machine
 #   make docs       write the generated pages of docs/ again
 #   make clean      remove the environment and everything that was built
 #
-# Variables: MODEL=folder-or-hub-id HOST=127.0.0.1 PORT=8000 ARGS='more options'   for make serve (ARGS also for make bench)
-#            T='tests/plain -k config'                                           for make test: what to run
+# Variables: MODEL=folder-or-hub-id HOST=127.0.0.1 PORT=8000 ARGS='more options'   for make serve (ARGS also for bench and test-gpu)
+#            T='tests/plain -k config'                                           for make test and test-gpu: what to run
 #            PYTHON=python3.12 VENV=.venv                                        which Python, and where the environment goes
+#            VENV=system                                                         no environment: PYTHON as it is, with the packages
+#                                                                                that it has; for machines without a network
 #            TORCH_ARGS='--index-url URL'                                        options of pip for installing torch
 
 MODEL ?= demo
 HOST ?= 127.0.0.1
 PORT ?= 8000
 ARGS ?=
-T ?= tests
+T ?= $(if $(filter test-gpu,$(MAKECMDGOALS)),tests/gpu,tests)
 VENV ?= .venv
 TORCH_ARGS ?=
 
@@ -26,8 +28,17 @@ GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/nul
 EXTRA := $(if $(GPU),gpu,cpu)
 TORCH ?= $(if $(GPU),2.11.0,2.13.0)
 
+# The Python that runs everything, and the stamp of an environment with what a target needs: none with VENV=system.
+ifeq ($(VENV),system)
+RUNNER := $(or $(PYTHON),python3)
+STAMP =
+else
+RUNNER := $(VENV)/bin/python
+STAMP = $(VENV)/.$(1)
+endif
 PIP := $(VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-input
-RUN := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} TRITON_CACHE_DIR=$(CURDIR)/build/triton $(VENV)/bin/python
+# Threads of OpenMP that wait shall sleep: several tests share the cores.
+RUN := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} OMP_WAIT_POLICY=$${OMP_WAIT_POLICY:-passive} TRITON_CACHE_DIR=$(CURDIR)/build/triton $(RUNNER)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -72,31 +83,31 @@ $(VENV)/.bench: pyproject.toml | $(VENV)/.torch-$(TORCH)
 
 # ---- what people ask for -------------------------------------------------------------------------------------------------
 
-serve: $(VENV)/.serve-$(EXTRA)
-	@exec $(VENV)/bin/blinkpy serve '$(MODEL)' --host '$(HOST)' --port '$(PORT)' $(ARGS)
+serve: $(call STAMP,serve-$(EXTRA))
+	@exec $(RUNNER) -m blinkpy serve '$(MODEL)' --host '$(HOST)' --port '$(PORT)' $(ARGS)
 
-test: $(VENV)/.dev
+test: $(call STAMP,dev)
 	@mkdir -p build
 	@$(RUN) -m pytest $(T) --ignore=tests/gpu
 
-lint: $(VENV)/.dev
-	@$(VENV)/bin/ruff check .
-	@$(VENV)/bin/mypy
+lint: $(call STAMP,dev)
+	@$(RUNNER) -m ruff check .
+	@$(RUNNER) -m mypy
 
 test-gpu:
 ifeq ($(GPU),)
 	@echo "make test-gpu: SKIPPED, because nvidia-smi finds no NVIDIA GPU on this machine; nothing was tested"
 else
-	@$(MAKE) --no-print-directory $(VENV)/.dev
-	@$(RUN) -m pytest tests/gpu
+	@$(if $(call STAMP,dev),$(MAKE) --no-print-directory $(call STAMP,dev))
+	@$(RUN) -m pytest $(T) $(ARGS)
 endif
 
-bench: $(VENV)/.bench
-	@for name in queue_pair scheduler frontend cpu_engine; do $(VENV)/bin/python -m benchmarks.$$name $(ARGS) || exit 1; done
+bench: $(call STAMP,bench)
+	@for name in queue_pair scheduler frontend cpu_engine; do $(RUNNER) -m benchmarks.$$name $(ARGS) || exit 1; done
 
-docs: $(VENV)/.dev
-	@$(VENV)/bin/python tools/write_cli_reference.py > docs/cli.md
+docs: $(call STAMP,dev)
+	@$(RUNNER) tools/write_cli_reference.py > docs/cli.md
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(if $(call STAMP,dev),$(VENV)) build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

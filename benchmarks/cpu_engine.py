@@ -38,6 +38,7 @@ RATE_RATIO, STEP_RATIO = 3.0, 1.3
 POLL_S = 0.0005
 ATTACH_S = 30.0
 ANSWER_S = 300.0  # for one round
+MOST_BEHIND = 0.02  # of the largest logit: some roundings of bfloat16
 LEASE_MS = 600_000
 SETTLE = 16  # steps that are not measured
 
@@ -96,8 +97,8 @@ def rates(options: argparse.Namespace, run: Run) -> dict[str, Any]:
         pair.attach(ATTACH_S)
         given = prompts(pair.facts, max(options.streams))
         alone = [serve_round(pair, [prompt], 8)[0].tokens for prompt in given]
-        expected = bare_tokens(given[:2], 8)
-        check(alone[:2] == expected, "the engine's tokens are not those of the bare forward")
+        behind = behind_the_best(given[:2], alone[:2])
+        check(behind <= MOST_BEHIND, f"the engine's tokens are not the bare forward's: {behind:.3g} behind its best ones")
         for i in range(options.rounds):
             for count in options.streams:
                 run.progress("token rates", i * len(options.streams), options.rounds * len(options.streams))
@@ -133,18 +134,21 @@ def bare_model(rows: int, room: int) -> Any:
     return BareForward(architecture, load_weights(architecture, folder, choose_dtype(architecture, "auto", "cpu")), rows, room)
 
 
-def bare_tokens(given: list[np.ndarray], count: int) -> list[list[int]]:
-    """The most likely continuations, from the bare forward fed with one token after another."""
+def behind_the_best(given: list[np.ndarray], answers: list[list[int]]) -> float:
+    """How far the answers' tokens are, at most, behind the most likely ones of the bare forward, which is fed with them one
+    after another: the difference of their logits, relative to the largest logit. Equal sums in another order differ, so the
+    tokens themselves may: which they do on processors that multiply bfloat16 numbers in tiles."""
     import torch
 
-    model = bare_model(len(given), PROMPT_TOKENS + count)
-    tokens = [prompt.tolist() for prompt in given]
-    for at in range(PROMPT_TOKENS + count - 1):
-        logits = model(torch.tensor([row[at] for row in tokens]), at)
+    model = bare_model(len(given), PROMPT_TOKENS + len(answers[0]))
+    tokens = torch.tensor([[*prompt.tolist(), *answer] for prompt, answer in zip(given, answers, strict=True)])
+    behind = 0.0
+    for at in range(tokens.shape[1] - 1):
+        logits = model(tokens[:, at], at).float()
         if at >= PROMPT_TOKENS - 1:
-            for row, token in zip(tokens, logits.argmax(dim=-1).tolist(), strict=True):
-                row.append(token)
-    return [row[PROMPT_TOKENS:] for row in tokens]
+            chosen = logits.gather(1, tokens[:, at + 1, None])
+            behind = max(behind, ((logits.amax(1, keepdim=True) - chosen) / logits.abs().amax()).max().item())
+    return behind
 
 
 class Watch:

@@ -76,7 +76,8 @@ class Engine:
         policy = load_policy(config.scheduler.policy)
         self._progress("reading the model")
         null = config.engine.device == "null"
-        folder = resolve_model(config.model.model, weights=not null and config.model.load_format != "dummy")
+        weights = not null and config.model.load_format != "dummy"
+        folder = resolve_model(config.model.model, weights=weights, tokenizer=False)
         architecture = read_architecture(folder)
         page_bytes, cache_bytes = self._page_bytes(architecture)
         self.sizes = engine_sizes(config, architecture.max_position, page_bytes, cache_bytes)
@@ -130,9 +131,7 @@ class Engine:
                 architecture, folder, dtype, progress=lambda share: self._progress("loading weights", share, 1)
             )
         self._progress("preparing the model's step")
-        return CpuStep(
-            architecture, weights, sizes.num_pages, sizes.page_size, sizes.max_model_len, sizes.max_num_batched_tokens
-        )
+        return CpuStep(architecture, weights, sizes.num_pages, sizes.page_size, sizes.max_model_len, sizes.max_num_batched_tokens)
 
     def _facts(self, architecture: Architecture) -> EngineFacts:
         low, high = HASH_MULTIPLIER_RANGE

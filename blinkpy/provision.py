@@ -29,7 +29,7 @@ from blinkpy.kv.state import DRAINED, Limits, State, make_limits, make_state
 from blinkpy.models.architecture import Architecture, read_architecture
 from blinkpy.models.buckets import bucket_shapes, step_shapes
 from blinkpy.models.cache import PagedCache, kv_bytes_per_page
-from blinkpy.models.gpu_memory import MemoryPlan, plan_memory
+from blinkpy.models.gpu_memory import MemoryPlan, gib, plan_memory
 from blinkpy.models.gpu_step import GpuStep
 from blinkpy.models.host_driven import HostDrivenStep, device_side, pin_state
 from blinkpy.models.hub import resolve_model
@@ -89,11 +89,21 @@ class CudaEngine(Engine):
 
     def start(self) -> None:
         """See Engine.start. Raises ConfigError also when the model does not fit, before anything is loaded."""
+        try:
+            self._start()
+        except torch.cuda.OutOfMemoryError as error:  # another process took what was free when the plan was made
+            free, total = torch.cuda.mem_get_info()
+            raise ConfigError(
+                f"out of GPU memory while {self._phase}: {gib(free)} of {gib(total)} are free, and the plan was "
+                f"{self.plan.describe()}; stop what else uses this GPU, or lower gpu_memory_utilization"
+            ) from error
+
+    def _start(self) -> None:
         config = self.config
         policy = load_policy(config.scheduler.policy)
         self._enter("reading the model")
         gpu = check_gpu(self.control)
-        folder = resolve_model(config.model.model, weights=config.model.load_format != "dummy")
+        folder = resolve_model(config.model.model, weights=config.model.load_format != "dummy", tokenizer=False)
         a = read_architecture(folder)
         dtype = choose_dtype(a, config.model.dtype, "cuda")
         if dtype == torch.float16:
@@ -145,9 +155,7 @@ class CudaEngine(Engine):
         self.views.engine[ENGINE_STATE] = STATE_READY
         self._enter("")
 
-    def _build_executive(
-        self, policy: Policy, queues: EngineViews, graph_of: np.ndarray, stream: torch.cuda.Stream
-    ) -> Executive:
+    def _build_executive(self, policy: Policy, queues: EngineViews, graph_of: np.ndarray, stream: torch.cuda.Stream) -> Executive:
         # Imported here: --control host works without numba-cuda.
         from blinkpy.executive import Executive, StepTable
         from blinkpy.kernels.compile import device_arguments

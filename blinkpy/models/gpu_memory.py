@@ -42,18 +42,21 @@ class MemoryPlan:
     def cache(self) -> int:
         return self.usable - self.needed
 
-    def require(self, cache_bytes: int) -> None:
-        """Raise ConfigError, with needed and free memory by part, unless so many bytes are left for the KV cache."""
-        if self.cache >= cache_bytes:
-            return
+    def describe(self) -> str:
+        """The needed bytes by part, without the KV cache."""
         parts = {
             "weights": self.weights,
             "activations": self.activations,
             "scheduler state": self.state,
             "graphs and kernels": self.reserve,
-            "KV cache at least": cache_bytes,
         }
-        listed = ", ".join(f"{name} {gib(value)}" for name, value in parts.items())
+        return ", ".join(f"{name} {gib(value)}" for name, value in parts.items())
+
+    def require(self, cache_bytes: int) -> None:
+        """Raise ConfigError, with needed and free memory by part, unless so many bytes are left for the KV cache."""
+        if self.cache >= cache_bytes:
+            return
+        listed = f"{self.describe()}, KV cache at least {gib(cache_bytes)}"
         raise ConfigError(
             f"the model does not fit on the GPU: {gib(self.needed + cache_bytes)} needed ({listed}), {gib(self.usable)} usable "
             f"(gpu_memory_utilization {self.share:g} of {gib(self.total)}, of which {gib(self.free)} are free)"

@@ -14,7 +14,8 @@ from cuda.bindings import runtime
 
 from blinkpy.kernels.cuda_calls import check
 from blinkpy.kernels.device_views import host_tensor_on_device, pinned
-from blinkpy.kv.state import BUCKET, DECODE_ROWS, MAX_CONTEXT, ROWS, Batch, Requests, State, map_arrays
+from blinkpy.kv.state import BUCKET, DECODE_ROWS, MAX_CONTEXT, ROWS, TOKENS, Batch, Requests, State, map_arrays
+from blinkpy.models.buckets import StepShape
 from blinkpy.models.gpu_step import GpuStep
 
 
@@ -36,6 +37,13 @@ def device_side(state: State) -> tuple[Batch, Requests]:
     return batch, requests
 
 
+def require_fit(shape: StepShape, counts: np.ndarray) -> None:
+    """Raise RuntimeError unless a batch with these counts (Batch.counts) fits what a step graph was captured for."""
+    tokens, rows = int(counts[TOKENS]), int(counts[ROWS])
+    if tokens > shape.tokens or rows > shape.rows:
+        raise RuntimeError(f"a step of {tokens} tokens in {rows} rows exceeds its bucket, {shape.name}: nothing of it was run")
+
+
 class HostDrivenStep:
     """Runs the graph of a batch and waits for it. state: pinned (`pin_state`); batch, requests: its `device_side`."""
 
@@ -51,9 +59,7 @@ class HostDrivenStep:
     ):
         self._step, self._graph_of, self._page_size, self._stream = step, graph_of, page_size, stream
         self._inputs = [
-            (getattr(batch, name), torch.from_numpy(getattr(state.batch, name)))
-            for name in Batch._fields
-            if name != "sampled"
+            (getattr(batch, name), torch.from_numpy(getattr(state.batch, name))) for name in Batch._fields if name != "sampled"
         ]
         self._sampled = (torch.from_numpy(state.batch.sampled), batch.sampled)
         self._tables = (requests.page_table, state.requests.page_table)
@@ -61,14 +67,17 @@ class HostDrivenStep:
             graph.instantiate()
 
     def run(self, batch: Any, requests: Any) -> None:
-        """Compute the batch and write batch.sampled. Raises CudaError when the GPU fails."""
+        """Compute the batch and write batch.sampled. Raises CudaError when the GPU fails, RuntimeError for a batch beyond
+        its bucket."""
         counts = batch.counts
         mixed = 1 if counts[DECODE_ROWS] < counts[ROWS] else 0
+        graph = int(self._graph_of[counts[BUCKET], mixed])
+        require_fit(self._step.shapes[graph], counts)
         with torch.cuda.stream(self._stream):
             for target, source in self._inputs:
                 target.copy_(source, non_blocking=True)
             self._copy_tables(int(counts[MAX_CONTEXT]))
-            self._step.graphs[int(self._graph_of[counts[BUCKET], mixed])].replay()
+            self._step.graphs[graph].replay()
             self._sampled[0].copy_(self._sampled[1], non_blocking=True)
         check(runtime.cudaStreamSynchronize(self._stream.cuda_stream), "a step on the GPU")
 
