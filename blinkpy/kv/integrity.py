@@ -145,9 +145,9 @@ def _check_index(limits: Limits, state: State) -> list[str]:
     problems += _expect((parent >= -1) & (parent < limits.pages) & (parent != np.arange(limits.pages)), "a parent is no page")
     for slot in np.flatnonzero((r.status == RUNNING) & (r.indexed > 0) & (r.canonical != LOST)).tolist():
         page, k = int(r.canonical[slot]), int(r.indexed[slot]) - 1
-        if pages.generation[page] == r.canonical_generation[slot]:  # else it was evicted, which the next step notices
+        if page < 0 or pages.generation[page] == r.canonical_generation[slot]:  # else it was evicted, which the next step notices
             own = r.tokens[slot, k * limits.page_size : (k + 1) * limits.page_size]
-            if pages.key[page] < 0 or not np.array_equal(pages.tokens[page], own):
+            if page < 0 or pages.key[page] < 0 or not np.array_equal(pages.tokens[page], own):
                 problems.append(f"slot {slot}: its canonical page {page} does not hold the tokens of page {k}")
     return problems
 

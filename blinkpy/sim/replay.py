@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -17,12 +18,12 @@ STATUS_NAMES = ("empty", "waiting", "running", "finishing")
 RESULTS = {NOTHING: "nothing to compute", STOPPED: "stopped", DRAINED: "drained"}
 
 
-def tell(schedule: Schedule, policy: Policy) -> Iterator[str]:
-    """Repeat a schedule; what happens in each call, line by line, and at the end what is wrong."""
-    blank = Simulation(schedule.seed, schedule.turns, policy, mode="python", checks="python")
+def tell(schedule: Schedule, policy: Policy, **options: Any) -> Iterator[str]:
+    """Repeat a schedule; what happens in each call, line by line, and at the end what is wrong. options: of Simulation."""
+    blank = Simulation(schedule.seed, schedule.turns, policy, mode="python", checks="python", **options)
     actors = blank.world.limits.pairs + 1
     muted = schedule.muted(actors)
-    simulation = Simulation(schedule.seed, schedule.turns, policy, mode="python", checks="python", muted=muted)
+    simulation = Simulation(schedule.seed, schedule.turns, policy, mode="python", checks="python", muted=muted, **options)
     limits = simulation.world.limits
     yield f"world of seed {schedule.seed}: {limits}"
     outcome = None

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from blinkpy.config import ConfigError
 from blinkpy.kernels.policies import Policy
@@ -49,14 +50,15 @@ class Schedule:
             raise ConfigError(f"{path} is not a schedule: {type(error).__name__}: {error}") from error
 
 
-def shrink(failure: Failure, policy: Policy, policy_name: str, actors: int, seconds: float = 20.0) -> Schedule:
-    """A schedule with the same problem and as few acts as can be found in the time. actors: front ends and the world.
+def shrink(failure: Failure, policy: Policy, policy_name: str, actors: int, seconds: float = 20.0, **options: Any) -> Schedule:
+    """A schedule with the same problem and as few acts as can be found in the time. actors: front ends and the world. options: of
+    Simulation.
 
     Delta debugging (A. Zeller, R. Hildebrandt: Simplifying and isolating failure-inducing input, 2002), by complements alone.
     """
 
     def attempt(muted: list[Mute]) -> Outcome:
-        return simulate(failure.seed, failure.turns, policy, muted=muted)
+        return simulate(failure.seed, failure.turns, policy, muted=muted, **options)
 
     everything = [(turn, actor) for turn in range(failure.turns) for actor in range(actors)]
     keep = minimise(everything, failure, attempt, time.monotonic() + seconds)

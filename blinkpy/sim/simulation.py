@@ -61,7 +61,7 @@ class Outcome:
 
 
 class Simulation:
-    """One world, ready to run. mode: of the scheduler; checks: of front ends, model and checks. schedule: another scheduler's step
+    """One world, ready to run. mode: of the scheduler; checks: of front ends, model and checks. scheduler: another one's step
     function, (limits, queues, state, now) -> bucket, in plain Python."""
 
     def __init__(
@@ -74,19 +74,19 @@ class Simulation:
         checks: Mode = "njit",
         check_every: int = 1,
         muted: Iterable[Mute] = (),
-        schedule: Callable[..., int] | None = None,
+        scheduler: Callable[..., int] | None = None,
     ) -> None:
         self.seed, self.turns = seed, turns
         self.world: World = make_world(seed, turns, check_every)
         for turn, actor in muted:
             self.world.sim.muted[turn, actor] = 1
         limits, state, queues = self.world[:3]
-        if schedule is None:
-            scheduler = Scheduler(limits, state, policy, mode=mode)
-            scheduler.attach(queues)
-            self._step: Callable[[int], int] = scheduler.step
+        if scheduler is None:
+            compiled = Scheduler(limits, state, policy, mode=mode)
+            compiled.attach(queues)
+            self._step: Callable[[int], int] = compiled.step
         else:
-            arrays, views, chosen = plain(state), plain(queues), schedule
+            arrays, views, chosen = plain(state), plain(queues), scheduler
             self._step = lambda now: chosen(limits, views, arrays, now, 0, 1)
         self._play, self._quiet, self._arguments = _bind(self.world, checks)
         # How the run ends is drawn too: most serve everything, some are drained or stopped in the middle of it.
@@ -117,7 +117,7 @@ class Simulation:
 
     def calm(self) -> Outcome:
         """Everybody behaves, and all requests end; or the engine is told to drain or stop, and does."""
-        limits, self._accepted = self.world.limits, self._count("requests_accepted")
+        limits, self._accepted = self.world.limits, self.counters()["requests_accepted"]
         bound = limits.slots * (limits.max_model_len + CALM_SHARE) * 2 + 2 * CALM_SHARE
         for left in range(bound, 0, -1):
             if left % QUIET_EVERY == 0 and self.ending == COMMAND_RUN and self._quiet(*self._arguments):
@@ -130,7 +130,7 @@ class Simulation:
         return self._failed()
 
     def _quiet_end(self) -> Outcome:
-        if self._count("requests_accepted") != self._count("requests_finished") + self._count("requests_cancelled"):
+        if self.counters()["requests_accepted"] != self.counters()["requests_finished"] + self.counters()["requests_cancelled"]:
             self.code = COUNTERS_WRONG
             return self._failed()
         return Outcome(self.turn, None)
@@ -141,13 +141,14 @@ class Simulation:
         if result != wanted or (wanted == DRAINED and left):
             self.code, self.detail = NOT_DRAINED, f"{left} requests are left"
             return self._failed()
-        if self._count("requests_accepted") != self._accepted:
+        if self.counters()["requests_accepted"] != self._accepted:
             self.code = ACCEPTED_LATE
             return self._failed()
         return Outcome(self.turn, None)
 
-    def _count(self, name: str) -> int:
-        return int(self.world.state.counters[COUNTER_NAMES.index(name)])
+    def counters(self) -> dict[str, int]:
+        """The engine's counters by name."""
+        return dict(zip(COUNTER_NAMES, self.world.state.counters.tolist(), strict=True))
 
     def _failed(self) -> Outcome:
         return Outcome(self.turn, Failure(self.seed, self.turns, self.turn - 1, self.code, self.detail))
