@@ -124,20 +124,27 @@ def _remove_stale(path: Path) -> None:
     except FileNotFoundError:
         return
     try:
-        for attempt in range(3):  # a front end that looks whether the engine lives holds the lock for a moment
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if attempt == 2:
-                    raise TransportError(f"an engine with the name {path.name!r} is running: choose another --name") from None
-                time.sleep(RETRY_S)
+        attempts = 3  # a front end that looks whether the engine lives holds the lock for a moment
+        while not _locked(fd):
+            attempts -= 1
+            if attempts == 0:
+                raise TransportError(f"an engine with the name {path.name!r} is running: choose another --name")
+            time.sleep(RETRY_S)
         # The name may have passed on to a new segment between open and lock.
         with contextlib.suppress(FileNotFoundError):
             if os.stat(path).st_ino == os.fstat(fd).st_ino:
                 os.unlink(path)
     finally:
         os.close(fd)
+
+
+def _locked(fd: int) -> bool:
+    """Take the lock of a segment's file, if nobody has it."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
 
 
 def unlink_stale(name: str) -> bool:

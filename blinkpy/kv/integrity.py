@@ -166,6 +166,8 @@ def _check_batch(limits: Limits, state: State) -> list[str]:
     if problems or rows == 0:
         return problems
     slots = b.row_slots[:rows]
+    if ((slots < 0) | (slots >= limits.slots)).any():
+        return ["a row's request does not run: it is none"]
     lengths = np.diff(b.query_starts[: rows + 1])
     first = r.computed[slots]
     problems += _expect(len(set(slots.tolist())) == rows, "a request has two rows")

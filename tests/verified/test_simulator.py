@@ -145,7 +145,7 @@ def broken() -> Callable[..., int]:
 
 def _failure(schedule: Callable[..., int]) -> Failure:
     for seed in range(1, 100):
-        failure = simulate(seed, 300, schedule=schedule).failure
+        failure = simulate(seed, 300, scheduler=schedule).failure
         if failure:
             return failure
     raise AssertionError("no seed fails")
