@@ -27,7 +27,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--python", action="store_true", help="plain Python instead of compiled code: a hundred times slower")
     made.add_argument("--check-every", type=int, default=1, help="turns between two checks of the whole state [1]")
     made.add_argument("--save", type=Path, default=Path("build/sim"), help="folder for failing schedules [build/sim]")
-    made.add_argument("--replay", type=Path, metavar="FILE", help="repeat a saved schedule in plain Python, and tell what happens")
+    made.add_argument(
+        "--replay", type=Path, metavar="FILE", help="repeat a saved schedule in plain Python, and tell what happens"
+    )
     return made
 
 

@@ -1,7 +1,7 @@
 """Front ends of a simulation, as device code: they follow queues.py, from a few draws in each turn, and sometimes don't.
 
-What a front end writes goes through its wire, a queue of writes that arrive in order, now or later; when it crashes, a part of them
-still arrives. Each completion is checked when it is read: the right token of the right request, in order, once.
+What a front end writes goes through its wire, a queue of writes that arrive in order, now or later; when it crashes, a part of
+them still arrives. Each completion is checked when it is read: the right token of the right request, in order, once.
 """
 
 from __future__ import annotations
@@ -291,7 +291,9 @@ def make_up_prompt(limits, sim, slot):
     repeats = chance(draws, sim.odds.repeat)
     own = 0 if repeats else draw(draws, min(4, length))
     stem, after = draw(draws, STEMS), draw(draws, STEMS)
-    cut = draw(draws, length) if not repeats and draw(draws, 3) == 0 else length  # from here on as another one: pages that look alike
+    cut = (
+        draw(draws, length) if not repeats and draw(draws, 3) == 0 else length
+    )  # from here on as another one: pages that look alike
     for i in range(length):
         token = sim.stems[stem if i < cut else after, i]
         fronts.tokens[slot, i] = token if i < length - own else draw(draws, limits.vocab_size)

@@ -274,7 +274,12 @@ def check_index(limits, state, seen):
         if pages.parent[page] < -1 or pages.parent[page] >= limits.pages or pages.parent[page] == page:
             return PARENT_RANGE
     for slot in range(limits.slots):
-        if r.status[slot] == RUNNING and r.indexed[slot] > 0 and r.canonical[slot] != LOST and not canonical_fine(limits, state, slot):
+        if (
+            r.status[slot] == RUNNING
+            and r.indexed[slot] > 0
+            and r.canonical[slot] != LOST
+            and not canonical_fine(limits, state, slot)
+        ):
             return CANONICAL
     return 0
 

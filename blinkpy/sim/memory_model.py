@@ -1,8 +1,8 @@
 """An explicit-state checker for small programs that share memory: all interleavings, with the reorderings that a machine permits.
 
-A program is a generator that yields what it does to memory, and gets the loaded values back; an AssertionError in it is a violation, and so
-is a program that can't go on. Memory is one sequence of visible writes (all machines here are multi-copy atomic between two parties); what
-differs is when a party's stores become visible, and how old a value its loads may return:
+A program is a generator that yields what it does to memory, and gets the loaded values back; an AssertionError in it is a
+violation, and so is a program that can't go on. Memory is one sequence of visible writes (all machines here are multi-copy
+atomic between two parties); what differs is when a party's stores become visible, and how old a value its loads may return:
 
     machine   stores become visible               loads return
     X86       in order, later (TSO)               the newest value
@@ -12,8 +12,8 @@ differs is when a party's stores become visible, and how old a value its loads m
               stores and fences                   of one word don't go back in time (Armv8, PTX)
 
 The words of one Bulk write become visible in any order, on every machine. A store never becomes visible before a load whose value
-decided about it (a data or control dependency: every machine here keeps that order). LoadLater is a load that nothing depends on yet: on a
-weak machine it may happen as late as its Value is asked for, after later stores that are no release.
+decided about it (a data or control dependency: every machine here keeps that order). LoadLater is a load that nothing depends
+on yet: on a weak machine it may happen as late as its Value is asked for, after later stores that are no release.
 """
 
 from __future__ import annotations
@@ -162,7 +162,9 @@ class Checker:
             except AssertionError as error:
                 return Violation(f"violated: {error}", path)
             if not moved and any(self._next(i, party) is not None for i, party in enumerate(state.parties)):
-                waiting = [f"party {i} at {self._next(i, party)}" for i, party in enumerate(state.parties) if self._next(i, party)]
+                waiting = [
+                    f"party {i} at {self._next(i, party)}" for i, party in enumerate(state.parties) if self._next(i, party)
+                ]
                 return Violation(f"nobody can go on: {'; '.join(waiting)}", path)
         return None
 
@@ -237,7 +239,8 @@ def _trimmed(state: Memory, machines: Sequence[Machine]) -> Memory:
         return state
     base = dict(state.base) | dict(state.recent[:needed])
     parties = tuple(
-        p._replace(floor=max(0, p.floor - needed), seen=tuple((w, n - needed) for w, n in p.seen if n > needed)) for p in state.parties
+        p._replace(floor=max(0, p.floor - needed), seen=tuple((w, n - needed) for w, n in p.seen if n > needed))
+        for p in state.parties
     )
     return Memory(tuple(sorted(base.items())), state.recent[needed:], parties)
 
@@ -252,7 +255,10 @@ def _perform(
         case Store(word, value, release):
             if not (release and any(value is UNBOUND for _, _, value in party.tickets)):
                 pending = Pending(party.group, word, value, release)
-                yield f"stores {word} = {value}", _with(state, index, done._replace(buffer=(*party.buffer, pending), group=party.group + 1))
+                yield (
+                    f"stores {word} = {value}",
+                    _with(state, index, done._replace(buffer=(*party.buffer, pending), group=party.group + 1)),
+                )
         case Bulk(words):
             pendings = tuple(Pending(party.group, word, value, False) for word, value in words)
             yield f"writes {words}", _with(state, index, done._replace(buffer=(*party.buffer, *pendings), group=party.group + 1))

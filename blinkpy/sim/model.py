@@ -1,8 +1,8 @@
 """A made-up model that makes mistakes of the scheduler visible.
 
-The "keys and values" of a token are one number, made from those before it and written to its cache slot; the next token is a hash of
-all numbers that the page table leads to, and of the request's seed. So a wrong page, slot, position, row, prefix or request gives a
-wrong token, and a front end knows the right ones from the prompt alone.
+The "keys and values" of a token are one number, made from those before it and written to its cache slot; the next token is a
+hash of all numbers that the page table leads to, and of the request's seed. So a wrong page, slot, position, row, prefix or
+request gives a wrong token, and a front end knows the right ones from the prompt alone.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ EMITS_WRONG = problem("the number of emitting rows is wrong")
 
 @device
 def value_of(before, token, position, salt):
-    """What is cached for a token at a position, behind another cached value (0 for the first). The salt makes it visible when a page is
-    shared across salts."""
+    """What is cached for a token at a position, behind another cached value (0 for the first). The salt makes it visible when a
+    page is shared across salts."""
     return (before * 37 + token * 7919 + position * 104_729 + salt * 131 + 13) % MODULUS
 
 

@@ -1,23 +1,27 @@
 """The queue protocol as small programs for the memory model, with the order of accesses that the code has.
 
-`SCENARIOS` are all parts of the protocol in which the order of memory accesses matters; `check` explores one on the machines of a transport.
-What the code relies on, by the names that it refers to:
+`SCENARIOS` are all parts of the protocol in which the order of memory accesses matters; `check` explores one on the machines of
+a transport. What the code relies on, by the names that it refers to:
 
-    O1  Who sees a doorbell sees the entry, prompt and hashes before it: stores in order (x86, RDMA), or the fence of dpu/fence.py (Arm); the
+    O1  Who sees a doorbell sees the entry, prompt and hashes before it: stores in order (x86, RDMA), or the fence of
+    dpu/fence.py (Arm); the
         engine loads it with acquire (kernels/inbox.py).
     O2  Who sees PAIR_SQ_HEAD knows that the engine has read what is before it: a release store (kernels/intake.py).
     O3  A completion word says all by itself: one store of 8 bytes, and a lap counter that tells it from an older one.
-    O4  A completion entry is written again only after its reader's head was seen; the reader stores the head after it has read the word (a
+    O4  A completion entry is written again only after its reader's head was seen; the reader stores the head after it has read
+    the word (a
         dependency), and the engine stores the word after it has seen the head (a branch).
-    O5  Who sees a grant sees the positions from which it counts: release stores of the engine, and on Arm a fence of the front end between
+    O5  Who sees a grant sees the positions from which it counts: release stores of the engine, and on Arm a fence of the front
+    end between
         reading PAIR_EPOCH and the positions.
-    O6  What an earlier owner wrote may land late: words carry their epoch, and a heartbeat repeats doorbell and head, which it may have
+    O6  What an earlier owner wrote may land late: words carry their epoch, and a heartbeat repeats doorbell and head, which it
+    may have
         covered.
     O7  A cancel names its request: ids are never used twice.
 
-One thing is assumed and not checked: bulk writes of an earlier owner (entries, prompts, hashes) have landed, or never will, before its
-successor submits. Shared memory keeps that because the process is dead (its lock on the pair is free); an RDMA transport has to tear down the
-old connection before it lets a new one in.
+One thing is assumed and not checked: bulk writes of an earlier owner (entries, prompts, hashes) have landed, or never will,
+before its successor submits. Shared memory keeps that because the process is dead (its lock on the pair is free); an RDMA
+transport has to tear down the old connection before it lets a new one in.
 
 `python -m blinkpy.sim.queue_model` checks everything, and shows which protocol bugs are found on which machines.
 """
@@ -27,7 +31,23 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
-from blinkpy.sim.memory_model import RDMA, WEAK, X86, Bulk, Checker, Fence, Load, LoadLater, Machine, Operation, Program, Silence, Store, Value, Violation
+from blinkpy.sim.memory_model import (
+    RDMA,
+    WEAK,
+    X86,
+    Bulk,
+    Checker,
+    Fence,
+    Load,
+    LoadLater,
+    Machine,
+    Operation,
+    Program,
+    Silence,
+    Store,
+    Value,
+    Violation,
+)
 
 Steps = Generator[Operation, Any, None]
 
@@ -105,12 +125,20 @@ def submission(transport: Transport, protocol: Protocol) -> tuple[list[Program],
                 value = yield Value(ticket)
                 assert value == request, f"request {request} is read as {value}"
 
-    return [front, engine], [transport.front, transport.engine], {"sq_head": 0, "doorbell": 0, "prompt": 0, "entry 0": 0, "entry 1": 0}
+    return (
+        [front, engine],
+        [transport.front, transport.engine],
+        {"sq_head": 0, "doorbell": 0, "prompt": 0, "entry 0": 0, "entry 1": 0},
+    )
 
 
 # ---- completion: O3, O4 -------------------------------------------------------------------------------------------------
 
 RING, TOKENS = 2, 5
+
+
+def _between(least: int, most: int) -> Callable[[Any], bool]:
+    return lambda word: bool(least <= word[0] <= most)
 
 
 def completion(transport: Transport, protocol: Protocol) -> tuple[list[Program], list[Machine], dict[str, Any]]:
@@ -131,8 +159,8 @@ def completion(transport: Transport, protocol: Protocol) -> tuple[list[Program],
             if not protocol.head_after_read:
                 yield Store("cq_head", position + 1)
             lap = lap_of(position)
-            lap_wanted = (lambda word, lap=lap: word[0] == lap) if protocol.laps else (lambda word: word[0] > 0)
-            word = yield Load(f"cq {position % RING}", wanted=lap_wanted)
+            least, most = (lap, lap) if protocol.laps else (1, TOKENS)
+            word = yield Load(f"cq {position % RING}", wanted=_between(least, most))
             assert word[1] == position, f"token {position} is read as {word[1]}"
             if protocol.head_after_read:
                 yield Store("cq_head", position + 1)
@@ -164,7 +192,10 @@ def ownership(transport: Transport, protocol: Protocol) -> tuple[list[Program], 
         if protocol.positions_before_epoch:
             yield Store("epoch", 2, released)
         yield Store("attached", 1, released)
-        believed: Callable[[Any], bool] = lambda bell: bell[1] > sq_head and (bell[0] == 2 or not protocol.doorbell_epochs)  # noqa: E731
+
+        def believed(bell: Any) -> bool:
+            return bool(bell[1] > sq_head and (bell[0] == 2 or not protocol.doorbell_epochs))
+
         yield Load("doorbell", True, believed)
         entry = yield Load(f"entry {sq_head}")
         assert entry == "of the successor", f"an entry {entry} is taken in"
@@ -187,7 +218,16 @@ def ownership(transport: Transport, protocol: Protocol) -> tuple[list[Program], 
             yield from fence(transport, protocol.front_fence)
             yield Store("doorbell", (2, sq_head + 1))
 
-    initial = {"doorbell": (1, 0), "claim": 1, "epoch": 1, "attached": 1, "sq_head": 0, "cq_tail": 0, "entry 0": "of nobody", "entry 1": "of nobody"}
+    initial = {
+        "doorbell": (1, 0),
+        "claim": 1,
+        "epoch": 1,
+        "attached": 1,
+        "sq_head": 0,
+        "cq_tail": 0,
+        "entry 0": "of nobody",
+        "entry 1": "of nobody",
+    }
     return [predecessor, successor, engine], [transport.front, transport.front, transport.engine], initial
 
 

@@ -11,8 +11,8 @@ from blinkpy.kernels.policies import Policy
 from blinkpy.kv.state import DECODE_ROWS, DRAINED, NOTHING, ROWS, STOPPED, TOKENS
 from blinkpy.queues import COMMAND_RUN
 from blinkpy.sim.problems import PROBLEMS
-from blinkpy.sim.simulation import Simulation
 from blinkpy.sim.shrink import Schedule
+from blinkpy.sim.simulation import Simulation
 
 STATUS_NAMES = ("empty", "waiting", "running", "finishing")
 RESULTS = {NOTHING: "nothing to compute", STOPPED: "stopped", DRAINED: "drained"}

@@ -25,11 +25,9 @@ class Report:
     def __str__(self) -> str:
         found = f"{len(self.failures)} failed" if self.failures else "no violation"
         rate = self.calls / self.seconds if self.seconds else 0.0
-        last = self.first_seed + self.worlds - 1
-        return (
-            f"{self.calls:,} scheduler calls in {self.worlds:,} worlds (seeds {self.first_seed} to {last}), {self.seconds:.1f} s, "
-            f"{rate:,.0f} calls/s: {found}"
-        )
+        seeds = f"seeds {self.first_seed} to {self.first_seed + self.worlds - 1}"
+        did = f"{self.calls:,} scheduler calls in {self.worlds:,} worlds ({seeds})"
+        return f"{did}, {self.seconds:.1f} s, {rate:,.0f} calls/s: {found}"
 
 
 def run(
@@ -46,8 +44,8 @@ def run(
 ) -> Report:
     """Simulate worlds from `seed` on, until the scheduler was called `steps` times, the time is over or enough seeds failed.
 
-    policy: one, or several that take turns. turns: stormy turns of each world. mode: of scheduler and checks alike. progress: called
-    after every world.
+    policy: one, or several that take turns. turns: stormy turns of each world. mode: of scheduler and checks alike.
+    progress: called after every world.
     """
     policies = [policy] if callable(policy) else list(policy)
     for each in policies:

@@ -1,7 +1,7 @@
 """Running a simulation: one seed makes a world, a storm of events, and then a calm in which everything must end.
 
-`simulate` runs a seed and says what went wrong, if anything did. The scheduler and the simulation are each compiled (njit) or plain
-Python, in any combination, and give the same run.
+`simulate` runs a seed and says what went wrong, if anything did. The scheduler and the simulation are each compiled (njit) or
+plain Python, in any combination, and give the same run.
 """
 
 from __future__ import annotations

@@ -52,8 +52,8 @@ def poison(limits, state, sim, turn):
 def play_turn(limits, queues, state, sim, turn, bucket, command):
     """Judge the call of the turn before, which returned `bucket`, and prepare the next one.
 
-    turn: from 0; the bucket before the first does not matter. command: COMMAND_*, of the host. Returns the time of the scheduler's next
-    call, ns, or minus the number of a problem.
+    turn: from 0; the bucket before the first does not matter. command: COMMAND_*, of the host. Returns the time of the
+    scheduler's next call, ns, or minus the number of a problem.
     """
     if turn > 0:
         fault = judge(limits, queues, state, sim, turn, bucket)
@@ -82,5 +82,3 @@ def is_quiet(limits, state, sim):
         if state.pages.refcount[page] != 0:
             return False
     return True
-
-

@@ -227,8 +227,8 @@ def random_odds(draw: random.Random, limits: Limits) -> Odds:
 
 
 def make_world(seed: int, turns: int, check_every: int = 1, tight: bool = False) -> World:
-    """The world of a seed. turns: length of the stormy part. check_every: see Sim. tight: the arenas hold little more than one prompt,
-    else one for each entry of the ring, as the simulated front ends use them."""
+    """The world of a seed. turns: length of the stormy part. check_every: see Sim. tight: the arenas hold little more than one
+    prompt, else one for each entry of the ring, as the simulated front ends use them."""
     draw = random.Random(seed)
     sizes, facts, options = random_limits(draw, tight)
     layout = QueueLayout(sizes)
@@ -263,10 +263,10 @@ def make_world(seed: int, turns: int, check_every: int = 1, tight: bool = False)
 
 def _make_fronts(limits: Limits) -> Fronts:
     Q, S, K, C = limits.pairs, limits.slots, limits.pages_per_sequence, limits.max_model_len
-    shapes: dict[str, tuple[int, ...]] = {name: (S,) for name in Fronts._fields}
-    shapes |= {name: (Q,) for name in ("alive", "silent", "pace", "epoch", "claim", "counter", "beat", "sq_tail", "cq_head")}
-    shapes |= {"broke": (Q,), "wire_head": (Q,), "wire_tail": (Q,)}
-    shapes |= {"wire_kind": (Q, WIRE), "wire_index": (Q, WIRE), "wire_value": (Q, WIRE)}
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(Fronts._fields, (S,))
+    per_pair = ("alive", "silent", "pace", "epoch", "claim", "counter", "beat", "sq_tail", "cq_head", "broke")
+    shapes |= dict.fromkeys((*per_pair, "wire_head", "wire_tail"), (Q,))
+    shapes |= dict.fromkeys(("wire_kind", "wire_index", "wire_value"), (Q, WIRE))
     shapes |= {"tokens": (S, C), "page_hash": (S, K), "entry": (Q, limits.sq_entries, SQ_ENTRY_WORDS)}
     words = ("tokens", "entry")
     return Fronts(**{name: np.zeros(shape, np.int32 if name in words else np.int64) for name, shape in shapes.items()})

@@ -12,7 +12,7 @@ from blinkpy.sim.queue_model import BUGS, SCENARIOS, TRANSPORTS, Transport, chec
 CPU, GPU, ARM, REMOTE = TRANSPORTS
 ALL = {CPU, GPU, ARM, REMOTE}
 # Who must find which bug: a machine that keeps an order anyway forgives that it is not asked for.
-FOUND_ON = {name: ALL for name in BUGS} | {
+FOUND_ON = dict.fromkeys(BUGS, ALL) | {
     "front_fence": {ARM},
     "grant_fence": {ARM},
     "doorbell_acquired": {GPU, ARM, REMOTE},

@@ -43,7 +43,9 @@ def in_lanes(lanes: int, policy: Any, seed: int) -> Callable[..., int]:
 
 
 # Storms with bad entries, hashes that collide, a drain and a stop among their ends.
-@pytest.mark.parametrize(("seed", "policy"), [(3, "fcfs"), (11, "priority"), (14, "shortest-first"), (23, "fcfs"), (29, "priority")])
+@pytest.mark.parametrize(
+    ("seed", "policy"), [(3, "fcfs"), (11, "priority"), (14, "shortest-first"), (23, "fcfs"), (29, "priority")]
+)
 def test_lanes_weather_a_storm_as_one_lane_does(seed: int, policy: str) -> None:
     chosen = SHIPPED[policy]
     several = Simulation(seed, 60, chosen, scheduler=in_lanes(4, chosen, seed))
@@ -94,7 +96,9 @@ def test_a_scheduler_needs_its_queues_first() -> None:
 @pytest.mark.parametrize("mode", ["python", "njit"])
 def test_the_null_engine_makes_tokens_up(mode: Any, step_ns: int) -> None:
     worlds = (FrontWorld(seed, make_schedule(fcfs)) for seed in range(100))
-    world = next(w for w in worlds if w.limits.cq_entries > 8 and w.limits.vocab_size > 100 and w.limits.pages * w.limits.page_size > 8)
+    world = next(
+        w for w in worlds if w.limits.cq_entries > 8 and w.limits.vocab_size > 100 and w.limits.pages * w.limits.page_size > 8
+    )
     limits = world.limits._replace(lease_ns=1 << 62)  # the loop has another clock
     client = attached(world)
     client.submit(PROMPT, Sampling(max_tokens=4, seed=-(2**62)))
@@ -119,7 +123,7 @@ def test_snapshots_say_where_they_differ() -> None:
 # ---- the client's rare ends ---------------------------------------------------------------------------------------------
 
 
-def attached(world: FrontWorld) -> QueuePair:
+def attached(world: FrontWorld) -> Any:
     """A client of pair 0."""
     transport = WireTransport(world, 0)
     client = QueuePair(transport, engine_timeout_s=1e9)

@@ -7,7 +7,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
-from hunts import hunt, simulated
+from hunts import found_by_simulator, hunt
 from seeded_bugs import FRONT_BUGS, SCHEDULER_BUGS, Bug, patched_source, planted
 
 from blinkpy.sim.simulation import simulate
@@ -32,7 +32,7 @@ def test_a_seeded_bug_is_found(bug: Bug, findings: dict[str, str]) -> None:
 
 
 def test_without_a_bug_nothing_is_found() -> None:
-    assert simulated(None, calls=5_000) == ""
+    assert found_by_simulator(None, calls=5_000) == ""
 
 
 def test_all_bugs_differ_and_are_listed() -> None:

@@ -37,7 +37,11 @@ def test_many_worlds_under_every_shipped_policy(seed: int) -> None:
 def test_python_and_njit_give_the_same_run(seed: int) -> None:
     """Bit for bit: state, shared memory, front ends and checks, in any combination."""
     for number in range(6):
-        runs = [Simulation(seed + number, 150, mode=mode, checks=checks) for mode in ("python", "njit") for checks in ("python", "njit")]
+        runs = [
+            Simulation(seed + number, 150, mode=mode, checks=checks)
+            for mode in ("python", "njit")
+            for checks in ("python", "njit")
+        ]
         outcomes = [simulation.run() for simulation in runs]
         assert [outcome.failure for outcome in outcomes] == [None] * 4
         assert len({outcome.calls for outcome in outcomes}) == 1

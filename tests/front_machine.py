@@ -21,11 +21,8 @@ from blinkpy.dpu.sampling import Sampling
 from blinkpy.kernels.policies import SHIPPED
 from blinkpy.kv.state import DRAINED
 
-_COMMON = {"deadline": None, "suppress_health_check": list(HealthCheck), "print_blob": True}
-PROFILES = {
-    "ci": settings(max_examples=400, stateful_step_count=50, **_COMMON),
-    "nightly": settings(max_examples=2000, stateful_step_count=150, **_COMMON),
-}
+_CI = settings(max_examples=400, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
+PROFILES = {"ci": _CI, "nightly": settings(_CI, max_examples=2000, stateful_step_count=150)}
 PROFILE = PROFILES[os.environ.get("BLINKPY_PROFILE", "ci")]
 PAIRS, SEEDS = st.integers(0, 4), st.integers(0, 2**32)
 BEAT_EVERY = 8  # calls; a lease is 20
@@ -33,8 +30,8 @@ ATTACH_S = 60.0  # the engine moves while the client waits, so this never passes
 
 
 class FrontMachine(RuleBasedStateMachine):
-    """Front ends come, go, write late and read slowly. The modules under test are looked up when it begins, so that a test may plant
-    bugs in them."""
+    """Front ends come, go, write late and read slowly. The modules under test are looked up when it begins, so that a test may
+    plant bugs in them."""
 
     def __init__(self) -> None:
         super().__init__()

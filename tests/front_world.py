@@ -1,7 +1,7 @@
 """The real client of the queue pairs, blinkpy.dpu.queue_pair, against the real scheduler in plain Python, in one thread.
 
-A `WireTransport` is memory that writes reach later: in order, when the world delivers them. The model and the checks after each call are
-the simulator's, so a front end knows all its tokens from the prompt alone.
+A `WireTransport` is memory that writes reach later: in order, when the world delivers them. The model and the checks after each
+call are the simulator's, so a front end knows all its tokens from the prompt alone.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def deadline(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def simulated(bug: Bug | None, calls: int = CALLS) -> str:
+def found_by_simulator(bug: Bug | None, calls: int = CALLS) -> str:
     """What the simulator says about a bug; empty when it finds nothing. The seeds are always the same ones."""
     with planted(bug):
         make_schedule = importlib.import_module("blinkpy.kernels.scheduler").make_schedule
@@ -61,9 +61,9 @@ def simulated(bug: Bug | None, calls: int = CALLS) -> str:
     return ""
 
 
-def tested(bug: Bug | None, examples: int = EXAMPLES) -> str:
+def found_by_properties(bug: Bug) -> str:
     """What the properties say about a bug; empty when they find nothing. The examples are always the same ones."""
-    chosen = settings(PROFILES["ci"], phases=(Phase.generate,), database=None, max_examples=examples, derandomize=True)
+    chosen = settings(PROFILES["ci"], phases=(Phase.generate,), database=None, max_examples=EXAMPLES, derandomize=True)
     try:
         with deadline(SECONDS), planted(bug):
             run_state_machine_as_test(FrontMachine, settings=chosen)
@@ -74,4 +74,4 @@ def tested(bug: Bug | None, examples: int = EXAMPLES) -> str:
 
 def hunt(bug: Bug) -> str:
     """Who finds a bug first, and what they say; empty when nobody does. Bugs of the client are for the properties."""
-    return tested(bug) if bug.module.startswith("dpu.") else simulated(bug)
+    return found_by_properties(bug) if bug.module.startswith("dpu.") else found_by_simulator(bug)
