@@ -119,10 +119,10 @@ SCHEDULER_BUGS = (
         "if token >= limits.vocab_size:",
     ),
     Bug(
-        "pages are counted as computed a token early",
+        "a generated token is stored in the wrong place",
         "kernels.commit",
-        "requests.computed[slot] += batch.query_starts[row + 1] - batch.query_starts[row]",
-        "requests.computed[slot] += batch.query_starts[row + 1] - batch.query_starts[row] + (1 if row == 2 else 0)",
+        "requests.tokens[slot, length - 1] = token",
+        "requests.tokens[slot, max(0, length - 2)] = token",
     ),
     # completions
     Bug(
