@@ -224,7 +224,7 @@ SCHEDULER_BUGS = (
     Bug("intake stays with the first pair", "kernels.intake", "counts[ROTATION] = pair", "counts[ROTATION] = 0"),
     Bug("new requests are taken in while draining", "kernels.intake", "!= COMMAND_RUN:", "> COMMAND_RUN + 1:"),
     # who runs
-    Bug("a request of two pages' growth gets one", "kernels.admit", "hits <= available - revived", "hits <= available"),
+    Bug("pages that a hit takes back count as available", "kernels.admit", "hits <= available - revived", "hits <= available"),
     Bug("the first in rank is preempted", "kernels.admit", "rank = max(rank, HIGHEST if", "rank = min(-rank, HIGHEST if"),
     Bug(
         "a request may run without room for its token",

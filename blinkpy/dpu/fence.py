@@ -11,10 +11,12 @@ A front end stores prompt, hashes and entry, and then the doorbell. Whoever sees
   the call takes about a microsecond, once for each submission, and needs no privilege. The kernel skips the barriers
   when only one CPU is online, where there is nobody to see a difference.
 
+(O1 of blinkpy/sim/queue_model.py, where a front end without this fence is found wrong on Arm, and only there.)
+
 The return leg needs no barrier. A completion is one word. The positions that a front end publishes (its completion
 head, the reuse of ring and arena space) depend on words that it loaded, through data or a branch, and every machine
 keeps a store behind the loads that it depends on. Two loads in a row are not kept in order: after the engine granted
-a claim, a fence stands between reading that and reading the positions.
+a claim, a fence stands between reading that and reading the positions (O4 and O5 there).
 """
 
 from __future__ import annotations

@@ -190,7 +190,7 @@ class ShmTransport:
         self._bytes[start : start + len(entry)] = entry
 
     def ring(self, doorbell: int) -> None:
-        self._fence()
+        self._fence()  # O1 of blinkpy/sim/queue_model.py
         self._words[self._front + FRONT_DOORBELL] = doorbell
 
     def write_cancel(self, slot: int, request_id: int) -> None:
@@ -206,7 +206,7 @@ class ShmTransport:
     def read_pair(self) -> PairWords:
         words, base = self._words, self._pair_words
         attached, epoch = words[base + PAIR_ATTACHED], words[base + PAIR_EPOCH]
-        self._fence()
+        self._fence()  # O5 of blinkpy/sim/queue_model.py
         return PairWords(words[base + PAIR_SQ_HEAD], words[base + PAIR_CQ_TAIL], epoch, attached)
 
     def read_engine_state(self) -> int:

@@ -11,6 +11,10 @@ What every transport promises:
 4. No call blocks. A transport that can't go on raises TransportError, at that call or at a later one, and from then on
    at every call.
 5. The front end is the one writer of its region, so a write never has to be read back.
+6. Succession. Before a pair is claimed anew, what an earlier owner wrote to arenas and ring has landed, or never will. (Words
+   may land late: they carry their epoch.)
+
+1, 3 and 6 are what blinkpy/sim/queue_model.py assumes of a transport, O1, O5 and O6 there.
 """
 
 from __future__ import annotations
