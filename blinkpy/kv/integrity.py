@@ -58,9 +58,10 @@ def _check_lists(limits: Limits, state: State) -> list[str]:
         ("waiting", WAITING, WAITING_COUNT),
         ("finishing", FINISHING, FINISHING_COUNT),
     ):
-        slots = getattr(state, name)[: counts[which]]
+        listed = getattr(state, name)
+        slots = listed[: max(0, counts[which])]
         expected = np.flatnonzero(status == wanted)
-        if not np.array_equal(np.sort(slots), expected):
+        if not 0 <= counts[which] <= len(listed) or not np.array_equal(np.sort(slots), expected):
             problems.append(f"{name} lists the slots {sorted(slots.tolist())}, but {expected.tolist()} have that status")
     if problems:
         return problems
@@ -107,6 +108,7 @@ def _check_pages(limits: Limits, state: State) -> list[str]:
     problems = _expect(pages.refcount == references, "a reference count is not the number of page tables with the page")
     problems += _expect(is_free <= 1, "a page is twice on the free stack")
     problems += _expect(held.astype(int) + cached + is_free == 1, "a page is not exactly one of free, cached and held")
+    problems += _expect(0 <= counts[FREE_COUNT] <= limits.pages, "the number of free pages is wrong")
     problems += _expect(int(cached.sum()) == counts[CACHED_COUNT], "the number of cached pages is wrong")
     problems += _expect(~cached | (pages.key >= 0), "a cached page is not indexed")
     problems += _expect((is_free == 0) | (pages.key < 0), "a free page is indexed")

@@ -144,6 +144,7 @@ def check_requests(limits, state):
 
 FREE_RANGE = problem("the free stack names a page that is none")
 REFERENCES = problem("a reference count is not the number of page tables with the page")
+FREE_WRONG = problem("the number of free pages is wrong")
 FREE_TWICE = problem("a page is twice on the free stack")
 ONE_OF = problem("a page is not exactly one of free, cached and held")
 CACHED_WRONG = problem("the number of cached pages is wrong")
@@ -175,8 +176,8 @@ def check_pages(limits, state, references, seen):
         if references[page] > 1 and pages.key[page] < 0:
             return SHARED_UNINDEXED
         seen[page] = 0
-    if free > limits.pages:
-        return ONE_OF
+    if not 0 <= free <= limits.pages:
+        return FREE_WRONG
     for i in range(free):
         page = pages.free[i]
         if page < 0 or page >= limits.pages:
