@@ -7,10 +7,11 @@
 #   make coverage   that the tests reach every line and branch of the scheduler, the prefix cache and the queues
 #   make test-gpu   the tests that need an NVIDIA GPU; without one it says so, and tests nothing
 #   make bench      the benchmarks that need no GPU, into benchmarks/results: a quarter of an hour on an idle machine
+#   make paper      the grid of request rates, isolated and interfered, for MODEL: hours, and it can be interrupted
 #   make docs       write the generated pages of docs/ again
 #   make clean      remove the environment and everything that was built
 #
-# Variables: MODEL=folder-or-hub-id HOST=127.0.0.1 PORT=8000 ARGS='more options'   for make serve (ARGS also for bench and test-gpu)
+# Variables: MODEL=folder-or-hub-id HOST=127.0.0.1 PORT=8000 ARGS='more options'   for make serve (ARGS also for bench, paper, test-gpu)
 #            T='tests/plain -k config'                                           for make test and test-gpu: what to run
 #            SECONDS=600                                                         for make fuzz
 #            PYTHON=python3.12 VENV=.venv                                        which Python, and where the environment goes
@@ -45,7 +46,7 @@ RUN := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} OMP_WAIT_POLICY=$${OMP_WAIT_POLICY
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve test lint fuzz coverage test-gpu bench docs clean
+.PHONY: help serve test lint fuzz coverage test-gpu bench paper docs clean
 
 help:
 	@sed -n 's/^#   *\(make [a-z]\)/  \1/p' Makefile
@@ -119,6 +120,9 @@ endif
 
 bench: $(call STAMP,bench)
 	@for name in queue_pair scheduler frontend cpu_engine; do $(RUNNER) -m benchmarks.$$name $(ARGS) || exit 1; done
+
+paper: $(call STAMP,bench)
+	@$(RUNNER) -m benchmarks.paper --model '$(MODEL)' $(ARGS)
 
 docs: $(call STAMP,dev)
 	@$(RUNNER) tools/write_cli_reference.py > docs/cli.md

@@ -232,6 +232,7 @@ class FrontMachine(RuleBasedStateMachine):
             seed=draw.randrange(1 << 20),
             priority=draw.randint(-1, 1),
             cache_salt=draw.choice((0, 0, 9)),
+            logprobs=draw.choice((-1, -1, 0, 20)),
             flags=draw.choice((0, 0, q.SUBMIT_NO_PREFIX_CACHE)),
             stop_ids=tuple(draw.randrange(limits.vocab_size) for _ in range(draw.randint(0, 2))),
         )
@@ -255,5 +256,5 @@ class FrontMachine(RuleBasedStateMachine):
     def _read(self, client: Any) -> None:
         for request, token, flags in client.poll():
             sent: Sent = request.owner
-            self.world.take(sent, token, flags)
+            self.world.take(sent, token, flags, request.records)
         assert client.stray_completions == 0

@@ -19,7 +19,7 @@ from blinkpy.dpu.transport import PairWords
 from blinkpy.kernels.scheduler import plain
 from blinkpy.kv.integrity import check_integrity
 from blinkpy.kv.state import ROWS
-from blinkpy.sim.model import check_padding, compute, token_after, value_of
+from blinkpy.sim.model import check_padding, compute, record_word, token_after, value_of
 from blinkpy.sim.problems import PROBLEMS
 from blinkpy.sim.promises import check_promises
 from blinkpy.sim.simulation import plain_sim
@@ -83,6 +83,9 @@ class WireTransport:
     def read_completions(self, index: int, limit: int) -> list[int]:
         ring = self.world.views.cq[self.pair]
         return [int(word) for word in ring[index : min(index + limit, len(ring))]]
+
+    def read_logprobs(self, index: int, count: int) -> q.Records:
+        return self.world.views.records[self.pair, index : index + count].copy().view(q.RECORD_PAIR)
 
     def read_pair(self) -> PairWords:
         if self.attaching:  # the client waits for its grant: let it come
@@ -153,13 +156,18 @@ class FrontWorld:
             if len(expected) == most:
                 return Sent(prompt, sampling, expected, q.FINISH_LENGTH)
 
-    def take(self, sent: Sent, token: int, flags: int) -> None:
-        """Check one completion of a request."""
+    def take(self, sent: Sent, token: int, flags: int, records: deque[Any]) -> None:
+        """Check one completion of a request. records: InFlight.records, from which its record is taken."""
         assert sent.ended == q.FINISH_NONE, "a completion after the last one"
         finish = flags & q.FINISH_MASK
         if flags & q.HAS_TOKEN:
             sent.got.append(token)
             assert sent.got == sent.expected[: len(sent.got)], (sent.got, sent.expected)
+        assert bool(flags & q.HAS_LOGPROBS) == bool(flags & q.HAS_TOKEN and sent.sampling.logprobs >= 0)
+        if flags & q.HAS_LOGPROBS:
+            context = len(sent.prompt) + len(sent.got) - 1
+            record = np.array([record_word(token, context, k) for k in range(q.RECORD_PAIRS)])
+            assert records.popleft() == record.view(q.RECORD_PAIR).tolist(), "the log probabilities of another token"
         assert finish or len(sent.got) < len(sent.expected), "all tokens have come, and no end"
         if finish in (q.FINISH_STOP, q.FINISH_LENGTH):
             assert (sent.got, finish) == (sent.expected, sent.finish)

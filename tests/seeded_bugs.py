@@ -23,6 +23,7 @@ PACKAGE = Path(blinkpy.__file__).parent
 # What is loaded anew around a patch: the modules that may be patched, and those that import them.
 MODULES = (
     "kernels.admit",
+    "kernels.ahead",
     "kernels.commit",
     "kernels.completions",
     "kernels.inbox",
@@ -30,6 +31,7 @@ MODULES = (
     "kernels.plan",
     "kernels.reclaim",
     "kernels.scheduler",
+    "kernels.steady",
     "kv.pages",
     "kv.prefix",
     "dpu.queue_pair",

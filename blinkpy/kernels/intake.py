@@ -1,4 +1,4 @@
-"""Phase 4: new requests from the submission queues. The door: what gets past it can't harm the engine.
+"""New requests from the submission queues. The door: what gets past it can't harm the engine.
 
 Entries are copied once and judged on the copy, so a front end that writes while the engine reads can only harm itself.
 """
@@ -15,6 +15,7 @@ from blinkpy.kv.state import (
     FINISHING,
     FINISHING_COUNT,
     NO_PAGE,
+    PAIR_CHANGES,
     ROTATION,
     WAITING,
     WAITING_COUNT,
@@ -35,6 +36,7 @@ from blinkpy.queues import (
     REJECT_TOKEN,
     SQ_ENTRY_WORDS,
     SUBMIT_NO_PREFIX_CACHE,
+    TOP_LOGPROBS,
     WORD_EPOCH,
     WORD_FLAGS,
     WORD_FREQUENCY_PENALTY,
@@ -61,7 +63,6 @@ STALE_ENTRIES = COUNTER_INDEX["stale_entries"]
 
 MICROSECOND_NS = 1000
 HASH_LIMIT = 1 << 2 * HASH_SHIFT
-MAX_LOGPROBS = 20
 
 # Entries hold float32 values, which are compared as their bit patterns: non-negative floats are ordered as integers are.
 FLOAT_ONE = 0x3F800000
@@ -70,21 +71,24 @@ FLOAT_MINUS_ZERO = -0x80000000
 
 
 @device
-def intake(limits, queues, state, now_ns, lane, lanes):
-    """Consume entries, one pair after another in a fixed rotation. Accepted requests are "entering": not ranked yet."""
+def intake(limits, queues, state, lane, lanes):
+    """Consume entries, one pair after another in a fixed rotation. Accepted requests are "entering": not ranked yet.
+
+    Nothing is taken while pairs change hands: what their old owners announced is skipped.
+    """
     pairs, counts = state.pairs, state.counts
     pending = 0
     for pair in strided(lane, limits.pairs, lanes):
         pending += pairs.sq_tail[pair] - pairs.sq_head[pair]
     pending = block_sum(pending, lane, lanes)
-    if pending == 0 or state.inbox.command[0] != COMMAND_RUN:
+    if pending == 0 or counts[PAIR_CHANGES] > 0 or state.inbox.command[0] != COMMAND_RUN:
         return
     pair = counts[ROTATION]
     entries, tokens = 0, 0
     while entries < min(pending, limits.intake_entries) and tokens < limits.intake_tokens:
         while pairs.sq_head[pair] == pairs.sq_tail[pair]:  # ends: some pair has an entry
             pair = pair + 1 if pair + 1 < limits.pairs else 0
-        tokens += take_entry(limits, queues, state, pair, now_ns, lane, lanes)
+        tokens += take_entry(limits, queues, state, pair, lane, lanes)
         if lane == 0:
             pairs.sq_head[pair] += 1
         barrier(lanes)
@@ -98,7 +102,7 @@ def intake(limits, queues, state, now_ns, lane, lanes):
 
 
 @device
-def take_entry(limits, queues, state, pair, now_ns, lane, lanes):
+def take_entry(limits, queues, state, pair, lane, lanes):
     """Consume one entry. Returns the number of prompt tokens that were copied. Ends with a barrier."""
     requests, counts, counters, entry = state.requests, state.counts, state.counters, state.scratch.entry
     where = state.pairs.sq_head[pair] & (limits.sq_entries - 1)
@@ -135,7 +139,7 @@ def take_entry(limits, queues, state, pair, now_ns, lane, lanes):
         requests.indexed[slot] = 0
         requests.canonical[slot] = NO_PAGE
         requests.arrival[slot] = arrivals
-        requests.arrival_us[slot] = now_ns // MICROSECOND_NS
+        requests.arrival_us[slot] = state.inbox.now_ns[0] // MICROSECOND_NS
         requests.finish[slot] = FINISH_NONE
         requests.paused[slot] = 0
         requests.preemptions[slot] = 0
@@ -192,7 +196,7 @@ def parameters_fine(entry):
     temperature = 0 <= entry[WORD_TEMPERATURE] < FLOAT_INFINITY or entry[WORD_TEMPERATURE] == FLOAT_MINUS_ZERO
     top = 0 < entry[WORD_TOP_P] <= FLOAT_ONE and entry[WORD_TOP_K] >= 0 and 0 <= entry[WORD_MIN_P] <= FLOAT_ONE
     tokens = entry[WORD_MAX_TOKENS] >= 1 and 0 <= entry[WORD_MIN_TOKENS]
-    others = -1 <= entry[WORD_LOGPROBS] <= MAX_LOGPROBS and long_word(entry, LONG_CACHE_SALT) >= 0
+    others = -1 <= entry[WORD_LOGPROBS] <= TOP_LOGPROBS and long_word(entry, LONG_CACHE_SALT) >= 0
     flags = entry[WORD_FLAGS] & ~SUBMIT_NO_PREFIX_CACHE == 0
     return penalties and repetition and temperature and top and tokens and others and flags
 

@@ -1,12 +1,12 @@
-"""Sampling on the GPU: penalties, temperature, top-k, top-p, min-p, a seeded uniform, log probabilities.
+"""Sampling on the GPU: penalties, min_tokens, temperature, top-k, top-p, min-p, a seeded uniform.
 
-Two kernels. The first works on chunks of a row: it applies the penalties and finds each
+Two kernels. The first works on chunks of a row: it applies the penalties, masks the stop ids before min_tokens, and finds each
 chunk's maximum. The second takes one row per program: greedy rows end there with the best
 chunk; the others collect the head of the distribution, sort it, filter it and draw. Where the head is not enough (a
 flat distribution without filters), the boundaries are searched in the whole row (candidates.py).
 
 A row's token depends on its own logits, history, seed and position alone. Order of the filters: repetition, presence
-and frequency penalty, temperature, top_k, top_p (of what top_k left), min_p (relative to the largest probability).
+and frequency penalty, stop ids, temperature, top_k, top_p (of what top_k left), min_p (relative to the largest probability).
 """
 
 from __future__ import annotations
@@ -21,9 +21,6 @@ from blinkpy import queues
 from blinkpy.kernels.draw import draw
 from blinkpy.kernels.launch import COUNT_ROWS, check, check_one_device, options, release_successor, wait_for_predecessor
 
-TOP_LOGPROBS = 20
-"""Most likely tokens that are reported next to the sampled one."""
-
 ENTRY_WORDS = tl.constexpr(queues.SQ_ENTRY_WORDS)
 WORD_SEED = tl.constexpr(queues.WORD_SEED)
 WORD_TEMPERATURE = tl.constexpr(queues.WORD_TEMPERATURE)
@@ -33,7 +30,9 @@ WORD_TOP_K = tl.constexpr(queues.WORD_TOP_K)
 WORD_REPETITION_PENALTY = tl.constexpr(queues.WORD_REPETITION_PENALTY)
 WORD_PRESENCE_PENALTY = tl.constexpr(queues.WORD_PRESENCE_PENALTY)
 WORD_FREQUENCY_PENALTY = tl.constexpr(queues.WORD_FREQUENCY_PENALTY)
-WORD_LOGPROBS = tl.constexpr(queues.WORD_LOGPROBS)
+WORD_MIN_TOKENS = tl.constexpr(queues.WORD_MIN_TOKENS)
+WORD_STOP_IDS = tl.constexpr(queues.WORD_STOP_IDS)
+STOP_IDS = tl.constexpr(queues.STOP_IDS)
 
 CHUNK = 2048
 CAPACITY = 1024
@@ -49,9 +48,9 @@ def float_word(entry_ptr, word):
 
 @triton.jit
 def is_emitting(counts_ptr, emits_ptr, row):
-    """Does this row produce a token in this step?"""
-    exists = row < tl.load(counts_ptr + COUNT_ROWS)
-    return exists & (tl.load(emits_ptr + row, mask=exists, other=0) != 0)
+    """Does this row produce a token in this step? Reads the batch only, so it may be called before the wait."""
+    rows = tl.load(counts_ptr + COUNT_ROWS, cache_modifier=".cg")
+    return (row < rows) & (tl.load(emits_ptr + row, cache_modifier=".cg") != 0)
 
 
 @triton.jit
@@ -60,6 +59,15 @@ def has_penalty(entry_ptr):
     changed = float_word(entry_ptr, WORD_REPETITION_PENALTY) != 1.0
     changed = changed | (float_word(entry_ptr, WORD_PRESENCE_PENALTY) != 0.0)
     return changed | (float_word(entry_ptr, WORD_FREQUENCY_PENALTY) != 0.0)
+
+
+@triton.jit
+def is_before_min_tokens(entry_ptr, prompt_length_ptr, slot, length):
+    """Are the stop ids of this request impossible yet? length: tokens before the new one. Costs those without min_tokens
+    one load of a line that is there already."""
+    least = tl.load(entry_ptr + WORD_MIN_TOKENS)
+    wanted = least > 0
+    return wanted & (length - tl.load(prompt_length_ptr + slot, mask=wanted, other=0) < least)
 
 
 @triton.jit
@@ -84,17 +92,21 @@ def _adjust(
 ):
     chunk = tl.program_id(0)
     row = tl.program_id(1)
+    release_successor(PDL)
+    emitting = is_emitting(counts_ptr, emits_ptr, row)
+    slot = tl.load(row_slots_ptr + row, cache_modifier=".cg").to(tl.int64)
     wait_for_predecessor(PDL)
-    if is_emitting(counts_ptr, emits_ptr, row):
-        slot = tl.load(row_slots_ptr + row).to(tl.int64)
+    if emitting:
         entry = entry_ptr + slot * ENTRY_WORDS
         first_id = chunk * CHUNK
         ids = first_id + tl.arange(0, CHUNK)
         inside = ids < vocabulary
         logit = tl.load(logits_ptr + row.to(tl.int64) * logits_stride + ids, mask=inside, other=float("-inf"))
         logit = tl.where(logit == logit, logit, float("-inf"))
-        if has_penalty(entry):
-            length = tl.load(context_lengths_ptr + row)
+        length = tl.load(context_lengths_ptr + row)
+        penalized = has_penalty(entry)
+        masked = is_before_min_tokens(entry, prompt_length_ptr, slot, length)
+        if penalized:
             prompt_length = tl.load(prompt_length_ptr + slot)
             history = tokens_ptr + slot * history_stride
             seen = tl.zeros([CHUNK], tl.int32)  # times in prompt and output
@@ -111,12 +123,15 @@ def _adjust(
             logit = tl.where(seen > 0, repeated, logit)
             logit -= tl.where(generated > 0, float_word(entry, WORD_PRESENCE_PENALTY), 0.0)
             logit -= generated.to(tl.float32) * float_word(entry, WORD_FREQUENCY_PENALTY)
+        if masked:
+            for i in tl.static_range(STOP_IDS):
+                logit = tl.where(ids == tl.load(entry + WORD_STOP_IDS + i), float("-inf"), logit)
+        if penalized | masked:
             tl.store(adjusted_ptr + row.to(tl.int64) * adjusted_stride + ids, logit, mask=inside)
         best, best_index = tl.max(logit, 0, return_indices=True, return_indices_tie_break_left=True)
         at = row.to(tl.int64) * tl.num_programs(0) + chunk
         tl.store(chunk_max_ptr + at, best)
         tl.store(chunk_id_ptr + at, first_id + best_index)
-    release_successor(PDL)
 
 
 @triton.jit
@@ -128,6 +143,7 @@ def _sample(
     keys_ptr,  # int64 [B, CAPACITY] scratch
     sampled_ptr,  # int32 [B] output
     entry_ptr,  # int32 [S, 32]
+    prompt_length_ptr,  # int32 [S]
     row_slots_ptr,  # int32 [B]
     emits_ptr,  # int32 [B]
     context_lengths_ptr,  # int32 [B] position of the new token
@@ -142,9 +158,11 @@ def _sample(
     PDL: tl.constexpr,
 ):
     row = tl.program_id(0)
+    release_successor(PDL)
+    emitting = is_emitting(counts_ptr, emits_ptr, row)
+    slot = tl.load(row_slots_ptr + row, cache_modifier=".cg").to(tl.int64)
     wait_for_predecessor(PDL)
-    if is_emitting(counts_ptr, emits_ptr, row):
-        slot = tl.load(row_slots_ptr + row).to(tl.int64)
+    if emitting:
         entry = entry_ptr + slot * ENTRY_WORDS
         chunk = tl.arange(0, CHUNKS)
         at = row.to(tl.int64) * chunks + chunk
@@ -153,7 +171,8 @@ def _sample(
         token = tl.load(chunk_id_ptr + row.to(tl.int64) * chunks + best)
         temperature = float_word(entry, WORD_TEMPERATURE)
         if (temperature > 0.0) & (maximum > float("-inf")) & (maximum < float("inf")):
-            if has_penalty(entry):
+            position = tl.load(context_lengths_ptr + row)
+            if has_penalty(entry) | is_before_min_tokens(entry, prompt_length_ptr, slot, position):
                 row_ptr = adjusted_ptr + row.to(tl.int64) * adjusted_stride
             else:
                 row_ptr = logits_ptr + row.to(tl.int64) * logits_stride
@@ -167,13 +186,12 @@ def _sample(
                 tl.load(entry + WORD_TOP_K),
                 float_word(entry, WORD_TOP_P),
                 float_word(entry, WORD_MIN_P),
-                tl.rand((seed_high << 32) | seed_low, tl.load(context_lengths_ptr + row)),
+                tl.rand((seed_high << 32) | seed_low, position),
                 keys_ptr + row.to(tl.int64) * CAPACITY,
                 CAPACITY,
                 BLOCK,
             )
         tl.store(sampled_ptr + row, token)
-    release_successor(PDL)
 
 
 @dataclass(frozen=True)
@@ -259,6 +277,7 @@ def sample(
         CHUNK=workspace.chunk,
         PDL=pdl,
         num_warps=8,
+        maxnreg=64,
         **options(pdl),
     )
     _sample[(rows,)](
@@ -269,6 +288,7 @@ def sample(
         workspace.keys,
         sampled,
         entry,
+        prompt_length,
         row_slots,
         emits,
         context_lengths,

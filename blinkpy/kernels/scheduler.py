@@ -6,15 +6,17 @@ as a CUDA kernel. `Scheduler` is the host's handle on the first two.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numba import types
 
 from blinkpy.kernels.admit import admit, grow, pause_and_resume
+from blinkpy.kernels.ahead import advance, foresee, grow_ahead
 from blinkpy.kernels.commit import commit
 from blinkpy.kernels.inbox import poll
 from blinkpy.kernels.intake import intake
@@ -28,7 +30,8 @@ from blinkpy.kernels.portable import (
     store_relaxed,
     strided,
 )
-from blinkpy.kernels.reclaim import reclaim, tell_ends
+from blinkpy.kernels.reclaim import judge_pairs, reclaim, tell_ends
+from blinkpy.kernels.steady import UNSTEADY, steady_turn
 from blinkpy.kernels.trees import Table
 from blinkpy.kv.integrity import check_integrity
 from blinkpy.kv.state import (
@@ -43,6 +46,7 @@ from blinkpy.kv.state import (
     NOTHING,
     ROWS,
     RUNNING_COUNT,
+    STEADY,
     STEPS,
     STOPPED,
     TOKENS,
@@ -61,6 +65,10 @@ from blinkpy.queues import (
     ENGINE_TIME_NS,
     GAUGE,
     HASH_MODULUS_1,
+    NO_RECORD_PAIR,
+    RECORD_PAIR,
+    RECORD_PAIRS,
+    WORD_LOGPROBS,
     WORD_MAX_TOKENS,
     WORD_PRIORITY,
     WORD_SEED,
@@ -77,26 +85,27 @@ GAUGE_ROWS, GAUGE_TOKENS = GAUGE["batch_rows"], GAUGE["batch_tokens"]
 
 
 @device
-def report(limits, queues, state, now, lane, lanes):
+def report(limits, queues, state, lane, lanes):
     """Publish counters, gauges and the engine's heartbeat. They are for watching: nothing waits for their order, and a
     release would wait for all of them to cross the bus."""
     engine, counts = queues.engine, state.counts
     for i in strided(lane, N_COUNTERS, lanes):
         store_relaxed(engine, ENGINE_COUNTERS + i, state.counters[i])
-    if lane == 0:
-        counts[CALLS] += 1
-        free, cached = counts[FREE_COUNT], counts[CACHED_COUNT]
-        store_relaxed(engine, GAUGE_RUNNING, counts[RUNNING_COUNT])
-        store_relaxed(engine, GAUGE_WAITING, counts[WAITING_COUNT])
+    if lane == 0:  # all loads first: they take as long as one
+        running, waiting, free, cached = counts[RUNNING_COUNT], counts[WAITING_COUNT], counts[FREE_COUNT], counts[CACHED_COUNT]
+        rows, tokens = state.batch.counts[ROWS], state.batch.counts[TOKENS]
+        calls, steps, now = counts[CALLS] + 1, counts[STEPS], state.inbox.now_ns[0]
+        store_relaxed(engine, GAUGE_RUNNING, running)
+        store_relaxed(engine, GAUGE_WAITING, waiting)
         store_relaxed(engine, GAUGE_FREE, free)
         store_relaxed(engine, GAUGE_CACHED, cached)
         store_relaxed(engine, GAUGE_HELD, limits.pages - free - cached)
-        store_relaxed(engine, GAUGE_ROWS, state.batch.counts[ROWS])
-        store_relaxed(engine, GAUGE_TOKENS, state.batch.counts[TOKENS])
-        store_relaxed(engine, ENGINE_STEPS, counts[STEPS])
+        store_relaxed(engine, GAUGE_ROWS, rows)
+        store_relaxed(engine, GAUGE_TOKENS, tokens)
+        store_relaxed(engine, ENGINE_STEPS, steps)
         store_relaxed(engine, ENGINE_TIME_NS, now)
-        store_relaxed(engine, ENGINE_HEARTBEAT, counts[CALLS])
-    barrier(lanes)
+        store_relaxed(engine, ENGINE_HEARTBEAT, calls)
+        counts[CALLS] = calls
 
 
 @device
@@ -131,12 +140,26 @@ def insert_waiting(requests, waiting, n, slot, lane, lanes):
     barrier(lanes)
 
 
-def make_schedule(policy: Policy = fcfs) -> Callable[..., int]:
-    """The device function schedule(limits, queues, state, now, lane, lanes), with a policy compiled in.
+class Phases(NamedTuple):
+    """The parts of a turn, as device functions, and all in one."""
 
-    limits: Limits. queues: EngineViews. state: State; state.batch.sampled holds the last step's tokens. now: monotonic
-    clock, ns, the same for all lanes. Returns the bucket of the next step, which state.batch describes, NOTHING when there
-    is none, STOPPED or DRAINED. It must not be called while a step runs, nor again before the step that it asked for ran.
+    ahead: Callable[..., None]
+    """ahead(limits, queues, state, now_ns, lane, lanes): what doesn't depend on the step's tokens. It may run while the step
+    does, once for each. now_ns: monotonic clock, the same for all lanes."""
+    decide: Callable[..., int]
+    """decide(limits, queues, state, lane, lanes): commit the step, which is complete, and plan the next one. Returns the
+    bucket of the next step, which state.batch describes, NOTHING when there is none, STOPPED or DRAINED."""
+    report: Callable[..., None]
+    """report(limits, queues, state, lane, lanes): publish counters, gauges and the heartbeat."""
+    schedule: Callable[..., int]
+    """schedule(limits, queues, state, now_ns, lane, lanes): the three in turn; as decide."""
+
+
+def make_phases(policy: Policy = fcfs, *, short_ways: bool = True) -> Phases:
+    """The scheduler's device functions with a policy compiled in.
+
+    Their arguments: Limits, EngineViews and State (state.batch.sampled holds the last step's tokens). short_ways: whether
+    decide() takes the short way (kernels/steady.py) where it can; the result is the same.
     """
     rank_of = device(policy)
 
@@ -169,13 +192,29 @@ def make_schedule(policy: Policy = fcfs) -> Callable[..., int]:
         barrier(lanes)
 
     @device
-    def schedule(limits, queues, state, now, lane, lanes):
-        poll(limits, queues, state, lane, lanes)
-        commit(limits, queues, state, lane, lanes)
-        reclaim(limits, queues, state, now, lane, lanes)
-        intake(limits, queues, state, now, lane, lanes)
-        tell_ends(limits, queues, state, lane, lanes)
+    def ahead(limits, queues, state, now_ns, lane, lanes):
+        poll(limits, queues, state, now_ns, lane, lanes)
+        judge_pairs(limits, state, lane, lanes)
+        advance(limits, state, lane, lanes)
+        intake(limits, queues, state, lane, lanes)
         enqueue(state, lane, lanes)
+        grown = grow_ahead(limits, state, lane, lanes)
+        foresee(limits, state, grown, lane, lanes)
+
+    @device
+    def decide(limits, queues, state, lane, lanes):
+        result = UNSTEADY
+        if short_ways and state.counts[STEADY] != 0:
+            result = steady_turn(limits, queues, state, lane, lanes)
+        if result == UNSTEADY:
+            result = general_turn(limits, queues, state, lane, lanes)
+        return result
+
+    @device
+    def general_turn(limits, queues, state, lane, lanes):
+        commit(limits, queues, state, lane, lanes)
+        reclaim(limits, queues, state, lane, lanes)
+        tell_ends(limits, queues, state, lane, lanes)
         command = state.inbox.command[0]
         result = NOTHING
         if command == COMMAND_STOP:
@@ -193,10 +232,22 @@ def make_schedule(policy: Policy = fcfs) -> Callable[..., int]:
             for i in range(BATCH_COUNTS):  # the last step is committed
                 state.batch.counts[i] = 0
             state.batch.counts[DECODE_ROWS] = 0
-        report(limits, queues, state, now, lane, lanes)
         return result
 
-    return schedule
+    @device
+    def schedule(limits, queues, state, now_ns, lane, lanes):
+        ahead(limits, queues, state, now_ns, lane, lanes)
+        result = decide(limits, queues, state, lane, lanes)
+        report(limits, queues, state, lane, lanes)
+        return result
+
+    return Phases(ahead, decide, report, schedule)
+
+
+def make_schedule(policy: Policy = fcfs) -> Callable[..., int]:
+    """The device function schedule of Phases. It must not be called while a step runs, nor again before the step that it
+    asked for ran."""
+    return make_phases(policy).schedule
 
 
 @lru_cache(maxsize=8)
@@ -248,9 +299,10 @@ class Scheduler:
         time.monotonic_ns() reaches deadline_ns, or else STOPPED or DRAINED. Two compiled calls a step, nothing else.
         """
         state, low, high = self._state, tokens.start, tokens.stop
+        even = int(np.array((0, -math.log(high - low)), RECORD_PAIR).view(np.int64))
         make_up: Callable[..., None] = fill_sampled
         if self.mode == "njit":
-            kinds = (state.kind, types.int64, types.int64)
+            kinds = (state.kind, types.int64, types.int64, types.int64)
             function = compiled_fill()
             function.compile(kinds)
             make_up = function.overloads[kinds].entry_point
@@ -260,7 +312,7 @@ class Scheduler:
             if result in (STOPPED, DRAINED):
                 return result
             if result >= 0:
-                make_up(state, low, high)
+                make_up(state, low, high, even)
                 worked = time.monotonic_ns()
                 if now + step_ns > worked:
                     time.sleep((now + step_ns - worked) / 1e9)
@@ -297,13 +349,18 @@ def made_up_token(seed, position, low, high):
 
 
 @device
-def fill_sampled(state, low, high):
-    """Made-up tokens for all rows of the batch."""
+def fill_sampled(state, low, high, even):
+    """Made-up tokens for all rows of the batch, and log probabilities of the distribution that they are drawn from: all
+    tokens of [low, high) are equally likely. even: the log probability as a pair of a record for token 0."""
     batch, entry = state.batch, state.requests.entry
     for row in range(batch.counts[ROWS]):
         slot = batch.row_slots[row]
         seed = entry[slot, WORD_SEED + 1] << 32 | (entry[slot, WORD_SEED] & 0xFFFFFFFF)
         batch.sampled[row] = made_up_token(seed, batch.context_lengths[row], low, high)
+        if entry[slot, WORD_LOGPROBS] >= 0:
+            batch.logprobs[row, 0] = even | batch.sampled[row]
+            for k in range(1, RECORD_PAIRS):
+                batch.logprobs[row, k] = even | low + k - 1 if low + k <= high else NO_RECORD_PAIR
 
 
 @lru_cache(maxsize=1)

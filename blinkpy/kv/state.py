@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blinkpy.config import ConfigError
-from blinkpy.queues import COUNTER_NAMES, SQ_ENTRY_WORDS, EngineFacts, QueueSizes
+from blinkpy.queues import COUNTER_NAMES, RECORD_PAIRS, SQ_ENTRY_WORDS, STOP_IDS, EngineFacts, QueueSizes
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
@@ -42,12 +42,31 @@ EMPTY, WAITING, RUNNING, FINISHING = range(4)
     CALLS,  # calls of schedule()
     STEPS,  # calls that made a batch
     ROTATION,  # queue pair that intake starts with
-) = range(13)
+    PAIR_CHANGES,  # pairs to fence or grant in this turn
+    STEADY,  # 1: the turn may take the short way, see kernels/steady.py
+) = range(15)
 COUNTS = 16
 
 # Batch.counts
 ROWS, TOKENS, DECODE_ROWS, BUCKET, MAX_CONTEXT, EMITS = range(6)
 BATCH_COUNTS = 8
+
+# Forecast.rows
+(
+    FORECAST_SLOT,  # request slot
+    FORECAST_PAIR,  # its queue pair
+    FORECAST_CQ_INDEX,  # entry of the completion queue that its word goes to
+    FORECAST_MARK,  # of that word: local slot | lap << FORECAST_LAP_SHIFT
+    FORECAST_LENGTH,  # tokens of the request, with the one that is sampled
+    FORECAST_CACHE_SLOT,  # page * P + offset for that token's keys and values
+    FORECAST_FLAGS,  # FORECAST_LAST, FORECAST_RECORD
+    FORECAST_STOPS,  # stop ids that count, so many of the first ones
+) = range(8)
+FORECAST_STOP_IDS = 8
+FORECAST_WORDS = FORECAST_STOP_IDS + STOP_IDS
+FORECAST_LAP_SHIFT = 16
+FORECAST_LAST = 1  # the request ends with the token, whatever it is
+FORECAST_RECORD = 2  # the token goes out with its log probabilities
 
 # State.counters: the engine's counters, in the order of queues.COUNTER_NAMES
 COUNTER_INDEX = {name: i for i, name in enumerate(COUNTER_NAMES)}
@@ -157,12 +176,21 @@ class Pairs(NamedTuple):
 class Inbox(NamedTuple):
     """What other parties said when they were last asked: each word as it was read, believed or not."""
 
+    now_ns: Int64  # [1] clock of the call
     command: Int64  # [1] the host's
     heartbeat: Int64  # [Q] FRONT_HEARTBEAT, and so on
     claim: Int64  # [Q]
     cq_head: Int64  # [Q]
     doorbell: Int64  # [Q]
     cancel: Int64  # [S] read for requests that run or wait
+
+
+class Forecast(NamedTuple):
+    """What a step that still runs will lead to, but for its tokens, if every row of it decodes."""
+
+    rows: Int32  # [B, FORECAST_WORDS] by row of the batch, FORECAST_*: what one lane needs lies together
+    published: Int64  # [Q] completions of the step for each pair
+    max_context: Int64  # [1] longest context of the next step, if no request ends
 
 
 class Batch(NamedTuple):
@@ -177,6 +205,7 @@ class Batch(NamedTuple):
     context_lengths: Int32  # [B] tokens in the cache after this step; padding 0
     emits: Int32  # [B] 1: the row's last token produces a sampled token; padding 0
     sampled: Int32  # [B] the step's output
+    logprobs: Int64  # [B, RECORD_PAIRS] the step's output for rows whose request asked: pairs of queues.RECORD_PAIR
     counts: Int64  # [8] ROWS, TOKENS, DECODE_ROWS, BUCKET, MAX_CONTEXT, EMITS
 
 
@@ -211,6 +240,7 @@ class State(NamedTuple):
     pages: Pages
     pairs: Pairs
     inbox: Inbox
+    forecast: Forecast
     batch: Batch
     buckets: Buckets
     scratch: Scratch
@@ -350,7 +380,8 @@ def make_state(limits: Limits, buckets: Sequence[tuple[int, int]] = ()) -> State
         generation=i64(N),
     )
     Q = limits.pairs
-    inbox = Inbox(command=i64(1), heartbeat=i64(Q), claim=i64(Q), cq_head=i64(Q), doorbell=i64(Q), cancel=i64(S))
+    inbox = Inbox(now_ns=i64(1), command=i64(1), heartbeat=i64(Q), claim=i64(Q), cq_head=i64(Q), doorbell=i64(Q), cancel=i64(S))
+    forecast = Forecast(rows=i32(B, FORECAST_WORDS), published=i64(Q), max_context=i64(1))
     batch = Batch(
         token_ids=i32(T),
         positions=i32(T),
@@ -361,6 +392,7 @@ def make_state(limits: Limits, buckets: Sequence[tuple[int, int]] = ()) -> State
         context_lengths=i32(B),
         emits=i32(B),
         sampled=i32(B),
+        logprobs=i64(B, RECORD_PAIRS),
         counts=i64(BATCH_COUNTS),
     )
     scratch = Scratch(
@@ -384,6 +416,7 @@ def make_state(limits: Limits, buckets: Sequence[tuple[int, int]] = ()) -> State
         pages=pages,
         pairs=Pairs(*(i64(limits.pairs) for _ in Pairs._fields)),
         inbox=inbox,
+        forecast=forecast,
         batch=batch,
         buckets=Buckets(np.array([t for t, _ in shapes], np.int32), np.array([r for _, r in shapes], np.int32)),
         scratch=scratch,

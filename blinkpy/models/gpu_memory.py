@@ -12,7 +12,7 @@ GRAPHS_AND_MODULES = 1 << 30
 """Reserve for captured graphs, loaded kernels, cuBLAS and what the allocator can't use, bytes."""
 PER_PAGE_STATE = 160
 """Bytes of scheduler state of one page, without its token ids."""
-PER_SLOT_STATE = 512
+PER_SLOT_STATE = 640
 DECODE_SPLITS = 64
 """Most parts that the keys of one decode row are split into."""
 

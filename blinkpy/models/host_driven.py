@@ -17,6 +17,9 @@ from blinkpy.kernels.device_views import host_tensor_on_device, pinned
 from blinkpy.kv.state import BUCKET, DECODE_ROWS, MAX_CONTEXT, ROWS, TOKENS, Batch, Requests, State, map_arrays
 from blinkpy.models.buckets import StepShape
 from blinkpy.models.gpu_step import GpuStep
+from blinkpy.queues import WORD_LOGPROBS
+
+STEP_WRITES = ("sampled", "logprobs")  # fields of a batch that a step writes; it reads the others
 
 
 def pin_state(state: State) -> State:
@@ -59,17 +62,20 @@ class HostDrivenStep:
     ):
         self._step, self._graph_of, self._page_size, self._stream = step, graph_of, page_size, stream
         self._inputs = [
-            (getattr(batch, name), torch.from_numpy(getattr(state.batch, name))) for name in Batch._fields if name != "sampled"
+            (getattr(batch, name), torch.from_numpy(getattr(state.batch, name)))
+            for name in Batch._fields
+            if name not in STEP_WRITES
         ]
-        self._sampled = (torch.from_numpy(state.batch.sampled), batch.sampled)
+        self._sampled, self._logprobs = ((torch.from_numpy(getattr(state.batch, n)), getattr(batch, n)) for n in STEP_WRITES)
         self._tables = (requests.page_table, state.requests.page_table)
         for graph in step.graphs:
             graph.instantiate()
 
     def run(self, batch: Any, requests: Any) -> None:
-        """Compute the batch and write batch.sampled. Raises CudaError when the GPU fails, RuntimeError for a batch beyond
-        its bucket."""
+        """Compute the batch and write batch.sampled and batch.logprobs. Raises CudaError when the GPU fails, RuntimeError for
+        a batch beyond its bucket."""
         counts = batch.counts
+        slots = batch.row_slots[: counts[ROWS]]
         mixed = 1 if counts[DECODE_ROWS] < counts[ROWS] else 0
         graph = int(self._graph_of[counts[BUCKET], mixed])
         require_fit(self._step.shapes[graph], counts)
@@ -79,6 +85,8 @@ class HostDrivenStep:
             self._copy_tables(int(counts[MAX_CONTEXT]))
             self._step.graphs[graph].replay()
             self._sampled[0].copy_(self._sampled[1], non_blocking=True)
+            if (requests.entry[slots, WORD_LOGPROBS] >= 0).any():
+                self._logprobs[0].copy_(self._logprobs[1], non_blocking=True)
         check(runtime.cudaStreamSynchronize(self._stream.cuda_stream), "a step on the GPU")
 
     def _copy_tables(self, max_context: int) -> None:

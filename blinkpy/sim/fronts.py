@@ -24,6 +24,7 @@ from blinkpy.queues import (
     FRONT_CQ_HEAD,
     FRONT_DOORBELL,
     FRONT_HEARTBEAT,
+    HAS_LOGPROBS,
     HAS_TOKEN,
     LAP_SHIFT,
     LAPS,
@@ -32,6 +33,7 @@ from blinkpy.queues import (
     PAIR_EPOCH,
     PAIR_SQ_HEAD,
     POSITION_MASK,
+    RECORD_PAIRS,
     REJECT_HASHES,
     REJECT_LENGTH,
     REJECT_PAGES,
@@ -44,6 +46,7 @@ from blinkpy.queues import (
     SUBMIT_NO_PREFIX_CACHE,
     TOKEN_MASK,
     TOKEN_SHIFT,
+    TOP_LOGPROBS,
     WORD_EPOCH,
     WORD_FLAGS,
     WORD_HASH_COUNT,
@@ -62,7 +65,7 @@ from blinkpy.queues import (
     WORD_TOP_P,
 )
 from blinkpy.sim.draws import chance, draw, start_draws
-from blinkpy.sim.model import token_after, value_of
+from blinkpy.sim.model import record_word, token_after, value_of
 from blinkpy.sim.problems import problem
 from blinkpy.sim.world import (
     EVENT_BREAK,
@@ -83,6 +86,7 @@ from blinkpy.sim.world import (
 STRAY = problem("a completion for a slot without a request")
 NO_TOKEN_DUE = problem("a request gets more tokens than it must")
 TOKEN_DIFFERS = problem("a request gets a wrong token")
+RECORD_WRONG = problem("a completion has the log probabilities of another one, or has some unasked, or none")
 ENDS_EARLY = problem("a request ends before it has all its tokens")
 ENDS_LATE = problem("a request has all its tokens and does not end")
 ENDS_OTHERWISE = problem("a request ends for another reason than it must")
@@ -349,7 +353,8 @@ def fill_entry(limits, sim, pair, place, slot):
     entry[WORD_PRIORITY] = draw(draws, 5) - 2
     entry[WORD_FLAGS] = SUBMIT_NO_PREFIX_CACHE if draw(draws, 4) == 0 else 0
     entry[WORD_TOP_P], entry[WORD_REPETITION_PENALTY] = FLOAT_ONE, FLOAT_ONE
-    entry[WORD_LOGPROBS] = -1
+    fronts.logprobs[slot] = draw(draws, TOP_LOGPROBS + 1) if draw(draws, 3) == 0 else -1
+    entry[WORD_LOGPROBS] = fronts.logprobs[slot]
     for i in range(STOP_IDS):
         entry[WORD_STOP_IDS + i] = -1
     if draw(draws, 3) == 0:
@@ -448,11 +453,30 @@ def poll(limits, queues, fronts, pair, most):
             break
         head += 1
         fault = take(limits, fronts, pair, word)
+        if fault == 0:
+            fault = check_record(limits, queues, fronts, pair, (head - 1) & (limits.cq_entries - 1))
         if fault != 0:
             return fault
     if head != fronts.cq_head[pair]:
         fronts.cq_head[pair] = head
         send(fronts, pair, WIRE_WORD, FRONT_CQ_HEAD, stamp(fronts, pair, head))
+    return 0
+
+
+@device
+def check_record(limits, queues, fronts, pair, place):
+    """The log probabilities of the completion at a place of the ring. Returns a problem, or 0."""
+    word = queues.cq[pair, place]
+    slot = pair * limits.slots_per_pair + (word & SLOT_MASK)
+    flags, token = word >> FLAG_SHIFT & FLAG_MASK, word >> TOKEN_SHIFT & TOKEN_MASK
+    wanted = flags & HAS_TOKEN != 0 and fronts.logprobs[slot] >= 0
+    if (flags & HAS_LOGPROBS != 0) != wanted:
+        return RECORD_WRONG
+    if wanted:
+        context = fronts.prompt_length[slot] + fronts.got[slot] - 1
+        for k in range(RECORD_PAIRS):
+            if queues.records[pair, place, k] != record_word(token, context, k):
+                return RECORD_WRONG
     return 0
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from blinkpy.kernels.portable import device
 from blinkpy.kv.state import BUCKET, DECODE_ROWS, EMITS, ROWS, TOKENS
-from blinkpy.queues import WORD_SEED
+from blinkpy.queues import RECORD_PAIRS, WORD_LOGPROBS, WORD_SEED
 from blinkpy.sim.problems import problem
 
 MODULUS = 1_000_003
@@ -25,6 +25,12 @@ def value_of(before, token, position, salt):
     """What is cached for a token at a position, behind another cached value (0 for the first). The salt makes it visible when a
     page is shared across salts."""
     return (before * 37 + token * 7919 + position * 104_729 + salt * 131 + 13) % MODULUS
+
+
+@device
+def record_word(token, context, k):
+    """A pair of a record of log probabilities: a number that says where it belongs. context: tokens before this one."""
+    return token << 40 | context << 20 | k
 
 
 @device
@@ -61,6 +67,9 @@ def compute(limits, state, cache, poisoned_row):
             for position in range(batch.context_lengths[row]):
                 total += cached(limits, state, cache, slot, position) * (position + 1)
             batch.sampled[row] = token_after(total, requests.entry[slot, WORD_SEED], limits.vocab_size)
+            if requests.entry[slot, WORD_LOGPROBS] >= 0:
+                for k in range(RECORD_PAIRS):
+                    batch.logprobs[row, k] = record_word(batch.sampled[row], batch.context_lengths[row], k)
             emitted += 1
     if 0 <= poisoned_row < rows:
         batch.sampled[poisoned_row] = -1

@@ -19,6 +19,9 @@ a transport. What the code relies on, by the names that it refers to:
         covered.
     O7  A cancel names its request: ids are never used twice.
 
+    O8  Who sees a completion word with log probabilities sees its record, and has read it before the head moves on: the engine's release
+        store (kernels/completions.py), and on Arm a fence of the front end before and after it reads the record (dpu/shm.py).
+
 One thing is assumed and not checked: bulk writes of an earlier owner (entries, prompts, hashes) have landed, or never will,
 before its successor submits. Shared memory keeps that because the process is dead (its lock on the pair is free); an RDMA
 transport has to tear down the old connection before it lets a new one in.
@@ -85,6 +88,9 @@ class Protocol(NamedTuple):
     doorbell_epochs: bool = True
     doorbell_repeated: bool = True
     cancel_names_request: bool = True
+    record_released: bool = True
+    record_fence_before: bool = True
+    record_fence_after: bool = True
 
 
 PROTOCOL = Protocol()
@@ -254,7 +260,39 @@ def cancellation(transport: Transport, protocol: Protocol) -> tuple[list[Program
     return [front, engine], [transport.front, transport.engine], {"cancel": 0, "cq 0": 0, "entry": 0, "doorbell": 1}
 
 
-SCENARIOS = (submission, completion, ownership, cancellation)
+# ---- log probabilities: O8 ----------------------------------------------------------------------------------------------
+
+
+def record(transport: Transport, protocol: Protocol) -> tuple[list[Program], list[Machine], dict[str, Any]]:
+    """Completions with records, through a ring of one entry, so that a record is written again."""
+    tokens = 2
+
+    def engine() -> Steps:
+        for position in range(tokens):
+            yield Load("cq_head", wanted=_reaches(position))
+            yield Bulk((("record 0", position), ("record 1", position)))
+            yield Store("cq", position, protocol.record_released)
+
+    def front() -> Steps:
+        for position in range(tokens):
+            yield Load("cq", wanted=_reaches(position))
+            yield from fence(transport, protocol.record_fence_before)
+            first = yield LoadLater("record 0")
+            second = yield LoadLater("record 1")
+            yield from fence(transport, protocol.record_fence_after)
+            yield Store("cq_head", position + 1)
+            for ticket in (first, second):
+                value = yield Value(ticket)
+                assert value == position, f"the record of token {position} is that of {value}"
+
+    return [front, engine], [transport.front, transport.engine], {"cq": -1, "cq_head": 0, "record 0": -1, "record 1": -1}
+
+
+def _reaches(least: int) -> Callable[[Any], bool]:
+    return lambda value: bool(value >= least)
+
+
+SCENARIOS = (submission, completion, ownership, cancellation, record)
 
 # Protocols with a bug. Those that lack a fence or an order are right on machines that keep it anyway.
 BUGS = {name: PROTOCOL._replace(**{name: False}) for name in Protocol._fields}

@@ -17,12 +17,12 @@ from numba import types
 
 from blinkpy.kernels.njit_cache import cached_njit
 from blinkpy.kernels.policies import Policy, fcfs
-from blinkpy.kernels.scheduler import Scheduler, plain
+from blinkpy.kernels.scheduler import Scheduler, make_phases, plain
 from blinkpy.kernels.trees import Table
 from blinkpy.kv.state import DRAINED, NOTHING, STOPPED, map_arrays
 from blinkpy.queues import COMMAND_DRAIN, COMMAND_RUN, COMMAND_STOP, COUNTER_NAMES
 from blinkpy.sim.problems import PROBLEMS, problem
-from blinkpy.sim.turn import is_quiet, play_turn
+from blinkpy.sim.turn import is_quiet, play_step, play_turn
 from blinkpy.sim.world import EVENT_NAMES, LOG, World, make_world
 
 Mode = Literal["njit", "python"]
@@ -62,7 +62,8 @@ class Outcome:
 
 class Simulation:
     """One world, ready to run. mode: of the scheduler; checks: of front ends, model and checks. scheduler: another one's step
-    function, (limits, queues, state, now) -> bucket, in plain Python."""
+    function, (limits, queues, state, now, lane, lanes) -> bucket, in plain Python. overlapped: with the shipped scheduler in plain
+    Python, whose part that needs no tokens runs before the model's step."""
 
     def __init__(
         self,
@@ -75,6 +76,7 @@ class Simulation:
         check_every: int = 1,
         muted: Iterable[Mute] = (),
         scheduler: Callable[..., int] | None = None,
+        overlapped: bool = False,
     ) -> None:
         self.seed, self.turns = seed, turns
         self.world: World = make_world(seed, turns, check_every)
@@ -88,7 +90,8 @@ class Simulation:
         else:
             arrays, views, chosen = plain(state), plain(queues), scheduler
             self._step = lambda now: chosen(limits, views, arrays, now, 0, 1)
-        self._play, self._quiet, self._arguments = _bind(self.world, checks)
+        self._play, self._compute, self._quiet, self._arguments = _bind(self.world, checks)
+        self._step = self._overlapped(policy) if overlapped else self._in_turn(self._step)
         # How the run ends is drawn too: most serve everything, some are drained or stopped in the middle of it.
         self.ending = random.Random(seed + 1).choice((COMMAND_RUN, COMMAND_RUN, COMMAND_DRAIN, COMMAND_STOP))
         self.turn, self.bucket, self.code, self.detail = 0, NOTHING, 0, ""
@@ -102,11 +105,38 @@ class Simulation:
             return False
         try:
             self.bucket = self._step(now)
+            if self.code:
+                return False
         except (IndexError, ValueError, OverflowError, TypeError) as error:  # plain Python checks what compiled code does not
             self.code, self.detail = RAISED, f"{type(error).__name__}: {error}"
             return False
         self.turn += 1
         return True
+
+    def _in_turn(self, step: Callable[[int], int]) -> Callable[[int], int]:
+        """The model's step, then the scheduler."""
+
+        def run(now: int) -> int:
+            if self.bucket >= 0:
+                self.code = self._compute(*self._arguments)
+            return NOTHING if self.code else step(now)
+
+        return run
+
+    def _overlapped(self, policy: Policy) -> Callable[[int], int]:
+        """As on a GPU: what needs no tokens goes ahead of the model's step, or runs beside it. In plain Python."""
+        limits, state, queues = self.world.limits, plain(self.world.state), plain(self.world.queues)
+        phases = make_phases(policy)
+
+        def run(now: int) -> int:
+            phases.ahead(limits, queues, state, now, 0, 1)
+            if self.bucket >= 0:
+                self.code = self._compute(*self._arguments)
+            result = NOTHING if self.code else phases.decide(limits, queues, state, 0, 1)
+            phases.report(limits, queues, state, 0, 1)
+            return result
+
+        return run
 
     def run(self) -> Outcome:
         """The storm and the calm."""
@@ -163,16 +193,20 @@ class Simulation:
         return listed
 
 
-def _bind(world: World, mode: Mode) -> tuple[Callable[..., int], Callable[..., Any], tuple[Any, ...]]:
-    """play_turn, is_quiet without its queues, and their arguments, compiled or not."""
+def _bind(world: World, mode: Mode) -> tuple[Callable[..., int], Callable[..., int], Callable[..., Any], tuple[Any, ...]]:
+    """play_turn, play_step and is_quiet, all with the same arguments, which come last; compiled or not."""
     limits, state, queues, sim, _ = world
     if mode == "python":
         arguments: tuple[Any, ...] = (limits, plain(queues), plain(state), plain_sim(world))
-        return play_turn, lambda limits, queues, state, sim: is_quiet(limits, state, sim), arguments
+        return play_turn, _without_queues(play_step), _without_queues(is_quiet), arguments
     arguments = (Table(limits), Table(queues, strided=True), Table(state), Table(sim))
     kinds = tuple(table.kind for table in arguments)
-    play, quiet = compiled_turn(kinds)
-    return play, lambda limits, queues, state, sim: quiet(limits, state, sim), arguments
+    play, step, quiet = compiled_turn(kinds)
+    return play, _without_queues(step), _without_queues(quiet), arguments
+
+
+def _without_queues(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda limits, queues, state, sim: function(limits, state, sim)
 
 
 def plain_sim(world: World) -> Any:
@@ -181,13 +215,15 @@ def plain_sim(world: World) -> Any:
 
 
 @lru_cache(maxsize=1)
-def compiled_turn(kinds: tuple[Any, ...]) -> tuple[Callable[..., int], Callable[..., bool]]:
-    """play_turn and is_quiet, compiled. kinds: types of the four tables, which do not depend on sizes."""
-    play, quiet = cached_njit(play_turn, nogil=True), cached_njit(is_quiet, nogil=True)
-    play_kinds, quiet_kinds = (*kinds, types.int64, types.int64, types.int64), (kinds[0], kinds[2], kinds[3])
-    play.compile(play_kinds)
-    quiet.compile(quiet_kinds)
-    return play.overloads[play_kinds].entry_point, quiet.overloads[quiet_kinds].entry_point
+def compiled_turn(kinds: tuple[Any, ...]) -> list[Callable[..., Any]]:
+    """play_turn, play_step and is_quiet, compiled. kinds: types of the four tables, which do not depend on sizes."""
+    whole, part = (*kinds, types.int64, types.int64, types.int64), (kinds[0], kinds[2], kinds[3])
+    entries = []
+    for function, signature in ((play_turn, whole), (play_step, part), (is_quiet, part)):
+        compiled = cached_njit(function, nogil=True)
+        compiled.compile(signature)
+        entries.append(compiled.overloads[signature].entry_point)
+    return entries
 
 
 def simulate(seed: int, turns: int, policy: Policy = fcfs, **options: Any) -> Outcome:

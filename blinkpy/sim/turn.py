@@ -1,4 +1,4 @@
-"""One turn of a simulation: judge the last call of the scheduler, compute its step, let front ends act, and move the clock."""
+"""One turn of a simulation: judge the last call of the scheduler, let front ends act, and move the clock; then its step."""
 
 from __future__ import annotations
 
@@ -28,9 +28,7 @@ def judge(limits, queues, state, sim, turn, bucket):
         fault = LEFT_OVER
     if fault == 0 and bucket >= 0:
         fault = check_padding(state, bucket)
-        if fault == 0:
-            poison(limits, state, sim, turn)
-            fault = compute(limits, state, sim.cache, sim.poison[0])
+        poison(limits, state, sim, turn)
     return fault
 
 
@@ -70,6 +68,12 @@ def play_turn(limits, queues, state, sim, turn, bucket, command):
             return -fault
     sim.clock[0] += TICK_NS
     return sim.clock[0]
+
+
+@device
+def play_step(limits, state, sim):
+    """The step that the scheduler's last call asked for. Returns a problem, or 0."""
+    return compute(limits, state, sim.cache, sim.poison[0])
 
 
 @device

@@ -102,6 +102,7 @@ class Fronts(NamedTuple):
     finish: Int64  # how it must end: FINISH_*, and REJECT_* << 8 for a bad one
     got: Int64  # tokens so far
     cancelled: Int64
+    logprobs: Int64  # asked for; -1: none
     poisoned: Int64  # the model failed for this request
     tokens: Int32  # [S, C] prompt, and after it what must be generated
     page_hash: Int64  # [S, K]

@@ -13,7 +13,7 @@ import pytest
 import torch
 import transformers
 
-from benchmarks.decode import SHAPES
+from benchmarks.shapes import SHAPES
 from blinkpy.kernels.linear_config import LinearTable
 from blinkpy.models.architecture import parse_architecture, read_architecture
 from blinkpy.models.weights import load_weights, random_weights

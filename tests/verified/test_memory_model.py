@@ -18,6 +18,9 @@ FOUND_ON = dict.fromkeys(BUGS, ALL) | {
     "doorbell_acquired": {GPU, ARM, REMOTE},
     "head_released": {GPU, ARM, REMOTE},
     "grant_released": {GPU, ARM, REMOTE},
+    "record_released": {GPU, ARM, REMOTE},
+    "record_fence_before": {ARM},
+    "record_fence_after": {ARM},
 }
 
 

@@ -15,6 +15,7 @@ from seeded_bugs import SCHEDULER_BUGS, planted
 
 from blinkpy.kernels.njit_cache import cached_njit
 from blinkpy.kernels.policies import SHIPPED
+from blinkpy.kernels.scheduler import make_phases
 from blinkpy.kernels.trees import Table
 from blinkpy.kv.integrity import check_integrity
 from blinkpy.kv.state import Limits, State, differences, named_arrays, snapshot
@@ -51,6 +52,23 @@ def test_python_and_njit_give_the_same_run(seed: int) -> None:
             assert first.segment == other.world.segment
             assert not _differ(first.sim.fronts, other.world.sim.fronts)
             assert not _differ(first.sim.watch, other.world.sim.watch)
+
+
+@pytest.mark.parametrize("policy", sorted(SHIPPED))
+def test_what_runs_beside_a_step_changes_nothing(seed: int, policy: str) -> None:
+    """The scheduler's part that needs no tokens, ahead of the model's step as on a GPU, and the general phases alone: bit for bit."""
+    chosen = SHIPPED[policy]
+    for number in range(8):
+        general = make_phases(chosen, short_ways=False).schedule
+        runs = [
+            Simulation(seed + number, 250, chosen, mode="python"),
+            Simulation(seed + number, 250, chosen, overlapped=True, mode="python"),
+            Simulation(seed + number, 250, chosen, scheduler=general),
+        ]
+        assert [run.run().failure for run in runs] == [None] * 3
+        for other in runs[1:]:
+            assert not differences(snapshot(runs[0].world.state), snapshot(other.world.state))
+            assert runs[0].world.segment == other.world.segment
 
 
 def _differ(first: Any, second: Any) -> list[str]:
