@@ -19,8 +19,9 @@ a transport. What the code relies on, by the names that it refers to:
         covered.
     O7  A cancel names its request: ids are never used twice.
 
-    O8  Who sees a completion word with log probabilities sees its record, and has read it before the head moves on: the engine's release
-        store (kernels/completions.py), and on Arm a fence of the front end before and after it reads the record (dpu/shm.py).
+    O8  Who sees a completion word with log probabilities sees its record, and has read it before the head moves on: the
+        engine's release store (kernels/completions.py), and on Arm a fence of the front end before and after it reads the
+        record (dpu/shm.py).
 
 One thing is assumed and not checked: bulk writes of an earlier owner (entries, prompts, hashes) have landed, or never will,
 before its successor submits. Shared memory keeps that because the process is dead (its lock on the pair is free); an RDMA

@@ -61,9 +61,12 @@ class Outcome:
 
 
 class Simulation:
-    """One world, ready to run. mode: of the scheduler; checks: of front ends, model and checks. scheduler: another one's step
-    function, (limits, queues, state, now, lane, lanes) -> bucket, in plain Python. overlapped: with the shipped scheduler in plain
-    Python, whose part that needs no tokens runs before the model's step."""
+    """One world, ready to run.
+
+    mode: of the scheduler; checks: of front ends, model and checks. scheduler: another one's step function, (limits, queues,
+    state, now, lane, lanes) -> bucket, in plain Python. overlapped: the shipped one in plain Python, where what needs no tokens
+    runs before the model's step.
+    """
 
     def __init__(
         self,

@@ -56,7 +56,7 @@ def test_python_and_njit_give_the_same_run(seed: int) -> None:
 
 @pytest.mark.parametrize("policy", sorted(SHIPPED))
 def test_what_runs_beside_a_step_changes_nothing(seed: int, policy: str) -> None:
-    """The scheduler's part that needs no tokens, ahead of the model's step as on a GPU, and the general phases alone: bit for bit."""
+    """What needs no tokens runs ahead of the model's step, as on a GPU; and the general phases do alone: bit for bit the same."""
     chosen = SHIPPED[policy]
     for number in range(8):
         general = make_phases(chosen, short_ways=False).schedule
