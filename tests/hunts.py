@@ -16,7 +16,7 @@ from seeded_bugs import Bug, planted
 from blinkpy.kernels.policies import SHIPPED
 from blinkpy.sim.simulation import simulate
 
-CALLS, TURNS = 150_000, 1500  # of the scheduler in plain Python: half a minute, where nothing is found
+CALLS, TURNS = 300_000, 1500  # of the scheduler in plain Python: half a minute, where nothing is found
 EXAMPLES = 600
 SECONDS = 100
 

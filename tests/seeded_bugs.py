@@ -83,12 +83,6 @@ SCHEDULER_BUGS = (
         "found[k - 1] >= 0",
     ),
     Bug(
-        "a dead parent counts as alive",
-        "kv.prefix",
-        "pages.generation[parent] == pages.parent_generation[page]",
-        "pages.generation[parent] >= pages.parent_generation[page]",
-    ),
-    Bug(
         "the whole prompt may be a hit",
         "kv.prefix",
         "(requests.length[slot] - 1) >> limits.page_shift",

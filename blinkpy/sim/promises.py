@@ -148,15 +148,31 @@ def same_page(limits, pages, page, other):
 
 
 @device
+def goes_before(r, slot, other):
+    """Whether a request is served before another one."""
+    return r.rank[slot] < r.rank[other] or (r.rank[slot] == r.rank[other] and r.arrival[slot] < r.arrival[other])
+
+
+@device
 def best_request(limits, state):
     """Of the live requests whose reader has read everything, the one with the lowest (rank, arrival), or -1."""
     r, pairs, best = state.requests, state.pairs, -1
     for slot in range(limits.slots):
         reads = pairs.cq_tail[r.pair[slot]] == pairs.cq_head[r.pair[slot]]
-        if reads and (r.status[slot] == WAITING or r.status[slot] == RUNNING):
-            if best < 0 or r.rank[slot] < r.rank[best] or (r.rank[slot] == r.rank[best] and r.arrival[slot] < r.arrival[best]):
-                best = slot
+        live = r.status[slot] == WAITING or r.status[slot] == RUNNING
+        if reads and live and (best < 0 or goes_before(r, slot, best)):
+            best = slot
     return best
+
+
+@device
+def better_runs(limits, state, slot):
+    """Whether someone runs who goes before a request: for instance one whose reader is a little behind."""
+    r = state.requests
+    for other in range(limits.slots):
+        if r.status[other] == RUNNING and r.paused[other] == 0 and goes_before(r, other, slot):
+            return True
+    return False
 
 
 @device
@@ -164,7 +180,7 @@ def check_progress(limits, state, sim):
     """The best request gets on."""
     r, best = state.requests, sim.watch.best
     slot = best_request(limits, state)
-    if slot < 0:
+    if slot < 0 or better_runs(limits, state, slot):
         best[STILL] = 0
         return 0
     progress = r.length[slot] * limits.max_model_len + r.computed[slot]

@@ -181,7 +181,7 @@ def random_limits(draw: random.Random, tight: bool) -> tuple[QueueSizes, EngineF
     )
     # Multipliers of 0 make hashes that say little, so that many collide.
     multipliers = draw.choice(((1_234_567, 7_654_321), (1_234_567, 7_654_321), (0, 0)))
-    facts = EngineFacts(1, *multipliers, context, draw.choice((2, 50, 1000)), page_size, pages, rows, lease_ms=1)
+    facts = EngineFacts(1, *multipliers, context, draw.choice((2, 2, 50, 1000)), page_size, pages, rows, lease_ms=1)
     options = {
         "max_num_batched_tokens": rows + draw.randint(0, 20),
         "prefix_caching": draw.random() < 0.85,
@@ -219,7 +219,7 @@ def random_odds(draw: random.Random, limits: Limits) -> Odds:
         late=often(0, 20, 100),
         broken=often(0, 0, 3),
         bad=often(0, 30, 200),
-        pace=often(0, 5, 30),
+        pace=often(0, 4, 30),
         delay=often(0, 100, 500),
         notice=often(100, 1000),
         jump=often(0, 0, 2),
@@ -243,7 +243,7 @@ def make_world(seed: int, turns: int, check_every: int = 1, tight: bool = False)
         seed=seed,
         turns=turns,
         check_every=check_every,
-        progress_bound=4 * limits.max_model_len + 64,
+        progress_bound=2 * limits.max_model_len + 50,
         odds=odds,
         fronts=_make_fronts(limits),
         watch=_make_watch(limits),
