@@ -156,6 +156,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             num_pages=0 if not arguments.spin_us else max(arguments.rows) * (arguments.prompt + arguments.new) // 8,
             max_model_len=4096,
             control=arguments.control,
+            record_steps=arguments.record_steps,
         )
         engine = (Spinning if arguments.spin_us else CudaEngine)(config, trace_rows=200_000, pdl=arguments.pdl)
         if isinstance(engine, Spinning):
@@ -269,6 +270,7 @@ def main() -> None:
     parser.add_argument("--control", choices=["gpu", "host"], default="gpu")
     parser.add_argument("--spin-us", type=int, default=0, help="a step does nothing but take so long (0: it is the model's)")
     parser.add_argument("--no-pdl", dest="pdl", action="store_false", help="no programmatic dependent launches")
+    parser.add_argument("--record-steps", type=int, default=-1, help="flight recorder: steps kept (0: off, -1: as served)")
     parser.add_argument("--budget", type=float, default=120, help="seconds after which the loop ends by itself")
     parser.add_argument("--out", type=Path, help="JSON file")
     arguments = parser.parse_args()

@@ -4,6 +4,7 @@
     WHILE (running) {
         SWITCH (step graph) {
             for each step graph:  WHILE (the next step has this graph too) { step, beside its end: ahead ; turn }
+            now and then:         a copy of the scheduler's state, for the flight recorder; then the step
             without a step:       WHILE (there is nothing to do) { ahead ; turn }
         }
     }
@@ -35,6 +36,9 @@ from blinkpy.kernels.cuda_calls import check
 from blinkpy.kernels.loop import (
     LANES,
     LOOP_BUDGET_NS,
+    LOOP_COPY_AT,
+    LOOP_COPY_EVERY,
+    LOOP_COPY_GRAPH,
     LOOP_RESULT,
     LOOP_STEP_BEGIN,
     LOOP_STEP_END,
@@ -50,6 +54,8 @@ AHEAD_KERNELS = 4
 """`ahead` runs beside so many last kernels of a step: late, so that it sees late arrivals, and early enough to end before
 them. Of a Llama-3-8B step on an H200 these are 0.3 ms, the product with the vocabulary's matrix above all."""
 
+NEVER = 1 << 62  # words
+
 WHILE = runtime.cudaGraphConditionalNodeType.cudaGraphCondTypeWhile
 SWITCH = runtime.cudaGraphConditionalNodeType.cudaGraphCondTypeSwitch
 FULL = runtime.cudaGraphDependencyType.cudaGraphDependencyTypeDefault
@@ -63,6 +69,16 @@ class StepTable:
 
     graphs: tuple[Any, ...]  # torch.cuda.CUDAGraph, kept for as long as the loop
     graph_of: np.ndarray
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Copies of the scheduler's state by the loop. graph: torch.cuda.CUDAGraph of one. every: words of records between two.
+    progress: Recorder.progress, where the loop says how many it began and ended."""
+
+    graph: Any
+    every: int
+    progress: torch.Tensor
 
 
 class Executive:
@@ -82,6 +98,7 @@ class Executive:
         keep: object,
         trace_rows: int = 0,
         lanes: int = LANES,
+        copies: Copies | None = None,
     ):
         self.stream, self._steps, self._keep, self._lanes = stream, steps, keep, lanes
         self._capturing = torch.cuda.Stream(priority=-1)  # its kernels are one block each, and should not queue for a place
@@ -90,11 +107,13 @@ class Executive:
         self._trace_rows = trace_rows
         if len(steps.graph_of) > MOST_BUCKETS:
             raise ValueError(f"{len(steps.graph_of)} buckets, and the loop holds {MOST_BUCKETS}")
-        self._repeat = torch.zeros(len(steps.graphs) + 1, dtype=torch.int64, device="cuda")
+        self._copies = copies
+        self._branches = len(steps.graphs) + 1 + (copies is not None)  # a copy of the state before the last, which is idle
+        self._repeat = torch.zeros(self._branches, dtype=torch.int64, device="cuda")
         self._table = torch.from_numpy(np.concatenate([table, steps.graph_of.astype(np.int64).ravel()])).cuda()
         self.kernel_resources = {name: resources_of(part) for name, part in code._asdict().items()}
         self._libraries: list[Any] = []
-        self._ahead, self._turn, self._stamp = (self._load(part) for part in code)
+        self._ahead, self._turn, self._stamp, self._resume = (self._load(part) for part in code)
         self._graph = self._build(steps.graphs)
         self._executable = check(runtime.cudaGraphInstantiate(self._graph, 0), "instantiate the loop")
 
@@ -108,6 +127,8 @@ class Executive:
         """Start the loop and return at once. budget_s: seconds after which it ends by itself, for tests; 0: never."""
         words = torch.zeros(LOOP_WORDS, dtype=torch.int64)
         words[LOOP_BUDGET_NS] = int(budget_s * 1e9)
+        words[LOOP_COPY_GRAPH] = self._branches - 2
+        words[LOOP_COPY_AT] = words[LOOP_COPY_EVERY] = self._copies.every if self._copies is not None else NEVER
         words[LOOP_TRACED] = 0 if self._trace_rows else 1  # without a trace it is full from the start
         with torch.cuda.stream(self.stream):
             self.loop.copy_(words)
@@ -152,7 +173,7 @@ class Executive:
         (body,) = add_conditional(graph, loop_handle, WHILE, 1)
         loop_node = only(nodes_of(graph))
         switch_handle = check(runtime.cudaGraphConditionalHandleCreate(body, 0, 0), "create the SWITCH condition")
-        branches = add_conditional(body, switch_handle, SWITCH, len(steps) + 1)
+        branches = add_conditional(body, switch_handle, SWITCH, self._branches)
         handles = int(loop_handle), int(switch_handle)
         repeat = []
         for own, branch in enumerate(branches):
@@ -161,6 +182,8 @@ class Executive:
             repeat.append(int(handle))
             if own < len(steps):
                 self._add_step(repeated, runtime.cudaGraph_t(steps[own].raw_cuda_graph()), handles, own)
+            elif self._copies is not None and own == len(steps):
+                self._add_copy(repeated, self._copies, int(switch_handle), own)
             else:
                 ahead = self._add_ahead(repeated, [])
                 self._add_turn(repeated, [(ahead, FULL)], handles, own)
@@ -179,6 +202,15 @@ class Executive:
             for after, index in ([], LOOP_STEP_BEGIN), ([(chain[-1], PROGRAMMATIC)], LOOP_STEP_END):
                 self._add_kernel(whole, after, self._stamp, 1, [*array_argument(self.loop), index])
         check(runtime.cudaGraphAddChildGraphNode(graph, None, 0, whole), "add a step graph")
+
+    def _add_copy(self, graph: Any, copies: Copies, switch_handle: int, own: int) -> None:
+        """Put a copy of the state into a graph, and what goes on with the step behind it."""
+        copy = runtime.cudaGraph_t(copies.graph.raw_cuda_graph())
+        node = check(runtime.cudaGraphAddChildGraphNode(graph, None, 0, copy), "add the copy of the state")
+        words: list[int] = []
+        for tensor in (self._repeat, self.loop, copies.progress):
+            words += array_argument(tensor)
+        self._add_kernel(graph, [(node, FULL)], self._resume, 1, [*words, switch_handle, own])
 
     def _add_ahead(self, graph: Any, after: list[Any]) -> Any:
         words = array_argument(self._table) + array_argument(self.loop)

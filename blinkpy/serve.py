@@ -31,6 +31,8 @@ from blinkpy.dpu.transport import TransportError
 from blinkpy.kernels.cuda_calls import CudaError
 from blinkpy.processes import Child, ChildError, Entry, Reporter, child_main, describe_exit
 from blinkpy.progress import Progress, Report
+from blinkpy.recording.crash import crash_folder, save_crash
+from blinkpy.recording.memory import RecordingError, RecordingReader, remove_dead_links
 
 START_SILENCE_S = 600.0  # longest silence of an engine that starts; it reports every phase and every shard of weights
 FRONTEND_START_S = 60.0
@@ -86,13 +88,14 @@ def serve(config: Config, named: bool) -> int:
             check_address(config.frontend.host, config.frontend.port)
             config = find_model(config, progress)
             stack.callback(unlink_stale, config.engine.name)  # in case the engine was killed
+            stack.callback(remove_dead_links)
             engine = start(stack, "engine", config, signals, ENGINE_STOP_S)
             engine.wait_ready(START_SILENCE_S, progress, tick)
             progress("starting front ends")
             frontend = start(stack, "frontend", config, signals, config.frontend.shutdown_s + ENGINE_STOP_S)
             facts = frontend.wait_ready(FRONTEND_START_S, None, tick)
             print(welcome(config, int(facts["port"]), progress.close()), flush=True)
-            return watch(engine, frontend, signals)
+            return watch(engine, frontend, signals, crash_saver(config))
         except Stopped:
             progress.close()
             return 0
@@ -208,13 +211,32 @@ def start(stack: contextlib.ExitStack, entry: str, config: Config, signals: Sign
     return child
 
 
-def watch(engine: Child, frontend: Child, signals: Signals) -> int:
-    """Wait for a signal or for the death of a part; returns the exit code."""
+def crash_saver(config: Config) -> Callable[[str], None]:
+    """A function that saves the recording of an engine that was killed, with a reason: it holds the memory from now on."""
+    name = config.engine.name
+    try:
+        reader = RecordingReader(name) if config.engine.record_steps else None
+    except RecordingError:
+        reader = None
+
+    def save(reason: str) -> None:
+        if reader is not None:
+            saved = save_crash(reader, crash_folder(config.engine.record_folder), name, reason)
+            print(f"blinkpy: {saved}", file=sys.stderr, flush=True)
+
+    return save
+
+
+def watch(engine: Child, frontend: Child, signals: Signals, save: Callable[[str], None]) -> int:
+    """Wait for a signal or for the death of a part; returns the exit code. save: for the recording of an engine that was killed;
+    one that fails saves it itself."""
     while not signals.count:
         time.sleep(POLL_S)
         if engine.exit_code() is not None:
-            reason = engine.last_error()
-            how = describe_exit(engine.exit_code() or 0) + (f" ({reason})" if reason else "")
+            ended, reason = engine.exit_code() or 0, engine.last_error()
+            if ended < 0:
+                save(f"the engine {describe_exit(ended)}")
+            how = describe_exit(ended) + (f" ({reason})" if reason else "")
             code = complain(f"the engine {how}; clients get errors for {FAULT_GRACE_S:.0f} s")
             deadline = time.monotonic() + FAULT_GRACE_S
             while time.monotonic() < deadline and not signals.count and frontend.exit_code() is None:
@@ -279,6 +301,7 @@ def remove_leftovers() -> None:
     for path in FOLDER.glob(f"blinkpy.{SERVE_PREFIX}*"):
         with contextlib.suppress(OSError):  # another user's
             unlink_stale(path.name.removeprefix("blinkpy."))
+    remove_dead_links()
 
 
 def base_url(host: str, port: int) -> str:

@@ -72,6 +72,8 @@ class Sizes:
     prefix_caching: bool = True
     multipliers: tuple[int, int] = MULTIPLIERS
     intake_entries: int = 4
+    intake_tokens: int = 32768
+    record_calls: int = 0
 
     def queue_sizes(self) -> q.QueueSizes:
         sq = max(2, 1 << (self.slots - 1).bit_length())
@@ -263,6 +265,8 @@ class World:
             max_num_batched_tokens=sizes.tokens,
             prefix_caching=sizes.prefix_caching,
             intake_entries=sizes.intake_entries,
+            intake_tokens=sizes.intake_tokens,
+            record_calls=sizes.record_calls,
         )
         self.state: State = make_state(self.limits)
         self.now = 1

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from blinkpy.kernels.portable import barrier, block_sum, device, store_release, strided
 from blinkpy.kernels.reclaim import FINISH_REASON_SHIFT
+from blinkpy.kernels.recorder import note_entry
 from blinkpy.kv.state import (
     ARRIVALS,
     COUNTER_INDEX,
@@ -120,6 +121,7 @@ def take_entry(limits, queues, state, pair, lane, lanes):
     if stale or not usable:
         if lane == 0:
             counters[STALE_ENTRIES if stale else REQUESTS_REJECTED] += 1
+        note_entry(limits, state, pair, 0, 0, lane, lanes)
         return 0
     reason = check_entry(limits, entry, state.pairs.epoch[pair])
     length, copied = entry[WORD_PROMPT_LENGTH], 0
@@ -156,6 +158,7 @@ def take_entry(limits, queues, state, pair, lane, lanes):
         state.finishing[finishing] = slot
         counts[FINISHING_COUNT] = finishing + 1
         counters[REQUESTS_REJECTED] += 1
+    note_entry(limits, state, pair, slot, copied, lane, lanes)
     barrier(lanes)
     return copied
 

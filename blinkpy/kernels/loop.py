@@ -25,7 +25,7 @@ from blinkpy.kernels.policies import Policy
 from blinkpy.kernels.portable import load_relaxed, nanosleep, now_ns, register_cuda
 from blinkpy.kernels.scheduler import Phases, make_phases
 from blinkpy.kernels.steady import fetch_ahead
-from blinkpy.kv.state import DECODE_ROWS, DRAINED, ROWS, STEADY, STOPPED
+from blinkpy.kv.state import COPIES_BEGUN, COPIES_DONE, DECODE_ROWS, DRAINED, POSITION, ROWS, STEADY, STOPPED
 from blinkpy.queues import ENGINE_STATE, STATE_STOPPED
 
 cuda = register_cuda()
@@ -43,6 +43,12 @@ LOOP_AHEAD_BEGIN = 5  # clock of the last `ahead`
 LOOP_AHEAD_END = 6
 LOOP_STEP_BEGIN = 7  # clock when the last step began, if steps are stamped
 LOOP_STEP_END = 8  # clock when its last kernel was complete
+LOOP_COPY_GRAPH = 9  # branch of SWITCH that copies the state for the flight recorder
+LOOP_COPY_AT = 10  # words recorded at which the next copy is due
+LOOP_COPY_EVERY = 11  # words between two copies
+LOOP_COPY_DUE = 12  # 1: before the next step
+LOOP_COPIES = 13  # copies begun
+LOOP_HELD = 14  # step graph that follows the copy
 LOOP_WORDS = 16
 TIME_OVER = -100
 
@@ -71,6 +77,7 @@ TURN_SIGNATURE = types.void(
     int64,
 )
 STAMP_SIGNATURE = types.void(WORDS, int64)
+RESUME_SIGNATURE = types.void(types.Array(types.uint64, 1, "C"), WORDS, WORDS, types.uint64, int64)
 
 
 class LoopCode(NamedTuple):
@@ -79,6 +86,7 @@ class LoopCode(NamedTuple):
     ahead: KernelCode
     turn: KernelCode
     stamp: KernelCode
+    resume: KernelCode
 
 
 def ahead_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None]:
@@ -113,6 +121,7 @@ def turn_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None]:
         lane, lanes = cuda.threadIdx.x, cuda.blockDim.x
         # Before the step's end: all that the decision needs. Each load may go to memory, so nothing waits for one alone.
         turns, began, budget, traced = loop[LOOP_TURNS], loop[LOOP_BEGAN_NS], loop[LOOP_BUDGET_NS], loop[LOOP_TRACED]
+        due, copies, copy_graph = loop[LOOP_COPY_DUE], loop[LOOP_COPIES], loop[LOOP_COPY_GRAPH]
         ahead_begin, ahead_end, step_begin = loop[LOOP_AHEAD_BEGIN], loop[LOOP_AHEAD_END], loop[LOOP_STEP_BEGIN]
         shared = cuda.shared.array(shared_words, int64)
         engine = read(table, shared, lane, lanes)
@@ -122,8 +131,12 @@ def turn_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None]:
         bucket = decide(engine.limits, engine.queues, engine.state, lane, lanes)
         counts = engine.state.batch.counts
         graph = int64(repeat.shape[0] - 1)  # without a step
+        step = graph
         if bucket >= 0:
             graph = shared[words + 2 * bucket + (1 if counts[DECODE_ROWS] < counts[ROWS] else 0)]
+            step = graph
+            if due != 0:
+                graph = copy_graph
         if lane == 0:
             if graph != own:
                 enter(repeat, switch_handle, own, graph)
@@ -143,11 +156,20 @@ def turn_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None]:
             if bucket < 0:
                 nanosleep(IDLE_SLEEP_NS)
         report(engine.limits, engine.queues, engine.state, lane, lanes)
+        if lane == 0:
+            recorder = engine.state.recorder
+            position = recorder.cursor[POSITION]
+            if graph != step:  # the copy comes first, of the state as it is now
+                loop[LOOP_HELD], loop[LOOP_COPIES], loop[LOOP_COPY_DUE] = step, copies + 1, 0
+                loop[LOOP_COPY_AT] = position + loop[LOOP_COPY_EVERY]
+                recorder.progress[COPIES_BEGUN] = copies + 1
+            elif position >= loop[LOOP_COPY_AT]:
+                loop[LOOP_COPY_DUE] = 1
         if lane == 0 and bucket >= 0 and traced < trace.shape[0]:
             end = now_ns()
             trace[traced, TRACE_BEGIN] = begin
             trace[traced, TRACE_END] = end
-            trace[traced, TRACE_GRAPH] = graph
+            trace[traced, TRACE_GRAPH] = step
             trace[traced, TRACE_ROWS] = counts[ROWS]
             trace[traced, TRACE_AHEAD_BEGIN] = ahead_begin
             trace[traced, TRACE_AHEAD_END] = ahead_end
@@ -188,6 +210,17 @@ def stamp_kernel() -> Callable[..., None]:
     return stamp
 
 
+def resume_kernel() -> Callable[..., None]:
+    """The Python function of the kernel behind a copy of the state: it goes on with the step that the copy held up. Arguments:
+    handles as of `turn`; the loop's words; Recorder.progress; handle of the SWITCH node; index of the graph that it is in."""
+
+    def resume(repeat, loop, progress, switch_handle, own):
+        enter(repeat, switch_handle, own, loop[LOOP_HELD])
+        progress[COPIES_DONE] = loop[LOOP_COPIES]
+
+    return resume
+
+
 def loop_code(policy: Policy, kind: Any, words: int, capability: tuple[int, int]) -> LoopCode:
     """The compiled kernels for a GPU's compute capability; from the cache if this machine compiled these sources before."""
     phases = make_phases(policy)
@@ -195,6 +228,7 @@ def loop_code(policy: Policy, kind: Any, words: int, capability: tuple[int, int]
         _code("ahead", policy, kind, words, capability, lambda: (ahead_kernel(phases, kind, words), AHEAD_SIGNATURE)),
         _code("turn", policy, kind, words, capability, lambda: (turn_kernel(phases, kind, words), TURN_SIGNATURE)),
         _code("stamp", policy, kind, words, capability, lambda: (stamp_kernel(), STAMP_SIGNATURE)),
+        _code("resume", policy, kind, words, capability, lambda: (resume_kernel(), RESUME_SIGNATURE)),
     )
 
 

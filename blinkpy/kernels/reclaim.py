@@ -16,6 +16,7 @@ from blinkpy.kernels.portable import (
     store_release,
     strided,
 )
+from blinkpy.kernels.recorder import note_cancels
 from blinkpy.kv.pages import release_pages
 from blinkpy.kv.state import (
     COUNTER_INDEX,
@@ -152,6 +153,7 @@ def end_requests(limits, state, lane, lanes):
             scratch.slot[ended + before] = slot
         ended += total
     barrier(lanes)
+    note_cancels(limits, state, ended, FINISH_CANCELLED, lane, lanes)
     finishing, unpaused = counts[FINISHING_COUNT], 0
     for i in range(ended):
         if requests.status[scratch.slot[i]] == RUNNING:

@@ -31,6 +31,7 @@ from blinkpy.kernels.portable import (
     strided,
 )
 from blinkpy.kernels.reclaim import judge_pairs, reclaim, tell_ends
+from blinkpy.kernels.recorder import record
 from blinkpy.kernels.steady import UNSTEADY, steady_turn
 from blinkpy.kernels.trees import Table
 from blinkpy.kv.integrity import check_integrity
@@ -38,7 +39,6 @@ from blinkpy.kv.state import (
     BATCH_COUNTS,
     CACHED_COUNT,
     CALLS,
-    DECODE_ROWS,
     DRAINED,
     ENTERING_COUNT,
     FINISHING_COUNT,
@@ -86,8 +86,9 @@ GAUGE_ROWS, GAUGE_TOKENS = GAUGE["batch_rows"], GAUGE["batch_tokens"]
 
 @device
 def report(limits, queues, state, lane, lanes):
-    """Publish counters, gauges and the engine's heartbeat. They are for watching: nothing waits for their order, and a
-    release would wait for all of them to cross the bus."""
+    """Close the call's record; publish counters, gauges and the engine's heartbeat. They are for watching: nothing waits for
+    their order, and a release would wait for all of them to cross the bus."""
+    record(limits, state, state.inbox.now_ns[0], lane, lanes)
     engine, counts = queues.engine, state.counts
     for i in strided(lane, N_COUNTERS, lanes):
         store_relaxed(engine, ENGINE_COUNTERS + i, state.counters[i])
@@ -228,10 +229,11 @@ def make_phases(policy: Policy = fcfs, *, short_ways: bool = True) -> Phases:
             admit(limits, state, lane, lanes)
             enqueue(state, lane, lanes)
             result = plan(limits, state, lane, lanes)
-        elif lane == 0:
-            for i in range(BATCH_COUNTS):  # the last step is committed
-                state.batch.counts[i] = 0
-            state.batch.counts[DECODE_ROWS] = 0
+        else:
+            if lane == 0:
+                for i in range(BATCH_COUNTS):  # the last step is committed
+                    state.batch.counts[i] = 0
+            barrier(lanes)
         return result
 
     @device
@@ -292,11 +294,14 @@ class Scheduler:
             raise RuntimeError("attach() the queues before the first step")
         return self._function(self._limits, self._queues, self._state, now_ns, 0, 1)
 
-    def run_null(self, tokens: range, step_ns: int, idle_ns: int, deadline_ns: int) -> int:
+    def run_null(
+        self, tokens: range, step_ns: int, idle_ns: int, deadline_ns: int, after_call: Callable[[], None] | None = None
+    ) -> int:
         """Serve with made-up tokens (made_up_token) instead of a model.
 
         tokens: what to draw from. step_ns: time that a step takes. Returns NOTHING after idle_ns without work or when
-        time.monotonic_ns() reaches deadline_ns, or else STOPPED or DRAINED. Two compiled calls a step, nothing else.
+        time.monotonic_ns() reaches deadline_ns, or else STOPPED or DRAINED. Two compiled calls a step, and after_call between
+        them.
         """
         state, low, high = self._state, tokens.start, tokens.stop
         even = int(np.array((0, -math.log(high - low)), RECORD_PAIR).view(np.int64))
@@ -309,6 +314,8 @@ class Scheduler:
         now = worked = time.monotonic_ns()
         while now < deadline_ns and now - worked <= idle_ns:
             result = self.step(now)
+            if after_call is not None:
+                after_call()
             if result in (STOPPED, DRAINED):
                 return result
             if result >= 0:

@@ -71,6 +71,22 @@ FORECAST_RECORD = 2  # the token goes out with its log probabilities
 # State.counters: the engine's counters, in the order of queues.COUNTER_NAMES
 COUNTER_INDEX = {name: i for i, name in enumerate(COUNTER_NAMES)}
 
+# The recorder's ring, see kernels/recorder.py. Int64 words of a record's head, and of each entry beside prompt and hashes.
+RECORD_HEADER, RECORD_ENTRY = 8, 19
+RECORD_MARK = 0x0B11
+NOTE_ENTRY, NOTE_CANCELS = 1, 2
+NOTE_SHIFT = 8
+
+# Recorder.cursor and Recorder.progress
+(
+    POSITION,  # words that complete records have, since the start
+    RECORDS,  # complete records since the start
+    NOTES,  # words of notes in the open record
+    COMMITS,  # rows that the next call commits
+    COPIES_BEGUN,  # progress alone: copies of the state that a loop on the GPU began
+    COPIES_DONE,
+) = range(6)
+
 NO_PAGE = -1
 LOST = -2  # Requests.canonical: the indexed chain was evicted under a running request, which offers no more pages
 
@@ -106,6 +122,8 @@ class Limits(NamedTuple):
     index_items: int  # pages put into the prefix index in one call
     index_buckets: int  # a power of two, >= N
     ring_entries: int  # a power of two, >= 4 N
+    record_calls: int  # calls that the recorder keeps at least, when all rows decode; 0: it is off
+    record_words: int  # of its ring, a power of two
 
 
 class Requests(NamedTuple):
@@ -216,6 +234,15 @@ class Buckets(NamedTuple):
     rows: Int32
 
 
+class Recorder(NamedTuple):
+    """The last calls of schedule(), with all that they were told and what they decided: see kernels/recorder.py."""
+
+    words: Int64  # [record_words] ring of records, which are contiguous but for its end
+    progress: Int64  # [8] as the last record left it: written for readers
+    cursor: Int64  # [8] the same, and what the open record has; read by the scheduler
+    seen: Int64  # [5 Q + 48] words by which it is told whether an idle call changed anything
+
+
 class Scratch(NamedTuple):
     """Working memory of one call; its content means nothing afterwards. M items, the largest list that a phase makes."""
 
@@ -243,6 +270,7 @@ class State(NamedTuple):
     forecast: Forecast
     batch: Batch
     buckets: Buckets
+    recorder: Recorder
     scratch: Scratch
     running: Int32  # [B]
     waiting: Int32  # [S]
@@ -263,6 +291,7 @@ def make_limits(
     prefix_caching: bool = True,
     intake_entries: int = 64,
     intake_tokens: int = 32768,
+    record_calls: int = 0,
 ) -> Limits:
     """The scheduler's limits for a queue segment. Raises ConfigError, in the words of the options, when they clash."""
 
@@ -306,7 +335,18 @@ def make_limits(
         index_items=max_num_batched_tokens // page + rows,
         index_buckets=_power_of_two(facts.num_pages),
         ring_entries=_power_of_two(4 * facts.num_pages),
+        record_calls=record_calls,
+        record_words=_record_words(sizes, facts, record_calls, intake_entries, intake_tokens) if record_calls else 1,
     )
+
+
+def _record_words(sizes: QueueSizes, facts: EngineFacts, calls: int, entries: int, tokens: int) -> int:
+    """Words for so many calls that decode with all rows, and for two that take in as much as one can."""
+    fixed, rows = RECORD_HEADER + 4 * sizes.pairs, 2 * facts.max_num_seqs
+    taken = min(tokens + facts.max_model_len, entries * facts.max_model_len)  # prompt tokens of one call
+    prompts = taken // 2 + taken // facts.page_size
+    largest = fixed + rows + entries * RECORD_ENTRY + prompts + sizes.pairs * sizes.slots + 2
+    return _power_of_two(max(calls * (fixed + rows), 2 * largest))
 
 
 def default_buckets(limits: Limits) -> list[tuple[int, int]]:
@@ -409,6 +449,12 @@ def make_state(limits: Limits, buckets: Sequence[tuple[int, int]] = ()) -> State
         total=i64(limits.pairs),
         entry=i32(SQ_ENTRY_WORDS),
     )
+    recorder = Recorder(
+        words=i64(limits.record_words),
+        progress=i64(8),
+        cursor=i64(8),
+        seen=i64(5 * Q + 48),
+    )
     counts = i64(COUNTS)
     counts[FREE_COUNT] = N
     return State(
@@ -419,6 +465,7 @@ def make_state(limits: Limits, buckets: Sequence[tuple[int, int]] = ()) -> State
         forecast=forecast,
         batch=batch,
         buckets=Buckets(np.array([t for t, _ in shapes], np.int32), np.array([r for _, r in shapes], np.int32)),
+        recorder=recorder,
         scratch=scratch,
         running=i32(B),
         waiting=i32(S),

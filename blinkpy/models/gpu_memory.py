@@ -84,7 +84,8 @@ def state_bytes(slots: int, max_model_len: int, page_size: int, pages: int) -> i
 
 
 def plan_memory(config: Config, a: Architecture, itemsize: int, page_bytes: int, free: int, total: int) -> MemoryPlan:
-    """The plan for a model on a GPU with so many bytes free and in total; itemsize: bytes of a weight."""
+    """The plan for a model on a GPU with so many bytes free and in total; itemsize: bytes of a weight. The flight recorder
+    copies the scheduler's state."""
     scheduler, slots = config.scheduler, config.frontend.workers * config.queue.slots
     length = config.model.max_model_len or a.max_position
     pages = config.cache.num_pages or total // page_bytes
@@ -92,7 +93,7 @@ def plan_memory(config: Config, a: Architecture, itemsize: int, page_bytes: int,
     return MemoryPlan(
         weights=weight_elements(a) * itemsize,
         activations=activation_bytes(a, scheduler.max_num_batched_tokens, rows, length, itemsize),
-        state=state_bytes(slots, length, config.cache.page_size, pages),
+        state=state_bytes(slots, length, config.cache.page_size, pages) * (2 if config.engine.record_steps else 1),
         reserve=GRAPHS_AND_MODULES,
         free=free,
         total=total,

@@ -19,6 +19,7 @@ import pytest
 from openai import APIError, OpenAI
 from openai.types.chat import ChatCompletionChunk
 
+from blinkpy import cli
 from blinkpy.serve import OPENMP_SPINS
 
 ROOT = Path(__file__).parents[2]
@@ -195,8 +196,21 @@ def test_a_request_that_runs_at_sigterm_is_finished(null_server: Server) -> None
         assert not server.segments()
 
 
-def test_a_killed_engine_means_errors_within_two_seconds_then_exit_code_1() -> None:
-    with serving("--device", "null", "--null-step-us", "20000") as server:
+def test_a_running_engine_is_recorded_and_replayed(
+    null_server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert null_server.chat()
+    file, name = tmp_path / "now.recording", null_server.segments()[0].removeprefix("blinkpy.")
+    assert cli.main(["record", name, "--output", str(file)]) == 0
+    assert cli.main(["replay", str(file)]) == 0
+    out = capsys.readouterr().out
+    assert " #0  accepted " in out
+    assert "calls decided as recorded" in out
+    assert null_server.chat(), "it goes on serving"
+
+
+def test_a_killed_engine_means_errors_within_two_seconds_then_exit_code_1(tmp_path: Path) -> None:
+    with serving("--device", "null", "--null-step-us", "20000", "--record-folder", str(tmp_path)) as server:
         stream = server.stream(1000)
         next(stream)
         os.kill(server.child("engine"), signal.SIGKILL)
@@ -214,6 +228,8 @@ def test_a_killed_engine_means_errors_within_two_seconds_then_exit_code_1() -> N
         assert server.process.wait(20) == 1
         assert any("blinkpy: error: the engine was ended by SIGKILL" in line for line in server.errors)
         assert not server.segments()
+    (saved,) = tmp_path.glob("crash-*.recording")
+    assert cli.main(["replay", str(saved), "--no-trace"]) == 0
 
 
 BROKEN = """

@@ -14,12 +14,14 @@ from blinkpy.kernels.cubin import read_cubin
 from blinkpy.kernels.loop import (
     AHEAD_SIGNATURE,
     LOOP_WORDS,
+    RESUME_SIGNATURE,
     STAMP_SIGNATURE,
     TRACE_COLUMNS,
     TURN_SIGNATURE,
     _load,
     _store,
     ahead_kernel,
+    resume_kernel,
     stamp_kernel,
     turn_kernel,
 )
@@ -55,6 +57,7 @@ KERNELS = {
         7 + 7 + 7 + 9 + 3,
         ("cudaGraphSetConditional",),
     ),
+    "resume": (resume_kernel, RESUME_SIGNATURE, 7 + 7 + 7 + 2, ("cudaGraphSetConditional",)),
     "stamp": (stamp_kernel, STAMP_SIGNATURE, 7 + 1, ()),
 }
 
@@ -71,7 +74,7 @@ def test_the_loops_kernels_compile(name: str) -> None:
     assert needs.stack_frame == 0
     head = code.ptx[code.ptx.index(".entry") :]
     assert head[: head.index("{")].count(".param") == parameters
-    assert ("griddepcontrol.wait" in code.ptx) == (name != "ahead")
+    assert ("griddepcontrol.wait" in code.ptx) == (name in ("turn", "stamp"))
 
 
 def test_the_loops_memory_has_the_shapes_of_the_signature() -> None:
