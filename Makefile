@@ -3,6 +3,8 @@
 #   make serve      environment, install, then the server with the built-in model on 127.0.0.1:8000
 #   make test       environment, then every test that needs no GPU
 #   make lint       ruff and mypy
+#   make fuzz       the scheduler and the queues under random storms, for SECONDS; failing examples are kept
+#   make coverage   that the tests reach every line and branch of the scheduler, the prefix cache and the queues
 #   make test-gpu   the tests that need an NVIDIA GPU; without one it says so, and tests nothing
 #   make bench      the benchmarks that need no GPU, into benchmarks/results: a quarter of an hour on an idle machine
 #   make paper      the grid of request rates, isolated and interfered, for MODEL: hours, and it can be interrupted
@@ -11,6 +13,7 @@
 #
 # Variables: MODEL=folder-or-hub-id HOST=127.0.0.1 PORT=8000 ARGS='more options'   for make serve (ARGS also for bench, paper, test-gpu)
 #            T='tests/plain -k config'                                           for make test and test-gpu: what to run
+#            SECONDS=600                                                         for make fuzz
 #            PYTHON=python3.12 VENV=.venv                                        which Python, and where the environment goes
 #            VENV=system                                                         no environment: PYTHON as it is, with the packages
 #                                                                                that it has; for machines without a network
@@ -43,7 +46,7 @@ RUN := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} OMP_WAIT_POLICY=$${OMP_WAIT_POLICY
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve test lint test-gpu bench paper docs clean
+.PHONY: help serve test lint fuzz coverage test-gpu bench paper docs clean
 
 help:
 	@sed -n 's/^#   *\(make [a-z]\)/  \1/p' Makefile
@@ -94,6 +97,18 @@ test: $(call STAMP,dev)
 lint: $(call STAMP,dev)
 	@$(RUNNER) -m ruff check .
 	@$(RUNNER) -m mypy
+
+fuzz: $(VENV)/.dev
+	@PYTHONPATH=tests $(RUN) tools/fuzz.py --seconds $(SECONDS)
+
+REACH = tests/kernels/test_prefix.py tests/kernels/test_scheduler.py tests/kernels/test_scheduler_worlds.py \
+  tests/plain/test_queue_layout.py tests/plain/test_queue_pair.py tests/plain/test_queue_shm.py \
+  tests/verified/test_properties.py tests/verified/test_reach.py tests/verified/test_simulator.py
+
+coverage: $(VENV)/.dev
+	@mkdir -p build
+	@$(RUN) -m coverage run -m pytest -q $(REACH)
+	@$(RUN) -m coverage report
 
 test-gpu:
 ifeq ($(GPU),)
