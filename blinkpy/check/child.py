@@ -27,6 +27,7 @@ from blinkpy.check.waiting import flood, overtaking
 from blinkpy.check.workload import Workload, load_workload
 from blinkpy.config import ConfigError
 from blinkpy.kernels.policies import SHIPPED, Policy, load_policy, read_policy
+from blinkpy.sim import run
 
 SAMPLES = 1000
 LOAD_S, CALLS_S, COMPILE_S = 10, 60, 300
@@ -99,6 +100,9 @@ class Child:
         findings = compare_compiled(policy, rank_many, self._requests, self._ranks)
         if not self.report(*(findings or [Finding("fine", "determinism", "compiled code gives Python's ranks")])):
             return
+        if self.options.storm:
+            self.stage("storm", COMPILE_S + self.options.timeout_s)
+            self.report(storm_finding(policy, self.options))
         self.stage("waiting", COMPILE_S + self.options.timeout_s)
         self.report(*waiting_findings(policy, rank_many, self.options))
         machine, requests = machine_of(self.options), requests_of(self.options)
@@ -124,6 +128,16 @@ class Child:
         except Hangs as hangs:
             self.report(Finding("error", "calls", f"no end after {ALARM_S:.0f} s", hangs.line))
         self._send({"done": True})
+
+
+def storm_finding(policy: Policy, options: CheckOptions) -> Finding:
+    """What the simulator of docs/verification.md says: crashes, cancels, slow readers, late writes, too few pages."""
+    report = run(policy, options.seed + 1, options.storm, seconds=options.timeout_s)
+    if report.failures:
+        return Finding("error", "storm", str(report.failures[0][1]))
+    return Finding(
+        "fine", "storm", f"{report.calls:,} calls in {report.worlds:,} simulated worlds of faults: every promise is kept"
+    )
 
 
 def waiting_findings(policy: Policy, rank_many: Any, options: CheckOptions) -> list[Finding]:

@@ -277,9 +277,10 @@ def test_a_sane_policy_passes_the_quick_check(tmp_path: Path) -> None:
 def test_the_whole_check_of_a_good_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed: plots can't be tried here")
     plot, told = tmp_path / "plot.svg", tmp_path / "told.json"
-    arguments = ["check", policy_file(tmp_path, FOLDER_POLICY), "--requests", "200", "--plot", str(plot), "--json", str(told)]
-    assert cli.main(arguments) == 0
+    arguments = ["--requests", "200", "--storm", "20000", "--plot", str(plot), "--json", str(told)]
+    assert cli.main(["check", policy_file(tmp_path, FOLDER_POLICY), *arguments]) == 0
     out = capsys.readouterr().out
+    assert "simulated worlds of faults: every promise is kept" in out
     assert "no errors found" in out
     for policy in ("mine.py:rank", "fcfs", "shortest-first"):
         assert f"\n  {policy} " in out
