@@ -20,6 +20,7 @@ from blinkpy.dpu.transport import TransportError
 from blinkpy.kernels.lanes import Team
 from blinkpy.kernels.policies import SHIPPED, fcfs
 from blinkpy.kernels.scheduler import Scheduler, made_up_token, make_schedule, plain
+from blinkpy.kernels.steady import fetch_ahead
 from blinkpy.kv.pages import compact_ring
 from blinkpy.kv.state import NOTHING, RING_HEAD, RING_TAIL, RUNNING, STOPPED, differences, snapshot
 from blinkpy.sim.simulation import Simulation
@@ -92,25 +93,38 @@ def test_a_scheduler_needs_its_queues_first() -> None:
     assert "running lists" in scheduler.check()[0]
 
 
-@pytest.mark.parametrize("step_ns", [0, 200_000])
+@pytest.mark.parametrize(("step_ns", "logprobs"), [(0, 2), (200_000, -1)])
 @pytest.mark.parametrize("mode", ["python", "njit"])
-def test_the_null_engine_makes_tokens_up(mode: Any, step_ns: int) -> None:
+def test_the_null_engine_makes_tokens_up(mode: Any, step_ns: int, logprobs: int) -> None:
     worlds = (FrontWorld(seed, make_schedule(fcfs)) for seed in range(100))
     world = next(
         w for w in worlds if w.limits.cq_entries > 8 and w.limits.vocab_size > 100 and w.limits.pages * w.limits.page_size > 8
     )
     limits = world.limits._replace(lease_ns=1 << 62)  # the loop has another clock
     client = attached(world)
-    client.submit(PROMPT, Sampling(max_tokens=4, seed=-(2**62)))
+    sent = client.submit(PROMPT, Sampling(max_tokens=4, seed=-(2**62), logprobs=logprobs))
     client.transport.deliver(1 << 30)
     scheduler = Scheduler(limits, world.state, mode=mode)
     scheduler.attach(world.views)
     low, high = 0, limits.vocab_size
-    assert scheduler.run_null(range(low, high), step_ns, 2_000_000, 1 << 62) == NOTHING
+    calls: list[int] = []
+    assert scheduler.run_null(range(low, high), step_ns, 2_000_000, 1 << 62, lambda: calls.append(1)) == NOTHING
+    assert len(calls) > 4
     tokens = [token for _, token, _ in client.poll()]
     assert tokens == [made_up_token(-(2**62), len(PROMPT) + i, low, high) for i in range(4)]
+    assert [[pair[0] for pair in record[:3]] for record in sent.records] == [[token, 0, 1] for token in tokens if logprobs >= 0]
     world.views.control[q.CONTROL_COMMAND] = q.COMMAND_STOP
     assert scheduler.run_null(range(low, high), step_ns, 2_000_000, 1 << 62) == STOPPED
+
+
+def test_what_a_turn_fetches_ahead_it_does_not_change() -> None:
+    storm = Simulation(3, 60, fcfs, mode="python")
+    storm.run()
+    world = storm.world
+    before = snapshot(world.state)
+    for lane in range(3):
+        fetch_ahead(world.limits, world.state, lane, 3)
+    assert not differences(before, snapshot(world.state))
 
 
 def test_snapshots_say_where_they_differ() -> None:
