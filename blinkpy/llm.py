@@ -24,6 +24,7 @@ from blinkpy.config import Config, ConfigError
 from blinkpy.dpu.chat import ChatError, load_template
 from blinkpy.dpu.detokenizer import Detokenizer
 from blinkpy.dpu.generation import Generation
+from blinkpy.dpu.logprobs import Speller, TokenLogprobs
 from blinkpy.dpu.queue_pair import Busy, EngineLost, QueuePair
 from blinkpy.dpu.sampling import Sampling, default_sampling, in_limits
 from blinkpy.dpu.shm import attach_segment, unlink_stale
@@ -36,6 +37,7 @@ from blinkpy.serve import ENGINE_STOP_S, SERVE_PREFIX, START_SILENCE_S, find_mod
 
 ATTACH_S = 10.0
 POLL_S = 0.0005
+OPTIONAL = frozenset({"max_tokens", "seed", "logprobs"})  # sampling parameters that may be None
 CHECK_S = 0.1  # between looks at whether the engine lives
 LEASE_MS = 60_000  # long: nobody waits for this process's slots, and a debugger may hold it
 
@@ -45,7 +47,8 @@ Conversation = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How to generate; vLLM's names and defaults. max_tokens None: up to the model's context.
+    """How to generate; vLLM's names and defaults. max_tokens None: up to the model's context. logprobs: of the generated
+    tokens and of that many (0 to 20) most likely ones, from the model's distribution before penalties and temperature.
 
     Raises ValueError for a value outside its range. temperature 0 is greedy; top_k 0 or -1 is off.
     """
@@ -64,11 +67,12 @@ class SamplingParams:
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     priority: int = 0
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         for item in fields(self):
             value = getattr(self, item.name)
-            if item.name in ("stop", "stop_token_ids", "ignore_eos") or (value is None and item.name in ("max_tokens", "seed")):
+            if item.name in ("stop", "stop_token_ids", "ignore_eos") or (value is None and item.name in OPTIONAL):
                 continue
             whole = not isinstance(item.default, float)
             fine = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
@@ -100,18 +104,29 @@ class SamplingParams:
             frequency_penalty=self.frequency_penalty,
             seed=self.seed,
             priority=self.priority,
+            logprobs=-1 if self.logprobs is None else self.logprobs,
             stop_ids=ids,
         )
 
 
 @dataclass(frozen=True)
+class Logprob:
+    """Natural logarithm of a token's probability, and the token's text."""
+
+    logprob: float
+    decoded_token: str
+
+
+@dataclass(frozen=True)
 class CompletionOutput:
-    """One generated continuation. token_ids include a stop token; text has neither that nor a stop string."""
+    """One generated continuation. token_ids include a stop token; text has neither that nor a stop string. logprobs: for each
+    of token_ids the most likely tokens by id, in descending order, and the generated one; None unless asked for."""
 
     index: int
     text: str
     token_ids: list[int]
     finish_reason: str  # "stop" or "length"
+    logprobs: list[dict[int, Logprob]] | None = None
 
 
 @dataclass(frozen=True)
@@ -132,12 +147,14 @@ class _Work:
         self, index: int, prompt: str | None, ids: Int32, sampling: Sampling, detokenizer: Detokenizer, stops: tuple[str, ...]
     ):
         self.prompt, self.ids, self.sampling = prompt, ids, sampling
-        self.generation = Generation(index, len(ids), detokenizer, stops, time.monotonic(), self)
+        self.generation = Generation(index, len(ids), detokenizer, stops, time.monotonic(), self, sampling.logprobs)
         self.tokens: list[int] = []
         self._parts: list[str] = []
+        self._logprobs: list[TokenLogprobs] = []
 
-    def more(self, generation: Generation, text: str) -> None:
+    def more(self, generation: Generation, text: str, logprobs: list[TokenLogprobs]) -> None:
         self._parts.append(text)
+        self._logprobs += logprobs
 
     def ended(self, generation: Generation) -> None:
         if generation.error is not None:
@@ -152,9 +169,15 @@ class _Work:
             self.tokens.append(token)
         return generation.push(token, flags)
 
-    def output(self) -> RequestOutput:
-        """The result, once the request has ended."""
-        done = CompletionOutput(0, "".join(self._parts), self.tokens, self.generation.finish_reason or "")
+    def output(self, spell: Speller) -> RequestOutput:
+        """The result, once the request has ended. spell: of the tokenizer."""
+
+        def table(entry: TokenLogprobs) -> dict[int, Logprob]:
+            pairs = (*entry.top, (entry.token, entry.logprob))
+            return {token: Logprob(logprob, spell(token)[0]) for token, logprob in pairs}
+
+        logprobs = None if self.sampling.logprobs < 0 else [table(entry) for entry in self._logprobs]
+        done = CompletionOutput(0, "".join(self._parts), self.tokens, self.generation.finish_reason or "", logprobs)
         return RequestOutput(str(self.generation.index), self.prompt, self.ids.tolist(), [done])
 
 
@@ -269,7 +292,7 @@ class LLM:
                 self._drive(works)
             except EngineLost as error:
                 raise RuntimeError(f"the engine failed: {error}") from error
-        return [work.output() for work in works]
+        return [work.output(self.tokenizer.spell) for work in works]
 
     def _attach(self) -> None:
         """Claim a new epoch: whatever an interrupted call left is fenced, and no thread has to keep a lease meanwhile."""
@@ -302,7 +325,7 @@ class LLM:
         while waiting or running:
             with contextlib.suppress(Busy):
                 while waiting:
-                    pair.submit(waiting[0].ids, waiting[0].sampling, waiting[0])
+                    waiting[0].generation.request = pair.submit(waiting[0].ids, waiting[0].sampling, waiting[0])
                     waiting.popleft()
                     running += 1
             events = pair.poll()

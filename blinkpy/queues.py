@@ -9,12 +9,14 @@ A *segment* belongs to one engine. It is little-endian and naturally aligned, an
     control words     host        drain and stop requests, a fault seen by the host (CONTROL_*)
     then, for each queue pair, two regions aligned to 4,096 bytes, so that each can be a memory region of its own:
     front-end region  front end   words (FRONT_*), submission ring, cancel words, page hashes, prompt arena
-    engine region     engine      words (PAIR_*), completion ring
+    engine region     engine      words (PAIR_*), completion ring, log probability records
 
 A front end submits a request with four writes, in this order: prompt tokens, page hashes, the submission entry, the
 doorbell (a release store; RC queue pairs deliver writes in order). The engine publishes how far it has consumed
 (PAIR_SQ_HEAD); arena space and ring entries before that point may be written again. A completion is one aligned 8-byte
-word, so it can't be torn, and its lap counter tells a new one from what the last lap left: no tail is needed.
+word, so it can't be torn, and its lap counter tells a new one from what the last lap left: no tail is needed. A token
+whose request asked for log probabilities has a record as well, at the same position of an area beside the ring; it is
+written before the word, whose store is then a release, and stays until the completion head has passed.
 
 *Epochs.* A front end owns a pair from the moment that the engine grants its claim (PAIR_EPOCH == FRONT_CLAIM and
 PAIR_ATTACHED == 1) until its lease ends. Doorbells and completion heads carry the epoch in their upper half, and request
@@ -33,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAGIC = b"BLINKPYQ"
-VERSION = 1
+VERSION = 2
 ALIGNMENT = 4096  # bytes; regions start on page boundaries, so that each can be registered on its own
 BLOCK_WORDS = 512  # int64 words in the engine block and in the control block
 PAIR_WORDS = 64  # int64 words at the start of each front-end region and of each engine region
@@ -54,6 +56,7 @@ HEADER = np.dtype(
         ("hash_entries", "<u4"),
         ("sq_entry_bytes", "<u4"),
         ("cq_entry_bytes", "<u4"),
+        ("record_bytes", "<u4"),
         # Facts about the engine, for checks at the front end's door.
         ("instance", "<i8"),  # random; a front end notices by it that the engine was restarted
         ("hash_multiplier_1", "<i8"),  # secret of this engine: page hashes can't be steered from outside
@@ -94,7 +97,7 @@ SQ_ENTRY = np.dtype(
         ("repetition_penalty", "<f4"),  # 1: off
         ("presence_penalty", "<f4"),  # 0: off
         ("frequency_penalty", "<f4"),  # 0: off
-        ("logprobs", "<i4"),  # -1: off
+        ("logprobs", "<i4"),  # most likely tokens that are reported beside the sampled one, 0 to TOP_LOGPROBS; -1: off
         ("stop_ids", "<i4", (STOP_IDS,)),  # -1: unused; the model's end-of-sequence ids are among them
     ]
 )
@@ -148,6 +151,7 @@ FINISH_CANCELLED = 3
 FINISH_REJECTED = 4  # the entry was not valid: the token field holds REJECT_*
 FINISH_ERROR = 5  # the engine could not go on with this request
 HAS_TOKEN = 0x10  # the token field is a generated token
+HAS_LOGPROBS = 0x20  # and there is a record at the same position
 
 REJECT_PROMPT = 1  # prompt empty or outside the arena
 REJECT_LENGTH = 2  # prompt + max_tokens beyond max_model_len
@@ -174,6 +178,10 @@ class Completion(NamedTuple):
     def has_token(self) -> bool:
         return bool(self.flags & HAS_TOKEN)
 
+    @property
+    def has_logprobs(self) -> bool:
+        return bool(self.flags & HAS_LOGPROBS)
+
 
 def pack_completion(slot: int, token: int, flags: int, lap: int) -> int:
     return slot | token << TOKEN_SHIFT | flags << FLAG_SHIFT | lap << LAP_SHIFT
@@ -188,6 +196,16 @@ def unpack_completion(word: int) -> Completion:
 def lap_of(position: int, cq_entries: int) -> int:
     """Lap counter of the completion at a position (entries since the segment was made)."""
     return position // cq_entries % LAPS + 1
+
+
+# ---- log probability record ---------------------------------------------------------------------------------------------
+
+TOP_LOGPROBS = 20
+RECORD_PAIRS = 1 + TOP_LOGPROBS  # the sampled token, then the most likely ones in descending order
+RECORD_PAIR = np.dtype([("token", "<i4"), ("logprob", "<f4")])  # token -1: there are no more tokens of finite logit
+RECORD_BYTES = RECORD_PAIRS * RECORD_PAIR.itemsize
+# Device code and steps take a pair for one int64 word.
+NO_RECORD_PAIR = int(np.array((-1, -np.inf), RECORD_PAIR).view(np.int64))
 
 
 # ---- words --------------------------------------------------------------------------------------------------------------
@@ -301,7 +319,8 @@ class QueueLayout:
         self.front_bytes = _aligned(self.prompt + sizes.prompt_tokens * 4)
         # ... and within its engine region.
         self.cq = PAIR_WORDS * 8
-        self.back_bytes = _aligned(self.cq + sizes.cq_entries * CQ_ENTRY_BYTES)
+        self.records = self.cq + sizes.cq_entries * CQ_ENTRY_BYTES
+        self.back_bytes = _aligned(self.records + sizes.cq_entries * RECORD_BYTES)
         self.pair_bytes = self.front_bytes + self.back_bytes
         self.total_bytes = self.first_pair + sizes.pairs * self.pair_bytes
 
@@ -339,7 +358,7 @@ def write_header(buffer: memoryview, sizes: QueueSizes, facts: EngineFacts) -> Q
     for name in ("pairs", "slots", "sq_entries", "cq_entries", "prompt_tokens", "hash_entries"):
         header[name] = getattr(sizes, name)
     header["version"], header["header_bytes"], header["total_bytes"] = VERSION, HEADER.itemsize, layout.total_bytes
-    header["sq_entry_bytes"], header["cq_entry_bytes"] = SQ_ENTRY_BYTES, CQ_ENTRY_BYTES
+    header["sq_entry_bytes"], header["cq_entry_bytes"], header["record_bytes"] = SQ_ENTRY_BYTES, CQ_ENTRY_BYTES, RECORD_BYTES
     header["magic"] = MAGIC
     return layout
 
@@ -360,6 +379,7 @@ def read_header(buffer: memoryview | bytes) -> tuple[QueueLayout, EngineFacts]:
         "header_bytes": HEADER.itemsize,
         "sq_entry_bytes": SQ_ENTRY_BYTES,
         "cq_entry_bytes": CQ_ENTRY_BYTES,
+        "record_bytes": RECORD_BYTES,
     }
     for name, value in ours.items():
         if int(header[name]) != value:
@@ -385,6 +405,7 @@ def read_header(buffer: memoryview | bytes) -> tuple[QueueLayout, EngineFacts]:
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
+Records = NDArray[np.void]  # [n, RECORD_PAIRS] of RECORD_PAIR
 
 
 class EngineViews(NamedTuple):
@@ -393,7 +414,7 @@ class EngineViews(NamedTuple):
     engine: int64 [BLOCK_WORDS]. control: int64 [BLOCK_WORDS]. front: int64 [Q, PAIR_WORDS], the front ends' words.
     sq: int32 [Q, sq_entries, 32]. sq_long: the same memory as int64 [Q, sq_entries, 16]. cancel: int64 [Q, L], request id
     to cancel. hashes: int64 [Q, hash_entries]. prompt: int32 [Q, prompt_tokens]. pair: int64 [Q, PAIR_WORDS], the engine's
-    words. cq: int64 [Q, cq_entries].
+    words. cq: int64 [Q, cq_entries]. records: int64 [Q, cq_entries, RECORD_PAIRS], RECORD_PAIR in each word.
     """
 
     engine: Int64
@@ -406,6 +427,7 @@ class EngineViews(NamedTuple):
     prompt: Int32
     pair: Int64
     cq: Int64
+    records: Int64
 
 
 def engine_views(buffer: memoryview, layout: QueueLayout) -> EngineViews:
@@ -427,6 +449,7 @@ def engine_views(buffer: memoryview, layout: QueueLayout) -> EngineViews:
         prompt=over_pairs(base + layout.prompt, np.int32, sizes.prompt_tokens),
         pair=over_pairs(back, np.int64, PAIR_WORDS),
         cq=over_pairs(back + layout.cq, np.int64, sizes.cq_entries),
+        records=over_pairs(back + layout.records, np.int64, sizes.cq_entries, RECORD_PAIRS),
     )
 
 

@@ -208,6 +208,9 @@ class FakeEngine(threading.Thread):
 
     def _publish(self, index: int, pair: Pair, slot: int, token: int, flags: int) -> None:
         size = self.sizes.cq_entries
+        if flags & queues.HAS_LOGPROBS:
+            pairs = self.views.records[index, pair.cq_tail % size].view(queues.RECORD_PAIR)
+            pairs["token"], pairs["logprob"] = self.likely(token)
         word = queues.pack_completion(slot, token, flags, queues.lap_of(pair.cq_tail, size))
         self.views.cq[index, pair.cq_tail % size] = word
         pair.cq_tail += 1
@@ -229,7 +232,7 @@ class FakeEngine(threading.Thread):
             entry = request.entry
             token = self.script(request.prompt, request.made)
             request.made += 1
-            flags = queues.HAS_TOKEN
+            flags = queues.HAS_TOKEN | (queues.HAS_LOGPROBS if entry["logprobs"] >= 0 else 0)
             if token in entry["stop_ids"].tolist() and request.made > int(entry["min_tokens"]):
                 flags |= queues.FINISH_STOP
             elif request.made >= int(entry["max_tokens"]):
@@ -239,6 +242,11 @@ class FakeEngine(threading.Thread):
             if flags & queues.FINISH_MASK:
                 del pair.requests[slot]
                 self.count("requests_finished")
+
+    def likely(self, token: int) -> tuple[list[int], list[float]]:
+        """A record's tokens and log probabilities: the generated one is the third of the most likely ones."""
+        top = [(token + distance) % self.facts.vocab_size for distance in (-2, -1, *range(queues.TOP_LOGPROBS - 2))]
+        return [token, *top], [-2.5, *(-0.5 - rank for rank in range(queues.TOP_LOGPROBS))]
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ import reference
 import torch
 from paged_batch import PagedBatches, Sequence
 
+from blinkpy import queues
 from blinkpy.kernels.linear_config import LinearTable
 from blinkpy.kv.state import DECODE_ROWS, ROWS, TOKENS, Batch, Requests, map_arrays
 from blinkpy.models.architecture import read_architecture
@@ -52,10 +53,11 @@ class OnDevice:
 
 
 def parameters(rng: np.random.Generator, index: int) -> dict[str, float]:
-    """Greedy for even requests, sampled with filters and penalties for odd ones."""
+    """Greedy for even requests, sampled with filters and penalties for odd ones, both with and without log probabilities."""
     if index % 2 == 0:
-        return {}
+        return {"logprobs": 2} if index % 4 == 0 else {}
     return {
+        "logprobs": 20 if index % 4 == 1 else -1,
         "seed": int(rng.integers(-(2**62), 2**62)),
         "temperature": 0.9,
         "top_p": 0.9,
@@ -106,7 +108,7 @@ def step_case(
             budget -= count
             work.append((sequence, count))
         batch = batches.batch(work)
-        shape = on.give(batch, batches.requests)
+        shape, given = on.give(batch, batches.requests), batch.logprobs.copy()
         cpu.run(batch, batches.requests)
         if stream is not None:
             with torch.cuda.stream(stream):
@@ -116,22 +118,43 @@ def step_case(
         else:
             on.step.launch(shape)
         emitting = np.flatnonzero(batch.emits[: int(batch.counts[ROWS])])
-        worst = max(worst, _logits_error(cpu, batch, batches.requests, on, emitting))
+        expected = _cpu_logits(cpu, batch, batches.requests, emitting)
+        if len(emitting):
+            worst = max(worst, reference.relative_error(on.step.decoder.buffers.logits[emitting.tolist()], expected))
         if dtype == torch.float32:
             found = on.batch.sampled.cpu().numpy()
             assert found[emitting].tolist() == batch.sampled[emitting].tolist(), f"{name}, step of {shape.name}"
+            _check_records(expected, batch, given, batches.requests, batch.logprobs, emitting)
+            _check_records(expected, batch, given, batches.requests, on.batch.logprobs.cpu().numpy(), emitting)
         batches.commit(batch)
     if dtype == torch.float32 or not any(a.sparse):  # in bfloat16 another expert may be chosen where two are nearly equal
         _compare_caches(cpu.cache, on.cache, running, dtype)
     return worst
 
 
-def _logits_error(cpu: CpuStep, batch: Batch, requests: Requests, on: OnDevice, emitting: np.ndarray) -> float:
-    if len(emitting) == 0:
-        return 0.0
+def _cpu_logits(cpu: CpuStep, batch: Batch, requests: Requests, emitting: np.ndarray) -> torch.Tensor:
+    """float32 [emitting rows, V]."""
     hidden = cpu.decoder.forward(batch, requests.page_table)  # again: it only rewrites the same keys and values
     last = torch.from_numpy(batch.query_starts[emitting + 1].astype(np.int64) - 1)
-    return reference.relative_error(on.step.decoder.buffers.logits[emitting.tolist()], cpu.decoder.logits(hidden[last]))
+    return cpu.decoder.logits(hidden[last])
+
+
+def _check_records(
+    logits: torch.Tensor, batch: Batch, given: np.ndarray, requests: Requests, records: np.ndarray, emitting: np.ndarray
+) -> None:
+    """Log probabilities of the rows whose request asks for them, within rounding; the other records as they were given."""
+    asked = np.flatnonzero(requests.entry[batch.row_slots[emitting], queues.WORD_LOGPROBS] >= 0)
+    others = np.setdiff1d(np.arange(len(records)), emitting[asked])
+    assert (records[others] == given[others]).all(), "log probabilities that nobody asked for"
+    every = torch.log_softmax(logits.double(), -1)
+    for index in asked.tolist():
+        row = emitting[index]
+        pairs = records[row].view(queues.RECORD_PAIR)
+        assert pairs["token"][0] == batch.sampled[row]
+        assert len(set(pairs["token"][1:].tolist())) == queues.TOP_LOGPROBS
+        own = every[index][pairs["token"].tolist()]
+        np.testing.assert_allclose(pairs["logprob"], own, atol=1e-3)
+        np.testing.assert_allclose(pairs["logprob"][1:], every[index].topk(queues.TOP_LOGPROBS).values, atol=1e-3)
 
 
 def _compare_caches(a: PagedCache, b: PagedCache, sequences: list[Sequence], dtype: torch.dtype) -> None:

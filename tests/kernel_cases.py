@@ -26,7 +26,7 @@ from blinkpy.kernels.moe import Routing, route
 from blinkpy.kernels.norm import last_token_norm, rms_norm
 from blinkpy.kernels.prefill import prefill_attention
 from blinkpy.kernels.rope import rope_and_cache
-from blinkpy.kernels.sampling import TOP_LOGPROBS, SamplingWorkspace, sample
+from blinkpy.kernels.sampling import SamplingWorkspace, sample
 
 LIMITS = {torch.bfloat16: 1e-2, torch.float32: 1e-4}
 """Largest relative error by storage dtype."""
@@ -338,9 +338,13 @@ def draw_requests(
     for word, values in PARAMETERS.items():
         reals[:, word] = rng.choice(values, slots)
     entry[:, queues.WORD_TOP_K] = rng.choice([0, -1, 1, 7, vocabulary // 2, 2 * vocabulary], slots)
+    entry[:, queues.WORD_LOGPROBS] = rng.choice([-1, 0, 5], slots)
+    entry[:, queues.WORD_MIN_TOKENS] = rng.choice([0, 0, history // 3, 2 * history], slots)
+    for stop_ids in entry[:, queues.WORD_STOP_IDS :]:
+        count = rng.integers(0, min(queues.STOP_IDS, vocabulary // 2) + 1)
+        stop_ids[:count] = rng.choice(vocabulary, count, replace=False)
     for word, value in fixed.items():
         (reals if word in PARAMETERS else entry)[:, word] = value
-    entry[:, queues.WORD_LOGPROBS] = rng.choice([-1, 0, 5], slots)
     row_slots = np.full(bucket, -1, np.int32)
     row_slots[:rows] = rng.permutation(slots)[:rows]
     context = np.zeros(bucket, np.int32)
@@ -385,9 +389,9 @@ def sampling_case(
         runs.append(sampled)
     assert torch.equal(runs[0], runs[-1]), "two runs differ"
     assert torch.equal(given.cpu(), torch.from_numpy(logits)), "logits were changed"
-    values = poison(bucket, 1 + TOP_LOGPROBS, dtype=torch.float32, device=device)
-    ids = torch.full((bucket, 1 + TOP_LOGPROBS), -7, dtype=torch.int32, device=device)
-    logprobs(given, sampled, on_device["entry"], on_device["row_slots"], on_device["emits"], counts, values, ids, workspace)
+    records = torch.full((bucket, queues.RECORD_PAIRS), -7, dtype=torch.int64, device=device)
+    logprobs(given, sampled, on_device["entry"], on_device["row_slots"], on_device["emits"], counts, records, workspace)
+    pairs = records.cpu().numpy().view(queues.RECORD_PAIR)
 
     emitting = np.flatnonzero(r.emits[:rows])
     silent = np.setdiff1d(np.arange(bucket), emitting)
@@ -400,20 +404,23 @@ def sampling_case(
         adjusted = reference.penalize(
             logits[row], r.tokens[slot, :length], int(r.prompt_length[slot]), *(float(reals[word]) for word in PENALTIES)
         )
+        if max(0, length - int(r.prompt_length[slot])) < words[queues.WORD_MIN_TOKENS]:
+            adjusted[[stop for stop in words[queues.WORD_STOP_IDS :] if stop >= 0]] = -np.inf
         temperature, top_p, min_p = (float(reals[word]) for word in FILTERS)
         number = reference.uniform(int(words.view(np.int64)[queues.LONG_SEED]), length)
         expected = reference.sample_span(adjusted, temperature, int(words[queues.WORD_TOP_K]), top_p, min_p, number, slack)
         if found[row] not in expected:
             wrong.append((row, found[row], expected, temperature, int(words[queues.WORD_TOP_K]), top_p, min_p, number))
         if words[queues.WORD_LOGPROBS] < 0:
-            untouched(values[row], "log probabilities that nobody asked for")
+            assert (records[row] == -7).all(), "log probabilities that nobody asked for"
             continue
-        every, top = reference.top_logprobs(logits[row], TOP_LOGPROBS)
+        every, top = reference.top_logprobs(logits[row], queues.TOP_LOGPROBS)
         top = top[np.isfinite(every[top])]
-        assert ids[row].tolist() == [found[row], *top, *[-1] * (TOP_LOGPROBS - len(top))]
-        np.testing.assert_allclose(values[row, : len(top) + 1].cpu(), every[[found[row], *top]], atol=1e-4)
+        assert pairs["token"][row].tolist() == [found[row], *top, *[-1] * (queues.TOP_LOGPROBS - len(top))]
+        np.testing.assert_allclose(pairs["logprob"][row, : len(top) + 1], every[[found[row], *top]], atol=1e-4)
+        assert (pairs["logprob"][row, len(top) + 1 :] == -np.inf).all()
     assert len(wrong) <= mismatches, f"(row, found, expected, temperature, top_k, top_p, min_p, uniform): {wrong}"
-    untouched(values[silent.tolist()], "log probabilities")
+    assert (records[silent.tolist()] == -7).all(), "log probabilities of rows that emit nothing"
 
 
 def experts_case(

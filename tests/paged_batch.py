@@ -64,6 +64,7 @@ class PagedBatches:
             assert share.computed >= sequence.computed
             assert share.tokens[: sequence.computed] == tokens[: sequence.computed]
         entry = self.requests.entry[sequence.slot].view(queues.SQ_ENTRY)[0]
+        entry["stop_ids"] = -1
         for name, value in {"top_p": 1, "repetition_penalty": 1, "logprobs": -1, **parameters}.items():
             entry[name] = value
         return sequence
@@ -92,6 +93,7 @@ class PagedBatches:
             context_lengths=np.zeros(self.max_rows, np.int32),
             emits=np.zeros(self.max_rows, np.int32),
             sampled=self.rng.integers(-(2**31), 2**31, self.max_rows).astype(np.int32),
+            logprobs=self.rng.integers(-(2**63), 2**63, (self.max_rows, queues.RECORD_PAIRS)),
             counts=np.zeros(BATCH_COUNTS, np.int64),
         )
         at = 0

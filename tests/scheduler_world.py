@@ -50,6 +50,11 @@ def generate(prompt: list[int], max_tokens: int, min_tokens: int, stop_ids: list
             return tokens[len(prompt) :], q.FINISH_LENGTH
 
 
+def record_of(token: int, context: int) -> np.ndarray:
+    """Log probabilities of the made-up model, int64 [RECORD_PAIRS]: numbers that say where they belong."""
+    return (token << 40) + (context << 20) + np.arange(q.RECORD_PAIRS)
+
+
 @dataclass(frozen=True)
 class Sizes:
     """The world's parameters; small, so that everything runs out often."""
@@ -90,6 +95,7 @@ class Sent:
     cancelled: bool = False
     ended: int = q.FINISH_NONE
     reason: int = 0  # of a rejection
+    logprobs: int = -1
 
 
 class Front:
@@ -181,7 +187,7 @@ class Front:
             self.ring()
         most = max(1, min(max_tokens, self.sizes.max_model_len - len(prompt)))
         expected, finish = generate(prompt, most, min_tokens, list(stop_ids), self.sizes.vocab_size)
-        sent = Sent(int(entry["request_id"][0]), prompt, expected, finish)
+        sent = Sent(int(entry["request_id"][0]), prompt, expected, finish, logprobs=int(entry["logprobs"][0]))
         if 0 <= chosen < self.sizes.slots and self.slots[chosen] is None:
             self.slots[chosen] = sent
         return sent
@@ -202,16 +208,22 @@ class Front:
             completion = q.unpack_completion(word)
             if completion.lap != q.lap_of(self.cq_head, self.sizes.cq_entries):
                 break
+            record = self.views.records[self.pair, self.cq_head % self.sizes.cq_entries]
             self.cq_head += 1
-            self._take(completion)
+            self._take(completion, record)
         self.views.front[self.pair, q.FRONT_CQ_HEAD] = self.epoch << 32 | self.cq_head & q.POSITION_MASK
 
-    def _take(self, completion: q.Completion) -> None:
+    def _take(self, completion: q.Completion, record: np.ndarray) -> None:
         sent = self.slots[completion.slot]
         assert sent is not None, f"a completion for nobody: {completion}"
         if completion.has_token:
             sent.got.append(completion.token)
             assert sent.got == sent.expected[: len(sent.got)], (sent.got, sent.expected)
+            assert completion.has_logprobs == (sent.logprobs >= 0)
+            if completion.has_logprobs:
+                assert (record == record_of(completion.token, len(sent.prompt) + len(sent.got) - 1)).all()
+        else:
+            assert not completion.has_logprobs
         if completion.finish:
             sent.ended = completion.finish
             sent.reason = completion.token if completion.finish == q.FINISH_REJECTED else 0
@@ -300,13 +312,15 @@ class World:
         self._check_padding(rows, tokens)
         slots = batch.cache_slots[:tokens]
         self.cache.reshape(-1)[slots] = value_of(batch.token_ids[:tokens], batch.positions[:tokens])
-        batch.sampled[:] = -77
+        batch.sampled[:], batch.logprobs[:] = -77, -77
         emitted = 0
         for row in range(rows):
             if batch.emits[row]:
                 context, table = int(batch.context_lengths[row]), requests.page_table[batch.row_slots[row]]
                 values = self.cache[table[: -(-context // self.sizes.page_size)]].reshape(-1)[:context]
                 batch.sampled[row] = next_token(values, self.sizes.vocab_size)
+                if requests.entry[batch.row_slots[row], q.WORD_LOGPROBS] >= 0:
+                    batch.logprobs[row] = record_of(int(batch.sampled[row]), context)
                 emitted += 1
         assert emitted == batch.counts[EMITS]
 
@@ -418,6 +432,7 @@ class Story:
                 priority=draw.randint(-2, 2),
                 cache_salt=draw.choice((0, 0, 0, 9)),
                 flags=draw.choice((0, 0, 0, q.SUBMIT_NO_PREFIX_CACHE)),
+                logprobs=draw.choice((-1, -1, 0, 20)),
                 ring=draw.random() < 0.8,
                 **broken,
             )

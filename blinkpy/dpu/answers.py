@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import orjson
+
+from blinkpy.dpu.logprobs import Speller, TokenLogprobs, chat_logprobs, completion_logprobs
 
 DONE = b"data: [DONE]\n\n"
 
@@ -28,18 +31,20 @@ class Usage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One finished choice. finish_reason: stop or length."""
+    """One finished choice. finish_reason: stop or length. logprobs: of all its tokens, if asked for."""
 
     index: int
     text: str
     finish_reason: str
+    logprobs: Sequence[TokenLogprobs] = ()
 
 
 class Answer:
-    """The envelope of one request's answer. chat: of /v1/chat/completions, otherwise of /v1/completions."""
+    """The envelope of one request's answer. chat: of /v1/chat/completions, otherwise of /v1/completions. spell: needed for
+    answers with log probabilities."""
 
-    def __init__(self, chat: bool, model: str):
-        self.chat = chat
+    def __init__(self, chat: bool, model: str, spell: Speller):
+        self.chat, self._spell = chat, spell
         self.id = f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}"
         self._model, self._created = model, int(time.time())
         self._envelope = self._head("chat.completion.chunk" if chat else "text_completion")
@@ -49,7 +54,13 @@ class Answer:
         head = orjson.dumps({"id": self.id, "object": kind, "created": self._created, "model": self._model})
         return head[:-1] + b","
 
-    def event(self, index: int, text: str) -> bytes:
+    def _logprobs(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
+        """The object of a choice, or None when there are none."""
+        if not entries:
+            return None
+        return chat_logprobs(entries, self._spell) if self.chat else completion_logprobs(entries, self._spell)
+
+    def event(self, index: int, text: str, logprobs: Sequence[TokenLogprobs] = ()) -> bytes:
         """An event with more text of a choice. The first one of a chat's choice names the role as well."""
         head = self._heads.get(index)
         if head is None:
@@ -57,7 +68,13 @@ class Answer:
             first = head + (b'"delta":{"role":"assistant","content":' if self.chat else b'"text":')
             self._heads[index] = head + (b'"delta":{"content":' if self.chat else b'"text":')
             head = first
-        tail = b'},"logprobs":null,"finish_reason":null}]}\n\n' if self.chat else b',"logprobs":null,"finish_reason":null}]}\n\n'
+        if logprobs:
+            tail = b'},"logprobs":' if self.chat else b',"logprobs":'
+            tail += orjson.dumps(self._logprobs(logprobs)) + b',"finish_reason":null}]}\n\n'
+        else:
+            tail = (
+                b'},"logprobs":null,"finish_reason":null}]}\n\n' if self.chat else b',"logprobs":null,"finish_reason":null}]}\n\n'
+            )
         return head + orjson.dumps(text) + tail
 
     def last_event(self, index: int, finish_reason: str) -> bytes:
@@ -79,6 +96,7 @@ class Answer:
         entries = []
         for choice in choices:
             content = {"message": {"role": "assistant", "content": choice.text}} if self.chat else {"text": choice.text}
-            entries.append({"index": choice.index, **content, "logprobs": None, "finish_reason": choice.finish_reason})
+            logprobs = self._logprobs(choice.logprobs)
+            entries.append({"index": choice.index, **content, "logprobs": logprobs, "finish_reason": choice.finish_reason})
         head = self._head("chat.completion" if self.chat else "text_completion")
         return head + orjson.dumps({"choices": entries, "usage": usage.table()})[1:]

@@ -155,7 +155,7 @@ class App:
         prompts = await service.prompts(request)
         if connection.gone:
             raise ClientGone
-        answer, loop = Answer(chat, service.model), asyncio.get_running_loop()
+        answer, loop = Answer(chat, service.model, service.tokenizer.spell), asyncio.get_running_loop()
 
         def drop(counter: str) -> None:
             service.metrics.count(counter)

@@ -74,6 +74,16 @@ class TokenTexts:
         self.pieces = pieces
         self.texts = [_whole(piece) for piece in pieces]
 
+    def spell(self, token: int) -> tuple[str, bytes]:
+        """Text and bytes of one token by itself, special ones included. Bytes that are no text are written as \\xNN, and an
+        id that stands for nothing as token_id:ID, without bytes."""
+        piece = self.pieces[token] if self.pieces is not None and token < len(self.pieces) else b""
+        if not piece:
+            known = str(self.encoder.decode([token], skip_special_tokens=False))
+            return (known, known.encode()) if known else (f"token_id:{token}", b"")
+        text = _whole(piece)
+        return ("".join(f"\\x{byte:02x}" for byte in piece) if text is None else text), piece
+
     @staticmethod
     def _speller(stages: list[dict[str, Any]]) -> Any:
         """The function from a token's spelling to its bytes, or None when neighbours matter."""

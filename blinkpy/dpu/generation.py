@@ -6,6 +6,7 @@ from typing import Protocol
 
 from blinkpy.dpu.detokenizer import Detokenizer
 from blinkpy.dpu.errors import ApiError, bad_request, unavailable
+from blinkpy.dpu.logprobs import TokenLogprobs, token_logprobs
 from blinkpy.dpu.queue_pair import InFlight
 from blinkpy.dpu.stop_strings import StopStrings
 from blinkpy.queues import (
@@ -15,6 +16,7 @@ from blinkpy.queues import (
     FINISH_MASK,
     FINISH_REJECTED,
     FINISH_STOP,
+    HAS_LOGPROBS,
     HAS_TOKEN,
     REJECT_LENGTH,
     REJECT_PAGES,
@@ -44,8 +46,8 @@ def rejection(reason: int) -> ApiError:
 class Sink(Protocol):
     """Where a choice's text goes. Both are called from the event loop's thread, and must not block or raise."""
 
-    def more(self, generation: Generation, text: str) -> None:
-        """More text; it may be empty for the first token."""
+    def more(self, generation: Generation, text: str, logprobs: list[TokenLogprobs]) -> None:
+        """More text; it may be empty for the first token. logprobs: of the tokens since the last call, if asked for."""
 
     def ended(self, generation: Generation) -> None:
         """No more text follows. finish_reason or error says why."""
@@ -55,9 +57,12 @@ class Generation:
     """State of one choice. It is the `owner` of its request in the queue pair.
 
     prompt_length, tokens: prompt and generated tokens. arrival: when the HTTP request came, s of the monotonic clock.
+    top_logprobs: of how many of the most likely tokens the request wants log probabilities; -1: of none, nor of its own.
     """
 
     __slots__ = (
+        "_characters",
+        "_logprobs",
         "_sink",
         "_text",
         "arrival",
@@ -71,11 +76,19 @@ class Generation:
         "request",
         "stops",
         "tokens",
+        "top_logprobs",
         "touched",
     )
 
     def __init__(
-        self, index: int, prompt_length: int, detokenizer: Detokenizer, stops: tuple[str, ...], arrival: float, sink: Sink
+        self,
+        index: int,
+        prompt_length: int,
+        detokenizer: Detokenizer,
+        stops: tuple[str, ...],
+        arrival: float,
+        sink: Sink,
+        top_logprobs: int = -1,
     ):
         self.index, self.prompt_length, self.arrival = index, prompt_length, arrival
         self.detokenizer = detokenizer
@@ -89,14 +102,20 @@ class Generation:
         self.last_event = 0.0
         self._sink = sink
         self._text = ""
+        self.top_logprobs = top_logprobs
+        self._logprobs: list[TokenLogprobs] = []
+        self._characters = 0  # of the output, for those who want log probabilities
 
     def push(self, token: int, flags: int) -> bool:
         """Take a completion. Returns True when the engine should be told to stop: a stop string was met."""
         finish = flags & FINISH_MASK
         if flags & HAS_TOKEN:
             self.tokens += 1
+            if flags & HAS_LOGPROBS:
+                self._take_logprobs()
             if finish != FINISH_STOP:  # the token that ends a text is no part of it
                 text = self.detokenizer.push(token)
+                self._characters += len(text)
                 stops = self.stops
                 if stops is not None and text:
                     text = stops.push(text)
@@ -120,13 +139,18 @@ class Generation:
             self.error = ApiError(500, known, code="engine_error")
         return False
 
+    def _take_logprobs(self) -> None:
+        if self.request is not None and self.top_logprobs >= 0:
+            self._logprobs.append(token_logprobs(self.request.records.popleft(), self.top_logprobs, self._characters))
+
     def flush(self) -> None:
         """Hand the sink what has come since the last time."""
         if not self.open:
             return
         text, self._text = self._text, ""
-        if text or not self.last_event:
-            self._sink.more(self, text)
+        logprobs, self._logprobs = self._logprobs, []
+        if text or logprobs or not self.last_event:
+            self._sink.more(self, text, logprobs)
         if self.finish_reason is not None or self.error is not None:
             self.open = False
             self._sink.ended(self)

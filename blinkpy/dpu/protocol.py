@@ -45,6 +45,8 @@ class Request:
     ignore_eos: bool = False
     stream: bool = False
     include_usage: bool = False
+    logprobs: bool = False  # of a chat; sampling.logprobs has what came of both
+    top_logprobs: int = 0
 
 
 # ---- checks of single values -----------------------------------------------------------------------------------------
@@ -224,7 +226,7 @@ _COMMON: dict[str, tuple[str, Check]] = {
     "ignore_eos": ("ignore_eos", _boolean),
     "stream": ("stream", _boolean),
     "stream_options": ("include_usage", _stream_options),
-    # One answer per prompt, without its log probabilities or edits of its distribution.
+    # One answer per prompt, without edits of its distribution.
     "n": ("", _only(1)),
     "logit_bias": ("", _only({})),
     # Remarks for the operator of a service, with no effect on the answer. Nothing is stored here.
@@ -239,8 +241,8 @@ CHAT_FIELDS: dict[str, tuple[str, Check]] = {
     **_COMMON,
     "messages": ("messages", _messages),
     "max_completion_tokens": ("max_tokens", _integer),
-    "logprobs": ("", _only(False)),
-    "top_logprobs": ("", _only(0)),
+    "logprobs": ("logprobs", _boolean),
+    "top_logprobs": ("top_logprobs", _integer),
     "response_format": ("", _only({"type": "text"})),
     "modalities": ("", _only(["text"])),
     "tools": ("", _only([])),
@@ -253,7 +255,7 @@ COMPLETION_FIELDS: dict[str, tuple[str, Check]] = {
     "best_of": ("", _only(1)),
     "echo": ("", _only(False)),
     "suffix": ("", _only("")),
-    "logprobs": ("", _only()),
+    "logprobs": ("sampling.logprobs", _integer),
 }
 
 
@@ -285,6 +287,10 @@ def parse(body: bytes | bytearray, fields: dict[str, tuple[str, Check]], default
         name = "messages" if needed == "messages" else "prompt"
         raise bad_request(f"'{name}' is missing.", name, "missing_required_parameter")
     request = Request(sampling=replace(defaults, **sampling) if sampling else defaults, **values)
+    if request.logprobs:
+        request.sampling = replace(request.sampling, logprobs=request.top_logprobs)
+    elif request.top_logprobs:
+        raise bad_request("'top_logprobs' can only be used with 'logprobs': true.", "top_logprobs", "invalid_value")
     if "stream_options" in content and content["stream_options"] is not None and not request.stream:
         raise bad_request("'stream_options' can only be used with 'stream': true.", "stream_options", "invalid_value")
     return request

@@ -26,6 +26,7 @@ from blinkpy.queues import (
     FRONT_CLAIM,
     FRONT_CQ_HEAD,
     FRONT_HEARTBEAT,
+    HAS_LOGPROBS,
     LAP_SHIFT,
     POSITION_MASK,
     SLOT_MASK,
@@ -58,18 +59,23 @@ class EngineLost(Exception):
     """The queue pair is of no use any more; every request in flight has failed. The message says why."""
 
 
-class InFlight:
-    """One submitted request. owner: whatever the caller passed in."""
+LogprobPairs = list[tuple[int, float]]  # one record: (token, log probability), as in queues.RECORD_PAIR
 
-    __slots__ = ("cancelled", "owner", "request_id", "slot")
+
+class InFlight:
+    """One submitted request. owner: whatever the caller passed in. records: those of its completions with HAS_LOGPROBS, in
+    their order; who takes such a completion takes one from the left."""
+
+    __slots__ = ("cancelled", "owner", "records", "request_id", "slot")
 
     def __init__(self, request_id: int, slot: int, owner: Any):
         self.request_id, self.slot, self.owner = request_id, slot, owner
         self.cancelled = False
+        self.records: deque[LogprobPairs] = deque()
 
 
 # One completion: the request, a token id (of a rejected request: queues.REJECT_*), and queues.FINISH_* with
-# HAS_TOKEN. A plain tuple, since there is one for every token.
+# HAS_TOKEN and HAS_LOGPROBS. A plain tuple, since there is one for every token.
 Event = tuple[InFlight, int, int]
 
 
@@ -295,6 +301,7 @@ class QueuePair:
             window = WINDOW
             lap = lap_of(position, size)
             count = 0
+            asked: list[tuple[InFlight, int]] = []  # requests with records, and where in this window
             for word in words:
                 if word >> LAP_SHIFT != lap:
                     break
@@ -308,7 +315,11 @@ class QueuePair:
                 if flags & FINISH_MASK:
                     live[slot] = None
                     free.append(slot)
+                if flags & HAS_LOGPROBS:
+                    asked.append((request, count - 1))
                 events.append((request, word >> TOKEN_SHIFT & TOKEN_MASK, flags))
+            if asked:
+                self._take_records(position & size - 1, asked)
             position += count
             if count < len(words) or not words:
                 break
@@ -316,3 +327,10 @@ class QueuePair:
             self._cq_position = position
             self.transport.write_word(FRONT_CQ_HEAD, self._stamp(position))
         return events
+
+    def _take_records(self, index: int, asked: list[tuple[InFlight, int]]) -> None:
+        """Read the records of a window of completions, which begins at a place of the ring, in one piece."""
+        first, last = asked[0][1], asked[-1][1]
+        records = self.transport.read_logprobs(index + first, last - first + 1)
+        for request, at in asked:
+            request.records.append(records[at - first].tolist())

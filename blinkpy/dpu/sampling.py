@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from blinkpy.queues import SQ_ENTRY, SQ_ENTRY_BYTES, STOP_IDS
+from blinkpy.queues import SQ_ENTRY, SQ_ENTRY_BYTES, STOP_IDS, TOP_LOGPROBS
 
 SEED_RANGE = (-(2**63), 2**63 - 1)
 INT32_RANGE = (-(2**31), 2**31 - 1)
@@ -52,6 +52,7 @@ class Sampling:
     priority: int = 0
     cache_salt: int = 0
     flags: int = 0
+    logprobs: int = -1
     stop_ids: tuple[int, ...] = ()
 
     def pack(
@@ -84,7 +85,7 @@ class Sampling:
                 self.repetition_penalty,
                 self.presence_penalty,
                 self.frequency_penalty,
-                -1,
+                self.logprobs,
                 *stops,
                 *(-1,) * (STOP_IDS - len(stops)),
             )
@@ -105,6 +106,8 @@ LIMITS: dict[str, tuple[float, float]] = {
     "priority": INT32_RANGE,
     "min_tokens": (0, INT32_RANGE[1]),
     "max_tokens": (1, INT32_RANGE[1]),
+    "logprobs": (0, TOP_LOGPROBS),
+    "top_logprobs": (0, TOP_LOGPROBS),
 }
 ABOVE_ZERO = frozenset({"top_p", "repetition_penalty"})  # their lower bound is not allowed itself
 GENERATION_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")

@@ -105,7 +105,8 @@ class Service:
                 message = f"The prompt has {len(prompt)} tokens; this server takes at most {pair.longest_prompt}."
                 raise bad_request(message, "prompt", "context_length_exceeded")
             sampling = replace(request.sampling, max_tokens=limit, stop_ids=stop_ids)
-            generation = Generation(index, len(prompt), self.tokenizer.detokenizer(prompt), request.stop, arrival, sink)
+            detokenizer = self.tokenizer.detokenizer(prompt)
+            generation = Generation(index, len(prompt), detokenizer, request.stop, arrival, sink, sampling.logprobs)
             work.append((generation, prompt, sampling))
         sink.generations = [generation for generation, _, _ in work]
         self.client.submit(work)

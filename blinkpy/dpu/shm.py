@@ -37,12 +37,15 @@ from blinkpy.queues import (
     PAIR_CQ_TAIL,
     PAIR_EPOCH,
     PAIR_SQ_HEAD,
+    RECORD_PAIR,
+    RECORD_PAIRS,
     EngineFacts,
     EngineViews,
     Int32,
     Int64,
     QueueLayout,
     QueueSizes,
+    Records,
     engine_views,
     read_header,
     write_header,
@@ -171,6 +174,7 @@ class ShmTransport:
         self._sq = front + layout.sq
         self._prompt = np.ndarray((sizes.prompt_tokens,), np.int32, mapping, front + layout.prompt)
         self._hashes = np.ndarray((sizes.hash_entries,), np.int64, mapping, front + layout.hashes)
+        self._records = np.ndarray((sizes.cq_entries, RECORD_PAIRS), RECORD_PAIR, mapping, back + layout.records)
 
     def write_prompt(self, offset: int, tokens: Int32) -> None:
         self._prompt[offset : offset + len(tokens)] = tokens
@@ -195,6 +199,12 @@ class ShmTransport:
     def read_completions(self, index: int, limit: int) -> list[int]:
         start = self._cq + index
         return self._words[start : start + min(limit, self.layout.sizes.cq_entries - index)].tolist()
+
+    def read_logprobs(self, index: int, count: int) -> Records:
+        self._fence()  # after the loads of the words
+        records = self._records[index : index + count].copy()
+        self._fence()  # and before the store of the head that gives the place back
+        return records
 
     def read_pair(self) -> PairWords:
         words, base = self._words, self._pair_words
@@ -235,7 +245,7 @@ class ShmTransport:
         self._fd = -1
         self._words.release()
         self._bytes.release()
-        del self._prompt, self._hashes
+        del self._prompt, self._hashes, self._records
         with contextlib.suppress(BufferError):  # someone still looks at an array: unmapped when that goes
             self._mapping.close()
 

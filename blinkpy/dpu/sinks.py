@@ -9,6 +9,7 @@ from blinkpy.dpu.answers import DONE, Answer, Choice, Usage
 from blinkpy.dpu.connection import Connection
 from blinkpy.dpu.errors import ApiError
 from blinkpy.dpu.generation import Generation
+from blinkpy.dpu.logprobs import TokenLogprobs
 
 BACKLOG_BYTES = 8 << 20  # what a slow client may leave unread, whatever the number of events
 
@@ -22,10 +23,13 @@ class Collector:
         self.done: asyncio.Future[None] = loop.create_future()
         self.error: ApiError | None = None
         self._texts: dict[int, list[str]] = {}
+        self._logprobs: dict[int, list[TokenLogprobs]] = {}
         self._ended = 0
 
-    def more(self, generation: Generation, text: str) -> None:
+    def more(self, generation: Generation, text: str, logprobs: list[TokenLogprobs]) -> None:
         self._texts.setdefault(generation.index, []).append(text)
+        if logprobs:
+            self._logprobs.setdefault(generation.index, []).extend(logprobs)
 
     def ended(self, generation: Generation) -> None:
         self._ended += 1
@@ -44,8 +48,12 @@ class Collector:
 
     def body(self) -> bytes:
         """The whole answer, once done without an error."""
-        choices = [Choice(g.index, "".join(self._texts.get(g.index, ())), g.finish_reason or "") for g in self.generations]
-        return self.answer.whole(choices, self.usage())
+        return self.answer.whole([self._choice(generation) for generation in self.generations], self.usage())
+
+    def _choice(self, generation: Generation) -> Choice:
+        index = generation.index
+        text = "".join(self._texts.get(index, ()))
+        return Choice(index, text, generation.finish_reason or "", self._logprobs.get(index, ()))
 
 
 class Streamer(Collector):
@@ -73,8 +81,8 @@ class Streamer(Collector):
         if waiting:
             self._write(b"".join(waiting))
 
-    def more(self, generation: Generation, text: str) -> None:
-        self._write(self.answer.event(generation.index, text))
+    def more(self, generation: Generation, text: str, logprobs: list[TokenLogprobs]) -> None:
+        self._write(self.answer.event(generation.index, text, logprobs))
 
     def ended(self, generation: Generation) -> None:
         if generation.error is None and generation.finish_reason is not None:

@@ -111,6 +111,10 @@ class Tokenizer:
         tail = None if prompt is None or self._texts.texts is not None else prompt[-16:].tolist()
         return Detokenizer(self._texts, tail)
 
+    def spell(self, token: int) -> tuple[str, bytes]:
+        """Text and bytes of one token by itself, special ones included. Bytes that are no text are written as \\xNN."""
+        return self._texts.spell(token)
+
     def decode(self, ids: list[int]) -> str:
         """Text of an output as a whole, special tokens left out."""
         detokenizer = self.detokenizer()

@@ -10,14 +10,16 @@ What every transport promises:
    returned it. Whatever is in the memory is returned after a bounded time, if the caller goes on asking.
 4. No call blocks. A transport that can't go on raises TransportError, at that call or at a later one, and from then on
    at every call.
-5. The front end is the one writer of its region, so a write never has to be read back.
+5. read_logprobs returns what was in the memory after the last read_completions had returned its words: whoever saw a
+   word with HAS_LOGPROBS reads the whole record that belongs to it.
+6. The front end is the one writer of its region, so a write never has to be read back.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from blinkpy.queues import EngineFacts, Int32, Int64, QueueLayout
+from blinkpy.queues import EngineFacts, Int32, Int64, QueueLayout, Records
 
 
 class TransportError(OSError):
@@ -62,6 +64,13 @@ class Transport(Protocol):
         """Up to `limit` words of the completion ring from `index` on, in ring order, never past the ring's end.
 
         At least one, unless the transport knows that the word at `index` is old.
+        """
+
+    def read_logprobs(self, index: int, count: int) -> Records:
+        """A copy of `count` records of log probabilities, from the one at `index` of the ring on; never past the ring's end.
+
+        Only those mean something whose words were read, with HAS_LOGPROBS, and whose place was not yet given back by
+        FRONT_CQ_HEAD.
         """
 
     def read_pair(self) -> PairWords:

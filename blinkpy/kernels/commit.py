@@ -16,8 +16,10 @@ from blinkpy.queues import (
     FINISH_LENGTH,
     FINISH_NONE,
     FINISH_STOP,
+    HAS_LOGPROBS,
     HAS_TOKEN,
     STOP_IDS,
+    WORD_LOGPROBS,
     WORD_MAX_TOKENS,
     WORD_MIN_TOKENS,
     WORD_STOP_IDS,
@@ -47,7 +49,8 @@ def commit(limits, queues, state, lane, lanes):
             scratch.word[row] = completion_word(limits, requests, slot, token, flags)
             generated += 1 if flags & HAS_TOKEN else 0
     generated = block_sum(generated, lane, lanes)
-    publish(limits, queues, state.pairs, scratch, rows, lane, lanes)  # plan() saw to it that there is room for all
+    # plan() saw to it that there is room for all.
+    publish(limits, queues, state.pairs, scratch, batch.logprobs, rows, lane, lanes)
     index_pages(limits, state, lane, lanes)
     ended = 0
     for tile in strided(0, rows, lanes):
@@ -93,7 +96,7 @@ def append_token(limits, requests, slot, token):
             if requests.entry[slot, WORD_STOP_IDS + i] == token:
                 finish = FINISH_STOP
     requests.finish[slot] = finish
-    return finish | HAS_TOKEN
+    return finish | HAS_TOKEN | (HAS_LOGPROBS if requests.entry[slot, WORD_LOGPROBS] >= 0 else 0)
 
 
 @device

@@ -6,12 +6,13 @@ position of an item is its number among the items of its pair, in list order, fr
 
 from __future__ import annotations
 
-from blinkpy.kernels.portable import barrier, block_scan, device, store_relaxed, strided
-from blinkpy.queues import FLAG_SHIFT, LAP_SHIFT, LAPS, PAIR_CQ_TAIL, TOKEN_SHIFT
+from blinkpy.kernels.portable import barrier, block_scan, device, load_relaxed, store_relaxed, store_release, strided
+from blinkpy.queues import FLAG_SHIFT, HAS_LOGPROBS, LAP_SHIFT, LAPS, PAIR_CQ_TAIL, RECORD_PAIRS, TOKEN_SHIFT
 
 PAIRS_AT_ONCE = 4  # counts of 16 bits in one int64: a pair has at most 65,535 slots, and so many items
 COUNT_BITS = 16
 COUNT_MASK = 0xFFFF
+LOGPROBS_BIT = HAS_LOGPROBS << FLAG_SHIFT
 
 
 @device
@@ -54,12 +55,25 @@ def rank_by_pair(limits, scratch, n, lane, lanes):
 
 
 @device
-def publish(limits, queues, pairs, scratch, n, lane, lanes):
-    """Publish scratch.word[i] in the queue of scratch.pair[i] (-1: nothing), while the queue has room: where it has none,
-    scratch.pair[i] stays and everywhere else it becomes -1.
+def put_word(queues, pair, entry, word, logprobs, i):
+    """Store a completion word at its place in a queue, behind its record, logprobs[i], if it has HAS_LOGPROBS.
 
-    A word needs no release: it says everything itself, and its lap counter tells that it is new. Nor does the tail: only
-    the next owner of the pair reads it, after the release store of its grant.
+    A word without a record needs no release: it says everything itself, and its lap counter tells that it is new.
+    """
+    if word & LOGPROBS_BIT != 0:
+        for k in range(RECORD_PAIRS):
+            queues.records[pair, entry, k] = load_relaxed(logprobs, (i, k))
+        store_release(queues.cq, (pair, entry), word)
+    else:
+        store_relaxed(queues.cq, (pair, entry), word)
+
+
+@device
+def publish(limits, queues, pairs, scratch, logprobs, n, lane, lanes):
+    """Publish scratch.word[i] in the queue of scratch.pair[i] (-1: nothing), while the queue has room: where it has none,
+    scratch.pair[i] stays and everywhere else it becomes -1. logprobs[i]: the record of a word with HAS_LOGPROBS.
+
+    The tail needs no release: only the next owner of the pair reads it, after the release store of its grant.
     """
     rank_by_pair(limits, scratch, n, lane, lanes)
     for i in strided(lane, n, lanes):
@@ -68,7 +82,7 @@ def publish(limits, queues, pairs, scratch, n, lane, lanes):
             position = pairs.cq_tail[pair] + scratch.rank[i]
             lap = (position >> limits.cq_shift) % LAPS + 1
             word = scratch.word[i] | lap << LAP_SHIFT
-            store_relaxed(queues.cq, (pair, position & (limits.cq_entries - 1)), word)
+            put_word(queues, pair, position & (limits.cq_entries - 1), word, logprobs, i)
             scratch.pair[i] = -1
     barrier(lanes)
     for pair in strided(lane, limits.pairs, lanes):

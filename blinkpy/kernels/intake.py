@@ -35,6 +35,7 @@ from blinkpy.queues import (
     REJECT_TOKEN,
     SQ_ENTRY_WORDS,
     SUBMIT_NO_PREFIX_CACHE,
+    TOP_LOGPROBS,
     WORD_EPOCH,
     WORD_FLAGS,
     WORD_FREQUENCY_PENALTY,
@@ -61,7 +62,6 @@ STALE_ENTRIES = COUNTER_INDEX["stale_entries"]
 
 MICROSECOND_NS = 1000
 HASH_LIMIT = 1 << 2 * HASH_SHIFT
-MAX_LOGPROBS = 20
 
 # Entries hold float32 values, which are compared as their bit patterns: non-negative floats are ordered as integers are.
 FLOAT_ONE = 0x3F800000
@@ -192,7 +192,7 @@ def parameters_fine(entry):
     temperature = 0 <= entry[WORD_TEMPERATURE] < FLOAT_INFINITY or entry[WORD_TEMPERATURE] == FLOAT_MINUS_ZERO
     top = 0 < entry[WORD_TOP_P] <= FLOAT_ONE and entry[WORD_TOP_K] >= 0 and 0 <= entry[WORD_MIN_P] <= FLOAT_ONE
     tokens = entry[WORD_MAX_TOKENS] >= 1 and 0 <= entry[WORD_MIN_TOKENS]
-    others = -1 <= entry[WORD_LOGPROBS] <= MAX_LOGPROBS and long_word(entry, LONG_CACHE_SALT) >= 0
+    others = -1 <= entry[WORD_LOGPROBS] <= TOP_LOGPROBS and long_word(entry, LONG_CACHE_SALT) >= 0
     flags = entry[WORD_FLAGS] & ~SUBMIT_NO_PREFIX_CACHE == 0
     return penalties and repetition and temperature and top and tokens and others and flags
 

@@ -220,7 +220,7 @@ def tell_ends(limits, queues, state, lane, lanes):
         finish = requests.finish[slot]
         scratch.pair[i] = requests.pair[slot]
         scratch.word[i] = completion_word(limits, requests, slot, finish >> FINISH_REASON_SHIFT, finish & FINISH_CODE_MASK)
-    publish(limits, queues, state.pairs, scratch, n, lane, lanes)
+    publish(limits, queues, state.pairs, scratch, state.batch.logprobs, n, lane, lanes)  # these words have no records
     for i in strided(lane, n, lanes):
         if scratch.pair[i] < 0:
             requests.status[state.finishing[i]] = EMPTY

@@ -1,12 +1,12 @@
-"""Sampling on the GPU: penalties, temperature, top-k, top-p, min-p, a seeded uniform, log probabilities.
+"""Sampling on the GPU: penalties, min_tokens, temperature, top-k, top-p, min-p, a seeded uniform.
 
-Two kernels. The first works on chunks of a row: it applies the penalties and finds each
+Two kernels. The first works on chunks of a row: it applies the penalties, masks the stop ids before min_tokens, and finds each
 chunk's maximum. The second takes one row per program: greedy rows end there with the best
 chunk; the others collect the head of the distribution, sort it, filter it and draw. Where the head is not enough (a
 flat distribution without filters), the boundaries are searched in the whole row (candidates.py).
 
 A row's token depends on its own logits, history, seed and position alone. Order of the filters: repetition, presence
-and frequency penalty, temperature, top_k, top_p (of what top_k left), min_p (relative to the largest probability).
+and frequency penalty, stop ids, temperature, top_k, top_p (of what top_k left), min_p (relative to the largest probability).
 """
 
 from __future__ import annotations
@@ -21,9 +21,6 @@ from blinkpy import queues
 from blinkpy.kernels.draw import draw
 from blinkpy.kernels.launch import COUNT_ROWS, check, check_one_device, options, release_successor, wait_for_predecessor
 
-TOP_LOGPROBS = 20
-"""Most likely tokens that are reported next to the sampled one."""
-
 ENTRY_WORDS = tl.constexpr(queues.SQ_ENTRY_WORDS)
 WORD_SEED = tl.constexpr(queues.WORD_SEED)
 WORD_TEMPERATURE = tl.constexpr(queues.WORD_TEMPERATURE)
@@ -33,7 +30,9 @@ WORD_TOP_K = tl.constexpr(queues.WORD_TOP_K)
 WORD_REPETITION_PENALTY = tl.constexpr(queues.WORD_REPETITION_PENALTY)
 WORD_PRESENCE_PENALTY = tl.constexpr(queues.WORD_PRESENCE_PENALTY)
 WORD_FREQUENCY_PENALTY = tl.constexpr(queues.WORD_FREQUENCY_PENALTY)
-WORD_LOGPROBS = tl.constexpr(queues.WORD_LOGPROBS)
+WORD_MIN_TOKENS = tl.constexpr(queues.WORD_MIN_TOKENS)
+WORD_STOP_IDS = tl.constexpr(queues.WORD_STOP_IDS)
+STOP_IDS = tl.constexpr(queues.STOP_IDS)
 
 CHUNK = 2048
 CAPACITY = 1024
@@ -60,6 +59,15 @@ def has_penalty(entry_ptr):
     changed = float_word(entry_ptr, WORD_REPETITION_PENALTY) != 1.0
     changed = changed | (float_word(entry_ptr, WORD_PRESENCE_PENALTY) != 0.0)
     return changed | (float_word(entry_ptr, WORD_FREQUENCY_PENALTY) != 0.0)
+
+
+@triton.jit
+def is_before_min_tokens(entry_ptr, prompt_length_ptr, slot, length):
+    """Are the stop ids of this request impossible yet? length: tokens before the new one. Costs those without min_tokens
+    one load of a line that is there already."""
+    least = tl.load(entry_ptr + WORD_MIN_TOKENS)
+    wanted = least > 0
+    return wanted & (length - tl.load(prompt_length_ptr + slot, mask=wanted, other=0) < least)
 
 
 @triton.jit
@@ -93,8 +101,10 @@ def _adjust(
         inside = ids < vocabulary
         logit = tl.load(logits_ptr + row.to(tl.int64) * logits_stride + ids, mask=inside, other=float("-inf"))
         logit = tl.where(logit == logit, logit, float("-inf"))
-        if has_penalty(entry):
-            length = tl.load(context_lengths_ptr + row)
+        length = tl.load(context_lengths_ptr + row)
+        penalized = has_penalty(entry)
+        masked = is_before_min_tokens(entry, prompt_length_ptr, slot, length)
+        if penalized:
             prompt_length = tl.load(prompt_length_ptr + slot)
             history = tokens_ptr + slot * history_stride
             seen = tl.zeros([CHUNK], tl.int32)  # times in prompt and output
@@ -111,6 +121,10 @@ def _adjust(
             logit = tl.where(seen > 0, repeated, logit)
             logit -= tl.where(generated > 0, float_word(entry, WORD_PRESENCE_PENALTY), 0.0)
             logit -= generated.to(tl.float32) * float_word(entry, WORD_FREQUENCY_PENALTY)
+        if masked:
+            for i in tl.static_range(STOP_IDS):
+                logit = tl.where(ids == tl.load(entry + WORD_STOP_IDS + i), float("-inf"), logit)
+        if penalized | masked:
             tl.store(adjusted_ptr + row.to(tl.int64) * adjusted_stride + ids, logit, mask=inside)
         best, best_index = tl.max(logit, 0, return_indices=True, return_indices_tie_break_left=True)
         at = row.to(tl.int64) * tl.num_programs(0) + chunk
@@ -128,6 +142,7 @@ def _sample(
     keys_ptr,  # int64 [B, CAPACITY] scratch
     sampled_ptr,  # int32 [B] output
     entry_ptr,  # int32 [S, 32]
+    prompt_length_ptr,  # int32 [S]
     row_slots_ptr,  # int32 [B]
     emits_ptr,  # int32 [B]
     context_lengths_ptr,  # int32 [B] position of the new token
@@ -153,7 +168,8 @@ def _sample(
         token = tl.load(chunk_id_ptr + row.to(tl.int64) * chunks + best)
         temperature = float_word(entry, WORD_TEMPERATURE)
         if (temperature > 0.0) & (maximum > float("-inf")) & (maximum < float("inf")):
-            if has_penalty(entry):
+            position = tl.load(context_lengths_ptr + row)
+            if has_penalty(entry) | is_before_min_tokens(entry, prompt_length_ptr, slot, position):
                 row_ptr = adjusted_ptr + row.to(tl.int64) * adjusted_stride
             else:
                 row_ptr = logits_ptr + row.to(tl.int64) * logits_stride
@@ -167,7 +183,7 @@ def _sample(
                 tl.load(entry + WORD_TOP_K),
                 float_word(entry, WORD_TOP_P),
                 float_word(entry, WORD_MIN_P),
-                tl.rand((seed_high << 32) | seed_low, tl.load(context_lengths_ptr + row)),
+                tl.rand((seed_high << 32) | seed_low, position),
                 keys_ptr + row.to(tl.int64) * CAPACITY,
                 CAPACITY,
                 BLOCK,
@@ -269,6 +285,7 @@ def sample(
         workspace.keys,
         sampled,
         entry,
+        prompt_length,
         row_slots,
         emits,
         context_lengths,

@@ -6,6 +6,7 @@ as a CUDA kernel. `Scheduler` is the host's handle on the first two.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from functools import lru_cache
@@ -61,6 +62,10 @@ from blinkpy.queues import (
     ENGINE_TIME_NS,
     GAUGE,
     HASH_MODULUS_1,
+    NO_RECORD_PAIR,
+    RECORD_PAIR,
+    RECORD_PAIRS,
+    WORD_LOGPROBS,
     WORD_MAX_TOKENS,
     WORD_PRIORITY,
     WORD_SEED,
@@ -248,9 +253,10 @@ class Scheduler:
         time.monotonic_ns() reaches deadline_ns, or else STOPPED or DRAINED. Two compiled calls a step, nothing else.
         """
         state, low, high = self._state, tokens.start, tokens.stop
+        even = int(np.array((0, -math.log(high - low)), RECORD_PAIR).view(np.int64))
         make_up: Callable[..., None] = fill_sampled
         if self.mode == "njit":
-            kinds = (state.kind, types.int64, types.int64)
+            kinds = (state.kind, types.int64, types.int64, types.int64)
             function = compiled_fill()
             function.compile(kinds)
             make_up = function.overloads[kinds].entry_point
@@ -260,7 +266,7 @@ class Scheduler:
             if result in (STOPPED, DRAINED):
                 return result
             if result >= 0:
-                make_up(state, low, high)
+                make_up(state, low, high, even)
                 worked = time.monotonic_ns()
                 if now + step_ns > worked:
                     time.sleep((now + step_ns - worked) / 1e9)
@@ -297,13 +303,18 @@ def made_up_token(seed, position, low, high):
 
 
 @device
-def fill_sampled(state, low, high):
-    """Made-up tokens for all rows of the batch."""
+def fill_sampled(state, low, high, even):
+    """Made-up tokens for all rows of the batch, and log probabilities of the distribution that they are drawn from: all
+    tokens of [low, high) are equally likely. even: the log probability as a pair of a record for token 0."""
     batch, entry = state.batch, state.requests.entry
     for row in range(batch.counts[ROWS]):
         slot = batch.row_slots[row]
         seed = entry[slot, WORD_SEED + 1] << 32 | (entry[slot, WORD_SEED] & 0xFFFFFFFF)
         batch.sampled[row] = made_up_token(seed, batch.context_lengths[row], low, high)
+        if entry[slot, WORD_LOGPROBS] >= 0:
+            batch.logprobs[row, 0] = even | batch.sampled[row]
+            for k in range(1, RECORD_PAIRS):
+                batch.logprobs[row, k] = even | low + k - 1 if low + k <= high else NO_RECORD_PAIR
 
 
 @lru_cache(maxsize=1)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blinkpy.config import ConfigError
-from blinkpy.queues import COUNTER_NAMES, SQ_ENTRY_WORDS, EngineFacts, QueueSizes
+from blinkpy.queues import COUNTER_NAMES, RECORD_PAIRS, SQ_ENTRY_WORDS, EngineFacts, QueueSizes
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
@@ -177,6 +177,7 @@ class Batch(NamedTuple):
     context_lengths: Int32  # [B] tokens in the cache after this step; padding 0
     emits: Int32  # [B] 1: the row's last token produces a sampled token; padding 0
     sampled: Int32  # [B] the step's output
+    logprobs: Int64  # [B, RECORD_PAIRS] the step's output for rows whose request asked: pairs of queues.RECORD_PAIR
     counts: Int64  # [8] ROWS, TOKENS, DECODE_ROWS, BUCKET, MAX_CONTEXT, EMITS
 
 
@@ -361,6 +362,7 @@ def make_state(limits: Limits, buckets: Sequence[tuple[int, int]] = ()) -> State
         context_lengths=i32(B),
         emits=i32(B),
         sampled=i32(B),
+        logprobs=i64(B, RECORD_PAIRS),
         counts=i64(BATCH_COUNTS),
     )
     scratch = Scratch(

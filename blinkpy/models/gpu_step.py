@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 
 from blinkpy.kernels.linear_config import LinearTable
+from blinkpy.kernels.logprobs import logprobs
 from blinkpy.kernels.sampling import SamplingWorkspace, sample
 from blinkpy.kv.state import Batch, Requests
 from blinkpy.models.architecture import Architecture
@@ -22,8 +23,8 @@ Report = Callable[[float], None]
 class GpuStep:
     """A model with its KV cache on the GPU, and its step graphs.
 
-    batch, requests: the scheduler's state as tensors on the GPU; a step reads them and writes batch.sampled. Everything that
-    a captured graph uses is held here: keep this object for as long as a graph may run.
+    batch, requests: the scheduler's state as tensors on the GPU; a step reads them and writes batch.sampled and batch.logprobs.
+    Everything that a captured graph uses is held here: keep this object for as long as a graph may run.
     """
 
     def __init__(
@@ -61,6 +62,17 @@ class GpuStep:
             batch.context_lengths,
             batch.counts,
             batch.sampled,
+            self._sampling,
+            pdl=self._pdl,
+        )
+        logprobs(
+            logits,
+            batch.sampled,
+            requests.entry,
+            batch.row_slots,
+            batch.emits,
+            batch.counts,
+            batch.logprobs,
             self._sampling,
             pdl=self._pdl,
         )

@@ -16,6 +16,9 @@ from blinkpy.kernels.cuda_calls import check
 from blinkpy.kernels.device_views import host_tensor_on_device, pinned
 from blinkpy.kv.state import BUCKET, DECODE_ROWS, MAX_CONTEXT, ROWS, Batch, Requests, State, map_arrays
 from blinkpy.models.gpu_step import GpuStep
+from blinkpy.queues import WORD_LOGPROBS
+
+STEP_WRITES = ("sampled", "logprobs")  # fields of a batch that a step writes; it reads the others
 
 
 def pin_state(state: State) -> State:
@@ -53,16 +56,17 @@ class HostDrivenStep:
         self._inputs = [
             (getattr(batch, name), torch.from_numpy(getattr(state.batch, name)))
             for name in Batch._fields
-            if name != "sampled"
+            if name not in STEP_WRITES
         ]
-        self._sampled = (torch.from_numpy(state.batch.sampled), batch.sampled)
+        self._sampled, self._logprobs = ((torch.from_numpy(getattr(state.batch, n)), getattr(batch, n)) for n in STEP_WRITES)
         self._tables = (requests.page_table, state.requests.page_table)
         for graph in step.graphs:
             graph.instantiate()
 
     def run(self, batch: Any, requests: Any) -> None:
-        """Compute the batch and write batch.sampled. Raises CudaError when the GPU fails."""
+        """Compute the batch and write batch.sampled and batch.logprobs. Raises CudaError when the GPU fails."""
         counts = batch.counts
+        slots = batch.row_slots[: counts[ROWS]]
         mixed = 1 if counts[DECODE_ROWS] < counts[ROWS] else 0
         with torch.cuda.stream(self._stream):
             for target, source in self._inputs:
@@ -70,6 +74,8 @@ class HostDrivenStep:
             self._copy_tables(int(counts[MAX_CONTEXT]))
             self._step.graphs[int(self._graph_of[counts[BUCKET], mixed])].replay()
             self._sampled[0].copy_(self._sampled[1], non_blocking=True)
+            if (requests.entry[slots, WORD_LOGPROBS] >= 0).any():
+                self._logprobs[0].copy_(self._logprobs[1], non_blocking=True)
         check(runtime.cudaStreamSynchronize(self._stream.cuda_stream), "a step on the GPU")
 
     def _copy_tables(self, max_context: int) -> None:

@@ -242,34 +242,38 @@ def warm_up() -> None:
     sample(np.zeros((1, 2), np.float32), read_parameters(entries), np.zeros(1, np.int32))
 
 
-class Logprobs(NamedTuple):
-    """Natural logarithms of probabilities. sampled: float32 [rows], of the chosen tokens; rank: int32 [rows], from 1;
-    top_tokens: int32 [rows, k] and top: float32 [rows, k], the most likely ones in order."""
+def mask_stop_ids(logits: Float32, entries: Int32, generated: Int32) -> None:
+    """Make the stop ids of requests that have not reached min_tokens impossible, in place.
 
-    sampled: Float32
-    rank: Int32
-    top_tokens: Int32
-    top: Float32
+    logits: [rows, vocab], penalties applied. entries: [rows, 32]. generated: tokens of the output so far, [rows].
+    """
+    for row in np.flatnonzero(generated < entries[:, queues.WORD_MIN_TOKENS]).tolist():
+        stop_ids = entries[row, queues.WORD_STOP_IDS :]
+        logits[row, stop_ids[(stop_ids >= 0) & (stop_ids < logits.shape[1])]] = -np.inf
 
 
-def logprobs(logits: Float32, tokens: Int32, k: int = 20) -> Logprobs:
-    """Of the model's own distribution, before penalties and temperature. logits: [rows, vocab]; tokens: [rows], chosen."""
+def logprob_records(logits: Float32, tokens: Int32) -> Int64:
+    """Records of log probabilities (queues.RECORD_PAIR) of the model's own distribution, before penalties and temperature.
+
+    logits: [rows, vocab]; NaN counts as -inf. tokens: the sampled ones, [rows]. Returns [rows, RECORD_PAIRS], the lower id
+    first among equals.
+    """
     rows, vocab = logits.shape
-    k = min(k, vocab)
+    k = min(queues.TOP_LOGPROBS, vocab)
+    logits = np.where(np.isnan(logits), np.float32(-np.inf), logits)
     highest = logits.max(axis=1, keepdims=True)
-    log_total = np.log(np.exp(logits - highest).sum(axis=1, dtype=np.float64, keepdims=True)) + highest
-    chosen = np.take_along_axis(logits, tokens[:, None].astype(np.int64), axis=1)
-    ahead = (logits > chosen) | ((logits == chosen) & (np.arange(vocab) < tokens[:, None]))
+    with np.errstate(invalid="ignore"):  # rows that are infinite throughout
+        log_total = np.log(np.exp(logits - highest).sum(axis=1, dtype=np.float64, keepdims=True)) + highest
+        values = (logits - log_total).astype(np.float32)
+    records = np.full((rows, queues.RECORD_PAIRS), queues.NO_RECORD_PAIR, np.int64)
+    pairs = records.view(queues.RECORD_PAIR)
+    pairs["token"][:, 0] = tokens
+    pairs["logprob"][:, 0] = values[np.arange(rows), tokens]
     # All that reach the k-th highest value, then in the order of (value, token id).
     threshold = np.partition(logits, vocab - k, axis=1)[:, vocab - k]
-    top_tokens = np.empty((rows, k), np.int32)
-    for i in range(rows):
-        candidates = np.flatnonzero(logits[i] >= threshold[i])
-        top_tokens[i] = candidates[np.argsort(-logits[i, candidates], kind="stable")[:k]]
-    top = np.take_along_axis(logits, top_tokens.astype(np.int64), axis=1)
-    return Logprobs(
-        sampled=(chosen - log_total)[:, 0].astype(np.float32),
-        rank=(ahead.sum(axis=1) + 1).astype(np.int32),
-        top_tokens=top_tokens,
-        top=(top - log_total).astype(np.float32),
-    )
+    for row in range(rows):
+        candidates = np.flatnonzero((logits[row] >= threshold[row]) & np.isfinite(logits[row]))
+        top = candidates[np.argsort(-logits[row, candidates], kind="stable")[:k]]
+        pairs["token"][row, 1 : 1 + len(top)] = top
+        pairs["logprob"][row, 1 : 1 + len(top)] = values[row, top]
+    return records

@@ -1,4 +1,4 @@
-"""One engine step on the CPU: forward, penalties, sampling."""
+"""One engine step on the CPU: forward, penalties, sampling, log probabilities."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from blinkpy.kv.state import ROWS, Batch, Requests
 from blinkpy.models.architecture import Architecture
 from blinkpy.models.cache import PagedCache
 from blinkpy.models.decoder import Decoder, emitting_tokens
-from blinkpy.models.sampling import penalize, read_parameters, sample, warm_up
+from blinkpy.models.sampling import logprob_records, mask_stop_ids, penalize, read_parameters, sample, warm_up
 from blinkpy.models.weights import Weights
 
 
@@ -30,7 +30,8 @@ class CpuStep:
         """Compute a batch and write batch.sampled. Both are the scheduler's state (blinkpy.kv.state), which is only read.
 
         Of the requests, page_table, tokens, prompt_length and entry are used. Keys and values go into the cache, for every
-        token of the batch; batch.sampled gets the new token of each row that emits one, and stays as it is elsewhere.
+        token of the batch; batch.sampled gets the new token of each row that emits one, batch.logprobs the record of each of
+        these whose request asks for it, and both stay as they are elsewhere.
         """
         hidden = self.decoder.forward(batch, requests.page_table)
         rows = np.flatnonzero(batch.emits[: int(batch.counts[ROWS])])
@@ -43,10 +44,15 @@ class CpuStep:
         slots, contexts = batch.row_slots[rows], batch.context_lengths[rows]
         entries = requests.entry[slots]
         parameters = read_parameters(entries)
+        asked = np.flatnonzero(entries[:, queues.WORD_LOGPROBS] >= 0)
+        unchanged = logits[asked]  # a copy: penalties work in place
         for index in np.flatnonzero(_penalized(entries)).tolist():
             slot, known = slots[index], contexts[index]
             penalize(logits, index, parameters, requests.tokens[slot, :known], int(requests.prompt_length[slot]))
+        mask_stop_ids(logits, entries, contexts - requests.prompt_length[slots])
         batch.sampled[rows] = sample(logits, parameters, contexts)
+        if len(asked):
+            batch.logprobs[rows[asked]] = logprob_records(unchanged, batch.sampled[rows[asked]])
 
 
 def _penalized(entries: NDArray[np.int32]) -> NDArray[np.bool_]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -106,6 +107,9 @@ def test_a_wrong_prompt_is_an_error_before_anything_runs(
         {"seed": "x"},
         {"stop": [""]},
         {"stop": ["x"] * 17},
+        {"logprobs": 21},
+        {"logprobs": -1},
+        {"logprobs": True},
     ],
 )
 def test_wrong_sampling_parameters_are_refused(wrong: dict[str, Any]) -> None:
@@ -131,6 +135,28 @@ def test_the_demonstration_model_writes_text_and_greedy_repeats_itself(demo: LLM
         assert len(re.findall(r"[a-z]{2,}", output.outputs[0].text)) >= 8, f"no words: {output.outputs[0].text!r}"
     seeded = SamplingParams(max_tokens=24, temperature=1.0, seed=11)
     assert demo.generate(prompts, seeded) == demo.generate(prompts, seeded)
+
+
+def test_log_probabilities_come_with_each_token(demo: LLM, null: LLM) -> None:
+    greedy, sampled = (SamplingParams(max_tokens=12, temperature=t, seed=2, logprobs=3) for t in (0.0, 1.5))
+    (first,), (second,) = (output.outputs for output in demo.generate(["It was", "The ship"], [greedy, sampled]))
+    for done in (first, second):
+        assert done.logprobs is not None
+        assert len(done.logprobs) == len(done.token_ids)
+        for token, table in zip(done.token_ids, done.logprobs, strict=True):
+            assert token in table
+            values = [entry.logprob for entry in table.values()]
+            assert len(values) in (3, 4)
+            assert values == sorted(values, reverse=True)
+            assert sum(map(math.exp, values)) < 1 + 1e-5
+    assert first.logprobs is not None
+    assert [next(iter(table)) for table in first.logprobs] == first.token_ids, "greedy takes the likeliest"
+    assert "".join(table[t].decoded_token for t, table in zip(first.token_ids, first.logprobs, strict=True)) == first.text
+    vocab = demo.tokenizer.vocab_size
+    (made_up,) = null.generate("x", SamplingParams(max_tokens=3, logprobs=2, ignore_eos=True))[0].outputs
+    for table in made_up.logprobs or [{}]:
+        assert [entry.logprob for entry in table.values()] == pytest.approx([-math.log(vocab - vocab // 16)] * len(table))
+    assert null.generate("x", SamplingParams(max_tokens=3))[0].outputs[0].logprobs is None
 
 
 def test_chat_uses_the_template(demo: LLM) -> None:

@@ -31,7 +31,7 @@ from blinkpy.queues import COUNTER, ENGINE_STATE, STATE_READY, EngineFacts, Engi
 STEPS = int(os.environ.get("BLINKPY_STEPS", "10000"))
 PAIRS, VOCAB, LANES = 3, 50, 256
 STEP_NS = 1_000_000
-ENGINE_WRITES = ("pair", "cq", "engine")
+ENGINE_WRITES = ("pair", "cq", "records", "engine")
 FRONT_WRITES = ("front", "sq", "cancel", "hashes", "prompt", "control")
 
 
@@ -53,10 +53,11 @@ class KernelTwin:
         # As Numba arrays without a stream, so that a launch does not synchronize.
         self._arguments = [cuda.as_cuda_array(tensor.detach(), sync=False) for tensor in (self._table, self._result)]
 
-    def step(self, queues: EngineViews, now_ns: int, sampled: np.ndarray) -> int:
+    def step(self, queues: EngineViews, now_ns: int, sampled: np.ndarray, logprobs: np.ndarray) -> int:
         for name in FRONT_WRITES:
             getattr(self.queues, name).copy_(torch.from_numpy(np.ascontiguousarray(getattr(queues, name))))
         self.state.batch.sampled.copy_(torch.from_numpy(sampled))
+        self.state.batch.logprobs.copy_(torch.from_numpy(logprobs))
         table, result = self._arguments
         self._kernel[1, LANES](table, np.int64(now_ns), result)
         return int(self._result.item())
@@ -112,6 +113,7 @@ class FrontEnds:
             stop_ids=(3,),
             priority=int(rng.integers(3)),
             cache_salt=int(rng.integers(2)),
+            logprobs=int(rng.integers(-1, 2)),
         )
         try:
             self.live[index].add(pair.submit(np.concatenate([prefix, own]), sampling))
@@ -140,8 +142,9 @@ def test_the_kernel_leaves_the_state_that_njit_leaves(seed: int) -> None:
             turns[0] += 1
             now = turns[0] * STEP_NS
             sampled = rng.integers(0, VOCAB, limits.rows).astype(np.int32)
-            state.batch.sampled[:] = sampled
-            found = twin.step(queues, now, sampled)
+            logprobs = rng.integers(-(2**63), 2**63, state.batch.logprobs.shape)
+            state.batch.sampled[:], state.batch.logprobs[:] = sampled, logprobs
+            found = twin.step(queues, now, sampled, logprobs)
             assert scheduler.step(now) == found
             mine = snapshot(state) | {name: np.array(getattr(queues, name)) for name in ENGINE_WRITES}
             assert not differences(mine, twin.written()), f"step {turns[0]}: {differences(mine, twin.written())[:5]}"

@@ -28,6 +28,7 @@ from triton.runtime.jit import JITFunction
 from blinkpy.kernels import activation, attention, embedding, experts, linear, logprobs, moe, norm, prefill, rope, sampling
 from blinkpy.kernels.cubin import SHARED_MEMORY_LIMIT, read_cubin
 from blinkpy.kernels.linear_config import LinearTable
+from blinkpy.queues import RECORD_PAIRS
 
 CAPABILITY = 90
 REGISTER_LIMIT = 255
@@ -202,8 +203,8 @@ def sampling_launches(model: Shape, rows: int, pdl: bool) -> Iterator[Callable[[
     counts = meta(8, dtype=torch.int64)
     workspace = sampling.SamplingWorkspace.allocate(rows, model.vocabulary, "meta")
     yield lambda: sampling.sample(logits, entry, tokens, by_slot, by_row, by_row, by_row, counts, by_row, workspace, pdl=pdl)
-    values, ids = (meta(rows, sampling.TOP_LOGPROBS + 1, dtype=dtype) for dtype in (torch.float32, torch.int32))
-    yield lambda: logprobs.logprobs(logits, by_row, entry, by_row, by_row, counts, values, ids, workspace, pdl=pdl)
+    records = meta(rows, RECORD_PAIRS, dtype=torch.int64)
+    yield lambda: logprobs.logprobs(logits, by_row, entry, by_row, by_row, counts, records, workspace, pdl=pdl)
 
 
 def linear_launches(model: Shape, tokens: int, rows: int, pdl: bool) -> Iterator[Callable[[], None]]:

@@ -13,7 +13,16 @@ import numpy as np
 import pytest
 
 from blinkpy import queues
-from blinkpy.models.sampling import SamplingParameters, logprobs, penalize, philox, read_parameters, sample, uniform
+from blinkpy.models.sampling import (
+    SamplingParameters,
+    logprob_records,
+    mask_stop_ids,
+    penalize,
+    philox,
+    read_parameters,
+    sample,
+    uniform,
+)
 
 
 def entries_of(rows: list[dict[str, float]]) -> np.ndarray:
@@ -214,7 +223,7 @@ def test_broken_logits_give_a_token(rng: np.random.Generator) -> None:
     assert sample(logits.copy(), parameters_of([{"temperature": 0}] * 6), np.zeros(6, np.int32)).max() < 100
 
 
-# ---- penalties and logprobs ----
+# ---- penalties, stop ids, log probabilities ----
 
 
 def test_penalties(rng: np.random.Generator) -> None:
@@ -234,15 +243,39 @@ def test_penalties(rng: np.random.Generator) -> None:
     assert (ours[[0, 2]] == logits[[0, 2]]).all()
 
 
-def test_logprobs(rng: np.random.Generator) -> None:
+def test_logprob_records(rng: np.random.Generator) -> None:
     logits = np.round(rng.standard_normal((5, 200)) * 3, 1).astype(np.float32)
     tokens = rng.integers(0, 200, 5).astype(np.int32)
-    ours = logprobs(logits, tokens, 20)
+    records = logprob_records(logits, tokens).view(queues.RECORD_PAIR)
     for row in range(5):
         total = math.log(sum(math.exp(x) for x in logits[row].tolist()))
-        order = sorted(range(200), key=lambda t, row=row: (-logits[row, t], t))
-        assert ours.top_tokens[row].tolist() == order[:20]
-        np.testing.assert_allclose(ours.top[row], [logits[row, t] - total for t in order[:20]], atol=1e-5)
-        assert abs(ours.sampled[row] - (logits[row, tokens[row]] - total)) < 1e-5
-        assert ours.rank[row] == order.index(int(tokens[row])) + 1
-    assert logprobs(logits[:, :7], np.zeros(5, np.int32), 20).top.shape == (5, 7)
+        order = [int(tokens[row]), *sorted(range(200), key=lambda t, row=row: (-logits[row, t], t))[:20]]
+        assert records["token"][row].tolist() == order
+        np.testing.assert_allclose(records["logprob"][row], [logits[row, t] - total for t in order], atol=1e-5)
+
+
+def test_records_of_few_or_broken_logits() -> None:
+    """What is missing is marked, and nothing raises or warns."""
+    logits = np.full((4, 7), -np.inf, np.float32)
+    logits[0, [5, 2, 6]] = 1, 3, 1
+    logits[1] = np.nan
+    logits[2, 4] = np.inf
+    logits[3, :2] = np.nan, 2
+    records = logprob_records(logits, np.array([2, 0, 4, 1], np.int32)).view(queues.RECORD_PAIR)
+    assert records["token"].tolist() == [[2, 2, 5, 6] + [-1] * 17, [0] + [-1] * 20, [4] + [-1] * 20, [1, 1] + [-1] * 19]
+    total = math.log(math.exp(3) + 2 * math.e)
+    np.testing.assert_allclose(records["logprob"][0, :4], [3 - total, 3 - total, 1 - total, 1 - total], atol=1e-6)
+    assert records["logprob"][3, :2].tolist() == [0, 0]
+    assert (records["logprob"][:, 4:] == -np.inf).all()
+
+
+def test_stop_ids_are_impossible_before_min_tokens(rng: np.random.Generator) -> None:
+    entries = np.zeros((4, queues.SQ_ENTRY_WORDS), np.int32)
+    entries[:, queues.WORD_STOP_IDS :] = [3, 5, 999, -1, -1, -1, -1, -1]  # 999: outside this vocabulary
+    entries[:, queues.WORD_MIN_TOKENS] = [0, 2, 2, 2]
+    logits = rng.standard_normal((4, 10)).astype(np.float32)
+    masked = logits.copy()
+    mask_stop_ids(masked, entries, np.array([0, 0, 1, 2], np.int32))
+    expected = logits.copy()
+    expected[1:3, [3, 5]] = -np.inf
+    assert (masked == expected).all()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 
+import openai
 import orjson
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 
 from blinkpy.dpu.answers import Answer, Choice, Usage
 from blinkpy.dpu.errors import ApiError
+from blinkpy.dpu.logprobs import TokenLogprobs, token_logprobs
 from blinkpy.dpu.protocol import CHAT_FIELDS, COMPLETION_FIELDS, Request, parse, token_limit
 from blinkpy.dpu.sampling import Sampling
 
@@ -96,6 +99,13 @@ def test_salts_separate_caches() -> None:
     assert completion().sampling.cache_salt == 0
 
 
+def test_log_probabilities_are_asked_for_in_two_ways() -> None:
+    assert [completion(logprobs=count).sampling.logprobs for count in (None, 0, 20)] == [-1, 0, 20]
+    assert [chat(logprobs=wanted).sampling.logprobs for wanted in (None, False, True)] == [-1, -1, 0]
+    assert [chat(logprobs=True, top_logprobs=count).sampling.logprobs for count in (None, 0, 20)] == [0, 0, 20]
+    assert chat(top_logprobs=0).sampling == DEFAULTS
+
+
 def test_last_of_two_equal_keys_counts() -> None:
     assert parse(b'{"prompt": "a", "prompt": "b"}', COMPLETION_FIELDS, DEFAULTS).prompts == ["b"]
 
@@ -174,8 +184,12 @@ def orjson_or_json(content: object) -> bytes:
         ({"stream": True, "stream_options": []}, "stream_options"),
         ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
         ({"stream": True, "stream_options": {"other": 1}}, "stream_options.other"),
-        ({"logprobs": True}, "logprobs"),
+        ({"logprobs": 3}, "logprobs"),
         ({"top_logprobs": 3}, "top_logprobs"),
+        ({"logprobs": False, "top_logprobs": 1}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": True}, "top_logprobs"),
+        ({"logprobs": True, "prompt_logprobs": 1}, "prompt_logprobs"),
         ({"logit_bias": {"5": 1}}, "logit_bias"),
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"tool_choice": "auto"}, "tool_choice"),
@@ -234,7 +248,11 @@ def test_chat_fields_that_are_refused(fields, param) -> None:
         ({"echo": True}, "echo"),
         ({"suffix": "x"}, "suffix"),
         ({"best_of": 2}, "best_of"),
-        ({"logprobs": 0}, "logprobs"),
+        ({"logprobs": True}, "logprobs"),
+        ({"logprobs": -1}, "logprobs"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"top_logprobs": 1}, "top_logprobs"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs"),
         ({"messages": HELLO}, "messages"),
         ({"max_completion_tokens": 5}, "max_completion_tokens"),
     ],
@@ -293,8 +311,18 @@ def test_limit_within_the_context() -> None:
 # ---- answers
 
 
+def spell(token: int) -> tuple[str, bytes]:
+    """A tokenizer of four tokens: two with one text, half a character, and one without a text."""
+    return (("a", b"a"), ("a", b"a"), ("\\xc3", b"\xc3"), ("token_id:3", b""))[token]
+
+
+ENTRIES = [
+    TokenLogprobs(0, -1.0, [(2, -0.5), (0, -1.0), (1, -2.0)], 0),
+    token_logprobs([(2, -math.inf), (3, -1.5), (0, math.nan), (-1, -math.inf)], 3, 1),
+]
+
 def test_answers_have_openais_shape() -> None:
-    answer = Answer(True, 'mo"del')
+    answer = Answer(True, 'mo"del', spell)
     whole = orjson.loads(answer.whole([Choice(0, "Hi\n", "stop"), Choice(1, "", "length")], Usage(3, 4)))
     assert whole["object"] == "chat.completion"
     assert whole["model"] == 'mo"del'
@@ -305,14 +333,43 @@ def test_answers_have_openais_shape() -> None:
         "finish_reason": "stop",
     }
     assert whole["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
-    text = orjson.loads(Answer(False, "m").whole([Choice(0, "Hi", "length")], Usage(1, 1)))
+    text = orjson.loads(Answer(False, "m", spell).whole([Choice(0, "Hi", "length")], Usage(1, 1)))
     assert text["object"] == "text_completion"
     assert text["choices"] == [{"index": 0, "text": "Hi", "logprobs": None, "finish_reason": "length"}]
 
 
+def test_log_probabilities_have_openais_shape() -> None:
+    """With the official client's own types; infinity and NaN, which JSON has not, are a very low number."""
+    text = orjson.loads(Answer(False, "m", spell).whole([Choice(0, "a", "stop", ENTRIES)], Usage(1, 2)))
+    logprobs = openai.types.Completion.model_validate(text, strict=True).choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.model_dump() == {
+        "tokens": ["a", "bytes:\\xc3"],
+        "token_logprobs": [-1.0, -9999.0],
+        "top_logprobs": [{"bytes:\\xc3": -0.5, "a": -1.0}, {"token_id:3": -1.5, "a": -9999.0, "bytes:\\xc3": -9999.0}],
+        "text_offset": [0, 1],
+    }
+    half, a, none = ({"token": t, "bytes": b} for t, b in (("\\xc3", [0xC3]), ("a", [97]), ("token_id:3", [])))
+    expected = [
+        {**a, "logprob": -1.0, "top_logprobs": [{**half, "logprob": -0.5}, {**a, "logprob": -1.0}, {**a, "logprob": -2.0}]},
+        {**half, "logprob": -9999.0, "top_logprobs": [{**none, "logprob": -1.5}, {**a, "logprob": -9999.0}]},
+    ]
+    answer = Answer(True, "m", spell)
+    whole = openai.types.chat.ChatCompletion.model_validate_json(answer.whole([Choice(0, "a", "stop", ENTRIES)], Usage(1, 2)))
+    assert whole.choices[0].logprobs is not None
+    assert whole.choices[0].logprobs.model_dump() == {"content": expected, "refusal": None}
+    event = openai.types.chat.ChatCompletionChunk.model_validate_json(answer.event(0, "a", ENTRIES[:1])[6:])
+    assert event.choices[0].logprobs is not None
+    assert event.choices[0].logprobs.model_dump() == {"content": expected[:1], "refusal": None}
+    assert event.choices[0].delta.content == "a"
+    plain = orjson.loads(Answer(False, "m", spell).event(0, "a", ENTRIES[1:])[6:])["choices"][0]
+    assert plain["logprobs"]["text_offset"] == [1]
+    assert plain["finish_reason"] is None
+
+
 @pytest.mark.parametrize("is_chat", [True, False])
 def test_events_are_json_lines(is_chat) -> None:
-    answer = Answer(is_chat, "m")
+    answer = Answer(is_chat, "m", spell)
     first, second, last, usage = (
         answer.event(0, 'a"\u2028é'),
         answer.event(0, "b"),

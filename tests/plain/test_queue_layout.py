@@ -50,6 +50,9 @@ def test_header_survives(sizes: QueueSizes) -> None:
 
 def test_records_have_the_documented_sizes() -> None:
     assert queues.SQ_ENTRY.itemsize == 128
+    assert queues.RECORD_BYTES == 168
+    pair = np.array([queues.NO_RECORD_PAIR]).view(queues.RECORD_PAIR)[0]
+    assert (pair["token"], pair["logprob"]) == (-1, -np.inf)
     assert all(offset % dtype.base.itemsize == 0 for dtype, offset in (f[:2] for f in queues.SQ_ENTRY.fields.values()))
 
 
@@ -85,6 +88,7 @@ def test_regions_can_be_registered_on_their_own(sizes: QueueSizes) -> None:
         ("version", queues.VERSION + 1, f"version {queues.VERSION + 1}, this front end has {queues.VERSION}"),
         ("sq_entry_bytes", 64, "sq_entry_bytes 64, this front end has 128"),
         ("cq_entry_bytes", 16, "cq_entry_bytes 16, this front end has 8"),
+        ("record_bytes", 88, "record_bytes 88, this front end has 168"),
         ("header_bytes", 8, "header_bytes 8"),
         ("total_bytes", 4096, "total_bytes 4096"),
         ("cq_entries", 3, "power of two"),

@@ -122,6 +122,7 @@ def test_entry_is_what_the_layout_says(rng) -> None:
         "repetition_penalty": 1.25,
         "presence_penalty": -1.5,
         "frequency_penalty": 2.0,
+        "logprobs": 11,
     }
     entry = np.frombuffer(Sampling(**values, stop_ids=(7, 9)).pack(11, 12, 13, 14, 15, 16, 17), queues.SQ_ENTRY)[0]
     for name, value in values.items():
@@ -129,7 +130,7 @@ def test_entry_is_what_the_layout_says(rng) -> None:
     names = ("request_id", "epoch", "slot", "prompt_offset", "prompt_length", "hash_offset", "hash_count")
     assert [int(entry[name]) for name in names] == [11, 12, 13, 14, 15, 16, 17]
     assert entry["stop_ids"].tolist() == [7, 9] + [-1] * 6
-    assert entry["logprobs"] == -1
+    assert np.frombuffer(Sampling().pack(1, 1, 0, 0, 1, 0, 0), queues.SQ_ENTRY)["logprobs"] == -1
     with pytest.raises(ValueError, match="at most 8"):
         Sampling(stop_ids=tuple(range(9))).pack(1, 1, 0, 0, 1, 0, 0)
     with pytest.raises(ValueError, match="does not fit"):
@@ -149,8 +150,10 @@ def test_defaults_of_a_model() -> None:
 
 
 def test_many_requests_come_back_whole_and_in_order(engine, pair, rng) -> None:
-    """Random lengths, more requests than slots, rings that wrap: each answer is exactly the expected one."""
+    """Random lengths, more requests than slots, rings that wrap: each answer is exactly the expected one, and so are the
+    records of those that asked for log probabilities."""
     expected: dict[InFlight, list[int]] = {}
+    asked: set[InFlight] = set()
     waiting = 120
     got: dict[InFlight, list[tuple[int, int]]] = {}
     deadline = time.monotonic() + 20
@@ -160,16 +163,22 @@ def test_many_requests_come_back_whole_and_in_order(engine, pair, rng) -> None:
             prompt = rng.integers(0, FACTS.vocab_size, rng.integers(1, 100)).astype(np.int32)
             count = int(rng.integers(1, 20))
             try:
-                request = pair.submit(prompt, Sampling(max_tokens=count), owner=waiting)
+                logprobs = int(rng.integers(-1, 2))
+                request = pair.submit(prompt, Sampling(max_tokens=count, logprobs=logprobs), owner=waiting)
             except Busy:
                 break
             assert request not in expected
+            if logprobs >= 0:
+                asked.add(request)
             expected[request] = [int(prompt[i % len(prompt)]) for i in range(count)]
             waiting -= 1
         for request, token, flags in pair.poll():
             got.setdefault(request, []).append((token, flags))
         time.sleep(0.0002)
     assert {request: [token for token, _ in events] for request, events in got.items()} == expected
+    for request, tokens in expected.items():
+        records = [list(zip(*engine.likely(token), strict=True)) for token in tokens] if request in asked else []
+        assert list(request.records) == records
     for events in got.values():
         finishes = [flags & queues.FINISH_MASK for _, flags in events]
         assert finishes == [0] * (len(finishes) - 1) + [queues.FINISH_LENGTH]

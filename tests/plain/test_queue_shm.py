@@ -219,5 +219,7 @@ def test_transport_on_a_machine_that_reorders_uses_the_fence(name, monkeypatch) 
     transport.ring(5)
     transport.read_pair()
     assert len(calls) == 2
+    transport.read_logprobs(0, 1)
+    assert len(calls) == 4, "after the word, and before the head"
     transport.close()
     segment.close()

@@ -23,6 +23,13 @@ def test_small_vocabulary(rng: np.random.Generator) -> None:
     cases.sampling_case(rng, "cpu", rows=8, bucket=8, vocabulary=11, spread=1.0, workspace=workspace)
 
 
+def test_programs_with_several_rows(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More rows than programs for log probabilities, some of which ask for none."""
+    monkeypatch.setattr("blinkpy.kernels.logprobs.PROGRAMS", 3)
+    workspace = SamplingWorkspace.allocate(11, 40, "cpu", chunk=64, capacity=32, block=64)
+    cases.sampling_case(rng, "cpu", rows=10, bucket=11, vocabulary=40, spread=1.0, workspace=workspace)
+
+
 @pytest.mark.parametrize("filters", [{queues.WORD_TOP_K: 120}, {queues.WORD_TOP_P: 0.9}, {queues.WORD_MIN_P: 0.2}, {}])
 def test_filters_beyond_the_capacity(rng: np.random.Generator, filters: dict[int, float]) -> None:
     """Flat distributions of which each filter keeps more than can be sorted at once."""
@@ -37,6 +44,15 @@ def test_penalties(rng: np.random.Generator, word: int) -> None:
     workspace = SamplingWorkspace.allocate(30, 10, "cpu", chunk=4, capacity=32, block=16)
     fixed = {name: 1.0 if name == queues.WORD_REPETITION_PENALTY else 0.0 for name in cases.PARAMETERS} | {word: 1.4}
     cases.sampling_case(rng, "cpu", rows=30, bucket=30, vocabulary=10, spread=1.0, workspace=workspace, history=30, fixed=fixed)
+
+
+@pytest.mark.parametrize("word", [None, queues.WORD_FREQUENCY_PENALTY])
+def test_stop_ids_before_min_tokens(rng: np.random.Generator, word: int | None) -> None:
+    """Few tokens, many of them stop ids: draws from the wrong logits show, with penalties and without."""
+    workspace = SamplingWorkspace.allocate(30, 12, "cpu", chunk=4, capacity=32, block=16)
+    fixed = {name: 1.0 if name == queues.WORD_REPETITION_PENALTY else 0.0 for name in cases.PENALTIES}
+    fixed |= {queues.WORD_MIN_TOKENS: 1000, queues.WORD_TEMPERATURE: 1.7} | ({} if word is None else {word: 1.4})
+    cases.sampling_case(rng, "cpu", rows=30, bucket=30, vocabulary=12, spread=1.0, workspace=workspace, fixed=fixed)
 
 
 @pytest.mark.parametrize("filters", [{queues.WORD_TOP_K: 3}, {queues.WORD_TOP_P: 0.6}, {queues.WORD_MIN_P: 0.3}])

@@ -1,0 +1,69 @@
+"""Log probabilities of generated tokens: from the engine's records to the objects of OpenAI's API.
+
+One entry stands for each token that a request's usage counts, the token that ends the text included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+LOWEST = -9999.0  # what stands for minus infinity, which JSON does not have
+
+Speller = Callable[[int], tuple[str, bytes]]
+"""Text and bytes of one token by itself: Tokenizer.spell."""
+
+
+class TokenLogprobs(NamedTuple):
+    """Natural logarithms of probabilities for one place of an output.
+
+    token, logprob: the generated one. top: (token, logprob) of the most likely ones, as many as the request asked for, in
+    descending order. offset: characters of the output before the token.
+    """
+
+    token: int
+    logprob: float
+    top: list[tuple[int, float]]
+    offset: int
+
+
+def token_logprobs(record: Sequence[tuple[int, float]], count: int, offset: int) -> TokenLogprobs:
+    """From a record (queues.RECORD_PAIR) of a request that asked for the `count` most likely tokens."""
+    (token, logprob), *top = record[: 1 + count]
+    return TokenLogprobs(token, _finite(logprob), [(other, _finite(value)) for other, value in top if other >= 0], offset)
+
+
+def _finite(logprob: float) -> float:
+    return logprob if logprob > LOWEST else LOWEST  # NaN is above nothing
+
+
+def chat_logprobs(entries: Sequence[TokenLogprobs], spell: Speller) -> dict[str, Any]:
+    """The object `logprobs` of a choice of /v1/chat/completions."""
+
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        text, piece = spell(token)
+        return {"token": text, "logprob": logprob, "bytes": list(piece)}
+
+    content = [{**entry(e.token, e.logprob), "top_logprobs": [entry(*pair) for pair in e.top]} for e in entries]
+    return {"content": content, "refusal": None}
+
+
+def completion_logprobs(entries: Sequence[TokenLogprobs], spell: Speller) -> dict[str, Any]:
+    """The object `logprobs` of a choice of /v1/completions. The generated token is always among the top ones."""
+
+    def name(token: int) -> str:
+        text, piece = spell(token)
+        return f"bytes:{text}" if piece and text.encode() != piece else text
+
+    top: list[dict[str, float]] = []
+    for entry in entries:
+        table: dict[str, float] = {}
+        for token, logprob in (*entry.top, (entry.token, entry.logprob)):
+            table.setdefault(name(token), logprob)  # two tokens may have one spelling: the likelier one stays
+        top.append(table)
+    return {
+        "tokens": [name(entry.token) for entry in entries],
+        "token_logprobs": [entry.logprob for entry in entries],
+        "top_logprobs": top,
+        "text_offset": [entry.offset for entry in entries],
+    }
