@@ -297,7 +297,7 @@ class QueuePair:
         start = position = self._cq_position
         window = FIRST_WINDOW
         while position - start < size:
-            words = self.transport.read_completions(position & size - 1, window)
+            words = self.transport.read_completions(position, window)
             window = WINDOW
             lap = lap_of(position, size)
             count = 0
@@ -319,7 +319,7 @@ class QueuePair:
                     asked.append((request, count - 1))
                 events.append((request, word >> TOKEN_SHIFT & TOKEN_MASK, flags))
             if asked:
-                self._take_records(position & size - 1, asked)
+                self._take_records(position, asked)
             position += count
             if count < len(words) or not words:
                 break
@@ -328,9 +328,9 @@ class QueuePair:
             self.transport.write_word(FRONT_CQ_HEAD, self._stamp(position))
         return events
 
-    def _take_records(self, index: int, asked: list[tuple[InFlight, int]]) -> None:
-        """Read the records of a window of completions, which begins at a place of the ring, in one piece."""
+    def _take_records(self, position: int, asked: list[tuple[InFlight, int]]) -> None:
+        """Read the records of a window of completions, which begins at a position, in one piece."""
         first, last = asked[0][1], asked[-1][1]
-        records = self.transport.read_logprobs(index + first, last - first + 1)
+        records = self.transport.read_logprobs(position + first, last - first + 1)
         for request, at in asked:
             request.records.append(records[at - first].tolist())
