@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import secrets
 import socket
 import time
 from typing import Any, NamedTuple
@@ -89,6 +90,11 @@ class Welcome(NamedTuple):
         except (KeyError, TypeError, binascii.Error) as error:
             raise HandshakeError(f"the answer is not complete: {error!r}") from error
         return Welcome(header, _whole(message, "pair", 0, 1 << 16), _endpoint(message), engine, front, back)
+
+
+def new_owner() -> int:
+    """A number for a worker and its successors that nobody else has, or can guess."""
+    return secrets.randbelow((1 << OWNER_BITS) - 1) + 1
 
 
 def refusal(reason: str) -> bytes:
@@ -178,6 +184,4 @@ def _endpoint(message: dict[str, Any]) -> Endpoint:
 
 
 def _region(given: Any) -> Region:
-    return Region(
-        _whole(given, "address", 0, 1 << 64), _whole(given, "rkey", 0, 1 << 32), _whole(given, "length", 1, 1 << 48)
-    )
+    return Region(_whole(given, "address", 0, 1 << 64), _whole(given, "rkey", 0, 1 << 32), _whole(given, "length", 1, 1 << 48))

@@ -8,8 +8,8 @@ What every transport promises:
 2. No torn words. An 8-byte word is read and written whole.
 3. Reads may be old, never from the future: a value was in the engine's memory at some time after the transport last
    returned it. Whatever is in the memory is returned after a bounded time, if the caller goes on asking.
-4. No call waits for the other side. A transport that can't go on raises TransportError, at that call or at a later one, and from then on
-   at every call.
+4. No call waits for the other side. A transport that can't go on raises TransportError, at that call or at a later one, and
+   from then on at every call.
 5. read_logprobs returns what was in the memory after the last read_completions had returned its words: whoever saw a
    word with HAS_LOGPROBS reads the whole record that belongs to it.
 6. The front end is the one writer of its region, so a write never has to be read back.

@@ -180,7 +180,8 @@ class QueuePairEnd:
 
     def __init__(self, port: Port, depth: int = 0):
         e = constants()
-        self.port, self._regions = port, list[Any]()
+        self.port = port
+        self._regions: list[Any] = []
         self._parts: list[Any] = []  # in the order of making
         self.psn = secrets.randbits(PSN_BITS)
         try:
@@ -262,7 +263,8 @@ class QueuePairEnd:
         """Become ready to read and write a peer's memory; it must be ready to answer."""
         self.answer(peer)
         attributes = module("qp").QPAttr(port_num=self.port.number)
-        attributes.sq_psn, attributes.timeout, attributes.retry_cnt, attributes.rnr_retry = self.psn, ACK_TIMEOUT, RETRIES, RETRIES
+        attributes.sq_psn, attributes.timeout = self.psn, ACK_TIMEOUT
+        attributes.retry_cnt = attributes.rnr_retry = RETRIES
         attributes.max_rd_atomic = min(self.port.reads, peer.reads)
         with reported(f"connect to the peer with GID {peer.gid}"):
             self.qp.to_rts(attributes)

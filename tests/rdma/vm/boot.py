@@ -1,10 +1,10 @@
 """Run a command in a virtual machine with a software RDMA device, and end with its exit code.
 
-    python tests/rdma/vm/boot.py [--limit SECONDS] [--smp N] [--memory MIB] -- COMMAND...
+    PYTHONPATH=tests python -m rdma.vm.boot [--limit SECONDS] [--smp N] [--memory MIB] -- COMMAND...
 
 The guest sees this machine's file system, read-only; what it writes is gone afterwards, except in /guest_out (the folder of
---out). Its environment has PYTHONPATH for pyverbs. Everything is emulated (no KVM is needed), some ten to thirty times slower than
-the machine itself: it shows what works, and not how fast. Exit code 125: the guest did not come to an end; 124: out of time.
+--out). Its PYTHONPATH has pyverbs. Everything is emulated (no KVM is needed), ten to thirty times slower than the machine itself:
+it shows what works, and not how fast. Exit code 125: the guest did not come to an end; 124: out of time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import tempfile
 import threading
 from pathlib import Path
 
-from image import ImageError, ensure_image
+from rdma.vm.image import ImageError, ensure_image
 
 # Without erms and fsrm the guest's kernel copies whole words (rep movsq). With them it would copy by rep movsb, which real
 # processors do in large pieces, and the emulator byte by byte: then a queue's 8-byte words could be seen half written.
@@ -40,7 +40,8 @@ def qemu(image: Path, out: Path, smp: int, memory: int) -> list[str]:
         "-nodefaults", "-no-user-config", "-display", "none", "-monitor", "none", "-nic", "none", "-no-reboot",
         "-serial", f"file:{out / 'console.txt'}", "-serial", "stdio",
         "-kernel", str(image / "vmlinux"), "-initrd", str(image / "initrd.img"), "-append", KERNEL,
-        "-fsdev", f"local,id=root,path=/,{share},readonly=on,multidevs=remap", "-device", "virtio-9p-pci,fsdev=root,mount_tag=root",
+        "-fsdev", f"local,id=root,path=/,{share},readonly=on,multidevs=remap",
+        "-device", "virtio-9p-pci,fsdev=root,mount_tag=root",
         "-fsdev", f"local,id=out,path={out},{share}", "-device", "virtio-9p-pci,fsdev=out,mount_tag=out",
         "-object", "rng-random,id=rng,filename=/dev/urandom", "-device", "virtio-rng-pci,rng=rng",
     ]
@@ -60,7 +61,8 @@ def run(command: list[str], out: Path, limit_s: float, smp: int, memory: int) ->
     timer.start()
     try:
         assert machine.stdout is not None
-        for piece in iter(lambda: machine.stdout.read1(4096), b""):
+        said = machine.stdout.fileno()
+        while piece := os.read(said, 4096):
             sys.stdout.buffer.write(piece.replace(b"\r\n", b"\n"))
             sys.stdout.buffer.flush()
         machine.wait()
@@ -71,8 +73,8 @@ def run(command: list[str], out: Path, limit_s: float, smp: int, memory: int) ->
         machine.wait()
     if status.exists() and status.read_text().strip():
         return int(status.read_text())
-    console = out / "console.txt"
-    print((console.read_text(errors="replace") if console.exists() else "")[-TAIL:], file=sys.stderr)
+    kernel = out / "console.txt"
+    print((kernel.read_text(errors="replace") if kernel.exists() else "")[-TAIL:], file=sys.stderr)
     print("rdma-vm: " + ("the guest did not come to an end" if in_time else f"out of time after {limit_s:g} s"), file=sys.stderr)
     return NO_END if in_time else OUT_OF_TIME
 

@@ -1,6 +1,6 @@
 """Build what a virtual machine with a software RDMA device (Soft-RoCE) needs: a kernel and an initial file system.
 
-    python tests/rdma/vm/image.py          makes them under ~/.cache/blinkpy/rdma-vm, if they are not there
+    PYTHONPATH=tests python -m rdma.vm.image      makes them under ~/.cache/blinkpy/rdma-vm, if they are not there
 
 The guest runs over this machine's own root file system, so there is no disk image: Debian's stock kernel, fetched and unpacked
 but not installed (the cloud flavour has no rdma_rxe), and a busybox with its modules. Needs Debian 12 and, the first time, root:
@@ -25,7 +25,7 @@ PACKAGES = (
 )
 PYVERBS = Path("/usr/lib/python3/dist-packages/pyverbs")
 # virtio and 9p bring the root file system, overlay makes it writable; dummy is the interface that RDMA runs over.
-MODULES = "virtio_pci 9pnet_virtio 9p overlay dummy ib_uverbs rdma_rxe crc32_generic crc32c_generic".split()
+MODULES = ("virtio_pci", "9pnet_virtio", "9p", "overlay", "dummy", "ib_uverbs", "rdma_rxe", "crc32_generic", "crc32c_generic")
 FOLDERS = ("bin", "modules", "proc", "sys", "dev", "host", "over", "new")
 XZ_MAGIC, ELF_MAGIC = b"\xfd7zXZ\x00", b"\x7fELF"
 COMMAND_S = 600  # for any one command
