@@ -1,0 +1,110 @@
+"""Engines and front ends as processes of their own, started by the commands that people use."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+
+ROOT = Path(__file__).parents[2]
+START_S = 90.0  # the emulation is slow
+ADDRESS = re.compile(r"--engine (\S+:\d+)|--name (\S+)")
+URL = re.compile(r"on (http://\S+) ")
+
+
+class Command:
+    """A running blinkpy command. said: its lines, of both outputs, so far."""
+
+    def __init__(self, *arguments: str):
+        self.said: list[str] = []
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "blinkpy", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=ROOT,
+            start_new_session=True,
+        )
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.said.append(line)
+
+    def find(self, pattern: re.Pattern[str], timeout_s: float = START_S) -> re.Match[str]:
+        """Wait for a line."""
+        found: list[re.Match[str]] = []
+
+        def look() -> bool:
+            found.extend(match for line in list(self.said) if (match := pattern.search(line)))
+            return bool(found) or self._process.poll() is not None
+
+        wait_until(look, timeout_s, lambda: f"{pattern.pattern!r} in {self.said}")
+        assert found, "".join(self.said)
+        return found[0]
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def kill(self) -> None:
+        """End it and all that it started, without a chance to tidy up."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def send(self, number: int) -> None:
+        """A signal to it and all that it started."""
+        os.killpg(self.pid, number)
+
+    def end(self, timeout_s: float = 20.0) -> int:
+        """End it in order; the exit code."""
+        self._process.terminate()
+        try:
+            return self._process.wait(timeout_s)
+        finally:
+            self.kill()
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float, what: Callable[[], str] | str) -> float:
+    """Seconds until the condition held."""
+    began = time.monotonic()
+    while not condition():
+        missed = time.monotonic() - began > timeout_s
+        assert not missed, f"not within {timeout_s:g} s: {what() if callable(what) else what}"
+        time.sleep(0.01)
+    return time.monotonic() - began
+
+
+@contextlib.contextmanager
+def engine(*options: str, transport: str = "rdma", listen: str = "127.0.0.1:0") -> Iterator[tuple[Command, tuple[str, ...]]]:
+    """An engine, and the options with which front ends find it."""
+    ways = ("--transport", "rdma", "--listen", listen) if transport == "rdma" else ()
+    command = Command("engine", *ways, *options)
+    try:
+        match = command.find(ADDRESS)
+        yield command, ("--transport", "rdma", "--engine", match[1]) if match[1] else ("--name", match[2])
+    finally:
+        command.end()
+
+
+@contextlib.contextmanager
+def frontend(*options: str) -> Iterator[tuple[Command, httpx.Client]]:
+    """A front end on a free port, and a client for it."""
+    command = Command("frontend", "--port", "0", *options)
+    try:
+        url = command.find(URL)[1]
+        with httpx.Client(base_url=url, timeout=60) as client:
+            yield command, client
+    finally:
+        command.end()

@@ -1,0 +1,118 @@
+"""HTTP request -> front end -> RDMA write -> engine -> RDMA read -> stream: the same bytes as over shared memory."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import httpx
+import numpy as np
+import pytest
+from rdma.processes import Command, engine, frontend, wait_until
+
+WORDS = ["whale", "sea", "harpoon", "London", "fog", "lamp", "garden", "letter", "captain", "winter"]
+
+
+def requests(rng: np.random.Generator, count: int) -> list[dict]:
+    """Bodies of completion requests: lengths, sampling and log probabilities at random."""
+    made = []
+    for i in range(count):
+        body = {
+            "model": "demo",
+            "prompt": " ".join(rng.choice(WORDS, int(rng.integers(1, 120)))),
+            "max_tokens": int(rng.integers(1, 24)),
+            "temperature": float(rng.choice([0.0, 0.8])),
+            "seed": int(rng.integers(0, 2**31)),
+            "stream": bool(i % 2),
+        }
+        if i % 3 == 0:
+            body["logprobs"] = int(rng.integers(0, 6))
+        made.append(body)
+    return made
+
+
+def said(answer: httpx.Response) -> list[object]:
+    """What an answer says, without ids and times."""
+    assert answer.status_code == 200, answer.text
+    if not answer.headers["content-type"].startswith("text/event-stream"):
+        return [(choice["text"], choice["logprobs"], choice["finish_reason"]) for choice in answer.json()["choices"]]
+    lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
+    assert lines[-1] == "[DONE]"
+    choices = [choice for line in lines[:-1] for choice in json.loads(line)["choices"]]
+    logprobs = [value for c in choices if c["logprobs"] for value in zip(*c["logprobs"].values(), strict=True)]
+    return ["".join(c["text"] for c in choices), logprobs, choices[-1]["finish_reason"]]
+
+
+@pytest.mark.parametrize(("device", "count"), [("null", 40), ("cpu", 8)])
+def test_answers_are_the_same_as_over_shared_memory(device, count, rng) -> None:
+    bodies = requests(rng, count)
+    options = ("--device", device, "--threads", "1", "--max-model-len", "512", "--cq-entries", "256")
+    got = {}
+    for transport in ("shm", "rdma"):
+        with engine(*options, transport=transport) as (_, way), frontend(*way) as (_, client):
+            got[transport] = [said(client.post("/v1/completions", json=body)) for body in bodies]
+    assert got["rdma"] == got["shm"]
+    assert any(any(answer) for answer in got["rdma"])
+
+
+def statuses(client: httpx.Client) -> int:
+    return client.get("/health").status_code
+
+
+def test_front_ends_and_engines_come_and_go() -> None:
+    """One engine, one pair: a killed front end's pair is free when its lease ends; a killed engine is noticed, and replaced."""
+    body = {"model": "demo", "prompt": "fog", "max_tokens": 4}
+    options = ("--device", "null", "--lease-ms", "2000", "--null-step-us", "2000")
+    with engine(*options) as (first, way):
+        address = way[-1]
+        with frontend(*way, "--log-level", "warning") as (front, client):
+            assert client.post("/v1/completions", json=body).status_code == 200
+            front.kill()
+        with frontend(*way) as (front, client):
+            took = wait_until(lambda: statuses(client) == 200, 20, "a pair of the killed front end")
+            print(f"the pair of a killed front end was given again after {took:.1f} s")
+            with client.stream("POST", "/v1/completions", json=body | {"max_tokens": 500, "stream": True}) as answer:
+                lines = answer.iter_lines()
+                next(lines)
+                first.kill()
+                rest = "".join(lines)
+            assert '"error"' in rest, rest
+            took = wait_until(lambda: statuses(client) == 503, 10, "the loss of the engine")
+            assert client.post("/v1/completions", json=body).status_code == 503
+            with engine(*options, listen=address):
+                took = wait_until(lambda: statuses(client) == 200, 20, "the new engine")
+                assert client.post("/v1/completions", json=body).status_code == 200
+
+
+def test_a_stopped_front_end_loses_its_lease_and_comes_back() -> None:
+    options = ("--device", "null", "--lease-ms", "1000", "--null-step-us", "5000")
+    with engine(*options) as (_, way), frontend(*way) as (front, client):
+        body = {"model": "demo", "prompt": "fog", "max_tokens": 400, "stream": True}
+        with client.stream("POST", "/v1/completions", json=body) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            front.send(signal.SIGSTOP)
+            wait_until(lambda: False if not stopped_for(3.0) else True, 10, "three seconds")
+            front.send(signal.SIGCONT)
+            assert '"error"' in "".join(lines)
+        wait_until(lambda: statuses(client) == 200, 20, "the front end is back")
+        assert client.post("/v1/completions", json=body | {"max_tokens": 3, "stream": False}).status_code == 200
+
+
+def stopped_for(seconds: float) -> bool:
+    import time
+
+    time.sleep(seconds)
+    return True
+
+
+def test_what_can_not_work_is_said_in_one_line() -> None:
+    for arguments, reason in (
+        (("engine", "--transport", "rdma"), "needs --listen HOST:PORT"),
+        (("engine", "--transport", "rdma", "--listen", "127.0.0.1:0", "--rdma-device", "mlx5_9"), "no RDMA device 'mlx5_9'"),
+        (("engine", "--transport", "rdma", "--listen", "127.0.0.1:0", "--rdma-gid-index", "77"), "no GID with index 77"),
+    ):
+        command = Command(*arguments, "--device", "null")
+        wait_until(lambda command=command: command._process.poll() is not None, 60, "its end")
+        assert command.end() == 2
+        assert any(reason in line for line in command.said), command.said
