@@ -2,6 +2,7 @@
 #
 #   make serve      environment, install, then the server with the built-in model on 127.0.0.1:8000
 #   make test       environment, then every test that needs no GPU
+#   make test-rdma  the tests with real RDMA verbs, in a virtual machine (Debian 12; the first time as root)
 #   make lint       ruff and mypy
 #   make test-gpu   the tests that need an NVIDIA GPU
 #   make bench      the benchmarks that need no GPU, into benchmarks/results: a quarter of an hour on an idle machine
@@ -31,7 +32,7 @@ RUN := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} TRITON_CACHE_DIR=$(CURDIR)/build/t
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve test lint test-gpu bench docs clean
+.PHONY: help serve test test-rdma lint test-gpu bench docs clean
 
 help:
 	@sed -n 's/^#   *\(make [a-z]\)/  \1/p' Makefile
@@ -77,7 +78,10 @@ serve: $(VENV)/.serve-$(EXTRA)
 
 test: $(VENV)/.dev
 	@mkdir -p build
-	@$(RUN) -m pytest $(T) --ignore=tests/gpu
+	@$(RUN) -m pytest $(T) --ignore=tests/gpu --ignore=tests/rdma
+
+test-rdma: $(VENV)/.dev
+	@PYTHONPATH=tests $(VENV)/bin/python -m rdma.vm.suite $(if $(filter-out tests,$(T)),$(T))
 
 lint: $(VENV)/.dev
 	@$(VENV)/bin/ruff check .

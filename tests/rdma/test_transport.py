@@ -296,17 +296,18 @@ def test_an_impossible_peer_is_refused(fabric) -> None:
 
 
 def test_memory_does_not_grow() -> None:
-    """Over 20,000 requests, their looks and their heartbeats."""
+    """Over 100,000 requests, their looks and their heartbeats."""
     with weaving() as fabric:
         pair, engine = fabric.pair(), fabric.engine
         prompt, sampling = np.arange(1, 9, dtype=np.int32), Sampling(max_tokens=1)
         used = []
-        for round_ in range(700):
+        rounds = 100_000 // SIZES.slots
+        for number in range(rounds):
             for _ in range(SIZES.slots):
                 pair.submit(prompt, sampling)
             drain(pair)
             pair.heartbeat()
             engine.submitted.clear()
-            if round_ in (200, 699):
+            if number in (rounds // 5, rounds - 1):
                 used.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
         assert used[1] - used[0] < 1024, f"KiB: {used}"

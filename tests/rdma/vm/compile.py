@@ -19,7 +19,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def main(folder: Path) -> None:
-    os.environ.update(environment(folder))
+    os.environ.update(environment(folder))  # before Numba is imported
     from blinkpy.config import Config
     from blinkpy.engine import Engine
 
