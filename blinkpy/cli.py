@@ -24,6 +24,7 @@ FRONTEND_SECTIONS = ("frontend", "transport")
 ENGINE_EXTRA = frozenset({"workers", "shutdown_s"})  # one queue pair for each worker; how long a drain may take
 ENGINE_WITHOUT = frozenset({"served_model_name", "chat_template", "engine_timeout_ms", "engine"})
 FRONTEND_WITHOUT = frozenset({"listen"})
+DOCTOR_OPTIONS = frozenset({"rdma_device", "rdma_gid_index"})
 FRONTEND_EXTRA = frozenset({"model", "served_model_name", "chat_template", "name", "engine_timeout_ms"})
 
 METAVARS: dict[type, str] = {int: "N", float: "X"}
@@ -51,14 +52,20 @@ def frontend_options() -> list[Item]:
     ]
 
 
+def doctor_options() -> list[Item]:
+    return [(section, item) for section, item in options() if item.name in DOCTOR_OPTIONS]
+
+
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """One subcommand. run gets the config and the names of the options that somebody gave; it returns the exit code."""
+    """One subcommand. run gets the config and the names of the options that somebody gave; it returns the exit code.
+    model: whether it is about one."""
 
     name: str
     help: str
     options: Callable[[], list[Item]]
     run: Callable[[Config, frozenset[str]], int]
+    model: bool = True
 
 
 def run_serve(config: Config, given: frozenset[str]) -> int:
@@ -79,12 +86,17 @@ def run_frontend(config: Config, given: frozenset[str]) -> int:
     return frontend_alone(config, given)
 
 
+def run_doctor(config: Config, given: frozenset[str]) -> int:
+    from blinkpy.doctor import doctor
+
+    return doctor(config)
+
+
 COMMANDS = (
     Command("serve", "serve a model over HTTP: starts an engine and front ends", serve_options, run_serve),
     Command("engine", "start an engine alone; front ends attach to it by --name, or over RDMA", engine_options, run_engine),
-    Command(
-        "frontend", "start front ends alone; for an engine of this --name, or over RDMA", frontend_options, run_frontend
-    ),
+    Command("frontend", "start front ends alone, for an engine of this --name, or over RDMA", frontend_options, run_frontend),
+    Command("doctor", "look whether this machine is ready for --transport rdma", doctor_options, run_doctor, model=False),
 )
 
 
@@ -130,11 +142,12 @@ def make_parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"blinkpy {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command in COMMANDS:
-        usage = f"blinkpy {command.name} [MODEL] [options]"
+        usage = f"blinkpy {command.name} {'[MODEL] ' if command.model else ''}[options]"
         sub = commands.add_parser(
             command.name, usage=usage, help=command.help, description=command.help + ".", allow_abbrev=False
         )
-        sub.add_argument("model_argument", nargs="?", metavar="MODEL", help="the same as --model")
+        if command.model:
+            sub.add_argument("model_argument", nargs="?", metavar="MODEL", help="the same as --model")
         sub.add_argument("--config", metavar="FILE", help="TOML file with options; flags win over it")
         groups: dict[str, argparse._ArgumentGroup] = {}
         for section, item in command.options():

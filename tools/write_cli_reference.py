@@ -15,6 +15,7 @@ This page is generated from the options in `blinkpy/config.py` by `make docs`; a
     blinkpy serve [MODEL] [options]      an engine and front ends, as processes that `serve` looks after
     blinkpy engine [MODEL] [options]     an engine alone, for front ends on this machine (--name) or others (--listen)
     blinkpy frontend [MODEL] [options]   front ends alone, for an engine on this machine (--name) or another (--engine)
+    blinkpy doctor [options]             look whether this machine is ready for --transport rdma
     blinkpy --version
 
 MODEL is the same as `--model`. A value comes from the first of these that gives one: the flag, the environment variable

@@ -63,8 +63,11 @@ LogprobPairs = list[tuple[int, float]]  # one record: (token, log probability), 
 
 
 class InFlight:
-    """One submitted request. owner: whatever the caller passed in. after: the ring's position after its entry. records: those of its completions with HAS_LOGPROBS, in
-    their order; who takes such a completion takes one from the left."""
+    """One submitted request.
+
+    owner: whatever the caller passed in. after: the ring's position after its entry. records: those of its completions with
+    HAS_LOGPROBS, in their order; who takes such a completion takes one from the left.
+    """
 
     __slots__ = ("after", "cancelled", "owner", "records", "request_id", "slot")
 

@@ -34,7 +34,8 @@ def watch(name: str, ended: Any, result: Any) -> None:
     doorbell = layout.front(0) // 8 + queues.FRONT_DOORBELL
     entries = (layout.front(0) + layout.sq) // 8
     prompts = (layout.front(0) + layout.prompt) // 4
-    looks, news, last, wrong = 0, 0, 0, []
+    looks, news, last = 0, 0, 0
+    wrong: list[tuple[Any, ...]] = []
     while not wrong and not (ended.is_set() and looks >= LOOKS):
         for _ in range(1000):
             tail = longs[doorbell]

@@ -14,7 +14,7 @@ from fake_engine import FACTS, FakeEngine, running
 
 from blinkpy import queues
 from blinkpy.dpu.handshake import Hello, Region, new_owner
-from blinkpy.dpu.queue_pair import Busy, EngineLost, QueuePair
+from blinkpy.dpu.queue_pair import Busy, EngineLost, InFlight, QueuePair
 from blinkpy.dpu.rdma import RdmaTransport, attach_rdma
 from blinkpy.dpu.sampling import Sampling
 from blinkpy.dpu.send_queue import Piece
@@ -72,8 +72,8 @@ def wait(condition: Callable[[], bool], timeout_s: float = NOTICED_S) -> float:
     return time.monotonic() - began
 
 
-def drain(pair: QueuePair, timeout_s: float = 60.0) -> dict[object, list[tuple[int, int]]]:
-    got: dict[object, list[tuple[int, int]]] = {}
+def drain(pair: QueuePair, timeout_s: float = 60.0) -> dict[InFlight, list[tuple[int, int]]]:
+    got: dict[InFlight, list[tuple[int, int]]] = {}
     deadline = time.monotonic() + timeout_s
     while pair.in_flight:
         assert time.monotonic() < deadline, f"still in flight: {pair.in_flight}"
@@ -107,8 +107,8 @@ def test_prompts_hashes_tokens_and_log_probabilities_arrive(fabric, rng) -> None
     assert not wanted
     multipliers = (BIG.hash_multiplier_1, BIG.hash_multiplier_2)
     for request in engine.submitted:
-        tokens = np.array(request.prompt, np.int32)
-        assert request.hashes == queues.page_hashes(tokens, BIG.page_size, multipliers).tolist()
+        taken = np.array(request.prompt, np.int32)
+        assert request.hashes == queues.page_hashes(taken, BIG.page_size, multipliers).tolist()
     assert pair.stray_completions == 0
 
 
