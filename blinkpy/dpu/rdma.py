@@ -103,10 +103,12 @@ class RdmaTransport:
         self.looks = 0
 
         self._copy = Memory(layout.front_bytes)
-        self._words = np.ndarray((FRONT_WORDS,), np.int64, self._copy.buffer)
-        self._cancel = np.ndarray((sizes.slots,), np.int64, self._copy.buffer, layout.cancel)
+        copied = memoryview(self._copy.buffer).cast("q")
+        self._words, self._cancel = copied[:FRONT_WORDS], copied[layout.cancel // 8 :][: sizes.slots]
+        self._to_front = welcome.front.address - self._copy.address
         self._hashes = np.ndarray((sizes.hash_entries,), np.int64, self._copy.buffer, layout.hashes)
         self._prompt = np.ndarray((sizes.prompt_tokens,), np.int32, self._copy.buffer, layout.prompt)
+        self._front_key = welcome.front.rkey
         self._batch: list[Piece] = []  # of the submission that the next doorbell announces
         self._copy_key = int(end.register(self._copy.address, layout.front_bytes, 0).lkey)
 
@@ -176,15 +178,15 @@ class RdmaTransport:
 
     def _write(self, offset: int, length: int) -> Piece:
         """A piece of our region, from the copy to the engine."""
-        front = self._welcome.front
-        return Piece(False, self._copy.address + offset, length, front.address + offset, front)
+        local = self._copy.address + offset
+        return False, local, length, local + self._to_front, self._front_key
 
     def _post_words(self) -> None:
         """All that waits, and then our words."""
         self._reap()
         self._batch.append(self._write(0, FRONT_WORDS * 8))
         batch, self._batch = self._batch, []
-        self._published_head = int(self._words[FRONT_CQ_HEAD])
+        self._published_head = self._words[FRONT_CQ_HEAD]
         self.queue.post(batch, self._copy_key, WRITES)
 
     # ---- reads ----------------------------------------------------------------------------------------------------------
@@ -227,8 +229,8 @@ class RdmaTransport:
     def _read(self, tag: int, offset: int, length: int) -> None:
         """Post a read of the engine's region of our pair."""
         back = self._welcome.back
-        piece = Piece(True, self._landing.address + self._place[tag], length, back.address + offset, back)
-        self.queue.post([piece], self._landing_key, tag)
+        local = self._landing.address + self._place[tag]
+        self.queue.post([(True, local, length, back.address + offset, back.rkey)], self._landing_key, tag)
 
     def _landed(self) -> None:
         """Words of the ring have come: those that are new count."""
@@ -288,7 +290,7 @@ class RdmaTransport:
         if not self._in_flight[HEALTH]:
             self._in_flight[HEALTH] = True
             region, address = self._welcome.engine, self._landing.address + self._place[HEALTH]
-            piece = Piece(True, address, ENGINE_READ_WORDS * 8, region.address, region)
+            piece = True, address, ENGINE_READ_WORDS * 8, region.address, region.rkey
             self.queue.post([piece], self._landing_key, HEALTH)
         self._ask_pair()
         return self._health[:BLOCK_WORDS]

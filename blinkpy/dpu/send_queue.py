@@ -7,9 +7,6 @@ good, and every call raises TransportError with the first reason.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from blinkpy.dpu.handshake import Region
 from blinkpy.dpu.transport import TransportError
 from blinkpy.dpu.verbs import QueuePairEnd, constants, module
 
@@ -25,15 +22,9 @@ REASONS = {
 }
 
 
-class Piece(NamedTuple):
-    """One write or read. local: address in registered memory (of an inline write: any). remote: its address at the engine.
-    Addresses and length in bytes."""
-
-    read: bool
-    local: int
-    length: int
-    remote: int
-    region: Region
+# One write or read: whether it reads, address in registered memory (of an inline write: any memory), length in bytes, address at
+# the engine, and the key of the region there. A plain tuple, since there are four for every request.
+Piece = tuple[bool, int, int, int, int]
 
 
 class SendQueue:
@@ -56,16 +47,16 @@ class SendQueue:
             self._fail(f"{self.posted - self.done} RDMA requests are outstanding: the engine's network card does not answer")
         qp, sge, last = self._qp, self._sge, len(pieces) - 1
         qp.wr_start()
-        for i, (read, local, length, remote, region) in enumerate(pieces):
+        for i, (read, local, length, remote, rkey) in enumerate(pieces):
             self.posted += 1
             inline = not read and length <= self._inline
             qp.wr_id = self.posted << TAG_BITS | tag
             qp.wr_flags = (self._signaled if i == last else 0) | (self._inlined if inline else 0)
             if read:
-                qp.wr_rdma_read(region.rkey, remote)
+                qp.wr_rdma_read(rkey, remote)
                 self.reads += 1
             else:
-                qp.wr_rdma_write(region.rkey, remote)
+                qp.wr_rdma_write(rkey, remote)
             if inline:
                 qp.wr_set_inline_data(local, length)
             else:

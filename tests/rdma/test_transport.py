@@ -13,11 +13,10 @@ import pytest
 from fake_engine import FACTS, FakeEngine, running
 
 from blinkpy import queues
-from blinkpy.dpu.handshake import Hello, Region, new_owner
+from blinkpy.dpu.handshake import Hello, new_owner
 from blinkpy.dpu.queue_pair import Busy, EngineLost, InFlight, QueuePair
 from blinkpy.dpu.rdma import RdmaTransport, attach_rdma
 from blinkpy.dpu.sampling import Sampling
-from blinkpy.dpu.send_queue import Piece
 from blinkpy.dpu.transport import TransportError
 from blinkpy.dpu.verbs import Endpoint
 from blinkpy.rdma_listener import RdmaListener
@@ -158,8 +157,9 @@ def test_a_front_end_reaches_its_own_queues_and_nothing_else(fabric, case) -> No
     other, bad = fabric.pair(), fabric.transport()
     memory = bytes(fabric.engine.segment.buffer[fabric.engine.segment.layout.front(0) :][: SIZES.slots * 128])
     read, region, offset = FORBIDDEN[case](bad._welcome, other.transport._welcome)
-    bad._words[:] = 0x0DDBA11
-    piece = Piece(read, bad._landing.address if read else bad._copy.address, 8, region.address + offset, Region(*region))
+    bad._words[0] = 0x0DDBA11
+    local = bad._landing.address if read else bad._copy.address
+    piece = read, local, 8, region.address + offset, region.rkey
     bad.queue.post([piece], bad._landing_key if read else bad._copy_key, 0)
     with pytest.raises(TransportError, match="RDMA failed"):
         wait(lambda: bad.queue.reap() == [0])
