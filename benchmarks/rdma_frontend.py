@@ -9,7 +9,7 @@ driver does in those calls. One request at a time:
     submit_N    QueuePair.submit of a prompt of N tokens, page hashes included
     news        QueuePair.poll that returns the request's only completion
     nothing     QueuePair.poll that finds none
-    request_N   submit_N, one empty look and the one with news
+    request_N   submit_N and the look with news
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def measure(options: argparse.Namespace, run: Run) -> dict[str, Any]:
                     check(len(events) == 1 and events[0][0] is request, "another completion came")
                     if round_:
                         times = {f"submit_{length}": submitted - began, "nothing": looked - submitted, "news": ended - answered}
-                        times[f"request_{length}"] = times[f"submit_{length}"] + times["nothing"] + times["news"]
+                        times[f"request_{length}"] = times[f"submit_{length}"] + times["news"]
                         for name, value in times.items():
                             parts.setdefault(name, []).append(value / 1000)
                     if number % HEARTBEAT_EVERY == 0:

@@ -205,8 +205,10 @@ class RdmaTransport:
         self._look = None
         self._ask(position)
         deadline = time.monotonic_ns() + READ_SPIN_NS
-        while self._look is None and (self._asked or self._pending) and time.monotonic_ns() < deadline:
+        while True:
             self._reap()
+            if self._look is not None or not (self._asked or self._pending) or time.monotonic_ns() >= deadline:
+                break
         look = self._look
         return self._serve(look, limit) if look is not None and look.position == position else []
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from rdma.processes import Command, engine, frontend, wait_until
 
+PATIENT = ("--engine-timeout-ms", "60000")
 WORDS = ["whale", "sea", "harpoon", "London", "fog", "lamp", "garden", "letter", "captain", "winter"]
 
 
@@ -47,10 +48,11 @@ def said(answer: httpx.Response) -> list[object]:
 @pytest.mark.parametrize(("device", "count"), [("null", 40), ("cpu", 8)])
 def test_answers_are_the_same_as_over_shared_memory(device, count, rng) -> None:
     bodies = requests(rng, count)
-    options = ("--device", device, "--threads", "1", "--max-model-len", "512", "--cq-entries", "256")
+    # A step of the model takes seconds in emulation.
+    options = ("--device", device, "--threads", "1", "--max-model-len", "512", "--cq-entries", "256", "--lease-ms", "60000")
     got = {}
     for transport in ("shm", "rdma"):
-        with engine(*options, transport=transport) as (_, way), frontend(*way) as (_, client):
+        with engine(*options, transport=transport) as (_, way), frontend(*way, *PATIENT) as (_, client):
             got[transport] = [said(client.post("/v1/completions", json=body)) for body in bodies]
     assert got["rdma"] == got["shm"]
     assert any(any(answer) for answer in got["rdma"])
