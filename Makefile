@@ -96,7 +96,7 @@ else
 endif
 
 bench: $(VENV)/.bench
-	@for name in queue_pair scheduler frontend cpu_engine; do $(VENV)/bin/python -m benchmarks.$$name $(ARGS) || exit 1; done
+	@for name in queue_pair scheduler frontend cpu_engine rdma_frontend tokenizer; do $(VENV)/bin/python -m benchmarks.$$name $(ARGS) || exit 1; done
 
 docs: $(VENV)/.dev
 	@$(VENV)/bin/python tools/write_cli_reference.py > docs/cli.md
