@@ -34,7 +34,8 @@ class Command:
             cwd=ROOT,
             start_new_session=True,
         )
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -56,6 +57,12 @@ class Command:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def wait(self, timeout_s: float) -> int:
+        """The exit code of a command that ends by itself, once all that it said is there."""
+        code = self._process.wait(timeout_s)
+        self._reader.join(timeout_s)
+        return code
 
     def kill(self) -> None:
         """End it and all that it started, without a chance to tidy up."""

@@ -18,7 +18,7 @@ from blinkpy.dpu.queue_pair import Busy, EngineLost, InFlight, QueuePair
 from blinkpy.dpu.rdma import RdmaTransport, attach_rdma
 from blinkpy.dpu.sampling import Sampling
 from blinkpy.dpu.transport import TransportError
-from blinkpy.dpu.verbs import Endpoint
+from blinkpy.dpu.verbs import Endpoint, Port
 from blinkpy.rdma_listener import RdmaListener
 
 SIZES = queues.QueueSizes(pairs=2, slots=32, sq_entries=32, cq_entries=256, prompt_tokens=1 << 16, hash_entries=1 << 12)
@@ -293,6 +293,13 @@ def test_an_impossible_peer_is_refused(fabric) -> None:
         with socket.create_connection(fabric.listener.address, 5) as stranger:
             stranger.sendall(hello)
             assert stranger.recv(65536)
+
+
+def test_a_port_that_is_not_there_is_named() -> None:
+    with pytest.raises(TransportError, match="has no GID with index 77; it has"):
+        Port(gid_index=77)
+    with pytest.raises(TransportError, match="no RDMA device 'mlx5_9'; this machine has"):
+        Port("mlx5_9")
 
 
 def test_memory_does_not_grow() -> None:
