@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -16,8 +18,8 @@ from pathlib import Path
 import httpx
 
 ROOT = Path(__file__).parents[2]
-START_S = 90.0  # the emulation is slow
-ADDRESS = re.compile(r"--engine (\S+:\d+)|--name (\S+)")
+START_S = 150.0  # the emulation is slow
+ADDRESS = re.compile(r"--engine (\S+:\d+)")
 URL = re.compile(r"on (http://\S+) ")
 
 
@@ -93,14 +95,18 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, what: Callable[[
     return time.monotonic() - began
 
 
+def free_address() -> str:
+    """HOST:PORT of a port that is free now."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
 @contextlib.contextmanager
-def engine(*options: str, transport: str = "rdma", listen: str = "127.0.0.1:0") -> Iterator[tuple[Command, tuple[str, ...]]]:
+def engine(*options: str, listen: str = "127.0.0.1:0") -> Iterator[tuple[Command, tuple[str, ...]]]:
     """An engine, and the options with which front ends find it."""
-    ways = ("--transport", "rdma", "--listen", listen) if transport == "rdma" else ()
-    command = Command("engine", *ways, *options)
+    command = Command("engine", "--transport", "rdma", "--listen", listen, *options)
     try:
-        match = command.find(ADDRESS)
-        yield command, ("--transport", "rdma", "--engine", match[1]) if match[1] else ("--name", match[2])
+        yield command, ("--transport", "rdma", "--engine", command.find(ADDRESS)[1])
     finally:
         command.end()
 
@@ -115,3 +121,28 @@ def frontend(*options: str) -> Iterator[tuple[Command, httpx.Client]]:
             yield command, client
     finally:
         command.end()
+
+
+@contextlib.contextmanager
+def both_ways(engine_options: tuple[str, ...], frontend_options: tuple[str, ...]) -> Iterator[dict[str, httpx.Client]]:
+    """An engine and a front end over shared memory, and others over RDMA, by transport; all of them start at the same time."""
+    address, name = free_address(), f"test-{secrets.token_hex(4)}"
+    ways = {
+        "shm": (("--name", name), ("--name", name)),
+        "rdma": (
+            ("--transport", "rdma", "--listen", address, "--name", name + "r"),
+            ("--transport", "rdma", "--engine", address),
+        ),
+    }
+    engines = [Command("engine", *own, *engine_options) for own, _ in ways.values()]
+    fronts = {way: Command("frontend", "--port", "0", *own, *frontend_options) for way, (_, own) in ways.items()}
+    try:
+        with contextlib.ExitStack() as stack:
+            clients = {}
+            for way, command in fronts.items():
+                clients[way] = stack.enter_context(httpx.Client(base_url=command.find(URL)[1], timeout=120))
+                wait_until(lambda client=clients[way]: client.get("/health").status_code == 200, START_S, f"engine over {way}")
+            yield clients
+    finally:
+        for command in (*fronts.values(), *engines):
+            command.end()
