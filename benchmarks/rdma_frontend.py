@@ -37,6 +37,7 @@ from blinkpy.dpu.shm import Segment, create_segment
 from blinkpy.dpu.verbs import INLINE_WANTED, Endpoint
 from blinkpy.queues import (
     BLOCK_WORDS,
+    ENGINE_HEARTBEAT,
     ENGINE_STATE,
     FINISH_LENGTH,
     HAS_TOKEN,
@@ -157,6 +158,7 @@ class Answers:
         token, size = self._made & TOKEN_MASK, SIZES.cq_entries
         self._views.cq[0, self._made % size] = pack_completion(slot, token, FLAGS, lap_of(self._made, size))
         self._made += 1
+        self._views.engine[ENGINE_HEARTBEAT] += 1
         self._views.pair[0, PAIR_SQ_HEAD] = self._views.pair[0, PAIR_CQ_TAIL] = self._made
 
 
