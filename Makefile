@@ -2,6 +2,7 @@
 #
 #   make serve      environment, install, then the server with the built-in model on 127.0.0.1:8000
 #   make test       environment, then every test that needs no GPU
+#   make test-rdma  the tests with real RDMA verbs, in a virtual machine (Debian 12; the first time as root)
 #   make lint       ruff and mypy
 #   make fuzz       the scheduler and the queues under random storms, for SECONDS; failing examples are kept
 #   make coverage   that the tests reach every line and branch of the scheduler, the prefix cache and the queues
@@ -46,7 +47,7 @@ RUN := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} OMP_WAIT_POLICY=$${OMP_WAIT_POLICY
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve test lint fuzz coverage test-gpu bench paper docs clean
+.PHONY: help serve test test-rdma lint fuzz coverage test-gpu bench paper docs clean
 
 help:
 	@sed -n 's/^#   *\(make [a-z]\)/  \1/p' Makefile
@@ -92,7 +93,10 @@ serve: $(call STAMP,serve-$(EXTRA))
 
 test: $(call STAMP,dev)
 	@mkdir -p build
-	@$(RUN) -m pytest $(T) --ignore=tests/gpu
+	@$(RUN) -m pytest $(T) --ignore=tests/gpu --ignore=tests/rdma
+
+test-rdma: $(VENV)/.dev
+	@PYTHONPATH=tests $(VENV)/bin/python -m rdma.vm.suite $(if $(filter-out tests,$(T)),$(T))
 
 lint: $(call STAMP,dev)
 	@$(RUNNER) -m ruff check .
@@ -119,7 +123,7 @@ else
 endif
 
 bench: $(call STAMP,bench)
-	@for name in queue_pair scheduler frontend cpu_engine; do $(RUNNER) -m benchmarks.$$name $(ARGS) || exit 1; done
+	@for name in queue_pair scheduler frontend cpu_engine rdma_frontend tokenizer; do $(RUNNER) -m benchmarks.$$name $(ARGS) || exit 1; done
 
 paper: $(call STAMP,bench)
 	@$(RUNNER) -m benchmarks.paper --model '$(MODEL)' $(ARGS)

@@ -18,11 +18,13 @@ from blinkpy.config import Config, ConfigError, load_file, option_type, options
 
 ENVIRONMENT = {"BLINKPY_API_KEY": "api_key"}
 
-# Options of a half; `serve` has all of them.
-ENGINE_SECTIONS = ("model", "cache", "scheduler", "queue", "engine")
-FRONTEND_SECTIONS = ("frontend",)
+# Options of a half; `serve` has those of both, without the ways to connect them.
+ENGINE_SECTIONS = ("model", "cache", "scheduler", "queue", "engine", "transport")
+FRONTEND_SECTIONS = ("frontend", "transport")
 ENGINE_EXTRA = frozenset({"workers", "shutdown_s"})  # one queue pair for each worker; how long a drain may take
-ENGINE_WITHOUT = frozenset({"served_model_name", "chat_template", "engine_timeout_ms"})
+ENGINE_WITHOUT = frozenset({"served_model_name", "chat_template", "engine_timeout_ms", "engine"})
+FRONTEND_WITHOUT = frozenset({"listen"})
+DOCTOR_OPTIONS = frozenset({"rdma_device", "rdma_gid_index"})
 FRONTEND_EXTRA = frozenset({"model", "served_model_name", "chat_template", "name", "engine_timeout_ms"})
 
 METAVARS: dict[type, str] = {int: "N", float: "X"}
@@ -31,7 +33,7 @@ Item = tuple[str, dataclasses.Field[Any]]
 
 
 def serve_options() -> list[Item]:
-    return list(options())
+    return [(section, item) for section, item in options() if section != "transport"]
 
 
 def engine_options() -> list[Item]:
@@ -43,17 +45,27 @@ def engine_options() -> list[Item]:
 
 
 def frontend_options() -> list[Item]:
-    return [(s, item) for s, item in options() if s in FRONTEND_SECTIONS or item.name in FRONTEND_EXTRA]
+    return [
+        (section, item)
+        for section, item in options()
+        if (section in FRONTEND_SECTIONS and item.name not in FRONTEND_WITHOUT) or item.name in FRONTEND_EXTRA
+    ]
+
+
+def doctor_options() -> list[Item]:
+    return [(section, item) for section, item in options() if item.name in DOCTOR_OPTIONS]
 
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """One subcommand. run gets the config and the names of the options that somebody gave; it returns the exit code."""
+    """One subcommand. run gets the config and the names of the options that somebody gave; it returns the exit code.
+    model: whether it is about one."""
 
     name: str
     help: str
     options: Callable[[], list[Item]]
     run: Callable[[Config, frozenset[str]], int]
+    model: bool = True
 
 
 def run_serve(config: Config, given: frozenset[str]) -> int:
@@ -65,13 +77,19 @@ def run_serve(config: Config, given: frozenset[str]) -> int:
 def run_engine(config: Config, given: frozenset[str]) -> int:
     from blinkpy.serve import engine_alone
 
-    return engine_alone(config)
+    return engine_alone(config, given)
 
 
 def run_frontend(config: Config, given: frozenset[str]) -> int:
     from blinkpy.serve import frontend_alone
 
-    return frontend_alone(config)
+    return frontend_alone(config, given)
+
+
+def run_doctor(config: Config, given: frozenset[str]) -> int:
+    from blinkpy.doctor import doctor
+
+    return doctor(config)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,8 +151,9 @@ TOOLS = (
 
 COMMANDS = (
     Command("serve", "serve a model over HTTP: starts an engine and front ends", serve_options, run_serve),
-    Command("engine", "start an engine alone; front ends attach to it by --name", engine_options, run_engine),
-    Command("frontend", "start front ends alone; they attach to the engine of --name", frontend_options, run_frontend),
+    Command("engine", "start an engine alone; front ends attach to it by --name, or over RDMA", engine_options, run_engine),
+    Command("frontend", "start front ends alone, for an engine of this --name, or over RDMA", frontend_options, run_frontend),
+    Command("doctor", "look whether this machine is ready for --transport rdma", doctor_options, run_doctor, model=False),
 )
 
 
@@ -180,11 +199,12 @@ def make_parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"blinkpy {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command in COMMANDS:
-        usage = f"blinkpy {command.name} [MODEL] [options]"
+        usage = f"blinkpy {command.name} {'[MODEL] ' if command.model else ''}[options]"
         sub = commands.add_parser(
             command.name, usage=usage, help=command.help, description=command.help + ".", allow_abbrev=False
         )
-        sub.add_argument("model_argument", nargs="?", metavar="MODEL", help="the same as --model")
+        if command.model:
+            sub.add_argument("model_argument", nargs="?", metavar="MODEL", help="the same as --model")
         sub.add_argument("--config", metavar="FILE", help="TOML file with options; flags win over it")
         groups: dict[str, argparse._ArgumentGroup] = {}
         for section, item in command.options():

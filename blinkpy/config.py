@@ -102,6 +102,17 @@ class EngineOptions:
 
 
 @dataclass(frozen=True)
+class TransportOptions:
+    """How front ends and the engine reach each other when they are started separately."""
+
+    transport: str = option("shm", "shm: one machine, shared memory; rdma: several, over RDMA", choices=("shm", "rdma"))
+    listen: str = option("", "HOST:PORT where the engine gives queue pairs to front ends, with --transport rdma")
+    engine: str = option("", "HOST:PORT of the engine's --listen, with --transport rdma")
+    rdma_device: str = option("", "RDMA device, as in `ibv_devices` (default: the first with an active port)")
+    rdma_gid_index: int = option(-1, "GID to send from, as in `blinkpy doctor` (-1: RoCE v2 over IPv4, if any)", low=-1, high=255)
+
+
+@dataclass(frozen=True)
 class FrontendOptions:
     """The HTTP server."""
 
@@ -128,6 +139,7 @@ class Config:
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
     queue: QueueOptions = field(default_factory=QueueOptions)
     engine: EngineOptions = field(default_factory=EngineOptions)
+    transport: TransportOptions = field(default_factory=TransportOptions)
     frontend: FrontendOptions = field(default_factory=FrontendOptions)
 
     def __post_init__(self) -> None:
@@ -184,6 +196,18 @@ def check_value(item: dataclasses.Field[Any], value: Any) -> None:
         raise ConfigError(f"{item.name} must be {low} to {high}, not {value}")
     if choices and value not in choices:
         raise ConfigError(f"{item.name} must be one of {', '.join(choices)}, not {value!r}")
+
+
+def split_address(text: str, name: str) -> tuple[str, int]:
+    """(host, port) of HOST:PORT; an IPv6 host is in brackets. name: of the option, for ConfigError."""
+    host, colon, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        host = ""
+    if not colon or not host or not port.isascii() or not port.isdigit() or not 0 <= int(port) <= 65535:
+        raise ConfigError(f"{name} must be HOST:PORT, not {text!r}")
+    return host, int(port)
 
 
 def load_file(path: str | Path) -> dict[str, Any]:

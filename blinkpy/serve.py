@@ -23,9 +23,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from blinkpy.config import Config, ConfigError
+from blinkpy.config import Config, ConfigError, split_address
 from blinkpy.dpu.shm import FOLDER, unlink_stale
 from blinkpy.dpu.transport import TransportError
 from blinkpy.kernels.cuda_calls import CudaError
@@ -33,6 +33,9 @@ from blinkpy.processes import Child, ChildError, Entry, Reporter, child_main, de
 from blinkpy.progress import Progress, Report
 from blinkpy.recording.crash import crash_folder, save_crash
 from blinkpy.recording.memory import RecordingError, RecordingReader, remove_dead_links
+
+if TYPE_CHECKING:
+    from blinkpy.rdma_listener import RdmaListener
 
 START_SILENCE_S = 600.0  # longest silence of an engine that starts; it reports every phase and every shard of weights
 FRONTEND_START_S = 60.0
@@ -74,6 +77,10 @@ class Signals:
 
 def serve(config: Config, named: bool) -> int:
     """Serve until a signal or a failure; returns the exit code. named: the user chose the segment's name."""
+    if config.transport.transport != "shm":
+        raise ConfigError(
+            "serve runs everything on one machine: for RDMA start `blinkpy engine` and `blinkpy frontend`"
+        )
     if not named:
         config = config.with_options({"name": f"{SERVE_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"})
     remove_leftovers()
@@ -106,14 +113,19 @@ def serve(config: Config, named: bool) -> int:
             return complain(str(error))
 
 
-def engine_alone(config: Config) -> int:
-    """`blinkpy engine`: an engine in this process; front ends attach to its segment by name."""
+def engine_alone(config: Config, given: frozenset[str]) -> int:
+    """`blinkpy engine`: an engine in this process; front ends attach to its segment by name, or over RDMA.
+
+    given: names of the options that somebody set.
+    """
+    check_transport(config, given, "listen")
     progress = Progress()
 
-    def ready() -> None:
+    def ready(address: str) -> None:
         name = shlex.quote(config.model.served_model_name)
+        how = f"--transport rdma --engine {address}" if address else f"--name {config.engine.name}"
         progress.say(f"blinkpy: engine {config.engine.name} is ready after {progress.close():.1f} s; attach front ends with\n")
-        print(f"blinkpy frontend {name} --name {config.engine.name}", flush=True)
+        print(f"blinkpy frontend {name} {how}", flush=True)
 
     config = find_model(config, progress, tokenizer=False)
     try:
@@ -123,8 +135,27 @@ def engine_alone(config: Config) -> int:
         leave(complain(f"the GPU failed: {error}"))
 
 
-def frontend_alone(config: Config) -> int:
-    """`blinkpy frontend`: front ends that attach to an engine by its segment's name, and wait for it if need be."""
+def check_transport(config: Config, given: frozenset[str], address: str) -> None:
+    """Raise ConfigError when options of the transport don't fit each other. address: name of the option with HOST:PORT."""
+    if config.transport.transport == "shm":
+        for name in ("listen", "engine", "rdma_device", "rdma_gid_index"):
+            if name in given:
+                raise ConfigError(f"--{name.replace('_', '-')} needs --transport rdma")
+        return
+    text = getattr(config.transport, address)
+    if not text:
+        raise ConfigError(f"--transport rdma needs --{address} HOST:PORT")
+    split_address(text, address)
+    if address == "engine" and "name" in given:
+        raise ConfigError("--name is for front ends on the engine's machine; --transport rdma finds the engine by --engine")
+
+
+def frontend_alone(config: Config, given: frozenset[str]) -> int:
+    """`blinkpy frontend`: front ends that attach to an engine, and wait for it if need be.
+
+    given: names of the options that somebody set.
+    """
+    check_transport(config, given, "engine")
     check_address(config.frontend.host, config.frontend.port)
     config = find_model(config, Progress(), weights=False)
     return run_front(config, lambda host, port: print(welcome(config, port), flush=True))
@@ -133,7 +164,7 @@ def frontend_alone(config: Config) -> int:
 def engine_child(config: Config, reporter: Reporter) -> int:
     """The engine as a child of `serve` or `LLM`."""
     try:
-        return run_engine(config, reporter, reporter.ready)
+        return run_engine(config, reporter, lambda address: reporter.ready())
     except CudaError as error:
         reporter.error(f"the GPU failed: {error}")  # one line from the parent, and no traceback
         leave(1)
@@ -155,10 +186,11 @@ def run_front(config: Config, on_ready: Callable[[str, int], None]) -> int:
     return run_frontend(config, Path(config.model.model), on_ready)
 
 
-def run_engine(config: Config, report: Report, on_ready: Callable[[], None]) -> int:
+def run_engine(config: Config, report: Report, on_ready: Callable[[str], None]) -> int:
     """Run an engine in this process until a signal. The first one drains for --shutdown-s at most, the second one stops.
 
-    Raises ConfigError for what the user can mend, an engine that isn't installed included, and CudaError when the GPU fails.
+    on_ready gets HOST:PORT for front ends on other machines, or "". Raises ConfigError for what the user can mend, an engine
+    that isn't installed included, and CudaError when the GPU fails.
     """
     spare_cores()
     try:
@@ -168,6 +200,7 @@ def run_engine(config: Config, report: Report, on_ready: Callable[[], None]) -> 
             raise
         raise ConfigError(f"an engine needs {error.name}: pip install 'blinkpy-serve[cpu]'") from error
     engine = make_engine(config, report)
+    listener = open_listener(config)
     running, asked = False, 0
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -184,8 +217,13 @@ def run_engine(config: Config, report: Report, on_ready: Callable[[], None]) -> 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         engine.start()
+        address = ""
+        if listener is not None:
+            listener.start(engine.segment)
+            host, port = listener.address
+            address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         running = True
-        on_ready()
+        on_ready(address)
         engine.run()
     except Stopped:
         pass
@@ -195,10 +233,25 @@ def run_engine(config: Config, report: Report, on_ready: Callable[[], None]) -> 
         timer.cancel()
         if timer.is_alive():
             timer.join(1)  # a thread that the interpreter's end meets half way takes the process down with it
+        if listener is not None:
+            listener.close()
         engine.close()
         for number, handler in before.items():
             signal.signal(number, handler)
     return 0
+
+
+def open_listener(config: Config) -> RdmaListener | None:
+    """The door for front ends on other machines, if there is to be one; before minutes go into loading a model."""
+    if config.transport.transport == "shm":
+        return None
+    from blinkpy.rdma_listener import RdmaListener
+
+    host, port = split_address(config.transport.listen, "listen")
+    try:
+        return RdmaListener(host, port, config.transport.rdma_device, config.transport.rdma_gid_index)
+    except TransportError as error:
+        raise ConfigError(str(error)) from error
 
 
 def start(stack: contextlib.ExitStack, entry: str, config: Config, signals: Signals, grace_s: float) -> Child:

@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from blinkpy import cli
-from blinkpy.config import option_type
+from blinkpy.config import option_type, options
 
 HEAD = """\
 # Command line
@@ -15,11 +15,12 @@ HEAD = """\
 This page is generated from the options in `blinkpy/config.py` by `make docs`; a test checks that it is current.
 
     blinkpy serve [MODEL] [options]      an engine and front ends, as processes that `serve` looks after
-    blinkpy engine [MODEL] [options]     an engine alone; it makes the shared-memory segment --name
-    blinkpy frontend [MODEL] [options]   front ends alone; they attach to the segment --name
+    blinkpy engine [MODEL] [options]     an engine alone, for front ends on this machine (--name) or others (--listen)
+    blinkpy frontend [MODEL] [options]   front ends alone, for an engine on this machine (--name) or another (--engine)
     blinkpy check POLICY [options]       check a scheduling policy, and compare it with the shipped ones
     blinkpy record [NAME] [options]      save the last steps of a running engine
     blinkpy replay FILE [options]        run saved steps again, and tell what happened and why
+    blinkpy doctor [options]             look whether this machine is ready for --transport rdma
     blinkpy --version
 
 MODEL is the same as `--model`. A value comes from the first of these that gives one: the flag, the environment variable
@@ -36,12 +37,12 @@ failed at run time, 2 for wrong options or a model that can't be served.
 
 
 def main() -> None:
-    halves = {item.name: "" for _, item in cli.serve_options()}
+    halves = {item.name: "" for _, item in options()}
     for half, chosen in (("engine", cli.engine_options()), ("frontend", cli.frontend_options())):
         for _, item in chosen:
             halves[item.name] = (halves[item.name] + ", " + half).lstrip(", ")
     print(HEAD)
-    for section, entries in groupby(cli.serve_options(), key=lambda entry: entry[0]):
+    for section, entries in groupby(options(), key=lambda entry: entry[0]):
         print(
             f"## {section}\n\n{cli.section_help(section)}\n\n| option | default | bounds | of | meaning |\n|---|---|---|---|---|"
         )

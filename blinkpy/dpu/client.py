@@ -71,13 +71,21 @@ class EngineClient:
         """None when requests can be served, otherwise why not, as a sentence."""
         if self.pair is None:
             return self._problem
-        if self.pair.transport.read_engine_state() != STATE_READY:
-            return f"The engine is {self.pair.state_name()}."
+        try:
+            if self.pair.transport.read_engine_state() != STATE_READY:
+                return f"The engine is {self.pair.state_name()}."
+        except TransportError as error:
+            self._lose(error)
+            return self._problem
         return None
 
     def engine_words(self) -> list[int] | None:
         """The engine's block, for metrics; None without an engine."""
-        return None if self.pair is None else self.pair.transport.read_engine()
+        try:
+            return None if self.pair is None else self.pair.transport.read_engine()
+        except TransportError as error:
+            self._lose(error)
+            return None
 
     # ---- requests ----------------------------------------------------------------------------------------------------
 
@@ -126,7 +134,7 @@ class EngineClient:
         if self.pair is None:
             return
         for request in self.pair.live():
-            self.pair.cancel(request)
+            self.cancel(request.owner)
             request.owner.fail(error)
 
     # ---- polling -----------------------------------------------------------------------------------------------------

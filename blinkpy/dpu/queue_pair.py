@@ -63,13 +63,16 @@ LogprobPairs = list[tuple[int, float]]  # one record: (token, log probability), 
 
 
 class InFlight:
-    """One submitted request. owner: whatever the caller passed in. records: those of its completions with HAS_LOGPROBS, in
-    their order; who takes such a completion takes one from the left."""
+    """One submitted request.
 
-    __slots__ = ("cancelled", "owner", "records", "request_id", "slot")
+    owner: whatever the caller passed in. after: the ring's position after its entry. records: those of its completions with
+    HAS_LOGPROBS, in their order; who takes such a completion takes one from the left.
+    """
 
-    def __init__(self, request_id: int, slot: int, owner: Any):
-        self.request_id, self.slot, self.owner = request_id, slot, owner
+    __slots__ = ("after", "cancelled", "owner", "records", "request_id", "slot")
+
+    def __init__(self, request_id: int, slot: int, owner: Any, after: int):
+        self.request_id, self.slot, self.owner, self.after = request_id, slot, owner, after
         self.cancelled = False
         self.records: deque[LogprobPairs] = deque()
 
@@ -101,7 +104,7 @@ class QueuePair:
         self._free = list(range(sizes.slots - 1, -1, -1))  # last in, first out: the same few slots stay warm
         self._prompts, self._hashes = Arena(sizes.prompt_tokens), Arena(sizes.hash_entries)
         self._unconsumed: deque[tuple[int, int, int]] = deque()  # ring position after the entry, arena tails
-        self._sq_head = self._sq_tail = sq_tail
+        self._sq_head = self._sq_tail = self._ended = sq_tail
         self._cq_position = cq_position
         self._requests = 0
 
@@ -248,7 +251,7 @@ class QueuePair:
             raise Busy("the submission ring is full")
         before = self._prompts.tail, self._hashes.tail
         slot = self._free[-1]
-        request = InFlight(self.epoch << EPOCH_SHIFT | self._requests + 1, slot, owner)
+        request = InFlight(self.epoch << EPOCH_SHIFT | self._requests + 1, slot, owner, self._sq_tail + 1)
         try:
             prompt_offset, hash_offset = self._prompts.take(length), self._hashes.take(count)
             if prompt_offset is None or hash_offset is None:
@@ -273,8 +276,12 @@ class QueuePair:
         return request
 
     def _consume(self) -> None:
-        """Take back arena and ring space of entries that the engine has consumed."""
-        head = self.transport.read_pair().sq_head
+        """Take back arena and ring space of entries that the engine has consumed.
+
+        Entries are consumed in order, so that of a request that has ended, and those before it, are: a transport whose
+        reads take a while may not know yet.
+        """
+        head = max(self.transport.read_pair().sq_head, self._ended)
         if not self._sq_head <= head <= self._sq_tail:
             raise EngineLost(f"the engine says that it consumed {head} entries, of {self._sq_head} to {self._sq_tail}")
         self._sq_head = head
@@ -298,7 +305,7 @@ class QueuePair:
         start = position = self._cq_position
         window = FIRST_WINDOW
         while position - start < size:
-            words = self.transport.read_completions(position & size - 1, window)
+            words = self.transport.read_completions(position, window)
             window = WINDOW
             lap = lap_of(position, size)
             count = 0
@@ -316,11 +323,13 @@ class QueuePair:
                 if flags & FINISH_MASK:
                     live[slot] = None
                     free.append(slot)
+                    if request.after > self._ended:
+                        self._ended = request.after
                 if flags & HAS_LOGPROBS:
                     asked.append((request, count - 1))
                 events.append((request, word >> TOKEN_SHIFT & TOKEN_MASK, flags))
             if asked:
-                self._take_records(position & size - 1, asked)
+                self._take_records(position, asked)
             position += count
             if count < len(words) or not words:
                 break
@@ -329,9 +338,9 @@ class QueuePair:
             self.transport.write_word(FRONT_CQ_HEAD, self._stamp(position))
         return events
 
-    def _take_records(self, index: int, asked: list[tuple[InFlight, int]]) -> None:
-        """Read the records of a window of completions, which begins at a place of the ring, in one piece."""
+    def _take_records(self, position: int, asked: list[tuple[InFlight, int]]) -> None:
+        """Read the records of a window of completions, which begins at a position, in one piece."""
         first, last = asked[0][1], asked[-1][1]
-        records = self.transport.read_logprobs(index + first, last - first + 1)
+        records = self.transport.read_logprobs(position + first, last - first + 1)
         for request, at in asked:
             request.records.append(records[at - first].tolist())

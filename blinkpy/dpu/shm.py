@@ -75,6 +75,16 @@ class Segment:
         """All regions as NumPy arrays; they keep the mapping alive, also after close()."""
         return engine_views(self.buffer, self.layout)
 
+    def lock_pairs(self) -> None:
+        """Keep front ends from attaching to this segment by its name: its pairs are given out in another way.
+
+        Raises TransportError when one of them has a front end already.
+        """
+        try:
+            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _lock(self.layout.front(0), 0))
+        except (BlockingIOError, PermissionError) as error:
+            raise TransportError(f"a front end is attached to the segment {self.name!r}") from error
+
     def close(self) -> None:
         """Remove the name and drop the lock. The mapping stays until its last view is gone."""
         if self._fd < 0:
@@ -85,6 +95,11 @@ class Segment:
                 os.unlink(path)
         os.close(self._fd)
         self._fd = -1
+
+
+def _lock(start: int, length: int) -> bytes:
+    """A struct flock of 64-bit Linux: type, whence, start, length (0: to the end), pid (0 for an open file description)."""
+    return struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, start, length, 0)
 
 
 def create_segment(name: str, sizes: QueueSizes, facts: EngineFacts) -> Segment:
@@ -203,11 +218,14 @@ class ShmTransport:
     def write_word(self, index: int, value: int) -> None:
         self._words[self._front + index] = value
 
-    def read_completions(self, index: int, limit: int) -> list[int]:
+    def read_completions(self, position: int, limit: int) -> list[int]:
+        size = self.layout.sizes.cq_entries
+        index = position & size - 1
         start = self._cq + index
-        return self._words[start : start + min(limit, self.layout.sizes.cq_entries - index)].tolist()
+        return self._words[start : start + min(limit, size - index)].tolist()
 
-    def read_logprobs(self, index: int, count: int) -> Records:
+    def read_logprobs(self, position: int, count: int) -> Records:
+        index = position & self.layout.sizes.cq_entries - 1
         self._fence()  # after the loads of the words
         records = self._records[index : index + count].copy()
         self._fence()  # and before the store of the head that gives the place back
@@ -291,10 +309,8 @@ def _attach(path: Path, pair: int) -> ShmTransport:
             raise TransportError(f"{path} has {status.st_size} bytes, its header promises {layout.total_bytes}")
         if not 0 <= pair < layout.sizes.pairs:
             raise TransportError(f"the engine has queue pairs 0 to {layout.sizes.pairs - 1}, there is no pair {pair}")
-        # struct flock of 64-bit Linux: type, whence, start, length, pid (0 for locks of an open file description).
-        lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, layout.front(pair), 1, 0)
         try:
-            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, lock)
+            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _lock(layout.front(pair), 1))
         except (BlockingIOError, PermissionError) as error:
             raise BlockingIOError(errno.EAGAIN, "the pair is in use") from error
         return ShmTransport(path, fd, mapping, pair)

@@ -26,6 +26,7 @@ from types import FrameType
 from typing import IO
 
 from blinkpy.config import Config, ConfigError, as_table
+from blinkpy.dpu.handshake import new_owner
 from blinkpy.dpu.metrics import BLOCK_BYTES
 
 BACKLOG = 2048
@@ -71,6 +72,7 @@ class WorkerProcess:
         self._orders = {
             "options": dict(as_table(config)),
             "pair": index,
+            "owner": new_owner(),  # a successor gets its predecessor's queue pair at once
             "listen_fd": sock.fileno(),
             "metrics_fd": metrics_fd,
             "folder": str(folder),

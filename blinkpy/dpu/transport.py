@@ -8,15 +8,18 @@ What every transport promises:
 2. No torn words. An 8-byte word is read and written whole.
 3. Reads may be old, never from the future: a value was in the engine's memory at some time after the transport last
    returned it. Whatever is in the memory is returned after a bounded time, if the caller goes on asking.
-4. No call blocks. A transport that can't go on raises TransportError, at that call or at a later one, and from then on
-   at every call.
+4. No call waits for the other side. A transport that can't go on raises TransportError, at that call or at a later one, and
+   from then on at every call.
 5. read_logprobs returns what was in the memory after the last read_completions had returned its words: whoever saw a
    word with HAS_LOGPROBS reads the whole record that belongs to it.
 6. The front end is the one writer of its region, so a write never has to be read back.
 7. Succession. Before a pair is claimed anew, what an earlier owner wrote to arenas and ring has landed, or never will. (Words
    may land late: they carry their epoch.)
+8. A completion head may arrive late: with the next doorbell or heartbeat, or once it is an eighth of the ring ahead.
 
 1, 3, 5 and 7 are what blinkpy/sim/queue_model.py assumes of a transport, O1, O5, O6 and O8 there.
+
+Positions count entries since the segment was made; a ring's place is the position modulo its size.
 """
 
 from __future__ import annotations
@@ -64,14 +67,15 @@ class Transport(Protocol):
     def write_word(self, index: int, value: int) -> None:
         """Store one of FRONT_CQ_HEAD, FRONT_HEARTBEAT and FRONT_CLAIM."""
 
-    def read_completions(self, index: int, limit: int) -> list[int]:
-        """Up to `limit` words of the completion ring from `index` on, in ring order, never past the ring's end.
+    def read_completions(self, position: int, limit: int) -> list[int]:
+        """Up to `limit` words of the completion ring from a position on, in ring order, never past the ring's end.
 
-        At least one, unless the transport knows that the word at `index` is old.
+        Fewer, or none, when the transport knows of no more new ones.
         """
 
-    def read_logprobs(self, index: int, count: int) -> Records:
-        """A copy of `count` records of log probabilities, from the one at `index` of the ring on; never past the ring's end.
+    def read_logprobs(self, position: int, count: int) -> Records:
+        """A copy of `count` records of log probabilities from a position on, which is within the words that
+        read_completions returned last; never past the ring's end.
 
         Only those mean something whose words were read, with HAS_LOGPROBS, and whose place was not yet given back by
         FRONT_CQ_HEAD.

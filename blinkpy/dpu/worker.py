@@ -19,15 +19,18 @@ from typing import Any
 
 import uvicorn
 
-from blinkpy.config import Config, ConfigError
+from blinkpy.config import Config, ConfigError, TransportOptions, split_address
 from blinkpy.dpu.app import App
 from blinkpy.dpu.client import EngineClient
 from blinkpy.dpu.connection import Connection
 from blinkpy.dpu.errors import unavailable
+from blinkpy.dpu.handshake import new_owner
 from blinkpy.dpu.metrics import Metrics
 from blinkpy.dpu.queue_pair import QueuePair
+from blinkpy.dpu.rdma import attach_rdma
 from blinkpy.dpu.service import Service
 from blinkpy.dpu.shm import attach_segment
+from blinkpy.dpu.transport import Transport
 
 GRANT_TIMEOUT_S = 1.0
 CONNECT_S = 2.0  # longest wait for the engine's grant before a worker says that it is ready
@@ -39,17 +42,24 @@ logger = logging.getLogger("blinkpy.frontend")
 def shm_connector(name: str, pair: int, engine_timeout_s: float) -> Callable[[], QueuePair]:
     """A function that attaches a queue pair over shared memory, once, or raises."""
 
-    def connect() -> QueuePair:
-        transport = attach_segment(name, pair)
-        try:
-            queue_pair = QueuePair(transport, engine_timeout_s)
-            queue_pair.attach(GRANT_TIMEOUT_S)
-        except BaseException:
-            transport.close()
-            raise
-        return queue_pair
+    return lambda: claim(attach_segment(name, pair), engine_timeout_s)
 
-    return connect
+
+def rdma_connector(options: TransportOptions, owner: int, engine_timeout_s: float) -> Callable[[], QueuePair]:
+    """A function that attaches a queue pair over RDMA, once, or raises. owner: as of blinkpy.dpu.handshake.Hello."""
+    host, port = split_address(options.engine, "engine")
+    return lambda: claim(attach_rdma(host, port, owner, options.rdma_device, options.rdma_gid_index), engine_timeout_s)
+
+
+def claim(transport: Transport, engine_timeout_s: float) -> QueuePair:
+    """An attached queue pair over a transport, which is closed when the engine does not grant it."""
+    try:
+        queue_pair = QueuePair(transport, engine_timeout_s)
+        queue_pair.attach(GRANT_TIMEOUT_S)
+    except BaseException:
+        transport.close()
+        raise
+    return queue_pair
 
 
 class Server(uvicorn.Server):
@@ -111,12 +121,15 @@ def make_server(
     folder: Path,
     metrics_memory: memoryview | None = None,
     on_ready: Callable[[], None] | None = None,
-    connect: Callable[[], QueuePair] | None = None,
+    owner: int = 0,
 ) -> Server:
-    """The server of one worker. connect: another way to the engine than shared memory. Raises ConfigError."""
+    """The server of one worker. owner: who it is to an engine on another machine, 0 for a new one. Raises ConfigError."""
     metrics = Metrics(pair_index, config.frontend.workers, metrics_memory)
-    if connect is None:
-        connect = shm_connector(config.engine.name, pair_index, config.queue.engine_timeout_ms / 1000)
+    timeout_s = config.queue.engine_timeout_ms / 1000
+    if config.transport.transport == "rdma":
+        connect = rdma_connector(config.transport, owner or new_owner(), timeout_s)
+    else:
+        connect = shm_connector(config.engine.name, pair_index, timeout_s)
     service = Service(config, folder, EngineClient(connect, metrics), metrics)
     options = config.frontend
     return Server(App(service, options), options.shutdown_s, options.keep_alive_s, on_ready)
@@ -129,13 +142,14 @@ def run_worker(
     folder: Path,
     metrics_memory: memoryview | None = None,
     on_ready: Callable[[], None] | None = None,
+    owner: int = 0,
 ) -> None:
     """Serve on a listening socket until SIGTERM or SIGINT. folder: the model's, for its tokenizer.
 
     The engine need not be there: until it is, requests are answered 503. Raises ConfigError for a model that the
     front end can't work with.
     """
-    make_server(config, pair_index, folder, metrics_memory, on_ready).run(sockets=[sock])
+    make_server(config, pair_index, folder, metrics_memory, on_ready, owner).run(sockets=[sock])
 
 
 def log_to_stderr(level: str, worker: int) -> None:
@@ -165,7 +179,7 @@ def main() -> int:
     with socket.socket(fileno=orders["listen_fd"]) as sock:
         memory = memoryview(mmap.mmap(orders["metrics_fd"], 0))
         try:
-            run_worker(config, orders["pair"], sock, Path(orders["folder"]), memory, lambda: _report("ready"))
+            run_worker(config, orders["pair"], sock, Path(orders["folder"]), memory, lambda: _report("ready"), orders["owner"])
         except ConfigError as error:
             _report(f"error {error}")
             return 2

@@ -62,15 +62,6 @@ def _numba_cache_in(folder: Path) -> Iterator[None]:
         numba.config.CACHE_DIR = before
 
 
-def cached_njit(function: Callable[..., Any], **options: Any) -> Any:
-    """numba.njit(function, **options), loaded from the cache if these sources were compiled on this machine before."""
-    folder = cache_folder()
-    if folder is None:
-        return njit(**options)(function)
-    with _numba_cache_in(folder):
-        return njit(cache=True, **options)(function)
-
-
 class _KeyedCache(FunctionCache):
     """A cache whose user says what tells one closure from another: Numba compares pickles of what they hold, and those of
     intrinsics differ from process to process."""
@@ -81,6 +72,21 @@ class _KeyedCache(FunctionCache):
 
     def _index_key(self, signature: Any, codegen: Any) -> tuple[Any, ...]:
         return (signature, codegen.magic_tuple(), self._key)
+
+
+def cached_njit(function: Callable[..., Any], key: tuple[Any, ...] | None = None, **options: Any) -> Any:
+    """numba.njit(function, **options), loaded from the cache if these sources were compiled on this machine before.
+
+    key: the constants that a closure is made for, all of them; None lets Numba compare what it holds.
+    """
+    folder = cache_folder()
+    compiled = njit(**options)(function)
+    if folder is not None:
+        with _numba_cache_in(folder):
+            compiled.enable_caching()
+            if key is not None:
+                compiled._cache = _KeyedCache(function, key)
+    return compiled
 
 
 def cached_cfunc(function: Callable[..., Any], signature: Any, key: tuple[Any, ...], **options: Any) -> Any:

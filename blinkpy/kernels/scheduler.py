@@ -22,7 +22,7 @@ from blinkpy.kernels.inbox import poll
 from blinkpy.kernels.intake import intake
 from blinkpy.kernels.njit_cache import cached_njit
 from blinkpy.kernels.plan import plan
-from blinkpy.kernels.policies import Policy, RequestFields, fcfs
+from blinkpy.kernels.policies import SHIPPED, Policy, RequestFields, fcfs
 from blinkpy.kernels.portable import (
     barrier,
     block_sum,
@@ -255,7 +255,8 @@ def make_schedule(policy: Policy = fcfs) -> Callable[..., int]:
 @lru_cache(maxsize=8)
 def compiled_schedule(policy: Policy) -> Any:
     """schedule as an njit function: it takes Tables (kernels/trees.py), and holds no lock of the interpreter."""
-    return cached_njit(make_schedule(policy), nogil=True)
+    shipped = next((name for name, function in SHIPPED.items() if function is policy), None)
+    return cached_njit(make_schedule(policy), None if shipped is None else (shipped,), nogil=True)
 
 
 class Scheduler:

@@ -61,10 +61,14 @@ def test_prefix_caching_can_be_switched_both_ways() -> None:
     assert not parse("serve", "--no-enable-prefix-caching")[0].cache.enable_prefix_caching
 
 
-def test_every_option_is_a_flag_of_serve_with_its_default_and_bounds_in_the_help() -> None:
-    text = " ".join(next(a for a in cli.make_parser()._actions if a.dest == "command").choices["serve"].format_help().split())
-    for _, item in options():
+def test_every_option_is_a_flag_with_its_default_and_bounds_in_the_help() -> None:
+    """Of serve, but for those that connect the halves when they are started by themselves."""
+    commands = next(a for a in cli.make_parser()._actions if a.dest == "command").choices
+    texts = {name: " ".join(command.format_help().split()) for name, command in commands.items()}
+    for section, item in options():
+        text = texts["engine"] + texts["frontend"] if section == "transport" else texts["serve"]
         assert cli.flag(item) in text
+        assert section != "transport" or f"{cli.flag(item)} " not in texts["serve"]
         if item.metadata["low"] is not None:
             assert f"[{item.metadata['low']} to {item.metadata['high']}; default: {item.default}]" in text
         for choice in item.metadata["choices"]:
@@ -124,11 +128,12 @@ def test_wrong_usage_is_one_line_and_exit_code_2(case: str, capsys: pytest.Captu
 
 def test_numbers_at_the_bounds_are_accepted() -> None:
     together = ("slots", "sq_entries", "cq_entries", "page_size", "max_num_seqs", "max_num_batched_tokens")
-    for _, item in options():
+    for section, item in options():
+        command = "engine" if section == "transport" else "serve"
         for bound in (item.metadata["low"], item.metadata["high"]):
             if bound is None or item.name in together:  # those are checked against each other as well
                 continue
-            config, _ = parse("serve", cli.flag(item), str(option_type(item)(bound)))
+            config, _ = parse(command, cli.flag(item), str(option_type(item)(bound)))
             assert bound in [getattr(getattr(config, s), i.name) for s, i in options() if i.name == item.name]
 
 

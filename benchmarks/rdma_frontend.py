@@ -1,0 +1,229 @@
+"""CPU time of a front end over RDMA, without HTTP and tokenization, and without a network card.
+
+    python -m benchmarks.rdma_frontend
+
+The transport runs as it is; the verbs below it go to a stand-in in plain Python that copies the bytes at once, so what is
+measured includes the stand-in's calls and copies, where pyverbs makes one call into C each: an upper bound, but for what a
+driver does in those calls. One request at a time:
+
+    submit_N    QueuePair.submit of a prompt of N tokens, page hashes included
+    news        QueuePair.poll that returns the request's only completion
+    nothing     QueuePair.poll that finds none
+    request_N   submit_N and the look with news
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import secrets
+import sys
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.common import Run, check, main, parser
+from benchmarks.distribution import describe
+from blinkpy.dpu import rdma, send_queue
+from blinkpy.dpu.handshake import Region, Welcome
+from blinkpy.dpu.queue_pair import QueuePair
+from blinkpy.dpu.rdma import DEPTH, RdmaTransport
+from blinkpy.dpu.sampling import Sampling
+from blinkpy.dpu.shm import Segment, create_segment
+from blinkpy.dpu.verbs import INLINE_WANTED, Endpoint
+from blinkpy.queues import (
+    BLOCK_WORDS,
+    ENGINE_HEARTBEAT,
+    ENGINE_STATE,
+    FINISH_LENGTH,
+    HAS_TOKEN,
+    HEADER,
+    PAIR_ATTACHED,
+    PAIR_CQ_TAIL,
+    PAIR_EPOCH,
+    PAIR_SQ_HEAD,
+    STATE_READY,
+    TOKEN_MASK,
+    WORD_PROMPT_OFFSET,
+    EngineFacts,
+    QueueSizes,
+    lap_of,
+    pack_completion,
+)
+
+TARGET_US = 50.0
+SIZES = QueueSizes(pairs=1, slots=256, sq_entries=256, cq_entries=8192, prompt_tokens=1 << 16, hash_entries=1 << 12)
+FACTS = EngineFacts(1, 65_537, 131_071, 8192, 4096, 16, 1 << 14, 256, 3_600_000)
+PROMPTS = (32, 128, 1024, 4096)  # tokens
+TARGET_PROMPT = 128
+FLAGS = HAS_TOKEN | FINISH_LENGTH
+HEARTBEAT_EVERY = 100  # requests
+
+
+class Card:
+    """Stands in for a network card and its driver: pyverbs' queue pair and completion queue. What is posted is done at once."""
+
+    def __init__(self) -> None:
+        self.qp = self.cq = self
+        self.inline = INLINE_WANTED
+        self.wr_id = self.wr_flags = 0
+        self._read, self._remote, self._done = False, 0, list[Any]()
+
+    def wr_start(self) -> None:
+        pass
+
+    def wr_rdma_read(self, rkey: int, remote: int) -> None:
+        self._read, self._remote = True, remote
+
+    def wr_rdma_write(self, rkey: int, remote: int) -> None:
+        self._read, self._remote = False, remote
+
+    def wr_set_inline_data(self, address: int, length: int) -> None:
+        self._move(address, length)
+
+    def wr_set_sge(self, sge: Any) -> None:
+        self._move(sge.addr, sge.length)
+
+    def _move(self, local: int, length: int) -> None:
+        ctypes.memmove(*((local, self._remote) if self._read else (self._remote, local)), length)
+        if self.wr_flags & 1:
+            self._done.append(SimpleNamespace(status=0, wr_id=self.wr_id))
+
+    def wr_complete(self) -> None:
+        pass
+
+    def poll(self, most: int) -> tuple[int, list[Any]]:
+        done, self._done = self._done, []
+        return len(done), done
+
+    def register(self, address: int, length: int, access: int) -> Any:
+        return SimpleNamespace(lkey=1)
+
+    def close(self) -> None:
+        pass
+
+
+def stand_in() -> Card:
+    """A card, and constants and modules of pyverbs that suit it."""
+    values = dict.fromkeys(send_queue.REASONS, -1)
+    values |= {"IBV_SEND_SIGNALED": 1, "IBV_SEND_INLINE": 2, "IBV_WC_SUCCESS": 0, "IBV_ACCESS_LOCAL_WRITE": 1}
+    constants = SimpleNamespace(**values)
+    modules: dict[str, Any] = {
+        "wr": SimpleNamespace(SGE=lambda a, b, c: SimpleNamespace(addr=a, length=b, lkey=c)),
+        "pyverbs_error": SimpleNamespace(PyverbsError=RuntimeError),
+    }
+    for target, name, value in (
+        (send_queue, "module", modules.__getitem__),
+        (send_queue, "constants", lambda: constants),
+        (rdma, "constants", lambda: constants),
+    ):
+        setattr(target, name, value)
+    return Card()
+
+
+def connect(segment: Segment) -> RdmaTransport:
+    """A transport to a segment of this process."""
+    card, layout = stand_in(), segment.layout
+    base = int(np.frombuffer(segment.buffer, np.uint8).ctypes.data)
+    regions = (
+        Region(base + layout.engine_words, 1, 2 * BLOCK_WORDS * 8),
+        Region(base + layout.front(0), 2, layout.front_bytes),
+        Region(base + layout.back(0), 3, layout.back_bytes),
+    )
+    welcome = Welcome(bytes(segment.buffer[: HEADER.itemsize]), 0, Endpoint(0, 0, "::1", 0, 5, 16), *regions)
+    transport = RdmaTransport(card, card, DEPTH, welcome)  # type: ignore[arg-type]
+    transport.first_look(1.0)
+    return transport
+
+
+class Answers:
+    """The engine's side: grants the pair, and answers each request with one completion; outside of what is measured."""
+
+    def __init__(self, segment: Segment):
+        self._views, self._made = segment.views(), 0
+        self._views.engine[ENGINE_STATE] = STATE_READY
+
+    def grant(self) -> None:
+        """What the front end is going to ask for."""
+        self._views.pair[0, PAIR_EPOCH] = self._views.pair[0, PAIR_ATTACHED] = 1
+
+    def one(self, slot: int, prompt: NDArray[np.int32]) -> None:
+        entry = self._views.sq[0, self._made % SIZES.sq_entries]
+        start = int(entry[WORD_PROMPT_OFFSET])
+        check(bool((self._views.prompt[0, start : start + len(prompt)] == prompt).all()), "another prompt came")
+        token, size = self._made & TOKEN_MASK, SIZES.cq_entries
+        self._views.cq[0, self._made % size] = pack_completion(slot, token, FLAGS, lap_of(self._made, size))
+        self._made += 1
+        self._views.engine[ENGINE_HEARTBEAT] += 1
+        self._views.pair[0, PAIR_SQ_HEAD] = self._views.pair[0, PAIR_CQ_TAIL] = self._made
+
+
+def measure(options: argparse.Namespace, run: Run) -> dict[str, Any]:
+    rng = np.random.default_rng(options.seed)
+    segment = create_segment(f"serve-benchmark-{secrets.token_hex(6)}", SIZES, FACTS)
+    parts: dict[str, list[float]] = {}
+    clock, sampling = time.thread_time_ns, Sampling(max_tokens=1, seed=1)
+    gc.disable()
+    try:
+        answers = Answers(segment)
+        pair = QueuePair(connect(segment))
+        answers.grant()
+        pair.attach(1.0)
+        for round_ in range(options.rounds + 1):  # the first is for warming up
+            run.progress("requests", round_, options.rounds)
+            for length in PROMPTS:
+                prompts = rng.integers(0, FACTS.vocab_size, (options.count, length), dtype=np.int32)
+                for number, prompt in enumerate(prompts):
+                    began = clock()
+                    request = pair.submit(prompt, sampling)
+                    submitted = clock()
+                    check(not pair.poll(), "news before there was any")
+                    looked = clock()
+                    answers.one(request.slot, prompt)
+                    answered = clock()
+                    events = pair.poll()
+                    ended = clock()
+                    check(len(events) == 1 and events[0][0] is request, "another completion came")
+                    if round_:
+                        times = {f"submit_{length}": submitted - began, "nothing": looked - submitted, "news": ended - answered}
+                        times[f"request_{length}"] = times[f"submit_{length}"] + times["news"]
+                        for name, value in times.items():
+                            parts.setdefault(name, []).append(value / 1000)
+                    if number % HEARTBEAT_EVERY == 0:
+                        pair.heartbeat()
+                        pair.check()
+            gc.collect()
+    finally:
+        gc.enable()
+        segment.close()
+    return {name: describe(times, "us") for name, times in sorted(parts.items())}
+
+
+def benchmark(options: argparse.Namespace) -> None:
+    run = Run("rdma_frontend", options)
+    if options.smoke:
+        options.rounds, options.count = 1, 100
+    results = measure(options, run)
+    what = f"CPU of a request of {TARGET_PROMPT} tokens and one completion, median"
+    run.target(what, results[f"request_{TARGET_PROMPT}"]["p50"]["value"], TARGET_US, "us")
+    run.write(
+        """CPU time of the thread (CLOCK_THREAD_CPUTIME_ID), one request in flight at a time, everything in one process; verbs go
+        to a stand-in in Python that copies at once. Every prompt and completion is compared. Names as in the module's text.""",
+        results,
+    )
+
+
+def options() -> argparse.Namespace:
+    result = parser("rdma_frontend", "CPU time of a front end over RDMA, with a stand-in for the network card.")
+    result.add_argument("--rounds", type=int, default=10, help="rounds, in each of which every length is measured")
+    result.add_argument("--count", type=int, default=1000, help="requests of one length in a round")
+    result.add_argument("--seed", type=int, default=1, help="of the prompts")
+    return result.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main(benchmark, options()))

@@ -1,0 +1,153 @@
+"""`blinkpy doctor`: what this machine has for a front end or an engine over RDMA, and what to do where something is missing.
+
+Nothing is changed, and nothing but NumPy is needed: the NVIDIA driver is asked through its own library.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from blinkpy.config import Config
+from blinkpy.dpu.fence import FenceError, store_fence
+from blinkpy.dpu.transport import TransportError
+from blinkpy.dpu.verbs import INLINE_LEAST, Port, QueuePairEnd, device_names
+
+OK, NOTE, BAD = "ok", "note", "BAD"  # NOTE: missing, and needed only on some machines
+LOCKED_LEAST = 64 << 20  # bytes of memory that an engine or a worker registers, roughly
+DMABUF_KERNEL = (5, 12)
+MTU_BYTES = {1: 256, 2: 512, 3: 1024, 4: 2048, 5: 4096}
+MTU_GOOD = 4096
+
+# CUdevice_attribute of the driver's API.
+GPU_DIRECT_RDMA_SUPPORTED, WRITES_ORDERING, DMA_BUF_SUPPORTED = 116, 118, 124
+ORDERED_FOR_OWNER = 100  # CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER
+
+
+class Finding(NamedTuple):
+    """One thing that was looked at. text: what was found and, where it is not fine, what to do."""
+
+    state: str
+    what: str
+    text: str
+
+
+def doctor(config: Config) -> int:
+    """Print the findings; exit code 1 when something is bad."""
+    options = config.transport
+    bad = 0
+    for finding in (*front_end(options.rdma_device, options.rdma_gid_index), *engine()):
+        bad += finding.state == BAD
+        print(f"{finding.state:5} {finding.what:18} {finding.text}", flush=True)
+    print(f"\n{'Not ready for --transport rdma.' if bad else 'Ready for --transport rdma.'}")
+    return 1 if bad else 0
+
+
+# ---- what front ends and engines need ------------------------------------------------------------------------------------
+
+
+def front_end(device: str, gid_index: int) -> Iterator[Finding]:
+    yield Finding(OK, "machine", f"{platform.machine()}, Linux {platform.release()}, Python {platform.python_version()}")
+    try:
+        store_fence()
+        yield Finding(OK, "memory fence", "stores can be ordered")
+    except FenceError as error:
+        yield Finding(NOTE, "memory fence", f"{error}; needed for front ends on the engine's own machine alone")
+    yield locked_memory(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0])
+    try:
+        names = device_names()
+    except TransportError as error:
+        yield Finding(BAD, "verbs", str(error))
+        return
+    yield Finding(OK, "verbs", f"RDMA devices: {', '.join(names) or 'none'}")
+    try:
+        port = Port(device, gid_index)
+    except TransportError as error:
+        yield Finding(BAD, "RDMA port", str(error))
+        return
+    try:
+        yield from port_findings(port)
+    finally:
+        port.close()
+
+
+def locked_memory(limit: int) -> Finding:
+    if limit == resource.RLIM_INFINITY or os.geteuid() == 0 or limit >= LOCKED_LEAST:
+        return Finding(OK, "locked memory", "no limit that matters")
+    text = f"only {limit >> 20} MiB may be locked: LimitMEMLOCK=infinity in the systemd unit, or `ulimit -l unlimited`"
+    return Finding(BAD, "locked memory", text)
+
+
+def port_findings(port: Port) -> Iterator[Finding]:
+    kind = "Ethernet (RoCE)" if port.ethernet else "InfiniBand"
+    yield Finding(OK, "RDMA port", f"{port.name} port {port.number}, {kind}, active")
+    listed = ", ".join(f"{index}: {gid} ({kind})" for index, gid, kind in port.gids())
+    chosen = f"{port.gid_index} ({port.gid_kind}) of {listed}"
+    if port.gid_kind == "RoCE v1":
+        yield Finding(BAD, "GID", f"{chosen}: RoCE v1 is not routed; give the interface an IP address")
+    else:
+        yield Finding(OK, "GID", chosen)
+    mtu = MTU_BYTES.get(port.mtu, 0)
+    advice = "" if mtu >= MTU_GOOD else f"; with an interface MTU of 4200 or more it would be {MTU_GOOD}"
+    yield Finding(OK if mtu >= MTU_GOOD else NOTE, "MTU", f"{mtu} bytes{advice}")
+    try:
+        end = QueuePairEnd(port, depth=16)
+    except TransportError as error:
+        yield Finding(BAD, "queue pair", f"{error}: the driver needs ibv_wr_* and {INLINE_LEAST} bytes inline, as mlx5 has them")
+        return
+    yield Finding(OK, "queue pair", f"{end.inline} bytes inline, {port.reads} reads at once")
+    end.close()
+
+
+# ---- what an engine on a GPU needs ---------------------------------------------------------------------------------------
+
+
+def engine() -> Iterator[Finding]:
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        yield Finding(NOTE, "GPU", "no NVIDIA driver: fine for a DPU, and for engines on the CPU")
+        return
+    device, count = ctypes.c_int(), ctypes.c_int()
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
+        yield Finding(NOTE, "GPU", "the NVIDIA driver finds no GPU")
+        return
+    driver.cuDeviceGet(ctypes.byref(device), 0)
+
+    def attribute(number: int) -> int:
+        value = ctypes.c_int()
+        return 0 if driver.cuDeviceGetAttribute(ctypes.byref(value), number, device) else value.value
+
+    modules = Path("/sys/module")
+    yield from gpu_findings(
+        attribute(GPU_DIRECT_RDMA_SUPPORTED),
+        attribute(DMA_BUF_SUPPORTED),
+        attribute(WRITES_ORDERING),
+        (modules / "nvidia_peermem").exists(),
+        platform.release(),
+    )
+
+
+def gpu_findings(rdma: int, dmabuf: int, ordering: int, peer_memory: bool, release: str) -> Iterator[Finding]:
+    """From the driver's attributes. Queues in host memory work without any of it, so nothing here is BAD."""
+    kernel = tuple(int(part) for part in release.split("-")[0].split(".")[:2] if part.isdigit())
+    if not rdma:
+        yield Finding(NOTE, "GPUDirect RDMA", "this GPU or its driver can't be reached by network cards; host memory is used")
+        return
+    if dmabuf and kernel >= DMABUF_KERNEL:
+        yield Finding(OK, "GPU memory", "dma-buf")
+    elif peer_memory:
+        yield Finding(OK, "GPU memory", "peer-memory (nvidia-peermem)")
+    else:
+        text = "neither dma-buf (NVIDIA's open kernel modules, Linux 5.12) nor peer-memory: modprobe nvidia-peermem"
+        yield Finding(NOTE, "GPU memory", text)
+    if ordering >= ORDERED_FOR_OWNER:
+        yield Finding(OK, "GPU write order", "the GPU sees a network card's writes in order, without a flush")
+    else:
+        text = "writes of a network card to GPU memory would need a flush before they are seen: keep the queues in host memory"
+        yield Finding(NOTE, "GPU write order", text)

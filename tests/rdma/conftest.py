@@ -1,0 +1,15 @@
+"""These tests need an RDMA device; `make test-rdma` runs them in a virtual machine that has one."""
+
+from __future__ import annotations
+
+import pytest
+
+from blinkpy.dpu.transport import TransportError
+from blinkpy.dpu.verbs import Port
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    try:
+        Port().close()
+    except TransportError as error:
+        pytest.exit(f"tests/rdma: {error}. `make test-rdma` runs them on any machine.", returncode=2)

@@ -1,0 +1,148 @@
+"""Engines and front ends as processes of their own, started by the commands that people use."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+
+ROOT = Path(__file__).parents[2]
+START_S = 150.0  # the emulation is slow
+ADDRESS = re.compile(r"--engine (\S+:\d+)")
+URL = re.compile(r"on (http://\S+) ")
+
+
+class Command:
+    """A running blinkpy command. said: its lines, of both outputs, so far."""
+
+    def __init__(self, *arguments: str):
+        self.said: list[str] = []
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "blinkpy", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=ROOT,
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.said.append(line)
+
+    def find(self, pattern: re.Pattern[str], timeout_s: float = START_S) -> re.Match[str]:
+        """Wait for a line."""
+        found: list[re.Match[str]] = []
+
+        def look() -> bool:
+            found.extend(match for line in list(self.said) if (match := pattern.search(line)))
+            return bool(found) or self._process.poll() is not None
+
+        wait_until(look, timeout_s, lambda: f"{pattern.pattern!r} in {self.said}")
+        assert found, "".join(self.said)
+        return found[0]
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def wait(self, timeout_s: float) -> int:
+        """The exit code of a command that ends by itself, once all that it said is there."""
+        code = self._process.wait(timeout_s)
+        self._reader.join(timeout_s)
+        return code
+
+    def kill(self) -> None:
+        """End it and all that it started, without a chance to tidy up."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def send(self, number: int) -> None:
+        """A signal to it and all that it started."""
+        os.killpg(self.pid, number)
+
+    def end(self, timeout_s: float = 20.0) -> int:
+        """End it in order; the exit code."""
+        self._process.terminate()
+        try:
+            return self._process.wait(timeout_s)
+        finally:
+            self.kill()
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float, what: Callable[[], str] | str) -> float:
+    """Seconds until the condition held."""
+    began = time.monotonic()
+    while not condition():
+        missed = time.monotonic() - began > timeout_s
+        assert not missed, f"not within {timeout_s:g} s: {what() if callable(what) else what}"
+        time.sleep(0.01)
+    return time.monotonic() - began
+
+
+def free_address() -> str:
+    """HOST:PORT of a port that is free now."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+@contextlib.contextmanager
+def engine(*options: str, listen: str = "127.0.0.1:0") -> Iterator[tuple[Command, tuple[str, ...]]]:
+    """An engine, and the options with which front ends find it."""
+    command = Command("engine", "--transport", "rdma", "--listen", listen, *options)
+    try:
+        yield command, ("--transport", "rdma", "--engine", command.find(ADDRESS)[1])
+    finally:
+        command.end()
+
+
+@contextlib.contextmanager
+def frontend(*options: str) -> Iterator[tuple[Command, httpx.Client]]:
+    """A front end on a free port, and a client for it."""
+    command = Command("frontend", "--port", "0", *options)
+    try:
+        url = command.find(URL)[1]
+        with httpx.Client(base_url=url, timeout=60) as client:
+            yield command, client
+    finally:
+        command.end()
+
+
+@contextlib.contextmanager
+def both_ways(engine_options: tuple[str, ...], frontend_options: tuple[str, ...]) -> Iterator[dict[str, httpx.Client]]:
+    """An engine and a front end over shared memory, and others over RDMA, by transport; all of them start at the same time."""
+    address, name = free_address(), f"test-{secrets.token_hex(4)}"
+    ways = {
+        "shm": (("--name", name), ("--name", name)),
+        "rdma": (
+            ("--transport", "rdma", "--listen", address, "--name", name + "r"),
+            ("--transport", "rdma", "--engine", address),
+        ),
+    }
+    engines = [Command("engine", *own, *engine_options) for own, _ in ways.values()]
+    fronts = {way: Command("frontend", "--port", "0", *own, *frontend_options) for way, (_, own) in ways.items()}
+    try:
+        with contextlib.ExitStack() as stack:
+            clients = {}
+            for way, command in fronts.items():
+                clients[way] = stack.enter_context(httpx.Client(base_url=command.find(URL)[1], timeout=120))
+                wait_until(lambda client=clients[way]: client.get("/health").status_code == 200, START_S, f"engine over {way}")
+            yield clients
+    finally:
+        for command in (*fronts.values(), *engines):
+            command.end()

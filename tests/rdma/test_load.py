@@ -1,0 +1,104 @@
+"""Two front ends at once against the real scheduler: 10,000 requests of random lengths, some of them cancelled."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from typing import Any
+
+import numpy as np
+from rdma.processes import engine
+
+from blinkpy import queues
+from blinkpy.config import split_address
+from blinkpy.dpu.handshake import new_owner
+from blinkpy.dpu.queue_pair import Busy, InFlight, QueuePair
+from blinkpy.dpu.rdma import attach_rdma
+from blinkpy.dpu.sampling import Sampling
+
+FRONT_ENDS, REQUESTS = 2, 5000
+LIMIT_S = 150.0
+CANCELLED = 0.15  # share of the requests
+OPTIONS = ("--device", "null", "--workers", str(FRONT_ENDS), "--slots", "128", "--cq-entries", "512", "--max-model-len", "512")
+
+
+def expected(seed: int, prompt: int, count: int, vocab: int) -> list[int]:
+    """What the null engine answers: a token for each position, of all but the first sixteenth of the vocabulary."""
+    prime, low, tokens = 2**31 - 1, vocab // 16, []
+    for position in range(prompt, prompt + count):
+        mixed = (seed % prime * 48271 + position * 69621 + 1) % prime
+        mixed = mixed * 48271 % prime
+        tokens.append(low + mixed * 69621 % prime % (vocab - low))
+    return tokens
+
+
+def front_end(address: str, seed: int, result: Any) -> None:
+    """Send requests as fast as there is room, check each answer, and report (problems, cancelled, seconds)."""
+    rng = np.random.default_rng(seed)
+    pair = QueuePair(attach_rdma(*split_address(address, "engine"), new_owner()), 20.0)
+    pair.attach(10)
+    vocab, problems, cancelled, sent = pair.facts.vocab_size, list[str](), 0, 0
+    answers: dict[InFlight, list[int]] = {}
+    began = beaten = time.monotonic()
+    while (sent < REQUESTS or pair.in_flight) and not problems:
+        while sent < REQUESTS and pair.free_slots:
+            prompt = rng.integers(0, vocab, int(rng.integers(1, 300)), dtype=np.int32)
+            sampling = Sampling(max_tokens=int(rng.integers(1, 12)), seed=int(rng.integers(0, 2**31)))
+            try:
+                answers[pair.submit(prompt, sampling, (len(prompt), sampling))] = []
+            except Busy:
+                break
+            sent += 1
+        for request, token, flags in pair.poll():
+            length, sampling = request.owner
+            if request not in answers:
+                problems.append(f"a completion after the end of {request.request_id}")
+                continue
+            if flags & queues.HAS_TOKEN:
+                answers[request].append(token)
+            finish = flags & queues.FINISH_MASK
+            if finish:
+                got, wanted = answers.pop(request), expected(sampling.seed, length, sampling.max_tokens, vocab)
+                if finish == queues.FINISH_CANCELLED:
+                    cancelled += 1
+                    wanted = wanted[: len(got)] if request.cancelled else []
+                elif finish != queues.FINISH_LENGTH:
+                    problems.append(f"ended with {finish}")
+                if got != wanted:
+                    problems.append(f"{got} instead of {wanted}")
+        for request in [r for r in answers if not r.cancelled and rng.random() < CANCELLED / 20]:
+            pair.cancel(request)
+        now = time.monotonic()
+        if now - beaten > 0.1:
+            beaten = now
+            pair.heartbeat()
+            pair.check()
+        if now - began > LIMIT_S:
+            problems.append(f"{len(answers)} requests did not end in {LIMIT_S:g} s; {sent} were sent")
+    if pair.stray_completions:
+        problems.append(f"{pair.stray_completions} completions for slots without a request")
+    words = pair.transport.read_engine()
+    time.sleep(0.3)
+    words = pair.transport.read_engine()
+    result.send((problems[:5], cancelled, time.monotonic() - began, words[queues.COUNTER["integrity_errors"]]))
+    pair.close()
+
+
+def test_nothing_is_lost_repeated_or_reordered(seed) -> None:
+    context = multiprocessing.get_context("spawn")
+    with engine(*OPTIONS) as (command, way):
+        ends = []
+        for i in range(FRONT_ENDS):
+            here, there = context.Pipe()
+            process = context.Process(target=front_end, args=(way[-1], seed + i, there), daemon=True)
+            process.start()
+            ends.append((here, process))
+        for here, process in ends:
+            assert here.poll(LIMIT_S + 60), "a front end is silent"
+            problems, cancelled, seconds, integrity = here.recv()
+            print(f"{REQUESTS} requests, {cancelled} of them cancelled, in {seconds:.1f} s")
+            assert problems == []
+            assert integrity == 0
+            assert cancelled > 0
+            process.join(20)
+        assert command.end() == 0, "".join(command.said)  # the engine looks at its whole state while idle, and at the end

@@ -1,0 +1,320 @@
+"""The RDMA transport and the engine's door, against an engine in plain Python: contents, counts, rights, faults, room."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from fake_engine import FACTS, FakeEngine, running
+
+from blinkpy import queues
+from blinkpy.dpu.handshake import Hello, new_owner
+from blinkpy.dpu.queue_pair import Busy, EngineLost, InFlight, QueuePair
+from blinkpy.dpu.rdma import RdmaTransport, attach_rdma
+from blinkpy.dpu.sampling import Sampling
+from blinkpy.dpu.transport import TransportError
+from blinkpy.dpu.verbs import Endpoint, Port
+from blinkpy.rdma_listener import RdmaListener
+
+SIZES = queues.QueueSizes(pairs=2, slots=32, sq_entries=32, cq_entries=256, prompt_tokens=1 << 16, hash_entries=1 << 12)
+BIG = FACTS._replace(max_model_len=8192, page_size=16, num_pages=1 << 14, lease_ms=1000)
+NOTICED_S = 10.0  # longest time until a fault is noticed; the emulation is slow, and retries take half a second
+
+
+class Fabric:
+    """An engine in plain Python behind a listener, and the transports that were attached to it."""
+
+    def __init__(self, engine: FakeEngine, listener: RdmaListener):
+        self.engine, self.listener, self.transports = engine, listener, list[RdmaTransport]()
+
+    def transport(self, owner: int = 0) -> RdmaTransport:
+        made = attach_rdma(*self.listener.address, owner or new_owner())
+        self.transports.append(made)
+        return made
+
+    def pair(self, owner: int = 0) -> QueuePair:
+        pair = QueuePair(self.transport(owner))
+        pair.attach(10)
+        return pair
+
+
+@contextlib.contextmanager
+def weaving(sizes: queues.QueueSizes = SIZES, facts: queues.EngineFacts = BIG) -> Iterator[Fabric]:
+    with running(sizes=sizes, facts=facts, step_s=0.001) as engine:
+        listener = RdmaListener("127.0.0.1", 0)
+        fabric = Fabric(engine, listener)
+        try:
+            listener.start(engine.segment)
+            yield fabric
+        finally:
+            for transport in fabric.transports:
+                transport.close()
+            listener.close()
+
+
+@pytest.fixture
+def fabric() -> Iterator[Fabric]:
+    with weaving() as made:
+        yield made
+
+
+def wait(condition: Callable[[], bool], timeout_s: float = NOTICED_S) -> float:
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < timeout_s, "it did not happen in time"
+        time.sleep(0.001)
+    return time.monotonic() - began
+
+
+def drain(pair: QueuePair, timeout_s: float = 60.0) -> dict[InFlight, list[tuple[int, int]]]:
+    got: dict[InFlight, list[tuple[int, int]]] = {}
+    deadline = time.monotonic() + timeout_s
+    while pair.in_flight:
+        assert time.monotonic() < deadline, f"still in flight: {pair.in_flight}"
+        for request, token, flags in pair.poll():
+            got.setdefault(request, []).append((token, flags))
+        time.sleep(0.0005)
+    return got
+
+
+def test_prompts_hashes_tokens_and_log_probabilities_arrive(fabric, rng) -> None:
+    """More completions than the ring has places, with and without records, from prompts of all lengths."""
+    pair, engine = fabric.pair(), fabric.engine
+    wanted = {}
+    for turn in range(6):
+        for _ in range(12):
+            prompt = rng.integers(0, FACTS.vocab_size, int(rng.choice([1, 15, 16, 100, 4096])), dtype=np.int32)
+            asked = int(rng.choice([-1, 0, 5]))
+            sampling = Sampling(max_tokens=int(rng.integers(1, 12)), logprobs=asked)
+            wanted[pair.submit(prompt, sampling, prompt)] = sampling
+        if turn % 2:
+            pair.heartbeat()
+            pair.check()
+        got = drain(pair)
+        for request, tokens in got.items():
+            sampling, prompt = wanted.pop(request), request.owner
+            expected = [int(prompt[i % len(prompt)]) for i in range(sampling.max_tokens)]
+            assert [token for token, _ in tokens] == expected
+            assert len(request.records) == (sampling.max_tokens if sampling.logprobs >= 0 else 0)
+            for token, record in zip(expected, request.records, strict=False):
+                assert record == list(zip(*engine.likely(token), strict=True))
+    assert not wanted
+    multipliers = (BIG.hash_multiplier_1, BIG.hash_multiplier_2)
+    for request in engine.submitted:
+        taken = np.array(request.prompt, np.int32)
+        assert request.hashes == queues.page_hashes(taken, BIG.page_size, multipliers).tolist()
+    assert pair.stray_completions == 0
+
+
+def test_a_request_costs_four_verbs_and_a_look_one(fabric, rng) -> None:
+    pair = fabric.pair()
+    queue = pair.transport.queue
+    refreshes, count = 0, 60
+    for _ in range(count):
+        prompt = rng.integers(0, FACTS.vocab_size, int(rng.integers(1, 4097)), dtype=np.int32)
+        posted, reads, batches = queue.posted, queue.reads, queue.batches
+        pair.submit(prompt, Sampling(max_tokens=3))
+        refreshes += queue.reads - reads
+        assert queue.posted - posted - (queue.reads - reads) <= 4
+        assert queue.batches - batches <= 1 + queue.reads - reads
+        posted, looks = queue.posted, pair.transport.looks
+        while pair.in_flight:
+            pair.poll()
+            time.sleep(0.001)
+        assert queue.posted - posted <= pair.transport.looks - looks
+    assert refreshes <= count / 4, "reads of the engine's position, before the arena may seem full"
+
+
+def test_a_look_without_news_costs_one_read(fabric) -> None:
+    pair = fabric.pair()
+    queue = pair.transport.queue
+    posted = queue.posted
+    for _ in range(50):
+        assert pair.poll() == []
+        time.sleep(0.001)
+    assert 25 <= queue.posted - posted <= 50
+
+
+FORBIDDEN = {
+    "write to the engine's region": lambda w, o: (False, w.back, 0),
+    "write to the engine's words": lambda w, o: (False, w.engine, 0),
+    "read of the front end's own region": lambda w, o: (True, w.front, 0),
+    "write past the end": lambda w, o: (False, w.front, w.front.length - 4),
+    "read past the end": lambda w, o: (True, w.back, w.back.length - 4),
+    "read before the start": lambda w, o: (True, w.engine, -8),
+    "wrong key": lambda w, o: (False, w.front._replace(rkey=w.front.rkey ^ 0x55), 0),
+    "another front end's key": lambda w, o: (False, o.front, 0),
+}
+
+
+@pytest.mark.parametrize("case", FORBIDDEN)
+def test_a_front_end_reaches_its_own_queues_and_nothing_else(fabric, case) -> None:
+    other, bad = fabric.pair(), fabric.transport()
+    memory = bytes(fabric.engine.segment.buffer[fabric.engine.segment.layout.front(0) :][: SIZES.slots * 128])
+    read, region, offset = FORBIDDEN[case](bad._welcome, other.transport._welcome)
+    bad._words[0] = 0x0DDBA11
+    local = bad._landing.address if read else bad._copy.address
+    piece = read, local, 8, region.address + offset, region.rkey
+    bad.queue.post([piece], bad._landing_key if read else bad._copy_key, 0)
+    with pytest.raises(TransportError, match="RDMA failed"):
+        wait(lambda: bad.queue.reap() == [0])
+    with pytest.raises(TransportError, match="RDMA failed"):
+        bad.read_engine_state()
+    with pytest.raises(TransportError, match="RDMA failed"):
+        bad.ring(1 << 32)
+    now = bytes(fabric.engine.segment.buffer[fabric.engine.segment.layout.front(0) :][: SIZES.slots * 128])
+    assert now[32:] == memory[32:]  # the other's heartbeat may have changed, nothing else
+    other.submit(np.arange(1, 9, dtype=np.int32), Sampling(max_tokens=2))
+    assert [len(tokens) for tokens in drain(other).values()] == [2]
+
+
+def test_what_an_old_epoch_writes_changes_nothing(fabric) -> None:
+    """A front end that was silent beyond its lease wakes up: first its pair is only fenced, then it is another's."""
+    old = fabric.pair()
+    engine, owner = fabric.engine, new_owner()
+    other = fabric.pair()
+    prompt = np.arange(1, 20, dtype=np.int32)
+    beat = wait(lambda: other.heartbeat() or engine.fences == 1)
+    assert beat < 3 * BIG.lease_ms / 1000
+    taken = len(engine.submitted)
+    old.submit(prompt, Sampling(max_tokens=3))  # it does not know yet
+    old.poll()
+    time.sleep(0.1)
+    assert len(engine.submitted) == taken
+    assert engine.views.engine[queues.COUNTER["requests_accepted"]] == taken
+
+    def fenced() -> bool:
+        old.check()
+        return False
+
+    with pytest.raises(EngineLost, match="was fenced"):
+        wait(fenced)
+    new = fabric.pair(owner)  # the first pair, which has no living owner
+    assert new.transport.pair == old.transport.pair
+    assert new.epoch == old.epoch + 1
+
+    def refused() -> bool:
+        old.transport.write_word(queues.FRONT_HEARTBEAT, 1 << 40)
+        return False
+
+    with pytest.raises(TransportError, match="RDMA failed"):
+        wait(refused)
+    new.submit(prompt, Sampling(max_tokens=4))
+    assert [len(tokens) for tokens in drain(new).values()] == [4]
+
+
+def test_pairs_go_to_their_owners_and_then_to_who_asks(fabric) -> None:
+    owner = new_owner()
+    first, second = fabric.pair(owner), fabric.pair()
+    assert {first.transport.pair, second.transport.pair} == {0, 1}
+    with pytest.raises(TransportError, match="all 2 queue pairs are in use"):
+        fabric.transport()
+    again = fabric.pair(owner)  # its successor does not wait for the lease
+    assert (again.transport.pair, again.epoch) == (first.transport.pair, first.epoch + 1)
+    again.submit(np.arange(1, 5, dtype=np.int32), Sampling(max_tokens=1))
+    assert len(drain(again)) == 1
+
+
+def test_a_full_submission_ring_is_busy_and_drains(fabric) -> None:
+    pair, engine = fabric.pair(), fabric.engine
+    engine.consume_nothing = True
+    for _ in range(SIZES.slots):
+        pair.submit(np.arange(1, 5, dtype=np.int32), Sampling(max_tokens=2))
+    with pytest.raises(Busy):
+        pair.submit(np.arange(1, 5, dtype=np.int32), Sampling(max_tokens=2))
+    engine.consume_nothing = False
+    assert [len(tokens) for tokens in drain(pair).values()] == [2] * SIZES.slots
+
+
+def test_a_full_completion_ring_loses_nothing(fabric, rng) -> None:
+    """A reader that sleeps holds up its own requests; afterwards each token is there, once and in order."""
+    pair, engine = fabric.pair(), fabric.engine
+    prompts = [rng.integers(0, FACTS.vocab_size, 40, dtype=np.int32) for _ in range(SIZES.slots)]
+    requests = [pair.submit(prompt, Sampling(max_tokens=20)) for prompt in prompts]  # 640 tokens, 256 places
+    wait(lambda: engine.stalls > 0)
+    got = drain(pair)
+    for request, prompt in zip(requests, prompts, strict=True):
+        assert [token for token, _ in got[request]] == prompt[:20].tolist()
+
+
+def test_cancelled_requests_end_and_leave_their_slots(fabric) -> None:
+    pair, engine = fabric.pair(), fabric.engine
+    engine.hold = True
+    requests = [pair.submit(np.arange(1, 5, dtype=np.int32), Sampling(max_tokens=50)) for _ in range(10)]
+    for request in requests:
+        pair.cancel(request)
+    got = drain(pair)
+    assert all(got[request][-1][1] & queues.FINISH_MASK == queues.FINISH_CANCELLED for request in requests)
+
+
+def test_an_engine_that_goes_is_noticed() -> None:
+    with weaving() as fabric:
+        pair = fabric.pair()
+        pair.submit(np.arange(1, 5, dtype=np.int32), Sampling(max_tokens=5000))
+        fabric.listener.close()  # as when its process dies: the queue pair is gone
+
+        def lost() -> bool:
+            pair.poll()
+            return False
+
+        began = time.monotonic()
+        with pytest.raises(TransportError, match="RDMA failed"):
+            wait(lost)
+        print(f"noticed after {time.monotonic() - began:.2f} s")
+        pair.close()
+        pair.transport.close()  # a second one does nothing
+
+
+@pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\n\r\n", b"{}\n", b"[1]\n", b"x" * 40_000, b"silence"])
+def test_nonsense_at_the_door_hurts_nobody(fabric, said) -> None:
+    with socket.create_connection(fabric.listener.address, 5) as stranger:
+        if said != b"silence":
+            stranger.sendall(said)
+            stranger.shutdown(socket.SHUT_WR)
+        answer = b""
+        with contextlib.suppress(ConnectionResetError):
+            while piece := stranger.recv(65536):
+                answer += piece
+        assert said[:1] == b"x" or b'"error"' in answer
+    pair = fabric.pair()
+    pair.submit(np.arange(1, 5, dtype=np.int32), Sampling(max_tokens=1))
+    assert len(drain(pair)) == 1
+
+
+def test_an_impossible_peer_is_refused(fabric) -> None:
+    """Data that the network card can't connect to, from somebody who speaks the protocol; again and again."""
+    for _ in range(5):
+        hello = Hello(new_owner(), Endpoint(1, 1, "::1", 0, 3, 1)).encode()
+        with socket.create_connection(fabric.listener.address, 5) as stranger:
+            stranger.sendall(hello)
+            assert stranger.recv(65536)
+
+
+def test_a_port_that_is_not_there_is_named() -> None:
+    with pytest.raises(TransportError, match="has no GID with index 77; it has"):
+        Port(gid_index=77)
+    with pytest.raises(TransportError, match="no RDMA device 'mlx5_9'; this machine has"):
+        Port("mlx5_9")
+
+
+def test_memory_does_not_grow() -> None:
+    """Over 100,000 requests, their looks and their heartbeats."""
+    with weaving() as fabric:
+        pair, engine = fabric.pair(), fabric.engine
+        prompt, sampling = np.arange(1, 9, dtype=np.int32), Sampling(max_tokens=1)
+        used = []
+        rounds = 100_000 // SIZES.slots
+        for number in range(rounds):
+            for _ in range(SIZES.slots):
+                pair.submit(prompt, sampling)
+            drain(pair)
+            pair.heartbeat()
+            engine.submitted.clear()
+            if number in (rounds // 5, rounds - 1):
+                used.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+        assert used[1] - used[0] < 1024, f"KiB: {used}"

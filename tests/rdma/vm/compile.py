@@ -1,0 +1,37 @@
+"""Compile, outside of the emulation, the host code that engines run inside: there it would take minutes.
+
+    PYTHONPATH=tests python -m rdma.vm.compile FOLDER
+
+Code for "generic" processors runs in both places; the guest finds it with the same environment, which is printed as NAME=VALUE.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from pathlib import Path
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """For processes that compile into the folder, or load from it."""
+    return {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "XDG_CACHE_HOME": str(folder.resolve())}
+
+
+def main(folder: Path) -> None:
+    os.environ.update(environment(folder))  # before Numba is imported
+    from blinkpy.config import Config
+    from blinkpy.engine import Engine
+
+    for device in ("null", "cpu"):
+        options = {"device": device, "threads": 1, "name": f"compile-{secrets.token_hex(4)}", "max_model_len": 64}
+        engine = Engine(Config().with_options(options))
+        try:
+            engine.start()
+        finally:
+            engine.close()
+    print("\n".join(f"{name}={value}" for name, value in environment(folder).items()))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,166 @@
+"""Build what a virtual machine with a software RDMA device (Soft-RoCE) needs: a kernel and an initial file system.
+
+    PYTHONPATH=tests python -m rdma.vm.image      makes them under ~/.cache/blinkpy/rdma-vm, if they are not there
+
+The guest runs over this machine's own root file system, so there is no disk image: Debian's stock kernel, fetched and unpacked
+but not installed (the cloud flavour has no rdma_rxe), and a busybox with its modules. Needs Debian 12 and, the first time, root:
+the emulator and the verbs libraries are installed with apt. About 100 MB are fetched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import lzma
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+PACKAGES = (
+    *("qemu-system-x86", "busybox-static", "cpio", "kmod", "iproute2"),  # the emulator, and what the first file system is of
+    *("libibverbs1", "ibverbs-providers", "python3-pyverbs"),  # what runs inside
+)
+PYVERBS = Path("/usr/lib/python3/dist-packages/pyverbs")
+# virtio and 9p bring the root file system, overlay makes it writable; dummy is the interface that RDMA runs over.
+MODULES = ("virtio_pci", "9pnet_virtio", "9p", "overlay", "dummy", "ib_uverbs", "rdma_rxe", "crc32_generic", "crc32c_generic")
+FOLDERS = ("bin", "modules", "proc", "sys", "dev", "host", "over", "new")
+XZ_MAGIC, ELF_MAGIC = b"\xfd7zXZ\x00", b"\x7fELF"
+COMMAND_S = 600  # for any one command
+
+
+class ImageError(RuntimeError):
+    """The image can't be built here. The message is one line, made for people."""
+
+
+def image_folder() -> Path:
+    """Where the image is kept; all clones share it."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "blinkpy" / "rdma-vm"
+
+
+def ensure_image() -> Path:
+    """The folder with vmlinux, initrd.img and python/pyverbs, built if need be. Raises ImageError."""
+    folder = image_folder()
+    init = Path(__file__).with_name("guest_init.sh").read_bytes()
+    stamp = folder / "guest_init.sh"  # written last: an image of another init is built again
+    if stamp.exists() and stamp.read_bytes() == init and not missing_packages():
+        return folder
+    if missing_packages():
+        install_packages()
+    check_python()
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        build(Path(scratch), folder, init)
+    stamp.write_bytes(init)
+    return folder
+
+
+def missing_packages() -> list[str]:
+    """Packages that are not installed."""
+    if shutil.which("dpkg-query") is None:
+        raise ImageError("the virtual machine is made of Debian 12's packages, and this is not a Debian")
+    asked = ["dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\n", *PACKAGES]
+    lines = subprocess.run(asked, capture_output=True, text=True, timeout=COMMAND_S).stdout.splitlines()
+    return [name for name in PACKAGES if f"{name} installed" not in lines]
+
+
+def install_packages() -> None:
+    missing = missing_packages()
+    if os.geteuid() != 0:
+        raise ImageError(f"the virtual machine needs packages: as root, apt-get install {' '.join(missing)}")
+    print(f"[rdma-vm] install {' '.join(missing)}", flush=True)
+    run("apt-get", "update", "-qq")
+    run("apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing)
+
+
+def check_python() -> None:
+    """The guest runs this Python with Debian's pyverbs, so the two must fit."""
+    tag = f"cpython-{sys.version_info.major}{sys.version_info.minor}-"
+    if not any(tag in path.name for path in PYVERBS.glob("device*.so")):
+        found = ", ".join(sorted(path.name for path in PYVERBS.glob("device*.so"))) or "nothing"
+        wanted = f"{sys.version_info.major}.{sys.version_info.minor}"
+        raise ImageError(f"python3-pyverbs has {found}, which Python {wanted} can't load: use the distribution's own Python")
+
+
+def build(scratch: Path, folder: Path, init: bytes) -> None:
+    print("[rdma-vm] fetch a kernel with Soft-RoCE", flush=True)
+    depends = run("apt-cache", "depends", "linux-image-amd64").splitlines()
+    package = next((line.split()[-1] for line in depends if "Depends: linux-image-" in line), "")
+    if not package:
+        raise ImageError("apt knows no linux-image-amd64: run apt-get update")
+    version = package.removeprefix("linux-image-")
+    with working_in(scratch):
+        run("apt-get", "download", "-qq", "-o", "APT::Sandbox::User=root", package)
+        archive = next(scratch.glob("linux-image-*.deb"))
+        run("dpkg-deb", "--extract", str(archive), "kernel")
+    kernel = scratch / "kernel"
+    run("depmod", "-b", str(kernel), version)
+    print("[rdma-vm] make the first file system", flush=True)
+    (folder / "vmlinux").write_bytes(unpacked_kernel((kernel / f"boot/vmlinuz-{version}").read_bytes()))
+    root = scratch / "root"
+    for name in FOLDERS:
+        (root / name).mkdir(parents=True)
+    shutil.copy("/bin/busybox", root / "bin/busybox")
+    order: list[str] = []
+    for name in MODULES:
+        shown = run("modprobe", "-d", str(kernel), "-S", version, "--show-depends", name, check=False)
+        for path in (line.split()[1] for line in shown.splitlines() if line.startswith("insmod ")):
+            if Path(path).name not in order:
+                shutil.copy(path, root / "modules")
+                order.append(Path(path).name)
+    if not any(name.startswith("rdma_rxe") for name in order):
+        raise ImageError(f"the kernel {version} has no Soft-RoCE (rdma_rxe)")
+    (root / "modules/order").write_text("".join(f"{name}\n" for name in order))
+    (root / "init").write_bytes(init)
+    (root / "init").chmod(0o755)
+    names = "".join(f"{path.relative_to(root)}\n" for path in sorted(root.rglob("*")))
+    with open(folder / "initrd.img", "wb") as target:
+        subprocess.run(["cpio", "-o", "-H", "newc", "--quiet"], input=names.encode(), stdout=target, cwd=root, check=True)
+    # A folder for PYTHONPATH that holds Debian's pyverbs and none of its other packages.
+    (folder / "python").mkdir(exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        (folder / "python/pyverbs").symlink_to(PYVERBS)
+
+
+def unpacked_kernel(packed: bytes) -> bytes:
+    """The ELF file inside a compressed kernel, which the emulator can enter without unpacking it in emulation."""
+    at = packed.find(XZ_MAGIC)
+    while at >= 0:
+        with contextlib.suppress(lzma.LZMAError):
+            unpacked = lzma.LZMADecompressor(format=lzma.FORMAT_XZ).decompress(packed[at:])
+            if unpacked.startswith(ELF_MAGIC):
+                return unpacked
+        at = packed.find(XZ_MAGIC, at + 1)
+    raise ImageError("the kernel is not compressed with xz, as Debian 12's are")
+
+
+def run(*command: str, check: bool = True) -> str:
+    """Standard output of a command. Raises ImageError with its last words when it fails."""
+    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S, env=environment)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ImageError(f"{command[0]} failed: {error}") from error
+    if check and done.returncode != 0:
+        words = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[-1]
+        raise ImageError(f"{' '.join(command[:3])} failed: {words}")
+    return done.stdout
+
+
+@contextlib.contextmanager
+def working_in(folder: Path) -> Iterator[None]:
+    before = os.getcwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+if __name__ == "__main__":
+    try:
+        print(ensure_image())
+    except ImageError as error:
+        sys.exit(f"rdma-vm: {error}")
