@@ -4,21 +4,27 @@
 #   make test       environment, then every test that needs no GPU
 #   make test-rdma  the tests with real RDMA verbs, in a virtual machine (Debian 12; the first time as root)
 #   make lint       ruff and mypy
-#   make test-gpu   the tests that need an NVIDIA GPU
+#   make fuzz       the scheduler and the queues under random storms, for SECONDS; failing examples are kept
+#   make coverage   that the tests reach every line and branch of the scheduler, the prefix cache and the queues
+#   make test-gpu   the tests that need an NVIDIA GPU; without one it says so, and tests nothing
 #   make bench      the benchmarks that need no GPU, into benchmarks/results: a quarter of an hour on an idle machine
+#   make paper      the grid of request rates, isolated and interfered, for MODEL: hours, and it can be interrupted
 #   make docs       write the generated pages of docs/ again
 #   make clean      remove the environment and everything that was built
 #
-# Variables: MODEL=folder-or-hub-id HOST=127.0.0.1 PORT=8000 ARGS='more options'   for make serve (ARGS also for make bench)
-#            T='tests/plain -k config'                                           for make test: what to run
+# Variables: MODEL=folder-or-hub-id HOST=127.0.0.1 PORT=8000 ARGS='more options'   for make serve (ARGS also for bench, paper, test-gpu)
+#            T='tests/plain -k config'                                           for make test and test-gpu: what to run
+#            SECONDS=600                                                         for make fuzz
 #            PYTHON=python3.12 VENV=.venv                                        which Python, and where the environment goes
+#            VENV=system                                                         no environment: PYTHON as it is, with the packages
+#                                                                                that it has; for machines without a network
 #            TORCH_ARGS='--index-url URL'                                        options of pip for installing torch
 
 MODEL ?= demo
 HOST ?= 127.0.0.1
 PORT ?= 8000
 ARGS ?=
-T ?= tests
+T ?= $(if $(filter test-gpu,$(MAKECMDGOALS)),tests/gpu,tests)
 VENV ?= .venv
 TORCH_ARGS ?=
 
@@ -27,12 +33,21 @@ GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/nul
 EXTRA := $(if $(GPU),gpu,cpu)
 TORCH ?= $(if $(GPU),2.11.0,2.13.0)
 
+# The Python that runs everything, and the stamp of an environment with what a target needs: none with VENV=system.
+ifeq ($(VENV),system)
+RUNNER := $(or $(PYTHON),python3)
+STAMP =
+else
+RUNNER := $(VENV)/bin/python
+STAMP = $(VENV)/.$(1)
+endif
 PIP := $(VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-input
-RUN := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} TRITON_CACHE_DIR=$(CURDIR)/build/triton $(VENV)/bin/python
+# Threads of OpenMP that wait shall sleep: several tests share the cores.
+RUN := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} OMP_WAIT_POLICY=$${OMP_WAIT_POLICY:-passive} TRITON_CACHE_DIR=$(CURDIR)/build/triton $(RUNNER)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve test test-rdma lint test-gpu bench docs clean
+.PHONY: help serve test test-rdma lint fuzz coverage test-gpu bench paper docs clean
 
 help:
 	@sed -n 's/^#   *\(make [a-z]\)/  \1/p' Makefile
@@ -73,34 +88,49 @@ $(VENV)/.bench: pyproject.toml | $(VENV)/.torch-$(TORCH)
 
 # ---- what people ask for -------------------------------------------------------------------------------------------------
 
-serve: $(VENV)/.serve-$(EXTRA)
-	@exec $(VENV)/bin/blinkpy serve '$(MODEL)' --host '$(HOST)' --port '$(PORT)' $(ARGS)
+serve: $(call STAMP,serve-$(EXTRA))
+	@exec $(RUNNER) -m blinkpy serve '$(MODEL)' --host '$(HOST)' --port '$(PORT)' $(ARGS)
 
-test: $(VENV)/.dev
+test: $(call STAMP,dev)
 	@mkdir -p build
 	@$(RUN) -m pytest $(T) --ignore=tests/gpu --ignore=tests/rdma
 
-test-rdma: $(VENV)/.dev
-	@PYTHONPATH=tests $(VENV)/bin/python -m rdma.vm.suite $(if $(filter-out tests,$(T)),$(T))
+test-rdma: $(call STAMP,dev)
+	@PYTHONPATH=tests $(RUNNER) -m rdma.vm.suite $(if $(filter-out tests,$(T)),$(T))
 
-lint: $(VENV)/.dev
-	@$(VENV)/bin/ruff check .
-	@$(VENV)/bin/mypy
+lint: $(call STAMP,dev)
+	@$(RUNNER) -m ruff check .
+	@$(RUNNER) -m mypy
+
+fuzz: $(VENV)/.dev
+	@PYTHONPATH=tests $(RUN) tools/fuzz.py --seconds $(SECONDS)
+
+REACH = tests/kernels/test_prefix.py tests/kernels/test_recording.py tests/kernels/test_scheduler.py tests/kernels/test_scheduler_worlds.py \
+  tests/plain/test_queue_layout.py tests/plain/test_queue_pair.py tests/plain/test_queue_shm.py \
+  tests/verified/test_properties.py tests/verified/test_reach.py tests/verified/test_simulator.py
+
+coverage: $(VENV)/.dev
+	@mkdir -p build
+	@$(RUN) -m coverage run -m pytest -q $(REACH)
+	@$(RUN) -m coverage report
 
 test-gpu:
 ifeq ($(GPU),)
 	@echo "make test-gpu: SKIPPED, because nvidia-smi finds no NVIDIA GPU on this machine; nothing was tested"
 else
-	@$(MAKE) --no-print-directory $(VENV)/.dev
-	@$(RUN) -m pytest tests/gpu
+	@$(if $(call STAMP,dev),$(MAKE) --no-print-directory $(call STAMP,dev))
+	@$(RUN) -m pytest $(T) $(ARGS)
 endif
 
-bench: $(VENV)/.bench
-	@for name in queue_pair scheduler frontend cpu_engine rdma_frontend tokenizer; do $(VENV)/bin/python -m benchmarks.$$name $(ARGS) || exit 1; done
+bench: $(call STAMP,bench)
+	@for name in queue_pair scheduler frontend cpu_engine rdma_frontend tokenizer; do $(RUNNER) -m benchmarks.$$name $(ARGS) || exit 1; done
 
-docs: $(VENV)/.dev
-	@$(VENV)/bin/python tools/write_cli_reference.py > docs/cli.md
+paper: $(call STAMP,bench)
+	@$(RUNNER) -m benchmarks.paper --model '$(MODEL)' $(ARGS)
+
+docs: $(call STAMP,dev)
+	@$(RUNNER) tools/write_cli_reference.py > docs/cli.md
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(if $(call STAMP,dev),$(VENV)) build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

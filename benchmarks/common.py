@@ -27,12 +27,17 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 SCHEMA = 1
 PACKAGES = ("numpy", "numba", "torch", "uvicorn", "uvloop", "httptools", "tokenizers", "orjson")
+UNSAID = ("output", "note", "wait_quiet", "logs", "state", "api_key", "env")  # options that name places or secrets
 QUIET_SHARE = 0.03  # of all cores: what others may take for the machine to count as quiet
 QUIET_LOOK_S = 2.0
 
 
 class WrongAnswer(Exception):
     """The measured code gave a wrong result, so its speed means nothing."""
+
+
+class UsageError(Exception):
+    """Options that can't be used; the message is one line for the user."""
 
 
 def check(fine: bool, what: str) -> None:
@@ -62,6 +67,7 @@ class Run:
         if options.output is None and options.smoke:
             options.output = ROOT / "build" / "benchmarks" / f"{name}.json"
         self.output: Path = options.output or RESULTS / f"{name}.json"
+        self._partial = self.output.with_suffix(".partial.json")
         self.targets: list[dict[str, Any]] = []
         self._waited = wait_quiet(options.wait_quiet, self.progress) if options.wait_quiet else 0.0
         self._load = os.getloadavg()
@@ -78,7 +84,7 @@ class Run:
     def write(self, method: str, results: dict[str, Any]) -> None:
         """Write the result file, and say the targets. method: how it was measured, in a few sentences."""
         self.progress.close()
-        arguments = {k: v for k, v in vars(self.options).items() if k not in ("output", "note", "wait_quiet") and v is not None}
+        arguments = {k: v for k, v in vars(self.options).items() if k not in UNSAID and v is not None}
         document = {
             "benchmark": self.name,
             "schema": SCHEMA,
@@ -99,11 +105,17 @@ class Run:
         partial = self.output.with_name(self.output.name + ".new")
         partial.write_text(to_json(document) + "\n")
         os.replace(partial, self.output)
+        self._partial.unlink(missing_ok=True)
         for target in self.targets:
             sign = "at most" if target["at_most"] else "at least"
             state = "met" if target["met"] else "MISSED"
             print(f"{state:7}{target['what']}: {target['value']:g} {target['unit']} (target: {sign} {target['limit']:g})")
         print(f"written: {os.path.relpath(self.output)}")
+
+    def keep(self, results: dict[str, Any]) -> None:
+        """Write what there is so far beside the result file, where it stays if the benchmark doesn't come to its end."""
+        self.output.parent.mkdir(parents=True, exist_ok=True)
+        self._partial.write_text(to_json({"benchmark": self.name, "commit": revision(), "results": results}) + "\n")
 
     def figure_row(self, columns: int = 1, width: float = 5.5, height: float = 4.2) -> Any:
         """A matplotlib figure and a row of axes, without a display. width, height: inches of each."""
@@ -239,10 +251,13 @@ def pinned(*cores: int) -> Iterator[None]:
 
 
 def main(run: Any, options: argparse.Namespace) -> int:
-    """Run a benchmark's function; a wrong answer is exit code 1 and writes nothing."""
+    """Run a benchmark's function; a wrong answer is exit code 1, wrong options are 2, and both write nothing."""
     try:
         run(options)
     except WrongAnswer as error:
         print(f"wrong answer, nothing was measured: {error}", file=sys.stderr)
         return 1
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     return 0

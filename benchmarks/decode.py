@@ -3,8 +3,14 @@
     python benchmarks/decode.py --shape llama-3-8b --rows 1 8 64 256 --out results/decode.json
 
 The engine runs in this process with random weights; a client in another thread submits requests through the real queues.
-Per batch size: step time (from one scheduler run to the next, so scheduling included), the scheduler kernel's own time, the
-step graph replayed alone, and their difference: what the loop adds to a step. Times in microseconds: median and 99th percentile.
+Per batch size: step time (from one end of a step to the next, so scheduling included), the step graph replayed alone, and their
+difference: what the loop adds to a step. Of the scheduler: the time from the moment at which its kernel sees that the step is
+complete until it has decided and published (turns of the short way, and of the general one), how long before that moment its
+other half was done, and the gap: from the end of a step's last kernel to the begin of the next step, noted by kernels of one
+thread behind that one and at the root of each step graph. Times are of the GPU's clock, in microseconds: median and 99th
+percentile.
+
+With --spin-us each step is one kernel that does nothing for so long: the scheduler with warm caches, at any number of rows.
 """
 
 from __future__ import annotations
@@ -29,60 +35,28 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / 
 from gpu_serving import config_for, generate  # noqa: E402
 
 from benchmarks.common import revision  # noqa: E402
+from benchmarks.shapes import SHAPES  # noqa: E402
 from blinkpy import queues  # noqa: E402
 from blinkpy.dpu.queue_pair import QueuePair  # noqa: E402
 from blinkpy.dpu.sampling import Sampling  # noqa: E402
 from blinkpy.dpu.shm import attach_segment  # noqa: E402
-from blinkpy.kernels.loop import TRACE_BEGIN, TRACE_END, TRACE_GRAPH, TRACE_ROWS  # noqa: E402
+from blinkpy.kernels.loop import (  # noqa: E402
+    TRACE_AHEAD_BEGIN,
+    TRACE_AHEAD_END,
+    TRACE_BEGIN,
+    TRACE_END,
+    TRACE_GRAPH,
+    TRACE_ROWS,
+    TRACE_STEADY,
+    TRACE_STEP_BEGIN,
+    TRACE_STEP_END,
+)
 from blinkpy.kv.state import DECODE_ROWS, EMITS, MAX_CONTEXT, ROWS, TOKENS  # noqa: E402
 from blinkpy.models.architecture import Architecture, read_architecture  # noqa: E402
 from blinkpy.models.checkpoint import weight_elements  # noqa: E402
 from blinkpy.provision import CudaEngine  # noqa: E402
 
 READ_GBPS = 4434.0  # read-only bandwidth of an H200's memory, measured
-SHAPES: dict[str, dict[str, Any]] = {
-    "llama-3-8b": {
-        "architectures": ["LlamaForCausalLM"],
-        "vocab_size": 128256,
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 8192,
-        "rope_theta": 500000.0,
-        "rms_norm_eps": 1e-5,
-        "dtype": "bfloat16",
-    },
-    "qwen3-30b-a3b": {
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "vocab_size": 151936,
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "moe_intermediate_size": 768,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "norm_topk_prob": True,
-        "num_hidden_layers": 48,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-        "head_dim": 128,
-        "max_position_embeddings": 40960,
-        "rope_theta": 1000000.0,
-        "dtype": "bfloat16",
-    },
-    "small": {
-        "architectures": ["LlamaForCausalLM"],
-        "vocab_size": 32000,
-        "hidden_size": 1024,
-        "intermediate_size": 2816,
-        "num_hidden_layers": 8,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 4,
-        "max_position_embeddings": 8192,
-        "dtype": "bfloat16",
-    },
-}
 
 
 def percentiles(values: np.ndarray) -> dict[str, float]:
@@ -134,6 +108,24 @@ def graph_alone(engine: CudaEngine, rows: int, context: int, repeats: int = 50) 
     return np.array([begin.elapsed_time(end) * 1e3 for begin, end in times])
 
 
+class Spinning(CudaEngine):
+    """Every step is a kernel that spins, and its tokens are all the same."""
+
+    cycles = 0
+
+    def _build_executive(self, policy: Any, queues: Any, graph_of: np.ndarray, stream: torch.cuda.Stream) -> Any:
+        state = cast(Any, self.device_state)
+        with torch.cuda.stream(stream):
+            graph = torch.cuda.CUDAGraph(keep_graph=True)
+            graph.capture_begin(capture_error_mode="relaxed")
+            torch.cuda._sleep(self.cycles)
+            state.batch.sampled.fill_(7)
+            graph.capture_end()
+        step = self._gpu_step
+        step.graphs[:] = [graph] * len(step.graphs)
+        return super()._build_executive(policy, queues, graph_of, stream)
+
+
 def drive(engine: CudaEngine, sizes: list[int], prompt: int, new: int, out: dict[int, dict[str, float]]) -> None:
     """The client: for each batch size so many requests at once; wall-clock TPOT as a client sees it."""
     try:
@@ -160,11 +152,15 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             max_num_seqs=max(arguments.rows),
             max_num_batched_tokens=2048,
             slots=max(arguments.rows),
-            num_pages=0,
+            prompt_arena_tokens=max(1 << 17, 2 * max(arguments.rows) * arguments.prompt),
+            num_pages=0 if not arguments.spin_us else max(arguments.rows) * (arguments.prompt + arguments.new) // 8,
             max_model_len=4096,
             control=arguments.control,
+            record_steps=arguments.record_steps,
         )
-        engine = CudaEngine(config, trace_rows=200_000, pdl=arguments.pdl)
+        engine = (Spinning if arguments.spin_us else CudaEngine)(config, trace_rows=200_000, pdl=arguments.pdl)
+        if isinstance(engine, Spinning):
+            engine.cycles = arguments.spin_us * torch.cuda.get_device_properties(0).clock_rate // 1000
         engine.start()
         try:
             return _measure(engine, read_architecture(folder), arguments)
@@ -174,9 +170,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _measure(engine: CudaEngine, a: Architecture, arguments: argparse.Namespace) -> dict[str, Any]:
     wall: dict[int, dict[str, float]] = {}
-    client = threading.Thread(
-        target=drive, args=(engine, arguments.rows, arguments.prompt, arguments.new, wall), daemon=True
-    )
+    client = threading.Thread(target=drive, args=(engine, arguments.rows, arguments.prompt, arguments.new, wall), daemon=True)
     client.start()
     engine.run(budget_s=arguments.budget)
     client.join(20)
@@ -184,6 +178,7 @@ def _measure(engine: CudaEngine, a: Architecture, arguments: argparse.Namespace)
         "shape": arguments.shape,
         "control": engine.control,
         "pdl": arguments.pdl,
+        "spin_us": arguments.spin_us,
         "prompt": arguments.prompt,
         "new": arguments.new,
         "start_s": {name: round(seconds, 2) for name, seconds in engine.timings.items()},
@@ -195,7 +190,7 @@ def _measure(engine: CudaEngine, a: Architecture, arguments: argparse.Namespace)
             result["rows"][rows] = {"wall": seen}
         return result
     executive = engine.executive
-    result["scheduler_kernel"] = asdict(executive.kernel_resources)
+    result["scheduler_kernels"] = {name: asdict(needs) for name, needs in executive.kernel_resources.items()}
     trace = executive.traced()
     interval = np.diff(trace[:, TRACE_BEGIN]) / 1e3
     shapes = engine._gpu_step.shapes
@@ -206,19 +201,39 @@ def _measure(engine: CudaEngine, a: Architecture, arguments: argparse.Namespace)
         pairs = steady[:-1] & steady[1:]
         if not pairs.any():
             continue
-        alone = graph_alone(engine, rows, context)
         step = percentiles(interval[pairs])
-        floor = floor_us(a, rows, context)
         result["rows"][rows] = {
             "steps": int(pairs.sum()),
             "step_us": step,
-            "scheduler_us": percentiles((trace[steady, TRACE_END] - trace[steady, TRACE_BEGIN]) / 1e3),
-            "graph_alone_us": percentiles(alone),
-            "loop_adds_us": round(step["p50"] - float(np.median(alone)), 2),
-            "floor_us": round(floor, 1),
-            "share_of_floor": round(floor / step["p50"], 3),
+            **scheduler_times(trace[:-1], trace[1:], pairs),
             "wall": wall.get(rows),
         }
+        if not arguments.spin_us:
+            alone, floor = graph_alone(engine, rows, context), floor_us(a, rows, context)
+            result["rows"][rows] |= {
+                "graph_alone_us": percentiles(alone),
+                "loop_adds_us": round(step["p50"] - float(np.median(alone)), 2),
+                "floor_us": round(floor, 1),
+                "share_of_floor": round(floor / step["p50"], 3),
+            }
+    return result
+
+
+def scheduler_times(turn: np.ndarray, following: np.ndarray, chosen: np.ndarray) -> dict[str, Any]:
+    """Times of the scheduler in the chosen turns. turn, following: rows of the trace, each with the row after it."""
+    times = (turn[:, TRACE_END] - turn[:, TRACE_BEGIN]) / 1e3
+    gap = (following[:, TRACE_STEP_BEGIN] - turn[:, TRACE_STEP_END]) / 1e3
+    chosen = chosen & (turn[:, TRACE_STEP_END] > turn[:, TRACE_STEP_BEGIN])  # else its stamp came too late
+    steady = turn[:, TRACE_STEADY] == 1
+    result: dict[str, Any] = {}
+    for name, kind in (("", chosen & steady), ("general_", chosen & ~steady)):
+        if kind.any():
+            result[f"{name}turns"] = int(kind.sum())
+            result[f"{name}scheduler_us"] = percentiles(times[kind])
+            result[f"{name}gap_us"] = percentiles(gap[kind])
+    result["scheduler_began_after_us"] = percentiles((turn[:, TRACE_BEGIN] - turn[:, TRACE_STEP_END])[chosen] / 1e3)
+    result["ahead_us"] = percentiles((turn[:, TRACE_AHEAD_END] - turn[:, TRACE_AHEAD_BEGIN])[chosen] / 1e3)
+    result["ahead_done_before_us"] = percentiles((turn[:, TRACE_BEGIN] - turn[:, TRACE_AHEAD_END])[chosen] / 1e3)
     return result
 
 
@@ -253,7 +268,9 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=128, help="tokens of a prompt")
     parser.add_argument("--new", type=int, default=128, help="tokens to generate")
     parser.add_argument("--control", choices=["gpu", "host"], default="gpu")
+    parser.add_argument("--spin-us", type=int, default=0, help="a step does nothing but take so long (0: it is the model's)")
     parser.add_argument("--no-pdl", dest="pdl", action="store_false", help="no programmatic dependent launches")
+    parser.add_argument("--record-steps", type=int, default=-1, help="flight recorder: steps kept (0: off, -1: as served)")
     parser.add_argument("--budget", type=float, default=120, help="seconds after which the loop ends by itself")
     parser.add_argument("--out", type=Path, help="JSON file")
     arguments = parser.parse_args()

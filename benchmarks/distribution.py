@@ -18,21 +18,29 @@ CONFIDENCE = 0.95
 KEEP_ALL = 2000  # up to so many samples are kept one by one
 PER_OCTAVE = 16  # histogram bins between x and 2 x: each is 4.4% wide
 PERCENTILES = (1.0, 10.0, 50.0, 90.0, 99.0, 99.9)
+INTERVAL_SAMPLES = 20_000
 TAIL = 10  # samples that must lie beyond a percentile for it to be given
 
 
-def describe(samples: ArrayLike, unit: str, seed: int = 0) -> dict[str, Any]:
+def describe(
+    samples: ArrayLike, unit: str, seed: int = 0, percentiles: tuple[float, ...] = PERCENTILES, tail: float = TAIL
+) -> dict[str, Any]:
     """All that a result file keeps of samples, in the order in which they were taken.
 
     Keys: unit, count, min, mean, max; p50 and so on, each {"value", "low", "high"} with a 95% interval; samples or histogram.
+    tail: samples that must lie beyond a percentile for it to be given; the median always is. The intervals of very many
+    samples come from INTERVAL_SAMPLES of them, drawn at random: they are then a little too wide rather than too narrow.
     Raises ValueError when there are none, or one is not a finite number.
     """
     x = np.asarray(samples, np.float64)
     if x.ndim != 1 or len(x) == 0 or not np.isfinite(x).all():
         raise ValueError(f"samples must be finite numbers, at least one; shape {x.shape}")
-    levels = [p for p in PERCENTILES if p == 50 or len(x) * min(p, 100 - p) / 100 >= TAIL]
+    levels = [p for p in percentiles if p == 50 or len(x) * min(p, 100 - p) / 100 >= tail]
     values = np.percentile(x, levels)
-    lows, highs = _intervals(x, levels, seed)
+    some = x
+    if len(x) > INTERVAL_SAMPLES:
+        some = x[np.sort(np.random.default_rng(seed).choice(len(x), INTERVAL_SAMPLES, replace=False))]
+    lows, highs = _intervals(some, levels, seed)
     result: dict[str, Any] = {"unit": unit, "count": len(x)}
     result |= {"min": _short(x.min()), "mean": _short(x.mean()), "max": _short(x.max())}
     for level, value, low, high in zip(levels, values, lows, highs, strict=True):

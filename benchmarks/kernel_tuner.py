@@ -1,8 +1,7 @@
 """The tuner of the linear layers: `python benchmarks/kernels.py --tune`.
 
-All candidates are compiled first, in parallel processes that only fill Triton's cache; then each is timed at 16, 32 and
-64 rows against cuBLAS, and the fastest is stored. Up to 16 rows the work is the same, so those row counts share one
-entry's measurement.
+All candidates are compiled first, in parallel processes that only fill Triton's cache; then each is timed against cuBLAS,
+and the fastest is stored. From 2 to 16 rows the work is the same, so those row counts share one measurement.
 """
 
 # ruff: noqa: B023
@@ -10,6 +9,7 @@ entry's measurement.
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -24,17 +24,19 @@ import triton
 from blinkpy.kernels.linear import LinearWorkspace, linear
 from blinkpy.kernels.linear_config import LinearConfig, LinearTable, key
 
-MEASURED_ROWS = {16: (1, 2, 4, 8, 16), 32: (32,), 64: (64,)}
+MEASURED_ROWS = {1: (1,), 16: (2, 4, 8, 16), 32: (32,), 64: (64,), 128: (128,), 256: (256,)}
 """Rows of the measurement -> rows of the table that it stands for."""
 SHARED_MEMORY = 227 * 1024
 CACHE_BYTES = 300_000_000
 CUBLAS = LinearConfig(kind="cublas")
+PRINTED = 3
+"""Best candidates that are printed."""
 MARGIN = 1.02
 """cuBLAS must be this much faster to be chosen: it does not fuse what lies around the layer."""
 
 
 class Layer(NamedTuple):
-    """A linear layer: outputs, inputs, what is fused into it, and the dtype of its result."""
+    """A linear layer: outputs, inputs, whether a norm is before it, whether SwiGLU is fused, and the dtype of its result."""
 
     n: int
     k: int
@@ -49,20 +51,45 @@ class Layer(NamedTuple):
 
 def candidates(layer: Layer, rows: int) -> Iterator[LinearConfig]:
     """A few dozen configurations around what is known to be good."""
-    block_m = rows if rows > 16 else 16
-    for block_n, block_k, split_k, swap in [
-        (16, 256, 1, False), (32, 128, 1, False), (32, 256, 1, False), (64, 128, 1, False), (64, 128, 1, True),
-        (64, 256, 1, True), (16, 256, 2, False), (32, 256, 2, False), (64, 128, 2, True), (32, 256, 4, False),
-        (64, 128, 4, True), (128, 64, 1, True), (128, 64, 4, True), (64, 64, 1, False),
-    ]:  # fmt: skip
-        if split_k > 1 and (layer.norm or layer.n > 16_384):
+    halves = 2 if layer.swiglu else 1
+    if rows == 1:
+        for block_k in (1024, 2048, 4096):
+            for kilobytes, warps in ((8, 4), (16, 4), (16, 8), (32, 8), (64, 16)):
+                block_n = kilobytes * 512 // block_k // halves
+                if 1 <= block_n <= 16 and layer.k % block_k == 0:
+                    yield LinearConfig("gemv", 16, block_n, block_k, 1, warps)
+        return
+    # (block_n, block_k, split_k, swap, warps)
+    if rows > 64:
+        block_ms = (128, 256) if rows == 256 else (128,)
+        shapes = [
+            (64, 64, 1, False, 4), (64, 64, 1, False, 8), (64, 64, 2, False, 8), (128, 64, 1, False, 8), (128, 64, 2, False, 8),
+            (128, 64, 4, False, 8),
+        ]  # fmt: skip
+    elif rows > 16:
+        block_ms = (rows,)
+        shapes = [
+            (32, 128, 1, False, 4), (32, 256, 1, False, 4), (64, 64, 1, False, 4), (64, 128, 1, False, 4), (64, 64, 2, False, 4),
+            (64, 128, 2, False, 4), (64, 128, 1, True, 4), (64, 128, 2, True, 4), (64, 128, 4, True, 4), (128, 64, 1, True, 4),
+            (128, 64, 2, True, 4), (128, 64, 4, True, 4), (128, 64, 8, True, 4), (128, 128, 1, True, 4), (128, 64, 2, True, 8),
+            (128, 128, 2, True, 8), (128, 128, 4, True, 4), (128, 64, 1, True, 8),
+        ]  # fmt: skip
+    else:
+        block_ms = (16,)
+        shapes = [
+            (16, 256, 1, False, 4), (16, 256, 2, False, 4), (32, 128, 1, False, 4), (32, 256, 1, False, 4),
+            (32, 256, 2, False, 4), (32, 256, 4, False, 4), (64, 64, 1, False, 8), (64, 128, 1, False, 4), (64, 128, 1, False, 8),
+            (64, 128, 2, True, 4), (64, 256, 1, True, 4), (64, 256, 1, False, 8),
+        ]  # fmt: skip
+    for block_m, (block_n, block_k, split_k, swap, warps) in itertools.product(block_ms, shapes):
+        programs = layer.n // block_n * split_k * max(1, rows // block_m)
+        if block_k * split_k > layer.k or block_n > layer.n or (split_k > 1 and programs > 600):
             continue
-        if block_k * split_k > layer.k or block_n > layer.n:
-            continue
-        for stages in (3, 4, 6):
-            used = stages * (block_m + (2 if layer.swiglu else 1) * block_n) * block_k * 2
-            if 40_000 < used < SHARED_MEMORY * 0.9:
-                yield LinearConfig("triton", block_m, block_n, block_k, split_k, 4, stages, swap)
+        tile = (block_m + halves * block_n) * block_k * 2
+        for share in (100_000, 200_000):  # of shared memory: two programs on a multiprocessor, or one
+            stages = min(10, share // tile)
+            if stages >= 3:
+                yield LinearConfig("triton", block_m, block_n, block_k, split_k, warps, stages, swap)
 
 
 def prepare(layer: Layer, rows: int, device: str, pdl: bool) -> tuple[Callable[[LinearConfig], None], int]:
@@ -96,7 +123,9 @@ def compile_candidate(job: tuple[Layer, int, LinearConfig, bool]) -> bool:
     return not any(variant.problems() for variant in gate.variants)
 
 
-def tune(models: dict[str, Any], gpu: str, about: dict[str, Any], graph_ms: Callable[..., float], pdl: bool) -> Path:
+def tune(
+    models: dict[str, Any], gpu: str, about: dict[str, Any], graph_ms: Callable[..., float], pdl: bool, rows_wanted: list[int]
+) -> Path:
     """Measure every linear layer of `models`; returns the path of the table. Its entries of other shapes are kept."""
     table = LinearTable.load(gpu)
     layers = sorted(
@@ -107,13 +136,13 @@ def tune(models: dict[str, Any], gpu: str, about: dict[str, Any], graph_ms: Call
         },
         key=str,
     )
-    jobs = [(layer, rows, config, pdl) for layer in layers for rows in MEASURED_ROWS for config in candidates(layer, rows)]
+    jobs = [(layer, rows, config, pdl) for layer in layers for rows in rows_wanted for config in candidates(layer, rows)]
     print(f"compiling {len(jobs)} candidates", flush=True)
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
         fits = list(pool.map(compile_candidate, jobs, chunksize=8))
     usable = [job for job, fit in zip(jobs, fits, strict=True) if fit]
     for layer in layers:
-        for rows, stands_for in MEASURED_ROWS.items():
+        for rows in rows_wanted:
             run, copies = prepare(layer, rows, "cuda", pdl)
             times = {CUBLAS: graph_ms(lambda: run(CUBLAS), 10)}
             other = times[CUBLAS] / copies * 1e3
@@ -121,11 +150,12 @@ def tune(models: dict[str, Any], gpu: str, about: dict[str, Any], graph_ms: Call
             for measured, measured_rows, config, _ in usable:
                 if measured == layer and measured_rows == rows:
                     times[config] = graph_ms(lambda: run(config), 10)
-            best = min(times, key=lambda config: times[config])
-            us = times[best] / copies * 1e3
-            speed = layer.weight_rows * layer.k * 2 / us / 1e3
-            name = f"{layer.weight_rows}x{layer.k} rows {rows}"
-            print(f"{name:28}{us:9.1f} us {speed:6.0f} GB/s, cuBLAS {other:.1f} us; {best}", flush=True)
-            for row_count in stands_for:
-                table.entries[key(layer.n, layer.k, row_count, torch.bfloat16, layer.norm, layer.swiglu)] = best
+            ranked = sorted(times, key=lambda config: times[config])
+            best = ranked[0]
+            print(f"{layer.weight_rows}x{layer.k} rows {rows}: cuBLAS {other:.1f} us")
+            for config in ranked[:PRINTED]:
+                us = times[config] / copies * 1e3
+                print(f"{us:9.1f} us {layer.weight_rows * layer.k * 2 / us / 1e3:6.0f} GB/s  {config}", flush=True)
+            for row_count in MEASURED_ROWS[rows]:
+                table.entries[key(layer.n, layer.k, row_count, torch.bfloat16, layer.swiglu)] = best
     return table.save(gpu, about | {"dependent_launches": pdl})

@@ -31,7 +31,10 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from blinkpy.kernels import activation, attention, experts, moe, norm, prefill, rope, sampling
+from blinkpy.kernels import activation, attention, moe, norm, prefill, rope, sampling
+from blinkpy.kernels.expert_config import ExpertShape, ExpertTable
+from blinkpy.kernels.expert_gemv import GEMV_TOKENS, expert_gemv
+from blinkpy.kernels.experts import experts
 from blinkpy.kernels.linear import LinearWorkspace, linear
 from blinkpy.kernels.linear_config import LinearTable
 
@@ -164,7 +167,7 @@ class Bench:
             weights = [rand(wide, k, scale=k**-0.5) for _ in range(max(2, CACHE_BYTES // (wide * k * 2)))]
             dtype = torch.float32 if layer in ("lm_head", "router") else torch.bfloat16
             out, plain = torch.zeros(m, n, device="cuda", dtype=dtype), rand(m, wide)
-            config = self.table.config(n, k, m, torch.bfloat16, norm=normed, swiglu=swiglu)
+            config = self.table.config(n, k, m, torch.bfloat16, swiglu=swiglu)
             fused: dict[str, Any] = {"norm": (scale, 1e-5) if normed else None, "swiglu": swiglu}
 
             def ours(pdl: bool = False) -> None:
@@ -297,7 +300,8 @@ class Bench:
 
     def mixture(self, name: str, model: Model, tokens: int) -> None:
         """Routing and expert layers."""
-        config = experts.expert_config(tokens, model.experts, model.top_k, torch.bfloat16)
+        shape = ExpertShape(model.experts, model.top_k, model.hidden, model.width)
+        config = ExpertTable.load(torch.cuda.get_device_name()).config(shape, tokens, torch.bfloat16)
         routing = moe.Routing.allocate(tokens, model.experts, model.top_k, config.block_m, "cuda")
         counts, logits = header(tokens, tokens, 0), torch.randn(tokens, model.experts, device="cuda")
         x, out = rand(tokens, model.hidden), rand(tokens, model.hidden)
@@ -308,8 +312,11 @@ class Bench:
 
         def ours() -> None:
             for first, second in zip(gate_up, down, strict=True):
-                moe.route(logits, counts, routing, normalize=True)
-                experts.experts(x, first, second, routing, config, counts, out, inner, results)
+                if tokens <= GEMV_TOKENS:
+                    expert_gemv(x, logits, first, second, counts, out, inner, top_k=model.top_k, normalize=True)
+                else:
+                    moe.route(logits, counts, routing, normalize=True)
+                    experts(x, first, second, routing, config, counts, out, inner, results)
 
         moe.route(logits, counts, routing, normalize=True)
         used = len(torch.unique(routing.ids))
@@ -367,6 +374,7 @@ def main() -> int:
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--kernels", nargs="+", default=["linear", "attention", "small", "experts", "sample"])
     parser.add_argument("--tune", action="store_true", help="find and store the configurations of the linear layers")
+    parser.add_argument("--rows", type=int, nargs="+", help="row counts to tune for; by default all of the table")
     parser.add_argument("--pdl", action="store_true", help="tune with programmatic dependent launch")
     options = parser.parse_args()
     if not torch.cuda.is_available():
@@ -377,7 +385,7 @@ def main() -> int:
     models = {name: MODELS[name] for name in options.models}
     if options.tune:
         tuner = importlib.import_module("kernel_tuner")
-        print("wrote", tuner.tune(models, gpu, about, graph_ms, options.pdl))
+        print("wrote", tuner.tune(models, gpu, about, graph_ms, options.pdl, options.rows or list(tuner.MEASURED_ROWS)))
         return 0
     bench = Bench(LinearTable.load(gpu))
     for name, model in models.items():

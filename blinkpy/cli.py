@@ -92,6 +92,63 @@ def run_doctor(config: Config, given: frozenset[str]) -> int:
     return doctor(config)
 
 
+@dataclasses.dataclass(frozen=True)
+class Tool:
+    """A subcommand that serves nobody, with a dataclass of options of its own.
+
+    load: that class; called late, to keep the start light. argument: its field that is given without a flag, "?" after it if
+    it may be missing. run gets the class's instance and returns the exit code.
+    """
+
+    name: str
+    help: str
+    argument: str
+    load: Callable[[], type]
+    run: Callable[[Any], int]
+
+
+def check_options() -> type:
+    from blinkpy.check.options import CheckOptions
+
+    return CheckOptions
+
+
+def run_check(options: Any) -> int:
+    from blinkpy.check.command import run_check
+
+    return run_check(options)
+
+
+def record_options() -> type:
+    from blinkpy.recording.options import RecordOptions
+
+    return RecordOptions
+
+
+def run_record(options: Any) -> int:
+    from blinkpy.recording.command import run_record
+
+    return run_record(options)
+
+
+def replay_options() -> type:
+    from blinkpy.recording.options import ReplayOptions
+
+    return ReplayOptions
+
+
+def run_replay(options: Any) -> int:
+    from blinkpy.recording.command import run_replay
+
+    return run_replay(options)
+
+
+TOOLS = (
+    Tool("check", "check a scheduling policy and compare it with the shipped ones", "policy", check_options, run_check),
+    Tool("record", "save the last steps of a running engine", "name?", record_options, run_record),
+    Tool("replay", "run saved steps again, and tell what happened and why", "file", replay_options, run_replay),
+)
+
 COMMANDS = (
     Command("serve", "serve a model over HTTP: starts an engine and front ends", serve_options, run_serve),
     Command("engine", "start an engine alone; front ends attach to it by --name, or over RDMA", engine_options, run_engine),
@@ -154,12 +211,30 @@ def make_parser() -> Parser:
             if section not in groups:
                 groups[section] = sub.add_argument_group(section, section_help(section))
             add_option(groups[section], item)
+    for tool in TOOLS:
+        argument = tool.argument.removesuffix("?")
+        optional = argument != tool.argument
+        metavar = f"[{argument.upper()}]" if optional else argument.upper()
+        usage = f"blinkpy {tool.name} {metavar} [options]"
+        sub = commands.add_parser(tool.name, usage=usage, help=tool.help, description=tool.help + ".", allow_abbrev=False)
+        kind = tool.load()
+        group = sub.add_argument_group("options", section_line(kind))
+        for item in dataclasses.fields(kind):
+            if item.name == argument:
+                nargs: dict[str, Any] = {"nargs": "?", "default": item.default} if optional else {}
+                sub.add_argument(item.name, metavar=argument.upper(), help=describe(item).replace("%", "%%"), **nargs)
+            else:
+                add_option(group, item)
     return parser
 
 
 def section_help(section: str) -> str:
     """What a section of the config is about, in one line."""
-    kind = next(f.default_factory for f in dataclasses.fields(Config) if f.name == section)
+    return section_line(next(f.default_factory for f in dataclasses.fields(Config) if f.name == section))
+
+
+def section_line(kind: Any) -> str:
+    """The first line of a dataclass's description."""
     return (kind.__doc__ or "").splitlines()[0]
 
 
@@ -184,6 +259,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     try:
         arguments = vars(make_parser().parse_args(argv))
+        for tool in TOOLS:
+            if arguments["command"] == tool.name:
+                del arguments["command"]
+                return tool.run(tool.load()(**arguments))
         command = next(c for c in COMMANDS if c.name == arguments["command"])
         config, given = resolve(arguments, os.environ)
         return command.run(config, given)

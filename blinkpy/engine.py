@@ -6,16 +6,20 @@ longer and longer up to a bound, so that an idle engine costs no core.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import secrets
+import sys
 import time
 from pathlib import Path
 from typing import Protocol
 
+from blinkpy.check.guard import vetted_policy
 from blinkpy.config import Config
 from blinkpy.dpu.shm import Segment, create_segment
-from blinkpy.kernels.policies import load_policy
+from blinkpy.kernels.policies import Policy
 from blinkpy.kernels.scheduler import Scheduler
-from blinkpy.kv.state import DRAINED, STEPS, STOPPED, Batch, Requests, State, make_limits, make_state
+from blinkpy.kv.state import DRAINED, STEPS, STOPPED, Batch, Limits, Requests, State, make_limits, make_state
 from blinkpy.models.architecture import Architecture, read_architecture
 from blinkpy.models.hub import resolve_model
 from blinkpy.progress import Report
@@ -34,6 +38,10 @@ from blinkpy.queues import (
     EngineFacts,
     EngineViews,
 )
+from blinkpy.recording.command import policy_facts
+from blinkpy.recording.crash import crash_folder, save_crash
+from blinkpy.recording.file import source_digest
+from blinkpy.recording.memory import RecordingError, RecordingMemory, RecordingReader
 from blinkpy.sizing import EngineSizes, engine_sizes
 
 IDLE_SPIN_NS = 200_000  # an engine that just worked looks again at once
@@ -67,16 +75,18 @@ class Engine:
         self.state: State
         self._scheduler: Scheduler
         self._step: Step | None = None
+        self._recording: RecordingMemory | None = None
         self._started = False
         self._integrity_due = 0
 
     def start(self) -> None:
         """Load, allocate, compile, warm up; on return the engine answers front ends once run() is called."""
         config = self.config
-        policy = load_policy(config.scheduler.policy)
+        policy = vetted_policy(config.scheduler.policy)
         self._progress("reading the model")
         null = config.engine.device == "null"
-        folder = resolve_model(config.model.model, weights=not null and config.model.load_format != "dummy")
+        weights = not null and config.model.load_format != "dummy"
+        folder = resolve_model(config.model.model, weights=weights, tokenizer=False)
         architecture = read_architecture(folder)
         page_bytes, cache_bytes = self._page_bytes(architecture)
         self.sizes = engine_sizes(config, architecture.max_position, page_bytes, cache_bytes)
@@ -89,18 +99,56 @@ class Engine:
             facts,
             max_num_batched_tokens=self.sizes.max_num_batched_tokens,
             prefix_caching=config.cache.enable_prefix_caching,
+            record_calls=config.engine.recorded_steps(loop_on_gpu=False),
         )
-        self.state = make_state(limits)
+        self.state = self._recorded(limits, make_state(limits), policy)
         self._progress("compiling the scheduler")
         self._scheduler = Scheduler(limits, self.state, policy)
-        self.segment = create_segment(config.engine.name, self.sizes.queue, facts)
-        self._started = True
+        self._create_segment(facts)
         self.views = self.segment.views()
         self._scheduler.attach(self.views)
         if null:
             self._scheduler.run_null(self._made_up_tokens(), 0, 0, 0)  # compiles it; its deadline is past
         self._scheduler.step(time.monotonic_ns())  # the first call loads what was compiled
         self.views.engine[ENGINE_STATE] = STATE_READY
+
+    def _recorded(self, limits: Limits, state: State, policy: Policy) -> State:
+        """The state with a recorder in memory that others can read, if there is to be one."""
+        if limits.record_calls == 0:
+            return state
+        facts = {
+            "queue": dataclasses.asdict(self.sizes.queue),
+            "device": self.config.engine.device,
+            "sources": source_digest(),
+            **policy_facts(self.config.scheduler.policy, policy),
+        }
+        try:
+            self._recording = RecordingMemory(limits, state, facts)
+        except RecordingError as error:
+            print(f"blinkpy: the flight recorder is off: {error}", file=sys.stderr, flush=True)
+            return state
+        recorded = state._replace(recorder=self._recording.recorder)
+        self._recording.keep(recorded)
+        return recorded
+
+    def _create_segment(self, facts: EngineFacts) -> None:
+        self.segment = create_segment(self.config.engine.name, self.sizes.queue, facts)
+        self._started = True
+        if self._recording is not None:
+            self._recording.publish(self.config.engine.name)
+
+    def _after_call(self) -> None:
+        """Between a call of the scheduler and the step that it asked for."""
+        if self._recording is not None:
+            self._recording.keep(self.state)
+
+    def _save_crash(self, error: BaseException) -> None:
+        """Save what led to a fault, and say where."""
+        if self._recording is not None and isinstance(error, Exception):
+            name, folder = self.config.engine.name, crash_folder(self.config.engine.record_folder)
+            with contextlib.suppress(RecordingError):
+                saved = save_crash(RecordingReader(name), folder, name, f"{type(error).__name__}: {error}"[:500])
+                print(f"blinkpy: {saved}", file=sys.stderr, flush=True)
 
     def _page_bytes(self, architecture: Architecture) -> tuple[int, int]:
         """(bytes of one page, bytes for the cache)."""
@@ -130,9 +178,7 @@ class Engine:
                 architecture, folder, dtype, progress=lambda share: self._progress("loading weights", share, 1)
             )
         self._progress("preparing the model's step")
-        return CpuStep(
-            architecture, weights, sizes.num_pages, sizes.page_size, sizes.max_model_len, sizes.max_num_batched_tokens
-        )
+        return CpuStep(architecture, weights, sizes.num_pages, sizes.page_size, sizes.max_model_len, sizes.max_num_batched_tokens)
 
     def _facts(self, architecture: Architecture) -> EngineFacts:
         low, high = HASH_MULTIPLIER_RANGE
@@ -155,9 +201,10 @@ class Engine:
                 self._run_null()
             else:
                 self._run_steps(self._step)
-        except BaseException:
+        except BaseException as error:
             self.views.control[CONTROL_FAULT] = 1
             self.views.engine[ENGINE_STATE] = STATE_FAULTED
+            self._save_crash(error)
             raise
         self.views.engine[ENGINE_STATE] = STATE_STOPPED
 
@@ -168,6 +215,7 @@ class Engine:
         while True:
             now = time.monotonic_ns()
             bucket = schedule(now)
+            self._after_call()
             if always:
                 self._check_integrity()
             if bucket >= 0:
@@ -190,7 +238,7 @@ class Engine:
         while True:
             steps = counts[STEPS]
             deadline = time.monotonic_ns() + NULL_TURN_NS
-            if self._scheduler.run_null(tokens, step_ns, IDLE_SPIN_NS, deadline) in (STOPPED, DRAINED):
+            if self._scheduler.run_null(tokens, step_ns, IDLE_SPIN_NS, deadline, self._after_call) in (STOPPED, DRAINED):
                 return
             if counts[STEPS] != steps:
                 pause = IDLE_SLEEP_S[0]
@@ -224,6 +272,9 @@ class Engine:
 
     def close(self) -> None:
         """Remove the segment; front ends notice."""
+        if self._recording is not None:
+            self._recording.close()
+            self._recording = None
         if self._started:
             self.segment.close()
             self._started = False

@@ -1,8 +1,18 @@
-"""The loop on the GPU: one CUDA graph, WHILE { scheduler kernel ; SWITCH { step graphs } }, launched once.
+"""The loop on the GPU: one CUDA graph, launched once. The host takes no part.
 
-The scheduler kernel (blinkpy.kernels.loop) is one block. It runs `schedule`, the source that njit compiles too, and then
-steers the graph: which step graph SWITCH runs, and whether WHILE goes on. Without work it picks no step and sleeps briefly,
-so an idle loop turns every few microseconds and always sees new entries and the control words. The host takes no part.
+    turn
+    WHILE (running) {
+        SWITCH (step graph) {
+            for each step graph:  WHILE (the next step has this graph too) { step, beside its end: ahead ; turn }
+            now and then:         a copy of the scheduler's state, for the flight recorder; then the step
+            without a step:       WHILE (there is nothing to do) { ahead ; turn }
+        }
+    }
+
+The kernels `ahead` and `turn` (blinkpy.kernels.loop) are the two halves of the scheduler's turn, one block each. `ahead` takes a
+branch of its own near the end of the step; `turn` waits for both. It is the last node of each step graph, launched
+programmatically: it starts while the step's last kernel runs, and waits in it. Then it decides which graph is next. The inner
+WHILE is there for speed: to repeat a body takes half the time of leaving it and choosing another.
 
 A step graph is chosen by bucket and by whether the batch has prefill chunks (`StepTable`): a batch of decode rows alone
 needs no prefill attention.
@@ -26,12 +36,31 @@ from blinkpy.kernels.cuda_calls import check
 from blinkpy.kernels.loop import (
     LANES,
     LOOP_BUDGET_NS,
+    LOOP_COPY_AT,
+    LOOP_COPY_EVERY,
+    LOOP_COPY_GRAPH,
     LOOP_RESULT,
+    LOOP_STEP_BEGIN,
+    LOOP_STEP_END,
     LOOP_TRACED,
     LOOP_TURNS,
     LOOP_WORDS,
+    MOST_BUCKETS,
     TRACE_COLUMNS,
+    LoopCode,
 )
+
+AHEAD_KERNELS = 4
+"""`ahead` runs beside so many last kernels of a step: late, so that it sees late arrivals, and early enough to end before
+them. Of a Llama-3-8B step on an H200 these are 0.3 ms, the product with the vocabulary's matrix above all."""
+
+NEVER = 1 << 62  # words
+
+WHILE = runtime.cudaGraphConditionalNodeType.cudaGraphCondTypeWhile
+SWITCH = runtime.cudaGraphConditionalNodeType.cudaGraphCondTypeSwitch
+FULL = runtime.cudaGraphDependencyType.cudaGraphDependencyTypeDefault
+PROGRAMMATIC = runtime.cudaGraphDependencyType.cudaGraphDependencyTypeProgrammatic
+PORT_PROGRAMMATIC = 1  # cudaGraphKernelNodePortProgrammatic
 
 
 @dataclass(frozen=True)
@@ -42,41 +71,71 @@ class StepTable:
     graph_of: np.ndarray
 
 
+@dataclass(frozen=True)
+class Copies:
+    """Copies of the scheduler's state by the loop. graph: torch.cuda.CUDAGraph of one. every: words of records between two.
+    progress: Recorder.progress, where the loop says how many it began and ended."""
+
+    graph: Any
+    every: int
+    progress: torch.Tensor
+
+
 class Executive:
     """The instantiated loop. launch() starts it; from then on it runs until a control word or its time budget ends it.
 
-    code: the scheduler kernel, compiled (blinkpy.kernels.loop.loop_code). table: its table's words, int64, with the addresses
+    code: the loop's kernels, compiled (blinkpy.kernels.loop.loop_code). table: their table's words, int64, with the addresses
     of the queues and of the scheduler's state; keep: whatever those addresses belong to. trace_rows: turns whose times are
-    recorded, for benchmarks. Raises CudaError where the graph can't be built.
+    recorded, for benchmarks: then stamps also note when each step begins and ends. Raises CudaError if the graph can't be built.
     """
 
     def __init__(
         self,
-        code: KernelCode,
+        code: LoopCode,
         table: np.ndarray,
         steps: StepTable,
         stream: torch.cuda.Stream,
         keep: object,
         trace_rows: int = 0,
         lanes: int = LANES,
+        copies: Copies | None = None,
     ):
         self.stream, self._steps, self._keep, self._lanes = stream, steps, keep, lanes
+        self._capturing = torch.cuda.Stream(priority=-1)  # its kernels are one block each, and should not queue for a place
         self.loop = torch.zeros(LOOP_WORDS, dtype=torch.int64, device="cuda")
         self.trace = torch.zeros((max(1, trace_rows), TRACE_COLUMNS), dtype=torch.int64, device="cuda")
         self._trace_rows = trace_rows
-        self._graph_of = torch.from_numpy(steps.graph_of.astype(np.int32)).cuda()
-        self._table = torch.from_numpy(table).cuda()
-        self.kernel_resources: KernelResources = read_cubin(code.cubin).kernels[code.entry]
-        self._library = check(driver.cuLibraryLoadData(code.cubin, [], [], 0, [], [], 0), "load the scheduler kernel")
-        kernel = check(driver.cuLibraryGetKernel(self._library, code.entry.encode()), "find the scheduler kernel")
-        self._function = check(driver.cuKernelGetFunction(kernel), "load the scheduler kernel")
+        if len(steps.graph_of) > MOST_BUCKETS:
+            raise ValueError(f"{len(steps.graph_of)} buckets, and the loop holds {MOST_BUCKETS}")
+        self._copies = copies
+        self._branches = len(steps.graphs) + 1 + (copies is not None)  # a copy of the state before the last, which is idle
+        self._repeat = torch.zeros(self._branches, dtype=torch.int64, device="cuda")
+        self._table = torch.from_numpy(np.concatenate([table, steps.graph_of.astype(np.int64).ravel()])).cuda()
+        self.kernel_resources = {name: resources_of(part) for name, part in code._asdict().items()}
+        self._libraries: list[Any] = []
+        self._launched = False
+        self._ahead, self._turn, self._stamp, self._resume = (self._load(part) for part in code)
         self._graph = self._build(steps.graphs)
         self._executable = check(runtime.cudaGraphInstantiate(self._graph, 0), "instantiate the loop")
 
+    def _load(self, code: KernelCode) -> Any:
+        library = check(driver.cuLibraryLoadData(code.cubin, [], [], 0, [], [], 0), "load the loop's kernels")
+        self._libraries.append(library)
+        kernel = check(driver.cuLibraryGetKernel(library, code.entry.encode()), "find the loop's kernels")
+        return check(driver.cuKernelGetFunction(kernel), "load the loop's kernels")
+
     def launch(self, budget_s: float = 0) -> None:
-        """Start the loop and return at once. budget_s: seconds after which it ends by itself, for tests; 0: never."""
+        """Start the loop and return at once. budget_s: seconds after which it ends by itself, for tests; 0: never.
+
+        Once for each state: its first turn has no `ahead` before it, which is right for a fresh one alone. Raises RuntimeError.
+        """
+        if self._launched:
+            raise RuntimeError("the loop was launched before: its state is not fresh")
+        self._launched = True
         words = torch.zeros(LOOP_WORDS, dtype=torch.int64)
         words[LOOP_BUDGET_NS] = int(budget_s * 1e9)
+        words[LOOP_COPY_GRAPH] = self._branches - 2
+        words[LOOP_COPY_AT] = words[LOOP_COPY_EVERY] = self._copies.every if self._copies is not None else NEVER
         words[LOOP_TRACED] = 0 if self._trace_rows else 1  # without a trace it is full from the start
         with torch.cuda.stream(self.stream):
             self.loop.copy_(words)
@@ -110,34 +169,79 @@ class Executive:
         if self._executable is not None:
             check(runtime.cudaGraphExecDestroy(self._executable), "destroy the loop")
             check(runtime.cudaGraphDestroy(self._graph), "destroy the graph")
-            check(driver.cuLibraryUnload(self._library), "unload the scheduler kernel")
+            for library in self._libraries:
+                check(driver.cuLibraryUnload(library), "unload the loop's kernels")
             self._executable = self._graph = None
 
-    def _build(self, graphs: Sequence[Any]) -> Any:
-        kinds = runtime.cudaGraphConditionalNodeType
+    def _build(self, steps: Sequence[Any]) -> Any:
         graph = check(runtime.cudaGraphCreate(0), "create a graph")
         # The flag: the default value is set anew at each launch of the graph.
-        while_handle = check(runtime.cudaGraphConditionalHandleCreate(graph, 1, 1), "create the WHILE condition")
-        (body,) = add_conditional(graph, [], while_handle, kinds.cudaGraphCondTypeWhile, 1)
+        loop_handle = check(runtime.cudaGraphConditionalHandleCreate(graph, 1, 1), "create the loop's condition")
+        (body,) = add_conditional(graph, loop_handle, WHILE, 1)
+        loop_node = only(nodes_of(graph))
         switch_handle = check(runtime.cudaGraphConditionalHandleCreate(body, 0, 0), "create the SWITCH condition")
-        with capture_into(body, self.stream):
-            self._launch_kernel(int(while_handle), int(switch_handle))
-        scheduler_node = only_node(body)
-        branches = add_conditional(body, [scheduler_node], switch_handle, kinds.cudaGraphCondTypeSwitch, len(graphs))
-        for branch, step in zip(branches, graphs, strict=True):
-            child = runtime.cudaGraph_t(step.raw_cuda_graph())
-            check(runtime.cudaGraphAddChildGraphNode(branch, None, 0, child), "add a step graph")
+        branches = add_conditional(body, switch_handle, SWITCH, self._branches)
+        handles = int(loop_handle), int(switch_handle)
+        repeat = []
+        for own, branch in enumerate(branches):
+            handle = check(runtime.cudaGraphConditionalHandleCreate(branch, 0, 0), "create a step's condition")
+            (repeated,) = add_conditional(branch, handle, WHILE, 1)
+            repeat.append(int(handle))
+            if own < len(steps):
+                self._add_step(repeated, runtime.cudaGraph_t(steps[own].raw_cuda_graph()), handles, own)
+            elif self._copies is not None and own == len(steps):
+                self._add_copy(repeated, self._copies, int(switch_handle), own)
+            else:
+                ahead = self._add_ahead(repeated, [])
+                self._add_turn(repeated, [(ahead, FULL)], handles, own)
+        first = self._add_turn(graph, [], handles, -1)
+        check(runtime.cudaGraphAddDependencies(graph, [first], [loop_node], None, 1), "order the first turn")
+        self._repeat.copy_(torch.tensor(repeat, dtype=torch.int64))
         return graph
 
-    def _launch_kernel(self, while_handle: int, switch_handle: int) -> None:
+    def _add_step(self, graph: Any, step: Any, handles: tuple[int, int], own: int) -> None:
+        """Put a step graph and the turn's two halves into a graph."""
+        whole = check(runtime.cudaGraphClone(step), "copy a step graph")
+        chain = chain_of(whole)
+        ahead = self._add_ahead(whole, chain[:-AHEAD_KERNELS][-1:])
+        self._add_turn(whole, [(chain[-1], PROGRAMMATIC), (ahead, FULL)], handles, own)
+        if self._trace_rows:
+            for after, index in ([], LOOP_STEP_BEGIN), ([(chain[-1], PROGRAMMATIC)], LOOP_STEP_END):
+                self._add_kernel(whole, after, self._stamp, 1, [*array_argument(self.loop), index])
+        check(runtime.cudaGraphAddChildGraphNode(graph, None, 0, whole), "add a step graph")
+
+    def _add_copy(self, graph: Any, copies: Copies, switch_handle: int, own: int) -> None:
+        """Put a copy of the state into a graph, and what goes on with the step behind it."""
+        copy = runtime.cudaGraph_t(copies.graph.raw_cuda_graph())
+        node = check(runtime.cudaGraphAddChildGraphNode(graph, None, 0, copy), "add the copy of the state")
         words: list[int] = []
-        for tensor in (self._table, self._graph_of, self.loop, self.trace):
+        for tensor in (self._repeat, self.loop, copies.progress):
             words += array_argument(tensor)
-        words += [while_handle, switch_handle]
-        parameters = (tuple(words), (ctypes.c_uint64,) * len(words))
-        stream = self.stream.cuda_stream
-        call = driver.cuLaunchKernel(self._function, 1, 1, 1, self._lanes, 1, 1, 0, stream, parameters, 0)
-        check(call, "launch the scheduler kernel")
+        self._add_kernel(graph, [(node, FULL)], self._resume, 1, [*words, switch_handle, own])
+
+    def _add_ahead(self, graph: Any, after: list[Any]) -> Any:
+        words = array_argument(self._table) + array_argument(self.loop)
+        return self._add_kernel(graph, [(node, FULL) for node in after], self._ahead, self._lanes, words)
+
+    def _add_turn(self, graph: Any, after: list[tuple[Any, Any]], handles: tuple[int, int], own: int) -> Any:
+        words: list[int] = []
+        for tensor in (self._table, self._repeat, self.loop, self.trace):
+            words += array_argument(tensor)
+        words += [*handles, own]
+        return self._add_kernel(graph, after, self._turn, self._lanes, words)
+
+    def _add_kernel(self, graph: Any, after: list[tuple[Any, Any]], function: Any, lanes: int, words: list[int]) -> Any:
+        """Add a kernel of one block that depends on `after`: (node, kind of the edge). Returns its node."""
+        before = {int(node) for node in nodes_of(graph)}
+        with capture_into(graph, self._capturing, after):
+            parameters = (tuple(words), (ctypes.c_int64,) * len(words))
+            call = driver.cuLaunchKernel(function, 1, 1, 1, lanes, 1, 1, 0, self._capturing.cuda_stream, parameters, 0)
+            check(call, "add a kernel to the loop")
+        return only([node for node in nodes_of(graph) if int(node) not in before])
+
+
+def resources_of(code: KernelCode) -> KernelResources:
+    return read_cubin(code.cubin).kernels[code.entry]
 
 
 def array_argument(tensor: torch.Tensor) -> list[int]:
@@ -147,33 +251,63 @@ def array_argument(tensor: torch.Tensor) -> list[int]:
     return [0, 0, tensor.numel(), size, tensor.data_ptr(), *tensor.shape, *(n * size for n in tensor.stride())]
 
 
-def add_conditional(graph: Any, after: list[Any], handle: Any, kind: Any, bodies: int) -> list[Any]:
-    """Add a conditional node that runs after the nodes `after`; returns the graphs of its bodies, to be filled."""
+def add_conditional(graph: Any, handle: Any, kind: Any, bodies: int) -> list[Any]:
+    """Add a conditional node; returns the graphs of its bodies, to be filled."""
     parameters = runtime.cudaGraphNodeParams()
     parameters.type = runtime.cudaGraphNodeType.cudaGraphNodeTypeConditional
     parameters.conditional.handle = handle
     parameters.conditional.type = kind
     parameters.conditional.size = bodies
-    check(runtime.cudaGraphAddNode(graph, after or None, None, len(after), parameters), "add a conditional node")
+    check(runtime.cudaGraphAddNode(graph, None, None, 0, parameters), "add a conditional node")
     return [parameters.conditional.phGraph_out[i] for i in range(bodies)]
 
 
-def only_node(graph: Any) -> Any:
-    """The single node of a graph."""
-    nodes = check(runtime.cudaGraphGetNodes(graph, 2), "list nodes")
-    listed = nodes[0] if isinstance(nodes, tuple) else nodes
-    count = nodes[1] if isinstance(nodes, tuple) else len(listed)
-    if int(count) != 1:
-        raise RuntimeError(f"the loop's body has {count} nodes instead of the scheduler kernel alone")
-    return listed[0]
+def nodes_of(graph: Any) -> list[Any]:
+    """All nodes of a graph, without those of its bodies and child graphs."""
+    _, count = check(runtime.cudaGraphGetNodes(graph, 0), "count nodes")
+    nodes, count = check(runtime.cudaGraphGetNodes(graph, count), "list nodes")
+    return list(nodes)[: int(count)]
+
+
+def only(nodes: list[Any]) -> Any:
+    """The single node of a list."""
+    if len(nodes) != 1:
+        raise RuntimeError(f"{len(nodes)} nodes of the loop's graph where one was added")
+    return nodes[0]
+
+
+def chain_of(graph: Any) -> list[Any]:
+    """The nodes that lead to the last one of a step graph, in order. Raises RuntimeError where there are several last ones."""
+    nodes = {int(node): node for node in nodes_of(graph)}
+    *_, count = check(runtime.cudaGraphGetEdges(graph, 0), "count edges")
+    before: dict[int, int] = {}
+    sources, targets, _, count = check(runtime.cudaGraphGetEdges(graph, count), "list edges")
+    for source, target in zip(sources[: int(count)], targets[: int(count)], strict=True):
+        before[int(target)] = int(source)
+    node = int(only([nodes[key] for key in nodes.keys() - set(before.values())]))
+    chain = [nodes[node]]
+    while node in before:
+        node = before[node]
+        chain.append(nodes[node])
+    return chain[::-1]
 
 
 @contextlib.contextmanager
-def capture_into(graph: Any, stream: torch.cuda.Stream) -> Iterator[None]:
-    """What is launched on the stream becomes nodes of the graph."""
+def capture_into(graph: Any, stream: torch.cuda.Stream, after: Sequence[tuple[Any, Any]] = ()) -> Iterator[None]:
+    """What is launched on the stream becomes nodes of the graph, behind the nodes `after`: (node, kind of the edge)."""
     mode = runtime.cudaStreamCaptureMode.cudaStreamCaptureModeRelaxed
-    check(runtime.cudaStreamBeginCaptureToGraph(stream.cuda_stream, graph, None, None, 0, mode), "begin a capture")
+    nodes, edges = [node for node, _ in after] or None, [edge(kind) for _, kind in after] or None
+    call = runtime.cudaStreamBeginCaptureToGraph(stream.cuda_stream, graph, nodes, edges, len(after), mode)
+    check(call, "begin a capture")
     try:
         yield
     finally:
         check(runtime.cudaStreamEndCapture(stream.cuda_stream), "end a capture")
+
+
+def edge(kind: Any) -> Any:
+    """An edge of a graph that starts from a kernel: FULL waits for its end, PROGRAMMATIC for its griddepcontrol."""
+    data = runtime.cudaGraphEdgeData()
+    data.type = kind
+    data.from_port = PORT_PROGRAMMATIC if kind == PROGRAMMATIC else 0
+    return data

@@ -110,6 +110,13 @@ class Child:
         *lines, self._partial = (self._partial + piece).split(b"\n")
         return [json.loads(line) for line in lines]
 
+    def last_error(self) -> str:
+        """What it reported as its failure, and nobody has read yet; empty if it said nothing. After its end."""
+        error = ""
+        while reports := self.reports(0):
+            error = next((report["error"] for report in reports if "error" in report), error)
+        return error
+
     def wait_ready(
         self, deadline_s: float, on_progress: Callable[..., None] | None = None, on_tick: Callable[[], None] | None = None
     ) -> dict[str, Any]:

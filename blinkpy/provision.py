@@ -16,26 +16,27 @@ import numpy as np
 import torch
 from cuda.bindings import runtime
 
+from blinkpy.check.guard import vetted_policy
 from blinkpy.config import Config, ConfigError
-from blinkpy.dpu.shm import create_segment
 from blinkpy.engine import Engine
 from blinkpy.kernels.cuda_calls import CudaError
 from blinkpy.kernels.device_views import MappedSegment, to_device, to_host
 from blinkpy.kernels.linear_config import LinearTable
-from blinkpy.kernels.policies import Policy, load_policy
+from blinkpy.kernels.policies import Policy
 from blinkpy.kernels.scheduler import Scheduler
 from blinkpy.kv.integrity import check_integrity
 from blinkpy.kv.state import DRAINED, Limits, State, make_limits, make_state
 from blinkpy.models.architecture import Architecture, read_architecture
 from blinkpy.models.buckets import bucket_shapes, step_shapes
 from blinkpy.models.cache import PagedCache, kv_bytes_per_page
-from blinkpy.models.gpu_memory import MemoryPlan, plan_memory
+from blinkpy.models.gpu_memory import MemoryPlan, gib, plan_memory
 from blinkpy.models.gpu_step import GpuStep
 from blinkpy.models.host_driven import HostDrivenStep, device_side, pin_state
 from blinkpy.models.hub import resolve_model
 from blinkpy.models.weights import Weights, choose_dtype, load_weights, random_weights
 from blinkpy.progress import Report
 from blinkpy.queues import CONTROL_FAULT, ENGINE_STATE, STATE_FAULTED, STATE_READY, STATE_STOPPED, EngineViews
+from blinkpy.recording.on_gpu import GpuRecording
 from blinkpy.sizing import engine_sizes, pages_for
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ class CudaEngine(Engine):
         self.timings: dict[str, float] = {}
         self._trace_rows, self._pdl = trace_rows, pdl
         self._mapped: MappedSegment | None = None
+        self._gpu_recording: GpuRecording | None = None
         self._phase_began = time.monotonic()
         self._phase = ""
 
@@ -89,11 +91,21 @@ class CudaEngine(Engine):
 
     def start(self) -> None:
         """See Engine.start. Raises ConfigError also when the model does not fit, before anything is loaded."""
+        try:
+            self._start()
+        except torch.cuda.OutOfMemoryError as error:  # another process took what was free when the plan was made
+            free, total = torch.cuda.mem_get_info()
+            raise ConfigError(
+                f"out of GPU memory while {self._phase}: {gib(free)} of {gib(total)} are free, and the plan was "
+                f"{self.plan.describe()}; stop what else uses this GPU, or lower gpu_memory_utilization"
+            ) from error
+
+    def _start(self) -> None:
         config = self.config
-        policy = load_policy(config.scheduler.policy)
+        policy = vetted_policy(config.scheduler.policy)
         self._enter("reading the model")
         gpu = check_gpu(self.control)
-        folder = resolve_model(config.model.model, weights=config.model.load_format != "dummy")
+        folder = resolve_model(config.model.model, weights=config.model.load_format != "dummy", tokenizer=False)
         a = read_architecture(folder)
         dtype = choose_dtype(a, config.model.dtype, "cuda")
         if dtype == torch.float16:
@@ -113,15 +125,21 @@ class CudaEngine(Engine):
             facts,
             max_num_batched_tokens=self.sizes.max_num_batched_tokens,
             prefix_caching=config.cache.enable_prefix_caching,
+            record_calls=config.engine.recorded_steps(loop_on_gpu=self.control == "gpu"),
         )
         self.state = make_state(self.limits, buckets)
         stream = torch.cuda.Stream()
         shapes, graph_of = step_shapes(buckets)
         if self.control == "host":
-            self.state = pin_state(self.state)
+            self.state = self._recorded(self.limits, pin_state(self.state), policy)
             batch, requests = device_side(self.state)
         else:
-            self.device_state = to_device(self.state)
+            self.state = self._recorded(self.limits, self.state, policy)
+            if self._recording is not None:
+                self._gpu_recording = GpuRecording(self._recording, self.state)
+                self.device_state = self._gpu_recording.state
+            else:
+                self.device_state = to_device(self.state)
             batch, requests = self.device_state.batch, self.device_state.requests
         processors = torch.cuda.get_device_properties(0).multi_processor_count
         table, length = LinearTable.load(gpu), self.sizes.max_model_len
@@ -129,8 +147,7 @@ class CudaEngine(Engine):
         self._enter("compiling kernels and capturing steps")
         step.capture(stream, lambda share: self._progress("compiling kernels and capturing steps", share, 1))
         self._gpu_step = step
-        self.segment = create_segment(config.engine.name, self.sizes.queue, facts)
-        self._started = True
+        self._create_segment(facts)
         self.views = self.segment.views()
         if self.control == "host":
             self._enter("compiling the scheduler")
@@ -145,18 +162,20 @@ class CudaEngine(Engine):
         self.views.engine[ENGINE_STATE] = STATE_READY
         self._enter("")
 
-    def _build_executive(
-        self, policy: Policy, queues: EngineViews, graph_of: np.ndarray, stream: torch.cuda.Stream
-    ) -> Executive:
+    def _build_executive(self, policy: Policy, queues: EngineViews, graph_of: np.ndarray, stream: torch.cuda.Stream) -> Executive:
         # Imported here: --control host works without numba-cuda.
-        from blinkpy.executive import Executive, StepTable
+        from blinkpy.executive import Copies, Executive, StepTable
         from blinkpy.kernels.compile import device_arguments
         from blinkpy.kernels.loop import loop_code
 
         kind, table = device_arguments(self.limits, queues, self.device_state)
         code = loop_code(policy, kind, len(table), torch.cuda.get_device_capability())
         steps = StepTable(tuple(self._gpu_step.graphs), graph_of)
-        return Executive(code, table, steps, stream, (queues, self.device_state), self._trace_rows)
+        copies, recording = None, self._gpu_recording
+        if recording is not None and self._recording is not None:
+            copies = Copies(recording.capture(stream), self._recording.copy_every, recording.progress)
+        keep = (queues, self.device_state, recording)
+        return Executive(code, table, steps, stream, keep, self._trace_rows, copies=copies)
 
     def _plan(self, a: Architecture, dtype: torch.dtype, page_bytes: int) -> MemoryPlan:
         free, total = torch.cuda.mem_get_info()
@@ -200,11 +219,14 @@ class CudaEngine(Engine):
             executive.launch(budget_s)
             while executive.running():
                 time.sleep(WATCH_S)
+                if self._gpu_recording is not None:
+                    self._gpu_recording.fetch()
             result = executive.result()
-        except CudaError:
+        except CudaError as error:
             # The GPU writes nothing any more: its words are the host's now.
             self.views.control[CONTROL_FAULT] = 1
             self.views.engine[ENGINE_STATE] = STATE_FAULTED
+            self._save_crash(error)
             raise
         self.views.engine[ENGINE_STATE] = STATE_STOPPED
         if result == DRAINED and self.config.engine.check_integrity != "never":
@@ -221,7 +243,10 @@ class CudaEngine(Engine):
             if self._mapped is not None:
                 self._mapped.close()
                 self._mapped = None
+            if self._gpu_recording is not None:
+                self._gpu_recording.close()
+                self._gpu_recording = None
         except CudaError:
             # After a fault every call fails; the driver frees all of it with the process.
-            self.executive = self._mapped = None
+            self.executive = self._mapped = self._gpu_recording = None
         super().close()

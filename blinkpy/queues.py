@@ -22,6 +22,9 @@ written before the word, whose store is then a release, and stays until the comp
 PAIR_ATTACHED == 1) until its lease ends. Doorbells and completion heads carry the epoch in their upper half, and request
 ids in theirs, so whatever an earlier owner writes late is recognised and changes nothing.
 
+*Order.* What both sides rely on in the order of memory accesses has names, O1 to O8, and is checked for all machines by
+blinkpy/sim/queue_model.py; change the one with the other.
+
 This module needs NumPy alone, so that a front end on a DPU can import it.
 """
 

@@ -23,13 +23,16 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from blinkpy.config import Config, ConfigError, split_address
 from blinkpy.dpu.shm import FOLDER, unlink_stale
 from blinkpy.dpu.transport import TransportError
+from blinkpy.kernels.cuda_calls import CudaError
 from blinkpy.processes import Child, ChildError, Entry, Reporter, child_main, describe_exit
 from blinkpy.progress import Progress, Report
+from blinkpy.recording.crash import crash_folder, save_crash
+from blinkpy.recording.memory import RecordingError, RecordingReader, remove_dead_links
 
 if TYPE_CHECKING:
     from blinkpy.rdma_listener import RdmaListener
@@ -39,6 +42,7 @@ FRONTEND_START_S = 60.0
 FAULT_GRACE_S = 5.0  # how long front ends go on answering errors after the engine died
 ENGINE_STOP_S = 10.0
 POLL_S = 0.1
+OPENMP_SPINS = 2000
 SERVE_PREFIX = "serve-"  # of the names of segments that nobody chose
 
 
@@ -91,13 +95,14 @@ def serve(config: Config, named: bool) -> int:
             check_address(config.frontend.host, config.frontend.port)
             config = find_model(config, progress)
             stack.callback(unlink_stale, config.engine.name)  # in case the engine was killed
+            stack.callback(remove_dead_links)
             engine = start(stack, "engine", config, signals, ENGINE_STOP_S)
             engine.wait_ready(START_SILENCE_S, progress, tick)
             progress("starting front ends")
             frontend = start(stack, "frontend", config, signals, config.frontend.shutdown_s + ENGINE_STOP_S)
             facts = frontend.wait_ready(FRONTEND_START_S, None, tick)
             print(welcome(config, int(facts["port"]), progress.close()), flush=True)
-            return watch(engine, frontend, signals)
+            return watch(engine, frontend, signals, crash_saver(config))
         except Stopped:
             progress.close()
             return 0
@@ -122,8 +127,12 @@ def engine_alone(config: Config, given: frozenset[str]) -> int:
         progress.say(f"blinkpy: engine {config.engine.name} is ready after {progress.close():.1f} s; attach front ends with\n")
         print(f"blinkpy frontend {name} {how}", flush=True)
 
-    config = find_model(config, progress)
-    return run_engine(config, progress, ready)
+    config = find_model(config, progress, tokenizer=False)
+    try:
+        return run_engine(config, progress, ready)
+    except CudaError as error:
+        progress.close()
+        leave(complain(f"the GPU failed: {error}"))
 
 
 def check_transport(config: Config, given: frozenset[str], address: str) -> None:
@@ -154,7 +163,11 @@ def frontend_alone(config: Config, given: frozenset[str]) -> int:
 
 def engine_child(config: Config, reporter: Reporter) -> int:
     """The engine as a child of `serve` or `LLM`."""
-    return run_engine(config, reporter, lambda address: reporter.ready())
+    try:
+        return run_engine(config, reporter, lambda address: reporter.ready())
+    except CudaError as error:
+        reporter.error(f"the GPU failed: {error}")  # one line from the parent, and no traceback
+        leave(1)
 
 
 def frontend_child(config: Config, reporter: Reporter) -> int:
@@ -177,8 +190,9 @@ def run_engine(config: Config, report: Report, on_ready: Callable[[str], None]) 
     """Run an engine in this process until a signal. The first one drains for --shutdown-s at most, the second one stops.
 
     on_ready gets HOST:PORT for front ends on other machines, or "". Raises ConfigError for what the user can mend, an engine
-    that isn't installed included.
+    that isn't installed included, and CudaError when the GPU fails.
     """
+    spare_cores()
     try:
         from blinkpy.devices import make_engine
     except ModuleNotFoundError as error:
@@ -250,12 +264,33 @@ def start(stack: contextlib.ExitStack, entry: str, config: Config, signals: Sign
     return child
 
 
-def watch(engine: Child, frontend: Child, signals: Signals) -> int:
-    """Wait for a signal or for the death of a part; returns the exit code."""
+def crash_saver(config: Config) -> Callable[[str], None]:
+    """A function that saves the recording of an engine that was killed, with a reason: it holds the memory from now on."""
+    name = config.engine.name
+    try:
+        reader = RecordingReader(name) if config.engine.record_steps else None
+    except RecordingError:
+        reader = None
+
+    def save(reason: str) -> None:
+        if reader is not None:
+            saved = save_crash(reader, crash_folder(config.engine.record_folder), name, reason)
+            print(f"blinkpy: {saved}", file=sys.stderr, flush=True)
+
+    return save
+
+
+def watch(engine: Child, frontend: Child, signals: Signals, save: Callable[[str], None]) -> int:
+    """Wait for a signal or for the death of a part; returns the exit code. save: for the recording of an engine that was killed;
+    one that fails saves it itself."""
     while not signals.count:
         time.sleep(POLL_S)
         if engine.exit_code() is not None:
-            code = complain(f"the engine {describe_exit(engine.exit_code() or 0)}; clients get errors for {FAULT_GRACE_S:.0f} s")
+            ended, reason = engine.exit_code() or 0, engine.last_error()
+            if ended < 0:
+                save(f"the engine {describe_exit(ended)}")
+            how = describe_exit(ended) + (f" ({reason})" if reason else "")
+            code = complain(f"the engine {how}; clients get errors for {FAULT_GRACE_S:.0f} s")
             deadline = time.monotonic() + FAULT_GRACE_S
             while time.monotonic() < deadline and not signals.count and frontend.exit_code() is None:
                 time.sleep(POLL_S)
@@ -271,13 +306,34 @@ def complain(message: str) -> int:
     return 1
 
 
-def find_model(config: Config, progress: Report, weights: bool = True) -> Config:
+def spare_cores() -> None:
+    """Let OpenMP's threads sleep soon after a parallel region, unless the user chose otherwise. Before torch is imported.
+
+    By default GNU's spin 300,000 times, and on cores that others use too they spin for one that the kernel has put aside: with
+    this count a token took a fifth of the time on two busy cores, and the same time on two quiet ones.
+    """
+    if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}:
+        os.environ["GOMP_SPINCOUNT"] = str(OPENMP_SPINS)
+
+
+def leave(code: int) -> NoReturn:
+    """End this process without taking the interpreter and its libraries down first, when all that matters is closed.
+
+    After a fault of the GPU destructors of torch fail and abort the process; and at any time a thread that wakes up while
+    the interpreter ends, such as the one that watches the parent, can do so.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def find_model(config: Config, progress: Report, weights: bool = True, tokenizer: bool = True) -> Config:
     """The config with the model's folder in place of its name, downloaded if need be; the API keeps the name."""
     from blinkpy.models.hub import resolve_model
 
     progress(f"finding model {config.model.model}")
     weights = weights and config.engine.device != "null" and config.model.load_format != "dummy"
-    folder = resolve_model(config.model.model, weights=weights)
+    folder = resolve_model(config.model.model, weights=weights, tokenizer=tokenizer)
     name = config.model.served_model_name or config.model.model
     return config.with_options({"model": str(folder), "served_model_name": name})
 
@@ -298,6 +354,7 @@ def remove_leftovers() -> None:
     for path in FOLDER.glob(f"blinkpy.{SERVE_PREFIX}*"):
         with contextlib.suppress(OSError):  # another user's
             unlink_stale(path.name.removeprefix("blinkpy."))
+    remove_dead_links()
 
 
 def base_url(host: str, port: int) -> str:
@@ -321,4 +378,4 @@ def welcome(config: Config, port: int, seconds: float | None = None) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(child_main(CHILD_ENTRIES, sys.argv[1:]))
+    leave(child_main(CHILD_ENTRIES, sys.argv[1:]))

@@ -26,19 +26,22 @@ READ = ("page_table", "entry", "tokens", "prompt_length")  # of the requests, by
 
 
 class OnDevice:
-    """A GpuStep over tensors on a device, fed with batches of NumPy arrays."""
+    """A GpuStep over tensors on a device, fed with batches of NumPy arrays. limits: rows and tokens of the largest step."""
 
-    def __init__(self, step_type: Any, a: Any, weights: Any, pages: int, model_len: int, batch: Batch, requests: Requests):
+    def __init__(
+        self, step_type: Any, a: Any, weights: Any, pages: int, model_len: int, batch: Batch, requests: Requests,
+        limits: tuple[int, int] = (ROWS_AT_MOST, TOKENS_AT_MOST), table: LinearTable | None = None,
+    ):  # fmt: skip
         device = str(weights.device)
         self.device = device
         self.batch = map_arrays(lambda array: torch.from_numpy(array.copy()).to(device), batch)
         tensors = {name: torch.from_numpy(getattr(requests, name).copy()).to(device) for name in READ}
         self.requests = requests._replace(**tensors)
-        self.buckets = bucket_shapes(ROWS_AT_MOST, TOKENS_AT_MOST)
+        self.buckets = bucket_shapes(*limits)
         self.shapes, self.graph_of = step_shapes(self.buckets)
         self.cache = PagedCache(a, pages, PAGE, weights.dtype, device)
         self.step = step_type(
-            a, weights, self.cache, self.batch, self.requests, self.shapes, model_len, LinearTable(), device != "cpu"
+            a, weights, self.cache, self.batch, self.requests, self.shapes, model_len, table or LinearTable(), device != "cpu"
         )
 
     def give(self, batch: Batch, requests: Requests) -> StepShape:

@@ -18,11 +18,13 @@ from blinkpy import queues
 from blinkpy.kernels.activation import swiglu
 from blinkpy.kernels.attention import DecodePlan, DecodeWorkspace, decode_attention
 from blinkpy.kernels.embedding import embed
-from blinkpy.kernels.experts import ExpertConfig, experts
+from blinkpy.kernels.expert_config import ExpertConfig
+from blinkpy.kernels.expert_gemv import expert_gemv
+from blinkpy.kernels.experts import experts
 from blinkpy.kernels.linear import LinearWorkspace, linear
 from blinkpy.kernels.linear_config import LinearConfig
 from blinkpy.kernels.logprobs import logprobs
-from blinkpy.kernels.moe import Routing, route
+from blinkpy.kernels.moe import Routing, route, router_logits
 from blinkpy.kernels.norm import last_token_norm, rms_norm
 from blinkpy.kernels.prefill import prefill_attention
 from blinkpy.kernels.rope import rope_and_cache
@@ -421,6 +423,52 @@ def sampling_case(
         assert (pairs["logprob"][row, len(top) + 1 :] == -np.inf).all()
     assert len(wrong) <= mismatches, f"(row, found, expected, temperature, top_k, top_p, min_p, uniform): {wrong}"
     assert (records[silent.tolist()] == -7).all(), "log probabilities of rows that emit nothing"
+
+
+def router_case(
+    rng: np.random.Generator, device: str, dtype: torch.dtype, *, tokens: int, bucket: int, count: int, hidden: int
+) -> None:
+    """Norm and router in one kernel."""
+    x, scales = (draw(rng, *shape, dtype=dtype, device=device) for shape in ((bucket, hidden), (hidden,)))
+    router = draw(rng, count, hidden, dtype=dtype, device=device, scale=hidden**-0.5)
+    normed = poison(bucket, hidden, dtype=dtype, device=device)
+    logits = poison(bucket, count, dtype=torch.float32, device=device)
+    router_logits(x, (scales, 1e-5), router, header(tokens, tokens, 0, device), normed, logits)
+    close(normed[:tokens], reference.rms_norm(x[:tokens], scales, 1e-5), dtype, "norm before the router")
+    close(logits[:tokens], reference.linear(normed[:tokens], router), torch.float32, "logits of the router")
+    untouched(normed[tokens:], "norm before the router")
+    untouched(logits[tokens:], "logits of the router")
+
+
+def expert_gemv_case(
+    rng: np.random.Generator, device: str, dtype: torch.dtype, *, tokens: int, bucket: int, count: int, top_k: int,
+    hidden: int, width: int, normalize: bool = True, ties: bool = False,
+) -> None:  # fmt: skip
+    """A few tokens straight from the weights of their experts. ties: logits of few values, zeros of both signs, and NaN."""
+    logits = draw(rng, bucket, count, dtype=torch.float32, device=device)
+    if ties:
+        logits = logits.round().clamp(-1, 0)
+        logits[0, count // 2] = float("nan")
+    weights, ids = reference.route(torch.nan_to_num(logits[:tokens], nan=-float("inf")), top_k, normalize)
+    logits[tokens:] = float("nan")
+    x = draw(rng, bucket, hidden, dtype=dtype, device=device)
+    x[tokens:] = float("nan")
+    gate_up = draw(rng, count, 2 * width, hidden, dtype=dtype, device=device, scale=hidden**-0.5)
+    down = draw(rng, count, hidden, width, dtype=dtype, device=device, scale=width**-0.5)
+    residual = draw(rng, tokens, hidden, dtype=dtype, device=device)
+    counts = header(tokens, tokens, 0, device)
+    outs = []
+    for live in (tokens, tokens if tokens == 1 else tokens - 1):
+        inner = poison(bucket * top_k * width, dtype=dtype, device=device)
+        out = poison(bucket, hidden, dtype=dtype, device=device)
+        out[:live] = residual[:live]
+        counts[1] = live
+        expert_gemv(x, logits, gate_up, down, counts, out, inner, top_k=top_k, normalize=normalize)
+        untouched(out[live:], "experts")
+        untouched(inner.view(-1, width)[live * top_k :], "inner results of experts")
+        outs.append(out[:live])
+    assert torch.equal(outs[0][: len(outs[1])], outs[1]), "a token depends on its neighbours, or two runs differ"
+    close(outs[0], reference.experts(x[:tokens], gate_up, down, weights, ids) + residual.double(), dtype, "experts")
 
 
 def experts_case(

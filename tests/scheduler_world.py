@@ -17,7 +17,7 @@ import numpy as np
 from blinkpy import queues as q
 from blinkpy.kernels.lanes import Team
 from blinkpy.kernels.policies import Policy, fcfs
-from blinkpy.kernels.scheduler import Scheduler, make_schedule, plain
+from blinkpy.kernels.scheduler import Scheduler, make_phases, make_schedule, plain
 from blinkpy.kv.integrity import check_integrity
 from blinkpy.kv.state import EMITS, EMPTY, ROWS, TOKENS, Limits, State, make_limits, make_state
 
@@ -72,6 +72,8 @@ class Sizes:
     prefix_caching: bool = True
     multipliers: tuple[int, int] = MULTIPLIERS
     intake_entries: int = 4
+    intake_tokens: int = 32768
+    record_calls: int = 0
 
     def queue_sizes(self) -> q.QueueSizes:
         sq = max(2, 1 << (self.slots - 1).bit_length())
@@ -246,7 +248,10 @@ Runner = Callable[[int], int]
 
 
 class World:
-    """Queues, scheduler, model and front ends. mode: "python", "njit", or a number of lanes in plain Python."""
+    """Queues, scheduler, model and front ends.
+
+    mode: "python", "njit", a number of lanes in plain Python, or "general": plain Python that never takes a short way.
+    """
 
     def __init__(self, sizes: Sizes, mode: str | int = "python", policy: Policy = fcfs, seed: int = 0) -> None:
         self.sizes, self.queue = sizes, sizes.queue_sizes()
@@ -260,6 +265,8 @@ class World:
             max_num_batched_tokens=sizes.tokens,
             prefix_caching=sizes.prefix_caching,
             intake_entries=sizes.intake_entries,
+            intake_tokens=sizes.intake_tokens,
+            record_calls=sizes.record_calls,
         )
         self.state: State = make_state(self.limits)
         self.now = 1
@@ -269,6 +276,9 @@ class World:
         self.bucket = -1
 
     def _runner(self, mode: str | int, policy: Policy, seed: int) -> Runner:
+        if mode == "general":
+            general, state, queues = make_phases(policy, short_ways=False).schedule, plain(self.state), plain(self.views)
+            return lambda now: general(self.limits, queues, state, now, 0, 1)
         if isinstance(mode, str):
             scheduler = Scheduler(self.limits, self.state, policy, mode=mode)  # type: ignore[arg-type]
             scheduler.attach(self.views)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import groupby
+from typing import Any
 
 from blinkpy import cli
 from blinkpy.config import option_type, options
@@ -16,6 +18,9 @@ This page is generated from the options in `blinkpy/config.py` by `make docs`; a
     blinkpy engine [MODEL] [options]     an engine alone, for front ends on this machine (--name) or others (--listen)
     blinkpy frontend [MODEL] [options]   front ends alone, for an engine on this machine (--name) or another (--engine)
     blinkpy doctor [options]             look whether this machine is ready for --transport rdma
+    blinkpy check POLICY [options]       check a scheduling policy, and compare it with the shipped ones
+    blinkpy record [NAME] [options]      save the last steps of a running engine
+    blinkpy replay FILE [options]        run saved steps again, and tell what happened and why
     blinkpy --version
 
 MODEL is the same as `--model`. A value comes from the first of these that gives one: the flag, the environment variable
@@ -42,14 +47,27 @@ def main() -> None:
             f"## {section}\n\n{cli.section_help(section)}\n\n| option | default | bounds | of | meaning |\n|---|---|---|---|---|"
         )
         for _, item in entries:
-            low, high, choices = (item.metadata[key] for key in ("low", "high", "choices"))
-            flag = cli.flag(item)
-            default = item.default
-            if option_type(item) is bool:
-                flag, default = f"{flag}`, `--no-{flag[2:]}", "on" if default else "off"
-            bounds = ", ".join(choices) if choices else "" if low is None else f"{low} to {high}"
+            flag, default, bounds = spelled(item)
             print(f"| `{flag}` | {default} | {bounds} | {halves[item.name]} | {item.metadata['help']} |")
         print()
+    for tool in cli.TOOLS:
+        print(f"## blinkpy {tool.name}\n\n{cli.section_line(tool.load())}\n")
+        print("| option | default | bounds | meaning |\n|---|---|---|---|")
+        for item in dataclasses.fields(tool.load()):
+            flag, default, bounds = spelled(item)
+            shown = item.name.upper() if item.name == tool.argument.removesuffix("?") else f"`{flag}`"
+            print(f"| {shown} | {default} | {bounds} | {item.metadata['help']} |")
+        print()
+
+
+def spelled(item: dataclasses.Field[Any]) -> tuple[str, object, str]:
+    """Flag, default and bounds of an option, as the tables show them."""
+    low, high, choices = (item.metadata[key] for key in ("low", "high", "choices"))
+    flag, default = cli.flag(item), item.default
+    if option_type(item) is bool:
+        flag, default = f"{flag}`, `--no-{flag[2:]}", "on" if default else "off"
+    bounds = ", ".join(choices) if choices else "" if low is None else f"{low} to {high}"
+    return flag, default, bounds
 
 
 if __name__ == "__main__":

@@ -11,11 +11,13 @@ A front end stores prompt, hashes and entry, and then the doorbell. Whoever sees
   the call takes about a microsecond, once for each submission, and needs no privilege. The kernel skips the barriers
   when only one CPU is online, where there is nobody to see a difference.
 
+(O1 of blinkpy/sim/queue_model.py, where a front end without this fence is found wrong on Arm, and only there.)
+
 The return leg needs no barrier. A completion is one word. The positions that a front end publishes (its completion
 head, the reuse of ring and arena space) depend on words that it loaded, through data or a branch, and every machine
 keeps a store behind the loads that it depends on. Two loads in a row are not kept in order: a fence stands between
-reading the engine's grant of a claim and the positions. A record of log probabilities, on which no position depends,
-is read between two fences: after its completion word, and before the completion head moves on.
+reading the engine's grant of a claim and the positions (O4 and O5 there). A record of log probabilities, on which no
+position depends, is read between two fences: after its completion word, and before the completion head moves on (O8).
 """
 
 from __future__ import annotations

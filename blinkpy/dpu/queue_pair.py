@@ -140,7 +140,8 @@ class QueuePair:
         self.heartbeat()
 
     def heartbeat(self) -> None:
-        """Say that this front end lives. At least once in half a lease; doorbell and head are stored again as well."""
+        """Say that this front end lives. At least once in half a lease; doorbell and head are stored again as well: a
+        late write of an earlier owner may have covered them (O6 of blinkpy/sim/queue_model.py)."""
         self._bump()
         if self._attached:
             self._ring()

@@ -142,20 +142,27 @@ def _remove_stale(path: Path) -> None:
     except FileNotFoundError:
         return
     try:
-        for attempt in range(3):  # a front end that looks whether the engine lives holds the lock for a moment
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if attempt == 2:
-                    raise TransportError(f"an engine with the name {path.name!r} is running: choose another --name") from None
-                time.sleep(RETRY_S)
+        attempts = 3  # a front end that looks whether the engine lives holds the lock for a moment
+        while not _locked(fd):
+            attempts -= 1
+            if attempts == 0:
+                raise TransportError(f"an engine with the name {path.name!r} is running: choose another --name")
+            time.sleep(RETRY_S)
         # The name may have passed on to a new segment between open and lock.
         with contextlib.suppress(FileNotFoundError):
             if os.stat(path).st_ino == os.fstat(fd).st_ino:
                 os.unlink(path)
     finally:
         os.close(fd)
+
+
+def _locked(fd: int) -> bool:
+    """Take the lock of a segment's file, if nobody has it."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
 
 
 def unlink_stale(name: str) -> bool:
@@ -202,7 +209,7 @@ class ShmTransport:
         self._bytes[start : start + len(entry)] = entry
 
     def ring(self, doorbell: int) -> None:
-        self._fence()
+        self._fence()  # O1 of blinkpy/sim/queue_model.py
         self._words[self._front + FRONT_DOORBELL] = doorbell
 
     def write_cancel(self, slot: int, request_id: int) -> None:
@@ -227,7 +234,7 @@ class ShmTransport:
     def read_pair(self) -> PairWords:
         words, base = self._words, self._pair_words
         attached, epoch = words[base + PAIR_ATTACHED], words[base + PAIR_EPOCH]
-        self._fence()
+        self._fence()  # O5 of blinkpy/sim/queue_model.py
         return PairWords(words[base + PAIR_SQ_HEAD], words[base + PAIR_CQ_TAIL], epoch, attached)
 
     def read_engine_state(self) -> int:

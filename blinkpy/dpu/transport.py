@@ -13,7 +13,11 @@ What every transport promises:
 5. read_logprobs returns what was in the memory after the last read_completions had returned its words: whoever saw a
    word with HAS_LOGPROBS reads the whole record that belongs to it.
 6. The front end is the one writer of its region, so a write never has to be read back.
-7. A completion head may arrive late: with the next doorbell or heartbeat, or once it is an eighth of the ring ahead.
+7. Succession. Before a pair is claimed anew, what an earlier owner wrote to arenas and ring has landed, or never will. (Words
+   may land late: they carry their epoch.)
+8. A completion head may arrive late: with the next doorbell or heartbeat, or once it is an eighth of the ring ahead.
+
+1, 3, 5 and 7 are what blinkpy/sim/queue_model.py assumes of a transport, O1, O5, O6 and O8 there.
 
 Positions count entries since the segment was made; a ring's place is the position modulo its size.
 """

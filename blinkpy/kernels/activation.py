@@ -26,6 +26,7 @@ def _swiglu(
 ):
     token = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    release_successor(PDL)
     wait_for_predecessor(PDL)
     if token < tl.load(counts_ptr + COUNT_TOKENS):
         at = x_ptr + token.to(tl.int64) * (2 * WIDTH) + column
@@ -33,7 +34,6 @@ def _swiglu(
         up = tl.load(at + WIDTH, mask=column < WIDTH, other=0.0).to(tl.float32)
         out = silu_times(gate, up).to(out_ptr.dtype.element_ty)
         tl.store(out_ptr + token.to(tl.int64) * WIDTH + column, out, mask=column < WIDTH)
-    release_successor(PDL)
 
 
 def swiglu(x: torch.Tensor, counts: torch.Tensor, out: torch.Tensor, *, pdl: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Phase 5: who runs. Pause those whose reader is behind, give decoding requests the pages they grow into, admit others.
+"""Who runs. Pause those whose reader is behind, give decoding requests the pages they grow into, admit others.
 
 A request gets the pages for all tokens it has when it is admitted, so only a decoding request ever needs another one: at
 most one in a step. When there is none, even by eviction, the running request with the greatest (rank, arrival) is

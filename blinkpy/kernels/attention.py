@@ -151,8 +151,9 @@ def _decode_attention(
             tl.store(state_ptr + base + group, maximum, mask=group < G)
             tl.store(state_ptr + sums + base + group, total, mask=group < G)
             tl.debug_barrier()  # all threads have stored before one announces it
-            arrived = tl.atomic_add(arrivals_ptr + pair, 1, sem="acq_rel")
-            if arrived == active - 1:
+            last = tl.atomic_add(arrivals_ptr + pair, 1, sem="acq_rel") == active - 1
+            tl.debug_barrier()  # all threads go the same way
+            if last:
                 tl.store(arrivals_ptr + pair, 0)
                 head = tl.arange(0, BLOCK_G)
                 every = tl.arange(0, SPLITS)

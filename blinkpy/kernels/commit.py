@@ -1,6 +1,6 @@
-"""Phase 2: the results of the last step. Append its tokens, publish them, index full pages, end what is finished.
+"""The results of the last step: append its tokens, publish them, end what is finished.
 
-The step must be complete: schedule() is never called while one runs. So pages that are released here are in nobody's use.
+The step must be complete. So pages that are released here are in nobody's use.
 """
 
 from __future__ import annotations
@@ -8,8 +8,7 @@ from __future__ import annotations
 from blinkpy.kernels.completions import completion_word, publish
 from blinkpy.kernels.portable import barrier, block_scan, block_sum, device, strided
 from blinkpy.kv.pages import release_pages
-from blinkpy.kv.prefix import index_pages
-from blinkpy.kv.state import COUNTER_INDEX, EMPTY, RUNNING, RUNNING_COUNT, TOKENS
+from blinkpy.kv.state import COUNTER_INDEX, EMPTY, RUNNING, RUNNING_COUNT
 from blinkpy.kv.state import ROWS as ROW_COUNT
 from blinkpy.queues import (
     FINISH_ERROR,
@@ -26,7 +25,6 @@ from blinkpy.queues import (
 )
 
 GENERATED_TOKENS = COUNTER_INDEX["generated_tokens"]
-COMPUTED_TOKENS = COUNTER_INDEX["computed_tokens"]
 REQUESTS_FINISHED = COUNTER_INDEX["requests_finished"]
 
 
@@ -39,7 +37,6 @@ def commit(limits, queues, state, lane, lanes):
     generated = 0
     for row in strided(lane, rows, lanes):
         slot = batch.row_slots[row]
-        requests.computed[slot] += batch.query_starts[row + 1] - batch.query_starts[row]
         requests.finish[slot] = FINISH_NONE
         scratch.pair[row] = -1
         if batch.emits[row] != 0:
@@ -51,7 +48,6 @@ def commit(limits, queues, state, lane, lanes):
     generated = block_sum(generated, lane, lanes)
     # plan() saw to it that there is room for all.
     publish(limits, queues, state.pairs, scratch, batch.logprobs, rows, lane, lanes)
-    index_pages(limits, state, lane, lanes)
     ended = 0
     for tile in strided(0, rows, lanes):
         row = tile + lane
@@ -62,19 +58,25 @@ def commit(limits, queues, state, lane, lanes):
         ended += total
     barrier(lanes)
     if ended > 0:
-        for i in range(ended):
-            release_pages(limits, requests, state.pages, counts, scratch.slot[i], lane, lanes)
-        for i in strided(lane, ended, lanes):
-            requests.status[scratch.slot[i]] = EMPTY
-            requests.finish[scratch.slot[i]] = FINISH_NONE
-        barrier(lanes)
+        free_slots(limits, state, ended, lane, lanes)
         kept = keep_status(state.running, counts[RUNNING_COUNT], requests.status, RUNNING, lane, lanes)
         if lane == 0:
             counts[RUNNING_COUNT] = kept
     if lane == 0:
         state.counters[GENERATED_TOKENS] += generated
-        state.counters[COMPUTED_TOKENS] += batch.counts[TOKENS]
         state.counters[REQUESTS_FINISHED] += ended
+    barrier(lanes)
+
+
+@device
+def free_slots(limits, state, ended, lane, lanes):
+    """Release the pages of the requests scratch.slot[0:ended], one after another, and their slots. Ends with a barrier."""
+    requests, scratch = state.requests, state.scratch
+    for i in range(ended):
+        release_pages(limits, requests, state.pages, state.counts, scratch.slot[i], lane, lanes)
+    for i in strided(lane, ended, lanes):
+        requests.status[scratch.slot[i]] = EMPTY
+        requests.finish[scratch.slot[i]] = FINISH_NONE
     barrier(lanes)
 
 

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from blinkpy.kernels.portable import register_cuda
+from blinkpy.kernels.portable import register_cuda, strided
+from blinkpy.kernels.scheduler import Phases
 from blinkpy.kernels.trees import TreeType, cuda_tree_reader, tree_table
 from blinkpy.kv.state import Limits, State
 from blinkpy.queues import EngineViews
@@ -40,40 +41,44 @@ def device_arguments(limits: Limits, queues: EngineViews, state: State) -> tuple
     return tree_table(Arguments(limits, queues, state), strided_parts=("queues",))
 
 
-def arguments_reader(kind: TreeType, words: int) -> Callable[[Any, Any, Any], Any]:
-    """A device function read(table, lane, lanes) for kernels of one block: copies the table (int64 [words], in global
-    memory) to shared memory, where every access finds it soon, and returns its Arguments. Called by all lanes."""
+def table_reader(kind: TreeType) -> Callable[[Any, Any, Any, Any], Arguments]:
+    """A device function read(table, shared, lane, lanes) for kernels of one block: copies a table (int64, from device_arguments)
+    from global to shared memory, where every access finds it soon, and returns its Arguments. Called by all lanes."""
     cuda = register_cuda()
     read_tree = cuda_tree_reader(kind)
-    int64 = np.int64
 
     @cuda.jit(device=True)
-    def read(table, lane, lanes):
-        shared = cuda.shared.array(words, int64)
-        for i in range(lane, words, lanes):
-            shared[i] = table[i]
+    def read(table, shared, lane, lanes):
+        for word in strided(lane, table.shape[0], lanes):
+            shared[word] = table[word]
         cuda.syncthreads()
         return read_tree(shared)
 
     return read
 
 
-def scheduler_kernel(schedule: Callable[..., int], kind: TreeType, words: int) -> Callable[..., None]:
-    """The Python function of a kernel (table, now, result) of one block: one call of schedule(), result[0] = its result.
-
-    schedule: of make_schedule. kind, words: type and number of words of the table, see device_arguments.
-    """
+def phase_kernels(phases: Phases, kind: TreeType, words: int) -> tuple[Callable[..., None], Callable[..., None]]:
+    """The Python functions of two kernels of one block, the halves of a turn: ahead(table, now) and decide(table, result),
+    result[0] = what the turn decided. kind, words: type and number of words of the table, see device_arguments."""
     cuda = register_cuda()
-    read = arguments_reader(kind, words)
+    read = table_reader(kind)
+    run_ahead, run_decide, run_report = phases.ahead, phases.decide, phases.report
+    int64 = np.int64
 
-    def kernel(table, now, result):
+    def ahead(table, now):
         lane, lanes = cuda.threadIdx.x, cuda.blockDim.x
-        arguments = read(table, lane, lanes)
-        bucket = schedule(arguments.limits, arguments.queues, arguments.state, now, lane, lanes)
+        arguments = read(table, cuda.shared.array(words, int64), lane, lanes)
+        run_ahead(arguments.limits, arguments.queues, arguments.state, now, lane, lanes)
+
+    def decide(table, result):
+        lane, lanes = cuda.threadIdx.x, cuda.blockDim.x
+        arguments = read(table, cuda.shared.array(words, int64), lane, lanes)
+        bucket = run_decide(arguments.limits, arguments.queues, arguments.state, lane, lanes)
+        run_report(arguments.limits, arguments.queues, arguments.state, lane, lanes)
         if lane == 0:
             result[0] = bucket
 
-    return kernel
+    return ahead, decide
 
 
 def compile_kernel(function: Callable[..., None], signature: Any, cc: tuple[int, int] = SM_90) -> KernelCode:

@@ -1,4 +1,4 @@
-"""Device code that steers the graph it runs in: sets the value of a conditional node of the running CUDA graph.
+"""Device code that steers the graph it runs in: conditional nodes, and the wait of a programmatic dependent launch.
 
 `cudaGraphSetConditional` is declared extern; the driver resolves it when the module is loaded, so nothing is linked. A
 kernel that calls it can only run inside a graph that owns the handle.
@@ -23,9 +23,19 @@ def set_condition(typingctx, handle, value):
         signature_of_extern = ir.FunctionType(ir.VoidType(), [ir.IntType(64), ir.IntType(32)])
         extern = cgutils.get_or_insert_function(builder.module, signature_of_extern, "cudaGraphSetConditional")
         wanted = (types.uint64, types.uint32)
-        builder.call(
-            extern, [context.cast(builder, a, s, w) for a, s, w in zip(arguments, signature.args, wanted, strict=True)]
-        )
+        builder.call(extern, [context.cast(builder, a, s, w) for a, s, w in zip(arguments, signature.args, wanted, strict=True)])
         return context.get_dummy_value()
 
     return types.void(handle, value), codegen
+
+
+@intrinsic
+def wait_for_predecessors(typingctx):
+    """Wait until the kernels before this one in the graph are complete, and what they wrote is visible. Needed where an edge
+    of the graph is programmatic, so that this kernel began before; elsewhere it returns at once."""
+
+    def codegen(context, builder, signature, arguments):
+        builder.asm(ir.FunctionType(ir.VoidType(), []), "griddepcontrol.wait;", "~{memory}", [], side_effect=True)
+        return context.get_dummy_value()
+
+    return types.void(), codegen

@@ -46,30 +46,45 @@ def to_host(tree: Tree) -> Tree:
     return map_arrays(lambda tensor: tensor.cpu().numpy(), tree)
 
 
+def moved_array(array: np.ndarray, host: int, device: int, keep: object) -> DeviceArray:
+    """An array in memory that begins at address `host`, as the GPU sees it from address `device` on."""
+    return DeviceArray(device + int(array.ctypes.data) - host, array, keep)
+
+
 def moved_views(views: EngineViews, host: int, device: int, keep: object) -> EngineViews:
     """Views of memory that begins at address `host`, as the GPU sees it from address `device` on."""
-    return map_arrays(lambda array: DeviceArray(device + int(array.ctypes.data) - host, array, keep), views)
+    return map_arrays(lambda array: moved_array(array, host, device, keep), views)
 
 
-class MappedSegment:
-    """A queue segment in host memory, pinned and mapped so that the GPU reads and writes it in place.
+class MappedMemory:
+    """Host memory, pinned and mapped so that the GPU reads and writes it in place. what: of it, for errors.
 
-    device: its EngineViews for the GPU. Raises CudaError where the memory can't be registered. close() unmaps; the GPU must
-    not use the views afterwards.
+    Raises CudaError where the memory can't be registered. close() unmaps; the GPU must not use it afterwards.
     """
 
-    def __init__(self, buffer: memoryview, layout: QueueLayout):
-        self._keep = np.frombuffer(buffer, np.uint8)
+    def __init__(self, buffer: memoryview, what: str):
+        self._keep, self._what = np.frombuffer(buffer, np.uint8), what
         self._base = int(self._keep.ctypes.data)
         flags = runtime.cudaHostRegisterMapped | runtime.cudaHostRegisterPortable
-        check(runtime.cudaHostRegister(self._base, len(buffer), flags), "register the queue segment")
-        base = int(check(runtime.cudaHostGetDevicePointer(self._base, 0), "map the queue segment"))
-        self.device = moved_views(engine_views(buffer, layout), self._base, base, self)
+        check(runtime.cudaHostRegister(self._base, len(buffer), flags), f"register {what}")
+        self._device_base = int(check(runtime.cudaHostGetDevicePointer(self._base, 0), f"map {what}"))
+
+    def moved(self, array: np.ndarray) -> DeviceArray:
+        """An array in this memory, as the GPU sees it."""
+        return moved_array(array, self._base, self._device_base, self)
 
     def close(self) -> None:
         if self._base:
-            check(runtime.cudaHostUnregister(self._base), "unregister the queue segment")
+            check(runtime.cudaHostUnregister(self._base), f"unregister {self._what}")
             self._base = 0
+
+
+class MappedSegment(MappedMemory):
+    """A queue segment that the GPU reads and writes in place. device: its EngineViews for the GPU."""
+
+    def __init__(self, buffer: memoryview, layout: QueueLayout):
+        super().__init__(buffer, "the queue segment")
+        self.device = moved_views(engine_views(buffer, layout), self._base, self._device_base, self)
 
 
 def pinned(array: np.ndarray) -> np.ndarray:

@@ -22,6 +22,7 @@ def _embed(
 ):
     token = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    release_successor(PDL)
     wait_for_predecessor(PDL)
     if token < tl.load(counts_ptr + COUNT_TOKENS):
         identity = tl.load(token_ids_ptr + token)
@@ -29,7 +30,6 @@ def _embed(
         at = table_ptr + identity.to(tl.int64) * HIDDEN + column
         row = tl.load(at, mask=(column < HIDDEN) & known, other=0.0)
         tl.store(out_ptr + token.to(tl.int64) * HIDDEN + column, row, mask=column < HIDDEN)
-    release_successor(PDL)
 
 
 def embed(token_ids: torch.Tensor, table: torch.Tensor, counts: torch.Tensor, out: torch.Tensor, *, pdl: bool = False) -> None:

@@ -3,13 +3,12 @@ experts."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 
 from blinkpy.kernels.activation import silu_times
+from blinkpy.kernels.expert_config import ExpertConfig, Tile
 from blinkpy.kernels.launch import (
     COUNT_TOKENS,
     check,
@@ -44,12 +43,14 @@ def _expert_linear(
     EVEN_N: tl.constexpr = N % BLOCK_N == 0
     EVEN_K: tl.constexpr = K % BLOCK_K == 0
     ROWS: tl.constexpr = 2 * N if SWIGLU else N
-    block = tl.program_id(0)
-    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    TILES: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    block = tl.program_id(0) // TILES  # programs that run together read neighbouring rows of one expert
+    n = tl.program_id(0) % TILES * BLOCK_N + tl.arange(0, BLOCK_N)
     wait_for_predecessor(PDL)
+    release_successor(PDL)
     expert = tl.load(block_experts_ptr + block)
+    pair = tl.load(pairs_ptr + block * BLOCK_M + tl.arange(0, BLOCK_M))
     if expert >= 0:
-        pair = tl.load(pairs_ptr + block * BLOCK_M + tl.arange(0, BLOCK_M))
         valid = pair >= 0
         x_at = tl.where(valid, pair // DIVIDE, 0).to(tl.int64) * x_stride
         weights = w_ptr + expert.to(tl.int64) * (ROWS * K)
@@ -72,7 +73,6 @@ def _expert_linear(
             y = silu_times(accumulator, upper)
         at = tl.where(valid, pair, 0).to(tl.int64)[:, None] * N + n[None, :]
         tl.store(out_ptr + at, y.to(out_ptr.dtype.element_ty), mask=valid[:, None] & (n < N)[None, :])
-    release_successor(PDL)
 
 
 @triton.jit
@@ -89,6 +89,7 @@ def _combine(
     token = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     wait_for_predecessor(PDL)
+    release_successor(PDL)
     if token < tl.load(counts_ptr + COUNT_TOKENS):
         inside = column < HIDDEN
         first = token.to(tl.int64) * TOP_K
@@ -99,32 +100,44 @@ def _combine(
         at = out_ptr + token.to(tl.int64) * HIDDEN + column
         total += tl.load(at, mask=inside, other=0.0).to(tl.float32)
         tl.store(at, total.to(out_ptr.dtype.element_ty), mask=inside)
-    release_successor(PDL)
 
 
-@dataclass(frozen=True)
-class ExpertConfig:
-    """Tiles of the grouped products of one bucket. Results depend on it in the last bits: one per bucket."""
+def grouped_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    routing: Routing,
+    tile: Tile,
+    *,
+    swiglu: bool = False,
+    pdl: bool = False,
+) -> None:
+    """Each pair's row of x through the linear layer of its expert.
 
-    block_m: int
-    """Pairs of a block; that of the Routing."""
-    block_n: int
-    block_k: int
-    warps: int = 4
-    stages: int = 4
-
-
-def expert_config(tokens: int, experts: int, top_k: int, dtype: torch.dtype) -> ExpertConfig:
-    """Tiles for a bucket of `tokens` tokens: narrow blocks while experts see few tokens and reading weights is the
-    cost."""
-    if dtype == torch.float32:
-        return ExpertConfig(block_m=16, block_n=32, block_k=32, stages=3)
-    each = tokens * top_k / experts  # tokens of an expert on average
-    if each <= 16:
-        return ExpertConfig(block_m=16, block_n=32, block_k=128, stages=4)
-    if each <= 64:
-        return ExpertConfig(block_m=64, block_n=64, block_k=64, stages=4)
-    return ExpertConfig(block_m=128, block_n=128, block_k=64, warps=8, stages=3)
+    x: [T or T * top_k, K], rows of any stride: a row for a token or for a pair; weight: [E, N, K], with swiglu [E, 2 * N,
+    K], gate then up; out: [T * top_k, N], of which only the rows of routed pairs are written.
+    """
+    pairs, n, k = routing.ids.numel(), out.shape[1], x.shape[1]
+    _expert_linear[(len(routing.block_experts) * triton.cdiv(n, tile.block_n),)](
+        x,
+        weight,
+        out,
+        routing.pairs,
+        routing.block_experts,
+        x.stride(0),
+        N=n,
+        K=k,
+        DIVIDE=pairs // x.shape[0],
+        SWIGLU=swiglu,
+        BLOCK_M=routing.block_m,
+        BLOCK_N=tile.block_n,
+        BLOCK_K=min(tile.block_k, max(16, triton.next_power_of_2(k))),
+        PRECISION=dot_precision(x.dtype),
+        PDL=pdl,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        **options(pdl),
+    )
 
 
 def experts(
@@ -165,28 +178,8 @@ def experts(
     if config.block_m != routing.block_m:
         raise ValueError(f"{config} does not fit a routing with blocks of {routing.block_m}")
     inner, results = inner[: tokens * top_k * width].view(-1, width), results[: tokens * top_k * hidden].view(-1, hidden)
-    for source, weight, target, divide, fused in ((x, gate_up, inner, top_k, True), (inner, down, results, 1, False)):
-        n, k = target.shape[1], source.shape[1]
-        _expert_linear[(len(routing.block_experts), triton.cdiv(n, config.block_n))](
-            source,
-            weight,
-            target,
-            routing.pairs,
-            routing.block_experts,
-            source.stride(0),
-            N=n,
-            K=k,
-            DIVIDE=divide,
-            SWIGLU=fused,
-            BLOCK_M=config.block_m,
-            BLOCK_N=config.block_n,
-            BLOCK_K=min(config.block_k, max(16, triton.next_power_of_2(k))),
-            PRECISION=dot_precision(dtype),
-            PDL=pdl,
-            num_warps=config.warps,
-            num_stages=config.stages,
-            **options(pdl),
-        )
+    grouped_linear(x, gate_up, inner, routing, config.up, swiglu=True, pdl=pdl)
+    grouped_linear(inner, down, results, routing, config.down, pdl=pdl)
     block = min(1024, triton.next_power_of_2(hidden))
     _combine[(tokens, triton.cdiv(hidden, block))](
         results,

@@ -1,4 +1,4 @@
-"""Phase 1: what other parties say, read once. The only place where the scheduler looks at words that others may change.
+"""What other parties say, read once. The only place where the scheduler looks at words that others may change.
 
 `poll` copies the host's command, each front end's words and the cancel words of requests in the engine into State.inbox. All
 later phases look at these copies alone, so every lane sees the same values, and the inputs of a call (the inbox, new entries
@@ -13,14 +13,16 @@ from blinkpy.queues import CONTROL_COMMAND, FRONT_CLAIM, FRONT_CQ_HEAD, FRONT_DO
 
 
 @device
-def poll(limits, queues, state, lane, lanes):
-    """Fill State.inbox. Each load may cross a bus, so independent ones are made before their values are used.
+def poll(limits, queues, state, now_ns, lane, lanes):
+    """Fill State.inbox. now_ns: monotonic clock, the same for all lanes.
 
-    Doorbells are loaded with acquire, after the pair's other words: entries are read after them. Completion entries are only
-    overwritten where a branch on cq_head allows it, and no store runs ahead of a branch.
+    Each load may cross a bus, so independent ones are made before their values are used. Doorbells are loaded with acquire,
+    after the pair's other words: entries are read after them. Completion entries are only overwritten where a branch on
+    cq_head allows it, and no store runs ahead of a branch.
     """
     inbox, counts = state.inbox, state.counts
     if lane == lanes - 1:
+        inbox.now_ns[0] = now_ns
         inbox.command[0] = load_relaxed(queues.control, CONTROL_COMMAND)
     read_cancels(limits, queues, state, state.running, counts[RUNNING_COUNT], lane, lanes)
     read_cancels(limits, queues, state, state.waiting, counts[WAITING_COUNT], lane, lanes)

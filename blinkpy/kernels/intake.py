@@ -1,4 +1,4 @@
-"""Phase 4: new requests from the submission queues. The door: what gets past it can't harm the engine.
+"""New requests from the submission queues. The door: what gets past it can't harm the engine.
 
 Entries are copied once and judged on the copy, so a front end that writes while the engine reads can only harm itself.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from blinkpy.kernels.portable import barrier, block_sum, device, store_release, strided
 from blinkpy.kernels.reclaim import FINISH_REASON_SHIFT
+from blinkpy.kernels.recorder import note_entry
 from blinkpy.kv.state import (
     ARRIVALS,
     COUNTER_INDEX,
@@ -15,6 +16,7 @@ from blinkpy.kv.state import (
     FINISHING,
     FINISHING_COUNT,
     NO_PAGE,
+    PAIR_CHANGES,
     ROTATION,
     WAITING,
     WAITING_COUNT,
@@ -70,21 +72,24 @@ FLOAT_MINUS_ZERO = -0x80000000
 
 
 @device
-def intake(limits, queues, state, now_ns, lane, lanes):
-    """Consume entries, one pair after another in a fixed rotation. Accepted requests are "entering": not ranked yet."""
+def intake(limits, queues, state, lane, lanes):
+    """Consume entries, one pair after another in a fixed rotation. Accepted requests are "entering": not ranked yet.
+
+    Nothing is taken while pairs change hands: what their old owners announced is skipped.
+    """
     pairs, counts = state.pairs, state.counts
     pending = 0
     for pair in strided(lane, limits.pairs, lanes):
         pending += pairs.sq_tail[pair] - pairs.sq_head[pair]
     pending = block_sum(pending, lane, lanes)
-    if pending == 0 or state.inbox.command[0] != COMMAND_RUN:
+    if pending == 0 or counts[PAIR_CHANGES] > 0 or state.inbox.command[0] != COMMAND_RUN:
         return
     pair = counts[ROTATION]
     entries, tokens = 0, 0
     while entries < min(pending, limits.intake_entries) and tokens < limits.intake_tokens:
         while pairs.sq_head[pair] == pairs.sq_tail[pair]:  # ends: some pair has an entry
             pair = pair + 1 if pair + 1 < limits.pairs else 0
-        tokens += take_entry(limits, queues, state, pair, now_ns, lane, lanes)
+        tokens += take_entry(limits, queues, state, pair, lane, lanes)
         if lane == 0:
             pairs.sq_head[pair] += 1
         barrier(lanes)
@@ -98,7 +103,7 @@ def intake(limits, queues, state, now_ns, lane, lanes):
 
 
 @device
-def take_entry(limits, queues, state, pair, now_ns, lane, lanes):
+def take_entry(limits, queues, state, pair, lane, lanes):
     """Consume one entry. Returns the number of prompt tokens that were copied. Ends with a barrier."""
     requests, counts, counters, entry = state.requests, state.counts, state.counters, state.scratch.entry
     where = state.pairs.sq_head[pair] & (limits.sq_entries - 1)
@@ -116,6 +121,7 @@ def take_entry(limits, queues, state, pair, now_ns, lane, lanes):
     if stale or not usable:
         if lane == 0:
             counters[STALE_ENTRIES if stale else REQUESTS_REJECTED] += 1
+        note_entry(limits, state, pair, 0, 0, lane, lanes)
         return 0
     reason = check_entry(limits, entry, state.pairs.epoch[pair])
     length, copied = entry[WORD_PROMPT_LENGTH], 0
@@ -135,7 +141,7 @@ def take_entry(limits, queues, state, pair, now_ns, lane, lanes):
         requests.indexed[slot] = 0
         requests.canonical[slot] = NO_PAGE
         requests.arrival[slot] = arrivals
-        requests.arrival_us[slot] = now_ns // MICROSECOND_NS
+        requests.arrival_us[slot] = state.inbox.now_ns[0] // MICROSECOND_NS
         requests.finish[slot] = FINISH_NONE
         requests.paused[slot] = 0
         requests.preemptions[slot] = 0
@@ -152,6 +158,7 @@ def take_entry(limits, queues, state, pair, now_ns, lane, lanes):
         state.finishing[finishing] = slot
         counts[FINISHING_COUNT] = finishing + 1
         counters[REQUESTS_REJECTED] += 1
+    note_entry(limits, state, pair, slot, copied, lane, lanes)
     barrier(lanes)
     return copied
 

@@ -1,10 +1,13 @@
 """What the launchers of the Triton kernels share: checks of tensors, and programmatic dependent launch.
 
-Programmatic dependent launch (PDL). A launcher's `pdl=True` lets its kernel start while the kernel before it is still
-finishing; the kernel then waits (`gdc_wait`) before it touches anything that an earlier kernel wrote, and lets its own
-successor start (`gdc_launch_dependents`) when its main work is done. Rules that keep a chain of such kernels right:
+Programmatic dependent launch (PDL). A launcher's `pdl=True` lets its kernel start while the kernel before it still runs;
+the kernel then waits (`gdc_wait`) before it touches anything that an earlier kernel wrote. A kernel lets its own successor
+start (`gdc_launch_dependents`) right away: the successor's programs only get what this kernel's leave free, since it
+starts when all of these have begun. Rules that keep a chain of such kernels right:
 - every program of a kernel waits before it may leave early, so that "my predecessor is done" includes all before it;
-- before the wait, only weights and other constants are read, and nothing is written.
+- before the wait, nothing is written, and only what no kernel of the step writes is read: weights, constants, and the
+  batch. The batch changes between steps: read it past the L1 cache (`cache_modifier=".cg"`). One exception, which both its
+  kernels name: expert_gemv.py.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Linear layers of few rows, y = x W^T, bound by reading the weights once: plain, or with the layers around them fused
-in.
+"""Linear layers, y = x W^T, with the layers around them: RMSNorm of x before; bias, SwiGLU and the residual addition after.
 
-Around the product, each optional: RMSNorm of x before it; bias, SwiGLU and the residual addition after it. Each program
-takes BLOCK_N outputs and a part of K (split-K); the parts of one tile are added in their fixed order by the program
-that finishes last, so two runs agree to the bit. A row's result depends on itself and on the configuration, never on
-other rows.
+A configuration says how: one row as a matrix-vector product (gemv.py), a few rows by the kernel below, many by cuBLAS. The
+kernel is for products that are bound by reading the weights once. Each program takes BLOCK_N outputs and a part of K
+(split-K); the parts of one tile are added in their fixed order by the program that finishes last, so two runs agree to
+the bit. A row's result depends on itself and on the configuration, never on other rows.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import triton
 import triton.language as tl
 
 from blinkpy.kernels.activation import silu_times, swiglu
+from blinkpy.kernels.gemv import gemv
 from blinkpy.kernels.launch import (
     check,
     check_one_device,
@@ -26,26 +26,6 @@ from blinkpy.kernels.launch import (
 )
 from blinkpy.kernels.linear_config import LinearConfig
 from blinkpy.kernels.norm import rms_norm
-
-
-@triton.jit
-def prefetch_weights(
-    w_ptr, row, valid, begin, end, K: tl.constexpr, BLOCK_K: tl.constexpr, TILES: tl.constexpr, BYTES: tl.constexpr
-):
-    """Ask for the first TILES tiles of the rows `row` [BLOCK_N] of W [N, K] to be brought into the L2 cache."""
-    LINE: tl.constexpr = 128 // BYTES  # elements of a cache line
-    for tile in tl.static_range(TILES):
-        column = begin + tile * BLOCK_K + tl.arange(0, BLOCK_K // LINE) * LINE
-        inside = valid[:, None] & (column < end)[None, :]
-        at = tl.where(inside, row[:, None].to(tl.int64) * K + column[None, :], 0)
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
-            "=r,l",
-            [(w_ptr + at).to(tl.int64)],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
 
 
 @triton.jit
@@ -75,14 +55,12 @@ def _linear(
     x_ptr,  # [M, K] input, rows x_stride elements apart
     w_ptr,  # [N, K] weights; with SWIGLU [2 * N, K], gate rows then up rows
     bias_ptr,  # [N] (BIAS only; with SWIGLU [2 * N])
-    norm_ptr,  # [K] weight of the RMSNorm of x (NORM only)
     residual_ptr,  # [M, N] added to the result (RESIDUAL only); may be out
     out_ptr,  # [M, N]
     partial_ptr,  # float32 [SPLIT_K, tiles * BLOCK_M * BLOCK_N (* 2 with SWIGLU)] parts of the sums (SPLIT_K > 1)
     arrivals_ptr,  # int32 [tiles] parts that have finished; 0 before and after (SPLIT_K > 1)
     M,  # rows
     x_stride,  # elements
-    eps,  # float, of the RMSNorm
     N: tl.constexpr,
     K: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -90,12 +68,11 @@ def _linear(
     BLOCK_K: tl.constexpr,
     SPLIT_K: tl.constexpr,
     BIAS: tl.constexpr,
-    NORM: tl.constexpr,
     RESIDUAL: tl.constexpr,
     SWIGLU: tl.constexpr,
     SWAP: tl.constexpr,  # weights as the first operand of the matrix unit
-    PREFETCH: tl.constexpr,  # tiles of weights to prefetch before waiting for the predecessor
     PRECISION: tl.constexpr,
+    EARLY: tl.constexpr,  # the successor may start at once
     PDL: tl.constexpr,
 ):
     EVEN_N: tl.constexpr = N % BLOCK_N == 0
@@ -103,22 +80,19 @@ def _linear(
     PART: tl.constexpr = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT_K) * BLOCK_K
     SHAPE_0: tl.constexpr = BLOCK_N if SWAP else BLOCK_M
     SHAPE_1: tl.constexpr = BLOCK_M if SWAP else BLOCK_N
-    tile = tl.program_id(0)
-    split = tl.program_id(1)
-    m = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
+    row_tile = tl.program_id(0)  # fastest: the row tiles of one column tile share its weights in the cache
+    tile = tl.program_id(1)
+    split = tl.program_id(2)
+    m = row_tile * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     begin = split * PART
     end = tl.minimum(begin + PART, K)
-    if PDL and PREFETCH > 0:
-        BYTES: tl.constexpr = w_ptr.dtype.element_ty.primitive_bitwidth // 8
-        prefetch_weights(w_ptr, n, n < N, begin, end, K, BLOCK_K, PREFETCH, BYTES)
-        if SWIGLU:
-            prefetch_weights(w_ptr, n + N, n < N, begin, end, K, BLOCK_K, PREFETCH, BYTES)
+    if EARLY:
+        release_successor(PDL)
     wait_for_predecessor(PDL)
 
     accumulator = tl.zeros([SHAPE_0, SHAPE_1], tl.float32)
     upper = tl.zeros([SHAPE_0, SHAPE_1], tl.float32)  # the up half of SwiGLU
-    squares = tl.zeros([BLOCK_M], tl.float32)
     for first in range(begin, end, BLOCK_K):
         k = first + tl.arange(0, BLOCK_K)
         if EVEN_K:
@@ -127,22 +101,18 @@ def _linear(
             x_inside = (m < M)[:, None] & (k < K)[None, :]
         x = tl.load(x_ptr + m[:, None].to(tl.int64) * x_stride + k[None, :], mask=x_inside, other=0.0)
         w = weight_tile(w_ptr, n, k, N, K, EVEN_N, EVEN_K)
-        if NORM:
-            wide = x.to(tl.float32)
-            squares += tl.sum(wide * wide, 1)
-            scale = tl.load(norm_ptr + k, mask=k < K, other=0.0).to(tl.float32)
-            x = (wide * scale[None, :]).to(x.dtype)
         accumulator = multiply(x, w, accumulator, SWAP, PRECISION)
         if SWIGLU:
             w_upper = weight_tile(w_ptr + N * K, n, k, N, K, EVEN_N, EVEN_K)
             upper = multiply(x, w_upper, upper, SWAP, PRECISION)
-    release_successor(PDL)
+    if not EARLY:
+        release_successor(PDL)
 
     last = True
     if SPLIT_K > 1:
         TILE: tl.constexpr = BLOCK_M * BLOCK_N
-        index = tl.program_id(2) * tl.num_programs(0) + tile
-        tiles = tl.num_programs(0) * tl.num_programs(2)
+        index = tile * tl.num_programs(0) + row_tile
+        tiles = tl.num_programs(0) * tl.num_programs(1)
         HALVES: tl.constexpr = 2 if SWIGLU else 1
         within = tl.arange(0, SHAPE_0)[:, None] * SHAPE_1 + tl.arange(0, SHAPE_1)[None, :]
         at = partial_ptr + index.to(tl.int64) * (HALVES * TILE) + within
@@ -152,6 +122,7 @@ def _linear(
             tl.store(at + split * step + TILE, upper)
         tl.debug_barrier()  # all threads have stored before one announces it
         last = tl.atomic_add(arrivals_ptr + index, 1, sem="acq_rel") == SPLIT_K - 1
+        tl.debug_barrier()  # all threads go the same way
         if last:
             tl.store(arrivals_ptr + index, 0)
             accumulator = tl.zeros([SHAPE_0, SHAPE_1], tl.float32)
@@ -167,10 +138,6 @@ def _linear(
         else:
             y = accumulator
             y_upper = upper
-        if NORM:
-            scale = tl.math.rsqrt(squares / K + eps)[:, None]
-            y = y * scale
-            y_upper = y_upper * scale
         if BIAS:
             y += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
         if SWIGLU:
@@ -224,9 +191,9 @@ def linear(
 
     x: [M, K], rows of any stride; weight: [N, K] (with swiglu [2 * N, K], gate then up, and f(gate, up) = silu(gate) *
     up); out: [M, N] in the storage dtype or float32; bias: [rows of weight]; norm: (weight [K], eps) of an RMSNorm of
-    x; residual: [M, N] in out's dtype, may be out itself; counts: int64 [8] (used on the cuBLAS path only). config:
-    from `LinearTable.config`; "cublas" composes the same from torch and the single kernels. Raises ValueError or
-    TypeError where shapes, dtypes, configuration and workspace do not fit together.
+    x; residual: [M, N] in out's dtype, may be out itself; counts: int64 [8]. config: from `LinearTable.config`. What a
+    kind does not fuse runs as the single kernels, in the workspace. Raises ValueError or TypeError where shapes, dtypes,
+    configuration and workspace do not fit together.
     """
     rows, k = x.shape
     n = out.shape[1]
@@ -240,28 +207,34 @@ def linear(
     if residual is not None:
         check(residual, "residual", (rows, n), out.dtype)
     check_one_device(x, weight, out, bias, residual, workspace.partial)
-    if config.kind == "cublas":
-        _compose(x, weight, out, workspace, counts, bias, norm, residual, swiglu, pdl)
+    if config.kind == "gemv":
+        if rows != 1:
+            raise ValueError(f"{config}: {rows} rows, a matrix-vector product takes one")
+        gemv(x, weight, out, config, bias, norm, residual, swiglu, pdl)
         return
-    if norm is not None and config.split_k > 1:
-        raise ValueError(f"{config}: a fused norm needs the whole row in one program, split_k must be 1")
+    scratch = workspace.rows
+    if norm is not None:
+        normed, scratch = _take(scratch, x)
+        rms_norm(x, norm[0], norm[1], counts, normed, pdl=pdl)
+        x = normed
+    if config.kind == "cublas":
+        _compose(x, weight, out, scratch, counts, bias, residual, swiglu, pdl)
+        return
     column_tiles, row_tiles = triton.cdiv(n, config.block_n), triton.cdiv(rows, config.block_m)
     if config.split_k > 1:
         needed = column_tiles * row_tiles * config.block_m * config.block_n * config.split_k * (2 if swiglu else 1)
         if workspace.partial.numel() < needed or workspace.arrivals.numel() < column_tiles * row_tiles:
             raise ValueError(f"linear workspace too small: {needed} floats and {column_tiles * row_tiles} counters needed")
-    _linear[(column_tiles, config.split_k, row_tiles)](
+    _linear[(row_tiles, column_tiles, config.split_k)](
         x,
         weight,
         x if bias is None else bias,
-        x if norm is None else norm[0],
         out if residual is None else residual,
         out,
         workspace.partial,
         workspace.arrivals,
         rows,
         x.stride(0),
-        0.0 if norm is None else norm[1],
         N=n,
         K=k,
         BLOCK_M=config.block_m,
@@ -269,12 +242,11 @@ def linear(
         BLOCK_K=config.block_k,
         SPLIT_K=config.split_k,
         BIAS=bias is not None,
-        NORM=norm is not None,
         RESIDUAL=residual is not None,
         SWIGLU=swiglu,
         SWAP=config.swap,
-        PREFETCH=config.prefetch,
         PRECISION=dot_precision(x.dtype),
+        EARLY=config.early,
         PDL=pdl,
         num_warps=config.warps,
         num_stages=config.stages,
@@ -282,20 +254,19 @@ def linear(
     )
 
 
-def _compose(x, weight, out, workspace, counts, bias, norm, residual, fuse_swiglu: bool, pdl: bool) -> None:
-    """The same from cuBLAS and the single kernels, in the workspace's scratch."""
+def _take(scratch: torch.Tensor, like: torch.Tensor, columns: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """A contiguous [rows of like, columns] from the scratch, and the rest of it."""
+    rows, columns = like.shape[0], columns or like.shape[1]
+    if scratch.numel() < rows * columns or scratch.dtype != like.dtype:
+        raise ValueError(f"linear workspace: {rows * columns} scratch elements of {like.dtype} needed, {scratch.numel()} left")
+    return scratch[: rows * columns].view(rows, columns), scratch[rows * columns :]
+
+
+def _compose(x, weight, out, scratch, counts, bias, residual, fuse_swiglu: bool, pdl: bool) -> None:
+    """The same from cuBLAS and the single kernels."""
     if residual is not None and fuse_swiglu:
         raise ValueError("a residual together with swiglu needs a Triton configuration")
-    (rows, k), wide = x.shape, weight.shape[0]
-    scratch = workspace.rows
-    needed = (rows * k if norm is not None else 0) + (rows * wide if fuse_swiglu else 0)
-    if scratch.numel() < needed or scratch.dtype != x.dtype:
-        raise ValueError(f"linear workspace: {needed} scratch elements of {x.dtype} needed, {scratch.numel()} there")
-    if norm is not None:
-        normed, scratch = scratch[: rows * k].view(rows, k), scratch[rows * k :]
-        rms_norm(x, norm[0], norm[1], counts, normed, pdl=pdl)
-        x = normed
-    target = scratch[: rows * wide].view(rows, wide) if fuse_swiglu else out
+    target = _take(scratch, x, weight.shape[0])[0] if fuse_swiglu else out
     if target.dtype != x.dtype:
         if bias is not None or residual is not None:
             raise ValueError("a bias or residual with a float32 result of bfloat16 inputs needs a Triton configuration")

@@ -28,7 +28,7 @@ class LinearConfig:
     """How one linear layer is computed."""
 
     kind: str = "triton"
-    """"triton", or "cublas": torch's matrix product, the other layers not fused."""
+    """"gemv": one row, everything fused; "triton": all but the norm fused; "cublas": torch's matrix product, nothing fused."""
     block_m: int = 16
     block_n: int = 32
     block_k: int = 256
@@ -37,32 +37,38 @@ class LinearConfig:
     stages: int = 4
     swap: bool = False
     """Weights as the first operand of the matrix unit."""
-    prefetch: int = 2
-    """Tiles of weights prefetched into L2 before waiting for the kernel before (programmatic dependent launch only)."""
+    early: bool = False
+    """Release the dependent launch at the start, not after the products. Good where one program fills a multiprocessor;
+    otherwise the programs of the next layer crowd on the few that get free first."""
 
     def validate(self) -> None:
         """Raise ConfigError unless a kernel can be built from this."""
-        if self.kind not in ("triton", "cublas"):
+        if self.kind not in ("gemv", "triton", "cublas"):
             raise ConfigError(f"linear configuration: unknown kind {self.kind!r}")
         powers = {"block_m": self.block_m, "block_n": self.block_n, "block_k": self.block_k, "warps": self.warps}
         for name, value in powers.items():
-            least = 1 if name == "warps" else 16
+            least = 1 if name == "warps" or (name == "block_n" and self.kind == "gemv") else 16
             if value < least or value & (value - 1):
                 raise ConfigError(f"linear configuration: {name} {value} must be a power of two of at least {least}")
-        if self.split_k < 1 or self.stages < 1 or self.prefetch < 0:
-            raise ConfigError(f"linear configuration: split_k, stages or prefetch out of range in {self}")
+        if self.split_k < 1 or self.stages < 1:
+            raise ConfigError(f"linear configuration: split_k or stages out of range in {self}")
 
 
-def default_config(n: int, k: int, rows: int, dtype: torch.dtype, *, norm: bool = False, swiglu: bool = False) -> LinearConfig:
+def default_config(n: int, k: int, rows: int, dtype: torch.dtype, *, swiglu: bool = False) -> LinearConfig:
     """A configuration that works for any shape, without measurement; n: outputs, k: inputs, rows: of the bucket."""
     if rows > 64:
         return LinearConfig(kind="cublas")
+    if rows == 1:
+        # 16 or 32 KiB of weights a tile: 16 or 32 registers of a thread, so that several programs fit a multiprocessor.
+        block_k = min(2048, max(128, 1 << (k - 1).bit_length()))
+        block_n = (16_384 if k <= 4096 else 32_768) // dtype.itemsize // block_k // (2 if swiglu else 1)
+        return LinearConfig(kind="gemv", block_n=min(block_n, 16), block_k=block_k, warps=8)
     block_m = 16 if rows <= 16 else 32 if rows <= 32 else 64
     if dtype == torch.float32:
         return LinearConfig(block_m=block_m, block_n=32, block_k=32, split_k=1, stages=3)
     block_n = 16 if n < 8192 or (swiglu and n < 32_768) else 32
     split_k = 1
-    if not norm and not swiglu and n <= 4096 and k >= 2048:
+    if not swiglu and n <= 4096 and k >= 2048:
         block_n, split_k = 32, 4 if k >= 8192 else 2
     if block_m == 64:
         block_n = max(32, block_n)
@@ -76,9 +82,9 @@ def gpu_slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
 
 
-def key(n: int, k: int, rows: int, dtype: torch.dtype, norm: bool, swiglu: bool) -> str:
+def key(n: int, k: int, rows: int, dtype: torch.dtype, swiglu: bool) -> str:
     """Name of an entry in a table."""
-    return f"n{n} k{k} m{rows} {str(dtype).removeprefix('torch.')}{' norm' if norm else ''}{' swiglu' if swiglu else ''}"
+    return f"n{n} k{k} m{rows} {str(dtype).removeprefix('torch.')}{' swiglu' if swiglu else ''}"
 
 
 class LinearTable:
@@ -113,11 +119,11 @@ class LinearTable:
         path.write_text(json.dumps(document, indent=1) + "\n")
         return path
 
-    def config(self, n: int, k: int, rows: int, dtype: torch.dtype, *, norm: bool = False, swiglu: bool = False) -> LinearConfig:
+    def config(self, n: int, k: int, rows: int, dtype: torch.dtype, *, swiglu: bool = False) -> LinearConfig:
         """The configuration for `rows` rows: measured at the next larger row count of ROW_BUCKETS, else the default."""
         bucket = next((size for size in ROW_BUCKETS if size >= rows), None)
         if bucket is not None:
-            found = self.entries.get(key(n, k, bucket, dtype, norm, swiglu))
+            found = self.entries.get(key(n, k, bucket, dtype, swiglu))
             if found is not None:
                 return found
-        return default_config(n, k, rows, dtype, norm=norm, swiglu=swiglu)
+        return default_config(n, k, rows, dtype, swiglu=swiglu)

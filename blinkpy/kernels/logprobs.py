@@ -103,6 +103,7 @@ def _logprobs(
     PDL: tl.constexpr,
 ):
     program, programs = tl.program_id(0), tl.num_programs(0)
+    release_successor(PDL)
     wait_for_predecessor(PDL)
     # In nearly every step nobody asks, and this is all that is done: three loads at once, then one.
     index = tl.arange(0, EACH)
@@ -126,7 +127,6 @@ def _logprobs(
                     CAPACITY,
                     BLOCK,
                 )
-    release_successor(PDL)
 
 
 def logprobs(

@@ -1,7 +1,7 @@
-"""The kernel that the loop on the GPU runs between two steps: schedule(), then steer the graph. And its compiled code.
+"""The kernels that the loop on the GPU runs beside and after each step: the two halves of a turn. And their compiled code.
 
-One block. All lanes run the scheduler; lane 0 then tells the graph's conditional nodes which step comes next and whether
-there is a next turn, and notes times for whoever measures.
+Each is one block. `ahead` runs while a step does. `turn` commits the step, plans the next one, tells the graph's conditional
+nodes which step graph that is and whether there is one, and notes times for whoever measures. See blinkpy.executive.
 """
 
 from __future__ import annotations
@@ -13,26 +13,25 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 from numba import int64, types
 
-from blinkpy.kernels.compile import KernelCode, arguments_reader, compile_kernel
-from blinkpy.kernels.conditions import set_condition
+from blinkpy.kernels.compile import KernelCode, compile_kernel, table_reader
+from blinkpy.kernels.conditions import set_condition, wait_for_predecessors
 from blinkpy.kernels.njit_cache import cache_folder
 from blinkpy.kernels.policies import Policy
-from blinkpy.kernels.portable import nanosleep, now_ns, register_cuda
-from blinkpy.kernels.scheduler import make_schedule
-from blinkpy.kv.state import DECODE_ROWS, DRAINED, ROWS, STOPPED
+from blinkpy.kernels.portable import load_relaxed, nanosleep, now_ns, register_cuda
+from blinkpy.kernels.scheduler import Phases, make_phases
+from blinkpy.kernels.steady import fetch_ahead
+from blinkpy.kv.state import COPIES_BEGUN, COPIES_DONE, DECODE_ROWS, DRAINED, POSITION, ROWS, STEADY, STOPPED
 from blinkpy.queues import ENGINE_STATE, STATE_STOPPED
 
 cuda = register_cuda()
 
 LANES = 256
 IDLE_SLEEP_NS = 500
-NO_STEP = 0xFFFFFFFF
-"""A SWITCH value without a body."""
 
 # Words of the loop, int64, in GPU memory.
 LOOP_BUDGET_NS = 0  # the loop ends by itself so long after its first turn; 0: never
@@ -40,87 +39,219 @@ LOOP_BEGAN_NS = 1  # clock of the first turn
 LOOP_TURNS = 2
 LOOP_TRACED = 3  # rows written to the trace
 LOOP_RESULT = 4  # what ended the loop: STOPPED, DRAINED, or TIME_OVER
-LOOP_WORDS = 8
+LOOP_AHEAD_BEGIN = 5  # clock of the last `ahead`
+LOOP_AHEAD_END = 6
+LOOP_STEP_BEGIN = 7  # clock when the last step began, if steps are stamped
+LOOP_STEP_END = 8  # clock when its last kernel was complete
+LOOP_COPY_GRAPH = 9  # branch of SWITCH that copies the state for the flight recorder
+LOOP_COPY_AT = 10  # words recorded at which the next copy is due
+LOOP_COPY_EVERY = 11  # words between two copies
+LOOP_COPY_DUE = 12  # 1: before the next step
+LOOP_COPIES = 13  # copies begun
+LOOP_HELD = 14  # step graph that follows the copy
+LOOP_WORDS = 16
 TIME_OVER = -100
 
 # Columns of the trace, int64, one row for each turn that made a batch. Times are of the GPU's clock, ns.
-TRACE_BEGIN, TRACE_END, TRACE_GRAPH, TRACE_ROWS = range(4)
-TRACE_COLUMNS = 4
+TRACE_BEGIN = 0  # the step before is complete
+TRACE_END = 1  # the turn's decision is made and published
+TRACE_GRAPH = 2
+TRACE_ROWS = 3
+TRACE_AHEAD_BEGIN = 4  # of the turn's first half
+TRACE_AHEAD_END = 5
+TRACE_STEP_BEGIN = 6  # of the step that is complete, if steps are stamped
+TRACE_STEP_END = 7
+TRACE_STEADY = 8  # 1: it may have taken the short way
+TRACE_COLUMNS = 9
 
-SIGNATURE = types.void(
-    types.Array(int64, 1, "C"),
-    types.Array(types.int32, 2, "C"),
-    types.Array(int64, 1, "C"),
+MOST_BUCKETS = 128
+WORDS = types.Array(int64, 1, "C")
+AHEAD_SIGNATURE = types.void(WORDS, WORDS)
+TURN_SIGNATURE = types.void(
+    WORDS,
+    types.Array(types.uint64, 1, "C"),
+    WORDS,
     types.Array(int64, 2, "C"),
     types.uint64,
     types.uint64,
+    int64,
 )
+STAMP_SIGNATURE = types.void(WORDS, int64)
+RESUME_SIGNATURE = types.void(types.Array(types.uint64, 1, "C"), WORDS, WORDS, types.uint64, int64)
 
 
-def loop_kernel(schedule: Callable[..., int], kind: Any, words: int) -> Callable[..., None]:
-    """The kernel's Python function. schedule: of make_schedule. kind, words: of its table (see device_arguments).
+class LoopCode(NamedTuple):
+    """The compiled kernels of the loop."""
 
-    Its arguments: the table, int64 [words]; graph_of, int32 [buckets, 2], the step graph by bucket and by 1 if the batch has
-    prefill chunks; the loop's words; the trace, int64 [rows, TRACE_COLUMNS]; handles of the WHILE and SWITCH nodes.
-    """
-    read = arguments_reader(kind, words)
+    ahead: KernelCode
+    turn: KernelCode
+    stamp: KernelCode
+    resume: KernelCode
 
-    def turn(table, graph_of, loop, trace, while_handle, switch_handle):
+
+def ahead_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None]:
+    """The Python function of `ahead`. kind, words: of its table (see device_arguments). Arguments: the table, int64 [words], with
+    what `turn` has behind it; the loop's words."""
+    read, run, shared_words = table_reader(kind), phases.ahead, words + 2 * MOST_BUCKETS
+
+    def ahead(table, loop):
         lane, lanes = cuda.threadIdx.x, cuda.blockDim.x
-        arguments = read(table, lane, lanes)
-        queues, batch = arguments.queues, arguments.state.batch
+        arguments = read(table, cuda.shared.array(shared_words, int64), lane, lanes)
         clock = cuda.shared.array(1, int64)
         if lane == 0:
             clock[0] = now_ns()
-        cuda.syncthreads()
-        begin = clock[0]  # one time for all lanes: what they decide depends on it
-        bucket = schedule(arguments.limits, queues, arguments.state, begin, lane, lanes)
+        cuda.syncthreads()  # one time for all lanes: what they decide depends on it
+        run(arguments.limits, arguments.queues, arguments.state, clock[0], lane, lanes)
         if lane == 0:
-            loop[LOOP_TURNS] += 1
-            if bucket >= 0:
-                mixed = 1 if batch.counts[DECODE_ROWS] < batch.counts[ROWS] else 0
-                graph = graph_of[bucket, mixed]
-                set_condition(switch_handle, graph)
-                row = loop[LOOP_TRACED]
-                if row < trace.shape[0]:
-                    trace[row, TRACE_BEGIN] = begin
-                    trace[row, TRACE_END] = now_ns()
-                    trace[row, TRACE_GRAPH] = graph
-                    trace[row, TRACE_ROWS] = batch.counts[ROWS]
-                    loop[LOOP_TRACED] = row + 1
-            else:
-                set_condition(switch_handle, NO_STEP)
-                nanosleep(IDLE_SLEEP_NS)
-            if loop[LOOP_BEGAN_NS] == 0:
+            loop[LOOP_AHEAD_BEGIN] = clock[0]
+            loop[LOOP_AHEAD_END] = now_ns()
+
+    return ahead
+
+
+def turn_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None]:
+    """The Python function of `turn`. Its arguments: the table, int64 [words + 2 * buckets], and behind it the step graph by
+    bucket and by 1 if the batch has prefill chunks; uint64 [graphs + 1], handles of the WHILE nodes around each step graph,
+    the last one for turns without a step; the loop's words; the trace, int64 [rows, TRACE_COLUMNS]; handles of the loop's
+    WHILE and SWITCH nodes; index of the graph that the kernel is a part of, -1 for none.
+    """
+    read, decide, report, shared_words = table_reader(kind), phases.decide, phases.report, words + 2 * MOST_BUCKETS
+
+    def turn(table, repeat, loop, trace, while_handle, switch_handle, own):
+        lane, lanes = cuda.threadIdx.x, cuda.blockDim.x
+        # Before the step's end: all that the decision needs. Each load may go to memory, so nothing waits for one alone.
+        turns, began, budget, traced = loop[LOOP_TURNS], loop[LOOP_BEGAN_NS], loop[LOOP_BUDGET_NS], loop[LOOP_TRACED]
+        due, copies, copy_graph = loop[LOOP_COPY_DUE], loop[LOOP_COPIES], loop[LOOP_COPY_GRAPH]
+        ahead_begin, ahead_end, step_begin = loop[LOOP_AHEAD_BEGIN], loop[LOOP_AHEAD_END], loop[LOOP_STEP_BEGIN]
+        shared = cuda.shared.array(shared_words, int64)
+        engine = read(table, shared, lane, lanes)
+        fetch_ahead(engine.limits, engine.state, lane, lanes)
+        wait_for_predecessors()
+        begin = now_ns()
+        bucket = decide(engine.limits, engine.queues, engine.state, lane, lanes)
+        counts = engine.state.batch.counts
+        graph = int64(repeat.shape[0] - 1)  # without a step
+        step = graph
+        if bucket >= 0:
+            graph = shared[words + 2 * bucket + (1 if counts[DECODE_ROWS] < counts[ROWS] else 0)]
+            step = graph
+            if due != 0:
+                graph = copy_graph
+        if lane == 0:
+            if graph != own:
+                enter(repeat, switch_handle, own, graph)
+            loop[LOOP_TURNS] = turns + 1
+            if began == 0:
+                began = begin
                 loop[LOOP_BEGAN_NS] = begin
-            budget = loop[LOOP_BUDGET_NS]
             result = 0
             if bucket in (STOPPED, DRAINED):
                 result = bucket
-            elif budget != 0 and begin - loop[LOOP_BEGAN_NS] > budget:
+            elif budget != 0 and begin - began > budget:
                 result = TIME_OVER
             if result != 0:
+                leave(repeat, while_handle, own, graph)
                 loop[LOOP_RESULT] = result
-                queues.engine[ENGINE_STATE] = STATE_STOPPED
-                set_condition(while_handle, 0)
+                engine.queues.engine[ENGINE_STATE] = STATE_STOPPED
+            if bucket < 0:
+                nanosleep(IDLE_SLEEP_NS)
+        report(engine.limits, engine.queues, engine.state, lane, lanes)
+        if lane == 0:
+            recorder = engine.state.recorder
+            position = recorder.cursor[POSITION]
+            if graph != step:  # the copy comes first, of the state as it is now
+                loop[LOOP_HELD], loop[LOOP_COPIES], loop[LOOP_COPY_DUE] = step, copies + 1, 0
+                loop[LOOP_COPY_AT] = position + loop[LOOP_COPY_EVERY]
+                recorder.progress[COPIES_BEGUN] = copies + 1
+            elif position >= loop[LOOP_COPY_AT]:
+                loop[LOOP_COPY_DUE] = 1
+        if lane == 0 and bucket >= 0 and traced < trace.shape[0]:
+            end = now_ns()
+            trace[traced, TRACE_BEGIN] = begin
+            trace[traced, TRACE_END] = end
+            trace[traced, TRACE_GRAPH] = step
+            trace[traced, TRACE_ROWS] = counts[ROWS]
+            trace[traced, TRACE_AHEAD_BEGIN] = ahead_begin
+            trace[traced, TRACE_AHEAD_END] = ahead_end
+            trace[traced, TRACE_STEP_BEGIN] = step_begin
+            trace[traced, TRACE_STEP_END] = load_relaxed(loop, LOOP_STEP_END)  # written meanwhile
+            trace[traced, TRACE_STEADY] = engine.state.counts[STEADY]
+            loop[LOOP_TRACED] = traced + 1
 
     return turn
 
 
-def loop_code(policy: Policy, kind: Any, words: int, capability: tuple[int, int]) -> KernelCode:
-    """The compiled kernel for a GPU's compute capability; from the cache if this machine compiled these sources before."""
-    path = _cached_at(policy, kind, words, capability)
+@cuda.jit(device=True)
+def enter(repeat, switch_handle, own, graph):
+    """The next graph is another one: the WHILE around this one ends, and SWITCH enters that one's."""
+    if own >= 0:
+        set_condition(repeat[own], 0)
+    set_condition(repeat[graph], 1)
+    set_condition(switch_handle, graph)
+
+
+@cuda.jit(device=True)
+def leave(repeat, while_handle, own, graph):
+    """No further turn."""
+    if own >= 0:
+        set_condition(repeat[own], 0)
+    set_condition(repeat[graph], 0)
+    set_condition(while_handle, 0)
+
+
+def stamp_kernel() -> Callable[..., None]:
+    """The Python function of a kernel that notes when the kernels before it are complete, for benchmarks. Arguments: the
+    loop's words, and which of them gets the time."""
+
+    def stamp(loop, index):
+        wait_for_predecessors()
+        loop[index] = now_ns()
+
+    return stamp
+
+
+def resume_kernel() -> Callable[..., None]:
+    """The Python function of the kernel behind a copy of the state: it goes on with the step that the copy held up. Arguments:
+    handles as of `turn`; the loop's words; Recorder.progress; handle of the SWITCH node; index of the graph that it is in."""
+
+    def resume(repeat, loop, progress, switch_handle, own):
+        enter(repeat, switch_handle, own, loop[LOOP_HELD])
+        progress[COPIES_DONE] = loop[LOOP_COPIES]
+
+    return resume
+
+
+def loop_code(policy: Policy, kind: Any, words: int, capability: tuple[int, int]) -> LoopCode:
+    """The compiled kernels for a GPU's compute capability; from the cache if this machine compiled these sources before."""
+    phases = make_phases(policy)
+    return LoopCode(
+        _code("ahead", policy, kind, words, capability, lambda: (ahead_kernel(phases, kind, words), AHEAD_SIGNATURE)),
+        _code("turn", policy, kind, words, capability, lambda: (turn_kernel(phases, kind, words), TURN_SIGNATURE)),
+        _code("stamp", policy, kind, words, capability, lambda: (stamp_kernel(), STAMP_SIGNATURE)),
+        _code("resume", policy, kind, words, capability, lambda: (resume_kernel(), RESUME_SIGNATURE)),
+    )
+
+
+def _code(
+    name: str,
+    policy: Policy,
+    kind: Any,
+    words: int,
+    capability: tuple[int, int],
+    source: Callable[[], tuple[Callable[..., None], Any]],
+) -> KernelCode:
+    path = _cached_at(name, policy, kind, words, capability)
     if path is not None:
         with contextlib.suppress(OSError, ValueError):
             return _load(path)
-    code = compile_kernel(loop_kernel(make_schedule(policy), kind, words), SIGNATURE, capability)
+    code = compile_kernel(*source(), capability)
     if path is not None:
         with contextlib.suppress(OSError):
             _store(path, code)
     return code
 
 
-def _cached_at(policy: Policy, kind: Any, words: int, capability: tuple[int, int]) -> Path | None:
+def _cached_at(name: str, policy: Policy, kind: Any, words: int, capability: tuple[int, int]) -> Path | None:
     """File for the code, named by all that it depends on beside the package's sources; None where there is no cache."""
     folder = cache_folder()
     try:
@@ -132,7 +263,7 @@ def _cached_at(policy: Policy, kind: Any, words: int, capability: tuple[int, int
     import numba_cuda
 
     what = (source, policy.__qualname__, kind.key, words, capability, numba.__version__, numba_cuda.__version__)
-    return folder / f"loop-{hashlib.sha256(repr(what).encode()).hexdigest()[:24]}.kernel"
+    return folder / f"{name}-{hashlib.sha256(repr(what).encode()).hexdigest()[:24]}.kernel"
 
 
 def _store(path: Path, code: KernelCode) -> None:

@@ -1,4 +1,4 @@
-"""Mixture of experts, routing: which tokens go to which experts, sorted for the grouped products, all on the device.
+"""Mixture of experts, routing: which tokens go to which experts, and the sorting for the grouped products, all on the device.
 
 A pair is one choice of a token: pair = token * top_k + choice. Pairs are put into blocks of one expert each (the form
 of MegaBlocks, Gale et al., 2022), in the order of their tokens: the positions come from counting, not from atomics, so
@@ -24,52 +24,101 @@ from blinkpy.kernels.launch import (
 
 PAIRS_AT_ONCE = tl.constexpr(1024)
 
+FUSED_ROUTER_TOKENS = 64
+"""Most tokens for which norm and router in one kernel are faster than a norm and a matrix product."""
+
+
+@triton.jit
+def _router(
+    x_ptr,  # [T, HIDDEN] residual stream
+    norm_ptr,  # [HIDDEN] weight of its RMSNorm
+    router_ptr,  # [E, HIDDEN]
+    normed_ptr,  # [T, HIDDEN] output
+    logits_ptr,  # float32 [T, E] output
+    counts_ptr,  # int64 [8] batch header
+    eps,  # float, added to the mean square
+    HIDDEN: tl.constexpr,
+    E: tl.constexpr,
+    BLOCK_E: tl.constexpr,  # experts of a program
+    BLOCK: tl.constexpr,  # power of two >= HIDDEN
+    PDL: tl.constexpr,
+):
+    token = tl.program_id(1)
+    expert = tl.program_id(0) * BLOCK_E + tl.arange(0, BLOCK_E)
+    column = tl.arange(0, BLOCK)
+    inside = column < HIDDEN
+    # The weights are in registers before the wait: after it there is one load of the token, and sums.
+    at = router_ptr + expert[:, None] * HIDDEN + column[None, :]
+    weight = tl.load(at, mask=(expert < E)[:, None] & inside[None, :], other=0.0)
+    scale = tl.load(norm_ptr + column, mask=inside, other=0.0).to(tl.float32)
+    wait_for_predecessor(PDL)
+    release_successor(PDL)
+    valid = token < tl.load(counts_ptr + COUNT_TOKENS)
+    at = token.to(tl.int64) * HIDDEN + column
+    x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    normed = (x * tl.math.rsqrt(tl.sum(x * x, 0) / HIDDEN + eps) * scale).to(normed_ptr.dtype.element_ty)
+    if tl.program_id(0) == 0:
+        tl.store(normed_ptr + at, normed, mask=inside & valid)
+    logits = tl.sum(weight.to(tl.float32) * normed.to(tl.float32)[None, :], 1)
+    tl.store(logits_ptr + token.to(tl.int64) * E + expert, logits, mask=(expert < E) & valid)
+
+
+@triton.jit
+def choose(
+    logits_ptr,  # float32 [E] router logits of a token
+    E: tl.constexpr,
+    TOP_K: tl.constexpr,
+    NORMALIZE: tl.constexpr,  # weights sum to 1
+    BLOCK_E: tl.constexpr,  # power of two >= E
+    BLOCK_TOP: tl.constexpr,  # power of two >= TOP_K
+):
+    """Experts of a token [BLOCK_TOP], and their weights: softmax in float32, the lower id first among equals."""
+    expert = tl.arange(0, BLOCK_E)
+    choice = tl.arange(0, BLOCK_TOP)
+    # Not through the first level of the cache: it may hold the logits of the layer before.
+    logit = tl.load(logits_ptr + expert, mask=expert < E, other=float("-inf"), cache_modifier=".cg")
+    logit = tl.where(logit == logit, logit + 0.0, float("-inf"))  # + 0.0: no negative zero
+    bits = logit.to(tl.int32, bitcast=True)
+    left = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # integers in the order of the logits: a warp has an instruction for their maximum
+    ids = tl.zeros([BLOCK_TOP], tl.int32)
+    best = tl.zeros([BLOCK_TOP], tl.int32)
+    for index in tl.static_range(TOP_K):
+        most = tl.max(left, 0)
+        at = tl.min(tl.where(left == most, expert, BLOCK_E), 0)
+        ids = tl.where(choice == index, at, ids)
+        best = tl.where(choice == index, most, best)
+        left = tl.where(expert == at, -0x80000000, left)
+    largest = tl.max(logit, 0)
+    weights = tl.exp((best ^ ((best >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True) - largest)
+    weights = tl.where(choice < TOP_K, weights, 0.0)
+    if NORMALIZE:
+        total = tl.sum(weights, 0)
+    else:
+        total = tl.sum(tl.exp(logit - largest), 0)
+    return ids, weights / total
+
 
 @triton.jit
 def _route(
     logits_ptr,  # float32 [T, E] router logits
     weights_ptr,  # float32 [T, TOP_K] output
     ids_ptr,  # int32 [T, TOP_K] output: experts
-    pairs_ptr,  # int32 [blocks * BLOCK_M] output (DIRECT only)
-    block_experts_ptr,  # int32 [blocks] output (DIRECT only)
     counts_ptr,  # int64 [8] batch header
     E: tl.constexpr,
     TOP_K: tl.constexpr,
-    NORMALIZE: tl.constexpr,  # weights of a token sum to 1
-    BLOCK_E: tl.constexpr,  # power of two >= E
-    BLOCK_TOP: tl.constexpr,  # power of two >= TOP_K
-    BLOCK_M: tl.constexpr,  # pairs of a block (DIRECT only)
-    DIRECT: tl.constexpr,  # one token: its pairs are their own blocks, nothing is to be sorted
+    NORMALIZE: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_TOP: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    token = tl.program_id(0)
+    token = tl.program_id(0).to(tl.int64)
+    choice = tl.arange(0, BLOCK_TOP)
     wait_for_predecessor(PDL)
-    if token < tl.load(counts_ptr + COUNT_TOKENS):
-        expert = tl.arange(0, BLOCK_E)
-        logit = tl.load(logits_ptr + token.to(tl.int64) * E + expert, mask=expert < E, other=float("-inf"))
-        logit = tl.where(logit == logit, logit, float("-inf"))
-        exponential = tl.exp(logit - tl.max(logit, 0))
-        probability = exponential / tl.sum(exponential, 0)
-        left = tl.where(expert < E, probability, -1.0)
-        choice = tl.arange(0, BLOCK_TOP)
-        weights = tl.zeros([BLOCK_TOP], tl.float32)
-        ids = tl.zeros([BLOCK_TOP], tl.int32)
-        for index in tl.static_range(TOP_K):
-            best, at = tl.max(left, 0, return_indices=True, return_indices_tie_break_left=True)
-            weights = tl.where(choice == index, best, weights)
-            ids = tl.where(choice == index, at, ids)
-            left = tl.where(expert == at, -2.0, left)
-        if NORMALIZE:
-            weights = weights / tl.sum(weights, 0)
-        out = token.to(tl.int64) * TOP_K + choice
-        tl.store(weights_ptr + out, weights, mask=choice < TOP_K)
-        tl.store(ids_ptr + out, ids, mask=choice < TOP_K)
-        if DIRECT:
-            tl.store(block_experts_ptr + choice, ids, mask=choice < TOP_K)
-            line = tl.arange(0, BLOCK_M)[None, :]
-            pair = tl.where(line == 0, choice[:, None], -1)
-            tl.store(pairs_ptr + choice[:, None] * BLOCK_M + line, pair, mask=(choice < TOP_K)[:, None])
     release_successor(PDL)
+    valid = (choice < TOP_K) & (token < tl.load(counts_ptr + COUNT_TOKENS))
+    ids, weights = choose(logits_ptr + token * E, E, TOP_K, NORMALIZE, BLOCK_E, BLOCK_TOP)
+    tl.store(weights_ptr + token * TOP_K + choice, weights, mask=valid)
+    tl.store(ids_ptr + token * TOP_K + choice, ids, mask=valid)
 
 
 @triton.jit
@@ -78,7 +127,8 @@ def _sort_pairs(
     pairs_ptr,  # int32 [blocks * BLOCK_M] output: pair of each line, -1 for none
     block_experts_ptr,  # int32 [blocks] output: expert of each block, -1 for unused blocks
     counts_ptr,  # int64 [8] batch header
-    blocks,  # blocks of the bucket
+    pairs,  # of the bucket
+    blocks,  # of the bucket
     TOP_K: tl.constexpr,
     BLOCK_E: tl.constexpr,  # power of two >= experts
     BLOCK_M: tl.constexpr,
@@ -87,11 +137,12 @@ def _sort_pairs(
 ):
     expert = tl.program_id(0)
     wait_for_predecessor(PDL)
+    release_successor(PDL)
     total = (tl.load(counts_ptr + COUNT_TOKENS) * TOP_K).to(tl.int32)
     histogram = tl.zeros([BLOCK_E], tl.int32)
-    for first in range(0, total, PAIRS_AT_ONCE):
+    for first in range(0, pairs, PAIRS_AT_ONCE):  # of the bucket: the ids are loaded while the counts are
         pair = first + tl.arange(0, PAIRS_AT_ONCE)
-        ids = tl.load(ids_ptr + pair, mask=pair < total, other=0)
+        ids = tl.load(ids_ptr + pair, mask=pair < pairs, other=0)
         histogram += tl.histogram(ids, BLOCK_E, mask=pair < total)
     every = tl.arange(0, BLOCK_E)
     block_counts = (histogram + BLOCK_M - 1) // BLOCK_M
@@ -114,7 +165,6 @@ def _sort_pairs(
             own = (ids == expert).to(tl.int32)
             tl.store(at + found + tl.cumsum(own, 0) - 1, pair, mask=own != 0)
             found += tl.sum(own, 0)
-    release_successor(PDL)
 
 
 @dataclass(frozen=True)
@@ -151,11 +201,55 @@ def block_bound(tokens: int, experts: int, top_k: int, block_m: int) -> int:
     return pairs // block_m + min(pairs, experts)
 
 
+def router_logits(
+    hidden: torch.Tensor,
+    norm: tuple[torch.Tensor, float],
+    router: torch.Tensor,
+    counts: torch.Tensor,
+    normed: torch.Tensor,
+    logits: torch.Tensor,
+    *,
+    pdl: bool = False,
+) -> None:
+    """normed = RMSNorm(hidden), logits = normed router^T, of the first counts[TOKENS] rows, in one kernel.
+
+    For few tokens: each reads all of the router. hidden, normed: [T, hidden size]; norm: weight [hidden size] and eps;
+    router: [E, hidden size]; logits: float32 [T, E]. A row depends on itself alone.
+    """
+    (tokens, size), experts = hidden.shape, router.shape[0]
+    check(hidden, "hidden", (tokens, size))
+    check(norm[0], "norm weight", (size,), hidden.dtype)
+    check(router, "router", (experts, size), hidden.dtype)
+    check(normed, "normed", (tokens, size), hidden.dtype)
+    check(logits, "logits", (tokens, experts), torch.float32)
+    check(counts, "counts", (8,), torch.int64)
+    check_one_device(hidden, norm[0], router, counts, normed, logits)
+    block = triton.next_power_of_2(size)
+    per_program = 4 if tokens == 1 else 8
+    block_e = max(1, min(per_program, 32_768 // (block * hidden.element_size())))
+    _router[(triton.cdiv(experts, block_e), tokens)](
+        hidden,
+        norm[0],
+        router,
+        normed,
+        logits,
+        counts,
+        norm[1],
+        HIDDEN=size,
+        E=experts,
+        BLOCK_E=block_e,
+        BLOCK=block,
+        PDL=pdl,
+        num_warps=4 if block <= 8192 else 8,
+        **options(pdl),
+    )
+
+
 def route(logits: torch.Tensor, counts: torch.Tensor, routing: Routing, *, normalize: bool, pdl: bool = False) -> None:
     """Choose each token's experts (softmax in float32, the lower id first among equals) and sort the pairs into blocks.
 
-    logits: float32 [T, experts], of which the first counts[TOKENS] rows are read; normalize: a token's weights sum to
-    1. Fills all of `routing`; a token's experts and weights depend on itself alone.
+    logits: float32 [T, experts], of which the first counts[TOKENS] rows count; normalize: a token's weights sum to 1.
+    Fills all of `routing`; a token's experts and weights depend on itself alone.
     """
     tokens, top_k = routing.ids.shape
     check(logits, "logits", (tokens, routing.experts), torch.float32)
@@ -167,27 +261,22 @@ def route(logits: torch.Tensor, counts: torch.Tensor, routing: Routing, *, norma
         logits,
         routing.weights,
         routing.ids,
-        routing.pairs,
-        routing.block_experts,
         counts,
         E=routing.experts,
         TOP_K=top_k,
         NORMALIZE=normalize,
         BLOCK_E=block_e,
         BLOCK_TOP=triton.next_power_of_2(top_k),
-        BLOCK_M=routing.block_m,
-        DIRECT=tokens == 1,
         PDL=pdl,
         num_warps=1,
         **options(pdl),
     )
-    if tokens == 1:
-        return
     _sort_pairs[(routing.experts,)](
         routing.ids,
         routing.pairs,
         routing.block_experts,
         counts,
+        tokens * top_k,
         blocks,
         TOP_K=top_k,
         BLOCK_E=block_e,

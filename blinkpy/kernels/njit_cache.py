@@ -23,7 +23,7 @@ from numba.core.ccallback import CFunc
 from numba.core.sigutils import normalize_signature
 
 PACKAGE = Path(__file__).parents[1]
-SOURCES = ("queues.py", "kernels/*.py", "kv/*.py", "models/cpu_*.py", "models/intrinsics.py", "models/sampling.py")
+SOURCES = ("queues.py", "kernels/*.py", "kv/*.py", "models/cpu_*.py", "models/intrinsics.py", "models/sampling.py", "sim/*.py")
 KEPT = 8  # states of the sources; the ones used longest ago go first
 
 

@@ -41,6 +41,7 @@ def _rms_norm(
     columns = tl.arange(0, BLOCK)
     inside = columns < HIDDEN
     weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    release_successor(PDL)
     wait_for_predecessor(PDL)
     if LAST_TOKENS:
         active = row < tl.load(counts_ptr + COUNT_ROWS)
@@ -59,7 +60,6 @@ def _rms_norm(
         scale = tl.math.rsqrt(tl.sum(x * x, 0) / HIDDEN + eps)
         out = (x * scale * weight).to(out_ptr.dtype.element_ty)
         tl.store(out_ptr + row.to(tl.int64) * HIDDEN + columns, out, mask=inside)
-    release_successor(PDL)
 
 
 def rms_norm(

@@ -1,4 +1,4 @@
-"""Phase 6: the next batch. First the rows that decode, in the order of `running`, then prefill chunks under the budget."""
+"""The next batch. First the rows that decode, in the order of `running`, then prefill chunks under the budget."""
 
 from __future__ import annotations
 
@@ -22,13 +22,18 @@ _HALF = 32
 @device
 def plan(limits, state, lane, lanes):
     """Write state.batch. Returns the bucket, or -1 when no request can run."""
-    batch, counts = state.batch, state.counts
-    running = counts[RUNNING_COUNT]
+    running = state.counts[RUNNING_COUNT]
     decode_rows, others, context = decode(limits, state, running, lane, lanes)
     rows, tokens, emits = decode_rows, decode_rows, decode_rows
     if others > 0:
         rows, tokens, emits, context = prefill(limits, state, running, decode_rows, context, lane, lanes)
-    context = block_max(context, lane, lanes)
+    return seal(state, rows, tokens, decode_rows, emits, block_max(context, lane, lanes), lane, lanes)
+
+
+@device
+def seal(state, rows, tokens, decode_rows, emits, context, lane, lanes):
+    """Pad a batch whose rows are written, and write its counts. Returns the bucket, or -1 without rows."""
+    batch, counts = state.batch, state.counts
     bucket = -1
     if rows > 0:
         bucket = 0

@@ -60,13 +60,21 @@ def load_policy(name: str) -> Policy:
     Raises ConfigError when there is no such file or function, or it is not a function of one request to an integer
     that Numba compiles; the message names the file and the line.
     """
+    function = read_policy(name)
+    if name not in SHIPPED:
+        _check_compiles(function, f"policy {name}")
+    return function
+
+
+def read_policy(name: str) -> Policy:
+    """The function of load_policy, before anybody tries to compile it. Runs the file's code, so it may raise, or never end."""
     if name in SHIPPED:
         return SHIPPED[name]
     file, separator, function_name = name.rpartition(":")
     if not separator or not file.endswith(".py"):
         raise ConfigError(f"policy must be {', '.join(SHIPPED)} or FILE.py:FUNCTION, not {name!r}")
     function = _load_function(Path(file), function_name)
-    _check(function, f"policy {name}")
+    _check_arguments(function, f"policy {name}")
     return function
 
 
@@ -80,8 +88,9 @@ def _load_function(path: Path, name: str) -> Policy:
         spec.loader.exec_module(module)
     except SyntaxError as error:
         raise ConfigError(f"policy file {path}, line {error.lineno}: {error.msg}") from error
-    except Exception as error:
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    except (Exception, SystemExit) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if Path(frame.filename) == path.absolute()]
         where = f", line {lines[-1]}" if lines else ""
         raise ConfigError(f"policy file {path}{where}: {type(error).__name__}: {error}") from error
     function = getattr(module, name, None)
@@ -93,10 +102,12 @@ def _load_function(path: Path, name: str) -> Policy:
     return function
 
 
-def _check(function: Policy, what: str) -> None:
-    """Raise ConfigError unless the function takes one request and compiles to an integer."""
-    line = function.__code__.co_firstlineno
-    where = f"{what} ({function.__code__.co_filename}, line {line})"
+def _where(function: Policy, what: str) -> str:
+    return f"{what} ({function.__code__.co_filename}, line {function.__code__.co_firstlineno})"
+
+
+def _check_arguments(function: Policy, what: str) -> None:
+    """Raise ConfigError unless the function takes one request."""
     parameters = list(inspect.signature(function).parameters.values())
     required = [p for p in parameters if p.default is p.empty]
     if (
@@ -108,7 +119,12 @@ def _check(function: Policy, what: str) -> None:
             inspect.Parameter.POSITIONAL_OR_KEYWORD,
         )
     ):
-        raise ConfigError(f"{where} must take one argument, the request, not {inspect.signature(function)}")
+        raise ConfigError(f"{_where(function, what)} must take one argument, the request, not {inspect.signature(function)}")
+
+
+def _check_compiles(function: Policy, what: str) -> None:
+    """Raise ConfigError unless the function compiles, and to an integer."""
+    where = _where(function, what)
     fields = types.NamedTuple([types.int64] * len(RequestFields._fields), RequestFields)
     compiled = njit(function)
     try:

@@ -54,6 +54,10 @@ def store_relaxed(array, index, value):
     array[index] = value
 
 
+def prefetch(array, index):
+    """Bring array[index] near, as it will be read soon; its value may still change until then."""
+
+
 def fence():
     """Orders all accesses before it with all after it, for every observer in the system."""
 
@@ -223,6 +227,11 @@ def _njit_store_relaxed(array, index, value):
     return (lambda array, index, value: _cpu_store_relaxed(array, index, value)) if _is_words(array) else None
 
 
+@overload(prefetch, target="cpu")
+def _njit_prefetch(array, index):
+    return (lambda array, index: None) if _is_words(array) else None
+
+
 @overload(fence, target="cpu")
 def _njit_fence():
     return lambda: _cpu_fence()
@@ -327,6 +336,15 @@ def _register_memory(cuda):
         return body
 
     @cuda_intrinsic
+    def fetch_into_l2(typing_context, array, index):
+        def generate(context, builder, signature, args):
+            pointer = address(context, builder, signature, args)
+            assembly(builder, void, "{ .reg .u64 p; cvta.to.global.u64 p, $0; prefetch.global.L2 [p]; }", "l", [pointer])
+            return context.get_dummy_value()
+
+        return types.void(array, index), generate
+
+    @cuda_intrinsic
     def system_fence(typing_context):
         def generate(context, builder, signature, args):
             assembly(builder, void, "fence.acq_rel.sys;", "~{memory}", [])
@@ -368,6 +386,10 @@ def _register_memory(cuda):
     @cuda_overload(store_relaxed, target="cuda")
     def _store_relaxed(array, index, value):
         return (lambda array, index, value: plain(array, index, value)) if _is_words(array) else None
+
+    @cuda_overload(prefetch, target="cuda")
+    def _prefetch(array, index):
+        return (lambda array, index: fetch_into_l2(array, index)) if _is_words(array) else None
 
     @cuda_overload(fence, target="cuda")
     def _fence():

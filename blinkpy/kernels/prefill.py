@@ -53,6 +53,7 @@ def _prefill_attention(
     BLOCK_Q: tl.constexpr = BLOCK_M // BLOCK_G
     kv_head = tl.program_id(0)
     tile = tl.program_id(1)
+    release_successor(PDL)
     wait_for_predecessor(PDL)
 
     # Row r owns the tiles from starts[r] // BLOCK_Q + r (relative to the first prefill row) to the next row's first.
@@ -112,7 +113,6 @@ def _prefill_attention(
                 )
             out = (accumulator / total[:, None]).to(out_ptr.dtype.element_ty)
             tl.store(out_ptr + token[:, None] * (H * D) + head_at, out, mask=inside)
-    release_successor(PDL)
 
 
 def prefill_attention(

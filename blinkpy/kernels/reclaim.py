@@ -1,4 +1,4 @@
-"""Phase 3: what front ends say about what is in the engine: leases, claims, read completions, cancels.
+"""What front ends say about what is in the engine: leases, claims, read completions, cancels.
 
 Every word of a front end is checked before it is believed, and carries the epoch that it was written under. A front end
 that is silent for too long, claims its pair again or breaks the protocol loses its requests; nobody else notices.
@@ -16,12 +16,14 @@ from blinkpy.kernels.portable import (
     store_release,
     strided,
 )
+from blinkpy.kernels.recorder import note_cancels
 from blinkpy.kv.pages import release_pages
 from blinkpy.kv.state import (
     COUNTER_INDEX,
     EMPTY,
     FINISHING,
     FINISHING_COUNT,
+    PAIR_CHANGES,
     PAUSED_COUNT,
     RUNNING,
     RUNNING_COUNT,
@@ -51,9 +53,10 @@ FINISH_CODE_MASK = 0xFF
 
 
 @device
-def judge_pairs(limits, state, now_ns, lane, lanes):
-    """Believe what the front ends say as far as it makes sense. Returns the number of pairs to fence or grant."""
+def judge_pairs(limits, state, lane, lanes):
+    """Believe what the front ends say as far as it makes sense. Leaves verdicts, and counts[PAIR_CHANGES]."""
     inbox, pairs = state.inbox, state.pairs
+    now_ns = inbox.now_ns[0]
     changes = 0
     for pair in strided(lane, limits.pairs, lanes):
         heartbeat, claim = inbox.heartbeat[pair], inbox.claim[pair]
@@ -85,13 +88,17 @@ def judge_pairs(limits, state, now_ns, lane, lanes):
         pairs.verdict[pair] = verdict
         if verdict != 0:
             changes += 1
-    return block_sum(changes, lane, lanes)
+    changes = block_sum(changes, lane, lanes)
+    if lane == 0:
+        state.counts[PAIR_CHANGES] = changes
+    barrier(lanes)
 
 
 @device
-def reclaim(limits, queues, state, now_ns, lane, lanes):
+def reclaim(limits, queues, state, lane, lanes):
+    """End what judge_pairs() and cancel words say must end; hand pairs over."""
     requests, pairs, counts = state.requests, state.pairs, state.counts
-    changes = judge_pairs(limits, state, now_ns, lane, lanes)
+    changes = counts[PAIR_CHANGES]
     ending = judge(state, state.running, counts[RUNNING_COUNT], lane, lanes)
     ending += judge(state, state.waiting, counts[WAITING_COUNT], lane, lanes)
     if changes > 0:  # those that only wait for room to be told their end
@@ -104,7 +111,7 @@ def reclaim(limits, queues, state, now_ns, lane, lanes):
     if ending > 0:
         end_requests(limits, state, lane, lanes)
     if changes > 0:
-        settle_pairs(limits, queues, state, now_ns, lane, lanes)
+        settle_pairs(limits, queues, state, lane, lanes)
         kept = keep_status(state.finishing, counts[FINISHING_COUNT], requests.status, FINISHING, lane, lanes)
         if lane == 0:
             counts[FINISHING_COUNT] = kept
@@ -146,6 +153,7 @@ def end_requests(limits, state, lane, lanes):
             scratch.slot[ended + before] = slot
         ended += total
     barrier(lanes)
+    note_cancels(limits, state, ended, FINISH_CANCELLED, lane, lanes)
     finishing, unpaused = counts[FINISHING_COUNT], 0
     for i in range(ended):
         if requests.status[scratch.slot[i]] == RUNNING:
@@ -177,7 +185,7 @@ def end_requests(limits, state, lane, lanes):
 
 
 @device
-def settle_pairs(limits, queues, state, now_ns, lane, lanes):
+def settle_pairs(limits, queues, state, lane, lanes):
     """Fence and grant, one lane for each pair; the pair's requests are gone by now."""
     pairs = state.pairs
     expired, broken = 0, 0
@@ -193,7 +201,7 @@ def settle_pairs(limits, queues, state, now_ns, lane, lanes):
             pairs.epoch[pair] += 1
             pairs.attached[pair] = 1
             pairs.heartbeat[pair] = state.inbox.heartbeat[pair]
-            pairs.heartbeat_ns[pair] = now_ns
+            pairs.heartbeat_ns[pair] = state.inbox.now_ns[0]
             store_release(queues.pair, (pair, PAIR_EPOCH), pairs.epoch[pair])
             store_release(queues.pair, (pair, PAIR_ATTACHED), 1)
         if verdict & EXPIRED:

@@ -48,9 +48,9 @@ def float_word(entry_ptr, word):
 
 @triton.jit
 def is_emitting(counts_ptr, emits_ptr, row):
-    """Does this row produce a token in this step?"""
-    exists = row < tl.load(counts_ptr + COUNT_ROWS)
-    return exists & (tl.load(emits_ptr + row, mask=exists, other=0) != 0)
+    """Does this row produce a token in this step? Reads the batch only, so it may be called before the wait."""
+    rows = tl.load(counts_ptr + COUNT_ROWS, cache_modifier=".cg")
+    return (row < rows) & (tl.load(emits_ptr + row, cache_modifier=".cg") != 0)
 
 
 @triton.jit
@@ -92,9 +92,11 @@ def _adjust(
 ):
     chunk = tl.program_id(0)
     row = tl.program_id(1)
+    release_successor(PDL)
+    emitting = is_emitting(counts_ptr, emits_ptr, row)
+    slot = tl.load(row_slots_ptr + row, cache_modifier=".cg").to(tl.int64)
     wait_for_predecessor(PDL)
-    if is_emitting(counts_ptr, emits_ptr, row):
-        slot = tl.load(row_slots_ptr + row).to(tl.int64)
+    if emitting:
         entry = entry_ptr + slot * ENTRY_WORDS
         first_id = chunk * CHUNK
         ids = first_id + tl.arange(0, CHUNK)
@@ -130,7 +132,6 @@ def _adjust(
         at = row.to(tl.int64) * tl.num_programs(0) + chunk
         tl.store(chunk_max_ptr + at, best)
         tl.store(chunk_id_ptr + at, first_id + best_index)
-    release_successor(PDL)
 
 
 @triton.jit
@@ -157,9 +158,11 @@ def _sample(
     PDL: tl.constexpr,
 ):
     row = tl.program_id(0)
+    release_successor(PDL)
+    emitting = is_emitting(counts_ptr, emits_ptr, row)
+    slot = tl.load(row_slots_ptr + row, cache_modifier=".cg").to(tl.int64)
     wait_for_predecessor(PDL)
-    if is_emitting(counts_ptr, emits_ptr, row):
-        slot = tl.load(row_slots_ptr + row).to(tl.int64)
+    if emitting:
         entry = entry_ptr + slot * ENTRY_WORDS
         chunk = tl.arange(0, CHUNKS)
         at = row.to(tl.int64) * chunks + chunk
@@ -189,7 +192,6 @@ def _sample(
                 BLOCK,
             )
         tl.store(sampled_ptr + row, token)
-    release_successor(PDL)
 
 
 @dataclass(frozen=True)
@@ -275,6 +277,7 @@ def sample(
         CHUNK=workspace.chunk,
         PDL=pdl,
         num_warps=8,
+        maxnreg=64,
         **options(pdl),
     )
     _sample[(rows,)](

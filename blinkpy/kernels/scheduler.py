@@ -10,12 +10,13 @@ import math
 import time
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numba import types
 
 from blinkpy.kernels.admit import admit, grow, pause_and_resume
+from blinkpy.kernels.ahead import advance, foresee, grow_ahead
 from blinkpy.kernels.commit import commit
 from blinkpy.kernels.inbox import poll
 from blinkpy.kernels.intake import intake
@@ -29,14 +30,15 @@ from blinkpy.kernels.portable import (
     store_relaxed,
     strided,
 )
-from blinkpy.kernels.reclaim import reclaim, tell_ends
+from blinkpy.kernels.reclaim import judge_pairs, reclaim, tell_ends
+from blinkpy.kernels.recorder import record
+from blinkpy.kernels.steady import UNSTEADY, steady_turn
 from blinkpy.kernels.trees import Table
 from blinkpy.kv.integrity import check_integrity
 from blinkpy.kv.state import (
     BATCH_COUNTS,
     CACHED_COUNT,
     CALLS,
-    DECODE_ROWS,
     DRAINED,
     ENTERING_COUNT,
     FINISHING_COUNT,
@@ -44,6 +46,7 @@ from blinkpy.kv.state import (
     NOTHING,
     ROWS,
     RUNNING_COUNT,
+    STEADY,
     STEPS,
     STOPPED,
     TOKENS,
@@ -82,26 +85,28 @@ GAUGE_ROWS, GAUGE_TOKENS = GAUGE["batch_rows"], GAUGE["batch_tokens"]
 
 
 @device
-def report(limits, queues, state, now, lane, lanes):
-    """Publish counters, gauges and the engine's heartbeat. They are for watching: nothing waits for their order, and a
-    release would wait for all of them to cross the bus."""
+def report(limits, queues, state, lane, lanes):
+    """Close the call's record; publish counters, gauges and the engine's heartbeat. They are for watching: nothing waits for
+    their order, and a release would wait for all of them to cross the bus."""
+    record(limits, state, state.inbox.now_ns[0], lane, lanes)
     engine, counts = queues.engine, state.counts
     for i in strided(lane, N_COUNTERS, lanes):
         store_relaxed(engine, ENGINE_COUNTERS + i, state.counters[i])
-    if lane == 0:
-        counts[CALLS] += 1
-        free, cached = counts[FREE_COUNT], counts[CACHED_COUNT]
-        store_relaxed(engine, GAUGE_RUNNING, counts[RUNNING_COUNT])
-        store_relaxed(engine, GAUGE_WAITING, counts[WAITING_COUNT])
+    if lane == 0:  # all loads first: they take as long as one
+        running, waiting, free, cached = counts[RUNNING_COUNT], counts[WAITING_COUNT], counts[FREE_COUNT], counts[CACHED_COUNT]
+        rows, tokens = state.batch.counts[ROWS], state.batch.counts[TOKENS]
+        calls, steps, now = counts[CALLS] + 1, counts[STEPS], state.inbox.now_ns[0]
+        store_relaxed(engine, GAUGE_RUNNING, running)
+        store_relaxed(engine, GAUGE_WAITING, waiting)
         store_relaxed(engine, GAUGE_FREE, free)
         store_relaxed(engine, GAUGE_CACHED, cached)
         store_relaxed(engine, GAUGE_HELD, limits.pages - free - cached)
-        store_relaxed(engine, GAUGE_ROWS, state.batch.counts[ROWS])
-        store_relaxed(engine, GAUGE_TOKENS, state.batch.counts[TOKENS])
-        store_relaxed(engine, ENGINE_STEPS, counts[STEPS])
+        store_relaxed(engine, GAUGE_ROWS, rows)
+        store_relaxed(engine, GAUGE_TOKENS, tokens)
+        store_relaxed(engine, ENGINE_STEPS, steps)
         store_relaxed(engine, ENGINE_TIME_NS, now)
-        store_relaxed(engine, ENGINE_HEARTBEAT, counts[CALLS])
-    barrier(lanes)
+        store_relaxed(engine, ENGINE_HEARTBEAT, calls)
+        counts[CALLS] = calls
 
 
 @device
@@ -136,12 +141,26 @@ def insert_waiting(requests, waiting, n, slot, lane, lanes):
     barrier(lanes)
 
 
-def make_schedule(policy: Policy = fcfs) -> Callable[..., int]:
-    """The device function schedule(limits, queues, state, now, lane, lanes), with a policy compiled in.
+class Phases(NamedTuple):
+    """The parts of a turn, as device functions, and all in one."""
 
-    limits: Limits. queues: EngineViews. state: State; state.batch.sampled holds the last step's tokens. now: monotonic
-    clock, ns, the same for all lanes. Returns the bucket of the next step, which state.batch describes, NOTHING when there
-    is none, STOPPED or DRAINED. It must not be called while a step runs, nor again before the step that it asked for ran.
+    ahead: Callable[..., None]
+    """ahead(limits, queues, state, now_ns, lane, lanes): what doesn't depend on the step's tokens. It may run while the step
+    does, once for each. now_ns: monotonic clock, the same for all lanes."""
+    decide: Callable[..., int]
+    """decide(limits, queues, state, lane, lanes): commit the step, which is complete, and plan the next one. Returns the
+    bucket of the next step, which state.batch describes, NOTHING when there is none, STOPPED or DRAINED."""
+    report: Callable[..., None]
+    """report(limits, queues, state, lane, lanes): publish counters, gauges and the heartbeat."""
+    schedule: Callable[..., int]
+    """schedule(limits, queues, state, now_ns, lane, lanes): the three in turn; as decide."""
+
+
+def make_phases(policy: Policy = fcfs, *, short_ways: bool = True) -> Phases:
+    """The scheduler's device functions with a policy compiled in.
+
+    Their arguments: Limits, EngineViews and State (state.batch.sampled holds the last step's tokens). short_ways: whether
+    decide() takes the short way (kernels/steady.py) where it can; the result is the same.
     """
     rank_of = device(policy)
 
@@ -174,13 +193,29 @@ def make_schedule(policy: Policy = fcfs) -> Callable[..., int]:
         barrier(lanes)
 
     @device
-    def schedule(limits, queues, state, now, lane, lanes):
-        poll(limits, queues, state, lane, lanes)
-        commit(limits, queues, state, lane, lanes)
-        reclaim(limits, queues, state, now, lane, lanes)
-        intake(limits, queues, state, now, lane, lanes)
-        tell_ends(limits, queues, state, lane, lanes)
+    def ahead(limits, queues, state, now_ns, lane, lanes):
+        poll(limits, queues, state, now_ns, lane, lanes)
+        judge_pairs(limits, state, lane, lanes)
+        advance(limits, state, lane, lanes)
+        intake(limits, queues, state, lane, lanes)
         enqueue(state, lane, lanes)
+        grown = grow_ahead(limits, state, lane, lanes)
+        foresee(limits, state, grown, lane, lanes)
+
+    @device
+    def decide(limits, queues, state, lane, lanes):
+        result = UNSTEADY
+        if short_ways and state.counts[STEADY] != 0:
+            result = steady_turn(limits, queues, state, lane, lanes)
+        if result == UNSTEADY:
+            result = general_turn(limits, queues, state, lane, lanes)
+        return result
+
+    @device
+    def general_turn(limits, queues, state, lane, lanes):
+        commit(limits, queues, state, lane, lanes)
+        reclaim(limits, queues, state, lane, lanes)
+        tell_ends(limits, queues, state, lane, lanes)
         command = state.inbox.command[0]
         result = NOTHING
         if command == COMMAND_STOP:
@@ -194,14 +229,27 @@ def make_schedule(policy: Policy = fcfs) -> Callable[..., int]:
             admit(limits, state, lane, lanes)
             enqueue(state, lane, lanes)
             result = plan(limits, state, lane, lanes)
-        elif lane == 0:
-            for i in range(BATCH_COUNTS):  # the last step is committed
-                state.batch.counts[i] = 0
-            state.batch.counts[DECODE_ROWS] = 0
-        report(limits, queues, state, now, lane, lanes)
+        else:
+            if lane == 0:
+                for i in range(BATCH_COUNTS):  # the last step is committed
+                    state.batch.counts[i] = 0
+            barrier(lanes)
         return result
 
-    return schedule
+    @device
+    def schedule(limits, queues, state, now_ns, lane, lanes):
+        ahead(limits, queues, state, now_ns, lane, lanes)
+        result = decide(limits, queues, state, lane, lanes)
+        report(limits, queues, state, lane, lanes)
+        return result
+
+    return Phases(ahead, decide, report, schedule)
+
+
+def make_schedule(policy: Policy = fcfs) -> Callable[..., int]:
+    """The device function schedule of Phases. It must not be called while a step runs, nor again before the step that it
+    asked for ran."""
+    return make_phases(policy).schedule
 
 
 @lru_cache(maxsize=8)
@@ -247,11 +295,14 @@ class Scheduler:
             raise RuntimeError("attach() the queues before the first step")
         return self._function(self._limits, self._queues, self._state, now_ns, 0, 1)
 
-    def run_null(self, tokens: range, step_ns: int, idle_ns: int, deadline_ns: int) -> int:
+    def run_null(
+        self, tokens: range, step_ns: int, idle_ns: int, deadline_ns: int, after_call: Callable[[], None] | None = None
+    ) -> int:
         """Serve with made-up tokens (made_up_token) instead of a model.
 
         tokens: what to draw from. step_ns: time that a step takes. Returns NOTHING after idle_ns without work or when
-        time.monotonic_ns() reaches deadline_ns, or else STOPPED or DRAINED. Two compiled calls a step, nothing else.
+        time.monotonic_ns() reaches deadline_ns, or else STOPPED or DRAINED. Two compiled calls a step, and after_call between
+        them.
         """
         state, low, high = self._state, tokens.start, tokens.stop
         even = int(np.array((0, -math.log(high - low)), RECORD_PAIR).view(np.int64))
@@ -264,6 +315,8 @@ class Scheduler:
         now = worked = time.monotonic_ns()
         while now < deadline_ns and now - worked <= idle_ns:
             result = self.step(now)
+            if after_call is not None:
+                after_call()
             if result in (STOPPED, DRAINED):
                 return result
             if result >= 0:

@@ -58,9 +58,10 @@ def _check_lists(limits: Limits, state: State) -> list[str]:
         ("waiting", WAITING, WAITING_COUNT),
         ("finishing", FINISHING, FINISHING_COUNT),
     ):
-        slots = getattr(state, name)[: counts[which]]
+        listed = getattr(state, name)
+        slots = listed[: max(0, counts[which])]
         expected = np.flatnonzero(status == wanted)
-        if not np.array_equal(np.sort(slots), expected):
+        if not 0 <= counts[which] <= len(listed) or not np.array_equal(np.sort(slots), expected):
             problems.append(f"{name} lists the slots {sorted(slots.tolist())}, but {expected.tolist()} have that status")
     if problems:
         return problems
@@ -107,6 +108,7 @@ def _check_pages(limits: Limits, state: State) -> list[str]:
     problems = _expect(pages.refcount == references, "a reference count is not the number of page tables with the page")
     problems += _expect(is_free <= 1, "a page is twice on the free stack")
     problems += _expect(held.astype(int) + cached + is_free == 1, "a page is not exactly one of free, cached and held")
+    problems += _expect(0 <= counts[FREE_COUNT] <= limits.pages, "the number of free pages is wrong")
     problems += _expect(int(cached.sum()) == counts[CACHED_COUNT], "the number of cached pages is wrong")
     problems += _expect(~cached | (pages.key >= 0), "a cached page is not indexed")
     problems += _expect((is_free == 0) | (pages.key < 0), "a free page is indexed")
@@ -145,9 +147,9 @@ def _check_index(limits: Limits, state: State) -> list[str]:
     problems += _expect((parent >= -1) & (parent < limits.pages) & (parent != np.arange(limits.pages)), "a parent is no page")
     for slot in np.flatnonzero((r.status == RUNNING) & (r.indexed > 0) & (r.canonical != LOST)).tolist():
         page, k = int(r.canonical[slot]), int(r.indexed[slot]) - 1
-        if pages.generation[page] == r.canonical_generation[slot]:  # else it was evicted, which the next step notices
+        if page < 0 or pages.generation[page] == r.canonical_generation[slot]:  # else it was evicted, which the next step notices
             own = r.tokens[slot, k * limits.page_size : (k + 1) * limits.page_size]
-            if pages.key[page] < 0 or not np.array_equal(pages.tokens[page], own):
+            if page < 0 or pages.key[page] < 0 or not np.array_equal(pages.tokens[page], own):
                 problems.append(f"slot {slot}: its canonical page {page} does not hold the tokens of page {k}")
     return problems
 
@@ -166,6 +168,8 @@ def _check_batch(limits: Limits, state: State) -> list[str]:
     if problems or rows == 0:
         return problems
     slots = b.row_slots[:rows]
+    if ((slots < 0) | (slots >= limits.slots)).any():
+        return ["a row's request does not run: it is none"]
     lengths = np.diff(b.query_starts[: rows + 1])
     first = r.computed[slots]
     problems += _expect(len(set(slots.tolist())) == rows, "a request has two rows")

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blinkpy.config import ConfigError
-from blinkpy.queues import COUNTER_NAMES, RECORD_PAIRS, SQ_ENTRY_WORDS, EngineFacts, QueueSizes
+from blinkpy.queues import COUNTER_NAMES, RECORD_PAIRS, SQ_ENTRY_WORDS, STOP_IDS, EngineFacts, QueueSizes
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
@@ -42,15 +42,50 @@ EMPTY, WAITING, RUNNING, FINISHING = range(4)
     CALLS,  # calls of schedule()
     STEPS,  # calls that made a batch
     ROTATION,  # queue pair that intake starts with
-) = range(13)
+    PAIR_CHANGES,  # pairs to fence or grant in this turn
+    STEADY,  # 1: the turn may take the short way, see kernels/steady.py
+) = range(15)
 COUNTS = 16
 
 # Batch.counts
 ROWS, TOKENS, DECODE_ROWS, BUCKET, MAX_CONTEXT, EMITS = range(6)
 BATCH_COUNTS = 8
 
+# Forecast.rows
+(
+    FORECAST_SLOT,  # request slot
+    FORECAST_PAIR,  # its queue pair
+    FORECAST_CQ_INDEX,  # entry of the completion queue that its word goes to
+    FORECAST_MARK,  # of that word: local slot | lap << FORECAST_LAP_SHIFT
+    FORECAST_LENGTH,  # tokens of the request, with the one that is sampled
+    FORECAST_CACHE_SLOT,  # page * P + offset for that token's keys and values
+    FORECAST_FLAGS,  # FORECAST_LAST, FORECAST_RECORD
+    FORECAST_STOPS,  # stop ids that count, so many of the first ones
+) = range(8)
+FORECAST_STOP_IDS = 8
+FORECAST_WORDS = FORECAST_STOP_IDS + STOP_IDS
+FORECAST_LAP_SHIFT = 16
+FORECAST_LAST = 1  # the request ends with the token, whatever it is
+FORECAST_RECORD = 2  # the token goes out with its log probabilities
+
 # State.counters: the engine's counters, in the order of queues.COUNTER_NAMES
 COUNTER_INDEX = {name: i for i, name in enumerate(COUNTER_NAMES)}
+
+# The recorder's ring, see kernels/recorder.py. Int64 words of a record's head, and of each entry beside prompt and hashes.
+RECORD_HEADER, RECORD_ENTRY = 8, 19
+RECORD_MARK = 0x0B11
+NOTE_ENTRY, NOTE_CANCELS = 1, 2
+NOTE_SHIFT = 8
+
+# Recorder.cursor and Recorder.progress
+(
+    POSITION,  # words that complete records have, since the start
+    RECORDS,  # complete records since the start
+    NOTES,  # words of notes in the open record
+    COMMITS,  # rows that the next call commits
+    COPIES_BEGUN,  # progress alone: copies of the state that a loop on the GPU began
+    COPIES_DONE,
+) = range(6)
 
 NO_PAGE = -1
 LOST = -2  # Requests.canonical: the indexed chain was evicted under a running request, which offers no more pages
@@ -87,6 +122,8 @@ class Limits(NamedTuple):
     index_items: int  # pages put into the prefix index in one call
     index_buckets: int  # a power of two, >= N
     ring_entries: int  # a power of two, >= 4 N
+    record_calls: int  # calls that the recorder keeps at least, when all rows decode; 0: it is off
+    record_words: int  # of its ring, a power of two
 
 
 class Requests(NamedTuple):
@@ -157,12 +194,21 @@ class Pairs(NamedTuple):
 class Inbox(NamedTuple):
     """What other parties said when they were last asked: each word as it was read, believed or not."""
 
+    now_ns: Int64  # [1] clock of the call
     command: Int64  # [1] the host's
     heartbeat: Int64  # [Q] FRONT_HEARTBEAT, and so on
     claim: Int64  # [Q]
     cq_head: Int64  # [Q]
     doorbell: Int64  # [Q]
     cancel: Int64  # [S] read for requests that run or wait
+
+
+class Forecast(NamedTuple):
+    """What a step that still runs will lead to, but for its tokens, if every row of it decodes."""
+
+    rows: Int32  # [B, FORECAST_WORDS] by row of the batch, FORECAST_*: what one lane needs lies together
+    published: Int64  # [Q] completions of the step for each pair
+    max_context: Int64  # [1] longest context of the next step, if no request ends
 
 
 class Batch(NamedTuple):
@@ -186,6 +232,15 @@ class Buckets(NamedTuple):
 
     tokens: Int32
     rows: Int32
+
+
+class Recorder(NamedTuple):
+    """The last calls of schedule(), with all that they were told and what they decided: see kernels/recorder.py."""
+
+    words: Int64  # [record_words] ring of records, which are contiguous but for its end
+    progress: Int64  # [8] as the last record left it: written for readers
+    cursor: Int64  # [8] the same, and what the open record has; read by the scheduler
+    seen: Int64  # [5 Q + 48] words by which it is told whether an idle call changed anything
 
 
 class Scratch(NamedTuple):
@@ -212,8 +267,10 @@ class State(NamedTuple):
     pages: Pages
     pairs: Pairs
     inbox: Inbox
+    forecast: Forecast
     batch: Batch
     buckets: Buckets
+    recorder: Recorder
     scratch: Scratch
     running: Int32  # [B]
     waiting: Int32  # [S]
@@ -234,6 +291,7 @@ def make_limits(
     prefix_caching: bool = True,
     intake_entries: int = 64,
     intake_tokens: int = 32768,
+    record_calls: int = 0,
 ) -> Limits:
     """The scheduler's limits for a queue segment. Raises ConfigError, in the words of the options, when they clash."""
 
@@ -277,7 +335,18 @@ def make_limits(
         index_items=max_num_batched_tokens // page + rows,
         index_buckets=_power_of_two(facts.num_pages),
         ring_entries=_power_of_two(4 * facts.num_pages),
+        record_calls=record_calls,
+        record_words=_record_words(sizes, facts, record_calls, intake_entries, intake_tokens) if record_calls else 1,
     )
+
+
+def _record_words(sizes: QueueSizes, facts: EngineFacts, calls: int, entries: int, tokens: int) -> int:
+    """Words for so many calls that decode with all rows, and for two that take in as much as one can."""
+    fixed, rows = RECORD_HEADER + 4 * sizes.pairs, 2 * facts.max_num_seqs
+    taken = min(tokens + facts.max_model_len, entries * facts.max_model_len)  # prompt tokens of one call
+    prompts = taken // 2 + taken // facts.page_size
+    largest = fixed + rows + entries * RECORD_ENTRY + prompts + sizes.pairs * sizes.slots + 2
+    return _power_of_two(max(calls * (fixed + rows), 2 * largest))
 
 
 def default_buckets(limits: Limits) -> list[tuple[int, int]]:
@@ -351,7 +420,8 @@ def make_state(limits: Limits, buckets: Sequence[tuple[int, int]] = ()) -> State
         generation=i64(N),
     )
     Q = limits.pairs
-    inbox = Inbox(command=i64(1), heartbeat=i64(Q), claim=i64(Q), cq_head=i64(Q), doorbell=i64(Q), cancel=i64(S))
+    inbox = Inbox(now_ns=i64(1), command=i64(1), heartbeat=i64(Q), claim=i64(Q), cq_head=i64(Q), doorbell=i64(Q), cancel=i64(S))
+    forecast = Forecast(rows=i32(B, FORECAST_WORDS), published=i64(Q), max_context=i64(1))
     batch = Batch(
         token_ids=i32(T),
         positions=i32(T),
@@ -379,6 +449,12 @@ def make_state(limits: Limits, buckets: Sequence[tuple[int, int]] = ()) -> State
         total=i64(limits.pairs),
         entry=i32(SQ_ENTRY_WORDS),
     )
+    recorder = Recorder(
+        words=i64(limits.record_words),
+        progress=i64(8),
+        cursor=i64(8),
+        seen=i64(5 * Q + 48),
+    )
     counts = i64(COUNTS)
     counts[FREE_COUNT] = N
     return State(
@@ -386,8 +462,10 @@ def make_state(limits: Limits, buckets: Sequence[tuple[int, int]] = ()) -> State
         pages=pages,
         pairs=Pairs(*(i64(limits.pairs) for _ in Pairs._fields)),
         inbox=inbox,
+        forecast=forecast,
         batch=batch,
         buckets=Buckets(np.array([t for t, _ in shapes], np.int32), np.array([r for _, r in shapes], np.int32)),
+        recorder=recorder,
         scratch=scratch,
         running=i32(B),
         waiting=i32(S),

@@ -1,4 +1,4 @@
-"""A model's safetensors files: which tensors there have to be, which there are, and their bytes. NumPy only.
+"""A model's safetensors files: which tensors there have to be, which there are, and where they lie.
 
 The file format: 8 bytes, little endian, with the length of a JSON header; the header, which maps a tensor's name to its
 dtype, shape and byte range; the data. Headers are read and checked in full before anything is allocated.
@@ -11,9 +11,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
 
 from blinkpy.config import ConfigError
 from blinkpy.models.architecture import Architecture
@@ -124,12 +121,6 @@ class StoredTensor:
     dtype: str
     shape: tuple[int, ...]
     offset: int
-
-    def read(self) -> NDArray:
-        """The tensor's elements, mapped from the file on demand. BF16 comes as its bits, uint16."""
-        kind = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16}[self.dtype]
-        # Copy on write: nothing writes here, but torch warns about arrays that can't be written.
-        return np.memmap(self.path, np.dtype(kind).newbyteorder("<"), "c", self.offset, self.shape)
 
 
 def _read_header(path: Path) -> Iterator[tuple[str, StoredTensor]]:

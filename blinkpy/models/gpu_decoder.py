@@ -14,10 +14,12 @@ import torch
 
 from blinkpy.kernels.attention import DecodePlan, DecodeWorkspace, decode_attention, plan_decode
 from blinkpy.kernels.embedding import embed
-from blinkpy.kernels.experts import ExpertConfig, expert_config, experts
+from blinkpy.kernels.expert_config import ExpertConfig, ExpertShape, ExpertTable
+from blinkpy.kernels.expert_gemv import GEMV_TOKENS, expert_gemv
+from blinkpy.kernels.experts import experts
 from blinkpy.kernels.linear import LinearWorkspace, linear
 from blinkpy.kernels.linear_config import LinearConfig, LinearTable
-from blinkpy.kernels.moe import Routing, route
+from blinkpy.kernels.moe import FUSED_ROUTER_TOKENS, Routing, route, router_logits
 from blinkpy.kernels.norm import last_token_norm, rms_norm
 from blinkpy.kernels.prefill import prefill_attention
 from blinkpy.kernels.rope import rope_and_cache
@@ -58,7 +60,8 @@ class Buffers:
 
 @dataclass
 class ExpertBuffers:
-    """What layers with experts need besides: routing and tiles by the tokens of a bucket, and activations of the largest."""
+    """What layers with experts need besides: activations of the largest bucket, and routing and tiles by the tokens of a
+    bucket, without the few tokens that are not sorted."""
 
     routings: dict[int, Routing]
     configs: dict[int, ExpertConfig]
@@ -68,7 +71,9 @@ class ExpertBuffers:
 
     @classmethod
     def allocate(cls, a: Architecture, tokens: set[int], dtype: torch.dtype, device: str) -> ExpertBuffers:
-        configs = {count: expert_config(count, a.experts, a.experts_per_token, dtype) for count in tokens}
+        table = ExpertTable.load(torch.cuda.get_device_name(device)) if device.startswith("cuda") else ExpertTable()
+        shape = ExpertShape(a.experts, a.experts_per_token, a.hidden_size, a.expert_size)
+        configs = {count: table.config(shape, count, dtype) for count in tokens if count > GEMV_TOKENS}
         most = max(tokens)
         return cls(
             {n: Routing.allocate(n, a.experts, a.experts_per_token, c.block_m, device) for n, c in configs.items()},
@@ -108,13 +113,10 @@ class GpuDecoder:
         tokens, rows = max(s.tokens for s in shapes), max(s.rows for s in shapes)
         self.buffers = Buffers.allocate(a, tokens, rows, dtype, device)
         self.plans: dict[int, DecodePlan] = {
-            count: plan_decode(count, a.kv_heads, max_model_len, processors, dtype)
-            for count in {s.rows for s in shapes}
+            count: plan_decode(count, a.kv_heads, max_model_len, processors, dtype) for count in {s.rows for s in shapes}
         }
         self.attention_workspace = DecodeWorkspace.allocate(self.plans, a.heads, a.kv_heads, a.head_dim, device)
-        self.linear_workspace = LinearWorkspace.allocate(
-            device, dtype, rows=tokens * (a.hidden_size + 2 * a.intermediate_size)
-        )
+        self.linear_workspace = LinearWorkspace.allocate(device, dtype, rows=tokens * (a.hidden_size + 2 * a.intermediate_size))
         if any(a.sparse):
             self.experts = ExpertBuffers.allocate(a, {s.tokens for s in shapes}, dtype, device)
 
@@ -135,7 +137,7 @@ class GpuDecoder:
     def _attention(self, shape: StepShape, layer: LayerWeights, index: int, hidden: torch.Tensor) -> None:
         a, batch, pdl = self.a, self.batch, self.pdl
         qkv, attended = self.buffers.qkv[: shape.tokens], self.buffers.attended[: shape.tokens]
-        self._linear(self._norm(hidden, layer.input_norm), layer.qkv, qkv, bias=layer.qkv_bias)
+        self._linear(hidden, layer.qkv, qkv, norm=layer.input_norm, bias=layer.qkv_bias)
         keys, values = self.cache.keys[index], self.cache.values[index]
         norms = (layer.q_norm, layer.k_norm) if layer.q_norm is not None and layer.k_norm is not None else None
         rope_and_cache(
@@ -193,34 +195,31 @@ class GpuDecoder:
             self._experts(shape, layer, layer.router, hidden)
             return
         inner = self.buffers.inner[: shape.tokens]
-        normed = self._norm(hidden, layer.post_norm)
-        self._linear(normed, layer.gate_up, inner, bias=layer.gate_up_bias, swiglu=True)
+        self._linear(hidden, layer.gate_up, inner, norm=layer.post_norm, bias=layer.gate_up_bias, swiglu=True)
         self._linear(inner, layer.down, hidden, bias=layer.down_bias, add=True)
 
     def _experts(self, shape: StepShape, layer: LayerWeights, router: torch.Tensor, hidden: torch.Tensor) -> None:
-        a, scratch, counts, tokens = self.a, self.experts, self.batch.counts, shape.tokens
+        a, scratch, counts, tokens, pdl = self.a, self.experts, self.batch.counts, shape.tokens, self.pdl
         if scratch is None:
             raise ValueError("a layer has a router, but the architecture has no experts")
-        normed, logits = self._norm(hidden, layer.post_norm), scratch.router[:tokens]
-        self._linear(normed, router, logits)
-        routing = scratch.routings[tokens]
-        route(logits, counts, routing, normalize=a.normalize_experts, pdl=self.pdl)
-        experts(
-            normed,
-            layer.gate_up,
-            layer.down,
-            routing,
-            scratch.configs[tokens],
-            counts,
-            hidden,
-            scratch.inner,
-            scratch.results,
-            pdl=self.pdl,
-        )
+        logits = scratch.router[:tokens]
+        if tokens <= FUSED_ROUTER_TOKENS:
+            normed = self.buffers.normed[:tokens]
+            router_logits(hidden, (layer.post_norm, a.rms_norm_eps), router, counts, normed, logits, pdl=pdl)
+        else:
+            normed = self._norm(hidden, layer.post_norm)
+            self._linear(normed, router, logits)
+        weights, inner, normalize = (layer.gate_up, layer.down), scratch.inner, a.normalize_experts
+        if tokens <= GEMV_TOKENS:
+            top_k = a.experts_per_token
+            expert_gemv(normed, logits, *weights, counts, hidden, inner, top_k=top_k, normalize=normalize, pdl=pdl)
+            return
+        routing, config = scratch.routings[tokens], scratch.configs[tokens]
+        route(logits, counts, routing, normalize=normalize, pdl=pdl)
+        experts(normed, *weights, routing, config, counts, hidden, inner, scratch.results, pdl=pdl)
 
     def _norm(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """The norm of the residual stream, by a kernel of its own: fused into the product after it, each of that one's
-        programs would do it again."""
+        """The norm of the residual stream, for what does not take it fused."""
         normed = self.buffers.normed[: hidden.shape[0]]
         rms_norm(hidden, weight, self.a.rms_norm_eps, self.batch.counts, normed, pdl=self.pdl)
         return normed
@@ -231,11 +230,12 @@ class GpuDecoder:
         weight: torch.Tensor,
         out: torch.Tensor,
         *,
+        norm: torch.Tensor | None = None,
         bias: torch.Tensor | None = None,
         swiglu: bool = False,
         add: bool = False,
     ) -> None:
-        """out = f(x weight^T + bias), or out += that."""
+        """out = f(norm(x) weight^T + bias), or out += that."""
         config = self.linear_config(x.shape[0], weight, swiglu)
         if config.kind == "cublas" and add and bias is not None:
             out += bias  # the product is then added to it
@@ -248,6 +248,7 @@ class GpuDecoder:
             self.linear_workspace,
             self.batch.counts,
             bias=bias,
+            norm=None if norm is None else (norm, self.a.rms_norm_eps),
             residual=out if add else None,
             swiglu=swiglu,
             pdl=self.pdl,

@@ -12,7 +12,7 @@ GRAPHS_AND_MODULES = 1 << 30
 """Reserve for captured graphs, loaded kernels, cuBLAS and what the allocator can't use, bytes."""
 PER_PAGE_STATE = 160
 """Bytes of scheduler state of one page, without its token ids."""
-PER_SLOT_STATE = 512
+PER_SLOT_STATE = 640
 DECODE_SPLITS = 64
 """Most parts that the keys of one decode row are split into."""
 
@@ -42,18 +42,21 @@ class MemoryPlan:
     def cache(self) -> int:
         return self.usable - self.needed
 
-    def require(self, cache_bytes: int) -> None:
-        """Raise ConfigError, with needed and free memory by part, unless so many bytes are left for the KV cache."""
-        if self.cache >= cache_bytes:
-            return
+    def describe(self) -> str:
+        """The needed bytes by part, without the KV cache."""
         parts = {
             "weights": self.weights,
             "activations": self.activations,
             "scheduler state": self.state,
             "graphs and kernels": self.reserve,
-            "KV cache at least": cache_bytes,
         }
-        listed = ", ".join(f"{name} {gib(value)}" for name, value in parts.items())
+        return ", ".join(f"{name} {gib(value)}" for name, value in parts.items())
+
+    def require(self, cache_bytes: int) -> None:
+        """Raise ConfigError, with needed and free memory by part, unless so many bytes are left for the KV cache."""
+        if self.cache >= cache_bytes:
+            return
+        listed = f"{self.describe()}, KV cache at least {gib(cache_bytes)}"
         raise ConfigError(
             f"the model does not fit on the GPU: {gib(self.needed + cache_bytes)} needed ({listed}), {gib(self.usable)} usable "
             f"(gpu_memory_utilization {self.share:g} of {gib(self.total)}, of which {gib(self.free)} are free)"
@@ -81,7 +84,8 @@ def state_bytes(slots: int, max_model_len: int, page_size: int, pages: int) -> i
 
 
 def plan_memory(config: Config, a: Architecture, itemsize: int, page_bytes: int, free: int, total: int) -> MemoryPlan:
-    """The plan for a model on a GPU with so many bytes free and in total; itemsize: bytes of a weight."""
+    """The plan for a model on a GPU with so many bytes free and in total; itemsize: bytes of a weight. The flight recorder
+    copies the scheduler's state."""
     scheduler, slots = config.scheduler, config.frontend.workers * config.queue.slots
     length = config.model.max_model_len or a.max_position
     pages = config.cache.num_pages or total // page_bytes
@@ -89,7 +93,7 @@ def plan_memory(config: Config, a: Architecture, itemsize: int, page_bytes: int,
     return MemoryPlan(
         weights=weight_elements(a) * itemsize,
         activations=activation_bytes(a, scheduler.max_num_batched_tokens, rows, length, itemsize),
-        state=state_bytes(slots, length, config.cache.page_size, pages),
+        state=state_bytes(slots, length, config.cache.page_size, pages) * (2 if config.engine.record_steps else 1),
         reserve=GRAPHS_AND_MODULES,
         free=free,
         total=total,

@@ -14,7 +14,8 @@ from cuda.bindings import runtime
 
 from blinkpy.kernels.cuda_calls import check
 from blinkpy.kernels.device_views import host_tensor_on_device, pinned
-from blinkpy.kv.state import BUCKET, DECODE_ROWS, MAX_CONTEXT, ROWS, Batch, Requests, State, map_arrays
+from blinkpy.kv.state import BUCKET, DECODE_ROWS, MAX_CONTEXT, ROWS, TOKENS, Batch, Requests, State, map_arrays
+from blinkpy.models.buckets import StepShape
 from blinkpy.models.gpu_step import GpuStep
 from blinkpy.queues import WORD_LOGPROBS
 
@@ -37,6 +38,13 @@ def device_side(state: State) -> tuple[Batch, Requests]:
         **{name: host_tensor_on_device(getattr(state.requests, name)) for name in ("entry", "tokens", "prompt_length")},
     )
     return batch, requests
+
+
+def require_fit(shape: StepShape, counts: np.ndarray) -> None:
+    """Raise RuntimeError unless a batch with these counts (Batch.counts) fits what a step graph was captured for."""
+    tokens, rows = int(counts[TOKENS]), int(counts[ROWS])
+    if tokens > shape.tokens or rows > shape.rows:
+        raise RuntimeError(f"a step of {tokens} tokens in {rows} rows exceeds its bucket, {shape.name}: nothing of it was run")
 
 
 class HostDrivenStep:
@@ -64,15 +72,18 @@ class HostDrivenStep:
             graph.instantiate()
 
     def run(self, batch: Any, requests: Any) -> None:
-        """Compute the batch and write batch.sampled and batch.logprobs. Raises CudaError when the GPU fails."""
+        """Compute the batch and write batch.sampled and batch.logprobs. Raises CudaError when the GPU fails, RuntimeError for
+        a batch beyond its bucket."""
         counts = batch.counts
         slots = batch.row_slots[: counts[ROWS]]
         mixed = 1 if counts[DECODE_ROWS] < counts[ROWS] else 0
+        graph = int(self._graph_of[counts[BUCKET], mixed])
+        require_fit(self._step.shapes[graph], counts)
         with torch.cuda.stream(self._stream):
             for target, source in self._inputs:
                 target.copy_(source, non_blocking=True)
             self._copy_tables(int(counts[MAX_CONTEXT]))
-            self._step.graphs[int(self._graph_of[counts[BUCKET], mixed])].replay()
+            self._step.graphs[graph].replay()
             self._sampled[0].copy_(self._sampled[1], non_blocking=True)
             if (requests.entry[slots, WORD_LOGPROBS] >= 0).any():
                 self._logprobs[0].copy_(self._logprobs[1], non_blocking=True)

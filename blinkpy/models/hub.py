@@ -22,11 +22,11 @@ PATTERNS = [
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
-def resolve_model(model: str | None, *, weights: bool = True, revision: str | None = None) -> Path:
+def resolve_model(model: str | None, *, weights: bool = True, tokenizer: bool = True, revision: str | None = None) -> Path:
     """Folder of a model, downloaded first if the argument is a hub id.
 
-    model: None or "demo" for the built-in model, a folder, or a hub id such as "Qwen/Qwen3-0.6B". weights: False when only
-    the config and the tokenizer are wanted. Raises ConfigError when there is no such model, or it lacks a needed file.
+    model: None or "demo" for the built-in model, a folder, or a hub id such as "Qwen/Qwen3-0.6B". weights, tokenizer: False
+    for what the caller does without. Raises ConfigError when there is no such model, or it lacks a needed file.
     """
     if model is None or model == "demo":
         folder = DEMO_FOLDER
@@ -38,13 +38,14 @@ def resolve_model(model: str | None, *, weights: bool = True, revision: str | No
         folder = _download(model, weights, revision)
     else:
         raise ConfigError(f"model {model!r} is neither a folder nor a hub id (owner/name) nor 'demo'")
-    check_files(folder, weights=weights)
+    check_files(folder, weights=weights, tokenizer=tokenizer)
     return folder
 
 
-def check_files(folder: Path, *, weights: bool = True) -> None:
-    """Raise ConfigError, naming what is missing, unless the folder holds a config, a tokenizer and safetensors weights."""
-    for name in ("config.json", "tokenizer.json"):
+def check_files(folder: Path, *, weights: bool = True, tokenizer: bool = True) -> None:
+    """Raise ConfigError, naming what is missing, unless the folder holds a config and, where they are wanted, a tokenizer and
+    safetensors weights."""
+    for name in ("config.json", *(("tokenizer.json",) if tokenizer else ())):
         if not (folder / name).is_file():
             hint = ""
             if name == "tokenizer.json" and (folder / "tokenizer.model").exists():

@@ -11,7 +11,8 @@ import torch
 
 from blinkpy.config import ConfigError
 from blinkpy.models.architecture import Architecture
-from blinkpy.models.checkpoint import Part, StoredTensor, layer_parts, open_checkpoint, outer_parts
+from blinkpy.models.checkpoint import Part, layer_parts, open_checkpoint, outer_parts
+from blinkpy.models.loading import Loader
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -68,19 +69,10 @@ def choose_dtype(a: Architecture, requested: str, device: str) -> torch.dtype:
     return TORCH_DTYPES[name]
 
 
-def _assemble(a: Architecture, make: Callable[[Part], torch.Tensor], progress: Callable[[float], None] | None) -> Weights:
+def _assemble(a: Architecture, make: Callable[[Part], torch.Tensor]) -> Weights:
     outer = {part.field: make(part) for part in outer_parts(a)}
-    layers = []
-    for layer in range(a.layers):
-        layers.append(LayerWeights(**{part.field: make(part) for part in layer_parts(a, layer)}))
-        if progress is not None:
-            progress((layer + 1) / a.layers)
+    layers = [LayerWeights(**{part.field: make(part) for part in layer_parts(a, layer)}) for layer in range(a.layers)]
     return Weights(outer["embedding"], layers, outer["final_norm"], outer.get("lm_head", outer["embedding"]))
-
-
-def _as_torch(stored: StoredTensor) -> torch.Tensor:
-    tensor = torch.from_numpy(stored.read())
-    return tensor.view(torch.bfloat16) if stored.dtype == "BF16" else tensor
 
 
 def load_weights(
@@ -90,21 +82,24 @@ def load_weights(
     device: str = "cpu",
     progress: Callable[[float], None] | None = None,
 ) -> Weights:
-    """Load a checkpoint. progress: called with the share that is done, after each layer.
+    """Load a checkpoint. progress: called with the share of the bytes that is done.
 
-    Headers are checked first (open_checkpoint raises ConfigError); then tensors are mapped one at a time and copied into
-    place, so the memory needed is that of the result.
+    Headers are checked first, before anything is allocated; then tensors are read piece by piece, each into its place. Raises
+    ConfigError (see open_checkpoint), also for a file that can't be read to its end.
     """
     stored = open_checkpoint(a, folder)
+    with Loader(torch.device(device)) as loader:
 
-    def make(part: Part) -> torch.Tensor:
-        result = torch.empty(part.shape, dtype=dtype, device=device)
-        for name, shape, expert, row in part.sources:
-            target = result if expert < 0 else result[expert]
-            target[row : row + shape[0]].copy_(_as_torch(stored[name]))
-        return result
+        def make(part: Part) -> torch.Tensor:
+            result = torch.empty(part.shape, dtype=dtype, device=device)
+            for name, shape, expert, row in part.sources:
+                target = result if expert < 0 else result[expert]
+                loader.add(name, stored[name], target[row : row + shape[0]])
+            return result
 
-    return _assemble(a, make, progress)
+        weights = _assemble(a, make)
+        loader.finish(progress)
+    return weights
 
 
 def random_weights(a: Architecture, seed: int, dtype: torch.dtype, device: str = "cpu") -> Weights:
@@ -124,4 +119,4 @@ def random_weights(a: Architecture, seed: int, dtype: torch.dtype, device: str =
             piece.copy_(torch.randn(piece.shape, generator=generator, device=device).mul_(scale))
         return result
 
-    return _assemble(a, make, None)
+    return _assemble(a, make)

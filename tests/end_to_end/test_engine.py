@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from blinkpy.dpu.queue_pair import InFlight, QueuePair
 from blinkpy.dpu.sampling import Sampling
 from blinkpy.dpu.shm import attach_segment
 from blinkpy.engine import Engine
+from blinkpy.kernels.policies import fcfs
 from blinkpy.models.hub import DEMO_FOLDER
 from blinkpy.queues import (
     COUNTER,
@@ -28,6 +30,8 @@ from blinkpy.queues import (
     HAS_TOKEN,
     STATE_FAULTED,
 )
+from blinkpy.recording.file import read_dump
+from blinkpy.recording.replay import Replay
 
 DEADLINE_S = 120.0
 
@@ -154,14 +158,24 @@ def test_cancelled_requests_give_everything_back(rng: np.random.Generator) -> No
         assert after[1] == FINISH_LENGTH
 
 
-def test_a_failing_step_is_announced_before_the_engine_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_step_is_announced_and_recorded_before_the_engine_ends(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     def broken(batch: object, requests: object) -> None:
         raise ArithmeticError("broken on purpose")
 
-    with pytest.raises(ArithmeticError, match="on purpose"), running_engine(max_model_len=64) as (engine, client):
+    options = {"max_model_len": 64, "record_folder": str(tmp_path)}
+    with pytest.raises(ArithmeticError, match="on purpose"), running_engine(**options) as (engine, client):
         monkeypatch.setattr(engine._step, "run", broken)
         client.submit(np.array([1, 2, 3], np.int32), Sampling())
         deadline = time.monotonic() + 10
         while engine.views.engine[ENGINE_STATE] != STATE_FAULTED:
             assert time.monotonic() < deadline
             time.sleep(0.001)
+    (saved,) = tmp_path.glob("crash-*.recording")
+    assert f"the last steps before it are in {saved}" in capfd.readouterr().err
+    capture = read_dump(saved)
+    assert capture.description["reason"] == "ArithmeticError: broken on purpose"
+    replay = Replay(capture, fcfs)
+    assert [differences for _, differences in replay.run() if differences] == []
+    assert replay.calls[-1].planned[:, 1].tolist() == [3], "the step that failed is the last one"

@@ -19,6 +19,9 @@ import pytest
 from openai import APIError, OpenAI
 from openai.types.chat import ChatCompletionChunk
 
+from blinkpy import cli
+from blinkpy.serve import OPENMP_SPINS
+
 ROOT = Path(__file__).parents[2]
 START_S = 150.0
 LINE = re.compile(r"blinkpy serves (\S+) on (http://\S+) ")
@@ -193,8 +196,21 @@ def test_a_request_that_runs_at_sigterm_is_finished(null_server: Server) -> None
         assert not server.segments()
 
 
-def test_a_killed_engine_means_errors_within_two_seconds_then_exit_code_1() -> None:
-    with serving("--device", "null", "--null-step-us", "20000") as server:
+def test_a_running_engine_is_recorded_and_replayed(
+    null_server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert null_server.chat()
+    file, name = tmp_path / "now.recording", null_server.segments()[0].removeprefix("blinkpy.")
+    assert cli.main(["record", name, "--output", str(file)]) == 0
+    assert cli.main(["replay", str(file)]) == 0
+    out = capsys.readouterr().out
+    assert " #0  accepted " in out
+    assert "calls decided as recorded" in out
+    assert null_server.chat(), "it goes on serving"
+
+
+def test_a_killed_engine_means_errors_within_two_seconds_then_exit_code_1(tmp_path: Path) -> None:
+    with serving("--device", "null", "--null-step-us", "20000", "--record-folder", str(tmp_path)) as server:
         stream = server.stream(1000)
         next(stream)
         os.kill(server.child("engine"), signal.SIGKILL)
@@ -211,6 +227,41 @@ def test_a_killed_engine_means_errors_within_two_seconds_then_exit_code_1() -> N
         assert time.monotonic() - killed < 3
         assert server.process.wait(20) == 1
         assert any("blinkpy: error: the engine was ended by SIGKILL" in line for line in server.errors)
+        assert not server.segments()
+    (saved,) = tmp_path.glob("crash-*.recording")
+    assert cli.main(["replay", str(saved), "--no-trace"]) == 0
+
+
+BROKEN = """
+import time
+from blinkpy.engine import Engine
+from blinkpy.kernels.cuda_calls import CudaError
+from blinkpy.queues import CONTROL_FAULT, ENGINE_STATE, STATE_FAULTED
+
+def rank(request):
+    return 0
+
+def run(engine):
+    time.sleep(1)
+    engine.views.control[CONTROL_FAULT], engine.views.engine[ENGINE_STATE] = 1, STATE_FAULTED
+    raise CudaError(700, "cudaErrorIllegalAddress", "the loop on the GPU")
+
+Engine.run = run
+"""
+
+
+def test_the_servers_last_line_says_why_the_engine_ended(tmp_path: Path) -> None:
+    """A policy's file runs in the engine's process: this one makes up a fault of the GPU."""
+    policy = tmp_path / "broken.py"
+    policy.write_text(BROKEN)
+    with serving("--device", "null", "--policy", f"{policy}:rank") as server:
+        assert server.process.wait(20) == 1
+        wait_until(lambda: server.errors and "error" in server.errors[-1], 5, "a last line")
+        assert server.errors[-1] == (
+            "blinkpy: error: the engine ended with exit code 1 "
+            "(the GPU failed: the loop on the GPU: cudaErrorIllegalAddress (700)); clients get errors for 5 s\n"
+        )
+        assert not any("Traceback" in line for line in server.errors)
         assert not server.segments()
 
 
@@ -273,6 +324,19 @@ def test_what_cannot_be_served_is_one_line_and_exit_code_2(arguments: tuple[str,
     assert line.startswith("blinkpy: error: ")
     assert reason in line
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize(("chosen", "expected"), [({}, str(OPENMP_SPINS)), ({"GOMP_SPINCOUNT": "4321"}, "4321")])
+def test_threads_of_the_engine_do_not_spin_for_long(chosen: dict[str, str], expected: str) -> None:
+    """What GNU OpenMP says when torch loads it, in an engine that then refuses an option."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
+    command = [sys.executable, "-m", "blinkpy", "engine", "--device", "cpu", "--max-model-len", "4000000"]
+    environment |= {"OMP_DISPLAY_ENV": "verbose", **chosen}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=START_S, cwd=ROOT, env=environment)
+    assert done.returncode == 2, done.stderr
+    if "OPENMP DISPLAY ENVIRONMENT" not in done.stderr:
+        pytest.skip("torch comes without GNU OpenMP here")
+    assert f"GOMP_SPINCOUNT = '{expected}'" in done.stderr
 
 
 def test_a_taken_port_is_noticed_before_anything_is_loaded(null_server: Server) -> None:

@@ -1,7 +1,9 @@
-"""The scheduler as a CUDA kernel of 256 lanes against njit: the same inputs leave the same state, bit for bit, step by step.
+"""The scheduler in plain Python, compiled by njit, and as two CUDA kernels of 256 lanes: the same inputs leave the same
+state, bit for bit, step by step. Python, a hundred times slower, takes part in the first steps (BLINKPY_PYTHON_STEPS).
 
 Three front ends write random requests into the segment that the njit scheduler works on: cancels, slow readers, a crash and a
-new claim, shared prefixes, and a page pool so small that pages are evicted and requests preempted. Before each step the front
+new claim, shared prefixes, and a page pool so small that pages are evicted and requests preempted; between such times there
+are quiet ones, in which requests just decode. Before each step the front
 ends' regions are copied to the segment of the kernel, so both see the same inputs at the same moment.
 """
 
@@ -23,14 +25,16 @@ from blinkpy.dpu import queue_pair
 from blinkpy.dpu.queue_pair import Busy, InFlight, QueuePair
 from blinkpy.dpu.sampling import Sampling
 from blinkpy.dpu.shm import Segment, attach_segment, create_segment
-from blinkpy.kernels.scheduler import Scheduler, make_schedule
+from blinkpy.kernels.scheduler import Scheduler, make_phases
 from blinkpy.kv.integrity import check_integrity
-from blinkpy.kv.state import ROWS, Limits, State, differences, make_limits, make_state, map_arrays, snapshot
+from blinkpy.kv.state import ROWS, STEADY, Limits, State, differences, make_limits, make_state, map_arrays, snapshot
 from blinkpy.queues import COUNTER, ENGINE_STATE, STATE_READY, EngineFacts, EngineViews, QueueSizes
 
 STEPS = int(os.environ.get("BLINKPY_STEPS", "10000"))
+PYTHON_STEPS = int(os.environ.get("BLINKPY_PYTHON_STEPS", "2500"))
 PAIRS, VOCAB, LANES = 3, 50, 256
 STEP_NS = 1_000_000
+QUIET_STEPS = 100
 ENGINE_WRITES = ("pair", "cq", "records", "engine")
 FRONT_WRITES = ("front", "sq", "cancel", "hashes", "prompt", "control")
 
@@ -41,7 +45,7 @@ class KernelTwin:
     def __init__(self, limits: Limits, state: State, queues: EngineViews):
         from numba import cuda
 
-        from blinkpy.kernels.compile import device_arguments, scheduler_kernel
+        from blinkpy.kernels.compile import device_arguments, phase_kernels
 
         self.state = map_arrays(lambda a: torch.from_numpy(a.copy()).cuda(), state)
         self.queues = map_arrays(lambda a: torch.from_numpy(np.ascontiguousarray(a)).cuda(), queues)
@@ -49,7 +53,7 @@ class KernelTwin:
         self.queues = self.queues._replace(sq_long=self.queues.sq.view(torch.int64))
         kind, table = device_arguments(limits, self.queues, self.state)
         self._table, self._result = torch.from_numpy(table).cuda(), torch.zeros(1, dtype=torch.int64, device="cuda")
-        self._kernel = cuda.jit(scheduler_kernel(make_schedule(), kind, len(table)))
+        self._ahead, self._decide = map(cuda.jit, phase_kernels(make_phases(), kind, len(table)))
         # As Numba arrays without a stream, so that a launch does not synchronize.
         self._arguments = [cuda.as_cuda_array(tensor.detach(), sync=False) for tensor in (self._table, self._result)]
 
@@ -59,12 +63,33 @@ class KernelTwin:
         self.state.batch.sampled.copy_(torch.from_numpy(sampled))
         self.state.batch.logprobs.copy_(torch.from_numpy(logprobs))
         table, result = self._arguments
-        self._kernel[1, LANES](table, np.int64(now_ns), result)
+        self._ahead[1, LANES](table, np.int64(now_ns))
+        self._decide[1, LANES](table, result)
         return int(self._result.item())
 
     def written(self) -> dict[str, np.ndarray]:
         state = map_arrays(lambda tensor: tensor.cpu().numpy(), self.state)
         return snapshot(state) | {name: getattr(self.queues, name).cpu().numpy() for name in ENGINE_WRITES}
+
+
+class PythonTwin:
+    """The same scheduler as plain Python."""
+
+    def __init__(self, limits: Limits, state: State, queues: EngineViews):
+        self.state = map_arrays(np.copy, state)
+        self.queues = map_arrays(np.ascontiguousarray, map_arrays(np.copy, queues))
+        self.queues = self.queues._replace(sq_long=self.queues.sq.view(np.int64))
+        self.scheduler = Scheduler(limits, self.state, mode="python")
+        self.scheduler.attach(self.queues)
+
+    def step(self, queues: EngineViews, now_ns: int, sampled: np.ndarray, logprobs: np.ndarray) -> int:
+        for name in FRONT_WRITES:
+            getattr(self.queues, name)[...] = getattr(queues, name)
+        self.state.batch.sampled[:], self.state.batch.logprobs[:] = sampled, logprobs
+        return self.scheduler.step(now_ns)
+
+    def written(self) -> dict[str, np.ndarray]:
+        return snapshot(self.state) | {name: getattr(self.queues, name) for name in ENGINE_WRITES}
 
 
 class FrontEnds:
@@ -84,12 +109,13 @@ class FrontEnds:
             pair.attach(10.0)
         return pair
 
-    def act(self) -> None:
+    def act(self, quiet: bool) -> None:
+        """What happens between two steps. quiet: nobody submits much, and all read at once."""
         rng = self.rng
         for index, pair in enumerate(self.pairs):
-            if rng.random() < 0.3:
+            if rng.random() < (0.02 if quiet else 0.3):
                 self.submit(index, pair)
-            if rng.random() < (0.05 if index == 0 else 0.6):  # the first one reads slowly
+            if quiet or rng.random() < (0.05 if index == 0 else 0.6):  # the first one reads slowly
                 for request, _, flags in pair.poll():
                     if flags & 0x0F:
                         self.live[index].discard(request)
@@ -122,7 +148,7 @@ class FrontEnds:
 
 
 @pytest.mark.timeout(600)
-def test_the_kernel_leaves_the_state_that_njit_leaves(seed: int) -> None:
+def test_python_njit_and_the_kernels_leave_the_same_state(seed: int) -> None:
     rng = np.random.default_rng(seed)
     sizes = QueueSizes(PAIRS, 12, 16, 64, 2048, 256)
     facts = EngineFacts(1, 70001, 70003, 96, VOCAB, 8, 40, 16, 3_600_000)
@@ -131,12 +157,12 @@ def test_the_kernel_leaves_the_state_that_njit_leaves(seed: int) -> None:
     segment = create_segment(f"same-{secrets.token_hex(6)}", sizes, facts)
     try:
         queues = segment.views()
-        twin = KernelTwin(limits, state, queues)
+        twin, python = KernelTwin(limits, state, queues), PythonTwin(limits, state, queues)
         scheduler = Scheduler(limits, state)
         scheduler.attach(queues)
         queues.engine[ENGINE_STATE] = STATE_READY
-        twin.queues.engine[ENGINE_STATE] = STATE_READY
-        turns = [0]
+        twin.queues.engine[ENGINE_STATE] = python.queues.engine[ENGINE_STATE] = STATE_READY
+        turns, steady = [0], [0]
 
         def step() -> None:
             turns[0] += 1
@@ -145,19 +171,28 @@ def test_the_kernel_leaves_the_state_that_njit_leaves(seed: int) -> None:
             logprobs = rng.integers(-(2**63), 2**63, state.batch.logprobs.shape)
             state.batch.sampled[:], state.batch.logprobs[:] = sampled, logprobs
             found = twin.step(queues, now, sampled, logprobs)
+            if turns[0] <= PYTHON_STEPS:  # before njit writes into the segment
+                assert python.step(queues, now, sampled, logprobs) == found
             assert scheduler.step(now) == found
+            steady[0] += int(state.counts[STEADY])
             mine = snapshot(state) | {name: np.array(getattr(queues, name)) for name in ENGINE_WRITES}
             assert not differences(mine, twin.written()), f"step {turns[0]}: {differences(mine, twin.written())[:5]}"
+            if turns[0] <= PYTHON_STEPS:
+                others = python.written()
+                assert not differences(mine, others), f"step {turns[0]}, Python: {differences(mine, others)[:5]}"
 
         fronts = FrontEnds(rng, segment, step)
         for _ in range(STEPS):
-            fronts.act()
+            fronts.act(quiet=turns[0] // QUIET_STEPS % 2 == 1)
             step()
             if turns[0] % 500 == 0:
                 assert not check_integrity(limits, state)
         seen = {name: int(state.counters[i - COUNTER["requests_accepted"]]) for name, i in COUNTER.items()}
-        print(f"{turns[0]} steps, {fronts.finished} finished: {seen}, last batch {int(state.batch.counts[ROWS])} rows")
+        python_steps, rows = min(turns[0], PYTHON_STEPS), int(state.batch.counts[ROWS])
+        print(f"{turns[0]} steps, {steady[0]} of them steady, {python_steps} also in Python; {fronts.finished} finished")
+        print(f"{seen}, last batch {rows} rows")
         for name in ("requests_cancelled", "prefix_hit_tokens", "preemptions", "evictions", "reader_stalls"):
             assert seen[name] > 0 or STEPS < 2000, f"the inputs never caused {name}"
+        assert STEPS < 2000 or STEPS // 100 < steady[0] < STEPS
     finally:
         segment.close()

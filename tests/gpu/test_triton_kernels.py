@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from blinkpy.kernels.attention import DecodePlan, plan_decode
-from blinkpy.kernels.experts import expert_config
+from blinkpy.kernels.expert_config import ExpertShape, ExpertTable, default_expert_config
+from blinkpy.kernels.expert_gemv import GEMV_TOKENS
 from blinkpy.kernels.linear_config import LinearConfig, LinearTable, default_config
 from blinkpy.kernels.sampling import SamplingWorkspace
 
@@ -87,14 +88,13 @@ FUSED: list[dict[str, Any]] = [
 @pytest.mark.parametrize("fused", FUSED, ids=str)
 @pytest.mark.parametrize("m", [1, 3, 16, 31, 64, 200])
 def test_linear(rng: np.random.Generator, dtype: torch.dtype, fused: dict[str, Any], m: int) -> None:
-    flags = {"norm": fused.get("norm", False), "swiglu": fused.get("swiglu", False)}
+    swiglu = fused.get("swiglu", False)
     table = LinearTable.load(torch.cuda.get_device_name())
-    configs = {default_config(fused["n"], fused["k"], m, dtype, **flags)}
-    configs.add(table.config(fused["n"], fused["k"], m, dtype, **flags))
+    configs = {default_config(fused["n"], fused["k"], m, dtype, swiglu=swiglu)}
+    configs.add(table.config(fused["n"], fused["k"], m, dtype, swiglu=swiglu))
     if m <= 64:
-        split = 1 if flags["norm"] else 3
         block_m = 16 if m <= 16 else 64
-        configs.add(LinearConfig(block_m=block_m, block_n=64, block_k=64, split_k=split, swap=True, stages=3))
+        configs.add(LinearConfig(block_m=block_m, block_n=64, block_k=64, split_k=3, swap=True, stages=3))
     for config in configs:
         cases.linear_case(rng, CUDA, dtype, config, m=m, **fused)
 
@@ -109,9 +109,31 @@ def test_logits(rng: np.random.Generator) -> None:
 @pytest.mark.parametrize(("tokens", "bucket"), [(1, 1), (5, 8), (60, 64), (300, 512)])
 @pytest.mark.parametrize("one_expert", [False, True])
 def test_experts(rng: np.random.Generator, dtype: torch.dtype, tokens: int, bucket: int, one_expert: bool) -> None:
+    """Tiles without a table, and those that were measured for a shape of which this one is a smaller copy."""
     shape = {"count": 128, "top_k": 8, "hidden": 512, "width": 256}
-    config = expert_config(bucket, 128, 8, dtype)
-    cases.experts_case(rng, CUDA, dtype, config, tokens=tokens, bucket=bucket, one_expert=one_expert, **shape)
+    measured = ExpertTable.load("NVIDIA H200").config(ExpertShape(128, 8, 2048, 768), bucket, dtype)
+    for config in {default_expert_config(ExpertShape(*shape.values()), bucket, dtype), measured}:
+        cases.experts_case(rng, CUDA, dtype, config, tokens=tokens, bucket=bucket, one_expert=one_expert, **shape)
+
+
+@both_dtypes
+@pytest.mark.parametrize(("tokens", "bucket", "hidden"), [(1, 1, 2048), (37, 64, 2048), (3, 4, 5000)])
+def test_router(rng: np.random.Generator, dtype: torch.dtype, tokens: int, bucket: int, hidden: int) -> None:
+    cases.router_case(rng, CUDA, dtype, tokens=tokens, bucket=bucket, count=128, hidden=hidden)
+
+
+@both_dtypes
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"tokens": 1, "bucket": 1, "count": 128, "top_k": 8, "hidden": 2048, "width": 768},
+        {"tokens": GEMV_TOKENS, "bucket": GEMV_TOKENS, "count": 128, "top_k": 8, "hidden": 512, "width": 384},
+        {"tokens": 2, "bucket": 4, "count": 60, "top_k": 6, "hidden": 500, "width": 330, "normalize": False},
+        {"tokens": 3, "bucket": 3, "count": 8, "top_k": 2, "hidden": 512, "width": 900, "ties": True},
+    ],
+)
+def test_expert_gemv(rng: np.random.Generator, dtype: torch.dtype, shape: dict[str, Any]) -> None:
+    cases.expert_gemv_case(rng, CUDA, dtype, **shape)
 
 
 @pytest.mark.parametrize("vocabulary", [32_000, 128_256, 151_936, 200_064])

@@ -14,7 +14,7 @@ from blinkpy.kernels.linear_config import FOLDER, LinearConfig, LinearTable, def
 
 def test_round_trip_and_lookup(tmp_path: Path) -> None:
     measured = LinearConfig(block_n=64, split_k=2, swap=True)
-    table = LinearTable({key(4096, 1024, 16, torch.bfloat16, False, False): measured})
+    table = LinearTable({key(4096, 1024, 16, torch.bfloat16, False): measured})
     table.save("NVIDIA H200", {"torch": "x"}, tmp_path)
     again = LinearTable.load("NVIDIA H200", tmp_path)
     assert again.entries == table.entries
@@ -48,10 +48,10 @@ def test_damaged_table(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_defaults_are_valid(rows: int, dtype: torch.dtype) -> None:
     for n, k in ((32, 32), (6144, 4096), (4096, 14336), (151_936, 2048)):
-        for norm in (False, True):
-            config = default_config(n, k, rows, dtype, norm=norm)
+        for swiglu in (False, True):
+            config = default_config(n, k, rows, dtype, swiglu=swiglu)
             config.validate()
-            assert not (norm and config.kind == "triton" and config.split_k > 1)
+            assert (config.kind == "gemv") == (rows == 1)
 
 
 def test_shipped_tables_load() -> None:

@@ -1,4 +1,4 @@
-"""The kernel of the loop compiles for sm_90 without a GPU; a stand-in for the scheduler keeps that short."""
+"""The kernels of the loop compile for sm_90 without a GPU; stand-ins for the scheduler's phases keep that short."""
 
 from __future__ import annotations
 
@@ -7,38 +7,83 @@ import pytest
 
 pytest.importorskip("numba_cuda")
 
-from blinkpy.kernels.compile import compile_kernel, device_arguments
+from scheduler_world import Sizes, World
+
+from blinkpy.kernels.compile import KernelCode, compile_kernel, device_arguments
 from blinkpy.kernels.cubin import read_cubin
-from blinkpy.kernels.loop import LOOP_WORDS, SIGNATURE, TRACE_COLUMNS, _load, _store, loop_kernel
+from blinkpy.kernels.loop import (
+    AHEAD_SIGNATURE,
+    LOOP_WORDS,
+    RESUME_SIGNATURE,
+    STAMP_SIGNATURE,
+    TRACE_COLUMNS,
+    TURN_SIGNATURE,
+    _load,
+    _store,
+    ahead_kernel,
+    resume_kernel,
+    stamp_kernel,
+    turn_kernel,
+)
 from blinkpy.kernels.portable import device, load_acquire
-from blinkpy.kv.state import make_limits, make_state
-from blinkpy.queues import EngineFacts, QueueLayout, QueueSizes, engine_views
+from blinkpy.kernels.scheduler import Phases
 
 
 @device
-def stand_in(limits, queues, state, now, lane, lanes):
+def ahead(limits, queues, state, now, lane, lanes):
     if lane == 0:
-        state.counts[0] += limits.rows
+        state.counts[0] += limits.rows + now
+
+
+@device
+def decide(limits, queues, state, lane, lanes):
     return load_acquire(queues.control, 0)
 
 
-def test_the_loops_kernel_compiles_and_keeps(tmp_path) -> None:
-    sizes = QueueSizes(2, 4, 4, 64, 64, 4)
-    limits = make_limits(sizes, EngineFacts(1, 70001, 70003, 64, 100, 16, 64, 4, 5000), max_num_batched_tokens=16)
-    layout = QueueLayout(sizes)
-    kind, table = device_arguments(limits, engine_views(memoryview(bytearray(layout.total_bytes)), layout), make_state(limits))
-    code = compile_kernel(loop_kernel(stand_in, kind, len(table)), SIGNATURE)
+@device
+def report(limits, queues, state, lane, lanes):
+    pass
+
+
+WORLD = World(Sizes())
+KIND, TABLE = device_arguments(WORLD.limits, WORLD.views, WORLD.state)
+STAND_IN = Phases(ahead, decide, report, schedule=decide)
+KERNELS = {
+    # What executive.py packs: arrays of one dimension as 7 words, of two as 9, and handles and numbers as one.
+    "ahead": (lambda: ahead_kernel(STAND_IN, KIND, len(TABLE)), AHEAD_SIGNATURE, 7 + 7, ()),
+    "turn": (
+        lambda: turn_kernel(STAND_IN, KIND, len(TABLE)),
+        TURN_SIGNATURE,
+        7 + 7 + 7 + 9 + 3,
+        ("cudaGraphSetConditional",),
+    ),
+    "resume": (resume_kernel, RESUME_SIGNATURE, 7 + 7 + 7 + 2, ("cudaGraphSetConditional",)),
+    "stamp": (stamp_kernel, STAMP_SIGNATURE, 7 + 1, ()),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_the_loops_kernels_compile(name: str) -> None:
+    make, signature, parameters, undefined = KERNELS[name]
+    code = compile_kernel(make(), signature)
     cubin = read_cubin(code.cubin)
     needs = cubin.kernels[code.entry]
-    assert cubin.undefined == ("cudaGraphSetConditional",)
+    assert cubin.undefined == undefined
     assert not cubin.unresolved  # the driver provides it
     assert needs.registers <= 255
     assert needs.stack_frame == 0
-    # What executive.py packs: four arrays of 7, 9, 7 and 9 words, and two handles.
     head = code.ptx[code.ptx.index(".entry") :]
-    assert head[: head.index("{")].count(".param") == 7 + 9 + 7 + 9 + 2
-    assert (np.zeros(LOOP_WORDS).ndim, np.zeros((1, TRACE_COLUMNS)).ndim) == (SIGNATURE.args[2].ndim, SIGNATURE.args[3].ndim)
+    assert head[: head.index("{")].count(".param") == parameters
+    assert ("griddepcontrol.wait" in code.ptx) == (name in ("turn", "stamp"))
 
+
+def test_the_loops_memory_has_the_shapes_of_the_signature() -> None:
+    _, _, words, trace, *_ = TURN_SIGNATURE.args
+    assert (np.zeros(LOOP_WORDS).ndim, np.zeros((1, TRACE_COLUMNS)).ndim) == (words.ndim, trace.ndim)
+
+
+def test_compiled_code_is_kept(tmp_path) -> None:
+    code = KernelCode("entry", "", bytes(range(256)))
     path = tmp_path / "loop.kernel"
     _store(path, code)
     assert _load(path)[0::2] == code[0::2]

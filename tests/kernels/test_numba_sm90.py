@@ -9,10 +9,10 @@ pytest.importorskip("numba_cuda", reason="numba-cuda is not installed: the sched
 from numba.core import types
 from scheduler_world import Sizes, World
 
-from blinkpy.kernels.compile import compile_kernel, device_arguments, scheduler_kernel
+from blinkpy.kernels.compile import compile_kernel, device_arguments, phase_kernels
 from blinkpy.kernels.cubin import read_cubin
 from blinkpy.kernels.policies import fcfs
-from blinkpy.kernels.scheduler import make_schedule
+from blinkpy.kernels.scheduler import make_phases
 
 REGISTERS = 128
 STACK_BYTES = 128
@@ -20,13 +20,18 @@ SHARED_BYTES = 8192
 CODE_BYTES = 384 << 10
 
 
-def test_the_scheduler_compiles_for_sm_90() -> None:
+AHEAD = ("ld.acquire.sys", "st.release.sys", "ld.relaxed.sys", "shfl.sync", "bar.sync")
+DECIDE = ("st.release.sys", "st.relaxed.sys", "shfl.sync", "bar.sync")
+
+
+@pytest.mark.parametrize(("half", "instructions"), [(0, AHEAD), (1, DECIDE)], ids=["ahead", "decide"])
+def test_the_scheduler_compiles_for_sm_90(half: int, instructions: tuple[str, ...]) -> None:
     made = World(Sizes())
     kind, words = device_arguments(made.limits, made.views, made.state)
-    signature = types.void(types.int64[::1], types.int64, types.int64[::1])
-    code = compile_kernel(scheduler_kernel(make_schedule(fcfs), kind, len(words)), signature)
+    signature = types.void(types.int64[::1], (types.int64, types.int64[::1])[half])
+    code = compile_kernel(phase_kernels(make_phases(fcfs), kind, len(words))[half], signature)
     assert ".target sm_90" in code.ptx
-    for instruction in ("ld.acquire.sys", "st.release.sys", "ld.relaxed.sys", "st.relaxed.sys", "shfl.sync", "bar.sync"):
+    for instruction in instructions:
         assert instruction in code.ptx
     cubin = read_cubin(code.cubin)
     assert cubin.unresolved == ()

@@ -116,13 +116,15 @@ def test_the_context_ends_a_request() -> None:
 
 
 @pytest.mark.parametrize("token", [-1, 50, 2**31 - 1])
-def test_a_sampled_token_outside_the_vocabulary_is_an_error(token: int) -> None:
+@pytest.mark.parametrize("steps", [1, 3], ids=["prefill", "steady"])
+def test_a_sampled_token_outside_the_vocabulary_is_an_error(token: int, steps: int) -> None:
     made = world()
     bad, good = made.fronts[0].submit(prompt(3), 5), made.fronts[1].submit(prompt(4), 5)
-    made.step()
+    for _ in range(steps):
+        made.step()
     made.state.batch.sampled[0] = token
     made.finish()
-    assert (bad.ended, bad.got) == (q.FINISH_ERROR, [])
+    assert (bad.ended, bad.got) == (q.FINISH_ERROR, bad.expected[: steps - 1])
     assert good.ended == q.FINISH_LENGTH
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scheduler_world import Story, World, random_sizes
 
 from blinkpy.kernels.policies import SHIPPED
-from blinkpy.kv.state import differences, snapshot
+from blinkpy.kv.state import STEADY, differences, snapshot
 
 quick = settings(deadline=None, max_examples=25, suppress_health_check=list(HealthCheck), print_blob=True)
 
@@ -42,6 +42,45 @@ def test_python_njit_and_lanes_agree(seed: int, number: int) -> None:
         for world in worlds[1:]:
             assert not differences(expected, snapshot(world.state))
             assert world.segment == worlds[0].segment
+
+
+@quick
+@given(seed=st.integers(0, 2**32), steps=st.integers(1, 120), policy=st.sampled_from(sorted(SHIPPED)), load=st.floats(0.02, 0.6))
+def test_the_short_way_leaves_what_the_general_phases_leave(seed: int, steps: int, policy: str, load: float) -> None:
+    compare_short_way(seed, steps, policy, load)
+
+
+def test_the_short_way_is_usual_where_it_should_be(seed: int) -> None:
+    """Long outputs, room for everything, now and then an arrival: turns of both kinds, thousands of each."""
+    steady, ended, turns = 0, 0, 0
+    for number in range(12):
+        more = compare_short_way(seed + number, 200, "fcfs", 0.1, roomy=True)
+        steady, ended, turns = steady + more[0], ended + more[1], turns + more[2]
+    print(f"{turns} turns, {steady} of them steady; requests ended in {ended} of these")
+    assert steady > turns // 4
+    assert turns - steady > turns // 8
+    assert ended > 10
+
+
+def compare_short_way(seed: int, steps: int, policy: str, load: float, roomy: bool = False) -> tuple[int, int, int]:
+    """The same story with and without the short way: the same state and shared memory after each turn. Returns the number of
+    steady turns, of those in which a request ended, and of all."""
+    sizes = random_sizes(seed)
+    if roomy:
+        sizes = dataclasses.replace(sizes, rows=6, tokens=24, slots=6, cq_entries=64, pages=64, page_size=2, max_model_len=48)
+    worlds = [World(sizes, mode, SHIPPED[policy]) for mode in ("python", "general")]
+    stories = [Story(world, seed, load) for world in worlds]
+    steady, ended = 0, 0
+    for _ in range(steps):
+        finished = worlds[0].counter("requests_finished")
+        for story in stories:
+            story.tick()
+        assert not differences(*(snapshot(world.state) for world in worlds))
+        assert worlds[0].segment == worlds[1].segment
+        if worlds[0].state.counts[STEADY] != 0:
+            steady += 1
+            ended += worlds[0].counter("requests_finished") > finished
+    return steady, ended, steps
 
 
 def test_njit_on_larger_worlds(seed: int) -> None:

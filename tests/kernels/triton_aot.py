@@ -25,16 +25,20 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from blinkpy.kernels import activation, attention, embedding, experts, linear, logprobs, moe, norm, prefill, rope, sampling
+from blinkpy.kernels import activation, attention, embedding, linear, logprobs, moe, norm, prefill, rope, sampling
 from blinkpy.kernels.cubin import SHARED_MEMORY_LIMIT, read_cubin
+from blinkpy.kernels.expert_config import ExpertShape, ExpertTable
+from blinkpy.kernels.expert_gemv import GEMV_TOKENS, expert_gemv
+from blinkpy.kernels.experts import experts
 from blinkpy.kernels.linear_config import LinearTable
 from blinkpy.queues import RECORD_PAIRS
 
 CAPABILITY = 90
 REGISTER_LIMIT = 255
-SPILL_ALLOWED = {"linear": 16}
+SPILL_ALLOWED = {"linear": 16, "adjust": 64}
 """Bytes of stack frame that a kernel may use, by name; all others must not spill. The assembler sometimes keeps two words of
-the epilogue of `linear` on the stack although registers are free."""
+the epilogue of `linear` on the stack although registers are free. `adjust` is given fewer registers than it would take, so
+that more programs share a multiprocessor; what it spills belongs to the penalties."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +151,7 @@ MODELS = (
     Shape("demo float32", 256, 8, 4, 32, 704, 4096, dtype=torch.float32),
 )
 TABLE = LinearTable.load("NVIDIA H200")
+EXPERT_TABLE = ExpertTable.load("NVIDIA H200")
 ONE, MANY, MIXED = (1, 1, False), (64, 64, False), (2048, 256, True)
 """(tokens, rows, holds prefill chunks)"""
 BUCKETS = {"Phi-4": (ONE, MIXED), "demo": ((64, 64, True),), "demo float32": ((64, 64, True),)}
@@ -215,8 +220,8 @@ def linear_launches(model: Shape, tokens: int, rows: int, pdl: bool) -> Iterator
     scales = (meta(hidden, dtype=dtype), 1e-5)
 
     def layer(n: int, k: int, m: int, result: torch.dtype = dtype, **fused: Any) -> Callable[[], None]:
-        swiglu, normed = fused.get("swiglu", False), "norm" in fused
-        config = TABLE.config(n, k, m, dtype, norm=normed, swiglu=swiglu)
+        swiglu = fused.get("swiglu", False)
+        config = TABLE.config(n, k, m, dtype, swiglu=swiglu)
         weight, out = meta(2 * n if swiglu else n, k, dtype=dtype), meta(m, n, dtype=result)
         if fused.get("residual"):
             fused["residual"] = out
@@ -227,21 +232,31 @@ def linear_launches(model: Shape, tokens: int, rows: int, pdl: bool) -> Iterator
     yield layer(hidden, model.heads * model.head_dim, tokens, residual=True)
     if model.experts:
         yield layer(model.experts, hidden, tokens, torch.float32)
-        config = experts.expert_config(tokens, model.experts, model.top_k, dtype)
-        routing = moe.Routing.allocate(tokens, model.experts, model.top_k, config.block_m, "meta")
-        logits = meta(tokens, model.experts, dtype=torch.float32)
-        yield lambda: moe.route(logits, counts, routing, normalize=True, pdl=pdl)
-        stream = meta(tokens, hidden, dtype=dtype)
-        gate_up = meta(model.experts, 2 * width, hidden, dtype=dtype)
-        down = meta(model.experts, hidden, width, dtype=dtype)
-        inner, results = (meta(tokens * model.top_k * size, dtype=dtype) for size in (width, hidden))
-        yield lambda: experts.experts(stream, gate_up, down, routing, config, counts, stream, inner, results, pdl=pdl)
+        yield from expert_launches(model, tokens, pdl)
     else:
         yield layer(width, hidden, tokens, norm=scales, swiglu=True)
         yield layer(hidden, width, tokens, residual=True)
         up = meta(tokens, 2 * width, dtype=dtype)
         yield lambda: activation.swiglu(up, counts, meta(tokens, width, dtype=dtype), pdl=pdl)
     yield layer(model.vocabulary, hidden, rows, torch.float32)
+
+
+def expert_launches(model: Shape, tokens: int, pdl: bool) -> Iterator[Callable[[], None]]:
+    dtype, hidden, width, top_k = model.dtype, model.hidden, model.width, model.top_k
+    counts, stream = meta(8, dtype=torch.int64), meta(tokens, hidden, dtype=dtype)
+    logits, scales = meta(tokens, model.experts, dtype=torch.float32), (meta(hidden, dtype=dtype), 1e-5)
+    router = meta(model.experts, hidden, dtype=dtype)
+    if tokens <= moe.FUSED_ROUTER_TOKENS:
+        yield lambda: moe.router_logits(stream, scales, router, counts, stream, logits, pdl=pdl)
+    weights = meta(model.experts, 2 * width, hidden, dtype=dtype), meta(model.experts, hidden, width, dtype=dtype)
+    inner, results = (meta(tokens * top_k * size, dtype=dtype) for size in (width, hidden))
+    if tokens <= GEMV_TOKENS:
+        yield lambda: expert_gemv(stream, logits, *weights, counts, stream, inner, top_k=top_k, normalize=True, pdl=pdl)
+        return
+    config = EXPERT_TABLE.config(ExpertShape(model.experts, top_k, hidden, width), tokens, dtype)
+    routing = moe.Routing.allocate(tokens, model.experts, top_k, config.block_m, "meta")
+    yield lambda: moe.route(logits, counts, routing, normalize=True, pdl=pdl)
+    yield lambda: experts(stream, *weights, routing, config, counts, stream, inner, results, pdl=pdl)
 
 
 def compile_all() -> list[Variant]:

@@ -44,7 +44,10 @@ def test_the_front_end_imports_without_torch_numba_and_triton() -> None:
     assert modules
 
 
-@pytest.mark.parametrize("arguments", [["--version"], ["frontend", "--help"], ["serve", "--help"], ["engine", "--help"]])
+COMMANDS = ("frontend", "serve", "engine", "check", "record", "replay")
+
+
+@pytest.mark.parametrize("arguments", [["--version"], *([command, "--help"] for command in COMMANDS)])
 def test_commands_explain_themselves_without_torch_numba_and_triton(arguments: list[str]) -> None:
     done = without_heavy(f"from blinkpy.cli import main\nsys.exit(main({arguments!r}))")
     assert (done.returncode, done.stderr) == (0, "")

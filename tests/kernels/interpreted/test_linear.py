@@ -24,6 +24,10 @@ SMALL = {"block_m": 16, "block_n": 32, "block_k": 32}
         ({"split_k": 4}, {"m": 16, "n": 64, "k": 40}),  # parts without work
         ({"split_k": 1, "swap": True}, {"m": 17, "n": 45, "k": 70, "norm": True, "bias": True}),
         ({"split_k": 2, "swap": True}, {"m": 7, "n": 64, "k": 128, "swiglu": True, "residual": True}),
+        ({"kind": "gemv", "block_n": 4, "block_k": 32}, {"m": 1, "n": 70, "k": 96, "bias": True, "norm": True}),
+        ({"kind": "gemv", "block_n": 1, "block_k": 128}, {"m": 1, "n": 7, "k": 72, "residual": True, "norm": True}),
+        ({"kind": "gemv", "block_n": 8}, {"m": 1, "n": 45, "k": 150, "norm": True, "swiglu": True, "residual": True}),
+        ({"kind": "gemv", "block_n": 2, "block_k": 64}, {"m": 1, "n": 9, "k": 64, "swiglu": True, "bias": True}),
         ({"split_k": 1, "block_m": 32}, {"m": 33, "n": 40, "k": 64, "norm": True, "swiglu": True, "bias": True}),
     ],
 )
@@ -33,8 +37,9 @@ def test_linear(rng: np.random.Generator, dtype: torch.dtype, config: dict[str, 
 
 def test_float32_result(rng: np.random.Generator) -> None:
     """Logits: bfloat16 in, float32 out."""
-    config = LinearConfig(**SMALL)
-    cases.linear_case(rng, "cpu", torch.bfloat16, config, m=2, n=50, k=64, norm=True, out_dtype=torch.float32)
+    for kind, m in (("triton", 2), ("gemv", 1)):
+        config = LinearConfig(**SMALL | {"kind": kind})
+        cases.linear_case(rng, "cpu", torch.bfloat16, config, m=m, n=50, k=64, norm=True, out_dtype=torch.float32)
 
 
 @both_dtypes

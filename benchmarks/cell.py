@@ -1,0 +1,204 @@
+"""One load offered to one running server, with its figures; and the options that all serving benchmarks have in common."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import ROOT, UsageError
+from benchmarks.counters import Counters
+from benchmarks.figures import Slo, figures
+from benchmarks.gpu import EnergyMeter
+from benchmarks.load import Target, offer
+from benchmarks.neighbours import KINDS, Neighbours
+from benchmarks.shapes import SHAPES, write_folder
+from benchmarks.systems import Cores, Model, Running, System, find_system, on_cores, parse_cores, running
+from benchmarks.workload import Dataset, Request, closed_loop, open_loop, read_dataset
+from blinkpy.progress import Progress
+
+WARM_STREAMS, WARM_ROUNDS, WARM_TOKENS = 32, 2, 16
+WARM_LIMIT_S = 120.0
+SPARE_S = 60.0  # that neighbours live longer than a load may
+DEFAULT_KINDS = ("compress", "build")
+LOGS = ROOT / "build" / "benchmarks" / "logs"
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is offered. An open loop has a rate (requests a second) for so many seconds, and drain_s more until the rest is
+    given up; a closed loop has streams, each asking rounds times, within seconds + drain_s. per_core: neighbours on each of
+    the cores that the server shares, of these kinds."""
+
+    data: str
+    rate: float = 0.0
+    arrivals: str = "poisson"
+    seconds: float = 60.0
+    drain_s: float = 60.0
+    streams: int = 0
+    rounds: int = 4
+    seed: int = 1
+    text: bool = False
+    per_core: int = 0
+    kinds: tuple[str, ...] = DEFAULT_KINDS
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        what = f"{self.streams} streams" if self.streams else f"{self.rate:g} requests/s"
+        beside = f", {self.per_core} per core: {' and '.join(self.kinds)}" if self.per_core else ""
+        return f"{self.data}, {what}{beside}"
+
+
+class Bench:
+    """What one run of a serving benchmark works with: model, systems, cores, client, meter."""
+
+    def __init__(self, options: argparse.Namespace, model: Model, cores: Cores, meter: EnergyMeter, progress: Progress):
+        self.model, self.meter, self.progress = model, meter, progress
+        self.systems = [find_system(text, options.extra, options.env) for text in options.system]
+        if len({system.name for system in self.systems}) < len(self.systems):
+            raise UsageError("each system needs a name of its own")
+        self.cores = cores
+        self.processes = options.client_processes or len(cores.client) or min(4, max(1, len(cores.server) // 2))
+        self.slo = Slo(options.slo_ttft_ms, options.slo_tpot_ms)
+        self.start_s, self.logs = options.start_s, options.logs
+        self.chat, self.temperature, self.api_key = options.chat, options.temperature, options.api_key
+        if not set(cores.front_end) < set(cores.server):
+            raise UsageError("front ends get some of the server's cores, and not all of them")
+        self._datasets: dict[str, Dataset] = {}
+        self._log_count = 0
+
+    def facts(self) -> dict[str, Any]:
+        """What all results of a run have in common."""
+        gpu = self.meter.facts or {"missing": self.meter.missing}
+        return {"model": self.model.name, "gpu": gpu, "cores": dataclasses.asdict(self.cores), "client_processes": self.processes}
+
+    @contextlib.contextmanager
+    def server(self, system: System, cores: Cores | None = None) -> Iterator[Running]:
+        """A system, started, healthy and warm."""
+        self._log_count += 1
+        log = Path(self.logs) / f"{system.name}-{self._log_count}.log"
+        with running(system, self.model, cores or self.cores, log, self.start_s, self.progress) as server:
+            self.progress(f"warming up {system.name}")
+            prompt = min(128, self.model.length // 2)
+            load = Load(
+                f"fixed:{prompt}:{WARM_TOKENS}", streams=WARM_STREAMS, rounds=WARM_ROUNDS, seconds=0, drain_s=WARM_LIMIT_S
+            )
+            self._offer(server, load, self.requests(load))
+            yield server
+
+    def requests(self, load: Load) -> list[Request]:
+        data = self._datasets.get(load.data)
+        if data is None:
+            data = self._datasets[load.data] = read_dataset(load.data, self.model.length, self._counter())
+        text = load.text or self.chat
+        if load.streams:
+            return closed_loop(data, load.streams, load.rounds, load.seed, self.model.vocabulary, text)
+        return open_loop(data, load.arrivals, load.rate, load.seconds, load.seed, self.model.vocabulary, text)
+
+    def _counter(self) -> Callable[[str], int] | None:
+        """Tokens of a text by the model's own tokenizer, where the model is a folder."""
+        path = Path(self.model.folder) / "tokenizer.json"
+        if not path.is_file():
+            return None
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_file(str(path))
+        return lambda text: len(tokenizer.encode(text).ids)
+
+    def _offer(self, server: Running, load: Load, requests: Sequence[Request], name: str = "") -> Any:
+        target = Target(server.host, server.port, self.model.name, self.chat, self.api_key, self.temperature)
+        limit = load.seconds + load.drain_s
+
+        def tick(now: float) -> None:
+            if name:
+                self.progress(name, max(0.0, now), load.seconds or limit)
+
+        return offer(target, requests, load.streams, self.processes, self.cores.client, limit, tick)
+
+    def measure(self, server: Running, load: Load, name: str = "", cores: Cores | None = None) -> dict[str, Any]:
+        """Offer a load, beside its neighbours; its figures. cores: how the server is placed, if not as it was started.
+
+        Raises UsageError when there is nothing to offer, ServerError when the server has ended."""
+        requests = self.requests(load)
+        if not requests:
+            raise UsageError(f"{load.name}: no request within {load.seconds:g} s; use more seconds or another seed")
+        life = load.seconds + load.drain_s + SPARE_S
+        with Neighbours(load.kinds, load.per_core, (cores or self.cores).contended, life) as neighbours:
+            counters = Counters(server.pids)
+            result = self._offer(server, load, requests, name or f"{server.system.name}: {load.name}")
+            counted = counters.facts()
+        found = figures(result, 0.0 if load.streams else load.seconds, self.slo, self.meter)
+        server.check()
+        front_end = "own" if (cores or self.cores).front_end else "shared"
+        return {"load": dataclasses.asdict(load), "front_end": front_end, "neighbours": neighbours.count, **found, **counted}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Options for model, systems, cores and client."""
+    shapes = ", ".join(SHAPES)
+    parser.add_argument("--model", default="demo", help=f"folder, hub id, demo, or a shape with random weights: {shapes}")
+    parser.add_argument("--vocabulary", type=int, default=0, help="ids of random prompts lie below this (0: from the model)")
+    parser.add_argument("--max-model-len", type=int, default=0, help="longest sequence, tokens (0: the model's, at most 8192)")
+    help_text = "what to measure: a known name, NAME=URL or NAME=COMMAND; several times for a comparison"
+    parser.add_argument("--system", action="append", default=[], metavar="SYSTEM", help=f"{help_text} (default: blinkpy)")
+    parser.add_argument("--extra", action="append", default=[], metavar="NAME:ARGUMENTS", help="more arguments for a system")
+    parser.add_argument("--env", action="append", default=[], metavar="NAME:VARIABLE=VALUE", help="environment of a system")
+    parser.add_argument("--start-s", type=float, default=600.0, help="longest start of a system, seconds")
+    parser.add_argument("--server-cores", default="", metavar="LIST", help="cores of the servers, as 0-11 (default: all)")
+    parser.add_argument("--client-cores", default="", metavar="LIST", help="cores of the client (default: all)")
+    parser.add_argument(
+        "--frontend-cores", default="", metavar="LIST", help="those of the server's cores that front ends get alone"
+    )
+    parser.add_argument("--client-processes", type=int, default=0, help="(0: one for each of its cores)")
+    parser.add_argument("--chat", action="store_true", help="/v1/chat/completions with texts, instead of token ids")
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--api-key", default=os.environ.get("BLINKPY_API_KEY", ""))
+    parser.add_argument("--slo-ttft-ms", type=float, default=1000.0, help="for goodput")
+    parser.add_argument("--slo-tpot-ms", type=float, default=50.0, help="for goodput")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=DEFAULT_KINDS, help="of neighbours")
+    parser.add_argument("--gpu", type=int, default=0, help="whose energy is counted")
+    parser.add_argument("--logs", default=str(LOGS), metavar="FOLDER", help="where the servers' output goes")
+
+
+@contextlib.contextmanager
+def bench(options: argparse.Namespace, progress: Progress) -> Iterator[Bench]:
+    """The means of a benchmark, from its options; a shape's folder lives as long."""
+    options.system = options.system or ["blinkpy"]
+    server, client, front_end = (
+        parse_cores(text) for text in (options.server_cores, options.client_cores, options.frontend_cores)
+    )
+    cores = Cores(server or tuple(sorted(os.sched_getaffinity(0))), client, front_end)
+    with (
+        on_cores(client),  # this process only watches: it stays away from the servers
+        tempfile.TemporaryDirectory(prefix="blinkpy-bench-") as folder,
+        EnergyMeter(options.gpu) as meter,
+    ):
+        yield Bench(options, find_model(options, Path(folder)), cores, meter, progress)
+
+
+def find_model(options: argparse.Namespace, folder: Path) -> Model:
+    """The model of the options; a shape is written into a folder."""
+    name, shape = options.model, options.model in SHAPES
+    if shape:
+        config = SHAPES[name]
+        path = str(write_folder(name, folder / name))
+    else:
+        from blinkpy.models.hub import DEMO_FOLDER
+
+        path = name
+        source = (DEMO_FOLDER if name == "demo" else Path(name)) / "config.json"
+        config = json.loads(source.read_text()) if source.is_file() else {}
+        name = Path(name).name
+    length = options.max_model_len or min(8192, int(config.get("max_position_embeddings", 8192)))
+    vocabulary = options.vocabulary or int(config.get("vocab_size", 0))
+    if not vocabulary:
+        raise UsageError("the model's vocabulary is not known: give --vocabulary")
+    return Model(path, name, length, vocabulary, shape)

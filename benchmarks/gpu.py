@@ -1,0 +1,81 @@
+"""The GPU's name and its own energy counter, through NVML (nvidia-ml-py). Where there is none, the reason is said instead."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import numpy as np
+
+PERIOD_S = 0.05  # the counter itself moves every 20 to 100 ms
+
+
+class EnergyMeter:
+    """Reads the energy counter of one GPU several times a second, within a with block. missing: why there is none, or empty."""
+
+    def __init__(self, index: int = 0):
+        self.missing = ""
+        self.facts: dict[str, Any] = {}
+        self._marks: list[tuple[float, float]] = []  # (time.perf_counter(), joules)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        try:
+            import pynvml
+
+            self._nvml = pynvml
+            pynvml.nvmlInit()
+            self._handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            self._joules()
+            self.facts = {
+                "gpu": _text(pynvml.nvmlDeviceGetName(self._handle)),
+                "driver": _text(pynvml.nvmlSystemGetDriverVersion()),
+                "memory_gib": round(pynvml.nvmlDeviceGetMemoryInfo(self._handle).total / 2**30, 1),
+                "power_limit_w": pynvml.nvmlDeviceGetPowerManagementLimit(self._handle) / 1000,
+            }
+        except ImportError:
+            self.missing = "nvidia-ml-py is not installed"
+        except Exception as error:  # the library's own classes, made up at run time
+            self.missing = f"no energy counter: {error}"
+
+    def _joules(self) -> float:
+        return float(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)) / 1000
+
+    def _run(self) -> None:
+        while not self._stop.wait(PERIOD_S):
+            self._marks.append((time.perf_counter(), self._joules()))
+
+    def __enter__(self) -> EnergyMeter:
+        if not self.missing:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def joules(self, begin: float, end: float) -> float | None:
+        """Energy between two times of time.perf_counter(), between two readings by interpolation; None without a counter."""
+        marks = list(self._marks)
+        return None if len(marks) < 2 else interpolated(marks, begin, end)
+
+    def watts(self, seconds: float) -> float | None:
+        """Mean power over the next seconds; None without a counter."""
+        if self.missing:
+            return None
+        began = time.perf_counter()
+        time.sleep(seconds + 2 * PERIOD_S)
+        joules = self.joules(began, began + seconds)
+        return None if joules is None else round(joules / seconds, 1)
+
+
+def interpolated(marks: list[tuple[float, float]], begin: float, end: float) -> float:
+    """Difference of a counter, read at some times as (time, value), between two others."""
+    times, values = np.array(marks).T
+    low, high = np.interp([begin, end], times, values)
+    return float(high - low)
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

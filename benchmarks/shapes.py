@@ -1,0 +1,95 @@
+"""Model folders with random weights in view: the published shapes of known models, and a tokenizer made up to fit.
+
+A server that is measured by shape alone needs config.json and a tokenizer (`--load-format dummy` makes the weights). The
+tokenizer is a byte-level BPE whose tokens are letters and made-up words of up to eight letters, so that turning ids into text
+costs what it costs with a real one; only the bytes themselves, 256 of all, can be half a character.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama-3-8b": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": 128256,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 8192,
+        "rope_theta": 500000.0,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+        "dtype": "bfloat16",
+    },
+    "qwen3-30b-a3b": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "max_position_embeddings": 40960,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": False,
+        "dtype": "bfloat16",
+    },
+    "small": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": 32000,
+        "hidden_size": 1024,
+        "intermediate_size": 2816,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": False,
+        "dtype": "bfloat16",
+    },
+}
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+SPACE = "\u0120"  # how byte-level BPE writes a space
+LONGEST = 8  # characters of a token
+
+
+def write_folder(shape: str, folder: Path) -> Path:
+    """Write config.json, tokenizer.json and tokenizer_config.json of a shape; the folder, for convenience."""
+    config = SHAPES[shape]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}) + "\n")
+    write_tokenizer(int(config["vocab_size"]), folder / "tokenizer.json")
+    return folder
+
+
+def write_tokenizer(size: int, path: Path) -> None:
+    """Write a tokenizer with exactly so many ids, the same each time. size: at least 256."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    vocabulary = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    merges = []
+    rng, stems = random.Random(1), [*LETTERS, SPACE]
+    while len(vocabulary) < size:
+        left, right = rng.choice(stems), rng.choice(LETTERS)
+        if len(left) < LONGEST and left + right not in vocabulary:
+            vocabulary[left + right] = len(vocabulary)
+            merges.append((left, right))
+            stems.append(left + right)
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(path), pretty=False)

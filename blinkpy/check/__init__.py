@@ -1,0 +1,1 @@
+"""`blinkpy check`: what a user's scheduling policy does, before it serves anybody."""

@@ -1,0 +1,22 @@
+"""What a check found, in one line each."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+Level = Literal["fine", "note", "warning", "error"]
+
+
+class Finding(NamedTuple):
+    """One result. part: what was looked at, one word. line: in the policy's file, 0 if no line is meant."""
+
+    level: Level
+    part: str
+    text: str
+    line: int = 0
+
+
+def worst(findings: list[Finding]) -> Level:
+    """The gravest level among findings; "fine" of none."""
+    order: tuple[Level, ...] = ("fine", "note", "warning", "error")
+    return max((finding.level for finding in findings), key=order.index, default="fine")

@@ -1,0 +1,44 @@
+"""Options of `blinkpy check`. This module is light, so that `--help` needs nothing installed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from blinkpy.config import ConfigError, check_value, option
+
+
+@dataclass(frozen=True)
+class CheckOptions:
+    """What is checked, and the machine that is simulated. The defaults are about Llama-3-8B on one H200."""
+
+    policy: str = option("", "FILE.py:FUNCTION, or the name of a shipped policy")
+    workload: str = option("azure", "'azure' (conversation lengths that ship with blinkpy), or a CSV file: see docs/policies.md")
+    requests: int = option(2000, "requests of the workload that are simulated, from its start", low=10, high=100_000)
+    rate: float = option(16.0, "mean arrivals, requests/s; the workload's times are scaled (0: as they are)", low=0, high=1e6)
+    max_num_seqs: int = option(64, "sequences in one step", low=1, high=4096)
+    max_num_batched_tokens: int = option(2048, "tokens in one step", low=1, high=1 << 20)
+    page_size: int = option(16, "tokens of a page; a power of two", low=4, high=256)
+    num_pages: int = option(5120, "pages of the KV cache", low=16, high=1 << 20)
+    step_us: float = option(4500.0, "time of a step without any work, us", low=0, high=1e7)
+    row_us: float = option(22.0, "time that each decoding sequence adds to a step, us", low=0, high=1e6)
+    token_us: float = option(27.0, "time that each prefill token adds to a step, us", low=0, high=1e6)
+    storm: int = option(
+        200_000, "scheduler calls in a simulated storm of faults (0: none)", low=0, high=10**10
+    )
+    allow_starvation: bool = option(False, "report requests that may wait for ever, and don't fail for it")
+    timeout_s: int = option(300, "seconds for the simulation of one policy", low=1, high=86_400)
+    seed: int = option(0, "seed of the made-up requests", low=0, high=2**31 - 1)
+    plot: str = option("", "file for a plot of the waiting times (.png, .svg or .pdf); needs matplotlib")
+    json: str = option("", "file for the results as JSON")
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            check_value(item, getattr(self, item.name))
+        if self.page_size & (self.page_size - 1):
+            raise ConfigError(f"page_size must be a power of two, not {self.page_size}")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs ({self.max_num_seqs})"
+            )
+        if self.step_us + self.row_us + self.token_us <= 0:
+            raise ConfigError("a step must take time: one of step_us, row_us and token_us has to be above 0")

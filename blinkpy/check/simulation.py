@@ -1,0 +1,197 @@
+"""A server in simulated time: the scheduler itself, compiled with the policy, and a model whose steps take made-up time.
+
+Nothing of the scheduler is imitated: requests are submitted through a queue pair and results are read from it, so what is
+measured (order, batches, chunks, preemptions) is what an engine with these limits does. Only the clock is made up: a step takes
+step_us + row_us * decoding rows + token_us * prefill tokens.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from bisect import bisect_left, insort
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blinkpy import queues as q
+from blinkpy.check.workload import Workload
+from blinkpy.config import ConfigError
+from blinkpy.kernels.policies import Policy
+from blinkpy.kernels.scheduler import Scheduler
+from blinkpy.kv.state import DECODE_ROWS, ROWS, TOKENS, make_limits, make_state
+
+MOST_SLOTS = 4096  # requests in the engine at a time; others wait at the door, in the order of their arrival
+COMPLETIONS = 1 << 14  # of the queue: more than the rows of two steps
+IDLE_NS = 1_000_000  # the clock goes on so far when nothing can run and nobody arrives
+STOP, OTHER = 1, 0  # tokens
+NEVER = -1
+
+
+class StuckError(RuntimeError):
+    """Requests wait, nothing runs, and nothing will change that."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Limits as of the options of `serve`, and the time of a step in us."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    page_size: int
+    num_pages: int
+    step_us: float
+    row_us: float
+    token_us: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of each request, arrays [n]; times are ns since the first arrival, NEVER if it did not come to it."""
+
+    arrival: NDArray[np.int64]
+    started: NDArray[np.int64]  # begin of the first step that it took part in
+    first_token: NDArray[np.int64]
+    ended: NDArray[np.int64]
+    preemptions: NDArray[np.int64]
+    steps: int
+
+    @property
+    def waiting_s(self) -> NDArray[np.float64]:
+        """From arrival to the first step, seconds."""
+        return (self.started - self.arrival) / 1e9
+
+    @property
+    def ttft_s(self) -> NDArray[np.float64]:
+        """From arrival to the first token, seconds."""
+        return (self.first_token - self.arrival) / 1e9
+
+    @property
+    def end_to_end_s(self) -> NDArray[np.float64]:
+        """From arrival to the last token, seconds."""
+        return (self.ended - self.arrival) / 1e9
+
+    def overtakers(self) -> list[int]:
+        """For each request, how many that arrived later started earlier."""
+        begun: list[int] = []
+        counts = []
+        for started in self.started[::-1].tolist():
+            counts.append(bisect_left(begun, started))
+            insort(begun, started)
+        return counts[::-1]
+
+
+class Simulation:
+    """One server. requests: those that may be submitted, by number; submit() and turn() drive it."""
+
+    def __init__(self, policy: Policy, machine: Machine, requests: Workload):
+        self.machine, self.requests = machine, requests
+        n, longest = len(requests), requests.longest
+        if longest > machine.num_pages * machine.page_size:
+            raise ConfigError(
+                f"the workload's longest request has up to {longest} tokens; {machine.num_pages} pages of {machine.page_size} "
+                f"hold {machine.num_pages * machine.page_size}: num_pages must be larger"
+            )
+        slots = min(n, MOST_SLOTS)
+        ring = max(2, 1 << (slots - 1).bit_length())
+        sizes = q.QueueSizes(1, slots, ring, COMPLETIONS, max(16, longest), 1)
+        facts = q.EngineFacts(1, 0, 0, longest, 2, machine.page_size, machine.num_pages, machine.max_num_seqs, 3_600_000)
+        layout = q.QueueLayout(sizes)
+        self._memory = memoryview(bytearray(layout.total_bytes))
+        q.write_header(self._memory, sizes, facts)
+        self._views = q.engine_views(self._memory, layout)
+        limits = make_limits(
+            sizes, facts, max_num_batched_tokens=machine.max_num_batched_tokens, prefix_caching=False, intake_tokens=1 << 30
+        )
+        self._state = make_state(limits)
+        self._scheduler = Scheduler(limits, self._state, policy)
+        self._scheduler.attach(self._views)
+        self._entry = np.zeros(1, q.SQ_ENTRY)
+        for name, value in {"epoch": 1, "top_p": 1, "repetition_penalty": 1, "logprobs": -1, "stop_ids": -1}.items():
+            self._entry[name] = value
+        self._entry["stop_ids"][0, 0] = STOP
+        self.now = 0
+        self._free = list(range(slots))[::-1]
+        self._number = np.full(slots, NEVER)  # request in each slot
+        self._generated = np.zeros(n, np.int64)
+        self._sq_tail = self._cq_head = 0
+        started, first_token, ended = (np.full(n, NEVER) for _ in range(3))
+        self._outcome = Outcome(requests.arrival_ns, started, first_token, ended, np.zeros(n, np.int64), 0)
+        self._steps, self.ended = 0, 0
+        self._views.front[0, q.FRONT_CLAIM] = 1
+        self._scheduler.step(0)
+
+    @property
+    def outcome(self) -> Outcome:
+        return dataclasses.replace(self._outcome, steps=self._steps)
+
+    @property
+    def room(self) -> bool:
+        """Whether another request can be submitted."""
+        return bool(self._free)
+
+    def submit(self, number: int) -> None:
+        """Hand a request to the server."""
+        slot, entry, requests = self._free.pop(), self._entry, self.requests
+        self._number[slot] = number
+        entry["request_id"] = 1 << 32 | self._sq_tail + 1
+        entry["slot"], entry["prompt_length"] = slot, requests.prompt[number]
+        entry["max_tokens"], entry["priority"] = requests.max_tokens[number], requests.priority[number]
+        self._views.sq[0, self._sq_tail % self._views.sq.shape[1]] = entry.view(np.int32)
+        self._sq_tail += 1
+        self._views.front[0, q.FRONT_DOORBELL] = 1 << q.EPOCH_SHIFT | self._sq_tail
+
+    def turn(self) -> bool:
+        """One call of the scheduler and the step that it asks for. False when there was nothing to run."""
+        batch, machine, out = self._state.batch, self.machine, self._outcome
+        self._views.front[0, q.FRONT_HEARTBEAT] += 1
+        bucket = self._scheduler.step(self.now)
+        self._read()
+        if bucket < 0:
+            return False
+        rows, tokens, decoding = (int(batch.counts[i]) for i in (ROWS, TOKENS, DECODE_ROWS))
+        numbers = self._number[batch.row_slots[:rows]]
+        fresh = numbers[out.started[numbers] == NEVER]
+        out.started[fresh] = self.now
+        self._generated[numbers] += batch.emits[:rows]
+        batch.sampled[:rows] = np.where(self._generated[numbers] >= self.requests.output[numbers], STOP, OTHER)
+        self.now += int(1000 * (machine.step_us + machine.row_us * decoding + machine.token_us * (tokens - decoding)))
+        self._steps += 1
+        return True
+
+    def _read(self) -> None:
+        """Take the completions: tokens of the step that ended now."""
+        out, ring = self._outcome, self._views.cq.shape[1]
+        tail = int(self._views.pair[0, q.PAIR_CQ_TAIL])
+        words = self._views.cq[0, np.arange(self._cq_head, tail) % ring]
+        slots, flags = words & q.SLOT_MASK, words >> q.FLAG_SHIFT & q.FLAG_MASK
+        numbers = self._number[slots]
+        first = numbers[out.first_token[numbers] == NEVER]
+        out.first_token[first] = self.now
+        over = flags & q.FINISH_MASK != 0
+        out.ended[numbers[over]] = self.now
+        out.preemptions[numbers[over]] = self._state.requests.preemptions[slots[over]]
+        self._free += slots[over].tolist()
+        self.ended += int(over.sum())
+        self._cq_head = tail
+        self._views.front[0, q.FRONT_CQ_HEAD] = 1 << q.EPOCH_SHIFT | tail
+
+
+def simulate(policy: Policy, machine: Machine, requests: Workload) -> Outcome:
+    """Serve all requests, each submitted when it arrives (open loop). Raises StuckError when some never end."""
+    server, submitted, idle = Simulation(policy, machine, requests), 0, 0
+    arrivals = requests.arrival_ns.tolist()
+    while server.ended < len(requests):
+        while submitted < len(requests) and server.room and arrivals[submitted] <= server.now:
+            server.submit(submitted)
+            submitted += 1
+        if server.turn():
+            idle = 0
+        elif submitted < len(requests) and server.room:
+            server.now = max(server.now, arrivals[submitted])
+        else:
+            server.now += IDLE_NS
+            idle += 1
+            if idle > 1000:
+                raise StuckError(f"{len(requests) - server.ended} requests wait for ever: nothing runs and nobody arrives")
+    return server.outcome

@@ -1,0 +1,32 @@
+"""Weights straight from files to the GPU: the same as what the files hold, of any stored and any wanted type."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import model_zoo
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+from blinkpy.models.architecture import read_architecture
+from blinkpy.models.checkpoint import open_checkpoint
+from blinkpy.models.loading import Loader
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("wanted", [torch.float32, torch.bfloat16])
+def test_pieces_come_together(rng: np.random.Generator, tmp_path: Path, stored: torch.dtype, wanted: torch.dtype) -> None:
+    model_zoo.save_model("qwen3-moe", tmp_path, int(rng.integers(2**31)), dtype=stored)
+    tensors = open_checkpoint(read_architecture(tmp_path), tmp_path)
+    targets = {name: torch.full(tensor.shape, torch.nan, dtype=wanted, device="cuda") for name, tensor in tensors.items()}
+    seen: list[float] = []
+    with Loader(torch.device("cuda"), threads=4, piece_bytes=4 * int(rng.integers(50, 5000))) as loader:
+        for name, tensor in tensors.items():
+            loader.add(name, tensor, targets[name])
+        loader.finish(seen.append)
+    expected = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    assert all(torch.equal(targets[name].cpu(), expected[name].to(wanted)) for name in tensors)
+    assert seen == sorted(seen)
+    assert seen[-1] == 1

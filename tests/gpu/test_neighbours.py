@@ -1,0 +1,45 @@
+"""What a request's logits owe to its neighbours: nothing within a bucket, last bits between buckets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gpu_logits
+import model_zoo
+import numpy as np
+import pytest
+import torch
+from reference import relative_error
+
+from blinkpy.dpu.tokenizer import Tokenizer
+from blinkpy.models.architecture import read_architecture
+from blinkpy.models.hub import DEMO_FOLDER
+from blinkpy.models.weights import load_weights
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("name", ["llama3", "mistral-window", "qwen3-moe"])
+def test_within_a_bucket_nothing(rng: np.random.Generator, tmp_path: Path, name: str, dtype: torch.dtype) -> None:
+    model_zoo.save_model(name, tmp_path, int(rng.integers(2**31)), dtype=dtype)
+    a = read_architecture(tmp_path)
+    forced = gpu_logits.ForcedSteps(rng, a, load_weights(a, tmp_path, dtype, "cuda"), slots=20, length=128, limits=(8, 64))
+    gpu_logits.in_one_bucket(forced, rng, a.vocab_size)
+
+
+def test_between_buckets_almost_nothing(rng: np.random.Generator) -> None:
+    """A trained model on English text: how many greedy tokens are others than alone. Printed; few, or something is wrong."""
+    a = read_architecture(DEMO_FOLDER)
+    text = (Path(__file__).parents[2] / "README.md").read_text() + (DEMO_FOLDER / "README.md").read_text()
+    ids = Tokenizer(DEMO_FOLDER).encode(text)
+    starts = rng.integers(0, len(ids) - 64, 64)
+    tokens = np.stack([ids[start : start + 64] for start in starts])
+    forced = gpu_logits.ForcedSteps(
+        rng, a, load_weights(a, DEMO_FOLDER, torch.bfloat16, "cuda"), slots=64, length=128, limits=(64, 1024)
+    )
+    alone = forced.follow(tokens, 16, 1)
+    for group in (8, 64):
+        logits = forced.follow(tokens, 16, group)
+        changed, count = int((logits.argmax(-1) != alone.argmax(-1)).sum()), alone.argmax(-1).numel()
+        error = relative_error(logits, alone)
+        print(f"demonstration model, {group} at a time: {changed} of {count} greedy tokens other than alone, error {error:.1e}")
+        assert changed <= count // 50

@@ -1,0 +1,77 @@
+"""The flight recorder of the loop on the GPU: what it recorded while it served is replayed on the CPU, decision by decision."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import model_zoo
+import numpy as np
+from gpu_serving import config_for, generate, serving
+
+from blinkpy.config import as_table
+from blinkpy.dpu.queue_pair import QueuePair
+from blinkpy.dpu.sampling import Sampling
+from blinkpy.dpu.shm import attach_segment
+from blinkpy.kernels.policies import fcfs
+from blinkpy.kv.state import COPIES_BEGUN, COPIES_DONE
+from blinkpy.provision import CudaEngine
+from blinkpy.queues import FINISH_LENGTH
+from blinkpy.recording.file import read_dump
+from blinkpy.recording.memory import RecordingReader
+from blinkpy.recording.replay import Replay
+
+
+def test_what_the_loop_recorded_replays_on_the_cpu(rng: np.random.Generator, tmp_path: Path) -> None:
+    model_zoo.save_model("llama3", tmp_path, int(rng.integers(2**31)))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    engine = CudaEngine(config_for(tmp_path, dtype="float32", record_steps=64, num_pages=200))  # too few pages for all
+    replayed, preemptions = 0, 0
+    with serving(engine) as pair:
+        reader = RecordingReader(engine.config.engine.name)
+        words = engine.limits.record_words
+        for _ in range(40):
+            stem = rng.integers(0, model_zoo.VOCAB, 40).tolist()
+            prompts = [stem + rng.integers(0, model_zoo.VOCAB, int(n)).tolist() for n in rng.integers(1, 60, 40)]
+            samplings = [Sampling(max_tokens=int(n), temperature=1.0, seed=5) for n in rng.integers(1, 140, 40)]
+            generate(pair, prompts, samplings)
+            if reader.position > 3 * words:
+                break
+        replay = Replay(reader.capture(), fcfs, "njit")
+        for call, differences in replay.run():
+            assert not differences, (call.number, differences)
+            replayed += 1
+        preemptions = int(replay.state.requests.preemptions.max())
+        copies = reader._views.progress[[COPIES_BEGUN, COPIES_DONE]].tolist()
+    assert copies[0] == copies[1] >= 4, copies
+    assert replayed > 100
+    assert preemptions > 0, "nothing was preempted: the test says less than it should"
+
+
+def test_the_recording_outlives_a_fault_of_the_gpu(rng: np.random.Generator, tmp_path: Path) -> None:
+    """The ring and the copies are host memory: a failing loop's last steps can be saved."""
+    model_zoo.save_model("llama3", tmp_path, int(rng.integers(2**31)))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    config = config_for(tmp_path, dtype="float32", record_folder=str(tmp_path / "crashes"))
+    options = dict(as_table(config))
+    process = subprocess.Popen(
+        [sys.executable, str(Path(__file__).parents[1] / "gpu_engine_process.py"), json.dumps(options)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None and process.stdin is not None
+    assert process.stdout.readline() == "ready\n"
+    pair = QueuePair(attach_segment(config.engine.name, 0, 20))
+    pair.attach(20)
+    _, flags = generate(pair, [[1, 2, 3]] * 3, [Sampling(max_tokens=30, temperature=0.0)] * 3)
+    assert flags == [FINISH_LENGTH] * 3
+    process.stdin.write("fault\n")
+    process.stdin.flush()
+    assert process.wait(60) == 3
+    (saved,) = (tmp_path / "crashes").glob("crash-*.recording")
+    replay = Replay(read_dump(saved), fcfs)
+    assert [d for _, d in replay.run() if d] == []
+    assert len(replay.calls) > 30

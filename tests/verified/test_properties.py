@@ -1,0 +1,8 @@
+"""The protocol under everything that front ends may do: see front_machine. BLINKPY_PROFILE=nightly looks longer."""
+
+from __future__ import annotations
+
+from front_machine import PROFILE, FrontMachine
+
+TestFrontEnds = FrontMachine.TestCase
+TestFrontEnds.settings = PROFILE

@@ -1,0 +1,269 @@
+"""Lines and branches of scheduler and queues that storms and unit tests reach seldom or never: rare ends, and several lanes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_engine import FACTS, SIZES
+from front_world import FrontWorld, WireTransport
+
+from blinkpy import queues as q
+from blinkpy.dpu import fence, shm
+from blinkpy.dpu.queue_pair import REQUEST_LIMIT, Busy, EngineLost, QueuePair
+from blinkpy.dpu.sampling import Sampling
+from blinkpy.dpu.transport import TransportError
+from blinkpy.kernels.lanes import Team
+from blinkpy.kernels.policies import SHIPPED, fcfs
+from blinkpy.kernels.scheduler import Scheduler, made_up_token, make_schedule, plain
+from blinkpy.kernels.steady import fetch_ahead
+from blinkpy.kv.pages import compact_ring
+from blinkpy.kv.state import NOTHING, RING_HEAD, RING_TAIL, RUNNING, STOPPED, differences, snapshot
+from blinkpy.sim.simulation import Simulation
+from blinkpy.sim.world import make_world
+
+PROMPT = np.array([1, 0, 1], np.int32)
+
+# ---- several lanes ------------------------------------------------------------------------------------------------------
+
+
+def in_lanes(lanes: int, policy: Any, seed: int) -> Callable[..., int]:
+    """schedule() by a team of threads that take turns in random order."""
+    team, schedule = Team(lanes, seed), make_schedule(policy)
+
+    def run(limits: Any, queues: Any, state: Any, now: int, lane: int, alone: int) -> int:
+        results = team.run(lambda lane, lanes: schedule(limits, queues, state, now, lane, lanes))
+        assert len(set(results)) == 1
+        return results[0]
+
+    return run
+
+
+# Storms with bad entries, hashes that collide, a drain and a stop among their ends.
+@pytest.mark.parametrize(
+    ("seed", "policy"), [(3, "fcfs"), (11, "priority"), (14, "shortest-first"), (23, "fcfs"), (29, "priority")]
+)
+def test_lanes_weather_a_storm_as_one_lane_does(seed: int, policy: str) -> None:
+    chosen = SHIPPED[policy]
+    several = Simulation(seed, 60, chosen, scheduler=in_lanes(4, chosen, seed))
+    alone = Simulation(seed, 60, chosen, mode="python")
+    assert several.run() == alone.run()
+    assert not differences(snapshot(several.world.state), snapshot(alone.world.state))
+    assert several.world.segment == alone.world.segment
+
+
+def test_lanes_compact_the_ring_as_one_lane_does() -> None:
+    """A ring with stale entries in it, from the end of its memory back to the start."""
+
+    def compacted(lanes: int) -> dict[str, Any]:
+        world = make_world(1, 1)
+        limits, state = world.limits, world.state
+        mask = limits.ring_entries - 1
+        head = limits.ring_entries - 3
+        for i in range(limits.pages):  # each page twice, the later entry counts
+            for position in (head + i, head + limits.pages + i):
+                state.pages.ring[position & mask] = i
+                state.pages.ring_position[i] = position
+        state.pages.ring_position[1] = -1  # was revived
+        state.counts[RING_HEAD], state.counts[RING_TAIL] = head, head + 2 * limits.pages
+        arrays = plain(state)
+        Team(lanes, 1).run(lambda lane, lanes: compact_ring(limits, arrays.pages, arrays.counts, lane, lanes))
+        assert state.counts[RING_TAIL] == head + limits.pages - 1
+        kept = [int(state.pages.ring[(head + i) & mask]) for i in range(limits.pages - 1)]
+        assert kept == [page for page in range(limits.pages) if page != 1]
+        return snapshot(state)
+
+    assert not differences(compacted(1), compacted(8))
+
+
+# ---- the host's handle --------------------------------------------------------------------------------------------------
+
+
+def test_a_scheduler_needs_its_queues_first() -> None:
+    world = make_world(1, 1)
+    scheduler = Scheduler(world.limits, world.state, mode="python")
+    with pytest.raises(RuntimeError, match="attach"):
+        scheduler.step(1)
+    assert scheduler.check() == []
+    world.state.requests.status[0] = RUNNING
+    assert "running lists" in scheduler.check()[0]
+
+
+@pytest.mark.parametrize(("step_ns", "logprobs"), [(0, 2), (200_000, -1)])
+@pytest.mark.parametrize("mode", ["python", "njit"])
+def test_the_null_engine_makes_tokens_up(mode: Any, step_ns: int, logprobs: int) -> None:
+    worlds = (FrontWorld(seed, make_schedule(fcfs)) for seed in range(100))
+    world = next(
+        w for w in worlds if w.limits.cq_entries > 8 and w.limits.vocab_size > 100 and w.limits.pages * w.limits.page_size > 8
+    )
+    limits = world.limits._replace(lease_ns=1 << 62)  # the loop has another clock
+    client = attached(world)
+    sent = client.submit(PROMPT, Sampling(max_tokens=4, seed=-(2**62), logprobs=logprobs))
+    client.transport.deliver(1 << 30)
+    scheduler = Scheduler(limits, world.state, mode=mode)
+    scheduler.attach(world.views)
+    low, high = 0, limits.vocab_size
+    calls: list[int] = []
+    assert scheduler.run_null(range(low, high), step_ns, 2_000_000, 1 << 62, lambda: calls.append(1)) == NOTHING
+    assert len(calls) > 4
+    tokens = [token for _, token, _ in client.poll()]
+    assert tokens == [made_up_token(-(2**62), len(PROMPT) + i, low, high) for i in range(4)]
+    assert [[pair[0] for pair in record[:3]] for record in sent.records] == [[token, 0, 1] for token in tokens if logprobs >= 0]
+    world.views.control[q.CONTROL_COMMAND] = q.COMMAND_STOP
+    assert scheduler.run_null(range(low, high), step_ns, 2_000_000, 1 << 62) == STOPPED
+
+
+def test_what_a_turn_fetches_ahead_it_does_not_change() -> None:
+    storm = Simulation(3, 60, fcfs, mode="python")
+    storm.run()
+    world = storm.world
+    before = snapshot(world.state)
+    for lane in range(3):
+        fetch_ahead(world.limits, world.state, lane, 3)
+    assert not differences(before, snapshot(world.state))
+
+
+def test_snapshots_say_where_they_differ() -> None:
+    world = make_world(1, 1)
+    before = snapshot(world.state)
+    world.state.requests.status[1] = RUNNING
+    assert differences(before, snapshot(world.state)) == ["requests.status[1]: 0 != 2 (1 differ)"]
+
+
+# ---- the client's rare ends ---------------------------------------------------------------------------------------------
+
+
+def attached(world: FrontWorld) -> Any:
+    """A client of pair 0."""
+    transport = WireTransport(world, 0)
+    client = QueuePair(transport, engine_timeout_s=1e9)
+    transport.attaching = True
+    client.attach(60)
+    transport.attaching = False
+    return client
+
+
+@pytest.fixture
+def world() -> FrontWorld:
+    return FrontWorld(5, make_schedule(fcfs))
+
+
+def test_epochs_are_used_up(world: FrontWorld) -> None:
+    world.views.pair[0, q.PAIR_EPOCH] = q.EPOCH_LIMIT
+    with pytest.raises(EngineLost, match="used up its epochs"):
+        QueuePair(WireTransport(world, 0)).attach(1)
+
+
+def test_a_later_epoch_than_asked_for_is_someone_elses(world: FrontWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    transport = WireTransport(world, 0)
+    monkeypatch.setattr(transport, "write_word", lambda index, value: world.views.pair.__setitem__((0, q.PAIR_EPOCH), 7))
+    with pytest.raises(EngineLost, match="granted epoch 7, this front end had asked for 1"):
+        QueuePair(transport).attach(1)
+
+
+def test_a_client_without_a_pair_beats_looks_and_reads_nothing(world: FrontWorld) -> None:
+    client = QueuePair(WireTransport(world, 0))
+    client.heartbeat()
+    client.check()
+    assert client.poll() == []
+    assert world.views.front[0, q.FRONT_DOORBELL] == 0
+    assert client.context == min(client.facts.max_model_len, client.facts.num_pages * client.facts.page_size)
+
+
+def test_a_lost_engine_is_noticed(world: FrontWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = attached(world)
+    monkeypatch.setattr(client.transport, "lost", lambda: True)
+    with pytest.raises(EngineLost, match="gone"):
+        client.check()
+
+
+def test_closing_without_an_engine_is_no_error(world: FrontWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = attached(world)
+    client.submit(PROMPT, Sampling(max_tokens=1, seed=1))
+
+    def gone(slot: int, request_id: int) -> None:
+        raise TransportError("no engine")
+
+    monkeypatch.setattr(client.transport, "write_cancel", gone)
+    client.close()
+    assert client.in_flight == 0
+
+
+def test_request_ids_are_used_up(world: FrontWorld) -> None:
+    client = attached(world)
+    client._requests = REQUEST_LIMIT
+    with pytest.raises(EngineLost, match="ids of this epoch"):
+        client.submit(PROMPT, Sampling(max_tokens=1, seed=1))
+
+
+def test_a_ring_that_the_engine_does_not_read_is_not_written_over(world: FrontWorld) -> None:
+    """An engine that ends requests without consuming them: slots are free, and the ring is full."""
+    client = attached(world)
+    ring, tail = world.limits.sq_entries, 0
+    for number in range(ring):
+        request = client.submit(PROMPT, Sampling(max_tokens=1, seed=1))
+        client._prompts.head = client._prompts.tail  # room in the arenas
+        client._hashes.head = client._hashes.tail
+        position = number + client._cq_position - tail
+        word = q.pack_completion(request.slot, 1, q.FINISH_LENGTH | q.HAS_TOKEN, q.lap_of(position, world.limits.cq_entries))
+        world.views.cq[0, position % world.limits.cq_entries] = word
+        tail += len(client.poll())
+    with pytest.raises(Busy, match="ring is full"):
+        client.submit(PROMPT, Sampling(max_tokens=1, seed=1))
+
+
+# ---- memory -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_header_needs_its_whole_segment() -> None:
+    with pytest.raises(q.LayoutError, match="the segment has 100 bytes"):
+        q.write_header(memoryview(bytearray(100)), SIZES, FACTS)
+
+
+def test_a_machine_without_a_known_fence_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    fence._system_call.cache_clear()
+    monkeypatch.setattr("platform.machine", lambda: "vax")
+    with pytest.raises(fence.FenceError, match="'vax'"):
+        fence.membarrier()
+    fence._system_call.cache_clear()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(shm, "FOLDER", tmp_path)
+    return tmp_path
+
+
+def test_a_segment_whose_name_has_passed_on_leaves_it_alone(folder: Path) -> None:
+    first = shm.create_segment("one", SIZES, FACTS)
+    path = shm.segment_path("one")
+    path.unlink()
+    path.write_text("another engine's")
+    first.close()
+    assert path.read_text() == "another engine's"
+
+
+def test_a_name_that_passes_on_while_its_lock_is_taken_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = shm.segment_path("one")
+    path.write_text("dead")
+    taken = shm._locked
+
+    def passes_on(fd: int) -> bool:
+        os.unlink(path)
+        path.write_text("new")
+        return taken(fd)
+
+    monkeypatch.setattr(shm, "_locked", passes_on)
+    shm._remove_stale(path)
+    assert path.read_text() == "new"
+
+
+def test_engines_that_keep_making_a_segment_are_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shm.segment_path("one").write_text("again and again")
+    monkeypatch.setattr(shm, "_remove_stale", lambda path: None)
+    with pytest.raises(TransportError, match="keep making it"):
+        shm.create_segment("one", SIZES, FACTS)

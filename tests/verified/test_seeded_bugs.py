@@ -1,0 +1,67 @@
+"""The testers are tested: each bug of seeded_bugs.py, planted in the source, is found. docs/verification.md lists them."""
+
+from __future__ import annotations
+
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import pytest
+from hunts import found_by_simulator, hunt
+from seeded_bugs import FRONT_BUGS, MODULES, PACKAGE, SCHEDULER_BUGS, Bug, patched_source, planted
+
+from blinkpy.sim.simulation import simulate
+
+BUGS = (*SCHEDULER_BUGS, *FRONT_BUGS)
+HOST_MODULES = ("kernels.loop", "kernels.compile")  # they compile for a GPU
+DOCS = Path(__file__).parents[2] / "docs" / "verification.md"
+
+
+@pytest.fixture(scope="module")
+def findings() -> dict[str, str]:
+    """What is found of each bug, in two processes that inherit the compiled checks."""
+    simulate(1, 1, mode="python")
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("fork")) as pool:
+        return dict(zip((bug.what for bug in BUGS), pool.map(hunt, BUGS), strict=True))
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.what)
+def test_a_seeded_bug_is_found(bug: Bug, findings: dict[str, str]) -> None:
+    assert findings[bug.what], f"nobody notices that {bug.what}"
+    print(findings[bug.what])
+
+
+def test_without_a_bug_nothing_is_found() -> None:
+    assert found_by_simulator(None, calls=5_000) == ""
+
+
+def test_all_bugs_differ_and_are_listed() -> None:
+    assert len({bug.what for bug in BUGS}) == len(BUGS) >= 20
+    listed = DOCS.read_text()
+    assert [bug.what for bug in BUGS if bug.what not in listed] == []
+
+
+def test_a_patch_that_does_not_fit_is_an_error() -> None:
+    with pytest.raises(ValueError, match="occurs 0 times"):
+        patched_source(Bug("nothing", "kernels.plan", "no such line", ""))
+
+
+def test_whatever_imports_a_patched_module_is_loaded_anew() -> None:
+    """Else a bug would be planted in a part of the scheduler alone."""
+    for path in PACKAGE.rglob("*.py"):
+        name = path.relative_to(PACKAGE).with_suffix("").as_posix().replace("/", ".")
+        imports = {line.split()[1] for line in path.read_text().splitlines() if line.startswith("from blinkpy.")}
+        device = name.startswith(("kernels.", "kv.")) and name not in HOST_MODULES
+        if device and imports & {f"blinkpy.{bug.module}" for bug in BUGS}:
+            assert name in MODULES, f"{name} imports a patched module"
+
+
+def test_planting_leaves_the_real_modules_alone() -> None:
+    import sys
+
+    from blinkpy.kernels import scheduler
+
+    with planted(BUGS[0]):
+        assert "blinkpy.kernels.scheduler" not in sys.modules
+    assert sys.modules["blinkpy.kernels.scheduler"] is scheduler
