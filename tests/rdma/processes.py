@@ -119,6 +119,7 @@ def frontend(*options: str) -> Iterator[tuple[Command, httpx.Client]]:
         url = command.find(URL)[1]
         with httpx.Client(base_url=url, timeout=60) as client:
             yield command, client
+        assert not any("ended with code" in line for line in command.said), "".join(command.said)  # a worker died
     finally:
         command.end()
 
