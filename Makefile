@@ -95,8 +95,8 @@ test: $(call STAMP,dev)
 	@mkdir -p build
 	@$(RUN) -m pytest $(T) --ignore=tests/gpu --ignore=tests/rdma
 
-test-rdma: $(VENV)/.dev
-	@PYTHONPATH=tests $(VENV)/bin/python -m rdma.vm.suite $(if $(filter-out tests,$(T)),$(T))
+test-rdma: $(call STAMP,dev)
+	@PYTHONPATH=tests $(RUNNER) -m rdma.vm.suite $(if $(filter-out tests,$(T)),$(T))
 
 lint: $(call STAMP,dev)
 	@$(RUNNER) -m ruff check .

@@ -80,11 +80,13 @@ class WireTransport:
     def write_word(self, index: int, value: int) -> None:
         self._write(self.world.views.front[self.pair], index, value)
 
-    def read_completions(self, index: int, limit: int) -> list[int]:
+    def read_completions(self, position: int, limit: int) -> list[int]:
         ring = self.world.views.cq[self.pair]
+        index = position % len(ring)
         return [int(word) for word in ring[index : min(index + limit, len(ring))]]
 
-    def read_logprobs(self, index: int, count: int) -> q.Records:
+    def read_logprobs(self, position: int, count: int) -> q.Records:
+        index = position % self.world.views.cq.shape[1]
         return self.world.views.records[self.pair, index : index + count].copy().view(q.RECORD_PAIR)
 
     def read_pair(self) -> PairWords:

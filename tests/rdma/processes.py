@@ -119,13 +119,16 @@ def frontend(*options: str) -> Iterator[tuple[Command, httpx.Client]]:
         url = command.find(URL)[1]
         with httpx.Client(base_url=url, timeout=60) as client:
             yield command, client
+        assert not any("ended with code" in line for line in command.said), "".join(command.said)  # a worker died
     finally:
         command.end()
 
 
 @contextlib.contextmanager
-def both_ways(engine_options: tuple[str, ...], frontend_options: tuple[str, ...]) -> Iterator[dict[str, httpx.Client]]:
-    """An engine and a front end over shared memory, and others over RDMA, by transport; all of them start at the same time."""
+def serving(
+    transports: tuple[str, ...], engine_options: tuple[str, ...], frontend_options: tuple[str, ...]
+) -> Iterator[dict[str, httpx.Client]]:
+    """For each transport an engine and a front end, which all start at the same time."""
     address, name = free_address(), f"test-{secrets.token_hex(4)}"
     ways = {
         "shm": (("--name", name), ("--name", name)),
@@ -134,8 +137,8 @@ def both_ways(engine_options: tuple[str, ...], frontend_options: tuple[str, ...]
             ("--transport", "rdma", "--engine", address),
         ),
     }
-    engines = [Command("engine", *own, *engine_options) for own, _ in ways.values()]
-    fronts = {way: Command("frontend", "--port", "0", *own, *frontend_options) for way, (_, own) in ways.items()}
+    engines = [Command("engine", *ways[way][0], *engine_options) for way in transports]
+    fronts = {way: Command("frontend", "--port", "0", *ways[way][1], *frontend_options) for way in transports}
     try:
         with contextlib.ExitStack() as stack:
             clients = {}
