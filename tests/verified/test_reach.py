@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -201,19 +202,25 @@ def test_request_ids_are_used_up(world: FrontWorld) -> None:
 
 
 def test_a_ring_that_the_engine_does_not_read_is_not_written_over(world: FrontWorld) -> None:
-    """An engine that ends requests without consuming them: slots are free, and the ring is full."""
+    """More slots than the ring has entries."""
     client = attached(world)
-    ring, tail = world.limits.sq_entries, 0
-    for number in range(ring):
-        request = client.submit(PROMPT, Sampling(max_tokens=1, seed=1))
-        client._prompts.head = client._prompts.tail  # room in the arenas
-        client._hashes.head = client._hashes.tail
-        position = number + client._cq_position - tail
-        word = q.pack_completion(request.slot, 1, q.FINISH_LENGTH | q.HAS_TOKEN, q.lap_of(position, world.limits.cq_entries))
-        world.views.cq[0, position % world.limits.cq_entries] = word
-        tail += len(client.poll())
+    client.sizes = replace(client.sizes, sq_entries=2)
+    for _ in range(2):
+        client.submit(PROMPT, Sampling(max_tokens=1, seed=1))
     with pytest.raises(Busy, match="ring is full"):
         client.submit(PROMPT, Sampling(max_tokens=1, seed=1))
+
+
+def test_a_request_that_has_ended_was_consumed(world: FrontWorld) -> None:
+    """Its place in ring and arenas is free, whatever the engine's position was when it was last read."""
+    client = attached(world)
+    position = client._cq_position
+    for number in range(2 * world.limits.sq_entries):
+        request = client.submit(PROMPT, Sampling(max_tokens=1, seed=1))
+        lap = q.lap_of(position + number, world.limits.cq_entries)
+        word = q.pack_completion(request.slot, 1, q.FINISH_LENGTH | q.HAS_TOKEN, lap)
+        world.views.cq[0, (position + number) % world.limits.cq_entries] = word
+        assert len(client.poll()) == 1
 
 
 # ---- memory -------------------------------------------------------------------------------------------------------------
