@@ -247,8 +247,7 @@ class QueuePair:
         if not self._free:
             raise Busy("all slots are in use")
         self._consume()
-        if self._sq_tail - self._sq_head >= self.sizes.sq_entries:
-            raise Busy("the submission ring is full")
+        # A free slot means room in the ring: it has as many entries as there are slots, and that of an ended request is free.
         before = self._prompts.tail, self._hashes.tail
         slot = self._free[-1]
         request = InFlight(self.epoch << EPOCH_SHIFT | self._requests + 1, slot, owner, self._sq_tail + 1)
