@@ -304,7 +304,7 @@ def test_a_port_that_is_not_there_is_named() -> None:
 
 def test_memory_does_not_grow() -> None:
     """Over 100,000 requests, their looks and their heartbeats."""
-    with weaving() as fabric:
+    with weaving(facts=BIG._replace(lease_ms=60_000)) as fabric:  # a busy machine may take seconds for a round
         pair, engine = fabric.pair(), fabric.engine
         prompt, sampling = np.arange(1, 9, dtype=np.int32), Sampling(max_tokens=1)
         used = []
@@ -318,3 +318,4 @@ def test_memory_does_not_grow() -> None:
             if number in (rounds // 5, rounds - 1):
                 used.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
         assert used[1] - used[0] < 1024, f"KiB: {used}"
+        assert engine.fences == 0

@@ -40,7 +40,16 @@ def main(arguments: list[str]) -> int:
     )
     inside = [f"{name}={value}" for name, value in compile.environment(Path("/run/cache")).items()]
     seed = [f"BLINKPY_SEED={os.environ['BLINKPY_SEED']}"] if os.environ.get("BLINKPY_SEED") else []
-    tests = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--color=no", *(arguments or ["tests/rdma"])]
+    tests = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "--color=no",
+        "--durations=8",
+        *(arguments or ["tests/rdma"]),
+    ]
     command = ["bash", "-c", COPY, str(CACHE), "env", "OMP_NUM_THREADS=1", *inside, *seed, *tests]
     os.chdir(ROOT)
     with tempfile.TemporaryDirectory(prefix="rdma-vm-") as out:
