@@ -1,7 +1,7 @@
 # Everything starts from a machine with Python 3.11 to 3.13 and make:
 #
 #   make serve      environment, install, then the server with the built-in model on 127.0.0.1:8000
-#   make test       environment, then every test that needs no GPU
+#   make test       environment, then every test that needs neither a GPU nor RDMA
 #   make test-rdma  the tests with real RDMA verbs, in a virtual machine (Debian 12; the first time as root)
 #   make lint       ruff and mypy
 #   make fuzz       the scheduler and the queues under random storms, for SECONDS; failing examples are kept
