@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,11 +23,13 @@ from benchmarks.systems import Cores, Model, Running, System, find_system, on_co
 from benchmarks.workload import Dataset, Request, closed_loop, open_loop, read_dataset
 from blinkpy.progress import Progress
 
-WARM_STREAMS, WARM_ROUNDS, WARM_TOKENS = 32, 2, 16
-WARM_LIMIT_S = 120.0
+WARM_TOKENS = 16  # of an answer
+WARM_LOADS = ((2048, 4), (128, 32))  # (longest prompt, streams): long prompts, then many at once
+WARM_ROUNDS, WARM_LIMIT_S = 2, 60.0
 SPARE_S = 60.0  # that neighbours live longer than a load may
 DEFAULT_KINDS = ("compress", "build")
 LOGS = ROOT / "build" / "benchmarks" / "logs"
+MODELS = ROOT / "build" / "benchmarks" / "models"  # folders of shapes: always the same path, which servers' caches depend on
 
 
 @dataclass(frozen=True)
@@ -87,11 +88,10 @@ class Bench:
         log = Path(self.logs) / f"{system.name}-{self._log_count}.log"
         with running(system, self.model, cores or self.cores, log, self.start_s, self.progress) as server:
             self.progress(f"warming up {system.name}")
-            prompt = min(128, self.model.length // 2)
-            load = Load(
-                f"fixed:{prompt}:{WARM_TOKENS}", streams=WARM_STREAMS, rounds=WARM_ROUNDS, seconds=0, drain_s=WARM_LIMIT_S
-            )
-            self._offer(server, load, self.requests(load))
+            for longest, streams in WARM_LOADS:
+                data = f"fixed:{min(longest, self.model.length // 2)}:{WARM_TOKENS}"
+                load = Load(data, streams=streams, rounds=WARM_ROUNDS, seconds=0, drain_s=WARM_LIMIT_S)
+                self._offer(server, load, self.requests(load))
             yield server
 
     def requests(self, load: Load) -> list[Request]:
@@ -170,7 +170,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 @contextlib.contextmanager
 def bench(options: argparse.Namespace, progress: Progress) -> Iterator[Bench]:
-    """The means of a benchmark, from its options; a shape's folder lives as long."""
+    """The means of a benchmark, from its options."""
     options.system = options.system or ["blinkpy"]
     server, client, front_end = (
         parse_cores(text) for text in (options.server_cores, options.client_cores, options.frontend_cores)
@@ -178,18 +178,17 @@ def bench(options: argparse.Namespace, progress: Progress) -> Iterator[Bench]:
     cores = Cores(server or tuple(sorted(os.sched_getaffinity(0))), client, front_end)
     with (
         on_cores(client),  # this process only watches: it stays away from the servers
-        tempfile.TemporaryDirectory(prefix="blinkpy-bench-") as folder,
         EnergyMeter(options.gpu) as meter,
     ):
-        yield Bench(options, find_model(options, Path(folder)), cores, meter, progress)
+        yield Bench(options, find_model(options), cores, meter, progress)
 
 
-def find_model(options: argparse.Namespace, folder: Path) -> Model:
-    """The model of the options; a shape is written into a folder."""
+def find_model(options: argparse.Namespace) -> Model:
+    """The model of the options; a shape is written into its folder."""
     name, shape = options.model, options.model in SHAPES
     if shape:
         config = SHAPES[name]
-        path = str(write_folder(name, folder / name))
+        path = str(write_folder(name, MODELS / name))
     else:
         from blinkpy.models.hub import DEMO_FOLDER
 

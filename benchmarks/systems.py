@@ -178,6 +178,7 @@ class Running:
             front = bool(cores.front_end and pattern and pattern.search(command_line(pid)))
             moved += front
             set_affinity(pid, cores.front_end if front else cores.contended)
+        self.facts["front_end_processes"] = moved
         if cores.front_end and not moved:
             raise UsageError(f"{self.system.name}: no process is known to be a front end, so none can have cores of its own")
 
