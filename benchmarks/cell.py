@@ -16,10 +16,10 @@ from benchmarks.common import ROOT, UsageError
 from benchmarks.counters import Counters
 from benchmarks.figures import Slo, figures
 from benchmarks.gpu import EnergyMeter
-from benchmarks.load import Target, offer
+from benchmarks.load import LoadResult, Target, offer
 from benchmarks.neighbours import KINDS, Neighbours
 from benchmarks.shapes import SHAPES, write_folder
-from benchmarks.systems import Cores, Model, Running, System, find_system, on_cores, parse_cores, running
+from benchmarks.systems import Cores, Model, Running, ServerError, System, find_system, on_cores, parse_cores, running
 from benchmarks.workload import Dataset, Request, closed_loop, open_loop, read_dataset
 from blinkpy.progress import Progress
 
@@ -63,7 +63,7 @@ class Bench:
 
     def __init__(self, options: argparse.Namespace, model: Model, cores: Cores, meter: EnergyMeter, progress: Progress):
         self.model, self.meter, self.progress = model, meter, progress
-        self.systems = [find_system(text, options.extra, options.env) for text in options.system]
+        self.systems = [find_system(text, options.extra, options.env, options.front_end) for text in options.system]
         if len({system.name for system in self.systems}) < len(self.systems):
             raise UsageError("each system needs a name of its own")
         self.cores = cores
@@ -91,7 +91,9 @@ class Bench:
             for longest, streams in WARM_LOADS:
                 data = f"fixed:{min(longest, self.model.length // 2)}:{WARM_TOKENS}"
                 load = Load(data, streams=streams, rounds=WARM_ROUNDS, seconds=0, drain_s=WARM_LIMIT_S)
-                self._offer(server, load, self.requests(load))
+                result = self._offer(server, load, self.requests(load))
+                if all(record.error for record in result.records):
+                    raise ServerError(f"{system.name} does not answer: {result.records[0].error}")
             yield server
 
     def requests(self, load: Load) -> list[Request]:
@@ -113,7 +115,7 @@ class Bench:
         tokenizer = Tokenizer.from_file(str(path))
         return lambda text: len(tokenizer.encode(text).ids)
 
-    def _offer(self, server: Running, load: Load, requests: Sequence[Request], name: str = "") -> Any:
+    def _offer(self, server: Running, load: Load, requests: Sequence[Request], name: str = "") -> LoadResult:
         target = Target(server.host, server.port, self.model.name, self.chat, self.api_key, self.temperature)
         limit = load.seconds + load.drain_s
 
@@ -157,6 +159,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--frontend-cores", default="", metavar="LIST", help="those of the server's cores that front ends get alone"
     )
+    help_text = "which of a system's processes are front ends: a regular expression for their command lines"
+    parser.add_argument("--front-end", action="append", default=[], metavar="NAME:PATTERN", help=help_text)
     parser.add_argument("--client-processes", type=int, default=0, help="(0: one for each of its cores)")
     parser.add_argument("--chat", action="store_true", help="/v1/chat/completions with texts, instead of token ids")
     parser.add_argument("--temperature", type=float, default=0.0)

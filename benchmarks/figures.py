@@ -150,7 +150,7 @@ def _closed_window(records: list[Record]) -> float:
 def _energy(result: LoadResult, window_s: float, tokens: float, meter: EnergyMeter) -> dict[str, Any]:
     joules = meter.joules(result.began, result.began + window_s)
     if joules is None:
-        return {"missing": meter.missing or "the load was too short"}
+        return {"missing": meter.missing or "the counter was not read meanwhile"}
     return {
         "joules": _short(joules),
         "mean_w": _short(joules / window_s),

@@ -81,11 +81,9 @@ class State:
     def done(self, cell: Cell) -> bool:
         return (self.folder / cell.file).exists()
 
-    def drop_invalid(self, cells: list[Cell]) -> None:
-        """Forget cells in which the client fell behind, so that they are measured again."""
-        for cell in cells:
-            if self.done(cell) and not self.read(cell.file)["client"]["valid"]:
-                (self.folder / cell.file).unlink()
+    def missing(self, cell: Cell, redo_invalid: bool) -> bool:
+        """Whether a cell is still to be measured. redo_invalid: one in which the client fell behind is."""
+        return not self.done(cell) or (redo_invalid and not self.read(cell.file)["client"]["valid"])
 
     def keep(self, cell: Cell, found: dict[str, Any]) -> None:
         partial = self.folder / "new"
@@ -109,18 +107,18 @@ class State:
 
 
 def grid(options: argparse.Namespace, systems: Sequence[System]) -> list[Cell]:
-    """All cells, in the order in which they are measured: for each system closed loops, the grid, the other placement of its
-    front ends, and repetitions of the grid."""
+    """All cells, in the order in which they are measured: for each system closed loops, the grid (at each rate isolated and then
+    interfered), the other placement of its front ends, and repetitions of the grid."""
     own = "own" if options.frontend_cores else "shared"
     cells = []
     for system in systems:
         first, *again = [
-            [Cell(system.name, mode, rate, 0, own, repeat) for mode in options.modes for rate in options.rates]
+            [Cell(system.name, mode, rate, 0, own, repeat) for rate in options.rates for mode in options.modes]
             for repeat in range(options.repeats)
         ]
         cells += [Cell(system.name, MODES[0], 0.0, streams, own, 0) for streams in options.streams]
         cells += first
-        cells += [Cell(system.name, mode, rate, 0, "shared", 0) for mode in options.modes for rate in options.shared_rates]
+        cells += [Cell(system.name, mode, rate, 0, "shared", 0) for rate in options.shared_rates for mode in options.modes]
         cells += [cell for repeat in again for cell in repeat]
     return cells
 
@@ -150,11 +148,8 @@ def benchmark(options: argparse.Namespace) -> None:
     with bench(options, run.progress) as means:
         state = State(state_folder, plan)
         cells = grid(options, means.systems)
-        if options.redo_invalid:
-            state.drop_invalid(cells)
-        idle_w = means.meter.watts(options.idle_s) if options.idle_s else None
         errors = measure(means, state, cells, options, deadline)
-        document = {**gather(state, cells, means, errors), "idle_w": idle_w, "smoke": options.smoke}
+        document = {**gather(state, cells, means, errors), "smoke": options.smoke}
     if not options.no_plot:
         run.save(draw(document, run.figure_row))
     run.write(METHOD, document)
@@ -173,13 +168,14 @@ def measure(means: Bench, state: State, cells: list[Cell], options: argparse.Nam
     errors: dict[str, str] = {}
     needed = options.seconds + options.drain_s + CELL_SPARE_S
     for system in means.systems:
-        missing = [cell for cell in cells if cell.system == system.name and not state.done(cell)]
+        missing = [cell for cell in cells if cell.system == system.name and state.missing(cell, options.redo_invalid)]
         if not missing or time.monotonic() + needed > deadline:
             continue
         try:
+            before = means.meter.watts(options.idle_s) if options.idle_s else None
             with means.server(system) as server:
                 if options.idle_s:
-                    server.facts["idle_w"] = means.meter.watts(options.idle_s)
+                    server.facts |= {"idle_w": means.meter.watts(options.idle_s), "idle_before_w": before}
                 for cell, found in _cells(means, server, missing, options, deadline - needed):
                     state.keep(cell, {"server": server.facts, **found})
         except (ServerError, WrongAnswer, TimeoutError) as error:
@@ -249,7 +245,9 @@ def options() -> argparse.Namespace:
     help_text = "rates that are repeated with the front ends among the neighbours"
     result.add_argument("--shared-rates", type=float, nargs="*", default=[], metavar="RATE", help=help_text)
     result.add_argument("--repeats", type=int, default=1, help="how often the grid is measured, to see how much it varies")
-    result.add_argument("--idle-s", type=float, default=0.0, help="for which power is measured without a server, and when idle")
+    result.add_argument(
+        "--idle-s", type=float, default=0.0, help="for which power is measured before a server starts, and when it is idle"
+    )
     result.add_argument("--seed", type=int, default=1, help="of lengths and arrivals")
     result.add_argument("--state", default="", metavar="FOLDER", help="cells that are done (default: in build/benchmarks)")
     result.add_argument("--redo-invalid", action="store_true", help="measure cells again in which the client fell behind")

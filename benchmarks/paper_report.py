@@ -125,11 +125,9 @@ def summary(document: Document) -> str:
     if repeated := _repeat_table(document):
         lines += ["Repeated cells, largest over smallest at the median:", "", *repeated, ""]
     lines += ["Every cell:", "", *_cell_table(document), ""]
-    idle = {cell["cell"]["system"]: cell["server"].get("idle_w") for cell in document["cells"]}
-    if document.get("idle_w"):
-        watts = ", ".join(f"{value:g} W with {name} idle" for name, value in idle.items() if value)
-        lines += [f"Power: {document['idle_w']:g} W without a server, {watts}.", ""]
-    return "\n".join(lines)
+    idle = {cell["cell"]["system"]: cell["server"] for cell in document["cells"] if cell["server"].get("idle_w")}
+    watts = [f"{name} {server['idle_w']:g} W ({server['idle_before_w']:g} W before its start)" for name, server in idle.items()]
+    return "\n".join([*lines, f"Power of the GPU with an idle server: {', '.join(watts)}.", ""] if watts else lines)
 
 
 def _ratio_table(document: Document, rows: list[tuple[str, tuple[str, str, str], tuple[str, str, str]]]) -> list[str]:
