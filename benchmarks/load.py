@@ -242,7 +242,7 @@ class Client:
             self._send(queue.popleft(), time.perf_counter() - began)
         while (self._live or self._arrivals) and (now := time.perf_counter()) < end:
             wake = min(tick, end, began + self._arrivals[0].due if self._arrivals else end)
-            if wake > now and not self._spin:  # epoll's own timeout has whole milliseconds; select's has microseconds
+            if wake > now and not self._spin:  # epoll's own timeout has whole milliseconds
                 select.select([self._poll], [], [], wake - now)
             for fd, mask in self._poll.poll(0):
                 self._event(self._connections[fd], mask, began)
