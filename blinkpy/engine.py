@@ -22,6 +22,7 @@ from blinkpy.kernels.scheduler import Scheduler
 from blinkpy.kv.state import DRAINED, STEPS, STOPPED, Batch, Limits, Requests, State, make_limits, make_state
 from blinkpy.models.architecture import Architecture, read_architecture
 from blinkpy.models.hub import resolve_model
+from blinkpy.page_hash import HASH_MULTIPLIER_RANGE
 from blinkpy.progress import Report
 from blinkpy.queues import (
     COMMAND_DRAIN,
@@ -30,7 +31,6 @@ from blinkpy.queues import (
     CONTROL_FAULT,
     COUNTER,
     ENGINE_STATE,
-    HASH_MULTIPLIER_RANGE,
     STATE_DRAINING,
     STATE_FAULTED,
     STATE_READY,

@@ -31,7 +31,6 @@ This module needs NumPy alone, so that a front end on a DPU can import it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -454,40 +453,3 @@ def engine_views(buffer: memoryview, layout: QueueLayout) -> EngineViews:
         cq=over_pairs(back + layout.cq, np.int64, sizes.cq_entries),
         records=over_pairs(back + layout.records, np.int64, sizes.cq_entries, RECORD_PAIRS),
     )
-
-
-# ---- page hashes --------------------------------------------------------------------------------------------------------
-# A page of a prompt is named by a hash of all tokens up to its end: two polynomial hashes modulo primes below 2**31, so
-# that no product exceeds 2**62 and Python, njit and CUDA compute the same number. Hashes only find candidates: the engine
-# compares tokens, so a collision costs time and never shares another request's page.
-
-HASH_MODULUS_1 = 2**31 - 1
-HASH_MODULUS_2 = 2**31 - 19
-HASH_SHIFT = 31
-HASH_MULTIPLIER_RANGE = (1 << 16, HASH_MODULUS_2 - 1)  # what an engine draws its two multipliers from
-
-
-@lru_cache(maxsize=8)
-def _powers(multiplier: int, page_size: int, modulus: int) -> tuple[Int64, int]:
-    """What each token of a page is multiplied by, and what the hash of all tokens before the page is."""
-    powers = [pow(multiplier, exponent, modulus) for exponent in range(page_size, -1, -1)]
-    return np.array(powers[1:], np.int64), powers[0]
-
-
-def page_hashes(tokens: Int32, page_size: int, multipliers: tuple[int, int], cache_salt: int = 0) -> Int64:
-    """Chained hash of each full page. tokens: int32 [n]. Returns int64 [n // page_size], each in [0, 2**62)."""
-    count = len(tokens) // page_size
-    pages = tokens[: count * page_size].astype(np.int64).reshape(count, page_size) + 1
-    chains = []
-    for modulus, multiplier, state in (
-        (HASH_MODULUS_1, multipliers[0], cache_salt % HASH_MODULUS_1),
-        (HASH_MODULUS_2, multipliers[1], cache_salt // HASH_MODULUS_1 % HASH_MODULUS_2),
-    ):
-        powers, skip = _powers(multiplier, page_size, modulus)
-        own = (pages * powers % modulus).sum(axis=1) % modulus
-        chain = []
-        for value in own.tolist():
-            state = (state * skip + value) % modulus
-            chain.append(state)
-        chains.append(np.array(chain, np.int64))
-    return (chains[0] << HASH_SHIFT) | chains[1]

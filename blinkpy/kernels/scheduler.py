@@ -55,6 +55,7 @@ from blinkpy.kv.state import (
     State,
     map_arrays,
 )
+from blinkpy.page_hash import HASH_MODULUS_1
 from blinkpy.queues import (
     COMMAND_DRAIN,
     COMMAND_STOP,
@@ -64,7 +65,6 @@ from blinkpy.queues import (
     ENGINE_STEPS,
     ENGINE_TIME_NS,
     GAUGE,
-    HASH_MODULUS_1,
     NO_RECORD_PAIR,
     RECORD_PAIR,
     RECORD_PAIRS,

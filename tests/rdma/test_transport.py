@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 from fake_engine import FACTS, FakeEngine, running
+from hash_reference import page_hashes
 
 from blinkpy import queues
 from blinkpy.dpu.handshake import Hello, new_owner
@@ -106,8 +107,7 @@ def test_prompts_hashes_tokens_and_log_probabilities_arrive(fabric, rng) -> None
     assert not wanted
     multipliers = (BIG.hash_multiplier_1, BIG.hash_multiplier_2)
     for request in engine.submitted:
-        taken = np.array(request.prompt, np.int32)
-        assert request.hashes == queues.page_hashes(taken, BIG.page_size, multipliers).tolist()
+        assert request.hashes == page_hashes(request.prompt, BIG.page_size, multipliers)
     assert pair.stray_completions == 0
 
 
