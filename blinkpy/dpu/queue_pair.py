@@ -92,6 +92,8 @@ class QueuePair:
         self._hasher = PageHasher(self.facts.page_size, (self.facts.hash_multiplier_1, self.facts.hash_multiplier_2))
         self.epoch = 0
         self.stray_completions = 0  # for slots without a request: the engine broke the protocol
+        # Tokens of a prompt that fits into the arenas at all.
+        self.longest_prompt = min(self.sizes.prompt_tokens, (self.sizes.hash_entries + 1) * self.facts.page_size - 1)
         self._live: list[InFlight | None] = [None] * self.sizes.slots
         self._beat = 0
         self._engine_beat = -1
@@ -216,11 +218,6 @@ class QueuePair:
     @property
     def free_slots(self) -> int:
         return len(self._free)
-
-    @property
-    def longest_prompt(self) -> int:
-        """Tokens of a prompt that fits into the arenas at all."""
-        return min(self.sizes.prompt_tokens, (self.sizes.hash_entries + 1) * self.facts.page_size - 1)
 
     @property
     def context(self) -> int:

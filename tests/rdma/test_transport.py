@@ -158,9 +158,10 @@ def test_a_front_end_reaches_its_own_queues_and_nothing_else(fabric, case) -> No
     memory = bytes(fabric.engine.segment.buffer[fabric.engine.segment.layout.front(0) :][: SIZES.slots * 128])
     read, region, offset = FORBIDDEN[case](bad._welcome, other.transport._welcome)
     bad._words[0] = 0x0DDBA11
-    local = bad._landing.address if read else bad._copy.address
-    piece = read, local, 8, region.address + offset, region.rkey
-    bad.queue.post([piece], bad._landing_key if read else bad._copy_key, 0)
+    if read:
+        bad.queue.read((bad._landing.address, 8, region.address + offset), bad._landing_key, region.rkey, 0)
+    else:
+        bad.queue.write([(bad._copy.address, 8, region.address + offset)], bad._copy_key, region.rkey, 0)
     with pytest.raises(TransportError, match="RDMA failed"):
         wait(lambda: bad.queue.reap() == [0])
     with pytest.raises(TransportError, match="RDMA failed"):
