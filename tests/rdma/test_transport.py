@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import resource
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -301,22 +300,3 @@ def test_a_port_that_is_not_there_is_named() -> None:
         Port(gid_index=77)
     with pytest.raises(TransportError, match="no RDMA device 'mlx5_9'; this machine has"):
         Port("mlx5_9")
-
-
-def test_memory_does_not_grow() -> None:
-    """Over 100,000 requests, their looks and their heartbeats."""
-    with weaving(facts=BIG._replace(lease_ms=60_000)) as fabric:  # a busy machine may take seconds for a round
-        pair, engine = fabric.pair(), fabric.engine
-        prompt, sampling = np.arange(1, 9, dtype=np.int32), Sampling(max_tokens=1)
-        used = []
-        rounds = 100_000 // SIZES.slots
-        for number in range(rounds):
-            for _ in range(SIZES.slots):
-                pair.submit(prompt, sampling)
-            drain(pair)
-            pair.heartbeat()
-            engine.submitted.clear()
-            if number in (rounds // 5, rounds - 1):
-                used.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-        assert used[1] - used[0] < 1024, f"KiB: {used}"
-        assert engine.fences == 0
