@@ -173,6 +173,19 @@ def test_a_front_end_reaches_its_own_queues_and_nothing_else(fabric, case) -> No
     assert [len(tokens) for tokens in drain(other).values()] == [2]
 
 
+def test_each_heartbeat_arrives_with_the_completion_head(fabric) -> None:
+    pair = fabric.pair()
+    front = fabric.engine.views.front[pair.transport.pair]
+    for count in (1, 3, 2):
+        for _ in range(count):
+            pair.submit(np.arange(1, 5, dtype=np.int32), Sampling(max_tokens=1))
+        drain(pair)
+        before = int(front[queues.FRONT_HEARTBEAT])
+        pair.heartbeat()
+        wait(lambda before=before: front[queues.FRONT_HEARTBEAT] > before)
+        wait(lambda: front[queues.FRONT_CQ_HEAD] == pair.epoch << queues.EPOCH_SHIFT | pair._cq_position)
+
+
 def test_what_an_old_epoch_writes_changes_nothing(fabric) -> None:
     """A front end that was silent beyond its lease wakes up: first its pair is only fenced, then it is another's."""
     old = fabric.pair()
