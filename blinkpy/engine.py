@@ -24,6 +24,7 @@ from blinkpy.models.architecture import Architecture, read_architecture
 from blinkpy.models.hub import resolve_model
 from blinkpy.page_hash import HASH_MULTIPLIER_RANGE
 from blinkpy.progress import Report
+from blinkpy.queue_views import EngineViews
 from blinkpy.queues import (
     COMMAND_DRAIN,
     COMMAND_STOP,
@@ -36,7 +37,6 @@ from blinkpy.queues import (
     STATE_READY,
     STATE_STOPPED,
     EngineFacts,
-    EngineViews,
 )
 from blinkpy.recording.command import policy_facts
 from blinkpy.recording.crash import crash_folder, save_crash

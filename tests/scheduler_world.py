@@ -21,6 +21,7 @@ from blinkpy.kernels.policies import Policy, fcfs
 from blinkpy.kernels.scheduler import Scheduler, make_phases, make_schedule, plain
 from blinkpy.kv.integrity import check_integrity
 from blinkpy.kv.state import EMITS, EMPTY, ROWS, TOKENS, Limits, State, make_limits, make_state
+from blinkpy.queue_views import engine_views
 
 MODULUS = 1_000_003
 MULTIPLIERS = (1_234_567, 7_654_321)
@@ -259,7 +260,7 @@ class World:
         layout = q.QueueLayout(self.queue)
         self.segment = memoryview(bytearray(layout.total_bytes))
         q.write_header(self.segment, self.queue, sizes.facts())
-        self.views = q.engine_views(self.segment, layout)
+        self.views = engine_views(self.segment, layout)
         self.limits: Limits = make_limits(
             self.queue,
             sizes.facts(),

@@ -56,6 +56,7 @@ from blinkpy.kv.state import (
     map_arrays,
 )
 from blinkpy.page_hash import HASH_MODULUS_1
+from blinkpy.queue_views import EngineViews, engine_views
 from blinkpy.queues import (
     COMMAND_DRAIN,
     COMMAND_STOP,
@@ -72,10 +73,8 @@ from blinkpy.queues import (
     WORD_MAX_TOKENS,
     WORD_PRIORITY,
     WORD_SEED,
-    EngineViews,
     QueueLayout,
     QueueSizes,
-    engine_views,
 )
 
 N_COUNTERS = len(COUNTER_NAMES)

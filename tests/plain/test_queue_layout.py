@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from blinkpy import queues
+from blinkpy.queue_views import engine_views
 from blinkpy.queues import EngineFacts, LayoutError, QueueLayout, QueueSizes
 
 FACTS = EngineFacts(
@@ -59,7 +60,7 @@ def test_records_have_the_documented_sizes() -> None:
 def test_no_two_regions_share_a_byte(sizes: QueueSizes) -> None:
     """Every view gets a value of its own; none of them may disturb another one."""
     buffer = segment(sizes)
-    views = queues.engine_views(memoryview(buffer), QueueLayout(sizes))
+    views = engine_views(memoryview(buffer), QueueLayout(sizes))
     named = [(name, view) for name, view in views._asdict().items() if name != "sq_long"]  # the same memory as sq
     for number, (_, view) in enumerate(named, 1):
         for pair in range(sizes.pairs):

@@ -16,6 +16,7 @@ from blinkpy.dpu.queue_pair import QueuePair
 from blinkpy.dpu.rdma import attach_rdma
 from blinkpy.dpu.sampling import Sampling
 from blinkpy.dpu.shm import create_segment
+from blinkpy.queue_views import EngineViews
 from blinkpy.rdma_listener import RdmaListener
 
 REQUESTS, SLOTS = 100_000, 256
@@ -27,8 +28,8 @@ WAIT_S = 60.0
 class Engine:
     """The least of an engine, in this thread: it answers all requests of a round at once, each with one token."""
 
-    def __init__(self, segment_views: queues.EngineViews):
-        self._views, self._made = segment_views, 0
+    def __init__(self, views: EngineViews):
+        self._views, self._made = views, 0
         self._views.engine[queues.ENGINE_STATE] = queues.STATE_READY
 
     def grant(self) -> None:
