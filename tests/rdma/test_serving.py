@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from rdma.processes import START_S, Command, counter, engine, free_address, frontends, health, serving, wait_until
 
+pytestmark = pytest.mark.timeout(900)  # conditions have limits of their own; this one is for a machine that is busy
 WORDS = ["whale", "sea", "harpoon", "London", "fog", "lamp", "garden", "letter", "captain", "winter"]
 
 
@@ -46,7 +47,6 @@ def said(answer: httpx.Response) -> list[object]:
     return ["".join(c["text"] for c in choices), logprobs, choices[-1]["finish_reason"]]
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("device", "count", "words", "tokens"), [("null", 24, 120, 24), ("cpu", 3, 8, 6)])
 def test_answers_are_the_same_as_over_shared_memory(device, count, words, tokens, rng) -> None:
     bodies = requests(rng, count, words, tokens)
