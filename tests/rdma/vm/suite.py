@@ -45,8 +45,8 @@ def main(arguments: list[str]) -> int:
         check=True,
     )
     os.chdir(ROOT)
-    if arguments == [SEEDED_BUGS]:
-        return run_inside([sys.executable, "-m", "rdma.seeded_bugs"])
+    if arguments[:1] == [SEEDED_BUGS]:
+        return run_inside([sys.executable, "-m", "rdma.seeded_bugs", *arguments[1:]])
     if arguments:
         return run_tests(arguments)
     with ThreadPoolExecutor() as pool:
