@@ -1,4 +1,4 @@
-"""Bugs on purpose in what goes over RDMA: small changes of the source, each of which a test of tests/rdma must find.
+"""Bugs on purpose in what goes over RDMA: small changes of the source, each of which the named test must find.
 
     make test-rdma T=seeded-bugs            or, for some of them, T='seeded-bugs doorbell head'
 
@@ -25,6 +25,7 @@ LIMIT_S = 300
 TRIES = "3000"  # of the ordering test, for which a bug is there all the time
 
 ORDERING = "test_ordering.py"
+POSTING = "../plain/test_rdma_posting.py"  # Soft-RoCE reads memory at once, and a stand-in for a card late
 CONTENTS = "test_transport.py::test_prompts_hashes_tokens_and_log_probabilities_arrive"
 RIGHTS = "test_transport.py::test_a_front_end_reaches_its_own_queues_and_nothing_else"
 VERBS = "test_transport.py::test_a_request_costs_four_verbs_and_a_look_one"
@@ -61,7 +62,7 @@ RDMA_BUGS = (
             "if length <= inline:",
             "if length < 32:",
         ),
-        ORDERING,
+        POSTING,
     ),
     (Bug("no write is signalled", "dpu.send_queue", "flags = 0 if left else self._signaled", "flags = 0"), ORDERING),
     (
