@@ -28,7 +28,8 @@ class LateCard(Card):
         self._late.append((self._read, self._remote, self.wr_id, self.wr_flags, sge.addr, sge.length))
 
     def poll(self, most: int) -> tuple[int, list[Any]]:
-        for self._read, self._remote, self.wr_id, self.wr_flags, local, length in self._late:
+        for read, remote, number, flags, local, length in self._late:
+            self._read, self._remote, self.wr_id, self.wr_flags = read, remote, number, flags
             self._move(local, length)
         self._late.clear()
         return super().poll(most)
