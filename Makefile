@@ -106,7 +106,7 @@ fuzz: $(VENV)/.dev
 	@PYTHONPATH=tests $(RUN) tools/fuzz.py --seconds $(SECONDS)
 
 REACH = tests/kernels/test_prefix.py tests/kernels/test_recording.py tests/kernels/test_scheduler.py tests/kernels/test_scheduler_worlds.py \
-  tests/plain/test_queue_layout.py tests/plain/test_queue_pair.py tests/plain/test_queue_shm.py \
+  tests/plain/test_page_hash.py tests/plain/test_queue_layout.py tests/plain/test_queue_pair.py tests/plain/test_queue_shm.py \
   tests/verified/test_properties.py tests/verified/test_reach.py tests/verified/test_simulator.py
 
 coverage: $(VENV)/.dev

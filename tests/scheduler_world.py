@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from hash_reference import page_hashes
 
 from blinkpy import queues as q
 from blinkpy.kernels.lanes import Team
@@ -20,6 +21,7 @@ from blinkpy.kernels.policies import Policy, fcfs
 from blinkpy.kernels.scheduler import Scheduler, make_phases, make_schedule, plain
 from blinkpy.kv.integrity import check_integrity
 from blinkpy.kv.state import EMITS, EMPTY, ROWS, TOKENS, Limits, State, make_limits, make_state
+from blinkpy.queue_views import engine_views
 
 MODULUS = 1_000_003
 MULTIPLIERS = (1_234_567, 7_654_321)
@@ -158,7 +160,7 @@ class Front:
         self.counter += 1
         entry = np.zeros(1, q.SQ_ENTRY)
         salt = fields.get("cache_salt", 0)
-        hashes = q.page_hashes(np.array(prompt, np.int32), self.sizes.page_size, self.sizes.multipliers, salt)
+        hashes = page_hashes(prompt, self.sizes.page_size, self.sizes.multipliers, salt)
         offset, hash_offset = where * self.sizes.max_model_len, where * (world.queue.hash_entries // world.queue.sq_entries)
         values = {
             "request_id": self.epoch << 32 | self.counter,
@@ -258,7 +260,7 @@ class World:
         layout = q.QueueLayout(self.queue)
         self.segment = memoryview(bytearray(layout.total_bytes))
         q.write_header(self.segment, self.queue, sizes.facts())
-        self.views = q.engine_views(self.segment, layout)
+        self.views = engine_views(self.segment, layout)
         self.limits: Limits = make_limits(
             self.queue,
             sizes.facts(),

@@ -14,7 +14,7 @@ from blinkpy.kernels.portable import register_cuda, strided
 from blinkpy.kernels.scheduler import Phases
 from blinkpy.kernels.trees import TreeType, cuda_tree_reader, tree_table
 from blinkpy.kv.state import Limits, State
-from blinkpy.queues import EngineViews
+from blinkpy.queue_views import EngineViews
 
 SM_90 = (9, 0)
 

@@ -55,6 +55,8 @@ from blinkpy.kv.state import (
     State,
     map_arrays,
 )
+from blinkpy.page_hash import HASH_MODULUS_1
+from blinkpy.queue_views import EngineViews, engine_views
 from blinkpy.queues import (
     COMMAND_DRAIN,
     COMMAND_STOP,
@@ -64,7 +66,6 @@ from blinkpy.queues import (
     ENGINE_STEPS,
     ENGINE_TIME_NS,
     GAUGE,
-    HASH_MODULUS_1,
     NO_RECORD_PAIR,
     RECORD_PAIR,
     RECORD_PAIRS,
@@ -72,10 +73,8 @@ from blinkpy.queues import (
     WORD_MAX_TOKENS,
     WORD_PRIORITY,
     WORD_SEED,
-    EngineViews,
     QueueLayout,
     QueueSizes,
-    engine_views,
 )
 
 N_COUNTERS = len(COUNTER_NAMES)

@@ -14,6 +14,7 @@ from blinkpy import queues as q
 from blinkpy.kernels.policies import Policy
 from blinkpy.kernels.scheduler import Scheduler
 from blinkpy.kv.state import BUCKET, CACHED_COUNT, CALLS, FREE_COUNT, ROWS, Limits, State, named_arrays
+from blinkpy.queue_views import engine_views
 from blinkpy.recording.memory import NOT_COPIED, Capture, RecordingError, empty_state
 from blinkpy.recording.records import BrokenRecordError, Call, parse_calls
 
@@ -43,7 +44,7 @@ class Replay:
                 raise RecordingError(f"the recording is damaged: {error}") from error
             raise RecordingError(f"the recording was made by another version of blinkpy: {error}") from error
         layout = q.QueueLayout(sizes)
-        self.views = q.engine_views(memoryview(bytearray(layout.total_bytes)), layout)
+        self.views = engine_views(memoryview(bytearray(layout.total_bytes)), layout)
         self._scheduler = Scheduler(self.limits, self.state, policy, mode=mode)
         self._scheduler.attach(self.views)
 

@@ -12,15 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from blinkpy.kv.state import Int32, Int64, Limits, State, make_limits, make_state
-from blinkpy.queues import (
-    SQ_ENTRY_WORDS,
-    EngineFacts,
-    EngineViews,
-    QueueLayout,
-    QueueSizes,
-    engine_views,
-    write_header,
-)
+from blinkpy.queue_views import EngineViews, engine_views
+from blinkpy.queues import SQ_ENTRY_WORDS, EngineFacts, QueueLayout, QueueSizes, write_header
 
 WIRE = 128  # writes of a front end that are still under way; a power of two
 LOG = 64  # events that are remembered

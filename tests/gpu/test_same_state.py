@@ -28,7 +28,8 @@ from blinkpy.dpu.shm import Segment, attach_segment, create_segment
 from blinkpy.kernels.scheduler import Scheduler, make_phases
 from blinkpy.kv.integrity import check_integrity
 from blinkpy.kv.state import ROWS, STEADY, Limits, State, differences, make_limits, make_state, map_arrays, snapshot
-from blinkpy.queues import COUNTER, ENGINE_STATE, STATE_READY, EngineFacts, EngineViews, QueueSizes
+from blinkpy.queue_views import EngineViews
+from blinkpy.queues import COUNTER, ENGINE_STATE, STATE_READY, EngineFacts, QueueSizes
 
 STEPS = int(os.environ.get("BLINKPY_STEPS", "10000"))
 PYTHON_STEPS = int(os.environ.get("BLINKPY_PYTHON_STEPS", "2500"))

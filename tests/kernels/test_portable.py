@@ -15,7 +15,8 @@ from numba import njit
 from blinkpy.kernels import portable as p
 from blinkpy.kernels.lanes import LanesDivergedError, Team
 from blinkpy.kernels.trees import Table, tree_table
-from blinkpy.queues import EngineViews, QueueLayout, QueueSizes, engine_views
+from blinkpy.queue_views import EngineViews, engine_views
+from blinkpy.queues import QueueLayout, QueueSizes
 
 
 @pytest.mark.parametrize("lanes", [2, 8])

@@ -13,7 +13,8 @@ from blinkpy.kv.state import make_limits, make_state
 from blinkpy.models.architecture import Architecture, parse_architecture
 from blinkpy.models.buckets import SMALLEST_MIXED, bucket_shapes, step_shapes
 from blinkpy.models.gpu_memory import plan_memory
-from blinkpy.queues import EngineFacts, QueueLayout, QueueSizes, engine_views
+from blinkpy.queue_views import engine_views
+from blinkpy.queues import EngineFacts, QueueLayout, QueueSizes
 
 GIB = 1 << 30
 
