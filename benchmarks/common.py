@@ -117,22 +117,32 @@ class Run:
         self.output.parent.mkdir(parents=True, exist_ok=True)
         self._partial.write_text(to_json({"benchmark": self.name, "commit": revision(), "results": results}) + "\n")
 
-    def figure_row(self, columns: int = 1, width: float = 5.5, height: float = 4.2, rows: int = 1) -> Any:
-        """A matplotlib figure and a row of axes, or rows of them, without a display. width, height: inches of each."""
-        import matplotlib
-
-        matplotlib.use("Agg")
-        import matplotlib.pyplot as plt
-
-        return plt.subplots(rows, columns, figsize=(width * columns, height * rows), layout="constrained")
+    def figure_row(self, columns: int = 1, width: float = 5.5, height: float = 4.2) -> Any:
+        """See figure_row."""
+        return figure_row(columns, width, height)
 
     def save(self, figure: Any) -> None:
         """Save a figure beside the result file, under its name."""
-        import matplotlib.pyplot as plt
+        save_figure(figure, self.output.with_suffix(".png"))
 
-        self.output.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(self.output.with_suffix(".png"), dpi=110, metadata={"Software": None})
-        plt.close(figure)
+
+def figure_row(columns: int = 1, width: float = 5.5, height: float = 4.2, rows: int = 1) -> Any:
+    """A matplotlib figure and a row of axes, or rows of them, without a display. width, height: inches of each."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    return plt.subplots(rows, columns, figsize=(width * columns, height * rows), layout="constrained")
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a figure as a PNG, and close it."""
+    import matplotlib.pyplot as plt
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+    plt.close(figure)
 
 
 def to_json(value: Any, indent: int = 0) -> str:
