@@ -205,11 +205,12 @@ def benchmark(options: argparse.Namespace) -> None:
             document = results.read(name)["results"]
             path = RESULTS / f"{name}.md"
             text = summary(document)
-            if not path.exists() or path.read_text() != text:
-                changed.append(path)
+            plot = path.with_suffix(".png")
+            if not path.exists() or path.read_text() != text or not plot.exists():
+                changed += [path, plot]
                 if not options.check:
                     path.write_text(text)
-                    save_figure(draw(document), path.with_suffix(".png"))
+                    save_figure(draw(document), plot)
     for page in PAGES:
         text = rewritten(page.read_text(), results)
         if text != page.read_text():

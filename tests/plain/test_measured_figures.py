@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks.common import UsageError
+from benchmarks.common import RESULTS, ROOT, UsageError
 from benchmarks.paper_report import summary
 from benchmarks.serving_tables import behind, serving
 from benchmarks.tables import PAGES, Results, files, rewritten
 
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.name}")
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_pages_show_what_was_measured(page: Path) -> None:
     text = page.read_text()
     assert rewritten(text, Results(RESULTS)) == text, "run python -m benchmarks.tables"
