@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import figure_row
+from benchmarks.common import figure_row, plain_log
 
 Document = dict[str, Any]
 Figure = Callable[[dict[str, Any]], float | None]
@@ -75,8 +75,6 @@ def ratios(above: dict[float, float], below: dict[float, float]) -> list[float]:
 
 def draw(document: Document) -> Any:
     """A page: each figure against the rate, isolated above, interfered below, on the same scale."""
-    from matplotlib.ticker import LogLocator
-
     figure, rows = figure_row(len(FIGURES), 3.9, 3.1, rows=2)
     names = systems(document)
     for column, (name, (unit, value)) in enumerate(FIGURES.items()):
@@ -87,7 +85,15 @@ def draw(document: Document) -> Any:
             for i, system in enumerate(names):
                 points = series(document, system, mode, value)
                 if points:
-                    ax.plot(list(points), list(points.values()), color=f"C{i}", marker="osD^v"[i % 5], markersize=4, label=system)
+                    ax.plot(
+                        list(points),
+                        list(points.values()),
+                        color=f"C{i}",
+                        marker="osD^v"[i % 5],
+                        markersize=4,
+                        zorder=9 - i,
+                        label=system,
+                    )
             ax.set(xlabel="requests/s", ylabel=f"{name}, {unit}", title=mode)
             ax.set_xlim(left=0)
             ax.grid(alpha=0.3, which="both")
@@ -96,10 +102,7 @@ def draw(document: Document) -> Any:
                 row[column].text(0.5, 0.5, "no energy counter", ha="center", transform=row[column].transAxes)
         elif name.startswith("P99"):
             for row in rows:
-                row[column].set_yscale("log")
-                row[column].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-                row[column].yaxis.set_major_formatter("{x:g}")
-                row[column].yaxis.set_minor_formatter("")
+                plain_log(row[column], "y")
         else:
             rows[0][column].set_ylim(bottom=0)
     if rows[0][0].has_data():
