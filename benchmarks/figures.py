@@ -21,7 +21,7 @@ from benchmarks.load import UNFINISHED, LoadResult, Record
 
 LEVELS = (50.0, 90.0, 99.0)
 LAG_LIMIT_MS = 2.0  # that the lag's 99th percentile may always be
-LAG_SHARE = 0.05  # of the median TTFT, that the 99th percentile may be; and of the median TPOT, that the median may be
+LAG_SHARE = 0.05  # of TTFT's 99th percentile, that the lag's may be; and of the median TPOT, that the median lag may be
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def figures(result: LoadResult, window_s: float, slo: Slo, meter: EnergyMeter) -
         "goodput_per_s": _short(good / window_s),
         "slo": {"ttft_ms": slo.ttft_ms, "tpot_ms": slo.tpot_ms},
         "energy": _energy(result, window_s, tokens, meter),
-        "client": client_figures(result, fine),
+        "client": client_figures(result),
     }
     if fine:
         tpots = [tpot for record in fine if (tpot := tpot_s(record)) is not None]
@@ -70,6 +70,8 @@ def figures(result: LoadResult, window_s: float, slo: Slo, meter: EnergyMeter) -
                 if name != "itl_ms":
                     found[name].pop("samples", None)  # they are in the columns below
                     found[name].pop("histogram", None)
+    why = why_invalid(found)
+    found["client"] |= {"valid": not why, "why_invalid": why}
     found["samples"] = columns(records)
     return found
 
@@ -115,28 +117,30 @@ def columns(records: list[Record]) -> dict[str, list[Any]]:
     }
 
 
-def client_figures(result: LoadResult, fine: list[Record]) -> dict[str, Any]:
-    """How well the client kept up, and whether the load counts: valid, or why not.
-
-    A figure must not be off by more than a twentieth: the 99th percentile of the lag is held against TTFT, to which it may be
-    added, and the median lag, which every event has, against TPOT, in which the rare ones are averaged out."""
+def client_figures(result: LoadResult) -> dict[str, Any]:
+    """How well the client kept up."""
     lags = 1000 * result.lags_s if len(result.lags_s) else np.zeros(1)
     late = 1000 * np.array([record.sent - record.due for record in result.records])
     p50, p99 = (float(np.percentile(lags, level)) for level in (50, 99))
-    tpots = [1000 * tpot for record in fine if (tpot := tpot_s(record)) is not None]
-    reasons = []
-    limit = max(LAG_LIMIT_MS, 1000 * LAG_SHARE * float(np.median([ttft_s(record) for record in fine]))) if fine else LAG_LIMIT_MS
-    if p99 > limit:
-        reasons.append(f"the client's lag has a 99th percentile of {p99:.2f} ms, above {limit:.3g} ms")
-    if tpots and p50 > LAG_SHARE * float(np.median(tpots)):
-        reasons.append(f"the client's median lag of {p50:.3f} ms is more than {LAG_SHARE:.0%} of the median TPOT")
     return {
         "lag_ms": {"p50": _short(p50), "p99": _short(p99), "max": _short(float(lags.max())), "ticks": len(result.lags_s)},
         "sent_late_ms": {"p99": _short(float(np.percentile(late, 99))), "max": _short(float(late.max()))},
         "busiest_core_share": round(result.busy, 4),
-        "valid": not reasons,
-        "why_invalid": "; ".join(reasons),
     }
+
+
+def why_invalid(found: dict[str, Any]) -> str:
+    """Why a load's figures don't count; empty if they do. found: what figures() returns, or a result file has.
+
+    The client's lag must not shift a figure by more than a twentieth. Like is held against like: the lag's 99th percentile may be
+    added to that of TTFT, and the median lag is in every figure. In TPOT, the mean over an answer, rare lags are averaged out."""
+    lag, reasons = found["client"]["lag_ms"], []
+    limit = max(LAG_LIMIT_MS, LAG_SHARE * found["ttft_ms"]["p99"]["value"]) if "ttft_ms" in found else LAG_LIMIT_MS
+    if lag["p99"] > limit:
+        reasons.append(f"the client's lag has a 99th percentile of {lag['p99']:.2f} ms, above {limit:.3g} ms")
+    if "tpot_ms" in found and lag["p50"] > LAG_SHARE * found["tpot_ms"]["p50"]["value"]:
+        reasons.append(f"the client's median lag of {lag['p50']:.3f} ms is more than {LAG_SHARE:.0%} of the median TPOT")
+    return "; ".join(reasons)
 
 
 def _closed_window(records: list[Record]) -> float:

@@ -159,20 +159,22 @@ def remarks(document: Document) -> list[str]:
         largest = {name: max(found[name] for found in again.values() if name in found) for name in MEDIANS}
         words = ", ".join(f"{name} {percent(value - 1, 1)}" for name, value in largest.items())
         lines.append(f"{len(again)} cells of the grid were measured twice; the two runs differ by at most: {words}.")
-    starts: dict[str, Document] = {cell["cell"]["system"]: cell["server"] for cell in document["cells"]}
-    seconds = [
-        f"{name} {server['start_to_healthy_s']:.0f} s" for name, server in starts.items() if "start_to_healthy_s" in server
-    ]
-    if seconds:
-        lines.append(f"From start to healthy: {', '.join(seconds)}.")
-    idle = [
-        f"{name} {server['idle_w']:.0f} W ({server['idle_before_w']:.0f} W before its start)"
-        for name, server in starts.items()
-        if server.get("idle_w") and server.get("idle_before_w")
-    ]
+    servers: dict[str, list[Document]] = {}
+    for cell in document["cells"]:
+        servers.setdefault(cell["cell"]["system"], []).append(cell["server"])
+    starts, idle = [], []
+    for name, some in servers.items():
+        if seconds := sorted(
+            {f"{server['start_to_healthy_s']:.0f}" for server in some if "start_to_healthy_s" in server}, key=int
+        ):
+            starts.append(f"{name} {' or '.join(seconds)} s")
+        if known := next((server for server in some if server.get("idle_w") and server.get("idle_before_w")), None):
+            idle.append(f"{name} {known['idle_w']:.0f} W ({known['idle_before_w']:.0f} W before its start)")
+    if starts:
+        lines.append(f"From start to healthy, the longer one with empty caches: {', '.join(starts)}.")
     if idle:
         lines.append(f"Power of the GPU with an idle server: {', '.join(idle)}.")
-    invalid = sum(not cell["client"]["valid"] for cell in document["cells"])
+    invalid = sum(not counts(document, cell) for cell in document["cells"])
     if invalid:
         lines.append(f"In {invalid} of {len(document['cells'])} loads the client fell behind; they are left out.")
     return lines

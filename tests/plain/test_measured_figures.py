@@ -60,7 +60,7 @@ def cell(
         "goodput_per_s": 15.5,
         "energy": {"joules_per_token": 0.05},
         "errors": {},
-        "client": {"valid": True, "lag_ms": {"p99": 0.1}},
+        "client": {"lag_ms": {"p50": 0.1, "p99": 0.1}},
         "date": "2026-01-02T03:04:05+00:00",
         **more,
     }
@@ -110,7 +110,7 @@ def test_what_is_worse_is_said() -> None:
 
 
 def test_a_load_that_does_not_count_is_left_out() -> None:
-    lagging = {"valid": False, "lag_ms": {"p99": 9.0}}
+    lagging = {"lag_ms": {"p50": 0.1, "p99": 9.0}}
     text = serving({"Em": document([cell("blinkpy", "isolated", 16, 8.0, client=lagging), cell("blinkpy", "isolated", 2, 4.0)])})
     assert "In 1 of 2 loads the client fell behind" in text
     assert "| none | own cores | blinkpy |  |  |  | 15.5 |" not in text
