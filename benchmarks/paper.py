@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.cell import Bench, Load, add_options, bench
 from benchmarks.common import RESULTS, ROOT, Run, UsageError, WrongAnswer, machine, main, origin, parser, revision, to_json
-from benchmarks.figures import why_invalid
+from benchmarks.figures import verdict
 from benchmarks.interference import placements
 from benchmarks.paper_report import draw, summary
 from benchmarks.serving import METHOD, end
@@ -84,7 +84,7 @@ class State:
 
     def missing(self, cell: Cell, redo_invalid: bool) -> bool:
         """Whether a cell is still to be measured. redo_invalid: one in which the client fell behind is."""
-        return not self.done(cell) or (redo_invalid and bool(why_invalid(self.read(cell.file))))
+        return not self.done(cell) or (redo_invalid and not self.read(cell.file)["client"]["valid"])
 
     def keep(self, cell: Cell, found: dict[str, Any]) -> None:
         partial = self.folder / "new"
@@ -93,6 +93,7 @@ class State:
 
     def read(self, name: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.folder / name).read_text())
+        found["client"] |= verdict(found)  # by today's rule
         return found
 
     def all(self, order: Sequence[str]) -> list[dict[str, Any]]:

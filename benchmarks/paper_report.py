@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import figure_row, plain_log
-from benchmarks.figures import why_invalid
+from benchmarks.figures import verdict
 
 Document = dict[str, Any]
 Figure = Callable[[dict[str, Any]], float | None]
@@ -40,7 +40,7 @@ def placement(document: Document) -> str:
 def counts(document: Document, cell: dict[str, Any]) -> bool:
     """Whether a cell says something about its server: the client kept up, or nothing means anything. It is judged anew: the rule
     may have changed since the cell was measured."""
-    return bool(document["smoke"]) or not why_invalid(cell)
+    return bool(document["smoke"] or verdict(cell)["valid"])
 
 
 def series(document: Document, system: str, mode: str, figure: Figure, front_end: str = "") -> dict[float, float]:
@@ -182,7 +182,7 @@ def _cell_table(document: Document) -> list[str]:
             f"| {key['system']} | {key['front_end']} | {key['mode']} | {load} | {times[0]} | {times[1]} | "
             f"{cell['output_tokens_per_s']:g} | {cell['goodput_per_s']:g} | {'' if energy is None else f'{energy:.3g}'} | "
             f"{', '.join(f'{count} {error}' for error, count in cell['errors'].items()) or '0'} | "
-            f"{client['lag_ms']['p99']:g}{' INVALID' if why_invalid(cell) else ''} |"
+            f"{client['lag_ms']['p99']:g}{'' if verdict(cell)['valid'] else ' INVALID'} |"
         )
     return lines
 

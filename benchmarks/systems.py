@@ -148,7 +148,7 @@ class Cores:
 
     @property
     def watching(self) -> tuple[int, ...]:
-        """Where the benchmark itself runs. Reading the energy counter can hold a core for 10 ms: no client process shares it."""
+        """Where the benchmark itself runs. Reading the energy counter may hold a core for milliseconds: no client process is there."""
         return self.client[-1:]
 
 

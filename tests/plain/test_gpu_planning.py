@@ -42,6 +42,7 @@ def test_every_batch_has_a_graph_that_holds_it(rows: int, tokens: int, rng: np.r
         assert shape.rows >= batch_rows
         assert shape.mixed == mixed
         assert shape.tokens < 2 * batch_tokens or (mixed and shape.tokens <= max(2 * batch_tokens, SMALLEST_MIXED))
+        assert batch_tokens <= 128 or shape.tokens - batch_tokens <= max(64, batch_tokens // 8)
 
 
 def test_memory_by_part() -> None:

@@ -155,14 +155,15 @@ def test_a_client_that_fell_behind_is_said() -> None:
     fine = [record(0.0, list(np.arange(1, 12) * 0.01))]  # TPOT 10 ms
     assert figures_of(fine)["client"]["valid"]
     late = figures_of(fine, lags=[0.0001] * 150 + [0.0025] * 50)["client"]
-    assert not late["valid"] and "2.50 ms" in late["why_invalid"]
+    assert not late["valid"] and "(p99) of 2.5 ms" in late["why_invalid"]
     waiting = [record(0.0, list(1 + np.arange(1, 12) * 0.1))]  # TTFT 1,100 ms: 2.5 ms are little, 60 ms are not
     assert figures_of(waiting, lags=[0.0001] * 150 + [0.0025] * 50)["client"]["valid"]
     assert "above 55 ms" in figures_of(waiting, lags=[0.0001] * 150 + [0.06] * 50)["client"]["why_invalid"]
     rest = [record(0.0, list(0.02 + np.arange(1, 12) * 0.01)) for _ in range(50)]  # the slowest TTFT decides
     assert figures_of([*rest, *waiting * 3], lags=[0.0001] * 150 + [0.0025] * 50)["client"]["valid"]
     slow = figures_of(fine, lags=[0.0007] * 200)["client"]
-    assert not slow["valid"] and "TPOT" in slow["why_invalid"]
+    assert not slow["valid"] and "(p50)" in slow["why_invalid"] and "TPOT" in slow["why_invalid"]
+    assert not figures_of([record(0.0, [], 0, "status 503")], lags=[0.003] * 200)["client"]["valid"]
 
 
 def test_nothing_completed_is_a_result_too() -> None:
