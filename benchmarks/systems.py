@@ -148,7 +148,7 @@ class Cores:
 
     @property
     def watching(self) -> tuple[int, ...]:
-        """Where the benchmark itself runs. Reading the energy counter may hold a core for milliseconds: no client process is there."""
+        """Where the benchmark itself runs: reading the energy counter may hold a core for milliseconds, so no client is there."""
         return self.client[-1:]
 
 
