@@ -153,7 +153,7 @@ def benchmark(options: argparse.Namespace) -> None:
         errors = measure(means, state, cells, options, deadline)
         document = {**gather(state, cells, means, errors), "smoke": options.smoke}
     if not options.no_plot:
-        run.save(draw(document, run.figure_row))
+        run.save(draw(document))
     run.write(METHOD, document)
     text = summary(document)
     run.output.with_suffix(".md").write_text(text)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.shapes import SHAPES
 from blinkpy.config import Config, ConfigError
 from blinkpy.kv.state import make_limits, make_state
 from blinkpy.models.architecture import Architecture, parse_architecture
@@ -20,19 +21,7 @@ GIB = 1 << 30
 
 
 def llama_8b() -> Architecture:
-    return parse_architecture(
-        {
-            "architectures": ["LlamaForCausalLM"],
-            "vocab_size": 128256,
-            "hidden_size": 4096,
-            "intermediate_size": 14336,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 8192,
-            "dtype": "bfloat16",
-        }
-    )
+    return parse_architecture(SHAPES["llama-3-8b"])
 
 
 @pytest.mark.parametrize(("rows", "tokens"), [(256, 2048), (1, 1), (1, 512), (7, 7), (48, 300), (1024, 4096), (33, 33)])
