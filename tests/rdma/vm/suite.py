@@ -38,15 +38,15 @@ def main(arguments: list[str]) -> int:
     CACHE.mkdir(parents=True, exist_ok=True)
     path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH")]))
     os.environ.update({"PYTHONPATH": path, "OMP_NUM_THREADS": "1"})
+    os.chdir(ROOT)
+    if arguments[:1] == [SEEDED_BUGS]:  # their tests need no compiled code
+        return run_inside([sys.executable, "-m", "rdma.seeded_bugs", *arguments[1:]])
     subprocess.run(
         [sys.executable, "-m", "rdma.vm.compile", str(CACHE)],
         env=os.environ | compile.environment(CACHE),
         stdout=subprocess.DEVNULL,
         check=True,
     )
-    os.chdir(ROOT)
-    if arguments[:1] == [SEEDED_BUGS]:
-        return run_inside([sys.executable, "-m", "rdma.seeded_bugs", *arguments[1:]])
     if arguments:
         return run_tests(arguments)
     with ThreadPoolExecutor() as pool:
