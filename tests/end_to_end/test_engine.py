@@ -116,9 +116,7 @@ def prompts_with_common_starts(rng: np.random.Generator, count: int, longest: in
     return prompts
 
 
-def test_mixed_batches_chunks_hits_and_preemption_change_no_token(
-    rng: np.random.Generator, reference: torch.nn.Module
-) -> None:
+def test_mixed_batches_chunks_hits_and_preemption_change_no_token(rng: np.random.Generator, reference: torch.nn.Module) -> None:
     """20 requests in a pool that holds a few of them: greedy tokens are those of transformers, one prompt at a time."""
     prompts = prompts_with_common_starts(rng, 20, 40)
     options = {"max_model_len": 128, "num_pages": 24, "max_num_seqs": 12, "max_num_batched_tokens": 32, "slots": 32}
