@@ -66,7 +66,7 @@ def run_inside(program: list[str], title: str = "") -> int:
     inside = [f"{name}={value}" for name, value in compile.environment(Path("/run/cache")).items()]
     inside += [f"{name}={os.environ[name]}" for name in ("BLINKPY_SEED", "BLINKPY_ORDER_TRIES") if os.environ.get(name)]
     command = ["bash", "-c", COPY, str(CACHE), "env", "OMP_NUM_THREADS=1", *inside, *program]
-    limit_s = LIMIT_S + int(os.environ.get("BLINKPY_ORDER_TRIES") or 0) / 200
+    limit_s = LIMIT_S + int(os.environ.get("BLINKPY_ORDER_TRIES") or 0) / 40
     with tempfile.TemporaryDirectory(prefix="rdma-vm-") as out:
         return boot.run(command, Path(out).resolve(), limit_s, smp=2, memory=MEMORY_MIB, title=title)
 
