@@ -89,7 +89,7 @@ class Memory:
 class RdmaTransport:
     """One queue pair of an engine on another machine; see the module, and blinkpy.dpu.transport for the promises.
 
-    queue: counts the verbs that were posted. looks: calls that asked for completions.
+    queue: counts the verbs that were posted.
     """
 
     def __init__(self, port: Port, end: QueuePairEnd, depth: int, welcome: Welcome):
@@ -102,7 +102,6 @@ class RdmaTransport:
                 raise LayoutError(f"the engine offers {getattr(welcome, name).length} bytes as region {name!r}, not {length}")
         self._port, self._end, self._welcome = port, end, welcome
         self.queue = SendQueue(end, depth)
-        self.looks = 0
 
         self._copy = Memory(layout.front_bytes)
         copied = memoryview(self._copy.buffer).cast("q")
@@ -196,7 +195,6 @@ class RdmaTransport:
     # ---- reads ----------------------------------------------------------------------------------------------------------
 
     def read_completions(self, position: int, limit: int) -> list[int]:
-        self.looks += 1
         self._reap()
         look = self._look
         if look is not None and position == look.position + look.served:

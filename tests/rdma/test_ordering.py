@@ -29,7 +29,7 @@ SIZES = queues.QueueSizes(1, PLACES, sq_entries=PLACES, cq_entries=16, prompt_to
 FACTS = queues.EngineFacts(1, 65_537, 131_071, 8192, 1 << 20, 16, 64, 16, 60_000)
 TRIES = int(os.environ.get("BLINKPY_ORDER_TRIES", "40000"))
 EARLY = TRIES // 100  # and how many entries before their doorbells
-LIMIT_S = 60.0 + TRIES / 200
+LIMIT_S = 60.0 + TRIES / 40  # a busy machine takes ten times as long as a quiet one
 LAST = 1 << 30  # numbers have to fit into int32
 
 
@@ -94,7 +94,7 @@ def test_a_doorbell_never_comes_before_its_entry_nor_an_entry_before_its_prompt(
                 transport.write_prompt(STARTS[place], prompts[place])
                 transport.write_entry(place, entry.tobytes())
                 transport.ring(number)
-                deadline = time.monotonic() + 10
+                deadline = time.monotonic() + 60
                 # A place of the copy may be written again only when the network card has read it.
                 while queue.posted - queue.done > 3 * (PLACES - 2):
                     transport._reap()

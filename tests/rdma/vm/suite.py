@@ -38,15 +38,15 @@ def main(arguments: list[str]) -> int:
     CACHE.mkdir(parents=True, exist_ok=True)
     path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH")]))
     os.environ.update({"PYTHONPATH": path, "OMP_NUM_THREADS": "1"})
+    os.chdir(ROOT)
+    if arguments[:1] == [SEEDED_BUGS]:  # their tests need no compiled code
+        return run_inside([sys.executable, "-m", "rdma.seeded_bugs", *arguments[1:]])
     subprocess.run(
         [sys.executable, "-m", "rdma.vm.compile", str(CACHE)],
         env=os.environ | compile.environment(CACHE),
         stdout=subprocess.DEVNULL,
         check=True,
     )
-    os.chdir(ROOT)
-    if arguments[:1] == [SEEDED_BUGS]:
-        return run_inside([sys.executable, "-m", "rdma.seeded_bugs", *arguments[1:]])
     if arguments:
         return run_tests(arguments)
     with ThreadPoolExecutor() as pool:
@@ -66,7 +66,7 @@ def run_inside(program: list[str], title: str = "") -> int:
     inside = [f"{name}={value}" for name, value in compile.environment(Path("/run/cache")).items()]
     inside += [f"{name}={os.environ[name]}" for name in ("BLINKPY_SEED", "BLINKPY_ORDER_TRIES") if os.environ.get(name)]
     command = ["bash", "-c", COPY, str(CACHE), "env", "OMP_NUM_THREADS=1", *inside, *program]
-    limit_s = LIMIT_S + int(os.environ.get("BLINKPY_ORDER_TRIES") or 0) / 200
+    limit_s = LIMIT_S + int(os.environ.get("BLINKPY_ORDER_TRIES") or 0) / 40
     with tempfile.TemporaryDirectory(prefix="rdma-vm-") as out:
         return boot.run(command, Path(out).resolve(), limit_s, smp=2, memory=MEMORY_MIB, title=title)
 
