@@ -19,7 +19,9 @@ from blinkpy.config import Config
 from blinkpy.dpu.shm import Segment, create_segment
 from blinkpy.kernels.policies import Policy
 from blinkpy.kernels.scheduler import Scheduler
-from blinkpy.kv.state import DRAINED, STEPS, STOPPED, Batch, Limits, Requests, State, make_limits, make_state
+from blinkpy.kv.limits import Limits, make_limits
+from blinkpy.kv.memory import make_state
+from blinkpy.kv.state import DRAINED, STEPS, STOPPED, Batch, Requests, State
 from blinkpy.models.architecture import Architecture, read_architecture
 from blinkpy.models.hub import resolve_model
 from blinkpy.progress import Report

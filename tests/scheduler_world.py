@@ -19,7 +19,9 @@ from blinkpy.kernels.lanes import Team
 from blinkpy.kernels.policies import Policy, fcfs
 from blinkpy.kernels.scheduler import Scheduler, make_phases, make_schedule, plain
 from blinkpy.kv.integrity import check_integrity
-from blinkpy.kv.state import EMITS, EMPTY, ROWS, TOKENS, Limits, State, make_limits, make_state
+from blinkpy.kv.limits import Limits, make_limits
+from blinkpy.kv.memory import make_state
+from blinkpy.kv.state import EMITS, EMPTY, ROWS, TOKENS, State
 
 MODULUS = 1_000_003
 MULTIPLIERS = (1_234_567, 7_654_321)

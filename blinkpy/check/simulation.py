@@ -19,7 +19,9 @@ from blinkpy.check.workload import Workload
 from blinkpy.config import ConfigError
 from blinkpy.kernels.policies import Policy
 from blinkpy.kernels.scheduler import Scheduler
-from blinkpy.kv.state import DECODE_ROWS, ROWS, TOKENS, make_limits, make_state
+from blinkpy.kv.limits import make_limits
+from blinkpy.kv.memory import make_state
+from blinkpy.kv.state import DECODE_ROWS, ROWS, TOKENS
 
 MOST_SLOTS = 4096  # requests in the engine at a time; others wait at the door, in the order of their arrival
 COMPLETIONS = 1 << 14  # of the queue: more than the rows of two steps

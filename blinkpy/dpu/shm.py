@@ -226,7 +226,7 @@ class ShmTransport:
 
     def read_logprobs(self, position: int, count: int) -> Records:
         index = position & self.layout.sizes.cq_entries - 1
-        self._fence()  # after the loads of the words
+        self._fence()  # after the loads of the words: O8 of docs/verification.md
         records = self._records[index : index + count].copy()
         self._fence()  # and before the store of the head that gives the place back
         return records
@@ -234,7 +234,7 @@ class ShmTransport:
     def read_pair(self) -> PairWords:
         words, base = self._words, self._pair_words
         attached, epoch = words[base + PAIR_ATTACHED], words[base + PAIR_EPOCH]
-        self._fence()  # O5 of blinkpy/sim/queue_model.py
+        self._fence()  # the positions are read after the epoch: O5 of docs/verification.md
         return PairWords(words[base + PAIR_SQ_HEAD], words[base + PAIR_CQ_TAIL], epoch, attached)
 
     def read_engine_state(self) -> int:

@@ -33,8 +33,10 @@ from blinkpy.kernels.portable import (
 from blinkpy.kernels.reclaim import judge_pairs, reclaim, tell_ends
 from blinkpy.kernels.recorder import record
 from blinkpy.kernels.steady import UNSTEADY, steady_turn
-from blinkpy.kernels.trees import Table
+from blinkpy.kernels.tree_code import Table
+from blinkpy.kv.arrays import map_arrays
 from blinkpy.kv.integrity import check_integrity
+from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import (
     BATCH_COUNTS,
     CACHED_COUNT,
@@ -51,9 +53,7 @@ from blinkpy.kv.state import (
     STOPPED,
     TOKENS,
     WAITING_COUNT,
-    Limits,
     State,
-    map_arrays,
 )
 from blinkpy.queues import (
     COMMAND_DRAIN,
@@ -254,7 +254,7 @@ def make_schedule(policy: Policy = fcfs) -> Callable[..., int]:
 
 @lru_cache(maxsize=8)
 def compiled_schedule(policy: Policy) -> Any:
-    """schedule as an njit function: it takes Tables (kernels/trees.py), and holds no lock of the interpreter."""
+    """schedule as an njit function: it takes Tables (kernels/tree_code.py), and holds no lock of the interpreter."""
     shipped = next((name for name, function in SHIPPED.items() if function is policy), None)
     return cached_njit(make_schedule(policy), None if shipped is None else (shipped,), nogil=True)
 

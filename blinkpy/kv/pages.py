@@ -137,6 +137,17 @@ def take_pages(
 
 
 @device
+def extend_table(requests: Any, pages: Any, slot: Any, short: Any, top: Any, lane: Any, lanes: Any) -> Any:
+    """Where short is 1, give this lane's request one more page from the free stack, whose height is `top`: the higher the
+    lane, the deeper the page. Returns how many pages all lanes took; the caller lowers the stack by so many."""
+    before, total = block_scan(short, lane, lanes)
+    if short > 0:
+        own_page(requests, pages, slot, requests.num_pages[slot], pages.free[top - 1 - before])
+        requests.num_pages[slot] += 1
+    return total
+
+
+@device
 def own_page(requests: Any, pages: Any, slot: Any, k: Any, page: Any) -> None:
     """One lane: make a free page the request's k-th. Its old content is nobody's any more."""
     requests.page_table[slot, k] = page

@@ -25,7 +25,10 @@ from numpy.typing import NDArray
 
 from blinkpy.config import ConfigError
 from blinkpy.dpu.shm import FOLDER, segment_path
-from blinkpy.kv.state import EMPTY, POSITION, RECORDS, Limits, Recorder, State, make_state, named_arrays
+from blinkpy.kv.arrays import named_arrays
+from blinkpy.kv.limits import Limits
+from blinkpy.kv.memory import make_state
+from blinkpy.kv.state import EMPTY, POSITION, RECORDS, Recorder, State
 
 MAGIC = b"BLINKREC"
 ALIGNMENT = 4096

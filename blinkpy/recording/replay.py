@@ -13,7 +13,9 @@ import numpy as np
 from blinkpy import queues as q
 from blinkpy.kernels.policies import Policy
 from blinkpy.kernels.scheduler import Scheduler
-from blinkpy.kv.state import BUCKET, CACHED_COUNT, CALLS, FREE_COUNT, ROWS, Limits, State, named_arrays
+from blinkpy.kv.arrays import named_arrays
+from blinkpy.kv.limits import Limits
+from blinkpy.kv.state import BUCKET, CACHED_COUNT, CALLS, FREE_COUNT, ROWS, State
 from blinkpy.recording.memory import NOT_COPIED, Capture, RecordingError, empty_state
 from blinkpy.recording.records import BrokenRecordError, Call, parse_calls
 

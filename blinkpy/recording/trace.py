@@ -9,6 +9,7 @@ import numpy as np
 from blinkpy import queues as q
 from blinkpy.kernels.admit import WATERMARK_SHIFT
 from blinkpy.kernels.reclaim import BROKEN, EXPIRED, FENCE, FINISH_REASON_SHIFT, GRANT
+from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import (
     CACHED_COUNT,
     EMPTY,
@@ -18,7 +19,6 @@ from blinkpy.kv.state import (
     RUNNING_COUNT,
     WAITING,
     WAITING_COUNT,
-    Limits,
     State,
 )
 from blinkpy.recording.records import Call, Entry

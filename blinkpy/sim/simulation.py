@@ -18,8 +18,9 @@ from numba import types
 from blinkpy.kernels.njit_cache import cached_njit
 from blinkpy.kernels.policies import Policy, fcfs
 from blinkpy.kernels.scheduler import Scheduler, make_phases, plain
-from blinkpy.kernels.trees import Table
-from blinkpy.kv.state import DRAINED, NOTHING, STOPPED, map_arrays
+from blinkpy.kernels.tree_code import Table
+from blinkpy.kv.arrays import map_arrays
+from blinkpy.kv.state import DRAINED, NOTHING, STOPPED
 from blinkpy.queues import COMMAND_DRAIN, COMMAND_RUN, COMMAND_STOP, COUNTER_NAMES
 from blinkpy.sim.problems import PROBLEMS, problem
 from blinkpy.sim.turn import is_quiet, play_step, play_turn

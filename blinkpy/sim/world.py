@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from blinkpy.kv.state import Int32, Int64, Limits, State, make_limits, make_state
+from blinkpy.kv.limits import Limits, make_limits
+from blinkpy.kv.memory import make_state
+from blinkpy.kv.state import Int32, Int64, State
 from blinkpy.queues import (
     SQ_ENTRY_WORDS,
     EngineFacts,

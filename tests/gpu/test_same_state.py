@@ -26,8 +26,11 @@ from blinkpy.dpu.queue_pair import Busy, InFlight, QueuePair
 from blinkpy.dpu.sampling import Sampling
 from blinkpy.dpu.shm import Segment, attach_segment, create_segment
 from blinkpy.kernels.scheduler import Scheduler, make_phases
+from blinkpy.kv.arrays import differences, map_arrays, snapshot
 from blinkpy.kv.integrity import check_integrity
-from blinkpy.kv.state import ROWS, STEADY, Limits, State, differences, make_limits, make_state, map_arrays, snapshot
+from blinkpy.kv.limits import Limits, make_limits
+from blinkpy.kv.memory import make_state
+from blinkpy.kv.state import ROWS, STEADY, State
 from blinkpy.queues import COUNTER, ENGINE_STATE, STATE_READY, EngineFacts, EngineViews, QueueSizes
 
 STEPS = int(os.environ.get("BLINKPY_STEPS", "10000"))

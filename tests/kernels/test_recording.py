@@ -20,8 +20,9 @@ from blinkpy import cli
 from blinkpy import queues as q
 from blinkpy.check.workload import load_workload
 from blinkpy.kernels.policies import fcfs, priority, shortest_first
-from blinkpy.kv.state import CALLS, EMPTY, FINISHING, RECORDS, named_arrays
-from blinkpy.kv.state import snapshot as copies
+from blinkpy.kv.arrays import named_arrays
+from blinkpy.kv.arrays import snapshot as copies
+from blinkpy.kv.state import CALLS, EMPTY, FINISHING, RECORDS
 from blinkpy.recording.file import read_dump, write_dump
 from blinkpy.recording.memory import NOT_COPIED, RecordingError, RecordingReader, link_path, remove_dead_links
 from blinkpy.recording.records import BrokenRecordError, parse_calls

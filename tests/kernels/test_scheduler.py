@@ -13,6 +13,8 @@ from blinkpy.config import ConfigError
 from blinkpy.kernels.policies import SHIPPED
 from blinkpy.kernels.scheduler import Scheduler, made_up_token
 from blinkpy.kv.integrity import check_integrity
+from blinkpy.kv.limits import make_limits
+from blinkpy.kv.memory import make_state
 from blinkpy.kv.state import (
     BUCKET,
     DECODE_ROWS,
@@ -27,8 +29,6 @@ from blinkpy.kv.state import (
     STOPPED,
     TOKENS,
     WAITING,
-    make_limits,
-    make_state,
 )
 
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from scheduler_world import Story, World, random_sizes
 
 from blinkpy.kernels.policies import SHIPPED
-from blinkpy.kv.state import STEADY, differences, snapshot
+from blinkpy.kv.arrays import differences, snapshot
+from blinkpy.kv.state import STEADY
 
 quick = settings(deadline=None, max_examples=25, suppress_health_check=list(HealthCheck), print_blob=True)
 

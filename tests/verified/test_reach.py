@@ -21,8 +21,9 @@ from blinkpy.kernels.lanes import Team
 from blinkpy.kernels.policies import SHIPPED, fcfs
 from blinkpy.kernels.scheduler import Scheduler, made_up_token, make_schedule, plain
 from blinkpy.kernels.steady import fetch_ahead
+from blinkpy.kv.arrays import differences, snapshot
 from blinkpy.kv.pages import compact_ring
-from blinkpy.kv.state import NOTHING, RING_HEAD, RING_TAIL, RUNNING, STOPPED, differences, snapshot
+from blinkpy.kv.state import NOTHING, RING_HEAD, RING_TAIL, RUNNING, STOPPED
 from blinkpy.sim.simulation import Simulation
 from blinkpy.sim.world import make_world
 
