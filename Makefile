@@ -105,7 +105,8 @@ lint: $(call STAMP,dev)
 fuzz: $(VENV)/.dev
 	@PYTHONPATH=tests $(RUN) tools/fuzz.py --seconds $(SECONDS)
 
-REACH = tests/kernels/test_prefix.py tests/kernels/test_recording.py tests/kernels/test_scheduler.py tests/kernels/test_scheduler_worlds.py \
+REACH = $(addprefix tests/kernels/test_,host_commands.py intake.py integrity.py limits.py prefix.py reclaim.py recording.py \
+  recording_files.py recording_memory.py scheduler.py scheduler_worlds.py) \
   tests/plain/test_queue_layout.py tests/plain/test_queue_pair.py tests/plain/test_queue_shm.py \
   tests/verified/test_properties.py tests/verified/test_reach.py tests/verified/test_simulator.py
 

@@ -42,8 +42,10 @@ from blinkpy.queues import (
 )
 from blinkpy.recording.command import policy_facts
 from blinkpy.recording.crash import crash_folder, save_crash
+from blinkpy.recording.errors import RecordingError
 from blinkpy.recording.file import source_digest
-from blinkpy.recording.memory import RecordingError, RecordingMemory, RecordingReader
+from blinkpy.recording.memory import RecordingMemory
+from blinkpy.recording.reader import RecordingReader
 from blinkpy.sizing import EngineSizes, engine_sizes
 
 IDLE_SPIN_NS = 200_000  # an engine that just worked looks again at once

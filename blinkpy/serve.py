@@ -32,7 +32,9 @@ from blinkpy.kernels.cuda_calls import CudaError
 from blinkpy.processes import Child, ChildError, Entry, Reporter, child_main, describe_exit
 from blinkpy.progress import Progress, Report
 from blinkpy.recording.crash import crash_folder, save_crash
-from blinkpy.recording.memory import RecordingError, RecordingReader, remove_dead_links
+from blinkpy.recording.errors import RecordingError
+from blinkpy.recording.links import remove_dead_links
+from blinkpy.recording.reader import RecordingReader
 
 if TYPE_CHECKING:
     from blinkpy.rdma_listener import RdmaListener

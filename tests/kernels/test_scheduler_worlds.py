@@ -7,7 +7,8 @@ import dataclasses
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from scheduler_world import Story, World, random_sizes
+from scheduler_story import Story, random_sizes
+from scheduler_world import World
 
 from blinkpy.kernels.policies import SHIPPED
 from blinkpy.kv.arrays import differences, snapshot
