@@ -5,10 +5,10 @@
 The engine runs in this process with random weights; a client in another thread submits requests through the real queues.
 Per batch size: step time (from one end of a step to the next, so scheduling included), the step graph replayed alone, and their
 difference: what the loop adds to a step. Of the scheduler: the time from the moment at which its kernel sees that the step is
-complete until it has decided and published (turns of the short way, and of the general one), how long before that moment its
-other half was done, and the gap: from the end of a step's last kernel to the begin of the next step, noted by kernels of one
-thread behind that one and at the root of each step graph. Times are of the GPU's clock, in microseconds: median and 99th
-percentile.
+complete until it has decided and the tokens are published (turns of the short way, and of the general one), how long before
+that moment its other half was done, and the gap: from the end of a step's last kernel to the begin of the next step, noted by
+kernels of one thread behind that one and at the root of each step graph. Times are of the GPU's clock, in microseconds: median
+and 99th percentile.
 
 With --spin-us each step is one kernel that does nothing for so long: the scheduler with warm caches, at any number of rows.
 """
@@ -40,6 +40,7 @@ from blinkpy import queues  # noqa: E402
 from blinkpy.dpu.queue_pair import QueuePair  # noqa: E402
 from blinkpy.dpu.sampling import Sampling  # noqa: E402
 from blinkpy.dpu.shm import attach_segment  # noqa: E402
+from blinkpy.executive import OUTPUT_KERNELS  # noqa: E402
 from blinkpy.kernels.loop import (  # noqa: E402
     TRACE_AHEAD_BEGIN,
     TRACE_AHEAD_END,
@@ -81,6 +82,7 @@ def graph_alone(engine: CudaEngine, rows: int, context: int, repeats: int = 50) 
     pages = -(-(context + 1) // page)
     requests.page_table[:rows, :pages] = torch.arange(rows * pages, dtype=torch.int32, device="cuda").view(rows, pages)
     requests.entry.zero_()  # greedy
+    requests.entry[:, queues.WORD_LOGPROBS] = -1
     reals = requests.entry.view(torch.float32)
     reals[:, queues.WORD_TOP_P], reals[:, queues.WORD_REPETITION_PENALTY] = 1, 1
     slots = torch.arange(rows, dtype=torch.int32, device="cuda")
@@ -118,8 +120,10 @@ class Spinning(CudaEngine):
         with torch.cuda.stream(stream):
             graph = torch.cuda.CUDAGraph(keep_graph=True)
             graph.capture_begin(capture_error_mode="relaxed")
+            torch.cuda._sleep(1)  # a step's first kernel
             torch.cuda._sleep(self.cycles)
-            state.batch.sampled.fill_(7)
+            for _ in range(OUTPUT_KERNELS - 1):
+                state.batch.sampled.fill_(7)
             graph.capture_end()
         step = self._gpu_step
         step.graphs[:] = [graph] * len(step.graphs)
@@ -270,7 +274,7 @@ def main() -> None:
     parser.add_argument("--control", choices=["gpu", "host"], default="gpu")
     parser.add_argument("--spin-us", type=int, default=0, help="a step does nothing but take so long (0: it is the model's)")
     parser.add_argument("--no-pdl", dest="pdl", action="store_false", help="no programmatic dependent launches")
-    parser.add_argument("--record-steps", type=int, default=-1, help="flight recorder: steps kept (0: off, -1: as served)")
+    parser.add_argument("--record-steps", type=int, default=2048, help="flight recorder: steps kept (0: off)")
     parser.add_argument("--budget", type=float, default=120, help="seconds after which the loop ends by itself")
     parser.add_argument("--out", type=Path, help="JSON file")
     arguments = parser.parse_args()

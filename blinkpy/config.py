@@ -72,9 +72,6 @@ class QueueOptions:
     engine_timeout_ms: int = option(2000, "an engine silent for so long is answered with 503", low=50, high=3_600_000)
 
 
-RECORD_STEPS = 2048
-
-
 @dataclass(frozen=True)
 class EngineOptions:
     """Where the model runs and who drives it."""
@@ -85,20 +82,8 @@ class EngineOptions:
     threads: int = option(0, "torch threads of the CPU engine (0: one for each core)", low=0, high=1024)
     null_step_us: int = option(0, "time that one step of the null engine takes, us", low=0, high=10_000_000)
     check_integrity: str = option("idle", "check the whole scheduler state", choices=("never", "idle", "always"))
-    record_steps: int = option(
-        -1,
-        f"steps that the flight recorder keeps at least (0: off; -1: {RECORD_STEPS}, or off with --control gpu, where what it "
-        "costs has yet to be measured)",
-        low=-1,
-        high=1 << 16,
-    )
+    record_steps: int = option(2048, "steps that the flight recorder keeps at least (0: off)", low=0, high=1 << 16)
     record_folder: str = option("", "where the recording goes when the engine crashes (default: ~/.local/state/blinkpy)")
-
-    def recorded_steps(self, *, loop_on_gpu: bool) -> int:
-        """Steps that the flight recorder keeps at least; 0: there is none."""
-        if self.record_steps >= 0:
-            return self.record_steps
-        return 0 if loop_on_gpu else RECORD_STEPS
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,7 @@ class Engine:
             facts,
             max_num_batched_tokens=self.sizes.max_num_batched_tokens,
             prefix_caching=config.cache.enable_prefix_caching,
-            record_calls=config.engine.recorded_steps(loop_on_gpu=False),
+            record_calls=config.engine.record_steps,
         )
         self.state = self._recorded(limits, make_state(limits), policy)
         self._progress("compiling the scheduler")

@@ -3,7 +3,7 @@
     turn
     WHILE (running) {
         SWITCH (step graph) {
-            for each step graph:  WHILE (the next step has this graph too) { step, beside its end: ahead ; turn }
+            for each step graph:  WHILE (the next step has this graph too) { step, beside it: tell, ahead ; turn }
             now and then:         a copy of the scheduler's state, for the flight recorder; then the step
             without a step:       WHILE (there is nothing to do) { ahead ; turn }
         }
@@ -11,8 +11,9 @@
 
 The kernels `ahead` and `turn` (blinkpy.kernels.loop) are the two halves of the scheduler's turn, one block each. `ahead` takes a
 branch of its own near the end of the step; `turn` waits for both. It is the last node of each step graph, launched
-programmatically: it starts while the step's last kernel runs, and waits in it. Then it decides which graph is next. The inner
-WHILE is there for speed: to repeat a body takes half the time of leaving it and choosing another.
+programmatically: it starts while the step's last kernel runs, and waits in it. Then it decides which graph is next. What it has
+to tell the host is left to `tell`, a branch behind the first kernel of the next step. The inner WHILE is there for speed: to
+repeat a body takes half the time of leaving it and choosing another.
 
 A step graph is chosen by bucket and by whether the batch has prefill chunks (`StepTable`): a batch of decode rows alone
 needs no prefill attention.
@@ -50,9 +51,13 @@ from blinkpy.kernels.loop import (
     LoopCode,
 )
 
-AHEAD_KERNELS = 4
-"""`ahead` runs beside so many last kernels of a step: late, so that it sees late arrivals, and early enough to end before
-them. Of a Llama-3-8B step on an H200 these are 0.3 ms, the product with the vocabulary's matrix above all."""
+OUTPUT_KERNELS = 5
+"""The last norm, the product with the vocabulary's matrix, two that sample, and log probabilities."""
+
+AHEAD_KERNELS = OUTPUT_KERNELS + 12
+"""`ahead` may begin so many kernels before a step's end: late, so that it sees late arrivals, and early enough to end before
+them. It has to find a multiprocessor with room. The large product at the end can leave none for as long as it runs (0.25 ms
+of a Llama-3-8B step on an H200), so it begins a layer or two before."""
 
 NEVER = 1 << 62  # words
 
@@ -114,7 +119,7 @@ class Executive:
         self.kernel_resources = {name: resources_of(part) for name, part in code._asdict().items()}
         self._libraries: list[Any] = []
         self._launched = False
-        self._ahead, self._turn, self._stamp, self._resume = (self._load(part) for part in code)
+        self._ahead, self._turn, self._tell, self._stamp, self._resume = (self._load(part) for part in code)
         self._graph = self._build(steps.graphs)
         self._executable = check(runtime.cudaGraphInstantiate(self._graph, 0), "instantiate the loop")
 
@@ -192,7 +197,7 @@ class Executive:
             elif self._copies is not None and own == len(steps):
                 self._add_copy(repeated, self._copies, int(switch_handle), own)
             else:
-                ahead = self._add_ahead(repeated, [])
+                ahead = self._add_beside(repeated, self._ahead, [])
                 self._add_turn(repeated, [(ahead, FULL)], handles, own)
         first = self._add_turn(graph, [], handles, -1)
         check(runtime.cudaGraphAddDependencies(graph, [first], [loop_node], None, 1), "order the first turn")
@@ -200,10 +205,14 @@ class Executive:
         return graph
 
     def _add_step(self, graph: Any, step: Any, handles: tuple[int, int], own: int) -> None:
-        """Put a step graph and the turn's two halves into a graph."""
+        """Put a step graph and the parts of the turn into a graph."""
         whole = check(runtime.cudaGraphClone(step), "copy a step graph")
         chain = chain_of(whole)
-        ahead = self._add_ahead(whole, chain[:-AHEAD_KERNELS][-1:])
+        tell = self._add_beside(whole, self._tell, chain[:1])
+        # It reads the last step's tokens, and the sampling writes new ones.
+        output = chain[-OUTPUT_KERNELS]
+        check(runtime.cudaGraphAddDependencies(whole, [tell], [output], None, 1), "order the report before the sampling")
+        ahead = self._add_beside(whole, self._ahead, [*chain[:-AHEAD_KERNELS][-1:], tell])
         self._add_turn(whole, [(chain[-1], PROGRAMMATIC), (ahead, FULL)], handles, own)
         if self._trace_rows:
             for after, index in ([], LOOP_STEP_BEGIN), ([(chain[-1], PROGRAMMATIC)], LOOP_STEP_END):
@@ -219,9 +228,10 @@ class Executive:
             words += array_argument(tensor)
         self._add_kernel(graph, [(node, FULL)], self._resume, 1, [*words, switch_handle, own])
 
-    def _add_ahead(self, graph: Any, after: list[Any]) -> Any:
+    def _add_beside(self, graph: Any, function: Any, after: list[Any]) -> Any:
+        """Add a part of the turn that runs beside a step: `tell` or `ahead`."""
         words = array_argument(self._table) + array_argument(self.loop)
-        return self._add_kernel(graph, [(node, FULL) for node in after], self._ahead, self._lanes, words)
+        return self._add_kernel(graph, [(node, FULL) for node in after], function, self._lanes, words)
 
     def _add_turn(self, graph: Any, after: list[tuple[Any, Any]], handles: tuple[int, int], own: int) -> Any:
         words: list[int] = []

@@ -127,7 +127,7 @@ class CudaEngine(Engine):
             facts,
             max_num_batched_tokens=self.sizes.max_num_batched_tokens,
             prefix_caching=config.cache.enable_prefix_caching,
-            record_calls=config.engine.recorded_steps(loop_on_gpu=self.control == "gpu"),
+            record_calls=config.engine.record_steps,
         )
         self.state = make_state(self.limits, buckets)
         stream = torch.cuda.Stream()

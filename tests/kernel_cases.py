@@ -16,7 +16,7 @@ from torch import Tensor
 
 from blinkpy import queues
 from blinkpy.kernels.activation import swiglu
-from blinkpy.kernels.attention import DecodePlan, DecodeWorkspace, decode_attention
+from blinkpy.kernels.attention import DecodePlan, DecodeWorkspace, NewTokens, decode_attention
 from blinkpy.kernels.embedding import embed
 from blinkpy.kernels.expert_config import ExpertConfig
 from blinkpy.kernels.expert_gemv import expert_gemv
@@ -255,6 +255,59 @@ def attention_case(
         start += length
 
 
+def new_tokens_case(
+    rng: np.random.Generator, device: str, dtype: torch.dtype, contexts: list[int], *, heads: int, kv_heads: int,
+    head_dim: int, rotary: int, page: int, norm: bool = False, window: int = 0, plan: DecodePlan, bucket: int,
+) -> None:  # fmt: skip
+    """Decode rows whose queries are rotated, and whose new keys and values enter the cache, in the attention kernel itself."""
+    rows, size = len(contexts), heads + 2 * kv_heads
+    batch = ragged(rng, [1] * rows, contexts, page=page, bucket_tokens=bucket, bucket_rows=bucket, device=device)
+    silent = rows - 1  # a token that is not to be cached
+    written = batch.cache_slots[:silent].long()
+    own = int(batch.cache_slots[silent])
+    batch.cache_slots[silent] = -1
+    qkv = draw(rng, bucket, size * head_dim, dtype=dtype, device=device)
+    given = qkv.clone()
+    heads_of = qkv.view(bucket, size, head_dim)
+    cos, sin = (draw(rng, max(contexts), rotary // 2, dtype=torch.float32, device=device) for _ in range(2))
+    norms = (draw(rng, head_dim, dtype=dtype, device=device), draw(rng, head_dim, dtype=dtype, device=device)) if norm else None
+    q, k, v = heads_of[:rows].double().split([heads, kv_heads, kv_heads], 1)
+    if norms is not None:
+        q, k = reference.rms_norm(q, norms[0], 1e-6), reference.rms_norm(k, norms[1], 1e-6)
+    q, k = (reference.rope(t, cos, sin, batch.positions[:rows]) for t in (q, k))
+    workspace = DecodeWorkspace.allocate({bucket: plan}, heads, kv_heads, head_dim, device)
+    start = [poison(batch.pages, kv_heads, page, head_dim, dtype=dtype, device=device) for _ in range(2)]
+    for cache in start:
+        for row, context in enumerate(batch.contexts):
+            at = torch.arange(context - 1, device=device)
+            pages = batch.page_table[batch.row_slots[row]][at // page].long()
+            cache[pages, :, at % page] = draw(rng, context - 1, kv_heads, head_dim, dtype=dtype, device=device)
+    outs = []
+    for _ in range(repeats(device)):
+        caches, out = [cache.clone() for cache in start], poison(bucket, heads * head_dim, dtype=dtype, device=device)
+        decode_attention(
+            heads_of[:, :heads], *caches, batch.page_table, batch.row_slots, batch.context_lengths, batch.counts, out, workspace,
+            plan, rows=bucket, scale=head_dim**-0.5, window=window,
+            new=NewTokens(qkv, cos, sin, batch.cache_slots, norms, 1e-6),
+        )  # fmt: skip
+        assert not workspace.arrivals.any()
+        outs.append(out)
+    assert torch.equal(qkv, given)
+    assert torch.equal(outs[0][:rows], outs[-1][:rows]), "two runs differ"
+    untouched(outs[0][rows:], "decode attention")
+    for cache, before, expected, name in zip(caches, start, (k, v), ("keys", "values"), strict=True):
+        flat, flat_before = (t.transpose(1, 2).reshape(-1, kv_heads, head_dim) for t in (cache, before))
+        close(flat[written], expected[:silent], dtype, f"new {name}")
+        rest = torch.ones(len(flat), dtype=torch.bool, device=device)
+        rest[written] = False
+        assert torch.equal(flat[rest].nan_to_num(9.0), flat_before[rest].nan_to_num(9.0)), f"other {name} were written"
+        cache[own // page, :, own % page] = expected[silent].to(dtype)  # the kernel sees it all the same
+    for row, context in enumerate(batch.contexts):
+        pages = batch.page_table[batch.row_slots[row]]
+        result = reference.attention(q[row : row + 1].to(dtype), *caches, pages, context, head_dim**-0.5, window)
+        close(outs[0][row].view(1, heads, head_dim), result, dtype, f"row {row} of context {context}")
+
+
 def swiglu_case(rng: np.random.Generator, device: str, dtype: torch.dtype, tokens: int, bucket: int, width: int) -> None:
     x = draw(rng, bucket, 2 * width, dtype=dtype, device=device, scale=3.0)
     out = poison(bucket, width, dtype=dtype, device=device)
@@ -290,7 +343,8 @@ def linear_case(
     expected = reference.linear(expected, weight, offsets)
     expected = reference.swiglu(expected) if swiglu else expected
     expected = expected if added is None else expected + added.double()
-    workspace = LinearWorkspace.allocate(device, dtype, partial=2**20, tiles=4096, rows=m * (k + wide))
+    partial = config.split_k * (m + config.block_m) * (wide + 2 * config.block_n)
+    workspace = LinearWorkspace.allocate(device, dtype, partial=partial, tiles=4096, rows=m * (k + wide))
     outs = []
     for _ in range(2):  # twice, since split sums must leave their counters at zero
         out = poison(m, n, dtype=out_dtype or dtype, device=device) if added is None else added.clone()

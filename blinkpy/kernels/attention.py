@@ -22,6 +22,7 @@ from blinkpy.kernels.launch import (
     release_successor,
     wait_for_predecessor,
 )
+from blinkpy.kernels.rope import load_rotated
 
 LOG2_E = math.log2(math.e)
 MASKED = tl.constexpr(-1.0e30)
@@ -84,33 +85,46 @@ def _decode_attention(
     row_slots_ptr,  # int32 [B]
     context_lengths_ptr,  # int32 [B]
     counts_ptr,  # int64 [8] batch header
+    q_weight_ptr,  # [D] norm weight of the queries (FUSED and NORM only)
+    k_weight_ptr,  # [D] norm weight of the keys (FUSED and NORM only)
+    cos_ptr,  # float32 [max_len, ROTARY / 2] by position (FUSED only)
+    sin_ptr,  # float32 [max_len, ROTARY / 2] by position (FUSED only)
+    cache_slots_ptr,  # int32 [T] page * P + offset; negative: not written (FUSED only)
     q_stride,  # elements
     pages_per_slot,  # K
     scale,  # float, softmax scale * log2(e)
+    eps,  # float, of the q/k norm
     H: tl.constexpr,
     KVH: tl.constexpr,
     D: tl.constexpr,
     P: tl.constexpr,
     WINDOW: tl.constexpr,  # tokens that a query sees including its own; 0: all
+    FUSED: tl.constexpr,  # queries come unrotated, the new keys and values behind them and not yet in the cache
+    ROTARY: tl.constexpr,
+    NORM: tl.constexpr,
     SPLITS: tl.constexpr,  # most splits of a row, power of two
     MIN_TILES: tl.constexpr,  # fewest tiles of BLOCK_N positions worth a split
     BLOCK_N: tl.constexpr,
-    BLOCK_M: tl.constexpr,  # query heads of a group, padded for tl.dot
+    BLOCK_M: tl.constexpr,  # query heads of a group and the new key, padded for tl.dot
     BLOCK_G: tl.constexpr,  # power of two >= H / KVH
     BLOCK_D: tl.constexpr,  # power of two >= D
     CHUNK: tl.constexpr,  # splits that are added at a time
     PRECISION: tl.constexpr,
+    EARLY: tl.constexpr,  # the successor may start at once
     PDL: tl.constexpr,
 ):
     G: tl.constexpr = H // KVH
-    split = tl.program_id(0)
-    kv_head = tl.program_id(1)
-    row = tl.program_id(2)
-    wait_for_predecessor(PDL)
-    is_decode = row < tl.load(counts_ptr + COUNT_DECODE_ROWS)
-    context = tl.load(context_lengths_ptr + row, mask=is_decode, other=0)
+    kv_head = tl.program_id(0)
+    row = tl.program_id(1)
+    split = tl.program_id(2)
+    if EARLY:
+        release_successor(PDL)
 
-    # The same arithmetic in every split of a row: which tiles of its context are whose.
+    # The batch was written before the step, so it may be read before the wait; past the L1 cache, which may still hold what
+    # was there a step ago. The arithmetic is the same in every split of a row: which tiles of its context are whose.
+    decode_rows = tl.load(counts_ptr + COUNT_DECODE_ROWS, cache_modifier=".cg")
+    context = tl.load(context_lengths_ptr + row, cache_modifier=".cg")
+    slot = tl.load(row_slots_ptr + row, cache_modifier=".cg")
     if WINDOW > 0:
         first_position = tl.maximum(context - WINDOW, 0)
     else:
@@ -119,22 +133,45 @@ def _decode_attention(
     tiles = tl.cdiv(context, BLOCK_N) - first_tile
     per_split = tl.maximum(tl.cdiv(tiles, SPLITS), MIN_TILES)
     active = tl.cdiv(tiles, per_split)
-    if split < active:
-        slot = tl.load(row_slots_ptr + row)
+    wait_for_predecessor(PDL)
+    if (row < decode_rows) & (split < active):
         table = page_table_ptr + slot.to(tl.int64) * pages_per_slot
+        begin = first_tile + split * per_split
+        end = first_tile + tl.minimum(tiles, (split + 1) * per_split)
+        cached = context - 1 if FUSED else context
         group = tl.arange(0, BLOCK_M)
         column = tl.arange(0, BLOCK_D)
         query_inside = (group < G)[:, None] & (column < D)[None, :]
-        q_at = row.to(tl.int64) * q_stride + (kv_head * G + group)[:, None] * D + column[None, :]
-        q = tl.load(q_ptr + q_at, mask=query_inside, other=0.0)
+        token_at = q_ptr + row.to(tl.int64) * q_stride
         accumulator = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
         maximum = tl.full([BLOCK_M], MASKED, tl.float32)
         total = tl.zeros([BLOCK_M], tl.float32)
-        begin = first_tile + split * per_split
-        end = first_tile + tl.minimum(tiles, (split + 1) * per_split)
+        if FUSED:
+            # The new key is line G behind the queries of its group: all are loaded and rotated at once.
+            present = column < D
+            v_new = tl.load(token_at + (H + KVH + kv_head) * D + column, mask=present, other=0.0)
+            is_query = (group < G)[:, None]
+            source = tl.where(group < G, kv_head * G + group, H + kv_head)[:, None]
+            loaded = (group <= G)[:, None] & present[None, :]
+            q = load_rotated(
+                token_at + source * D, loaded, is_query, group[:, None] <= G, q_weight_ptr, k_weight_ptr, cos_ptr, sin_ptr,
+                context - 1, eps, D, ROTARY, NORM, BLOCK_D,
+            ).to(q_ptr.dtype.element_ty)  # fmt: skip
+            k_new = tl.sum(tl.where((group == G)[:, None], q.to(tl.float32), 0.0), 0)
+            if split == 0:
+                # The sums begin with the new token itself.
+                maximum = tl.sum(q.to(tl.float32) * k_new[None, :], 1) * scale
+                total += 1.0
+                accumulator += v_new[None, :].to(tl.float32)
+                cache_slot = tl.load(cache_slots_ptr + row).to(tl.int64)
+                cache_at = ((cache_slot // P * KVH + kv_head) * P + cache_slot % P) * D + column
+                tl.store(k_ptr + cache_at, k_new.to(k_ptr.dtype.element_ty), mask=present & (cache_slot >= 0))
+                tl.store(v_ptr + cache_at, v_new, mask=present & (cache_slot >= 0))
+        else:
+            q = tl.load(token_at + (kv_head * G + group)[:, None] * D + column[None, :], mask=query_inside, other=0.0)
         for tile in range(begin, end):
             position = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-            visible = (position < context) & (position >= first_position)
+            visible = (position < cached) & (position >= first_position)
             at = paged_offsets(table, position, visible, kv_head, KVH, P, D)
             accumulator, maximum, total = attend_tile(
                 q, accumulator, maximum, total, k_ptr, v_ptr, at, visible, visible[None, :], scale, D, BLOCK_D, True, PRECISION
@@ -146,7 +183,7 @@ def _decode_attention(
         else:
             pair = row * KVH + kv_head
             base = (pair.to(tl.int64) * SPLITS + split) * G
-            sums = tl.num_programs(2).to(tl.int64) * (KVH * SPLITS * G)
+            sums = tl.num_programs(1).to(tl.int64) * (KVH * SPLITS * G)
             tl.store(partial_ptr + (base + group[:, None]) * D + column[None, :], accumulator, mask=query_inside)
             tl.store(state_ptr + base + group, maximum, mask=group < G)
             tl.store(state_ptr + sums + base + group, total, mask=group < G)
@@ -182,7 +219,8 @@ def _decode_attention(
                 out = (combined / denominator[:, None]).to(out_ptr.dtype.element_ty)
                 out_inside = (head < G)[:, None] & (column < D)[None, :]
                 tl.store(out_ptr + out_at + head[:, None] * D + column[None, :], out, mask=out_inside)
-    release_successor(PDL)
+    if not EARLY:
+        release_successor(PDL)
 
 
 @dataclass(frozen=True)
@@ -195,26 +233,35 @@ class DecodePlan:
     """Fewest tiles of `block_n` positions in a split."""
     block_n: int
     """Positions of a tile."""
-    warps: int = 4
-    stages: int = 5
+    warps: int = 2
+    stages: int = 3
     """Stages of the software pipeline; the page numbers take every second one, the keys and values the others."""
+    early: bool = True
+    """Release the dependent launch at the start, not at the end. Not where the programs of the next layer would take the places
+    of splits that have yet to start."""
 
 
 def plan_decode(rows: int, kv_heads: int, max_context: int, sm_count: int, dtype: torch.dtype = torch.bfloat16) -> DecodePlan:
     """The plan of a bucket of `rows` decode rows whose contexts are at most `max_context` tokens, for a GPU of
     `sm_count` SMs.
 
-    Few rows: about two programs an SM, down to one tile each, so that a single long sequence fills the GPU. Many rows
-    fill it by themselves: only long contexts are split then, so that one of them does not hold up the step.
+    One row: a tile or so for each split, since the time of a split is its loads one after another. Some rows: about two programs
+    an SM, so that long sequences fill the GPU, but a few tiles each, since adding the splits up takes a while too. Many rows fill
+    it by themselves: only long contexts are split, so that one of them does not hold up the step; a split that a row does not use
+    costs its start. Two warps and short pipelines let many programs share an SM. Chosen in whole steps of a Llama-3-8B shape at
+    contexts of 228 to 4,000 tokens on an H200, where the next layer's programs wait on the same SMs.
     """
-    block_n = 64 if dtype == torch.bfloat16 else 32
+    block_n, warps = (64, 2) if dtype == torch.bfloat16 else (32, 4)
     groups = rows * kv_heads
     tiles = max(1, -(-max_context // block_n))
-    full = groups >= 2 * sm_count
-    wanted = 8 if full else max(8, -(-2 * sm_count // groups))
+    if groups >= 2 * sm_count:
+        stages = 2 if groups >= 8 * sm_count else 3
+        return DecodePlan(min(4, triton.next_power_of_2(tiles)), 16, block_n, warps, stages)
+    wanted = max(8, -(-2 * sm_count // groups))
     splits = min(64, triton.next_power_of_2(min(wanted, tiles)))
-    min_tiles = 16 if full else max(1, min(4, groups * 4 // sm_count))
-    return DecodePlan(splits, min_tiles, block_n)
+    if rows == 1:
+        return DecodePlan(splits, 1, block_n, warps)
+    return DecodePlan(splits, 4 if 2 * groups < sm_count else 8, block_n, warps, early=False)
 
 
 @dataclass(frozen=True)
@@ -236,6 +283,18 @@ class DecodeWorkspace:
         )
 
 
+@dataclass(frozen=True)
+class NewTokens:
+    """Fused projections from which `decode_attention` rotates its queries and completes the cache by itself."""
+
+    qkv: torch.Tensor  # [T, (heads + 2 * kv_heads) * head_dim], whose query part is q
+    cos: torch.Tensor  # float32 [max_len, rotary / 2]
+    sin: torch.Tensor  # float32 [max_len, rotary / 2]
+    cache_slots: torch.Tensor  # int32 [at least T]; negative: not written
+    norms: tuple[torch.Tensor, torch.Tensor] | None = None  # RMSNorm weights [head_dim] of queries and keys
+    eps: float = 1e-6
+
+
 def decode_attention(
     q: torch.Tensor,
     k_cache: torch.Tensor,
@@ -251,14 +310,17 @@ def decode_attention(
     rows: int,
     scale: float,
     window: int = 0,
+    new: NewTokens | None = None,
     pdl: bool = False,
 ) -> None:
     """Attention of the decode rows [0, counts[DECODE_ROWS]) of a bucket of at most `rows` rows; other rows of out stay.
 
     q: [T, heads, head_dim], rotated, tokens of any stride (a view of the fused projections); caches: [N, kv_heads,
-    page_size, head_dim]; page_table: int32 [S, K]; row_slots, context_lengths: int32 [at least rows]; out:
-    [T, heads * head_dim]; scale: usually head_dim ** -0.5; window: tokens that a query sees including itself, 0 for
-    all. A row's result depends on its own context and on `plan`, never on other rows.
+    page_size, head_dim], which hold the new keys and values already; page_table: int32 [S, K]; row_slots, context_lengths:
+    int32 [at least rows]; out: [T, heads * head_dim]; scale: usually head_dim ** -0.5; window: tokens that a query sees
+    including itself, 0 for all. With `new`, q is not rotated yet and the cache lacks the rows' last tokens: this does what
+    `blinkpy.kernels.rope.rope_and_cache` does, but leaves q as it is. A row's result depends on its own context and on
+    `plan`, never on other rows.
     """
     check_attention(q, k_cache, v_cache, page_table, row_slots, context_lengths, counts, out)
     _, heads, head_dim = q.shape
@@ -272,9 +334,12 @@ def decode_attention(
         raise ValueError(f"decode workspace is too small for {rows} rows of {plan.splits} splits")
     if workspace.arrivals.numel() < rows * kv_heads:
         raise ValueError(f"decode workspace has {workspace.arrivals.numel()} counters, {rows * kv_heads} needed")
+    if new is not None:
+        check_new_tokens(new, q, kv_heads)
+    norms = None if new is None else new.norms
     block_d = triton.next_power_of_2(head_dim)
     block_g = triton.next_power_of_2(heads // kv_heads)
-    _decode_attention[(plan.splits, kv_heads, rows)](
+    _decode_attention[(kv_heads, rows, plan.splits)](
         q,
         k_cache,
         v_cache,
@@ -286,27 +351,53 @@ def decode_attention(
         row_slots,
         context_lengths,
         counts,
+        q if norms is None else norms[0],
+        q if norms is None else norms[1],
+        q if new is None else new.cos,
+        q if new is None else new.sin,
+        counts if new is None else new.cache_slots,
         q.stride(0),
         page_table.shape[1],
         scale * LOG2_E,
+        0.0 if new is None else new.eps,
         H=heads,
         KVH=kv_heads,
         D=head_dim,
         P=page_size,
         WINDOW=window,
+        FUSED=new is not None,
+        ROTARY=0 if new is None else 2 * new.cos.shape[1],
+        NORM=norms is not None,
         SPLITS=plan.splits,
         MIN_TILES=plan.min_tiles,
         BLOCK_N=plan.block_n,
-        BLOCK_M=max(16, block_g),
+        BLOCK_M=max(16, triton.next_power_of_2(heads // kv_heads + 1)),
         BLOCK_G=block_g,
         BLOCK_D=block_d,
         CHUNK=min(plan.splits, max(1, 4096 // (block_g * block_d))),
         PRECISION=dot_precision(q.dtype),
+        EARLY=plan.early,
         PDL=pdl,
         num_warps=plan.warps,
         num_stages=plan.stages,
         **options(pdl),
     )
+
+
+def check_new_tokens(new: NewTokens, q: torch.Tensor, kv_heads: int) -> None:
+    """Raise ValueError or TypeError unless `new` fits the queries."""
+    tokens, heads, head_dim = q.shape
+    check(new.qkv, "qkv", (tokens, (heads + 2 * kv_heads) * head_dim), q.dtype)
+    if new.qkv.data_ptr() != q.data_ptr() or new.qkv.stride(0) != q.stride(0):
+        raise ValueError("q is not the query part of the fused projections")
+    check(new.cos, "cos", (None, None), torch.float32)
+    check(new.sin, "sin", tuple(new.cos.shape), torch.float32)
+    check(new.cache_slots, "cache_slots", (None,), torch.int32)
+    if 2 * new.cos.shape[1] > head_dim:
+        raise ValueError(f"rotary dimension {2 * new.cos.shape[1]} is over the head dimension {head_dim}")
+    for name, weight in zip(("q norm", "k norm"), new.norms or (), strict=False):
+        check(weight, name, (head_dim,))
+    check_one_device(q, new.cos, new.sin, new.cache_slots, *(new.norms or ()))
 
 
 def check_attention(q, k_cache, v_cache, page_table, row_slots, context_lengths, counts, out) -> None:

@@ -1,7 +1,8 @@
-"""The kernels that the loop on the GPU runs beside and after each step: the two halves of a turn. And their compiled code.
+"""The kernels that the loop on the GPU runs beside and after each step: the parts of a turn. And their compiled code.
 
-Each is one block. `ahead` runs while a step does. `turn` commits the step, plans the next one, tells the graph's conditional
-nodes which step graph that is and whether there is one, and notes times for whoever measures. See blinkpy.executive.
+Each is one block. `turn` commits the step, plans the next one, tells the graph's conditional nodes which step graph that is and
+whether there is one, and notes times for whoever measures. `tell` and `ahead` run while a step does: `tell` at its begin, with
+what `turn` left to publish, `ahead` near its end. See blinkpy.executive.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ LOOP_COPY_EVERY = 11  # words between two copies
 LOOP_COPY_DUE = 12  # 1: before the next step
 LOOP_COPIES = 13  # copies begun
 LOOP_HELD = 14  # step graph that follows the copy
+LOOP_TELL = 15  # 1: the last turn has not reported; `tell` does
 LOOP_WORDS = 16
 TIME_OVER = -100
 
@@ -67,6 +69,7 @@ TRACE_COLUMNS = 9
 MOST_BUCKETS = 128
 WORDS = types.Array(int64, 1, "C")
 AHEAD_SIGNATURE = types.void(WORDS, WORDS)
+TELL_SIGNATURE = types.void(WORDS, WORDS)
 TURN_SIGNATURE = types.void(
     WORDS,
     types.Array(types.uint64, 1, "C"),
@@ -85,6 +88,7 @@ class LoopCode(NamedTuple):
 
     ahead: KernelCode
     turn: KernelCode
+    tell: KernelCode
     stamp: KernelCode
     resume: KernelCode
 
@@ -107,6 +111,32 @@ def ahead_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None]:
             loop[LOOP_AHEAD_END] = now_ns()
 
     return ahead
+
+
+def tell_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None]:
+    """The Python function of `tell`, which reports for the turn before the step that it runs in: counters, gauges and the
+    heartbeat go to the host's memory, and nobody waits for them. Arguments as of `ahead`."""
+    read, report, shared_words = table_reader(kind), phases.report, words + 2 * MOST_BUCKETS
+
+    def tell(table, loop):
+        lane, lanes = cuda.threadIdx.x, cuda.blockDim.x
+        engine = read(table, cuda.shared.array(shared_words, int64), lane, lanes)
+        due = loop[LOOP_TELL]
+        cuda.syncthreads()
+        if due != 0:
+            report(engine.limits, engine.queues, engine.state, lane, lanes)
+            if lane == 0:
+                loop[LOOP_TELL] = 0
+                ask_for_copy(loop, engine.state.recorder.cursor[POSITION])
+
+    return tell
+
+
+@cuda.jit(device=True)
+def ask_for_copy(loop, position):
+    """One lane, after a report: is a copy of the state due? position: words recorded."""
+    if position >= loop[LOOP_COPY_AT]:
+        loop[LOOP_COPY_DUE] = 1
 
 
 def turn_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None]:
@@ -137,34 +167,35 @@ def turn_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None]:
             step = graph
             if due != 0:
                 graph = copy_graph
+        result = 0
+        if bucket in (STOPPED, DRAINED):
+            result = bucket
+        elif budget != 0 and began != 0 and engine.state.inbox.now_ns[0] - began > budget:
+            result = TIME_OVER
+        tells = bucket < 0 or result != 0 or graph != step  # otherwise the report can wait until the step has begun
         if lane == 0:
             if graph != own:
                 enter(repeat, switch_handle, own, graph)
             loop[LOOP_TURNS] = turns + 1
+            loop[LOOP_TELL] = 0 if tells else 1
             if began == 0:
-                began = begin
                 loop[LOOP_BEGAN_NS] = begin
-            result = 0
-            if bucket in (STOPPED, DRAINED):
-                result = bucket
-            elif budget != 0 and begin - began > budget:
-                result = TIME_OVER
             if result != 0:
                 leave(repeat, while_handle, own, graph)
                 loop[LOOP_RESULT] = result
                 engine.queues.engine[ENGINE_STATE] = STATE_STOPPED
             if bucket < 0:
                 nanosleep(IDLE_SLEEP_NS)
-        report(engine.limits, engine.queues, engine.state, lane, lanes)
-        if lane == 0:
-            recorder = engine.state.recorder
-            position = recorder.cursor[POSITION]
-            if graph != step:  # the copy comes first, of the state as it is now
-                loop[LOOP_HELD], loop[LOOP_COPIES], loop[LOOP_COPY_DUE] = step, copies + 1, 0
-                loop[LOOP_COPY_AT] = position + loop[LOOP_COPY_EVERY]
-                recorder.progress[COPIES_BEGUN] = copies + 1
-            elif position >= loop[LOOP_COPY_AT]:
-                loop[LOOP_COPY_DUE] = 1
+        if tells:
+            report(engine.limits, engine.queues, engine.state, lane, lanes)
+            if lane == 0:
+                recorder = engine.state.recorder
+                if graph != step:  # the copy comes first, of the state as it is now
+                    loop[LOOP_HELD], loop[LOOP_COPIES], loop[LOOP_COPY_DUE] = step, copies + 1, 0
+                    loop[LOOP_COPY_AT] = recorder.cursor[POSITION] + loop[LOOP_COPY_EVERY]
+                    recorder.progress[COPIES_BEGUN] = copies + 1
+                else:
+                    ask_for_copy(loop, recorder.cursor[POSITION])
         if lane == 0 and bucket >= 0 and traced < trace.shape[0]:
             end = now_ns()
             trace[traced, TRACE_BEGIN] = begin
@@ -227,6 +258,7 @@ def loop_code(policy: Policy, kind: Any, words: int, capability: tuple[int, int]
     return LoopCode(
         _code("ahead", policy, kind, words, capability, lambda: (ahead_kernel(phases, kind, words), AHEAD_SIGNATURE)),
         _code("turn", policy, kind, words, capability, lambda: (turn_kernel(phases, kind, words), TURN_SIGNATURE)),
+        _code("tell", policy, kind, words, capability, lambda: (tell_kernel(phases, kind, words), TELL_SIGNATURE)),
         _code("stamp", policy, kind, words, capability, lambda: (stamp_kernel(), STAMP_SIGNATURE)),
         _code("resume", policy, kind, words, capability, lambda: (resume_kernel(), RESUME_SIGNATURE)),
     )

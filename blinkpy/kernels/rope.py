@@ -10,6 +10,48 @@ from blinkpy.kernels.launch import COUNT_TOKENS, check, check_one_device, option
 
 
 @triton.jit
+def load_rotated(
+    at,  # [HEADS, 1] pointers to the heads
+    inside,  # [HEADS, BLOCK] elements that exist
+    is_query,  # [HEADS, 1] query heads
+    rotates,  # [HEADS, 1] query and key heads; the others are loaded as they are
+    q_weight_ptr,  # [D] norm weight of the queries (NORM only)
+    k_weight_ptr,  # [D] norm weight of the keys (NORM only)
+    cos_ptr,  # float32 [max_len, ROTARY / 2] by position
+    sin_ptr,  # float32 [max_len, ROTARY / 2] by position
+    position,
+    eps,
+    D: tl.constexpr,
+    ROTARY: tl.constexpr,
+    NORM: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """float32 [HEADS, BLOCK]: heads of one token, normed and rotated for its position."""
+    # The partner of element i is i + ROTARY / 2 in the lower half, i - ROTARY / 2 in the upper one.
+    HALF: tl.constexpr = ROTARY // 2
+    column = tl.arange(0, BLOCK)[None, :]
+    lower = column < HALF
+    turned = (column < ROTARY) & rotates
+    partner_column = tl.where(lower, column + HALF, column - HALF)
+    x = tl.load(at + column, mask=inside, other=0.0).to(tl.float32)
+    partner = tl.load(at + partner_column, mask=inside & turned, other=0.0).to(tl.float32)
+    if NORM:
+        scale = tl.math.rsqrt(tl.sum(x * x, 1) / D + eps)[:, None]
+        weighted = inside & rotates
+        weight = tl.load(q_weight_ptr + column, mask=weighted & is_query, other=0.0).to(tl.float32)
+        weight += tl.load(k_weight_ptr + column, mask=weighted & ~is_query, other=0.0).to(tl.float32)
+        weighted = inside & turned
+        partner_weight = tl.load(q_weight_ptr + partner_column, mask=weighted & is_query, other=0.0).to(tl.float32)
+        partner_weight += tl.load(k_weight_ptr + partner_column, mask=weighted & ~is_query, other=0.0).to(tl.float32)
+        x = tl.where(rotates, x * scale * weight, x)
+        partner = partner * scale * partner_weight
+    angle = position.to(tl.int64) * HALF + tl.where(lower, column, column - HALF)
+    cos = tl.load(cos_ptr + angle, mask=column < ROTARY, other=1.0)
+    sin = tl.load(sin_ptr + angle, mask=column < ROTARY, other=0.0)
+    return tl.where(turned, x * cos + tl.where(lower, -partner, partner) * sin, x)
+
+
+@triton.jit
 def _rope_and_cache(
     qkv_ptr,  # [T, (H + 2 * KVH) * D] fused projections: query heads, key heads, value heads; queries replaced in place
     q_weight_ptr,  # [D] norm weight of the queries (NORM only)
@@ -35,36 +77,16 @@ def _rope_and_cache(
     token = tl.program_id(0)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]  # [HEADS, 1]
     column = tl.arange(0, BLOCK)[None, :]  # [1, BLOCK]
+    release_successor(PDL)
     wait_for_predecessor(PDL)
     if token < tl.load(counts_ptr + COUNT_TOKENS):
         inside = (head < H + 2 * KVH) & (column < D)
         at = qkv_ptr + token.to(tl.int64) * ((H + 2 * KVH) * D) + head * D
-        x = tl.load(at + column, mask=inside, other=0.0).to(tl.float32)
-
-        # The partner of element i is i + ROTARY / 2 in the lower half, i - ROTARY / 2 in the upper one.
-        HALF: tl.constexpr = ROTARY // 2
-        lower = column < HALF
-        rotates = column < ROTARY
-        partner_column = tl.where(lower, column + HALF, column - HALF)
-        partner_inside = inside & rotates & (head < H + KVH)
-        partner = tl.load(at + partner_column, mask=partner_inside, other=0.0).to(tl.float32)
-        if NORM:
-            scale = tl.math.rsqrt(tl.sum(x * x, 1) / D + eps)[:, None]
-            is_query = head < H
-            weighted = (head < H + KVH) & (column < D)
-            weight = tl.load(q_weight_ptr + column, mask=weighted & is_query, other=0.0).to(tl.float32)
-            weight += tl.load(k_weight_ptr + column, mask=weighted & (head >= H), other=0.0).to(tl.float32)
-            partner_weight = tl.load(q_weight_ptr + partner_column, mask=partner_inside & is_query, other=0.0).to(tl.float32)
-            partner_weight += tl.load(k_weight_ptr + partner_column, mask=partner_inside & (head >= H), other=0.0).to(tl.float32)
-            x = tl.where(head < H + KVH, x * scale * weight, x)
-            partner = partner * scale * partner_weight
-
-        position = tl.load(positions_ptr + token).to(tl.int64)
-        angle = tl.where(lower, column, column - HALF)
-        cos = tl.load(cos_ptr + position * HALF + angle, mask=rotates, other=1.0)
-        sin = tl.load(sin_ptr + position * HALF + angle, mask=rotates, other=0.0)
-        rotated = x * cos + tl.where(lower, -partner, partner) * sin
-        x = tl.where(rotates & (head < H + KVH), rotated, x)
+        position = tl.load(positions_ptr + token)
+        x = load_rotated(
+            at, inside, head < H, head < H + KVH, q_weight_ptr, k_weight_ptr, cos_ptr, sin_ptr, position, eps, D, ROTARY, NORM,
+            BLOCK,
+        )  # fmt: skip
 
         # All loads of a head are in this program, and its partner loads come before its store.
         tl.debug_barrier()
@@ -78,7 +100,6 @@ def _rope_and_cache(
         tl.store(k_cache_ptr + key_at, x.to(k_cache_ptr.dtype.element_ty), mask=kept & is_key)
         value_at = ((page * KVH + (head - H - KVH)) * P + offset) * D + column
         tl.store(v_cache_ptr + value_at, x.to(v_cache_ptr.dtype.element_ty), mask=kept & (head >= H + KVH))
-    release_successor(PDL)
 
 
 def rope_and_cache(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from blinkpy.kernels.attention import DecodePlan, DecodeWorkspace, decode_attention, plan_decode
+from blinkpy.kernels.attention import DecodePlan, DecodeWorkspace, NewTokens, decode_attention, plan_decode
 from blinkpy.kernels.embedding import embed
 from blinkpy.kernels.expert_config import ExpertConfig, ExpertShape, ExpertTable
 from blinkpy.kernels.expert_gemv import GEMV_TOKENS, expert_gemv
@@ -140,20 +140,22 @@ class GpuDecoder:
         self._linear(hidden, layer.qkv, qkv, norm=layer.input_norm, bias=layer.qkv_bias)
         keys, values = self.cache.keys[index], self.cache.values[index]
         norms = (layer.q_norm, layer.k_norm) if layer.q_norm is not None and layer.k_norm is not None else None
-        rope_and_cache(
-            qkv,
-            self.cos,
-            self.sin,
-            batch.positions,
-            batch.cache_slots,
-            keys,
-            values,
-            batch.counts,
-            heads=a.heads,
-            norms=norms,
-            eps=a.rms_norm_eps,
-            pdl=pdl,
-        )
+        fused = not shape.mixed  # decode attention rotates and caches by itself; prefill needs it done before
+        if not fused:
+            rope_and_cache(
+                qkv,
+                self.cos,
+                self.sin,
+                batch.positions,
+                batch.cache_slots,
+                keys,
+                values,
+                batch.counts,
+                heads=a.heads,
+                norms=norms,
+                eps=a.rms_norm_eps,
+                pdl=pdl,
+            )
         queries = qkv.view(shape.tokens, a.heads + 2 * a.kv_heads, a.head_dim)[:, : a.heads]
         scale, window = a.head_dim**-0.5, a.windows[index]
         decode_attention(
@@ -170,6 +172,7 @@ class GpuDecoder:
             rows=shape.rows,
             scale=scale,
             window=window,
+            new=NewTokens(qkv, self.cos, self.sin, batch.cache_slots, norms, a.rms_norm_eps) if fused else None,
             pdl=pdl,
         )
         if shape.mixed:

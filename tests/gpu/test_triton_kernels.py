@@ -51,6 +51,22 @@ def test_attention_of_a_mixed_batch(rng: np.random.Generator, dtype: torch.dtype
     cases.attention_case(rng, CUDA, dtype, lengths, contexts, bucket_tokens=640, bucket_rows=32, **shape)
 
 
+@both_dtypes
+@pytest.mark.parametrize(
+    ("shape", "norm", "rotary"), [(0, False, 128), (1, True, 128), (3, False, 96), (4, False, 64), (6, True, 96)]
+)
+@pytest.mark.parametrize("rows", [1, 13, 64])
+def test_attention_with_new_tokens(
+    rng: np.random.Generator, dtype: torch.dtype, shape: int, norm: bool, rotary: int, rows: int
+) -> None:
+    contexts = [*rng.integers(1, 3000, rows - 1).tolist(), 1200][:rows]
+    sizes = SHAPES[shape]
+    plan = plan_decode(rows, sizes["kv_heads"], 4096, torch.cuda.get_device_properties(0).multi_processor_count, dtype)
+    few = DecodePlan(splits=8, min_tiles=1, block_n=32)
+    for chosen in (plan, few):
+        cases.new_tokens_case(rng, CUDA, dtype, contexts, norm=norm, rotary=rotary, plan=chosen, bucket=rows + 3, **sizes)
+
+
 @pytest.mark.parametrize("context", [1, 64, 8192, 40_000])
 def test_one_long_sequence(rng: np.random.Generator, context: int) -> None:
     plan = plan_decode(1, 8, 40_960, torch.cuda.get_device_properties(0).multi_processor_count)

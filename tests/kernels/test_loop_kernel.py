@@ -16,6 +16,7 @@ from blinkpy.kernels.loop import (
     LOOP_WORDS,
     RESUME_SIGNATURE,
     STAMP_SIGNATURE,
+    TELL_SIGNATURE,
     TRACE_COLUMNS,
     TURN_SIGNATURE,
     _load,
@@ -23,6 +24,7 @@ from blinkpy.kernels.loop import (
     ahead_kernel,
     resume_kernel,
     stamp_kernel,
+    tell_kernel,
     turn_kernel,
 )
 from blinkpy.kernels.portable import device, load_acquire
@@ -51,6 +53,7 @@ STAND_IN = Phases(ahead, decide, report, schedule=decide)
 KERNELS = {
     # What executive.py packs: arrays of one dimension as 7 words, of two as 9, and handles and numbers as one.
     "ahead": (lambda: ahead_kernel(STAND_IN, KIND, len(TABLE)), AHEAD_SIGNATURE, 7 + 7, ()),
+    "tell": (lambda: tell_kernel(STAND_IN, KIND, len(TABLE)), TELL_SIGNATURE, 7 + 7, ()),
     "turn": (
         lambda: turn_kernel(STAND_IN, KIND, len(TABLE)),
         TURN_SIGNATURE,

@@ -188,8 +188,9 @@ def launches(model: Shape, tokens: int, rows: int, mixed: bool, pdl: bool) -> It
     )
     plan = attention.plan_decode(rows, model.kv_heads, 8192, SM_COUNT, dtype)
     workspace = attention.DecodeWorkspace.allocate({rows: plan}, model.heads, model.kv_heads, model.head_dim, "meta")
+    new = None if mixed else attention.NewTokens(qkv, angles, angles, ids, norms)
     yield lambda: attention.decode_attention(
-        q, cache, cache, table, slots, slots, counts, mixed_heads, workspace, plan, rows=rows, scale=scale, pdl=pdl
+        q, cache, cache, table, slots, slots, counts, mixed_heads, workspace, plan, rows=rows, scale=scale, new=new, pdl=pdl
     )
     if mixed:
         yield lambda: prefill.prefill_attention(

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from blinkpy.kernels.attention import DecodePlan
+
 CPU = "cpu"
 both_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 
@@ -60,6 +62,20 @@ def test_attention(rng: np.random.Generator, dtype: torch.dtype, shape: dict[str
         block_m=32,
         **shape,  # type: ignore[arg-type]
     )
+
+
+@both_dtypes
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"heads": 4, "kv_heads": 2, "head_dim": 32, "rotary": 32, "page": 16},
+        {"heads": 3, "kv_heads": 1, "head_dim": 96, "rotary": 72, "page": 16, "window": 50},
+        {"heads": 16, "kv_heads": 2, "head_dim": 64, "rotary": 64, "page": 32, "norm": True},
+    ],
+)
+def test_attention_with_new_tokens(rng: np.random.Generator, dtype: torch.dtype, shape: dict[str, int]) -> None:
+    plan = DecodePlan(splits=4, min_tiles=1, block_n=64 if dtype == torch.bfloat16 else 32)
+    cases.new_tokens_case(rng, CPU, dtype, [1, 300, 2, 65, 64, 129], plan=plan, bucket=8, **shape)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("rows", [1, 3])
