@@ -209,7 +209,7 @@ class ShmTransport:
         self._bytes[start : start + len(entry)] = entry
 
     def ring(self, doorbell: int) -> None:
-        self._fence()  # O1 of blinkpy/sim/queue_model.py
+        self._fence()  # the doorbell comes after the entry: O1 of docs/verification.md
         self._words[self._front + FRONT_DOORBELL] = doorbell
 
     def write_cancel(self, slot: int, request_id: int) -> None:
