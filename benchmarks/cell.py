@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,18 +16,20 @@ from benchmarks.common import ROOT, UsageError
 from benchmarks.counters import Counters
 from benchmarks.figures import Slo, figures
 from benchmarks.gpu import EnergyMeter
-from benchmarks.load import Target, offer
+from benchmarks.load import LoadResult, Target, offer
 from benchmarks.neighbours import KINDS, Neighbours
 from benchmarks.shapes import SHAPES, write_folder
-from benchmarks.systems import Cores, Model, Running, System, find_system, on_cores, parse_cores, running
+from benchmarks.systems import Cores, Model, Running, ServerError, System, find_system, on_cores, parse_cores, running
 from benchmarks.workload import Dataset, Request, closed_loop, open_loop, read_dataset
 from blinkpy.progress import Progress
 
-WARM_STREAMS, WARM_ROUNDS, WARM_TOKENS = 32, 2, 16
-WARM_LIMIT_S = 120.0
+WARM_TOKENS = 16  # of an answer
+WARM_LOADS = ((2048, 4), (128, 32))  # (longest prompt, streams): long prompts, then many at once
+WARM_ROUNDS, WARM_LIMIT_S = 2, 60.0
 SPARE_S = 60.0  # that neighbours live longer than a load may
 DEFAULT_KINDS = ("compress", "build")
 LOGS = ROOT / "build" / "benchmarks" / "logs"
+MODELS = ROOT / "build" / "benchmarks" / "models"  # folders of shapes: always the same path, which servers' caches depend on
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Bench:
 
     def __init__(self, options: argparse.Namespace, model: Model, cores: Cores, meter: EnergyMeter, progress: Progress):
         self.model, self.meter, self.progress = model, meter, progress
-        self.systems = [find_system(text, options.extra, options.env) for text in options.system]
+        self.systems = [find_system(text, options.extra, options.env, options.front_end) for text in options.system]
         if len({system.name for system in self.systems}) < len(self.systems):
             raise UsageError("each system needs a name of its own")
         self.cores = cores
@@ -87,11 +88,12 @@ class Bench:
         log = Path(self.logs) / f"{system.name}-{self._log_count}.log"
         with running(system, self.model, cores or self.cores, log, self.start_s, self.progress) as server:
             self.progress(f"warming up {system.name}")
-            prompt = min(128, self.model.length // 2)
-            load = Load(
-                f"fixed:{prompt}:{WARM_TOKENS}", streams=WARM_STREAMS, rounds=WARM_ROUNDS, seconds=0, drain_s=WARM_LIMIT_S
-            )
-            self._offer(server, load, self.requests(load))
+            for longest, streams in WARM_LOADS:
+                data = f"fixed:{min(longest, self.model.length // 2)}:{WARM_TOKENS}"
+                load = Load(data, streams=streams, rounds=WARM_ROUNDS, seconds=0, drain_s=WARM_LIMIT_S)
+                result = self._offer(server, load, self.requests(load))
+                if all(record.error for record in result.records):
+                    raise ServerError(f"{system.name} does not answer: {result.records[0].error}")
             yield server
 
     def requests(self, load: Load) -> list[Request]:
@@ -113,7 +115,7 @@ class Bench:
         tokenizer = Tokenizer.from_file(str(path))
         return lambda text: len(tokenizer.encode(text).ids)
 
-    def _offer(self, server: Running, load: Load, requests: Sequence[Request], name: str = "") -> Any:
+    def _offer(self, server: Running, load: Load, requests: Sequence[Request], name: str = "") -> LoadResult:
         target = Target(server.host, server.port, self.model.name, self.chat, self.api_key, self.temperature)
         limit = load.seconds + load.drain_s
 
@@ -157,6 +159,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--frontend-cores", default="", metavar="LIST", help="those of the server's cores that front ends get alone"
     )
+    help_text = "which of a system's processes are front ends: a regular expression for their command lines"
+    parser.add_argument("--front-end", action="append", default=[], metavar="NAME:PATTERN", help=help_text)
     parser.add_argument("--client-processes", type=int, default=0, help="(0: one for each of its cores)")
     parser.add_argument("--chat", action="store_true", help="/v1/chat/completions with texts, instead of token ids")
     parser.add_argument("--temperature", type=float, default=0.0)
@@ -170,7 +174,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 @contextlib.contextmanager
 def bench(options: argparse.Namespace, progress: Progress) -> Iterator[Bench]:
-    """The means of a benchmark, from its options; a shape's folder lives as long."""
+    """The means of a benchmark, from its options."""
     options.system = options.system or ["blinkpy"]
     server, client, front_end = (
         parse_cores(text) for text in (options.server_cores, options.client_cores, options.frontend_cores)
@@ -178,18 +182,17 @@ def bench(options: argparse.Namespace, progress: Progress) -> Iterator[Bench]:
     cores = Cores(server or tuple(sorted(os.sched_getaffinity(0))), client, front_end)
     with (
         on_cores(client),  # this process only watches: it stays away from the servers
-        tempfile.TemporaryDirectory(prefix="blinkpy-bench-") as folder,
         EnergyMeter(options.gpu) as meter,
     ):
-        yield Bench(options, find_model(options, Path(folder)), cores, meter, progress)
+        yield Bench(options, find_model(options), cores, meter, progress)
 
 
-def find_model(options: argparse.Namespace, folder: Path) -> Model:
-    """The model of the options; a shape is written into a folder."""
+def find_model(options: argparse.Namespace) -> Model:
+    """The model of the options; a shape is written into its folder."""
     name, shape = options.model, options.model in SHAPES
     if shape:
         config = SHAPES[name]
-        path = str(write_folder(name, folder / name))
+        path = str(write_folder(name, MODELS / name))
     else:
         from blinkpy.models.hub import DEMO_FOLDER
 

@@ -117,14 +117,14 @@ class Run:
         self.output.parent.mkdir(parents=True, exist_ok=True)
         self._partial.write_text(to_json({"benchmark": self.name, "commit": revision(), "results": results}) + "\n")
 
-    def figure_row(self, columns: int = 1, width: float = 5.5, height: float = 4.2) -> Any:
-        """A matplotlib figure and a row of axes, without a display. width, height: inches of each."""
+    def figure_row(self, columns: int = 1, width: float = 5.5, height: float = 4.2, rows: int = 1) -> Any:
+        """A matplotlib figure and a row of axes, or rows of them, without a display. width, height: inches of each."""
         import matplotlib
 
         matplotlib.use("Agg")
         import matplotlib.pyplot as plt
 
-        return plt.subplots(1, columns, figsize=(width * columns, height), layout="constrained")
+        return plt.subplots(rows, columns, figsize=(width * columns, height * rows), layout="constrained")
 
     def save(self, figure: Any) -> None:
         """Save a figure beside the result file, under its name."""
@@ -168,6 +168,12 @@ def machine() -> dict[str, Any]:
         "memory_gib": round(memory / 2**20, 1),
         "kernel": f"{platform.system()} {platform.release().split('-')[0]}",
     }
+
+
+def origin(machine: dict[str, Any], commit: dict[str, Any]) -> dict[str, Any]:
+    """What parts of one result must have in common: the machine, but for its memory, which a virtual one may be given as it is
+    needed; and the commit."""
+    return {"machine": {key: value for key, value in machine.items() if key != "memory_gib"}, "commit": commit}
 
 
 def software() -> dict[str, str]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 PERIOD_S = 0.05  # the counter itself moves every 20 to 100 ms
+SLACK_S = 0.5  # that readings may begin too late or end too early
 
 
 class EnergyMeter:
@@ -56,9 +57,10 @@ class EnergyMeter:
             self._thread.join()
 
     def joules(self, begin: float, end: float) -> float | None:
-        """Energy between two times of time.perf_counter(), between two readings by interpolation; None without a counter."""
+        """Energy between two times of time.perf_counter(), between two readings by interpolation; None if not read."""
         marks = list(self._marks)
-        return None if len(marks) < 2 else interpolated(marks, begin, end)
+        read = len(marks) > 1 and marks[0][0] < begin + SLACK_S and marks[-1][0] > end - SLACK_S
+        return interpolated(marks, begin, end) if read else None
 
     def watts(self, seconds: float) -> float | None:
         """Mean power over the next seconds; None without a counter."""

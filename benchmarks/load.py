@@ -40,6 +40,7 @@ RECEIVE = 1 << 16
 LAST_CHUNK = b"0\r\n\r\n"
 HEAD_END = b"\r\n\r\n"
 EVENT_END = re.compile(rb"\n\n|\r\n\r\n")
+UNFINISHED = "unfinished"  # the error of a request that had not ended when the load was over
 RETRIES = 2  # of a request whose idle connection the server closed meanwhile
 
 
@@ -94,12 +95,13 @@ class Record:
 @dataclass
 class LoadResult:
     """records in the order of the requests; lags_s of all processes' ticks; busy: the busiest process's share of a core;
-    began: time.perf_counter() at the start."""
+    began: time.perf_counter() at the start; limit_s: seconds after it in which requests had to end."""
 
     records: list[Record]
     lags_s: NDArray[np.float64]
     busy: float
     began: float
+    limit_s: float
 
 
 def offer(
@@ -146,7 +148,7 @@ def offer(
     for found, _, _ in results:
         records |= found
     lags = np.concatenate([lags for _, lags, _ in results])
-    return LoadResult([records[k] for k in range(len(requests))], lags, max(busy for _, _, busy in results), began)
+    return LoadResult([records[k] for k in range(len(requests))], lags, max(busy for _, _, busy in results), began, limit_s)
 
 
 def _receive(pipe: Pipe, timeout: float) -> Any:
@@ -251,7 +253,7 @@ class Client:
                 tick = now + TICK_S
         for connection in self._connections.values():
             if connection.answer is not None:
-                connection.answer.error = "unfinished"
+                connection.answer.error = UNFINISHED
             connection.sock.close()
         for answer in [*self._arrivals, *(answer for queue in self._queues.values() for answer in queue)]:
             answer.error = answer.error or "not sent"

@@ -4,7 +4,8 @@
     build       what a parallel build does: short processes, each of which compiles some modules of Python's own library
     memory      what a copy or a scan of large data does: blocks that fit into no cache, copied to and fro
 
-They may run on any of their cores, as a user's processes may. Each ends by itself after a limit, and with its parent.
+They may run on any of their cores, as a user's processes may. Each ends by itself after a limit, and with its parent; what it
+started ends with it.
 Run as a script, this file is one neighbour; it needs Python alone.
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -20,7 +22,6 @@ import time
 KINDS = ("compress", "build", "memory")
 READY_S = 60.0
 PR_SET_PDEATHSIG = 1
-SIGKILL = 9
 BLOCK = 900_000  # bytes, pbzip2's own
 COPY = 32 << 20
 MODULES = ("argparse", "ast", "datetime", "difflib", "inspect", "doctest", "tarfile", "typing")
@@ -44,7 +45,7 @@ class Neighbours:
             os.sched_setaffinity(0, self.cores or before)
             for i in range(self.count):
                 command = [sys.executable, "-I", "-S", __file__, self.kinds[i % len(self.kinds)], str(self.limit_s), str(tell)]
-                self._processes.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(tell,)))
+                self._processes.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(tell,), process_group=0))
             os.sched_setaffinity(0, before)
             deadline, missing = time.monotonic() + READY_S, self.count
             while missing and (left := deadline - time.monotonic()) > 0:
@@ -63,7 +64,8 @@ class Neighbours:
 
     def __exit__(self, *exception: object) -> None:
         for process in self._processes:
-            process.kill()
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
         for process in self._processes:
             process.wait()
         self._processes = []
@@ -113,7 +115,7 @@ def die_with_parent() -> None:
     """Ask the kernel to kill this process when the thread that started it ends."""
     import ctypes
 
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 if __name__ == "__main__":

@@ -29,14 +29,25 @@ MEDIANS: dict[str, Figure] = {
 }
 
 
-def series(document: Document, system: str, mode: str, figure: Figure) -> dict[float, float]:
-    """A figure by rate; the geometric mean where cells were repeated. Invalid cells are left out, unless nothing means
-    anything."""
+def placement(document: Document) -> str:
+    """Where the grid's front ends are: own, or shared."""
+    return "own" if document["cores"]["front_end"] else "shared"
+
+
+def counts(document: Document, cell: dict[str, Any]) -> bool:
+    """Whether a cell says something about its server: the client kept up, or nothing means anything."""
+    return bool(cell["client"]["valid"] or document["smoke"])
+
+
+def series(document: Document, system: str, mode: str, figure: Figure, front_end: str = "") -> dict[float, float]:
+    """A figure by rate; the geometric mean where cells were repeated. Invalid cells are left out. front_end: own or shared; by
+    default the grid's."""
+    wanted = (system, mode, front_end or placement(document))
     found: dict[float, list[float]] = {}
     for cell in document["cells"]:
         key = cell["cell"]
-        counts = cell["client"]["valid"] or document["smoke"]
-        if (key["system"], key["mode"]) == (system, mode) and counts and (value := figure(cell)):
+        same = key["rate"] and (key["system"], key["mode"], key["front_end"]) == wanted
+        if same and counts(document, cell) and (value := figure(cell)):
             found.setdefault(key["rate"], []).append(value)
     return {rate: geometric_mean(values) for rate, values in sorted(found.items())}
 
@@ -55,28 +66,35 @@ def ratios(above: dict[float, float], below: dict[float, float]) -> list[float]:
 
 
 def draw(document: Document, figure_row: Callable[..., Any]) -> Any:
-    """One row of plots against the rate: isolated solid, interfered dashed."""
-    figure, axes = figure_row(len(FIGURES), 4.4, 3.8)
-    for ax, (name, (unit, value)) in zip(axes, FIGURES.items(), strict=True):
-        for i, system in enumerate(systems(document)):
-            for mode, line in (("isolated", "-"), ("interfered", "--")):
+    """A page: each figure against the rate, isolated above, interfered below, on the same scale."""
+    figure, rows = figure_row(len(FIGURES), 3.9, 3.1, rows=2)
+    names = systems(document)
+    for column, (name, (unit, value)) in enumerate(FIGURES.items()):
+        for row, mode in zip(rows, ("isolated", "interfered"), strict=True):
+            ax = row[column]
+            if row is not rows[0]:
+                ax.sharey(rows[0][column])
+            for i, system in enumerate(names):
                 points = series(document, system, mode, value)
                 if points:
-                    label = f"{system}, {mode}"
-                    ax.plot(list(points), list(points.values()), line, color=f"C{i}", marker="o", markersize=3, label=label)
-        ax.set(xlabel="requests/s", ylabel=unit, title=name)
-        if name.startswith("P99"):
-            ax.set_yscale("log")
-            ax.yaxis.set_major_formatter("{x:g}")
-            ax.yaxis.set_minor_formatter("{x:g}")
+                    ax.plot(list(points), list(points.values()), color=f"C{i}", marker="osD^v"[i % 5], markersize=4, label=system)
+            ax.set(xlabel="requests/s", ylabel=f"{name}, {unit}", title=mode)
+            ax.set_xlim(left=0)
+            ax.grid(alpha=0.3, which="both")
+        if name == "energy" and not any(row[column].has_data() for row in rows):
+            for row in rows:
+                row[column].text(0.5, 0.5, "no energy counter", ha="center", transform=row[column].transAxes)
+        elif name.startswith("P99"):
+            rows[0][column].set_yscale("log")
+            for row in rows:
+                row[column].yaxis.set_major_formatter("{x:g}")
         else:
-            ax.set_ylim(bottom=0)
-        ax.grid(alpha=0.3)
-    if axes[0].has_data():
-        axes[0].legend(fontsize=7)
-    if not axes[-1].has_data():
-        axes[-1].text(0.5, 0.5, "no energy counter", ha="center", transform=axes[-1].transAxes)
-    figure.suptitle(f"{document['model']}, {document['gpu'].get('gpu', 'no GPU')}")
+            rows[0][column].set_ylim(bottom=0)
+    if rows[0][0].has_data():
+        rows[0][0].legend(fontsize=8)
+    cores = "cores of their own" if placement(document) == "own" else "the contended cores"
+    gpu = document["gpu"].get("gpu", "no GPU")
+    figure.suptitle(f"{document['model']}, {gpu}; front ends on {cores}")
     return figure
 
 
@@ -85,39 +103,54 @@ def summary(document: Document) -> str:
     gpu = document["gpu"].get("gpu", "no GPU")
     lines = [f"# {document['model']}, {gpu}", ""]
     if not document["complete"]:
-        lines += [f"**Not complete:** {document['done']} cells.", ""]
+        lines += ["**Not complete:** some cells were not measured.", ""]
     for system, error in document["errors"].items():
         lines += [f"**{system} failed:** {error.splitlines()[0]}", ""]
     names = systems(document)
-    lines += ["Interfered over isolated, geometric mean over rates (range); below 1 is a loss for throughput:", ""]
-    lines += _ratio_table(document, [(system, (system, "interfered"), (system, "isolated")) for system in names])
+    for front_end in ("own", "shared"):
+        rows = [(name, (name, "interfered", front_end), (name, "isolated", front_end)) for name in names]
+        if table := _ratio_table(document, rows):
+            where = "on cores of their own" if front_end == "own" else "among the neighbours"
+            lines += [f"Front ends {where}, interfered over isolated, geometric mean over rates (range); below 1 is a loss for"]
+            lines += ["throughput:", "", *table, ""]
     if len(names) > 1:
         first, *others = names
         pairs = [
-            (f"{other} / {first}, {mode}", (other, mode), (first, mode))
+            (f"{other} / {first}, {mode}", (other, mode, ""), (first, mode, ""))
             for other in others
             for mode in ("isolated", "interfered")
         ]
-        lines += ["", f"The others over {first}, geometric mean over rates (range):", "", *_ratio_table(document, pairs)]
-    lines += ["", "Every cell:", "", *_cell_table(document), ""]
+        if table := _ratio_table(document, pairs):
+            lines += [f"The others over {first}, geometric mean over rates (range):", "", *table, ""]
     if repeated := _repeat_table(document):
         lines += ["Repeated cells, largest over smallest at the median:", "", *repeated, ""]
-    return "\n".join(lines)
+    lines += ["Every cell:", "", *_cell_table(document), ""]
+    idle = {cell["cell"]["system"]: cell["server"] for cell in document["cells"] if cell["server"].get("idle_w")}
+    watts = [f"{name} {server['idle_w']:g} W ({server['idle_before_w']:g} W before its start)" for name, server in idle.items()]
+    return "\n".join([*lines, f"Power of the GPU with an idle server: {', '.join(watts)}.", ""] if watts else lines)
 
 
-def _ratio_table(document: Document, rows: list[tuple[str, tuple[str, str], tuple[str, str]]]) -> list[str]:
+def _ratio_table(document: Document, rows: list[tuple[str, tuple[str, str, str], tuple[str, str, str]]]) -> list[str]:
+    """Empty if no row has a ratio. rows: label, and (system, mode, front end) of numerator and denominator."""
+
+    def points(which: tuple[str, str, str], figure: Figure) -> dict[float, float]:
+        system, mode, front_end = which
+        return series(document, system, mode, figure, front_end)
+
     lines = ["| | " + " | ".join(FIGURES) + " |", "|---" * (len(FIGURES) + 1) + "|"]
     for label, above, below in rows:
-        words = []
-        for _, value in FIGURES.values():
-            found = ratios(series(document, *above, value), series(document, *below, value))
-            words.append(f"{geometric_mean(found):.2f} ({min(found):.2f} to {max(found):.2f})" if found else "none")
-        lines.append(f"| {label} | " + " | ".join(words) + " |")
-    return lines
+        found = [ratios(points(above, value), points(below, value)) for _, value in FIGURES.values()]
+        if any(found):
+            words = [f"{geometric_mean(one):.2f} ({min(one):.2f} to {max(one):.2f})" if one else "none" for one in found]
+            lines.append(f"| {label} | " + " | ".join(words) + " |")
+    return lines if len(lines) > 2 else []
 
 
 def _cell_table(document: Document) -> list[str]:
-    titles = "system, mode, requests/s, TTFT p50 / p99 ms, TPOT p50 / p99 ms, output tok/s, goodput/s, J/token, errors, client"
+    titles = (
+        "system, front end, mode, load, TTFT p50 / p99 ms, TPOT p50 / p99 ms, output tok/s, goodput/s, J/token, errors, "
+        "client's lag p99 ms"
+    )
     names = titles.split(", ")
     lines = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
     for cell in document["cells"]:
@@ -126,10 +159,13 @@ def _cell_table(document: Document) -> list[str]:
             f"{cell[what]['p50']['value']:g} / {cell[what]['p99']['value']:g}" if what in cell else "none"
             for what in ("ttft_ms", "tpot_ms")
         ]
+        load = f"{key['streams']} streams" if key["streams"] else f"{key['rate']:g} requests/s"
+        client = cell["client"]
         lines.append(
-            f"| {key['system']} | {key['mode']} | {key['rate']:g} | {times[0]} | {times[1]} | {cell['output_tokens_per_s']:g} | "
-            f"{cell['goodput_per_s']:g} | {'' if energy is None else f'{energy:.3g}'} | {sum(cell['errors'].values())} | "
-            f"{'kept up' if cell['client']['valid'] else 'INVALID'} |"
+            f"| {key['system']} | {key['front_end']} | {key['mode']} | {load} | {times[0]} | {times[1]} | "
+            f"{cell['output_tokens_per_s']:g} | {cell['goodput_per_s']:g} | {'' if energy is None else f'{energy:.3g}'} | "
+            f"{', '.join(f'{count} {error}' for error, count in cell['errors'].items()) or '0'} | "
+            f"{client['lag_ms']['p99']:g}{'' if client['valid'] else ' INVALID'} |"
         )
     return lines
 
@@ -138,7 +174,8 @@ def _repeat_table(document: Document) -> list[str]:
     groups: dict[tuple[str, str, float], list[dict[str, Any]]] = {}
     for cell in document["cells"]:
         key = cell["cell"]
-        groups.setdefault((key["system"], key["mode"], key["rate"]), []).append(cell)
+        if key["rate"] and key["front_end"] == placement(document):
+            groups.setdefault((key["system"], key["mode"], key["rate"]), []).append(cell)
     rows = []
     for (system, mode, rate), cells in groups.items():
         if len(cells) < 2:

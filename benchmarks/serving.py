@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from benchmarks.cell import Bench, Load, add_options, bench
-from benchmarks.common import Run, UsageError, machine, main, parser, revision
+from benchmarks.common import Run, UsageError, machine, main, origin, parser, revision
 from benchmarks.systems import ServerError
 
 METHOD = """Each system is started on the same cores, warmed up, offered the same loads in the same order, and ended. Lengths
@@ -48,7 +48,7 @@ def earlier(run: Run) -> dict[str, Any]:
     if not run.output.exists():
         return {}
     document = json.loads(run.output.read_text())
-    if (document["machine"], document["commit"]) != (machine(), revision()):
+    if origin(document["machine"], document["commit"]) != origin(machine(), revision()):
         raise UsageError(f"{run.output.name} comes from another machine or commit: nothing can be appended to it")
     found: dict[str, Any] = document["results"]["systems"]
     return found

@@ -85,8 +85,9 @@ SYSTEMS = {
 }
 
 
-def find_system(text: str, extras: Sequence[str] = (), environment: Sequence[str] = ()) -> System:
-    """The system of one --system. extras: NAME:ARGUMENTS to add to the command; environment: NAME:VARIABLE=VALUE.
+def find_system(text: str, extras: Sequence[str] = (), environment: Sequence[str] = (), front_ends: Sequence[str] = ()) -> System:
+    """The system of one --system. extras: NAME:ARGUMENTS to add to the command; environment: NAME:VARIABLE=VALUE; front_ends:
+    NAME:PATTERN for the command lines of its front ends.
 
     Raises UsageError for a name that is not known.
     """
@@ -108,6 +109,10 @@ def find_system(text: str, extras: Sequence[str] = (), environment: Sequence[str
         variable, _, value = assignment.partition("=")
         if owner == name:
             system = replace(system, environment={**system.environment, variable: value})
+    for option in front_ends:
+        owner, _, pattern = option.partition(":")
+        if owner == name:
+            system = replace(system, front_end=pattern)
     return system
 
 
@@ -178,8 +183,11 @@ class Running:
             front = bool(cores.front_end and pattern and pattern.search(command_line(pid)))
             moved += front
             set_affinity(pid, cores.front_end if front else cores.contended)
+        self.facts["front_end_processes"] = moved
         if cores.front_end and not moved:
-            raise UsageError(f"{self.system.name}: no process is known to be a front end, so none can have cores of its own")
+            raise UsageError(
+                f"{self.system.name}: no process is known to be a front end, so none can have cores of its own (--front-end)"
+            )
 
 
 @contextlib.contextmanager

@@ -209,9 +209,7 @@ def generate(model, tokenizer: Tokenizer, temperature: float, tokens: int = 48) 
     """Answers to PROMPTS by transformers, as one batch padded on the left; from torch's global generator."""
     import torch
 
-    prompts = [
-        tokenizer.encode(render([{"role": "user", "content": text}]), add_special_tokens=False).ids for text in PROMPTS
-    ]
+    prompts = [tokenizer.encode(render([{"role": "user", "content": text}]), add_special_tokens=False).ids for text in PROMPTS]
     longest = max(map(len, prompts))
     ids = torch.tensor([[PAD] * (longest - len(prompt)) + prompt for prompt in prompts])
     how = {"do_sample": True, "temperature": temperature, "top_p": 0.9, "top_k": 0} if temperature else {
@@ -309,9 +307,7 @@ def test_training_script_writes_a_model(tmp_path, monkeypatch, capsys):
     books = tmp_path / "books"
     books.mkdir()
     (books / "book.txt").write_text("CHAPTER I.\n\n" + "\n\n".join(paragraphs), encoding="utf-8")
-    small = (
-        "--device cpu --steps 3 --teacher-steps 2 --teachers 1 --batch 2 --context 32 --vocab-size 300 --hidden-size 32"
-    )
+    small = "--device cpu --steps 3 --teacher-steps 2 --teachers 1 --batch 2 --context 32 --vocab-size 300 --hidden-size 32"
     small += " --intermediate-size 32 --layers 1 --chats 40 --report 3 --warmup 1 --seed 3 --held-out 0.2"
     for name in ("first", "second"):
         assert train_demo_model.main(["--books", str(books), "--out", str(tmp_path / name), *small.split()]) == 0

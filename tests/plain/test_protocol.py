@@ -321,6 +321,7 @@ ENTRIES = [
     token_logprobs([(2, -math.inf), (3, -1.5), (0, math.nan), (-1, -math.inf)], 3, 1),
 ]
 
+
 def test_answers_have_openais_shape() -> None:
     answer = Answer(True, 'mo"del', spell)
     whole = orjson.loads(answer.whole([Choice(0, "Hi\n", "stop"), Choice(1, "", "length")], Usage(3, 4)))

@@ -110,7 +110,7 @@ def record(due: float, times: list[float], tokens: int | None = None, error: str
 
 
 def figures_of(records: list[Record], window_s: float = 10.0, lags: list[float] = [0.0001] * 200) -> dict:
-    return figures(LoadResult(records, np.array(lags), 0.1, 0.0), window_s, Slo(500, 200), EnergyMeter())
+    return figures(LoadResult(records, np.array(lags), 0.1, 0.0, 20.0), window_s, Slo(500, 200), EnergyMeter())
 
 
 def test_figures_of_known_records() -> None:
@@ -119,14 +119,15 @@ def test_figures_of_known_records() -> None:
         record(1.0, [1.3, 1.7], tokens=5),  # TTFT 300, TPOT 100: five tokens in two events
         record(2.0, [2.9, 3.0]),  # TTFT 900: outside of the objective
         record(9.0, [9.2, 9.7, 10.2]),  # TPOT 500: outside too, and its last token comes after the window
-        record(3.0, [3.1, 3.2, 3.3], tokens=0, error="unfinished"),
+        record(3.0, [3.1, 3.2, 3.3], tokens=0, error="unfinished"),  # TTFT 100
         record(4.0, [], tokens=0, error="status 429"),
+        record(5.0, [], tokens=0, error="unfinished"),  # given up after 20 s: TTFT 15,000
     ]
     found = figures_of(records)
-    assert (found["requests"], found["completed"]) == (6, 4)
-    assert found["errors"] == {"unfinished": 1, "status 429": 1}
-    assert found["ttft_ms"]["p50"]["value"] == pytest.approx(250)
-    assert found["ttft_ms"]["max"] == pytest.approx(900)
+    assert (found["requests"], found["completed"]) == (7, 4)
+    assert found["errors"] == {"unfinished": 2, "status 429": 1}
+    assert found["ttft_ms"]["p50"]["value"] == pytest.approx(250)  # of 100, 300, 900, 200, 100 and 15,000
+    assert found["ttft_ms"]["max"] == pytest.approx(15000)
     assert found["tpot_ms"]["p50"]["value"] == pytest.approx(100)
     assert found["tpot_ms"]["max"] == pytest.approx(500)
     assert found["itl_ms"]["count"] == 4 + 1 + 1 + 2
@@ -135,8 +136,8 @@ def test_figures_of_known_records() -> None:
     assert found["output_tokens_per_s"] == pytest.approx((5 + 5 + 2 + 2 + 3) / 10)
     assert found["requests_per_s"] == pytest.approx(0.3)
     assert found["goodput_per_s"] == pytest.approx(0.2)
-    assert found["samples"]["ttft_ms"] == pytest.approx([100, 300, 900, 200, 100, -1])
-    assert found["samples"]["fine"] == [1, 1, 1, 1, 0, 0]
+    assert found["samples"]["ttft_ms"] == pytest.approx([100, 300, 900, 200, 100, -1, -1])
+    assert found["samples"]["fine"] == [1, 1, 1, 1, 0, 0, 0]
     assert found["client"]["valid"]
     for name in ("ttft_ms", "tpot_ms"):
         for level in ("p50", "p90", "p99"):
@@ -155,6 +156,9 @@ def test_a_client_that_fell_behind_is_said() -> None:
     assert figures_of(fine)["client"]["valid"]
     late = figures_of(fine, lags=[0.0001] * 150 + [0.0025] * 50)["client"]
     assert not late["valid"] and "2.50 ms" in late["why_invalid"]
+    waiting = [record(0.0, list(1 + np.arange(1, 12) * 0.1))]  # TTFT 1,100 ms: 2.5 ms are little, 60 ms are not
+    assert figures_of(waiting, lags=[0.0001] * 150 + [0.0025] * 50)["client"]["valid"]
+    assert "above 55 ms" in figures_of(waiting, lags=[0.0001] * 150 + [0.06] * 50)["client"]["why_invalid"]
     slow = figures_of(fine, lags=[0.0007] * 200)["client"]
     assert not slow["valid"] and "TPOT" in slow["why_invalid"]
 
@@ -174,11 +178,21 @@ def test_energy_between_readings() -> None:
 
 
 def test_grid_summary() -> None:
-    def cell(system: str, mode: str, rate: float, ttft: float, repeat: int = 0, valid: bool = True) -> dict:
+    def cell(
+        system: str,
+        mode: str,
+        rate: float,
+        ttft: float,
+        repeat: int = 0,
+        valid: bool = True,
+        front_end: str = "own",
+        streams: int = 0,
+    ) -> dict:
         level = {"value": ttft, "low": ttft, "high": ttft}
         times = {"p50": level, "p99": level}
-        key = {"system": system, "mode": mode, "rate": rate, "repeat": repeat}
-        common = {"errors": {}, "client": {"valid": valid}, "energy": {"missing": "x"}, "goodput_per_s": 1.0}
+        key = {"system": system, "mode": mode, "rate": rate, "streams": streams, "front_end": front_end, "repeat": repeat}
+        client = {"valid": valid, "lag_ms": {"p99": 0.1}}
+        common = {"errors": {}, "client": client, "energy": {"missing": "x"}, "goodput_per_s": 1.0, "server": {"idle_w": None}}
         return {"cell": key, "ttft_ms": times, "tpot_ms": times, "output_tokens_per_s": 100.0, **common}
 
     cells = [
@@ -188,7 +202,10 @@ def test_grid_summary() -> None:
         cell("a", "interfered", 2, 160),
     ]
     cells += [cell("b", "isolated", 1, 40), cell("b", "isolated", 2, 7, valid=False), cell("b", "isolated", 1, 50, repeat=1)]
-    document = {"model": "m", "gpu": {}, "complete": True, "done": 7, "errors": {}, "smoke": False, "cells": cells}
+    cells += [cell("a", "isolated", 1, 10, front_end="shared"), cell("a", "interfered", 1, 70, front_end="shared")]
+    cells += [cell("a", "isolated", 0, 5, streams=64)]
+    common = {"model": "m", "gpu": {}, "cores": {"front_end": [1]}, "errors": {}, "smoke": False}
+    document = {**common, "complete": True, "cells": cells}
 
     def ttft(found: dict) -> float:
         return found["ttft_ms"]["p99"]["value"]
@@ -198,7 +215,9 @@ def test_grid_summary() -> None:
     assert series(document, "b", "isolated", ttft) == {1: pytest.approx((40 * 50) ** 0.5)}  # the invalid cell is left out
     text = summary(document)
     assert "| a | 4.00 (2.00 to 8.00) | 4.00 (2.00 to 8.00) | 1.00 (1.00 to 1.00) | none |" in text
+    assert "| a | 7.00 (7.00 to 7.00) |" in text  # front ends among the neighbours
     assert "| b | isolated | 1 | 1.250 | 1.250 | 1.000 |" in text
+    assert "| a | own | isolated | 64 streams | 5 / 5 |" in text
     assert "INVALID" in text
 
 
@@ -214,6 +233,7 @@ def test_systems_from_the_command_line() -> None:
     assert "dummy" not in command_of(system, Model("folder", "m", 1000, 500, False), 81)
     assert command_of(find_system("x=serve {model} -p {port}"), MODEL, 81) == ["serve", "folder", "-p", "81"]
     assert find_system("y=http://h:80/").url == "http://h:80"
+    assert find_system("x=serve", (), (), ["x:api|http", "vllm:no"]).front_end == "api|http"
     with pytest.raises(UsageError, match="unknown system 'vlm'"):
         find_system("vlm")
 
@@ -309,30 +329,39 @@ def command(name: str, output: Path, *arguments: str) -> subprocess.CompletedPro
 def test_smoke_grid_is_measured_once(tmp_path: Path) -> None:
     """The demonstration model on the CPU, isolated and beside neighbours; a second run has nothing left to do."""
     output, state = tmp_path / "paper.json", tmp_path / "state"
-    arguments = ["--state", str(state), "--extra", "blinkpy:--device cpu"]
-    done = command("paper", output, *arguments)
+    cores = sorted(os.sched_getaffinity(0))
+    both = len(cores) > 1  # placements of the front end
+    places = ["--frontend-cores", str(cores[-1]), "--shared-rates", "4"] if both else []
+    arguments = ["--state", str(state), "--extra", "blinkpy:--device cpu", *places]
+    done = command("paper", output, *arguments, "--streams", "3")
     document = json.loads(output.read_text())
     results = document["results"]
     assert results["complete"]
-    assert [(cell["cell"]["mode"], cell["cell"]["rate"]) for cell in results["cells"]] == [
-        ("isolated", 4), ("isolated", 12), ("interfered", 4), ("interfered", 12),
-    ]  # fmt: skip
+    own = "own" if both else "shared"
+    open_loops = [("isolated", 4, 0, own), ("isolated", 12, 0, own), ("interfered", 4, 0, own), ("interfered", 12, 0, own)]
+    other = [("isolated", 4, 0, "shared"), ("interfered", 4, 0, "shared")] if both else []
+    found = [tuple(cell["cell"][key] for key in ("mode", "rate", "streams", "front_end")) for cell in results["cells"]]
+    assert found == [*open_loops, ("isolated", 0, 3, own), *other]
     for cell in results["cells"]:
         assert cell["errors"] == {} and cell["completed"] == cell["requests"] > 0
-        assert set(cell["samples"]["tokens"]) == {12}
+        assert set(cell["samples"]["tokens"]) == {8 if cell["cell"]["streams"] else 12}
         assert (cell["neighbours"] > 0) == (cell["cell"]["mode"] == "interfered")
+        assert cell["front_end"] == cell["cell"]["front_end"]
     assert output.with_suffix(".png").stat().st_size > 10_000
     assert output.with_suffix(".md").read_text() in done.stdout
     assert str(ROOT) not in output.read_text() and str(tmp_path) not in output.read_text()
 
     kept = {path.name: path.read_bytes() for path in state.iterdir()}
-    (state / "blinkpy-isolated-4-0.json").unlink()
+    lost = f"blinkpy-isolated-4-{own}-0.json"
+    (state / lost).unlink()
     again = command("paper", output, *arguments, "--budget", "1", "--no-plot")  # no time to measure it again
-    assert "3 of 4 cells are done" in again.stdout
+    assert f"{len(found) - 2} of {len(found) - 1} cells are done" in again.stdout  # the closed loop isn't asked for, but kept
     assert "starting" not in again.stderr
-    assert {path.name: path.read_bytes() for path in state.iterdir()} == {
-        name: data for name, data in kept.items() if name != "blinkpy-isolated-4-0.json"
-    }
+    assert {path.name: path.read_bytes() for path in state.iterdir()} == {n: data for n, data in kept.items() if n != lost}
+    assert len(json.loads(output.read_text())["results"]["cells"]) == len(found) - 1
+    words = [sys.executable, "-m", "benchmarks.paper", "--smoke", "--output", str(output), *arguments, "--seed", "2"]
+    refused = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert refused.returncode == 2 and "cells of another grid (seed)" in refused.stderr
 
 
 @pytest.mark.parametrize("name", ["serving", "interference", "energy"])
