@@ -17,8 +17,8 @@ from typing import Protocol
 from blinkpy.check.guard import vetted_policy
 from blinkpy.config import Config
 from blinkpy.dpu.shm import Segment, create_segment
+from blinkpy.kernels.host_scheduler import Scheduler
 from blinkpy.kernels.policies import Policy
-from blinkpy.kernels.scheduler import Scheduler
 from blinkpy.kv.limits import Limits, make_limits
 from blinkpy.kv.memory import make_state
 from blinkpy.kv.state import DRAINED, STEPS, STOPPED, Batch, Requests, State

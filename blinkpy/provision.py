@@ -21,9 +21,9 @@ from blinkpy.config import Config, ConfigError
 from blinkpy.engine import Engine
 from blinkpy.kernels.cuda_calls import CudaError
 from blinkpy.kernels.device_views import MappedSegment, to_device, to_host
+from blinkpy.kernels.host_scheduler import Scheduler
 from blinkpy.kernels.linear_config import LinearTable
 from blinkpy.kernels.policies import Policy
-from blinkpy.kernels.scheduler import Scheduler
 from blinkpy.kv.integrity import check_integrity
 from blinkpy.kv.limits import Limits, make_limits
 from blinkpy.kv.memory import make_state

@@ -7,11 +7,7 @@ from typing import Any
 from scheduler_world import Sizes, World
 
 from blinkpy.kernels.policies import SHIPPED
-from blinkpy.kv.state import (
-    DECODE_ROWS,
-    ROWS,
-    TOKENS,
-)
+from blinkpy.kv.state import DECODE_ROWS, ROWS, TOKENS
 
 
 def world(policy: str = "fcfs", **sizes: Any) -> World:

@@ -15,9 +15,11 @@ from made_up_model import next_token, record_of, value_of
 from protocol_front import Front
 
 from blinkpy import queues as q
+from blinkpy.kernels.host_scheduler import Scheduler
 from blinkpy.kernels.lanes import Team
 from blinkpy.kernels.policies import Policy, fcfs
-from blinkpy.kernels.scheduler import Scheduler, make_phases, make_schedule, plain
+from blinkpy.kernels.scheduler import make_phases, make_schedule
+from blinkpy.kv.arrays import plain
 from blinkpy.kv.integrity import check_integrity
 from blinkpy.kv.limits import Limits, make_limits
 from blinkpy.kv.memory import make_state

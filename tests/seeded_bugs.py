@@ -31,6 +31,7 @@ MODULES = (
     "kernels.plan",
     "kernels.reclaim",
     "kernels.scheduler",
+    "kernels.host_scheduler",
     "kernels.steady",
     "kv.pages",
     "kv.prefix",

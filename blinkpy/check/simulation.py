@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from blinkpy import queues as q
 from blinkpy.check.workload import Workload
 from blinkpy.config import ConfigError
+from blinkpy.kernels.host_scheduler import Scheduler
 from blinkpy.kernels.policies import Policy
-from blinkpy.kernels.scheduler import Scheduler
 from blinkpy.kv.limits import make_limits
 from blinkpy.kv.memory import make_state
 from blinkpy.kv.state import DECODE_ROWS, ROWS, TOKENS

@@ -8,14 +8,7 @@ from __future__ import annotations
 
 from blinkpy.kernels.commit import keep_status
 from blinkpy.kernels.completions import completion_word, publish
-from blinkpy.kernels.portable import (
-    barrier,
-    block_scan,
-    block_sum,
-    device,
-    store_release,
-    strided,
-)
+from blinkpy.kernels.portable import barrier, block_scan, block_sum, device, store_release, strided
 from blinkpy.kernels.recorder import note_cancels
 from blinkpy.kv.pages import release_pages
 from blinkpy.kv.state import (

@@ -10,16 +10,7 @@ from __future__ import annotations
 from blinkpy.kernels.commit import GENERATED_TOKENS, REQUESTS_FINISHED, free_slots
 from blinkpy.kernels.completions import LOGPROBS_BIT, put_word
 from blinkpy.kernels.plan import seal, write_row
-from blinkpy.kernels.portable import (
-    barrier,
-    block_max,
-    block_scan,
-    block_sum,
-    device,
-    prefetch,
-    store_relaxed,
-    strided,
-)
+from blinkpy.kernels.portable import barrier, block_max, block_scan, block_sum, device, prefetch, store_relaxed, strided
 from blinkpy.kv.state import (
     BUCKET,
     FORECAST_CACHE_SLOT,

@@ -18,6 +18,12 @@ def map_arrays(function: Callable[[Any], Any], tree: Any) -> Any:
     return function(tree)
 
 
+def plain(tree: Any) -> Any:
+    """NumPy arrays as memoryviews, for plain Python: elements are Python integers, which don't overflow, and a value that
+    doesn't fit its array is an error."""
+    return map_arrays(lambda array: np.asarray(array).data, tree)
+
+
 def named_arrays(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """("requests.status", array) for every array of a state, in order."""
     for name, item in zip(tree._fields, tree, strict=True):

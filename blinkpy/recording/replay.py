@@ -11,8 +11,8 @@ from typing import Any, Literal
 import numpy as np
 
 from blinkpy import queues as q
+from blinkpy.kernels.host_scheduler import Scheduler
 from blinkpy.kernels.policies import Policy
-from blinkpy.kernels.scheduler import Scheduler
 from blinkpy.kv.arrays import named_arrays
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.memory import make_state

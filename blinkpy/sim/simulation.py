@@ -15,11 +15,12 @@ from typing import Any, Literal
 import numpy as np
 from numba import types
 
+from blinkpy.kernels.host_scheduler import Scheduler
 from blinkpy.kernels.njit_cache import cached_njit
 from blinkpy.kernels.policies import Policy, fcfs
-from blinkpy.kernels.scheduler import Scheduler, make_phases, plain
+from blinkpy.kernels.scheduler import make_phases
 from blinkpy.kernels.tree_code import Table
-from blinkpy.kv.arrays import map_arrays
+from blinkpy.kv.arrays import map_arrays, plain
 from blinkpy.kv.state import DRAINED, NOTHING, STOPPED
 from blinkpy.queues import COMMAND_DRAIN, COMMAND_RUN, COMMAND_STOP, COUNTER_NAMES
 from blinkpy.sim.events import EVENT_NAMES, LOG

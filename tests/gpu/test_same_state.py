@@ -25,7 +25,8 @@ from blinkpy.dpu import queue_pair
 from blinkpy.dpu.queue_pair import Busy, InFlight, QueuePair
 from blinkpy.dpu.sampling import Sampling
 from blinkpy.dpu.shm import Segment, attach_segment, create_segment
-from blinkpy.kernels.scheduler import Scheduler, make_phases
+from blinkpy.kernels.host_scheduler import Scheduler
+from blinkpy.kernels.scheduler import make_phases
 from blinkpy.kv.arrays import differences, map_arrays, snapshot
 from blinkpy.kv.integrity import check_integrity
 from blinkpy.kv.limits import Limits, make_limits

@@ -6,12 +6,9 @@ from attached_world import prompt, world
 from scheduler_world import Sizes, World
 
 from blinkpy import queues as q
-from blinkpy.kernels.scheduler import Scheduler, made_up_token
-from blinkpy.kv.state import (
-    DRAINED,
-    NOTHING,
-    STOPPED,
-)
+from blinkpy.kernels.host_scheduler import Scheduler
+from blinkpy.kernels.null_step import made_up_token
+from blinkpy.kv.state import DRAINED, NOTHING, STOPPED
 
 
 def test_drain_ends_what_was_accepted_and_takes_nothing_new() -> None:

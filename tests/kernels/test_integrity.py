@@ -9,11 +9,7 @@ from attached_world import prompt, world
 from scheduler_world import World
 
 from blinkpy.kv.integrity import check_integrity
-from blinkpy.kv.state import (
-    FREE_COUNT,
-    RING_TAIL,
-    RUNNING,
-)
+from blinkpy.kv.state import FREE_COUNT, RING_TAIL, RUNNING
 
 
 def _break(name: str, index: Any, value: Any) -> Any:

@@ -8,11 +8,7 @@ from protocol_front import Front
 from scheduler_world import Sizes, World
 
 from blinkpy import queues as q
-from blinkpy.kv.state import (
-    EMPTY,
-    FINISHING,
-    FREE_COUNT,
-)
+from blinkpy.kv.state import EMPTY, FINISHING, FREE_COUNT
 
 # ---- cancel -------------------------------------------------------------------------------------------------------------
 

@@ -6,13 +6,7 @@ import pytest
 from attached_world import counts, prompt, statuses, world
 
 from blinkpy import queues as q
-from blinkpy.kv.state import (
-    BUCKET,
-    ROWS,
-    RUNNING,
-    TOKENS,
-    WAITING,
-)
+from blinkpy.kv.state import BUCKET, ROWS, RUNNING, TOKENS, WAITING
 
 # ---- batches ------------------------------------------------------------------------------------------------------------
 
