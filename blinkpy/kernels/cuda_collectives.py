@@ -58,10 +58,12 @@ def out_of_line(typing_context):
 
 
 def barrier(lanes):
+    """The barrier of a block."""
     cuda.syncthreads()
 
 
 def block_scan(value, lane, lanes):
+    """Within a warp by shuffles, then over the warps' sums."""
     out_of_line()
     within, warp = lane & 31, lane >> 5
     inclusive = types.int64(value)
@@ -86,6 +88,7 @@ def block_scan(value, lane, lanes):
 
 
 def block_sum(value, lane, lanes):
+    """Within a warp by shuffles, then over the warps' sums."""
     out_of_line()
     own = types.int64(value)
     reach = 16
@@ -103,6 +106,7 @@ def block_sum(value, lane, lanes):
 
 
 def block_max(value, lane, lanes):
+    """Within a warp by shuffles, then over the warps' maxima."""
     out_of_line()
     own = types.int64(value)
     reach = 16
