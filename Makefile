@@ -9,10 +9,12 @@
 #   make test-gpu   the tests that need an NVIDIA GPU; without one it says so, and tests nothing
 #   make bench      the benchmarks that need no GPU, into benchmarks/results: a quarter of an hour on an idle machine
 #   make paper      the grid of request rates, isolated and interfered, for MODEL: hours, and it can be interrupted
+#   make tables     the README's figures, from benchmarks/results
+#   make measure    all of the README's figures measured again on this machine: bench, and with a GPU decode steps and grids
 #   make docs       write the generated pages of docs/ again
 #   make clean      remove the environment and everything that was built
 #
-# Variables: MODEL=folder-or-hub-id HOST=127.0.0.1 PORT=8000 ARGS='more options'   for make serve (ARGS also for bench, paper, test-gpu)
+# Variables: MODEL=folder-or-hub-id HOST=127.0.0.1 PORT=8000 ARGS='more options'   for make serve (ARGS also for bench, paper, measure, test-gpu)
 #            T='tests/plain -k config'                                           for make test and test-gpu: what to run
 #            SECONDS=600                                                         for make fuzz
 #            PYTHON=python3.12 VENV=.venv                                        which Python, and where the environment goes
@@ -47,7 +49,7 @@ RUN := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} OMP_WAIT_POLICY=$${OMP_WAIT_POLICY
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve test test-rdma lint fuzz coverage test-gpu bench paper docs clean
+.PHONY: help serve test test-rdma lint fuzz coverage test-gpu bench paper tables measure docs clean
 
 help:
 	@sed -n 's/^#   *\(make [a-z]\)/  \1/p' Makefile
@@ -109,7 +111,7 @@ fuzz: $(VENV)/.dev
 
 REACH = $(addprefix tests/kernels/test_,host_commands.py intake.py integrity.py limits.py prefix.py reclaim.py recording.py \
   recording_files.py recording_memory.py scheduler.py scheduler_worlds.py) \
-  tests/plain/test_queue_layout.py tests/plain/test_queue_pair.py tests/plain/test_queue_shm.py \
+  tests/plain/test_page_hash.py tests/plain/test_queue_layout.py tests/plain/test_queue_pair.py tests/plain/test_queue_shm.py \
   tests/verified/test_properties.py tests/verified/test_reach.py tests/verified/test_simulator.py
 
 coverage: $(VENV)/.dev
@@ -130,6 +132,21 @@ bench: $(call STAMP,bench)
 
 paper: $(call STAMP,bench)
 	@$(RUNNER) -m benchmarks.paper --model '$(MODEL)' $(ARGS)
+
+tables: $(call STAMP,bench)
+	@$(RUNNER) -m benchmarks.tables
+
+SHAPES = llama-3-8b qwen3-30b-a3b
+DECODE = $(RUNNER) benchmarks/decode.py --out benchmarks/results/decode-
+
+measure: $(call STAMP,bench)
+	@$(MAKE) --no-print-directory bench ARGS=
+ifneq ($(GPU),)
+	@for shape in $(SHAPES); do $(DECODE)$$shape.json --shape $$shape --new 200 || exit 1; done
+	@$(DECODE)scheduler.json --shape small --spin-us 5000 --rows 1 64 256 1024 --prompt 48
+	@for shape in $(SHAPES); do $(MAKE) --no-print-directory paper MODEL=$$shape || exit 1; done
+endif
+	@$(RUNNER) -m benchmarks.tables
 
 docs: $(call STAMP,dev)
 	@$(RUNNER) tools/write_cli_reference.py > docs/cli.md

@@ -67,7 +67,7 @@ class Bench:
         if len({system.name for system in self.systems}) < len(self.systems):
             raise UsageError("each system needs a name of its own")
         self.cores = cores
-        self.processes = options.client_processes or len(cores.client) or min(4, max(1, len(cores.server) // 2))
+        self.processes = options.client_processes or len(cores.loading) or min(4, max(1, len(cores.server) // 2))
         self.slo = Slo(options.slo_ttft_ms, options.slo_tpot_ms)
         self.start_s, self.logs = options.start_s, options.logs
         self.chat, self.temperature, self.api_key = options.chat, options.temperature, options.api_key
@@ -123,7 +123,8 @@ class Bench:
             if name:
                 self.progress(name, max(0.0, now), load.seconds or limit)
 
-        return offer(target, requests, load.streams, self.processes, self.cores.client, limit, tick)
+        alone = self.processes <= len(set(self.cores.loading) - set(self.cores.server))
+        return offer(target, requests, load.streams, self.processes, self.cores.loading, limit, tick, spin=alone)
 
     def measure(self, server: Running, load: Load, name: str = "", cores: Cores | None = None) -> dict[str, Any]:
         """Offer a load, beside its neighbours; its figures. cores: how the server is placed, if not as it was started.
@@ -155,13 +156,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--env", action="append", default=[], metavar="NAME:VARIABLE=VALUE", help="environment of a system")
     parser.add_argument("--start-s", type=float, default=600.0, help="longest start of a system, seconds")
     parser.add_argument("--server-cores", default="", metavar="LIST", help="cores of the servers, as 0-11 (default: all)")
-    parser.add_argument("--client-cores", default="", metavar="LIST", help="cores of the client (default: all)")
+    parser.add_argument(
+        "--client-cores",
+        default="",
+        metavar="LIST",
+        help="cores of the client, the last one to watch and to count energy (default: all)",
+    )
     parser.add_argument(
         "--frontend-cores", default="", metavar="LIST", help="those of the server's cores that front ends get alone"
     )
     help_text = "which of a system's processes are front ends: a regular expression for their command lines"
     parser.add_argument("--front-end", action="append", default=[], metavar="NAME:PATTERN", help=help_text)
-    parser.add_argument("--client-processes", type=int, default=0, help="(0: one for each of its cores)")
+    parser.add_argument("--client-processes", type=int, default=0, help="(0: one for each of its cores but the last)")
     parser.add_argument("--chat", action="store_true", help="/v1/chat/completions with texts, instead of token ids")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--api-key", default=os.environ.get("BLINKPY_API_KEY", ""))
@@ -181,7 +187,7 @@ def bench(options: argparse.Namespace, progress: Progress) -> Iterator[Bench]:
     )
     cores = Cores(server or tuple(sorted(os.sched_getaffinity(0))), client, front_end)
     with (
-        on_cores(client),  # this process only watches: it stays away from the servers
+        on_cores(cores.watching),  # this process stays away from the servers, and from the client's processes
         EnergyMeter(options.gpu) as meter,
     ):
         yield Bench(options, find_model(options), cores, meter, progress)

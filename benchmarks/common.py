@@ -117,22 +117,43 @@ class Run:
         self.output.parent.mkdir(parents=True, exist_ok=True)
         self._partial.write_text(to_json({"benchmark": self.name, "commit": revision(), "results": results}) + "\n")
 
-    def figure_row(self, columns: int = 1, width: float = 5.5, height: float = 4.2, rows: int = 1) -> Any:
-        """A matplotlib figure and a row of axes, or rows of them, without a display. width, height: inches of each."""
-        import matplotlib
-
-        matplotlib.use("Agg")
-        import matplotlib.pyplot as plt
-
-        return plt.subplots(rows, columns, figsize=(width * columns, height * rows), layout="constrained")
+    def figure_row(self, columns: int = 1, width: float = 5.5, height: float = 4.2) -> Any:
+        """See figure_row."""
+        return figure_row(columns, width, height)
 
     def save(self, figure: Any) -> None:
         """Save a figure beside the result file, under its name."""
-        import matplotlib.pyplot as plt
+        save_figure(figure, self.output.with_suffix(".png"))
 
-        self.output.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(self.output.with_suffix(".png"), dpi=110, metadata={"Software": None})
-        plt.close(figure)
+
+def figure_row(columns: int = 1, width: float = 5.5, height: float = 4.2, rows: int = 1) -> Any:
+    """A matplotlib figure and a row of axes, or rows of them, without a display. width, height: inches of each."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    return plt.subplots(rows, columns, figsize=(width * columns, height * rows), layout="constrained")
+
+
+def plain_log(ax: Any, which: str, base: int = 10) -> None:
+    """Make one axis ("x" or "y") of a plot logarithmic, with plain numbers: powers of two, or 1, 2 and 5 times powers of ten."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    ax.set(**{f"{which}scale": "log"})
+    axis = {"x": ax.xaxis, "y": ax.yaxis}[which]
+    axis.set_major_locator(LogLocator(base, subs=(1.0,) if base == 2 else (1.0, 2.0, 5.0)))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(NullFormatter())
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a figure as a PNG, and close it."""
+    import matplotlib.pyplot as plt
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+    plt.close(figure)
 
 
 def to_json(value: Any, indent: int = 0) -> str:

@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from benchmarks.cell import Load, add_options, bench
-from benchmarks.common import Run, UsageError, main, parser
+from benchmarks.common import Run, UsageError, main, parser, plain_log
 from benchmarks.serving import METHOD, compare, end, table
 
 
@@ -41,18 +41,20 @@ def benchmark(options: argparse.Namespace) -> None:
 def plot(run: Run, results: dict[str, Any]) -> Any:
     """Joules for each token, and mean power, against the streams."""
     figure, axes = run.figure_row(2)
-    for ax, key, title in zip(axes, ("joules_per_token", "mean_w"), ("J per output token", "mean power, W"), strict=True):
+    for ax, key, label in zip(axes, ("joules_per_token", "mean_w"), ("energy, J per output token", "mean power, W"), strict=True):
         for name, found in results["systems"].items():
             points = {cell["load"]["streams"]: cell["energy"][key] for cell in found["cells"] if key in cell["energy"]}
             if points:
                 ax.plot(list(points), list(points.values()), marker="o", label=name)
         if ax.has_data():
-            ax.set_xscale("log", base=2)
+            plain_log(ax, "x", base=2)
             ax.legend(fontsize=8)
-        ax.set(xlabel="streams", title=title)
+        ax.set(xlabel="streams", ylabel=label)
         ax.grid(alpha=0.3)
     if axes[0].has_data():
-        axes[0].set_yscale("log")
+        plain_log(axes[0], "y")
+    axes[1].set_ylim(bottom=0)
+    figure.suptitle(f"{results['model']}, {results['gpu'].get('gpu', 'no GPU')}")
     return figure
 
 

@@ -106,12 +106,13 @@ class LoadResult:
 
 def offer(
     target: Target, requests: Sequence[Request], streams: int, processes: int, cores: Sequence[int], limit_s: float,
-    on_tick: Callable[[float], None] = lambda now: None,
+    on_tick: Callable[[float], None] = lambda now: None, spin: bool = False,
 ) -> LoadResult:  # fmt: skip
     """Offer requests to a server; returns when all have ended, or limit_s after the start, when the rest is given up.
 
     streams: 0 for an open loop, where each request has its time; otherwise request i waits for the end of request i - streams.
     cores: where the client processes run, one after another; none: anywhere. on_tick(seconds) is called a few times a second.
+    spin: never sleep: for cores that nobody else uses, where waking up an idle one takes milliseconds on some virtual machines.
     Raises WrongAnswer when a client process fails.
     """
     processes = max(1, min(processes, streams or len(requests)))
@@ -122,7 +123,7 @@ def offer(
             mine = [(k, request) for k, request in enumerate(requests) if (k % streams if streams else k) % processes == i]
             here, there = context.Pipe()
             core = cores[i % len(cores)] if cores else None
-            worker = context.Process(target=_client, args=(there, target, mine, streams, core, limit_s), daemon=True)
+            worker = context.Process(target=_client, args=(there, target, mine, streams, core, limit_s, spin), daemon=True)
             worker.start()
             there.close()
             workers.append(worker)
@@ -214,8 +215,8 @@ class Connection:
 class Client:
     """One process's share of the load."""
 
-    def __init__(self, target: Target, requests: list[tuple[int, Request]], streams: int, limit_s: float):
-        self.target, self.limit_s = target, limit_s
+    def __init__(self, target: Target, requests: list[tuple[int, Request]], streams: int, limit_s: float, spin: bool = False):
+        self.target, self.limit_s, self._spin = target, limit_s, spin
         self._poll = select.epoll()
         self._connections: dict[int, Connection] = {}
         self._idle: list[Connection] = []
@@ -241,7 +242,7 @@ class Client:
             self._send(queue.popleft(), time.perf_counter() - began)
         while (self._live or self._arrivals) and (now := time.perf_counter()) < end:
             wake = min(tick, end, began + self._arrivals[0].due if self._arrivals else end)
-            if wake > now:  # epoll's own timeout has whole milliseconds; select's on the epoll object has microseconds
+            if wake > now and not self._spin:  # epoll's own timeout has whole milliseconds
                 select.select([self._poll], [], [], wake - now)
             for fd, mask in self._poll.poll(0):
                 self._event(self._connections[fd], mask, began)
@@ -319,14 +320,14 @@ class Client:
 
 
 def _client(
-    pipe: Pipe, target: Target, requests: list[tuple[int, Request]], streams: int, core: int | None, limit_s: float
+    pipe: Pipe, target: Target, requests: list[tuple[int, Request]], streams: int, core: int | None, limit_s: float, spin: bool
 ) -> None:
     """A client process: prepare, say so, wait for the start, run, look into the answers, send the records."""
     if core is not None:
         os.sched_setaffinity(0, {core})
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # one connection for each request in flight
-    client = Client(target, requests, streams, limit_s)
+    client = Client(target, requests, streams, limit_s, spin)
     gc.collect()
     gc.disable()  # a collection would stop the loop for longer than a token takes
     pipe.send("ready")

@@ -7,6 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.common import figure_row, plain_log
+from benchmarks.figures import verdict
+
 Document = dict[str, Any]
 Figure = Callable[[dict[str, Any]], float | None]
 
@@ -35,8 +38,9 @@ def placement(document: Document) -> str:
 
 
 def counts(document: Document, cell: dict[str, Any]) -> bool:
-    """Whether a cell says something about its server: the client kept up, or nothing means anything."""
-    return bool(cell["client"]["valid"] or document["smoke"])
+    """Whether a cell says something about its server: the client kept up, or nothing means anything. It is judged anew: the rule
+    may have changed since the cell was measured."""
+    return bool(document["smoke"] or verdict(cell)["valid"])
 
 
 def series(document: Document, system: str, mode: str, figure: Figure, front_end: str = "") -> dict[float, float]:
@@ -52,6 +56,12 @@ def series(document: Document, system: str, mode: str, figure: Figure, front_end
     return {rate: geometric_mean(values) for rate, values in sorted(found.items())}
 
 
+def closed_loops(document: Document, system: str, figure: Figure) -> dict[float, float]:
+    """A figure by the number of streams, without invalid cells."""
+    cells = [cell for cell in document["cells"] if cell["cell"]["streams"] and cell["cell"]["system"] == system]
+    return {cell["cell"]["streams"]: value for cell in cells if counts(document, cell) and (value := figure(cell))}
+
+
 def systems(document: Document) -> list[str]:
     return list(dict.fromkeys(cell["cell"]["system"] for cell in document["cells"]))
 
@@ -65,7 +75,7 @@ def ratios(above: dict[float, float], below: dict[float, float]) -> list[float]:
     return [above[rate] / below[rate] for rate in sorted(above.keys() & below.keys())]
 
 
-def draw(document: Document, figure_row: Callable[..., Any]) -> Any:
+def draw(document: Document) -> Any:
     """A page: each figure against the rate, isolated above, interfered below, on the same scale."""
     figure, rows = figure_row(len(FIGURES), 3.9, 3.1, rows=2)
     names = systems(document)
@@ -77,7 +87,15 @@ def draw(document: Document, figure_row: Callable[..., Any]) -> Any:
             for i, system in enumerate(names):
                 points = series(document, system, mode, value)
                 if points:
-                    ax.plot(list(points), list(points.values()), color=f"C{i}", marker="osD^v"[i % 5], markersize=4, label=system)
+                    ax.plot(
+                        list(points),
+                        list(points.values()),
+                        color=f"C{i}",
+                        marker="osD^v"[i % 5],
+                        markersize=4,
+                        zorder=9 - i,
+                        label=system,
+                    )
             ax.set(xlabel="requests/s", ylabel=f"{name}, {unit}", title=mode)
             ax.set_xlim(left=0)
             ax.grid(alpha=0.3, which="both")
@@ -85,9 +103,8 @@ def draw(document: Document, figure_row: Callable[..., Any]) -> Any:
             for row in rows:
                 row[column].text(0.5, 0.5, "no energy counter", ha="center", transform=row[column].transAxes)
         elif name.startswith("P99"):
-            rows[0][column].set_yscale("log")
             for row in rows:
-                row[column].yaxis.set_major_formatter("{x:g}")
+                plain_log(row[column], "y")
         else:
             rows[0][column].set_ylim(bottom=0)
     if rows[0][0].has_data():
@@ -122,8 +139,8 @@ def summary(document: Document) -> str:
         ]
         if table := _ratio_table(document, pairs):
             lines += [f"The others over {first}, geometric mean over rates (range):", "", *table, ""]
-    if repeated := _repeat_table(document):
-        lines += ["Repeated cells, largest over smallest at the median:", "", *repeated, ""]
+    if table := _repeat_table(document):
+        lines += ["Cells that were measured several times, largest over smallest:", "", *table, ""]
     lines += ["Every cell:", "", *_cell_table(document), ""]
     idle = {cell["cell"]["system"]: cell["server"] for cell in document["cells"] if cell["server"].get("idle_w")}
     watts = [f"{name} {server['idle_w']:g} W ({server['idle_before_w']:g} W before its start)" for name, server in idle.items()]
@@ -165,25 +182,30 @@ def _cell_table(document: Document) -> list[str]:
             f"| {key['system']} | {key['front_end']} | {key['mode']} | {load} | {times[0]} | {times[1]} | "
             f"{cell['output_tokens_per_s']:g} | {cell['goodput_per_s']:g} | {'' if energy is None else f'{energy:.3g}'} | "
             f"{', '.join(f'{count} {error}' for error, count in cell['errors'].items()) or '0'} | "
-            f"{client['lag_ms']['p99']:g}{'' if client['valid'] else ' INVALID'} |"
+            f"{client['lag_ms']['p99']:g}{'' if verdict(cell)['valid'] else ' INVALID'} |"
         )
     return lines
 
 
-def _repeat_table(document: Document) -> list[str]:
+def repeated(document: Document) -> dict[tuple[str, str, float], dict[str, float]]:
+    """Of each cell of the grid that was measured several times, by system, mode and rate: the largest over the smallest of each
+    of MEDIANS."""
     groups: dict[tuple[str, str, float], list[dict[str, Any]]] = {}
     for cell in document["cells"]:
         key = cell["cell"]
-        if key["rate"] and key["front_end"] == placement(document):
+        if key["rate"] and key["front_end"] == placement(document) and counts(document, cell):
             groups.setdefault((key["system"], key["mode"], key["rate"]), []).append(cell)
-    rows = []
-    for (system, mode, rate), cells in groups.items():
-        if len(cells) < 2:
-            continue
-        words = []
-        for figure in MEDIANS.values():
-            values = [value for cell in cells if (value := figure(cell))]
-            words.append(f"{max(values) / min(values):.3f}" if values else "none")
-        rows.append(f"| {system} | {mode} | {rate:g} | " + " | ".join(words) + " |")
-    head = ["| system | mode | requests/s | " + " | ".join(MEDIANS) + " |", "|---" * (len(MEDIANS) + 3) + "|"]
-    return head + rows if rows else []
+    found: dict[tuple[str, str, float], dict[str, float]] = {}
+    for which, cells in groups.items():
+        values = {name: [value for cell in cells if (value := figure(cell))] for name, figure in MEDIANS.items()}
+        if len(cells) > 1:
+            found[which] = {name: max(some) / min(some) for name, some in values.items() if some}
+    return found
+
+
+def _repeat_table(document: Document) -> list[str]:
+    lines = ["| system | mode | requests/s | " + " | ".join(MEDIANS) + " |", "|---" * (len(MEDIANS) + 3) + "|"]
+    for (system, mode, rate), found in repeated(document).items():
+        words = [f"{found[name]:.3f}" if name in found else "none" for name in MEDIANS]
+        lines.append(f"| {system} | {mode} | {rate:g} | " + " | ".join(words) + " |")
+    return lines if len(lines) > 2 else []

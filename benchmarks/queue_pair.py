@@ -34,6 +34,7 @@ from blinkpy.dpu.queue_pair import QueuePair
 from blinkpy.dpu.sampling import Sampling
 from blinkpy.dpu.shm import Segment, ShmTransport, attach_segment, create_segment, segment_path
 from blinkpy.kernels.portable import load_acquire, load_relaxed, now_ns, store_relaxed, store_release
+from blinkpy.queue_views import EngineViews, engine_views
 from blinkpy.queues import (
     COMMAND_STOP,
     CONTROL_COMMAND,
@@ -59,9 +60,7 @@ from blinkpy.queues import (
     WORD_PROMPT_OFFSET,
     WORD_SLOT,
     EngineFacts,
-    EngineViews,
     QueueSizes,
-    engine_views,
     lap_of,
 )
 

@@ -10,6 +10,8 @@ driver does in those calls. One request at a time:
     news        QueuePair.poll that returns the request's only completion
     nothing     QueuePair.poll that finds none
     request_N   submit_N and the look with news
+
+Instructions of request_N are counted too, where Valgrind is installed: some two minutes.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from numpy.typing import NDArray
 
 from benchmarks.common import Run, check, main, parser
 from benchmarks.distribution import describe
+from benchmarks.instructions import can_count, instructions_each
 from blinkpy.dpu import rdma, send_queue
 from blinkpy.dpu.handshake import Region, Welcome
 from blinkpy.dpu.queue_pair import QueuePair
@@ -59,9 +62,9 @@ TARGET_US = 50.0
 SIZES = QueueSizes(pairs=1, slots=256, sq_entries=256, cq_entries=8192, prompt_tokens=1 << 16, hash_entries=1 << 12)
 FACTS = EngineFacts(1, 65_537, 131_071, 8192, 4096, 16, 1 << 14, 256, 3_600_000)
 PROMPTS = (32, 128, 1024, 4096)  # tokens
-TARGET_PROMPT = 128
 FLAGS = HAS_TOKEN | FINISH_LENGTH
 HEARTBEAT_EVERY = 100  # requests
+FEW, MANY = 100, 500  # requests for which instructions are counted; the difference is what counts
 
 
 class Card:
@@ -203,16 +206,54 @@ def measure(options: argparse.Namespace, run: Run) -> dict[str, Any]:
     return {name: describe(times, "us") for name, times in sorted(parts.items())}
 
 
+def requests(length: int, count: int, *, answers_alone: bool = False) -> None:
+    """So many requests, as in measure() but with nothing else; answers_alone: only what the engine's side of them does."""
+    prompt, sampling = np.zeros(length, np.int32), Sampling(max_tokens=1, seed=1)
+    segment = create_segment(f"serve-benchmark-{secrets.token_hex(6)}", SIZES, FACTS)
+    try:
+        answers = Answers(segment)
+        if answers_alone:
+            for _ in range(count):
+                answers.one(0, prompt)
+            return
+        pair = QueuePair(connect(segment))
+        answers.grant()
+        pair.attach(1.0)
+        for _ in range(count):
+            answers.one(pair.submit(prompt, sampling).slot, prompt)
+            check(len(pair.poll()) == 1, "another number of completions came")
+    finally:
+        segment.close()
+
+
+def count_instructions(run: Run) -> dict[str, Any]:
+    """Instructions of each request_N."""
+    if not can_count():
+        return {"missing": "valgrind is not installed"}
+    found: dict[str, Any] = {"unit": "instructions"}
+    for done, length in enumerate(PROMPTS):
+        run.progress("instructions", done, len(PROMPTS))
+        program = f"from benchmarks.rdma_frontend import requests; requests({length}, {{rounds}}, answers_alone=%s)"
+        both, answers = (instructions_each(program % alone, FEW, MANY) for alone in (False, True))
+        found[f"request_{length}"] = round(both - answers)
+    return found
+
+
 def benchmark(options: argparse.Namespace) -> None:
     run = Run("rdma_frontend", options)
     if options.smoke:
         options.rounds, options.count = 1, 100
     results = measure(options, run)
-    what = f"CPU of a request of {TARGET_PROMPT} tokens and one completion, median"
-    run.target(what, results[f"request_{TARGET_PROMPT}"]["p50"]["value"], TARGET_US, "us")
+    for length in PROMPTS:
+        what = f"CPU of a request of {length} tokens and one completion, median"
+        run.target(what, results[f"request_{length}"]["p50"]["value"], TARGET_US, "us")
+    if not options.smoke:
+        results["instructions"] = count_instructions(run)
     run.write(
         """CPU time of the thread (CLOCK_THREAD_CPUTIME_ID), one request in flight at a time, everything in one process; verbs go
-        to a stand-in in Python that copies at once. Every prompt and completion is compared. Names as in the module's text.""",
+        to a stand-in in Python that copies at once. Every prompt and completion is compared. Names as in the module's text.
+        Instructions: of user mode, by Valgrind's count, as the difference of runs with more and fewer requests, without those of
+        the engine's side.""",
         results,
     )
 

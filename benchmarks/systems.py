@@ -141,6 +141,16 @@ class Cores:
         """Where neighbours run: the server's cores, without those that the front end has for itself."""
         return tuple(core for core in self.server if core not in self.front_end)
 
+    @property
+    def loading(self) -> tuple[int, ...]:
+        """Where client processes run: the client's cores without the last one, if it has several."""
+        return self.client[:-1] or self.client
+
+    @property
+    def watching(self) -> tuple[int, ...]:
+        """Where the benchmark itself runs: reading the energy counter may hold a core for milliseconds, so no client is there."""
+        return self.client[-1:]
+
 
 def parse_cores(text: str) -> tuple[int, ...]:
     """Core numbers from a list such as 0-3,8. Raises UsageError."""

@@ -24,7 +24,9 @@ from blinkpy.kv.memory import make_state
 from blinkpy.kv.state import DRAINED, STEPS, STOPPED, Batch, Requests, State
 from blinkpy.models.architecture import Architecture, read_architecture
 from blinkpy.models.hub import resolve_model
+from blinkpy.page_hash import HASH_MULTIPLIER_RANGE
 from blinkpy.progress import Report
+from blinkpy.queue_views import EngineViews
 from blinkpy.queues import (
     COMMAND_DRAIN,
     COMMAND_STOP,
@@ -32,13 +34,11 @@ from blinkpy.queues import (
     CONTROL_FAULT,
     COUNTER,
     ENGINE_STATE,
-    HASH_MULTIPLIER_RANGE,
     STATE_DRAINING,
     STATE_FAULTED,
     STATE_READY,
     STATE_STOPPED,
     EngineFacts,
-    EngineViews,
 )
 from blinkpy.recording.command import policy_facts
 from blinkpy.recording.crash import crash_folder, save_crash

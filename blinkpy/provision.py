@@ -37,7 +37,8 @@ from blinkpy.models.host_driven import HostDrivenStep, device_side, pin_state
 from blinkpy.models.hub import resolve_model
 from blinkpy.models.weights import Weights, choose_dtype, load_weights, random_weights
 from blinkpy.progress import Report
-from blinkpy.queues import CONTROL_FAULT, ENGINE_STATE, STATE_FAULTED, STATE_READY, STATE_STOPPED, EngineViews
+from blinkpy.queue_views import EngineViews
+from blinkpy.queues import CONTROL_FAULT, ENGINE_STATE, STATE_FAULTED, STATE_READY, STATE_STOPPED
 from blinkpy.recording.on_gpu import GpuRecording
 from blinkpy.sizing import engine_sizes, pages_for
 

@@ -31,7 +31,6 @@ This module needs NumPy alone, so that a front end on a DPU can import it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -404,90 +403,8 @@ def read_header(buffer: memoryview | bytes) -> tuple[QueueLayout, EngineFacts]:
     return layout, EngineFacts(*(int(header[name]) for name in EngineFacts._fields))
 
 
-# ---- views --------------------------------------------------------------------------------------------------------------
+# ---- types of arrays ----------------------------------------------------------------------------------------------------
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
 Records = NDArray[np.void]  # [n, RECORD_PAIRS] of RECORD_PAIR
-
-
-class EngineViews(NamedTuple):
-    """The whole segment as the engine sees it. Q pairs, L slots a pair; arrays are strided over the pairs.
-
-    engine: int64 [BLOCK_WORDS]. control: int64 [BLOCK_WORDS]. front: int64 [Q, PAIR_WORDS], the front ends' words.
-    sq: int32 [Q, sq_entries, 32]. sq_long: the same memory as int64 [Q, sq_entries, 16]. cancel: int64 [Q, L], request id
-    to cancel. hashes: int64 [Q, hash_entries]. prompt: int32 [Q, prompt_tokens]. pair: int64 [Q, PAIR_WORDS], the engine's
-    words. cq: int64 [Q, cq_entries]. records: int64 [Q, cq_entries, RECORD_PAIRS], RECORD_PAIR in each word.
-    """
-
-    engine: Int64
-    control: Int64
-    front: Int64
-    sq: Int32
-    sq_long: Int64
-    cancel: Int64
-    hashes: Int64
-    prompt: Int32
-    pair: Int64
-    cq: Int64
-    records: Int64
-
-
-def engine_views(buffer: memoryview, layout: QueueLayout) -> EngineViews:
-    """Views of a writable segment for the engine; no copies."""
-    sizes, base, back = layout.sizes, layout.front(0), layout.back(0)
-
-    def over_pairs(offset: int, dtype: type, *shape: int) -> NDArray:
-        inner = np.zeros(shape, dtype).strides
-        return np.ndarray((sizes.pairs, *shape), dtype, buffer, offset, (layout.pair_bytes, *inner))
-
-    return EngineViews(
-        engine=np.ndarray((BLOCK_WORDS,), np.int64, buffer, layout.engine_words),
-        control=np.ndarray((BLOCK_WORDS,), np.int64, buffer, layout.control_words),
-        front=over_pairs(base, np.int64, PAIR_WORDS),
-        sq=over_pairs(base + layout.sq, np.int32, sizes.sq_entries, SQ_ENTRY_WORDS),
-        sq_long=over_pairs(base + layout.sq, np.int64, sizes.sq_entries, SQ_ENTRY_WORDS // 2),
-        cancel=over_pairs(base + layout.cancel, np.int64, sizes.slots),
-        hashes=over_pairs(base + layout.hashes, np.int64, sizes.hash_entries),
-        prompt=over_pairs(base + layout.prompt, np.int32, sizes.prompt_tokens),
-        pair=over_pairs(back, np.int64, PAIR_WORDS),
-        cq=over_pairs(back + layout.cq, np.int64, sizes.cq_entries),
-        records=over_pairs(back + layout.records, np.int64, sizes.cq_entries, RECORD_PAIRS),
-    )
-
-
-# ---- page hashes --------------------------------------------------------------------------------------------------------
-# A page of a prompt is named by a hash of all tokens up to its end: two polynomial hashes modulo primes below 2**31, so
-# that no product exceeds 2**62 and Python, njit and CUDA compute the same number. Hashes only find candidates: the engine
-# compares tokens, so a collision costs time and never shares another request's page.
-
-HASH_MODULUS_1 = 2**31 - 1
-HASH_MODULUS_2 = 2**31 - 19
-HASH_SHIFT = 31
-HASH_MULTIPLIER_RANGE = (1 << 16, HASH_MODULUS_2 - 1)  # what an engine draws its two multipliers from
-
-
-@lru_cache(maxsize=8)
-def _powers(multiplier: int, page_size: int, modulus: int) -> tuple[Int64, int]:
-    """What each token of a page is multiplied by, and what the hash of all tokens before the page is."""
-    powers = [pow(multiplier, exponent, modulus) for exponent in range(page_size, -1, -1)]
-    return np.array(powers[1:], np.int64), powers[0]
-
-
-def page_hashes(tokens: Int32, page_size: int, multipliers: tuple[int, int], cache_salt: int = 0) -> Int64:
-    """Chained hash of each full page. tokens: int32 [n]. Returns int64 [n // page_size], each in [0, 2**62)."""
-    count = len(tokens) // page_size
-    pages = tokens[: count * page_size].astype(np.int64).reshape(count, page_size) + 1
-    chains = []
-    for modulus, multiplier, state in (
-        (HASH_MODULUS_1, multipliers[0], cache_salt % HASH_MODULUS_1),
-        (HASH_MODULUS_2, multipliers[1], cache_salt // HASH_MODULUS_1 % HASH_MODULUS_2),
-    ):
-        powers, skip = _powers(multiplier, page_size, modulus)
-        own = (pages * powers % modulus).sum(axis=1) % modulus
-        chain = []
-        for value in own.tolist():
-            state = (state * skip + value) % modulus
-            chain.append(state)
-        chains.append(np.array(chain, np.int64))
-    return (chains[0] << HASH_SHIFT) | chains[1]

@@ -27,7 +27,8 @@ from blinkpy.dpu.handshake import HandshakeError, Hello, Region, Welcome, receiv
 from blinkpy.dpu.shm import Segment
 from blinkpy.dpu.verbs import Port, QueuePairEnd, constants
 from blinkpy.queue_memory import HostMemory, QueueMemory
-from blinkpy.queues import BLOCK_WORDS, HEADER, PAIR_ATTACHED, EngineViews, QueueLayout
+from blinkpy.queue_views import EngineViews
+from blinkpy.queues import BLOCK_WORDS, HEADER, PAIR_ATTACHED, QueueLayout
 
 BACKLOG = 64
 HELLO_S = 2.0  # in which a front end has to say what it wants; others wait meanwhile

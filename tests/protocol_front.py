@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from hash_reference import page_hashes
 from made_up_model import generate, record_of
 
 from blinkpy import queues as q
@@ -87,7 +88,7 @@ class Front:
         self.counter += 1
         entry = np.zeros(1, q.SQ_ENTRY)
         salt = fields.get("cache_salt", 0)
-        hashes = q.page_hashes(np.array(prompt, np.int32), self.sizes.page_size, self.sizes.multipliers, salt)
+        hashes = page_hashes(prompt, self.sizes.page_size, self.sizes.multipliers, salt)
         offset, hash_offset = where * self.sizes.max_model_len, where * (world.queue.hash_entries // world.queue.sq_entries)
         values = {
             "request_id": self.epoch << 32 | self.counter,

@@ -24,6 +24,7 @@ from blinkpy.kv.integrity import check_integrity
 from blinkpy.kv.limits import Limits, make_limits
 from blinkpy.kv.memory import make_state
 from blinkpy.kv.state import EMITS, EMPTY, ROWS, TOKENS, State
+from blinkpy.queue_views import engine_views
 
 MULTIPLIERS = (1_234_567, 7_654_321)
 TICK_NS = 50_000
@@ -73,7 +74,7 @@ class World:
         layout = q.QueueLayout(self.queue)
         self.segment = memoryview(bytearray(layout.total_bytes))
         q.write_header(self.segment, self.queue, sizes.facts())
-        self.views = q.engine_views(self.segment, layout)
+        self.views = engine_views(self.segment, layout)
         self.limits: Limits = make_limits(
             self.queue,
             sizes.facts(),

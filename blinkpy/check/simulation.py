@@ -22,6 +22,7 @@ from blinkpy.kernels.policies import Policy
 from blinkpy.kv.limits import make_limits
 from blinkpy.kv.memory import make_state
 from blinkpy.kv.state import DECODE_ROWS, ROWS, TOKENS
+from blinkpy.queue_views import engine_views
 
 MOST_SLOTS = 4096  # requests in the engine at a time; others wait at the door, in the order of their arrival
 COMPLETIONS = 1 << 14  # of the queue: more than the rows of two steps
@@ -101,7 +102,7 @@ class Simulation:
         layout = q.QueueLayout(sizes)
         self._memory = memoryview(bytearray(layout.total_bytes))
         q.write_header(self._memory, sizes, facts)
-        self._views = q.engine_views(self._memory, layout)
+        self._views = engine_views(self._memory, layout)
         limits = make_limits(
             sizes, facts, max_num_batched_tokens=machine.max_num_batched_tokens, prefix_caching=False, intake_tokens=1 << 30
         )

@@ -15,6 +15,7 @@ from typing import Any
 from blinkpy.dpu.rings import Arena
 from blinkpy.dpu.sampling import Sampling
 from blinkpy.dpu.transport import Transport, TransportError
+from blinkpy.page_hash import PageHasher
 from blinkpy.queues import (
     ENGINE_HEARTBEAT,
     ENGINE_STATE,
@@ -39,7 +40,6 @@ from blinkpy.queues import (
     TOKEN_SHIFT,
     Int32,
     lap_of,
-    page_hashes,
 )
 
 FIRST_WINDOW, WINDOW = 16, 256  # completions read at once: by a look for news, and after it found some
@@ -89,8 +89,11 @@ class QueuePair:
         self.transport, self.facts = transport, transport.facts
         self.sizes = transport.layout.sizes
         self.engine_timeout_s = engine_timeout_s
+        self._hasher = PageHasher(self.facts.page_size, (self.facts.hash_multiplier_1, self.facts.hash_multiplier_2))
         self.epoch = 0
         self.stray_completions = 0  # for slots without a request: the engine broke the protocol
+        # Tokens of a prompt that fits into the arenas at all.
+        self.longest_prompt = min(self.sizes.prompt_tokens, (self.sizes.hash_entries + 1) * self.facts.page_size - 1)
         self._live: list[InFlight | None] = [None] * self.sizes.slots
         self._beat = 0
         self._engine_beat = -1
@@ -217,11 +220,6 @@ class QueuePair:
         return len(self._free)
 
     @property
-    def longest_prompt(self) -> int:
-        """Tokens of a prompt that fits into the arenas at all."""
-        return min(self.sizes.prompt_tokens, (self.sizes.hash_entries + 1) * self.facts.page_size - 1)
-
-    @property
     def context(self) -> int:
         """Tokens of a sequence that the engine can hold: its max_model_len, or all pages if that is less."""
         return min(self.facts.max_model_len, self.facts.num_pages * self.facts.page_size)
@@ -263,8 +261,7 @@ class QueuePair:
         transport = self.transport
         transport.write_prompt(prompt_offset, prompt)
         if count:
-            multipliers = (self.facts.hash_multiplier_1, self.facts.hash_multiplier_2)
-            transport.write_hashes(hash_offset, page_hashes(prompt, self.facts.page_size, multipliers, sampling.cache_salt))
+            transport.write_hashes(hash_offset, self._hasher.hashes(prompt, sampling.cache_salt))
         transport.write_entry(self._sq_tail & self.sizes.sq_entries - 1, entry)
         self._free.pop()
         self._live[slot] = request

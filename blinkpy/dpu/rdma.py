@@ -67,12 +67,14 @@ WRITES, LOOK, RECORDS, PAIR, HEALTH = range(5)  # tags of batches
 
 
 class Look:
-    """What one read of the completion ring brought: new words from a position on, and how many of them were handed out."""
+    """What one read of the completion ring brought: new words from a position on, and how many of them were handed out.
 
-    __slots__ = ("position", "records", "served", "words")
+    full: all words that it read were new, so there may be more."""
 
-    def __init__(self, position: int, words: list[int]):
-        self.position, self.words, self.served = position, words, 0
+    __slots__ = ("full", "position", "records", "served", "words")
+
+    def __init__(self, position: int, words: list[int], full: bool):
+        self.position, self.words, self.full, self.served = position, words, full, 0
         self.records: Records | None = None
 
 
@@ -105,10 +107,11 @@ class RdmaTransport:
         self._copy = Memory(layout.front_bytes)
         copied = memoryview(self._copy.buffer).cast("q")
         self._words, self._cancel = copied[:FRONT_WORDS], copied[layout.cancel // 8 :][: sizes.slots]
-        self._to_front = welcome.front.address - self._copy.address
+        self._copy_at, self._front_at = self._copy.address, welcome.front.address
         self._hashes = np.ndarray((sizes.hash_entries,), np.int64, self._copy.buffer, layout.hashes)
         self._prompt = np.ndarray((sizes.prompt_tokens,), np.int32, self._copy.buffer, layout.prompt)
         self._front_key = welcome.front.rkey
+        self._all_words = self._piece(0, FRONT_WORDS * 8)
         self._batch: list[Piece] = []  # of the submission that the next doorbell announces
         self._copy_key = int(end.register(self._copy.address, layout.front_bytes, 0).lkey)
 
@@ -123,12 +126,13 @@ class RdmaTransport:
         self._landing = Memory(total)
         self._landing_key = int(end.register(self._landing.address, total, constants().IBV_ACCESS_LOCAL_WRITE).lkey)
         buffer, place = self._landing.buffer, self._place
-        self._look_words = np.ndarray((window,), np.int64, buffer, place[LOOK])
+        self._look_words = memoryview(buffer)[place[LOOK] :][: window * 8].cast("q")
         self._look_records = np.ndarray((window, RECORD_PAIRS), RECORD_PAIR, buffer, place[RECORDS])
         self._pair_words = np.ndarray((PAIR_READ_WORDS,), np.int64, buffer, place[PAIR])
         self._health_words = np.ndarray((ENGINE_READ_WORDS,), np.int64, buffer, place[HEALTH])
 
-        self._window, self._widest = min(WINDOW_LEAST, window), window
+        self._window = self._narrowest = min(WINDOW_LEAST, window)
+        self._widest = window
         self._asked: tuple[int, int] | None = None  # position and words of the look in flight
         self._pending: Look | None = None  # waits for its records
         self._look: Look | None = None
@@ -145,18 +149,18 @@ class RdmaTransport:
 
     def write_prompt(self, offset: int, tokens: Int32) -> None:
         self._prompt[offset : offset + len(tokens)] = tokens
-        self._batch.append(self._write(self.layout.prompt + offset * 4, len(tokens) * 4))
+        self._batch.append(self._piece(self.layout.prompt + offset * 4, len(tokens) * 4))
         self._used_tokens += len(tokens)
 
     def write_hashes(self, offset: int, hashes: Int64) -> None:
         self._hashes[offset : offset + len(hashes)] = hashes
-        self._batch.append(self._write(self.layout.hashes + offset * 8, len(hashes) * 8))
+        self._batch.append(self._piece(self.layout.hashes + offset * 8, len(hashes) * 8))
         self._used_hashes += len(hashes)
 
     def write_entry(self, index: int, entry: bytes) -> None:
         start = self.layout.sq + index * len(entry)
         self._copy.buffer[start : start + len(entry)] = entry
-        self._batch.append(self._write(start, len(entry)))
+        self._batch.append(self._piece(start, len(entry)))
         self._used_entries += 1
 
     def ring(self, doorbell: int) -> None:
@@ -166,7 +170,7 @@ class RdmaTransport:
     def write_cancel(self, slot: int, request_id: int) -> None:
         self._cancel[slot] = request_id
         self._reap()
-        self.queue.post([self._write(self.layout.cancel + slot * 8, 8)], self._copy_key, WRITES)
+        self.queue.write([self._piece(self.layout.cancel + slot * 8, 8)], self._copy_key, self._front_key, WRITES)
 
     def write_word(self, index: int, value: int) -> None:
         self._words[index] = value
@@ -176,18 +180,18 @@ class RdmaTransport:
                 return
         self._post_words()
 
-    def _write(self, offset: int, length: int) -> Piece:
+    def _piece(self, offset: int, length: int) -> Piece:
         """A piece of our region, from the copy to the engine."""
-        local = self._copy.address + offset
-        return False, local, length, local + self._to_front, self._front_key
+        return self._copy_at + offset, length, self._front_at + offset
 
     def _post_words(self) -> None:
         """All that waits, and then our words."""
         self._reap()
-        self._batch.append(self._write(0, FRONT_WORDS * 8))
-        batch, self._batch = self._batch, []
+        batch = self._batch
+        batch.append(self._all_words)
+        self._batch = []
         self._published_head = self._words[FRONT_CQ_HEAD]
-        self.queue.post(batch, self._copy_key, WRITES)
+        self.queue.write(batch, self._copy_key, self._front_key, WRITES)
 
     # ---- reads ----------------------------------------------------------------------------------------------------------
 
@@ -198,16 +202,20 @@ class RdmaTransport:
         if look is not None and position == look.position + look.served:
             if look.served < len(look.words):
                 return self._serve(look, limit)
-            # All of it was news, and the caller wants more: more is on its way when it looks again.
             self._look = None
-            self._ask(position)
+            if look.full:  # and the caller wants more: more is on its way when it looks again
+                self._ask(position)
             return []
         self._look = None
         self._ask(position)
-        deadline = time.monotonic_ns() + READ_SPIN_NS
+        deadline = 0
         while True:
             self._reap()
-            if self._look is not None or not (self._asked or self._pending) or time.monotonic_ns() >= deadline:
+            if self._look is not None or not (self._asked or self._pending):
+                break
+            now = time.monotonic_ns()
+            deadline = deadline or now + READ_SPIN_NS
+            if now >= deadline:
                 break
         look = self._look
         return self._serve(look, limit) if look is not None and look.position == position else []
@@ -232,24 +240,30 @@ class RdmaTransport:
         """Post a read of the engine's region of our pair."""
         back = self._welcome.back
         local = self._landing.address + self._place[tag]
-        self.queue.post([(True, local, length, back.address + offset, back.rkey)], self._landing_key, tag)
+        self.queue.read((local, length, back.address + offset), self._landing_key, back.rkey, tag)
 
     def _landed(self) -> None:
         """Words of the ring have come: those that are new count."""
         if self._asked is None:
             return
         (position, asked), self._asked = self._asked, None
-        words = self._look_words[:asked].tolist()
-        lap = lap_of(position, self.layout.sizes.cq_entries)
-        new = next((i for i, word in enumerate(words) if word >> LAP_SHIFT != lap), asked)
+        lap, new, flags = lap_of(position, self.layout.sizes.cq_entries), 0, 0
+        words: list[int] = []
+        if self._look_words[0] >> LAP_SHIFT == lap:
+            words = self._look_words[:asked].tolist()
+            for word in words:
+                if word >> LAP_SHIFT != lap:
+                    break
+                flags |= word
+                new += 1
         if new == asked:
             self._window = min(2 * self._window, self._widest)
         elif 4 * new <= self._window:
-            self._window = max(self._window // 2, min(WINDOW_LEAST, self._widest))
+            self._window = max(self._window // 2, self._narrowest)
         if not new:
             return
-        look = Look(position, words[:new])
-        if any(word >> FLAG_SHIFT & HAS_LOGPROBS for word in look.words):
+        look = Look(position, words[:new], new == asked)
+        if flags >> FLAG_SHIFT & HAS_LOGPROBS:
             self._pending = look
             index = position & self.layout.sizes.cq_entries - 1
             self._read(RECORDS, self.layout.records + index * RECORD_BYTES, new * RECORD_BYTES)
@@ -292,8 +306,7 @@ class RdmaTransport:
         if not self._in_flight[HEALTH]:
             self._in_flight[HEALTH] = True
             region, address = self._welcome.engine, self._landing.address + self._place[HEALTH]
-            piece = True, address, ENGINE_READ_WORDS * 8, region.address, region.rkey
-            self.queue.post([piece], self._landing_key, HEALTH)
+            self.queue.read((address, ENGINE_READ_WORDS * 8, region.address), self._landing_key, region.rkey, HEALTH)
         self._ask_pair()
         return self._health[:BLOCK_WORDS]
 

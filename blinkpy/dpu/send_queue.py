@@ -22,13 +22,13 @@ REASONS = {
 }
 
 
-# One write or read: whether it reads, address in registered memory (of an inline write: any memory), length in bytes, address at
-# the engine, and the key of the region there. A plain tuple, since there are four for every request.
-Piece = tuple[bool, int, int, int, int]
+# One write or read: address in registered memory (of a short write, which is taken at once: any memory), length in bytes, and
+# address at the engine. A plain tuple, since there are four for every request.
+Piece = tuple[int, int, int]
 
 
 class SendQueue:
-    """See the module. depth: work requests that may be outstanding. posted, batches: since the start, for counting."""
+    """See the module. depth: work requests that may be outstanding. posted, reads, batches: since the start, for counting."""
 
     def __init__(self, end: QueuePairEnd, depth: int):
         e = constants()
@@ -39,31 +39,50 @@ class SendQueue:
         self.posted = self.done = self.batches = self.reads = 0
         self.failure: TransportError | None = None
 
-    def post(self, pieces: list[Piece], lkey: int, tag: int) -> None:
-        """Post a batch, in order; reap() returns the tag when all of it is done. lkey: of the local memory."""
-        if self.failure is not None:
-            raise self.failure
-        if self.posted - self.done + len(pieces) > self._depth:
-            self._fail(f"{self.posted - self.done} RDMA requests are outstanding: the engine's network card does not answer")
-        qp, sge, last = self._qp, self._sge, len(pieces) - 1
-        qp.wr_start()
-        for i, (read, local, length, remote, rkey) in enumerate(pieces):
-            self.posted += 1
-            inline = not read and length <= self._inline
-            qp.wr_id = self.posted << TAG_BITS | tag
-            qp.wr_flags = (self._signaled if i == last else 0) | (self._inlined if inline else 0)
-            if read:
-                qp.wr_rdma_read(rkey, remote)
-                self.reads += 1
-            else:
+    def write(self, pieces: list[Piece], lkey: int, rkey: int, tag: int) -> None:
+        """Post writes, in order; reap() returns the tag when all of them are done. lkey, rkey: of the regions here and there."""
+        qp, sge, inline, inlined = self._qp, self._sge, self._inline, self._inlined
+        left = len(pieces)
+        self._begin(left, tag)
+        for local, length, remote in pieces:
+            left -= 1
+            flags = 0 if left else self._signaled
+            if length <= inline:
+                qp.wr_flags = flags | inlined
                 qp.wr_rdma_write(rkey, remote)
-            if inline:
                 qp.wr_set_inline_data(local, length)
             else:
+                qp.wr_flags = flags
+                qp.wr_rdma_write(rkey, remote)
                 sge.addr, sge.length, sge.lkey = local, length, lkey
                 qp.wr_set_sge(sge)
+        self._end()
+
+    def read(self, piece: Piece, lkey: int, rkey: int, tag: int) -> None:
+        """Post one read; otherwise as write()."""
+        qp, sge = self._qp, self._sge
+        local, length, remote = piece
+        self._begin(1, tag)
+        self.reads += 1
+        qp.wr_flags = self._signaled
+        qp.wr_rdma_read(rkey, remote)
+        sge.addr, sge.length, sge.lkey = local, length, lkey
+        qp.wr_set_sge(sge)
+        self._end()
+
+    def _begin(self, count: int, tag: int) -> None:
+        """Open a batch. All of it has the id of its last work request, the one whose completion counts."""
+        if self.failure is not None:
+            raise self.failure
+        self.posted += count
+        if self.posted - self.done > self._depth:
+            self._fail(f"{self._depth} RDMA requests are outstanding: the engine's network card does not answer")
+        self._qp.wr_start()
+        self._qp.wr_id = self.posted << TAG_BITS | tag
+
+    def _end(self) -> None:
         try:
-            qp.wr_complete()
+            self._qp.wr_complete()
         except self._error_type as error:
             self._fail(f"could not post to the RDMA queue pair: {error}")
         self.batches += 1
@@ -73,15 +92,17 @@ class SendQueue:
         if self.failure is not None:
             raise self.failure
         tags: list[int] = []
-        while True:
+        while self.done != self.posted:
             count, completions = self._cq.poll(AT_ONCE)
             for completion in completions:
                 if completion.status != self._success:
                     self._fail(f"RDMA failed ({describe_status(completion.status)})")
-                self.done = completion.wr_id >> TAG_BITS
-                tags.append(completion.wr_id & TAG_MASK)
+                done = completion.wr_id
+                self.done = done >> TAG_BITS
+                tags.append(done & TAG_MASK)
             if count < AT_ONCE:
-                return tags
+                break
+        return tags
 
     def _fail(self, message: str) -> None:
         self.failure = TransportError(message)

@@ -28,6 +28,7 @@ import numpy as np
 
 from blinkpy.dpu.fence import store_fence
 from blinkpy.dpu.transport import PairWords, TransportError
+from blinkpy.queue_views import EngineViews, engine_views
 from blinkpy.queues import (
     BLOCK_WORDS,
     CONTROL_FAULT,
@@ -40,13 +41,11 @@ from blinkpy.queues import (
     RECORD_PAIR,
     RECORD_PAIRS,
     EngineFacts,
-    EngineViews,
     Int32,
     Int64,
     QueueLayout,
     QueueSizes,
     Records,
-    engine_views,
     read_header,
     write_header,
 )

@@ -14,7 +14,8 @@ from cuda.bindings import runtime
 
 from blinkpy.kernels.cuda_calls import check
 from blinkpy.kv.arrays import map_arrays
-from blinkpy.queues import EngineViews, QueueLayout, engine_views
+from blinkpy.queue_views import EngineViews, engine_views
+from blinkpy.queues import QueueLayout
 
 Tree = TypeVar("Tree", bound=tuple[Any, ...])
 

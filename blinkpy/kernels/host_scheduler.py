@@ -20,7 +20,8 @@ from blinkpy.kv.arrays import plain
 from blinkpy.kv.integrity import check_integrity
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import DRAINED, NOTHING, STOPPED, State
-from blinkpy.queues import RECORD_PAIR, EngineViews, QueueLayout, QueueSizes, engine_views
+from blinkpy.queue_views import EngineViews, engine_views
+from blinkpy.queues import RECORD_PAIR, QueueLayout, QueueSizes
 
 
 @lru_cache(maxsize=8)

@@ -21,11 +21,11 @@ from blinkpy.kv.state import (
     WAITING,
     WAITING_COUNT,
 )
+from blinkpy.page_hash import HASH_SHIFT
 from blinkpy.queues import (
     COMMAND_RUN,
     FINISH_NONE,
     FINISH_REJECTED,
-    HASH_SHIFT,
     LONG_CACHE_SALT,
     LONG_REQUEST_ID,
     PAIR_SQ_HEAD,

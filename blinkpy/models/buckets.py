@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 SMALLEST_MIXED = 64
 """Tokens of the smallest graph with prefill attention; smaller mixed batches run in it."""
-MIDPOINTS_FROM = 128
-"""From so many tokens on there is a bucket at 1.5 times a power of two as well."""
+SPACING = 64
+"""Up to 128 tokens there is a bucket at each power of two; above, one at each multiple of this and of an eighth of the power of
+two below it. A mixed step takes as long as its bucket: at two buckets an octave, a prompt of 1,050 tokens waits for 1,536."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,7 @@ def bucket_shapes(max_num_seqs: int, max_num_batched_tokens: int) -> list[tuple[
     sizes, n = {max_num_seqs, max_num_batched_tokens}, 1
     while n < max_num_batched_tokens:
         sizes.add(n)
-        if n >= MIDPOINTS_FROM and n * 3 // 2 < max_num_batched_tokens:
-            sizes.add(n * 3 // 2)
-        n *= 2
+        n += n if n < 2 * SPACING else max(SPACING, 1 << (n.bit_length() - 4))
     return [(tokens, min(tokens, max_num_seqs)) for tokens in sorted(sizes)]
 
 

@@ -17,6 +17,7 @@ from blinkpy.kv.arrays import named_arrays
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.memory import make_state
 from blinkpy.kv.state import BUCKET, CACHED_COUNT, CALLS, FREE_COUNT, ROWS, State
+from blinkpy.queue_views import engine_views
 from blinkpy.recording.errors import RecordingError
 from blinkpy.recording.layout import NOT_COPIED
 from blinkpy.recording.reader import Capture
@@ -54,7 +55,7 @@ class Replay:
                 raise RecordingError(f"the recording is damaged: {error}") from error
             raise RecordingError(f"the recording was made by another version of blinkpy: {error}") from error
         layout = q.QueueLayout(sizes)
-        self.views = q.engine_views(memoryview(bytearray(layout.total_bytes)), layout)
+        self.views = engine_views(memoryview(bytearray(layout.total_bytes)), layout)
         self._scheduler = Scheduler(self.limits, self.state, policy, mode=mode)
         self._scheduler.attach(self.views)
 

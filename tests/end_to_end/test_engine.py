@@ -20,16 +20,7 @@ from blinkpy.dpu.shm import attach_segment
 from blinkpy.engine import Engine
 from blinkpy.kernels.policies import fcfs
 from blinkpy.models.hub import DEMO_FOLDER
-from blinkpy.queues import (
-    COUNTER,
-    ENGINE_STATE,
-    FINISH_CANCELLED,
-    FINISH_LENGTH,
-    FINISH_MASK,
-    GAUGE,
-    HAS_TOKEN,
-    STATE_FAULTED,
-)
+from blinkpy.queues import COUNTER, ENGINE_STATE, FINISH_CANCELLED, FINISH_LENGTH, FINISH_MASK, GAUGE, HAS_TOKEN, STATE_FAULTED
 from blinkpy.recording.file import read_dump
 from blinkpy.recording.replay import Replay
 
@@ -116,9 +107,7 @@ def prompts_with_common_starts(rng: np.random.Generator, count: int, longest: in
     return prompts
 
 
-def test_mixed_batches_chunks_hits_and_preemption_change_no_token(
-    rng: np.random.Generator, reference: torch.nn.Module
-) -> None:
+def test_mixed_batches_chunks_hits_and_preemption_change_no_token(rng: np.random.Generator, reference: torch.nn.Module) -> None:
     """20 requests in a pool that holds a few of them: greedy tokens are those of transformers, one prompt at a time."""
     prompts = prompts_with_common_starts(rng, 20, 40)
     options = {"max_model_len": 128, "num_pages": 24, "max_num_seqs": 12, "max_num_batched_tokens": 32, "slots": 32}

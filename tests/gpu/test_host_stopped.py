@@ -19,6 +19,7 @@ import gpu_serving
 import numpy as np
 import pytest
 
+from benchmarks.shapes import SHAPES
 from blinkpy.config import as_table
 from blinkpy.dpu.queue_pair import EngineLost, InFlight, QueuePair
 from blinkpy.dpu.sampling import Sampling
@@ -29,17 +30,7 @@ ENGINE = Path(__file__).parents[1] / "gpu_engine_process.py"
 STOPPED_S = float(os.environ.get("BLINKPY_STOPPED_S", "20"))
 STREAMS, START_S = 64, 150.0
 # Large enough that a step takes some milliseconds: a client in Python follows 64 streams.
-MODEL: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "vocab_size": 32000,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 8192,
-    "dtype": "bfloat16",
-}
+MODEL: dict[str, Any] = SHAPES["llama-3-8b"] | {"vocab_size": 32000, "num_hidden_layers": 24}
 
 
 @contextlib.contextmanager

@@ -23,9 +23,7 @@ DEADLINE_S = 60.0
 
 def collect(pair: QueuePair, prompts: list[list[int]], samplings: list[Sampling]) -> dict[InFlight, list[int]]:
     """Tokens of each request, in the order of the prompts."""
-    requests = [
-        pair.submit(np.array(prompt, np.int32), sampling) for prompt, sampling in zip(prompts, samplings, strict=True)
-    ]
+    requests = [pair.submit(np.array(prompt, np.int32), sampling) for prompt, sampling in zip(prompts, samplings, strict=True)]
     tokens: dict[InFlight, list[int]] = {request: [] for request in requests}
     deadline = time.monotonic() + DEADLINE_S
     while pair.in_flight:

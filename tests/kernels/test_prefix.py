@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hash_reference import page_hashes
 from scheduler_world import MULTIPLIERS, Sizes, World
 
 from blinkpy import queues as q
@@ -14,6 +15,7 @@ from blinkpy.kv.arrays import plain
 from blinkpy.kv.pages import compact_ring
 from blinkpy.kv.prefix import extend_hash, remainder
 from blinkpy.kv.state import CACHED_COUNT, FREE_COUNT, LOST, RING_HEAD, RING_TAIL
+from blinkpy.page_hash import HASH_MODULUS_1, HASH_MODULUS_2
 
 
 def world(**sizes: Any) -> World:
@@ -117,7 +119,7 @@ def test_a_hash_collision_is_not_a_hit() -> None:
     """With multipliers of 0 a hash is that of the page's last token. Only salt, tokens and parents tell pages apart."""
     made = world(multipliers=(0, 0))
     same_end = [[1, 2, 3, 9, 5], [4, 2, 3, 9, 5], [1, 2, 3, 9, 8, 8, 8, 9, 5], [4, 2, 3, 9, 8, 8, 8, 9, 5]]
-    keys = [q.page_hashes(np.array(p, np.int32), 4, (0, 0)).tolist() for p in same_end]
+    keys = [page_hashes(p, 4, (0, 0)) for p in same_end]
     assert keys == [[keys[0][0]]] * 2 + [[keys[0][0]] * 2] * 2
     assert [run(made, prompt, 1) for prompt in same_end] == [0, 0, 4, 4]
     assert [run(made, prompt, 1) for prompt in same_end] == [4, 4, 8, 8]
@@ -210,10 +212,10 @@ def test_hashes_of_generated_pages_continue_those_of_the_front_end(salt: int, rn
     requests.cache_salt[1] = salt
     for k in range(8):
         requests.page_hash[1, k] = extend_hash(made.limits, plain(requests), 1, k)
-    assert requests.page_hash[1].tolist() == q.page_hashes(requests.tokens[1], 4, MULTIPLIERS, salt).tolist()
+    assert requests.page_hash[1].tolist() == page_hashes(requests.tokens[1], 4, MULTIPLIERS, salt)
 
 
-@pytest.mark.parametrize("modulus", [q.HASH_MODULUS_1, q.HASH_MODULUS_2])
+@pytest.mark.parametrize("modulus", [HASH_MODULUS_1, HASH_MODULUS_2])
 def test_remainders_without_division(modulus: int, rng: np.random.Generator) -> None:
     edges = [n * modulus + d for n in (0, 1, 2, 19, 20, 2**20, modulus - 1, modulus) for d in (-1, 0, 1)]
     for x in [*edges[1:], 2**62 + 2**32 - 1, *rng.integers(0, 2**62, 1000).tolist()]:

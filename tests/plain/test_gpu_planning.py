@@ -8,31 +8,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.shapes import SHAPES
 from blinkpy.config import Config, ConfigError
 from blinkpy.kv.limits import make_limits
 from blinkpy.kv.memory import make_state
 from blinkpy.models.architecture import Architecture, parse_architecture
 from blinkpy.models.buckets import SMALLEST_MIXED, bucket_shapes, step_shapes
 from blinkpy.models.gpu_memory import plan_memory
-from blinkpy.queues import EngineFacts, QueueLayout, QueueSizes, engine_views
+from blinkpy.queue_views import engine_views
+from blinkpy.queues import EngineFacts, QueueLayout, QueueSizes
 
 GIB = 1 << 30
 
 
 def llama_8b() -> Architecture:
-    return parse_architecture(
-        {
-            "architectures": ["LlamaForCausalLM"],
-            "vocab_size": 128256,
-            "hidden_size": 4096,
-            "intermediate_size": 14336,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 8192,
-            "dtype": "bfloat16",
-        }
-    )
+    return parse_architecture(SHAPES["llama-3-8b"])
 
 
 @pytest.mark.parametrize(("rows", "tokens"), [(256, 2048), (1, 1), (1, 512), (7, 7), (48, 300), (1024, 4096), (33, 33)])
@@ -54,6 +44,7 @@ def test_every_batch_has_a_graph_that_holds_it(rows: int, tokens: int, rng: np.r
         assert shape.rows >= batch_rows
         assert shape.mixed == mixed
         assert shape.tokens < 2 * batch_tokens or (mixed and shape.tokens <= max(2 * batch_tokens, SMALLEST_MIXED))
+        assert batch_tokens <= 128 or shape.tokens - batch_tokens <= max(64, batch_tokens // 8)
 
 
 def test_memory_by_part() -> None:

@@ -20,6 +20,7 @@ provision = pytest.importorskip("blinkpy.provision")
 
 from model_zoo import save_model  # noqa: E402
 
+from benchmarks.shapes import SHAPES  # noqa: E402
 from blinkpy import cli, devices  # noqa: E402
 from blinkpy.config import Config  # noqa: E402
 from blinkpy.kv.state import BATCH_COUNTS, ROWS, TOKENS  # noqa: E402
@@ -27,17 +28,7 @@ from blinkpy.models import host_driven  # noqa: E402
 from blinkpy.models.buckets import StepShape  # noqa: E402
 
 GIB = 1 << 30
-LLAMA_8B = {
-    "architectures": ["LlamaForCausalLM"],
-    "vocab_size": 128256,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 8192,
-    "dtype": "bfloat16",
-}
+LLAMA_8B = SHAPES["llama-3-8b"]
 
 
 class LoadingBegan(Exception):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from blinkpy import queues
+from blinkpy.queue_views import engine_views
 from blinkpy.queues import EngineFacts, LayoutError, QueueLayout, QueueSizes
 
 FACTS = EngineFacts(
@@ -59,7 +60,7 @@ def test_records_have_the_documented_sizes() -> None:
 def test_no_two_regions_share_a_byte(sizes: QueueSizes) -> None:
     """Every view gets a value of its own; none of them may disturb another one."""
     buffer = segment(sizes)
-    views = queues.engine_views(memoryview(buffer), QueueLayout(sizes))
+    views = engine_views(memoryview(buffer), QueueLayout(sizes))
     named = [(name, view) for name, view in views._asdict().items() if name != "sq_long"]  # the same memory as sq
     for number, (_, view) in enumerate(named, 1):
         for pair in range(sizes.pairs):
@@ -122,17 +123,3 @@ def test_laps_tell_neighbours_apart_and_never_look_unwritten() -> None:
     assert all(a != b for a, b in itertools.pairwise(laps))
     assert min(laps) == 1
     assert max(laps) == queues.LAPS
-
-
-def test_page_hashes_equal_a_polynomial_token_by_token(rng: np.random.Generator) -> None:
-    page_size = 1 << int(rng.integers(2, 6))
-    tokens = rng.integers(0, 1 << 24, int(rng.integers(0, 6 * page_size))).astype(np.int32)
-    salt = int(rng.integers(0, 2**62))
-    multipliers = (int(rng.integers(*queues.HASH_MULTIPLIER_RANGE)), int(rng.integers(*queues.HASH_MULTIPLIER_RANGE)))
-    first, second, want = salt % queues.HASH_MODULUS_1, salt // queues.HASH_MODULUS_1 % queues.HASH_MODULUS_2, []
-    for i, token in enumerate(tokens.tolist(), 1):
-        first = (first * multipliers[0] + token + 1) % queues.HASH_MODULUS_1
-        second = (second * multipliers[1] + token + 1) % queues.HASH_MODULUS_2
-        if i % page_size == 0:
-            want.append(first << queues.HASH_SHIFT | second)
-    assert queues.page_hashes(tokens, page_size, multipliers, salt).tolist() == want

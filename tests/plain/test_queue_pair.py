@@ -8,6 +8,7 @@ import fake_engine
 import numpy as np
 import pytest
 from fake_engine import FACTS, SIZES, FakeEngine, running
+from hash_reference import page_hashes
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -195,8 +196,8 @@ def test_engine_gets_prompt_hashes_and_parameters(engine, pair, rng) -> None:
     (request,) = engine.submitted
     assert request.prompt == prompt.tolist()
     facts = engine.facts
-    own = queues.page_hashes(prompt, facts.page_size, (facts.hash_multiplier_1, facts.hash_multiplier_2), 77)
-    assert request.hashes == own.tolist()
+    own = page_hashes(prompt, facts.page_size, (facts.hash_multiplier_1, facts.hash_multiplier_2), 77)
+    assert request.hashes == own
     assert len(own) == 23 // facts.page_size
     assert request.entry["temperature"] == np.float32(0.25)
 

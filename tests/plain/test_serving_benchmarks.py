@@ -155,12 +155,15 @@ def test_a_client_that_fell_behind_is_said() -> None:
     fine = [record(0.0, list(np.arange(1, 12) * 0.01))]  # TPOT 10 ms
     assert figures_of(fine)["client"]["valid"]
     late = figures_of(fine, lags=[0.0001] * 150 + [0.0025] * 50)["client"]
-    assert not late["valid"] and "2.50 ms" in late["why_invalid"]
+    assert not late["valid"] and "(p99) of 2.5 ms" in late["why_invalid"]
     waiting = [record(0.0, list(1 + np.arange(1, 12) * 0.1))]  # TTFT 1,100 ms: 2.5 ms are little, 60 ms are not
     assert figures_of(waiting, lags=[0.0001] * 150 + [0.0025] * 50)["client"]["valid"]
     assert "above 55 ms" in figures_of(waiting, lags=[0.0001] * 150 + [0.06] * 50)["client"]["why_invalid"]
+    rest = [record(0.0, list(0.02 + np.arange(1, 12) * 0.01)) for _ in range(50)]  # the slowest TTFT decides
+    assert figures_of([*rest, *waiting * 3], lags=[0.0001] * 150 + [0.0025] * 50)["client"]["valid"]
     slow = figures_of(fine, lags=[0.0007] * 200)["client"]
-    assert not slow["valid"] and "TPOT" in slow["why_invalid"]
+    assert not slow["valid"] and "(p50)" in slow["why_invalid"] and "TPOT" in slow["why_invalid"]
+    assert not figures_of([record(0.0, [], 0, "status 503")], lags=[0.003] * 200)["client"]["valid"]
 
 
 def test_nothing_completed_is_a_result_too() -> None:
@@ -191,7 +194,7 @@ def test_grid_summary() -> None:
         level = {"value": ttft, "low": ttft, "high": ttft}
         times = {"p50": level, "p99": level}
         key = {"system": system, "mode": mode, "rate": rate, "streams": streams, "front_end": front_end, "repeat": repeat}
-        client = {"valid": valid, "lag_ms": {"p99": 0.1}}
+        client = {"lag_ms": {"p50": 0.1, "p99": 0.1 if valid else 99.0}}
         common = {"errors": {}, "client": client, "energy": {"missing": "x"}, "goodput_per_s": 1.0, "server": {"idle_w": None}}
         return {"cell": key, "ttft_ms": times, "tpot_ms": times, "output_tokens_per_s": 100.0, **common}
 
@@ -246,8 +249,12 @@ def test_cores() -> None:
         parse_cores("100000")
     with pytest.raises(UsageError, match="neither a core"):
         parse_cores("1-x")
-    cores = Cores((0, 1, 2, 3), front_end=(2, 3))
+    cores = Cores((0, 1, 2, 3), (4, 5, 6), front_end=(2, 3))
     assert cores.contended == (0, 1)
+    assert (cores.loading, cores.watching) == ((4, 5), (6,))
+    alone = Cores((0,), (1,))
+    assert (alone.loading, alone.watching) == ((1,), (1,))
+    assert (Cores((0,)).loading, Cores((0,)).watching) == ((), ())
     assert {name: place.contended for name, place in placements(cores).items()} == {"own": (0, 1), "shared": (0, 1, 2, 3)}
     assert list(placements(Cores((0, 1)))) == ["shared"]
     assert conditions(["build", "memory"], [0, 2]) == [("none", 0), ("build", 2), ("memory", 2)]
@@ -332,7 +339,9 @@ def test_smoke_grid_is_measured_once(tmp_path: Path) -> None:
     cores = sorted(os.sched_getaffinity(0))
     both = len(cores) > 1  # placements of the front end
     places = ["--frontend-cores", str(cores[-1]), "--shared-rates", "4"] if both else []
-    arguments = ["--state", str(state), "--extra", "blinkpy:--device cpu", *places]
+    # Beside neighbours on one core an engine may pause for seconds: that is no error here.
+    patient = ["--extra", "blinkpy:--device cpu --engine-timeout-ms 60000", "--env", "blinkpy:OMP_NUM_THREADS=1"]
+    arguments = ["--state", str(state), *patient, *places]
     done = command("paper", output, *arguments, "--streams", "3")
     document = json.loads(output.read_text())
     results = document["results"]

@@ -17,8 +17,11 @@ from pathlib import Path
 
 import httpx
 
+from blinkpy import queues
+from blinkpy.dpu.shm import segment_path
+
 ROOT = Path(__file__).parents[2]
-START_S = 150.0  # the emulation is slow
+START_S = 400.0  # the emulation is slow, and a busy machine makes it slower
 ADDRESS = re.compile(r"--engine (\S+:\d+)")
 URL = re.compile(r"on (http://\S+) ")
 
@@ -102,26 +105,41 @@ def free_address() -> str:
 
 
 @contextlib.contextmanager
-def engine(*options: str, listen: str = "127.0.0.1:0") -> Iterator[tuple[Command, tuple[str, ...]]]:
-    """An engine, and the options with which front ends find it."""
+def engine(*options: str, listen: str = "127.0.0.1:0", wait: bool = True) -> Iterator[tuple[Command, tuple[str, ...]]]:
+    """An engine, and the options with which front ends find it. wait: until it is ready for them."""
     command = Command("engine", "--transport", "rdma", "--listen", listen, *options)
     try:
-        yield command, ("--transport", "rdma", "--engine", command.find(ADDRESS)[1])
+        yield command, ("--transport", "rdma", "--engine", command.find(ADDRESS)[1] if wait else listen)
     finally:
         command.end()
 
 
 @contextlib.contextmanager
-def frontend(*options: str) -> Iterator[tuple[Command, httpx.Client]]:
-    """A front end on a free port, and a client for it."""
-    command = Command("frontend", "--port", "0", *options)
+def frontends(count: int, *options: str) -> Iterator[list[tuple[Command, httpx.Client]]]:
+    """Front ends on free ports, which start at the same time, and a client for each."""
+    commands = [Command("frontend", "--port", "0", *options) for _ in range(count)]
     try:
-        url = command.find(URL)[1]
-        with httpx.Client(base_url=url, timeout=60) as client:
-            yield command, client
-        assert not any("ended with code" in line for line in command.said), "".join(command.said)  # a worker died
+        with contextlib.ExitStack() as stack:
+            clients = [stack.enter_context(httpx.Client(base_url=command.find(URL)[1], timeout=60)) for command in commands]
+            yield list(zip(commands, clients, strict=True))
+        for command in commands:
+            assert not any("ended with code" in line for line in command.said), "".join(command.said)  # a worker died
     finally:
-        command.end()
+        for command in commands:
+            command.end()
+
+
+def health(client: httpx.Client) -> int:
+    """The status, over a connection of its own: a kept one may just be ending."""
+    return httpx.get(client.base_url.join("/health"), timeout=60).status_code
+
+
+def counter(name: str, counted: str) -> int:
+    """A counter of an engine on this machine, by the name of its segment."""
+    with open(segment_path(name), "rb") as file:
+        layout, _ = queues.read_header(file.read(queues.HEADER.itemsize))
+        file.seek(layout.engine_words + 8 * queues.COUNTER[counted])
+        return int.from_bytes(file.read(8), "little")
 
 
 @contextlib.contextmanager
@@ -144,7 +162,7 @@ def serving(
             clients = {}
             for way, command in fronts.items():
                 clients[way] = stack.enter_context(httpx.Client(base_url=command.find(URL)[1], timeout=120))
-                wait_until(lambda client=clients[way]: client.get("/health").status_code == 200, START_S, f"engine over {way}")
+                wait_until(lambda client=clients[way]: health(client) == 200, START_S, f"engine over {way}")
             yield clients
     finally:
         for command in (*fronts.values(), *engines):

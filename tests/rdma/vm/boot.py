@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from functools import partial
 from pathlib import Path
 
 from rdma.vm.image import ImageError, ensure_image
@@ -48,8 +49,11 @@ def qemu(image: Path, out: Path, smp: int, memory: int) -> list[str]:
     # fmt: on
 
 
-def run(command: list[str], out: Path, limit_s: float, smp: int, memory: int) -> int:
-    """Boot, run, show what the command says, and return its exit code."""
+def run(command: list[str], out: Path, limit_s: float, smp: int, memory: int, title: str = "") -> int:
+    """Boot, run, show what the command says, and return its exit code.
+
+    title: stands before each line, and lines are then shown whole.
+    """
     image = ensure_image()
     path = os.pathsep.join(filter(None, [str(image / "python"), os.environ.get("PYTHONPATH")]))
     lines = [f"export PYTHONPATH={shlex.quote(path)}", f"cd {shlex.quote(os.getcwd())}", shlex.join(command)]
@@ -61,9 +65,8 @@ def run(command: list[str], out: Path, limit_s: float, smp: int, memory: int) ->
     timer.start()
     try:
         assert machine.stdout is not None
-        said = machine.stdout.fileno()
-        while piece := os.read(said, 4096):
-            sys.stdout.buffer.write(piece.replace(b"\r\n", b"\n"))
+        for piece in machine.stdout if title else iter(partial(os.read, machine.stdout.fileno(), 4096), b""):
+            sys.stdout.buffer.write(title.encode() + piece.replace(b"\r\n", b"\n"))
             sys.stdout.buffer.flush()
         machine.wait()
     finally:

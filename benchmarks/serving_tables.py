@@ -1,0 +1,218 @@
+"""The serving comparison for the README, from the grid's result files."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+from benchmarks.paper_report import (
+    FIGURES,
+    MEDIANS,
+    Figure,
+    closed_loops,
+    counts,
+    geometric_mean,
+    latency,
+    placement,
+    ratios,
+    repeated,
+    series,
+    systems,
+)
+
+Document = dict[str, Any]
+MODES = ("isolated", "interfered")
+HEADLINE_RATE = 16.0
+OURS, PEER = "blinkpy", "vllm"
+BEHIND = 1.02  # by so much a figure is worse before it is called so
+JOULES = FIGURES["energy"][1]
+
+
+def serving(found: dict[str, Document]) -> str:
+    """All models. found: result files by the model's title; empty where there is none."""
+    parts = [model(title, document) for title, document in found.items() if document]
+    missing = [title for title, document in found.items() if not document]
+    if missing:
+        parts.append(f"{' and '.join(missing)} under load, next to another server: not measured yet.\n")
+    return "\n".join(parts)
+
+
+def model(title: str, file: Document) -> str:
+    """One model: where it was measured, closed loops, the headline rate, ratios, where blinkpy is behind."""
+    document = file["results"]
+    lines = [f"### {title} shape under load", "", *origin(file), ""]
+    for table in (closed(document), headline(document), slowdowns(document)):
+        lines += [*table, ""] if table else []
+    lines += [
+        *remarks(document),
+        "",
+        f"![{title}: each figure against the rate](benchmarks/results/{file_name(document)}.png)",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def file_name(document: Document) -> str:
+    return f"paper-{document['model']}"
+
+
+def origin(file: Document) -> list[str]:
+    """Machine, versions, commit, date, cores."""
+    document, machine = file["results"], file["machine"]
+    gpu, cores, name = document["gpu"], document["cores"], file_name(document)
+    versions = {cell["cell"]["system"]: cell["server"].get("version", "") for cell in document["cells"]}
+    days = sorted({cell["date"][:10] for cell in document["cells"]})
+    driver = f" (driver {gpu['driver']})" if "driver" in gpu else ""
+    alone = f", {len(cores['front_end'])} of them for front ends alone" if cores["front_end"] else ""
+    return paragraph(
+        f"{', '.join(f'{system} {version}'.strip() for system, version in versions.items())}, one after another on one",
+        f"{gpu.get('gpu', 'CPU')}{driver} and {machine['cpu']}: the same {len(cores['server'])} cores for every server{alone},",
+        f"{len(cores['client']) or 'the same'} for the client; random weights, no prefix cache.",
+        f"Commit `{file['commit'].get('hash', 'unknown')[:7]}`, {' and '.join(days)}.",
+        f"Every cell, with energy and errors: [{name}.md](benchmarks/results/{name}.md).",
+    )
+
+
+def closed(document: Document) -> list[str]:
+    """Time per output token and energy against the number of streams."""
+    names = [name for name in systems(document) if closed_loops(document, name, latency("tpot_ms", "p50"))]
+    tpot = {name: closed_loops(document, name, latency("tpot_ms", "p50")) for name in names}
+    joules = {name: closed_loops(document, name, JOULES) for name in names}
+    if not names:
+        return []
+    compared = {OURS, PEER} <= set(names)
+    head = ["streams", *(f"{name} TPOT, ms" for name in names), *([f"{PEER} / {OURS}"] if compared else [])]
+    head += [f"{name} J/token" for name in names]
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    for streams in sorted({streams for found in tpot.values() for streams in found}):
+        words = [f"{streams:g}", *(word(tpot[name].get(streams)) for name in names)]
+        if compared:
+            mine, others = tpot[OURS].get(streams), tpot[PEER].get(streams)
+            words.append(f"{others / mine:.2f}x" if mine and others else "")
+        words += [word(joules[name].get(streams)) for name in names]
+        lines.append("| " + " | ".join(words) + " |")
+    return ["Closed loops, 128 tokens in and 256 out, median time per output token:", "", *lines]
+
+
+def headline(document: Document) -> list[str]:
+    """Every figure at one rate: quiet and interfered, for both placements of front ends."""
+    lines = []
+    for front_end in ("own", "shared"):
+        for mode in MODES:
+            for name in systems(document):
+                which = (name, mode, HEADLINE_RATE, front_end)
+                cells = [cell for cell in document["cells"] if key_of(cell) == which and counts(document, cell)]
+                if not cells:
+                    continue
+                words = [word(series(document, name, mode, value, front_end).get(HEADLINE_RATE)) for _, value in FIGURES.values()]
+                words.insert(3, f"{sum(cell['goodput_per_s'] for cell in cells) / len(cells):.3g}")
+                words.append(str(sum(sum(cell["errors"].values()) for cell in cells)))
+                beside = "none" if mode == "isolated" else f"{cells[0]['load']['per_core']} per core"
+                where = "own cores" if front_end == "own" else "contended cores"
+                lines.append(f"| {beside} | {where} | {name} | " + " | ".join(words) + " |")
+    if not lines:
+        return []
+    titles = "neighbours | front end on | system | P99 TTFT, ms | P99 TPOT, ms | tokens/s | goodput/s | J/token | not answered"
+    what = document["cells"][0]["load"]["kinds"]
+    return [
+        f"Azure conversation lengths at {HEADLINE_RATE:g} requests/s; neighbours are {' and '.join(what)}:",
+        "",
+        f"| {titles} |",
+        "|---" * len(titles.split("|")) + "|",
+        *lines,
+    ]
+
+
+def key_of(cell: Document) -> tuple[str, str, float, str]:
+    key = cell["cell"]
+    return key["system"], key["mode"], key["rate"], key["front_end"]
+
+
+def slowdowns(document: Document) -> list[str]:
+    """Interfered over isolated, mean over rates; the other systems over blinkpy."""
+    rows = []
+    for front_end in ("own", "shared"):
+        where = "own cores" if front_end == "own" else "contended cores"
+        for name in systems(document):
+            rows.append((f"{name}, front end on {where}: interfered / isolated", (name, MODES[1]), (name, MODES[0]), front_end))
+    for name in systems(document):
+        if name != OURS:
+            rows += [(f"{name} / {OURS}, {mode}", (name, mode), (OURS, mode), placement(document)) for mode in MODES]
+    lines = []
+    for label, above, below, front_end in rows:
+        found = [
+            ratios(series(document, *above, value, front_end), series(document, *below, value, front_end))
+            for _, value in FIGURES.values()
+        ]
+        if any(found):
+            lines.append(f"| {label} | " + " | ".join(f"{geometric_mean(one):.2f}" if one else "" for one in found) + " |")
+    if not lines:
+        return []
+    head = ["| ratios | " + " | ".join(FIGURES) + " |", "|---" * (len(FIGURES) + 1) + "|"]
+    return ["Geometric means over the rates that both have:", "", *head, *lines]
+
+
+def remarks(document: Document) -> list[str]:
+    """Where blinkpy is behind, how much two runs differ, power when idle, times to start, loads that don't count."""
+    lines = [behind(document)] if {OURS, PEER} <= set(systems(document)) else []
+    if again := repeated(document):
+        largest = {name: max(found[name] for found in again.values() if name in found) for name in MEDIANS}
+        words = ", ".join(f"{name} {percent(value - 1, 1)}" for name, value in largest.items())
+        lines.append(f"{len(again)} cells of the grid were measured twice; the two runs differ by at most: {words}.")
+    servers: dict[str, list[Document]] = {}
+    for cell in document["cells"]:
+        servers.setdefault(cell["cell"]["system"], []).append(cell["server"])
+    starts, idle = [], []
+    for name, some in servers.items():
+        if seconds := sorted(
+            {f"{server['start_to_healthy_s']:.0f}" for server in some if "start_to_healthy_s" in server}, key=int
+        ):
+            starts.append(f"{name} {' or '.join(seconds)} s")
+        if known := next((server for server in some if server.get("idle_w") and server.get("idle_before_w")), None):
+            idle.append(f"{name} {known['idle_w']:.0f} W ({known['idle_before_w']:.0f} W before its start)")
+    if starts:
+        lines.append(f"From start to healthy, the longer one with empty caches: {', '.join(starts)}.")
+    if idle:
+        lines.append(f"Power of the GPU with an idle server: {', '.join(idle)}.")
+    invalid = sum(not counts(document, cell) for cell in document["cells"])
+    if invalid:
+        lines.append(f"In {invalid} of {len(document['cells'])} loads the client fell behind; they are left out.")
+    return lines
+
+
+def behind(document: Document) -> str:
+    """Every figure in which blinkpy is worse than the peer."""
+    found = []
+    for name, (_, value) in FIGURES.items():
+        for mode in MODES:
+            ours, peers = series(document, OURS, mode, value), series(document, PEER, mode, value)
+            for rate in sorted(ours.keys() & peers.keys()):
+                found += worse(name, f"{rate:g} requests/s, {mode}", ours[rate], peers[rate])
+    closed_figures: dict[str, Figure] = {"median TPOT": latency("tpot_ms", "p50"), "energy": JOULES}
+    for name, value in closed_figures.items():
+        ours, peers = closed_loops(document, OURS, value), closed_loops(document, PEER, value)
+        for streams in sorted(ours.keys() & peers.keys()):
+            found += worse(name, f"{streams:g} streams", ours[streams], peers[streams])
+    what = "; ".join(found) if found else "nothing that was measured"
+    return f"{OURS} is behind {PEER} by more than {percent(BEHIND - 1)} in: {what}."
+
+
+def worse(name: str, where: str, ours: float, peers: float) -> list[str]:
+    ratio = peers / ours if name == "throughput" else ours / peers
+    return [f"{name} at {where} ({ratio:.2f}x)"] if ratio > BEHIND else []
+
+
+def paragraph(*pieces: str) -> list[str]:
+    """Pieces of a text as the lines of a paragraph."""
+    return textwrap.wrap(" ".join(pieces), 130, break_long_words=False, break_on_hyphens=False)
+
+
+def percent(share: float, digits: int = 0) -> str:
+    return f"{100 * share:.{digits}f} %"
+
+
+def word(value: float | None) -> str:
+    """Three digits; empty if there is none."""
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

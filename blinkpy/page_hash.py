@@ -1,0 +1,82 @@
+"""Page hashes: a full page of a prompt is named by a hash of all tokens up to its end.
+
+A front end computes them for prompts (PageHasher), the engine for what it generates (blinkpy.kv.prefix.extend_hash); both need
+the same numbers. A hash only finds candidates: the engine compares tokens, so a collision costs time and never shares another
+request's page. For a polynomial modulo a prime below 2**31 with a secret multiplier m (Karp and Rabin's fingerprint),
+
+    hash of t[0..n) = (salt * m**n + sum of (t[i] + 1) * m**(n - 1 - i)) mod prime,
+
+a prompt whose hashes collide can't be made without knowing m. There are two of them, with multipliers that each engine draws at
+its start; no product exceeds 2**62, so NumPy, njit and CUDA compute the same number.
+
+This module needs NumPy alone, so that a front end on a DPU can import it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+HASH_MODULUS_1 = 2**31 - 1
+HASH_MODULUS_2 = 2**31 - 19
+HASH_SHIFT = 31
+HASH_MULTIPLIER_RANGE = (1 << 16, HASH_MODULUS_2 - 1)  # what an engine draws its two multipliers from
+
+FIRST_PAGES = 256  # what tables are made for at first; a power of two
+_MODULI = (HASH_MODULUS_1, HASH_MODULUS_2)
+
+
+class PageHasher:
+    """Hashes the pages of prompts for one engine: see the module.
+
+    page_size: tokens, at most 256. multipliers: the engine's secrets, neither of them divisible by its modulus (ValueError).
+
+    Page after page would be a loop in Python: hash = before * m**page_size + own. Divided by m**(tokens up to the page's end) the
+    recurrence is a plain sum, so all pages are done at once; division is multiplication by the inverse, exact modulo a prime.
+    """
+
+    def __init__(self, page_size: int, multipliers: tuple[int, int]):
+        self.page_size = page_size
+        columns = list(zip(multipliers, _MODULI, strict=True))
+        self._weights = np.array([[pow(m, exponent, p) for m, p in columns] for exponent in reversed(range(page_size))])
+        self._ones = self._weights.sum(axis=0)  # for the 1 that is added to each token
+        self._step = [pow(m, page_size, p) for m, p in columns]
+        self._step_back = [pow(step, -1, p) for step, p in zip(self._step, _MODULI, strict=True)]
+        self._grow(FIRST_PAGES)
+
+    def _grow(self, pages: int) -> None:
+        """Tables for prompts of up to so many pages, int64 [pages, 2]: what each page's hash is divided by, here and there, and
+        the moduli, which cost NumPy less in full size."""
+        self._down, self._up = _powers(self._step_back, pages), _powers(self._step, pages)
+        self._moduli = np.repeat([_MODULI], pages, axis=0)
+
+    def hashes(self, tokens: NDArray[np.int32], cache_salt: int = 0) -> NDArray[np.int64]:
+        """The hash of each full page of a prompt.
+
+        tokens: int32 [n], each in [0, 2**24). cache_salt: in [0, 2**63). Returns int64 [n // page_size], each in [0, 2**62).
+        """
+        size = self.page_size
+        count = len(tokens) // size
+        while count > len(self._moduli):
+            self._grow(2 * len(self._moduli))
+        moduli = self._moduli[:count]
+        sums = tokens[: count * size].astype(np.int64).reshape(count, size).dot(self._weights)  # < 2**24 * 2**31 * 2**8
+        sums += self._ones
+        sums %= moduli
+        sums *= self._down[:count]
+        sums %= moduli
+        if cache_salt and count:
+            sums[0] += cache_salt % HASH_MODULUS_1, cache_salt // HASH_MODULUS_1 % HASH_MODULUS_2
+        np.add.accumulate(sums, axis=0, out=sums)
+        sums %= moduli
+        sums *= self._up[:count]
+        sums %= moduli
+        return sums[:, 0] << HASH_SHIFT | sums[:, 1]
+
+
+def _powers(bases: list[int], count: int) -> NDArray[np.int64]:
+    """bases[column] ** (1 + row), modulo the column's prime: int64 [count, 2], count a power of two."""
+    powers = np.array([bases], np.int64)
+    while len(powers) < count:
+        powers = np.concatenate([powers, powers * powers[-1] % _MODULI])
+    return powers

@@ -1,0 +1,116 @@
+"""What the pages show is what the result files give, and each result file is explained."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.common import RESULTS, ROOT, UsageError
+from benchmarks.paper_report import summary
+from benchmarks.serving_tables import behind, serving
+from benchmarks.tables import PAGES, Results, files, rewritten
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_pages_show_what_was_measured(page: Path) -> None:
+    text = page.read_text()
+    assert rewritten(text, Results(RESULTS)) == text, "run python -m benchmarks.tables"
+
+
+def test_each_result_is_explained() -> None:
+    results = Results(RESULTS)
+    stems = {path.stem for path in RESULTS.iterdir() if path.suffix in (".png", ".md") and path.name != "README.md"}
+    assert stems <= set(results.names), "a plot or a summary without its result"
+    assert all(f"`{name}.json`" in (RESULTS / "README.md").read_text() for name in results.names)
+    for name in results.names:
+        origin = results.read(name).get("environment", results.read(name))
+        assert origin["date"] and len(origin["commit"]["hash"]) == 40, name
+    for name in filter(lambda name: name.startswith("paper-"), results.names):
+        document = results.read(name)["results"]
+        assert (RESULTS / f"{name}.md").read_text() == summary(document)
+        assert (RESULTS / f"{name}.png").stat().st_size > 10_000
+
+
+def test_a_page_whose_figures_are_old_is_noticed(tmp_path: Path) -> None:
+    page = "before\n<!-- measured: files -->\nold\n<!-- end of measured -->\nafter\n"
+    assert rewritten(page, Results(tmp_path)) == page.replace("old\n", files(Results(tmp_path)))
+    with pytest.raises(UsageError, match="unknown part 'fils'"):
+        rewritten(page.replace("files", "fils"), Results(tmp_path))
+    with pytest.raises(UsageError, match="no measured part"):
+        rewritten("before", Results(tmp_path))
+
+
+# ---- the serving comparison, of made-up cells ---------------------------------------------------------------------------
+
+
+def cell(
+    system: str, mode: str, rate: float, tpot: float, streams: int = 0, front_end: str = "own", **more: Any
+) -> dict[str, Any]:
+    level = {"p50": {"value": tpot}, "p99": {"value": 3 * tpot}}
+    return {
+        "cell": {"system": system, "mode": mode, "rate": rate, "streams": streams, "front_end": front_end, "repeat": 0},
+        "load": {"per_core": 8 * (mode == "interfered"), "kinds": ["compress"]},
+        "server": {"version": "1.2", "start_to_healthy_s": 7.0, "idle_w": 120.0, "idle_before_w": 70.0},
+        "ttft_ms": level,
+        "tpot_ms": level,
+        "output_tokens_per_s": 900.0,
+        "goodput_per_s": 15.5,
+        "energy": {"joules_per_token": 0.05},
+        "errors": {},
+        "client": {"lag_ms": {"p50": 0.1, "p99": 0.1}},
+        "date": "2026-01-02T03:04:05+00:00",
+        **more,
+    }
+
+
+def document(cells: list[dict[str, Any]]) -> dict[str, Any]:
+    cores = {"server": [0, 1, 2], "client": [3], "front_end": [2]}
+    results = {"model": "m", "gpu": {"gpu": "G", "driver": "5"}, "cores": cores, "errors": {}, "smoke": False, "cells": cells}
+    return {"machine": {"cpu": "C"}, "commit": {"hash": "0123456789" * 4}, "results": {**results, "complete": True}}
+
+
+CELLS = [
+    cell("blinkpy", "isolated", 16, 8.0),
+    cell("blinkpy", "isolated", 16, 8.4, output_tokens_per_s=909.0),  # measured again
+    cell("blinkpy", "interfered", 16, 10.0),
+    cell("blinkpy", "isolated", 0, 4.0, streams=64),
+    cell("blinkpy", "isolated", 0, 9.0, streams=1),
+    cell("vllm", "isolated", 16, 12.0, output_tokens_per_s=1000.0),
+    cell("vllm", "interfered", 16, 40.0, errors={"unfinished": 3}),
+    cell("vllm", "isolated", 0, 5.0, streams=64),
+    cell("vllm", "isolated", 0, 4.5, streams=1, energy={"missing": "x"}),
+    cell("vllm", "interfered", 16, 90.0, front_end="shared"),
+]
+
+
+def test_serving_tables() -> None:
+    text = serving({"Em": document(CELLS), "En": {}})
+    assert "blinkpy 1.2, vllm 1.2, one after another on one G (driver 5) and C: the same 3 cores" in " ".join(text.split())
+    assert "| 64 | 4 | 5 | 1.25x | 0.05 | 0.05 |" in text
+    assert "| 1 | 9 | 4.5 | 0.50x | 0.05 |  |" in text
+    assert "| 8 per core | own cores | vllm | 120 | 120 | 900 | 15.5 | 0.05 | 3 |" in text
+    assert "| 8 per core | contended cores | vllm | 270 | 270 | 900 | 15.5 | 0.05 | 0 |" in text
+    assert "| vllm, front end on own cores: interfered / isolated | 3.33 | 3.33 | 0.90 | 1.00 |" in text
+    assert "| vllm / blinkpy, interfered | 4.00 | 4.00 | 1.00 | 1.00 |" in text
+    assert "differ by at most: median TTFT 5.0 %, median TPOT 5.0 %, throughput 1.0 %" in text
+    assert "idle server: blinkpy 120 W (70 W before its start), vllm 120 W" in text
+    assert "En under load, next to another server: not measured yet." in text
+
+
+def test_what_is_worse_is_said() -> None:
+    found = behind(document(CELLS)["results"])
+    assert "throughput at 16 requests/s, isolated (1.11x)" in found
+    assert "median TPOT at 1 streams (2.00x)" in found
+    assert found.count("(") == 2
+    better = [one for one in copy.deepcopy(CELLS) if one["cell"]["streams"] != 1 and one["output_tokens_per_s"] != 1000.0]
+    assert "nothing that was measured" in behind(document(better)["results"])
+
+
+def test_a_load_that_does_not_count_is_left_out() -> None:
+    lagging = {"lag_ms": {"p50": 0.1, "p99": 9.0}}
+    text = serving({"Em": document([cell("blinkpy", "isolated", 16, 8.0, client=lagging), cell("blinkpy", "isolated", 2, 4.0)])})
+    assert "In 1 of 2 loads the client fell behind" in text
+    assert "| none | own cores | blinkpy |  |  |  | 15.5 |" not in text

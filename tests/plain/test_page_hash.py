@@ -1,0 +1,66 @@
+"""Page hashes of the front end: those of the definition, for all page sizes, salts and lengths."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hash_reference import PRIMES, page_hashes
+
+from blinkpy import page_hash
+from blinkpy.page_hash import HASH_MULTIPLIER_RANGE, PageHasher
+
+LARGEST_TOKEN = (1 << 24) - 1
+
+
+def draw_multipliers(rng: np.random.Generator) -> tuple[int, int]:
+    return int(rng.integers(*HASH_MULTIPLIER_RANGE)), int(rng.integers(*HASH_MULTIPLIER_RANGE))
+
+
+@pytest.mark.parametrize("page_size", [4, 8, 16, 32, 256])
+@pytest.mark.parametrize("salt", [0, 1, 2**31 - 1, 2**40 + 12345, 2**63 - 1])
+def test_hashes_are_those_of_the_definition(page_size: int, salt: int, rng: np.random.Generator) -> None:
+    multipliers = draw_multipliers(rng)
+    hasher = PageHasher(page_size, multipliers)
+    for length in (0, page_size - 1, page_size, int(rng.integers(0, 40 * page_size))):
+        tokens = rng.integers(0, LARGEST_TOKEN, length, dtype=np.int32, endpoint=True)
+        hashes = hasher.hashes(tokens, salt)
+        assert hashes.dtype == np.int64
+        assert hashes.tolist() == page_hashes(tokens.tolist(), page_size, multipliers, salt)
+
+
+def test_long_prompts_enlarge_the_tables(rng: np.random.Generator) -> None:
+    multipliers = draw_multipliers(rng)
+    hasher = PageHasher(4, multipliers)
+    for pages in (5 * page_hash.FIRST_PAGES + 3, 7):
+        tokens = rng.integers(0, 1000, 4 * pages, dtype=np.int32)
+        assert hasher.hashes(tokens, 9).tolist() == page_hashes(tokens.tolist(), 4, multipliers, 9)
+
+
+@pytest.mark.parametrize("page_size", [4, 256])
+def test_the_largest_numbers_do_not_overflow(page_size: int) -> None:
+    """The largest tokens, with multipliers that make the largest products: -1 modulo the primes, and what engines draw last."""
+    tokens = np.full(6 * page_size, LARGEST_TOKEN, np.int32)
+    for multipliers in ((PRIMES[0] - 1, PRIMES[1] - 1), (HASH_MULTIPLIER_RANGE[1] - 1,) * 2):
+        assert PageHasher(page_size, multipliers).hashes(tokens).tolist() == page_hashes(tokens.tolist(), page_size, multipliers)
+
+
+def test_a_hash_depends_on_all_that_comes_before(rng: np.random.Generator) -> None:
+    """Another token, order or salt changes the hash of its page and of each later page, and of no earlier one."""
+    hasher, tokens = PageHasher(16, draw_multipliers(rng)), rng.integers(0, 150_000, 320, dtype=np.int32)
+    before = hasher.hashes(tokens)
+    assert (hasher.hashes(tokens, 1) != before).all()
+    for place in rng.integers(0, 319, 20).tolist():
+        other = tokens.copy()
+        other[place] ^= 1 + int(rng.integers(0, 1000))
+        assert ((hasher.hashes(other) == before) == (np.arange(20) < place // 16)).all()
+        swapped = tokens.copy()
+        swapped[[place, place + 1]] = tokens[[place + 1, place]]
+        if tokens[place] != tokens[place + 1]:
+            changed = hasher.hashes(swapped) != before
+            assert not changed[: place // 16].any()
+            assert changed[(place + 1) // 16 :].all()
+
+
+def test_multipliers_without_an_inverse_are_refused() -> None:
+    with pytest.raises(ValueError, match="not invertible"):
+        PageHasher(16, (0, 70_001))

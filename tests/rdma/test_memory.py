@@ -1,0 +1,91 @@
+"""Nothing is left behind by a request: pyverbs' objects are made once, and older releases leak those that are not."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import secrets
+import time
+from collections.abc import Iterator
+
+import numpy as np
+
+from blinkpy import queues
+from blinkpy.dpu.handshake import new_owner
+from blinkpy.dpu.queue_pair import QueuePair
+from blinkpy.dpu.rdma import attach_rdma
+from blinkpy.dpu.sampling import Sampling
+from blinkpy.dpu.shm import create_segment
+from blinkpy.queue_views import EngineViews
+from blinkpy.rdma_listener import RdmaListener
+
+REQUESTS, SLOTS = 100_000, 256
+SIZES = queues.QueueSizes(1, SLOTS, sq_entries=SLOTS, cq_entries=1024, prompt_tokens=1 << 14, hash_entries=1 << 10)
+FACTS = queues.EngineFacts(1, 65_537, 131_071, 8192, 4096, 16, 1 << 14, SLOTS, lease_ms=600_000)
+WAIT_S = 60.0
+
+
+class Engine:
+    """The least of an engine, in this thread: it answers all requests of a round at once, each with one token."""
+
+    def __init__(self, views: EngineViews):
+        self._views, self._made = views, 0
+        self._views.engine[queues.ENGINE_STATE] = queues.STATE_READY
+
+    def grant(self) -> None:
+        """What the front end is going to claim."""
+        self._views.pair[0, queues.PAIR_EPOCH] = self._views.pair[0, queues.PAIR_ATTACHED] = 1
+
+    def answer(self, slots: list[int]) -> None:
+        """Wait for the doorbell of these requests, and end them."""
+        views, size, before = self._views, SIZES.cq_entries, self._made
+        self._made += len(slots)
+        deadline = time.monotonic() + WAIT_S
+        while views.front[0, queues.FRONT_DOORBELL] & queues.POSITION_MASK != self._made:
+            assert time.monotonic() < deadline, "the doorbell did not come"
+        flags = queues.HAS_TOKEN | queues.FINISH_LENGTH
+        at = (before + np.arange(len(slots))) % size
+        views.cq[0, at] = [
+            queues.pack_completion(slot, 7, flags, queues.lap_of(before + i, size)) for i, slot in enumerate(slots)
+        ]
+        views.pair[0, [queues.PAIR_SQ_HEAD, queues.PAIR_CQ_TAIL]] = self._made
+        views.engine[queues.ENGINE_HEARTBEAT] += 1
+
+
+@contextlib.contextmanager
+def attached() -> Iterator[tuple[QueuePair, Engine]]:
+    segment = create_segment(f"test-{secrets.token_hex(6)}", SIZES, FACTS)
+    listener = RdmaListener("127.0.0.1", 0)
+    engine = Engine(segment.views())
+    transport = None
+    try:
+        listener.start(segment)
+        transport = attach_rdma(*listener.address, new_owner())
+        pair = QueuePair(transport, engine_timeout_s=WAIT_S)
+        engine.grant()
+        pair.attach(10)
+        yield pair, engine
+    finally:
+        if transport is not None:
+            transport.close()
+        listener.close()
+        segment.close()
+
+
+def test_memory_does_not_grow() -> None:
+    """Over 100,000 requests, their looks and their heartbeats."""
+    prompt, sampling, used = np.arange(1, 9, dtype=np.int32), Sampling(max_tokens=1), []
+    rounds = -(-REQUESTS // SLOTS)
+    with attached() as (pair, engine):
+        for number in range(rounds):
+            engine.answer([pair.submit(prompt, sampling).slot for _ in range(SLOTS)])
+            deadline = time.monotonic() + WAIT_S
+            while pair.in_flight:
+                pair.poll()
+                assert time.monotonic() < deadline, f"{pair.in_flight} requests did not end"
+            pair.heartbeat()
+            pair.check()
+            if number in (rounds // 5, rounds - 1):
+                used.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+        assert pair.stray_completions == 0
+    assert used[1] - used[0] < 1024, f"KiB: {used}"
