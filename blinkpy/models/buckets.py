@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 SMALLEST_MIXED = 64
 """Tokens of the smallest graph with prefill attention; smaller mixed batches run in it."""
 SPACING = 64
-"""Up to 128 tokens there is a bucket at each power of two; above, one at each multiple of this and of an eighth of the power of
-two below it. A mixed step takes as long as its bucket: at two buckets an octave, a prompt of 1,050 tokens waits for 1,536."""
+"""Up to 128 tokens there is a bucket at each power of two; above, at each multiple of this and of an eighth of the power of two
+below it. A mixed step takes as long as its bucket: at two buckets an octave, a prompt of 1,050 tokens waits for 1,536."""
 
 
 @dataclass(frozen=True)
