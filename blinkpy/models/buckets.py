@@ -28,7 +28,7 @@ class StepShape:
 
 
 def bucket_shapes(max_num_seqs: int, max_num_batched_tokens: int) -> list[tuple[int, int]]:
-    """(tokens, rows) of each bucket, ascending; the last is the largest batch. For blinkpy.kv.state.make_state."""
+    """(tokens, rows) of each bucket, ascending; the last is the largest batch. For blinkpy.kv.memory.make_state."""
     sizes, n = {max_num_seqs, max_num_batched_tokens}, 1
     while n < max_num_batched_tokens:
         sizes.add(n)
