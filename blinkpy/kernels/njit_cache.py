@@ -82,7 +82,9 @@ def cached_njit(function: Callable[..., Any], key: tuple[Any, ...] | None = None
     folder = cache_folder()
     compiled = njit(**options)(function)
     if folder is not None:
-        with _numba_cache_in(folder):
+        # A folder for each key: Numba numbers the files of one function's variants, and two processes that save different ones at
+        # the same time take the same number, so that later one is loaded for the other.
+        with _numba_cache_in(folder if key is None else folder / "-".join(map(str, key))):
             compiled.enable_caching()
             if key is not None:
                 compiled._cache = _KeyedCache(function, key)
