@@ -22,7 +22,7 @@ from blinkpy.dpu.verbs import Endpoint, Port
 from blinkpy.rdma_listener import RdmaListener
 
 SIZES = queues.QueueSizes(pairs=2, slots=32, sq_entries=32, cq_entries=256, prompt_tokens=1 << 16, hash_entries=1 << 12)
-BIG = FACTS._replace(max_model_len=8192, page_size=16, num_pages=1 << 14, lease_ms=60_000)  # tests may be slow, and most beat no heart
+BIG = FACTS._replace(max_model_len=8192, page_size=16, num_pages=1 << 14, lease_ms=60_000)  # most tests beat no heart
 NOTICED_S = 10.0  # longest time until a fault is noticed; the emulation is slow, and retries take half a second
 
 
