@@ -3,7 +3,7 @@
 #   make serve      environment, install, then the server with the built-in model on 127.0.0.1:8000
 #   make test       environment, then every test that needs neither a GPU nor RDMA
 #   make test-rdma  the tests with real RDMA verbs, in a virtual machine (Debian 12; the first time as root)
-#   make lint       ruff and mypy
+#   make lint       conflict markers, ruff and mypy
 #   make fuzz       the scheduler and the queues under random storms, for SECONDS; failing examples are kept
 #   make coverage   that the tests reach every line and branch of the scheduler, the prefix cache and the queues
 #   make test-gpu   the tests that need an NVIDIA GPU; without one it says so, and tests nothing
@@ -101,13 +101,16 @@ test-rdma: $(call STAMP,dev)
 	@PYTHONPATH=tests $(RUNNER) -m rdma.vm.suite $(if $(filter-out tests,$(T)),$(T))
 
 lint: $(call STAMP,dev)
+	@if grep -rnIE '^(<<<<<<< |=======$$|>>>>>>> )' --exclude-dir=.git --exclude-dir=build --exclude-dir='$(VENV)' .; then \
+	  echo "make lint: a merge left these conflict markers" >&2; exit 1; fi
 	@$(RUNNER) -m ruff check .
 	@$(RUNNER) -m mypy
 
 fuzz: $(VENV)/.dev
 	@PYTHONPATH=tests $(RUN) tools/fuzz.py --seconds $(SECONDS)
 
-REACH = tests/kernels/test_prefix.py tests/kernels/test_recording.py tests/kernels/test_scheduler.py tests/kernels/test_scheduler_worlds.py \
+REACH = $(addprefix tests/kernels/test_,host_commands.py intake.py integrity.py limits.py prefix.py reclaim.py recording.py \
+  recording_files.py recording_memory.py scheduler.py scheduler_worlds.py) \
   tests/plain/test_page_hash.py tests/plain/test_queue_layout.py tests/plain/test_queue_pair.py tests/plain/test_queue_shm.py \
   tests/verified/test_properties.py tests/verified/test_reach.py tests/verified/test_simulator.py
 

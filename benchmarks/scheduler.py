@@ -30,8 +30,10 @@ from blinkpy.config import Config
 from blinkpy.dpu.queue_pair import InFlight, QueuePair
 from blinkpy.dpu.sampling import Sampling
 from blinkpy.dpu.shm import attach_segment, create_segment
-from blinkpy.kernels.scheduler import Scheduler
-from blinkpy.kv.state import DECODE_ROWS, EMITS, ROWS, RUNNING_COUNT, Limits, State, make_limits, make_state
+from blinkpy.kernels.host_scheduler import Scheduler
+from blinkpy.kv.limits import Limits, make_limits
+from blinkpy.kv.memory import make_state
+from blinkpy.kv.state import DECODE_ROWS, EMITS, ROWS, RUNNING_COUNT, State
 from blinkpy.queues import (
     COUNTER,
     ENGINE_STATE,

@@ -13,9 +13,9 @@ from typing import Any
 from benchmarks.common import check, pinned
 from benchmarks.streams import healthy
 from blinkpy.config import Config
+from blinkpy.models.hub import find_model
 from blinkpy.processes import Child
 from blinkpy.progress import Report
-from blinkpy.serve import find_model
 
 START_S = 600.0
 STOP_S = 20.0

@@ -73,25 +73,31 @@ def origin(file: Document) -> list[str]:
     )
 
 
+CLOSED_FIGURES: tuple[tuple[str, Figure, bool], ...] = (  # title, figure, whether more is better
+    ("median TTFT, ms", latency("ttft_ms", "p50"), False),
+    ("median TPOT, ms", latency("tpot_ms", "p50"), False),
+    ("tokens/s", FIGURES["throughput"][1], True),
+    ("J/token", JOULES, False),
+)
+
+
 def closed(document: Document) -> list[str]:
-    """Time per output token and energy against the number of streams."""
-    names = [name for name in systems(document) if closed_loops(document, name, latency("tpot_ms", "p50"))]
-    tpot = {name: closed_loops(document, name, latency("tpot_ms", "p50")) for name in names}
-    joules = {name: closed_loops(document, name, JOULES) for name in names}
+    """Figures against the number of streams; behind the others' how they compare with blinkpy's: above 1 it is ahead."""
+    names = [name for name in systems(document) if closed_loops(document, name, CLOSED_FIGURES[0][1])]
     if not names:
         return []
-    compared = {OURS, PEER} <= set(names)
-    head = ["streams", *(f"{name} TPOT, ms" for name in names), *([f"{PEER} / {OURS}"] if compared else [])]
-    head += [f"{name} J/token" for name in names]
-    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
-    for streams in sorted({streams for found in tpot.values() for streams in found}):
-        words = [f"{streams:g}", *(word(tpot[name].get(streams)) for name in names)]
-        if compared:
-            mine, others = tpot[OURS].get(streams), tpot[PEER].get(streams)
-            words.append(f"{others / mine:.2f}x" if mine and others else "")
-        words += [word(joules[name].get(streams)) for name in names]
-        lines.append("| " + " | ".join(words) + " |")
-    return ["Closed loops, 128 tokens in and 256 out, median time per output token:", "", *lines]
+    found = {(name, title): closed_loops(document, name, figure) for name in names for title, figure, _ in CLOSED_FIGURES}
+    lines = ["| streams | system | " + " | ".join(title for title, *_ in CLOSED_FIGURES) + " |", "|---" * 6 + "|"]
+    for streams in sorted({streams for figures in found.values() for streams in figures}):
+        for name in names:
+            words = []
+            for title, _, more in CLOSED_FIGURES:
+                value, ours = found[name, title].get(streams), found.get((OURS, title), {}).get(streams)
+                ratio = (ours / value if more else value / ours) if value and ours and name != OURS else 0.0
+                words.append(word(value) + (f" ({ratio:.2f}x)" if ratio else ""))
+            if any(words):
+                lines.append(f"| {streams:g} | {name} | " + " | ".join(words) + " |")
+    return [f"Closed loops, 128 tokens in and 256 out; in brackets, by how much {OURS} is better (above 1) or worse:", "", *lines]
 
 
 def headline(document: Document) -> list[str]:

@@ -75,13 +75,13 @@ def run_serve(config: Config, given: frozenset[str]) -> int:
 
 
 def run_engine(config: Config, given: frozenset[str]) -> int:
-    from blinkpy.serve import engine_alone
+    from blinkpy.engine_process import engine_alone
 
     return engine_alone(config, given)
 
 
 def run_frontend(config: Config, given: frozenset[str]) -> int:
-    from blinkpy.serve import frontend_alone
+    from blinkpy.frontend_process import frontend_alone
 
     return frontend_alone(config, given)
 

@@ -17,9 +17,11 @@ from typing import Protocol
 from blinkpy.check.guard import vetted_policy
 from blinkpy.config import Config
 from blinkpy.dpu.shm import Segment, create_segment
+from blinkpy.kernels.host_scheduler import Scheduler
 from blinkpy.kernels.policies import Policy
-from blinkpy.kernels.scheduler import Scheduler
-from blinkpy.kv.state import DRAINED, STEPS, STOPPED, Batch, Limits, Requests, State, make_limits, make_state
+from blinkpy.kv.limits import Limits, make_limits
+from blinkpy.kv.memory import make_state
+from blinkpy.kv.state import DRAINED, STEPS, STOPPED, Batch, Requests, State
 from blinkpy.models.architecture import Architecture, read_architecture
 from blinkpy.models.hub import resolve_model
 from blinkpy.page_hash import HASH_MULTIPLIER_RANGE
@@ -40,8 +42,10 @@ from blinkpy.queues import (
 )
 from blinkpy.recording.command import policy_facts
 from blinkpy.recording.crash import crash_folder, save_crash
+from blinkpy.recording.errors import RecordingError
 from blinkpy.recording.file import source_digest
-from blinkpy.recording.memory import RecordingError, RecordingMemory, RecordingReader
+from blinkpy.recording.memory import RecordingMemory
+from blinkpy.recording.reader import RecordingReader
 from blinkpy.sizing import EngineSizes, engine_sizes
 
 IDLE_SPIN_NS = 200_000  # an engine that just worked looks again at once

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import sys
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -26,118 +24,25 @@ from blinkpy.dpu.detokenizer import Detokenizer
 from blinkpy.dpu.generation import Generation
 from blinkpy.dpu.logprobs import Speller, TokenLogprobs
 from blinkpy.dpu.queue_pair import Busy, EngineLost, QueuePair
-from blinkpy.dpu.sampling import Sampling, default_sampling, in_limits
+from blinkpy.dpu.sampling import Sampling, default_sampling
 from blinkpy.dpu.shm import attach_segment, unlink_stale
-from blinkpy.dpu.stop_strings import MAX_STOP_LENGTH, MAX_STOPS
 from blinkpy.dpu.tokenizer import Tokenizer
+from blinkpy.engine_process import ENGINE_STOP_S, START_SILENCE_S
+from blinkpy.models.hub import find_model
+from blinkpy.outputs import CompletionOutput, Logprob, RequestOutput
 from blinkpy.processes import Child, ChildError, describe_exit
 from blinkpy.progress import Progress
-from blinkpy.queues import FINISH_MASK, HAS_TOKEN, STOP_IDS, Int32
-from blinkpy.serve import ENGINE_STOP_S, SERVE_PREFIX, START_SILENCE_S, find_model, remove_leftovers
+from blinkpy.queues import FINISH_MASK, HAS_TOKEN, Int32
+from blinkpy.sampling_params import SamplingParams
+from blinkpy.segments import private_name, remove_leftovers
 
 ATTACH_S = 10.0
 POLL_S = 0.0005
-OPTIONAL = frozenset({"max_tokens", "seed", "logprobs"})  # sampling parameters that may be None
 CHECK_S = 0.1  # between looks at whether the engine lives
 LEASE_MS = 60_000  # long: nobody waits for this process's slots, and a debugger may hold it
 
 Prompt = str | Sequence[int]
 Conversation = Sequence[Mapping[str, Any]]
-
-
-@dataclass(frozen=True)
-class SamplingParams:
-    """How to generate; vLLM's names and defaults. max_tokens None: up to the model's context. logprobs: of the generated
-    tokens and of that many (0 to 20) most likely ones, from the model's distribution before penalties and temperature.
-
-    Raises ValueError for a value outside its range. temperature 0 is greedy; top_k 0 or -1 is off.
-    """
-
-    max_tokens: int | None = 16
-    min_tokens: int = 0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    seed: int | None = None
-    stop: str | Sequence[str] = ()
-    stop_token_ids: Sequence[int] = ()
-    ignore_eos: bool = False
-    priority: int = 0
-    logprobs: int | None = None
-
-    def __post_init__(self) -> None:
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if item.name in ("stop", "stop_token_ids", "ignore_eos") or (value is None and item.name in OPTIONAL):
-                continue
-            whole = not isinstance(item.default, float)
-            fine = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
-            if not fine or not in_limits(item.name, value):
-                raise ValueError(f"{item.name} is {value!r}")
-        stops = self.stops()
-        if len(stops) > MAX_STOPS or not all(1 <= len(stop) <= MAX_STOP_LENGTH for stop in stops):
-            raise ValueError(f"stop must be at most {MAX_STOPS} strings of 1 to {MAX_STOP_LENGTH} characters, not {self.stop!r}")
-
-    def stops(self) -> tuple[str, ...]:
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-
-    def sampling(self, room: int, eos_ids: Sequence[int]) -> Sampling:
-        """What the engine gets. room: tokens that the context leaves for the output."""
-        ids = tuple(dict.fromkeys([*self.stop_token_ids, *(() if self.ignore_eos else eos_ids)]))
-        if len(ids) > STOP_IDS:
-            raise ValueError(f"{len(ids)} stop token ids with the model's own; at most {STOP_IDS} are possible")
-        if self.max_tokens is not None and self.max_tokens > room:
-            raise ValueError(f"max_tokens is {self.max_tokens}, and the context leaves {room}")
-        return Sampling(
-            max_tokens=room if self.max_tokens is None else self.max_tokens,
-            min_tokens=self.min_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=max(0, self.top_k),
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            seed=self.seed,
-            priority=self.priority,
-            logprobs=-1 if self.logprobs is None else self.logprobs,
-            stop_ids=ids,
-        )
-
-
-@dataclass(frozen=True)
-class Logprob:
-    """Natural logarithm of a token's probability, and the token's text."""
-
-    logprob: float
-    decoded_token: str
-
-
-@dataclass(frozen=True)
-class CompletionOutput:
-    """One generated continuation. token_ids include a stop token; text has neither that nor a stop string. logprobs: for each
-    of token_ids the most likely tokens by id, in descending order, and the generated one; None unless asked for."""
-
-    index: int
-    text: str
-    token_ids: list[int]
-    finish_reason: str  # "stop" or "length"
-    logprobs: list[dict[int, Logprob]] | None = None
-
-
-@dataclass(frozen=True)
-class RequestOutput:
-    """A prompt with what was generated for it. prompt is None when token ids were given."""
-
-    request_id: str
-    prompt: str | None
-    prompt_token_ids: list[int]
-    outputs: list[CompletionOutput]
-    finished: bool = True
 
 
 class _Work:
@@ -194,7 +99,7 @@ class LLM:
         for name in options:
             if name not in allowed:
                 raise ConfigError(f"unknown option {name!r} of LLM; it has {', '.join(sorted(allowed))}")
-        name = f"{SERVE_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
+        name = private_name()
         self.config = Config().with_options({"lease_ms": LEASE_MS, **options, "model": model, "name": name})
         self._lock = threading.Lock()
         remove_leftovers()

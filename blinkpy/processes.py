@@ -59,7 +59,7 @@ class Reporter:
 
 
 class Child:
-    """The parent's end: one process running an entry of `blinkpy.serve`, in a session of its own.
+    """The parent's end: one process running an entry of blinkpy.children, in a session of its own.
 
     Ctrl-C at a terminal therefore reaches the parent alone, which then ends its children in order.
     """
@@ -71,7 +71,7 @@ class Child:
         self._reports, report_write = os.pipe()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "blinkpy.serve", entry, str(config_read), str(report_write)],
+                [sys.executable, "-P", "-m", "blinkpy.children", entry, str(config_read), str(report_write)],
                 pass_fds=(config_read, report_write),
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # standard output belongs to the parent

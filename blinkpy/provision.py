@@ -21,11 +21,13 @@ from blinkpy.config import Config, ConfigError
 from blinkpy.engine import Engine
 from blinkpy.kernels.cuda_calls import CudaError
 from blinkpy.kernels.device_views import MappedSegment, to_device, to_host
+from blinkpy.kernels.host_scheduler import Scheduler
 from blinkpy.kernels.linear_config import LinearTable
 from blinkpy.kernels.policies import Policy
-from blinkpy.kernels.scheduler import Scheduler
 from blinkpy.kv.integrity import check_integrity
-from blinkpy.kv.state import DRAINED, Limits, State, make_limits, make_state
+from blinkpy.kv.limits import Limits, make_limits
+from blinkpy.kv.memory import make_state
+from blinkpy.kv.state import DRAINED, State
 from blinkpy.models.architecture import Architecture, read_architecture
 from blinkpy.models.buckets import bucket_shapes, step_shapes
 from blinkpy.models.cache import PagedCache, kv_bytes_per_page

@@ -16,7 +16,7 @@ import numpy as np
 from blinkpy import queues as q
 from blinkpy.dpu.sampling import Sampling
 from blinkpy.dpu.transport import PairWords
-from blinkpy.kernels.scheduler import plain
+from blinkpy.kv.arrays import plain
 from blinkpy.kv.integrity import check_integrity
 from blinkpy.kv.state import ROWS
 from blinkpy.sim.model import check_padding, compute, record_word, token_after, value_of

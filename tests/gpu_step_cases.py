@@ -13,7 +13,8 @@ from paged_batch import PagedBatches, Sequence
 
 from blinkpy import queues
 from blinkpy.kernels.linear_config import LinearTable
-from blinkpy.kv.state import DECODE_ROWS, ROWS, TOKENS, Batch, Requests, map_arrays
+from blinkpy.kv.arrays import map_arrays
+from blinkpy.kv.state import DECODE_ROWS, ROWS, TOKENS, Batch, Requests
 from blinkpy.models.architecture import read_architecture
 from blinkpy.models.buckets import StepShape, bucket_shapes, step_shapes
 from blinkpy.models.cache import PagedCache

@@ -8,7 +8,9 @@ import os
 from scheduler_world import Sizes, World
 
 from blinkpy.kernels.policies import Policy, fcfs
-from blinkpy.recording.memory import RecordingMemory, RecordingReader
+from blinkpy.recording.memory import RecordingMemory
+from blinkpy.recording.reader import RecordingReader
+from blinkpy.recording.replay import Replay
 
 
 class RecordedWorld(World):
@@ -41,3 +43,23 @@ class RecordedWorld(World):
         self.reader = RecordingReader(name)
         if not linked:
             self.memory.close()  # the link; the memory stays while it is used
+
+
+def crowded(policy: Policy = fcfs) -> RecordedWorld:
+    """One pair, two rows, few pages: four requests of different lengths."""
+    world = RecordedWorld(
+        Sizes(pairs=1, slots=6, rows=2, tokens=8, pages=8, page_size=4, max_model_len=32), "python", policy, record=256
+    )
+    world.attach()
+    front = world.fronts[0]
+    for length, most in ((14, 10), (3, 10), (9, 4), (2, 2)):
+        front.submit(list(range(length)), most)
+    world.finish()
+    return world
+
+
+def replayed(replay: Replay) -> int:
+    """Run it; every call must be as recorded. Returns the number of calls."""
+    for call, differences in replay.run():
+        assert not differences, (call.number, differences)
+    return len(replay.calls)

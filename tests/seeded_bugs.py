@@ -31,6 +31,7 @@ MODULES = (
     "kernels.plan",
     "kernels.reclaim",
     "kernels.scheduler",
+    "kernels.host_scheduler",
     "kernels.steady",
     "kv.pages",
     "kv.prefix",
@@ -239,8 +240,8 @@ SCHEDULER_BUGS = (
     Bug(
         "grown pages are not taken off the stack",
         "kernels.admit",
-        "counts[FREE_COUNT] = free - taken",
-        "counts[FREE_COUNT] = free",
+        "        counts[FREE_COUNT] = free\n        counts[RUNNING_COUNT] = n",
+        "        counts[RUNNING_COUNT] = n",
     ),
     # the batch
     Bug(

@@ -17,9 +17,11 @@ from numpy.typing import NDArray
 from blinkpy import queues as q
 from blinkpy.check.workload import Workload
 from blinkpy.config import ConfigError
+from blinkpy.kernels.host_scheduler import Scheduler
 from blinkpy.kernels.policies import Policy
-from blinkpy.kernels.scheduler import Scheduler
-from blinkpy.kv.state import DECODE_ROWS, ROWS, TOKENS, make_limits, make_state
+from blinkpy.kv.limits import make_limits
+from blinkpy.kv.memory import make_state
+from blinkpy.kv.state import DECODE_ROWS, ROWS, TOKENS
 from blinkpy.queue_views import engine_views
 
 MOST_SLOTS = 4096  # requests in the engine at a time; others wait at the door, in the order of their arrival

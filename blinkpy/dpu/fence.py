@@ -11,7 +11,7 @@ A front end stores prompt, hashes and entry, and then the doorbell. Whoever sees
   the call takes about a microsecond, once for each submission, and needs no privilege. The kernel skips the barriers
   when only one CPU is online, where there is nobody to see a difference.
 
-(O1 of blinkpy/sim/queue_model.py, where a front end without this fence is found wrong on Arm, and only there.)
+(O1 of docs/verification.md; blinkpy/sim/queue_model.py finds a front end without this fence wrong on Arm, and only there.)
 
 The return leg needs no barrier. A completion is one word. The positions that a front end publishes (its completion
 head, the reuse of ring and arena space) depend on words that it loaded, through data or a branch, and every machine

@@ -208,7 +208,7 @@ class ShmTransport:
         self._bytes[start : start + len(entry)] = entry
 
     def ring(self, doorbell: int) -> None:
-        self._fence()  # O1 of blinkpy/sim/queue_model.py
+        self._fence()  # the doorbell comes after the entry: O1 of docs/verification.md
         self._words[self._front + FRONT_DOORBELL] = doorbell
 
     def write_cancel(self, slot: int, request_id: int) -> None:
@@ -225,7 +225,7 @@ class ShmTransport:
 
     def read_logprobs(self, position: int, count: int) -> Records:
         index = position & self.layout.sizes.cq_entries - 1
-        self._fence()  # after the loads of the words
+        self._fence()  # after the loads of the words: O8 of docs/verification.md
         records = self._records[index : index + count].copy()
         self._fence()  # and before the store of the head that gives the place back
         return records
@@ -233,7 +233,7 @@ class ShmTransport:
     def read_pair(self) -> PairWords:
         words, base = self._words, self._pair_words
         attached, epoch = words[base + PAIR_ATTACHED], words[base + PAIR_EPOCH]
-        self._fence()  # O5 of blinkpy/sim/queue_model.py
+        self._fence()  # the positions are read after the epoch: O5 of docs/verification.md
         return PairWords(words[base + PAIR_SQ_HEAD], words[base + PAIR_CQ_TAIL], epoch, attached)
 
     def read_engine_state(self) -> int:

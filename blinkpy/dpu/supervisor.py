@@ -197,6 +197,10 @@ class Supervisor:
         os.ftruncate(self._metrics_fd, options.workers * BLOCK_BYTES)
         self.workers = [WorkerProcess(i, config, folder, sock, self._metrics_fd) for i, sock in enumerate(self._sockets)]
 
+    @property
+    def stopping(self) -> bool:
+        return self._stop
+
     def stop(self) -> None:
         """Ask run() to end; from any thread or signal handler."""
         self._stop = True
@@ -262,5 +266,5 @@ def run_frontend(config: Config, folder: Path, on_ready: Callable[[str, int], No
     try:
         return supervisor.run()
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, handler in before.items():  # one more signal must not kill a process that is about to end anyway
+            signal.signal(number, signal.SIG_IGN if supervisor.stopping else handler)

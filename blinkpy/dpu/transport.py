@@ -17,7 +17,7 @@ What every transport promises:
    may land late: they carry their epoch.)
 8. A completion head may arrive late: with the next doorbell or heartbeat, or once it is an eighth of the ring ahead.
 
-1, 3, 5 and 7 are what blinkpy/sim/queue_model.py assumes of a transport, O1, O5, O6 and O8 there.
+1, 3, 5 and 7 are what the protocol relies on: O1, O5, O6 and O8 of docs/verification.md.
 
 Positions count entries since the segment was made; a ring's place is the position modulo its size.
 """

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from blinkpy.kernels.commit import keep_status
 from blinkpy.kernels.completions import free_entries, rank_by_pair
-from blinkpy.kernels.portable import barrier, block_max, block_scan, block_sum, device, strided
-from blinkpy.kv.pages import evict_pages, own_page, release_pages, share_pages, take_pages
+from blinkpy.kernels.portable import barrier, block_max, block_sum, device, strided
+from blinkpy.kv.pages import evict_pages, extend_table, release_pages, share_pages, take_pages
 from blinkpy.kv.prefix import find_prefix, uses_prefixes
 from blinkpy.kv.state import (
     CACHED_COUNT,
@@ -98,7 +98,7 @@ def grow(limits, state, lane, lanes):
             demand -= 1
         preempt(limits, state, victim, lane, lanes)
     evict_pages(limits, pages, counts, state.counters, demand, lane, lanes)
-    free, taken = counts[FREE_COUNT], 0
+    free = counts[FREE_COUNT]
     for tile in strided(0, n, lanes):
         i = tile + lane
         slot, short = 0, 0
@@ -106,16 +106,12 @@ def grow(limits, state, lane, lanes):
             slot = state.running[i]
             if requests.status[slot] == RUNNING and requests.paused[slot] == 0:
                 short = pages_short(limits, requests, slot)
-        before, total = block_scan(short, lane, lanes)
-        if short > 0:
-            own_page(requests, pages, slot, requests.num_pages[slot], pages.free[free - 1 - taken - before])
-            requests.num_pages[slot] += 1
-        taken += total
+        free -= extend_table(requests, pages, slot, short, free, lane, lanes)
     barrier(lanes)
     if counts[ENTERING_COUNT] > 0:
         n = keep_status(state.running, n, requests.status, RUNNING, lane, lanes)
     if lane == 0:
-        counts[FREE_COUNT] = free - taken
+        counts[FREE_COUNT] = free
         counts[RUNNING_COUNT] = n
     barrier(lanes)
 

@@ -8,8 +8,8 @@ reads: not the batch, nor the entry, tokens or pages of a request in the batch; 
 from __future__ import annotations
 
 from blinkpy.kernels.completions import free_entries, rank_by_pair
-from blinkpy.kernels.portable import barrier, block_max, block_scan, block_sum, device, strided
-from blinkpy.kv.pages import evict_pages, own_page
+from blinkpy.kernels.portable import barrier, block_max, block_sum, device, strided
+from blinkpy.kv.pages import evict_pages, extend_table
 from blinkpy.kv.prefix import index_pages
 from blinkpy.kv.state import (
     CACHED_COUNT,
@@ -89,21 +89,17 @@ def grow_ahead(limits, state, lane, lanes):
     if demand > counts[FREE_COUNT] + counts[CACHED_COUNT]:
         return False
     evict_pages(limits, pages, counts, state.counters, demand, lane, lanes)
-    free, taken = counts[FREE_COUNT], 0
+    free = counts[FREE_COUNT]
     for tile in strided(0, rows, lanes):
         row = tile + lane
         slot, short = 0, 0
         if row < rows and batch.emits[row] != 0:
             slot = batch.row_slots[row]
             short = lacks_page(limits, requests, slot)
-        before, total = block_scan(short, lane, lanes)
-        if short > 0:
-            own_page(requests, pages, slot, requests.num_pages[slot], pages.free[free - 1 - taken - before])
-            requests.num_pages[slot] += 1
-        taken += total
+        free -= extend_table(requests, pages, slot, short, free, lane, lanes)
     barrier(lanes)
     if lane == 0:
-        counts[FREE_COUNT] = free - taken
+        counts[FREE_COUNT] = free
     barrier(lanes)
     return True
 

@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 
 from blinkpy.kernels.portable import register_cuda, strided
 from blinkpy.kernels.scheduler import Phases
-from blinkpy.kernels.trees import TreeType, cuda_tree_reader, tree_table
-from blinkpy.kv.state import Limits, State
+from blinkpy.kernels.tree_code import cuda_tree_reader
+from blinkpy.kernels.trees import TreeType, tree_table
+from blinkpy.kv.limits import Limits
+from blinkpy.kv.state import State
 from blinkpy.queue_views import EngineViews
 
 SM_90 = (9, 0)

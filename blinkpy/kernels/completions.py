@@ -58,7 +58,8 @@ def rank_by_pair(limits, scratch, n, lane, lanes):
 def put_word(queues, pair, entry, word, logprobs, i):
     """Store a completion word at its place in a queue, behind its record, logprobs[i], if it has HAS_LOGPROBS.
 
-    A word without a record needs no release: it says everything itself, and its lap counter tells that it is new.
+    Keeps O3 and O8 of docs/verification.md: a word alone says everything by one store, and its lap counter tells that it is
+    new, so it needs no release; one with a record does, as who sees the word reads the record.
     """
     if word & LOGPROBS_BIT != 0:
         for k in range(RECORD_PAIRS):
@@ -73,11 +74,13 @@ def publish(limits, queues, pairs, scratch, logprobs, n, lane, lanes):
     """Publish scratch.word[i] in the queue of scratch.pair[i] (-1: nothing), while the queue has room: where it has none,
     scratch.pair[i] stays and everywhere else it becomes -1. logprobs[i]: the record of a word with HAS_LOGPROBS.
 
-    The tail needs no release: only the next owner of the pair reads it, after the release store of its grant.
+    The tail needs no release: only the next owner of the pair reads it, after the release store of its grant (O5 of
+    docs/verification.md).
     """
     rank_by_pair(limits, scratch, n, lane, lanes)
     for i in strided(lane, n, lanes):
         pair = scratch.pair[i]
+        # Relies on O4 of docs/verification.md: the branch on the reader's head keeps the word behind it.
         if pair >= 0 and scratch.rank[i] < free_entries(limits, pairs, pair):
             position = pairs.cq_tail[pair] + scratch.rank[i]
             lap = (position >> limits.cq_shift) % LAPS + 1

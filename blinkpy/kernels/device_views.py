@@ -13,7 +13,7 @@ import torch
 from cuda.bindings import runtime
 
 from blinkpy.kernels.cuda_calls import check
-from blinkpy.kv.state import map_arrays
+from blinkpy.kv.arrays import map_arrays
 from blinkpy.queue_views import EngineViews, engine_views
 from blinkpy.queues import QueueLayout
 

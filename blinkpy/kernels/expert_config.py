@@ -6,7 +6,6 @@ is tuned at start. A configuration decides the order of the sums: it is fixed pe
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,7 @@ from typing import Any
 import torch
 
 from blinkpy.config import ConfigError
-from blinkpy.kernels.linear_config import FOLDER, gpu_slug
-
-TABLE_VERSION = 1
+from blinkpy.kernels.config_table import FOLDER, gpu_slug, read_table, write_table
 
 
 @dataclass(frozen=True)
@@ -97,22 +94,14 @@ class ExpertTable:
     @classmethod
     def load(cls, gpu_name: str, folder: Path = FOLDER) -> ExpertTable:
         """The shipped table of a GPU model; an empty one where none is shipped. A damaged table is a ConfigError."""
-        path = cls.path(gpu_name, folder)
-        if not path.exists():
-            return cls()
-        try:
-            document: dict[str, Any] = json.loads(path.read_text())
-            if document["version"] != TABLE_VERSION:
-                raise ConfigError(f"{path}: version {document['version']}, expected {TABLE_VERSION}")
-            entries = {
-                shape: {
-                    int(tokens): ExpertConfig(fields["block_m"], Tile(**fields["up"]), Tile(**fields["down"]))
-                    for tokens, fields in buckets.items()
-                }
-                for shape, buckets in document["experts"].items()
+
+        def parse(buckets: dict[str, Any]) -> dict[int, ExpertConfig]:
+            return {
+                int(tokens): ExpertConfig(fields["block_m"], Tile(**fields["up"]), Tile(**fields["down"]))
+                for tokens, fields in buckets.items()
             }
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(f"{path}: not a table of expert configurations: {error}") from error
+
+        entries = read_table(cls.path(gpu_name, folder), "experts", "expert configurations", parse)
         for buckets in entries.values():
             for config in buckets.values():
                 config.validate()
@@ -120,15 +109,11 @@ class ExpertTable:
 
     def save(self, gpu_name: str, measured: dict[str, Any], folder: Path = FOLDER) -> Path:
         """Write the table; `measured` says with what (versions, date)."""
-        path = self.path(gpu_name, folder)
-        folder.mkdir(parents=True, exist_ok=True)
         entries = {
             shape: {str(tokens): asdict(config) for tokens, config in sorted(buckets.items())}
-            for shape, buckets in sorted(self.entries.items())
+            for shape, buckets in self.entries.items()
         }
-        document = {"version": TABLE_VERSION, "gpu": gpu_name, "measured": measured, "experts": entries}
-        path.write_text(json.dumps(document, indent=1) + "\n")
-        return path
+        return write_table(self.path(gpu_name, folder), "experts", gpu_name, measured, entries)
 
     def config(self, shape: ExpertShape, tokens: int, dtype: torch.dtype) -> ExpertConfig:
         """The configuration for a bucket of so many tokens: the one measured at the next larger number, or the largest."""

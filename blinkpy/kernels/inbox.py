@@ -16,9 +16,7 @@ from blinkpy.queues import CONTROL_COMMAND, FRONT_CLAIM, FRONT_CQ_HEAD, FRONT_DO
 def poll(limits, queues, state, now_ns, lane, lanes):
     """Fill State.inbox. now_ns: monotonic clock, the same for all lanes.
 
-    Each load may cross a bus, so independent ones are made before their values are used. Doorbells are loaded with acquire,
-    after the pair's other words: entries are read after them. Completion entries are only overwritten where a branch on
-    cq_head allows it, and no store runs ahead of a branch.
+    Each load may cross a bus, so independent ones are made before their values are used.
     """
     inbox, counts = state.inbox, state.counts
     if lane == lanes - 1:
@@ -29,7 +27,10 @@ def poll(limits, queues, state, now_ns, lane, lanes):
     for pair in strided(lane, limits.pairs, lanes):
         heartbeat = load_relaxed(queues.front, (pair, FRONT_HEARTBEAT))
         claim = load_relaxed(queues.front, (pair, FRONT_CLAIM))
+        # Relies on O4: the words before a head were read when it was stored. It need not acquire: completion entries are
+        # written behind a branch on it (completions.publish), and no store runs ahead of a branch.
         head = load_relaxed(queues.front, (pair, FRONT_CQ_HEAD))
+        # Relies on O1 of docs/verification.md: entries are read after their doorbell, whose load therefore acquires.
         inbox.doorbell[pair] = load_acquire(queues.front, (pair, FRONT_DOORBELL))
         inbox.heartbeat[pair] = heartbeat
         inbox.claim[pair] = claim
@@ -43,4 +44,5 @@ def read_cancels(limits, queues, state, slots, n, lane, lanes):
     for i in strided(lane, n, lanes):
         slot = slots[i]
         pair = state.requests.pair[slot]
+        # Relies on O7 of docs/verification.md: a cancel names its request, so it may come at any time.
         state.inbox.cancel[slot] = load_relaxed(queues.cancel, (pair, slot - pair * limits.slots_per_pair))

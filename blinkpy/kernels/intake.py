@@ -97,7 +97,8 @@ def intake(limits, queues, state, lane, lanes):
         entries += 1
     if lane == 0:
         counts[ROTATION] = pair
-    for taken in strided(lane, limits.pairs, lanes):  # from here on the front ends may write over what was consumed
+    # Keeps O2 of docs/verification.md: front ends write over what was consumed from these stores on, so they release.
+    for taken in strided(lane, limits.pairs, lanes):
         store_release(queues.pair, (taken, PAIR_SQ_HEAD), pairs.sq_head[taken])
     barrier(lanes)
 
@@ -114,6 +115,7 @@ def take_entry(limits, queues, state, pair, lane, lanes):
     usable = 0 <= local < limits.slots_per_pair
     slot = pair * limits.slots_per_pair + local if usable else 0
     usable = usable and requests.status[slot] == EMPTY
+    # Relies on O6 of docs/verification.md: an entry carries its epoch, for one of an earlier owner may land late.
     stale = entry[WORD_EPOCH] != state.pairs.epoch[pair]
     arrivals, waiting, entering = counts[ARRIVALS], counts[WAITING_COUNT], counts[ENTERING_COUNT]
     finishing = counts[FINISHING_COUNT]

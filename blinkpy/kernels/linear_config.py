@@ -7,8 +7,6 @@ result.
 
 from __future__ import annotations
 
-import json
-import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +14,8 @@ from typing import Any
 import torch
 
 from blinkpy.config import ConfigError
+from blinkpy.kernels.config_table import FOLDER, gpu_slug, read_table, write_table
 
-FOLDER = Path(__file__).parent / "configs"
-TABLE_VERSION = 1
 ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Row counts with entries of their own in a table; others use the next larger one. Above the last: cuBLAS."""
 
@@ -77,11 +74,6 @@ def default_config(n: int, k: int, rows: int, dtype: torch.dtype, *, swiglu: boo
     return LinearConfig(block_m=block_m, block_n=block_n, block_k=block_k, split_k=split_k, stages=max(2, min(5, 98_304 // tile)))
 
 
-def gpu_slug(name: str) -> str:
-    """File name of a GPU model: "NVIDIA H200" -> "nvidia_h200"."""
-    return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
-
-
 def key(n: int, k: int, rows: int, dtype: torch.dtype, swiglu: bool) -> str:
     """Name of an entry in a table."""
     return f"n{n} k{k} m{rows} {str(dtype).removeprefix('torch.')}{' swiglu' if swiglu else ''}"
@@ -97,27 +89,15 @@ class LinearTable:
     def load(cls, gpu_name: str, folder: Path = FOLDER) -> LinearTable:
         """The shipped table of a GPU model; an empty one where none is shipped. A damaged table is a ConfigError."""
         path = folder / f"{gpu_slug(gpu_name)}.json"
-        if not path.exists():
-            return cls()
-        try:
-            document: dict[str, Any] = json.loads(path.read_text())
-            if document["version"] != TABLE_VERSION:
-                raise ConfigError(f"{path}: version {document['version']}, expected {TABLE_VERSION}")
-            entries = {name: LinearConfig(**fields) for name, fields in document["linear"].items()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(f"{path}: not a table of linear configurations: {error}") from error
+        entries = read_table(path, "linear", "linear configurations", lambda fields: LinearConfig(**fields))
         for config in entries.values():
             config.validate()
         return cls(entries)
 
     def save(self, gpu_name: str, measured: dict[str, Any], folder: Path = FOLDER) -> Path:
         """Write the table; `measured` says with what (versions, date)."""
-        path = folder / f"{gpu_slug(gpu_name)}.json"
-        folder.mkdir(parents=True, exist_ok=True)
-        entries = {name: asdict(config) for name, config in sorted(self.entries.items())}
-        document = {"version": TABLE_VERSION, "gpu": gpu_name, "measured": measured, "linear": entries}
-        path.write_text(json.dumps(document, indent=1) + "\n")
-        return path
+        entries = {name: asdict(config) for name, config in self.entries.items()}
+        return write_table(folder / f"{gpu_slug(gpu_name)}.json", "linear", gpu_name, measured, entries)
 
     def config(self, n: int, k: int, rows: int, dtype: torch.dtype, *, swiglu: bool = False) -> LinearConfig:
         """The configuration for `rows` rows: measured at the next larger row count of ROW_BUCKETS, else the default."""

@@ -3,16 +3,7 @@
 from __future__ import annotations
 
 from blinkpy.kernels.portable import barrier, block_max, block_scan, block_sum, device, strided
-from blinkpy.kv.state import (
-    BUCKET,
-    DECODE_ROWS,
-    EMITS,
-    MAX_CONTEXT,
-    ROWS,
-    RUNNING_COUNT,
-    STEPS,
-    TOKENS,
-)
+from blinkpy.kv.state import BUCKET, DECODE_ROWS, EMITS, MAX_CONTEXT, ROWS, RUNNING_COUNT, STEPS, TOKENS
 
 _COUNT_BITS = 16  # rows in the low bits, tokens above, in one scan
 _COUNT_MASK = 0xFFFF

@@ -8,14 +8,7 @@ from __future__ import annotations
 
 from blinkpy.kernels.commit import keep_status
 from blinkpy.kernels.completions import completion_word, publish
-from blinkpy.kernels.portable import (
-    barrier,
-    block_scan,
-    block_sum,
-    device,
-    store_release,
-    strided,
-)
+from blinkpy.kernels.portable import barrier, block_scan, block_sum, device, store_release, strided
 from blinkpy.kernels.recorder import note_cancels
 from blinkpy.kv.pages import release_pages
 from blinkpy.kv.state import (
@@ -69,6 +62,8 @@ def judge_pairs(limits, state, lane, lanes):
                 pairs.heartbeat_ns[pair] = now_ns
             elif now_ns - pairs.heartbeat_ns[pair] > limits.lease_ns:
                 verdict |= FENCE | EXPIRED
+            # Relies on O6 of docs/verification.md: doorbell and head carry the epoch that they were written under, and each
+            # heartbeat repeats them, so one of an earlier owner is passed over and covers nothing for long.
             if doorbell >> EPOCH_SHIFT == epoch:
                 announced = (doorbell - pairs.sq_head[pair]) & POSITION_MASK
                 if announced > limits.sq_entries:
@@ -199,6 +194,8 @@ def settle_pairs(limits, queues, state, lane, lanes):
             pairs.cq_head[pair] = pairs.cq_tail[pair]  # the next owner reads from the tail on
         if verdict & GRANT:
             pairs.epoch[pair] += 1
+            # Keeps O5 of docs/verification.md: who sees the grant sees the positions stored before it, so the epoch is released
+            # after them.
             pairs.attached[pair] = 1
             pairs.heartbeat[pair] = state.inbox.heartbeat[pair]
             pairs.heartbeat_ns[pair] = state.inbox.now_ns[0]

@@ -10,16 +10,7 @@ from __future__ import annotations
 from blinkpy.kernels.commit import GENERATED_TOKENS, REQUESTS_FINISHED, free_slots
 from blinkpy.kernels.completions import LOGPROBS_BIT, put_word
 from blinkpy.kernels.plan import seal, write_row
-from blinkpy.kernels.portable import (
-    barrier,
-    block_max,
-    block_scan,
-    block_sum,
-    device,
-    prefetch,
-    store_relaxed,
-    strided,
-)
+from blinkpy.kernels.portable import barrier, block_max, block_scan, block_sum, device, prefetch, store_relaxed, strided
 from blinkpy.kv.state import (
     BUCKET,
     FORECAST_CACHE_SLOT,
@@ -154,6 +145,7 @@ def commit_row(limits, queues, state, row, slot, length, token, flags):
         word |= token << TOKEN_SHIFT
         if facts[row, FORECAST_FLAGS] & FORECAST_RECORD != 0:
             word |= LOGPROBS_BIT
+    # Relies on O4 of docs/verification.md: ahead.foresee saw that the reader is past this entry, and steady turns hang on that.
     put_word(queues, pair, index, word, state.batch.logprobs, row)
     if flags & HAS_TOKEN != 0:
         requests.tokens[slot, length - 1] = token
@@ -162,7 +154,7 @@ def commit_row(limits, queues, state, row, slot, length, token, flags):
 
 @device
 def move_tails(limits, queues, state, lane, lanes):
-    """One lane for each pair: count its new completions."""
+    """One lane for each pair: count its new completions. Their tail needs no release: see completions.publish."""
     pairs = state.pairs
     for pair in strided(lane, limits.pairs, lanes):
         published, tail, head = state.forecast.published[pair], pairs.cq_tail[pair], pairs.cq_head[pair]

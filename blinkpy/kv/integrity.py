@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from blinkpy.kv.arrays import map_arrays
+from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import (
     CACHED_COUNT,
     DECODE_ROWS,
@@ -24,9 +26,7 @@ from blinkpy.kv.state import (
     TOKENS,
     WAITING,
     WAITING_COUNT,
-    Limits,
     State,
-    map_arrays,
 )
 
 

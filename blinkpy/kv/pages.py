@@ -62,11 +62,7 @@ def compact_ring(limits: Any, pages: Any, counts: Any, lane: Any, lanes: Any) ->
     kept = head
     for tile in strided(head, tail, lanes):
         position = tile + lane
-        page = NO_PAGE
-        if position < tail:
-            page = pages.ring[position & mask]
-            if pages.ring_position[page] != position:
-                page = NO_PAGE
+        page = cached_at(limits, pages, position, tail)
         before, total = block_scan(1 if page >= 0 else 0, lane, lanes)
         if page >= 0:
             pages.ring[(kept + before) & mask] = page
@@ -79,10 +75,18 @@ def compact_ring(limits: Any, pages: Any, counts: Any, lane: Any, lanes: Any) ->
 
 
 @device
+def cached_at(limits: Any, pages: Any, position: Any, tail: Any) -> Any:
+    """The page at a position of the eviction ring; NO_PAGE for a stale entry, and from the tail on."""
+    if position >= tail:
+        return NO_PAGE
+    page = pages.ring[position & (limits.ring_entries - 1)]
+    return page if pages.ring_position[page] == position else NO_PAGE
+
+
+@device
 def evict_pages(limits: Any, pages: Any, counts: Any, counters: Any, wanted: Any, lane: Any, lanes: Any) -> None:
     """Make at least `wanted` pages free, by evicting the cached pages that were released longest ago. The caller knows
     that free + cached >= wanted."""
-    mask = limits.ring_entries - 1
     free, head, tail = counts[FREE_COUNT], counts[RING_HEAD], counts[RING_TAIL]
     missing = wanted - free
     if missing <= 0:
@@ -91,11 +95,7 @@ def evict_pages(limits: Any, pages: Any, counts: Any, counters: Any, wanted: Any
     tile = head
     while taken < missing and tile < tail:
         position = tile + lane
-        page = NO_PAGE
-        if position < tail:
-            page = pages.ring[position & mask]
-            if pages.ring_position[page] != position:
-                page = NO_PAGE
+        page = cached_at(limits, pages, position, tail)
         before, total = block_scan(1 if page >= 0 else 0, lane, lanes)
         if page >= 0 and taken + before < missing:
             pages.free[free + taken + before] = page
@@ -134,6 +134,17 @@ def take_pages(
         requests.num_pages[slot] = held + amount
         counts[FREE_COUNT] = free - amount
     barrier(lanes)
+
+
+@device
+def extend_table(requests: Any, pages: Any, slot: Any, short: Any, top: Any, lane: Any, lanes: Any) -> Any:
+    """Where short is 1, give this lane's request one more page from the free stack, whose height is `top`: the higher the
+    lane, the deeper the page. Returns how many pages all lanes took; the caller lowers the stack by so many."""
+    before, total = block_scan(short, lane, lanes)
+    if short > 0:
+        own_page(requests, pages, slot, requests.num_pages[slot], pages.free[top - 1 - before])
+        requests.num_pages[slot] += 1
+    return total
 
 
 @device

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 SMALLEST_MIXED = 64
 """Tokens of the smallest graph with prefill attention; smaller mixed batches run in it."""
 SPACING = 64
-"""Up to 128 tokens there is a bucket at each power of two; above, one at each multiple of this and of an eighth of the power of two
+"""Up to 128 tokens there is a bucket at each power of two; above, at each multiple of this and of an eighth of the power of two
 below it. A mixed step takes as long as its bucket: at two buckets an octave, a prompt of 1,050 tokens waits for 1,536."""
 
 
@@ -28,7 +28,7 @@ class StepShape:
 
 
 def bucket_shapes(max_num_seqs: int, max_num_batched_tokens: int) -> list[tuple[int, int]]:
-    """(tokens, rows) of each bucket, ascending; the last is the largest batch. For blinkpy.kv.state.make_state."""
+    """(tokens, rows) of each bucket, ascending; the last is the largest batch. For blinkpy.kv.memory.make_state."""
     sizes, n = {max_num_seqs, max_num_batched_tokens}, 1
     while n < max_num_batched_tokens:
         sizes.add(n)

@@ -14,7 +14,8 @@ from cuda.bindings import runtime
 
 from blinkpy.kernels.cuda_calls import check
 from blinkpy.kernels.device_views import host_tensor_on_device, pinned
-from blinkpy.kv.state import BUCKET, DECODE_ROWS, MAX_CONTEXT, ROWS, TOKENS, Batch, Requests, State, map_arrays
+from blinkpy.kv.arrays import map_arrays
+from blinkpy.kv.state import BUCKET, DECODE_ROWS, MAX_CONTEXT, ROWS, TOKENS, Batch, Requests, State
 from blinkpy.models.buckets import StepShape
 from blinkpy.models.gpu_step import GpuStep
 from blinkpy.queues import WORD_LOGPROBS

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from blinkpy.config import ConfigError
+from blinkpy.config import Config, ConfigError
+from blinkpy.progress import Report
 
 DEMO_FOLDER = Path(__file__).parent / "demo"
 # Only what is needed: weights in safetensors as transformers names them, not a repository's other copies of them.
@@ -20,6 +21,15 @@ PATTERNS = [
     "model.safetensors.index.json",
 ]
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def find_model(config: Config, progress: Report, weights: bool = True, tokenizer: bool = True) -> Config:
+    """The config with the model's folder in place of its name, downloaded if need be; the API keeps the name."""
+    progress(f"finding model {config.model.model}")
+    weights = weights and config.engine.device != "null" and config.model.load_format != "dummy"
+    folder = resolve_model(config.model.model, weights=weights, tokenizer=tokenizer)
+    name = config.model.served_model_name or config.model.model
+    return config.with_options({"model": str(folder), "served_model_name": name})
 
 
 def resolve_model(model: str | None, *, weights: bool = True, tokenizer: bool = True, revision: str | None = None) -> Path:

@@ -17,7 +17,8 @@ from blinkpy.recording.options import RecordOptions, ReplayOptions
 def run_record(options: RecordOptions) -> int:
     """Dump the recording of a running engine. Returns the exit code; raises ConfigError, in one line, when there is none."""
     from blinkpy.recording.file import write_dump
-    from blinkpy.recording.memory import LINK_PREFIX, RecordingReader
+    from blinkpy.recording.links import LINK_PREFIX
+    from blinkpy.recording.reader import RecordingReader
     from blinkpy.recording.records import parse_calls
 
     name = options.name

@@ -6,8 +6,9 @@ import os
 import time
 from pathlib import Path
 
+from blinkpy.recording.errors import RecordingError
 from blinkpy.recording.file import write_dump
-from blinkpy.recording.memory import RecordingError, RecordingReader
+from blinkpy.recording.reader import RecordingReader
 
 KEPT = 10  # recordings of crashes; older ones are removed
 

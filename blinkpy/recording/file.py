@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blinkpy import __version__
-from blinkpy.recording.memory import Capture, RecordingError
+from blinkpy.recording.errors import RecordingError
+from blinkpy.recording.reader import Capture
 
 FORMAT = 1
 COMPRESSION = 1  # zlib's fastest: a dump is mostly zeros

@@ -15,7 +15,8 @@ import torch
 
 from blinkpy.kernels.device_views import MappedMemory
 from blinkpy.kv.state import COPIES_BEGUN, COPIES_DONE, POSITION, State
-from blinkpy.recording.memory import NOT_COPIED, RecordingMemory
+from blinkpy.recording.layout import NOT_COPIED
+from blinkpy.recording.memory import RecordingMemory
 
 CURSOR_BYTES = 64
 

@@ -5,18 +5,29 @@ Every call must decide what the recording says: bucket, rows with their tokens, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import numpy as np
 
 from blinkpy import queues as q
+from blinkpy.kernels.host_scheduler import Scheduler
 from blinkpy.kernels.policies import Policy
-from blinkpy.kernels.scheduler import Scheduler
-from blinkpy.kv.state import BUCKET, CACHED_COUNT, CALLS, FREE_COUNT, ROWS, Limits, State, named_arrays
+from blinkpy.kv.arrays import named_arrays
+from blinkpy.kv.limits import Limits
+from blinkpy.kv.memory import make_state
+from blinkpy.kv.state import BUCKET, CACHED_COUNT, CALLS, FREE_COUNT, ROWS, State
 from blinkpy.queue_views import engine_views
-from blinkpy.recording.memory import NOT_COPIED, Capture, RecordingError, empty_state
+from blinkpy.recording.errors import RecordingError
+from blinkpy.recording.layout import NOT_COPIED
+from blinkpy.recording.reader import Capture
 from blinkpy.recording.records import BrokenRecordError, Call, parse_calls
+
+
+def empty_state(description: Mapping[str, Any]) -> tuple[Limits, State]:
+    """Limits and a fresh state for a replay; its own recorder is off."""
+    limits = Limits(**{**description["limits"], "record_calls": 0, "record_words": 1})
+    return limits, make_state(limits, [(t, r) for t, r in description["buckets"]])
 
 
 class Replay:

@@ -9,18 +9,8 @@ import numpy as np
 from blinkpy import queues as q
 from blinkpy.kernels.admit import WATERMARK_SHIFT
 from blinkpy.kernels.reclaim import BROKEN, EXPIRED, FENCE, FINISH_REASON_SHIFT, GRANT
-from blinkpy.kv.state import (
-    CACHED_COUNT,
-    EMPTY,
-    FINISHING,
-    FREE_COUNT,
-    RUNNING,
-    RUNNING_COUNT,
-    WAITING,
-    WAITING_COUNT,
-    Limits,
-    State,
-)
+from blinkpy.kv.limits import Limits
+from blinkpy.kv.state import CACHED_COUNT, EMPTY, FINISHING, FREE_COUNT, RUNNING, RUNNING_COUNT, WAITING, WAITING_COUNT, State
 from blinkpy.recording.records import Call, Entry
 
 REJECTIONS = {

@@ -3,25 +3,16 @@
 `SCENARIOS` are all parts of the protocol in which the order of memory accesses matters; `check` explores one on the machines of
 a transport. What the code relies on, by the names that it refers to:
 
-    O1  Who sees a doorbell sees the entry, prompt and hashes before it: stores in order (x86, RDMA), or the fence of
-    dpu/fence.py (Arm); the
-        engine loads it with acquire (kernels/inbox.py).
-    O2  Who sees PAIR_SQ_HEAD knows that the engine has read what is before it: a release store (kernels/intake.py).
-    O3  A completion word says all by itself: one store of 8 bytes, and a lap counter that tells it from an older one.
-    O4  A completion entry is written again only after its reader's head was seen; the reader stores the head after it has read
-    the word (a
-        dependency), and the engine stores the word after it has seen the head (a branch).
-    O5  Who sees a grant sees the positions from which it counts: release stores of the engine, and on Arm a fence of the front
-    end between
-        reading PAIR_EPOCH and the positions.
-    O6  What an earlier owner wrote may land late: words carry their epoch, and a heartbeat repeats doorbell and head, which it
-    may have
-        covered.
-    O7  A cancel names its request: ids are never used twice.
+    O1  a doorbell comes after its entry
+    O2  the submission head comes after the reads of what is before it
+    O3  a completion word says all by itself
+    O4  a completion entry is written again only after its reader's head was seen
+    O5  a grant comes after the positions from which it counts
+    O6  what an earlier owner wrote carries its epoch, and a heartbeat repeats what it may have covered
+    O7  a cancel names its request
+    O8  a completion word with log probabilities comes after its record, and the head after the record was read
 
-    O8  Who sees a completion word with log probabilities sees its record, and has read it before the head moves on: the
-        engine's release store (kernels/completions.py), and on Arm a fence of the front end before and after it reads the
-        record (dpu/shm.py).
+docs/verification.md says how each one is kept, and by which code, which points there.
 
 One thing is assumed and not checked: bulk writes of an earlier owner (entries, prompts, hashes) have landed, or never will,
 before its successor submits. Shared memory keeps that because the process is dead (its lock on the pair is free); an RDMA

@@ -15,15 +15,18 @@ from typing import Any, Literal
 import numpy as np
 from numba import types
 
+from blinkpy.kernels.host_scheduler import Scheduler
 from blinkpy.kernels.njit_cache import cached_njit
 from blinkpy.kernels.policies import Policy, fcfs
-from blinkpy.kernels.scheduler import Scheduler, make_phases, plain
-from blinkpy.kernels.trees import Table
-from blinkpy.kv.state import DRAINED, NOTHING, STOPPED, map_arrays
+from blinkpy.kernels.scheduler import make_phases
+from blinkpy.kernels.tree_code import Table
+from blinkpy.kv.arrays import map_arrays, plain
+from blinkpy.kv.state import DRAINED, NOTHING, STOPPED
 from blinkpy.queues import COMMAND_DRAIN, COMMAND_RUN, COMMAND_STOP, COUNTER_NAMES
+from blinkpy.sim.events import EVENT_NAMES, LOG
 from blinkpy.sim.problems import PROBLEMS, problem
 from blinkpy.sim.turn import is_quiet, play_step, play_turn
-from blinkpy.sim.world import EVENT_NAMES, LOG, World, make_world
+from blinkpy.sim.world import World, make_world
 
 Mode = Literal["njit", "python"]
 Mute = tuple[int, int]  # turn and actor; the last actor is the world

@@ -6,12 +6,13 @@ from blinkpy.kernels.portable import device
 from blinkpy.kv.state import ROWS
 from blinkpy.queues import CONTROL_COMMAND
 from blinkpy.sim.draws import chance, draw, start_draws
-from blinkpy.sim.fronts import front_turn, note
+from blinkpy.sim.events import EVENT_JUMP, EVENT_POISON, note
+from blinkpy.sim.fronts import front_turn
 from blinkpy.sim.invariants import find_problem
 from blinkpy.sim.model import check_padding, compute
 from blinkpy.sim.problems import problem
 from blinkpy.sim.promises import check_promises
-from blinkpy.sim.world import EVENT_JUMP, EVENT_POISON, TICK_NS
+from blinkpy.sim.world import TICK_NS
 
 LEFT_OVER = problem("a step is asked for although the batch is empty, or the other way round")
 

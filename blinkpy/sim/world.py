@@ -11,46 +11,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from blinkpy.kv.state import Int32, Int64, Limits, State, make_limits, make_state
+from blinkpy.kv.limits import Limits, make_limits
+from blinkpy.kv.memory import make_state
+from blinkpy.kv.state import Int32, Int64, State
 from blinkpy.queue_views import EngineViews, engine_views
 from blinkpy.queues import SQ_ENTRY_WORDS, EngineFacts, QueueLayout, QueueSizes, write_header
+from blinkpy.sim.events import LOG, LOG_WORDS
 
 WIRE = 128  # writes of a front end that are still under way; a power of two
-LOG = 64  # events that are remembered
-LOG_WORDS = 5  # turn, actor, event (EVENT_*), two values
 STEMS = 3  # prompts begin with one of so many sequences, so that prefixes are shared
 TICK_NS = 50_000
 FEW_PAGES = 24
-
-# What happens, in Sim.log.
-(
-    EVENT_CRASH,
-    EVENT_RETURN,
-    EVENT_SUBMIT,
-    EVENT_SUBMIT_BAD,
-    EVENT_CANCEL,
-    EVENT_SILENT,
-    EVENT_LATE,
-    EVENT_BREAK,
-    EVENT_PACE,
-    EVENT_JUMP,
-    EVENT_POISON,
-    EVENT_CLAIM,
-) = range(12)
-EVENT_NAMES = (
-    "crashes",
-    "comes back",
-    "submits (slot, tokens)",
-    "submits a bad entry (slot, kind)",
-    "cancels (slot)",
-    "stops for a while (turns)",
-    "a write of an earlier epoch lands (word, value)",
-    "breaks the protocol (word)",
-    "reads at another pace (0 fast, 1 slow, 2 not at all)",
-    "time jumps (ns)",
-    "the model gives a token that is none (row)",
-    "claims the pair (epoch)",
-)
 
 
 class Odds(NamedTuple):

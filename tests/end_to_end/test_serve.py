@@ -20,7 +20,7 @@ from openai import APIError, OpenAI
 from openai.types.chat import ChatCompletionChunk
 
 from blinkpy import cli
-from blinkpy.serve import OPENMP_SPINS
+from blinkpy.engine_process import OPENMP_SPINS
 
 ROOT = Path(__file__).parents[2]
 START_S = 150.0
@@ -193,6 +193,24 @@ def test_a_request_that_runs_at_sigterm_is_finished(null_server: Server) -> None
         server.process.send_signal(signal.SIGTERM)
         assert [event.choices[0].finish_reason for event in events][-1] == "length"
         assert server.process.wait(20) == 0
+        assert not server.segments()
+
+
+def test_more_signals_hurry_the_end_and_the_exit_code_stays(null_server: Server) -> None:
+    """Streams that would go on for a minute: the first signal waits for them, the second one does not, the others do nothing."""
+    with serving("--device", "null", "--null-step-us", "500000", "--max-model-len", "512") as server:
+        events = server.stream(120)
+        next(events)
+        server.process.send_signal(signal.SIGTERM)
+        assert next(events)
+        assert next(events), "the first one lets the stream go on"
+        while server.process.poll() is None:
+            server.process.send_signal(signal.SIGTERM)
+            time.sleep(0.005)
+        assert server.process.wait() == 0
+        wait_until(lambda: "".join(server.errors).count("a second signal: ending at once\n") == 1, 5, "it says so, once")
+        with pytest.raises((APIError, httpx.HTTPError)):
+            list(events)
         assert not server.segments()
 
 

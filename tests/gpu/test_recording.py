@@ -20,7 +20,7 @@ from blinkpy.kv.state import COPIES_BEGUN, COPIES_DONE, COUNTER_INDEX
 from blinkpy.provision import CudaEngine
 from blinkpy.queues import FINISH_LENGTH
 from blinkpy.recording.file import read_dump
-from blinkpy.recording.memory import RecordingReader
+from blinkpy.recording.reader import RecordingReader
 from blinkpy.recording.replay import Replay
 
 

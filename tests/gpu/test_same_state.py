@@ -25,9 +25,13 @@ from blinkpy.dpu import queue_pair
 from blinkpy.dpu.queue_pair import Busy, InFlight, QueuePair
 from blinkpy.dpu.sampling import Sampling
 from blinkpy.dpu.shm import Segment, attach_segment, create_segment
-from blinkpy.kernels.scheduler import Scheduler, make_phases
+from blinkpy.kernels.host_scheduler import Scheduler
+from blinkpy.kernels.scheduler import make_phases
+from blinkpy.kv.arrays import differences, map_arrays, snapshot
 from blinkpy.kv.integrity import check_integrity
-from blinkpy.kv.state import ROWS, STEADY, Limits, State, differences, make_limits, make_state, map_arrays, snapshot
+from blinkpy.kv.limits import Limits, make_limits
+from blinkpy.kv.memory import make_state
+from blinkpy.kv.state import ROWS, STEADY, State
 from blinkpy.queue_views import EngineViews
 from blinkpy.queues import COUNTER, ENGINE_STATE, STATE_READY, EngineFacts, QueueSizes
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from blinkpy.config import ConfigError
-from blinkpy.kernels.linear_config import FOLDER, LinearConfig, LinearTable, default_config, key
+from blinkpy.kernels.config_table import FOLDER
+from blinkpy.kernels.linear_config import LinearConfig, LinearTable, default_config, key
 
 
 def test_round_trip_and_lookup(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from numba import njit
 
 from blinkpy.kernels import portable as p
 from blinkpy.kernels.lanes import LanesDivergedError, Team
-from blinkpy.kernels.trees import Table, tree_table
+from blinkpy.kernels.tree_code import Table
+from blinkpy.kernels.trees import tree_table
 from blinkpy.queue_views import EngineViews, engine_views
 from blinkpy.queues import QueueLayout, QueueSizes
 

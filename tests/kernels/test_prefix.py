@@ -11,7 +11,7 @@ from hash_reference import page_hashes
 from scheduler_world import MULTIPLIERS, Sizes, World
 
 from blinkpy import queues as q
-from blinkpy.kernels.scheduler import plain
+from blinkpy.kv.arrays import plain
 from blinkpy.kv.pages import compact_ring
 from blinkpy.kv.prefix import extend_hash, remainder
 from blinkpy.kv.state import CACHED_COUNT, FREE_COUNT, LOST, RING_HEAD, RING_TAIL

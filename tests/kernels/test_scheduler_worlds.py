@@ -7,10 +7,12 @@ import dataclasses
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from scheduler_world import Story, World, random_sizes
+from scheduler_story import Story, random_sizes
+from scheduler_world import World
 
 from blinkpy.kernels.policies import SHIPPED
-from blinkpy.kv.state import STEADY, differences, snapshot
+from blinkpy.kv.arrays import differences, snapshot
+from blinkpy.kv.state import STEADY
 
 quick = settings(deadline=None, max_examples=25, suppress_health_check=list(HealthCheck), print_blob=True)
 

@@ -10,7 +10,8 @@ import pytest
 
 from benchmarks.shapes import SHAPES
 from blinkpy.config import Config, ConfigError
-from blinkpy.kv.state import make_limits, make_state
+from blinkpy.kv.limits import make_limits
+from blinkpy.kv.memory import make_state
 from blinkpy.models.architecture import Architecture, parse_architecture
 from blinkpy.models.buckets import SMALLEST_MIXED, bucket_shapes, step_shapes
 from blinkpy.models.gpu_memory import plan_memory

@@ -89,8 +89,8 @@ CELLS = [
 def test_serving_tables() -> None:
     text = serving({"Em": document(CELLS), "En": {}})
     assert "blinkpy 1.2, vllm 1.2, one after another on one G (driver 5) and C: the same 3 cores" in " ".join(text.split())
-    assert "| 64 | 4 | 5 | 1.25x | 0.05 | 0.05 |" in text
-    assert "| 1 | 9 | 4.5 | 0.50x | 0.05 |  |" in text
+    assert "| 64 | vllm | 5 (1.25x) | 5 (1.25x) | 900 (1.00x) | 0.05 (1.00x) |" in text
+    assert "| 1 | vllm | 4.5 (0.50x) | 4.5 (0.50x) | 900 (1.00x) |  |" in text
     assert "| 8 per core | own cores | vllm | 120 | 120 | 900 | 15.5 | 0.05 | 3 |" in text
     assert "| 8 per core | contended cores | vllm | 270 | 270 | 900 | 15.5 | 0.05 | 0 |" in text
     assert "| vllm, front end on own cores: interfered / isolated | 3.33 | 3.33 | 0.90 | 1.00 |" in text

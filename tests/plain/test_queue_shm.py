@@ -159,6 +159,19 @@ def test_files_of_others_are_not_trusted(name) -> None:
     target.unlink()
 
 
+def test_pairs_that_are_given_out_in_another_way_are_locked(name) -> None:
+    segment = create_segment(name, SIZES, FACTS)
+    transport = attach_segment(name, SIZES.pairs - 1)
+    with pytest.raises(TransportError, match="a front end is attached"):
+        segment.lock_pairs()
+    transport.close()
+    segment.lock_pairs()
+    for pair in range(SIZES.pairs):
+        with pytest.raises(TransportError, match=f"queue pair {pair} .* is in use"):
+            attach_segment(name, pair)
+    segment.close()
+
+
 def test_truncated_segment(name) -> None:
     segment = create_segment(name, SIZES, FACTS)
     os.truncate(segment_path(name), 8192)

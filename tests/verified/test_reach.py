@@ -17,12 +17,15 @@ from blinkpy.dpu import fence, shm
 from blinkpy.dpu.queue_pair import REQUEST_LIMIT, EngineLost, QueuePair
 from blinkpy.dpu.sampling import Sampling
 from blinkpy.dpu.transport import TransportError
+from blinkpy.kernels.host_scheduler import Scheduler
 from blinkpy.kernels.lanes import Team
+from blinkpy.kernels.null_step import made_up_token
 from blinkpy.kernels.policies import SHIPPED, fcfs
-from blinkpy.kernels.scheduler import Scheduler, made_up_token, make_schedule, plain
+from blinkpy.kernels.scheduler import make_schedule
 from blinkpy.kernels.steady import fetch_ahead
+from blinkpy.kv.arrays import differences, plain, snapshot
 from blinkpy.kv.pages import compact_ring
-from blinkpy.kv.state import NOTHING, RING_HEAD, RING_TAIL, RUNNING, STOPPED, differences, snapshot
+from blinkpy.kv.state import NOTHING, RING_HEAD, RING_TAIL, RUNNING, STOPPED
 from blinkpy.sim.simulation import Simulation
 from blinkpy.sim.world import make_world
 

@@ -16,9 +16,11 @@ from seeded_bugs import SCHEDULER_BUGS, planted
 from blinkpy.kernels.njit_cache import cached_njit
 from blinkpy.kernels.policies import SHIPPED
 from blinkpy.kernels.scheduler import make_phases
-from blinkpy.kernels.trees import Table
+from blinkpy.kernels.tree_code import Table
+from blinkpy.kv.arrays import differences, named_arrays, snapshot
 from blinkpy.kv.integrity import check_integrity
-from blinkpy.kv.state import Limits, State, differences, named_arrays, snapshot
+from blinkpy.kv.limits import Limits
+from blinkpy.kv.state import State
 from blinkpy.sim.__main__ import main
 from blinkpy.sim.draws import draw, start_draws
 from blinkpy.sim.invariants import find_problem

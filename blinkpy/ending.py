@@ -1,0 +1,66 @@
+"""How a process ends: at a signal, with a failure in one line, or at once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import NoReturn
+
+SECOND_SIGNAL = b"blinkpy: a second signal: ending at once\n"
+
+
+class Stopped(Exception):
+    """The user asked for the end."""
+
+
+class Signals:
+    """SIGINT and SIGTERM as a count: one asks for an orderly end, two for an immediate one, which is said in a line.
+
+    react: called at each of them with the count, in the main thread.
+    """
+
+    def __init__(self, react: Callable[[int], None] = lambda count: None) -> None:
+        self.count, self._react = 0, react
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+        if self.count == 2:
+            os.write(2, SECOND_SIGNAL)  # print could be what the signal interrupted
+        self._react(self.count)
+
+    def check(self) -> None:
+        """Raise Stopped once a signal has come."""
+        if self.count:
+            raise Stopped
+
+    @contextlib.contextmanager
+    def caught(self) -> Iterator[Signals]:
+        """Count signals within the block. After one the process is about to end: from then on they are ignored, so that none
+        kills it half way, with an exit code that means a crash."""
+        before = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, signal.SIG_IGN if self.count else handler)
+
+
+def complain(message: str) -> int:
+    """Say a failure in one line; the exit code for it."""
+    print(f"blinkpy: error: {message}", file=sys.stderr, flush=True)
+    return 1
+
+
+def leave(code: int) -> NoReturn:
+    """End this process without taking the interpreter and its libraries down first, when all that matters is closed.
+
+    After a fault of the GPU destructors of torch fail and abort the process; and at any time a thread that wakes up while
+    the interpreter ends, such as the one that watches the parent, can do so.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,132 @@
+"""An engine in this process: as `blinkpy engine`, or as a child of `serve` and `LLM`."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from blinkpy.addresses import check_transport
+from blinkpy.config import Config, ConfigError, split_address
+from blinkpy.dpu.transport import TransportError
+from blinkpy.ending import Signals, Stopped, complain, leave
+from blinkpy.kernels.cuda_calls import CudaError
+from blinkpy.models.hub import find_model
+from blinkpy.processes import Reporter
+from blinkpy.progress import Progress, Report
+
+if TYPE_CHECKING:
+    from blinkpy.rdma_listener import RdmaListener
+
+
+START_SILENCE_S = 600.0  # longest silence of an engine that starts; it reports every phase and every shard of weights
+ENGINE_STOP_S = 10.0  # longest time for an orderly end
+OPENMP_SPINS = 2000
+
+
+def engine_alone(config: Config, given: frozenset[str]) -> int:
+    """`blinkpy engine`: an engine in this process; front ends attach to its segment by name, or over RDMA.
+
+    given: names of the options that somebody set.
+    """
+    check_transport(config, given, "listen")
+    progress = Progress()
+
+    def ready(address: str) -> None:
+        name = shlex.quote(config.model.served_model_name)
+        how = f"--transport rdma --engine {address}" if address else f"--name {config.engine.name}"
+        progress.say(f"blinkpy: engine {config.engine.name} is ready after {progress.close():.1f} s; attach front ends with\n")
+        print(f"blinkpy frontend {name} {how}", flush=True)
+
+    config = find_model(config, progress, tokenizer=False)
+    try:
+        return run_engine(config, progress, ready)
+    except CudaError as error:
+        progress.close()
+        leave(complain(f"the GPU failed: {error}"))
+
+
+def engine_child(config: Config, reporter: Reporter) -> int:
+    """The engine as a child of `serve` or `LLM`."""
+    try:
+        return run_engine(config, reporter, lambda address: reporter.ready())
+    except CudaError as error:
+        reporter.error(f"the GPU failed: {error}")  # one line from the parent, and no traceback
+        leave(1)
+
+
+def run_engine(config: Config, report: Report, on_ready: Callable[[str], None]) -> int:
+    """Run an engine in this process until a signal. The first one drains for --shutdown-s at most, the second one stops.
+
+    on_ready gets HOST:PORT for front ends on other machines, or "". Raises ConfigError for what the user can mend, an engine
+    that isn't installed included, and CudaError when the GPU fails.
+    """
+    spare_cores()
+    try:
+        from blinkpy.devices import make_engine
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] == "blinkpy":
+            raise
+        raise ConfigError(f"an engine needs {error.name}: pip install 'blinkpy-serve[cpu]'") from error
+    engine = make_engine(config, report)
+    listener = open_listener(config)
+    running = False
+
+    def react(count: int) -> None:
+        if running:
+            engine.stop(drain=count == 1)
+        if count == 1:
+            if not running:
+                raise Stopped
+            timer.start()
+
+    timer = threading.Timer(config.frontend.shutdown_s, engine.stop)
+    timer.daemon = True
+    with Signals(react).caught():
+        try:
+            engine.start()
+            address = ""
+            if listener is not None:
+                listener.start(engine.segment)
+                host, port = listener.address
+                address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            running = True
+            on_ready(address)
+            engine.run()
+        except Stopped:
+            pass
+        except TransportError as error:
+            raise ConfigError(str(error)) from error
+        finally:
+            timer.cancel()
+            if timer.is_alive():
+                timer.join(1)  # a thread that the interpreter's end meets half way takes the process down with it
+            if listener is not None:
+                listener.close()
+            engine.close()
+    return 0
+
+
+def open_listener(config: Config) -> RdmaListener | None:
+    """The door for front ends on other machines, if there is to be one; before minutes go into loading a model."""
+    if config.transport.transport == "shm":
+        return None
+    from blinkpy.rdma_listener import RdmaListener
+
+    host, port = split_address(config.transport.listen, "listen")
+    try:
+        return RdmaListener(host, port, config.transport.rdma_device, config.transport.rdma_gid_index)
+    except TransportError as error:
+        raise ConfigError(str(error)) from error
+
+
+def spare_cores() -> None:
+    """Let OpenMP's threads sleep soon after a parallel region, unless the user chose otherwise. Before torch is imported.
+
+    By default GNU's spin 300,000 times, and on cores that others use too they spin for one that the kernel has put aside: with
+    this count a token took a fifth of the time on two busy cores, and the same time on two quiet ones.
+    """
+    if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}:
+        os.environ["GOMP_SPINCOUNT"] = str(OPENMP_SPINS)

@@ -1,0 +1,39 @@
+"""Front ends below this process: as `blinkpy frontend`, or as a child of `serve`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from blinkpy.addresses import check_address, check_transport, welcome
+from blinkpy.config import Config
+from blinkpy.models.hub import find_model
+from blinkpy.processes import Reporter
+from blinkpy.progress import Progress
+
+FRONTEND_START_S = 60.0
+
+
+def frontend_alone(config: Config, given: frozenset[str]) -> int:
+    """`blinkpy frontend`: front ends that attach to an engine, and wait for it if need be.
+
+    given: names of the options that somebody set.
+    """
+    check_transport(config, given, "engine")
+    check_address(config.frontend.host, config.frontend.port)
+    config = find_model(config, Progress(), weights=False)
+    return run_front(config, lambda host, port: print(welcome(config, port), flush=True))
+
+
+def frontend_child(config: Config, reporter: Reporter) -> int:
+    """The front ends as a child of `serve`."""
+    return run_front(config, lambda host, port: reporter.ready(host=host, port=port))
+
+
+def run_front(config: Config, on_ready: Callable[[str, int], None]) -> int:
+    """Run front ends until a signal; the model must be a folder already."""
+    from blinkpy.dpu.supervisor import run_frontend
+
+    logging.basicConfig(level=config.frontend.log_level.upper(), format="%(asctime)s frontend %(levelname)s %(message)s")
+    return run_frontend(config, Path(config.model.model), on_ready)

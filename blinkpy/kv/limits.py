@@ -1,0 +1,124 @@
+"""Every bound of the scheduler, and the shapes that a step may have: integers that are fixed at the start."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from blinkpy.config import ConfigError
+from blinkpy.kv.state import RECORD_ENTRY, RECORD_HEADER
+from blinkpy.queues import EngineFacts, QueueSizes
+
+MAX_ROWS = 4096  # counts of one queue pair are packed into 16 bits
+
+
+class Limits(NamedTuple):
+    """Every bound of the scheduler, as integers. Made by `make_limits`."""
+
+    pairs: int  # Q
+    slots_per_pair: int  # L
+    slots: int  # S
+    rows: int  # B, at most MAX_ROWS
+    tokens: int  # T >= B
+    page_size: int  # P, a power of two
+    page_shift: int  # log2(P)
+    pages: int  # N
+    pages_per_sequence: int  # K
+    max_model_len: int  # tokens of a sequence, prompt and output together
+    vocab_size: int
+    sq_entries: int  # a power of two
+    cq_entries: int  # a power of two
+    cq_shift: int  # log2(cq_entries)
+    prompt_tokens: int  # of a pair's prompt arena
+    hash_entries: int  # of a pair's hash arena
+    hash_multiplier_1: int
+    hash_multiplier_2: int
+    prefix_caching: int  # 0 or 1
+    lease_ns: int
+    intake_entries: int  # submission entries consumed in one call
+    intake_tokens: int  # prompt tokens after which intake stops for this call
+    index_items: int  # pages put into the prefix index in one call
+    index_buckets: int  # a power of two, >= N
+    ring_entries: int  # a power of two, >= 4 N
+    record_calls: int  # calls that the recorder keeps at least, when all rows decode; 0: it is off
+    record_words: int  # of its ring, a power of two
+
+
+def make_limits(
+    sizes: QueueSizes,
+    facts: EngineFacts,
+    *,
+    max_num_batched_tokens: int,
+    prefix_caching: bool = True,
+    intake_entries: int = 64,
+    intake_tokens: int = 32768,
+    record_calls: int = 0,
+) -> Limits:
+    """The scheduler's limits for a queue segment. Raises ConfigError, in the words of the options, when they clash."""
+
+    def require(fine: bool, what: str) -> None:
+        if not fine:
+            raise ConfigError(what)
+
+    page, rows = facts.page_size, facts.max_num_seqs
+    require(page >= 1 and page & (page - 1) == 0, f"page_size must be a power of two, not {page}")
+    require(1 <= rows <= MAX_ROWS, f"max_num_seqs must be 1 to {MAX_ROWS}, not {rows}")
+    require(facts.num_pages >= 1, f"num_pages must be at least 1, not {facts.num_pages}")
+    require(facts.max_model_len >= 2, f"max_model_len must be at least 2, not {facts.max_model_len}")
+    require(intake_entries >= 1 and intake_tokens >= 1, "intake_entries and intake_tokens must be at least 1")
+    require(
+        max_num_batched_tokens >= rows,
+        f"max_num_batched_tokens ({max_num_batched_tokens}) must be at least max_num_seqs ({rows})",
+    )
+    return Limits(
+        pairs=sizes.pairs,
+        slots_per_pair=sizes.slots,
+        slots=sizes.pairs * sizes.slots,
+        rows=rows,
+        tokens=max_num_batched_tokens,
+        page_size=page,
+        page_shift=page.bit_length() - 1,
+        pages=facts.num_pages,
+        pages_per_sequence=-(-facts.max_model_len // page),
+        max_model_len=facts.max_model_len,
+        vocab_size=facts.vocab_size,
+        sq_entries=sizes.sq_entries,
+        cq_entries=sizes.cq_entries,
+        cq_shift=sizes.cq_entries.bit_length() - 1,
+        prompt_tokens=sizes.prompt_tokens,
+        hash_entries=sizes.hash_entries,
+        hash_multiplier_1=facts.hash_multiplier_1,
+        hash_multiplier_2=facts.hash_multiplier_2,
+        prefix_caching=int(prefix_caching),
+        lease_ns=facts.lease_ms * 1_000_000,
+        intake_entries=intake_entries,
+        intake_tokens=intake_tokens,
+        index_items=max_num_batched_tokens // page + rows,
+        index_buckets=_power_of_two(facts.num_pages),
+        ring_entries=_power_of_two(4 * facts.num_pages),
+        record_calls=record_calls,
+        record_words=_record_words(sizes, facts, record_calls, intake_entries, intake_tokens) if record_calls else 1,
+    )
+
+
+def _record_words(sizes: QueueSizes, facts: EngineFacts, calls: int, entries: int, tokens: int) -> int:
+    """Words for so many calls that decode with all rows, and for two that take in as much as one can."""
+    fixed, rows = RECORD_HEADER + 4 * sizes.pairs, 2 * facts.max_num_seqs
+    taken = min(tokens + facts.max_model_len, entries * facts.max_model_len)  # prompt tokens of one call
+    prompts = taken // 2 + taken // facts.page_size
+    largest = fixed + rows + entries * RECORD_ENTRY + prompts + sizes.pairs * sizes.slots + 2
+    return _power_of_two(max(calls * (fixed + rows), 2 * largest))
+
+
+def default_buckets(limits: Limits) -> list[tuple[int, int]]:
+    """(tokens, rows) of each bucket: powers of two, and their midpoints from 16 on, up to the largest batch."""
+    sizes, n = [], 1
+    while n < limits.tokens:
+        sizes.append(n)
+        if n >= 16 and n + n // 2 < limits.tokens:
+            sizes.append(n + n // 2)
+        n *= 2
+    return [(t, min(t, limits.rows)) for t in [*sizes, limits.tokens]]
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << max(0, n - 1).bit_length()

@@ -1,0 +1,36 @@
+"""What `LLM` returns for a prompt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """Natural logarithm of a token's probability, and the token's text."""
+
+    logprob: float
+    decoded_token: str
+
+
+@dataclass(frozen=True)
+class CompletionOutput:
+    """One generated continuation. token_ids include a stop token; text has neither that nor a stop string. logprobs: for each
+    of token_ids the most likely tokens by id, in descending order, and the generated one; None unless asked for."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str  # "stop" or "length"
+    logprobs: list[dict[int, Logprob]] | None = None
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """A prompt with what was generated for it. prompt is None when token ids were given."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool = True

@@ -1,0 +1,32 @@
+"""Limits that clash are refused before anything is allocated."""
+
+from __future__ import annotations
+
+import pytest
+from scheduler_world import Sizes
+
+from blinkpy.config import ConfigError
+from blinkpy.kv.limits import make_limits
+from blinkpy.kv.memory import make_state
+
+
+@pytest.mark.parametrize(
+    ("changes", "tokens", "message"),
+    [
+        ({"rows": 5000}, 8192, "max_num_seqs must be 1 to 4096"),
+        ({"page_size": 3}, 16, "page_size must be a power of two"),
+        ({"pages": 0}, 16, "num_pages must be at least 1"),
+        ({"rows": 8}, 7, r"max_num_batched_tokens \(7\) must be at least max_num_seqs \(8\)"),
+    ],
+)
+def test_limits_that_clash_are_named(changes: dict[str, int], tokens: int, message: str) -> None:
+    sizes = Sizes(**changes)
+    with pytest.raises(ConfigError, match=message):
+        make_limits(Sizes().queue_sizes(), sizes.facts(), max_num_batched_tokens=tokens)
+
+
+@pytest.mark.parametrize("buckets", [[(4, 4)], [(8, 4), (4, 4), (16, 4)], [(0, 0), (16, 4)]])
+def test_buckets_must_hold_the_largest_batch(buckets: list[tuple[int, int]]) -> None:
+    limits = make_limits(Sizes().queue_sizes(), Sizes().facts(), max_num_batched_tokens=16)
+    with pytest.raises(ConfigError, match="bucket"):
+        make_state(limits, buckets)

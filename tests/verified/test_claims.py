@@ -1,0 +1,30 @@
+"""docs/verification.md names tests that there are, and the code points at what it says of the order of memory accesses."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "verification.md").read_text(encoding="utf-8")
+
+
+def test_tests_that_are_named_exist() -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", PAGE)
+    assert len(named) > 20
+    for path, test in named:
+        assert (ROOT / path).is_file(), path
+        assert not test or f"def {test}(" in (ROOT / path).read_text(encoding="utf-8"), f"{path}::{test}"
+
+
+def test_code_that_relies_on_the_order_of_accesses_is_listed_there() -> None:
+    rows = dict(re.findall(r"^\| (O\d) \|.*\| ([^|]+) \|$", PAGE, re.MULTILINE))
+    assert sorted(rows) == [f"O{i}" for i in range(1, 9)]
+    pointing = {
+        (name, path.name)
+        for folder in ("kernels", "dpu")
+        for path in (ROOT / "blinkpy" / folder).glob("*.py")
+        for name in re.findall(r"\bO[1-8]\b", path.read_text(encoding="utf-8"))
+    }
+    listed = {(name, path) for name, where in rows.items() for path in re.findall(r"(\w+\.py)", where)}
+    assert pointing == listed
