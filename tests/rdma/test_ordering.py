@@ -53,18 +53,19 @@ def watch(name: str, result: Any) -> None:
         for _ in range(1000):
             tail = doorbell[0]
             place = (tail if tail != last else tail + 1) % PLACES
-            entry = entries[place * 16 + 15], entries[place * 16]
+            first = entries[place * 16]
+            if tail == last and (first <= tail or first == newest):
+                continue
+            entry = entries[place * 16 + 15], first
             tokens = prompts[ends[place]], prompts[middles[place]], prompts[STARTS[place]]
-            if min(tokens) < max(entry):
+            if min(tokens) < first or (tail != last and min(entry) < tail):
                 wrong.append((tail, entry, tokens))
             if tail != last:
-                if min(entry) < tail:
-                    wrong.append((tail, entry, tokens))
                 news += 1
                 last = tail
-            elif max(entry) > max(tail, newest):
+            else:
                 early += 1
-                newest = max(entry)
+                newest = first
         looks += 1000
     result.send((looks, news, early, wrong[:3]))
 
