@@ -7,6 +7,7 @@ each state of the sources has a folder of its own, named by a hash of all module
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import platform
@@ -23,7 +24,10 @@ from numba.core.ccallback import CFunc
 from numba.core.sigutils import normalize_signature
 
 PACKAGE = Path(__file__).parents[1]
-SOURCES = ("queues.py", "kernels/*.py", "kv/*.py", "models/cpu_*.py", "models/intrinsics.py", "models/sampling.py", "sim/*.py")
+SOURCES = (
+    *("queues.py", "page_hash.py", "kernels/*.py", "kv/*.py", "models/cpu_*.py", "models/intrinsics.py", "models/sampling.py"),
+    "sim/*.py",
+)
 KEPT = 8  # states of the sources; the ones used longest ago go first
 
 
@@ -62,7 +66,24 @@ def _numba_cache_in(folder: Path) -> Iterator[None]:
         numba.config.CACHE_DIR = before
 
 
-class _KeyedCache(FunctionCache):
+class _SharedCache(FunctionCache):
+    """Numba's cache of one function's variants, for processes that fill it at the same time."""
+
+    def _save_overload(self, signature: Any, data: Any) -> None:
+        # Numba looks for a free number, then takes it: two processes would take the same one, and one's code be loaded for the
+        # other's.
+        with open(Path(self.cache_path) / "lock", "a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            super()._save_overload(signature, data)
+
+    def _load_overload(self, signature: Any, target: Any) -> Any:
+        try:
+            return super()._load_overload(signature, target)
+        except Exception:  # whatever a damaged file leads to; it is compiled again, and overwritten
+            return None
+
+
+class _KeyedCache(_SharedCache):
     """A cache whose user says what tells one closure from another: Numba compares pickles of what they hold, and those of
     intrinsics differ from process to process."""
 
@@ -82,12 +103,9 @@ def cached_njit(function: Callable[..., Any], key: tuple[Any, ...] | None = None
     folder = cache_folder()
     compiled = njit(**options)(function)
     if folder is not None:
-        # A folder for each key: Numba numbers the files of one function's variants, and two processes that save different ones at
-        # the same time take the same number, so that later one is loaded for the other.
-        with _numba_cache_in(folder if key is None else folder / "-".join(map(str, key))):
+        with _numba_cache_in(folder):
             compiled.enable_caching()
-            if key is not None:
-                compiled._cache = _KeyedCache(function, key)
+            compiled._cache = _SharedCache(function) if key is None else _KeyedCache(function, key)
     return compiled
 
 

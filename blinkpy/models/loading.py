@@ -76,8 +76,11 @@ class Loader:
         self._closing.close()
 
     def add(self, name: str, stored: StoredTensor, target: torch.Tensor) -> None:
-        """Load a tensor into another one of its shape: contiguous, of any float dtype, and not in use by the device."""
+        """Load a tensor into another one of its shape: contiguous, of any float dtype. What the current stream was given before
+        comes first."""
         dtype, flat = STORED_DTYPES[stored.dtype], target.view(-1)
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(target.device))
         file = self._open(stored.path)
         step = self._piece_bytes // dtype.itemsize
         for begin in range(0, flat.numel(), step):
