@@ -37,6 +37,33 @@ def serving(found: dict[str, Document]) -> str:
     return "\n".join(parts)
 
 
+def claim(found: dict[str, Document]) -> str:
+    """In three lines what neighbours on the host do to each system at the headline rate, of the first model that has it; empty
+    if none has."""
+    for title, file in found.items():
+        document = file.get("results", {})
+        lines = [line for name in (OURS, PEER) if document and (line := endurance(document, name))]
+        if len(lines) == 2:
+            neighbours = max(cell["load"]["per_core"] for cell in document["cells"])
+            text = paragraph(
+                f"{HEADLINE_RATE:g} requests/s of Azure conversation lengths on one {document['gpu'].get('gpu', 'GPU')}, {title}'s",
+                f"shape, without and with {neighbours} CPU-hungry neighbours on each of the host's cores:",
+            )
+            return "\n".join([*text, "", *lines, ""])
+    return ""
+
+
+def endurance(document: Document, name: str) -> str:
+    """P99 TPOT and throughput of a system without and with neighbours."""
+    words = []
+    for title, unit in (("P99 TPOT", "ms"), ("P99 TTFT", "ms"), ("throughput", "tokens/s")):
+        values = [series(document, name, mode, FIGURES[title][1]).get(HEADLINE_RATE) for mode in MODES]
+        if not all(values):
+            return ""
+        words.append(f"{title} {word(values[0])} → {word(values[1])} {unit}")
+    return f"- {name}: {', '.join(words)}"
+
+
 def model(title: str, file: Document) -> str:
     """One model: where it was measured, closed loops, the headline rate, ratios, where blinkpy is behind."""
     document = file["results"]

@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.common import RESULTS, ROOT, UsageError, main, save_figure
 from benchmarks.paper_report import draw, summary
-from benchmarks.serving_tables import paragraph, percent, serving
+from benchmarks.serving_tables import claim, paragraph, percent, serving
 
 Document = dict[str, Any]
 PAGES = (ROOT / "README.md", RESULTS / "README.md")
@@ -135,6 +135,7 @@ def files(results: Results) -> str:
 
 
 PARTS: dict[str, Callable[[Results], str]] = {
+    "claim": lambda results: claim({title: results.read(f"paper-{name}") for name, title in SHAPES.items()}),
     "decode": decode,
     "serving": lambda results: serving({title: results.read(f"paper-{name}") for name, title in SHAPES.items()}),
     "cpu": cpu,

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.common import RESULTS, ROOT, UsageError
 from benchmarks.paper_report import summary
-from benchmarks.serving_tables import behind, serving
+from benchmarks.serving_tables import behind, claim, serving
 from benchmarks.tables import PAGES, Results, files, rewritten
 
 
@@ -98,6 +98,13 @@ def test_serving_tables() -> None:
     assert "differ by at most: median TTFT 5.0 %, median TPOT 5.0 %, throughput 1.0 %" in text
     assert "idle server: blinkpy 120 W (70 W before its start), vllm 120 W" in text
     assert "En under load, next to another server: not measured yet." in text
+
+
+def test_claim() -> None:
+    text = claim({"En": {}, "Em": document(CELLS)})
+    assert "one G, Em's shape, without and with 8 CPU-hungry neighbours" in " ".join(text.split())
+    assert "- vllm: P99 TPOT 36 → 120 ms, P99 TTFT 36 → 120 ms, throughput 1,000 → 900 tokens/s\n" in text
+    assert claim({"En": {}, "Em": document([one for one in CELLS if one["cell"]["mode"] == "isolated"])}) == ""
 
 
 def test_what_is_worse_is_said() -> None:
