@@ -46,8 +46,8 @@ def claim(found: dict[str, Document]) -> str:
         if len(lines) == 2:
             neighbours = max(cell["load"]["per_core"] for cell in document["cells"])
             text = paragraph(
-                f"{HEADLINE_RATE:g} requests/s of Azure conversation lengths on one {document['gpu'].get('gpu', 'GPU')}, {title}'s",
-                f"shape, without and with {neighbours} CPU-hungry neighbours on each of the host's cores:",
+                f"{HEADLINE_RATE:g} requests/s of Azure conversation lengths on one {document['gpu'].get('gpu', 'GPU')},",
+                f"{title}'s shape, without and with {neighbours} CPU-hungry neighbours on each of the host's cores:",
             )
             return "\n".join([*text, "", *lines, ""])
     return ""
