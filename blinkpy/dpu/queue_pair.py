@@ -277,6 +277,7 @@ class QueuePair:
         Entries are consumed in order, so that of a request that has ended, and those before it, are: a transport whose
         reads take a while may not know yet.
         """
+        # Relies on O2 of docs/verification.md: what lies before the head was read, so it may be written over.
         head = max(self.transport.read_pair().sq_head, self._ended)
         if not self._sq_head <= head <= self._sq_tail:
             raise EngineLost(f"the engine says that it consumed {head} entries, of {self._sq_head} to {self._sq_tail}")
@@ -290,6 +291,7 @@ class QueuePair:
         """Ask the engine to drop a request. Its final completion still comes; after that one, this does nothing."""
         if self._live[request.slot] is request and not request.cancelled:
             request.cancelled = True
+            # Keeps O7 of docs/verification.md: the word names the request, whose id is used once.
             self.transport.write_cancel(request.slot, request.request_id)
 
     def poll(self) -> list[Event]:
@@ -307,7 +309,7 @@ class QueuePair:
             count = 0
             asked: list[tuple[InFlight, int]] = []  # requests with records, and where in this window
             for word in words:
-                if word >> LAP_SHIFT != lap:
+                if word >> LAP_SHIFT != lap:  # relies on O3 of docs/verification.md: an older word has an older lap
                     break
                 count += 1
                 slot = word & SLOT_MASK
@@ -331,6 +333,7 @@ class QueuePair:
                 break
         if position != start:
             self._cq_position = position
+            # Keeps O4 of docs/verification.md: the head follows from the words that were read.
             self.transport.write_word(FRONT_CQ_HEAD, self._stamp(position))
         return events
 
