@@ -29,7 +29,8 @@ _MODULI = (HASH_MODULUS_1, HASH_MODULUS_2)
 class PageHasher:
     """Hashes the pages of prompts for one engine: see the module.
 
-    page_size: tokens, at most 256. multipliers: the engine's secrets, neither of them divisible by its modulus (ValueError).
+    page_size: tokens, at most 256. multipliers: the engine's secrets. (One that its modulus divides gives hashes of each page's
+    last token alone: for worlds in which hashes collide.)
 
     Page after page would be a loop in Python: hash = before * m**page_size + own. Divided by m**(tokens up to the page's end) the
     recurrence is a plain sum, so all pages are done at once; division is multiplication by the inverse, exact modulo a prime.
@@ -41,7 +42,8 @@ class PageHasher:
         self._weights = np.array([[pow(m, exponent, p) for m, p in columns] for exponent in reversed(range(page_size))])
         self._ones = self._weights.sum(axis=0)  # for the 1 that is added to each token
         self._step = [pow(m, page_size, p) for m, p in columns]
-        self._step_back = [pow(step, -1, p) for step, p in zip(self._step, _MODULI, strict=True)]
+        self._step_back = [pow(step, -1, p) if step else 0 for step, p in zip(self._step, _MODULI, strict=True)]
+        self._forgets = [column for column, step in enumerate(self._step) if step == 0]
         self._grow(FIRST_PAGES)
 
     def _grow(self, pages: int) -> None:
@@ -63,6 +65,7 @@ class PageHasher:
         sums = tokens[: count * size].astype(np.int64).reshape(count, size).dot(self._weights)  # < 2**24 * 2**31 * 2**8
         sums += self._ones
         sums %= moduli
+        alone = sums[:, self._forgets] if self._forgets else None
         sums *= self._down[:count]
         sums %= moduli
         if cache_salt and count:
@@ -71,6 +74,8 @@ class PageHasher:
         sums %= moduli
         sums *= self._up[:count]
         sums %= moduli
+        if alone is not None:
+            sums[:, self._forgets] = alone
         return sums[:, 0] << HASH_SHIFT | sums[:, 1]
 
 
