@@ -32,6 +32,7 @@ import triton
 import triton.language as tl
 
 from blinkpy.kernels import activation, attention, moe, norm, prefill, rope, sampling
+from blinkpy.kernels.decode_plan import DecodeWorkspace, plan_decode
 from blinkpy.kernels.expert_config import ExpertShape, ExpertTable
 from blinkpy.kernels.expert_gemv import GEMV_TOKENS, expert_gemv
 from blinkpy.kernels.experts import experts
@@ -200,8 +201,8 @@ class Bench:
         counts = header(rows, rows, rows)
         q, out = rand(rows, model.heads, model.head_dim), rand(rows, model.heads * model.head_dim)
         processors = torch.cuda.get_device_properties(0).multi_processor_count
-        plan = attention.plan_decode(rows, model.kv_heads, max(context, 8192), processors)
-        workspace = attention.DecodeWorkspace.allocate({rows: plan}, model.heads, model.kv_heads, model.head_dim, "cuda")
+        plan = plan_decode(rows, model.kv_heads, max(context, 8192), processors)
+        workspace = DecodeWorkspace.allocate({rows: plan}, model.heads, model.kv_heads, model.head_dim, "cuda")
 
         def ours() -> None:
             for k, v in caches:

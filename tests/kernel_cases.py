@@ -16,7 +16,8 @@ from torch import Tensor
 
 from blinkpy import queues
 from blinkpy.kernels.activation import swiglu
-from blinkpy.kernels.attention import DecodePlan, DecodeWorkspace, NewTokens, decode_attention
+from blinkpy.kernels.attention import NewTokens, decode_attention
+from blinkpy.kernels.decode_plan import DecodePlan, DecodeWorkspace
 from blinkpy.kernels.embedding import embed
 from blinkpy.kernels.expert_config import ExpertConfig
 from blinkpy.kernels.expert_gemv import expert_gemv

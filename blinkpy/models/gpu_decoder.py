@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from blinkpy.kernels.attention import DecodePlan, DecodeWorkspace, NewTokens, decode_attention, plan_decode
+from blinkpy.kernels.attention import NewTokens, decode_attention
+from blinkpy.kernels.decode_plan import DecodePlan, DecodeWorkspace, plan_decode
 from blinkpy.kernels.embedding import embed
 from blinkpy.kernels.expert_config import ExpertConfig, ExpertShape, ExpertTable
 from blinkpy.kernels.expert_gemv import GEMV_TOKENS, expert_gemv

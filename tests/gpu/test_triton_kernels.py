@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from blinkpy.kernels.attention import DecodePlan, plan_decode
+from blinkpy.kernels.decode_plan import DecodePlan, plan_decode
 from blinkpy.kernels.expert_config import ExpertShape, ExpertTable, default_expert_config
 from blinkpy.kernels.expert_gemv import GEMV_TOKENS
 from blinkpy.kernels.linear_config import LinearConfig, LinearTable, default_config

@@ -25,7 +25,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from blinkpy.kernels import activation, attention, embedding, linear, logprobs, moe, norm, prefill, rope, sampling
+from blinkpy.kernels import activation, attention, decode_plan, embedding, linear, logprobs, moe, norm, prefill, rope, sampling
 from blinkpy.kernels.cubin import SHARED_MEMORY_LIMIT, read_cubin
 from blinkpy.kernels.expert_config import ExpertShape, ExpertTable
 from blinkpy.kernels.expert_gemv import GEMV_TOKENS, expert_gemv
@@ -186,8 +186,8 @@ def launches(model: Shape, tokens: int, rows: int, mixed: bool, pdl: bool) -> It
     yield lambda: rope.rope_and_cache(
         qkv, angles, angles, ids, ids, cache, cache, counts, heads=model.heads, norms=norms, pdl=pdl
     )
-    plan = attention.plan_decode(rows, model.kv_heads, 8192, SM_COUNT, dtype)
-    workspace = attention.DecodeWorkspace.allocate({rows: plan}, model.heads, model.kv_heads, model.head_dim, "meta")
+    plan = decode_plan.plan_decode(rows, model.kv_heads, 8192, SM_COUNT, dtype)
+    workspace = decode_plan.DecodeWorkspace.allocate({rows: plan}, model.heads, model.kv_heads, model.head_dim, "meta")
     new = None if mixed else attention.NewTokens(qkv, angles, angles, ids, norms)
     yield lambda: attention.decode_attention(
         q, cache, cache, table, slots, slots, counts, mixed_heads, workspace, plan, rows=rows, scale=scale, new=new, pdl=pdl

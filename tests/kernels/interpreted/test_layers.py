@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from blinkpy.kernels.attention import DecodePlan
+from blinkpy.kernels.decode_plan import DecodePlan
 
 CPU = "cpu"
 both_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
