@@ -71,12 +71,13 @@ class System:
     extra: str = ""
 
 
+DPU_PART = r"blinkpy\.serving\.children frontend|blinkpy\.dpu\.worker"
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "DO_NOT_TRACK": "1"}
 SYSTEMS = {
     system.name: system
     for system in (
-        System("blinkpy", BLINKPY, front_end=r"blinkpy\.serve frontend|blinkpy\.dpu\.worker"),
-        System("blinkpy-host", BLINKPY + " --control host", front_end=r"blinkpy\.serve frontend|blinkpy\.dpu\.worker"),
+        System("blinkpy", BLINKPY, front_end=DPU_PART),
+        System("blinkpy-host", BLINKPY + " --control host", front_end=DPU_PART),
         System("vllm", VLLM, front_end=r"vllm\.entrypoints|APIServer", environment={**OFFLINE, "VLLM_NO_USAGE_STATS": "1"}),
         System("sglang", SGLANG, front_end=r"sglang\.launch_server|detokenizer", environment=OFFLINE),
         System("tensorrt-llm", TENSORRT, dummy="", front_end=r"trtllm-serve", environment=OFFLINE),

@@ -11,7 +11,6 @@ import reference
 import torch
 from paged_batch import PagedBatches, Sequence
 
-from blinkpy import queues
 from blinkpy.kernels.linear_config import LinearConfig, LinearTable
 from blinkpy.kv.arrays import map_arrays
 from blinkpy.kv.state import DECODE_ROWS, ROWS, TOKENS, Batch, Requests
@@ -21,6 +20,7 @@ from blinkpy.models.cache import PagedCache
 from blinkpy.models.gpu_step import GpuStep
 from blinkpy.models.step import CpuStep
 from blinkpy.models.weights import load_weights
+from blinkpy.queues import layout as queues
 
 PAGE, ROWS_AT_MOST, TOKENS_AT_MOST = 16, 8, 64
 READ = ("page_table", "entry", "tokens", "prompt_length")  # of the requests, by a step

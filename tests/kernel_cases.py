@@ -14,7 +14,6 @@ import reference
 import torch
 from torch import Tensor
 
-from blinkpy import queues
 from blinkpy.kernels.activation import swiglu
 from blinkpy.kernels.attention import NewTokens, decode_attention
 from blinkpy.kernels.decode_plan import DecodePlan, DecodeWorkspace
@@ -30,6 +29,7 @@ from blinkpy.kernels.norm import last_token_norm, rms_norm
 from blinkpy.kernels.prefill import prefill_attention
 from blinkpy.kernels.rope import rope_and_cache
 from blinkpy.kernels.sampling import SamplingWorkspace, sample
+from blinkpy.queues import layout as queues
 
 LIMITS = {torch.bfloat16: 1e-2, torch.float32: 1e-4}
 """Largest relative error by storage dtype."""
