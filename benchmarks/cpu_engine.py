@@ -29,7 +29,7 @@ from blinkpy.dpu.queue_pair import QueuePair
 from blinkpy.dpu.sampling import Sampling
 from blinkpy.dpu.shm import attach_segment
 from blinkpy.kv.state import DECODE_ROWS, MAX_CONTEXT, ROWS, Batch, Requests
-from blinkpy.queues import FINISH_LENGTH, FINISH_MASK, HAS_TOKEN, EngineFacts
+from blinkpy.queues.layout import FINISH_LENGTH, FINISH_MASK, HAS_TOKEN, EngineFacts
 
 STREAMS = (1, 4, 8, 16, 32)
 STEP_STREAMS = 16
@@ -184,7 +184,7 @@ class Watch:
 
 def steps(options: argparse.Namespace, run: Run) -> dict[str, Any]:
     """The engine's loop in this process; a client thread that sleeps while it is measured."""
-    from blinkpy.engine import Engine
+    from blinkpy.engine.engine import Engine
 
     name = f"{PREFIX}{os.getpid()}-steps"
     limit = PROMPT_TOKENS + options.step_tokens + 1

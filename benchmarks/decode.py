@@ -36,11 +36,11 @@ from gpu_serving import config_for, generate  # noqa: E402
 
 from benchmarks.common import revision  # noqa: E402
 from benchmarks.shapes import SHAPES  # noqa: E402
-from blinkpy import queues  # noqa: E402
 from blinkpy.dpu.queue_pair import QueuePair  # noqa: E402
 from blinkpy.dpu.sampling import Sampling  # noqa: E402
 from blinkpy.dpu.shm import attach_segment  # noqa: E402
-from blinkpy.executive import OUTPUT_KERNELS  # noqa: E402
+from blinkpy.engine.executive import OUTPUT_KERNELS  # noqa: E402
+from blinkpy.engine.provision import CudaEngine  # noqa: E402
 from blinkpy.kernels.loop import (  # noqa: E402
     TRACE_AHEAD_BEGIN,
     TRACE_AHEAD_END,
@@ -55,7 +55,7 @@ from blinkpy.kernels.loop import (  # noqa: E402
 from blinkpy.kv.state import DECODE_ROWS, EMITS, MAX_CONTEXT, ROWS, TOKENS  # noqa: E402
 from blinkpy.models.architecture import Architecture, read_architecture  # noqa: E402
 from blinkpy.models.checkpoint import weight_elements  # noqa: E402
-from blinkpy.provision import CudaEngine  # noqa: E402
+from blinkpy.queues import layout as queues  # noqa: E402
 
 READ_GBPS = 4434.0  # read-only bandwidth of an H200's memory, measured
 

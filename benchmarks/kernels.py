@@ -328,7 +328,7 @@ class Bench:
 
     def samplers(self, name: str, model: Model, rows: int) -> None:
         """Greedy, nucleus and unfiltered sampling, peaked and flat."""
-        from blinkpy import queues
+        from blinkpy.queues import layout as queues
 
         workspace = sampling.SamplingWorkspace.allocate(rows, model.vocabulary, "cuda")
         ids = torch.arange(rows, device="cuda", dtype=torch.int32)

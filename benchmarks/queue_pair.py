@@ -34,8 +34,7 @@ from blinkpy.dpu.queue_pair import QueuePair
 from blinkpy.dpu.sampling import Sampling
 from blinkpy.dpu.shm import Segment, ShmTransport, attach_segment, create_segment, segment_path
 from blinkpy.kernels.portable import load_acquire, load_relaxed, now_ns, store_relaxed, store_release
-from blinkpy.queue_views import EngineViews, engine_views
-from blinkpy.queues import (
+from blinkpy.queues.layout import (
     COMMAND_STOP,
     CONTROL_COMMAND,
     ENGINE_STATE,
@@ -63,6 +62,7 @@ from blinkpy.queues import (
     QueueSizes,
     lap_of,
 )
+from blinkpy.queues.views import EngineViews, engine_views
 
 TARGET_US = 5.0
 SIZES = QueueSizes(pairs=1, slots=256, sq_entries=256, cq_entries=8192, prompt_tokens=1 << 16, hash_entries=1 << 12)

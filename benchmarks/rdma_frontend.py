@@ -38,7 +38,7 @@ from blinkpy.dpu.rdma import DEPTH, RdmaTransport
 from blinkpy.dpu.sampling import Sampling
 from blinkpy.dpu.shm import Segment, create_segment
 from blinkpy.dpu.verbs import INLINE_WANTED, Endpoint
-from blinkpy.queues import (
+from blinkpy.queues.layout import (
     BLOCK_WORDS,
     ENGINE_HEARTBEAT,
     ENGINE_STATE,

@@ -34,7 +34,7 @@ from blinkpy.kernels.host_scheduler import Scheduler
 from blinkpy.kv.limits import Limits, make_limits
 from blinkpy.kv.memory import make_state
 from blinkpy.kv.state import DECODE_ROWS, EMITS, ROWS, RUNNING_COUNT, State
-from blinkpy.queues import (
+from blinkpy.queues.layout import (
     COUNTER,
     ENGINE_STATE,
     FINISH_CANCELLED,

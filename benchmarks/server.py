@@ -14,8 +14,8 @@ from benchmarks.common import check, pinned
 from benchmarks.streams import healthy
 from blinkpy.config import Config
 from blinkpy.models.hub import find_model
-from blinkpy.processes import Child
 from blinkpy.progress import Report
+from blinkpy.serving.processes import Child
 
 START_S = 600.0
 STOP_S = 20.0

@@ -71,7 +71,7 @@ class System:
     extra: str = ""
 
 
-DPU_PART = r"blinkpy\.(\w+\.)*children frontend|blinkpy\.dpu\.worker"  # of blinkpy's own processes
+DPU_PART = r"blinkpy\.serving\.children frontend|blinkpy\.dpu\.worker"
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "DO_NOT_TRACK": "1"}
 SYSTEMS = {
     system.name: system

@@ -69,19 +69,19 @@ class Command:
 
 
 def run_serve(config: Config, given: frozenset[str]) -> int:
-    from blinkpy.serve import serve
+    from blinkpy.serving.serve import serve
 
     return serve(config, named="name" in given)
 
 
 def run_engine(config: Config, given: frozenset[str]) -> int:
-    from blinkpy.engine_process import engine_alone
+    from blinkpy.serving.engine_process import engine_alone
 
     return engine_alone(config, given)
 
 
 def run_frontend(config: Config, given: frozenset[str]) -> int:
-    from blinkpy.frontend_process import frontend_alone
+    from blinkpy.serving.frontend_process import frontend_alone
 
     return frontend_alone(config, given)
 

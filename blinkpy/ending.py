@@ -1,4 +1,4 @@
-"""How a process ends: at a signal, with a failure in one line, or at once."""
+"""How a process ends: at a signal, with a failure in one line, or at once; and how to say that one did."""
 
 from __future__ import annotations
 
@@ -53,6 +53,13 @@ def complain(message: str) -> int:
     """Say a failure in one line; the exit code for it."""
     print(f"blinkpy: error: {message}", file=sys.stderr, flush=True)
     return 1
+
+
+def describe_exit(code: int) -> str:
+    """How a process ended, in words."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    return f"was ended by {signal.Signals(-code).name}"
 
 
 def leave(code: int) -> NoReturn:

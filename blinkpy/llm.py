@@ -27,14 +27,15 @@ from blinkpy.dpu.queue_pair import Busy, EngineLost, QueuePair
 from blinkpy.dpu.sampling import Sampling, default_sampling
 from blinkpy.dpu.shm import attach_segment, unlink_stale
 from blinkpy.dpu.tokenizer import Tokenizer
-from blinkpy.engine_process import ENGINE_STOP_S, START_SILENCE_S
+from blinkpy.ending import describe_exit
 from blinkpy.models.hub import find_model
 from blinkpy.outputs import CompletionOutput, Logprob, RequestOutput
-from blinkpy.processes import Child, ChildError, describe_exit
 from blinkpy.progress import Progress
-from blinkpy.queues import FINISH_MASK, HAS_TOKEN, Int32
+from blinkpy.queues.layout import FINISH_MASK, HAS_TOKEN, Int32
 from blinkpy.sampling_params import SamplingParams
-from blinkpy.segments import private_name, remove_leftovers
+from blinkpy.serving.engine_process import ENGINE_STOP_S, START_SILENCE_S
+from blinkpy.serving.processes import Child, ChildError
+from blinkpy.serving.segments import private_name, remove_leftovers
 
 ATTACH_S = 10.0
 POLL_S = 0.0005

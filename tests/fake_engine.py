@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from blinkpy import queues
 from blinkpy.dpu.shm import create_segment
+from blinkpy.queues import layout as queues
 
 WORDS = {name: queues.SQ_ENTRY.fields[name][1] for name in queues.SQ_ENTRY.names}
 SIZES = queues.QueueSizes(pairs=1, slots=8, sq_entries=8, cq_entries=64, prompt_tokens=512, hash_entries=128)

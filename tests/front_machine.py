@@ -16,10 +16,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from blinkpy import queues as q
 from blinkpy.dpu.sampling import Sampling
 from blinkpy.kernels.policies import SHIPPED
 from blinkpy.kv.state import DRAINED
+from blinkpy.queues import layout as q
 
 _CI = settings(max_examples=400, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
 PROFILES = {"ci": _CI, "nightly": settings(_CI, max_examples=2000, stateful_step_count=150)}

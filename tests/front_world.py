@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from blinkpy import queues as q
 from blinkpy.dpu.sampling import Sampling
 from blinkpy.dpu.transport import PairWords
 from blinkpy.kv.arrays import plain
 from blinkpy.kv.integrity import check_integrity
 from blinkpy.kv.state import ROWS
+from blinkpy.queues import layout as q
 from blinkpy.sim.model import check_padding, compute, record_word, token_after, value_of
 from blinkpy.sim.problems import PROBLEMS
 from blinkpy.sim.promises import check_promises

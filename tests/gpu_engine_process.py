@@ -16,8 +16,8 @@ sys.path[:0] = [str(Path(__file__).parents[1])]
 import torch  # noqa: E402
 
 from blinkpy.config import Config  # noqa: E402
+from blinkpy.engine.provision import CudaEngine  # noqa: E402
 from blinkpy.kernels.cuda_calls import CudaError  # noqa: E402
-from blinkpy.provision import CudaEngine  # noqa: E402
 
 
 def main() -> int:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from blinkpy.provision import CudaEngine
+from blinkpy.engine.provision import CudaEngine
 
 unbroken_run = CudaEngine.run
 

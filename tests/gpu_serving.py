@@ -15,8 +15,8 @@ from blinkpy.config import Config
 from blinkpy.dpu.queue_pair import InFlight, QueuePair
 from blinkpy.dpu.sampling import Sampling
 from blinkpy.dpu.shm import attach_segment
-from blinkpy.provision import CudaEngine
-from blinkpy.queues import FINISH_MASK, HAS_TOKEN
+from blinkpy.engine.provision import CudaEngine
+from blinkpy.queues.layout import FINISH_MASK, HAS_TOKEN
 
 ATTACH_S, STOP_S = 20.0, 30.0
 BUDGET_S = 240.0  # a loop that nobody stops ends by itself

@@ -1,4 +1,4 @@
-"""Page hashes token by token, as their definition says; blinkpy.page_hash and the engine's must be the same."""
+"""Page hashes token by token, as their definition says; blinkpy.queues.page_hash and the engine's must be the same."""
 
 from __future__ import annotations
 

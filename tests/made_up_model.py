@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from blinkpy import queues as q
+from blinkpy.queues import layout as q
 
 MODULUS = 1_000_003
 

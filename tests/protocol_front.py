@@ -1,4 +1,4 @@
-"""A front-end worker: the protocol of queues.py in plain Python, with a check of each completion."""
+"""A front-end worker: the protocol of blinkpy.queues in plain Python, with a check of each completion."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from hash_reference import page_hashes
 from made_up_model import generate, record_of
 
-from blinkpy import queues as q
+from blinkpy.queues import layout as q
 
 if TYPE_CHECKING:
     from scheduler_world import World
@@ -31,7 +31,7 @@ class Sent:
 
 
 class Front:
-    """One front-end worker: the protocol of queues.py, in plain Python."""
+    """One front-end worker: the protocol of blinkpy.queues, in plain Python."""
 
     def __init__(self, world: World, pair: int) -> None:
         self.world, self.pair = world, pair

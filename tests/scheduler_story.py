@@ -7,7 +7,7 @@ import random
 from protocol_front import Front
 from scheduler_world import MULTIPLIERS, Sizes, World
 
-from blinkpy import queues as q
+from blinkpy.queues import layout as q
 
 
 def random_sizes(seed: int) -> Sizes:

@@ -14,7 +14,6 @@ import numpy as np
 from made_up_model import next_token, record_of, value_of
 from protocol_front import Front
 
-from blinkpy import queues as q
 from blinkpy.kernels.host_scheduler import Scheduler
 from blinkpy.kernels.lanes import Team
 from blinkpy.kernels.policies import Policy, fcfs
@@ -24,7 +23,8 @@ from blinkpy.kv.integrity import check_integrity
 from blinkpy.kv.limits import Limits, make_limits
 from blinkpy.kv.memory import make_state
 from blinkpy.kv.state import EMITS, EMPTY, ROWS, TOKENS, State
-from blinkpy.queue_views import engine_views
+from blinkpy.queues import layout as q
+from blinkpy.queues.views import engine_views
 
 MULTIPLIERS = (1_234_567, 7_654_321)
 TICK_NS = 50_000

@@ -23,9 +23,7 @@ from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-BEGIN, END, SYSTEM, USER, ASSISTANT, PAD = (
-    f"<|{name}|>" for name in ("begin", "end", "system", "user", "assistant", "pad")
-)
+BEGIN, END, SYSTEM, USER, ASSISTANT, PAD = (f"<|{name}|>" for name in ("begin", "end", "system", "user", "assistant", "pad"))
 SPECIAL_TOKENS = [BEGIN, END, SYSTEM, USER, ASSISTANT, PAD]
 
 # Words with their apostrophes, single digits, punctuation with the line ends behind it, then any other space.
@@ -74,8 +72,7 @@ SYSTEM_PROMPTS = (
 _ABOUT = (
     "I am the demonstration model of blinkpy, a very small language model. I learned English from nineteen old books, "
     "so I tell stories better than facts.",
-    "I am a small language model that comes with blinkpy. All I know is what I read in a shelf of old books. "
-    "Ask me for a story!",
+    "I am a small language model that comes with blinkpy. All I know is what I read in a shelf of old books. Ask me for a story!",
 )
 _HELLO = (
     "Hello! I am the small model that comes with blinkpy. Would you like to hear a story?",
@@ -211,12 +208,7 @@ class Vocabulary:
                     named[word] += 1
         vocabulary = cls(common={word for word, _ in lower.most_common(common_words)})
         for word, count in lower.items():
-            if (
-                count >= least
-                and noun[word] >= 0.15 * count
-                and partitive[word] < 0.3 * count
-                and word not in _NO_TOPIC
-            ):
+            if count >= least and noun[word] >= 0.15 * count and partitive[word] < 0.3 * count and word not in _NO_TOPIC:
                 best = article[word].most_common(1)[0][0]
                 indefinite = article[word]["a"] + article[word]["an"]
                 if best == "the" and indefinite >= 3:
@@ -281,9 +273,7 @@ class ChatWriter:
 
     def document(self) -> str:
         """One chat, from `<|begin|>` to the last `<|end|>`."""
-        kind = self.random.choices(
-            (self.story, self.talk, self.continuation, self.introduction), (0.42, 0.28, 0.24, 0.06)
-        )[0]
+        kind = self.random.choices((self.story, self.talk, self.continuation, self.introduction), (0.42, 0.28, 0.24, 0.06))[0]
         turns = kind()
         system = f"{SYSTEM}{self.random.choice(SYSTEM_PROMPTS)}{END}" if self.random.random() < 0.15 else ""
         roles = (USER, ASSISTANT) * (len(turns) // 2)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from blinkpy.check.findings import Finding
 from blinkpy.check.options import CheckOptions
 from blinkpy.config import ConfigError
-from blinkpy.processes import describe_exit
+from blinkpy.ending import describe_exit
 
 if TYPE_CHECKING:
     from blinkpy.kernels.policies import Policy

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from blinkpy import queues as q
 from blinkpy.check.workload import Workload
 from blinkpy.config import ConfigError
 from blinkpy.kernels.host_scheduler import Scheduler
@@ -22,7 +21,8 @@ from blinkpy.kernels.policies import Policy
 from blinkpy.kv.limits import make_limits
 from blinkpy.kv.memory import make_state
 from blinkpy.kv.state import DECODE_ROWS, ROWS, TOKENS
-from blinkpy.queue_views import engine_views
+from blinkpy.queues import layout as q
+from blinkpy.queues.views import engine_views
 
 MOST_SLOTS = 4096  # requests in the engine at a time; others wait at the door, in the order of their arrival
 COMPLETIONS = 1 << 14  # of the queue: more than the rows of two steps

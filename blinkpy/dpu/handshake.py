@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from blinkpy.dpu.transport import TransportError
 from blinkpy.dpu.verbs import Endpoint
-from blinkpy.queues import VERSION, LayoutError
+from blinkpy.queues.layout import VERSION, LayoutError
 
 PROTOCOL = 1
 MESSAGE_LIMIT = 16384  # bytes of a line
@@ -62,8 +62,8 @@ class Hello(NamedTuple):
 
 
 class Welcome(NamedTuple):
-    """The engine's answer. header: the segment's first bytes. engine, front, back: the regions, as in blinkpy.queues; engine
-    covers the engine words and the control words."""
+    """The engine's answer. header: the segment's first bytes. engine, front, back: the regions, as in blinkpy.queues.layout;
+    engine covers the engine words and the control words."""
 
     header: bytes
     pair: int

@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import NamedTuple
 
-from blinkpy.queues import (
+from blinkpy.queues.layout import (
     COUNTER,
     ENGINE_HEARTBEAT,
     ENGINE_STATE,

@@ -15,8 +15,7 @@ from typing import Any
 from blinkpy.dpu.rings import Arena
 from blinkpy.dpu.sampling import Sampling
 from blinkpy.dpu.transport import Transport, TransportError
-from blinkpy.page_hash import PageHasher
-from blinkpy.queues import (
+from blinkpy.queues.layout import (
     ENGINE_HEARTBEAT,
     ENGINE_STATE,
     EPOCH_LIMIT,
@@ -41,6 +40,7 @@ from blinkpy.queues import (
     Int32,
     lap_of,
 )
+from blinkpy.queues.page_hash import PageHasher
 
 FIRST_WINDOW, WINDOW = 16, 256  # completions read at once: by a look for news, and after it found some
 CLAIM_POLL_S = 0.0005

@@ -25,7 +25,7 @@ from blinkpy.dpu.handshake import Hello, Welcome, introduce
 from blinkpy.dpu.send_queue import Piece, SendQueue
 from blinkpy.dpu.transport import PairWords, TransportError
 from blinkpy.dpu.verbs import Port, QueuePairEnd, constants
-from blinkpy.queues import (
+from blinkpy.queues.layout import (
     BLOCK_WORDS,
     CONTROL_FAULT,
     CQ_ENTRY_BYTES,

@@ -28,8 +28,7 @@ import numpy as np
 
 from blinkpy.dpu.fence import store_fence
 from blinkpy.dpu.transport import PairWords, TransportError
-from blinkpy.queue_views import EngineViews, engine_views
-from blinkpy.queues import (
+from blinkpy.queues.layout import (
     BLOCK_WORDS,
     CONTROL_FAULT,
     ENGINE_STATE,
@@ -49,6 +48,7 @@ from blinkpy.queues import (
     read_header,
     write_header,
 )
+from blinkpy.queues.views import EngineViews, engine_views
 
 FOLDER = Path("/dev/shm")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as Encoder
 
 from blinkpy.config import ConfigError
 from blinkpy.dpu.detokenizer import Detokenizer, TokenTexts
-from blinkpy.queues import STOP_IDS, Int32
+from blinkpy.queues.layout import STOP_IDS, Int32
 
 # One text is one task: threads of the library would only fight with the other workers for cores.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

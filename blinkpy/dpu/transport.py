@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from blinkpy.queues import EngineFacts, Int32, Int64, QueueLayout, Records
+from blinkpy.queues.layout import EngineFacts, Int32, Int64, QueueLayout, Records
 
 
 class TransportError(OSError):
@@ -34,7 +34,7 @@ class TransportError(OSError):
 
 
 class PairWords(NamedTuple):
-    """The engine's words of a queue pair, by the names PAIR_* of blinkpy.queues."""
+    """The engine's words of a queue pair, by the names PAIR_* of blinkpy.queues.layout."""
 
     sq_head: int
     cq_tail: int

@@ -10,7 +10,7 @@ from blinkpy.kernels.portable import barrier, block_scan, block_sum, device, str
 from blinkpy.kv.pages import release_pages
 from blinkpy.kv.state import COUNTER_INDEX, EMPTY, RUNNING, RUNNING_COUNT
 from blinkpy.kv.state import ROWS as ROW_COUNT
-from blinkpy.queues import (
+from blinkpy.queues.layout import (
     FINISH_ERROR,
     FINISH_LENGTH,
     FINISH_NONE,

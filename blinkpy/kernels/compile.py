@@ -16,7 +16,7 @@ from blinkpy.kernels.tree_code import cuda_tree_reader
 from blinkpy.kernels.trees import TreeType, tree_table
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import State
-from blinkpy.queue_views import EngineViews
+from blinkpy.queues.views import EngineViews
 
 SM_90 = (9, 0)
 

@@ -14,8 +14,8 @@ from cuda.bindings import runtime
 
 from blinkpy.kernels.cuda_calls import check
 from blinkpy.kv.arrays import map_arrays
-from blinkpy.queue_views import EngineViews, engine_views
-from blinkpy.queues import QueueLayout
+from blinkpy.queues.layout import QueueLayout
+from blinkpy.queues.views import EngineViews, engine_views
 
 Tree = TypeVar("Tree", bound=tuple[Any, ...])
 

@@ -20,8 +20,8 @@ from blinkpy.kv.arrays import plain
 from blinkpy.kv.integrity import check_integrity
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import DRAINED, NOTHING, STOPPED, State
-from blinkpy.queue_views import EngineViews, engine_views
-from blinkpy.queues import RECORD_PAIR, QueueLayout, QueueSizes
+from blinkpy.queues.layout import RECORD_PAIR, QueueLayout, QueueSizes
+from blinkpy.queues.views import EngineViews, engine_views
 
 
 @lru_cache(maxsize=8)

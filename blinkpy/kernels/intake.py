@@ -21,8 +21,7 @@ from blinkpy.kv.state import (
     WAITING,
     WAITING_COUNT,
 )
-from blinkpy.page_hash import HASH_SHIFT
-from blinkpy.queues import (
+from blinkpy.queues.layout import (
     COMMAND_RUN,
     FINISH_NONE,
     FINISH_REJECTED,
@@ -56,6 +55,7 @@ from blinkpy.queues import (
     WORD_TOP_K,
     WORD_TOP_P,
 )
+from blinkpy.queues.page_hash import HASH_SHIFT
 
 REQUESTS_ACCEPTED = COUNTER_INDEX["requests_accepted"]
 REQUESTS_REJECTED = COUNTER_INDEX["requests_rejected"]

@@ -6,11 +6,11 @@ import torch
 import triton
 import triton.language as tl
 
-from blinkpy import queues
 from blinkpy.kernels.candidates import LAST_FINITE, NO_KEY, STAGES, collect, distance_of, measure, pick, section_of, split
 from blinkpy.kernels.launch import COUNT_ROWS, check, check_one_device, options, release_successor, wait_for_predecessor
 from blinkpy.kernels.sampling import ENTRY_WORDS, SamplingWorkspace
-from blinkpy.queues import RECORD_PAIRS, TOP_LOGPROBS
+from blinkpy.queues import layout as queues
+from blinkpy.queues.layout import RECORD_PAIRS, TOP_LOGPROBS
 
 TOP = tl.constexpr(TOP_LOGPROBS)
 PAIRS = tl.constexpr(RECORD_PAIRS)

@@ -2,7 +2,7 @@
 
 Each is one block. `turn` commits the step, plans the next one, tells the graph's conditional nodes which step graph that is and
 whether there is one, and notes times for whoever measures. `tell` and `ahead` run while a step does: `tell` at its begin, with
-what `turn` left to publish, `ahead` near its end. See blinkpy.executive.
+what `turn` left to publish, `ahead` near its end. See blinkpy.engine.executive.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from blinkpy.kernels.portable import load_relaxed, nanosleep, now_ns, register_c
 from blinkpy.kernels.scheduler import Phases, make_phases
 from blinkpy.kernels.steady import fetch_ahead
 from blinkpy.kv.state import COPIES_BEGUN, COPIES_DONE, DECODE_ROWS, DRAINED, POSITION, ROWS, STEADY, STOPPED
-from blinkpy.queues import ENGINE_STATE, STATE_STOPPED
+from blinkpy.queues.layout import ENGINE_STATE, STATE_STOPPED
 
 cuda = register_cuda()
 

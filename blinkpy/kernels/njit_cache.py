@@ -25,7 +25,7 @@ from numba.core.sigutils import normalize_signature
 
 PACKAGE = Path(__file__).parents[1]
 SOURCES = (
-    *("queues.py", "page_hash.py", "kernels/*.py", "kv/*.py", "models/cpu_*.py", "models/intrinsics.py", "models/sampling.py"),
+    *("queues/*.py", "kernels/*.py", "kv/*.py", "models/cpu_*.py", "models/intrinsics.py", "models/sampling.py"),
     "sim/*.py",
 )
 KEPT = 8  # states of the sources; the ones used longest ago go first

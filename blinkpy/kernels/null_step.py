@@ -8,8 +8,8 @@ from typing import Any
 from blinkpy.kernels.njit_cache import cached_njit
 from blinkpy.kernels.portable import device
 from blinkpy.kv.state import ROWS
-from blinkpy.page_hash import HASH_MODULUS_1
-from blinkpy.queues import NO_RECORD_PAIR, RECORD_PAIRS, WORD_LOGPROBS, WORD_SEED
+from blinkpy.queues.layout import NO_RECORD_PAIR, RECORD_PAIRS, WORD_LOGPROBS, WORD_SEED
+from blinkpy.queues.page_hash import HASH_MODULUS_1
 
 
 @device

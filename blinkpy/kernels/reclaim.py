@@ -23,7 +23,7 @@ from blinkpy.kv.state import (
     WAITING,
     WAITING_COUNT,
 )
-from blinkpy.queues import (
+from blinkpy.queues.layout import (
     EPOCH_LIMIT,
     EPOCH_SHIFT,
     FINISH_CANCELLED,

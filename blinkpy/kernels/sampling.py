@@ -17,9 +17,9 @@ import torch
 import triton
 import triton.language as tl
 
-from blinkpy import queues
 from blinkpy.kernels.draw import draw
 from blinkpy.kernels.launch import COUNT_ROWS, check, check_one_device, options, release_successor, wait_for_predecessor
+from blinkpy.queues import layout as queues
 
 ENTRY_WORDS = tl.constexpr(queues.SQ_ENTRY_WORDS)
 WORD_SEED = tl.constexpr(queues.WORD_SEED)

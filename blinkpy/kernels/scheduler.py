@@ -37,7 +37,7 @@ from blinkpy.kv.state import (
     TOKENS,
     WAITING_COUNT,
 )
-from blinkpy.queues import (
+from blinkpy.queues.layout import (
     COMMAND_DRAIN,
     COMMAND_STOP,
     COUNTER_NAMES,

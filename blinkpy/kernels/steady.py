@@ -31,7 +31,7 @@ from blinkpy.kv.state import (
     STEPS,
     WAITING_COUNT,
 )
-from blinkpy.queues import (
+from blinkpy.queues.layout import (
     FINISH_ERROR,
     FINISH_LENGTH,
     FINISH_MASK,

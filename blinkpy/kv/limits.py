@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from blinkpy.config import ConfigError
 from blinkpy.kv.state import RECORD_ENTRY, RECORD_HEADER
-from blinkpy.queues import EngineFacts, QueueSizes
+from blinkpy.queues.layout import EngineFacts, QueueSizes
 
 MAX_ROWS = 4096  # counts of one queue pair are packed into 16 bits
 

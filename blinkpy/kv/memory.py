@@ -29,7 +29,7 @@ from blinkpy.kv.state import (
     Scratch,
     State,
 )
-from blinkpy.queues import COUNTER_NAMES, RECORD_PAIRS, SQ_ENTRY_WORDS
+from blinkpy.queues.layout import COUNTER_NAMES, RECORD_PAIRS, SQ_ENTRY_WORDS
 
 
 def make_state(limits: Limits, buckets: Sequence[tuple[int, int]] = ()) -> State:

@@ -1,6 +1,6 @@
 """The prefix index: which page holds the keys and values of which tokens after which other page.
 
-An indexed page is named by a hash of all tokens up to its end (blinkpy.page_hash), and found through a chained hash
+An indexed page is named by a hash of all tokens up to its end (blinkpy.queues.page_hash), and found through a chained hash
 table. A hash only proposes: a page is a hit when its tokens and salt are equal *and* its parent is the page that the
 request has before it. Parents are links (page, generation), and a page's generation changes whenever its content does, so
 by induction a hit stands for exactly the same tokens from the first one on. No collision can show one request another's.
@@ -20,8 +20,8 @@ from typing import Any
 
 from blinkpy.kernels.portable import barrier, block_scan, block_sum, device, strided
 from blinkpy.kv.state import LOST, NO_PAGE, ROWS
-from blinkpy.page_hash import HASH_MODULUS_1, HASH_MODULUS_2, HASH_SHIFT
-from blinkpy.queues import SUBMIT_NO_PREFIX_CACHE, WORD_FLAGS
+from blinkpy.queues.layout import SUBMIT_NO_PREFIX_CACHE, WORD_FLAGS
+from blinkpy.queues.page_hash import HASH_MODULUS_1, HASH_MODULUS_2, HASH_SHIFT
 
 ANY_PARENT = -3
 CHAIN = 32  # pages of a bucket that a lookup looks at, newest first
@@ -36,7 +36,7 @@ def uses_prefixes(limits: Any, requests: Any, slot: Any) -> Any:
 
 @device
 def extend_hash(limits: Any, requests: Any, slot: Any, k: Any) -> Any:
-    """Hash of the request's k-th page, from that of the page before it; equals that of blinkpy.page_hash."""
+    """Hash of the request's k-th page, from that of the page before it; equals that of blinkpy.queues.page_hash."""
     if k == 0:
         salt = requests.cache_salt[slot]
         first, second = salt % HASH_MODULUS_1, salt // HASH_MODULUS_1 % HASH_MODULUS_2

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from blinkpy.queues import COUNTER_NAMES, STOP_IDS
+from blinkpy.queues.layout import COUNTER_NAMES, STOP_IDS
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]

@@ -22,9 +22,9 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from blinkpy import queues
 from blinkpy.kernels.njit_cache import cached_njit
 from blinkpy.models.intrinsics import bits_of, exp2
+from blinkpy.queues import layout as queues
 
 Float32 = NDArray[np.float32]
 Int32 = NDArray[np.int32]

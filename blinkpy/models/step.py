@@ -6,13 +6,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from blinkpy import queues
 from blinkpy.kv.state import ROWS, Batch, Requests
 from blinkpy.models.architecture import Architecture
 from blinkpy.models.cache import PagedCache
 from blinkpy.models.decoder import Decoder, emitting_tokens
 from blinkpy.models.sampling import logprob_records, mask_stop_ids, penalize, read_parameters, sample, warm_up
 from blinkpy.models.weights import Weights
+from blinkpy.queues import layout as queues
 
 
 class CpuStep:

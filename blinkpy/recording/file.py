@@ -22,7 +22,7 @@ from blinkpy.recording.reader import Capture
 
 FORMAT = 1
 COMPRESSION = 1  # zlib's fastest: a dump is mostly zeros
-SOURCES = ("queues.py", "page_hash.py", "kernels/*.py", "kv/*.py")
+SOURCES = ("queues/*.py", "kernels/*.py", "kv/*.py")
 ABOUT, WORDS, STATE = "about", "words", "state/"
 
 

@@ -10,14 +10,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from blinkpy import queues as q
 from blinkpy.kernels.host_scheduler import Scheduler
 from blinkpy.kernels.policies import Policy
 from blinkpy.kv.arrays import named_arrays
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.memory import make_state
 from blinkpy.kv.state import BUCKET, CACHED_COUNT, CALLS, FREE_COUNT, ROWS, State
-from blinkpy.queue_views import engine_views
+from blinkpy.queues import layout as q
+from blinkpy.queues.views import engine_views
 from blinkpy.recording.errors import RecordingError
 from blinkpy.recording.layout import NOT_COPIED
 from blinkpy.recording.reader import Capture

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from blinkpy import queues as q
 from blinkpy.kernels.admit import WATERMARK_SHIFT
 from blinkpy.kernels.reclaim import BROKEN, EXPIRED, FENCE, FINISH_REASON_SHIFT, GRANT
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import CACHED_COUNT, EMPTY, FINISHING, FREE_COUNT, RUNNING, RUNNING_COUNT, WAITING, WAITING_COUNT, State
+from blinkpy.queues import layout as q
 from blinkpy.recording.records import Call, Entry
 
 REJECTIONS = {

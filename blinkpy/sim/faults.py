@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from blinkpy.kernels.portable import device
-from blinkpy.queues import EPOCH_SHIFT, FRONT_CLAIM, FRONT_CQ_HEAD, FRONT_DOORBELL, FRONT_HEARTBEAT, PAIR_EPOCH, POSITION_MASK
+from blinkpy.queues.layout import (
+    EPOCH_SHIFT,
+    FRONT_CLAIM,
+    FRONT_CQ_HEAD,
+    FRONT_DOORBELL,
+    FRONT_HEARTBEAT,
+    PAIR_EPOCH,
+    POSITION_MASK,
+)
 from blinkpy.sim.draws import draw
 from blinkpy.sim.events import EVENT_BREAK, EVENT_CRASH, EVENT_LATE, note
 from blinkpy.sim.ownership import forget, stamp

@@ -1,4 +1,4 @@
-"""Front ends of a simulation, as device code: they follow queues.py, from a few draws in each turn, and sometimes don't.
+"""Front ends of a simulation, as device code: they follow blinkpy.queues, from a few draws in each turn, and sometimes don't.
 
 What a front end writes goes through its wire; when it crashes, a part of what is under way still arrives.
 """
@@ -6,7 +6,7 @@ What a front end writes goes through its wire; when it crashes, a part of what i
 from __future__ import annotations
 
 from blinkpy.kernels.portable import device
-from blinkpy.queues import COMMAND_RUN
+from blinkpy.queues.layout import COMMAND_RUN
 from blinkpy.sim.draws import chance, draw, start_draws
 from blinkpy.sim.events import EVENT_PACE, EVENT_RETURN, EVENT_SILENT, note
 from blinkpy.sim.faults import break_protocol, crash, late_write

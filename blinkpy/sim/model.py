@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from blinkpy.kernels.portable import device
 from blinkpy.kv.state import BUCKET, DECODE_ROWS, EMITS, ROWS, TOKENS
-from blinkpy.queues import RECORD_PAIRS, WORD_LOGPROBS, WORD_SEED
+from blinkpy.queues.layout import RECORD_PAIRS, WORD_LOGPROBS, WORD_SEED
 from blinkpy.sim.problems import problem
 
 MODULUS = 1_000_003

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from blinkpy.kernels.portable import device
-from blinkpy.queues import (
+from blinkpy.queues.layout import (
     FINISH_CANCELLED,
     FINISH_ERROR,
     FINISH_MASK,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from blinkpy.kernels.portable import device
 from blinkpy.kv.prefix import extend_hash
-from blinkpy.queues import (
+from blinkpy.queues.layout import (
     EPOCH_SHIFT,
     FINISH_LENGTH,
     FINISH_NONE,

@@ -14,8 +14,8 @@ import numpy as np
 from blinkpy.kv.limits import Limits, make_limits
 from blinkpy.kv.memory import make_state
 from blinkpy.kv.state import Int32, Int64, State
-from blinkpy.queue_views import EngineViews, engine_views
-from blinkpy.queues import SQ_ENTRY_WORDS, EngineFacts, QueueLayout, QueueSizes, write_header
+from blinkpy.queues.layout import SQ_ENTRY_WORDS, EngineFacts, QueueLayout, QueueSizes, write_header
+from blinkpy.queues.views import EngineViews, engine_views
 from blinkpy.sim.events import LOG, LOG_WORDS
 
 WIRE = 128  # writes of a front end that are still under way; a power of two

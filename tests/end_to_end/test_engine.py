@@ -17,10 +17,19 @@ from blinkpy.config import Config
 from blinkpy.dpu.queue_pair import InFlight, QueuePair
 from blinkpy.dpu.sampling import Sampling
 from blinkpy.dpu.shm import attach_segment
-from blinkpy.engine import Engine
+from blinkpy.engine.engine import Engine
 from blinkpy.kernels.policies import fcfs
 from blinkpy.models.hub import DEMO_FOLDER
-from blinkpy.queues import COUNTER, ENGINE_STATE, FINISH_CANCELLED, FINISH_LENGTH, FINISH_MASK, GAUGE, HAS_TOKEN, STATE_FAULTED
+from blinkpy.queues.layout import (
+    COUNTER,
+    ENGINE_STATE,
+    FINISH_CANCELLED,
+    FINISH_LENGTH,
+    FINISH_MASK,
+    GAUGE,
+    HAS_TOKEN,
+    STATE_FAULTED,
+)
 from blinkpy.recording.file import read_dump
 from blinkpy.recording.replay import Replay
 

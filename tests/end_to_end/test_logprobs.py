@@ -16,7 +16,7 @@ from http_server import MODEL, serving
 from blinkpy.config import Config
 from blinkpy.dpu.chat import load_template
 from blinkpy.dpu.tokenizer import Tokenizer
-from blinkpy.engine import Engine
+from blinkpy.engine.engine import Engine
 from blinkpy.models.hub import DEMO_FOLDER
 
 TOLERANCE = 1e-3  # of two float32 forward passes

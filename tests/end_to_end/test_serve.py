@@ -20,7 +20,7 @@ from openai import APIError, OpenAI
 from openai.types.chat import ChatCompletionChunk
 
 from blinkpy import cli
-from blinkpy.engine_process import OPENMP_SPINS
+from blinkpy.serving.engine_process import OPENMP_SPINS
 
 ROOT = Path(__file__).parents[2]
 START_S = 150.0
@@ -252,9 +252,9 @@ def test_a_killed_engine_means_errors_within_two_seconds_then_exit_code_1(tmp_pa
 
 BROKEN = """
 import time
-from blinkpy.engine import Engine
+from blinkpy.engine.engine import Engine
 from blinkpy.kernels.cuda_calls import CudaError
-from blinkpy.queues import CONTROL_FAULT, ENGINE_STATE, STATE_FAULTED
+from blinkpy.queues.layout import CONTROL_FAULT, ENGINE_STATE, STATE_FAULTED
 
 def rank(request):
     return 0

@@ -14,11 +14,11 @@ from paged_batch import PagedBatches
 
 from blinkpy.config import ConfigError
 from blinkpy.dpu.sampling import Sampling
+from blinkpy.engine.provision import CudaEngine
 from blinkpy.models.architecture import read_architecture
 from blinkpy.models.step import CpuStep
 from blinkpy.models.weights import load_weights
-from blinkpy.provision import CudaEngine
-from blinkpy.queues import FINISH_LENGTH
+from blinkpy.queues.layout import FINISH_LENGTH
 
 
 def cpu_tokens(folder: Path, prompts: list[list[int]], new: int) -> list[list[int]]:

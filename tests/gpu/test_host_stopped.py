@@ -24,7 +24,7 @@ from blinkpy.config import as_table
 from blinkpy.dpu.queue_pair import EngineLost, InFlight, QueuePair
 from blinkpy.dpu.sampling import Sampling
 from blinkpy.dpu.shm import attach_segment
-from blinkpy.queues import FINISH_LENGTH, FINISH_MASK, HAS_TOKEN
+from blinkpy.queues.layout import FINISH_LENGTH, FINISH_MASK, HAS_TOKEN
 
 ENGINE = Path(__file__).parents[1] / "gpu_engine_process.py"
 STOPPED_S = float(os.environ.get("BLINKPY_STOPPED_S", "20"))

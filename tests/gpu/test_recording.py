@@ -15,10 +15,10 @@ from blinkpy.config import as_table
 from blinkpy.dpu.queue_pair import QueuePair
 from blinkpy.dpu.sampling import Sampling
 from blinkpy.dpu.shm import attach_segment
+from blinkpy.engine.provision import CudaEngine
 from blinkpy.kernels.policies import fcfs
 from blinkpy.kv.state import COPIES_BEGUN, COPIES_DONE, COUNTER_INDEX
-from blinkpy.provision import CudaEngine
-from blinkpy.queues import FINISH_LENGTH
+from blinkpy.queues.layout import FINISH_LENGTH
 from blinkpy.recording.file import read_dump
 from blinkpy.recording.reader import RecordingReader
 from blinkpy.recording.replay import Replay

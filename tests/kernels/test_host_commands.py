@@ -5,10 +5,10 @@ from __future__ import annotations
 from attached_world import prompt, world
 from scheduler_world import Sizes, World
 
-from blinkpy import queues as q
 from blinkpy.kernels.host_scheduler import Scheduler
 from blinkpy.kernels.null_step import made_up_token
 from blinkpy.kv.state import DRAINED, NOTHING, STOPPED
+from blinkpy.queues import layout as q
 
 
 def test_drain_ends_what_was_accepted_and_takes_nothing_new() -> None:

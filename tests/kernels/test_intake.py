@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from attached_world import prompt, world
 
-from blinkpy import queues as q
+from blinkpy.queues import layout as q
 
 
 def test_intake_is_bounded_and_takes_turns() -> None:

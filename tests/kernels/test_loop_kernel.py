@@ -51,7 +51,7 @@ WORLD = World(Sizes())
 KIND, TABLE = device_arguments(WORLD.limits, WORLD.views, WORLD.state)
 STAND_IN = Phases(ahead, decide, report, schedule=decide)
 KERNELS = {
-    # What executive.py packs: arrays of one dimension as 7 words, of two as 9, and handles and numbers as one.
+    # What blinkpy.engine.executive packs: arrays of one dimension as 7 words, of two as 9, and handles and numbers as one.
     "ahead": (lambda: ahead_kernel(STAND_IN, KIND, len(TABLE)), AHEAD_SIGNATURE, 7 + 7, ()),
     "tell": (lambda: tell_kernel(STAND_IN, KIND, len(TABLE)), TELL_SIGNATURE, 7 + 7, ()),
     "turn": (

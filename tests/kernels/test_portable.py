@@ -16,8 +16,8 @@ from blinkpy.kernels import portable as p
 from blinkpy.kernels.lanes import LanesDivergedError, Team
 from blinkpy.kernels.tree_code import Table
 from blinkpy.kernels.trees import tree_table
-from blinkpy.queue_views import EngineViews, engine_views
-from blinkpy.queues import QueueLayout, QueueSizes
+from blinkpy.queues.layout import QueueLayout, QueueSizes
+from blinkpy.queues.views import EngineViews, engine_views
 
 
 @pytest.mark.parametrize("lanes", [2, 8])

@@ -10,12 +10,12 @@ import pytest
 from hash_reference import page_hashes
 from scheduler_world import MULTIPLIERS, Sizes, World
 
-from blinkpy import queues as q
 from blinkpy.kv.arrays import plain
 from blinkpy.kv.pages import compact_ring
 from blinkpy.kv.prefix import extend_hash, remainder
 from blinkpy.kv.state import CACHED_COUNT, FREE_COUNT, LOST, RING_HEAD, RING_TAIL
-from blinkpy.page_hash import HASH_MODULUS_1, HASH_MODULUS_2
+from blinkpy.queues import layout as q
+from blinkpy.queues.page_hash import HASH_MODULUS_1, HASH_MODULUS_2
 
 
 def world(**sizes: Any) -> World:

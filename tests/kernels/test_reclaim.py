@@ -7,8 +7,8 @@ from attached_world import prompt, statuses, world
 from protocol_front import Front
 from scheduler_world import Sizes, World
 
-from blinkpy import queues as q
 from blinkpy.kv.state import EMPTY, FINISHING, FREE_COUNT
+from blinkpy.queues import layout as q
 
 # ---- cancel -------------------------------------------------------------------------------------------------------------
 

@@ -12,11 +12,11 @@ from recorded_world import RecordedWorld, crowded, replayed
 from scheduler_story import Story, random_sizes
 from scheduler_world import Sizes, World
 
-from blinkpy import queues as q
 from blinkpy.kernels.policies import fcfs, priority, shortest_first
 from blinkpy.kv.arrays import named_arrays
 from blinkpy.kv.arrays import snapshot as copies
 from blinkpy.kv.state import CALLS, EMPTY, FINISHING, RECORDS
+from blinkpy.queues import layout as q
 from blinkpy.recording.layout import NOT_COPIED
 from blinkpy.recording.records import parse_calls
 from blinkpy.recording.replay import Replay

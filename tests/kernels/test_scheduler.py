@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from attached_world import counts, prompt, statuses, world
 
-from blinkpy import queues as q
 from blinkpy.kv.state import BUCKET, ROWS, RUNNING, TOKENS, WAITING
+from blinkpy.queues import layout as q
 
 # ---- batches ------------------------------------------------------------------------------------------------------------
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from blinkpy import devices
 from blinkpy.config import Config, ConfigError
-from blinkpy.engine import Engine
+from blinkpy.engine import devices
+from blinkpy.engine.engine import Engine
 
 
 def test_auto_without_a_gpu_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,8 @@ from fake_engine import FACTS, FakeEngine, running
 from http_server import MODEL, RunningServer, events, serving
 from tiny_tokenizer import write_model
 
-from blinkpy import queues
 from blinkpy.dpu.tokenizer import Tokenizer
+from blinkpy.queues import layout as queues
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ from blinkpy.kv.memory import make_state
 from blinkpy.models.architecture import Architecture, parse_architecture
 from blinkpy.models.buckets import SMALLEST_MIXED, bucket_shapes, step_shapes
 from blinkpy.models.gpu_memory import plan_memory
-from blinkpy.queue_views import engine_views
-from blinkpy.queues import EngineFacts, QueueLayout, QueueSizes
+from blinkpy.queues.layout import EngineFacts, QueueLayout, QueueSizes
+from blinkpy.queues.views import engine_views
 
 GIB = 1 << 30
 
@@ -78,14 +78,14 @@ def test_the_gpu_sees_the_segment_as_the_host_does() -> None:
 
 def test_arrays_as_kernel_arguments() -> None:
     torch = pytest.importorskip("torch")
-    executive = pytest.importorskip("blinkpy.executive")
+    executive = pytest.importorskip("blinkpy.engine.executive")
     tensor = torch.zeros(3, 5, dtype=torch.int32)
     assert executive.array_argument(tensor) == [0, 0, 15, 4, tensor.data_ptr(), 3, 5, 20, 4]
 
 
 def test_without_a_gpu_the_engine_says_so(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
-    provision = pytest.importorskip("blinkpy.provision")
+    provision = pytest.importorskip("blinkpy.engine.provision")
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     engine = provision.CudaEngine(Config().with_options({"model": str(tmp_path), "device": "cuda"}))

@@ -16,13 +16,14 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-provision = pytest.importorskip("blinkpy.provision")
+provision = pytest.importorskip("blinkpy.engine.provision")
 
 from model_zoo import save_model  # noqa: E402
 
 from benchmarks.shapes import SHAPES  # noqa: E402
-from blinkpy import cli, devices  # noqa: E402
+from blinkpy import cli  # noqa: E402
 from blinkpy.config import Config  # noqa: E402
+from blinkpy.engine import devices  # noqa: E402
 from blinkpy.kv.state import BATCH_COUNTS, ROWS, TOKENS  # noqa: E402
 from blinkpy.models import host_driven  # noqa: E402
 from blinkpy.models.buckets import StepShape  # noqa: E402

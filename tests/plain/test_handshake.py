@@ -16,7 +16,7 @@ from blinkpy.dpu import handshake
 from blinkpy.dpu.handshake import HandshakeError, Hello, Region, Welcome, introduce, new_owner, refusal
 from blinkpy.dpu.transport import TransportError
 from blinkpy.dpu.verbs import Endpoint
-from blinkpy.queues import VERSION, LayoutError
+from blinkpy.queues.layout import VERSION, LayoutError
 
 POINT = Endpoint(17, 0xABCDEF, "::ffff:192.168.77.1", 3, 5, 16)
 HELLO = Hello(123456789, POINT)

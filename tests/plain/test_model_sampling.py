@@ -12,7 +12,6 @@ import sys
 import numpy as np
 import pytest
 
-from blinkpy import queues
 from blinkpy.models.sampling import (
     SamplingParameters,
     logprob_records,
@@ -23,6 +22,7 @@ from blinkpy.models.sampling import (
     sample,
     uniform,
 )
+from blinkpy.queues import layout as queues
 
 
 def entries_of(rows: list[dict[str, float]]) -> np.ndarray:

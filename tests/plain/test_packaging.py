@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import subprocess
 import sys
@@ -114,13 +113,3 @@ def test_the_api_page_names_every_field() -> None:
     page = (ROOT / "docs" / "api.md").read_text()
     for name in protocol.CHAT_FIELDS.keys() | protocol.COMPLETION_FIELDS.keys():
         assert f"`{name}`" in page, f"docs/api.md does not explain {name}"
-
-
-def test_the_front_end_imports_only_what_a_dpu_has() -> None:
-    for file in (ROOT / "blinkpy" / "dpu").glob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
-            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            ours = [name for name in names if name.split(".")[0] == "blinkpy"]
-            allowed = ("blinkpy", "blinkpy.config", "blinkpy.page_hash", "blinkpy.queue_views", "blinkpy.queues")
-            assert all(name in allowed or name.startswith("blinkpy.dpu") for name in ours), f"{file.name} imports {ours}"

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hash_reference import PRIMES, page_hashes
 
-from blinkpy import page_hash
-from blinkpy.page_hash import HASH_MULTIPLIER_RANGE, PageHasher
+from blinkpy.queues import page_hash
+from blinkpy.queues.page_hash import HASH_MULTIPLIER_RANGE, PageHasher
 
 LARGEST_TOKEN = (1 << 24) - 1
 

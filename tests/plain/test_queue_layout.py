@@ -7,9 +7,9 @@ import itertools
 import numpy as np
 import pytest
 
-from blinkpy import queues
-from blinkpy.queue_views import engine_views
-from blinkpy.queues import EngineFacts, LayoutError, QueueLayout, QueueSizes
+from blinkpy.queues import layout as queues
+from blinkpy.queues.layout import EngineFacts, LayoutError, QueueLayout, QueueSizes
+from blinkpy.queues.views import engine_views
 
 FACTS = EngineFacts(
     instance=77,

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from blinkpy import queue_memory
 from blinkpy.dpu import verbs
 from blinkpy.dpu.handshake import Region
 from blinkpy.dpu.transport import TransportError
-from blinkpy.queue_memory import GpuMemory, HostMemory
+from blinkpy.engine import queue_memory
+from blinkpy.engine.queue_memory import GpuMemory, HostMemory
 
 ADDRESS, LENGTH = 0x7F00_0000_0000, 1 << 20
 

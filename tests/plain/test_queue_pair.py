@@ -12,11 +12,11 @@ from hash_reference import page_hashes
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from blinkpy import queues
 from blinkpy.dpu.queue_pair import Busy, EngineLost, InFlight, QueuePair, Unavailable
 from blinkpy.dpu.rings import Arena
 from blinkpy.dpu.sampling import Sampling, default_sampling
 from blinkpy.dpu.shm import ShmTransport, attach_segment
+from blinkpy.queues import layout as queues
 
 RELAXED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
 

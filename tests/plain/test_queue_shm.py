@@ -17,7 +17,7 @@ from fake_engine import FACTS, SIZES
 from blinkpy.dpu import fence
 from blinkpy.dpu.shm import attach_segment, create_segment, segment_path, unlink_stale
 from blinkpy.dpu.transport import TransportError
-from blinkpy.queues import HEADER, LayoutError
+from blinkpy.queues.layout import HEADER, LayoutError
 
 HOLDER = """
 import sys, time

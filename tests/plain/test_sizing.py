@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from blinkpy.config import Config, ConfigError
-from blinkpy.sizing import engine_sizes, pages_for
+from blinkpy.engine.sizing import engine_sizes, pages_for
 
 
 def test_what_is_left_open_comes_from_the_model_and_the_memory(rng: np.random.Generator) -> None:

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import httpx
 
-from blinkpy import queues
 from blinkpy.dpu.shm import segment_path
+from blinkpy.queues import layout as queues
 
 ROOT = Path(__file__).parents[2]
 START_S = 400.0  # the emulation is slow, and a busy machine makes it slower

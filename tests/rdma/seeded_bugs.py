@@ -127,7 +127,7 @@ RDMA_BUGS = (
     (
         Bug(
             "the region of a pair is longer than the pair",
-            "rdma_listener",
+            "engine.rdma_listener",
             "register(end, layout.front(pair), layout.front_bytes, write)",
             "register(end, layout.front(pair), layout.front_bytes + 4096, write)",
         ),
@@ -136,7 +136,7 @@ RDMA_BUGS = (
     (
         Bug(
             "the engine's region may be written",
-            "rdma_listener",
+            "engine.rdma_listener",
             "register(end, layout.back(pair), layout.back_bytes, e.IBV_ACCESS_REMOTE_READ)",
             "register(end, layout.back(pair), layout.back_bytes, write | e.IBV_ACCESS_REMOTE_READ)",
         ),
@@ -154,14 +154,14 @@ RDMA_BUGS = (
     (
         Bug(
             "a pair's old connection lives on",
-            "rdma_listener",
+            "engine.rdma_listener",
             "            before.end.close()\n",
             "            self.__dict__.setdefault('kept', []).append(before)\n",
         ),
         OLD_EPOCH,
     ),
     (
-        Bug("nobody gets the own pair back", "rdma_listener", "if grant.owner == owner:", "if grant.owner == -owner:"),
+        Bug("nobody gets the own pair back", "engine.rdma_listener", "if grant.owner == owner:", "if grant.owner == -owner:"),
         OWNERS,
     ),
 )

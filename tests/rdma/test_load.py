@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from rdma.processes import engine
 
-from blinkpy import queues
 from blinkpy.config import split_address
 from blinkpy.dpu.handshake import new_owner
 from blinkpy.dpu.queue_pair import Busy, InFlight, QueuePair
 from blinkpy.dpu.rdma import attach_rdma
 from blinkpy.dpu.sampling import Sampling
+from blinkpy.queues import layout as queues
 
 FRONT_ENDS, REQUESTS = 2, 5000
 LIMIT_S = 150.0

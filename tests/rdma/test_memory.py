@@ -10,14 +10,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from blinkpy import queues
 from blinkpy.dpu.handshake import new_owner
 from blinkpy.dpu.queue_pair import QueuePair
 from blinkpy.dpu.rdma import attach_rdma
 from blinkpy.dpu.sampling import Sampling
 from blinkpy.dpu.shm import create_segment
-from blinkpy.queue_views import EngineViews
-from blinkpy.rdma_listener import RdmaListener
+from blinkpy.engine.rdma_listener import RdmaListener
+from blinkpy.queues import layout as queues
+from blinkpy.queues.views import EngineViews
 
 REQUESTS, SLOTS = 100_000, 256
 SIZES = queues.QueueSizes(1, SLOTS, sq_entries=SLOTS, cq_entries=1024, prompt_tokens=1 << 14, hash_entries=1 << 10)

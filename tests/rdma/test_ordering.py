@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blinkpy import queues
 from blinkpy.dpu.handshake import new_owner
 from blinkpy.dpu.rdma import attach_rdma
 from blinkpy.dpu.shm import create_segment, segment_path
-from blinkpy.rdma_listener import RdmaListener
+from blinkpy.engine.rdma_listener import RdmaListener
+from blinkpy.queues import layout as queues
 
 PLACES = 32
 LONG, SHORT = 3000, 24  # tokens: three packets of 4,096 bytes, or less than one; the first place has a long prompt

@@ -12,14 +12,14 @@ import pytest
 from fake_engine import FACTS, FakeEngine, running
 from hash_reference import page_hashes
 
-from blinkpy import queues
 from blinkpy.dpu.handshake import Hello, new_owner
 from blinkpy.dpu.queue_pair import Busy, EngineLost, InFlight, QueuePair
 from blinkpy.dpu.rdma import RdmaTransport, attach_rdma
 from blinkpy.dpu.sampling import Sampling
 from blinkpy.dpu.transport import TransportError
 from blinkpy.dpu.verbs import Endpoint, Port
-from blinkpy.rdma_listener import RdmaListener
+from blinkpy.engine.rdma_listener import RdmaListener
+from blinkpy.queues import layout as queues
 
 SIZES = queues.QueueSizes(pairs=2, slots=32, sq_entries=32, cq_entries=256, prompt_tokens=1 << 16, hash_entries=1 << 12)
 BIG = FACTS._replace(max_model_len=8192, page_size=16, num_pages=1 << 14, lease_ms=60_000)  # most tests beat no heart

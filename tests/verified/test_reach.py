@@ -12,7 +12,6 @@ import pytest
 from fake_engine import FACTS, SIZES
 from front_world import FrontWorld, WireTransport
 
-from blinkpy import queues as q
 from blinkpy.dpu import fence, shm
 from blinkpy.dpu.queue_pair import REQUEST_LIMIT, EngineLost, QueuePair
 from blinkpy.dpu.sampling import Sampling
@@ -26,6 +25,7 @@ from blinkpy.kernels.steady import fetch_ahead
 from blinkpy.kv.arrays import differences, plain, snapshot
 from blinkpy.kv.pages import compact_ring
 from blinkpy.kv.state import NOTHING, RING_HEAD, RING_TAIL, RUNNING, STOPPED
+from blinkpy.queues import layout as q
 from blinkpy.sim.simulation import Simulation
 from blinkpy.sim.world import make_world
 

@@ -6,8 +6,8 @@ import kernel_cases as cases
 import numpy as np
 import pytest
 
-from blinkpy import queues
 from blinkpy.kernels.sampling import SamplingWorkspace
+from blinkpy.queues import layout as queues
 
 
 # Flat: searches in the whole row; peaked: the head is enough.

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from blinkpy.config import Config, ConfigError, as_table
+from blinkpy.ending import describe_exit
 
 Entry = Callable[[Config, "Reporter"], int]
 
@@ -59,7 +60,7 @@ class Reporter:
 
 
 class Child:
-    """The parent's end: one process running an entry of blinkpy.children, in a session of its own.
+    """The parent's end: one process running an entry of blinkpy.serving.children, in a session of its own.
 
     Ctrl-C at a terminal therefore reaches the parent alone, which then ends its children in order.
     """
@@ -71,7 +72,7 @@ class Child:
         self._reports, report_write = os.pipe()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "blinkpy.children", entry, str(config_read), str(report_write)],
+                [sys.executable, "-P", "-m", "blinkpy.serving.children", entry, str(config_read), str(report_write)],
                 pass_fds=(config_read, report_write),
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # standard output belongs to the parent
@@ -177,17 +178,10 @@ class Child:
         return code
 
 
-def describe_exit(code: int) -> str:
-    """How a process ended, in words."""
-    if code >= 0:
-        return f"ended with exit code {code}"
-    return f"was ended by {signal.Signals(-code).name}"
-
-
 def child_environment() -> dict[str, str]:
     """The environment of a child that must find this very package, wherever it was imported from."""
     environment = dict(os.environ)
-    root = str(Path(__file__).parents[1])
+    root = str(Path(__file__).parents[2])
     if root not in site.getsitepackages():
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, environment.get("PYTHONPATH")]))
     return environment

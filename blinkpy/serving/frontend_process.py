@@ -6,11 +6,11 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from blinkpy.addresses import check_address, check_transport, welcome
 from blinkpy.config import Config
 from blinkpy.models.hub import find_model
-from blinkpy.processes import Reporter
 from blinkpy.progress import Progress
+from blinkpy.serving.addresses import check_address, check_transport, welcome
+from blinkpy.serving.processes import Reporter
 
 FRONTEND_START_S = 60.0
 

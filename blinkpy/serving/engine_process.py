@@ -8,17 +8,17 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from blinkpy.addresses import check_transport
 from blinkpy.config import Config, ConfigError, split_address
 from blinkpy.dpu.transport import TransportError
 from blinkpy.ending import Signals, Stopped, complain, leave
 from blinkpy.kernels.cuda_calls import CudaError
 from blinkpy.models.hub import find_model
-from blinkpy.processes import Reporter
 from blinkpy.progress import Progress, Report
+from blinkpy.serving.addresses import check_transport
+from blinkpy.serving.processes import Reporter
 
 if TYPE_CHECKING:
-    from blinkpy.rdma_listener import RdmaListener
+    from blinkpy.engine.rdma_listener import RdmaListener
 
 
 START_SILENCE_S = 600.0  # longest silence of an engine that starts; it reports every phase and every shard of weights
@@ -65,7 +65,7 @@ def run_engine(config: Config, report: Report, on_ready: Callable[[str], None]) 
     """
     spare_cores()
     try:
-        from blinkpy.devices import make_engine
+        from blinkpy.engine.devices import make_engine
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] == "blinkpy":
             raise
@@ -113,7 +113,7 @@ def open_listener(config: Config) -> RdmaListener | None:
     """The door for front ends on other machines, if there is to be one; before minutes go into loading a model."""
     if config.transport.transport == "shm":
         return None
-    from blinkpy.rdma_listener import RdmaListener
+    from blinkpy.engine.rdma_listener import RdmaListener
 
     host, port = split_address(config.transport.listen, "listen")
     try:

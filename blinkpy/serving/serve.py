@@ -3,7 +3,7 @@
 Order of a start: find the model, start the engine, wait until it is ready, start the front ends, say the address. Order of an
 end: front ends stop accepting and finish what they have (--shutdown-s), then the engine stops, then the segment is gone.
 
-Whatever dies, nothing hinders the next start: children end when this process does (see blinkpy.processes), a segment
+Whatever dies, nothing hinders the next start: children end when this process does (see blinkpy.serving.processes), a segment
 without a living engine is removed (see blinkpy.dpu.shm), and segments of `serve` have names of their own.
 """
 
@@ -14,20 +14,20 @@ import sys
 import time
 from collections.abc import Callable
 
-from blinkpy.addresses import check_address, welcome
 from blinkpy.config import Config, ConfigError
 from blinkpy.dpu.shm import unlink_stale
-from blinkpy.ending import Signals, Stopped, complain
-from blinkpy.engine_process import ENGINE_STOP_S, START_SILENCE_S
-from blinkpy.frontend_process import FRONTEND_START_S
+from blinkpy.ending import Signals, Stopped, complain, describe_exit
 from blinkpy.models.hub import find_model
-from blinkpy.processes import Child, ChildError, describe_exit
 from blinkpy.progress import Progress
 from blinkpy.recording.crash import crash_folder, save_crash
 from blinkpy.recording.errors import RecordingError
 from blinkpy.recording.links import remove_dead_links
 from blinkpy.recording.reader import RecordingReader
-from blinkpy.segments import private_name, remove_leftovers
+from blinkpy.serving.addresses import check_address, welcome
+from blinkpy.serving.engine_process import ENGINE_STOP_S, START_SILENCE_S
+from blinkpy.serving.frontend_process import FRONTEND_START_S
+from blinkpy.serving.processes import Child, ChildError
+from blinkpy.serving.segments import private_name, remove_leftovers
 
 FAULT_GRACE_S = 5.0  # how long front ends go on answering errors after the engine died
 POLL_S = 0.1

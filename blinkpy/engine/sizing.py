@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from blinkpy.config import Config, ConfigError
-from blinkpy.queues import QueueSizes
+from blinkpy.queues.layout import QueueSizes
 
 ARENA_PROMPTS = 4  # longest prompts that fit into a prompt arena at the same time
 ARENA_MINIMUM = 1 << 16  # tokens

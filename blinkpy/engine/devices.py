@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from blinkpy.config import Config, ConfigError
-from blinkpy.engine import Engine
+from blinkpy.engine.engine import Engine
 from blinkpy.progress import Report
 
 GPU_PACKAGES = ("triton", "cuda.bindings", "numba_cuda")
@@ -26,7 +26,7 @@ def make_engine(config: Config, report: Report | None = None) -> Engine:
     missing = [name for name in GPU_PACKAGES if not _installed(name)]
     if missing:
         raise ConfigError(f"--device cuda needs {', '.join(missing)}: pip install 'blinkpy-serve[gpu]'")
-    from blinkpy.provision import CudaEngine
+    from blinkpy.engine.provision import CudaEngine
 
     return CudaEngine(config.with_options({"device": device}), report)
 

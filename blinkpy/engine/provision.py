@@ -18,7 +18,8 @@ from cuda.bindings import runtime
 
 from blinkpy.check.guard import vetted_policy
 from blinkpy.config import Config, ConfigError
-from blinkpy.engine import Engine
+from blinkpy.engine.engine import Engine
+from blinkpy.engine.sizing import engine_sizes, pages_for
 from blinkpy.kernels.cuda_calls import CudaError
 from blinkpy.kernels.device_views import MappedSegment, to_device, to_host
 from blinkpy.kernels.host_scheduler import Scheduler
@@ -37,13 +38,12 @@ from blinkpy.models.host_driven import HostDrivenStep, device_side, pin_state
 from blinkpy.models.hub import resolve_model
 from blinkpy.models.weights import Weights, choose_dtype, load_weights, random_weights
 from blinkpy.progress import Report
-from blinkpy.queue_views import EngineViews
-from blinkpy.queues import CONTROL_FAULT, ENGINE_STATE, STATE_FAULTED, STATE_READY, STATE_STOPPED
+from blinkpy.queues.layout import CONTROL_FAULT, ENGINE_STATE, STATE_FAULTED, STATE_READY, STATE_STOPPED
+from blinkpy.queues.views import EngineViews
 from blinkpy.recording.on_gpu import GpuRecording
-from blinkpy.sizing import engine_sizes, pages_for
 
 if TYPE_CHECKING:
-    from blinkpy.executive import Executive
+    from blinkpy.engine.executive import Executive
 
 WATCH_S = 0.05  # between two looks at the loop
 OLDEST_CAPABILITY = (8, 0)  # bfloat16 on the matrix units
@@ -167,7 +167,7 @@ class CudaEngine(Engine):
 
     def _build_executive(self, policy: Policy, queues: EngineViews, graph_of: np.ndarray, stream: torch.cuda.Stream) -> Executive:
         # Imported here: --control host works without numba-cuda.
-        from blinkpy.executive import Copies, Executive, StepTable
+        from blinkpy.engine.executive import Copies, Executive, StepTable
         from blinkpy.kernels.compile import device_arguments
         from blinkpy.kernels.loop import loop_code
 

@@ -17,6 +17,7 @@ from typing import Protocol
 from blinkpy.check.guard import vetted_policy
 from blinkpy.config import Config
 from blinkpy.dpu.shm import Segment, create_segment
+from blinkpy.engine.sizing import EngineSizes, engine_sizes
 from blinkpy.kernels.host_scheduler import Scheduler
 from blinkpy.kernels.policies import Policy
 from blinkpy.kv.limits import Limits, make_limits
@@ -24,10 +25,8 @@ from blinkpy.kv.memory import make_state
 from blinkpy.kv.state import DRAINED, STEPS, STOPPED, Batch, Requests, State
 from blinkpy.models.architecture import Architecture, read_architecture
 from blinkpy.models.hub import resolve_model
-from blinkpy.page_hash import HASH_MULTIPLIER_RANGE
 from blinkpy.progress import Report
-from blinkpy.queue_views import EngineViews
-from blinkpy.queues import (
+from blinkpy.queues.layout import (
     COMMAND_DRAIN,
     COMMAND_STOP,
     CONTROL_COMMAND,
@@ -40,13 +39,14 @@ from blinkpy.queues import (
     STATE_STOPPED,
     EngineFacts,
 )
+from blinkpy.queues.page_hash import HASH_MULTIPLIER_RANGE
+from blinkpy.queues.views import EngineViews
 from blinkpy.recording.command import policy_facts
 from blinkpy.recording.crash import crash_folder, save_crash
 from blinkpy.recording.errors import RecordingError
 from blinkpy.recording.file import source_digest
 from blinkpy.recording.memory import RecordingMemory
 from blinkpy.recording.reader import RecordingReader
-from blinkpy.sizing import EngineSizes, engine_sizes
 
 IDLE_SPIN_NS = 200_000  # an engine that just worked looks again at once
 IDLE_SLEEP_S = (20e-6, 1e-3)  # then it sleeps: first, and longest, pause

@@ -1,4 +1,4 @@
-"""The engine's view of a whole queue segment, as NumPy arrays over its memory; the layout is that of blinkpy.queues."""
+"""The engine's view of a whole queue segment, as NumPy arrays over its memory; the layout is that of blinkpy.queues.layout."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from blinkpy.queues import BLOCK_WORDS, PAIR_WORDS, RECORD_PAIRS, SQ_ENTRY_WORDS, Int32, Int64, QueueLayout
+from blinkpy.queues.layout import BLOCK_WORDS, PAIR_WORDS, RECORD_PAIRS, SQ_ENTRY_WORDS, Int32, Int64, QueueLayout
 
 
 class EngineViews(NamedTuple):

@@ -1,0 +1,15 @@
+"""What a child process runs: `python -m blinkpy.serving.children ENTRY ...`, started by blinkpy.serving.processes.Child."""
+
+from __future__ import annotations
+
+import sys
+
+from blinkpy.ending import leave
+from blinkpy.serving.engine_process import engine_child
+from blinkpy.serving.frontend_process import frontend_child
+from blinkpy.serving.processes import Entry, child_main
+
+CHILD_ENTRIES: dict[str, Entry] = {"engine": engine_child, "frontend": frontend_child}
+
+if __name__ == "__main__":
+    leave(child_main(CHILD_ENTRIES, sys.argv[1:]))
