@@ -11,7 +11,7 @@ import reference
 import torch
 from paged_batch import PagedBatches, Sequence
 
-from blinkpy.kernels.linear_config import LinearTable
+from blinkpy.kernels.linear_config import LinearConfig, LinearTable
 from blinkpy.kv.arrays import map_arrays
 from blinkpy.kv.state import DECODE_ROWS, ROWS, TOKENS, Batch, Requests
 from blinkpy.models.architecture import read_architecture
@@ -72,9 +72,19 @@ def parameters(rng: np.random.Generator, index: int) -> dict[str, float]:
     }
 
 
+class SplitTable(LinearTable):
+    """Every sum of more than one row in two parts, which the residual stream's norms then add where they can."""
+
+    def config(self, n: int, k: int, rows: int, dtype: torch.dtype, *, swiglu: bool = False) -> LinearConfig:
+        usual = super().config(n, k, rows, dtype, swiglu=swiglu)
+        if rows == 1:
+            return usual
+        return LinearConfig(block_m=16, block_n=32, block_k=32, split_k=2)
+
+
 def step_case(
     rng: np.random.Generator, device: str, name: str, folder: Path, dtype: torch.dtype, *, steps: int, sampled: bool = True,
-    graphs: bool = False,
+    graphs: bool = False, table: LinearTable | None = None,
 ) -> float:  # fmt: skip
     """Serve a few requests with both, step by step: the same tokens in float32. Returns the largest error of the logits.
 
@@ -97,7 +107,7 @@ def step_case(
         for i, n in enumerate(lengths)
     ]
     empty = batches.batch([])
-    on = OnDevice(GpuStep, a, load_weights(a, folder, dtype, device), pages, model_len, empty, batches.requests)
+    on = OnDevice(GpuStep, a, load_weights(a, folder, dtype, device), pages, model_len, empty, batches.requests, table=table)
     stream = torch.cuda.Stream() if graphs else None
     if stream is not None:
         on.step.capture(stream)

@@ -132,13 +132,15 @@ def ragged(
 
 def norm_case(rng: np.random.Generator, device: str, dtype: torch.dtype, tokens: int, bucket: int, hidden: int) -> None:
     x, residual = (draw(rng, bucket, hidden, dtype=dtype, device=device) for _ in range(2))
+    parts = draw(rng, 3, bucket, hidden, dtype=torch.float32, device=device)
     weight = draw(rng, hidden, dtype=dtype, device=device)
     counts = header(tokens, tokens, tokens, device)
-    for add in (False, True):
+    for source, add in ((x, False), (x, True), (parts, True)):
         summed = residual.clone()
         out = poison(bucket, hidden, dtype=dtype, device=device)
-        rms_norm(x, weight, 1e-5, counts, out, summed if add else None)
-        expected = x.double() + residual.double() if add else x
+        rms_norm(source, weight, 1e-5, counts, out, summed if add else None)
+        whole = source.double().sum(0) if source is parts else source.double()
+        expected = whole + residual.double() if add else whole
         close(out[:tokens], reference.rms_norm(expected[:tokens], weight, 1e-5), dtype, f"norm, residual {add}")
         untouched(out[tokens:], "norm")
         if add:
@@ -154,10 +156,12 @@ def last_token_case(rng: np.random.Generator, device: str, dtype: torch.dtype, h
     starts = ints([0, 1, 2, 7, 10, 10, 10], device)
     emits = ints([1, 0, 1, 1, 1, 1], device)  # the last two rows do not exist
     out = poison(6, hidden, dtype=dtype, device=device)
-    last_token_norm(x, weight, 1e-6, header(4, tokens, 2, device), starts, emits, out, residual.clone())
     last = [0, 6, 9]
-    close(out[[0, 2, 3]], reference.rms_norm(x.double()[last] + residual.double()[last], weight, 1e-6), dtype, "last tokens")
-    untouched(out[[1, 4, 5]], "last tokens")
+    parts = draw(rng, 2, bucket, hidden, dtype=torch.float32, device=device)
+    for source, whole in ((x, x.double()), (parts, parts.double().sum(0))):
+        last_token_norm(source, weight, 1e-6, header(4, tokens, 2, device), starts, emits, out, residual.clone())
+        close(out[[0, 2, 3]], reference.rms_norm((whole + residual.double())[last], weight, 1e-6), dtype, "last tokens")
+        untouched(out[[1, 4, 5]], "last tokens")
 
 
 def rope_case(
@@ -357,6 +361,11 @@ def linear_case(
         close(out, expected, dtype, f"linear {m}x{n}x{k} {config}")
         outs.append(out)
     assert torch.equal(*outs), "two runs differ"
+    if config.kind == "triton" and not swiglu and not residual:
+        parts = poison(config.split_k, m, n, dtype=torch.float32, device=device)
+        fused = None if scales is None else (scales, 1e-5)
+        linear(x, weight, parts, config, workspace, header(m, m, 0, device), bias=offsets, norm=fused)
+        close(parts.double().sum(0), expected, dtype, f"parts of linear {m}x{n}x{k} {config}")
 
 
 @dataclass

@@ -2,8 +2,8 @@
 
 A configuration says how: one row as a matrix-vector product (gemv.py), a few rows by the kernel below, many by cuBLAS. The
 kernel is for products that are bound by reading the weights once. Each program takes BLOCK_N outputs and a part of K
-(split-K); the parts of one tile are added in their fixed order by the program that finishes last, so two runs agree to
-the bit. A row's result depends on itself and on the configuration, never on other rows.
+(split-K); the parts of one tile are added in their fixed order by the program that finishes last, or left to the norm that
+comes next anyway, so two runs agree to the bit. A row's result depends on itself and on the configuration, never on other rows.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _linear(
     w_ptr,  # [N, K] weights; with SWIGLU [2 * N, K], gate rows then up rows
     bias_ptr,  # [N] (BIAS only; with SWIGLU [2 * N])
     residual_ptr,  # [M, N] added to the result (RESIDUAL only); may be out
-    out_ptr,  # [M, N]
+    out_ptr,  # [M, N], or float32 [SPLIT_K, M, N] with LEAVE
     partial_ptr,  # float32 [SPLIT_K, tiles * BLOCK_M * BLOCK_N (* 2 with SWIGLU)] parts of the sums (SPLIT_K > 1)
     arrivals_ptr,  # int32 [tiles] parts that have finished; 0 before and after (SPLIT_K > 1)
     M,  # rows
@@ -71,6 +71,7 @@ def _linear(
     RESIDUAL: tl.constexpr,
     SWIGLU: tl.constexpr,
     SWAP: tl.constexpr,  # weights as the first operand of the matrix unit
+    LEAVE: tl.constexpr,  # the parts of the sums are the result
     PRECISION: tl.constexpr,
     EARLY: tl.constexpr,  # the successor may start at once
     PDL: tl.constexpr,
@@ -109,7 +110,7 @@ def _linear(
         release_successor(PDL)
 
     last = True
-    if SPLIT_K > 1:
+    if SPLIT_K > 1 and not LEAVE:
         TILE: tl.constexpr = BLOCK_M * BLOCK_N
         index = tile * tl.num_programs(0) + row_tile
         tiles = tl.num_programs(0) * tl.num_programs(1)
@@ -139,7 +140,7 @@ def _linear(
             y = accumulator
             y_upper = upper
         if BIAS:
-            y += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
+            y += tl.load(bias_ptr + n, mask=(n < N) & (split == 0 if LEAVE else True), other=0.0).to(tl.float32)[None, :]
         if SWIGLU:
             if BIAS:
                 y_upper += tl.load(bias_ptr + N + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
@@ -148,6 +149,8 @@ def _linear(
         at_out = m[:, None].to(tl.int64) * N + n[None, :]
         if RESIDUAL:
             y += tl.load(residual_ptr + at_out, mask=inside, other=0.0).to(tl.float32)
+        if LEAVE:
+            at_out += split.to(tl.int64) * M * N
         tl.store(out_ptr + at_out, y.to(out_ptr.dtype.element_ty), mask=inside)
 
 
@@ -190,16 +193,23 @@ def linear(
     reads.
 
     x: [M, K], rows of any stride; weight: [N, K] (with swiglu [2 * N, K], gate then up, and f(gate, up) = silu(gate) *
-    up); out: [M, N] in the storage dtype or float32; bias: [rows of weight]; norm: (weight [K], eps) of an RMSNorm of
-    x; residual: [M, N] in out's dtype, may be out itself; counts: int64 [8]. config: from `LinearTable.config`. What a
-    kind does not fuse runs as the single kernels, in the workspace. Raises ValueError or TypeError where shapes, dtypes,
-    configuration and workspace do not fit together.
+    up); out: [M, N] in the storage dtype or float32, or float32 [split_k, M, N]: its sum over the first dimension is then
+    the result, which `blinkpy.kernels.norm.rms_norm` takes like that (triton, without swiglu and residual); bias: [rows of
+    weight]; norm: (weight [K], eps) of an RMSNorm of x; residual: [M, N] in out's dtype, may be out itself; counts: int64
+    [8]. config: from `LinearTable.config`. What a kind does not fuse runs as the single kernels, in the workspace. Raises
+    ValueError or TypeError where shapes, dtypes, configuration and workspace do not fit together.
     """
     rows, k = x.shape
-    n = out.shape[1]
+    n = out.shape[-1]
+    leave = out.dim() == 3
     check(x, "x", (None, None), row_strided=True)
     check(weight, "weight", ((2 if swiglu else 1) * n, k), x.dtype)
-    check(out, "out", (rows, n), (x.dtype, torch.float32))
+    if leave:
+        check(out, "out", (config.split_k, rows, n), torch.float32)
+        if config.kind != "triton" or swiglu or residual is not None:
+            raise ValueError(f"{config}: parts of a sum come from Triton configurations, without swiglu and residual")
+    else:
+        check(out, "out", (rows, n), (x.dtype, torch.float32))
     if bias is not None:
         check(bias, "bias", (weight.shape[0],), x.dtype)
     if norm is not None:
@@ -221,7 +231,7 @@ def linear(
         _compose(x, weight, out, scratch, counts, bias, residual, swiglu, pdl)
         return
     column_tiles, row_tiles = triton.cdiv(n, config.block_n), triton.cdiv(rows, config.block_m)
-    if config.split_k > 1:
+    if config.split_k > 1 and not leave:
         needed = column_tiles * row_tiles * config.block_m * config.block_n * config.split_k * (2 if swiglu else 1)
         if workspace.partial.numel() < needed or workspace.arrivals.numel() < column_tiles * row_tiles:
             raise ValueError(f"linear workspace too small: {needed} floats and {column_tiles * row_tiles} counters needed")
@@ -245,6 +255,7 @@ def linear(
         RESIDUAL=residual is not None,
         SWIGLU=swiglu,
         SWAP=config.swap,
+        LEAVE=leave,
         PRECISION=dot_precision(x.dtype),
         EARLY=config.early,
         PDL=pdl,

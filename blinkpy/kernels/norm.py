@@ -22,17 +22,19 @@ MAX_HIDDEN = 32_768
 
 @triton.jit
 def _rms_norm(
-    x_ptr,  # [T, HIDDEN] input, rows x_stride elements apart
+    x_ptr,  # [PARTS, T, HIDDEN] input, rows x_stride elements apart, whose parts are added up
     residual_ptr,  # [T, HIDDEN] read and replaced by x + residual (RESIDUAL only)
     weight_ptr,  # [HIDDEN]
     out_ptr,  # [T, HIDDEN] or, with LAST_TOKENS, [B, HIDDEN]
     counts_ptr,  # int64 [8] batch header
     query_starts_ptr,  # int32 [B + 1] first token of each row (LAST_TOKENS only)
     emits_ptr,  # int32 [B] 1 where the row's last token is sampled (LAST_TOKENS only)
+    part_stride,  # elements between the parts
     x_stride,  # elements
     eps,  # float, added to the mean square
     HIDDEN: tl.constexpr,
     BLOCK: tl.constexpr,  # power of two >= HIDDEN
+    PARTS: tl.constexpr,
     RESIDUAL: tl.constexpr,
     LAST_TOKENS: tl.constexpr,  # normalise only the last token of each emitting row, and gather them
     PDL: tl.constexpr,
@@ -53,6 +55,8 @@ def _rms_norm(
     if active:
         line = token.to(tl.int64)
         x = tl.load(x_ptr + line * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
+        for part in tl.static_range(1, PARTS):
+            x += tl.load(x_ptr + part * part_stride + line * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
         if RESIDUAL:
             at = residual_ptr + line * HIDDEN + columns
             x += tl.load(at, mask=inside, other=0.0).to(tl.float32)
@@ -75,9 +79,9 @@ def rms_norm(
     """out = norm(x + residual) * weight, and residual = x + residual in place; without residual, out = norm(x) *
     weight.
 
-    x, out, residual: [T, hidden] in one storage dtype; weight: [hidden]; counts: int64 [8]. Only the first
-    counts[TOKENS] rows are read or written. The norm is computed in float32 from the unrounded sum. A row depends on
-    itself alone.
+    x, out, residual: [T, hidden] in one storage dtype; or x: float32 [parts, T, hidden], the parts of a sum that
+    `blinkpy.kernels.linear.linear` left; weight: [hidden]; counts: int64 [8]. Only the first counts[TOKENS] rows are
+    read or written. The norm is computed in float32 from the unrounded sum. A row depends on itself alone.
     """
     tokens, hidden = out.shape
     _check(x, weight, counts, out, residual, hidden)
@@ -98,8 +102,8 @@ def last_token_norm(
 ) -> None:
     """The final norm, of the last token of each emitting row only, gathered: out[row] = norm(x[last] + residual[last]).
 
-    x, residual: [T, hidden]; query_starts: int32 [at least B + 1]; emits: int32 [at least B]; out: [B, hidden], whose
-    rows of other rows stay as they are. The residual of those tokens is replaced by the sum.
+    x, residual: [T, hidden], or x: float32 [parts, T, hidden]; query_starts: int32 [at least B + 1]; emits: int32 [at
+    least B]; out: [B, hidden], whose rows of other rows stay as they are. The residual of those tokens is replaced by the sum.
     """
     rows, hidden = out.shape
     _check(x, weight, counts, out, residual, hidden)
@@ -113,12 +117,16 @@ def last_token_norm(
 def _check(x, weight, counts, out, residual, hidden: int) -> None:
     if hidden > MAX_HIDDEN:
         raise ValueError(f"hidden size {hidden} is over the limit of {MAX_HIDDEN}")
-    check(x, "x", (None, hidden), row_strided=True)
-    check(out, "out", (None, hidden), x.dtype)
+    if x.dim() == 3:
+        check(x, "x", (None, None, hidden), torch.float32)
+        check(out, "out", (None, hidden))
+    else:
+        check(x, "x", (None, hidden), row_strided=True)
+        check(out, "out", (None, hidden), x.dtype)
     check(weight, "weight", (hidden,))
     check(counts, "counts", (8,), torch.int64)
     if residual is not None:
-        check(residual, "residual", (x.shape[0], hidden), x.dtype)
+        check(residual, "residual", (x.shape[-2], hidden), out.dtype)
     check_one_device(x, weight, counts, out, residual)
 
 
@@ -134,9 +142,11 @@ def _launch(programs, x, weight, eps, counts, out, residual, query_starts, emits
         counts if query_starts is None else query_starts,
         counts if emits is None else emits,
         x.stride(0),
+        x.stride(-2),
         eps,
         HIDDEN=hidden,
         BLOCK=block,
+        PARTS=x.shape[0] if x.dim() == 3 else 1,
         RESIDUAL=residual is not None,
         LAST_TOKENS=query_starts is not None,
         PDL=pdl,

@@ -106,6 +106,9 @@ class GpuDecoder:
         processors: int = 132,
     ):
         self.experts: ExpertBuffers | None = None
+        self.unadded: torch.Tensor | None = (
+            None  # float32 [parts, T, hidden] that the residual stream lacks while a step is launched
+        )
         self.a, self.weights, self.cache, self.batch, self.requests = a, weights, cache, batch, requests
         self.table, self.pdl = table or LinearTable(), pdl
         device, dtype = str(weights.device), weights.dtype
@@ -124,14 +127,15 @@ class GpuDecoder:
     def forward(self, shape: StepShape) -> torch.Tensor:
         """Launch a step up to the logits, on the current stream. Returns float32 [rows of the shape, vocab]."""
         a, batch, counts = self.a, self.batch, self.batch.counts
-        hidden = self.buffers.hidden[: shape.tokens]
+        hidden, self.unadded = self.buffers.hidden[: shape.tokens], None
         embed(batch.token_ids, self.weights.embedding, counts, hidden, pdl=self.pdl)
         for index, layer in enumerate(self.weights.layers):
             self._attention(shape, layer, index, hidden)
             self._mlp(shape, layer, hidden)
         last, logits = self.buffers.last[: shape.rows], self.buffers.logits[: shape.rows]
         norm = self.weights.final_norm
-        last_token_norm(hidden, norm, a.rms_norm_eps, counts, batch.query_starts, batch.emits, last, pdl=self.pdl)
+        source, residual = (hidden, None) if self.unadded is None else (self.unadded, hidden)
+        last_token_norm(source, norm, a.rms_norm_eps, counts, batch.query_starts, batch.emits, last, residual, pdl=self.pdl)
         self._linear(last, self.weights.lm_head, logits)
         return logits
 
@@ -192,7 +196,7 @@ class GpuDecoder:
                 window=window,
                 pdl=pdl,
             )
-        self._linear(attended, layer.o, hidden, bias=layer.o_bias, add=True)
+        self._add_linear(attended, layer.o, hidden, layer.o_bias, norm_follows=layer.router is None)
 
     def _mlp(self, shape: StepShape, layer: LayerWeights, hidden: torch.Tensor) -> None:
         if layer.router is not None:
@@ -200,7 +204,7 @@ class GpuDecoder:
             return
         inner = self.buffers.inner[: shape.tokens]
         self._linear(hidden, layer.gate_up, inner, norm=layer.post_norm, bias=layer.gate_up_bias, swiglu=True)
-        self._linear(inner, layer.down, hidden, bias=layer.down_bias, add=True)
+        self._add_linear(inner, layer.down, hidden, layer.down_bias, norm_follows=True)
 
     def _experts(self, shape: StepShape, layer: LayerWeights, router: torch.Tensor, hidden: torch.Tensor) -> None:
         a, scratch, counts, tokens, pdl = self.a, self.experts, self.batch.counts, shape.tokens, self.pdl
@@ -223,9 +227,11 @@ class GpuDecoder:
         experts(normed, *weights, routing, config, counts, hidden, inner, scratch.results, pdl=pdl)
 
     def _norm(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """The norm of the residual stream, for what does not take it fused."""
+        """The norm of the residual stream, completed first, for what does not take it fused."""
         normed = self.buffers.normed[: hidden.shape[0]]
-        rms_norm(hidden, weight, self.a.rms_norm_eps, self.batch.counts, normed, pdl=self.pdl)
+        source, residual = (hidden, None) if self.unadded is None else (self.unadded, hidden)
+        rms_norm(source, weight, self.a.rms_norm_eps, self.batch.counts, normed, residual, pdl=self.pdl)
+        self.unadded = None
         return normed
 
     def _linear(
@@ -237,26 +243,34 @@ class GpuDecoder:
         norm: torch.Tensor | None = None,
         bias: torch.Tensor | None = None,
         swiglu: bool = False,
-        add: bool = False,
     ) -> None:
-        """out = f(norm(x) weight^T + bias), or out += that."""
+        """out = f(norm(x) weight^T + bias); with a norm, x is the residual stream."""
         config = self.linear_config(x.shape[0], weight, swiglu)
-        if config.kind == "cublas" and add and bias is not None:
-            out += bias  # the product is then added to it
-            bias = None
+        fused = None
+        if norm is not None and config.kind == "gemv":
+            fused = (norm, self.a.rms_norm_eps)
+        elif norm is not None:
+            x = self._norm(x, norm)
         linear(
-            x,
-            weight,
-            out,
-            config,
-            self.linear_workspace,
-            self.batch.counts,
-            bias=bias,
-            norm=None if norm is None else (norm, self.a.rms_norm_eps),
-            residual=out if add else None,
-            swiglu=swiglu,
-            pdl=self.pdl,
+            x, weight, out, config, self.linear_workspace, self.batch.counts, bias=bias, norm=fused, swiglu=swiglu, pdl=self.pdl
         )
+
+    def _add_linear(
+        self, x: torch.Tensor, weight: torch.Tensor, hidden: torch.Tensor, bias: torch.Tensor | None, *, norm_follows: bool
+    ) -> None:
+        """hidden += x weight^T + bias. Where a norm of hidden follows, adding up the parts of split sums is left to it: it reads
+        all of hidden anyway, and here the programs would have to wait for each other."""
+        config = self.linear_config(x.shape[0], weight, False)
+        workspace = self.linear_workspace
+        if config.kind == "triton" and config.split_k > 1 and norm_follows:
+            size = config.split_k * hidden.numel()
+            self.unadded = workspace.partial[:size].view(config.split_k, *hidden.shape)
+            linear(x, weight, self.unadded, config, workspace, self.batch.counts, bias=bias, pdl=self.pdl)
+            return
+        if config.kind == "cublas" and bias is not None:
+            hidden += bias  # the product is then added to it
+            bias = None
+        linear(x, weight, hidden, config, workspace, self.batch.counts, bias=bias, residual=hidden, pdl=self.pdl)
 
     def linear_config(self, rows: int, weight: torch.Tensor, swiglu: bool) -> LinearConfig:
         """How a linear layer runs in a bucket of so many rows."""

@@ -21,7 +21,7 @@ SMALL = {"block_m": 16, "block_n": 32, "block_k": 32}
     [
         ({"split_k": 1}, {"m": 3, "n": 70, "k": 96}),
         ({"split_k": 3}, {"m": 5, "n": 70, "k": 200, "bias": True, "residual": True}),
-        ({"split_k": 4}, {"m": 16, "n": 64, "k": 40}),  # parts without work
+        ({"split_k": 4}, {"m": 16, "n": 64, "k": 40, "bias": True}),  # parts without work
         ({"split_k": 1, "swap": True}, {"m": 17, "n": 45, "k": 70, "norm": True, "bias": True}),
         ({"split_k": 2, "swap": True}, {"m": 7, "n": 64, "k": 128, "swiglu": True, "residual": True}),
         ({"kind": "gemv", "block_n": 4, "block_k": 32}, {"m": 1, "n": 70, "k": 96, "bias": True, "norm": True}),
