@@ -6,7 +6,7 @@
 #   make lint       conflict markers, ruff and mypy
 #   make fuzz       the scheduler and the queues under random storms, for SECONDS; failing examples are kept
 #   make coverage   that the tests reach every line and branch of the scheduler, the prefix cache and the queues
-#   make test-gpu   the tests that need an NVIDIA GPU; without one it says so, and tests nothing
+#   make test-gpu   the tests that need an NVIDIA GPU; without one it says so, and tests nothing. ARGS='-n 8': eight at a time
 #   make bench      the benchmarks that need no GPU, into benchmarks/results: a quarter of an hour on an idle machine
 #   make paper      the grid of request rates, isolated and interfered, for MODEL: hours, and it can be interrupted
 #   make tables     the README's figures, from benchmarks/results
@@ -119,12 +119,18 @@ coverage: $(VENV)/.dev
 	@$(RUN) -m coverage run -m pytest -q $(REACH)
 	@$(RUN) -m coverage report
 
+# Two runs: ARGS='-n 8' spreads the tests over processes that share the GPU, and some need it for themselves. A run that has no
+# test to do (5) is no failure, as long as the other one has some.
+TEST_GPU = $(RUN) -m pytest $(T) $(ARGS)
+ONE_BY_ONE = $(if $(filter -n% --numprocesses%,$(ARGS)),-n 0)
+
 test-gpu:
 ifeq ($(GPU),)
 	@echo "make test-gpu: SKIPPED, because nvidia-smi finds no NVIDIA GPU on this machine; nothing was tested"
 else
 	@$(if $(call STAMP,dev),$(MAKE) --no-print-directory $(call STAMP,dev))
-	@$(RUN) -m pytest $(T) $(ARGS)
+	@$(if $(filter -m%,$(ARGS)),$(error make test-gpu uses pytest's -m itself; choose tests by T= or -k))$(TEST_GPU) -m 'not whole_gpu'; beside=$$?; $(TEST_GPU) $(ONE_BY_ONE) -m whole_gpu; alone=$$?; \
+	case "$$beside $$alone" in "0 0"|"0 5"|"5 0") ;; *) exit 1;; esac
 endif
 
 bench: $(call STAMP,bench)
