@@ -69,7 +69,9 @@ def compare_short_way(seed: int, steps: int, policy: str, load: float, roomy: bo
     steady turns, of those in which a request ended, and of all."""
     sizes = random_sizes(seed)
     if roomy:
-        sizes = dataclasses.replace(sizes, rows=6, tokens=24, slots=6, cq_entries=64, pages=64, page_size=2, max_model_len=48)
+        sizes = dataclasses.replace(
+            sizes, rows=6, tokens=24, mixed_tokens=12, slots=6, cq_entries=64, pages=64, page_size=2, max_model_len=48
+        )
     worlds = [World(sizes, mode, SHIPPED[policy]) for mode in ("python", "general")]
     stories = [Story(world, seed, load) for world in worlds]
     steady, ended = 0, 0
