@@ -9,7 +9,18 @@ Sarathi-Serve", OSDI 2024; the choice by what waits is ours: docs/tuning.md).
 from __future__ import annotations
 
 from blinkpy.kernels.portable import barrier, block_max, block_scan, block_sum, device, strided
-from blinkpy.kv.state import BUCKET, DECODE_ROWS, EMITS, MAX_CONTEXT, ROWS, RUNNING_COUNT, STEPS, TOKENS, WAITING_COUNT
+from blinkpy.kv.state import (
+    BUCKET,
+    DECODE_ROWS,
+    EMITS,
+    ENTERING_COUNT,
+    MAX_CONTEXT,
+    ROWS,
+    RUNNING_COUNT,
+    STEPS,
+    TOKENS,
+    WAITING_COUNT,
+)
 
 _COUNT_BITS = 16  # rows in the low bits, tokens above, in one scan
 _COUNT_MASK = 0xFFFF
@@ -33,7 +44,7 @@ def step_budget(limits, state, lane, lanes):
             missing = requests.length[slot] - requests.computed[slot]
             decoding += 1 if missing == 1 else 0
             prompts += missing if missing > 1 else 0
-    for i in strided(lane, counts[WAITING_COUNT], lanes):
+    for i in strided(lane, counts[WAITING_COUNT] + counts[ENTERING_COUNT], lanes):
         prompts += requests.length[state.waiting[i]]
     both = block_sum(prompts << _COUNT_BITS | decoding, lane, lanes)
     if both & _COUNT_MASK > 0 and both >> _COUNT_BITS <= limits.burst_tokens:
