@@ -65,6 +65,9 @@ class StepTimes:
 class TimedMachine(Machine):
     """A server with these times, and with the steps that a GPU has."""
 
+    step_us: float = 0.0  # not used, as the next two
+    row_us: float = 0.0
+    token_us: float = 0.0
     times: StepTimes = dataclasses.field(default_factory=lambda: StepTimes(((1, 1.0),)))
 
     def step_ns(self, work: Work) -> int:
@@ -100,25 +103,23 @@ def read_decode(path: Path, context_ns: float) -> tuple[tuple[int, float], ...]:
     return tuple((n, ms - 1e-6 * context_ns * context * n) for n, ms in sorted(rows.items()))
 
 
-def requests_of(arrival_s: NDArray[np.float64], prompt: NDArray[np.int64], output: NDArray[np.int64]) -> Workload:
+def requests_of(arrival_s: NDArray[np.float64], prompt: NDArray[Any], output: NDArray[Any]) -> Workload:
     """Requests that end after exactly the tokens that they ask for."""
-    arrival_ns = np.asarray(1e9 * (arrival_s - arrival_s[0]), np.int64)
-    return Workload(
-        arrival_ns, np.asarray(prompt, np.int64), *(np.asarray(output, np.int64),) * 2, np.zeros(len(prompt), np.int64)
-    )
+    arrival_ns = (1e9 * (arrival_s - arrival_s[0])).astype(np.int64)
+    prompt, output = prompt.astype(np.int64), output.astype(np.int64)
+    return Workload(arrival_ns, prompt, output, output, np.zeros_like(prompt))
 
 
 def predict(choice: Choice, times: StepTimes, requests: Workload, options: argparse.Namespace) -> dict[str, float]:
     """Latencies in ms of one choice under one load."""
     machine = TimedMachine(
-        options.max_num_seqs,
-        choice.tokens,
-        options.page_size,
-        options.num_pages,
-        *(0.0, 0.0, 0.0),
-        choice.mixed,
-        choice.burst,
-        times,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=choice.tokens,
+        page_size=options.page_size,
+        num_pages=options.num_pages,
+        mixed_step_tokens=choice.mixed,
+        burst_tokens=choice.burst,
+        times=times,
     )
     server = Simulation(SHIPPED[choice.policy], machine, requests)
     serve_open(server)
