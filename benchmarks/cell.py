@@ -123,8 +123,8 @@ class Bench:
             if name:
                 self.progress(name, max(0.0, now), load.seconds or limit)
 
-        alone = self.processes <= len(set(self.cores.loading) - set(self.cores.server))
-        return offer(target, requests, load.streams, self.processes, self.cores.loading, limit, tick, spin=alone)
+        spin = self.cores.spare(self.processes)
+        return offer(target, requests, load.streams, self.processes, self.cores.loading, limit, tick, spin)
 
     def measure(self, server: Running, load: Load, name: str = "", cores: Cores | None = None) -> dict[str, Any]:
         """Offer a load, beside its neighbours; its figures. cores: how the server is placed, if not as it was started.

@@ -38,7 +38,7 @@ SAME = (  # what the cells of one result have in common
     *("model", "seconds", "drain_s", "data", "closed_data", "rounds", "arrivals", "seed"),
     *("per_core", "kinds", "server_cores", "client_cores", "frontend_cores", "temperature", "chat"),
 )
-CELL_SPARE_S = 8.0  # of a cell, besides arrivals and drain: prompts, client processes, neighbours, and the figures
+CELL_SPARE_S = 5.0  # of a cell, besides arrivals and drain: prompts, client processes, neighbours, and the figures
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,7 @@ SYSTEMS = {
     for system in (
         System("blinkpy", BLINKPY, front_end=DPU_PART),
         System("blinkpy-host", BLINKPY + " --control host", front_end=DPU_PART),
+        System("blinkpy-8192", BLINKPY + " --max-num-batched-tokens 8192", front_end=DPU_PART),
         System("vllm", VLLM, front_end=r"vllm\.entrypoints|APIServer", environment={**OFFLINE, "VLLM_NO_USAGE_STATS": "1"}),
         System("sglang", SGLANG, front_end=r"sglang\.launch_server|detokenizer", environment=OFFLINE),
         System("tensorrt-llm", TENSORRT, dummy="", front_end=r"trtllm-serve", environment=OFFLINE),
@@ -146,6 +147,10 @@ class Cores:
     def loading(self) -> tuple[int, ...]:
         """Where client processes run: the client's cores without the last one, if it has several."""
         return self.client[:-1] or self.client
+
+    def spare(self, processes: int) -> bool:
+        """Whether so many client processes have a core each, and none of them is a server's: they may then spin."""
+        return processes <= len(set(self.loading)) and not set(self.loading) & set(self.server)
 
     @property
     def watching(self) -> tuple[int, ...]:

@@ -116,6 +116,35 @@ def test_what_is_worse_is_said() -> None:
     assert "nothing that was measured" in behind(document(better)["results"])
 
 
+def test_what_is_missing_is_named() -> None:
+    """A second model with the fourth system, and gaps: a placement, a mode, a rate, a closed loop, one that doesn't count."""
+    cells = [cell("blinkpy", mode, rate, 8.0) for mode in ("isolated", "interfered") for rate in (2, 8, 16, 32)]
+    cells += [cell("blinkpy-host", "isolated", rate, 9.0) for rate in (2, 8, 16)]
+    cells += [cell("blinkpy-8192", "isolated", 16, 7.0), cell("blinkpy-8192", "isolated", 0, 5.0, streams=64)]
+    cells += [cell("vllm", "isolated", rate, 8.0) for rate in (2, 8, 32)]
+    cells += [cell("vllm", "isolated", 16, 8.0, client={"lag_ms": {"p50": 0.1, "p99": 9.0}})]
+    cells += [cell("vllm", "isolated", 0, 6.0, streams=64), cell("blinkpy", "isolated", 16, 8.0, front_end="shared")]
+    text = serving({"Em": document(CELLS), "En": document(cells)})
+    em, en = (" ".join(part.split()) for part in text.split("### ")[1:])
+    assert "In 1 of 19 loads the client fell behind; they are left out: vllm 16 requests/s, isolated." in en
+    missing = en[en.index("Not measured: ") :].partition(". ")[0].removeprefix("Not measured: ").split("; ")
+    assert missing == [
+        "blinkpy at 16 requests/s, interfered, front end on contended cores",
+        "blinkpy with 64 streams",
+        "blinkpy-host at 32 requests/s, isolated",
+        "blinkpy-host at 2, 8, 16 and 32 requests/s, interfered",
+        "blinkpy-host at 16 requests/s, isolated and interfered, front end on contended cores",
+        "blinkpy-host with 64 streams",
+        "vllm at 2, 8, 16 and 32 requests/s, interfered",
+        "vllm at 16 requests/s, isolated and interfered, front end on contended cores",
+    ]
+    assert "| none | own cores | vllm | the client fell behind | | | | | |" in en
+    assert "| 8 per core | own cores | vllm | not measured | | | | | |" in en
+    assert "| 64 | blinkpy-8192 | 5 | 5 | 900 | 0.05 |" in en
+    assert "`blinkpy-8192` takes up to 8,192 tokens into a step" in en and "blinkpy-8192" not in em
+    assert "blinkpy at 2, 8 and 32 requests/s, isolated and interfered" in em
+
+
 def test_a_load_that_does_not_count_is_left_out() -> None:
     lagging = {"lag_ms": {"p50": 0.1, "p99": 9.0}}
     text = serving({"Em": document([cell("blinkpy", "isolated", 16, 8.0, client=lagging), cell("blinkpy", "isolated", 2, 4.0)])})
