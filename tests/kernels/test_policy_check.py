@@ -282,11 +282,11 @@ def test_the_whole_check_of_a_good_policy(tmp_path: Path, capsys: pytest.Capture
     out = capsys.readouterr().out
     assert "simulated worlds of faults: every promise is kept" in out
     assert "no errors found" in out
-    for policy in ("mine.py:rank", "fcfs", "shortest-first"):
+    for policy in ("mine.py:rank", "fcfs", "short-prompts", "shortest-first"):
         assert f"\n  {policy} " in out
     assert plot.read_text().startswith("<?xml")
     outcomes = json.loads(told.read_text())["outcomes"]
-    assert [len(outcome["waiting_s_samples"]) for outcome in outcomes] == [200] * 3
+    assert [len(outcome["waiting_s_samples"]) for outcome in outcomes] == [200] * 4
 
 
 def test_an_error_gives_exit_code_1_and_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
