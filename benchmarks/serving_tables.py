@@ -19,6 +19,7 @@ from benchmarks.paper_report import (
     ratios,
     repeated,
     series,
+    stream_words,
     systems,
     unmeasured,
 )
@@ -243,7 +244,7 @@ def behind(document: Document) -> str:
     for name, value in closed_figures.items():
         ours, peers = closed_loops(document, OURS, value), closed_loops(document, PEER, value)
         for streams in sorted(ours.keys() & peers.keys()):
-            found += worse(name, f"{streams:g} streams", ours[streams], peers[streams])
+            found += worse(name, stream_words(streams), ours[streams], peers[streams])
     what = "; ".join(found) if found else "nothing that was measured"
     return f"{OURS} is behind {PEER} by more than {percent(BEHIND - 1)} in: {what}."
 
