@@ -53,7 +53,7 @@ def draw(document: Document) -> Any:
         rows[0][1].set_title(f"interfered: {beside['per_core']} neighbours on each core ({kinds})", fontsize=10)
     legend = [Line2D([], [], color=styles[name][0], marker=styles[name][1], markersize=5, label=name) for name in names]
     grey = {"color": "grey", "linestyle": "none"}
-    marks = {
+    marks: dict[str, dict[str, Any]] = {
         "hollow: more than 1 % not answered": {**grey, "marker": "o", "markerfacecolor": "white"},
         "x: client fell behind, doesn't count": {**grey, "marker": "x"},
         "dotted: the same, isolated": {"color": "grey", "linewidth": 1.2, "linestyle": ":"},
