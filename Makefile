@@ -139,12 +139,16 @@ tables: $(call STAMP,bench)
 SHAPES = llama-3-8b qwen3-30b-a3b
 DECODE = $(RUNNER) benchmarks/decode.py --out benchmarks/results/decode-
 
-measure: $(call STAMP,bench)
+measure: $(call STAMP,bench) $(if $(GPU),$(call STAMP,dev))
 	@$(MAKE) --no-print-directory bench ARGS=
 ifneq ($(GPU),)
 	@for shape in $(SHAPES); do $(DECODE)$$shape.json --shape $$shape --new 200 || exit 1; done
 	@$(DECODE)scheduler.json --shape small --spin-us 5000 --rows 1 64 256 1024 --prompt 48
 	@for shape in $(SHAPES); do $(MAKE) --no-print-directory paper MODEL=$$shape || exit 1; done
+	-@$(RUN) -m pytest tests/gpu -m 'not whole_gpu' --junitxml=build/gpu-tests.xml
+	-@$(RUN) -m pytest tests/gpu -m whole_gpu --junitxml=build/gpu-tests-alone.xml
+	@$(RUNNER) -m benchmarks.gpu_tests build/gpu-tests.xml build/gpu-tests-alone.xml \
+	  --gpu "$$(nvidia-smi --query-gpu=name --format=csv,noheader | head -1)"
 endif
 	@$(RUNNER) -m benchmarks.tables
 

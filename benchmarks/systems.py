@@ -177,7 +177,10 @@ class Running:
 
     def __init__(self, system: System, model: Model, host: str, port: int, process: subprocess.Popen[bytes] | None):
         self.system, self.model, self.host, self.port, self.process = system, model, host, port, process
-        self.facts: dict[str, Any] = {"command": " ".join([system.command, system.extra]).strip() or "was running already"}
+        self.facts: dict[str, Any] = {
+            "command": " ".join([system.command, system.extra]).strip() or "was running already",
+            "environment": {name: "a path" if os.sep in value else value for name, value in system.environment.items()},
+        }
 
     def check(self) -> None:
         """Raise ServerError if the process has ended."""

@@ -18,6 +18,7 @@ from typing import Any
 
 from benchmarks.common import RESULTS, ROOT, UsageError, main, save_figure
 from benchmarks.energy_report import energy_table
+from benchmarks.gpu_tests import gpu_tests
 from benchmarks.paper_plot import draw
 from benchmarks.paper_report import summary
 from benchmarks.serving_tables import claim, paragraph, percent, serving
@@ -171,6 +172,7 @@ PARTS: dict[str, Callable[[Results], str]] = {
     "serving": lambda results: serving({title: results.read(f"paper-{name}") for name, title in SHAPES.items()}),
     "cpu": cpu,
     "energy": energy,
+    "tests": lambda results: gpu_tests(found) if (found := results.read("gpu_tests")) else "",
     "rdma": rdma,
     "files": files,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,23 @@ import pytest
 
 from benchmarks.common import RESULTS, ROOT, UsageError
 from benchmarks.energy_report import Steps, energy_table, shares, steps_of
+from benchmarks.gpu_tests import gpu_tests, joined, read_report
 from benchmarks.paper_plot import draw
 from benchmarks.paper_report import summary
 from benchmarks.serving_tables import behind, claim, serving
-from benchmarks.tables import PAGES, Results, files, rewritten
+from benchmarks.tables import PAGES, PART, Results, files, rewritten
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_pages_show_what_was_measured(page: Path) -> None:
     text = page.read_text()
     assert rewritten(text, Results(RESULTS)) == text, "run python -m benchmarks.tables"
+
+
+def test_the_readme_has_no_figure_of_its_own() -> None:
+    """No time, share, power or ratio stands outside of what is made from the results."""
+    rest = PART.sub("", (ROOT / "README.md").read_text())
+    assert re.findall(r"\d(?:[\d.,]*\d)? ?(?:(?:ms|us|x|W|MHz|GB|J|tokens/s|requests/s)\b|%).*", rest) == []
 
 
 def test_each_result_is_explained() -> None:
@@ -187,3 +195,32 @@ def test_steps_follow_from_the_answers() -> None:
     table = energy_table(document([found, other])["results"])
     assert "| 2 requests/s | blinkpy | 300 | not read | 50 | 2 | 6 | 3 | 2.00 = 2.00 x 1.00 |" in table
     assert "| 2 requests/s | vllm | 150 | 1980 | 50 | 2 | 3 | 1.5 |  |" in table
+
+
+REPORT = """<testsuites><testsuite name="pytest" time="90" timestamp="2026-01-02T03:04:05">
+<testcase classname="tests.gpu.a" name="test_x[1]"/>
+<testcase classname="tests.gpu.a" name="test_x[1]"><error message="teardown"/></testcase>
+<testcase classname="tests.gpu.a" name="test_y"/>
+<testcase classname="tests.gpu.b" name="test_y"><skipped message="no"/></testcase>
+</testsuite></testsuites>"""
+
+
+def test_what_the_gpu_tests_said(tmp_path: Path) -> None:
+    """Two runs: an error in a teardown counts, and what one run skipped and the other passed is not passed."""
+    (tmp_path / "one.xml").write_text(REPORT)
+    (tmp_path / "two.xml").write_text(REPORT.replace('<skipped message="no"/>', "").replace("test_x", "test_z"))
+    runs = [read_report(tmp_path / name) for name in ("one.xml", "two.xml")]
+    tests = joined(runs)
+    assert tests == {
+        "failed": ["tests.gpu.a::test_x[1]", "tests.gpu.a::test_z[1]"],
+        "skipped": ["tests.gpu.b::test_y"],
+        "passed": ["tests.gpu.a::test_y"],
+    }
+    environment = {"gpu": "G", "date": "2026-01-02T03:04:05", "commit": {"hash": "0123456789" * 4, "dirty": False}}
+    text = gpu_tests({"environment": environment, "runs": runs, "tests": tests})
+    assert text.startswith("1 of 4 tests of `tests/gpu` passed on one G at `0123456`, 2026-01-02, in 1.5 and 1.5 minutes")
+    assert "; 2 failed, 1 skipped." in text
+    assert "- failed: `tests.gpu.a::test_z[1]`\n- skipped: `tests.gpu.b::test_y`\n" in text
+    (tmp_path / "cut.xml").write_text(REPORT[:100])
+    with pytest.raises(UsageError, match="cut"):
+        read_report(tmp_path / "cut.xml")

@@ -356,6 +356,7 @@ def test_smoke_grid_is_measured_once(tmp_path: Path) -> None:
         assert set(cell["samples"]["tokens"]) == {8 if cell["cell"]["streams"] else 12}
         assert (cell["neighbours"] > 0) == (cell["cell"]["mode"] == "interfered")
         assert cell["front_end"] == cell["cell"]["front_end"]
+        assert cell["server"]["environment"] == {"OMP_NUM_THREADS": "1"}
         assert not both or cell["server"]["front_end_processes"] == 2 * (own == cell["front_end"])  # the worker and its parent
     assert output.with_suffix(".png").stat().st_size > 10_000
     assert output.with_suffix(".md").read_text() in done.stdout
