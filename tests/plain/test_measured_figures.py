@@ -59,7 +59,7 @@ def test_a_page_whose_figures_are_old_is_noticed(tmp_path: Path) -> None:
 def cell(
     system: str, mode: str, rate: float, tpot: float, streams: int = 0, front_end: str = "own", **more: Any
 ) -> dict[str, Any]:
-    level = {"p50": {"value": tpot}, "p99": {"value": 3 * tpot}}
+    level = {"p50": {"value": tpot}, "p99": {"value": 3 * tpot, "low": 2 * tpot, "high": 4 * tpot}}
     return {
         "cell": {"system": system, "mode": mode, "rate": rate, "streams": streams, "front_end": front_end, "repeat": 0},
         "load": {"per_core": 8 * (mode == "interfered"), "kinds": ["compress"]},
