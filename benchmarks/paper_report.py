@@ -153,6 +153,11 @@ def summary(document: Document) -> str:
     if table := _repeat_table(document):
         lines += ["Cells that were measured several times, largest over smallest:", "", *table, ""]
     lines += ["Every cell:", "", *_cell_table(document), "", *VERDICT.splitlines(), ""]
+    if shares := [cell["client"]["busiest_core_share"] for cell in document["cells"] if "busiest_core_share" in cell["client"]]:
+        lines += [
+            f"The busiest of the client's processes had something to do for at most {100 * max(shares):.0f} % of a load's time.",
+            "",
+        ]
     idle = {cell["cell"]["system"]: cell["server"] for cell in document["cells"] if cell["server"].get("idle_w")}
     watts = [f"{name} {server['idle_w']:g} W ({server['idle_before_w']:g} W before its start)" for name, server in idle.items()]
     return "\n".join([*lines, f"Power of the GPU with an idle server: {', '.join(watts)}.", ""] if watts else lines)

@@ -252,6 +252,8 @@ def test_cores() -> None:
     cores = Cores((0, 1, 2, 3), (4, 5, 6), front_end=(2, 3))
     assert cores.contended == (0, 1)
     assert (cores.loading, cores.watching) == ((4, 5), (6,))
+    assert cores.spare(2) and not cores.spare(3)  # two cores for two processes, and no server there
+    assert not Cores((0, 1, 4), (4, 5, 6)).spare(1) and not Cores((0,)).spare(1)
     alone = Cores((0,), (1,))
     assert (alone.loading, alone.watching) == ((1,), (1,))
     assert (Cores((0,)).loading, Cores((0,)).watching) == ((), ())
