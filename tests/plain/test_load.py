@@ -64,8 +64,8 @@ def test_closed_loop_keeps_its_streams_busy_and_no_more() -> None:
 
 @pytest.mark.parametrize("spin", [False, True])
 def test_times_are_those_of_the_server(spin: bool) -> None:
-    """Each token is sent at a known time, and the client's time lies after it and before the server's next one. A client that spins
-    meanwhile has as little to do as one that sleeps."""
+    """Each token is sent at a known time, and the client's time lies after it and before the server's next one. A client that
+    spins meanwhile has as little to do as one that sleeps."""
     sent: list[float] = []
 
     def script(exchange: Exchange) -> None:
