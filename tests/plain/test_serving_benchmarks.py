@@ -236,6 +236,9 @@ def test_systems_from_the_command_line() -> None:
     assert "dummy" not in command_of(system, Model("folder", "m", 1000, 500, False), 81)
     assert command_of(find_system("x=serve {model} -p {port}"), MODEL, 81) == ["serve", "folder", "-p", "81"]
     assert find_system("y=http://h:80/").url == "http://h:80"
+    variant = find_system("short=blinkpy", ["short:--policy p.py:f", "blinkpy:--workers 2"])
+    assert variant.name == "short" and variant.front_end == find_system("blinkpy").front_end
+    assert command_of(variant, MODEL, 81)[-2:] == ["--policy", "p.py:f"]
     assert find_system("x=serve", (), (), ["x:api|http", "vllm:no"]).front_end == "api|http"
     with pytest.raises(UsageError, match="unknown system 'vlm'"):
         find_system("vlm")
