@@ -1,8 +1,9 @@
 """The servers that are compared: how each is started, on which cores, when it is healthy, and how it ends.
 
-A system is a name of SYSTEMS, NAME=SYSTEM for one of these with other options under a name of its own, NAME=URL for a server that
-runs already, or NAME=COMMAND with {model}, {name}, {port}, {length} and {python} in it; `env VARIABLE=value command` sets variables. All built-in commands ask for the same: random weights where
-the model is a shape, the same longest sequence, batch and share of memory, and no prefix cache, since every prompt is new.
+A system is a name of SYSTEMS, NAME=SYSTEM for one of these with other options under a name of its own, NAME=URL for a server
+that runs already, or NAME=COMMAND with {model}, {name}, {port}, {length} and {python} in it; `env VARIABLE=value command` sets
+variables. All built-in commands ask for the same: random weights where the model is a shape, the same longest sequence, batch
+and share of memory, and no prefix cache, since every prompt is new.
 """
 
 from __future__ import annotations
