@@ -145,12 +145,22 @@ tables: $(call STAMP,bench)
 SHAPES = llama-3-8b qwen3-30b-a3b
 DECODE = $(RUNNER) benchmarks/decode.py --out benchmarks/results/decode-
 
-measure: $(call STAMP,bench)
+# The grids that the README shows, on a machine with 16 cores (others: ARGS='--server-cores LIST ...'; the last option counts).
+GRID = $(RUNNER) -m benchmarks.paper --quick --drain-s 10 --idle-s 5 --server-cores 0-11 --client-cores 12-15 --frontend-cores 10-11 \
+  $(foreach name,blinkpy blinkpy-host blinkpy-8192,--extra '$(name):--workers 2')
+ALL = --system blinkpy --system blinkpy-host --system vllm --streams 1 8 64 256 --shared-rates 16 --repeats 2
+EQUAL = --system blinkpy-8192 --streams 64 256 --rates 16 --modes isolated
+
+measure: $(call STAMP,bench) $(if $(GPU),$(call STAMP,dev))
 	@$(MAKE) --no-print-directory bench ARGS=
 ifneq ($(GPU),)
 	@for shape in $(SHAPES); do $(DECODE)$$shape.json --shape $$shape --new 200 || exit 1; done
 	@$(DECODE)scheduler.json --shape small --spin-us 5000 --rows 1 64 256 1024 --prompt 48
-	@for shape in $(SHAPES); do $(MAKE) --no-print-directory paper MODEL=$$shape || exit 1; done
+	@for shape in $(SHAPES); do $(GRID) --model $$shape $(EQUAL) $(ARGS) && $(GRID) --model $$shape $(ALL) $(ARGS) || exit 1; done
+	-@$(RUN) -m pytest tests/gpu -m 'not whole_gpu' --junitxml=build/gpu-tests.xml
+	-@$(RUN) -m pytest tests/gpu -m whole_gpu --junitxml=build/gpu-tests-alone.xml
+	@$(RUNNER) -m benchmarks.gpu_tests build/gpu-tests.xml build/gpu-tests-alone.xml \
+	  --gpu "$$(nvidia-smi --query-gpu=name --format=csv,noheader | head -1)"
 endif
 	@$(RUNNER) -m benchmarks.tables
 
