@@ -3,6 +3,7 @@
 #   make serve      environment, install, then the server with the built-in model on 127.0.0.1:8000
 #   make test       environment, then every test that needs neither a GPU nor RDMA
 #   make test-rdma  the tests with real RDMA verbs, in a virtual machine (Debian 12; the first time as root)
+#   make test-aarch64  the front end on aarch64, in emulation (Debian 12; the first time as root)
 #   make lint       conflict markers, ruff and mypy
 #   make fuzz       the scheduler and the queues under random storms, for SECONDS; failing examples are kept
 #   make coverage   that the tests reach every line and branch of the scheduler, the prefix cache and the queues
@@ -49,7 +50,7 @@ RUN := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} OMP_WAIT_POLICY=$${OMP_WAIT_POLICY
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve test test-rdma lint fuzz coverage test-gpu bench paper tables measure docs clean
+.PHONY: help serve test test-rdma test-aarch64 lint fuzz coverage test-gpu bench paper tables measure docs clean
 
 help:
 	@sed -n 's/^#   *\(make [a-z]\)/  \1/p' Makefile
@@ -95,10 +96,13 @@ serve: $(call STAMP,serve-$(EXTRA))
 
 test: $(call STAMP,dev)
 	@mkdir -p build
-	@$(RUN) -m pytest $(T) --ignore=tests/gpu --ignore=tests/rdma
+	@$(RUN) -m pytest $(T) --ignore=tests/gpu --ignore=tests/rdma --ignore=tests/aarch64
 
 test-rdma: $(call STAMP,dev)
 	@PYTHONPATH=tests $(RUNNER) -m rdma.vm.suite $(if $(filter-out tests,$(T)),$(T))
+
+test-aarch64: $(call STAMP,dev)
+	@PYTHONPATH=tests $(RUNNER) -m aarch64.suite $(if $(filter-out tests,$(T)),$(T))
 
 lint: $(call STAMP,dev)
 	@if grep -rnIE '^(<<<<<<< |=======$$|>>>>>>> )' --exclude-dir=.git --exclude-dir=build --exclude-dir='$(VENV)' .; then \
