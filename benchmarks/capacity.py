@@ -25,7 +25,7 @@ from benchmarks.workload import poisson, read_dataset
 from blinkpy.check.simulation import Machine, Simulation, Work, serve_open
 from blinkpy.check.workload import Workload
 from blinkpy.kernels.policies import SHIPPED
-from blinkpy.models.buckets import bucket_shapes
+from blinkpy.models.buckets import SMALLEST_MIXED, bucket_shapes
 
 METHOD = """The scheduler, compiled, behind a queue pair, with a made-up clock: a step that only decodes takes the measured time
 of its number of rows (interpolated in the logarithm) and context_ns for each token of context; a step with prefill takes the
@@ -56,7 +56,7 @@ class StepTimes:
         if work.prefill == 0:
             rows, times = zip(*self.decode, strict=True)
             return float(np.interp(np.log2(work.tokens), np.log2(rows), times)) + context
-        products = self.overhead_ms + 1000 * work.tokens / self.prefill_tokens_s
+        products = self.overhead_ms + 1000 * max(work.tokens, SMALLEST_MIXED) / self.prefill_tokens_s
         both = float(np.cbrt(self.weights_ms**3 + products**3))
         return both + context + 1e-6 * self.attention_ns * work.prefill_context
 
