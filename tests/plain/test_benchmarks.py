@@ -25,14 +25,6 @@ TARGETS = {  # of a smoke run
     "rdma_frontend": 4,
     "tokenizer": 0,
 }
-    "scheduler": 0,
-    "capacity": 0,
-    "cpu_engine": 2,
-    "frontend": 1,
-    "queue_pair": 1,
-    "rdma_frontend": 4,
-    "tokenizer": 0,
-}  # of a smoke run
 
 
 @pytest.mark.timeout(600)
