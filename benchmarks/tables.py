@@ -16,12 +16,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.capacity_report import page as capacity_page
 from benchmarks.common import RESULTS, ROOT, UsageError, main, save_figure
 from benchmarks.paper_report import draw, summary
 from benchmarks.serving_tables import claim, paragraph, percent, serving
 
 Document = dict[str, Any]
-PAGES = (ROOT / "README.md", RESULTS / "README.md")
+PAGES = (ROOT / "README.md", RESULTS / "README.md", ROOT / "docs" / "tuning.md")
 PART = re.compile(r"(<!-- measured: (\w+) -->\n).*?(<!-- end of measured -->)", re.DOTALL)
 SHAPES = {"llama-3-8b": "Llama-3-8B", "qwen3-30b-a3b": "Qwen3-30B-A3B"}
 CPU_ROWS = (  # file, how its target begins, what it is called here
@@ -139,6 +140,7 @@ PARTS: dict[str, Callable[[Results], str]] = {
     "decode": decode,
     "serving": lambda results: serving({title: results.read(f"paper-{name}") for name, title in SHAPES.items()}),
     "cpu": cpu,
+    "capacity": lambda results: capacity_page(results.read("capacity").get("results", {})),
     "files": files,
 }
 

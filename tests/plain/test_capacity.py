@@ -75,7 +75,8 @@ def test_decode_results_are_read_without_their_context(tmp_path: Path) -> None:
     path = tmp_path / "decode.json"
     path.write_text(json.dumps({"prompt": 100, "new": 100, "rows": {"8": {"step_us": {"p50": 5000.0}}, "16": {"error": "x"}}}))
     ((rows, ms),) = read_decode(path, context_ns=1000.0)
-    assert (rows, ms) == (8, pytest.approx(5 - 8 * 150 * 0.001))
+    assert rows == 8
+    assert ms == pytest.approx(5 - 8 * 150 * 0.001)
     path.write_text("{}")
     with pytest.raises(UsageError, match=r"is no result of benchmarks/decode\.py"):
         read_decode(path, 1.0)
