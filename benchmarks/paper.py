@@ -25,7 +25,8 @@ from benchmarks.cell import Bench, Load, add_options, bench
 from benchmarks.common import RESULTS, ROOT, Run, UsageError, WrongAnswer, machine, main, origin, parser, revision, to_json
 from benchmarks.figures import verdict
 from benchmarks.interference import placements
-from benchmarks.paper_report import draw, summary
+from benchmarks.paper_plot import draw
+from benchmarks.paper_report import summary
 from benchmarks.serving import METHOD, end
 from benchmarks.systems import Running, ServerError, System
 

@@ -1,4 +1,4 @@
-"""The grid's results as plots and as a Markdown summary."""
+"""The grid's results as a Markdown summary, and what its plots and tables are made of."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import figure_row, plain_log
 from benchmarks.figures import verdict
 
 VERDICT = """INVALID: the client, which offers the load and takes the times, fell behind, and a figure may be off by more
@@ -105,7 +104,11 @@ def fallen_behind(document: Document) -> list[str]:
 
 def load_name(cell: dict[str, Any]) -> str:
     key = cell["cell"]
-    return f"{key['streams']} streams" if key["streams"] else f"{key['rate']:g} requests/s"
+    return stream_words(key["streams"]) if key["streams"] else f"{key['rate']:g} requests/s"
+
+
+def stream_words(count: float) -> str:
+    return f"{count:g} stream{'' if count == 1 else 's'}"
 
 
 def enumerated(values: Iterable[float]) -> str:
@@ -121,46 +124,6 @@ def geometric_mean(values: Iterable[float]) -> float:
 def ratios(above: dict[float, float], below: dict[float, float]) -> list[float]:
     """Ratios at the rates that both have."""
     return [above[rate] / below[rate] for rate in sorted(above.keys() & below.keys())]
-
-
-def draw(document: Document) -> Any:
-    """A page: each figure against the rate, isolated above, interfered below, on the same scale."""
-    figure, rows = figure_row(len(FIGURES), 3.9, 3.1, rows=2)
-    names = systems(document)
-    for column, (name, (unit, value)) in enumerate(FIGURES.items()):
-        for row, mode in zip(rows, ("isolated", "interfered"), strict=True):
-            ax = row[column]
-            if row is not rows[0]:
-                ax.sharey(rows[0][column])
-            for i, system in enumerate(names):
-                points = series(document, system, mode, value)
-                if points:
-                    ax.plot(
-                        list(points),
-                        list(points.values()),
-                        color=f"C{i}",
-                        marker="osD^v"[i % 5],
-                        markersize=4,
-                        zorder=9 - i,
-                        label=system,
-                    )
-            ax.set(xlabel="requests/s", ylabel=f"{name}, {unit}", title=mode)
-            ax.set_xlim(left=0)
-            ax.grid(alpha=0.3, which="both")
-        if name == "energy" and not any(row[column].has_data() for row in rows):
-            for row in rows:
-                row[column].text(0.5, 0.5, "no energy counter", ha="center", transform=row[column].transAxes)
-        elif name.startswith("P99"):
-            for row in rows:
-                plain_log(row[column], "y")
-        else:
-            rows[0][column].set_ylim(bottom=0)
-    if rows[0][0].has_data():
-        rows[0][0].legend(fontsize=8)
-    cores = "cores of their own" if placement(document) == "own" else "the contended cores"
-    gpu = document["gpu"].get("gpu", "no GPU")
-    figure.suptitle(f"{document['model']}, {gpu}; front ends on {cores}")
-    return figure
 
 
 def summary(document: Document) -> str:
@@ -190,6 +153,11 @@ def summary(document: Document) -> str:
     if table := _repeat_table(document):
         lines += ["Cells that were measured several times, largest over smallest:", "", *table, ""]
     lines += ["Every cell:", "", *_cell_table(document), "", *VERDICT.splitlines(), ""]
+    if shares := [cell["client"]["busiest_core_share"] for cell in document["cells"] if "busiest_core_share" in cell["client"]]:
+        lines += [
+            f"The busiest of the client's processes had something to do for at most {100 * max(shares):.0f} % of a load's time.",
+            "",
+        ]
     idle = {cell["cell"]["system"]: cell["server"] for cell in document["cells"] if cell["server"].get("idle_w")}
     watts = [f"{name} {server['idle_w']:g} W ({server['idle_before_w']:g} W before its start)" for name, server in idle.items()]
     return "\n".join([*lines, f"Power of the GPU with an idle server: {', '.join(watts)}.", ""] if watts else lines)

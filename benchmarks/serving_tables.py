@@ -19,6 +19,7 @@ from benchmarks.paper_report import (
     ratios,
     repeated,
     series,
+    stream_words,
     systems,
     unmeasured,
 )
@@ -208,6 +209,8 @@ def remarks(document: Document) -> list[str]:
         largest = {name: max(found[name] for found in again.values() if name in found) for name in MEDIANS}
         words = ", ".join(f"{name} {percent(value - 1, 1)}" for name, value in largest.items())
         lines.append(f"{len(again)} cells of the grid were measured twice; the two runs differ by at most: {words}.")
+    else:
+        lines.append("No cell of the grid was measured twice.")
     servers: dict[str, list[Document]] = {}
     for cell in document["cells"]:
         servers.setdefault(cell["cell"]["system"], []).append(cell["server"])
@@ -220,7 +223,7 @@ def remarks(document: Document) -> list[str]:
         if known := next((server for server in some if server.get("idle_w") and server.get("idle_before_w")), None):
             idle.append(f"{name} {known['idle_w']:.0f} W ({known['idle_before_w']:.0f} W before its start)")
     if starts:
-        lines.append(f"From start to healthy, the longer one with empty caches: {', '.join(starts)}.")
+        lines.append(f"From start to healthy: {', '.join(starts)}; of several, the longest was the first, with empty caches.")
     if idle:
         lines.append(f"Power of the GPU with an idle server: {', '.join(idle)}.")
     if behind_loads := fallen_behind(document):
@@ -228,7 +231,7 @@ def remarks(document: Document) -> list[str]:
         lines.append(f"In {how_many} loads the client fell behind; they are left out: {'; '.join(behind_loads)}.")
     if missing := unmeasured(document, COMPARED, RATES):
         lines.append(f"Not measured: {'; '.join(missing)}.")
-    return lines
+    return [f"- {line}" for line in lines]
 
 
 def behind(document: Document) -> str:
@@ -243,7 +246,7 @@ def behind(document: Document) -> str:
     for name, value in closed_figures.items():
         ours, peers = closed_loops(document, OURS, value), closed_loops(document, PEER, value)
         for streams in sorted(ours.keys() & peers.keys()):
-            found += worse(name, f"{streams:g} streams", ours[streams], peers[streams])
+            found += worse(name, stream_words(streams), ours[streams], peers[streams])
     what = "; ".join(found) if found else "nothing that was measured"
     return f"{OURS} is behind {PEER} by more than {percent(BEHIND - 1)} in: {what}."
 

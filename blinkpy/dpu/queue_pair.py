@@ -89,7 +89,8 @@ class QueuePair:
         self.transport, self.facts = transport, transport.facts
         self.sizes = transport.layout.sizes
         self.engine_timeout_s = engine_timeout_s
-        self._hasher = PageHasher(self.facts.page_size, (self.facts.hash_multiplier_1, self.facts.hash_multiplier_2))
+        facts = self.facts
+        self._hasher = PageHasher(facts.page_size, (facts.hash_multiplier_1, facts.hash_multiplier_2), facts.vocab_size)
         self.epoch = 0
         self.stray_completions = 0  # for slots without a request: the engine broke the protocol
         # Tokens of a prompt that fits into the arenas at all.

@@ -22,6 +22,7 @@ HASH_MODULUS_2 = 2**31 - 19
 HASH_SHIFT = 31
 HASH_MULTIPLIER_RANGE = (1 << 16, HASH_MODULUS_2 - 1)  # what an engine draws its two multipliers from
 
+LARGEST_VOCAB = 1 << 24  # of engines that hash pages
 FIRST_PAGES = 256  # what tables are made for at first; a power of two
 _MODULI = (HASH_MODULUS_1, HASH_MODULUS_2)
 
@@ -30,17 +31,21 @@ class PageHasher:
     """Hashes the pages of prompts for one engine: see the module.
 
     page_size: tokens, at most 256. multipliers: the engine's secrets. (One that its modulus divides gives hashes of each page's
-    last token alone: for worlds in which hashes collide.)
+    last token alone: for worlds in which hashes collide.) vocab_size: tokens are less; at most 2**24.
 
     Page after page would be a loop in Python: hash = before * m**page_size + own. Divided by m**(tokens up to the page's end) the
     recurrence is a plain sum, so all pages are done at once; division is multiplication by the inverse, exact modulo a prime.
     """
 
-    def __init__(self, page_size: int, multipliers: tuple[int, int]):
+    def __init__(self, page_size: int, multipliers: tuple[int, int], vocab_size: int = LARGEST_VOCAB):
         self.page_size = page_size
         columns = list(zip(multipliers, _MODULI, strict=True))
-        self._weights = np.array([[pow(m, exponent, p) for m, p in columns] for exponent in reversed(range(page_size))])
-        self._ones = self._weights.sum(axis=0)  # for the 1 that is added to each token
+        weights = np.array([[pow(m, exponent, p) for m, p in columns] for exponent in reversed(range(page_size))])
+        self._for_the_ones = weights.sum(axis=0) % _MODULI  # 1 is added to each token
+        weights -= np.where(weights > np.array(_MODULI) // 2, _MODULI, 0)  # below 2**30, to either side
+        # BLAS has no integers. Sums of integers are exact in float64 as long as none exceeds 2**53, in whatever order.
+        self.sums_in = np.dtype(np.float64 if vocab_size * page_size * 2**30 <= 2**53 else np.int64)
+        self._weights = weights.astype(self.sums_in)
         self._step = [pow(m, page_size, p) for m, p in columns]
         self._step_back = [pow(step, -1, p) if step else 0 for step, p in zip(self._step, _MODULI, strict=True)]
         self._forgets = [column for column, step in enumerate(self._step) if step == 0]
@@ -48,22 +53,23 @@ class PageHasher:
 
     def _grow(self, pages: int) -> None:
         """Tables for prompts of up to so many pages, int64 [pages, 2]: what each page's hash is divided by, here and there, and
-        the moduli, which cost NumPy less in full size."""
+        two that repeat one row, because NumPy takes several times as long where it has to broadcast rows of two."""
         self._down, self._up = _powers(self._step_back, pages), _powers(self._step, pages)
-        self._moduli = np.repeat([_MODULI], pages, axis=0)
+        self._moduli, self._ones = np.repeat([_MODULI], pages, axis=0), np.repeat([self._for_the_ones], pages, axis=0)
 
     def hashes(self, tokens: NDArray[np.int32], cache_salt: int = 0) -> NDArray[np.int64]:
         """The hash of each full page of a prompt.
 
-        tokens: int32 [n], each in [0, 2**24). cache_salt: in [0, 2**63). Returns int64 [n // page_size], each in [0, 2**62).
+        tokens: int32 [n], each in [0, vocab_size). cache_salt: in [0, 2**63). Returns int64 [n // page_size], each in [0, 2**62).
         """
         size = self.page_size
         count = len(tokens) // size
         while count > len(self._moduli):
             self._grow(2 * len(self._moduli))
         moduli = self._moduli[:count]
-        sums = tokens[: count * size].astype(np.int64).reshape(count, size).dot(self._weights)  # < 2**24 * 2**31 * 2**8
-        sums += self._ones
+        sums = tokens[: count * size].astype(self.sums_in).reshape(count, size).dot(self._weights)  # within 2**24 * 2**30 * 2**8
+        sums = sums.astype(np.int64, copy=False)
+        sums += self._ones[:count]
         sums %= moduli
         alone = sums[:, self._forgets] if self._forgets else None
         sums *= self._down[:count]

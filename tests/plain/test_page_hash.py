@@ -7,9 +7,7 @@ import pytest
 from hash_reference import PRIMES, page_hashes
 
 from blinkpy.queues import page_hash
-from blinkpy.queues.page_hash import HASH_MULTIPLIER_RANGE, PageHasher
-
-LARGEST_TOKEN = (1 << 24) - 1
+from blinkpy.queues.page_hash import HASH_MULTIPLIER_RANGE, LARGEST_VOCAB, PageHasher
 
 
 def draw_multipliers(rng: np.random.Generator) -> tuple[int, int]:
@@ -22,7 +20,7 @@ def test_hashes_are_those_of_the_definition(page_size: int, salt: int, rng: np.r
     multipliers = draw_multipliers(rng)
     hasher = PageHasher(page_size, multipliers)
     for length in (0, page_size - 1, page_size, int(rng.integers(0, 40 * page_size))):
-        tokens = rng.integers(0, LARGEST_TOKEN, length, dtype=np.int32, endpoint=True)
+        tokens = rng.integers(0, LARGEST_VOCAB, length, dtype=np.int32)
         hashes = hasher.hashes(tokens, salt)
         assert hashes.dtype == np.int64
         assert hashes.tolist() == page_hashes(tokens.tolist(), page_size, multipliers, salt)
@@ -36,12 +34,25 @@ def test_long_prompts_enlarge_the_tables(rng: np.random.Generator) -> None:
         assert hasher.hashes(tokens, 9).tolist() == page_hashes(tokens.tolist(), 4, multipliers, 9)
 
 
-@pytest.mark.parametrize("page_size", [4, 256])
-def test_the_largest_numbers_do_not_overflow(page_size: int) -> None:
-    """The largest tokens, with multipliers that make the largest products: -1 modulo the primes, and what engines draw last."""
-    tokens = np.full(6 * page_size, LARGEST_TOKEN, np.int32)
-    for multipliers in ((PRIMES[0] - 1, PRIMES[1] - 1), (HASH_MULTIPLIER_RANGE[1] - 1,) * 2):
-        assert PageHasher(page_size, multipliers).hashes(tokens).tolist() == page_hashes(tokens.tolist(), page_size, multipliers)
+@pytest.mark.parametrize("page_size", [4, 16, 256])
+def test_the_largest_numbers_do_not_overflow(page_size: int, rng: np.random.Generator) -> None:
+    """The largest tokens, of the largest vocabulary and of the largest that is summed in float64 and the first that is not; with
+    multipliers that make large products: near half of the primes, -1 modulo them, and what engines draw last."""
+    in_floats = 2**53 // 2**30 // page_size
+    halves = [PRIMES[0] // 2 + int(rng.integers(-9, 9)), PRIMES[1] // 2 + int(rng.integers(-9, 9))]
+    for multipliers in (halves, (PRIMES[0] - 1, PRIMES[1] - 1), (HASH_MULTIPLIER_RANGE[1] - 1,) * 2):
+        for vocab_size in (LARGEST_VOCAB, in_floats, in_floats + 1):
+            tokens = vocab_size - 1 - rng.integers(0, 3, 9 * page_size, dtype=np.int32)
+            hashes = PageHasher(page_size, tuple(multipliers), vocab_size).hashes(tokens)
+            assert hashes.tolist() == page_hashes(tokens.tolist(), page_size, multipliers)
+
+
+def test_usual_vocabularies_are_summed_in_floats(rng: np.random.Generator) -> None:
+    """Which is several times as fast; and the numbers are the same."""
+    multipliers, tokens = draw_multipliers(rng), rng.integers(0, 152_064, 16 * 700, dtype=np.int32)
+    fast, slow = PageHasher(16, multipliers, 152_064), PageHasher(16, multipliers)
+    assert (fast.sums_in, slow.sums_in) == (np.float64, np.int64)
+    assert fast.hashes(tokens, 5).tolist() == slow.hashes(tokens, 5).tolist() == page_hashes(tokens.tolist(), 16, multipliers, 5)
 
 
 def test_a_hash_depends_on_all_that_comes_before(rng: np.random.Generator) -> None:

@@ -236,6 +236,9 @@ def test_systems_from_the_command_line() -> None:
     assert "dummy" not in command_of(system, Model("folder", "m", 1000, 500, False), 81)
     assert command_of(find_system("x=serve {model} -p {port}"), MODEL, 81) == ["serve", "folder", "-p", "81"]
     assert find_system("y=http://h:80/").url == "http://h:80"
+    variant = find_system("short=blinkpy", ["short:--policy p.py:f", "blinkpy:--workers 2"])
+    assert variant.name == "short" and variant.front_end == find_system("blinkpy").front_end
+    assert command_of(variant, MODEL, 81)[-2:] == ["--policy", "p.py:f"]
     assert find_system("x=serve", (), (), ["x:api|http", "vllm:no"]).front_end == "api|http"
     with pytest.raises(UsageError, match="unknown system 'vlm'"):
         find_system("vlm")
@@ -252,6 +255,8 @@ def test_cores() -> None:
     cores = Cores((0, 1, 2, 3), (4, 5, 6), front_end=(2, 3))
     assert cores.contended == (0, 1)
     assert (cores.loading, cores.watching) == ((4, 5), (6,))
+    assert cores.spare(2) and not cores.spare(3)  # two cores for two processes, and no server there
+    assert not Cores((0, 1, 4), (4, 5, 6)).spare(1) and not Cores((0,)).spare(1)
     alone = Cores((0,), (1,))
     assert (alone.loading, alone.watching) == ((1,), (1,))
     assert (Cores((0,)).loading, Cores((0,)).watching) == ((), ())
@@ -356,6 +361,7 @@ def test_smoke_grid_is_measured_once(tmp_path: Path) -> None:
         assert set(cell["samples"]["tokens"]) == {8 if cell["cell"]["streams"] else 12}
         assert (cell["neighbours"] > 0) == (cell["cell"]["mode"] == "interfered")
         assert cell["front_end"] == cell["cell"]["front_end"]
+        assert cell["server"]["environment"] == {"OMP_NUM_THREADS": "1"}
         assert not both or cell["server"]["front_end_processes"] == 2 * (own == cell["front_end"])  # the worker and its parent
     assert output.with_suffix(".png").stat().st_size > 10_000
     assert output.with_suffix(".md").read_text() in done.stdout

@@ -29,10 +29,10 @@ URL = re.compile(r"on (http://\S+) ")
 class Command:
     """A running blinkpy command. said: its lines, of both outputs, so far."""
 
-    def __init__(self, *arguments: str):
+    def __init__(self, *arguments: str, python: str = sys.executable):
         self.said: list[str] = []
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "blinkpy", *arguments],
+            [python, "-m", "blinkpy", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

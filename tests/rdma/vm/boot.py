@@ -19,7 +19,8 @@ import threading
 from functools import partial
 from pathlib import Path
 
-from rdma.vm.image import ImageError, ensure_image
+from debian_packages import SetupError
+from rdma.vm.image import ensure_image
 
 # Without erms and fsrm the guest's kernel copies whole words (rep movsq). With them it would copy by rep movsb, which real
 # processors do in large pieces, and the emulator byte by byte: then a queue's 8-byte words could be seen half written.
@@ -95,7 +96,7 @@ def main() -> int:
             out = options.out or Path(scratch)
             out.mkdir(parents=True, exist_ok=True)
             return run(options.command, out.resolve(), options.limit, options.smp, options.memory)
-    except ImageError as error:
+    except SetupError as error:
         print(f"rdma-vm: {error}", file=sys.stderr)
         return 1
 

@@ -19,6 +19,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from debian_packages import SetupError, cache_folder, install_packages, missing_packages, run
+
 PACKAGES = (
     *("qemu-system-x86", "busybox-static", "cpio", "kmod", "iproute2"),  # the emulator, and what the first file system is of
     *("libibverbs1", "ibverbs-providers", "python3-pyverbs"),  # what runs inside
@@ -28,27 +30,21 @@ PYVERBS = Path("/usr/lib/python3/dist-packages/pyverbs")
 MODULES = ("virtio_pci", "9pnet_virtio", "9p", "overlay", "dummy", "ib_uverbs", "rdma_rxe", "crc32_generic", "crc32c_generic")
 FOLDERS = ("bin", "modules", "proc", "sys", "dev", "host", "over", "new")
 XZ_MAGIC, ELF_MAGIC = b"\xfd7zXZ\x00", b"\x7fELF"
-COMMAND_S = 600  # for any one command
-
-
-class ImageError(RuntimeError):
-    """The image can't be built here. The message is one line, made for people."""
 
 
 def image_folder() -> Path:
     """Where the image is kept; all clones share it."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "blinkpy" / "rdma-vm"
+    return cache_folder("rdma-vm")
 
 
 def ensure_image() -> Path:
-    """The folder with vmlinux, initrd.img and python/pyverbs, built if need be. Raises ImageError."""
+    """The folder with vmlinux, initrd.img and python/pyverbs, built if need be. Raises SetupError."""
     folder = image_folder()
     init = Path(__file__).with_name("guest_init.sh").read_bytes()
     stamp = folder / "guest_init.sh"  # written last: an image of another init is built again
-    if stamp.exists() and stamp.read_bytes() == init and not missing_packages():
+    if stamp.exists() and stamp.read_bytes() == init and not missing_packages(PACKAGES):
         return folder
-    if missing_packages():
-        install_packages()
+    install_packages(PACKAGES)
     check_python()
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
@@ -57,31 +53,13 @@ def ensure_image() -> Path:
     return folder
 
 
-def missing_packages() -> list[str]:
-    """Packages that are not installed."""
-    if shutil.which("dpkg-query") is None:
-        raise ImageError("the virtual machine is made of Debian 12's packages, and this is not a Debian")
-    asked = ["dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\n", *PACKAGES]
-    lines = subprocess.run(asked, capture_output=True, text=True, timeout=COMMAND_S).stdout.splitlines()
-    return [name for name in PACKAGES if f"{name} installed" not in lines]
-
-
-def install_packages() -> None:
-    missing = missing_packages()
-    if os.geteuid() != 0:
-        raise ImageError(f"the virtual machine needs packages: as root, apt-get install {' '.join(missing)}")
-    print(f"[rdma-vm] install {' '.join(missing)}", flush=True)
-    run("apt-get", "update", "-qq")
-    run("apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing)
-
-
 def check_python() -> None:
     """The guest runs this Python with Debian's pyverbs, so the two must fit."""
     tag = f"cpython-{sys.version_info.major}{sys.version_info.minor}-"
     if not any(tag in path.name for path in PYVERBS.glob("device*.so")):
         found = ", ".join(sorted(path.name for path in PYVERBS.glob("device*.so"))) or "nothing"
         wanted = f"{sys.version_info.major}.{sys.version_info.minor}"
-        raise ImageError(f"python3-pyverbs has {found}, which Python {wanted} can't load: use the distribution's own Python")
+        raise SetupError(f"python3-pyverbs has {found}, which Python {wanted} can't load: use the distribution's own Python")
 
 
 def build(scratch: Path, folder: Path, init: bytes) -> None:
@@ -89,7 +67,7 @@ def build(scratch: Path, folder: Path, init: bytes) -> None:
     depends = run("apt-cache", "depends", "linux-image-amd64").splitlines()
     package = next((line.split()[-1] for line in depends if "Depends: linux-image-" in line), "")
     if not package:
-        raise ImageError("apt knows no linux-image-amd64: run apt-get update")
+        raise SetupError("apt knows no linux-image-amd64: run apt-get update")
     version = package.removeprefix("linux-image-")
     with working_in(scratch):
         run("apt-get", "download", "-qq", "-o", "APT::Sandbox::User=root", package)
@@ -111,7 +89,7 @@ def build(scratch: Path, folder: Path, init: bytes) -> None:
                 shutil.copy(path, root / "modules")
                 order.append(Path(path).name)
     if not any(name.startswith("rdma_rxe") for name in order):
-        raise ImageError(f"the kernel {version} has no Soft-RoCE (rdma_rxe)")
+        raise SetupError(f"the kernel {version} has no Soft-RoCE (rdma_rxe)")
     (root / "modules/order").write_text("".join(f"{name}\n" for name in order))
     (root / "init").write_bytes(init)
     (root / "init").chmod(0o755)
@@ -133,20 +111,7 @@ def unpacked_kernel(packed: bytes) -> bytes:
             if unpacked.startswith(ELF_MAGIC):
                 return unpacked
         at = packed.find(XZ_MAGIC, at + 1)
-    raise ImageError("the kernel is not compressed with xz, as Debian 12's are")
-
-
-def run(*command: str, check: bool = True) -> str:
-    """Standard output of a command. Raises ImageError with its last words when it fails."""
-    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S, env=environment)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ImageError(f"{command[0]} failed: {error}") from error
-    if check and done.returncode != 0:
-        words = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[-1]
-        raise ImageError(f"{' '.join(command[:3])} failed: {words}")
-    return done.stdout
+    raise SetupError("the kernel is not compressed with xz, as Debian 12's are")
 
 
 @contextlib.contextmanager
@@ -162,5 +127,5 @@ def working_in(folder: Path) -> Iterator[None]:
 if __name__ == "__main__":
     try:
         print(ensure_image())
-    except ImageError as error:
+    except SetupError as error:
         sys.exit(f"rdma-vm: {error}")

@@ -15,8 +15,9 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from debian_packages import SetupError
 from rdma.vm import boot, compile
-from rdma.vm.image import ImageError, ensure_image
+from rdma.vm.image import ensure_image
 
 ROOT = Path(__file__).parents[3]
 CACHE = ROOT / "build" / "rdma"  # of compiled host code
@@ -32,7 +33,7 @@ COPY = 'cp -r "$0" /run/cache && exec "$@"'
 def main(arguments: list[str]) -> int:
     try:
         ensure_image()
-    except ImageError as error:
+    except SetupError as error:
         print(f"make test-rdma: {error}", file=sys.stderr)
         return 1
     CACHE.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,120 @@
+"""Make an aarch64 Python with blinkpy's base install, which runs here under user-mode emulation.
+
+    PYTHONPATH=tests python -m aarch64.machine      makes it under ~/.cache/blinkpy/aarch64, if it is not there; prints its path
+
+Debian's aarch64 packages of Python and pyverbs are fetched and unpacked, and an environment gets the wheels of pyproject.toml's
+dependencies, chosen and installed by pip on that Python: neither torch nor Numba. Processes run in this machine's own file
+system, network and shared memory, so that they can talk with those of this machine. Needs Debian 12 and, the first time, root
+for the emulator; some 100 MB are fetched, in one to two minutes. This machine's own packages are left alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shlex
+import shutil
+import sys
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+
+from debian_packages import SetupError, cache_folder, install_packages, missing_packages, run
+
+ROOT = Path(__file__).parents[2]
+EMULATOR = "qemu-aarch64-static"
+HERE = ("qemu-user-static",)  # packages on this machine
+THERE = ("python3", "python3-pyverbs", "libstdc++6")  # and of aarch64
+FOR_TESTS = ("pytest", "pytest-timeout", "hypothesis", "httpx", "openai")  # of the extras, what the tests import
+
+# A state of apt's own, so that it neither knows nor changes what is installed here.
+APT = """Dir::State "{folder}/state";
+Dir::State::status "{folder}/status";
+Dir::Cache "{folder}/cache";
+APT::Architecture "arm64";
+APT::Architectures {{ "arm64"; }};
+APT::Sandbox::User "root";
+Acquire::Languages "none";
+Debug::NoLocking "true";
+"""
+
+# What looks to Python like the interpreter of an environment: it is given its own path, so what it starts is emulated as well.
+PYTHON = """#!/bin/sh
+exec {emulator} -L {root} -0 "$0" {python} "$@"
+"""
+ENVIRONMENT = """home = {home}
+include-system-site-packages = true
+"""  # the system's packages: pyverbs, as docs/bluefield.md has it
+
+
+def ensure_machine() -> Path:
+    """The emulated Python, made if need be. Raises SetupError."""
+    folder = cache_folder("aarch64")
+    python, stamp = folder / "environment/bin/python", folder / "stamp"
+    wanted = hashlib.sha256("\n".join([Path(__file__).read_text(), *requirements()]).encode()).hexdigest()
+    if stamp.exists() and stamp.read_text() == wanted and not missing_packages(HERE):
+        return python
+    install_packages(HERE)
+    if shutil.which(EMULATOR) is None:
+        raise SetupError(f"{' '.join(HERE)} has no {EMULATOR}")
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / "apt").mkdir(parents=True)
+    unpack_packages(folder / "apt", folder / "root")
+    make_environment(folder, python)
+    stamp.write_text(wanted)
+    return python
+
+
+def requirements() -> list[str]:
+    """The base install's, and of the extras those that the tests import."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [line for lines in project["optional-dependencies"].values() for line in lines]
+    named = {match[0]: line for line in extras if (match := re.match(r"[\w-]+", line))}
+    return [*project["dependencies"], *(named[name] for name in FOR_TESTS)]
+
+
+def unpack_packages(apt: Path, root: Path) -> None:
+    """Fetch the packages, with all that they depend on, and unpack them; nothing of theirs is run."""
+    print("[aarch64] fetch Debian's packages", flush=True)
+    for name in ("state/lists/partial", "cache/archives/partial"):
+        (apt / name).mkdir(parents=True)
+    (apt / "status").touch()
+    (apt / "apt.conf").write_text(APT.format(folder=apt))
+    configured = {"APT_CONFIG": str(apt / "apt.conf")}
+    run("apt-get", "update", "-qq", env=configured)
+    run("apt-get", "install", "-qq", "-y", "--download-only", "--no-install-recommends", *THERE, env=configured)
+    root.mkdir()
+    for archive in sorted((apt / "cache/archives").glob("*.deb")):
+        run("dpkg-deb", "--extract", str(archive), str(root))
+    shutil.rmtree(apt)
+
+
+def make_environment(folder: Path, python: Path) -> None:
+    """An environment of the unpacked Python, with the wheels."""
+    found = sorted((folder / "root/usr/bin").glob("python3.[0-9]*"))
+    real = next((path for path in found if re.fullmatch(r"python3\.\d+", path.name)), None)
+    if real is None:
+        raise SetupError(f"Debian's packages brought no Python: {[path.name for path in found]}")
+    python.parent.mkdir(parents=True)
+    names = {"emulator": EMULATOR, "root": folder / "root", "python": real}
+    python.write_text(PYTHON.format(**{name: shlex.quote(str(value)) for name, value in names.items()}))
+    python.chmod(0o755)
+    (python.parents[1] / "pyvenv.cfg").write_text(ENVIRONMENT.format(home=real.parent))
+    (python.parents[1] / "lib" / real.name / "site-packages").mkdir(parents=True)
+    print("[aarch64] install the base install's wheels, by pip in emulation: a minute", flush=True)
+    run(sys.executable, "-m", "pip", "download", "-qq", "--no-deps", "--only-binary=:all:", "-d", str(folder / "pip"), "pip")
+    pip = next((folder / "pip").glob("pip-*.whl")) / "pip"  # a wheel is an archive that Python runs as it is
+    options = ("--no-compile", "--disable-pip-version-check", "--no-input", "--only-binary=:all:")
+    emulated(python, [str(pip), "install", "-qq", *options, *requirements()])
+
+
+def emulated(python: Path, arguments: Iterable[str]) -> str:
+    """Standard output of the emulated Python with these arguments. Raises SetupError."""
+    return run(str(python), *arguments, env={"PYTHONPATH": ""})
+
+
+if __name__ == "__main__":
+    try:
+        print(ensure_machine())
+    except SetupError as error:
+        sys.exit(f"aarch64: {error}")

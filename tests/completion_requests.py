@@ -1,0 +1,41 @@
+"""Requests for completions at random, and what their answers say: for comparing two ways to the same engine."""
+
+from __future__ import annotations
+
+import json
+
+import httpx
+import numpy as np
+
+WORDS = ["whale", "sea", "harpoon", "London", "fog", "lamp", "garden", "letter", "captain", "winter"]
+
+
+def requests(rng: np.random.Generator, count: int, words: int, tokens: int) -> list[dict]:
+    """Bodies of completion requests: prompts of less than so many words, answers of at most so many tokens, lengths, sampling and
+    log probabilities at random."""
+    made = []
+    for i in range(count):
+        body = {
+            "model": "demo",
+            "prompt": " ".join(rng.choice(WORDS, int(rng.integers(1, words)))),
+            "max_tokens": int(rng.integers(1, tokens + 1)),
+            "temperature": float(rng.choice([0.0, 0.8])),
+            "seed": int(rng.integers(0, 2**31)),
+            "stream": bool(i % 2),
+        }
+        if i % 3 == 0:
+            body["logprobs"] = int(rng.integers(0, 6))
+        made.append(body)
+    return made
+
+
+def said(answer: httpx.Response) -> list[object]:
+    """What an answer says, without ids and times."""
+    assert answer.status_code == 200, answer.text
+    if not answer.headers["content-type"].startswith("text/event-stream"):
+        return [(choice["text"], choice["logprobs"], choice["finish_reason"]) for choice in answer.json()["choices"]]
+    lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
+    assert lines[-1] == "[DONE]"
+    choices = [choice for line in lines[:-1] for choice in json.loads(line)["choices"]]
+    logprobs = [value for c in choices if c["logprobs"] for value in zip(*c["logprobs"].values(), strict=True)]
+    return ["".join(c["text"] for c in choices), logprobs, choices[-1]["finish_reason"]]
