@@ -7,7 +7,7 @@
 #   make lint       conflict markers, ruff and mypy
 #   make fuzz       the scheduler and the queues under random storms, for SECONDS; failing examples are kept
 #   make coverage   that the tests reach every line and branch of the scheduler, the prefix cache and the queues
-#   make test-gpu   the tests that need an NVIDIA GPU; without one it says so, and tests nothing
+#   make test-gpu   the tests that need an NVIDIA GPU; without one it says so, and tests nothing. ARGS='-n 8': eight at a time
 #   make bench      the benchmarks that need no GPU, into benchmarks/results: a quarter of an hour on an idle machine
 #   make paper      the grid of request rates, isolated and interfered, for MODEL: hours, and it can be interrupted
 #   make tables     the README's figures, from benchmarks/results
@@ -123,12 +123,18 @@ coverage: $(VENV)/.dev
 	@$(RUN) -m coverage run -m pytest -q $(REACH)
 	@$(RUN) -m coverage report
 
+# Two runs: ARGS='-n 8' spreads the tests over processes that share the GPU, and some need it for themselves. A run that has no
+# test to do (5) is no failure, as long as the other one has some.
+TEST_GPU = $(RUN) -m pytest $(T) $(ARGS)
+ONE_BY_ONE = $(if $(filter -n% --numprocesses%,$(ARGS)),-n 0)
+
 test-gpu:
 ifeq ($(GPU),)
 	@echo "make test-gpu: SKIPPED, because nvidia-smi finds no NVIDIA GPU on this machine; nothing was tested"
 else
 	@$(if $(call STAMP,dev),$(MAKE) --no-print-directory $(call STAMP,dev))
-	@$(RUN) -m pytest $(T) $(ARGS)
+	@$(if $(filter -m%,$(ARGS)),$(error make test-gpu uses pytest's -m itself; choose tests by T= or -k))$(TEST_GPU) -m 'not whole_gpu'; beside=$$?; $(TEST_GPU) $(ONE_BY_ONE) -m whole_gpu; alone=$$?; \
+	case "$$beside $$alone" in "0 0"|"0 5"|"5 0") ;; *) exit 1;; esac
 endif
 
 bench: $(call STAMP,bench)
@@ -143,12 +149,22 @@ tables: $(call STAMP,bench)
 SHAPES = llama-3-8b qwen3-30b-a3b
 DECODE = $(RUNNER) benchmarks/decode.py --out benchmarks/results/decode-
 
-measure: $(call STAMP,bench)
+# The grids that the README shows, on a machine with 16 cores (others: ARGS='--server-cores LIST ...'; the last option counts).
+GRID = $(RUNNER) -m benchmarks.paper --quick --drain-s 10 --idle-s 5 --server-cores 0-11 --client-cores 12-15 --frontend-cores 10-11 \
+  $(foreach name,blinkpy blinkpy-host blinkpy-8192,--extra '$(name):--workers 2')
+ALL = --system blinkpy --system blinkpy-host --system vllm --streams 1 8 64 256 --shared-rates 16 --repeats 2
+EQUAL = --system blinkpy-8192 --streams 64 256 --rates 16 --modes isolated
+
+measure: $(call STAMP,bench) $(if $(GPU),$(call STAMP,dev))
 	@$(MAKE) --no-print-directory bench ARGS=
 ifneq ($(GPU),)
 	@for shape in $(SHAPES); do $(DECODE)$$shape.json --shape $$shape --new 200 || exit 1; done
 	@$(DECODE)scheduler.json --shape small --spin-us 5000 --rows 1 64 256 1024 --prompt 48
-	@for shape in $(SHAPES); do $(MAKE) --no-print-directory paper MODEL=$$shape || exit 1; done
+	@for shape in $(SHAPES); do $(GRID) --model $$shape $(EQUAL) $(ARGS) && $(GRID) --model $$shape $(ALL) $(ARGS) || exit 1; done
+	-@$(RUN) -m pytest tests/gpu -m 'not whole_gpu' --junitxml=build/gpu-tests.xml
+	-@$(RUN) -m pytest tests/gpu -m whole_gpu --junitxml=build/gpu-tests-alone.xml
+	@$(RUNNER) -m benchmarks.gpu_tests build/gpu-tests.xml build/gpu-tests-alone.xml \
+	  --gpu "$$(nvidia-smi --query-gpu=name --format=csv,noheader | head -1)"
 endif
 	@$(RUNNER) -m benchmarks.tables
 

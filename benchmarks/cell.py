@@ -123,8 +123,8 @@ class Bench:
             if name:
                 self.progress(name, max(0.0, now), load.seconds or limit)
 
-        alone = self.processes <= len(set(self.cores.loading) - set(self.cores.server))
-        return offer(target, requests, load.streams, self.processes, self.cores.loading, limit, tick, spin=alone)
+        spin = self.cores.spare(self.processes)
+        return offer(target, requests, load.streams, self.processes, self.cores.loading, limit, tick, spin)
 
     def measure(self, server: Running, load: Load, name: str = "", cores: Cores | None = None) -> dict[str, Any]:
         """Offer a load, beside its neighbours; its figures. cores: how the server is placed, if not as it was started.
@@ -150,7 +150,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="demo", help=f"folder, hub id, demo, or a shape with random weights: {shapes}")
     parser.add_argument("--vocabulary", type=int, default=0, help="ids of random prompts lie below this (0: from the model)")
     parser.add_argument("--max-model-len", type=int, default=0, help="longest sequence, tokens (0: the model's, at most 8192)")
-    help_text = "what to measure: a known name, NAME=URL or NAME=COMMAND; several times for a comparison"
+    help_text = "what to measure: a known name, NAME=KNOWN, NAME=URL or NAME=COMMAND; several times for a comparison"
     parser.add_argument("--system", action="append", default=[], metavar="SYSTEM", help=f"{help_text} (default: blinkpy)")
     parser.add_argument("--extra", action="append", default=[], metavar="NAME:ARGUMENTS", help="more arguments for a system")
     parser.add_argument("--env", action="append", default=[], metavar="NAME:VARIABLE=VALUE", help="environment of a system")

@@ -286,7 +286,7 @@ def plot(run: Run, results: dict[str, Any]) -> Any:
         order = np.argsort(x)
         right.plot(x[order], np.cumsum(weights[order]) / weights.sum(), label=label)
     right.set(xlabel="ms", ylabel="share of steps", title=f"one step, {STEP_STREAMS} streams")
-    right.set_xlim(right=1.5 * results["step"]["engine_ms"].get("p90", results["step"]["engine_ms"]["p50"])["value"])
+    right.set_xlim(0, 1.5 * results["step"]["engine_ms"].get("p90", results["step"]["engine_ms"]["p50"])["value"])
     right.legend(fontsize=8)
     for axes in (left, right):
         axes.grid(alpha=0.3)

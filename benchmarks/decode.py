@@ -39,7 +39,6 @@ from benchmarks.shapes import SHAPES  # noqa: E402
 from blinkpy.dpu.queue_pair import QueuePair  # noqa: E402
 from blinkpy.dpu.sampling import Sampling  # noqa: E402
 from blinkpy.dpu.shm import attach_segment  # noqa: E402
-from blinkpy.engine.executive import OUTPUT_KERNELS  # noqa: E402
 from blinkpy.engine.provision import CudaEngine  # noqa: E402
 from blinkpy.kernels.loop import (  # noqa: E402
     TRACE_AHEAD_BEGIN,
@@ -55,6 +54,7 @@ from blinkpy.kernels.loop import (  # noqa: E402
 from blinkpy.kv.state import DECODE_ROWS, EMITS, MAX_CONTEXT, ROWS, TOKENS  # noqa: E402
 from blinkpy.models.architecture import Architecture, read_architecture  # noqa: E402
 from blinkpy.models.checkpoint import weight_elements  # noqa: E402
+from blinkpy.models.gpu_step import StepGraph  # noqa: E402
 from blinkpy.queues import layout as queues  # noqa: E402
 
 READ_GBPS = 4434.0  # read-only bandwidth of an H200's memory, measured
@@ -95,7 +95,7 @@ def graph_alone(engine: CudaEngine, rows: int, context: int, repeats: int = 50) 
     for index, value in ((ROWS, rows), (TOKENS, rows), (DECODE_ROWS, rows), (MAX_CONTEXT, context), (EMITS, rows)):
         batch.counts[index] = value
     index = next(i for i, shape in enumerate(step.shapes) if not shape.mixed and shape.rows >= rows)
-    graph = step.graphs[index]
+    graph = step.graphs[index].graph
     graph.instantiate()
     times = []
     torch.cuda.synchronize()
@@ -122,11 +122,11 @@ class Spinning(CudaEngine):
             graph.capture_begin(capture_error_mode="relaxed")
             torch.cuda._sleep(1)  # a step's first kernel
             torch.cuda._sleep(self.cycles)
-            for _ in range(OUTPUT_KERNELS - 1):
+            for _ in range(4):  # with the spinning one, as many kernels as a model's output has
                 state.batch.sampled.fill_(7)
             graph.capture_end()
         step = self._gpu_step
-        step.graphs[:] = [graph] * len(step.graphs)
+        step.graphs[:] = [StepGraph(graph, layers=1)] * len(step.graphs)
         return super()._build_executive(policy, queues, graph_of, stream)
 
 

@@ -157,10 +157,12 @@ def _energy(result: LoadResult, window_s: float, tokens: float, meter: EnergyMet
     joules = meter.joules(result.began, result.began + window_s)
     if joules is None:
         return {"missing": meter.missing or "the counter was not read meanwhile"}
+    clock = meter.clock_mhz(result.began, result.began + window_s)
     return {
         "joules": _short(joules),
         "mean_w": _short(joules / window_s),
         "joules_per_token": _short(joules / tokens) if tokens else None,
+        "clock_mhz": None if clock is None else round(clock),
     }
 
 

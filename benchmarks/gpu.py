@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 PERIOD_S = 0.05  # the counter itself moves every 20 to 100 ms
+CLOCK_EVERY = 10  # readings of the counter: the clock is read less often
 SLACK_S = 0.5  # that readings may begin too late or end too early
 
 
@@ -19,6 +20,7 @@ class EnergyMeter:
         self.missing = ""
         self.facts: dict[str, Any] = {}
         self._marks: list[tuple[float, float]] = []  # (time.perf_counter(), joules)
+        self._clocks: list[tuple[float, float]] = []  # (time.perf_counter(), MHz of the multiprocessors)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         try:
@@ -28,6 +30,7 @@ class EnergyMeter:
             pynvml.nvmlInit()
             self._handle = pynvml.nvmlDeviceGetHandleByIndex(index)
             self._joules()
+            self._mhz()
             self.facts = {
                 "gpu": _text(pynvml.nvmlDeviceGetName(self._handle)),
                 "driver": _text(pynvml.nvmlSystemGetDriverVersion()),
@@ -42,9 +45,14 @@ class EnergyMeter:
     def _joules(self) -> float:
         return float(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)) / 1000
 
+    def _mhz(self) -> float:
+        return float(self._nvml.nvmlDeviceGetClockInfo(self._handle, self._nvml.NVML_CLOCK_SM))
+
     def _run(self) -> None:
         while not self._stop.wait(PERIOD_S):
             self._marks.append((time.perf_counter(), self._joules()))
+            if len(self._marks) % CLOCK_EVERY == 0:
+                self._clocks.append((time.perf_counter(), self._mhz()))
 
     def __enter__(self) -> EnergyMeter:
         if not self.missing:
@@ -61,6 +69,12 @@ class EnergyMeter:
         marks = list(self._marks)
         read = len(marks) > 1 and marks[0][0] < begin + SLACK_S and marks[-1][0] > end - SLACK_S
         return interpolated(marks, begin, end) if read else None
+
+    def clock_mhz(self, begin: float, end: float) -> float | None:
+        """Mean clock of the GPU's multiprocessors between two times of time.perf_counter(); None if it was not read meanwhile. At
+        its power limit a GPU lowers it."""
+        read = [mhz for when, mhz in list(self._clocks) if begin <= when <= end]
+        return sum(read) / len(read) if read else None
 
     def watts(self, seconds: float) -> float | None:
         """Mean power over the next seconds; None without a counter."""

@@ -25,7 +25,8 @@ from benchmarks.cell import Bench, Load, add_options, bench
 from benchmarks.common import RESULTS, ROOT, Run, UsageError, WrongAnswer, machine, main, origin, parser, revision, to_json
 from benchmarks.figures import verdict
 from benchmarks.interference import placements
-from benchmarks.paper_report import draw, summary
+from benchmarks.paper_plot import draw
+from benchmarks.paper_report import summary
 from benchmarks.serving import METHOD, end
 from benchmarks.systems import Running, ServerError, System
 
@@ -38,7 +39,7 @@ SAME = (  # what the cells of one result have in common
     *("model", "seconds", "drain_s", "data", "closed_data", "rounds", "arrivals", "seed"),
     *("per_core", "kinds", "server_cores", "client_cores", "frontend_cores", "temperature", "chat"),
 )
-CELL_SPARE_S = 8.0  # of a cell, besides arrivals and drain: prompts, client processes, neighbours, and the figures
+CELL_SPARE_S = 5.0  # of a cell, besides arrivals and drain: prompts, client processes, neighbours, and the figures
 
 
 @dataclass(frozen=True)

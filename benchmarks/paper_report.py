@@ -1,4 +1,4 @@
-"""The grid's results as plots and as a Markdown summary."""
+"""The grid's results as a Markdown summary, and what its plots and tables are made of."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import figure_row, plain_log
 from benchmarks.figures import verdict
 
+VERDICT = """INVALID: the client, which offers the load and takes the times, fell behind, and a figure may be off by more
+than 5 %. Such a load is left out of all other tables, ratios and plots. A load counts if the client's median
+lag, which every event has, is at most 5 % of the median TTFT and of the median TPOT, and if the 99th percentile
+of its lag is at most 5 % of the 99th percentile of TTFT, or 2 ms. The rule is the same for all systems, and is
+applied anew whenever this page is written."""
 Document = dict[str, Any]
 Figure = Callable[[dict[str, Any]], float | None]
 
@@ -25,6 +29,7 @@ FIGURES: dict[str, tuple[str, Figure]] = {
     "throughput": ("output tokens/s", lambda cell: cell["output_tokens_per_s"]),
     "energy": ("J/token", lambda cell: cell["energy"].get("joules_per_token")),
 }
+MODES = ("isolated", "interfered")
 MEDIANS: dict[str, Figure] = {
     "median TTFT": latency("ttft_ms", "p50"),
     "median TPOT": latency("tpot_ms", "p50"),
@@ -66,6 +71,52 @@ def systems(document: Document) -> list[str]:
     return list(dict.fromkeys(cell["cell"]["system"] for cell in document["cells"]))
 
 
+def unmeasured(document: Document, names: Iterable[str], rates: Iterable[float] = ()) -> list[str]:
+    """What is missing, in words: of these systems, the loads that any system was offered and they weren't; and the grid at these
+    rates, for which nobody need have been asked."""
+    keys = [cell["cell"] for cell in document["cells"]]
+    done = {(key["system"], key["mode"], key["rate"], key["streams"], key["front_end"]) for key in keys}
+    own = placement(document)
+    wanted: dict[str, set[float]] = {own: {*rates}}
+    wanted.setdefault("shared", set())
+    for key in keys:
+        if key["rate"]:
+            wanted[key["front_end"]].add(key["rate"])
+    streams = sorted({key["streams"] for key in keys if key["streams"]})
+    found = []
+    for name in names:
+        for front_end, some in wanted.items():
+            gaps = {mode: [rate for rate in sorted(some) if (name, mode, rate, 0, front_end) not in done] for mode in MODES}
+            where = "" if front_end == own else ", front end on contended cores"
+            if gaps[MODES[0]] == gaps[MODES[1]]:
+                gaps = {"isolated and interfered": gaps[MODES[0]]}
+            found += [f"{name} at {enumerated(gap)} requests/s, {mode}{where}" for mode, gap in gaps.items() if gap]
+        if gap := [count for count in streams if (name, MODES[0], 0.0, count, own) not in done]:
+            found.append(f"{name} with {enumerated(gap)} streams")
+    return found
+
+
+def fallen_behind(document: Document) -> list[str]:
+    """The loads that don't count, in words."""
+    cells = [cell for cell in document["cells"] if not counts(document, cell)]
+    return [f"{cell['cell']['system']} {load_name(cell)}, {cell['cell']['mode']}" for cell in cells]
+
+
+def load_name(cell: dict[str, Any]) -> str:
+    key = cell["cell"]
+    return stream_words(key["streams"]) if key["streams"] else f"{key['rate']:g} requests/s"
+
+
+def stream_words(count: float) -> str:
+    return f"{count:g} stream{'' if count == 1 else 's'}"
+
+
+def enumerated(values: Iterable[float]) -> str:
+    """2, 8 and 32."""
+    *words, last = [f"{value:g}" for value in values]
+    return f"{', '.join(words)} and {last}" if words else last
+
+
 def geometric_mean(values: Iterable[float]) -> float:
     return float(np.exp(np.mean(np.log(list(values)))))
 
@@ -75,52 +126,12 @@ def ratios(above: dict[float, float], below: dict[float, float]) -> list[float]:
     return [above[rate] / below[rate] for rate in sorted(above.keys() & below.keys())]
 
 
-def draw(document: Document) -> Any:
-    """A page: each figure against the rate, isolated above, interfered below, on the same scale."""
-    figure, rows = figure_row(len(FIGURES), 3.9, 3.1, rows=2)
-    names = systems(document)
-    for column, (name, (unit, value)) in enumerate(FIGURES.items()):
-        for row, mode in zip(rows, ("isolated", "interfered"), strict=True):
-            ax = row[column]
-            if row is not rows[0]:
-                ax.sharey(rows[0][column])
-            for i, system in enumerate(names):
-                points = series(document, system, mode, value)
-                if points:
-                    ax.plot(
-                        list(points),
-                        list(points.values()),
-                        color=f"C{i}",
-                        marker="osD^v"[i % 5],
-                        markersize=4,
-                        zorder=9 - i,
-                        label=system,
-                    )
-            ax.set(xlabel="requests/s", ylabel=f"{name}, {unit}", title=mode)
-            ax.set_xlim(left=0)
-            ax.grid(alpha=0.3, which="both")
-        if name == "energy" and not any(row[column].has_data() for row in rows):
-            for row in rows:
-                row[column].text(0.5, 0.5, "no energy counter", ha="center", transform=row[column].transAxes)
-        elif name.startswith("P99"):
-            for row in rows:
-                plain_log(row[column], "y")
-        else:
-            rows[0][column].set_ylim(bottom=0)
-    if rows[0][0].has_data():
-        rows[0][0].legend(fontsize=8)
-    cores = "cores of their own" if placement(document) == "own" else "the contended cores"
-    gpu = document["gpu"].get("gpu", "no GPU")
-    figure.suptitle(f"{document['model']}, {gpu}; front ends on {cores}")
-    return figure
-
-
 def summary(document: Document) -> str:
     """Tables: how much neighbours cost each system, how the systems compare, each cell's figures, and repeated cells."""
     gpu = document["gpu"].get("gpu", "no GPU")
     lines = [f"# {document['model']}, {gpu}", ""]
-    if not document["complete"]:
-        lines += ["**Not complete:** some cells were not measured.", ""]
+    if not document["smoke"] and (missing := unmeasured(document, systems(document))):
+        lines += [f"**Not measured:** {'; '.join(missing)}.", ""]
     for system, error in document["errors"].items():
         lines += [f"**{system} failed:** {error.splitlines()[0]}", ""]
     names = systems(document)
@@ -141,7 +152,12 @@ def summary(document: Document) -> str:
             lines += [f"The others over {first}, geometric mean over rates (range):", "", *table, ""]
     if table := _repeat_table(document):
         lines += ["Cells that were measured several times, largest over smallest:", "", *table, ""]
-    lines += ["Every cell:", "", *_cell_table(document), ""]
+    lines += ["Every cell:", "", *_cell_table(document), "", *VERDICT.splitlines(), ""]
+    if shares := [cell["client"]["busiest_core_share"] for cell in document["cells"] if "busiest_core_share" in cell["client"]]:
+        lines += [
+            f"The busiest of the client's processes had something to do for at most {100 * max(shares):.0f} % of a load's time.",
+            "",
+        ]
     idle = {cell["cell"]["system"]: cell["server"] for cell in document["cells"] if cell["server"].get("idle_w")}
     watts = [f"{name} {server['idle_w']:g} W ({server['idle_before_w']:g} W before its start)" for name, server in idle.items()]
     return "\n".join([*lines, f"Power of the GPU with an idle server: {', '.join(watts)}.", ""] if watts else lines)
@@ -176,10 +192,9 @@ def _cell_table(document: Document) -> list[str]:
             f"{cell[what]['p50']['value']:g} / {cell[what]['p99']['value']:g}" if what in cell else "none"
             for what in ("ttft_ms", "tpot_ms")
         ]
-        load = f"{key['streams']} streams" if key["streams"] else f"{key['rate']:g} requests/s"
         client = cell["client"]
         lines.append(
-            f"| {key['system']} | {key['front_end']} | {key['mode']} | {load} | {times[0]} | {times[1]} | "
+            f"| {key['system']} | {key['front_end']} | {key['mode']} | {load_name(cell)} | {times[0]} | {times[1]} | "
             f"{cell['output_tokens_per_s']:g} | {cell['goodput_per_s']:g} | {'' if energy is None else f'{energy:.3g}'} | "
             f"{', '.join(f'{count} {error}' for error, count in cell['errors'].items()) or '0'} | "
             f"{client['lag_ms']['p99']:g}{'' if verdict(cell)['valid'] else ' INVALID'} |"

@@ -8,22 +8,31 @@ from typing import Any
 from benchmarks.paper_report import (
     FIGURES,
     MEDIANS,
+    MODES,
     Figure,
     closed_loops,
     counts,
+    fallen_behind,
     geometric_mean,
     latency,
     placement,
     ratios,
     repeated,
     series,
+    stream_words,
     systems,
+    unmeasured,
 )
 
 Document = dict[str, Any]
-MODES = ("isolated", "interfered")
 HEADLINE_RATE = 16.0
 OURS, PEER = "blinkpy", "vllm"
+COMPARED = (OURS, "blinkpy-host", PEER)  # what is missing of these is named
+RATES = (2.0, 8.0, 16.0, 32.0)  # that they are measured at, at least
+WHAT = {  # of systems whose name doesn't say it
+    "blinkpy-host": "`blinkpy-host` has its scheduler on the CPU (`--control host`) and the same kernels.",
+    "blinkpy-8192": "`blinkpy-8192` takes up to 8,192 tokens into a step (`--max-num-batched-tokens`), as vLLM does by default.",
+}
 BEHIND = 1.02  # by so much a figure is worse before it is called so
 JOULES = FIGURES["energy"][1]
 
@@ -96,6 +105,7 @@ def origin(file: Document) -> list[str]:
         f"{gpu.get('gpu', 'CPU')}{driver} and {machine['cpu']}: the same {len(cores['server'])} cores for every server{alone},",
         f"{len(cores['client']) or 'the same'} for the client; random weights, no prefix cache.",
         f"Commit `{file['commit'].get('hash', 'unknown')[:7]}`, {' and '.join(days)}.",
+        *(what for system, what in WHAT.items() if system in versions),
         f"Every cell, with energy and errors: [{name}.md](benchmarks/results/{name}.md).",
     )
 
@@ -130,18 +140,25 @@ def closed(document: Document) -> list[str]:
 def headline(document: Document) -> list[str]:
     """Every figure at one rate: quiet and interfered, for both placements of front ends."""
     lines = []
+    per_core = max((cell["load"]["per_core"] for cell in document["cells"]), default=0)
     for front_end in ("own", "shared"):
+        if not any(key_of(cell)[2:] == (HEADLINE_RATE, front_end) for cell in document["cells"]):
+            continue
+        where = "own cores" if front_end == "own" else "contended cores"
         for mode in MODES:
-            for name in systems(document):
+            beside = "none" if mode == MODES[0] else f"{per_core} per core"
+            for name in dict.fromkeys([*systems(document), *COMPARED]):
                 which = (name, mode, HEADLINE_RATE, front_end)
-                cells = [cell for cell in document["cells"] if key_of(cell) == which and counts(document, cell)]
+                some = [cell for cell in document["cells"] if key_of(cell) == which]
+                cells = [cell for cell in some if counts(document, cell)]
                 if not cells:
+                    if some or name in COMPARED:
+                        why = "the client fell behind" if some else "not measured"
+                        lines.append(f"| {beside} | {where} | {name} | {why} |" + " |" * len(FIGURES) + " |")
                     continue
                 words = [word(series(document, name, mode, value, front_end).get(HEADLINE_RATE)) for _, value in FIGURES.values()]
                 words.insert(3, f"{sum(cell['goodput_per_s'] for cell in cells) / len(cells):.3g}")
                 words.append(str(sum(sum(cell["errors"].values()) for cell in cells)))
-                beside = "none" if mode == "isolated" else f"{cells[0]['load']['per_core']} per core"
-                where = "own cores" if front_end == "own" else "contended cores"
                 lines.append(f"| {beside} | {where} | {name} | " + " | ".join(words) + " |")
     if not lines:
         return []
@@ -192,6 +209,8 @@ def remarks(document: Document) -> list[str]:
         largest = {name: max(found[name] for found in again.values() if name in found) for name in MEDIANS}
         words = ", ".join(f"{name} {percent(value - 1, 1)}" for name, value in largest.items())
         lines.append(f"{len(again)} cells of the grid were measured twice; the two runs differ by at most: {words}.")
+    else:
+        lines.append("No cell of the grid was measured twice.")
     servers: dict[str, list[Document]] = {}
     for cell in document["cells"]:
         servers.setdefault(cell["cell"]["system"], []).append(cell["server"])
@@ -204,13 +223,15 @@ def remarks(document: Document) -> list[str]:
         if known := next((server for server in some if server.get("idle_w") and server.get("idle_before_w")), None):
             idle.append(f"{name} {known['idle_w']:.0f} W ({known['idle_before_w']:.0f} W before its start)")
     if starts:
-        lines.append(f"From start to healthy, the longer one with empty caches: {', '.join(starts)}.")
+        lines.append(f"From start to healthy: {', '.join(starts)}; of several, the longest was the first, with empty caches.")
     if idle:
         lines.append(f"Power of the GPU with an idle server: {', '.join(idle)}.")
-    invalid = sum(not counts(document, cell) for cell in document["cells"])
-    if invalid:
-        lines.append(f"In {invalid} of {len(document['cells'])} loads the client fell behind; they are left out.")
-    return lines
+    if behind_loads := fallen_behind(document):
+        how_many = f"{len(behind_loads)} of {len(document['cells'])}"
+        lines.append(f"In {how_many} loads the client fell behind; they are left out: {'; '.join(behind_loads)}.")
+    if missing := unmeasured(document, COMPARED, RATES):
+        lines.append(f"Not measured: {'; '.join(missing)}.")
+    return [f"- {line}" for line in lines]
 
 
 def behind(document: Document) -> str:
@@ -225,7 +246,7 @@ def behind(document: Document) -> str:
     for name, value in closed_figures.items():
         ours, peers = closed_loops(document, OURS, value), closed_loops(document, PEER, value)
         for streams in sorted(ours.keys() & peers.keys()):
-            found += worse(name, f"{streams:g} streams", ours[streams], peers[streams])
+            found += worse(name, stream_words(streams), ours[streams], peers[streams])
     what = "; ".join(found) if found else "nothing that was measured"
     return f"{OURS} is behind {PEER} by more than {percent(BEHIND - 1)} in: {what}."
 

@@ -1,8 +1,9 @@
 """The servers that are compared: how each is started, on which cores, when it is healthy, and how it ends.
 
-A system is a name of SYSTEMS, NAME=URL for a server that runs already, or NAME=COMMAND with {model}, {name}, {port}, {length}
-and {python} in it; `env VARIABLE=value command` sets variables. All built-in commands ask for the same: random weights where
-the model is a shape, the same longest sequence, batch and share of memory, and no prefix cache, since every prompt is new.
+A system is a name of SYSTEMS, NAME=SYSTEM for one of these with other options under a name of its own, NAME=URL for a server
+that runs already, or NAME=COMMAND with {model}, {name}, {port}, {length} and {python} in it; `env VARIABLE=value command` sets
+variables. All built-in commands ask for the same: random weights where the model is a shape, the same longest sequence, batch
+and share of memory, and no prefix cache, since every prompt is new.
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ SYSTEMS = {
     for system in (
         System("blinkpy", BLINKPY, front_end=DPU_PART),
         System("blinkpy-host", BLINKPY + " --control host", front_end=DPU_PART),
+        System("blinkpy-8192", BLINKPY + " --max-num-batched-tokens 8192", front_end=DPU_PART),
         System("vllm", VLLM, front_end=r"vllm\.entrypoints|APIServer", environment={**OFFLINE, "VLLM_NO_USAGE_STATS": "1"}),
         System("sglang", SGLANG, front_end=r"sglang\.launch_server|detokenizer", environment=OFFLINE),
         System("tensorrt-llm", TENSORRT, dummy="", front_end=r"trtllm-serve", environment=OFFLINE),
@@ -95,8 +97,10 @@ def find_system(text: str, extras: Sequence[str] = (), environment: Sequence[str
     name, given, rest = text.partition("=")
     if not given:
         if name not in SYSTEMS:
-            raise UsageError(f"unknown system {name!r}: one of {', '.join(SYSTEMS)}, NAME=URL or NAME=COMMAND")
+            raise UsageError(f"unknown system {name!r}: one of {', '.join(SYSTEMS)}, NAME=SYSTEM, NAME=URL or NAME=COMMAND")
         system = SYSTEMS[name]
+    elif rest in SYSTEMS:
+        system = replace(SYSTEMS[rest], name=name)
     elif rest.startswith("http://"):
         system = System(name, url=rest.rstrip("/"))
     else:
@@ -147,6 +151,10 @@ class Cores:
         """Where client processes run: the client's cores without the last one, if it has several."""
         return self.client[:-1] or self.client
 
+    def spare(self, processes: int) -> bool:
+        """Whether so many client processes have a core each, and none of them is a server's: they may then spin."""
+        return processes <= len(set(self.loading)) and not set(self.loading) & set(self.server)
+
     @property
     def watching(self) -> tuple[int, ...]:
         """Where the benchmark itself runs: reading the energy counter may hold a core for milliseconds, so no client is there."""
@@ -172,7 +180,10 @@ class Running:
 
     def __init__(self, system: System, model: Model, host: str, port: int, process: subprocess.Popen[bytes] | None):
         self.system, self.model, self.host, self.port, self.process = system, model, host, port, process
-        self.facts: dict[str, Any] = {"command": " ".join([system.command, system.extra]).strip() or "was running already"}
+        self.facts: dict[str, Any] = {
+            "command": " ".join([system.command, system.extra]).strip() or "was running already",
+            "environment": {name: "a path" if os.sep in value else value for name, value in system.environment.items()},
+        }
 
     def check(self) -> None:
         """Raise ServerError if the process has ended."""

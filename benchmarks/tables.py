@@ -16,12 +16,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.capacity_report import page as capacity_page
 from benchmarks.common import RESULTS, ROOT, UsageError, main, save_figure
-from benchmarks.paper_report import draw, summary
+from benchmarks.energy_report import energy_table
+from benchmarks.gpu_tests import gpu_tests
+from benchmarks.paper_plot import draw
+from benchmarks.paper_report import summary
 from benchmarks.serving_tables import claim, paragraph, percent, serving
 
 Document = dict[str, Any]
-PAGES = (ROOT / "README.md", RESULTS / "README.md")
+PAGES = (
+    ROOT / "README.md",
+    RESULTS / "README.md",
+    *(ROOT / "docs" / f"{name}.md" for name in ("evaluation", "benchmarks", "tuning")),
+)
 PART = re.compile(r"(<!-- measured: (\w+) -->\n).*?(<!-- end of measured -->)", re.DOTALL)
 SHAPES = {"llama-3-8b": "Llama-3-8B", "qwen3-30b-a3b": "Qwen3-30B-A3B"}
 CPU_ROWS = (  # file, how its target begins, what it is called here
@@ -102,6 +110,35 @@ def decode(results: Results) -> str:
     return "\n".join([*lines, *paragraph(*text), "", *origins]) + "\n"
 
 
+def energy(results: Results) -> str:
+    """Joules for each token, taken apart, of each model."""
+    lines = []
+    for name, title in SHAPES.items():
+        if (found := results.read(f"paper-{name}")) and (table := energy_table(found["results"])):
+            lines += [f"{title}, `{found['commit']['hash'][:7]}`:", "", *table, ""]
+    return "\n".join(["", *lines] if lines else ["Not measured yet.", ""])
+
+
+def rdma(results: Results) -> str:
+    """What a request takes of the processor in a front end over RDMA."""
+    found = results.read("rdma_frontend")
+    if not found:
+        return "Not measured yet.\n"
+    measured, limit = found["results"], found["targets"][0]["limit"]
+    sizes = sorted(int(name.removeprefix("request_")) for name in measured if name.startswith("request_"))
+    times = [measured[f"request_{size}"]["p50"]["value"] for size in sizes]
+    counted = [measured["instructions"].get(f"request_{size}") for size in sizes]
+    rows = (
+        ("tokens of the prompt", [f"{size:,}" for size in sizes]),
+        ("CPU time, median", [f"{time:.0f} us" + ("" if time <= limit else ": **missed**") for time in times]),
+        ("instructions", [f"{count:,}" if count else "not counted" for count in counted]),
+    )
+    lines = [f"| {title} | {' | '.join(words)} |" for title, words in rows]
+    others = percent(found["others"]["other_processes"])
+    origin = f"({hardware(found)}, {when(found)}; other work took {others} of all cores meanwhile.)"
+    return "\n".join([lines[0], "|---" * (len(sizes) + 1) + "|", *lines[1:], "", origin]) + "\n"
+
+
 def cpu(results: Results) -> str:
     """What was promised for the parts that need no GPU, and what was measured."""
     lines, sources = [], {}
@@ -139,6 +176,10 @@ PARTS: dict[str, Callable[[Results], str]] = {
     "decode": decode,
     "serving": lambda results: serving({title: results.read(f"paper-{name}") for name, title in SHAPES.items()}),
     "cpu": cpu,
+    "capacity": lambda results: capacity_page(results.read("capacity").get("results", {})),
+    "energy": energy,
+    "tests": lambda results: gpu_tests(found) if (found := results.read("gpu_tests")) else "",
+    "rdma": rdma,
     "files": files,
 }
 

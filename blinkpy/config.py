@@ -57,7 +57,19 @@ class SchedulerOptions:
 
     max_num_seqs: int = option(256, "sequences in one step", low=1, high=4096)
     max_num_batched_tokens: int = option(2048, "tokens in one step: decodes and prefill chunks together", low=1, high=1 << 20)
-    policy: str = option("fcfs", "fcfs, priority, shortest-first, or FILE.py:FUNCTION")
+    mixed_step_tokens: int = option(
+        0,
+        "tokens in a step with decodes and prefill, while few prompt tokens wait (0: max_num_batched_tokens)",
+        low=0,
+        high=1 << 20,
+    )
+    burst_tokens: int = option(
+        0,
+        "waiting prompt tokens above which mixed_step_tokens doesn't hold (0: twice max_num_batched_tokens)",
+        low=0,
+        high=1 << 24,
+    )
+    policy: str = option("fcfs", "fcfs, priority, short-prompts, shortest-first, or FILE.py:FUNCTION")
 
 
 @dataclass(frozen=True)
@@ -147,6 +159,12 @@ class Config:
             raise ConfigError(
                 f"max_num_batched_tokens ({self.scheduler.max_num_batched_tokens}) must be at least max_num_seqs "
                 f"({self.scheduler.max_num_seqs}): every running sequence gets a token in each step"
+            )
+        mixed, most, rows = (values[name] for name in ("mixed_step_tokens", "max_num_batched_tokens", "max_num_seqs"))
+        if mixed and not 2 * rows <= mixed <= most:
+            raise ConfigError(
+                f"mixed_step_tokens ({mixed}) must be at least twice max_num_seqs ({rows}), since half of a step is for prompts, "
+                f"and at most max_num_batched_tokens ({most})"
             )
 
     def with_options(self, values: Mapping[str, Any]) -> Config:

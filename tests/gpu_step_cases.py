@@ -127,7 +127,7 @@ def step_case(
         if stream is not None:
             with torch.cuda.stream(stream):
                 torch.cuda.current_stream().wait_stream(torch.cuda.default_stream())
-                on.step.graphs[on.shapes.index(shape)].replay()
+                on.step.graphs[on.shapes.index(shape)].graph.replay()
             stream.synchronize()
         else:
             on.step.launch(shape)
@@ -144,6 +144,19 @@ def step_case(
     if dtype == torch.float32 or not any(a.sparse):  # in bfloat16 another expert may be chosen where two are nearly equal
         _compare_caches(cpu.cache, on.cache, running, dtype)
     return worst
+
+
+def on_device(
+    rng: np.random.Generator, device: str, name: str, folder: Path, dtype: torch.dtype
+) -> tuple[OnDevice, PagedBatches]:
+    """The step of a random model over an empty batch, and what makes batches for it."""
+    model_zoo.save_model(name, folder, int(rng.integers(2**31)), dtype=dtype)
+    a, model_len, pages = read_architecture(folder), 128, 128 // PAGE
+    batches = PagedBatches(
+        rng, page_size=PAGE, num_pages=pages, slots=2, max_model_len=model_len, max_tokens=TOKENS_AT_MOST, max_rows=ROWS_AT_MOST
+    )
+    weights = load_weights(a, folder, dtype, device)
+    return OnDevice(GpuStep, a, weights, pages, model_len, batches.batch([]), batches.requests), batches
 
 
 def _cpu_logits(cpu: CpuStep, batch: Batch, requests: Requests, emitting: np.ndarray) -> torch.Tensor:

@@ -14,12 +14,15 @@ def random_sizes(seed: int) -> Sizes:
     """Parameters of a random small world."""
     draw = random.Random(seed)
     rows = draw.randint(1, 6)
+    tokens = rows + draw.randint(0, 20)
     return Sizes(
         pairs=draw.randint(1, 5),
         slots=draw.randint(1, 6),
         cq_entries=draw.choice((2, 4, 16, 64)),
         rows=rows,
-        tokens=rows + draw.randint(0, 20),
+        tokens=tokens,
+        mixed_tokens=draw.randint(2 * rows, tokens) if 2 * rows <= tokens and draw.random() < 0.5 else 0,
+        burst_tokens=draw.choice((1, 8, 24, 0)),
         page_size=draw.choice((1, 2, 4, 8)),
         pages=draw.randint(3, 24),
         max_model_len=draw.randint(8, 48),

@@ -39,6 +39,8 @@ class Sizes:
     cq_entries: int = 16
     rows: int = 4
     tokens: int = 16
+    mixed_tokens: int = 0
+    burst_tokens: int = 0
     page_size: int = 4
     pages: int = 16
     max_model_len: int = 32
@@ -79,6 +81,8 @@ class World:
             self.queue,
             sizes.facts(),
             max_num_batched_tokens=sizes.tokens,
+            mixed_step_tokens=sizes.mixed_tokens,
+            burst_tokens=sizes.burst_tokens,
             prefix_caching=sizes.prefix_caching,
             intake_entries=sizes.intake_entries,
             intake_tokens=sizes.intake_tokens,

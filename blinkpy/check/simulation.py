@@ -1,8 +1,8 @@
 """A server in simulated time: the scheduler itself, compiled with the policy, and a model whose steps take made-up time.
 
 Nothing of the scheduler is imitated: requests are submitted through a queue pair and results are read from it, so what is
-measured (order, batches, chunks, preemptions) is what an engine with these limits does. Only the clock is made up: a step takes
-step_us + row_us * decoding rows + token_us * prefill tokens.
+measured (order, batches, chunks, preemptions) is what an engine with these limits does. Only the clock is made up: see
+Machine.step_ns.
 """
 
 from __future__ import annotations
@@ -36,8 +36,22 @@ class StuckError(RuntimeError):
 
 
 @dataclass(frozen=True)
+class Work:
+    """What one step has to do. tokens: of its bucket, padding included; decoding: rows; prefill: tokens of prompt chunks.
+
+    decode_context: tokens that the decoding rows attend to, all rows together; prefill_context: the same of all prompt tokens.
+    """
+
+    tokens: int
+    decoding: int
+    prefill: int
+    decode_context: int
+    prefill_context: int
+
+
+@dataclass(frozen=True)
 class Machine:
-    """Limits as of the options of `serve`, and the time of a step in us."""
+    """Limits as of the options of `serve`, and the time of a step in us. Another model of the time overrides step_ns."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -46,6 +60,16 @@ class Machine:
     step_us: float
     row_us: float
     token_us: float
+    mixed_step_tokens: int = 0
+    burst_tokens: int = 0
+
+    def step_ns(self, work: Work) -> int:
+        """step_us + row_us for each decoding row + token_us for each token of a prompt."""
+        return int(1000 * (self.step_us + self.row_us * work.decoding + self.token_us * work.prefill))
+
+    def buckets(self) -> list[tuple[int, int]]:
+        """(tokens, rows) of the steps that there are; empty for the scheduler's own."""
+        return []
 
 
 @dataclass(frozen=True)
@@ -85,7 +109,9 @@ class Outcome:
 
 
 class Simulation:
-    """One server. requests: those that may be submitted, by number; submit() and turn() drive it."""
+    """One server. requests: those that may be submitted, by number; submit() and turn() drive it.
+
+    durations, decoding: of each step so far, ns, and rows that got a token beyond their first."""
 
     def __init__(self, policy: Policy, machine: Machine, requests: Workload):
         self.machine, self.requests = machine, requests
@@ -104,9 +130,15 @@ class Simulation:
         q.write_header(self._memory, sizes, facts)
         self._views = engine_views(self._memory, layout)
         limits = make_limits(
-            sizes, facts, max_num_batched_tokens=machine.max_num_batched_tokens, prefix_caching=False, intake_tokens=1 << 30
+            sizes,
+            facts,
+            max_num_batched_tokens=machine.max_num_batched_tokens,
+            mixed_step_tokens=machine.mixed_step_tokens,
+            burst_tokens=machine.burst_tokens,
+            prefix_caching=False,
+            intake_tokens=1 << 30,
         )
-        self._state = make_state(limits)
+        self._state = make_state(limits, machine.buckets())
         self._scheduler = Scheduler(limits, self._state, policy)
         self._scheduler.attach(self._views)
         self._entry = np.zeros(1, q.SQ_ENTRY)
@@ -120,13 +152,15 @@ class Simulation:
         self._sq_tail = self._cq_head = 0
         started, first_token, ended = (np.full(n, NEVER) for _ in range(3))
         self._outcome = Outcome(requests.arrival_ns, started, first_token, ended, np.zeros(n, np.int64), 0)
-        self._steps, self.ended = 0, 0
+        self.durations: list[int] = []  # of each step, ns
+        self.decoding: list[int] = []  # rows of each step that decode
+        self.ended = 0
         self._views.front[0, q.FRONT_CLAIM] = 1
         self._scheduler.step(0)
 
     @property
     def outcome(self) -> Outcome:
-        return dataclasses.replace(self._outcome, steps=self._steps)
+        return dataclasses.replace(self._outcome, steps=len(self.durations))
 
     @property
     def room(self) -> bool:
@@ -158,9 +192,24 @@ class Simulation:
         out.started[fresh] = self.now
         self._generated[numbers] += batch.emits[:rows]
         batch.sampled[:rows] = np.where(self._generated[numbers] >= self.requests.output[numbers], STOP, OTHER)
-        self.now += int(1000 * (machine.step_us + machine.row_us * decoding + machine.token_us * (tokens - decoding)))
-        self._steps += 1
+        duration = machine.step_ns(self._work(bucket, rows, tokens, decoding))
+        self.now += duration
+        self.durations.append(duration)
+        self.decoding.append(decoding)
         return True
+
+    def _work(self, bucket: int, rows: int, tokens: int, decoding: int) -> Work:
+        batch = self._state.batch
+        contexts = batch.context_lengths[:rows]
+        lengths = np.diff(batch.query_starts[: rows + 1])[decoding:].astype(np.int64)
+        last = contexts[decoding:].astype(np.int64)  # that of a chunk's last token; of the others, one less each
+        return Work(
+            tokens=int(self._state.buckets.tokens[bucket]),
+            decoding=decoding,
+            prefill=tokens - decoding,
+            decode_context=int(contexts[:decoding].sum()),
+            prefill_context=int((lengths * last - lengths * (lengths - 1) // 2).sum()),
+        )
 
     def _read(self) -> None:
         """Take the completions: tokens of the step that ended now."""
@@ -182,7 +231,14 @@ class Simulation:
 
 def simulate(policy: Policy, machine: Machine, requests: Workload) -> Outcome:
     """Serve all requests, each submitted when it arrives (open loop). Raises StuckError when some never end."""
-    server, submitted, idle = Simulation(policy, machine, requests), 0, 0
+    server = Simulation(policy, machine, requests)
+    serve_open(server)
+    return server.outcome
+
+
+def serve_open(server: Simulation) -> None:
+    """Run a server until all its requests have ended, each submitted when it arrives. Raises StuckError."""
+    requests, submitted, idle = server.requests, 0, 0
     arrivals = requests.arrival_ns.tolist()
     while server.ended < len(requests):
         while submitted < len(requests) and server.room and arrivals[submitted] <= server.now:
@@ -197,4 +253,3 @@ def simulate(policy: Policy, machine: Machine, requests: Workload) -> Outcome:
             idle += 1
             if idle > 1000:
                 raise StuckError(f"{len(requests) - server.ended} requests wait for ever: nothing runs and nobody arrives")
-    return server.outcome

@@ -104,6 +104,8 @@ class Engine:
             self.sizes.queue,
             facts,
             max_num_batched_tokens=self.sizes.max_num_batched_tokens,
+            mixed_step_tokens=config.scheduler.mixed_step_tokens,
+            burst_tokens=config.scheduler.burst_tokens,
             prefix_caching=config.cache.enable_prefix_caching,
             record_calls=config.engine.record_steps,
         )

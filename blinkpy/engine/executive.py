@@ -21,9 +21,8 @@ needs no prefill attention.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +33,18 @@ from cuda.bindings import driver, runtime
 from blinkpy.kernels.compile import KernelCode
 from blinkpy.kernels.cubin import KernelResources, read_cubin
 from blinkpy.kernels.cuda_calls import check
+from blinkpy.kernels.graphs import (
+    FULL,
+    PROGRAMMATIC,
+    SWITCH,
+    WHILE,
+    Node,
+    add_conditional,
+    capture_into,
+    chain_of,
+    nodes_of,
+    only,
+)
 from blinkpy.kernels.loop import (
     LANES,
     LOOP_BUDGET_NS,
@@ -50,29 +61,21 @@ from blinkpy.kernels.loop import (
     TRACE_COLUMNS,
     LoopCode,
 )
+from blinkpy.models.gpu_step import StepGraph
 
-OUTPUT_KERNELS = 5
-"""The last norm, the product with the vocabulary's matrix, two that sample, and log probabilities."""
-
-AHEAD_KERNELS = OUTPUT_KERNELS + 12
-"""`ahead` may begin so many kernels before a step's end: late, so that it sees late arrivals, and early enough to end before
-them. It has to find a multiprocessor with room. The large product at the end can leave none for as long as it runs (0.25 ms
-of a Llama-3-8B step on an H200), so it begins a layer or two before."""
+AHEAD_KERNELS = 12
+"""`ahead` may begin so many kernels before the end of a step's layers: late, so that it sees late arrivals, and early enough to
+end before the step. It has to find a multiprocessor with room. The large product behind the layers can leave none for as long
+as it runs (0.25 ms of a Llama-3-8B step on an H200), so it begins a layer or two before."""
 
 NEVER = 1 << 62  # words
-
-WHILE = runtime.cudaGraphConditionalNodeType.cudaGraphCondTypeWhile
-SWITCH = runtime.cudaGraphConditionalNodeType.cudaGraphCondTypeSwitch
-FULL = runtime.cudaGraphDependencyType.cudaGraphDependencyTypeDefault
-PROGRAMMATIC = runtime.cudaGraphDependencyType.cudaGraphDependencyTypeProgrammatic
-PORT_PROGRAMMATIC = 1  # cudaGraphKernelNodePortProgrammatic
 
 
 @dataclass(frozen=True)
 class StepTable:
     """Which graph runs a batch. graph_of: int32 [buckets, 2], by bucket and by 1 if the batch has prefill chunks."""
 
-    graphs: tuple[Any, ...]  # torch.cuda.CUDAGraph, kept for as long as the loop
+    graphs: tuple[StepGraph, ...]  # kept for as long as the loop
     graph_of: np.ndarray
 
 
@@ -178,7 +181,7 @@ class Executive:
                 check(driver.cuLibraryUnload(library), "unload the loop's kernels")
             self._executable = self._graph = None
 
-    def _build(self, steps: Sequence[Any]) -> Any:
+    def _build(self, steps: Sequence[StepGraph]) -> Any:
         graph = check(runtime.cudaGraphCreate(0), "create a graph")
         # The flag: the default value is set anew at each launch of the graph.
         loop_handle = check(runtime.cudaGraphConditionalHandleCreate(graph, 1, 1), "create the loop's condition")
@@ -193,7 +196,7 @@ class Executive:
             (repeated,) = add_conditional(branch, handle, WHILE, 1)
             repeat.append(int(handle))
             if own < len(steps):
-                self._add_step(repeated, runtime.cudaGraph_t(steps[own].raw_cuda_graph()), handles, own)
+                self._add_step(repeated, steps[own], handles, own)
             elif self._copies is not None and own == len(steps):
                 self._add_copy(repeated, self._copies, int(switch_handle), own)
             else:
@@ -204,15 +207,15 @@ class Executive:
         self._repeat.copy_(torch.tensor(repeat, dtype=torch.int64))
         return graph
 
-    def _add_step(self, graph: Any, step: Any, handles: tuple[int, int], own: int) -> None:
+    def _add_step(self, graph: Any, step: StepGraph, handles: tuple[int, int], own: int) -> None:
         """Put a step graph and the parts of the turn into a graph."""
-        whole = check(runtime.cudaGraphClone(step), "copy a step graph")
+        whole = check(runtime.cudaGraphClone(runtime.cudaGraph_t(step.graph.raw_cuda_graph())), "copy a step graph")
         chain = chain_of(whole)
+        before_ahead, output = around_output(chain, step.layers)
         tell = self._add_beside(whole, self._tell, chain[:1])
         # It reads the last step's tokens, and the sampling writes new ones.
-        output = chain[-OUTPUT_KERNELS]
         check(runtime.cudaGraphAddDependencies(whole, [tell], [output], None, 1), "order the report before the sampling")
-        ahead = self._add_beside(whole, self._ahead, [*chain[:-AHEAD_KERNELS][-1:], tell])
+        ahead = self._add_beside(whole, self._ahead, [*before_ahead, tell])
         self._add_turn(whole, [(chain[-1], PROGRAMMATIC), (ahead, FULL)], handles, own)
         if self._trace_rows:
             for after, index in ([], LOOP_STEP_BEGIN), ([(chain[-1], PROGRAMMATIC)], LOOP_STEP_END):
@@ -250,6 +253,14 @@ class Executive:
         return only([node for node in nodes_of(graph) if int(node) not in before])
 
 
+def around_output(chain: Sequence[Node], layers: int) -> tuple[list[Node], Node]:
+    """Of a step's chain, whose first `layers` nodes are its layers: the node that `ahead` follows on (none in a short chain),
+    and the first one of the output. Raises ValueError where the chain has no layers or no output."""
+    if not 0 < layers < len(chain):
+        raise ValueError(f"a step graph of {len(chain)} nodes says that {layers} of them are its layers")
+    return list(chain[:layers][:-AHEAD_KERNELS][-1:]), chain[layers]
+
+
 def resources_of(code: KernelCode) -> KernelResources:
     return read_cubin(code.cubin).kernels[code.entry]
 
@@ -259,65 +270,3 @@ def array_argument(tensor: torch.Tensor) -> list[int]:
     strides in bytes."""
     size = tensor.element_size()
     return [0, 0, tensor.numel(), size, tensor.data_ptr(), *tensor.shape, *(n * size for n in tensor.stride())]
-
-
-def add_conditional(graph: Any, handle: Any, kind: Any, bodies: int) -> list[Any]:
-    """Add a conditional node; returns the graphs of its bodies, to be filled."""
-    parameters = runtime.cudaGraphNodeParams()
-    parameters.type = runtime.cudaGraphNodeType.cudaGraphNodeTypeConditional
-    parameters.conditional.handle = handle
-    parameters.conditional.type = kind
-    parameters.conditional.size = bodies
-    check(runtime.cudaGraphAddNode(graph, None, None, 0, parameters), "add a conditional node")
-    return [parameters.conditional.phGraph_out[i] for i in range(bodies)]
-
-
-def nodes_of(graph: Any) -> list[Any]:
-    """All nodes of a graph, without those of its bodies and child graphs."""
-    _, count = check(runtime.cudaGraphGetNodes(graph, 0), "count nodes")
-    nodes, count = check(runtime.cudaGraphGetNodes(graph, count), "list nodes")
-    return list(nodes)[: int(count)]
-
-
-def only(nodes: list[Any]) -> Any:
-    """The single node of a list."""
-    if len(nodes) != 1:
-        raise RuntimeError(f"{len(nodes)} nodes of the loop's graph where one was added")
-    return nodes[0]
-
-
-def chain_of(graph: Any) -> list[Any]:
-    """The nodes that lead to the last one of a step graph, in order. Raises RuntimeError where there are several last ones."""
-    nodes = {int(node): node for node in nodes_of(graph)}
-    *_, count = check(runtime.cudaGraphGetEdges(graph, 0), "count edges")
-    before: dict[int, int] = {}
-    sources, targets, _, count = check(runtime.cudaGraphGetEdges(graph, count), "list edges")
-    for source, target in zip(sources[: int(count)], targets[: int(count)], strict=True):
-        before[int(target)] = int(source)
-    node = int(only([nodes[key] for key in nodes.keys() - set(before.values())]))
-    chain = [nodes[node]]
-    while node in before:
-        node = before[node]
-        chain.append(nodes[node])
-    return chain[::-1]
-
-
-@contextlib.contextmanager
-def capture_into(graph: Any, stream: torch.cuda.Stream, after: Sequence[tuple[Any, Any]] = ()) -> Iterator[None]:
-    """What is launched on the stream becomes nodes of the graph, behind the nodes `after`: (node, kind of the edge)."""
-    mode = runtime.cudaStreamCaptureMode.cudaStreamCaptureModeRelaxed
-    nodes, edges = [node for node, _ in after] or None, [edge(kind) for _, kind in after] or None
-    call = runtime.cudaStreamBeginCaptureToGraph(stream.cuda_stream, graph, nodes, edges, len(after), mode)
-    check(call, "begin a capture")
-    try:
-        yield
-    finally:
-        check(runtime.cudaStreamEndCapture(stream.cuda_stream), "end a capture")
-
-
-def edge(kind: Any) -> Any:
-    """An edge of a graph that starts from a kernel: FULL waits for its end, PROGRAMMATIC for its griddepcontrol."""
-    data = runtime.cudaGraphEdgeData()
-    data.type = kind
-    data.from_port = PORT_PROGRAMMATIC if kind == PROGRAMMATIC else 0
-    return data

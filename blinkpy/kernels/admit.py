@@ -157,8 +157,8 @@ def preempt(limits, state, slot, lane, lanes):
 
 
 @device
-def admit(limits, state, lane, lanes):
-    """Let waiting requests run, best first, while rows, tokens and pages last.
+def admit(limits, state, budget, lane, lanes):
+    """Let waiting requests run, best first, while rows, the batch's budget of tokens, and pages last.
 
     No request overtakes a better one that does not fit: it would never fit while others come. Requests whose reader is
     behind are passed over, and those of them that run give way.
@@ -167,16 +167,16 @@ def admit(limits, state, lane, lanes):
     waiting = counts[WAITING_COUNT]
     if waiting == 0 or counts[ENTERING_COUNT] > 0:  # who was just preempted would be the first to be admitted again
         return
-    budget = tokens_left(limits, state, lane, lanes)
+    left = tokens_left(state, budget, lane, lanes)
     admitted, position = 0, 0
     fits = True
-    while fits and position < waiting and budget > 0:
+    while fits and position < waiting and left > 0:
         slot = state.waiting[position]
         if pairs.room[requests.pair[slot]] > 0:
             fits = make_room(limits, state, slot, lane, lanes)
             if fits:
                 hits = start(limits, state, slot, lane, lanes)
-                budget -= requests.length[slot] - (hits << limits.page_shift)
+                left -= requests.length[slot] - (hits << limits.page_shift)
                 admitted += 1
         position += 1
     entering = counts[ENTERING_COUNT]
@@ -188,15 +188,15 @@ def admit(limits, state, lane, lanes):
 
 
 @device
-def tokens_left(limits, state, lane, lanes):
-    """Tokens that the next batch has room for beyond those of running requests; negative when there is none."""
+def tokens_left(state, budget, lane, lanes):
+    """What of a batch's budget is left beyond the tokens of running requests; negative when there is nothing."""
     requests = state.requests
     wanted = 0
     for i in strided(lane, state.counts[RUNNING_COUNT], lanes):
         slot = state.running[i]
         if requests.paused[slot] == 0:
             wanted += requests.length[slot] - requests.computed[slot]
-    return limits.tokens - block_sum(wanted, lane, lanes)
+    return budget - block_sum(wanted, lane, lanes)
 
 
 @device

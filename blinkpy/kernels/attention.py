@@ -56,12 +56,11 @@ def attend_tile(
     BLOCK_D: tl.constexpr,
     MASK: tl.constexpr,
     PRECISION: tl.constexpr,
-    EVICT: tl.constexpr,  # eviction policy of keys and values: "evict_first" where nobody reads them again in this step
 ):
     column = tl.arange(0, BLOCK_D)
     inside = loaded[:, None] & (column < D)[None, :]
-    k = tl.load(k_ptr + at[:, None] + column[None, :], mask=inside, other=0.0, eviction_policy=EVICT)
-    v = tl.load(v_ptr + at[:, None] + column[None, :], mask=inside, other=0.0, eviction_policy=EVICT)
+    k = tl.load(k_ptr + at[:, None] + column[None, :], mask=inside, other=0.0)
+    v = tl.load(v_ptr + at[:, None] + column[None, :], mask=inside, other=0.0)
     score = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
     if MASK:
         score = tl.where(visible, score, MASKED)
@@ -176,9 +175,8 @@ def _decode_attention(
             visible = (position < cached) & (position >= first_position)
             at = paged_offsets(table, position, visible, kv_head, KVH, P, D)
             accumulator, maximum, total = attend_tile(
-                q, accumulator, maximum, total, k_ptr, v_ptr, at, visible, visible[None, :], scale, D, BLOCK_D, True, PRECISION,
-                "evict_first",
-            )  # fmt: skip
+                q, accumulator, maximum, total, k_ptr, v_ptr, at, visible, visible[None, :], scale, D, BLOCK_D, True, PRECISION
+            )
         out_at = row.to(tl.int64) * (H * D) + kv_head * (G * D)
         if active == 1:
             out = (accumulator / total[:, None]).to(out_ptr.dtype.element_ty)

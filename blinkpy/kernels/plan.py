@@ -1,9 +1,26 @@
-"""The next batch. First the rows that decode, in the order of `running`, then prefill chunks under the budget."""
+"""The next batch. First the rows that decode, in the order of `running`, then prefill chunks under the budget.
+
+The budget is that of the largest batch, or, where others decode and few prompt tokens wait, a smaller one: the chunks then ride
+on steps that have to read the weights for the decodes anyway, and keep nobody waiting for long. In a burst, large chunks get
+through the prompts sooner (chunked prefill: Agrawal et al., "Taming throughput-latency tradeoff in LLM inference with
+Sarathi-Serve", OSDI 2024; the choice by what waits is ours: docs/tuning.md).
+"""
 
 from __future__ import annotations
 
 from blinkpy.kernels.portable import barrier, block_max, block_scan, block_sum, device, strided
-from blinkpy.kv.state import BUCKET, DECODE_ROWS, EMITS, MAX_CONTEXT, ROWS, RUNNING_COUNT, STEPS, TOKENS
+from blinkpy.kv.state import (
+    BUCKET,
+    DECODE_ROWS,
+    EMITS,
+    ENTERING_COUNT,
+    MAX_CONTEXT,
+    ROWS,
+    RUNNING_COUNT,
+    STEPS,
+    TOKENS,
+    WAITING_COUNT,
+)
 
 _COUNT_BITS = 16  # rows in the low bits, tokens above, in one scan
 _COUNT_MASK = 0xFFFF
@@ -11,13 +28,39 @@ _HALF = 32
 
 
 @device
-def plan(limits, state, lane, lanes):
-    """Write state.batch. Returns the bucket, or -1 when no request can run."""
+def step_budget(limits, state, lane, lanes):
+    """The most tokens of the next batch: limits.tokens, or limits.mixed_tokens while a request decodes and prompts lack at most
+    limits.burst_tokens, those that wait included.
+
+    Prefill goes on in either case: a request that lacks more than one token has a row, so fewer than limits.rows decode.
+    """
+    if limits.mixed_tokens == limits.tokens:
+        return limits.tokens
+    requests, counts = state.requests, state.counts
+    decoding, prompts = 0, 0
+    for i in strided(lane, counts[RUNNING_COUNT], lanes):
+        slot = state.running[i]
+        if requests.paused[slot] == 0:
+            missing = requests.length[slot] - requests.computed[slot]
+            decoding += 1 if missing == 1 else 0
+            prompts += missing if missing > 1 else 0
+    for i in strided(lane, counts[WAITING_COUNT] + counts[ENTERING_COUNT], lanes):
+        prompts += requests.length[state.waiting[i]]
+    both = block_sum(prompts << _COUNT_BITS | decoding, lane, lanes)
+    if both & _COUNT_MASK > 0 and both >> _COUNT_BITS <= limits.burst_tokens:
+        return limits.mixed_tokens
+    return limits.tokens
+
+
+@device
+def plan(limits, state, budget, lane, lanes):
+    """Write state.batch: at most `budget` tokens, or one for each request that decodes. Returns the bucket, or -1 when no request
+    can run."""
     running = state.counts[RUNNING_COUNT]
     decode_rows, others, context = decode(limits, state, running, lane, lanes)
     rows, tokens, emits = decode_rows, decode_rows, decode_rows
     if others > 0:
-        rows, tokens, emits, context = prefill(limits, state, running, decode_rows, context, lane, lanes)
+        rows, tokens, emits, context = prefill(limits, state, running, budget, decode_rows, context, lane, lanes)
     return seal(state, rows, tokens, decode_rows, emits, block_max(context, lane, lanes), lane, lanes)
 
 
@@ -64,7 +107,7 @@ def decode(limits, state, running, lane, lanes):
 
 
 @device
-def prefill(limits, state, running, decode_rows, context, lane, lanes):
+def prefill(limits, state, running, budget, decode_rows, context, lane, lanes):
     """Chunks of the other requests, in order, while the budget lasts. Returns (rows, tokens, emitting rows, context)."""
     requests, batch = state.requests, state.batch
     wanted, ends = 0, 0  # ends: rows, and in the upper half those that emit
@@ -79,9 +122,9 @@ def prefill(limits, state, running, decode_rows, context, lane, lanes):
         before, total = block_scan(own, lane, lanes)
         before += wanted
         first = decode_rows + (before >> _COUNT_BITS)
-        if own > 0 and first < limits.tokens:
+        if own > 0 and first < budget:
             missing = own >> _COUNT_BITS
-            chunk = min(missing, limits.tokens - first)
+            chunk = min(missing, budget - first)
             after = requests.computed[slot] + chunk
             emits = 1 if chunk == missing else 0
             write_row(batch, decode_rows + (before & _COUNT_MASK), slot, first, after, emits)
@@ -90,7 +133,7 @@ def prefill(limits, state, running, decode_rows, context, lane, lanes):
         wanted += total
     ends = block_sum(ends, lane, lanes)
     rows = decode_rows + (ends & 0xFFFFFFFF)
-    tokens = min(limits.tokens, decode_rows + (wanted >> _COUNT_BITS))
+    tokens = min(budget, decode_rows + (wanted >> _COUNT_BITS))
     for row in range(decode_rows, rows):
         slot, first = batch.row_slots[row], batch.query_starts[row]
         past = batch.query_starts[row + 1] if row + 1 < rows else tokens

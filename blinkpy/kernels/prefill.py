@@ -99,7 +99,7 @@ def _prefill_attention(
                 loaded = position < end
                 at = paged_offsets(table, position, loaded, kv_head, KVH, P, D)
                 accumulator, maximum, total = attend_tile(
-                    q, accumulator, maximum, total, k_ptr, v_ptr, at, loaded, loaded, scale, D, BLOCK_D, False, PRECISION, ""
+                    q, accumulator, maximum, total, k_ptr, v_ptr, at, loaded, loaded, scale, D, BLOCK_D, False, PRECISION
                 )
             for first in range(unmasked_end, end, BLOCK_N):
                 position = first + tl.arange(0, BLOCK_N)
@@ -109,7 +109,7 @@ def _prefill_attention(
                 if WINDOW > 0:
                     visible = visible & (position[None, :] > query_position[:, None] - WINDOW)
                 accumulator, maximum, total = attend_tile(
-                    q, accumulator, maximum, total, k_ptr, v_ptr, at, loaded, visible, scale, D, BLOCK_D, True, PRECISION, ""
+                    q, accumulator, maximum, total, k_ptr, v_ptr, at, loaded, visible, scale, D, BLOCK_D, True, PRECISION
                 )
             out = (accumulator / total[:, None]).to(out_ptr.dtype.element_ty)
             tl.store(out_ptr + token[:, None] * (H * D) + head_at, out, mask=inside)

@@ -14,7 +14,7 @@ from blinkpy.kernels.ahead import advance, foresee, grow_ahead
 from blinkpy.kernels.commit import commit
 from blinkpy.kernels.inbox import poll
 from blinkpy.kernels.intake import intake
-from blinkpy.kernels.plan import plan
+from blinkpy.kernels.plan import plan, step_budget
 from blinkpy.kernels.policies import Policy, RequestFields, fcfs
 from blinkpy.kernels.portable import barrier, block_sum, device, store_relaxed, strided
 from blinkpy.kernels.reclaim import judge_pairs, reclaim, tell_ends
@@ -198,9 +198,10 @@ def make_phases(policy: Policy = fcfs, *, short_ways: bool = True) -> Phases:
         if result == NOTHING:
             pause_and_resume(limits, state, lane, lanes)
             grow(limits, state, lane, lanes)
-            admit(limits, state, lane, lanes)
+            budget = step_budget(limits, state, lane, lanes)
+            admit(limits, state, budget, lane, lanes)
             enqueue(state, lane, lanes)
-            result = plan(limits, state, lane, lanes)
+            result = plan(limits, state, budget, lane, lanes)
         else:
             if lane == 0:
                 for i in range(BATCH_COUNTS):  # the last step is committed

@@ -19,6 +19,8 @@ class Limits(NamedTuple):
     slots: int  # S
     rows: int  # B, at most MAX_ROWS
     tokens: int  # T >= B
+    mixed_tokens: int  # of a step that decodes and prefills, while no more than burst_tokens wait; tokens: no such limit
+    burst_tokens: int
     page_size: int  # P, a power of two
     page_shift: int  # log2(P)
     pages: int  # N
@@ -48,12 +50,15 @@ def make_limits(
     facts: EngineFacts,
     *,
     max_num_batched_tokens: int,
+    mixed_step_tokens: int = 0,
+    burst_tokens: int = 0,
     prefix_caching: bool = True,
     intake_entries: int = 64,
     intake_tokens: int = 32768,
     record_calls: int = 0,
 ) -> Limits:
-    """The scheduler's limits for a queue segment. Raises ConfigError, in the words of the options, when they clash."""
+    """The scheduler's limits for a queue segment; 0 for what is worked out from others. Raises ConfigError, in the words of the
+    options, when they clash."""
 
     def require(fine: bool, what: str) -> None:
         if not fine:
@@ -69,12 +74,19 @@ def make_limits(
         max_num_batched_tokens >= rows,
         f"max_num_batched_tokens ({max_num_batched_tokens}) must be at least max_num_seqs ({rows})",
     )
+    mixed = mixed_step_tokens or max_num_batched_tokens
+    require(
+        mixed_step_tokens == 0 or 2 * rows <= mixed <= max_num_batched_tokens,
+        f"mixed_step_tokens ({mixed}) must be at least twice max_num_seqs ({rows}) and at most max_num_batched_tokens",
+    )
     return Limits(
         pairs=sizes.pairs,
         slots_per_pair=sizes.slots,
         slots=sizes.pairs * sizes.slots,
         rows=rows,
         tokens=max_num_batched_tokens,
+        mixed_tokens=mixed,
+        burst_tokens=burst_tokens or 2 * max_num_batched_tokens,
         page_size=page,
         page_shift=page.bit_length() - 1,
         pages=facts.num_pages,

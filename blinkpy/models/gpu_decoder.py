@@ -86,7 +86,7 @@ class ExpertBuffers:
 
 
 class GpuDecoder:
-    """One model with its cache on the GPU, launching whole forward passes.
+    """One model with its cache on the GPU, launching whole forward passes: `layers`, then `output`.
 
     max_model_len: largest context, tokens. shapes: the steps that will be launched; memory is sized for them. table: measured
     configurations of the linear layers. pdl: chain kernels by programmatic dependent launch. processors: of the GPU.
@@ -124,14 +124,18 @@ class GpuDecoder:
         if any(a.sparse):
             self.experts = ExpertBuffers.allocate(a, {s.tokens for s in shapes}, dtype, device)
 
-    def forward(self, shape: StepShape) -> torch.Tensor:
-        """Launch a step up to the logits, on the current stream. Returns float32 [rows of the shape, vocab]."""
-        a, batch, counts = self.a, self.batch, self.batch.counts
+    def layers(self, shape: StepShape) -> None:
+        """Launch the embedding and the layers of a step, on the current stream."""
         hidden, self.unadded = self.buffers.hidden[: shape.tokens], None
-        embed(batch.token_ids, self.weights.embedding, counts, hidden, pdl=self.pdl)
+        embed(self.batch.token_ids, self.weights.embedding, self.batch.counts, hidden, pdl=self.pdl)
         for index, layer in enumerate(self.weights.layers):
             self._attention(shape, layer, index, hidden)
             self._mlp(shape, layer, hidden)
+
+    def output(self, shape: StepShape) -> torch.Tensor:
+        """Launch what follows the layers: the last norm and the product with the vocabulary's matrix. Returns float32 [rows of
+        the shape, vocab]."""
+        a, batch, counts, hidden = self.a, self.batch, self.batch.counts, self.buffers.hidden[: shape.tokens]
         last, logits = self.buffers.last[: shape.rows], self.buffers.logits[: shape.rows]
         norm = self.weights.final_norm
         source, residual = (hidden, None) if self.unadded is None else (self.unadded, hidden)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
+from blinkpy.kernels.graphs import captured_nodes
 from blinkpy.kernels.linear_config import LinearTable
 from blinkpy.kernels.logprobs import logprobs
 from blinkpy.kernels.sampling import SamplingWorkspace, sample
@@ -18,6 +20,15 @@ from blinkpy.models.gpu_decoder import GpuDecoder
 from blinkpy.models.weights import Weights
 
 Report = Callable[[float], None]
+
+
+@dataclass(frozen=True)
+class StepGraph:
+    """A captured step: a chain of nodes. layers: how many of them, from the first, embed the tokens and run the layers; the
+    others are the output: the last norm, the product with the vocabulary's matrix, sampling and log probabilities."""
+
+    graph: torch.cuda.CUDAGraph
+    layers: int
 
 
 class GpuStep:
@@ -45,12 +56,16 @@ class GpuStep:
         rows = max(shape.rows for shape in shapes)
         self._sampling = SamplingWorkspace.allocate(rows, a.vocab_size, str(weights.device))
         self._batch, self._requests, self._pdl = batch, requests, pdl
-        self.graphs: list[torch.cuda.CUDAGraph] = []
+        self.graphs: list[StepGraph] = []
 
     @torch.inference_mode()
     def launch(self, shape: StepShape) -> None:
         """Launch all kernels of one step on the current stream."""
-        logits = self.decoder.forward(shape)
+        self.decoder.layers(shape)
+        self._output(shape)
+
+    def _output(self, shape: StepShape) -> None:
+        logits = self.decoder.output(shape)
         batch, requests = self._batch, self._requests
         sample(
             logits,
@@ -77,7 +92,7 @@ class GpuStep:
             pdl=self._pdl,
         )
 
-    def capture(self, stream: torch.cuda.Stream, progress: Report | None = None) -> list[torch.cuda.CUDAGraph]:
+    def capture(self, stream: torch.cuda.Stream, progress: Report | None = None) -> list[StepGraph]:
         """Compile and load every kernel, then capture one graph per shape. The batch must be empty (counts all 0)."""
         with torch.cuda.stream(stream):
             for index, shape in enumerate(self.shapes):
@@ -92,10 +107,12 @@ class GpuStep:
                 graph = torch.cuda.CUDAGraph(keep_graph=True)
                 graph.capture_begin(pool=pool, capture_error_mode="relaxed")
                 try:
-                    self.launch(shape)
+                    self.decoder.layers(shape)
+                    layers = captured_nodes(stream)
+                    self._output(shape)
                 finally:
                     graph.capture_end()
-                self.graphs.append(graph)
+                self.graphs.append(StepGraph(graph, layers))
                 if progress is not None:
                     progress((len(self.shapes) + index + 1) / (2 * len(self.shapes)))
             stream.synchronize()

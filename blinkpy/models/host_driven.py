@@ -69,8 +69,8 @@ class HostDrivenStep:
         ]
         self._sampled, self._logprobs = ((torch.from_numpy(getattr(state.batch, n)), getattr(batch, n)) for n in STEP_WRITES)
         self._tables = (requests.page_table, state.requests.page_table)
-        for graph in step.graphs:
-            graph.instantiate()
+        for step_graph in step.graphs:
+            step_graph.graph.instantiate()
 
     def run(self, batch: Any, requests: Any) -> None:
         """Compute the batch and write batch.sampled and batch.logprobs. Raises CudaError when the GPU fails, RuntimeError for
@@ -84,7 +84,7 @@ class HostDrivenStep:
             for target, source in self._inputs:
                 target.copy_(source, non_blocking=True)
             self._copy_tables(int(counts[MAX_CONTEXT]))
-            self._step.graphs[graph].replay()
+            self._step.graphs[graph].graph.replay()
             self._sampled[0].copy_(self._sampled[1], non_blocking=True)
             if (requests.entry[slots, WORD_LOGPROBS] >= 0).any():
                 self._logprobs[0].copy_(self._logprobs[1], non_blocking=True)

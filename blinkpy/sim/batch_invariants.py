@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from blinkpy.kernels.portable import device
-from blinkpy.kv.state import DECODE_ROWS, ROWS, RUNNING, TOKENS
+from blinkpy.kv.state import DECODE_ROWS, PAUSED_COUNT, ROWS, RUNNING, RUNNING_COUNT, TOKENS
 from blinkpy.sim.problems import problem
 
 BATCH_SIZE = problem("the batch's size is wrong")
@@ -21,6 +21,7 @@ TOKEN_WRONG = problem("a token is wrong")
 TOKEN_PAGELESS = problem("a token has no page")
 CACHE_SLOT = problem("a token has the wrong cache slot")
 SHARED_WRITE = problem("a step writes into a shared page")
+ROOM_LEFT = problem("a prompt waits although the step has room")
 
 
 @device
@@ -91,4 +92,7 @@ def check_batch(limits, state, seen):
             fault = check_token(limits, state, row, i)
             if fault != 0:
                 return fault
+    cut = state.counts[RUNNING_COUNT] - state.counts[PAUSED_COUNT] > rows or b.emits[rows - 1] == 0
+    if cut and tokens != limits.tokens and not (decodes > 0 and tokens == limits.mixed_tokens):
+        return ROOM_LEFT
     return 0

@@ -146,8 +146,12 @@ def random_limits(draw: random.Random, tight: bool) -> tuple[QueueSizes, EngineF
     # Multipliers of 0 make hashes that say little, so that many collide.
     multipliers = draw.choice(((1_234_567, 7_654_321), (1_234_567, 7_654_321), (0, 0)))
     facts = EngineFacts(1, *multipliers, context, draw.choice((2, 2, 50, 1000)), page_size, pages, rows, lease_ms=1)
+    tokens = rows + draw.randint(0, 20)
+    mixed = draw.randint(2 * rows, tokens) if 2 * rows <= tokens and draw.random() < 0.5 else 0
     options = {
-        "max_num_batched_tokens": rows + draw.randint(0, 20),
+        "max_num_batched_tokens": tokens,
+        "mixed_step_tokens": mixed,
+        "burst_tokens": draw.choice((1, 8, 24, 0)),
         "prefix_caching": draw.random() < 0.85,
         "intake_entries": draw.choice((1, 4, 64)),
         "intake_tokens": draw.choice((8, 32768)),

@@ -34,6 +34,7 @@ from blinkpy.recording.file import read_dump
 from blinkpy.recording.replay import Replay
 
 DEADLINE_S = 120.0
+ROUNDING = 1e-4  # of a logit in float32, and more: up to 2e-5 off float64's; one token in 15,000 has two candidates so close
 
 
 @contextmanager
@@ -105,11 +106,12 @@ def reference() -> torch.nn.Module:
 
 
 def is_greedy(reference: torch.nn.Module, prompt: np.ndarray, tokens: list[int]) -> bool:
-    """Whether each token is the likeliest one after the prompt and the tokens before it."""
+    """Whether each token is the likeliest one after the prompt and the tokens before it, or as likely within rounding."""
     ids = torch.tensor([*prompt.tolist(), *tokens])
     with torch.inference_mode():
         logits = reference(ids[None, :-1]).logits[0, len(prompt) - 1 :]
-    return logits.argmax(dim=-1).tolist() == tokens
+    chosen = logits.gather(1, torch.tensor(tokens)[:, None])[:, 0]
+    return bool((logits.amax(dim=-1) - chosen <= ROUNDING).all())
 
 
 def prompts_with_common_starts(rng: np.random.Generator, count: int, longest: int) -> list[np.ndarray]:
@@ -131,6 +133,9 @@ def test_mixed_batches_chunks_hits_and_preemption_change_no_token(rng: np.random
     with running_engine(**options) as (engine, client):
         sampling = Sampling(max_tokens=64, temperature=0)
         results = collect(client, [client.submit(prompt, sampling) for prompt in prompts])
+        # The request of the last rank ended last, so its pages are cached: the next turn of its conversation finds them.
+        prompts.append(np.concatenate([prompts[-1], np.array(results[-1][0], np.int32)])[:60])
+        results += collect(client, [client.submit(prompts[-1], sampling)])
         words = engine.views.engine
         assert words[COUNTER["preemptions"]] > 0, "the pool was meant to be too small"
         assert words[COUNTER["prefix_hit_tokens"]] > 0

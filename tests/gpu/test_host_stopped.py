@@ -26,6 +26,8 @@ from blinkpy.dpu.sampling import Sampling
 from blinkpy.dpu.shm import attach_segment
 from blinkpy.queues.layout import FINISH_LENGTH, FINISH_MASK, HAS_TOKEN
 
+pytestmark = pytest.mark.whole_gpu  # it looks at how long clients wait
+
 ENGINE = Path(__file__).parents[1] / "gpu_engine_process.py"
 STOPPED_S = float(os.environ.get("BLINKPY_STOPPED_S", "20"))
 STREAMS, START_S = 64, 150.0

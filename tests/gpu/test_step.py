@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import gpu_step_cases
 import model_zoo
 import numpy as np
 import pytest
 import torch
+from cuda.bindings import driver, runtime
+
+from blinkpy.kernels.cuda_calls import check
+from blinkpy.kernels.graphs import chain_of
 
 
 @pytest.mark.parametrize("name", list(model_zoo.ZOO))
@@ -28,3 +33,24 @@ def test_sums_in_parts(rng: np.random.Generator, name: str, tmp_path: Path) -> N
     """The norms add up what split sums left."""
     error = gpu_step_cases.step_case(rng, "cuda", name, tmp_path, torch.float32, steps=8, table=gpu_step_cases.SplitTable())
     assert error < 1e-4
+
+
+@pytest.mark.parametrize("name", ["llama3", "qwen3-moe-mixed"])
+def test_a_capture_knows_where_the_layers_end(rng: np.random.Generator, tmp_path: Path, name: str) -> None:
+    """Behind them: the last norm, then the product with the vocabulary's matrix, beside which `ahead` runs; then sampling."""
+    step = gpu_step_cases.on_device(rng, "cuda", name, tmp_path, torch.bfloat16)[0].step
+    for shape, captured in zip(step.shapes, step.capture(torch.cuda.Stream()), strict=True):
+        names = [kernel_name(node) for node in chain_of(runtime.cudaGraph_t(captured.graph.raw_cuda_graph()))]
+        assert names[captured.layers] == "_rms_norm", shape.name
+        assert names[-3:] == ["_adjust", "_sample", "_logprobs"], shape.name
+        assert len(names) >= captured.layers + 5, shape.name
+        assert not any("norm" in name for name in names[captured.layers + 1 :]), shape.name
+
+
+def kernel_name(node: Any) -> str:
+    """The name of a node's kernel; "" for nodes of other kinds."""
+    if check(runtime.cudaGraphNodeGetType(node)) != runtime.cudaGraphNodeType.cudaGraphNodeTypeKernel:
+        return ""
+    parameters = check(driver.cuGraphKernelNodeGetParams(driver.CUgraphNode(int(node))))
+    kernel, function = parameters.kern, parameters.func
+    return check(driver.cuKernelGetName(kernel) if int(kernel) else driver.cuFuncGetName(function)).decode()

@@ -25,6 +25,13 @@ def test_limits_that_clash_are_named(changes: dict[str, int], tokens: int, messa
         make_limits(Sizes().queue_sizes(), sizes.facts(), max_num_batched_tokens=tokens)
 
 
+@pytest.mark.parametrize("mixed", [7, 17])
+def test_a_mixed_step_has_room_for_prompts_and_is_no_larger_than_others(mixed: int) -> None:
+    sizes = Sizes(rows=4)
+    with pytest.raises(ConfigError, match=rf"mixed_step_tokens \({mixed}\) must be at least twice max_num_seqs \(4\)"):
+        make_limits(sizes.queue_sizes(), sizes.facts(), max_num_batched_tokens=16, mixed_step_tokens=mixed)
+
+
 @pytest.mark.parametrize("buckets", [[(4, 4)], [(8, 4), (4, 4), (16, 4)], [(0, 0), (16, 4)]])
 def test_buckets_must_hold_the_largest_batch(buckets: list[tuple[int, int]]) -> None:
     limits = make_limits(Sizes().queue_sizes(), Sizes().facts(), max_num_batched_tokens=16)

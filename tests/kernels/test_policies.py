@@ -54,7 +54,7 @@ def test_what_is_wrong_with_a_policy_is_told(tmp_path: Path, source: str, messag
 
 @pytest.mark.parametrize("name", ["fastest", "mine.py", "mine:rank", "", ":rank"])
 def test_unknown_policies_are_named(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"policy must be fcfs, priority, shortest-first or FILE\.py:FUNCTION"):
+    with pytest.raises(ConfigError, match=r"policy must be fcfs, priority, short-prompts, shortest-first or FILE\.py:FUNCTION"):
         load_policy(name)
 
 

@@ -24,6 +24,32 @@ def test_prefill_is_chunked_and_mixed_with_decode() -> None:
     assert [len(sent.got) for sent in front.done] == [3, 10]
 
 
+def test_few_waiting_prompts_ride_beside_decodes_in_smaller_steps() -> None:
+    made = world(tokens=16, mixed_tokens=8, burst_tokens=12, rows=3, pages=32, prefix_caching=False, slots=4)
+    front = made.fronts[0]
+    front.submit(prompt(10), 12)
+    made.step()
+    assert counts(made) == [1, 10, 0]  # nobody decodes
+    front.submit(prompt(12, 1), 12)
+    assert [(made.step(), *counts(made))[1:] for _ in range(3)] == [(2, 8, 1), (2, 6, 1), (2, 2, 2)]  # 7 + 5 tokens
+    front.submit(prompt(13, 2), 12)
+    made.step()
+    assert counts(made) == [3, 15, 2]  # more than burst_tokens
+    made.finish()
+
+
+def test_prompts_that_can_not_run_yet_count_as_waiting() -> None:
+    made = world(tokens=16, mixed_tokens=4, burst_tokens=12, rows=2, pages=32, prefix_caching=False, slots=4)
+    front = made.fronts[0]
+    front.submit(prompt(4), 12)
+    made.step()
+    for salt in (1, 2):
+        front.submit(prompt(7, salt), 12)
+    made.step()
+    assert counts(made) == [2, 8, 1]  # 14 tokens wait, though there is a row for 7 of them
+    made.finish()
+
+
 def test_the_bucket_is_the_smallest_that_fits() -> None:
     made = world(tokens=16, prefix_caching=False)
     assert made.state.buckets.tokens.tolist() == [1, 2, 4, 8, 16]
@@ -139,7 +165,10 @@ def test_a_better_request_that_does_not_fit_is_not_overtaken() -> None:
 # ---- order --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("policy", "order"), [("fcfs", [0, 1, 2]), ("priority", [1, 2, 0]), ("shortest-first", [2, 0, 1])])
+@pytest.mark.parametrize(
+    ("policy", "order"),
+    [("fcfs", [0, 1, 2]), ("priority", [1, 2, 0]), ("shortest-first", [2, 0, 1]), ("short-prompts", [2, 0, 1])],
+)
 def test_policies_decide_the_order(policy: str, order: list[int]) -> None:
     made = world(policy, pairs=1, rows=1, tokens=16)
     front = made.fronts[0]

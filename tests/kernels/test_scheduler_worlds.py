@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from scheduler_story import Story, random_sizes
 from scheduler_world import World
 
+from blinkpy.kernels.plan import step_budget
 from blinkpy.kernels.policies import SHIPPED
-from blinkpy.kv.arrays import differences, snapshot
-from blinkpy.kv.state import STEADY
+from blinkpy.kv.arrays import differences, plain, snapshot
+from blinkpy.kv.state import RUNNING_COUNT, STEADY, WAITING_COUNT
 
 quick = settings(deadline=None, max_examples=25, suppress_health_check=list(HealthCheck), print_blob=True)
 
@@ -46,6 +47,25 @@ def test_python_njit_and_lanes_agree(seed: int, number: int) -> None:
             assert world.segment == worlds[0].segment
 
 
+def test_the_budget_follows_from_who_decodes_and_what_waits(seed: int) -> None:
+    """Against the same rule in NumPy, in states of random courses of events."""
+    seen = {True: 0, False: 0}
+    for number in range(12):
+        sizes = dataclasses.replace(random_sizes(seed + number), rows=4, tokens=20, mixed_tokens=10, pages=40, page_size=4)
+        world = World(sizes, "general", seed=seed)
+        story = Story(world, seed + number, 0.3)
+        for _ in range(60):
+            story.tick()
+            r, running = world.state.requests, world.state.running[: world.state.counts[RUNNING_COUNT]]
+            lacking = (r.length - r.computed)[running][r.paused[running] == 0]
+            waiting = r.length[world.state.waiting[: world.state.counts[WAITING_COUNT]]].sum()
+            few = lacking[lacking > 1].sum() + waiting <= world.limits.burst_tokens
+            rides = bool((lacking == 1).any() and few)
+            assert step_budget(world.limits, plain(world.state), 0, 1) == (10 if rides else 20)
+            seen[rides] += 1
+    assert min(seen.values()) > 50, seen
+
+
 @quick
 @given(seed=st.integers(0, 2**32), steps=st.integers(1, 120), policy=st.sampled_from(sorted(SHIPPED)), load=st.floats(0.02, 0.6))
 def test_the_short_way_leaves_what_the_general_phases_leave(seed: int, steps: int, policy: str, load: float) -> None:
@@ -69,7 +89,9 @@ def compare_short_way(seed: int, steps: int, policy: str, load: float, roomy: bo
     steady turns, of those in which a request ended, and of all."""
     sizes = random_sizes(seed)
     if roomy:
-        sizes = dataclasses.replace(sizes, rows=6, tokens=24, slots=6, cq_entries=64, pages=64, page_size=2, max_model_len=48)
+        sizes = dataclasses.replace(
+            sizes, rows=6, tokens=24, mixed_tokens=12, slots=6, cq_entries=64, pages=64, page_size=2, max_model_len=48
+        )
     worlds = [World(sizes, mode, SHIPPED[policy]) for mode in ("python", "general")]
     stories = [Story(world, seed, load) for world in worlds]
     steady, ended = 0, 0

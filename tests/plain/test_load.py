@@ -62,8 +62,10 @@ def test_closed_loop_keeps_its_streams_busy_and_no_more() -> None:
     assert all(record.due == record.sent for record in records)
 
 
-def test_times_are_those_of_the_server() -> None:
-    """Each token is sent at a known time, and the client's time lies after it and before the server's next one."""
+@pytest.mark.parametrize("spin", [False, True])
+def test_times_are_those_of_the_server(spin: bool) -> None:
+    """Each token is sent at a known time, and the client's time lies after it and before the server's next one. A client that
+    spins meanwhile has as little to do as one that sleeps."""
     sent: list[float] = []
 
     def script(exchange: Exchange) -> None:
@@ -78,7 +80,7 @@ def test_times_are_those_of_the_server() -> None:
 
     with scripted(script) as server:
         target = Target("127.0.0.1", server.port, "m")
-        result = offer(target, [Request(0.2, [1], 1, 4)], 0, 1, (), LIMIT_S)
+        result = offer(target, [Request(0.2, [1], 1, 4)], 0, 1, (), LIMIT_S, spin=spin)
     (record,) = result.records
     assert record.error == ""
     assert server.seen[0][0] >= result.began + 0.2  # not before it was due
@@ -88,6 +90,7 @@ def test_times_are_those_of_the_server() -> None:
     assert all(before <= when <= after for before, when, after in zip(sent, came, sent[1:], strict=False))
     assert len(result.lags_s) >= 5
     assert (result.lags_s >= 0).all()
+    assert 0 < result.busy < 0.5
 
 
 def test_everything_that_goes_wrong_is_an_error_of_its_request() -> None:

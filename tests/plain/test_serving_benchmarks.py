@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -180,6 +182,33 @@ def test_energy_between_readings() -> None:
         assert meter.missing and meter.joules(0, 1) is None and meter.watts(1) is None
 
 
+def test_energy_and_clock_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library that counts 300 W, and whose clock changes."""
+    began, clocks = time.perf_counter(), itertools.cycle([1000, 1980])
+    library = SimpleNamespace(
+        NVML_CLOCK_SM=1,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetHandleByIndex=lambda index: f"handle {index}",
+        nvmlDeviceGetName=lambda handle: handle.encode(),
+        nvmlSystemGetDriverVersion=lambda: "5",
+        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(total=2**30),
+        nvmlDeviceGetPowerManagementLimit=lambda handle: 700_000,
+        nvmlDeviceGetTotalEnergyConsumption=lambda handle: 300_000 * (time.perf_counter() - began),
+        nvmlDeviceGetClockInfo=lambda handle, kind: next(clocks),
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    with EnergyMeter(2) as meter:
+        deadline = time.monotonic() + 60
+        while len(meter._clocks) < 3 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert meter.watts(0.2) == pytest.approx(300, rel=0.05)
+    assert meter.facts == {"gpu": "handle 2", "driver": "5", "memory_gib": 1.0, "power_limit_w": 700.0}
+    (first, low), (second, high), *_ = meter._clocks
+    assert {low, high} == {1000, 1980}
+    assert meter.clock_mhz(first, second) == 1490 and meter.clock_mhz(second, second) == high
+    assert meter.clock_mhz(second + 1000, second + 2000) is None
+
+
 def test_grid_summary() -> None:
     def cell(
         system: str,
@@ -236,6 +265,9 @@ def test_systems_from_the_command_line() -> None:
     assert "dummy" not in command_of(system, Model("folder", "m", 1000, 500, False), 81)
     assert command_of(find_system("x=serve {model} -p {port}"), MODEL, 81) == ["serve", "folder", "-p", "81"]
     assert find_system("y=http://h:80/").url == "http://h:80"
+    variant = find_system("short=blinkpy", ["short:--policy p.py:f", "blinkpy:--workers 2"])
+    assert variant.name == "short" and variant.front_end == find_system("blinkpy").front_end
+    assert command_of(variant, MODEL, 81)[-2:] == ["--policy", "p.py:f"]
     assert find_system("x=serve", (), (), ["x:api|http", "vllm:no"]).front_end == "api|http"
     with pytest.raises(UsageError, match="unknown system 'vlm'"):
         find_system("vlm")
@@ -252,6 +284,8 @@ def test_cores() -> None:
     cores = Cores((0, 1, 2, 3), (4, 5, 6), front_end=(2, 3))
     assert cores.contended == (0, 1)
     assert (cores.loading, cores.watching) == ((4, 5), (6,))
+    assert cores.spare(2) and not cores.spare(3)  # two cores for two processes, and no server there
+    assert not Cores((0, 1, 4), (4, 5, 6)).spare(1) and not Cores((0,)).spare(1)
     alone = Cores((0,), (1,))
     assert (alone.loading, alone.watching) == ((1,), (1,))
     assert (Cores((0,)).loading, Cores((0,)).watching) == ((), ())
@@ -356,6 +390,8 @@ def test_smoke_grid_is_measured_once(tmp_path: Path) -> None:
         assert set(cell["samples"]["tokens"]) == {8 if cell["cell"]["streams"] else 12}
         assert (cell["neighbours"] > 0) == (cell["cell"]["mode"] == "interfered")
         assert cell["front_end"] == cell["cell"]["front_end"]
+        assert cell["server"]["environment"] == {"OMP_NUM_THREADS": "1"}
+        assert not both or cell["server"]["front_end_processes"] == 2 * (own == cell["front_end"])  # the worker and its parent
     assert output.with_suffix(".png").stat().st_size > 10_000
     assert output.with_suffix(".md").read_text() in done.stdout
     assert str(ROOT) not in output.read_text() and str(tmp_path) not in output.read_text()

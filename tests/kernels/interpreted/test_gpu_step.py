@@ -16,3 +16,22 @@ from blinkpy.kernels.linear_config import LinearTable
 def test_step(rng: np.random.Generator, tmp_path: Path, table: LinearTable) -> None:
     error = gpu_step_cases.step_case(rng, "cpu", "llama3", tmp_path, torch.float32, steps=2, table=table)
     assert error < 1e-4
+
+
+def test_the_layers_end_before_the_last_norm(rng: np.random.Generator, tmp_path: Path) -> None:
+    """What a capture takes for the layers computes the residual stream, and what it takes for the output leaves that alone."""
+    on, batches = gpu_step_cases.on_device(rng, "cpu", "llama3", tmp_path, torch.float32)
+    shape = on.give(batches.batch([(batches.add(list(range(9))), 9)]), batches.requests)
+    decoder = on.step.decoder
+    hidden, last, logits = decoder.buffers.hidden, decoder.buffers.last, decoder.buffers.logits
+    for buffer in (last, logits):
+        buffer.fill_(-7.0)
+    before = hidden.clone()
+    decoder.layers(shape)
+    assert not torch.equal(hidden, before)
+    assert (last == -7.0).all()
+    assert (logits == -7.0).all()
+    after = hidden.clone()
+    decoder.output(shape)
+    assert torch.equal(hidden, after)
+    assert not (logits[0] == -7.0).any()
