@@ -20,19 +20,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.common import ROOT, Run, UsageError, main, parser, plain_log
+from benchmarks.capacity_report import plot, side_by_side, table
+from benchmarks.common import ROOT, Run, UsageError, main, parser
 from benchmarks.workload import poisson, read_dataset
 from blinkpy.check.simulation import Machine, Simulation, Work, serve_open
 from blinkpy.check.workload import Workload
 from blinkpy.kernels.policies import SHIPPED
-from blinkpy.models.buckets import bucket_shapes
+from blinkpy.models.buckets import SMALLEST_MIXED, bucket_shapes
 
 METHOD = """The scheduler, compiled, behind a queue pair, with a made-up clock: a step that only decodes takes the measured time
 of its number of rows (interpolated in the logarithm) and context_ns for each token of context; a step with prefill takes the
 root of order three of weights_ms^3 + (overhead_ms + tokens of its bucket / prefill_tokens_s)^3, context_ns for each token that
 its decodes attend to, and attention_ns for each pair of a prompt token and one that it attends to. outside_ms is the way
 through the front end. Arrivals are Poisson; an answer has the tokens that it had in the data. ITL is between two tokens."""
-COLUMNS = ("ttft_p50", "ttft_mean", "ttft_p99", "tpot_mean", "tpot_p99", "itl_p99", "e2e_mean")
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class StepTimes:
         if work.prefill == 0:
             rows, times = zip(*self.decode, strict=True)
             return float(np.interp(np.log2(work.tokens), np.log2(rows), times)) + context
-        products = self.overhead_ms + 1000 * work.tokens / self.prefill_tokens_s
+        products = self.overhead_ms + 1000 * max(work.tokens, SMALLEST_MIXED) / self.prefill_tokens_s
         both = float(np.cbrt(self.weights_ms**3 + products**3))
         return both + context + 1e-6 * self.attention_ns * work.prefill_context
 
@@ -214,48 +214,6 @@ def benchmark(options: argparse.Namespace) -> None:
         print(f"\n{load['rate']:g} requests/s, ms\n\n{table(load['choices'])}")
     if not options.no_plot:
         run.save(plot(loads))
-
-
-def table(rows: list[dict[str, Any]]) -> str:
-    """The main figures as a Markdown table, ms."""
-    lines = ["| policy, step tokens | " + " | ".join(name.replace("_", " ") for name in COLUMNS) + " |", "|---" * 8 + "|"]
-    lines += ["| " + " | ".join([row["name"], *(f"{row[name]:g}" for name in COLUMNS)]) + " |" for row in rows]
-    return "\n".join(lines)
-
-
-def side_by_side(rows: list[dict[str, Any]]) -> str:
-    """Measured and predicted figures as a Markdown table, ms."""
-    names = ("ttft_mean", "ttft_p99", "tpot_mean", "tpot_p99", "itl_p99", "e2e_mean")
-    lines = ["| requests/s | " + " | ".join(name.replace("_", " ") for name in names) + " |", "|---" * 7 + "|"]
-    for row in rows:
-        words = [f"{row['measured'][name]:g} / {row['predicted'][name]:g}" for name in names]
-        lines.append(f"| {row['rate']:g} | " + " | ".join(words) + " |")
-    return "Measured / predicted, ms\n\n" + "\n".join(lines)
-
-
-def plot(loads: list[dict[str, Any]]) -> Any:
-    """The tails against each other: one line for each policy and kind of steps, one panel for each rate."""
-    from benchmarks.common import figure_row
-
-    figure, axes = figure_row(len(loads))
-    for ax, load in zip(np.atleast_1d(axes), loads, strict=True):
-        series: dict[str, list[dict[str, Any]]] = {}
-        for row in load["choices"]:
-            kind = f"{row['policy']}, {row['mixed']} then {row['tokens']}" if row["mixed"] else f"{row['policy']}, one size"
-            series.setdefault(kind, []).append(row)
-        for kind, rows in series.items():
-            xs, ys = ([row[name] for row in rows] for name in ("ttft_p99", "tpot_p99"))
-            ax.plot(xs, ys, "o--" if rows[0]["mixed"] else "s-", markersize=4, label=kind)
-            for row in rows:
-                size = row["burst"] if row["mixed"] else row["tokens"]
-                ax.annotate(
-                    f"{size:,}", (row["ttft_p99"], row["tpot_p99"]), fontsize=7, xytext=(4, 3), textcoords="offset points"
-                )
-        plain_log(ax, "x")
-        ax.set(xlabel="P99 TTFT, ms", ylabel="P99 TPOT, ms", title=f"{load['rate']:g} requests/s (simulated)")
-        ax.grid(alpha=0.3)
-    np.atleast_1d(axes)[0].legend(fontsize=7)
-    return figure
 
 
 TIMES = ("weights_ms", "overhead_ms", "prefill_tokens_s", "attention_ns", "outside_ms")

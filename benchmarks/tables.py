@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.capacity_report import page as capacity_page
 from benchmarks.common import RESULTS, ROOT, UsageError, main, save_figure
 from benchmarks.energy_report import energy_table
 from benchmarks.gpu_tests import gpu_tests
@@ -24,7 +25,11 @@ from benchmarks.paper_report import summary
 from benchmarks.serving_tables import claim, paragraph, percent, serving
 
 Document = dict[str, Any]
-PAGES = (ROOT / "README.md", RESULTS / "README.md", ROOT / "docs" / "evaluation.md", ROOT / "docs" / "benchmarks.md")
+PAGES = (
+    ROOT / "README.md",
+    RESULTS / "README.md",
+    *(ROOT / "docs" / f"{name}.md" for name in ("evaluation", "benchmarks", "tuning")),
+)
 PART = re.compile(r"(<!-- measured: (\w+) -->\n).*?(<!-- end of measured -->)", re.DOTALL)
 SHAPES = {"llama-3-8b": "Llama-3-8B", "qwen3-30b-a3b": "Qwen3-30B-A3B"}
 CPU_ROWS = (  # file, how its target begins, what it is called here
@@ -171,6 +176,7 @@ PARTS: dict[str, Callable[[Results], str]] = {
     "decode": decode,
     "serving": lambda results: serving({title: results.read(f"paper-{name}") for name, title in SHAPES.items()}),
     "cpu": cpu,
+    "capacity": lambda results: capacity_page(results.read("capacity").get("results", {})),
     "energy": energy,
     "tests": lambda results: gpu_tests(found) if (found := results.read("gpu_tests")) else "",
     "rdma": rdma,

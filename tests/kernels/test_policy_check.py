@@ -20,7 +20,7 @@ from blinkpy.check.source import read_source
 from blinkpy.check.waiting import flood, overtaking
 from blinkpy.check.workload import Workload, load_workload
 from blinkpy.config import ConfigError
-from blinkpy.kernels.policies import fcfs, read_policy, shortest_first
+from blinkpy.kernels.policies import SHORT_PROMPT_US, fcfs, read_policy, short_prompts, shortest_first
 
 FOLDER_POLICY = "def rank(request):\n    return request.arrival_us // 1000 + 10 * request.prompt_length\n"
 
@@ -137,6 +137,10 @@ def test_the_overtaking_window() -> None:
     assert aged.bounded
     assert 0.8 * 32.768 < aged.window_s <= 32.768  # a millisecond for each token of the longest prompt, 32,768
     assert aged.waits.prompt_length > 1000 * (aged.window_s - 1) + aged.overtakes.prompt_length
+    for preempted in (False, True):
+        short = overtaking(compile_ranks(short_prompts), 1, preempted)
+        assert short.bounded
+        assert 0.8 * 32.768 < 1000 * short.window_s / SHORT_PROMPT_US <= 32.768
     for starving in (shortest_first, latest_first):
         assert not overtaking(compile_ranks(starving), 1).bounded
     assert overtaking(compile_ranks(after_preemption_last), 1).bounded

@@ -16,7 +16,15 @@ from benchmarks.distribution import describe, expand
 
 ROOT = Path(__file__).parents[2]
 KEYS = {"benchmark", "commit", "date", "machine", "software", "others", "arguments", "method", "targets", "results"}
-TARGETS = {"scheduler": 0, "cpu_engine": 2, "frontend": 1, "queue_pair": 1, "rdma_frontend": 4, "tokenizer": 0}  # of a smoke run
+TARGETS = {  # of a smoke run
+    "capacity": 0,
+    "scheduler": 0,
+    "cpu_engine": 2,
+    "frontend": 1,
+    "queue_pair": 1,
+    "rdma_frontend": 4,
+    "tokenizer": 0,
+}
 
 
 @pytest.mark.timeout(600)
