@@ -39,11 +39,7 @@ class StuckError(RuntimeError):
 class Work:
     """What one step has to do. tokens: of its bucket, padding included; decoding: rows; prefill: tokens of prompt chunks.
 
-<<<<<<< HEAD
-    decode_context: tokens that the decoding rows attend to, all rows together; prefill_context: the same for all prompt tokens.
-=======
     decode_context: tokens that the decoding rows attend to, all rows together; prefill_context: the same of all prompt tokens.
->>>>>>> main
     """
 
     tokens: int
