@@ -92,9 +92,11 @@ class Card:
         self._move(sge.addr, sge.length)
 
     def _move(self, local: int, length: int) -> None:
-        ctypes.memmove(*((local, self._remote) if self._read else (self._remote, local)), length)
+        self._copy(*((local, self._remote) if self._read else (self._remote, local)), length)
         if self.wr_flags & 1:
             self._done.append(SimpleNamespace(status=0, wr_id=self.wr_id))
+
+    _copy = staticmethod(ctypes.memmove)  # to, from, bytes
 
     def wr_complete(self) -> None:
         pass
@@ -110,8 +112,8 @@ class Card:
         pass
 
 
-def stand_in() -> Card:
-    """A card, and constants and modules of pyverbs that suit it."""
+def stand_in_for_verbs() -> None:
+    """Constants and modules of pyverbs that suit a Card."""
     values = dict.fromkeys(send_queue.REASONS, -1)
     values |= {"IBV_SEND_SIGNALED": 1, "IBV_SEND_INLINE": 2, "IBV_WC_SUCCESS": 0, "IBV_ACCESS_LOCAL_WRITE": 1}
     constants = SimpleNamespace(**values)
@@ -125,17 +127,18 @@ def stand_in() -> Card:
         (rdma, "constants", lambda: constants),
     ):
         setattr(target, name, value)
-    return Card()
 
 
-def connect(segment: Segment) -> RdmaTransport:
-    """A transport to a segment of this process."""
-    card, layout = stand_in(), segment.layout
+def connect(segment: Segment, card: Card, pairs: int = 0) -> RdmaTransport:
+    """A transport to a segment of this process. pairs: address of its queue pairs, where that is not in the segment."""
+    stand_in_for_verbs()
+    layout = segment.layout
     base = int(np.frombuffer(segment.buffer, np.uint8).ctypes.data)
+    first = (pairs or base + layout.first_pair) - layout.first_pair
     regions = (
         Region(base + layout.engine_words, 1, 2 * BLOCK_WORDS * 8),
-        Region(base + layout.front(0), 2, layout.front_bytes),
-        Region(base + layout.back(0), 3, layout.back_bytes),
+        Region(first + layout.front(0), 2, layout.front_bytes),
+        Region(first + layout.back(0), 3, layout.back_bytes),
     )
     welcome = Welcome(bytes(segment.buffer[: HEADER.itemsize]), 0, Endpoint(0, 0, "::1", 0, 5, 16), *regions)
     transport = RdmaTransport(card, card, DEPTH, welcome)  # type: ignore[arg-type]
@@ -173,7 +176,7 @@ def measure(options: argparse.Namespace, run: Run) -> dict[str, Any]:
     gc.disable()
     try:
         answers = Answers(segment)
-        pair = QueuePair(connect(segment))
+        pair = QueuePair(connect(segment, Card()))
         answers.grant()
         pair.attach(1.0)
         for round_ in range(options.rounds + 1):  # the first is for warming up
@@ -216,7 +219,7 @@ def requests(length: int, count: int, *, answers_alone: bool = False) -> None:
             for _ in range(count):
                 answers.one(0, prompt)
             return
-        pair = QueuePair(connect(segment))
+        pair = QueuePair(connect(segment, Card()))
         answers.grant()
         pair.attach(1.0)
         for _ in range(count):

@@ -106,6 +106,12 @@ class TransportOptions:
     listen: str = option("", "HOST:PORT where the engine gives queue pairs to front ends, with --transport rdma")
     engine: str = option("", "HOST:PORT of the engine's --listen, with --transport rdma")
     rdma_device: str = option("", "RDMA device, as in `ibv_devices` (default: the first with an active port)")
+    queue_memory: str = option(
+        "host",
+        "where the engine's queue pairs lie, with --transport rdma: host memory, or GPU memory that the network card reaches by "
+        "dma-buf or by peer-memory",
+        choices=("host", "dmabuf", "peermem"),
+    )
     rdma_gid_index: int = option(-1, "GID to send from, as in `blinkpy doctor` (-1: RoCE v2 over IPv4, if any)", low=-1, high=255)
 
 

@@ -6,7 +6,7 @@ import contextlib
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from blinkpy.config import Config
 from blinkpy.dpu.queue_pair import InFlight, QueuePair
 from blinkpy.dpu.sampling import Sampling
 from blinkpy.dpu.shm import attach_segment
+from blinkpy.dpu.transport import Transport
 from blinkpy.engine.provision import CudaEngine
 from blinkpy.queues.layout import FINISH_MASK, HAS_TOKEN
 
@@ -39,8 +40,11 @@ def config_for(folder: object, **values: Any) -> Config:
 
 
 @contextlib.contextmanager
-def serving(engine: CudaEngine, budget_s: float = BUDGET_S) -> Iterator[QueuePair]:
-    """Start the engine, run it in a thread, attach to it; stop and close it at the end. Raises what run() raised."""
+def serving(engine: CudaEngine, budget_s: float = BUDGET_S, attach: Callable[[], Transport] | None = None) -> Iterator[QueuePair]:
+    """Start the engine, run it in a thread, attach to it; stop and close it at the end. Raises what run() raised.
+
+    attach: makes the client's transport; default: shared memory.
+    """
     engine.start()
     failures: list[BaseException] = []
 
@@ -53,8 +57,7 @@ def serving(engine: CudaEngine, budget_s: float = BUDGET_S) -> Iterator[QueuePai
     thread = threading.Thread(target=run, name="engine")
     thread.start()
     try:
-        transport = attach_segment(engine.config.engine.name, 0, ATTACH_S)
-        pair = QueuePair(transport)
+        pair = QueuePair(attach() if attach else attach_segment(engine.config.engine.name, 0, ATTACH_S))
         pair.attach(ATTACH_S)
         yield pair
         pair.close()

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 
 from blinkpy.config import Config, ConfigError
 from blinkpy.engine.engine import Engine
+from blinkpy.engine.queue_memory import HOST
 from blinkpy.progress import Report
 
 GPU_PACKAGES = ("triton", "cuda.bindings", "numba_cuda")
@@ -19,6 +20,7 @@ def make_engine(config: Config, report: Report | None = None) -> Engine:
     device = config.engine.device
     if device == "auto":
         device = "cuda" if gpu_usable() else "cpu"
+    check_queue_memory(config, device)
     if device != "cuda":
         if config.engine.control == "gpu":
             raise ConfigError(f"--control gpu needs --device cuda; the engine would run on {device}")
@@ -29,6 +31,19 @@ def make_engine(config: Config, report: Report | None = None) -> Engine:
     from blinkpy.engine.provision import CudaEngine
 
     return CudaEngine(config.with_options({"device": device}), report)
+
+
+def check_queue_memory(config: Config, device: str) -> None:
+    """Raise ConfigError when queues in GPU memory don't fit the other options."""
+    option = f"--queue-memory {config.transport.queue_memory}"
+    if config.transport.queue_memory == HOST:
+        return
+    if config.transport.transport != "rdma":
+        raise ConfigError(f"{option} needs --transport rdma: front ends on this machine reach host memory alone")
+    if device != "cuda":
+        raise ConfigError(f"{option} needs --device cuda; the engine would run on {device}")
+    if config.engine.control == "host":
+        raise ConfigError(f"{option} needs --control gpu: a scheduler on the host reads its queues in host memory")
 
 
 def gpu_usable() -> bool:

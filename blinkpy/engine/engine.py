@@ -17,6 +17,7 @@ from typing import Protocol
 from blinkpy.check.guard import vetted_policy
 from blinkpy.config import Config
 from blinkpy.dpu.shm import Segment, create_segment
+from blinkpy.engine.queue_memory import QueueMemory
 from blinkpy.engine.sizing import EngineSizes, engine_sizes
 from blinkpy.kernels.host_scheduler import Scheduler
 from blinkpy.kernels.policies import Policy
@@ -74,6 +75,7 @@ class Engine:
         self.config = config
         self._progress: Report = on_progress or (lambda phase, done=0, total=0: None)
         self.segment: Segment
+        self.pair_memory: QueueMemory | None = None  # of the queue pairs, where it is not the segment's
         self.sizes: EngineSizes
         self.views: EngineViews
         self.state: State

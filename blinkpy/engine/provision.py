@@ -19,9 +19,10 @@ from cuda.bindings import runtime
 from blinkpy.check.guard import vetted_policy
 from blinkpy.config import Config, ConfigError
 from blinkpy.engine.engine import Engine
+from blinkpy.engine.pair_placement import PlacedPairs, check_pair_memory, place_pairs
 from blinkpy.engine.sizing import engine_sizes, pages_for
 from blinkpy.kernels.cuda_calls import CudaError
-from blinkpy.kernels.device_views import MappedSegment, to_device, to_host
+from blinkpy.kernels.device_views import to_device, to_host
 from blinkpy.kernels.host_scheduler import Scheduler
 from blinkpy.kernels.linear_config import LinearTable
 from blinkpy.kernels.policies import Policy
@@ -59,13 +60,13 @@ def check_gpu(control: str) -> str:
     if capability < OLDEST_CAPABILITY:
         found, wanted = (".".join(map(str, c)) for c in (capability, OLDEST_CAPABILITY))
         raise ConfigError(f"{name} has compute capability {found}; {wanted} or newer is needed")
-    status, driver = runtime.cudaDriverGetVersion()
+    status, version = runtime.cudaDriverGetVersion()
     if int(status) != 0:
         raise ConfigError(f"the version of the NVIDIA driver can't be read ({status})")
-    if control == "gpu" and driver < OLDEST_DRIVER:
+    if control == "gpu" and version < OLDEST_DRIVER:
         raise ConfigError(
-            f"the NVIDIA driver supports CUDA {driver // 1000}.{driver % 1000 // 10}; conditional graph nodes, which the loop on "
-            f"the GPU is made of, need {OLDEST_DRIVER // 1000}.{OLDEST_DRIVER % 1000 // 10} (or use --control host)"
+            f"the NVIDIA driver supports CUDA {version // 1000}.{version % 1000 // 10}; conditional graph nodes, which the loop "
+            f"on the GPU is made of, need {OLDEST_DRIVER // 1000}.{OLDEST_DRIVER % 1000 // 10} (or use --control host)"
         )
     return name
 
@@ -85,7 +86,7 @@ class CudaEngine(Engine):
         self.plan: MemoryPlan
         self.timings: dict[str, float] = {}
         self._trace_rows, self._pdl = trace_rows, pdl
-        self._mapped: MappedSegment | None = None
+        self.placed_pairs: PlacedPairs | None = None
         self._gpu_recording: GpuRecording | None = None
         self._phase_began = time.monotonic()
         self._phase = ""
@@ -108,6 +109,7 @@ class CudaEngine(Engine):
         policy = vetted_policy(config.scheduler.policy)
         self._enter("reading the model")
         gpu = check_gpu(self.control)
+        check_pair_memory(config.transport.queue_memory)
         folder = resolve_model(config.model.model, weights=config.model.load_format != "dummy", tokenizer=False)
         a = read_architecture(folder)
         dtype = choose_dtype(a, config.model.dtype, "cuda")
@@ -162,8 +164,8 @@ class CudaEngine(Engine):
             self._scheduler.step(time.monotonic_ns())
         else:
             self._enter("compiling the scheduler and building the loop")
-            self._mapped = MappedSegment(self.segment.buffer, self.segment.layout)
-            self.executive = self._build_executive(policy, self._mapped.device, graph_of, stream)
+            self.placed_pairs, self.pair_memory = place_pairs(self.segment, config.transport.queue_memory)
+            self.executive = self._build_executive(policy, self.placed_pairs.device, graph_of, stream)
         self.views.engine[ENGINE_STATE] = STATE_READY
         self._enter("")
 
@@ -245,13 +247,13 @@ class CudaEngine(Engine):
             if self.executive is not None:
                 self.executive.close()
                 self.executive = None
-            if self._mapped is not None:
-                self._mapped.close()
-                self._mapped = None
+            if self.placed_pairs is not None:
+                self.placed_pairs.close()
+                self.placed_pairs = None
             if self._gpu_recording is not None:
                 self._gpu_recording.close()
                 self._gpu_recording = None
         except CudaError:
             # After a fault every call fails; the driver frees all of it with the process.
-            self.executive = self._mapped = self._gpu_recording = None
+            self.executive = self.placed_pairs = self._gpu_recording = None
         super().close()

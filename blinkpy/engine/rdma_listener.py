@@ -28,7 +28,6 @@ from blinkpy.dpu.shm import Segment
 from blinkpy.dpu.verbs import Port, QueuePairEnd, constants
 from blinkpy.engine.queue_memory import HostMemory, QueueMemory
 from blinkpy.queues.layout import BLOCK_WORDS, HEADER, PAIR_ATTACHED, QueueLayout
-from blinkpy.queues.views import EngineViews
 
 BACKLOG = 64
 HELLO_S = 2.0  # in which a front end has to say what it wants; others wait meanwhile
@@ -66,24 +65,38 @@ class RdmaListener:
         self._grants: dict[int, Grant] = {}
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
-        self._views: EngineViews
+        self._segment: Segment  # keeps it mapped
         self._layout: QueueLayout
         self._header: bytes
-        self._memory: QueueMemory
+        self._words: QueueMemory
+        self._pairs: QueueMemory
         self._lease_s: float
 
-    def start(self, segment: Segment, memory: QueueMemory | None = None) -> None:
-        """Give the pairs of a segment to whoever asks. memory: where it lies for the network card; default: where it is
-        mapped."""
+    def start(self, segment: Segment, pairs: QueueMemory | None = None) -> None:
+        """Give the pairs of a segment to whoever asks. pairs: where they lie for the network card; default: in the segment.
+
+        Raises TransportError where the card can't be let into them.
+        """
         segment.lock_pairs()  # front ends on this machine must not share pairs with others
-        self._views, self._layout = segment.views(), segment.layout
+        self._segment, self._layout = segment, segment.layout
         self._header = bytes(segment.buffer[: HEADER.itemsize])
         self._lease_s = segment.facts.lease_ms / 1000
-        self._memory = memory or HostMemory(int(np.frombuffer(segment.buffer, np.uint8).ctypes.data))
+        mapped = int(np.frombuffer(segment.buffer, np.uint8).ctypes.data)
+        self._words = HostMemory(mapped)
+        self._pairs = pairs or HostMemory(mapped + self._layout.first_pair)
+        self._try_registration()
         self._socket.listen(BACKLOG)
         self._socket.setblocking(False)
         self._thread = threading.Thread(target=self._run, name="rdma-listener", daemon=True)
         self._thread.start()
+
+    def _try_registration(self) -> None:
+        """Register a pair once, so that what this machine can't do is said to whoever starts the engine."""
+        end = QueuePairEnd(self.rdma_port)
+        try:
+            self._register_pair(end, 0)
+        finally:
+            end.close()
 
     def _run(self) -> None:
         with selectors.DefaultSelector() as selector:
@@ -116,15 +129,11 @@ class RdmaListener:
         before = self._grants.pop(pair, None)
         if before is not None:
             before.end.close()
-        e, layout = constants(), self._layout
         end = QueuePairEnd(self.rdma_port)
         try:
-            # The standard asks for local write where there is remote write.
-            write = e.IBV_ACCESS_LOCAL_WRITE | e.IBV_ACCESS_REMOTE_WRITE
-            register = self._memory.register
-            engine = register(end, layout.engine_words, 2 * BLOCK_WORDS * 8, e.IBV_ACCESS_REMOTE_READ)
-            front: Region = register(end, layout.front(pair), layout.front_bytes, write)
-            back = register(end, layout.back(pair), layout.back_bytes, e.IBV_ACCESS_REMOTE_READ)
+            words = self._layout.engine_words, 2 * BLOCK_WORDS * 8
+            engine = self._words.register(end, *words, constants().IBV_ACCESS_REMOTE_READ)
+            front, back = self._register_pair(end, pair)
             end.answer(hello.endpoint)
         except BaseException:
             end.close()
@@ -132,6 +141,17 @@ class RdmaListener:
         self._grants[pair] = Grant(hello.owner, end, time.monotonic())
         logger.info("queue pair %d goes to %s", pair, hello.endpoint.gid)
         return Welcome(self._header, pair, end.endpoint(), engine, front, back)
+
+    def _register_pair(self, end: QueuePairEnd, pair: int) -> tuple[Region, Region]:
+        """Let the peer of `end` into a pair: its front-end region and its engine region."""
+        e, layout, register = constants(), self._layout, self._pairs.register
+        # The standard asks for local write where there is remote write.
+        write = e.IBV_ACCESS_LOCAL_WRITE | e.IBV_ACCESS_REMOTE_WRITE
+        front = register(end, layout.front(pair) - layout.first_pair, layout.front_bytes, write)
+        return front, register(end, layout.back(pair) - layout.first_pair, layout.back_bytes, e.IBV_ACCESS_REMOTE_READ)
+
+    def _attached(self, pair: int) -> int:
+        return self._pairs.read_word(self._layout.back(pair) - self._layout.first_pair + 8 * PAIR_ATTACHED)
 
     def _choose(self, owner: int) -> int:
         """The owner's own pair, or one that nobody has, or the one that was given first of those whose lease has ended."""
@@ -145,7 +165,7 @@ class RdmaListener:
                 return pair
         # Who was given a pair has the time of a lease to claim it.
         claimed = time.monotonic() - self._lease_s
-        fenced = [p for p in range(pairs) if grants[p].since < claimed and not self._views.pair[p, PAIR_ATTACHED]]
+        fenced = [p for p in range(pairs) if grants[p].since < claimed and not self._attached(p)]
         if not fenced:
             raise HandshakeError(f"all {pairs} queue pairs are in use: start the engine with more --workers")
         return min(fenced, key=lambda pair: grants[pair].since)

@@ -1,4 +1,4 @@
-"""GPU memory as a dma-buf, which other devices of the machine can reach: `Export` of blinkpy.engine.queue_memory."""
+"""GPU memory as a dma-buf, which other devices of the machine can reach."""
 
 from __future__ import annotations
 

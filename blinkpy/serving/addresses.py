@@ -12,7 +12,7 @@ from blinkpy.config import Config, ConfigError, split_address
 def check_transport(config: Config, given: frozenset[str], address: str) -> None:
     """Raise ConfigError when options of the transport don't fit each other. address: name of the option with HOST:PORT."""
     if config.transport.transport == "shm":
-        for name in ("listen", "engine", "rdma_device", "rdma_gid_index"):
+        for name in ("listen", "engine", "queue_memory", "rdma_device", "rdma_gid_index"):
             if name in given:
                 raise ConfigError(f"--{name.replace('_', '-')} needs --transport rdma")
         return
@@ -20,6 +20,8 @@ def check_transport(config: Config, given: frozenset[str], address: str) -> None
     if not text:
         raise ConfigError(f"--transport rdma needs --{address} HOST:PORT")
     split_address(text, address)
+    if address == "engine" and "queue_memory" in given:
+        raise ConfigError("--queue-memory is an option of the engine: front ends reach its queues wherever they lie")
     if address == "engine" and "name" in given:
         raise ConfigError("--name is for front ends on the engine's machine; --transport rdma finds the engine by --engine")
 

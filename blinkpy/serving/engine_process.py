@@ -89,7 +89,7 @@ def run_engine(config: Config, report: Report, on_ready: Callable[[str], None]) 
             engine.start()
             address = ""
             if listener is not None:
-                listener.start(engine.segment)
+                listener.start(engine.segment, engine.pair_memory)
                 host, port = listener.address
                 address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             running = True

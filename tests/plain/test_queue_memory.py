@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from blinkpy.config import Config, ConfigError
 from blinkpy.dpu import verbs
 from blinkpy.dpu.handshake import Region
 from blinkpy.dpu.transport import TransportError
 from blinkpy.engine import queue_memory
-from blinkpy.engine.queue_memory import GpuMemory, HostMemory
+from blinkpy.engine.devices import make_engine
+from blinkpy.engine.queue_memory import DmaBufMemory, HostMemory, PeerMemory
 
-ADDRESS, LENGTH = 0x7F00_0000_0000, 1 << 20
+ADDRESS = 0x7F00_0000_0000
 
 
 class PyverbsError(Exception):
@@ -70,69 +73,95 @@ def card(monkeypatch) -> Callable[[int], None]:
     return lambda error: answer.__setitem__(0, error)
 
 
-def exporting(calls: list[tuple[int, int]], error: int = 0) -> Callable[[int, int], int]:
-    def export(address: int, length: int) -> int:
-        calls.append((address, length))
-        if error:
-            raise OSError(error, os.strerror(error))
-        return os.open(os.devnull, os.O_RDONLY)
-
-    return export
+def read_word(offset: int) -> int:
+    return 7 * offset
 
 
-def test_a_dma_buf_is_exported_once_and_registered_by_offset(card) -> None:
-    calls: list[tuple[int, int]] = []
-    memory, end = GpuMemory(ADDRESS, LENGTH, exporting(calls)), End()
+@pytest.fixture
+def descriptor() -> Iterator[int]:
+    made = os.open(os.devnull, os.O_RDONLY)
+    yield made
+    os.close(made)
+
+
+def test_a_dma_buf_is_registered_by_offset(card, descriptor) -> None:
+    memory, end = DmaBufMemory(descriptor, read_word), End()
     assert memory.register(end, 4096, 8192, 5) == Region(4096, 22, 8192)
     assert memory.register(end, 65536, 4096, 4) == Region(65536, 22, 4096)
-    assert (memory.way, calls) == ("dma-buf", [(ADDRESS, LENGTH)])
     assert end.made == [("dma-buf", 4096, 8192, 5), ("dma-buf", 65536, 4096, 4)]
-    memory.close()
-    memory.close()
+    assert memory.read_word(6) == 42
+
+
+def test_peer_memory_is_registered_by_address() -> None:
+    memory, end = PeerMemory(ADDRESS, read_word), End()
+    assert memory.register(end, 4096, 8192, 5) == Region(ADDRESS + 4096, 11, 8192)
+    assert end.made == [("memory", ADDRESS + 4096, 8192, 5)]
+    assert memory.read_word(6) == 42
 
 
 @pytest.mark.parametrize("error", sorted(queue_memory.NO_DMABUF))
-@pytest.mark.parametrize("where", ["export", "registration"])
-def test_without_dma_buf_peer_memory_is_used(card, error, where) -> None:
-    card(error if where == "registration" else 0)
-    memory = GpuMemory(ADDRESS, LENGTH, exporting([], error if where == "export" else 0))
-    end = End()
-    assert memory.register(end, 4096, 8192, 5) == Region(ADDRESS + 4096, 11, 8192)
-    assert (memory.way, end.made) == ("peer-memory", [("memory", ADDRESS + 4096, 8192, 5)])
-    memory.close()
+def test_without_dma_buf_it_is_said_what_to_do(card, descriptor, error) -> None:
+    card(error)
+    with pytest.raises(TransportError, match=f"--queue-memory dmabuf .*{os.strerror(error)}.*open kernel modules.*or use host"):
+        DmaBufMemory(descriptor, read_word).register(End(), 0, 4096, 5)
 
 
 @pytest.mark.parametrize("error", sorted(queue_memory.NO_PEER_MEMORY))
-def test_with_neither_both_reasons_are_said(card, error) -> None:
-    card(errno.EOPNOTSUPP)
-    memory = GpuMemory(ADDRESS, LENGTH, exporting([]))
-    with pytest.raises(TransportError) as caught:
-        memory.register(End(error), 0, 4096, 5)
-    text = str(caught.value)
-    assert f"dma-buf: {os.strerror(errno.EOPNOTSUPP)}" in text
-    assert f"peer-memory: {os.strerror(error)}" in text
-    assert "nvidia-peermem" in text
+def test_without_peer_memory_it_is_said_what_to_do(card, error) -> None:
+    with pytest.raises(TransportError, match=f"--queue-memory peermem .*{os.strerror(error)}.*nvidia-peermem, or use host"):
+        PeerMemory(ADDRESS, read_word).register(End(error), 0, 4096, 5)
 
 
 @pytest.mark.parametrize("error", [errno.ENOMEM, errno.EPERM, errno.ENOSPC])
-def test_other_errors_are_not_taken_for_a_missing_way(card, error) -> None:
+def test_other_errors_are_not_taken_for_a_missing_way(card, descriptor, error) -> None:
     card(error)
-    with pytest.raises(TransportError) as caught:
-        GpuMemory(ADDRESS, LENGTH, exporting([])).register(End(), 0, 4096, 5)
-    assert caught.value.errno == error
-
-
-def test_a_way_that_worked_once_is_not_left(card) -> None:
-    """A second front end must not get keys of another kind because something failed in between."""
-    memory, end = GpuMemory(ADDRESS, LENGTH, exporting([])), End()
-    memory.register(end, 0, 4096, 5)
-    card(errno.EOPNOTSUPP)
-    with pytest.raises(TransportError):
-        memory.register(end, 0, 4096, 5)
-    memory.close()
+    for memory, end in ((DmaBufMemory(descriptor, read_word), End()), (PeerMemory(ADDRESS, read_word), End(error))):
+        with pytest.raises(TransportError) as caught:
+            memory.register(end, 0, 4096, 5)
+        assert caught.value.errno == error
+        assert "--queue-memory" not in str(caught.value)
 
 
 def test_host_memory_is_registered_where_it_lies() -> None:
-    end = End()
+    end, words = End(), np.array([5, -6], np.int64)
     assert HostMemory(ADDRESS).register(end, 4096, 8192, 3) == Region(ADDRESS + 4096, 11, 8192)
     assert end.made == [("memory", ADDRESS + 4096, 8192, 3)]
+    memory = HostMemory(int(words.ctypes.data))
+    assert [memory.read_word(0), memory.read_word(8)] == [5, -6]
+
+
+@pytest.mark.parametrize(
+    ("options", "needed"),
+    [
+        ({"device": "cuda"}, "needs --transport rdma"),
+        ({"device": "cpu", "transport": "rdma"}, "needs --device cuda; the engine would run on cpu"),
+        ({"device": "null", "transport": "rdma"}, "needs --device cuda; the engine would run on null"),
+        ({"device": "cuda", "transport": "rdma", "control": "host"}, "needs --control gpu"),
+    ],
+)
+@pytest.mark.parametrize("way", ["dmabuf", "peermem"])
+def test_options_that_do_not_fit_are_refused(way, options, needed) -> None:
+    with pytest.raises(ConfigError, match=f"^--queue-memory {way} {needed}"):
+        make_engine(Config().with_options({"queue_memory": way, **options}))
+
+
+@pytest.mark.parametrize(
+    ("way", "changed", "problem"),
+    [
+        ("dmabuf", {}, ""),
+        ("peermem", {}, ""),
+        ("dmabuf", {"peer_memory": False}, ""),
+        ("peermem", {"dmabuf": 0}, ""),
+        ("dmabuf", {"rdma": 0}, "can't reach"),
+        ("peermem", {"ordering": 0}, "without a flush"),
+        ("dmabuf", {"dmabuf": 0}, "exports no dma-buf"),
+        ("peermem", {"peer_memory": False}, "not loaded"),
+    ],
+)
+def test_what_a_machine_lacks_is_named(way, changed, problem) -> None:
+    pytest.importorskip("cuda.bindings", reason="the GPU's side needs cuda.bindings")
+    from blinkpy.engine.pair_placement import pair_memory_problem
+
+    found = pair_memory_problem(way, **{"rdma": 1, "dmabuf": 1, "ordering": 200, "peer_memory": True} | changed)
+    assert problem in found
+    assert bool(found) == bool(problem)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -178,6 +180,33 @@ def test_energy_between_readings() -> None:
     assert interpolated(marks, 0.5, 2.0) == pytest.approx(150)
     with EnergyMeter(index=10_000) as meter:  # no machine has so many
         assert meter.missing and meter.joules(0, 1) is None and meter.watts(1) is None
+
+
+def test_energy_and_clock_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library that counts 300 W, and whose clock changes."""
+    began, clocks = time.perf_counter(), itertools.cycle([1000, 1980])
+    library = SimpleNamespace(
+        NVML_CLOCK_SM=1,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetHandleByIndex=lambda index: f"handle {index}",
+        nvmlDeviceGetName=lambda handle: handle.encode(),
+        nvmlSystemGetDriverVersion=lambda: "5",
+        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(total=2**30),
+        nvmlDeviceGetPowerManagementLimit=lambda handle: 700_000,
+        nvmlDeviceGetTotalEnergyConsumption=lambda handle: 300_000 * (time.perf_counter() - began),
+        nvmlDeviceGetClockInfo=lambda handle, kind: next(clocks),
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    with EnergyMeter(2) as meter:
+        deadline = time.monotonic() + 60
+        while len(meter._clocks) < 3 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert meter.watts(0.2) == pytest.approx(300, rel=0.05)
+    assert meter.facts == {"gpu": "handle 2", "driver": "5", "memory_gib": 1.0, "power_limit_w": 700.0}
+    (first, low), (second, high), *_ = meter._clocks
+    assert {low, high} == {1000, 1980}
+    assert meter.clock_mhz(first, second) == 1490 and meter.clock_mhz(second, second) == high
+    assert meter.clock_mhz(second + 1000, second + 2000) is None
 
 
 def test_grid_summary() -> None:

@@ -128,8 +128,8 @@ RDMA_BUGS = (
         Bug(
             "the region of a pair is longer than the pair",
             "engine.rdma_listener",
-            "register(end, layout.front(pair), layout.front_bytes, write)",
-            "register(end, layout.front(pair), layout.front_bytes + 4096, write)",
+            "layout.first_pair, layout.front_bytes, write)",
+            "layout.first_pair, layout.front_bytes + 4096, write)",
         ),
         RIGHTS,
     ),
@@ -137,8 +137,8 @@ RDMA_BUGS = (
         Bug(
             "the engine's region may be written",
             "engine.rdma_listener",
-            "register(end, layout.back(pair), layout.back_bytes, e.IBV_ACCESS_REMOTE_READ)",
-            "register(end, layout.back(pair), layout.back_bytes, write | e.IBV_ACCESS_REMOTE_READ)",
+            "layout.first_pair, layout.back_bytes, e.IBV_ACCESS_REMOTE_READ)",
+            "layout.first_pair, layout.back_bytes, write | e.IBV_ACCESS_REMOTE_READ)",
         ),
         RIGHTS,
     ),

@@ -1,0 +1,97 @@
+"""Queue pairs in GPU memory: a stand-in for a network card writes and reads them while the loop runs.
+
+It copies on a stream of its own, one piece after the other, between the front end's memory and addresses in the GPU's, as a card
+does; so everything above the verbs is real: the transport, the loop, and where the pairs lie.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import model_zoo
+import numpy as np
+import pytest
+from gpu_serving import config_for, generate, serving
+
+from benchmarks.rdma_frontend import Card, connect
+from blinkpy.config import ConfigError
+from blinkpy.dpu import rdma, send_queue
+from blinkpy.dpu.sampling import Sampling
+from blinkpy.engine import pair_placement
+from blinkpy.engine.provision import CudaEngine
+from blinkpy.queues.layout import PAIR_ATTACHED
+
+
+class CopyingCard(Card):
+    """A Card that reaches memory of a GPU. What it is given is pinned, as a real one pins it."""
+
+    def __init__(self) -> None:
+        from cuda.bindings import runtime
+
+        from blinkpy.kernels.cuda_calls import check
+
+        super().__init__()
+        self._runtime, self._check, self._pinned = runtime, check, list[int]()
+        self._stream = check(runtime.cudaStreamCreateWithFlags(runtime.cudaStreamNonBlocking))
+
+    def register(self, address: int, length: int, access: int) -> Any:
+        self._check(self._runtime.cudaHostRegister(address, length, self._runtime.cudaHostRegisterPortable), "pin")
+        self._pinned.append(address)
+        return super().register(address, length, access)
+
+    def _copy(self, to: int, source: int, length: int) -> None:  # type: ignore[override]
+        kind = self._runtime.cudaMemcpyKind.cudaMemcpyDefault
+        self._check(self._runtime.cudaMemcpyAsync(to, source, length, kind, self._stream), "copy")
+        self._check(self._runtime.cudaStreamSynchronize(self._stream), "copy")
+
+    def close(self) -> None:
+        while self._pinned:
+            self._check(self._runtime.cudaHostUnregister(self._pinned.pop()), "unpin")
+
+
+@pytest.fixture
+def folder(rng: np.random.Generator, tmp_path: Path) -> Path:
+    model_zoo.save_model("llama3", tmp_path, int(rng.integers(2**31)))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    return tmp_path
+
+
+@pytest.mark.parametrize("way", ["dmabuf", "peermem"])
+def test_answers_are_those_of_queues_in_host_memory(rng, folder, way, monkeypatch) -> None:
+    monkeypatch.setattr(pair_placement, "PEER_MEMORY_MODULE", folder)  # the card is not real, so its module need not be loaded
+    for module, name in ((send_queue, "module"), (send_queue, "constants"), (rdma, "constants")):
+        monkeypatch.setattr(module, name, getattr(module, name))  # put back what connect() replaces
+    prompts = [rng.integers(0, model_zoo.VOCAB, int(n)).tolist() for n in rng.integers(1, 150, 48)]
+    prompts += [prompts[0] + [1, 2, 3]]  # shares pages, by the front end's hashes
+    samplings = [Sampling(max_tokens=20, temperature=0.0, logprobs=int(rng.integers(-1, 5))) for _ in prompts]
+    with serving(CudaEngine(config_for(folder, dtype="float32"))) as pair:
+        wanted = [generate(pair, prompts, samplings) for _ in range(3)]
+
+    engine = CudaEngine(config_for(folder, dtype="float32", transport="rdma", queue_memory=way))
+
+    def attach() -> rdma.RdmaTransport:
+        return connect(engine.segment, CopyingCard(), engine.placed_pairs.address)
+
+    with serving(engine, attach=attach) as pair:
+        layout = engine.segment.layout
+        found = [generate(pair, prompts, samplings) for _ in range(3)]
+        # What the listener asks while the loop runs.
+        assert engine.pair_memory.read_word(layout.back(0) - layout.first_pair + 8 * PAIR_ATTACHED) == 1
+        if way == "dmabuf":
+            assert "dmabuf" in os.readlink(f"/proc/self/fd/{engine.placed_pairs.export()}")
+        own_place = np.frombuffer(engine.segment.buffer, np.uint8, offset=layout.first_pair)
+        assert not own_place.any()  # nothing went through host memory
+        del own_place
+    assert found == wanted
+
+
+@pytest.mark.parametrize(
+    ("way", "attribute", "value"), [("peermem", "PEER_MEMORY_MODULE", Path("/nowhere")), ("dmabuf", "ORDERED_FOR_OWNER", 1 << 30)]
+)
+def test_a_machine_that_can_not_do_it_is_told_before_the_model_is_read(folder, way, attribute, value, monkeypatch) -> None:
+    monkeypatch.setattr(pair_placement, attribute, value)
+    engine = CudaEngine(config_for(folder / "nothing", transport="rdma", queue_memory=way))
+    with pytest.raises(ConfigError, match=f"--queue-memory {way} does not work on this machine .*use host"):
+        engine.start()
