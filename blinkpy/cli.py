@@ -23,7 +23,7 @@ ENGINE_SECTIONS = ("model", "cache", "scheduler", "queue", "engine", "transport"
 FRONTEND_SECTIONS = ("frontend", "transport")
 ENGINE_EXTRA = frozenset({"workers", "shutdown_s"})  # one queue pair for each worker; how long a drain may take
 ENGINE_WITHOUT = frozenset({"served_model_name", "chat_template", "engine_timeout_ms", "engine"})
-FRONTEND_WITHOUT = frozenset({"listen"})
+FRONTEND_WITHOUT = frozenset({"listen", "queue_memory"})
 DOCTOR_OPTIONS = frozenset({"rdma_device", "rdma_gid_index"})
 FRONTEND_EXTRA = frozenset({"model", "served_model_name", "chat_template", "name", "engine_timeout_ms"})
 

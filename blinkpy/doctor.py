@@ -140,9 +140,9 @@ def gpu_findings(rdma: int, dmabuf: int, ordering: int, peer_memory: bool, relea
         yield Finding(NOTE, "GPUDirect RDMA", "this GPU or its driver can't be reached by network cards; host memory is used")
         return
     if dmabuf and kernel >= DMABUF_KERNEL:
-        yield Finding(OK, "GPU memory", "dma-buf")
+        yield Finding(OK, "GPU memory", "dma-buf: --queue-memory dmabuf")
     elif peer_memory:
-        yield Finding(OK, "GPU memory", "peer-memory (nvidia-peermem)")
+        yield Finding(OK, "GPU memory", "peer-memory (nvidia-peermem): --queue-memory peermem")
     else:
         text = "neither dma-buf (NVIDIA's open kernel modules, Linux 5.12) nor peer-memory: modprobe nvidia-peermem"
         yield Finding(NOTE, "GPU memory", text)

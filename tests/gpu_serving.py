@@ -43,9 +43,14 @@ def config_for(folder: object, **values: Any) -> Config:
 def serving(engine: CudaEngine, budget_s: float = BUDGET_S, attach: Callable[[], Transport] | None = None) -> Iterator[QueuePair]:
     """Start the engine, run it in a thread, attach to it; stop and close it at the end. Raises what run() raised.
 
-    attach: makes the client's transport; default: shared memory.
+    attach: makes the client's transport, before the loop is launched; default: shared memory.
     """
     engine.start()
+    try:
+        transport = attach() if attach else attach_segment(engine.config.engine.name, 0, ATTACH_S)
+    except BaseException:
+        engine.close()
+        raise
     failures: list[BaseException] = []
 
     def run() -> None:
@@ -57,7 +62,7 @@ def serving(engine: CudaEngine, budget_s: float = BUDGET_S, attach: Callable[[],
     thread = threading.Thread(target=run, name="engine")
     thread.start()
     try:
-        pair = QueuePair(attach() if attach else attach_segment(engine.config.engine.name, 0, ATTACH_S))
+        pair = QueuePair(transport)
         pair.attach(ATTACH_S)
         yield pair
         pair.close()

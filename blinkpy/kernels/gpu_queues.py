@@ -19,7 +19,7 @@ import numpy as np
 from cuda.bindings import driver, runtime
 
 from blinkpy.kernels.cuda_calls import check
-from blinkpy.kernels.device_views import MappedMemory, moved_views
+from blinkpy.kernels.device_views import MappedMemory, moved_views, pinned
 from blinkpy.kernels.dmabuf import export_dmabuf
 from blinkpy.queues.layout import QueueLayout
 from blinkpy.queues.views import engine_views
@@ -43,7 +43,7 @@ class GpuQueues:
         check(runtime.cudaDeviceSynchronize(), "clear the queues")  # before a card looks
         self._stream = check(runtime.cudaStreamCreateWithFlags(runtime.cudaStreamNonBlocking), "create a stream")
         self._descriptor = -1
-        self._word = np.zeros(1, np.int64)
+        self._word = pinned(np.zeros(1, np.int64))
         views = engine_views(buffer, layout)
         host = int(np.frombuffer(buffer, np.uint8).ctypes.data)
         words = {"engine": self._words.moved(views.engine), "control": self._words.moved(views.control)}

@@ -20,8 +20,6 @@ def check_transport(config: Config, given: frozenset[str], address: str) -> None
     if not text:
         raise ConfigError(f"--transport rdma needs --{address} HOST:PORT")
     split_address(text, address)
-    if address == "engine" and "queue_memory" in given:
-        raise ConfigError("--queue-memory is an option of the engine: front ends reach its queues wherever they lie")
     if address == "engine" and "name" in given:
         raise ConfigError("--name is for front ends on the engine's machine; --transport rdma finds the engine by --engine")
 

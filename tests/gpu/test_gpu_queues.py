@@ -25,7 +25,10 @@ from blinkpy.queues.layout import PAIR_ATTACHED
 
 
 class CopyingCard(Card):
-    """A Card that reaches memory of a GPU. What it is given is pinned, as a real one pins it."""
+    """A Card that reaches memory of a GPU. What it is given is pinned, as a real one pins it, until unpin().
+
+    Made before the loop runs, and unpinned after it has ended: pinning may wait for the GPU.
+    """
 
     def __init__(self) -> None:
         from cuda.bindings import runtime
@@ -46,7 +49,7 @@ class CopyingCard(Card):
         self._check(self._runtime.cudaMemcpyAsync(to, source, length, kind, self._stream), "copy")
         self._check(self._runtime.cudaStreamSynchronize(self._stream), "copy")
 
-    def close(self) -> None:
+    def unpin(self) -> None:
         while self._pinned:
             self._check(self._runtime.cudaHostUnregister(self._pinned.pop()), "unpin")
 
@@ -71,8 +74,11 @@ def test_answers_are_those_of_queues_in_host_memory(rng, folder, way, monkeypatc
 
     engine = CudaEngine(config_for(folder, dtype="float32", transport="rdma", queue_memory=way))
 
+    cards: list[CopyingCard] = []
+
     def attach() -> rdma.RdmaTransport:
-        return connect(engine.segment, CopyingCard(), engine.placed_pairs.address)
+        cards.append(CopyingCard())
+        return connect(engine.segment, cards[0], engine.placed_pairs.address)
 
     with serving(engine, attach=attach) as pair:
         layout = engine.segment.layout
@@ -84,6 +90,7 @@ def test_answers_are_those_of_queues_in_host_memory(rng, folder, way, monkeypatc
         own_place = np.frombuffer(engine.segment.buffer, np.uint8, offset=layout.first_pair)
         assert not own_place.any()  # nothing went through host memory
         del own_place
+    cards[0].unpin()
     assert found == wanted
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 from collections.abc import Callable, Iterator
@@ -18,6 +19,8 @@ from blinkpy.dpu.transport import TransportError
 from blinkpy.engine import queue_memory
 from blinkpy.engine.devices import make_engine
 from blinkpy.engine.queue_memory import DmaBufMemory, HostMemory, PeerMemory
+from blinkpy.queues.layout import PAIR_ATTACHED, QueueLayout, QueueSizes
+from blinkpy.queues.views import engine_views
 
 ADDRESS = 0x7F00_0000_0000
 
@@ -165,3 +168,60 @@ def test_what_a_machine_lacks_is_named(way, changed, problem) -> None:
     found = pair_memory_problem(way, **{"rdma": 1, "dmabuf": 1, "ordering": 200, "peer_memory": True} | changed)
     assert problem in found
     assert bool(found) == bool(problem)
+
+
+def test_pairs_in_gpu_memory_have_the_layout_of_the_segment(monkeypatch) -> None:
+    """With a driver that hands out host memory: words written through the GPU's views are where network cards look."""
+    pytest.importorskip("cuda.bindings", reason="the GPU's side needs cuda.bindings")
+    from blinkpy.kernels import device_views, gpu_queues
+
+    layout = QueueLayout(QueueSizes(pairs=3, slots=4, sq_entries=4, cq_entries=8, prompt_tokens=64, hash_entries=16))
+    segment = memoryview(bytearray(layout.total_bytes))
+    gpu = np.full(gpu_queues.GPU_PAGE + layout.total_bytes, 7, np.uint8)
+    copied: list[tuple[int, int]] = []
+
+    def copy(to: int, source: int, length: int, *_: object) -> tuple[int]:
+        copied.append((source, length))
+        ctypes.memmove(to, source, length)
+        return (0,)
+
+    driver = SimpleNamespace(
+        cuMemAlloc=lambda length: (0, int(gpu.ctypes.data)),
+        cuMemsetD8=lambda address, value, length: (ctypes.memset(address, value, length) and 0,),
+        cuMemFree=lambda address: (0,),
+    )
+    runtime = SimpleNamespace(
+        cudaHostRegisterMapped=1,
+        cudaHostRegisterPortable=2,
+        cudaHostRegister=lambda address, length, flags: (0,),
+        cudaHostUnregister=lambda address: (0,),
+        cudaHostGetDevicePointer=lambda address, flags: (0, address),
+        cudaDeviceSynchronize=lambda: (0,),
+        cudaStreamNonBlocking=1,
+        cudaStreamCreateWithFlags=lambda flags: (0, 1),
+        cudaStreamSynchronize=lambda stream: (0,),
+        cudaStreamDestroy=lambda stream: (0,),
+        cudaMemcpyKind=SimpleNamespace(cudaMemcpyDeviceToHost=2),
+        cudaMemcpyAsync=copy,
+    )
+    monkeypatch.setattr(gpu_queues, "driver", driver)
+    for module in (gpu_queues, device_views):
+        monkeypatch.setattr(module, "runtime", runtime)
+    monkeypatch.setattr(gpu_queues, "pinned", np.array)
+    queues = gpu_queues.GpuQueues(segment, layout)
+    assert not gpu[: layout.total_bytes - layout.first_pair].any()
+
+    whole = np.zeros(layout.total_bytes, np.uint8)  # what a segment would hold
+    for name, view in engine_views(memoryview(whole), layout)._asdict().items():
+        seen = getattr(queues.device, name).__cuda_array_interface__
+        raw = (ctypes.c_char * (view.strides[0] * view.shape[0])).from_address(seen["data"][0])
+        there = np.ndarray(view.shape, view.dtype, raw, strides=seen["strides"])
+        there[...] = view[...] = np.arange(view.size).reshape(view.shape) + len(name)
+    assert bytes(segment[: layout.first_pair]) == whole[: layout.first_pair].tobytes()
+    assert not any(segment[layout.first_pair :])
+    assert gpu[: layout.total_bytes - layout.first_pair].tobytes() == whole[layout.first_pair :].tobytes()
+
+    at = layout.back(2) - layout.first_pair + 8 * PAIR_ATTACHED
+    assert queues.read_word(at) == int(whole.view(np.int64)[(layout.back(2) + 8 * PAIR_ATTACHED) // 8])
+    assert copied == [(int(gpu.ctypes.data) + at, 8)]
+    queues.close()

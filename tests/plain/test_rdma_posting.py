@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import rdma_frontend
-from benchmarks.rdma_frontend import FACTS, SIZES, Card
+from benchmarks.rdma_frontend import FACTS, SIZES, Card, connect
 from blinkpy.dpu import rdma, send_queue
 from blinkpy.dpu.rdma import RdmaTransport
 from blinkpy.dpu.shm import Segment, create_segment
@@ -39,10 +38,9 @@ class LateCard(Card):
 def wired(monkeypatch) -> Iterator[tuple[RdmaTransport, Segment]]:
     for module, name in ((send_queue, "module"), (send_queue, "constants"), (rdma, "constants")):
         monkeypatch.setattr(module, name, getattr(module, name))  # what the stand-in replaces comes back afterwards
-    monkeypatch.setattr(rdma_frontend, "Card", LateCard)
     segment = create_segment(f"test-{secrets.token_hex(6)}", SIZES, FACTS)
     try:
-        yield rdma_frontend.connect(segment), segment
+        yield connect(segment, LateCard()), segment
     finally:
         segment.close()
 

@@ -296,8 +296,9 @@ def test_an_engine_that_goes_is_noticed() -> None:
 def test_nonsense_at_the_door_hurts_nobody(fabric, said) -> None:
     with socket.create_connection(fabric.listener.address, 5) as stranger:
         if said != b"silence":
-            stranger.sendall(said)
-            stranger.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(OSError):  # the door is shut in the middle of too long a message
+                stranger.sendall(said)
+                stranger.shutdown(socket.SHUT_WR)
         answer = b""
         with contextlib.suppress(ConnectionResetError):
             while piece := stranger.recv(65536):
