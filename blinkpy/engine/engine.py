@@ -172,7 +172,7 @@ class Engine:
         import torch
 
         from blinkpy.models.step import CpuStep
-        from blinkpy.models.weights import choose_dtype, load_weights, random_weights
+        from blinkpy.models.weights import choose_dtype, dummy_weights, load_weights
 
         config, sizes = self.config, self.sizes
         if config.engine.threads:
@@ -180,7 +180,7 @@ class Engine:
         dtype = choose_dtype(architecture, config.model.dtype, "cpu")
         self._progress("loading weights")
         if config.model.load_format == "dummy":
-            weights = random_weights(architecture, config.model.seed, dtype)
+            weights = dummy_weights(architecture, config.model.seed, dtype)
         else:
             weights = load_weights(
                 architecture, folder, dtype, progress=lambda share: self._progress("loading weights", share, 1)

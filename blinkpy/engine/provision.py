@@ -37,7 +37,7 @@ from blinkpy.models.gpu_memory import MemoryPlan, gib, plan_memory
 from blinkpy.models.gpu_step import GpuStep
 from blinkpy.models.host_driven import HostDrivenStep, device_side, pin_state
 from blinkpy.models.hub import resolve_model
-from blinkpy.models.weights import Weights, choose_dtype, load_weights, random_weights
+from blinkpy.models.weights import Weights, choose_dtype, dummy_weights, load_weights
 from blinkpy.progress import Report
 from blinkpy.queues.layout import CONTROL_FAULT, ENGINE_STATE, STATE_FAULTED, STATE_READY, STATE_STOPPED
 from blinkpy.queues.views import EngineViews
@@ -195,7 +195,7 @@ class CudaEngine(Engine):
     def _load(self, folder: Path, a: Architecture, dtype: torch.dtype) -> Weights:
         self._enter("loading weights")
         if self.config.model.load_format == "dummy":
-            weights = random_weights(a, self.config.model.seed, dtype, "cuda")
+            weights = dummy_weights(a, self.config.model.seed, dtype, "cuda")
         else:
             weights = load_weights(a, folder, dtype, "cuda", lambda share: self._progress("loading weights", share, 1))
         torch.cuda.synchronize()

@@ -9,11 +9,12 @@ from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
-from numba import types
+from numba import njit, types
 
 from blinkpy.kernels.njit_cache import cached_njit
 from blinkpy.kernels.null_step import compiled_fill, fill_sampled
-from blinkpy.kernels.policies import SHIPPED, Policy, fcfs
+from blinkpy.kernels.policies import Policy, fcfs
+from blinkpy.kernels.policy_key import policy_digest
 from blinkpy.kernels.scheduler import make_schedule
 from blinkpy.kernels.tree_code import Table
 from blinkpy.kv.arrays import plain
@@ -27,8 +28,8 @@ from blinkpy.queues.views import EngineViews, engine_views
 @lru_cache(maxsize=8)
 def compiled_schedule(policy: Policy) -> Any:
     """schedule as an njit function: it takes Tables (kernels/tree_code.py), and holds no lock of the interpreter."""
-    shipped = next((name for name, function in SHIPPED.items() if function is policy), None)
-    return cached_njit(make_schedule(policy), None if shipped is None else (shipped,), nogil=True)
+    schedule, digest = make_schedule(policy), policy_digest(policy)
+    return njit(schedule, nogil=True) if digest is None else cached_njit(schedule, (digest,), nogil=True)
 
 
 class Scheduler:

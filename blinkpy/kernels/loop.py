@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import inspect
 import json
 import os
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from blinkpy.kernels.compile import KernelCode, compile_kernel, table_reader
 from blinkpy.kernels.conditions import set_condition, wait_for_predecessors
 from blinkpy.kernels.njit_cache import cache_folder
 from blinkpy.kernels.policies import Policy
+from blinkpy.kernels.policy_key import policy_digest
 from blinkpy.kernels.portable import load_relaxed, nanosleep, now_ns, register_cuda
 from blinkpy.kernels.scheduler import Phases, make_phases
 from blinkpy.kernels.steady import fetch_ahead
@@ -285,16 +285,12 @@ def _code(
 
 def _cached_at(name: str, policy: Policy, kind: Any, words: int, capability: tuple[int, int]) -> Path | None:
     """File for the code, named by all that it depends on beside the package's sources; None where there is no cache."""
-    folder = cache_folder()
-    try:
-        source = inspect.getsource(inspect.getmodule(policy) or policy)
-    except (OSError, TypeError):
-        return None
-    if folder is None:
+    folder, digest = cache_folder(), policy_digest(policy)
+    if folder is None or digest is None:
         return None
     import numba_cuda
 
-    what = (source, policy.__qualname__, kind.key, words, capability, numba.__version__, numba_cuda.__version__)
+    what = (digest, kind.key, words, capability, numba.__version__, numba_cuda.__version__)
     return folder / f"{name}-{hashlib.sha256(repr(what).encode()).hexdigest()[:24]}.kernel"
 
 

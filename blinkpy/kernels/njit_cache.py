@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import itertools
 import os
 import platform
+import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from functools import lru_cache
@@ -19,6 +21,7 @@ from typing import Any
 
 import numba
 from numba import njit
+from numba.core.bytecode import FunctionIdentity
 from numba.core.caching import FunctionCache
 from numba.core.ccallback import CFunc
 from numba.core.sigutils import normalize_signature
@@ -29,6 +32,19 @@ SOURCES = (
     "sim/*.py",
 )
 KEPT = 8  # states of the sources; the ones used longest ago go first
+
+
+def _number_functions_apart() -> None:
+    """Let this process number what it compiles from a random number on.
+
+    Numba tells the symbols of closures of one function apart by a number that each process counts from 1. Code of two
+    processes may then have the same symbols, and a process that loads both from the cache runs the first one's for both.
+    """
+    FunctionIdentity._unique_ids = itertools.count(secrets.randbits(48))
+
+
+_number_functions_apart()
+os.register_at_fork(after_in_child=_number_functions_apart)
 
 
 @lru_cache(maxsize=1)

@@ -18,6 +18,7 @@ from numba import njit, types
 from numba.core.errors import NumbaError
 
 from blinkpy.config import ConfigError
+from blinkpy.kernels.portable import device
 
 
 class RequestFields(NamedTuple):
@@ -112,6 +113,9 @@ def _load_function(path: Path, name: str) -> Policy:
         raise ConfigError(f"policy file {path} has no function {name!r}; it defines {', '.join(defined) or 'none'}")
     if not inspect.isfunction(function):
         raise ConfigError(f"{name!r} in {path} is not a function")
+    for helper in vars(module).values():
+        if inspect.isfunction(helper) and helper.__module__ == spec.name and helper is not function:
+            device(helper)  # so that it can be called by what is compiled
     return function
 
 

@@ -16,6 +16,10 @@ from blinkpy.models.loading import Loader
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
+DUMMY_RANGE = 1e-3
+"""Of weights for measurements, to either side: that of vLLM and SGLang, so that the GPU flips as many bits for each, and draws as
+much power. At its power limit that decides its clock, too."""
+
 
 @dataclass
 class LayerWeights:
@@ -103,20 +107,34 @@ def load_weights(
 
 
 def random_weights(a: Architecture, seed: int, dtype: torch.dtype, device: str = "cpu") -> Weights:
-    """Random weights of the architecture's shapes, for measurements without a checkpoint. The same for the same seed.
+    """Random weights of the architecture's shapes, for tests. The same for the same seed.
 
-    Projections are scaled by 1 / sqrt(in), so that activations keep their size; norms are 1.
+    Projections are normal, scaled by 1 / sqrt(in), so that activations keep their size; norms are 1.
     """
     generator = torch.Generator(device).manual_seed(int(np.int64(seed)))
 
+    def fill(piece: torch.Tensor, part: Part) -> None:
+        scale = 0.02 if len(part.shape) == 1 else part.shape[-1] ** -0.5
+        piece.copy_(torch.randn(piece.shape, generator=generator, device=device).mul_(scale))
+
+    return _made(a, fill, dtype, device)
+
+
+def dummy_weights(a: Architecture, seed: int, dtype: torch.dtype, device: str = "cpu") -> Weights:
+    """Weights for measurements without a checkpoint (`--load-format dummy`): uniform within DUMMY_RANGE, norms 1. The same
+    for the same seed."""
+    generator = torch.Generator(device).manual_seed(int(np.int64(seed)))
+    return _made(a, lambda piece, part: piece.uniform_(-DUMMY_RANGE, DUMMY_RANGE, generator=generator), dtype, device)
+
+
+def _made(a: Architecture, fill: Callable[[torch.Tensor, Part], object], dtype: torch.dtype, device: str) -> Weights:
     def make(part: Part) -> torch.Tensor:
         if part.field.endswith("norm"):
             return torch.ones(part.shape, dtype=dtype, device=device)
         result = torch.empty(part.shape, dtype=dtype, device=device)
-        scale = 0.02 if len(part.shape) == 1 else part.shape[-1] ** -0.5
         # Expert by expert: float32 noise for all of them at once would need twice the memory of the weights.
         for piece in result if len(part.shape) == 3 else (result,):
-            piece.copy_(torch.randn(piece.shape, generator=generator, device=device).mul_(scale))
+            fill(piece, part)
         return result
 
     return _assemble(a, make)

@@ -19,6 +19,7 @@ import pytest
 from openai import APIError, OpenAI
 from openai.types.chat import ChatCompletionChunk
 
+from benchmarks.systems import SYSTEMS, command_line, tree
 from blinkpy import cli
 from blinkpy.serving.engine_process import OPENMP_SPINS
 
@@ -167,6 +168,14 @@ def test_start_is_shown_phase_by_phase_without_control_characters(null_server: S
     assert "blinkpy: starting front ends ..." in shown
     assert "\x1b" not in shown
     assert "\r" not in shown
+
+
+def test_benchmarks_know_the_front_end_by_its_command_lines(null_server: Server) -> None:
+    """Those of the supervisor and of its worker, and of no other process: they can be given cores of their own."""
+    lines = [command_line(pid) for pid in tree(null_server.process.pid)]
+    front = [line for line in lines if re.search(SYSTEMS["blinkpy"].front_end, line)]
+    assert len(front) == 2 < len(lines)
+    assert {" frontend " in line or line.rstrip().endswith("blinkpy.dpu.worker") for line in front} == {True}
 
 
 def test_two_servers_run_side_by_side_and_end_without_a_trace(null_server: Server) -> None:

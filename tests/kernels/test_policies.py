@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from numba import njit
 from scheduler_world import Sizes, World
 
+from blinkpy.check.calls import compile_for_gpu
 from blinkpy.config import ConfigError
 from blinkpy.kernels.policies import SHIPPED, RequestFields, load_policy
 
@@ -19,6 +21,19 @@ def test_a_user_function_decides_the_order(tmp_path: Path) -> None:
     sent = [front.submit([1] * n, 2) for n in (3, 9, 6)]
     made.finish()
     assert [front.done.index(request) for request in sent] == [2, 0, 1]
+
+
+def test_a_policy_may_call_functions_of_its_file(tmp_path: Path) -> None:
+    """In Python, compiled for the CPU, and compiled for a GPU."""
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "def twice(x):\n    return half(4 * x)\n\ndef half(x):\n    return x // 2\n\n"
+        "def rank(request):\n    return twice(request.prompt_length) + request.pair\n"
+    )
+    policy = load_policy(f"{file}:rank")
+    request = RequestFields(1, 2, 3, 4, 5, 6, 7, 8)
+    assert policy(request) == njit(policy)(request) == 14
+    assert compile_for_gpu(policy).level == "fine"
 
 
 @pytest.mark.parametrize("name", sorted(SHIPPED))

@@ -50,7 +50,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         def began(*arguments: object) -> None:
             raise LoadingBegan
 
-        monkeypatch.setattr(provision, "random_weights", began)
+        monkeypatch.setattr(provision, "dummy_weights", began)
         monkeypatch.setattr(devices, "gpu_usable", lambda: True)
 
     return make
@@ -136,7 +136,7 @@ def test_memory_that_is_gone_while_it_loads(
     def taken(*arguments: object) -> None:
         raise torch.cuda.OutOfMemoryError("CUDA out of memory.\nSee the documentation.")
 
-    monkeypatch.setattr(provision, "random_weights", taken)
+    monkeypatch.setattr(provision, "dummy_weights", taken)
     line = refused(capsys, folder, "--load-format", "dummy")
     assert (
         "out of GPU memory while loading weights: 139.00 GiB of 140.00 GiB are free, and the plan was weights 14.96 GiB" in line

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from blinkpy.models.architecture import read_architecture
 from blinkpy.models.checkpoint import expected_tensors, open_checkpoint
 from blinkpy.models.hub import DEMO_FOLDER, resolve_model
 from blinkpy.models.loading import Loader
-from blinkpy.models.weights import choose_dtype, load_weights, random_weights
+from blinkpy.models.weights import Weights, choose_dtype, dummy_weights, load_weights, random_weights
 
 
 @pytest.fixture(scope="module")
@@ -213,9 +214,13 @@ def test_index_of_shards(saved: Path, tmp_path: Path) -> None:
     refused(folder, "is both in")
 
 
-def test_random_weights(saved: Path) -> None:
+@pytest.mark.parametrize(("make", "deviation"), [(random_weights, 1.0), (dummy_weights, 1e-3 / 3**0.5)])
+def test_random_weights(saved: Path, make: Callable[..., Weights], deviation: float) -> None:
     a = read_architecture(saved / "experts")
-    first, again, other = (random_weights(a, seed, torch.float32) for seed in (1, 1, 2))
+    first, again, other = (make(a, seed, torch.float32) for seed in (1, 1, 2))
+    width = 1.0 if make is dummy_weights else first.layers[2].gate_up.shape[-1] ** 0.5
+    assert first.layers[2].gate_up.std() * width == pytest.approx(deviation, rel=0.1)
+    assert (first.layers[2].input_norm == 1).all()
     loaded = load_weights(a, saved / "experts", torch.float32)
     for layer, mine in enumerate(first.layers):
         for name, value in vars(loaded.layers[layer]).items():

@@ -1,0 +1,123 @@
+"""What tells one policy's compiled code from another's: a digest of all that Numba would compile in.
+
+Numba takes the values of globals, of what a closure holds and of other modules' attributes when it compiles. So all of that is
+followed here, by value. Library code is named by its package's version.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable, Iterator
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+from numba import types
+from numba.core.dispatcher import Dispatcher
+
+PLAIN = (int, float, complex, str, bytes, bool, type(None), type(Ellipsis))
+LIBRARIES = frozenset(("numpy", "numba", *sys.stdlib_module_names))
+
+
+class _UnknownError(Exception):
+    """Something that this module can't compare."""
+
+
+def policy_digest(policy: Callable[..., Any]) -> str | None:
+    """Names a policy by what it computes: equal in all processes for the same code over the same values, and another one when
+    any of these changed. None where the policy holds something that can't be compared; its code must not be kept then."""
+    digest = hashlib.sha256()
+    try:
+        for part in _parts(policy, {}):
+            digest.update(part.encode() + b"\0")
+    except _UnknownError:
+        return None
+    return digest.hexdigest()
+
+
+def _parts(value: Any, seen: dict[int, int]) -> Iterator[str]:
+    """All of a value, as texts. seen: functions and modules that were met, by id, and their number."""
+    if isinstance(value, Dispatcher):  # a function that Numba has wrapped
+        yield f"njit {sorted(value.targetoptions.items())}"
+        value = value.py_func
+    if isinstance(value, PLAIN):
+        yield f"{type(value).__name__} {value!r}"
+    elif isinstance(value, np.ndarray | np.generic):
+        array = np.asarray(value)
+        if array.dtype.hasobject:
+            raise _UnknownError
+        yield f"array {array.dtype.descr} {array.shape} {array.flags.c_contiguous} {array.tobytes().hex()}"
+    elif isinstance(value, tuple | list | frozenset):
+        yield f"{type(value).__module__} {type(value).__qualname__} {len(value)}"
+        for item in sorted(value, key=repr) if isinstance(value, frozenset) else value:
+            yield from _parts(item, seen)
+    elif isinstance(value, types.Type):
+        yield f"numba {value!r}"
+    elif library := _library(value):
+        yield library
+    elif id(value) in seen:
+        yield f"again {seen[id(value)]}"
+    elif isinstance(value, FunctionType):
+        seen[id(value)] = len(seen)
+        yield from _function(value, seen)
+    else:
+        raise _UnknownError
+
+
+def _library(value: Any) -> str:
+    """The name and version of a library's module, class or function; "" for anything else."""
+    if not isinstance(value, ModuleType | type | FunctionType | BuiltinFunctionType | np.ufunc):
+        return ""
+    module = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None) or type(value).__module__
+    package = module.partition(".")[0]
+    if package not in LIBRARIES:
+        return ""
+    version = getattr(sys.modules.get(package), "__version__", sys.version)
+    return f"library {module} {getattr(value, '__qualname__', value.__name__)} {version}"
+
+
+def _function(function: FunctionType, seen: dict[int, int]) -> Iterator[str]:
+    """A function's code, defaults, and the values of all that its code may name."""
+    yield from _code(function.__code__)
+    yield from _parts(function.__defaults__ or (), seen)
+    for cell in function.__closure__ or ():
+        try:
+            held = cell.cell_contents
+        except ValueError as error:  # nothing yet
+            raise _UnknownError from error
+        yield from _parts(held, seen)
+    names = sorted(set(_names(function.__code__)))
+    for name in names:
+        if name in function.__globals__:
+            yield f"global {name}"
+            yield from _global(function.__globals__[name], names, seen)
+
+
+def _global(value: Any, names: list[str], seen: dict[int, int]) -> Iterator[str]:
+    """A global; of a module that is no library, the attributes that have one of the names."""
+    if not isinstance(value, ModuleType) or _library(value):
+        yield from _parts(value, seen)
+    elif id(value) in seen:
+        yield f"again {seen[id(value)]}"
+    else:
+        seen[id(value)] = len(seen)
+        for name in names:
+            if hasattr(value, name):
+                yield f"attribute {name}"
+                yield from _global(getattr(value, name), names, seen)
+
+
+def _code(code: CodeType) -> Iterator[str]:
+    yield f"code {code.co_code.hex()} {code.co_names} {code.co_varnames} {code.co_freevars} {code.co_cellvars}"
+    yield f"flags {code.co_flags} {code.co_argcount} {code.co_posonlyargcount} {code.co_kwonlyargcount}"
+    for constant in code.co_consts:
+        yield from _code(constant) if isinstance(constant, CodeType) else _parts(constant, {})
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """Names of globals and attributes that a code and those inside of it use."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
