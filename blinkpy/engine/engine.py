@@ -100,15 +100,7 @@ class Engine:
         if not null:
             self._step = self._load_step(folder, architecture)
         self._progress("allocating queues and pages")
-        limits = make_limits(
-            self.sizes.queue,
-            facts,
-            max_num_batched_tokens=self.sizes.max_num_batched_tokens,
-            mixed_step_tokens=config.scheduler.mixed_step_tokens,
-            burst_tokens=config.scheduler.burst_tokens,
-            prefix_caching=config.cache.enable_prefix_caching,
-            record_calls=config.engine.record_steps,
-        )
+        limits = self._make_limits(facts)
         self.state = self._recorded(limits, make_state(limits), policy)
         self._progress("compiling the scheduler")
         self._scheduler = Scheduler(limits, self.state, policy)
@@ -187,6 +179,19 @@ class Engine:
             )
         self._progress("preparing the model's step")
         return CpuStep(architecture, weights, sizes.num_pages, sizes.page_size, sizes.max_model_len, sizes.max_num_batched_tokens)
+
+    def _make_limits(self, facts: EngineFacts) -> Limits:
+        """The scheduler's limits, from the options and what was worked out from them."""
+        options = self.config.scheduler
+        return make_limits(
+            self.sizes.queue,
+            facts,
+            max_num_batched_tokens=self.sizes.max_num_batched_tokens,
+            mixed_step_tokens=options.mixed_step_tokens,
+            burst_tokens=options.burst_tokens,
+            prefix_caching=self.config.cache.enable_prefix_caching,
+            record_calls=self.config.engine.record_steps,
+        )
 
     def _facts(self, architecture: Architecture) -> EngineFacts:
         low, high = HASH_MULTIPLIER_RANGE

@@ -27,7 +27,7 @@ from blinkpy.kernels.host_scheduler import Scheduler
 from blinkpy.kernels.linear_config import LinearTable
 from blinkpy.kernels.policies import Policy
 from blinkpy.kv.integrity import check_integrity
-from blinkpy.kv.limits import Limits, make_limits
+from blinkpy.kv.limits import Limits
 from blinkpy.kv.memory import make_state
 from blinkpy.kv.state import DRAINED, State
 from blinkpy.models.architecture import Architecture, read_architecture
@@ -125,15 +125,7 @@ class CudaEngine(Engine):
         self._enter("allocating the KV cache and the scheduler's state")
         cache = PagedCache(a, self.sizes.num_pages, self.sizes.page_size, dtype, "cuda")
         buckets = bucket_shapes(self.sizes.max_num_seqs, self.sizes.max_num_batched_tokens)
-        self.limits = make_limits(
-            self.sizes.queue,
-            facts,
-            max_num_batched_tokens=self.sizes.max_num_batched_tokens,
-            mixed_step_tokens=config.scheduler.mixed_step_tokens,
-            burst_tokens=config.scheduler.burst_tokens,
-            prefix_caching=config.cache.enable_prefix_caching,
-            record_calls=config.engine.record_steps,
-        )
+        self.limits = self._make_limits(facts)
         self.state = make_state(self.limits, buckets)
         stream = torch.cuda.Stream()
         shapes, graph_of = step_shapes(buckets)
