@@ -274,27 +274,28 @@ class ShmTransport:
             self._mapping.close()
 
 
-def attach_segment(name: str, pair: int, timeout_s: float = 0.0) -> ShmTransport:
+def attach_segment(name: str, pair: int, timeout_s: float = 0.0, *, or_another: bool = False) -> ShmTransport:
     """Take a queue pair of a running engine, waiting up to timeout_s for the engine and for the pair.
 
-    Raises LayoutError when the engine's layout is another one, and TransportError when there is no such engine or pair,
-    when another front end has the pair, or when the segment belongs to another user.
+    or_another: where another front end has this pair, the next one that nobody has. Raises LayoutError when the engine's
+    layout is another one, and TransportError when there is no such engine or pair, when it is in use, or when the segment
+    belongs to another user.
     """
     path = segment_path(name)
     deadline = time.monotonic() + timeout_s
     while True:
         try:
-            return _attach(path, pair)
+            return _attach(path, pair, or_another)
         except FileNotFoundError:
             problem = TransportError(f"no engine with the name {name!r} ({path} does not exist)")
-        except BlockingIOError:
-            problem = TransportError(f"queue pair {pair} of engine {name!r} is in use by another front end")
+        except BlockingIOError as error:
+            problem = TransportError(f"engine {name!r}: {error.strerror}")
         if time.monotonic() >= deadline:
             raise problem
         time.sleep(RETRY_S)
 
 
-def _attach(path: Path, pair: int) -> ShmTransport:
+def _attach(path: Path, pair: int, or_another: bool) -> ShmTransport:
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         status = os.fstat(fd)
@@ -306,13 +307,24 @@ def _attach(path: Path, pair: int) -> ShmTransport:
         layout, _ = read_header(memoryview(mapping))
         if status.st_size < layout.total_bytes:
             raise TransportError(f"{path} has {status.st_size} bytes, its header promises {layout.total_bytes}")
-        if not 0 <= pair < layout.sizes.pairs:
-            raise TransportError(f"the engine has queue pairs 0 to {layout.sizes.pairs - 1}, there is no pair {pair}")
-        try:
-            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _lock(layout.front(pair), 1))
-        except (BlockingIOError, PermissionError) as error:
-            raise BlockingIOError(errno.EAGAIN, "the pair is in use") from error
-        return ShmTransport(path, fd, mapping, pair)
+        pairs = layout.sizes.pairs
+        if not 0 <= pair < pairs:
+            raise TransportError(f"the engine has queue pairs 0 to {pairs - 1}, there is no pair {pair}")
+        wanted = [(pair + i) % pairs for i in range(pairs if or_another else 1)]
+        taken = next((each for each in wanted if _lock_pair(fd, layout, each)), None)
+        if taken is None:
+            none = f"all {pairs} queue pairs are in use by front ends: start the engine with more --workers"
+            raise BlockingIOError(errno.EAGAIN, none if or_another else f"queue pair {pair} is in use by another front end")
+        return ShmTransport(path, fd, mapping, taken)
     except BaseException:
         os.close(fd)
         raise
+
+
+def _lock_pair(fd: int, layout: QueueLayout, pair: int) -> bool:
+    """Lock a pair for the time that fd is open; False where somebody else has it."""
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _lock(layout.front(pair), 1))
+    except (BlockingIOError, PermissionError):
+        return False
+    return True

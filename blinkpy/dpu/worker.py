@@ -40,9 +40,9 @@ logger = logging.getLogger("blinkpy.frontend")
 
 
 def shm_connector(name: str, pair: int, engine_timeout_s: float) -> Callable[[], QueuePair]:
-    """A function that attaches a queue pair over shared memory, once, or raises."""
+    """A function that attaches a queue pair over shared memory, once, or raises. pair: the one that it would like."""
 
-    return lambda: claim(attach_segment(name, pair), engine_timeout_s)
+    return lambda: claim(attach_segment(name, pair, or_another=True), engine_timeout_s)
 
 
 def rdma_connector(options: TransportOptions, owner: int, engine_timeout_s: float) -> Callable[[], QueuePair]:
