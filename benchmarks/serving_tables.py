@@ -47,30 +47,38 @@ def serving(found: dict[str, Document]) -> str:
 
 
 def claim(found: dict[str, Document]) -> str:
-    """In three lines what neighbours on the host do to each system at the headline rate, of the first model that has it; empty
-    if none has."""
+    """What neighbours on the host do to each system at the headline rate, for every model that both were measured with there;
+    empty if there is none."""
+    lines: list[str] = []
+    where: list[str] = []
     for title, file in found.items():
         document = file.get("results", {})
-        lines = [line for name in (OURS, PEER) if document and (line := endurance(document, name))]
-        if len(lines) == 2:
+        rows = [row for name in (OURS, PEER) if document and (row := endurance(document, title, name))]
+        if len(rows) == 2:
+            lines += rows
             neighbours = max(cell["load"]["per_core"] for cell in document["cells"])
-            text = paragraph(
-                f"{HEADLINE_RATE:g} requests/s of Azure conversation lengths on one {document['gpu'].get('gpu', 'GPU')},",
-                f"{title}'s shape, without and with {neighbours} CPU-hungry neighbours on each of the host's cores:",
-            )
-            return "\n".join([*text, "", *lines, ""])
-    return ""
+            where.append(f"{document['gpu'].get('gpu', 'GPU')}, without → with {neighbours} CPU-hungry neighbours")
+    if not lines:
+        return ""
+    if len(set(where)) > 1:
+        raise ValueError(f"the models were not measured alike: {'; '.join(where)}")
+    text = paragraph(f"{HEADLINE_RATE:g} requests/s of Azure conversation lengths on one {where[0]} on each of the host's cores:")
+    header = ["| shape | system | P99 TPOT, ms | P99 TTFT, ms | tokens/s | not answered |", "|---|---|---|---|---|---|"]
+    return "\n".join([*text, "", *header, *lines, ""])
 
 
-def endurance(document: Document, name: str) -> str:
-    """P99 TPOT and throughput of a system without and with neighbours."""
+def endurance(document: Document, title: str, name: str) -> str:
+    """The row of a system: its figures without and with neighbours. Empty where one is missing."""
     words = []
-    for title, unit in (("P99 TPOT", "ms"), ("P99 TTFT", "ms"), ("throughput", "tokens/s")):
-        values = [series(document, name, mode, FIGURES[title][1]).get(HEADLINE_RATE) for mode in MODES]
+    for figure in ("P99 TPOT", "P99 TTFT", "throughput"):
+        values = [series(document, name, mode, FIGURES[figure][1]).get(HEADLINE_RATE) for mode in MODES]
         if not all(values):
             return ""
-        words.append(f"{title} {word(values[0])} → {word(values[1])} {unit}")
-    return f"- {name}: {', '.join(words)}"
+        words.append(f"{word(values[0])} → {word(values[1])}")
+    keys = [(name, mode, HEADLINE_RATE, placement(document)) for mode in MODES]
+    lost = [sum(sum(cell["errors"].values()) for cell in document["cells"] if key_of(cell) == key) for key in keys]
+    words.append(f"{lost[0]} → {lost[1]}")
+    return f"| {title} | {name} | {' | '.join(words)} |"
 
 
 def model(title: str, file: Document) -> str:

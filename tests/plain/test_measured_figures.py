@@ -111,9 +111,14 @@ def test_serving_tables() -> None:
 
 
 def test_claim() -> None:
-    text = claim({"En": {}, "Em": document(CELLS)})
-    assert "one G, Em's shape, without and with 8 CPU-hungry neighbours" in " ".join(text.split())
-    assert "- vllm: P99 TPOT 36 → 120 ms, P99 TTFT 36 → 120 ms, throughput 1,000 → 900 tokens/s\n" in text
+    text = claim({"En": {}, "Em": document(CELLS), "Eq": document(CELLS)})
+    assert "on one G, without → with 8 CPU-hungry neighbours on each" in " ".join(text.split())
+    for title in ("Em", "Eq"):
+        assert f"| {title} | vllm | 36 → 120 | 36 → 120 | 1,000 → 900 | 0 → 3 |\n" in text
+    elsewhere = document(CELLS)
+    elsewhere["results"]["gpu"] = {"gpu": "H"}
+    with pytest.raises(ValueError, match="not measured alike"):
+        claim({"Em": document(CELLS), "En": elsewhere})
     assert claim({"En": {}, "Em": document([one for one in CELLS if one["cell"]["mode"] == "isolated"])}) == ""
 
 
