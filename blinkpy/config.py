@@ -155,17 +155,7 @@ class Config:
                 raise ConfigError(f"{name} must be a power of two, not {value}")
         if 0 < self.queue.sq_entries < self.queue.slots:
             raise ConfigError(f"sq_entries ({self.queue.sq_entries}) must be at least slots ({self.queue.slots})")
-        if self.scheduler.max_num_batched_tokens < self.scheduler.max_num_seqs:
-            raise ConfigError(
-                f"max_num_batched_tokens ({self.scheduler.max_num_batched_tokens}) must be at least max_num_seqs "
-                f"({self.scheduler.max_num_seqs}): every running sequence gets a token in each step"
-            )
-        mixed, most, rows = (values[name] for name in ("mixed_step_tokens", "max_num_batched_tokens", "max_num_seqs"))
-        if mixed and not 2 * rows <= mixed <= most:
-            raise ConfigError(
-                f"mixed_step_tokens ({mixed}) must be at least twice max_num_seqs ({rows}), since half of a step is for prompts, "
-                f"and at most max_num_batched_tokens ({most})"
-            )
+        check_step_sizes(*(values[name] for name in ("max_num_seqs", "max_num_batched_tokens", "mixed_step_tokens")))
 
     def with_options(self, values: Mapping[str, Any]) -> Config:
         """A copy with options replaced, by their flat names. Raises ConfigError for an unknown name or a bad value."""
@@ -205,6 +195,20 @@ def check_value(item: dataclasses.Field[Any], value: Any) -> None:
         raise ConfigError(f"{item.name} must be {low} to {high}, not {value}")
     if choices and value not in choices:
         raise ConfigError(f"{item.name} must be one of {', '.join(choices)}, not {value!r}")
+
+
+def check_step_sizes(max_num_seqs: int, max_num_batched_tokens: int, mixed_step_tokens: int) -> None:
+    """Raise ConfigError unless the sizes of steps fit each other."""
+    if max_num_batched_tokens < max_num_seqs:
+        raise ConfigError(
+            f"max_num_batched_tokens ({max_num_batched_tokens}) must be at least max_num_seqs ({max_num_seqs}): "
+            "every running sequence gets a token in each step"
+        )
+    if mixed_step_tokens and not 2 * max_num_seqs <= mixed_step_tokens <= max_num_batched_tokens:
+        raise ConfigError(
+            f"mixed_step_tokens ({mixed_step_tokens}) must be at least twice max_num_seqs ({max_num_seqs}), since half of a step "
+            f"is for prompts, and at most max_num_batched_tokens ({max_num_batched_tokens})"
+        )
 
 
 def split_address(text: str, name: str) -> tuple[str, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from blinkpy.config import ConfigError
+from blinkpy.config import ConfigError, check_step_sizes
 from blinkpy.kv.state import RECORD_ENTRY, RECORD_HEADER
 from blinkpy.queues.layout import EngineFacts, QueueSizes
 
@@ -70,22 +70,14 @@ def make_limits(
     require(facts.num_pages >= 1, f"num_pages must be at least 1, not {facts.num_pages}")
     require(facts.max_model_len >= 2, f"max_model_len must be at least 2, not {facts.max_model_len}")
     require(intake_entries >= 1 and intake_tokens >= 1, "intake_entries and intake_tokens must be at least 1")
-    require(
-        max_num_batched_tokens >= rows,
-        f"max_num_batched_tokens ({max_num_batched_tokens}) must be at least max_num_seqs ({rows})",
-    )
-    mixed = mixed_step_tokens or max_num_batched_tokens
-    require(
-        mixed_step_tokens == 0 or 2 * rows <= mixed <= max_num_batched_tokens,
-        f"mixed_step_tokens ({mixed}) must be at least twice max_num_seqs ({rows}) and at most max_num_batched_tokens",
-    )
+    check_step_sizes(rows, max_num_batched_tokens, mixed_step_tokens)
     return Limits(
         pairs=sizes.pairs,
         slots_per_pair=sizes.slots,
         slots=sizes.pairs * sizes.slots,
         rows=rows,
         tokens=max_num_batched_tokens,
-        mixed_tokens=mixed,
+        mixed_tokens=mixed_step_tokens or max_num_batched_tokens,
         burst_tokens=burst_tokens or 2 * max_num_batched_tokens,
         page_size=page,
         page_shift=page.bit_length() - 1,
