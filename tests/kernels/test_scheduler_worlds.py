@@ -110,8 +110,9 @@ def compare_short_way(seed: int, steps: int, policy: str, load: float, roomy: bo
 def test_njit_on_larger_worlds(seed: int) -> None:
     """Many pairs (more than are counted at once), many rows, and long prompts."""
     sizes = dataclasses.replace(
-        random_sizes(seed), pairs=9, slots=20, rows=48, tokens=256, pages=300, page_size=4, max_model_len=200, cq_entries=64
-    )
+        random_sizes(seed), pairs=9, slots=20, rows=48, tokens=256, mixed_tokens=(0, 96, 128)[seed % 3], pages=300, page_size=4,
+        max_model_len=200, cq_entries=64,
+    )  # fmt: skip
     world = World(sizes, "njit")
     story = Story(world, seed, load=0.8)
     for _ in range(150):
