@@ -18,8 +18,8 @@ from blinkpy.queues import layout as q
 from blinkpy.queues.page_hash import HASH_MODULUS_1, HASH_MODULUS_2
 
 
-def world(**sizes: Any) -> World:
-    made = World(Sizes(**{"pages": 32, "tokens": 32} | sizes))
+def world(lanes: int = 1, **sizes: Any) -> World:
+    made = World(Sizes(**{"pages": 32, "tokens": 32} | sizes), "python" if lanes == 1 else lanes)
     made.attach()
     return made
 
@@ -115,9 +115,10 @@ def test_prefix_caching_can_be_turned_off() -> None:
     assert made.state.counts[FREE_COUNT] == 32
 
 
-def test_a_hash_collision_is_not_a_hit() -> None:
+@pytest.mark.parametrize("lanes", [1, 4])
+def test_a_hash_collision_is_not_a_hit(lanes: int) -> None:
     """With multipliers of 0 a hash is that of the page's last token. Only salt, tokens and parents tell pages apart."""
-    made = world(multipliers=(0, 0))
+    made = world(lanes, multipliers=(0, 0))
     same_end = [[1, 2, 3, 9, 5], [4, 2, 3, 9, 5], [1, 2, 3, 9, 8, 8, 8, 9, 5], [4, 2, 3, 9, 8, 8, 8, 9, 5]]
     keys = [page_hashes(p, 4, (0, 0)) for p in same_end]
     assert keys == [[keys[0][0]]] * 2 + [[keys[0][0]] * 2] * 2
