@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import Run, check, main, parser, pinned
+from benchmarks.common import Run, check, main, parser, pinned, plain_log
 from benchmarks.distribution import describe, expand
 from benchmarks.server import cpu_s, engine, front_end, system_share
 from benchmarks.streams import Client, Stream, post
@@ -231,7 +231,8 @@ def plot(run: Run, results: dict[str, Any], options: argparse.Namespace) -> Any:
         axes.set(xlabel="ms", ylabel="share", title=title)
         axes.grid(alpha=0.3)
     middle.set_xlabel("ms between two events of a stream")
-    right.set(xscale="log", xlabel="ms to the first event")
+    plain_log(right, "x")
+    right.set_xlabel("ms to the first event")
     return figure
 
 
