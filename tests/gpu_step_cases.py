@@ -73,11 +73,12 @@ def parameters(rng: np.random.Generator, index: int) -> dict[str, float]:
 
 
 class SplitTable(LinearTable):
-    """Every sum of more than one row in two parts, which the residual stream's norms then add where they can."""
+    """Sums in two parts, which the residual stream's norms then add where they can. Of one row, only those that end in that stream:
+    what reads it is a matrix-vector product, which has its norm fused in."""
 
     def config(self, n: int, k: int, rows: int, dtype: torch.dtype, *, swiglu: bool = False) -> LinearConfig:
         usual = super().config(n, k, rows, dtype, swiglu=swiglu)
-        if rows == 1:
+        if rows == 1 and n != model_zoo.BASE["hidden_size"]:
             return usual
         return LinearConfig(block_m=16, block_n=32, block_k=32, split_k=2)
 

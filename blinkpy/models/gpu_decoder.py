@@ -106,9 +106,8 @@ class GpuDecoder:
         processors: int = 132,
     ):
         self.experts: ExpertBuffers | None = None
-        self.unadded: torch.Tensor | None = (
-            None  # float32 [parts, T, hidden] that the residual stream lacks while a step is launched
-        )
+        # float32 [parts, T, hidden]: what the residual stream still lacks, while a step is launched.
+        self.unadded: torch.Tensor | None = None
         self.a, self.weights, self.cache, self.batch, self.requests = a, weights, cache, batch, requests
         self.table, self.pdl = table or LinearTable(), pdl
         device, dtype = str(weights.device), weights.dtype
@@ -138,7 +137,7 @@ class GpuDecoder:
         a, batch, counts, hidden = self.a, self.batch, self.batch.counts, self.buffers.hidden[: shape.tokens]
         last, logits = self.buffers.last[: shape.rows], self.buffers.logits[: shape.rows]
         norm = self.weights.final_norm
-        source, residual = (hidden, None) if self.unadded is None else (self.unadded, hidden)
+        source, residual = self._stream(hidden)
         last_token_norm(source, norm, a.rms_norm_eps, counts, batch.query_starts, batch.emits, last, residual, pdl=self.pdl)
         self._linear(last, self.weights.lm_head, logits)
         return logits
@@ -233,10 +232,14 @@ class GpuDecoder:
     def _norm(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """The norm of the residual stream, completed first, for what does not take it fused."""
         normed = self.buffers.normed[: hidden.shape[0]]
-        source, residual = (hidden, None) if self.unadded is None else (self.unadded, hidden)
+        source, residual = self._stream(hidden)
         rms_norm(source, weight, self.a.rms_norm_eps, self.batch.counts, normed, residual, pdl=self.pdl)
-        self.unadded = None
         return normed
+
+    def _stream(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The input and the residual of a norm that completes the residual stream, if it lacks something."""
+        unadded, self.unadded = self.unadded, None
+        return (hidden, None) if unadded is None else (unadded, hidden)
 
     def _linear(
         self,
@@ -251,7 +254,7 @@ class GpuDecoder:
         """out = f(norm(x) weight^T + bias); with a norm, x is the residual stream."""
         config = self.linear_config(x.shape[0], weight, swiglu)
         fused = None
-        if norm is not None and config.kind == "gemv":
+        if norm is not None and config.kind == "gemv" and self.unadded is None:
             fused = (norm, self.a.rms_norm_eps)
         elif norm is not None:
             x = self._norm(x, norm)
