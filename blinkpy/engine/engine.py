@@ -215,11 +215,15 @@ class Engine:
             else:
                 self._run_steps(self._step)
         except BaseException as error:
-            self.views.control[CONTROL_FAULT] = 1
-            self.views.engine[ENGINE_STATE] = STATE_FAULTED
-            self._save_crash(error)
+            self._announce_fault(error)
             raise
         self.views.engine[ENGINE_STATE] = STATE_STOPPED
+
+    def _announce_fault(self, error: BaseException) -> None:
+        """Tell the front ends that the engine is gone, and keep what it recorded."""
+        self.views.control[CONTROL_FAULT] = 1
+        self.views.engine[ENGINE_STATE] = STATE_FAULTED
+        self._save_crash(error)
 
     def _run_steps(self, step: Step) -> None:
         schedule, batch, requests = self._scheduler.step, self.state.batch, self.state.requests

@@ -39,7 +39,7 @@ from blinkpy.models.host_driven import HostDrivenStep, device_side, pin_state
 from blinkpy.models.hub import resolve_model
 from blinkpy.models.weights import Weights, choose_dtype, dummy_weights, load_weights
 from blinkpy.progress import Report
-from blinkpy.queues.layout import CONTROL_FAULT, ENGINE_STATE, STATE_FAULTED, STATE_READY, STATE_STOPPED
+from blinkpy.queues.layout import ENGINE_STATE, STATE_READY, STATE_STOPPED
 from blinkpy.queues.views import EngineViews
 from blinkpy.recording.on_gpu import GpuRecording
 
@@ -223,9 +223,7 @@ class CudaEngine(Engine):
             result = executive.result()
         except CudaError as error:
             # The GPU writes nothing any more: its words are the host's now.
-            self.views.control[CONTROL_FAULT] = 1
-            self.views.engine[ENGINE_STATE] = STATE_FAULTED
-            self._save_crash(error)
+            self._announce_fault(error)
             raise
         self.views.engine[ENGINE_STATE] = STATE_STOPPED
         if result == DRAINED and self.config.engine.check_integrity != "never":
