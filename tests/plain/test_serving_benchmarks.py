@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from scripted_server import scripted
 
+from benchmarks.beside import Beside
 from benchmarks.common import UsageError
 from benchmarks.counters import parse_perf, switches
 from benchmarks.figures import Slo, figures
@@ -487,6 +488,19 @@ def test_smoke(name: str, tmp_path: Path) -> None:
         assert cell["errors"] == {} and cell["completed"] > 0
     assert "| blinkpy |" in done.stdout
     assert str(ROOT) not in output.read_text()
+
+
+def test_a_load_with_neighbours_waits_for_one_without(tmp_path: Path) -> None:
+    """Another benchmark's quiet load goes on and on: the closed loop is measured beside it, the load with neighbours is not."""
+    output, folder = tmp_path / "result.json", tmp_path / "beside"
+    words = [sys.executable, "-m", "benchmarks.serving", "--smoke", "--output", str(output), "--logs", str(tmp_path), *NULL]
+    words += ["--per-core", "1", "--beside", str(folder), "--beside-wait-s", "1"]
+    with Beside(folder, "other", Progress()) as other, other.load(interfered=False):
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 2 and "waited 1 s for the end of others' loads" in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr and not output.exists()
+    (cell,) = json.loads(output.with_suffix(".partial.json").read_text())["results"]["systems"]["blinkpy"]["cells"]
+    assert cell["beside"]["benchmarks"] == ["other"] and cell["load"]["streams"] == 4
 
 
 def test_results_of_two_runs_are_joined() -> None:
