@@ -10,6 +10,7 @@ from benchmarks.paper_report import (
     MEDIANS,
     MODES,
     Figure,
+    alongside,
     closed_loops,
     counts,
     fallen_behind,
@@ -126,17 +127,6 @@ def explained(document: Document, system: str) -> str:
     if system in WHAT or not ours or words == ours or words[: len(ours)] != ours:
         return WHAT.get(system, "")
     return f"`{system}` is {OURS} with `{' '.join(words[len(ours) :])}`."
-
-
-def alongside(document: Document) -> list[str]:
-    """A sentence on the benchmarks that ran beside this one; none if it was alone."""
-    others = {name for cell in document["cells"] for name in cell.get("beside", {}).get("benchmarks", ())}
-    if not others:
-        return []
-    return [
-        f"Beside it {' and '.join(sorted(others))} was measured, on another GPU and other cores of the machine; loads without",
-        "neighbours never ran while the other's had them.",
-    ]
 
 
 CLOSED_FIGURES: tuple[tuple[str, Figure, bool], ...] = (  # title, figure, whether more is better

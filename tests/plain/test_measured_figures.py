@@ -171,6 +171,7 @@ def test_variants_and_what_ran_beside_are_said() -> None:
     assert "`other`" not in text and "`blinkpy`" not in text
     assert "| none | own cores | blinkpy-even |" in text
     assert "Beside it" not in serving({"Em": document(CELLS)})
+    assert "Beside it en was measured" in summary(document(cells)["results"] | {"errors": {}})
 
 
 def test_a_load_that_does_not_count_is_left_out() -> None:
