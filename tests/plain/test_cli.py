@@ -127,7 +127,16 @@ def test_wrong_usage_is_one_line_and_exit_code_2(case: str, capsys: pytest.Captu
 
 
 def test_numbers_at_the_bounds_are_accepted() -> None:
-    together = ("slots", "sq_entries", "cq_entries", "page_size", "max_num_seqs", "max_num_batched_tokens", "mixed_step_tokens")
+    together = (
+        "slots",
+        "sq_entries",
+        "cq_entries",
+        "page_size",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "mixed_step_tokens",
+        "burst_step_tokens",
+    )
     for section, item in options():
         command = "engine" if section == "transport" else "serve"
         for bound in (item.metadata["low"], item.metadata["high"]):
