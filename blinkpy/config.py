@@ -220,8 +220,8 @@ def check_step_sizes(max_num_seqs: int, max_num_batched_tokens: int, mixed_step_
         )
     if burst_step_tokens and not 0 < mixed_step_tokens <= burst_step_tokens <= max_num_batched_tokens:
         raise ConfigError(
-            f"burst_step_tokens ({burst_step_tokens}) needs mixed_step_tokens ({mixed_step_tokens}), and must be at least as much and "
-            f"at most max_num_batched_tokens ({max_num_batched_tokens})"
+            f"burst_step_tokens ({burst_step_tokens}) needs mixed_step_tokens ({mixed_step_tokens}), and must be at least "
+            f"as much, and at most max_num_batched_tokens ({max_num_batched_tokens})"
         )
 
 

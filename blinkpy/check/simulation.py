@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 from bisect import bisect_left, insort
-from collections import deque
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,7 +113,7 @@ class Outcome:
 class Simulation:
     """One server. requests: those that may be submitted, by number; submit() and turn() drive it.
 
-    due: when each request arrives, ns; in a closed loop it is written as others end. over: requests that had ended when the last
+    due: when each request arrives, ns; in a closed loop it is settled as others end. over: requests that had ended when the last
     turn began, which was at read_ns.
     durations, decoding: of each step so far, ns, and rows that got a token beyond their first."""
 
@@ -247,30 +247,32 @@ def simulate(policy: Policy, machine: Machine, requests: Workload) -> Outcome:
 
 def serve_open(server: Simulation) -> None:
     """Run a server until all its requests have ended, each submitted when it arrives. Raises StuckError."""
-    _serve(server, len(server.requests), 0)
+    _serve(server, len(server.requests))
 
 
-def serve_closed(server: Simulation, streams: int, between_ns: int) -> None:
-    """Run a server until all its requests have ended. Those before `streams` are submitted when they arrive, request i when
-    between_ns have gone by since request i - streams ended, whenever its own arrival was. Raises StuckError."""
-    _serve(server, streams, between_ns)
+def serve_closed(server: Simulation, streams: int) -> None:
+    """Run a server until all its requests have ended. The first `streams` are submitted when they arrive, request i so long after
+    the end of request i - streams as its own arrival is after 0. Raises StuckError."""
+    _serve(server, streams)
 
 
-def _serve(server: Simulation, streams: int, between_ns: int) -> None:
+def _serve(server: Simulation, streams: int) -> None:
     n, due, idle = len(server.requests), server.due, 0
-    coming = deque(range(min(streams, n)))  # in the order of their arrival
+    coming = [(int(due[number]), number) for number in range(min(streams, n))]
+    heapify(coming)
     while server.ended < n:
-        while coming and server.room and due[coming[0]] <= server.now:
-            server.submit(coming.popleft())
+        while coming and server.room and coming[0][0] <= server.now:
+            server.submit(heappop(coming)[1])
         if server.turn():
             idle = 0
         elif coming and server.room:
-            server.now = max(server.now, int(due[coming[0]]))
+            server.now = max(server.now, coming[0][0])
         elif not server.over:
             server.now += IDLE_NS
             idle += 1
             if idle > 1000:
                 raise StuckError(f"{n - server.ended} requests wait for ever: nothing runs and nobody arrives")
-        followers = [number + streams for number in server.over if number + streams < n]
-        due[followers] = server.read_ns + between_ns
-        coming += followers
+        for number in server.over:
+            if (follower := number + streams) < n:
+                due[follower] += server.read_ns
+                heappush(coming, (int(due[follower]), follower))
