@@ -142,7 +142,7 @@ def test_measured_loads_are_offered_again(tmp_path: Path, change: Callable[[Any]
     change(cell)
     path = tmp_path / "paper.json"
     path.write_text(json.dumps({"results": {"cells": [cell]}}))
-    options = argparse.Namespace(**vars(OPTIONS), against=path, system="blinkpy", steps=[256])
+    options = argparse.Namespace(**vars(OPTIONS), against=path, system="blinkpy", steps=[256], seed=1)
     if not kept:
         with pytest.raises(UsageError, match="no isolated load of blinkpy"):
             compare(options, StepTimes(DECODE))
