@@ -55,13 +55,15 @@ def side_by_side(rows: list[dict[str, Any]]) -> str:
 
 
 def plot(loads: list[dict[str, Any]]) -> Any:
-    """The tails against each other: one line for each policy and kind of steps, one panel for each rate."""
+    """The tails against each other: one line for each policy and kind of steps, one panel for each rate. Three sizes of steps are
+    left out: they differ from two where short prompts come together, which no open loop of conversations shows."""
     figure, axes = figure_row(len(loads))
     for ax, load in zip(np.atleast_1d(axes), loads, strict=True):
         series: dict[str, list[dict[str, Any]]] = {}
         for row in load["choices"]:
-            sizes = " then ".join(str(row[name]) for name in ("mixed", "burst_step", "tokens") if row[name])
-            kind = f"{row['policy']}, {sizes if row['mixed'] else 'one size'}"
+            if row["burst_step"]:
+                continue
+            kind = f"{row['policy']}, {row['mixed']} then {row['tokens']}" if row["mixed"] else f"{row['policy']}, one size"
             series.setdefault(kind, []).append(row)
         for kind, rows in series.items():
             xs, ys = ([row[name] for row in rows] for name in ("ttft_p99", "tpot_p99"))
