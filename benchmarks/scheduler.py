@@ -93,7 +93,7 @@ class World:
             max_num_seqs=rows,
             lease_ms=3_600_000,
         )
-        budget = max(rows, Config().scheduler.max_num_batched_tokens)
+        budget = max(rows, 2048)
         self.limits: Limits = make_limits(sizes, facts, max_num_batched_tokens=budget)
         self.state: State = make_state(self.limits)
         self.scheduler = Scheduler(self.limits, self.state)

@@ -37,6 +37,7 @@ BLINKPY = (
     "{python} -m blinkpy serve {model} --served-model-name {name} --port {port} --max-model-len {length} {dummy} --slots 512 "
     "--max-num-seqs 256 --gpu-memory-utilization 0.85 --no-enable-prefix-caching --log-level warning"
 )
+ONE_SIZE = " --policy fcfs --max-num-batched-tokens 8192 --mixed-step-tokens 8192"  # of all steps, in order of arrival: as vLLM
 VLLM = (
     "{python} -m vllm.entrypoints.cli.main serve {model} --served-model-name {name} --host 127.0.0.1 --port {port} "
     "--max-model-len {length} {dummy} --max-num-seqs 256 --gpu-memory-utilization 0.85 --no-enable-prefix-caching "
@@ -81,7 +82,7 @@ SYSTEMS = {
     for system in (
         System("blinkpy", BLINKPY, front_end=DPU_PART),
         System("blinkpy-host", BLINKPY + " --control host", front_end=DPU_PART),
-        System("blinkpy-8192", BLINKPY + " --max-num-batched-tokens 8192", front_end=DPU_PART),
+        System("blinkpy-8192", BLINKPY + ONE_SIZE, front_end=DPU_PART),
         System("vllm", VLLM, front_end=r"vllm\.entrypoints|APIServer", environment={**OFFLINE, "VLLM_NO_USAGE_STATS": "1"}),
         System("sglang", SGLANG, front_end=r"sglang\.launch_server|detokenizer", environment=OFFLINE),
         System("tensorrt-llm", TENSORRT, dummy="", front_end=r"trtllm-serve", environment=OFFLINE),

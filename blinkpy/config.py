@@ -56,10 +56,12 @@ class SchedulerOptions:
     """Limits of a batch, and the order in which requests are served."""
 
     max_num_seqs: int = option(256, "sequences in one step", low=1, high=4096)
-    max_num_batched_tokens: int = option(2048, "tokens in one step: decodes and prefill chunks together", low=1, high=1 << 20)
+    max_num_batched_tokens: int = option(
+        0, "tokens in one step: decodes and prefill chunks together (0: 8192 on a GPU, else 2048)", low=0, high=1 << 20
+    )
     mixed_step_tokens: int = option(
         0,
-        "tokens in a step with decodes and prefill, while few prompt tokens wait (0: max_num_batched_tokens)",
+        "tokens in a step with decodes and prefill, while few prompt tokens wait (0: 512 on a GPU, or twice max_num_seqs)",
         low=0,
         high=1 << 20,
     )
@@ -71,11 +73,11 @@ class SchedulerOptions:
     )
     burst_step_tokens: int = option(
         0,
-        "as mixed_step_tokens while more wait, unless the prompts are short: docs/tuning.md (0: max_num_batched_tokens)",
+        "as mixed_step_tokens while more wait, unless the prompts are short: docs/tuning.md (0: 2048 on a GPU)",
         low=0,
         high=1 << 20,
     )
-    policy: str = option("fcfs", "fcfs, priority, short-prompts, shortest-first, or FILE.py:FUNCTION")
+    policy: str = option("short-prompts", "fcfs, priority, short-prompts, shortest-first, or FILE.py:FUNCTION")
 
 
 @dataclass(frozen=True)
@@ -208,21 +210,37 @@ STEP_SIZES = ("max_num_seqs", "max_num_batched_tokens", "mixed_step_tokens", "bu
 
 def check_step_sizes(max_num_seqs: int, max_num_batched_tokens: int, mixed_step_tokens: int, burst_step_tokens: int) -> None:
     """Raise ConfigError unless the sizes of steps fit each other."""
-    if max_num_batched_tokens < max_num_seqs:
+    if 0 < max_num_batched_tokens < max_num_seqs:
         raise ConfigError(
             f"max_num_batched_tokens ({max_num_batched_tokens}) must be at least max_num_seqs ({max_num_seqs}): "
             "every running sequence gets a token in each step"
         )
-    if mixed_step_tokens and not 2 * max_num_seqs <= mixed_step_tokens <= max_num_batched_tokens:
+    most = max_num_batched_tokens or 1 << 20  # 0: still to be chosen, by step_sizes
+    if mixed_step_tokens and not 2 * max_num_seqs <= mixed_step_tokens <= most:
         raise ConfigError(
             f"mixed_step_tokens ({mixed_step_tokens}) must be at least twice max_num_seqs ({max_num_seqs}), since half of a step "
             f"is for prompts, and at most max_num_batched_tokens ({max_num_batched_tokens})"
         )
-    if burst_step_tokens and not 0 < mixed_step_tokens <= burst_step_tokens <= max_num_batched_tokens:
+    if burst_step_tokens and not 0 < mixed_step_tokens <= burst_step_tokens <= most:
         raise ConfigError(
             f"burst_step_tokens ({burst_step_tokens}) needs mixed_step_tokens ({mixed_step_tokens}), and must be at least "
             f"as much, and at most max_num_batched_tokens ({max_num_batched_tokens})"
         )
+
+
+def step_sizes(options: SchedulerOptions, *, gpu: bool) -> dict[str, int]:
+    """The options that make up the steps' sizes, with what is in force where they were left open.
+
+    docs/tuning.md says why the sizes on a GPU are as they are. Elsewhere a step of thousands of tokens takes seconds, and all
+    steps have one size; so have they where half of a small step would not be left for prompts.
+    """
+    rows, mixed, burst_step = options.max_num_seqs, options.mixed_step_tokens, options.burst_step_tokens
+    most = options.max_num_batched_tokens or max(rows, mixed, burst_step, 8192 if gpu else 2048)
+    if gpu and not mixed and most > max(512, 2 * rows):
+        mixed = max(512, 2 * rows)
+    if gpu and mixed and not burst_step:
+        burst_step = min(most, max(2048, mixed))
+    return {"max_num_batched_tokens": most, "mixed_step_tokens": mixed, "burst_step_tokens": burst_step}
 
 
 def split_address(text: str, name: str) -> tuple[str, int]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from blinkpy.check.guard import vetted_policy
-from blinkpy.config import Config
+from blinkpy.config import Config, step_sizes
 from blinkpy.dpu.shm import Segment, create_segment
 from blinkpy.engine.queue_memory import QueueMemory
 from blinkpy.engine.sizing import EngineSizes, engine_sizes
@@ -71,8 +71,10 @@ class Engine:
     removes the queue segment. Raises ConfigError for what the user can mend.
     """
 
+    on_gpu = False
+
     def __init__(self, config: Config, on_progress: Report | None = None):
-        self.config = config
+        self.config = config.with_options(step_sizes(config.scheduler, gpu=self.on_gpu))
         self._progress: Report = on_progress or (lambda phase, done=0, total=0: None)
         self.segment: Segment
         self.pair_memory: QueueMemory | None = None  # of the queue pairs, where it is not the segment's

@@ -77,6 +77,8 @@ class CudaEngine(Engine):
     trace_rows: iterations whose times the loop records, for benchmarks. pdl: chain kernels by programmatic dependent launch.
     """
 
+    on_gpu = True
+
     def __init__(self, config: Config, on_progress: Report | None = None, *, trace_rows: int = 0, pdl: bool = True):
         super().__init__(config, on_progress)
         self.control = "host" if config.engine.control == "host" else "gpu"

@@ -18,7 +18,7 @@ from blinkpy.dpu.queue_pair import InFlight, QueuePair
 from blinkpy.dpu.sampling import Sampling
 from blinkpy.dpu.shm import attach_segment
 from blinkpy.engine.engine import Engine
-from blinkpy.kernels.policies import fcfs
+from blinkpy.kernels.policies import short_prompts
 from blinkpy.models.hub import DEMO_FOLDER
 from blinkpy.queues.layout import (
     COUNTER,
@@ -187,6 +187,6 @@ def test_a_failing_step_is_announced_and_recorded_before_the_engine_ends(
     assert f"the last steps before it are in {saved}" in capfd.readouterr().err
     capture = read_dump(saved)
     assert capture.description["reason"] == "ArithmeticError: broken on purpose"
-    replay = Replay(capture, fcfs)
+    replay = Replay(capture, short_prompts)
     assert [differences for _, differences in replay.run() if differences] == []
     assert replay.calls[-1].planned[:, 1].tolist() == [3], "the step that failed is the last one"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from blinkpy.config import Config, ConfigError, as_table, load_file, options
+from blinkpy.config import Config, ConfigError, as_table, load_file, options, step_sizes
 
 
 def read(tmp_path: Path, text: str | bytes) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def test_a_wrong_file_says_what_and_where(tmp_path: Path, text: str | bytes, rea
         ({"slots": 64, "sq_entries": 32}, "at least slots"),
         ({"max_num_seqs": 64, "max_num_batched_tokens": 63}, "at least max_num_seqs"),
         ({"max_num_seqs": 64, "mixed_step_tokens": 127}, "mixed_step_tokens (127) must be at least twice max_num_seqs (64)"),
-        ({"max_num_seqs": 64, "mixed_step_tokens": 2049}, "at most max_num_batched_tokens (2048)"),
+        ({"max_num_batched_tokens": 2048, "mixed_step_tokens": 2049}, "at most max_num_batched_tokens (2048)"),
         ({"burst_step_tokens": 1024}, "burst_step_tokens (1024) needs mixed_step_tokens (0)"),
         ({"cq_entries": 100}, "power of two"),
         ({"sq_entries": 1000}, "power of two"),
@@ -76,6 +76,29 @@ def test_a_wrong_file_says_what_and_where(tmp_path: Path, text: str | bytes, rea
 def test_values_are_checked_wherever_they_come_from(values: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(reason)):
         Config().with_options(values)
+
+
+@pytest.mark.parametrize(
+    ("given", "on_gpu", "elsewhere"),
+    [  # max_num_batched_tokens, mixed_step_tokens, burst_step_tokens
+        ({}, (8192, 512, 2048), (2048, 0, 0)),
+        ({"max_num_seqs": 1024}, (8192, 2048, 2048), (2048, 0, 0)),
+        ({"max_num_seqs": 4096}, (8192, 0, 0), (4096, 0, 0)),
+        ({"max_num_batched_tokens": 1024}, (1024, 512, 1024), (1024, 0, 0)),
+        ({"max_num_batched_tokens": 512}, (512, 0, 0), (512, 0, 0)),
+        ({"mixed_step_tokens": 4096}, (8192, 4096, 4096), (4096, 4096, 0)),
+        ({"mixed_step_tokens": 1024, "burst_step_tokens": 1500}, (8192, 1024, 1500), (2048, 1024, 1500)),
+        ({"max_num_batched_tokens": 2048, "mixed_step_tokens": 2048}, (2048, 2048, 2048), (2048, 2048, 0)),
+    ],
+)
+def test_step_sizes_that_are_left_open_fit_the_device_and_the_rest(
+    given: dict[str, int], on_gpu: tuple[int, ...], elsewhere: tuple[int, ...]
+) -> None:
+    config = Config().with_options(given)
+    for gpu, expected in ((True, on_gpu), (False, elsewhere)):
+        sizes = step_sizes(config.scheduler, gpu=gpu)
+        assert tuple(sizes.values()) == expected
+        config.with_options(sizes)  # they fit each other
 
 
 def test_integers_are_fine_where_a_float_is_wanted() -> None:

@@ -48,7 +48,7 @@ def test_every_batch_has_a_graph_that_holds_it(rows: int, tokens: int, rng: np.r
 
 
 def test_memory_by_part() -> None:
-    config, a = Config().with_options({"max_model_len": 4096}), llama_8b()
+    config, a = Config().with_options({"max_model_len": 4096, "max_num_batched_tokens": 2048}), llama_8b()
     page = 2 * 32 * 8 * 128 * 16 * 2
     plan = plan_memory(config, a, 2, page, free=139 * GIB, total=140 * GIB)
     assert plan.weights == 2 * 8_030_261_248
