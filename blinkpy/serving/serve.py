@@ -25,7 +25,7 @@ from blinkpy.recording.links import remove_dead_links
 from blinkpy.recording.reader import RecordingReader
 from blinkpy.serving.addresses import check_address, welcome
 from blinkpy.serving.engine_process import ENGINE_STOP_S, START_SILENCE_S
-from blinkpy.serving.frontend_process import FRONTEND_START_S
+from blinkpy.serving.frontend_process import FRONTEND_START_S, check_packages
 from blinkpy.serving.processes import Child, ChildError
 from blinkpy.serving.segments import private_name, remove_leftovers
 
@@ -37,6 +37,7 @@ def serve(config: Config, named: bool) -> int:
     """Serve until a signal or a failure; returns the exit code. named: the user chose the segment's name."""
     if config.transport.transport != "shm":
         raise ConfigError("serve runs everything on one machine: for RDMA start `blinkpy engine` and `blinkpy frontend`")
+    check_packages()
     if not named:
         config = config.with_options({"name": private_name()})
     remove_leftovers()
