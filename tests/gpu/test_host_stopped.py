@@ -55,6 +55,8 @@ def engine_process(folder: Path, **options: Any) -> Iterator[tuple[subprocess.Po
             process.send_signal(signal.SIGCONT)
             process.kill()
         process.wait(20)
+        process.stdin.close()
+        process.stdout.close()
 
 
 def tell(process: subprocess.Popen[str], word: str) -> None:

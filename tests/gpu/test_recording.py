@@ -72,6 +72,8 @@ def test_the_recording_outlives_a_fault_of_the_gpu(rng: np.random.Generator, tmp
     process.stdin.write("fault\n")
     process.stdin.flush()
     assert process.wait(60) == 3
+    process.stdin.close()
+    process.stdout.close()
     (saved,) = (tmp_path / "crashes").glob("crash-*.recording")
     replay = Replay(read_dump(saved), fcfs)
     assert [d for _, d in replay.run() if d] == []

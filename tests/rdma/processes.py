@@ -44,8 +44,9 @@ class Command:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self.said.append(line)
+        with self._process.stdout as lines:
+            for line in lines:
+                self.said.append(line)
 
     def find(self, pattern: re.Pattern[str], timeout_s: float = START_S) -> re.Match[str]:
         """Wait for a line."""
