@@ -31,7 +31,8 @@ from blinkpy.ending import describe_exit
 from blinkpy.models.hub import find_model
 from blinkpy.outputs import CompletionOutput, Logprob, RequestOutput
 from blinkpy.progress import Progress
-from blinkpy.queues.layout import FINISH_MASK, HAS_TOKEN, Int32
+from blinkpy.queues.arrays import Int32
+from blinkpy.queues.completion import FINISH_MASK, HAS_TOKEN
 from blinkpy.sampling_params import SamplingParams
 from blinkpy.serving.engine_process import ENGINE_STOP_S, START_SILENCE_S
 from blinkpy.serving.processes import Child, ChildError

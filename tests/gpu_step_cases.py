@@ -20,7 +20,8 @@ from blinkpy.models.cache import PagedCache
 from blinkpy.models.gpu_step import GpuStep
 from blinkpy.models.step import CpuStep
 from blinkpy.models.weights import load_weights
-from blinkpy.queues import layout as queues
+from blinkpy.queues.logprob_record import RECORD_PAIR, TOP_LOGPROBS
+from blinkpy.queues.submission import WORD_LOGPROBS
 
 PAGE, ROWS_AT_MOST, TOKENS_AT_MOST = 16, 8, 64
 READ = ("page_table", "entry", "tokens", "prompt_length")  # of the requests, by a step
@@ -171,18 +172,18 @@ def _check_records(
     logits: torch.Tensor, batch: Batch, given: np.ndarray, requests: Requests, records: np.ndarray, emitting: np.ndarray
 ) -> None:
     """Log probabilities of the rows whose request asks for them, within rounding; the other records as they were given."""
-    asked = np.flatnonzero(requests.entry[batch.row_slots[emitting], queues.WORD_LOGPROBS] >= 0)
+    asked = np.flatnonzero(requests.entry[batch.row_slots[emitting], WORD_LOGPROBS] >= 0)
     others = np.setdiff1d(np.arange(len(records)), emitting[asked])
     assert (records[others] == given[others]).all(), "log probabilities that nobody asked for"
     every = torch.log_softmax(logits.double(), -1)
     for index in asked.tolist():
         row = emitting[index]
-        pairs = records[row].view(queues.RECORD_PAIR)
+        pairs = records[row].view(RECORD_PAIR)
         assert pairs["token"][0] == batch.sampled[row]
-        assert len(set(pairs["token"][1:].tolist())) == queues.TOP_LOGPROBS
+        assert len(set(pairs["token"][1:].tolist())) == TOP_LOGPROBS
         own = every[index][pairs["token"].tolist()]
         np.testing.assert_allclose(pairs["logprob"], own, atol=1e-3)
-        np.testing.assert_allclose(pairs["logprob"][1:], every[index].topk(queues.TOP_LOGPROBS).values, atol=1e-3)
+        np.testing.assert_allclose(pairs["logprob"][1:], every[index].topk(TOP_LOGPROBS).values, atol=1e-3)
 
 
 def _compare_caches(a: PagedCache, b: PagedCache, sequences: list[Sequence], dtype: torch.dtype) -> None:

@@ -15,32 +15,34 @@ from typing import Any
 from blinkpy.dpu.rings import Arena
 from blinkpy.dpu.sampling import Sampling
 from blinkpy.dpu.transport import Transport, TransportError
-from blinkpy.queues.layout import (
+from blinkpy.queues.arrays import Int32
+from blinkpy.queues.completion import (
+    FINISH_MASK,
+    FLAG_MASK,
+    FLAG_SHIFT,
+    HAS_LOGPROBS,
+    LAP_SHIFT,
+    SLOT_MASK,
+    TOKEN_MASK,
+    TOKEN_SHIFT,
+    lap_of,
+)
+from blinkpy.queues.page_hash import PageHasher
+from blinkpy.queues.words import (
     ENGINE_HEARTBEAT,
     ENGINE_STATE,
     EPOCH_LIMIT,
     EPOCH_SHIFT,
-    FINISH_MASK,
-    FLAG_MASK,
-    FLAG_SHIFT,
     FRONT_CLAIM,
     FRONT_CQ_HEAD,
     FRONT_HEARTBEAT,
-    HAS_LOGPROBS,
-    LAP_SHIFT,
     POSITION_MASK,
-    SLOT_MASK,
     STATE_DRAINING,
     STATE_FAULTED,
     STATE_NAMES,
     STATE_READY,
     STATE_STOPPED,
-    TOKEN_MASK,
-    TOKEN_SHIFT,
-    Int32,
-    lap_of,
 )
-from blinkpy.queues.page_hash import PageHasher
 
 FIRST_WINDOW, WINDOW = 16, 256  # completions read at once: by a look for news, and after it found some
 CLAIM_POLL_S = 0.0005

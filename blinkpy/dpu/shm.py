@@ -28,8 +28,12 @@ import numpy as np
 
 from blinkpy.dpu.fence import store_fence
 from blinkpy.dpu.transport import PairWords, TransportError
-from blinkpy.queues.layout import (
-    BLOCK_WORDS,
+from blinkpy.queues.arrays import Int32, Int64
+from blinkpy.queues.header import EngineFacts, read_header, write_header
+from blinkpy.queues.layout import BLOCK_WORDS, QueueLayout, QueueSizes
+from blinkpy.queues.logprob_record import RECORD_PAIR, RECORD_PAIRS, Records
+from blinkpy.queues.views import EngineViews, engine_views
+from blinkpy.queues.words import (
     CONTROL_FAULT,
     ENGINE_STATE,
     FRONT_DOORBELL,
@@ -37,18 +41,7 @@ from blinkpy.queues.layout import (
     PAIR_CQ_TAIL,
     PAIR_EPOCH,
     PAIR_SQ_HEAD,
-    RECORD_PAIR,
-    RECORD_PAIRS,
-    EngineFacts,
-    Int32,
-    Int64,
-    QueueLayout,
-    QueueSizes,
-    Records,
-    read_header,
-    write_header,
 )
-from blinkpy.queues.views import EngineViews, engine_views
 
 FOLDER = Path("/dev/shm")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")

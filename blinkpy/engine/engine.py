@@ -27,7 +27,10 @@ from blinkpy.kv.state import DRAINED, STEPS, STOPPED, Batch, Requests, State
 from blinkpy.models.architecture import Architecture, read_architecture
 from blinkpy.models.hub import resolve_model
 from blinkpy.progress import Report
-from blinkpy.queues.layout import (
+from blinkpy.queues.header import EngineFacts
+from blinkpy.queues.page_hash import HASH_MULTIPLIER_RANGE
+from blinkpy.queues.views import EngineViews
+from blinkpy.queues.words import (
     COMMAND_DRAIN,
     COMMAND_STOP,
     CONTROL_COMMAND,
@@ -38,10 +41,7 @@ from blinkpy.queues.layout import (
     STATE_FAULTED,
     STATE_READY,
     STATE_STOPPED,
-    EngineFacts,
 )
-from blinkpy.queues.page_hash import HASH_MULTIPLIER_RANGE
-from blinkpy.queues.views import EngineViews
 from blinkpy.recording.command import policy_facts
 from blinkpy.recording.crash import crash_folder, save_crash
 from blinkpy.recording.errors import RecordingError

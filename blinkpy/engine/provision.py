@@ -39,8 +39,9 @@ from blinkpy.models.host_driven import HostDrivenStep, device_side, pin_state
 from blinkpy.models.hub import resolve_model
 from blinkpy.models.weights import Weights, choose_dtype, dummy_weights, load_weights
 from blinkpy.progress import Report
-from blinkpy.queues.layout import ENGINE_STATE, STATE_READY, STATE_STOPPED, QueueLayout
+from blinkpy.queues.layout import QueueLayout
 from blinkpy.queues.views import EngineViews
+from blinkpy.queues.words import ENGINE_STATE, STATE_READY, STATE_STOPPED
 from blinkpy.recording.on_gpu import GpuRecording
 
 if TYPE_CHECKING:

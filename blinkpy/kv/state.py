@@ -14,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from blinkpy.queues.layout import COUNTER_NAMES, STOP_IDS
+from blinkpy.queues.submission import STOP_IDS
+from blinkpy.queues.words import COUNTER_NAMES
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]

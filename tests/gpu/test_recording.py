@@ -18,7 +18,7 @@ from blinkpy.dpu.shm import attach_segment
 from blinkpy.engine.provision import CudaEngine
 from blinkpy.kernels.policies import fcfs
 from blinkpy.kv.state import COPIES_BEGUN, COPIES_DONE, COUNTER_INDEX
-from blinkpy.queues.layout import FINISH_LENGTH
+from blinkpy.queues.completion import FINISH_LENGTH
 from blinkpy.recording.file import read_dump
 from blinkpy.recording.reader import RecordingReader
 from blinkpy.recording.replay import Replay

@@ -32,8 +32,10 @@ from blinkpy.kv.integrity import check_integrity
 from blinkpy.kv.limits import Limits, make_limits
 from blinkpy.kv.memory import make_state
 from blinkpy.kv.state import ROWS, STEADY, State
-from blinkpy.queues.layout import COUNTER, ENGINE_STATE, STATE_READY, EngineFacts, QueueSizes
+from blinkpy.queues.header import EngineFacts
+from blinkpy.queues.layout import QueueSizes
 from blinkpy.queues.views import EngineViews
+from blinkpy.queues.words import COUNTER, ENGINE_STATE, STATE_READY
 
 STEPS = int(os.environ.get("BLINKPY_STEPS", "10000"))
 PYTHON_STEPS = int(os.environ.get("BLINKPY_PYTHON_STEPS", "2500"))

@@ -15,7 +15,8 @@ from blinkpy.kv.memory import make_state
 from blinkpy.models.architecture import Architecture, parse_architecture
 from blinkpy.models.buckets import SMALLEST_MIXED, bucket_shapes, step_shapes
 from blinkpy.models.gpu_memory import plan_memory
-from blinkpy.queues.layout import EngineFacts, QueueLayout, QueueSizes
+from blinkpy.queues.header import EngineFacts
+from blinkpy.queues.layout import QueueLayout, QueueSizes
 from blinkpy.queues.views import engine_views
 
 GIB = 1 << 30

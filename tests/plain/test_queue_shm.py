@@ -17,7 +17,8 @@ from fake_engine import FACTS, SIZES
 from blinkpy.dpu import fence
 from blinkpy.dpu.shm import attach_segment, create_segment, segment_path, unlink_stale
 from blinkpy.dpu.transport import TransportError
-from blinkpy.queues.layout import HEADER, LayoutError
+from blinkpy.queues.header import HEADER
+from blinkpy.queues.layout import LayoutError
 
 HOLDER = """
 import sys, time

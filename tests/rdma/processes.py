@@ -18,7 +18,8 @@ from pathlib import Path
 import httpx
 
 from blinkpy.dpu.shm import segment_path
-from blinkpy.queues import layout as queues
+from blinkpy.queues.header import HEADER, read_header
+from blinkpy.queues.words import COUNTER
 
 ROOT = Path(__file__).parents[2]
 START_S = 400.0  # the emulation is slow, and a busy machine makes it slower
@@ -138,8 +139,8 @@ def health(client: httpx.Client) -> int:
 def counter(name: str, counted: str) -> int:
     """A counter of an engine on this machine, by the name of its segment."""
     with open(segment_path(name), "rb") as file:
-        layout, _ = queues.read_header(file.read(queues.HEADER.itemsize))
-        file.seek(layout.engine_words + 8 * queues.COUNTER[counted])
+        layout, _ = read_header(file.read(HEADER.itemsize))
+        file.seek(layout.engine_words + 8 * COUNTER[counted])
         return int.from_bytes(file.read(8), "little")
 
 
