@@ -32,7 +32,8 @@ from benchmarks.common import Run, check, main, parser
 from benchmarks.distribution import describe, expand
 from blinkpy.dpu.queue_pair import QueuePair
 from blinkpy.dpu.sampling import Sampling
-from blinkpy.dpu.shm import Segment, ShmTransport, attach_segment, create_segment, segment_path
+from blinkpy.dpu.segment import Segment, create_segment, segment_path
+from blinkpy.dpu.shm import ShmTransport, attach_segment
 from blinkpy.kernels.portable import load_acquire, load_relaxed, now_ns, store_relaxed, store_release
 from blinkpy.queues.completion import (
     FINISH_LENGTH,

@@ -36,7 +36,7 @@ from blinkpy.dpu.handshake import Region, Welcome
 from blinkpy.dpu.queue_pair import QueuePair
 from blinkpy.dpu.rdma import DEPTH, RdmaTransport
 from blinkpy.dpu.sampling import Sampling
-from blinkpy.dpu.shm import Segment, create_segment
+from blinkpy.dpu.segment import Segment, create_segment
 from blinkpy.dpu.verbs import INLINE_WANTED, Endpoint
 from blinkpy.queues.completion import FINISH_LENGTH, HAS_TOKEN, TOKEN_MASK, lap_of, pack_completion
 from blinkpy.queues.header import HEADER, EngineFacts

@@ -29,7 +29,8 @@ from benchmarks.distribution import describe, expand
 from blinkpy.config import Config
 from blinkpy.dpu.queue_pair import InFlight, QueuePair
 from blinkpy.dpu.sampling import Sampling
-from blinkpy.dpu.shm import attach_segment, create_segment
+from blinkpy.dpu.segment import create_segment
+from blinkpy.dpu.shm import attach_segment
 from blinkpy.kernels.host_scheduler import Scheduler
 from blinkpy.kv.limits import Limits, make_limits
 from blinkpy.kv.memory import make_state

@@ -25,7 +25,8 @@ from blinkpy.dpu.generation import Generation
 from blinkpy.dpu.logprobs import Speller, TokenLogprobs
 from blinkpy.dpu.queue_pair import Busy, EngineLost, QueuePair
 from blinkpy.dpu.sampling import Sampling, default_sampling
-from blinkpy.dpu.shm import attach_segment, unlink_stale
+from blinkpy.dpu.segment import unlink_stale
+from blinkpy.dpu.shm import attach_segment
 from blinkpy.dpu.tokenizer import Tokenizer
 from blinkpy.ending import describe_exit
 from blinkpy.models.hub import find_model

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from blinkpy.dpu.shm import create_segment
+from blinkpy.dpu.segment import create_segment
 from blinkpy.queues.completion import (
     FINISH_CANCELLED,
     FINISH_LENGTH,

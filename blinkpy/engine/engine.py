@@ -16,7 +16,7 @@ from typing import Protocol
 
 from blinkpy.check.guard import vetted_policy
 from blinkpy.config import Config
-from blinkpy.dpu.shm import Segment, create_segment
+from blinkpy.dpu.segment import Segment, create_segment
 from blinkpy.engine.queue_memory import QueueMemory
 from blinkpy.engine.sizing import EngineSizes, engine_sizes
 from blinkpy.kernels.host_scheduler import Scheduler

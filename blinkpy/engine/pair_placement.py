@@ -8,7 +8,7 @@ import torch
 from cuda.bindings import driver
 
 from blinkpy.config import ConfigError
-from blinkpy.dpu.shm import Segment
+from blinkpy.dpu.segment import Segment
 from blinkpy.engine.queue_memory import DMABUF, HOST, PEERMEM, DmaBufMemory, PeerMemory, QueueMemory, refused
 from blinkpy.kernels.cuda_calls import check
 from blinkpy.kernels.device_views import MappedSegment

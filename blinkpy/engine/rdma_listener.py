@@ -24,7 +24,7 @@ import numpy as np
 
 from blinkpy.config import ConfigError
 from blinkpy.dpu.handshake import HandshakeError, Hello, Region, Welcome, receive_line, refusal
-from blinkpy.dpu.shm import Segment
+from blinkpy.dpu.segment import Segment
 from blinkpy.dpu.verbs import Port, QueuePairEnd, constants
 from blinkpy.engine.queue_memory import HostMemory, QueueMemory
 from blinkpy.queues.header import HEADER

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from blinkpy.config import ConfigError
-from blinkpy.dpu.shm import FOLDER
+from blinkpy.dpu.segment import FOLDER
 from blinkpy.recording.options import RecordOptions, ReplayOptions
 
 

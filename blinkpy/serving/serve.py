@@ -4,7 +4,7 @@ Order of a start: find the model, start the engine, wait until it is ready, star
 end: front ends stop accepting and finish what they have (--shutdown-s), then the engine stops, then the segment is gone.
 
 Whatever dies, nothing hinders the next start: children end when this process does (see blinkpy.serving.processes), a segment
-without a living engine is removed (see blinkpy.dpu.shm), and segments of `serve` have names of their own.
+without a living engine is removed (see blinkpy.dpu.segment), and segments of `serve` have names of their own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 
 from blinkpy.config import Config, ConfigError
-from blinkpy.dpu.shm import unlink_stale
+from blinkpy.dpu.segment import unlink_stale
 from blinkpy.ending import Signals, Stopped, complain, describe_exit
 from blinkpy.models.hub import find_model
 from blinkpy.progress import Progress

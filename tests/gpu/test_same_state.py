@@ -24,7 +24,8 @@ import torch
 from blinkpy.dpu import queue_pair
 from blinkpy.dpu.queue_pair import Busy, InFlight, QueuePair
 from blinkpy.dpu.sampling import Sampling
-from blinkpy.dpu.shm import Segment, attach_segment, create_segment
+from blinkpy.dpu.segment import Segment, create_segment
+from blinkpy.dpu.shm import attach_segment
 from blinkpy.kernels.host_scheduler import Scheduler
 from blinkpy.kernels.scheduler import make_phases
 from blinkpy.kv.arrays import differences, map_arrays, snapshot

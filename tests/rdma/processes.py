@@ -17,7 +17,7 @@ from pathlib import Path
 
 import httpx
 
-from blinkpy.dpu.shm import segment_path
+from blinkpy.dpu.segment import segment_path
 from blinkpy.queues.header import HEADER, read_header
 from blinkpy.queues.words import COUNTER
 

@@ -14,7 +14,7 @@ from blinkpy.dpu.handshake import new_owner
 from blinkpy.dpu.queue_pair import QueuePair
 from blinkpy.dpu.rdma import attach_rdma
 from blinkpy.dpu.sampling import Sampling
-from blinkpy.dpu.shm import create_segment
+from blinkpy.dpu.segment import create_segment
 from blinkpy.engine.rdma_listener import RdmaListener
 from blinkpy.queues.completion import FINISH_LENGTH, HAS_TOKEN, lap_of, pack_completion
 from blinkpy.queues.header import EngineFacts

@@ -17,7 +17,7 @@ import pytest
 
 from blinkpy.dpu.handshake import new_owner
 from blinkpy.dpu.rdma import attach_rdma
-from blinkpy.dpu.shm import create_segment, segment_path
+from blinkpy.dpu.segment import create_segment, segment_path
 from blinkpy.engine.rdma_listener import RdmaListener
 from blinkpy.queues.header import EngineFacts
 from blinkpy.queues.layout import QueueLayout, QueueSizes
