@@ -41,7 +41,8 @@ def segment_path(name: str) -> Path:
 
 
 def pair_lock(start: int, length: int) -> bytes:
-    """What F_OFD_SETLK takes to lock bytes of a file, a struct flock of 64-bit Linux: type, whence, start, length (0: to the end), pid (0 for an open file description)."""
+    """What F_OFD_SETLK takes to lock bytes of a file, a struct flock of 64-bit Linux: type, whence, start, length (0: to the
+    end), pid (0 for an open file description)."""
     return struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, start, length, 0)
 
 

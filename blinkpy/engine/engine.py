@@ -42,11 +42,11 @@ from blinkpy.queues.words import (
     STATE_READY,
     STATE_STOPPED,
 )
-from blinkpy.recording.command import policy_facts
 from blinkpy.recording.crash import crash_folder, save_crash
 from blinkpy.recording.errors import RecordingError
 from blinkpy.recording.file import source_digest
 from blinkpy.recording.memory import RecordingMemory
+from blinkpy.recording.policy import policy_facts
 from blinkpy.recording.reader import RecordingReader
 
 IDLE_SPIN_NS = 200_000  # an engine that just worked looks again at once

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 
-from blinkpy.config import Config, ConfigError
+from blinkpy.config import Config
 from blinkpy.models.hub import find_model
+from blinkpy.packages import require_packages
 from blinkpy.progress import Progress
 from blinkpy.serving.addresses import check_address, check_transport, welcome
 from blinkpy.serving.processes import Reporter
@@ -31,9 +31,7 @@ def frontend_alone(config: Config, given: frozenset[str]) -> int:
 
 def check_packages() -> None:
     """Raise ConfigError when packages of the front end are missing, before each of its workers trips over them."""
-    missing = [name for name in PACKAGES if find_spec(name) is None]
-    if missing:
-        raise ConfigError(f"a front end needs {', '.join(missing)}: pip install blinkpy-serve")
+    require_packages("a front end", *PACKAGES)
 
 
 def frontend_child(config: Config, reporter: Reporter) -> int:

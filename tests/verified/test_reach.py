@@ -12,7 +12,7 @@ import pytest
 from fake_engine import FACTS, SIZES
 from front_world import FrontWorld, WireTransport
 
-from blinkpy.dpu import fence, shm
+from blinkpy.dpu import fence, segment
 from blinkpy.dpu.queue_pair import REQUEST_LIMIT, EngineLost, QueuePair
 from blinkpy.dpu.sampling import Sampling
 from blinkpy.dpu.transport import TransportError
@@ -236,13 +236,13 @@ def test_a_machine_without_a_known_fence_is_named(monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(shm, "FOLDER", tmp_path)
+    monkeypatch.setattr(segment, "FOLDER", tmp_path)
     return tmp_path
 
 
 def test_a_segment_whose_name_has_passed_on_leaves_it_alone(folder: Path) -> None:
-    first = shm.create_segment("one", SIZES, FACTS)
-    path = shm.segment_path("one")
+    first = segment.create_segment("one", SIZES, FACTS)
+    path = segment.segment_path("one")
     path.unlink()
     path.write_text("another engine's")
     first.close()
@@ -250,22 +250,22 @@ def test_a_segment_whose_name_has_passed_on_leaves_it_alone(folder: Path) -> Non
 
 
 def test_a_name_that_passes_on_while_its_lock_is_taken_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = shm.segment_path("one")
+    path = segment.segment_path("one")
     path.write_text("dead")
-    taken = shm._locked
+    taken = segment._locked
 
     def passes_on(fd: int) -> bool:
         os.unlink(path)
         path.write_text("new")
         return taken(fd)
 
-    monkeypatch.setattr(shm, "_locked", passes_on)
-    shm._remove_stale(path)
+    monkeypatch.setattr(segment, "_locked", passes_on)
+    segment._remove_stale(path)
     assert path.read_text() == "new"
 
 
 def test_engines_that_keep_making_a_segment_are_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shm.segment_path("one").write_text("again and again")
-    monkeypatch.setattr(shm, "_remove_stale", lambda path: None)
+    segment.segment_path("one").write_text("again and again")
+    monkeypatch.setattr(segment, "_remove_stale", lambda path: None)
     with pytest.raises(TransportError, match="keep making it"):
-        shm.create_segment("one", SIZES, FACTS)
+        segment.create_segment("one", SIZES, FACTS)
