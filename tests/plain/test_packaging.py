@@ -119,11 +119,26 @@ def test_every_dependency_is_justified_with_its_range() -> None:
                 assert limits.replace(",", ", ") in page, f"{name} ({group}): the page does not have the range {limits}"
 
 
-def test_links_between_pages_lead_somewhere() -> None:
-    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
-        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
-            if "://" not in target:
-                assert (page.parent / target).exists(), f"{page.name}: {target}"
+PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
+
+
+def anchors(page: Path) -> set[str]:
+    """What links may name in a page, as GitHub makes it from headings."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pages_name_what_exists(page: Path) -> None:
+    """Links lead to a file and to a heading in it; paths in backticks are there."""
+    text = page.read_text()
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", text):
+        if "://" not in target:
+            file = page.parent / target if target else page
+            assert file.exists(), target
+            assert not anchor or anchor in anchors(file), f"{target}#{anchor}"
+    for path in re.findall(r"`((?:blinkpy|tests|benchmarks|tools|docs|systemd)/[\w./-]+)`", text):
+        assert (ROOT / path).exists(), path
 
 
 def test_makefile_and_ci_agree_with_the_readme() -> None:
