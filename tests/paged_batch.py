@@ -56,7 +56,7 @@ class PagedBatches:
     def add(self, tokens: list[int], *, share: Sequence | None = None, share_pages: int = 0, **parameters: float) -> Sequence:
         """A new request with a prompt. share: take over its first pages, as after a hit in the prefix cache.
 
-        parameters: fields of queues.SQ_ENTRY; by default greedy and without filters.
+        parameters: fields of submission.SQ_ENTRY; by default greedy and without filters.
         """
         sequence = Sequence(self.free_slots.pop(), list(tokens), len(tokens))
         if share is not None:

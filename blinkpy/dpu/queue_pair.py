@@ -61,7 +61,7 @@ class EngineLost(Exception):
     """The queue pair is of no use any more; every request in flight has failed. The message says why."""
 
 
-LogprobPairs = list[tuple[int, float]]  # one record: (token, log probability), as in queues.RECORD_PAIR
+LogprobPairs = list[tuple[int, float]]  # one record: (token, log probability), as in logprob_record.RECORD_PAIR
 
 
 class InFlight:
@@ -79,7 +79,7 @@ class InFlight:
         self.records: deque[LogprobPairs] = deque()
 
 
-# One completion: the request, a token id (of a rejected request: queues.REJECT_*), and queues.FINISH_* with
+# One completion: the request, a token id (of a rejected request: completion.REJECT_*), and FINISH_* with
 # HAS_TOKEN and HAS_LOGPROBS. A plain tuple, since there is one for every token.
 Event = tuple[InFlight, int, int]
 
@@ -147,7 +147,7 @@ class QueuePair:
 
     def heartbeat(self) -> None:
         """Say that this front end lives. At least once in half a lease; doorbell and head are stored again as well: a
-        late write of an earlier owner may have covered them (O6 of blinkpy/sim/queue_model.py)."""
+        late write of an earlier owner may have covered them (O6 of docs/verification.md)."""
         self._bump()
         if self._attached:
             self._ring()

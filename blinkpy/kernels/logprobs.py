@@ -144,7 +144,7 @@ def logprobs(
     """Log probabilities (before penalties and temperature) for the emitting rows whose entry asks for them; others stay.
 
     logits: float32 [B, V] as the model gave them; sampled, row_slots, emits: int32 [at least B]; entry: int32 [S, 32];
-    records: int64 [at least B, RECORD_PAIRS] of queues.RECORD_PAIR, the sampled token's first, then the largest, descending,
+    records: int64 [at least B, RECORD_PAIRS] of RECORD_PAIR, the sampled token's first, then the largest, descending,
     lower id first among equals; token -1 with -inf where there are fewer tokens of finite logit.
     """
     rows, vocabulary = logits.shape

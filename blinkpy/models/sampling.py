@@ -51,7 +51,7 @@ _NONE = np.int32(-1)
 
 
 class SamplingParameters(NamedTuple):
-    """Parameters of the rows to sample, as arrays [rows]; queues.SQ_ENTRY describes them."""
+    """Parameters of the rows to sample, as arrays [rows]; submission.SQ_ENTRY describes them."""
 
     seed: Int64
     temperature: Float32
@@ -266,7 +266,7 @@ def mask_stop_ids(logits: Float32, entries: Int32, generated: Int32) -> None:
 
 
 def logprob_records(logits: Float32, tokens: Int32) -> Int64:
-    """Records of log probabilities (queues.RECORD_PAIR) of the model's own distribution, before penalties and temperature.
+    """Records of log probabilities (RECORD_PAIR) of the model's own distribution, before penalties and temperature.
 
     logits: [rows, vocab]; NaN counts as -inf. tokens: the sampled ones, [rows]. Returns [rows, RECORD_PAIRS], the lower id
     first among equals.
