@@ -84,6 +84,13 @@ class SplitTable(LinearTable):
         return LinearConfig(block_m=16, block_n=32, block_k=32, split_k=2)
 
 
+class CublasTable(LinearTable):
+    """Every product by cuBLAS (on the CPU, by torch): norms and SwiGLU are kernels of their own then, with scratch between."""
+
+    def config(self, n: int, k: int, rows: int, dtype: torch.dtype, *, swiglu: bool = False) -> LinearConfig:
+        return LinearConfig(kind="cublas")
+
+
 def step_case(
     rng: np.random.Generator, device: str, name: str, folder: Path, dtype: torch.dtype, *, steps: int, sampled: bool = True,
     graphs: bool = False, table: LinearTable | None = None,
@@ -149,7 +156,7 @@ def step_case(
 
 
 def on_device(
-    rng: np.random.Generator, device: str, name: str, folder: Path, dtype: torch.dtype
+    rng: np.random.Generator, device: str, name: str, folder: Path, dtype: torch.dtype, table: LinearTable | None = None
 ) -> tuple[OnDevice, PagedBatches]:
     """The step of a random model over an empty batch, and what makes batches for it."""
     model_zoo.save_model(name, folder, int(rng.integers(2**31)), dtype=dtype)
@@ -158,7 +165,7 @@ def on_device(
         rng, page_size=PAGE, num_pages=pages, slots=2, max_model_len=model_len, max_tokens=TOKENS_AT_MOST, max_rows=ROWS_AT_MOST
     )
     weights = load_weights(a, folder, dtype, device)
-    return OnDevice(GpuStep, a, weights, pages, model_len, batches.batch([]), batches.requests), batches
+    return OnDevice(GpuStep, a, weights, pages, model_len, batches.batch([]), batches.requests, table=table), batches
 
 
 def _cpu_logits(cpu: CpuStep, batch: Batch, requests: Requests, emitting: np.ndarray) -> torch.Tensor:
