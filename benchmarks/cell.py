@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.beside import WAIT_S, Beside
 from benchmarks.common import ROOT, UsageError
 from benchmarks.counters import Counters
 from benchmarks.figures import Slo, figures
@@ -59,10 +60,12 @@ class Load:
 
 
 class Bench:
-    """What one run of a serving benchmark works with: model, systems, cores, client, meter."""
+    """What one run of a serving benchmark works with: model, systems, cores, client, meter, and whom it runs beside."""
 
-    def __init__(self, options: argparse.Namespace, model: Model, cores: Cores, meter: EnergyMeter, progress: Progress):
-        self.model, self.meter, self.progress = model, meter, progress
+    def __init__(
+        self, options: argparse.Namespace, model: Model, cores: Cores, meter: EnergyMeter, progress: Progress, beside: Beside
+    ):
+        self.model, self.meter, self.progress, self.beside = model, meter, progress, beside
         self.systems = [find_system(text, options.extra, options.env, options.front_end) for text in options.system]
         if len({system.name for system in self.systems}) < len(self.systems):
             raise UsageError("each system needs a name of its own")
@@ -126,22 +129,29 @@ class Bench:
         spin = self.cores.spare(self.processes)
         return offer(target, requests, load.streams, self.processes, self.cores.loading, limit, tick, spin)
 
-    def measure(self, server: Running, load: Load, name: str = "", cores: Cores | None = None) -> dict[str, Any]:
+    def measure(
+        self, server: Running, load: Load, name: str = "", cores: Cores | None = None, last_start: float = float("inf")
+    ) -> dict[str, Any]:
         """Offer a load, beside its neighbours; its figures. cores: how the server is placed, if not as it was started.
 
-        Raises UsageError when there is nothing to offer, ServerError when the server has ended."""
+        Raises UsageError when there is nothing to offer, ServerError when the server has ended, OutOfTime when a benchmark beside
+        this one lets it not start before last_start (time.monotonic())."""
         requests = self.requests(load)
         if not requests:
             raise UsageError(f"{load.name}: no request within {load.seconds:g} s; use more seconds or another seed")
         life = load.seconds + load.drain_s + SPARE_S
-        with Neighbours(load.kinds, load.per_core, (cores or self.cores).contended, life) as neighbours:
+        with (
+            self.beside.load(load.per_core > 0, last_start) as beside,
+            Neighbours(load.kinds, load.per_core, (cores or self.cores).contended, life) as neighbours,
+        ):
             counters = Counters(server.pids)
             result = self._offer(server, load, requests, name or f"{server.system.name}: {load.name}")
             counted = counters.facts()
         found = figures(result, 0.0 if load.streams else load.seconds, self.slo, self.meter)
         server.check()
         front_end = "own" if (cores or self.cores).front_end else "shared"
-        return {"load": dataclasses.asdict(load), "front_end": front_end, "neighbours": neighbours.count, **found, **counted}
+        facts = {"load": dataclasses.asdict(load), "front_end": front_end, "neighbours": neighbours.count}
+        return {**facts, **({"beside": beside} if beside else {}), **found, **counted}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -174,7 +184,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--slo-ttft-ms", type=float, default=1000.0, help="for goodput")
     parser.add_argument("--slo-tpot-ms", type=float, default=50.0, help="for goodput")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=DEFAULT_KINDS, help="of neighbours")
-    parser.add_argument("--gpu", type=int, default=0, help="whose energy is counted")
+    help_text = "whose energy is counted; of those in CUDA_VISIBLE_DEVICES, if that is set"
+    parser.add_argument("--gpu", type=int, default=0, help=help_text)
+    help_text = "other benchmarks run on this machine and name the same folder: their loads have neighbours when this one's have"
+    parser.add_argument("--beside", type=Path, metavar="FOLDER", help=help_text)
+    parser.add_argument("--beside-wait-s", type=float, default=WAIT_S, metavar="S", help="longest wait for their loads")
     parser.add_argument("--logs", default=str(LOGS), metavar="FOLDER", help="where the servers' output goes")
 
 
@@ -190,7 +204,9 @@ def bench(options: argparse.Namespace, progress: Progress) -> Iterator[Bench]:
         on_cores(cores.watching),  # this process stays away from the servers, and from the client's processes
         EnergyMeter(options.gpu) as meter,
     ):
-        yield Bench(options, find_model(options), cores, meter, progress)
+        model = find_model(options)
+        with Beside(options.beside, model.name, progress, options.beside_wait_s) as beside:
+            yield Bench(options, model, cores, meter, progress, beside)
 
 
 def find_model(options: argparse.Namespace) -> Model:

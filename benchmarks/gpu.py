@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from typing import Any
@@ -14,7 +15,9 @@ SLACK_S = 0.5  # that readings may begin too late or end too early
 
 
 class EnergyMeter:
-    """Reads the energy counter of one GPU several times a second, within a with block. missing: why there is none, or empty."""
+    """Reads the energy counter of one GPU several times a second, within a with block. missing: why there is none, or empty.
+
+    index: of the GPUs that this process's servers see, as CUDA counts them (CUDA_VISIBLE_DEVICES)."""
 
     def __init__(self, index: int = 0):
         self.missing = ""
@@ -28,7 +31,7 @@ class EnergyMeter:
 
             self._nvml = pynvml
             pynvml.nvmlInit()
-            self._handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            self._handle = _visible(pynvml, index)
             self._joules()
             self._mhz()
             self.facts = {
@@ -91,6 +94,25 @@ def interpolated(marks: list[tuple[float, float]], begin: float, end: float) -> 
     times, values = np.array(marks).T
     low, high = np.interp([begin, end], times, values)
     return float(high - low)
+
+
+def _visible(nvml: Any, index: int) -> Any:
+    """NVML's handle of a GPU. NVML has all GPUs of the machine, in the order of the bus; CUDA has those of CUDA_VISIBLE_DEVICES:
+    UUIDs, which may be cut short, or numbers, which mean the same as NVML's with CUDA_DEVICE_ORDER=PCI_BUS_ID.
+
+    Raises LookupError when that names no such GPU."""
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is None:
+        return nvml.nvmlDeviceGetHandleByIndex(index)
+    words = [word.strip() for word in listed.split(",")]
+    word = words[index] if index < len(words) else ""
+    if word.isdecimal():
+        return nvml.nvmlDeviceGetHandleByIndex(int(word))
+    handles = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
+    found = [handle for handle in handles if word and _text(nvml.nvmlDeviceGetUUID(handle)).startswith(word)]
+    if len(found) != 1:
+        raise LookupError(f"CUDA_VISIBLE_DEVICES={listed} names no GPU number {index}")
+    return found[0]
 
 
 def _text(value: str | bytes) -> str:

@@ -28,6 +28,7 @@ MEASURED_ROWS = {1: (1,), 16: (2, 4, 8, 16), 32: (32,), 64: (64,), 128: (128,), 
 """Rows of the measurement -> rows of the table that it stands for."""
 SHARED_MEMORY = 227 * 1024
 CACHE_BYTES = 300_000_000
+PROCESSORS = 132
 CUBLAS = LinearConfig(kind="cublas")
 PRINTED = 3
 """Best candidates that are printed."""
@@ -90,6 +91,23 @@ def candidates(layer: Layer, rows: int) -> Iterator[LinearConfig]:
             stages = min(10, share // tile)
             if stages >= 3:
                 yield LinearConfig("triton", block_m, block_n, block_k, split_k, warps, stages, swap)
+    if rows >= 64:
+        yield from tma_candidates(layer, rows)
+
+
+def tma_candidates(layer: Layer, rows: int) -> Iterator[LinearConfig]:
+    """Tiles for the tensor memory accelerator, of widths that leave few multiprocessors without one in the last wave."""
+    halves = 2 if layer.swiglu else 1
+    splits = (1,) if layer.swiglu or layer.result == torch.float32 else (1, 2, 4)
+    for block_m, block_n, block_k, split_k in itertools.product((64, 128), (64, 96, 112, 128, 224, 256), (64, 128), splits):
+        waves = -(-rows // block_m) * -(-layer.n // block_n) * split_k / PROCESSORS
+        width, columns = block_n * halves, block_k * split_k
+        if block_m > rows or width > 256 or layer.k % columns or not 0.6 < waves < 8 or waves / -(-waves // 1) < 0.7:
+            continue
+        stages = min(8, 220_000 // ((block_m + width) * block_k * 2))
+        if stages >= 3:
+            warps = 8 if block_m * width > 128 * 128 else 4
+            yield LinearConfig("tma", block_m, block_n, block_k, split_k, warps, stages, early=True)
 
 
 def prepare(layer: Layer, rows: int, device: str, pdl: bool) -> tuple[Callable[[LinearConfig], None], int]:
@@ -105,8 +123,11 @@ def prepare(layer: Layer, rows: int, device: str, pdl: bool) -> tuple[Callable[[
     norm = (scale, 1e-5) if layer.norm else None
 
     def run(config: LinearConfig) -> None:
+        result = out
+        if config.kind == "tma" and config.split_k > 1:  # the next norm adds the parts up
+            result = workspace.partial[: config.split_k * out.numel()].view(config.split_k, *out.shape)
         for weight in weights:
-            linear(x, weight, out, config, workspace, counts, norm=norm, swiglu=layer.swiglu, pdl=pdl)
+            linear(x, weight, result, config, workspace, counts, norm=norm, swiglu=layer.swiglu, pdl=pdl)
 
     return run, copies
 

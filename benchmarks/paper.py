@@ -21,19 +21,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.beside import OutOfTime
 from benchmarks.cell import Bench, Load, add_options, bench
 from benchmarks.common import RESULTS, ROOT, Run, UsageError, WrongAnswer, machine, main, origin, parser, revision, to_json
 from benchmarks.figures import verdict
 from benchmarks.interference import placements
 from benchmarks.paper_plot import draw
-from benchmarks.paper_report import summary
+from benchmarks.paper_report import MODES, summary
 from benchmarks.serving import METHOD, end
 from benchmarks.systems import Running, ServerError, System
 
 RATES = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32)
 QUICK_RATES = (2, 8, 16, 32)
 SMOKE_RATES = (4, 12)
-MODES = ("isolated", "interfered")
 SECONDS, QUICK_SECONDS = 60.0, 20.0
 SAME = (  # what the cells of one result have in common
     *("model", "seconds", "drain_s", "data", "closed_data", "rounds", "arrivals", "seed"),
@@ -200,7 +200,11 @@ def _cells(
             server.place(cores)
             placed = cell.front_end
         date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        found = means.measure(server, load_of(cell, options), f"{cell.name} ({number + 1} of {len(cells)})", cores)
+        name = f"{cell.name} ({number + 1} of {len(cells)})"
+        try:
+            found = means.measure(server, load_of(cell, options), name, cores, last_start)
+        except OutOfTime:
+            return
         yield cell, {"date": date, **found}
 
 

@@ -12,9 +12,10 @@ STYLES = {  # colour (Okabe and Ito, told apart by the colour-blind too) and mar
     "blinkpy": ("#0072B2", "o"),
     "blinkpy-host": ("#E69F00", "s"),
     "blinkpy-8192": ("#56B4E9", "v"),
+    "blinkpy-even": ("#009E73", "^"),
     "vllm": ("#D55E00", "D"),
 }
-OTHERS = (("#009E73", "^"), ("#CC79A7", "P"), ("#000000", "X"), ("#999999", "h"))
+OTHERS = (("#CC79A7", "P"), ("#000000", "X"), ("#999999", "h"))
 UNANSWERED = 0.01  # share of requests without an answer, above which a point is hollow: its percentiles are those of the others
 LATENCIES = {"P99 TTFT": "ttft_ms", "P99 TPOT": "tpot_ms"}
 MARKS: dict[str, dict[str, Any]] = {

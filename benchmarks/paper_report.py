@@ -117,6 +117,17 @@ def enumerated(values: Iterable[float]) -> str:
     return f"{', '.join(words)} and {last}" if words else last
 
 
+def alongside(document: Document) -> list[str]:
+    """A sentence on the benchmarks that ran beside this one; none if it was alone."""
+    others = {name for cell in document["cells"] for name in cell.get("beside", {}).get("benchmarks", ())}
+    if not others:
+        return []
+    return [
+        f"Beside it {' and '.join(sorted(others))} was measured, on another GPU and other cores of the machine; loads without",
+        "neighbours never ran while the other's had them.",
+    ]
+
+
 def geometric_mean(values: Iterable[float]) -> float:
     return float(np.exp(np.mean(np.log(list(values)))))
 
@@ -132,6 +143,8 @@ def summary(document: Document) -> str:
     lines = [f"# {document['model']}, {gpu}", ""]
     if not document["smoke"] and (missing := unmeasured(document, systems(document))):
         lines += [f"**Not measured:** {'; '.join(missing)}.", ""]
+    if beside := alongside(document):
+        lines += [*beside, ""]
     for system, error in document["errors"].items():
         lines += [f"**{system} failed:** {error.splitlines()[0]}", ""]
     names = systems(document)

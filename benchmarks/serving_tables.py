@@ -10,6 +10,7 @@ from benchmarks.paper_report import (
     MEDIANS,
     MODES,
     Figure,
+    alongside,
     closed_loops,
     counts,
     fallen_behind,
@@ -113,9 +114,19 @@ def origin(file: Document) -> list[str]:
         f"{gpu.get('gpu', 'CPU')}{driver} and {machine['cpu']}: the same {len(cores['server'])} cores for every server{alone},",
         f"{len(cores['client']) or 'the same'} for the client; random weights, no prefix cache.",
         f"Commit `{file['commit'].get('hash', 'unknown')[:7]}`, {' and '.join(days)}.",
-        *(what for system, what in WHAT.items() if system in versions),
+        *(what for system in versions if (what := explained(document, system))),
+        *alongside(document),
         f"Every cell, with energy and errors: [{name}.md](benchmarks/results/{name}.md).",
     )
+
+
+def explained(document: Document, system: str) -> str:
+    """What a system is, if its name doesn't say it: in a sentence of WHAT, or by the options that it has and blinkpy hasn't."""
+    commands = {cell["cell"]["system"]: cell["server"].get("command", "").split() for cell in document["cells"]}
+    ours, words = commands.get(OURS, []), commands[system]
+    if system in WHAT or not ours or words == ours or words[: len(ours)] != ours:
+        return WHAT.get(system, "")
+    return f"`{system}` is {OURS} with `{' '.join(words[len(ours) :])}`."
 
 
 CLOSED_FIGURES: tuple[tuple[str, Figure, bool], ...] = (  # title, figure, whether more is better

@@ -12,6 +12,7 @@ import contextlib
 import http.client
 import json
 import os
+import random
 import re
 import shlex
 import signal
@@ -30,6 +31,7 @@ from blinkpy.progress import Report
 
 STOP_S = 20.0
 POLL_S = 0.05
+LOWEST_PORT, PORT_TRIES = 10_000, 100
 LOG_TAIL = 2000  # bytes of the log that a failed start shows
 BLINKPY = (
     "{python} -m blinkpy serve {model} --served-model-name {name} --port {port} --max-model-len {length} {dummy} --slots 512 "
@@ -331,9 +333,14 @@ def on_cores(cores: Sequence[int]) -> Iterator[None]:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody listens on, and that the kernel gives to no connection either: a server may take its port minutes after
+    it is told, while another benchmark's client connects. Raises ServerError."""
+    low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for _ in range(PORT_TRIES):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", random.randrange(LOWEST_PORT, max(low, LOWEST_PORT + 1000))))
+            return int(probe.getsockname()[1])
+    raise ServerError(f"none of {PORT_TRIES} ports is free")
 
 
 def get(host: str, port: int, path: str) -> tuple[int, bytes]:

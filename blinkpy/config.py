@@ -65,9 +65,15 @@ class SchedulerOptions:
     )
     burst_tokens: int = option(
         0,
-        "waiting prompt tokens above which mixed_step_tokens doesn't hold (0: twice max_num_batched_tokens)",
+        "waiting prompt tokens above which mixed_step_tokens doesn't hold (0: twice burst_step_tokens)",
         low=0,
         high=1 << 24,
+    )
+    burst_step_tokens: int = option(
+        0,
+        "as mixed_step_tokens while more wait, unless the prompts are short: docs/tuning.md (0: max_num_batched_tokens)",
+        low=0,
+        high=1 << 20,
     )
     policy: str = option("fcfs", "fcfs, priority, short-prompts, shortest-first, or FILE.py:FUNCTION")
 
@@ -155,7 +161,7 @@ class Config:
                 raise ConfigError(f"{name} must be a power of two, not {value}")
         if 0 < self.queue.sq_entries < self.queue.slots:
             raise ConfigError(f"sq_entries ({self.queue.sq_entries}) must be at least slots ({self.queue.slots})")
-        check_step_sizes(*(values[name] for name in ("max_num_seqs", "max_num_batched_tokens", "mixed_step_tokens")))
+        check_step_sizes(*(values[name] for name in STEP_SIZES))
 
     def with_options(self, values: Mapping[str, Any]) -> Config:
         """A copy with options replaced, by their flat names. Raises ConfigError for an unknown name or a bad value."""
@@ -197,7 +203,10 @@ def check_value(item: dataclasses.Field[Any], value: Any) -> None:
         raise ConfigError(f"{item.name} must be one of {', '.join(choices)}, not {value!r}")
 
 
-def check_step_sizes(max_num_seqs: int, max_num_batched_tokens: int, mixed_step_tokens: int) -> None:
+STEP_SIZES = ("max_num_seqs", "max_num_batched_tokens", "mixed_step_tokens", "burst_step_tokens")
+
+
+def check_step_sizes(max_num_seqs: int, max_num_batched_tokens: int, mixed_step_tokens: int, burst_step_tokens: int) -> None:
     """Raise ConfigError unless the sizes of steps fit each other."""
     if max_num_batched_tokens < max_num_seqs:
         raise ConfigError(
@@ -208,6 +217,11 @@ def check_step_sizes(max_num_seqs: int, max_num_batched_tokens: int, mixed_step_
         raise ConfigError(
             f"mixed_step_tokens ({mixed_step_tokens}) must be at least twice max_num_seqs ({max_num_seqs}), since half of a step "
             f"is for prompts, and at most max_num_batched_tokens ({max_num_batched_tokens})"
+        )
+    if burst_step_tokens and not 0 < mixed_step_tokens <= burst_step_tokens <= max_num_batched_tokens:
+        raise ConfigError(
+            f"burst_step_tokens ({burst_step_tokens}) needs mixed_step_tokens ({mixed_step_tokens}), and must be at least "
+            f"as much, and at most max_num_batched_tokens ({max_num_batched_tokens})"
         )
 
 

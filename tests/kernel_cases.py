@@ -376,11 +376,19 @@ def linear_case(
         close(out, expected, dtype, f"linear {m}x{n}x{k} {config}")
         outs.append(out)
     assert torch.equal(*outs), "two runs differ"
-    if config.kind == "triton" and not swiglu and not residual:
-        parts = poison(config.split_k, m, n, dtype=torch.float32, device=device)
-        fused = None if scales is None else (scales, 1e-5)
-        linear(x, weight, parts, config, workspace, header(m, m, 0, device), bias=offsets, norm=fused)
-        close(parts.double().sum(0), expected, dtype, f"parts of linear {m}x{n}x{k} {config}")
+    if config.kind in ("triton", "tma") and not swiglu and not residual and not norm:
+        split_linear_case(rng, device, dtype, config, m=m, n=n, k=k, bias=bias)
+
+
+def split_linear_case(
+    rng: np.random.Generator, device: str, dtype: torch.dtype, config: LinearConfig, *, m: int, n: int, k: int, bias: bool = False
+) -> None:
+    """The parts of split sums as the result."""
+    x, weight = draw(rng, m, k, dtype=dtype, device=device), draw(rng, n, k, dtype=dtype, device=device, scale=k**-0.5)
+    offsets = draw(rng, n, dtype=dtype, device=device) if bias else None
+    parts = poison(config.split_k, m, n, dtype=torch.float32, device=device)
+    linear(x, weight, parts, config, LinearWorkspace.allocate(device, dtype), header(m, m, 0, device), bias=offsets)
+    close(parts.double().sum(0), reference.linear(x.double(), weight, offsets), dtype, f"parts of linear {m}x{n}x{k} {config}")
 
 
 @dataclass

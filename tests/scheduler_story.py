@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 from protocol_front import Front
@@ -16,7 +17,7 @@ def random_sizes(seed: int) -> Sizes:
     draw = random.Random(seed)
     rows = draw.randint(1, 6)
     tokens = rows + draw.randint(0, 20)
-    return Sizes(
+    sizes = Sizes(
         pairs=draw.randint(1, 5),
         slots=draw.randint(1, 6),
         cq_entries=draw.choice((2, 4, 16, 64)),
@@ -30,6 +31,8 @@ def random_sizes(seed: int) -> Sizes:
         prefix_caching=draw.random() < 0.85,
         multipliers=draw.choice((MULTIPLIERS, MULTIPLIERS, (0, 0))),  # 0: hashes say little, so that they collide
     )
+    mixed = sizes.mixed_tokens
+    return dataclasses.replace(sizes, burst_step_tokens=(0, mixed, (mixed + tokens) // 2)[sizes.pages % 3] if mixed else 0)
 
 
 class Story:

@@ -43,6 +43,7 @@ class Sizes:
     rows: int = 4
     tokens: int = 16
     mixed_tokens: int = 0
+    burst_step_tokens: int = 0
     burst_tokens: int = 0
     page_size: int = 4
     pages: int = 16
@@ -85,6 +86,7 @@ class World:
             sizes.facts(),
             max_num_batched_tokens=sizes.tokens,
             mixed_step_tokens=sizes.mixed_tokens,
+            burst_step_tokens=sizes.burst_step_tokens,
             burst_tokens=sizes.burst_tokens,
             prefix_caching=sizes.prefix_caching,
             intake_entries=sizes.intake_entries,

@@ -263,9 +263,8 @@ SCHEDULER_BUGS = (
         "or state.buckets.rows[bucket] < 0:",
     ),
     Bug("a chunk exceeds the token budget", "kernels.plan", "chunk = min(missing, budget - first)", "chunk = missing"),
-    Bug(
-        "steps beside decodes have no room for prompts", "kernels.plan", "return limits.mixed_tokens", "return both & _COUNT_MASK"
-    ),
+    Bug("steps beside decodes have no room for prompts", "kernels.plan", "budget = limits.mixed_tokens", "budget = decoding"),
+    Bug("a burst's steps have no room for prompts", "kernels.plan", "budget = limits.burst_step_tokens", "budget = decoding"),
     Bug("padding keeps old cache slots", "kernels.plan", "batch.cache_slots[i] = -1", "batch.cache_slots[i] += 0"),
     Bug(
         "a request is ranked among the better ones",

@@ -169,7 +169,7 @@ def _duration(seconds: float) -> str:
 
 
 def machine_of(o: CheckOptions) -> Machine:
-    sizes = o.mixed_step_tokens, o.burst_tokens
+    sizes = o.mixed_step_tokens, o.burst_step_tokens, o.burst_tokens
     return Machine(o.max_num_seqs, o.max_num_batched_tokens, o.page_size, o.num_pages, o.step_us, o.row_us, o.token_us, *sizes)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from blinkpy.config import ConfigError, check_step_sizes, check_value, option
+from blinkpy.config import STEP_SIZES, ConfigError, check_step_sizes, check_value, option
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,7 @@ class CheckOptions:
     max_num_seqs: int = option(64, "sequences in one step", low=1, high=4096)
     max_num_batched_tokens: int = option(2048, "tokens in one step", low=1, high=1 << 20)
     mixed_step_tokens: int = option(0, "as the server's option of this name", low=0, high=1 << 20)
+    burst_step_tokens: int = option(0, "as the server's option of this name", low=0, high=1 << 20)
     burst_tokens: int = option(0, "as the server's option of this name", low=0, high=1 << 24)
     page_size: int = option(16, "tokens of a page; a power of two", low=4, high=256)
     num_pages: int = option(5120, "pages of the KV cache", low=16, high=1 << 20)
@@ -36,6 +37,6 @@ class CheckOptions:
             check_value(item, getattr(self, item.name))
         if self.page_size & (self.page_size - 1):
             raise ConfigError(f"page_size must be a power of two, not {self.page_size}")
-        check_step_sizes(self.max_num_seqs, self.max_num_batched_tokens, self.mixed_step_tokens)
+        check_step_sizes(*(getattr(self, name) for name in STEP_SIZES))
         if self.step_us + self.row_us + self.token_us <= 0:
             raise ConfigError("a step must take time: one of step_us, row_us and token_us has to be above 0")

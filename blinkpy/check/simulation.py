@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from bisect import bisect_left, insort
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,6 +66,7 @@ class Machine:
     row_us: float
     token_us: float
     mixed_step_tokens: int = 0
+    burst_step_tokens: int = 0
     burst_tokens: int = 0
 
     def step_ns(self, work: Work) -> int:
@@ -115,6 +117,8 @@ class Outcome:
 class Simulation:
     """One server. requests: those that may be submitted, by number; submit() and turn() drive it.
 
+    due: when each request arrives, ns; in a closed loop it is settled as others end. over: requests that had ended when the last
+    turn began, which was at read_ns.
     durations, decoding: of each step so far, ns, and rows that got a token beyond their first."""
 
     def __init__(self, policy: Policy, machine: Machine, requests: Workload):
@@ -138,6 +142,7 @@ class Simulation:
             facts,
             max_num_batched_tokens=machine.max_num_batched_tokens,
             mixed_step_tokens=machine.mixed_step_tokens,
+            burst_step_tokens=machine.burst_step_tokens,
             burst_tokens=machine.burst_tokens,
             prefix_caching=False,
             intake_tokens=1 << 30,
@@ -155,10 +160,13 @@ class Simulation:
         self._generated = np.zeros(n, np.int64)
         self._sq_tail = self._cq_head = 0
         started, first_token, ended = (np.full(n, NEVER) for _ in range(3))
-        self._outcome = Outcome(requests.arrival_ns, started, first_token, ended, np.zeros(n, np.int64), 0)
+        self.due = requests.arrival_ns.copy()
+        self._outcome = Outcome(self.due, started, first_token, ended, np.zeros(n, np.int64), 0)
         self.durations: list[int] = []  # of each step, ns
         self.decoding: list[int] = []  # rows of each step that decode
         self.ended = 0
+        self.over: list[int] = []
+        self.read_ns = 0
         self._views.front[0, FRONT_CLAIM] = 1
         self._scheduler.step(0)
 
@@ -225,7 +233,8 @@ class Simulation:
         first = numbers[out.first_token[numbers] == NEVER]
         out.first_token[first] = self.now
         over = flags & FINISH_MASK != 0
-        out.ended[numbers[over]] = self.now
+        self.over, self.read_ns = numbers[over].tolist(), self.now
+        out.ended[self.over] = self.now
         out.preemptions[numbers[over]] = self._state.requests.preemptions[slots[over]]
         self._free += slots[over].tolist()
         self.ended += int(over.sum())
@@ -242,18 +251,32 @@ def simulate(policy: Policy, machine: Machine, requests: Workload) -> Outcome:
 
 def serve_open(server: Simulation) -> None:
     """Run a server until all its requests have ended, each submitted when it arrives. Raises StuckError."""
-    requests, submitted, idle = server.requests, 0, 0
-    arrivals = requests.arrival_ns.tolist()
-    while server.ended < len(requests):
-        while submitted < len(requests) and server.room and arrivals[submitted] <= server.now:
-            server.submit(submitted)
-            submitted += 1
+    _serve(server, len(server.requests))
+
+
+def serve_closed(server: Simulation, streams: int) -> None:
+    """Run a server until all its requests have ended. The first `streams` are submitted when they arrive, request i so long after
+    the end of request i - streams as its own arrival is after 0. Raises StuckError."""
+    _serve(server, streams)
+
+
+def _serve(server: Simulation, streams: int) -> None:
+    n, due, idle = len(server.requests), server.due, 0
+    coming = [(int(due[number]), number) for number in range(min(streams, n))]
+    heapify(coming)
+    while server.ended < n:
+        while coming and server.room and coming[0][0] <= server.now:
+            server.submit(heappop(coming)[1])
         if server.turn():
             idle = 0
-        elif submitted < len(requests) and server.room:
-            server.now = max(server.now, arrivals[submitted])
-        else:
+        elif coming and server.room:
+            server.now = max(server.now, coming[0][0])
+        elif not server.over:
             server.now += IDLE_NS
             idle += 1
             if idle > 1000:
-                raise StuckError(f"{len(requests) - server.ended} requests wait for ever: nothing runs and nobody arrives")
+                raise StuckError(f"{n - server.ended} requests wait for ever: nothing runs and nobody arrives")
+        for number in server.over:
+            if (follower := number + streams) < n:
+                due[follower] += server.read_ns
+                heappush(coming, (int(due[follower]), follower))

@@ -188,6 +188,7 @@ class Engine:
             facts,
             max_num_batched_tokens=self.sizes.max_num_batched_tokens,
             mixed_step_tokens=options.mixed_step_tokens,
+            burst_step_tokens=options.burst_step_tokens,
             burst_tokens=options.burst_tokens,
             prefix_caching=self.config.cache.enable_prefix_caching,
             record_calls=self.config.engine.record_steps,

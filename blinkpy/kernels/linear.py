@@ -1,9 +1,10 @@
 """Linear layers, y = x W^T, with the layers around them: RMSNorm of x before; bias, SwiGLU and the residual addition after.
 
-A configuration says how: one row as a matrix-vector product (gemv.py), a few rows by the kernel below, many by cuBLAS. The
-kernel is for products that are bound by reading the weights once. Each program takes BLOCK_N outputs and a part of K
-(split-K); the parts of one tile are added in their fixed order by the program that finishes last, or left to the norm that
-comes next anyway, so two runs agree to the bit. A row's result depends on itself and on the configuration, never on other rows.
+A configuration says how: one row as a matrix-vector product (gemv.py), a few rows by the kernel below, more by that of
+linear_tma.py or by cuBLAS. The kernel below is for products that are bound by reading the weights once. Each program takes
+BLOCK_N outputs and a part of K (split-K); the parts of one tile are added in their fixed order by the program that finishes
+last, or left to the norm that comes next anyway, so two runs agree to the bit. A row's result depends on itself and on the
+configuration, never on other rows.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from blinkpy.kernels.launch import (
     wait_for_predecessor,
 )
 from blinkpy.kernels.linear_config import LinearConfig
+from blinkpy.kernels.linear_tma import linear_tma
 from blinkpy.kernels.norm import rms_norm
 
 
@@ -194,9 +196,9 @@ def linear(
 
     x: [M, K], rows of any stride; weight: [N, K] (with swiglu [2 * N, K], gate then up, and f(gate, up) = silu(gate) *
     up); out: [M, N] in the storage dtype or float32, or float32 [split_k, M, N]: its sum over the first dimension is then
-    the result, which `blinkpy.kernels.norm.rms_norm` takes like that (triton, without swiglu and residual); bias: [rows of
-    weight]; norm: (weight [K], eps) of an RMSNorm of x; residual: [M, N] in out's dtype, may be out itself; counts: int64
-    [8]. config: from `LinearTable.config`. What a kind does not fuse runs as the single kernels, in the workspace. Raises
+    the result, which `blinkpy.kernels.norm.rms_norm` takes like that (triton and tma, without swiglu and residual); bias:
+    [rows of weight]; norm: (weight [K], eps) of an RMSNorm of x; residual: [M, N] in out's dtype, may be out itself; counts:
+    int64 [8]. config: from `LinearTable.config`. What a kind does not fuse runs as the single kernels, in the workspace. Raises
     ValueError or TypeError where shapes, dtypes, configuration and workspace do not fit together.
     """
     rows, k = x.shape
@@ -206,9 +208,11 @@ def linear(
     check(weight, "weight", ((2 if swiglu else 1) * n, k), x.dtype)
     if leave:
         check(out, "out", (config.split_k, rows, n), torch.float32)
-        if config.kind != "triton" or swiglu or residual is not None:
+        if config.kind not in ("triton", "tma") or swiglu or residual is not None:
             raise ValueError(f"{config}: parts of a sum come from Triton configurations, without swiglu and residual")
-    else:
+    elif config.kind == "tma" and config.split_k > 1:
+        raise ValueError(f"{config}: nobody adds up the parts of the sums")
+    if not leave:
         check(out, "out", (rows, n), (x.dtype, torch.float32))
     if bias is not None:
         check(bias, "bias", (weight.shape[0],), x.dtype)
@@ -229,6 +233,9 @@ def linear(
         x = normed
     if config.kind == "cublas":
         _compose(x, weight, out, scratch, counts, bias, residual, swiglu, pdl)
+        return
+    if config.kind == "tma":
+        linear_tma(x, weight, out, config, bias, residual, swiglu, pdl)
         return
     column_tiles, row_tiles = triton.cdiv(n, config.block_n), triton.cdiv(rows, config.block_m)
     if config.split_k > 1 and not leave:

@@ -25,7 +25,8 @@ class LinearConfig:
     """How one linear layer is computed."""
 
     kind: str = "triton"
-    """"gemv": one row, everything fused; "triton": all but the norm fused; "cublas": torch's matrix product, nothing fused."""
+    """"gemv": one row, everything fused; "triton": all but the norm fused; "tma": the same for many rows, bfloat16 (split
+    sums only where they are left to the next norm); "cublas": torch's matrix product, nothing fused."""
     block_m: int = 16
     block_n: int = 32
     block_k: int = 256
@@ -40,15 +41,27 @@ class LinearConfig:
 
     def validate(self) -> None:
         """Raise ConfigError unless a kernel can be built from this."""
-        if self.kind not in ("gemv", "triton", "cublas"):
+        if self.kind not in ("gemv", "triton", "tma", "cublas"):
             raise ConfigError(f"linear configuration: unknown kind {self.kind!r}")
         powers = {"block_m": self.block_m, "block_n": self.block_n, "block_k": self.block_k, "warps": self.warps}
+        if self.kind == "tma":
+            pieces(powers.pop("block_n"))
         for name, value in powers.items():
             least = 1 if name == "warps" or (name == "block_n" and self.kind == "gemv") else 16
             if value < least or value & (value - 1):
                 raise ConfigError(f"linear configuration: {name} {value} must be a power of two of at least {least}")
         if self.split_k < 1 or self.stages < 1:
             raise ConfigError(f"linear configuration: split_k or stages out of range in {self}")
+
+
+def pieces(width: int) -> tuple[int, int, int]:
+    """The powers of two that a tile's width is the sum of, descending, 0 where there are fewer than three. Raises ConfigError
+    where it has more of them, or some below 16, which the matrix unit does not take."""
+    powers = [1 << bit for bit in reversed(range(width.bit_length())) if width >> bit & 1]
+    if not 1 <= len(powers) <= 3 or powers[-1] < 16 or width > 256:
+        raise ConfigError(f"linear configuration: block_n {width} must be a sum of up to three powers of two from 16 to 256")
+    first, second, third = powers + [0] * (3 - len(powers))
+    return first, second, third
 
 
 def default_config(n: int, k: int, rows: int, dtype: torch.dtype, *, swiglu: bool = False) -> LinearConfig:

@@ -1,9 +1,8 @@
 """The next batch. First the rows that decode, in the order of `running`, then prefill chunks under the budget.
 
-The budget is that of the largest batch, or, where others decode and few prompt tokens wait, a smaller one: the chunks then ride
-on steps that have to read the weights for the decodes anyway, and keep nobody waiting for long. In a burst, large chunks get
-through the prompts sooner (chunked prefill: Agrawal et al., "Taming throughput-latency tradeoff in LLM inference with
-Sarathi-Serve", OSDI 2024; the choice by what waits is ours: docs/tuning.md).
+The budget is that of the largest batch, or, where others decode, a smaller one: see step_budget (chunked prefill: Agrawal et al.,
+"Taming throughput-latency tradeoff in LLM inference with Sarathi-Serve", OSDI 2024; the choice by who waits and who decodes is
+ours: docs/tuning.md).
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from blinkpy.kv.state import (
     EMITS,
     ENTERING_COUNT,
     MAX_CONTEXT,
+    PAUSED_COUNT,
     ROWS,
     RUNNING_COUNT,
     STEPS,
@@ -29,10 +29,13 @@ _HALF = 32
 
 @device
 def step_budget(limits, state, lane, lanes):
-    """The most tokens of the next batch: limits.tokens, or limits.mixed_tokens while a request decodes and prompts lack at most
-    limits.burst_tokens, those that wait included.
+    """The most tokens of the next batch.
 
-    Prefill goes on in either case: a request that lacks more than one token has a row, so fewer than limits.rows decode.
+    limits.mixed_tokens while a request decodes and prompts lack at most limits.burst_tokens, those that wait included: their
+    chunks ride on a step that reads the weights for the decodes anyway. In a burst limits.burst_step_tokens: larger chunks get
+    through the prompts sooner. limits.tokens when nobody decodes, and in a burst of prompts that lack no more than
+    limits.mixed_tokens on average: one step then gives many requests their first token.
+    Prefill goes on in any case: a request that lacks more than one token has a row, so fewer than limits.rows decode.
     """
     if limits.mixed_tokens == limits.tokens:
         return limits.tokens
@@ -44,12 +47,19 @@ def step_budget(limits, state, lane, lanes):
             missing = requests.length[slot] - requests.computed[slot]
             decoding += 1 if missing == 1 else 0
             prompts += missing if missing > 1 else 0
-    for i in strided(lane, counts[WAITING_COUNT] + counts[ENTERING_COUNT], lanes):
+    waiting = counts[WAITING_COUNT] + counts[ENTERING_COUNT]
+    for i in strided(lane, waiting, lanes):
         prompts += requests.length[state.waiting[i]]
     both = block_sum(prompts << _COUNT_BITS | decoding, lane, lanes)
-    if both & _COUNT_MASK > 0 and both >> _COUNT_BITS <= limits.burst_tokens:
-        return limits.mixed_tokens
-    return limits.tokens
+    decoding, prompts = both & _COUNT_MASK, both >> _COUNT_BITS
+    asking = counts[RUNNING_COUNT] - counts[PAUSED_COUNT] - decoding + waiting
+    if decoding > 0 and prompts <= limits.burst_tokens:
+        budget = limits.mixed_tokens
+    elif decoding > 0 and prompts > asking * limits.mixed_tokens:
+        budget = limits.burst_step_tokens
+    else:
+        budget = limits.tokens
+    return budget
 
 
 @device

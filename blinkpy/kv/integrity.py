@@ -190,7 +190,7 @@ def _check_batch(limits: Limits, state: State) -> list[str]:
     problems += _expect(b.token_ids[:tokens] == r.tokens[slots[row], position], "a token is wrong")
     problems += _expect(page >= 0, "a token has no page")
     cut = state.counts[RUNNING_COUNT] - state.counts[PAUSED_COUNT] > rows or b.emits[rows - 1] == 0
-    full = tokens == limits.tokens or (decodes > 0 and tokens == limits.mixed_tokens)
+    full = tokens == limits.tokens or (decodes > 0 and tokens in (limits.mixed_tokens, limits.burst_step_tokens))
     problems += _expect(not cut or full, "a prompt waits although the step has room")
     problems += _expect(
         b.cache_slots[:tokens] == page * limits.page_size + position % limits.page_size, "a token has the wrong cache slot"

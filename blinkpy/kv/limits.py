@@ -21,6 +21,7 @@ class Limits(NamedTuple):
     rows: int  # B, at most MAX_ROWS
     tokens: int  # T >= B
     mixed_tokens: int  # of a step that decodes and prefills, while no more than burst_tokens wait; tokens: no such limit
+    burst_step_tokens: int  # of one while more wait, unless their prompts are short
     burst_tokens: int
     page_size: int  # P, a power of two
     page_shift: int  # log2(P)
@@ -52,6 +53,7 @@ def make_limits(
     *,
     max_num_batched_tokens: int,
     mixed_step_tokens: int = 0,
+    burst_step_tokens: int = 0,
     burst_tokens: int = 0,
     prefix_caching: bool = True,
     intake_entries: int = 64,
@@ -71,7 +73,8 @@ def make_limits(
     require(facts.num_pages >= 1, f"num_pages must be at least 1, not {facts.num_pages}")
     require(facts.max_model_len >= 2, f"max_model_len must be at least 2, not {facts.max_model_len}")
     require(intake_entries >= 1 and intake_tokens >= 1, "intake_entries and intake_tokens must be at least 1")
-    check_step_sizes(rows, max_num_batched_tokens, mixed_step_tokens)
+    check_step_sizes(rows, max_num_batched_tokens, mixed_step_tokens, burst_step_tokens)
+    burst_step = burst_step_tokens or max_num_batched_tokens
     return Limits(
         pairs=sizes.pairs,
         slots_per_pair=sizes.slots,
@@ -79,7 +82,8 @@ def make_limits(
         rows=rows,
         tokens=max_num_batched_tokens,
         mixed_tokens=mixed_step_tokens or max_num_batched_tokens,
-        burst_tokens=burst_tokens or 2 * max_num_batched_tokens,
+        burst_step_tokens=burst_step,
+        burst_tokens=burst_tokens or 2 * burst_step,
         page_size=page,
         page_shift=page.bit_length() - 1,
         pages=facts.num_pages,

@@ -270,11 +270,13 @@ class GpuDecoder:
         all of hidden anyway, and here the programs would have to wait for each other."""
         config = self.linear_config(x.shape[0], weight, False)
         workspace = self.linear_workspace
-        if config.kind == "triton" and config.split_k > 1 and norm_follows:
+        if config.kind in ("triton", "tma") and config.split_k > 1 and norm_follows:
             size = config.split_k * hidden.numel()
             self.unadded = workspace.partial[:size].view(config.split_k, *hidden.shape)
             linear(x, weight, self.unadded, config, workspace, self.batch.counts, bias=bias, pdl=self.pdl)
             return
+        if config.kind == "tma" and config.split_k > 1:
+            config = LinearConfig(kind="cublas")  # that kernel leaves adding up to somebody
         if config.kind == "cublas" and bias is not None:
             hidden += bias  # the product is then added to it
             bias = None

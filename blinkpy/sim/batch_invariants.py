@@ -93,6 +93,7 @@ def check_batch(limits, state, seen):
             if fault != 0:
                 return fault
     cut = state.counts[RUNNING_COUNT] - state.counts[PAUSED_COUNT] > rows or b.emits[rows - 1] == 0
-    if cut and tokens != limits.tokens and not (decodes > 0 and tokens == limits.mixed_tokens):
+    smaller = tokens == limits.mixed_tokens or tokens == limits.burst_step_tokens
+    if cut and tokens != limits.tokens and not (decodes > 0 and smaller):
         return ROOM_LEFT
     return 0

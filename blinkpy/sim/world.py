@@ -153,6 +153,7 @@ def random_limits(draw: random.Random, tight: bool) -> tuple[QueueSizes, EngineF
     options = {
         "max_num_batched_tokens": tokens,
         "mixed_step_tokens": mixed,
+        "burst_step_tokens": (0, mixed, (mixed + tokens) // 2)[pages % 3] if mixed else 0,
         "burst_tokens": draw.choice((1, 8, 24, 0)),
         "prefix_caching": draw.random() < 0.85,
         "intake_entries": draw.choice((1, 4, 64)),

@@ -102,7 +102,7 @@ FUSED: list[dict[str, Any]] = [
 
 @both_dtypes
 @pytest.mark.parametrize("fused", FUSED, ids=str)
-@pytest.mark.parametrize("m", [1, 3, 16, 31, 64, 200])
+@pytest.mark.parametrize("m", [1, 3, 16, 31, 64, 128, 200])
 def test_linear(rng: np.random.Generator, dtype: torch.dtype, fused: dict[str, Any], m: int) -> None:
     swiglu = fused.get("swiglu", False)
     table = LinearTable.load(torch.cuda.get_device_name())
@@ -111,8 +111,14 @@ def test_linear(rng: np.random.Generator, dtype: torch.dtype, fused: dict[str, A
     if m <= 64:
         block_m = 16 if m <= 16 else 64
         configs.add(LinearConfig(block_m=block_m, block_n=64, block_k=64, split_k=3, swap=True, stages=3))
+    if dtype == torch.bfloat16 and fused["k"] % 8 == 0:
+        configs.add(LinearConfig(kind="tma", block_m=128, block_n=112, block_k=64, warps=8, stages=4))
+        configs.add(LinearConfig(kind="tma", block_m=64, block_n=64, block_k=64, warps=4, stages=4, swap=True))
     for config in configs:
-        cases.linear_case(rng, CUDA, dtype, config, m=m, **fused)
+        if config.kind == "tma" and config.split_k > 1:  # adds nothing up
+            cases.split_linear_case(rng, CUDA, dtype, config, m=m, n=fused["n"], k=fused["k"])
+        else:
+            cases.linear_case(rng, CUDA, dtype, config, m=m, **fused)
 
 
 def test_logits(rng: np.random.Generator) -> None:

@@ -32,6 +32,19 @@ def test_a_mixed_step_has_room_for_prompts_and_is_no_larger_than_others(mixed: i
         make_limits(sizes.queue_sizes(), sizes.facts(), max_num_batched_tokens=16, mixed_step_tokens=mixed)
 
 
+@pytest.mark.parametrize(("mixed", "burst_step"), [(0, 12), (12, 11), (12, 17)])
+def test_steps_of_a_burst_are_between_the_smaller_and_the_largest(mixed: int, burst_step: int) -> None:
+    sizes = Sizes(rows=4)
+    with pytest.raises(ConfigError, match=rf"burst_step_tokens \({burst_step}\) needs mixed_step_tokens \({mixed}\)"):
+        make_limits(
+            sizes.queue_sizes(),
+            sizes.facts(),
+            max_num_batched_tokens=16,
+            mixed_step_tokens=mixed,
+            burst_step_tokens=burst_step,
+        )
+
+
 @pytest.mark.parametrize("buckets", [[(4, 4)], [(8, 4), (4, 4), (16, 4)], [(0, 0), (16, 4)]])
 def test_buckets_must_hold_the_largest_batch(buckets: list[tuple[int, int]]) -> None:
     limits = make_limits(Sizes().queue_sizes(), Sizes().facts(), max_num_batched_tokens=16)

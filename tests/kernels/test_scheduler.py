@@ -38,6 +38,20 @@ def test_few_waiting_prompts_ride_beside_decodes_in_smaller_steps() -> None:
     made.finish()
 
 
+def test_a_burst_of_long_prompts_gets_larger_steps_and_one_of_short_prompts_the_largest() -> None:
+    sizes = {"mixed_tokens": 8, "burst_step_tokens": 12, "burst_tokens": 16, "rows": 4, "slots": 5, "pages": 64}
+    made = world(tokens=20, prefix_caching=False, **sizes)
+    front = made.fronts[0]
+    front.submit(prompt(2), 12)
+    made.step()
+    front.submit(prompt(20, 1), 8)
+    assert [(made.step(), *counts(made))[1:] for _ in range(3)] == [(2, 12, 1), (2, 8, 1), (2, 3, 1)]  # 20, then 9, then 2 lack
+    for salt in (2, 3, 4):
+        front.submit(prompt(8, salt), 8)
+    assert (made.step(), *counts(made))[1:] == (4, 18, 2)  # 24 tokens of three prompts, of which there are rows for two
+    made.finish()
+
+
 def test_prompts_that_can_not_run_yet_count_as_waiting() -> None:
     made = world(tokens=16, mixed_tokens=4, burst_tokens=12, rows=2, pages=32, prefix_caching=False, slots=4)
     front = made.fronts[0]

@@ -224,8 +224,11 @@ def linear_launches(model: Shape, tokens: int, rows: int, pdl: bool) -> Iterator
         swiglu = fused.get("swiglu", False)
         config = TABLE.config(n, k, m, dtype, swiglu=swiglu)
         weight, out = meta(2 * n if swiglu else n, k, dtype=dtype), meta(m, n, dtype=result)
-        if fused.get("residual"):
-            fused["residual"] = out
+        if fused.pop("residual", False):
+            if config.split_k > 1:
+                out = meta(config.split_k, m, n, dtype=torch.float32)  # left to the next norm
+            else:
+                fused["residual"] = out
         x = meta(m, k, dtype=dtype)
         return lambda: linear.linear(x, weight, out, config, workspace, counts, pdl=pdl, **fused)
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.capacity import Choice, StepTimes, compare, predict, read_decode, requests_of
+from benchmarks.capacity import Choice, StepTimes, closed_loop, compare, predict, read_decode, requests_of
 from benchmarks.common import UsageError
-from blinkpy.check.simulation import Machine, Simulation, Work, serve_open
+from blinkpy.check.simulation import Machine, Simulation, Work, serve_closed, serve_open
 from blinkpy.kernels.policies import fcfs
 
 DECODE = ((1, 3.0), (8, 4.0), (64, 5.0))
@@ -65,6 +65,40 @@ def test_a_request_alone_takes_the_time_of_its_steps() -> None:
     assert found["goodput"] == 1
 
 
+def test_a_stream_sends_its_next_request_after_an_answer(rng: np.random.Generator) -> None:
+    """Against the order of all ends and arrivals: never more in flight than streams, each so long after its predecessor."""
+    streams, rounds = 5, 6
+    lengths = rng.integers(1, 40, (streams * rounds, 2))
+    times = StepTimes(DECODE, outside_ms=0.7)
+    requests = closed_loop(lengths, streams, rng, times)
+    delays = requests.arrival_ns.copy()
+    assert delays.max() < 1.4e6
+    server = Simulation(fcfs, Watched(3, 64, 16, 4096, 0, 0, 0), requests)
+    serve_closed(server, streams)
+    out = server.outcome
+    assert (out.arrival[:streams] == delays[:streams]).all()
+    assert (out.arrival[streams:] == out.ended[:-streams] + delays[streams:]).all()
+    assert (out.started >= out.arrival).all()
+    assert (out.ended >= out.first_token).all()
+    events = sorted([(t, 1) for t in out.arrival.tolist()] + [(t, -1) for t in out.ended.tolist()])
+    assert np.cumsum([change for _, change in events]).max() == streams
+
+
+def test_large_steps_move_time_from_tpot_to_ttft(rng: np.random.Generator) -> None:
+    """16 streams of short prompts: TTFT and the rest of an answer add up to about the same, whatever the steps."""
+    times = StepTimes(DECODE)
+    requests = closed_loop(np.tile([[64, 40]], (64, 1)), 16, rng, times)
+    small, large, three = (
+        predict(choice, times, requests, OPTIONS, 16)
+        for choice in (Choice("fcfs", 256), Choice("fcfs", 1024), Choice("fcfs", 1024, 128, 256, 256))
+    )
+    assert large["tpot_p50"] < 0.95 * small["tpot_p50"]
+    assert large["ttft_mean"] > 1.2 * small["ttft_mean"]
+    assert large["e2e_mean"] == pytest.approx(small["e2e_mean"], rel=0.05)
+    assert large["itl_max"] > 1.5 * small["itl_max"]
+    assert three["tpot_p50"] == pytest.approx(large["tpot_p50"], rel=0.02)
+
+
 def test_decode_steps_are_interpolated_between_those_measured() -> None:
     times = StepTimes(DECODE, context_ns=0.0)
     steps = [times.step_ms(Work(rows, rows, 0, 10**6, 0)) for rows in (1, 8, 16, 64)]
@@ -83,14 +117,14 @@ def test_decode_results_are_read_without_their_context(tmp_path: Path) -> None:
 
 
 def measured(requests: int = 12) -> dict[str, Any]:
-    figure = {"mean": 1.0, "p99": {"value": 2.0}}
+    figure = {"mean": 1.0, "p50": {"value": 1.5}, "p99": {"value": 2.0}}
     samples = {
         "due_ms": [10.0 * i for i in range(requests)],
         "prompt_tokens": [50] * requests,
         "tokens": [4] * requests,
         "fine": [1] * requests,
     }
-    about = {"system": "blinkpy", "mode": "isolated", "front_end": "own", "repeat": 0, "rate": 8.0}
+    about = {"system": "blinkpy", "mode": "isolated", "front_end": "own", "repeat": 0, "rate": 8.0, "streams": 0}
     return {"cell": about, "samples": samples, **{f"{name}_ms": figure for name in ("ttft", "tpot", "itl", "e2e")}}
 
 
@@ -98,6 +132,7 @@ def measured(requests: int = 12) -> dict[str, Any]:
     ("change", "kept"),
     [
         (lambda cell: None, True),
+        (lambda cell: cell["cell"].update(rate=0.0, streams=4), True),
         (lambda cell: cell["cell"].update(mode="interfered"), False),
         (lambda cell: cell["samples"].update(fine=[0] * 12), False),
     ],
@@ -107,11 +142,12 @@ def test_measured_loads_are_offered_again(tmp_path: Path, change: Callable[[Any]
     change(cell)
     path = tmp_path / "paper.json"
     path.write_text(json.dumps({"results": {"cells": [cell]}}))
-    options = argparse.Namespace(**vars(OPTIONS), against=path, system="blinkpy", steps=[256])
+    options = argparse.Namespace(**vars(OPTIONS), against=path, system="blinkpy", steps=[256], seed=1)
     if not kept:
-        with pytest.raises(UsageError, match="no isolated open loop of blinkpy"):
+        with pytest.raises(UsageError, match="no isolated load of blinkpy"):
             compare(options, StepTimes(DECODE))
         return
     (found,) = compare(options, StepTimes(DECODE))
-    assert (found["rate"], found["requests"], found["measured"]["tpot_p99"]) == (8.0, 12, 2.0)
+    assert (found["rate"], found["streams"]) in ((8.0, 0), (0.0, 4))
+    assert (found["requests"], found["measured"]["tpot_p99"]) == (12, 2.0)
     assert found["predicted"]["tpot_mean"] > 3.0

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from blinkpy import __version__, cli
-from blinkpy.config import Config, ConfigError, option_type, options
+from blinkpy.config import STEP_SIZES, Config, ConfigError, option_type, options
 
 ROOT = Path(__file__).parents[2]
 
@@ -127,7 +127,7 @@ def test_wrong_usage_is_one_line_and_exit_code_2(case: str, capsys: pytest.Captu
 
 
 def test_numbers_at_the_bounds_are_accepted() -> None:
-    together = ("slots", "sq_entries", "cq_entries", "page_size", "max_num_seqs", "max_num_batched_tokens", "mixed_step_tokens")
+    together = ("slots", "sq_entries", "cq_entries", "page_size", *STEP_SIZES)
     for section, item in options():
         command = "engine" if section == "transport" else "serve"
         for bound in (item.metadata["low"], item.metadata["high"]):

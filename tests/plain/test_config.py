@@ -67,6 +67,7 @@ def test_a_wrong_file_says_what_and_where(tmp_path: Path, text: str | bytes, rea
         ({"max_num_seqs": 64, "max_num_batched_tokens": 63}, "at least max_num_seqs"),
         ({"max_num_seqs": 64, "mixed_step_tokens": 127}, "mixed_step_tokens (127) must be at least twice max_num_seqs (64)"),
         ({"max_num_seqs": 64, "mixed_step_tokens": 2049}, "at most max_num_batched_tokens (2048)"),
+        ({"burst_step_tokens": 1024}, "burst_step_tokens (1024) needs mixed_step_tokens (0)"),
         ({"cq_entries": 100}, "power of two"),
         ({"sq_entries": 1000}, "power of two"),
         ({"colour": 1}, "unknown option 'colour'"),

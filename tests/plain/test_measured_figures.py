@@ -160,6 +160,20 @@ def test_what_is_missing_is_named() -> None:
     assert "blinkpy at 2, 8 and 32 requests/s, isolated and interfered" in em
 
 
+def test_variants_and_what_ran_beside_are_said() -> None:
+    cells = [
+        cell("blinkpy", "isolated", 16, 8.0, server={"command": "serve {model} --workers 2"}),
+        cell("blinkpy-even", "isolated", 16, 7.0, server={"command": "serve {model} --workers 2 --policy p --steps 2"}),
+        cell("other", "isolated", 16, 7.0, server={"command": "serve {model}"}, beside={"waited_s": 1.0, "benchmarks": ["en"]}),
+    ]
+    text = " ".join(serving({"Em": document(cells)}).split())
+    assert "`blinkpy-even` is blinkpy with `--policy p --steps 2`. Beside it en was measured, on another GPU" in text
+    assert "`other`" not in text and "`blinkpy`" not in text
+    assert "| none | own cores | blinkpy-even |" in text
+    assert "Beside it" not in serving({"Em": document(CELLS)})
+    assert "Beside it en was measured" in summary(document(cells)["results"] | {"errors": {}})
+
+
 def test_a_load_that_does_not_count_is_left_out() -> None:
     lagging = {"lag_ms": {"p50": 0.1, "p99": 9.0}}
     text = serving({"Em": document([cell("blinkpy", "isolated", 16, 8.0, client=lagging), cell("blinkpy", "isolated", 2, 4.0)])})

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from scripted_server import scripted
 
+from benchmarks.beside import Beside
 from benchmarks.common import UsageError
 from benchmarks.counters import parse_perf, switches
 from benchmarks.figures import Slo, figures
@@ -25,7 +26,18 @@ from benchmarks.neighbours import KINDS, Neighbours
 from benchmarks.paper_report import ratios, series, summary
 from benchmarks.serving import joined
 from benchmarks.shapes import SHAPES, write_folder
-from benchmarks.systems import Cores, Model, ServerError, alive, command_line, command_of, find_system, parse_cores, running
+from benchmarks.systems import (
+    Cores,
+    Model,
+    ServerError,
+    alive,
+    command_line,
+    command_of,
+    find_system,
+    free_port,
+    parse_cores,
+    running,
+)
 from benchmarks.workload import AZURE, DatasetError, closed_loop, open_loop, read_dataset
 from blinkpy.dpu.tokenizer import Tokenizer
 from blinkpy.models.architecture import read_architecture
@@ -197,6 +209,7 @@ def test_energy_and_clock_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         nvmlDeviceGetClockInfo=lambda handle, kind: next(clocks),
     )
     monkeypatch.setitem(sys.modules, "pynvml", library)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with EnergyMeter(2) as meter:
         deadline = time.monotonic() + 60
         while len(meter._clocks) < 3 and time.monotonic() < deadline:
@@ -207,6 +220,50 @@ def test_energy_and_clock_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {low, high} == {1000, 1980}
     assert meter.clock_mhz(first, second) == 1490 and meter.clock_mhz(second, second) == high
     assert meter.clock_mhz(second + 1000, second + 2000) is None
+
+
+@pytest.mark.parametrize(
+    ("visible", "index", "expected"),
+    [
+        (None, 1, "GPU-bbcd"),
+        ("1", 0, "GPU-bbcd"),
+        ("2, 0", 0, "GPU-cdef"),
+        ("2, 0", 1, "GPU-abcd"),
+        ("GPU-bbcd", 0, "GPU-bbcd"),
+        ("0,GPU-c", 1, "GPU-cdef"),
+        ("1", 1, "names no GPU number 1"),
+        ("", 0, "names no GPU number 0"),
+        ("-1", 0, "names no GPU number 0"),
+        ("GPU-x", 0, "names no GPU number 0"),
+    ],
+)
+def test_the_meter_reads_the_gpu_that_the_servers_see(
+    visible: str | None, index: int, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uuids = ["GPU-abcd", "GPU-bbcd", "GPU-cdef"]
+    library = SimpleNamespace(
+        NVML_CLOCK_SM=1,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetCount=lambda: len(uuids),
+        nvmlDeviceGetHandleByIndex=lambda number: number,
+        nvmlDeviceGetUUID=lambda handle: uuids[handle],
+        nvmlDeviceGetName=lambda handle: uuids[handle],
+        nvmlSystemGetDriverVersion=lambda: "5",
+        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(total=2**30),
+        nvmlDeviceGetPowerManagementLimit=lambda handle: 700_000,
+        nvmlDeviceGetTotalEnergyConsumption=lambda handle: 1000 * handle,
+        nvmlDeviceGetClockInfo=lambda handle, kind: 1000,
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    meter = EnergyMeter(index)
+    if expected in uuids:
+        assert meter.facts["gpu"] == expected and meter._joules() == uuids.index(expected)
+    else:
+        assert expected in meter.missing and not meter.facts
 
 
 def test_grid_summary() -> None:
@@ -292,6 +349,13 @@ def test_cores() -> None:
     assert {name: place.contended for name, place in placements(cores).items()} == {"own": (0, 1), "shared": (0, 1, 2, 3)}
     assert list(placements(Cores((0, 1)))) == ["shared"]
     assert conditions(["build", "memory"], [0, 2]) == [("none", 0), ("build", 2), ("memory", 2)]
+
+
+def test_ports_are_not_those_of_connections() -> None:
+    """A client's connection must not take a server's port while that starts."""
+    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    ports = {free_port() for _ in range(20)}
+    assert len(ports) > 10 and not any(low <= port <= high for port in ports)
 
 
 CHILD = """import subprocess, sys, time
@@ -424,6 +488,19 @@ def test_smoke(name: str, tmp_path: Path) -> None:
         assert cell["errors"] == {} and cell["completed"] > 0
     assert "| blinkpy |" in done.stdout
     assert str(ROOT) not in output.read_text()
+
+
+def test_a_load_with_neighbours_waits_for_one_without(tmp_path: Path) -> None:
+    """Another benchmark's quiet load goes on and on: the closed loop is measured beside it, the load with neighbours is not."""
+    output, folder = tmp_path / "result.json", tmp_path / "beside"
+    words = [sys.executable, "-m", "benchmarks.serving", "--smoke", "--output", str(output), "--logs", str(tmp_path), *NULL]
+    words += ["--per-core", "1", "--beside", str(folder), "--beside-wait-s", "1"]
+    with Beside(folder, "other", Progress()) as other, other.load(interfered=False):
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 2 and "waited 1 s for the end of others' loads" in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr and not output.exists()
+    (cell,) = json.loads(output.with_suffix(".partial.json").read_text())["results"]["systems"]["blinkpy"]["cells"]
+    assert cell["beside"]["benchmarks"] == ["other"] and cell["load"]["streams"] == 4
 
 
 def test_results_of_two_runs_are_joined() -> None:

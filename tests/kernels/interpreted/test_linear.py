@@ -35,9 +35,29 @@ def test_linear(rng: np.random.Generator, dtype: torch.dtype, config: dict[str, 
     cases.linear_case(rng, "cpu", dtype, LinearConfig(**SMALL | config), **shape)
 
 
+@pytest.mark.parametrize(
+    ("config", "shape"),
+    [
+        ({"block_n": 32}, {"m": 19, "n": 70, "k": 104, "bias": True, "residual": True}),
+        ({"block_n": 48}, {"m": 33, "n": 112, "k": 96, "norm": True, "swiglu": True, "bias": True}),
+        ({"block_n": 112}, {"m": 16, "n": 224, "k": 64, "swiglu": True, "residual": True}),
+        ({"block_n": 112, "swap": True}, {"m": 7, "n": 120, "k": 72, "swiglu": True}),
+        ({"block_n": 80}, {"m": 9, "n": 90, "k": 200, "bias": True}),
+    ],
+)
+def test_tma(rng: np.random.Generator, config: dict[str, Any], shape: dict[str, Any]) -> None:
+    cases.linear_case(rng, "cpu", torch.bfloat16, LinearConfig(**SMALL | {"kind": "tma"} | config), **shape)
+
+
+def test_tma_leaves_split_sums(rng: np.random.Generator) -> None:
+    for split, swap, bias in ((2, False, True), (3, True, False)):
+        config = LinearConfig(kind="tma", block_m=16, block_n=48, block_k=32, split_k=split, swap=swap)
+        cases.split_linear_case(rng, "cpu", torch.bfloat16, config, m=19, n=70, k=136, bias=bias)
+
+
 def test_float32_result(rng: np.random.Generator) -> None:
     """Logits: bfloat16 in, float32 out."""
-    for kind, m in (("triton", 2), ("gemv", 1)):
+    for kind, m in (("triton", 2), ("gemv", 1), ("tma", 18)):
         config = LinearConfig(**SMALL | {"kind": kind})
         cases.linear_case(rng, "cpu", torch.bfloat16, config, m=m, n=50, k=64, norm=True, out_dtype=torch.float32)
 
