@@ -29,7 +29,8 @@ from blinkpy.dpu.queue_pair import QueuePair
 from blinkpy.dpu.sampling import Sampling
 from blinkpy.dpu.shm import attach_segment
 from blinkpy.kv.state import DECODE_ROWS, MAX_CONTEXT, ROWS, Batch, Requests
-from blinkpy.queues.layout import FINISH_LENGTH, FINISH_MASK, HAS_TOKEN, EngineFacts
+from blinkpy.queues.completion import FINISH_LENGTH, FINISH_MASK, HAS_TOKEN
+from blinkpy.queues.header import EngineFacts
 
 STREAMS = (1, 4, 8, 16, 32)
 STEP_STREAMS = 16

@@ -55,7 +55,7 @@ from blinkpy.kv.state import DECODE_ROWS, EMITS, MAX_CONTEXT, ROWS, TOKENS  # no
 from blinkpy.models.architecture import Architecture, read_architecture  # noqa: E402
 from blinkpy.models.checkpoint import weight_elements  # noqa: E402
 from blinkpy.models.gpu_step import StepGraph  # noqa: E402
-from blinkpy.queues import layout as queues  # noqa: E402
+from blinkpy.queues.submission import WORD_LOGPROBS, WORD_REPETITION_PENALTY, WORD_TOP_P  # noqa: E402
 
 READ_GBPS = 4434.0  # read-only bandwidth of an H200's memory, measured
 
@@ -82,9 +82,9 @@ def graph_alone(engine: CudaEngine, rows: int, context: int, repeats: int = 50) 
     pages = -(-(context + 1) // page)
     requests.page_table[:rows, :pages] = torch.arange(rows * pages, dtype=torch.int32, device="cuda").view(rows, pages)
     requests.entry.zero_()  # greedy
-    requests.entry[:, queues.WORD_LOGPROBS] = -1
+    requests.entry[:, WORD_LOGPROBS] = -1
     reals = requests.entry.view(torch.float32)
-    reals[:, queues.WORD_TOP_P], reals[:, queues.WORD_REPETITION_PENALTY] = 1, 1
+    reals[:, WORD_TOP_P], reals[:, WORD_REPETITION_PENALTY] = 1, 1
     slots = torch.arange(rows, dtype=torch.int32, device="cuda")
     batch.row_slots[:rows], batch.query_starts[:rows] = slots, slots
     batch.query_starts[rows:] = rows

@@ -331,7 +331,7 @@ class Bench:
 
     def samplers(self, name: str, model: Model, rows: int) -> None:
         """Greedy, nucleus and unfiltered sampling, peaked and flat."""
-        from blinkpy.queues import layout as queues
+        from blinkpy.queues.submission import SQ_ENTRY_WORDS, WORD_REPETITION_PENALTY, WORD_TEMPERATURE, WORD_TOP_P
 
         workspace = sampling.SamplingWorkspace.allocate(rows, model.vocabulary, "cuda")
         ids = torch.arange(rows, device="cuda", dtype=torch.int32)
@@ -343,10 +343,10 @@ class Bench:
             ("unfiltered flat", 1.0, 1.0, 1.0),
         ):  # fmt: skip
             logits = torch.randn(rows, model.vocabulary, device="cuda") * spread
-            entry = torch.zeros(rows, queues.SQ_ENTRY_WORDS, device="cuda", dtype=torch.int32)
+            entry = torch.zeros(rows, SQ_ENTRY_WORDS, device="cuda", dtype=torch.int32)
             reals = entry.view(torch.float32)
-            reals[:, queues.WORD_TEMPERATURE], reals[:, queues.WORD_TOP_P] = temperature, top_p
-            reals[:, queues.WORD_REPETITION_PENALTY] = 1.0
+            reals[:, WORD_TEMPERATURE], reals[:, WORD_TOP_P] = temperature, top_p
+            reals[:, WORD_REPETITION_PENALTY] = 1.0
 
             def ours() -> None:
                 sampling.sample(

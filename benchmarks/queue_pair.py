@@ -32,37 +32,38 @@ from benchmarks.common import Run, check, main, parser
 from benchmarks.distribution import describe, expand
 from blinkpy.dpu.queue_pair import QueuePair
 from blinkpy.dpu.sampling import Sampling
-from blinkpy.dpu.shm import Segment, ShmTransport, attach_segment, create_segment, segment_path
+from blinkpy.dpu.segment import Segment, create_segment, segment_path
+from blinkpy.dpu.shm import ShmTransport, attach_segment
 from blinkpy.kernels.portable import load_acquire, load_relaxed, now_ns, store_relaxed, store_release
-from blinkpy.queues.layout import (
-    COMMAND_STOP,
-    CONTROL_COMMAND,
-    ENGINE_STATE,
-    EPOCH_SHIFT,
+from blinkpy.queues.completion import (
     FINISH_LENGTH,
     FLAG_SHIFT,
-    FRONT_CLAIM,
-    FRONT_DOORBELL,
     HAS_TOKEN,
     LAP_MASK,
     LAP_SHIFT,
     LAPS,
+    TOKEN_MASK,
+    TOKEN_SHIFT,
+    lap_of,
+)
+from blinkpy.queues.header import EngineFacts
+from blinkpy.queues.layout import QueueSizes
+from blinkpy.queues.submission import WORD_PROMPT_LENGTH, WORD_PROMPT_OFFSET, WORD_SLOT
+from blinkpy.queues.views import EngineViews, engine_views
+from blinkpy.queues.words import (
+    COMMAND_STOP,
+    CONTROL_COMMAND,
+    ENGINE_STATE,
+    EPOCH_SHIFT,
+    FRONT_CLAIM,
+    FRONT_DOORBELL,
     PAIR_ATTACHED,
     PAIR_CQ_TAIL,
     PAIR_EPOCH,
     PAIR_SQ_HEAD,
     POSITION_MASK,
     STATE_READY,
-    TOKEN_MASK,
-    TOKEN_SHIFT,
-    WORD_PROMPT_LENGTH,
-    WORD_PROMPT_OFFSET,
-    WORD_SLOT,
-    EngineFacts,
-    QueueSizes,
-    lap_of,
 )
-from blinkpy.queues.views import EngineViews, engine_views
 
 TARGET_US = 5.0
 SIZES = QueueSizes(pairs=1, slots=256, sq_entries=256, cq_entries=8192, prompt_tokens=1 << 16, hash_entries=1 << 12)

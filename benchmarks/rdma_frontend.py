@@ -36,26 +36,20 @@ from blinkpy.dpu.handshake import Region, Welcome
 from blinkpy.dpu.queue_pair import QueuePair
 from blinkpy.dpu.rdma import DEPTH, RdmaTransport
 from blinkpy.dpu.sampling import Sampling
-from blinkpy.dpu.shm import Segment, create_segment
+from blinkpy.dpu.segment import Segment, create_segment
 from blinkpy.dpu.verbs import INLINE_WANTED, Endpoint
-from blinkpy.queues.layout import (
-    BLOCK_WORDS,
+from blinkpy.queues.completion import FINISH_LENGTH, HAS_TOKEN, TOKEN_MASK, lap_of, pack_completion
+from blinkpy.queues.header import HEADER, EngineFacts
+from blinkpy.queues.layout import BLOCK_WORDS, QueueSizes
+from blinkpy.queues.submission import WORD_PROMPT_OFFSET
+from blinkpy.queues.words import (
     ENGINE_HEARTBEAT,
     ENGINE_STATE,
-    FINISH_LENGTH,
-    HAS_TOKEN,
-    HEADER,
     PAIR_ATTACHED,
     PAIR_CQ_TAIL,
     PAIR_EPOCH,
     PAIR_SQ_HEAD,
     STATE_READY,
-    TOKEN_MASK,
-    WORD_PROMPT_OFFSET,
-    EngineFacts,
-    QueueSizes,
-    lap_of,
-    pack_completion,
 )
 
 TARGET_US = 50.0

@@ -29,23 +29,17 @@ from benchmarks.distribution import describe, expand
 from blinkpy.config import Config
 from blinkpy.dpu.queue_pair import InFlight, QueuePair
 from blinkpy.dpu.sampling import Sampling
-from blinkpy.dpu.shm import attach_segment, create_segment
+from blinkpy.dpu.segment import create_segment
+from blinkpy.dpu.shm import attach_segment
 from blinkpy.kernels.host_scheduler import Scheduler
 from blinkpy.kv.limits import Limits, make_limits
 from blinkpy.kv.memory import make_state
 from blinkpy.kv.state import DECODE_ROWS, EMITS, ROWS, RUNNING_COUNT, State
-from blinkpy.queues.layout import (
-    COUNTER,
-    ENGINE_STATE,
-    FINISH_CANCELLED,
-    FINISH_LENGTH,
-    FINISH_MASK,
-    HAS_TOKEN,
-    LONG_SEED,
-    STATE_READY,
-    EngineFacts,
-    QueueSizes,
-)
+from blinkpy.queues.completion import FINISH_CANCELLED, FINISH_LENGTH, FINISH_MASK, HAS_TOKEN
+from blinkpy.queues.header import EngineFacts
+from blinkpy.queues.layout import QueueSizes
+from blinkpy.queues.submission import LONG_SEED
+from blinkpy.queues.words import COUNTER, ENGINE_STATE, STATE_READY
 
 SIZES = (1, 16, 64, 128, 256, 1024)
 TARGETS_US = {64: 100.0, 256: 300.0}  # medians

@@ -25,13 +25,15 @@ from blinkpy.dpu.generation import Generation
 from blinkpy.dpu.logprobs import Speller, TokenLogprobs
 from blinkpy.dpu.queue_pair import Busy, EngineLost, QueuePair
 from blinkpy.dpu.sampling import Sampling, default_sampling
-from blinkpy.dpu.shm import attach_segment, unlink_stale
+from blinkpy.dpu.segment import unlink_stale
+from blinkpy.dpu.shm import attach_segment
 from blinkpy.dpu.tokenizer import Tokenizer
 from blinkpy.ending import describe_exit
 from blinkpy.models.hub import find_model
 from blinkpy.outputs import CompletionOutput, Logprob, RequestOutput
 from blinkpy.progress import Progress
-from blinkpy.queues.layout import FINISH_MASK, HAS_TOKEN, Int32
+from blinkpy.queues.arrays import Int32
+from blinkpy.queues.completion import FINISH_MASK, HAS_TOKEN
 from blinkpy.sampling_params import SamplingParams
 from blinkpy.serving.engine_process import ENGINE_STOP_S, START_SILENCE_S
 from blinkpy.serving.processes import Child, ChildError

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 from blinkpy.dpu.sampling import Sampling, in_limits
 from blinkpy.dpu.stop_strings import MAX_STOP_LENGTH, MAX_STOPS
-from blinkpy.queues.layout import STOP_IDS
+from blinkpy.queues.submission import STOP_IDS
 
 OPTIONAL = frozenset({"max_tokens", "seed", "logprobs"})  # sampling parameters that may be None
 

@@ -17,12 +17,44 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from blinkpy.dpu.shm import create_segment
-from blinkpy.queues import layout as queues
+from blinkpy.dpu.segment import create_segment
+from blinkpy.queues.completion import (
+    FINISH_CANCELLED,
+    FINISH_LENGTH,
+    FINISH_MASK,
+    FINISH_REJECTED,
+    FINISH_STOP,
+    HAS_LOGPROBS,
+    HAS_TOKEN,
+    lap_of,
+    pack_completion,
+)
+from blinkpy.queues.header import EngineFacts
+from blinkpy.queues.layout import QueueSizes
+from blinkpy.queues.logprob_record import RECORD_PAIR, TOP_LOGPROBS
+from blinkpy.queues.submission import SQ_ENTRY
+from blinkpy.queues.words import (
+    COUNTER,
+    ENGINE_HEARTBEAT,
+    ENGINE_STATE,
+    EPOCH_SHIFT,
+    FRONT_CLAIM,
+    FRONT_CQ_HEAD,
+    FRONT_DOORBELL,
+    FRONT_HEARTBEAT,
+    GAUGE,
+    PAIR_ATTACHED,
+    PAIR_CQ_TAIL,
+    PAIR_EPOCH,
+    PAIR_SQ_HEAD,
+    POSITION_MASK,
+    STATE_READY,
+    STATE_STOPPED,
+)
 
-WORDS = {name: queues.SQ_ENTRY.fields[name][1] for name in queues.SQ_ENTRY.names}
-SIZES = queues.QueueSizes(pairs=1, slots=8, sq_entries=8, cq_entries=64, prompt_tokens=512, hash_entries=128)
-FACTS = queues.EngineFacts(
+WORDS = {name: SQ_ENTRY.fields[name][1] for name in SQ_ENTRY.names}
+SIZES = QueueSizes(pairs=1, slots=8, sq_entries=8, cq_entries=64, prompt_tokens=512, hash_entries=128)
+FACTS = EngineFacts(
     instance=1,
     hash_multiplier_1=123_457,
     hash_multiplier_2=765_433,
@@ -71,8 +103,8 @@ class FakeEngine(threading.Thread):
     def __init__(
         self,
         name: str | None = None,
-        sizes: queues.QueueSizes = SIZES,
-        facts: queues.EngineFacts = FACTS,
+        sizes: QueueSizes = SIZES,
+        facts: EngineFacts = FACTS,
         step_s: float = 0.0005,
         script: Callable[[list[int], int], int] | None = None,
     ):
@@ -88,21 +120,21 @@ class FakeEngine(threading.Thread):
         self.reject = 0
         self.stalls = self.fences = self.cancels = 0
         self._stop_asked = threading.Event()
-        self.views.engine[queues.ENGINE_STATE] = queues.STATE_READY
+        self.views.engine[ENGINE_STATE] = STATE_READY
 
     def state(self, state: int) -> None:
         """Say another state."""
-        self.views.engine[queues.ENGINE_STATE] = state
+        self.views.engine[ENGINE_STATE] = state
 
     def count(self, name: str, amount: int = 1) -> None:
-        self.views.engine[queues.COUNTER[name]] += amount
+        self.views.engine[COUNTER[name]] += amount
 
     def stop(self) -> None:
         """End the thread and remove the segment."""
         self._stop_asked.set()
         if self.is_alive():
             self.join(10)
-        self.views.engine[queues.ENGINE_STATE] = queues.STATE_STOPPED
+        self.views.engine[ENGINE_STATE] = STATE_STOPPED
         self.segment.close()
 
     def run(self) -> None:
@@ -116,7 +148,7 @@ class FakeEngine(threading.Thread):
     def step(self) -> None:
         """One iteration over all pairs."""
         views = self.views
-        views.engine[queues.ENGINE_HEARTBEAT] += 1
+        views.engine[ENGINE_HEARTBEAT] += 1
         for index, pair in enumerate(self.pairs):
             self._lease(index, pair)
             if not pair.attached:
@@ -125,14 +157,14 @@ class FakeEngine(threading.Thread):
             if not self.consume_nothing:
                 self._take_in(index, pair)
             self._generate(index, pair)
-        views.engine[queues.GAUGE["requests_running"]] = sum(len(pair.requests) for pair in self.pairs)
+        views.engine[GAUGE["requests_running"]] = sum(len(pair.requests) for pair in self.pairs)
 
     # ---- ownership
 
     def fence(self, index: int) -> None:
         """End the epoch of a pair, as an expired lease does."""
         pair = self.pairs[index]
-        self.views.pair[index, queues.PAIR_ATTACHED] = 0
+        self.views.pair[index, PAIR_ATTACHED] = 0
         pair.attached = False
         pair.requests.clear()
         pair.owed.clear()
@@ -140,38 +172,38 @@ class FakeEngine(threading.Thread):
 
     def _lease(self, index: int, pair: Pair) -> None:
         front = self.views.front[index]
-        now, beat = time.monotonic(), int(front[queues.FRONT_HEARTBEAT])
+        now, beat = time.monotonic(), int(front[FRONT_HEARTBEAT])
         if beat != pair.heartbeat:
             pair.heartbeat, pair.seen = beat, now
         elif pair.attached and now - pair.seen > self.facts.lease_ms / 1000:
             self.fence(index)
             self.count("leases_expired")
-        claim = int(front[queues.FRONT_CLAIM])
+        claim = int(front[FRONT_CLAIM])
         if claim == pair.epoch + 1:
             if pair.attached:
                 self.fence(index)
-            tail = int(front[queues.FRONT_DOORBELL]) & queues.POSITION_MASK
-            pair.sq_head += (tail - pair.sq_head) & queues.POSITION_MASK
+            tail = int(front[FRONT_DOORBELL]) & POSITION_MASK
+            pair.sq_head += (tail - pair.sq_head) & POSITION_MASK
             words = self.views.pair[index]
-            words[queues.PAIR_SQ_HEAD] = pair.sq_head
+            words[PAIR_SQ_HEAD] = pair.sq_head
             pair.epoch, pair.attached, pair.seen = claim, True, now
-            words[queues.PAIR_EPOCH] = claim
-            words[queues.PAIR_ATTACHED] = 1
+            words[PAIR_EPOCH] = claim
+            words[PAIR_ATTACHED] = 1
 
     # ---- requests
 
     def _take_in(self, index: int, pair: Pair) -> None:
         views, sizes = self.views, self.sizes
-        doorbell = int(views.front[index, queues.FRONT_DOORBELL])
-        if doorbell >> queues.EPOCH_SHIFT != pair.epoch:
+        doorbell = int(views.front[index, FRONT_DOORBELL])
+        if doorbell >> EPOCH_SHIFT != pair.epoch:
             return
-        waiting = ((doorbell & queues.POSITION_MASK) - pair.sq_head) & queues.POSITION_MASK
+        waiting = ((doorbell & POSITION_MASK) - pair.sq_head) & POSITION_MASK
         if waiting > sizes.sq_entries:
             raise AssertionError(f"doorbell {waiting} entries ahead")
         for _ in range(waiting):
             raw = views.sq[index, pair.sq_head % sizes.sq_entries].tobytes()
             pair.sq_head += 1
-            entry = np.frombuffer(raw, queues.SQ_ENTRY)[0]
+            entry = np.frombuffer(raw, SQ_ENTRY)[0]
             if int(entry["epoch"]) != pair.epoch:
                 self.count("stale_entries")
                 continue
@@ -184,37 +216,37 @@ class FakeEngine(threading.Thread):
                 raise AssertionError(f"slot {slot} is busy")
             self.submitted.append(request)
             if self.reject:
-                pair.owed.append((slot, self.reject, queues.FINISH_REJECTED))
+                pair.owed.append((slot, self.reject, FINISH_REJECTED))
                 self.reject = 0
                 continue
             pair.requests[slot] = request
             self.count("requests_accepted")
-        views.pair[index, queues.PAIR_SQ_HEAD] = pair.sq_head
+        views.pair[index, PAIR_SQ_HEAD] = pair.sq_head
 
     def _cancel(self, index: int, pair: Pair) -> None:
         for slot, request in list(pair.requests.items()):
             if int(self.views.cancel[index, slot]) == int(request.entry["request_id"]):
                 del pair.requests[slot]
-                pair.owed.append((slot, 0, queues.FINISH_CANCELLED))
+                pair.owed.append((slot, 0, FINISH_CANCELLED))
                 self.cancels += 1
                 self.count("requests_cancelled")
 
     def _room(self, index: int, pair: Pair) -> int:
-        head = int(self.views.front[index, queues.FRONT_CQ_HEAD])
-        if head >> queues.EPOCH_SHIFT != pair.epoch:
+        head = int(self.views.front[index, FRONT_CQ_HEAD])
+        if head >> EPOCH_SHIFT != pair.epoch:
             return 0
-        unread = (pair.cq_tail - (head & queues.POSITION_MASK)) & queues.POSITION_MASK
+        unread = (pair.cq_tail - (head & POSITION_MASK)) & POSITION_MASK
         return self.sizes.cq_entries - unread
 
     def _publish(self, index: int, pair: Pair, slot: int, token: int, flags: int) -> None:
         size = self.sizes.cq_entries
-        if flags & queues.HAS_LOGPROBS:
-            pairs = self.views.records[index, pair.cq_tail % size].view(queues.RECORD_PAIR)
+        if flags & HAS_LOGPROBS:
+            pairs = self.views.records[index, pair.cq_tail % size].view(RECORD_PAIR)
             pairs["token"], pairs["logprob"] = self.likely(token)
-        word = queues.pack_completion(slot, token, flags, queues.lap_of(pair.cq_tail, size))
+        word = pack_completion(slot, token, flags, lap_of(pair.cq_tail, size))
         self.views.cq[index, pair.cq_tail % size] = word
         pair.cq_tail += 1
-        self.views.pair[index, queues.PAIR_CQ_TAIL] = pair.cq_tail
+        self.views.pair[index, PAIR_CQ_TAIL] = pair.cq_tail
 
     def _generate(self, index: int, pair: Pair) -> None:
         room = self._room(index, pair)
@@ -232,21 +264,21 @@ class FakeEngine(threading.Thread):
             entry = request.entry
             token = self.script(request.prompt, request.made)
             request.made += 1
-            flags = queues.HAS_TOKEN | (queues.HAS_LOGPROBS if entry["logprobs"] >= 0 else 0)
+            flags = HAS_TOKEN | (HAS_LOGPROBS if entry["logprobs"] >= 0 else 0)
             if token in entry["stop_ids"].tolist() and request.made > int(entry["min_tokens"]):
-                flags |= queues.FINISH_STOP
+                flags |= FINISH_STOP
             elif request.made >= int(entry["max_tokens"]):
-                flags |= queues.FINISH_LENGTH
+                flags |= FINISH_LENGTH
             self._publish(index, pair, slot, token, flags)
             self.count("generated_tokens")
-            if flags & queues.FINISH_MASK:
+            if flags & FINISH_MASK:
                 del pair.requests[slot]
                 self.count("requests_finished")
 
     def likely(self, token: int) -> tuple[list[int], list[float]]:
         """A record's tokens and log probabilities: the generated one is the third of the most likely ones."""
-        top = [(token + distance) % self.facts.vocab_size for distance in (-2, -1, *range(queues.TOP_LOGPROBS - 2))]
-        return [token, *top], [-2.5, *(-0.5 - rank for rank in range(queues.TOP_LOGPROBS))]
+        top = [(token + distance) % self.facts.vocab_size for distance in (-2, -1, *range(TOP_LOGPROBS - 2))]
+        return [token, *top], [-2.5, *(-0.5 - rank for rank in range(TOP_LOGPROBS))]
 
 
 @contextlib.contextmanager
@@ -270,7 +302,7 @@ def main() -> None:
     parser.add_argument("--max-model-len", type=int, default=8192)
     parser.add_argument("--vocab-size", type=int, default=600)
     options = parser.parse_args()
-    sizes = queues.QueueSizes(options.pairs, options.slots, 1 << (options.slots - 1).bit_length(), 8192, 65536, 16384)
+    sizes = QueueSizes(options.pairs, options.slots, 1 << (options.slots - 1).bit_length(), 8192, 65536, 16384)
     facts = FACTS._replace(max_model_len=options.max_model_len, vocab_size=options.vocab_size, page_size=16, num_pages=1 << 16)
     with running(name=options.name, sizes=sizes, facts=facts, step_s=options.step_ms / 1000):
         threading.Event().wait()

@@ -19,7 +19,17 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from blinkpy.dpu.sampling import Sampling
 from blinkpy.kernels.policies import SHIPPED
 from blinkpy.kv.state import DRAINED
-from blinkpy.queues import layout as q
+from blinkpy.queues.submission import SUBMIT_NO_PREFIX_CACHE
+from blinkpy.queues.words import (
+    COMMAND_DRAIN,
+    CONTROL_COMMAND,
+    ENGINE_STATE,
+    EPOCH_SHIFT,
+    FRONT_CQ_HEAD,
+    FRONT_DOORBELL,
+    PAIR_EPOCH,
+    STATE_DRAINING,
+)
 
 _CI = settings(max_examples=400, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
 PROFILES = {"ci": _CI, "nightly": settings(_CI, max_examples=2000, stateful_step_count=150)}
@@ -152,7 +162,7 @@ class FrontMachine(RuleBasedStateMachine):
         if client:
             self._check(pair % len(self.pairs), client)
 
-    @rule(pair=PAIRS, seed=SEEDS, word=st.sampled_from((q.FRONT_DOORBELL, q.FRONT_CQ_HEAD)))
+    @rule(pair=PAIRS, seed=SEEDS, word=st.sampled_from((FRONT_DOORBELL, FRONT_CQ_HEAD)))
     def late(self, pair: int, seed: int, word: int) -> None:
         """A write of an earlier epoch lands, on top of what has just arrived."""
         self.submit(pair, 2, seed)
@@ -160,16 +170,16 @@ class FrontMachine(RuleBasedStateMachine):
         if self.pairs[pair]:
             self.pairs[pair].transport.deliver(1 << 30)
         draw = random.Random(seed)
-        epoch = draw.randrange(max(1, int(self.world.views.pair[pair, q.PAIR_EPOCH])))
-        self.world.views.front[pair, word] = epoch << q.EPOCH_SHIFT | draw.randrange(1 << 20)
+        epoch = draw.randrange(max(1, int(self.world.views.pair[pair, PAIR_EPOCH])))
+        self.world.views.front[pair, word] = epoch << EPOCH_SHIFT | draw.randrange(1 << 20)
 
     @precondition(lambda self: not self.drained)
     @rule(sure=st.integers(0, 40))
     def drain(self, sure: int) -> None:
         if sure == 7:
             self.drained = True
-            self.world.views.control[q.CONTROL_COMMAND] = q.COMMAND_DRAIN
-            self.world.views.engine[q.ENGINE_STATE] = q.STATE_DRAINING
+            self.world.views.control[CONTROL_COMMAND] = COMMAND_DRAIN
+            self.world.views.engine[ENGINE_STATE] = STATE_DRAINING
 
     def teardown(self) -> None:
         """Everybody behaves: all requests end in a bounded number of calls, and all pages come back."""
@@ -233,7 +243,7 @@ class FrontMachine(RuleBasedStateMachine):
             priority=draw.randint(-1, 1),
             cache_salt=draw.choice((0, 0, 9)),
             logprobs=draw.choice((-1, -1, 0, 20)),
-            flags=draw.choice((0, 0, q.SUBMIT_NO_PREFIX_CACHE)),
+            flags=draw.choice((0, 0, SUBMIT_NO_PREFIX_CACHE)),
             stop_ids=tuple(draw.randrange(limits.vocab_size) for _ in range(draw.randint(0, 2))),
         )
         return prompt, sampling

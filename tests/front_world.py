@@ -18,7 +18,19 @@ from blinkpy.dpu.transport import PairWords
 from blinkpy.kv.arrays import plain
 from blinkpy.kv.integrity import check_integrity
 from blinkpy.kv.state import ROWS
-from blinkpy.queues import layout as q
+from blinkpy.queues.arrays import Int32, Int64
+from blinkpy.queues.completion import (
+    FINISH_CANCELLED,
+    FINISH_LENGTH,
+    FINISH_MASK,
+    FINISH_NONE,
+    FINISH_STOP,
+    HAS_LOGPROBS,
+    HAS_TOKEN,
+)
+from blinkpy.queues.header import read_header
+from blinkpy.queues.logprob_record import RECORD_PAIR, RECORD_PAIRS, Records
+from blinkpy.queues.words import ENGINE_STATE, FRONT_DOORBELL, PAIR_ATTACHED, PAIR_CQ_TAIL, PAIR_EPOCH, PAIR_SQ_HEAD, STATE_READY
 from blinkpy.sim.model import check_padding, compute, record_word, token_after, value_of
 from blinkpy.sim.problems import PROBLEMS
 from blinkpy.sim.promises import check_promises
@@ -38,14 +50,14 @@ class Sent:
     finish: int
     got: list[int] = field(default_factory=list)
     cancelled: bool = False
-    ended: int = q.FINISH_NONE
+    ended: int = FINISH_NONE
 
 
 class WireTransport:
     """See blinkpy.dpu.transport.Transport. on_claim: called while a front end waits for its grant, so that the engine moves."""
 
     def __init__(self, world: FrontWorld, pair: int) -> None:
-        self.layout, self.facts = q.read_header(world.segment)
+        self.layout, self.facts = read_header(world.segment)
         self.world, self.pair = world, pair
         self.wire: deque[Callable[[], None]] = deque()
         self.attaching = False
@@ -62,17 +74,17 @@ class WireTransport:
         for _ in range(min(writes, len(self.wire))):
             self.wire.popleft()()
 
-    def write_prompt(self, offset: int, tokens: q.Int32) -> None:
+    def write_prompt(self, offset: int, tokens: Int32) -> None:
         self._write(self.world.views.prompt[self.pair], slice(offset, offset + len(tokens)), tokens)
 
-    def write_hashes(self, offset: int, hashes: q.Int64) -> None:
+    def write_hashes(self, offset: int, hashes: Int64) -> None:
         self._write(self.world.views.hashes[self.pair], slice(offset, offset + len(hashes)), hashes)
 
     def write_entry(self, index: int, entry: bytes) -> None:
         self._write(self.world.views.sq[self.pair], index, np.frombuffer(entry, np.int32))
 
     def ring(self, doorbell: int) -> None:
-        self.write_word(q.FRONT_DOORBELL, doorbell)
+        self.write_word(FRONT_DOORBELL, doorbell)
 
     def write_cancel(self, slot: int, request_id: int) -> None:
         self._write(self.world.views.cancel[self.pair], slot, request_id)
@@ -85,19 +97,19 @@ class WireTransport:
         index = position % len(ring)
         return [int(word) for word in ring[index : min(index + limit, len(ring))]]
 
-    def read_logprobs(self, position: int, count: int) -> q.Records:
+    def read_logprobs(self, position: int, count: int) -> Records:
         index = position % self.world.views.cq.shape[1]
-        return self.world.views.records[self.pair, index : index + count].copy().view(q.RECORD_PAIR)
+        return self.world.views.records[self.pair, index : index + count].copy().view(RECORD_PAIR)
 
     def read_pair(self) -> PairWords:
         if self.attaching:  # the client waits for its grant: let it come
             self.deliver(len(self.wire))
             self.world.call()
         words = self.world.views.pair[self.pair]
-        return PairWords(*(int(words[i]) for i in (q.PAIR_SQ_HEAD, q.PAIR_CQ_TAIL, q.PAIR_EPOCH, q.PAIR_ATTACHED)))
+        return PairWords(*(int(words[i]) for i in (PAIR_SQ_HEAD, PAIR_CQ_TAIL, PAIR_EPOCH, PAIR_ATTACHED)))
 
     def read_engine_state(self) -> int:
-        return int(self.world.views.engine[q.ENGINE_STATE])
+        return int(self.world.views.engine[ENGINE_STATE])
 
     def read_engine(self) -> list[int]:
         words: list[int] = self.world.views.engine.tolist()
@@ -123,7 +135,7 @@ class FrontWorld:
         self._arrays, self._queues, self._sim = plain(self.state), plain(self.views), plain_sim(self.world)
         self._schedule = schedule
         self.now, self.bucket = 1, -1
-        self.views.engine[q.ENGINE_STATE] = q.STATE_READY
+        self.views.engine[ENGINE_STATE] = STATE_READY
 
     def call(self) -> int:
         """One call of the scheduler, judged, and the model's step."""
@@ -154,25 +166,25 @@ class FrontWorld:
             value = value_of(value, token, position, sampling.cache_salt)
             total += value * (position + 1)
             if len(expected) > sampling.min_tokens and token in sampling.stop_ids:
-                return Sent(prompt, sampling, expected, q.FINISH_STOP)
+                return Sent(prompt, sampling, expected, FINISH_STOP)
             if len(expected) == most:
-                return Sent(prompt, sampling, expected, q.FINISH_LENGTH)
+                return Sent(prompt, sampling, expected, FINISH_LENGTH)
 
     def take(self, sent: Sent, token: int, flags: int, records: deque[Any]) -> None:
         """Check one completion of a request. records: InFlight.records, from which its record is taken."""
-        assert sent.ended == q.FINISH_NONE, "a completion after the last one"
-        finish = flags & q.FINISH_MASK
-        if flags & q.HAS_TOKEN:
+        assert sent.ended == FINISH_NONE, "a completion after the last one"
+        finish = flags & FINISH_MASK
+        if flags & HAS_TOKEN:
             sent.got.append(token)
             assert sent.got == sent.expected[: len(sent.got)], (sent.got, sent.expected)
-        assert bool(flags & q.HAS_LOGPROBS) == bool(flags & q.HAS_TOKEN and sent.sampling.logprobs >= 0)
-        if flags & q.HAS_LOGPROBS:
+        assert bool(flags & HAS_LOGPROBS) == bool(flags & HAS_TOKEN and sent.sampling.logprobs >= 0)
+        if flags & HAS_LOGPROBS:
             context = len(sent.prompt) + len(sent.got) - 1
-            record = np.array([record_word(token, context, k) for k in range(q.RECORD_PAIRS)])
-            assert records.popleft() == record.view(q.RECORD_PAIR).tolist(), "the log probabilities of another token"
+            record = np.array([record_word(token, context, k) for k in range(RECORD_PAIRS)])
+            assert records.popleft() == record.view(RECORD_PAIR).tolist(), "the log probabilities of another token"
         assert finish or len(sent.got) < len(sent.expected), "all tokens have come, and no end"
-        if finish in (q.FINISH_STOP, q.FINISH_LENGTH):
+        if finish in (FINISH_STOP, FINISH_LENGTH):
             assert (sent.got, finish) == (sent.expected, sent.finish)
         elif finish:
-            assert finish == q.FINISH_CANCELLED and sent.cancelled, finish
+            assert finish == FINISH_CANCELLED and sent.cancelled, finish
         sent.ended = finish

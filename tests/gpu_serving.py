@@ -17,7 +17,7 @@ from blinkpy.dpu.sampling import Sampling
 from blinkpy.dpu.shm import attach_segment
 from blinkpy.dpu.transport import Transport
 from blinkpy.engine.provision import CudaEngine
-from blinkpy.queues.layout import FINISH_MASK, HAS_TOKEN
+from blinkpy.queues.completion import FINISH_MASK, HAS_TOKEN
 
 ATTACH_S, STOP_S = 20.0, 30.0
 BUDGET_S = 240.0  # a loop that nobody stops ends by itself

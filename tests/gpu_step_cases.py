@@ -20,7 +20,8 @@ from blinkpy.models.cache import PagedCache
 from blinkpy.models.gpu_step import GpuStep
 from blinkpy.models.step import CpuStep
 from blinkpy.models.weights import load_weights
-from blinkpy.queues import layout as queues
+from blinkpy.queues.logprob_record import RECORD_PAIR, TOP_LOGPROBS
+from blinkpy.queues.submission import WORD_LOGPROBS
 
 PAGE, ROWS_AT_MOST, TOKENS_AT_MOST = 16, 8, 64
 READ = ("page_table", "entry", "tokens", "prompt_length")  # of the requests, by a step
@@ -81,6 +82,13 @@ class SplitTable(LinearTable):
         if rows == 1 and n != model_zoo.BASE["hidden_size"]:
             return usual
         return LinearConfig(block_m=16, block_n=32, block_k=32, split_k=2)
+
+
+class CublasTable(LinearTable):
+    """Every product by cuBLAS (on the CPU, by torch): norms and SwiGLU are kernels of their own then, with scratch between."""
+
+    def config(self, n: int, k: int, rows: int, dtype: torch.dtype, *, swiglu: bool = False) -> LinearConfig:
+        return LinearConfig(kind="cublas")
 
 
 def step_case(
@@ -148,7 +156,7 @@ def step_case(
 
 
 def on_device(
-    rng: np.random.Generator, device: str, name: str, folder: Path, dtype: torch.dtype
+    rng: np.random.Generator, device: str, name: str, folder: Path, dtype: torch.dtype, table: LinearTable | None = None
 ) -> tuple[OnDevice, PagedBatches]:
     """The step of a random model over an empty batch, and what makes batches for it."""
     model_zoo.save_model(name, folder, int(rng.integers(2**31)), dtype=dtype)
@@ -157,7 +165,7 @@ def on_device(
         rng, page_size=PAGE, num_pages=pages, slots=2, max_model_len=model_len, max_tokens=TOKENS_AT_MOST, max_rows=ROWS_AT_MOST
     )
     weights = load_weights(a, folder, dtype, device)
-    return OnDevice(GpuStep, a, weights, pages, model_len, batches.batch([]), batches.requests), batches
+    return OnDevice(GpuStep, a, weights, pages, model_len, batches.batch([]), batches.requests, table=table), batches
 
 
 def _cpu_logits(cpu: CpuStep, batch: Batch, requests: Requests, emitting: np.ndarray) -> torch.Tensor:
@@ -171,18 +179,18 @@ def _check_records(
     logits: torch.Tensor, batch: Batch, given: np.ndarray, requests: Requests, records: np.ndarray, emitting: np.ndarray
 ) -> None:
     """Log probabilities of the rows whose request asks for them, within rounding; the other records as they were given."""
-    asked = np.flatnonzero(requests.entry[batch.row_slots[emitting], queues.WORD_LOGPROBS] >= 0)
+    asked = np.flatnonzero(requests.entry[batch.row_slots[emitting], WORD_LOGPROBS] >= 0)
     others = np.setdiff1d(np.arange(len(records)), emitting[asked])
     assert (records[others] == given[others]).all(), "log probabilities that nobody asked for"
     every = torch.log_softmax(logits.double(), -1)
     for index in asked.tolist():
         row = emitting[index]
-        pairs = records[row].view(queues.RECORD_PAIR)
+        pairs = records[row].view(RECORD_PAIR)
         assert pairs["token"][0] == batch.sampled[row]
-        assert len(set(pairs["token"][1:].tolist())) == queues.TOP_LOGPROBS
+        assert len(set(pairs["token"][1:].tolist())) == TOP_LOGPROBS
         own = every[index][pairs["token"].tolist()]
         np.testing.assert_allclose(pairs["logprob"], own, atol=1e-3)
-        np.testing.assert_allclose(pairs["logprob"][1:], every[index].topk(queues.TOP_LOGPROBS).values, atol=1e-3)
+        np.testing.assert_allclose(pairs["logprob"][1:], every[index].topk(TOP_LOGPROBS).values, atol=1e-3)
 
 
 def _compare_caches(a: PagedCache, b: PagedCache, sequences: list[Sequence], dtype: torch.dtype) -> None:

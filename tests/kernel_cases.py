@@ -29,7 +29,22 @@ from blinkpy.kernels.norm import last_token_norm, rms_norm
 from blinkpy.kernels.prefill import prefill_attention
 from blinkpy.kernels.rope import rope_and_cache
 from blinkpy.kernels.sampling import SamplingWorkspace, sample
-from blinkpy.queues import layout as queues
+from blinkpy.queues.logprob_record import RECORD_PAIR, RECORD_PAIRS, TOP_LOGPROBS
+from blinkpy.queues.submission import (
+    LONG_SEED,
+    SQ_ENTRY_WORDS,
+    STOP_IDS,
+    WORD_FREQUENCY_PENALTY,
+    WORD_LOGPROBS,
+    WORD_MIN_P,
+    WORD_MIN_TOKENS,
+    WORD_PRESENCE_PENALTY,
+    WORD_REPETITION_PENALTY,
+    WORD_STOP_IDS,
+    WORD_TEMPERATURE,
+    WORD_TOP_K,
+    WORD_TOP_P,
+)
 
 LIMITS = {torch.bfloat16: 1e-2, torch.float32: 1e-4}
 """Largest relative error by storage dtype."""
@@ -390,15 +405,15 @@ class Requests:
 
 
 PARAMETERS = {
-    queues.WORD_TEMPERATURE: (0.0, 0.3, 1.0, 1.7),
-    queues.WORD_TOP_P: (1.0, 1.0, 0.9, 0.5, 0.01),
-    queues.WORD_MIN_P: (0.0, 0.0, 0.05, 0.5),
-    queues.WORD_REPETITION_PENALTY: (1.0, 1.0, 1.3),
-    queues.WORD_PRESENCE_PENALTY: (0.0, 0.0, 0.7),
-    queues.WORD_FREQUENCY_PENALTY: (0.0, 0.0, -0.4),
+    WORD_TEMPERATURE: (0.0, 0.3, 1.0, 1.7),
+    WORD_TOP_P: (1.0, 1.0, 0.9, 0.5, 0.01),
+    WORD_MIN_P: (0.0, 0.0, 0.05, 0.5),
+    WORD_REPETITION_PENALTY: (1.0, 1.0, 1.3),
+    WORD_PRESENCE_PENALTY: (0.0, 0.0, 0.7),
+    WORD_FREQUENCY_PENALTY: (0.0, 0.0, -0.4),
 }
-PENALTIES = (queues.WORD_REPETITION_PENALTY, queues.WORD_PRESENCE_PENALTY, queues.WORD_FREQUENCY_PENALTY)
-FILTERS = (queues.WORD_TEMPERATURE, queues.WORD_TOP_P, queues.WORD_MIN_P)
+PENALTIES = (WORD_REPETITION_PENALTY, WORD_PRESENCE_PENALTY, WORD_FREQUENCY_PENALTY)
+FILTERS = (WORD_TEMPERATURE, WORD_TOP_P, WORD_MIN_P)
 
 
 def draw_requests(
@@ -407,15 +422,15 @@ def draw_requests(
     """Every row with its own mixture of sampling parameters but for the `fixed` ones (word -> value); about one row in
     eight emits nothing."""
     slots = bucket + 2
-    entry = np.full((slots, queues.SQ_ENTRY_WORDS), -1, np.int32)
+    entry = np.full((slots, SQ_ENTRY_WORDS), -1, np.int32)
     reals = entry.view(np.float32)
     for word, values in PARAMETERS.items():
         reals[:, word] = rng.choice(values, slots)
-    entry[:, queues.WORD_TOP_K] = rng.choice([0, -1, 1, 7, vocabulary // 2, 2 * vocabulary], slots)
-    entry[:, queues.WORD_LOGPROBS] = rng.choice([-1, 0, 5], slots)
-    entry[:, queues.WORD_MIN_TOKENS] = rng.choice([0, 0, history // 3, 2 * history], slots)
-    for stop_ids in entry[:, queues.WORD_STOP_IDS :]:
-        count = rng.integers(0, min(queues.STOP_IDS, vocabulary // 2) + 1)
+    entry[:, WORD_TOP_K] = rng.choice([0, -1, 1, 7, vocabulary // 2, 2 * vocabulary], slots)
+    entry[:, WORD_LOGPROBS] = rng.choice([-1, 0, 5], slots)
+    entry[:, WORD_MIN_TOKENS] = rng.choice([0, 0, history // 3, 2 * history], slots)
+    for stop_ids in entry[:, WORD_STOP_IDS:]:
+        count = rng.integers(0, min(STOP_IDS, vocabulary // 2) + 1)
         stop_ids[:count] = rng.choice(vocabulary, count, replace=False)
     for word, value in fixed.items():
         (reals if word in PARAMETERS else entry)[:, word] = value
@@ -428,7 +443,7 @@ def draw_requests(
     for row in range(1, rows, 2):
         mine, position = seeds[row_slots[row]], int(context[row])
         mine[0] = max(mine.tolist(), key=lambda seed: reference.uniform(seed, position))
-    entry.view(np.int64)[:, queues.LONG_SEED] = seeds[:, 0]
+    entry.view(np.int64)[:, LONG_SEED] = seeds[:, 0]
     emits = (rng.random(bucket) < 0.875).astype(np.int32)
     emits[0] = 1
     tokens = np.full((slots, history), vocabulary + 5, np.int32)  # past its length a history means nothing
@@ -463,9 +478,9 @@ def sampling_case(
         runs.append(sampled)
     assert torch.equal(runs[0], runs[-1]), "two runs differ"
     assert torch.equal(given.cpu(), torch.from_numpy(logits)), "logits were changed"
-    records = torch.full((bucket, queues.RECORD_PAIRS), -7, dtype=torch.int64, device=device)
+    records = torch.full((bucket, RECORD_PAIRS), -7, dtype=torch.int64, device=device)
     logprobs(given, sampled, on_device["entry"], on_device["row_slots"], on_device["emits"], counts, records, workspace)
-    pairs = records.cpu().numpy().view(queues.RECORD_PAIR)
+    pairs = records.cpu().numpy().view(RECORD_PAIR)
 
     emitting = np.flatnonzero(r.emits[:rows])
     silent = np.setdiff1d(np.arange(bucket), emitting)
@@ -478,19 +493,19 @@ def sampling_case(
         adjusted = reference.penalize(
             logits[row], r.tokens[slot, :length], int(r.prompt_length[slot]), *(float(reals[word]) for word in PENALTIES)
         )
-        if max(0, length - int(r.prompt_length[slot])) < words[queues.WORD_MIN_TOKENS]:
-            adjusted[[stop for stop in words[queues.WORD_STOP_IDS :] if stop >= 0]] = -np.inf
+        if max(0, length - int(r.prompt_length[slot])) < words[WORD_MIN_TOKENS]:
+            adjusted[[stop for stop in words[WORD_STOP_IDS:] if stop >= 0]] = -np.inf
         temperature, top_p, min_p = (float(reals[word]) for word in FILTERS)
-        number = reference.uniform(int(words.view(np.int64)[queues.LONG_SEED]), length)
-        expected = reference.sample_span(adjusted, temperature, int(words[queues.WORD_TOP_K]), top_p, min_p, number, slack)
+        number = reference.uniform(int(words.view(np.int64)[LONG_SEED]), length)
+        expected = reference.sample_span(adjusted, temperature, int(words[WORD_TOP_K]), top_p, min_p, number, slack)
         if found[row] not in expected:
-            wrong.append((row, found[row], expected, temperature, int(words[queues.WORD_TOP_K]), top_p, min_p, number))
-        if words[queues.WORD_LOGPROBS] < 0:
+            wrong.append((row, found[row], expected, temperature, int(words[WORD_TOP_K]), top_p, min_p, number))
+        if words[WORD_LOGPROBS] < 0:
             assert (records[row] == -7).all(), "log probabilities that nobody asked for"
             continue
-        every, top = reference.top_logprobs(logits[row], queues.TOP_LOGPROBS)
+        every, top = reference.top_logprobs(logits[row], TOP_LOGPROBS)
         top = top[np.isfinite(every[top])]
-        assert pairs["token"][row].tolist() == [found[row], *top, *[-1] * (queues.TOP_LOGPROBS - len(top))]
+        assert pairs["token"][row].tolist() == [found[row], *top, *[-1] * (TOP_LOGPROBS - len(top))]
         np.testing.assert_allclose(pairs["logprob"][row, : len(top) + 1], every[[found[row], *top]], atol=1e-4)
         assert (pairs["logprob"][row, len(top) + 1 :] == -np.inf).all()
     assert len(wrong) <= mismatches, f"(row, found, expected, temperature, top_k, top_p, min_p, uniform): {wrong}"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from blinkpy.queues import layout as q
+from blinkpy.queues.completion import FINISH_LENGTH, FINISH_STOP
+from blinkpy.queues.logprob_record import RECORD_PAIRS
 
 MODULUS = 1_000_003
 
@@ -28,11 +29,11 @@ def generate(prompt: list[int], max_tokens: int, min_tokens: int, stop_ids: list
         tokens.append(next_token(value_of(array, np.arange(len(tokens))), vocab_size))
         generated = len(tokens) - len(prompt)
         if generated > min_tokens and tokens[-1] in stop_ids:
-            return tokens[len(prompt) :], q.FINISH_STOP
+            return tokens[len(prompt) :], FINISH_STOP
         if generated == max_tokens:
-            return tokens[len(prompt) :], q.FINISH_LENGTH
+            return tokens[len(prompt) :], FINISH_LENGTH
 
 
 def record_of(token: int, context: int) -> np.ndarray:
     """Log probabilities of the made-up model, int64 [RECORD_PAIRS]: numbers that say where they belong."""
-    return (token << 40) + (context << 20) + np.arange(q.RECORD_PAIRS)
+    return (token << 40) + (context << 20) + np.arange(RECORD_PAIRS)

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from blinkpy.kv.state import BATCH_COUNTS, DECODE_ROWS, EMITS, MAX_CONTEXT, ROWS, TOKENS, Batch, Requests
-from blinkpy.queues import layout as queues
+from blinkpy.queues.logprob_record import RECORD_PAIRS
+from blinkpy.queues.submission import SQ_ENTRY, SQ_ENTRY_WORDS
 
 
 @dataclass
@@ -48,14 +49,14 @@ class PagedBatches:
             "length": np.zeros(slots, np.int32),
             "computed": np.zeros(slots, np.int32),
             "prompt_length": np.zeros(slots, np.int32),
-            "entry": np.zeros((slots, queues.SQ_ENTRY_WORDS), np.int32),
+            "entry": np.zeros((slots, SQ_ENTRY_WORDS), np.int32),
         }
         self.requests = Requests(**(none | arrays))
 
     def add(self, tokens: list[int], *, share: Sequence | None = None, share_pages: int = 0, **parameters: float) -> Sequence:
         """A new request with a prompt. share: take over its first pages, as after a hit in the prefix cache.
 
-        parameters: fields of queues.SQ_ENTRY; by default greedy and without filters.
+        parameters: fields of submission.SQ_ENTRY; by default greedy and without filters.
         """
         sequence = Sequence(self.free_slots.pop(), list(tokens), len(tokens))
         if share is not None:
@@ -63,7 +64,7 @@ class PagedBatches:
             sequence.computed = share_pages * self.page_size
             assert share.computed >= sequence.computed
             assert share.tokens[: sequence.computed] == tokens[: sequence.computed]
-        entry = self.requests.entry[sequence.slot].view(queues.SQ_ENTRY)[0]
+        entry = self.requests.entry[sequence.slot].view(SQ_ENTRY)[0]
         entry["stop_ids"] = -1
         for name, value in {"top_p": 1, "repetition_penalty": 1, "logprobs": -1, **parameters}.items():
             entry[name] = value
@@ -93,7 +94,7 @@ class PagedBatches:
             context_lengths=np.zeros(self.max_rows, np.int32),
             emits=np.zeros(self.max_rows, np.int32),
             sampled=self.rng.integers(-(2**31), 2**31, self.max_rows).astype(np.int32),
-            logprobs=self.rng.integers(-(2**63), 2**63, (self.max_rows, queues.RECORD_PAIRS)),
+            logprobs=self.rng.integers(-(2**63), 2**63, (self.max_rows, RECORD_PAIRS)),
             counts=np.zeros(BATCH_COUNTS, np.int64),
         )
         at = 0

@@ -9,7 +9,28 @@ import numpy as np
 from hash_reference import page_hashes
 from made_up_model import generate, record_of
 
-from blinkpy.queues import layout as q
+from blinkpy.queues.completion import (
+    FINISH_CANCELLED,
+    FINISH_LENGTH,
+    FINISH_NONE,
+    FINISH_REJECTED,
+    FINISH_STOP,
+    Completion,
+    lap_of,
+    unpack_completion,
+)
+from blinkpy.queues.submission import SQ_ENTRY
+from blinkpy.queues.words import (
+    FRONT_CLAIM,
+    FRONT_CQ_HEAD,
+    FRONT_DOORBELL,
+    FRONT_HEARTBEAT,
+    PAIR_ATTACHED,
+    PAIR_CQ_TAIL,
+    PAIR_EPOCH,
+    PAIR_SQ_HEAD,
+    POSITION_MASK,
+)
 
 if TYPE_CHECKING:
     from scheduler_world import World
@@ -25,7 +46,7 @@ class Sent:
     finish: int
     got: list[int] = field(default_factory=list)
     cancelled: bool = False
-    ended: int = q.FINISH_NONE
+    ended: int = FINISH_NONE
     reason: int = 0  # of a rejection
     logprobs: int = -1
 
@@ -46,28 +67,28 @@ class Front:
 
     def beat(self) -> None:
         """Show that this front end lives."""
-        self.views.front[self.pair, q.FRONT_HEARTBEAT] += 1
+        self.views.front[self.pair, FRONT_HEARTBEAT] += 1
 
     @property
     def attached(self) -> bool:
-        return self.epoch > 0 and self.word(q.PAIR_EPOCH) == self.epoch and self.word(q.PAIR_ATTACHED) == 1
+        return self.epoch > 0 and self.word(PAIR_EPOCH) == self.epoch and self.word(PAIR_ATTACHED) == 1
 
     def claim(self) -> None:
         """Ask for the pair; what was in flight is lost. Complete once `settle` was called and `attached`."""
         self.lost += [sent for sent in self.slots if sent is not None]
         self.slots = [None] * self.sizes.slots
         self.epoch = 0
-        self.views.front[self.pair, q.FRONT_CLAIM] = self.word(q.PAIR_EPOCH) + 1
+        self.views.front[self.pair, FRONT_CLAIM] = self.word(PAIR_EPOCH) + 1
 
     def settle(self) -> bool:
         """Take over the pair if the claim was granted."""
-        claim = int(self.views.front[self.pair, q.FRONT_CLAIM])
-        if self.epoch == 0 and self.word(q.PAIR_EPOCH) == claim and self.word(q.PAIR_ATTACHED) == 1:
-            self.epoch, self.sq_tail, self.cq_head = claim, self.word(q.PAIR_SQ_HEAD), self.word(q.PAIR_CQ_TAIL)
+        claim = int(self.views.front[self.pair, FRONT_CLAIM])
+        if self.epoch == 0 and self.word(PAIR_EPOCH) == claim and self.word(PAIR_ATTACHED) == 1:
+            self.epoch, self.sq_tail, self.cq_head = claim, self.word(PAIR_SQ_HEAD), self.word(PAIR_CQ_TAIL)
         return self.epoch > 0
 
     def free_slot(self) -> int | None:
-        full = self.sq_tail - self.word(q.PAIR_SQ_HEAD) >= self.world.queue.sq_entries
+        full = self.sq_tail - self.word(PAIR_SQ_HEAD) >= self.world.queue.sq_entries
         return None if full else next((i for i, sent in enumerate(self.slots) if sent is None), None)
 
     def submit(
@@ -86,7 +107,7 @@ class Front:
         assert chosen is not None
         world, where = self.world, self.sq_tail % self.world.queue.sq_entries
         self.counter += 1
-        entry = np.zeros(1, q.SQ_ENTRY)
+        entry = np.zeros(1, SQ_ENTRY)
         salt = fields.get("cache_salt", 0)
         hashes = page_hashes(prompt, self.sizes.page_size, self.sizes.multipliers, salt)
         offset, hash_offset = where * self.sizes.max_model_len, where * (world.queue.hash_entries // world.queue.sq_entries)
@@ -125,7 +146,7 @@ class Front:
         return sent
 
     def ring(self) -> None:
-        self.views.front[self.pair, q.FRONT_DOORBELL] = self.epoch << 32 | self.sq_tail & q.POSITION_MASK
+        self.views.front[self.pair, FRONT_DOORBELL] = self.epoch << 32 | self.sq_tail & POSITION_MASK
 
     def cancel(self, slot: int) -> None:
         sent = self.slots[slot]
@@ -137,15 +158,15 @@ class Front:
         """Read completions and check each: the right token of the right request, in order, once."""
         for _ in range(most):
             word = int(self.views.cq[self.pair, self.cq_head % self.sizes.cq_entries])
-            completion = q.unpack_completion(word)
-            if completion.lap != q.lap_of(self.cq_head, self.sizes.cq_entries):
+            completion = unpack_completion(word)
+            if completion.lap != lap_of(self.cq_head, self.sizes.cq_entries):
                 break
             record = self.views.records[self.pair, self.cq_head % self.sizes.cq_entries]
             self.cq_head += 1
             self._take(completion, record)
-        self.views.front[self.pair, q.FRONT_CQ_HEAD] = self.epoch << 32 | self.cq_head & q.POSITION_MASK
+        self.views.front[self.pair, FRONT_CQ_HEAD] = self.epoch << 32 | self.cq_head & POSITION_MASK
 
-    def _take(self, completion: q.Completion, record: np.ndarray) -> None:
+    def _take(self, completion: Completion, record: np.ndarray) -> None:
         sent = self.slots[completion.slot]
         assert sent is not None, f"a completion for nobody: {completion}"
         if completion.has_token:
@@ -158,11 +179,11 @@ class Front:
             assert not completion.has_logprobs
         if completion.finish:
             sent.ended = completion.finish
-            sent.reason = completion.token if completion.finish == q.FINISH_REJECTED else 0
-            if completion.finish in (q.FINISH_STOP, q.FINISH_LENGTH):
+            sent.reason = completion.token if completion.finish == FINISH_REJECTED else 0
+            if completion.finish in (FINISH_STOP, FINISH_LENGTH):
                 assert sent.got == sent.expected
                 assert sent.finish == completion.finish
-            elif completion.finish == q.FINISH_CANCELLED:
+            elif completion.finish == FINISH_CANCELLED:
                 assert sent.cancelled
             self.slots[completion.slot] = None
             self.done.append(sent)

@@ -8,7 +8,8 @@ import random
 from protocol_front import Front
 from scheduler_world import MULTIPLIERS, Sizes, World
 
-from blinkpy.queues import layout as q
+from blinkpy.queues.submission import SUBMIT_NO_PREFIX_CACHE
+from blinkpy.queues.words import FRONT_DOORBELL
 
 
 def random_sizes(seed: int) -> Sizes:
@@ -65,7 +66,7 @@ class Story:
                     front.alive = True
                     front.claim()
                 elif draw.random() < 0.2:  # what is still on its way
-                    world.views.front[pair, q.FRONT_DOORBELL] = draw.choice((0, front.epoch << 32 | draw.randrange(1 << 20)))
+                    world.views.front[pair, FRONT_DOORBELL] = draw.choice((0, front.epoch << 32 | draw.randrange(1 << 20)))
                 continue
             if not front.settle():
                 continue
@@ -96,7 +97,7 @@ class Story:
                 stop_ids=stop_ids,
                 priority=draw.randint(-2, 2),
                 cache_salt=draw.choice((0, 0, 0, 9)),
-                flags=draw.choice((0, 0, 0, q.SUBMIT_NO_PREFIX_CACHE)),
+                flags=draw.choice((0, 0, 0, SUBMIT_NO_PREFIX_CACHE)),
                 logprobs=draw.choice((-1, -1, 0, 20)),
                 ring=draw.random() < 0.8,
                 **broken,

@@ -23,8 +23,11 @@ from blinkpy.kv.integrity import check_integrity
 from blinkpy.kv.limits import Limits, make_limits
 from blinkpy.kv.memory import make_state
 from blinkpy.kv.state import EMITS, EMPTY, ROWS, TOKENS, State
-from blinkpy.queues import layout as q
+from blinkpy.queues.header import EngineFacts, write_header
+from blinkpy.queues.layout import QueueLayout, QueueSizes
+from blinkpy.queues.submission import WORD_LOGPROBS
 from blinkpy.queues.views import engine_views
+from blinkpy.queues.words import COUNTER
 
 MULTIPLIERS = (1_234_567, 7_654_321)
 TICK_NS = 50_000
@@ -53,14 +56,14 @@ class Sizes:
     intake_tokens: int = 32768
     record_calls: int = 0
 
-    def queue_sizes(self) -> q.QueueSizes:
+    def queue_sizes(self) -> QueueSizes:
         sq = max(2, 1 << (self.slots - 1).bit_length())
         arena, pages = sq * self.max_model_len, self.max_model_len // self.page_size + 1
-        return q.QueueSizes(self.pairs, self.slots, sq, self.cq_entries, max(16, arena), sq * pages)
+        return QueueSizes(self.pairs, self.slots, sq, self.cq_entries, max(16, arena), sq * pages)
 
-    def facts(self) -> q.EngineFacts:
+    def facts(self) -> EngineFacts:
         sizes = (self.max_model_len, self.vocab_size, self.page_size, self.pages, self.rows, self.lease_ms)
-        return q.EngineFacts(1, *self.multipliers, *sizes)
+        return EngineFacts(1, *self.multipliers, *sizes)
 
 
 Runner = Callable[[int], int]
@@ -74,9 +77,9 @@ class World:
 
     def __init__(self, sizes: Sizes, mode: str | int = "python", policy: Policy = fcfs, seed: int = 0) -> None:
         self.sizes, self.queue = sizes, sizes.queue_sizes()
-        layout = q.QueueLayout(self.queue)
+        layout = QueueLayout(self.queue)
         self.segment = memoryview(bytearray(layout.total_bytes))
-        q.write_header(self.segment, self.queue, sizes.facts())
+        write_header(self.segment, self.queue, sizes.facts())
         self.views = engine_views(self.segment, layout)
         self.limits: Limits = make_limits(
             self.queue,
@@ -115,7 +118,7 @@ class World:
         return run
 
     def counter(self, name: str) -> int:
-        return int(self.views.engine[q.COUNTER[name]])
+        return int(self.views.engine[COUNTER[name]])
 
     def attach(self) -> None:
         """All front ends claim their pairs."""
@@ -151,7 +154,7 @@ class World:
                 context, table = int(batch.context_lengths[row]), requests.page_table[batch.row_slots[row]]
                 values = self.cache[table[: -(-context // self.sizes.page_size)]].reshape(-1)[:context]
                 batch.sampled[row] = next_token(values, self.sizes.vocab_size)
-                if requests.entry[batch.row_slots[row], q.WORD_LOGPROBS] >= 0:
+                if requests.entry[batch.row_slots[row], WORD_LOGPROBS] >= 0:
                     batch.logprobs[row] = record_of(int(batch.sampled[row]), context)
                 emitted += 1
         assert emitted == batch.counts[EMITS]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ from blinkpy.check.guard import run_child
 from blinkpy.check.options import CheckOptions
 from blinkpy.check.workload import load_workload
 from blinkpy.config import ConfigError
+from blinkpy.packages import require_packages
 from blinkpy.progress import Progress
 
 MARKS = {"fine": "ok", "note": "note", "warning": "WARNING", "error": "ERROR"}
@@ -35,8 +35,7 @@ def run_check(options: CheckOptions) -> int:
     """Check a policy. Returns the exit code: 0, or 1 when an error was found. Raises ConfigError for wrong options."""
     if not options.policy:
         raise ConfigError("check needs a policy: FILE.py:FUNCTION, or the name of a shipped one")
-    if importlib.util.find_spec("numba") is None:
-        raise ConfigError("check needs numba: pip install 'blinkpy-serve[cpu]'")
+    require_packages("check", "numba", extra="cpu")
     load_workload(options.workload)
     _check_output(options)
     progress, findings, outcomes = Progress(), [], []
@@ -66,8 +65,7 @@ def _check_output(options: CheckOptions) -> None:
     if options.plot:
         if Path(options.plot).suffix not in PLOT_TYPES:
             raise ConfigError(f"plot must end in {', '.join(PLOT_TYPES)}, not {options.plot!r}")
-        if importlib.util.find_spec("matplotlib") is None:
-            raise ConfigError("--plot needs matplotlib: pip install 'blinkpy-serve[bench]'")
+        require_packages("--plot", "matplotlib", extra="bench")
     for name in (options.plot, options.json):
         if name and not Path(name).absolute().parent.is_dir():
             raise ConfigError(f"there is no folder {Path(name).absolute().parent} for {name}")

@@ -22,8 +22,12 @@ from blinkpy.kernels.policies import Policy
 from blinkpy.kv.limits import make_limits
 from blinkpy.kv.memory import make_state
 from blinkpy.kv.state import DECODE_ROWS, ROWS, TOKENS
-from blinkpy.queues import layout as q
+from blinkpy.queues.completion import FINISH_MASK, FLAG_MASK, FLAG_SHIFT, SLOT_MASK
+from blinkpy.queues.header import EngineFacts, write_header
+from blinkpy.queues.layout import QueueLayout, QueueSizes
+from blinkpy.queues.submission import SQ_ENTRY
 from blinkpy.queues.views import engine_views
+from blinkpy.queues.words import EPOCH_SHIFT, FRONT_CLAIM, FRONT_CQ_HEAD, FRONT_DOORBELL, FRONT_HEARTBEAT, PAIR_CQ_TAIL
 
 MOST_SLOTS = 4096  # requests in the engine at a time; others wait at the door, in the order of their arrival
 COMPLETIONS = 1 << 14  # of the queue: more than the rows of two steps
@@ -127,11 +131,11 @@ class Simulation:
             )
         slots = min(n, MOST_SLOTS)
         ring = max(2, 1 << (slots - 1).bit_length())
-        sizes = q.QueueSizes(1, slots, ring, COMPLETIONS, max(16, longest), 1)
-        facts = q.EngineFacts(1, 0, 0, longest, 2, machine.page_size, machine.num_pages, machine.max_num_seqs, 3_600_000)
-        layout = q.QueueLayout(sizes)
+        sizes = QueueSizes(1, slots, ring, COMPLETIONS, max(16, longest), 1)
+        facts = EngineFacts(1, 0, 0, longest, 2, machine.page_size, machine.num_pages, machine.max_num_seqs, 3_600_000)
+        layout = QueueLayout(sizes)
         self._memory = memoryview(bytearray(layout.total_bytes))
-        q.write_header(self._memory, sizes, facts)
+        write_header(self._memory, sizes, facts)
         self._views = engine_views(self._memory, layout)
         limits = make_limits(
             sizes,
@@ -146,7 +150,7 @@ class Simulation:
         self._state = make_state(limits, machine.buckets())
         self._scheduler = Scheduler(limits, self._state, policy)
         self._scheduler.attach(self._views)
-        self._entry = np.zeros(1, q.SQ_ENTRY)
+        self._entry = np.zeros(1, SQ_ENTRY)
         for name, value in {"epoch": 1, "top_p": 1, "repetition_penalty": 1, "logprobs": -1, "stop_ids": -1}.items():
             self._entry[name] = value
         self._entry["stop_ids"][0, 0] = STOP
@@ -163,7 +167,7 @@ class Simulation:
         self.ended = 0
         self.over: list[int] = []
         self.read_ns = 0
-        self._views.front[0, q.FRONT_CLAIM] = 1
+        self._views.front[0, FRONT_CLAIM] = 1
         self._scheduler.step(0)
 
     @property
@@ -184,12 +188,12 @@ class Simulation:
         entry["max_tokens"], entry["priority"] = requests.max_tokens[number], requests.priority[number]
         self._views.sq[0, self._sq_tail % self._views.sq.shape[1]] = entry.view(np.int32)
         self._sq_tail += 1
-        self._views.front[0, q.FRONT_DOORBELL] = 1 << q.EPOCH_SHIFT | self._sq_tail
+        self._views.front[0, FRONT_DOORBELL] = 1 << EPOCH_SHIFT | self._sq_tail
 
     def turn(self) -> bool:
         """One call of the scheduler and the step that it asks for. False when there was nothing to run."""
         batch, machine, out = self._state.batch, self.machine, self._outcome
-        self._views.front[0, q.FRONT_HEARTBEAT] += 1
+        self._views.front[0, FRONT_HEARTBEAT] += 1
         bucket = self._scheduler.step(self.now)
         self._read()
         if bucket < 0:
@@ -222,20 +226,20 @@ class Simulation:
     def _read(self) -> None:
         """Take the completions: tokens of the step that ended now."""
         out, ring = self._outcome, self._views.cq.shape[1]
-        tail = int(self._views.pair[0, q.PAIR_CQ_TAIL])
+        tail = int(self._views.pair[0, PAIR_CQ_TAIL])
         words = self._views.cq[0, np.arange(self._cq_head, tail) % ring]
-        slots, flags = words & q.SLOT_MASK, words >> q.FLAG_SHIFT & q.FLAG_MASK
+        slots, flags = words & SLOT_MASK, words >> FLAG_SHIFT & FLAG_MASK
         numbers = self._number[slots]
         first = numbers[out.first_token[numbers] == NEVER]
         out.first_token[first] = self.now
-        over = flags & q.FINISH_MASK != 0
+        over = flags & FINISH_MASK != 0
         self.over, self.read_ns = numbers[over].tolist(), self.now
         out.ended[self.over] = self.now
         out.preemptions[numbers[over]] = self._state.requests.preemptions[slots[over]]
         self._free += slots[over].tolist()
         self.ended += int(over.sum())
         self._cq_head = tail
-        self._views.front[0, q.FRONT_CQ_HEAD] = 1 << q.EPOCH_SHIFT | tail
+        self._views.front[0, FRONT_CQ_HEAD] = 1 << EPOCH_SHIFT | tail
 
 
 def simulate(policy: Policy, machine: Machine, requests: Workload) -> Outcome:

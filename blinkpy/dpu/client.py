@@ -19,7 +19,10 @@ from blinkpy.dpu.metrics import Metrics
 from blinkpy.dpu.queue_pair import Busy, EngineLost, Event, QueuePair, Unavailable
 from blinkpy.dpu.sampling import Sampling
 from blinkpy.dpu.transport import TransportError
-from blinkpy.queues.layout import HAS_TOKEN, STATE_READY, Int32, LayoutError
+from blinkpy.queues.arrays import Int32
+from blinkpy.queues.completion import HAS_TOKEN
+from blinkpy.queues.layout import LayoutError
+from blinkpy.queues.words import STATE_READY
 
 POLL_S = 0.001
 QUIET_SHARE = 0.75  # of the interval between two news in which no third is expected

@@ -9,7 +9,7 @@ from blinkpy.dpu.errors import ApiError, bad_request, unavailable
 from blinkpy.dpu.logprobs import TokenLogprobs, token_logprobs
 from blinkpy.dpu.queue_pair import InFlight
 from blinkpy.dpu.stop_strings import StopStrings
-from blinkpy.queues.layout import (
+from blinkpy.queues.completion import (
     FINISH_CANCELLED,
     FINISH_ERROR,
     FINISH_LENGTH,

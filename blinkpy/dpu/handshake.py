@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 
 from blinkpy.dpu.transport import TransportError
 from blinkpy.dpu.verbs import Endpoint
-from blinkpy.queues.layout import VERSION, LayoutError
+from blinkpy.queues.header import VERSION
+from blinkpy.queues.layout import LayoutError
 
 PROTOCOL = 1
 MESSAGE_LIMIT = 16384  # bytes of a line

@@ -10,14 +10,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import NamedTuple
 
-from blinkpy.queues.layout import (
-    COUNTER,
-    ENGINE_HEARTBEAT,
-    ENGINE_STATE,
-    ENGINE_STEPS,
-    GAUGE,
-    STATE_NAMES,
-)
+from blinkpy.queues.words import COUNTER, ENGINE_HEARTBEAT, ENGINE_STATE, ENGINE_STEPS, GAUGE, STATE_NAMES
 
 STATUSES = (200, 400, 401, 404, 405, 408, 413, 415, 429, 431, 500, 503)
 COUNTERS = {

@@ -16,7 +16,7 @@ import orjson
 from blinkpy.dpu.errors import ApiError, bad_request
 from blinkpy.dpu.sampling import ABOVE_ZERO, INT32_RANGE, LIMITS, Sampling
 from blinkpy.dpu.stop_strings import MAX_STOP_LENGTH, MAX_STOPS
-from blinkpy.queues.layout import STOP_IDS
+from blinkpy.queues.submission import STOP_IDS
 
 MAX_PROMPTS = 128  # in one request
 MAX_MESSAGES = 10_000

@@ -15,32 +15,34 @@ from typing import Any
 from blinkpy.dpu.rings import Arena
 from blinkpy.dpu.sampling import Sampling
 from blinkpy.dpu.transport import Transport, TransportError
-from blinkpy.queues.layout import (
+from blinkpy.queues.arrays import Int32
+from blinkpy.queues.completion import (
+    FINISH_MASK,
+    FLAG_MASK,
+    FLAG_SHIFT,
+    HAS_LOGPROBS,
+    LAP_SHIFT,
+    SLOT_MASK,
+    TOKEN_MASK,
+    TOKEN_SHIFT,
+    lap_of,
+)
+from blinkpy.queues.page_hash import PageHasher
+from blinkpy.queues.words import (
     ENGINE_HEARTBEAT,
     ENGINE_STATE,
     EPOCH_LIMIT,
     EPOCH_SHIFT,
-    FINISH_MASK,
-    FLAG_MASK,
-    FLAG_SHIFT,
     FRONT_CLAIM,
     FRONT_CQ_HEAD,
     FRONT_HEARTBEAT,
-    HAS_LOGPROBS,
-    LAP_SHIFT,
     POSITION_MASK,
-    SLOT_MASK,
     STATE_DRAINING,
     STATE_FAULTED,
     STATE_NAMES,
     STATE_READY,
     STATE_STOPPED,
-    TOKEN_MASK,
-    TOKEN_SHIFT,
-    Int32,
-    lap_of,
 )
-from blinkpy.queues.page_hash import PageHasher
 
 FIRST_WINDOW, WINDOW = 16, 256  # completions read at once: by a look for news, and after it found some
 CLAIM_POLL_S = 0.0005
@@ -59,7 +61,7 @@ class EngineLost(Exception):
     """The queue pair is of no use any more; every request in flight has failed. The message says why."""
 
 
-LogprobPairs = list[tuple[int, float]]  # one record: (token, log probability), as in queues.RECORD_PAIR
+LogprobPairs = list[tuple[int, float]]  # one record: (token, log probability), as in logprob_record.RECORD_PAIR
 
 
 class InFlight:
@@ -77,7 +79,7 @@ class InFlight:
         self.records: deque[LogprobPairs] = deque()
 
 
-# One completion: the request, a token id (of a rejected request: queues.REJECT_*), and queues.FINISH_* with
+# One completion: the request, a token id (of a rejected request: completion.REJECT_*), and FINISH_* with
 # HAS_TOKEN and HAS_LOGPROBS. A plain tuple, since there is one for every token.
 Event = tuple[InFlight, int, int]
 
@@ -145,7 +147,7 @@ class QueuePair:
 
     def heartbeat(self) -> None:
         """Say that this front end lives. At least once in half a lease; doorbell and head are stored again as well: a
-        late write of an earlier owner may have covered them (O6 of blinkpy/sim/queue_model.py)."""
+        late write of an earlier owner may have covered them (O6 of docs/verification.md)."""
         self._bump()
         if self._attached:
             self._ring()

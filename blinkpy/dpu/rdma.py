@@ -25,32 +25,23 @@ from blinkpy.dpu.handshake import Hello, Welcome, introduce
 from blinkpy.dpu.send_queue import Piece, SendQueue
 from blinkpy.dpu.transport import PairWords, TransportError
 from blinkpy.dpu.verbs import Port, QueuePairEnd, constants
-from blinkpy.queues.layout import (
-    BLOCK_WORDS,
+from blinkpy.queues.arrays import Int32, Int64
+from blinkpy.queues.completion import CQ_ENTRY_BYTES, FLAG_SHIFT, HAS_LOGPROBS, LAP_SHIFT, lap_of
+from blinkpy.queues.header import read_header
+from blinkpy.queues.layout import BLOCK_WORDS, LayoutError
+from blinkpy.queues.logprob_record import RECORD_BYTES, RECORD_PAIR, RECORD_PAIRS, Records
+from blinkpy.queues.words import (
     CONTROL_FAULT,
-    CQ_ENTRY_BYTES,
     ENGINE_STATE,
     EPOCH_SHIFT,
-    FLAG_SHIFT,
     FRONT_CLAIM,
     FRONT_CQ_HEAD,
     FRONT_DOORBELL,
-    HAS_LOGPROBS,
-    LAP_SHIFT,
     PAIR_ATTACHED,
     PAIR_CQ_TAIL,
     PAIR_EPOCH,
     PAIR_SQ_HEAD,
     POSITION_MASK,
-    RECORD_BYTES,
-    RECORD_PAIR,
-    RECORD_PAIRS,
-    Int32,
-    Int64,
-    LayoutError,
-    Records,
-    lap_of,
-    read_header,
 )
 
 READ_SPIN_NS = 20_000  # longest wait within a look for completions

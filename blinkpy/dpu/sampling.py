@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from blinkpy.queues.layout import SQ_ENTRY, SQ_ENTRY_BYTES, STOP_IDS, TOP_LOGPROBS
+from blinkpy.queues.logprob_record import TOP_LOGPROBS
+from blinkpy.queues.submission import SQ_ENTRY, SQ_ENTRY_BYTES, STOP_IDS
 
 SEED_RANGE = (-(2**63), 2**63 - 1)
 INT32_RANGE = (-(2**31), 2**31 - 1)
 
-# One struct.pack for the 128 bytes, from the one definition of the record in blinkpy.queues.layout.
+# One struct.pack for the 128 bytes, from the one definition of the record in blinkpy.queues.submission.
 _KINDS = {"i8": "q", "i4": "i", "f4": "f"}
 
 
@@ -33,7 +34,7 @@ if ENTRY.size != SQ_ENTRY_BYTES:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Limits and sampling parameters of one request; fields as in blinkpy.queues.layout.SQ_ENTRY.
+    """Limits and sampling parameters of one request; fields as in blinkpy.queues.submission.SQ_ENTRY.
 
     Values are checked where they come from (the protocol, or blinkpy.LLM), against LIMITS. stop_ids: at most STOP_IDS
     token ids that end the request, end-of-sequence ids included. seed None: a random one.

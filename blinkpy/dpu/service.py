@@ -21,7 +21,8 @@ from blinkpy.dpu.protocol import Message, Request, token_limit
 from blinkpy.dpu.sampling import Sampling, default_sampling
 from blinkpy.dpu.sinks import Collector
 from blinkpy.dpu.tokenizer import Tokenizer
-from blinkpy.queues.layout import STOP_IDS, Int32
+from blinkpy.queues.arrays import Int32
+from blinkpy.queues.submission import STOP_IDS
 
 INLINE_CHARACTERS = 2048  # longer texts are tokenized in a thread; a text of this length takes under a millisecond
 TEMPLATE_SLACK = 1 << 20  # characters that a chat template may add to the messages

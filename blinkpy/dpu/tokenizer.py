@@ -15,7 +15,8 @@ from tokenizers import Tokenizer as Encoder
 
 from blinkpy.config import ConfigError
 from blinkpy.dpu.detokenizer import Detokenizer, TokenTexts
-from blinkpy.queues.layout import STOP_IDS, Int32
+from blinkpy.queues.arrays import Int32
+from blinkpy.queues.submission import STOP_IDS
 
 # One text is one task: threads of the library would only fight with the other workers for cores.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -26,7 +26,10 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from blinkpy.queues.layout import EngineFacts, Int32, Int64, QueueLayout, Records
+from blinkpy.queues.arrays import Int32, Int64
+from blinkpy.queues.header import EngineFacts
+from blinkpy.queues.layout import QueueLayout
+from blinkpy.queues.logprob_record import Records
 
 
 class TransportError(OSError):
@@ -34,7 +37,7 @@ class TransportError(OSError):
 
 
 class PairWords(NamedTuple):
-    """The engine's words of a queue pair, by the names PAIR_* of blinkpy.queues.layout."""
+    """The engine's words of a queue pair, by the names PAIR_* of blinkpy.queues.words."""
 
     sq_head: int
     cq_tail: int

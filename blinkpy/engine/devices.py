@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 from blinkpy.config import Config, ConfigError
 from blinkpy.engine.engine import Engine
 from blinkpy.engine.queue_memory import HOST
+from blinkpy.packages import installed, require_packages
 from blinkpy.progress import Report
 
 GPU_PACKAGES = ("triton", "cuda.bindings", "numba_cuda")
@@ -25,9 +24,7 @@ def make_engine(config: Config, report: Report | None = None) -> Engine:
         if config.engine.control == "gpu":
             raise ConfigError(f"--control gpu needs --device cuda; the engine would run on {device}")
         return Engine(config.with_options({"device": device}), report)
-    missing = [name for name in GPU_PACKAGES if not _installed(name)]
-    if missing:
-        raise ConfigError(f"--device cuda needs {', '.join(missing)}: pip install 'blinkpy-serve[gpu]'")
+    require_packages("--device cuda", *GPU_PACKAGES, extra="gpu")
     from blinkpy.engine.provision import CudaEngine
 
     return CudaEngine(config.with_options({"device": device}), report)
@@ -48,15 +45,8 @@ def check_queue_memory(config: Config, device: str) -> None:
 
 def gpu_usable() -> bool:
     """Whether torch sees a GPU and everything that drives it is installed."""
-    if not all(_installed(name) for name in ("torch", *GPU_PACKAGES)):
+    if not all(installed(name) for name in ("torch", *GPU_PACKAGES)):
         return False
     import torch
 
     return torch.cuda.is_available()
-
-
-def _installed(name: str) -> bool:
-    try:
-        return find_spec(name) is not None
-    except ModuleNotFoundError:  # the parent of a dotted name
-        return False

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from blinkpy.check.guard import vetted_policy
 from blinkpy.config import Config, step_sizes
-from blinkpy.dpu.shm import Segment, create_segment
+from blinkpy.dpu.segment import Segment, create_segment
 from blinkpy.engine.queue_memory import QueueMemory
 from blinkpy.engine.sizing import EngineSizes, engine_sizes
 from blinkpy.kernels.host_scheduler import Scheduler
@@ -27,7 +27,10 @@ from blinkpy.kv.state import DRAINED, STEPS, STOPPED, Batch, Requests, State
 from blinkpy.models.architecture import Architecture, read_architecture
 from blinkpy.models.hub import resolve_model
 from blinkpy.progress import Report
-from blinkpy.queues.layout import (
+from blinkpy.queues.header import EngineFacts
+from blinkpy.queues.page_hash import HASH_MULTIPLIER_RANGE
+from blinkpy.queues.views import EngineViews
+from blinkpy.queues.words import (
     COMMAND_DRAIN,
     COMMAND_STOP,
     CONTROL_COMMAND,
@@ -38,15 +41,12 @@ from blinkpy.queues.layout import (
     STATE_FAULTED,
     STATE_READY,
     STATE_STOPPED,
-    EngineFacts,
 )
-from blinkpy.queues.page_hash import HASH_MULTIPLIER_RANGE
-from blinkpy.queues.views import EngineViews
-from blinkpy.recording.command import policy_facts
 from blinkpy.recording.crash import crash_folder, save_crash
 from blinkpy.recording.errors import RecordingError
 from blinkpy.recording.file import source_digest
 from blinkpy.recording.memory import RecordingMemory
+from blinkpy.recording.policy import policy_facts
 from blinkpy.recording.reader import RecordingReader
 
 IDLE_SPIN_NS = 200_000  # an engine that just worked looks again at once

@@ -8,11 +8,12 @@ import torch
 from cuda.bindings import driver
 
 from blinkpy.config import ConfigError
-from blinkpy.dpu.shm import Segment
+from blinkpy.dpu.segment import Segment
 from blinkpy.engine.queue_memory import DMABUF, HOST, PEERMEM, DmaBufMemory, PeerMemory, QueueMemory, refused
 from blinkpy.kernels.cuda_calls import check
 from blinkpy.kernels.device_views import MappedSegment
-from blinkpy.kernels.gpu_queues import GpuQueues
+from blinkpy.kernels.gpu_queues import GpuQueues, pairs_length
+from blinkpy.queues.layout import QueueLayout
 
 ORDERED_FOR_OWNER = 100  # CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER: the GPU sees a card's writes in their order
 PEER_MEMORY_MODULE = Path("/sys/module/nvidia_peermem")
@@ -53,6 +54,11 @@ def pair_memory_problem(way: str, *, rdma: int, dmabuf: int, ordering: int, peer
     if way == PEERMEM and not peer_memory:
         return "nvidia-peermem is not loaded"
     return ""
+
+
+def gpu_bytes(layout: QueueLayout, way: str) -> int:
+    """Bytes of GPU memory that queue pairs of a layout take where --queue-memory wants them."""
+    return 0 if way == HOST else pairs_length(layout)
 
 
 def place_pairs(segment: Segment, way: str) -> tuple[PlacedPairs, QueueMemory | None]:

@@ -19,8 +19,8 @@ from cuda.bindings import runtime
 from blinkpy.check.guard import vetted_policy
 from blinkpy.config import Config, ConfigError
 from blinkpy.engine.engine import Engine
-from blinkpy.engine.pair_placement import PlacedPairs, check_pair_memory, place_pairs
-from blinkpy.engine.sizing import engine_sizes, pages_for
+from blinkpy.engine.pair_placement import PlacedPairs, check_pair_memory, gpu_bytes, place_pairs
+from blinkpy.engine.sizing import engine_sizes, pages_for, queue_sizes
 from blinkpy.kernels.cuda_calls import CudaError
 from blinkpy.kernels.device_views import to_device, to_host
 from blinkpy.kernels.host_scheduler import Scheduler
@@ -39,8 +39,9 @@ from blinkpy.models.host_driven import HostDrivenStep, device_side, pin_state
 from blinkpy.models.hub import resolve_model
 from blinkpy.models.weights import Weights, choose_dtype, dummy_weights, load_weights
 from blinkpy.progress import Report
-from blinkpy.queues.layout import ENGINE_STATE, STATE_READY, STATE_STOPPED
+from blinkpy.queues.layout import QueueLayout
 from blinkpy.queues.views import EngineViews
+from blinkpy.queues.words import ENGINE_STATE, STATE_READY, STATE_STOPPED
 from blinkpy.recording.on_gpu import GpuRecording
 
 if TYPE_CHECKING:
@@ -179,10 +180,11 @@ class CudaEngine(Engine):
         return Executive(code, table, steps, stream, keep, self._trace_rows, copies=copies)
 
     def _plan(self, a: Architecture, dtype: torch.dtype, page_bytes: int) -> MemoryPlan:
-        free, total = torch.cuda.mem_get_info()
-        plan = plan_memory(self.config, a, dtype.itemsize, page_bytes, free, total)
-        asked = self.config.model.max_model_len or MINIMUM_TOKENS
-        pages = self.config.cache.num_pages or pages_for(asked, self.config.cache.page_size)
+        config, (free, total) = self.config, torch.cuda.mem_get_info()
+        asked = config.model.max_model_len
+        queues = gpu_bytes(QueueLayout(queue_sizes(config, asked or a.max_position)), config.transport.queue_memory)
+        plan = plan_memory(config, a, dtype.itemsize, page_bytes, free, total, queues)
+        pages = config.cache.num_pages or pages_for(asked or MINIMUM_TOKENS, config.cache.page_size)
         plan.require(pages * page_bytes)
         return plan
 

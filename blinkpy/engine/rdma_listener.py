@@ -24,10 +24,12 @@ import numpy as np
 
 from blinkpy.config import ConfigError
 from blinkpy.dpu.handshake import HandshakeError, Hello, Region, Welcome, receive_line, refusal
-from blinkpy.dpu.shm import Segment
+from blinkpy.dpu.segment import Segment
 from blinkpy.dpu.verbs import Port, QueuePairEnd, constants
 from blinkpy.engine.queue_memory import HostMemory, QueueMemory
-from blinkpy.queues.layout import BLOCK_WORDS, HEADER, PAIR_ATTACHED, QueueLayout
+from blinkpy.queues.header import HEADER
+from blinkpy.queues.layout import BLOCK_WORDS, QueueLayout
+from blinkpy.queues.words import PAIR_ATTACHED
 
 BACKLOG = 64
 HELLO_S = 2.0  # in which a front end has to say what it wants; others wait meanwhile

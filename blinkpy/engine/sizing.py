@@ -38,6 +38,19 @@ def pages_for(tokens: int, page_size: int) -> int:
     return -(-tokens // page_size)
 
 
+def queue_sizes(config: Config, max_model_len: int) -> QueueSizes:
+    """Sizes of the queue pairs of an engine whose sequences have so many tokens at the most."""
+    queue, arena_tokens = config.queue, max(ARENA_PROMPTS * max_model_len, ARENA_MINIMUM)
+    return QueueSizes(
+        pairs=config.frontend.workers,
+        slots=queue.slots,
+        sq_entries=queue.sq_entries or 1 << max(1, (queue.slots - 1).bit_length()),
+        cq_entries=queue.cq_entries,
+        prompt_tokens=queue.prompt_arena_tokens or arena_tokens,
+        hash_entries=arena_tokens // config.cache.page_size,
+    )
+
+
 def engine_sizes(config: Config, context_limit: int, page_bytes: int, cache_bytes: int) -> EngineSizes:
     """Sizes for a model.
 
@@ -62,14 +75,7 @@ def engine_sizes(config: Config, context_limit: int, page_bytes: int, cache_byte
         most = 2 * config.frontend.workers * config.queue.slots * pages_for(max_model_len, page_size)
         num_pages = min(num_pages, most, 1 << 24)
     sizes = EngineSizes(
-        queue=QueueSizes(
-            pairs=config.frontend.workers,
-            slots=config.queue.slots,
-            sq_entries=config.queue.sq_entries or 1 << max(1, (config.queue.slots - 1).bit_length()),
-            cq_entries=config.queue.cq_entries,
-            prompt_tokens=config.queue.prompt_arena_tokens or max(ARENA_PROMPTS * max_model_len, ARENA_MINIMUM),
-            hash_entries=max(ARENA_PROMPTS * max_model_len, ARENA_MINIMUM) // page_size,
-        ),
+        queue=queue_sizes(config, max_model_len),
         max_model_len=max_model_len,
         page_size=page_size,
         num_pages=num_pages,

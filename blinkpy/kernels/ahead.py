@@ -37,7 +37,9 @@ from blinkpy.kv.state import (
     TOKENS,
     WAITING_COUNT,
 )
-from blinkpy.queues.layout import COMMAND_RUN, LAPS, STOP_IDS, WORD_LOGPROBS, WORD_MAX_TOKENS, WORD_MIN_TOKENS, WORD_STOP_IDS
+from blinkpy.queues.completion import LAPS
+from blinkpy.queues.submission import STOP_IDS, WORD_LOGPROBS, WORD_MAX_TOKENS, WORD_MIN_TOKENS, WORD_STOP_IDS
+from blinkpy.queues.words import COMMAND_RUN
 
 COMPUTED_TOKENS = COUNTER_INDEX["computed_tokens"]
 

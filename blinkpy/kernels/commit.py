@@ -10,19 +10,8 @@ from blinkpy.kernels.portable import barrier, block_scan, block_sum, device, str
 from blinkpy.kv.pages import release_pages
 from blinkpy.kv.state import COUNTER_INDEX, EMPTY, RUNNING, RUNNING_COUNT
 from blinkpy.kv.state import ROWS as ROW_COUNT
-from blinkpy.queues.layout import (
-    FINISH_ERROR,
-    FINISH_LENGTH,
-    FINISH_NONE,
-    FINISH_STOP,
-    HAS_LOGPROBS,
-    HAS_TOKEN,
-    STOP_IDS,
-    WORD_LOGPROBS,
-    WORD_MAX_TOKENS,
-    WORD_MIN_TOKENS,
-    WORD_STOP_IDS,
-)
+from blinkpy.queues.completion import FINISH_ERROR, FINISH_LENGTH, FINISH_NONE, FINISH_STOP, HAS_LOGPROBS, HAS_TOKEN
+from blinkpy.queues.submission import STOP_IDS, WORD_LOGPROBS, WORD_MAX_TOKENS, WORD_MIN_TOKENS, WORD_STOP_IDS
 
 GENERATED_TOKENS = COUNTER_INDEX["generated_tokens"]
 REQUESTS_FINISHED = COUNTER_INDEX["requests_finished"]

@@ -7,7 +7,9 @@ position of an item is its number among the items of its pair, in list order, fr
 from __future__ import annotations
 
 from blinkpy.kernels.portable import barrier, block_scan, device, load_relaxed, store_relaxed, store_release, strided
-from blinkpy.queues.layout import FLAG_SHIFT, HAS_LOGPROBS, LAP_SHIFT, LAPS, PAIR_CQ_TAIL, RECORD_PAIRS, TOKEN_SHIFT
+from blinkpy.queues.completion import FLAG_SHIFT, HAS_LOGPROBS, LAP_SHIFT, LAPS, TOKEN_SHIFT
+from blinkpy.queues.logprob_record import RECORD_PAIRS
+from blinkpy.queues.words import PAIR_CQ_TAIL
 
 PAIRS_AT_ONCE = 4  # counts of 16 bits in one int64: a pair has at most 65,535 slots, and so many items
 COUNT_BITS = 16

@@ -27,6 +27,11 @@ from blinkpy.queues.views import engine_views
 GPU_PAGE = 2 << 20  # bytes; allocations of whole ones begin at one, so they share none with other memory
 
 
+def pairs_length(layout: QueueLayout) -> int:
+    """Bytes of GPU memory that the pairs of a segment take, in whole pages."""
+    return -(-layout.sizes.pairs * layout.pair_bytes // GPU_PAGE) * GPU_PAGE
+
+
 class GpuQueues:
     """The pairs of a segment in GPU memory, zeros at first. device: EngineViews for the GPU. Offsets count from the first pair.
 
@@ -35,9 +40,9 @@ class GpuQueues:
     """
 
     def __init__(self, buffer: memoryview, layout: QueueLayout):
-        first, total = layout.first_pair, layout.total_bytes
+        first = layout.first_pair
         self._words = MappedMemory(buffer[:first], "the engine's words")
-        self.length = -(-(total - first) // GPU_PAGE) * GPU_PAGE
+        self.length = pairs_length(layout)
         self.address = int(check(driver.cuMemAlloc(self.length), f"allocate {self.length >> 20} MiB of queues"))
         check(driver.cuMemsetD8(self.address, 0, self.length), "clear the queues")
         check(runtime.cudaDeviceSynchronize(), "clear the queues")  # before a card looks

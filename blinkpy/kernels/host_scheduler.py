@@ -21,7 +21,8 @@ from blinkpy.kv.arrays import plain
 from blinkpy.kv.integrity import check_integrity
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import DRAINED, NOTHING, STOPPED, State
-from blinkpy.queues.layout import RECORD_PAIR, QueueLayout, QueueSizes
+from blinkpy.queues.layout import QueueLayout, QueueSizes
+from blinkpy.queues.logprob_record import RECORD_PAIR
 from blinkpy.queues.views import EngineViews, engine_views
 
 

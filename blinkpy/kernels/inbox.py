@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from blinkpy.kernels.portable import barrier, device, load_acquire, load_relaxed, strided
 from blinkpy.kv.state import RUNNING_COUNT, WAITING_COUNT
-from blinkpy.queues.layout import CONTROL_COMMAND, FRONT_CLAIM, FRONT_CQ_HEAD, FRONT_DOORBELL, FRONT_HEARTBEAT
+from blinkpy.queues.words import CONTROL_COMMAND, FRONT_CLAIM, FRONT_CQ_HEAD, FRONT_DOORBELL, FRONT_HEARTBEAT
 
 
 @device

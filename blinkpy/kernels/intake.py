@@ -21,22 +21,23 @@ from blinkpy.kv.state import (
     WAITING,
     WAITING_COUNT,
 )
-from blinkpy.queues.layout import (
-    COMMAND_RUN,
+from blinkpy.queues.completion import (
     FINISH_NONE,
     FINISH_REJECTED,
-    LONG_CACHE_SALT,
-    LONG_REQUEST_ID,
-    PAIR_SQ_HEAD,
     REJECT_HASHES,
     REJECT_LENGTH,
     REJECT_PAGES,
     REJECT_PARAMETER,
     REJECT_PROMPT,
     REJECT_TOKEN,
+)
+from blinkpy.queues.logprob_record import TOP_LOGPROBS
+from blinkpy.queues.page_hash import HASH_SHIFT
+from blinkpy.queues.submission import (
+    LONG_CACHE_SALT,
+    LONG_REQUEST_ID,
     SQ_ENTRY_WORDS,
     SUBMIT_NO_PREFIX_CACHE,
-    TOP_LOGPROBS,
     WORD_EPOCH,
     WORD_FLAGS,
     WORD_FREQUENCY_PENALTY,
@@ -55,7 +56,7 @@ from blinkpy.queues.layout import (
     WORD_TOP_K,
     WORD_TOP_P,
 )
-from blinkpy.queues.page_hash import HASH_SHIFT
+from blinkpy.queues.words import COMMAND_RUN, PAIR_SQ_HEAD
 
 REQUESTS_ACCEPTED = COUNTER_INDEX["requests_accepted"]
 REQUESTS_REJECTED = COUNTER_INDEX["requests_rejected"]

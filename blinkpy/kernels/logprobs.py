@@ -9,12 +9,12 @@ import triton.language as tl
 from blinkpy.kernels.candidates import LAST_FINITE, NO_KEY, STAGES, collect, distance_of, measure, pick, section_of, split
 from blinkpy.kernels.launch import COUNT_ROWS, check, check_one_device, options, release_successor, wait_for_predecessor
 from blinkpy.kernels.sampling import ENTRY_WORDS, SamplingWorkspace
-from blinkpy.queues import layout as queues
-from blinkpy.queues.layout import RECORD_PAIRS, TOP_LOGPROBS
+from blinkpy.queues import submission
+from blinkpy.queues.logprob_record import RECORD_PAIRS, TOP_LOGPROBS
 
 TOP = tl.constexpr(TOP_LOGPROBS)
 PAIRS = tl.constexpr(RECORD_PAIRS)
-WORD_LOGPROBS = tl.constexpr(queues.WORD_LOGPROBS)
+WORD_LOGPROBS = tl.constexpr(submission.WORD_LOGPROBS)
 
 PROGRAMS = 128
 """At most so many programs, since only one of them fits on a multiprocessor: a step where nobody asks waits for one wave."""
@@ -144,12 +144,12 @@ def logprobs(
     """Log probabilities (before penalties and temperature) for the emitting rows whose entry asks for them; others stay.
 
     logits: float32 [B, V] as the model gave them; sampled, row_slots, emits: int32 [at least B]; entry: int32 [S, 32];
-    records: int64 [at least B, RECORD_PAIRS] of queues.RECORD_PAIR, the sampled token's first, then the largest, descending,
+    records: int64 [at least B, RECORD_PAIRS] of RECORD_PAIR, the sampled token's first, then the largest, descending,
     lower id first among equals; token -1 with -inf where there are fewer tokens of finite logit.
     """
     rows, vocabulary = logits.shape
     check(logits, "logits", (None, None), torch.float32, row_strided=True)
-    check(entry, "entry", (None, queues.SQ_ENTRY_WORDS), torch.int32)
+    check(entry, "entry", (None, submission.SQ_ENTRY_WORDS), torch.int32)
     check(counts, "counts", (8,), torch.int64)
     check(records, "records", (None, RECORD_PAIRS), torch.int64)
     by_row = {"sampled": sampled, "row_slots": row_slots, "emits": emits}

@@ -27,7 +27,7 @@ from blinkpy.kernels.portable import load_relaxed, nanosleep, now_ns, register_c
 from blinkpy.kernels.scheduler import Phases, make_phases
 from blinkpy.kernels.steady import fetch_ahead
 from blinkpy.kv.state import COPIES_BEGUN, COPIES_DONE, DECODE_ROWS, DRAINED, POSITION, ROWS, STEADY, STOPPED
-from blinkpy.queues.layout import ENGINE_STATE, STATE_STOPPED
+from blinkpy.queues.words import ENGINE_STATE, STATE_STOPPED
 
 cuda = register_cuda()
 

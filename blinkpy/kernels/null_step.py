@@ -8,8 +8,9 @@ from typing import Any
 from blinkpy.kernels.njit_cache import cached_njit
 from blinkpy.kernels.portable import device
 from blinkpy.kv.state import ROWS
-from blinkpy.queues.layout import NO_RECORD_PAIR, RECORD_PAIRS, WORD_LOGPROBS, WORD_SEED
+from blinkpy.queues.logprob_record import NO_RECORD_PAIR, RECORD_PAIRS
 from blinkpy.queues.page_hash import HASH_MODULUS_1
+from blinkpy.queues.submission import WORD_LOGPROBS, WORD_SEED
 
 
 @device

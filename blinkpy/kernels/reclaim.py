@@ -23,16 +23,8 @@ from blinkpy.kv.state import (
     WAITING,
     WAITING_COUNT,
 )
-from blinkpy.queues.layout import (
-    EPOCH_LIMIT,
-    EPOCH_SHIFT,
-    FINISH_CANCELLED,
-    FINISH_NONE,
-    PAIR_ATTACHED,
-    PAIR_EPOCH,
-    PAIR_SQ_HEAD,
-    POSITION_MASK,
-)
+from blinkpy.queues.completion import FINISH_CANCELLED, FINISH_NONE
+from blinkpy.queues.words import EPOCH_LIMIT, EPOCH_SHIFT, PAIR_ATTACHED, PAIR_EPOCH, PAIR_SQ_HEAD, POSITION_MASK
 
 REQUESTS_CANCELLED = COUNTER_INDEX["requests_cancelled"]
 LEASES_EXPIRED = COUNTER_INDEX["leases_expired"]

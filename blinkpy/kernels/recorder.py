@@ -44,7 +44,7 @@ from blinkpy.kv.state import (
     RECORDS,
     ROWS,
 )
-from blinkpy.queues.layout import SQ_ENTRY_WORDS, WORD_HASH_COUNT
+from blinkpy.queues.submission import SQ_ENTRY_WORDS, WORD_HASH_COUNT
 
 HALF = 32
 LOW = 0xFFFFFFFF

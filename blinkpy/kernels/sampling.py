@@ -19,20 +19,20 @@ import triton.language as tl
 
 from blinkpy.kernels.draw import draw
 from blinkpy.kernels.launch import COUNT_ROWS, check, check_one_device, options, release_successor, wait_for_predecessor
-from blinkpy.queues import layout as queues
+from blinkpy.queues import submission
 
-ENTRY_WORDS = tl.constexpr(queues.SQ_ENTRY_WORDS)
-WORD_SEED = tl.constexpr(queues.WORD_SEED)
-WORD_TEMPERATURE = tl.constexpr(queues.WORD_TEMPERATURE)
-WORD_TOP_P = tl.constexpr(queues.WORD_TOP_P)
-WORD_MIN_P = tl.constexpr(queues.WORD_MIN_P)
-WORD_TOP_K = tl.constexpr(queues.WORD_TOP_K)
-WORD_REPETITION_PENALTY = tl.constexpr(queues.WORD_REPETITION_PENALTY)
-WORD_PRESENCE_PENALTY = tl.constexpr(queues.WORD_PRESENCE_PENALTY)
-WORD_FREQUENCY_PENALTY = tl.constexpr(queues.WORD_FREQUENCY_PENALTY)
-WORD_MIN_TOKENS = tl.constexpr(queues.WORD_MIN_TOKENS)
-WORD_STOP_IDS = tl.constexpr(queues.WORD_STOP_IDS)
-STOP_IDS = tl.constexpr(queues.STOP_IDS)
+ENTRY_WORDS = tl.constexpr(submission.SQ_ENTRY_WORDS)
+WORD_SEED = tl.constexpr(submission.WORD_SEED)
+WORD_TEMPERATURE = tl.constexpr(submission.WORD_TEMPERATURE)
+WORD_TOP_P = tl.constexpr(submission.WORD_TOP_P)
+WORD_MIN_P = tl.constexpr(submission.WORD_MIN_P)
+WORD_TOP_K = tl.constexpr(submission.WORD_TOP_K)
+WORD_REPETITION_PENALTY = tl.constexpr(submission.WORD_REPETITION_PENALTY)
+WORD_PRESENCE_PENALTY = tl.constexpr(submission.WORD_PRESENCE_PENALTY)
+WORD_FREQUENCY_PENALTY = tl.constexpr(submission.WORD_FREQUENCY_PENALTY)
+WORD_MIN_TOKENS = tl.constexpr(submission.WORD_MIN_TOKENS)
+WORD_STOP_IDS = tl.constexpr(submission.WORD_STOP_IDS)
+STOP_IDS = tl.constexpr(submission.STOP_IDS)
 
 CHUNK = 2048
 CAPACITY = 1024
@@ -245,7 +245,7 @@ def sample(
     rows, vocabulary = logits.shape
     slots = entry.shape[0]
     check(logits, "logits", (None, None), torch.float32, row_strided=True)
-    check(entry, "entry", (None, queues.SQ_ENTRY_WORDS), torch.int32)
+    check(entry, "entry", (None, submission.SQ_ENTRY_WORDS), torch.int32)
     check(tokens, "tokens", (slots, None), torch.int32)
     check(prompt_length, "prompt_length", (slots,), torch.int32)
     check(counts, "counts", (8,), torch.int64)

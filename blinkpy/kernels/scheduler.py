@@ -37,7 +37,8 @@ from blinkpy.kv.state import (
     TOKENS,
     WAITING_COUNT,
 )
-from blinkpy.queues.layout import (
+from blinkpy.queues.submission import WORD_MAX_TOKENS, WORD_PRIORITY
+from blinkpy.queues.words import (
     COMMAND_DRAIN,
     COMMAND_STOP,
     COUNTER_NAMES,
@@ -46,8 +47,6 @@ from blinkpy.queues.layout import (
     ENGINE_STEPS,
     ENGINE_TIME_NS,
     GAUGE,
-    WORD_MAX_TOKENS,
-    WORD_PRIORITY,
 )
 
 N_COUNTERS = len(COUNTER_NAMES)

@@ -31,7 +31,7 @@ from blinkpy.kv.state import (
     STEPS,
     WAITING_COUNT,
 )
-from blinkpy.queues.layout import (
+from blinkpy.queues.completion import (
     FINISH_ERROR,
     FINISH_LENGTH,
     FINISH_MASK,
@@ -40,10 +40,10 @@ from blinkpy.queues.layout import (
     FLAG_SHIFT,
     HAS_TOKEN,
     LAP_SHIFT,
-    PAIR_CQ_TAIL,
     SLOT_MASK,
     TOKEN_SHIFT,
 )
+from blinkpy.queues.words import PAIR_CQ_TAIL
 
 UNSTEADY = -4  # instead of a bucket: the general phases have to decide
 

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from blinkpy.config import ConfigError, check_step_sizes
 from blinkpy.kv.state import RECORD_ENTRY, RECORD_HEADER
-from blinkpy.queues.layout import EngineFacts, QueueSizes
+from blinkpy.queues.header import EngineFacts
+from blinkpy.queues.layout import QueueSizes
 
 MAX_ROWS = 4096  # counts of one queue pair are packed into 16 bits
 

@@ -29,7 +29,9 @@ from blinkpy.kv.state import (
     Scratch,
     State,
 )
-from blinkpy.queues.layout import COUNTER_NAMES, RECORD_PAIRS, SQ_ENTRY_WORDS
+from blinkpy.queues.logprob_record import RECORD_PAIRS
+from blinkpy.queues.submission import SQ_ENTRY_WORDS
+from blinkpy.queues.words import COUNTER_NAMES
 
 
 def make_state(limits: Limits, buckets: Sequence[tuple[int, int]] = ()) -> State:

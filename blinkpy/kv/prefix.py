@@ -20,8 +20,8 @@ from typing import Any
 
 from blinkpy.kernels.portable import barrier, block_scan, block_sum, device, strided
 from blinkpy.kv.state import LOST, NO_PAGE, ROWS
-from blinkpy.queues.layout import SUBMIT_NO_PREFIX_CACHE, WORD_FLAGS
 from blinkpy.queues.page_hash import HASH_MODULUS_1, HASH_MODULUS_2, HASH_SHIFT
+from blinkpy.queues.submission import SUBMIT_NO_PREFIX_CACHE, WORD_FLAGS
 
 ANY_PARENT = -3
 CHAIN = 32  # pages of a bucket that a lookup looks at, newest first

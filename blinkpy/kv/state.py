@@ -14,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from blinkpy.queues.layout import COUNTER_NAMES, STOP_IDS
+from blinkpy.queues.submission import STOP_IDS
+from blinkpy.queues.words import COUNTER_NAMES
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
@@ -63,7 +64,7 @@ FORECAST_LAP_SHIFT = 16
 FORECAST_LAST = 1  # the request ends with the token, whatever it is
 FORECAST_RECORD = 2  # the token goes out with its log probabilities
 
-# State.counters: the engine's counters, in the order of queues.COUNTER_NAMES
+# State.counters: the engine's counters, in the order of words.COUNTER_NAMES
 COUNTER_INDEX = {name: i for i, name in enumerate(COUNTER_NAMES)}
 
 # The recorder's ring, see kernels/recorder.py. Int64 words of a record's head, and of each entry beside prompt and hashes.
@@ -186,7 +187,7 @@ class Batch(NamedTuple):
     context_lengths: Int32  # [B] tokens in the cache after this step; padding 0
     emits: Int32  # [B] 1: the row's last token produces a sampled token; padding 0
     sampled: Int32  # [B] the step's output
-    logprobs: Int64  # [B, RECORD_PAIRS] the step's output for rows whose request asked: pairs of queues.RECORD_PAIR
+    logprobs: Int64  # [B, RECORD_PAIRS] the step's output for rows whose request asked: pairs of logprob_record.RECORD_PAIR
     counts: Int64  # [8] ROWS, TOKENS, DECODE_ROWS, BUCKET, MAX_CONTEXT, EMITS
 
 

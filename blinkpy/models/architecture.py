@@ -1,96 +1,24 @@
 """What one decoder needs to know, derived from a Hugging Face config.json. No torch: it works in the base install.
 
 All families share one decoder: pre-norm RMSNorm, rotary attention with grouped keys and values, a gated SiLU MLP or a
-mixture of such experts. What differs is in FAMILIES and in the fields of Architecture.
+mixture of such experts. What differs is in blinkpy.models.families and in the fields of Architecture.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from blinkpy.config import ConfigError
-from blinkpy.models.rope import Rope, read_rope
+from blinkpy.models.families import UNSUPPORTED, Family, family_of
+from blinkpy.models.rope import Rope
+from blinkpy.models.rope_config import read_rope
 
 MAX_VOCAB = 1 << 24  # a completion word has 24 bits for the token
 DTYPES = ("float32", "bfloat16", "float16")
-
-
-@dataclass(frozen=True)
-class Family:
-    """What a model class fixes or defaults, where the config.json can't or need not say it.
-
-    qkv_bias: True or False; None: the config's `attention_bias` decides, for the output projection too.
-    window: "" never; "all": `sliding_window` holds for every layer; "upper": for the layers from `max_window_layers` on,
-    or as `layer_types` says. A window of "gated" families counts only with `use_sliding_window`.
-    fused: the checkpoint stores q, k, v as one tensor, and gate, up as another.
-    """
-
-    model_type: str
-    rms_norm_eps: float = 1e-6
-    head_dim: int = 0
-    max_position: int = 32768
-    qkv_bias: bool | None = False
-    mlp_bias: bool = False
-    qk_norm: bool = False
-    experts: bool = False
-    fused: bool = False
-    partial_rope: bool = False
-    window: str = ""
-    gated_window: bool = False
-    window_default: int | None = None
-    rope_original: int = 0
-    rope_aliases: Mapping[str, str] = field(default_factory=dict)
-
-
-FAMILIES: dict[str, Family] = {
-    "LlamaForCausalLM": Family("llama", max_position=2048, qkv_bias=None, mlp_bias=True),
-    "MistralForCausalLM": Family("mistral", max_position=131072, window="all", window_default=4096),
-    "Qwen2ForCausalLM": Family("qwen2", qkv_bias=True, window="upper", gated_window=True, window_default=4096),
-    "Qwen3ForCausalLM": Family(
-        "qwen3", head_dim=128, qkv_bias=None, qk_norm=True, window="upper", gated_window=True, window_default=4096
-    ),
-    "Qwen3MoeForCausalLM": Family(
-        "qwen3_moe", qkv_bias=None, qk_norm=True, experts=True, window="all", gated_window=True, window_default=4096
-    ),
-    "Phi3ForCausalLM": Family(
-        "phi3",
-        rms_norm_eps=1e-5,
-        max_position=4096,
-        fused=True,
-        partial_rope=True,
-        window="all",
-        rope_original=4096,
-        rope_aliases={"su": "longrope", "yarn": "longrope"},  # names in early Phi-3 configs
-    ),
-}
-
-# Options of other models that change the computation. Any value but those listed is refused, never ignored.
-UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "quantization_config": (None,),
-    "compression_config": (None,),
-    "attn_logit_softcapping": (None, 0),
-    "final_logit_softcapping": (None, 0),
-    "query_pre_attn_scalar": (None,),
-    "logit_scale": (None, 1),
-    "logits_scaling": (None, 1),
-    "embedding_multiplier": (None, 1),
-    "residual_multiplier": (None, 1),
-    "attention_multiplier": (None,),
-    "clip_qkv": (None,),
-    "alibi": (None, False),
-    "attention_chunk_size": (None,),
-    "no_rope_layers": (None, []),
-    "qk_layernorm": (None, False),
-    "shared_expert_intermediate_size": (None, 0),
-    "n_shared_experts": (None, 0),
-    "is_encoder_decoder": (None, False),
-    "add_cross_attention": (None, False),
-    "vision_config": (None,),
-}
 
 
 @dataclass(frozen=True)
@@ -135,19 +63,6 @@ class Architecture:
     def kv_size(self) -> int:
         return self.kv_heads * self.head_dim
 
-    @property
-    def group(self) -> int:
-        """Query heads that share one key and value head."""
-        return self.heads // self.kv_heads
-
-    def context_length(self, requested: int = 0) -> int:
-        """max_model_len of an engine: what was asked for, or all that the model allows (0). ConfigError beyond that."""
-        if requested > self.max_position:
-            raise ConfigError(
-                f"max_model_len {requested} is beyond the model's context of {self.max_position} tokens (max_position_embeddings)"
-            )
-        return requested or self.max_position
-
 
 class _Reader:
     """Typed look-ups in a config.json, with errors that name the field."""
@@ -171,19 +86,6 @@ class _Reader:
         if not isinstance(value, bool):
             raise ConfigError(f"config.json: {name} must be true or false, not {value!r}")
         return value
-
-
-def _family_of(config: Mapping[str, Any]) -> tuple[str, Family]:
-    supported = ", ".join(FAMILIES)
-    names = config.get("architectures")
-    if names is None:
-        by_type = {family.model_type: name for name, family in FAMILIES.items()}
-        names = [by_type.get(str(config.get("model_type")), f"model_type {config.get('model_type')!r}")]
-    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
-        raise ConfigError(f"config.json: architectures must name one model class, not {names!r} (supported: {supported})")
-    if names[0] not in FAMILIES:
-        raise ConfigError(f"config.json: architecture {names[0]} is not supported (supported: {supported})")
-    return names[0], FAMILIES[names[0]]
 
 
 def _windows(config: Mapping[str, Any], read: _Reader, family: Family, layers: int) -> tuple[int, ...]:
@@ -213,9 +115,35 @@ def _windows(config: Mapping[str, Any], read: _Reader, family: Family, layers: i
     return (window,) * layers
 
 
+@dataclass(frozen=True)
+class _Experts:
+    """The mixtures of experts of a model: in which layers they are, and their sizes, 0 where there are none."""
+
+    sparse: tuple[bool, ...]
+    count: int = 0
+    per_token: int = 0
+    size: int = 0
+
+
+def _read_experts(config: Mapping[str, Any], read: _Reader, layers: int) -> _Experts:
+    count = read.integer("num_experts", "num_local_experts", default=128, low=0)
+    per_token = read.integer("num_experts_per_tok", default=8)
+    size = read.integer("moe_intermediate_size", default=768)
+    stride = read.integer("decoder_sparse_step", default=1)
+    dense = config.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(isinstance(i, int) and 0 <= i < layers for i in dense):
+        raise ConfigError(f"config.json: mlp_only_layers must be a list of layers below {layers}, not {dense!r}")
+    sparse = tuple(count > 0 and i not in dense and (i + 1) % stride == 0 for i in range(layers))
+    if not any(sparse):
+        return _Experts(sparse)
+    if per_token > count:
+        raise ConfigError(f"config.json: num_experts_per_tok ({per_token}) is above num_experts ({count})")
+    return _Experts(sparse, count, per_token, size)
+
+
 def parse_architecture(config: Mapping[str, Any]) -> Architecture:
     """Architecture of a config.json that was read. Raises ConfigError for all that is unknown, missing or impossible."""
-    name, family = _family_of(config)
+    name, family = family_of(config)
     for key, neutral in UNSUPPORTED.items():
         if key in config and config[key] not in neutral:
             raise ConfigError(f"config.json: {key} is not supported by {name} here (found {str(config[key])[:80]})")
@@ -244,20 +172,8 @@ def parse_architecture(config: Mapping[str, Any]) -> Architecture:
     if mlp_bias and not family.mlp_bias:
         raise ConfigError(f"config.json: mlp_bias is not an option of {name}")
 
-    experts = per_token = expert_size = 0
-    sparse = (False,) * layers
-    if family.experts:
-        experts = read.integer("num_experts", "num_local_experts", default=128, low=0)
-        per_token = read.integer("num_experts_per_tok", default=8)
-        expert_size = read.integer("moe_intermediate_size", default=768)
-        stride = read.integer("decoder_sparse_step", default=1)
-        dense = config.get("mlp_only_layers") or []
-        if not isinstance(dense, list) or not all(isinstance(i, int) and 0 <= i < layers for i in dense):
-            raise ConfigError(f"config.json: mlp_only_layers must be a list of layers below {layers}, not {dense!r}")
-        sparse = tuple(experts > 0 and i not in dense and (i + 1) % stride == 0 for i in range(layers))
-        if any(sparse) and per_token > experts:
-            raise ConfigError(f"config.json: num_experts_per_tok ({per_token}) is above num_experts ({experts})")
-    intermediate = read.integer("intermediate_size", default=1 if all(sparse) else None)
+    experts = _read_experts(config, read, layers) if family.experts else _Experts((False,) * layers)
+    intermediate = read.integer("intermediate_size", default=1 if all(experts.sparse) else None)
 
     return Architecture(
         name=name,
@@ -286,10 +202,10 @@ def parse_architecture(config: Mapping[str, Any]) -> Architecture:
         qk_norm=family.qk_norm,
         fused=family.fused,
         windows=_windows(config, read, family, layers),
-        sparse=sparse,
-        experts=experts if any(sparse) else 0,
-        experts_per_token=per_token if any(sparse) else 0,
-        expert_size=expert_size if any(sparse) else 0,
+        sparse=experts.sparse,
+        experts=experts.count,
+        experts_per_token=experts.per_token,
+        expert_size=experts.size,
         normalize_experts=family.experts and read.flag("norm_topk_prob"),
     )
 

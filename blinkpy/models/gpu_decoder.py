@@ -119,7 +119,8 @@ class GpuDecoder:
             count: plan_decode(count, a.kv_heads, max_model_len, processors, dtype) for count in {s.rows for s in shapes}
         }
         self.attention_workspace = DecodeWorkspace.allocate(self.plans, a.heads, a.kv_heads, a.head_dim, device)
-        self.linear_workspace = LinearWorkspace.allocate(device, dtype, rows=tokens * (a.hidden_size + 2 * a.intermediate_size))
+        # Norms are fused or taken into `normed`, so what cuBLAS needs scratch for is gate and up before SwiGLU joins them.
+        self.linear_workspace = LinearWorkspace.allocate(device, dtype, rows=tokens * 2 * a.intermediate_size)
         if any(a.sparse):
             self.experts = ExpertBuffers.allocate(a, {s.tokens for s in shapes}, dtype, device)
 

@@ -24,6 +24,7 @@ class MemoryPlan:
     weights: int
     activations: int
     state: int
+    queues: int  # 0 where queue pairs are in host memory
     reserve: int
     free: int  # at the start
     total: int
@@ -36,7 +37,7 @@ class MemoryPlan:
 
     @property
     def needed(self) -> int:
-        return self.weights + self.activations + self.state + self.reserve
+        return self.weights + self.activations + self.state + self.queues + self.reserve
 
     @property
     def cache(self) -> int:
@@ -48,9 +49,10 @@ class MemoryPlan:
             "weights": self.weights,
             "activations": self.activations,
             "scheduler state": self.state,
+            "queue pairs": self.queues,
             "graphs and kernels": self.reserve,
         }
-        return ", ".join(f"{name} {gib(value)}" for name, value in parts.items())
+        return ", ".join(f"{name} {gib(value)}" for name, value in parts.items() if value)
 
     def require(self, cache_bytes: int) -> None:
         """Raise ConfigError, with needed and free memory by part, unless so many bytes are left for the KV cache."""
@@ -70,7 +72,7 @@ def gib(n: int) -> str:
 def activation_bytes(a: Architecture, tokens: int, rows: int, max_model_len: int, itemsize: int) -> int:
     """Upper bound of the decoder's buffers and workspaces for the largest step."""
     expert_width = a.experts_per_token * (3 * a.expert_size + a.hidden_size)
-    width = 4 * a.hidden_size + 2 * a.q_size + 2 * a.kv_size + 3 * a.intermediate_size + expert_width
+    width = 3 * a.hidden_size + 2 * a.q_size + 2 * a.kv_size + 3 * a.intermediate_size + expert_width
     logits = 3 * rows * a.vocab_size * 4  # and what the sampler keeps of them
     decode = rows * a.heads * DECODE_SPLITS * (a.head_dim + 2) * 4
     rope = 8 * max_model_len * a.rope.rotary_dim // 2
@@ -83,9 +85,11 @@ def state_bytes(slots: int, max_model_len: int, page_size: int, pages: int) -> i
     return slots * per_sequence + pages * (PER_PAGE_STATE + 4 * page_size) + (1 << 20)
 
 
-def plan_memory(config: Config, a: Architecture, itemsize: int, page_bytes: int, free: int, total: int) -> MemoryPlan:
-    """The plan for a model on a GPU with so many bytes free and in total; itemsize: bytes of a weight. The flight recorder
-    copies the scheduler's state."""
+def plan_memory(
+    config: Config, a: Architecture, itemsize: int, page_bytes: int, free: int, total: int, queue_bytes: int = 0
+) -> MemoryPlan:
+    """The plan for a model on a GPU with so many bytes free and in total; itemsize: bytes of a weight; queue_bytes: of queue
+    pairs in the GPU's memory. The flight recorder copies the scheduler's state."""
     scheduler, slots = config.scheduler, config.frontend.workers * config.queue.slots
     length = config.model.max_model_len or a.max_position
     pages = config.cache.num_pages or total // page_bytes
@@ -94,6 +98,7 @@ def plan_memory(config: Config, a: Architecture, itemsize: int, page_bytes: int,
         weights=weight_elements(a) * itemsize,
         activations=activation_bytes(a, scheduler.max_num_batched_tokens, rows, length, itemsize),
         state=state_bytes(slots, length, config.cache.page_size, pages) * (2 if config.engine.record_steps else 1),
+        queues=queue_bytes,
         reserve=GRAPHS_AND_MODULES,
         free=free,
         total=total,

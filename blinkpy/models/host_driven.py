@@ -18,7 +18,7 @@ from blinkpy.kv.arrays import map_arrays
 from blinkpy.kv.state import BUCKET, DECODE_ROWS, MAX_CONTEXT, ROWS, TOKENS, Batch, Requests, State
 from blinkpy.models.buckets import StepShape
 from blinkpy.models.gpu_step import GpuStep
-from blinkpy.queues.layout import WORD_LOGPROBS
+from blinkpy.queues.submission import WORD_LOGPROBS
 
 STEP_WRITES = ("sampled", "logprobs")  # fields of a batch that a step writes; it reads the others
 

@@ -24,7 +24,20 @@ from numpy.typing import NDArray
 
 from blinkpy.kernels.njit_cache import cached_njit
 from blinkpy.models.intrinsics import bits_of, exp2
-from blinkpy.queues import layout as queues
+from blinkpy.queues.logprob_record import NO_RECORD_PAIR, RECORD_PAIR, RECORD_PAIRS, TOP_LOGPROBS
+from blinkpy.queues.submission import (
+    LONG_SEED,
+    SQ_ENTRY_WORDS,
+    WORD_FREQUENCY_PENALTY,
+    WORD_MIN_P,
+    WORD_MIN_TOKENS,
+    WORD_PRESENCE_PENALTY,
+    WORD_REPETITION_PENALTY,
+    WORD_STOP_IDS,
+    WORD_TEMPERATURE,
+    WORD_TOP_K,
+    WORD_TOP_P,
+)
 
 Float32 = NDArray[np.float32]
 Int32 = NDArray[np.int32]
@@ -38,7 +51,7 @@ _NONE = np.int32(-1)
 
 
 class SamplingParameters(NamedTuple):
-    """Parameters of the rows to sample, as arrays [rows]; queues.SQ_ENTRY describes them."""
+    """Parameters of the rows to sample, as arrays [rows]; submission.SQ_ENTRY describes them."""
 
     seed: Int64
     temperature: Float32
@@ -55,14 +68,14 @@ def read_parameters(entries: Int32) -> SamplingParameters:
     entries = np.ascontiguousarray(entries)
     reals = entries.view(np.float32)
     return SamplingParameters(
-        seed=entries.view(np.int64)[:, queues.LONG_SEED],
-        temperature=reals[:, queues.WORD_TEMPERATURE],
-        top_p=reals[:, queues.WORD_TOP_P],
-        min_p=reals[:, queues.WORD_MIN_P],
-        top_k=entries[:, queues.WORD_TOP_K],
-        repetition_penalty=reals[:, queues.WORD_REPETITION_PENALTY],
-        presence_penalty=reals[:, queues.WORD_PRESENCE_PENALTY],
-        frequency_penalty=reals[:, queues.WORD_FREQUENCY_PENALTY],
+        seed=entries.view(np.int64)[:, LONG_SEED],
+        temperature=reals[:, WORD_TEMPERATURE],
+        top_p=reals[:, WORD_TOP_P],
+        min_p=reals[:, WORD_MIN_P],
+        top_k=entries[:, WORD_TOP_K],
+        repetition_penalty=reals[:, WORD_REPETITION_PENALTY],
+        presence_penalty=reals[:, WORD_PRESENCE_PENALTY],
+        frequency_penalty=reals[:, WORD_FREQUENCY_PENALTY],
     )
 
 
@@ -237,8 +250,8 @@ def sample(logits: Float32, parameters: SamplingParameters, positions: Int32) ->
 
 def warm_up() -> None:
     """Compile the sampler now, so that no request waits for it."""
-    entries = np.zeros((1, queues.SQ_ENTRY_WORDS), np.int32)
-    entries.view(np.float32)[0, queues.WORD_TEMPERATURE] = 1
+    entries = np.zeros((1, SQ_ENTRY_WORDS), np.int32)
+    entries.view(np.float32)[0, WORD_TEMPERATURE] = 1
     sample(np.zeros((1, 2), np.float32), read_parameters(entries), np.zeros(1, np.int32))
 
 
@@ -247,26 +260,26 @@ def mask_stop_ids(logits: Float32, entries: Int32, generated: Int32) -> None:
 
     logits: [rows, vocab], penalties applied. entries: [rows, 32]. generated: tokens of the output so far, [rows].
     """
-    for row in np.flatnonzero(generated < entries[:, queues.WORD_MIN_TOKENS]).tolist():
-        stop_ids = entries[row, queues.WORD_STOP_IDS :]
+    for row in np.flatnonzero(generated < entries[:, WORD_MIN_TOKENS]).tolist():
+        stop_ids = entries[row, WORD_STOP_IDS:]
         logits[row, stop_ids[(stop_ids >= 0) & (stop_ids < logits.shape[1])]] = -np.inf
 
 
 def logprob_records(logits: Float32, tokens: Int32) -> Int64:
-    """Records of log probabilities (queues.RECORD_PAIR) of the model's own distribution, before penalties and temperature.
+    """Records of log probabilities (RECORD_PAIR) of the model's own distribution, before penalties and temperature.
 
     logits: [rows, vocab]; NaN counts as -inf. tokens: the sampled ones, [rows]. Returns [rows, RECORD_PAIRS], the lower id
     first among equals.
     """
     rows, vocab = logits.shape
-    k = min(queues.TOP_LOGPROBS, vocab)
+    k = min(TOP_LOGPROBS, vocab)
     logits = np.where(np.isnan(logits), np.float32(-np.inf), logits)
     highest = logits.max(axis=1, keepdims=True)
     with np.errstate(invalid="ignore"):  # rows that are infinite throughout
         log_total = np.log(np.exp(logits - highest).sum(axis=1, dtype=np.float64, keepdims=True)) + highest
         values = (logits - log_total).astype(np.float32)
-    records = np.full((rows, queues.RECORD_PAIRS), queues.NO_RECORD_PAIR, np.int64)
-    pairs = records.view(queues.RECORD_PAIR)
+    records = np.full((rows, RECORD_PAIRS), NO_RECORD_PAIR, np.int64)
+    pairs = records.view(RECORD_PAIR)
     pairs["token"][:, 0] = tokens
     pairs["logprob"][:, 0] = values[np.arange(rows), tokens]
     # All that reach the k-th highest value, then in the order of (value, token id).

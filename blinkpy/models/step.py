@@ -12,7 +12,7 @@ from blinkpy.models.cache import PagedCache
 from blinkpy.models.decoder import Decoder, emitting_tokens
 from blinkpy.models.sampling import logprob_records, mask_stop_ids, penalize, read_parameters, sample, warm_up
 from blinkpy.models.weights import Weights
-from blinkpy.queues import layout as queues
+from blinkpy.queues import submission
 
 
 class CpuStep:
@@ -44,7 +44,7 @@ class CpuStep:
         slots, contexts = batch.row_slots[rows], batch.context_lengths[rows]
         entries = requests.entry[slots]
         parameters = read_parameters(entries)
-        asked = np.flatnonzero(entries[:, queues.WORD_LOGPROBS] >= 0)
+        asked = np.flatnonzero(entries[:, submission.WORD_LOGPROBS] >= 0)
         unchanged = logits[asked]  # a copy: penalties work in place
         for index in np.flatnonzero(_penalized(entries)).tolist():
             slot, known = slots[index], contexts[index]
@@ -59,7 +59,7 @@ def _penalized(entries: NDArray[np.int32]) -> NDArray[np.bool_]:
     """Which requests have a penalty. entries: int32 [rows, 32]."""
     reals = entries.view(np.float32)
     return (
-        (reals[:, queues.WORD_REPETITION_PENALTY] != 1)
-        | (reals[:, queues.WORD_PRESENCE_PENALTY] != 0)
-        | (reals[:, queues.WORD_FREQUENCY_PENALTY] != 0)
+        (reals[:, submission.WORD_REPETITION_PENALTY] != 1)
+        | (reals[:, submission.WORD_PRESENCE_PENALTY] != 0)
+        | (reals[:, submission.WORD_FREQUENCY_PENALTY] != 0)
     )

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
+import contextlib
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from blinkpy.config import ConfigError
-from blinkpy.dpu.shm import FOLDER
+from blinkpy.dpu.segment import FOLDER
+from blinkpy.packages import installed, require_packages
 from blinkpy.recording.options import RecordOptions, ReplayOptions
 
 
@@ -39,102 +39,56 @@ def run_record(options: RecordOptions) -> int:
 
 def run_replay(options: ReplayOptions) -> int:
     """Replay a dump. Returns 0 when every decision is the recorded one, 1 when not. Raises ConfigError for a bad file."""
-    _need_numba()
+    require_packages("replay", "numba", extra="cpu")
     from blinkpy.recording.file import read_dump, source_digest
+    from blinkpy.recording.narration import Narration
+    from blinkpy.recording.policy import recorded_policy
     from blinkpy.recording.replay import Replay
     from blinkpy.recording.requests import Requests
-    from blinkpy.recording.timeline import SUFFIXES, Timeline
-    from blinkpy.recording.trace import Tracer
+    from blinkpy.recording.timeline import Timeline
 
-    picture = Path(options.timeline) if options.timeline else None
-    if picture is not None:
-        if picture.suffix not in SUFFIXES:
-            raise ConfigError(f"timeline must end in {', '.join(SUFFIXES)}, not {options.timeline!r}")
-        if picture.suffix == ".png" and importlib.util.find_spec("matplotlib") is None:
-            raise ConfigError("a .png timeline needs matplotlib: pip install 'blinkpy-serve[bench]' (.svg needs nothing)")
+    picture = _picture_path(options.timeline)
     capture = read_dump(Path(options.file))
     about = capture.description
     if about.get("sources") != source_digest():
         print("blinkpy: this is not the version that made the recording: it may decide differently", file=sys.stderr)
-    replay = Replay(capture, _policy(options, about), "njit" if options.compiled else "python")
-    tracer, timeline, requests = Tracer(replay.limits, replay.state), Timeline(), Requests(replay.state)
+    replay = Replay(capture, recorded_policy(about, options.policy), "njit" if options.compiled else "python")
+    narration, timeline, requests = Narration(replay, options), Timeline(), Requests(replay.state)
     print(f"{options.file}: {about['reason']}, {about['written']}, {about.get('device', '')} engine, policy {about['policy']}")
-    begin = replay.calls[0].now_ns if replay.calls else 0
-    different = 0
     for call, differences in replay.run():
-        for event in tracer.after(call):
-            wanted = options.step in (-1, call.number) and options.request in (-1, event.request)
-            if options.trace and wanted:
-                who = f"#{event.request}" if event.request >= 0 else ""
-                print(f"{(event.now_ns - begin) / 1e6:12.3f} ms  call {event.call:<8} {who:>8}  {event.kind:<9} {event.text}")
-        if options.step == call.number:
-            _print_call(call, replay)
-        if differences:
-            different += 1
-            if different <= 10:
-                print(f"call {call.number} differs: {'; '.join(differences)}")
+        narration.tell(call, differences)
         timeline.take(call, replay.state)
         requests.take(call, replay.state)
-        tracer.before()
-    total = len(replay.calls)
-    span = (replay.calls[-1].now_ns - begin) / 1e9 if total else 0.0
-    if different:
-        print(f"{different:,} of {total:,} calls decided differently from the recording, over {span:.3f} s")
-    else:
-        print(f"all {total:,} calls decided as recorded, over {span:.3f} s")
+    print(narration.verdict())
     if picture is not None:
-        try:
-            timeline.write(picture, f"{Path(options.file).name}: {total:,} calls, {span:.3f} s, policy {about['policy']}")
-        except OSError as error:
-            raise ConfigError(f"can't write {picture}: {error.strerror}") from error
+        title = f"{Path(options.file).name}: {len(replay.calls):,} calls, {narration.span_s:.3f} s, policy {about['policy']}"
+        with _written(picture):
+            timeline.write(picture, title)
     if options.workload:
-        try:
+        with _written(options.workload):
             count = requests.write(Path(options.workload))
-        except OSError as error:
-            raise ConfigError(f"can't write {options.workload}: {error.strerror}") from error
         print(f"{count:,} requests are in {options.workload}")
-    return 1 if different else 0
+    return 1 if narration.different else 0
 
 
-def _print_call(call: Any, replay: Any) -> None:
-    """One call in full."""
-    requests = replay.state.requests
-    print(f"call {call.number}: bucket {call.bucket}, {call.free} pages free, {call.cached} cached")
-    for pair, (heartbeat, claim, head, doorbell) in enumerate(call.inbox.tolist()):
-        print(f"  queue pair {pair}: heartbeat {heartbeat}, claim {claim}, completions read {head:#x}, doorbell {doorbell:#x}")
-    for slot, tokens in call.planned.tolist():
-        request, end, length = int(requests.arrival[slot]), int(requests.computed[slot]) + tokens, int(requests.length[slot])
-        print(f"  row of #{request}, slot {slot}: {tokens} tokens, up to {end} of {length}")
+def _picture_path(name: str) -> Path | None:
+    """Where the picture goes, if one is wanted. Raises ConfigError before the work for what would fail after it."""
+    from blinkpy.recording.timeline import SUFFIXES
+
+    if not name:
+        return None
+    picture = Path(name)
+    if picture.suffix not in SUFFIXES:
+        raise ConfigError(f"timeline must end in {', '.join(SUFFIXES)}, not {name!r}")
+    if picture.suffix == ".png" and not installed("matplotlib"):
+        raise ConfigError("a .png timeline needs matplotlib: pip install 'blinkpy-serve[bench]' (.svg needs nothing)")
+    return picture
 
 
-def policy_facts(name: str, policy: Any) -> dict[str, str]:
-    """What a recording says about its policy: the name, and a digest of the file it came from."""
-    from blinkpy.kernels.policies import SHIPPED
-
-    digest = ""
-    if name not in SHIPPED:
-        digest = hashlib.sha256(Path(policy.__code__.co_filename).read_bytes()).hexdigest()
-    return {"policy": name, "policy_digest": digest}
-
-
-def _policy(options: ReplayOptions, about: dict[str, Any]) -> Any:
-    """The recording's policy. A user's own is not in the file: code in a recording would run on whoever opens it."""
-    from blinkpy.check.guard import vetted_policy
-    from blinkpy.kernels.policies import SHIPPED
-
-    name = str(about.get("policy", ""))
-    if name in SHIPPED:
-        if options.policy not in ("", name):
-            raise ConfigError(f"the recording was made with the policy {name}, not {options.policy}")
-        return SHIPPED[name]
-    if not options.policy:
-        raise ConfigError(f"the recording was made with the policy {name}: give it with --policy FILE.py:FUNCTION")
-    policy = vetted_policy(options.policy)
-    if policy_facts(options.policy, policy)["policy_digest"] != about.get("policy_digest"):
-        print(f"blinkpy: {options.policy} is not the file that the engine had: it may decide differently", file=sys.stderr)
-    return policy
-
-
-def _need_numba() -> None:
-    if importlib.util.find_spec("numba") is None:
-        raise ConfigError("replay needs numba: pip install 'blinkpy-serve[cpu]'")
+@contextlib.contextmanager
+def _written(path: Path | str) -> Iterator[None]:
+    """Say in one line what could not be written."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"can't write {path}: {error.strerror}") from error

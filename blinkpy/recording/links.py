@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from blinkpy.dpu.shm import FOLDER, segment_path
+from blinkpy.dpu.segment import FOLDER, segment_path
 
 LINK_PREFIX = "blinkpy-recording."
 

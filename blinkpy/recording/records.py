@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blinkpy.kv.state import NOTE_CANCELS, NOTE_ENTRY, NOTE_SHIFT, RECORD_HEADER, RECORD_MARK
-from blinkpy.queues.layout import SQ_ENTRY, SQ_ENTRY_WORDS
+from blinkpy.queues.submission import SQ_ENTRY, SQ_ENTRY_WORDS
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]

@@ -16,8 +16,9 @@ from blinkpy.kv.arrays import named_arrays
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.memory import make_state
 from blinkpy.kv.state import BUCKET, CACHED_COUNT, CALLS, FREE_COUNT, ROWS, State
-from blinkpy.queues import layout as q
+from blinkpy.queues.layout import QueueLayout, QueueSizes
 from blinkpy.queues.views import engine_views
+from blinkpy.queues.words import CONTROL_COMMAND, FRONT_CLAIM, FRONT_CQ_HEAD, FRONT_DOORBELL, FRONT_HEARTBEAT
 from blinkpy.recording.errors import RecordingError
 from blinkpy.recording.layout import NOT_COPIED
 from blinkpy.recording.reader import Capture
@@ -43,7 +44,7 @@ class Replay:
             self.limits: Limits
             self.state: State
             self.limits, self.state = empty_state(self.about)
-            sizes = q.QueueSizes(**self.about["queue"])
+            sizes = QueueSizes(**self.about["queue"])
             for name, array in named_arrays(self.state):
                 if name in capture.arrays:
                     np.copyto(array, capture.arrays[name])
@@ -54,7 +55,7 @@ class Replay:
             if isinstance(error, BrokenRecordError):
                 raise RecordingError(f"the recording is damaged: {error}") from error
             raise RecordingError(f"the recording was made by another version of blinkpy: {error}") from error
-        layout = q.QueueLayout(sizes)
+        layout = QueueLayout(sizes)
         self.views = engine_views(memoryview(bytearray(layout.total_bytes)), layout)
         self._scheduler = Scheduler(self.limits, self.state, policy, mode=mode)
         self._scheduler.attach(self.views)
@@ -69,8 +70,8 @@ class Replay:
     def _set_inputs(self, call: Call) -> None:
         state, views = self.state, self.views
         state.counts[CALLS] = call.number  # calls without news were not recorded
-        views.control[q.CONTROL_COMMAND] = call.command
-        words = (q.FRONT_HEARTBEAT, q.FRONT_CLAIM, q.FRONT_CQ_HEAD, q.FRONT_DOORBELL)
+        views.control[CONTROL_COMMAND] = call.command
+        words = (FRONT_HEARTBEAT, FRONT_CLAIM, FRONT_CQ_HEAD, FRONT_DOORBELL)
         for i, word in enumerate(words):
             views.front[:, word] = call.inbox[:, i]
         for slot in call.cancelled:

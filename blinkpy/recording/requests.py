@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from blinkpy.kv.state import ARRIVALS, EMPTY, FINISHING, State
-from blinkpy.queues.layout import WORD_MAX_TOKENS, WORD_PRIORITY
+from blinkpy.queues.submission import WORD_MAX_TOKENS, WORD_PRIORITY
 from blinkpy.recording.records import Call
 
 HEAD = "arrival_s,prompt_tokens,generated_tokens,max_tokens,priority"

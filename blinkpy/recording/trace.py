@@ -10,16 +10,17 @@ from blinkpy.kernels.admit import WATERMARK_SHIFT
 from blinkpy.kernels.reclaim import BROKEN, EXPIRED, FENCE, FINISH_REASON_SHIFT, GRANT
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import CACHED_COUNT, EMPTY, FINISHING, FREE_COUNT, RUNNING, RUNNING_COUNT, WAITING, WAITING_COUNT, State
-from blinkpy.queues import layout as q
+from blinkpy.queues.completion import REJECT_HASHES, REJECT_LENGTH, REJECT_PAGES, REJECT_PARAMETER, REJECT_PROMPT, REJECT_TOKEN
+from blinkpy.queues.submission import STOP_IDS, WORD_MAX_TOKENS, WORD_MIN_TOKENS, WORD_STOP_IDS
 from blinkpy.recording.records import Call, Entry
 
 REJECTIONS = {
-    q.REJECT_PROMPT: "its prompt is empty or outside the arena",
-    q.REJECT_LENGTH: "prompt and max_tokens are beyond the engine's context",
-    q.REJECT_PAGES: "it can never fit into the page pool",
-    q.REJECT_HASHES: "its page hashes are not those of its prompt's full pages",
-    q.REJECT_TOKEN: "a prompt token is outside the vocabulary",
-    q.REJECT_PARAMETER: "a parameter is out of range",
+    REJECT_PROMPT: "its prompt is empty or outside the arena",
+    REJECT_LENGTH: "prompt and max_tokens are beyond the engine's context",
+    REJECT_PAGES: "it can never fit into the page pool",
+    REJECT_HASHES: "its page hashes are not those of its prompt's full pages",
+    REJECT_TOKEN: "a prompt token is outside the vocabulary",
+    REJECT_PARAMETER: "a parameter is out of range",
 }
 
 
@@ -100,11 +101,11 @@ class Tracer:
         if not same:
             return f"after {int(self._length[slot]) + 1} tokens, prompt and output"
         length, prompt = int(requests.length[slot]), int(requests.prompt_length[slot])
-        generated, most = length - prompt, int(requests.entry[slot, q.WORD_MAX_TOKENS])
-        stops = requests.entry[slot, q.WORD_STOP_IDS : q.WORD_STOP_IDS + q.STOP_IDS].tolist()
+        generated, most = length - prompt, int(requests.entry[slot, WORD_MAX_TOKENS])
+        stops = requests.entry[slot, WORD_STOP_IDS : WORD_STOP_IDS + STOP_IDS].tolist()
         if length == self._length[slot]:
             return ""
-        if int(requests.tokens[slot, length - 1]) in stops and generated > requests.entry[slot, q.WORD_MIN_TOKENS]:
+        if int(requests.tokens[slot, length - 1]) in stops and generated > requests.entry[slot, WORD_MIN_TOKENS]:
             return f"with a stop token, after {generated} tokens"
         if generated >= most:
             return f"at max_tokens, after {generated} tokens"

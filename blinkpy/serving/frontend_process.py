@@ -8,11 +8,13 @@ from pathlib import Path
 
 from blinkpy.config import Config
 from blinkpy.models.hub import find_model
+from blinkpy.packages import require_packages
 from blinkpy.progress import Progress
 from blinkpy.serving.addresses import check_address, check_transport, welcome
 from blinkpy.serving.processes import Reporter
 
 FRONTEND_START_S = 60.0
+PACKAGES = ("httptools", "jinja2", "orjson", "tokenizers", "uvicorn", "uvloop")
 
 
 def frontend_alone(config: Config, given: frozenset[str]) -> int:
@@ -20,10 +22,16 @@ def frontend_alone(config: Config, given: frozenset[str]) -> int:
 
     given: names of the options that somebody set.
     """
+    check_packages()
     check_transport(config, given, "engine")
     check_address(config.frontend.host, config.frontend.port)
     config = find_model(config, Progress(), weights=False)
     return run_front(config, lambda host, port: print(welcome(config, port), flush=True))
+
+
+def check_packages() -> None:
+    """Raise ConfigError when packages of the front end are missing, before each of its workers trips over them."""
+    require_packages("a front end", *PACKAGES)
 
 
 def frontend_child(config: Config, reporter: Reporter) -> int:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import secrets
 
-from blinkpy.dpu.shm import FOLDER, unlink_stale
+from blinkpy.dpu.segment import FOLDER, unlink_stale
 from blinkpy.recording.links import remove_dead_links
 
 SERVE_PREFIX = "serve-"  # of the names of segments that nobody chose

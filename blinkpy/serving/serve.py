@@ -4,7 +4,7 @@ Order of a start: find the model, start the engine, wait until it is ready, star
 end: front ends stop accepting and finish what they have (--shutdown-s), then the engine stops, then the segment is gone.
 
 Whatever dies, nothing hinders the next start: children end when this process does (see blinkpy.serving.processes), a segment
-without a living engine is removed (see blinkpy.dpu.shm), and segments of `serve` have names of their own.
+without a living engine is removed (see blinkpy.dpu.segment), and segments of `serve` have names of their own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 
 from blinkpy.config import Config, ConfigError
-from blinkpy.dpu.shm import unlink_stale
+from blinkpy.dpu.segment import unlink_stale
 from blinkpy.ending import Signals, Stopped, complain, describe_exit
 from blinkpy.models.hub import find_model
 from blinkpy.progress import Progress
@@ -25,7 +25,7 @@ from blinkpy.recording.links import remove_dead_links
 from blinkpy.recording.reader import RecordingReader
 from blinkpy.serving.addresses import check_address, welcome
 from blinkpy.serving.engine_process import ENGINE_STOP_S, START_SILENCE_S
-from blinkpy.serving.frontend_process import FRONTEND_START_S
+from blinkpy.serving.frontend_process import FRONTEND_START_S, check_packages
 from blinkpy.serving.processes import Child, ChildError
 from blinkpy.serving.segments import private_name, remove_leftovers
 
@@ -37,6 +37,7 @@ def serve(config: Config, named: bool) -> int:
     """Serve until a signal or a failure; returns the exit code. named: the user chose the segment's name."""
     if config.transport.transport != "shm":
         raise ConfigError("serve runs everything on one machine: for RDMA start `blinkpy engine` and `blinkpy frontend`")
+    check_packages()
     if not named:
         config = config.with_options({"name": private_name()})
     remove_leftovers()

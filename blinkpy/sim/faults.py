@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from blinkpy.kernels.portable import device
-from blinkpy.queues.layout import (
+from blinkpy.queues.words import (
     EPOCH_SHIFT,
     FRONT_CLAIM,
     FRONT_CQ_HEAD,

@@ -6,7 +6,7 @@ What a front end writes goes through its wire; when it crashes, a part of what i
 from __future__ import annotations
 
 from blinkpy.kernels.portable import device
-from blinkpy.queues.layout import COMMAND_RUN
+from blinkpy.queues.words import COMMAND_RUN
 from blinkpy.sim.draws import chance, draw, start_draws
 from blinkpy.sim.events import EVENT_PACE, EVENT_RETURN, EVENT_SILENT, note
 from blinkpy.sim.faults import break_protocol, crash, late_write

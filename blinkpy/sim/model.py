@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from blinkpy.kernels.portable import device
 from blinkpy.kv.state import BUCKET, DECODE_ROWS, EMITS, ROWS, TOKENS
-from blinkpy.queues.layout import RECORD_PAIRS, WORD_LOGPROBS, WORD_SEED
+from blinkpy.queues.logprob_record import RECORD_PAIRS
+from blinkpy.queues.submission import WORD_LOGPROBS, WORD_SEED
 from blinkpy.sim.problems import problem
 
 MODULUS = 1_000_003

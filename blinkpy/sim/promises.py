@@ -9,7 +9,7 @@ from __future__ import annotations
 from blinkpy.kernels.portable import device
 from blinkpy.kv.prefix import parent_lives
 from blinkpy.kv.state import EMPTY, RUNNING, WAITING
-from blinkpy.queues.layout import FRONT_CLAIM, FRONT_HEARTBEAT, PAIR_ATTACHED, PAIR_CQ_TAIL, PAIR_EPOCH, PAIR_SQ_HEAD
+from blinkpy.queues.words import FRONT_CLAIM, FRONT_HEARTBEAT, PAIR_ATTACHED, PAIR_CQ_TAIL, PAIR_EPOCH, PAIR_SQ_HEAD
 from blinkpy.sim.problems import problem
 
 ILLEGAL_CHANGE = problem("a request changed its status in a way that is not legal")

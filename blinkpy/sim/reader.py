@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from blinkpy.kernels.portable import device
-from blinkpy.queues.layout import (
+from blinkpy.queues.completion import (
     FINISH_CANCELLED,
     FINISH_ERROR,
     FINISH_MASK,
@@ -11,16 +11,16 @@ from blinkpy.queues.layout import (
     FINISH_REJECTED,
     FLAG_MASK,
     FLAG_SHIFT,
-    FRONT_CQ_HEAD,
     HAS_LOGPROBS,
     HAS_TOKEN,
     LAP_SHIFT,
     LAPS,
-    RECORD_PAIRS,
     SLOT_MASK,
     TOKEN_MASK,
     TOKEN_SHIFT,
 )
+from blinkpy.queues.logprob_record import RECORD_PAIRS
+from blinkpy.queues.words import FRONT_CQ_HEAD
 from blinkpy.sim.model import record_word
 from blinkpy.sim.ownership import stamp
 from blinkpy.sim.problems import problem

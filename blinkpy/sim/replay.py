@@ -9,7 +9,7 @@ import numpy as np
 
 from blinkpy.kernels.policies import Policy
 from blinkpy.kv.state import DECODE_ROWS, DRAINED, NOTHING, ROWS, STOPPED, TOKENS
-from blinkpy.queues.layout import COMMAND_RUN
+from blinkpy.queues.words import COMMAND_RUN
 from blinkpy.sim.problems import PROBLEMS
 from blinkpy.sim.shrink import Schedule
 from blinkpy.sim.simulation import Simulation

@@ -22,7 +22,7 @@ from blinkpy.kernels.scheduler import make_phases
 from blinkpy.kernels.tree_code import Table
 from blinkpy.kv.arrays import map_arrays, plain
 from blinkpy.kv.state import DRAINED, NOTHING, STOPPED
-from blinkpy.queues.layout import COMMAND_DRAIN, COMMAND_RUN, COMMAND_STOP, COUNTER_NAMES
+from blinkpy.queues.words import COMMAND_DRAIN, COMMAND_RUN, COMMAND_STOP, COUNTER_NAMES
 from blinkpy.sim.events import EVENT_NAMES, LOG
 from blinkpy.sim.problems import PROBLEMS, problem
 from blinkpy.sim.turn import is_quiet, play_step, play_turn

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from blinkpy.kernels.portable import device
 from blinkpy.kv.prefix import extend_hash
-from blinkpy.queues.layout import (
-    EPOCH_SHIFT,
+from blinkpy.queues.completion import (
     FINISH_LENGTH,
     FINISH_NONE,
     FINISH_REJECTED,
     FINISH_STOP,
-    PAIR_SQ_HEAD,
     REJECT_HASHES,
     REJECT_LENGTH,
     REJECT_PAGES,
     REJECT_PARAMETER,
     REJECT_PROMPT,
     REJECT_TOKEN,
+)
+from blinkpy.queues.logprob_record import TOP_LOGPROBS
+from blinkpy.queues.submission import (
     SQ_ENTRY_WORDS,
     STOP_IDS,
     SUBMIT_NO_PREFIX_CACHE,
-    TOP_LOGPROBS,
     WORD_EPOCH,
     WORD_FLAGS,
     WORD_HASH_COUNT,
@@ -38,6 +38,7 @@ from blinkpy.queues.layout import (
     WORD_TEMPERATURE,
     WORD_TOP_P,
 )
+from blinkpy.queues.words import EPOCH_SHIFT, PAIR_SQ_HEAD
 from blinkpy.sim.draws import chance, draw
 from blinkpy.sim.events import EVENT_CANCEL, EVENT_SUBMIT, EVENT_SUBMIT_BAD, note
 from blinkpy.sim.model import token_after, value_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from blinkpy.kernels.portable import device
 from blinkpy.kv.state import ROWS
-from blinkpy.queues.layout import CONTROL_COMMAND
+from blinkpy.queues.words import CONTROL_COMMAND
 from blinkpy.sim.draws import chance, draw, start_draws
 from blinkpy.sim.events import EVENT_JUMP, EVENT_POISON, note
 from blinkpy.sim.fronts import front_turn

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from blinkpy.kernels.portable import device
-from blinkpy.queues.layout import SQ_ENTRY_WORDS
+from blinkpy.queues.submission import SQ_ENTRY_WORDS
 from blinkpy.sim.world import WIRE
 
 WIRE_PROMPT, WIRE_ENTRY, WIRE_WORD, WIRE_CANCEL = range(4)

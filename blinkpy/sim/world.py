@@ -14,7 +14,9 @@ import numpy as np
 from blinkpy.kv.limits import Limits, make_limits
 from blinkpy.kv.memory import make_state
 from blinkpy.kv.state import Int32, Int64, State
-from blinkpy.queues.layout import SQ_ENTRY_WORDS, EngineFacts, QueueLayout, QueueSizes, write_header
+from blinkpy.queues.header import EngineFacts, write_header
+from blinkpy.queues.layout import QueueLayout, QueueSizes
+from blinkpy.queues.submission import SQ_ENTRY_WORDS
 from blinkpy.queues.views import EngineViews, engine_views
 from blinkpy.sim.events import LOG, LOG_WORDS
 

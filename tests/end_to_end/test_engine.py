@@ -20,16 +20,8 @@ from blinkpy.dpu.shm import attach_segment
 from blinkpy.engine.engine import Engine
 from blinkpy.kernels.policies import short_prompts
 from blinkpy.models.hub import DEMO_FOLDER
-from blinkpy.queues.layout import (
-    COUNTER,
-    ENGINE_STATE,
-    FINISH_CANCELLED,
-    FINISH_LENGTH,
-    FINISH_MASK,
-    GAUGE,
-    HAS_TOKEN,
-    STATE_FAULTED,
-)
+from blinkpy.queues.completion import FINISH_CANCELLED, FINISH_LENGTH, FINISH_MASK, HAS_TOKEN
+from blinkpy.queues.words import COUNTER, ENGINE_STATE, GAUGE, STATE_FAULTED
 from blinkpy.recording.file import read_dump
 from blinkpy.recording.replay import Replay
 

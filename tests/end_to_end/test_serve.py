@@ -128,6 +128,10 @@ def serving(*arguments: str) -> Iterator[Server]:
         for pid in below:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        for reader in readers:  # whoever could write is gone
+            reader.join(10)
+        process.stdout.close()
+        process.stderr.close()
 
 
 @pytest.fixture(scope="module")
@@ -313,24 +317,22 @@ def test_engine_and_front_end_run_separately_by_name() -> None:
         command = [sys.executable, "-m", "blinkpy", *arguments, "--name", name]
         return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
 
-    engine = start("engine", "--device", "null")
-    front = start("frontend", "--port", "0")
-    try:
-        assert front.stdout is not None
-        match = LINE.search(front.stdout.readline())
-        assert match is not None
-        wait_until(lambda: httpx.get(match[2] + "/health").status_code == 200, START_S, "healthy")
-        body = {"model": "demo", "prompt": "x", "max_tokens": 3}
-        assert httpx.post(match[2] + "/v1/completions", json=body).json()["usage"]["completion_tokens"] == 3
-        front.terminate()
-        engine.terminate()
-        assert front.wait(20) == 0
-        assert engine.wait(20) == 0
-        assert not Path(f"/dev/shm/blinkpy.{name}").exists()
-    finally:
-        for process in (front, engine):
-            process.kill()
-            process.wait()
+    with start("engine", "--device", "null") as engine, start("frontend", "--port", "0") as front:
+        try:
+            assert front.stdout is not None
+            match = LINE.search(front.stdout.readline())
+            assert match is not None
+            wait_until(lambda: httpx.get(match[2] + "/health").status_code == 200, START_S, "healthy")
+            body = {"model": "demo", "prompt": "x", "max_tokens": 3}
+            assert httpx.post(match[2] + "/v1/completions", json=body).json()["usage"]["completion_tokens"] == 3
+            front.terminate()
+            engine.terminate()
+            assert front.wait(20) == 0
+            assert engine.wait(20) == 0
+            assert not Path(f"/dev/shm/blinkpy.{name}").exists()
+        finally:
+            front.kill()
+            engine.kill()
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from blinkpy.engine.provision import CudaEngine
 from blinkpy.models.architecture import read_architecture
 from blinkpy.models.step import CpuStep
 from blinkpy.models.weights import load_weights
-from blinkpy.queues.layout import FINISH_LENGTH
+from blinkpy.queues.completion import FINISH_LENGTH
 
 
 def cpu_tokens(folder: Path, prompts: list[list[int]], new: int) -> list[list[int]]:

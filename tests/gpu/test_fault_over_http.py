@@ -57,11 +57,11 @@ def test_every_stream_is_told_and_the_server_says_why(tmp_path: Path, control: s
     errors: list[str] = []
     environment = {**os.environ, "BLINKPY_TEST_FAULT": str(told)}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    reader = threading.Thread(target=errors.extend, args=(process.stderr,), daemon=True)
+    reader.start()
     try:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        reader = threading.Thread(target=errors.extend, args=(process.stderr,), daemon=True)
-        reader.start()
         watchdog = threading.Timer(START_S, process.kill)
         watchdog.start()
         ready = process.stdout.readline()
@@ -97,3 +97,6 @@ def test_every_stream_is_told_and_the_server_says_why(tmp_path: Path, control: s
     finally:
         process.kill()
         process.wait()
+        reader.join(5)
+        process.stdout.close()
+        process.stderr.close()

@@ -21,7 +21,7 @@ from blinkpy.dpu import rdma, send_queue
 from blinkpy.dpu.sampling import Sampling
 from blinkpy.engine import pair_placement
 from blinkpy.engine.provision import CudaEngine
-from blinkpy.queues.layout import PAIR_ATTACHED
+from blinkpy.queues.words import PAIR_ATTACHED
 
 
 class CopyingCard(Card):

@@ -24,7 +24,7 @@ from blinkpy.config import as_table
 from blinkpy.dpu.queue_pair import EngineLost, InFlight, QueuePair
 from blinkpy.dpu.sampling import Sampling
 from blinkpy.dpu.shm import attach_segment
-from blinkpy.queues.layout import FINISH_LENGTH, FINISH_MASK, HAS_TOKEN
+from blinkpy.queues.completion import FINISH_LENGTH, FINISH_MASK, HAS_TOKEN
 
 pytestmark = pytest.mark.whole_gpu  # it looks at how long clients wait
 
@@ -55,6 +55,8 @@ def engine_process(folder: Path, **options: Any) -> Iterator[tuple[subprocess.Po
             process.send_signal(signal.SIGCONT)
             process.kill()
         process.wait(20)
+        process.stdin.close()
+        process.stdout.close()
 
 
 def tell(process: subprocess.Popen[str], word: str) -> None:

@@ -15,7 +15,8 @@ from gpu_serving import config_for, serving
 from blinkpy.dpu.queue_pair import InFlight, QueuePair
 from blinkpy.dpu.sampling import Sampling
 from blinkpy.engine.provision import CudaEngine
-from blinkpy.queues.layout import HAS_TOKEN, TOP_LOGPROBS
+from blinkpy.queues.completion import HAS_TOKEN
+from blinkpy.queues.logprob_record import TOP_LOGPROBS
 
 TOLERANCE = 1e-3  # of two float32 forward passes
 DEADLINE_S = 60.0

@@ -18,7 +18,7 @@ from blinkpy.dpu.shm import attach_segment
 from blinkpy.engine.provision import CudaEngine
 from blinkpy.kernels.policies import fcfs
 from blinkpy.kv.state import COPIES_BEGUN, COPIES_DONE, COUNTER_INDEX
-from blinkpy.queues.layout import FINISH_LENGTH
+from blinkpy.queues.completion import FINISH_LENGTH
 from blinkpy.recording.file import read_dump
 from blinkpy.recording.reader import RecordingReader
 from blinkpy.recording.replay import Replay
@@ -72,6 +72,8 @@ def test_the_recording_outlives_a_fault_of_the_gpu(rng: np.random.Generator, tmp
     process.stdin.write("fault\n")
     process.stdin.flush()
     assert process.wait(60) == 3
+    process.stdin.close()
+    process.stdout.close()
     (saved,) = (tmp_path / "crashes").glob("crash-*.recording")
     replay = Replay(read_dump(saved), fcfs)
     assert [d for _, d in replay.run() if d] == []

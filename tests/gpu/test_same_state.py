@@ -24,7 +24,8 @@ import torch
 from blinkpy.dpu import queue_pair
 from blinkpy.dpu.queue_pair import Busy, InFlight, QueuePair
 from blinkpy.dpu.sampling import Sampling
-from blinkpy.dpu.shm import Segment, attach_segment, create_segment
+from blinkpy.dpu.segment import Segment, create_segment
+from blinkpy.dpu.shm import attach_segment
 from blinkpy.kernels.host_scheduler import Scheduler
 from blinkpy.kernels.scheduler import make_phases
 from blinkpy.kv.arrays import differences, map_arrays, snapshot
@@ -32,8 +33,10 @@ from blinkpy.kv.integrity import check_integrity
 from blinkpy.kv.limits import Limits, make_limits
 from blinkpy.kv.memory import make_state
 from blinkpy.kv.state import ROWS, STEADY, State
-from blinkpy.queues.layout import COUNTER, ENGINE_STATE, STATE_READY, EngineFacts, QueueSizes
+from blinkpy.queues.header import EngineFacts
+from blinkpy.queues.layout import QueueSizes
 from blinkpy.queues.views import EngineViews
+from blinkpy.queues.words import COUNTER, ENGINE_STATE, STATE_READY
 
 STEPS = int(os.environ.get("BLINKPY_STEPS", "10000"))
 PYTHON_STEPS = int(os.environ.get("BLINKPY_PYTHON_STEPS", "2500"))

@@ -14,8 +14,9 @@ from blinkpy.kv.arrays import plain
 from blinkpy.kv.pages import compact_ring
 from blinkpy.kv.prefix import extend_hash, remainder
 from blinkpy.kv.state import CACHED_COUNT, FREE_COUNT, LOST, RING_HEAD, RING_TAIL
-from blinkpy.queues import layout as q
+from blinkpy.queues.completion import FINISH_LENGTH
 from blinkpy.queues.page_hash import HASH_MODULUS_1, HASH_MODULUS_2
+from blinkpy.queues.submission import SUBMIT_NO_PREFIX_CACHE
 
 
 def world(lanes: int = 1, **sizes: Any) -> World:
@@ -29,7 +30,7 @@ def run(made: World, prompt: list[int], max_tokens: int = 3, **fields: Any) -> i
     before = made.counter("prefix_hit_tokens")
     sent = made.fronts[0].submit(prompt, max_tokens, **fields)
     made.finish()
-    assert sent.ended == q.FINISH_LENGTH
+    assert sent.ended == FINISH_LENGTH
     return made.counter("prefix_hit_tokens") - before
 
 
@@ -102,9 +103,9 @@ def test_salts_and_flags_keep_requests_apart() -> None:
     assert run(made, tokens(9), cache_salt=1) == 0
     assert run(made, tokens(9), cache_salt=2) == 0
     assert run(made, tokens(9), cache_salt=1) == 8
-    assert run(made, tokens(9), flags=q.SUBMIT_NO_PREFIX_CACHE) == 0
+    assert run(made, tokens(9), flags=SUBMIT_NO_PREFIX_CACHE) == 0
     made = world()
-    assert run(made, tokens(9), flags=q.SUBMIT_NO_PREFIX_CACHE) == 0
+    assert run(made, tokens(9), flags=SUBMIT_NO_PREFIX_CACHE) == 0
     assert made.state.counts[CACHED_COUNT] == 0
     assert run(made, tokens(9)) == 0
 
@@ -139,7 +140,7 @@ def test_eviction_takes_the_oldest_and_the_tails_first() -> None:
     run(made, tokens(17), 1)  # 4 pages cached
     run(made, tokens(9, 3), 1)  # 2 pages cached
     assert (made.state.counts[FREE_COUNT], made.state.counts[CACHED_COUNT]) == (2, 6)
-    run(made, tokens(15, 5), 1, flags=q.SUBMIT_NO_PREFIX_CACHE)  # 4 pages: 2 free ones, and the last 2 of the first prompt
+    run(made, tokens(15, 5), 1, flags=SUBMIT_NO_PREFIX_CACHE)  # 4 pages: 2 free ones, and the last 2 of the first prompt
     assert made.counter("evictions") == 2
     assert run(made, tokens(17), 1) == 8
     assert run(made, tokens(9, 3), 1) == 8
@@ -150,7 +151,7 @@ def test_a_used_page_moves_to_the_end_of_the_line() -> None:
     run(made, tokens(9), 1)
     run(made, tokens(9, 3), 1)
     run(made, tokens(9), 1)  # used again
-    run(made, tokens(15, 5), 1, flags=q.SUBMIT_NO_PREFIX_CACHE)
+    run(made, tokens(15, 5), 1, flags=SUBMIT_NO_PREFIX_CACHE)
     assert run(made, tokens(9), 1) == 8
     assert run(made, tokens(9, 3), 1) == 0
 

@@ -8,7 +8,18 @@ from protocol_front import Front
 from scheduler_world import Sizes, World
 
 from blinkpy.kv.state import EMPTY, FINISHING, FREE_COUNT
-from blinkpy.queues import layout as q
+from blinkpy.queues.completion import FINISH_CANCELLED, FINISH_LENGTH
+from blinkpy.queues.words import (
+    EPOCH_LIMIT,
+    FRONT_CLAIM,
+    FRONT_CQ_HEAD,
+    FRONT_DOORBELL,
+    PAIR_ATTACHED,
+    PAIR_CQ_TAIL,
+    PAIR_EPOCH,
+    PAIR_SQ_HEAD,
+    POSITION_MASK,
+)
 
 # ---- cancel -------------------------------------------------------------------------------------------------------------
 
@@ -20,9 +31,9 @@ def test_cancel_before_the_entry_is_read_and_while_waiting() -> None:
     made.step()
     made.step()
     made.fronts[0].poll()
-    assert (waiting.ended, waiting.got) == (q.FINISH_CANCELLED, [])
+    assert (waiting.ended, waiting.got) == (FINISH_CANCELLED, [])
     made.finish()
-    assert running.ended == q.FINISH_LENGTH
+    assert running.ended == FINISH_LENGTH
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 6])
@@ -35,7 +46,7 @@ def test_cancel_in_prefill_and_decode_gives_everything_back_at_once(steps: int) 
     made.step()
     assert made.state.counts[FREE_COUNT] == made.sizes.pages
     made.fronts[0].poll()
-    assert sent.ended == q.FINISH_CANCELLED
+    assert sent.ended == FINISH_CANCELLED
     assert statuses(made)[0] == EMPTY
 
 
@@ -47,7 +58,7 @@ def test_a_cancel_after_the_end_means_nothing() -> None:
     made.views.cancel[0, 0] = first.request_id
     second = front.submit(prompt(4), 3, slot=0)
     made.finish()
-    assert second.ended == q.FINISH_LENGTH
+    assert second.ended == FINISH_LENGTH
     assert made.counter("requests_cancelled") == 0
 
 
@@ -64,7 +75,7 @@ def test_a_slow_reader_stops_itself_alone_and_loses_nothing() -> None:
         made.step()
         fast.poll()
     assert len(fast.done) == 3
-    assert slow.word(q.PAIR_CQ_TAIL) == 4
+    assert slow.word(PAIR_CQ_TAIL) == 4
     assert made.counter("reader_stalls") > 0
     made.finish()
     assert len(slow.done) == 3
@@ -83,7 +94,7 @@ def test_requests_of_a_slow_reader_give_way(rows: int, pages: int) -> None:
     for _ in range(60):
         made.step()
         fast.poll()
-    assert [sent.ended for sent in others] == [q.FINISH_LENGTH] * 2
+    assert [sent.ended for sent in others] == [FINISH_LENGTH] * 2
     made.finish()
     assert len(slow.done) == 2
 
@@ -100,7 +111,7 @@ def test_a_cancel_is_told_when_the_reader_has_room_again() -> None:
     assert statuses(made)[0] == FINISHING
     assert made.state.requests.num_pages[0] == 0
     made.finish()
-    assert (len(sent.got), sent.ended) == (2, q.FINISH_CANCELLED)
+    assert (len(sent.got), sent.ended) == (2, FINISH_CANCELLED)
 
 
 # ---- epochs and leases --------------------------------------------------------------------------------------------------
@@ -118,9 +129,9 @@ def test_a_silent_front_end_loses_its_requests_and_nobody_else_does() -> None:
     assert not dead.attached
     assert statuses(made, 0) == [EMPTY] * 4
     assert made.counter("leases_expired") == 1
-    assert dead.word(q.PAIR_CQ_TAIL) < 25
+    assert dead.word(PAIR_CQ_TAIL) < 25
     made.finish()
-    assert other.ended == q.FINISH_LENGTH
+    assert other.ended == FINISH_LENGTH
 
 
 def test_a_claim_fences_the_owner_before_it() -> None:
@@ -138,23 +149,23 @@ def test_a_claim_fences_the_owner_before_it() -> None:
     assert front.epoch == 2
     assert statuses(made) == [EMPTY] * 4
     # What the owner before it still sends: a doorbell, completions read, a cancel, and an entry under the new doorbell.
-    made.views.front[0, q.FRONT_DOORBELL] = 1 << 32 | tail + 1
-    made.views.front[0, q.FRONT_CQ_HEAD] = 1 << 32 | 1000
+    made.views.front[0, FRONT_DOORBELL] = 1 << 32 | tail + 1
+    made.views.front[0, FRONT_CQ_HEAD] = 1 << 32 | 1000
     made.views.cancel[0, :] = late_id
     made.step()
     assert made.counter("stale_entries") == 0
-    assert front.word(q.PAIR_SQ_HEAD) == tail
+    assert front.word(PAIR_SQ_HEAD) == tail
     front.submit(prompt(3), 2, epoch=1)
     front.slots[0] = None
     good = front.submit(prompt(3), 2, slot=1)
     made.finish()
     assert made.counter("stale_entries") == 1
-    assert good.ended == q.FINISH_LENGTH
+    assert good.ended == FINISH_LENGTH
 
 
 @pytest.mark.parametrize(
     ("word", "value"),
-    [(q.FRONT_DOORBELL, 5), (q.FRONT_DOORBELL, q.POSITION_MASK), (q.FRONT_CQ_HEAD, 1), (q.FRONT_CQ_HEAD, 1 << 31)],
+    [(FRONT_DOORBELL, 5), (FRONT_DOORBELL, POSITION_MASK), (FRONT_CQ_HEAD, 1), (FRONT_CQ_HEAD, 1 << 31)],
 )
 def test_a_broken_protocol_fences_that_pair_alone(word: int, value: int) -> None:
     made = world()
@@ -162,14 +173,14 @@ def test_a_broken_protocol_fences_that_pair_alone(word: int, value: int) -> None
     other = fine.submit(prompt(3), 5)
     made.views.front[0, word] = 1 << 32 | value
     made.step()
-    assert broken.word(q.PAIR_ATTACHED) == 0
+    assert broken.word(PAIR_ATTACHED) == 0
     assert made.counter("stale_entries") == 1
     broken.claim()
     made.step()
     assert broken.settle()
     sent = broken.submit(prompt(3), 5)
     made.finish()
-    assert sent.ended == other.ended == q.FINISH_LENGTH
+    assert sent.ended == other.ended == FINISH_LENGTH
 
 
 def test_entries_that_were_announced_before_a_fence_are_skipped() -> None:
@@ -185,19 +196,19 @@ def test_entries_that_were_announced_before_a_fence_are_skipped() -> None:
     sent = front.submit(prompt(4), 2)
     made.finish()
     assert made.counter("requests_accepted") == 2
-    assert sent.ended == q.FINISH_LENGTH
+    assert sent.ended == FINISH_LENGTH
 
 
 def test_only_the_next_epoch_can_be_claimed_and_epochs_end() -> None:
     made = world(pairs=1)
     for claim in (0, 1, 3, 1 << 40):
-        made.views.front[0, q.FRONT_CLAIM] = claim
+        made.views.front[0, FRONT_CLAIM] = claim
         made.step()
-        assert made.fronts[0].word(q.PAIR_EPOCH) == 1
-    made.state.pairs.epoch[0] = q.EPOCH_LIMIT
-    made.views.front[0, q.FRONT_CLAIM] = q.EPOCH_LIMIT + 1
+        assert made.fronts[0].word(PAIR_EPOCH) == 1
+    made.state.pairs.epoch[0] = EPOCH_LIMIT
+    made.views.front[0, FRONT_CLAIM] = EPOCH_LIMIT + 1
     made.step()
-    assert made.state.pairs.epoch[0] == q.EPOCH_LIMIT
+    assert made.state.pairs.epoch[0] == EPOCH_LIMIT
 
 
 def test_positions_wrap_at_32_bits() -> None:
@@ -205,7 +216,7 @@ def test_positions_wrap_at_32_bits() -> None:
     start = (1 << 32) - 3
     for name in ("sq_head", "sq_tail", "cq_head", "cq_tail"):
         getattr(made.state.pairs, name)[0] = start
-    made.views.pair[0, q.PAIR_SQ_HEAD] = made.views.pair[0, q.PAIR_CQ_TAIL] = start
+    made.views.pair[0, PAIR_SQ_HEAD] = made.views.pair[0, PAIR_CQ_TAIL] = start
     made.attach()
     for _ in range(6):
         made.fronts[0].submit(prompt(3), 2)

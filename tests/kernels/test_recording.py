@@ -16,7 +16,7 @@ from blinkpy.kernels.policies import fcfs, priority, shortest_first
 from blinkpy.kv.arrays import named_arrays
 from blinkpy.kv.arrays import snapshot as copies
 from blinkpy.kv.state import CALLS, EMPTY, FINISHING, RECORDS
-from blinkpy.queues import layout as q
+from blinkpy.queues.words import COMMAND_DRAIN, COMMAND_RUN, CONTROL_COMMAND
 from blinkpy.recording.layout import NOT_COPIED
 from blinkpy.recording.records import parse_calls
 from blinkpy.recording.replay import Replay
@@ -141,9 +141,9 @@ def test_control_words_of_a_drain_are_recorded() -> None:
     world.attach()
     world.fronts[0].submit([1, 2], 3)
     world.step()
-    world.views.control[q.CONTROL_COMMAND] = q.COMMAND_DRAIN
+    world.views.control[CONTROL_COMMAND] = COMMAND_DRAIN
     for _ in range(6):
         world.step()
     replay = Replay(world.reader.capture(), fcfs)
     assert replayed(replay) > 3
-    assert {call.command for call in replay.calls} == {q.COMMAND_RUN, q.COMMAND_DRAIN}
+    assert {call.command for call in replay.calls} == {COMMAND_RUN, COMMAND_DRAIN}

@@ -6,7 +6,7 @@ import pytest
 from attached_world import counts, prompt, statuses, world
 
 from blinkpy.kv.state import BUCKET, ROWS, RUNNING, TOKENS, WAITING
-from blinkpy.queues import layout as q
+from blinkpy.queues.completion import FINISH_ERROR, FINISH_LENGTH, FINISH_STOP
 
 # ---- batches ------------------------------------------------------------------------------------------------------------
 
@@ -99,7 +99,7 @@ def test_a_stop_id_ends_a_request_once_min_tokens_are_generated() -> None:
     first = expected.index(stop)
     sent = made.fronts[0].submit(prompt(5), 9, stop_ids=(stop,))
     made.finish()
-    assert (sent.got, sent.ended) == (expected[: first + 1], q.FINISH_STOP)
+    assert (sent.got, sent.ended) == (expected[: first + 1], FINISH_STOP)
     sent = made.fronts[0].submit(prompt(5), 9, stop_ids=(stop,), min_tokens=first + 1)
     made.finish()
     assert len(sent.got) > first + 1
@@ -109,7 +109,7 @@ def test_the_context_ends_a_request() -> None:
     made = world(max_model_len=16)
     sent = made.fronts[0].submit(prompt(6), 10)
     made.finish()
-    assert (len(sent.got), sent.ended) == (10, q.FINISH_LENGTH)
+    assert (len(sent.got), sent.ended) == (10, FINISH_LENGTH)
 
 
 @pytest.mark.parametrize("token", [-1, 50, 2**31 - 1])
@@ -121,8 +121,8 @@ def test_a_sampled_token_outside_the_vocabulary_is_an_error(token: int, steps: i
         made.step()
     made.state.batch.sampled[0] = token
     made.finish()
-    assert (bad.ended, bad.got) == (q.FINISH_ERROR, bad.expected[: steps - 1])
-    assert good.ended == q.FINISH_LENGTH
+    assert (bad.ended, bad.got) == (FINISH_ERROR, bad.expected[: steps - 1])
+    assert good.ended == FINISH_LENGTH
 
 
 # ---- pages --------------------------------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ def test_the_last_in_rank_is_preempted_and_the_first_never() -> None:
     for _ in range(25):
         made.step()
         front.poll()
-    assert urgent.ended == q.FINISH_LENGTH
+    assert urgent.ended == FINISH_LENGTH
     assert made.state.requests.preemptions[0] == 0
     assert made.counter("preemptions") > 0
     made.finish()
@@ -159,7 +159,7 @@ def test_a_request_may_use_the_whole_pool() -> None:
     big = made.fronts[0].submit(prompt(13), 12)  # 24 tokens in the cache, 6 pages
     small = made.fronts[1].submit(prompt(3), 12)
     made.finish()
-    assert big.ended == small.ended == q.FINISH_LENGTH
+    assert big.ended == small.ended == FINISH_LENGTH
 
 
 def test_a_better_request_that_does_not_fit_is_not_overtaken() -> None:
@@ -173,7 +173,7 @@ def test_a_better_request_that_does_not_fit_is_not_overtaken() -> None:
     made.step()
     assert statuses(made)[1] == RUNNING
     made.finish()
-    assert second.ended == third.ended == q.FINISH_LENGTH
+    assert second.ended == third.ended == FINISH_LENGTH
 
 
 # ---- order --------------------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from blinkpy.kernels.expert_config import ExpertShape, ExpertTable
 from blinkpy.kernels.expert_gemv import GEMV_TOKENS, expert_gemv
 from blinkpy.kernels.experts import experts
 from blinkpy.kernels.linear_config import LinearTable
-from blinkpy.queues.layout import RECORD_PAIRS
+from blinkpy.queues.logprob_record import RECORD_PAIRS
 
 CAPABILITY = 90
 REGISTER_LIMIT = 255

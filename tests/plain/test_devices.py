@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from blinkpy import packages
 from blinkpy.config import Config, ConfigError
 from blinkpy.engine import devices
 from blinkpy.engine.engine import Engine
@@ -17,7 +18,7 @@ def test_auto_without_a_gpu_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "_installed", lambda name: name != "numba_cuda")
+    monkeypatch.setattr(packages, "installed", lambda name: name != "numba_cuda")
     with pytest.raises(ConfigError, match="--device cuda needs numba_cuda: pip install"):
         devices.make_engine(Config().with_options({"device": "cuda"}))
 
@@ -29,5 +30,5 @@ def test_the_gpu_can_not_control_another_device(device: str) -> None:
 
 
 def test_packages_are_looked_for_and_not_imported() -> None:
-    assert devices._installed("numpy")
-    assert not devices._installed("no_such_package.inner")
+    assert packages.installed("numpy")
+    assert not packages.installed("no_such_package.inner")

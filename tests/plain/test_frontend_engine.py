@@ -22,7 +22,9 @@ from tiny_tokenizer import write_model
 from blinkpy.config import Config, ConfigError
 from blinkpy.dpu.metrics import BLOCK_BYTES, Metrics
 from blinkpy.dpu.supervisor import Supervisor, listen
-from blinkpy.queues import layout as queues
+from blinkpy.queues.completion import FINISH_CANCELLED, FINISH_ERROR
+from blinkpy.queues.layout import QueueSizes
+from blinkpy.queues.words import CONTROL_FAULT, STATE_DRAINING, STATE_FAULTED, STATE_READY
 
 
 @pytest.fixture(scope="module")
@@ -83,12 +85,12 @@ def test_engine_that_is_lost(folder, how) -> None:
             engine.paused = True
         elif how == "faulted":
             engine.paused = True
-            engine.state(queues.STATE_FAULTED)
+            engine.state(STATE_FAULTED)
         elif how == "gone":
             engine.stop()
         else:
             engine.paused = True
-            engine.views.control[queues.CONTROL_FAULT] = 1
+            engine.views.control[CONTROL_FAULT] = 1
         stream.join(10)
         other.join(10)
         assert time.monotonic() - start < 2
@@ -97,8 +99,8 @@ def test_engine_that_is_lost(folder, how) -> None:
         assert "data: [DONE]" not in lines
         assert code(whole[0]) == (503, "engine_unavailable")
         assert code(server.client.get("/health")) == (503, "engine_unavailable")
-        engine.state(queues.STATE_READY)
-        engine.views.control[queues.CONTROL_FAULT] = 0
+        engine.state(STATE_READY)
+        engine.views.control[CONTROL_FAULT] = 0
         engine.paused = False
         if how == "gone":
             engine = FakeEngine(name=engine.segment_name)
@@ -130,7 +132,7 @@ def test_draining_engine_finishes_and_takes_nothing(folder) -> None:
         lines: list[str] = []
         stream = start_stream(server, lines)
         server.wait(lambda: len(lines) > 2)
-        engine.state(queues.STATE_DRAINING)
+        engine.state(STATE_DRAINING)
         response = server.complete([7], max_tokens=1)
         assert code(response) == (503, "engine_unavailable")
         assert "draining" in response.json()["error"]["message"]
@@ -141,7 +143,7 @@ def test_draining_engine_finishes_and_takes_nothing(folder) -> None:
 
 def test_engine_that_gives_up_on_a_request(folder) -> None:
     with running(step_s=0.002) as engine, serving(engine, folder) as server:
-        for flags, status in ((queues.FINISH_ERROR, 500), (queues.FINISH_CANCELLED, 503)):
+        for flags, status in ((FINISH_ERROR, 500), (FINISH_CANCELLED, 503)):
             engine.hold = True
             answers: list[httpx.Response] = []
             thread = threading.Thread(target=lambda answers=answers: answers.append(server.complete([7], max_tokens=9)))
@@ -252,7 +254,7 @@ def test_workers_share_metrics() -> None:
 @pytest.fixture
 def supervised(folder):
     """A supervisor with two workers on a thread, and the engine."""
-    sizes = queues.QueueSizes(2, 8, 8, 64, 512, 128)
+    sizes = QueueSizes(2, 8, 8, 64, 512, 128)
     with running(sizes=sizes) as engine:
         config = Config().with_options(
             {

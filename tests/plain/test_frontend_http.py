@@ -16,7 +16,8 @@ from http_server import MODEL, RunningServer, events, serving
 from tiny_tokenizer import write_model
 
 from blinkpy.dpu.tokenizer import Tokenizer
-from blinkpy.queues import layout as queues
+from blinkpy.queues.completion import REJECT_PAGES, REJECT_SLOT_BUSY, REJECT_TOKEN
+from blinkpy.queues.words import STATE_READY
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +51,7 @@ def engine(running_engine) -> FakeEngine:
     running_engine.hold = running_engine.paused = False
     running_engine.reject = 0
     running_engine.script, running_engine.step_s = before
-    running_engine.state(queues.STATE_READY)
+    running_engine.state(STATE_READY)
 
 
 @pytest.fixture
@@ -319,7 +320,7 @@ def test_slow_bodies_are_cut_off(server, monkeypatch) -> None:
 
 
 def test_engine_rejections(server, engine) -> None:
-    for reason, status in ((queues.REJECT_PAGES, 400), (queues.REJECT_TOKEN, 400), (queues.REJECT_SLOT_BUSY, 500)):
+    for reason, status in ((REJECT_PAGES, 400), (REJECT_TOKEN, 400), (REJECT_SLOT_BUSY, 500)):
         for stream in (False, True):
             engine.reject = reason
             error(server.complete([7], max_tokens=1, stream=stream), status)

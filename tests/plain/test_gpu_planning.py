@@ -15,7 +15,8 @@ from blinkpy.kv.memory import make_state
 from blinkpy.models.architecture import Architecture, parse_architecture
 from blinkpy.models.buckets import SMALLEST_MIXED, bucket_shapes, step_shapes
 from blinkpy.models.gpu_memory import plan_memory
-from blinkpy.queues.layout import EngineFacts, QueueLayout, QueueSizes
+from blinkpy.queues.header import EngineFacts
+from blinkpy.queues.layout import QueueLayout, QueueSizes
 from blinkpy.queues.views import engine_views
 
 GIB = 1 << 30
@@ -57,6 +58,8 @@ def test_memory_by_part() -> None:
     plan.require(plan.cache)
     with pytest.raises(ConfigError, match=r"does not fit on the GPU: .*weights 14\.96 GiB.*, 125\.00 GiB usable"):
         plan.require(plan.cache + 1)
+    with_queues = plan_memory(config, a, 2, page, free=139 * GIB, total=140 * GIB, queue_bytes=3 * GIB)
+    assert (with_queues.needed - plan.needed, plan.cache - with_queues.cache) == (3 * GIB, 3 * GIB)
     small = dataclasses.replace(plan, free=8 * GIB, total=16 * GIB)
     with pytest.raises(ConfigError, match=r"6\.40 GiB usable"):
         small.require(page)

@@ -22,7 +22,7 @@ from model_zoo import save_model  # noqa: E402
 
 from benchmarks.shapes import SHAPES  # noqa: E402
 from blinkpy import cli  # noqa: E402
-from blinkpy.config import Config  # noqa: E402
+from blinkpy.config import Config, ConfigError  # noqa: E402
 from blinkpy.engine import devices  # noqa: E402
 from blinkpy.kv.state import BATCH_COUNTS, ROWS, TOKENS  # noqa: E402
 from blinkpy.models import host_driven  # noqa: E402
@@ -114,7 +114,23 @@ def test_the_model_does_not_fit(gpu: Callable[..., None], folder: Path, capsys: 
     assert "the model does not fit on the GPU: " in line
     for part in ("weights 14.96 GiB", "activations ", "scheduler state ", "graphs and kernels 1.00 GiB", "KV cache at least "):
         assert part in line
+    assert "queue pairs" not in line  # they are in host memory
     assert "12.40 GiB usable (gpu_memory_utilization 0.9 of 16.00 GiB, of which 14.00 GiB are free)" in line
+
+
+def test_queue_pairs_in_gpu_memory_are_part_of_what_does_not_fit(
+    gpu: Callable[..., None], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(provision, "check_pair_memory", lambda way: None)
+    gpu(free=14 * GIB, total=16 * GIB)
+    # 2**26 tokens of 4 bytes in each of 4 arenas, and less than 2 MiB a pair for rings, records and page hashes.
+    options = {"transport": "rdma", "workers": 4, "prompt_arena_tokens": 1 << 26, "max_model_len": 1024}
+    for way in ("dmabuf", "peermem"):
+        with pytest.raises(ConfigError, match=r"does not fit on the GPU: .*scheduler state .*, queue pairs 1\.0[01] GiB, "):
+            provision.CudaEngine(config(folder, queue_memory=way, **options)).start()
+    with pytest.raises(ConfigError, match="does not fit") as caught:
+        provision.CudaEngine(config(folder, queue_memory="host", **options)).start()
+    assert "queue pairs" not in str(caught.value)
 
 
 def test_the_context_that_was_asked_for_does_not_fit(

@@ -16,7 +16,8 @@ from blinkpy.dpu import handshake
 from blinkpy.dpu.handshake import HandshakeError, Hello, Region, Welcome, introduce, new_owner, refusal
 from blinkpy.dpu.transport import TransportError
 from blinkpy.dpu.verbs import Endpoint
-from blinkpy.queues.layout import VERSION, LayoutError
+from blinkpy.queues.header import VERSION
+from blinkpy.queues.layout import LayoutError
 
 POINT = Endpoint(17, 0xABCDEF, "::ffff:192.168.77.1", 3, 5, 16)
 HELLO = Hello(123456789, POINT)

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from blinkpy.config import ConfigError
-from blinkpy.models.architecture import FAMILIES, parse_architecture, read_architecture
+from blinkpy.models.architecture import parse_architecture, read_architecture
 from blinkpy.models.checkpoint import weight_elements
+from blinkpy.models.families import FAMILIES
 
 LLAMA_31_8B = {
     "architectures": ["LlamaForCausalLM"],
@@ -173,7 +174,7 @@ def test_published_models_have_their_published_size(config: dict[str, Any], para
 
 def test_fields_of_published_models() -> None:
     a = parse_architecture(LLAMA_31_8B)
-    assert (a.head_dim, a.group, a.q_size, a.kv_size, a.dtype) == (128, 4, 4096, 1024, "bfloat16")
+    assert (a.head_dim, a.q_size, a.kv_size, a.dtype) == (128, 4096, 1024, "bfloat16")
     assert (a.rope.kind, a.rope.theta, a.rope.factor, a.rope.original_max_position) == ("llama3", 500000.0, 8.0, 8192)
     assert not any((a.qkv_bias, a.o_bias, a.mlp_bias, a.tied_embeddings, *a.windows, *a.sparse))
     assert parse_architecture(MISTRAL_7B).windows == (4096,) * 32
@@ -267,13 +268,6 @@ def test_model_type_stands_in_for_a_missing_class() -> None:
     for name, family in FAMILIES.items():
         config = {k: v for k, v in QWEN3_30B_A3B.items() if k != "architectures"} | {"model_type": family.model_type}
         assert parse_architecture(config).name == name
-
-
-def test_context_length() -> None:
-    a = parse_architecture(PHI3_MINI)
-    assert (a.context_length(), a.context_length(100)) == (4096, 100)
-    with pytest.raises(ConfigError, match=r"4097.*4096"):
-        a.context_length(4097)
 
 
 def test_files(tmp_path: Path) -> None:

@@ -22,15 +22,16 @@ from blinkpy.models.sampling import (
     sample,
     uniform,
 )
-from blinkpy.queues import layout as queues
+from blinkpy.queues.logprob_record import RECORD_PAIR
+from blinkpy.queues.submission import SQ_ENTRY, SQ_ENTRY_WORDS, WORD_MIN_TOKENS, WORD_STOP_IDS
 
 
 def entries_of(rows: list[dict[str, float]]) -> np.ndarray:
-    entries = np.zeros(len(rows), queues.SQ_ENTRY)
+    entries = np.zeros(len(rows), SQ_ENTRY)
     for entry, fields in zip(entries, rows, strict=True):
         for name, value in {"top_p": 1, "repetition_penalty": 1, **fields}.items():
             entry[name] = value
-    return entries.view(np.int32).reshape(len(rows), queues.SQ_ENTRY_WORDS)
+    return entries.view(np.int32).reshape(len(rows), SQ_ENTRY_WORDS)
 
 
 def parameters_of(rows: list[dict[str, float]]) -> SamplingParameters:
@@ -246,7 +247,7 @@ def test_penalties(rng: np.random.Generator) -> None:
 def test_logprob_records(rng: np.random.Generator) -> None:
     logits = np.round(rng.standard_normal((5, 200)) * 3, 1).astype(np.float32)
     tokens = rng.integers(0, 200, 5).astype(np.int32)
-    records = logprob_records(logits, tokens).view(queues.RECORD_PAIR)
+    records = logprob_records(logits, tokens).view(RECORD_PAIR)
     for row in range(5):
         total = math.log(sum(math.exp(x) for x in logits[row].tolist()))
         order = [int(tokens[row]), *sorted(range(200), key=lambda t, row=row: (-logits[row, t], t))[:20]]
@@ -261,7 +262,7 @@ def test_records_of_few_or_broken_logits() -> None:
     logits[1] = np.nan
     logits[2, 4] = np.inf
     logits[3, :2] = np.nan, 2
-    records = logprob_records(logits, np.array([2, 0, 4, 1], np.int32)).view(queues.RECORD_PAIR)
+    records = logprob_records(logits, np.array([2, 0, 4, 1], np.int32)).view(RECORD_PAIR)
     assert records["token"].tolist() == [[2, 2, 5, 6] + [-1] * 17, [0] + [-1] * 20, [4] + [-1] * 20, [1, 1] + [-1] * 19]
     total = math.log(math.exp(3) + 2 * math.e)
     np.testing.assert_allclose(records["logprob"][0, :4], [3 - total, 3 - total, 1 - total, 1 - total], atol=1e-6)
@@ -270,9 +271,9 @@ def test_records_of_few_or_broken_logits() -> None:
 
 
 def test_stop_ids_are_impossible_before_min_tokens(rng: np.random.Generator) -> None:
-    entries = np.zeros((4, queues.SQ_ENTRY_WORDS), np.int32)
-    entries[:, queues.WORD_STOP_IDS :] = [3, 5, 999, -1, -1, -1, -1, -1]  # 999: outside this vocabulary
-    entries[:, queues.WORD_MIN_TOKENS] = [0, 2, 2, 2]
+    entries = np.zeros((4, SQ_ENTRY_WORDS), np.int32)
+    entries[:, WORD_STOP_IDS:] = [3, 5, 999, -1, -1, -1, -1, -1]  # 999: outside this vocabulary
+    entries[:, WORD_MIN_TOKENS] = [0, 2, 2, 2]
     logits = rng.standard_normal((4, 10)).astype(np.float32)
     masked = logits.copy()
     mask_stop_ids(masked, entries, np.array([0, 0, 1, 2], np.int32))

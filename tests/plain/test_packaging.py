@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 
 import blinkpy
 from blinkpy.dpu import protocol
+from blinkpy.serving.frontend_process import PACKAGES
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -59,6 +61,31 @@ def test_an_engine_without_its_extra_says_what_to_install() -> None:
     assert re.search(r"^blinkpy: error: an engine needs \w+: pip install 'blinkpy-serve\[cpu\]'\n\Z", done.stderr, re.MULTILINE)
 
 
+@pytest.mark.parametrize("command", ["frontend", "serve"])
+def test_a_front_end_without_its_packages_says_what_to_install(command: str) -> None:
+    code = f"""
+import sys
+sys.modules["uvicorn"] = sys.modules["orjson"] = None  # as if they were not installed
+from blinkpy.cli import main
+sys.exit(main([{command!r}, "--port", "0"]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    expected = "blinkpy: error: a front end needs orjson, uvicorn: pip install blinkpy-serve\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", expected)
+
+
+def test_what_a_front_end_looks_for_is_what_it_imports() -> None:
+    imported = {
+        name.partition(".")[0]
+        for file in (ROOT / "blinkpy" / "dpu").glob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in ([node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
+    }
+    others = {"blinkpy", "numpy", "pyverbs"}  # NumPy comes with the first import of all; pyverbs is for RDMA alone
+    assert imported - sys.stdlib_module_names - others == set(PACKAGES) - {"httptools", "uvloop"}  # those, uvicorn imports
+
+
 def test_import_is_light_and_the_offline_api_is_there() -> None:
     code = """
 import sys, blinkpy
@@ -92,11 +119,26 @@ def test_every_dependency_is_justified_with_its_range() -> None:
                 assert limits.replace(",", ", ") in page, f"{name} ({group}): the page does not have the range {limits}"
 
 
-def test_links_between_pages_lead_somewhere() -> None:
-    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
-        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
-            if "://" not in target:
-                assert (page.parent / target).exists(), f"{page.name}: {target}"
+PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
+
+
+def anchors(page: Path) -> set[str]:
+    """What links may name in a page, as GitHub makes it from headings."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pages_name_what_exists(page: Path) -> None:
+    """Links lead to a file and to a heading in it; paths in backticks are there."""
+    text = page.read_text()
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", text):
+        if "://" not in target:
+            file = page.parent / target if target else page
+            assert file.exists(), target
+            assert not anchor or anchor in anchors(file), f"{target}#{anchor}"
+    for path in re.findall(r"`((?:blinkpy|tests|benchmarks|tools|docs|systemd)/[\w./-]+)`", text):
+        assert (ROOT / path).exists(), path
 
 
 def test_makefile_and_ci_agree_with_the_readme() -> None:

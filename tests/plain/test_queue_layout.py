@@ -7,8 +7,11 @@ import itertools
 import numpy as np
 import pytest
 
-from blinkpy.queues import layout as queues
-from blinkpy.queues.layout import EngineFacts, LayoutError, QueueLayout, QueueSizes
+from blinkpy.queues.completion import FLAG_MASK, LAP_MASK, LAPS, SLOT_MASK, TOKEN_MASK, lap_of, pack_completion, unpack_completion
+from blinkpy.queues.header import HEADER, VERSION, EngineFacts, read_header, write_header
+from blinkpy.queues.layout import ALIGNMENT, LayoutError, QueueLayout, QueueSizes
+from blinkpy.queues.logprob_record import NO_RECORD_PAIR, RECORD_BYTES, RECORD_PAIR
+from blinkpy.queues.submission import SQ_ENTRY
 from blinkpy.queues.views import engine_views
 
 FACTS = EngineFacts(
@@ -26,7 +29,7 @@ FACTS = EngineFacts(
 
 def segment(sizes: QueueSizes) -> bytearray:
     buffer = bytearray(QueueLayout(sizes).total_bytes)
-    queues.write_header(memoryview(buffer), sizes, FACTS)
+    write_header(memoryview(buffer), sizes, FACTS)
     return buffer
 
 
@@ -44,17 +47,17 @@ def sizes(rng: np.random.Generator) -> QueueSizes:
 
 
 def test_header_survives(sizes: QueueSizes) -> None:
-    layout, facts = queues.read_header(memoryview(segment(sizes)))
+    layout, facts = read_header(memoryview(segment(sizes)))
     assert layout.sizes == sizes
     assert facts == FACTS
 
 
 def test_records_have_the_documented_sizes() -> None:
-    assert queues.SQ_ENTRY.itemsize == 128
-    assert queues.RECORD_BYTES == 168
-    pair = np.array([queues.NO_RECORD_PAIR]).view(queues.RECORD_PAIR)[0]
+    assert SQ_ENTRY.itemsize == 128
+    assert RECORD_BYTES == 168
+    pair = np.array([NO_RECORD_PAIR]).view(RECORD_PAIR)[0]
     assert (pair["token"], pair["logprob"]) == (-1, -np.inf)
-    assert all(offset % dtype.base.itemsize == 0 for dtype, offset in (f[:2] for f in queues.SQ_ENTRY.fields.values()))
+    assert all(offset % dtype.base.itemsize == 0 for dtype, offset in (f[:2] for f in SQ_ENTRY.fields.values()))
 
 
 def test_no_two_regions_share_a_byte(sizes: QueueSizes) -> None:
@@ -71,14 +74,14 @@ def test_no_two_regions_share_a_byte(sizes: QueueSizes) -> None:
                 assert (view[pair] == number * 100 + pair).all(), name
         else:
             assert (view // 100 == number).all(), name
-    assert queues.read_header(memoryview(buffer))[1] == FACTS
+    assert read_header(memoryview(buffer))[1] == FACTS
 
 
 def test_regions_can_be_registered_on_their_own(sizes: QueueSizes) -> None:
     layout = QueueLayout(sizes)
     for pair in range(sizes.pairs):
-        assert layout.front(pair) % queues.ALIGNMENT == 0
-        assert layout.back(pair) % queues.ALIGNMENT == 0
+        assert layout.front(pair) % ALIGNMENT == 0
+        assert layout.back(pair) % ALIGNMENT == 0
     assert layout.back(sizes.pairs - 1) + layout.back_bytes == layout.total_bytes
 
 
@@ -86,7 +89,7 @@ def test_regions_can_be_registered_on_their_own(sizes: QueueSizes) -> None:
     ("field", "value", "said"),
     [
         ("magic", b"SOMETHNG", "not a blinkpy queue segment"),
-        ("version", queues.VERSION + 1, f"version {queues.VERSION + 1}, this front end has {queues.VERSION}"),
+        ("version", VERSION + 1, f"version {VERSION + 1}, this front end has {VERSION}"),
         ("sq_entry_bytes", 64, "sq_entry_bytes 64, this front end has 128"),
         ("cq_entry_bytes", 16, "cq_entry_bytes 16, this front end has 8"),
         ("record_bytes", 88, "record_bytes 88, this front end has 168"),
@@ -98,28 +101,28 @@ def test_regions_can_be_registered_on_their_own(sizes: QueueSizes) -> None:
 )
 def test_a_mismatch_names_both_sides(sizes: QueueSizes, field: str, value: object, said: str) -> None:
     buffer = segment(sizes)
-    np.ndarray((1,), queues.HEADER, buffer)[field] = value
+    np.ndarray((1,), HEADER, buffer)[field] = value
     with pytest.raises(LayoutError, match=said):
-        queues.read_header(memoryview(buffer))
+        read_header(memoryview(buffer))
 
 
 def test_a_short_segment_is_refused() -> None:
     with pytest.raises(LayoutError, match="has 10 bytes"):
-        queues.read_header(b"x" * 10)
+        read_header(b"x" * 10)
 
 
 def test_completions_survive_packing(rng: np.random.Generator) -> None:
     for _ in range(200):
-        masks = (queues.SLOT_MASK, queues.TOKEN_MASK, queues.FLAG_MASK, queues.LAP_MASK)
+        masks = (SLOT_MASK, TOKEN_MASK, FLAG_MASK, LAP_MASK)
         fields = [int(rng.integers(0, mask + 1)) for mask in masks]
-        word = queues.pack_completion(*fields)
+        word = pack_completion(*fields)
         assert 0 <= word < 1 << 63
-        assert list(queues.unpack_completion(word)) == fields
+        assert list(unpack_completion(word)) == fields
 
 
 def test_laps_tell_neighbours_apart_and_never_look_unwritten() -> None:
     size = 4
-    laps = [queues.lap_of(position, size) for position in range(0, size * (queues.LAPS + 3), size)]
+    laps = [lap_of(position, size) for position in range(0, size * (LAPS + 3), size)]
     assert all(a != b for a, b in itertools.pairwise(laps))
     assert min(laps) == 1
-    assert max(laps) == queues.LAPS
+    assert max(laps) == LAPS

@@ -19,8 +19,9 @@ from blinkpy.dpu.transport import TransportError
 from blinkpy.engine import queue_memory
 from blinkpy.engine.devices import make_engine
 from blinkpy.engine.queue_memory import DmaBufMemory, HostMemory, PeerMemory
-from blinkpy.queues.layout import PAIR_ATTACHED, QueueLayout, QueueSizes
+from blinkpy.queues.layout import QueueLayout, QueueSizes
 from blinkpy.queues.views import engine_views
+from blinkpy.queues.words import PAIR_ATTACHED
 
 ADDRESS = 0x7F00_0000_0000
 

@@ -16,7 +16,21 @@ from blinkpy.dpu.queue_pair import Busy, EngineLost, InFlight, QueuePair, Unavai
 from blinkpy.dpu.rings import Arena
 from blinkpy.dpu.sampling import Sampling, default_sampling
 from blinkpy.dpu.shm import ShmTransport, attach_segment
-from blinkpy.queues import layout as queues
+from blinkpy.queues import completion
+from blinkpy.queues.arrays import Int32
+from blinkpy.queues.completion import FINISH_CANCELLED, FINISH_LENGTH, FINISH_MASK, FINISH_STOP, HAS_TOKEN
+from blinkpy.queues.layout import QueueSizes
+from blinkpy.queues.submission import SQ_ENTRY, SUBMIT_NO_PREFIX_CACHE
+from blinkpy.queues.words import (
+    CONTROL_FAULT,
+    FRONT_DOORBELL,
+    PAIR_SQ_HEAD,
+    STATE_DRAINING,
+    STATE_FAULTED,
+    STATE_NAMES,
+    STATE_STARTING,
+    STATE_STOPPED,
+)
 
 RELAXED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
 
@@ -34,7 +48,7 @@ def pair(engine):
     pair.close()
 
 
-def token_array(tokens: list[int]) -> queues.Int32:
+def token_array(tokens: list[int]) -> Int32:
     return np.array(tokens, np.int32)
 
 
@@ -115,7 +129,7 @@ def test_entry_is_what_the_layout_says(rng) -> None:
         "max_tokens": 17,
         "min_tokens": 3,
         "priority": -5,
-        "flags": queues.SUBMIT_NO_PREFIX_CACHE,
+        "flags": SUBMIT_NO_PREFIX_CACHE,
         "temperature": 0.75,
         "top_p": 0.5,
         "min_p": 0.125,
@@ -125,13 +139,13 @@ def test_entry_is_what_the_layout_says(rng) -> None:
         "frequency_penalty": 2.0,
         "logprobs": 11,
     }
-    entry = np.frombuffer(Sampling(**values, stop_ids=(7, 9)).pack(11, 12, 13, 14, 15, 16, 17), queues.SQ_ENTRY)[0]
+    entry = np.frombuffer(Sampling(**values, stop_ids=(7, 9)).pack(11, 12, 13, 14, 15, 16, 17), SQ_ENTRY)[0]
     for name, value in values.items():
         assert entry[name] == value, name
     names = ("request_id", "epoch", "slot", "prompt_offset", "prompt_length", "hash_offset", "hash_count")
     assert [int(entry[name]) for name in names] == [11, 12, 13, 14, 15, 16, 17]
     assert entry["stop_ids"].tolist() == [7, 9] + [-1] * 6
-    assert np.frombuffer(Sampling().pack(1, 1, 0, 0, 1, 0, 0), queues.SQ_ENTRY)["logprobs"] == -1
+    assert np.frombuffer(Sampling().pack(1, 1, 0, 0, 1, 0, 0), SQ_ENTRY)["logprobs"] == -1
     with pytest.raises(ValueError, match="at most 8"):
         Sampling(stop_ids=tuple(range(9))).pack(1, 1, 0, 0, 1, 0, 0)
     with pytest.raises(ValueError, match="does not fit"):
@@ -181,8 +195,8 @@ def test_many_requests_come_back_whole_and_in_order(engine, pair, rng) -> None:
         records = [list(zip(*engine.likely(token), strict=True)) for token in tokens] if request in asked else []
         assert list(request.records) == records
     for events in got.values():
-        finishes = [flags & queues.FINISH_MASK for _, flags in events]
-        assert finishes == [0] * (len(finishes) - 1) + [queues.FINISH_LENGTH]
+        finishes = [flags & FINISH_MASK for _, flags in events]
+        assert finishes == [0] * (len(finishes) - 1) + [FINISH_LENGTH]
     assert len({request.request_id for request in got}) == 120
     assert all(request.request_id >> 32 == pair.epoch for request in got)
     assert pair.free_slots == SIZES.slots
@@ -242,7 +256,7 @@ def test_prompt_lengths_that_can_never_fit(pair) -> None:
 
 
 def test_slow_reader_stalls_only_itself() -> None:
-    sizes = queues.QueueSizes(2, 8, 8, 16, 512, 128)
+    sizes = QueueSizes(2, 8, 8, 16, 512, 128)
     with running(sizes=sizes) as engine:
         slow, quick = attached(engine, 0), attached(engine, 1)
         request = slow.submit(token_array([5, 6, 7]), Sampling(max_tokens=60))
@@ -265,7 +279,7 @@ def test_cancel_ends_a_request_once(engine, pair) -> None:
     pair.cancel(request)
     pair.cancel(request)
     events = drain(pair)[request]
-    assert [flags for _, flags in events] == [queues.FINISH_CANCELLED]
+    assert [flags for _, flags in events] == [FINISH_CANCELLED]
     assert engine.cancels == 1
     pair.cancel(request)  # long over: its slot may be another's by now
     engine.hold = False
@@ -288,7 +302,7 @@ def test_late_cancel_does_not_undo_anothers(engine, pair) -> None:
     pair.cancel(new)
     pair.cancel(old)
     engine.paused = False
-    assert [flags for _, flags in drain(pair)[new]] == [queues.FINISH_CANCELLED]
+    assert [flags for _, flags in drain(pair)[new]] == [FINISH_CANCELLED]
 
 
 # ---- ownership and loss
@@ -370,20 +384,20 @@ def test_a_stopped_engine_loses_everything_at_once(engine) -> None:
     pair.close()
 
 
-@pytest.mark.parametrize("state", [queues.STATE_STOPPED, queues.STATE_FAULTED])
+@pytest.mark.parametrize("state", [STATE_STOPPED, STATE_FAULTED])
 def test_engine_states_that_are_the_end(engine, pair, state) -> None:
     engine.state(state)
-    with pytest.raises(EngineLost, match=queues.STATE_NAMES[state]):
+    with pytest.raises(EngineLost, match=STATE_NAMES[state]):
         pair.check()
 
 
 def test_fault_seen_by_the_host(engine, pair) -> None:
-    engine.views.control[queues.CONTROL_FAULT] = 1
+    engine.views.control[CONTROL_FAULT] = 1
     with pytest.raises(EngineLost, match="died"):
         pair.check()
 
 
-@pytest.mark.parametrize("state", [queues.STATE_STARTING, queues.STATE_DRAINING])
+@pytest.mark.parametrize("state", [STATE_STARTING, STATE_DRAINING])
 def test_engine_states_that_take_nothing(engine, pair, state) -> None:
     engine.state(state)
     pair.check()
@@ -408,7 +422,7 @@ def test_restarted_engine_is_another_one(engine) -> None:
 def test_impossible_head_is_noticed(engine, pair) -> None:
     engine.paused = True
     time.sleep(0.01)
-    engine.views.pair[0, queues.PAIR_SQ_HEAD] = 1000
+    engine.views.pair[0, PAIR_SQ_HEAD] = 1000
     with pytest.raises(EngineLost, match="1000"):
         pair.submit(token_array([1]), Sampling())
 
@@ -417,8 +431,8 @@ def test_stray_completions_are_counted_and_skipped(engine, pair) -> None:
     engine.paused = True
     time.sleep(0.01)
     fake = engine.pairs[0]
-    engine._publish(0, fake, 3, 1, queues.HAS_TOKEN)
-    engine._publish(0, fake, 60000, 1, queues.HAS_TOKEN)
+    engine._publish(0, fake, 3, 1, HAS_TOKEN)
+    engine._publish(0, fake, 60000, 1, HAS_TOKEN)
     engine.paused = False
     request = pair.submit(token_array([2]), Sampling(max_tokens=2))
     assert [token for token, _ in drain(pair)[request]] == [2, 2]
@@ -427,8 +441,8 @@ def test_stray_completions_are_counted_and_skipped(engine, pair) -> None:
 
 def test_laps_wrap(monkeypatch) -> None:
     """A ring so used that the lap counter starts over: old words of the lap before never look new."""
-    monkeypatch.setattr(queues, "LAPS", 3)
-    sizes = queues.QueueSizes(1, 4, 4, 4, 512, 128)
+    monkeypatch.setattr(completion, "LAPS", 3)
+    sizes = QueueSizes(1, 4, 4, 4, 512, 128)
     with running(sizes=sizes) as engine:
         pair = attached(engine)
         for i in range(12):
@@ -445,10 +459,10 @@ def test_doorbell_comes_after_the_entry_behind_a_fence(engine, monkeypatch) -> N
     assert isinstance(transport, ShmTransport)
     engine.paused = True
     time.sleep(0.01)
-    bell = transport._words[transport._front + queues.FRONT_DOORBELL]
+    bell = transport._words[transport._front + FRONT_DOORBELL]
 
     def fence() -> None:
-        now = transport._words[transport._front + queues.FRONT_DOORBELL]
+        now = transport._words[transport._front + FRONT_DOORBELL]
         calls.append("fence before doorbell" if now == bell else "fence after doorbell")
 
     monkeypatch.setattr(transport, "_fence", fence)
@@ -458,7 +472,7 @@ def test_doorbell_comes_after_the_entry_behind_a_fence(engine, monkeypatch) -> N
     pair.submit(np.arange(9, dtype=np.int32), Sampling(max_tokens=1))
     after = calls[calls.index("write_prompt") :]
     assert after == ["write_prompt", "write_hashes", "write_entry", "ring", "fence before doorbell"]
-    assert transport._words[transport._front + queues.FRONT_DOORBELL] != bell
+    assert transport._words[transport._front + FRONT_DOORBELL] != bell
     engine.paused = False
     drain(pair)
     pair.close()
@@ -469,5 +483,5 @@ def test_fake_engine_gives_every_sampling_word(engine, pair) -> None:
     request = pair.submit(token_array([4, 5, 6]), Sampling(max_tokens=50, min_tokens=4, stop_ids=(5,)))
     events = drain(pair)[request]
     assert [token for token, _ in events] == [4, 5, 6, 4, 5]
-    assert events[-1][1] == queues.HAS_TOKEN | queues.FINISH_STOP
+    assert events[-1][1] == HAS_TOKEN | FINISH_STOP
     assert fake_engine.FACTS.vocab_size > 500

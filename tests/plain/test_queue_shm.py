@@ -15,15 +15,18 @@ import pytest
 from fake_engine import FACTS, SIZES
 
 from blinkpy.dpu import fence
-from blinkpy.dpu.shm import attach_segment, create_segment, segment_path, unlink_stale
+from blinkpy.dpu.segment import create_segment, segment_path, unlink_stale
+from blinkpy.dpu.shm import attach_segment
 from blinkpy.dpu.transport import TransportError
-from blinkpy.queues.layout import HEADER, LayoutError
+from blinkpy.queues.header import HEADER
+from blinkpy.queues.layout import LayoutError
 
 HOLDER = """
 import sys, time
 sys.path[:0] = {path!r}
 from fake_engine import SIZES, FACTS
-from blinkpy.dpu.shm import create_segment, attach_segment
+from blinkpy.dpu.segment import create_segment
+from blinkpy.dpu.shm import attach_segment
 held = {action}
 print("held", flush=True)
 time.sleep(60)

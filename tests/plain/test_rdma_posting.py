@@ -12,8 +12,8 @@ import pytest
 from benchmarks.rdma_frontend import FACTS, SIZES, Card, connect
 from blinkpy.dpu import rdma, send_queue
 from blinkpy.dpu.rdma import RdmaTransport
-from blinkpy.dpu.shm import Segment, create_segment
-from blinkpy.queues.layout import FRONT_CQ_HEAD, FRONT_DOORBELL, FRONT_HEARTBEAT
+from blinkpy.dpu.segment import Segment, create_segment
+from blinkpy.queues.words import FRONT_CQ_HEAD, FRONT_DOORBELL, FRONT_HEARTBEAT
 
 
 class LateCard(Card):

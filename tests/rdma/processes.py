@@ -17,8 +17,9 @@ from pathlib import Path
 
 import httpx
 
-from blinkpy.dpu.shm import segment_path
-from blinkpy.queues import layout as queues
+from blinkpy.dpu.segment import segment_path
+from blinkpy.queues.header import HEADER, read_header
+from blinkpy.queues.words import COUNTER
 
 ROOT = Path(__file__).parents[2]
 START_S = 400.0  # the emulation is slow, and a busy machine makes it slower
@@ -44,8 +45,9 @@ class Command:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self.said.append(line)
+        with self._process.stdout as lines:
+            for line in lines:
+                self.said.append(line)
 
     def find(self, pattern: re.Pattern[str], timeout_s: float = START_S) -> re.Match[str]:
         """Wait for a line."""
@@ -137,8 +139,8 @@ def health(client: httpx.Client) -> int:
 def counter(name: str, counted: str) -> int:
     """A counter of an engine on this machine, by the name of its segment."""
     with open(segment_path(name), "rb") as file:
-        layout, _ = queues.read_header(file.read(queues.HEADER.itemsize))
-        file.seek(layout.engine_words + 8 * queues.COUNTER[counted])
+        layout, _ = read_header(file.read(HEADER.itemsize))
+        file.seek(layout.engine_words + 8 * COUNTER[counted])
         return int.from_bytes(file.read(8), "little")
 
 

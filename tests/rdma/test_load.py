@@ -14,7 +14,8 @@ from blinkpy.dpu.handshake import new_owner
 from blinkpy.dpu.queue_pair import Busy, InFlight, QueuePair
 from blinkpy.dpu.rdma import attach_rdma
 from blinkpy.dpu.sampling import Sampling
-from blinkpy.queues import layout as queues
+from blinkpy.queues.completion import FINISH_CANCELLED, FINISH_LENGTH, FINISH_MASK, HAS_TOKEN
+from blinkpy.queues.words import COUNTER
 
 FRONT_ENDS, REQUESTS = 2, 5000
 LIMIT_S = 150.0
@@ -54,15 +55,15 @@ def front_end(address: str, seed: int, result: Any) -> None:
             if request not in answers:
                 problems.append(f"a completion after the end of {request.request_id}")
                 continue
-            if flags & queues.HAS_TOKEN:
+            if flags & HAS_TOKEN:
                 answers[request].append(token)
-            finish = flags & queues.FINISH_MASK
+            finish = flags & FINISH_MASK
             if finish:
                 got, wanted = answers.pop(request), expected(sampling.seed, length, sampling.max_tokens, vocab)
-                if finish == queues.FINISH_CANCELLED:
+                if finish == FINISH_CANCELLED:
                     cancelled += 1
                     wanted = wanted[: len(got)] if request.cancelled else []
-                elif finish != queues.FINISH_LENGTH:
+                elif finish != FINISH_LENGTH:
                     problems.append(f"ended with {finish}")
                 if got != wanted:
                     problems.append(f"{got} instead of {wanted}")
@@ -80,7 +81,7 @@ def front_end(address: str, seed: int, result: Any) -> None:
     words = pair.transport.read_engine()
     time.sleep(0.3)
     words = pair.transport.read_engine()
-    result.send((problems[:5], cancelled, time.monotonic() - began, words[queues.COUNTER["integrity_errors"]]))
+    result.send((problems[:5], cancelled, time.monotonic() - began, words[COUNTER["integrity_errors"]]))
     pair.close()
 
 

@@ -14,14 +14,27 @@ from blinkpy.dpu.handshake import new_owner
 from blinkpy.dpu.queue_pair import QueuePair
 from blinkpy.dpu.rdma import attach_rdma
 from blinkpy.dpu.sampling import Sampling
-from blinkpy.dpu.shm import create_segment
+from blinkpy.dpu.segment import create_segment
 from blinkpy.engine.rdma_listener import RdmaListener
-from blinkpy.queues import layout as queues
+from blinkpy.queues.completion import FINISH_LENGTH, HAS_TOKEN, lap_of, pack_completion
+from blinkpy.queues.header import EngineFacts
+from blinkpy.queues.layout import QueueSizes
 from blinkpy.queues.views import EngineViews
+from blinkpy.queues.words import (
+    ENGINE_HEARTBEAT,
+    ENGINE_STATE,
+    FRONT_DOORBELL,
+    PAIR_ATTACHED,
+    PAIR_CQ_TAIL,
+    PAIR_EPOCH,
+    PAIR_SQ_HEAD,
+    POSITION_MASK,
+    STATE_READY,
+)
 
 REQUESTS, SLOTS = 100_000, 256
-SIZES = queues.QueueSizes(1, SLOTS, sq_entries=SLOTS, cq_entries=1024, prompt_tokens=1 << 14, hash_entries=1 << 10)
-FACTS = queues.EngineFacts(1, 65_537, 131_071, 8192, 4096, 16, 1 << 14, SLOTS, lease_ms=600_000)
+SIZES = QueueSizes(1, SLOTS, sq_entries=SLOTS, cq_entries=1024, prompt_tokens=1 << 14, hash_entries=1 << 10)
+FACTS = EngineFacts(1, 65_537, 131_071, 8192, 4096, 16, 1 << 14, SLOTS, lease_ms=600_000)
 WAIT_S = 60.0
 
 
@@ -30,26 +43,24 @@ class Engine:
 
     def __init__(self, views: EngineViews):
         self._views, self._made = views, 0
-        self._views.engine[queues.ENGINE_STATE] = queues.STATE_READY
+        self._views.engine[ENGINE_STATE] = STATE_READY
 
     def grant(self) -> None:
         """What the front end is going to claim."""
-        self._views.pair[0, queues.PAIR_EPOCH] = self._views.pair[0, queues.PAIR_ATTACHED] = 1
+        self._views.pair[0, PAIR_EPOCH] = self._views.pair[0, PAIR_ATTACHED] = 1
 
     def answer(self, slots: list[int]) -> None:
         """Wait for the doorbell of these requests, and end them."""
         views, size, before = self._views, SIZES.cq_entries, self._made
         self._made += len(slots)
         deadline = time.monotonic() + WAIT_S
-        while views.front[0, queues.FRONT_DOORBELL] & queues.POSITION_MASK != self._made:
+        while views.front[0, FRONT_DOORBELL] & POSITION_MASK != self._made:
             assert time.monotonic() < deadline, "the doorbell did not come"
-        flags = queues.HAS_TOKEN | queues.FINISH_LENGTH
+        flags = HAS_TOKEN | FINISH_LENGTH
         at = (before + np.arange(len(slots))) % size
-        views.cq[0, at] = [
-            queues.pack_completion(slot, 7, flags, queues.lap_of(before + i, size)) for i, slot in enumerate(slots)
-        ]
-        views.pair[0, [queues.PAIR_SQ_HEAD, queues.PAIR_CQ_TAIL]] = self._made
-        views.engine[queues.ENGINE_HEARTBEAT] += 1
+        views.cq[0, at] = [pack_completion(slot, 7, flags, lap_of(before + i, size)) for i, slot in enumerate(slots)]
+        views.pair[0, [PAIR_SQ_HEAD, PAIR_CQ_TAIL]] = self._made
+        views.engine[ENGINE_HEARTBEAT] += 1
 
 
 @contextlib.contextmanager

@@ -17,16 +17,19 @@ import pytest
 
 from blinkpy.dpu.handshake import new_owner
 from blinkpy.dpu.rdma import attach_rdma
-from blinkpy.dpu.shm import create_segment, segment_path
+from blinkpy.dpu.segment import create_segment, segment_path
 from blinkpy.engine.rdma_listener import RdmaListener
-from blinkpy.queues import layout as queues
+from blinkpy.queues.header import EngineFacts
+from blinkpy.queues.layout import QueueLayout, QueueSizes
+from blinkpy.queues.submission import SQ_ENTRY_BYTES
+from blinkpy.queues.words import FRONT_DOORBELL
 
 PLACES = 32
 LONG, SHORT = 3000, 24  # tokens: three packets of 4,096 bytes, or less than one; the first place has a long prompt
 STARTS = [0, *range(LONG, LONG + (PLACES - 1) * SHORT, SHORT)]
 LENGTHS = [LONG] + [SHORT] * (PLACES - 1)
-SIZES = queues.QueueSizes(1, PLACES, sq_entries=PLACES, cq_entries=16, prompt_tokens=LONG + PLACES * SHORT, hash_entries=16)
-FACTS = queues.EngineFacts(1, 65_537, 131_071, 8192, 1 << 20, 16, 64, 16, 60_000)
+SIZES = QueueSizes(1, PLACES, sq_entries=PLACES, cq_entries=16, prompt_tokens=LONG + PLACES * SHORT, hash_entries=16)
+FACTS = EngineFacts(1, 65_537, 131_071, 8192, 1 << 20, 16, 64, 16, 60_000)
 TRIES = int(os.environ.get("BLINKPY_ORDER_TRIES", "40000"))
 EARLY = TRIES // 100  # and how many entries before their doorbells
 LIMIT_S = 60.0 + TRIES / 40  # a busy machine takes ten times as long as a quiet one
@@ -37,12 +40,12 @@ def watch(name: str, result: Any) -> None:
     """Look at the words in the order doorbell, entry, prompt, as an engine does; while the doorbell stands still, look whether
     the next entry is there already, before its doorbell. Later submissions may already be there, earlier ones never: places
     are written again and again without waiting for anybody."""
-    layout = queues.QueueLayout(SIZES)
+    layout = QueueLayout(SIZES)
     with open(segment_path(name), "r+b") as file:
         memory = memoryview(mmap.mmap(file.fileno(), 0))
     front = memory[layout.front(0) :][: layout.front_bytes]
-    doorbell = front.cast("q")[queues.FRONT_DOORBELL :][:1]
-    entries = front[layout.sq :][: PLACES * queues.SQ_ENTRY_BYTES].cast("q")
+    doorbell = front.cast("q")[FRONT_DOORBELL:][:1]
+    entries = front[layout.sq :][: PLACES * SQ_ENTRY_BYTES].cast("q")
     prompts = front[layout.prompt :].cast("i")
     middles = [start + length // 2 for start, length in zip(STARTS, LENGTHS, strict=True)]
     ends = [start + length - 1 for start, length in zip(STARTS, LENGTHS, strict=True)]

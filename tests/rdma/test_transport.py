@@ -19,9 +19,12 @@ from blinkpy.dpu.sampling import Sampling
 from blinkpy.dpu.transport import TransportError
 from blinkpy.dpu.verbs import Endpoint, Port
 from blinkpy.engine.rdma_listener import RdmaListener
-from blinkpy.queues import layout as queues
+from blinkpy.queues.completion import FINISH_CANCELLED, FINISH_MASK
+from blinkpy.queues.header import EngineFacts
+from blinkpy.queues.layout import QueueSizes
+from blinkpy.queues.words import COUNTER, EPOCH_SHIFT, FRONT_CQ_HEAD, FRONT_HEARTBEAT
 
-SIZES = queues.QueueSizes(pairs=2, slots=32, sq_entries=32, cq_entries=256, prompt_tokens=1 << 16, hash_entries=1 << 12)
+SIZES = QueueSizes(pairs=2, slots=32, sq_entries=32, cq_entries=256, prompt_tokens=1 << 16, hash_entries=1 << 12)
 BIG = FACTS._replace(max_model_len=8192, page_size=16, num_pages=1 << 14, lease_ms=60_000)  # most tests beat no heart
 NOTICED_S = 10.0  # longest time until a fault is noticed; the emulation is slow, and retries take half a second
 
@@ -44,7 +47,7 @@ class Fabric:
 
 
 @contextlib.contextmanager
-def weaving(sizes: queues.QueueSizes = SIZES, facts: queues.EngineFacts = BIG) -> Iterator[Fabric]:
+def weaving(sizes: QueueSizes = SIZES, facts: EngineFacts = BIG) -> Iterator[Fabric]:
     with running(sizes=sizes, facts=facts, step_s=0.001) as engine:
         listener = RdmaListener("127.0.0.1", 0)
         fabric = Fabric(engine, listener)
@@ -182,10 +185,10 @@ def test_each_heartbeat_arrives_with_the_completion_head(fabric) -> None:
         for _ in range(count):
             pair.submit(np.arange(1, 5, dtype=np.int32), Sampling(max_tokens=1))
         drain(pair)
-        before = int(front[queues.FRONT_HEARTBEAT])
+        before = int(front[FRONT_HEARTBEAT])
         pair.heartbeat()
-        wait(lambda before=before: front[queues.FRONT_HEARTBEAT] > before)
-        wait(lambda: front[queues.FRONT_CQ_HEAD] == pair.epoch << queues.EPOCH_SHIFT | pair._cq_position)
+        wait(lambda before=before: front[FRONT_HEARTBEAT] > before)
+        wait(lambda: front[FRONT_CQ_HEAD] == pair.epoch << EPOCH_SHIFT | pair._cq_position)
 
 
 @pytest.fixture
@@ -208,7 +211,7 @@ def test_what_an_old_epoch_writes_changes_nothing(leased) -> None:
     old.poll()
     time.sleep(0.1)
     assert len(engine.submitted) == taken
-    assert engine.views.engine[queues.COUNTER["requests_accepted"]] == taken
+    assert engine.views.engine[COUNTER["requests_accepted"]] == taken
 
     def fenced() -> bool:
         old.check()
@@ -221,7 +224,7 @@ def test_what_an_old_epoch_writes_changes_nothing(leased) -> None:
     assert new.epoch == old.epoch + 1
 
     def refused() -> bool:
-        old.transport.write_word(queues.FRONT_HEARTBEAT, 1 << 40)
+        old.transport.write_word(FRONT_HEARTBEAT, 1 << 40)
         return False
 
     with pytest.raises(TransportError, match="RDMA failed"):
@@ -271,7 +274,7 @@ def test_cancelled_requests_end_and_leave_their_slots(fabric) -> None:
     for request in requests:
         pair.cancel(request)
     got = drain(pair)
-    assert all(got[request][-1][1] & queues.FINISH_MASK == queues.FINISH_CANCELLED for request in requests)
+    assert all(got[request][-1][1] & FINISH_MASK == FINISH_CANCELLED for request in requests)
 
 
 def test_an_engine_that_goes_is_noticed() -> None:

@@ -12,7 +12,7 @@ import pytest
 from fake_engine import FACTS, SIZES
 from front_world import FrontWorld, WireTransport
 
-from blinkpy.dpu import fence, shm
+from blinkpy.dpu import fence, segment
 from blinkpy.dpu.queue_pair import REQUEST_LIMIT, EngineLost, QueuePair
 from blinkpy.dpu.sampling import Sampling
 from blinkpy.dpu.transport import TransportError
@@ -25,7 +25,10 @@ from blinkpy.kernels.steady import fetch_ahead
 from blinkpy.kv.arrays import differences, plain, snapshot
 from blinkpy.kv.pages import compact_ring
 from blinkpy.kv.state import NOTHING, RING_HEAD, RING_TAIL, RUNNING, STOPPED
-from blinkpy.queues import layout as q
+from blinkpy.queues.completion import FINISH_LENGTH, HAS_TOKEN, lap_of, pack_completion
+from blinkpy.queues.header import write_header
+from blinkpy.queues.layout import LayoutError
+from blinkpy.queues.words import COMMAND_STOP, CONTROL_COMMAND, EPOCH_LIMIT, FRONT_DOORBELL, PAIR_EPOCH
 from blinkpy.sim.simulation import Simulation
 from blinkpy.sim.world import make_world
 
@@ -116,7 +119,7 @@ def test_the_null_engine_makes_tokens_up(mode: Any, step_ns: int, logprobs: int)
     tokens = [token for _, token, _ in client.poll()]
     assert tokens == [made_up_token(-(2**62), len(PROMPT) + i, low, high) for i in range(4)]
     assert [[pair[0] for pair in record[:3]] for record in sent.records] == [[token, 0, 1] for token in tokens if logprobs >= 0]
-    world.views.control[q.CONTROL_COMMAND] = q.COMMAND_STOP
+    world.views.control[CONTROL_COMMAND] = COMMAND_STOP
     assert scheduler.run_null(range(low, high), step_ns, 2_000_000, 1 << 62) == STOPPED
 
 
@@ -156,14 +159,14 @@ def world() -> FrontWorld:
 
 
 def test_epochs_are_used_up(world: FrontWorld) -> None:
-    world.views.pair[0, q.PAIR_EPOCH] = q.EPOCH_LIMIT
+    world.views.pair[0, PAIR_EPOCH] = EPOCH_LIMIT
     with pytest.raises(EngineLost, match="used up its epochs"):
         QueuePair(WireTransport(world, 0)).attach(1)
 
 
 def test_a_later_epoch_than_asked_for_is_someone_elses(world: FrontWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     transport = WireTransport(world, 0)
-    monkeypatch.setattr(transport, "write_word", lambda index, value: world.views.pair.__setitem__((0, q.PAIR_EPOCH), 7))
+    monkeypatch.setattr(transport, "write_word", lambda index, value: world.views.pair.__setitem__((0, PAIR_EPOCH), 7))
     with pytest.raises(EngineLost, match="granted epoch 7, this front end had asked for 1"):
         QueuePair(transport).attach(1)
 
@@ -173,7 +176,7 @@ def test_a_client_without_a_pair_beats_looks_and_reads_nothing(world: FrontWorld
     client.heartbeat()
     client.check()
     assert client.poll() == []
-    assert world.views.front[0, q.FRONT_DOORBELL] == 0
+    assert world.views.front[0, FRONT_DOORBELL] == 0
     assert client.context == min(client.facts.max_model_len, client.facts.num_pages * client.facts.page_size)
 
 
@@ -209,8 +212,8 @@ def test_a_request_that_has_ended_was_consumed(world: FrontWorld) -> None:
     position = client._cq_position
     for number in range(2 * world.limits.sq_entries):
         request = client.submit(PROMPT, Sampling(max_tokens=1, seed=1))
-        lap = q.lap_of(position + number, world.limits.cq_entries)
-        word = q.pack_completion(request.slot, 1, q.FINISH_LENGTH | q.HAS_TOKEN, lap)
+        lap = lap_of(position + number, world.limits.cq_entries)
+        word = pack_completion(request.slot, 1, FINISH_LENGTH | HAS_TOKEN, lap)
         world.views.cq[0, (position + number) % world.limits.cq_entries] = word
         assert len(client.poll()) == 1
 
@@ -219,8 +222,8 @@ def test_a_request_that_has_ended_was_consumed(world: FrontWorld) -> None:
 
 
 def test_a_header_needs_its_whole_segment() -> None:
-    with pytest.raises(q.LayoutError, match="the segment has 100 bytes"):
-        q.write_header(memoryview(bytearray(100)), SIZES, FACTS)
+    with pytest.raises(LayoutError, match="the segment has 100 bytes"):
+        write_header(memoryview(bytearray(100)), SIZES, FACTS)
 
 
 def test_a_machine_without_a_known_fence_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,13 +236,13 @@ def test_a_machine_without_a_known_fence_is_named(monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(shm, "FOLDER", tmp_path)
+    monkeypatch.setattr(segment, "FOLDER", tmp_path)
     return tmp_path
 
 
 def test_a_segment_whose_name_has_passed_on_leaves_it_alone(folder: Path) -> None:
-    first = shm.create_segment("one", SIZES, FACTS)
-    path = shm.segment_path("one")
+    first = segment.create_segment("one", SIZES, FACTS)
+    path = segment.segment_path("one")
     path.unlink()
     path.write_text("another engine's")
     first.close()
@@ -247,22 +250,22 @@ def test_a_segment_whose_name_has_passed_on_leaves_it_alone(folder: Path) -> Non
 
 
 def test_a_name_that_passes_on_while_its_lock_is_taken_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = shm.segment_path("one")
+    path = segment.segment_path("one")
     path.write_text("dead")
-    taken = shm._locked
+    taken = segment._locked
 
     def passes_on(fd: int) -> bool:
         os.unlink(path)
         path.write_text("new")
         return taken(fd)
 
-    monkeypatch.setattr(shm, "_locked", passes_on)
-    shm._remove_stale(path)
+    monkeypatch.setattr(segment, "_locked", passes_on)
+    segment._remove_stale(path)
     assert path.read_text() == "new"
 
 
 def test_engines_that_keep_making_a_segment_are_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shm.segment_path("one").write_text("again and again")
-    monkeypatch.setattr(shm, "_remove_stale", lambda path: None)
+    segment.segment_path("one").write_text("again and again")
+    monkeypatch.setattr(segment, "_remove_stale", lambda path: None)
     with pytest.raises(TransportError, match="keep making it"):
-        shm.create_segment("one", SIZES, FACTS)
+        segment.create_segment("one", SIZES, FACTS)

@@ -11,11 +11,19 @@ import torch
 
 from blinkpy.kernels.linear_config import LinearTable
 
+TABLES = {"default": LinearTable(), "split": gpu_step_cases.SplitTable(), "cublas": gpu_step_cases.CublasTable()}
 
-@pytest.mark.parametrize("table", [LinearTable(), gpu_step_cases.SplitTable()], ids=["default", "split"])
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
 def test_step(rng: np.random.Generator, tmp_path: Path, table: LinearTable) -> None:
     error = gpu_step_cases.step_case(rng, "cpu", "llama3", tmp_path, torch.float32, steps=3, table=table)
     assert error < 1e-4
+
+
+def test_scratch_of_linear_layers_holds_the_largest_step(rng: np.random.Generator, tmp_path: Path) -> None:
+    table = gpu_step_cases.CublasTable()
+    on, _ = gpu_step_cases.on_device(rng, "cpu", "llama3", tmp_path, torch.float32, table=table)
+    on.step.launch(max(on.step.shapes, key=lambda shape: shape.tokens))  # an empty batch; too little is a ValueError
 
 
 def test_the_layers_end_before_the_last_norm(rng: np.random.Generator, tmp_path: Path) -> None:

@@ -1,0 +1,26 @@
+"""Packages that a command needs and this install may lack, looked for without importing them."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from blinkpy.config import ConfigError
+
+
+def installed(name: str) -> bool:
+    """Whether a package or a module of one can be found. One that is there and fails when it is imported counts as well."""
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:  # the parent of a dotted name
+        return False
+
+
+def require_packages(who: str, *names: str, extra: str = "") -> None:
+    """Raise ConfigError, with all that is missing and what to install, unless these packages are there.
+
+    who: what needs them, as the message's subject. extra: of blinkpy-serve, that brings them; "" for the base install.
+    """
+    missing = [name for name in names if not installed(name)]
+    if missing:
+        source = f"'blinkpy-serve[{extra}]'" if extra else "blinkpy-serve"
+        raise ConfigError(f"{who} needs {', '.join(missing)}: pip install {source}")

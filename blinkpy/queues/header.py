@@ -1,0 +1,103 @@
+"""The header of a segment: by it a front end notices another build or another engine before it touches anything else."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+from typing import NamedTuple
+
+import numpy as np
+
+from blinkpy.queues.completion import CQ_ENTRY_BYTES
+from blinkpy.queues.layout import LayoutError, QueueLayout, QueueSizes
+from blinkpy.queues.logprob_record import RECORD_BYTES
+from blinkpy.queues.submission import SQ_ENTRY_BYTES
+
+MAGIC = b"BLINKPYQ"
+VERSION = 2
+
+HEADER = np.dtype(
+    [
+        ("magic", "S8"),
+        ("version", "<u4"),
+        ("header_bytes", "<u4"),
+        ("total_bytes", "<u8"),
+        ("pairs", "<u4"),
+        ("slots", "<u4"),
+        ("sq_entries", "<u4"),
+        ("cq_entries", "<u4"),
+        ("prompt_tokens", "<u4"),
+        ("hash_entries", "<u4"),
+        ("sq_entry_bytes", "<u4"),
+        ("cq_entry_bytes", "<u4"),
+        ("record_bytes", "<u4"),
+        # Facts about the engine, for checks at the front end's door.
+        ("instance", "<i8"),  # random; a front end notices by it that the engine was restarted
+        ("hash_multiplier_1", "<i8"),  # secret of this engine: page hashes can't be steered from outside
+        ("hash_multiplier_2", "<i8"),
+        ("max_model_len", "<u4"),  # tokens, prompt and output together
+        ("vocab_size", "<u4"),
+        ("page_size", "<u4"),  # tokens
+        ("num_pages", "<u4"),
+        ("max_num_seqs", "<u4"),
+        ("lease_ms", "<u4"),
+    ],
+    align=True,
+)
+
+
+class EngineFacts(NamedTuple):
+    """What a front end must know of the engine; see HEADER for units."""
+
+    instance: int
+    hash_multiplier_1: int
+    hash_multiplier_2: int
+    max_model_len: int
+    vocab_size: int
+    page_size: int
+    num_pages: int
+    max_num_seqs: int
+    lease_ms: int
+
+
+def write_header(buffer: memoryview, sizes: QueueSizes, facts: EngineFacts) -> QueueLayout:
+    """Fill in the header of a zeroed segment. The magic goes last: an attaching front end sees all or nothing."""
+    layout = QueueLayout(sizes)
+    if len(buffer) < layout.total_bytes:
+        raise LayoutError(f"the segment has {len(buffer)} bytes, the layout needs {layout.total_bytes}")
+    header = np.ndarray((1,), HEADER, buffer)
+    for name, value in (asdict(sizes) | facts._asdict()).items():
+        header[name] = value
+    header["version"], header["header_bytes"], header["total_bytes"] = VERSION, HEADER.itemsize, layout.total_bytes
+    header["sq_entry_bytes"], header["cq_entry_bytes"], header["record_bytes"] = SQ_ENTRY_BYTES, CQ_ENTRY_BYTES, RECORD_BYTES
+    header["magic"] = MAGIC
+    return layout
+
+
+def read_header(buffer: memoryview | bytes) -> tuple[QueueLayout, EngineFacts]:
+    """Check a segment's header against this build and return its layout and the engine's facts.
+
+    Raises LayoutError, naming both sides, when magic, version, record sizes or total size differ.
+    """
+    if len(buffer) < HEADER.itemsize:
+        raise LayoutError(f"a queue segment starts with {HEADER.itemsize} bytes of header, this one has {len(buffer)} bytes")
+    header = np.frombuffer(buffer, HEADER, 1)[0]
+    magic = bytes(header["magic"])
+    if magic != MAGIC:
+        raise LayoutError(f"not a blinkpy queue segment: the engine wrote {magic!r}, this front end expects {MAGIC!r}")
+    ours = {
+        "version": VERSION,
+        "header_bytes": HEADER.itemsize,
+        "sq_entry_bytes": SQ_ENTRY_BYTES,
+        "cq_entry_bytes": CQ_ENTRY_BYTES,
+        "record_bytes": RECORD_BYTES,
+    }
+    for name, value in ours.items():
+        if int(header[name]) != value:
+            raise LayoutError(f"queue layout mismatch: the engine has {name} {int(header[name])}, this front end has {value}")
+    layout = QueueLayout(QueueSizes(**{field.name: int(header[field.name]) for field in fields(QueueSizes)}))
+    total = int(header["total_bytes"])
+    if total != layout.total_bytes:
+        raise LayoutError(
+            f"queue layout mismatch: the engine has total_bytes {total}, this front end computes {layout.total_bytes}"
+        )
+    return layout, EngineFacts(*(int(header[name]) for name in EngineFacts._fields))
