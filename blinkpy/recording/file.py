@@ -20,7 +20,7 @@ from blinkpy import __version__
 from blinkpy.recording.errors import RecordingError
 from blinkpy.recording.reader import Capture
 
-FORMAT = 1
+FORMAT = 2
 COMPRESSION = 1  # zlib's fastest: a dump is mostly zeros
 SOURCES = ("queues/*.py", "kernels/*.py", "kv/*.py")
 ABOUT, WORDS, STATE = "about", "words", "state/"

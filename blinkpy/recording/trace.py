@@ -192,13 +192,13 @@ class Tracer:
 
     def _chunks(self) -> list[Event]:
         requests, events = self.state.requests, []
+        size = int(self._call.planned[:, 1].sum())
         for slot, tokens in self._call.planned.tolist():
             length, computed = int(requests.length[slot]), int(requests.computed[slot])
             if tokens > 1 or computed + tokens < length:
                 rest = length - computed - tokens
                 text = f"prompt tokens {computed} to {computed + tokens} of {length}"
-                text += f": the step's {self.limits.tokens} tokens leave {rest} for later" if rest else ", the last ones"
-
+                text += f": the step's {size} tokens leave {rest} for later" if rest else ", the last ones"
                 events.append(self._event(int(requests.arrival[slot]), "chunk", text))
         return events
 
@@ -233,8 +233,9 @@ class Tracer:
             return "a request was preempted in this call, so nobody is admitted"
         if len(running) == limits.rows:
             return f"all {limits.rows} rows are taken"
-        if wanted >= limits.tokens:
-            return f"the step's budget of {limits.tokens} tokens is taken"
+        size = int(self._call.planned[:, 1].sum())
+        if wanted > size or size in (limits.tokens, limits.burst_step_tokens, limits.mixed_tokens):
+            return f"the step's budget of {size} tokens is taken"
         hits = int(requests.hit_tokens[slot]) >> limits.page_shift
         need = -(-int(requests.length[slot]) // limits.page_size) - hits
         kept = min(len(running), limits.pages >> WATERMARK_SHIFT)

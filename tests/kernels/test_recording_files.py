@@ -14,7 +14,7 @@ from blinkpy import cli
 from blinkpy.check.workload import load_workload
 from blinkpy.kernels.policies import fcfs
 from blinkpy.kv.state import CALLS
-from blinkpy.recording.file import read_dump, write_dump
+from blinkpy.recording.file import FORMAT, read_dump, write_dump
 from blinkpy.recording.records import BrokenRecordError, parse_calls
 from blinkpy.recording.replay import Replay
 
@@ -92,7 +92,7 @@ def damaged(kind: str, dump: Path) -> Path:
         ("records shifted", "the recording is damaged: no record at word 0"),
         ("an array is missing", "array requests.status is missing"),
         ("an array of another shape", "array running is missing or has another shape"),
-        ("another format", "has format 99; this version reads 1"),
+        ("another format", f"has format 99; this version reads {FORMAT}"),
         ("another version's state", "made by another version of blinkpy"),
         ("missing", "No such file"),
     ],
