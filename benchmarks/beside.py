@@ -1,5 +1,5 @@
 """Benchmarks side by side on one machine, each with cores and a GPU of its own: a load without neighbours never runs while
-another benchmark's load has them.
+another benchmark's load has them, nor while another's server starts, which keeps many cores busy.
 
 All of them name one folder. In it a load holds its mode's file, shared with others of that mode, and starts when nobody holds the
 other mode's. To get there it passes a door, one at a time, and waits within it: so nobody overtakes who waits, and modes take
@@ -19,7 +19,7 @@ from typing import IO, Any
 from benchmarks.common import UsageError
 from blinkpy.progress import Report
 
-WAIT_S = 900.0  # for others' loads; longer than several of them take
+WAIT_S = 900.0  # for others' loads and starts; longer than several of them take
 POLL_S = 0.02
 DOOR = "door"
 TURNS = ("isolated", "interfered")
@@ -78,6 +78,11 @@ class Beside:
             before = self.others()
             yield found
             found["benchmarks"] = sorted(before | self.others())
+
+    def start(self, last_start: float = float("inf")) -> contextlib.AbstractContextManager[dict[str, Any]]:
+        """The same for the start and the warm-up of a server: they take the turns of loads with neighbours, and run beside these
+        or beside each other."""
+        return self.load(True, last_start)
 
     def others(self) -> set[str]:
         """Names of the other benchmarks of the folder that live."""

@@ -85,19 +85,28 @@ class Bench:
         return {"model": self.model.name, "gpu": gpu, "cores": dataclasses.asdict(self.cores), "client_processes": self.processes}
 
     @contextlib.contextmanager
-    def server(self, system: System, cores: Cores | None = None) -> Iterator[Running]:
-        """A system, started, healthy and warm."""
+    def server(self, system: System, cores: Cores | None = None, last_start: float = float("inf")) -> Iterator[Running]:
+        """A system, started, healthy and warm. Its start takes a turn among the loads of benchmarks beside this one, which its
+        facts say (beside).
+
+        Raises ServerError, and OutOfTime when that turn doesn't come before last_start (time.monotonic())."""
         self._log_count += 1
         log = Path(self.logs) / f"{system.name}-{self._log_count}.log"
-        with running(system, self.model, cores or self.cores, log, self.start_s, self.progress) as server:
-            self.progress(f"warming up {system.name}")
-            for longest, streams in WARM_LOADS:
-                data = f"fixed:{min(longest, self.model.length // 2)}:{WARM_TOKENS}"
-                load = Load(data, streams=streams, rounds=WARM_ROUNDS, seconds=0, drain_s=WARM_LIMIT_S)
-                result = self._offer(server, load, self.requests(load))
-                if all(record.error for record in result.records):
-                    raise ServerError(f"{system.name} does not answer: {result.records[0].error}")
+        with contextlib.ExitStack() as stack:
+            with self.beside.start(last_start) as turn:
+                server = stack.enter_context(running(system, self.model, cores or self.cores, log, self.start_s, self.progress))
+                self._warm_up(server, system.name)
+            server.facts |= {"beside": turn} if turn else {}
             yield server
+
+    def _warm_up(self, server: Running, name: str) -> None:
+        self.progress(f"warming up {name}")
+        for longest, streams in WARM_LOADS:
+            data = f"fixed:{min(longest, self.model.length // 2)}:{WARM_TOKENS}"
+            load = Load(data, streams=streams, rounds=WARM_ROUNDS, seconds=0, drain_s=WARM_LIMIT_S)
+            result = self._offer(server, load, self.requests(load))
+            if all(record.error for record in result.records):
+                raise ServerError(f"{name} does not answer: {result.records[0].error}")
 
     def requests(self, load: Load) -> list[Request]:
         data = self._datasets.get(load.data)

@@ -132,7 +132,8 @@ def verdict(found: dict[str, Any]) -> dict[str, Any]:
     """Whether a load counts, from its figures: "valid", and "why_invalid".
 
     None of them must be off by more than a twentieth. Every event has the median lag: it is held against the medians of TTFT and
-    TPOT. Rare lags can add to rare waits only: the 99th percentile is held against that of TTFT."""
+    TPOT. Rare lags can add to rare waits only: the 99th percentile is held against that of TTFT. A load beside which another
+    benchmark's server started (see starts.marked) doesn't count either."""
     lag, reasons = found["client"]["lag_ms"], []
     for level, name in (("p99", "ttft_ms"), ("p50", "ttft_ms"), ("p50", "tpot_ms")):
         if name not in found and (name, level) != ("ttft_ms", "p99"):
@@ -142,6 +143,8 @@ def verdict(found: dict[str, Any]) -> dict[str, Any]:
         if lag[level] > limit:
             figure = name.removesuffix("_ms").upper()
             reasons.append(f"the client's lag ({level}) of {lag[level]:.3g} ms is above {limit:.3g} ms: see {level} of {figure}")
+    if disturbed := found.get("beside", {}).get("starts"):
+        reasons.append(f"beside it started: {', '.join(disturbed)}")
     return {"valid": not reasons, "why_invalid": "; ".join(reasons)}
 
 

@@ -20,7 +20,7 @@ UNANSWERED = 0.01  # share of requests without an answer, above which a point is
 LATENCIES = {"P99 TTFT": "ttft_ms", "P99 TPOT": "tpot_ms"}
 MARKS: dict[str, dict[str, Any]] = {
     "hollow: more than 1 % not answered": {"linestyle": "none", "marker": "o", "markerfacecolor": "white"},
-    "x: client fell behind, doesn't count": {"linestyle": "none", "marker": "x"},
+    "x: disturbed, or client fell behind: doesn't count": {"linestyle": "none", "marker": "x"},
     "dotted: the same, isolated": {"linestyle": ":", "linewidth": 1.2},
 }
 
@@ -48,7 +48,7 @@ def draw(document: Document) -> Any:
             plain_log(row[0], "y")
         else:
             row[0].set_ylim(bottom=0)
-    rows[0][0].set_title("isolated: nothing else runs", fontsize=10)
+    rows[0][0].set_title("isolated: no neighbours", fontsize=10)
     if beside := next((cell["load"] for cell in document["cells"] if cell["cell"]["mode"] != MODES[0]), None):
         kinds = ", ".join(beside["kinds"])
         rows[0][1].set_title(f"interfered: {beside['per_core']} neighbours on each core ({kinds})", fontsize=10)

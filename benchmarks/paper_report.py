@@ -10,10 +10,11 @@ import numpy as np
 from benchmarks.figures import verdict
 
 VERDICT = """INVALID: the client, which offers the load and takes the times, fell behind, and a figure may be off by more
-than 5 %. Such a load is left out of all other tables, ratios and plots. A load counts if the client's median
-lag, which every event has, is at most 5 % of the median TTFT and of the median TPOT, and if the 99th percentile
-of its lag is at most 5 % of the 99th percentile of TTFT, or 2 ms. The rule is the same for all systems, and is
-applied anew whenever this page is written."""
+than 5 %; STARTED BESIDE: see below. Such a load is left out of all other tables, ratios and plots. A load counts if
+the client's median lag, which every event has, is at most 5 % of the median TTFT and of the median TPOT, and if the
+99th percentile of its lag is at most 5 % of the 99th percentile of TTFT, or 2 ms. A load without neighbours is also left out when
+a server of a benchmark beside this one started meanwhile. The rules are the same for all systems, and are applied
+anew whenever this page is written."""
 Document = dict[str, Any]
 Figure = Callable[[dict[str, Any]], float | None]
 
@@ -43,8 +44,8 @@ def placement(document: Document) -> str:
 
 
 def counts(document: Document, cell: dict[str, Any]) -> bool:
-    """Whether a cell says something about its server: the client kept up, or nothing means anything. It is judged anew: the rule
-    may have changed since the cell was measured."""
+    """Whether a cell says something about its server: the client kept up and no other server started beside it, or nothing means
+    anything. It is judged anew: the rule may have changed since the cell was measured."""
     return bool(document["smoke"] or verdict(cell)["valid"])
 
 
@@ -96,10 +97,27 @@ def unmeasured(document: Document, names: Iterable[str], rates: Iterable[float] 
     return found
 
 
+def started_beside(cell: dict[str, Any]) -> list[str]:
+    """The servers of other benchmarks that started during a load without neighbours: starts.marked looks for them."""
+    found: list[str] = cell.get("beside", {}).get("starts", [])
+    return found
+
+
 def fallen_behind(document: Document) -> list[str]:
-    """The loads that don't count, in words."""
-    cells = [cell for cell in document["cells"] if not counts(document, cell)]
-    return [f"{cell['cell']['system']} {load_name(cell)}, {cell['cell']['mode']}" for cell in cells]
+    """The loads in which the client fell behind, in words."""
+    return [whole_name(document, cell) for cell in document["cells"] if not counts(document, cell) and not started_beside(cell)]
+
+
+def disturbed(document: Document) -> list[str]:
+    """The loads that don't count since a server started beside them, in words."""
+    return [whole_name(document, cell) for cell in document["cells"] if not counts(document, cell) and started_beside(cell)]
+
+
+def whole_name(document: Document, cell: dict[str, Any]) -> str:
+    """A load with its system and mode; and where its front end was, if that is not where the grid's are."""
+    key = cell["cell"]
+    where = "" if key["front_end"] == placement(document) else ", front end on contended cores"
+    return f"{key['system']} {load_name(cell)}, {key['mode']}{where}"
 
 
 def load_name(cell: dict[str, Any]) -> str:
@@ -205,12 +223,12 @@ def _cell_table(document: Document) -> list[str]:
             f"{cell[what]['p50']['value']:g} / {cell[what]['p99']['value']:g}" if what in cell else "none"
             for what in ("ttft_ms", "tpot_ms")
         ]
-        client = cell["client"]
+        client, mark = cell["client"], "STARTED BESIDE" if started_beside(cell) else "INVALID"
         lines.append(
             f"| {key['system']} | {key['front_end']} | {key['mode']} | {load_name(cell)} | {times[0]} | {times[1]} | "
             f"{cell['output_tokens_per_s']:g} | {cell['goodput_per_s']:g} | {'' if energy is None else f'{energy:.3g}'} | "
             f"{', '.join(f'{count} {error}' for error, count in cell['errors'].items()) or '0'} | "
-            f"{client['lag_ms']['p99']:g}{'' if verdict(cell)['valid'] else ' INVALID'} |"
+            f"{client['lag_ms']['p99']:g}{'' if verdict(cell)['valid'] else f' {mark}'} |"
         )
     return lines
 

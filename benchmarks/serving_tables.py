@@ -13,6 +13,7 @@ from benchmarks.paper_report import (
     alongside,
     closed_loops,
     counts,
+    disturbed,
     fallen_behind,
     geometric_mean,
     latency,
@@ -20,6 +21,7 @@ from benchmarks.paper_report import (
     ratios,
     repeated,
     series,
+    started_beside,
     stream_words,
     systems,
     unmeasured,
@@ -172,7 +174,8 @@ def headline(document: Document) -> list[str]:
                 cells = [cell for cell in some if counts(document, cell)]
                 if not cells:
                     if some or name in COMPARED:
-                        why = "the client fell behind" if some else "not measured"
+                        why = "not measured" if not some else "the client fell behind"
+                        why = "another server started beside it" if any(map(started_beside, some)) else why
                         lines.append(f"| {beside} | {where} | {name} | {why} |" + " |" * len(FIGURES) + " |")
                     continue
                 words = [word(series(document, name, mode, value, front_end).get(HEADLINE_RATE)) for _, value in FIGURES.values()]
@@ -248,6 +251,9 @@ def remarks(document: Document) -> list[str]:
     if behind_loads := fallen_behind(document):
         how_many = f"{len(behind_loads)} of {len(document['cells'])}"
         lines.append(f"In {how_many} loads the client fell behind; they are left out: {'; '.join(behind_loads)}.")
+    if loads := disturbed(document):
+        how_many = f"{len(loads)} of {len(document['cells'])}"
+        lines.append(f"Beside {how_many} loads a server of the other model started; they are left out: {'; '.join(loads)}.")
     if missing := unmeasured(document, COMPARED, RATES):
         lines.append(f"Not measured: {'; '.join(missing)}.")
     return [f"- {line}" for line in lines]

@@ -12,17 +12,19 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from benchmarks.capacity_report import page as capacity_page
 from benchmarks.common import RESULTS, ROOT, UsageError, main, save_figure
+from benchmarks.earlier import Pairs, experts, step_sizes, together
 from benchmarks.energy_report import energy_table
 from benchmarks.gpu_tests import gpu_tests
 from benchmarks.paper_plot import draw
 from benchmarks.paper_report import summary
 from benchmarks.serving_tables import claim, paragraph, percent, serving
+from benchmarks.starts import marked
 
 Document = dict[str, Any]
 PAGES = (
@@ -41,9 +43,13 @@ CPU_ROWS = (  # file, how its target begins, what it is called here
     ("rdma_frontend", "CPU of a request of 128 tokens", "front end over RDMA, CPU for a request of 128 tokens, without HTTP"),
     ("queue_pair", "round trip through the transport", "queue pair, round trip between two processes"),
 )
+WITH_EXPERTS = ("qwen3-30b-a3b",)
+GRID = "paper-"  # begins the name of a model's page
+EARLIER = "steps-of-2048-"  # of the grid before
 MAKERS = {  # of a result file, by the beginning of its name
     "decode-": "`python benchmarks/decode.py`",
-    "paper-": "`python -m benchmarks.paper`",
+    GRID: "`python -m benchmarks.paper`",
+    EARLIER: "`python -m benchmarks.paper`",
     "serving-": "`python -m benchmarks.serving`",
     "interference-": "`python -m benchmarks.interference`",
     "energy-": "`python -m benchmarks.energy`",
@@ -58,7 +64,13 @@ class Results:
         self.names = sorted(path.stem for path in folder.glob("*.json") if not path.stem.endswith(".partial"))
 
     def read(self, name: str) -> Document:
-        """A result; empty if there is none."""
+        """A result; empty if there is none. A model's grid comes with the marks that the other models' grids give it."""
+        found = self._read(name)
+        if found and name.startswith(GRID):
+            return marked(found, [self._read(other) for other in self.names if other.startswith(GRID) and other != name])
+        return found
+
+    def _read(self, name: str) -> Document:
         path = self.folder / f"{name}.json"
         found: Document = json.loads(path.read_text()) if path.exists() else {}
         return found
@@ -159,6 +171,12 @@ def cpu(results: Results) -> str:
     return "\n".join([*head, *lines, "", *text]) + "\n"
 
 
+def pairs(results: Results, names: Iterable[str] = SHAPES) -> Pairs:
+    """The earlier grid of a model and the one on its page, where there are both."""
+    found = {SHAPES[name]: (results.read(EARLIER + name), results.read(GRID + name)) for name in names}
+    return {title: both for title, both in found.items() if all(both)}
+
+
 def files(results: Results) -> str:
     """The result files, each with its origin."""
     lines = ["| file | made by | on | when, commit |", "|---|---|---|---|"]
@@ -178,6 +196,9 @@ PARTS: dict[str, Callable[[Results], str]] = {
     "cpu": cpu,
     "capacity": lambda results: capacity_page(results.read("capacity").get("results", {})),
     "energy": energy,
+    "step_sizes": lambda results: step_sizes(pairs(results)),
+    "experts": lambda results: experts(pairs(results, WITH_EXPERTS)),
+    "together": lambda results: together(pairs(results)),
     "tests": lambda results: gpu_tests(found) if (found := results.read("gpu_tests")) else "",
     "rdma": rdma,
     "files": files,
@@ -243,7 +264,7 @@ def benchmark(options: argparse.Namespace) -> None:
     results = Results(RESULTS)
     changed = []
     for name in results.names:
-        if name.startswith("paper-"):
+        if name.startswith(GRID):
             document = results.read(name)["results"]
             path = RESULTS / f"{name}.md"
             text = summary(document)

@@ -1,0 +1,122 @@
+"""The grids on the pages next to earlier ones (steps-of-2048-MODEL.json): what other step sizes did to blinkpy; and what company
+on the same host does to the peer, which was the same both times."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.paper_report import FIGURES, MODES, Document, Figure, closed_loops, latency, series, stream_words
+from benchmarks.serving_tables import HEADLINE_RATE, OURS, PEER, RATES, paragraph, word
+
+Pairs = dict[str, tuple[Document, Document]]  # by the model's title: the earlier result file and the one on the page
+STREAMS = (64.0, 256.0)
+
+
+def mean(what: str) -> Figure:
+    """A cell's mean in ms; None where no request was answered."""
+    return lambda cell: cell[what]["mean"] if what in cell else None
+
+
+STEP_FIGURES: dict[str, Figure] = {
+    "TTFT p50": latency("ttft_ms", "p50"),
+    "TTFT p99": latency("ttft_ms", "p99"),
+    "TPOT mean": mean("tpot_ms"),
+    "TPOT p99": latency("tpot_ms", "p99"),
+    "ITL p99": latency("itl_ms", "p99"),
+    "e2e mean": mean("e2e_ms"),
+}
+PEER_FIGURES: dict[str, Figure] = {
+    "TTFT p50, ms": latency("ttft_ms", "p50"),
+    "TPOT p50, ms": latency("tpot_ms", "p50"),
+    "tokens/s": FIGURES["throughput"][1],
+}
+
+
+def step_sizes(pairs: Pairs) -> str:
+    """Isolated loads of blinkpy, earlier → now: those that both files have."""
+    rows = []
+    for title, (before, after) in pairs.items():
+        for load, values in (
+            *((f"{rate:g} requests/s", _at_rate(before, after, OURS, MODES[0], rate, STEP_FIGURES)) for rate in RATES),
+            *((stream_words(streams), _with_streams(before, after, OURS, streams, STEP_FIGURES)) for streams in STREAMS),
+        ):
+            if all(left and right for left, right in values):
+                rows.append(f"| {title} | {load} | {' | '.join(map(_arrow, values))} |")
+    if not rows:
+        return "Not measured yet.\n"
+    text = paragraph(f"Isolated loads, ms. {_commits(pairs)}")
+    return "\n".join([*text, "", *_head("shape", "load", *STEP_FIGURES), *rows, ""])
+
+
+def experts(pairs: Pairs) -> str:
+    """What steps of one size gave the model with experts, in a sentence."""
+    lines = []
+    for title, (before, after) in pairs.items():
+        open_loop = _at_rate(before, after, OURS, MODES[0], HEADLINE_RATE, STEP_FIGURES)
+        closed_loop = _with_streams(before, after, OURS, STREAMS[0], STEP_FIGURES)
+        (first, now), (whole, whole_now), (streams, streams_now) = open_loop[0], open_loop[-1], closed_loop[0]
+        lines += paragraph(
+            f"{OURS}'s figures for {title} are those of steps of 512 tokens while few prompts wait. That is not the default of",
+            "models with experts any more, which is steps of 2,048. With these, in the run before and alone on a machine, the",
+            f"median TTFT at {HEADLINE_RATE:g} requests/s was {word(first)} ms instead of {word(now)}, an answer took",
+            f"{word(whole)} ms instead of {word(whole_now)} on average, and the median TTFT of {STREAMS[0]:g} streams was",
+            f"{word(streams)} ms instead of {word(streams_now)} (`{_commit(before)}`, `{_commit(after)}`). All of it:",
+            "[tuning.md](docs/tuning.md#measured).",
+        )
+    return "\n".join([*lines, ""])
+
+
+def together(pairs: Pairs) -> str:
+    """The peer, alone on a machine → beside another model's grid. Of a load that doesn't count one side is empty."""
+    rows = []
+    for title, (before, after) in pairs.items():
+        counts = {streams for file in (before, after) for streams in _streams(file["results"])}
+        for load, values in (
+            *((stream_words(streams), _with_streams(before, after, PEER, streams, PEER_FIGURES)) for streams in sorted(counts)),
+            *(
+                (f"{HEADLINE_RATE:g} requests/s, {mode}", _at_rate(before, after, PEER, mode, HEADLINE_RATE, PEER_FIGURES))
+                for mode in MODES
+            ),
+        ):
+            if any(left or right for left, right in values):
+                rows.append(f"| {title} | {load} | {' | '.join(map(_arrow, values))} |")
+    if not rows:
+        return "Not measured yet.\n"
+    text = paragraph(f"{PEER} alone on a machine → beside the other model. {_commits(pairs)}")
+    return "\n".join([*text, "", *_head("shape", "load", *PEER_FIGURES), *rows, ""])
+
+
+Values = list[tuple[float | None, float | None]]  # of each figure: earlier, now
+
+
+def _at_rate(before: Document, after: Document, system: str, mode: str, rate: float, figures: dict[str, Figure]) -> Values:
+    found = [[series(file["results"], system, mode, value).get(rate) for file in (before, after)] for value in figures.values()]
+    return [(left, right) for left, right in found]
+
+
+def _with_streams(before: Document, after: Document, system: str, streams: float, figures: dict[str, Figure]) -> Values:
+    found = [
+        [closed_loops(file["results"], system, value).get(streams) for file in (before, after)] for value in figures.values()
+    ]
+    return [(left, right) for left, right in found]
+
+
+def _streams(document: Document) -> set[float]:
+    return {cell["cell"]["streams"] for cell in document["cells"] if cell["cell"]["streams"]}
+
+
+def _arrow(values: tuple[float | None, float | None]) -> str:
+    left, right = (word(value) or "left out" for value in values)
+    return f"{left} → {right}"
+
+
+def _head(*titles: str) -> list[str]:
+    return [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+
+
+def _commit(file: Document) -> str:
+    return str(file["commit"].get("hash", "unknown")[:7])
+
+
+def _commits(pairs: dict[str, Any]) -> str:
+    return " ".join(f"{title}: `{_commit(before)}` → `{_commit(after)}`." for title, (before, after) in pairs.items())
