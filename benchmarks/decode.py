@@ -254,7 +254,7 @@ def environment() -> dict[str, str]:
 
     return {
         "gpu": torch.cuda.get_device_name(),
-        "driver": output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
+        "driver": output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").partition("\n")[0],  # a line a GPU
         "python": platform.python_version(),
         "torch": torch.__version__,
         "triton": triton.__version__,

@@ -241,7 +241,7 @@ def when(found: Document) -> str:
 def origin_of(found: Document) -> str:
     environment = found["environment"]
     versions = ", ".join(f"{name} {environment[name]}" for name in ("torch", "triton", "numba"))
-    return f"{environment['gpu']}, driver {environment['driver']}, {versions}; {when(found)}"
+    return f"{environment['gpu']}, driver {environment['driver'].split()[0]}, {versions}; {when(found)}"
 
 
 # ---- pages --------------------------------------------------------------------------------------------------------------

@@ -57,11 +57,14 @@ class SchedulerOptions:
 
     max_num_seqs: int = option(256, "sequences in one step", low=1, high=4096)
     max_num_batched_tokens: int = option(
-        0, "tokens in one step: decodes and prefill chunks together (0: 8192 on a GPU, else 2048)", low=0, high=1 << 20
+        0,
+        "tokens in one step: decodes and prefill chunks together (0: 8192 on a GPU without experts, else 2048)",
+        low=0,
+        high=1 << 20,
     )
     mixed_step_tokens: int = option(
         0,
-        "tokens in a step with decodes and prefill, while few prompt tokens wait (0: 512 on a GPU, or twice max_num_seqs)",
+        "tokens in a step with decodes and prefill, while few prompt tokens wait (0: 512 on a GPU without experts)",
         low=0,
         high=1 << 20,
     )
@@ -73,7 +76,7 @@ class SchedulerOptions:
     )
     burst_step_tokens: int = option(
         0,
-        "as mixed_step_tokens while more wait, unless the prompts are short: docs/tuning.md (0: 2048 on a GPU)",
+        "as mixed_step_tokens while more wait, unless the prompts are short: docs/tuning.md (0: 2048 on a GPU without experts)",
         low=0,
         high=1 << 20,
     )
@@ -228,15 +231,18 @@ def check_step_sizes(max_num_seqs: int, max_num_batched_tokens: int, mixed_step_
         )
 
 
-def step_sizes(options: SchedulerOptions, *, gpu: bool) -> dict[str, int]:
-    """The options that make up the steps' sizes, with what is in force where they were left open.
+def step_sizes(options: SchedulerOptions, *, gpu: bool, experts: bool) -> dict[str, int]:
+    """The options that make up the steps' sizes, with what is in force where they were left open. experts: whether the model has
+    layers of experts.
 
-    docs/tuning.md says why the sizes on a GPU are as they are. Elsewhere a step of thousands of tokens takes seconds, and all
-    steps have one size; so have they where half of a small step would not be left for prompts.
+    docs/tuning.md says why the sizes on a GPU are as they are. Steps have one size elsewhere, where a step of thousands of tokens
+    takes seconds; with experts, since a few hundred tokens use all of them, so small chunks cost nearly as much as large ones;
+    and where half of a small step would not be left for prompts.
     """
     rows, mixed, burst_step = options.max_num_seqs, options.mixed_step_tokens, options.burst_step_tokens
-    most = options.max_num_batched_tokens or max(rows, mixed, burst_step, 8192 if gpu else 2048)
-    if gpu and not mixed and most > max(512, 2 * rows):
+    several = gpu and not experts
+    most = options.max_num_batched_tokens or max(rows, mixed, burst_step, 8192 if several else 2048)
+    if several and not mixed and most > max(512, 2 * rows):
         mixed = max(512, 2 * rows)
     if gpu and mixed and not burst_step:
         burst_step = min(most, max(2048, mixed))

@@ -12,7 +12,6 @@ region of its pair (read).
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import secrets
 import socket
@@ -88,7 +87,9 @@ class Welcome(NamedTuple):
             header = base64.b64decode(message["header"], validate=True)
             regions = message["regions"]
             engine, front, back = (_region(regions[name]) for name in ("engine", "front", "back"))
-        except (KeyError, TypeError, binascii.Error) as error:
+        except HandshakeError:
+            raise
+        except (KeyError, TypeError, ValueError) as error:  # ValueError: what is not base64
             raise HandshakeError(f"the answer is not complete: {error!r}") from error
         return Welcome(header, _whole(message, "pair", 0, 1 << 16), _endpoint(message), engine, front, back)
 

@@ -74,7 +74,7 @@ class Engine:
     on_gpu = False
 
     def __init__(self, config: Config, on_progress: Report | None = None):
-        self.config = config.with_options(step_sizes(config.scheduler, gpu=self.on_gpu))
+        self.config = config
         self._progress: Report = on_progress or (lambda phase, done=0, total=0: None)
         self.segment: Segment
         self.pair_memory: QueueMemory | None = None  # of the queue pairs, where it is not the segment's
@@ -96,6 +96,7 @@ class Engine:
         weights = not null and config.model.load_format != "dummy"
         folder = resolve_model(config.model.model, weights=weights, tokenizer=False)
         architecture = read_architecture(folder)
+        config = self._settle(architecture)
         page_bytes, cache_bytes = self._page_bytes(architecture)
         self.sizes = engine_sizes(config, architecture.max_position, page_bytes, cache_bytes)
         facts = self._facts(architecture)
@@ -113,6 +114,12 @@ class Engine:
             self._scheduler.run_null(self._made_up_tokens(), 0, 0, 0)  # compiles it; its deadline is past
         self._scheduler.step(time.monotonic_ns())  # the first call loads what was compiled
         self.views.engine[ENGINE_STATE] = STATE_READY
+
+    def _settle(self, architecture: Architecture) -> Config:
+        """Choose the options that hang on the model, where they were left open."""
+        sizes = step_sizes(self.config.scheduler, gpu=self.on_gpu, experts=any(architecture.sparse))
+        self.config = self.config.with_options(sizes)
+        return self.config
 
     def _recorded(self, limits: Limits, state: State, policy: Policy) -> State:
         """The state with a recorder in memory that others can read, if there is to be one."""

@@ -115,6 +115,7 @@ class CudaEngine(Engine):
         check_pair_memory(config.transport.queue_memory)
         folder = resolve_model(config.model.model, weights=config.model.load_format != "dummy", tokenizer=False)
         a = read_architecture(folder)
+        config = self._settle(a)
         dtype = choose_dtype(a, config.model.dtype, "cuda")
         if dtype == torch.float16:
             dtype = torch.bfloat16  # the kernels know two types; its range holds what float16 does

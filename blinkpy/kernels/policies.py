@@ -11,6 +11,7 @@ import importlib.util
 import inspect
 import traceback
 from collections.abc import Callable
+from importlib.abc import InspectLoader
 from pathlib import Path
 from typing import NamedTuple
 
@@ -96,10 +97,11 @@ def _load_function(path: Path, name: str) -> Policy:
     if not path.is_file():
         raise ConfigError(f"policy file {path} does not exist")
     spec = importlib.util.spec_from_file_location(f"blinkpy_policy_{path.stem}", path)
-    assert spec is not None and spec.loader is not None  # the name ends in .py
+    assert spec is not None and isinstance(spec.loader, InspectLoader)  # the name ends in .py
     module = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        # Not by the loader, which may take kept byte code for a file that was changed within a second.
+        exec(spec.loader.source_to_code(path.read_bytes(), str(path)), vars(module))
     except SyntaxError as error:
         raise ConfigError(f"policy file {path}, line {error.lineno}: {error.msg}") from error
     except (Exception, SystemExit) as error:

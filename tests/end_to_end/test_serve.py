@@ -267,7 +267,7 @@ BROKEN = """
 import time
 from blinkpy.engine.engine import Engine
 from blinkpy.kernels.cuda_calls import CudaError
-from blinkpy.queues.layout import CONTROL_FAULT, ENGINE_STATE, STATE_FAULTED
+from blinkpy.queues.words import CONTROL_FAULT, ENGINE_STATE, STATE_FAULTED
 
 def rank(request):
     return 0

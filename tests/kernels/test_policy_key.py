@@ -98,8 +98,10 @@ print(policy_digest(read_policy({str(tmp_path / "policy.py")!r} + ":rank")))
     assert there.stdout == f"{here}\n", there.stderr
 
 
-def test_kept_code_is_of_the_very_policy(tmp_path: Path) -> None:
-    """On the host and on the GPU: a policy whose global changed doesn't get the code that was compiled before."""
+def test_kept_code_is_of_the_very_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the host and on the GPU: a policy whose global changed doesn't get the code that was compiled before, nor byte code that
+    was kept within the same second."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
     file = tmp_path / "policy.py"
     host, gpu = set(), set()
     for weight in (3, 4, 3):

@@ -79,24 +79,24 @@ def test_values_are_checked_wherever_they_come_from(values: dict[str, Any], reas
 
 
 @pytest.mark.parametrize(
-    ("given", "on_gpu", "elsewhere"),
+    ("given", "dense", "with_experts", "elsewhere"),
     [  # max_num_batched_tokens, mixed_step_tokens, burst_step_tokens
-        ({}, (8192, 512, 2048), (2048, 0, 0)),
-        ({"max_num_seqs": 1024}, (8192, 2048, 2048), (2048, 0, 0)),
-        ({"max_num_seqs": 4096}, (8192, 0, 0), (4096, 0, 0)),
-        ({"max_num_batched_tokens": 1024}, (1024, 512, 1024), (1024, 0, 0)),
-        ({"max_num_batched_tokens": 512}, (512, 0, 0), (512, 0, 0)),
-        ({"mixed_step_tokens": 4096}, (8192, 4096, 4096), (4096, 4096, 0)),
-        ({"mixed_step_tokens": 1024, "burst_step_tokens": 1500}, (8192, 1024, 1500), (2048, 1024, 1500)),
-        ({"max_num_batched_tokens": 2048, "mixed_step_tokens": 2048}, (2048, 2048, 2048), (2048, 2048, 0)),
+        ({}, (8192, 512, 2048), (2048, 0, 0), (2048, 0, 0)),
+        ({"max_num_seqs": 1024}, (8192, 2048, 2048), (2048, 0, 0), (2048, 0, 0)),
+        ({"max_num_seqs": 4096}, (8192, 0, 0), (4096, 0, 0), (4096, 0, 0)),
+        ({"max_num_batched_tokens": 1024}, (1024, 512, 1024), (1024, 0, 0), (1024, 0, 0)),
+        ({"max_num_batched_tokens": 512}, (512, 0, 0), (512, 0, 0), (512, 0, 0)),
+        ({"mixed_step_tokens": 4096}, (8192, 4096, 4096), (4096, 4096, 4096), (4096, 4096, 0)),
+        ({"mixed_step_tokens": 1024, "burst_step_tokens": 1500}, (8192, 1024, 1500), (2048, 1024, 1500), (2048, 1024, 1500)),
+        ({"max_num_batched_tokens": 2048, "mixed_step_tokens": 2048}, *[(2048, 2048, 2048)] * 2, (2048, 2048, 0)),
     ],
 )
-def test_step_sizes_that_are_left_open_fit_the_device_and_the_rest(
-    given: dict[str, int], on_gpu: tuple[int, ...], elsewhere: tuple[int, ...]
+def test_step_sizes_that_are_left_open_fit_device_and_model_and_the_rest(
+    given: dict[str, int], dense: tuple[int, ...], with_experts: tuple[int, ...], elsewhere: tuple[int, ...]
 ) -> None:
     config = Config().with_options(given)
-    for gpu, expected in ((True, on_gpu), (False, elsewhere)):
-        sizes = step_sizes(config.scheduler, gpu=gpu)
+    for gpu, experts, expected in ((True, False, dense), (True, True, with_experts), (False, False, elsewhere)):
+        sizes = step_sizes(config.scheduler, gpu=gpu, experts=experts)
         assert tuple(sizes.values()) == expected
         config.with_options(sizes)  # they fit each other
 
