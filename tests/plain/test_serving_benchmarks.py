@@ -490,17 +490,40 @@ def test_smoke(name: str, tmp_path: Path) -> None:
     assert str(ROOT) not in output.read_text()
 
 
-def test_a_load_with_neighbours_waits_for_one_without(tmp_path: Path) -> None:
-    """Another benchmark's quiet load goes on and on: the closed loop is measured beside it, the load with neighbours is not."""
+def test_starts_and_loads_with_neighbours_wait_for_loads_without(tmp_path: Path) -> None:
+    """While another benchmark's quiet load goes on and on, no server starts. If it begins during a start it waits for the start's
+    end; the closed loop is measured beside it then, the load with neighbours is not."""
     output, folder = tmp_path / "result.json", tmp_path / "beside"
     words = [sys.executable, "-m", "benchmarks.serving", "--smoke", "--output", str(output), "--logs", str(tmp_path), *NULL]
     words += ["--per-core", "1", "--beside", str(folder), "--beside-wait-s", "1"]
-    with Beside(folder, "other", Progress()) as other, other.load(interfered=False):
-        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 2 and "waited 1 s for the end of others' loads" in done.stderr, done.stderr
-    assert "Traceback" not in done.stderr and not output.exists()
-    (cell,) = json.loads(output.with_suffix(".partial.json").read_text())["results"]["systems"]["blinkpy"]["cells"]
+    refused = "waited 1 s for the end of others' loads"
+    with Beside(folder, "other", Progress()) as other:
+        with other.load(interfered=False):
+            done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=100)
+        assert done.returncode == 2 and refused in done.stderr, done.stderr
+        assert not list(tmp_path.glob("*.log"))  # nothing was started
+        with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            deadline = time.monotonic() + 100
+            while not list(tmp_path.glob("*.log")) and time.monotonic() < deadline:
+                time.sleep(0.02)
+            with other.load(interfered=False) as turn:
+                _, said = process.communicate(timeout=100)
+    assert process.returncode == 2 and refused in said, said
+    assert "Traceback" not in done.stderr + said and not output.exists()
+    assert turn["waited_s"] > 0.1
+    found = json.loads(output.with_suffix(".partial.json").read_text())["results"]["systems"]["blinkpy"]
+    (cell,) = found["cells"]
     assert cell["beside"]["benchmarks"] == ["other"] and cell["load"]["streams"] == 4
+    assert found["starts"][0]["beside"]["benchmarks"] == ["other"]
+
+
+def test_a_start_that_has_no_turn_in_time_is_left_for_the_next_run(tmp_path: Path) -> None:
+    arguments = ["--state", str(tmp_path / "state"), *NULL, "--rates", "4", "--modes", "isolated", "--no-plot"]
+    with Beside(tmp_path / "beside", "other", Progress()) as other, other.load(interfered=False):
+        done = command("paper", tmp_path / "paper.json", *arguments, "--budget", "19", "--beside", str(tmp_path / "beside"))
+    assert "0 of 2 cells are done: run the same command again" in done.stdout
+    assert "waiting for others' loads" in done.stderr
+    assert not list(tmp_path.glob("*.log"))
 
 
 def test_results_of_two_runs_are_joined() -> None:
