@@ -1,7 +1,7 @@
 """What a server's latencies will be, from the times of its steps: which step sizes and which policy suit a load.
 
     python -m benchmarks.capacity --rate 8 16 20 --streams 64 256
-    python -m benchmarks.capacity --against benchmarks/results/paper-llama-3-8b.json
+    python -m benchmarks.capacity --against benchmarks/results/steps-of-2048-llama-3-8b.json
 
 The scheduler is the real one (blinkpy/check/simulation.py); only the clock is made up. --against offers the requests of
 measured loads, so that prediction and measurement stand side by side. docs/tuning.md says what to make of it.
@@ -41,7 +41,7 @@ class StepTimes:
     """What steps cost. decode: (rows, ms at no context), ascending.
 
     The numbers are those of Llama-3-8B's shape on one H200, fitted to the TTFT and TPOT of each request of
-    benchmarks/results/paper-llama-3-8b.json."""
+    benchmarks/results/steps-of-2048-llama-3-8b.json."""
 
     decode: tuple[tuple[int, float], ...]
     context_ns: float = 42.0
