@@ -91,6 +91,14 @@ class CublasTable(LinearTable):
         return LinearConfig(kind="cublas")
 
 
+class TmaTable(LinearTable):
+    """Every product by the kernel for many rows; what ends in the residual stream in two parts. bfloat16."""
+
+    def config(self, n: int, k: int, rows: int, dtype: torch.dtype, *, swiglu: bool = False) -> LinearConfig:
+        parts = 2 if n == model_zoo.BASE["hidden_size"] else 1
+        return LinearConfig("tma", block_m=16, block_n=48, block_k=32, split_k=parts, stages=3)
+
+
 def step_case(
     rng: np.random.Generator, device: str, name: str, folder: Path, dtype: torch.dtype, *, steps: int, sampled: bool = True,
     graphs: bool = False, table: LinearTable | None = None,

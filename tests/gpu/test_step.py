@@ -28,6 +28,13 @@ def test_bfloat16_from_graphs(rng: np.random.Generator, tmp_path: Path, name: st
     assert error < 3e-2
 
 
+@pytest.mark.parametrize("name", ["llama3", "llama-biased-mqa"])
+def test_the_kernel_for_many_rows(rng: np.random.Generator, tmp_path: Path, name: str) -> None:
+    table = gpu_step_cases.TmaTable()
+    error = gpu_step_cases.step_case(rng, "cuda", name, tmp_path, torch.bfloat16, steps=8, graphs=True, table=table)
+    assert error < 3e-2
+
+
 @pytest.mark.parametrize("name", ["llama-biased-mqa", "qwen3-moe-mixed"])
 def test_sums_in_parts(rng: np.random.Generator, name: str, tmp_path: Path) -> None:
     """The norms add up what split sums left."""

@@ -20,6 +20,26 @@ def test_step(rng: np.random.Generator, tmp_path: Path, table: LinearTable) -> N
     assert error < 1e-4
 
 
+def test_step_by_the_kernel_for_many_rows(rng: np.random.Generator, tmp_path: Path) -> None:
+    table = gpu_step_cases.TmaTable()
+    assert gpu_step_cases.step_case(rng, "cpu", "llama3", tmp_path, torch.bfloat16, steps=3, table=table) < 3e-2
+
+
+def test_parts_that_no_norm_would_add_are_not_left(rng: np.random.Generator, tmp_path: Path) -> None:
+    """Behind attention of a layer of experts: the kernel for many rows can't add parts up by itself."""
+    states, seed = [], int(rng.integers(2**31))
+    for table in (gpu_step_cases.TmaTable(), gpu_step_cases.CublasTable()):
+        same = np.random.default_rng(seed)
+        on, _ = gpu_step_cases.on_device(same, "cpu", "qwen3-moe", tmp_path, torch.bfloat16, table=table)
+        decoder, generator = on.step.decoder, torch.Generator().manual_seed(seed)
+        hidden = decoder.buffers.hidden[:8].normal_(generator=generator)
+        attended = decoder.buffers.attended[:8].normal_(generator=generator)
+        layer = decoder.weights.layers[0]
+        decoder._add_linear(attended, layer.o, hidden, layer.o_bias, norm_follows=False)
+        states.append(hidden.clone())
+    assert torch.equal(*states)
+
+
 def test_scratch_of_linear_layers_holds_the_largest_step(rng: np.random.Generator, tmp_path: Path) -> None:
     table = gpu_step_cases.CublasTable()
     on, _ = gpu_step_cases.on_device(rng, "cpu", "llama3", tmp_path, torch.float32, table=table)
