@@ -125,8 +125,8 @@ def test_claim() -> None:
 def test_what_is_worse_is_said() -> None:
     found = behind(document(CELLS)["results"])
     assert "throughput at 16 requests/s, isolated (1.11x)" in found
-    assert "median TPOT at 1 stream (2.00x)" in found
-    assert found.count("(") == 2
+    assert "median TTFT at 1 stream (2.00x); median TPOT at 1 stream (2.00x)" in found
+    assert found.count("(") == 3
     better = [one for one in copy.deepcopy(CELLS) if one["cell"]["streams"] != 1 and one["output_tokens_per_s"] != 1000.0]
     assert "nothing that was measured" in behind(document(better)["results"])
 
