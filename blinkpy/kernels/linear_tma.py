@@ -1,8 +1,9 @@
 """Linear layers of many rows: tiles that come through Hopper's tensor memory accelerator (TMA), and are as wide as suits the GPU.
 
-With 128 rows and more the products, not only the reading, take time, and what is lost is lost in the last wave: 14,336 columns
-of a SwiGLU layer in tiles of 128 are two waves on 132 multiprocessors, of which the second is two thirds full. So a tile may be
-as wide as a sum of up to three powers of two. Its pieces (112 = 64 + 32 + 16) are products of their own with the same rows.
+The accelerator spares the programs the addresses of what they load, which pays from 64 rows on. A tile may be as wide as a sum of
+up to three powers of two: 14,336 columns, with gate and up for each, make 128 tiles of 112 = 64 + 32 + 16 columns, one for nearly
+each of 132 multiprocessors; of 64 columns they are 224, so that a third of the GPU has nothing to do in the last wave. The pieces
+of a tile are products of their own with the same rows.
 """
 
 from __future__ import annotations
