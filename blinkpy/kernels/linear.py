@@ -15,7 +15,8 @@ import torch
 import triton
 import triton.language as tl
 
-from blinkpy.kernels.activation import silu_times, swiglu
+from blinkpy.kernels.activation import swiglu
+from blinkpy.kernels.epilogue import finish_tile
 from blinkpy.kernels.gemv import gemv
 from blinkpy.kernels.launch import (
     check,
@@ -141,19 +142,7 @@ def _linear(
         else:
             y = accumulator
             y_upper = upper
-        if BIAS:
-            y += tl.load(bias_ptr + n, mask=(n < N) & (split == 0 if LEAVE else True), other=0.0).to(tl.float32)[None, :]
-        if SWIGLU:
-            if BIAS:
-                y_upper += tl.load(bias_ptr + N + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
-            y = silu_times(y, y_upper)
-        inside = (m < M)[:, None] & (n < N)[None, :]
-        at_out = m[:, None].to(tl.int64) * N + n[None, :]
-        if RESIDUAL:
-            y += tl.load(residual_ptr + at_out, mask=inside, other=0.0).to(tl.float32)
-        if LEAVE:
-            at_out += split.to(tl.int64) * M * N
-        tl.store(out_ptr + at_out, y.to(out_ptr.dtype.element_ty), mask=inside)
+        finish_tile(y, y_upper, bias_ptr, residual_ptr, out_ptr, m, n, split, M, N, BIAS, RESIDUAL, SWIGLU, LEAVE)
 
 
 @dataclass(frozen=True)
@@ -168,8 +157,8 @@ class LinearWorkspace:
     def allocate(
         cls, device: str, dtype: torch.dtype, *, partial: int = 4_194_304, tiles: int = 65_536, rows: int = 1
     ) -> LinearWorkspace:
-        """partial: floats; tiles: counters; rows: at least T * (hidden + 2 * width) where fused layers run on
-        cuBLAS."""
+        """partial: floats; tiles: counters; rows: at least T * 2 * width where a layer with SwiGLU runs on cuBLAS, and T * K
+        more where a norm is given and not fused."""
         return cls(
             torch.zeros(partial, dtype=torch.float32, device=device),
             torch.zeros(tiles, dtype=torch.int32, device=device),

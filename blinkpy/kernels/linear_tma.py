@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from blinkpy.kernels.activation import silu_times
+from blinkpy.kernels.epilogue import finish_tile
 from blinkpy.kernels.launch import options, release_successor, wait_for_predecessor
 from blinkpy.kernels.linear_config import LinearConfig, pieces
 
@@ -58,24 +58,13 @@ def _finish(
     SWAP: tl.constexpr,
     LEAVE: tl.constexpr,
 ):
-    """What follows the products of one piece, and the store."""
+    """The gate and the up half of one piece, and what follows its products."""
     n = first + tl.arange(0, WIDTH)
     y = tl.trans(sums) if SWAP else sums
+    up = y
     if SWIGLU:
         y, up = tl.split(tl.permute(tl.reshape(y, [BLOCK_M, 2, WIDTH]), (0, 2, 1)))
-    if BIAS:
-        y += tl.load(bias_ptr + n, mask=(n < N) & (split == 0), other=0.0).to(tl.float32)[None, :]
-    if SWIGLU:
-        if BIAS:
-            up += tl.load(bias_ptr + N + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
-        y = silu_times(y, up)
-    inside = (m < M)[:, None] & (n < N)[None, :]
-    at = m[:, None].to(tl.int64) * N + n[None, :]
-    if RESIDUAL:
-        y += tl.load(residual_ptr + at, mask=inside, other=0.0).to(tl.float32)
-    if LEAVE:
-        at += split.to(tl.int64) * M * N
-    tl.store(out_ptr + at, y.to(out_ptr.dtype.element_ty), mask=inside)
+    finish_tile(y, up, bias_ptr, residual_ptr, out_ptr, m, n, split, M, N, BIAS, RESIDUAL, SWIGLU, LEAVE)
 
 
 @triton.jit(do_not_specialize=["M"])

@@ -1,0 +1,40 @@
+"""What follows the products of a linear layer's tile: bias, SwiGLU, the residual addition, and the store."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from blinkpy.kernels.activation import silu_times
+
+
+@triton.jit
+def finish_tile(
+    y,  # float32 [rows, columns] sums; with SWIGLU of the gate
+    up,  # the same of the other half (SWIGLU only)
+    bias_ptr,  # [N] (BIAS only; with SWIGLU [2 * N])
+    residual_ptr,  # [M, N] added to the result (RESIDUAL only); may be out
+    out_ptr,  # [M, N], or float32 [splits, M, N] with LEAVE
+    m,  # [rows] rows of the tile
+    n,  # [columns] columns of the tile
+    split,  # which part of K these are the sums of
+    M,
+    N: tl.constexpr,
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    SWIGLU: tl.constexpr,
+    LEAVE: tl.constexpr,  # the parts of the sums are the result, of which the first has the bias
+):
+    if BIAS:
+        y += tl.load(bias_ptr + n, mask=(n < N) & (split == 0 if LEAVE else True), other=0.0).to(tl.float32)[None, :]
+    if SWIGLU:
+        if BIAS:
+            up += tl.load(bias_ptr + N + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
+        y = silu_times(y, up)
+    inside = (m < M)[:, None] & (n < N)[None, :]
+    at = m[:, None].to(tl.int64) * N + n[None, :]
+    if RESIDUAL:
+        y += tl.load(residual_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    if LEAVE:
+        at += split.to(tl.int64) * M * N
+    tl.store(out_ptr + at, y.to(out_ptr.dtype.element_ty), mask=inside)
