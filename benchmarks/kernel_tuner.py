@@ -28,7 +28,6 @@ MEASURED_ROWS = {1: (1,), 16: (2, 4, 8, 16), 32: (32,), 64: (64,), 128: (128,), 
 """Rows of the measurement -> rows of the table that it stands for."""
 SHARED_MEMORY = 227 * 1024
 CACHE_BYTES = 300_000_000
-PROCESSORS = 132
 CUBLAS = LinearConfig(kind="cublas")
 PRINTED = 3
 """Best candidates that are printed."""
@@ -50,8 +49,8 @@ class Layer(NamedTuple):
         return 2 * self.n if self.swiglu else self.n
 
 
-def candidates(layer: Layer, rows: int) -> Iterator[LinearConfig]:
-    """A few dozen configurations around what is known to be good."""
+def candidates(layer: Layer, rows: int, processors: int) -> Iterator[LinearConfig]:
+    """A few dozen configurations around what is known to be good, for a GPU with so many multiprocessors."""
     halves = 2 if layer.swiglu else 1
     if rows == 1:
         for block_k in (1024, 2048, 4096):
@@ -92,19 +91,19 @@ def candidates(layer: Layer, rows: int) -> Iterator[LinearConfig]:
             if stages >= 3:
                 yield LinearConfig("triton", block_m, block_n, block_k, split_k, warps, stages, swap)
     if rows >= 64:
-        yield from tma_candidates(layer, rows)
+        yield from tma_candidates(layer, rows, processors)
 
 
-def tma_candidates(layer: Layer, rows: int) -> Iterator[LinearConfig]:
+def tma_candidates(layer: Layer, rows: int, processors: int) -> Iterator[LinearConfig]:
     """Tiles for the tensor memory accelerator, of widths that leave few multiprocessors without one in the last wave."""
     halves = 2 if layer.swiglu else 1
     splits = (1,) if layer.swiglu or layer.result == torch.float32 else (1, 2, 4)
     for block_m, block_n, block_k, split_k in itertools.product((64, 128), (64, 96, 112, 128, 224, 256), (64, 128), splits):
-        waves = -(-rows // block_m) * -(-layer.n // block_n) * split_k / PROCESSORS
+        waves = -(-rows // block_m) * -(-layer.n // block_n) * split_k / processors
         width, columns = block_n * halves, block_k * split_k
         if block_m > rows or width > 256 or layer.k % columns or not 0.6 < waves < 8 or waves / -(-waves // 1) < 0.7:
             continue
-        stages = min(8, 220_000 // ((block_m + width) * block_k * 2))
+        stages = min(8, 222_000 // ((block_m + width) * block_k * 2))
         if stages >= 3:
             warps = 8 if block_m * width > 128 * 128 else 4
             yield LinearConfig("tma", block_m, block_n, block_k, split_k, warps, stages, early=True)
@@ -157,7 +156,10 @@ def tune(
         },
         key=str,
     )
-    jobs = [(layer, rows, config, pdl) for layer in layers for rows in rows_wanted for config in candidates(layer, rows)]
+    processors = torch.cuda.get_device_properties(0).multi_processor_count
+    jobs = [
+        (layer, rows, config, pdl) for layer in layers for rows in rows_wanted for config in candidates(layer, rows, processors)
+    ]
     print(f"compiling {len(jobs)} candidates", flush=True)
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
         fits = list(pool.map(compile_candidate, jobs, chunksize=8))
