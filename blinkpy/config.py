@@ -166,7 +166,7 @@ class Config:
                 raise ConfigError(f"{name} must be a power of two, not {value}")
         if 0 < self.queue.sq_entries < self.queue.slots:
             raise ConfigError(f"sq_entries ({self.queue.sq_entries}) must be at least slots ({self.queue.slots})")
-        check_step_sizes(*(values[name] for name in STEP_SIZES))
+        check_step_sizes(*(values[name] for name in STEP_SIZES), settled=False)
 
     def with_options(self, values: Mapping[str, Any]) -> Config:
         """A copy with options replaced, by their flat names. Raises ConfigError for an unknown name or a bad value."""
@@ -211,8 +211,11 @@ def check_value(item: dataclasses.Field[Any], value: Any) -> None:
 STEP_SIZES = ("max_num_seqs", "max_num_batched_tokens", "mixed_step_tokens", "burst_step_tokens")
 
 
-def check_step_sizes(max_num_seqs: int, max_num_batched_tokens: int, mixed_step_tokens: int, burst_step_tokens: int) -> None:
-    """Raise ConfigError unless the sizes of steps fit each other."""
+def check_step_sizes(
+    max_num_seqs: int, max_num_batched_tokens: int, mixed_step_tokens: int, burst_step_tokens: int, *, settled: bool = True
+) -> None:
+    """Raise ConfigError unless the sizes of steps fit each other. settled: what is 0 stays so; otherwise step_sizes may still
+    choose it."""
     if 0 < max_num_batched_tokens < max_num_seqs:
         raise ConfigError(
             f"max_num_batched_tokens ({max_num_batched_tokens}) must be at least max_num_seqs ({max_num_seqs}): "
@@ -224,7 +227,8 @@ def check_step_sizes(max_num_seqs: int, max_num_batched_tokens: int, mixed_step_
             f"mixed_step_tokens ({mixed_step_tokens}) must be at least twice max_num_seqs ({max_num_seqs}), since half of a step "
             f"is for prompts, and at most max_num_batched_tokens ({max_num_batched_tokens})"
         )
-    if burst_step_tokens and not 0 < mixed_step_tokens <= burst_step_tokens <= most:
+    mixed = mixed_step_tokens or (0 if settled else 1)
+    if burst_step_tokens and not 0 < mixed <= burst_step_tokens <= most:
         raise ConfigError(
             f"burst_step_tokens ({burst_step_tokens}) needs mixed_step_tokens ({mixed_step_tokens}), and must be at least "
             f"as much, and at most max_num_batched_tokens ({max_num_batched_tokens})"
@@ -237,7 +241,7 @@ def step_sizes(options: SchedulerOptions, *, gpu: bool, experts: bool) -> dict[s
 
     docs/tuning.md says why the sizes on a GPU are as they are. Steps have one size elsewhere, where a step of thousands of tokens
     takes seconds; with experts, since a few hundred tokens use all of them, so small chunks cost nearly as much as large ones;
-    and where half of a small step would not be left for prompts.
+    and where half of a small step would not be left for prompts. Raises ConfigError where what was given fits no such choice.
     """
     rows, mixed, burst_step = options.max_num_seqs, options.mixed_step_tokens, options.burst_step_tokens
     several = gpu and not experts
@@ -246,6 +250,7 @@ def step_sizes(options: SchedulerOptions, *, gpu: bool, experts: bool) -> dict[s
         mixed = max(512, 2 * rows)
     if gpu and mixed and not burst_step:
         burst_step = min(most, max(2048, mixed))
+    check_step_sizes(rows, most, mixed, burst_step)
     return {"max_num_batched_tokens": most, "mixed_step_tokens": mixed, "burst_step_tokens": burst_step}
 
 

@@ -67,7 +67,7 @@ def test_a_wrong_file_says_what_and_where(tmp_path: Path, text: str | bytes, rea
         ({"max_num_seqs": 64, "max_num_batched_tokens": 63}, "at least max_num_seqs"),
         ({"max_num_seqs": 64, "mixed_step_tokens": 127}, "mixed_step_tokens (127) must be at least twice max_num_seqs (64)"),
         ({"max_num_batched_tokens": 2048, "mixed_step_tokens": 2049}, "at most max_num_batched_tokens (2048)"),
-        ({"burst_step_tokens": 1024}, "burst_step_tokens (1024) needs mixed_step_tokens (0)"),
+        ({"mixed_step_tokens": 1024, "burst_step_tokens": 600}, "burst_step_tokens (600) needs mixed_step_tokens (1024)"),
         ({"cq_entries": 100}, "power of two"),
         ({"sq_entries": 1000}, "power of two"),
         ({"colour": 1}, "unknown option 'colour'"),
@@ -99,6 +99,17 @@ def test_step_sizes_that_are_left_open_fit_device_and_model_and_the_rest(
         sizes = step_sizes(config.scheduler, gpu=gpu, experts=experts)
         assert tuple(sizes.values()) == expected
         config.with_options(sizes)  # they fit each other
+
+
+def test_a_size_for_bursts_needs_a_smaller_one() -> None:
+    """Which a GPU has by itself, but for models with experts."""
+    scheduler = Config().with_options({"burst_step_tokens": 4096}).scheduler
+    assert step_sizes(scheduler, gpu=True, experts=False)["burst_step_tokens"] == 4096
+    for gpu, experts in ((True, True), (False, False)):
+        with pytest.raises(ConfigError, match=r"burst_step_tokens \(4096\) needs mixed_step_tokens \(0\)"):
+            step_sizes(scheduler, gpu=gpu, experts=experts)
+    with pytest.raises(ConfigError, match=r"burst_step_tokens \(100\) needs mixed_step_tokens \(512\)"):
+        step_sizes(Config().with_options({"burst_step_tokens": 100}).scheduler, gpu=True, experts=False)
 
 
 def test_integers_are_fine_where_a_float_is_wanted() -> None:
