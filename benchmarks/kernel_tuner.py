@@ -24,11 +24,12 @@ import triton
 from blinkpy.kernels.linear import LinearWorkspace, linear
 from blinkpy.kernels.linear_config import LinearConfig, LinearTable, key
 
-MEASURED_ROWS = {1: (1,), 16: (2, 4, 8, 16), 32: (32,), 64: (64,), 128: (128,), 256: (256,)}
+MEASURED_ROWS = {1: (1,), 16: (2, 4, 8, 16), 32: (32,), 64: (64,), 128: (128,), 256: (256,), 448: (448,)}
 """Rows of the measurement -> rows of the table that it stands for."""
 SHARED_MEMORY = 227 * 1024
 CACHE_BYTES = 300_000_000
 CUBLAS = LinearConfig(kind="cublas")
+CUBLAS_HALVES = LinearConfig(kind="cublas-halves")
 PRINTED = 3
 """Best candidates that are printed."""
 MARGIN = 1.02
@@ -169,6 +170,8 @@ def tune(
             run, copies = prepare(layer, rows, "cuda", pdl)
             times = {CUBLAS: graph_ms(lambda: run(CUBLAS), 10)}
             other = times[CUBLAS] / copies * 1e3
+            if layer.swiglu and rows > 64:
+                times[CUBLAS_HALVES] = graph_ms(lambda: run(CUBLAS_HALVES), 10) * MARGIN
             times[CUBLAS] *= MARGIN
             for measured, measured_rows, config, _ in usable:
                 if measured == layer and measured_rows == rows:

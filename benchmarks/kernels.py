@@ -205,7 +205,7 @@ class Bench:
         q, out = rand(rows, model.heads, model.head_dim), rand(rows, model.heads * model.head_dim)
         processors = torch.cuda.get_device_properties(0).multi_processor_count
         plan = plan_decode(rows, model.kv_heads, max(context, 8192), processors)
-        workspace = DecodeWorkspace.allocate({rows: plan}, model.heads, model.kv_heads, model.head_dim, "cuda")
+        workspace = DecodeWorkspace.allocate([(rows, plan)], model.heads, model.kv_heads, model.head_dim, "cuda")
 
         def ours() -> None:
             for k, v in caches:

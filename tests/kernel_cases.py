@@ -7,7 +7,7 @@ padding was neither written nor read. A case returns nothing and raises Assertio
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import reference
@@ -26,7 +26,7 @@ from blinkpy.kernels.linear_config import LinearConfig
 from blinkpy.kernels.logprobs import logprobs
 from blinkpy.kernels.moe import Routing, route, router_logits
 from blinkpy.kernels.norm import last_token_norm, rms_norm
-from blinkpy.kernels.prefill import prefill_attention
+from blinkpy.kernels.prefill import PrefillPlan, prefill_attention
 from blinkpy.kernels.rope import rope_and_cache
 from blinkpy.kernels.sampling import SamplingWorkspace, sample
 from blinkpy.queues.logprob_record import RECORD_PAIR, RECORD_PAIRS, TOP_LOGPROBS
@@ -221,10 +221,10 @@ def rope_case(
 def attention_case(
     rng: np.random.Generator, device: str, dtype: torch.dtype, lengths: list[int], contexts: list[int], *, heads: int,
     kv_heads: int, head_dim: int, page: int, window: int = 0, plan: DecodePlan | None = None, block_m: int | None = None,
-    bucket_tokens: int, bucket_rows: int,
+    beside: bool = False, bucket_tokens: int, bucket_rows: int,
 ) -> None:  # fmt: skip
-    """A mixed batch through both attention kernels; the decode kernel twice, since it must leave its counters at
-    zero."""
+    """A mixed batch through both attention kernels, in the form for mixed steps or not; the decode kernel twice, since it must
+    leave its counters at zero."""
     batch = ragged(rng, lengths, contexts, page=page, bucket_tokens=bucket_tokens, bucket_rows=bucket_rows, device=device)
     size = heads + 2 * kv_heads
     qkv = draw(rng, bucket_tokens, size * head_dim, dtype=dtype, device=device)
@@ -240,8 +240,11 @@ def attention_case(
         caches.append(cache)
     scale = head_dim**-0.5
     shared = (batch.page_table, batch.row_slots)
-    plan = plan or DecodePlan(splits=4, min_tiles=1, block_n=64 if dtype == torch.bfloat16 else 32)
-    workspace = DecodeWorkspace.allocate({bucket_rows: plan}, heads, kv_heads, head_dim, device)
+    block_n = 64 if dtype == torch.bfloat16 else 32
+    plan = replace(plan or DecodePlan(splits=4, min_tiles=1, block_n=block_n), beside=beside)
+    tiles = None if block_m is None else PrefillPlan(block_m, block_n, warps=4, stages=2)
+    processors = int(rng.integers(1, 133))  # few of them take several tiles each
+    workspace = DecodeWorkspace.allocate([(bucket_rows, plan)], heads, kv_heads, head_dim, device)
     outs = []
     for _ in range(2):
         out = poison(bucket_tokens, heads * head_dim, dtype=dtype, device=device)
@@ -253,7 +256,7 @@ def attention_case(
         untouched(out[batch.decode_rows :], "decode attention")
         prefill_attention(
             q, *caches, *shared, batch.query_starts, batch.context_lengths, batch.counts, out, rows=rows, scale=scale,
-            window=window, block_m=block_m,
+            window=window, plan=tiles, processors=processors, beside=beside,
         )  # fmt: skip
         untouched(out[batch.tokens :], "attention")
         outs.append(out)
@@ -295,7 +298,7 @@ def new_tokens_case(
     if norms is not None:
         q, k = reference.rms_norm(q, norms[0], 1e-6), reference.rms_norm(k, norms[1], 1e-6)
     q, k = (reference.rope(t, cos, sin, batch.positions[:rows]) for t in (q, k))
-    workspace = DecodeWorkspace.allocate({bucket: plan}, heads, kv_heads, head_dim, device)
+    workspace = DecodeWorkspace.allocate([(bucket, plan)], heads, kv_heads, head_dim, device)
     start = [poison(batch.pages, kv_heads, page, head_dim, dtype=dtype, device=device) for _ in range(2)]
     for cache in start:
         for row, context in enumerate(batch.contexts):

@@ -55,12 +55,17 @@ def attend_tile(
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     MASK: tl.constexpr,
+    ALL: tl.constexpr,  # every position exists
     PRECISION: tl.constexpr,
 ):
     column = tl.arange(0, BLOCK_D)
-    inside = loaded[:, None] & (column < D)[None, :]
-    k = tl.load(k_ptr + at[:, None] + column[None, :], mask=inside, other=0.0)
-    v = tl.load(v_ptr + at[:, None] + column[None, :], mask=inside, other=0.0)
+    if ALL and BLOCK_D == D:
+        k = tl.load(k_ptr + at[:, None] + column[None, :])
+        v = tl.load(v_ptr + at[:, None] + column[None, :])
+    else:
+        inside = loaded[:, None] & (column < D)[None, :]
+        k = tl.load(k_ptr + at[:, None] + column[None, :], mask=inside, other=0.0)
+        v = tl.load(v_ptr + at[:, None] + column[None, :], mask=inside, other=0.0)
     score = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
     if MASK:
         score = tl.where(visible, score, MASKED)
@@ -112,12 +117,13 @@ def _decode_attention(
     CHUNK: tl.constexpr,  # splits that are added at a time
     PRECISION: tl.constexpr,
     EARLY: tl.constexpr,  # the successor may start at once
+    BESIDE: tl.constexpr,  # the predecessor is prefill attention, which has nothing to do with these rows
     PDL: tl.constexpr,
 ):
     G: tl.constexpr = H // KVH
     kv_head = tl.program_id(0)
-    row = tl.program_id(1)
-    split = tl.program_id(2)
+    row = tl.program_id(2 if BESIDE else 1)
+    split = tl.program_id(1 if BESIDE else 2)
     if EARLY:
         release_successor(PDL)
 
@@ -133,8 +139,11 @@ def _decode_attention(
     first_tile = first_position // BLOCK_N
     tiles = tl.cdiv(context, BLOCK_N) - first_tile
     per_split = tl.maximum(tl.cdiv(tiles, SPLITS), MIN_TILES)
-    active = tl.cdiv(tiles, per_split)
-    wait_for_predecessor(PDL)
+    if BESIDE:  # evenly: 18 tiles are 3 splits of 6, not 2 of 8 and one of 2
+        per_split = tl.cdiv(tiles, tl.maximum(tl.cdiv(tiles, per_split), 1))
+    active = tl.cdiv(tiles, tl.maximum(per_split, 1))
+    if not BESIDE:
+        wait_for_predecessor(PDL)
     if (row < decode_rows) & (split < active):
         table = page_table_ptr + slot.to(tl.int64) * pages_per_slot
         begin = first_tile + split * per_split
@@ -175,8 +184,9 @@ def _decode_attention(
             visible = (position < cached) & (position >= first_position)
             at = paged_offsets(table, position, visible, kv_head, KVH, P, D)
             accumulator, maximum, total = attend_tile(
-                q, accumulator, maximum, total, k_ptr, v_ptr, at, visible, visible[None, :], scale, D, BLOCK_D, True, PRECISION
-            )
+                q, accumulator, maximum, total, k_ptr, v_ptr, at, visible, visible[None, :], scale,
+                D, BLOCK_D, MASK=True, ALL=False, PRECISION=PRECISION,
+            )  # fmt: skip
         out_at = row.to(tl.int64) * (H * D) + kv_head * (G * D)
         if active == 1:
             out = (accumulator / total[:, None]).to(out_ptr.dtype.element_ty)
@@ -184,7 +194,7 @@ def _decode_attention(
         else:
             pair = row * KVH + kv_head
             base = (pair.to(tl.int64) * SPLITS + split) * G
-            sums = tl.num_programs(1).to(tl.int64) * (KVH * SPLITS * G)
+            sums = tl.num_programs(2 if BESIDE else 1).to(tl.int64) * (KVH * SPLITS * G)
             tl.store(partial_ptr + (base + group[:, None]) * D + column[None, :], accumulator, mask=query_inside)
             tl.store(state_ptr + base + group, maximum, mask=group < G)
             tl.store(state_ptr + sums + base + group, total, mask=group < G)
@@ -222,6 +232,8 @@ def _decode_attention(
                 tl.store(out_ptr + out_at + head[:, None] * D + column[None, :], out, mask=out_inside)
     if not EARLY:
         release_successor(PDL)
+    if BESIDE and (row == 0) & (kv_head == 0) & (split == 0):
+        wait_for_predecessor(PDL)  # so that this kernel's end still means the end of all before it
 
 
 @dataclass(frozen=True)
@@ -260,8 +272,9 @@ def decode_attention(
     page_size, head_dim], which hold the new keys and values already; page_table: int32 [S, K]; row_slots, context_lengths:
     int32 [at least rows]; out: [T, heads * head_dim]; scale: usually head_dim ** -0.5; window: tokens that a query sees
     including itself, 0 for all. With `new`, q is not rotated yet and the cache lacks the rows' last tokens: this does what
-    `blinkpy.kernels.rope.rope_and_cache` does, but leaves q as it is. A row's result depends on its own context and on
-    `plan`, never on other rows.
+    `blinkpy.kernels.rope.rope_and_cache` does, but leaves q as it is. With `plan.beside`, the launch before this one must be
+    prefill attention of the same batch with its own `beside`; both then run at the same time. A row's result depends on its
+    own context and on `plan`, never on other rows.
     """
     check_attention(q, k_cache, v_cache, page_table, row_slots, context_lengths, counts, out)
     _, heads, head_dim = q.shape
@@ -280,7 +293,7 @@ def decode_attention(
     norms = None if new is None else new.norms
     block_d = triton.next_power_of_2(head_dim)
     block_g = triton.next_power_of_2(heads // kv_heads)
-    _decode_attention[(kv_heads, rows, plan.splits)](
+    _decode_attention[(kv_heads, plan.splits, rows) if plan.beside else (kv_heads, rows, plan.splits)](
         q,
         k_cache,
         v_cache,
@@ -318,6 +331,7 @@ def decode_attention(
         CHUNK=min(plan.splits, max(1, 4096 // (block_g * block_d))),
         PRECISION=dot_precision(q.dtype),
         EARLY=plan.early,
+        BESIDE=plan.beside,
         PDL=pdl,
         num_warps=plan.warps,
         num_stages=plan.stages,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,11 +25,16 @@ class DecodePlan:
     early: bool = True
     """Release the dependent launch at the start, not at the end. Not where the programs of the next layer would take the places
     of splits that have yet to start."""
+    beside: bool = False
+    """For mixed steps: runs at the same time as prefill attention. Their buckets have many more rows than decode, so the splits
+    of a row lie next to each other in the grid, before all rows that are not there, and share its tiles evenly."""
 
 
-def plan_decode(rows: int, kv_heads: int, max_context: int, sm_count: int, dtype: torch.dtype = torch.bfloat16) -> DecodePlan:
-    """The plan of a bucket of `rows` decode rows whose contexts are at most `max_context` tokens, for a GPU of
-    `sm_count` SMs.
+def plan_decode(
+    rows: int, kv_heads: int, max_context: int, sm_count: int, dtype: torch.dtype = torch.bfloat16, *, mixed: bool = False
+) -> DecodePlan:
+    """The plan of a bucket of at most `rows` decode rows whose contexts are at most `max_context` tokens, for a GPU of
+    `sm_count` SMs. mixed: with prefill chunks.
 
     One row: a tile or so for each split, since the time of a split is its loads one after another. Some rows: about two programs
     an SM, so that long sequences fill the GPU, but a few tiles each, since adding the splits up takes a while too. Many rows fill
@@ -40,13 +46,14 @@ def plan_decode(rows: int, kv_heads: int, max_context: int, sm_count: int, dtype
     groups = rows * kv_heads
     tiles = max(1, -(-max_context // block_n))
     if groups >= 2 * sm_count:
-        stages = 2 if groups >= 8 * sm_count else 3
-        return DecodePlan(min(4, triton.next_power_of_2(tiles)), 16, block_n, warps, stages)
+        stages = 2 if mixed or groups >= 8 * sm_count else 3
+        most = min(4, triton.next_power_of_2(tiles))
+        return DecodePlan(most, 8 if mixed else 16, block_n, warps, stages, beside=mixed)
     wanted = max(8, -(-2 * sm_count // groups))
     splits = min(64, triton.next_power_of_2(min(wanted, tiles)))
     if rows == 1:
-        return DecodePlan(splits, 1, block_n, warps)
-    return DecodePlan(splits, 4 if 2 * groups < sm_count else 8, block_n, warps, early=False)
+        return DecodePlan(splits, 1, block_n, warps, beside=mixed)
+    return DecodePlan(splits, 4 if 2 * groups < sm_count else 8, block_n, warps, early=False, beside=mixed)
 
 
 @dataclass(frozen=True)
@@ -58,11 +65,13 @@ class DecodeWorkspace:
     arrivals: torch.Tensor  # int32 [rows * kv_heads], zero between launches
 
     @classmethod
-    def allocate(cls, plans: dict[int, DecodePlan], heads: int, kv_heads: int, head_dim: int, device: str) -> DecodeWorkspace:
-        """Enough for every bucket of `plans` (rows -> plan)."""
-        most = max(rows * plan.splits for rows, plan in plans.items()) * heads
+    def allocate(
+        cls, plans: Sequence[tuple[int, DecodePlan]], heads: int, kv_heads: int, head_dim: int, device: str
+    ) -> DecodeWorkspace:
+        """Enough for each of the plans, which are given with the rows of their buckets."""
+        most = max(rows * plan.splits for rows, plan in plans) * heads
         return cls(
             torch.zeros(most * head_dim, dtype=torch.float32, device=device),
             torch.zeros(2 * most, dtype=torch.float32, device=device),
-            torch.zeros(max(plans) * kv_heads, dtype=torch.int32, device=device),
+            torch.zeros(max(rows for rows, _ in plans) * kv_heads, dtype=torch.int32, device=device),
         )

@@ -6,8 +6,9 @@ start (`gdc_launch_dependents`) right away: the successor's programs only get wh
 starts when all of these have begun. Rules that keep a chain of such kernels right:
 - every program of a kernel waits before it may leave early, so that "my predecessor is done" includes all before it;
 - before the wait, nothing is written, and only what no kernel of the step writes is read: weights, constants, and the
-  batch. The batch changes between steps: read it past the L1 cache (`cache_modifier=".cg"`). One exception, which both its
-  kernels name: expert_gemv.py.
+  batch. The batch changes between steps: read it past the L1 cache (`cache_modifier=".cg"`). Two exceptions, which their
+  kernels name: expert_gemv.py; and attention of a mixed step, where prefill releases decode after its own wait. Decode has
+  nothing to do with prefill, so it begins at once, and one of its programs waits before it ends.
 """
 
 from __future__ import annotations

@@ -220,8 +220,9 @@ def linear(
         normed, scratch = _take(scratch, x)
         rms_norm(x, norm[0], norm[1], counts, normed, pdl=pdl)
         x = normed
-    if config.kind == "cublas":
-        _compose(x, weight, out, scratch, counts, bias, residual, swiglu, pdl)
+    if config.kind in ("cublas", "cublas-halves"):
+        halves = swiglu and config.kind == "cublas-halves"
+        _compose(x, weight, out, scratch, counts, bias, residual, swiglu, halves, pdl)
         return
     if config.kind == "tma":
         linear_tma(x, weight, out, config, bias, residual, swiglu, pdl)
@@ -269,7 +270,7 @@ def _take(scratch: torch.Tensor, like: torch.Tensor, columns: int | None = None)
     return scratch[: rows * columns].view(rows, columns), scratch[rows * columns :]
 
 
-def _compose(x, weight, out, scratch, counts, bias, residual, fuse_swiglu: bool, pdl: bool) -> None:
+def _compose(x, weight, out, scratch, counts, bias, residual, fuse_swiglu: bool, halves: bool, pdl: bool) -> None:
     """The same from cuBLAS and the single kernels."""
     if residual is not None and fuse_swiglu:
         raise ValueError("a residual together with swiglu needs a Triton configuration")
@@ -284,9 +285,12 @@ def _compose(x, weight, out, scratch, counts, bias, residual, fuse_swiglu: bool,
         if bias is not None:
             target.add_(bias)
         return
-    if bias is not None:
-        torch.addmm(bias, x, weight.T, out=target)
-    else:
-        torch.mm(x, weight.T, out=target)
+    parts = 2 if halves else 1
+    biases = [None] * parts if bias is None else bias.chunk(parts)
+    for w, b, result in zip(weight.chunk(parts), biases, target.chunk(parts, 1), strict=True):
+        if b is not None:
+            torch.addmm(b, x, w.T, out=result)
+        else:
+            torch.mm(x, w.T, out=result)
     if fuse_swiglu:
         swiglu(target, counts, out, pdl=pdl)

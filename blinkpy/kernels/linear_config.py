@@ -16,7 +16,7 @@ import torch
 from blinkpy.config import ConfigError
 from blinkpy.kernels.config_table import FOLDER, gpu_slug, read_table, write_table
 
-ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 384, 448)
 """Row counts with entries of their own in a table; others use the next larger one. Above the last: cuBLAS."""
 
 
@@ -26,7 +26,8 @@ class LinearConfig:
 
     kind: str = "triton"
     """"gemv": one row, everything fused; "triton": all but the norm fused; "tma": the same for many rows, bfloat16 (split
-    sums only where they are left to the next norm); "cublas": torch's matrix product, nothing fused."""
+    sums only where they are left to the next norm); "cublas": torch's matrix product, nothing fused; "cublas-halves": the same
+    with gate and up as a product each, for SwiGLU at row counts where cuBLAS chooses badly for both at once."""
     block_m: int = 16
     block_n: int = 32
     block_k: int = 256
@@ -41,7 +42,7 @@ class LinearConfig:
 
     def validate(self) -> None:
         """Raise ConfigError unless a kernel can be built from this."""
-        if self.kind not in ("gemv", "triton", "tma", "cublas"):
+        if self.kind not in ("gemv", "triton", "tma", "cublas", "cublas-halves"):
             raise ConfigError(f"linear configuration: unknown kind {self.kind!r}")
         powers = {"block_m": self.block_m, "block_n": self.block_n, "block_k": self.block_k, "warps": self.warps}
         if self.kind == "tma":

@@ -1,10 +1,13 @@
 """Paged attention for the prefill chunks of a batch: tiles of query tokens, causal over cached context and chunk.
 
-One program takes a tile of one row's chunk and one key/value head; the query heads that share it are packed into the
-tile. Which row a tile belongs to is found on the device, from `query_starts`: the host decides nothing.
+A tile is of one row's chunk and one key/value head; the query heads that share it are packed into the tile. How many tiles there
+are, and which row one belongs to, is found on the device, from `query_starts`: the host decides nothing. There are as many
+programs as fit the GPU, and each takes one tile after the other, those with the longest contexts first.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -20,6 +23,28 @@ from blinkpy.kernels.launch import (
     release_successor,
     wait_for_predecessor,
 )
+
+
+@dataclass(frozen=True)
+class PrefillPlan:
+    """How prefill attention is cut into tiles. Results depend on it in the last bits."""
+
+    block_m: int
+    """Query tokens of a tile, times the heads of a group (padded to a power of two)."""
+    block_n: int
+    """Positions that a tile looks at in one go."""
+    warps: int
+    stages: int
+    """Stages of the software pipeline; the page numbers take every second one, the keys and values the others."""
+    programs: int = 2
+    """Programs of a multiprocessor; each takes tile after tile."""
+
+
+def plan_prefill(dtype: torch.dtype) -> PrefillPlan:
+    """The plan for a dtype. Chosen for Llama-3-8B's heads in whole steps of 256 to 8,192 tokens on an H200, by the time from the
+    end of the rotary embedding to the begin of the next layer: two small tiles on a multiprocessor leave decode attention room
+    beside them, and hide each other's loads."""
+    return PrefillPlan(64, 64, 4, 3) if dtype == torch.bfloat16 else PrefillPlan(32, 32, 4, 2)
 
 
 @triton.jit
@@ -47,14 +72,16 @@ def _prefill_attention(
     BLOCK_G: tl.constexpr,  # power of two >= H / KVH
     BLOCK_D: tl.constexpr,  # power of two >= D
     PRECISION: tl.constexpr,
+    BESIDE: tl.constexpr,  # the successor is decode attention, which needs what this kernel waits for, but not this kernel
     PDL: tl.constexpr,
 ):
     G: tl.constexpr = H // KVH
     BLOCK_Q: tl.constexpr = BLOCK_M // BLOCK_G
-    kv_head = tl.program_id(0)
-    tile = tl.program_id(1)
-    release_successor(PDL)
+    if not BESIDE:
+        release_successor(PDL)
     wait_for_predecessor(PDL)
+    if BESIDE:
+        release_successor(PDL)
 
     # Row r owns the tiles from starts[r] // BLOCK_Q + r (relative to the first prefill row) to the next row's first.
     # That is never too few for its tokens, at most one too many, and rises with r: the row is found by counting.
@@ -63,10 +90,15 @@ def _prefill_attention(
     every = tl.arange(0, ROWS)
     is_prefill = (every >= first_row) & (every < rows)
     first_token = tl.load(query_starts_ptr + first_row)
+    tokens = tl.load(query_starts_ptr + rows) - first_token
     first_tiles = (tl.load(query_starts_ptr + every, mask=is_prefill, other=0) - first_token) // BLOCK_Q + every - first_row
-    before = tl.sum((is_prefill & (first_tiles <= tile)).to(tl.int32), 0)
-    row = first_row + before - 1
-    if before > 0:
+    tiles = tokens // BLOCK_Q + rows - first_row
+    # The last tiles see the longest contexts: they come first, so that no program ends much later than the others.
+    for index in range(tl.program_id(0), tiles * KVH, tl.num_programs(0)):
+        kv_head = index % KVH
+        tile = tiles - 1 - index // KVH
+        before = tl.sum((is_prefill & (first_tiles <= tile)).to(tl.int32), 0)
+        row = first_row + before - 1
         start = tl.load(query_starts_ptr + row)
         length = tl.load(query_starts_ptr + row + 1) - start
         first_query = (tile - (start - first_token) // BLOCK_Q - before + 1) * BLOCK_Q
@@ -96,21 +128,23 @@ def _prefill_attention(
             total = tl.zeros([BLOCK_M], tl.float32)
             for first in range(begin, unmasked_end, BLOCK_N):
                 position = first + tl.arange(0, BLOCK_N)
-                loaded = position < end
-                at = paged_offsets(table, position, loaded, kv_head, KVH, P, D)
+                present = position < end
+                at = paged_offsets(table, position, present, kv_head, KVH, P, D)
                 accumulator, maximum, total = attend_tile(
-                    q, accumulator, maximum, total, k_ptr, v_ptr, at, loaded, loaded, scale, D, BLOCK_D, False, PRECISION
-                )
+                    q, accumulator, maximum, total, k_ptr, v_ptr, at, present, present, scale,
+                    D, BLOCK_D, MASK=False, ALL=True, PRECISION=PRECISION,
+                )  # fmt: skip
             for first in range(unmasked_end, end, BLOCK_N):
                 position = first + tl.arange(0, BLOCK_N)
-                loaded = position < end
-                at = paged_offsets(table, position, loaded, kv_head, KVH, P, D)
+                present = position < end
+                at = paged_offsets(table, position, present, kv_head, KVH, P, D)
                 visible = position[None, :] <= query_position[:, None]
                 if WINDOW > 0:
                     visible = visible & (position[None, :] > query_position[:, None] - WINDOW)
                 accumulator, maximum, total = attend_tile(
-                    q, accumulator, maximum, total, k_ptr, v_ptr, at, loaded, visible, scale, D, BLOCK_D, True, PRECISION
-                )
+                    q, accumulator, maximum, total, k_ptr, v_ptr, at, present, visible, scale,
+                    D, BLOCK_D, MASK=True, ALL=False, PRECISION=PRECISION,
+                )  # fmt: skip
             out = (accumulator / total[:, None]).to(out_ptr.dtype.element_ty)
             tl.store(out_ptr + token[:, None] * (H * D) + head_at, out, mask=inside)
 
@@ -129,7 +163,9 @@ def prefill_attention(
     rows: int,
     scale: float,
     window: int = 0,
-    block_m: int | None = None,
+    plan: PrefillPlan | None = None,
+    processors: int = 132,
+    beside: bool = False,
     pdl: bool = False,
 ) -> None:
     """Attention of the rows [counts[DECODE_ROWS], counts[ROWS]) of a bucket of at most `rows` rows; other rows of out
@@ -138,8 +174,9 @@ def prefill_attention(
     q: [T, heads, head_dim], rotated, tokens of any stride; caches: [N, kv_heads, page_size, head_dim], which already
     hold the chunk's own keys and values; page_table: int32 [S, K]; row_slots, context_lengths: int32 [at least rows];
     query_starts: int32 [at least rows + 1]; out: [T, heads * head_dim]; scale: usually head_dim ** -0.5; window: tokens
-    that a query sees including itself, 0 for all; block_m: rows of a tile, by default from T. A token's result depends
-    on its own context and on block_m, never on other rows. Leave this launch out of buckets that hold decode rows only.
+    that a query sees including itself, 0 for all; plan: by default the one for the dtype; processors: of the GPU. beside: decode
+    attention of the same batch is launched next, with a plan that says so too, and may run at the same time. A token's result
+    depends on its own context and on `plan`, never on other rows. Leave this launch out of buckets that hold decode rows only.
     """
     check_attention(q, k_cache, v_cache, page_table, row_slots, context_lengths, counts, out)
     check(query_starts, "query_starts", (None,), torch.int32)
@@ -149,13 +186,12 @@ def prefill_attention(
     _, kv_heads, page_size, _ = k_cache.shape
     block_g = triton.next_power_of_2(heads // kv_heads)
     block_d = triton.next_power_of_2(head_dim)
-    wide = q.dtype == torch.bfloat16
-    if block_m is None:
-        block_m = (128 if tokens >= 256 and block_d <= 128 else 64) if wide else 32
+    plan = plan or plan_prefill(q.dtype)
+    block_m = plan.block_m
     if block_m < max(16, block_g) or block_m & (block_m - 1):
         raise ValueError(f"block_m {block_m} must be a power of two, at least 16 and at least the head group {block_g}")
     tiles = tokens // (block_m // block_g) + min(rows, tokens)
-    _prefill_attention[(kv_heads, tiles)](
+    _prefill_attention[(min(kv_heads * tiles, processors * plan.programs),)](
         q,
         k_cache,
         v_cache,
@@ -175,12 +211,13 @@ def prefill_attention(
         WINDOW=window,
         ROWS=triton.next_power_of_2(rows),
         BLOCK_M=block_m,
-        BLOCK_N=64 if wide else 32,
+        BLOCK_N=plan.block_n,
         BLOCK_G=block_g,
         BLOCK_D=block_d,
         PRECISION=dot_precision(q.dtype),
+        BESIDE=beside,
         PDL=pdl,
-        num_warps=8 if block_m >= 128 else 4,
-        num_stages=3 if wide else 2,
+        num_warps=plan.warps,
+        num_stages=plan.stages,
         **options(pdl),
     )

@@ -115,10 +115,14 @@ class GpuDecoder:
         self.cos, self.sin = torch.from_numpy(cosines).to(device), torch.from_numpy(sines).to(device)
         tokens, rows = max(s.tokens for s in shapes), max(s.rows for s in shapes)
         self.buffers = Buffers.allocate(a, tokens, rows, dtype, device)
-        self.plans: dict[int, DecodePlan] = {
-            count: plan_decode(count, a.kv_heads, max_model_len, processors, dtype) for count in {s.rows for s in shapes}
+        self.plans: dict[tuple[int, bool], DecodePlan] = {  # by rows, and by whether there are prefill chunks
+            (s.rows, mixed): plan_decode(s.rows, a.kv_heads, max_model_len, processors, dtype, mixed=mixed)
+            for s in shapes
+            for mixed in (False, True)
         }
-        self.attention_workspace = DecodeWorkspace.allocate(self.plans, a.heads, a.kv_heads, a.head_dim, device)
+        self.processors = processors
+        sizes = [(rows, plan) for (rows, _), plan in self.plans.items()]
+        self.attention_workspace = DecodeWorkspace.allocate(sizes, a.heads, a.kv_heads, a.head_dim, device)
         # Norms are fused or taken into `normed`, so what cuBLAS needs scratch for is gate and up before SwiGLU joins them.
         self.linear_workspace = LinearWorkspace.allocate(device, dtype, rows=tokens * 2 * a.intermediate_size)
         if any(a.sparse):
@@ -167,23 +171,6 @@ class GpuDecoder:
             )
         queries = qkv.view(shape.tokens, a.heads + 2 * a.kv_heads, a.head_dim)[:, : a.heads]
         scale, window = a.head_dim**-0.5, a.windows[index]
-        decode_attention(
-            queries,
-            keys,
-            values,
-            self.requests.page_table,
-            batch.row_slots,
-            batch.context_lengths,
-            batch.counts,
-            attended,
-            self.attention_workspace,
-            self.plans[shape.rows],
-            rows=shape.rows,
-            scale=scale,
-            window=window,
-            new=NewTokens(qkv, self.cos, self.sin, batch.cache_slots, norms, a.rms_norm_eps) if fused else None,
-            pdl=pdl,
-        )
         if shape.mixed:
             prefill_attention(
                 queries,
@@ -198,8 +185,27 @@ class GpuDecoder:
                 rows=shape.rows,
                 scale=scale,
                 window=window,
+                processors=self.processors,
+                beside=True,
                 pdl=pdl,
             )
+        decode_attention(
+            queries,
+            keys,
+            values,
+            self.requests.page_table,
+            batch.row_slots,
+            batch.context_lengths,
+            batch.counts,
+            attended,
+            self.attention_workspace,
+            self.plans[shape.rows, shape.mixed],
+            rows=shape.rows,
+            scale=scale,
+            window=window,
+            new=NewTokens(qkv, self.cos, self.sin, batch.cache_slots, norms, a.rms_norm_eps) if fused else None,
+            pdl=pdl,
+        )
         self._add_linear(attended, layer.o, hidden, layer.o_bias, norm_follows=layer.router is None)
 
     def _mlp(self, shape: StepShape, layer: LayerWeights, hidden: torch.Tensor) -> None:

@@ -48,7 +48,8 @@ def test_rope(rng: np.random.Generator, dtype: torch.dtype, shape: int, norm: bo
 def test_attention_of_a_mixed_batch(rng: np.random.Generator, dtype: torch.dtype, shape: dict[str, int]) -> None:
     lengths = [1] * 9 + [300, 77, 2, 128, 33]
     contexts = [1, 63, 64, 65, 129, 1000, 2500, 17, 16, 300, 900, 2, 1128, 512]
-    cases.attention_case(rng, CUDA, dtype, lengths, contexts, bucket_tokens=640, bucket_rows=32, **shape)
+    for beside in (False, True):
+        cases.attention_case(rng, CUDA, dtype, lengths, contexts, beside=beside, bucket_tokens=640, bucket_rows=32, **shape)
 
 
 @both_dtypes
@@ -76,11 +77,13 @@ def test_one_long_sequence(rng: np.random.Generator, context: int) -> None:
 
 def test_many_decode_rows(rng: np.random.Generator) -> None:
     contexts = rng.integers(1, 3000, 200).tolist()
-    plan = plan_decode(256, 8, 8192, torch.cuda.get_device_properties(0).multi_processor_count)
-    for chosen in (plan, DecodePlan(splits=2, min_tiles=1, block_n=64)):
+    processors = torch.cuda.get_device_properties(0).multi_processor_count
+    plan, mixed = (plan_decode(256, 8, 8192, processors, mixed=mixed) for mixed in (False, True))
+    for chosen in (plan, mixed, DecodePlan(splits=2, min_tiles=1, block_n=64)):
         cases.attention_case(
-            rng, CUDA, torch.bfloat16, [1] * 200, contexts, page=16, plan=chosen, bucket_tokens=256, bucket_rows=256, **LLAMA
-        )
+            rng, CUDA, torch.bfloat16, [1] * 200, contexts, page=16, plan=chosen, beside=chosen.beside, bucket_tokens=256,
+            bucket_rows=256, **LLAMA,
+        )  # fmt: skip
 
 
 @both_dtypes

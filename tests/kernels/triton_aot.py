@@ -186,15 +186,15 @@ def launches(model: Shape, tokens: int, rows: int, mixed: bool, pdl: bool) -> It
     yield lambda: rope.rope_and_cache(
         qkv, angles, angles, ids, ids, cache, cache, counts, heads=model.heads, norms=norms, pdl=pdl
     )
-    plan = decode_plan.plan_decode(rows, model.kv_heads, 8192, SM_COUNT, dtype)
-    workspace = decode_plan.DecodeWorkspace.allocate({rows: plan}, model.heads, model.kv_heads, model.head_dim, "meta")
+    plan = decode_plan.plan_decode(rows, model.kv_heads, 8192, SM_COUNT, dtype, mixed=mixed)
+    workspace = decode_plan.DecodeWorkspace.allocate([(rows, plan)], model.heads, model.kv_heads, model.head_dim, "meta")
     new = None if mixed else attention.NewTokens(qkv, angles, angles, ids, norms)
     yield lambda: attention.decode_attention(
         q, cache, cache, table, slots, slots, counts, mixed_heads, workspace, plan, rows=rows, scale=scale, new=new, pdl=pdl
     )
     if mixed:
         yield lambda: prefill.prefill_attention(
-            q, cache, cache, table, slots, starts, slots, counts, mixed_heads, rows=rows, scale=scale, pdl=pdl
+            q, cache, cache, table, slots, starts, slots, counts, mixed_heads, rows=rows, scale=scale, beside=True, pdl=pdl
         )
     yield from linear_launches(model, tokens, rows, pdl)
     last = meta(rows, model.hidden, dtype=dtype)

@@ -43,8 +43,9 @@ def test_rope(rng: np.random.Generator, dtype: torch.dtype, shape: dict[str, int
     "shape",
     [
         {"heads": 4, "kv_heads": 1, "head_dim": 32, "page": 16},
-        {"heads": 3, "kv_heads": 3, "head_dim": 96, "page": 32},
+        {"heads": 3, "kv_heads": 3, "head_dim": 96, "page": 32, "beside": True},
         {"heads": 10, "kv_heads": 2, "head_dim": 64, "page": 16, "window": 50},
+        {"heads": 4, "kv_heads": 2, "head_dim": 32, "page": 16, "window": 50, "beside": True},
         {"heads": 16, "kv_heads": 1, "head_dim": 128, "page": 64},
     ],
 )

@@ -64,8 +64,17 @@ def test_float32_result(rng: np.random.Generator) -> None:
 
 @both_dtypes
 @pytest.mark.parametrize(
-    "shape", [{}, {"norm": True}, {"bias": True, "norm": True}, {"bias": True, "residual": True}, {"norm": True, "swiglu": True}]
+    "shape",
+    [
+        {},
+        {"norm": True},
+        {"bias": True, "norm": True},
+        {"bias": True, "residual": True},
+        {"norm": True, "swiglu": True},
+        {"bias": True, "swiglu": True},
+    ],
 )
 def test_composed(rng: np.random.Generator, dtype: torch.dtype, shape: dict[str, Any]) -> None:
     """The path of the large batches: the matrix product from torch, the layers around it from their own kernels."""
-    cases.linear_case(rng, "cpu", dtype, LinearConfig(kind="cublas"), m=9, n=24, k=40, **shape)
+    for kind in ("cublas", "cublas-halves"):
+        cases.linear_case(rng, "cpu", dtype, LinearConfig(kind=kind), m=9, n=24, k=40, **shape)
