@@ -101,18 +101,19 @@ class TmaTable(LinearTable):
 
 def step_case(
     rng: np.random.Generator, device: str, name: str, folder: Path, dtype: torch.dtype, *, steps: int, sampled: bool = True,
-    graphs: bool = False, table: LinearTable | None = None,
+    graphs: bool = False, table: LinearTable | None = None, rows: int = ROWS_AT_MOST,
 ) -> float:  # fmt: skip
     """Serve a few requests with both, step by step: the same tokens in float32. Returns the largest error of the logits.
 
     In bfloat16 the CPU's tokens are taken for the next step, whatever the other said. graphs: run captured graphs.
+    rows: of the largest step.
     """
     model_zoo.save_model(name, folder, int(rng.integers(2**31)), dtype=dtype)
     a = read_architecture(folder)
     model_len, pages = 128, ROWS_AT_MOST * 128 // PAGE
     batches = PagedBatches(
         rng, page_size=PAGE, num_pages=pages, slots=ROWS_AT_MOST + 2, max_model_len=model_len, max_tokens=TOKENS_AT_MOST,
-        max_rows=ROWS_AT_MOST,
+        max_rows=rows,
     )  # fmt: skip
     cpu_weights = load_weights(a, folder, dtype)
     cpu = CpuStep(a, cpu_weights, pages, PAGE, model_len, TOKENS_AT_MOST)
@@ -124,14 +125,15 @@ def step_case(
         for i, n in enumerate(lengths)
     ]
     empty = batches.batch([])
-    on = OnDevice(GpuStep, a, load_weights(a, folder, dtype, device), pages, model_len, empty, batches.requests, table=table)
+    limits, weights = (rows, TOKENS_AT_MOST), load_weights(a, folder, dtype, device)
+    on = OnDevice(GpuStep, a, weights, pages, model_len, empty, batches.requests, limits, table)
     stream = torch.cuda.Stream() if graphs else None
     if stream is not None:
         on.step.capture(stream)
     running: list[Sequence] = []
     worst = 0.0
     for number in range(steps):
-        if waiting and len(running) < ROWS_AT_MOST and number != 1:  # in the second step the first request decodes alone
+        if waiting and len(running) < rows and number != 1:  # in the second step the first request decodes alone
             running.append(waiting.pop(0))
         budget, work = TOKENS_AT_MOST, []
         for sequence in running:
@@ -140,6 +142,9 @@ def step_case(
             work.append((sequence, count))
         batch = batches.batch(work)
         shape, given = on.give(batch, batches.requests), batch.logprobs.copy()
+        buffers = on.step.decoder.buffers
+        for buffer in (buffers.last_hidden, buffers.last, buffers.logits):  # nothing of the step before is read
+            buffer.fill_(float("nan"))
         cpu.run(batch, batches.requests)
         if stream is not None:
             with torch.cuda.stream(stream):

@@ -21,6 +21,7 @@ from blinkpy.kernels.embedding import embed
 from blinkpy.kernels.expert_config import ExpertConfig
 from blinkpy.kernels.expert_gemv import expert_gemv
 from blinkpy.kernels.experts import experts
+from blinkpy.kernels.last_tokens import last_tokens
 from blinkpy.kernels.linear import LinearWorkspace, linear
 from blinkpy.kernels.linear_config import LinearConfig
 from blinkpy.kernels.logprobs import logprobs
@@ -179,6 +180,19 @@ def last_token_case(rng: np.random.Generator, device: str, dtype: torch.dtype, h
         untouched(out[[1, 4, 5]], "last tokens")
 
 
+def gather_case(rng: np.random.Generator, device: str, dtype: torch.dtype, hidden: int) -> None:
+    """The residual stream of the last tokens, in a bucket with two rows more than there are."""
+    lengths = rng.integers(1, 9, 6)
+    tokens, rows, bucket = int(lengths.sum()), len(lengths), len(lengths) + 2
+    x, ends = draw(rng, tokens + 3, hidden, dtype=dtype, device=device), np.cumsum(lengths)
+    starts = ints([0, *ends, tokens, tokens], device)
+    out, counts = poison(bucket, hidden, dtype=dtype, device=device), header(7, 7, 7, device)
+    last_tokens(x, starts, header(rows, tokens, 2, device), out, counts)
+    assert torch.equal(out[:rows], x[(ends - 1).tolist()])
+    untouched(out[rows:], "last tokens")
+    assert counts[:2].tolist() == [rows, rows]
+
+
 def rope_case(
     rng: np.random.Generator, device: str, dtype: torch.dtype, *, heads: int, kv_heads: int, head_dim: int, rotary: int,
     page: int, norm: bool, tokens: int, bucket: int,
@@ -269,12 +283,27 @@ def attention_case(
         )  # fmt: skip
         assert torch.equal(alone[0], outs[0][0]), "a decode row depends on its neighbours"
         untouched(alone[1:], "decode attention")
+    present, lasts = len(batch.lengths), []
+    for count in (present, present, max(1, present - 1)):  # twice, then without the last row
+        last = poison(bucket_rows, heads * head_dim, dtype=dtype, device=device)
+        decode_attention(
+            q, *caches, *shared, batch.context_lengths, header(count, batch.tokens, batch.decode_rows, device), last, workspace,
+            replace(plan, beside=False), rows=rows, scale=scale, window=window, query_starts=batch.query_starts,
+        )  # fmt: skip
+        assert not workspace.arrivals.any()
+        untouched(last[count:], "attention of last tokens")
+        lasts.append(last)
+    assert torch.equal(lasts[0][:present], lasts[1][:present]), "two runs differ"
+    assert torch.equal(lasts[0][:count], lasts[2][:count]), "a last token depends on its neighbours"
+    if not beside:  # else the splits are others
+        assert torch.equal(lasts[0][: batch.decode_rows], outs[0][: batch.decode_rows]), "a decode row is its own last token"
     start = 0
     for row, (length, context) in enumerate(zip(batch.lengths, batch.contexts, strict=True)):
         pages = batch.page_table[batch.row_slots[row]]
         expected = reference.attention(q[start : start + length], *caches, pages, context, scale, window)
         found = outs[0][start : start + length].view(length, heads, head_dim)
         close(found, expected, dtype, f"row {row}: {length} tokens of {context}")
+        close(lasts[0][row].view(heads, head_dim), expected[-1], dtype, f"last token of row {row}, {context} before it")
         start += length
 
 

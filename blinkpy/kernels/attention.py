@@ -16,6 +16,7 @@ import triton.language as tl
 from blinkpy.kernels.decode_plan import DecodePlan, DecodeWorkspace
 from blinkpy.kernels.launch import (
     COUNT_DECODE_ROWS,
+    COUNT_ROWS,
     check,
     check_one_device,
     dot_precision,
@@ -80,16 +81,17 @@ def attend_tile(
 
 @triton.jit
 def _decode_attention(
-    q_ptr,  # [T, H, D] queries, tokens q_stride elements apart; the token of decode row r is token r
+    q_ptr,  # [T, H, D] queries, tokens q_stride elements apart; that of decode row r is token r
     k_ptr,  # [N, KVH, P, D]
     v_ptr,  # [N, KVH, P, D]
-    out_ptr,  # [T, H * D]
+    out_ptr,  # [T, H * D], a line for each row
     partial_ptr,  # float32 [B, KVH, SPLITS, G, D] weighted values of each split
     state_ptr,  # float32 [2, B, KVH, SPLITS, G] maximum, then sum of each split
     arrivals_ptr,  # int32 [B, KVH] splits that have finished; 0 before and after
     page_table_ptr,  # int32 [S, K]
     row_slots_ptr,  # int32 [B]
     context_lengths_ptr,  # int32 [B]
+    query_starts_ptr,  # int32 [B + 1] first token of each row (LAST_TOKENS only)
     counts_ptr,  # int64 [8] batch header
     q_weight_ptr,  # [D] norm weight of the queries (FUSED and NORM only)
     k_weight_ptr,  # [D] norm weight of the keys (FUSED and NORM only)
@@ -105,6 +107,7 @@ def _decode_attention(
     D: tl.constexpr,
     P: tl.constexpr,
     WINDOW: tl.constexpr,  # tokens that a query sees including its own; 0: all
+    LAST_TOKENS: tl.constexpr,  # all rows, prefill chunks too, each with its last token
     FUSED: tl.constexpr,  # queries come unrotated, the new keys and values behind them and not yet in the cache
     ROTARY: tl.constexpr,
     NORM: tl.constexpr,
@@ -129,9 +132,10 @@ def _decode_attention(
 
     # The batch was written before the step, so it may be read before the wait; past the L1 cache, which may still hold what
     # was there a step ago. The arithmetic is the same in every split of a row: which tiles of its context are whose.
-    decode_rows = tl.load(counts_ptr + COUNT_DECODE_ROWS, cache_modifier=".cg")
+    rows = tl.load(counts_ptr + (COUNT_ROWS if LAST_TOKENS else COUNT_DECODE_ROWS), cache_modifier=".cg")
     context = tl.load(context_lengths_ptr + row, cache_modifier=".cg")
     slot = tl.load(row_slots_ptr + row, cache_modifier=".cg")
+    token = tl.load(query_starts_ptr + row + 1, cache_modifier=".cg") - 1 if LAST_TOKENS else row
     if WINDOW > 0:
         first_position = tl.maximum(context - WINDOW, 0)
     else:
@@ -144,7 +148,7 @@ def _decode_attention(
     active = tl.cdiv(tiles, tl.maximum(per_split, 1))
     if not BESIDE:
         wait_for_predecessor(PDL)
-    if (row < decode_rows) & (split < active):
+    if (row < rows) & (split < active):
         table = page_table_ptr + slot.to(tl.int64) * pages_per_slot
         begin = first_tile + split * per_split
         end = first_tile + tl.minimum(tiles, (split + 1) * per_split)
@@ -152,7 +156,7 @@ def _decode_attention(
         group = tl.arange(0, BLOCK_M)
         column = tl.arange(0, BLOCK_D)
         query_inside = (group < G)[:, None] & (column < D)[None, :]
-        token_at = q_ptr + row.to(tl.int64) * q_stride
+        token_at = q_ptr + token.to(tl.int64) * q_stride
         accumulator = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
         maximum = tl.full([BLOCK_M], MASKED, tl.float32)
         total = tl.zeros([BLOCK_M], tl.float32)
@@ -263,6 +267,7 @@ def decode_attention(
     rows: int,
     scale: float,
     window: int = 0,
+    query_starts: torch.Tensor | None = None,
     new: NewTokens | None = None,
     pdl: bool = False,
 ) -> None:
@@ -275,12 +280,16 @@ def decode_attention(
     `blinkpy.kernels.rope.rope_and_cache` does, but leaves q as it is. With `plan.beside`, the launch before this one must be
     prefill attention of the same batch with its own `beside`; both then run at the same time. A row's result depends on its
     own context and on `plan`, never on other rows.
+
+    query_starts, int32 [at least rows + 1]: all rows [0, counts[ROWS]) instead, prefill chunks too, each with its last token
+    only, that before query_starts[row + 1]; its result is line `row` of out, [at least rows, heads * head_dim]. Neither with
+    `new` nor with `plan.beside`. Raises ValueError or TypeError where the arguments do not fit together.
     """
     check_attention(q, k_cache, v_cache, page_table, row_slots, context_lengths, counts, out)
     _, heads, head_dim = q.shape
     _, kv_heads, page_size, _ = k_cache.shape
-    if not 0 < rows <= min(len(q), len(row_slots), len(context_lengths)):
-        raise ValueError(f"rows {rows} exceeds q [{len(q)}], row_slots [{len(row_slots)}] or context_lengths")
+    if not 0 < rows <= min(len(q), len(out), len(row_slots), len(context_lengths)):
+        raise ValueError(f"rows {rows} exceeds q [{len(q)}], out [{len(out)}], row_slots [{len(row_slots)}] or context_lengths")
     if plan.splits & (plan.splits - 1) or plan.min_tiles < 1:
         raise ValueError(f"{plan}: splits must be a power of two and min_tiles positive")
     needed = rows * heads * plan.splits
@@ -288,6 +297,13 @@ def decode_attention(
         raise ValueError(f"decode workspace is too small for {rows} rows of {plan.splits} splits")
     if workspace.arrivals.numel() < rows * kv_heads:
         raise ValueError(f"decode workspace has {workspace.arrivals.numel()} counters, {rows * kv_heads} needed")
+    if query_starts is not None:
+        check(query_starts, "query_starts", (None,), torch.int32)
+        check_one_device(q, query_starts)
+        if len(query_starts) < rows + 1:
+            raise ValueError(f"query_starts [{len(query_starts)}] too short for {rows} rows")
+        if new is not None or plan.beside:
+            raise ValueError("last tokens are rotated and cached before, by a launch that is not prefill attention")
     if new is not None:
         check_new_tokens(new, q, kv_heads)
     norms = None if new is None else new.norms
@@ -304,6 +320,7 @@ def decode_attention(
         page_table,
         row_slots,
         context_lengths,
+        context_lengths if query_starts is None else query_starts,
         counts,
         q if norms is None else norms[0],
         q if norms is None else norms[1],
@@ -319,6 +336,7 @@ def decode_attention(
         D=head_dim,
         P=page_size,
         WINDOW=window,
+        LAST_TOKENS=query_starts is not None,
         FUSED=new is not None,
         ROTARY=0 if new is None else 2 * new.cos.shape[1],
         NORM=norms is not None,

@@ -26,6 +26,11 @@ class StepShape:
     def name(self) -> str:
         return f"{'mixed' if self.mixed else 'decode'} {self.tokens}x{self.rows}"
 
+    @property
+    def narrows(self) -> bool:
+        """Whether the last layer, once its keys and values are in the cache, goes on with the rows' last tokens alone."""
+        return self.mixed and self.rows < self.tokens
+
 
 def bucket_shapes(max_num_seqs: int, max_num_batched_tokens: int) -> list[tuple[int, int]]:
     """(tokens, rows) of each bucket, ascending; the last is the largest batch. For blinkpy.kv.memory.make_state."""

@@ -18,6 +18,7 @@ from blinkpy.kernels.embedding import embed
 from blinkpy.kernels.expert_config import ExpertConfig, ExpertShape, ExpertTable
 from blinkpy.kernels.expert_gemv import GEMV_TOKENS, expert_gemv
 from blinkpy.kernels.experts import experts
+from blinkpy.kernels.last_tokens import last_tokens
 from blinkpy.kernels.linear import LinearWorkspace, linear
 from blinkpy.kernels.linear_config import LinearConfig, LinearTable
 from blinkpy.kernels.moe import FUSED_ROUTER_TOKENS, Routing, route, router_logits
@@ -40,6 +41,8 @@ class Buffers:
     qkv: torch.Tensor  # [T, (heads + 2 kv_heads) * head_dim]
     attended: torch.Tensor  # [T, heads * head_dim]
     inner: torch.Tensor  # [T, intermediate] between the halves of the MLP
+    last_hidden: torch.Tensor  # [B, hidden] residual stream of the last token of each row, where the others are not read
+    last_counts: torch.Tensor  # int64 [8] batch header of those
     last: torch.Tensor  # [B, hidden] normed last token of each row
     logits: torch.Tensor  # float32 [B, vocab]
 
@@ -55,14 +58,36 @@ class Buffers:
             zeros(tokens, a.q_size),
             zeros(tokens, a.intermediate_size),
             zeros(rows, a.hidden_size),
+            zeros(8, kind=torch.int64),
+            zeros(rows, a.hidden_size),
             zeros(rows, a.vocab_size, kind=torch.float32),
         )
 
 
 @dataclass
+class ResidualStream:
+    """The residual stream while a step is launched: a line for each token or, where the last layer has narrowed it, for each
+    row's last token."""
+
+    hidden: torch.Tensor  # [M, hidden]
+    counts: torch.Tensor  # int64 [8] batch header, whose TOKENS says how many of the lines there are
+    unadded: torch.Tensor | None = None  # float32 [parts, M, hidden] what hidden still lacks
+
+    @property
+    def lines(self) -> int:
+        """M, of the bucket."""
+        return self.hidden.shape[0]
+
+    def take(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The input and the residual of a norm that completes the stream, if it lacks something."""
+        unadded, self.unadded = self.unadded, None
+        return (self.hidden, None) if unadded is None else (unadded, self.hidden)
+
+
+@dataclass
 class ExpertBuffers:
-    """What layers with experts need besides: activations of the largest bucket, and routing and tiles by the tokens of a
-    bucket, without the few tokens that are not sorted."""
+    """What layers with experts need besides: activations of the largest bucket, and routing and tiles by the lines of the
+    residual stream, without the few that are not sorted."""
 
     routings: dict[int, Routing]
     configs: dict[int, ExpertConfig]
@@ -71,11 +96,11 @@ class ExpertBuffers:
     results: torch.Tensor  # [T * experts_per_token * hidden]
 
     @classmethod
-    def allocate(cls, a: Architecture, tokens: set[int], dtype: torch.dtype, device: str) -> ExpertBuffers:
+    def allocate(cls, a: Architecture, lines: set[int], dtype: torch.dtype, device: str) -> ExpertBuffers:
         table = ExpertTable.load(torch.cuda.get_device_name(device)) if device.startswith("cuda") else ExpertTable()
         shape = ExpertShape(a.experts, a.experts_per_token, a.hidden_size, a.expert_size)
-        configs = {count: table.config(shape, count, dtype) for count in tokens if count > GEMV_TOKENS}
-        most = max(tokens)
+        configs = {count: table.config(shape, count, dtype) for count in lines if count > GEMV_TOKENS}
+        most = max(lines)
         return cls(
             {n: Routing.allocate(n, a.experts, a.experts_per_token, c.block_m, device) for n, c in configs.items()},
             configs,
@@ -106,8 +131,6 @@ class GpuDecoder:
         processors: int = 132,
     ):
         self.experts: ExpertBuffers | None = None
-        # float32 [parts, T, hidden]: what the residual stream still lacks, while a step is launched.
-        self.unadded: torch.Tensor | None = None
         self.a, self.weights, self.cache, self.batch, self.requests = a, weights, cache, batch, requests
         self.table, self.pdl = table or LinearTable(), pdl
         device, dtype = str(weights.device), weights.dtype
@@ -115,6 +138,7 @@ class GpuDecoder:
         self.cos, self.sin = torch.from_numpy(cosines).to(device), torch.from_numpy(sines).to(device)
         tokens, rows = max(s.tokens for s in shapes), max(s.rows for s in shapes)
         self.buffers = Buffers.allocate(a, tokens, rows, dtype, device)
+        self.stream = ResidualStream(self.buffers.hidden, batch.counts)  # of the step that is being launched
         self.plans: dict[tuple[int, bool], DecodePlan] = {  # by rows, and by whether there are prefill chunks
             (s.rows, mixed): plan_decode(s.rows, a.kv_heads, max_model_len, processors, dtype, mixed=mixed)
             for s in shapes
@@ -126,31 +150,37 @@ class GpuDecoder:
         # Norms are fused or taken into `normed`, so what cuBLAS needs scratch for is gate and up before SwiGLU joins them.
         self.linear_workspace = LinearWorkspace.allocate(device, dtype, rows=tokens * 2 * a.intermediate_size)
         if any(a.sparse):
-            self.experts = ExpertBuffers.allocate(a, {s.tokens for s in shapes}, dtype, device)
+            lines = {s.tokens for s in shapes} | {s.rows for s in shapes if s.narrows}
+            self.experts = ExpertBuffers.allocate(a, lines, dtype, device)
 
     def layers(self, shape: StepShape) -> None:
-        """Launch the embedding and the layers of a step, on the current stream."""
-        hidden, self.unadded = self.buffers.hidden[: shape.tokens], None
-        embed(self.batch.token_ids, self.weights.embedding, self.batch.counts, hidden, pdl=self.pdl)
-        for index, layer in enumerate(self.weights.layers):
-            self._attention(shape, layer, index, hidden)
-            self._mlp(shape, layer, hidden)
+        """Launch the embedding and the layers of a step, on the current stream. Where the shape narrows, the last layer ends with
+        the rows' last tokens, and the others stay as they entered its attention."""
+        counts, layers = self.batch.counts, self.weights.layers
+        self.stream = ResidualStream(self.buffers.hidden[: shape.tokens], counts)
+        embed(self.batch.token_ids, self.weights.embedding, counts, self.stream.hidden, pdl=self.pdl)
+        for index, layer in enumerate(layers):
+            self._attention(shape, layer, index, narrow=shape.narrows and index == len(layers) - 1)
+            self._mlp(layer)
 
     def output(self, shape: StepShape) -> torch.Tensor:
         """Launch what follows the layers: the last norm and the product with the vocabulary's matrix. Returns float32 [rows of
         the shape, vocab]."""
-        a, batch, counts, hidden = self.a, self.batch, self.batch.counts, self.buffers.hidden[: shape.tokens]
+        batch, counts, norm, eps = self.batch, self.stream.counts, self.weights.final_norm, self.a.rms_norm_eps
         last, logits = self.buffers.last[: shape.rows], self.buffers.logits[: shape.rows]
-        norm = self.weights.final_norm
-        source, residual = self._stream(hidden)
-        last_token_norm(source, norm, a.rms_norm_eps, counts, batch.query_starts, batch.emits, last, residual, pdl=self.pdl)
+        source, residual = self.stream.take()
+        if shape.narrows:
+            rms_norm(source, norm, eps, counts, last, residual, pdl=self.pdl)
+        else:
+            last_token_norm(source, norm, eps, counts, batch.query_starts, batch.emits, last, residual, pdl=self.pdl)
         self._linear(last, self.weights.lm_head, logits)
         return logits
 
-    def _attention(self, shape: StepShape, layer: LayerWeights, index: int, hidden: torch.Tensor) -> None:
+    def _attention(self, shape: StepShape, layer: LayerWeights, index: int, *, narrow: bool) -> None:
+        """narrow: keys and values of all tokens enter the cache, but only the rows' last tokens go on from there."""
         a, batch, pdl = self.a, self.batch, self.pdl
-        qkv, attended = self.buffers.qkv[: shape.tokens], self.buffers.attended[: shape.tokens]
-        self._linear(hidden, layer.qkv, qkv, norm=layer.input_norm, bias=layer.qkv_bias)
+        qkv = self.buffers.qkv[: shape.tokens]
+        self._linear(self.stream.hidden, layer.qkv, qkv, norm=layer.input_norm, bias=layer.qkv_bias)
         keys, values = self.cache.keys[index], self.cache.values[index]
         norms = (layer.q_norm, layer.k_norm) if layer.q_norm is not None and layer.k_norm is not None else None
         fused = not shape.mixed  # decode attention rotates and caches by itself; prefill needs it done before
@@ -169,9 +199,13 @@ class GpuDecoder:
                 eps=a.rms_norm_eps,
                 pdl=pdl,
             )
+        if narrow:
+            self._narrow(shape)
+        attended = self.buffers.attended[: self.stream.lines]
         queries = qkv.view(shape.tokens, a.heads + 2 * a.kv_heads, a.head_dim)[:, : a.heads]
         scale, window = a.head_dim**-0.5, a.windows[index]
-        if shape.mixed:
+        chunks = shape.mixed and not narrow
+        if chunks:
             prefill_attention(
                 queries,
                 keys,
@@ -199,54 +233,58 @@ class GpuDecoder:
             batch.counts,
             attended,
             self.attention_workspace,
-            self.plans[shape.rows, shape.mixed],
+            self.plans[shape.rows, chunks],
             rows=shape.rows,
             scale=scale,
             window=window,
+            query_starts=batch.query_starts if narrow else None,
             new=NewTokens(qkv, self.cos, self.sin, batch.cache_slots, norms, a.rms_norm_eps) if fused else None,
             pdl=pdl,
         )
-        self._add_linear(attended, layer.o, hidden, layer.o_bias, norm_follows=layer.router is None)
+        self._add_linear(attended, layer.o, layer.o_bias, norm_follows=layer.router is None)
 
-    def _mlp(self, shape: StepShape, layer: LayerWeights, hidden: torch.Tensor) -> None:
+    def _narrow(self, shape: StepShape) -> None:
+        """Go on with the residual stream of the rows' last tokens. Nothing may be left to add to it."""
+        whole, buffers = self.stream, self.buffers
+        self.stream = ResidualStream(buffers.last_hidden[: shape.rows], buffers.last_counts)
+        starts, counts = self.batch.query_starts, self.batch.counts
+        last_tokens(whole.hidden, starts, counts, self.stream.hidden, self.stream.counts, pdl=self.pdl)
+
+    def _mlp(self, layer: LayerWeights) -> None:
         if layer.router is not None:
-            self._experts(shape, layer, layer.router, hidden)
+            self._experts(layer, layer.router)
             return
-        inner = self.buffers.inner[: shape.tokens]
-        self._linear(hidden, layer.gate_up, inner, norm=layer.post_norm, bias=layer.gate_up_bias, swiglu=True)
-        self._add_linear(inner, layer.down, hidden, layer.down_bias, norm_follows=True)
+        inner = self.buffers.inner[: self.stream.lines]
+        self._linear(self.stream.hidden, layer.gate_up, inner, norm=layer.post_norm, bias=layer.gate_up_bias, swiglu=True)
+        self._add_linear(inner, layer.down, layer.down_bias, norm_follows=True)
 
-    def _experts(self, shape: StepShape, layer: LayerWeights, router: torch.Tensor, hidden: torch.Tensor) -> None:
-        a, scratch, counts, tokens, pdl = self.a, self.experts, self.batch.counts, shape.tokens, self.pdl
+    def _experts(self, layer: LayerWeights, router: torch.Tensor) -> None:
+        a, scratch, pdl = self.a, self.experts, self.pdl
+        hidden, counts, lines = self.stream.hidden, self.stream.counts, self.stream.lines
         if scratch is None:
             raise ValueError("a layer has a router, but the architecture has no experts")
-        logits = scratch.router[:tokens]
-        if tokens <= FUSED_ROUTER_TOKENS:
-            normed = self.buffers.normed[:tokens]
+        logits = scratch.router[:lines]
+        if lines <= FUSED_ROUTER_TOKENS:
+            normed = self.buffers.normed[:lines]
             router_logits(hidden, (layer.post_norm, a.rms_norm_eps), router, counts, normed, logits, pdl=pdl)
         else:
-            normed = self._norm(hidden, layer.post_norm)
+            normed = self._norm(layer.post_norm)
             self._linear(normed, router, logits)
         weights, inner, normalize = (layer.gate_up, layer.down), scratch.inner, a.normalize_experts
-        if tokens <= GEMV_TOKENS:
+        if lines <= GEMV_TOKENS:
             top_k = a.experts_per_token
             expert_gemv(normed, logits, *weights, counts, hidden, inner, top_k=top_k, normalize=normalize, pdl=pdl)
             return
-        routing, config = scratch.routings[tokens], scratch.configs[tokens]
+        routing, config = scratch.routings[lines], scratch.configs[lines]
         route(logits, counts, routing, normalize=normalize, pdl=pdl)
         experts(normed, *weights, routing, config, counts, hidden, inner, scratch.results, pdl=pdl)
 
-    def _norm(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def _norm(self, weight: torch.Tensor) -> torch.Tensor:
         """The norm of the residual stream, completed first, for what does not take it fused."""
-        normed = self.buffers.normed[: hidden.shape[0]]
-        source, residual = self._stream(hidden)
-        rms_norm(source, weight, self.a.rms_norm_eps, self.batch.counts, normed, residual, pdl=self.pdl)
+        normed = self.buffers.normed[: self.stream.lines]
+        source, residual = self.stream.take()
+        rms_norm(source, weight, self.a.rms_norm_eps, self.stream.counts, normed, residual, pdl=self.pdl)
         return normed
-
-    def _stream(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The input and the residual of a norm that completes the residual stream, if it lacks something."""
-        unadded, self.unadded = self.unadded, None
-        return (hidden, None) if unadded is None else (unadded, hidden)
 
     def _linear(
         self,
@@ -261,32 +299,31 @@ class GpuDecoder:
         """out = f(norm(x) weight^T + bias); with a norm, x is the residual stream."""
         config = self.linear_config(x.shape[0], weight, swiglu)
         fused = None
-        if norm is not None and config.kind == "gemv" and self.unadded is None:
+        if norm is not None and config.kind == "gemv" and self.stream.unadded is None:
             fused = (norm, self.a.rms_norm_eps)
         elif norm is not None:
-            x = self._norm(x, norm)
+            x = self._norm(norm)
         linear(
-            x, weight, out, config, self.linear_workspace, self.batch.counts, bias=bias, norm=fused, swiglu=swiglu, pdl=self.pdl
+            x, weight, out, config, self.linear_workspace, self.stream.counts, bias=bias, norm=fused, swiglu=swiglu, pdl=self.pdl
         )
 
-    def _add_linear(
-        self, x: torch.Tensor, weight: torch.Tensor, hidden: torch.Tensor, bias: torch.Tensor | None, *, norm_follows: bool
-    ) -> None:
-        """hidden += x weight^T + bias. Where a norm of hidden follows, adding up the parts of split sums is left to it: it reads
-        all of hidden anyway, and here the programs would have to wait for each other."""
-        config = self.linear_config(x.shape[0], weight, False)
-        workspace = self.linear_workspace
+    def _add_linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, norm_follows: bool) -> None:
+        """Add x weight^T + bias to the residual stream. Where a norm of it follows, adding up the parts of split sums is left to
+        that: it reads all of the stream anyway, and here the programs would have to wait for each other."""
+        config, workspace = self.linear_config(x.shape[0], weight, False), self.linear_workspace
+        hidden, counts = self.stream.hidden, self.stream.counts
         if config.kind in ("triton", "tma") and config.split_k > 1 and norm_follows:
             size = config.split_k * hidden.numel()
-            self.unadded = workspace.partial[:size].view(config.split_k, *hidden.shape)
-            linear(x, weight, self.unadded, config, workspace, self.batch.counts, bias=bias, pdl=self.pdl)
+            unadded = workspace.partial[:size].view(config.split_k, *hidden.shape)
+            self.stream.unadded = unadded
+            linear(x, weight, unadded, config, workspace, counts, bias=bias, pdl=self.pdl)
             return
         if config.kind == "tma" and config.split_k > 1:
             config = LinearConfig(kind="cublas")  # that kernel leaves adding up to somebody
         if config.kind == "cublas" and bias is not None:
             hidden += bias  # the product is then added to it
             bias = None
-        linear(x, weight, hidden, config, workspace, self.batch.counts, bias=bias, residual=hidden, pdl=self.pdl)
+        linear(x, weight, hidden, config, workspace, counts, bias=bias, residual=hidden, pdl=self.pdl)
 
     def linear_config(self, rows: int, weight: torch.Tensor, swiglu: bool) -> LinearConfig:
         """How a linear layer runs in a bucket of so many rows."""

@@ -73,10 +73,11 @@ def activation_bytes(a: Architecture, tokens: int, rows: int, max_model_len: int
     """Upper bound of the decoder's buffers and workspaces for the largest step."""
     expert_width = a.experts_per_token * (3 * a.expert_size + a.hidden_size)
     width = 3 * a.hidden_size + 2 * a.q_size + 2 * a.kv_size + 3 * a.intermediate_size + expert_width
+    last = 2 * rows * a.hidden_size  # of each row: residual stream and its norm
     logits = 3 * rows * a.vocab_size * 4  # and what the sampler keeps of them
     decode = rows * a.heads * DECODE_SPLITS * (a.head_dim + 2) * 4
     rope = 8 * max_model_len * a.rope.rotary_dim // 2
-    return tokens * width * itemsize + logits + min(decode, 1 << 30) + rope + (64 << 20)
+    return (tokens * width + last) * itemsize + logits + min(decode, 1 << 30) + rope + (64 << 20)
 
 
 def state_bytes(slots: int, max_model_len: int, page_size: int, pages: int) -> int:

@@ -35,6 +35,7 @@ SHAPES = [
 def test_norm(rng: np.random.Generator, dtype: torch.dtype, hidden: int) -> None:
     cases.norm_case(rng, CUDA, dtype, tokens=61, bucket=64, hidden=hidden)
     cases.last_token_case(rng, CUDA, dtype, hidden=hidden)
+    cases.gather_case(rng, CUDA, dtype, hidden=hidden)
 
 
 @both_dtypes

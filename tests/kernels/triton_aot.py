@@ -30,7 +30,9 @@ from blinkpy.kernels.cubin import SHARED_MEMORY_LIMIT, read_cubin
 from blinkpy.kernels.expert_config import ExpertShape, ExpertTable
 from blinkpy.kernels.expert_gemv import GEMV_TOKENS, expert_gemv
 from blinkpy.kernels.experts import experts
+from blinkpy.kernels.last_tokens import last_tokens
 from blinkpy.kernels.linear_config import LinearTable
+from blinkpy.models.buckets import StepShape
 from blinkpy.queues.logprob_record import RECORD_PAIRS
 
 CAPABILITY = 90
@@ -186,8 +188,10 @@ def launches(model: Shape, tokens: int, rows: int, mixed: bool, pdl: bool) -> It
     yield lambda: rope.rope_and_cache(
         qkv, angles, angles, ids, ids, cache, cache, counts, heads=model.heads, norms=norms, pdl=pdl
     )
-    plan = decode_plan.plan_decode(rows, model.kv_heads, 8192, SM_COUNT, dtype, mixed=mixed)
-    workspace = decode_plan.DecodeWorkspace.allocate([(rows, plan)], model.heads, model.kv_heads, model.head_dim, "meta")
+    plan, last_plan = (decode_plan.plan_decode(rows, model.kv_heads, 8192, SM_COUNT, dtype, mixed=m) for m in (mixed, False))
+    workspace = decode_plan.DecodeWorkspace.allocate(
+        [(rows, plan), (rows, last_plan)], model.heads, model.kv_heads, model.head_dim, "meta"
+    )
     new = None if mixed else attention.NewTokens(qkv, angles, angles, ids, norms)
     yield lambda: attention.decode_attention(
         q, cache, cache, table, slots, slots, counts, mixed_heads, workspace, plan, rows=rows, scale=scale, new=new, pdl=pdl
@@ -198,6 +202,13 @@ def launches(model: Shape, tokens: int, rows: int, mixed: bool, pdl: bool) -> It
         )
     yield from linear_launches(model, tokens, rows, pdl)
     last = meta(rows, model.hidden, dtype=dtype)
+    if StepShape(tokens, rows, mixed).narrows:
+        ends: dict[str, Any] = {"rows": rows, "scale": scale, "query_starts": starts}
+        yield lambda: attention.decode_attention(
+            q, cache, cache, table, slots, slots, counts, mixed_heads, workspace, last_plan, **ends, pdl=pdl
+        )
+        yield lambda: last_tokens(hidden, starts, counts, last, counts, pdl=pdl)
+        yield from linear_launches(model, rows, rows, pdl)
     yield lambda: norm.last_token_norm(hidden, weight, 1e-5, counts, starts, slots, last, hidden, pdl=pdl)
     yield from sampling_launches(model, rows, pdl)
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import gpu_step_cases
 import numpy as np
 import pytest
 import torch
 
+from blinkpy.kernels.last_tokens import last_tokens
 from blinkpy.kernels.linear_config import LinearTable
+from blinkpy.models import gpu_decoder
+from blinkpy.models.gpu_decoder import ResidualStream
 
 TABLES = {"default": LinearTable(), "split": gpu_step_cases.SplitTable(), "cublas": gpu_step_cases.CublasTable()}
 
@@ -18,6 +22,26 @@ TABLES = {"default": LinearTable(), "split": gpu_step_cases.SplitTable(), "cubla
 def test_step(rng: np.random.Generator, tmp_path: Path, table: LinearTable) -> None:
     error = gpu_step_cases.step_case(rng, "cpu", "llama3", tmp_path, torch.float32, steps=3, table=table)
     assert error < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "steps"),
+    [
+        ("mistral-window", 8, 6),
+        ("qwen3-moe", 8, 4),
+        ("qwen3-moe-mixed", 3, 4),  # few enough for products without sorting
+        ("llama-biased-mqa", gpu_step_cases.TOKENS_AT_MOST, 3),  # as many rows as tokens: the last layer keeps all
+    ],
+)
+def test_mixed_steps(
+    rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, rows: int, steps: int
+) -> None:
+    """Decode rows beside chunks that end a prompt and chunks that do not; all steps but the second one are mixed. Later chunks
+    read what earlier ones left in the last layer's cache, although that layer goes on with their last tokens alone."""
+    narrowed = Mock(wraps=last_tokens)
+    monkeypatch.setattr(gpu_decoder, "last_tokens", narrowed)
+    assert gpu_step_cases.step_case(rng, "cpu", name, tmp_path, torch.float32, steps=steps, rows=rows) < 1e-4
+    assert narrowed.call_count == (steps - 1 if rows < gpu_step_cases.TOKENS_AT_MOST else 0)
 
 
 def test_step_by_the_kernel_for_many_rows(rng: np.random.Generator, tmp_path: Path) -> None:
@@ -33,9 +57,10 @@ def test_parts_that_no_norm_would_add_are_not_left(rng: np.random.Generator, tmp
         on, _ = gpu_step_cases.on_device(same, "cpu", "qwen3-moe", tmp_path, torch.bfloat16, table=table)
         decoder, generator = on.step.decoder, torch.Generator().manual_seed(seed)
         hidden = decoder.buffers.hidden[:8].normal_(generator=generator)
+        decoder.stream = ResidualStream(hidden, decoder.batch.counts)
         attended = decoder.buffers.attended[:8].normal_(generator=generator)
         layer = decoder.weights.layers[0]
-        decoder._add_linear(attended, layer.o, hidden, layer.o_bias, norm_follows=False)
+        decoder._add_linear(attended, layer.o, layer.o_bias, norm_follows=False)
         states.append(hidden.clone())
     assert torch.equal(*states)
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import kernel_cases as cases
 import numpy as np
 import pytest
 import torch
 
-from blinkpy.kernels.decode_plan import DecodePlan
+from blinkpy.kernels.attention import NewTokens, decode_attention
+from blinkpy.kernels.decode_plan import DecodePlan, DecodeWorkspace
 
 CPU = "cpu"
 both_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -17,6 +21,7 @@ both_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], 
 def test_norm(rng: np.random.Generator, dtype: torch.dtype) -> None:
     cases.norm_case(rng, CPU, dtype, tokens=5, bucket=8, hidden=200)
     cases.last_token_case(rng, CPU, dtype, hidden=96)
+    cases.gather_case(rng, CPU, dtype, hidden=96)
 
 
 @both_dtypes
@@ -88,3 +93,23 @@ def test_decode_only_and_prefill_only(rng: np.random.Generator, rows: int) -> No
     cases.attention_case(
         rng, CPU, torch.float32, [9] * rows, [9 + 40 * i for i in range(rows)], bucket_tokens=32, bucket_rows=4, **shape
     )
+
+
+def test_last_tokens_that_do_not_fit_are_refused() -> None:
+    """They are rotated and in the cache already, nothing runs beside them, and each row's tokens must have an end."""
+    rows, plan = 3, DecodePlan(splits=1, min_tiles=1, block_n=32)
+    qkv, cache, angles = torch.zeros(8, 4 * 32), torch.zeros(2, 1, 16, 32), torch.zeros(16, 16)
+    q, numbers = qkv.view(8, 4, 32)[:, :2], torch.zeros(8, dtype=torch.int32)
+    workspace = DecodeWorkspace.allocate([(rows, plan)], 2, 1, 32, CPU)
+    new = NewTokens(qkv, angles, angles, numbers)
+    refused: dict[str, dict[str, Any]] = {
+        "rotated and cached before": {"query_starts": numbers, "new": new},
+        "not prefill attention": {"query_starts": numbers, "plan": replace(plan, beside=True)},
+        "too short for 3 rows": {"query_starts": numbers[:3]},
+    }
+    for message, arguments in refused.items():
+        with pytest.raises(ValueError, match=message):
+            decode_attention(
+                q, cache, cache, numbers.view(1, 8), numbers, numbers, torch.zeros(8, dtype=torch.int64), torch.zeros(3, 64),
+                workspace, rows=rows, scale=1.0, **{"plan": plan} | arguments,
+            )  # fmt: skip

@@ -1,0 +1,73 @@
+"""The residual stream of each row's last token, gathered: what is left of a step where nobody reads the other tokens."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from blinkpy.kernels.launch import (
+    COUNT_ROWS,
+    COUNT_TOKENS,
+    check,
+    check_one_device,
+    options,
+    release_successor,
+    wait_for_predecessor,
+)
+
+
+@triton.jit
+def _last_tokens(
+    x_ptr,  # [T, HIDDEN]
+    query_starts_ptr,  # int32 [B + 1] first token of each row
+    counts_ptr,  # int64 [8] batch header
+    out_ptr,  # [B, HIDDEN]
+    out_counts_ptr,  # int64 [8] batch header of the gathered tokens
+    HIDDEN: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    row = tl.program_id(0)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    release_successor(PDL)
+    rows = tl.load(counts_ptr + COUNT_ROWS, cache_modifier=".cg")
+    token = tl.load(query_starts_ptr + row + 1, cache_modifier=".cg") - 1
+    wait_for_predecessor(PDL)
+    if (row == 0) & (tl.program_id(1) == 0):
+        tl.store(out_counts_ptr + COUNT_ROWS, rows)
+        tl.store(out_counts_ptr + COUNT_TOKENS, rows)
+    if row < rows:
+        x = tl.load(x_ptr + token.to(tl.int64) * HIDDEN + column, mask=column < HIDDEN, other=0.0)
+        tl.store(out_ptr + row.to(tl.int64) * HIDDEN + column, x, mask=column < HIDDEN)
+
+
+def last_tokens(
+    x: torch.Tensor,
+    query_starts: torch.Tensor,
+    counts: torch.Tensor,
+    out: torch.Tensor,
+    out_counts: torch.Tensor,
+    *,
+    pdl: bool = False,
+) -> None:
+    """out[row] = x[query_starts[row + 1] - 1] of the first counts[ROWS] rows; other rows of out stay as they are. ROWS and TOKENS
+    of out_counts become counts[ROWS]: what follows takes the result for a batch of one token a row.
+
+    x: [T, hidden]; out: [B, hidden] in x's dtype, not overlapping x; query_starts: int32 [at least B + 1]; counts, out_counts:
+    int64 [8]. The step writes out_counts, so that unlike counts it may not be read before a kernel's wait. Raises ValueError or
+    TypeError where shapes, dtypes or devices do not fit together.
+    """
+    rows, hidden = out.shape
+    check(x, "x", (None, hidden))
+    check(out, "out", (None, hidden), x.dtype)
+    check(query_starts, "query_starts", (None,), torch.int32)
+    check(counts, "counts", (8,), torch.int64)
+    check(out_counts, "out_counts", (8,), torch.int64)
+    check_one_device(x, query_starts, counts, out, out_counts)
+    if len(query_starts) < rows + 1:
+        raise ValueError(f"query_starts [{len(query_starts)}] too short for {rows} rows")
+    block = min(2048, triton.next_power_of_2(hidden))
+    _last_tokens[(rows, triton.cdiv(hidden, block))](
+        x, query_starts, counts, out, out_counts, HIDDEN=hidden, BLOCK=block, PDL=pdl, num_warps=2, **options(pdl)
+    )
