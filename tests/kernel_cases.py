@@ -303,7 +303,7 @@ def attention_case(
         expected = reference.attention(q[start : start + length], *caches, pages, context, scale, window)
         found = outs[0][start : start + length].view(length, heads, head_dim)
         close(found, expected, dtype, f"row {row}: {length} tokens of {context}")
-        close(lasts[0][row].view(heads, head_dim), expected[-1], dtype, f"last token of row {row}, {context} before it")
+        close(lasts[0][row].view(heads, head_dim), expected[-1], dtype, f"last token of row {row} of context {context}")
         start += length
 
 
