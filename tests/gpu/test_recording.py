@@ -16,10 +16,10 @@ from blinkpy.dpu.queue_pair import QueuePair
 from blinkpy.dpu.sampling import Sampling
 from blinkpy.dpu.shm import attach_segment
 from blinkpy.engine.provision import CudaEngine
-from blinkpy.kernels.policies import fcfs
 from blinkpy.kv.state import COPIES_BEGUN, COPIES_DONE, COUNTER_INDEX
 from blinkpy.queues.completion import FINISH_LENGTH
 from blinkpy.recording.file import read_dump
+from blinkpy.recording.policy import recorded_policy
 from blinkpy.recording.reader import RecordingReader
 from blinkpy.recording.replay import Replay
 
@@ -39,7 +39,8 @@ def test_what_the_loop_recorded_replays_on_the_cpu(rng: np.random.Generator, tmp
             generate(pair, prompts, samplings)
             if reader.position > 3 * words:
                 break
-        replay = Replay(reader.capture(), fcfs, "njit")
+        capture = reader.capture()
+        replay = Replay(capture, recorded_policy(capture.description, ""), "njit")
         before = int(replay.state.counters[COUNTER_INDEX["preemptions"]])
         for call, differences in replay.run():
             assert not differences, (call.number, differences)
@@ -75,6 +76,7 @@ def test_the_recording_outlives_a_fault_of_the_gpu(rng: np.random.Generator, tmp
     process.stdin.close()
     process.stdout.close()
     (saved,) = (tmp_path / "crashes").glob("crash-*.recording")
-    replay = Replay(read_dump(saved), fcfs)
+    capture = read_dump(saved)
+    replay = Replay(capture, recorded_policy(capture.description, ""))
     assert [d for _, d in replay.run() if d] == []
     assert len(replay.calls) > 30
