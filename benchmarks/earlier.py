@@ -1,12 +1,24 @@
-"""The grids on the pages next to earlier ones (steps-of-2048-MODEL.json): what other step sizes did to blinkpy; and what company
-on the same host does to the peer, which was the same both times."""
+"""Grids next to earlier ones (steps-of-2048-MODEL.json, steps-of-512-MODEL.json): what other step sizes did to blinkpy; what
+company on the same host does to the peer, which was the same every time; and how much two runs of a grid differ."""
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
-from benchmarks.paper_report import FIGURES, MODES, Document, Figure, closed_loops, latency, series, stream_words
-from benchmarks.serving_tables import HEADLINE_RATE, OURS, PEER, RATES, paragraph, word
+from benchmarks.paper_report import (
+    FIGURES,
+    MEDIANS,
+    MODES,
+    Document,
+    Figure,
+    closed_loops,
+    latency,
+    repeated,
+    series,
+    stream_words,
+)
+from benchmarks.serving_tables import HEADLINE_RATE, OURS, PEER, RATES, paragraph, percent, word
 
 Pairs = dict[str, tuple[Document, Document]]  # by the model's title: the earlier result file and the one on the page
 STREAMS = (64.0, 256.0)
@@ -48,24 +60,6 @@ def step_sizes(pairs: Pairs) -> str:
     return "\n".join([*text, "", *_head("shape", "load", *STEP_FIGURES), *rows, ""])
 
 
-def experts(pairs: Pairs) -> str:
-    """What steps of one size gave the model with experts, in a sentence."""
-    lines = []
-    for title, (before, after) in pairs.items():
-        open_loop = _at_rate(before, after, OURS, MODES[0], HEADLINE_RATE, STEP_FIGURES)
-        closed_loop = _with_streams(before, after, OURS, STREAMS[0], STEP_FIGURES)
-        (first, now), (whole, whole_now), (streams, streams_now) = open_loop[0], open_loop[-1], closed_loop[0]
-        lines += paragraph(
-            f"{OURS}'s figures for {title} are those of steps of 512 tokens while few prompts wait. That is not the default of",
-            "models with experts any more, which is steps of 2,048. With these, in the run before and alone on a machine, the",
-            f"median TTFT at {HEADLINE_RATE:g} requests/s was {word(first)} ms instead of {word(now)}, an answer took",
-            f"{word(whole)} ms instead of {word(whole_now)} on average, and the median TTFT of {STREAMS[0]:g} streams was",
-            f"{word(streams)} ms instead of {word(streams_now)} (`{_commit(before)}`, `{_commit(after)}`). All of it:",
-            "[tuning.md](docs/tuning.md#measured).",
-        )
-    return "\n".join([*lines, ""])
-
-
 def together(pairs: Pairs) -> str:
     """The peer, alone on a machine → beside another model's grid. Of a load that doesn't count one side is empty."""
     rows = []
@@ -84,6 +78,38 @@ def together(pairs: Pairs) -> str:
         return "Not measured yet.\n"
     text = paragraph(f"{PEER} alone on a machine → beside the other model. {_commits(pairs)}")
     return "\n".join([*text, "", *_head("shape", "load", *PEER_FIGURES), *rows, ""])
+
+
+def repeats(twice: dict[str, Document], machines: Pairs) -> str:
+    """How much two runs of a grid differ: on one machine, where a file has them; and the peer's on two, without neighbours.
+
+    twice: result files by the model's title; machines: two runs of the peer."""
+    lines = []
+    for title, document in twice.items():
+        if document and (again := repeated(document["results"])):
+            lines.append(
+                f"- On one machine, one after the other, {title}, `{_commit(document)}`: {len(again)} loads of {OURS}'s were"
+                f" measured twice and differ by at most {_differences(list(again.values()))}."
+            )
+    for title, (before, after) in machines.items():
+        shown = {name: [ratio for ratio in _ratios(before, after, value) if ratio] for name, value in MEDIANS.items()}
+        if all(shown.values()):
+            found = [{name: max(some) for name, some in shown.items()}]
+            lines.append(
+                f"- On two machines of one kind, the same {PEER}, loads without neighbours, {title}, `{_commit(before)}` and"
+                f" `{_commit(after)}`: at most {_differences(found)}."
+            )
+    return "\n".join([line for item in lines for line in textwrap.wrap(item, 130, subsequent_indent="  ")] + [""])
+
+
+def _ratios(before: Document, after: Document, value: Figure) -> list[float]:
+    """The larger over the smaller of the peer's figure at each rate that both have."""
+    pairs = (_at_rate(before, after, PEER, MODES[0], rate, {"": value})[0] for rate in RATES)
+    return [max(left, right) / min(left, right) for left, right in pairs if left and right]
+
+
+def _differences(found: list[dict[str, float]]) -> str:
+    return ", ".join(f"{name} {percent(max(one[name] for one in found if name in one) - 1, 1)}" for name in MEDIANS)
 
 
 Values = list[tuple[float | None, float | None]]  # of each figure: earlier, now

@@ -12,13 +12,13 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from benchmarks.capacity_report import page as capacity_page
 from benchmarks.common import RESULTS, ROOT, UsageError, main, save_figure
-from benchmarks.earlier import Pairs, experts, step_sizes, together
+from benchmarks.earlier import Pairs, repeats, step_sizes, together
 from benchmarks.energy_report import energy_table
 from benchmarks.gpu_tests import gpu_tests
 from benchmarks.paper_plot import draw
@@ -43,13 +43,13 @@ CPU_ROWS = (  # file, how its target begins, what it is called here
     ("rdma_frontend", "CPU of a request of 128 tokens", "front end over RDMA, CPU for a request of 128 tokens, without HTTP"),
     ("queue_pair", "round trip through the transport", "queue pair, round trip between two processes"),
 )
-WITH_EXPERTS = ("qwen3-30b-a3b",)
 GRID = "paper-"  # begins the name of a model's page
-EARLIER = "steps-of-2048-"  # of the grid before
+ONE_SIZE = "steps-of-2048-"  # of an earlier grid, alone on a machine
+THREE_SIZES = "steps-of-512-"  # of one between the two, side by side with the other model's
+GRIDS = (GRID, ONE_SIZE, THREE_SIZES)
 MAKERS = {  # of a result file, by the beginning of its name
     "decode-": "`python benchmarks/decode.py`",
-    GRID: "`python -m benchmarks.paper`",
-    EARLIER: "`python -m benchmarks.paper`",
+    **dict.fromkeys(GRIDS, "`python -m benchmarks.paper`"),
     "serving-": "`python -m benchmarks.serving`",
     "interference-": "`python -m benchmarks.interference`",
     "energy-": "`python -m benchmarks.energy`",
@@ -66,8 +66,9 @@ class Results:
     def read(self, name: str) -> Document:
         """A result; empty if there is none. A model's grid comes with the marks that the other models' grids give it."""
         found = self._read(name)
-        if found and name.startswith(GRID):
-            return marked(found, [self._read(other) for other in self.names if other.startswith(GRID) and other != name])
+        kind = next((kind for kind in GRIDS if name.startswith(kind)), None)
+        if found and kind:
+            return marked(found, [self._read(other) for other in self.names if other.startswith(kind) and other != name])
         return found
 
     def _read(self, name: str) -> Document:
@@ -171,9 +172,9 @@ def cpu(results: Results) -> str:
     return "\n".join([*head, *lines, "", *text]) + "\n"
 
 
-def pairs(results: Results, names: Iterable[str] = SHAPES) -> Pairs:
-    """The earlier grid of a model and the one on its page, where there are both."""
-    found = {SHAPES[name]: (results.read(EARLIER + name), results.read(GRID + name)) for name in names}
+def pairs(results: Results, before: str, after: str) -> Pairs:
+    """Two grids of each model, by how their names begin, where there are both."""
+    found = {title: (results.read(before + name), results.read(after + name)) for name, title in SHAPES.items()}
     return {title: both for title, both in found.items() if all(both)}
 
 
@@ -196,9 +197,11 @@ PARTS: dict[str, Callable[[Results], str]] = {
     "cpu": cpu,
     "capacity": lambda results: capacity_page(results.read("capacity").get("results", {})),
     "energy": energy,
-    "step_sizes": lambda results: step_sizes(pairs(results)),
-    "experts": lambda results: experts(pairs(results, WITH_EXPERTS)),
-    "together": lambda results: together(pairs(results)),
+    "step_sizes": lambda results: step_sizes(pairs(results, ONE_SIZE, THREE_SIZES)),
+    "together": lambda results: together(pairs(results, ONE_SIZE, GRID)),
+    "repeats": lambda results: repeats(
+        {title: results.read(ONE_SIZE + name) for name, title in SHAPES.items()}, pairs(results, THREE_SIZES, GRID)
+    ),
     "tests": lambda results: gpu_tests(found) if (found := results.read("gpu_tests")) else "",
     "rdma": rdma,
     "files": files,

@@ -44,18 +44,24 @@ class Decoder:
             self.attention = TorchAttention(a, weights.layers, cache, cos, sin)
 
     @torch.inference_mode()
-    def forward(self, batch: Batch, page_table: NDArray[np.int32]) -> torch.Tensor:
-        """Run a batch (blinkpy.kv.state.Batch); writes keys and values into the cache.
+    def forward(self, batch: Batch, page_table: NDArray[np.int32], wanted: NDArray[np.int64] | None = None) -> torch.Tensor:
+        """Run a batch (blinkpy.kv.state.Batch); writes keys and values of all its tokens into the cache.
 
-        page_table: int32 [slots, pages of a sequence]. Returns the residual stream behind the last layer, [tokens, hidden].
+        page_table: int32 [slots, pages of a sequence]. wanted: tokens of the batch, ascending; by default all. Returns their
+        residual stream behind the last layer, [wanted tokens, hidden]; behind its attention the last layer leaves the others out.
         """
         a = self.a
         ids = torch.from_numpy(batch.token_ids[: int(batch.counts[TOKENS])]).to(self.weights.device)
         self.attention.begin(batch, page_table)
         x = F.embedding(ids, self.weights.embedding)
+        narrow = None if wanted is None or len(wanted) == len(ids) else torch.from_numpy(wanted).to(x.device)
         for index, layer in enumerate(self.weights.layers):
             normed = F.rms_norm(x, (a.hidden_size,), layer.input_norm, a.rms_norm_eps)
             attended = self.attention.run(index, F.linear(normed, layer.qkv, layer.qkv_bias))
+            if narrow is not None and index == len(self.weights.layers) - 1:
+                if len(narrow) == 0:
+                    return x[:0]
+                x, attended = x[narrow], attended[narrow]
             x = _add_linear(x, attended, layer.o, layer.o_bias)
             normed = F.rms_norm(x, (a.hidden_size,), layer.post_norm, a.rms_norm_eps)
             if layer.router is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from blinkpy.kv.state import ROWS, Batch, Requests
@@ -33,13 +32,10 @@ class CpuStep:
         token of the batch; batch.sampled gets the new token of each row that emits one, batch.logprobs the record of each of
         these whose request asks for it, and both stay as they are elsewhere.
         """
-        hidden = self.decoder.forward(batch, requests.page_table)
+        hidden = self.decoder.forward(batch, requests.page_table, emitting_tokens(batch))
         rows = np.flatnonzero(batch.emits[: int(batch.counts[ROWS])])
         if len(rows) == 0:
             return
-        last = emitting_tokens(batch)
-        if len(last) < len(hidden):
-            hidden = hidden[torch.from_numpy(last).to(hidden.device)]
         logits: NDArray[np.float32] = self.decoder.logits(hidden).cpu().numpy()
         slots, contexts = batch.row_slots[rows], batch.context_lengths[rows]
         entries = requests.entry[slots]

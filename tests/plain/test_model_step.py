@@ -9,6 +9,7 @@ from bare_forward import BareForward
 from paged_batch import PagedBatches, Sequence
 
 from blinkpy.config import ConfigError
+from blinkpy.kv.state import TOKENS
 from blinkpy.models.architecture import Architecture, parse_architecture
 from blinkpy.models.cache import PagedCache, kv_bytes_per_page
 from blinkpy.models.step import CpuStep
@@ -105,6 +106,42 @@ def test_prefill_without_emission(architecture: Architecture, rng: np.random.Gen
     before = batch.sampled.copy()
     step.run(batch, batches.requests)
     assert (batch.sampled == before).all()
+
+
+@pytest.mark.parametrize("experts", [False, True])
+def test_wanted_tokens_are_those_of_the_whole_batch(architecture: Architecture, rng: np.random.Generator, experts: bool) -> None:
+    """The last layer may leave tokens out, but not their keys and values."""
+    if experts:
+        architecture = parse_architecture(
+            {
+                "architectures": ["Qwen3MoeForCausalLM"],
+                "vocab_size": VOCAB,
+                "hidden_size": 64,
+                "intermediate_size": 96,
+                "moe_intermediate_size": 32,
+                "num_experts": 8,
+                "num_experts_per_tok": 2,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 2,
+                "max_position_embeddings": 256,
+            }
+        )
+    whole, narrow, batches = make_step(architecture), make_step(architecture), make_batches(rng)
+    sequences = [batches.add(rng.integers(0, VOCAB, 40).tolist()) for _ in range(4)]
+    for lengths in ([1, 7, 20, 30], [3, 1, 20, 10]):
+        batch = batches.batch(list(zip(sequences, lengths, strict=True)))
+        tokens = int(batch.counts[TOKENS])
+        expected = whole.decoder.forward(batch, batches.requests.page_table)
+        assert len(expected) == tokens
+        for wanted in (np.zeros(0, np.int64), np.sort(rng.choice(tokens, 5, replace=False)), np.arange(tokens)):
+            found = narrow.decoder.forward(batch, batches.requests.page_table, wanted)
+            assert found.shape == (len(wanted), architecture.hidden_size)
+            torch.testing.assert_close(found, expected[wanted], rtol=1e-4, atol=1e-5)
+            for left, right in zip(whole.cache.keys + whole.cache.values, narrow.cache.keys + narrow.cache.values, strict=True):
+                torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-5)
+        batch.emits[:] = 0
+        batches.commit(batch)
 
 
 def test_agrees_with_the_bare_forward(architecture: Architecture, rng: np.random.Generator) -> None:

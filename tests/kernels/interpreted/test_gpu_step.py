@@ -13,7 +13,7 @@ import torch
 from blinkpy.kernels.last_tokens import last_tokens
 from blinkpy.kernels.linear_config import LinearTable
 from blinkpy.models import gpu_decoder
-from blinkpy.models.gpu_decoder import ResidualStream
+from blinkpy.models.gpu_buffers import ResidualStream
 
 TABLES = {"default": LinearTable(), "split": gpu_step_cases.SplitTable(), "cublas": gpu_step_cases.CublasTable()}
 
