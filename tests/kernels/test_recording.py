@@ -15,7 +15,7 @@ from scheduler_world import Sizes, World
 from blinkpy.kernels.policies import fcfs, priority, shortest_first
 from blinkpy.kv.arrays import named_arrays
 from blinkpy.kv.arrays import snapshot as copies
-from blinkpy.kv.state import CALLS, EMPTY, FINISHING, RECORDS
+from blinkpy.kv.state import CALLS, EMPTY, FINISHING, RECORDS, STEADY
 from blinkpy.queues.words import COMMAND_DRAIN, COMMAND_RUN, CONTROL_COMMAND
 from blinkpy.recording.layout import NOT_COPIED
 from blinkpy.recording.records import parse_calls
@@ -43,7 +43,9 @@ def same_state(world: World, replay: Replay) -> list[str]:
             a, b = np.where(known, a, 0), np.where(known, b, 0)
         if not (a == b).all():
             different.append(name)
-    numbers = np.arange(len(ours["counts"])) != CALLS
+    # Calls without news have a number, but no record. And a cancel is not recorded where the request ended by itself in that
+    # call: the replay may then take the short way where the scheduler did not, to the same state.
+    numbers = ~np.isin(np.arange(len(ours["counts"])), (CALLS, STEADY))
     return different + ([] if (ours["counts"][numbers] == theirs["counts"][numbers]).all() else ["counts"])
 
 
