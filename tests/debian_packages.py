@@ -43,7 +43,8 @@ def install_packages(wanted: Iterable[str]) -> None:
 
 def run(*command: str, check: bool = True, env: dict[str, str] | None = None) -> str:
     """Standard output of a command. env: added to the environment. Raises SetupError with its last words when it fails."""
-    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"} | (env or {})
+    path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"  # which not everybody's has, and depmod and modprobe are in
+    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive", "PATH": path} | (env or {})
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S, env=environment)
     except (OSError, subprocess.TimeoutExpired) as error:
