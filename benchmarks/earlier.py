@@ -54,10 +54,7 @@ def step_sizes(pairs: Pairs) -> str:
         ):
             if all(left and right for left, right in values):
                 rows.append(f"| {title} | {load} | {' | '.join(map(_arrow, values))} |")
-    if not rows:
-        return "Not measured yet.\n"
-    text = paragraph(f"Isolated loads, ms. {_commits(pairs)}")
-    return "\n".join([*text, "", *_head("shape", "load", *STEP_FIGURES), *rows, ""])
+    return _table(f"Isolated loads, ms. {_commits(pairs)}", STEP_FIGURES, rows)
 
 
 def together(pairs: Pairs) -> str:
@@ -74,10 +71,7 @@ def together(pairs: Pairs) -> str:
         ):
             if any(left or right for left, right in values):
                 rows.append(f"| {title} | {load} | {' | '.join(map(_arrow, values))} |")
-    if not rows:
-        return "Not measured yet.\n"
-    text = paragraph(f"{PEER} alone on a machine → beside the other model. {_commits(pairs)}")
-    return "\n".join([*text, "", *_head("shape", "load", *PEER_FIGURES), *rows, ""])
+    return _table(f"{PEER} alone on a machine → beside the other model. {_commits(pairs)}", PEER_FIGURES, rows)
 
 
 def repeats(twice: dict[str, Document], machines: Pairs) -> str:
@@ -136,8 +130,12 @@ def _arrow(values: tuple[float | None, float | None]) -> str:
     return f"{left} → {right}"
 
 
-def _head(*titles: str) -> list[str]:
-    return [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+def _table(text: str, figures: dict[str, Figure], rows: list[str]) -> str:
+    """A sentence and a table with these figures in its columns, behind shape and load."""
+    if not rows:
+        return "Not measured yet.\n"
+    titles = ("shape", "load", *figures)
+    return "\n".join([*paragraph(text), "", f"| {' | '.join(titles)} |", "|---" * len(titles) + "|", *rows, ""])
 
 
 def _commit(file: Document) -> str:
