@@ -230,7 +230,9 @@ def remarks(document: Document) -> list[str]:
     if again := repeated(document):
         largest = {name: max(found[name] for found in again.values() if name in found) for name in MEDIANS}
         words = ", ".join(f"{name} {percent(value - 1, 1)}" for name, value in largest.items())
-        lines.append(f"{len(again)} cells of the grid were measured twice; the two runs differ by at most: {words}.")
+        lines.append(
+            f"{len(again)} cells of the grid were measured twice: here are their means. The runs differ by at most: {words}."
+        )
     else:
         lines.append("No cell of the grid was measured twice.")
     servers: dict[str, list[Document]] = {}
