@@ -290,7 +290,7 @@ def paragraph(*pieces: str) -> list[str]:
 
 
 def percent(share: float, digits: int = 0) -> str:
-    return f"{100 * share:.{digits}f} %"
+    return f"{100 * share:z.{digits}f} %"
 
 
 def word(value: float | None) -> str:
