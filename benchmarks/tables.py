@@ -50,7 +50,7 @@ ONE_SIZE = EARLIER  # of an earlier grid, alone on a machine
 THREE_SIZES = "steps-of-512-"  # of one between the two, side by side with the other model's
 REPEATS = "repeats-"  # of one that was measured to see how much two runs differ
 GRIDS = (GRID, ONE_SIZE, THREE_SIZES, REPEATS)
-WHERE = {  # the loads were measured that a file has twice: no file says it
+WHERE = {  # the loads were measured that a file has twice; no file says it, so it changes with them
     GRID: "on two machines of one kind",
     REPEATS: "on one machine, one run after the other",
     ONE_SIZE: "on one machine, one run after the other",
