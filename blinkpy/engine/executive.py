@@ -52,13 +52,13 @@ from blinkpy.kernels.loop import (
     LOOP_COPY_EVERY,
     LOOP_COPY_GRAPH,
     LOOP_RESULT,
-    LOOP_STEP_BEGIN,
-    LOOP_STEP_END,
     LOOP_TRACED,
     LOOP_TURNS,
     LOOP_WORDS,
     MOST_BUCKETS,
     TRACE_COLUMNS,
+    TRACE_STEP_BEGIN,
+    TRACE_STEP_END,
     LoopCode,
 )
 from blinkpy.models.gpu_step import StepGraph
@@ -218,8 +218,9 @@ class Executive:
         ahead = self._add_beside(whole, self._ahead, [*before_ahead, tell])
         self._add_turn(whole, [(chain[-1], PROGRAMMATIC), (ahead, FULL)], handles, own)
         if self._trace_rows:
-            for after, index in ([], LOOP_STEP_BEGIN), ([(chain[-1], PROGRAMMATIC)], LOOP_STEP_END):
-                self._add_kernel(whole, after, self._stamp, 1, [*array_argument(self.loop), index])
+            words = array_argument(self.loop) + array_argument(self.trace)
+            for after, column in ([], TRACE_STEP_BEGIN), ([(chain[-1], PROGRAMMATIC)], TRACE_STEP_END):
+                self._add_kernel(whole, after, self._stamp, 1, [*words, column])
         check(runtime.cudaGraphAddChildGraphNode(graph, None, 0, whole), "add a step graph")
 
     def _add_copy(self, graph: Any, copies: Copies, switch_handle: int, own: int) -> None:
