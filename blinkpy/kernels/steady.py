@@ -134,7 +134,7 @@ def steady_turn(limits, queues, state, lane, lanes):
 
 @device
 def commit_row(state, row, slot, length, token, flags):
-    """One lane: append a row's token to its request, and write its completion word. length: tokens of the request with this one."""
+    """One lane: append a row's token to its request, and write its completion word. length: of the request, with this token."""
     requests, facts = state.requests, state.forecast.rows
     mark = facts[row, FORECAST_MARK]
     word = mark & SLOT_MASK | mark >> FORECAST_LAP_SHIFT << LAP_SHIFT | flags << FLAG_SHIFT
@@ -156,7 +156,7 @@ def publish_late(limits, queues, state, lane, lanes):
     if rows == 0:
         return
     for row in strided(lane, rows, lanes):
-        # Relies on O4 of docs/verification.md: ahead.foresee saw that the reader is past this entry, and steady turns hang on that.
+        # Relies on O4 of docs/verification.md: ahead.foresee saw that the reader is past this entry; steady turns hang on that.
         put_word(queues, facts[row, FORECAST_PAIR], facts[row, FORECAST_CQ_INDEX], words[row], state.batch.logprobs, row)
     for pair in strided(lane, limits.pairs, lanes):
         published, tail, head = forecast.published[pair], pairs.cq_tail[pair], pairs.cq_head[pair]
