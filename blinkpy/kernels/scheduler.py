@@ -57,8 +57,8 @@ GAUGE_ROWS, GAUGE_TOKENS = GAUGE["batch_rows"], GAUGE["batch_tokens"]
 
 @device
 def report(limits, queues, state, lane, lanes):
-    """Publish the tokens that the short way left, close the call's record, and publish counters, gauges and the engine's heartbeat.
-    Those are for watching: nothing waits for their order, and a release would wait for all of them to cross the bus."""
+    """Publish the tokens that the short way left; close the call's record; publish counters, gauges and the heartbeat.
+    The latter are for watching: nothing waits for their order, and a release would wait for all of them to cross the bus."""
     publish_late(limits, queues, state, lane, lanes)
     record(limits, state, state.inbox.now_ns[0], lane, lanes)
     engine, counts = queues.engine, state.counts
