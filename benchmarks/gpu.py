@@ -18,15 +18,15 @@ SLACK_S = 0.5  # that readings may begin too late or end too early
 class EnergyMeter:
     """Reads the energy counter of one GPU several times a second, within a with block. missing: why there is none, or empty.
 
-    index: of the GPUs that this process's servers see, as CUDA counts them (CUDA_VISIBLE_DEVICES). clock_every: readings of the
-    counter to one of the clock."""
+    index: of the GPUs that this process's servers see, as CUDA counts them (CUDA_VISIBLE_DEVICES). period_s: between two
+    readings of the counter; clock_every: of these to one of the clock."""
 
-    def __init__(self, index: int = 0, clock_every: int = CLOCK_EVERY):
+    def __init__(self, index: int = 0, period_s: float = PERIOD_S, clock_every: int = CLOCK_EVERY):
         self.missing = ""
         self.facts: dict[str, Any] = {}
         self._marks: list[tuple[float, float]] = []  # (time.perf_counter(), joules)
         self._clocks: list[tuple[float, float]] = []  # (time.perf_counter(), MHz of the multiprocessors)
-        self._clock_every = clock_every
+        self._period_s, self._clock_every = period_s, clock_every
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         try:
@@ -55,7 +55,7 @@ class EnergyMeter:
         return float(self._nvml.nvmlDeviceGetClockInfo(self._handle, self._nvml.NVML_CLOCK_SM))
 
     def _run(self) -> None:
-        while not self._stop.wait(PERIOD_S):
+        while not self._stop.wait(self._period_s):
             self._marks.append((time.perf_counter(), self._joules()))
             if len(self._marks) % self._clock_every == 0:
                 self._clocks.append((time.perf_counter(), self._mhz()))
@@ -93,7 +93,7 @@ class EnergyMeter:
         if self.missing:
             return None
         began = time.perf_counter()
-        time.sleep(seconds + 2 * PERIOD_S)
+        time.sleep(seconds + 2 * self._period_s)
         joules = self.joules(began, began + seconds)
         return None if joules is None else round(joules / seconds, 1)
 

@@ -39,13 +39,13 @@ MOST_ROWS, LONGEST = 256, 8192  # max_num_seqs and max_model_len, of the model's
 WARM_S = 0.3
 GROUP_S = 0.05  # steps between two events, together
 AHEAD = 2  # groups that are submitted before the GPU has done them, so that it never waits for the host
-CLOCK_EVERY = 2  # readings of the energy counter to one of the clock
+PERIOD_S, CLOCK_EVERY = 0.02, 5  # between two readings of the energy counter; of these to one of the clock
 SIZES = ("max_num_batched_tokens", "max_num_seqs", "max_model_len", "page_size", "num_pages")
 METHOD = """Step graphs as a server with default options captures them (kernels chained by programmatic dependent launch), random
 weights, keys and values of normal noise on pages drawn from all of the pool, greedy sampling. The host replays one graph over
 and over on one batch, two groups of about 50 ms ahead. After 0.3 s of it, step_ms is the median over groups of a group's time,
 by CUDA events, over its steps; lowest_ms and highest_ms are of single groups. mean_w: the slope of NVML's energy counter, read
-every 50 ms meanwhile; joules: of a step, mean_w times step_ms. clock_mhz: mean of the multiprocessors' clock by NVML, read
+every 20 ms meanwhile; joules: of a step, mean_w times step_ms. clock_mhz: mean of the multiprocessors' clock by NVML, read
 every 0.1 s. tflop: two for each multiplication of linear layers and attention that the batch needs; what a graph computes for
 its padding is not counted. floor_ms: weights and cached context, read once at the bandwidth of an H200's memory as measured."""
 
@@ -213,7 +213,7 @@ def measure(engine: Any, a: Architecture, chosen: list[Case], seconds: float, ru
     for index in {graph_index(step, case.rows) for case in chosen}:
         step.graphs[index].graph.instantiate()
     pages = np.random.default_rng(1).permutation(sizes.num_pages).astype(np.int32)
-    with EnergyMeter(clock_every=CLOCK_EVERY) as meter:
+    with EnergyMeter(period_s=PERIOD_S, clock_every=CLOCK_EVERY) as meter:
         results: dict[str, Any] = {
             "gpu": meter.facts or {"gpu": torch.cuda.get_device_name()},
             "start_s": {name: round(took, 2) for name, took in engine.timings.items()},
