@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from benchmarks.batches import Rows, decoding, graph_index, mixed, prompts, put
-from benchmarks.common import RESULTS, Run, UsageError, main, parser
+from benchmarks.common import RESULTS, Run, UsageError, check, main, parser
 from benchmarks.gpu import EnergyMeter
 from benchmarks.roofline import floor_us, multiplications
 from benchmarks.shapes import SHAPES
@@ -143,6 +143,8 @@ def measured(engine: Any, a: Architecture, case: Case, meter: EnergyMeter, secon
     put(engine.device_state, rows, engine.sizes.page_size, pages, a.vocab_size)
     torch.cuda.synchronize()
     timing = replayed(step.graphs[index].graph, seconds)
+    count = len(rows.lengths)
+    check_tokens(step.decoder.buffers.logits[:count], engine.device_state.batch.sampled[:count], title(case.facts()))
     step_ms = statistics.median(timing.group_ms)
     counted = multiplications(a, rows, narrows=shape.narrows)
     result: dict[str, Any] = {
@@ -161,9 +163,17 @@ def measured(engine: Any, a: Architecture, case: Case, meter: EnergyMeter, secon
     if mhz is not None:
         result["clock_mhz"] = round(mhz)
     if case.kind == "decode":
-        floor_ms = floor_us(a, len(rows.lengths), DECODE_CONTEXT) / 1e3
+        floor_ms = floor_us(a, count, DECODE_CONTEXT) / 1e3
         result |= {"floor_ms": rounded(floor_ms), "share_of_floor": round(floor_ms / step_ms, 3)}
     return result
+
+
+def check_tokens(logits: torch.Tensor, sampled: torch.Tensor, what: str) -> None:
+    """Raise WrongAnswer unless logits float32 [rows, vocab] are numbers and sampled int32 [rows] are the largest of each row."""
+    check(bool(torch.isfinite(logits).all()), f"{what}: logits are no numbers")
+    check(bool(((sampled >= 0) & (sampled < logits.shape[1])).all()), f"{what}: tokens that the vocabulary doesn't have")
+    chosen = logits.gather(1, sampled.long()[:, None])[:, 0]
+    check(torch.equal(chosen, logits.max(1).values), f"{what}: tokens are not the likeliest")
 
 
 def rounded(value: float) -> float:

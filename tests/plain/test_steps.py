@@ -15,7 +15,7 @@ pytest.importorskip("blinkpy.engine.provision")
 
 from benchmarks import steps as program  # noqa: E402
 from benchmarks.batches import Rows, batch_arrays, decoding, graph_index, mixed, page_table, prompts  # noqa: E402
-from benchmarks.common import UsageError, main  # noqa: E402
+from benchmarks.common import UsageError, WrongAnswer, main  # noqa: E402
 from benchmarks.gpu import EnergyMeter, slope  # noqa: E402
 from benchmarks.roofline import multiplications  # noqa: E402
 from benchmarks.shapes import SHAPES  # noqa: E402
@@ -228,7 +228,7 @@ def made_up_engine(graph: Any, layers: int) -> Any:
     by_token = {name: zeros(tokens) for name in ("token_ids", "positions", "cache_slots", "token_rows")}
     by_row = {name: zeros(slots) for name in ("row_slots", "context_lengths", "emits")}
     counts = torch.zeros(8, dtype=torch.int64)
-    batch = SimpleNamespace(**by_token, **by_row, query_starts=zeros(slots + 1), counts=counts)
+    batch = SimpleNamespace(**by_token, **by_row, query_starts=zeros(slots + 1), sampled=zeros(slots) + 2, counts=counts)
     requests = SimpleNamespace(page_table=zeros(slots, 8192 // PAGE), entry=zeros(slots, SQ_ENTRY_WORDS))
     sizes = {
         "max_num_batched_tokens": tokens,
@@ -237,12 +237,13 @@ def made_up_engine(graph: Any, layers: int) -> Any:
         "page_size": PAGE,
         "num_pages": pages,
     }
+    logits = torch.tensor([[0.5, 1.0, 7.0, -1.0]]).repeat(slots, 1)
     keys, values = ([torch.zeros(4) for _ in range(layers)] for _ in range(2))
     return SimpleNamespace(
         _gpu_step=SimpleNamespace(
             shapes=shapes,
             graphs=[SimpleNamespace(graph=graph) for _ in shapes],
-            decoder=SimpleNamespace(cache=SimpleNamespace(keys=keys, values=values)),
+            decoder=SimpleNamespace(cache=SimpleNamespace(keys=keys, values=values), buffers=SimpleNamespace(logits=logits)),
         ),
         device_state=SimpleNamespace(batch=batch, requests=requests),
         sizes=SimpleNamespace(**sizes),
@@ -297,6 +298,16 @@ def test_the_gpu_never_waits_for_the_host(monkeypatch: pytest.MonkeyPatch) -> No
     assert timing.steps % round(50 / 0.9) == 0 and timing.ended - timing.began >= 0.5
     assert timing.group_ms == pytest.approx([0.9] * len(timing.group_ms))
     assert gpu.done == pytest.approx(gpu.replays * 0.9e-3, abs=1e-4)  # no time between two replays
+
+
+@pytest.mark.parametrize(
+    ("logits", "token", "message"),
+    [([0.0, 2.0, 1.0], 2, "not the likeliest"), ([0.0, 2.0, float("nan")], 1, "no numbers"), ([0.0, 2.0], 2, "vocabulary")],
+)
+def test_a_wrong_step_is_not_measured(logits: list[float], token: int, message: str) -> None:
+    likeliest = torch.tensor([[1.0] + [0.0] * (len(logits) - 1), logits])
+    with pytest.raises(WrongAnswer, match=f"a step: .*{message}"):
+        program.check_tokens(likeliest, torch.tensor([0, token], dtype=torch.int32), "a step")
 
 
 def test_options_that_fit_no_step() -> None:
