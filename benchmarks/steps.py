@@ -30,6 +30,7 @@ from benchmarks.steps_table import table, title
 from blinkpy.config import Config, ConfigError, step_sizes
 from blinkpy.engine.provision import CudaEngine
 from blinkpy.models.architecture import Architecture, read_architecture
+from blinkpy.models.weights import DUMMY_RANGE
 
 DECODE_CONTEXT, MIXED_CONTEXT = 256, 1100  # of decode rows, tokens: in steps of their own, and beside a chunk
 TOKENS = (256, 448, 512, 1024, 2048, 4096, 8192)
@@ -41,13 +42,14 @@ GROUP_S = 0.05  # steps between two events, together
 AHEAD = 2  # groups that are submitted before the GPU has done them, so that it never waits for the host
 PERIOD_S, CLOCK_EVERY = 0.02, 5  # between two readings of the energy counter; of these to one of the clock
 SIZES = ("max_num_batched_tokens", "max_num_seqs", "max_model_len", "page_size", "num_pages")
-METHOD = """Step graphs as a server with default options captures them (kernels chained by programmatic dependent launch), random
-weights, keys and values of normal noise on pages drawn from all of the pool, greedy sampling. The host replays one graph over
-and over on one batch, two groups of about 50 ms ahead. After 0.3 s of it, step_ms is the median over groups of a group's time,
-by CUDA events, over its steps; lowest_ms and highest_ms are of single groups. mean_w: the slope of NVML's energy counter, read
-every 20 ms meanwhile; joules: of a step, mean_w times step_ms. clock_mhz: mean of the multiprocessors' clock by NVML, read
-every 0.1 s. tflop: two for each multiplication of linear layers and attention that the batch needs; what a graph computes for
-its padding is not counted. floor_ms: weights and cached context, read once at the bandwidth of an H200's memory as measured."""
+METHOD = """Step graphs as a server with default options captures them (kernels chained by programmatic dependent launch),
+random weights, keys and values of noise as large as theirs on pages drawn from all of the pool, greedy sampling. The host
+replays one graph over and over on one batch, two groups of about 50 ms ahead. After 0.3 s of it, step_ms is the median over
+groups of a group's time, by CUDA events, over its steps; lowest_ms and highest_ms are of single groups. mean_w: the slope of
+NVML's energy counter, read every 20 ms meanwhile; joules: of a step, mean_w times step_ms. clock_mhz: mean of the
+multiprocessors' clock by NVML, read every 0.1 s. tflop: two for each multiplication of linear layers and attention that the
+batch needs; what a graph computes for its padding is not counted. floor_ms: weights and cached context, read once at the
+bandwidth of an H200's memory as measured."""
 
 
 class Case(NamedTuple):
@@ -219,7 +221,7 @@ def measure(engine: Any, a: Architecture, chosen: list[Case], seconds: float, ru
     """All cases, one after another, on an engine that has started."""
     step, sizes = engine._gpu_step, engine.sizes
     for tensor in (*step.decoder.cache.keys, *step.decoder.cache.values):
-        tensor.normal_()
+        tensor.normal_(std=DUMMY_RANGE * (a.hidden_size / 3) ** 0.5)  # as the random weights make them of a normed token
     for index in {graph_index(step, case.rows) for case in chosen}:
         step.graphs[index].graph.instantiate()
     pages = np.random.default_rng(1).permutation(sizes.num_pages).astype(np.int32)
