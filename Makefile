@@ -159,6 +159,7 @@ measure: $(call STAMP,bench) $(if $(GPU),$(call STAMP,dev))
 	@$(MAKE) --no-print-directory bench ARGS=
 ifneq ($(GPU),)
 	@for shape in $(SHAPES); do $(DECODE)$$shape.json --shape $$shape --new 200 || exit 1; done
+	@$(RUNNER) -m benchmarks.steps --shape llama-3-8b
 	@$(DECODE)scheduler.json --shape small --spin-us 5000 --rows 1 64 256 1024 --prompt 48
 	@for shape in $(SHAPES); do $(GRID) --model $$shape $(EQUAL) $(ARGS) && $(GRID) --model $$shape $(ALL) $(ARGS) || exit 1; done
 	-@$(RUN) -m pytest tests/gpu -m 'not whole_gpu' --junitxml=build/gpu-tests.xml

@@ -26,7 +26,7 @@ from blinkpy.progress import Progress
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 SCHEMA = 1
-PACKAGES = ("numpy", "numba", "torch", "uvicorn", "uvloop", "httptools", "tokenizers", "orjson")
+PACKAGES = ("numpy", "numba", "numba-cuda", "torch", "triton", "uvicorn", "uvloop", "httptools", "tokenizers", "orjson")
 UNSAID = ("output", "note", "wait_quiet", "logs", "state", "beside", "api_key", "env")  # options that name places or secrets
 QUIET_SHARE = 0.03  # of all cores: what others may take for the machine to count as quiet
 QUIET_LOOK_S = 2.0

@@ -5,8 +5,8 @@
 The engine runs in this process with random weights; a client in another thread submits requests through the real queues.
 Per batch size: step time (from one end of a step to the next, so scheduling included), the step graph replayed alone, and their
 difference: what the loop adds to a step. Of the scheduler: the time from the moment at which its kernel sees that the step is
-complete until it has decided and the tokens are published (turns of the short way, and of the general one), how long before
-that moment its other half was done, and the gap: from the end of a step's last kernel to the begin of the next step, noted by
+complete until it has decided (turns of the short way, whose tokens are published beside the next step, and of the general
+one), how long before that moment its other half was done, and the gap: from the end of a step's last kernel to the begin of the next step, noted by
 kernels of one thread behind that one and at the root of each step graph. Times are of the GPU's clock, in microseconds: median
 and 99th percentile.
 
@@ -34,7 +34,9 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / 
 
 from gpu_serving import config_for, generate  # noqa: E402
 
+from benchmarks.batches import decoding, graph_for, put  # noqa: E402
 from benchmarks.common import revision  # noqa: E402
+from benchmarks.roofline import floor_us  # noqa: E402
 from benchmarks.shapes import SHAPES  # noqa: E402
 from blinkpy.dpu.queue_pair import QueuePair  # noqa: E402
 from blinkpy.dpu.sampling import Sampling  # noqa: E402
@@ -51,51 +53,20 @@ from blinkpy.kernels.loop import (  # noqa: E402
     TRACE_STEP_BEGIN,
     TRACE_STEP_END,
 )
-from blinkpy.kv.state import DECODE_ROWS, EMITS, MAX_CONTEXT, ROWS, TOKENS  # noqa: E402
 from blinkpy.models.architecture import Architecture, read_architecture  # noqa: E402
-from blinkpy.models.checkpoint import weight_elements  # noqa: E402
 from blinkpy.models.gpu_step import StepGraph  # noqa: E402
-from blinkpy.queues.submission import WORD_LOGPROBS, WORD_REPETITION_PENALTY, WORD_TOP_P  # noqa: E402
-
-READ_GBPS = 4434.0  # read-only bandwidth of an H200's memory, measured
 
 
 def percentiles(values: np.ndarray) -> dict[str, float]:
     return {"p50": round(float(np.percentile(values, 50)), 2), "p99": round(float(np.percentile(values, 99)), 2)}
 
 
-def floor_us(a: Architecture, rows: int, context: int) -> float:
-    """Microseconds to read what a decode step of random tokens reads: weights, of the experts those that any of the rows is
-    expected to visit, and the cached context. The embedding is a gather and counts as nothing."""
-    elements = weight_elements(a) - (0 if a.tied_embeddings else a.vocab_size * a.hidden_size)
-    if any(a.sparse):
-        unused = (1 - a.experts_per_token / a.experts) ** rows
-        elements -= int(unused * sum(a.sparse) * a.experts * 3 * a.expert_size * a.hidden_size)
-    cache = rows * context * 2 * a.layers * a.kv_size
-    return 2 * (elements + cache) / READ_GBPS / 1e3
-
-
 def graph_alone(engine: CudaEngine, rows: int, context: int, repeats: int = 50) -> np.ndarray:
     """Times of the decode graph of so many rows, replayed by the host one after another, in microseconds."""
-    step, state = engine._gpu_step, cast(Any, engine.device_state)  # tensors in place of arrays
-    batch, requests, page = state.batch, state.requests, engine.sizes.page_size
-    pages = -(-(context + 1) // page)
-    requests.page_table[:rows, :pages] = torch.arange(rows * pages, dtype=torch.int32, device="cuda").view(rows, pages)
-    requests.entry.zero_()  # greedy
-    requests.entry[:, WORD_LOGPROBS] = -1
-    reals = requests.entry.view(torch.float32)
-    reals[:, WORD_TOP_P], reals[:, WORD_REPETITION_PENALTY] = 1, 1
-    slots = torch.arange(rows, dtype=torch.int32, device="cuda")
-    batch.row_slots[:rows], batch.query_starts[:rows] = slots, slots
-    batch.query_starts[rows:] = rows
-    batch.context_lengths[:rows], batch.emits[:rows] = context, 1
-    batch.positions[:rows], batch.token_ids[:rows], batch.token_rows[:rows] = context - 1, 17, slots
-    last = requests.page_table[:rows, (context - 1) // page]
-    batch.cache_slots[:rows] = last * page + (context - 1) % page
-    for index, value in ((ROWS, rows), (TOKENS, rows), (DECODE_ROWS, rows), (MAX_CONTEXT, context), (EMITS, rows)):
-        batch.counts[index] = value
-    index = next(i for i, shape in enumerate(step.shapes) if not shape.mixed and shape.rows >= rows)
-    graph = step.graphs[index].graph
+    step, sizes, work = engine._gpu_step, engine.sizes, decoding(rows, context)
+    pages = np.arange(sizes.num_pages, dtype=np.int32)
+    put(engine.device_state, work, sizes.page_size, pages, step.decoder.a.vocab_size)
+    graph = graph_for(step, work).graph
     graph.instantiate()
     times = []
     torch.cuda.synchronize()

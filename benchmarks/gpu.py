@@ -11,19 +11,22 @@ import numpy as np
 
 PERIOD_S = 0.05  # the counter itself moves every 20 to 100 ms
 CLOCK_EVERY = 10  # readings of the counter: the clock is read less often
+ENOUGH = 5  # readings for a line
 SLACK_S = 0.5  # that readings may begin too late or end too early
 
 
 class EnergyMeter:
     """Reads the energy counter of one GPU several times a second, within a with block. missing: why there is none, or empty.
 
-    index: of the GPUs that this process's servers see, as CUDA counts them (CUDA_VISIBLE_DEVICES)."""
+    index: of the GPUs that this process's servers see, as CUDA counts them (CUDA_VISIBLE_DEVICES). period_s: between two
+    readings of the counter; clock_every: of these to one of the clock."""
 
-    def __init__(self, index: int = 0):
+    def __init__(self, index: int = 0, period_s: float = PERIOD_S, clock_every: int = CLOCK_EVERY):
         self.missing = ""
         self.facts: dict[str, Any] = {}
         self._marks: list[tuple[float, float]] = []  # (time.perf_counter(), joules)
         self._clocks: list[tuple[float, float]] = []  # (time.perf_counter(), MHz of the multiprocessors)
+        self._period_s, self._clock_every = period_s, clock_every
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         try:
@@ -52,9 +55,9 @@ class EnergyMeter:
         return float(self._nvml.nvmlDeviceGetClockInfo(self._handle, self._nvml.NVML_CLOCK_SM))
 
     def _run(self) -> None:
-        while not self._stop.wait(PERIOD_S):
+        while not self._stop.wait(self._period_s):
             self._marks.append((time.perf_counter(), self._joules()))
-            if len(self._marks) % CLOCK_EVERY == 0:
+            if len(self._marks) % self._clock_every == 0:
                 self._clocks.append((time.perf_counter(), self._mhz()))
 
     def __enter__(self) -> EnergyMeter:
@@ -73,6 +76,12 @@ class EnergyMeter:
         read = len(marks) > 1 and marks[0][0] < begin + SLACK_S and marks[-1][0] > end - SLACK_S
         return interpolated(marks, begin, end) if read else None
 
+    def power_w(self, begin: float, end: float) -> float | None:
+        """Power between two times of time.perf_counter() through which the load was the same: the slope of the line that fits the
+        readings best. That the counter moves in steps disturbs it less than a difference. None without readings enough."""
+        read = [mark for mark in list(self._marks) if begin <= mark[0] <= end]
+        return slope(read) if len(read) >= ENOUGH else None
+
     def clock_mhz(self, begin: float, end: float) -> float | None:
         """Mean clock of the GPU's multiprocessors between two times of time.perf_counter(); None if it was not read meanwhile. At
         its power limit a GPU lowers it."""
@@ -84,9 +93,15 @@ class EnergyMeter:
         if self.missing:
             return None
         began = time.perf_counter()
-        time.sleep(seconds + 2 * PERIOD_S)
+        time.sleep(seconds + 2 * self._period_s)
         joules = self.joules(began, began + seconds)
         return None if joules is None else round(joules / seconds, 1)
+
+
+def slope(marks: list[tuple[float, float]]) -> float:
+    """Of the straight line with the least squares through points (x, y)."""
+    x, y = np.array(marks).T
+    return float(np.polyfit(x - x[0], y - y[0], 1)[0])
 
 
 def interpolated(marks: list[tuple[float, float]], begin: float, end: float) -> float:

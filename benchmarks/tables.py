@@ -27,12 +27,13 @@ from benchmarks.promises import EARLIER, SCHEDULER, STEPS, promises
 from benchmarks.repeats import Twice, repeats
 from benchmarks.serving_tables import claim, paragraph, percent, serving
 from benchmarks.starts import marked
+from benchmarks.steps_table import table as steps_table
 
 Document = dict[str, Any]
 PAGES = (
     ROOT / "README.md",
     RESULTS / "README.md",
-    *(ROOT / "docs" / f"{name}.md" for name in ("evaluation", "benchmarks", "tuning")),
+    *(ROOT / "docs" / f"{name}.md" for name in ("evaluation", "benchmarks", "gpu-loop", "tuning")),
 )
 PART = re.compile(r"(<!-- measured: (\w+) -->\n).*?(<!-- end of measured -->)", re.DOTALL)
 SHAPES = {"llama-3-8b": "Llama-3-8B", "qwen3-30b-a3b": "Qwen3-30B-A3B"}
@@ -61,6 +62,7 @@ MAKERS = {  # of a result file, by the beginning of its name
     "serving-": "`python -m benchmarks.serving`",
     "interference-": "`python -m benchmarks.interference`",
     "energy-": "`python -m benchmarks.energy`",
+    "steps-": "`python -m benchmarks.steps`",  # behind the grids whose names begin with it
 }
 
 
@@ -129,6 +131,18 @@ def decode(results: Results) -> str:
         )
     origins = paragraph(*(f"{title}: {origin_of(found)}." for title, found in shown.items()))
     return "\n".join([*lines, *paragraph(*text), "", *origins]) + "\n"
+
+
+def steps(results: Results) -> str:
+    """Whole steps, back to back, with their power, of each shape."""
+    lines = []
+    for name, title in SHAPES.items():
+        if found := results.read(f"steps-{name}"):
+            measured, gpu = found["results"], found["results"]["gpu"]
+            limit = f", power limit {gpu['power_limit_w']:.0f} W" if "power_limit_w" in gpu else ""
+            where = f"{title}, {gpu['gpu']}{limit}; {found['arguments']['seconds']:g} s of each step; {when(found)}:"
+            lines += [*paragraph(where), "", *steps_table(measured["steps"]), ""]
+    return "\n".join(["", *lines] if lines else ["Not measured yet.", ""])
 
 
 def energy(results: Results) -> str:
@@ -216,6 +230,7 @@ PARTS: dict[str, Callable[[Results], str]] = {
     "cpu": cpu,
     "capacity": lambda results: capacity_page(results.read("capacity").get("results", {})),
     "energy": energy,
+    "steps": steps,
     "step_sizes": lambda results: step_sizes(pairs(results, ONE_SIZE, THREE_SIZES)),
     "together": lambda results: together(pairs(results, ONE_SIZE, GRID)),
     "repeats": lambda results: repeats(twice(results), pairs(results, THREE_SIZES, GRID)),

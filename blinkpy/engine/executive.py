@@ -52,13 +52,13 @@ from blinkpy.kernels.loop import (
     LOOP_COPY_EVERY,
     LOOP_COPY_GRAPH,
     LOOP_RESULT,
-    LOOP_STEP_BEGIN,
-    LOOP_STEP_END,
     LOOP_TRACED,
     LOOP_TURNS,
     LOOP_WORDS,
     MOST_BUCKETS,
     TRACE_COLUMNS,
+    TRACE_STEP_BEGIN,
+    TRACE_STEP_END,
     LoopCode,
 )
 from blinkpy.models.gpu_step import StepGraph
@@ -67,6 +67,10 @@ AHEAD_KERNELS = 12
 """`ahead` may begin so many kernels before the end of a step's layers: late, so that it sees late arrivals, and early enough to
 end before the step. It has to find a multiprocessor with room. The large product behind the layers can leave none for as long
 as it runs (0.25 ms of a Llama-3-8B step on an H200), so it begins a layer or two before."""
+
+REHEARSAL_KERNELS = 3
+"""The rehearsal begins so many kernels before a step's end: behind the product with the vocabulary's matrix, which would push out
+again what it brings near."""
 
 NEVER = 1 << 62  # words
 
@@ -94,7 +98,8 @@ class Executive:
 
     code: the loop's kernels, compiled (blinkpy.kernels.loop.loop_code). table: their table's words, int64, with the addresses
     of the queues and of the scheduler's state; keep: whatever those addresses belong to. trace_rows: turns whose times are
-    recorded, for benchmarks: then stamps also note when each step begins and ends. Raises CudaError if the graph can't be built.
+    recorded, for benchmarks: then stamps also note when each step begins and ends. rehearsal: a table like the first one, of a
+    state of its own (blinkpy.engine.rehearsal). Raises CudaError if the graph can't be built.
     """
 
     def __init__(
@@ -107,6 +112,7 @@ class Executive:
         trace_rows: int = 0,
         lanes: int = LANES,
         copies: Copies | None = None,
+        rehearsal: np.ndarray | None = None,
     ):
         self.stream, self._steps, self._keep, self._lanes = stream, steps, keep, lanes
         self._capturing = torch.cuda.Stream(priority=-1)  # its kernels are one block each, and should not queue for a place
@@ -119,12 +125,27 @@ class Executive:
         self._branches = len(steps.graphs) + 1 + (copies is not None)  # a copy of the state before the last, which is idle
         self._repeat = torch.zeros(self._branches, dtype=torch.int64, device="cuda")
         self._table = torch.from_numpy(np.concatenate([table, steps.graph_of.astype(np.int64).ravel()])).cuda()
+        self._rehearsal: list[torch.Tensor] = []
+        if rehearsal is not None:
+            self._rehearsal = self._rehearsal_arrays(rehearsal)
         self.kernel_resources = {name: resources_of(part) for name, part in code._asdict().items()}
         self._libraries: list[Any] = []
         self._launched = False
         self._ahead, self._turn, self._tell, self._stamp, self._resume = (self._load(part) for part in code)
         self._graph = self._build(steps.graphs)
         self._executable = check(runtime.cudaGraphInstantiate(self._graph, 0), "instantiate the loop")
+
+    def _rehearsal_arrays(self, table: np.ndarray) -> list[torch.Tensor]:
+        """What `turn` gets in place of the table, the handles, the loop's words and the trace."""
+        loop = torch.zeros(LOOP_WORDS, dtype=torch.int64)
+        loop[LOOP_TRACED] = 1  # the trace is full
+        graph_of = np.zeros(2, np.int64)  # of the only bucket
+        return [
+            torch.from_numpy(np.concatenate([table, graph_of])).cuda(),
+            torch.zeros(1, dtype=torch.int64, device="cuda"),
+            loop.cuda(),
+            torch.zeros((1, TRACE_COLUMNS), dtype=torch.int64, device="cuda"),
+        ]
 
     def _load(self, code: KernelCode) -> Any:
         library = check(driver.cuLibraryLoadData(code.cubin, [], [], 0, [], [], 0), "load the loop's kernels")
@@ -216,32 +237,31 @@ class Executive:
         # It reads the last step's tokens, and the sampling writes new ones.
         check(runtime.cudaGraphAddDependencies(whole, [tell], [output], None, 1), "order the report before the sampling")
         ahead = self._add_beside(whole, self._ahead, [*before_ahead, tell])
+        if self._rehearsal:
+            before = chain[-1 - REHEARSAL_KERNELS :][0]
+            self._add_kernel(whole, [(before, FULL)], self._turn, self._lanes, [*arrays(self._rehearsal), 0, 0, 0])
         self._add_turn(whole, [(chain[-1], PROGRAMMATIC), (ahead, FULL)], handles, own)
         if self._trace_rows:
-            for after, index in ([], LOOP_STEP_BEGIN), ([(chain[-1], PROGRAMMATIC)], LOOP_STEP_END):
-                self._add_kernel(whole, after, self._stamp, 1, [*array_argument(self.loop), index])
+            words = arrays([self.loop, self.trace])
+            for after, column in ([], TRACE_STEP_BEGIN), ([(chain[-1], PROGRAMMATIC)], TRACE_STEP_END):
+                self._add_kernel(whole, after, self._stamp, 1, [*words, column])
         check(runtime.cudaGraphAddChildGraphNode(graph, None, 0, whole), "add a step graph")
 
     def _add_copy(self, graph: Any, copies: Copies, switch_handle: int, own: int) -> None:
         """Put a copy of the state into a graph, and what goes on with the step behind it."""
         copy = runtime.cudaGraph_t(copies.graph.raw_cuda_graph())
         node = check(runtime.cudaGraphAddChildGraphNode(graph, None, 0, copy), "add the copy of the state")
-        words: list[int] = []
-        for tensor in (self._repeat, self.loop, copies.progress):
-            words += array_argument(tensor)
+        words = arrays([self._repeat, self.loop, copies.progress])
         self._add_kernel(graph, [(node, FULL)], self._resume, 1, [*words, switch_handle, own])
 
     def _add_beside(self, graph: Any, function: Any, after: list[Any]) -> Any:
         """Add a part of the turn that runs beside a step: `tell` or `ahead`."""
-        words = array_argument(self._table) + array_argument(self.loop)
+        words = arrays([self._table, self.loop])
         return self._add_kernel(graph, [(node, FULL) for node in after], function, self._lanes, words)
 
     def _add_turn(self, graph: Any, after: list[tuple[Any, Any]], handles: tuple[int, int], own: int) -> Any:
-        words: list[int] = []
-        for tensor in (self._table, self._repeat, self.loop, self.trace):
-            words += array_argument(tensor)
-        words += [*handles, own]
-        return self._add_kernel(graph, after, self._turn, self._lanes, words)
+        words = arrays([self._table, self._repeat, self.loop, self.trace])
+        return self._add_kernel(graph, after, self._turn, self._lanes, [*words, *handles, own])
 
     def _add_kernel(self, graph: Any, after: list[tuple[Any, Any]], function: Any, lanes: int, words: list[int]) -> Any:
         """Add a kernel of one block that depends on `after`: (node, kind of the edge). Returns its node."""
@@ -265,8 +285,11 @@ def resources_of(code: KernelCode) -> KernelResources:
     return read_cubin(code.cubin).kernels[code.entry]
 
 
-def array_argument(tensor: torch.Tensor) -> list[int]:
-    """A contiguous tensor as Numba passes an array to a kernel: no owner (two words), elements, their size, address, shape,
+def arrays(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """Contiguous tensors as Numba passes arrays to a kernel, each: no owner (two words), elements, their size, address, shape,
     strides in bytes."""
-    size = tensor.element_size()
-    return [0, 0, tensor.numel(), size, tensor.data_ptr(), *tensor.shape, *(n * size for n in tensor.stride())]
+    words: list[int] = []
+    for tensor in tensors:
+        size = tensor.element_size()
+        words += [0, 0, tensor.numel(), size, tensor.data_ptr(), *tensor.shape, *(n * size for n in tensor.stride())]
+    return words

@@ -168,6 +168,7 @@ class CudaEngine(Engine):
     def _build_executive(self, policy: Policy, queues: EngineViews, graph_of: np.ndarray, stream: torch.cuda.Stream) -> Executive:
         # Imported here: --control host works without numba-cuda.
         from blinkpy.engine.executive import Copies, Executive, StepTable
+        from blinkpy.engine.rehearsal import rehearsal_world
         from blinkpy.kernels.compile import device_arguments
         from blinkpy.kernels.loop import loop_code
 
@@ -177,8 +178,11 @@ class CudaEngine(Engine):
         copies, recording = None, self._gpu_recording
         if recording is not None and self._recording is not None:
             copies = Copies(recording.capture(stream), self._recording.copy_every, recording.progress)
-        keep = (queues, self.device_state, recording)
-        return Executive(code, table, steps, stream, keep, self._trace_rows, copies=copies)
+        limits, state = rehearsal_world(self.limits)
+        rehearsed = to_device(state)
+        _, rehearsal = device_arguments(limits, queues, rehearsed)
+        keep = (queues, self.device_state, recording, rehearsed)
+        return Executive(code, table, steps, stream, keep, self._trace_rows, copies=copies, rehearsal=rehearsal)
 
     def _plan(self, a: Architecture, dtype: torch.dtype, page_bytes: int) -> MemoryPlan:
         config, (free, total) = self.config, torch.cuda.mem_get_info()

@@ -23,7 +23,7 @@ from blinkpy.kernels.conditions import set_condition, wait_for_predecessors
 from blinkpy.kernels.njit_cache import cache_folder
 from blinkpy.kernels.policies import Policy
 from blinkpy.kernels.policy_key import policy_digest
-from blinkpy.kernels.portable import load_relaxed, nanosleep, now_ns, register_cuda
+from blinkpy.kernels.portable import nanosleep, now_ns, register_cuda
 from blinkpy.kernels.scheduler import Phases, make_phases
 from blinkpy.kernels.steady import fetch_ahead
 from blinkpy.kv.state import COPIES_BEGUN, COPIES_DONE, DECODE_ROWS, DRAINED, POSITION, ROWS, STEADY, STOPPED
@@ -42,16 +42,14 @@ LOOP_TRACED = 3  # rows written to the trace
 LOOP_RESULT = 4  # what ended the loop: STOPPED, DRAINED, or TIME_OVER
 LOOP_AHEAD_BEGIN = 5  # clock of the last `ahead`
 LOOP_AHEAD_END = 6
-LOOP_STEP_BEGIN = 7  # clock when the last step began, if steps are stamped
-LOOP_STEP_END = 8  # clock when its last kernel was complete
-LOOP_COPY_GRAPH = 9  # branch of SWITCH that copies the state for the flight recorder
-LOOP_COPY_AT = 10  # words recorded at which the next copy is due
-LOOP_COPY_EVERY = 11  # words between two copies
-LOOP_COPY_DUE = 12  # 1: before the next step
-LOOP_COPIES = 13  # copies begun
-LOOP_HELD = 14  # step graph that follows the copy
-LOOP_TELL = 15  # 1: the last turn has not reported; `tell` does
-LOOP_WORDS = 16
+LOOP_COPY_GRAPH = 7  # branch of SWITCH that copies the state for the flight recorder
+LOOP_COPY_AT = 8  # words recorded at which the next copy is due
+LOOP_COPY_EVERY = 9  # words between two copies
+LOOP_COPY_DUE = 10  # 1: before the next step
+LOOP_COPIES = 11  # copies begun
+LOOP_HELD = 12  # step graph that follows the copy
+LOOP_TELL = 13  # 1: the last turn has not reported; `tell` does
+LOOP_WORDS = 14
 TIME_OVER = -100
 
 # Columns of the trace, int64, one row for each turn that made a batch. Times are of the GPU's clock, ns.
@@ -61,7 +59,7 @@ TRACE_GRAPH = 2
 TRACE_ROWS = 3
 TRACE_AHEAD_BEGIN = 4  # of the turn's first half
 TRACE_AHEAD_END = 5
-TRACE_STEP_BEGIN = 6  # of the step that is complete, if steps are stamped
+TRACE_STEP_BEGIN = 6  # of the step that is complete, written by stamps; 0 without
 TRACE_STEP_END = 7
 TRACE_STEADY = 8  # 1: it may have taken the short way
 TRACE_COLUMNS = 9
@@ -79,7 +77,7 @@ TURN_SIGNATURE = types.void(
     types.uint64,
     int64,
 )
-STAMP_SIGNATURE = types.void(WORDS, int64)
+STAMP_SIGNATURE = types.void(WORDS, types.Array(int64, 2, "C"), int64)
 RESUME_SIGNATURE = types.void(types.Array(types.uint64, 1, "C"), WORDS, WORDS, types.uint64, int64)
 
 
@@ -152,7 +150,7 @@ def turn_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None]:
         # Before the step's end: all that the decision needs. Each load may go to memory, so nothing waits for one alone.
         turns, began, budget, traced = loop[LOOP_TURNS], loop[LOOP_BEGAN_NS], loop[LOOP_BUDGET_NS], loop[LOOP_TRACED]
         due, copies, copy_graph = loop[LOOP_COPY_DUE], loop[LOOP_COPIES], loop[LOOP_COPY_GRAPH]
-        ahead_begin, ahead_end, step_begin = loop[LOOP_AHEAD_BEGIN], loop[LOOP_AHEAD_END], loop[LOOP_STEP_BEGIN]
+        ahead_begin, ahead_end = loop[LOOP_AHEAD_BEGIN], loop[LOOP_AHEAD_END]
         shared = cuda.shared.array(shared_words, int64)
         engine = read(table, shared, lane, lanes)
         fetch_ahead(engine.limits, engine.state, lane, lanes)
@@ -204,8 +202,6 @@ def turn_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None]:
             trace[traced, TRACE_ROWS] = counts[ROWS]
             trace[traced, TRACE_AHEAD_BEGIN] = ahead_begin
             trace[traced, TRACE_AHEAD_END] = ahead_end
-            trace[traced, TRACE_STEP_BEGIN] = step_begin
-            trace[traced, TRACE_STEP_END] = load_relaxed(loop, LOOP_STEP_END)  # written meanwhile
             trace[traced, TRACE_STEADY] = engine.state.counts[STEADY]
             loop[LOOP_TRACED] = traced + 1
 
@@ -232,11 +228,17 @@ def leave(repeat, while_handle, own, graph):
 
 def stamp_kernel() -> Callable[..., None]:
     """The Python function of a kernel that notes when the kernels before it are complete, for benchmarks. Arguments: the
-    loop's words, and which of them gets the time."""
+    loop's words; the trace, int64 [rows, TRACE_COLUMNS]; and the column that gets the time, in the row that the step's turn will
+    write. Nothing is between the moment and the clock: not the load that says which row, nor the turn's own trace."""
 
-    def stamp(loop, index):
-        wait_for_predecessors()
-        loop[index] = now_ns()
+    def stamp(loop, trace, column):
+        at = now_ns()
+        row = loop[LOOP_TRACED]
+        if column == TRACE_STEP_END:
+            wait_for_predecessors()
+            at = now_ns()
+        if row < trace.shape[0]:
+            trace[row, column] = at
 
     return stamp
 

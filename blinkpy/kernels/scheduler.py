@@ -19,7 +19,7 @@ from blinkpy.kernels.policies import Policy, RequestFields, fcfs
 from blinkpy.kernels.portable import barrier, block_sum, device, store_relaxed, strided
 from blinkpy.kernels.reclaim import judge_pairs, reclaim, tell_ends
 from blinkpy.kernels.recorder import record
-from blinkpy.kernels.steady import UNSTEADY, steady_turn
+from blinkpy.kernels.steady import UNSTEADY, publish_late, steady_turn
 from blinkpy.kv.state import (
     BATCH_COUNTS,
     CACHED_COUNT,
@@ -57,8 +57,9 @@ GAUGE_ROWS, GAUGE_TOKENS = GAUGE["batch_rows"], GAUGE["batch_tokens"]
 
 @device
 def report(limits, queues, state, lane, lanes):
-    """Close the call's record; publish counters, gauges and the engine's heartbeat. They are for watching: nothing waits for
-    their order, and a release would wait for all of them to cross the bus."""
+    """Publish the tokens that the short way left; close the call's record; publish counters, gauges and the heartbeat.
+    The latter are for watching: nothing waits for their order, and a release would wait for all of them to cross the bus."""
+    publish_late(limits, queues, state, lane, lanes)
     record(limits, state, state.inbox.now_ns[0], lane, lanes)
     engine, counts = queues.engine, state.counts
     for i in strided(lane, N_COUNTERS, lanes):
@@ -122,7 +123,8 @@ class Phases(NamedTuple):
     """decide(limits, queues, state, lane, lanes): commit the step, which is complete, and plan the next one. Returns the
     bucket of the next step, which state.batch describes, NOTHING when there is none, STOPPED or DRAINED."""
     report: Callable[..., None]
-    """report(limits, queues, state, lane, lanes): publish counters, gauges and the heartbeat."""
+    """report(limits, queues, state, lane, lanes): publish what decide() left, counters, gauges and the heartbeat. After each
+    decide(), and before ahead()."""
     schedule: Callable[..., int]
     """schedule(limits, queues, state, now_ns, lane, lanes): the three in turn; as decide."""
 

@@ -1,8 +1,9 @@
 """The short way from a step's tokens to the next batch, for the usual turn: everybody decodes, and nobody enters.
 
-`ahead` has written down all but the tokens (State.forecast), so one pass over the rows commits a token, publishes it and
-writes the row of the next batch. Requests may end in it, if nobody waits for their place. What it leaves behind is, bit for
-bit, what the general phases leave: tests run both on the same worlds.
+`ahead` has written down all but the tokens (State.forecast), so one pass over the rows commits a token and writes the row of the
+next batch. Requests may end in it, if nobody waits for their place. The tokens' words are published when the next step has begun
+(`publish_late`, a part of report): nobody on the GPU waits for them, and the way to the host's memory is long. What both
+leave behind is, bit for bit, what the general phases leave: tests run both on the same worlds.
 """
 
 from __future__ import annotations
@@ -62,13 +63,9 @@ def outcome(limits, facts, row, token):
 
 @device
 def fetch_ahead(limits, state, lane, lanes):
-    """Bring near what steady_turn and report will read; the step's kernels have pushed it out of the caches."""
+    """Bring near what steady_turn will read; the step's kernels have pushed it out of the caches."""
     for row in strided(lane, limits.rows, lanes):  # all of them: their number is not near yet either
         prefetch(state.forecast.rows, (row, 0))
-    for pair in strided(lane, limits.pairs, lanes):
-        prefetch(state.pairs.cq_head, pair)
-        prefetch(state.pairs.cq_tail, pair)
-        prefetch(state.forecast.published, pair)
     if lane == 0:
         prefetch(state.batch.counts, 0)
         prefetch(state.counts, 0)
@@ -89,8 +86,8 @@ def steady_turn(limits, queues, state, lane, lanes):
     ended = block_sum(ended, lane, lanes)
     if ended > 0 and waiting > 0:
         return UNSTEADY
-    # First what few lanes do: the others go on with the rows meanwhile.
-    move_tails(limits, queues, state, lanes - 1 - lane, lanes)
+    if lane == 0:  # first what one lane does: the others go on with the rows meanwhile
+        state.forecast.unpublished[0] = rows
     if lane == 0 and ended == 0:
         generated, steps, context = counters[GENERATED_TOKENS], counts[STEPS], state.forecast.max_context[0]
         counters[GENERATED_TOKENS] = generated + rows
@@ -109,7 +106,7 @@ def steady_turn(limits, queues, state, lane, lanes):
             kept += total
         if row < rows:
             length = facts[row, FORECAST_LENGTH]
-            commit_row(limits, queues, state, row, slot, length, token, flags)
+            commit_row(state, row, slot, length, token, flags)
             failed += 1 if flags & HAS_TOKEN == 0 else 0
             if flags & FINISH_MASK != 0:
                 state.scratch.slot[row - place] = slot
@@ -136,29 +133,37 @@ def steady_turn(limits, queues, state, lane, lanes):
 
 
 @device
-def commit_row(limits, queues, state, row, slot, length, token, flags):
-    """One lane: publish a row's token, and append it to its request. length: tokens of the request with this one."""
+def commit_row(state, row, slot, length, token, flags):
+    """One lane: append a row's token to its request, and write its completion word. length: of the request, with this token."""
     requests, facts = state.requests, state.forecast.rows
-    mark, pair, index = facts[row, FORECAST_MARK], facts[row, FORECAST_PAIR], facts[row, FORECAST_CQ_INDEX]
+    mark = facts[row, FORECAST_MARK]
     word = mark & SLOT_MASK | mark >> FORECAST_LAP_SHIFT << LAP_SHIFT | flags << FLAG_SHIFT
     if flags & HAS_TOKEN != 0:
         word |= token << TOKEN_SHIFT
         if facts[row, FORECAST_FLAGS] & FORECAST_RECORD != 0:
             word |= LOGPROBS_BIT
-    # Relies on O4 of docs/verification.md: ahead.foresee saw that the reader is past this entry, and steady turns hang on that.
-    put_word(queues, pair, index, word, state.batch.logprobs, row)
-    if flags & HAS_TOKEN != 0:
         requests.tokens[slot, length - 1] = token
         requests.length[slot] = length
+    state.scratch.word[row] = word
 
 
 @device
-def move_tails(limits, queues, state, lane, lanes):
-    """One lane for each pair: count its new completions. Their tail needs no release: see completions.publish."""
-    pairs = state.pairs
+def publish_late(limits, queues, state, lane, lanes):
+    """Publish what steady_turn left. Before the next turn, and before its other half: that one writes new forecasts."""
+    forecast, pairs, words = state.forecast, state.pairs, state.scratch.word
+    facts, rows = forecast.rows, forecast.unpublished[0]
+    barrier(lanes)  # all lanes know how many there are
+    if rows == 0:
+        return
+    for row in strided(lane, rows, lanes):
+        # Relies on O4 of docs/verification.md: ahead.foresee saw that the reader is past this entry; steady turns hang on that.
+        put_word(queues, facts[row, FORECAST_PAIR], facts[row, FORECAST_CQ_INDEX], words[row], state.batch.logprobs, row)
     for pair in strided(lane, limits.pairs, lanes):
-        published, tail, head = state.forecast.published[pair], pairs.cq_tail[pair], pairs.cq_head[pair]
+        published, tail, head = forecast.published[pair], pairs.cq_tail[pair], pairs.cq_head[pair]
         pairs.room[pair] = limits.cq_entries - (tail + published - head)
-        if published > 0:
+        if published > 0:  # the tail needs no release: see completions.publish
             pairs.cq_tail[pair] = tail + published
             store_relaxed(queues.pair, (pair, PAIR_CQ_TAIL), tail + published)
+    if lane == 0:
+        forecast.unpublished[0] = 0
+    barrier(lanes)

@@ -95,7 +95,7 @@ def make_state(limits: Limits, buckets: Sequence[tuple[int, int]] = ()) -> State
     )
     Q = limits.pairs
     inbox = Inbox(now_ns=i64(1), command=i64(1), heartbeat=i64(Q), claim=i64(Q), cq_head=i64(Q), doorbell=i64(Q), cancel=i64(S))
-    forecast = Forecast(rows=i32(B, FORECAST_WORDS), published=i64(Q), max_context=i64(1))
+    forecast = Forecast(rows=i32(B, FORECAST_WORDS), published=i64(Q), max_context=i64(1), unpublished=i64(1))
     batch = Batch(
         token_ids=i32(T),
         positions=i32(T),

@@ -173,6 +173,7 @@ class Forecast(NamedTuple):
     rows: Int32  # [B, FORECAST_WORDS] by row of the batch, FORECAST_*: what one lane needs lies together
     published: Int64  # [Q] completions of the step for each pair
     max_context: Int64  # [1] longest context of the next step, if no request ends
+    unpublished: Int64  # [1] rows whose completion words the short way has left in Scratch.word
 
 
 class Batch(NamedTuple):

@@ -61,7 +61,7 @@ KERNELS = {
         ("cudaGraphSetConditional",),
     ),
     "resume": (resume_kernel, RESUME_SIGNATURE, 7 + 7 + 7 + 2, ("cudaGraphSetConditional",)),
-    "stamp": (stamp_kernel, STAMP_SIGNATURE, 7 + 1, ()),
+    "stamp": (stamp_kernel, STAMP_SIGNATURE, 7 + 9 + 1, ()),
 }
 
 

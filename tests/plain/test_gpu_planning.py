@@ -82,8 +82,11 @@ def test_the_gpu_sees_the_segment_as_the_host_does() -> None:
 def test_arrays_as_kernel_arguments() -> None:
     torch = pytest.importorskip("torch")
     executive = pytest.importorskip("blinkpy.engine.executive")
-    tensor = torch.zeros(3, 5, dtype=torch.int32)
-    assert executive.array_argument(tensor) == [0, 0, 15, 4, tensor.data_ptr(), 3, 5, 20, 4]
+    first, second = torch.zeros(3, 5, dtype=torch.int32), torch.zeros(2, dtype=torch.int64)
+    assert executive.arrays([first, second]) == [
+        *(0, 0, 15, 4, first.data_ptr(), 3, 5, 20, 4),
+        *(0, 0, 2, 8, second.data_ptr(), 2, 8),
+    ]
 
 
 def test_without_a_gpu_the_engine_says_so(tmp_path: Path) -> None:
