@@ -1,24 +1,22 @@
-"""Grids next to earlier ones (steps-of-2048-MODEL.json, steps-of-512-MODEL.json): what other step sizes did to blinkpy; what
-company on the same host does to the peer, which was the same every time; and how much two runs of a grid differ."""
+"""Grids next to earlier ones (steps-of-2048-MODEL.json, steps-of-512-MODEL.json): what other step sizes did to blinkpy, and
+what company on the same host does to the peer, which was the same every time."""
 
 from __future__ import annotations
 
-import textwrap
 from typing import Any
 
 from benchmarks.paper_report import (
     FIGURES,
-    MEDIANS,
     MODES,
     Document,
     Figure,
     closed_loops,
     latency,
-    repeated,
     series,
     stream_words,
 )
-from benchmarks.serving_tables import HEADLINE_RATE, OURS, PEER, RATES, paragraph, percent, word
+from benchmarks.repeats import commit_of
+from benchmarks.serving_tables import HEADLINE_RATE, OURS, PEER, RATES, paragraph, word
 
 Pairs = dict[str, tuple[Document, Document]]  # by the model's title: the earlier result file and the one on the page
 STREAMS = (64.0, 256.0)
@@ -74,38 +72,6 @@ def together(pairs: Pairs) -> str:
     return _table(f"{PEER} alone on a machine → beside the other model. {_commits(pairs)}", PEER_FIGURES, rows)
 
 
-def repeats(twice: dict[str, Document], machines: Pairs) -> str:
-    """How much two runs of a grid differ: on one machine, where a file has them; and the peer's on two, without neighbours.
-
-    twice: result files by the model's title; machines: two runs of the peer."""
-    lines = []
-    for title, document in twice.items():
-        if document and (again := repeated(document["results"])):
-            lines.append(
-                f"- On one machine, one after the other, {title}, `{_commit(document)}`: {len(again)} loads of {OURS}'s were"
-                f" measured twice and differ by at most {_differences(list(again.values()))}."
-            )
-    for title, (before, after) in machines.items():
-        shown = {name: [ratio for ratio in _ratios(before, after, value) if ratio] for name, value in MEDIANS.items()}
-        if all(shown.values()):
-            found = [{name: max(some) for name, some in shown.items()}]
-            lines.append(
-                f"- On two machines of one kind, the same {PEER}, loads without neighbours, {title}, `{_commit(before)}` and"
-                f" `{_commit(after)}`: at most {_differences(found)}."
-            )
-    return "\n".join([line for item in lines for line in textwrap.wrap(item, 130, subsequent_indent="  ")] + [""])
-
-
-def _ratios(before: Document, after: Document, value: Figure) -> list[float]:
-    """The larger over the smaller of the peer's figure at each rate that both have."""
-    pairs = (_at_rate(before, after, PEER, MODES[0], rate, {"": value})[0] for rate in RATES)
-    return [max(left, right) / min(left, right) for left, right in pairs if left and right]
-
-
-def _differences(found: list[dict[str, float]]) -> str:
-    return ", ".join(f"{name} {percent(max(one[name] for one in found if name in one) - 1, 1)}" for name in MEDIANS)
-
-
 Values = list[tuple[float | None, float | None]]  # of each figure: earlier, now
 
 
@@ -138,9 +104,5 @@ def _table(text: str, figures: dict[str, Figure], rows: list[str]) -> str:
     return "\n".join([*paragraph(text), "", f"| {' | '.join(titles)} |", "|---" * len(titles) + "|", *rows, ""])
 
 
-def _commit(file: Document) -> str:
-    return str(file["commit"].get("hash", "unknown")[:7])
-
-
 def _commits(pairs: dict[str, Any]) -> str:
-    return " ".join(f"{title}: `{_commit(before)}` → `{_commit(after)}`." for title, (before, after) in pairs.items())
+    return " ".join(f"{title}: `{commit_of(before)}` → `{commit_of(after)}`." for title, (before, after) in pairs.items())

@@ -230,7 +230,9 @@ def remarks(document: Document) -> list[str]:
     if again := repeated(document):
         largest = {name: max(found[name] for found in again.values() if name in found) for name in MEDIANS}
         words = ", ".join(f"{name} {percent(value - 1, 1)}" for name, value in largest.items())
-        lines.append(f"{len(again)} cells of the grid were measured twice; the two runs differ by at most: {words}.")
+        lines.append(
+            f"{len(again)} cells of the grid were measured twice: here are their means. The runs differ by at most: {words}."
+        )
     else:
         lines.append("No cell of the grid was measured twice.")
     servers: dict[str, list[Document]] = {}
@@ -288,7 +290,7 @@ def paragraph(*pieces: str) -> list[str]:
 
 
 def percent(share: float, digits: int = 0) -> str:
-    return f"{100 * share:.{digits}f} %"
+    return f"{100 * share:z.{digits}f} %"
 
 
 def word(value: float | None) -> str:

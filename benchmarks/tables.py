@@ -18,11 +18,13 @@ from typing import Any
 
 from benchmarks.capacity_report import page as capacity_page
 from benchmarks.common import RESULTS, ROOT, UsageError, main, save_figure
-from benchmarks.earlier import Pairs, repeats, step_sizes, together
+from benchmarks.earlier import Pairs, step_sizes, together
 from benchmarks.energy_report import energy_table
 from benchmarks.gpu_tests import gpu_tests
 from benchmarks.paper_plot import draw
 from benchmarks.paper_report import summary
+from benchmarks.promises import EARLIER, SCHEDULER, STEPS, promises
+from benchmarks.repeats import Twice, repeats
 from benchmarks.serving_tables import claim, paragraph, percent, serving
 from benchmarks.starts import marked
 from benchmarks.steps_table import table as steps_table
@@ -45,9 +47,15 @@ CPU_ROWS = (  # file, how its target begins, what it is called here
     ("queue_pair", "round trip through the transport", "queue pair, round trip between two processes"),
 )
 GRID = "paper-"  # begins the name of a model's page
-ONE_SIZE = "steps-of-2048-"  # of an earlier grid, alone on a machine
+ONE_SIZE = EARLIER  # of an earlier grid, alone on a machine
 THREE_SIZES = "steps-of-512-"  # of one between the two, side by side with the other model's
-GRIDS = (GRID, ONE_SIZE, THREE_SIZES)
+REPEATS = "repeats-"  # of one that was measured to see how much two runs differ
+GRIDS = (GRID, ONE_SIZE, THREE_SIZES, REPEATS)
+WHERE = {  # the loads were measured that a file has twice; no file says it, so it changes with them
+    GRID: "on two machines of one kind",
+    REPEATS: "on one machine, one run after the other",
+    ONE_SIZE: "on one machine, one run after the other",
+}
 MAKERS = {  # of a result file, by the beginning of its name
     "decode-": "`python benchmarks/decode.py`",
     **dict.fromkeys(GRIDS, "`python -m benchmarks.paper`"),
@@ -188,8 +196,19 @@ def cpu(results: Results) -> str:
 
 def pairs(results: Results, before: str, after: str) -> Pairs:
     """Two grids of each model, by how their names begin, where there are both."""
-    found = {title: (results.read(before + name), results.read(after + name)) for name, title in SHAPES.items()}
-    return {title: both for title, both in found.items() if all(both)}
+    left, right = grids(results, before), grids(results, after)
+    return {title: (left[title], right[title]) for title in left if left[title] and right[title]}
+
+
+def twice(results: Results) -> list[Twice]:
+    """The grids that may have loads that were measured twice."""
+    names = [(title, where, kind + name) for kind, where in WHERE.items() for name, title in SHAPES.items()]
+    return [Twice(title, where, name, results.read(name)) for title, where, name in names]
+
+
+def grids(results: Results, kind: str) -> dict[str, Document]:
+    """Of each model, by its title; empty where there is none."""
+    return {title: results.read(kind + name) for name, title in SHAPES.items()}
 
 
 def files(results: Results) -> str:
@@ -205,17 +224,18 @@ def files(results: Results) -> str:
 
 
 PARTS: dict[str, Callable[[Results], str]] = {
-    "claim": lambda results: claim({title: results.read(f"paper-{name}") for name, title in SHAPES.items()}),
+    "claim": lambda results: claim(grids(results, GRID)),
     "decode": decode,
-    "serving": lambda results: serving({title: results.read(f"paper-{name}") for name, title in SHAPES.items()}),
+    "serving": lambda results: serving(grids(results, GRID)),
     "cpu": cpu,
     "capacity": lambda results: capacity_page(results.read("capacity").get("results", {})),
     "energy": energy,
     "steps": steps,
     "step_sizes": lambda results: step_sizes(pairs(results, ONE_SIZE, THREE_SIZES)),
     "together": lambda results: together(pairs(results, ONE_SIZE, GRID)),
-    "repeats": lambda results: repeats(
-        {title: results.read(ONE_SIZE + name) for name, title in SHAPES.items()}, pairs(results, THREE_SIZES, GRID)
+    "repeats": lambda results: repeats(twice(results), pairs(results, THREE_SIZES, GRID)),
+    "promises": lambda results: promises(
+        grids(results, GRID), grids(results, ONE_SIZE), {name: results.read(name) for name in (STEPS, SCHEDULER)}, twice(results)
     ),
     "tests": lambda results: gpu_tests(found) if (found := results.read("gpu_tests")) else "",
     "rdma": rdma,

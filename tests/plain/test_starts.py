@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.common import to_json
-from benchmarks.earlier import repeats, step_sizes, together
+from benchmarks.earlier import step_sizes, together
 from benchmarks.figures import verdict
 from benchmarks.paper_report import series, summary
 from benchmarks.serving_tables import serving
@@ -157,26 +157,4 @@ def test_next_to_earlier_results() -> None:
     text = together(pairs)
     assert "| Em | 16 requests/s, interfered | 10 → 20 | 10 → 20 | 900 → 900 |\n" in text
     assert "| Em | 64 streams | 10 → left out | 10 → left out | 900 → left out |\n" in text
-    assert step_sizes({}) == together({}) == "Not measured yet.\n" and repeats({}, {}) == ""
-
-
-def test_two_runs() -> None:
-    """On one machine the loads that a file has twice, on two the peer's isolated ones that both files have and that count."""
-
-    def load(system: str, tpot: float, **more: Any) -> dict[str, Any]:
-        level = {"p50": {"value": tpot}, "p99": {"value": 2 * tpot}}
-        found = cell(system, 0, 5) | dict.fromkeys(("ttft_ms", "tpot_ms"), level)
-        found["cell"] = found["cell"] | more
-        return found
-
-    again = result("em", [load("blinkpy", 10), load("blinkpy", 11, repeat=1), load("vllm", 10)], "a" * 40)
-    machines = {
-        "Em": (
-            result("em", [load("vllm", 10), load("vllm", 10, mode="interfered"), load("blinkpy", 10)], "a" * 40),
-            result("em", [load("vllm", 10.3), load("vllm", 30, mode="interfered"), load("blinkpy", 90)], "b" * 40),
-        )
-    }
-    text = " ".join(repeats({"Em": again, "En": {}}, machines).split())
-    assert "Em, `aaaaaaa`: 1 loads of blinkpy's were measured twice" in text and "median TTFT 10.0 %, median TPOT 10.0 %" in text
-    assert "`aaaaaaa` and `bbbbbbb`: at most median TTFT 3.0 %, median TPOT 3.0 %, throughput 0.0 %." in text
-    assert "En" not in text
+    assert step_sizes({}) == together({}) == "Not measured yet.\n"
