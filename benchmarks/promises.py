@@ -29,6 +29,7 @@ GAP_US = 10.0  # between two steps of STEPS, at any number of rows
 STEPS, SCHEDULER = "decode-llama-3-8b", "decode-scheduler"
 SCHEDULER_US = {STEPS: (256, 10.0), SCHEDULER: (1024, 20.0)}  # rows and limit, by file
 EARLIER = "steps-of-2048-"  # begins the name of the grids in which the peer had a machine to itself
+ALONE = "alone-"  # of loads with each system alone on a machine, one after another
 END_TO_END = latency("e2e_ms", "p50")
 
 
@@ -61,12 +62,19 @@ class Held(NamedTuple):
         return value if self.kept else f"{value}, {percent(self.value / self.limit, 1)} of that"
 
 
-def promises(papers: dict[str, Document], alone: dict[str, Document], decode: dict[str, Document], twice: Iterable[Twice]) -> str:
+class Served(NamedTuple):
+    """Result files of a model; empty where there is none. earlier: a grid in which the peer had a machine to itself."""
+
+    paper: Document
+    earlier: Document
+    alone: Document
+
+
+def promises(served: dict[str, Served], decode: dict[str, Document], twice: Iterable[Twice]) -> str:
     """Two tables: what was not reached, and what was.
 
-    papers, alone: the grid by the model's title, and an earlier one in which the peer had a machine to itself; empty where there
-    is none. decode: files of decode steps by their names. twice: files with loads that were measured twice."""
-    held = [one for title, file in papers.items() if file for one in _grid(title, file, alone[title])]
+    served: by the model's title. decode: files of decode steps by their names. twice: files with loads measured twice."""
+    held = [one for title, files in served.items() for one in _serving(title, files)]
     held += [*_steps(decode), *_runs(twice)]
     lines = _table("not reached", [one for one in held if not one.kept]) + _table("reached", [one for one in held if one.kept])
     return "\n".join(lines) or "Not measured yet.\n"
@@ -78,22 +86,43 @@ def _table(title: str, held: list[Held]) -> list[str]:
     return [f"| {title} | promised | measured | made of |", "|---" * 4 + "|", *rows, ""] if rows else []
 
 
-def _grid(title: str, file: Document, alone: Document) -> Iterator[Held]:
-    """Of the serving grid of a model."""
-    document = file["results"]
-    model, name = document["model"], f"`{file_name(document)}.json`"
-    for streams, limit in TPOT.get(model, {}).items():
-        load = f"{title}, median TPOT with {stream_words(streams)}, {PEER} / {OURS}"
-        yield from _closed(load, name, document, document, streams, limit)
-        if alone and alongside(document):
-            names = f"{name}, {PEER}'s: `{EARLIER}{model}.json`"
-            yield from _closed(f"{load}, {PEER} alone on a machine", names, document, alone["results"], streams, limit)
+def _serving(title: str, files: Served) -> Iterator[Held]:
+    """Of a model's serving benchmarks: what is held against the peer, then what is held against blinkpy's own quiet loads."""
+    if files.paper:
+        document = files.paper["results"]
+        name = f"`{file_name(document)}.json`"
+        yield from _against_peer(title, "", name, document, document)
+        if files.earlier and alongside(document):
+            names = f"{name}, {PEER}'s: `{EARLIER}{document['model']}.json`"
+            yield from _loops(title, f", {PEER} alone on a machine", names, document, files.earlier["results"])
+    if files.alone:
+        document = files.alone["results"]
+        yield from _against_peer(title, ", each alone on a machine", f"`{ALONE}{document['model']}.json`", document, document)
+    if files.paper:
+        yield from _own(title, files.paper)
+
+
+def _against_peer(title: str, where: str, name: str, ours: Document, peers: Document) -> Iterator[Held]:
+    yield from _loops(title, where, name, ours, peers)
+    limit = TAILS.get(ours["model"])
     for figure in ("P99 TTFT", "P99 TPOT"):
         value = FIGURES[figure][1]
-        ours, peers = (series(document, system, MODES[0], value).get(HEADLINE_RATE) for system in (OURS, PEER))
-        if model in TAILS and ours and peers:
-            what = f"{title}, {figure} at {HEADLINE_RATE:g} requests/s, {PEER} / {OURS}"
-            yield Held(what, TAILS[model], peers / ours, "x", f"{word(peers)} and {word(ours)} ms", name)
+        own, other = (series(one, who, MODES[0], value).get(HEADLINE_RATE) for one, who in ((ours, OURS), (peers, PEER)))
+        if limit and own and other:
+            what = f"{title}, {figure} at {HEADLINE_RATE:g} requests/s, {PEER} / {OURS}{where}"
+            yield Held(what, limit, other / own, "x", f"{word(other)} and {word(own)} ms", name)
+
+
+def _loops(title: str, where: str, names: str, ours: Document, peers: Document) -> Iterator[Held]:
+    for streams, limit in TPOT.get(ours["model"], {}).items():
+        what = f"{title}, median TPOT with {stream_words(streams)}, {PEER} / {OURS}{where}"
+        yield from _closed(what, names, ours, peers, streams, limit)
+
+
+def _own(title: str, file: Document) -> Iterator[Held]:
+    """What neighbours do to blinkpy, and its start."""
+    document = file["results"]
+    model, name = document["model"], f"`{file_name(document)}.json`"
     for figure in ("P99 TTFT", "P99 TPOT", "throughput"):
         if found := _worse(document, figure):
             runs = sorted({cell["cell"]["repeat"] for cell in document["cells"]})

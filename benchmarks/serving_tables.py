@@ -49,6 +49,24 @@ def serving(found: dict[str, Document]) -> str:
     return "\n".join(parts)
 
 
+def alone(found: dict[str, Document]) -> str:
+    """Loads without neighbours, each system alone on a machine, one after another; found as of serving()."""
+    lines: list[str] = []
+    for title, file in found.items():
+        if not file:
+            continue
+        document = file["results"]
+        lines += [*paragraph(f"{title}, nothing else on the machine.", *machine(file)), "", *closed(document), ""]
+        figures = [(name, [series(document, name, MODES[0], value).get(HEADLINE_RATE) for _, value in FIGURES.values()])
+                   for name in ours_first(document)]  # fmt: skip
+        rows = [f"| {name} | {' | '.join(map(word, values))} |" for name, values in figures if any(values)]
+        if rows:
+            titles = [f"{figure}, {unit}" for figure, (unit, _) in FIGURES.items()]
+            head = ["| system | " + " | ".join(titles) + " |", "|---" * (1 + len(titles)) + "|"]
+            lines += [*paragraph(f"Azure conversation lengths at {HEADLINE_RATE:g} requests/s:"), "", *head, *rows, ""]
+    return "\n".join(lines)
+
+
 def claim(found: dict[str, Document]) -> str:
     """What neighbours on the host do to each system at the headline rate, for every model that both were measured with there;
     empty if there is none."""
@@ -104,22 +122,27 @@ def file_name(document: Document) -> str:
 
 
 def origin(file: Document) -> list[str]:
-    """Machine, versions, commit, date, cores."""
-    document, machine = file["results"], file["machine"]
-    gpu, cores, name = document["gpu"], document["cores"], file_name(document)
+    """Machine, versions, commit, date, cores, and where every cell is."""
+    name = file_name(file["results"])
+    every = f"Every cell, with energy and errors: [{name}.md](benchmarks/results/{name}.md)."
+    return paragraph(*machine(file), *alongside(file["results"]), every)
+
+
+def machine(file: Document) -> list[str]:
+    """Sentences on machine, versions, cores, commit, date, and what the systems are."""
+    document, host = file["results"], file["machine"]
+    gpu, cores = document["gpu"], document["cores"]
     versions = {cell["cell"]["system"]: cell["server"].get("version", "") for cell in document["cells"]}
     days = sorted({cell["date"][:10] for cell in document["cells"]})
     driver = f" (driver {gpu['driver']})" if "driver" in gpu else ""
-    alone = f", {len(cores['front_end'])} of them for front ends alone" if cores["front_end"] else ""
-    return paragraph(
+    apart = f", {len(cores['front_end'])} of them for front ends alone" if cores["front_end"] else ""
+    return [
         f"{', '.join(f'{system} {version}'.strip() for system, version in versions.items())}, one after another on one",
-        f"{gpu.get('gpu', 'CPU')}{driver} and {machine['cpu']}: the same {len(cores['server'])} cores for every server{alone},",
+        f"{gpu.get('gpu', 'CPU')}{driver} and {host['cpu']}: the same {len(cores['server'])} cores for every server{apart},",
         f"{len(cores['client']) or 'the same'} for the client; random weights, no prefix cache.",
         f"Commit `{file['commit'].get('hash', 'unknown')[:7]}`, {' and '.join(days)}.",
         *(what for system in versions if (what := explained(document, system))),
-        *alongside(document),
-        f"Every cell, with energy and errors: [{name}.md](benchmarks/results/{name}.md).",
-    )
+    ]
 
 
 def explained(document: Document, system: str) -> str:
@@ -141,7 +164,7 @@ CLOSED_FIGURES: tuple[tuple[str, Figure, bool], ...] = (  # title, figure, wheth
 
 def closed(document: Document) -> list[str]:
     """Figures against the number of streams; behind the others' how they compare with blinkpy's: above 1 it is ahead."""
-    names = [name for name in systems(document) if closed_loops(document, name, CLOSED_FIGURES[0][1])]
+    names = [name for name in ours_first(document) if closed_loops(document, name, CLOSED_FIGURES[0][1])]
     if not names:
         return []
     found = {(name, title): closed_loops(document, name, figure) for name in names for title, figure, _ in CLOSED_FIGURES}
@@ -156,6 +179,11 @@ def closed(document: Document) -> list[str]:
             if any(words):
                 lines.append(f"| {streams:g} | {name} | " + " | ".join(words) + " |")
     return [f"Closed loops, 128 tokens in and 256 out; in brackets, by how much {OURS} is better (above 1) or worse:", "", *lines]
+
+
+def ours_first(document: Document) -> list[str]:
+    """The systems of a document."""
+    return sorted(systems(document), key=lambda name: name != OURS)
 
 
 def headline(document: Document) -> list[str]:

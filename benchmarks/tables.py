@@ -23,9 +23,9 @@ from benchmarks.energy_report import energy_table
 from benchmarks.gpu_tests import gpu_tests
 from benchmarks.paper_plot import draw
 from benchmarks.paper_report import summary
-from benchmarks.promises import EARLIER, SCHEDULER, STEPS, promises
+from benchmarks.promises import ALONE, EARLIER, SCHEDULER, STEPS, Served, promises
 from benchmarks.repeats import Twice, repeats
-from benchmarks.serving_tables import claim, paragraph, percent, serving
+from benchmarks.serving_tables import alone, claim, paragraph, percent, serving
 from benchmarks.starts import marked
 from benchmarks.steps_table import table as steps_table
 
@@ -50,7 +50,7 @@ GRID = "paper-"  # begins the name of a model's page
 ONE_SIZE = EARLIER  # of an earlier grid, alone on a machine
 THREE_SIZES = "steps-of-512-"  # of one between the two, side by side with the other model's
 REPEATS = "repeats-"  # of one that was measured to see how much two runs differ
-GRIDS = (GRID, ONE_SIZE, THREE_SIZES, REPEATS)
+GRIDS = (GRID, ONE_SIZE, THREE_SIZES, REPEATS, ALONE)
 WHERE = {  # the loads were measured that a file has twice; no file says it, so it changes with them
     GRID: "on two machines of one kind",
     REPEATS: "on one machine, one run after the other",
@@ -145,6 +145,29 @@ def steps(results: Results) -> str:
     return "\n".join(["", *lines] if lines else ["Not measured yet.", ""])
 
 
+GAP_PARTS = (  # of the gap, in its order: title, and how a step's medians make it
+    ("the turn begins after", lambda step: step["scheduler_began_after_us"]["p50"]),
+    ("decides", lambda step: step["scheduler_us"]["p50"]),
+    (
+        "until the next step begins",
+        lambda step: step["gap_us"]["p50"] - step["scheduler_us"]["p50"] - step["scheduler_began_after_us"]["p50"],
+    ),
+    ("in all", lambda step: step["gap_us"]["p50"]),
+)
+
+
+def gap(results: Results) -> str:
+    """What the time between two steps consists of, with a model's step and with one that leaves the caches alone."""
+    lines = []
+    for name, what in (STEPS, "Llama-3-8B"), (SCHEDULER, "made up"):
+        for row, step in results.read(name).get("rows", {}).items():
+            if "gap_us" in step:
+                words = [f"{value(step) + 0.0:.1f} us".replace("-0.0", "0.0") for _, value in GAP_PARTS]
+                lines.append(f"| {what} | {int(row):,} | {' | '.join(words)} |")
+    titles = ("step", "rows", *(title for title, _ in GAP_PARTS))
+    return "\n".join([f"| {' | '.join(titles)} |", "|---" * len(titles) + "|", *lines]) + "\n" if lines else "Not measured yet.\n"
+
+
 def energy(results: Results) -> str:
     """Joules for each token, taken apart, of each model."""
     lines = []
@@ -226,6 +249,7 @@ def files(results: Results) -> str:
 PARTS: dict[str, Callable[[Results], str]] = {
     "claim": lambda results: claim(grids(results, GRID)),
     "decode": decode,
+    "gap": gap,
     "serving": lambda results: serving(grids(results, GRID)),
     "cpu": cpu,
     "capacity": lambda results: capacity_page(results.read("capacity").get("results", {})),
@@ -234,8 +258,11 @@ PARTS: dict[str, Callable[[Results], str]] = {
     "step_sizes": lambda results: step_sizes(pairs(results, ONE_SIZE, THREE_SIZES)),
     "together": lambda results: together(pairs(results, ONE_SIZE, GRID)),
     "repeats": lambda results: repeats(twice(results), pairs(results, THREE_SIZES, GRID)),
+    "alone": lambda results: alone(grids(results, ALONE)),
     "promises": lambda results: promises(
-        grids(results, GRID), grids(results, ONE_SIZE), {name: results.read(name) for name in (STEPS, SCHEDULER)}, twice(results)
+        {title: Served(*(results.read(kind + name) for kind in (GRID, ONE_SIZE, ALONE))) for name, title in SHAPES.items()},
+        {name: results.read(name) for name in (STEPS, SCHEDULER)},
+        twice(results),
     ),
     "tests": lambda results: gpu_tests(found) if (found := results.read("gpu_tests")) else "",
     "rdma": rdma,

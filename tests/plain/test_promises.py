@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from benchmarks.common import to_json
-from benchmarks.promises import promises
+from benchmarks.promises import Served, promises
 from benchmarks.repeats import Twice, repeats
+from benchmarks.serving_tables import alone
 from benchmarks.tables import PARTS, Results
 
 
@@ -142,16 +143,16 @@ STEPS: dict[str, Any] = {
 
 def test_what_was_not_reached() -> None:
     """Limits, both sides of them, and what the figures were made of."""
-    text = promises({"Em": GRID, "En": {}}, {"Em": ALONE, "En": {}}, STEPS, [Twice("Em", "there", "name", TWO_RUNS)])
+    text = promises({"Em": Served(GRID, ALONE, {}), "En": Served({}, {}, {})}, STEPS, [Twice("Em", "there", "name", TWO_RUNS)])
     missed, kept = (part.splitlines()[2:] for part in text.rstrip().split("\n\n"))
     paper, neighbours = "`paper-llama-3-8b.json`", "how much worse neighbours make it, the largest of 2 rates"
     assert missed == [
         "| Em, median TPOT with 64 streams, vllm / blinkpy | at least 1.15x | 1.146x, 99.7 % of that"
         f" | TPOT 11.5 and 10 ms, TTFT 20 and 10 ms, end to end 12 and 10 ms, which is 1.20x: {paper} |",
+        f"| Em, P99 TPOT at 16 requests/s, vllm / blinkpy | at least 1.5x | 1.490x, 99.3 % of that | 14.9 and 10 ms: {paper} |",
         "| Em, median TPOT with 256 streams, vllm / blinkpy, vllm alone on a machine | at least 1.1x | 1.050x, 95.5 % of that"
         " | TPOT 10.5 and 10 ms, TTFT 10 and 10 ms, end to end 10 and 10 ms, which is 1.00x:"
         f" {paper}, vllm's: `steps-of-2048-llama-3-8b.json` |",
-        f"| Em, P99 TPOT at 16 requests/s, vllm / blinkpy | at least 1.5x | 1.490x, 99.3 % of that | 14.9 and 10 ms: {paper} |",
         f"| Em, blinkpy's P99 TTFT, {neighbours} | at most 5 % | 6.0 %, 120.0 % of that"
         f" | -2.0 %, 6.0 %; in each run at most 12.4 % and 0.0 %: {paper} |",
         "| Llama-3-8B, GPU idle between two steps, the longest | at most 10 us | 10.0 us, 100.4 % of that"
@@ -172,14 +173,28 @@ def test_what_was_not_reached() -> None:
 
 
 def test_promises_without_results() -> None:
-    assert promises({"Em": {}}, {"Em": {}}, {"decode-scheduler": {}}, []) == "Not measured yet.\n"
+    assert promises({"Em": Served({}, {}, {})}, {"decode-scheduler": {}}, []) == "Not measured yet.\n"
     only = result([cell("blinkpy", streams=64)])
-    assert "TPOT" not in promises({"Em": only}, {"Em": {}}, {}, [])
+    assert "TPOT" not in promises({"Em": Served(only, {}, only)}, {}, [])
 
 
 @pytest.mark.parametrize("streams", [64, 256])
 def test_a_grid_of_its_own_is_held_against_itself_alone(streams: int) -> None:
     """Where nobody was measured beside it, the earlier grid has nothing to add."""
     grid = result([cell("blinkpy", streams=streams), cell("vllm", streams=streams, tpot_ms=of(12))])
-    text = promises({"Em": grid}, {"Em": ALONE}, {}, [])
+    text = promises({"Em": Served(grid, ALONE, {})}, {}, [])
     assert f"| Em, median TPOT with {streams} streams, vllm / blinkpy | at least" in text and "alone" not in text
+
+
+def test_each_system_alone_is_held_against_the_other_alone() -> None:
+    """Both from one file, whatever the grid says."""
+    single = result(
+        [cell("blinkpy", 16), cell("blinkpy", streams=64), cell("vllm", 16), cell("vllm", streams=64, tpot_ms=of(12))]
+    )
+    text = promises({"Em": Served({}, {}, single)}, {}, [])
+    name = "`alone-llama-3-8b.json`"
+    assert f"vllm / blinkpy, each alone on a machine | at least 1.5x | 1.000x, 66.7 % of that | 10 and 10 ms: {name} |" in text
+    assert "64 streams, vllm / blinkpy, each alone on a machine | at least 1.15x | 1.200x | TPOT 12 and 10 ms" in text
+    page = words(alone({"Em": single, "En": {}}))
+    assert "| 64 | vllm | 10 (1.00x) | 12 (1.20x) | 10 (1.00x) | |" in page
+    assert "| blinkpy | 10 | 10 | 10 | |" in page and "/s: | system | P99 TTFT, ms" in page
