@@ -121,6 +121,31 @@ SCHEDULER_BUGS = (
         "requests.tokens[slot, length - 1] = token",
         "requests.tokens[slot, max(0, length - 2)] = token",
     ),
+    # the short way
+    Bug(
+        "the last token of a usual turn is not published",
+        "kernels.steady",
+        "for row in strided(lane, rows, lanes):\n        # Relies on O4",
+        "for row in strided(lane, rows - 1, lanes):\n        # Relies on O4",
+    ),
+    Bug(
+        "a usual turn's tokens are published again",
+        "kernels.steady",
+        "        forecast.unpublished[0] = 0\n",
+        "        forecast.unpublished[0] = rows\n",
+    ),
+    Bug(
+        "the tail stays behind a usual turn's tokens",
+        "kernels.steady",
+        "pairs.cq_tail[pair] = tail + published\n",
+        "pairs.cq_tail[pair] = tail\n",
+    ),
+    Bug(
+        "a usual turn does not see the last token of a request",
+        "kernels.steady",
+        "finish = FINISH_LENGTH if facts[row, FORECAST_FLAGS] & FORECAST_LAST != 0 else FINISH_NONE",
+        "finish = FINISH_NONE",
+    ),
     # completions
     Bug(
         "a full completion queue is written over",

@@ -3,7 +3,7 @@
     turn
     WHILE (running) {
         SWITCH (step graph) {
-            for each step graph:  WHILE (the next step has this graph too) { step, beside it: tell, ahead ; turn }
+            for each step graph:  WHILE (the next step has this graph too) { step, beside it: tell, ahead, rehearsal ; turn }
             now and then:         a copy of the scheduler's state, for the flight recorder; then the step
             without a step:       WHILE (there is nothing to do) { ahead ; turn }
         }
@@ -13,7 +13,7 @@ The kernels `ahead` and `turn` (blinkpy.kernels.loop) are the two halves of the 
 branch of its own near the end of the step; `turn` waits for both. It is the last node of each step graph, launched
 programmatically: it starts while the step's last kernel runs, and waits in it. Then it decides which graph is next. What it has
 to tell the host is left to `tell`, a branch behind the first kernel of the next step. The inner WHILE is there for speed: to
-repeat a body takes half the time of leaving it and choosing another.
+repeat a body takes half the time of leaving it and choosing another. So is the rehearsal (blinkpy.engine.rehearsal).
 
 A step graph is chosen by bucket and by whether the batch has prefill chunks (`StepTable`): a batch of decode rows alone
 needs no prefill attention.
@@ -238,7 +238,7 @@ class Executive:
         check(runtime.cudaGraphAddDependencies(whole, [tell], [output], None, 1), "order the report before the sampling")
         ahead = self._add_beside(whole, self._ahead, [*before_ahead, tell])
         if self._rehearsal:
-            before = chain[-1 - REHEARSAL_KERNELS :][0]
+            before = chain[max(0, len(chain) - 1 - REHEARSAL_KERNELS)]
             self._add_kernel(whole, [(before, FULL)], self._turn, self._lanes, [*arrays(self._rehearsal), 0, 0, 0])
         self._add_turn(whole, [(chain[-1], PROGRAMMATIC), (ahead, FULL)], handles, own)
         if self._trace_rows:
