@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -186,5 +187,5 @@ def _runs(twice: Iterable[Twice]) -> Iterator[Held]:
     for one in twice:
         if one.loads:
             what = f"{one.title}, two runs of {OURS} {one.where}, the largest difference of medians and throughput"
-            figures = f"{one.counted} are within"
+            figures = f"{one.counted} are within, half of them within {percent(statistics.median(one.differences), 1)}"
             yield Held(what, WITHIN, max(one.differences), "", figures, f"`{one.name}.json`")

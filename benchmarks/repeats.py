@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -67,7 +68,8 @@ def _ours(twice: Twice) -> str:
     loads = "1 load" if len(twice.loads) == 1 else f"{len(twice.loads)} loads"
     text = (
         f"- {OURS} {twice.where}, {twice.title}, {loads} (`{twice.name}.json`, `{commit_of(twice.document)}`):"
-        f" {twice.counted} are within {percent(WITHIN)}. Differences are at most {_largest(twice.loads.values())}."
+        f" {twice.counted} are within {percent(WITHIN)}, half of them within {percent(statistics.median(twice.differences), 1)}."
+        f" Differences are at most {_largest(twice.loads.values())}."
     )
     apart = "; ".join(f"{name} ({percent(difference, 1)})" for name, difference in twice.apart.items())
     return f"{text} Further apart: {apart}." if apart else text

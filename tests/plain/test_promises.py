@@ -65,12 +65,16 @@ def test_two_runs() -> None:
     """Of the loads that a file has twice: how many figures are near each other, the largest differences, and what is apart."""
     text = words(repeats([Twice("Em", "there", "name", TWO_RUNS), Twice("En", "there", "none", {})], {}))
     assert text == (
-        "- blinkpy there, Em, 2 loads (`name.json`, `aaaaaaa`): 5 of 6 figures are within 5 %. Differences are at most median"
+        "- blinkpy there, Em, 2 loads (`name.json`, `aaaaaaa`): 5 of 6 figures are within 5 %, half of them within 0.5 %."
+        " Differences are at most median"
         " TTFT 7.0 %, median TPOT 4.2 %, throughput 1.0 %. Further apart: median TTFT at 2 requests/s, isolated (7.0 %)."
     )
     near = result([cell("blinkpy", 2), cell("blinkpy", 2, repeat=1, ttft_ms=of(10.4))])
     text = words(repeats([Twice("Em", "there", "name", near)], {}))
-    assert "1 load (`name.json`, `aaaaaaa`): all 3 figures are within 5 %. Differences are at most median TTFT 4.0 %," in text
+    assert (
+        "1 load (`name.json`, `aaaaaaa`): all 3 figures are within 5 %, half of them within 0.0 %. Differences are at most median TTFT 4.0 %,"
+        in text
+    )
     assert "apart" not in text and repeats([], {}) == ""
 
 
@@ -159,7 +163,7 @@ def test_what_was_not_reached() -> None:
         " | 10.0, 10.0 us with 1, 256 rows: `decode-llama-3-8b.json` |",
         "| The scheduler's kernel with 1,024 rows | at most 20 us | 20.5 us, 102.5 % of that | `decode-scheduler.json` |",
         "| Em, two runs of blinkpy there, the largest difference of medians and throughput | at most 5 % | 7.0 %, 140.0 % of that"
-        " | 5 of 6 figures are within: `name.json` |",
+        " | 5 of 6 figures are within, half of them within 0.5 %: `name.json` |",
     ]
     kept = [row.rpartition(" | ")[0] for row in kept]
     assert kept == [
