@@ -15,7 +15,7 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,15 @@ root of order three of weights_ms^3 + (overhead_ms + tokens of its bucket / pref
 its decodes attend to, and attention_ns for each pair of a prompt token and one that it attends to. outside_ms is the way
 through the front end. Arrivals are Poisson, or each stream sends its next request after an answer, and it takes 0 to 2
 outside_ms to the engine, evenly distributed. An answer has the tokens that it had in the data. ITL is between two tokens."""
+
+
+class Times(Protocol):
+    """What steps cost, and outside_ms, the way through the front end."""
+
+    @property
+    def outside_ms(self) -> float: ...
+
+    def step_ms(self, work: Work) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -69,7 +78,7 @@ class TimedMachine(Machine):
     step_us: float = 0.0  # not used, as the next two
     row_us: float = 0.0
     token_us: float = 0.0
-    times: StepTimes = dataclasses.field(default_factory=lambda: StepTimes(((1, 1.0),)))
+    times: Times = dataclasses.field(default_factory=lambda: StepTimes(((1, 1.0),)))
 
     def step_ns(self, work: Work) -> int:
         return int(1e6 * self.times.step_ms(work))
@@ -120,9 +129,7 @@ def closed_loop(lengths: NDArray[Any], streams: int, rng: np.random.Generator, t
     return dataclasses.replace(requests_of(np.zeros(len(lengths)), lengths[:, 0], lengths[:, 1]), arrival_ns=delays)
 
 
-def predict(
-    choice: Choice, times: StepTimes, requests: Workload, options: argparse.Namespace, streams: int = 0
-) -> dict[str, float]:
+def predict(choice: Choice, times: Times, requests: Workload, options: argparse.Namespace, streams: int = 0) -> dict[str, float]:
     """Latencies in ms of one choice under one load. streams: in flight in a closed loop; 0: each request at its own time."""
     machine = TimedMachine(
         max_num_seqs=options.max_num_seqs,

@@ -21,6 +21,7 @@ from benchmarks.common import RESULTS, ROOT, UsageError, main, save_figure
 from benchmarks.earlier import Pairs, step_sizes, together
 from benchmarks.energy_report import energy_table
 from benchmarks.gpu_tests import gpu_tests
+from benchmarks.headroom import page as headroom
 from benchmarks.paper_plot import draw
 from benchmarks.paper_report import summary
 from benchmarks.promises import ALONE, EARLIER, SCHEDULER, STEPS, Served, promises
@@ -253,6 +254,7 @@ PARTS: dict[str, Callable[[Results], str]] = {
     "serving": lambda results: serving(grids(results, GRID)),
     "cpu": cpu,
     "capacity": lambda results: capacity_page(results.read("capacity").get("results", {})),
+    "headroom": lambda results: headroom(results.read("headroom").get("results")),
     "energy": energy,
     "steps": steps,
     "step_sizes": lambda results: step_sizes(pairs(results, ONE_SIZE, THREE_SIZES)),
