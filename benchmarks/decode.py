@@ -1,6 +1,6 @@
 """Time of a decode step on one GPU: inside the loop, and of its step graph alone, next to the floor that memory bandwidth sets.
 
-    python benchmarks/decode.py --shape llama-3-8b --rows 1 8 64 256 --out results/decode.json
+    python benchmarks/decode.py --shape llama-3-8b --out results/decode.json
 
 The engine runs in this process with random weights; a client in another thread submits requests through the real queues.
 Per batch size: step time (from one end of a step to the next, so scheduling included), the step graph replayed alone, and their
@@ -239,7 +239,7 @@ def environment() -> dict[str, str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", choices=list(SHAPES), default="llama-3-8b")
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 64, 256])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32, 64, 128, 256])
     parser.add_argument("--prompt", type=int, default=128, help="tokens of a prompt")
     parser.add_argument("--new", type=int, default=128, help="tokens to generate")
     parser.add_argument("--control", choices=["gpu", "host"], default="gpu")
