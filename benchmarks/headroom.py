@@ -13,15 +13,15 @@ import json
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from benchmarks.batches import prompts
 from benchmarks.capacity import Choice, StepTimes, predict, read_decode, requests_of
 from benchmarks.common import RESULTS, ROOT, Run, UsageError, main, parser
+from benchmarks.headroom_table import page, way
 from benchmarks.roofline import READ_GBPS, floor_us, multiplications
-from benchmarks.serving_tables import HEADLINE_RATE, OURS, percent
+from benchmarks.serving_tables import HEADLINE_RATE, OURS
 from benchmarks.shapes import SHAPES
 from blinkpy.check.simulation import Work
 from blinkpy.check.workload import Workload
@@ -118,24 +118,6 @@ def benchmark(options: argparse.Namespace) -> None:
     results = {"model": model, "choice": choice.name, "product_tflops": PRODUCT_TFLOPS, "measured": figures, "shares": rows}
     run.write(METHOD, results)
     print(page(results))
-
-
-def way(share: float) -> str:
-    return {0.0: "as they are", 1.0: "the least"}.get(share, f"{percent(share)} of the way to the least")
-
-
-def page(results: Any) -> str:
-    """A Markdown table: tails with steps of each share, and what was measured. results: of a result file, or nothing."""
-    if not results:
-        return "Not simulated yet.\n"
-    lines = ["| steps | P99 TTFT, ms | P99 TPOT, ms | end to end, mean, ms |", "|---|---|---|---|"]
-    for row in results["shares"]:
-        words = f"{row['ttft_p99']:.0f} | {row['tpot_p99']:.1f} | {row['e2e_mean']:,.0f}"
-        lines.append(f"| simulated, {way(row['share'])} | {words} |")
-    for system, found in results["measured"].items():
-        words = f"{found['ttft_p99']:.0f} | {found['tpot_p99']:.1f} | {found['e2e_mean']:,.0f}"
-        lines.append(f"| measured, {system} | {words} |")
-    return "\n".join([*lines, ""])
 
 
 def options() -> argparse.Namespace:

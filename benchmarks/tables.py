@@ -21,7 +21,7 @@ from benchmarks.common import RESULTS, ROOT, UsageError, main, save_figure
 from benchmarks.earlier import Pairs, step_sizes, together
 from benchmarks.energy_report import energy_table
 from benchmarks.gpu_tests import gpu_tests
-from benchmarks.headroom import page as headroom
+from benchmarks.headroom_table import page as headroom
 from benchmarks.paper_plot import draw
 from benchmarks.paper_report import summary
 from benchmarks.promises import ALONE, EARLIER, SCHEDULER, STEPS, Served, promises

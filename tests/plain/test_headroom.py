@@ -11,7 +11,8 @@ import pytest
 
 from benchmarks.capacity import StepTimes
 from benchmarks.common import UsageError
-from benchmarks.headroom import Between, least_times, measured, page
+from benchmarks.headroom import Between, least_times, measured
+from benchmarks.headroom_table import page
 from benchmarks.roofline import READ_GBPS
 from benchmarks.shapes import SHAPES
 from blinkpy.check.simulation import Work
