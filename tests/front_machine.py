@@ -216,14 +216,14 @@ class FrontMachine(RuleBasedStateMachine):
         client = self.pairs[pair] = self.client.QueuePair(transport, engine_timeout_s=1e9)
         self.excused.discard(pair)
         self.excused |= self.delayed
-        transport.attaching = True
+        transport.while_attaching = self._beat
         client.attach(ATTACH_S)
-        transport.attaching = False
+        transport.while_attaching = None
 
     def _beat(self) -> None:
         self.calls += 1
         for pair, client in enumerate(self.pairs):
-            if client is not None:
+            if client is not None and client.transport.while_attaching is None:
                 if self.calls % BEAT_EVERY == 0:
                     client.heartbeat()
                 if pair not in self.delayed:

@@ -60,7 +60,7 @@ class WireTransport:
         self.layout, self.facts = read_header(world.segment)
         self.world, self.pair = world, pair
         self.wire: deque[Callable[[], None]] = deque()
-        self.attaching = False
+        self.while_attaching: Callable[[], None] | None = None  # what others do in each call in which this one waits
 
     def _write(self, array: Any, index: Any, value: Any) -> None:
         kept = np.array(value)
@@ -102,8 +102,9 @@ class WireTransport:
         return self.world.views.records[self.pair, index : index + count].copy().view(RECORD_PAIR)
 
     def read_pair(self) -> PairWords:
-        if self.attaching:  # the client waits for its grant: let it come
+        if self.while_attaching is not None:  # the client waits for its grant: let it come
             self.deliver(len(self.wire))
+            self.while_attaching()
             self.world.call()
         words = self.world.views.pair[self.pair]
         return PairWords(*(int(words[i]) for i in (PAIR_SQ_HEAD, PAIR_CQ_TAIL, PAIR_EPOCH, PAIR_ATTACHED)))

@@ -147,9 +147,9 @@ def attached(world: FrontWorld) -> Any:
     """A client of pair 0."""
     transport = WireTransport(world, 0)
     client = QueuePair(transport, engine_timeout_s=1e9)
-    transport.attaching = True
+    transport.while_attaching = lambda: None
     client.attach(60)
-    transport.attaching = False
+    transport.while_attaching = None
     return client
 
 
