@@ -163,7 +163,7 @@ def gap(results: Results) -> str:
     for name, what in (STEPS, "Llama-3-8B"), (SCHEDULER, "made up"):
         for row, step in results.read(name).get("rows", {}).items():
             if "gap_us" in step:
-                words = [f"{value(step) + 0.0:.1f} us".replace("-0.0", "0.0") for _, value in GAP_PARTS]
+                words = [f"{round(value(step), 1) + 0.0:.1f} us" for _, value in GAP_PARTS]
                 lines.append(f"| {what} | {int(row):,} | {' | '.join(words)} |")
     titles = ("step", "rows", *(title for title, _ in GAP_PARTS))
     return "\n".join([f"| {' | '.join(titles)} |", "|---" * len(titles) + "|", *lines]) + "\n" if lines else "Not measured yet.\n"

@@ -17,6 +17,7 @@ from blinkpy.kernels.linear_config import LinearTable
 from blinkpy.models.architecture import Architecture
 from blinkpy.models.buckets import StepShape
 from blinkpy.models.checkpoint import layer_parts
+from blinkpy.models.gpu_step import GpuStep
 from blinkpy.models.weights import Weights
 
 
@@ -33,7 +34,7 @@ class ForcedSteps:
             rng, page_size=PAGE, num_pages=pages, slots=slots, max_model_len=length, max_tokens=tokens, max_rows=rows
         )
         empty = self.batches.batch([])
-        self.on = OnDevice(a, weights, pages, length, empty, self.batches.requests, limits, table)
+        self.on = OnDevice(GpuStep, a, weights, pages, length, empty, self.batches.requests, limits, table)
         self.ran: list[StepShape] = []
         self._graphs: dict[StepShape, torch.cuda.CUDAGraph] = {}
 

@@ -17,7 +17,6 @@ from blinkpy.kv.state import DECODE_ROWS, ROWS, TOKENS, Batch, Requests
 from blinkpy.models.architecture import read_architecture
 from blinkpy.models.buckets import StepShape, bucket_shapes, step_shapes
 from blinkpy.models.cache import PagedCache
-from blinkpy.models.gpu_decoder import GpuDecoder
 from blinkpy.models.gpu_step import GpuStep
 from blinkpy.models.step import CpuStep
 from blinkpy.models.weights import load_weights
@@ -32,7 +31,7 @@ class OnDevice:
     """A GpuStep over tensors on a device, fed with batches of NumPy arrays. limits: rows and tokens of the largest step."""
 
     def __init__(
-        self, a: Any, weights: Any, pages: int, model_len: int, batch: Batch, requests: Requests,
+        self, step_type: Any, a: Any, weights: Any, pages: int, model_len: int, batch: Batch, requests: Requests,
         limits: tuple[int, int] = (ROWS_AT_MOST, TOKENS_AT_MOST), table: LinearTable | None = None,
     ):  # fmt: skip
         device = str(weights.device)
@@ -43,10 +42,9 @@ class OnDevice:
         self.buckets = bucket_shapes(*limits)
         self.shapes, self.graph_of = step_shapes(self.buckets)
         self.cache = PagedCache(a, pages, PAGE, weights.dtype, device)
-        decoder = GpuDecoder(
-            a, weights, self.cache, self.batch, self.requests, self.shapes, model_len, table=table, pdl=device != "cpu"
+        self.step = step_type(
+            a, weights, self.cache, self.batch, self.requests, self.shapes, model_len, table or LinearTable(), device != "cpu"
         )
-        self.step = GpuStep(decoder)
 
     def give(self, batch: Batch, requests: Requests) -> StepShape:
         """Copy a batch over; returns the shape of the graph that runs it."""
@@ -128,7 +126,7 @@ def step_case(
     ]
     empty = batches.batch([])
     limits, weights = (rows, TOKENS_AT_MOST), load_weights(a, folder, dtype, device)
-    on = OnDevice(a, weights, pages, model_len, empty, batches.requests, limits, table)
+    on = OnDevice(GpuStep, a, weights, pages, model_len, empty, batches.requests, limits, table)
     stream = torch.cuda.Stream() if graphs else None
     if stream is not None:
         on.step.capture(stream)
@@ -180,7 +178,7 @@ def on_device(
         rng, page_size=PAGE, num_pages=pages, slots=2, max_model_len=model_len, max_tokens=TOKENS_AT_MOST, max_rows=ROWS_AT_MOST
     )
     weights = load_weights(a, folder, dtype, device)
-    return OnDevice(a, weights, pages, model_len, batches.batch([]), batches.requests, table=table), batches
+    return OnDevice(GpuStep, a, weights, pages, model_len, batches.batch([]), batches.requests, table=table), batches
 
 
 def _cpu_logits(cpu: CpuStep, batch: Batch, requests: Requests, emitting: np.ndarray) -> torch.Tensor:

@@ -238,7 +238,7 @@ class Executive:
         check(runtime.cudaGraphAddDependencies(whole, [tell], [output], None, 1), "order the report before the sampling")
         ahead = self._add_beside(whole, self._ahead, [*before_ahead, tell])
         if self._rehearsal:
-            before = chain[max(0, len(chain) - 1 - REHEARSAL_KERNELS)]
+            before = chain[-1 - REHEARSAL_KERNELS :][0]  # the first of them in a chain that is shorter
             self._add_kernel(whole, [(before, FULL)], self._turn, self._lanes, [*arrays(self._rehearsal), 0, 0, 0])
         self._add_turn(whole, [(chain[-1], PROGRAMMATIC), (ahead, FULL)], handles, own)
         if self._trace_rows:

@@ -33,7 +33,6 @@ from blinkpy.kv.state import DRAINED, State
 from blinkpy.models.architecture import Architecture, read_architecture
 from blinkpy.models.buckets import bucket_shapes, step_shapes
 from blinkpy.models.cache import PagedCache, kv_bytes_per_page
-from blinkpy.models.gpu_decoder import GpuDecoder
 from blinkpy.models.gpu_memory import MemoryPlan, gib, plan_memory
 from blinkpy.models.gpu_step import GpuStep
 from blinkpy.models.host_driven import HostDrivenStep, device_side, pin_state
@@ -147,10 +146,7 @@ class CudaEngine(Engine):
             batch, requests = self.device_state.batch, self.device_state.requests
         processors = torch.cuda.get_device_properties(0).multi_processor_count
         table, length = LinearTable.load(gpu), self.sizes.max_model_len
-        decoder = GpuDecoder(
-            a, weights, cache, batch, requests, shapes, length, table=table, pdl=self._pdl, processors=processors
-        )
-        step = GpuStep(decoder)
+        step = GpuStep(a, weights, cache, batch, requests, shapes, length, table, self._pdl, processors)
         self._enter("compiling kernels and capturing steps")
         step.capture(stream, lambda share: self._progress("compiling kernels and capturing steps", share, 1))
         self._gpu_step = step

@@ -54,7 +54,7 @@ TIME_OVER = -100
 
 # Columns of the trace, int64, one row for each turn that made a batch. Times are of the GPU's clock, ns.
 TRACE_BEGIN = 0  # the step before is complete
-TRACE_END = 1  # the turn's decision is made and published
+TRACE_END = 1  # the turn's decision is made
 TRACE_GRAPH = 2
 TRACE_ROWS = 3
 TRACE_AHEAD_BEGIN = 4  # of the turn's first half

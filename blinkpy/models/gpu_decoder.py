@@ -33,9 +33,8 @@ from blinkpy.models.weights import LayerWeights, Weights
 class GpuDecoder:
     """One model with its cache on the GPU, launching whole forward passes: `layers`, then `output`.
 
-    batch, requests: the scheduler's state as tensors on the GPU, which the kernels read. max_model_len: largest context, tokens.
-    shapes: the steps that will be launched; memory is sized for them. table: measured configurations of the linear layers. pdl:
-    chain kernels by programmatic dependent launch. processors: of the GPU.
+    max_model_len: largest context, tokens. shapes: the steps that will be launched; memory is sized for them. table: measured
+    configurations of the linear layers. pdl: chain kernels by programmatic dependent launch. processors: of the GPU.
     """
 
     def __init__(
@@ -47,14 +46,12 @@ class GpuDecoder:
         requests: Requests,
         shapes: list[StepShape],
         max_model_len: int,
-        *,
         table: LinearTable | None = None,
         pdl: bool = False,
         processors: int = 132,
     ):
         self.experts: ExpertBuffers | None = None
         self.a, self.weights, self.cache, self.batch, self.requests = a, weights, cache, batch, requests
-        self.shapes = shapes
         self.table, self.pdl = table or LinearTable(), pdl
         device, dtype = str(weights.device), weights.dtype
         cosines, sines = a.rope.tables(max_model_len)

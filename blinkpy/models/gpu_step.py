@@ -9,10 +9,15 @@ from dataclasses import dataclass
 import torch
 
 from blinkpy.kernels.graphs import captured_nodes
+from blinkpy.kernels.linear_config import LinearTable
 from blinkpy.kernels.logprobs import logprobs
 from blinkpy.kernels.sampling import SamplingWorkspace, sample
+from blinkpy.kv.state import Batch, Requests
+from blinkpy.models.architecture import Architecture
 from blinkpy.models.buckets import StepShape
+from blinkpy.models.cache import PagedCache
 from blinkpy.models.gpu_decoder import GpuDecoder
+from blinkpy.models.weights import Weights
 
 Report = Callable[[float], None]
 
@@ -27,17 +32,30 @@ class StepGraph:
 
 
 class GpuStep:
-    """A model with its KV cache on the GPU, and its step graphs: forward, then sampling, which writes batch.sampled and
-    batch.logprobs of the decoder's batch.
+    """A model with its KV cache on the GPU, and its step graphs.
 
+    batch, requests: the scheduler's state as tensors on the GPU; a step reads them and writes batch.sampled and batch.logprobs.
     Everything that a captured graph uses is held here: keep this object for as long as a graph may run.
     """
 
-    def __init__(self, decoder: GpuDecoder):
-        self.decoder, self.shapes = decoder, decoder.shapes
-        rows = max(shape.rows for shape in self.shapes)
-        self._sampling = SamplingWorkspace.allocate(rows, decoder.a.vocab_size, str(decoder.weights.device))
-        self._batch, self._requests, self._pdl = decoder.batch, decoder.requests, decoder.pdl
+    def __init__(
+        self,
+        a: Architecture,
+        weights: Weights,
+        cache: PagedCache,
+        batch: Batch,
+        requests: Requests,
+        shapes: list[StepShape],
+        max_model_len: int,
+        table: LinearTable | None = None,
+        pdl: bool = False,
+        processors: int = 132,
+    ):
+        self.decoder = GpuDecoder(a, weights, cache, batch, requests, shapes, max_model_len, table, pdl, processors)
+        self.shapes = shapes
+        rows = max(shape.rows for shape in shapes)
+        self._sampling = SamplingWorkspace.allocate(rows, a.vocab_size, str(weights.device))
+        self._batch, self._requests, self._pdl = batch, requests, pdl
         self.graphs: list[StepGraph] = []
 
     @torch.inference_mode()

@@ -201,3 +201,11 @@ def test_each_system_alone_is_held_against_the_other_alone() -> None:
     page = words(alone({"Em": single, "En": {}}))
     assert "| 64 | vllm | 10 (1.00x) | 12 (1.20x) | 10 (1.00x) | |" in page
     assert "| blinkpy | 10 | 10 | 10 | |" in page and "/s: | system | P99 TTFT, ms" in page
+
+
+def test_the_parts_of_the_gap_add_up(tmp_path: Path) -> None:
+    """A turn that began before the step's end by less than a tenth of a microsecond began with it."""
+    medians = {"scheduler_began_after_us": -0.03, "scheduler_us": 3.5, "gap_us": 8.13}
+    step = {name: {"p50": value} for name, value in medians.items()}
+    (tmp_path / "decode-llama-3-8b.json").write_text(to_json({"rows": {"1": step, "8": {"missing": "x"}}}))
+    assert PARTS["gap"](Results(tmp_path)).splitlines()[2:] == ["| Llama-3-8B | 1 | 0.0 us | 3.5 us | 4.7 us | 8.1 us |"]
