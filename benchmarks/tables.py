@@ -25,7 +25,7 @@ from benchmarks.headroom_table import page as headroom
 from benchmarks.paper_plot import draw
 from benchmarks.paper_report import summary
 from benchmarks.promises import ALONE, EARLIER, SCHEDULER, STEPS, Served, promises
-from benchmarks.repeats import Twice, repeats
+from benchmarks.repeats import Twice, commit_of, repeats
 from benchmarks.serving_tables import alone, claim, paragraph, percent, serving
 from benchmarks.starts import marked
 from benchmarks.steps_table import table as steps_table
@@ -52,11 +52,8 @@ ONE_SIZE = EARLIER  # of an earlier grid, alone on a machine
 THREE_SIZES = "steps-of-512-"  # of one between the two, side by side with the other model's
 REPEATS = "repeats-"  # of one that was measured to see how much two runs differ
 GRIDS = (GRID, ONE_SIZE, THREE_SIZES, REPEATS, ALONE)
-WHERE = {  # the loads were measured that a file has twice; no file says it, so it changes with them
-    GRID: "on two machines of one kind",
-    REPEATS: "on one machine, one run after the other",
-    ONE_SIZE: "on one machine, one run after the other",
-}
+RUN_TWICE = (GRID, REPEATS, ONE_SIZE)  # may have loads that were measured twice
+TWO_MACHINES = {(GRID, "71f2dd4")}  # those, by commit, whose second run was on another machine: no file says it
 MAKERS = {  # of a result file, by the beginning of its name
     "decode-": "`python benchmarks/decode.py`",
     **dict.fromkeys(GRIDS, "`python -m benchmarks.paper`"),
@@ -226,8 +223,14 @@ def pairs(results: Results, before: str, after: str) -> Pairs:
 
 def twice(results: Results) -> list[Twice]:
     """The grids that may have loads that were measured twice."""
-    names = [(title, where, kind + name) for kind, where in WHERE.items() for name, title in SHAPES.items()]
-    return [Twice(title, where, name, results.read(name)) for title, where, name in names]
+    found = []
+    for kind in RUN_TWICE:
+        for name, title in SHAPES.items():
+            file = results.read(kind + name)
+            elsewhere = bool(file) and (kind, commit_of(file)) in TWO_MACHINES
+            where = "on two machines of one kind" if elsewhere else "on one machine, one run after the other"
+            found.append(Twice(title, where, kind + name, file))
+    return found
 
 
 def grids(results: Results, kind: str) -> dict[str, Document]:

@@ -100,16 +100,18 @@ def test_the_count_is_that_of_the_figures(rng: np.random.Generator) -> None:
 
 
 def test_each_file_says_where_its_runs_were(tmp_path: Path) -> None:
-    """By its name; one that is not there is left out."""
+    """By its name and commit; one that is not there is left out."""
     results = Results(tmp_path)
     assert PARTS["repeats"](results) == ""
     for name in ("paper-qwen3-30b-a3b", "repeats-qwen3-30b-a3b"):
-        (tmp_path / f"{name}.json").write_text(to_json(TWO_RUNS))
+        (tmp_path / f"{name}.json").write_text(to_json({**TWO_RUNS, "commit": {"hash": "71f2dd4bcae5"}}))
     lines = PARTS["repeats"](Results(tmp_path)).split("\n- ")
     assert len(lines) == 2
     assert "on two machines of one kind, Qwen3-30B-A3B, 2 loads (`paper-qwen3-30b-a3b.json`" in words(lines[0])
     assert "on one machine, one run after the other, Qwen3-30B-A3B, 2 loads (`repeats-qwen3-30b-a3b.json`" in words(lines[1])
     assert "| `repeats-qwen3-30b-a3b.json` | `python -m benchmarks.paper` |" in PARTS["files"](Results(tmp_path))
+    (tmp_path / "paper-qwen3-30b-a3b.json").write_text(to_json(TWO_RUNS))  # measured anew, on one machine
+    assert "two machines" not in PARTS["repeats"](Results(tmp_path))
 
 
 # ---- what was promised --------------------------------------------------------------------------------------------------
