@@ -44,10 +44,10 @@ from blinkpy.queues.words import (
 )
 from blinkpy.recording.crash import crash_folder, save_crash
 from blinkpy.recording.errors import RecordingError
-from blinkpy.recording.file import source_digest
 from blinkpy.recording.memory import RecordingMemory
 from blinkpy.recording.policy import policy_facts
 from blinkpy.recording.reader import RecordingReader
+from blinkpy.sources import SCHEDULER, source_digest
 
 IDLE_SPIN_NS = 200_000  # an engine that just worked looks again at once
 IDLE_SLEEP_S = (20e-6, 1e-3)  # then it sleeps: first, and longest, pause
@@ -128,7 +128,7 @@ class Engine:
         facts = {
             "queue": dataclasses.asdict(self.sizes.queue),
             "device": self.config.engine.device,
-            "sources": source_digest(),
+            "sources": source_digest(SCHEDULER),
             **policy_facts(self.config.scheduler.policy, policy),
         }
         try:

@@ -26,11 +26,8 @@ from numba.core.caching import FunctionCache
 from numba.core.ccallback import CFunc
 from numba.core.sigutils import normalize_signature
 
-PACKAGE = Path(__file__).parents[1]
-SOURCES = (
-    *("queues/*.py", "kernels/*.py", "kv/*.py", "models/cpu_*.py", "models/intrinsics.py", "models/sampling.py"),
-    "sim/*.py",
-)
+from blinkpy.sources import DEVICE_CODE, source_digest
+
 KEPT = 8  # states of the sources; the ones used longest ago go first
 
 
@@ -50,10 +47,8 @@ os.register_at_fork(after_in_child=_number_functions_apart)
 @lru_cache(maxsize=1)
 def cache_folder() -> Path | None:
     """Folder for this state of the sources, or None where nothing can be written."""
-    digest = hashlib.sha256(f"{numba.__version__} {platform.python_version()} {platform.machine()}".encode())
-    for pattern in SOURCES:
-        for path in sorted(PACKAGE.glob(pattern)):
-            digest.update(path.name.encode() + path.read_bytes())
+    key = (numba.__version__, platform.python_version(), platform.machine(), source_digest(DEVICE_CODE))
+    digest = hashlib.sha256(" ".join(key).encode())
     try:
         root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "blinkpy" / "njit"
         folder = root / digest.hexdigest()[:16]

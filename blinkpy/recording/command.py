@@ -40,17 +40,18 @@ def run_record(options: RecordOptions) -> int:
 def run_replay(options: ReplayOptions) -> int:
     """Replay a dump. Returns 0 when every decision is the recorded one, 1 when not. Raises ConfigError for a bad file."""
     require_packages("replay", "numba", extra="cpu")
-    from blinkpy.recording.file import read_dump, source_digest
+    from blinkpy.recording.file import read_dump
     from blinkpy.recording.narration import Narration
     from blinkpy.recording.policy import recorded_policy
     from blinkpy.recording.replay import Replay
     from blinkpy.recording.requests import Requests
     from blinkpy.recording.timeline import Timeline
+    from blinkpy.sources import SCHEDULER, source_digest
 
     picture = _picture_path(options.timeline)
     capture = read_dump(Path(options.file))
     about = capture.description
-    if about.get("sources") != source_digest():
+    if about.get("sources") != source_digest(SCHEDULER):
         print("blinkpy: this is not the version that made the recording: it may decide differently", file=sys.stderr)
     replay = Replay(capture, recorded_policy(about, options.policy), "njit" if options.compiled else "python")
     narration, timeline, requests = Narration(replay, options), Timeline(), Requests(replay.state)

@@ -5,7 +5,6 @@ It holds the prompts and the generated tokens of the requests that it covers, as
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import time
@@ -22,17 +21,7 @@ from blinkpy.recording.reader import Capture
 
 FORMAT = 2
 COMPRESSION = 1  # zlib's fastest: a dump is mostly zeros
-SOURCES = ("queues/*.py", "kernels/*.py", "kv/*.py")
 ABOUT, WORDS, STATE = "about", "words", "state/"
-
-
-def source_digest() -> str:
-    """Names the state of the scheduler's sources: only the same one is sure to decide the same."""
-    root, digest = Path(__file__).parents[1], hashlib.sha256()
-    for pattern in SOURCES:
-        for path in sorted(root.glob(pattern)):
-            digest.update(path.name.encode() + path.read_bytes())
-    return digest.hexdigest()[:16]
 
 
 def write_dump(path: Path, capture: Capture, reason: str) -> None:

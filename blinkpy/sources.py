@@ -1,0 +1,40 @@
+"""The manifest of the package's sources, for whatever must change when they do: compiled code that is kept, recordings,
+coverage and the tests' seeded bugs.
+
+Folders are walked to the bottom, and files count by their path below the package: a file that moves, appears or changes gives
+another digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+PACKAGE = Path(__file__).parent
+
+SCHEDULER = ("queues", "kernels", "kv")
+"""What the scheduler's decisions are made of: a recording replays on the same sources."""
+DEVICE_CODE = (*SCHEDULER, "models", "sim")
+"""What compiled code that outlives the process is made of."""
+
+
+def source_files(parts: Iterable[str], package: Path = PACKAGE) -> list[Path]:
+    """Python files of the parts, folders or files below the package, sorted by path. Raises FileNotFoundError for a part that
+    does not exist: a forgotten part would be stale code."""
+    files: set[Path] = set()
+    for part in parts:
+        path = package / part
+        if not path.exists():
+            raise FileNotFoundError(f"blinkpy has no {part}; mend the manifest, blinkpy/sources.py")
+        files.update(path.rglob("*.py") if path.is_dir() else [path])
+    return sorted(files)
+
+
+def source_digest(parts: Iterable[str], package: Path = PACKAGE) -> str:
+    """SHA-256, hexadecimal, of the parts' files: their paths below the package, and what they hold."""
+    digest = hashlib.sha256()
+    for file in source_files(parts, package):
+        text = file.read_bytes()
+        digest.update(f"{file.relative_to(package).as_posix()}\0{len(text)}\0".encode() + text)
+    return digest.hexdigest()
