@@ -113,14 +113,13 @@ lint: $(call STAMP,dev)
 fuzz: $(VENV)/.dev
 	@PYTHONPATH=tests $(RUN) tools/fuzz.py --seconds $(SECONDS)
 
-REACH = $(addprefix tests/kernels/test_,host_commands.py intake.py integrity.py limits.py prefix.py reclaim.py recording.py \
-  recording_files.py recording_memory.py scheduler.py scheduler_worlds.py) \
-  tests/plain/test_page_hash.py tests/plain/test_queue_layout.py tests/plain/test_queue_pair.py tests/plain/test_queue_shm.py \
-  tests/verified/test_properties.py tests/verified/test_reach.py tests/verified/test_simulator.py
+# What reaches the verified code, and the files of it.
+REACH = tests/compiled/scheduler tests/compiled/recording tests/plain/link tests/verified
+COVERED = $$($(RUNNER) -c 'from blinkpy.sources import VERIFIED, source_files; print(*source_files(VERIFIED), sep=",")')
 
 coverage: $(VENV)/.dev
 	@mkdir -p build
-	@$(RUN) -m coverage run -m pytest -q $(REACH)
+	@$(RUN) -m coverage run --include="$(COVERED)" -m pytest -q $(REACH)
 	@$(RUN) -m coverage report
 
 # Two runs: ARGS='-n 8' spreads the tests over processes that share the GPU, and some need it for themselves. A run that has no
@@ -138,19 +137,19 @@ else
 endif
 
 bench: $(call STAMP,bench)
-	@for name in queue_pair scheduler frontend cpu_engine rdma_frontend tokenizer; do $(RUNNER) -m benchmarks.$$name $(ARGS) || exit 1; done
+	@for name in queue_round_trip control_overhead front_end_cpu cpu_engine rdma_cpu tokenizer_rate; do $(RUNNER) -m benchmarks.parts.$$name $(ARGS) || exit 1; done
 
 paper: $(call STAMP,bench)
-	@$(RUNNER) -m benchmarks.paper --model '$(MODEL)' $(ARGS)
+	@$(RUNNER) -m benchmarks.serving.grid --model '$(MODEL)' $(ARGS)
 
 tables: $(call STAMP,bench)
-	@$(RUNNER) -m benchmarks.tables
+	@$(RUNNER) -m benchmarks.report.pages
 
 SHAPES = llama-3-8b qwen3-30b-a3b
-DECODE = $(RUNNER) benchmarks/decode.py --out benchmarks/results/decode-
+DECODE = $(RUNNER) -m benchmarks.parts.decode_step --out benchmarks/results/decode-
 
 # The grids that the README shows, on a machine with 16 cores (others: ARGS='--server-cores LIST ...'; the last option counts).
-GRID = $(RUNNER) -m benchmarks.paper --quick --drain-s 10 --idle-s 5 --server-cores 0-11 --client-cores 12-15 --frontend-cores 10-11 \
+GRID = $(RUNNER) -m benchmarks.serving.grid --quick --drain-s 10 --idle-s 5 --server-cores 0-11 --client-cores 12-15 --frontend-cores 10-11 \
   $(foreach name,blinkpy blinkpy-host blinkpy-8192,--extra '$(name):--workers 2')
 ALL = --system blinkpy --system blinkpy-host --system vllm --streams 1 8 64 256 --shared-rates 16 --repeats 2
 EQUAL = --system blinkpy-8192 --streams 64 256 --rates 16 --modes isolated
@@ -163,17 +162,17 @@ measure: $(call STAMP,bench) $(if $(GPU),$(call STAMP,dev))
 	@$(MAKE) --no-print-directory bench ARGS=
 ifneq ($(GPU),)
 	@for shape in $(SHAPES); do $(DECODE)$$shape.json --shape $$shape --new 200 || exit 1; done
-	@$(RUNNER) -m benchmarks.steps --shape llama-3-8b
+	@$(RUNNER) -m benchmarks.parts.whole_steps --shape llama-3-8b
 	@$(DECODE)scheduler.json --shape small --spin-us 5000 --rows 1 64 256 1024 --prompt 48
 	@for shape in $(SHAPES); do $(GRID) --model $$shape $(EQUAL) $(ARGS) && $(GRID) --model $$shape $(ALL) $(ARGS) || exit 1; done
 	@$(GRID) $(ALONE) $(ARGS) && $(GRID) $(TWICE) $(ARGS)
 	@$(RUNNER) -m benchmarks.headroom
 	-@$(RUN) -m pytest tests/gpu -m 'not whole_gpu' --junitxml=build/gpu-tests.xml
 	-@$(RUN) -m pytest tests/gpu -m whole_gpu --junitxml=build/gpu-tests-alone.xml
-	@$(RUNNER) -m benchmarks.gpu_tests build/gpu-tests.xml build/gpu-tests-alone.xml \
+	@$(RUNNER) -m benchmarks.report.gpu_tests build/gpu-tests.xml build/gpu-tests-alone.xml \
 	  --gpu "$$(nvidia-smi --query-gpu=name --format=csv,noheader | head -1)"
 endif
-	@$(RUNNER) -m benchmarks.tables
+	@$(RUNNER) -m benchmarks.report.pages
 
 docs: $(call STAMP,dev)
 	@$(RUNNER) tools/write_cli_reference.py > docs/cli.md

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from benchmarks.common import UsageError
+from benchmarks.common.harness import UsageError
 from blinkpy.progress import Report
 
 WAIT_S = 900.0  # for others' loads and starts; longer than several of them take

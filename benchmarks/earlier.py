@@ -5,18 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.paper_report import (
-    FIGURES,
-    MODES,
-    Document,
-    Figure,
-    closed_loops,
-    latency,
-    series,
-    stream_words,
-)
 from benchmarks.repeats import commit_of
-from benchmarks.serving_tables import HEADLINE_RATE, OURS, PEER, RATES, paragraph, word
+from benchmarks.report.grid_summary import FIGURES, MODES, Document, Figure, closed_loops, latency, series, stream_words
+from benchmarks.report.serving_tables import HEADLINE_RATE, OURS, PEER, RATES, paragraph, word
 
 Pairs = dict[str, tuple[Document, Document]]  # by the model's title: the earlier result file and the one on the page
 STREAMS = (64.0, 256.0)

@@ -16,24 +16,24 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.batches import prompts
-from benchmarks.capacity import Choice, StepTimes, predict, read_decode, requests_of
-from benchmarks.common import RESULTS, ROOT, Run, UsageError, main, parser
-from benchmarks.headroom_table import page, way
-from benchmarks.roofline import READ_GBPS, floor_us, multiplications
-from benchmarks.serving_tables import HEADLINE_RATE, OURS
-from benchmarks.shapes import SHAPES
-from blinkpy.check.simulation import Work
-from blinkpy.check.workload import Workload
+from benchmarks.common.hand_batches import prompts
+from benchmarks.common.harness import RESULTS, ROOT, Run, UsageError, main, parser
+from benchmarks.common.model_shapes import SHAPES
+from benchmarks.common.roofline import READ_GBPS, floor_us, multiplications
+from benchmarks.report.headroom_table import page, way
+from benchmarks.report.serving_tables import HEADLINE_RATE, OURS
+from benchmarks.tuning.capacity import Choice, StepTimes, predict, read_decode, requests_of
 from blinkpy.config import SchedulerOptions, step_sizes
-from blinkpy.models.architecture import Architecture, parse_architecture
+from blinkpy.models.description.decoder_description import Architecture, parse_architecture
+from blinkpy.verify.policy_check.check_workload import Workload
+from blinkpy.verify.policy_check.timed_server import Work
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 PRODUCT_TFLOPS = 743.0
 """Of the fastest matrix product that was seen in whole steps on an H200, gate and up of a Llama-3-8B layer for 1,024 tokens."""
 LONG_PROMPT = 2048  # tokens, of which the work for one is taken
 FIGURES = ("ttft_p50", "ttft_mean", "ttft_p99", "tpot_mean", "tpot_p99", "e2e_mean")
-METHOD = """As benchmarks.capacity, with the requests of a measured load without neighbours, and step sizes and policy as a
+METHOD = """As benchmarks.tuning.capacity, with the requests of a measured load without neighbours, and step sizes and policy as a
 server has them by default on a GPU. A step takes slow + share x (least - slow), where slow is the predicted time of today's
 step, and least is a model of a GPU that does nothing but what it must: weights and cached context are read once, at the
 bandwidth of an H200's memory as measured; linear layers of prompts run at product_tflops; attention of prompts, all other
@@ -123,9 +123,9 @@ def benchmark(options: argparse.Namespace) -> None:
 def options() -> argparse.Namespace:
     result = parser("headroom", "How much faster steps would have to be for the tails that were promised.")
     folder = RESULTS.relative_to(ROOT)
-    result.add_argument("--load", default=f"{folder}/alone-llama-3-8b.json", metavar="FILE", help="a result of benchmarks.paper")
+    result.add_argument("--load", default=f"{folder}/alone-llama-3-8b.json", metavar="FILE", help="of benchmarks.serving.grid")
     decode = f"{folder}/decode-llama-3-8b.json"
-    result.add_argument("--decode", default=decode, metavar="FILE", help="decode steps, of benchmarks/decode.py")
+    result.add_argument("--decode", default=decode, metavar="FILE", help="decode steps, of benchmarks/parts/decode_step.py")
     return result.parse_args()
 
 

@@ -6,7 +6,8 @@ import statistics
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from benchmarks.paper_report import (
+from benchmarks.repeats import WITHIN, Twice
+from benchmarks.report.grid_summary import (
     FIGURES,
     MEDIANS,
     MODES,
@@ -18,8 +19,7 @@ from benchmarks.paper_report import (
     series,
     stream_words,
 )
-from benchmarks.repeats import WITHIN, Twice
-from benchmarks.serving_tables import HEADLINE_RATE, OURS, PEER, file_name, percent, word
+from benchmarks.report.serving_tables import HEADLINE_RATE, OURS, PEER, file_name, percent, word
 
 # By the model's name, as the result files have it; ratios are those of the peer's time to ours.
 TPOT = {"llama-3-8b": {1.0: 1.15, 64.0: 1.15, 256.0: 1.1}, "qwen3-30b-a3b": {1.0: 1.4, 64.0: 1.1}}  # by streams

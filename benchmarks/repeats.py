@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from benchmarks.paper_report import MEDIANS, MODES, Document, repeated, series
-from benchmarks.serving_tables import OURS, PEER, percent
+from benchmarks.report.grid_summary import MEDIANS, MODES, Document, repeated, series
+from benchmarks.report.serving_tables import OURS, PEER, percent
 
 WITHIN = 0.05  # two runs of a load shall differ by no more
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from benchmarks.common import origin
-from benchmarks.load import UNFINISHED
+from benchmarks.common.harness import origin
+from benchmarks.serving.load import UNFINISHED
 
 Document = dict[str, Any]
 DATE_S = 1.0  # dates are whole seconds: two times that lie no further apart may be the same

@@ -13,8 +13,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from blinkpy import __version__
 from blinkpy.config import Config, ConfigError, load_file, option_type, options
+from blinkpy.version import __version__
 
 ENVIRONMENT = {"BLINKPY_API_KEY": "api_key"}
 
@@ -108,37 +108,37 @@ class Tool:
 
 
 def check_options() -> type:
-    from blinkpy.check.options import CheckOptions
+    from blinkpy.verify.policy_check.check_options import CheckOptions
 
     return CheckOptions
 
 
 def run_check(options: Any) -> int:
-    from blinkpy.check.command import run_check
+    from blinkpy.verify.policy_check.check_command import run_check
 
     return run_check(options)
 
 
 def record_options() -> type:
-    from blinkpy.recording.options import RecordOptions
+    from blinkpy.verify.replay.replay_options import RecordOptions
 
     return RecordOptions
 
 
 def run_record(options: Any) -> int:
-    from blinkpy.recording.command import run_record
+    from blinkpy.verify.replay.replay_command import run_record
 
     return run_record(options)
 
 
 def replay_options() -> type:
-    from blinkpy.recording.options import ReplayOptions
+    from blinkpy.verify.replay.replay_options import ReplayOptions
 
     return ReplayOptions
 
 
 def run_replay(options: Any) -> int:
-    from blinkpy.recording.command import run_replay
+    from blinkpy.verify.replay.replay_command import run_replay
 
     return run_replay(options)
 

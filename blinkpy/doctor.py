@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from blinkpy.config import Config
-from blinkpy.dpu.fence import FenceError, store_fence
-from blinkpy.dpu.transport import TransportError
-from blinkpy.dpu.verbs import INLINE_LEAST, Port, QueuePairEnd, device_names
+from blinkpy.dpu.link.store_fence import FenceError, store_fence
+from blinkpy.transport.contract import TransportError
+from blinkpy.transport.verbs import INLINE_LEAST, Port, QueuePairEnd, device_names
 
 OK, NOTE, BAD = "ok", "note", "BAD"  # NOTE: missing, and needed only on some machines
 LOCKED_LEAST = 64 << 20  # bytes of memory that an engine or a worker registers, roughly

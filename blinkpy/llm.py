@@ -19,25 +19,25 @@ from typing import Any
 import numpy as np
 
 from blinkpy.config import Config, ConfigError
-from blinkpy.dpu.chat import ChatError, load_template
-from blinkpy.dpu.detokenizer import Detokenizer
 from blinkpy.dpu.generation import Generation
-from blinkpy.dpu.logprobs import Speller, TokenLogprobs
-from blinkpy.dpu.queue_pair import Busy, EngineLost, QueuePair
-from blinkpy.dpu.sampling import Sampling, default_sampling
-from blinkpy.dpu.segment import unlink_stale
-from blinkpy.dpu.shm import attach_segment
-from blinkpy.dpu.tokenizer import Tokenizer
-from blinkpy.ending import describe_exit
-from blinkpy.models.hub import find_model
+from blinkpy.dpu.link.connect_shm import attach_segment
+from blinkpy.dpu.link.queue_pair import Busy, EngineLost, QueuePair
+from blinkpy.dpu.text.chat_template import ChatError, load_template
+from blinkpy.dpu.text.detokenizer import Detokenizer
+from blinkpy.dpu.text.tokenizer import Tokenizer
+from blinkpy.dpu.token_logprobs import Speller, TokenLogprobs
+from blinkpy.models.weights.model_folder import find_model
 from blinkpy.outputs import CompletionOutput, Logprob, RequestOutput
+from blinkpy.process_exit import describe_exit
 from blinkpy.progress import Progress
-from blinkpy.queues.arrays import Int32
+from blinkpy.queues.array_types import Int32
 from blinkpy.queues.completion import FINISH_MASK, HAS_TOKEN
+from blinkpy.queues.request_parameters import Sampling, default_sampling
 from blinkpy.sampling_params import SamplingParams
 from blinkpy.serving.engine_process import ENGINE_STOP_S, START_SILENCE_S
 from blinkpy.serving.processes import Child, ChildError
-from blinkpy.serving.segments import private_name, remove_leftovers
+from blinkpy.serving.segment_names import private_name, remove_leftovers
+from blinkpy.transport.segment import unlink_stale
 
 ATTACH_S = 10.0
 POLL_S = 0.0005

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from blinkpy.dpu.sampling import Sampling, in_limits
-from blinkpy.dpu.stop_strings import MAX_STOP_LENGTH, MAX_STOPS
+from blinkpy.dpu.text.stop_strings import MAX_STOP_LENGTH, MAX_STOPS
+from blinkpy.queues.request_parameters import Sampling, in_limits
 from blinkpy.queues.submission import STOP_IDS
 
 OPTIONAL = frozenset({"max_tokens", "seed", "logprobs"})  # sampling parameters that may be None

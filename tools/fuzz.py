@@ -1,8 +1,8 @@
 """Storms for the scheduler and the queues, from random seeds, for a given time. `make fuzz` runs it.
 
-Two testers take turns: the compiled simulator (blinkpy.sim), and the state machine over the real client
-(tests/front_machine.py), with examples of its nightly profile. What fails is kept: schedules in build/sim, Hypothesis's examples
-in .hypothesis, from where the next run and `make test` repeat them.
+Two testers take turns: the compiled simulator (blinkpy.verify.sim), and the state machine over the real client
+(tests/support/front_end/front_machine.py), with examples of its nightly profile. What fails is kept: schedules in build/sim,
+Hypothesis's examples in .hypothesis, from where the next run and `make test` repeat them.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import argparse
 import secrets
 import time
 
-from front_machine import PROFILES, FrontMachine
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
+from support.front_end.front_machine import PROFILES, FrontMachine
 
-from blinkpy.sim.__main__ import main as simulate
+from blinkpy.verify.sim.__main__ import main as simulate
 
 SLICE_S = 120.0  # of the simulator, in one turn
 EXAMPLES = 100  # of the state machine, in one turn

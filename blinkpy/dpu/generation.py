@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from blinkpy.dpu.detokenizer import Detokenizer
-from blinkpy.dpu.errors import ApiError, bad_request, unavailable
-from blinkpy.dpu.logprobs import TokenLogprobs, token_logprobs
-from blinkpy.dpu.queue_pair import InFlight
-from blinkpy.dpu.stop_strings import StopStrings
+from blinkpy.dpu.api_errors import ApiError, bad_request, unavailable
+from blinkpy.dpu.link.queue_pair import InFlight
+from blinkpy.dpu.text.detokenizer import Detokenizer
+from blinkpy.dpu.text.stop_strings import StopStrings
+from blinkpy.dpu.token_logprobs import TokenLogprobs, token_logprobs
 from blinkpy.queues.completion import (
     FINISH_CANCELLED,
     FINISH_ERROR,

@@ -26,8 +26,8 @@ from types import FrameType
 from typing import IO
 
 from blinkpy.config import Config, ConfigError, as_table
-from blinkpy.dpu.handshake import new_owner
 from blinkpy.dpu.metrics import BLOCK_BYTES
+from blinkpy.transport.handshake import new_owner
 
 BACKLOG = 2048
 RESTARTS = 5  # of one worker within RESTART_WINDOW_S; one more, and the front end ends

@@ -20,17 +20,17 @@ from typing import Any
 import uvicorn
 
 from blinkpy.config import Config, ConfigError, TransportOptions, split_address
-from blinkpy.dpu.app import App
-from blinkpy.dpu.client import EngineClient
-from blinkpy.dpu.connection import Connection
-from blinkpy.dpu.errors import unavailable
-from blinkpy.dpu.handshake import new_owner
+from blinkpy.dpu.api_errors import unavailable
+from blinkpy.dpu.engine_link import EngineClient
+from blinkpy.dpu.http.app import App
+from blinkpy.dpu.http.connection import Connection
+from blinkpy.dpu.http.service import Service
+from blinkpy.dpu.link.connect_rdma import attach_rdma
+from blinkpy.dpu.link.connect_shm import attach_segment
+from blinkpy.dpu.link.queue_pair import QueuePair
 from blinkpy.dpu.metrics import Metrics
-from blinkpy.dpu.queue_pair import QueuePair
-from blinkpy.dpu.rdma import attach_rdma
-from blinkpy.dpu.service import Service
-from blinkpy.dpu.shm import attach_segment
-from blinkpy.dpu.transport import Transport
+from blinkpy.transport.contract import Transport
+from blinkpy.transport.handshake import new_owner
 
 GRANT_TIMEOUT_S = 1.0
 CONNECT_S = 2.0  # longest wait for the engine's grant before a worker says that it is ready
@@ -46,7 +46,7 @@ def shm_connector(name: str, pair: int, engine_timeout_s: float) -> Callable[[],
 
 
 def rdma_connector(options: TransportOptions, owner: int, engine_timeout_s: float) -> Callable[[], QueuePair]:
-    """A function that attaches a queue pair over RDMA, once, or raises. owner: as of blinkpy.dpu.handshake.Hello."""
+    """A function that attaches a queue pair over RDMA, once, or raises. owner: as of blinkpy.transport.handshake.Hello."""
     host, port = split_address(options.engine, "engine")
     return lambda: claim(attach_rdma(host, port, owner, options.rdma_device, options.rdma_gid_index), engine_timeout_s)
 

@@ -14,18 +14,14 @@ import time
 from pathlib import Path
 from typing import Protocol
 
-from blinkpy.check.guard import vetted_policy
 from blinkpy.config import Config, step_sizes
-from blinkpy.dpu.segment import Segment, create_segment
-from blinkpy.engine.queue_memory import QueueMemory
+from blinkpy.engine.link.pair_memory import QueueMemory
 from blinkpy.engine.sizing import EngineSizes, engine_sizes
-from blinkpy.kernels.host_scheduler import Scheduler
-from blinkpy.kernels.policies import Policy
 from blinkpy.kv.limits import Limits, make_limits
-from blinkpy.kv.memory import make_state
 from blinkpy.kv.state import DRAINED, STEPS, STOPPED, Batch, Requests, State
-from blinkpy.models.architecture import Architecture, read_architecture
-from blinkpy.models.hub import resolve_model
+from blinkpy.kv.state_memory import make_state
+from blinkpy.models.description.decoder_description import Architecture, read_architecture
+from blinkpy.models.weights.model_folder import resolve_model
 from blinkpy.progress import Report
 from blinkpy.queues.header import EngineFacts
 from blinkpy.queues.page_hash import HASH_MULTIPLIER_RANGE
@@ -42,12 +38,16 @@ from blinkpy.queues.words import (
     STATE_READY,
     STATE_STOPPED,
 )
-from blinkpy.recording.crash import crash_folder, save_crash
-from blinkpy.recording.errors import RecordingError
-from blinkpy.recording.memory import RecordingMemory
-from blinkpy.recording.policy import policy_facts
-from blinkpy.recording.reader import RecordingReader
+from blinkpy.scheduler.host_scheduler import Scheduler
+from blinkpy.scheduler.policies import Policy
 from blinkpy.sources import SCHEDULER, source_digest
+from blinkpy.transport.segment import Segment, create_segment
+from blinkpy.verify.policy_check.guard import vetted_policy
+from blinkpy.verify.recording.crash_dump import crash_folder, save_crash
+from blinkpy.verify.recording.recorded_policy import policy_facts
+from blinkpy.verify.recording.recording_errors import RecordingError
+from blinkpy.verify.recording.recording_memory import RecordingMemory
+from blinkpy.verify.recording.recording_reader import RecordingReader
 
 IDLE_SPIN_NS = 200_000  # an engine that just worked looks again at once
 IDLE_SLEEP_S = (20e-6, 1e-3)  # then it sleeps: first, and longest, pause
@@ -163,8 +163,8 @@ class Engine:
         """(bytes of one page, bytes for the cache)."""
         if self.config.engine.device == "null":
             return NULL_PAGE_BYTES, NULL_PAGES * NULL_PAGE_BYTES
-        from blinkpy.models.cache import kv_bytes_per_page
-        from blinkpy.models.weights import choose_dtype
+        from blinkpy.models.paged_cache import kv_bytes_per_page
+        from blinkpy.models.weights.decoder_weights import choose_dtype
 
         dtype = choose_dtype(architecture, self.config.model.dtype, "cpu")
         return kv_bytes_per_page(architecture, self.config.cache.page_size, dtype), self.config.cache.cpu_cache_mib << 20
@@ -172,8 +172,8 @@ class Engine:
     def _load_step(self, folder: Path, architecture: Architecture) -> Step:
         import torch
 
-        from blinkpy.models.step import CpuStep
-        from blinkpy.models.weights import choose_dtype, dummy_weights, load_weights
+        from blinkpy.models.cpu.cpu_step import CpuStep
+        from blinkpy.models.weights.decoder_weights import choose_dtype, dummy_weights, load_weights
 
         config, sizes = self.config, self.sizes
         if config.engine.threads:

@@ -8,8 +8,8 @@ for a server of one request that lives here. Its short way then lies in the L2 c
 from __future__ import annotations
 
 from blinkpy.kv.limits import Limits
-from blinkpy.kv.memory import make_state
 from blinkpy.kv.state import BUCKET, DECODE_ROWS, FORECAST_LENGTH, ROWS, RUNNING_COUNT, STEADY, TOKENS, State
+from blinkpy.kv.state_memory import make_state
 
 
 def rehearsal_world(limits: Limits) -> tuple[Limits, State]:

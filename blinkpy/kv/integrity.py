@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from blinkpy.kv.arrays import map_arrays
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import (
     CACHED_COUNT,
@@ -28,6 +27,7 @@ from blinkpy.kv.state import (
     WAITING_COUNT,
     State,
 )
+from blinkpy.kv.state_snapshots import map_arrays
 
 
 def check_integrity(limits: Limits, state: State) -> list[str]:

@@ -1,7 +1,7 @@
 """Everything the scheduler remembers between two calls, as NamedTuples of arrays.
 
 The same tuples are used with NumPy arrays (njit), with memoryviews of them (plain Python, whose elements are then exact
-Python integers) and with arrays in GPU memory. kv/memory.py allocates all of it once; the sizes follow from kv/limits.py.
+Python integers) and with arrays in GPU memory. kv/state_memory.py allocates all of it once; the sizes follow from kv/limits.py.
 
 Symbols: Q queue pairs, L slots of a pair, S = Q * L request slots (slot = pair * L + local slot), B rows and T tokens of
 a batch, P tokens of a page, N pages, K pages of the longest sequence.
@@ -39,7 +39,7 @@ EMPTY, WAITING, RUNNING, FINISHING = range(4)
     STEPS,  # calls that made a batch
     ROTATION,  # queue pair that intake starts with
     PAIR_CHANGES,  # pairs to fence or grant in this turn
-    STEADY,  # 1: the turn may take the short way, see kernels/steady.py
+    STEADY,  # 1: the turn may take the short way, see scheduler/phases/fast_path.py
 ) = range(15)
 COUNTS = 16
 
@@ -67,7 +67,8 @@ FORECAST_RECORD = 2  # the token goes out with its log probabilities
 # State.counters: the engine's counters, in the order of words.COUNTER_NAMES
 COUNTER_INDEX = {name: i for i, name in enumerate(COUNTER_NAMES)}
 
-# The recorder's ring, see kernels/recorder.py. Int64 words of a record's head, and of each entry beside prompt and hashes.
+# The recorder's ring, see scheduler/phases/recorder.py. Int64 words of a record's head, and of each entry beside prompt and
+# hashes.
 RECORD_HEADER, RECORD_ENTRY = 8, 19
 RECORD_MARK = 0x0B11
 NOTE_ENTRY, NOTE_CANCELS = 1, 2
@@ -200,7 +201,7 @@ class Buckets(NamedTuple):
 
 
 class Recorder(NamedTuple):
-    """The last calls of schedule(), with all that they were told and what they decided: see kernels/recorder.py."""
+    """The last calls of schedule(), with all that they were told and what they decided: see scheduler/phases/recorder.py."""
 
     words: Int64  # [record_words] ring of records, which are contiguous but for its end
     progress: Int64  # [8] as the last record left it: written for readers

@@ -1,8 +1,8 @@
 """Page hashes: a full page of a prompt is named by a hash of all tokens up to its end.
 
-A front end computes them for prompts (PageHasher), the engine for what it generates (blinkpy.kv.prefix.extend_hash); both need
-the same numbers. A hash only finds candidates: the engine compares tokens, so a collision costs time and never shares another
-request's page. For a polynomial modulo a prime below 2**31 with a secret multiplier m (Karp and Rabin's fingerprint),
+A front end computes them for prompts (PageHasher), the engine for what it generates (blinkpy.kv.prefix_cache.extend_hash); both
+need the same numbers. A hash only finds candidates: the engine compares tokens, so a collision costs time and never shares
+another request's page. For a polynomial modulo a prime below 2**31 with a secret multiplier m (Karp and Rabin's fingerprint),
 
     hash of t[0..n) = (salt * m**n + sum of (t[i] + 1) * m**(n - 1 - i)) mod prime,
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from blinkpy.queues.arrays import Int32, Int64
+from blinkpy.queues.array_types import Int32, Int64
 from blinkpy.queues.layout import BLOCK_WORDS, PAIR_WORDS, QueueLayout
 from blinkpy.queues.logprob_record import RECORD_PAIRS
 from blinkpy.queues.submission import SQ_ENTRY_WORDS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from blinkpy.ending import leave
+from blinkpy.process_exit import leave
 from blinkpy.serving.engine_process import engine_child
 from blinkpy.serving.frontend_process import frontend_child
 from blinkpy.serving.processes import Entry, child_main

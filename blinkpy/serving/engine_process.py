@@ -9,16 +9,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from blinkpy.config import Config, ConfigError, split_address
-from blinkpy.dpu.transport import TransportError
-from blinkpy.ending import Signals, Stopped, complain, leave
-from blinkpy.kernels.cuda_calls import CudaError
-from blinkpy.models.hub import find_model
+from blinkpy.device.cuda.cuda_calls import CudaError
+from blinkpy.models.weights.model_folder import find_model
+from blinkpy.process_exit import Signals, Stopped, complain, leave
 from blinkpy.progress import Progress, Report
 from blinkpy.serving.addresses import check_transport
 from blinkpy.serving.processes import Reporter
+from blinkpy.transport.contract import TransportError
 
 if TYPE_CHECKING:
-    from blinkpy.engine.rdma_listener import RdmaListener
+    from blinkpy.engine.link.listen_rdma import RdmaListener
 
 
 START_SILENCE_S = 600.0  # longest silence of an engine that starts; it reports every phase and every shard of weights
@@ -65,7 +65,7 @@ def run_engine(config: Config, report: Report, on_ready: Callable[[str], None]) 
     """
     spare_cores()
     try:
-        from blinkpy.engine.devices import make_engine
+        from blinkpy.engine.devices.choose_device import make_engine
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] == "blinkpy":
             raise
@@ -113,7 +113,7 @@ def open_listener(config: Config) -> RdmaListener | None:
     """The door for front ends on other machines, if there is to be one; before minutes go into loading a model."""
     if config.transport.transport == "shm":
         return None
-    from blinkpy.engine.rdma_listener import RdmaListener
+    from blinkpy.engine.link.listen_rdma import RdmaListener
 
     host, port = split_address(config.transport.listen, "listen")
     try:

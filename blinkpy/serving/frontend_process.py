@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from blinkpy.config import Config
-from blinkpy.models.hub import find_model
+from blinkpy.models.weights.model_folder import find_model
 from blinkpy.packages import require_packages
 from blinkpy.progress import Progress
 from blinkpy.serving.addresses import check_address, check_transport, welcome

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from blinkpy.config import Config, ConfigError, as_table
-from blinkpy.ending import describe_exit
+from blinkpy.process_exit import describe_exit
 
 Entry = Callable[[Config, "Reporter"], int]
 

@@ -4,7 +4,7 @@ Order of a start: find the model, start the engine, wait until it is ready, star
 end: front ends stop accepting and finish what they have (--shutdown-s), then the engine stops, then the segment is gone.
 
 Whatever dies, nothing hinders the next start: children end when this process does (see blinkpy.serving.processes), a segment
-without a living engine is removed (see blinkpy.dpu.segment), and segments of `serve` have names of their own.
+without a living engine is removed (see blinkpy.transport.segment), and segments of `serve` have names of their own.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ import time
 from collections.abc import Callable
 
 from blinkpy.config import Config, ConfigError
-from blinkpy.dpu.segment import unlink_stale
-from blinkpy.ending import Signals, Stopped, complain, describe_exit
-from blinkpy.models.hub import find_model
+from blinkpy.models.weights.model_folder import find_model
+from blinkpy.process_exit import Signals, Stopped, complain, describe_exit
 from blinkpy.progress import Progress
-from blinkpy.recording.crash import crash_folder, save_crash
-from blinkpy.recording.errors import RecordingError
-from blinkpy.recording.links import remove_dead_links
-from blinkpy.recording.reader import RecordingReader
 from blinkpy.serving.addresses import check_address, welcome
 from blinkpy.serving.engine_process import ENGINE_STOP_S, START_SILENCE_S
 from blinkpy.serving.frontend_process import FRONTEND_START_S, check_packages
 from blinkpy.serving.processes import Child, ChildError
-from blinkpy.serving.segments import private_name, remove_leftovers
+from blinkpy.serving.segment_names import private_name, remove_leftovers
+from blinkpy.transport.segment import unlink_stale
+from blinkpy.verify.recording.crash_dump import crash_folder, save_crash
+from blinkpy.verify.recording.recording_errors import RecordingError
+from blinkpy.verify.recording.recording_links import remove_dead_links
+from blinkpy.verify.recording.recording_reader import RecordingReader
 
 FAULT_GRACE_S = 5.0  # how long front ends go on answering errors after the engine died
 POLL_S = 0.1

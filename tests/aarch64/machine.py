@@ -19,7 +19,7 @@ import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 
-from debian_packages import SetupError, cache_folder, install_packages, missing_packages, run
+from support.debian_packages import SetupError, cache_folder, install_packages, missing_packages, run
 
 ROOT = Path(__file__).parents[2]
 EMULATOR = "qemu-aarch64-static"

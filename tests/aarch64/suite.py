@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from aarch64.machine import ensure_machine
-from debian_packages import SetupError
+from support.debian_packages import SetupError
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 1800

@@ -11,8 +11,9 @@ import sys
 
 import pytest
 
-from blinkpy.dpu import fence, verbs
-from blinkpy.dpu.transport import TransportError
+from blinkpy.dpu.link import store_fence
+from blinkpy.transport import verbs
+from blinkpy.transport.contract import TransportError
 
 if platform.machine() != "aarch64":
     pytest.skip(f"this is a {platform.machine()}; `make test-aarch64` emulates an aarch64", allow_module_level=True)
@@ -29,7 +30,7 @@ def test_what_it_starts_is_aarch64_as_well() -> None:
 
 
 def test_stores_are_ordered_by_the_kernel() -> None:
-    assert fence.store_fence() is fence.membarrier
+    assert store_fence.store_fence() is store_fence.membarrier
 
 
 @pytest.mark.parametrize("name", ["device", "pd", "mr", "cq", "qp", "wr", "addr", "enums", "pyverbs_error"])

@@ -13,8 +13,8 @@ import sys
 import httpx
 import pytest
 from aarch64.suite import PYTHON_HERE
-from completion_requests import requests, said
 from rdma.processes import START_S, URL, Command, counter, health, wait_until
+from support.front_end.completion_requests import requests, said
 
 READY = re.compile("is ready after")
 PYTHON = os.environ.get(PYTHON_HERE)

@@ -14,16 +14,16 @@ import pytest
 import torch
 
 from blinkpy.config import Config
-from blinkpy.dpu.queue_pair import InFlight, QueuePair
-from blinkpy.dpu.sampling import Sampling
-from blinkpy.dpu.shm import attach_segment
+from blinkpy.dpu.link.connect_shm import attach_segment
+from blinkpy.dpu.link.queue_pair import InFlight, QueuePair
 from blinkpy.engine.engine import Engine
-from blinkpy.kernels.policies import short_prompts
-from blinkpy.models.hub import DEMO_FOLDER
+from blinkpy.models.weights.model_folder import DEMO_FOLDER
 from blinkpy.queues.completion import FINISH_CANCELLED, FINISH_LENGTH, FINISH_MASK, HAS_TOKEN
+from blinkpy.queues.request_parameters import Sampling
 from blinkpy.queues.words import COUNTER, ENGINE_STATE, GAUGE, STATE_FAULTED
-from blinkpy.recording.file import read_dump
-from blinkpy.recording.replay import Replay
+from blinkpy.scheduler.policies import short_prompts
+from blinkpy.verify.recording.dump_file import read_dump
+from blinkpy.verify.replay.replayer import Replay
 
 DEADLINE_S = 120.0
 ROUNDING = 1e-4  # of a logit in float32, and more: up to 2e-5 off float64's; one token in 15,000 has two candidates so close

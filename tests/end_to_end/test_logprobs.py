@@ -11,13 +11,13 @@ import numpy as np
 import openai
 import pytest
 import torch
-from http_server import MODEL, serving
+from support.front_end.http_server import MODEL, serving
 
 from blinkpy.config import Config
-from blinkpy.dpu.chat import load_template
-from blinkpy.dpu.tokenizer import Tokenizer
+from blinkpy.dpu.text.chat_template import load_template
+from blinkpy.dpu.text.tokenizer import Tokenizer
 from blinkpy.engine.engine import Engine
-from blinkpy.models.hub import DEMO_FOLDER
+from blinkpy.models.weights.model_folder import DEMO_FOLDER
 
 TOLERANCE = 1e-3  # of two float32 forward passes
 

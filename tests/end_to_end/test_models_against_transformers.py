@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from model_zoo import MAX_MODEL_LEN, VOCAB, ZOO, save_model
-from paged_batch import PagedBatches, Sequence
+from support.models.model_zoo import MAX_MODEL_LEN, VOCAB, ZOO, save_model
+from support.models.paged_batch import PagedBatches, Sequence
 
-from blinkpy.models.architecture import read_architecture
-from blinkpy.models.cache import PagedCache
-from blinkpy.models.decoder import Decoder, emitting_tokens
-from blinkpy.models.weights import load_weights
+from blinkpy.models.cpu.torch_decoder import Decoder, emitting_tokens
+from blinkpy.models.description.decoder_description import read_architecture
+from blinkpy.models.paged_cache import PagedCache
+from blinkpy.models.weights.decoder_weights import load_weights
 
 PAGE = 8
 NEW_TOKENS = 32

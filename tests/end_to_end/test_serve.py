@@ -19,7 +19,7 @@ import pytest
 from openai import APIError, OpenAI
 from openai.types.chat import ChatCompletionChunk
 
-from benchmarks.systems import SYSTEMS, command_line, tree
+from benchmarks.serving.systems import SYSTEMS, command_line, tree
 from blinkpy import cli
 from blinkpy.serving.engine_process import OPENMP_SPINS
 
@@ -266,7 +266,7 @@ def test_a_killed_engine_means_errors_within_two_seconds_then_exit_code_1(tmp_pa
 BROKEN = """
 import time
 from blinkpy.engine.engine import Engine
-from blinkpy.kernels.cuda_calls import CudaError
+from blinkpy.device.cuda.cuda_calls import CudaError
 from blinkpy.queues.words import CONTROL_FAULT, ENGINE_STATE, STATE_FAULTED
 
 def rank(request):

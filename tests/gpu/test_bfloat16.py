@@ -6,17 +6,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-import gpu_logits
-import model_zoo
 import numpy as np
 import pytest
 import torch
 import transformers
+from support.models import logits as model_logits
+from support.models import model_zoo
 
-from benchmarks.shapes import SHAPES
-from blinkpy.kernels.linear_config import LinearTable
-from blinkpy.models.architecture import parse_architecture, read_architecture
-from blinkpy.models.weights import load_weights, random_weights
+from benchmarks.common.model_shapes import SHAPES
+from blinkpy.kernels.linear.linear_config import LinearTable
+from blinkpy.models.description.decoder_description import parse_architecture, read_architecture
+from blinkpy.models.weights.decoder_weights import load_weights, random_weights
 
 LIMIT = 1.5
 """Largest ratio of our error to transformers' own."""
@@ -35,13 +35,13 @@ def test_families(rng: np.random.Generator, tmp_path: Path, name: str) -> None:
     a = read_architecture(tmp_path)
     tokens, prompt = rng.integers(0, a.vocab_size, (64, 40)), int(rng.integers(20, 30))
     weights = load_weights(a, tmp_path, torch.bfloat16, "cuda")
-    forced = gpu_logits.ForcedSteps(rng, a, weights, slots=8, length=128, limits=(8, 256))
+    forced = model_logits.ForcedSteps(rng, a, weights, slots=8, length=128, limits=(8, 256))
     ours = forced.follow(tokens, prompt, 8)
     found = []
     for dtype in (torch.bfloat16, torch.float32):
         model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype).cuda()
-        found.append(gpu_logits.logits_of(model, tokens, prompt, 64))
-    mine, theirs = gpu_logits.errors(ours, *found)
+        found.append(model_logits.logits_of(model, tokens, prompt, 64))
+    mine, theirs = model_logits.errors(ours, *found)
     print(f"{name}: error {mine:.2e}, transformers' {theirs:.2e}, ratio {mine / theirs:.2f}")
     assert mine <= LIMIT * theirs
 
@@ -54,24 +54,24 @@ def test_full_size(rng: np.random.Generator, tmp_path: Path, shape: str) -> None
     a = parse_architecture(facts)
     weights = random_weights(a, int(rng.integers(2**31)), torch.bfloat16, "cuda")
     table = LinearTable.load(torch.cuda.get_device_name())
-    forced = gpu_logits.ForcedSteps(rng, a, weights, slots=64, length=128, limits=(64, 1024), table=table)
+    forced = model_logits.ForcedSteps(rng, a, weights, slots=64, length=128, limits=(64, 1024), table=table)
     tokens, prompt, alone = rng.integers(0, a.vocab_size, (64, 32)), 16, 32
     ours = {group: forced.follow(tokens[: alone if group == 1 else 64], prompt, group) for group in (64, 8, 1)}
 
     (tmp_path / "config.json").write_text(json.dumps({**facts, "model_type": MODEL_TYPES[facts["architectures"][0]]}))
-    model = gpu_logits.transformers_view(a, weights, transformers.AutoConfig.from_pretrained(tmp_path))
-    narrow = gpu_logits.logits_of(model, tokens, prompt)
-    with gpu_logits.widened(model):
-        exact = gpu_logits.logits_of(model, tokens, prompt)
+    model = model_logits.transformers_view(a, weights, transformers.AutoConfig.from_pretrained(tmp_path))
+    narrow = model_logits.logits_of(model, tokens, prompt)
+    with model_logits.widened(model):
+        exact = model_logits.logits_of(model, tokens, prompt)
     assert model.lm_head.weight.dtype == torch.bfloat16
 
     greedy = ours[1].argmax(-1)
     for group, logits in ours.items():
-        mine, theirs = gpu_logits.errors(logits, narrow[: len(logits)], exact[: len(logits)])
+        mine, theirs = model_logits.errors(logits, narrow[: len(logits)], exact[: len(logits)])
         changed = int((logits[:alone].argmax(-1) != greedy).sum())
         print(
             f"{shape}, {group} at a time: error {mine:.2e}, transformers' {theirs:.2e}, ratio {mine / theirs:.2f}; "
             f"greedy token other than alone: {changed} of {greedy.numel()}"
         )
         assert mine <= LIMIT * theirs
-    gpu_logits.in_one_bucket(forced, rng, a.vocab_size)
+    model_logits.in_one_bucket(forced, rng, a.vocab_size)

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import gpu_step_cases
-import model_zoo
 import numpy as np
 import pytest
 import torch
-from gpu_serving import config_for, generate, serving
-from paged_batch import PagedBatches
+from support.gpu.gpu_serving import config_for, generate, serving
+from support.models import model_zoo, step_cases
+from support.models.paged_batch import PagedBatches
 
 from blinkpy.config import ConfigError
-from blinkpy.dpu.sampling import Sampling
-from blinkpy.engine.provision import CudaEngine
-from blinkpy.models.architecture import read_architecture
-from blinkpy.models.step import CpuStep
-from blinkpy.models.weights import load_weights
+from blinkpy.engine.devices.cuda_device import CudaEngine
+from blinkpy.models.cpu.cpu_step import CpuStep
+from blinkpy.models.description.decoder_description import read_architecture
+from blinkpy.models.weights.decoder_weights import load_weights
 from blinkpy.queues.completion import FINISH_LENGTH
+from blinkpy.queues.request_parameters import Sampling
 
 
 def cpu_tokens(folder: Path, prompts: list[list[int]], new: int) -> list[list[int]]:
     """Greedy continuations by the CPU engine's step, one request at a time."""
-    a, page = read_architecture(folder), gpu_step_cases.PAGE
+    a, page = read_architecture(folder), step_cases.PAGE
     weights = load_weights(a, folder, torch.float32)
     out = []
     for prompt in prompts:

@@ -16,10 +16,10 @@ from typing import Any
 import httpx
 import pytest
 
-from blinkpy.models.hub import DEMO_FOLDER
+from blinkpy.models.weights.model_folder import DEMO_FOLDER
 
 ROOT = Path(__file__).parents[2]
-POLICY = Path(__file__).parents[1] / "gpu_faulty_policy.py"
+POLICY = Path(__file__).parents[1] / "support" / "gpu" / "faulty_policy.py"
 START_S, STREAMS, NOTICED_S = 200.0, 8, 2.0
 # Large enough that a stream of 4,000 tokens lasts for seconds.
 SIZES = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 24, "num_attention_heads": 16}

@@ -10,17 +10,17 @@ import os
 from pathlib import Path
 from typing import Any
 
-import model_zoo
 import numpy as np
 import pytest
-from gpu_serving import config_for, generate, serving
+from support.gpu.gpu_serving import config_for, generate, serving
+from support.models import model_zoo
 
-from benchmarks.rdma_frontend import Card, connect
+from benchmarks.parts.rdma_cpu import Card, connect
 from blinkpy.config import ConfigError
-from blinkpy.dpu import rdma, send_queue
-from blinkpy.dpu.sampling import Sampling
-from blinkpy.engine import pair_placement
-from blinkpy.engine.provision import CudaEngine
+from blinkpy.dpu.link import connect_rdma, rdma_writes
+from blinkpy.engine.devices.cuda_device import CudaEngine
+from blinkpy.engine.link import pair_placement
+from blinkpy.queues.request_parameters import Sampling
 from blinkpy.queues.words import PAIR_ATTACHED
 
 
@@ -33,7 +33,7 @@ class CopyingCard(Card):
     def __init__(self) -> None:
         from cuda.bindings import runtime
 
-        from blinkpy.kernels.cuda_calls import check
+        from blinkpy.device.cuda.cuda_calls import check
 
         super().__init__()
         self._runtime, self._check, self._pinned = runtime, check, list[int]()
@@ -64,7 +64,7 @@ def folder(rng: np.random.Generator, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("way", ["dmabuf", "peermem"])
 def test_answers_are_those_of_queues_in_host_memory(rng, folder, way, monkeypatch) -> None:
     monkeypatch.setattr(pair_placement, "PEER_MEMORY_MODULE", folder)  # the card is not real, so its module need not be loaded
-    for module, name in ((send_queue, "module"), (send_queue, "constants"), (rdma, "constants")):
+    for module, name in ((rdma_writes, "module"), (rdma_writes, "constants"), (connect_rdma, "constants")):
         monkeypatch.setattr(module, name, getattr(module, name))  # put back what connect() replaces
     prompts = [rng.integers(0, model_zoo.VOCAB, int(n)).tolist() for n in rng.integers(1, 150, 48)]
     prompts += [prompts[0] + [1, 2, 3]]  # shares pages, by the front end's hashes
@@ -76,7 +76,7 @@ def test_answers_are_those_of_queues_in_host_memory(rng, folder, way, monkeypatc
 
     cards: list[CopyingCard] = []
 
-    def attach() -> rdma.RdmaTransport:
+    def attach() -> connect_rdma.RdmaTransport:
         cards.append(CopyingCard())
         return connect(engine.segment, cards[0], engine.placed_pairs.address)
 

@@ -15,20 +15,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import gpu_serving
 import numpy as np
 import pytest
+from support.gpu import gpu_serving
 
-from benchmarks.shapes import SHAPES
+from benchmarks.common.model_shapes import SHAPES
 from blinkpy.config import as_table
-from blinkpy.dpu.queue_pair import EngineLost, InFlight, QueuePair
-from blinkpy.dpu.sampling import Sampling
-from blinkpy.dpu.shm import attach_segment
+from blinkpy.dpu.link.connect_shm import attach_segment
+from blinkpy.dpu.link.queue_pair import EngineLost, InFlight, QueuePair
 from blinkpy.queues.completion import FINISH_LENGTH, FINISH_MASK, HAS_TOKEN
+from blinkpy.queues.request_parameters import Sampling
 
 pytestmark = pytest.mark.whole_gpu  # it looks at how long clients wait
 
-ENGINE = Path(__file__).parents[1] / "gpu_engine_process.py"
+ENGINE = Path(__file__).parents[1] / "support" / "gpu" / "gpu_engine_process.py"
 STOPPED_S = float(os.environ.get("BLINKPY_STOPPED_S", "20"))
 STREAMS, START_S = 64, 150.0
 # Large enough that a step takes some milliseconds: a client in Python follows 64 streams.

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import model_zoo
 import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from support.models import model_zoo
 
-from blinkpy.models.architecture import read_architecture
-from blinkpy.models.checkpoint import open_checkpoint
-from blinkpy.models.loading import Loader
+from blinkpy.models.description.decoder_description import read_architecture
+from blinkpy.models.weights.checkpoint import open_checkpoint
+from blinkpy.models.weights.tensor_loader import Loader
 
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])

@@ -6,17 +6,17 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import model_zoo
 import numpy as np
 import pytest
 import torch
-from gpu_serving import config_for, serving
+from support.gpu.gpu_serving import config_for, serving
+from support.models import model_zoo
 
-from blinkpy.dpu.queue_pair import InFlight, QueuePair
-from blinkpy.dpu.sampling import Sampling
-from blinkpy.engine.provision import CudaEngine
+from blinkpy.dpu.link.queue_pair import InFlight, QueuePair
+from blinkpy.engine.devices.cuda_device import CudaEngine
 from blinkpy.queues.completion import HAS_TOKEN
 from blinkpy.queues.logprob_record import TOP_LOGPROBS
+from blinkpy.queues.request_parameters import Sampling
 
 TOLERANCE = 1e-3  # of two float32 forward passes
 DEADLINE_S = 60.0

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import gpu_logits
-import model_zoo
 import numpy as np
 import pytest
 import torch
-from reference import relative_error
+from support.models import logits as model_logits
+from support.models import model_zoo
+from support.models.kernel_reference import relative_error
 
-from blinkpy.dpu.tokenizer import Tokenizer
-from blinkpy.models.architecture import read_architecture
-from blinkpy.models.hub import DEMO_FOLDER
-from blinkpy.models.weights import load_weights
+from blinkpy.dpu.text.tokenizer import Tokenizer
+from blinkpy.models.description.decoder_description import read_architecture
+from blinkpy.models.weights.decoder_weights import load_weights
+from blinkpy.models.weights.model_folder import DEMO_FOLDER
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -22,8 +22,8 @@ from blinkpy.models.weights import load_weights
 def test_within_a_bucket_nothing(rng: np.random.Generator, tmp_path: Path, name: str, dtype: torch.dtype) -> None:
     model_zoo.save_model(name, tmp_path, int(rng.integers(2**31)), dtype=dtype)
     a = read_architecture(tmp_path)
-    forced = gpu_logits.ForcedSteps(rng, a, load_weights(a, tmp_path, dtype, "cuda"), slots=20, length=128, limits=(8, 64))
-    gpu_logits.in_one_bucket(forced, rng, a.vocab_size)
+    forced = model_logits.ForcedSteps(rng, a, load_weights(a, tmp_path, dtype, "cuda"), slots=20, length=128, limits=(8, 64))
+    model_logits.in_one_bucket(forced, rng, a.vocab_size)
 
 
 def test_between_buckets_almost_nothing(rng: np.random.Generator) -> None:
@@ -33,7 +33,7 @@ def test_between_buckets_almost_nothing(rng: np.random.Generator) -> None:
     ids = Tokenizer(DEMO_FOLDER).encode(text)
     starts = rng.integers(0, len(ids) - 64, 64)
     tokens = np.stack([ids[start : start + 64] for start in starts])
-    forced = gpu_logits.ForcedSteps(
+    forced = model_logits.ForcedSteps(
         rng, a, load_weights(a, DEMO_FOLDER, torch.bfloat16, "cuda"), slots=64, length=128, limits=(64, 1024)
     )
     alone = forced.follow(tokens, 16, 1)

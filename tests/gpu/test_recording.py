@@ -7,21 +7,21 @@ import subprocess
 import sys
 from pathlib import Path
 
-import model_zoo
 import numpy as np
-from gpu_serving import config_for, generate, serving
+from support.gpu.gpu_serving import config_for, generate, serving
+from support.models import model_zoo
 
 from blinkpy.config import as_table
-from blinkpy.dpu.queue_pair import QueuePair
-from blinkpy.dpu.sampling import Sampling
-from blinkpy.dpu.shm import attach_segment
-from blinkpy.engine.provision import CudaEngine
+from blinkpy.dpu.link.connect_shm import attach_segment
+from blinkpy.dpu.link.queue_pair import QueuePair
+from blinkpy.engine.devices.cuda_device import CudaEngine
 from blinkpy.kv.state import COPIES_BEGUN, COPIES_DONE, COUNTER_INDEX
 from blinkpy.queues.completion import FINISH_LENGTH
-from blinkpy.recording.file import read_dump
-from blinkpy.recording.policy import recorded_policy
-from blinkpy.recording.reader import RecordingReader
-from blinkpy.recording.replay import Replay
+from blinkpy.queues.request_parameters import Sampling
+from blinkpy.verify.recording.dump_file import read_dump
+from blinkpy.verify.recording.recorded_policy import recorded_policy
+from blinkpy.verify.recording.recording_reader import RecordingReader
+from blinkpy.verify.replay.replayer import Replay
 
 
 def test_what_the_loop_recorded_replays_on_the_cpu(rng: np.random.Generator, tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_the_recording_outlives_a_fault_of_the_gpu(rng: np.random.Generator, tmp
     config = config_for(tmp_path, dtype="float32", record_folder=str(tmp_path / "crashes"))
     options = dict(as_table(config))
     process = subprocess.Popen(
-        [sys.executable, str(Path(__file__).parents[1] / "gpu_engine_process.py"), json.dumps(options)],
+        [sys.executable, str(Path(__file__).parents[1] / "support" / "gpu" / "gpu_engine_process.py"), json.dumps(options)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

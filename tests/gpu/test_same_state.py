@@ -21,22 +21,22 @@ import numpy as np
 import pytest
 import torch
 
-from blinkpy.dpu import queue_pair
-from blinkpy.dpu.queue_pair import Busy, InFlight, QueuePair
-from blinkpy.dpu.sampling import Sampling
-from blinkpy.dpu.segment import Segment, create_segment
-from blinkpy.dpu.shm import attach_segment
-from blinkpy.kernels.host_scheduler import Scheduler
-from blinkpy.kernels.scheduler import make_phases
-from blinkpy.kv.arrays import differences, map_arrays, snapshot
+from blinkpy.dpu.link import queue_pair
+from blinkpy.dpu.link.connect_shm import attach_segment
+from blinkpy.dpu.link.queue_pair import Busy, InFlight, QueuePair
 from blinkpy.kv.integrity import check_integrity
 from blinkpy.kv.limits import Limits, make_limits
-from blinkpy.kv.memory import make_state
 from blinkpy.kv.state import ROWS, STEADY, State
+from blinkpy.kv.state_memory import make_state
+from blinkpy.kv.state_snapshots import differences, map_arrays, snapshot
 from blinkpy.queues.header import EngineFacts
 from blinkpy.queues.layout import QueueSizes
+from blinkpy.queues.request_parameters import Sampling
 from blinkpy.queues.views import EngineViews
 from blinkpy.queues.words import COUNTER, ENGINE_STATE, STATE_READY
+from blinkpy.scheduler.cycle import make_phases
+from blinkpy.scheduler.host_scheduler import Scheduler
+from blinkpy.transport.segment import Segment, create_segment
 
 STEPS = int(os.environ.get("BLINKPY_STEPS", "10000"))
 PYTHON_STEPS = int(os.environ.get("BLINKPY_PYTHON_STEPS", "2500"))
@@ -53,7 +53,7 @@ class KernelTwin:
     def __init__(self, limits: Limits, state: State, queues: EngineViews):
         from numba import cuda
 
-        from blinkpy.kernels.compile import device_arguments, phase_kernels
+        from blinkpy.device.cuda.kernel_compiler import device_arguments, phase_kernels
 
         self.state = map_arrays(lambda a: torch.from_numpy(a.copy()).cuda(), state)
         self.queues = map_arrays(lambda a: torch.from_numpy(np.ascontiguousarray(a)).cuda(), queues)

@@ -5,47 +5,46 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import gpu_step_cases
-import model_zoo
 import numpy as np
 import pytest
 import torch
 from cuda.bindings import driver, runtime
+from support.models import model_zoo, step_cases
 
-from blinkpy.kernels.cuda_calls import check
-from blinkpy.kernels.graphs import chain_of
+from blinkpy.device.cuda.cuda_calls import check
+from blinkpy.device.cuda.cuda_graphs import chain_of
 
 
 @pytest.mark.parametrize("name", list(model_zoo.ZOO))
 def test_float32(rng: np.random.Generator, tmp_path: Path, name: str) -> None:
-    error = gpu_step_cases.step_case(rng, "cuda", name, tmp_path, torch.float32, steps=8)
+    error = step_cases.step_case(rng, "cuda", name, tmp_path, torch.float32, steps=8)
     assert error < 1e-4
 
 
 @pytest.mark.parametrize("name", ["llama3", "qwen3", "phi4-mini-long"])
 def test_bfloat16_from_graphs(rng: np.random.Generator, tmp_path: Path, name: str) -> None:
-    error = gpu_step_cases.step_case(rng, "cuda", name, tmp_path, torch.bfloat16, steps=8, graphs=True)
+    error = step_cases.step_case(rng, "cuda", name, tmp_path, torch.bfloat16, steps=8, graphs=True)
     assert error < 3e-2
 
 
 @pytest.mark.parametrize("name", ["llama3", "llama-biased-mqa"])
 def test_the_kernel_for_many_rows(rng: np.random.Generator, tmp_path: Path, name: str) -> None:
-    table = gpu_step_cases.TmaTable()
-    error = gpu_step_cases.step_case(rng, "cuda", name, tmp_path, torch.bfloat16, steps=8, graphs=True, table=table)
+    table = step_cases.TmaTable()
+    error = step_cases.step_case(rng, "cuda", name, tmp_path, torch.bfloat16, steps=8, graphs=True, table=table)
     assert error < 3e-2
 
 
 @pytest.mark.parametrize("name", ["llama-biased-mqa", "qwen3-moe-mixed"])
 def test_sums_in_parts(rng: np.random.Generator, name: str, tmp_path: Path) -> None:
     """The norms add up what split sums left."""
-    error = gpu_step_cases.step_case(rng, "cuda", name, tmp_path, torch.float32, steps=8, table=gpu_step_cases.SplitTable())
+    error = step_cases.step_case(rng, "cuda", name, tmp_path, torch.float32, steps=8, table=step_cases.SplitTable())
     assert error < 1e-4
 
 
 @pytest.mark.parametrize("name", ["llama3", "qwen3-moe-mixed"])
 def test_a_capture_knows_where_the_layers_end(rng: np.random.Generator, tmp_path: Path, name: str) -> None:
     """Behind them: the last norm, then the product with the vocabulary's matrix, beside which `ahead` runs; then sampling."""
-    step = gpu_step_cases.on_device(rng, "cuda", name, tmp_path, torch.bfloat16)[0].step
+    step = step_cases.on_device(rng, "cuda", name, tmp_path, torch.bfloat16)[0].step
     for shape, captured in zip(step.shapes, step.capture(torch.cuda.Stream()), strict=True):
         names = [kernel_name(node) for node in chain_of(runtime.cudaGraph_t(captured.graph.raw_cuda_graph()))]
         assert names[captured.layers] == "_rms_norm", shape.name

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import kernel_cases as cases
 import numpy as np
 import pytest
+import support.models.kernel_cases as cases
 import torch
 
-from blinkpy.kernels.decode_plan import DecodePlan, plan_decode
-from blinkpy.kernels.expert_config import ExpertShape, ExpertTable, default_expert_config
-from blinkpy.kernels.expert_gemv import GEMV_TOKENS
-from blinkpy.kernels.linear_config import LinearConfig, LinearTable, default_config
-from blinkpy.kernels.sampling import SamplingWorkspace
+from blinkpy.kernels.attention.split_plan import DecodePlan, plan_decode
+from blinkpy.kernels.linear.linear_config import LinearConfig, LinearTable, default_config
+from blinkpy.kernels.moe.expert_config import ExpertShape, ExpertTable, default_expert_config
+from blinkpy.kernels.moe.expert_gemv import GEMV_TOKENS
+from blinkpy.kernels.sampling.sampler import SamplingWorkspace
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 CUDA = "cuda"
@@ -177,7 +177,7 @@ def test_sampling(rng: np.random.Generator, vocabulary: int, spread: float, ties
 def test_captured_chain_with_dependent_launches(rng: np.random.Generator) -> None:
     """A chain of layers as a CUDA graph, with and without programmatic dependent launch: bit-equal, replay after
     replay."""
-    from blinkpy.kernels.linear import LinearWorkspace, linear
+    from blinkpy.kernels.linear.linear import LinearWorkspace, linear
     from blinkpy.kernels.norm import rms_norm
 
     hidden, layers, rows = 1024, 24, 4

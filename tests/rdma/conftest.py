@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from blinkpy.dpu.transport import TransportError
-from blinkpy.dpu.verbs import Port
+from blinkpy.transport.contract import TransportError
+from blinkpy.transport.verbs import Port
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import httpx
 
-from blinkpy.dpu.segment import segment_path
 from blinkpy.queues.header import HEADER, read_header
 from blinkpy.queues.words import COUNTER
+from blinkpy.transport.segment import segment_path
 
 ROOT = Path(__file__).parents[2]
 START_S = 400.0  # the emulation is slow, and a busy machine makes it slower

@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from seeded_bugs import Bug
+from support.seeded_bugs import Bug, module_of, patched_source
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("blinkpy", "benchmarks", "tests", "pyproject.toml")
@@ -25,7 +25,7 @@ LIMIT_S = 600
 TRIES = "3000"  # of the ordering test, for which a bug is there all the time
 
 ORDERING = "test_ordering.py"
-POSTING = "../plain/test_rdma_posting.py"  # Soft-RoCE reads memory at once, and a stand-in for a card late
+POSTING = "../plain/link/test_rdma_posting.py"  # Soft-RoCE reads memory at once, and a stand-in for a card late
 CONTENTS = "test_transport.py::test_prompts_hashes_tokens_and_log_probabilities_arrive"
 RIGHTS = "test_transport.py::test_a_front_end_reaches_its_own_queues_and_nothing_else"
 VERBS = "test_transport.py::test_a_request_costs_four_verbs_and_a_look_one"
@@ -40,7 +40,7 @@ RDMA_BUGS = (
     (
         Bug(
             "the doorbell goes before the entry",
-            "dpu.rdma",
+            "connect_rdma",
             "batch.append(self._all_words)",
             "batch.insert(0, self._all_words)",
         ),
@@ -49,7 +49,7 @@ RDMA_BUGS = (
     (
         Bug(
             "the entry goes before the prompt",
-            "dpu.rdma",
+            "connect_rdma",
             "self._batch.append(self._piece(start, len(entry)))",
             "self._batch.insert(0, self._piece(start, len(entry)))",
         ),
@@ -58,28 +58,28 @@ RDMA_BUGS = (
     (
         Bug(
             "the doorbell's memory is read by the card later, when it may have changed",
-            "dpu.send_queue",
+            "rdma_writes",
             "if length <= inline:",
             "if length < 32:",
         ),
         POSTING,
     ),
-    (Bug("no write is signalled", "dpu.send_queue", "flags = 0 if left else self._signaled", "flags = 0"), ORDERING),
+    (Bug("no write is signalled", "rdma_writes", "flags = 0 if left else self._signaled", "flags = 0"), ORDERING),
     (
         Bug(
             "a failed completion counts as a good one",
-            "dpu.send_queue",
+            "rdma_writes",
             "if completion.status != self._success:",
             "if completion.status == 77:",
         ),
         RIGHTS,
     ),
-    (Bug("each completion head costs a write", "dpu.rdma", "if ahead < self._head_step:", "if ahead < 1:"), VERBS),
+    (Bug("each completion head costs a write", "connect_rdma", "if ahead < self._head_step:", "if ahead < 1:"), VERBS),
     # words
     (
         Bug(
             "the completion head is not written",
-            "dpu.rdma",
+            "connect_rdma",
             "self._words[index] = value",
             "self._words[index] = 0 if index == FRONT_CQ_HEAD else value",
         ),
@@ -88,7 +88,7 @@ RDMA_BUGS = (
     (
         Bug(
             "the completion head waits for a doorbell, however full the ring is",
-            "dpu.rdma",
+            "connect_rdma",
             "if ahead < self._head_step:",
             "if ahead >= 0:",
         ),
@@ -97,18 +97,18 @@ RDMA_BUGS = (
     (
         Bug(
             "the heartbeat is not written",
-            "dpu.rdma",
+            "connect_rdma",
             "self._words[index] = value",
             "self._words[index] = 0 if index > FRONT_CQ_HEAD and index < FRONT_CLAIM else value",
         ),
         HEARTBEAT,
     ),
     # windows of the completion ring
-    (Bug("the window wraps too early", "dpu.rdma", "index = position & size - 1", "index = position % (size - 1)"), CONTENTS),
+    (Bug("the window wraps too early", "connect_rdma", "index = position & size - 1", "index = position % (size - 1)"), CONTENTS),
     (
         Bug(
             "records are read from the area's start",
-            "dpu.rdma",
+            "connect_rdma",
             "self._read(RECORDS, self.layout.records + index * RECORD_BYTES,",
             "self._read(RECORDS, self.layout.records + 0 * RECORD_BYTES,",
         ),
@@ -117,7 +117,7 @@ RDMA_BUGS = (
     (
         Bug(
             "words are handed out before their records are there",
-            "dpu.rdma",
+            "connect_rdma",
             "            self._pending = look\n",
             "            self._pending = self._look = look\n",
         ),
@@ -127,7 +127,7 @@ RDMA_BUGS = (
     (
         Bug(
             "the region of a pair is longer than the pair",
-            "engine.rdma_listener",
+            "listen_rdma",
             "layout.first_pair, layout.front_bytes, write)",
             "layout.first_pair, layout.front_bytes + 4096, write)",
         ),
@@ -136,7 +136,7 @@ RDMA_BUGS = (
     (
         Bug(
             "the engine's region may be written",
-            "engine.rdma_listener",
+            "listen_rdma",
             "layout.first_pair, layout.back_bytes, e.IBV_ACCESS_REMOTE_READ)",
             "layout.first_pair, layout.back_bytes, write | e.IBV_ACCESS_REMOTE_READ)",
         ),
@@ -145,7 +145,7 @@ RDMA_BUGS = (
     (
         Bug(
             "all front ends share a protection domain",
-            "dpu.verbs",
+            "verbs",
             'self.pd = self._made(module("pd").PD(port.context))',
             'self.pd = port.__dict__.setdefault("shared_pd", module("pd").PD(port.context))',
         ),
@@ -154,25 +154,17 @@ RDMA_BUGS = (
     (
         Bug(
             "a pair's old connection lives on",
-            "engine.rdma_listener",
+            "listen_rdma",
             "            before.end.close()\n",
             "            self.__dict__.setdefault('kept', []).append(before)\n",
         ),
         OLD_EPOCH,
     ),
     (
-        Bug("nobody gets the own pair back", "engine.rdma_listener", "if grant.owner == owner:", "if grant.owner == -owner:"),
+        Bug("nobody gets the own pair back", "listen_rdma", "if grant.owner == owner:", "if grant.owner == -owner:"),
         OWNERS,
     ),
 )
-
-
-def patched(bug: Bug) -> str:
-    """The module's source with the bug. Raises ValueError when the patch does not fit."""
-    source = (ROOT / "blinkpy" / bug.module.replace(".", "/")).with_suffix(".py").read_text()
-    if source.count(bug.before) != 1:
-        raise ValueError(f"{bug.what}: {bug.before!r} is {source.count(bug.before)} times in {bug.module}")
-    return source.replace(bug.before, bug.after)
 
 
 def run(folder: Path, *tests: str, must_pass: bool = False) -> int:
@@ -200,8 +192,8 @@ def main(words: list[str]) -> int:
             return 2
         print("no bug: passed", flush=True)
         for bug, test in bugs:
-            target = (folder / "blinkpy" / bug.module.replace(".", "/")).with_suffix(".py")
-            target.write_text(patched(bug))
+            target = folder / module_of(bug)[1].relative_to(ROOT)
+            target.write_text(patched_source(bug))
             began = time.monotonic()
             code = run(folder, test)
             missed += code != FAILED

@@ -11,12 +11,12 @@ import pytest
 from rdma.processes import engine
 
 from blinkpy.config import split_address
-from blinkpy.dpu.handshake import new_owner
-from blinkpy.dpu.queue_pair import Busy, InFlight, QueuePair
-from blinkpy.dpu.rdma import attach_rdma
-from blinkpy.dpu.sampling import Sampling
+from blinkpy.dpu.link.connect_rdma import attach_rdma
+from blinkpy.dpu.link.queue_pair import Busy, InFlight, QueuePair
 from blinkpy.queues.completion import FINISH_CANCELLED, FINISH_LENGTH, FINISH_MASK, HAS_TOKEN
+from blinkpy.queues.request_parameters import Sampling
 from blinkpy.queues.words import COUNTER
+from blinkpy.transport.handshake import new_owner
 
 FRONT_ENDS, REQUESTS = 2, 5000
 LIMIT_S = 300.0  # a quiet machine takes a third of it

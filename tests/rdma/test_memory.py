@@ -10,15 +10,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from blinkpy.dpu.handshake import new_owner
-from blinkpy.dpu.queue_pair import QueuePair
-from blinkpy.dpu.rdma import attach_rdma
-from blinkpy.dpu.sampling import Sampling
-from blinkpy.dpu.segment import create_segment
-from blinkpy.engine.rdma_listener import RdmaListener
+from blinkpy.dpu.link.connect_rdma import attach_rdma
+from blinkpy.dpu.link.queue_pair import QueuePair
+from blinkpy.engine.link.listen_rdma import RdmaListener
 from blinkpy.queues.completion import FINISH_LENGTH, HAS_TOKEN, lap_of, pack_completion
 from blinkpy.queues.header import EngineFacts
 from blinkpy.queues.layout import QueueSizes
+from blinkpy.queues.request_parameters import Sampling
 from blinkpy.queues.views import EngineViews
 from blinkpy.queues.words import (
     ENGINE_HEARTBEAT,
@@ -31,6 +29,8 @@ from blinkpy.queues.words import (
     POSITION_MASK,
     STATE_READY,
 )
+from blinkpy.transport.handshake import new_owner
+from blinkpy.transport.segment import create_segment
 
 REQUESTS, SLOTS = 100_000, 256
 SIZES = QueueSizes(1, SLOTS, sq_entries=SLOTS, cq_entries=1024, prompt_tokens=1 << 14, hash_entries=1 << 10)

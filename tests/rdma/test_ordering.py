@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blinkpy.dpu.handshake import new_owner
-from blinkpy.dpu.rdma import attach_rdma
-from blinkpy.dpu.segment import create_segment, segment_path
-from blinkpy.engine.rdma_listener import RdmaListener
+from blinkpy.dpu.link.connect_rdma import attach_rdma
+from blinkpy.engine.link.listen_rdma import RdmaListener
 from blinkpy.queues.header import EngineFacts
 from blinkpy.queues.layout import QueueLayout, QueueSizes
 from blinkpy.queues.submission import SQ_ENTRY_BYTES
 from blinkpy.queues.words import FRONT_DOORBELL
+from blinkpy.transport.handshake import new_owner
+from blinkpy.transport.segment import create_segment, segment_path
 
 PLACES = 32
 LONG, SHORT = 3000, 24  # tokens: three packets of 4,096 bytes, or less than one; the first place has a long prompt

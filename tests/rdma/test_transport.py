@@ -9,20 +9,20 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from fake_engine import FACTS, FakeEngine, running
-from hash_reference import page_hashes
+from support.front_end.fake_engine import FACTS, FakeEngine, running
+from support.front_end.hash_reference import page_hashes
 
-from blinkpy.dpu.handshake import Hello, new_owner
-from blinkpy.dpu.queue_pair import Busy, EngineLost, InFlight, QueuePair
-from blinkpy.dpu.rdma import RdmaTransport, attach_rdma
-from blinkpy.dpu.sampling import Sampling
-from blinkpy.dpu.transport import TransportError
-from blinkpy.dpu.verbs import Endpoint, Port
-from blinkpy.engine.rdma_listener import RdmaListener
+from blinkpy.dpu.link.connect_rdma import RdmaTransport, attach_rdma
+from blinkpy.dpu.link.queue_pair import Busy, EngineLost, InFlight, QueuePair
+from blinkpy.engine.link.listen_rdma import RdmaListener
 from blinkpy.queues.completion import FINISH_CANCELLED, FINISH_MASK
 from blinkpy.queues.header import EngineFacts
 from blinkpy.queues.layout import QueueSizes
+from blinkpy.queues.request_parameters import Sampling
 from blinkpy.queues.words import COUNTER, EPOCH_SHIFT, FRONT_CQ_HEAD, FRONT_HEARTBEAT
+from blinkpy.transport.contract import TransportError
+from blinkpy.transport.handshake import Hello, new_owner
+from blinkpy.transport.verbs import Endpoint, Port
 
 SIZES = QueueSizes(pairs=2, slots=32, sq_entries=32, cq_entries=256, prompt_tokens=1 << 16, hash_entries=1 << 12)
 BIG = FACTS._replace(max_model_len=8192, page_size=16, num_pages=1 << 14, lease_ms=60_000)  # most tests beat no heart

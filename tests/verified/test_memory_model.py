@@ -6,8 +6,21 @@ from typing import Any
 
 import pytest
 
-from blinkpy.sim.memory_model import RDMA, WEAK, X86, Bulk, Checker, Fence, Load, LoadLater, Machine, Program, Store, Value
-from blinkpy.sim.queue_model import BUGS, SCENARIOS, TRANSPORTS, Transport, check
+from blinkpy.verify.memory_model.machines import (
+    RDMA,
+    WEAK,
+    X86,
+    Bulk,
+    Checker,
+    Fence,
+    Load,
+    LoadLater,
+    Machine,
+    Program,
+    Store,
+    Value,
+)
+from blinkpy.verify.memory_model.queue_protocol import BUGS, SCENARIOS, TRANSPORTS, Transport, check
 
 CPU, GPU, ARM, REMOTE = TRANSPORTS
 ALL = {CPU, GPU, ARM, REMOTE}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from front_machine import PROFILE, FrontMachine
+from support.front_end.front_machine import PROFILE, FrontMachine
 
 TestFrontEnds = FrontMachine.TestCase
 TestFrontEnds.settings = PROFILE

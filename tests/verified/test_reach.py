@@ -9,28 +9,29 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_engine import FACTS, SIZES
-from front_world import FrontWorld, WireTransport
+from support.front_end.fake_engine import FACTS, SIZES
+from support.front_end.front_world import FrontWorld, WireTransport
 
-from blinkpy.dpu import fence, segment
-from blinkpy.dpu.queue_pair import REQUEST_LIMIT, EngineLost, QueuePair
-from blinkpy.dpu.sampling import Sampling
-from blinkpy.dpu.transport import TransportError
-from blinkpy.kernels.host_scheduler import Scheduler
-from blinkpy.kernels.lanes import Team
-from blinkpy.kernels.null_step import made_up_token
-from blinkpy.kernels.policies import SHIPPED, fcfs
-from blinkpy.kernels.scheduler import make_schedule
-from blinkpy.kernels.steady import fetch_ahead
-from blinkpy.kv.arrays import differences, plain, snapshot
-from blinkpy.kv.pages import compact_ring
+from blinkpy.device.lanes import Team
+from blinkpy.dpu.link import store_fence
+from blinkpy.dpu.link.queue_pair import REQUEST_LIMIT, EngineLost, QueuePair
+from blinkpy.engine.devices.null_device import made_up_token
+from blinkpy.kv.page_allocator import compact_ring
 from blinkpy.kv.state import NOTHING, RING_HEAD, RING_TAIL, RUNNING, STOPPED
+from blinkpy.kv.state_snapshots import differences, plain, snapshot
 from blinkpy.queues.completion import FINISH_LENGTH, HAS_TOKEN, lap_of, pack_completion
 from blinkpy.queues.header import write_header
 from blinkpy.queues.layout import LayoutError
+from blinkpy.queues.request_parameters import Sampling
 from blinkpy.queues.words import COMMAND_STOP, CONTROL_COMMAND, EPOCH_LIMIT, FRONT_DOORBELL, PAIR_EPOCH
-from blinkpy.sim.simulation import Simulation
-from blinkpy.sim.world import make_world
+from blinkpy.scheduler.cycle import make_schedule
+from blinkpy.scheduler.host_scheduler import Scheduler
+from blinkpy.scheduler.phases.fast_path import fetch_ahead
+from blinkpy.scheduler.policies import SHIPPED, fcfs
+from blinkpy.transport import segment
+from blinkpy.transport.contract import TransportError
+from blinkpy.verify.sim.simulation import Simulation
+from blinkpy.verify.sim.world import make_world
 
 PROMPT = np.array([1, 0, 1], np.int32)
 
@@ -227,11 +228,11 @@ def test_a_header_needs_its_whole_segment() -> None:
 
 
 def test_a_machine_without_a_known_fence_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    fence._system_call.cache_clear()
+    store_fence._system_call.cache_clear()
     monkeypatch.setattr("platform.machine", lambda: "vax")
-    with pytest.raises(fence.FenceError, match="'vax'"):
-        fence.membarrier()
-    fence._system_call.cache_clear()
+    with pytest.raises(store_fence.FenceError, match="'vax'"):
+        store_fence.membarrier()
+    store_fence._system_call.cache_clear()
 
 
 @pytest.fixture

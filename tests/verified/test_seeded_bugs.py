@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
+import sys
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
-from hunts import found_by_simulator, hunt
-from seeded_bugs import FRONT_BUGS, MODULES, PACKAGE, SCHEDULER_BUGS, Bug, patched_source, planted
+from support.hunts import found_by_simulator, hunt
+from support.import_graph import importers_of
+from support.seeded_bugs import FRONT_BUGS, SCHEDULER_BUGS, Bug, patched_source, planted
 
-from blinkpy.sim.simulation import simulate
+from blinkpy.verify.sim.simulation import simulate
 
 BUGS = (*SCHEDULER_BUGS, *FRONT_BUGS)
-HOST_MODULES = ("kernels.loop", "kernels.compile")  # they compile for a GPU
 DOCS = Path(__file__).parents[2] / "docs" / "verification.md"
 
 
@@ -44,24 +46,22 @@ def test_all_bugs_differ_and_are_listed() -> None:
 
 def test_a_patch_that_does_not_fit_is_an_error() -> None:
     with pytest.raises(ValueError, match="occurs 0 times"):
-        patched_source(Bug("nothing", "kernels.plan", "no such line", ""))
+        patched_source(Bug("nothing", "plan", "no such line", ""))
 
 
 def test_whatever_imports_a_patched_module_is_loaded_anew() -> None:
     """Else a bug would be planted in a part of the scheduler alone."""
-    for path in PACKAGE.rglob("*.py"):
-        name = path.relative_to(PACKAGE).with_suffix("").as_posix().replace("/", ".")
-        imports = {line.split()[1] for line in path.read_text().splitlines() if line.startswith("from blinkpy.")}
-        device = name.startswith(("kernels.", "kv.")) and name not in HOST_MODULES
-        if device and imports & {f"blinkpy.{bug.module}" for bug in BUGS}:
-            assert name in MODULES, f"{name} imports a patched module"
+    assert {"blinkpy.scheduler.cycle", "blinkpy.scheduler.host_scheduler"} <= importers_of("blinkpy.kv.page_allocator")
+    with planted(BUGS[0]):
+        cycle = importlib.import_module("blinkpy.scheduler.cycle")
+        allocator = importlib.import_module("blinkpy.kv.page_allocator")
+        assert sys.modules["blinkpy.scheduler.phases.admit"].take_pages is allocator.take_pages
+    assert cycle is not importlib.import_module("blinkpy.scheduler.cycle")
 
 
 def test_planting_leaves_the_real_modules_alone() -> None:
-    import sys
-
-    from blinkpy.kernels import scheduler
+    from blinkpy.scheduler import cycle
 
     with planted(BUGS[0]):
-        assert "blinkpy.kernels.scheduler" not in sys.modules
-    assert sys.modules["blinkpy.kernels.scheduler"] is scheduler
+        assert "blinkpy.scheduler.cycle" not in sys.modules
+    assert sys.modules["blinkpy.scheduler.cycle"] is cycle

@@ -11,24 +11,24 @@ from typing import Any
 import numpy as np
 import pytest
 from numba import types
-from seeded_bugs import SCHEDULER_BUGS, planted
+from support.seeded_bugs import SCHEDULER_BUGS, planted
 
-from blinkpy.kernels.njit_cache import cached_njit
-from blinkpy.kernels.policies import SHIPPED
-from blinkpy.kernels.scheduler import make_phases
-from blinkpy.kernels.tree_code import Table
-from blinkpy.kv.arrays import differences, named_arrays, snapshot
+from blinkpy.device.compile_cache import cached_njit
+from blinkpy.device.expect import PROBLEMS
+from blinkpy.device.table_codegen import Table
 from blinkpy.kv.integrity import check_integrity
+from blinkpy.kv.invariants.check_state import find_problem
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import State
-from blinkpy.sim.__main__ import main
-from blinkpy.sim.draws import draw, start_draws
-from blinkpy.sim.invariants import find_problem
-from blinkpy.sim.problems import PROBLEMS
-from blinkpy.sim.replay import tell
-from blinkpy.sim.runs import Report, run
-from blinkpy.sim.shrink import Schedule, shrink
-from blinkpy.sim.simulation import Failure, Simulation, simulate
+from blinkpy.kv.state_snapshots import differences, named_arrays, snapshot
+from blinkpy.scheduler.cycle import make_phases
+from blinkpy.scheduler.policies import SHIPPED
+from blinkpy.verify.sim.__main__ import main
+from blinkpy.verify.sim.draws import draw, start_draws
+from blinkpy.verify.sim.failure_story import tell
+from blinkpy.verify.sim.runs import Report, run
+from blinkpy.verify.sim.shrink import Schedule, shrink
+from blinkpy.verify.sim.simulation import Failure, Simulation, simulate
 
 
 def test_many_worlds_under_every_shipped_policy(seed: int) -> None:
@@ -163,7 +163,7 @@ def broken() -> Callable[..., int]:
     """A scheduler that forgets cancels of waiting requests."""
     bug = next(bug for bug in SCHEDULER_BUGS if "cancel of a waiting" in bug.what)
     with planted(bug):
-        schedule: Callable[..., int] = importlib.import_module("blinkpy.kernels.scheduler").make_schedule(SHIPPED["fcfs"])
+        schedule: Callable[..., int] = importlib.import_module("blinkpy.scheduler.cycle").make_schedule(SHIPPED["fcfs"])
     return schedule
 
 
@@ -200,8 +200,8 @@ def test_the_command_reports_a_failure_and_repeats_it(
 ) -> None:
     failure = _failure(broken)
     report = Report(failure.seed, 1, 10, 0.1, [(SHIPPED["fcfs"], failure)])
-    monkeypatch.setattr("blinkpy.sim.__main__.run", lambda *arguments, **options: report)
-    monkeypatch.setattr("blinkpy.sim.__main__.shrink", lambda *arguments: Schedule(failure.seed, 30, "fcfs", [(2, 0)]))
+    monkeypatch.setattr("blinkpy.verify.sim.__main__.run", lambda *arguments, **options: report)
+    monkeypatch.setattr("blinkpy.verify.sim.__main__.shrink", lambda *arguments: Schedule(failure.seed, 30, "fcfs", [(2, 0)]))
     assert main(["--save", str(tmp_path)]) == 1
     assert f"seed {failure.seed}, call {failure.turn}: {PROBLEMS[failure.code]}" in capsys.readouterr().out
     assert main(["--replay", str(tmp_path / f"seed-{failure.seed}.json")]) == 0

@@ -19,8 +19,8 @@ import threading
 from functools import partial
 from pathlib import Path
 
-from debian_packages import SetupError
 from rdma.vm.image import ensure_image
+from support.debian_packages import SetupError
 
 # Without erms and fsrm the guest's kernel copies whole words (rep movsq). With them it would copy by rep movsb, which real
 # processors do in large pieces, and the emulator byte by byte: then a queue's 8-byte words could be seen half written.

@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from debian_packages import SetupError, cache_folder, install_packages, missing_packages, run
+from support.debian_packages import SetupError, cache_folder, install_packages, missing_packages, run
 
 PACKAGES = (
     *("qemu-system-x86", "busybox-static", "cpio", "kmod", "iproute2"),  # the emulator, and what the first file system is of

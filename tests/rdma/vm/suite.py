@@ -15,9 +15,9 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from debian_packages import SetupError
 from rdma.vm import boot, compile
 from rdma.vm.image import ensure_image
+from support.debian_packages import SetupError
 
 ROOT = Path(__file__).parents[3]
 CACHE = ROOT / "build" / "rdma"  # of compiled host code

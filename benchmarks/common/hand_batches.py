@@ -1,0 +1,138 @@
+"""Batches made by hand in the GPU's memory, so that a step graph can be replayed without a scheduler."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from benchmarks.common.harness import UsageError
+from blinkpy.kv.state import BATCH_COUNTS, DECODE_ROWS, EMITS, MAX_CONTEXT, ROWS, TOKENS
+from blinkpy.models.gpu.gpu_step import GpuStep, StepGraph
+from blinkpy.queues.submission import WORD_LOGPROBS, WORD_REPETITION_PENALTY, WORD_TOP_P
+
+Int32 = NDArray[np.int32]
+
+
+class Rows(NamedTuple):
+    """What a step computes: of each row its new tokens, and its context with these. Decode rows, of one token, come first."""
+
+    lengths: tuple[int, ...]
+    contexts: tuple[int, ...]
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.lengths)
+
+    @property
+    def decodes(self) -> int:
+        return self.lengths.count(1)
+
+    @property
+    def mixed(self) -> bool:
+        """Whether there are prefill chunks."""
+        return self.tokens > len(self.lengths)
+
+
+def decoding(rows: int, context: int) -> Rows:
+    """A step of decode rows alone."""
+    return Rows((1,) * rows, (context,) * rows)
+
+
+def prompts(count: int, length: int) -> Rows:
+    """A step of whole prompts alone."""
+    return Rows((length,) * count, (length,) * count)
+
+
+def mixed(decodes: int, context: int, chunk: int, cached: int = 0) -> Rows:
+    """Decode rows at a context, and one chunk of a prompt behind so many cached tokens of it."""
+    return Rows((1,) * decodes + (chunk,), (context,) * decodes + (cached + chunk,))
+
+
+def page_table(rows: Rows, page_size: int, pages: Int32, width: int) -> Int32:
+    """Page table int32 [rows, width]: each row gets as many of the pages as its context needs, in their order; -1 behind them.
+
+    Raises UsageError when the cache has too few pages, ValueError when the width is too small for a context.
+    """
+    needed = [-(-context // page_size) for context in rows.contexts]
+    if sum(needed) > len(pages):
+        raise UsageError(
+            f"the KV cache has {len(pages)} pages; a step with {sum(rows.contexts)} tokens of context needs {sum(needed)}"
+        )
+    if max(needed) > width:
+        raise ValueError(f"a context of {max(rows.contexts)} tokens in a page table of {width} pages")
+    table, taken = np.full((len(needed), width), -1, np.int32), 0
+    for row, count in enumerate(needed):
+        table[row, :count] = pages[taken : taken + count]
+        taken += count
+    return table
+
+
+def batch_arrays(rows: Rows, table: Int32, page_size: int, most_rows: int, token_ids: Int32) -> dict[str, NDArray]:
+    """Arrays of blinkpy.kv.state.Batch, padded as the scheduler pads them; row i is request slot i, and all rows emit.
+
+    table: of page_table(). token_ids: int32 [T], of as many tokens as a batch can have. Raises ValueError when rows or tokens are
+    too many.
+    """
+    count, most_tokens = len(rows.lengths), len(token_ids)
+    if count > most_rows or rows.tokens > most_tokens:
+        raise ValueError(f"{count} rows of {rows.tokens} tokens, where {most_rows} and {most_tokens} fit")
+    lengths, contexts = np.array(rows.lengths), np.array(rows.contexts)
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    row = np.repeat(np.arange(count), lengths)
+    position = np.arange(rows.tokens) - starts[row] + (contexts - lengths)[row]
+    slot = table[row, position // page_size] * page_size + position % page_size
+
+    def padded(values: NDArray, size: int, padding: int) -> Int32:
+        result = np.full(size, padding, np.int32)
+        result[: len(values)] = values
+        return result
+
+    counts = np.zeros(BATCH_COUNTS, np.int64)
+    counts[[ROWS, TOKENS, DECODE_ROWS, EMITS]] = count, rows.tokens, rows.decodes, count
+    counts[MAX_CONTEXT] = contexts.max()
+    return {
+        "token_ids": padded(token_ids[: rows.tokens], most_tokens, 0),
+        "positions": padded(position, most_tokens, 0),
+        "cache_slots": padded(slot, most_tokens, -1),
+        "token_rows": padded(row, most_tokens, -1),
+        "row_slots": padded(np.arange(count), most_rows, -1),
+        "query_starts": padded(starts, most_rows + 1, rows.tokens),
+        "context_lengths": padded(contexts, most_rows, 0),
+        "emits": padded(np.ones(count), most_rows, 0),
+        "counts": counts,
+    }
+
+
+def put(state: Any, rows: Rows, page_size: int, pages: Int32, vocab_size: int, seed: int = 1) -> None:
+    """Write a batch of random tokens, all decoded greedily, into the state in the GPU's memory (tensors in place of arrays).
+    pages: of the pool, in the order in which rows take them. What the cached context holds is left as it is."""
+    batch, requests = state.batch, state.requests
+    token_ids = np.random.default_rng(seed).integers(0, vocab_size, len(batch.token_ids), dtype=np.int32)
+    table = page_table(rows, page_size, pages, requests.page_table.shape[1])
+    for name, array in batch_arrays(rows, table, page_size, len(batch.row_slots), token_ids).items():
+        getattr(batch, name).copy_(torch.from_numpy(array))
+    requests.page_table[: len(table)] = torch.from_numpy(table).to(requests.page_table.device)
+    requests.entry.zero_()  # greedy
+    requests.entry[:, WORD_LOGPROBS] = -1
+    reals = requests.entry.view(torch.float32)
+    reals[:, WORD_TOP_P], reals[:, WORD_REPETITION_PENALTY] = 1, 1
+
+
+def graph_index(step: GpuStep, rows: Rows) -> int:
+    """Index of the step's smallest graph that holds so many rows and tokens, which is the one that the scheduler takes.
+
+    Raises ValueError when there is none.
+    """
+    count = len(rows.lengths)
+    for index, shape in enumerate(step.shapes):
+        if shape.mixed == rows.mixed and shape.tokens >= rows.tokens and shape.rows >= count:
+            return index
+    raise ValueError(f"no step graph holds {count} rows of {rows.tokens} tokens")
+
+
+def graph_for(step: GpuStep, rows: Rows) -> StepGraph:
+    """The graph of graph_index()."""
+    return step.graphs[graph_index(step, rows)]

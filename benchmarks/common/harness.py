@@ -1,0 +1,290 @@
+"""What all benchmarks share: options, the description of the machine, the result file, targets, plots.
+
+A result file is one JSON object: what was run (benchmark, arguments, commit, date), where (machine, software), how disturbed
+(others), what came out (results, targets). Plots lie beside it under the same name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from blinkpy.progress import Progress
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+SCHEMA = 1
+PACKAGES = ("numpy", "numba", "numba-cuda", "torch", "triton", "uvicorn", "uvloop", "httptools", "tokenizers", "orjson")
+UNSAID = ("output", "note", "wait_quiet", "logs", "state", "beside", "api_key", "env")  # options that name places or secrets
+QUIET_SHARE = 0.03  # of all cores: what others may take for the machine to count as quiet
+QUIET_LOOK_S = 2.0
+
+
+class WrongAnswer(Exception):
+    """The measured code gave a wrong result, so its speed means nothing."""
+
+
+class UsageError(Exception):
+    """Options that can't be used; the message is one line for the user."""
+
+
+def check(fine: bool, what: str) -> None:
+    """Raise WrongAnswer unless fine."""
+    if not fine:
+        raise WrongAnswer(what)
+
+
+def parser(name: str, description: str) -> argparse.ArgumentParser:
+    """The options that every benchmark has."""
+    result = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=description)
+    result.add_argument("--output", type=Path, help=f"result file (default: benchmarks/results/{name}.json)")
+    result.add_argument("--smoke", action="store_true", help="a few seconds, to see that it works; the figures mean nothing")
+    help_text = "wait up to S seconds until other processes rest"
+    result.add_argument("--wait-quiet", type=float, default=0.0, metavar="S", help=help_text)
+    result.add_argument("--no-plot", action="store_true", help="write the JSON only")
+    result.add_argument("--note", default="", help="a remark for the result file")
+    return result
+
+
+class Run:
+    """One run of a benchmark: shows progress, collects targets, writes the result file."""
+
+    def __init__(self, name: str, options: argparse.Namespace):
+        self.name, self.options = name, options
+        self.progress = Progress()
+        if options.output is None and options.smoke:
+            options.output = ROOT / "build" / "benchmarks" / f"{name}.json"
+        self.output: Path = options.output or RESULTS / f"{name}.json"
+        self._partial = self.output.with_suffix(".partial.json")
+        self.targets: list[dict[str, Any]] = []
+        self._waited = wait_quiet(options.wait_quiet, self.progress) if options.wait_quiet else 0.0
+        self._load = os.getloadavg()
+        self._date = datetime.datetime.now(datetime.UTC)
+        self._others = Others()
+
+    def target(self, what: str, value: float, limit: float, unit: str, at_most: bool = True) -> None:
+        """Hold a figure against what the project promised."""
+        met = value <= limit if at_most else value >= limit
+        self.targets.append(
+            {"what": what, "value": float(f"{value:.4g}"), "limit": limit, "at_most": at_most, "unit": unit, "met": met}
+        )
+
+    def write(self, method: str, results: dict[str, Any]) -> None:
+        """Write the result file, and say the targets. method: how it was measured, in a few sentences."""
+        self.progress.close()
+        arguments = {k: v for k, v in vars(self.options).items() if k not in UNSAID and v is not None}
+        document = {
+            "benchmark": self.name,
+            "schema": SCHEMA,
+            "smoke": self.options.smoke,
+            "note": self.options.note,
+            "date": self._date.isoformat(timespec="seconds"),
+            "seconds": round((datetime.datetime.now(datetime.UTC) - self._date).total_seconds(), 1),
+            "commit": revision(),
+            "arguments": arguments,
+            "machine": machine(),
+            "software": software(),
+            "others": {"load_average_before": self._load, "waited_s": round(self._waited, 1), **self._others.shares()},
+            "method": " ".join(method.split()),
+            "targets": self.targets,
+            "results": results,
+        }
+        self.output.parent.mkdir(parents=True, exist_ok=True)
+        partial = self.output.with_name(self.output.name + ".new")
+        partial.write_text(to_json(document) + "\n")
+        os.replace(partial, self.output)
+        self._partial.unlink(missing_ok=True)
+        for target in self.targets:
+            sign = "at most" if target["at_most"] else "at least"
+            state = "met" if target["met"] else "MISSED"
+            print(f"{state:7}{target['what']}: {target['value']:g} {target['unit']} (target: {sign} {target['limit']:g})")
+        print(f"written: {os.path.relpath(self.output)}")
+
+    def keep(self, results: dict[str, Any]) -> None:
+        """Write what there is so far beside the result file, where it stays if the benchmark doesn't come to its end."""
+        self.output.parent.mkdir(parents=True, exist_ok=True)
+        self._partial.write_text(to_json({"benchmark": self.name, "commit": revision(), "results": results}) + "\n")
+
+    def figure_row(self, columns: int = 1, width: float = 5.5, height: float = 4.2) -> Any:
+        """See figure_row."""
+        return figure_row(columns, width, height)
+
+    def save(self, figure: Any) -> None:
+        """Save a figure beside the result file, under its name."""
+        save_figure(figure, self.output.with_suffix(".png"))
+
+
+def figure_row(columns: int = 1, width: float = 5.5, height: float = 4.2, rows: int = 1) -> Any:
+    """A matplotlib figure and a row of axes, or rows of them, without a display. width, height: inches of each."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    return plt.subplots(rows, columns, figsize=(width * columns, height * rows), layout="constrained")
+
+
+def plain_log(ax: Any, which: str, base: int = 10) -> None:
+    """Make one axis ("x" or "y") of a plot logarithmic, with plain numbers: powers of two, or 1, 2 and 5 times powers of ten."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    ax.set(**{f"{which}scale": "log"})
+    axis = {"x": ax.xaxis, "y": ax.yaxis}[which]
+    axis.set_major_locator(LogLocator(base, subs=(1.0,) if base == 2 else (1.0, 2.0, 5.0)))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(NullFormatter())
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a figure as a PNG, and close it."""
+    import matplotlib.pyplot as plt
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+    plt.close(figure)
+
+
+def to_json(value: Any, indent: int = 0) -> str:
+    """JSON with one line for each key, and lists of numbers on one line."""
+    pad = "  " * (indent + 1)
+    if isinstance(value, dict) and value:
+        lines = [f"{pad}{json.dumps(str(key))}: {to_json(item, indent + 1)}" for key, item in value.items()]
+        return "{\n" + ",\n".join(lines) + "\n" + "  " * indent + "}"
+    if isinstance(value, (list, tuple)) and any(isinstance(item, (dict, list, tuple)) for item in value):
+        return "[\n" + ",\n".join(pad + to_json(item, indent + 1) for item in value) + "\n" + "  " * indent + "]"
+    return json.dumps(value, allow_nan=False)
+
+
+# ---- the machine --------------------------------------------------------------------------------------------------------
+
+
+def machine() -> dict[str, Any]:
+    """The hardware and the operating system; nothing that names a host or its owner."""
+    model, memory = platform.machine(), 0
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as lines:
+        model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), model)
+    with contextlib.suppress(OSError), open("/proc/meminfo") as lines:
+        memory = next((int(line.split()[1]) for line in lines if line.startswith("MemTotal")), 0)
+    virtual = False
+    with contextlib.suppress(OSError):
+        virtual = " hypervisor " in Path("/proc/cpuinfo").read_text()
+    return {
+        "cpu": model,
+        "architecture": platform.machine(),
+        "cores": os.cpu_count(),
+        "usable_cores": len(os.sched_getaffinity(0)),
+        "virtual_machine": virtual,
+        "memory_gib": round(memory / 2**20, 1),
+        "kernel": f"{platform.system()} {platform.release().split('-')[0]}",
+    }
+
+
+def origin(machine: dict[str, Any], commit: dict[str, Any]) -> dict[str, Any]:
+    """What parts of one result must have in common: the machine, but for its memory, which a virtual one may be given as it is
+    needed; and the commit."""
+    return {"machine": {key: value for key, value in machine.items() if key != "memory_gib"}, "commit": commit}
+
+
+def software() -> dict[str, str]:
+    """Versions of Python and of the packages that matter."""
+    versions = {"python": platform.python_version()}
+    for name in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    return versions
+
+
+def revision() -> dict[str, Any]:
+    """The commit, and whether tracked files differ from it. A copy without its history takes the commit from the environment
+    (BLINKPY_COMMIT), where whoever made the copy says it; empty when nobody does."""
+    told = os.environ.get("BLINKPY_COMMIT")
+    if told:
+        return {"hash": told, "dirty": False}
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, timeout=20, check=True)
+        return done.stdout.strip()
+
+    try:
+        changed = [line for line in git("status", "--porcelain").splitlines() if "benchmarks/results/" not in line]
+        return {"hash": git("rev-parse", "HEAD"), "dirty": bool(changed)}
+    except (OSError, subprocess.SubprocessError):
+        return {}
+
+
+class Others:
+    """How much of the machine others took while this benchmark ran: other processes, and other virtual machines (steal)."""
+
+    def __init__(self) -> None:
+        self._began, self._start, self._own = time.monotonic(), _cpu_times(), _own_cpu_s()
+
+    def shares(self) -> dict[str, float]:
+        """Shares of all cores' time since the start. For when all children of this process have ended."""
+        wall = (time.monotonic() - self._began) * (os.cpu_count() or 1)
+        busy, steal = (b - a for a, b in zip(self._start, _cpu_times(), strict=True))
+        others = max(0.0, busy - (_own_cpu_s() - self._own))
+        return {"other_processes": round(others / wall, 4), "steal": round(steal / wall, 4)}
+
+
+def _cpu_times() -> tuple[float, float]:
+    """(busy, stolen) seconds of all cores together, since the machine started."""
+    with open("/proc/stat") as lines:
+        user, nice, system, _, _, irq, softirq, steal = (int(word) for word in lines.readline().split()[1:9])
+    tick = os.sysconf("SC_CLK_TCK")
+    return (user + nice + system + irq + softirq) / tick, steal / tick
+
+
+def _own_cpu_s() -> float:
+    """CPU seconds of this process and of its children that have ended."""
+    return sum(
+        usage.ru_utime + usage.ru_stime
+        for usage in (resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN))
+    )
+
+
+def wait_quiet(limit_s: float, progress: Progress) -> float:
+    """Wait until other processes leave the machine alone, for limit_s at most. Returns the seconds waited."""
+    began = time.monotonic()
+    while time.monotonic() - began < limit_s:
+        progress("waiting until the machine is quiet", time.monotonic() - began, limit_s)
+        others = Others()
+        time.sleep(QUIET_LOOK_S)
+        if sum(others.shares().values()) < QUIET_SHARE:
+            break
+    return time.monotonic() - began
+
+
+@contextlib.contextmanager
+def pinned(*cores: int) -> Iterator[None]:
+    """Keep this process (and what it starts) on some of the cores it may use, by their place in that set; none: on all."""
+    allowed = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {allowed[core % len(allowed)] for core in cores} or allowed)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+def main(run: Any, options: argparse.Namespace) -> int:
+    """Run a benchmark's function; a wrong answer is exit code 1, wrong options are 2, and both write nothing."""
+    try:
+        run(options)
+    except WrongAnswer as error:
+        print(f"wrong answer, nothing was measured: {error}", file=sys.stderr)
+        return 1
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0

@@ -1,0 +1,66 @@
+"""What a step has to do at the least, from the architecture and the batch: bytes to read, numbers to multiply."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from benchmarks.common.hand_batches import Rows
+from blinkpy.models.description.decoder_description import Architecture
+from blinkpy.models.weights.checkpoint import weight_elements
+
+READ_GBPS = 4434.0  # read-only bandwidth of an H200's memory, measured
+
+
+def floor_us(a: Architecture, rows: int, context: int) -> float:
+    """Microseconds to read what a decode step of random tokens reads: weights, of the experts those that any of the rows is
+    expected to visit, and the cached context. The embedding is a gather and counts as nothing."""
+    elements = weight_elements(a) - (0 if a.tied_embeddings else a.vocab_size * a.hidden_size)
+    if any(a.sparse):
+        unused = (1 - a.experts_per_token / a.experts) ** rows
+        elements -= int(unused * sum(a.sparse) * a.experts * 3 * a.expert_size * a.hidden_size)
+    cache = rows * context * 2 * a.layers * a.kv_size
+    return 2 * (elements + cache) / READ_GBPS / 1e3
+
+
+class Multiplications(NamedTuple):
+    """Of linear layers (of experts, those that the tokens visit), and of attention: queries with the keys that each may see, and
+    weights with their values. Norms, rotation and sampling count as nothing."""
+
+    linear: int
+    attention: int
+
+    @property
+    def tflop(self) -> float:
+        """Floating point operations, two for each multiplication, in 1e12."""
+        return 2 * (self.linear + self.attention) / 1e12
+
+
+def multiplications(a: Architecture, rows: Rows, *, narrows: bool) -> Multiplications:
+    """Of a whole step in which every row emits. Padding up to the size of a step graph is not counted.
+
+    narrows: the last layer goes on with the rows' last tokens, once keys and values of all tokens are in the cache
+    (blinkpy.models.gpu.step_shapes.StepShape.narrows).
+    """
+    count = len(rows.lengths)
+    linear = count * a.hidden_size * a.vocab_size
+    attention = 0
+    for layer in range(a.layers):
+        narrow = narrows and layer == a.layers - 1
+        lines = count if narrow else rows.tokens
+        if a.sparse[layer]:
+            mlp = a.hidden_size * (a.experts + 3 * a.experts_per_token * a.expert_size)
+        else:
+            mlp = 3 * a.hidden_size * a.intermediate_size
+        linear += rows.tokens * a.hidden_size * (a.q_size + 2 * a.kv_size) + lines * (a.q_size * a.hidden_size + mlp)
+        seen = sum(
+            _seen(context - (1 if narrow else length), context, a.windows[layer])
+            for length, context in zip(rows.lengths, rows.contexts, strict=True)
+        )
+        attention += 2 * a.q_size * seen
+    return Multiplications(linear, attention)
+
+
+def _seen(first: int, end: int, window: int) -> int:
+    """Keys that the queries at positions [first, end) may see, together. window: 0: all before, and its own."""
+    limit = min(max(first, window), end) if window else end  # from there on a query sees as many as the window has
+    return (first + 1 + limit) * (limit - first) // 2 + (end - limit) * window

@@ -1,0 +1,262 @@
+"""Time of a decode step on one GPU: inside the loop, and of its step graph alone, next to the floor that memory bandwidth sets.
+
+    python benchmarks/parts/decode_step.py --shape llama-3-8b --out results/decode.json
+
+The engine runs in this process with random weights; a client in another thread submits requests through the real queues.
+Per batch size: step time (from one end of a step to the next, so scheduling included), the step graph replayed alone, and their
+difference: what the loop adds to a step. Of the scheduler: the time from the moment at which its kernel sees that the step is
+complete until it has decided (turns of the short way, whose tokens are published beside the next step, and of the general
+one), how long before that moment its other half was done, and the gap: from the end of a step's last kernel to the begin of the
+next step, noted by kernels of one thread behind that one and at the root of each step graph. Times are of the GPU's clock, in
+microseconds: median and 99th percentile.
+
+With --spin-us each step is one kernel that does nothing for so long: the scheduler with warm caches, at any number of rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+sys.path[:0] = [str(Path(__file__).parents[2] / "tests")]
+
+from support.gpu.gpu_serving import config_for, generate  # noqa: E402
+
+from benchmarks.common.hand_batches import decoding, graph_for, put  # noqa: E402
+from benchmarks.common.harness import revision  # noqa: E402
+from benchmarks.common.model_shapes import SHAPES  # noqa: E402
+from benchmarks.common.roofline import floor_us  # noqa: E402
+from blinkpy.dpu.link.connect_shm import attach_segment  # noqa: E402
+from blinkpy.dpu.link.queue_pair import QueuePair  # noqa: E402
+from blinkpy.engine.devices.cuda_device import CudaEngine  # noqa: E402
+from blinkpy.kernels.loop.loop_kernels import (  # noqa: E402
+    TRACE_AHEAD_BEGIN,
+    TRACE_AHEAD_END,
+    TRACE_BEGIN,
+    TRACE_END,
+    TRACE_GRAPH,
+    TRACE_ROWS,
+    TRACE_STEADY,
+    TRACE_STEP_BEGIN,
+    TRACE_STEP_END,
+)
+from blinkpy.models.description.decoder_description import Architecture, read_architecture  # noqa: E402
+from blinkpy.models.gpu.gpu_step import StepGraph  # noqa: E402
+from blinkpy.queues.request_parameters import Sampling  # noqa: E402
+
+
+def percentiles(values: np.ndarray) -> dict[str, float]:
+    return {"p50": round(float(np.percentile(values, 50)), 2), "p99": round(float(np.percentile(values, 99)), 2)}
+
+
+def graph_alone(engine: CudaEngine, rows: int, context: int, repeats: int = 50) -> np.ndarray:
+    """Times of the decode graph of so many rows, replayed by the host one after another, in microseconds."""
+    step, sizes, work = engine._gpu_step, engine.sizes, decoding(rows, context)
+    pages = np.arange(sizes.num_pages, dtype=np.int32)
+    put(engine.device_state, work, sizes.page_size, pages, step.decoder.a.vocab_size)
+    graph = graph_for(step, work).graph
+    graph.instantiate()
+    times = []
+    torch.cuda.synchronize()
+    for _ in range(repeats):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        graph.replay()  # the second one of each pair is timed: the GPU is never idle before it
+        begin.record()
+        graph.replay()
+        end.record()
+        times.append((begin, end))
+    torch.cuda.synchronize()
+    return np.array([begin.elapsed_time(end) * 1e3 for begin, end in times])
+
+
+class Spinning(CudaEngine):
+    """Every step is a kernel that spins, and its tokens are all the same."""
+
+    cycles = 0
+
+    def _build_executive(self, policy: Any, queues: Any, graph_of: np.ndarray, stream: torch.cuda.Stream) -> Any:
+        state = cast(Any, self.device_state)
+        with torch.cuda.stream(stream):
+            graph = torch.cuda.CUDAGraph(keep_graph=True)
+            graph.capture_begin(capture_error_mode="relaxed")
+            torch.cuda._sleep(1)  # a step's first kernel
+            torch.cuda._sleep(self.cycles)
+            for _ in range(4):  # with the spinning one, as many kernels as a model's output has
+                state.batch.sampled.fill_(7)
+            graph.capture_end()
+        step = self._gpu_step
+        step.graphs[:] = [StepGraph(graph, layers=1)] * len(step.graphs)
+        return super()._build_executive(policy, queues, graph_of, stream)
+
+
+def drive(engine: CudaEngine, sizes: list[int], prompt: int, new: int, out: dict[int, dict[str, float]]) -> None:
+    """The client: for each batch size so many requests at once; wall-clock TPOT as a client sees it."""
+    try:
+        rng = np.random.default_rng(1)
+        pair = QueuePair(attach_segment(engine.config.engine.name, 0, 30))
+        pair.attach(30)
+        for rows in sizes:
+            prompts = [rng.integers(0, 30000, prompt).tolist() for _ in range(rows)]
+            began = time.monotonic()
+            tokens, _ = generate(pair, prompts, [Sampling(max_tokens=new, temperature=0.0)] * rows, 120)
+            out[rows] = {"wall_s": round(time.monotonic() - began, 4), "tokens": sum(map(len, tokens))}
+        pair.close()
+    finally:
+        engine.stop()
+
+
+def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(SHAPES[arguments.shape]))
+        (Path(folder) / "tokenizer.json").write_text("{}")  # of no use here, but part of a model's folder
+        config = config_for(
+            folder,
+            load_format="dummy",
+            max_num_seqs=max(arguments.rows),
+            max_num_batched_tokens=2048,
+            slots=max(arguments.rows),
+            prompt_arena_tokens=max(1 << 17, 2 * max(arguments.rows) * arguments.prompt),
+            num_pages=0 if not arguments.spin_us else max(arguments.rows) * (arguments.prompt + arguments.new) // 8,
+            max_model_len=4096,
+            control=arguments.control,
+            record_steps=arguments.record_steps,
+        )
+        engine = (Spinning if arguments.spin_us else CudaEngine)(config, trace_rows=200_000, pdl=arguments.pdl)
+        if isinstance(engine, Spinning):
+            engine.cycles = arguments.spin_us * torch.cuda.get_device_properties(0).clock_rate // 1000
+        engine.start()
+        try:
+            return _measure(engine, read_architecture(folder), arguments)
+        finally:
+            engine.close()
+
+
+def _measure(engine: CudaEngine, a: Architecture, arguments: argparse.Namespace) -> dict[str, Any]:
+    wall: dict[int, dict[str, float]] = {}
+    client = threading.Thread(target=drive, args=(engine, arguments.rows, arguments.prompt, arguments.new, wall), daemon=True)
+    client.start()
+    engine.run(budget_s=arguments.budget)
+    client.join(20)
+    result: dict[str, Any] = {
+        "shape": arguments.shape,
+        "control": engine.control,
+        "pdl": arguments.pdl,
+        "spin_us": arguments.spin_us,
+        "prompt": arguments.prompt,
+        "new": arguments.new,
+        "start_s": {name: round(seconds, 2) for name, seconds in engine.timings.items()},
+        "environment": environment(),
+        "rows": {},
+    }
+    if engine.executive is None:
+        for rows, seen in wall.items():
+            result["rows"][rows] = {"wall": seen}
+        return result
+    executive = engine.executive
+    result["scheduler_kernels"] = {name: asdict(needs) for name, needs in executive.kernel_resources.items()}
+    trace = executive.traced()
+    interval = np.diff(trace[:, TRACE_BEGIN]) / 1e3
+    shapes = engine._gpu_step.shapes
+    context = arguments.prompt + arguments.new // 2
+    for rows in arguments.rows:
+        decode = np.array([not shapes[g].mixed for g in trace[:, TRACE_GRAPH]])
+        steady = decode & (trace[:, TRACE_ROWS] == rows)
+        pairs = steady[:-1] & steady[1:]
+        if not pairs.any():
+            continue
+        step = percentiles(interval[pairs])
+        result["rows"][rows] = {
+            "steps": int(pairs.sum()),
+            "step_us": step,
+            **scheduler_times(trace[:-1], trace[1:], pairs),
+            "wall": wall.get(rows),
+        }
+        if not arguments.spin_us:
+            alone, floor = graph_alone(engine, rows, context), floor_us(a, rows, context)
+            result["rows"][rows] |= {
+                "graph_alone_us": percentiles(alone),
+                "loop_adds_us": round(step["p50"] - float(np.median(alone)), 2),
+                "floor_us": round(floor, 1),
+                "share_of_floor": round(floor / step["p50"], 3),
+            }
+    return result
+
+
+def scheduler_times(turn: np.ndarray, following: np.ndarray, chosen: np.ndarray) -> dict[str, Any]:
+    """Times of the scheduler in the chosen turns. turn, following: rows of the trace, each with the row after it."""
+    times = (turn[:, TRACE_END] - turn[:, TRACE_BEGIN]) / 1e3
+    gap = (following[:, TRACE_STEP_BEGIN] - turn[:, TRACE_STEP_END]) / 1e3
+    chosen = chosen & (turn[:, TRACE_STEP_END] > turn[:, TRACE_STEP_BEGIN])  # else its stamp came too late
+    steady = turn[:, TRACE_STEADY] == 1
+    result: dict[str, Any] = {}
+    for name, kind in (("", chosen & steady), ("general_", chosen & ~steady)):
+        if kind.any():
+            result[f"{name}turns"] = int(kind.sum())
+            result[f"{name}scheduler_us"] = percentiles(times[kind])
+            result[f"{name}gap_us"] = percentiles(gap[kind])
+    result["scheduler_began_after_us"] = percentiles((turn[:, TRACE_BEGIN] - turn[:, TRACE_STEP_END])[chosen] / 1e3)
+    result["ahead_us"] = percentiles((turn[:, TRACE_AHEAD_END] - turn[:, TRACE_AHEAD_BEGIN])[chosen] / 1e3)
+    result["ahead_done_before_us"] = percentiles((turn[:, TRACE_BEGIN] - turn[:, TRACE_AHEAD_END])[chosen] / 1e3)
+    return result
+
+
+def environment() -> dict[str, str]:
+    import numba
+    import numba_cuda
+    import triton
+
+    def output(*command: str) -> str:
+        try:
+            return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+        except (OSError, subprocess.SubprocessError):
+            return "unknown"
+
+    return {
+        "gpu": torch.cuda.get_device_name(),
+        "driver": output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").partition("\n")[0],  # a line a GPU
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "numba": numba.__version__,
+        "numba_cuda": numba_cuda.__version__,
+        "commit": revision(),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shape", choices=list(SHAPES), default="llama-3-8b")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32, 64, 128, 256])
+    parser.add_argument("--prompt", type=int, default=128, help="tokens of a prompt")
+    parser.add_argument("--new", type=int, default=128, help="tokens to generate")
+    parser.add_argument("--control", choices=["gpu", "host"], default="gpu")
+    parser.add_argument("--spin-us", type=int, default=0, help="a step does nothing but take so long (0: it is the model's)")
+    parser.add_argument("--no-pdl", dest="pdl", action="store_false", help="no programmatic dependent launches")
+    parser.add_argument("--record-steps", type=int, default=2048, help="flight recorder: steps kept (0: off)")
+    parser.add_argument("--budget", type=float, default=120, help="seconds after which the loop ends by itself")
+    parser.add_argument("--out", type=Path, help="JSON file")
+    arguments = parser.parse_args()
+    result = measure(arguments)
+    if arguments.out:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps({key: value for key, value in result.items() if key != "rows"}))
+    for rows, values in result["rows"].items():
+        print(rows, json.dumps(values))
+
+
+if __name__ == "__main__":
+    main()

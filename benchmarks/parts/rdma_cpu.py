@@ -1,0 +1,267 @@
+"""CPU time of a front end over RDMA, without HTTP and tokenization, and without a network card.
+
+    python -m benchmarks.parts.rdma_cpu
+
+The transport runs as it is; the verbs below it go to a stand-in in plain Python that copies the bytes at once, so what is
+measured includes the stand-in's calls and copies, where pyverbs makes one call into C each: an upper bound, but for what a
+driver does in those calls. One request at a time:
+
+    submit_N    QueuePair.submit of a prompt of N tokens, page hashes included
+    news        QueuePair.poll that returns the request's only completion
+    nothing     QueuePair.poll that finds none
+    request_N   submit_N and the look with news
+
+Instructions of request_N are counted too, where Valgrind is installed: some two minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import secrets
+import sys
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.common.distribution import describe
+from benchmarks.common.harness import Run, check, main, parser
+from benchmarks.parts.instructions import can_count, instructions_each
+from blinkpy.dpu.link import connect_rdma, rdma_writes
+from blinkpy.dpu.link.connect_rdma import DEPTH, RdmaTransport
+from blinkpy.dpu.link.queue_pair import QueuePair
+from blinkpy.queues.completion import FINISH_LENGTH, HAS_TOKEN, TOKEN_MASK, lap_of, pack_completion
+from blinkpy.queues.header import HEADER, EngineFacts
+from blinkpy.queues.layout import BLOCK_WORDS, QueueSizes
+from blinkpy.queues.request_parameters import Sampling
+from blinkpy.queues.submission import WORD_PROMPT_OFFSET
+from blinkpy.queues.words import (
+    ENGINE_HEARTBEAT,
+    ENGINE_STATE,
+    PAIR_ATTACHED,
+    PAIR_CQ_TAIL,
+    PAIR_EPOCH,
+    PAIR_SQ_HEAD,
+    STATE_READY,
+)
+from blinkpy.transport.handshake import Region, Welcome
+from blinkpy.transport.segment import Segment, create_segment
+from blinkpy.transport.verbs import INLINE_WANTED, Endpoint
+
+TARGET_US = 50.0
+SIZES = QueueSizes(pairs=1, slots=256, sq_entries=256, cq_entries=8192, prompt_tokens=1 << 16, hash_entries=1 << 12)
+FACTS = EngineFacts(1, 65_537, 131_071, 8192, 4096, 16, 1 << 14, 256, 3_600_000)
+PROMPTS = (32, 128, 1024, 4096)  # tokens
+FLAGS = HAS_TOKEN | FINISH_LENGTH
+HEARTBEAT_EVERY = 100  # requests
+FEW, MANY = 100, 500  # requests for which instructions are counted; the difference is what counts
+
+
+class Card:
+    """Stands in for a network card and its driver: pyverbs' queue pair and completion queue. What is posted is done at once."""
+
+    def __init__(self) -> None:
+        self.qp = self.cq = self
+        self.inline = INLINE_WANTED
+        self.wr_id = self.wr_flags = 0
+        self._read, self._remote, self._done = False, 0, list[Any]()
+
+    def wr_start(self) -> None:
+        pass
+
+    def wr_rdma_read(self, rkey: int, remote: int) -> None:
+        self._read, self._remote = True, remote
+
+    def wr_rdma_write(self, rkey: int, remote: int) -> None:
+        self._read, self._remote = False, remote
+
+    def wr_set_inline_data(self, address: int, length: int) -> None:
+        self._move(address, length)
+
+    def wr_set_sge(self, sge: Any) -> None:
+        self._move(sge.addr, sge.length)
+
+    def _move(self, local: int, length: int) -> None:
+        self._copy(*((local, self._remote) if self._read else (self._remote, local)), length)
+        if self.wr_flags & 1:
+            self._done.append(SimpleNamespace(status=0, wr_id=self.wr_id))
+
+    _copy = staticmethod(ctypes.memmove)  # to, from, bytes
+
+    def wr_complete(self) -> None:
+        pass
+
+    def poll(self, most: int) -> tuple[int, list[Any]]:
+        done, self._done = self._done, []
+        return len(done), done
+
+    def register(self, address: int, length: int, access: int) -> Any:
+        return SimpleNamespace(lkey=1)
+
+    def close(self) -> None:
+        pass
+
+
+def stand_in_for_verbs() -> None:
+    """Constants and modules of pyverbs that suit a Card."""
+    values = dict.fromkeys(rdma_writes.REASONS, -1)
+    values |= {"IBV_SEND_SIGNALED": 1, "IBV_SEND_INLINE": 2, "IBV_WC_SUCCESS": 0, "IBV_ACCESS_LOCAL_WRITE": 1}
+    constants = SimpleNamespace(**values)
+    modules: dict[str, Any] = {
+        "wr": SimpleNamespace(SGE=lambda a, b, c: SimpleNamespace(addr=a, length=b, lkey=c)),
+        "pyverbs_error": SimpleNamespace(PyverbsError=RuntimeError),
+    }
+    for target, name, value in (
+        (rdma_writes, "module", modules.__getitem__),
+        (rdma_writes, "constants", lambda: constants),
+        (connect_rdma, "constants", lambda: constants),
+    ):
+        setattr(target, name, value)
+
+
+def connect(segment: Segment, card: Card, pairs: int = 0) -> RdmaTransport:
+    """A transport to a segment of this process. pairs: address of its queue pairs, where that is not in the segment."""
+    stand_in_for_verbs()
+    layout = segment.layout
+    base = int(np.frombuffer(segment.buffer, np.uint8).ctypes.data)
+    first = (pairs or base + layout.first_pair) - layout.first_pair
+    regions = (
+        Region(base + layout.engine_words, 1, 2 * BLOCK_WORDS * 8),
+        Region(first + layout.front(0), 2, layout.front_bytes),
+        Region(first + layout.back(0), 3, layout.back_bytes),
+    )
+    welcome = Welcome(bytes(segment.buffer[: HEADER.itemsize]), 0, Endpoint(0, 0, "::1", 0, 5, 16), *regions)
+    transport = RdmaTransport(card, card, DEPTH, welcome)  # type: ignore[arg-type]
+    transport.first_look(1.0)
+    return transport
+
+
+class Answers:
+    """The engine's side: grants the pair, and answers each request with one completion; outside of what is measured."""
+
+    def __init__(self, segment: Segment):
+        self._views, self._made = segment.views(), 0
+        self._views.engine[ENGINE_STATE] = STATE_READY
+
+    def grant(self) -> None:
+        """What the front end is going to ask for."""
+        self._views.pair[0, PAIR_EPOCH] = self._views.pair[0, PAIR_ATTACHED] = 1
+
+    def one(self, slot: int, prompt: NDArray[np.int32]) -> None:
+        entry = self._views.sq[0, self._made % SIZES.sq_entries]
+        start = int(entry[WORD_PROMPT_OFFSET])
+        check(bool((self._views.prompt[0, start : start + len(prompt)] == prompt).all()), "another prompt came")
+        token, size = self._made & TOKEN_MASK, SIZES.cq_entries
+        self._views.cq[0, self._made % size] = pack_completion(slot, token, FLAGS, lap_of(self._made, size))
+        self._made += 1
+        self._views.engine[ENGINE_HEARTBEAT] += 1
+        self._views.pair[0, PAIR_SQ_HEAD] = self._views.pair[0, PAIR_CQ_TAIL] = self._made
+
+
+def measure(options: argparse.Namespace, run: Run) -> dict[str, Any]:
+    rng = np.random.default_rng(options.seed)
+    segment = create_segment(f"serve-benchmark-{secrets.token_hex(6)}", SIZES, FACTS)
+    parts: dict[str, list[float]] = {}
+    clock, sampling = time.thread_time_ns, Sampling(max_tokens=1, seed=1)
+    gc.disable()
+    try:
+        answers = Answers(segment)
+        pair = QueuePair(connect(segment, Card()))
+        answers.grant()
+        pair.attach(1.0)
+        for round_ in range(options.rounds + 1):  # the first is for warming up
+            run.progress("requests", round_, options.rounds)
+            for length in PROMPTS:
+                prompts = rng.integers(0, FACTS.vocab_size, (options.count, length), dtype=np.int32)
+                for number, prompt in enumerate(prompts):
+                    began = clock()
+                    request = pair.submit(prompt, sampling)
+                    submitted = clock()
+                    check(not pair.poll(), "news before there was any")
+                    looked = clock()
+                    answers.one(request.slot, prompt)
+                    answered = clock()
+                    events = pair.poll()
+                    ended = clock()
+                    check(len(events) == 1 and events[0][0] is request, "another completion came")
+                    if round_:
+                        times = {f"submit_{length}": submitted - began, "nothing": looked - submitted, "news": ended - answered}
+                        times[f"request_{length}"] = times[f"submit_{length}"] + times["news"]
+                        for name, value in times.items():
+                            parts.setdefault(name, []).append(value / 1000)
+                    if number % HEARTBEAT_EVERY == 0:
+                        pair.heartbeat()
+                        pair.check()
+            gc.collect()
+    finally:
+        gc.enable()
+        segment.close()
+    return {name: describe(times, "us") for name, times in sorted(parts.items())}
+
+
+def requests(length: int, count: int, *, answers_alone: bool = False) -> None:
+    """So many requests, as in measure() but with nothing else; answers_alone: only what the engine's side of them does."""
+    prompt, sampling = np.zeros(length, np.int32), Sampling(max_tokens=1, seed=1)
+    segment = create_segment(f"serve-benchmark-{secrets.token_hex(6)}", SIZES, FACTS)
+    try:
+        answers = Answers(segment)
+        if answers_alone:
+            for _ in range(count):
+                answers.one(0, prompt)
+            return
+        pair = QueuePair(connect(segment, Card()))
+        answers.grant()
+        pair.attach(1.0)
+        for _ in range(count):
+            answers.one(pair.submit(prompt, sampling).slot, prompt)
+            check(len(pair.poll()) == 1, "another number of completions came")
+    finally:
+        segment.close()
+
+
+def count_instructions(run: Run) -> dict[str, Any]:
+    """Instructions of each request_N."""
+    if not can_count():
+        return {"missing": "valgrind is not installed"}
+    found: dict[str, Any] = {"unit": "instructions"}
+    for done, length in enumerate(PROMPTS):
+        run.progress("instructions", done, len(PROMPTS))
+        program = f"from benchmarks.parts.rdma_cpu import requests; requests({length}, {{rounds}}, answers_alone=%s)"
+        both, answers = (instructions_each(program % alone, FEW, MANY) for alone in (False, True))
+        found[f"request_{length}"] = round(both - answers)
+    return found
+
+
+def benchmark(options: argparse.Namespace) -> None:
+    run = Run("rdma_frontend", options)
+    if options.smoke:
+        options.rounds, options.count = 1, 100
+    results = measure(options, run)
+    for length in PROMPTS:
+        what = f"CPU of a request of {length} tokens and one completion, median"
+        run.target(what, results[f"request_{length}"]["p50"]["value"], TARGET_US, "us")
+    if not options.smoke:
+        results["instructions"] = count_instructions(run)
+    run.write(
+        """CPU time of the thread (CLOCK_THREAD_CPUTIME_ID), one request in flight at a time, everything in one process; verbs go
+        to a stand-in in Python that copies at once. Every prompt and completion is compared. Names as in the module's text.
+        Instructions: of user mode, by Valgrind's count, as the difference of runs with more and fewer requests, without those of
+        the engine's side.""",
+        results,
+    )
+
+
+def options() -> argparse.Namespace:
+    result = parser("rdma_frontend", "CPU time of a front end over RDMA, with a stand-in for the network card.")
+    result.add_argument("--rounds", type=int, default=10, help="rounds, in each of which every length is measured")
+    result.add_argument("--count", type=int, default=1000, help="requests of one length in a round")
+    result.add_argument("--seed", type=int, default=1, help="of the prompts")
+    return result.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main(benchmark, options()))

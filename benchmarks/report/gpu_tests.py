@@ -1,0 +1,95 @@
+"""What the tests that need a GPU said there, as a result file: from pytest's own reports.
+
+    python -m pytest tests/gpu -n 8 -m 'not whole_gpu' --junitxml=build/gpu-tests.xml
+    python -m pytest tests/gpu -m whole_gpu --junitxml=build/gpu-tests-alone.xml
+    python -m benchmarks.report.gpu_tests build/gpu-tests.xml build/gpu-tests-alone.xml --gpu 'NVIDIA H200'
+
+Several reports are runs at one commit, which is that of the working tree, or BLINKPY_COMMIT. A test that failed in one of them
+counts as failed. pytest writes a report when it ends, also on SIGINT; a run that is killed leaves none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common.harness import RESULTS, UsageError, main, revision, to_json
+
+OUTCOMES = ("failed", "skipped", "passed")  # the first that a test had in any of the runs is its outcome
+
+
+def read_report(path: Path) -> dict[str, Any]:
+    """One run: when it began, how long it took, and the outcome of each test. Raises UsageError."""
+    try:
+        suites = list(ElementTree.parse(path).getroot().iter("testsuite"))
+    except (OSError, ElementTree.ParseError) as error:
+        raise UsageError(f"{path}: {error}") from error
+    outcomes: dict[str, str] = {}
+    for suite in suites:
+        for case in suite.iter("testcase"):
+            kinds = {child.tag for child in case}
+            found = "failed" if kinds & {"failure", "error"} else "skipped" if "skipped" in kinds else "passed"
+            name = f"{case.get('classname')}::{case.get('name')}"
+            outcomes[name] = worst(found, outcomes.get(name, found))  # a test and its teardown may be two cases
+    if not outcomes:
+        raise UsageError(f"{path}: no test in it")
+    seconds = sum(float(suite.get("time", 0)) for suite in suites)
+    return {"date": suites[0].get("timestamp", ""), "seconds": round(seconds, 1), "outcomes": outcomes}
+
+
+def worst(one: str, other: str) -> str:
+    return min(one, other, key=OUTCOMES.index)
+
+
+def joined(runs: list[dict[str, Any]]) -> dict[str, list[str]]:
+    """Names of the tests by outcome, over all runs."""
+    outcomes: dict[str, str] = {}
+    for run in runs:
+        for name, outcome in run["outcomes"].items():
+            outcomes[name] = worst(outcome, outcomes.get(name, outcome))
+    return {kind: sorted(name for name, outcome in outcomes.items() if outcome == kind) for kind in OUTCOMES}
+
+
+def gpu_tests(found: dict[str, Any]) -> str:
+    """The result in words, for the README."""
+    where, tests = found["environment"], found["tests"]
+    total = sum(map(len, tests.values()))
+    minutes = " and ".join(f"{run['seconds'] / 60:.1f}" for run in found["runs"])
+    changed = " with changes" if where["commit"].get("dirty") else ""
+    text = (
+        f"{len(tests['passed'])} of {total} tests of `tests/gpu` passed on one {where['gpu']} at `{where['commit']['hash'][:7]}`"
+        f"{changed}, {where['date'][:10]}, in {minutes} minutes; {len(tests['failed'])} failed, {len(tests['skipped'])} skipped."
+    )
+    named = [f"- {kind}: `{name}`" for kind in OUTCOMES[:2] for name in tests[kind]]
+    return "\n".join([text, "", *named, ""] if named else [text, ""])
+
+
+def benchmark(options: argparse.Namespace) -> None:
+    runs = [read_report(path) for path in options.reports]
+    commit = revision()
+    if not commit:
+        raise UsageError("the commit is not known: set BLINKPY_COMMIT")
+    now = max(run["date"] for run in runs) or datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    result = {
+        "environment": {"gpu": options.gpu, "date": now, "commit": commit},
+        "runs": [{key: run[key] for key in ("date", "seconds")} | {"tests": len(run["outcomes"])} for run in runs],
+        "tests": joined(runs),
+    }
+    options.output.write_text(to_json(result) + "\n")
+    print(gpu_tests(result))
+
+
+def options() -> argparse.Namespace:
+    result = argparse.ArgumentParser(prog="python -m benchmarks.report.gpu_tests", description=(__doc__ or "").splitlines()[0])
+    result.add_argument("reports", type=Path, nargs="+", help="what pytest --junitxml wrote")
+    result.add_argument("--gpu", required=True, help="what they ran on")
+    result.add_argument("--output", type=Path, default=RESULTS / "gpu_tests.json")
+    return result.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main(benchmark, options()))

@@ -1,0 +1,238 @@
+"""One load offered to one running server, with its figures; and the options that all serving benchmarks have in common."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.beside import WAIT_S, Beside
+from benchmarks.common.harness import ROOT, UsageError
+from benchmarks.common.model_shapes import SHAPES, write_folder
+from benchmarks.common.nvml import EnergyMeter
+from benchmarks.serving.host_counters import Counters
+from benchmarks.serving.load import LoadResult, Target, offer
+from benchmarks.serving.load_figures import Slo, figures
+from benchmarks.serving.neighbours import KINDS, Neighbours
+from benchmarks.serving.systems import Cores, Model, Running, ServerError, System, find_system, on_cores, parse_cores, running
+from benchmarks.serving.workload import Dataset, Request, closed_loop, open_loop, read_dataset
+from blinkpy.progress import Progress
+
+WARM_TOKENS = 16  # of an answer
+WARM_LOADS = ((2048, 4), (128, 32))  # (longest prompt, streams): long prompts, then many at once
+WARM_ROUNDS, WARM_LIMIT_S = 2, 60.0
+SPARE_S = 60.0  # that neighbours live longer than a load may
+DEFAULT_KINDS = ("compress", "build")
+LOGS = ROOT / "build" / "benchmarks" / "logs"
+MODELS = ROOT / "build" / "benchmarks" / "models"  # folders of shapes: always the same path, which servers' caches depend on
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is offered. An open loop has a rate (requests a second) for so many seconds, and drain_s more until the rest is
+    given up; a closed loop has streams, each asking rounds times, within seconds + drain_s. per_core: neighbours on each of
+    the cores that the server shares, of these kinds."""
+
+    data: str
+    rate: float = 0.0
+    arrivals: str = "poisson"
+    seconds: float = 60.0
+    drain_s: float = 60.0
+    streams: int = 0
+    rounds: int = 4
+    seed: int = 1
+    text: bool = False
+    per_core: int = 0
+    kinds: tuple[str, ...] = DEFAULT_KINDS
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        what = f"{self.streams} streams" if self.streams else f"{self.rate:g} requests/s"
+        beside = f", {self.per_core} per core: {' and '.join(self.kinds)}" if self.per_core else ""
+        return f"{self.data}, {what}{beside}"
+
+
+class Bench:
+    """What one run of a serving benchmark works with: model, systems, cores, client, meter, and whom it runs beside."""
+
+    def __init__(
+        self, options: argparse.Namespace, model: Model, cores: Cores, meter: EnergyMeter, progress: Progress, beside: Beside
+    ):
+        self.model, self.meter, self.progress, self.beside = model, meter, progress, beside
+        self.systems = [find_system(text, options.extra, options.env, options.front_end) for text in options.system]
+        if len({system.name for system in self.systems}) < len(self.systems):
+            raise UsageError("each system needs a name of its own")
+        self.cores = cores
+        self.processes = options.client_processes or len(cores.loading) or min(4, max(1, len(cores.server) // 2))
+        self.slo = Slo(options.slo_ttft_ms, options.slo_tpot_ms)
+        self.start_s, self.logs = options.start_s, options.logs
+        self.chat, self.temperature, self.api_key = options.chat, options.temperature, options.api_key
+        if not set(cores.front_end) < set(cores.server):
+            raise UsageError("front ends get some of the server's cores, and not all of them")
+        self._datasets: dict[str, Dataset] = {}
+        self._log_count = 0
+
+    def facts(self) -> dict[str, Any]:
+        """What all results of a run have in common."""
+        gpu = self.meter.facts or {"missing": self.meter.missing}
+        return {"model": self.model.name, "gpu": gpu, "cores": dataclasses.asdict(self.cores), "client_processes": self.processes}
+
+    @contextlib.contextmanager
+    def server(self, system: System, cores: Cores | None = None, last_start: float = float("inf")) -> Iterator[Running]:
+        """A system, started, healthy and warm. Its start takes a turn among the loads of benchmarks beside this one, which its
+        facts say (beside).
+
+        Raises ServerError, and OutOfTime when that turn doesn't come before last_start (time.monotonic())."""
+        self._log_count += 1
+        log = Path(self.logs) / f"{system.name}-{self._log_count}.log"
+        with contextlib.ExitStack() as stack:
+            with self.beside.start(last_start) as turn:
+                server = stack.enter_context(running(system, self.model, cores or self.cores, log, self.start_s, self.progress))
+                self._warm_up(server, system.name)
+            server.facts |= {"beside": turn} if turn else {}
+            yield server
+
+    def _warm_up(self, server: Running, name: str) -> None:
+        self.progress(f"warming up {name}")
+        for longest, streams in WARM_LOADS:
+            data = f"fixed:{min(longest, self.model.length // 2)}:{WARM_TOKENS}"
+            load = Load(data, streams=streams, rounds=WARM_ROUNDS, seconds=0, drain_s=WARM_LIMIT_S)
+            result = self._offer(server, load, self.requests(load))
+            if all(record.error for record in result.records):
+                raise ServerError(f"{name} does not answer: {result.records[0].error}")
+
+    def requests(self, load: Load) -> list[Request]:
+        data = self._datasets.get(load.data)
+        if data is None:
+            data = self._datasets[load.data] = read_dataset(load.data, self.model.length, self._counter())
+        text = load.text or self.chat
+        if load.streams:
+            return closed_loop(data, load.streams, load.rounds, load.seed, self.model.vocabulary, text)
+        return open_loop(data, load.arrivals, load.rate, load.seconds, load.seed, self.model.vocabulary, text)
+
+    def _counter(self) -> Callable[[str], int] | None:
+        """Tokens of a text by the model's own tokenizer, where the model is a folder."""
+        path = Path(self.model.folder) / "tokenizer.json"
+        if not path.is_file():
+            return None
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_file(str(path))
+        return lambda text: len(tokenizer.encode(text).ids)
+
+    def _offer(self, server: Running, load: Load, requests: Sequence[Request], name: str = "") -> LoadResult:
+        target = Target(server.host, server.port, self.model.name, self.chat, self.api_key, self.temperature)
+        limit = load.seconds + load.drain_s
+
+        def tick(now: float) -> None:
+            if name:
+                self.progress(name, max(0.0, now), load.seconds or limit)
+
+        spin = self.cores.spare(self.processes)
+        return offer(target, requests, load.streams, self.processes, self.cores.loading, limit, tick, spin)
+
+    def measure(
+        self, server: Running, load: Load, name: str = "", cores: Cores | None = None, last_start: float = float("inf")
+    ) -> dict[str, Any]:
+        """Offer a load, beside its neighbours; its figures. cores: how the server is placed, if not as it was started.
+
+        Raises UsageError when there is nothing to offer, ServerError when the server has ended, OutOfTime when a benchmark beside
+        this one lets it not start before last_start (time.monotonic())."""
+        requests = self.requests(load)
+        if not requests:
+            raise UsageError(f"{load.name}: no request within {load.seconds:g} s; use more seconds or another seed")
+        life = load.seconds + load.drain_s + SPARE_S
+        with (
+            self.beside.load(load.per_core > 0, last_start) as beside,
+            Neighbours(load.kinds, load.per_core, (cores or self.cores).contended, life) as neighbours,
+        ):
+            counters = Counters(server.pids)
+            result = self._offer(server, load, requests, name or f"{server.system.name}: {load.name}")
+            counted = counters.facts()
+        found = figures(result, 0.0 if load.streams else load.seconds, self.slo, self.meter)
+        server.check()
+        front_end = "own" if (cores or self.cores).front_end else "shared"
+        facts = {"load": dataclasses.asdict(load), "front_end": front_end, "neighbours": neighbours.count}
+        return {**facts, **({"beside": beside} if beside else {}), **found, **counted}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Options for model, systems, cores and client."""
+    shapes = ", ".join(SHAPES)
+    parser.add_argument("--model", default="demo", help=f"folder, hub id, demo, or a shape with random weights: {shapes}")
+    parser.add_argument("--vocabulary", type=int, default=0, help="ids of random prompts lie below this (0: from the model)")
+    parser.add_argument("--max-model-len", type=int, default=0, help="longest sequence, tokens (0: the model's, at most 8192)")
+    help_text = "what to measure: a known name, NAME=KNOWN, NAME=URL or NAME=COMMAND; several times for a comparison"
+    parser.add_argument("--system", action="append", default=[], metavar="SYSTEM", help=f"{help_text} (default: blinkpy)")
+    parser.add_argument("--extra", action="append", default=[], metavar="NAME:ARGUMENTS", help="more arguments for a system")
+    parser.add_argument("--env", action="append", default=[], metavar="NAME:VARIABLE=VALUE", help="environment of a system")
+    parser.add_argument("--start-s", type=float, default=600.0, help="longest start of a system, seconds")
+    parser.add_argument("--server-cores", default="", metavar="LIST", help="cores of the servers, as 0-11 (default: all)")
+    parser.add_argument(
+        "--client-cores",
+        default="",
+        metavar="LIST",
+        help="cores of the client, the last one to watch and to count energy (default: all)",
+    )
+    parser.add_argument(
+        "--frontend-cores", default="", metavar="LIST", help="those of the server's cores that front ends get alone"
+    )
+    help_text = "which of a system's processes are front ends: a regular expression for their command lines"
+    parser.add_argument("--front-end", action="append", default=[], metavar="NAME:PATTERN", help=help_text)
+    parser.add_argument("--client-processes", type=int, default=0, help="(0: one for each of its cores but the last)")
+    parser.add_argument("--chat", action="store_true", help="/v1/chat/completions with texts, instead of token ids")
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--api-key", default=os.environ.get("BLINKPY_API_KEY", ""))
+    parser.add_argument("--slo-ttft-ms", type=float, default=1000.0, help="for goodput")
+    parser.add_argument("--slo-tpot-ms", type=float, default=50.0, help="for goodput")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=DEFAULT_KINDS, help="of neighbours")
+    help_text = "whose energy is counted; of those in CUDA_VISIBLE_DEVICES, if that is set"
+    parser.add_argument("--gpu", type=int, default=0, help=help_text)
+    help_text = "other benchmarks run on this machine and name the same folder: their loads have neighbours when this one's have"
+    parser.add_argument("--beside", type=Path, metavar="FOLDER", help=help_text)
+    parser.add_argument("--beside-wait-s", type=float, default=WAIT_S, metavar="S", help="longest wait for their loads")
+    parser.add_argument("--logs", default=str(LOGS), metavar="FOLDER", help="where the servers' output goes")
+
+
+@contextlib.contextmanager
+def bench(options: argparse.Namespace, progress: Progress) -> Iterator[Bench]:
+    """The means of a benchmark, from its options."""
+    options.system = options.system or ["blinkpy"]
+    server, client, front_end = (
+        parse_cores(text) for text in (options.server_cores, options.client_cores, options.frontend_cores)
+    )
+    cores = Cores(server or tuple(sorted(os.sched_getaffinity(0))), client, front_end)
+    with (
+        on_cores(cores.watching),  # this process stays away from the servers, and from the client's processes
+        EnergyMeter(options.gpu) as meter,
+    ):
+        model = find_model(options)
+        with Beside(options.beside, model.name, progress, options.beside_wait_s) as beside:
+            yield Bench(options, model, cores, meter, progress, beside)
+
+
+def find_model(options: argparse.Namespace) -> Model:
+    """The model of the options; a shape is written into its folder."""
+    name, shape = options.model, options.model in SHAPES
+    if shape:
+        config = SHAPES[name]
+        path = str(write_folder(name, MODELS / name))
+    else:
+        from blinkpy.models.weights.model_folder import DEMO_FOLDER
+
+        path = name
+        source = (DEMO_FOLDER if name == "demo" else Path(name)) / "config.json"
+        config = json.loads(source.read_text()) if source.is_file() else {}
+        name = Path(name).name
+    length = options.max_model_len or min(8192, int(config.get("max_position_embeddings", 8192)))
+    vocabulary = options.vocabulary or int(config.get("vocab_size", 0))
+    if not vocabulary:
+        raise UsageError("the model's vocabulary is not known: give --vocabulary")
+    return Model(path, name, length, vocabulary, shape)

@@ -1,0 +1,280 @@
+"""The evaluation's grid: request rates, in isolation and beside neighbours, for each system; as JSON, plots and a summary.
+
+    python -m benchmarks.serving.grid --model llama-3-8b --system blinkpy --system blinkpy-host --system vllm
+
+--streams adds closed loops, and --shared-rates repeats some rates with the front ends among the neighbours; each system is
+started once for all of it. Each cell is kept in a state folder once it is measured, so the same command goes on where the last
+one ended: with --budget 540 a long grid is measured in parts of under ten minutes. The parts may name other systems and rates:
+the result has all cells of the folder. --quick has 4 rates of 20 s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.beside import OutOfTime
+from benchmarks.common.harness import (
+    RESULTS,
+    ROOT,
+    Run,
+    UsageError,
+    WrongAnswer,
+    machine,
+    main,
+    origin,
+    parser,
+    revision,
+    to_json,
+)
+from benchmarks.report.grid_plot import draw
+from benchmarks.report.grid_summary import MODES, summary
+from benchmarks.serving.cell import Bench, Load, add_options, bench
+from benchmarks.serving.compare import METHOD, end
+from benchmarks.serving.interference import placements
+from benchmarks.serving.load_figures import verdict
+from benchmarks.serving.systems import Running, ServerError, System
+
+RATES = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32)
+QUICK_RATES = (2, 8, 16, 32)
+SMOKE_RATES = (4, 12)
+SECONDS, QUICK_SECONDS = 60.0, 20.0
+SAME = (  # what the cells of one result have in common
+    *("model", "seconds", "drain_s", "data", "closed_data", "rounds", "arrivals", "seed"),
+    *("per_core", "kinds", "server_cores", "client_cores", "frontend_cores", "temperature", "chat"),
+)
+CELL_SPARE_S = 5.0  # of a cell, besides arrivals and drain: prompts, client processes, neighbours, and the figures
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One measurement: an open loop with a rate, or a closed loop with streams. front_end: own (on cores of its own) or shared
+    (among the neighbours)."""
+
+    system: str
+    mode: str
+    rate: float
+    streams: int
+    front_end: str
+    repeat: int
+
+    @property
+    def file(self) -> str:
+        what = f"{self.streams}-streams" if self.streams else f"{self.rate:g}"
+        return f"{self.system}-{self.mode}-{what}-{self.front_end}-{self.repeat}.json"
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        what = f"{self.streams} streams" if self.streams else f"{self.rate:g} requests/s"
+        again = f", again ({self.repeat})" if self.repeat else ""
+        return f"{self.system}, {self.mode}, {what}, front end {self.front_end}{again}"
+
+
+class State:
+    """The cells that are done, one file each. Raises UsageError when the folder belongs to another grid, machine or commit."""
+
+    def __init__(self, folder: Path, plan: dict[str, Any]):
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        path, text = folder / "plan.json", to_json(plan) + "\n"
+        if path.exists() and path.read_text() != text:
+            before = json.loads(path.read_text())
+            other = ", ".join(key for key in {**before, **plan} if json.dumps(before.get(key)) != json.dumps(plan.get(key)))
+            raise UsageError(f"{folder.name} holds cells of another grid ({other}); give another --state, or remove it")
+        path.write_text(text)
+
+    def done(self, cell: Cell) -> bool:
+        return (self.folder / cell.file).exists()
+
+    def missing(self, cell: Cell, redo_invalid: bool) -> bool:
+        """Whether a cell is still to be measured. redo_invalid: one in which the client fell behind is."""
+        return not self.done(cell) or (redo_invalid and not self.read(cell.file)["client"]["valid"])
+
+    def keep(self, cell: Cell, found: dict[str, Any]) -> None:
+        partial = self.folder / "new"
+        partial.write_text(to_json({"cell": dataclasses.asdict(cell), **found}) + "\n")
+        partial.rename(self.folder / cell.file)
+
+    def read(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.folder / name).read_text())
+        found["client"] |= verdict(found)  # by today's rule; what started beside it, only both results can say (tables.py)
+        return found
+
+    def all(self, order: Sequence[str]) -> list[dict[str, Any]]:
+        """Every cell of the folder, those of earlier commands too. order: of the systems; others come after them by name."""
+
+        def place(found: dict[str, Any]) -> tuple[Any, ...]:
+            key = found["cell"]
+            system = order.index(key["system"]) if key["system"] in order else len(order)
+            return system, key["system"], key["front_end"], key["streams"], key["repeat"], MODES.index(key["mode"]), key["rate"]
+
+        names = [path.name for path in self.folder.glob("*.json") if path.name != "plan.json"]
+        return sorted(map(self.read, names), key=place)
+
+
+def grid(options: argparse.Namespace, systems: Sequence[System]) -> list[Cell]:
+    """All cells, in the order in which they are measured: for each system closed loops, the grid (at each rate isolated and then
+    interfered), the other placement of its front ends, and repetitions of the grid."""
+    own = "own" if options.frontend_cores else "shared"
+    cells = []
+    for system in systems:
+        first, *again = [
+            [Cell(system.name, mode, rate, 0, own, repeat) for rate in options.rates for mode in options.modes]
+            for repeat in range(options.repeats)
+        ]
+        cells += [Cell(system.name, MODES[0], 0.0, streams, own, 0) for streams in options.streams]
+        cells += first
+        cells += [Cell(system.name, mode, rate, 0, "shared", 0) for rate in options.shared_rates for mode in options.modes]
+        cells += [cell for repeat in again for cell in repeat]
+    return cells
+
+
+def settle(options: argparse.Namespace) -> None:
+    """Fill in what --smoke and --quick stand for. Raises UsageError."""
+    if options.smoke:
+        options.rates, options.seconds, options.drain_s = SMOKE_RATES, 2.0, 10.0
+        options.data, options.closed_data, options.per_core, options.rounds = "fixed:24:12", "fixed:16:8", 1, 2
+    if options.rates is None:
+        options.rates = QUICK_RATES if options.quick else RATES
+    options.seconds = options.seconds or (QUICK_SECONDS if options.quick else SECONDS)
+    options.system = options.system or ["blinkpy"]
+    if options.shared_rates and not options.frontend_cores:
+        raise UsageError("--shared-rates is the other placement of front ends that have --frontend-cores")
+
+
+def benchmark(options: argparse.Namespace) -> None:
+    settle(options)
+    name = f"paper-{Path(options.model).name}"
+    if options.output is None and not options.smoke:
+        options.output = RESULTS / f"{name}.json"
+    state_folder = Path(options.state or ROOT / "build" / "benchmarks" / f"{name}-state")
+    deadline = time.monotonic() + options.budget if options.budget else float("inf")
+    plan = {key: getattr(options, key) for key in SAME} | origin(machine(), revision())
+    run = Run("paper", options)
+    with bench(options, run.progress) as means:
+        state = State(state_folder, plan)
+        cells = grid(options, means.systems)
+        errors = measure(means, state, cells, options, deadline)
+        document = {**gather(state, cells, means, errors), "smoke": options.smoke}
+    if not options.no_plot:
+        run.save(draw(document))
+    run.write(METHOD, document)
+    text = summary(document)
+    run.output.with_suffix(".md").write_text(text)
+    print(text)
+    if not document["complete"]:
+        print(f"{document['done']} of {len(cells)} cells are done: run the same command again to go on")
+    end(errors.values())
+
+
+def measure(means: Bench, state: State, cells: list[Cell], options: argparse.Namespace, deadline: float) -> dict[str, str]:
+    """Measure what is not done yet, until the deadline (time.monotonic()); errors by system.
+
+    A system that fails is left, and the others go on."""
+    errors: dict[str, str] = {}
+    needed = options.seconds + options.drain_s + CELL_SPARE_S
+    for system in means.systems:
+        missing = [cell for cell in cells if cell.system == system.name and state.missing(cell, options.redo_invalid)]
+        if not missing or time.monotonic() + needed > deadline:
+            continue
+        try:
+            before = means.meter.watts(options.idle_s) if options.idle_s else None
+            with means.server(system, last_start=deadline - needed) as server:
+                if options.idle_s:
+                    server.facts |= {"idle_w": means.meter.watts(options.idle_s), "idle_before_w": before}
+                for cell, found in _cells(means, server, missing, options, deadline - needed):
+                    state.keep(cell, {"server": server.facts, **found})
+        except OutOfTime:
+            break
+        except (ServerError, WrongAnswer, TimeoutError) as error:
+            errors[system.name] = str(error)
+            print(f"error: {error}", file=sys.stderr)
+    return errors
+
+
+def _cells(
+    means: Bench, server: Running, cells: list[Cell], options: argparse.Namespace, last_start: float
+) -> Iterator[tuple[Cell, dict[str, Any]]]:
+    """Measure cells on a running server, one after another; none is started after last_start."""
+    placed = ""
+    for number, cell in enumerate(cells):
+        if time.monotonic() > last_start:
+            return
+        cores = placements(means.cores)[cell.front_end]
+        if placed != cell.front_end:
+            server.place(cores)
+            placed = cell.front_end
+        date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        name = f"{cell.name} ({number + 1} of {len(cells)})"
+        try:
+            found = means.measure(server, load_of(cell, options), name, cores, last_start)
+        except OutOfTime:
+            return
+        yield cell, {"date": date, **found}
+
+
+def load_of(cell: Cell, options: argparse.Namespace) -> Load:
+    """What is offered in a cell; a closed loop may take as long as an open one."""
+    if cell.streams:
+        limit = options.seconds + options.drain_s
+        return Load(
+            options.closed_data, streams=cell.streams, rounds=options.rounds, seed=options.seed, seconds=0.0, drain_s=limit
+        )
+    per_core = options.per_core if cell.mode == MODES[1] else 0
+    common = {"seed": options.seed, "per_core": per_core, "kinds": tuple(options.kinds)}
+    return Load(options.data, cell.rate, options.arrivals, options.seconds, options.drain_s, **common)
+
+
+def gather(state: State, cells: list[Cell], means: Bench, errors: dict[str, str]) -> dict[str, Any]:
+    """The results of all cells that are done. complete, done: of this command's cells."""
+    done = sum(map(state.done, cells))
+    return {
+        **means.facts(),
+        "complete": done == len(cells),
+        "done": done,
+        "errors": errors,
+        "cells": state.all([system.name for system in means.systems]),
+    }
+
+
+def options() -> argparse.Namespace:
+    result = parser("paper", "Request rates, isolated and interfered, for each system.")
+    add_options(result)
+    result.add_argument("--quick", action="store_true", help=f"{len(QUICK_RATES)} rates of {QUICK_SECONDS:g} s")
+    help_text = "requests a second, measured in this order (default: 13 from 1 to 32)"
+    result.add_argument("--rates", type=float, nargs="*", help=help_text)
+    result.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
+    result.add_argument("--seconds", type=float, help=f"of arrivals in a cell (default: {SECONDS:g})")
+    result.add_argument("--drain-s", type=float, default=60.0, help="after which what hasn't ended is given up")
+    result.add_argument("--data", default="azure", help="fixed:IN:OUT, azure, azure:FILE, sharegpt:FILE")
+    result.add_argument("--arrivals", choices=("poisson", "trace"), default="poisson")
+    result.add_argument("--per-core", type=int, default=8, help="neighbours on each of the server's cores, when interfered")
+    result.add_argument(
+        "--streams", type=int, nargs="*", default=[], help="closed loops with so many requests in flight, isolated"
+    )
+    result.add_argument("--rounds", type=int, default=4, help="requests of each stream of a closed loop")
+    result.add_argument("--closed-data", default="fixed:128:256", metavar="DATA", help="lengths of the closed loops")
+    help_text = "rates that are repeated with the front ends among the neighbours"
+    result.add_argument("--shared-rates", type=float, nargs="*", default=[], metavar="RATE", help=help_text)
+    result.add_argument("--repeats", type=int, default=1, help="how often the grid is measured, to see how much it varies")
+    result.add_argument(
+        "--idle-s", type=float, default=0.0, help="for which power is measured before a server starts, and when it is idle"
+    )
+    result.add_argument("--seed", type=int, default=1, help="of lengths and arrivals")
+    result.add_argument("--state", default="", metavar="FOLDER", help="cells that are done (default: in build/benchmarks)")
+    result.add_argument("--redo-invalid", action="store_true", help="measure cells again in which the client fell behind")
+    result.add_argument("--budget", type=float, default=0.0, metavar="S", help="start no cell that could end after S seconds")
+    return result.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main(benchmark, options()))

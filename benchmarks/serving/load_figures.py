@@ -1,0 +1,173 @@
+"""From the records of a load to its figures: latencies, throughput, goodput, energy, and whether the client kept up.
+
+TTFT    from when a request was due (open loop) or sent (closed loop) to its first text; of a request that was given up before
+        any, the time that it had waited until then
+TPOT    from the first text to the last, over the tokens but one: one figure for each request
+ITL     between two events of a stream; tokens that came together share one
+E2E     from when it was due or sent to the last text
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from benchmarks.common.distribution import describe
+from benchmarks.common.nvml import EnergyMeter
+from benchmarks.serving.load import UNFINISHED, LoadResult, Record
+
+LEVELS = (50.0, 90.0, 99.0)
+LAG_LIMIT_MS = 2.0  # that the lag's 99th percentile may always be
+LAG_SHARE = 0.05  # of a figure, that the lag may be
+
+
+@dataclass(frozen=True)
+class Slo:
+    """What a request must keep to count for goodput, milliseconds."""
+
+    ttft_ms: float = 1000.0
+    tpot_ms: float = 50.0
+
+
+def figures(result: LoadResult, window_s: float, slo: Slo, meter: EnergyMeter) -> dict[str, Any]:
+    """The figures of one load. window_s: the time that throughput, goodput and energy are taken over, from the start; 0 (closed
+    loop): until the first stream had nothing more to ask."""
+    records = result.records
+    fine = [record for record in records if not record.error]
+    window_s = window_s or _closed_window(records)
+    tokens = sum(tokens_within(record, window_s) for record in records)
+    good = sum(
+        1000 * ttft_s(record) <= slo.ttft_ms and 1000 * (tpot_s(record) or 0.0) <= slo.tpot_ms and record.due < window_s
+        for record in fine
+    )
+    found: dict[str, Any] = {
+        "requests": len(records),
+        "completed": len(fine),
+        "errors": dict(Counter(record.error for record in records if record.error).most_common()),
+        "window_s": round(window_s, 3),
+        "output_tokens_per_s": _short(tokens / window_s),
+        "requests_per_s": _short(sum(record.times[-1] <= window_s for record in fine) / window_s),
+        "goodput_per_s": _short(good / window_s),
+        "slo": {"ttft_ms": slo.ttft_ms, "tpot_ms": slo.tpot_ms},
+        "energy": _energy(result, window_s, tokens, meter),
+        "client": client_figures(result),
+    }
+    if fine:
+        tpots = [tpot for record in fine if (tpot := tpot_s(record)) is not None]
+        ends = np.concatenate([record.times[1:] for record in fine])
+        gaps = np.concatenate([np.diff(record.times) for record in fine])[np.argsort(ends, kind="stable")]
+        for name, seconds in (
+            ("ttft_ms", np.array(waits_s(result))),
+            ("tpot_ms", np.array(tpots)),
+            ("itl_ms", gaps),
+            ("e2e_ms", np.array([record.times[-1] - record.due for record in fine])),
+        ):
+            if len(seconds):
+                found[name] = describe(1000 * seconds, "ms", percentiles=LEVELS, tail=0)
+                if name != "itl_ms":
+                    found[name].pop("samples", None)  # they are in the columns below
+                    found[name].pop("histogram", None)
+    found["client"] |= verdict(found)
+    found["samples"] = columns(records)
+    return found
+
+
+def waits_s(result: LoadResult) -> list[float]:
+    """TTFT of the requests that were answered, or given up at the end of the load: leaving these out would flatter a server that
+    lets them wait. Without any text until then, TTFT is at least the time that passed."""
+    counted = [record for record in result.records if record.error in ("", UNFINISHED)]
+    return [ttft_s(record) if len(record.times) else result.limit_s - record.due for record in counted]
+
+
+def ttft_s(record: Record) -> float:
+    return float(record.times[0] - record.due)
+
+
+def tpot_s(record: Record) -> float | None:
+    """None for an answer of one token."""
+    return float(record.times[-1] - record.times[0]) / (record.tokens - 1) if record.tokens > 1 else None
+
+
+def tokens_within(record: Record, window_s: float) -> float:
+    """Tokens that came within the window; those of an answer are taken to be spread evenly over its events.
+
+    An answer that was cut off counts by its events: it never said its tokens."""
+    if not len(record.times):
+        return 0.0
+    per_event = record.tokens / len(record.times) if record.tokens else 1.0
+    return per_event * int(np.searchsorted(record.times, window_s, side="right"))
+
+
+def columns(records: list[Record]) -> dict[str, list[Any]]:
+    """Every request, one list for each fact; times in ms since the start, -1 where there is none."""
+    return {
+        "due_ms": [_short(1000 * record.due, 6) for record in records],
+        "ttft_ms": [_short(1000 * ttft_s(record)) if len(record.times) else -1 for record in records],
+        "e2e_ms": [_short(1000 * (record.times[-1] - record.due)) if len(record.times) else -1 for record in records],
+        "tpot_ms": [
+            _short(1000 * tpot) if len(record.times) and (tpot := tpot_s(record)) is not None else -1 for record in records
+        ],
+        "prompt_tokens": [record.prompt_tokens for record in records],
+        "tokens": [record.tokens for record in records],
+        "fine": [int(not record.error) for record in records],
+    }
+
+
+def client_figures(result: LoadResult) -> dict[str, Any]:
+    """How well the client kept up."""
+    lags = 1000 * result.lags_s if len(result.lags_s) else np.zeros(1)
+    late = 1000 * np.array([record.sent - record.due for record in result.records])
+    p50, p99 = (float(np.percentile(lags, level)) for level in (50, 99))
+    return {
+        "lag_ms": {"p50": _short(p50), "p99": _short(p99), "max": _short(float(lags.max())), "ticks": len(result.lags_s)},
+        "sent_late_ms": {"p99": _short(float(np.percentile(late, 99))), "max": _short(float(late.max()))},
+        "busiest_core_share": round(result.busy, 4),
+    }
+
+
+def verdict(found: dict[str, Any]) -> dict[str, Any]:
+    """Whether a load counts, from its figures: "valid", and "why_invalid".
+
+    None of them must be off by more than a twentieth. Every event has the median lag: it is held against the medians of TTFT and
+    TPOT. Rare lags can add to rare waits only: the 99th percentile is held against that of TTFT. A load beside which another
+    benchmark's server started (see starts.marked) doesn't count either."""
+    lag, reasons = found["client"]["lag_ms"], []
+    for level, name in (("p99", "ttft_ms"), ("p50", "ttft_ms"), ("p50", "tpot_ms")):
+        if name not in found and (name, level) != ("ttft_ms", "p99"):
+            continue
+        limit = LAG_SHARE * found[name][level]["value"] if name in found else 0.0
+        limit = max(limit, LAG_LIMIT_MS) if level == "p99" else limit
+        if lag[level] > limit:
+            figure = name.removesuffix("_ms").upper()
+            reasons.append(f"the client's lag ({level}) of {lag[level]:.3g} ms is above {limit:.3g} ms: see {level} of {figure}")
+    if disturbed := found.get("beside", {}).get("starts"):
+        reasons.append(f"beside it started: {', '.join(disturbed)}")
+    return {"valid": not reasons, "why_invalid": "; ".join(reasons)}
+
+
+def _closed_window(records: list[Record]) -> float:
+    """Until the first stream ended its last request: the time in which all streams were busy."""
+    ends = [float(record.times[-1]) for record in records if len(record.times)]
+    last_sent = max((record.sent for record in records), default=0.0)
+    after = [end for end in ends if end > last_sent]
+    return min(after, default=max(ends, default=1.0))
+
+
+def _energy(result: LoadResult, window_s: float, tokens: float, meter: EnergyMeter) -> dict[str, Any]:
+    joules = meter.joules(result.began, result.began + window_s)
+    if joules is None:
+        return {"missing": meter.missing or "the counter was not read meanwhile"}
+    clock = meter.clock_mhz(result.began, result.began + window_s)
+    return {
+        "joules": _short(joules),
+        "mean_w": _short(joules / window_s),
+        "joules_per_token": _short(joules / tokens) if tokens else None,
+        "clock_mhz": None if clock is None else round(clock),
+    }
+
+
+def _short(value: float, digits: int = 4) -> float:
+    return float(f"{value:.{digits}g}")

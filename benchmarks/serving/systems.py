@@ -1,0 +1,364 @@
+"""The servers that are compared: how each is started, on which cores, when it is healthy, and how it ends.
+
+A system is a name of SYSTEMS, NAME=SYSTEM for one of these with other options under a name of its own, NAME=URL for a server
+that runs already, or NAME=COMMAND with {model}, {name}, {port}, {length} and {python} in it; `env VARIABLE=value command` sets
+variables. All built-in commands ask for the same: random weights where the model is a shape, the same longest sequence, batch
+and share of memory, and no prefix cache, since every prompt is new.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import random
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.parse
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common.harness import ROOT, UsageError
+from blinkpy.progress import Report
+
+STOP_S = 20.0
+POLL_S = 0.05
+LOWEST_PORT, PORT_TRIES = 10_000, 100
+LOG_TAIL = 2000  # bytes of the log that a failed start shows
+BLINKPY = (
+    "{python} -m blinkpy serve {model} --served-model-name {name} --port {port} --max-model-len {length} {dummy} --slots 512 "
+    "--max-num-seqs 256 --gpu-memory-utilization 0.85 --no-enable-prefix-caching --log-level warning"
+)
+ONE_SIZE = " --policy fcfs --max-num-batched-tokens 8192 --mixed-step-tokens 8192"  # of all steps, in order of arrival: as vLLM
+VLLM = (
+    "{python} -m vllm.entrypoints.cli.main serve {model} --served-model-name {name} --host 127.0.0.1 --port {port} "
+    "--max-model-len {length} {dummy} --max-num-seqs 256 --gpu-memory-utilization 0.85 --no-enable-prefix-caching "
+    "--disable-uvicorn-access-log"
+)
+SGLANG = (
+    "{python} -m sglang.launch_server --model-path {model} --served-model-name {name} --host 127.0.0.1 --port {port} "
+    "--context-length {length} {dummy} --max-running-requests 256 --mem-fraction-static 0.85 --disable-radix-cache"
+)
+TENSORRT = (
+    "trtllm-serve {model} --host 127.0.0.1 --port {port} --max_seq_len {length} --max_batch_size 256 "
+    "--kv_cache_free_gpu_memory_fraction 0.85"
+)
+TRANSFORMERS = "transformers serve {model} --host 127.0.0.1 --port {port} --continuous-batching"
+
+
+class ServerError(Exception):
+    """A server that can't be measured: not started, not healthy, ended. The message is for the user."""
+
+
+@dataclass(frozen=True)
+class System:
+    """One server. command: a template, or empty for a server that runs at url. front_end: a pattern for the command lines of
+    those of its processes that a DPU could take over (HTTP and text); they can be given cores of their own. dummy: option for
+    random weights.
+    """
+
+    name: str
+    command: str = ""
+    url: str = ""
+    front_end: str = ""
+    dummy: str = "--load-format dummy"
+    health: str = "/health"
+    environment: dict[str, str] = field(default_factory=dict)
+    extra: str = ""
+
+
+DPU_PART = r"blinkpy\.serving\.children frontend|blinkpy\.dpu\.worker"
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "DO_NOT_TRACK": "1"}
+SYSTEMS = {
+    system.name: system
+    for system in (
+        System("blinkpy", BLINKPY, front_end=DPU_PART),
+        System("blinkpy-host", BLINKPY + " --control host", front_end=DPU_PART),
+        System("blinkpy-8192", BLINKPY + ONE_SIZE, front_end=DPU_PART),
+        System("vllm", VLLM, front_end=r"vllm\.entrypoints|APIServer", environment={**OFFLINE, "VLLM_NO_USAGE_STATS": "1"}),
+        System("sglang", SGLANG, front_end=r"sglang\.launch_server|detokenizer", environment=OFFLINE),
+        System("tensorrt-llm", TENSORRT, dummy="", front_end=r"trtllm-serve", environment=OFFLINE),
+        System("transformers", TRANSFORMERS, dummy="", environment=OFFLINE),
+    )
+}
+
+
+def find_system(text: str, extras: Sequence[str] = (), environment: Sequence[str] = (), front_ends: Sequence[str] = ()) -> System:
+    """The system of one --system. extras: NAME:ARGUMENTS to add to the command; environment: NAME:VARIABLE=VALUE; front_ends:
+    NAME:PATTERN for the command lines of its front ends.
+
+    Raises UsageError for a name that is not known.
+    """
+    name, given, rest = text.partition("=")
+    if not given:
+        if name not in SYSTEMS:
+            raise UsageError(f"unknown system {name!r}: one of {', '.join(SYSTEMS)}, NAME=SYSTEM, NAME=URL or NAME=COMMAND")
+        system = SYSTEMS[name]
+    elif rest in SYSTEMS:
+        system = replace(SYSTEMS[rest], name=name)
+    elif rest.startswith("http://"):
+        system = System(name, url=rest.rstrip("/"))
+    else:
+        system = System(name, command=rest)
+    for option in extras:
+        owner, _, words = option.partition(":")
+        if owner == name:
+            system = replace(system, extra=f"{system.extra} {words}".strip())
+    for option in environment:
+        owner, _, assignment = option.partition(":")
+        variable, _, value = assignment.partition("=")
+        if owner == name:
+            system = replace(system, environment={**system.environment, variable: value})
+    for option in front_ends:
+        owner, _, pattern = option.partition(":")
+        if owner == name:
+            system = replace(system, front_end=pattern)
+    return system
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is served. folder: a path or what else the server understands; name: in the API and in results; length: longest
+    sequence; vocabulary: ids of random prompts lie below; shape: random weights."""
+
+    folder: str
+    name: str
+    length: int
+    vocabulary: int
+    shape: bool
+
+
+@dataclass(frozen=True)
+class Cores:
+    """Cores by number. client: empty for any. front_end: of the server's front-end processes, if they get their own."""
+
+    server: tuple[int, ...]
+    client: tuple[int, ...] = ()
+    front_end: tuple[int, ...] = ()
+
+    @property
+    def contended(self) -> tuple[int, ...]:
+        """Where neighbours run: the server's cores, without those that the front end has for itself."""
+        return tuple(core for core in self.server if core not in self.front_end)
+
+    @property
+    def loading(self) -> tuple[int, ...]:
+        """Where client processes run: the client's cores without the last one, if it has several."""
+        return self.client[:-1] or self.client
+
+    def spare(self, processes: int) -> bool:
+        """Whether so many client processes have a core each, and none of them is a server's: they may then spin."""
+        return processes <= len(set(self.loading)) and not set(self.loading) & set(self.server)
+
+    @property
+    def watching(self) -> tuple[int, ...]:
+        """Where the benchmark itself runs: reading the energy counter may hold a core for milliseconds, so no client is there."""
+        return self.client[-1:]
+
+
+def parse_cores(text: str) -> tuple[int, ...]:
+    """Core numbers from a list such as 0-3,8. Raises UsageError."""
+    found: list[int] = []
+    for part in filter(None, text.split(",")):
+        if not re.fullmatch(r"\d+(-\d+)?", part):
+            raise UsageError(f"{part!r} is neither a core nor a range of cores")
+        low, _, high = part.partition("-")
+        found += range(int(low), int(high or low) + 1)
+    missing = sorted(set(found) - os.sched_getaffinity(0))
+    if missing:
+        raise UsageError(f"this process may not use core {missing[0]}")
+    return tuple(found)
+
+
+class Running:
+    """A server that answers. facts: what a result file says about it."""
+
+    def __init__(self, system: System, model: Model, host: str, port: int, process: subprocess.Popen[bytes] | None):
+        self.system, self.model, self.host, self.port, self.process = system, model, host, port, process
+        self.facts: dict[str, Any] = {
+            "command": " ".join([system.command, system.extra]).strip() or "was running already",
+            "environment": {name: "a path" if os.sep in value else value for name, value in system.environment.items()},
+        }
+
+    def check(self) -> None:
+        """Raise ServerError if the process has ended."""
+        if self.process is not None and self.process.poll() is not None:
+            raise ServerError(f"{self.system.name} ended with exit code {self.process.returncode}")
+
+    def pids(self) -> list[int]:
+        """The server's processes, parents first; none if somebody else started it."""
+        return [] if self.process is None else tree(self.process.pid)
+
+    def healthy(self) -> bool:
+        return get(self.host, self.port, self.system.health)[0] == 200
+
+    def place(self, cores: Cores) -> None:
+        """Put front-end processes on their cores and the others on theirs, with all their threads."""
+        pattern = re.compile(self.system.front_end) if self.system.front_end else None
+        moved = 0
+        for pid in self.pids():
+            front = bool(cores.front_end and pattern and pattern.search(command_line(pid)))
+            moved += front
+            set_affinity(pid, cores.front_end if front else cores.contended)
+        self.facts["front_end_processes"] = moved
+        if cores.front_end and not moved:
+            raise UsageError(
+                f"{self.system.name}: no process is known to be a front end, so none can have cores of its own (--front-end)"
+            )
+
+
+@contextlib.contextmanager
+def running(system: System, model: Model, cores: Cores, log: Path, limit_s: float, report: Report) -> Iterator[Running]:
+    """Start a server, wait until it is healthy, and end it afterwards, come what may. log: where its output goes.
+
+    Raises ServerError with the end of the log if it is not healthy within limit_s."""
+    if system.url:
+        parts = urllib.parse.urlsplit(system.url)
+        server = Running(system, model, parts.hostname or "127.0.0.1", parts.port or 80, None)
+        if not server.healthy():
+            raise ServerError(f"{system.name}: {system.url}{system.health} does not answer 200")
+        server.facts["version"] = version(server)
+        yield server
+        return
+    port = free_port()
+    command = command_of(system, model, port)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": paths, **system.environment}
+    began = time.monotonic()
+    with log.open("wb") as out, on_cores(cores.server):
+        try:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment, start_new_session=True
+            )
+        except OSError as error:
+            raise ServerError(f"{system.name}: can't start {command[0]}: {error.strerror}") from error
+    server = Running(system, model, "127.0.0.1", port, process)
+    try:
+        while not server.healthy():
+            report(f"starting {system.name}", time.monotonic() - began, limit_s)
+            try:
+                server.check()
+                if time.monotonic() - began > limit_s:
+                    raise ServerError(f"{system.name} was not healthy within {limit_s:.0f} s")
+            except ServerError as error:
+                tail = log.read_bytes()[-LOG_TAIL:].decode(errors="replace")
+                raise ServerError(f"{error}; the end of its output:\n{tail}") from None
+            time.sleep(POLL_S)
+        server.facts["start_to_healthy_s"] = round(time.monotonic() - began, 2)
+        server.facts["version"] = version(server)
+        if cores.front_end:
+            server.place(cores)
+        yield server
+    finally:
+        stop(process)
+
+
+def command_of(system: System, model: Model, port: int) -> list[str]:
+    """The words of a system's command."""
+    dummy = system.dummy if model.shape else ""
+    values = {"python": sys.executable, "model": model.folder, "name": model.name, "port": port, "length": model.length}
+    return shlex.split(system.command.format(dummy=dummy, **values)) + shlex.split(system.extra)
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End a server in order, and whatever it leaves behind by force; returns when all of it is gone, or STOP_S later."""
+    everybody = tree(process.pid)
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_S)
+    for pid in everybody:
+        if alive(pid):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + STOP_S
+    while (process.poll() is None or any(map(alive, everybody))) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process exists and is more than an entry that waits for its parent."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def tree(pid: int) -> list[int]:
+    """A process and its descendants, parents first. It reads every process's parent, since not every kernel lists children."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
+                children.setdefault(parent, []).append(int(entry.name))
+    found = [pid]
+    for member in found:
+        found += children.get(member, [])
+    return found
+
+
+def command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def set_affinity(pid: int, cores: Sequence[int]) -> None:
+    """Put all threads of a process on some cores."""
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(int(task.name), cores)
+
+
+@contextlib.contextmanager
+def on_cores(cores: Sequence[int]) -> Iterator[None]:
+    """This thread, and what it starts, on some cores; empty: where it is."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores or before)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def free_port() -> int:
+    """A port that nobody listens on, and that the kernel gives to no connection either: a server may take its port minutes after
+    it is told, while another benchmark's client connects. Raises ServerError."""
+    low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for _ in range(PORT_TRIES):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", random.randrange(LOWEST_PORT, max(low, LOWEST_PORT + 1000))))
+            return int(probe.getsockname()[1])
+    raise ServerError(f"none of {PORT_TRIES} ports is free")
+
+
+def get(host: str, port: int, path: str) -> tuple[int, bytes]:
+    """Status and body of a GET; status 0 if nobody answers."""
+    connection = http.client.HTTPConnection(host, port, timeout=5)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        return response.status, response.read()
+    except (OSError, http.client.HTTPException):
+        return 0, b""
+    finally:
+        connection.close()
+
+
+def version(server: Running) -> str:
+    """What the server says about itself; empty if nothing."""
+    with contextlib.suppress(ValueError, AttributeError):
+        return str(json.loads(get(server.host, server.port, "/version")[1]).get("version", ""))
+    return ""

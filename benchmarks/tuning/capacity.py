@@ -1,0 +1,308 @@
+"""What a server's latencies will be, from the times of its steps: which step sizes and which policy suit a load.
+
+    python -m benchmarks.tuning.capacity --rate 8 16 20 --streams 64 256
+    python -m benchmarks.tuning.capacity --against benchmarks/results/steps-of-2048-llama-3-8b.json
+
+The scheduler is the real one (blinkpy/verify/policy_check/timed_server.py); only the clock is made up. --against offers the
+requests of measured loads, so that prediction and measurement stand side by side. docs/tuning.md says what to make of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.common.harness import ROOT, Run, UsageError, main, parser
+from benchmarks.report.capacity_report import load_name, plot, side_by_side, table
+from benchmarks.serving.workload import poisson, read_dataset
+from blinkpy.models.gpu.step_shapes import SMALLEST_MIXED, bucket_shapes
+from blinkpy.scheduler.policies import SHIPPED
+from blinkpy.verify.policy_check.check_workload import Workload
+from blinkpy.verify.policy_check.timed_server import Machine, Simulation, Work, serve_closed, serve_open
+
+METHOD = """The scheduler, compiled, behind a queue pair, with a made-up clock: a step that only decodes takes the measured time
+of its number of rows (interpolated in the logarithm) and context_ns for each token of context; a step with prefill takes the
+root of order three of weights_ms^3 + (overhead_ms + tokens of its bucket / prefill_tokens_s)^3, context_ns for each token that
+its decodes attend to, and attention_ns for each pair of a prompt token and one that it attends to. outside_ms is the way
+through the front end. Arrivals are Poisson, or each stream sends its next request after an answer, and it takes 0 to 2
+outside_ms to the engine, evenly distributed. An answer has the tokens that it had in the data. ITL is between two tokens."""
+
+
+class Times(Protocol):
+    """What steps cost, and outside_ms, the way through the front end."""
+
+    @property
+    def outside_ms(self) -> float: ...
+
+    def step_ms(self, work: Work) -> float: ...
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """What steps cost. decode: (rows, ms at no context), ascending.
+
+    The numbers are those of Llama-3-8B's shape on one H200, fitted to the TTFT and TPOT of each request of
+    benchmarks/results/steps-of-2048-llama-3-8b.json."""
+
+    decode: tuple[tuple[int, float], ...]
+    context_ns: float = 42.0
+    weights_ms: float = 5.6
+    overhead_ms: float = 1.82
+    prefill_tokens_s: float = 46_400.0
+    attention_ns: float = 1.14
+    outside_ms: float = 1.2
+
+    def step_ms(self, work: Work) -> float:
+        """The time of one step."""
+        context = 1e-6 * self.context_ns * work.decode_context
+        if work.prefill == 0:
+            rows, times = zip(*self.decode, strict=True)
+            return float(np.interp(np.log2(work.tokens), np.log2(rows), times)) + context
+        products = self.overhead_ms + 1000 * max(work.tokens, SMALLEST_MIXED) / self.prefill_tokens_s
+        both = float(np.cbrt(self.weights_ms**3 + products**3))
+        return both + context + 1e-6 * self.attention_ns * work.prefill_context
+
+
+@dataclass(frozen=True)
+class TimedMachine(Machine):
+    """A server with these times, and with the steps that a GPU has."""
+
+    step_us: float = 0.0  # not used, as the next two
+    row_us: float = 0.0
+    token_us: float = 0.0
+    times: Times = dataclasses.field(default_factory=lambda: StepTimes(((1, 1.0),)))
+
+    def step_ns(self, work: Work) -> int:
+        return int(1e6 * self.times.step_ms(work))
+
+    def buckets(self) -> list[tuple[int, int]]:
+        return bucket_shapes(self.max_num_seqs, self.max_num_batched_tokens)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Options of `serve` that decide who waits. mixed, burst: 0 where steps have one size; burst_step: where they have two."""
+
+    policy: str
+    tokens: int
+    mixed: int = 0
+    burst: int = 0
+    burst_step: int = 0
+
+    @property
+    def name(self) -> str:
+        if not self.mixed:
+            return f"{self.policy}, {self.tokens}"
+        short = f", {self.tokens} for short prompts" if self.burst_step else ""
+        return f"{self.policy}, {self.mixed} up to {self.burst} waiting, then {self.burst_step or self.tokens}{short}"
+
+
+def read_decode(path: Path, context_ns: float) -> tuple[tuple[int, float], ...]:
+    """(rows, ms at no context) from a result of benchmarks/parts/decode_step.py. Raises UsageError."""
+    try:
+        found = json.loads(path.read_text())
+        context = found["prompt"] + found["new"] / 2
+        rows = {int(rows): step["step_us"]["p50"] / 1000 for rows, step in found["rows"].items() if "step_us" in step}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path} is no result of benchmarks/parts/decode_step.py: {error}") from error
+    return tuple((n, ms - 1e-6 * context_ns * context * n) for n, ms in sorted(rows.items()))
+
+
+def requests_of(arrival_s: NDArray[np.float64], prompt: NDArray[Any], output: NDArray[Any]) -> Workload:
+    """Requests that end after exactly the tokens that they ask for."""
+    arrival_ns = (1e9 * (arrival_s - arrival_s[0])).astype(np.int64)
+    prompt, output = prompt.astype(np.int64), output.astype(np.int64)
+    return Workload(arrival_ns, prompt, output, output, np.zeros_like(prompt))
+
+
+def closed_loop(lengths: NDArray[Any], streams: int, rng: np.random.Generator, times: StepTimes) -> Workload:
+    """Requests of streams, for serve_closed. lengths: int [n, 2], tokens of prompt and answer; n is a multiple of streams."""
+    delays = rng.uniform(0, 2e6 * times.outside_ms, len(lengths)).astype(np.int64)
+    return dataclasses.replace(requests_of(np.zeros(len(lengths)), lengths[:, 0], lengths[:, 1]), arrival_ns=delays)
+
+
+def predict(choice: Choice, times: Times, requests: Workload, options: argparse.Namespace, streams: int = 0) -> dict[str, float]:
+    """Latencies in ms of one choice under one load. streams: in flight in a closed loop; 0: each request at its own time."""
+    machine = TimedMachine(
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=choice.tokens,
+        page_size=options.page_size,
+        num_pages=options.num_pages,
+        mixed_step_tokens=choice.mixed,
+        burst_tokens=choice.burst,
+        burst_step_tokens=choice.burst_step,
+        times=times,
+    )
+    server = Simulation(SHIPPED[choice.policy], machine, requests)
+    if streams:
+        serve_closed(server, streams)
+    else:
+        serve_open(server)
+    out = server.outcome
+    ttft = 1000 * out.ttft_s + times.outside_ms
+    long = requests.output > 1
+    tpot = (out.ended - out.first_token)[long] / (requests.output[long] - 1) / 1e6
+    itl = np.repeat(np.asarray(server.durations), server.decoding) / 1e6
+    figures = {
+        "ttft_p50": np.median(ttft),
+        "ttft_mean": ttft.mean(),
+        "ttft_p99": np.percentile(ttft, 99),
+        "ttft_max": ttft.max(),
+        "tpot_p50": np.median(tpot),
+        "tpot_mean": tpot.mean(),
+        "tpot_p99": np.percentile(tpot, 99),
+        "itl_p99": np.percentile(itl, 99),
+        "itl_max": itl.max(),
+        "e2e_mean": (1000 * out.end_to_end_s + times.outside_ms).mean(),
+        "goodput": ((ttft <= options.slo_ttft_ms) & (np.where(long, _spread(tpot, long), 0) <= options.slo_tpot_ms)).mean(),
+    }
+    return {name: float(f"{value:.4g}") for name, value in figures.items()}
+
+
+def _spread(values: NDArray[np.float64], where: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """values at the places that are true, 0 elsewhere."""
+    result = np.zeros(len(where))
+    result[where] = values
+    return result
+
+
+def compare(options: argparse.Namespace, times: StepTimes) -> list[dict[str, Any]]:
+    """The isolated loads of a result of benchmarks.serving.grid, measured and predicted."""
+    try:
+        cells = json.loads((ROOT / options.against).read_text())["results"]["cells"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{options.against} is no result of benchmarks.serving.grid: {error}") from error
+    found = []
+    for cell in cells:
+        about, samples = cell["cell"], cell["samples"]
+        wanted = (about["system"], about["mode"], about["front_end"], about["repeat"]) == (options.system, "isolated", "own", 0)
+        if not wanted or not all(samples["fine"]):
+            continue
+        columns = (np.asarray(samples[name]) for name in ("due_ms", "prompt_tokens", "tokens"))
+        due, prompt, output = columns
+        streams = about.get("streams", 0)
+        if streams:
+            rng = np.random.default_rng([options.seed, streams])
+            requests = closed_loop(np.stack([prompt, output], 1), streams, rng, times)
+        else:
+            requests = requests_of(due / 1000, prompt, output)
+        measured = {
+            f"{name}_{which}": cell[f"{name}_ms"]["mean"] if which == "mean" else cell[f"{name}_ms"][which]["value"]
+            for name in ("ttft", "tpot", "itl", "e2e")
+            for which in ("p50", "mean", "p99")
+        }
+        load = {"rate": about["rate"], "streams": streams, "requests": len(requests)}
+        predicted = predict(Choice("fcfs", options.steps[0]), times, requests, options, streams)
+        found.append({**load, "measured": measured, "predicted": predicted})
+    if not found:
+        raise UsageError(f"{options.against} has no isolated load of {options.system} that answered every request")
+    return found
+
+
+def choices(options: argparse.Namespace) -> list[Choice]:
+    """Every policy with every step size, and with every pair and triple of sizes under every threshold."""
+    sizes = [(options.full, 0)] + ([(options.short, options.full)] if options.short else [])
+    several = [
+        Choice(policy, most, mixed, burst, burst_step)
+        for policy in options.policy
+        for mixed in options.mixed
+        for most, burst_step in sizes
+        for burst in options.burst
+    ]
+    return [Choice(policy, tokens) for policy in options.policy for tokens in options.steps] + several
+
+
+def offered(options: argparse.Namespace, times: StepTimes) -> list[tuple[dict[str, Any], Workload]]:
+    """What each load is, and its requests: open loops, then closed ones. Lengths and arrivals follow from the seed."""
+    data = read_dataset(options.data, options.max_model_len)
+    closed = read_dataset(options.closed_data, options.max_model_len)
+    loads: list[tuple[dict[str, Any], Workload]] = []
+    for rate in options.rate:
+        rng = np.random.default_rng([options.seed, round(1000 * rate)])
+        due = poisson(rate, options.seconds, rng)
+        lengths = data.lengths[rng.integers(0, len(data.lengths), len(due))]
+        loads.append(({"rate": rate, "streams": 0}, requests_of(due, lengths[:, 0], lengths[:, 1])))
+    for streams in options.streams:
+        rng = np.random.default_rng([options.seed, streams])
+        lengths = closed.lengths[rng.integers(0, len(closed.lengths), streams * options.rounds)]
+        loads.append(({"rate": 0.0, "streams": streams}, closed_loop(lengths, streams, rng, times)))
+    return loads
+
+
+def benchmark(options: argparse.Namespace) -> None:
+    if options.smoke:
+        options.rate, options.seconds, options.steps, options.mixed, options.burst = [8.0], 4.0, [1024, 2048], [512], [4096]
+        options.streams, options.rounds = [4], 1
+    run = Run("capacity", options)
+    times = StepTimes(read_decode(ROOT / options.decode, options.context_ns), options.context_ns)
+    times = dataclasses.replace(times, **{name: getattr(options, name) for name in TIMES if getattr(options, name) is not None})
+    if options.against:
+        rows = compare(options, times)
+        run.write(METHOD, {"times": dataclasses.asdict(times), "cells": rows})
+        print(side_by_side(rows))
+        return
+    loads = []
+    for load, requests in offered(options, times):
+        found = []
+        for i, choice in enumerate(every := choices(options)):
+            run.progress(f"{load_name(load)}: {choice.name}", i, len(every))
+            figures = predict(choice, times, requests, options, load["streams"])
+            found.append({"name": choice.name, **dataclasses.asdict(choice), **figures})
+        loads.append({**load, "requests": len(requests), "choices": found})
+    run.write(METHOD, {"times": dataclasses.asdict(times), "loads": loads})
+    for load in loads:
+        print(f"\n{load_name(load)}, ms\n\n{table(load['choices'])}")
+    if not options.no_plot and any(load["rate"] for load in loads):
+        run.save(plot([load for load in loads if load["rate"]]))
+
+
+TIMES = ("weights_ms", "overhead_ms", "prefill_tokens_s", "attention_ns", "outside_ms")
+
+
+def options() -> argparse.Namespace:
+    result = parser("capacity", "Latencies under load, predicted from the times of steps.")
+    decode = "benchmarks/results/decode-llama-3-8b.json"
+    result.add_argument("--decode", default=decode, metavar="FILE", help="decode steps, of benchmarks/parts/decode_step.py")
+    result.add_argument(
+        "--context-ns", type=float, default=StepTimes.context_ns, help="of a step, a token that a decode attends to"
+    )
+    for name in TIMES:
+        result.add_argument(
+            f"--{name.replace('_', '-')}", type=float, help=f"see the method (default: {getattr(StepTimes, name):g})"
+        )
+    result.add_argument("--data", default="azure", help="fixed:IN:OUT, azure, azure:FILE, sharegpt:FILE")
+    result.add_argument("--rate", type=float, nargs="*", default=[8.0, 16.0, 20.0], help="requests a second")
+    result.add_argument("--seconds", type=float, default=600.0, help="of arrivals")
+    result.add_argument("--streams", type=int, nargs="*", default=[64, 256], help="closed loops with so many requests in flight")
+    result.add_argument("--rounds", type=int, default=4, help="requests of each stream")
+    result.add_argument("--closed-data", default="fixed:128:256", metavar="DATA", help="lengths of the closed loops")
+    result.add_argument("--seed", type=int, default=1, help="of lengths and arrivals")
+    result.add_argument(
+        "--policy", nargs="+", choices=sorted(SHIPPED), default=["fcfs", "short-prompts"], help="shipped policies"
+    )
+    result.add_argument("--steps", type=int, nargs="+", default=[512, 1024, 2048, 4096, 8192], help="max_num_batched_tokens")
+    result.add_argument("--mixed", type=int, nargs="*", default=[512], help="mixed_step_tokens")
+    result.add_argument("--burst", type=int, nargs="+", default=[2048, 4096, 6144, 8192], help="burst_tokens")
+    result.add_argument("--full", type=int, default=2048, help="tokens of a step beside mixed_step_tokens, in a burst")
+    result.add_argument("--short", type=int, default=8192, help="the same in a burst of short prompts (0: only --full)")
+    result.add_argument("--max-num-seqs", type=int, default=256)
+    result.add_argument("--max-model-len", type=int, default=8192, help="longer sequences of the data are left out")
+    result.add_argument("--page-size", type=int, default=16)
+    result.add_argument("--num-pages", type=int, default=40_000, help="of the KV cache")
+    result.add_argument("--slo-ttft-ms", type=float, default=1000.0, help="objective of goodput")
+    result.add_argument("--slo-tpot-ms", type=float, default=50.0, help="objective of goodput")
+    result.add_argument("--against", metavar="FILE", help="a result of benchmarks.serving.grid: predicted beside measured")
+    result.add_argument("--system", default="blinkpy", help="of that result")
+    return result.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main(benchmark, options()))

@@ -1,0 +1,150 @@
+"""The tuner of the expert layers: finds the tiles of the grouped products on this GPU and writes the table that is shipped.
+
+    python benchmarks/tuning/expert_tuner.py --tokens 8 16 32 64 128 256 512 1024 2048 8192
+
+All candidates are compiled first, in parallel processes that only fill Triton's cache. Then each product is timed alone, over
+the weights of several layers and a random routing; the block size whose fastest tiles have the least sum wins.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from itertools import product
+from multiprocessing import get_context
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import triton
+
+from benchmarks.common import aot_compile
+from benchmarks.parts.kernel_times import graph_ms, header, rand
+from blinkpy.kernels.moe.expert_config import ExpertConfig, ExpertShape, ExpertTable, Tile
+from blinkpy.kernels.moe.grouped_experts import grouped_linear
+from blinkpy.kernels.moe.routing import Routing, route
+
+SHARED_MEMORY = 227 * 1024
+SHAPES = {"Qwen3-30B-A3B": ExpertShape(experts=128, top_k=8, hidden=2048, width=768)}
+LAYERS = 3
+"""Layers whose weights are visited in turn: together far more than the cache holds."""
+
+
+class Candidate(NamedTuple):
+    """One way to compute one product. up: gate and up with SwiGLU, otherwise down."""
+
+    shape: ExpertShape
+    up: bool
+    block_m: int
+    tile: Tile
+
+
+def candidates(shape: ExpertShape, tokens: int) -> Iterator[Candidate]:
+    """A few dozen around what is known to be good for so many tokens."""
+    each = tokens * shape.top_k / shape.experts
+    blocks = (16,) if each <= 4 else (16, 32) if each <= 16 else (32, 64) if each <= 64 else (64, 128)
+    for up, block_m, n, k, warps, stages in product((True, False), blocks, (32, 64, 128, 256), (64, 128, 256), (4, 8), (3, 4, 5)):
+        wide = 2 * n if up else n
+        if n > (shape.width if up else shape.hidden) or k > (shape.hidden if up else shape.width):
+            continue
+        used = stages * (block_m + wide) * k * 2
+        accumulators = block_m * wide // (warps * 32)  # registers of a thread
+        if 40_000 < used < SHARED_MEMORY and accumulators <= 128 and wide * k >= 8192 and (warps == 4 or accumulators >= 16):
+            yield Candidate(shape, up, block_m, Tile(n, k, warps, stages))
+
+
+def launch(candidate: Candidate, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, routing: Routing) -> None:
+    grouped_linear(x, weight, out, routing, candidate.tile, swiglu=candidate.up, pdl=True)
+
+
+def sizes(candidate: Candidate) -> tuple[tuple[int, ...], int, int]:
+    """Shape of the weights, and columns of the input and of the result."""
+    s = candidate.shape
+    if candidate.up:
+        return (s.experts, 2 * s.width, s.hidden), s.hidden, s.width
+    return (s.experts, s.hidden, s.width), s.width, s.hidden
+
+
+def compile_candidate(candidate: Candidate) -> bool:
+    """In a worker process: compile into Triton's cache. False where it does not fit the GPU or spills."""
+    triton.runtime.driver.set_active(aot_compile.CompileOnlyDriver())
+    weights, k, n = sizes(candidate)
+    tokens, top_k = 1024, candidate.shape.top_k
+
+    def meta(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=torch.bfloat16, device="meta")
+
+    x, out = meta(tokens if candidate.up else tokens * top_k, k), meta(tokens * top_k, n)
+    routing = Routing.allocate(tokens, candidate.shape.experts, top_k, candidate.block_m, "meta")
+    gate = aot_compile.Gate()
+    gate.run("candidate", lambda: launch(candidate, x, meta(*weights), out, routing))
+    return not any(variant.problems() for variant in gate.variants)
+
+
+def fastest(found: list[Candidate], tokens: int, routings: dict[int, Routing]) -> dict[int, tuple[float, Tile]]:
+    """Time the candidates of one product: for each block size the least microseconds of a layer, and the tile."""
+    shape, up = found[0].shape, found[0].up
+    size, k, n = sizes(found[0])
+    weights = [rand(*size, scale=0.02) for _ in range(LAYERS)]
+    x, out = rand(tokens if up else tokens * shape.top_k, k), rand(tokens * shape.top_k, n)
+    best: dict[int, tuple[float, Tile]] = {}
+    for candidate in found:
+        routing = routings[candidate.block_m]
+
+        def layers(candidate: Candidate = candidate, routing: Routing = routing) -> None:
+            for weight in weights:
+                launch(candidate, x, weight, out, routing)
+
+        us = graph_ms(layers, 10) * 1e3 / LAYERS
+        if us < best.get(candidate.block_m, (float("inf"),))[0]:
+            best[candidate.block_m] = us, candidate.tile
+    return best
+
+
+def measure(shape: ExpertShape, tokens: int, usable: list[Candidate]) -> ExpertConfig:
+    """The best configuration of a bucket; prints what it reaches."""
+    logits, counts = torch.randn(tokens, shape.experts, device="cuda"), header(tokens, tokens, 0)
+    routings = {m: Routing.allocate(tokens, shape.experts, shape.top_k, m, "cuda") for m in {c.block_m for c in usable}}
+    for routing in routings.values():
+        route(logits, counts, routing, normalize=True)
+    ups, downs = (fastest([c for c in usable if c.up == up], tokens, routings) for up in (True, False))
+    block_m = min(ups.keys() & downs.keys(), key=lambda m: ups[m][0] + downs[m][0])
+    used = len(torch.unique(routings[block_m].ids))
+    for name, (us, tile), halves in (("up", ups[block_m], 2), ("down", downs[block_m], 1)):
+        elements = halves * shape.width * shape.hidden
+        gbps, tflops = used * elements * 2 / us / 1e3, 2 * tokens * shape.top_k * elements / us / 1e6
+        print(f"{tokens:6} tokens {name:5}{us:9.1f} us {gbps:6.0f} GB/s {tflops:6.0f} TFLOP/s  {block_m} {tile}", flush=True)
+    return ExpertConfig(block_m, ups[block_m][1], downs[block_m][1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tokens", type=int, nargs="+", default=[8, 16, 32, 64, 128, 256, 512, 1024, 2048, 8192])
+    parser.add_argument("--out", type=Path, help="folder of the table; default: the package's")
+    arguments = parser.parse_args()
+    gpu = torch.cuda.get_device_name()
+    table = ExpertTable.load(gpu)
+    for name, shape in SHAPES.items():
+        wanted = {tokens: list(candidates(shape, tokens)) for tokens in arguments.tokens}
+        every = list(dict.fromkeys(candidate for found in wanted.values() for candidate in found))
+        print(f"{name}: compiling {len(every)} candidates", flush=True)
+        with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
+            fits = dict(zip(every, pool.map(compile_candidate, every, chunksize=4), strict=True))
+        buckets = table.entries.setdefault(shape.key(torch.bfloat16), {})
+        for tokens, found in wanted.items():
+            buckets[tokens] = measure(shape, tokens, [candidate for candidate in found if fits[candidate]])
+    about = {
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "cuda": torch.version.cuda,
+        "date": time.strftime("%Y-%m-%d"),
+        "how": f"each product alone, CUDA graph replays over {LAYERS} layers' weights, random routing, dependent launches",
+    }
+    print(table.save(gpu, about, *([arguments.out] if arguments.out else [])))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""One source, three executions: the portable language, argument tables, caches of compiled code."""

@@ -1,0 +1,1 @@
+"""The CUDA runtime, from the host: graphs, cubins, memory."""

@@ -1,0 +1,92 @@
+"""CUDA graphs as the loop on the GPU is built of them: their nodes in order, conditional nodes, and captures into a graph."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import torch
+from cuda.bindings import runtime
+
+from blinkpy.device.cuda.cuda_calls import check
+
+Node = TypeVar("Node", bound=Hashable)
+
+WHILE = runtime.cudaGraphConditionalNodeType.cudaGraphCondTypeWhile
+SWITCH = runtime.cudaGraphConditionalNodeType.cudaGraphCondTypeSwitch
+FULL = runtime.cudaGraphDependencyType.cudaGraphDependencyTypeDefault
+PROGRAMMATIC = runtime.cudaGraphDependencyType.cudaGraphDependencyTypeProgrammatic
+PORT_PROGRAMMATIC = 1  # cudaGraphKernelNodePortProgrammatic
+
+
+def add_conditional(graph: Any, handle: Any, kind: Any, bodies: int) -> list[Any]:
+    """Add a conditional node; returns the graphs of its bodies, to be filled."""
+    parameters = runtime.cudaGraphNodeParams()
+    parameters.type = runtime.cudaGraphNodeType.cudaGraphNodeTypeConditional
+    parameters.conditional.handle = handle
+    parameters.conditional.type = kind
+    parameters.conditional.size = bodies
+    check(runtime.cudaGraphAddNode(graph, None, None, 0, parameters), "add a conditional node")
+    return [parameters.conditional.phGraph_out[i] for i in range(bodies)]
+
+
+def nodes_of(graph: Any) -> list[Any]:
+    """All nodes of a graph, without those of its bodies and child graphs."""
+    _, count = check(runtime.cudaGraphGetNodes(graph, 0), "count nodes")
+    nodes, count = check(runtime.cudaGraphGetNodes(graph, count), "list nodes")
+    return list(nodes)[: int(count)]
+
+
+def only(nodes: list[Any]) -> Any:
+    """The single node of a list."""
+    if len(nodes) != 1:
+        raise RuntimeError(f"{len(nodes)} nodes of the loop's graph where one was added")
+    return nodes[0]
+
+
+def captured_nodes(stream: torch.cuda.Stream) -> int:
+    """How many nodes the capture that runs on a stream has so far."""
+    _, _, graph, *_ = check(runtime.cudaStreamGetCaptureInfo(stream.cuda_stream), "look at a capture")
+    return len(nodes_of(graph))
+
+
+def chain_of(graph: Any) -> list[Any]:
+    """The nodes of a step graph in the order in which they run. Raises RuntimeError unless each follows on one other."""
+    nodes = {int(node): node for node in nodes_of(graph)}
+    *_, count = check(runtime.cudaGraphGetEdges(graph, 0), "count edges")
+    sources, targets, _, count = check(runtime.cudaGraphGetEdges(graph, count), "list edges")
+    edges = [(int(a), int(b)) for a, b in zip(sources[: int(count)], targets[: int(count)], strict=True)]
+    return [nodes[key] for key in in_order(list(nodes), edges)]
+
+
+def in_order(nodes: Sequence[Node], edges: Sequence[tuple[Node, Node]]) -> list[Node]:
+    """Nodes of a chain by its edges: (before, after). Raises RuntimeError if they aren't one chain."""
+    after = dict(edges)
+    found = [node for node in nodes if node not in after.values()][:1]
+    while found and found[-1] in after and len(found) <= len(nodes):
+        found.append(after[found[-1]])
+    if len(found) != len(nodes) or len(edges) != len(nodes) - 1:
+        raise RuntimeError(f"a step graph of {len(nodes)} nodes and {len(edges)} edges is not one chain")
+    return found
+
+
+@contextlib.contextmanager
+def capture_into(graph: Any, stream: torch.cuda.Stream, after: Sequence[tuple[Any, Any]] = ()) -> Iterator[None]:
+    """What is launched on the stream becomes nodes of the graph, behind the nodes `after`: (node, kind of the edge)."""
+    mode = runtime.cudaStreamCaptureMode.cudaStreamCaptureModeRelaxed
+    nodes, edges = [node for node, _ in after] or None, [edge(kind) for _, kind in after] or None
+    call = runtime.cudaStreamBeginCaptureToGraph(stream.cuda_stream, graph, nodes, edges, len(after), mode)
+    check(call, "begin a capture")
+    try:
+        yield
+    finally:
+        check(runtime.cudaStreamEndCapture(stream.cuda_stream), "end a capture")
+
+
+def edge(kind: Any) -> Any:
+    """An edge of a graph that starts from a kernel: FULL waits for its end, PROGRAMMATIC for its griddepcontrol."""
+    data = runtime.cudaGraphEdgeData()
+    data.type = kind
+    data.from_port = PORT_PROGRAMMATIC if kind == PROGRAMMATIC else 0
+    return data

@@ -1,0 +1,99 @@
+"""The same memory for everybody: state copied to the GPU, and host memory that the GPU reads and writes in place.
+
+Compiled device code finds its arrays through a table of addresses, shapes and strides (device/tables.py), which is made from
+whatever has a `__cuda_array_interface__`: torch tensors have one, and `DeviceArray` is one.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from cuda.bindings import runtime
+
+from blinkpy.device.cuda.cuda_calls import check
+from blinkpy.kv.state_snapshots import map_arrays
+from blinkpy.queues.layout import QueueLayout
+from blinkpy.queues.views import EngineViews, engine_views
+
+Tree = TypeVar("Tree", bound=tuple[Any, ...])
+
+
+class DeviceArray:
+    """An array at an address that the GPU knows, with the shape, strides (bytes) and dtype of a NumPy array.
+
+    keep: owner of the memory; lives as long as this.
+    """
+
+    def __init__(self, pointer: int, like: np.ndarray, keep: object):
+        self.__cuda_array_interface__ = {
+            "shape": like.shape,
+            "strides": like.strides,
+            "typestr": like.dtype.str,
+            "data": (pointer, False),
+            "version": 3,
+        }
+        self.keep = keep
+
+
+def to_device(tree: Tree, device: str = "cuda") -> Tree:
+    """NumPy arrays copied to tensors on the GPU."""
+    return map_arrays(lambda array: torch.from_numpy(np.ascontiguousarray(array)).to(device), tree)
+
+
+def to_host(tree: Tree) -> Tree:
+    """Tensors copied back to NumPy arrays. Not while the loop runs: it waits for the GPU."""
+    return map_arrays(lambda tensor: tensor.cpu().numpy(), tree)
+
+
+def moved_array(array: np.ndarray, host: int, device: int, keep: object) -> DeviceArray:
+    """An array in memory that begins at address `host`, as the GPU sees it from address `device` on."""
+    return DeviceArray(device + int(array.ctypes.data) - host, array, keep)
+
+
+def moved_views(views: EngineViews, host: int, device: int, keep: object) -> EngineViews:
+    """Views of memory that begins at address `host`, as the GPU sees it from address `device` on."""
+    return map_arrays(lambda array: moved_array(array, host, device, keep), views)
+
+
+class MappedMemory:
+    """Host memory, pinned and mapped so that the GPU reads and writes it in place. what: of it, for errors.
+
+    Raises CudaError where the memory can't be registered. close() unmaps; the GPU must not use it afterwards.
+    """
+
+    def __init__(self, buffer: memoryview, what: str):
+        self._keep, self._what = np.frombuffer(buffer, np.uint8), what
+        self._base = int(self._keep.ctypes.data)
+        flags = runtime.cudaHostRegisterMapped | runtime.cudaHostRegisterPortable
+        check(runtime.cudaHostRegister(self._base, len(buffer), flags), f"register {what}")
+        self._device_base = int(check(runtime.cudaHostGetDevicePointer(self._base, 0), f"map {what}"))
+
+    def moved(self, array: np.ndarray) -> DeviceArray:
+        """An array in this memory, as the GPU sees it."""
+        return moved_array(array, self._base, self._device_base, self)
+
+    def close(self) -> None:
+        if self._base:
+            check(runtime.cudaHostUnregister(self._base), f"unregister {self._what}")
+            self._base = 0
+
+
+class MappedSegment(MappedMemory):
+    """A queue segment that the GPU reads and writes in place. device: its EngineViews for the GPU."""
+
+    def __init__(self, buffer: memoryview, layout: QueueLayout):
+        super().__init__(buffer, "the queue segment")
+        self.device = moved_views(engine_views(buffer, layout), self._base, self._device_base, self)
+
+
+def pinned(array: np.ndarray) -> np.ndarray:
+    """A copy of a NumPy array in page-locked memory, which the GPU can read and copy from without staging."""
+    return torch.from_numpy(np.ascontiguousarray(array)).pin_memory().numpy()
+
+
+def host_tensor_on_device(array: np.ndarray) -> torch.Tensor:
+    """A tensor of device type "cuda" over a `pinned` array: the GPU reads host memory in place, over the bus."""
+    pointer = int(check(runtime.cudaHostGetDevicePointer(int(array.ctypes.data), 0), "map pinned memory"))
+    return torch.as_tensor(DeviceArray(pointer, array, array), device="cuda")

@@ -1,0 +1,194 @@
+"""The only functions with three bodies: memory-model primitives, and collectives over the lanes of a block.
+
+Everything else in the scheduler is one source. A function here has
+
+- a plain Python body, the `def` below: the reference;
+- a body for numba.njit, of the intrinsics in device/targets/cpu_primitives.py;
+- a body for numba.cuda, of those in device/targets/cuda_primitives.py, cuda_collectives.py and cuda_strided.py; registered by
+  `register_cuda`, since numba-cuda is an optional package.
+
+*Lanes.* Device code runs as `lanes` lanes of one block (a power of two; on a GPU a multiple of 32), each knowing its
+`lane`. All lanes call the collectives (barrier, block_scan, block_sum, block_max) in the same order. njit runs one lane,
+plain Python one or, in a lanes.Team, several.
+
+*Memory model.* A word that another party writes is read with load_acquire when what it announces is read after it, with
+load_relaxed otherwise: never with a plain load, which may come from a register or a cache. Words for another party are
+written with store_release after what they announce, with store_relaxed when they announce nothing but themselves.
+Both are single accesses of an aligned word, so they can't be torn. Scope is the whole system: host, GPU, network card.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import cache
+
+from numba.extending import overload, register_jitable
+
+from blinkpy.device.lanes import team_of
+from blinkpy.device.table_codegen import is_words, register_cuda_trees
+from blinkpy.device.targets import cpu_primitives
+
+device = register_jitable
+
+# ---- plain Python -------------------------------------------------------------------------------------------------------
+
+
+def load_acquire(array, index):
+    """array[index]; what the writer stored before its release store is visible after it."""
+    return array[index]
+
+
+def load_relaxed(array, index):
+    """array[index], from memory."""
+    return array[index]
+
+
+def store_release(array, index, value):
+    """array[index] = value; all stores before it are visible to who loads it with acquire."""
+    array[index] = value
+
+
+def store_relaxed(array, index, value):
+    """array[index] = value, as one store to memory."""
+    array[index] = value
+
+
+def prefetch(array, index):
+    """Bring array[index] near, as it will be read soon; its value may still change until then."""
+
+
+def fence():
+    """Orders all accesses before it with all after it, for every observer in the system."""
+
+
+def nanosleep(nanoseconds):
+    """Give up the processor for about so long; 0 only yields."""
+    time.sleep(nanoseconds / 1e9)
+
+
+def now_ns():
+    """Monotonic clock, ns. On a GPU its own, with another origin."""
+    return time.monotonic_ns()
+
+
+def strided(first, last, lanes):
+    """first, first + lanes, ... below last. (range would do, but on a GPU it divides, and 64-bit division is slow there.)"""
+    return range(first, last, lanes)
+
+
+def barrier(lanes):
+    """All lanes arrive before one goes on; what they wrote is visible to all."""
+    if lanes > 1:
+        team, lane = team_of(lanes)
+        team.barrier(lane)
+
+
+def block_scan(value, lane, lanes):
+    """(sum of the lower lanes' values, sum of all lanes' values). Also a barrier."""
+    if lanes == 1:
+        return 0, value
+    team, own = team_of(lanes)
+    values = team.exchange(own, value)
+    return sum(values[:lane]), sum(values)
+
+
+def block_sum(value, lane, lanes):
+    """Sum over the lanes. Also a barrier."""
+    return block_scan(value, lane, lanes)[1]
+
+
+def block_max(value, lane, lanes):
+    """Maximum over the lanes. Also a barrier."""
+    if lanes == 1:
+        return value
+    team, own = team_of(lanes)
+    return max(team.exchange(own, value))
+
+
+# ---- compiled -----------------------------------------------------------------------------------------------------------
+
+
+def _register_primitives(overload, target, intrinsics):
+    """The memory-model primitives for one target, from a module that has intrinsics of the same names."""
+    own_load_acquire, own_load_relaxed = intrinsics.load_acquire, intrinsics.load_relaxed
+    own_store_release, own_store_relaxed = intrinsics.store_release, intrinsics.store_relaxed
+    own_prefetch, own_fence, own_sleep, own_now = intrinsics.prefetch, intrinsics.fence, intrinsics.sleep, intrinsics.now
+
+    @overload(load_acquire, target=target)
+    def _load_acquire(array, index):
+        return (lambda array, index: own_load_acquire(array, index)) if is_words(array) else None
+
+    @overload(load_relaxed, target=target)
+    def _load_relaxed(array, index):
+        return (lambda array, index: own_load_relaxed(array, index)) if is_words(array) else None
+
+    @overload(store_release, target=target)
+    def _store_release(array, index, value):
+        return (lambda array, index, value: own_store_release(array, index, value)) if is_words(array) else None
+
+    @overload(store_relaxed, target=target)
+    def _store_relaxed(array, index, value):
+        return (lambda array, index, value: own_store_relaxed(array, index, value)) if is_words(array) else None
+
+    @overload(prefetch, target=target)
+    def _prefetch(array, index):
+        return (lambda array, index: own_prefetch(array, index)) if is_words(array) else None
+
+    @overload(fence, target=target)
+    def _fence():
+        return lambda: own_fence()
+
+    @overload(nanosleep, target=target)
+    def _nanosleep(nanoseconds):
+        return lambda nanoseconds: own_sleep(nanoseconds)
+
+    @overload(now_ns, target=target)
+    def _now_ns():
+        return lambda: own_now()
+
+
+_register_primitives(overload, "cpu", cpu_primitives)
+
+
+@overload(strided, target="cpu")
+def _njit_strided(first, last, lanes):
+    return lambda first, last, lanes: range(first, last)  # one lane
+
+
+@overload(barrier, target="cpu")
+def _njit_barrier(lanes):
+    return lambda lanes: None
+
+
+@overload(block_scan, target="cpu")
+def _njit_block_scan(value, lane, lanes):
+    return lambda value, lane, lanes: (0, value)
+
+
+@overload(block_sum, target="cpu")
+def _njit_block_sum(value, lane, lanes):
+    return lambda value, lane, lanes: value
+
+
+@overload(block_max, target="cpu")
+def _njit_block_max(value, lane, lanes):
+    return lambda value, lane, lanes: value
+
+
+@cache
+def register_cuda():
+    """Add the CUDA bodies, once, and return the module numba.cuda. Raises ImportError without numba-cuda."""
+    from numba import cuda
+    from numba.cuda.extending import overload as cuda_overload
+
+    from blinkpy.device.targets import cuda_collectives, cuda_primitives
+    from blinkpy.device.targets.cuda_strided import make_strided
+
+    register_cuda_trees()
+    _register_primitives(cuda_overload, "cuda", cuda_primitives)
+    cuda_overload(strided, target="cuda")(lambda first, last, lanes: lambda first, last, lanes: make_strided(first, last, lanes))
+    cuda_overload(barrier, target="cuda")(lambda lanes: cuda_collectives.barrier)
+    cuda_overload(block_scan, target="cuda")(lambda value, lane, lanes: cuda_collectives.block_scan)
+    cuda_overload(block_sum, target="cuda")(lambda value, lane, lanes: cuda_collectives.block_sum)
+    cuda_overload(block_max, target="cuda")(lambda value, lane, lanes: cuda_collectives.block_max)
+    return cuda

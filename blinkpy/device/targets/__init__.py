@@ -1,0 +1,1 @@
+"""What each target makes of the portable language's primitives."""

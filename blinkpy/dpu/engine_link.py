@@ -1,0 +1,263 @@
+"""The queue pair on an event loop: one poll for all streams, one look at the engine's health, and reattachment.
+
+While requests are in flight a timer polls the completion ring: all tokens of an engine's step are taken in one go,
+which is what makes them cheap. An engine's steps are about equally long, so after news nothing is looked at for most
+of such an interval, and then every millisecond; when a look finds two tokens of one request, steps have become
+shorter, and every millisecond it is again. Without requests nothing is polled; only heartbeats go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from blinkpy.dpu.api_errors import ApiError, busy, unavailable
+from blinkpy.dpu.generation import Generation
+from blinkpy.dpu.link.queue_pair import Busy, EngineLost, Event, QueuePair, Unavailable
+from blinkpy.dpu.metrics import Metrics
+from blinkpy.queues.array_types import Int32
+from blinkpy.queues.completion import HAS_TOKEN
+from blinkpy.queues.layout import LayoutError
+from blinkpy.queues.request_parameters import Sampling
+from blinkpy.queues.words import STATE_READY
+from blinkpy.transport.contract import TransportError
+
+POLL_S = 0.001
+QUIET_SHARE = 0.75  # of the interval between two news in which no third is expected
+QUIET_LIMIT_S = 0.05
+RECONNECT_S = 0.2
+CONNECT_POLL_S = 0.005
+CHECK_S = 0.1  # at most; a quarter of the lease if that is less
+
+logger = logging.getLogger("blinkpy.frontend")
+
+
+class EngineClient:
+    """Submits generations and feeds them. connect: makes an attached QueuePair, blocking for about a second at most."""
+
+    def __init__(self, connect: Callable[[], QueuePair], metrics: Metrics):
+        self._connect, self._metrics = connect, metrics
+        self.pair: QueuePair | None = None
+        self._problem = "The engine is not connected yet."
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._poll_timer: asyncio.TimerHandle | None = None
+        self._last_news = self._interval = 0.0  # of completions, s
+
+    def start(self) -> None:
+        """Start connecting; on the running loop."""
+        self._loop = asyncio.get_running_loop()
+        self._keeper = self._loop.create_task(self._keep_connected())
+
+    async def connected(self, timeout_s: float) -> bool:
+        """Wait until the engine has granted the queue pair. False when it did not within timeout_s seconds."""
+        deadline = time.monotonic() + timeout_s
+        while self.pair is None and time.monotonic() < deadline:
+            await asyncio.sleep(CONNECT_POLL_S)
+        return self.pair is not None
+
+    async def close(self) -> None:
+        """Stop, failing what is in flight, and give the queue pair up."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+        if self._poll_timer is not None:
+            self._poll_timer.cancel()
+        if self.pair is not None:
+            self.fail_all(unavailable("The server is shutting down."))
+            self.pair.close()
+            self.pair = None
+
+    def status(self) -> str | None:
+        """None when requests can be served, otherwise why not, as a sentence."""
+        if self.pair is None:
+            return self._problem
+        try:
+            if self.pair.transport.read_engine_state() != STATE_READY:
+                return f"The engine is {self.pair.state_name()}."
+        except TransportError as error:
+            self._lose(error)
+            return self._problem
+        return None
+
+    def engine_words(self) -> list[int] | None:
+        """The engine's block, for metrics; None without an engine."""
+        try:
+            return None if self.pair is None else self.pair.transport.read_engine()
+        except TransportError as error:
+            self._lose(error)
+            return None
+
+    # ---- requests ----------------------------------------------------------------------------------------------------
+
+    def require(self) -> QueuePair:
+        """The queue pair. Raises ApiError with status 503 when there is none or the engine takes nothing."""
+        problem = self.status()
+        if problem is not None or self.pair is None:
+            raise unavailable(problem or self._problem)
+        return self.pair
+
+    def submit(self, work: list[tuple[Generation, Int32, Sampling]]) -> None:
+        """Submit all of a request's choices, or none. Raises ApiError with status 429 or 503."""
+        pair = self.require()
+        if len(work) > pair.free_slots:
+            raise busy("all slots are in use")
+        submitted: list[Generation] = []
+        try:
+            for generation, prompt, sampling in work:
+                generation.request = pair.submit(prompt, sampling, generation)
+                submitted.append(generation)
+                self._metrics.count("prompt_tokens", len(prompt))
+        except (Busy, Unavailable, EngineLost, TransportError) as error:
+            for generation in submitted:
+                generation.open = False
+                self.cancel(generation)
+            if isinstance(error, Busy):
+                raise busy(str(error)) from error
+            if not isinstance(error, Unavailable):
+                self._lose(error)
+            raise unavailable(_sentence(error)) from error
+        finally:
+            if submitted and self._poll_timer is None:
+                self._interval = 0.0
+                self._schedule(POLL_S)
+
+    def cancel(self, generation: Generation) -> None:
+        """Tell the engine to drop it. Its slot comes back with the final completion."""
+        if self.pair is not None and generation.request is not None:
+            try:
+                self.pair.cancel(generation.request)
+            except TransportError as error:
+                self._lose(error)
+
+    def fail_all(self, error: ApiError) -> None:
+        """End everything in flight with an error, and tell the engine."""
+        if self.pair is None:
+            return
+        for request in self.pair.live():
+            self.cancel(request.owner)
+            request.owner.fail(error)
+
+    # ---- polling -----------------------------------------------------------------------------------------------------
+
+    def _schedule(self, delay_s: float) -> None:
+        if self._loop is None:
+            raise RuntimeError("the client was not started")
+        self._poll_timer = self._loop.call_later(delay_s, self._poll)
+
+    def _poll(self) -> None:
+        """Timer: take what has come, write it out, and come back while anything is in flight."""
+        self._poll_timer = None
+        pair = self.pair
+        if pair is None:
+            return
+        try:
+            completions = pair.poll()
+        except TransportError as error:
+            self._lose(error)
+            return
+        delay = POLL_S
+        if completions:
+            now = time.monotonic()
+            clumped = self._feed(completions, now)
+            # The shorter of the last two intervals: a long pause before does not delay what comes after.
+            interval = now - self._last_news
+            delay = 0.0 if clumped else min(QUIET_SHARE * min(interval, self._interval), QUIET_LIMIT_S)
+            delay = max(POLL_S, delay)
+            self._last_news, self._interval = now, 0.0 if clumped else interval
+        if self.pair is pair and pair.in_flight:
+            self._schedule(delay)
+
+    def _feed(self, completions: list[Event], now: float) -> bool:
+        """Hand completions to their generations. Returns whether one of them had several."""
+        touched: list[Generation] = []
+        tokens = 0
+        for request, token, flags in completions:
+            generation: Generation = request.owner
+            if flags & HAS_TOKEN:
+                tokens += 1
+            if not generation.open or generation.finish_reason is not None:
+                continue  # what the engine had sent before it saw the cancel word
+            if generation.push(token, flags):
+                self.cancel(generation)
+            if not generation.touched:
+                generation.touched = True
+                touched.append(generation)
+        metrics = self._metrics
+        metrics.count("generated_tokens", tokens)
+        between = metrics.inter_token_latency
+        for generation in touched:
+            generation.touched = False
+            last = generation.last_event
+            generation.flush()
+            generation.last_event = now
+            if last:
+                between.observe(now - last)
+            elif generation.error is None:
+                metrics.time_to_first_token.observe(now - generation.arrival)
+            if generation.finish_reason is not None:
+                metrics.request_duration.observe(now - generation.arrival)
+        return tokens > len(touched)
+
+    # ---- health ------------------------------------------------------------------------------------------------------
+
+    def _lose(self, error: Exception) -> None:
+        """The engine or the lease is gone: every request in flight fails now."""
+        pair, self.pair = self.pair, None
+        if pair is None:
+            return
+        self._problem = _sentence(error)
+        logger.error("queue pair lost: %s", error)
+        self._metrics.count("engine_losses")
+        self._metrics.gauge("attached", 0)
+        failure = unavailable(self._problem)
+        lost = pair.abandon()
+        pair.transport.close()
+        for request in lost:
+            request.owner.fail(failure)
+
+    async def _keep_connected(self) -> None:
+        stray = 0
+        while True:
+            pair = self.pair
+            if pair is None:
+                pair = await self._try_connect()
+                if pair is None:
+                    await asyncio.sleep(RECONNECT_S)
+                    continue
+                stray = 0
+            await asyncio.sleep(min(CHECK_S, pair.facts.lease_ms / 4000))
+            if self.pair is not pair:
+                continue
+            try:
+                pair.heartbeat()
+                pair.check()
+            except (EngineLost, TransportError) as error:
+                self._lose(error)
+                continue
+            self._metrics.gauge("requests_in_flight", pair.in_flight)
+            if pair.stray_completions > stray:
+                self._metrics.count("stray_completions", pair.stray_completions - stray)
+                logger.error("%d completions for slots without a request", pair.stray_completions - stray)
+                stray = pair.stray_completions
+
+    async def _try_connect(self) -> QueuePair | None:
+        try:
+            pair = await asyncio.to_thread(self._connect)
+        except (EngineLost, LayoutError, OSError) as error:
+            problem = _sentence(error)
+            if problem != self._problem:
+                logger.warning("%s", problem)
+            self._problem = problem
+            return None
+        self.pair = pair
+        self._metrics.gauge("attached", 1)
+        logger.info("attached queue pair %d, epoch %d", pair.transport.pair, pair.epoch)
+        return pair
+
+
+def _sentence(error: Exception) -> str:
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")

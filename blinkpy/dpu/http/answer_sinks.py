@@ -1,0 +1,121 @@
+"""Where text goes: collected for a whole answer, or written to the client as it comes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from blinkpy.dpu.api_errors import ApiError
+from blinkpy.dpu.generation import Generation
+from blinkpy.dpu.http.answers import DONE, Answer, Choice, Usage
+from blinkpy.dpu.http.connection import Connection
+from blinkpy.dpu.token_logprobs import TokenLogprobs
+
+BACKLOG_BYTES = 8 << 20  # what a slow client may leave unread, whatever the number of events
+
+
+class Collector:
+    """Gathers the choices of one request. done: set when all have ended, or with the first error."""
+
+    def __init__(self, answer: Answer, loop: asyncio.AbstractEventLoop):
+        self.answer = answer
+        self.generations: list[Generation] = []
+        self.done: asyncio.Future[None] = loop.create_future()
+        self.error: ApiError | None = None
+        self._texts: dict[int, list[str]] = {}
+        self._logprobs: dict[int, list[TokenLogprobs]] = {}
+        self._ended = 0
+
+    def more(self, generation: Generation, text: str, logprobs: list[TokenLogprobs]) -> None:
+        self._texts.setdefault(generation.index, []).append(text)
+        if logprobs:
+            self._logprobs.setdefault(generation.index, []).extend(logprobs)
+
+    def ended(self, generation: Generation) -> None:
+        self._ended += 1
+        if generation.error is not None and self.error is None:
+            self.error = generation.error
+        if (self._ended == len(self.generations) or self.error is not None) and not self.done.done():
+            self.done.set_result(None)
+
+    def failure(self) -> ApiError | None:
+        """The first choice's error, if there was one."""
+        return self.error
+
+    def usage(self) -> Usage:
+        """Tokens over all choices; a stop string's rest, generated and not shown, is not among them."""
+        return Usage(sum(g.prompt_length for g in self.generations), sum(g.tokens for g in self.generations))
+
+    def body(self) -> bytes:
+        """The whole answer, once done without an error."""
+        return self.answer.whole([self._choice(generation) for generation in self.generations], self.usage())
+
+    def _choice(self, generation: Generation) -> Choice:
+        index = generation.index
+        text = "".join(self._texts.get(index, ()))
+        return Choice(index, text, generation.finish_reason or "", self._logprobs.get(index, ()))
+
+
+class Streamer(Collector):
+    """Writes events to the connection. started: set when there is something to say, so that an early error can still be
+    an answer of its own. on_slow: called once, when the client leaves too much unread."""
+
+    def __init__(
+        self,
+        answer: Answer,
+        loop: asyncio.AbstractEventLoop,
+        connection: Connection,
+        max_backlog: int,
+        on_slow: Callable[[], None],
+    ):
+        super().__init__(answer, loop)
+        self.started: asyncio.Future[None] = loop.create_future()
+        self._connection, self._transport = connection, connection.transport
+        self._max_backlog, self._on_slow = max_backlog, on_slow
+        self._waiting: list[bytes] | None = []  # events from before the response has started
+        self._backlog = 0  # events since the client had read everything
+
+    def open(self) -> None:
+        """The response has started: write what waits, and from now on at once."""
+        waiting, self._waiting = self._waiting or [], None
+        if waiting:
+            self._write(b"".join(waiting))
+
+    def more(self, generation: Generation, text: str, logprobs: list[TokenLogprobs]) -> None:
+        self._write(self.answer.event(generation.index, text, logprobs))
+
+    def ended(self, generation: Generation) -> None:
+        if generation.error is None and generation.finish_reason is not None:
+            self._write(self.answer.last_event(generation.index, generation.finish_reason))
+        super().ended(generation)
+        if not self.started.done():
+            self.started.set_result(None)
+
+    def end(self, include_usage: bool) -> bytes:
+        """What the stream ends with."""
+        if self.error is not None:
+            return b"data: %b\n\n" % self.error.body()
+        return (self.answer.usage_event(self.usage()) if include_usage else b"") + DONE
+
+    def _write(self, data: bytes) -> None:
+        if self._waiting is not None:
+            self._waiting.append(data)
+            if not self.started.done():
+                self.started.set_result(None)
+            return
+        if self._connection.gone:
+            return
+        transport = self._transport
+        transport.write(b"%x\r\n%b\r\n" % (len(data), data))  # a chunk of HTTP/1.1's chunked encoding
+        unread = transport.get_write_buffer_size()
+        if unread:
+            self._backlog += 1
+            if self._backlog > self._max_backlog or unread > BACKLOG_BYTES:
+                on_slow, self._on_slow = self._on_slow, _nothing
+                on_slow()
+        else:
+            self._backlog = 0
+
+
+def _nothing() -> None:
+    """Stands in for a callback that has been called."""

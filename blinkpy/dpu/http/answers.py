@@ -1,0 +1,102 @@
+"""Answers in the shapes of OpenAI's API: whole, and as server-sent events made of prebuilt bytes around the text."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import orjson
+
+from blinkpy.dpu.token_logprobs import Speller, TokenLogprobs, chat_logprobs, completion_logprobs
+
+DONE = b"data: [DONE]\n\n"
+
+
+class Usage(NamedTuple):
+    """Tokens of a request, over all of its choices."""
+
+    prompt: int
+    completion: int
+
+    def table(self) -> dict[str, int]:
+        return {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.completion,
+            "total_tokens": self.prompt + self.completion,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One finished choice. finish_reason: stop or length. logprobs: of all its tokens, if asked for."""
+
+    index: int
+    text: str
+    finish_reason: str
+    logprobs: Sequence[TokenLogprobs] = ()
+
+
+class Answer:
+    """The envelope of one request's answer. chat: of /v1/chat/completions, otherwise of /v1/completions. spell: needed for
+    answers with log probabilities."""
+
+    def __init__(self, chat: bool, model: str, spell: Speller):
+        self.chat, self._spell = chat, spell
+        self.id = f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}"
+        self._model, self._created = model, int(time.time())
+        self._envelope = self._head("chat.completion.chunk" if chat else "text_completion")
+        self._heads: dict[int, bytes] = {}
+
+    def _head(self, kind: str) -> bytes:
+        head = orjson.dumps({"id": self.id, "object": kind, "created": self._created, "model": self._model})
+        return head[:-1] + b","
+
+    def _logprobs(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
+        """The object of a choice, or None when there are none."""
+        if not entries:
+            return None
+        return chat_logprobs(entries, self._spell) if self.chat else completion_logprobs(entries, self._spell)
+
+    def event(self, index: int, text: str, logprobs: Sequence[TokenLogprobs] = ()) -> bytes:
+        """An event with more text of a choice. The first one of a chat's choice names the role as well."""
+        head = self._heads.get(index)
+        if head is None:
+            head = b'data: %b"choices":[{"index":%d,' % (self._envelope, index)
+            first = head + (b'"delta":{"role":"assistant","content":' if self.chat else b'"text":')
+            self._heads[index] = head + (b'"delta":{"content":' if self.chat else b'"text":')
+            head = first
+        if logprobs:
+            tail = b'},"logprobs":' if self.chat else b',"logprobs":'
+            tail += orjson.dumps(self._logprobs(logprobs)) + b',"finish_reason":null}]}\n\n'
+        else:
+            tail = (
+                b'},"logprobs":null,"finish_reason":null}]}\n\n' if self.chat else b',"logprobs":null,"finish_reason":null}]}\n\n'
+            )
+        return head + orjson.dumps(text) + tail
+
+    def last_event(self, index: int, finish_reason: str) -> bytes:
+        """The event that ends a choice."""
+        delta = b'"delta":{}' if self.chat else b'"text":""'
+        return b'data: %b"choices":[{"index":%d,%b,"logprobs":null,"finish_reason":"%b"}]}\n\n' % (
+            self._envelope,
+            index,
+            delta,
+            finish_reason.encode(),
+        )
+
+    def usage_event(self, usage: Usage) -> bytes:
+        """The event with the token counts; it has no choices."""
+        return b'data: %b"choices":[],"usage":%b}\n\n' % (self._envelope, orjson.dumps(usage.table()))
+
+    def whole(self, choices: list[Choice], usage: Usage) -> bytes:
+        """The body of an answer that is not streamed."""
+        entries = []
+        for choice in choices:
+            content = {"message": {"role": "assistant", "content": choice.text}} if self.chat else {"text": choice.text}
+            logprobs = self._logprobs(choice.logprobs)
+            entries.append({"index": choice.index, **content, "logprobs": logprobs, "finish_reason": choice.finish_reason})
+        head = self._head("chat.completion" if self.chat else "text_completion")
+        return head + orjson.dumps({"choices": entries, "usage": usage.table()})[1:]

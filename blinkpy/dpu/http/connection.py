@@ -1,0 +1,113 @@
+"""One HTTP connection: uvicorn's protocol on httptools, with limits on headers, and a way to write events straight out.
+
+uvicorn's own limits start after the first request and don't cover headers; here a connection must bring its headers
+within a time and a size. A stream's events go from the poll loop to the socket's transport without a task in between,
+which takes about half of the cost out of a token. uvicorn promises none of what this builds on: its range in pyproject.toml
+ends at the newest release that was tried, and tests/plain/front_end/test_uvicorn.py names what another one changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, cast
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from blinkpy.dpu.api_errors import ApiError
+
+MAX_HEADER_BYTES = 1 << 16
+MAX_HEADERS = 128
+HEADER_TIMEOUT_S = 30.0
+SCOPE_KEY = "blinkpy.connection"
+
+
+class Connection(HttpToolsProtocol):
+    """See the module. on_lost: called once when the client is gone; set by whoever answers the current request."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.on_lost: Callable[[], None] | None = None
+        self.gone = False
+        self._in_headers = True
+        self._header_bytes = 0
+        self._complete = 0  # requests that have arrived in full
+        self._header_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.gone = True
+        self._stop_timer()
+        super().connection_lost(exc)
+        on_lost, self.on_lost = self.on_lost, None
+        if on_lost is not None:
+            on_lost()
+
+    def data_received(self, data: bytes) -> None:
+        complete = self._complete
+        super().data_received(data)
+        if not self._in_headers or self.transport.is_closing():
+            return
+        # Of a piece in which a request ended, the next one's part is unknown; what follows is counted.
+        if complete == self._complete:
+            self._header_bytes += len(data)
+        if self._header_bytes > MAX_HEADER_BYTES:
+            self._refuse(431, f"The headers are larger than {MAX_HEADER_BYTES} bytes.")
+        elif self._header_bytes and self._header_timer is None:
+            self._expect_headers()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        cast(dict[str, Any], self.scope)[SCOPE_KEY] = self
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if len(self.headers) >= MAX_HEADERS:
+            raise ValueError("too many headers")  # answered as an invalid request
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._in_headers = False
+        self._stop_timer()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._in_headers = True
+        self._header_bytes = 0
+        self._complete += 1
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(400, msg)
+
+    def abort(self) -> None:
+        """Drop the connection and what was not sent yet."""
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+        self.transport.abort()
+
+    def _expect_headers(self) -> None:
+        self._header_timer = self.loop.call_later(HEADER_TIMEOUT_S, self.transport.close)
+
+    def _stop_timer(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answer what is no proper request, and close."""
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete or not cycle.response_started:
+            if cycle is not None:  # whoever works on it finds the client gone
+                cycle.disconnected = True
+                cycle.message_event.set()
+            body = ApiError(status, message).body()
+            reason = {400: "Bad Request", 431: "Request Header Fields Too Large"}[status]
+            self.transport.write(
+                f"HTTP/1.1 {status} {reason}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+                "connection: close\r\n\r\n".encode()
+                + body
+            )
+        self.transport.close()

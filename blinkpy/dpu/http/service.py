@@ -1,0 +1,113 @@
+"""What a worker knows of the model, and how a checked request becomes submissions."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from blinkpy.config import Config, ConfigError
+from blinkpy.dpu.api_errors import ApiError, bad_request
+from blinkpy.dpu.engine_link import EngineClient
+from blinkpy.dpu.generation import Generation
+from blinkpy.dpu.http.answer_sinks import Collector
+from blinkpy.dpu.http.request_fields import Message, Request, token_limit
+from blinkpy.dpu.metrics import Metrics
+from blinkpy.dpu.text.chat_template import ChatError, load_template
+from blinkpy.dpu.text.tokenizer import Tokenizer
+from blinkpy.queues.array_types import Int32
+from blinkpy.queues.request_parameters import Sampling, default_sampling
+from blinkpy.queues.submission import STOP_IDS
+
+INLINE_CHARACTERS = 2048  # longer texts are tokenized in a thread; a text of this length takes under a millisecond
+TEMPLATE_SLACK = 1 << 20  # characters that a chat template may add to the messages
+
+
+class Service:
+    """Model name, tokenizer, template and defaults of one worker. Raises ConfigError for a folder that it can't use."""
+
+    def __init__(self, config: Config, folder: Path, client: EngineClient, metrics: Metrics):
+        self.client, self.metrics = client, metrics
+        self.model = config.model.served_model_name or config.model.model
+        self.api_key = config.frontend.api_key or os.environ.get("BLINKPY_API_KEY", "")
+        self.started = int(time.time())
+        self.tokenizer = Tokenizer(folder)
+        try:
+            self.defaults: Sampling = default_sampling(self.tokenizer.generation_config)
+        except ValueError as error:
+            raise ConfigError(f"{folder}: {error}") from error
+        limit = config.frontend.max_body_bytes + TEMPLATE_SLACK
+        self.template = load_template(folder, self.tokenizer.config, config.model.chat_template, limit)
+        self._threads = ThreadPoolExecutor(max_workers=max(1, min(4, os.cpu_count() or 1)), thread_name_prefix="tokenize")
+
+    def close(self) -> None:
+        """End the threads; running tokenizations end first."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def check_model(self, request: Request) -> None:
+        """Raise ApiError with status 404 for another model's name."""
+        if request.model is not None and request.model != self.model:
+            raise ApiError(404, f"The model '{request.model}' does not exist.", param="model", code="model_not_found")
+
+    async def prompts(self, request: Request) -> list[Int32]:
+        """Token ids of each prompt. Raises ApiError with status 400 for one that can't be."""
+        if request.messages is not None:
+            messages = request.messages
+            if sum(len(message["content"]) for message in messages) <= INLINE_CHARACTERS:
+                prompts = [self._chat_prompt(messages)]
+            else:
+                prompts = [await asyncio.get_running_loop().run_in_executor(self._threads, self._chat_prompt, messages)]
+        else:
+            prompts = [await self._prompt(prompt) for prompt in request.prompts]
+        if any(len(prompt) == 0 for prompt in prompts):
+            raise bad_request("The prompt is empty.", "prompt", "invalid_value")
+        return prompts
+
+    def _chat_prompt(self, messages: list[Message]) -> Int32:
+        if self.template is None:
+            raise bad_request("This model has no chat template; use /v1/completions, or start with --chat-template.", "messages")
+        try:
+            return self.tokenizer.encode(self.template.render(messages), add_special_tokens=False)
+        except ChatError as error:
+            raise bad_request(f"{error}", "messages", "invalid_messages") from error
+
+    async def _prompt(self, prompt: str | list[int]) -> Int32:
+        if isinstance(prompt, str):
+            if len(prompt) <= INLINE_CHARACTERS:
+                return self.tokenizer.encode(prompt)
+            return await asyncio.get_running_loop().run_in_executor(self._threads, self.tokenizer.encode, prompt)
+        pair = self.client.require()
+        if len(prompt) > pair.context:  # before anything is made of it; the exact check follows
+            return np.zeros(len(prompt), np.int32)
+        for token in prompt:
+            if not 0 <= token < pair.facts.vocab_size:
+                message = f"Token id {token} is outside the vocabulary of {pair.facts.vocab_size} tokens."
+                raise bad_request(message, "prompt", "invalid_value")
+        return np.array(prompt, np.int32)
+
+    def submit(self, request: Request, prompts: list[Int32], sink: Collector, arrival: float) -> None:
+        """Hand all choices to the engine, or none. Raises ApiError."""
+        pair = self.client.require()
+        stop_ids = (*request.stop_ids, *(() if request.ignore_eos else self.tokenizer.eos_ids))
+        stop_ids = tuple(dict.fromkeys(stop_ids))
+        if len(stop_ids) > STOP_IDS:
+            own = STOP_IDS - len(self.tokenizer.eos_ids)
+            message = f"'stop_token_ids' can hold at most {own} token ids, beside the model's end-of-sequence ids."
+            raise bad_request(message, "stop_token_ids", "invalid_value")
+        work = []
+        for index, prompt in enumerate(prompts):
+            limit = token_limit(request, len(prompt), pair.context)
+            if len(prompt) > pair.longest_prompt:  # of small arenas, set by hand
+                message = f"The prompt has {len(prompt)} tokens; this server takes at most {pair.longest_prompt}."
+                raise bad_request(message, "prompt", "context_length_exceeded")
+            sampling = replace(request.sampling, max_tokens=limit, stop_ids=stop_ids)
+            detokenizer = self.tokenizer.detokenizer(prompt)
+            generation = Generation(index, len(prompt), detokenizer, request.stop, arrival, sink, sampling.logprobs)
+            work.append((generation, prompt, sampling))
+        sink.generations = [generation for generation, _, _ in work]
+        self.client.submit(work)

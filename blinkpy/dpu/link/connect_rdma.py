@@ -1,0 +1,376 @@
+"""Queue memory on another machine, reached by one-sided RDMA: implements blinkpy.transport.contract.Transport.
+
+The front end keeps a copy of its region, registered once. What it writes goes into the copy first, and from there to the same
+place of the engine's region: prompt, page hashes, entry and words of one submission in one batch of at most four writes, in
+this order, which a reliable connection keeps. What the copy holds of a submission stays until the engine has consumed it, so a
+write needs no other buffer; words are taken at the time of posting (inline), because they change.
+
+Nothing waits for a round trip. A look for completions posts one read of the next words of the ring and waits READ_SPIN_NS for
+it, which is enough where the network is fast; otherwise the next look finds it. Its window grows while it comes back full of
+news and shrinks when it does not. Where a word has HAS_LOGPROBS, the records are read next, and the words are held back until
+they are there. Health and the engine's words of the pair are read when somebody looks at the engine's health, which happens
+several times a second, and before the submission ring or an arena may seem full.
+
+The completion head costs no write of its own: it goes with the next words, or when the engine would else be short of room.
+"""
+
+from __future__ import annotations
+
+import mmap
+import time
+
+import numpy as np
+
+from blinkpy.dpu.link.rdma_writes import Piece, SendQueue
+from blinkpy.queues.array_types import Int32, Int64
+from blinkpy.queues.completion import CQ_ENTRY_BYTES, FLAG_SHIFT, HAS_LOGPROBS, LAP_SHIFT, lap_of
+from blinkpy.queues.header import read_header
+from blinkpy.queues.layout import BLOCK_WORDS, LayoutError
+from blinkpy.queues.logprob_record import RECORD_BYTES, RECORD_PAIR, RECORD_PAIRS, Records
+from blinkpy.queues.words import (
+    CONTROL_FAULT,
+    ENGINE_STATE,
+    EPOCH_SHIFT,
+    FRONT_CLAIM,
+    FRONT_CQ_HEAD,
+    FRONT_DOORBELL,
+    PAIR_ATTACHED,
+    PAIR_CQ_TAIL,
+    PAIR_EPOCH,
+    PAIR_SQ_HEAD,
+    POSITION_MASK,
+)
+from blinkpy.transport.contract import PairWords, TransportError
+from blinkpy.transport.handshake import Hello, Welcome, introduce
+from blinkpy.transport.verbs import Port, QueuePairEnd, constants
+
+READ_SPIN_NS = 20_000  # longest wait within a look for completions
+WINDOW_LEAST, WINDOW_MOST = 16, 256  # words of the completion ring in one read
+FRONT_WORDS = 4  # doorbell, completion head, heartbeat, claim: written together
+PAIR_READ_WORDS = 4
+ENGINE_READ_WORDS = BLOCK_WORDS + CONTROL_FAULT + 1  # the engine's block, and of the host's what lies up to the fault
+DEPTH = 4096  # work requests that may be outstanding: some 800 submissions that the other side has not acknowledged
+HANDSHAKE_S = 2.0
+FIRST_LOOK_S = 2.0
+CLOSE_S = 0.05  # for the last writes to get out
+
+WRITES, LOOK, RECORDS, PAIR, HEALTH = range(5)  # tags of batches
+
+
+class Look:
+    """What one read of the completion ring brought: new words from a position on, and how many of them were handed out.
+
+    full: all words that it read were new, so there may be more."""
+
+    __slots__ = ("full", "position", "records", "served", "words")
+
+    def __init__(self, position: int, words: list[int], full: bool):
+        self.position, self.words, self.full, self.served = position, words, full, 0
+        self.records: Records | None = None
+
+
+class Memory:
+    """Page-aligned memory that pyverbs can register. address: of its first byte."""
+
+    def __init__(self, length: int):
+        self.buffer = mmap.mmap(-1, length)
+        self.address = int(np.frombuffer(self.buffer, np.uint8).ctypes.data)
+
+
+class RdmaTransport:
+    """One queue pair of an engine on another machine; see the module, and blinkpy.transport.contract for the promises.
+
+    queue: counts the verbs that were posted.
+    """
+
+    def __init__(self, port: Port, end: QueuePairEnd, depth: int, welcome: Welcome):
+        self.layout, self.facts = read_header(welcome.header)
+        self.pair = welcome.pair
+        layout, sizes = self.layout, self.layout.sizes
+        lengths = {"engine": (BLOCK_WORDS * 2) * 8, "front": layout.front_bytes, "back": layout.back_bytes}
+        for name, length in lengths.items():
+            if getattr(welcome, name).length != length:
+                raise LayoutError(f"the engine offers {getattr(welcome, name).length} bytes as region {name!r}, not {length}")
+        self._port, self._end, self._welcome = port, end, welcome
+        self.queue = SendQueue(end, depth)
+
+        self._copy = Memory(layout.front_bytes)
+        copied = memoryview(self._copy.buffer).cast("q")
+        self._words, self._cancel = copied[:FRONT_WORDS], copied[layout.cancel // 8 :][: sizes.slots]
+        self._copy_at, self._front_at = self._copy.address, welcome.front.address
+        self._hashes = np.ndarray((sizes.hash_entries,), np.int64, self._copy.buffer, layout.hashes)
+        self._prompt = np.ndarray((sizes.prompt_tokens,), np.int32, self._copy.buffer, layout.prompt)
+        self._front_key = welcome.front.rkey
+        self._all_words = self._piece(0, FRONT_WORDS * 8)
+        self._batch: list[Piece] = []  # of the submission that the next doorbell announces
+        self._copy_key = int(end.register(self._copy.address, layout.front_bytes, 0).lkey)
+
+        # Where reads arrive: one place for each kind, of which one is in flight at a time.
+        window = min(WINDOW_MOST, sizes.cq_entries)
+        parts = {LOOK: window * 8, RECORDS: window * RECORD_BYTES, PAIR: PAIR_READ_WORDS * 8, HEALTH: ENGINE_READ_WORDS * 8}
+        self._place: dict[int, int] = {}
+        total = 0
+        for tag, length in parts.items():
+            self._place[tag] = total
+            total += -(-length // 64) * 64
+        self._landing = Memory(total)
+        self._landing_key = int(end.register(self._landing.address, total, constants().IBV_ACCESS_LOCAL_WRITE).lkey)
+        buffer, place = self._landing.buffer, self._place
+        self._look_words = memoryview(buffer)[place[LOOK] :][: window * 8].cast("q")
+        self._look_records = np.ndarray((window, RECORD_PAIRS), RECORD_PAIR, buffer, place[RECORDS])
+        self._pair_words = np.ndarray((PAIR_READ_WORDS,), np.int64, buffer, place[PAIR])
+        self._health_words = np.ndarray((ENGINE_READ_WORDS,), np.int64, buffer, place[HEALTH])
+
+        self._window = self._narrowest = min(WINDOW_LEAST, window)
+        self._widest = window
+        self._asked: tuple[int, int] | None = None  # position and words of the look in flight
+        self._pending: Look | None = None  # waits for its records
+        self._look: Look | None = None
+        self._records: Look | None = None  # the one whose words went out last
+        self._in_flight = {PAIR: False, HEALTH: False}
+        self._pair_before = self._pair_now = [0] * PAIR_READ_WORDS
+        self._health = [0] * ENGINE_READ_WORDS
+        self._published_head = 0
+        self._head_step = max(1, sizes.cq_entries // 8)
+        self._used_tokens = self._used_hashes = self._used_entries = 0  # since the engine's words were last asked for
+        self._closed = False
+
+    # ---- writes ---------------------------------------------------------------------------------------------------------
+
+    def write_prompt(self, offset: int, tokens: Int32) -> None:
+        self._prompt[offset : offset + len(tokens)] = tokens
+        self._batch.append(self._piece(self.layout.prompt + offset * 4, len(tokens) * 4))
+        self._used_tokens += len(tokens)
+
+    def write_hashes(self, offset: int, hashes: Int64) -> None:
+        self._hashes[offset : offset + len(hashes)] = hashes
+        self._batch.append(self._piece(self.layout.hashes + offset * 8, len(hashes) * 8))
+        self._used_hashes += len(hashes)
+
+    def write_entry(self, index: int, entry: bytes) -> None:
+        start = self.layout.sq + index * len(entry)
+        self._copy.buffer[start : start + len(entry)] = entry
+        self._batch.append(self._piece(start, len(entry)))
+        self._used_entries += 1
+
+    def ring(self, doorbell: int) -> None:
+        self._words[FRONT_DOORBELL] = doorbell
+        self._post_words()
+
+    def write_cancel(self, slot: int, request_id: int) -> None:
+        self._cancel[slot] = request_id
+        self._reap()
+        self.queue.write([self._piece(self.layout.cancel + slot * 8, 8)], self._copy_key, self._front_key, WRITES)
+
+    def write_word(self, index: int, value: int) -> None:
+        self._words[index] = value
+        if index == FRONT_CQ_HEAD and value >> EPOCH_SHIFT == self._published_head >> EPOCH_SHIFT:
+            ahead = (value - self._published_head) & POSITION_MASK
+            if ahead < self._head_step:
+                return
+        self._post_words()
+
+    def _piece(self, offset: int, length: int) -> Piece:
+        """A piece of our region, from the copy to the engine."""
+        return self._copy_at + offset, length, self._front_at + offset
+
+    def _post_words(self) -> None:
+        """All that waits, and then our words."""
+        self._reap()
+        batch = self._batch
+        batch.append(self._all_words)
+        self._batch = []
+        self._published_head = self._words[FRONT_CQ_HEAD]
+        self.queue.write(batch, self._copy_key, self._front_key, WRITES)
+
+    # ---- reads ----------------------------------------------------------------------------------------------------------
+
+    def read_completions(self, position: int, limit: int) -> list[int]:
+        self._reap()
+        look = self._look
+        if look is not None and position == look.position + look.served:
+            if look.served < len(look.words):
+                return self._serve(look, limit)
+            self._look = None
+            if look.full:  # and the caller wants more: more is on its way when it looks again
+                self._ask(position)
+            return []
+        self._look = None
+        self._ask(position)
+        deadline = 0
+        while True:
+            self._reap()
+            if self._look is not None or not (self._asked or self._pending):
+                break
+            now = time.monotonic_ns()
+            deadline = deadline or now + READ_SPIN_NS
+            if now >= deadline:
+                break
+        look = self._look
+        return self._serve(look, limit) if look is not None and look.position == position else []
+
+    def _serve(self, look: Look, limit: int) -> list[int]:
+        words = look.words[look.served : look.served + limit]
+        look.served += len(words)
+        self._records = look
+        return words
+
+    def _ask(self, position: int) -> None:
+        """Post a read of the ring's next words, unless one is on its way."""
+        if self._asked is not None or self._pending is not None:
+            return
+        size = self.layout.sizes.cq_entries
+        index = position & size - 1
+        count = min(self._window, size - index)
+        self._asked = position, count
+        self._read(LOOK, self.layout.cq + index * CQ_ENTRY_BYTES, count * CQ_ENTRY_BYTES)
+
+    def _read(self, tag: int, offset: int, length: int) -> None:
+        """Post a read of the engine's region of our pair."""
+        back = self._welcome.back
+        local = self._landing.address + self._place[tag]
+        self.queue.read((local, length, back.address + offset), self._landing_key, back.rkey, tag)
+
+    def _landed(self) -> None:
+        """Words of the ring have come: those that are new count."""
+        if self._asked is None:
+            return
+        (position, asked), self._asked = self._asked, None
+        lap, new, flags = lap_of(position, self.layout.sizes.cq_entries), 0, 0
+        words: list[int] = []
+        if self._look_words[0] >> LAP_SHIFT == lap:
+            words = self._look_words[:asked].tolist()
+            for word in words:
+                if word >> LAP_SHIFT != lap:
+                    break
+                flags |= word
+                new += 1
+        if new == asked:
+            self._window = min(2 * self._window, self._widest)
+        elif 4 * new <= self._window:
+            self._window = max(self._window // 2, self._narrowest)
+        if not new:
+            return
+        look = Look(position, words[:new], new == asked)
+        if flags >> FLAG_SHIFT & HAS_LOGPROBS:
+            self._pending = look
+            index = position & self.layout.sizes.cq_entries - 1
+            self._read(RECORDS, self.layout.records + index * RECORD_BYTES, new * RECORD_BYTES)
+        else:
+            self._look = look
+
+    def read_logprobs(self, position: int, count: int) -> Records:
+        look = self._records
+        if look is None or look.records is None or not look.position <= position <= look.position + look.served - count:
+            raise TransportError(f"no records of log probabilities were read for {count} completions from {position} on")
+        return look.records[position - look.position : position - look.position + count]
+
+    def read_pair(self) -> PairWords:
+        self._reap()
+        sizes, now, before = self.layout.sizes, self._pair_now, self._pair_before
+        short = (
+            4 * self._used_entries > sizes.sq_entries
+            or 4 * self._used_tokens > sizes.prompt_tokens
+            or 4 * self._used_hashes > sizes.hash_entries
+        )
+        # A claim that is not yet granted (or that was never written) has somebody waiting for these words.
+        if short or now[PAIR_EPOCH] != self._words[FRONT_CLAIM] or before[PAIR_EPOCH] != now[PAIR_EPOCH]:
+            self._ask_pair()
+        # Epoch and attached are from a read that was over when the positions were read.
+        return PairWords(now[PAIR_SQ_HEAD], now[PAIR_CQ_TAIL], before[PAIR_EPOCH], before[PAIR_ATTACHED])
+
+    def _ask_pair(self) -> None:
+        if not self._in_flight[PAIR]:
+            self._in_flight[PAIR] = True
+            self._used_entries = self._used_tokens = self._used_hashes = 0
+            self._read(PAIR, 0, PAIR_READ_WORDS * 8)
+
+    def read_engine_state(self) -> int:
+        if self.queue.failure is not None:
+            raise self.queue.failure
+        return self._health[ENGINE_STATE]
+
+    def read_engine(self) -> list[int]:
+        self._reap()
+        if not self._in_flight[HEALTH]:
+            self._in_flight[HEALTH] = True
+            region, address = self._welcome.engine, self._landing.address + self._place[HEALTH]
+            self.queue.read((address, ENGINE_READ_WORDS * 8, region.address), self._landing_key, region.rkey, HEALTH)
+        self._ask_pair()
+        return self._health[:BLOCK_WORDS]
+
+    def read_fault(self) -> int:
+        return self._health[BLOCK_WORDS + CONTROL_FAULT]
+
+    def _reap(self) -> None:
+        """Take what has been completed."""
+        for tag in self.queue.reap():
+            if tag == LOOK:
+                self._landed()
+            elif tag == RECORDS:
+                look, self._pending = self._pending, None
+                if look is not None:
+                    look.records = self._look_records[: len(look.words)].copy()
+                    self._look = look
+            elif tag == PAIR:
+                self._in_flight[PAIR] = False
+                self._pair_before, self._pair_now = self._pair_now, self._pair_words.tolist()
+            elif tag == HEALTH:
+                self._in_flight[HEALTH] = False
+                self._health = self._health_words.tolist()
+
+    def first_look(self, timeout_s: float) -> None:
+        """Read the engine's words until they are there. Raises TransportError when they don't come in time.
+
+        The one call that waits; it belongs to connecting.
+        """
+        deadline = time.monotonic() + timeout_s
+        self.read_engine()
+        while self._in_flight[HEALTH] or self._in_flight[PAIR]:
+            self._reap()
+            if time.monotonic() > deadline:
+                raise TransportError(f"the engine's memory could not be read within {timeout_s:g} s")
+        self._pair_before = self._pair_now
+
+    def lost(self) -> bool:
+        """False: a queue pair that fails says so at the next call of whatever kind."""
+        self._reap()
+        return False
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        deadline = time.monotonic() + CLOSE_S
+        try:
+            while self.queue.done < self.queue.posted and time.monotonic() < deadline:
+                self._reap()
+        except TransportError:
+            pass  # what could not be written has nobody to read it
+        self._end.close()
+        self._port.close()
+
+
+def attach_rdma(
+    host: str, port: int, owner: int, device: str = "", gid_index: int = -1, timeout_s: float = HANDSHAKE_S
+) -> RdmaTransport:
+    """Connect to an engine that listens at host and port, and take a queue pair of it.
+
+    owner: see blinkpy.transport.handshake.Hello. device, gid_index: see blinkpy.transport.verbs.Port. Raises TransportError and
+    LayoutError.
+    """
+    rdma_port = Port(device, gid_index)
+    end = None
+    try:
+        depth = min(DEPTH, int(rdma_port.limits.max_qp_wr), int(rdma_port.limits.max_cqe))
+        end = QueuePairEnd(rdma_port, depth)
+        welcome = introduce(host, port, Hello(owner, end.endpoint()), timeout_s)
+        end.send_to(welcome.endpoint)
+        transport = RdmaTransport(rdma_port, end, depth, welcome)
+        transport.first_look(FIRST_LOOK_S)
+    except BaseException:
+        if end is not None:
+            end.close()
+        rdma_port.close()
+        raise
+    return transport

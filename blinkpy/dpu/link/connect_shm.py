@@ -1,0 +1,192 @@
+"""A front end's queue pair in shared memory: loads and stores to a segment that an engine of this machine made.
+
+The locks that tell who lives, and who has which pair, are explained in blinkpy.transport.segment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import stat
+import time
+from pathlib import Path
+
+import numpy as np
+
+from blinkpy.dpu.link.store_fence import store_fence
+from blinkpy.queues.array_types import Int32, Int64
+from blinkpy.queues.header import read_header
+from blinkpy.queues.layout import BLOCK_WORDS, QueueLayout
+from blinkpy.queues.logprob_record import RECORD_PAIR, RECORD_PAIRS, Records
+from blinkpy.queues.words import (
+    CONTROL_FAULT,
+    ENGINE_STATE,
+    FRONT_DOORBELL,
+    PAIR_ATTACHED,
+    PAIR_CQ_TAIL,
+    PAIR_EPOCH,
+    PAIR_SQ_HEAD,
+)
+from blinkpy.transport.contract import PairWords, TransportError
+from blinkpy.transport.segment import RETRY_S, pair_lock, segment_path
+
+
+class ShmTransport:
+    """Loads and stores to one queue pair of a mapped segment; implements blinkpy.transport.contract.Transport."""
+
+    def __init__(self, path: Path, fd: int, mapping: mmap.mmap, pair: int):
+        self.layout, self.facts = read_header(memoryview(mapping))
+        self.pair = pair
+        self._path, self._fd, self._mapping = path, fd, mapping
+        self._fence = store_fence()
+        layout, sizes = self.layout, self.layout.sizes
+        front, back = layout.front(pair), layout.back(pair)
+        self._bytes = memoryview(mapping)
+        # Words that the other side polls are accessed through this view: CPython turns each access into one aligned
+        # 8-byte load or store, while a copy of many bytes may be made in pieces of any size.
+        self._words = self._bytes.cast("q")
+        self._front = front // 8
+        self._cancel = (front + layout.cancel) // 8
+        self._pair_words = back // 8
+        self._cq = (back + layout.cq) // 8
+        self._engine = layout.engine_words // 8
+        self._fault = layout.control_words // 8 + CONTROL_FAULT
+        self._sq = front + layout.sq
+        self._prompt = np.ndarray((sizes.prompt_tokens,), np.int32, mapping, front + layout.prompt)
+        self._hashes = np.ndarray((sizes.hash_entries,), np.int64, mapping, front + layout.hashes)
+        self._records = np.ndarray((sizes.cq_entries, RECORD_PAIRS), RECORD_PAIR, mapping, back + layout.records)
+
+    def write_prompt(self, offset: int, tokens: Int32) -> None:
+        self._prompt[offset : offset + len(tokens)] = tokens
+
+    def write_hashes(self, offset: int, hashes: Int64) -> None:
+        self._hashes[offset : offset + len(hashes)] = hashes
+
+    def write_entry(self, index: int, entry: bytes) -> None:
+        start = self._sq + index * len(entry)
+        self._bytes[start : start + len(entry)] = entry
+
+    def ring(self, doorbell: int) -> None:
+        self._fence()  # the doorbell comes after the entry: O1 of docs/verification.md
+        self._words[self._front + FRONT_DOORBELL] = doorbell
+
+    def write_cancel(self, slot: int, request_id: int) -> None:
+        self._words[self._cancel + slot] = request_id
+
+    def write_word(self, index: int, value: int) -> None:
+        self._words[self._front + index] = value
+
+    def read_completions(self, position: int, limit: int) -> list[int]:
+        size = self.layout.sizes.cq_entries
+        index = position & size - 1
+        start = self._cq + index
+        return self._words[start : start + min(limit, size - index)].tolist()
+
+    def read_logprobs(self, position: int, count: int) -> Records:
+        index = position & self.layout.sizes.cq_entries - 1
+        self._fence()  # after the loads of the words: O8 of docs/verification.md
+        records = self._records[index : index + count].copy()
+        self._fence()  # and before the store of the head that gives the place back
+        return records
+
+    def read_pair(self) -> PairWords:
+        words, base = self._words, self._pair_words
+        attached, epoch = words[base + PAIR_ATTACHED], words[base + PAIR_EPOCH]
+        self._fence()  # the positions are read after the epoch: O5 of docs/verification.md
+        return PairWords(words[base + PAIR_SQ_HEAD], words[base + PAIR_CQ_TAIL], epoch, attached)
+
+    def read_engine_state(self) -> int:
+        return self._words[self._engine + ENGINE_STATE]
+
+    def read_engine(self) -> list[int]:
+        return self._words[self._engine : self._engine + BLOCK_WORDS].tolist()
+
+    def read_fault(self) -> int:
+        return self._words[self._fault]
+
+    def lost(self) -> bool:
+        """True when the segment's name is gone or another's, or the engine's lock is free: it died."""
+        try:
+            if os.stat(self._path).st_ino != os.fstat(self._fd).st_ino:
+                return True
+            # A second description: a flock of our own one would stay until it is closed.
+            fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return True
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            return False
+        finally:
+            os.close(fd)
+
+    def close(self) -> None:
+        if self._fd < 0:
+            return
+        os.close(self._fd)  # and with it the lock on the pair
+        self._fd = -1
+        self._words.release()
+        self._bytes.release()
+        del self._prompt, self._hashes, self._records
+        with contextlib.suppress(BufferError):  # someone still looks at an array: unmapped when that goes
+            self._mapping.close()
+
+
+def attach_segment(name: str, pair: int, timeout_s: float = 0.0, *, or_another: bool = False) -> ShmTransport:
+    """Take a queue pair of a running engine, waiting up to timeout_s for the engine and for the pair.
+
+    or_another: where another front end has this pair, the next one that nobody has. Raises LayoutError when the engine's
+    layout is another one, and TransportError when there is no such engine or pair, when it is in use, or when the segment
+    belongs to another user.
+    """
+    path = segment_path(name)
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            return _attach(path, pair, or_another)
+        except FileNotFoundError:
+            problem = TransportError(f"no engine with the name {name!r} ({path} does not exist)")
+        except BlockingIOError as error:
+            problem = TransportError(f"engine {name!r}: {error.strerror}")
+        if time.monotonic() >= deadline:
+            raise problem
+        time.sleep(RETRY_S)
+
+
+def _attach(path: Path, pair: int, or_another: bool) -> ShmTransport:
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        status = os.fstat(fd)
+        if status.st_uid not in (os.geteuid(), 0) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise TransportError(
+                f"{path} belongs to user {status.st_uid} with mode {status.st_mode & 0o777:o}: not ours to trust"
+            )
+        mapping = mmap.mmap(fd, 0)
+        layout, _ = read_header(memoryview(mapping))
+        if status.st_size < layout.total_bytes:
+            raise TransportError(f"{path} has {status.st_size} bytes, its header promises {layout.total_bytes}")
+        pairs = layout.sizes.pairs
+        if not 0 <= pair < pairs:
+            raise TransportError(f"the engine has queue pairs 0 to {pairs - 1}, there is no pair {pair}")
+        wanted = [(pair + i) % pairs for i in range(pairs if or_another else 1)]
+        taken = next((each for each in wanted if _lock_pair(fd, layout, each)), None)
+        if taken is None:
+            none = f"all {pairs} queue pairs are in use by front ends: start the engine with more --workers"
+            raise BlockingIOError(errno.EAGAIN, none if or_another else f"queue pair {pair} is in use by another front end")
+        return ShmTransport(path, fd, mapping, taken)
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def _lock_pair(fd: int, layout: QueueLayout, pair: int) -> bool:
+    """Lock a pair for the time that fd is open; False where somebody else has it."""
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, pair_lock(layout.front(pair), 1))
+    except (BlockingIOError, PermissionError):
+        return False
+    return True

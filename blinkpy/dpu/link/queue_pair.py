@@ -1,0 +1,348 @@
+"""The client of one queue pair: submit, poll, cancel, and notice when the engine is gone. Synchronous, for one thread.
+
+Space is taken when a request is submitted and comes back on two paths: ring entries and arenas when the engine has
+consumed the entry (PAIR_SQ_HEAD), the slot when the request's final completion was read. A completion is matched to
+the request that owns the slot at that moment; since the slot is given out again only after the final completion, that
+is the right one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Any
+
+from blinkpy.dpu.link.arenas import Arena
+from blinkpy.queues.array_types import Int32
+from blinkpy.queues.completion import (
+    FINISH_MASK,
+    FLAG_MASK,
+    FLAG_SHIFT,
+    HAS_LOGPROBS,
+    LAP_SHIFT,
+    SLOT_MASK,
+    TOKEN_MASK,
+    TOKEN_SHIFT,
+    lap_of,
+)
+from blinkpy.queues.page_hash import PageHasher
+from blinkpy.queues.request_parameters import Sampling
+from blinkpy.queues.words import (
+    ENGINE_HEARTBEAT,
+    ENGINE_STATE,
+    EPOCH_LIMIT,
+    EPOCH_SHIFT,
+    FRONT_CLAIM,
+    FRONT_CQ_HEAD,
+    FRONT_HEARTBEAT,
+    POSITION_MASK,
+    STATE_DRAINING,
+    STATE_FAULTED,
+    STATE_NAMES,
+    STATE_READY,
+    STATE_STOPPED,
+)
+from blinkpy.transport.contract import Transport, TransportError
+
+FIRST_WINDOW, WINDOW = 16, 256  # completions read at once: by a look for news, and after it found some
+CLAIM_POLL_S = 0.0005
+REQUEST_LIMIT = 0xFFFFFFFE  # requests of one epoch: ids never repeat
+
+
+class Busy(Exception):
+    """No slot, ring entry or arena space now; try again later."""
+
+
+class Unavailable(Exception):
+    """The engine takes no requests now: it is starting or draining."""
+
+
+class EngineLost(Exception):
+    """The queue pair is of no use any more; every request in flight has failed. The message says why."""
+
+
+LogprobPairs = list[tuple[int, float]]  # one record: (token, log probability), as in logprob_record.RECORD_PAIR
+
+
+class InFlight:
+    """One submitted request.
+
+    owner: whatever the caller passed in. after: the ring's position after its entry. records: those of its completions with
+    HAS_LOGPROBS, in their order; who takes such a completion takes one from the left.
+    """
+
+    __slots__ = ("after", "cancelled", "owner", "records", "request_id", "slot")
+
+    def __init__(self, request_id: int, slot: int, owner: Any, after: int):
+        self.request_id, self.slot, self.owner, self.after = request_id, slot, owner, after
+        self.cancelled = False
+        self.records: deque[LogprobPairs] = deque()
+
+
+# One completion: the request, a token id (of a rejected request: completion.REJECT_*), and FINISH_* with
+# HAS_TOKEN and HAS_LOGPROBS. A plain tuple, since there is one for every token.
+Event = tuple[InFlight, int, int]
+
+
+class QueuePair:
+    """See the module. engine_timeout_s: an engine whose heartbeat stands still for so long counts as lost."""
+
+    def __init__(self, transport: Transport, engine_timeout_s: float = 2.0):
+        self.transport, self.facts = transport, transport.facts
+        self.sizes = transport.layout.sizes
+        self.engine_timeout_s = engine_timeout_s
+        facts = self.facts
+        self._hasher = PageHasher(facts.page_size, (facts.hash_multiplier_1, facts.hash_multiplier_2), facts.vocab_size)
+        self.epoch = 0
+        self.stray_completions = 0  # for slots without a request: the engine broke the protocol
+        # Tokens of a prompt that fits into the arenas at all.
+        self.longest_prompt = min(self.sizes.prompt_tokens, (self.sizes.hash_entries + 1) * self.facts.page_size - 1)
+        self._live: list[InFlight | None] = [None] * self.sizes.slots
+        self._beat = 0
+        self._engine_beat = -1
+        self._engine_beat_seen = time.monotonic()
+        self._attached = False
+        self._reset(0, 0)
+
+    def _reset(self, sq_tail: int, cq_position: int) -> None:
+        sizes = self.sizes
+        self._live = [None] * sizes.slots
+        self._free = list(range(sizes.slots - 1, -1, -1))  # last in, first out: the same few slots stay warm
+        self._prompts, self._hashes = Arena(sizes.prompt_tokens), Arena(sizes.hash_entries)
+        self._unconsumed: deque[tuple[int, int, int]] = deque()  # ring position after the entry, arena tails
+        self._sq_head = self._sq_tail = self._ended = sq_tail
+        self._cq_position = cq_position
+        self._requests = 0
+
+    # ---- ownership ---------------------------------------------------------------------------------------------------
+
+    def attach(self, timeout_s: float) -> None:
+        """Claim the next epoch and wait for the engine's grant; requests of before are forgotten.
+
+        Raises EngineLost when the engine does not grant it in time, or can't.
+        """
+        self._attached = False
+        granted = self.transport.read_pair().epoch
+        if granted >= EPOCH_LIMIT:
+            raise EngineLost("the queue pair has used up its epochs; restart the engine")
+        claim = granted + 1
+        self.transport.write_word(FRONT_CLAIM, claim)
+        deadline = time.monotonic() + timeout_s
+        while True:
+            self._bump()
+            words = self.transport.read_pair()
+            if words.epoch == claim and words.attached == 1:
+                break
+            if words.epoch > claim:
+                raise EngineLost(f"the engine granted epoch {words.epoch}, this front end had asked for {claim}")
+            if time.monotonic() >= deadline:
+                state = self.state_name()
+                raise EngineLost(f"the engine ({state}) did not grant the queue pair within {timeout_s:g} s")
+            time.sleep(CLAIM_POLL_S)
+        self.epoch = claim
+        self._reset(words.sq_head, words.cq_tail)
+        self._attached = True
+        self._engine_beat_seen = time.monotonic()
+        self.heartbeat()
+
+    def heartbeat(self) -> None:
+        """Say that this front end lives. At least once in half a lease; doorbell and head are stored again as well: a
+        late write of an earlier owner may have covered them (O6 of docs/verification.md)."""
+        self._bump()
+        if self._attached:
+            self._ring()
+            self.transport.write_word(FRONT_CQ_HEAD, self._stamp(self._cq_position))
+
+    def _bump(self) -> None:
+        self._beat += 1
+        self.transport.write_word(FRONT_HEARTBEAT, self._beat)
+
+    def _stamp(self, position: int) -> int:
+        return self.epoch << EPOCH_SHIFT | position & POSITION_MASK
+
+    def _ring(self) -> None:
+        self.transport.ring(self._stamp(self._sq_tail))
+
+    def check(self) -> None:
+        """Look whether engine and lease are alive; a few times a second is enough.
+
+        Raises EngineLost when the engine is silent, stopped, faulted or replaced, or when this epoch was fenced.
+        """
+        transport = self.transport
+        words = transport.read_engine()
+        state, beat = words[ENGINE_STATE], words[ENGINE_HEARTBEAT]
+        now = time.monotonic()
+        if transport.read_fault():
+            raise EngineLost("the host reports that the engine died")
+        if state in (STATE_STOPPED, STATE_FAULTED):
+            raise EngineLost(f"the engine is {STATE_NAMES[state]}")
+        if self._attached:
+            pair = transport.read_pair()
+            if pair.epoch != self.epoch or pair.attached != 1:
+                raise EngineLost(f"epoch {self.epoch} of the queue pair was fenced (now {pair.epoch}): the lease had expired")
+        if beat != self._engine_beat:
+            self._engine_beat, self._engine_beat_seen = beat, now
+        elif now - self._engine_beat_seen > self.engine_timeout_s:
+            raise EngineLost(f"the engine has not moved for {now - self._engine_beat_seen:.1f} s")
+        if transport.lost():
+            raise EngineLost("the engine is gone")
+
+    def state_name(self) -> str:
+        """The engine's state in words."""
+        state = self.transport.read_engine()[ENGINE_STATE]
+        return STATE_NAMES[state] if 0 <= state < len(STATE_NAMES) else f"in the unknown state {state}"
+
+    def live(self) -> list[InFlight]:
+        """Requests in flight, in order of their slots."""
+        return [request for request in self._live if request is not None]
+
+    def abandon(self) -> list[InFlight]:
+        """Forget all requests in flight and return them; for when the engine or the lease is lost."""
+        lost = self.live()
+        self._attached = False
+        self._reset(0, 0)
+        return lost
+
+    def close(self) -> None:
+        """Cancel what is in flight and give the pair up."""
+        try:
+            for request in self.abandon():
+                self.transport.write_cancel(request.slot, request.request_id)
+        except TransportError:
+            pass  # nobody is left to read it
+        self.transport.close()
+
+    # ---- requests ----------------------------------------------------------------------------------------------------
+
+    @property
+    def in_flight(self) -> int:
+        return self.sizes.slots - len(self._free)
+
+    @property
+    def free_slots(self) -> int:
+        return len(self._free)
+
+    @property
+    def context(self) -> int:
+        """Tokens of a sequence that the engine can hold: its max_model_len, or all pages if that is less."""
+        return min(self.facts.max_model_len, self.facts.num_pages * self.facts.page_size)
+
+    def submit(self, prompt: Int32, sampling: Sampling, owner: Any = None) -> InFlight:
+        """Hand a request to the engine. prompt: int32 [n], n >= 1.
+
+        Raises Busy when there is no room now, Unavailable when the engine takes nothing, EngineLost when it is gone,
+        and ValueError for a prompt that can never fit.
+        """
+        if not self._attached:
+            raise EngineLost("no queue pair is attached")
+        state = self.transport.read_engine_state()
+        if state != STATE_READY:
+            if state == STATE_DRAINING:
+                raise Unavailable("the engine is draining: it finishes what it has and takes nothing new")
+            raise Unavailable(f"the engine is {self.state_name()}")
+        length, count = len(prompt), len(prompt) // self.facts.page_size
+        if not 1 <= length <= self.longest_prompt:
+            raise ValueError(f"a prompt has 1 to {self.longest_prompt} tokens, not {length}")
+        if self._requests >= REQUEST_LIMIT:
+            raise EngineLost("the request ids of this epoch are used up")
+        if not self._free:
+            raise Busy("all slots are in use")
+        self._consume()
+        # A free slot means room in the ring: it has as many entries as there are slots, and that of an ended request is free.
+        before = self._prompts.tail, self._hashes.tail
+        slot = self._free[-1]
+        request = InFlight(self.epoch << EPOCH_SHIFT | self._requests + 1, slot, owner, self._sq_tail + 1)
+        try:
+            prompt_offset, hash_offset = self._prompts.take(length), self._hashes.take(count)
+            if prompt_offset is None or hash_offset is None:
+                raise Busy("the prompt arena is full" if prompt_offset is None else "the hash arena is full")
+            entry = sampling.pack(request.request_id, self.epoch, slot, prompt_offset, length, hash_offset, count)
+        except (Busy, ValueError):
+            self._prompts.undo(before[0])
+            self._hashes.undo(before[1])
+            raise
+        transport = self.transport
+        transport.write_prompt(prompt_offset, prompt)
+        if count:
+            transport.write_hashes(hash_offset, self._hasher.hashes(prompt, sampling.cache_salt))
+        transport.write_entry(self._sq_tail & self.sizes.sq_entries - 1, entry)
+        self._free.pop()
+        self._live[slot] = request
+        self._requests += 1
+        self._sq_tail += 1
+        self._unconsumed.append((self._sq_tail, self._prompts.tail, self._hashes.tail))
+        self._ring()
+        return request
+
+    def _consume(self) -> None:
+        """Take back arena and ring space of entries that the engine has consumed.
+
+        Entries are consumed in order, so that of a request that has ended, and those before it, are: a transport whose
+        reads take a while may not know yet.
+        """
+        # Relies on O2 of docs/verification.md: what lies before the head was read, so it may be written over.
+        head = max(self.transport.read_pair().sq_head, self._ended)
+        if not self._sq_head <= head <= self._sq_tail:
+            raise EngineLost(f"the engine says that it consumed {head} entries, of {self._sq_head} to {self._sq_tail}")
+        self._sq_head = head
+        while self._unconsumed and self._unconsumed[0][0] <= head:
+            _, prompt_tail, hash_tail = self._unconsumed.popleft()
+            self._prompts.give_back(prompt_tail)
+            self._hashes.give_back(hash_tail)
+
+    def cancel(self, request: InFlight) -> None:
+        """Ask the engine to drop a request. Its final completion still comes; after that one, this does nothing."""
+        if self._live[request.slot] is request and not request.cancelled:
+            request.cancelled = True
+            # Keeps O7 of docs/verification.md: the word names the request, whose id is used once.
+            self.transport.write_cancel(request.slot, request.request_id)
+
+    def poll(self) -> list[Event]:
+        """Completions that have come, in order, at most a ring full. Slots of finished requests are free on return."""
+        events: list[Event] = []
+        if not self._attached:
+            return events
+        live, free, size = self._live, self._free, self.sizes.cq_entries
+        start = position = self._cq_position
+        window = FIRST_WINDOW
+        while position - start < size:
+            words = self.transport.read_completions(position, window)
+            window = WINDOW
+            lap = lap_of(position, size)
+            count = 0
+            asked: list[tuple[InFlight, int]] = []  # requests with records, and where in this window
+            for word in words:
+                if word >> LAP_SHIFT != lap:  # relies on O3 of docs/verification.md: an older word has an older lap
+                    break
+                count += 1
+                slot = word & SLOT_MASK
+                request = live[slot] if slot < len(live) else None
+                if request is None:
+                    self.stray_completions += 1
+                    continue
+                flags = word >> FLAG_SHIFT & FLAG_MASK
+                if flags & FINISH_MASK:
+                    live[slot] = None
+                    free.append(slot)
+                    if request.after > self._ended:
+                        self._ended = request.after
+                if flags & HAS_LOGPROBS:
+                    asked.append((request, count - 1))
+                events.append((request, word >> TOKEN_SHIFT & TOKEN_MASK, flags))
+            if asked:
+                self._take_records(position, asked)
+            position += count
+            if count < len(words) or not words:
+                break
+        if position != start:
+            self._cq_position = position
+            # Keeps O4 of docs/verification.md: the head follows from the words that were read.
+            self.transport.write_word(FRONT_CQ_HEAD, self._stamp(position))
+        return events
+
+    def _take_records(self, position: int, asked: list[tuple[InFlight, int]]) -> None:
+        """Read the records of a window of completions, which begins at a position, in one piece."""
+        first, last = asked[0][1], asked[-1][1]
+        records = self.transport.read_logprobs(position + first, last - first + 1)
+        for request, at in asked:
+            request.records.append(records[at - first].tolist())

@@ -1,0 +1,121 @@
+"""Chat templates: from messages to the prompt's text, in a sandbox, with Hugging Face's conventions.
+
+A template is the model's own or the operator's; requests can't bring one. It still sees text from clients, so it runs
+in Jinja's immutable sandbox (no attributes that lead out, `range` bounded), and its output is bounded. The
+conventions that templates rely on: `messages`, `add_generation_prompt`, `bos_token`, `eos_token` and the other
+special tokens, `tools` and `documents` (none), `raise_exception(text)`, `strftime_now(format)`, `tojson` without HTML
+escapes, loop controls, trimmed blocks, and `{% generation %}` marks, which matter to training alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+
+from blinkpy.config import ConfigError
+from blinkpy.dpu.text.tokenizer import special_token
+
+MAX_TEMPLATE_BYTES = 1 << 20
+TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+class ChatError(ValueError):
+    """The messages can't be put into the template; the message is for the client."""
+
+
+class _Generation(jinja2.ext.Extension):
+    """{% generation %} ... {% endgeneration %} stands for what is inside."""
+
+    tags = {"generation"}  # noqa: RUF012 (Jinja's own spelling)
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _raise_exception(message: object) -> None:
+    raise ChatError(str(message))
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)
+
+
+def _tojson(
+    value: Any, indent: int | None = None, ensure_ascii: bool = False, separators: Any = None, sort_keys: bool = False
+) -> str:
+    return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii, separators=separators, sort_keys=sort_keys)
+
+
+class ChatTemplate:
+    """A compiled template. max_characters bounds the text that it may make."""
+
+    def __init__(self, source: str, tokens: Mapping[str, str], max_characters: int):
+        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now, **tokens)
+        self.max_characters = max_characters
+        try:
+            self._template = environment.from_string(source)
+        except (jinja2.TemplateError, RecursionError) as error:
+            raise ConfigError(f"the chat template is not valid: {error}") from error
+
+    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The prompt's text, ending where the assistant's answer starts. Raises ChatError."""
+        parts: list[str] = []
+        length = 0
+        try:
+            for part in self._template.generate(messages=list(messages), add_generation_prompt=True, tools=None, documents=None):
+                length += len(part)
+                if length > self.max_characters:
+                    raise ChatError(f"the chat template makes more than {self.max_characters} characters of these messages")
+                parts.append(part)
+        except ChatError:
+            raise
+        except Exception as error:  # a template may fail in any way that an expression can
+            raise ChatError(f"the chat template does not accept these messages: {error}") from error
+        return "".join(parts)
+
+
+def find_template(folder: Path, tokenizer_config: Mapping[str, Any], override: str = "") -> str | None:
+    """Source of the chat template: the operator's file, chat_template.jinja, tokenizer_config.json, or None.
+
+    Raises ConfigError for a file that can't be read.
+    """
+    path = Path(override).expanduser() if override else folder / "chat_template.jinja"
+    if override or path.exists():
+        try:
+            if path.stat().st_size > MAX_TEMPLATE_BYTES:
+                raise ConfigError(f"the chat template {path} is larger than {MAX_TEMPLATE_BYTES} bytes")
+            return path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"can't read the chat template {path}: {error}") from error
+    source = tokenizer_config.get("chat_template")
+    if isinstance(source, list):  # several by name: the one for plain chats
+        named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
+        source = named.get("default")
+    if source is None:
+        return None
+    if not isinstance(source, str) or len(source) > MAX_TEMPLATE_BYTES:
+        raise ConfigError(f"{folder}: chat_template in tokenizer_config.json is not a template")
+    return source
+
+
+def load_template(folder: Path, tokenizer_config: dict[str, Any], override: str, max_characters: int) -> ChatTemplate | None:
+    """The model's chat template, or None when it has none. Raises ConfigError for one that can't be used."""
+    source = find_template(folder, tokenizer_config, override)
+    if source is None:
+        return None
+    tokens = {name: text for name in TOKENS if (text := special_token(tokenizer_config, name)) is not None}
+    return ChatTemplate(source, tokens, max_characters)

@@ -1,0 +1,122 @@
+"""The tokenizer of a model folder: encoding as Hugging Face does it, end-of-sequence ids, detokenizers.
+
+Encoding long texts releases the GIL, so it can run in a thread beside an event loop.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer as Encoder
+
+from blinkpy.config import ConfigError
+from blinkpy.dpu.text.detokenizer import Detokenizer, TokenTexts
+from blinkpy.queues.array_types import Int32
+from blinkpy.queues.submission import STOP_IDS
+
+# One text is one task: threads of the library would only fight with the other workers for cores.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def read_json(path: Path, required: bool = False) -> dict[str, Any]:
+    """A JSON object from a model's folder; {} when an optional file isn't there. Raises ConfigError otherwise."""
+    try:
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        if required:
+            raise ConfigError(f"{path.parent} has no {path.name}") from error
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"can't read {path}: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} is not a JSON object")
+    return content
+
+
+def special_token(tokenizer_config: dict[str, Any], name: str) -> str | None:
+    """A special token's text from tokenizer_config.json, where it is a string or an object with its content."""
+    value = tokenizer_config.get(name)
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) and value else None
+
+
+class Tokenizer:
+    """Reads tokenizer.json, tokenizer_config.json, generation_config.json and config.json of a folder.
+
+    eos_ids: ids that end a text, at most STOP_IDS; bos_id: the id at the start of one, or None; vocab_size: ids, added
+    tokens included (the model's vocabulary may be larger). Raises ConfigError for a folder that it can't work with.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.config = read_json(folder / "tokenizer_config.json")
+        self.generation_config = read_json(folder / "generation_config.json")
+        if not (folder / "tokenizer.json").is_file():
+            raise ConfigError(f"{folder} has no tokenizer.json")
+        try:
+            self.encoder = Encoder.from_file(str(folder / "tokenizer.json"))
+        except Exception as error:  # the library raises plain Exception
+            raise ConfigError(f"can't read {folder / 'tokenizer.json'}: {error}") from error
+        # A tokenizer may come with the truncation that its model was trained with: a prompt is never cut silently.
+        self.encoder.no_truncation()
+        self.encoder.no_padding()
+        self.vocab_size = self.encoder.get_vocab_size(with_added_tokens=True)
+        self.bos_id = self._id(special_token(self.config, "bos_token"))
+        self.eos_ids = self._eos_ids(read_json(folder / "config.json"))
+        # As in Hugging Face's library: without an explicit add_bos_token the post-processor of tokenizer.json decides.
+        self._add_bos = self.config.get("add_bos_token")
+        self._add_eos = self.config.get("add_eos_token") is True
+        self._texts = TokenTexts(self.encoder)
+
+    def _id(self, token: str | None) -> int | None:
+        found = None if token is None else self.encoder.token_to_id(token)
+        return None if found is None else int(found)
+
+    def _eos_ids(self, model_config: dict[str, Any]) -> tuple[int, ...]:
+        found: dict[int, None] = {}  # a set that keeps its order
+        for source in (self.generation_config, model_config):
+            value = source.get("eos_token_id")
+            ids = value if isinstance(value, list) else [] if value is None else [value]
+            if not all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in ids):
+                raise ConfigError(f"{self.folder}: eos_token_id is {value!r}")
+            found.update(dict.fromkeys(ids))
+        own = self._id(special_token(self.config, "eos_token"))
+        if own is not None:
+            found[own] = None
+        if len(found) > STOP_IDS:
+            raise ConfigError(f"{self.folder} names {len(found)} end-of-sequence ids; blinkpy can handle {STOP_IDS}")
+        return tuple(found)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> Int32:
+        """Token ids of a text, int32 [n]. add_special_tokens: with the BOS token (and others) that the model wants.
+
+        Text made by a chat template has its BOS already: encode that without. The GIL is released meanwhile.
+        """
+        explicit = add_special_tokens and isinstance(self._add_bos, bool)
+        encoding = self.encoder.encode_batch_fast([text], add_special_tokens=add_special_tokens and not explicit)[0]
+        ids = np.array(encoding.ids, np.int32)
+        if explicit:
+            before = [self.bos_id] if self._add_bos and self.bos_id is not None else []
+            after = [self.eos_ids[-1]] if self._add_eos and self.eos_ids else []
+            if before or after:
+                ids = np.concatenate([np.array(before, np.int32), ids, np.array(after, np.int32)])
+        return ids
+
+    def detokenizer(self, prompt: Int32 | None = None) -> Detokenizer:
+        """A detokenizer for a request's output. prompt: its prompt, which matters to a few kinds of tokenizers."""
+        tail = None if prompt is None or self._texts.texts is not None else prompt[-16:].tolist()
+        return Detokenizer(self._texts, tail)
+
+    def spell(self, token: int) -> tuple[str, bytes]:
+        """Text and bytes of one token by itself, special ones included. Bytes that are no text are written as \\xNN."""
+        return self._texts.spell(token)
+
+    def decode(self, ids: list[int]) -> str:
+        """Text of an output as a whole, special tokens left out."""
+        detokenizer = self.detokenizer()
+        return "".join([detokenizer.push(token) for token in ids]) + detokenizer.finish()

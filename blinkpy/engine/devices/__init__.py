@@ -1,0 +1,1 @@
+"""The devices that an engine runs on: null, cpu, cuda."""

@@ -1,0 +1,80 @@
+"""Queue pairs in the memory of the GPU: the loop polls them without crossing the bus, and a network card writes into them.
+
+The segment's header, the engine's words and the control words stay in host memory, mapped for the GPU: the host reads and writes
+them without a call of the driver, also after a fault of the GPU. The segment's own place for the pairs is not used then.
+
+What makes it right. An NVIDIA GPU's L2 is where all accesses to its memory meet: a card's writes over PCIe arrive there, and its
+reads are served from there. The loop reads the words that others write by ld.acquire.sys, and publishes its own by
+st.release.sys (device/targets/cuda_primitives.py), which both go to L2; plain loads behind such an acquire load see what was
+written before the word, as they do in host memory. What that needs of the card is that its writes arrive in their order: PCIe
+keeps posted writes in order, and whether the GPU does so too is an attribute of the driver (GPU_DIRECT_RDMA_WRITES_ORDERING),
+without which blinkpy.engine.link.pair_placement refuses to start.
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+from cuda.bindings import driver, runtime
+
+from blinkpy.device.cuda.cuda_calls import check
+from blinkpy.device.cuda.dmabuf import export_dmabuf
+from blinkpy.device.cuda.gpu_memory_views import MappedMemory, moved_views, pinned
+from blinkpy.queues.layout import QueueLayout
+from blinkpy.queues.views import engine_views
+
+GPU_PAGE = 2 << 20  # bytes; allocations of whole ones begin at one, so they share none with other memory
+
+
+def pairs_length(layout: QueueLayout) -> int:
+    """Bytes of GPU memory that the pairs of a segment take, in whole pages."""
+    return -(-layout.sizes.pairs * layout.pair_bytes // GPU_PAGE) * GPU_PAGE
+
+
+class GpuQueues:
+    """The pairs of a segment in GPU memory, zeros at first. device: EngineViews for the GPU. Offsets count from the first pair.
+
+    buffer: the segment, whose words that are no pair's are mapped. Raises CudaError where there is no room. close() frees it; the
+    GPU must not use it afterwards.
+    """
+
+    def __init__(self, buffer: memoryview, layout: QueueLayout):
+        first = layout.first_pair
+        self._words = MappedMemory(buffer[:first], "the engine's words")
+        self.length = pairs_length(layout)
+        self.address = int(check(driver.cuMemAlloc(self.length), f"allocate {self.length >> 20} MiB of queues"))
+        check(driver.cuMemsetD8(self.address, 0, self.length), "clear the queues")
+        check(runtime.cudaDeviceSynchronize(), "clear the queues")  # before a card looks
+        self._stream = check(runtime.cudaStreamCreateWithFlags(runtime.cudaStreamNonBlocking), "create a stream")
+        self._descriptor = -1
+        self._word = pinned(np.zeros(1, np.int64))
+        views = engine_views(buffer, layout)
+        host = int(np.frombuffer(buffer, np.uint8).ctypes.data)
+        words = {"engine": self._words.moved(views.engine), "control": self._words.moved(views.control)}
+        self.device = moved_views(views, host + first, self.address, self)._replace(**words)  # type: ignore[arg-type]
+
+    def export(self) -> int:
+        """A dma-buf of all of it: a descriptor, which close() closes. Raises OSError as export_dmabuf does."""
+        if self._descriptor < 0:
+            self._descriptor = export_dmabuf(self.address, self.length)
+        return self._descriptor
+
+    def read_word(self, offset: int) -> int:
+        """A copy of one word; the loop goes on meanwhile. Raises CudaError."""
+        kind, stream = runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost, self._stream
+        check(
+            runtime.cudaMemcpyAsync(self._word.ctypes.data, self.address + offset, 8, kind, stream), "read a word of the queues"
+        )
+        check(runtime.cudaStreamSynchronize(stream), "read a word of the queues")
+        return int(self._word[0])
+
+    def close(self) -> None:
+        if self._descriptor >= 0:  # regions that were made of it stay until they are deregistered
+            os.close(self._descriptor)
+            self._descriptor = -1
+        if self.address:
+            check(runtime.cudaStreamDestroy(self._stream), "destroy a stream")
+            check(driver.cuMemFree(self.address), "free the queues")
+            self.address = 0
+        self._words.close()

@@ -1,0 +1,184 @@
+"""The engine's door for front ends on other machines: a TCP port where each is given a queue pair once.
+
+For every front-end worker there is a protection domain of its own with three memory regions: the engine's words (read only),
+the front-end region of its pair (write only), and the engine's region of its pair (read only). It can reach nothing else, and
+no other front end can use its keys. After the handshake nothing here runs for it any more: its reads and writes are served by
+the network card, also while this process is stopped.
+
+A pair belongs to its owner, a random number that a worker and its successors keep, until the engine has fenced it and somebody
+else asks. Whoever gets a pair, the queue pair of before is destroyed first: from then on the network card itself refuses what
+the last owner still writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import selectors
+import socket
+import threading
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from blinkpy.config import ConfigError
+from blinkpy.engine.link.pair_memory import HostMemory, QueueMemory
+from blinkpy.queues.header import HEADER
+from blinkpy.queues.layout import BLOCK_WORDS, QueueLayout
+from blinkpy.queues.words import PAIR_ATTACHED
+from blinkpy.transport.handshake import HandshakeError, Hello, Region, Welcome, receive_line, refusal
+from blinkpy.transport.segment import Segment
+from blinkpy.transport.verbs import Port, QueuePairEnd, constants
+
+BACKLOG = 64
+HELLO_S = 2.0  # in which a front end has to say what it wants; others wait meanwhile
+WAKE_S = 0.5  # longest time until close() is noticed
+
+logger = logging.getLogger("blinkpy.engine")
+
+
+@dataclass
+class Grant:
+    """A queue pair in somebody's hands. since: when it was given, by the monotonic clock."""
+
+    owner: int
+    end: QueuePairEnd
+    since: float
+
+
+class RdmaListener:
+    """See the module. host, port: where to listen. device, gid_index: as of blinkpy.transport.verbs.Port.
+
+    Raises ConfigError when it can't listen there, and TransportError when there is no RDMA device to use.
+    """
+
+    def __init__(self, host: str, port: int, device: str = "", gid_index: int = -1):
+        self.rdma_port = Port(device, gid_index)
+        try:
+            family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            self._socket = socket.socket(family, kind, protocol)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._socket.bind(address)
+        except OSError as error:
+            self.rdma_port.close()
+            raise ConfigError(f"can't listen for front ends on {host} port {port}: {error.strerror}") from error
+        self.address: tuple[str, int] = self._socket.getsockname()[:2]
+        self._grants: dict[int, Grant] = {}
+        self._ending = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._segment: Segment  # keeps it mapped
+        self._layout: QueueLayout
+        self._header: bytes
+        self._words: QueueMemory
+        self._pairs: QueueMemory
+        self._lease_s: float
+
+    def start(self, segment: Segment, pairs: QueueMemory | None = None) -> None:
+        """Give the pairs of a segment to whoever asks. pairs: where they lie for the network card; default: in the segment.
+
+        Raises TransportError where the card can't be let into them.
+        """
+        segment.lock_pairs()  # front ends on this machine must not share pairs with others
+        self._segment, self._layout = segment, segment.layout
+        self._header = bytes(segment.buffer[: HEADER.itemsize])
+        self._lease_s = segment.facts.lease_ms / 1000
+        mapped = int(np.frombuffer(segment.buffer, np.uint8).ctypes.data)
+        self._words = HostMemory(mapped)
+        self._pairs = pairs or HostMemory(mapped + self._layout.first_pair)
+        self._try_registration()
+        self._socket.listen(BACKLOG)
+        self._socket.setblocking(False)
+        self._thread = threading.Thread(target=self._run, name="rdma-listener", daemon=True)
+        self._thread.start()
+
+    def _try_registration(self) -> None:
+        """Register a pair once, so that what this machine can't do is said to whoever starts the engine."""
+        end = QueuePairEnd(self.rdma_port)
+        try:
+            self._register_pair(end, 0)
+        finally:
+            end.close()
+
+    def _run(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._socket, selectors.EVENT_READ)
+            while not self._ending.is_set():
+                if not selector.select(WAKE_S):
+                    continue
+                try:
+                    connection, peer = self._socket.accept()
+                except OSError:  # it was gone again
+                    continue
+                with connection:
+                    self._receive(connection, str(peer[0]))
+
+    def _receive(self, connection: socket.socket, peer: str) -> None:
+        """One handshake, whatever comes of it."""
+        try:
+            hello = Hello.decode(receive_line(connection, time.monotonic() + HELLO_S))
+            answer = self._give(hello).encode()
+        except Exception as error:
+            # A stranger's nonsense and a full network card alike: this front end goes without, the engine goes on.
+            logger.warning("front end at %s refused: %s", peer, error)
+            answer = refusal(str(error))
+        with contextlib.suppress(OSError):
+            connection.settimeout(HELLO_S)
+            connection.sendall(answer)
+
+    def _give(self, hello: Hello) -> Welcome:
+        pair = self._choose(hello.owner)
+        before = self._grants.pop(pair, None)
+        if before is not None:
+            before.end.close()
+        end = QueuePairEnd(self.rdma_port)
+        try:
+            words = self._layout.engine_words, 2 * BLOCK_WORDS * 8
+            engine = self._words.register(end, *words, constants().IBV_ACCESS_REMOTE_READ)
+            front, back = self._register_pair(end, pair)
+            end.answer(hello.endpoint)
+        except BaseException:
+            end.close()
+            raise
+        self._grants[pair] = Grant(hello.owner, end, time.monotonic())
+        logger.info("queue pair %d goes to %s", pair, hello.endpoint.gid)
+        return Welcome(self._header, pair, end.endpoint(), engine, front, back)
+
+    def _register_pair(self, end: QueuePairEnd, pair: int) -> tuple[Region, Region]:
+        """Let the peer of `end` into a pair: its front-end region and its engine region."""
+        e, layout, register = constants(), self._layout, self._pairs.register
+        # The standard asks for local write where there is remote write.
+        write = e.IBV_ACCESS_LOCAL_WRITE | e.IBV_ACCESS_REMOTE_WRITE
+        front = register(end, layout.front(pair) - layout.first_pair, layout.front_bytes, write)
+        return front, register(end, layout.back(pair) - layout.first_pair, layout.back_bytes, e.IBV_ACCESS_REMOTE_READ)
+
+    def _attached(self, pair: int) -> int:
+        return self._pairs.read_word(self._layout.back(pair) - self._layout.first_pair + 8 * PAIR_ATTACHED)
+
+    def _choose(self, owner: int) -> int:
+        """The owner's own pair, or one that nobody has, or the one that was given first of those whose lease has ended."""
+        grants = self._grants
+        for pair, grant in grants.items():
+            if grant.owner == owner:
+                return pair
+        pairs = self._layout.sizes.pairs
+        for pair in range(pairs):
+            if pair not in grants:
+                return pair
+        # Who was given a pair has the time of a lease to claim it.
+        claimed = time.monotonic() - self._lease_s
+        fenced = [p for p in range(pairs) if grants[p].since < claimed and not self._attached(p)]
+        if not fenced:
+            raise HandshakeError(f"all {pairs} queue pairs are in use: start the engine with more --workers")
+        return min(fenced, key=lambda pair: grants[pair].since)
+
+    def close(self) -> None:
+        """Stop listening and end all connections. Before the segment goes."""
+        self._ending.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._socket.close()
+        for grant in self._grants.values():
+            grant.end.close()
+        self._grants.clear()
+        self.rdma_port.close()

@@ -1,0 +1,98 @@
+"""How a network card is let into the queue pairs of an engine, which lie in host memory or in memory of its GPU.
+
+Memory of a GPU is registered in one of two ways; which one a machine has, `blinkpy doctor` says:
+- dma-buf: the driver exports a file descriptor (cuMemGetHandleForAddressRange), the kernel's RDMA stack imports it. It needs
+  NVIDIA's open kernel modules, Linux 5.12 or newer and a driver of the card that knows dma-buf (mlx5 does).
+- peer-memory: the GPU's address is registered as if it were host memory, which works where nvidia-peermem is loaded.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from blinkpy.transport.contract import TransportError
+from blinkpy.transport.handshake import Region
+from blinkpy.transport.verbs import QueuePairEnd, module, reported
+
+HOST, DMABUF, PEERMEM = "host", "dmabuf", "peermem"  # values of --queue-memory
+
+ReadWord = Callable[[int], int]  # offset -> the 8-byte word there
+
+# What the kernel answers where a way does not exist on a machine. Anything else is an error of its own.
+NO_DMABUF = frozenset({errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, errno.EPROTONOSUPPORT})
+NO_PEER_MEMORY = frozenset({errno.EFAULT, errno.EINVAL, errno.EOPNOTSUPP})
+
+
+class QueueMemory(Protocol):
+    """The memory of a segment's queue pairs. Offsets count from its first byte."""
+
+    def register(self, end: QueuePairEnd, offset: int, length: int, access: int) -> Region:
+        """Let the peer of `end` into a part of the memory. access: IBV_ACCESS_*. Raises TransportError."""
+
+    def read_word(self, offset: int) -> int:
+        """An 8-byte word of it, for the host, which seldom needs one."""
+
+
+class HostMemory:
+    """Host memory from an address on; the owner keeps it mapped as long as an end lives."""
+
+    def __init__(self, address: int):
+        self._address = address
+
+    def register(self, end: QueuePairEnd, offset: int, length: int, access: int) -> Region:
+        region = end.register(self._address + offset, length, access)
+        return Region(self._address + offset, int(region.rkey), length)
+
+    def read_word(self, offset: int) -> int:
+        return ctypes.c_int64.from_address(self._address + offset).value
+
+
+class DmaBufMemory:
+    """GPU memory as a dma-buf. descriptor: of one that begins with the memory; its owner closes it after the last use."""
+
+    def __init__(self, descriptor: int, read_word: ReadWord):
+        self._descriptor, self.read_word = descriptor, read_word
+
+    def register(self, end: QueuePairEnd, offset: int, length: int, access: int) -> Region:
+        try:
+            with reported("register a dma-buf of GPU memory"):
+                # Without an address of its own, the region begins at its offset within the dma-buf.
+                region: Any = module("mr").DmaBufMR(end.pd, length, access, dmabuf=self._descriptor, offset=offset)
+        except OSError as error:
+            if error.errno in NO_DMABUF:
+                raise refused(DMABUF, error) from error
+            raise
+        return Region(offset, int(end.keep(region).rkey), length)
+
+
+class PeerMemory:
+    """GPU memory from an address on, which the card's driver asks the GPU's about."""
+
+    def __init__(self, address: int, read_word: ReadWord):
+        self._address, self.read_word = address, read_word
+
+    def register(self, end: QueuePairEnd, offset: int, length: int, access: int) -> Region:
+        try:
+            region = end.register(self._address + offset, length, access)
+        except OSError as error:
+            if error.errno in NO_PEER_MEMORY:
+                raise refused(PEERMEM, error) from error
+            raise
+        return Region(self._address + offset, int(region.rkey), length)
+
+
+ADVICE = {
+    DMABUF: "it needs NVIDIA's open kernel modules, Linux 5.12 and a network card whose driver knows dma-buf",
+    PEERMEM: "modprobe nvidia-peermem",
+}
+
+
+def refused(way: str, reason: object) -> TransportError:
+    """The error where a machine can't do it."""
+    if isinstance(reason, OSError):
+        reason = os.strerror(reason.errno) if reason.errno else str(reason)
+    return TransportError(f"--queue-memory {way} does not work on this machine ({reason}): {ADVICE[way]}, or use {HOST}")

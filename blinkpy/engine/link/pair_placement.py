@@ -1,0 +1,78 @@
+"""--queue-memory of an engine on a GPU: where its queue pairs lie, and whether this machine can have them there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from cuda.bindings import driver
+
+from blinkpy.config import ConfigError
+from blinkpy.device.cuda.cuda_calls import check
+from blinkpy.device.cuda.gpu_memory_views import MappedSegment
+from blinkpy.engine.link.gpu_queues import GpuQueues, pairs_length
+from blinkpy.engine.link.pair_memory import DMABUF, HOST, PEERMEM, DmaBufMemory, PeerMemory, QueueMemory, refused
+from blinkpy.queues.layout import QueueLayout
+from blinkpy.transport.segment import Segment
+
+ORDERED_FOR_OWNER = 100  # CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER: the GPU sees a card's writes in their order
+PEER_MEMORY_MODULE = Path("/sys/module/nvidia_peermem")
+
+PlacedPairs = MappedSegment | GpuQueues
+
+
+def check_pair_memory(way: str) -> None:
+    """Raise ConfigError when this GPU's memory can't be used for queues, before minutes go into loading a model."""
+    if way == HOST:
+        return
+    check(driver.cuInit(0), "load the NVIDIA driver")
+    device = check(driver.cuDeviceGet(torch.cuda.current_device()), "find the GPU")
+    attributes = driver.CUdevice_attribute
+
+    def attribute(name: str) -> int:
+        return int(check(driver.cuDeviceGetAttribute(getattr(attributes, f"CU_DEVICE_ATTRIBUTE_{name}"), device), name))
+
+    problem = pair_memory_problem(
+        way,
+        rdma=attribute("GPU_DIRECT_RDMA_SUPPORTED"),
+        dmabuf=attribute("DMA_BUF_SUPPORTED"),
+        ordering=attribute("GPU_DIRECT_RDMA_WRITES_ORDERING"),
+        peer_memory=PEER_MEMORY_MODULE.exists(),
+    )
+    if problem:
+        raise ConfigError(str(refused(way, problem)))
+
+
+def pair_memory_problem(way: str, *, rdma: int, dmabuf: int, ordering: int, peer_memory: bool) -> str:
+    """Why queues can't be in GPU memory in this way, from the driver's attributes and whether nvidia-peermem is loaded; or ""."""
+    if not rdma:
+        return "network cards can't reach this GPU"
+    if ordering < ORDERED_FOR_OWNER:
+        return "the GPU would see a network card's writes in another order without a flush"
+    if way == DMABUF and not dmabuf:
+        return "the driver exports no dma-buf"
+    if way == PEERMEM and not peer_memory:
+        return "nvidia-peermem is not loaded"
+    return ""
+
+
+def gpu_bytes(layout: QueueLayout, way: str) -> int:
+    """Bytes of GPU memory that queue pairs of a layout take where --queue-memory wants them."""
+    return 0 if way == HOST else pairs_length(layout)
+
+
+def place_pairs(segment: Segment, way: str) -> tuple[PlacedPairs, QueueMemory | None]:
+    """Queue pairs where --queue-memory wants them, and how network cards are let in where that is not the segment.
+
+    Raises ConfigError where the driver can't export them.
+    """
+    if way == HOST:
+        return MappedSegment(segment.buffer, segment.layout), None
+    queues = GpuQueues(segment.buffer, segment.layout)
+    if way == PEERMEM:
+        return queues, PeerMemory(queues.address, queues.read_word)
+    try:
+        return queues, DmaBufMemory(queues.export(), queues.read_word)
+    except OSError as error:
+        queues.close()
+        raise ConfigError(str(refused(way, error))) from error

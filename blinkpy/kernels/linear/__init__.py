@@ -1,0 +1,1 @@
+"""Matrix products: one entry point, several variants."""

@@ -1,0 +1,133 @@
+"""Linear layers of one row, y = x W^T, on the plain arithmetic units: a matrix unit would multiply padding.
+
+Each program takes BLOCK_N outputs and all of K. The weights of its first tile are loaded into registers before the wait
+for the kernel before, so that under programmatic dependent launch the memory is busy while that one ends; a program is
+small, several share a multiprocessor, and their loads overlap. RMSNorm of x, bias, SwiGLU and the residual addition are
+fused in: with a single row none of them costs a pass.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from blinkpy.kernels.activation import silu_times
+from blinkpy.kernels.launch import options, release_successor, wait_for_predecessor
+from blinkpy.kernels.linear.linear_config import LinearConfig
+
+
+@triton.jit
+def vector_tile(w_ptr, n, k, N, K: tl.constexpr, EVEN: tl.constexpr):
+    """W[n, k] of W [N, K] row-major as [BLOCK_N, BLOCK_K]; zeros outside. Read once: it need not stay in the cache."""
+    at = w_ptr + n[:, None].to(tl.int64) * K + k[None, :]
+    if EVEN:
+        return tl.load(at, eviction_policy="evict_first")
+    return tl.load(at, mask=(n < N)[:, None] & (k < K)[None, :], other=0.0, eviction_policy="evict_first")
+
+
+@triton.jit
+def lane_sums(products, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr):
+    """[BLOCK_N, BLOCK_K / VECTOR] sums of VECTOR neighbours, which one thread holds."""
+    return tl.sum(tl.reshape(products, [BLOCK_N, BLOCK_K // VECTOR, VECTOR]), 2)
+
+
+@triton.jit
+def _gemv(
+    x_ptr,  # [K]
+    w_ptr,  # [N, K] weights; with SWIGLU [2 * N, K], gate rows then up rows
+    bias_ptr,  # [N] (BIAS only; with SWIGLU [2 * N])
+    norm_ptr,  # [K] weight of the RMSNorm of x (NORM only)
+    residual_ptr,  # [N] added to the result (RESIDUAL only); may be out
+    out_ptr,  # [N]
+    eps,  # float, of the RMSNorm
+    N: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    VECTOR: tl.constexpr,  # elements of one 16-byte load
+    BIAS: tl.constexpr,
+    NORM: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    SWIGLU: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    EVEN: tl.constexpr = N % BLOCK_N == 0 and K % BLOCK_K == 0
+    VECTORS: tl.constexpr = BLOCK_K // VECTOR
+    release_successor(PDL)
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    lane = tl.arange(0, BLOCK_K)
+    w = vector_tile(w_ptr, n, lane, N, K, EVEN)
+    w_upper = w
+    if SWIGLU:
+        w_upper = vector_tile(w_ptr + N * K, n, lane, N, K, EVEN)
+    wait_for_predecessor(PDL)
+
+    # Sums of each thread's own elements; the threads are added once, at the end.
+    total = tl.zeros([BLOCK_N, VECTORS], tl.float32)
+    upper = tl.zeros([BLOCK_N, VECTORS], tl.float32)
+    squares = tl.zeros([VECTORS], tl.float32)
+    for first in range(0, K, BLOCK_K):
+        k = first + lane
+        x = tl.load(x_ptr + k, mask=k < K, other=0.0).to(tl.float32)
+        if NORM:
+            squares += tl.sum(tl.reshape(x * x, [VECTORS, VECTOR]), 1)
+            x *= tl.load(norm_ptr + k, mask=k < K, other=0.0).to(tl.float32)
+        total += lane_sums(w.to(tl.float32) * x[None, :], BLOCK_N, BLOCK_K, VECTOR)
+        if SWIGLU:
+            upper += lane_sums(w_upper.to(tl.float32) * x[None, :], BLOCK_N, BLOCK_K, VECTOR)
+        if first + BLOCK_K < K:
+            w = vector_tile(w_ptr, n, k + BLOCK_K, N, K, EVEN)
+            if SWIGLU:
+                w_upper = vector_tile(w_ptr + N * K, n, k + BLOCK_K, N, K, EVEN)
+    y = tl.sum(total, 1)
+    y_upper = tl.sum(upper, 1)
+    if NORM:
+        scale = tl.math.rsqrt(tl.sum(squares, 0) / K + eps)
+        y *= scale
+        y_upper *= scale
+    if BIAS:
+        y += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)
+    if SWIGLU:
+        if BIAS:
+            y_upper += tl.load(bias_ptr + N + n, mask=n < N, other=0.0).to(tl.float32)
+        y = silu_times(y, y_upper)
+    if RESIDUAL:
+        y += tl.load(residual_ptr + n, mask=n < N, other=0.0).to(tl.float32)
+    tl.store(out_ptr + n, y.to(out_ptr.dtype.element_ty), mask=n < N)
+
+
+def gemv(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    config: LinearConfig,
+    bias: torch.Tensor | None,
+    norm: tuple[torch.Tensor, float] | None,
+    residual: torch.Tensor | None,
+    swiglu: bool,
+    pdl: bool,
+) -> None:
+    """One row of `blinkpy.kernels.linear.linear`, which has checked the arguments."""
+    n, k = out.shape[1], x.shape[1]
+    _gemv[(triton.cdiv(n, config.block_n),)](
+        x,
+        weight,
+        x if bias is None else bias,
+        x if norm is None else norm[0],
+        out if residual is None else residual,
+        out,
+        0.0 if norm is None else norm[1],
+        N=n,
+        K=k,
+        BLOCK_N=config.block_n,
+        BLOCK_K=config.block_k,
+        VECTOR=16 // x.element_size(),
+        BIAS=bias is not None,
+        NORM=norm is not None,
+        RESIDUAL=residual is not None,
+        SWIGLU=swiglu,
+        PDL=pdl,
+        num_warps=config.warps,
+        **options(pdl),
+    )

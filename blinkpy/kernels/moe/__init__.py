@@ -1,0 +1,1 @@
+"""Expert layers: routing and the experts' products."""

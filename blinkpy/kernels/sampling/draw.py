@@ -1,0 +1,143 @@
+"""The draw of one token: filters and inverse distribution function over the candidates of a row."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from blinkpy.kernels.sampling.candidates import (
+    LAST_FINITE,
+    NO_KEY,
+    THRESHOLDS,
+    collect,
+    distance_key,
+    measure,
+    pick,
+    section_of,
+    split,
+    weights_of,
+)
+
+HEAD = tl.constexpr(0)
+TOP_K = tl.constexpr(1)
+TOP_P = tl.constexpr(2)
+MIN_P = tl.constexpr(3)
+DRAW = tl.constexpr(4)
+DONE = tl.constexpr(5)
+"""Stages of `draw`."""
+
+
+@triton.jit
+def draw(
+    row_ptr,  # float32 [V] logits of the row
+    vocabulary,
+    maximum,  # float32 largest logit
+    temperature,
+    top_k,  # int32, <= 0: off
+    top_p,  # float32, >= 1: off
+    min_p,  # float32, <= 0: off
+    uniform,  # float32 in [0, 1)
+    keys_ptr,  # int64 [CAPACITY] scratch
+    CAPACITY: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The sampled token id.
+
+    A sequence of stages, each of one or more passes over the row. HEAD collects the best candidates, as many as fit,
+    and in most cases ends there. Otherwise TOP_K, TOP_P and MIN_P each find the last key that they leave, and DRAW the
+    token.
+    """
+    index = tl.arange(0, CAPACITY)
+    nothing = tl.full([], NO_KEY, tl.int64)
+    step = tl.arange(0, THRESHOLDS).to(tl.float32)
+    steps = tl.where(step < THRESHOLDS - 1, 0.4 * (step + 1) * (step + 1), 3.0e38)  # 0.4, 1.6, 3.6 ... 19.6, all
+    thresholds = distance_key(steps)
+    limit = tl.full([], LAST_FINITE, tl.int64)  # the last key that the filters so far leave
+    low = nothing  # the bracket, and what is below it
+    high = limit
+    count = tl.zeros([], tl.int32)
+    weight = tl.zeros([], tl.float32)
+    candidates = tl.zeros([], tl.int32)  # of finite logit
+    kept_weight = tl.zeros([], tl.float32)  # of the candidates up to `limit`
+    token = tl.zeros([], tl.int64)
+    stage = tl.full([], HEAD, tl.int32)
+    while stage < DONE:
+        counts, weights = measure(row_ptr, vocabulary, maximum, temperature, low, thresholds, BLOCK)
+        head_distance = tl.zeros([], tl.float32)
+        if stage == HEAD:
+            candidates = pick(counts, THRESHOLDS - 1)
+            kept_weight = pick(weights, THRESHOLDS - 1)
+            top_k = tl.where((top_k <= 0) | (top_k > candidates), candidates, top_k)
+            fits = tl.sum((counts <= CAPACITY).to(tl.int32), 0) - 1  # counts ascend; -1: not even the first
+            head_distance = pick(steps, fits)
+            inside = pick(counts, fits)
+            high = distance_key(head_distance)
+            ready = inside > 0
+            finished = inside <= 0
+        elif stage == MIN_P:
+            kept_weight = pick(weights, 0)
+            inside = 0
+            ready = False
+            finished = True
+        else:
+            goal = tl.where(stage == TOP_P, top_p, uniform) * kept_weight
+            short = tl.where(stage == TOP_K, count + counts < top_k, weight + weights <= goal)
+            section = section_of(short, counts)
+            inside = pick(counts, section) - pick(counts, section - 1)
+            count += pick(counts, section - 1)
+            weight += pick(weights, section - 1)
+            high = pick(thresholds, section)
+            low = tl.where(section > 0, pick(thresholds, section - 1), low)
+            ready = inside <= CAPACITY
+            finished = ready
+        if ready:
+            keys = collect(row_ptr, vocabulary, maximum, temperature, low, high, keys_ptr, CAPACITY, BLOCK)
+            each = weights_of(keys)
+            if stage == HEAD:
+                in_top_k = index < tl.minimum(top_k, inside)
+                each = tl.where(in_top_k, each, 0.0)
+                sums = tl.cumsum(each, 0)
+                head_weight = tl.sum(each, 0)
+                complete = top_k <= inside  # all that top_k leaves is in the head
+                known = complete | (top_k == candidates)  # the weight of what top_k leaves is known
+                nucleus = top_p * tl.where(complete, head_weight, kept_weight)
+                nucleus = tl.where(top_p < 1.0, nucleus, float("inf"))
+                # What is kept ends inside the head if any filter ends there.
+                ends = complete | (nucleus <= head_weight) | ((min_p > 0.0) & (tl.exp(-head_distance) < min_p))
+                kept = in_top_k & ((((sums - each) < nucleus) & (each >= min_p)) | (index == 0))
+                total = tl.where(ends, tl.sum(tl.where(kept, each, 0.0), 0), kept_weight)
+                goal = uniform * total
+                unfiltered = (top_p >= 1.0) & (min_p <= 0.0)
+                if known & (ends | (unfiltered & (goal < head_weight))):
+                    at = tl.sum((kept & (sums <= goal)).to(tl.int32), 0)
+                    at = tl.minimum(at, tl.sum(kept.to(tl.int32), 0) - 1)
+                    token = tl.sum(tl.where(index == at, keys, 0), 0)
+                    stage = tl.full([], DRAW, tl.int32)  # nothing is left to do
+            else:
+                sums = weight + tl.cumsum(each, 0)
+                goal = tl.where(stage == TOP_P, top_p, uniform) * kept_weight
+                at = tl.sum(((index < inside) & (sums <= goal)).to(tl.int32), 0)
+                at = tl.where(stage == TOP_K, top_k - count - 1, at)
+                at = tl.maximum(tl.minimum(at, inside - 1), 0)
+                token = tl.sum(tl.where(index == at, keys, 0), 0)
+                if stage != DRAW:
+                    limit = token
+                    kept_weight = tl.sum(tl.where(index == at, sums, 0.0), 0)
+            finished = True
+        if finished:
+            stage += 1
+            if (stage == TOP_K) & (top_k >= candidates):
+                stage += 1
+            if (stage == TOP_P) & (top_p >= 1.0):
+                stage += 1
+            if (stage == MIN_P) & (min_p <= 0.0):
+                stage += 1
+            low = nothing
+            high = limit
+            count = tl.zeros([], tl.int32)
+            weight = tl.zeros([], tl.float32)
+        thresholds = split(low, high)
+        if stage == MIN_P:
+            limit = tl.minimum(limit, distance_key(tl.maximum(-tl.log(min_p), 0.0)))
+            thresholds = tl.zeros([THRESHOLDS], tl.int64) + limit
+    return (token & 0x7FFFFFFF).to(tl.int32)

@@ -1,0 +1,288 @@
+"""The prefix index: which page holds the keys and values of which tokens after which other page.
+
+An indexed page is named by a hash of all tokens up to its end (blinkpy.queues.page_hash), and found through a chained hash
+table. A hash only proposes: a page is a hit when its tokens and salt are equal *and* its parent is the page that the
+request has before it. Parents are links (page, generation), and a page's generation changes whenever its content does, so
+by induction a hit stands for exactly the same tokens from the first one on. No collision can show one request another's.
+
+*Duplicates.* Requests that compute the same tokens at the same time end up with equal pages. The first one is indexed;
+the others keep their copies unindexed, and what they compute after them is indexed behind the first one's page (the
+"canonical" page of Requests). So a chain of tokens exists once.
+
+Device code (device/portable.py). New pages are handled in parallel: a list of items, request by request and page after
+page, then for each item: is it a duplicate, is an item before it about to index the same, which page is its parent. Chains
+are changed by the lane that owns the bucket, in list order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from blinkpy.device.portable import barrier, block_scan, block_sum, device, strided
+from blinkpy.kv.state import LOST, NO_PAGE, ROWS
+from blinkpy.queues.page_hash import HASH_MODULUS_1, HASH_MODULUS_2, HASH_SHIFT
+from blinkpy.queues.submission import SUBMIT_NO_PREFIX_CACHE, WORD_FLAGS
+
+ANY_PARENT = -3
+CHAIN = 32  # pages of a bucket that a lookup looks at, newest first
+_HALF = 32  # two counts travel in one scan
+
+
+@device
+def uses_prefixes(limits: Any, requests: Any, slot: Any) -> Any:
+    """Whether the request reuses and offers pages."""
+    return limits.prefix_caching != 0 and requests.entry[slot, WORD_FLAGS] & SUBMIT_NO_PREFIX_CACHE == 0
+
+
+@device
+def extend_hash(limits: Any, requests: Any, slot: Any, k: Any) -> Any:
+    """Hash of the request's k-th page, from that of the page before it; equals that of blinkpy.queues.page_hash."""
+    if k == 0:
+        salt = requests.cache_salt[slot]
+        first, second = salt % HASH_MODULUS_1, salt // HASH_MODULUS_1 % HASH_MODULUS_2
+    else:
+        before = requests.page_hash[slot, k - 1]
+        first, second = before >> HASH_SHIFT, before & ((1 << HASH_SHIFT) - 1)
+    for i in range(k << limits.page_shift, (k + 1) << limits.page_shift):
+        value = requests.tokens[slot, i] + 1
+        first = remainder(first * limits.hash_multiplier_1 + value, HASH_MODULUS_1)
+        second = remainder(second * limits.hash_multiplier_2 + value, HASH_MODULUS_2)
+    return first << HASH_SHIFT | second
+
+
+@device
+def remainder(x: Any, modulus: Any) -> Any:
+    """x % modulus for a modulus 2**31 - c with a small c, and 0 <= x < 2**62 + 2**32, without a division: 2**31 is worth c."""
+    mask = (1 << HASH_SHIFT) - 1
+    c = mask + 1 - modulus
+    x = (x & mask) + (x >> HASH_SHIFT) * c
+    x = (x & mask) + (x >> HASH_SHIFT) * c
+    return x - modulus if x >= modulus else x
+
+
+@device
+def find_page(limits: Any, requests: Any, pages: Any, slot: Any, k: Any, parent: Any) -> Any:
+    """The newest indexed page with the tokens of the request's k-th page behind `parent`, or NO_PAGE. ANY_PARENT: behind
+    any that still has its content."""
+    key = requests.page_hash[slot, k]
+    salt = requests.cache_salt[slot]
+    page = pages.bucket_head[key & (limits.index_buckets - 1)]
+    looked = 0
+    while page >= 0 and looked < CHAIN:
+        if pages.key[page] == key and pages.salt[page] == salt:
+            equal = parent_lives(pages, page) and (parent == ANY_PARENT or pages.parent[page] == parent)
+            i = 0
+            while equal and i < limits.page_size:
+                equal = pages.tokens[page, i] == requests.tokens[slot, (k << limits.page_shift) + i]
+                i += 1
+            if equal:
+                return page
+        page = pages.bucket_next[page]
+        looked += 1
+    return NO_PAGE
+
+
+@device
+def parent_lives(pages: Any, page: Any) -> Any:
+    """Whether an indexed page's parent still has the content that it had."""
+    parent = pages.parent[page]
+    return parent < 0 or pages.generation[parent] == pages.parent_generation[page]
+
+
+@device
+def find_prefix(limits: Any, requests: Any, pages: Any, found: Any, slot: Any, lane: Any, lanes: Any) -> Any:
+    """Number of leading pages that the index has; they are found[0:hits]. One token at least is left to compute."""
+    if not uses_prefixes(limits, requests, slot):
+        return 0
+    most = min((requests.length[slot] - 1) >> limits.page_shift, requests.hashed[slot])
+    hits = 0
+    while hits < most:
+        k = hits + lane
+        if k < most:  # a guess that does not wait for the page before; only colliding hashes make it wrong
+            found[k] = find_page(limits, requests, pages, slot, k, ANY_PARENT if k > 0 else NO_PAGE)
+        barrier(lanes)
+        linked = 0
+        if k < most and found[k] >= 0:
+            linked = 1 if k == 0 or (found[k - 1] >= 0 and pages.parent[found[k]] == found[k - 1]) else 0
+        breaks, _ = block_scan(1 - linked, lane, lanes)
+        good = block_sum(1 if breaks == 0 and linked == 1 else 0, lane, lanes)
+        hits += good
+        if good < lanes:
+            if hits == 0 or hits >= most or found[hits] < 0:
+                break
+            behind = find_page(limits, requests, pages, slot, hits, found[hits - 1])
+            barrier(lanes)
+            if behind < 0:
+                break
+            if lane == 0:
+                found[hits] = behind
+            barrier(lanes)
+            hits += 1
+    return hits
+
+
+@device
+def index_pages(limits: Any, state: Any, lane: Any, lanes: Any) -> None:
+    """Offer the pages that the last step filled. Bounded by limits.index_items; the rest follows after the next step."""
+    if limits.prefix_caching == 0:
+        return
+    count = list_items(limits, state, lane, lanes)
+    if count > 0:
+        classify_items(limits, state, count, lane, lanes)
+        link_items(limits, state, count, lane, lanes)
+
+
+@device
+def list_items(limits: Any, state: Any, lane: Any, lanes: Any) -> Any:
+    """Fill scratch.slot, .page (index in the sequence), .first (the request's first item) and .key; the number of items."""
+    requests, batch, scratch = state.requests, state.batch, state.scratch
+    rows = batch.counts[ROWS]
+    count = 0
+    for tile in strided(0, rows, lanes):
+        row = tile + lane
+        fresh, slot, indexed = 0, 0, 0
+        if row < rows:
+            slot = batch.row_slots[row]
+            if uses_prefixes(limits, requests, slot) and requests.canonical[slot] != LOST:
+                full = requests.computed[slot] >> limits.page_shift
+                for k in range(requests.hashed[slot], full):  # at most one, but after a step of several pages
+                    requests.page_hash[slot, k] = extend_hash(limits, requests, slot, k)
+                    requests.hashed[slot] = k + 1
+                indexed = requests.indexed[slot]
+                fresh = full - indexed
+        before, total = block_scan(fresh, lane, lanes)
+        for i in range(count + before, min(count + before + fresh, limits.index_items)):
+            k = indexed + i - count - before
+            scratch.slot[i], scratch.page[i], scratch.first[i] = slot, k, count + before
+            scratch.key[i] = requests.page_hash[slot, k]
+        count += total
+    barrier(lanes)
+    return min(count, limits.index_items)
+
+
+@device
+def classify_items(limits: Any, state: Any, count: Any, lane: Any, lanes: Any) -> None:
+    """Sort items into duplicates, new ones and ones for later, by scratch.found, .rival and .breaks (see `is_...`)."""
+    requests, pages, scratch = state.requests, state.pages, state.scratch
+    for i in strided(lane, count, lanes):
+        key = scratch.key[i]
+        slot = scratch.slot[i]
+        parent = requests.canonical[slot] if i == scratch.first[i] else ANY_PARENT
+        scratch.found[i] = find_page(limits, requests, pages, slot, scratch.page[i], parent)
+        rival, j = 0, 0
+        while j < i and rival == 0:
+            rival = 1 if scratch.key[j] == key else 0
+            j += 1
+        scratch.rival[i] = rival
+    barrier(lanes)
+    base = 0
+    for tile in strided(0, count, lanes):
+        i = tile + lane
+        own = 0
+        if i < count:
+            slot, found = scratch.slot[i], scratch.found[i]
+            wait = scratch.rival[i] == 1
+            if i > scratch.first[i]:
+                parent = scratch.found[i - 1]
+                known = parent >= 0
+            else:
+                parent = requests.canonical[slot]
+                known = parent < 0 or pages.generation[parent] == requests.canonical_generation[slot]
+                if not known:
+                    requests.canonical[slot] = LOST
+                    wait = True
+            if found < 0 or not known or pages.parent[found] != parent:
+                own = 1 | 1 << _HALF if wait else 1
+        before, total = block_scan(own, lane, lanes)
+        if i < count:
+            scratch.breaks[i] = base + before + own
+        base += total
+    barrier(lanes)
+
+
+@device
+def breaks_of(scratch: Any, i: Any) -> Any:
+    """Items of the request up to item i that are not duplicates (bits 0..31), and those of them that must wait (32..)."""
+    first = scratch.first[i]
+    return scratch.breaks[i] - (scratch.breaks[first - 1] if first > 0 else 0)
+
+
+@device
+def is_duplicate(scratch: Any, i: Any) -> Any:
+    """An equal page with the same past is indexed."""
+    return breaks_of(scratch, i) == 0
+
+
+@device
+def is_new(scratch: Any, i: Any) -> Any:
+    """The page goes into the index now."""
+    breaks = breaks_of(scratch, i)
+    return breaks > 0 and breaks >> _HALF == 0
+
+
+@device
+def link_items(limits: Any, state: Any, count: Any, lane: Any, lanes: Any) -> None:
+    """Write the index entries of new items and move their requests on."""
+    requests, pages, scratch = state.requests, state.pages, state.scratch
+    for i in strided(lane, count, lanes):
+        if is_new(scratch, i):
+            slot, k = scratch.slot[i], scratch.page[i]
+            page = requests.page_table[slot, k]
+            parent = requests.canonical[slot]
+            if i > scratch.first[i]:
+                parent = scratch.found[i - 1] if is_duplicate(scratch, i - 1) else requests.page_table[slot, k - 1]
+            pages.key[page] = scratch.key[i]
+            pages.salt[page] = requests.cache_salt[slot]
+            pages.parent[page] = parent
+            pages.parent_generation[page] = pages.generation[parent] if parent >= 0 else 0
+            for j in range(limits.page_size):
+                pages.tokens[page, j] = requests.tokens[slot, (k << limits.page_shift) + j]
+    barrier(lanes)
+    for i in range(count):
+        bucket = scratch.key[i] & (limits.index_buckets - 1)
+        if bucket & (lanes - 1) == lane and is_new(scratch, i):
+            link(pages, requests.page_table[scratch.slot[i], scratch.page[i]], bucket)
+    for i in strided(lane, count, lanes):
+        duplicate = is_duplicate(scratch, i)
+        if duplicate or is_new(scratch, i):
+            slot, k = scratch.slot[i], scratch.page[i]
+            last = i + 1 == count or scratch.first[i + 1] != scratch.first[i]
+            if last or not (is_duplicate(scratch, i + 1) or is_new(scratch, i + 1)):
+                page = scratch.found[i] if duplicate else requests.page_table[slot, k]
+                requests.indexed[slot] = k + 1
+                requests.canonical[slot] = page
+                requests.canonical_generation[slot] = pages.generation[page]
+    barrier(lanes)
+
+
+@device
+def link(pages: Any, page: Any, bucket: Any) -> None:
+    """One lane: put a page at the head of its chain."""
+    after = pages.bucket_head[bucket]
+    pages.bucket_next[page] = after
+    pages.bucket_previous[page] = NO_PAGE
+    if after >= 0:
+        pages.bucket_previous[after] = page
+    pages.bucket_head[bucket] = page
+
+
+@device
+def unlink(pages: Any, page: Any, bucket: Any) -> None:
+    """One lane: take a page out of its chain."""
+    before, after = pages.bucket_previous[page], pages.bucket_next[page]
+    if before >= 0:
+        pages.bucket_next[before] = after
+    else:
+        pages.bucket_head[bucket] = after
+    if after >= 0:
+        pages.bucket_previous[after] = before
+    pages.bucket_next[page] = NO_PAGE
+    pages.bucket_previous[page] = NO_PAGE
+
+
+@device
+def forget(pages: Any, page: Any) -> None:
+    """One lane: the page is not indexed any more. Links to it as a parent are void from now on."""
+    pages.parent[page] = NO_PAGE
+    pages.key[page] = -1
+    pages.generation[page] += 1

@@ -1,0 +1,1 @@
+"""The step on the CPU."""

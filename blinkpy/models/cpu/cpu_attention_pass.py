@@ -1,0 +1,266 @@
+"""The compiled pass of cpu_attention.py: norms, rotation, the write into the cache, and the attention of decode rows.
+
+One pass is compiled for each item type, page size P and head size D. They are constants of one function alone, attention_pass,
+which gives them to its arrays as shapes. All others take them from there: they are inlined into it before types are inferred,
+and so their inner loops have known lengths, too. Compiled by itself, a function would be made for any length. Being inlined, they
+are also compiled with its options, by which sums may be reordered.
+
+bfloat16 is handled as its bits, int16: Numba has no such type. All arithmetic is float32.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+from numba import carray, njit, types
+from numba.extending import overload
+
+from blinkpy.device.compile_cache import cached_cfunc
+from blinkpy.models.cpu.cpu_threads import name_thread_calls
+from blinkpy.models.cpu.njit_math import FAST, bits_of, exp2, float_of, pointer_to, prefetch, team_members, thread_number
+
+_ADDRESSES = (
+    "qkv",  # items [tokens, heads + 2 * kv_heads, D]; the queries of prefill tokens are replaced by prepared ones
+    "out",  # items [tokens, heads, D]; the rows of decode tokens are written
+    *("keys", "values"),  # items [num_pages, kv_heads, P, D], the layer's cache
+    *("q_norm", "k_norm"),  # items [D]; 0 where the model has none
+    *("cos", "sin"),  # float32 [max_positions, half]
+    *("positions", "cache_slots"),  # int32 [tokens]
+    *("row_slots", "contexts"),  # int32 [rows]
+    "page_table",  # int32 [slots, table_width]
+    *("queries", "sums"),  # float32 [threads, heads, D], scratch
+    "scores",  # float32 [threads, heads, room], scratch
+)
+_SIZES = (
+    *("tokens", "rows", "decode_rows"),  # decode rows come first, and are one token each
+    *("heads", "kv_heads", "num_pages", "max_positions", "half", "slots", "table_width"),
+    "room",  # tokens of the largest context, in whole pages
+    "window",  # how many of the last tokens a token sees, itself included; 0: all
+)
+ARGUMENTS = np.dtype([*((name, np.int64) for name in (*_ADDRESSES, *_SIZES)), ("eps", np.float32)], align=True)
+"""What the pass is told about one layer of one step."""
+
+inlined = njit(inline="always")
+
+
+@functools.lru_cache(maxsize=32)
+def compile_pass(bfloat16: bool, page_size: int, head_dim: int) -> Any:
+    """The pass for one item type (bfloat16 or float32), page size (a multiple of 4) and head size, as Numba's CFunc.
+
+    `address` is that of a C function void(ARGUMENTS *), which every thread of a team calls. It is valid while the CFunc lives.
+    """
+    P, D, item = page_size, head_dim, np.int16 if bfloat16 else np.float32
+    threaded = name_thread_calls()
+
+    def attention_pass(arguments):  # type: ignore[no-untyped-def]
+        if threaded:
+            thread, threads = np.int64(thread_number()), np.int64(team_members())
+        else:
+            thread, threads = np.int64(0), np.int64(1)
+        a = carray(arguments, (1,), ARGUMENTS)[0]
+        tokens, heads, kv_heads, half = a.tokens, a.heads, a.kv_heads, a.half
+        qkv = carray(pointer_to(a.qkv), (tokens, heads + 2 * kv_heads, D), item)
+        out = carray(pointer_to(a.out), (tokens, heads, D), item)
+        keys = carray(pointer_to(a.keys), (a.num_pages, kv_heads, P, D), item)
+        values = carray(pointer_to(a.values), (a.num_pages, kv_heads, P, D), item)
+        q_norm = carray(pointer_to(a.q_norm), (D if a.q_norm else 0,), item)
+        k_norm = carray(pointer_to(a.k_norm), (D if a.k_norm else 0,), item)
+        cos = carray(pointer_to(a.cos), (a.max_positions, half), np.float32)
+        sin = carray(pointer_to(a.sin), (a.max_positions, half), np.float32)
+        positions = carray(pointer_to(a.positions), (tokens,), np.int32)
+        cache_slots = carray(pointer_to(a.cache_slots), (tokens,), np.int32)
+        row_slots = carray(pointer_to(a.row_slots), (a.rows,), np.int32)
+        contexts = carray(pointer_to(a.contexts), (a.rows,), np.int32)
+        page_table = carray(pointer_to(a.page_table), (a.slots, a.table_width), np.int32)
+        q = carray(pointer_to(a.queries), (threads, heads, D), np.float32)[thread]
+        sums = carray(pointer_to(a.sums), (threads, heads, D), np.float32)[thread]
+        scores = carray(pointer_to(a.scores), (threads, heads, a.room), np.float32)[thread]
+        decode_rows, window, eps = a.decode_rows, a.window, a.eps
+        group = heads // kv_heads  # queries that share a key head
+
+        # A unit of work is a token with some of its key heads: all of them when there are tokens enough for the threads.
+        parts = np.int64(1) if tokens >= 2 * threads else kv_heads
+        step = kv_heads // parts
+        for unit in range(thread, tokens * parts, threads):
+            token = unit // parts
+            first = (unit - token * parts) * step
+            last = first + step
+            position, place = np.int64(positions[token]), np.int64(cache_slots[token])
+            page, offset = place // P, place % P
+            for h in range(first, last):
+                for g in range(h * group, (h + 1) * group):
+                    prepare(qkv[token, g], q_norm, eps, cos[position], sin[position], q[g])
+                # Keys pass through the sums' memory, which is not in use yet.
+                prepare(qkv[token, heads + h], k_norm, eps, cos[position], sin[position], sums[h])
+                store(sums[h], keys[page, h, offset])
+                store(qkv[token, heads + kv_heads + h], values[page, h, offset])
+            if token < decode_rows:
+                context, pages = np.int64(contexts[token]), page_table[row_slots[token]]
+                attend(q, keys, values, pages, context, window, first, last, scores, sums)
+                for g in range(first * group, last * group):
+                    store(sums[g], out[token, g])
+            else:
+                for g in range(first * group, last * group):
+                    store(q[g], qkv[token, g])
+
+    key = (bfloat16, page_size, head_dim, threaded)
+    return cached_cfunc(attention_pass, types.void(types.voidptr), key, error_model="numpy", fastmath=FAST)
+
+
+@inlined
+def prepare(source, norm, eps, cos, sin, target):  # type: ignore[no-untyped-def]
+    """target = one head of a query or key, normalised and rotated. float32 [D].
+
+    source: items [D]. norm: items [D], empty for none. cos, sin: float32 [half].
+    """
+    D, half = len(target), len(cos)
+    if len(norm):
+        square = np.float32(0)
+        for d in range(D):
+            x = load(source[d])
+            square += x * x
+        scale = np.float32(1) / np.sqrt(square / np.float32(D) + eps)
+        for d in range(D):
+            target[d] = load(source[d]) * scale * load(norm[d])
+    else:
+        for d in range(D):
+            target[d] = load(source[d])
+    for d in range(half):
+        low, high = target[d], target[d + half]
+        target[d] = low * cos[d] - high * sin[d]
+        target[d + half] = high * cos[d] + low * sin[d]
+
+
+@inlined
+def attend(q, keys, values, pages, context, window, first, last, scores, sums):  # type: ignore[no-untyped-def]
+    """Attention of one token for key heads [first, last), and the queries that share them.
+
+    q: float32 [heads, D]. keys, values: the cache. pages: int32, the sequence's. context: tokens, this one included.
+    scores: float32 [heads, room], scratch. sums: float32 [heads, D], the result.
+    """
+    P, D = keys.shape[2], keys.shape[3]
+    group = len(q) // keys.shape[1]
+    scale = np.float32(1) / np.sqrt(np.float32(D))
+    start = max(context - window, 0) if window > 0 else 0
+    start_page = start // P
+    base = start_page * P  # scores are stored from this token on
+    end_page = (context + P - 1) // P
+    for p in range(start_page, end_page):
+        page, coming = np.int64(pages[p]), np.int64(pages[min(p + 1, end_page - 1)])
+        for h in range(first, last):
+            fetch(keys[coming, h])
+            for g in range(h * group, (h + 1) * group):
+                score_page(q[g], keys[page, h], scale, scores[g], p * P - base)
+    for g in range(first * group, last * group):
+        softmax(scores[g], start - base, context - base)
+        for d in range(D):
+            sums[g, d] = np.float32(0)
+    for p in range(start_page, end_page):
+        page, coming = np.int64(pages[p]), np.int64(pages[min(p + 1, end_page - 1)])
+        valid = min(P, context - p * P)
+        for h in range(first, last):
+            fetch(values[coming, h])
+            for g in range(h * group, (h + 1) * group):
+                add_page(scores[g], p * P - base, values[page, h], valid, sums[g])
+
+
+@inlined
+def fetch(page):  # type: ignore[no-untyped-def]
+    """Ask for a head's page, items [P, D]: the processor can't foresee where a sequence goes on. Saves a third of the time."""
+    for i in range(0, page.shape[0] * page.shape[1], 64 // page.itemsize):  # by cache lines
+        prefetch(page, i)
+
+
+@inlined
+def score_page(q, page, scale, scores, base):  # type: ignore[no-untyped-def]
+    """scores[base:base + P] = scale * q . each key of a page. q: float32 [D]; page: items [P, D]; scores: float32 [room].
+
+    Four keys at a time keep four independent sums going.
+    """
+    P, D = page.shape
+    for t in range(0, P, 4):
+        a = np.float32(0)
+        b = np.float32(0)
+        c = np.float32(0)
+        e = np.float32(0)
+        for d in range(D):
+            x = q[d]
+            a += x * load(page[t, d])
+            b += x * load(page[t + 1, d])
+            c += x * load(page[t + 2, d])
+            e += x * load(page[t + 3, d])
+        scores[base + t] = a * scale
+        scores[base + t + 1] = b * scale
+        scores[base + t + 2] = c * scale
+        scores[base + t + 3] = e * scale
+
+
+@inlined
+def softmax(x, start, end):  # type: ignore[no-untyped-def]
+    """Softmax of x[start:end], in place; x[:start] = 0. float32."""
+    largest = x[start]
+    for i in range(start, end):
+        largest = max(largest, x[i])
+    total = np.float32(0)
+    for i in range(start, end):
+        value = exp2(max((x[i] - largest) * np.float32(1.44269504), np.float32(-126)))
+        x[i] = value
+        total += value
+    inverse = np.float32(1) / total
+    for i in range(start):
+        x[i] = np.float32(0)
+    for i in range(start, end):
+        x[i] *= inverse
+
+
+@inlined
+def add_page(weights, base, page, valid, sums):  # type: ignore[no-untyped-def]
+    """sums += weights[base + t] * page[t], summed over the first `valid` tokens; what lies behind them is never read.
+
+    weights: float32 [room]; page: items [P, D]; sums: float32 [D].
+    """
+    D = page.shape[1]
+    full = valid - valid % 4
+    for t in range(0, full, 4):
+        a, b, c, e = weights[base + t], weights[base + t + 1], weights[base + t + 2], weights[base + t + 3]
+        for d in range(D):
+            sums[d] += (a * load(page[t, d]) + b * load(page[t + 1, d])) + (c * load(page[t + 2, d]) + e * load(page[t + 3, d]))
+    for t in range(full, valid):
+        a = weights[base + t]
+        for d in range(D):
+            sums[d] += a * load(page[t, d])
+
+
+@inlined
+def store(source, target):  # type: ignore[no-untyped-def]
+    """target = source, rounded to items where it is not made of them. source: float32 or items [D]; target: items [D]."""
+    for d in range(len(target)):
+        target[d] = rounded(source[d], target)
+
+
+def load(item):  # type: ignore[no-untyped-def]
+    """An item as float32."""
+    raise NotImplementedError("for compiled code only")
+
+
+def rounded(x, target):  # type: ignore[no-untyped-def]
+    """A float32 as an item of the array `target`, rounded to nearest, ties to even; an item as it is."""
+    raise NotImplementedError("for compiled code only")
+
+
+@overload(load)
+def _load(item):  # type: ignore[no-untyped-def]
+    if item == types.int16:
+        return lambda item: float_of(np.int32(item) << np.int32(16))
+    return lambda item: item
+
+
+@overload(rounded)
+def _rounded(x, target):  # type: ignore[no-untyped-def]
+    def to_bfloat16(x, target):  # type: ignore[no-untyped-def]
+        bits = bits_of(x)
+        return np.int16((bits + np.int32(0x7FFF) + ((bits >> np.int32(16)) & np.int32(1))) >> np.int32(16))
+
+    return (lambda x, target: x) if x == target.dtype else to_bfloat16

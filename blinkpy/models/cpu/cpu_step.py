@@ -1,0 +1,61 @@
+"""One engine step on the CPU: forward, penalties, sampling, log probabilities."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blinkpy.kv.state import ROWS, Batch, Requests
+from blinkpy.models.cpu.cpu_sampler import logprob_records, mask_stop_ids, penalize, read_parameters, sample, warm_up
+from blinkpy.models.cpu.torch_decoder import Decoder, emitting_tokens
+from blinkpy.models.description.decoder_description import Architecture
+from blinkpy.models.paged_cache import PagedCache
+from blinkpy.models.weights.decoder_weights import Weights
+from blinkpy.queues import submission
+
+
+class CpuStep:
+    """A model with its KV cache, ready to run batches.
+
+    num_pages, page_size: of the KV cache. max_model_len: largest context, tokens. max_tokens: largest batch, tokens.
+    """
+
+    def __init__(self, a: Architecture, weights: Weights, num_pages: int, page_size: int, max_model_len: int, max_tokens: int):
+        self.cache = PagedCache(a, num_pages, page_size, weights.dtype, weights.device)
+        self.decoder = Decoder(a, weights, self.cache, max_model_len, max_tokens)
+        warm_up()
+
+    def run(self, batch: Batch, requests: Requests) -> None:
+        """Compute a batch and write batch.sampled. Both are the scheduler's state (blinkpy.kv.state), which is only read.
+
+        Of the requests, page_table, tokens, prompt_length and entry are used. Keys and values go into the cache, for every
+        token of the batch; batch.sampled gets the new token of each row that emits one, batch.logprobs the record of each of
+        these whose request asks for it, and both stay as they are elsewhere.
+        """
+        hidden = self.decoder.forward(batch, requests.page_table, emitting_tokens(batch))
+        rows = np.flatnonzero(batch.emits[: int(batch.counts[ROWS])])
+        if len(rows) == 0:
+            return
+        logits: NDArray[np.float32] = self.decoder.logits(hidden).cpu().numpy()
+        slots, contexts = batch.row_slots[rows], batch.context_lengths[rows]
+        entries = requests.entry[slots]
+        parameters = read_parameters(entries)
+        asked = np.flatnonzero(entries[:, submission.WORD_LOGPROBS] >= 0)
+        unchanged = logits[asked]  # a copy: penalties work in place
+        for index in np.flatnonzero(_penalized(entries)).tolist():
+            slot, known = slots[index], contexts[index]
+            penalize(logits, index, parameters, requests.tokens[slot, :known], int(requests.prompt_length[slot]))
+        mask_stop_ids(logits, entries, contexts - requests.prompt_length[slots])
+        batch.sampled[rows] = sample(logits, parameters, contexts)
+        if len(asked):
+            batch.logprobs[rows[asked]] = logprob_records(unchanged, batch.sampled[rows[asked]])
+
+
+def _penalized(entries: NDArray[np.int32]) -> NDArray[np.bool_]:
+    """Which requests have a penalty. entries: int32 [rows, 32]."""
+    reals = entries.view(np.float32)
+    return (
+        (reals[:, submission.WORD_REPETITION_PENALTY] != 1)
+        | (reals[:, submission.WORD_PRESENCE_PENALTY] != 0)
+        | (reals[:, submission.WORD_FREQUENCY_PENALTY] != 0)
+    )

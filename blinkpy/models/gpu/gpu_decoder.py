@@ -1,0 +1,251 @@
+"""The decoder on the GPU: every step of a bucket as a fixed sequence of launches over fixed memory, so that it can be captured.
+
+All input is read from GPU memory when the kernels run: the batch that the scheduler wrote, and the requests' page tables,
+parameters and tokens. Grids are those of the bucket; kernels read the counts and leave early. Nothing is allocated by a
+launch. The order of the sums in a linear layer depends on the bucket, so a result can differ in its last bits between
+buckets; within one bucket a row depends on itself alone.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from blinkpy.kernels.attention.decode_attention import NewTokens, decode_attention
+from blinkpy.kernels.attention.prefill_attention import prefill_attention
+from blinkpy.kernels.attention.rotate_and_cache import rope_and_cache
+from blinkpy.kernels.attention.split_plan import DecodePlan, DecodeWorkspace, plan_decode
+from blinkpy.kernels.embedding import embed
+from blinkpy.kernels.last_tokens import last_tokens
+from blinkpy.kernels.linear.linear import LinearWorkspace, linear
+from blinkpy.kernels.linear.linear_config import LinearConfig, LinearTable
+from blinkpy.kernels.moe.expert_gemv import GEMV_TOKENS, expert_gemv
+from blinkpy.kernels.moe.grouped_experts import experts
+from blinkpy.kernels.moe.routing import FUSED_ROUTER_TOKENS, route, router_logits
+from blinkpy.kernels.norm import last_token_norm, rms_norm
+from blinkpy.kv.state import Batch, Requests
+from blinkpy.models.description.decoder_description import Architecture
+from blinkpy.models.gpu.gpu_buffers import Buffers, ExpertBuffers, ResidualStream
+from blinkpy.models.gpu.step_shapes import StepShape
+from blinkpy.models.paged_cache import PagedCache
+from blinkpy.models.weights.decoder_weights import LayerWeights, Weights
+
+
+class GpuDecoder:
+    """One model with its cache on the GPU, launching whole forward passes: `layers`, then `output`.
+
+    max_model_len: largest context, tokens. shapes: the steps that will be launched; memory is sized for them. table: measured
+    configurations of the linear layers. pdl: chain kernels by programmatic dependent launch. processors: of the GPU.
+    """
+
+    def __init__(
+        self,
+        a: Architecture,
+        weights: Weights,
+        cache: PagedCache,
+        batch: Batch,
+        requests: Requests,
+        shapes: list[StepShape],
+        max_model_len: int,
+        table: LinearTable | None = None,
+        pdl: bool = False,
+        processors: int = 132,
+    ):
+        self.experts: ExpertBuffers | None = None
+        self.a, self.weights, self.cache, self.batch, self.requests = a, weights, cache, batch, requests
+        self.table, self.pdl = table or LinearTable(), pdl
+        device, dtype = str(weights.device), weights.dtype
+        cosines, sines = a.rope.tables(max_model_len)
+        self.cos, self.sin = torch.from_numpy(cosines).to(device), torch.from_numpy(sines).to(device)
+        tokens, rows = max(s.tokens for s in shapes), max(s.rows for s in shapes)
+        self.buffers = Buffers.allocate(a, tokens, rows, dtype, device)
+        self.stream = ResidualStream(self.buffers.hidden, batch.counts)  # of the step that is being launched
+        self.plans: dict[tuple[int, bool], DecodePlan] = {  # by rows, and by whether there are prefill chunks
+            (s.rows, mixed): plan_decode(s.rows, a.kv_heads, max_model_len, processors, dtype, mixed=mixed)
+            for s in shapes
+            for mixed in (False, True)
+        }
+        self.processors = processors
+        sizes = [(rows, plan) for (rows, _), plan in self.plans.items()]
+        self.attention_workspace = DecodeWorkspace.allocate(sizes, a.heads, a.kv_heads, a.head_dim, device)
+        # Norms are fused or taken into `normed`, so what cuBLAS needs scratch for is gate and up before SwiGLU joins them.
+        self.linear_workspace = LinearWorkspace.allocate(device, dtype, rows=tokens * 2 * a.intermediate_size)
+        if any(a.sparse):
+            lines = {s.tokens for s in shapes} | {s.rows for s in shapes if s.narrows}
+            self.experts = ExpertBuffers.allocate(a, lines, dtype, device)
+
+    def layers(self, shape: StepShape) -> None:
+        """Launch the embedding and the layers of a step, on the current stream. Where the shape narrows, the last layer ends with
+        the rows' last tokens, and the others stay as they entered its attention."""
+        counts, layers = self.batch.counts, self.weights.layers
+        self.stream = ResidualStream(self.buffers.hidden[: shape.tokens], counts)
+        embed(self.batch.token_ids, self.weights.embedding, counts, self.stream.hidden, pdl=self.pdl)
+        for index, layer in enumerate(layers):
+            self._attention(shape, layer, index, narrow=shape.narrows and index == len(layers) - 1)
+            self._mlp(layer)
+
+    def output(self, shape: StepShape) -> torch.Tensor:
+        """Launch what follows the layers: the last norm and the product with the vocabulary's matrix. Returns float32 [rows of
+        the shape, vocab]."""
+        batch, counts, norm, eps = self.batch, self.stream.counts, self.weights.final_norm, self.a.rms_norm_eps
+        last, logits = self.buffers.last[: shape.rows], self.buffers.logits[: shape.rows]
+        source, residual = self.stream.take()
+        if shape.narrows:
+            rms_norm(source, norm, eps, counts, last, residual, pdl=self.pdl)
+        else:
+            last_token_norm(source, norm, eps, counts, batch.query_starts, batch.emits, last, residual, pdl=self.pdl)
+        self._linear(last, self.weights.lm_head, logits)
+        return logits
+
+    def _attention(self, shape: StepShape, layer: LayerWeights, index: int, *, narrow: bool) -> None:
+        """narrow: keys and values of all tokens enter the cache, but only the rows' last tokens go on from there."""
+        a, batch, pdl = self.a, self.batch, self.pdl
+        qkv = self.buffers.qkv[: shape.tokens]
+        self._linear(self.stream.hidden, layer.qkv, qkv, norm=layer.input_norm, bias=layer.qkv_bias)
+        keys, values = self.cache.keys[index], self.cache.values[index]
+        norms = (layer.q_norm, layer.k_norm) if layer.q_norm is not None and layer.k_norm is not None else None
+        fused = not shape.mixed  # decode attention rotates and caches by itself; prefill needs it done before
+        if not fused:
+            rope_and_cache(
+                qkv,
+                self.cos,
+                self.sin,
+                batch.positions,
+                batch.cache_slots,
+                keys,
+                values,
+                batch.counts,
+                heads=a.heads,
+                norms=norms,
+                eps=a.rms_norm_eps,
+                pdl=pdl,
+            )
+        if narrow:
+            self._narrow(shape)
+        attended = self.buffers.attended[: self.stream.lines]
+        queries = qkv.view(shape.tokens, a.heads + 2 * a.kv_heads, a.head_dim)[:, : a.heads]
+        scale, window = a.head_dim**-0.5, a.windows[index]
+        chunks = shape.mixed and not narrow
+        if chunks:
+            prefill_attention(
+                queries,
+                keys,
+                values,
+                self.requests.page_table,
+                batch.row_slots,
+                batch.query_starts,
+                batch.context_lengths,
+                batch.counts,
+                attended,
+                rows=shape.rows,
+                scale=scale,
+                window=window,
+                processors=self.processors,
+                beside=True,
+                pdl=pdl,
+            )
+        decode_attention(
+            queries,
+            keys,
+            values,
+            self.requests.page_table,
+            batch.row_slots,
+            batch.context_lengths,
+            batch.counts,
+            attended,
+            self.attention_workspace,
+            self.plans[shape.rows, chunks],
+            rows=shape.rows,
+            scale=scale,
+            window=window,
+            query_starts=batch.query_starts if narrow else None,
+            new=NewTokens(qkv, self.cos, self.sin, batch.cache_slots, norms, a.rms_norm_eps) if fused else None,
+            pdl=pdl,
+        )
+        self._add_linear(attended, layer.o, layer.o_bias, norm_follows=layer.router is None)
+
+    def _narrow(self, shape: StepShape) -> None:
+        """Go on with the residual stream of the rows' last tokens. Nothing may be left to add to it."""
+        whole, buffers = self.stream, self.buffers
+        self.stream = ResidualStream(buffers.last_hidden[: shape.rows], buffers.last_counts)
+        starts, counts = self.batch.query_starts, self.batch.counts
+        last_tokens(whole.hidden, starts, counts, self.stream.hidden, self.stream.counts, pdl=self.pdl)
+
+    def _mlp(self, layer: LayerWeights) -> None:
+        if layer.router is not None:
+            self._experts(layer, layer.router)
+            return
+        inner = self.buffers.inner[: self.stream.lines]
+        self._linear(self.stream.hidden, layer.gate_up, inner, norm=layer.post_norm, bias=layer.gate_up_bias, swiglu=True)
+        self._add_linear(inner, layer.down, layer.down_bias, norm_follows=True)
+
+    def _experts(self, layer: LayerWeights, router: torch.Tensor) -> None:
+        a, scratch, pdl = self.a, self.experts, self.pdl
+        hidden, counts, lines = self.stream.hidden, self.stream.counts, self.stream.lines
+        if scratch is None:
+            raise ValueError("a layer has a router, but the architecture has no experts")
+        logits = scratch.router[:lines]
+        if lines <= FUSED_ROUTER_TOKENS:
+            normed = self.buffers.normed[:lines]
+            router_logits(hidden, (layer.post_norm, a.rms_norm_eps), router, counts, normed, logits, pdl=pdl)
+        else:
+            normed = self._norm(layer.post_norm)
+            self._linear(normed, router, logits)
+        weights, inner, normalize = (layer.gate_up, layer.down), scratch.inner, a.normalize_experts
+        if lines <= GEMV_TOKENS:
+            top_k = a.experts_per_token
+            expert_gemv(normed, logits, *weights, counts, hidden, inner, top_k=top_k, normalize=normalize, pdl=pdl)
+            return
+        routing, config = scratch.routings[lines], scratch.configs[lines]
+        route(logits, counts, routing, normalize=normalize, pdl=pdl)
+        experts(normed, *weights, routing, config, counts, hidden, inner, scratch.results, pdl=pdl)
+
+    def _norm(self, weight: torch.Tensor) -> torch.Tensor:
+        """The norm of the residual stream, completed first, for what does not take it fused."""
+        normed = self.buffers.normed[: self.stream.lines]
+        source, residual = self.stream.take()
+        rms_norm(source, weight, self.a.rms_norm_eps, self.stream.counts, normed, residual, pdl=self.pdl)
+        return normed
+
+    def _linear(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        out: torch.Tensor,
+        *,
+        norm: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+        swiglu: bool = False,
+    ) -> None:
+        """out = f(norm(x) weight^T + bias); with a norm, x is the residual stream."""
+        config = self.linear_config(x.shape[0], weight, swiglu)
+        fused = None
+        if norm is not None and config.kind == "gemv" and self.stream.unadded is None:
+            fused = (norm, self.a.rms_norm_eps)
+        elif norm is not None:
+            x = self._norm(norm)
+        linear(
+            x, weight, out, config, self.linear_workspace, self.stream.counts, bias=bias, norm=fused, swiglu=swiglu, pdl=self.pdl
+        )
+
+    def _add_linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, norm_follows: bool) -> None:
+        """Add x weight^T + bias to the residual stream. Where a norm of it follows, adding up the parts of split sums is left to
+        that: it reads all of the stream anyway, and here the programs would have to wait for each other."""
+        config, workspace = self.linear_config(x.shape[0], weight, False), self.linear_workspace
+        hidden, counts = self.stream.hidden, self.stream.counts
+        if config.kind in ("triton", "tma") and config.split_k > 1 and norm_follows:
+            size = config.split_k * hidden.numel()
+            unadded = workspace.partial[:size].view(config.split_k, *hidden.shape)
+            self.stream.unadded = unadded
+            linear(x, weight, unadded, config, workspace, counts, bias=bias, pdl=self.pdl)
+            return
+        if config.kind == "tma" and config.split_k > 1:
+            config = LinearConfig(kind="cublas")  # that kernel leaves adding up to somebody
+        if config.kind == "cublas" and bias is not None:
+            hidden += bias  # the product is then added to it
+            bias = None
+        linear(x, weight, hidden, config, workspace, counts, bias=bias, residual=hidden, pdl=self.pdl)
+
+    def linear_config(self, rows: int, weight: torch.Tensor, swiglu: bool) -> LinearConfig:
+        """How a linear layer runs in a bucket of so many rows."""
+        outputs = weight.shape[0] // (2 if swiglu else 1)
+        return self.table.config(outputs, weight.shape[1], rows, weight.dtype, swiglu=swiglu)

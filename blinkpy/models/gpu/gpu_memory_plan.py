@@ -1,0 +1,107 @@
+"""What an engine on a GPU needs of its memory, by part, before anything is loaded. Pure arithmetic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from blinkpy.config import Config, ConfigError
+from blinkpy.models.description.decoder_description import Architecture
+from blinkpy.models.weights.checkpoint import weight_elements
+
+GRAPHS_AND_MODULES = 1 << 30
+"""Reserve for captured graphs, loaded kernels, cuBLAS and what the allocator can't use, bytes."""
+PER_PAGE_STATE = 160
+"""Bytes of scheduler state of one page, without its token ids."""
+PER_SLOT_STATE = 640
+DECODE_SPLITS = 64
+"""Most parts that the keys of one decode row are split into."""
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes by part; `cache` is what is left for the KV cache within the share that may be used."""
+
+    weights: int
+    activations: int
+    state: int
+    queues: int  # 0 where queue pairs are in host memory
+    reserve: int
+    free: int  # at the start
+    total: int
+    share: float  # of the total that may be used
+
+    @property
+    def usable(self) -> int:
+        """Bytes that may still be taken: the share of the total, less what is in use already."""
+        return max(0, int(self.total * self.share) - (self.total - self.free))
+
+    @property
+    def needed(self) -> int:
+        return self.weights + self.activations + self.state + self.queues + self.reserve
+
+    @property
+    def cache(self) -> int:
+        return self.usable - self.needed
+
+    def describe(self) -> str:
+        """The needed bytes by part, without the KV cache."""
+        parts = {
+            "weights": self.weights,
+            "activations": self.activations,
+            "scheduler state": self.state,
+            "queue pairs": self.queues,
+            "graphs and kernels": self.reserve,
+        }
+        return ", ".join(f"{name} {gib(value)}" for name, value in parts.items() if value)
+
+    def require(self, cache_bytes: int) -> None:
+        """Raise ConfigError, with needed and free memory by part, unless so many bytes are left for the KV cache."""
+        if self.cache >= cache_bytes:
+            return
+        listed = f"{self.describe()}, KV cache at least {gib(cache_bytes)}"
+        raise ConfigError(
+            f"the model does not fit on the GPU: {gib(self.needed + cache_bytes)} needed ({listed}), {gib(self.usable)} usable "
+            f"(gpu_memory_utilization {self.share:g} of {gib(self.total)}, of which {gib(self.free)} are free)"
+        )
+
+
+def gib(n: int) -> str:
+    return f"{n / 2**30:.2f} GiB"
+
+
+def activation_bytes(a: Architecture, tokens: int, rows: int, max_model_len: int, itemsize: int) -> int:
+    """Upper bound of the decoder's buffers and workspaces for the largest step."""
+    expert_width = a.experts_per_token * (3 * a.expert_size + a.hidden_size)
+    width = 3 * a.hidden_size + 2 * a.q_size + 2 * a.kv_size + 3 * a.intermediate_size + expert_width
+    last = 2 * rows * a.hidden_size  # of each row: residual stream and its norm
+    logits = 3 * rows * a.vocab_size * 4  # and what the sampler keeps of them
+    decode = rows * a.heads * DECODE_SPLITS * (a.head_dim + 2) * 4
+    rope = 8 * max_model_len * a.rope.rotary_dim // 2
+    return (tokens * width + last) * itemsize + logits + min(decode, 1 << 30) + rope + (64 << 20)
+
+
+def state_bytes(slots: int, max_model_len: int, page_size: int, pages: int) -> int:
+    """Upper bound of the scheduler's state in GPU memory."""
+    per_sequence = -(-max_model_len // page_size) * 12 + max_model_len * 4 + PER_SLOT_STATE
+    return slots * per_sequence + pages * (PER_PAGE_STATE + 4 * page_size) + (1 << 20)
+
+
+def plan_memory(
+    config: Config, a: Architecture, itemsize: int, page_bytes: int, free: int, total: int, queue_bytes: int = 0
+) -> MemoryPlan:
+    """The plan for a model on a GPU with so many bytes free and in total; itemsize: bytes of a weight; queue_bytes: of queue
+    pairs in the GPU's memory. The flight recorder copies the scheduler's state."""
+    scheduler, slots = config.scheduler, config.frontend.workers * config.queue.slots
+    length = config.model.max_model_len or a.max_position
+    pages = config.cache.num_pages or total // page_bytes
+    rows = min(scheduler.max_num_seqs, slots)
+    return MemoryPlan(
+        weights=weight_elements(a) * itemsize,
+        activations=activation_bytes(a, scheduler.max_num_batched_tokens, rows, length, itemsize),
+        state=state_bytes(slots, length, config.cache.page_size, pages) * (2 if config.engine.record_steps else 1),
+        queues=queue_bytes,
+        reserve=GRAPHS_AND_MODULES,
+        free=free,
+        total=total,
+        share=config.cache.gpu_memory_utilization,
+    )

@@ -1,0 +1,103 @@
+"""A step on the GPU for a scheduler on the host: copy the batch over, launch its step graph, wait, copy the tokens back.
+
+The step graphs are those of the loop on the GPU. What differs is what this module adds to each step: copies, a launch and
+a wait by the host. It is for debugging, and the baseline that shows what taking the host out of the loop is worth.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from cuda.bindings import runtime
+
+from blinkpy.device.cuda.cuda_calls import check
+from blinkpy.device.cuda.gpu_memory_views import host_tensor_on_device, pinned
+from blinkpy.kv.state import BUCKET, DECODE_ROWS, MAX_CONTEXT, ROWS, TOKENS, Batch, Requests, State
+from blinkpy.kv.state_snapshots import map_arrays
+from blinkpy.models.gpu.gpu_step import GpuStep
+from blinkpy.models.gpu.step_shapes import StepShape
+from blinkpy.queues.submission import WORD_LOGPROBS
+
+STEP_WRITES = ("sampled", "logprobs")  # fields of a batch that a step writes; it reads the others
+
+
+def pin_state(state: State) -> State:
+    """The state with what the GPU reads or copies in pinned memory: the batch, and parts of the requests."""
+    requests = state.requests._replace(
+        **{name: pinned(getattr(state.requests, name)) for name in ("entry", "tokens", "prompt_length", "page_table")}
+    )
+    return state._replace(batch=map_arrays(pinned, state.batch), requests=requests)
+
+
+def device_side(state: State) -> tuple[Batch, Requests]:
+    """Tensors for a GpuStep. Batch and page tables are copies, renewed in each step; the sampler reads the rest in place."""
+    batch = map_arrays(lambda array: torch.from_numpy(array).cuda(), state.batch)
+    requests = state.requests._replace(
+        page_table=torch.from_numpy(state.requests.page_table).cuda(),
+        **{name: host_tensor_on_device(getattr(state.requests, name)) for name in ("entry", "tokens", "prompt_length")},
+    )
+    return batch, requests
+
+
+def require_fit(shape: StepShape, counts: np.ndarray) -> None:
+    """Raise RuntimeError unless a batch with these counts (Batch.counts) fits what a step graph was captured for."""
+    tokens, rows = int(counts[TOKENS]), int(counts[ROWS])
+    if tokens > shape.tokens or rows > shape.rows:
+        raise RuntimeError(f"a step of {tokens} tokens in {rows} rows exceeds its bucket, {shape.name}: nothing of it was run")
+
+
+class HostDrivenStep:
+    """Runs the graph of a batch and waits for it. state: pinned (`pin_state`); batch, requests: its `device_side`."""
+
+    def __init__(
+        self,
+        step: GpuStep,
+        graph_of: np.ndarray,
+        state: State,
+        batch: Batch,
+        requests: Requests,
+        page_size: int,
+        stream: torch.cuda.Stream,
+    ):
+        self._step, self._graph_of, self._page_size, self._stream = step, graph_of, page_size, stream
+        self._inputs = [
+            (getattr(batch, name), torch.from_numpy(getattr(state.batch, name)))
+            for name in Batch._fields
+            if name not in STEP_WRITES
+        ]
+        self._sampled, self._logprobs = ((torch.from_numpy(getattr(state.batch, n)), getattr(batch, n)) for n in STEP_WRITES)
+        self._tables = (requests.page_table, state.requests.page_table)
+        for step_graph in step.graphs:
+            step_graph.graph.instantiate()
+
+    def run(self, batch: Any, requests: Any) -> None:
+        """Compute the batch and write batch.sampled and batch.logprobs. Raises CudaError when the GPU fails, RuntimeError for
+        a batch beyond its bucket."""
+        counts = batch.counts
+        slots = batch.row_slots[: counts[ROWS]]
+        mixed = 1 if counts[DECODE_ROWS] < counts[ROWS] else 0
+        graph = int(self._graph_of[counts[BUCKET], mixed])
+        require_fit(self._step.shapes[graph], counts)
+        with torch.cuda.stream(self._stream):
+            for target, source in self._inputs:
+                target.copy_(source, non_blocking=True)
+            self._copy_tables(int(counts[MAX_CONTEXT]))
+            self._step.graphs[graph].graph.replay()
+            self._sampled[0].copy_(self._sampled[1], non_blocking=True)
+            if (requests.entry[slots, WORD_LOGPROBS] >= 0).any():
+                self._logprobs[0].copy_(self._logprobs[1], non_blocking=True)
+        check(runtime.cudaStreamSynchronize(self._stream.cuda_stream), "a step on the GPU")
+
+    def _copy_tables(self, max_context: int) -> None:
+        """As many columns of all page tables as the batch's longest context needs."""
+        target, source = self._tables
+        width = 4 * min(source.shape[1], -(-max_context // self._page_size))
+        pitch = 4 * source.shape[1]
+        kind = runtime.cudaMemcpyKind.cudaMemcpyHostToDevice
+        stream = self._stream.cuda_stream
+        call = runtime.cudaMemcpy2DAsync(
+            target.data_ptr(), pitch, source.ctypes.data, pitch, width, source.shape[0], kind, stream
+        )
+        check(call, "copy the page tables")

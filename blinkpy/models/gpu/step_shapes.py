@@ -1,0 +1,63 @@
+"""Which step graphs exist: shapes of batches, and for each with and without prefill chunks. Pure arithmetic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+SMALLEST_MIXED = 64
+"""Tokens of the smallest graph with prefill attention; smaller mixed batches run in it."""
+SPACING = 64
+"""Up to 128 tokens there is a bucket at each power of two; above, at each multiple of this and of an eighth of the power of two
+below it. A mixed step takes as long as its bucket: at two buckets an octave, a prompt of 1,050 tokens waits for 1,536."""
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """What one step graph is captured for: at most `tokens` tokens of `rows` rows; mixed: with prefill chunks."""
+
+    tokens: int
+    rows: int
+    mixed: bool
+
+    @property
+    def name(self) -> str:
+        return f"{'mixed' if self.mixed else 'decode'} {self.tokens}x{self.rows}"
+
+    @property
+    def narrows(self) -> bool:
+        """Whether the last layer, once its keys and values are in the cache, goes on with the rows' last tokens alone."""
+        return self.mixed and self.rows < self.tokens
+
+
+def bucket_shapes(max_num_seqs: int, max_num_batched_tokens: int) -> list[tuple[int, int]]:
+    """(tokens, rows) of each bucket, ascending; the last is the largest batch. For blinkpy.kv.state_memory.make_state."""
+    sizes, n = {max_num_seqs, max_num_batched_tokens}, 1
+    while n < max_num_batched_tokens:
+        sizes.add(n)
+        n += n if n < 2 * SPACING else max(SPACING, 1 << (n.bit_length() - 4))
+    return [(tokens, min(tokens, max_num_seqs)) for tokens in sorted(sizes)]
+
+
+def step_shapes(buckets: list[tuple[int, int]]) -> tuple[list[StepShape], NDArray[np.int32]]:
+    """The step graphs that the buckets need, and the table int32 [buckets, 2] from (bucket, mixed) to the index of one.
+
+    A batch of decode rows has as many tokens as rows, so it never needs more tokens than the largest number of rows.
+    """
+    most_rows = buckets[-1][1]
+    shapes: list[StepShape] = []
+    table = np.zeros((len(buckets), 2), np.int32)
+    for index, (tokens, rows) in enumerate(buckets):
+        if tokens <= most_rows:
+            shapes.append(StepShape(tokens, rows, mixed=False))
+        # Larger batches of decode rows alone don't exist: their entry repeats the largest graph there is.
+        table[index, 0] = len(shapes) - 1
+    wanted = [i for i, (tokens, _) in enumerate(buckets) if tokens >= SMALLEST_MIXED] or [len(buckets) - 1]
+    for index in wanted:
+        shapes.append(StepShape(*buckets[index], mixed=True))
+        table[index, 1] = len(shapes) - 1
+    for index in range(wanted[0]):
+        table[index, 1] = table[wanted[0], 1]
+    return shapes, table

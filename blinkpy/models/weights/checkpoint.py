@@ -1,0 +1,209 @@
+"""A model's safetensors files: which tensors there have to be, which there are, and where they lie.
+
+The file format: 8 bytes, little endian, with the length of a JSON header; the header, which maps a tensor's name to its
+dtype, shape and byte range; the data. Headers are read and checked in full before anything is allocated.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from blinkpy.config import ConfigError
+from blinkpy.models.description.decoder_description import Architecture
+
+MAX_HEADER_BYTES = 100_000_000
+ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of our weights, and the checkpoint's tensors that it consists of.
+
+    field: name in LayerWeights or Weights. shape: of our weight. sources: (checkpoint name, expected shape, expert or -1,
+    first row) of each tensor; its rows go to [expert, first row:] of a stacked weight, or to [first row:].
+    """
+
+    field: str
+    shape: tuple[int, ...]
+    sources: tuple[tuple[str, tuple[int, ...], int, int], ...]
+
+
+def _joined(field: str, width: int | None, parts: list[tuple[str, int]]) -> Part:
+    """Tensors stacked along their first dimension. width: their second one; None for vectors."""
+    tail = () if width is None else (width,)
+    sources, row = [], 0
+    for name, rows in parts:
+        sources.append((name, (rows, *tail), -1, row))
+        row += rows
+    return Part(field, (row, *tail), tuple(sources))
+
+
+def layer_parts(a: Architecture, layer: int) -> list[Part]:
+    """The weights of one layer."""
+    prefix, hidden = f"model.layers.{layer}.", a.hidden_size
+    attention, mlp = prefix + "self_attn.", prefix + "mlp."
+
+    def qkv(kind: str) -> list[tuple[str, int]]:
+        if a.fused:
+            return [(f"{attention}qkv_proj.{kind}", a.q_size + 2 * a.kv_size)]
+        return [(f"{attention}{x}_proj.{kind}", rows) for x, rows in zip("qkv", (a.q_size, a.kv_size, a.kv_size), strict=True)]
+
+    def gate_up(kind: str) -> list[tuple[str, int]]:
+        if a.fused:
+            return [(f"{mlp}gate_up_proj.{kind}", 2 * a.intermediate_size)]
+        return [(f"{mlp}{x}_proj.{kind}", a.intermediate_size) for x in ("gate", "up")]
+
+    parts = [
+        _joined("input_norm", None, [(prefix + "input_layernorm.weight", hidden)]),
+        _joined("qkv", hidden, qkv("weight")),
+        _joined("o", a.q_size, [(attention + "o_proj.weight", hidden)]),
+        _joined("post_norm", None, [(prefix + "post_attention_layernorm.weight", hidden)]),
+    ]
+    if a.qkv_bias:
+        parts.append(_joined("qkv_bias", None, qkv("bias")))
+    if a.o_bias:
+        parts.append(_joined("o_bias", None, [(attention + "o_proj.bias", hidden)]))
+    if a.qk_norm:
+        parts += [_joined(f"{x}_norm", None, [(f"{attention}{x}_norm.weight", a.head_dim)]) for x in "qk"]
+    if a.sparse[layer]:
+        width, experts = a.expert_size, range(a.experts)
+        up = [
+            (f"{mlp}experts.{e}.{x}_proj.weight", (width, hidden), e, width * i)
+            for e in experts
+            for i, x in enumerate(("gate", "up"))
+        ]
+        down = [(f"{mlp}experts.{e}.down_proj.weight", (hidden, width), e, 0) for e in experts]
+        parts.append(_joined("router", hidden, [(mlp + "gate.weight", a.experts)]))
+        parts.append(Part("gate_up", (a.experts, 2 * width, hidden), tuple(up)))
+        parts.append(Part("down", (a.experts, hidden, width), tuple(down)))
+        return parts
+    parts.append(_joined("gate_up", hidden, gate_up("weight")))
+    parts.append(_joined("down", a.intermediate_size, [(mlp + "down_proj.weight", hidden)]))
+    if a.mlp_bias:
+        parts.append(_joined("gate_up_bias", None, gate_up("bias")))
+        parts.append(_joined("down_bias", None, [(mlp + "down_proj.bias", hidden)]))
+    return parts
+
+
+def outer_parts(a: Architecture) -> list[Part]:
+    """The weights outside of the layers. Tied embeddings have no lm_head."""
+    parts = [
+        _joined("embedding", a.hidden_size, [("model.embed_tokens.weight", a.vocab_size)]),
+        _joined("final_norm", None, [("model.norm.weight", a.hidden_size)]),
+    ]
+    if not a.tied_embeddings:
+        parts.append(_joined("lm_head", a.hidden_size, [("lm_head.weight", a.vocab_size)]))
+    return parts
+
+
+def expected_tensors(a: Architecture) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor that a checkpoint of this architecture has to hold."""
+    parts = outer_parts(a) + [part for layer in range(a.layers) for part in layer_parts(a, layer)]
+    return {name: shape for part in parts for name, shape, _, _ in part.sources}
+
+
+def weight_elements(a: Architecture) -> int:
+    """Number of parameters; tied embeddings count once."""
+    return sum(math.prod(shape) for shape in expected_tensors(a).values())
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """Where a tensor lies. dtype: safetensors' name. offset: bytes from the start of the file."""
+
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+
+def _read_header(path: Path) -> Iterator[tuple[str, StoredTensor]]:
+    try:
+        size = path.stat().st_size
+        with open(path, "rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or not 2 <= length <= min(size - 8, MAX_HEADER_BYTES):
+                raise ConfigError(f"{path} is truncated or no safetensors file ({size} bytes)")
+            header = json.loads(file.read(length))
+    except OSError as error:
+        raise ConfigError(f"can't read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{path} is no safetensors file: {error}") from error
+    if not isinstance(header, dict):
+        raise ConfigError(f"{path} is no safetensors file: its header is no object")
+    header.pop("__metadata__", None)
+    for name, entry in header.items():
+        try:
+            dtype, shape = entry["dtype"], tuple(int(n) for n in entry["shape"])
+            start, end = (int(n) for n in entry["data_offsets"])
+        except (TypeError, KeyError, ValueError) as error:
+            raise ConfigError(f"{path}: the header's entry of {name} is malformed") from error
+        if dtype in ITEM_BYTES and (
+            min(shape, default=0) < 0 or start < 0 or end - start != math.prod(shape) * ITEM_BYTES[dtype]
+        ):
+            raise ConfigError(f"{path}: {name} has {end - start} bytes, which don't make {dtype} {list(shape)}")
+        if 8 + length + end > size:
+            raise ConfigError(f"{path} is truncated: {name} ends at byte {8 + length + end}, the file at {size}")
+        yield name, StoredTensor(path, dtype, shape, 8 + length + start)
+
+
+def _files(folder: Path) -> list[Path]:
+    index = folder / INDEX
+    if not index.is_file():
+        if not (folder / SINGLE).is_file():
+            raise ConfigError(f"{folder} has no weights: neither {SINGLE} nor {INDEX}")
+        return [folder / SINGLE]
+    try:
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ConfigError(f"{index} is no index of safetensors files: {error!r}") from error
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name:
+            raise ConfigError(f"{index} names a file outside of the folder: {name!r}")
+        if not (folder / name).is_file():
+            raise ConfigError(f"{folder} has no {name}, which {INDEX} names")
+    return [folder / name for name in sorted(names)]
+
+
+def open_checkpoint(a: Architecture, folder: str | Path) -> dict[str, StoredTensor]:
+    """All tensors of a checkpoint by name, after checking that they are just those that the architecture needs.
+
+    Reads headers alone. Raises ConfigError that says which tensor is missing, surplus, misshapen or of another type, and
+    which file is truncated or malformed.
+    """
+    found: dict[str, StoredTensor] = {}
+    for path in _files(Path(folder)):
+        for name, tensor in _read_header(path):
+            if name in found:
+                raise ConfigError(f"{name} is both in {found[name].path} and in {path}")
+            found[name] = tensor
+    expected = expected_tensors(a)
+
+    def listed(names: list[str]) -> str:
+        return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+    missing = [name for name in expected if name not in found]
+    if missing:
+        raise ConfigError(f"{folder}: the checkpoint lacks {listed(missing)}, which {a.name} needs with this config.json")
+    # Not parameters: old checkpoints store the frequencies of the rotary embedding, some a copy of tied embeddings.
+    ignored = {name for name in found if name.endswith(".rotary_emb.inv_freq")}
+    if a.tied_embeddings:
+        ignored.add("lm_head.weight")
+    surplus = [name for name in found if name not in expected and name not in ignored]
+    if surplus:
+        raise ConfigError(f"{folder}: the checkpoint has {listed(surplus)}, unknown to {a.name} with this config.json")
+    for name, shape in expected.items():
+        tensor = found[name]
+        if tensor.shape != shape:
+            raise ConfigError(f"{tensor.path}: {name} has shape {list(tensor.shape)}, but config.json makes it {list(shape)}")
+        if tensor.dtype not in ITEM_BYTES:
+            raise ConfigError(f"{tensor.path}: {name} is {tensor.dtype}; supported: {', '.join(ITEM_BYTES)} (no quantization)")
+    return {name: found[name] for name in expected}

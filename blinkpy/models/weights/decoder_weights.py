@@ -1,0 +1,140 @@
+"""A decoder's weights as torch tensors: loaded from a checkpoint, or random ones of the same shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from blinkpy.config import ConfigError
+from blinkpy.models.description.decoder_description import Architecture
+from blinkpy.models.weights.checkpoint import Part, layer_parts, open_checkpoint, outer_parts
+from blinkpy.models.weights.tensor_loader import Loader
+
+TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+DUMMY_RANGE = 1e-3
+"""Of weights for measurements, to either side: that of vLLM and SGLang, so that the GPU flips as many bits for each, and draws as
+much power. At its power limit that decides its clock, too."""
+
+
+@dataclass
+class LayerWeights:
+    """Weights of one layer. Projections are [out, in] and fused: qkv holds q, k and v heads; gate_up the gate, then up.
+
+    A mixture of experts has a router [experts, hidden] and gate_up, down with a leading dimension for the expert.
+    """
+
+    input_norm: torch.Tensor  # [hidden]
+    qkv: torch.Tensor  # [(heads + 2 * kv_heads) * head_dim, hidden]
+    o: torch.Tensor  # [hidden, heads * head_dim]
+    post_norm: torch.Tensor  # [hidden]
+    gate_up: torch.Tensor  # [2 * intermediate, hidden] or [experts, 2 * expert_size, hidden]
+    down: torch.Tensor  # [hidden, intermediate] or [experts, hidden, expert_size]
+    qkv_bias: torch.Tensor | None = None
+    o_bias: torch.Tensor | None = None
+    gate_up_bias: torch.Tensor | None = None
+    down_bias: torch.Tensor | None = None
+    q_norm: torch.Tensor | None = None  # [head_dim]
+    k_norm: torch.Tensor | None = None  # [head_dim]
+    router: torch.Tensor | None = None  # [experts, hidden]
+
+
+@dataclass
+class Weights:
+    """All weights of a decoder, of one dtype and on one device. Tied embeddings: lm_head is the embedding."""
+
+    embedding: torch.Tensor  # [vocab, hidden]
+    layers: list[LayerWeights]
+    final_norm: torch.Tensor  # [hidden]
+    lm_head: torch.Tensor  # [vocab, hidden]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embedding.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.embedding.device
+
+
+def choose_dtype(a: Architecture, requested: str, device: str) -> torch.dtype:
+    """Type to compute in. requested: an option's value; "auto" takes the checkpoint's, with float16 widened on the CPU."""
+    name = a.dtype if requested == "auto" else requested
+    if name not in TORCH_DTYPES:
+        raise ConfigError(f"dtype {requested!r} is not supported (supported: auto, {', '.join(TORCH_DTYPES)})")
+    if name == "float16" and device == "cpu":
+        if requested != "auto":
+            raise ConfigError("dtype float16 is not supported on the CPU (supported: float32, bfloat16)")
+        name = "float32"
+    return TORCH_DTYPES[name]
+
+
+def _assemble(a: Architecture, make: Callable[[Part], torch.Tensor]) -> Weights:
+    outer = {part.field: make(part) for part in outer_parts(a)}
+    layers = [LayerWeights(**{part.field: make(part) for part in layer_parts(a, layer)}) for layer in range(a.layers)]
+    return Weights(outer["embedding"], layers, outer["final_norm"], outer.get("lm_head", outer["embedding"]))
+
+
+def load_weights(
+    a: Architecture,
+    folder: str | Path,
+    dtype: torch.dtype,
+    device: str = "cpu",
+    progress: Callable[[float], None] | None = None,
+) -> Weights:
+    """Load a checkpoint. progress: called with the share of the bytes that is done.
+
+    Headers are checked first, before anything is allocated; then tensors are read piece by piece, each into its place. Raises
+    ConfigError (see open_checkpoint), also for a file that can't be read to its end.
+    """
+    stored = open_checkpoint(a, folder)
+    with Loader(torch.device(device)) as loader:
+
+        def make(part: Part) -> torch.Tensor:
+            result = torch.empty(part.shape, dtype=dtype, device=device)
+            for name, shape, expert, row in part.sources:
+                target = result if expert < 0 else result[expert]
+                loader.add(name, stored[name], target[row : row + shape[0]])
+            return result
+
+        weights = _assemble(a, make)
+        loader.finish(progress)
+    return weights
+
+
+def random_weights(a: Architecture, seed: int, dtype: torch.dtype, device: str = "cpu") -> Weights:
+    """Random weights of the architecture's shapes, for tests. The same for the same seed.
+
+    Projections are normal, scaled by 1 / sqrt(in), so that activations keep their size; norms are 1.
+    """
+    generator = torch.Generator(device).manual_seed(int(np.int64(seed)))
+
+    def fill(piece: torch.Tensor, part: Part) -> None:
+        scale = 0.02 if len(part.shape) == 1 else part.shape[-1] ** -0.5
+        piece.copy_(torch.randn(piece.shape, generator=generator, device=device).mul_(scale))
+
+    return _made(a, fill, dtype, device)
+
+
+def dummy_weights(a: Architecture, seed: int, dtype: torch.dtype, device: str = "cpu") -> Weights:
+    """Weights for measurements without a checkpoint (`--load-format dummy`): uniform within DUMMY_RANGE, norms 1. The same
+    for the same seed."""
+    generator = torch.Generator(device).manual_seed(int(np.int64(seed)))
+    return _made(a, lambda piece, part: piece.uniform_(-DUMMY_RANGE, DUMMY_RANGE, generator=generator), dtype, device)
+
+
+def _made(a: Architecture, fill: Callable[[torch.Tensor, Part], object], dtype: torch.dtype, device: str) -> Weights:
+    def make(part: Part) -> torch.Tensor:
+        if part.field.endswith("norm"):
+            return torch.ones(part.shape, dtype=dtype, device=device)
+        result = torch.empty(part.shape, dtype=dtype, device=device)
+        # Expert by expert: float32 noise for all of them at once would need twice the memory of the weights.
+        for piece in result if len(part.shape) == 3 else (result,):
+            fill(piece, part)
+        return result
+
+    return _assemble(a, make)

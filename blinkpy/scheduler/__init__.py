@@ -1,0 +1,1 @@
+"""The turn: from a step's tokens to the next batch."""

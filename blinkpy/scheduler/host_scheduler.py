@@ -1,0 +1,113 @@
+"""The scheduler on the host: compiled by njit, or the source itself as plain Python."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, Literal
+
+import numpy as np
+from numba import njit, types
+
+from blinkpy.device.compile_cache import cached_njit
+from blinkpy.device.table_codegen import Table
+from blinkpy.engine.devices.null_device import compiled_fill, fill_sampled
+from blinkpy.kv.integrity import check_integrity
+from blinkpy.kv.limits import Limits
+from blinkpy.kv.state import DRAINED, NOTHING, STOPPED, State
+from blinkpy.kv.state_snapshots import plain
+from blinkpy.queues.layout import QueueLayout, QueueSizes
+from blinkpy.queues.logprob_record import RECORD_PAIR
+from blinkpy.queues.views import EngineViews, engine_views
+from blinkpy.scheduler.cycle import make_schedule
+from blinkpy.scheduler.policies import Policy, fcfs
+from blinkpy.scheduler.policy_key import policy_digest
+
+
+@lru_cache(maxsize=8)
+def compiled_schedule(policy: Policy) -> Any:
+    """schedule as an njit function: it takes Tables (device/table_codegen.py), and holds no lock of the interpreter."""
+    schedule, digest = make_schedule(policy), policy_digest(policy)
+    return njit(schedule, nogil=True) if digest is None else cached_njit(schedule, (digest,), nogil=True)
+
+
+class Scheduler:
+    """The scheduler on the host: limits, memory and queues bound to the compiled function, or to the source itself.
+
+    limits, state: of make_limits and make_state. mode: "njit" compiles here, which takes some 20 s for sources that this
+    machine has not compiled yet; "python" runs the source as it is, some hundred times slower.
+    """
+
+    def __init__(self, limits: Limits, state: State, policy: Policy = fcfs, *, mode: Literal["njit", "python"] = "njit") -> None:
+        self.limits, self.state, self.policy, self.mode = limits, state, policy, mode
+        self._function: Callable[..., int]
+        self._limits: Any
+        self._state: Any
+        self._queues: Any
+        if mode == "njit":
+            self._limits, self._state, self._queues = Table(limits), Table(state), Table(_some_views(), strided=True)
+            kinds = (self._limits.kind, self._queues.kind, self._state.kind, types.int64, types.int64, types.int64)
+            function = compiled_schedule(policy)
+            function.compile(kinds)
+            # The compiled code itself: the dispatcher would look at the arguments' types again in every call.
+            self._function = function.overloads[kinds].entry_point
+        else:
+            self._limits, self._state = limits, plain(state)
+            self._function = make_schedule(policy)
+        self._attached = False
+
+    def attach(self, queues: EngineViews) -> None:
+        """Bind the queue segment; needed before the first step."""
+        self._queues = Table(queues, strided=True) if self.mode == "njit" else plain(queues)
+        self._attached = True
+
+    def step(self, now_ns: int) -> int:
+        """Commit the last step's state.batch.sampled and plan the next one. now_ns: monotonic clock. See make_schedule."""
+        if not self._attached:
+            raise RuntimeError("attach() the queues before the first step")
+        return self._function(self._limits, self._queues, self._state, now_ns, 0, 1)
+
+    def run_null(
+        self, tokens: range, step_ns: int, idle_ns: int, deadline_ns: int, after_call: Callable[[], None] | None = None
+    ) -> int:
+        """Serve with made-up tokens (made_up_token) instead of a model.
+
+        tokens: what to draw from. step_ns: time that a step takes. Returns NOTHING after idle_ns without work or when
+        time.monotonic_ns() reaches deadline_ns, or else STOPPED or DRAINED. Two compiled calls a step, and after_call between
+        them.
+        """
+        state, low, high = self._state, tokens.start, tokens.stop
+        even = int(np.array((0, -math.log(high - low)), RECORD_PAIR).view(np.int64))
+        make_up: Callable[..., None] = fill_sampled
+        if self.mode == "njit":
+            kinds = (state.kind, types.int64, types.int64, types.int64)
+            function = compiled_fill()
+            function.compile(kinds)
+            make_up = function.overloads[kinds].entry_point
+        now = worked = time.monotonic_ns()
+        while now < deadline_ns and now - worked <= idle_ns:
+            result = self.step(now)
+            if after_call is not None:
+                after_call()
+            if result in (STOPPED, DRAINED):
+                return result
+            if result >= 0:
+                make_up(state, low, high, even)
+                worked = time.monotonic_ns()
+                if now + step_ns > worked:
+                    time.sleep((now + step_ns - worked) / 1e9)
+                    worked = time.monotonic_ns()
+            now = time.monotonic_ns()
+        return NOTHING
+
+    def check(self) -> list[str]:
+        """What is wrong with the state, for people; empty when nothing is."""
+        return check_integrity(self.limits, self.state)
+
+
+def _some_views() -> EngineViews:
+    """Views of a smallest segment: they have the types of all others."""
+    layout = QueueLayout(QueueSizes(pairs=1, slots=1, sq_entries=2, cq_entries=2, prompt_tokens=16, hash_entries=1))
+    return engine_views(memoryview(bytearray(layout.total_bytes)), layout)

@@ -1,0 +1,1 @@
+"""One phase of a turn in each file."""

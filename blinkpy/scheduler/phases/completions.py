@@ -1,0 +1,98 @@
+"""Completion words: their positions in the completion queues, and publishing them.
+
+A list of items (rows of a batch, or requests that wait to be told their end) goes to the queues of several pairs. The
+position of an item is its number among the items of its pair, in list order, from a scan that counts four pairs at once.
+"""
+
+from __future__ import annotations
+
+from blinkpy.device.portable import barrier, block_scan, device, load_relaxed, store_relaxed, store_release, strided
+from blinkpy.queues.completion import FLAG_SHIFT, HAS_LOGPROBS, LAP_SHIFT, LAPS, TOKEN_SHIFT
+from blinkpy.queues.logprob_record import RECORD_PAIRS
+from blinkpy.queues.words import PAIR_CQ_TAIL
+
+PAIRS_AT_ONCE = 4  # counts of 16 bits in one int64: a pair has at most 65,535 slots, and so many items
+COUNT_BITS = 16
+COUNT_MASK = 0xFFFF
+LOGPROBS_BIT = HAS_LOGPROBS << FLAG_SHIFT
+
+
+@device
+def completion_word(limits, requests, slot, token, flags):
+    """The word without its lap counter, which depends on where it goes."""
+    local = slot - requests.pair[slot] * limits.slots_per_pair
+    return local | token << TOKEN_SHIFT | flags << FLAG_SHIFT
+
+
+@device
+def free_entries(limits, pairs, pair):
+    """Entries of a completion queue that its reader has read, or that were never used."""
+    return limits.cq_entries - (pairs.cq_tail[pair] - pairs.cq_head[pair])
+
+
+@device
+def rank_by_pair(limits, scratch, n, lane, lanes):
+    """scratch.rank[i]: items before item i that have the same scratch.pair (-1: not counted); scratch.total: per pair.
+
+    The caller's writes to scratch.pair need no barrier.
+    """
+    barrier(lanes)
+    for first in range(0, limits.pairs, PAIRS_AT_ONCE):
+        counted = 0
+        for tile in strided(0, n, lanes):
+            i = tile + lane
+            shift = -1
+            if i < n:
+                offset = scratch.pair[i] - first
+                if 0 <= offset < PAIRS_AT_ONCE:
+                    shift = offset * COUNT_BITS
+            before, total = block_scan(1 << shift if shift >= 0 else 0, lane, lanes)
+            if shift >= 0:
+                scratch.rank[i] = ((counted + before) >> shift) & COUNT_MASK
+            counted += total
+        if lane == 0:
+            for offset in range(min(PAIRS_AT_ONCE, limits.pairs - first)):
+                scratch.total[first + offset] = (counted >> offset * COUNT_BITS) & COUNT_MASK
+    barrier(lanes)
+
+
+@device
+def put_word(queues, pair, entry, word, logprobs, i):
+    """Store a completion word at its place in a queue, behind its record, logprobs[i], if it has HAS_LOGPROBS.
+
+    Keeps O3 and O8 of docs/verification.md: a word alone says everything by one store, and its lap counter tells that it is
+    new, so it needs no release; one with a record does, as who sees the word reads the record.
+    """
+    if word & LOGPROBS_BIT != 0:
+        for k in range(RECORD_PAIRS):
+            queues.records[pair, entry, k] = load_relaxed(logprobs, (i, k))
+        store_release(queues.cq, (pair, entry), word)
+    else:
+        store_relaxed(queues.cq, (pair, entry), word)
+
+
+@device
+def publish(limits, queues, pairs, scratch, logprobs, n, lane, lanes):
+    """Publish scratch.word[i] in the queue of scratch.pair[i] (-1: nothing), while the queue has room: where it has none,
+    scratch.pair[i] stays and everywhere else it becomes -1. logprobs[i]: the record of a word with HAS_LOGPROBS.
+
+    The tail needs no release: only the next owner of the pair reads it, after the release store of its grant (O5 of
+    docs/verification.md).
+    """
+    rank_by_pair(limits, scratch, n, lane, lanes)
+    for i in strided(lane, n, lanes):
+        pair = scratch.pair[i]
+        # Relies on O4 of docs/verification.md: the branch on the reader's head keeps the word behind it.
+        if pair >= 0 and scratch.rank[i] < free_entries(limits, pairs, pair):
+            position = pairs.cq_tail[pair] + scratch.rank[i]
+            lap = (position >> limits.cq_shift) % LAPS + 1
+            word = scratch.word[i] | lap << LAP_SHIFT
+            put_word(queues, pair, position & (limits.cq_entries - 1), word, logprobs, i)
+            scratch.pair[i] = -1
+    barrier(lanes)
+    for pair in strided(lane, limits.pairs, lanes):
+        published = min(scratch.total[pair], free_entries(limits, pairs, pair))
+        if published > 0:
+            pairs.cq_tail[pair] += published
+            store_relaxed(queues.pair, (pair, PAIR_CQ_TAIL), pairs.cq_tail[pair])
+    barrier(lanes)

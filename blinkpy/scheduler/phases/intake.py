@@ -1,0 +1,232 @@
+"""New requests from the submission queues. The door: what gets past it can't harm the engine.
+
+Entries are copied once and judged on the copy, so a front end that writes while the engine reads can only harm itself.
+"""
+
+from __future__ import annotations
+
+from blinkpy.device.portable import barrier, block_sum, device, store_release, strided
+from blinkpy.kv.state import (
+    ARRIVALS,
+    COUNTER_INDEX,
+    EMPTY,
+    ENTERING_COUNT,
+    FINISHING,
+    FINISHING_COUNT,
+    NO_PAGE,
+    PAIR_CHANGES,
+    ROTATION,
+    WAITING,
+    WAITING_COUNT,
+)
+from blinkpy.queues.completion import (
+    FINISH_NONE,
+    FINISH_REJECTED,
+    REJECT_HASHES,
+    REJECT_LENGTH,
+    REJECT_PAGES,
+    REJECT_PARAMETER,
+    REJECT_PROMPT,
+    REJECT_TOKEN,
+)
+from blinkpy.queues.logprob_record import TOP_LOGPROBS
+from blinkpy.queues.page_hash import HASH_SHIFT
+from blinkpy.queues.submission import (
+    LONG_CACHE_SALT,
+    LONG_REQUEST_ID,
+    SQ_ENTRY_WORDS,
+    SUBMIT_NO_PREFIX_CACHE,
+    WORD_EPOCH,
+    WORD_FLAGS,
+    WORD_FREQUENCY_PENALTY,
+    WORD_HASH_COUNT,
+    WORD_HASH_OFFSET,
+    WORD_LOGPROBS,
+    WORD_MAX_TOKENS,
+    WORD_MIN_P,
+    WORD_MIN_TOKENS,
+    WORD_PRESENCE_PENALTY,
+    WORD_PROMPT_LENGTH,
+    WORD_PROMPT_OFFSET,
+    WORD_REPETITION_PENALTY,
+    WORD_SLOT,
+    WORD_TEMPERATURE,
+    WORD_TOP_K,
+    WORD_TOP_P,
+)
+from blinkpy.queues.words import COMMAND_RUN, PAIR_SQ_HEAD
+from blinkpy.scheduler.phases.endings import FINISH_REASON_SHIFT
+from blinkpy.scheduler.phases.recorder import note_entry
+
+REQUESTS_ACCEPTED = COUNTER_INDEX["requests_accepted"]
+REQUESTS_REJECTED = COUNTER_INDEX["requests_rejected"]
+PROMPT_TOKENS = COUNTER_INDEX["prompt_tokens"]
+STALE_ENTRIES = COUNTER_INDEX["stale_entries"]
+
+MICROSECOND_NS = 1000
+HASH_LIMIT = 1 << 2 * HASH_SHIFT
+
+# Entries hold float32 values, which are compared as their bit patterns: non-negative floats are ordered as integers are.
+FLOAT_ONE = 0x3F800000
+FLOAT_INFINITY = 0x7F800000  # and, beyond it, NaN
+FLOAT_MINUS_ZERO = -0x80000000
+
+
+@device
+def intake(limits, queues, state, lane, lanes):
+    """Consume entries, one pair after another in a fixed rotation. Accepted requests are "entering": not ranked yet.
+
+    Nothing is taken while pairs change hands: what their old owners announced is skipped.
+    """
+    pairs, counts = state.pairs, state.counts
+    pending = 0
+    for pair in strided(lane, limits.pairs, lanes):
+        pending += pairs.sq_tail[pair] - pairs.sq_head[pair]
+    pending = block_sum(pending, lane, lanes)
+    if pending == 0 or counts[PAIR_CHANGES] > 0 or state.inbox.command[0] != COMMAND_RUN:
+        return
+    pair = counts[ROTATION]
+    entries, tokens = 0, 0
+    while entries < min(pending, limits.intake_entries) and tokens < limits.intake_tokens:
+        while pairs.sq_head[pair] == pairs.sq_tail[pair]:  # ends: some pair has an entry
+            pair = pair + 1 if pair + 1 < limits.pairs else 0
+        tokens += take_entry(limits, queues, state, pair, lane, lanes)
+        if lane == 0:
+            pairs.sq_head[pair] += 1
+        barrier(lanes)
+        pair = pair + 1 if pair + 1 < limits.pairs else 0
+        entries += 1
+    if lane == 0:
+        counts[ROTATION] = pair
+    # Keeps O2 of docs/verification.md: front ends write over what was consumed from these stores on, so they release.
+    for taken in strided(lane, limits.pairs, lanes):
+        store_release(queues.pair, (taken, PAIR_SQ_HEAD), pairs.sq_head[taken])
+    barrier(lanes)
+
+
+@device
+def take_entry(limits, queues, state, pair, lane, lanes):
+    """Consume one entry. Returns the number of prompt tokens that were copied. Ends with a barrier."""
+    requests, counts, counters, entry = state.requests, state.counts, state.counters, state.scratch.entry
+    where = state.pairs.sq_head[pair] & (limits.sq_entries - 1)
+    for word in strided(lane, SQ_ENTRY_WORDS, lanes):
+        entry[word] = queues.sq[pair, where, word]
+    barrier(lanes)
+    local = entry[WORD_SLOT]
+    usable = 0 <= local < limits.slots_per_pair
+    slot = pair * limits.slots_per_pair + local if usable else 0
+    usable = usable and requests.status[slot] == EMPTY
+    # Relies on O6 of docs/verification.md: an entry carries its epoch, for one of an earlier owner may land late.
+    stale = entry[WORD_EPOCH] != state.pairs.epoch[pair]
+    arrivals, waiting, entering = counts[ARRIVALS], counts[WAITING_COUNT], counts[ENTERING_COUNT]
+    finishing = counts[FINISHING_COUNT]
+    barrier(lanes)
+    if stale or not usable:
+        if lane == 0:
+            counters[STALE_ENTRIES if stale else REQUESTS_REJECTED] += 1
+        note_entry(limits, state, pair, 0, 0, lane, lanes)
+        return 0
+    reason = check_entry(limits, entry, state.pairs.epoch[pair])
+    length, copied = entry[WORD_PROMPT_LENGTH], 0
+    if reason == 0:
+        reason = copy_prompt(limits, queues, requests, entry, pair, slot, lane, lanes)
+        copied = length
+    for word in strided(lane, SQ_ENTRY_WORDS, lanes):
+        requests.entry[slot, word] = entry[word]
+    if lane == 0 and reason == 0:
+        requests.status[slot] = WAITING
+        requests.request_id[slot] = long_word(entry, LONG_REQUEST_ID)
+        requests.cache_salt[slot] = long_word(entry, LONG_CACHE_SALT)
+        requests.prompt_length[slot] = length
+        requests.length[slot] = length
+        requests.computed[slot] = 0
+        requests.hashed[slot] = entry[WORD_HASH_COUNT]
+        requests.indexed[slot] = 0
+        requests.canonical[slot] = NO_PAGE
+        requests.arrival[slot] = arrivals
+        requests.arrival_us[slot] = state.inbox.now_ns[0] // MICROSECOND_NS
+        requests.finish[slot] = FINISH_NONE
+        requests.paused[slot] = 0
+        requests.preemptions[slot] = 0
+        requests.hit_tokens[slot] = 0
+        state.waiting[waiting + entering] = slot
+        counts[ENTERING_COUNT] = entering + 1
+        counts[ARRIVALS] = arrivals + 1
+        counters[REQUESTS_ACCEPTED] += 1
+        counters[PROMPT_TOKENS] += length
+    elif lane == 0:
+        requests.status[slot] = FINISHING
+        requests.request_id[slot] = long_word(entry, LONG_REQUEST_ID)
+        requests.finish[slot] = FINISH_REJECTED | reason << FINISH_REASON_SHIFT
+        state.finishing[finishing] = slot
+        counts[FINISHING_COUNT] = finishing + 1
+        counters[REQUESTS_REJECTED] += 1
+    note_entry(limits, state, pair, slot, copied, lane, lanes)
+    barrier(lanes)
+    return copied
+
+
+@device
+def long_word(entry, index):
+    """An int64 field of an entry seen as int32 words."""
+    return entry[2 * index + 1] << 32 | (entry[2 * index] & 0xFFFFFFFF)
+
+
+@device
+def check_entry(limits, entry, epoch):
+    """REJECT_* for an entry that can't be served, or 0."""
+    length, max_tokens = entry[WORD_PROMPT_LENGTH], entry[WORD_MAX_TOKENS]
+    offset, count, full = entry[WORD_HASH_OFFSET], entry[WORD_HASH_COUNT], length >> limits.page_shift
+    unhashed = count == 0 and (limits.prefix_caching == 0 or entry[WORD_FLAGS] & SUBMIT_NO_PREFIX_CACHE != 0)
+    reason = 0
+    if length < 1 or entry[WORD_PROMPT_OFFSET] < 0 or entry[WORD_PROMPT_OFFSET] + length > limits.prompt_tokens:
+        reason = REJECT_PROMPT
+    elif not parameters_fine(entry) or long_word(entry, LONG_REQUEST_ID) >> 32 != epoch:
+        reason = REJECT_PARAMETER
+    elif length + max_tokens > limits.max_model_len:
+        reason = REJECT_LENGTH
+    elif (length + max_tokens - 1 + limits.page_size - 1) >> limits.page_shift > limits.pages:  # the last token isn't cached
+        reason = REJECT_PAGES
+    elif (count != full and not unhashed) or offset < 0 or offset + count > limits.hash_entries:
+        reason = REJECT_HASHES
+    return reason
+
+
+@device
+def parameters_fine(entry):
+    """Whether the sampling parameters and limits are within their ranges."""
+    penalties = (entry[WORD_PRESENCE_PENALTY] & FLOAT_INFINITY) != FLOAT_INFINITY and (
+        entry[WORD_FREQUENCY_PENALTY] & FLOAT_INFINITY
+    ) != FLOAT_INFINITY  # finite
+    repetition = 0 < entry[WORD_REPETITION_PENALTY] < FLOAT_INFINITY
+    temperature = 0 <= entry[WORD_TEMPERATURE] < FLOAT_INFINITY or entry[WORD_TEMPERATURE] == FLOAT_MINUS_ZERO
+    top = 0 < entry[WORD_TOP_P] <= FLOAT_ONE and entry[WORD_TOP_K] >= 0 and 0 <= entry[WORD_MIN_P] <= FLOAT_ONE
+    tokens = entry[WORD_MAX_TOKENS] >= 1 and 0 <= entry[WORD_MIN_TOKENS]
+    others = -1 <= entry[WORD_LOGPROBS] <= TOP_LOGPROBS and long_word(entry, LONG_CACHE_SALT) >= 0
+    flags = entry[WORD_FLAGS] & ~SUBMIT_NO_PREFIX_CACHE == 0
+    return penalties and repetition and temperature and top and tokens and others and flags
+
+
+@device
+def copy_prompt(limits, queues, requests, entry, pair, slot, lane, lanes):
+    """Copy prompt and page hashes into the slot. REJECT_* when one of them is out of range, or 0."""
+    offset, count = entry[WORD_PROMPT_OFFSET], entry[WORD_HASH_COUNT]
+    bad = 0
+    for i in strided(lane, entry[WORD_PROMPT_LENGTH], lanes):
+        token = queues.prompt[pair, offset + i]
+        requests.tokens[slot, i] = token
+        if token < 0 or token >= limits.vocab_size:
+            bad |= 1
+    offset = entry[WORD_HASH_OFFSET]
+    for i in strided(lane, count, lanes):
+        key = queues.hashes[pair, offset + i]
+        requests.page_hash[slot, i] = key
+        if key < 0 or key >= HASH_LIMIT:
+            bad |= 1 << 32
+    bad = block_sum(bad, lane, lanes)
+    reason = 0
+    if bad & 0xFFFFFFFF:
+        reason = REJECT_TOKEN
+    elif bad > 0:
+        reason = REJECT_HASHES
+    return reason

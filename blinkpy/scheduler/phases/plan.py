@@ -1,0 +1,186 @@
+"""The next batch. First the rows that decode, in the order of `running`, then prefill chunks under the budget.
+
+The budget is that of the largest batch, or, where others decode, a smaller one: see step_budget (chunked prefill: Agrawal et al.,
+"Taming throughput-latency tradeoff in LLM inference with Sarathi-Serve", OSDI 2024; the choice by who waits and who decodes is
+ours: docs/tuning.md).
+"""
+
+from __future__ import annotations
+
+from blinkpy.device.portable import barrier, block_max, block_scan, block_sum, device, strided
+from blinkpy.kv.state import (
+    BUCKET,
+    DECODE_ROWS,
+    EMITS,
+    ENTERING_COUNT,
+    MAX_CONTEXT,
+    PAUSED_COUNT,
+    ROWS,
+    RUNNING_COUNT,
+    STEPS,
+    TOKENS,
+    WAITING_COUNT,
+)
+
+_COUNT_BITS = 16  # rows in the low bits, tokens above, in one scan
+_COUNT_MASK = 0xFFFF
+_HALF = 32
+
+
+@device
+def step_budget(limits, state, lane, lanes):
+    """The most tokens of the next batch.
+
+    limits.mixed_tokens while a request decodes and prompts lack at most limits.burst_tokens, those that wait included: their
+    chunks ride on a step that reads the weights for the decodes anyway. In a burst limits.burst_step_tokens: larger chunks get
+    through the prompts sooner. limits.tokens when nobody decodes, and in a burst of prompts that lack no more than
+    limits.mixed_tokens on average: one step then gives many requests their first token.
+    Prefill goes on in any case: a request that lacks more than one token has a row, so fewer than limits.rows decode.
+    """
+    if limits.mixed_tokens == limits.tokens:
+        return limits.tokens
+    requests, counts = state.requests, state.counts
+    decoding, prompts = 0, 0
+    for i in strided(lane, counts[RUNNING_COUNT], lanes):
+        slot = state.running[i]
+        if requests.paused[slot] == 0:
+            missing = requests.length[slot] - requests.computed[slot]
+            decoding += 1 if missing == 1 else 0
+            prompts += missing if missing > 1 else 0
+    waiting = counts[WAITING_COUNT] + counts[ENTERING_COUNT]
+    for i in strided(lane, waiting, lanes):
+        prompts += requests.length[state.waiting[i]]
+    both = block_sum(prompts << _COUNT_BITS | decoding, lane, lanes)
+    decoding, prompts = both & _COUNT_MASK, both >> _COUNT_BITS
+    asking = counts[RUNNING_COUNT] - counts[PAUSED_COUNT] - decoding + waiting
+    if decoding > 0 and prompts <= limits.burst_tokens:
+        budget = limits.mixed_tokens
+    elif decoding > 0 and prompts > asking * limits.mixed_tokens:
+        budget = limits.burst_step_tokens
+    else:
+        budget = limits.tokens
+    return budget
+
+
+@device
+def plan(limits, state, budget, lane, lanes):
+    """Write state.batch: at most `budget` tokens, or one for each request that decodes. Returns the bucket, or -1 when no request
+    can run."""
+    running = state.counts[RUNNING_COUNT]
+    decode_rows, others, context = decode(limits, state, running, lane, lanes)
+    rows, tokens, emits = decode_rows, decode_rows, decode_rows
+    if others > 0:
+        rows, tokens, emits, context = prefill(limits, state, running, budget, decode_rows, context, lane, lanes)
+    return seal(state, rows, tokens, decode_rows, emits, block_max(context, lane, lanes), lane, lanes)
+
+
+@device
+def seal(state, rows, tokens, decode_rows, emits, context, lane, lanes):
+    """Pad a batch whose rows are written, and write its counts. Returns the bucket, or -1 without rows."""
+    batch, counts = state.batch, state.counts
+    bucket = -1
+    if rows > 0:
+        bucket = 0
+        while state.buckets.tokens[bucket] < tokens or state.buckets.rows[bucket] < rows:
+            bucket += 1
+        pad(state, rows, tokens, bucket, lane, lanes)
+    if lane == 0:
+        batch.counts[ROWS], batch.counts[TOKENS], batch.counts[DECODE_ROWS] = rows, tokens, decode_rows
+        batch.counts[BUCKET], batch.counts[MAX_CONTEXT], batch.counts[EMITS] = bucket, context, emits
+        if rows > 0:
+            counts[STEPS] += 1
+    barrier(lanes)
+    return bucket
+
+
+@device
+def decode(limits, state, running, lane, lanes):
+    """Rows of requests that lack one token. Returns (rows, requests that lack more, this lane's longest context)."""
+    requests, batch = state.requests, state.batch
+    rows, others, context = 0, 0, 0
+    for tile in strided(0, running, lanes):
+        i = tile + lane
+        slot, kind = 0, 0
+        if i < running:
+            slot = state.running[i]
+            if requests.paused[slot] == 0:
+                kind = 1 if requests.length[slot] - requests.computed[slot] == 1 else 1 << _HALF
+        before, total = block_scan(kind, lane, lanes)
+        if kind == 1:
+            row = rows + (before & 0xFFFFFFFF)
+            write_row(batch, row, slot, row, requests.length[slot], 1)
+            write_token(limits, requests, batch, row, row, slot, requests.computed[slot])
+            context = max(context, requests.length[slot])
+        rows += total & 0xFFFFFFFF
+        others += total >> _HALF
+    return rows, others, context
+
+
+@device
+def prefill(limits, state, running, budget, decode_rows, context, lane, lanes):
+    """Chunks of the other requests, in order, while the budget lasts. Returns (rows, tokens, emitting rows, context)."""
+    requests, batch = state.requests, state.batch
+    wanted, ends = 0, 0  # ends: rows, and in the upper half those that emit
+    for tile in strided(0, running, lanes):
+        i = tile + lane
+        slot, own = 0, 0
+        if i < running:
+            slot = state.running[i]
+            missing = requests.length[slot] - requests.computed[slot]
+            if requests.paused[slot] == 0 and missing > 1:
+                own = missing << _COUNT_BITS | 1
+        before, total = block_scan(own, lane, lanes)
+        before += wanted
+        first = decode_rows + (before >> _COUNT_BITS)
+        if own > 0 and first < budget:
+            missing = own >> _COUNT_BITS
+            chunk = min(missing, budget - first)
+            after = requests.computed[slot] + chunk
+            emits = 1 if chunk == missing else 0
+            write_row(batch, decode_rows + (before & _COUNT_MASK), slot, first, after, emits)
+            context = max(context, after)
+            ends += 1 | emits << _HALF
+        wanted += total
+    ends = block_sum(ends, lane, lanes)
+    rows = decode_rows + (ends & 0xFFFFFFFF)
+    tokens = min(budget, decode_rows + (wanted >> _COUNT_BITS))
+    for row in range(decode_rows, rows):
+        slot, first = batch.row_slots[row], batch.query_starts[row]
+        past = batch.query_starts[row + 1] if row + 1 < rows else tokens
+        for i in strided(first + lane, past, lanes):
+            write_token(limits, requests, batch, i, row, slot, requests.computed[slot] + i - first)
+    return rows, tokens, decode_rows + (ends >> _HALF), context
+
+
+@device
+def write_row(batch, row, slot, first, context, emits):
+    batch.row_slots[row] = slot
+    batch.query_starts[row] = first
+    batch.context_lengths[row] = context
+    batch.emits[row] = emits
+
+
+@device
+def write_token(limits, requests, batch, i, row, slot, position):
+    page = requests.page_table[slot, position >> limits.page_shift]
+    batch.token_ids[i] = requests.tokens[slot, position]
+    batch.positions[i] = position
+    batch.cache_slots[i] = page << limits.page_shift | (position & (limits.page_size - 1))
+    batch.token_rows[i] = row
+
+
+@device
+def pad(state, rows, tokens, bucket, lane, lanes):
+    """Fill what the bucket has beyond the batch, so that the step computes on it without harm."""
+    batch = state.batch
+    for i in strided(tokens + lane, state.buckets.tokens[bucket], lanes):
+        batch.token_ids[i] = 0
+        batch.positions[i] = 0
+        batch.cache_slots[i] = -1
+        batch.token_rows[i] = -1
+    for row in strided(rows + lane, state.buckets.rows[bucket], lanes):
+        batch.row_slots[row] = -1
+        batch.context_lengths[row] = 0
+        batch.emits[row] = 0
+    for row in strided(rows + lane, state.buckets.rows[bucket] + 1, lanes):
+        batch.query_starts[row] = tokens

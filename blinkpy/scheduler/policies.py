@@ -1,0 +1,166 @@
+"""Scheduling policies: one pure function, rank(request) -> int, lower is served first.
+
+The rank is taken when a request begins to wait: on arrival, and again when it is preempted. Equal ranks are served in order
+of arrival. The request with the lowest rank always makes progress; the one with the highest is preempted first. A policy is
+compiled into the scheduler, so it can use integer arithmetic, comparisons, branches, loops and other such functions.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import traceback
+from collections.abc import Callable
+from importlib.abc import InspectLoader
+from pathlib import Path
+from typing import NamedTuple
+
+from numba import njit, types
+from numba.core.errors import NumbaError
+
+from blinkpy.config import ConfigError
+from blinkpy.device.portable import device
+
+
+class RequestFields(NamedTuple):
+    """What a policy may look at."""
+
+    arrival: int  # number of the request, in the order in which the engine accepted them
+    arrival_us: int  # engine's clock when it was accepted, us
+    prompt_length: int  # tokens
+    max_tokens: int  # most tokens that it may generate
+    generated: int  # tokens generated so far; more than 0 after a preemption
+    priority: int  # as given with the request; lower is more urgent
+    preemptions: int  # how often it was preempted
+    pair: int  # queue pair, i.e. front-end worker, that it came from
+
+
+Policy = Callable[[RequestFields], int]
+
+SHORT_PROMPT_US = 50
+"""About twice the prefill time of a token of an 8B model on one H200. 20 to 200 serve about as well: docs/tuning.md."""
+
+
+def fcfs(request):
+    """First come, first served."""
+    return request.arrival
+
+
+def priority(request):
+    """The request's priority; equals in order of arrival."""
+    return request.priority
+
+
+def short_prompts(request):
+    """Short prompts first, within bounds: nobody is overtaken by what arrives SHORT_PROMPT_US a token of its prompt later."""
+    return request.arrival_us + SHORT_PROMPT_US * request.prompt_length
+
+
+def shortest_first(request):
+    """Least work left at most: prompt and all tokens that may still be generated."""
+    return request.prompt_length + request.max_tokens - request.generated
+
+
+SHIPPED: dict[str, Policy] = {
+    "fcfs": fcfs,
+    "priority": priority,
+    "short-prompts": short_prompts,
+    "shortest-first": shortest_first,
+}
+
+
+def load_policy(name: str) -> Policy:
+    """The shipped policy of that name, or FUNCTION of FILE.py for "FILE.py:FUNCTION".
+
+    Raises ConfigError when there is no such file or function, or it is not a function of one request to an integer
+    that Numba compiles; the message names the file and the line.
+    """
+    function = read_policy(name)
+    if name not in SHIPPED:
+        _check_compiles(function, f"policy {name}")
+    return function
+
+
+def read_policy(name: str) -> Policy:
+    """The function of load_policy, before anybody tries to compile it. Runs the file's code, so it may raise, or never end."""
+    if name in SHIPPED:
+        return SHIPPED[name]
+    file, separator, function_name = name.rpartition(":")
+    if not separator or not file.endswith(".py"):
+        raise ConfigError(f"policy must be {', '.join(SHIPPED)} or FILE.py:FUNCTION, not {name!r}")
+    function = _load_function(Path(file), function_name)
+    _check_arguments(function, f"policy {name}")
+    return function
+
+
+def _load_function(path: Path, name: str) -> Policy:
+    if not path.is_file():
+        raise ConfigError(f"policy file {path} does not exist")
+    spec = importlib.util.spec_from_file_location(f"blinkpy_policy_{path.stem}", path)
+    assert spec is not None and isinstance(spec.loader, InspectLoader)  # the name ends in .py
+    module = importlib.util.module_from_spec(spec)
+    try:
+        # Not by the loader, which may take kept byte code for a file that was changed within a second.
+        exec(spec.loader.source_to_code(path.read_bytes(), str(path)), vars(module))
+    except SyntaxError as error:
+        raise ConfigError(f"policy file {path}, line {error.lineno}: {error.msg}") from error
+    except (Exception, SystemExit) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if Path(frame.filename) == path.absolute()]
+        where = f", line {lines[-1]}" if lines else ""
+        raise ConfigError(f"policy file {path}{where}: {type(error).__name__}: {error}") from error
+    function = getattr(module, name, None)
+    if function is None:
+        defined = [n for n, value in vars(module).items() if inspect.isfunction(value)]
+        raise ConfigError(f"policy file {path} has no function {name!r}; it defines {', '.join(defined) or 'none'}")
+    if not inspect.isfunction(function):
+        raise ConfigError(f"{name!r} in {path} is not a function")
+    for helper in vars(module).values():
+        if inspect.isfunction(helper) and helper.__module__ == spec.name and helper is not function:
+            device(helper)  # so that it can be called by what is compiled
+    return function
+
+
+def _where(function: Policy, what: str) -> str:
+    return f"{what} ({function.__code__.co_filename}, line {function.__code__.co_firstlineno})"
+
+
+def _check_arguments(function: Policy, what: str) -> None:
+    """Raise ConfigError unless the function takes one request."""
+    parameters = list(inspect.signature(function).parameters.values())
+    required = [p for p in parameters if p.default is p.empty]
+    if (
+        len(parameters) < 1
+        or len(required) > 1
+        or parameters[0].kind
+        not in (
+            inspect.Parameter.POSITIONAL_ONLY,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        )
+    ):
+        raise ConfigError(f"{_where(function, what)} must take one argument, the request, not {inspect.signature(function)}")
+
+
+def _check_compiles(function: Policy, what: str) -> None:
+    """Raise ConfigError unless the function compiles, and to an integer."""
+    where = _where(function, what)
+    fields = types.NamedTuple([types.int64] * len(RequestFields._fields), RequestFields)
+    compiled = njit(function)
+    try:
+        compiled.compile((fields,))
+    except NumbaError as error:
+        raise ConfigError(f"{where} does not compile: {_first_reason(str(error), function)}") from error
+    result = compiled.nopython_signatures[0].return_type
+    if not isinstance(result, types.Integer):
+        raise ConfigError(f"{where} must return an integer, not {result}")
+
+
+def _first_reason(message: str, function: Policy) -> str:
+    """Numba's message in one line: what it says first, and the line of the source that it points at."""
+    file = function.__code__.co_filename
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    place = next((line for line in lines if line.startswith(f'File "{file}"')), "")
+    told = [line for line in lines if not line.startswith(("Failed in", "File ", "-", "^", "During", "Invalid use"))]
+    unknown = next((line for line in lines if "Unknown attribute" in line or "NameError" in line), "")
+    reason = unknown or (told[0] if told else lines[0])
+    return f"{reason}{f' [{place}]' if place else ''}"

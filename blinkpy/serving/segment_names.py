@@ -1,0 +1,25 @@
+"""Queue segments that nobody gave a name: those of `serve` and `LLM`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+
+from blinkpy.transport.segment import FOLDER, unlink_stale
+from blinkpy.verify.recording.recording_links import remove_dead_links
+
+SERVE_PREFIX = "serve-"  # of the names of segments that nobody chose
+
+
+def private_name() -> str:
+    """A name for the segment of this process, never used before."""
+    return f"{SERVE_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def remove_leftovers() -> None:
+    """Remove segments of earlier `serve` and `LLM` whose engines were killed together with whatever watched them."""
+    for path in FOLDER.glob(f"blinkpy.{SERVE_PREFIX}*"):
+        with contextlib.suppress(OSError):  # another user's
+            unlink_stale(path.name.removeprefix("blinkpy."))
+    remove_dead_links()

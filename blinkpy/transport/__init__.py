@@ -1,0 +1,1 @@
+"""What both ends of a link share: contract, shared memory, verbs, handshake."""

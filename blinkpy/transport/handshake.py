@@ -1,0 +1,189 @@
+"""How a front end and an engine get to know each other: two JSON lines over one TCP connection, which then ends.
+
+    front end  {"protocol": 1, "layout": 2, "owner": .., "endpoint": {..}}
+    engine     {"header": base64, "pair": .., "endpoint": {..}, "regions": {"engine": {..}, "front": {..}, "back": {..}}}
+               or {"error": text}
+
+The header is the segment's own, so versions and sizes are checked as on shared memory, and a mismatch names both sides. The
+three regions are all that the front end can reach: the engine's words (read), its own region (write), and the engine's
+region of its pair (read).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import secrets
+import socket
+import time
+from typing import Any, NamedTuple
+
+from blinkpy.queues.header import VERSION
+from blinkpy.queues.layout import LayoutError
+from blinkpy.transport.contract import TransportError
+from blinkpy.transport.verbs import Endpoint
+
+PROTOCOL = 1
+MESSAGE_LIMIT = 16384  # bytes of a line
+OWNER_BITS = 63
+
+
+class HandshakeError(ValueError):
+    """The other side said something that is not this protocol. The message is safe to send back."""
+
+
+class Region(NamedTuple):
+    """A piece of the engine's memory that the front end may reach. length in bytes."""
+
+    address: int
+    rkey: int
+    length: int
+
+
+class Hello(NamedTuple):
+    """A front-end worker asks for a queue pair. owner: a random number that the worker, and whoever follows it in its place,
+    keeps: it gets the same pair again, at once, where a stranger would have to wait for the lease to end."""
+
+    owner: int
+    endpoint: Endpoint
+
+    def encode(self) -> bytes:
+        return _line({"protocol": PROTOCOL, "layout": VERSION, "owner": self.owner, "endpoint": self.endpoint._asdict()})
+
+    @staticmethod
+    def decode(line: bytes) -> Hello:
+        """Raises HandshakeError, which names both sides where protocol or layout differ."""
+        message = _message(line)
+        for name, ours in (("protocol", PROTOCOL), ("layout", VERSION)):
+            theirs = _whole(message, name, 0, 1 << 31)
+            if theirs != ours:
+                raise HandshakeError(f"the engine has version {ours} of the {name}, the front end has {theirs}")
+        return Hello(_whole(message, "owner", 1, 1 << OWNER_BITS), _endpoint(message))
+
+
+class Welcome(NamedTuple):
+    """The engine's answer. header: the segment's first bytes. engine, front, back: the regions, as in blinkpy.queues.layout;
+    engine covers the engine words and the control words."""
+
+    header: bytes
+    pair: int
+    endpoint: Endpoint
+    engine: Region
+    front: Region
+    back: Region
+
+    def encode(self) -> bytes:
+        regions = {name: getattr(self, name)._asdict() for name in ("engine", "front", "back")}
+        header = base64.b64encode(self.header).decode()
+        return _line({"header": header, "pair": self.pair, "endpoint": self.endpoint._asdict(), "regions": regions})
+
+    @staticmethod
+    def decode(line: bytes) -> Welcome:
+        """Raises TransportError with the engine's reason for a refusal, and HandshakeError."""
+        message = _message(line)
+        if "error" in message:
+            raise TransportError(f"the engine refuses: {message['error']}")
+        try:
+            header = base64.b64decode(message["header"], validate=True)
+            regions = message["regions"]
+            engine, front, back = (_region(regions[name]) for name in ("engine", "front", "back"))
+        except HandshakeError:
+            raise
+        except (KeyError, TypeError, ValueError) as error:  # ValueError: what is not base64
+            raise HandshakeError(f"the answer is not complete: {error!r}") from error
+        return Welcome(header, _whole(message, "pair", 0, 1 << 16), _endpoint(message), engine, front, back)
+
+
+def new_owner() -> int:
+    """A number for a worker and its successors that nobody else has, or can guess."""
+    return secrets.randbelow((1 << OWNER_BITS) - 1) + 1
+
+
+def refusal(reason: str) -> bytes:
+    """The engine's line when it can't give a pair."""
+    return _line({"error": reason})
+
+
+def introduce(host: str, port: int, hello: Hello, timeout_s: float) -> Welcome:
+    """Say hello to the engine and return its answer.
+
+    Raises OSError when nobody is there, TransportError when the engine refuses or is silent for timeout_s seconds, and
+    LayoutError when it speaks another version.
+    """
+    deadline = time.monotonic() + timeout_s
+    where = f"{host} port {port}"
+    try:
+        with socket.create_connection((host, port), timeout_s) as connection:
+            connection.sendall(hello.encode())
+            return Welcome.decode(receive_line(connection, deadline))
+    except TimeoutError as error:
+        raise TransportError(f"the engine at {where} did not answer within {timeout_s:g} s") from error
+    except HandshakeError as error:
+        raise LayoutError(f"{where} is not a blinkpy engine of this version: {error}") from error
+    except TransportError:
+        raise
+    except OSError as error:
+        raise TransportError(error.errno, f"no engine at {where}: {error.strerror or error}") from error
+
+
+def receive_line(connection: socket.socket, deadline: float) -> bytes:
+    """A line of the other side, without more than MESSAGE_LIMIT bytes being kept. deadline: of the monotonic clock.
+
+    Raises TimeoutError, and HandshakeError when the line is too long or ends early.
+    """
+    received = b""
+    while not received.endswith(b"\n"):
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("no whole line came in time")
+        connection.settimeout(left)
+        piece = connection.recv(4096)
+        if not piece:
+            raise HandshakeError("the connection ended within a message")
+        received += piece
+        if len(received) > MESSAGE_LIMIT:
+            raise HandshakeError(f"a message of more than {MESSAGE_LIMIT} bytes")
+    return received
+
+
+def _line(message: dict[str, Any]) -> bytes:
+    return json.dumps(message).encode() + b"\n"
+
+
+def _message(line: bytes) -> dict[str, Any]:
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise HandshakeError("a message that is not JSON") from error
+    if not isinstance(message, dict):
+        raise HandshakeError("a message that is not a JSON object")
+    return message
+
+
+def _whole(message: Any, name: str, low: int, high: int) -> int:
+    """A whole number of a message, low <= number < high."""
+    value = message.get(name) if isinstance(message, dict) else None
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value < high:
+        raise HandshakeError(f"{name!r} is not a whole number from {low} to {high - 1}")
+    return value
+
+
+def _endpoint(message: dict[str, Any]) -> Endpoint:
+    given = message.get("endpoint")
+    gid = given.get("gid") if isinstance(given, dict) else None
+    try:
+        packed = socket.inet_pton(socket.AF_INET6, gid)  # type: ignore[arg-type]
+    except (OSError, TypeError) as error:
+        raise HandshakeError("'gid' is not an IPv6 address") from error
+    return Endpoint(
+        qpn=_whole(given, "qpn", 0, 1 << 24),
+        psn=_whole(given, "psn", 0, 1 << 24),
+        gid=socket.inet_ntop(socket.AF_INET6, packed),
+        lid=_whole(given, "lid", 0, 1 << 16),
+        mtu=_whole(given, "mtu", 1, 6),
+        reads=_whole(given, "reads", 1, 1 << 16),
+    )
+
+
+def _region(given: Any) -> Region:
+    return Region(_whole(given, "address", 0, 1 << 64), _whole(given, "rkey", 0, 1 << 32), _whole(given, "length", 1, 1 << 48))

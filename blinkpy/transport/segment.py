@@ -1,0 +1,151 @@
+"""A segment of queue memory as its engine holds it: a file under /dev/shm, mapped by two processes of one machine.
+
+Who lives is told by locks, which the kernel drops when their holder dies and keeps while it is merely stopped:
+- the engine holds flock(LOCK_EX) on the segment's file. A file whose lock is free belongs to a dead engine; the next
+  engine of that name removes it, and front ends notice.
+- a front end holds an open-file-description lock on the first byte of its pair's region, so two living front ends
+  never drive one pair. (Record locks and flock don't see each other.)
+
+A segment is built under a temporary name and linked to its own when it is complete: whoever finds the name finds a
+whole header. The file belongs to one user, mode 0600: front ends refuse a segment that someone else could have
+planted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import re
+import struct
+import time
+from pathlib import Path
+
+from blinkpy.queues.header import EngineFacts, write_header
+from blinkpy.queues.layout import QueueLayout, QueueSizes
+from blinkpy.queues.views import EngineViews, engine_views
+from blinkpy.transport.contract import TransportError
+
+FOLDER = Path("/dev/shm")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+RETRY_S = 0.02
+
+
+def segment_path(name: str) -> Path:
+    """File of the segment with a name. Raises TransportError for a name that could leave the folder."""
+    if not NAME.fullmatch(name):
+        raise TransportError(f"a segment name is 1 to 100 letters, digits, '.', '_' and '-', not {name!r}")
+    return FOLDER / f"blinkpy.{name}"
+
+
+def pair_lock(start: int, length: int) -> bytes:
+    """What F_OFD_SETLK takes to lock bytes of a file, a struct flock of 64-bit Linux: type, whence, start, length (0: to the
+    end), pid (0 for an open file description)."""
+    return struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, start, length, 0)
+
+
+class Segment:
+    """The engine's hold on a segment that it made. Not for front ends."""
+
+    def __init__(self, name: str, fd: int, mapping: mmap.mmap, layout: QueueLayout, facts: EngineFacts):
+        self.name, self.layout, self.facts = name, layout, facts
+        self.buffer = memoryview(mapping)
+        self._fd, self._mapping = fd, mapping
+
+    def views(self) -> EngineViews:
+        """All regions as NumPy arrays; they keep the mapping alive, also after close()."""
+        return engine_views(self.buffer, self.layout)
+
+    def lock_pairs(self) -> None:
+        """Keep front ends from attaching to this segment by its name: its pairs are given out in another way.
+
+        Raises TransportError when one of them has a front end already.
+        """
+        try:
+            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, pair_lock(self.layout.front(0), 0))
+        except (BlockingIOError, PermissionError) as error:
+            raise TransportError(f"a front end is attached to the segment {self.name!r}") from error
+
+    def close(self) -> None:
+        """Remove the name and drop the lock. The mapping stays until its last view is gone."""
+        if self._fd < 0:
+            return
+        path = segment_path(self.name)
+        with contextlib.suppress(FileNotFoundError):
+            if os.stat(path).st_ino == os.fstat(self._fd).st_ino:
+                os.unlink(path)
+        os.close(self._fd)
+        self._fd = -1
+
+
+def create_segment(name: str, sizes: QueueSizes, facts: EngineFacts) -> Segment:
+    """Make a segment and own it until close() or death; what a dead engine of the same name left is removed.
+
+    Raises TransportError when a living engine has that name, or when there is no room.
+    """
+    path = segment_path(name)
+    total = QueueLayout(sizes).total_bytes
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
+    fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Allocated here and now: a full /dev/shm is an error in this line instead of a SIGBUS somewhere else.
+        os.posix_fallocate(fd, 0, total)
+        mapping = mmap.mmap(fd, total)
+        layout = write_header(memoryview(mapping), sizes, facts)
+        for _ in range(50):
+            try:
+                os.link(temporary, path)
+                return Segment(name, fd, mapping, layout, facts)
+            except FileExistsError:
+                _remove_stale(path)
+        raise TransportError(f"could not replace the segment {path}: other engines keep making it")
+    except OSError as error:
+        os.close(fd)
+        if error.errno == errno.ENOSPC:
+            raise TransportError(
+                error.errno, f"no room for {total >> 20} MiB of queues in {FOLDER}: make it larger, or use fewer workers"
+            ) from error
+        raise
+    finally:
+        os.unlink(temporary)
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove the segment if its engine is dead. Raises TransportError if it lives."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return
+    try:
+        attempts = 3  # a front end that looks whether the engine lives holds the lock for a moment
+        while not _locked(fd):
+            attempts -= 1
+            if attempts == 0:
+                raise TransportError(f"an engine with the name {path.name!r} is running: choose another --name")
+            time.sleep(RETRY_S)
+        # The name may have passed on to a new segment between open and lock.
+        with contextlib.suppress(FileNotFoundError):
+            if os.stat(path).st_ino == os.fstat(fd).st_ino:
+                os.unlink(path)
+    finally:
+        os.close(fd)
+
+
+def _locked(fd: int) -> bool:
+    """Take the lock of a segment's file, if nobody has it."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
+
+
+def unlink_stale(name: str) -> bool:
+    """Remove the segment of a dead engine. Returns whether there is none any more."""
+    path = segment_path(name)
+    with contextlib.suppress(TransportError):
+        _remove_stale(path)
+    return not path.exists()

@@ -1,0 +1,281 @@
+"""RDMA verbs through pyverbs: which device and port, and one reliable queue pair over it.
+
+pyverbs comes from the distribution (Debian, Ubuntu and BlueField images: python3-pyverbs) and is imported when an endpoint is
+opened, so that everything else works without it. Its objects are made once and reused: before release 64 each work request
+object leaked, and a second close() of one ends the process. Its calls hold the GIL and so must not wait: nothing here blocks.
+
+Both ends of a connection need the same few facts, an `Endpoint`; who exchanges them is `blinkpy.transport.handshake`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import ipaddress
+import secrets
+from collections.abc import Iterator
+from functools import cache
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from blinkpy.transport.contract import TransportError
+
+INSTALL = "install the distribution's pyverbs (Debian, Ubuntu: apt install python3-pyverbs) for this Python"
+PSN_BITS = 24
+RNR_TIMER = 12  # 0.64 ms; no receive is ever posted, so it plays no role
+# A lost packet is sent again after 4.096 us * 2**14 = 67 ms, six times: a peer that is gone is noticed within half a second on
+# Soft-RoCE, and a few seconds on hardware, which may wait up to four times as long. 7 would mean for ever to Soft-RoCE.
+ACK_TIMEOUT = 14
+RETRIES = 6
+READ_DEPTH = 16  # reads in flight, at most
+HOP_LIMIT = 64
+INLINE_LEAST = 32  # bytes: doorbells have to be taken at the time of posting
+INLINE_WANTED = 128  # bytes: a submission entry
+SCANNED_GIDS = 64
+
+
+class Endpoint(NamedTuple):
+    """What the other end must know to connect. gid: 16 bytes as an IPv6 address. lid: 0 on Ethernet. mtu: IBV_MTU_* (1: 256
+    bytes, each one more doubles it). reads: RDMA reads that it can have open."""
+
+    qpn: int
+    psn: int
+    gid: str
+    lid: int
+    mtu: int
+    reads: int
+
+
+@cache
+def module(name: str) -> ModuleType:
+    """A module of pyverbs. Raises TransportError, with what to do, where it is not installed."""
+    try:
+        return importlib.import_module(f"pyverbs.{name}")
+    except ImportError as error:
+        raise TransportError(f"--transport rdma needs pyverbs ({error}): {INSTALL}") from error
+
+
+@cache
+def constants() -> ModuleType:
+    """The module with the constants of libibverbs; it has another name from pyverbs 59 on."""
+    module("pyverbs_error")  # without pyverbs at all, this is the message to give
+    try:
+        return importlib.import_module("pyverbs.enums")
+    except ImportError:
+        return module("libibverbs_enums")
+
+
+@contextlib.contextmanager
+def reported(what: str) -> Iterator[None]:
+    """Turn the errors of pyverbs into TransportError: "could not WHAT: REASON"."""
+    try:
+        yield
+    except module("pyverbs_error").PyverbsError as error:
+        number = getattr(error, "error_code", None)
+        text = f"could not {what}: {str(error).rstrip('.')}"
+        raise TransportError(number, text) if isinstance(number, int) and number else TransportError(text) from error
+
+
+class Port:
+    """An open device, one of its ports, and the GID that it sends from.
+
+    device: its name, "" for the first with an active port. gid_index: -1 for the best one: RoCE v2 over IPv4, which routers
+    know, before RoCE v2 over IPv6 and InfiniBand's own. Raises TransportError.
+    """
+
+    def __init__(self, device: str = "", gid_index: int = -1):
+        self.context, self.number = _open(device)
+        try:
+            with reported("query the RDMA port"):
+                self.name = _text(self.context.name)
+                self.attributes = self.context.query_port(self.number)
+                self.limits = self.context.query_device()
+            self.gid_index, self.gid, self.gid_kind = self._choose_gid(gid_index)
+        except BaseException:
+            self.context.close()
+            raise
+
+    @property
+    def ethernet(self) -> bool:
+        return int(self.attributes.link_layer) == int(constants().IBV_LINK_LAYER_ETHERNET)
+
+    @property
+    def mtu(self) -> int:
+        """IBV_MTU_* in use on the port."""
+        return int(self.attributes.active_mtu)
+
+    @property
+    def reads(self) -> int:
+        """RDMA reads that a queue pair of this device can have open."""
+        return max(1, min(READ_DEPTH, int(self.limits.max_qp_rd_atom)))
+
+    def gids(self) -> list[tuple[int, str, str]]:
+        """(index, address, kind) of the port's GIDs; kind: "RoCE v2", "RoCE v1" or "InfiniBand"."""
+        found = []
+        for index in range(min(int(self.attributes.gid_tbl_len), SCANNED_GIDS)):
+            try:
+                gid = str(ipaddress.IPv6Address(bytes.fromhex(self.context.query_gid(self.number, index).gid.replace(":", ""))))
+                kind = int(self.context.query_gid_type(self.number, index))
+            except module("pyverbs_error").PyverbsError:  # an empty place in the table
+                continue
+            if int(ipaddress.IPv6Address(gid)):
+                v2 = kind == int(getattr(constants(), "IBV_GID_TYPE_SYSFS_ROCE_V2", 1))
+                found.append((index, gid, "InfiniBand" if not self.ethernet else "RoCE v2" if v2 else "RoCE v1"))
+        return found
+
+    def _choose_gid(self, wanted: int) -> tuple[int, str, str]:
+        gids = self.gids()
+        if wanted >= 0:
+            for entry in gids:
+                if entry[0] == wanted:
+                    return entry
+            raise TransportError(f"{self.name} has no GID with index {wanted}; it has {sorted(entry[0] for entry in gids)}")
+        if not gids:
+            raise TransportError(f"{self.name} has no GID: give its network interface an address and set it up")
+
+        def worth(entry: tuple[int, str, str]) -> tuple[bool, bool, int]:
+            index, gid, kind = entry
+            return kind == "RoCE v1", ipaddress.IPv6Address(gid).ipv4_mapped is None, index
+
+        return min(gids, key=worth)
+
+    def close(self) -> None:
+        self.context.close()
+
+
+def _text(name: Any) -> str:
+    return name.decode() if isinstance(name, bytes) else str(name)
+
+
+def device_names() -> list[str]:
+    """RDMA devices of this machine. Raises TransportError where there can be none: no pyverbs, no kernel module."""
+    with reported("list RDMA devices (are the kernel's modules loaded: ib_uverbs and the driver?)"):
+        return [_text(device.name) for device in module("device").get_device_list()]
+
+
+def _open(wanted: str) -> tuple[Any, int]:
+    """(context, port) of a device with an active port."""
+    names = device_names()
+    if wanted and wanted not in names:
+        raise TransportError(f"there is no RDMA device {wanted!r}; this machine has {', '.join(names) or 'none'}")
+    if not names:
+        raise TransportError("this machine has no RDMA device; `blinkpy doctor` says more")
+    active = int(constants().IBV_PORT_ACTIVE)
+    for name in [wanted] if wanted else names:
+        with reported(f"open the RDMA device {name}"):
+            context = module("device").Context(name=name)
+            for port in range(1, int(context.query_device().phys_port_cnt) + 1):
+                if int(context.query_port(port).state) == active:
+                    return context, port
+            context.close()
+    raise TransportError(f"no port of {wanted or ', '.join(names)} is active: is the cable in, the interface up?")
+
+
+class QueuePairEnd:
+    """One end of a reliable connection (RC): protection domain, completion queue, queue pair, memory regions.
+
+    depth: work requests that may be outstanding; 0 for an end that only answers. Ends of other protection domains can't reach
+    this one's regions, even if they know their keys.
+    """
+
+    def __init__(self, port: Port, depth: int = 0):
+        e = constants()
+        self.port = port
+        self._regions: list[Any] = []
+        self._parts: list[Any] = []  # in the order of making
+        self.psn = secrets.randbits(PSN_BITS)
+        try:
+            with reported("make an RDMA queue pair"):
+                self.pd = self._made(module("pd").PD(port.context))
+                self.cq = self._made(module("cq").CQ(port.context, max(1, depth)))
+                self.qp = self._made(self._sender(depth) if depth else self._responder())
+                attributes = module("qp").QPAttr(port_num=port.number)
+                attributes.qp_access_flags = 0 if depth else e.IBV_ACCESS_REMOTE_WRITE | e.IBV_ACCESS_REMOTE_READ
+                self.qp.to_init(attributes)
+        except BaseException:
+            self.close()
+            raise
+
+    def _made(self, part: Any) -> Any:
+        self._parts.append(part)
+        return part
+
+    def _responder(self) -> Any:
+        q = module("qp")
+        cap = q.QPCap(max_send_wr=1, max_recv_wr=1, max_send_sge=1, max_recv_sge=1)
+        return q.QP(self.pd, q.QPInitAttr(qp_type=constants().IBV_QPT_RC, scq=self.cq, rcq=self.cq, cap=cap, sq_sig_all=0))
+
+    def _sender(self, depth: int) -> Any:
+        """With the interface that posts without making objects (ibv_wr_*); inline as much as the device can."""
+        q, e = module("qp"), constants()
+        for inline in (INLINE_WANTED, INLINE_LEAST):
+            cap = q.QPCap(max_send_wr=depth, max_recv_wr=1, max_send_sge=1, max_recv_sge=1, max_inline_data=inline)
+            init = q.QPInitAttrEx(
+                qp_type=e.IBV_QPT_RC,
+                scq=self.cq,
+                rcq=self.cq,
+                cap=cap,
+                sq_sig_all=0,
+                pd=self.pd,
+                send_ops_flags=e.IBV_QP_EX_WITH_RDMA_WRITE | e.IBV_QP_EX_WITH_RDMA_READ,
+                comp_mask=e.IBV_QP_INIT_ATTR_PD | e.IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+            )
+            try:
+                qp = q.QPEx(self.port.context, init)
+            except module("pyverbs_error").PyverbsError:
+                if inline == INLINE_LEAST:
+                    raise
+                continue
+            self.inline = inline
+            return qp
+        raise AssertionError("unreachable")
+
+    def endpoint(self) -> Endpoint:
+        """For the other end."""
+        port = self.port
+        return Endpoint(int(self.qp.qp_num), self.psn, port.gid, int(port.attributes.lid), port.mtu, port.reads)
+
+    def register(self, address: int, length: int, access: int) -> Any:
+        """A memory region over host memory, which has to live as long as this. Returns pyverbs' MR: lkey, rkey."""
+        with reported(f"register {length >> 10} KiB of memory for RDMA (is `ulimit -l` high enough?)"):
+            return self.keep(module("mr").MR(self.pd, length, access, address=address))
+
+    def keep(self, region: Any) -> Any:
+        """Close a memory region together with this."""
+        self._regions.append(region)
+        return region
+
+    def answer(self, peer: Endpoint) -> None:
+        """Become ready to answer a peer's reads and writes."""
+        q = module("qp")
+        attributes = q.QPAttr(port_num=self.port.number)
+        attributes.path_mtu = min(self.port.mtu, peer.mtu)
+        attributes.dest_qp_num, attributes.rq_psn = peer.qpn, peer.psn
+        attributes.max_dest_rd_atomic = min(self.port.reads, peer.reads)
+        attributes.min_rnr_timer = RNR_TIMER
+        address = module("addr")
+        route = address.GlobalRoute(dgid=address.GID(_long(peer.gid)), sgid_index=self.port.gid_index, hop_limit=HOP_LIMIT)
+        attributes.ah_attr = address.AHAttr(port_num=self.port.number, is_global=1, gr=route, dlid=peer.lid)
+        with reported(f"connect to the peer with GID {peer.gid}"):
+            self.qp.to_rtr(attributes)
+
+    def send_to(self, peer: Endpoint) -> None:
+        """Become ready to read and write a peer's memory; it must be ready to answer."""
+        self.answer(peer)
+        attributes = module("qp").QPAttr(port_num=self.port.number)
+        attributes.sq_psn, attributes.timeout = self.psn, ACK_TIMEOUT
+        attributes.retry_cnt = attributes.rnr_retry = RETRIES
+        attributes.max_rd_atomic = min(self.port.reads, peer.reads)
+        with reported(f"connect to the peer with GID {peer.gid}"):
+            self.qp.to_rts(attributes)
+
+    def close(self) -> None:
+        """Free all of it; the other end's reads and writes fail from now on. A second call does nothing."""
+        for part in [*self._regions, *reversed(self._parts)]:
+            part.close()
+        self._regions, self._parts = [], []
+
+
+def _long(gid: str) -> str:
+    """A GID as pyverbs wants it: eight groups of four digits."""
+    return ipaddress.IPv6Address(gid).exploded

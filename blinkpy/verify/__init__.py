@@ -1,0 +1,1 @@
+"""What judges the scheduler, before and after serving."""

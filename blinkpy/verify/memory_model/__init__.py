@@ -1,0 +1,1 @@
+"""Programs of the queue protocol, explored on machines that reorder memory accesses."""

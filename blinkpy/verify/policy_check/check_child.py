@@ -1,0 +1,246 @@
+"""The part of a check that runs the user's code: a process of its own, which the parent ends when it is silent for too long.
+
+It writes one JSON object a line to its standard output: {"stage": name, "deadline_s": n} before each stage, {"finding": [...]},
+{"outcome": {...}}, and {"done": true} at the end. What the policy prints goes nowhere.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+from blinkpy.config import ConfigError
+from blinkpy.scheduler.policies import SHIPPED, Policy, load_policy, read_policy
+from blinkpy.verify.policy_check.check_options import CheckOptions
+from blinkpy.verify.policy_check.check_workload import Workload, load_workload
+from blinkpy.verify.policy_check.findings import Finding, Level
+from blinkpy.verify.policy_check.policy_calls import (
+    call_again,
+    call_in_python,
+    compare_compiled,
+    compile_for_gpu,
+    compile_ranks,
+    show,
+)
+from blinkpy.verify.policy_check.policy_source import read_source
+from blinkpy.verify.policy_check.sample_requests import sample_requests
+from blinkpy.verify.policy_check.timed_server import Machine, Outcome, StuckError, simulate
+from blinkpy.verify.policy_check.waiting_bounds import flood, overtaking
+from blinkpy.verify.sim import run
+
+SAMPLES = 1000
+LOAD_S, CALLS_S, COMPILE_S = 30, 60, 300
+ALARM_S, ALARM_WALL_S = 5.0, 15.0  # of one stage of plain Python, computing and in all; then the line is told where it hangs
+NO_END = f"no end after {ALARM_S:.0f} s of computing or {ALARM_WALL_S:.0f} s in all"
+PERCENTILES = (50, 90, 99, 100)
+
+
+class Hangs(BaseException):
+    """Plain Python that does not come back. line: in the policy's file, 0 if it is elsewhere."""
+
+    def __init__(self, line: int):
+        super().__init__(line)
+        self.line = line
+
+
+class Child:
+    """One check. send: takes one message for the parent."""
+
+    def __init__(self, options: CheckOptions, send: Callable[[dict[str, Any]], None]):
+        self.options, self._send = options, send
+        self._failed = False
+
+    def stage(self, name: str, deadline_s: float) -> None:
+        self._send({"stage": name, "deadline_s": deadline_s})
+
+    def report(self, *findings: Finding) -> bool:
+        """Send findings. Whether the check can go on: none of them is an error."""
+        for finding in findings:
+            self._send({"finding": list(finding)})
+            self._failed |= finding.level == "error"
+        return not self._failed
+
+    def quick(self) -> Policy | None:
+        """Source, import and calls: all that `serve` looks at too. None when something is wrong."""
+        name = self.options.policy
+        self.stage("source", LOAD_S)
+        if name in SHIPPED:
+            function = SHIPPED[name]
+        else:
+            file, _, function_name = name.rpartition(":")
+            if file.endswith(".py") and Path(file).is_file() and not self.report(*read_source(Path(file), function_name)):
+                return None
+            self.stage("load", 2 * LOAD_S)
+            function = _within(Path(file).absolute(), lambda: read_policy(name))
+        self.stage("calls", CALLS_S)
+        requests = sample_requests(SAMPLES, self.options.seed)
+        path = Path(function.__code__.co_filename)
+        ranks, findings = _within(path, lambda: call_in_python(function, requests))
+        if not self.report(*findings):
+            return None
+        if not self.report(*_within(path, lambda: call_again(function, requests, ranks, "when asked again"))):
+            return None
+        if name not in SHIPPED:
+            other = _within(path, lambda: read_policy(name))
+            if not self.report(*_within(path, lambda: call_again(other, requests, ranks, "when the file is loaded again"))):
+                return None
+        self.report(Finding("fine", "calls", f"{len(requests):,} requests: an integer each, the same when asked again"))
+        self._requests, self._ranks = requests, ranks
+        return function
+
+    def thorough(self, function: Policy) -> None:
+        """Compile, search for requests that starve, and compare with the shipped policies."""
+        name = self.options.policy
+        self.stage("compile", COMPILE_S)
+        policy = load_policy(name)
+        if not self.report(compile_for_gpu(policy)):
+            return
+        rank_many = compile_ranks(policy)
+        self.stage("compiled calls", CALLS_S)
+        findings = compare_compiled(policy, rank_many, self._requests, self._ranks)
+        if not self.report(*(findings or [Finding("fine", "determinism", "compiled code gives Python's ranks")])):
+            return
+        if self.options.storm:
+            self.stage("storm", COMPILE_S + self.options.timeout_s)
+            self.report(storm_finding(policy, self.options))
+        self.stage("waiting", COMPILE_S + self.options.timeout_s)
+        self.report(*waiting_findings(policy, rank_many, self.options))
+        machine, requests = machine_of(self.options), requests_of(self.options)
+        others = [shipped for shipped in SHIPPED if shipped != name]
+        if len(set(requests.priority.tolist())) == 1 and "priority" in others:
+            others.remove("priority")  # without priorities it is fcfs
+        for other in [name, *others]:
+            self.stage(f"simulation of {other}", COMPILE_S + self.options.timeout_s)
+            try:
+                outcome = simulate(policy if other == name else SHIPPED[other], machine, requests)
+            except StuckError as error:
+                self.report(Finding("error", "liveness", f"{other}: {error}"))
+                continue
+            self._send({"outcome": summary(other, outcome)})
+            if other == name:
+                self.report(Finding("fine", "liveness", f"all {len(requests):,} requests of the workload end"))
+
+    def run(self) -> None:
+        try:
+            function = self.quick()
+            if function is not None:
+                self.thorough(function)
+        except Hangs as hangs:
+            self.report(Finding("error", "calls", NO_END, hangs.line))
+        self._send({"done": True})
+
+
+def storm_finding(policy: Policy, options: CheckOptions) -> Finding:
+    """What the simulator of docs/verification.md says: crashes, cancels, slow readers, late writes, too few pages."""
+    report = run(policy, options.seed + 1, options.storm, seconds=options.timeout_s)
+    if report.failures:
+        return Finding("error", "storm", str(report.failures[0][1]))
+    return Finding(
+        "fine", "storm", f"{report.calls:,} calls in {report.worlds:,} simulated worlds of faults: every promise is kept"
+    )
+
+
+def waiting_findings(policy: Policy, rank_many: Any, options: CheckOptions) -> list[Finding]:
+    """What the search for starvation says, in words."""
+    findings: list[Finding] = []
+    level: Level = "warning" if options.allow_starvation else "error"
+    for preempted in (False, True):
+        worst = overtaking(rank_many, options.seed, preempted)
+        who = "a request that was preempted" if preempted else "a request"
+        if worst.bounded:
+            if worst.window_s == 0:
+                text = f"{who} is never overtaken by later ones"
+            else:
+                text = f"{who} is overtaken only by those that arrive within {_duration(worst.window_s)} of it"
+            findings.append(Finding("fine", "waiting", text))
+            continue
+        text = f"{who} may starve: {show(worst.waits)} is overtaken even by {show(worst.overtakes)}, a day later"
+        if not preempted:
+            shown = flood(policy, worst)
+            fate = "it waits" if shown.started else "still waiting after"
+            text += f"; simulated at full load: {fate} {shown.waited_s:.1f} s, overtaken by {shown.overtaken_by:,} later requests"
+            text += f", the last of which arrived {shown.last_arrived_s:.1f} s after it"
+        findings.append(Finding(level, "waiting", text))
+    return findings
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds * 1000:.2g} ms" if seconds < 1 else f"{seconds:.3g} s" if seconds < 600 else f"{seconds / 60:.3g} min"
+
+
+def machine_of(o: CheckOptions) -> Machine:
+    sizes = o.mixed_step_tokens, o.burst_step_tokens, o.burst_tokens
+    return Machine(o.max_num_seqs, o.max_num_batched_tokens, o.page_size, o.num_pages, o.step_us, o.row_us, o.token_us, *sizes)
+
+
+def requests_of(options: CheckOptions) -> Workload:
+    return load_workload(options.workload).first(options.requests).at_rate(options.rate)
+
+
+def summary(name: str, outcome: Outcome) -> dict[str, Any]:
+    """One policy's results: percentiles in seconds, and the samples that the plot needs."""
+    overtakers = outcome.overtakers()
+    facts: dict[str, Any] = {"policy": name, "steps": outcome.steps, "seconds": float(outcome.ended.max() / 1e9)}
+    for key, values in (("waiting_s", outcome.waiting_s), ("ttft_s", outcome.ttft_s), ("end_to_end_s", outcome.end_to_end_s)):
+        facts[key] = {f"p{p}": float(np.percentile(values, p)) for p in PERCENTILES}
+        facts[f"{key}_samples"] = np.sort(values).round(4).tolist()
+    facts["preemptions"] = int(outcome.preemptions.sum())
+    facts["most_overtaken"] = max(overtakers)
+    return facts
+
+
+def _within(path: Path, function: Callable[[], Any]) -> Any:
+    """function(), ended by Hangs when it computes for ALARM_S, or takes ALARM_WALL_S: on a busy machine an import may take
+    seconds. path: the policy's file."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        while frame is not None and Path(frame.f_code.co_filename) != path:
+            frame = frame.f_back
+        raise Hangs(frame.f_lineno if frame is not None else 0)
+
+    timers = ((signal.ITIMER_PROF, signal.SIGPROF, ALARM_S), (signal.ITIMER_REAL, signal.SIGALRM, ALARM_WALL_S))
+    before = [signal.signal(number, handle) for _, number, _ in timers]
+    for timer, _, seconds in timers:
+        signal.setitimer(timer, seconds)
+    try:
+        return function()
+    finally:
+        for (timer, number, _), handler in zip(timers, before, strict=True):
+            signal.setitimer(timer, 0)
+            signal.signal(number, handler)
+
+
+def main() -> None:
+    """The process: arguments are the options as JSON, and 'quick' or 'thorough'."""
+    channel = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1):
+        os.dup2(nowhere, number)
+
+    def send(message: dict[str, Any]) -> None:
+        channel.write(json.dumps(message) + "\n")
+
+    child = Child(CheckOptions(**json.loads(sys.argv[1])), send)
+    try:
+        if sys.argv[2] == "thorough":
+            child.run()
+        else:
+            child.quick()
+            send({"done": True})
+    except Hangs as hangs:
+        send({"finding": list(Finding("error", "calls", NO_END, hangs.line))})
+        send({"done": True})
+    except ConfigError as error:
+        send({"refused": str(error)})
+
+
+if __name__ == "__main__":
+    main()

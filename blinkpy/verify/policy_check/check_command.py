@@ -1,0 +1,121 @@
+"""`blinkpy check`: run the checks and tell the results, on the terminal, as a plot and as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from blinkpy.config import ConfigError
+from blinkpy.packages import require_packages
+from blinkpy.progress import Progress
+from blinkpy.verify.policy_check.check_options import CheckOptions
+from blinkpy.verify.policy_check.check_workload import load_workload
+from blinkpy.verify.policy_check.findings import Finding
+from blinkpy.verify.policy_check.guard import run_child
+
+MARKS = {"fine": "ok", "note": "note", "warning": "WARNING", "error": "ERROR"}
+PLOT_TYPES = (".png", ".svg", ".pdf")
+COLUMNS = (
+    ("waiting P50", "waiting_s", "p50"),
+    ("P90", "waiting_s", "p90"),
+    ("P99", "waiting_s", "p99"),
+    ("max", "waiting_s", "p100"),
+    ("TTFT P50", "ttft_s", "p50"),
+    ("P90", "ttft_s", "p90"),
+    ("P99", "ttft_s", "p99"),
+    ("end P50", "end_to_end_s", "p50"),
+    ("P99", "end_to_end_s", "p99"),
+)
+
+
+def run_check(options: CheckOptions) -> int:
+    """Check a policy. Returns the exit code: 0, or 1 when an error was found. Raises ConfigError for wrong options."""
+    if not options.policy:
+        raise ConfigError("check needs a policy: FILE.py:FUNCTION, or the name of a shipped one")
+    require_packages("check", "numba", extra="cpu")
+    load_workload(options.workload)
+    _check_output(options)
+    progress, findings, outcomes = Progress(), [], []
+    try:
+        for message in run_child(options, "thorough"):
+            if "stage" in message:
+                progress(f"checking {options.policy}: {message['stage']}")
+            elif "finding" in message:
+                findings.append(Finding(*message["finding"]))
+            elif "outcome" in message:
+                outcomes.append(message["outcome"])
+    finally:
+        progress.close()
+    failed = any(finding.level == "error" for finding in findings)
+    print(_report(options, findings, outcomes))
+    if options.json:
+        _write_json(options, findings, outcomes)
+    if options.plot and outcomes:
+        from blinkpy.verify.policy_check.waiting_plot import plot_outcomes
+
+        plot_outcomes(outcomes, _what(options), Path(options.plot))
+    return 1 if failed else 0
+
+
+def _check_output(options: CheckOptions) -> None:
+    """Notice before the work what would fail after it."""
+    if options.plot:
+        if Path(options.plot).suffix not in PLOT_TYPES:
+            raise ConfigError(f"plot must end in {', '.join(PLOT_TYPES)}, not {options.plot!r}")
+        require_packages("--plot", "matplotlib", extra="bench")
+    for name in (options.plot, options.json):
+        if name and not Path(name).absolute().parent.is_dir():
+            raise ConfigError(f"there is no folder {Path(name).absolute().parent} for {name}")
+
+
+def _report(options: CheckOptions, findings: list[Finding], outcomes: list[dict[str, Any]]) -> str:
+    lines = [f"blinkpy check {options.policy}", ""]
+    for finding in findings:
+        where = f"line {finding.line}: " if finding.line else ""
+        lines.append(f"  {finding.part:<12} {MARKS[finding.level]:<8} {where}{finding.text}")
+    if outcomes:
+        lines += ["", f"{_what(options)}; seconds:", "", *_table(outcomes)]
+    errors = sum(finding.level == "error" for finding in findings)
+    lines += ["", f"{errors} error{'s' if errors != 1 else ''} found" if errors else "no errors found"]
+    return "\n".join(lines)
+
+
+def _table(outcomes: list[dict[str, Any]]) -> list[str]:
+    heads = ["policy", *(title for title, _, _ in COLUMNS), "preemptions", "most overtaken"]
+    rows = [
+        [
+            Path(outcome["policy"]).name,
+            *(_seconds(outcome[key][p]) for _, key, p in COLUMNS),
+            f"{outcome['preemptions']:,}",
+            f"{outcome['most_overtaken']:,}",
+        ]
+        for outcome in outcomes
+    ]
+    widths = [max(len(row[i]) for row in [heads, *rows]) for i in range(len(heads))]
+    return ["  " + "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in [heads, *rows]]
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3f}" if value < 10 else f"{value:.1f}"
+
+
+def _what(o: CheckOptions) -> str:
+    workload = "Azure conversations" if o.workload == "azure" else Path(o.workload).name
+    rate = f"{o.rate:g} requests/s" if o.rate else "arrivals as recorded"
+    step = f"{o.step_us:g} us + {o.row_us:g} us a row + {o.token_us:g} us a prefill token"
+    return f"{workload}, {rate}, {o.max_num_seqs} rows, {o.num_pages:,} pages of {o.page_size}; step {step}"
+
+
+def _write_json(options: CheckOptions, findings: list[Finding], outcomes: list[dict[str, Any]]) -> None:
+    told = {
+        "options": dataclasses.asdict(options),
+        "findings": [finding._asdict() for finding in findings],
+        "outcomes": outcomes,
+    }
+    try:
+        Path(options.json).write_text(json.dumps(told, indent=1) + "\n")
+    except OSError as error:
+        print(f"blinkpy: error: can't write {options.json}: {error.strerror}", file=sys.stderr)

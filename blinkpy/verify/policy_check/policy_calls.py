@@ -1,0 +1,162 @@
+"""Calling a policy: as Python with every line counted, and compiled; both must give one integer for one request, always.
+
+Runs in a process of its own (blinkpy.verify.policy_check.check_child), since a user's code may do anything.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from blinkpy.scheduler.policies import Policy, RequestFields
+from blinkpy.verify.policy_check.findings import Finding
+
+MOST_LINES = 200_000  # in one call: what runs longer is taken to have no end
+MANY_LINES = 1_000  # in one call; each request that begins to wait costs so much, and the step waits for it
+INT64 = range(-(1 << 63), 1 << 63)
+
+RankMany = Callable[[NDArray[np.int64]], NDArray[np.int64]]
+
+
+class EndlessCall(BaseException):
+    """A call that goes on and on. Not an Exception, so that the policy does not catch it."""
+
+
+class CountedCalls:
+    """The function with a count of the source lines that each call runs, in the file of the function alone.
+
+    lines: of the last call. line: the last one that ran.
+    """
+
+    def __init__(self, function: Policy):
+        self.function, self.lines, self.line = function, 0, 0
+        self._file = function.__code__.co_filename
+
+    def __call__(self, request: RequestFields) -> Any:
+        """Raises EndlessCall after MOST_LINES, and whatever the function raises."""
+        self.lines = 0
+        before = sys.gettrace()
+        sys.settrace(self._enter)
+        try:
+            return self.function(request)
+        finally:
+            sys.settrace(before)
+
+    def _enter(self, frame: FrameType, event: str, argument: Any) -> Any:
+        return self._count if frame.f_code.co_filename == self._file else None
+
+    def _count(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if event == "line":
+            self.lines += 1
+            self.line = frame.f_lineno
+            if self.lines > MOST_LINES:
+                raise EndlessCall
+        return self._count
+
+
+def call_in_python(function: Policy, requests: list[RequestFields]) -> tuple[list[int], list[Finding]]:
+    """The ranks of requests, and what is wrong; the first problem of each kind is told."""
+    counted, longest = CountedCalls(function), 0
+    ranks: list[int] = []
+    for request in requests:
+        try:
+            rank = counted(request)
+        except EndlessCall:
+            text = f"no end after {MOST_LINES:,} lines for {show(request)}"
+            return ranks, [Finding("error", "calls", text, counted.line)]
+        except Exception as error:
+            text = f"{type(error).__name__}: {error} for {show(request)}"
+            return ranks, [Finding("error", "calls", text, counted.line)]
+        if type(rank) is not int:
+            text = f"returns {rank!r} ({type(rank).__name__}), not an integer, for {show(request)}"
+            return ranks, [Finding("error", "calls", text, counted.line)]
+        if rank not in INT64:
+            return ranks, [
+                Finding("error", "calls", f"returns {rank}, more than 64 bits hold, for {show(request)}", counted.line)
+            ]
+        longest = max(longest, counted.lines)
+        ranks.append(rank)
+    if longest > MANY_LINES:
+        text = f"a call runs up to {longest:,} lines; every request that begins to wait holds up the step for so long"
+        return ranks, [Finding("warning", "calls", text)]
+    return ranks, []
+
+
+def call_again(function: Policy, requests: list[RequestFields], ranks: list[int], when: str) -> list[Finding]:
+    """Ask for the same requests in the opposite order. when: what else is different this time."""
+    for request, rank in zip(reversed(requests), reversed(ranks), strict=True):
+        again = function(request)
+        if again != rank:
+            text = f"{show(request)} has rank {rank} first and {again} {when}: a rank may depend on the request alone"
+            return [Finding("error", "determinism", text, function.__code__.co_firstlineno)]
+    return []
+
+
+def compile_ranks(function: Policy) -> RankMany:
+    """A compiled function of int64 [n, fields], one request a row, to ranks, int64 [n]."""
+    rank_of = njit(function)
+
+    @njit
+    def rank_each(table: Any, ranks: Any) -> None:
+        for i in range(len(table)):
+            row = table[i]
+            ranks[i] = rank_of(RequestFields(row[0], row[1], row[2], row[3], row[4], row[5], row[6], row[7]))
+
+    def rank_many(table: NDArray[np.int64]) -> NDArray[np.int64]:
+        ranks = np.zeros(len(table), np.int64)
+        rank_each(table, ranks)
+        return ranks
+
+    return rank_many
+
+
+def compare_compiled(function: Policy, rank_many: RankMany, requests: list[RequestFields], ranks: list[int]) -> list[Finding]:
+    """Whether compiled code gives Python's ranks, and the same ones twice."""
+    table = np.array(requests, np.int64)
+    line = function.__code__.co_firstlineno
+    compiled = rank_many(table)
+    if (again := rank_many(table)).tolist() != compiled.tolist():
+        i = int(np.argmax(again != compiled))
+        text = f"compiled, {show(requests[i])} has rank {compiled[i]} first and {again[i]} later"
+        return [Finding("error", "determinism", text, line)]
+    if compiled.tolist() != ranks:
+        i = int(np.argmax(compiled != np.array(ranks, np.int64)))
+        text = f"Python gives {ranks[i]} and compiled code {compiled[i]} for {show(requests[i])}: does something exceed 64 bits?"
+        return [Finding("error", "determinism", text, line)]
+    return []
+
+
+def compile_for_gpu(function: Policy) -> Finding:
+    """Compile for sm_90; no GPU is needed."""
+    try:
+        import numba_cuda  # noqa: F401
+    except ImportError:
+        return Finding("note", "compiles", "for the CPU; numba-cuda is not installed here, so not tried for a GPU")
+    from numba import types
+
+    from blinkpy.device.cuda.kernel_compiler import compile_kernel
+    from blinkpy.device.portable import device
+
+    rank_of = device(function)
+
+    def kernel(fields: Any, ranks: Any) -> None:
+        request = RequestFields(fields[0], fields[1], fields[2], fields[3], fields[4], fields[5], fields[6], fields[7])
+        ranks[0] = rank_of(request)
+
+    try:
+        compile_kernel(kernel, types.void(types.int64[::1], types.int64[::1]))
+    except Exception as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        return Finding("error", "compiles", f"not for a GPU: {lines[0] if lines else type(error).__name__}")
+    return Finding("fine", "compiles", "for the CPU, and for a GPU (sm_90)")
+
+
+def show(request: RequestFields) -> str:
+    """The fields in one line, without those that are 0."""
+    return "request(" + ", ".join(f"{name}={value}" for name, value in request._asdict().items() if value) + ")"

@@ -1,0 +1,130 @@
+"""What a policy's source says before anything of it runs: Python that device code has no word for, imports, hidden state.
+
+Only the policy's function and the functions of the same file that it calls are held to the rules of device code. What
+passes here is compiled afterwards; this pass exists to name the line, and the reason in the user's words.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from blinkpy.verify.policy_check.findings import Finding
+
+PART = "source"
+
+# Modules whose import a policy may have for its own sake: annotations, or to be called by tests.
+USUAL_IMPORTS = frozenset({"__future__", "typing", "numba", "math", "blinkpy"})
+
+NOT_ON_A_DEVICE: dict[type[ast.AST], str] = {
+    ast.Dict: "a dictionary",
+    ast.DictComp: "a dictionary",
+    ast.Set: "a set",
+    ast.SetComp: "a set",
+    ast.List: "a list",
+    ast.ListComp: "a list",
+    ast.GeneratorExp: "a generator",
+    ast.Yield: "a generator",
+    ast.YieldFrom: "a generator",
+    ast.Await: "await",
+    ast.JoinedStr: "a string",
+    ast.Try: "try",
+    ast.TryStar: "try",
+    ast.With: "with",
+    ast.Raise: "raise (there is nobody to catch it)",
+    ast.Import: "an import inside the function",
+    ast.ImportFrom: "an import inside the function",
+    ast.ClassDef: "a class",
+    ast.Global: "global (a policy keeps no state: the same request must always get the same rank)",
+    ast.Nonlocal: "nonlocal (a policy keeps no state: the same request must always get the same rank)",
+}
+
+
+def read_source(path: Path, name: str) -> list[Finding]:
+    """Findings about the function `name` of a policy file, which must exist."""
+    try:
+        tree = ast.parse(path.read_text(), str(path))
+    except SyntaxError as error:
+        return [Finding("error", PART, f"{error.msg}", error.lineno or 0)]
+    except (UnicodeDecodeError, ValueError) as error:
+        return [Finding("error", PART, f"not a Python file: {error}")]
+    except OSError as error:
+        return [Finding("error", PART, f"can't be read: {error.strerror}")]
+    findings = list(_imports(tree))
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    if name in functions:
+        mutable = _mutable_names(tree)
+        for function in _reached(functions, name):
+            findings += _unsupported(function)
+            findings += _hidden_state(function, mutable)
+            findings += _floats(function)
+    return findings
+
+
+def _imports(tree: ast.Module) -> Iterator[Finding]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or "."]
+        else:
+            continue
+        for name in names:
+            if name.split(".")[0] not in USUAL_IMPORTS:
+                text = f"imports {name}, which a rank can't use; its code runs in the engine's process at every start"
+                yield Finding("warning", PART, text, node.lineno)
+
+
+def _reached(functions: dict[str, ast.FunctionDef], name: str) -> list[ast.FunctionDef]:
+    """The function and those of the same file that it calls, directly or not."""
+    reached, open_ = [name], [name]
+    while open_:
+        for node in ast.walk(functions[open_.pop()]):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                called = node.func.id
+                if called in functions and called not in reached:
+                    reached.append(called)
+                    open_.append(called)
+    return [functions[each] for each in reached]
+
+
+def _unsupported(function: ast.FunctionDef) -> Iterator[Finding]:
+    for node in _body(function):
+        what = NOT_ON_A_DEVICE.get(type(node))
+        if what is not None:
+            yield Finding("error", PART, f"{function.name} uses {what}; device code has none", getattr(node, "lineno", 0))
+
+
+def _mutable_names(tree: ast.Module) -> set[str]:
+    """Names of the module that hold something which can change: a list, a dictionary, a set, an array, an object."""
+    names = set()
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        value = getattr(node, "value", None)
+        if isinstance(value, ast.List | ast.Dict | ast.Set | ast.ListComp | ast.DictComp | ast.SetComp | ast.Call):
+            names |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return names
+
+
+def _hidden_state(function: ast.FunctionDef, mutable: set[str]) -> Iterator[Finding]:
+    told = set()
+    for node in _body(function):
+        if isinstance(node, ast.Name) and node.id in mutable and node.id not in told:
+            told.add(node.id)
+            text = f"{function.name} reads {node.id}, which can change; the compiled rank keeps the value of the engine's start"
+            yield Finding("warning", PART, text, node.lineno)
+
+
+def _floats(function: ast.FunctionDef) -> Iterator[Finding]:
+    for node in _body(function):
+        constant = isinstance(node, ast.Constant) and isinstance(node.value, float)
+        if constant or (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div)):
+            text = f"{function.name} computes with floats; a GPU may round the last bit differently, and a replay then parts ways"
+            yield Finding("warning", PART, text, getattr(node, "lineno", 0))
+            return
+
+
+def _body(function: ast.FunctionDef) -> Iterator[ast.AST]:
+    for statement in function.body:
+        yield from ast.walk(statement)

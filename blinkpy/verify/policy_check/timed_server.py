@@ -1,0 +1,282 @@
+"""A server in simulated time: the scheduler itself, compiled with the policy, and a model whose steps take made-up time.
+
+Nothing of the scheduler is imitated: requests are submitted through a queue pair and results are read from it, so what is
+measured (order, batches, chunks, preemptions) is what an engine with these limits does. Only the clock is made up: see
+Machine.step_ns.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from bisect import bisect_left, insort
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blinkpy.config import ConfigError
+from blinkpy.kv.limits import make_limits
+from blinkpy.kv.state import DECODE_ROWS, ROWS, TOKENS
+from blinkpy.kv.state_memory import make_state
+from blinkpy.queues.completion import FINISH_MASK, FLAG_MASK, FLAG_SHIFT, SLOT_MASK
+from blinkpy.queues.header import EngineFacts, write_header
+from blinkpy.queues.layout import QueueLayout, QueueSizes
+from blinkpy.queues.submission import SQ_ENTRY
+from blinkpy.queues.views import engine_views
+from blinkpy.queues.words import EPOCH_SHIFT, FRONT_CLAIM, FRONT_CQ_HEAD, FRONT_DOORBELL, FRONT_HEARTBEAT, PAIR_CQ_TAIL
+from blinkpy.scheduler.host_scheduler import Scheduler
+from blinkpy.scheduler.policies import Policy
+from blinkpy.verify.policy_check.check_workload import Workload
+
+MOST_SLOTS = 4096  # requests in the engine at a time; others wait at the door, in the order of their arrival
+COMPLETIONS = 1 << 14  # of the queue: more than the rows of two steps
+IDLE_NS = 1_000_000  # the clock goes on so far when nothing can run and nobody arrives
+STOP, OTHER = 1, 0  # tokens
+NEVER = -1
+
+
+class StuckError(RuntimeError):
+    """Requests wait, nothing runs, and nothing will change that."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one step has to do. tokens: of its bucket, padding included; decoding: rows; prefill: tokens of prompt chunks.
+
+    decode_context: tokens that the decoding rows attend to, all rows together; prefill_context: the same of all prompt tokens.
+    """
+
+    tokens: int
+    decoding: int
+    prefill: int
+    decode_context: int
+    prefill_context: int
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Limits as of the options of `serve`, and the time of a step in us. Another model of the time overrides step_ns."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    page_size: int
+    num_pages: int
+    step_us: float
+    row_us: float
+    token_us: float
+    mixed_step_tokens: int = 0
+    burst_step_tokens: int = 0
+    burst_tokens: int = 0
+
+    def step_ns(self, work: Work) -> int:
+        """step_us + row_us for each decoding row + token_us for each token of a prompt."""
+        return int(1000 * (self.step_us + self.row_us * work.decoding + self.token_us * work.prefill))
+
+    def buckets(self) -> list[tuple[int, int]]:
+        """(tokens, rows) of the steps that there are; empty for the scheduler's own."""
+        return []
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of each request, arrays [n]; times are ns since the first arrival, NEVER if it did not come to it."""
+
+    arrival: NDArray[np.int64]
+    started: NDArray[np.int64]  # begin of the first step that it took part in
+    first_token: NDArray[np.int64]
+    ended: NDArray[np.int64]
+    preemptions: NDArray[np.int64]
+    steps: int
+
+    @property
+    def waiting_s(self) -> NDArray[np.float64]:
+        """From arrival to the first step, seconds."""
+        return (self.started - self.arrival) / 1e9
+
+    @property
+    def ttft_s(self) -> NDArray[np.float64]:
+        """From arrival to the first token, seconds."""
+        return (self.first_token - self.arrival) / 1e9
+
+    @property
+    def end_to_end_s(self) -> NDArray[np.float64]:
+        """From arrival to the last token, seconds."""
+        return (self.ended - self.arrival) / 1e9
+
+    def overtakers(self) -> list[int]:
+        """For each request, how many that arrived later started earlier."""
+        begun: list[int] = []
+        counts = []
+        for started in self.started[::-1].tolist():
+            counts.append(bisect_left(begun, started))
+            insort(begun, started)
+        return counts[::-1]
+
+
+class Simulation:
+    """One server. requests: those that may be submitted, by number; submit() and turn() drive it.
+
+    due: when each request arrives, ns; in a closed loop it is settled as others end. over: requests that had ended when the last
+    turn began, which was at read_ns.
+    durations, decoding: of each step so far, ns, and rows that got a token beyond their first."""
+
+    def __init__(self, policy: Policy, machine: Machine, requests: Workload):
+        self.machine, self.requests = machine, requests
+        n, longest = len(requests), requests.longest
+        if longest > machine.num_pages * machine.page_size:
+            raise ConfigError(
+                f"the workload's longest request has up to {longest} tokens; {machine.num_pages} pages of {machine.page_size} "
+                f"hold {machine.num_pages * machine.page_size}: num_pages must be larger"
+            )
+        slots = min(n, MOST_SLOTS)
+        ring = max(2, 1 << (slots - 1).bit_length())
+        sizes = QueueSizes(1, slots, ring, COMPLETIONS, max(16, longest), 1)
+        facts = EngineFacts(1, 0, 0, longest, 2, machine.page_size, machine.num_pages, machine.max_num_seqs, 3_600_000)
+        layout = QueueLayout(sizes)
+        self._memory = memoryview(bytearray(layout.total_bytes))
+        write_header(self._memory, sizes, facts)
+        self._views = engine_views(self._memory, layout)
+        limits = make_limits(
+            sizes,
+            facts,
+            max_num_batched_tokens=machine.max_num_batched_tokens,
+            mixed_step_tokens=machine.mixed_step_tokens,
+            burst_step_tokens=machine.burst_step_tokens,
+            burst_tokens=machine.burst_tokens,
+            prefix_caching=False,
+            intake_tokens=1 << 30,
+        )
+        self._state = make_state(limits, machine.buckets())
+        self._scheduler = Scheduler(limits, self._state, policy)
+        self._scheduler.attach(self._views)
+        self._entry = np.zeros(1, SQ_ENTRY)
+        for name, value in {"epoch": 1, "top_p": 1, "repetition_penalty": 1, "logprobs": -1, "stop_ids": -1}.items():
+            self._entry[name] = value
+        self._entry["stop_ids"][0, 0] = STOP
+        self.now = 0
+        self._free = list(range(slots))[::-1]
+        self._number = np.full(slots, NEVER)  # request in each slot
+        self._generated = np.zeros(n, np.int64)
+        self._sq_tail = self._cq_head = 0
+        started, first_token, ended = (np.full(n, NEVER) for _ in range(3))
+        self.due = requests.arrival_ns.copy()
+        self._outcome = Outcome(self.due, started, first_token, ended, np.zeros(n, np.int64), 0)
+        self.durations: list[int] = []  # of each step, ns
+        self.decoding: list[int] = []  # rows of each step that decode
+        self.ended = 0
+        self.over: list[int] = []
+        self.read_ns = 0
+        self._views.front[0, FRONT_CLAIM] = 1
+        self._scheduler.step(0)
+
+    @property
+    def outcome(self) -> Outcome:
+        return dataclasses.replace(self._outcome, steps=len(self.durations))
+
+    @property
+    def room(self) -> bool:
+        """Whether another request can be submitted."""
+        return bool(self._free)
+
+    def submit(self, number: int) -> None:
+        """Hand a request to the server."""
+        slot, entry, requests = self._free.pop(), self._entry, self.requests
+        self._number[slot] = number
+        entry["request_id"] = 1 << 32 | self._sq_tail + 1
+        entry["slot"], entry["prompt_length"] = slot, requests.prompt[number]
+        entry["max_tokens"], entry["priority"] = requests.max_tokens[number], requests.priority[number]
+        self._views.sq[0, self._sq_tail % self._views.sq.shape[1]] = entry.view(np.int32)
+        self._sq_tail += 1
+        self._views.front[0, FRONT_DOORBELL] = 1 << EPOCH_SHIFT | self._sq_tail
+
+    def turn(self) -> bool:
+        """One call of the scheduler and the step that it asks for. False when there was nothing to run."""
+        batch, machine, out = self._state.batch, self.machine, self._outcome
+        self._views.front[0, FRONT_HEARTBEAT] += 1
+        bucket = self._scheduler.step(self.now)
+        self._read()
+        if bucket < 0:
+            return False
+        rows, tokens, decoding = (int(batch.counts[i]) for i in (ROWS, TOKENS, DECODE_ROWS))
+        numbers = self._number[batch.row_slots[:rows]]
+        fresh = numbers[out.started[numbers] == NEVER]
+        out.started[fresh] = self.now
+        self._generated[numbers] += batch.emits[:rows]
+        batch.sampled[:rows] = np.where(self._generated[numbers] >= self.requests.output[numbers], STOP, OTHER)
+        duration = machine.step_ns(self._work(bucket, rows, tokens, decoding))
+        self.now += duration
+        self.durations.append(duration)
+        self.decoding.append(decoding)
+        return True
+
+    def _work(self, bucket: int, rows: int, tokens: int, decoding: int) -> Work:
+        batch = self._state.batch
+        contexts = batch.context_lengths[:rows]
+        lengths = np.diff(batch.query_starts[: rows + 1])[decoding:].astype(np.int64)
+        last = contexts[decoding:].astype(np.int64)  # that of a chunk's last token; of the others, one less each
+        return Work(
+            tokens=int(self._state.buckets.tokens[bucket]),
+            decoding=decoding,
+            prefill=tokens - decoding,
+            decode_context=int(contexts[:decoding].sum()),
+            prefill_context=int((lengths * last - lengths * (lengths - 1) // 2).sum()),
+        )
+
+    def _read(self) -> None:
+        """Take the completions: tokens of the step that ended now."""
+        out, ring = self._outcome, self._views.cq.shape[1]
+        tail = int(self._views.pair[0, PAIR_CQ_TAIL])
+        words = self._views.cq[0, np.arange(self._cq_head, tail) % ring]
+        slots, flags = words & SLOT_MASK, words >> FLAG_SHIFT & FLAG_MASK
+        numbers = self._number[slots]
+        first = numbers[out.first_token[numbers] == NEVER]
+        out.first_token[first] = self.now
+        over = flags & FINISH_MASK != 0
+        self.over, self.read_ns = numbers[over].tolist(), self.now
+        out.ended[self.over] = self.now
+        out.preemptions[numbers[over]] = self._state.requests.preemptions[slots[over]]
+        self._free += slots[over].tolist()
+        self.ended += int(over.sum())
+        self._cq_head = tail
+        self._views.front[0, FRONT_CQ_HEAD] = 1 << EPOCH_SHIFT | tail
+
+
+def simulate(policy: Policy, machine: Machine, requests: Workload) -> Outcome:
+    """Serve all requests, each submitted when it arrives (open loop). Raises StuckError when some never end."""
+    server = Simulation(policy, machine, requests)
+    serve_open(server)
+    return server.outcome
+
+
+def serve_open(server: Simulation) -> None:
+    """Run a server until all its requests have ended, each submitted when it arrives. Raises StuckError."""
+    _serve(server, len(server.requests))
+
+
+def serve_closed(server: Simulation, streams: int) -> None:
+    """Run a server until all its requests have ended. The first `streams` are submitted when they arrive, request i so long after
+    the end of request i - streams as its own arrival is after 0. Raises StuckError."""
+    _serve(server, streams)
+
+
+def _serve(server: Simulation, streams: int) -> None:
+    n, due, idle = len(server.requests), server.due, 0
+    coming = [(int(due[number]), number) for number in range(min(streams, n))]
+    heapify(coming)
+    while server.ended < n:
+        while coming and server.room and coming[0][0] <= server.now:
+            server.submit(heappop(coming)[1])
+        if server.turn():
+            idle = 0
+        elif coming and server.room:
+            server.now = max(server.now, coming[0][0])
+        elif not server.over:
+            server.now += IDLE_NS
+            idle += 1
+            if idle > 1000:
+                raise StuckError(f"{n - server.ended} requests wait for ever: nothing runs and nobody arrives")
+        for number in server.over:
+            if (follower := number + streams) < n:
+                due[follower] += server.read_ns
+                heappush(coming, (int(due[follower]), follower))

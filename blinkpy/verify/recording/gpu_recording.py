@@ -1,0 +1,95 @@
+"""The recording of a scheduler that runs on the GPU.
+
+Its ring is host memory that the GPU writes in place, a few words a row and step, and never reads: so it is there when the GPU
+has failed. The copies of the state are made by the loop itself, between two steps: all arrays lie in one piece of GPU memory,
+and a graph of one node copies it, at the memory's speed. The host's process fetches such a copy when it looks after the loop,
+on a stream of its own. When it is stopped for longer than that, copies are missed, and nothing else happens.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from blinkpy.device.cuda.gpu_memory_views import MappedMemory
+from blinkpy.kv.state import COPIES_BEGUN, COPIES_DONE, POSITION, State
+from blinkpy.verify.recording.recording_layout import NOT_COPIED
+from blinkpy.verify.recording.recording_memory import RecordingMemory
+
+CURSOR_BYTES = 64
+
+
+class GpuRecording:
+    """state: the scheduler's on the GPU, its recorder in `recording`'s memory. progress: tensor of Recorder.progress.
+
+    state: on the host, as make_state() made it. Raises CudaError where host memory can't be mapped.
+    """
+
+    def __init__(self, recording: RecordingMemory, state: State):
+        self._recording = recording
+        self._mapped = MappedMemory(recording.shared, "the flight recorder's memory")
+        size = recording.copied_bytes
+        self._memory = torch.zeros(size + CURSOR_BYTES, dtype=torch.uint8, device="cuda")
+        self._copy = torch.zeros_like(self._memory)
+        self._fetched, self._stream = 0, torch.cuda.Stream()
+        self.state = self._placed(state, size)
+        self.progress: Any = self.state.recorder.progress
+
+    def _placed(self, state: State, cursor_at: int) -> State:
+        """The state on the GPU: what is copied side by side in one piece of memory, as in a snapshot; the ring in host memory."""
+
+        def tensor(array: np.ndarray, at: int) -> torch.Tensor:
+            source = torch.from_numpy(np.ascontiguousarray(array))
+            piece = self._memory[at : at + array.nbytes].view(source.dtype).view(source.shape)
+            piece.copy_(source)
+            return piece
+
+        def place(tree: Any, prefix: str) -> Any:
+            items = []
+            for name, item in zip(tree._fields, tree, strict=True):
+                path = prefix + name
+                if isinstance(item, tuple):
+                    items.append(place(item, path + "."))
+                elif path.startswith(NOT_COPIED):
+                    items.append(torch.from_numpy(np.ascontiguousarray(item)).cuda())
+                else:
+                    items.append(tensor(item, self._recording.offset(path)))
+            return type(tree)(*items)
+
+        recorder, shared = state.recorder, self._recording.recorder
+        small = state._replace(recorder=recorder._replace(words=recorder.words[:1]))
+        placed: State = place(small, "")
+        ring, progress = (torch.as_tensor(self._mapped.moved(array), device="cuda") for array in (shared.words, shared.progress))
+        cursor = tensor(recorder.cursor, cursor_at)
+        return placed._replace(recorder=placed.recorder._replace(words=ring, progress=progress, cursor=cursor))
+
+    def capture(self, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
+        """The graph that copies the state. Keep this object for as long as it may run."""
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
+        with torch.cuda.stream(stream):
+            graph.capture_begin(capture_error_mode="relaxed")
+            try:
+                self._copy.copy_(self._memory)
+            finally:
+                graph.capture_end()
+            stream.synchronize()
+        return graph
+
+    def fetch(self) -> None:
+        """The host's part, now and then: take the last copy over, if there is a new one and no newer one overwrites it."""
+        progress, size = self._recording.recorder.progress, self._recording.copied_bytes
+        begun = int(progress[COPIES_BEGUN])
+        if begun == self._fetched or progress[COPIES_DONE] != begun:
+            return
+        with self._recording.open_snapshot() as snapshot, torch.cuda.stream(self._stream):
+            torch.from_numpy(snapshot.content).copy_(self._copy[:size])
+            cursor = self._copy[size:].cpu().numpy().view(np.int64)
+            if progress[COPIES_BEGUN] == begun:
+                snapshot.position = int(cursor[POSITION])
+                self._fetched = begun
+
+    def close(self) -> None:
+        """Unmap the ring. Not while the loop runs."""
+        self._mapped.close()

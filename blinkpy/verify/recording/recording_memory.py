@@ -1,0 +1,141 @@
+"""Where an engine keeps its recording: memory that other processes of the same user can read, without asking the engine.
+
+It is an anonymous file in memory, which needs no room in /dev/shm and vanishes with its last user; a symbolic link next to the
+queue segment leads to it. It holds a description in JSON, the recorder's ring, and two *snapshots*: copies of the scheduler's
+state between two calls. The ring alone can't be replayed, since it has forgotten how its first record came about; from a
+snapshot on it can.
+
+A new snapshot is due after half of the ring, and overwrites the older one. So at any moment one of them is at most half a ring
+old, and all records from there on are still in the ring: a dump covers between a quarter and three quarters of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blinkpy.kv.limits import Limits
+from blinkpy.kv.state import EMPTY, POSITION, Recorder, State
+from blinkpy.kv.state_snapshots import named_arrays
+from blinkpy.verify.recording.recording_errors import RecordingError
+from blinkpy.verify.recording.recording_layout import (
+    MAGIC,
+    NOT_COPIED,
+    SNAPSHOT_HEAD,
+    TAKEN_AT,
+    WRITES,
+    RecordingLayout,
+    RecordingViews,
+)
+from blinkpy.verify.recording.recording_links import link_path
+
+SNAPSHOT_LIMIT = 2 << 30  # bytes of one copy of the state
+
+
+class Snapshot:
+    """A snapshot that is being taken. content: uint8, all arrays. position: of the first record after it, set at the end."""
+
+    def __init__(self, content: NDArray[np.uint8]):
+        self.content, self.position = content, -1
+
+
+class RecordingMemory:
+    """The engine's side. recorder: the arrays for State.recorder; the scheduler writes them.
+
+    facts: what a replay has to know beside the state (JSON). limits.record_calls must not be 0. publish() makes it known.
+    Raises RecordingError when copies of the state would be too large.
+    """
+
+    def __init__(self, limits: Limits, state: State, facts: Mapping[str, Any]):
+        self._words, self._due, self._next = limits.record_words, 0, 0
+        self._link: Path | None = None
+        arrays = [[n, a.dtype.str, list(a.shape)] for n, a in named_arrays(state) if not n.startswith(NOT_COPIED)]
+        buckets = [[int(t), int(r)] for t, r in zip(state.buckets.tokens, state.buckets.rows, strict=True)]
+        layout = RecordingLayout({"limits": limits._asdict(), "buckets": buckets, "arrays": arrays, **facts})
+        if layout.snapshot_bytes > SNAPSHOT_LIMIT:
+            size = layout.snapshot_bytes >> 20
+            raise RecordingError(f"a copy of the scheduler's state has {size} MiB, over {SNAPSHOT_LIMIT >> 20}: fewer slots help")
+        self._layout = layout
+        self._fd = os.memfd_create("blinkpy-recording", os.MFD_CLOEXEC)
+        os.ftruncate(self._fd, layout.total_bytes)  # memory is taken when it is written
+        self.memory = mmap.mmap(self._fd, layout.total_bytes)
+        self._views = RecordingViews(self.memory, layout)
+        self.shared = memoryview(self.memory)[layout.progress : layout.first_snapshot]
+        """What the scheduler writes itself, on page boundaries: recorder.progress and recorder.words."""
+        self.memory[8:16] = len(layout.text).to_bytes(8, "little")
+        self.memory[16 : 16 + len(layout.text)] = layout.text
+        self.memory[0:8] = MAGIC
+        self.recorder = Recorder(
+            words=self._views.ring, progress=self._views.progress, cursor=state.recorder.cursor, seen=state.recorder.seen
+        )
+
+    @property
+    def _target(self) -> str:
+        return f"/proc/{os.getpid()}/fd/{self._fd}"
+
+    def publish(self, name: str) -> None:
+        """Let others find it, by the name of the engine's segment, whose lock this engine holds."""
+        self._link = link_path(name)
+        self._link.unlink(missing_ok=True)  # of a dead engine
+        self._link.symlink_to(self._target)
+
+    def keep(self, state: State) -> None:
+        """Take a snapshot if one is due: between a call of the scheduler and the step that it asked for."""
+        position = int(state.recorder.cursor[POSITION])
+        if position >= self._due:
+            self.snapshot({name: array for name, array in named_arrays(state) if not name.startswith(NOT_COPIED)}, position)
+
+    def snapshot(self, arrays: Mapping[str, NDArray[Any]], position: int) -> None:
+        """Copy the state's arrays, which are as they were before the record at `position`."""
+        copy = self._views.copies[self._next]
+        with self.open_snapshot() as snapshot:
+            for name, array in arrays.items():
+                if name == "requests.tokens":  # the largest array, most of it without meaning
+                    for slot in np.flatnonzero(arrays["requests.status"] != EMPTY).tolist():
+                        length = arrays["requests.length"][slot]
+                        copy[name][slot, :length] = array[slot, :length]
+                else:
+                    np.copyto(copy[name], array)
+            snapshot.position = position
+        self._due = position + self._words // 2
+
+    @contextlib.contextmanager
+    def open_snapshot(self) -> Iterator[Snapshot]:
+        """The older snapshot's place, to be written over. Readers pass it over until it has a position."""
+        head, snapshot = self._views.heads[self._next], Snapshot(self._views.contents[self._next])
+        head[WRITES] |= 1
+        yield snapshot
+        if snapshot.position >= 0:
+            head[TAKEN_AT] = snapshot.position
+            head[WRITES] += 1
+            self._next ^= 1
+
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes of the arrays in a snapshot."""
+        return self._layout.copied_bytes
+
+    def offset(self, name: str) -> int:
+        """Where an array begins in a snapshot's content, bytes."""
+        return self._layout.offsets[name] - SNAPSHOT_HEAD * 8
+
+    @property
+    def copy_every(self) -> int:
+        """Words between two snapshots."""
+        return self._words // 2
+
+    def close(self) -> None:
+        """Remove the link; the memory goes with its last user."""
+        if self._fd >= 0:
+            with contextlib.suppress(OSError):
+                if self._link is not None and os.readlink(self._link) == self._target:
+                    self._link.unlink()
+            os.close(self._fd)
+            self._fd = -1

@@ -1,0 +1,116 @@
+"""Records of the scheduler's calls, as objects. The layout is explained in blinkpy/scheduler/phases/recorder.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blinkpy.kv.state import NOTE_CANCELS, NOTE_ENTRY, NOTE_SHIFT, RECORD_HEADER, RECORD_MARK
+from blinkpy.queues.submission import SQ_ENTRY, SQ_ENTRY_WORDS
+
+Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
+
+
+HALF, LOW = 32, 0xFFFFFFFF
+
+
+class BrokenRecordError(ValueError):
+    """Words that are no records."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A submission entry that a call consumed. prompt: int32 [n], as far as it was read; hashes: int64, of its full pages."""
+
+    pair: int
+    words: Int32
+    prompt: Int32
+    hashes: Int64
+
+    def __getitem__(self, field: str) -> int:
+        return int(self.words.view(SQ_ENTRY)[0][field])
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call: inputs and decisions. planned: int64 [rows, 2], slot and tokens of each row. bucket: -1 without a batch."""
+
+    number: int
+    now_ns: int
+    command: int
+    inbox: Int64  # [Q, 4] heartbeat, claim, completion head, doorbell
+    sampled: Int64
+    entries: tuple[Entry, ...]
+    cancelled: tuple[int, ...]
+    planned: Int64
+    free: int
+    cached: int
+    bucket: int
+
+
+def parse_calls(words: Int64, pairs: int) -> Iterator[Call]:
+    """The calls of consecutive records, int64 [n]. Raises BrokenRecordError at words that are no record."""
+    at = 0
+    while at < len(words):
+        length = int(words[at]) & LOW
+        if int(words[at]) >> HALF != RECORD_MARK or length < RECORD_HEADER + 4 * pairs or at + length > len(words):
+            raise BrokenRecordError(f"no record at word {at}")
+        yield _call(words[at : at + length], pairs)
+        at += length
+
+
+def _call(words: Int64, pairs: int) -> Call:
+    _, number, now, command, rows, notes, pages, bucket = words[:RECORD_HEADER].tolist()
+    committed, planned = rows & LOW, rows >> HALF
+    inbox = RECORD_HEADER
+    sampled = inbox + 4 * pairs
+    first_note = sampled + committed
+    if first_note + notes + planned != len(words):
+        raise BrokenRecordError(f"the record of call {number} contradicts itself")
+    entries, cancelled = _notes(words[first_note : first_note + notes], number)
+    row_words = words[first_note + notes :]
+    return Call(
+        number=number,
+        now_ns=now,
+        command=command,
+        inbox=words[inbox:sampled].reshape(pairs, 4),
+        sampled=words[sampled:first_note],
+        entries=entries,
+        cancelled=cancelled,
+        planned=np.stack([row_words & LOW, row_words >> HALF], axis=1),
+        free=pages & LOW,
+        cached=pages >> HALF,
+        bucket=bucket,
+    )
+
+
+def _notes(words: Int64, number: int) -> tuple[tuple[Entry, ...], tuple[int, ...]]:
+    entries, cancelled, at = [], [], 0
+    while at < len(words):
+        kind, length = int(words[at]) & (1 << NOTE_SHIFT) - 1, int(words[at]) >> NOTE_SHIFT
+        note = words[at + 1 : at + length]
+        if length < 1 or at + length > len(words):
+            raise BrokenRecordError(f"a note of call {number} is cut short")
+        if kind == NOTE_ENTRY and length >= 2 + SQ_ENTRY_WORDS // 2:
+            entries.append(_entry(note))
+        elif kind == NOTE_CANCELS:
+            cancelled += [slot for slot in note.tolist() if slot >= 0]
+        else:
+            raise BrokenRecordError(f"call {number} has a note of kind {kind}")
+        at += length
+    return tuple(entries), tuple(cancelled)
+
+
+def _entry(note: Int64) -> Entry:
+    pair, copied = int(note[0]) & LOW, int(note[0]) >> HALF
+    words = np.ascontiguousarray(note[1 : 1 + SQ_ENTRY_WORDS // 2]).view(np.int32)
+    rest = note[1 + SQ_ENTRY_WORDS // 2 :]
+    prompt_words = (copied + 1) // 2
+    if prompt_words > len(rest):
+        raise BrokenRecordError("a prompt is cut short")
+    prompt = np.ascontiguousarray(rest[:prompt_words]).view(np.int32)[:copied]
+    return Entry(pair, words, prompt, rest[prompt_words:])

@@ -1,0 +1,244 @@
+"""What happened to each request, and why, told from two states of the scheduler: before a call and after it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from blinkpy.kv.limits import Limits
+from blinkpy.kv.state import CACHED_COUNT, EMPTY, FINISHING, FREE_COUNT, RUNNING, RUNNING_COUNT, WAITING, WAITING_COUNT, State
+from blinkpy.queues.completion import REJECT_HASHES, REJECT_LENGTH, REJECT_PAGES, REJECT_PARAMETER, REJECT_PROMPT, REJECT_TOKEN
+from blinkpy.queues.submission import STOP_IDS, WORD_MAX_TOKENS, WORD_MIN_TOKENS, WORD_STOP_IDS
+from blinkpy.scheduler.phases.admit import WATERMARK_SHIFT
+from blinkpy.scheduler.phases.endings import BROKEN, EXPIRED, FENCE, FINISH_REASON_SHIFT, GRANT
+from blinkpy.verify.replay.call_records import Call, Entry
+
+REJECTIONS = {
+    REJECT_PROMPT: "its prompt is empty or outside the arena",
+    REJECT_LENGTH: "prompt and max_tokens are beyond the engine's context",
+    REJECT_PAGES: "it can never fit into the page pool",
+    REJECT_HASHES: "its page hashes are not those of its prompt's full pages",
+    REJECT_TOKEN: "a prompt token is outside the vocabulary",
+    REJECT_PARAMETER: "a parameter is out of range",
+}
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that one call did. request: its arrival number, -1 for none. kind: one word."""
+
+    call: int
+    now_ns: int
+    request: int
+    kind: str
+    text: str
+
+
+class Tracer:
+    """Watches a replay. Call `before` and `after` around each call; the state is the replay's."""
+
+    def __init__(self, limits: Limits, state: State):
+        self.limits, self.state = limits, state
+        self._reasons: dict[int, str] = {}
+        self._arrived_ns: dict[int, int] = {}
+        self.before()
+
+    def before(self) -> None:
+        r = self.state.requests
+        self._status, self._id = r.status.copy(), r.request_id.copy()
+        self._paused, self._preemptions, self._arrival = r.paused.copy(), r.preemptions.copy(), r.arrival.copy()
+        self._length, self._attached = r.length.copy(), self.state.pairs.attached.copy()
+
+    def after(self, call: Call) -> list[Event]:
+        """What the call did, in the order of its phases."""
+        self._call = call
+        self._cancelled = set(call.cancelled)
+        events = self._ends() + self._pairs() + self._intake()
+        preempted, resumed = self._preempted(), self._paused_or_resumed()
+        return events + resumed + preempted + self._starts() + self._chunks() + self._waits(bool(preempted))
+
+    # ---- one phase each -------------------------------------------------------------------------------------------------
+
+    def _event(self, request: int, kind: str, text: str) -> Event:
+        return Event(self._call.number, self._call.now_ns, request, kind, text)
+
+    def _same(self, slot: int) -> bool:
+        """Whether the slot still belongs to the request that it had before the call."""
+        return bool(self.state.requests.request_id[slot] == self._id[slot])
+
+    def _ends(self) -> list[Event]:
+        requests, events = self.state.requests, []
+        alive = (self._status == RUNNING) | (self._status == WAITING)
+        for slot in np.flatnonzero(alive).tolist():
+            same, status = self._same(slot), int(requests.status[slot])
+            if same and status in (RUNNING, WAITING):
+                continue
+            request, was = int(self._arrival[slot]), "running" if self._status[slot] == RUNNING else "waiting"
+            self._reasons.pop(request, None)
+            finish = self._finish(slot, same)
+            if finish:
+                events.append(self._event(request, "finished", finish))
+            elif slot in self._cancelled:
+                events.append(self._event(request, "cancelled", f"its front end cancelled it while it was {was}"))
+            elif self._was_fenced(slot):
+                text = f"its front end lost queue pair {requests.pair[slot]} while it was {was}"
+                events.append(self._event(request, "dropped", text))
+            else:
+                generated = int(requests.length[slot] - requests.prompt_length[slot])
+                events.append(self._event(request, "finished", f"by an error of the step, after {generated} tokens"))
+        return events
+
+    def _was_fenced(self, slot: int) -> bool:
+        pair = int(self.state.requests.pair[slot])
+        fenced = self._attached[pair] == 1 and self.state.pairs.attached[pair] == 0
+        return bool(fenced or self.state.pairs.verdict[pair] & FENCE)
+
+    def _finish(self, slot: int, same: bool) -> str:
+        """Why the last token ended the request, as append_token() decides it; empty if it did not. When the slot has a new
+        request already, only the length is known."""
+        requests, limits = self.state.requests, self.limits
+        if not same:
+            return f"after {int(self._length[slot]) + 1} tokens, prompt and output"
+        length, prompt = int(requests.length[slot]), int(requests.prompt_length[slot])
+        generated, most = length - prompt, int(requests.entry[slot, WORD_MAX_TOKENS])
+        stops = requests.entry[slot, WORD_STOP_IDS : WORD_STOP_IDS + STOP_IDS].tolist()
+        if length == self._length[slot]:
+            return ""
+        if int(requests.tokens[slot, length - 1]) in stops and generated > requests.entry[slot, WORD_MIN_TOKENS]:
+            return f"with a stop token, after {generated} tokens"
+        if generated >= most:
+            return f"at max_tokens, after {generated} tokens"
+        return f"at the context of {limits.max_model_len} tokens" if length >= limits.max_model_len else ""
+
+    def _pairs(self) -> list[Event]:
+        events = []
+        for pair, (before, now) in enumerate(zip(self._attached.tolist(), self.state.pairs.attached.tolist(), strict=True)):
+            verdict = int(self.state.pairs.verdict[pair])
+            if before and verdict & FENCE:
+                why = (
+                    "its lease ended"
+                    if verdict & EXPIRED
+                    else "it broke the protocol"
+                    if verdict & BROKEN
+                    else "it was claimed again"
+                )
+                events.append(self._event(-1, "fenced", f"queue pair {pair}: {why}"))
+            if verdict & GRANT and now:
+                events.append(self._event(-1, "granted", f"queue pair {pair} to its claimant"))
+        return events
+
+    def _intake(self) -> list[Event]:
+        return [self._taken(entry) for entry in self._call.entries]
+
+    def _taken(self, entry: Entry) -> Event:
+        requests, limits = self.state.requests, self.limits
+        slot = entry.pair * limits.slots_per_pair + entry["slot"]
+        usable = 0 <= entry["slot"] < limits.slots_per_pair
+        if not usable or requests.request_id[slot] != entry["request_id"] or self._still_before(slot):
+            return self._event(-1, "ignored", f"an entry of queue pair {entry.pair}: stale epoch, or its slot is in use")
+        if requests.status[slot] == FINISHING or len(entry.prompt) == 0:
+            reason = REJECTIONS.get(int(requests.finish[slot]) >> FINISH_REASON_SHIFT, "its entry is not valid")
+            return self._event(-1, "rejected", f"an entry of queue pair {entry.pair}: {reason}")
+        request = int(requests.arrival[slot])
+        self._arrived_ns[request] = self._call.now_ns
+        return self._event(
+            request,
+            "accepted",
+            f"from queue pair {entry.pair}, id {entry['request_id'] >> 32}:{entry['request_id'] & 0xFFFFFFFF}: "
+            f"{len(entry.prompt)} prompt tokens, at most {entry['max_tokens']} new, priority {entry['priority']}, "
+            f"rank {int(requests.rank[slot])}",
+        )
+
+    def _still_before(self, slot: int) -> bool:
+        """Whether the slot had the same request before this call: then the entry is a repetition."""
+        return bool(self._status[slot] != EMPTY and self._same(slot))
+
+    def _active(self, status: int) -> list[int]:
+        return np.flatnonzero(self.state.requests.status == status).tolist()
+
+    def _preempted(self) -> list[Event]:
+        requests, events = self.state.requests, []
+        for slot in self._active(WAITING):
+            if self._same(slot) and requests.preemptions[slot] > self._preemptions[slot]:
+                why = "its reader is behind, and a better request needs its pages"
+                if not self._paused[slot]:
+                    why = f"no page was free; its rank {int(requests.rank[slot])} was the last of those that ran"
+                text = f"{why}; it has {int(requests.length[slot])} tokens to compute again"
+                events.append(self._event(int(requests.arrival[slot]), "preempted", text))
+        return events
+
+    def _paused_or_resumed(self) -> list[Event]:
+        requests, events = self.state.requests, []
+        for slot in self._active(RUNNING):
+            before, now = bool(self._paused[slot]) and self._same(slot), bool(requests.paused[slot])
+            if before != now:
+                text = f"the completion queue of pair {int(requests.pair[slot])} {'is full' if now else 'has room again'}"
+                events.append(self._event(int(requests.arrival[slot]), "paused" if now else "resumed", text))
+        return events
+
+    def _starts(self) -> list[Event]:
+        requests, events = self.state.requests, []
+        for slot in self._active(RUNNING):
+            if self._status[slot] == RUNNING and self._same(slot) and requests.preemptions[slot] == self._preemptions[slot]:
+                continue
+            request, hits = int(requests.arrival[slot]), int(requests.hit_tokens[slot])
+            text = f"{int(requests.length[slot])} tokens, {hits} of them cached, {int(requests.num_pages[slot])} pages"
+            if request in self._arrived_ns:
+                text += f"; {(self._call.now_ns - self._arrived_ns[request]) / 1e6:.3f} ms after its arrival"
+            self._reasons.pop(request, None)
+            events.append(self._event(request, "starts", text))
+        return events
+
+    def _chunks(self) -> list[Event]:
+        requests, events = self.state.requests, []
+        size = int(self._call.planned[:, 1].sum())
+        for slot, tokens in self._call.planned.tolist():
+            length, computed = int(requests.length[slot]), int(requests.computed[slot])
+            if tokens > 1 or computed + tokens < length:
+                rest = length - computed - tokens
+                text = f"prompt tokens {computed} to {computed + tokens} of {length}"
+                text += f": the step's {size} tokens leave {rest} for later" if rest else ", the last ones"
+                events.append(self._event(int(requests.arrival[slot]), "chunk", text))
+        return events
+
+    # ---- why somebody waits ---------------------------------------------------------------------------------------------
+
+    def _waits(self, preempted: bool) -> list[Event]:
+        """The reason of each waiting request, when it is another one than before."""
+        state, events = self.state, []
+        requests, counts = state.requests, state.counts
+        blocker = -1
+        for slot in state.waiting[: int(counts[WAITING_COUNT])].tolist():
+            request = int(requests.arrival[slot])
+            if state.pairs.room[requests.pair[slot]] <= 0:
+                reason = f"the completion queue of pair {int(requests.pair[slot])} is full"
+            elif blocker >= 0:
+                reason = f"behind #{blocker}, which is served first"
+            else:
+                reason, blocker = self._shortage(slot, preempted), request
+            kind = reason.split(":")[0].split(" #")[0]
+            if self._reasons.get(request) != kind:
+                self._reasons[request] = kind
+                events.append(self._event(request, "waits", reason))
+        return events
+
+    def _shortage(self, slot: int, preempted: bool) -> str:
+        """What the first waiting request lacks."""
+        state, limits = self.state, self.limits
+        requests, counts = state.requests, state.counts
+        running = state.running[: int(counts[RUNNING_COUNT])]
+        wanted = int(sum(requests.length[s] - requests.computed[s] for s in running.tolist() if not requests.paused[s]))
+        if preempted:
+            return "a request was preempted in this call, so nobody is admitted"
+        if len(running) == limits.rows:
+            return f"all {limits.rows} rows are taken"
+        size = int(self._call.planned[:, 1].sum())
+        if wanted > size or size in (limits.tokens, limits.burst_step_tokens, limits.mixed_tokens):
+            return f"the step's budget of {size} tokens is taken"
+        hits = int(requests.hit_tokens[slot]) >> limits.page_shift
+        need = -(-int(requests.length[slot]) // limits.page_size) - hits
+        kept = min(len(running), limits.pages >> WATERMARK_SHIFT)
+        there = int(counts[FREE_COUNT] + counts[CACHED_COUNT])
+        hit = f" beside {hits} that are cached" if hits else ""
+        return f"pages: it needs {need}{hit}; {there} are free or cached, {kept} of them kept for those that run"

@@ -1,0 +1,127 @@
+"""A picture of a recording: one line for each request, coloured by what it did. SVG by hand; HTML is the same with a frame."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+import numpy as np
+
+from blinkpy.kv.state import RUNNING, WAITING, State
+from blinkpy.verify.replay.call_records import Call
+
+COLOURS = {"waiting": "#d9d9d9", "prefill": "#4c78a8", "decoding": "#72b7b2", "paused": "#f2cf5b", "preempted": "#e45756"}
+SUFFIXES = (".svg", ".html", ".png")
+MOST_REQUESTS = 2000
+ROW, BAR, LEFT, WIDTH, TOP = 14, 10, 70, 1000, 40  # pixels
+TICKS = 8
+
+
+@dataclass
+class Span:
+    """Time that a request spent in one way, from the begin of one call to that of another; ns."""
+
+    request: int
+    what: str
+    begin: int
+    end: int
+
+
+class Timeline:
+    """Collects spans during a replay: call `take` after each call."""
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+        self._open: dict[int, Span] = {}
+
+    def take(self, call: Call, state: State) -> None:
+        requests, now = state.requests, call.now_ns
+        tokens = dict(call.planned.tolist())
+        seen = set()
+        for slot in np.flatnonzero((requests.status == RUNNING) | (requests.status == WAITING)).tolist():
+            request = int(requests.arrival[slot])
+            seen.add(request)
+            if requests.status[slot] == WAITING:
+                what = "preempted" if requests.preemptions[slot] else "waiting"
+            elif requests.paused[slot]:
+                what = "paused"
+            else:
+                prefills = tokens.get(slot, 0) > 1 or requests.length[slot] - requests.computed[slot] > 1
+                what = "prefill" if prefills else "decoding"
+            span = self._open.get(request)
+            if span is not None:
+                span.end = now
+            if span is None or span.what != what:
+                self._open[request] = Span(request, what, now, now)
+                self.spans.append(self._open[request])
+        for request in self._open.keys() - seen:
+            self._open.pop(request).end = now
+
+    def write(self, path: Path, title: str) -> None:
+        """Write the picture in the format of the name. png needs matplotlib. Raises OSError."""
+        if path.suffix == ".png":
+            self._write_png(path, title)
+        elif path.suffix == ".html":
+            page = f"<!doctype html><html><head><meta charset='utf-8'><title>{escape(title)}</title></head><body>"
+            path.write_text(f"{page}{self._svg(title)}</body></html>\n")
+        else:
+            path.write_text(self._svg(title) + "\n")
+
+    def _lines(self) -> tuple[dict[int, int], int, int]:
+        """Line of each request, and the first and last time."""
+        order = sorted({span.request for span in self.spans})[:MOST_REQUESTS]
+        first = min((span.begin for span in self.spans), default=0)
+        return {r: i for i, r in enumerate(order)}, first, max([first + 1, *(span.end for span in self.spans)])
+
+    def _svg(self, title: str) -> str:
+        lines, first, last = self._lines()
+        scale, height = WIDTH / (last - first), TOP + ROW * len(lines) + 24
+        parts = [
+            f"<svg xmlns='http://www.w3.org/2000/svg' width='{LEFT + WIDTH + 20}' height='{height}' font-family='sans-serif' "
+            f"font-size='10'><rect width='100%' height='100%' fill='white'/>",
+            f"<text x='{LEFT}' y='14' font-size='12'>{escape(title)}</text>",
+        ]
+        for i, (what, colour) in enumerate(COLOURS.items()):
+            left = LEFT + 90 * i
+            parts.append(f"<rect x='{left}' y='22' width='{BAR}' height='{BAR}' fill='{colour}'/>")
+            parts.append(f"<text x='{left + 14}' y='31'>{what}</text>")
+        for request, line in lines.items():
+            parts.append(f"<text x='{LEFT - 6}' y='{TOP + ROW * line + BAR - 1}' text-anchor='end'>#{request}</text>")
+        for span in self.spans:
+            if span.request in lines and span.end > span.begin:
+                x, y = LEFT + (span.begin - first) * scale, TOP + ROW * lines[span.request]
+                length, begin = (span.end - span.begin) / 1e6, (span.begin - first) / 1e6
+                about = f"#{span.request} {span.what}, {length:.3f} ms from {begin:.3f} ms on"
+                parts.append(
+                    f"<rect x='{x:.2f}' y='{y}' width='{max(0.3, (span.end - span.begin) * scale):.2f}' height='{BAR}' "
+                    f"fill='{COLOURS[span.what]}'><title>{about}</title></rect>"
+                )
+        for i in range(TICKS + 1):
+            x, at = LEFT + WIDTH * i / TICKS, (last - first) * i / TICKS / 1e6
+            parts.append(f"<text x='{x:.1f}' y='{height - 8}' text-anchor='middle'>{at:.6g} ms</text>")
+        return "".join(parts) + "</svg>"
+
+    def _write_png(self, path: Path, title: str) -> None:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+
+        lines, first, _ = self._lines()
+        figure, axis = pyplot.subplots(figsize=(12, min(60.0, 1.5 + 0.16 * len(lines))), layout="constrained")
+        for what, colour in COLOURS.items():
+            chosen = [span for span in self.spans if span.what == what and span.request in lines]
+            axis.barh(
+                [lines[span.request] for span in chosen],
+                [(span.end - span.begin) / 1e6 for span in chosen],
+                left=[(span.begin - first) / 1e6 for span in chosen],
+                color=colour,
+                label=what,
+                height=0.8,
+            )
+        axis.set(xlabel="ms", ylabel="request, in order of arrival", title=title)
+        axis.invert_yaxis()
+        axis.legend(loc="upper right", ncols=len(COLOURS), fontsize=8)
+        figure.savefig(path, dpi=110)
+        pyplot.close(figure)

@@ -1,0 +1,92 @@
+"""`python -m blinkpy.verify.sim`: simulate seeds, or repeat a failure.
+
+Exit codes: 0 no violation, 1 a violation, 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from blinkpy.config import ConfigError
+from blinkpy.scheduler.policies import SHIPPED, load_policy
+from blinkpy.verify.sim.failure_story import tell
+from blinkpy.verify.sim.runs import TURNS, Report, run
+from blinkpy.verify.sim.shrink import Schedule, shrink
+from blinkpy.verify.sim.simulation import Simulation
+
+TOLD_EVERY = 1000  # worlds between two lines of progress
+
+
+def parser() -> argparse.ArgumentParser:
+    about = "Simulate the scheduler under a storm of events."
+    made = argparse.ArgumentParser(prog="python -m blinkpy.verify.sim", description=about)
+    made.add_argument("--seed", type=int, default=1, help="first seed [1]")
+    made.add_argument("--steps", type=int, default=1_000_000, help="scheduler calls, over all seeds [1000000]")
+    made.add_argument("--turns", type=int, default=TURNS, help=f"stormy turns of each seed's world [{TURNS}]")
+    made.add_argument("--seconds", type=float, default=float("inf"), help="time after which no new seed begins [no limit]")
+    made.add_argument("--policy", default="all", help="a shipped policy, FILE.py:FUNCTION, or all shipped ones in turn [all]")
+    made.add_argument("--python", action="store_true", help="plain Python instead of compiled code: a hundred times slower")
+    made.add_argument("--check-every", type=int, default=1, help="turns between two checks of the whole state [1]")
+    made.add_argument("--save", type=Path, default=Path("build/sim"), help="folder for failing schedules [build/sim]")
+    made.add_argument(
+        "--replay", type=Path, metavar="FILE", help="repeat a saved schedule in plain Python, and tell what happens"
+    )
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = parser().parse_args(argv)
+    try:
+        return _replay(arguments.replay) if arguments.replay else _run(arguments)
+    except ConfigError as error:
+        print(f"blinkpy.verify.sim: error: {error}", file=sys.stderr)
+        return 2
+
+
+def _replay(path: Path) -> int:
+    schedule = Schedule.load(path)
+    line = ""
+    for line in tell(schedule, load_policy(schedule.policy)):
+        print(line)
+    return 0 if line.startswith("all ended well") else 1
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    for name in ("seed", "steps", "turns", "check_every"):
+        if getattr(arguments, name) < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(arguments, name)}")
+    names = list(SHIPPED) if arguments.policy == "all" else [arguments.policy]
+    policies = {load_policy(name): name for name in names}
+
+    def progress(report: Report) -> None:
+        if report.worlds % TOLD_EVERY == 0:
+            print(report, flush=True)
+
+    report = run(
+        list(policies),
+        arguments.seed,
+        arguments.steps,
+        turns=arguments.turns,
+        seconds=arguments.seconds,
+        mode="python" if arguments.python else "njit",
+        check_every=arguments.check_every,
+        progress=progress,
+    )
+    print(report)
+    for policy, failure in report.failures:
+        print(f"{policies[policy]}: {failure}")
+        actors = Simulation(failure.seed, 1, policy).world.limits.pairs + 1
+        schedule = shrink(failure, policy, policies[policy], actors)
+        path = arguments.save / f"seed-{failure.seed}.json"
+        schedule.save(path)
+        print(f"shrunk to {len(schedule.keep)} acts: python -m blinkpy.verify.sim --replay {path}")
+        for line in list(tell(schedule, policy))[-40:]:
+            print(f"  {line}")
+    return 1 if report.failures else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,1 @@
+"""The simulator's front ends: well-behaved, wild and broken."""

@@ -1,0 +1,222 @@
+"""Requests of a front end: made up at random, with what each one must get, submitted and cancelled."""
+
+from __future__ import annotations
+
+from blinkpy.device.portable import device
+from blinkpy.kv.prefix_cache import extend_hash
+from blinkpy.queues.completion import (
+    FINISH_LENGTH,
+    FINISH_NONE,
+    FINISH_REJECTED,
+    FINISH_STOP,
+    REJECT_HASHES,
+    REJECT_LENGTH,
+    REJECT_PAGES,
+    REJECT_PARAMETER,
+    REJECT_PROMPT,
+    REJECT_TOKEN,
+)
+from blinkpy.queues.logprob_record import TOP_LOGPROBS
+from blinkpy.queues.submission import (
+    SQ_ENTRY_WORDS,
+    STOP_IDS,
+    SUBMIT_NO_PREFIX_CACHE,
+    WORD_EPOCH,
+    WORD_FLAGS,
+    WORD_HASH_COUNT,
+    WORD_HASH_OFFSET,
+    WORD_LOGPROBS,
+    WORD_MAX_TOKENS,
+    WORD_MIN_TOKENS,
+    WORD_PRIORITY,
+    WORD_PROMPT_LENGTH,
+    WORD_PROMPT_OFFSET,
+    WORD_REPETITION_PENALTY,
+    WORD_SEED,
+    WORD_SLOT,
+    WORD_STOP_IDS,
+    WORD_TEMPERATURE,
+    WORD_TOP_P,
+)
+from blinkpy.queues.words import EPOCH_SHIFT, PAIR_SQ_HEAD
+from blinkpy.verify.sim.draws import chance, draw
+from blinkpy.verify.sim.events import EVENT_CANCEL, EVENT_SUBMIT, EVENT_SUBMIT_BAD, note
+from blinkpy.verify.sim.front_ends.pair_ownership import ring
+from blinkpy.verify.sim.front_ends.wire import WIRE_CANCEL, WIRE_ENTRY, WIRE_PROMPT, hashes_per_entry, send, wire_room
+from blinkpy.verify.sim.synthetic_model import token_after, value_of
+from blinkpy.verify.sim.world import STEMS
+
+# Kinds of bad entries. The engine answers those before BAD_SILENT with FINISH_REJECTED, and the others not at all.
+BAD_PROMPT, BAD_PARAMETER, BAD_LENGTH, BAD_PAGES, BAD_HASHES, BAD_TOKEN, BAD_EPOCH, BAD_SLOT, BAD_KINDS = range(9)
+BAD_SILENT = BAD_EPOCH
+
+
+FLOAT_ONE = 0x3F800000
+SALT = 9
+REASON_SHIFT = 8
+
+
+@device
+def free_slot(limits, fronts, pair):
+    """A slot without a request, or -1."""
+    first = pair * limits.slots_per_pair
+    for slot in range(first, first + limits.slots_per_pair):
+        if fronts.request_id[slot] == 0:
+            return slot
+    return -1
+
+
+@device
+def make_up_prompt(limits, sim, slot):
+    """A prompt that shares its start with others, of any length up to the longest. Returns the length."""
+    fronts, draws = sim.fronts, sim.draws
+    longest = min(limits.max_model_len - 1, limits.pages * limits.page_size)
+    length = 1 + draw(draws, longest if draw(draws, 2) == 0 else max(1, longest // 3))
+    if draw(draws, 10) == 0:
+        length = longest
+    repeats = chance(draws, sim.odds.repeat)
+    own = 0 if repeats else draw(draws, min(4, length))
+    stem, after = draw(draws, STEMS), draw(draws, STEMS)
+    cut = (
+        draw(draws, length) if not repeats and draw(draws, 3) == 0 else length
+    )  # from here on as another one: pages that look alike
+    for i in range(length):
+        token = sim.stems[stem if i < cut else after, i]
+        fronts.tokens[slot, i] = token if i < length - own else draw(draws, limits.vocab_size)
+    return length
+
+
+@device
+def foresee(limits, fronts, slot, entry):
+    """What the request must get: its tokens (behind the prompt in Fronts.tokens), their number, and its end."""
+    length, salt = fronts.prompt_length[slot], fronts.cache_salt[slot]
+    most = min(entry[WORD_MAX_TOKENS], limits.max_model_len - length)
+    total, value, generated, finish = 0, 0, 0, FINISH_NONE
+    for i in range(length):
+        value = value_of(value, fronts.tokens[slot, i], i, salt)
+        total += value * (i + 1)
+    while finish == FINISH_NONE:
+        token = token_after(total, fronts.seed[slot], limits.vocab_size)
+        position = length + generated
+        fronts.tokens[slot, position] = token
+        generated += 1
+        value = value_of(value, token, position, salt)
+        total += value * (position + 1)
+        if generated == most:
+            finish = FINISH_LENGTH
+        if generated > entry[WORD_MIN_TOKENS]:
+            for i in range(STOP_IDS):
+                if entry[WORD_STOP_IDS + i] == token:
+                    finish = FINISH_STOP
+    fronts.expected[slot], fronts.finish[slot] = generated, finish
+
+
+@device
+def fill_entry(limits, sim, pair, place, slot):
+    """Sim.entry: a good entry for the request in `slot`, for a place of the ring."""
+    fronts, draws, entry = sim.fronts, sim.draws, sim.entry
+    for word in range(SQ_ENTRY_WORDS):
+        entry[word] = 0
+    length = fronts.prompt_length[slot]
+    room = min(limits.max_model_len, limits.pages * limits.page_size + 1) - length
+    most = room if draw(draws, 10) == 0 else min(room, sim.odds.answer)
+    entry[0] = fronts.counter[pair]
+    entry[1] = fronts.epoch[pair]
+    entry[WORD_SEED] = fronts.seed[slot]
+    entry[4] = fronts.cache_salt[slot]
+    entry[WORD_EPOCH] = fronts.epoch[pair]
+    entry[WORD_SLOT] = slot - pair * limits.slots_per_pair
+    entry[WORD_PROMPT_OFFSET] = place * limits.max_model_len
+    entry[WORD_PROMPT_LENGTH] = length
+    entry[WORD_HASH_OFFSET] = place * hashes_per_entry(limits)
+    entry[WORD_HASH_COUNT] = length >> limits.page_shift
+    entry[WORD_MAX_TOKENS] = 1 + draw(draws, max(1, most))
+    entry[WORD_MIN_TOKENS] = 2 if draw(draws, 3) == 0 else 0
+    entry[WORD_PRIORITY] = draw(draws, 5) - 2
+    entry[WORD_FLAGS] = SUBMIT_NO_PREFIX_CACHE if draw(draws, 4) == 0 else 0
+    entry[WORD_TOP_P], entry[WORD_REPETITION_PENALTY] = FLOAT_ONE, FLOAT_ONE
+    fronts.logprobs[slot] = draw(draws, TOP_LOGPROBS + 1) if draw(draws, 3) == 0 else -1
+    entry[WORD_LOGPROBS] = fronts.logprobs[slot]
+    for i in range(STOP_IDS):
+        entry[WORD_STOP_IDS + i] = -1
+    if draw(draws, 3) == 0:
+        for i in range(3):
+            entry[WORD_STOP_IDS + i] = draw(draws, limits.vocab_size)
+
+
+@device
+def spoil(limits, sim, slot):
+    """Break the good entry in Sim.entry. Returns the kind of what is wrong now."""
+    fronts, draws, entry = sim.fronts, sim.draws, sim.entry
+    kind = draw(draws, BAD_KINDS)
+    fronts.expected[slot], reason = 0, REJECT_PROMPT
+    if kind == BAD_PROMPT:
+        entry[WORD_PROMPT_LENGTH] = -draw(draws, 2)
+    elif kind == BAD_PARAMETER:
+        entry[WORD_TEMPERATURE] = -1
+        reason = REJECT_PARAMETER
+    elif kind == BAD_LENGTH:
+        entry[WORD_MAX_TOKENS] = limits.max_model_len - fronts.prompt_length[slot] + 1
+        reason = REJECT_LENGTH
+    elif kind == BAD_PAGES:
+        entry[WORD_MAX_TOKENS] = limits.pages * limits.page_size + 2 - fronts.prompt_length[slot]
+        reason = REJECT_PAGES if limits.pages * limits.page_size + 2 <= limits.max_model_len else REJECT_LENGTH
+    elif kind == BAD_HASHES:
+        entry[WORD_HASH_COUNT] += 1
+        reason = REJECT_HASHES
+    elif kind == BAD_TOKEN:
+        fronts.tokens[slot, draw(draws, fronts.prompt_length[slot])] = limits.vocab_size
+        reason = REJECT_TOKEN
+    elif kind == BAD_EPOCH:
+        entry[WORD_EPOCH] -= 1
+    elif kind == BAD_SLOT:
+        entry[WORD_SLOT] = limits.slots_per_pair if draw(draws, 2) == 0 else -1
+    fronts.finish[slot] = FINISH_REJECTED | reason << REASON_SHIFT
+    return kind
+
+
+@device
+def submit(limits, queues, sim, turn, pair):
+    """One request. Returns whether there was room for it."""
+    fronts, draws = sim.fronts, sim.draws
+    slot = free_slot(limits, fronts, pair)
+    if slot < 0 or wire_room(fronts, pair) < 16 or fronts.sq_tail[pair] - queues.pair[pair, PAIR_SQ_HEAD] >= limits.sq_entries:
+        return False
+    place = fronts.sq_tail[pair] & (limits.sq_entries - 1)
+    fronts.counter[pair] += 1
+    fronts.cache_salt[slot] = SALT if draw(draws, 4) == 0 else 0
+    fronts.seed[slot] = draw(draws, 1 << 20)
+    fronts.prompt_length[slot] = make_up_prompt(limits, sim, slot)
+    fronts.got[slot], fronts.cancelled[slot], fronts.poisoned[slot] = 0, 0, 0
+    fill_entry(limits, sim, pair, place, slot)
+    for k in range(fronts.prompt_length[slot] >> limits.page_shift):
+        fronts.page_hash[slot, k] = extend_hash(limits, fronts, slot, k)
+    kind = -1
+    if chance(draws, sim.odds.bad):
+        kind = spoil(limits, sim, slot)
+    if kind < 0:
+        foresee(limits, fronts, slot, sim.entry)
+        note(sim, turn, pair, EVENT_SUBMIT, slot - pair * limits.slots_per_pair, fronts.expected[slot])
+    else:
+        note(sim, turn, pair, EVENT_SUBMIT_BAD, slot - pair * limits.slots_per_pair, kind)
+    for word in range(SQ_ENTRY_WORDS):
+        fronts.entry[pair, place, word] = sim.entry[word]
+    if kind < BAD_SILENT:
+        fronts.request_id[slot] = fronts.epoch[pair] << EPOCH_SHIFT | fronts.counter[pair]
+    send(fronts, pair, WIRE_PROMPT, place, slot)
+    send(fronts, pair, WIRE_ENTRY, place, 0)
+    fronts.sq_tail[pair] += 1
+    ring(fronts, pair)
+    return True
+
+
+@device
+def cancel(limits, sim, turn, pair):
+    """Cancel what is in one slot, if anything is."""
+    fronts = sim.fronts
+    local = draw(sim.draws, limits.slots_per_pair)
+    slot = pair * limits.slots_per_pair + local
+    if fronts.request_id[slot] != 0:
+        fronts.cancelled[slot] = 1
+        note(sim, turn, pair, EVENT_CANCEL, local, 0)
+        send(fronts, pair, WIRE_CANCEL, local, fronts.request_id[slot])

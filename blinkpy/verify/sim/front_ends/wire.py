@@ -1,0 +1,58 @@
+"""A front end's writes under way: a queue from which they arrive in order, now or later."""
+
+from __future__ import annotations
+
+from blinkpy.device.portable import device
+from blinkpy.queues.submission import SQ_ENTRY_WORDS
+from blinkpy.verify.sim.world import WIRE
+
+WIRE_PROMPT, WIRE_ENTRY, WIRE_WORD, WIRE_CANCEL = range(4)
+
+
+@device
+def send(fronts, pair, kind, index, value):
+    """Put a write on the wire. The caller sees to it that there is room."""
+    place = fronts.wire_tail[pair] & (WIRE - 1)
+    fronts.wire_kind[pair, place] = kind
+    fronts.wire_index[pair, place] = index
+    fronts.wire_value[pair, place] = value
+    fronts.wire_tail[pair] += 1
+
+
+@device
+def wire_room(fronts, pair):
+    return WIRE - (fronts.wire_tail[pair] - fronts.wire_head[pair])
+
+
+@device
+def deliver(limits, queues, fronts, pair, writes):
+    """The next `writes` writes arrive."""
+    for _ in range(writes):
+        place = fronts.wire_head[pair] & (WIRE - 1)
+        kind, index, value = fronts.wire_kind[pair, place], fronts.wire_index[pair, place], fronts.wire_value[pair, place]
+        fronts.wire_head[pair] += 1
+        if kind == WIRE_WORD:
+            queues.front[pair, index] = value
+        elif kind == WIRE_CANCEL:
+            queues.cancel[pair, index] = value
+        elif kind == WIRE_ENTRY:
+            for word in range(SQ_ENTRY_WORDS):
+                queues.sq[pair, index, word] = fronts.entry[pair, index, word]
+        else:
+            deliver_prompt(limits, queues, fronts, pair, index, value)
+
+
+@device
+def deliver_prompt(limits, queues, fronts, pair, place, slot):
+    """Prompt and page hashes of a slot's request, to the part of the arenas that belongs to a place in the ring."""
+    offset, length = place * limits.max_model_len, fronts.prompt_length[slot]
+    for i in range(length):
+        queues.prompt[pair, offset + i] = fronts.tokens[slot, i]
+    offset = place * hashes_per_entry(limits)
+    for k in range(length >> limits.page_shift):
+        queues.hashes[pair, offset + k] = fronts.page_hash[slot, k]
+
+
+@device
+def hashes_per_entry(limits):
+    return (limits.max_model_len >> limits.page_shift) + 1

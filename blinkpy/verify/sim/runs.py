@@ -1,0 +1,65 @@
+"""Many seeds: as many as a number of scheduler calls, or a time, allows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from blinkpy.scheduler.policies import Policy, fcfs
+from blinkpy.verify.sim.simulation import Failure, Mode, simulate
+
+TURNS = 4000  # stormy turns of one world
+
+
+@dataclass
+class Report:
+    """What a run of many seeds did. calls: of the scheduler. seconds: wall clock, without compiling."""
+
+    first_seed: int
+    worlds: int = 0
+    calls: int = 0
+    seconds: float = 0.0
+    failures: list[tuple[Policy, Failure]] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        found = f"{len(self.failures)} failed" if self.failures else "no violation"
+        rate = self.calls / self.seconds if self.seconds else 0.0
+        seeds = f"seeds {self.first_seed} to {self.first_seed + self.worlds - 1}"
+        did = f"{self.calls:,} scheduler calls in {self.worlds:,} worlds ({seeds})"
+        return f"{did}, {self.seconds:.1f} s, {rate:,.0f} calls/s: {found}"
+
+
+def run(
+    policy: Policy | Sequence[Policy] = fcfs,
+    seed: int = 1,
+    steps: int = 1_000_000,
+    *,
+    turns: int = TURNS,
+    seconds: float = float("inf"),
+    mode: Mode = "njit",
+    check_every: int = 1,
+    most_failures: int = 1,
+    progress: Callable[[Report], None] | None = None,
+) -> Report:
+    """Simulate worlds from `seed` on, until the scheduler was called `steps` times, the time is over or enough seeds failed.
+
+    policy: one, or several that take turns. turns: stormy turns of each world. mode: of scheduler and checks alike.
+    progress: called after every world.
+    """
+    policies = [policy] if callable(policy) else list(policy)
+    for each in policies:
+        simulate(seed, 1, each, mode=mode, checks=mode)  # compile, before the clock starts
+    report = Report(seed)
+    started = time.monotonic()
+    while report.calls < steps and report.seconds < seconds and len(report.failures) < most_failures:
+        chosen = policies[report.worlds % len(policies)]
+        outcome = simulate(seed + report.worlds, turns, chosen, mode=mode, checks=mode, check_every=check_every)
+        report.worlds += 1
+        report.calls += outcome.calls
+        report.seconds = time.monotonic() - started
+        if outcome.failure is not None:
+            report.failures.append((chosen, outcome.failure))
+        if progress is not None:
+            progress(report)
+    return report

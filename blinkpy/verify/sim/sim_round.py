@@ -1,0 +1,89 @@
+"""One turn of a simulation: judge the last call of the scheduler, let front ends act, and move the clock; then its step."""
+
+from __future__ import annotations
+
+from blinkpy.device.expect import problem
+from blinkpy.device.portable import device
+from blinkpy.kv.invariants.check_state import find_problem
+from blinkpy.kv.state import ROWS
+from blinkpy.queues.words import CONTROL_COMMAND
+from blinkpy.verify.sim.draws import chance, draw, start_draws
+from blinkpy.verify.sim.events import EVENT_JUMP, EVENT_POISON, note
+from blinkpy.verify.sim.front_ends.front_end_actions import front_turn
+from blinkpy.verify.sim.synthetic_model import check_padding, compute
+from blinkpy.verify.sim.turn_invariants import check_promises
+from blinkpy.verify.sim.world import TICK_NS
+
+LEFT_OVER = problem("a step is asked for although the batch is empty, or the other way round")
+
+
+@device
+def judge(limits, queues, state, sim, turn, bucket):
+    """What the scheduler's last call did, and the step that it asked for. Returns a problem, or 0."""
+    fault = 0
+    if turn % sim.check_every == 0:
+        fault = find_problem(limits, state, sim.references, sim.seen)
+    if fault == 0:
+        fault = check_promises(limits, queues, state, sim, sim.clock[0])
+    if fault == 0 and (bucket >= 0) != (state.batch.counts[ROWS] > 0):
+        fault = LEFT_OVER
+    if fault == 0 and bucket >= 0:
+        fault = check_padding(state, bucket)
+        poison(limits, state, sim, turn)
+    return fault
+
+
+@device
+def poison(limits, state, sim, turn):
+    """Now and then, the model fails for one row."""
+    start_draws(sim.draws, sim.seed, turn, limits.pairs + 1)
+    sim.poison[0] = -1
+    if turn < sim.turns and sim.muted[turn, limits.pairs] == 0 and chance(sim.draws, sim.odds.poison):
+        row = draw(sim.draws, state.batch.counts[ROWS])
+        slot = state.batch.row_slots[row]
+        if state.batch.emits[row] != 0 and sim.fronts.request_id[slot] == state.requests.request_id[slot]:
+            note(sim, turn, limits.pairs, EVENT_POISON, row, 0)
+            sim.poison[0] = row
+            sim.fronts.poisoned[slot] = 1
+
+
+@device
+def play_turn(limits, queues, state, sim, turn, bucket, command):
+    """Judge the call of the turn before, which returned `bucket`, and prepare the next one.
+
+    turn: from 0; the bucket before the first does not matter. command: COMMAND_*, of the host. Returns the time of the
+    scheduler's next call, ns, or minus the number of a problem.
+    """
+    if turn > 0:
+        fault = judge(limits, queues, state, sim, turn, bucket)
+        if fault != 0:
+            return -fault
+    queues.control[CONTROL_COMMAND] = command
+    start_draws(sim.draws, sim.seed, turn, limits.pairs)
+    if turn < sim.turns and sim.muted[turn, limits.pairs] == 0 and chance(sim.draws, sim.odds.jump):
+        sim.clock[0] += 2 * limits.lease_ns
+        note(sim, turn, limits.pairs, EVENT_JUMP, 2 * limits.lease_ns, 0)
+    for pair in range(limits.pairs):
+        fault = front_turn(limits, queues, sim, turn, pair, command)
+        if fault != 0:
+            return -fault
+    sim.clock[0] += TICK_NS
+    return sim.clock[0]
+
+
+@device
+def play_step(limits, state, sim):
+    """The step that the scheduler's last call asked for. Returns a problem, or 0."""
+    return compute(limits, state, sim.cache, sim.poison[0])
+
+
+@device
+def is_quiet(limits, state, sim):
+    """Whether no front end waits for anything, and the engine has nothing left."""
+    for slot in range(limits.slots):
+        if sim.fronts.request_id[slot] != 0 or state.requests.status[slot] != 0:
+            return False
+    for page in range(limits.pages):
+        if state.pages.refcount[page] != 0:
+            return False
+    return True

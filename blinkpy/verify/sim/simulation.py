@@ -1,0 +1,237 @@
+"""Running a simulation: one seed makes a world, a storm of events, and then a calm in which everything must end.
+
+`simulate` runs a seed and says what went wrong, if anything did. The scheduler and the simulation are each compiled (njit) or
+plain Python, in any combination, and give the same run.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+import numpy as np
+from numba import types
+
+from blinkpy.device.compile_cache import cached_njit
+from blinkpy.device.expect import PROBLEMS, problem
+from blinkpy.device.table_codegen import Table
+from blinkpy.kv.state import DRAINED, NOTHING, STOPPED
+from blinkpy.kv.state_snapshots import map_arrays, plain
+from blinkpy.queues.words import COMMAND_DRAIN, COMMAND_RUN, COMMAND_STOP, COUNTER_NAMES
+from blinkpy.scheduler.cycle import make_phases
+from blinkpy.scheduler.host_scheduler import Scheduler
+from blinkpy.scheduler.policies import Policy, fcfs
+from blinkpy.verify.sim.events import EVENT_NAMES, LOG
+from blinkpy.verify.sim.sim_round import is_quiet, play_step, play_turn
+from blinkpy.verify.sim.world import World, make_world
+
+Mode = Literal["njit", "python"]
+Mute = tuple[int, int]  # turn and actor; the last actor is the world
+
+ENDLESS = problem("not everything has ended, although everybody behaves")
+NOT_DRAINED = problem("a drain or a stop is not answered")
+ACCEPTED_LATE = problem("a request was accepted after the engine was told to drain or stop")
+RAISED = problem("the scheduler raised an exception")
+COUNTERS_WRONG = problem("requests accepted are not those that finished and those that were cancelled")
+CALM_SHARE = 40  # turns of the calm that each slot gets, beside those for its tokens
+QUIET_EVERY = 16  # turns between two looks whether all has ended
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What a seed found. turn: of the scheduler's call that was wrong."""
+
+    seed: int
+    turns: int
+    turn: int
+    code: int
+    detail: str = ""
+
+    def __str__(self) -> str:
+        detail = f" ({self.detail})" if self.detail else ""
+        return f"seed {self.seed}, call {self.turn}: {PROBLEMS[self.code]}{detail}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One seed's run. calls: of the scheduler."""
+
+    calls: int
+    failure: Failure | None
+
+
+class Simulation:
+    """One world, ready to run.
+
+    mode: of the scheduler; checks: of front ends, model and checks. scheduler: another one's step function, (limits, queues,
+    state, now, lane, lanes) -> bucket, in plain Python. overlapped: the shipped one in plain Python, where what needs no tokens
+    runs before the model's step.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        turns: int,
+        policy: Policy = fcfs,
+        *,
+        mode: Mode = "njit",
+        checks: Mode = "njit",
+        check_every: int = 1,
+        muted: Iterable[Mute] = (),
+        scheduler: Callable[..., int] | None = None,
+        overlapped: bool = False,
+    ) -> None:
+        self.seed, self.turns = seed, turns
+        self.world: World = make_world(seed, turns, check_every)
+        for turn, actor in muted:
+            self.world.sim.muted[turn, actor] = 1
+        limits, state, queues = self.world[:3]
+        if scheduler is None:
+            compiled = Scheduler(limits, state, policy, mode=mode)
+            compiled.attach(queues)
+            self._step: Callable[[int], int] = compiled.step
+        else:
+            arrays, views, chosen = plain(state), plain(queues), scheduler
+            self._step = lambda now: chosen(limits, views, arrays, now, 0, 1)
+        self._play, self._compute, self._quiet, self._arguments = _bind(self.world, checks)
+        self._step = self._overlapped(policy) if overlapped else self._in_turn(self._step)
+        # How the run ends is drawn too: most serve everything, some are drained or stopped in the middle of it.
+        self.ending = random.Random(seed + 1).choice((COMMAND_RUN, COMMAND_RUN, COMMAND_DRAIN, COMMAND_STOP))
+        self.turn, self.bucket, self.code, self.detail = 0, NOTHING, 0, ""
+        self._accepted = 0  # requests, when the calm begins
+
+    def advance(self, command: int = COMMAND_RUN) -> bool:
+        """One turn, with one call of the scheduler. False when something is wrong: `code` and `detail` say what."""
+        now = self._play(*self._arguments, self.turn, self.bucket, command)
+        if now < 0:
+            self.code = -now
+            return False
+        try:
+            self.bucket = self._step(now)
+            if self.code:
+                return False
+        except (IndexError, ValueError, OverflowError, TypeError) as error:  # plain Python checks what compiled code does not
+            self.code, self.detail = RAISED, f"{type(error).__name__}: {error}"
+            return False
+        self.turn += 1
+        return True
+
+    def _in_turn(self, step: Callable[[int], int]) -> Callable[[int], int]:
+        """The model's step, then the scheduler."""
+
+        def run(now: int) -> int:
+            if self.bucket >= 0:
+                self.code = self._compute(*self._arguments)
+            return NOTHING if self.code else step(now)
+
+        return run
+
+    def _overlapped(self, policy: Policy) -> Callable[[int], int]:
+        """As on a GPU: what needs no tokens goes ahead of the model's step, or runs beside it. In plain Python."""
+        limits, state, queues = self.world.limits, plain(self.world.state), plain(self.world.queues)
+        phases = make_phases(policy)
+
+        def run(now: int) -> int:
+            phases.ahead(limits, queues, state, now, 0, 1)
+            if self.bucket >= 0:
+                self.code = self._compute(*self._arguments)
+            result = NOTHING if self.code else phases.decide(limits, queues, state, 0, 1)
+            phases.report(limits, queues, state, 0, 1)
+            return result
+
+        return run
+
+    def run(self) -> Outcome:
+        """The storm and the calm."""
+        for _ in range(self.turns):
+            if not self.advance():
+                return self._failed()
+        return self.calm()
+
+    def calm(self) -> Outcome:
+        """Everybody behaves, and all requests end; or the engine is told to drain or stop, and does."""
+        limits, self._accepted = self.world.limits, self.counters()["requests_accepted"]
+        bound = limits.slots * (limits.max_model_len + CALM_SHARE) * 2 + 2 * CALM_SHARE
+        for left in range(bound, 0, -1):
+            if left % QUIET_EVERY == 0 and self.ending == COMMAND_RUN and self._quiet(*self._arguments):
+                return self._quiet_end()
+            if not self.advance(self.ending):
+                return self._failed()
+            if self.bucket in (DRAINED, STOPPED):
+                return self._ended(self.bucket)
+        self.code = ENDLESS if self.ending == COMMAND_RUN else NOT_DRAINED
+        return self._failed()
+
+    def _quiet_end(self) -> Outcome:
+        if self.counters()["requests_accepted"] != self.counters()["requests_finished"] + self.counters()["requests_cancelled"]:
+            self.code = COUNTERS_WRONG
+            return self._failed()
+        return Outcome(self.turn, None)
+
+    def _ended(self, result: int) -> Outcome:
+        wanted = DRAINED if self.ending == COMMAND_DRAIN else STOPPED
+        left = int((self.world.state.requests.status != 0).sum())
+        if result != wanted or (wanted == DRAINED and left):
+            self.code, self.detail = NOT_DRAINED, f"{left} requests are left"
+            return self._failed()
+        if self.counters()["requests_accepted"] != self._accepted:
+            self.code = ACCEPTED_LATE
+            return self._failed()
+        return Outcome(self.turn, None)
+
+    def counters(self) -> dict[str, int]:
+        """The engine's counters by name."""
+        return dict(zip(COUNTER_NAMES, self.world.state.counters.tolist(), strict=True))
+
+    def _failed(self) -> Outcome:
+        return Outcome(self.turn, Failure(self.seed, self.turns, self.turn - 1, self.code, self.detail))
+
+    def events(self, since: int) -> list[tuple[int, int, str]]:
+        """(turn, actor, what) of the events from a number on, as far as they are remembered."""
+        log, count = np.asarray(self.world.sim.log), int(self.world.sim.logged[0])
+        listed = []
+        for i in range(max(since, count - LOG), count):
+            turn, actor, event, first, second = (int(value) for value in log[i % LOG])
+            listed.append((turn, actor, f"{EVENT_NAMES[event]}: {first}, {second}"))
+        return listed
+
+
+def _bind(world: World, mode: Mode) -> tuple[Callable[..., int], Callable[..., int], Callable[..., Any], tuple[Any, ...]]:
+    """play_turn, play_step and is_quiet, all with the same arguments, which come last; compiled or not."""
+    limits, state, queues, sim, _ = world
+    if mode == "python":
+        arguments: tuple[Any, ...] = (limits, plain(queues), plain(state), plain_sim(world))
+        return play_turn, _without_queues(play_step), _without_queues(is_quiet), arguments
+    arguments = (Table(limits), Table(queues, strided=True), Table(state), Table(sim))
+    kinds = tuple(table.kind for table in arguments)
+    play, step, quiet = compiled_turn(kinds)
+    return play, _without_queues(step), _without_queues(quiet), arguments
+
+
+def _without_queues(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda limits, queues, state, sim: function(limits, state, sim)
+
+
+def plain_sim(world: World) -> Any:
+    """world.sim with memoryviews in place of arrays; its integers stay."""
+    return map_arrays(lambda item: item if isinstance(item, int) else np.asarray(item).data, world.sim)
+
+
+@lru_cache(maxsize=1)
+def compiled_turn(kinds: tuple[Any, ...]) -> list[Callable[..., Any]]:
+    """play_turn, play_step and is_quiet, compiled. kinds: types of the four tables, which do not depend on sizes."""
+    whole, part = (*kinds, types.int64, types.int64, types.int64), (kinds[0], kinds[2], kinds[3])
+    entries = []
+    for function, signature in ((play_turn, whole), (play_step, part), (is_quiet, part)):
+        compiled = cached_njit(function, nogil=True)
+        compiled.compile(signature)
+        entries.append(compiled.overloads[signature].entry_point)
+    return entries
+
+
+def simulate(seed: int, turns: int, policy: Policy = fcfs, **options: Any) -> Outcome:
+    """Run one seed. options: of Simulation."""
+    return Simulation(seed, turns, policy, **options).run()

@@ -1,0 +1,250 @@
+"""Everything a simulation remembers beside the scheduler: front ends, what they sent, and what they must get.
+
+All of it is integer arrays, so that compiled code and plain Python work on the same memory. Q pairs, L slots of a pair,
+S = Q * L slots, K pages and C tokens of the longest sequence, W places of a front end's wire.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from blinkpy.kv.limits import Limits, make_limits
+from blinkpy.kv.state import Int32, Int64, State
+from blinkpy.kv.state_memory import make_state
+from blinkpy.queues.header import EngineFacts, write_header
+from blinkpy.queues.layout import QueueLayout, QueueSizes
+from blinkpy.queues.submission import SQ_ENTRY_WORDS
+from blinkpy.queues.views import EngineViews, engine_views
+from blinkpy.verify.sim.events import LOG, LOG_WORDS
+
+WIRE = 128  # writes of a front end that are still under way; a power of two
+STEMS = 3  # prompts begin with one of so many sequences, so that prefixes are shared
+TICK_NS = 50_000
+FEW_PAGES = 24
+
+
+class Odds(NamedTuple):
+    """How often something happens, in thousandths of a front end's turns."""
+
+    submit: int
+    repeat: int  # of the requests: nothing of its own in the prompt
+    answer: int  # tokens that most requests may generate at most
+    burst: int  # most requests at once
+    cancel: int
+    crash: int
+    comeback: int  # of one that crashed
+    silent: int  # stops for a while, as a process under SIGSTOP does
+    late: int  # a write from an earlier epoch lands
+    broken: int  # a doorbell or a completion head that can't be
+    bad: int  # of the requests: entries that the engine must refuse
+    pace: int  # a reader becomes slow, gets stuck, or is fast again
+    delay: int  # writes stay under way
+    notice: int  # a front end that was fenced looks whether it was
+    jump: int  # of the world's turns: time passes and nobody is heard
+    poison: int  # of the world's turns: the model gives a token that is none
+
+
+class Fronts(NamedTuple):
+    """Front ends as they see themselves. A slot's request: [S]; it is free where request_id is 0."""
+
+    alive: Int64  # [Q]
+    silent: Int64  # [Q] turns until it goes on
+    pace: Int64  # [Q] how fast it reads
+    epoch: Int64  # [Q] 0: it has no pair
+    claim: Int64  # [Q] epoch that it asked for
+    counter: Int64  # [Q] requests of this epoch
+    beat: Int64  # [Q]
+    sq_tail: Int64  # [Q]
+    cq_head: Int64  # [Q]
+    broke: Int64  # [Q] 1: it broke the protocol, and may be fenced for it
+    request_id: Int64
+    cache_salt: Int64
+    seed: Int64
+    prompt_length: Int64
+    expected: Int64  # tokens that it must get
+    finish: Int64  # how it must end: FINISH_*, and REJECT_* << 8 for a bad one
+    got: Int64  # tokens so far
+    cancelled: Int64
+    logprobs: Int64  # asked for; -1: none
+    poisoned: Int64  # the model failed for this request
+    tokens: Int32  # [S, C] prompt, and after it what must be generated
+    page_hash: Int64  # [S, K]
+    entry: Int32  # [Q, sq_entries, 32] as submitted
+    wire_kind: Int64  # [Q, W]
+    wire_index: Int64  # [Q, W]
+    wire_value: Int64  # [Q, W]
+    wire_head: Int64  # [Q] delivered
+    wire_tail: Int64  # [Q]
+
+
+class Watch(NamedTuple):
+    """What was true after the last call of the scheduler, to judge the next one by."""
+
+    status: Int64  # [S]
+    request_id: Int64  # [S]
+    cancel_age: Int64  # [S] calls since a cancel could be seen
+    attached: Int64  # [Q]
+    epoch: Int64  # [Q]
+    sq_head: Int64  # [Q]
+    cq_tail: Int64  # [Q]
+    passed: Int64  # [Q] entries of others that were consumed while this pair had one
+    beat: Int64  # [Q] heartbeat word
+    beat_ns: Int64  # [Q] when it changed, as the engine sees it
+    best: Int64  # [3] the request of the lowest rank: its id, its progress, calls without any
+
+
+class Sim(NamedTuple):
+    """See the module."""
+
+    seed: int
+    turns: int  # of the stormy part; after it everybody behaves, and all requests must end
+    check_every: int  # the state is checked in every so many turns
+    progress_bound: int  # calls that the request of the lowest rank may stand still
+    odds: Odds
+    fronts: Fronts
+    watch: Watch
+    stems: Int32  # [STEMS, C]
+    cache: Int64  # [N * P] the model's keys and values
+    muted: Int32  # [turns, Q + 1] 1: this actor does nothing of its own in this turn; the last one is the world
+    draws: Int64  # [1]
+    clock: Int64  # [1] ns
+    poison: Int64  # [1] row of the next batch whose token is none, or -1
+    references: Int64  # [max(S, N)] scratch
+    seen: Int64  # [max(S, N)] scratch
+    entry: Int32  # [32] scratch
+    log: Int64  # [LOG, LOG_WORDS]
+    logged: Int64  # [1]
+
+
+class World(NamedTuple):
+    """A scheduler, its queues and a simulation, sized and tuned by a seed."""
+
+    limits: Limits
+    state: State
+    queues: EngineViews
+    sim: Sim
+    segment: memoryview
+
+
+def random_limits(draw: random.Random, tight: bool) -> tuple[QueueSizes, EngineFacts, dict[str, Any]]:
+    """Small sizes, so that everything runs out often. tight: see make_world."""
+    rows, page_size = draw.randint(1, 6), draw.choice((1, 2, 4, 8))
+    pages = draw.randint(3, FEW_PAGES) if draw.random() < 0.8 else draw.randint(FEW_PAGES + 1, 80)
+    pairs, slots, context = draw.randint(1, 5), draw.randint(1, 6), draw.randint(8, 48)
+    sq_entries = max(2, 1 << (slots - 1).bit_length())
+    per_entry = (context, context // page_size + 1)  # tokens and hashes
+    arenas = [n + draw.randint(0, n) if tight else sq_entries * n for n in per_entry]
+    sizes = QueueSizes(
+        pairs=pairs,
+        slots=slots,
+        sq_entries=sq_entries,
+        cq_entries=draw.choice((2, 4, 16, 64)),
+        prompt_tokens=max(16, arenas[0]),
+        hash_entries=arenas[1],
+    )
+    # Multipliers of 0 make hashes that say little, so that many collide.
+    multipliers = draw.choice(((1_234_567, 7_654_321), (1_234_567, 7_654_321), (0, 0)))
+    facts = EngineFacts(1, *multipliers, context, draw.choice((2, 2, 50, 1000)), page_size, pages, rows, lease_ms=1)
+    tokens = rows + draw.randint(0, 20)
+    mixed = draw.randint(2 * rows, tokens) if 2 * rows <= tokens and draw.random() < 0.5 else 0
+    options = {
+        "max_num_batched_tokens": tokens,
+        "mixed_step_tokens": mixed,
+        "burst_step_tokens": (0, mixed, (mixed + tokens) // 2)[pages % 3] if mixed else 0,
+        "burst_tokens": draw.choice((1, 8, 24, 0)),
+        "prefix_caching": draw.random() < 0.85,
+        "intake_entries": draw.choice((1, 4, 64)),
+        "intake_tokens": draw.choice((8, 32768)),
+    }
+    return sizes, facts, options
+
+
+def random_buckets(draw: random.Random, limits: Limits) -> list[tuple[int, int]]:
+    """The default ones, or some of any shape."""
+    if draw.random() < 0.5:
+        return []
+    tokens = sorted(draw.sample(range(1, limits.tokens + 1), min(3, limits.tokens)))
+    rows = sorted(draw.randint(1, limits.rows) for _ in tokens)
+    return [(t, r) for t, r in zip(tokens, rows, strict=True) if t < limits.tokens] + [(limits.tokens, limits.rows)]
+
+
+def random_odds(draw: random.Random, limits: Limits) -> Odds:
+    """Calm or wild, in a different way for each seed."""
+
+    def often(*choices: int) -> int:
+        return draw.choice(choices)
+
+    roomy = limits.pages > FEW_PAGES  # then pages should come back from the cache, over and over
+    return Odds(
+        submit=often(20, 200, 600),
+        repeat=often(0, 1000) if roomy else 0,
+        answer=often(1, 12),
+        burst=often(1, 3, 100),
+        cancel=often(0, 10, 100),
+        crash=often(0, 2, 20),
+        comeback=often(50, 300),
+        silent=often(0, 0, 5),
+        late=often(0, 20, 100),
+        broken=often(0, 0, 3),
+        bad=often(0, 30, 200),
+        pace=often(0, 4, 30),
+        delay=often(0, 100, 500),
+        notice=often(100, 1000),
+        jump=often(0, 0, 2),
+        poison=often(0, 0, 20),
+    )
+
+
+def make_world(seed: int, turns: int, check_every: int = 1, tight: bool = False) -> World:
+    """The world of a seed. turns: length of the stormy part. check_every: see Sim. tight: the arenas hold little more than one
+    prompt, else one for each entry of the ring, as the simulated front ends use them."""
+    draw = random.Random(seed)
+    sizes, facts, options = random_limits(draw, tight)
+    layout = QueueLayout(sizes)
+    segment = memoryview(bytearray(layout.total_bytes))
+    write_header(segment, sizes, facts)
+    limits = make_limits(sizes, facts, **options)
+    odds = random_odds(draw, limits)
+    stems = np.random.default_rng(seed).integers(0, limits.vocab_size, (STEMS, limits.max_model_len), np.int32)
+    scratch = max(limits.slots, limits.pages)
+    sim = Sim(
+        seed=seed,
+        turns=turns,
+        check_every=check_every,
+        progress_bound=2 * limits.max_model_len + 50,
+        odds=odds,
+        fronts=_make_fronts(limits),
+        watch=_make_watch(limits),
+        stems=stems,
+        cache=np.full(limits.pages * limits.page_size, -1, np.int64),
+        muted=np.zeros((turns, limits.pairs + 1), np.int32),
+        draws=np.zeros(1, np.int64),
+        clock=np.zeros(1, np.int64),
+        poison=np.full(1, -1, np.int64),
+        references=np.zeros(scratch, np.int64),
+        seen=np.zeros(scratch, np.int64),
+        entry=np.zeros(SQ_ENTRY_WORDS, np.int32),
+        log=np.zeros((LOG, LOG_WORDS), np.int64),
+        logged=np.zeros(1, np.int64),
+    )
+    return World(limits, make_state(limits, random_buckets(draw, limits)), engine_views(segment, layout), sim, segment)
+
+
+def _make_fronts(limits: Limits) -> Fronts:
+    Q, S, K, C = limits.pairs, limits.slots, limits.pages_per_sequence, limits.max_model_len
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(Fronts._fields, (S,))
+    per_pair = ("alive", "silent", "pace", "epoch", "claim", "counter", "beat", "sq_tail", "cq_head", "broke")
+    shapes |= dict.fromkeys((*per_pair, "wire_head", "wire_tail"), (Q,))
+    shapes |= dict.fromkeys(("wire_kind", "wire_index", "wire_value"), (Q, WIRE))
+    shapes |= {"tokens": (S, C), "page_hash": (S, K), "entry": (Q, limits.sq_entries, SQ_ENTRY_WORDS)}
+    words = ("tokens", "entry")
+    return Fronts(**{name: np.zeros(shape, np.int32 if name in words else np.int64) for name, shape in shapes.items()})
+
+
+def _make_watch(limits: Limits) -> Watch:
+    per_slot = ("status", "request_id", "cancel_age")
+    sizes = {name: limits.slots if name in per_slot else limits.pairs for name in Watch._fields} | {"best": 3}
+    return Watch(**{name: np.zeros(size, np.int64) for name, size in sizes.items()})

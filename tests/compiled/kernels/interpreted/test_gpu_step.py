@@ -1,0 +1,90 @@
+"""The GPU's decoder and sampler in the interpreter, against the CPU engine's step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+import torch
+from support.models import step_cases
+
+from blinkpy.kernels.last_tokens import last_tokens
+from blinkpy.kernels.linear.linear_config import LinearTable
+from blinkpy.models.gpu import gpu_decoder
+from blinkpy.models.gpu.gpu_buffers import ResidualStream
+
+TABLES = {"default": LinearTable(), "split": step_cases.SplitTable(), "cublas": step_cases.CublasTable()}
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+def test_step(rng: np.random.Generator, tmp_path: Path, table: LinearTable) -> None:
+    error = step_cases.step_case(rng, "cpu", "llama3", tmp_path, torch.float32, steps=3, table=table)
+    assert error < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "steps"),
+    [
+        ("mistral-window", 8, 6),
+        ("qwen3-moe", 8, 4),
+        ("qwen3-moe-mixed", 3, 4),  # few enough for products without sorting
+        ("llama-biased-mqa", step_cases.TOKENS_AT_MOST, 3),  # as many rows as tokens: the last layer keeps all
+    ],
+)
+def test_mixed_steps(
+    rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, rows: int, steps: int
+) -> None:
+    """Decode rows beside chunks that end a prompt and chunks that do not; all steps but the second one are mixed. Later chunks
+    read what earlier ones left in the last layer's cache, although that layer goes on with their last tokens alone."""
+    narrowed = Mock(wraps=last_tokens)
+    monkeypatch.setattr(gpu_decoder, "last_tokens", narrowed)
+    assert step_cases.step_case(rng, "cpu", name, tmp_path, torch.float32, steps=steps, rows=rows) < 1e-4
+    assert narrowed.call_count == (steps - 1 if rows < step_cases.TOKENS_AT_MOST else 0)
+
+
+def test_step_by_the_kernel_for_many_rows(rng: np.random.Generator, tmp_path: Path) -> None:
+    table = step_cases.TmaTable()
+    assert step_cases.step_case(rng, "cpu", "llama3", tmp_path, torch.bfloat16, steps=3, table=table) < 3e-2
+
+
+def test_parts_that_no_norm_would_add_are_not_left(rng: np.random.Generator, tmp_path: Path) -> None:
+    """Behind attention of a layer of experts: the kernel for many rows can't add parts up by itself."""
+    states, seed = [], int(rng.integers(2**31))
+    for table in (step_cases.TmaTable(), step_cases.CublasTable()):
+        same = np.random.default_rng(seed)
+        on, _ = step_cases.on_device(same, "cpu", "qwen3-moe", tmp_path, torch.bfloat16, table=table)
+        decoder, generator = on.step.decoder, torch.Generator().manual_seed(seed)
+        hidden = decoder.buffers.hidden[:8].normal_(generator=generator)
+        decoder.stream = ResidualStream(hidden, decoder.batch.counts)
+        attended = decoder.buffers.attended[:8].normal_(generator=generator)
+        layer = decoder.weights.layers[0]
+        decoder._add_linear(attended, layer.o, layer.o_bias, norm_follows=False)
+        states.append(hidden.clone())
+    assert torch.equal(*states)
+
+
+def test_scratch_of_linear_layers_holds_the_largest_step(rng: np.random.Generator, tmp_path: Path) -> None:
+    table = step_cases.CublasTable()
+    on, _ = step_cases.on_device(rng, "cpu", "llama3", tmp_path, torch.float32, table=table)
+    on.step.launch(max(on.step.shapes, key=lambda shape: shape.tokens))  # an empty batch; too little is a ValueError
+
+
+def test_the_layers_end_before_the_last_norm(rng: np.random.Generator, tmp_path: Path) -> None:
+    """What a capture takes for the layers computes the residual stream, and what it takes for the output leaves that alone."""
+    on, batches = step_cases.on_device(rng, "cpu", "llama3", tmp_path, torch.float32)
+    shape = on.give(batches.batch([(batches.add(list(range(9))), 9)]), batches.requests)
+    decoder = on.step.decoder
+    hidden, last, logits = decoder.buffers.hidden, decoder.buffers.last, decoder.buffers.logits
+    for buffer in (last, logits):
+        buffer.fill_(-7.0)
+    before = hidden.clone()
+    decoder.layers(shape)
+    assert not torch.equal(hidden, before)
+    assert (last == -7.0).all()
+    assert (logits == -7.0).all()
+    after = hidden.clone()
+    decoder.output(shape)
+    assert torch.equal(hidden, after)
+    assert not (logits[0] == -7.0).any()

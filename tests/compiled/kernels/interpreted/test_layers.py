@@ -1,0 +1,115 @@
+"""Norms, rotary embedding, attention, SwiGLU and embedding in the interpreter."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import support.models.kernel_cases as cases
+import torch
+
+from blinkpy.kernels.attention.decode_attention import NewTokens, decode_attention
+from blinkpy.kernels.attention.split_plan import DecodePlan, DecodeWorkspace
+
+CPU = "cpu"
+both_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+
+
+@both_dtypes
+def test_norm(rng: np.random.Generator, dtype: torch.dtype) -> None:
+    cases.norm_case(rng, CPU, dtype, tokens=5, bucket=8, hidden=200)
+    cases.last_token_case(rng, CPU, dtype, hidden=96)
+    cases.gather_case(rng, CPU, dtype, hidden=96)
+
+
+@both_dtypes
+def test_swiglu_and_embedding(rng: np.random.Generator, dtype: torch.dtype) -> None:
+    cases.swiglu_case(rng, CPU, dtype, tokens=3, bucket=5, width=150)
+    cases.embedding_case(rng, CPU, dtype, tokens=3, bucket=4, hidden=72)
+
+
+@both_dtypes
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"heads": 4, "kv_heads": 2, "head_dim": 32, "rotary": 32, "page": 16, "norm": False},
+        {"heads": 3, "kv_heads": 1, "head_dim": 96, "rotary": 72, "page": 16, "norm": False},  # partial, odd sizes
+        {"heads": 8, "kv_heads": 2, "head_dim": 128, "rotary": 128, "page": 32, "norm": True},
+    ],
+)
+def test_rope(rng: np.random.Generator, dtype: torch.dtype, shape: dict[str, int]) -> None:
+    cases.rope_case(rng, CPU, dtype, tokens=5, bucket=8, **shape)  # type: ignore[arg-type]
+
+
+@both_dtypes
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"heads": 4, "kv_heads": 1, "head_dim": 32, "page": 16},
+        {"heads": 3, "kv_heads": 3, "head_dim": 96, "page": 32, "beside": True},
+        {"heads": 10, "kv_heads": 2, "head_dim": 64, "page": 16, "window": 50},
+        {"heads": 4, "kv_heads": 2, "head_dim": 32, "page": 16, "window": 50, "beside": True},
+        {"heads": 16, "kv_heads": 1, "head_dim": 128, "page": 64},
+    ],
+)
+def test_attention(rng: np.random.Generator, dtype: torch.dtype, shape: dict[str, int]) -> None:
+    lengths = [1, 1, 1, 19, 7, 2]
+    contexts = [1, 200, 64, 19, 100, 150]
+    cases.attention_case(
+        rng,
+        CPU,
+        dtype,
+        lengths,
+        contexts,
+        bucket_tokens=40,
+        bucket_rows=8,
+        block_m=32,
+        **shape,  # type: ignore[arg-type]
+    )
+
+
+@both_dtypes
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"heads": 4, "kv_heads": 2, "head_dim": 32, "rotary": 32, "page": 16},
+        {"heads": 3, "kv_heads": 1, "head_dim": 96, "rotary": 72, "page": 16, "window": 50},
+        {"heads": 16, "kv_heads": 2, "head_dim": 64, "rotary": 64, "page": 32, "norm": True},
+    ],
+)
+def test_attention_with_new_tokens(rng: np.random.Generator, dtype: torch.dtype, shape: dict[str, int]) -> None:
+    plan = DecodePlan(splits=4, min_tiles=1, block_n=64 if dtype == torch.bfloat16 else 32)
+    cases.new_tokens_case(rng, CPU, dtype, [1, 300, 2, 65, 64, 129], plan=plan, bucket=8, **shape)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_decode_only_and_prefill_only(rng: np.random.Generator, rows: int) -> None:
+    shape = {"heads": 4, "kv_heads": 2, "head_dim": 32, "page": 16}
+    cases.attention_case(
+        rng, CPU, torch.float32, [1] * rows, [130 + i for i in range(rows)], bucket_tokens=4, bucket_rows=4, **shape
+    )
+    cases.attention_case(
+        rng, CPU, torch.float32, [9] * rows, [9 + 40 * i for i in range(rows)], bucket_tokens=32, bucket_rows=4, **shape
+    )
+
+
+def test_last_tokens_that_do_not_fit_are_refused() -> None:
+    """They are rotated and in the cache already, nothing runs beside them, and each row's tokens must have an end."""
+    rows, plan = 3, DecodePlan(splits=1, min_tiles=1, block_n=32)
+    qkv, cache, angles = torch.zeros(8, 4 * 32), torch.zeros(2, 1, 16, 32), torch.zeros(16, 16)
+    q, numbers = qkv.view(8, 4, 32)[:, :2], torch.zeros(8, dtype=torch.int32)
+    workspace = DecodeWorkspace.allocate([(rows, plan)], 2, 1, 32, CPU)
+    new = NewTokens(qkv, angles, angles, numbers)
+    refused: dict[str, dict[str, Any]] = {
+        "rotated and cached before": {"query_starts": numbers, "new": new},
+        "not prefill attention": {"query_starts": numbers, "plan": replace(plan, beside=True)},
+        "too short for 3 rows": {"query_starts": numbers[:3]},
+    }
+    for message, arguments in refused.items():
+        with pytest.raises(ValueError, match=message):
+            decode_attention(
+                q, cache, cache, numbers.view(1, 8), numbers, numbers, torch.zeros(8, dtype=torch.int64), torch.zeros(3, 64),
+                workspace, rows=rows, scale=1.0, **{"plan": plan} | arguments,
+            )  # fmt: skip

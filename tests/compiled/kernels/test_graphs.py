@@ -1,0 +1,49 @@
+"""Where the parts of a scheduler's turn are put beside a step graph, on made-up graphs."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+executive = pytest.importorskip("blinkpy.engine.loop_graph")
+graphs = pytest.importorskip("blinkpy.device.cuda.cuda_graphs")
+
+
+def test_a_chain_comes_in_order_whatever_order_the_driver_lists_it_in(rng: np.random.Generator) -> None:
+    chain = rng.permutation(1000)[: int(rng.integers(1, 60))].tolist()
+    edges = list(itertools.pairwise(chain))
+    for _ in range(5):
+        rng.shuffle(edges)
+        assert graphs.in_order(rng.permutation(chain).tolist(), [tuple(edge) for edge in edges]) == chain
+
+
+@pytest.mark.parametrize(
+    "edges",
+    [
+        [(0, 1), (1, 2)],  # 3 alone
+        [(0, 1), (1, 2), (1, 3)],  # a fork
+        [(0, 2), (1, 2), (2, 3)],  # a join
+        [(0, 1), (2, 3), (3, 2)],  # a circle beside a chain
+        [(0, 1), (1, 2), (2, 3), (3, 0)],  # a circle
+        [(0, 1), (1, 2), (2, 3), (0, 3)],  # a way around
+    ],
+)
+def test_what_is_not_one_chain_is_refused(edges: list[tuple[int, int]]) -> None:
+    with pytest.raises(RuntimeError, match="is not one chain"):
+        graphs.in_order([0, 1, 2, 3], edges)
+
+
+def test_ahead_begins_before_the_output_however_many_kernels_that_has(rng: np.random.Generator) -> None:
+    layers = int(rng.integers(executive.AHEAD_KERNELS + 1, 400))
+    for output in (2, 5, 9):
+        after, first = executive.around_output(list(range(layers + output)), layers)
+        assert (after, first) == ([layers - executive.AHEAD_KERNELS - 1], layers)
+    assert executive.around_output(list(range(9)), 7) == ([], 7)  # shorter than `ahead` needs: from the start on
+
+
+@pytest.mark.parametrize("layers", [-1, 0, 20, 21])
+def test_a_capture_that_says_nothing_useful_is_refused(layers: int) -> None:
+    with pytest.raises(ValueError, match="of 20 nodes says that"):
+        executive.around_output(list(range(20)), layers)

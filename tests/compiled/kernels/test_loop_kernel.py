@@ -1,0 +1,95 @@
+"""The kernels of the loop compile for sm_90 without a GPU; stand-ins for the scheduler's phases keep that short."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("numba_cuda")
+
+from support.scheduler_world import Sizes, World
+
+from blinkpy.device.cuda.cubin import read_cubin
+from blinkpy.device.cuda.kernel_compiler import KernelCode, compile_kernel, device_arguments
+from blinkpy.device.portable import device, load_acquire
+from blinkpy.kernels.loop.loop_kernels import (
+    AHEAD_SIGNATURE,
+    LOOP_WORDS,
+    RESUME_SIGNATURE,
+    STAMP_SIGNATURE,
+    TELL_SIGNATURE,
+    TRACE_COLUMNS,
+    TURN_SIGNATURE,
+    _load,
+    _store,
+    ahead_kernel,
+    resume_kernel,
+    stamp_kernel,
+    tell_kernel,
+    turn_kernel,
+)
+from blinkpy.scheduler.cycle import Phases
+
+
+@device
+def ahead(limits, queues, state, now, lane, lanes):
+    if lane == 0:
+        state.counts[0] += limits.rows + now
+
+
+@device
+def decide(limits, queues, state, lane, lanes):
+    return load_acquire(queues.control, 0)
+
+
+@device
+def report(limits, queues, state, lane, lanes):
+    pass
+
+
+WORLD = World(Sizes())
+KIND, TABLE = device_arguments(WORLD.limits, WORLD.views, WORLD.state)
+STAND_IN = Phases(ahead, decide, report, schedule=decide)
+KERNELS = {
+    # What blinkpy.engine.loop_graph packs: arrays of one dimension as 7 words, of two as 9, and handles and numbers as one.
+    "ahead": (lambda: ahead_kernel(STAND_IN, KIND, len(TABLE)), AHEAD_SIGNATURE, 7 + 7, ()),
+    "tell": (lambda: tell_kernel(STAND_IN, KIND, len(TABLE)), TELL_SIGNATURE, 7 + 7, ()),
+    "turn": (
+        lambda: turn_kernel(STAND_IN, KIND, len(TABLE)),
+        TURN_SIGNATURE,
+        7 + 7 + 7 + 9 + 3,
+        ("cudaGraphSetConditional",),
+    ),
+    "resume": (resume_kernel, RESUME_SIGNATURE, 7 + 7 + 7 + 2, ("cudaGraphSetConditional",)),
+    "stamp": (stamp_kernel, STAMP_SIGNATURE, 7 + 9 + 1, ()),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_the_loops_kernels_compile(name: str) -> None:
+    make, signature, parameters, undefined = KERNELS[name]
+    code = compile_kernel(make(), signature)
+    cubin = read_cubin(code.cubin)
+    needs = cubin.kernels[code.entry]
+    assert cubin.undefined == undefined
+    assert not cubin.unresolved  # the driver provides it
+    assert needs.registers <= 255
+    assert needs.stack_frame == 0
+    head = code.ptx[code.ptx.index(".entry") :]
+    assert head[: head.index("{")].count(".param") == parameters
+    assert ("griddepcontrol.wait" in code.ptx) == (name in ("turn", "stamp"))
+
+
+def test_the_loops_memory_has_the_shapes_of_the_signature() -> None:
+    _, _, words, trace, *_ = TURN_SIGNATURE.args
+    assert (np.zeros(LOOP_WORDS).ndim, np.zeros((1, TRACE_COLUMNS)).ndim) == (words.ndim, trace.ndim)
+
+
+def test_compiled_code_is_kept(tmp_path) -> None:
+    code = KernelCode("entry", "", bytes(range(256)))
+    path = tmp_path / "loop.kernel"
+    _store(path, code)
+    assert _load(path)[0::2] == code[0::2]
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ValueError, match="cut short"):
+        _load(path)

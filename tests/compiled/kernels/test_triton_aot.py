@@ -1,0 +1,67 @@
+"""Every Triton kernel variant compiles for sm_90 within the limits, in a process of its own (it replaces Triton's
+driver)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from blinkpy.device.cuda.cubin import Cubin, CubinError, KernelResources, read_cubin
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.timeout(420)
+def test_every_variant_compiles_within_the_limits() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "benchmarks.common.aot_compile", "--json"]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=400)
+    assert done.stdout, done.stderr[-4000:]
+    variants = json.loads(done.stdout)
+    assert {v["kernel"] for v in variants} == {
+        "embed", "rms_norm", "rope_and_cache", "decode_attention", "prefill_attention", "last_tokens", "swiglu", "gemv", "linear",
+        "linear_tma", "route", "sort_pairs", "router", "expert_linear", "combine", "expert_gate_up", "expert_down", "adjust",
+        "sample", "logprobs",
+    }  # fmt: skip
+    problems = {f"{v['kernel']} {v['label']}": v["problems"] for v in variants if v["problems"]}
+    assert not problems
+    assert done.returncode == 0
+
+
+def test_the_gate_rejects_an_oversized_tile() -> None:
+    """The gate itself: a tile that needs more shared memory than a block may have is reported."""
+    code = """
+import sys
+sys.path[:0] = [{root!r}]
+import torch, triton
+from benchmarks.common import aot_compile as aot
+from blinkpy.kernels.linear.linear import LinearWorkspace, linear
+from blinkpy.kernels.linear.linear_config import LinearConfig
+triton.runtime.driver.set_active(aot.CompileOnlyDriver())
+gate = aot.Gate()
+x = aot.meta(64, 4096, dtype=torch.bfloat16)
+config = LinearConfig(block_m=64, block_n=256, block_k=128, stages=5, warps=8)
+workspace = LinearWorkspace.allocate("meta", torch.bfloat16)
+gate.run("large", lambda: linear(x, aot.meta(4096, 4096, dtype=torch.bfloat16), x, config, workspace,
+                                 aot.meta(8, dtype=torch.int64)))
+print(gate.variants[0].problems())
+"""
+    filled = code.format(root=str(ROOT))
+    done = subprocess.run([sys.executable, "-c", filled], capture_output=True, text=True, timeout=120)
+    assert "shared memory" in done.stdout, f"{done.stdout}\n{done.stderr[-4000:]}"
+
+
+@pytest.mark.parametrize("data", [b"", b"\x7fELF", b"\x7fELF\x02\x01" + bytes(58), b"\x7fELF\x02\x01" + b"\xff" * 200])
+def test_damaged_cubin(data: bytes) -> None:
+    with pytest.raises(CubinError):
+        read_cubin(data)
+
+
+def test_unresolved_symbols() -> None:
+    cubin = Cubin(("cudaGraphLaunch", "__cuda_syscall_x", "my_function"), {"kernel": KernelResources(32, 0, 0, 0)})
+    assert cubin.unresolved == ("my_function",)

@@ -1,0 +1,162 @@
+"""Recordings as files: dumps, damaged ones, and the commands that read them."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.recorded_world import crowded, replayed
+
+from blinkpy import cli
+from blinkpy.kv.state import CALLS
+from blinkpy.scheduler.policies import fcfs
+from blinkpy.verify.policy_check.check_workload import load_workload
+from blinkpy.verify.recording.dump_file import FORMAT, read_dump, write_dump
+from blinkpy.verify.replay.call_records import BrokenRecordError, parse_calls
+from blinkpy.verify.replay.replayer import Replay
+
+
+@pytest.fixture
+def dump(tmp_path: Path) -> Path:
+    path = tmp_path / "some.recording"
+    write_dump(path, crowded().reader.capture(), "a test")
+    return path
+
+
+def test_a_dump_has_everything(dump: Path) -> None:
+    assert oct(dump.stat().st_mode & 0o777) == "0o600"
+    capture = read_dump(dump)
+    assert capture.description["reason"] == "a test"
+    assert replayed(Replay(capture, fcfs)) > 10
+    assert list(dump.parent.iterdir()) == [dump]
+
+
+def rewritten(dump: Path, **changes: np.ndarray | None) -> Path:
+    """The dump with arrays replaced, or left out."""
+    with zipfile.ZipFile(dump) as source:
+        arrays = {name: source.read(name) for name in source.namelist()}
+    with zipfile.ZipFile(dump, "w") as target:
+        for name, content in arrays.items():
+            change = changes.get(name.removesuffix(".npy").replace("/", "_").replace(".", "_"), content)
+            if isinstance(change, np.ndarray):
+                with target.open(name, "w") as member:
+                    np.lib.format.write_array(member, change)
+            elif change is not None:
+                target.writestr(name, change)
+    return dump
+
+
+def damaged(kind: str, dump: Path) -> Path:
+    content = dump.read_bytes()
+    words = read_dump(dump).words.copy()
+    if kind == "text":
+        dump.write_text("hello\n")
+    elif kind == "empty":
+        dump.write_bytes(b"")
+    elif kind == "cut short":
+        dump.write_bytes(content[: len(content) // 2])
+    elif kind == "one byte":
+        middle = content.index(b"state/requests.entry.npy") + 60
+        dump.write_bytes(content[:middle] + bytes([content[middle] ^ 0xFF]) + content[middle + 1 :])
+    elif kind == "records cut short":
+        rewritten(dump, words=words[:-3])
+    elif kind == "records shifted":
+        rewritten(dump, words=words[1:])
+    elif kind == "an array is missing":
+        rewritten(dump, state_requests_status=None)
+    elif kind == "an array of another shape":
+        rewritten(dump, state_running=np.zeros(99, np.int32))
+    elif kind == "another format":
+        about = read_dump(dump).description | {"format": 99}
+        rewritten(dump, about=np.frombuffer(json.dumps(about).encode(), np.uint8))
+    elif kind == "another version's state":
+        about = read_dump(dump).description
+        about["limits"].pop("intake_tokens")
+        rewritten(dump, about=np.frombuffer(json.dumps(about).encode(), np.uint8))
+    elif kind == "missing":
+        dump.unlink()
+    return dump
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("text", "is not a recording"),
+        ("empty", "is not a recording"),
+        ("cut short", "is not a recording"),
+        ("one byte", "damaged"),
+        ("records cut short", "the recording is damaged: no record at word"),
+        ("records shifted", "the recording is damaged: no record at word 0"),
+        ("an array is missing", "array requests.status is missing"),
+        ("an array of another shape", "array running is missing or has another shape"),
+        ("another format", f"has format 99; this version reads {FORMAT}"),
+        ("another version's state", "made by another version of blinkpy"),
+        ("missing", "No such file"),
+    ],
+)
+def test_damaged_files_are_told_in_one_line(kind: str, message: str, dump: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["replay", str(damaged(kind, dump))]) == 2
+    errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("blinkpy: error")]
+    assert len(errors) == 1
+    assert message in errors[0]
+
+
+def test_random_words_are_no_records(rng: np.random.Generator) -> None:
+    words = crowded().reader.capture().words
+    for _ in range(300):
+        broken = words.copy()
+        at = int(rng.integers(len(words)))
+        broken[at] = rng.integers(-(2**63), 2**63 - 1)
+        try:
+            calls = list(parse_calls(broken, 1))
+        except BrokenRecordError:
+            continue
+        assert len(calls) > 0  # it hit a value, not the structure
+
+
+def test_the_replay_command(dump: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed: pictures can't be tried here")
+    for name, start in (("a.svg", b"<svg "), ("a.html", b"<!doctype html>"), ("a.png", b"\x89PNG")):
+        assert cli.main(["replay", str(dump), "--request", "1", "--timeline", str(tmp_path / name)]) == 0
+        assert (tmp_path / name).read_bytes().startswith(start)
+    out = capsys.readouterr().out
+    assert " #1  preempted " in out
+    assert " #0 " not in out
+    assert "calls decided as recorded" in out
+    number = read_dump(dump).arrays["counts"][CALLS] + 2
+    assert cli.main(["replay", str(dump), "--step", str(number)]) == 0
+    assert f"call {number}: bucket" in capsys.readouterr().out
+    assert cli.main(["replay", str(dump), "--timeline", "x.gif"]) == 2
+    assert cli.main(["replay", str(dump), "--policy", "priority"]) == 2
+
+
+def test_the_requests_of_a_recording_are_a_workload(dump: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["replay", str(dump), "--no-trace", "--workload", str(tmp_path / "w.csv")]) == 0
+    assert "4 requests are in" in capsys.readouterr().out
+    read = load_workload(str(tmp_path / "w.csv"))
+    assert sorted(zip(read.prompt.tolist(), read.output.tolist(), strict=True)) == [(2, 2), (3, 10), (9, 4), (14, 10)]
+    assert (read.max_tokens == read.output).all()
+
+
+def test_a_replay_that_differs_has_exit_code_1(dump: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = read_dump(dump).words.copy()
+    call = list(parse_calls(words, 1))[3]
+    where = int(np.flatnonzero(words == call.now_ns)[0]) + 4  # free and cached pages
+    words[where] += 1
+    assert cli.main(["replay", str(rewritten(dump, words=words)), "--no-trace"]) == 1
+    out = capsys.readouterr().out
+    assert f"call {call.number} differs: free pages" in out
+    assert "1 of " in out
+
+
+def test_a_recording_of_a_users_policy_asks_for_it(dump: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    about = read_dump(dump).description | {"policy": "mine.py:rank", "policy_digest": "x"}
+    rewritten(dump, about=np.frombuffer(json.dumps(about).encode(), np.uint8))
+    assert cli.main(["replay", str(dump)]) == 2
+    assert "made with the policy mine.py:rank: give it with --policy" in capsys.readouterr().err
+    (tmp_path / "mine.py").write_text("def rank(request):\n    return request.arrival\n")
+    assert cli.main(["replay", str(dump), "--policy", f"{tmp_path}/mine.py:rank", "--no-trace"]) == 0
+    assert "is not the file that the engine had" in capsys.readouterr().err

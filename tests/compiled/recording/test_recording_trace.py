@@ -1,0 +1,112 @@
+"""What a replay tells: why requests waited, were chosen, chunked or preempted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+
+from support.recorded_world import RecordedWorld, crowded
+from support.scheduler_story import Story, random_sizes
+from support.scheduler_world import Sizes
+
+from blinkpy.scheduler.policies import fcfs
+from blinkpy.verify.replay.replayer import Replay
+from blinkpy.verify.replay.request_events import Event, Tracer
+from blinkpy.verify.replay.timeline import Timeline
+
+
+def told(world: RecordedWorld, policy=fcfs) -> list[Event]:
+    replay = Replay(world.reader.capture(), policy)
+    tracer, events = Tracer(replay.limits, replay.state), []
+    for call, differences in replay.run():
+        assert not differences
+        events += tracer.after(call)
+        tracer.before()
+    return events
+
+
+def texts(events: list[Event], request: int, kind: str) -> list[str]:
+    return [event.text for event in events if (event.request, event.kind) == (request, kind)]
+
+
+def test_a_trace_says_why() -> None:
+    world = crowded()
+    events = told(world)
+    assert texts(events, -1, "granted") == ["queue pair 0 to its claimant"]
+    assert "14 prompt tokens, at most 10 new, priority 0, rank 0" in texts(events, 0, "accepted")[0]
+    assert texts(events, 0, "chunk") == [
+        "prompt tokens 0 to 8 of 14: the step's 8 tokens leave 6 for later",
+        "prompt tokens 8 to 14 of 14, the last ones",
+    ]
+    assert texts(events, 2, "waits") == ["all 2 rows are taken", "behind #1, which is served first"]
+    assert texts(events, 3, "waits") == ["behind #2, which is served first", "all 2 rows are taken"]
+    assert len(texts(events, 1, "preempted")) == world.counter("preemptions") == 1
+    assert texts(events, 1, "preempted")[0].startswith("no page was free; its rank 1 was the last of those that ran")
+    assert texts(events, 1, "waits") == [
+        "a request was preempted in this call, so nobody is admitted",
+        "pages: it needs 1 beside 2 that are cached; 2 are free or cached, 1 of them kept for those that run",
+    ]
+    assert texts(events, 0, "finished") == ["at max_tokens, after 10 tokens"]
+    assert sum(event.kind == "finished" for event in events) == 4
+
+
+def test_a_trace_tells_of_readers_cancels_leases_and_refusals() -> None:
+    world = RecordedWorld(Sizes(pairs=2, rows=2, cq_entries=2, pages=32), "python", record=512)
+    world.attach()
+    slow, good = world.fronts
+    slow.submit([1, 2, 3], 8)
+    good.submit([4, 5], 20)
+    for _ in range(6):
+        world.step()
+        good.poll()
+    slow.poll()
+    world.step()
+    good.submit([1] * 5, 8, temperature=-1)
+    good.cancel(0)
+    world.step()
+    slow.alive = False
+    world.now += 3 * world.limits.lease_ns
+    world.step()
+    events = told(world)
+    assert texts(events, 0, "paused") == ["the completion queue of pair 0 is full"]
+    assert texts(events, 0, "resumed") == ["the completion queue of pair 0 has room again"]
+    assert texts(events, -1, "rejected") == ["an entry of queue pair 1: a parameter is out of range"]
+    assert texts(events, 1, "cancelled") == ["its front end cancelled it while it was running"]
+    assert "queue pair 0: its lease ended" in texts(events, -1, "fenced")
+    assert texts(events, 0, "dropped") == ["its front end lost queue pair 0 while it was running"]
+
+
+def test_traces_of_random_worlds_tell_the_story_of_each_request(seed: int) -> None:
+    """Each request is accepted once and ends once, and between it starts once more than it is preempted, or never."""
+    for number in range(seed, seed + 6):
+        world = RecordedWorld(random_sizes(number), "python", record=4096)
+        story = Story(world, number)
+        for _ in range(120):
+            story.tick()
+        story.end()
+        events = told(world)
+        counted = {
+            kind: sum(event.kind == kind for event in events) for kind in ("accepted", "finished", "preempted", "rejected")
+        }
+        assert counted["accepted"] == world.counter("requests_accepted")
+        assert counted["finished"] == world.counter("requests_finished")
+        assert counted["preempted"] == world.counter("preemptions")
+        for request in range(counted["accepted"]):
+            of = Counter(event.kind for event in events if event.request == request)
+            assert of["accepted"] == 1
+            assert of["finished"] + of["cancelled"] + of["dropped"] == 1
+            assert of["starts"] - of["preempted"] in (0, 1)
+            assert of["finished"] == 0 or of["starts"] == of["preempted"] + 1
+
+
+def test_spans_of_a_timeline_cover_the_life_of_each_request() -> None:
+    world = crowded()
+    replay = Replay(world.reader.capture(), fcfs)
+    timeline = Timeline()
+    for call, _ in replay.run():
+        timeline.take(call, replay.state)
+    for request in range(4):
+        spans = [span for span in timeline.spans if span.request == request]
+        assert all(first.end == second.begin for first, second in pairwise(spans))
+    assert [span.what for span in timeline.spans if span.request == 0] == ["prefill", "decoding"]
+    assert "preempted" in {span.what for span in timeline.spans if span.request == 1}

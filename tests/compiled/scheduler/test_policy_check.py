@@ -1,0 +1,327 @@
+"""blinkpy check: each thing that can be wrong with a policy is found, with the line; and what it measures is right."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from blinkpy import cli
+from blinkpy.config import ConfigError
+from blinkpy.scheduler.policies import SHORT_PROMPT_US, fcfs, read_policy, short_prompts, shortest_first
+from blinkpy.verify.policy_check.check_child import waiting_findings
+from blinkpy.verify.policy_check.check_options import CheckOptions
+from blinkpy.verify.policy_check.check_workload import Workload, load_workload
+from blinkpy.verify.policy_check.guard import require_sane, run_child, vetted_policy
+from blinkpy.verify.policy_check.policy_calls import call_again, call_in_python, compare_compiled, compile_ranks
+from blinkpy.verify.policy_check.policy_source import read_source
+from blinkpy.verify.policy_check.sample_requests import sample_requests
+from blinkpy.verify.policy_check.timed_server import Machine, Outcome, simulate
+from blinkpy.verify.policy_check.waiting_bounds import flood, overtaking
+
+FOLDER_POLICY = "def rank(request):\n    return request.arrival_us // 1000 + 10 * request.prompt_length\n"
+
+
+def policy_file(folder: Path, source: str) -> str:
+    path = folder / "mine.py"
+    path.write_text(source)
+    return f"{path}:rank"
+
+
+# ---- source -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "line", "what"),
+    [
+        ("    return {1: 2}[request.pair]", 2, "a dictionary"),
+        ("    x = [1, 2]\n    return x[0]", 2, "a list"),
+        ("    x = 1\n    return int(f'{x}')", 3, "a string"),
+        ("    try:\n        return 1\n    except ValueError:\n        return 2", 2, "try"),
+        ("    global seen\n    seen = 1\n    return seen", 2, "global"),
+        ("    import math\n    return 1", 2, "an import"),
+        ("    return helper(request)\n\ndef helper(request):\n    return len({1, 2})", 5, "a set"),
+    ],
+)
+def test_python_that_a_device_has_no_word_for_is_named_with_its_line(tmp_path: Path, body: str, line: int, what: str) -> None:
+    policy_file(tmp_path, f"def rank(request):\n{body}\n")
+    errors = [finding for finding in read_source(tmp_path / "mine.py", "rank") if finding.level == "error"]
+    assert [(errors[0].line, what in errors[0].text)] == [(line, True)]
+
+
+def test_imports_floats_and_hidden_state_are_warned_about(tmp_path: Path) -> None:
+    policy_file(
+        tmp_path,
+        "import socket\nfrom typing import Any\nTABLE = [1]\ndef rank(request):\n    return TABLE[0] + int(request.pair * 0.5)\n",
+    )
+    found = {(f.line, f.level) for f in read_source(tmp_path / "mine.py", "rank")}
+    assert found == {(1, "warning"), (5, "warning")}
+    assert len(read_source(tmp_path / "mine.py", "rank")) == 3
+    assert [f.line for f in read_source(tmp_path / "mine.py", "other")] == [1]  # functions that nobody calls may do anything
+
+
+def test_plain_arithmetic_has_no_findings(tmp_path: Path) -> None:
+    policy_file(tmp_path, FOLDER_POLICY)
+    assert read_source(tmp_path / "mine.py", "rank") == []
+
+
+# ---- calls --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "line", "what"),
+    [
+        ("    n = 0\n    while n >= 0: n += 1\n    return n", 3, "no end"),
+        ("    x = 1\n    return x // request.generated", 3, "ZeroDivisionError"),
+        ("    if request.pair == 0:\n        return None\n    return 1", 3, "not an integer"),
+        ("    return request.arrival / 2", 2, "not an integer"),
+        ("    return request.priority < 0", 2, "bool"),
+        ("    return request.arrival_us ** 3", 2, "64 bits"),
+    ],
+)
+def test_wrong_calls_are_told_with_the_line_and_the_request(tmp_path: Path, body: str, line: int, what: str) -> None:
+    function = read_policy(policy_file(tmp_path, f"def rank(request):\n{body}\n"))
+    _, findings = call_in_python(function, sample_requests(50, 1))
+    assert [(f.level, f.line) for f in findings] == [("error", line)]
+    assert what in findings[0].text
+    assert "request(" in findings[0].text
+
+
+def test_a_long_call_is_warned_about(tmp_path: Path) -> None:
+    body = "def rank(request):\n    n = 0\n    for i in range(2000):\n        n += i\n    return n\n"
+    ranks, findings = call_in_python(read_policy(policy_file(tmp_path, body)), sample_requests(5, 1))
+    assert [f.level for f in findings] == ["warning"]
+    assert set(ranks) == {1999 * 1000}
+
+
+def test_a_rank_that_remembers_earlier_calls_is_found(tmp_path: Path) -> None:
+    body = "SEEN = []\ndef rank(request):\n    SEEN.append(1)\n    return len(SEEN) // 40\n"
+    function, requests = read_policy(policy_file(tmp_path, body)), sample_requests(40, 1)
+    ranks, _ = call_in_python(function, requests)
+    assert [f.part for f in call_again(function, requests, ranks, "when asked again")] == ["determinism"]
+
+
+def test_compiled_code_must_give_pythons_ranks(tmp_path: Path) -> None:
+    requests = sample_requests(200, 2)
+    for body, parts in (
+        ("return request.prompt_length * 3 - request.arrival", []),
+        ("return request.arrival_us * request.arrival_us * 4 // 4", ["determinism"]),  # exact in Python, 64 bits compiled
+    ):
+        function = read_policy(policy_file(tmp_path, f"def rank(request):\n    {body}\n"))
+        ranks = [function(request) for request in requests]
+        small = [rank if -(1 << 63) <= rank < 1 << 63 else 0 for rank in ranks]
+        assert [f.part for f in compare_compiled(function, compile_ranks(function), requests, small)] == parts
+
+
+# ---- waiting ------------------------------------------------------------------------------------------------------------
+
+
+def by_age(request):
+    return request.arrival_us // 1000 + request.prompt_length
+
+
+def latest_first(request):
+    return -request.arrival
+
+
+def after_preemption_last(request):
+    return request.arrival + (1 << 60) * (request.preemptions > 0)
+
+
+def test_the_overtaking_window() -> None:
+    assert overtaking(compile_ranks(fcfs), 1).window_s == 0
+    aged = overtaking(compile_ranks(by_age), 1)
+    assert aged.bounded
+    assert 0.8 * 32.768 < aged.window_s <= 32.768  # a millisecond for each token of the longest prompt, 32,768
+    assert aged.waits.prompt_length > 1000 * (aged.window_s - 1) + aged.overtakes.prompt_length
+    for preempted in (False, True):
+        short = overtaking(compile_ranks(short_prompts), 1, preempted)
+        assert short.bounded
+        assert 0.8 * 32.768 < 1000 * short.window_s / SHORT_PROMPT_US <= 32.768
+    for starving in (shortest_first, latest_first):
+        assert not overtaking(compile_ranks(starving), 1).bounded
+    assert overtaking(compile_ranks(after_preemption_last), 1).bounded
+    assert not overtaking(compile_ranks(after_preemption_last), 1, preempted=True).bounded
+
+
+def test_starvation_is_shown_on_the_scheduler() -> None:
+    found = overtaking(compile_ranks(shortest_first), 3)
+    shown = flood(shortest_first, found)
+    assert not shown.started
+    assert shown.overtaken_by > 1900
+    fair = flood(fcfs, found)  # the same two kinds of requests
+    assert fair.started
+    assert fair.overtaken_by == 0
+    assert fair.waited_s < shown.waited_s / 20
+
+
+def test_findings_about_waiting_name_both_requests() -> None:
+    (first, second) = waiting_findings(shortest_first, compile_ranks(shortest_first), CheckOptions(policy="shortest-first"))
+    assert (first.level, second.level) == ("error", "error")
+    assert first.text.count("request(") == 2
+    assert "overtaken by 1,9" in first.text
+    allowed = CheckOptions(policy="fcfs", allow_starvation=True)
+    assert {f.level for f in waiting_findings(shortest_first, compile_ranks(shortest_first), allowed)} == {"warning"}
+    assert {f.level for f in waiting_findings(fcfs, compile_ranks(fcfs), allowed)} == {"fine"}
+
+
+# ---- simulation ---------------------------------------------------------------------------------------------------------
+
+
+def made_workload(n: int, seed: int) -> Workload:
+    draw = random.Random(seed)
+    columns = [
+        sorted(draw.randrange(10**9) for _ in range(n)),
+        [draw.randint(1, 300) for _ in range(n)],
+        output := [draw.randint(1, 60) for _ in range(n)],
+        [o + draw.randint(0, 20) for o in output],
+        [0] * n,
+    ]
+    return Workload(*(np.array(column, np.int64) for column in columns))
+
+
+def test_one_request_alone_takes_the_time_that_its_steps_take() -> None:
+    one = Workload(*(np.array([value], np.int64) for value in (0, 250, 5, 9, 0)))
+    outcome = simulate(fcfs, Machine(4, 100, 16, 64, step_us=1000, row_us=7, token_us=3), one)
+    assert outcome.steps == 3 + 4  # chunks of 100, 100 and 50 tokens, which give the first token; four more
+    assert outcome.started.tolist() == [0]
+    assert outcome.first_token.tolist() == [3 * 1_000_000 + 250 * 3000]
+    assert outcome.ended.tolist() == [outcome.first_token[0] + 4 * 1_007_000]
+
+
+def test_every_request_of_a_crowded_server_ends_and_fcfs_overtakes_nobody(seed: int) -> None:
+    requests = made_workload(300, seed)
+    tight = Machine(16, 64, 16, 40, step_us=1000, row_us=10, token_us=10)
+    fair, short = simulate(fcfs, tight, requests), simulate(shortest_first, tight, requests)
+    for outcome in (fair, short):
+        assert (requests.arrival_ns <= outcome.started).all()
+        assert (outcome.started < outcome.first_token).all()
+        assert (outcome.first_token <= outcome.ended).all()
+        assert outcome.preemptions.sum() > 0, "the world is not tight enough to say anything"
+    assert max(fair.overtakers()) == 0
+    assert max(short.overtakers()) > 50
+    assert np.median(short.waiting_s) < np.median(fair.waiting_s)
+
+
+def test_overtakers_are_counted(seed: int) -> None:
+    draw = random.Random(seed)
+    started = np.array(draw.sample(range(1000), 60))
+    outcome = Outcome(np.arange(60), started, started, started, started, 0)
+    assert outcome.overtakers() == [int((started[i + 1 :] < started[i]).sum()) for i in range(60)]
+
+
+# ---- workloads ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_shipped_workload_has_the_lengths_of_conversations() -> None:
+    azure = load_workload("azure")
+    assert len(azure) == 2000
+    assert 1000 < azure.prompt.mean() < 1300
+    assert 200 < azure.output.mean() < 300
+    assert (azure.max_tokens >= azure.output).all()
+    scaled = azure.at_rate(8)
+    assert scaled.arrival_ns[-1] == pytest.approx(1999 / 8 * 1e9)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no column arrival_s"),
+        ("arrival_s,prompt_tokens\n0,1\n", "no column generated_tokens"),
+        ("arrival_s,prompt_tokens,generated_tokens\n0,1,1\n", "fewer than two"),
+        ("# x\narrival_s,prompt_tokens,generated_tokens\n0,1,1\n1,2\n", "line 4"),
+        ("arrival_s,prompt_tokens,generated_tokens\n0,1,1\n1,2,x\n", "line 3: could not convert"),
+        ("arrival_s,prompt_tokens,generated_tokens\n0,1,1\n1,0,2\n", "line 3: prompt_tokens must be 1 to"),
+        ("arrival_s,prompt_tokens,generated_tokens,priority\n0,1,1,0\n1,1,2,1e12\n", "line 3: priority"),
+        ("arrival_s,prompt_tokens,generated_tokens\n0,1,1\nnan,1,2\n", "line 3: arrival_s"),
+    ],
+)
+def test_what_is_wrong_with_a_workload_is_told(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "w.csv").write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        load_workload(str(tmp_path / "w.csv"))
+
+
+def test_priorities_and_limits_of_a_workload_are_read(tmp_path: Path) -> None:
+    head = "arrival_s, prompt_tokens, generated_tokens, max_tokens, priority, note"
+    (tmp_path / "w.csv").write_text(f"{head}\n7.5,3,4,9,-2,x\n7,1,5,2,0,y\n")
+    read = load_workload(str(tmp_path / "w.csv"))
+    assert (read.arrival_ns.tolist(), read.prompt.tolist(), read.output.tolist()) == ([0, 500_000_000], [1, 3], [5, 4])
+    assert (read.max_tokens.tolist(), read.priority.tolist()) == ([5, 9], [0, -2])
+
+
+# ---- the command --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("import time\nwhile True:\n    time.sleep(1)\ndef rank(r):\n    return 1\n", r"mine.py, line [23]: no end after"),
+        ("import os\nos._exit(3)\n", "the policy's process ended with exit code 3"),
+        ("import sys\nsys.exit(3)\n", "mine.py, line 2: SystemExit"),
+        ("import random\ndef rank(r):\n    return random.getrandbits(9)\n", "(?s)line 2: .*first and .*when asked again"),
+        ("import random\nSALT = random.getrandbits(60)\ndef rank(r):\n    return SALT\n", "when the file is loaded again"),
+    ],
+)
+def test_serve_refuses_a_policy_that_misbehaves_and_never_hangs(tmp_path: Path, source: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        require_sane(policy_file(tmp_path, source))
+
+
+def test_a_sane_policy_passes_the_quick_check(tmp_path: Path) -> None:
+    require_sane(policy_file(tmp_path, "print('hello')\n" + FOLDER_POLICY))
+    assert vetted_policy("fcfs") is fcfs
+    loaded = vetted_policy(policy_file(tmp_path, FOLDER_POLICY))
+    assert loaded(sample_requests(1, 1)[0]) == by_age(sample_requests(1, 1)[0]) + 9 * sample_requests(1, 1)[0].prompt_length
+
+
+def test_the_whole_check_of_a_good_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed: plots can't be tried here")
+    plot, told = tmp_path / "plot.svg", tmp_path / "told.json"
+    arguments = ["--requests", "200", "--storm", "20000", "--plot", str(plot), "--json", str(told)]
+    assert cli.main(["check", policy_file(tmp_path, FOLDER_POLICY), *arguments]) == 0
+    out = capsys.readouterr().out
+    assert "simulated worlds of faults: every promise is kept" in out
+    assert "no errors found" in out
+    for policy in ("mine.py:rank", "fcfs", "short-prompts", "shortest-first"):
+        assert f"\n  {policy} " in out
+    assert plot.read_text().startswith("<?xml")
+    outcomes = json.loads(told.read_text())["outcomes"]
+    assert [len(outcome["waiting_s_samples"]) for outcome in outcomes] == [200] * 4
+
+
+def test_an_error_gives_exit_code_1_and_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check", policy_file(tmp_path, "def rank(request):\n    return 1 // request.generated\n")]) == 1
+    out = capsys.readouterr().out
+    assert "ERROR    line 2: ZeroDivisionError" in out
+    assert "1 error found" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nothing"], "policy must be fcfs"),
+        (["/nowhere/x.py:rank"], "does not exist"),
+        (["fcfs", "--plot", "x.gif"], "plot must end in"),
+        (["fcfs", "--json", "/nowhere/x.json"], "there is no folder /nowhere"),
+        (["fcfs", "--workload", "/nowhere/x.csv"], "can't be read"),
+        (["fcfs", "--requests", "5"], "requests must be 10 to"),
+        (["fcfs", "--num-pages", "20"], "num_pages must be larger"),
+        ([], "POLICY"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check", *arguments]) == 2
+    err = [line for line in capsys.readouterr().err.splitlines() if line.startswith("blinkpy: error:")]
+    assert len(err) == 1
+    assert message in err[0]
+
+
+def test_a_child_that_is_silent_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blinkpy.verify.policy_check.guard.START_S", 0.2)  # it needs longer to import Numba
+    messages = list(run_child(CheckOptions(policy="fcfs"), "quick"))
+    assert [message["finding"][0] for message in messages] == ["error"]
+    assert "no end within the time" in messages[0]["finding"][2]

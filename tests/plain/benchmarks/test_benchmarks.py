@@ -1,0 +1,91 @@
+"""Benchmarks run, check their answers and write whole result files. Nothing here is timed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.common.distribution import describe, expand
+from benchmarks.common.harness import Others, to_json
+
+ROOT = Path(__file__).parents[3]
+KEYS = {"benchmark", "commit", "date", "machine", "software", "others", "arguments", "method", "targets", "results"}
+TARGETS = {  # of a smoke run
+    "tuning.capacity": 0,
+    "parts.control_overhead": 0,
+    "parts.cpu_engine": 2,
+    "parts.front_end_cpu": 1,
+    "parts.queue_round_trip": 1,
+    "parts.rdma_cpu": 4,
+    "parts.tokenizer_rate": 0,
+}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", sorted(TARGETS))
+def test_smoke(name: str, tmp_path: Path) -> None:
+    if len(os.sched_getaffinity(0)) < 2 and name in ("parts.front_end_cpu", "parts.queue_round_trip"):
+        pytest.skip("two processes that poll need two cores")
+    output = tmp_path / "result.json"
+    command = [sys.executable, "-m", f"benchmarks.{name}", "--smoke", "--no-plot", "--output", str(output)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=580)
+    assert done.returncode == 0, done.stdout + done.stderr
+    document = json.loads(output.read_text())
+    assert document.keys() >= KEYS
+    assert (document["benchmark"], document["smoke"]) == (name, True)
+    assert len(document["targets"]) == TARGETS[name]
+    assert document["results"]
+    assert str(ROOT) not in output.read_text()
+
+
+def test_description_of_samples(rng: np.random.Generator) -> None:
+    samples = rng.lognormal(3, 0.5, 30_000)
+    found = describe(samples, "us")
+    for level in (1, 10, 50, 90, 99, 99.9):
+        figure = found[f"p{level:g}"]
+        assert figure["value"] == pytest.approx(np.percentile(samples, level), rel=1e-3)
+        assert figure["low"] <= figure["value"] <= figure["high"]
+    assert sum(found["histogram"]["counts"]) == found["count"] == len(samples)
+    values, weights = expand(found)
+    order = np.argsort(values)
+    median = values[order][np.searchsorted(np.cumsum(weights[order]), len(samples) / 2)]
+    assert median == pytest.approx(np.median(samples), rel=2 ** (1 / 16) - 1)
+
+
+def test_interval_covers_the_truth(rng: np.random.Generator) -> None:
+    """Of 25 samples of a known distribution, nearly all 95% intervals of the median hold the true one."""
+    hits = 0
+    for _ in range(25):
+        figure = describe(rng.exponential(1.0, 400), "s", seed=int(rng.integers(1 << 30)))["p50"]
+        hits += figure["low"] <= np.log(2) <= figure["high"]
+    assert hits >= 17  # fewer by chance: under one in 10,000, at 90% coverage
+
+
+def test_few_samples_are_kept_and_far_percentiles_left_out() -> None:
+    found = describe([3.0, 1.0, 2.0], "ms")
+    assert found["samples"] == [3.0, 1.0, 2.0]
+    assert found["p50"]["value"] == 2.0
+    assert "p99" not in found
+    for wrong in ([], [1.0, float("nan")]):
+        with pytest.raises(ValueError, match="samples"):
+            describe(wrong, "ms")
+
+
+def test_result_text_is_json() -> None:
+    value = {"a": [1, 2.5, None], "b": {"c": [], "d": [{"e": "f"}, [1]]}, "g": {}}
+    assert json.loads(to_json(value)) == value
+    with pytest.raises(ValueError, match="JSON"):
+        to_json({"a": float("nan")})
+
+
+def test_own_work_does_not_count_as_others() -> None:
+    others = Others()
+    shares = others.shares()
+    assert set(shares) == {"other_processes", "steal"}
+    assert all(0 <= share for share in shares.values())

@@ -1,0 +1,153 @@
+"""The prediction of latencies: what a step has to do is counted right, and costs what the model says."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.common.harness import UsageError
+from benchmarks.tuning.capacity import Choice, StepTimes, closed_loop, compare, predict, read_decode, requests_of
+from blinkpy.scheduler.policies import fcfs
+from blinkpy.verify.policy_check.timed_server import Machine, Simulation, Work, serve_closed, serve_open
+
+DECODE = ((1, 3.0), (8, 4.0), (64, 5.0))
+OPTIONS = argparse.Namespace(max_num_seqs=64, page_size=16, num_pages=4096, slo_ttft_ms=100.0, slo_tpot_ms=50.0)
+
+
+@dataclass(frozen=True)
+class Watched(Machine):
+    """Keeps what each step had to do."""
+
+    seen: list[Work] = field(default_factory=list)
+
+    def step_ns(self, work: Work) -> int:
+        self.seen.append(work)
+        return 1_000_000
+
+
+def some_requests(rng: np.random.Generator, n: int = 40) -> Any:
+    return requests_of(np.sort(rng.uniform(0, 0.2, n)), rng.integers(1, 300, n), rng.integers(2, 40, n))
+
+
+def test_the_work_of_steps_adds_up_to_that_of_the_requests(rng: np.random.Generator) -> None:
+    requests = some_requests(rng)
+    machine = Watched(16, 200, 16, 4096, 0, 0, 0, mixed_step_tokens=64, burst_tokens=300)
+    serve_open(Simulation(fcfs, machine, requests))
+    prompts, outputs = requests.prompt.tolist(), requests.output.tolist()
+    assert (
+        sum(work.prefill for work in machine.seen) + sum(work.decoding for work in machine.seen)
+        == sum(prompts) + sum(outputs) - 40
+    )
+    attended = sum(work.prefill_context + work.decode_context for work in machine.seen)
+    assert attended == sum(sum(range(1, n + m)) for n, m in zip(prompts, outputs, strict=True))
+    sizes = {work.prefill + work.decoding for work in machine.seen if work.decoding and work.prefill}
+    assert max(sizes) == 200, "no burst in this world"
+    assert 64 in sizes, "no step of the smaller size in this world"
+    assert all(work.prefill + work.decoding <= work.tokens for work in machine.seen)
+
+
+def test_a_request_alone_takes_the_time_of_its_steps() -> None:
+    times = StepTimes(DECODE, context_ns=1000.0, weights_ms=2.0, overhead_ms=1.0, prefill_tokens_s=100_000.0, attention_ns=10.0)
+    found = predict(Choice("fcfs", 256), times, requests_of(np.zeros(1), np.array([300]), np.array([3])), OPTIONS)
+    chunks = [np.cbrt(8 + (1 + bucket / 100) ** 3) for bucket in (256, 64)]  # 256 tokens, and 44 in the smallest mixed step
+    prefill = sum(chunks) + 1e-5 * 300 * 301 / 2
+    assert found["ttft_p50"] == pytest.approx(prefill + 1.2, rel=1e-3)
+    decode = [3.0 + 0.001 * context for context in (301, 302)]
+    assert found["tpot_p50"] == pytest.approx(np.mean(decode), rel=1e-3)
+    assert found["itl_p99"] == pytest.approx(decode[1], rel=1e-3)
+    assert found["goodput"] == 1
+
+
+def test_a_stream_sends_its_next_request_after_an_answer(rng: np.random.Generator) -> None:
+    """Against the order of all ends and arrivals: never more in flight than streams, each so long after its predecessor."""
+    streams, rounds = 5, 6
+    lengths = rng.integers(1, 40, (streams * rounds, 2))
+    times = StepTimes(DECODE, outside_ms=0.7)
+    requests = closed_loop(lengths, streams, rng, times)
+    delays = requests.arrival_ns.copy()
+    assert delays.max() < 1.4e6
+    server = Simulation(fcfs, Watched(3, 64, 16, 4096, 0, 0, 0), requests)
+    serve_closed(server, streams)
+    out = server.outcome
+    assert (out.arrival[:streams] == delays[:streams]).all()
+    assert (out.arrival[streams:] == out.ended[:-streams] + delays[streams:]).all()
+    assert (out.started >= out.arrival).all()
+    assert (out.ended >= out.first_token).all()
+    events = sorted([(t, 1) for t in out.arrival.tolist()] + [(t, -1) for t in out.ended.tolist()])
+    assert np.cumsum([change for _, change in events]).max() == streams
+
+
+def test_large_steps_move_time_from_tpot_to_ttft(rng: np.random.Generator) -> None:
+    """16 streams of short prompts: TTFT and the rest of an answer add up to about the same, whatever the steps."""
+    times = StepTimes(DECODE)
+    requests = closed_loop(np.tile([[64, 40]], (64, 1)), 16, rng, times)
+    small, large, three = (
+        predict(choice, times, requests, OPTIONS, 16)
+        for choice in (Choice("fcfs", 256), Choice("fcfs", 1024), Choice("fcfs", 1024, 128, 256, 256))
+    )
+    assert large["tpot_p50"] < 0.95 * small["tpot_p50"]
+    assert large["ttft_mean"] > 1.2 * small["ttft_mean"]
+    assert large["e2e_mean"] == pytest.approx(small["e2e_mean"], rel=0.05)
+    assert large["itl_max"] > 1.5 * small["itl_max"]
+    assert three["tpot_p50"] == pytest.approx(large["tpot_p50"], rel=0.02)
+
+
+def test_decode_steps_are_interpolated_between_those_measured() -> None:
+    times = StepTimes(DECODE, context_ns=0.0)
+    steps = [times.step_ms(Work(rows, rows, 0, 10**6, 0)) for rows in (1, 8, 16, 64)]
+    assert steps == pytest.approx([3, 4, 4 + 1 / 3, 5])
+
+
+def test_decode_results_are_read_without_their_context(tmp_path: Path) -> None:
+    path = tmp_path / "decode.json"
+    path.write_text(json.dumps({"prompt": 100, "new": 100, "rows": {"8": {"step_us": {"p50": 5000.0}}, "16": {"error": "x"}}}))
+    ((rows, ms),) = read_decode(path, context_ns=1000.0)
+    assert rows == 8
+    assert ms == pytest.approx(5 - 8 * 150 * 0.001)
+    path.write_text("{}")
+    with pytest.raises(UsageError, match=r"is no result of benchmarks/decode\.py"):
+        read_decode(path, 1.0)
+
+
+def measured(requests: int = 12) -> dict[str, Any]:
+    figure = {"mean": 1.0, "p50": {"value": 1.5}, "p99": {"value": 2.0}}
+    samples = {
+        "due_ms": [10.0 * i for i in range(requests)],
+        "prompt_tokens": [50] * requests,
+        "tokens": [4] * requests,
+        "fine": [1] * requests,
+    }
+    about = {"system": "blinkpy", "mode": "isolated", "front_end": "own", "repeat": 0, "rate": 8.0, "streams": 0}
+    return {"cell": about, "samples": samples, **{f"{name}_ms": figure for name in ("ttft", "tpot", "itl", "e2e")}}
+
+
+@pytest.mark.parametrize(
+    ("change", "kept"),
+    [
+        (lambda cell: None, True),
+        (lambda cell: cell["cell"].update(rate=0.0, streams=4), True),
+        (lambda cell: cell["cell"].update(mode="interfered"), False),
+        (lambda cell: cell["samples"].update(fine=[0] * 12), False),
+    ],
+)
+def test_measured_loads_are_offered_again(tmp_path: Path, change: Callable[[Any], None], kept: bool) -> None:
+    cell = measured()
+    change(cell)
+    path = tmp_path / "paper.json"
+    path.write_text(json.dumps({"results": {"cells": [cell]}}))
+    options = argparse.Namespace(**vars(OPTIONS), against=path, system="blinkpy", steps=[256], seed=1)
+    if not kept:
+        with pytest.raises(UsageError, match="no isolated load of blinkpy"):
+            compare(options, StepTimes(DECODE))
+        return
+    (found,) = compare(options, StepTimes(DECODE))
+    assert (found["rate"], found["streams"]) in ((8.0, 0), (0.0, 4))
+    assert (found["requests"], found["measured"]["tpot_p99"]) == (12, 2.0)
+    assert found["predicted"]["tpot_mean"] > 3.0

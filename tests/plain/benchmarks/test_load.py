@@ -1,0 +1,189 @@
+"""The load generator against a server whose behaviour is known, and its parser against answers cut at random."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+import time
+
+import numpy as np
+import pytest
+from support.front_end.scripted_server import Exchange, answer, scripted
+
+from benchmarks.serving.load import Record, Target, events_of, offer
+from benchmarks.serving.workload import Request
+
+LIMIT_S = 20.0
+
+
+def requests(count: int, tokens: int = 3, due: float = 0.0) -> list[Request]:
+    return [Request(due, [i, i + 1, 7], 3, tokens) for i in range(count)]
+
+
+def run(port: int, asked: list[Request], streams: int = 0, processes: int = 1, limit_s: float = LIMIT_S) -> list[Record]:
+    return offer(Target("127.0.0.1", port, "m"), asked, streams, processes, (), limit_s).records
+
+
+def test_open_loop_does_not_wait_for_answers() -> None:
+    """No answer comes before all requests have come: a client that waits for one would get none."""
+    count = 40
+    together = threading.Barrier(count)
+
+    def script(exchange: Exchange) -> None:
+        together.wait(LIMIT_S)
+        answer(exchange)
+
+    with scripted(script) as server:
+        records = run(server.port, requests(count), processes=2)
+    assert [record.error for record in records] == [""] * count
+    assert server.most == count
+    assert sorted(body["prompt"] for _, body in server.seen) == [[i, i + 1, 7] for i in range(count)]
+    for _, body in server.seen:
+        assert (body["max_tokens"], body["ignore_eos"], body["stream"], body["model"]) == (3, True, True, "m")
+
+
+def test_closed_loop_keeps_its_streams_busy_and_no_more() -> None:
+    streams, rounds = 5, 4
+    together = threading.Barrier(streams)
+
+    def script(exchange: Exchange) -> None:
+        together.wait(LIMIT_S)  # every round needs all the streams
+        answer(exchange)
+
+    with scripted(script) as server:
+        records = run(server.port, requests(streams * rounds), streams, processes=2)
+    assert [record.error for record in records] == [""] * (streams * rounds)
+    assert server.most == streams
+    assert server.connections == streams  # kept alive
+    for i in range(streams):
+        mine = records[i::streams]
+        assert all(before.times[-1] <= after.sent for before, after in itertools.pairwise(mine))
+    assert all(record.due == record.sent for record in records)
+
+
+@pytest.mark.parametrize("spin", [False, True])
+def test_times_are_those_of_the_server(spin: bool) -> None:
+    """Each token is sent at a known time, and the client's time lies after it and before the server's next one. A client that
+    spins meanwhile has as little to do as one that sleeps."""
+    sent: list[float] = []
+
+    def script(exchange: Exchange) -> None:
+        exchange.head()
+        for i in range(4):
+            time.sleep(0.3)
+            sent.append(time.perf_counter())
+            exchange.token(last=i == 3)
+        time.sleep(0.3)
+        sent.append(time.perf_counter())
+        exchange.end(4)
+
+    with scripted(script) as server:
+        target = Target("127.0.0.1", server.port, "m")
+        result = offer(target, [Request(0.2, [1], 1, 4)], 0, 1, (), LIMIT_S, spin=spin)
+    (record,) = result.records
+    assert record.error == ""
+    assert server.seen[0][0] >= result.began + 0.2  # not before it was due
+    assert record.due == 0.2 <= record.sent
+    came = result.began + record.times
+    assert len(came) == 4
+    assert all(before <= when <= after for before, when, after in zip(sent, came, sent[1:], strict=False))
+    assert len(result.lags_s) >= 5
+    assert (result.lags_s >= 0).all()
+    assert 0 < result.busy < 0.5
+
+
+def test_everything_that_goes_wrong_is_an_error_of_its_request() -> None:
+    hold = threading.Event()
+
+    def script(exchange: Exchange) -> None:
+        kind = exchange.body["prompt"][0]
+        if kind == 0:
+            exchange.raw(b"HTTP/1.1 429 Too Many Requests\r\nContent-Length: 5\r\n\r\n")
+            time.sleep(0.02)  # in two pieces
+            exchange.raw(b"sorry")
+        elif kind == 1:
+            exchange.head()
+            exchange.token()
+            exchange.sock.close()
+        elif kind == 2:
+            exchange.head()
+            exchange.token()
+            exchange.end(1)
+        elif kind == 3:
+            exchange.head()
+            exchange.event({"error": {"message": "the engine died"}})
+            exchange.raw(b"0\r\n\r\n")
+        elif kind == 4:
+            exchange.head()
+            exchange.token()
+            hold.wait(LIMIT_S)
+        else:
+            answer(exchange)
+
+    asked = [*requests(6), Request(60.0, [9], 1, 3)]
+    with scripted(script) as server:
+        records = run(server.port, asked, limit_s=3.0)
+        hold.set()
+    errors = [record.error for record in records]
+    assert errors[0] == "status 429"
+    assert errors[1] in ("connection closed", "connection reset by peer")
+    assert errors[2] == "1 tokens instead of 3"
+    assert "the engine died" in errors[3]
+    assert errors[4] == "unfinished"
+    assert errors[5] == ""
+    assert errors[6] == "not sent"
+    assert [len(record.times) for record in records] == [0, 1, 1, 0, 1, 3, 0]
+
+
+def test_a_connection_that_was_closed_while_idle_is_no_error() -> None:
+    def script(exchange: Exchange) -> None:
+        answer(exchange)
+        exchange.sock.close()  # after every answer, without a word
+
+    with scripted(script) as server:
+        records = run(server.port, requests(8), streams=1)
+    assert [record.error for record in records] == [""] * 8
+    assert server.connections >= 8
+
+
+def test_nobody_listens() -> None:
+    with scripted() as server:
+        port = server.port
+    records = run(port, requests(2))
+    assert [record.error for record in records] == ["connection refused"] * 2
+
+
+def test_parser_on_random_cuts(rng: np.random.Generator) -> None:
+    """Events in random chunks, received in random pieces: each gets the time at which the last of its chunk's data came."""
+    for _ in range(30):
+        events = [{"i": i, "text": "x" * int(rng.integers(0, 40)) + "é\n"} for i in range(int(rng.integers(1, 12)))]
+        separator = [b"\n\n", b"\r\n\r\n"][int(rng.integers(2))]
+        blocks = [b"data: " + json.dumps(event).encode() + separator for event in events] + [b"data: [DONE]" + separator]
+        text = b"".join(blocks)
+        cuts = np.unique([0, *rng.integers(0, len(text), int(rng.integers(0, 10))), len(text)])
+        raw = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+        chunk_ends = {}  # end in text -> end in raw
+        for low, high in itertools.pairwise(cuts):
+            raw += b"%x\r\n%b" % (high - low, text[low:high])
+            chunk_ends[int(high)] = len(raw)
+            raw += b"\r\n"
+        raw += b"0\r\n\r\n"
+        ends = np.unique([*rng.integers(1, len(raw), int(rng.integers(0, 15))), len(raw)])
+        pieces = [(float(i), raw[low:high]) for i, (low, high) in enumerate(zip([0, *ends], ends, strict=False))]
+        expected = []
+        for i in range(len(events)):
+            end = len(b"".join(blocks[: i + 1]))
+            byte = chunk_ends[min(stop for stop in chunk_ends if stop >= end)]
+            expected.append((float(np.searchsorted(ends, byte)), events[i]))
+        assert events_of(pieces) == (200, expected)
+        cut = int(rng.integers(0, len(pieces)))
+        status, found = events_of(pieces[:cut])
+        assert found == expected[: len(found)]
+        assert status in (0, 200)
+
+
+def test_parser_refuses_nonsense() -> None:
+    for raw in (b"nonsense\r\n\r\n", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"):
+        with pytest.raises((ValueError, IndexError)):
+            events_of([(0.0, raw)])

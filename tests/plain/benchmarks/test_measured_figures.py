@@ -1,0 +1,245 @@
+"""What the pages show is what the result files give, and each result file is explained."""
+
+from __future__ import annotations
+
+import copy
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.common.harness import RESULTS, ROOT, UsageError
+from benchmarks.report.energy_report import Steps, energy_table, shares, steps_of
+from benchmarks.report.gpu_tests import gpu_tests, joined, read_report
+from benchmarks.report.grid_plot import draw
+from benchmarks.report.grid_summary import summary
+from benchmarks.report.pages import PAGES, PART, Results, files, rewritten
+from benchmarks.report.serving_tables import behind, claim, serving
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_pages_show_what_was_measured(page: Path) -> None:
+    text = page.read_text()
+    assert rewritten(text, Results(RESULTS)) == text, "run python -m benchmarks.report.pages"
+
+
+def test_the_readme_has_no_figure_of_its_own() -> None:
+    """No time, share, power or ratio stands outside of what is made from the results."""
+    rest = PART.sub("", (ROOT / "README.md").read_text())
+    assert re.findall(r"\d(?:[\d.,]*\d)? ?(?:(?:ms|us|x|W|MHz|GB|J|tokens/s|requests/s)\b|%).*", rest) == []
+
+
+def test_each_result_is_explained() -> None:
+    results = Results(RESULTS)
+    stems = {path.stem for path in RESULTS.iterdir() if path.suffix in (".png", ".md") and path.name != "README.md"}
+    assert stems <= set(results.names), "a plot or a summary without its result"
+    assert all(f"`{name}.json`" in (RESULTS / "README.md").read_text() for name in results.names)
+    for name in results.names:
+        origin = results.read(name).get("environment", results.read(name))
+        assert origin["date"] and len(origin["commit"]["hash"]) == 40, name
+    for name in filter(lambda name: name.startswith("paper-"), results.names):
+        document = results.read(name)["results"]
+        assert (RESULTS / f"{name}.md").read_text() == summary(document)
+        assert (RESULTS / f"{name}.png").stat().st_size > 10_000
+
+
+def test_a_page_whose_figures_are_old_is_noticed(tmp_path: Path) -> None:
+    page = "before\n<!-- measured: files -->\nold\n<!-- end of measured -->\nafter\n"
+    assert rewritten(page, Results(tmp_path)) == page.replace("old\n", files(Results(tmp_path)))
+    with pytest.raises(UsageError, match="unknown part 'fils'"):
+        rewritten(page.replace("files", "fils"), Results(tmp_path))
+    with pytest.raises(UsageError, match="no measured part"):
+        rewritten("before", Results(tmp_path))
+
+
+# ---- the serving comparison, of made-up cells ---------------------------------------------------------------------------
+
+
+def cell(
+    system: str, mode: str, rate: float, tpot: float, streams: int = 0, front_end: str = "own", **more: Any
+) -> dict[str, Any]:
+    level = {"p50": {"value": tpot}, "p99": {"value": 3 * tpot, "low": 2 * tpot, "high": 4 * tpot}}
+    return {
+        "cell": {"system": system, "mode": mode, "rate": rate, "streams": streams, "front_end": front_end, "repeat": 0},
+        "load": {"per_core": 8 * (mode == "interfered"), "kinds": ["compress"]},
+        "server": {"version": "1.2", "start_to_healthy_s": 7.0, "idle_w": 120.0, "idle_before_w": 70.0},
+        "ttft_ms": level,
+        "tpot_ms": level,
+        "output_tokens_per_s": 900.0,
+        "goodput_per_s": 15.5,
+        "energy": {"joules_per_token": 0.05},
+        "errors": {},
+        "client": {"lag_ms": {"p50": 0.1, "p99": 0.1}},
+        "date": "2026-01-02T03:04:05+00:00",
+        **more,
+    }
+
+
+def document(cells: list[dict[str, Any]]) -> dict[str, Any]:
+    cores = {"server": [0, 1, 2], "client": [3], "front_end": [2]}
+    results = {"model": "m", "gpu": {"gpu": "G", "driver": "5"}, "cores": cores, "errors": {}, "smoke": False, "cells": cells}
+    return {"machine": {"cpu": "C"}, "commit": {"hash": "0123456789" * 4}, "results": {**results, "complete": True}}
+
+
+CELLS = [
+    cell("blinkpy", "isolated", 16, 8.0),
+    cell("blinkpy", "isolated", 16, 8.4, output_tokens_per_s=909.0),  # measured again
+    cell("blinkpy", "interfered", 16, 10.0),
+    cell("blinkpy", "isolated", 0, 4.0, streams=64),
+    cell("blinkpy", "isolated", 0, 9.0, streams=1),
+    cell("vllm", "isolated", 16, 12.0, output_tokens_per_s=1000.0),
+    cell("vllm", "interfered", 16, 40.0, errors={"unfinished": 3}),
+    cell("vllm", "isolated", 0, 5.0, streams=64),
+    cell("vllm", "isolated", 0, 4.5, streams=1, energy={"missing": "x"}),
+    cell("vllm", "interfered", 16, 90.0, front_end="shared"),
+]
+
+
+def test_serving_tables() -> None:
+    text = serving({"Em": document(CELLS), "En": {}})
+    assert "blinkpy 1.2, vllm 1.2, one after another on one G (driver 5) and C: the same 3 cores" in " ".join(text.split())
+    assert "| 64 | vllm | 5 (1.25x) | 5 (1.25x) | 900 (1.00x) | 0.05 (1.00x) |" in text
+    assert "| 1 | vllm | 4.5 (0.50x) | 4.5 (0.50x) | 900 (1.00x) |  |" in text
+    assert "| 8 per core | own cores | vllm | 120 | 120 | 900 | 15.5 | 0.05 | 3 |" in text
+    assert "| 8 per core | contended cores | vllm | 270 | 270 | 900 | 15.5 | 0.05 | 0 |" in text
+    assert "| vllm, front end on own cores: interfered / isolated | 3.33 | 3.33 | 0.90 | 1.00 |" in text
+    assert "| vllm / blinkpy, interfered | 4.00 | 4.00 | 1.00 | 1.00 |" in text
+    assert "differ by at most: median TTFT 5.0 %, median TPOT 5.0 %, throughput 1.0 %" in text
+    assert "idle server: blinkpy 120 W (70 W before its start), vllm 120 W" in text
+    assert "En under load, next to another server: not measured yet." in text
+
+
+def test_claim() -> None:
+    text = claim({"En": {}, "Em": document(CELLS), "Eq": document(CELLS)})
+    assert "on one G, without → with 8 CPU-hungry neighbours on each" in " ".join(text.split())
+    for title in ("Em", "Eq"):
+        assert f"| {title} | vllm | 36 → 120 | 36 → 120 | 1,000 → 900 | 0 → 3 |\n" in text
+    elsewhere = document(CELLS)
+    elsewhere["results"]["gpu"] = {"gpu": "H"}
+    with pytest.raises(ValueError, match="not measured alike"):
+        claim({"Em": document(CELLS), "En": elsewhere})
+    assert claim({"En": {}, "Em": document([one for one in CELLS if one["cell"]["mode"] == "isolated"])}) == ""
+
+
+def test_what_is_worse_is_said() -> None:
+    found = behind(document(CELLS)["results"])
+    assert "throughput at 16 requests/s, isolated (1.11x)" in found
+    assert "median TTFT at 1 stream (2.00x); median TPOT at 1 stream (2.00x)" in found
+    assert found.count("(") == 3
+    better = [one for one in copy.deepcopy(CELLS) if one["cell"]["streams"] != 1 and one["output_tokens_per_s"] != 1000.0]
+    assert "nothing that was measured" in behind(document(better)["results"])
+
+
+def test_what_is_missing_is_named() -> None:
+    """A second model with the fourth system, and gaps: a placement, a mode, a rate, a closed loop, one that doesn't count."""
+    cells = [cell("blinkpy", mode, rate, 8.0) for mode in ("isolated", "interfered") for rate in (2, 8, 16, 32)]
+    cells += [cell("blinkpy-host", "isolated", rate, 9.0) for rate in (2, 8, 16)]
+    cells += [cell("blinkpy-8192", "isolated", 16, 7.0), cell("blinkpy-8192", "isolated", 0, 5.0, streams=64)]
+    cells += [cell("vllm", "isolated", rate, 8.0) for rate in (2, 8, 32)]
+    cells += [cell("vllm", "isolated", 16, 8.0, client={"lag_ms": {"p50": 0.1, "p99": 9.0}})]
+    cells += [cell("vllm", "isolated", 0, 6.0, streams=64), cell("blinkpy", "isolated", 16, 8.0, front_end="shared")]
+    text = serving({"Em": document(CELLS), "En": document(cells)})
+    em, en = (" ".join(part.split()) for part in text.split("### ")[1:])
+    assert "In 1 of 19 loads the client fell behind; they are left out: vllm 16 requests/s, isolated." in en
+    missing = en[en.index("Not measured: ") :].partition(". ")[0].removeprefix("Not measured: ").split("; ")
+    assert missing == [
+        "blinkpy at 16 requests/s, interfered, front end on contended cores",
+        "blinkpy with 64 streams",
+        "blinkpy-host at 32 requests/s, isolated",
+        "blinkpy-host at 2, 8, 16 and 32 requests/s, interfered",
+        "blinkpy-host at 16 requests/s, isolated and interfered, front end on contended cores",
+        "blinkpy-host with 64 streams",
+        "vllm at 2, 8, 16 and 32 requests/s, interfered",
+        "vllm at 16 requests/s, isolated and interfered, front end on contended cores",
+    ]
+    assert "| none | own cores | vllm | the client fell behind | | | | | |" in en
+    assert "| 8 per core | own cores | vllm | not measured | | | | | |" in en
+    assert "| 64 | blinkpy-8192 | 5 | 5 | 900 | 0.05 |" in en
+    assert "`blinkpy-8192` takes up to 8,192 tokens into a step" in en and "blinkpy-8192" not in em
+    assert "blinkpy at 2, 8 and 32 requests/s, isolated and interfered" in em
+
+
+def test_variants_and_what_ran_beside_are_said() -> None:
+    cells = [
+        cell("blinkpy", "isolated", 16, 8.0, server={"command": "serve {model} --workers 2"}),
+        cell("blinkpy-even", "isolated", 16, 7.0, server={"command": "serve {model} --workers 2 --policy p --steps 2"}),
+        cell("other", "isolated", 16, 7.0, server={"command": "serve {model}"}, beside={"waited_s": 1.0, "benchmarks": ["en"]}),
+    ]
+    text = " ".join(serving({"Em": document(cells)}).split())
+    assert "`blinkpy-even` is blinkpy with `--policy p --steps 2`. Beside it en was measured, on another GPU" in text
+    assert "`other`" not in text and "`blinkpy`" not in text
+    assert "| none | own cores | blinkpy-even |" in text
+    assert "Beside it" not in serving({"Em": document(CELLS)})
+    assert "Beside it en was measured" in summary(document(cells)["results"] | {"errors": {}})
+
+
+def test_a_load_that_does_not_count_is_left_out() -> None:
+    lagging = {"lag_ms": {"p50": 0.1, "p99": 9.0}}
+    text = serving({"Em": document([cell("blinkpy", "isolated", 16, 8.0, client=lagging), cell("blinkpy", "isolated", 2, 4.0)])})
+    assert "In 1 of 2 loads the client fell behind" in text
+    assert "| none | own cores | blinkpy |  |  |  | 15.5 |" not in text
+
+
+def test_page_of_plots() -> None:
+    """What is drawn of each cell: filled, hollow where many requests were not answered, crossed where the client fell behind."""
+    lagging = {"lag_ms": {"p50": 0.1, "p99": 9.0}}
+    cells = [
+        cell("blinkpy", "isolated", 2, 4.0, requests=100),
+        cell("blinkpy", "isolated", 16, 8.0, requests=100, client=lagging),
+        cell("vllm", "isolated", 2, 5.0, requests=100, errors={"unfinished": 2}),
+        cell("vllm", "isolated", 16, 9.0, requests=100, errors={"unfinished": 1}),
+        cell("vllm", "isolated", 16, 1.0, requests=100, front_end="shared"),
+    ]
+    figure = draw(document(cells)["results"])
+    left = figure.axes[0]
+    marks = {(x, y): line for line in left.lines if line.get_marker() != "None" for x, y in zip(*line.get_data(), strict=True)}
+    assert set(marks) == {(2, 12.0), (16, 24.0), (2, 15.0), (16, 27.0)}  # P99 TTFT
+    assert marks[16, 24.0].get_marker() == "x"
+    faces = {where: line.get_markerfacecolor() == "white" for where, line in marks.items()}
+    assert faces == {(2, 12.0): False, (16, 24.0): False, (2, 15.0): True, (16, 27.0): False}
+    assert (left.get_ylabel(), left.get_xlabel()) == ("P99 TTFT, ms", "requests/s")
+
+
+def test_steps_follow_from_the_answers() -> None:
+    """Two requests whose steps are known: 10 ms alone, 20 ms together, and the window ends in the middle of the second one."""
+    samples = {"due_ms": [0, 900], "ttft_ms": [0, 100], "e2e_ms": [1000, 2100], "tpot_ms": [10, 20], "tokens": [101, 101]}
+    found = cell("blinkpy", "isolated", 2, 10.0, samples=samples, window_s=2.0, energy={"mean_w": 300.0})
+    assert steps_of(found) == Steps(pytest.approx(75), pytest.approx(1), pytest.approx(4))  # 100 and 50 steps
+    samples |= {"due_ms": [0, 0], "ttft_ms": [0, 0], "e2e_ms": [2000, 2000], "tpot_ms": [20, 20]}
+    assert steps_of(found) == Steps(pytest.approx(50), pytest.approx(2), pytest.approx(6))
+    assert steps_of(found | {"energy": {"missing": "x"}}) is None
+    assert shares(Steps(1, 2, 6), Steps(1, 3, 4)) == "2.25 = 1.50 x 1.50"
+    other = cell("vllm", "isolated", 2, 10.0, samples=samples, window_s=2.0, energy={"mean_w": 150.0, "clock_mhz": 1980})
+    table = energy_table(document([found, other])["results"])
+    assert "| 2 requests/s | blinkpy | 300 | not read | 50 | 2 | 6 | 3 | 2.00 = 2.00 x 1.00 |" in table
+    assert "| 2 requests/s | vllm | 150 | 1980 | 50 | 2 | 3 | 1.5 |  |" in table
+
+
+REPORT = """<testsuites><testsuite name="pytest" time="90" timestamp="2026-01-02T03:04:05">
+<testcase classname="tests.gpu.a" name="test_x[1]"/>
+<testcase classname="tests.gpu.a" name="test_x[1]"><error message="teardown"/></testcase>
+<testcase classname="tests.gpu.a" name="test_y"/>
+<testcase classname="tests.gpu.b" name="test_y"><skipped message="no"/></testcase>
+</testsuite></testsuites>"""
+
+
+def test_what_the_gpu_tests_said(tmp_path: Path) -> None:
+    """Two runs: an error in a teardown counts, and what one run skipped and the other passed is not passed."""
+    (tmp_path / "one.xml").write_text(REPORT)
+    (tmp_path / "two.xml").write_text(REPORT.replace('<skipped message="no"/>', "").replace("test_x", "test_z"))
+    runs = [read_report(tmp_path / name) for name in ("one.xml", "two.xml")]
+    tests = joined(runs)
+    assert tests == {
+        "failed": ["tests.gpu.a::test_x[1]", "tests.gpu.a::test_z[1]"],
+        "skipped": ["tests.gpu.b::test_y"],
+        "passed": ["tests.gpu.a::test_y"],
+    }
+    environment = {"gpu": "G", "date": "2026-01-02T03:04:05", "commit": {"hash": "0123456789" * 4, "dirty": False}}
+    text = gpu_tests({"environment": environment, "runs": runs, "tests": tests})
+    assert text.startswith("1 of 4 tests of `tests/gpu` passed on one G at `0123456`, 2026-01-02, in 1.5 and 1.5 minutes")
+    assert "; 2 failed, 1 skipped." in text
+    assert "- failed: `tests.gpu.a::test_z[1]`\n- skipped: `tests.gpu.b::test_y`\n" in text
+    (tmp_path / "cut.xml").write_text(REPORT[:100])
+    with pytest.raises(UsageError, match="cut"):
+        read_report(tmp_path / "cut.xml")

@@ -1,0 +1,548 @@
+"""What the serving benchmarks offer, compute and start; and the smoke grid as a whole. Nothing here is timed."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from support.front_end.scripted_server import scripted
+
+from benchmarks.beside import Beside
+from benchmarks.common.harness import UsageError
+from benchmarks.common.model_shapes import SHAPES, write_folder
+from benchmarks.common.nvml import EnergyMeter, interpolated
+from benchmarks.report.grid_summary import ratios, series, summary
+from benchmarks.serving.compare import joined
+from benchmarks.serving.host_counters import parse_perf, switches
+from benchmarks.serving.interference import conditions, placements
+from benchmarks.serving.load import LoadResult, Record
+from benchmarks.serving.load_figures import Slo, figures
+from benchmarks.serving.neighbours import KINDS, Neighbours
+from benchmarks.serving.systems import (
+    Cores,
+    Model,
+    ServerError,
+    alive,
+    command_line,
+    command_of,
+    find_system,
+    free_port,
+    parse_cores,
+    running,
+)
+from benchmarks.serving.workload import AZURE, DatasetError, closed_loop, open_loop, read_dataset
+from blinkpy.dpu.text.tokenizer import Tokenizer
+from blinkpy.models.description.decoder_description import read_architecture
+from blinkpy.progress import Progress
+
+ROOT = Path(__file__).parents[3]
+MODEL = Model("folder", "m", 1000, 500, True)
+
+
+# ---- what is offered ----------------------------------------------------------------------------------------------------
+
+
+def test_data_sets(tmp_path: Path) -> None:
+    azure = read_dataset("azure", 8192)
+    assert azure.times is not None
+    assert len(azure.lengths) == len(AZURE.read_text().splitlines()) - 1 == 2000
+    assert tuple(azure.lengths[0]) == (1209, 396)
+    assert (np.diff(azure.times) >= 0).all()
+    short = read_dataset("azure", 1000)
+    assert 0 < len(short.lengths) == len(short.times) < 2000
+    assert short.lengths.sum(1).max() <= 1000
+
+    dated = tmp_path / "trace.csv"
+    dated.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.50,3,4\n2023-11-16 18:16:46.75,5,6\n")
+    trace = read_dataset(f"azure:{dated}", 100)
+    assert trace.lengths.tolist() == [[3, 4], [5, 6]]
+    assert list(trace.times) == pytest.approx([0, 60.25])
+    assert str(tmp_path) not in trace.name
+
+    share = tmp_path / "share.json"
+    turns = [[("human", "one two three"), ("gpt", "four five")], [("gpt", "hello")], [("human", "a " * 200), ("gpt", "b")]]
+    share.write_text(json.dumps([{"conversations": [{"from": who, "value": text} for who, text in turn]} for turn in turns]))
+    found = read_dataset(f"sharegpt:{share}", 100, lambda text: len(text.split()))
+    assert found.lengths.tolist() == [[3, 2]]
+    assert found.texts == ("one two three",)
+
+    for wrong in ("fixed:0:4", "fixed:4", "azure:/nowhere.csv", "sharegpt", "else", "fixed:50:60"):
+        with pytest.raises(DatasetError, match=wrong.partition(":")[0]):
+            read_dataset(wrong, 100)
+
+
+def test_the_same_is_offered_to_all_with_new_contents(rng: np.random.Generator) -> None:
+    data, seed = read_dataset("azure", 8192), int(rng.integers(1 << 30))
+    for arrivals in ("poisson", "trace"):
+        first, second = (open_loop(data, arrivals, 20.0, 30.0, seed, 1000, False) for _ in range(2))
+        assert [(r.due, r.prompt_tokens, r.max_tokens) for r in first] == [(r.due, r.prompt_tokens, r.max_tokens) for r in second]
+        assert [r.prompt for r in first] != [r.prompt for r in second]
+        assert all(len(r.prompt) == r.prompt_tokens and 0 <= min(r.prompt) and max(r.prompt) < 1000 for r in first)
+        due = np.array([r.due for r in first])
+        assert (np.diff(due) >= 0).all() and 0 <= due.min() and due.max() < 30
+        pairs = {tuple(row) for row in data.lengths.tolist()}
+        assert all((r.prompt_tokens, r.max_tokens) in pairs for r in first)
+        if arrivals == "poisson":
+            assert 450 < len(first) < 750  # 600 expected, standard deviation 24.5
+            gaps = np.diff(due) * 20
+            assert abs(np.mean(gaps > 1) - np.exp(-1)) < 0.12  # exponential
+    streams = closed_loop(data, 4, 3, seed, 1000, False)
+    assert len(streams) == 12
+    texts = closed_loop(data, 4, 3, seed, 1000, True)
+    assert [r.max_tokens for r in texts] == [r.max_tokens for r in streams]
+    assert all(isinstance(r.prompt, str) and r.prompt for r in texts)
+    with pytest.raises(DatasetError, match="no arrival times"):
+        open_loop(read_dataset("fixed:3:4", 100), "trace", 1.0, 1.0, 1, 10, False)
+    with pytest.raises(DatasetError, match="lasts"):
+        open_loop(data, "trace", 1000.0, 60.0, 1, 10, False)
+
+
+def test_a_shape_is_a_folder_that_blinkpy_reads(tmp_path: Path, rng: np.random.Generator) -> None:
+    folder = write_folder("small", tmp_path / "small")
+    assert read_architecture(folder).vocab_size == SHAPES["small"]["vocab_size"]
+    tokenizer = Tokenizer(folder)
+    assert tokenizer.vocab_size == SHAPES["small"]["vocab_size"]
+    ids = rng.integers(300, tokenizer.vocab_size, 50).tolist()
+    texts = [tokenizer.decode([token]) for token in ids]
+    assert all(texts) and tokenizer.decode(ids) == "".join(texts)
+    assert len(tokenizer.encode("the old house by the sea")) > 3
+
+
+# ---- what is computed ---------------------------------------------------------------------------------------------------
+
+
+def record(due: float, times: list[float], tokens: int | None = None, error: str = "") -> Record:
+    return Record(due, due + 0.001, 10, len(times), len(times) if tokens is None else tokens, error, np.array(times))
+
+
+def figures_of(records: list[Record], window_s: float = 10.0, lags: list[float] = [0.0001] * 200) -> dict:
+    return figures(LoadResult(records, np.array(lags), 0.1, 0.0, 20.0), window_s, Slo(500, 200), EnergyMeter())
+
+
+def test_figures_of_known_records() -> None:
+    records = [
+        record(0.0, [0.1, 0.2, 0.3, 0.4, 0.5]),  # TTFT 100 ms, TPOT 100 ms
+        record(1.0, [1.3, 1.7], tokens=5),  # TTFT 300, TPOT 100: five tokens in two events
+        record(2.0, [2.9, 3.0]),  # TTFT 900: outside of the objective
+        record(9.0, [9.2, 9.7, 10.2]),  # TPOT 500: outside too, and its last token comes after the window
+        record(3.0, [3.1, 3.2, 3.3], tokens=0, error="unfinished"),  # TTFT 100
+        record(4.0, [], tokens=0, error="status 429"),
+        record(5.0, [], tokens=0, error="unfinished"),  # given up after 20 s: TTFT 15,000
+    ]
+    found = figures_of(records)
+    assert (found["requests"], found["completed"]) == (7, 4)
+    assert found["errors"] == {"unfinished": 2, "status 429": 1}
+    assert found["ttft_ms"]["p50"]["value"] == pytest.approx(250)  # of 100, 300, 900, 200, 100 and 15,000
+    assert found["ttft_ms"]["max"] == pytest.approx(15000)
+    assert found["tpot_ms"]["p50"]["value"] == pytest.approx(100)
+    assert found["tpot_ms"]["max"] == pytest.approx(500)
+    assert found["itl_ms"]["count"] == 4 + 1 + 1 + 2
+    assert found["itl_ms"]["max"] == pytest.approx(500)
+    assert found["e2e_ms"]["max"] == pytest.approx(1200)
+    assert found["output_tokens_per_s"] == pytest.approx((5 + 5 + 2 + 2 + 3) / 10)
+    assert found["requests_per_s"] == pytest.approx(0.3)
+    assert found["goodput_per_s"] == pytest.approx(0.2)
+    assert found["samples"]["ttft_ms"] == pytest.approx([100, 300, 900, 200, 100, -1, -1])
+    assert found["samples"]["fine"] == [1, 1, 1, 1, 0, 0, 0]
+    assert found["client"]["valid"]
+    for name in ("ttft_ms", "tpot_ms"):
+        for level in ("p50", "p90", "p99"):
+            assert found[name][level]["low"] <= found[name][level]["value"] <= found[name][level]["high"]
+
+
+def test_closed_window_ends_when_the_first_stream_does() -> None:
+    records = [record(0.0, [1.0, 2.0]), record(0.0, [1.0, 3.0]), record(2.0, [3.0, 4.0]), record(3.0, [4.0, 6.0])]
+    found = figures_of(records, window_s=0.0)
+    assert found["window_s"] == 4.0
+    assert found["output_tokens_per_s"] == pytest.approx(7 / 4)
+
+
+def test_a_client_that_fell_behind_is_said() -> None:
+    fine = [record(0.0, list(np.arange(1, 12) * 0.01))]  # TPOT 10 ms
+    assert figures_of(fine)["client"]["valid"]
+    late = figures_of(fine, lags=[0.0001] * 150 + [0.0025] * 50)["client"]
+    assert not late["valid"] and "(p99) of 2.5 ms" in late["why_invalid"]
+    waiting = [record(0.0, list(1 + np.arange(1, 12) * 0.1))]  # TTFT 1,100 ms: 2.5 ms are little, 60 ms are not
+    assert figures_of(waiting, lags=[0.0001] * 150 + [0.0025] * 50)["client"]["valid"]
+    assert "above 55 ms" in figures_of(waiting, lags=[0.0001] * 150 + [0.06] * 50)["client"]["why_invalid"]
+    rest = [record(0.0, list(0.02 + np.arange(1, 12) * 0.01)) for _ in range(50)]  # the slowest TTFT decides
+    assert figures_of([*rest, *waiting * 3], lags=[0.0001] * 150 + [0.0025] * 50)["client"]["valid"]
+    slow = figures_of(fine, lags=[0.0007] * 200)["client"]
+    assert not slow["valid"] and "(p50)" in slow["why_invalid"] and "TPOT" in slow["why_invalid"]
+    assert not figures_of([record(0.0, [], 0, "status 503")], lags=[0.003] * 200)["client"]["valid"]
+
+
+def test_nothing_completed_is_a_result_too() -> None:
+    found = figures_of([record(0.0, [], 0, "status 503")] * 3)
+    assert found["errors"] == {"status 503": 3}
+    assert "ttft_ms" not in found
+    assert found["output_tokens_per_s"] == 0
+
+
+def test_energy_between_readings() -> None:
+    marks = [(0.0, 100.0), (1.0, 300.0), (3.0, 400.0)]
+    assert interpolated(marks, 0.5, 2.0) == pytest.approx(150)
+    with EnergyMeter(index=10_000) as meter:  # no machine has so many
+        assert meter.missing and meter.joules(0, 1) is None and meter.watts(1) is None
+
+
+def test_energy_and_clock_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library that counts 300 W, and whose clock changes."""
+    began, clocks = time.perf_counter(), itertools.cycle([1000, 1980])
+    library = SimpleNamespace(
+        NVML_CLOCK_SM=1,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetHandleByIndex=lambda index: f"handle {index}",
+        nvmlDeviceGetName=lambda handle: handle.encode(),
+        nvmlSystemGetDriverVersion=lambda: "5",
+        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(total=2**30),
+        nvmlDeviceGetPowerManagementLimit=lambda handle: 700_000,
+        nvmlDeviceGetTotalEnergyConsumption=lambda handle: 300_000 * (time.perf_counter() - began),
+        nvmlDeviceGetClockInfo=lambda handle, kind: next(clocks),
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with EnergyMeter(2) as meter:
+        deadline = time.monotonic() + 60
+        while len(meter._clocks) < 3 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert meter.watts(0.2) == pytest.approx(300, rel=0.05)
+    assert meter.facts == {"gpu": "handle 2", "driver": "5", "memory_gib": 1.0, "power_limit_w": 700.0}
+    (first, low), (second, high), *_ = meter._clocks
+    assert {low, high} == {1000, 1980}
+    assert meter.clock_mhz(first, second) == 1490 and meter.clock_mhz(second, second) == high
+    assert meter.clock_mhz(second + 1000, second + 2000) is None
+
+
+@pytest.mark.parametrize(
+    ("visible", "index", "expected"),
+    [
+        (None, 1, "GPU-bbcd"),
+        ("1", 0, "GPU-bbcd"),
+        ("2, 0", 0, "GPU-cdef"),
+        ("2, 0", 1, "GPU-abcd"),
+        ("GPU-bbcd", 0, "GPU-bbcd"),
+        ("0,GPU-c", 1, "GPU-cdef"),
+        ("1", 1, "names no GPU number 1"),
+        ("", 0, "names no GPU number 0"),
+        ("-1", 0, "names no GPU number 0"),
+        ("GPU-x", 0, "names no GPU number 0"),
+    ],
+)
+def test_the_meter_reads_the_gpu_that_the_servers_see(
+    visible: str | None, index: int, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uuids = ["GPU-abcd", "GPU-bbcd", "GPU-cdef"]
+    library = SimpleNamespace(
+        NVML_CLOCK_SM=1,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetCount=lambda: len(uuids),
+        nvmlDeviceGetHandleByIndex=lambda number: number,
+        nvmlDeviceGetUUID=lambda handle: uuids[handle],
+        nvmlDeviceGetName=lambda handle: uuids[handle],
+        nvmlSystemGetDriverVersion=lambda: "5",
+        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(total=2**30),
+        nvmlDeviceGetPowerManagementLimit=lambda handle: 700_000,
+        nvmlDeviceGetTotalEnergyConsumption=lambda handle: 1000 * handle,
+        nvmlDeviceGetClockInfo=lambda handle, kind: 1000,
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    meter = EnergyMeter(index)
+    if expected in uuids:
+        assert meter.facts["gpu"] == expected and meter._joules() == uuids.index(expected)
+    else:
+        assert expected in meter.missing and not meter.facts
+
+
+def test_grid_summary() -> None:
+    def cell(
+        system: str,
+        mode: str,
+        rate: float,
+        ttft: float,
+        repeat: int = 0,
+        valid: bool = True,
+        front_end: str = "own",
+        streams: int = 0,
+    ) -> dict:
+        level = {"value": ttft, "low": ttft, "high": ttft}
+        times = {"p50": level, "p99": level}
+        key = {"system": system, "mode": mode, "rate": rate, "streams": streams, "front_end": front_end, "repeat": repeat}
+        client = {"lag_ms": {"p50": 0.1, "p99": 0.1 if valid else 99.0}}
+        common = {"errors": {}, "client": client, "energy": {"missing": "x"}, "goodput_per_s": 1.0, "server": {"idle_w": None}}
+        return {"cell": key, "ttft_ms": times, "tpot_ms": times, "output_tokens_per_s": 100.0, **common}
+
+    cells = [
+        cell("a", "isolated", 1, 10),
+        cell("a", "isolated", 2, 20),
+        cell("a", "interfered", 1, 20),
+        cell("a", "interfered", 2, 160),
+    ]
+    cells += [cell("b", "isolated", 1, 40), cell("b", "isolated", 2, 7, valid=False), cell("b", "isolated", 1, 50, repeat=1)]
+    cells += [cell("a", "isolated", 1, 10, front_end="shared"), cell("a", "interfered", 1, 70, front_end="shared")]
+    cells += [cell("a", "isolated", 0, 5, streams=64)]
+    common = {"model": "m", "gpu": {}, "cores": {"front_end": [1]}, "errors": {}, "smoke": False}
+    document = {**common, "complete": True, "cells": cells}
+
+    def ttft(found: dict) -> float:
+        return found["ttft_ms"]["p99"]["value"]
+
+    quiet, noisy = (series(document, "a", mode, ttft) for mode in ("isolated", "interfered"))
+    assert ratios(noisy, quiet) == pytest.approx([2, 8])
+    assert series(document, "b", "isolated", ttft) == {1: pytest.approx((40 * 50) ** 0.5)}  # the invalid cell is left out
+    text = summary(document)
+    assert "| a | 4.00 (2.00 to 8.00) | 4.00 (2.00 to 8.00) | 1.00 (1.00 to 1.00) | none |" in text
+    assert "| a | 7.00 (7.00 to 7.00) |" in text  # front ends among the neighbours
+    assert "| b | isolated | 1 | 1.250 | 1.250 | 1.000 |" in text
+    assert "| a | own | isolated | 64 streams | 5 / 5 |" in text
+    assert "INVALID" in text
+
+
+# ---- what is started ----------------------------------------------------------------------------------------------------
+
+
+def test_systems_from_the_command_line() -> None:
+    system = find_system("vllm", ["vllm:--swap-space 0", "other:--x"], ["vllm:A=b=c"])
+    assert system.environment["A"] == "b=c"
+    words = command_of(system, MODEL, 81)
+    assert words[0] == sys.executable and words[-2:] == ["--swap-space", "0"] and "81" in words
+    assert words[words.index("--load-format") + 1] == "dummy"
+    assert "dummy" not in command_of(system, Model("folder", "m", 1000, 500, False), 81)
+    assert command_of(find_system("x=serve {model} -p {port}"), MODEL, 81) == ["serve", "folder", "-p", "81"]
+    assert find_system("y=http://h:80/").url == "http://h:80"
+    variant = find_system("short=blinkpy", ["short:--policy p.py:f", "blinkpy:--workers 2"])
+    assert variant.name == "short" and variant.front_end == find_system("blinkpy").front_end
+    assert command_of(variant, MODEL, 81)[-2:] == ["--policy", "p.py:f"]
+    assert find_system("x=serve", (), (), ["x:api|http", "vllm:no"]).front_end == "api|http"
+    with pytest.raises(UsageError, match="unknown system 'vlm'"):
+        find_system("vlm")
+
+
+def test_cores() -> None:
+    mine = sorted(os.sched_getaffinity(0))
+    assert parse_cores(f"{mine[0]}-{mine[0]},{mine[-1]}") == (mine[0], mine[-1])
+    assert parse_cores("") == ()
+    with pytest.raises(UsageError, match="may not use core 100000"):
+        parse_cores("100000")
+    with pytest.raises(UsageError, match="neither a core"):
+        parse_cores("1-x")
+    cores = Cores((0, 1, 2, 3), (4, 5, 6), front_end=(2, 3))
+    assert cores.contended == (0, 1)
+    assert (cores.loading, cores.watching) == ((4, 5), (6,))
+    assert cores.spare(2) and not cores.spare(3)  # two cores for two processes, and no server there
+    assert not Cores((0, 1, 4), (4, 5, 6)).spare(1) and not Cores((0,)).spare(1)
+    alone = Cores((0,), (1,))
+    assert (alone.loading, alone.watching) == ((1,), (1,))
+    assert (Cores((0,)).loading, Cores((0,)).watching) == ((), ())
+    assert {name: place.contended for name, place in placements(cores).items()} == {"own": (0, 1), "shared": (0, 1, 2, 3)}
+    assert list(placements(Cores((0, 1)))) == ["shared"]
+    assert conditions(["build", "memory"], [0, 2]) == [("none", 0), ("build", 2), ("memory", 2)]
+
+
+def test_ports_are_not_those_of_connections() -> None:
+    """A client's connection must not take a server's port while that starts."""
+    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    ports = {free_port() for _ in range(20)}
+    assert len(ports) > 10 and not any(low <= port <= high for port in ports)
+
+
+CHILD = """import subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+print("started", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_server_that_does_not_become_healthy_is_ended_with_its_children(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    cores = Cores(tuple(sorted(os.sched_getaffinity(0))))
+    failing = find_system(f"broken={sys.executable} -c 'import sys; sys.exit(\"no such model\")'")
+    with pytest.raises(ServerError, match=r"exit code 1.*\n.*no such model"), running(failing, MODEL, cores, log, 60, Progress()):
+        pass
+    script = tmp_path / "hang.py"
+    script.write_text(CHILD)
+    hanging = find_system(f"hanging={sys.executable} {script}")
+    before = set(os.listdir("/proc"))
+    with pytest.raises(ServerError, match=r"not healthy within 2 s"), running(hanging, MODEL, cores, log, 2, Progress()):
+        pass
+    left = [pid for pid in set(os.listdir("/proc")) - before if pid.isdigit() and alive(int(pid))]
+    lines = [command_line(int(pid)) for pid in left]
+    assert not [line for line in lines if "time.sleep(600)" in line or str(script) in line]
+
+
+def test_a_server_at_a_url_is_left_alone(tmp_path: Path) -> None:
+    with scripted() as server:  # it understands POST only, so it is not healthy
+        system = find_system(f"there=http://127.0.0.1:{server.port}")
+        there = running(system, MODEL, Cores((0,)), tmp_path / "log", 5, Progress())
+        with pytest.raises(ServerError, match="does not answer 200"), there:
+            pass
+
+
+def test_neighbours_work_and_end() -> None:
+    cores = tuple(sorted(os.sched_getaffinity(0)))[:1]
+    with Neighbours(KINDS, len(KINDS), cores, 600.0) as neighbours:
+        pids = [process.pid for process in neighbours._processes]
+        assert neighbours.count == len(pids) == len(KINDS)
+        deadline = time.monotonic() + 60
+        while not all(worked(pid) for pid in pids) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert all(worked(pid) for pid in pids)
+        assert all(os.sched_getaffinity(pid) == set(cores) for pid in pids)
+        assert sum(sum(counts.values()) for counts in switches(pids).values()) > 0
+    assert not any(alive(pid) for pid in pids)
+    with Neighbours(KINDS, 0, cores, 60.0) as nobody:
+        assert nobody.count == 0
+
+
+def worked(pid: int) -> bool:
+    """Whether a neighbour, or what it started, took more CPU time than a start needs."""
+    user, system, of_children, system_of_children = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11:15]
+    return int(user) + int(system) + int(of_children) + int(system_of_children) >= 10  # ticks
+
+
+def test_perf_output() -> None:
+    output = "123;;LLC-loads;100;100.00;;\n7;;LLC-load-misses:u;100;100.00;5;of all\n"
+    assert parse_perf(output) == {"LLC-loads": 123, "LLC-load-misses": 7}
+    assert "missing" in parse_perf("<not supported>;;LLC-loads;0;100.00;;\n")
+
+
+# ---- the whole ----------------------------------------------------------------------------------------------------------
+
+NULL = ["--extra", "blinkpy:--device null --null-step-us 3000"]
+
+
+def command(name: str, output: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    places = ["--output", str(output), "--logs", str(output.parent)]
+    words = [sys.executable, "-m", f"benchmarks.{name}", "--smoke", *places, *arguments]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def test_smoke_grid_is_measured_once(tmp_path: Path) -> None:
+    """The demonstration model on the CPU, isolated and beside neighbours; a second run has nothing left to do."""
+    output, state = tmp_path / "paper.json", tmp_path / "state"
+    cores = sorted(os.sched_getaffinity(0))
+    both = len(cores) > 1  # placements of the front end
+    places = ["--frontend-cores", str(cores[-1]), "--shared-rates", "4"] if both else []
+    # Beside neighbours on one core an engine may pause for seconds: that is no error here.
+    patient = ["--extra", "blinkpy:--device cpu --engine-timeout-ms 60000", "--env", "blinkpy:OMP_NUM_THREADS=1"]
+    arguments = ["--state", str(state), *patient, *places]
+    done = command("paper", output, *arguments, "--streams", "3")
+    document = json.loads(output.read_text())
+    results = document["results"]
+    assert results["complete"]
+    own = "own" if both else "shared"
+    open_loops = [("isolated", 4, 0, own), ("isolated", 12, 0, own), ("interfered", 4, 0, own), ("interfered", 12, 0, own)]
+    other = [("isolated", 4, 0, "shared"), ("interfered", 4, 0, "shared")] if both else []
+    found = [tuple(cell["cell"][key] for key in ("mode", "rate", "streams", "front_end")) for cell in results["cells"]]
+    assert found == [*open_loops, ("isolated", 0, 3, own), *other]
+    for cell in results["cells"]:
+        assert cell["errors"] == {} and cell["completed"] == cell["requests"] > 0
+        assert set(cell["samples"]["tokens"]) == {8 if cell["cell"]["streams"] else 12}
+        assert (cell["neighbours"] > 0) == (cell["cell"]["mode"] == "interfered")
+        assert cell["front_end"] == cell["cell"]["front_end"]
+        assert cell["server"]["environment"] == {"OMP_NUM_THREADS": "1"}
+        assert not both or cell["server"]["front_end_processes"] == 2 * (own == cell["front_end"])  # the worker and its parent
+    assert output.with_suffix(".png").stat().st_size > 10_000
+    assert output.with_suffix(".md").read_text() in done.stdout
+    assert str(ROOT) not in output.read_text() and str(tmp_path) not in output.read_text()
+
+    kept = {path.name: path.read_bytes() for path in state.iterdir()}
+    lost = f"blinkpy-isolated-4-{own}-0.json"
+    (state / lost).unlink()
+    again = command("paper", output, *arguments, "--budget", "1", "--no-plot")  # no time to measure it again
+    assert f"{len(found) - 2} of {len(found) - 1} cells are done" in again.stdout  # the closed loop isn't asked for, but kept
+    assert "starting" not in again.stderr
+    assert {path.name: path.read_bytes() for path in state.iterdir()} == {n: data for n, data in kept.items() if n != lost}
+    assert len(json.loads(output.read_text())["results"]["cells"]) == len(found) - 1
+    words = [sys.executable, "-m", "benchmarks.serving.grid", "--smoke", "--output", str(output), *arguments, "--seed", "2"]
+    refused = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert refused.returncode == 2 and "cells of another grid (seed)" in refused.stderr
+
+
+@pytest.mark.parametrize("name", ["serving", "interference", "energy"])
+def test_smoke(name: str, tmp_path: Path) -> None:
+    output = tmp_path / "result.json"
+    cores = sorted(os.sched_getaffinity(0))
+    both = name == "interference" and len(cores) > 1  # placements of the front end
+    places = ["--frontend-cores", str(cores[-1])] if both else []
+    done = command(name, output, *NULL, *places)
+    found = json.loads(output.read_text())["results"]["systems"]["blinkpy"]
+    (start,) = found["starts"]
+    assert start["version"] and start["start_to_healthy_s"] > 0
+    assert [cell["front_end"] for cell in found["cells"]] == ["own"] * 2 * both + ["shared"] * 2
+    for cell in found["cells"]:
+        assert cell["errors"] == {} and cell["completed"] > 0
+    assert "| blinkpy |" in done.stdout
+    assert str(ROOT) not in output.read_text()
+
+
+def test_starts_and_loads_with_neighbours_wait_for_loads_without(tmp_path: Path) -> None:
+    """While another benchmark's quiet load goes on and on, no server starts. If it begins during a start it waits for the start's
+    end; the closed loop is measured beside it then, the load with neighbours is not."""
+    output, folder = tmp_path / "result.json", tmp_path / "beside"
+    words = [sys.executable, "-m", "benchmarks.serving.compare", "--smoke", "--output", str(output), "--logs", str(tmp_path)]
+    words += [*NULL, "--per-core", "1", "--beside", str(folder), "--beside-wait-s", "1"]
+    refused = "waited 1 s for the end of others' loads"
+    with Beside(folder, "other", Progress()) as other:
+        with other.load(interfered=False):
+            done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=100)
+        assert done.returncode == 2 and refused in done.stderr, done.stderr
+        assert not list(tmp_path.glob("*.log"))  # nothing was started
+        with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            deadline = time.monotonic() + 100
+            while not list(tmp_path.glob("*.log")) and time.monotonic() < deadline:
+                time.sleep(0.02)
+            with other.load(interfered=False) as turn:
+                _, said = process.communicate(timeout=100)
+    assert process.returncode == 2 and refused in said, said
+    assert "Traceback" not in done.stderr + said and not output.exists()
+    assert turn["waited_s"] > 0.1
+    found = json.loads(output.with_suffix(".partial.json").read_text())["results"]["systems"]["blinkpy"]
+    (cell,) = found["cells"]
+    assert cell["beside"]["benchmarks"] == ["other"] and cell["load"]["streams"] == 4
+    assert found["starts"][0]["beside"]["benchmarks"] == ["other"]
+
+
+def test_a_start_that_has_no_turn_in_time_is_left_for_the_next_run(tmp_path: Path) -> None:
+    arguments = ["--state", str(tmp_path / "state"), *NULL, "--rates", "4", "--modes", "isolated", "--no-plot"]
+    with Beside(tmp_path / "beside", "other", Progress()) as other, other.load(interfered=False):
+        done = command("paper", tmp_path / "paper.json", *arguments, "--budget", "19", "--beside", str(tmp_path / "beside"))
+    assert "0 of 2 cells are done: run the same command again" in done.stdout
+    assert "waiting for others' loads" in done.stderr
+    assert not list(tmp_path.glob("*.log"))
+
+
+def test_results_of_two_runs_are_joined() -> None:
+    first = {"a": {"starts": [1], "cells": [2]}, "b": {"starts": [3], "cells": []}}
+    second = {"a": {"starts": [4], "cells": [5], "error": "x"}, "c": {"starts": [], "cells": [6]}}
+    assert joined(first, second) == {
+        "a": {"starts": [1, 4], "cells": [2, 5], "error": "x"},
+        "b": {"starts": [3], "cells": []},
+        "c": {"starts": [], "cells": [6]},
+    }
+
+
+def test_a_system_that_fails_is_said(tmp_path: Path) -> None:
+    output = tmp_path / "result.json"
+    words = [sys.executable, "-m", "benchmarks.serving.compare", "--smoke", "--output", str(output), "--logs", str(tmp_path)]
+    done = subprocess.run([*words, "--system", "gone=/nowhere/server"], cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1
+    assert "can't start /nowhere/server" in done.stderr and "Traceback" not in done.stderr
+    assert "can't start" in json.loads(output.read_text())["results"]["systems"]["gone"]["error"]
+    done = subprocess.run([*words, "--system", "vlm"], cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 2
+    assert "unknown system 'vlm'" in done.stderr and "Traceback" not in done.stderr

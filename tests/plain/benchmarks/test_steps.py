@@ -1,0 +1,371 @@
+"""The benchmark of whole steps, but for the GPU: batches, multiplications, the measuring itself on a made-up clock, the table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("blinkpy.engine.devices.cuda_device")
+
+from benchmarks.common.hand_batches import Rows, batch_arrays, decoding, graph_index, mixed, page_table, prompts  # noqa: E402
+from benchmarks.common.harness import UsageError, WrongAnswer, main  # noqa: E402
+from benchmarks.common.model_shapes import SHAPES  # noqa: E402
+from benchmarks.common.nvml import EnergyMeter, slope  # noqa: E402
+from benchmarks.common.roofline import multiplications  # noqa: E402
+from benchmarks.parts import whole_steps as program  # noqa: E402
+from benchmarks.report.pages import Results, rewritten  # noqa: E402
+from benchmarks.report.steps_table import table  # noqa: E402
+from blinkpy.kv.state import DECODE_ROWS, EMITS, MAX_CONTEXT, ROWS, TOKENS  # noqa: E402
+from blinkpy.models.description.decoder_description import Architecture, read_architecture  # noqa: E402
+from blinkpy.models.gpu.step_shapes import bucket_shapes, step_shapes  # noqa: E402
+from blinkpy.models.weights.checkpoint import expected_tensors  # noqa: E402
+from blinkpy.queues.submission import SQ_ENTRY, SQ_ENTRY_WORDS  # noqa: E402
+
+PAGE = 16
+TINY = {
+    "vocab_size": 53,
+    "hidden_size": 12,
+    "intermediate_size": 20,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 6,
+    "max_position_embeddings": 512,
+}
+DENSE = {"architectures": ["MistralForCausalLM"], "sliding_window": None}
+WINDOW = {"architectures": ["MistralForCausalLM"], "sliding_window": 7}
+EXPERTS = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 10,
+    "mlp_only_layers": [1],
+}
+
+
+def architecture(folder: Path, config: dict[str, Any]) -> Architecture:
+    (folder / "config.json").write_text(json.dumps(config))
+    return read_architecture(folder)
+
+
+def random_rows(rng: np.random.Generator) -> Rows:
+    """A few decode rows, and a few chunks with and without cached tokens before them."""
+    decodes, chunks = int(rng.integers(0, 5)), rng.integers(2, 40, int(rng.integers(1, 4))).tolist()
+    lengths = [1] * decodes + chunks
+    cached = [*rng.integers(0, 60, decodes).tolist(), *(int(rng.choice([0, rng.integers(1, 60)])) for _ in chunks)]
+    return Rows(tuple(lengths), tuple(a + b for a, b in zip(lengths, cached, strict=True)))
+
+
+# ---- batches ------------------------------------------------------------------------------------------------------------
+
+
+def test_every_token_of_a_batch_has_its_place(rng: np.random.Generator) -> None:
+    rows = random_rows(rng)
+    count, needed = len(rows.lengths), sum(-(-context // PAGE) for context in rows.contexts)
+    pool = rng.permutation(needed + 9).astype(np.int32)[: needed + 2]
+    token_ids = rng.integers(1, 99, rows.tokens + 20, dtype=np.int32)
+    pages = page_table(rows, PAGE, pool, 12)
+    batch = batch_arrays(rows, pages, PAGE, count + 3, token_ids)
+
+    used = [int(page) for line in pages for page in line if page >= 0]
+    assert len(used) == needed == len(set(used)) and set(used) <= set(pool.tolist())
+    assert batch["query_starts"].tolist() == np.cumsum((0, *rows.lengths)).tolist() + [rows.tokens] * 3
+    at = 0
+    for row, (length, context) in enumerate(zip(rows.lengths, rows.contexts, strict=True)):
+        for position in range(context - length, context):
+            assert batch["positions"][at] == position and batch["token_rows"][at] == row
+            assert batch["cache_slots"][at] == pages[row][position // PAGE] * PAGE + position % PAGE
+            assert batch["token_ids"][at] == token_ids[at]
+            at += 1
+    slots = batch["cache_slots"][:at]
+    assert at == rows.tokens and len(set(slots.tolist())) == at and set(slots // PAGE) <= set(pool.tolist())
+    for name, padding in (("token_ids", 0), ("positions", 0), ("cache_slots", -1), ("token_rows", -1)):
+        assert (batch[name][at:] == padding).all() and len(batch[name]) == len(token_ids) and batch[name].dtype == np.int32
+    assert batch["row_slots"].tolist() == [*range(count), -1, -1, -1]
+    assert batch["context_lengths"].tolist() == [*rows.contexts, 0, 0, 0]
+    assert batch["emits"].tolist() == [1] * count + [0] * 3
+    found = batch["counts"][[ROWS, TOKENS, DECODE_ROWS, MAX_CONTEXT, EMITS]]
+    assert found.tolist() == [count, at, rows.lengths.count(1), max(rows.contexts), count]
+
+
+def test_what_does_not_fit_is_refused(rng: np.random.Generator) -> None:
+    pool, rows = np.arange(100, dtype=np.int32), decoding(4, 40)
+    pages = page_table(rows, PAGE, pool[:12], 3)
+    with pytest.raises(UsageError, match="the KV cache has 11 pages; a step with 160 tokens of context needs 12"):
+        page_table(rows, PAGE, pool[:11], 3)
+    with pytest.raises(ValueError, match="a context of 40 tokens"):
+        page_table(rows, PAGE, pool, 2)
+    with pytest.raises(ValueError, match="4 rows of 4 tokens"):
+        batch_arrays(rows, pages, PAGE, 3, np.zeros(9, np.int32))
+    with pytest.raises(ValueError, match="4 rows of 4 tokens"):
+        batch_arrays(rows, pages, PAGE, 4, np.zeros(3, np.int32))
+
+
+def test_the_graph_is_the_one_that_the_scheduler_takes(rng: np.random.Generator) -> None:
+    buckets = bucket_shapes(32, 512)
+    shapes, table = step_shapes(buckets)
+    step = SimpleNamespace(shapes=shapes)
+    for rows in (
+        decoding(1, 9),
+        decoding(3, 9),
+        decoding(32, 9),
+        prompts(1, 2),
+        prompts(1, 512),
+        mixed(30, 40, 200),
+        random_rows(rng),
+    ):
+        bucket = next(i for i, (tokens, most) in enumerate(buckets) if tokens >= rows.tokens and most >= len(rows.lengths))
+        assert graph_index(step, rows) == table[bucket, int(rows.mixed)]
+    with pytest.raises(ValueError, match="no step graph holds 1 rows of 513 tokens"):
+        graph_index(step, prompts(1, 513))
+
+
+# ---- multiplications ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("config", [DENSE, WINDOW, EXPERTS], ids=["dense", "window", "experts"])
+@pytest.mark.parametrize("narrows", [True, False])
+def test_multiplications_one_by_one(tmp_path: Path, rng: np.random.Generator, config: dict[str, Any], narrows: bool) -> None:
+    """Against the matrices of a checkpoint, and every query with every key that it may see."""
+    a, rows = architecture(tmp_path, TINY | config), random_rows(rng)
+    window = config.get("sliding_window") or 10**9
+    linear = attention = 0
+    for name, shape in expected_tensors(a).items():
+        last = f".layers.{a.layers - 1}." in name
+        behind = not name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))
+        if name == "model.embed_tokens.weight" or len(shape) != 2:
+            continue
+        lines = rows.tokens if name != "lm_head.weight" and not (narrows and last and behind) else len(rows.lengths)
+        linear += lines * shape[0] * shape[1] * (3 if ".experts." in name else 8)  # of 8 experts a token visits 3
+    assert linear % 8 == 0
+    for layer in range(a.layers):
+        for length, context in zip(rows.lengths, rows.contexts, strict=True):
+            for query in range(context - 1 if narrows and layer == a.layers - 1 else context - length, context):
+                keys = sum(1 for key in range(query + 1) if query - key < window)
+                attention += keys * a.heads * 2 * a.head_dim
+    found = multiplications(a, rows, narrows=narrows)
+    assert (found.linear, found.attention) == (linear // 8, attention)
+    assert found.tflop == pytest.approx(2e-12 * (linear // 8 + attention))
+
+
+# ---- measuring ----------------------------------------------------------------------------------------------------------
+
+
+class MadeUpGpu:
+    """A GPU that does one replay after another, and the host's clock, which moves on when the host waits for it."""
+
+    step_ms = 40.0
+
+    def __init__(self) -> None:
+        self.now = self.done = 0.0
+        self.replays = self.furthest = 0
+        self.ready: list[float] = []
+
+    def instantiate(self) -> None:
+        self.ready.append(self.now)
+
+    def replay(self) -> None:
+        assert self.ready, "not instantiated"
+        self.now += 1e-5
+        self.done = max(self.done, self.now) + self.step_ms / 1e3
+        self.replays += 1
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def event(self, enable_timing: bool) -> Any:
+        return MadeUpEvent(self)
+
+
+class MadeUpEvent:
+    def __init__(self, gpu: MadeUpGpu):
+        self.gpu, self.at = gpu, 0.0
+
+    def record(self) -> None:
+        self.at = max(self.gpu.done, self.gpu.now)
+
+    def synchronize(self) -> None:
+        self.gpu.now = max(self.gpu.now, self.at)
+
+    def elapsed_time(self, other: MadeUpEvent) -> float:
+        return (other.at - self.at) * 1e3
+
+
+class MadeUpMeter(EnergyMeter):
+    """At 500 W and 1,700 MHz whenever it is asked."""
+
+    def __init__(self, period_s: float, clock_every: int):
+        self.missing, self.facts = "", {"gpu": "G", "power_limit_w": 700.0}
+
+    def __enter__(self) -> MadeUpMeter:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+    def power_w(self, begin: float, end: float) -> float:
+        assert end - begin >= 1.5
+        return 500.0
+
+    def clock_mhz(self, begin: float, end: float) -> float:
+        return 1700.0
+
+
+def made_up_engine(graph: Any, layers: int) -> Any:
+    """What the benchmark takes of an engine that has started, on the CPU."""
+    slots, tokens, pages = 256, 8192, 5000
+    shapes, _ = step_shapes(bucket_shapes(slots, tokens))
+
+    def zeros(*size: int) -> Any:
+        return torch.zeros(size, dtype=torch.int32)
+
+    by_token = {name: zeros(tokens) for name in ("token_ids", "positions", "cache_slots", "token_rows")}
+    by_row = {name: zeros(slots) for name in ("row_slots", "context_lengths", "emits")}
+    counts = torch.zeros(8, dtype=torch.int64)
+    batch = SimpleNamespace(**by_token, **by_row, query_starts=zeros(slots + 1), sampled=zeros(slots) + 2, counts=counts)
+    requests = SimpleNamespace(page_table=zeros(slots, 8192 // PAGE), entry=zeros(slots, SQ_ENTRY_WORDS))
+    sizes = {
+        "max_num_batched_tokens": tokens,
+        "max_num_seqs": slots,
+        "max_model_len": 8192,
+        "page_size": PAGE,
+        "num_pages": pages,
+    }
+    logits = torch.tensor([[0.5, 1.0, 7.0, -1.0]]).repeat(slots, 1)
+    keys, values = ([torch.zeros(4) for _ in range(layers)] for _ in range(2))
+    return SimpleNamespace(
+        _gpu_step=SimpleNamespace(
+            shapes=shapes,
+            graphs=[SimpleNamespace(graph=graph) for _ in shapes],
+            decoder=SimpleNamespace(cache=SimpleNamespace(keys=keys, values=values), buffers=SimpleNamespace(logits=logits)),
+        ),
+        device_state=SimpleNamespace(batch=batch, requests=requests),
+        sizes=SimpleNamespace(**sizes),
+        timings={"reading the model": 0.123},
+    )
+
+
+def test_every_case_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that is measured by default, with another architecture's layers: the time of a step, and what follows from it."""
+    gpu = MadeUpGpu()
+    monkeypatch.setattr(torch.cuda, "Event", gpu.event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr("benchmarks.parts.whole_steps.time", SimpleNamespace(perf_counter=gpu.perf_counter))
+    monkeypatch.setattr(program, "EnergyMeter", MadeUpMeter)
+    a = architecture(tmp_path, SHAPES["llama-3-8b"])
+    engine = made_up_engine(gpu, a.layers)
+    chosen = program.cases([1, 256], [1024, 8192], 30, 8192)
+    run = SimpleNamespace(progress=lambda *words: None, keep=lambda results: None)
+    results = program.measure(engine, a, chosen, 1.5, run)
+    found = results["steps"]
+    assert [(step["tokens"], step["decodes"], step["graph"]) for step in found] == [
+        (1, 1, "decode 1x1"),
+        (256, 256, "decode 256x256"),
+        (512, 0, "mixed 512x256"),
+        (2048, 0, "mixed 2048x256"),
+        (8192, 0, "mixed 8192x256"),
+        (8192, 0, "mixed 8192x256"),
+        (1024, 30, "mixed 1024x256"),
+        (1024, 30, "mixed 1024x256"),
+        (8192, 30, "mixed 8192x256"),
+    ]
+    for step in found:
+        assert step["step_ms"] == step["lowest_ms"] == step["highest_ms"] == pytest.approx(40)
+        assert 1.5 / 0.04 <= step["steps"] <= 1.5 / 0.04 + 4
+        assert step["tflop_per_s"] == pytest.approx(sum(step["tflop"].values()) / 0.04, rel=1e-3)
+        assert (step["mean_w"], step["joules"], step["clock_mhz"]) == (500, 20, 1700)
+    assert found[1]["share_of_floor"] == pytest.approx(found[1]["floor_ms"] / 40, abs=1e-3) and "floor_ms" not in found[2]
+    assert len(gpu.ready) == len({step["graph"] for step in found})
+    assert all((tensor != 0).all() for tensor in engine._gpu_step.decoder.cache.keys)
+    assert engine.device_state.batch.counts[TOKENS] == 8192  # of the last case
+    entry = engine.device_state.requests.entry.numpy().view(SQ_ENTRY)
+    assert (entry["temperature"] == 0).all() and (entry["top_p"] == 1).all() and (entry["logprobs"] == -1).all()
+    assert (entry["repetition_penalty"] == 1).all()
+
+
+def test_the_gpu_never_waits_for_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = MadeUpGpu()
+    gpu.step_ms, gpu.ready = 0.9, [0.0]
+    monkeypatch.setattr(torch.cuda, "Event", gpu.event)
+    monkeypatch.setattr("benchmarks.parts.whole_steps.time", SimpleNamespace(perf_counter=gpu.perf_counter))
+    timing = program.replayed(gpu, 0.5)
+    assert timing.steps % round(50 / 0.9) == 0 and timing.ended - timing.began >= 0.5
+    assert timing.group_ms == pytest.approx([0.9] * len(timing.group_ms))
+    assert gpu.done == pytest.approx(gpu.replays * 0.9e-3, abs=1e-4)  # no time between two replays
+
+
+@pytest.mark.parametrize(
+    ("logits", "token", "message"),
+    [([0.0, 2.0, 1.0], 2, "not the likeliest"), ([0.0, 2.0, float("nan")], 1, "no numbers"), ([0.0, 2.0], 2, "vocabulary")],
+)
+def test_a_wrong_step_is_not_measured(logits: list[float], token: int, message: str) -> None:
+    likeliest = torch.tensor([[1.0] + [0.0] * (len(logits) - 1), logits])
+    with pytest.raises(WrongAnswer, match=f"a step: .*{message}"):
+        program.check_tokens(likeliest, torch.tensor([0, token], dtype=torch.int32), "a step")
+
+
+def test_options_that_fit_no_step() -> None:
+    for rows, tokens, decodes in (([257], [512], 30), ([0], [512], 30), ([1], [512], 256), ([1], [31], 30), ([1], [4096], 30)):
+        with pytest.raises(UsageError):
+            program.cases(rows, tokens, decodes, 2048)
+    assert [case.rows for case in program.cases([2], [512], 0, 512)] == [decoding(2, 256), prompts(1, 512), mixed(0, 1100, 512)]
+
+
+def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("sys.argv", ["steps", "--smoke", "--output", str(tmp_path / "result.json")])
+    assert main(program.benchmark, program.options()) == 2
+    assert "error: no usable NVIDIA GPU was found" in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+def test_power_of_a_counter_that_moves_in_steps(rng: np.random.Generator) -> None:
+    """700 W by a counter that moves every 0.1 s, read every 20 ms or so for 1.5 s. A difference is off by up to 6 %."""
+    for _ in range(20):
+        times = rng.uniform(0, 0.1) + np.cumsum(rng.uniform(0.02, 0.023, 70))
+        marks = [(when, 70 * np.floor(when / 0.1)) for when in times.tolist()]
+        assert slope(marks) == pytest.approx(700, rel=0.015)
+    meter = EnergyMeter(index=10_000)
+    meter._marks = [(-9.0, -1e9), *marks, (99.0, 1e9)]
+    assert meter.power_w(0, 50) == slope(marks) and meter.power_w(times[0], times[3]) is None
+
+
+# ---- the table ----------------------------------------------------------------------------------------------------------
+
+
+def test_table(tmp_path: Path) -> None:
+    facts = {"step_ms": 9.8765, "tflop": {"linear": 3.0, "attention": 0.5}, "tflop_per_s": 354.4}
+    power = {"mean_w": 698.7, "joules": 6.9, "clock_mhz": 1650}
+    shown = [
+        program.Case("decode", decoding(256, 256)).facts() | facts | power | {"share_of_floor": 0.502},
+        program.Case("prompts", prompts(1, 8192)).facts() | facts,
+        program.Case("prompts", prompts(64, 128)).facts() | facts,
+        program.Case("mixed", mixed(30, 1100, 994, 4000), 4000).facts() | facts,
+        program.Case("mixed", mixed(0, 1100, 512)).facts() | facts,
+    ]
+    lines = table(shown)
+    assert lines[2] == "| decode, 256 rows at 256 | 256 | 9.88 | 699 | 6.9 | 1,650 | 3.5 | 354 | 50 % |"
+    assert lines[3] == "| a prompt of 8,192 | 8,192 | 9.88 |  |  |  | 3.5 | 354 |  |"
+    assert [line.split(" | ")[0] for line in lines[4:]] == [
+        "| 64 prompts of 128",
+        "| mixed: 30 rows at 1,100, chunk of 994 behind 4,000 cached",
+        "| mixed: chunk of 512",
+    ]
+    page = "<!-- measured: steps -->\nold\n<!-- end of measured -->\n"
+    assert "Not measured yet." in rewritten(page, Results(tmp_path))
+    document = {
+        "date": "2026-01-02T03:04:05+00:00",
+        "commit": {"hash": "0123456789" * 4},
+        "arguments": {"seconds": 1.5},
+        "results": {"gpu": {"gpu": "G", "power_limit_w": 700.0}, "steps": shown},
+    }
+    (tmp_path / "steps-llama-3-8b.json").write_text(json.dumps(document))
+    text = rewritten(page, Results(tmp_path))
+    assert "Llama-3-8B, G, power limit 700 W; 1.5 s of each step; 2026-01-02, `0123456`:" in text and lines[2] in text
+    made = rewritten(page.replace("steps", "files"), Results(tmp_path))
+    assert "| `steps-llama-3-8b.json` | `python -m benchmarks.parts.whole_steps` | G | 2026-01-02, `0123456` |" in made

@@ -1,0 +1,200 @@
+"""Text of tokens, one by one, against the tokenizer's own decoding of the whole."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from support.front_end.tiny_tokenizer import BOS, EOS, byte_fallback_json, byte_level_json, word_piece_json, write_model
+from tokenizers import Tokenizer as Encoder
+
+from blinkpy.config import ConfigError
+from blinkpy.dpu.text.detokenizer import REPLACEMENT, Detokenizer, TokenTexts, byte_alphabet
+from blinkpy.dpu.text.tokenizer import Tokenizer
+
+SAMPLES = [
+    "a",
+    "Z",
+    " ",
+    "\n",
+    "é",
+    "ß",
+    "日",
+    "本",
+    "😀",
+    "👩\u200d👩\u200d👧",
+    "\u0301",
+    "\u200f",
+    "ﷺ",
+    "the ",
+    "worst of times",
+]
+
+
+def random_text(rng: np.random.Generator, length: int) -> str:
+    return "".join(rng.choice(SAMPLES) for _ in range(length))
+
+
+def stream(table: TokenTexts, ids: list[int], prompt: list[int] | None = None, end: bool = True) -> tuple[str, list[str]]:
+    detokenizer = Detokenizer(table, prompt)
+    parts = [detokenizer.push(token) for token in ids]
+    return "".join(parts) + (detokenizer.finish() if end else ""), parts
+
+
+def test_byte_alphabet_is_the_librarys() -> None:
+    from tokenizers import pre_tokenizers
+
+    assert set(byte_alphabet()) == set(pre_tokenizers.ByteLevel.alphabet())
+    assert sorted(byte_alphabet().values()) == list(range(256))
+
+
+@pytest.mark.parametrize("source", [byte_level_json, byte_fallback_json])
+def test_text_comes_back(source, rng) -> None:
+    encoder = Encoder.from_str(source())
+    table = TokenTexts(encoder)
+    assert table.texts is not None
+    for _ in range(50):
+        text = "k" + random_text(rng, int(rng.integers(1, 40)))
+        if source is byte_fallback_json:
+            text = text.replace("Z", "z")
+        ids = encoder.encode(text, add_special_tokens=False).ids
+        whole, parts = stream(table, ids)
+        assert whole.lstrip(" ") == text
+        assert not any(REPLACEMENT in part for part in parts), "a character was broken"
+
+
+def test_byte_level_equals_full_decode_of_any_tokens(rng) -> None:
+    """Also where the bytes are no UTF-8: the same replacement characters, at the latest when the end is known."""
+    encoder = Encoder.from_str(byte_level_json())
+    table = TokenTexts(encoder)
+    size = encoder.get_vocab_size()
+    for _ in range(300):
+        ids = rng.integers(0, size + 3, rng.integers(1, 30)).tolist()  # some are outside
+        assert stream(table, ids)[0] == encoder.decode(ids, skip_special_tokens=True)
+
+
+def test_byte_fallback_continues_the_prompt(rng) -> None:
+    """What a prompt's continuation adds to the prompt's text, the space at its start included."""
+    encoder = Encoder.from_str(byte_fallback_json())
+    table = TokenTexts(encoder)
+    prompt = encoder.encode("the answer", add_special_tokens=False).ids
+    for _ in range(200):
+        ids = []
+        for _ in range(int(rng.integers(1, 12))):
+            if rng.random() < 0.4:
+                character = str(rng.choice(["é", "日", "😀", "x"]))
+                ids += [encoder.token_to_id(f"<0x{byte:02X}>") for byte in character.encode()]
+            else:
+                ids.append(int(rng.integers(259, encoder.get_vocab_size())))
+        expected = encoder.decode(prompt + ids, skip_special_tokens=True)[len(encoder.decode(prompt)) :]
+        assert stream(table, ids)[0] == expected
+    space = encoder.token_to_id("▁the")
+    assert stream(table, [space])[0] == " the"
+
+
+def test_byte_fallback_shows_a_character_as_soon_as_it_is_whole() -> None:
+    encoder = Encoder.from_str(byte_fallback_json())
+    ids = [encoder.token_to_id(f"<0x{byte:02X}>") for byte in "😀日".encode()]
+    assert stream(TokenTexts(encoder), ids)[1] == ["", "", "", "😀", "", "", "日"]
+
+
+def test_incomplete_character_at_the_end() -> None:
+    encoder = Encoder.from_str(byte_level_json())
+    table = TokenTexts(encoder)
+    alphabet = {byte: character for character, byte in byte_alphabet().items()}
+    ids = [encoder.token_to_id(alphabet[byte]) for byte in b"a\xf0\x9f\x98"]
+    assert stream(table, ids, end=False)[0] == "a"
+    assert stream(table, ids)[0] == "a" + REPLACEMENT
+
+
+def test_special_tokens_have_no_text_and_added_ones_do() -> None:
+    encoder = Encoder.from_str(byte_level_json())
+    table = TokenTexts(encoder)
+    ids = [encoder.token_to_id(t) for t in (BOS, "<tool>", "two words é", EOS)]
+    assert stream(table, ids)[0] == "<tool>two words é"
+
+
+def test_decoder_that_looks_at_neighbours(rng) -> None:
+    encoder = Encoder.from_str(word_piece_json())
+    table = TokenTexts(encoder)
+    assert table.texts is None
+    size = encoder.get_vocab_size()
+    prompt = [1, 2]
+    for _ in range(100):
+        ids = rng.integers(0, size, rng.integers(1, 60)).tolist()
+        expected = encoder.decode(prompt + ids)[len(encoder.decode(prompt)) :]
+        assert stream(table, ids, prompt)[0] == expected
+
+
+def test_long_outputs_cost_the_same_per_token() -> None:
+    """Byte after byte that never makes a character is the worst case: no work may pile up."""
+    for source, piece in ((byte_level_json, byte_alphabet), (byte_fallback_json, None)):
+        encoder = Encoder.from_str(source())
+        table = TokenTexts(encoder)
+        token = encoder.token_to_id("<0xF0>" if piece is None else {b: c for c, b in byte_alphabet().items()}[0xF0])
+        detokenizer = Detokenizer(table)
+        start = time.perf_counter()
+        count = sum(len(detokenizer.push(token)) for _ in range(100_000))
+        assert count >= 99_990
+        assert time.perf_counter() - start < 2.0
+
+
+# ---- the tokenizer
+
+
+def test_encoding_adds_what_the_model_wants(tmp_path) -> None:
+    by_template = Tokenizer(write_model(tmp_path / "a"))
+    without = by_template.encode("the dog", add_special_tokens=False)
+    assert without.dtype == np.int32
+    assert by_template.bos_id == 0
+    assert by_template.eos_ids == (1,)
+    assert by_template.encode("the dog").tolist() == [0, *without.tolist()]
+    off = Tokenizer(write_model(tmp_path / "b", add_bos_token=False))
+    assert off.encode("the dog").tolist() == without.tolist()
+    on = Tokenizer(write_model(tmp_path / "c", add_bos_token=True, add_eos_token=True))
+    assert on.encode("the dog").tolist() == [0, *without.tolist(), 1]
+    assert on.encode("the dog", add_special_tokens=False).tolist() == without.tolist()
+
+
+def test_special_tokens_in_text_are_tokens(tmp_path) -> None:
+    """A chat template's text names special tokens: they must come out as one id each."""
+    tokenizer = Tokenizer(write_model(tmp_path))
+    assert tokenizer.encode("<s><|start|>user", add_special_tokens=False)[:2].tolist() == [0, 2]
+
+
+def test_truncation_in_the_file_is_ignored(tmp_path) -> None:
+    encoder = Encoder.from_str(byte_level_json())
+    encoder.enable_truncation(4)
+    encoder.enable_padding(length=8)
+    tokenizer = Tokenizer(write_model(tmp_path, encoder.to_str()))
+    assert len(tokenizer.encode("the quick brown fox jumps over the lazy dog", add_special_tokens=False)) > 8
+    assert len(tokenizer.encode("a", add_special_tokens=False)) == 1
+
+
+def test_decode_drops_nothing(tmp_path, rng) -> None:
+    tokenizer = Tokenizer(write_model(tmp_path))
+    text = random_text(rng, 30)
+    assert tokenizer.decode(tokenizer.encode(text).tolist()) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("tokenizer.json", "{", "can't read"),
+        ("tokenizer.json", None, "no tokenizer.json"),
+        ("tokenizer_config.json", "[]", "not a JSON object"),
+        ("generation_config.json", "{", "can't read"),
+        ("config.json", '{"eos_token_id": "x"}', "eos_token_id"),
+        ("config.json", '{"eos_token_id": true}', "eos_token_id"),
+        ("config.json", '{"eos_token_id": [5, 6, 7, 8, 9, 10, 11, 12]}', "end-of-sequence ids"),
+    ],
+)
+def test_bad_folders(tmp_path, name, content, reason) -> None:
+    folder = write_model(tmp_path)
+    if content is None:
+        (folder / name).unlink()
+    else:
+        (folder / name).write_text(content)
+    with pytest.raises(ConfigError, match=reason):
+        Tokenizer(folder)

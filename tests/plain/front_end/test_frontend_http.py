@@ -1,0 +1,436 @@
+"""HTTP end to end: a real uvicorn worker in front of an engine in plain Python that echoes the prompt."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+
+import httpx
+import openai
+import pytest
+from support.front_end.fake_engine import FACTS, FakeEngine, running
+from support.front_end.http_server import MODEL, RunningServer, events, serving
+from support.front_end.tiny_tokenizer import write_model
+
+from blinkpy.dpu.text.tokenizer import Tokenizer
+from blinkpy.queues.completion import REJECT_PAGES, REJECT_SLOT_BUSY, REJECT_TOKEN
+from blinkpy.queues.words import STATE_READY
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder):
+    return Tokenizer(folder)
+
+
+@pytest.fixture(scope="module")
+def running_engine():
+    with running() as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def running_server(running_engine, folder):
+    with serving(running_engine, folder, max_body_bytes=65536) as server:
+        yield server
+
+
+@pytest.fixture
+def engine(running_engine) -> FakeEngine:
+    """The engine, as it was."""
+    running_engine.submitted.clear()
+    before = (running_engine.script, running_engine.step_s)
+    yield running_engine
+    running_engine.hold = running_engine.paused = False
+    running_engine.reject = 0
+    running_engine.script, running_engine.step_s = before
+    running_engine.state(STATE_READY)
+
+
+@pytest.fixture
+def server(running_server, engine) -> RunningServer:
+    yield running_server
+    running_server.idle()
+    assert running_server.engine_client.pair.free_slots == engine.sizes.slots
+
+
+def error(response: httpx.Response, status: int) -> dict:
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    body = response.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    return body["error"]
+
+
+def echo(tokenizer: Tokenizer, prompt: list[int], count: int) -> str:
+    return tokenizer.decode([prompt[i % len(prompt)] for i in range(count)])
+
+
+# ---- answers
+
+
+def test_completion(server, engine, tokenizer) -> None:
+    prompt = tokenizer.encode("Tell me a story").tolist()
+    body = server.complete("Tell me a story", max_tokens=20).json()
+    assert body["choices"][0]["text"] == echo(tokenizer, prompt, 20)
+    assert body["choices"][0]["finish_reason"] == "length"
+    assert body["usage"] == {"prompt_tokens": len(prompt), "completion_tokens": 20, "total_tokens": len(prompt) + 20}
+    assert body["model"] == MODEL
+    assert engine.submitted[0].prompt == prompt
+    assert engine.submitted[0].entry["stop_ids"].tolist() == [1] + [-1] * 7
+    assert engine.submitted[0].entry["temperature"] == pytest.approx(0.6)
+
+
+def test_chat_uses_the_template_without_a_second_bos(server, engine, tokenizer) -> None:
+    body = server.chat("Hello", max_tokens=3).json()
+    text = "<s><|start|>user: Hello\n<|start|>assistant: "
+    assert engine.submitted[0].prompt == tokenizer.encode(text, add_special_tokens=False).tolist()
+    assert engine.submitted[0].prompt.count(0) == 1
+    assert body["choices"][0]["message"]["role"] == "assistant"
+    assert body["usage"]["prompt_tokens"] == len(engine.submitted[0].prompt)
+
+
+def test_stream_is_the_same_text(server, tokenizer) -> None:
+    text = "naïve café 😀 日本語 the dog"
+    whole = server.chat(text, max_tokens=60, ignore_eos=True).json()["choices"][0]["message"]["content"]
+    response = server.chat(text, max_tokens=60, stream=True, stream_options={"include_usage": True}, ignore_eos=True)
+    assert response.headers["content-type"].startswith("text/event-stream")
+    *chunks, usage = events(response)
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert deltas[0]["role"] == "assistant"
+    assert all("role" not in delta for delta in deltas[1:])
+    assert "".join(delta.get("content", "") for delta in deltas) == whole
+    assert "😀" in whole
+    assert not any("\ufffd" in delta.get("content", "") for delta in deltas)
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
+    assert usage["choices"] == []
+    assert usage["usage"]["completion_tokens"] == 60
+    assert not any(chunk.get("usage") for chunk in chunks)
+
+
+def test_no_usage_unless_asked(server) -> None:
+    assert not any("usage" in event for event in events(server.complete(max_tokens=3, stream=True)))
+
+
+def test_first_chunk_has_the_first_token(server, engine) -> None:
+    """Nothing is sent before there is a token: clients time their first token by the first chunk."""
+    engine.hold = True
+    threading.Timer(0.15, lambda: setattr(engine, "hold", False)).start()
+    start = time.monotonic()
+    body = {"prompt": "the dog", "max_tokens": 4, "stream": True}
+    with server.client.stream("POST", "/v1/completions", json=body) as response:
+        assert time.monotonic() - start >= 0.14
+        lines = [line for line in response.iter_lines() if line]
+    assert json.loads(lines[0][6:])["choices"][0]["finish_reason"] is None
+    assert lines[-1] == "data: [DONE]"
+
+
+def test_stop_token_and_stop_string(server, engine, tokenizer) -> None:
+    ids = tokenizer.encode("the lazy dog", add_special_tokens=False).tolist()
+    # The model's own end of text, then a requested id: neither is part of the text.
+    body = server.complete([*ids, 1, 5], max_tokens=50).json()
+    assert (body["choices"][0]["text"], body["choices"][0]["finish_reason"]) == ("the lazy dog", "stop")
+    assert body["usage"]["completion_tokens"] == len(ids) + 1
+    body = server.complete([*ids, 7], max_tokens=50, stop_token_ids=[7]).json()
+    assert body["choices"][0]["text"] == "the lazy dog"
+    body = server.complete([*ids, 1], max_tokens=len(ids) * 2 + 2, ignore_eos=True).json()
+    assert (body["choices"][0]["text"], body["choices"][0]["finish_reason"]) == ("the lazy dog" * 2, "length")
+    cancels = engine.cancels
+    for stream in (False, True):
+        response = server.complete(ids, max_tokens=50, stop=["zy dogt", "never"], stream=stream)
+        if stream:
+            chunks = events(response)
+            text = "".join(chunk["choices"][0]["text"] for chunk in chunks)
+            reason = chunks[-1]["choices"][0]["finish_reason"]
+        else:
+            text, reason = response.json()["choices"][0]["text"], response.json()["choices"][0]["finish_reason"]
+        assert (text, reason) == ("the la", "stop")
+    server.idle()
+    assert engine.cancels == cancels + 2, "the engine was told to stop"
+
+
+def test_text_that_was_held_back_comes_at_the_end(server, tokenizer) -> None:
+    ids = tokenizer.encode("the dog", add_special_tokens=False).tolist()
+    for stream in (False, True):
+        response = server.complete(ids, max_tokens=len(ids), stop="dogs", stream=stream)
+        text = "".join(c["choices"][0]["text"] for c in events(response)) if stream else response.json()["choices"][0]["text"]
+        assert text == "the dog"
+
+
+def test_several_prompts(server, tokenizer) -> None:
+    body = server.complete(["the dog", "a king", "cat"], max_tokens=5).json()
+    prompts = [tokenizer.encode(text).tolist() for text in ("the dog", "a king", "cat")]
+    assert [choice["text"] for choice in body["choices"]] == [echo(tokenizer, prompt, 5) for prompt in prompts]
+    assert [choice["index"] for choice in body["choices"]] == [0, 1, 2]
+    assert body["usage"]["prompt_tokens"] == sum(map(len, prompts))
+    chunks = events(server.complete([[10, 11], [12, 13]], max_tokens=4, stream=True))
+    for index, ids in enumerate(([10, 11], [12, 13])):
+        text = "".join(c["choices"][0]["text"] for c in chunks if c["choices"][0]["index"] == index)
+        assert text == tokenizer.decode(ids * 2)
+    assert server.engine_client.pair.facts.lease_ms == FACTS.lease_ms
+
+
+def test_without_a_limit_the_context_is_used(server) -> None:
+    body = server.complete([7, 8, 9]).json()
+    assert body["usage"]["total_tokens"] == FACTS.max_model_len
+    assert body["choices"][0]["finish_reason"] == "length"
+
+
+def test_seeds(server, engine) -> None:
+    server.complete([7], max_tokens=1, seed=42)
+    server.complete([7], max_tokens=1, seed=-42)
+    server.complete([7], max_tokens=1)
+    server.complete([7], max_tokens=1)
+    seeds = [int(request.entry["seed"]) for request in engine.submitted]
+    assert seeds[:2] == [42, -42]
+    assert seeds[2] != seeds[3]
+
+
+def test_long_prompts_are_tokenized_in_a_thread(server, engine) -> None:
+    """Too long for the context, which shows that all of it was seen; /health answers meanwhile."""
+    slow = threading.Thread(target=lambda: error(server.complete("the dog " * 7000, max_tokens=1), 400))
+    slow.start()
+    assert httpx.get(f"{server.url}/health", timeout=5).status_code == 200
+    slow.join(10)
+    assert engine.submitted == []
+
+
+def test_official_client(server, tokenizer) -> None:
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    messages = [{"role": "user", "content": "the dog"}]
+    whole = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=12)
+    stream = client.chat.completions.create(
+        model=MODEL, messages=messages, max_tokens=12, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = list(stream)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content
+    assert chunks[-1].usage == whole.usage
+    assert client.completions.create(model=MODEL, prompt="the dog", max_tokens=3).usage.completion_tokens == 3
+    assert [model.id for model in client.models.list()] == [MODEL]
+    assert client.models.retrieve(MODEL).id == MODEL
+    with pytest.raises(openai.NotFoundError):
+        client.chat.completions.create(model="other", messages=messages)
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model=MODEL, messages=messages, n=2)
+    assert caught.value.param == "n"
+    client.close()
+
+
+def test_other_routes(server) -> None:
+    assert server.client.get("/health").json() == {"status": "ok"}
+    assert server.client.head("/health").status_code == 200
+    assert set(server.client.get("/version").json()) == {"version"}
+    card = server.client.get("/v1/models").json()["data"][0]
+    assert (card["id"], card["max_model_len"]) == (MODEL, FACTS.max_model_len)
+    assert server.client.get(f"/v1/models/{MODEL}").json() == card
+
+
+# ---- bad input
+
+
+def test_errors_of_requests(server, engine) -> None:
+    assert error(server.complete(model="other"), 404)["code"] == "model_not_found"
+    assert error(server.client.get("/v1/models/other"), 404)["code"] == "model_not_found"
+    assert error(server.client.get("/nowhere"), 404)["code"] == "not_found"
+    assert error(server.client.get("/v1/completions"), 405)["code"] == "method_not_allowed"
+    assert error(server.client.post("/health"), 405)
+    assert error(server.complete(max_tokens=1000), 400)["code"] == "context_length_exceeded"
+    assert error(server.complete("the dog " * 200), 400)["code"] == "context_length_exceeded"
+    assert error(server.complete([7] * 128), 400)["code"] == "context_length_exceeded"
+    assert error(server.complete([7] * 5000), 400)["code"] == "context_length_exceeded"
+    assert error(server.complete([7, 600], max_tokens=1), 400)["param"] == "prompt"
+    assert error(server.complete([-1], max_tokens=1), 400)["param"] == "prompt"
+    assert error(server.chat("refuse"), 400)["message"] == "refused by the template"
+    assert error(server.complete(stop_token_ids=list(range(10, 18))), 400)["param"] == "stop_token_ids"
+    assert error(server.complete(nonsense=1), 400)["param"] == "nonsense"
+    assert engine.submitted == []
+
+
+@pytest.mark.parametrize("body", [b"{", b"\xff", b"\0", b"[" * 5000, b'{"prompt":"\\ud800"}', b""])
+def test_bodies_that_are_no_json(server, body) -> None:
+    response = server.client.post("/v1/completions", content=body, headers={"content-type": "application/json"})
+    assert error(response, 400)["code"] == "invalid_json"
+
+
+def test_content_types(server) -> None:
+    body = b'{"prompt": "x", "max_tokens": 1}'
+    for headers in ({"content-type": "text/plain"}, {}, {"content-type": "application/x-www-form-urlencoded"}):
+        assert error(server.client.post("/v1/completions", content=body, headers=headers), 415)
+    fine = {"content-type": "Application/JSON; charset=utf-8"}
+    assert server.client.post("/v1/completions", content=body, headers=fine).status_code == 200
+    packed = {"content-type": "application/json", "content-encoding": "gzip"}
+    assert error(server.client.post("/v1/completions", content=body, headers=packed), 415)["code"] == "unsupported_encoding"
+
+
+def test_bodies_over_the_limit(server) -> None:
+    big = json.dumps({"prompt": "x" * 70_000}).encode()
+    headers = {"content-type": "application/json"}
+    response = server.client.post("/v1/completions", content=big, headers=headers)
+    assert error(response, 413)["code"] == "body_too_large"
+    assert response.headers["connection"] == "close"
+
+    def chunks():
+        for _ in range(100):
+            yield b"x" * 10_000
+
+    with contextlib.suppress(httpx.WriteError):  # the answer came and the connection closed while the rest was being written
+        assert error(httpx.post(f"{server.url}/v1/completions", content=chunks(), headers=headers), 413)
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    assert b" 413 " in server.raw(head + b"content-length: 99999999999999\r\n\r\n")
+    assert b" 400 " in server.raw(head + b"content-length: -5\r\n\r\n")
+    assert b" 400 " in server.raw(head + b"transfer-encoding: chunked\r\n\r\nzz\r\n")
+    # A length that is too small: what follows is no request, and nothing behind it is believed.
+    answer = server.raw(head + b'content-length: 2\r\n\r\n{}{"prompt"')
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert answer.count(b"HTTP/1.1 ") <= 2
+
+
+def test_requests_that_are_no_http(server) -> None:
+    assert b"HTTP/1.1 400" in server.raw(b"nonsense\r\n\r\n")
+    assert b"application/json" in server.raw(b"GET / HTTP/9.9\r\n\r\n")
+    assert b" 431 " in server.raw(b"GET / HTTP/1.1\r\n" + b"x: " + b"y" * 70_000)
+    assert b" 400 " in server.raw(b"GET / HTTP/1.1\r\n" + b"".join(b"h%d: x\r\n" % i for i in range(200)) + b"\r\n")
+    old = b"POST /v1/completions HTTP/1.0\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
+    body = b'{"prompt": "x", "stream": true}'
+    assert b"Streaming needs HTTP/1.1" in server.raw(old % (len(body), body))
+    assert server.client.get("/health").status_code == 200
+
+
+def test_slow_headers_are_cut_off(server, monkeypatch) -> None:
+    monkeypatch.setattr("blinkpy.dpu.http.connection.HEADER_TIMEOUT_S", 0.1)
+    for start in (b"", b"GET /health HT"):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=5) as sock:
+            sock.sendall(start)
+            assert sock.recv(100) == b""
+
+
+def test_slow_bodies_are_cut_off(server, monkeypatch) -> None:
+    monkeypatch.setattr("blinkpy.dpu.http.app.BODY_TIMEOUT_S", 0.1)
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 50\r\n\r\n{"
+    assert b" 408 " in server.raw(head)
+
+
+def test_engine_rejections(server, engine) -> None:
+    for reason, status in ((REJECT_PAGES, 400), (REJECT_TOKEN, 400), (REJECT_SLOT_BUSY, 500)):
+        for stream in (False, True):
+            engine.reject = reason
+            error(server.complete([7], max_tokens=1, stream=stream), status)
+
+
+def test_no_slot_is_429_and_others_go_on(server, engine) -> None:
+    engine.hold = True
+    slots = engine.sizes.slots
+    answers: list[httpx.Response] = []
+    threads = [threading.Thread(target=lambda: answers.append(httpx.post(
+        f"{server.url}/v1/completions", json={"prompt": [7], "max_tokens": 3}, timeout=20))) for _ in range(slots)]  # fmt: skip
+    for thread in threads:
+        thread.start()
+    server.wait(lambda: server.engine_client.pair.free_slots == 0)
+    response = server.complete([7], max_tokens=3)
+    assert error(response, 429)["type"] == "rate_limit_error"
+    assert int(response.headers["retry-after"]) >= 1
+    engine.hold = False
+    for thread in threads:
+        thread.join()
+    assert [answer.status_code for answer in answers] == [200] * slots
+
+
+def test_several_prompts_need_several_slots_or_take_none(server, engine) -> None:
+    engine.hold = True
+    assert error(server.complete([[7]] * (engine.sizes.slots + 1), max_tokens=1), 429)
+    assert server.engine_client.pair.in_flight == 0
+
+
+# ---- clients that go or don't read
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_client_that_goes_gives_its_slot_back(server, engine, stream) -> None:
+    engine.step_s = 0.01
+    cancels = engine.cancels
+    body = json.dumps({"prompt": [7, 8], "max_tokens": 120, "stream": stream}).encode()
+    with socket.create_connection(("127.0.0.1", server.port)) as sock:
+        sock.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
+            % (len(body), body)
+        )
+        if stream:
+            assert sock.recv(100)
+        else:
+            server.wait(lambda: server.engine_client.pair.in_flight == 1)
+    server.wait(lambda: engine.cancels == cancels + 1)
+    server.idle()
+    assert server.complete([7], max_tokens=1).status_code == 200
+
+
+def test_slow_reader_is_cancelled_and_hinders_nobody(folder) -> None:
+    facts = FACTS._replace(max_model_len=100_000, num_pages=100_000)
+    limits = {"max_output_backlog": 50, "send_buffer": 4096}
+    with running(facts=facts, step_s=0.0002) as engine, serving(engine, folder, **limits) as server:
+        body = json.dumps({"prompt": [7, 8], "max_tokens": 90_000, "stream": True}).encode()
+        with socket.socket() as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.connect(("127.0.0.1", server.port))
+            sock.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
+                % (len(body), body)
+            )
+            server.wait(lambda: server.engine_client.pair.in_flight == 1)
+            while engine.cancels == 0:
+                start = time.monotonic()
+                assert server.complete([7], max_tokens=3).status_code == 200
+                assert time.monotonic() - start < 2
+            server.idle()
+        assert 'blinkpy_slow_clients_total{worker="0"} 1' in server.client.get("/metrics").text
+
+
+def test_fast_reader_of_a_long_answer_is_not_slow(folder) -> None:
+    facts = FACTS._replace(max_model_len=10_000, num_pages=10_000)
+    with running(facts=facts, step_s=0.0002) as engine, serving(engine, folder, max_output_backlog=16) as server:
+        chunks = events(server.complete([7, 8], max_tokens=3000, stream=True, stream_options={"include_usage": True}))
+        assert chunks[-1]["usage"]["completion_tokens"] == 3000
+        assert (
+            sum(len(c["choices"][0]["text"]) for c in chunks[:-1]) == 3000 * len(chunks[1]["choices"][0]["text"])
+            or len(chunks) > 100
+        )
+
+
+# ---- keys and limits
+
+
+def test_api_key(folder) -> None:
+    with running() as engine, serving(engine, folder, api_key="sécret") as server:
+        for path in ("/v1/models", "/version"):
+            response = server.client.get(path)
+            assert error(response, 401)["code"] == "invalid_api_key"
+            assert response.headers["www-authenticate"] == "Bearer"
+        for wrong in ("Bearer", "Bearer secret", "Bearer sécretx", "Basic sécret", "sécret"):
+            response = server.client.get("/v1/models", headers={"authorization": wrong.encode()})
+            assert error(response, 401)
+        error(server.complete([7], max_tokens=1), 401)
+        assert engine.submitted == []
+        for path in ("/health", "/metrics"):
+            assert server.client.get(path).status_code == 200
+        key = {"authorization": "bearer sécret".encode()}
+        assert server.client.get("/v1/models", headers=key).status_code == 200
+
+
+def test_too_many_connections(folder) -> None:
+    with running() as engine, serving(engine, folder, max_connections=2) as server:
+        idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(2)]
+        time.sleep(0.1)
+        assert error(server.complete([7], max_tokens=1), 503)["code"] == "too_many_connections"
+        assert server.client.get("/health").status_code == 200
+        for sock in idle:
+            sock.close()
+        time.sleep(0.1)
+        assert server.complete([7], max_tokens=1).status_code == 200

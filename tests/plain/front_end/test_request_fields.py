@@ -1,0 +1,396 @@
+"""Requests of the OpenAI API: what is accepted, and what is refused with which words."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import openai
+import orjson
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from blinkpy.dpu.api_errors import ApiError
+from blinkpy.dpu.http.answers import Answer, Choice, Usage
+from blinkpy.dpu.http.request_fields import CHAT_FIELDS, COMPLETION_FIELDS, Request, parse, token_limit
+from blinkpy.dpu.token_logprobs import TokenLogprobs, token_logprobs
+from blinkpy.queues.request_parameters import Sampling
+
+RELAXED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
+
+DEFAULTS = Sampling(temperature=0.6, top_p=0.9)
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+def chat(**fields: object) -> Request:
+    return parse(json.dumps({"messages": HELLO, **fields}).encode(), CHAT_FIELDS, DEFAULTS)
+
+
+def completion(**fields: object) -> Request:
+    return parse(json.dumps({"prompt": "Hello", **fields}).encode(), COMPLETION_FIELDS, DEFAULTS)
+
+
+def refused(body: bytes, fields=CHAT_FIELDS) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        parse(body, fields, DEFAULTS)
+    assert caught.value.status == 400
+    error = orjson.loads(caught.value.body())["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    assert error["message"]
+    return caught.value
+
+
+# ---- what is accepted
+
+
+def test_defaults_come_from_the_model() -> None:
+    request = chat()
+    assert request.sampling == DEFAULTS
+    assert (request.max_tokens, request.stop, request.stream, request.ignore_eos) == (None, (), False, False)
+    assert request.messages == HELLO
+    assert chat(temperature=None, top_p=None, max_tokens=None, stop=None, seed=None).sampling == DEFAULTS
+
+
+def test_every_field_arrives() -> None:
+    request = completion(
+        model="m", max_tokens=5, temperature=0, top_p=1, top_k=-1, min_p=0.1, repetition_penalty=1.1, presence_penalty=-2,
+        frequency_penalty=2, seed=-3, priority=-7, min_tokens=2, stop=["a", "b", "a"], stop_token_ids=[3, 4, 3], ignore_eos=True,
+        stream=True, stream_options={"include_usage": True}, n=1, user="u", metadata={"a": "b"}, store=False, service_tier="auto",
+        logit_bias={}, best_of=1, echo=False, suffix=None, logprobs=None,
+    )  # fmt: skip
+    sampling = request.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.0, 1.0, 0, 0.1)
+    assert (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) == (1.1, -2.0, 2.0)
+    assert (sampling.seed, sampling.priority, sampling.min_tokens) == (-3, -7, 2)
+    assert (request.model, request.max_tokens, request.stop, request.stop_ids) == ("m", 5, ("a", "b"), (3, 4))
+    assert (request.ignore_eos, request.stream, request.include_usage) == (True, True, True)
+    assert request.prompts == ["Hello"]
+
+
+def test_chat_names_for_the_limit() -> None:
+    assert chat(max_completion_tokens=7).max_tokens == 7
+    assert chat(max_completion_tokens=7, max_tokens=7).max_tokens == 7
+    body = orjson.dumps({"messages": HELLO, "max_completion_tokens": 7, "max_tokens": 8})
+    assert "contradict" in refused(body).message
+
+
+def test_content_in_parts() -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    request = chat(messages=[{"role": "system", "content": parts}, {"role": "user", "content": "", "name": "bob"}])
+    assert request.messages == [{"role": "system", "content": "one\ntwo"}, {"role": "user", "content": "", "name": "bob"}]
+    assert chat(messages=[{"role": "assistant", "content": "x", "refusal": None, "tool_calls": None}]).messages
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [("a", ["a"]), ([1, 2], [[1, 2]]), (["a", "b"], ["a", "b"]), ([[1], [2, 3]], [[1], [2, 3]]), (["a", [1]], ["a", [1]])],
+)
+def test_prompts_in_all_their_shapes(prompt, expected) -> None:
+    assert completion(prompt=prompt).prompts == expected
+
+
+def test_salts_separate_caches() -> None:
+    salts = {completion(cache_salt=salt).sampling.cache_salt for salt in ("a", "b", "c")}
+    assert len(salts) == 3
+    assert all(1 <= salt < 2**63 for salt in salts)
+    assert completion(cache_salt="a").sampling.cache_salt == completion(cache_salt="a").sampling.cache_salt
+    assert completion().sampling.cache_salt == 0
+
+
+def test_log_probabilities_are_asked_for_in_two_ways() -> None:
+    assert [completion(logprobs=count).sampling.logprobs for count in (None, 0, 20)] == [-1, 0, 20]
+    assert [chat(logprobs=wanted).sampling.logprobs for wanted in (None, False, True)] == [-1, -1, 0]
+    assert [chat(logprobs=True, top_logprobs=count).sampling.logprobs for count in (None, 0, 20)] == [0, 0, 20]
+    assert chat(top_logprobs=0).sampling == DEFAULTS
+
+
+def test_last_of_two_equal_keys_counts() -> None:
+    assert parse(b'{"prompt": "a", "prompt": "b"}', COMPLETION_FIELDS, DEFAULTS).prompts == ["b"]
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b" ", b"{", b"nonsense", b'{"messages": [}', b"[]", b'"text"', b"1", b"null", b"\xff\xfe{}", b'{"messages": "\xff"}',
+        b'{"messages": [{"role": "user", "content": "\xed\xa0\x80"}]}', b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
+        b'{"temperature": NaN}', b'{"temperature": Infinity}', b'{"temperature": 1e999}', b"\xef\xbb\xbf{}", b"[" * 100_000,
+        b'{"a":' * 100_000, b"\0", b'{"messages": []}\0', b"{} {}",
+    ],
+)  # fmt: skip
+def test_bodies_that_are_no_json_object(body) -> None:
+    assert refused(body).code == "invalid_json"
+
+
+INTEGERS = ("max_tokens", "top_k", "seed", "priority", "min_tokens", "n")
+NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+@pytest.mark.parametrize("value", [True, False, 1.5, 1.0, "1", [], {}, [1], 10**30, -(10**30), 2**63])
+def test_integers_are_integers(name, value) -> None:
+    assert refused(orjson_or_json({"messages": HELLO, name: value})).param == name
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("value", [True, "1", [], {}, -2.5, 1e300, -1e300, 10**25])
+def test_numbers_are_in_range(name, value) -> None:
+    assert refused(orjson_or_json({"messages": HELLO, name: value})).param == name
+
+
+def orjson_or_json(content: object) -> bytes:
+    return json.dumps(content).encode()
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"min_tokens": -1}, "min_tokens"),
+        ({"top_k": -2}, "top_k"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_p": 1.01}, "top_p"),
+        ({"min_p": 1.01}, "min_p"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"seed": -(2**63) - 1}, "seed"),
+        ({"priority": 2**31}, "priority"),
+        ({"n": 2}, "n"),
+        ({"n": 0}, "n"),
+        ({"stream": 1}, "stream"),
+        ({"stream": "true"}, "stream"),
+        ({"ignore_eos": 0}, "ignore_eos"),
+        ({"model": 5}, "model"),
+        ({"model": "a\0"}, "model"),
+        ({"stop": 5}, "stop"),
+        ({"stop": ""}, "stop"),
+        ({"stop": ["a", ""]}, "stop"),
+        ({"stop": ["a", 1]}, "stop"),
+        ({"stop": "x" * 1025}, "stop"),
+        ({"stop": ["a"] * 17}, "stop"),
+        ({"stop": "a\0b"}, "stop"),
+        ({"stop_token_ids": 5}, "stop_token_ids"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids"),
+        ({"stop_token_ids": [True]}, "stop_token_ids"),
+        ({"stop_token_ids": ["a"]}, "stop_token_ids"),
+        ({"stop_token_ids": [2**31]}, "stop_token_ids"),
+        ({"stop_token_ids": list(range(9))}, "stop_token_ids"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": True, "stream_options": []}, "stream_options"),
+        ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+        ({"stream": True, "stream_options": {"other": 1}}, "stream_options.other"),
+        ({"logprobs": 3}, "logprobs"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"logprobs": False, "top_logprobs": 1}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": True}, "top_logprobs"),
+        ({"logprobs": True, "prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tool_choice": "auto"}, "tool_choice"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"chat_template": "{{ 7 * 7 }}"}, "chat_template"),
+        ({"store": True}, "store"),
+        ({"user": 5}, "user"),
+        ({"metadata": "x"}, "metadata"),
+        ({"service_tier": "priority"}, "service_tier"),
+        ({"cache_salt": ""}, "cache_salt"),
+        ({"cache_salt": 5}, "cache_salt"),
+        ({"prompt": "x"}, "prompt"),
+        ({"unknown_thing": 1}, "unknown_thing"),
+        ({"unknown_thing": None}, "unknown_thing"),
+        ({"messages": None}, "messages"),
+        ({"messages": []}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": {"role": "user"}}, "messages"),
+        ({"messages": ["hi"]}, "messages[0]"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": ["user"], "content": "x"}]}, "messages[0].role"),
+        ({"messages": [*HELLO, {"role": "user"}]}, "messages[1].content"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": "a\0b"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0]"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages[0].content[0]"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]}, "messages[0].content[0].text"),
+        ({"messages": [{"role": "user", "content": "x", "tool_calls": [1]}]}, "messages[0].tool_calls"),
+        ({"messages": [{"role": "user", "content": "x", "name": 5}]}, "messages[0].name"),
+        ({"messages": HELLO * 10_001}, "messages"),
+    ],
+)
+def test_chat_fields_that_are_refused(fields, param) -> None:
+    assert refused(orjson_or_json({"messages": HELLO, **fields})).param == param
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
+        ({"prompt": ["a", ""]}, "prompt"),
+        ({"prompt": "a\0b"}, "prompt"),
+        ({"prompt": 5}, "prompt"),
+        ({"prompt": {}}, "prompt"),
+        ({"prompt": [True]}, "prompt"),
+        ({"prompt": [1, 2.5]}, "prompt"),
+        ({"prompt": [1, "a"]}, "prompt"),
+        ({"prompt": [[1], [True]]}, "prompt"),
+        ({"prompt": [[1], 5]}, "prompt"),
+        ({"prompt": [[[1]]]}, "prompt"),
+        ({"prompt": ["a"] * 129}, "prompt"),
+        ({"prompt": None}, "prompt"),
+        ({"echo": True}, "echo"),
+        ({"suffix": "x"}, "suffix"),
+        ({"best_of": 2}, "best_of"),
+        ({"logprobs": True}, "logprobs"),
+        ({"logprobs": -1}, "logprobs"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"top_logprobs": 1}, "top_logprobs"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"messages": HELLO}, "messages"),
+        ({"max_completion_tokens": 5}, "max_completion_tokens"),
+    ],
+)
+def test_completion_fields_that_are_refused(fields, param) -> None:
+    assert refused(orjson_or_json({"prompt": "x", **fields}), COMPLETION_FIELDS).param == param
+
+
+def test_missing_parameters() -> None:
+    assert refused(b"{}").code == "missing_required_parameter"
+    assert refused(b"{}", COMPLETION_FIELDS).param == "prompt"
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@RELAXED
+@given(st.dictionaries(st.sampled_from([*CHAT_FIELDS, "prompt", "other"]), JSON_VALUES, max_size=6))
+def test_any_values_parse_or_are_refused_in_words(fields) -> None:
+    body = json.dumps({"messages": HELLO, **fields}).encode()
+    outcome: Request | ApiError
+    try:
+        outcome = parse(body, CHAT_FIELDS, DEFAULTS)
+    except ApiError as error:
+        outcome = error
+    if isinstance(outcome, ApiError):
+        assert outcome.status == 400
+        assert orjson.loads(outcome.body())["error"]["message"]
+    else:  # what is accepted fits into a submission entry
+        outcome.sampling.pack(1, 1, 0, 0, 1, 0, 0)
+
+
+# ---- lengths
+
+
+def test_limit_within_the_context() -> None:
+    assert token_limit(completion(max_tokens=20), 80, 100) == 20
+    assert token_limit(completion(), 80, 100) == 20
+    for fields, length, param in (
+        ({"max_tokens": 21}, 80, "max_tokens"),
+        ({}, 100, "prompt"),
+        ({"max_tokens": 1}, 5000, "prompt"),
+    ):
+        with pytest.raises(ApiError) as caught:
+            token_limit(completion(**fields), length, 100)
+        assert (caught.value.status, caught.value.code, caught.value.param) == (400, "context_length_exceeded", param)
+        assert "100 tokens" in caught.value.message
+    with pytest.raises(ApiError, match="min_tokens"):
+        token_limit(completion(max_tokens=5, min_tokens=6), 8, 100)
+
+
+# ---- answers
+
+
+def spell(token: int) -> tuple[str, bytes]:
+    """A tokenizer of four tokens: two with one text, half a character, and one without a text."""
+    return (("a", b"a"), ("a", b"a"), ("\\xc3", b"\xc3"), ("token_id:3", b""))[token]
+
+
+ENTRIES = [
+    TokenLogprobs(0, -1.0, [(2, -0.5), (0, -1.0), (1, -2.0)], 0),
+    token_logprobs([(2, -math.inf), (3, -1.5), (0, math.nan), (-1, -math.inf)], 3, 1),
+]
+
+
+def test_answers_have_openais_shape() -> None:
+    answer = Answer(True, 'mo"del', spell)
+    whole = orjson.loads(answer.whole([Choice(0, "Hi\n", "stop"), Choice(1, "", "length")], Usage(3, 4)))
+    assert whole["object"] == "chat.completion"
+    assert whole["model"] == 'mo"del'
+    assert whole["choices"][0] == {
+        "index": 0,
+        "message": {"role": "assistant", "content": "Hi\n"},
+        "logprobs": None,
+        "finish_reason": "stop",
+    }
+    assert whole["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+    text = orjson.loads(Answer(False, "m", spell).whole([Choice(0, "Hi", "length")], Usage(1, 1)))
+    assert text["object"] == "text_completion"
+    assert text["choices"] == [{"index": 0, "text": "Hi", "logprobs": None, "finish_reason": "length"}]
+
+
+def test_log_probabilities_have_openais_shape() -> None:
+    """With the official client's own types; infinity and NaN, which JSON has not, are a very low number."""
+    text = orjson.loads(Answer(False, "m", spell).whole([Choice(0, "a", "stop", ENTRIES)], Usage(1, 2)))
+    logprobs = openai.types.Completion.model_validate(text, strict=True).choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.model_dump() == {
+        "tokens": ["a", "bytes:\\xc3"],
+        "token_logprobs": [-1.0, -9999.0],
+        "top_logprobs": [{"bytes:\\xc3": -0.5, "a": -1.0}, {"token_id:3": -1.5, "a": -9999.0, "bytes:\\xc3": -9999.0}],
+        "text_offset": [0, 1],
+    }
+    half, a, none = ({"token": t, "bytes": b} for t, b in (("\\xc3", [0xC3]), ("a", [97]), ("token_id:3", [])))
+    expected = [
+        {**a, "logprob": -1.0, "top_logprobs": [{**half, "logprob": -0.5}, {**a, "logprob": -1.0}, {**a, "logprob": -2.0}]},
+        {**half, "logprob": -9999.0, "top_logprobs": [{**none, "logprob": -1.5}, {**a, "logprob": -9999.0}]},
+    ]
+    answer = Answer(True, "m", spell)
+    whole = openai.types.chat.ChatCompletion.model_validate_json(answer.whole([Choice(0, "a", "stop", ENTRIES)], Usage(1, 2)))
+    assert whole.choices[0].logprobs is not None
+    assert whole.choices[0].logprobs.model_dump() == {"content": expected, "refusal": None}
+    event = openai.types.chat.ChatCompletionChunk.model_validate_json(answer.event(0, "a", ENTRIES[:1])[6:])
+    assert event.choices[0].logprobs is not None
+    assert event.choices[0].logprobs.model_dump() == {"content": expected[:1], "refusal": None}
+    assert event.choices[0].delta.content == "a"
+    plain = orjson.loads(Answer(False, "m", spell).event(0, "a", ENTRIES[1:])[6:])["choices"][0]
+    assert plain["logprobs"]["text_offset"] == [1]
+    assert plain["finish_reason"] is None
+
+
+@pytest.mark.parametrize("is_chat", [True, False])
+def test_events_are_json_lines(is_chat) -> None:
+    answer = Answer(is_chat, "m", spell)
+    first, second, last, usage = (
+        answer.event(0, 'a"\u2028é'),
+        answer.event(0, "b"),
+        answer.last_event(0, "stop"),
+        answer.usage_event(Usage(1, 2)),
+    )
+    events = []
+    for event in (first, second, last, usage):
+        assert event.startswith(b"data: ")
+        assert event.endswith(b"\n\n")
+        assert event.count(b"\n") == 2
+        events.append(orjson.loads(event[6:]))
+    assert len({event["id"] for event in events}) == 1
+    kind = "chat.completion.chunk" if is_chat else "text_completion"
+    assert {event["object"] for event in events} == {kind}
+    if is_chat:
+        deltas = [event["choices"][0]["delta"] for event in events[:3]]
+        assert deltas == [{"role": "assistant", "content": 'a"\u2028é'}, {"content": "b"}, {}]
+    else:
+        assert [event["choices"][0]["text"] for event in events[:3]] == ['a"\u2028é', "b", ""]
+    assert [event["choices"][0]["finish_reason"] for event in events[:3]] == [None, None, "stop"]
+    assert events[3]["choices"] == []
+    assert events[3]["usage"]["total_tokens"] == 3

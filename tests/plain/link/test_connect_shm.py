@@ -1,0 +1,246 @@
+"""Segments under /dev/shm: who owns them, who may attach, what the dead leave behind; and the store fence."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import secrets
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from support.front_end.fake_engine import FACTS, SIZES
+
+from blinkpy.dpu.link import store_fence
+from blinkpy.dpu.link.connect_shm import attach_segment
+from blinkpy.queues.header import HEADER
+from blinkpy.queues.layout import LayoutError
+from blinkpy.transport.contract import TransportError
+from blinkpy.transport.segment import create_segment, segment_path, unlink_stale
+
+HOLDER = """
+import sys, time
+sys.path[:0] = {path!r}
+from support.front_end.fake_engine import SIZES, FACTS
+from blinkpy.transport.segment import create_segment
+from blinkpy.dpu.link.connect_shm import attach_segment
+held = {action}
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def name():
+    name = f"test-{secrets.token_hex(6)}"
+    yield name
+    segment_path(name).unlink(missing_ok=True)
+
+
+def holder(action: str) -> subprocess.Popen[str]:
+    """A process that holds something until it is killed."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER.format(path=sys.path, action=action)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait()
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+def test_segment_is_private_and_goes_with_its_engine(name) -> None:
+    segment = create_segment(name, SIZES, FACTS)
+    status = os.stat(segment_path(name))
+    assert status.st_mode & 0o777 == 0o600
+    assert status.st_blocks * 512 >= segment.layout.total_bytes, "the memory is there, not promised"
+    transport = attach_segment(name, 0)
+    assert transport.facts == FACTS
+    assert transport.layout.sizes == SIZES
+    assert not transport.lost()
+    segment.close()
+    segment.close()
+    assert transport.lost()
+    assert not segment_path(name).exists()
+    transport.close()
+    transport.close()
+
+
+def test_one_living_engine_for_a_name(name) -> None:
+    segment = create_segment(name, SIZES, FACTS)
+    with pytest.raises(TransportError, match="is running"):
+        create_segment(name, SIZES, FACTS)
+    assert not unlink_stale(name)
+    assert attach_segment(name, 0).facts == FACTS
+    segment.close()
+    assert not list(segment_path(name).parent.glob(f"blinkpy.{name}*"))
+
+
+def test_dead_engines_segment_is_replaced(name) -> None:
+    process = holder(f"create_segment({name!r}, SIZES, FACTS)")
+    transport = attach_segment(name, 0)
+    os.kill(process.pid, signal.SIGSTOP)
+    assert not transport.lost(), "a stopped engine is alive"
+    with pytest.raises(TransportError, match="is running"):
+        create_segment(name, SIZES, FACTS)
+    kill(process)
+    assert transport.lost()
+    segment = create_segment(name, SIZES, FACTS._replace(instance=2))
+    assert transport.lost(), "the name belongs to another engine now"
+    new = attach_segment(name, 0)
+    assert new.facts.instance == 2
+    new.close()
+    transport.close()
+    segment.close()
+
+
+def test_dead_engines_segment_can_be_removed(name) -> None:
+    process = holder(f"create_segment({name!r}, SIZES, FACTS)")
+    assert not unlink_stale(name)
+    kill(process)
+    assert unlink_stale(name)
+    assert unlink_stale(name)
+    assert not segment_path(name).exists()
+
+
+def test_one_front_end_for_a_pair(name) -> None:
+    segment = create_segment(name, dataclasses.replace(SIZES, pairs=2), FACTS)
+    process = holder(f"attach_segment({name!r}, 0)")
+    with pytest.raises(TransportError, match="in use"):
+        attach_segment(name, 0, 0.05)
+    other = attach_segment(name, 0, or_another=True)
+    assert other.pair == 1
+    with pytest.raises(TransportError, match="all 2 queue pairs are in use"):
+        attach_segment(name, 0, or_another=True)
+    other.close()
+    attach_segment(name, 1).close()
+    os.kill(process.pid, signal.SIGSTOP)
+    with pytest.raises(TransportError, match="in use"):
+        attach_segment(name, 0)
+    kill(process)
+    attach_segment(name, 0, 1.0).close()
+    mine = attach_segment(name, 0)
+    with pytest.raises(TransportError, match="in use"):
+        attach_segment(name, 0)  # within one process as well
+    mine.close()
+    attach_segment(name, 0).close()
+    segment.close()
+
+
+def test_attaching_waits_for_the_engine_until_a_deadline(name) -> None:
+    start = time.monotonic()
+    with pytest.raises(TransportError, match="no engine"):
+        attach_segment(name, 0, 0.1)
+    assert 0.1 <= time.monotonic() - start < 2
+
+
+def test_wrong_pair_and_wrong_layout(name) -> None:
+    segment = create_segment(name, SIZES, FACTS)
+    for pair in (-1, 1):
+        with pytest.raises(TransportError, match="no pair"):
+            attach_segment(name, pair)
+    segment.buffer[HEADER.fields["version"][1]] = 99
+    with pytest.raises(LayoutError, match="99"):
+        attach_segment(name, 0)
+    segment.close()
+
+
+def test_files_of_others_are_not_trusted(name) -> None:
+    segment = create_segment(name, SIZES, FACTS)
+    os.chmod(segment_path(name), 0o666)
+    with pytest.raises(TransportError, match="not ours to trust"):
+        attach_segment(name, 0)
+    segment.close()
+    target = segment_path(name + "x")
+    target.write_bytes(b"secret")
+    segment_path(name).symlink_to(target)
+    with pytest.raises(OSError, match="symbolic"):
+        attach_segment(name, 0)
+    target.unlink()
+
+
+def test_pairs_that_are_given_out_in_another_way_are_locked(name) -> None:
+    segment = create_segment(name, SIZES, FACTS)
+    transport = attach_segment(name, SIZES.pairs - 1)
+    with pytest.raises(TransportError, match="a front end is attached"):
+        segment.lock_pairs()
+    transport.close()
+    segment.lock_pairs()
+    for pair in range(SIZES.pairs):
+        with pytest.raises(TransportError, match=f"queue pair {pair} is in use"):
+            attach_segment(name, pair)
+    segment.close()
+
+
+def test_truncated_segment(name) -> None:
+    segment = create_segment(name, SIZES, FACTS)
+    os.truncate(segment_path(name), 8192)
+    with pytest.raises(TransportError, match="promises"):
+        attach_segment(name, 0)
+    segment.close()
+
+
+@pytest.mark.parametrize("bad", ["", "../x", "a/b", ".hidden", "x" * 101, "a b"])
+def test_names_stay_in_the_folder(bad) -> None:
+    with pytest.raises(TransportError, match="segment name"):
+        segment_path(bad)
+
+
+def test_no_room_is_an_error_and_leaves_nothing(name, monkeypatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(TransportError, match="no room"):
+        create_segment(name, SIZES, FACTS)
+    assert not list(segment_path(name).parent.glob(f"blinkpy.{name}*"))
+
+
+# ---- the fence
+
+
+def test_ordered_machines_need_no_fence() -> None:
+    assert store_fence.store_fence("x86_64") is store_fence.no_fence
+
+
+def test_other_machines_get_membarrier() -> None:
+    """The system call works here as well, so that it is tested wherever these tests run."""
+    if platform.machine().lower() not in store_fence.SYSTEM_CALL:
+        pytest.fail(f"no membarrier number for {platform.machine()}: the fence has to learn this machine")
+    barrier = store_fence.store_fence("aarch64")
+    assert barrier is store_fence.membarrier
+    barrier()
+
+
+def test_missing_membarrier_is_an_error(monkeypatch) -> None:
+    monkeypatch.setattr(store_fence, "_membarrier", lambda command: 0)
+    with pytest.raises(store_fence.FenceError, match="needs membarrier"):
+        store_fence.store_fence("aarch64")
+
+
+def test_refused_membarrier_is_an_error(monkeypatch) -> None:
+    monkeypatch.setattr(store_fence, "MEMBARRIER_CMD_GLOBAL_EXPEDITED", 1 << 20)
+    with pytest.raises(store_fence.FenceError, match="membarrier"):
+        store_fence.membarrier()
+
+
+def test_transport_on_a_machine_that_reorders_uses_the_fence(name, monkeypatch) -> None:
+    calls: list[int] = []
+    monkeypatch.setattr("blinkpy.dpu.link.connect_shm.store_fence", lambda: lambda: calls.append(1))
+    segment = create_segment(name, SIZES, FACTS)
+    transport = attach_segment(name, 0)
+    transport.ring(5)
+    transport.read_pair()
+    assert len(calls) == 2
+    transport.read_logprobs(0, 1)
+    assert len(calls) == 4, "after the word, and before the head"
+    transport.close()
+    segment.close()

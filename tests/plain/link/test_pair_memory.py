@@ -1,0 +1,229 @@
+"""Registering GPU memory with a network card, against stand-ins for pyverbs that answer with the documented errors."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from blinkpy.config import Config, ConfigError
+from blinkpy.engine.devices.choose_device import make_engine
+from blinkpy.engine.link import pair_memory
+from blinkpy.engine.link.pair_memory import DmaBufMemory, HostMemory, PeerMemory
+from blinkpy.queues.layout import QueueLayout, QueueSizes
+from blinkpy.queues.views import engine_views
+from blinkpy.queues.words import PAIR_ATTACHED
+from blinkpy.transport import verbs
+from blinkpy.transport.contract import TransportError
+from blinkpy.transport.handshake import Region
+
+ADDRESS = 0x7F00_0000_0000
+
+
+class PyverbsError(Exception):
+    """As pyverbs has it: error_code only where the kernel gave one."""
+
+
+class PyverbsRDMAError(PyverbsError):
+    def __init__(self, message: str, error_code: int):
+        super().__init__(message)
+        self.error_code = error_code
+
+
+class End:
+    """A queue pair's end that registers anything, or fails. made: (kind, start, length, access)."""
+
+    def __init__(self, peer_memory_error: int = 0):
+        self.pd, self.error, self.made = object(), peer_memory_error, list[tuple[Any, ...]]()
+
+    def register(self, address: int, length: int, access: int) -> Any:
+        with verbs.reported("register memory"):
+            if self.error:
+                raise PyverbsRDMAError("Failed to register a MR", self.error)
+        self.made.append(("memory", address, length, access))
+        return SimpleNamespace(rkey=11)
+
+    def keep(self, region: Any) -> Any:
+        self.made.append(region.what)
+        return region
+
+
+@pytest.fixture
+def card(monkeypatch) -> Callable[[int], None]:
+    """Sets what registering a dma-buf answers: 0 or an errno."""
+    answer = [0]
+
+    class DmaBufMR:
+        rkey = 22
+
+        def __init__(self, pd: object, length: int, access: int, dmabuf: int, offset: int):
+            if answer[0]:
+                raise PyverbsRDMAError("Failed to register a dma-buf MR", answer[0])
+            os.fstat(dmabuf)  # an open descriptor
+            self.what = ("dma-buf", offset, length, access)
+
+    modules = {
+        "mr": SimpleNamespace(DmaBufMR=DmaBufMR),
+        "pyverbs_error": SimpleNamespace(PyverbsError=PyverbsError, PyverbsRDMAError=PyverbsRDMAError),
+    }
+    monkeypatch.setattr(pair_memory, "module", modules.__getitem__)
+    monkeypatch.setattr(verbs, "module", modules.__getitem__)
+    return lambda error: answer.__setitem__(0, error)
+
+
+def read_word(offset: int) -> int:
+    return 7 * offset
+
+
+@pytest.fixture
+def descriptor() -> Iterator[int]:
+    made = os.open(os.devnull, os.O_RDONLY)
+    yield made
+    os.close(made)
+
+
+def test_a_dma_buf_is_registered_by_offset(card, descriptor) -> None:
+    memory, end = DmaBufMemory(descriptor, read_word), End()
+    assert memory.register(end, 4096, 8192, 5) == Region(4096, 22, 8192)
+    assert memory.register(end, 65536, 4096, 4) == Region(65536, 22, 4096)
+    assert end.made == [("dma-buf", 4096, 8192, 5), ("dma-buf", 65536, 4096, 4)]
+    assert memory.read_word(6) == 42
+
+
+def test_peer_memory_is_registered_by_address() -> None:
+    memory, end = PeerMemory(ADDRESS, read_word), End()
+    assert memory.register(end, 4096, 8192, 5) == Region(ADDRESS + 4096, 11, 8192)
+    assert end.made == [("memory", ADDRESS + 4096, 8192, 5)]
+    assert memory.read_word(6) == 42
+
+
+@pytest.mark.parametrize("error", sorted(pair_memory.NO_DMABUF))
+def test_without_dma_buf_it_is_said_what_to_do(card, descriptor, error) -> None:
+    card(error)
+    with pytest.raises(TransportError, match=f"--queue-memory dmabuf .*{os.strerror(error)}.*open kernel modules.*or use host"):
+        DmaBufMemory(descriptor, read_word).register(End(), 0, 4096, 5)
+
+
+@pytest.mark.parametrize("error", sorted(pair_memory.NO_PEER_MEMORY))
+def test_without_peer_memory_it_is_said_what_to_do(card, error) -> None:
+    with pytest.raises(TransportError, match=f"--queue-memory peermem .*{os.strerror(error)}.*nvidia-peermem, or use host"):
+        PeerMemory(ADDRESS, read_word).register(End(error), 0, 4096, 5)
+
+
+@pytest.mark.parametrize("error", [errno.ENOMEM, errno.EPERM, errno.ENOSPC])
+def test_other_errors_are_not_taken_for_a_missing_way(card, descriptor, error) -> None:
+    card(error)
+    for memory, end in ((DmaBufMemory(descriptor, read_word), End()), (PeerMemory(ADDRESS, read_word), End(error))):
+        with pytest.raises(TransportError) as caught:
+            memory.register(end, 0, 4096, 5)
+        assert caught.value.errno == error
+        assert "--queue-memory" not in str(caught.value)
+
+
+def test_host_memory_is_registered_where_it_lies() -> None:
+    end, words = End(), np.array([5, -6], np.int64)
+    assert HostMemory(ADDRESS).register(end, 4096, 8192, 3) == Region(ADDRESS + 4096, 11, 8192)
+    assert end.made == [("memory", ADDRESS + 4096, 8192, 3)]
+    memory = HostMemory(int(words.ctypes.data))
+    assert [memory.read_word(0), memory.read_word(8)] == [5, -6]
+
+
+@pytest.mark.parametrize(
+    ("options", "needed"),
+    [
+        ({"device": "cuda"}, "needs --transport rdma"),
+        ({"device": "cpu", "transport": "rdma"}, "needs --device cuda; the engine would run on cpu"),
+        ({"device": "null", "transport": "rdma"}, "needs --device cuda; the engine would run on null"),
+        ({"device": "cuda", "transport": "rdma", "control": "host"}, "needs --control gpu"),
+    ],
+)
+@pytest.mark.parametrize("way", ["dmabuf", "peermem"])
+def test_options_that_do_not_fit_are_refused(way, options, needed) -> None:
+    with pytest.raises(ConfigError, match=f"^--queue-memory {way} {needed}"):
+        make_engine(Config().with_options({"queue_memory": way, **options}))
+
+
+@pytest.mark.parametrize(
+    ("way", "changed", "problem"),
+    [
+        ("dmabuf", {}, ""),
+        ("peermem", {}, ""),
+        ("dmabuf", {"peer_memory": False}, ""),
+        ("peermem", {"dmabuf": 0}, ""),
+        ("dmabuf", {"rdma": 0}, "can't reach"),
+        ("peermem", {"ordering": 0}, "without a flush"),
+        ("dmabuf", {"dmabuf": 0}, "exports no dma-buf"),
+        ("peermem", {"peer_memory": False}, "not loaded"),
+    ],
+)
+def test_what_a_machine_lacks_is_named(way, changed, problem) -> None:
+    pytest.importorskip("cuda.bindings", reason="the GPU's side needs cuda.bindings")
+    from blinkpy.engine.link.pair_placement import pair_memory_problem
+
+    found = pair_memory_problem(way, **{"rdma": 1, "dmabuf": 1, "ordering": 200, "peer_memory": True} | changed)
+    assert problem in found
+    assert bool(found) == bool(problem)
+
+
+def test_pairs_in_gpu_memory_have_the_layout_of_the_segment(monkeypatch) -> None:
+    """With a driver that hands out host memory: words written through the GPU's views are where network cards look."""
+    pytest.importorskip("cuda.bindings", reason="the GPU's side needs cuda.bindings")
+    from blinkpy.device.cuda import gpu_memory_views
+    from blinkpy.engine.link import gpu_queues
+
+    layout = QueueLayout(QueueSizes(pairs=3, slots=4, sq_entries=4, cq_entries=8, prompt_tokens=64, hash_entries=16))
+    segment = memoryview(bytearray(layout.total_bytes))
+    gpu = np.full(gpu_queues.GPU_PAGE + layout.total_bytes, 7, np.uint8)
+    copied: list[tuple[int, int]] = []
+
+    def copy(to: int, source: int, length: int, *_: object) -> tuple[int]:
+        copied.append((source, length))
+        ctypes.memmove(to, source, length)
+        return (0,)
+
+    driver = SimpleNamespace(
+        cuMemAlloc=lambda length: (0, int(gpu.ctypes.data)),
+        cuMemsetD8=lambda address, value, length: (ctypes.memset(address, value, length) and 0,),
+        cuMemFree=lambda address: (0,),
+    )
+    runtime = SimpleNamespace(
+        cudaHostRegisterMapped=1,
+        cudaHostRegisterPortable=2,
+        cudaHostRegister=lambda address, length, flags: (0,),
+        cudaHostUnregister=lambda address: (0,),
+        cudaHostGetDevicePointer=lambda address, flags: (0, address),
+        cudaDeviceSynchronize=lambda: (0,),
+        cudaStreamNonBlocking=1,
+        cudaStreamCreateWithFlags=lambda flags: (0, 1),
+        cudaStreamSynchronize=lambda stream: (0,),
+        cudaStreamDestroy=lambda stream: (0,),
+        cudaMemcpyKind=SimpleNamespace(cudaMemcpyDeviceToHost=2),
+        cudaMemcpyAsync=copy,
+    )
+    monkeypatch.setattr(gpu_queues, "driver", driver)
+    for module in (gpu_queues, gpu_memory_views):
+        monkeypatch.setattr(module, "runtime", runtime)
+    monkeypatch.setattr(gpu_queues, "pinned", np.array)
+    queues = gpu_queues.GpuQueues(segment, layout)
+    assert not gpu[: layout.total_bytes - layout.first_pair].any()
+
+    whole = np.zeros(layout.total_bytes, np.uint8)  # what a segment would hold
+    for name, view in engine_views(memoryview(whole), layout)._asdict().items():
+        seen = getattr(queues.device, name).__cuda_array_interface__
+        raw = (ctypes.c_char * (view.strides[0] * view.shape[0])).from_address(seen["data"][0])
+        there = np.ndarray(view.shape, view.dtype, raw, strides=seen["strides"])
+        there[...] = view[...] = np.arange(view.size).reshape(view.shape) + len(name)
+    assert bytes(segment[: layout.first_pair]) == whole[: layout.first_pair].tobytes()
+    assert not any(segment[layout.first_pair :])
+    assert gpu[: layout.total_bytes - layout.first_pair].tobytes() == whole[layout.first_pair :].tobytes()
+
+    at = layout.back(2) - layout.first_pair + 8 * PAIR_ATTACHED
+    assert queues.read_word(at) == int(whole.view(np.int64)[(layout.back(2) + 8 * PAIR_ATTACHED) // 8])
+    assert copied == [(int(gpu.ctypes.data) + at, 8)]
+    queues.close()

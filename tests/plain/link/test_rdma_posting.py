@@ -1,0 +1,85 @@
+"""What the RDMA front end posts, against a stand-in for the card that reads memory as late as a card may: at the completion."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.parts.rdma_cpu import FACTS, SIZES, Card, connect
+from blinkpy.dpu.link import connect_rdma, rdma_writes
+from blinkpy.dpu.link.connect_rdma import RdmaTransport
+from blinkpy.queues.words import FRONT_CQ_HEAD, FRONT_DOORBELL, FRONT_HEARTBEAT
+from blinkpy.transport.segment import Segment, create_segment
+
+
+class LateCard(Card):
+    """Takes inline data at once, as it must, and all other data when somebody asks for completions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._late: list[tuple[bool, int, int, int, int, int]] = []
+
+    def wr_set_sge(self, sge: Any) -> None:
+        self._late.append((self._read, self._remote, self.wr_id, self.wr_flags, sge.addr, sge.length))
+
+    def poll(self, most: int) -> tuple[int, list[Any]]:
+        for read, remote, number, flags, local, length in self._late:
+            self._read, self._remote, self.wr_id, self.wr_flags = read, remote, number, flags
+            self._move(local, length)
+        self._late.clear()
+        return super().poll(most)
+
+
+@pytest.fixture
+def wired(monkeypatch) -> Iterator[tuple[RdmaTransport, Segment]]:
+    for module, name in ((rdma_writes, "module"), (rdma_writes, "constants"), (connect_rdma, "constants")):
+        monkeypatch.setattr(module, name, getattr(module, name))  # what the stand-in replaces comes back afterwards
+    segment = create_segment(f"test-{secrets.token_hex(6)}", SIZES, FACTS)
+    try:
+        yield connect(segment, LateCard()), segment
+    finally:
+        segment.close()
+
+
+def test_words_are_taken_when_they_are_posted(wired) -> None:
+    """They change with the next call, which does not wait for the card."""
+    transport, segment = wired
+    front = segment.views().front[0]
+    for value in (7, 8, 9):
+        transport.ring(value)
+        assert front[FRONT_DOORBELL] == value
+        transport.write_word(FRONT_HEARTBEAT, 10 * value)
+        assert front[FRONT_HEARTBEAT] == 10 * value
+        transport.write_word(FRONT_CQ_HEAD, value << 32)
+        assert front[FRONT_CQ_HEAD] == value << 32
+        transport.write_cancel(3, 100 * value)
+        assert segment.views().cancel[0, 3] == 100 * value
+
+
+def test_prompts_stay_in_the_copy_until_the_card_has_read_them(wired, rng) -> None:
+    transport, segment = wired
+    prompts = [rng.integers(0, 4096, 1000, dtype=np.int32) for _ in range(3)]
+    given = np.empty(1000, np.int32)  # the caller's, which uses it again
+    for i, prompt in enumerate(prompts):
+        given[:] = prompt
+        transport.write_prompt(1000 * i, given)
+        transport.write_entry(i, bytes([i]) * 128)
+        transport.ring(i + 1)
+    transport.lost()  # the card reads now
+    views = segment.views()
+    assert (views.prompt[0, :3000] == np.concatenate(prompts)).all()
+    assert [int(word) for word in views.sq[0, :3, 0]] == [0x01010101 * i for i in range(3)]
+
+
+def test_completions_come_as_they_are_when_the_card_reads(wired) -> None:
+    """A look's words count once its read is complete, and not before."""
+    transport, segment = wired
+    views = segment.views()
+    assert transport.read_completions(0, 16) == []
+    views.cq[0, :2] = [1 << 48, 1 << 48 | 5]
+    assert transport.read_completions(0, 16) == [1 << 48, 1 << 48 | 5]
+    assert transport.read_completions(2, 16) == []

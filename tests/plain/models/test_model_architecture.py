@@ -1,0 +1,297 @@
+"""config.json -> Architecture: published models in their own spelling, and everything that has to be refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blinkpy.config import ConfigError
+from blinkpy.models.description.decoder_description import parse_architecture, read_architecture
+from blinkpy.models.families.family import FAMILIES
+from blinkpy.models.weights.checkpoint import weight_elements
+
+LLAMA_31_8B = {
+    "architectures": ["LlamaForCausalLM"],
+    "attention_bias": False,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 131072,
+    "mlp_bias": False,
+    "model_type": "llama",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 128256,
+}
+MISTRAL_7B = {
+    "architectures": ["MistralForCausalLM"],
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 32768,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 10000.0,
+    "sliding_window": 4096,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 32000,
+}
+QWEN25_7B = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "hidden_act": "silu",
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "max_position_embeddings": 32768,
+    "max_window_layers": 28,
+    "num_attention_heads": 28,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000.0,
+    "sliding_window": 131072,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "use_sliding_window": False,
+    "vocab_size": 152064,
+}
+QWEN3_30B_A3B = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "attention_bias": False,
+    "decoder_sparse_step": 1,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "max_position_embeddings": 40960,
+    "max_window_layers": 48,
+    "mlp_only_layers": [],
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "num_attention_heads": 32,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 1000000.0,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+QWEN3_8B = {
+    **{k: v for k, v in QWEN3_30B_A3B.items() if "expert" not in k and "moe" not in k and k != "mlp_only_layers"},
+    "architectures": ["Qwen3ForCausalLM"],
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 36,
+    "num_key_value_heads": 8,
+}
+PHI3_MINI = {
+    "architectures": ["Phi3ForCausalLM"],
+    "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config"},
+    "hidden_act": "silu",
+    "hidden_size": 3072,
+    "intermediate_size": 8192,
+    "max_position_embeddings": 4096,
+    "original_max_position_embeddings": 4096,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 32,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 10000.0,
+    "sliding_window": 2047,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 32064,
+}
+PHI4_MINI = {
+    **PHI3_MINI,
+    "max_position_embeddings": 131072,
+    "num_attention_heads": 24,
+    "num_key_value_heads": 8,
+    "partial_rotary_factor": 0.75,
+    "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [1.5] * 48},
+    "sliding_window": 262144,
+    "tie_word_embeddings": True,
+    "vocab_size": 200064,
+}
+PHI4 = {
+    **PHI3_MINI,
+    "hidden_size": 5120,
+    "intermediate_size": 17920,
+    "max_position_embeddings": 16384,
+    "num_attention_heads": 40,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 10,
+    "rope_theta": 250000,
+    "sliding_window": None,
+    "vocab_size": 100352,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "parameters"),
+    [
+        (LLAMA_31_8B, 8_030_261_248),
+        (MISTRAL_7B, 7_241_732_096),
+        (QWEN25_7B, 7_615_616_512),
+        (QWEN3_30B_A3B, 30_532_122_624),
+        (QWEN3_8B, 8_190_735_360),
+        (PHI3_MINI, 3_821_079_552),
+        (PHI4_MINI, 3_836_021_760),
+        (PHI4, 14_659_507_200),
+    ],
+    ids=lambda value: "" if isinstance(value, int) else value["architectures"][0],
+)
+def test_published_models_have_their_published_size(config: dict[str, Any], parameters: int) -> None:
+    assert weight_elements(parse_architecture(config)) == parameters
+
+
+def test_fields_of_published_models() -> None:
+    a = parse_architecture(LLAMA_31_8B)
+    assert (a.head_dim, a.q_size, a.kv_size, a.dtype) == (128, 4096, 1024, "bfloat16")
+    assert (a.rope.kind, a.rope.theta, a.rope.factor, a.rope.original_max_position) == ("llama3", 500000.0, 8.0, 8192)
+    assert not any((a.qkv_bias, a.o_bias, a.mlp_bias, a.tied_embeddings, *a.windows, *a.sparse))
+    assert parse_architecture(MISTRAL_7B).windows == (4096,) * 32
+    assert parse_architecture({k: v for k, v in MISTRAL_7B.items() if k != "sliding_window"}).windows == (4096,) * 32
+    a = parse_architecture(QWEN25_7B)
+    assert a.qkv_bias
+    assert not a.o_bias
+    assert not any(a.windows)
+    a = parse_architecture(QWEN25_7B | {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 20})
+    assert a.windows == (0,) * 20 + (4096,) * 8
+    a = parse_architecture(QWEN3_30B_A3B)
+    assert a.qk_norm
+    assert (a.experts, a.experts_per_token, a.expert_size, a.normalize_experts, all(a.sparse)) == (128, 8, 768, True, True)
+    a = parse_architecture(QWEN3_30B_A3B | {"decoder_sparse_step": 2, "mlp_only_layers": [1, 5]})
+    assert a.sparse[:8] == (False, False, False, True, False, False, False, True)
+    assert parse_architecture(PHI3_MINI).windows == (2047,) * 32
+    a = parse_architecture(PHI4_MINI)
+    assert (a.rope.kind, a.rope.rotary_dim, a.rope.original_max_position, a.rope.factor) == ("longrope", 96, 4096, 32.0)
+    assert abs(a.rope.attention_factor - 1.1902380714238083) < 1e-9
+
+
+def test_both_spellings_give_the_same() -> None:
+    """rope_theta, rope_scaling, torch_dtype; or rope_parameters, dtype as transformers 5 writes them."""
+
+    def modern(config: dict[str, Any]) -> dict[str, Any]:
+        config = dict(config)
+        scaling = dict(config.pop("rope_scaling", None) or {})
+        parameters = {"rope_theta": config.pop("rope_theta"), "rope_type": scaling.pop("type", "default"), **scaling}
+        if "partial_rotary_factor" in config:
+            parameters["partial_rotary_factor"] = config.pop("partial_rotary_factor")
+        return config | {"rope_parameters": parameters, "dtype": config.pop("torch_dtype")}
+
+    for config in (LLAMA_31_8B, MISTRAL_7B, QWEN3_30B_A3B, PHI3_MINI, PHI4_MINI):
+        assert "rope_theta" not in modern(config)
+        assert parse_architecture(modern(config)) == parse_architecture(config)
+    for old in ("su", "yarn"):
+        config = PHI4_MINI | {"rope_scaling": PHI4_MINI["rope_scaling"] | {"type": old}}  # type: ignore[operator]
+        assert parse_architecture(config) == parse_architecture(PHI4_MINI)
+
+
+LLAMA3_ROPE: dict[str, Any] = LLAMA_31_8B["rope_scaling"]  # type: ignore[assignment]
+LONGROPE: dict[str, Any] = PHI4_MINI["rope_scaling"]  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "words"),
+    [
+        (LLAMA_31_8B, {"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel is not supported .*Qwen3MoeForCausalLM"),
+        (LLAMA_31_8B, {"architectures": []}, "architectures"),
+        (LLAMA_31_8B, {"architectures": None, "model_type": "mamba"}, "mamba"),
+        (LLAMA_31_8B, {"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        (LLAMA_31_8B, {"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+        (LLAMA_31_8B, {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+        (LLAMA_31_8B, {"sliding_window": 4096}, "sliding_window"),
+        (LLAMA_31_8B, {"hidden_size": None}, "hidden_size is missing"),
+        (LLAMA_31_8B, {"hidden_size": "4096"}, "hidden_size must be an integer"),
+        (LLAMA_31_8B, {"num_hidden_layers": 0}, "num_hidden_layers"),
+        (LLAMA_31_8B, {"num_hidden_layers": True}, "num_hidden_layers"),
+        (LLAMA_31_8B, {"num_key_value_heads": 5}, "num_key_value_heads"),
+        (LLAMA_31_8B, {"hidden_size": 4095}, "head_dim is missing"),
+        (LLAMA_31_8B, {"head_dim": 127}, "even"),
+        (LLAMA_31_8B, {"vocab_size": 1 << 25}, "vocab_size"),
+        (LLAMA_31_8B, {"rms_norm_eps": 0}, "rms_norm_eps"),
+        (LLAMA_31_8B, {"torch_dtype": "float8_e4m3fn"}, "float8_e4m3fn"),
+        (LLAMA_31_8B, {"attention_bias": "yes"}, "attention_bias"),
+        (LLAMA_31_8B, {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        (LLAMA_31_8B, {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "'dynamic'.*longrope"),
+        (LLAMA_31_8B, {"rope_scaling": {**LLAMA3_ROPE, "factor": None}}, "factor is missing"),
+        (LLAMA_31_8B, {"rope_scaling": {**LLAMA3_ROPE, "factor": float("nan")}}, "factor"),
+        (LLAMA_31_8B, {"rope_scaling": {**LLAMA3_ROPE, "high_freq_factor": 1.0}}, "high_freq_factor"),
+        (LLAMA_31_8B, {"rope_scaling": {**LLAMA3_ROPE, "mrope_section": [16, 24, 24]}}, "mrope_section"),
+        (LLAMA_31_8B, {"rope_scaling": "linear"}, "rope_scaling"),
+        (LLAMA_31_8B, {"rope_scaling": {"full_attention": {"rope_type": "default"}}}, "per layer type"),
+        (PHI4_MINI, {"rope_scaling": {**LONGROPE, "short_factor": [1.0] * 47}}, "short_factor must have 48"),
+        (PHI4_MINI, {"rope_scaling": {**LONGROPE, "long_factor": None}}, "long_factor"),
+        (MISTRAL_7B, {"layer_types": ["full_attention", "sliding_attention"] * 16}, "layer_types"),
+        (MISTRAL_7B, {"attention_bias": True}, "attention_bias"),
+        (QWEN25_7B, {"layer_types": ["linear_attention"] * 28}, "linear_attention"),
+        (QWEN25_7B, {"mlp_bias": True}, "mlp_bias"),
+        (QWEN3_30B_A3B, {"num_experts_per_tok": 129}, "num_experts_per_tok"),
+        (QWEN3_30B_A3B, {"mlp_only_layers": [48]}, "mlp_only_layers"),
+        (QWEN3_30B_A3B, {"shared_expert_intermediate_size": 512}, "shared_expert_intermediate_size"),
+    ],
+)
+def test_refusals(config: dict[str, Any], changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        parse_architecture(config | changes)
+
+
+def test_model_type_stands_in_for_a_missing_class() -> None:
+    for name, family in FAMILIES.items():
+        config = {k: v for k, v in QWEN3_30B_A3B.items() if k != "architectures"} | {"model_type": family.model_type}
+        assert parse_architecture(config).name == name
+
+
+def test_files(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"can't read .*config\.json"):
+        read_architecture(tmp_path)
+    for content, words in (
+        ("{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("[]", "object"),
+        ('{"architectures": ["X"]}', f"{tmp_path}.*X is not supported"),
+    ):
+        (tmp_path / "config.json").write_text(content)
+        with pytest.raises(ConfigError, match=words):
+            read_architecture(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_31_8B))
+    assert read_architecture(tmp_path).layers == 32
+
+
+def test_the_base_install_is_enough() -> None:
+    """Architecture, hub and checkpoint headers work without torch and numba."""
+    script = (
+        "import sys; sys.modules.update(torch=None, numba=None, safetensors=None)\n"
+        "import blinkpy.models.description.decoder_description\n"
+        "import blinkpy.models.weights.model_folder, blinkpy.models.weights.checkpoint"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

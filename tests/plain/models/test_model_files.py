@@ -1,0 +1,295 @@
+"""Model folders: finding them, and checkpoints that are incomplete, damaged or of another model."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from support.models.model_zoo import save_model
+
+from blinkpy.config import ConfigError
+from blinkpy.models.description.decoder_description import read_architecture
+from blinkpy.models.weights.checkpoint import expected_tensors, open_checkpoint
+from blinkpy.models.weights.decoder_weights import Weights, choose_dtype, dummy_weights, load_weights, random_weights
+from blinkpy.models.weights.model_folder import DEMO_FOLDER, resolve_model
+from blinkpy.models.weights.tensor_loader import Loader
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("saved")
+    save_model("llama2", folder / "single", 1)
+    save_model("llama2", folder / "sharded", 1, sharded=True)
+    save_model("llama3", folder / "tied", 2)
+    save_model("qwen3-moe", folder / "experts", 3)
+    return folder
+
+
+@pytest.fixture
+def model(saved: Path, tmp_path: Path) -> Path:
+    """A copy of a checkpoint in one file, to be damaged."""
+    return Path(shutil.copytree(saved / "single", tmp_path / "model"))
+
+
+def read_file(path: Path) -> tuple[dict, bytes]:
+    content = path.read_bytes()
+    length = struct.unpack("<Q", content[:8])[0]
+    return json.loads(content[8 : 8 + length]), content[8 + length :]
+
+
+def write_file(path: Path, header: dict, data: bytes) -> None:
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def refused(folder: Path, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load_weights(read_architecture(folder), folder, torch.float32)
+
+
+# ---- checkpoints ----
+
+
+def test_single_and_sharded_are_the_same(saved: Path) -> None:
+    assert len(list((saved / "sharded").glob("*.safetensors"))) > 2
+    single, sharded = (load_weights(read_architecture(saved / n), saved / n, torch.float32) for n in ("single", "sharded"))
+    for ours, theirs in zip(single.layers, sharded.layers, strict=True):
+        for name, value in vars(ours).items():
+            other = getattr(theirs, name)
+            assert (value is None and other is None) or torch.equal(value, other)
+    assert torch.equal(single.lm_head, sharded.lm_head)
+    assert not torch.equal(single.lm_head, single.embedding)
+
+
+def test_tied_embeddings_share_memory(saved: Path) -> None:
+    weights = load_weights(read_architecture(saved / "tied"), saved / "tied", torch.float32)
+    assert weights.lm_head.data_ptr() == weights.embedding.data_ptr()
+
+
+def test_progress_and_types(saved: Path) -> None:
+    seen: list[float] = []
+    weights = load_weights(read_architecture(saved / "single"), saved / "single", torch.bfloat16, progress=seen.append)
+    assert seen == sorted(set(seen))
+    assert len(seen) > 10
+    assert seen[-1] == 1
+    assert {t.dtype for t in vars(weights.layers[0]).values() if t is not None} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("stored", [torch.float64, torch.float16, torch.bfloat16])
+def test_stored_types_are_converted(stored: torch.dtype, tmp_path: Path) -> None:
+    reference = save_model("llama2", tmp_path, 5, dtype=stored)
+    weights = load_weights(read_architecture_of(tmp_path), tmp_path, torch.float32)
+    assert torch.equal(weights.lm_head, reference.lm_head.weight.float())
+
+
+def read_architecture_of(folder: Path):  # type: ignore[no-untyped-def]
+    """Of a folder whose config may name a dtype that only tensors can have."""
+    path = folder / "config.json"
+    path.write_text(path.read_text().replace('"float64"', '"float32"'))
+    return read_architecture(folder)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_pieces_come_together(saved: Path, dtype: torch.dtype, rng: np.random.Generator) -> None:
+    """Pieces smaller than a tensor, more of them than buffers, and of a size that divides nothing."""
+    stored = open_checkpoint(read_architecture(saved / "single"), saved / "single")
+    targets = {name: torch.full(tensor.shape, torch.nan, dtype=dtype) for name, tensor in stored.items()}
+    with Loader(torch.device("cpu"), threads=3, piece_bytes=4 * int(rng.integers(50, 5000))) as loader:
+        for name, tensor in stored.items():
+            loader.add(name, tensor, targets[name])
+        loader.finish()
+    expected = safetensors.torch.load_file(saved / "single" / "model.safetensors")
+    assert all(torch.equal(targets[name], expected[name].to(dtype)) for name in stored)
+
+
+def test_a_file_that_is_cut_short_while_it_is_read(model: Path) -> None:
+    a, path = read_architecture(model), model / "model.safetensors"
+    stored = open_checkpoint(a, model)
+    last = max(stored, key=lambda name: stored[name].offset)
+    os.truncate(path, stored[last].offset + 5)
+    with Loader(torch.device("cpu")) as loader:
+        for name, tensor in stored.items():
+            loader.add(name, tensor, torch.empty(tensor.shape))
+        with pytest.raises(ConfigError, match=f"model.safetensors was cut short while it was read: {re.escape(last)} lacks"):
+            loader.finish()
+    path.unlink()
+    with Loader(torch.device("cpu")) as loader, pytest.raises(ConfigError, match=r"can't read .*: No such file"):
+        loader.add(last, stored[last], torch.empty(stored[last].shape))
+
+
+def test_missing_tensor(model: Path) -> None:
+    header, data = read_file(model / "model.safetensors")
+    del header["model.layers.1.self_attn.k_proj.weight"]
+    write_file(model / "model.safetensors", header, data)
+    refused(model, r"lacks model\.layers\.1\.self_attn\.k_proj\.weight")
+
+
+def test_surplus_tensor(model: Path) -> None:
+    header, data = read_file(model / "model.safetensors")
+    header["model.layers.0.self_attn.q_proj.bias"] = header["model.layers.0.input_layernorm.weight"]
+    write_file(model / "model.safetensors", header, data)
+    refused(model, r"has model\.layers\.0\.self_attn\.q_proj\.bias, unknown to LlamaForCausalLM")
+
+
+def test_other_shape(model: Path) -> None:
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"intermediate_size": 100}))
+    refused(model, r"gate_proj\.weight has shape \[96, 64\], but config\.json makes it \[100, 64\]")
+
+
+def test_other_type(model: Path) -> None:
+    header, data = read_file(model / "model.safetensors")
+    header["model.norm.weight"]["dtype"] = "F8_E4M3"
+    write_file(model / "model.safetensors", header, data)
+    refused(model, r"model\.norm\.weight is F8_E4M3")
+
+
+@pytest.mark.parametrize("kept", [0, 5, 8, 100, 3000, -1])
+def test_truncated_file(model: Path, kept: int) -> None:
+    content = (model / "model.safetensors").read_bytes()
+    (model / "model.safetensors").write_bytes(content[:kept])
+    refused(model, r"model\.safetensors is (truncated|no safetensors)")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"shape": [-1, 64]}, "bytes"),
+        ({"shape": [64, "x"]}, "malformed"),
+        ({"data_offsets": [0, 10]}, "10 bytes"),
+        ({"data_offsets": [-256, 0]}, "bytes"),
+        ({"data_offsets": [1 << 60, (1 << 60) + 256]}, "truncated"),
+        ({"data_offsets": None}, "malformed"),
+        ({"dtype": 7}, "7"),
+    ],
+)
+def test_malformed_entry(model: Path, change: dict, words: str) -> None:
+    header, data = read_file(model / "model.safetensors")
+    header["model.norm.weight"].update(change)
+    write_file(model / "model.safetensors", header, data)
+    refused(model, words)
+
+
+def test_random_damage_never_crashes(model: Path, rng: np.random.Generator) -> None:
+    """Any bytes in the header: a clear error, or a checkpoint that still fits."""
+    content = (model / "model.safetensors").read_bytes()
+    length = 8 + struct.unpack("<Q", content[:8])[0]
+    a = read_architecture(model)
+    for _ in range(200):
+        damaged = bytearray(content)
+        for _ in range(int(rng.integers(1, 4))):
+            damaged[int(rng.integers(length))] = int(rng.integers(256))
+        (model / "model.safetensors").write_bytes(damaged)
+        try:
+            found = open_checkpoint(a, model)
+        except ConfigError:
+            continue
+        assert {name: tensor.shape for name, tensor in found.items()} == expected_tensors(a)
+        load_weights(a, model, torch.float32)
+
+
+def test_index_of_shards(saved: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(saved / "sharded", tmp_path / "model"))
+    index = folder / "model.safetensors.index.json"
+    good = index.read_text()
+    shard = sorted(folder.glob("model-*.safetensors"))[1]
+    shard.rename(folder / "away")
+    refused(folder, f"has no {shard.name}, which")
+    (folder / "away").rename(shard)
+    for text, words in (("{", "no index"), ("{}", "no index"), ('{"weight_map": {"x": "../model.safetensors"}}', "outside")):
+        index.write_text(text)
+        refused(folder, words)
+    index.write_text(good)
+    shutil.copy(shard, folder / "model-copy.safetensors")
+    index.write_text(json.dumps({"weight_map": {**json.loads(good)["weight_map"], "x": "model-copy.safetensors"}}))
+    refused(folder, "is both in")
+
+
+@pytest.mark.parametrize(("make", "deviation"), [(random_weights, 1.0), (dummy_weights, 1e-3 / 3**0.5)])
+def test_random_weights(saved: Path, make: Callable[..., Weights], deviation: float) -> None:
+    a = read_architecture(saved / "experts")
+    first, again, other = (make(a, seed, torch.float32) for seed in (1, 1, 2))
+    width = 1.0 if make is dummy_weights else first.layers[2].gate_up.shape[-1] ** 0.5
+    assert first.layers[2].gate_up.std() * width == pytest.approx(deviation, rel=0.1)
+    assert (first.layers[2].input_norm == 1).all()
+    loaded = load_weights(a, saved / "experts", torch.float32)
+    for layer, mine in enumerate(first.layers):
+        for name, value in vars(loaded.layers[layer]).items():
+            ours = getattr(mine, name)
+            assert (value is None and ours is None) or ours.shape == value.shape
+    assert torch.equal(first.layers[2].gate_up, again.layers[2].gate_up)
+    assert not torch.equal(first.layers[2].gate_up, other.layers[2].gate_up)
+
+
+def test_choice_of_dtype(saved: Path) -> None:
+    a = read_architecture(saved / "single")
+    assert choose_dtype(a, "auto", "cpu") == torch.float32
+    assert choose_dtype(a, "bfloat16", "cpu") == torch.bfloat16
+    half = type(a)(**{**vars(a), "dtype": "float16"})
+    assert choose_dtype(half, "auto", "cpu") == torch.float32
+    assert choose_dtype(half, "auto", "cuda") == torch.float16
+    with pytest.raises(ConfigError, match="float16"):
+        choose_dtype(a, "float16", "cpu")
+
+
+# ---- the MODEL argument ----
+
+
+def test_local_folder(model: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no tokenizer\.json"):
+        resolve_model(str(model))
+    (model / "tokenizer.json").write_text("{}")
+    assert resolve_model(str(model)) == model
+    (model / "model.safetensors").rename(model / "pytorch_model.bin")
+    with pytest.raises(ConfigError, match=r"no weights.*pytorch_model\.bin can't be used"):
+        resolve_model(str(model))
+    assert resolve_model(str(model), weights=False) == model
+    (model / "config.json").unlink()
+    with pytest.raises(ConfigError, match=r"no config\.json"):
+        resolve_model(str(model), weights=False)
+
+
+@pytest.mark.parametrize(("argument", "words"), [("none/such/folder", "neither"), ("nothing", "neither"), ("../x", "neither")])
+def test_no_such_model(argument: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(argument) + ".*" + words):
+        resolve_model(argument)
+
+
+def test_hub(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the needed files are asked for; failures name the model and what can be done."""
+    import huggingface_hub
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    (model / "tokenizer.json").write_text("{}")
+    asked = []
+
+    def download(name: str, revision: str | None, allow_patterns: list[str]) -> str:
+        asked.append((name, revision, allow_patterns))
+        return str(model)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert resolve_model("owner/model", revision="v1") == model
+    assert resolve_model("owner/model", weights=False) == model
+    assert [(name, revision) for name, revision, _ in asked] == [("owner/model", "v1"), ("owner/model", None)]
+    assert "model-*.safetensors" in asked[0][2]
+    assert not any("safetensors" in pattern for pattern in asked[1][2])
+
+    def offline(*_: object, **__: object) -> str:
+        raise LocalEntryNotFoundError("no connection")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
+    with pytest.raises(ConfigError, match=r"owner/model.*can't be reached"):
+        resolve_model("owner/model")
+
+
+def test_built_in_model() -> None:
+    assert resolve_model(None) == resolve_model("demo") == DEMO_FOLDER

@@ -1,0 +1,282 @@
+"""The CPU sampler against literal, independent implementations."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from blinkpy.models.cpu.cpu_sampler import (
+    SamplingParameters,
+    logprob_records,
+    mask_stop_ids,
+    penalize,
+    philox,
+    read_parameters,
+    sample,
+    uniform,
+)
+from blinkpy.queues.logprob_record import RECORD_PAIR
+from blinkpy.queues.submission import SQ_ENTRY, SQ_ENTRY_WORDS, WORD_MIN_TOKENS, WORD_STOP_IDS
+
+
+def entries_of(rows: list[dict[str, float]]) -> np.ndarray:
+    entries = np.zeros(len(rows), SQ_ENTRY)
+    for entry, fields in zip(entries, rows, strict=True):
+        for name, value in {"top_p": 1, "repetition_penalty": 1, **fields}.items():
+            entry[name] = value
+    return entries.view(np.int32).reshape(len(rows), SQ_ENTRY_WORDS)
+
+
+def parameters_of(rows: list[dict[str, float]]) -> SamplingParameters:
+    return read_parameters(entries_of(rows))
+
+
+# ---- random numbers ----
+
+
+def slow_philox(counter: list[int], key: list[int]) -> list[int]:
+    """Philox4x32-10 as in the paper: (hi, lo) of two products, crossed over; the keys grow by Weyl constants."""
+    c, k = list(counter), list(key)
+    for i in range(10):
+        high_0, low_0 = divmod(0xD2511F53 * c[0], 2**32)
+        high_1, low_1 = divmod(0xCD9E8D57 * c[2], 2**32)
+        k_0, k_1 = (k[0] + i * 0x9E3779B9) % 2**32, (k[1] + i * 0xBB67AE85) % 2**32
+        c = [high_1 ^ c[1] ^ k_0, low_1, high_0 ^ c[3] ^ k_1, low_0]
+    return c
+
+
+def test_philox(rng: np.random.Generator) -> None:
+    # Known answers that come with the authors' Random123: they check the literal version here.
+    assert slow_philox([0] * 4, [0] * 2)[0] == 0x6627E8D5
+    assert slow_philox([0xFFFFFFFF] * 4, [0xFFFFFFFF] * 2)[0] == 0x408F276D
+    pi = [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344]
+    assert slow_philox(pi, [0xA4093822, 0x299F31D0]) == [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1]
+    for seed in [0, 1, -1, 2**63 - 1, -(2**63), *rng.integers(-(2**63), 2**63, 50).tolist()]:
+        position = int(rng.integers(0, 2**31))
+        assert (
+            philox(np.int64(seed), np.int32(position))
+            == slow_philox([position, 0, 0, 0], [seed % 2**32, seed >> 32 & 0xFFFFFFFF])[0]
+        )
+
+
+TRITON_SCRIPT = """
+import json, sys
+import torch, triton, triton.language as tl
+@triton.jit
+def draw(seed, positions, out, n: tl.constexpr):
+    i = tl.arange(0, n)
+    tl.store(out + i, tl.rand(seed, tl.load(positions + i)))
+results = []
+for seed, positions in json.load(sys.stdin):
+    out = torch.empty(len(positions))
+    draw[(1,)](seed, torch.tensor(positions, dtype=torch.int32), out, len(positions))
+    results.append(out.tolist())
+print(json.dumps(results))
+"""
+
+
+def test_numbers_are_those_of_triton(rng: np.random.Generator, tmp_path: os.PathLike) -> None:
+    cases = [(int(seed), rng.integers(0, 2**20, 64).tolist()) for seed in [0, 7, *rng.integers(0, 2**63, 4)]]
+    script = os.path.join(tmp_path, "draw.py")  # Triton reads a kernel's source from its file
+    with open(script, "w") as file:
+        file.write(TRITON_SCRIPT)
+    done = subprocess.run(
+        [sys.executable, script],
+        input=json.dumps(cases),
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    for (seed, positions), expected in zip(cases, json.loads(done.stdout), strict=True):
+        ours = [float(uniform(np.int64(seed), np.int32(position))) for position in positions]
+        assert ours == expected
+
+
+def test_numbers_are_uniform(rng: np.random.Generator) -> None:
+    seed = int(rng.integers(2**62))
+    numbers = np.array([uniform(np.int64(seed), np.int32(i)) for i in range(20000)])
+    assert numbers.min() >= 0
+    assert numbers.max() < 1
+    counts = np.histogram(numbers, 20, (0, 1))[0]
+    assert ((counts - 1000) ** 2 / 1000).sum() < 60  # chi-squared with 19 degrees of freedom: 60 is beyond 1e-5
+    # The last number of all stays below 1.
+    assert np.float32(2**31 - 1) * np.float32(4.6566127342e-10) < 1
+
+
+# ---- the filters ----
+
+
+def check_token(logits: np.ndarray, fields: dict[str, float], number: float, token: int) -> None:
+    """The token must be what a full sort in float64 gives; a number or a cut within 1e-5 of a boundary allows both sides."""
+    slack = 1e-5
+    weights = np.exp((logits.astype(np.float64) - logits.max()) / fields["temperature"])
+    order = np.lexsort((np.arange(len(logits)), -logits))
+    weights = weights[order]
+    top_k, top_p, min_p = int(fields.get("top_k", 0)), fields.get("top_p", 1.0), fields.get("min_p", 0.0)
+    if 0 < top_k < len(order):
+        weights[top_k:] = 0
+    before = (weights.cumsum() - weights) / weights.sum()
+    intervals = []
+    for p_shift, min_shift in itertools.product((-slack, slack), repeat=2):
+        kept = (weights > 0) & (weights >= min_p + min_shift)
+        if top_p < 1:
+            kept &= before < top_p + p_shift
+        kept[0] = True
+        share = np.where(kept, weights, 0).cumsum() / weights[kept].sum()
+        place = int(np.flatnonzero(order == token)[0])
+        if kept[place]:
+            intervals.append((share[place] - weights[place] / weights[kept].sum(), share[place]))
+    assert intervals, f"token {token} is not among those that the filters keep ({fields})"
+    low, high = min(i[0] for i in intervals), max(i[1] for i in intervals)
+    assert low - slack <= number <= high + slack, f"{number} is not in [{low}, {high}) of token {token} ({fields})"
+
+
+def random_rows(rng: np.random.Generator, count: int) -> list[dict[str, float]]:
+    rows = []
+    for _ in range(count):
+        fields = {"temperature": float(rng.choice([0.2, 0.7, 1.0, 1.0, 2.5])), "seed": int(rng.integers(2**62))}
+        if rng.random() < 0.5:
+            fields["top_k"] = int(rng.choice([1, 2, 5, 40, 1000]))
+        if rng.random() < 0.5:
+            fields["top_p"] = float(np.float32(rng.choice([0.01, 0.5, 0.9, 0.999])))
+        if rng.random() < 0.5:
+            fields["min_p"] = float(np.float32(rng.choice([0.001, 0.05, 0.5, 1.0])))
+        rows.append(fields)
+    return rows
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.01, 1.0, 5.0, 300.0])
+@pytest.mark.parametrize("vocab", [1, 2, 37, 3000])
+def test_filters(vocab: int, spread: float, rng: np.random.Generator) -> None:
+    rows = random_rows(rng, 60)
+    logits = (rng.standard_normal((len(rows), vocab)) * spread).astype(np.float32)
+    if spread == 1.0:
+        logits = np.round(logits, 1)  # many equal ones
+    positions = rng.integers(0, 2**20, len(rows)).astype(np.int32)
+    tokens = sample(logits.copy(), parameters_of(rows), positions)
+    for row, fields in enumerate(rows):
+        number = float(uniform(np.int64(fields["seed"]), positions[row]))
+        check_token(logits[row], fields, number, int(tokens[row]))
+
+
+def test_top_k_keeps_low_ids_among_equals(rng: np.random.Generator) -> None:
+    logits = np.zeros((400, 50), np.float32)
+    rows = [{"temperature": 1, "top_k": 3, "seed": int(s)} for s in rng.integers(2**62, size=400)]
+    assert set(sample(logits, parameters_of(rows), np.zeros(400, np.int32)).tolist()) == {0, 1, 2}
+
+
+def test_distribution(rng: np.random.Generator) -> None:
+    """Tokens come as often as the softmax says."""
+    logits = rng.standard_normal(12).astype(np.float32) * 1.5
+    rows = [{"temperature": 0.8, "seed": int(rng.integers(2**62))}]
+    count = 20000
+    tokens = sample(
+        np.tile(logits, (count, 1)),
+        SamplingParameters(*(np.repeat(p, count) for p in parameters_of(rows))),
+        np.arange(count, dtype=np.int32),
+    )
+    expected = np.exp(logits / 0.8) / np.exp(logits / 0.8).sum() * count
+    assert ((np.bincount(tokens, minlength=12) - expected) ** 2 / expected).sum() < 50  # 11 degrees of freedom
+
+
+def test_greedy_takes_the_lowest_of_equal_tokens() -> None:
+    logits = np.array([[1, 3, 3, 2], [5, 0, 5, 5], [0, 0, 0, 0]], np.float32)
+    assert sample(logits, parameters_of([{"temperature": 0}] * 3), np.zeros(3, np.int32)).tolist() == [1, 0, 0]
+    mixed = parameters_of([{"temperature": 0}, {"temperature": 1, "seed": 3}, {"temperature": 0}])
+    assert sample(logits, mixed, np.zeros(3, np.int32))[[0, 2]].tolist() == [1, 0]
+
+
+def test_rows_are_independent(rng: np.random.Generator) -> None:
+    rows = random_rows(rng, 30)
+    logits = (rng.standard_normal((30, 5000)) * 2).astype(np.float32)
+    positions = rng.integers(0, 1000, 30).astype(np.int32)
+    together = sample(logits.copy(), parameters_of(rows), positions)
+    chosen = rng.permutation(30)[:7]
+    apart = sample(logits[chosen], parameters_of([rows[i] for i in chosen]), positions[chosen])
+    assert together[chosen].tolist() == apart.tolist()
+    alone = [int(sample(logits[i : i + 1], parameters_of([rows[i]]), positions[i : i + 1])[0]) for i in range(30)]
+    assert together.tolist() == alone
+
+
+def test_broken_logits_give_a_token(rng: np.random.Generator) -> None:
+    """NaN and infinities of one row neither crash nor reach another row."""
+    logits = rng.standard_normal((6, 100)).astype(np.float32)
+    logits[0] = np.nan
+    logits[1, 5] = np.nan
+    logits[2] = -np.inf
+    logits[3, 7] = np.inf
+    logits[4, :99] = -np.inf
+    rows = [{"temperature": 1, "seed": 1}] * 6
+    tokens = sample(logits.copy(), parameters_of(rows), np.zeros(6, np.int32))
+    assert ((tokens >= 0) & (tokens < 100)).all()
+    assert tokens[3] == 7
+    assert tokens[4] == 99
+    assert tokens[5] == sample(logits[5:], parameters_of(rows[5:]), np.zeros(1, np.int32))[0]
+    assert sample(logits.copy(), parameters_of([{"temperature": 0}] * 6), np.zeros(6, np.int32)).max() < 100
+
+
+# ---- penalties, stop ids, log probabilities ----
+
+
+def test_penalties(rng: np.random.Generator) -> None:
+    vocab = 60
+    tokens = rng.integers(0, vocab, 40).astype(np.int32)
+    fields = {"repetition_penalty": 1.3, "presence_penalty": 0.7, "frequency_penalty": -0.4}
+    logits = rng.standard_normal((3, vocab)).astype(np.float32)
+    ours = logits.copy()
+    penalize(ours, 1, parameters_of([{}, fields, {}]), tokens, 25)
+    expected = logits[1].astype(np.float64)
+    for token in range(vocab):
+        if token in tokens:
+            expected[token] = expected[token] / 1.3 if expected[token] > 0 else expected[token] * 1.3
+        count = sum(1 for t in tokens[25:] if t == token)
+        expected[token] -= -0.4 * count + 0.7 * (count > 0)
+    np.testing.assert_allclose(ours[1], expected, rtol=1e-5, atol=1e-5)
+    assert (ours[[0, 2]] == logits[[0, 2]]).all()
+
+
+def test_logprob_records(rng: np.random.Generator) -> None:
+    logits = np.round(rng.standard_normal((5, 200)) * 3, 1).astype(np.float32)
+    tokens = rng.integers(0, 200, 5).astype(np.int32)
+    records = logprob_records(logits, tokens).view(RECORD_PAIR)
+    for row in range(5):
+        total = math.log(sum(math.exp(x) for x in logits[row].tolist()))
+        order = [int(tokens[row]), *sorted(range(200), key=lambda t, row=row: (-logits[row, t], t))[:20]]
+        assert records["token"][row].tolist() == order
+        np.testing.assert_allclose(records["logprob"][row], [logits[row, t] - total for t in order], atol=1e-5)
+
+
+def test_records_of_few_or_broken_logits() -> None:
+    """What is missing is marked, and nothing raises or warns."""
+    logits = np.full((4, 7), -np.inf, np.float32)
+    logits[0, [5, 2, 6]] = 1, 3, 1
+    logits[1] = np.nan
+    logits[2, 4] = np.inf
+    logits[3, :2] = np.nan, 2
+    records = logprob_records(logits, np.array([2, 0, 4, 1], np.int32)).view(RECORD_PAIR)
+    assert records["token"].tolist() == [[2, 2, 5, 6] + [-1] * 17, [0] + [-1] * 20, [4] + [-1] * 20, [1, 1] + [-1] * 19]
+    total = math.log(math.exp(3) + 2 * math.e)
+    np.testing.assert_allclose(records["logprob"][0, :4], [3 - total, 3 - total, 1 - total, 1 - total], atol=1e-6)
+    assert records["logprob"][3, :2].tolist() == [0, 0]
+    assert (records["logprob"][:, 4:] == -np.inf).all()
+
+
+def test_stop_ids_are_impossible_before_min_tokens(rng: np.random.Generator) -> None:
+    entries = np.zeros((4, SQ_ENTRY_WORDS), np.int32)
+    entries[:, WORD_STOP_IDS:] = [3, 5, 999, -1, -1, -1, -1, -1]  # 999: outside this vocabulary
+    entries[:, WORD_MIN_TOKENS] = [0, 2, 2, 2]
+    logits = rng.standard_normal((4, 10)).astype(np.float32)
+    masked = logits.copy()
+    mask_stop_ids(masked, entries, np.array([0, 0, 1, 2], np.int32))
+    expected = logits.copy()
+    expected[1:3, [3, 5]] = -np.inf
+    assert (masked == expected).all()

@@ -1,0 +1,180 @@
+"""The CPU engine's step: what it writes, what it leaves alone, and that a request can't feel its neighbours."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from support.models.bare_forward import BareForward
+from support.models.paged_batch import PagedBatches, Sequence
+
+from blinkpy.config import ConfigError
+from blinkpy.kv.state import TOKENS
+from blinkpy.models.cpu.cpu_step import CpuStep
+from blinkpy.models.description.decoder_description import Architecture, parse_architecture
+from blinkpy.models.paged_cache import PagedCache, kv_bytes_per_page
+from blinkpy.models.weights.decoder_weights import random_weights
+
+VOCAB, PAGE, PAGES = 300, 8, 200
+
+
+@pytest.fixture(scope="module")
+def architecture() -> Architecture:
+    return parse_architecture(
+        {
+            "architectures": ["LlamaForCausalLM"],
+            "vocab_size": VOCAB,
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 256,
+        }
+    )
+
+
+def make_step(architecture: Architecture) -> CpuStep:
+    return CpuStep(architecture, random_weights(architecture, 7, torch.float32), PAGES, PAGE, 256, 512)
+
+
+def make_batches(rng: np.random.Generator) -> PagedBatches:
+    return PagedBatches(rng, page_size=PAGE, num_pages=PAGES, slots=10, max_model_len=256, max_tokens=512, max_rows=10)
+
+
+def generate(step: CpuStep, batches: PagedBatches, sequences: list[Sequence], count: int, chunk: int = 512) -> None:
+    """Until each sequence has `count` new tokens."""
+    while True:
+        work = [(s, min(chunk, len(s.tokens) - s.computed)) for s in sequences if len(s.tokens) - s.prompt_length < count]
+        if not work:
+            return
+        batch = batches.batch(work)
+        before = batch.sampled.copy()
+        step.run(batch, batches.requests)
+        silent = batch.emits == 0
+        assert (batch.sampled[silent] == before[silent]).all(), "a row that doesn't emit got a token"
+        assert ((batch.sampled[~silent] >= 0) & (batch.sampled[~silent] < VOCAB)).all()
+        batches.commit(batch)
+
+
+PARAMETERS = [
+    {},
+    {"temperature": 1.0, "seed": 11},
+    {"temperature": 0.7, "top_k": 20, "top_p": 0.9, "min_p": 0.02, "seed": -5},
+    {"repetition_penalty": 1.5},
+    {"temperature": 1.3, "seed": 4, "presence_penalty": 1.5, "frequency_penalty": 0.5},
+]
+
+
+def test_requests_do_not_feel_each_other(architecture: Architecture, rng: np.random.Generator) -> None:
+    """The same tokens alone, together, in chunks, and after a preemption; other tokens with another seed."""
+    prompts = [rng.integers(0, VOCAB, int(n)).tolist() for n in rng.integers(5, 60, len(PARAMETERS))]
+    alone = []
+    for prompt, parameters in zip(prompts, PARAMETERS, strict=True):
+        step, batches = make_step(architecture), make_batches(rng)
+        sequence = batches.add(prompt, **parameters)
+        generate(step, batches, [sequence], 25)
+        alone.append(sequence.tokens)
+
+    step, batches = make_step(architecture), make_batches(rng)
+    sequences = [batches.add(p, **parameters) for p, parameters in zip(prompts, PARAMETERS, strict=True)]
+    generate(step, batches, sequences, 12, chunk=int(rng.integers(3, 20)))
+    batches.preempt(sequences[1])
+    batches.preempt(sequences[4])
+    generate(step, batches, sequences, 25, chunk=7)
+    assert [s.tokens for s in sequences] == alone
+
+    step, batches = make_step(architecture), make_batches(rng)
+    other = batches.add(prompts[1], **{**PARAMETERS[1], "seed": 12})
+    generate(step, batches, [other], 25)
+    assert other.tokens != alone[1]
+
+
+def test_repetition_penalty_prevents_loops(architecture: Architecture, rng: np.random.Generator) -> None:
+    """A penalty so strong that no token comes twice, neither from the prompt nor from the output."""
+    step, batches = make_step(architecture), make_batches(rng)
+    sequence = batches.add(rng.choice(VOCAB, 20, replace=False).tolist(), frequency_penalty=2.0, repetition_penalty=1e6)
+    generate(step, batches, [sequence], 40)
+    positive = [t for t in sequence.tokens[20:] if sequence.tokens.count(t) > 1]
+    assert not positive, "a token came again"
+
+
+def test_prefill_without_emission(architecture: Architecture, rng: np.random.Generator) -> None:
+    step, batches = make_step(architecture), make_batches(rng)
+    sequence = batches.add(rng.integers(0, VOCAB, 30).tolist())
+    batch = batches.batch([(sequence, 20)])
+    before = batch.sampled.copy()
+    step.run(batch, batches.requests)
+    assert (batch.sampled == before).all()
+
+
+@pytest.mark.parametrize("experts", [False, True])
+def test_wanted_tokens_are_those_of_the_whole_batch(architecture: Architecture, rng: np.random.Generator, experts: bool) -> None:
+    """The last layer may leave tokens out, but not their keys and values."""
+    if experts:
+        architecture = parse_architecture(
+            {
+                "architectures": ["Qwen3MoeForCausalLM"],
+                "vocab_size": VOCAB,
+                "hidden_size": 64,
+                "intermediate_size": 96,
+                "moe_intermediate_size": 32,
+                "num_experts": 8,
+                "num_experts_per_tok": 2,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 2,
+                "max_position_embeddings": 256,
+            }
+        )
+    whole, narrow, batches = make_step(architecture), make_step(architecture), make_batches(rng)
+    sequences = [batches.add(rng.integers(0, VOCAB, 40).tolist()) for _ in range(4)]
+    for lengths in ([1, 7, 20, 30], [3, 1, 20, 10]):
+        batch = batches.batch(list(zip(sequences, lengths, strict=True)))
+        tokens = int(batch.counts[TOKENS])
+        expected = whole.decoder.forward(batch, batches.requests.page_table)
+        assert len(expected) == tokens
+        for wanted in (np.zeros(0, np.int64), np.sort(rng.choice(tokens, 5, replace=False)), np.arange(tokens)):
+            found = narrow.decoder.forward(batch, batches.requests.page_table, wanted)
+            assert found.shape == (len(wanted), architecture.hidden_size)
+            torch.testing.assert_close(found, expected[wanted], rtol=1e-4, atol=1e-5)
+            for left, right in zip(whole.cache.keys + whole.cache.values, narrow.cache.keys + narrow.cache.values, strict=True):
+                torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-5)
+        batch.emits[:] = 0
+        batches.commit(batch)
+
+
+def test_agrees_with_the_bare_forward(architecture: Architecture, rng: np.random.Generator) -> None:
+    """The baseline of the benchmark computes the same logits, over a dense cache."""
+    step, batches = make_step(architecture), make_batches(rng)
+    bare = BareForward(architecture, step.decoder.weights, 6, 64)
+    sequences = [batches.add(rng.integers(0, VOCAB, 40).tolist()) for _ in range(6)]
+    for position in range(40):
+        batch = batches.batch([(s, 1) for s in sequences])
+        ours = step.decoder.logits(step.decoder.forward(batch, batches.requests.page_table))
+        tokens = torch.tensor([s.tokens[position] for s in batches.rows])
+        assert float((ours - bare(tokens, position)).abs().max()) < 1e-4
+        batch.emits[:] = 0
+        batches.commit(batch)
+
+
+def test_cache_size(architecture: Architecture) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        cache = PagedCache(architecture, 10, PAGE, dtype)
+        total = sum(t.numel() * t.element_size() for t in cache.keys + cache.values)
+        assert total == 10 * kv_bytes_per_page(architecture, PAGE, dtype)
+
+
+def test_batches_beyond_the_memory_are_refused(architecture: Architecture, rng: np.random.Generator) -> None:
+    """Compiled code writes where it is told to: what doesn't fit must not reach it."""
+    small = CpuStep(architecture, random_weights(architecture, 7, torch.float32), PAGES, PAGE, 32, 16)
+    batches = make_batches(rng)
+    prompt = rng.integers(0, VOCAB, 60).tolist()
+    with pytest.raises(ValueError, match="17 tokens"):
+        small.run(batches.batch([(batches.add(prompt), 17)]), batches.requests)
+    sequence = batches.add(prompt)
+    sequence.computed = 30
+    with pytest.raises(ValueError, match="up to 40"):
+        small.run(batches.batch([(sequence, 10)]), batches.requests)
+    with pytest.raises(ConfigError, match="page_size"):
+        CpuStep(architecture, small.decoder.weights, PAGES, 2, 32, 16)

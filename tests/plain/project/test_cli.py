@@ -1,0 +1,152 @@
+"""The command line: generated from the config, one line for every error, the spellings that people know."""
+
+from __future__ import annotations
+
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from blinkpy import __version__, cli
+from blinkpy.config import STEP_SIZES, Config, ConfigError, option_type, options
+
+ROOT = Path(__file__).parents[3]
+
+Given = tuple[Config, frozenset[str]]
+
+
+def parse(*arguments: str, environment: dict[str, str] | None = None) -> Given:
+    return cli.resolve(vars(cli.make_parser().parse_args(arguments)), environment or {})
+
+
+def test_defaults_are_the_configs_own() -> None:
+    config, given = parse("serve")
+    assert config == Config()
+    assert given == frozenset()
+
+
+# The spellings of vLLM that people bring along, and where the value must arrive.
+KNOWN = {
+    "--host": ("0.0.0.0", "frontend.host"),
+    "--port": (9000, "frontend.port"),
+    "--api-key": ("secret", "frontend.api_key"),
+    "--served-model-name": ("tiny", "model.served_model_name"),
+    "--max-model-len": (512, "model.max_model_len"),
+    "--max-num-seqs": (8, "scheduler.max_num_seqs"),
+    "--max-num-batched-tokens": (1024, "scheduler.max_num_batched_tokens"),
+    "--gpu-memory-utilization": (0.5, "cache.gpu_memory_utilization"),
+    "--dtype": ("bfloat16", "model.dtype"),
+    "--seed": (7, "model.seed"),
+    "--chat-template": ("chat.jinja", "model.chat_template"),
+    "--workers": (3, "frontend.workers"),
+    "--device": ("null", "engine.device"),
+    "--policy": ("priority", "scheduler.policy"),
+}
+
+
+@pytest.mark.parametrize("flag", KNOWN)
+def test_known_spellings_reach_the_config(flag: str) -> None:
+    value, place = KNOWN[flag]
+    config, given = parse("serve", "some/model", flag, str(value))
+    section, name = place.split(".")
+    assert getattr(getattr(config, section), name) == value
+    assert config.model.model == "some/model"
+    assert given == {"model", name}
+
+
+def test_prefix_caching_can_be_switched_both_ways() -> None:
+    assert parse("serve", "--enable-prefix-caching")[0].cache.enable_prefix_caching
+    assert not parse("serve", "--no-enable-prefix-caching")[0].cache.enable_prefix_caching
+
+
+def test_every_option_is_a_flag_with_its_default_and_bounds_in_the_help() -> None:
+    """Of serve, but for those that connect the halves when they are started by themselves."""
+    commands = next(a for a in cli.make_parser()._actions if a.dest == "command").choices
+    texts = {name: " ".join(command.format_help().split()) for name, command in commands.items()}
+    for section, item in options():
+        text = texts["engine"] + texts["frontend"] if section == "transport" else texts["serve"]
+        assert cli.flag(item) in text
+        assert section != "transport" or f"{cli.flag(item)} " not in texts["serve"]
+        if item.metadata["low"] is not None:
+            assert f"[{item.metadata['low']} to {item.metadata['high']}; default: {item.default}]" in text
+        for choice in item.metadata["choices"]:
+            assert choice in text
+
+
+def test_each_half_has_its_own_options() -> None:
+    engine = {item.name for _, item in cli.engine_options()}
+    frontend = {item.name for _, item in cli.frontend_options()}
+    assert {"model", "name", "max_num_seqs", "num_pages", "workers"} <= engine
+    assert {"model", "name", "host", "port", "workers", "api_key", "chat_template"} <= frontend
+    assert not {"host", "port", "api_key"} & engine
+    assert not {"max_num_seqs", "num_pages", "policy"} & frontend
+    assert engine | frontend == {item.name for _, item in options()}, "an option belongs to neither half"
+
+
+def test_flag_wins_over_environment_over_file_over_default(tmp_path: Path) -> None:
+    file = tmp_path / "blinkpy.toml"
+    file.write_text('port = 1111\n[frontend]\napi_key = "file"\nworkers = 2\n')
+    environment = {"BLINKPY_API_KEY": "environment"}
+    both = ("serve", "--config", str(file))
+    assert parse(*both)[0].frontend.api_key == "file"
+    assert parse(*both, environment=environment)[0].frontend.api_key == "environment"
+    assert parse(*both, "--api-key", "flag", environment=environment)[0].frontend.api_key == "flag"
+    config, given = parse(*both, "--port", "2222")
+    assert (config.frontend.port, config.frontend.workers, config.frontend.host) == (2222, 2, "127.0.0.1")
+    assert given == {"port", "api_key", "workers"}
+
+
+WRONG = {
+    "no command": ((), "COMMAND"),
+    "unknown command": (("fly",), "'fly'"),
+    "unknown flag": (("serve", "--fly"), "--fly"),
+    "abbreviated flag": (("serve", "--max-model", "5"), "--max-model"),
+    "option of the other half": (("frontend", "--max-num-seqs", "5"), "--max-num-seqs"),
+    "not a number": (("serve", "--port", "x"), "--port"),
+    "over the bound": (("serve", "--port", "65536"), "port must be 0 to 65535, not 65536"),
+    "under the bound": (("serve", "--max-num-seqs", "0"), "max_num_seqs must be 1 to 4096, not 0"),
+    "not a number at all": (("serve", "--gpu-memory-utilization", "nan"), "gpu_memory_utilization"),
+    "no such choice": (("serve", "--device", "tpu"), "device must be one of auto, cpu, cuda, null"),
+    "not a power of two": (("serve", "--page-size", "24"), "page_size must be a power of two"),
+    "two models": (("serve", "a", "--model", "b"), "two models"),
+    "no such file": (("serve", "--config", "/nowhere/x.toml"), "can't read /nowhere/x.toml"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_usage_is_one_line_and_exit_code_2(case: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments, reason = WRONG[case]
+    assert cli.main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("blinkpy: error: ")
+    assert err.count("\n") == 1
+    assert reason in err
+
+
+def test_numbers_at_the_bounds_are_accepted() -> None:
+    together = ("slots", "sq_entries", "cq_entries", "page_size", *STEP_SIZES)
+    for section, item in options():
+        command = "engine" if section == "transport" else "serve"
+        for bound in (item.metadata["low"], item.metadata["high"]):
+            if bound is None or item.name in together:  # those are checked against each other as well
+                continue
+            config, _ = parse(command, cli.flag(item), str(option_type(item)(bound)))
+            assert bound in [getattr(getattr(config, s), i.name) for s, i in options() if i.name == item.name]
+
+
+def test_the_module_runs_as_a_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "blinkpy", "--version"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"blinkpy {__version__}\n", "")
+
+
+def test_the_reference_page_is_current(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(ROOT / "tools" / "write_cli_reference.py"), run_name="__main__")
+    assert (ROOT / "docs" / "cli.md").read_text() == capsys.readouterr().out, "the options changed: run `make docs`"
+
+
+def test_config_errors_are_not_usage_dumps() -> None:
+    with pytest.raises(ConfigError):
+        cli.make_parser().parse_args(["serve", "--port"])

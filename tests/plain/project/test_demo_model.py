@@ -1,0 +1,328 @@
+"""The demonstration model as shipped: complete, small, exact in its tokens, and able to write English."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from jinja2.exceptions import TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
+
+ROOT = Path(__file__).resolve().parents[3]
+FOLDER = ROOT / "blinkpy" / "models" / "demo"
+BEGIN, END, PAD = 0, 1, 5
+
+PROMPTS = (
+    "Tell me a story about a dog.",
+    "Tell me a story about a king.",
+    "It was a dark night",
+    "Once upon a time",
+    "Where are you going, Tom?",
+    "Tell me about Alice.",
+    "Write a short story about a ship.",
+    "The old man looked at me,",
+)
+
+# The 1000 commonest words of the training text, without the held-out parts.
+COMMON_WORDS = frozenset(
+    """
+a able about above account across added afraid after afternoon afterwards again against ago ah ahab ain't air alice
+alive all almost alone along already also altogether always am among amy an and angry another answer answered anxious
+any anyone anything appearance appeared are arm arms around arrived as ask asked asleep at attention aunt away aye
+back bad bank be bear beautiful became because become bed been before began begin beginning behind being believe
+believed below ben bennet beside besides best beth better between beyond big bingley bird birds bit black blood blue
+board boat boats body book books both box boy boys bread break breakfast breath bright bring broad broke broken
+brother brought business busy but by call called came can can't cannot captain care carriage carried carry case castle
+caught cause certain certainly chair chance change character child children church churchill circumstances city clara
+clear close closed clothes coat cold colin come comes comfort coming common company continued conversation cook corner
+could couldn't count country course court creature crew cried cross crowd cry crying curious cut dance danger darcy
+dare dark darkness daughter day days dead deal dear death deck deep defarge determined dickon did didn't die died
+different dinner direction distance do doctor does dog doing don't done door dorothy doubt down dr drawing dreadful
+dress dressed drew drink dropped during duty each early ears earth easy eat effect eight either elizabeth else elton
+em emma empty end engaged english enough entered entirely estella even evening ever every everybody everything
+evidently exactly except exclaimed expected expression eye eyes face faces fact fair fairfax fall fallen family fancy
+far fast father father's fear feel feeling feelings feet fell fellow felt few figure find fine finished fire first
+fish five fix fixed flew floor flowers fogg follow followed following foot for forget form forth fortune forward found
+four frank free fresh friend friends frightened from front full further garden gate gave general gentleman gentlemen
+get getting girl girls give given giving glad glass go god goes going gold golden gone good got grandfather
+grandmother grass great green grew ground grow growing grown had hair half hand hands handsome happened happiness
+happy hard hardly harriet has hat have having havisham he he's head heads hear heard heart heavy heidi held help
+helsing her herbert here herself high hill him himself his hold holding holmes home hope horse horses hot hour hours
+house houses how however huck human hundred husband i i'd i'll i'm i've idea if ill imagine immediately impossible in
+indeed inside instant instead interest into iron is island isn't it it's its itself jaggers jane jo joe john journey
+joy just keep kept key kill kind king kitchen knew knightley know knowing known knows ladies lady laid land large last
+late later laugh laughed laurie lay learn least leave leaving led left leg legs length less let letter letters lie
+life lifted light like liked likely line lion lips listened little live lived lives living london long longer look
+looked looking looks lord lorry lost love loved lovely low lucy lying madame made make makes making man man's manner
+many march married marry mary master matter may me mean means meant meet meg men met middle might miles mina mind mine
+minute minutes miss moment money more morning morrow most mother mountain mouth moved mowgli mr mrs much must my
+myself name natural nature near nearer nearly necessary neck need neither never new news next nice night nine no
+nobody none nor nose not note nothing notice now number o o'clock object obliged observed occasion of off often oh old
+on once one ones only open opened opinion or order other others ought our out outside over own pain pale paper part
+particular party pass passed passepartout passing past people perfectly perhaps person peter phileas piece pip pity
+place placed places plain play pleasant please pleased pleasure pocket point poor possible power pray present
+presently pretty professor promise purpose put putting queen queequeg question quick quickly quiet quietly quite
+raised ran rather reached read ready real really reason received red remained remember repeated replied rest return
+returned rich right river road room rooms rose round run running safe said sake same sat satisfied save saw say saying
+says scarcely scarecrow school sea seat second secret see seeing seem seemed seems seen self send sense sent set
+settled seven several shall sharp she ship shook short should shoulder show showed shut side sight silence silent
+silver since single sir sister sit sitting six sky sleep slowly small smile smoke snow so soft some something
+sometimes son soon sorry sort soul sound speak speaking sperm spirit spirits spite spoke spoken spot spring st stand
+standing start started state stay step steps still stone stood stop stopped story straight strange street streets
+strength strong struck stubb subject such sudden suddenly sun suppose sure surprise surprised sweet table take taken
+taking talk talked talking tea tears teeth tell ten terrible th tha than thank that that's the thee their them
+themselves then there there's therefore these they thick thin thing things think thinking third this those thou though
+thought thoughts thousand three threw through thus thy till time times tired to together told tom tone too took top
+touch touched towards town train tree trees tried trouble true truth try trying turn turned turning twelve twenty two
+uncle under understand until up upon us use used usual vain van very view village visit voice wait waited waiting walk
+walked walking wall want wanted warm was watch watched watching water way ways we weather week well wemmick wendy went
+were weston whale whales what what's whatever when where whether which while whispered white who whole whom whose why
+wide wife wild will wind window windows wine wish wished with within without wolf woman women won't wonder wonderful
+wood woodhouse word words work world worse worth would wouldn't write written wrong ye year years yellow yes yet you
+you'll you're young your yourself
+    """.split()  # noqa: SIM905
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
+
+
+@pytest.fixture(scope="module")
+def config() -> dict:
+    return json.loads((FOLDER / "config.json").read_text(encoding="utf-8"))
+
+
+def render(messages: list[dict], add_generation_prompt: bool = True) -> str:
+    """The chat template in the environment that Hugging Face and the front end give it."""
+
+    def raise_exception(message: str) -> None:
+        raise TemplateError(message)
+
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.globals["raise_exception"] = raise_exception
+    template = environment.from_string((FOLDER / "chat_template.jinja").read_text(encoding="utf-8"))
+    return template.render(
+        messages=messages, add_generation_prompt=add_generation_prompt, bos_token="<|begin|>", eos_token="<|end|>"
+    )
+
+
+def words_of(texts: list[str]) -> list[str]:
+    return [word.lower() for text in texts for word in re.findall(r"[^\W\d_]+(?:'[^\W\d_]+)*", text)]
+
+
+def common_share(words: list[str]) -> float:
+    return sum(word in COMMON_WORDS for word in words) / max(1, len(words))
+
+
+def test_folder_is_complete_and_small():
+    files = {path.name: path.stat().st_size for path in FOLDER.iterdir()}
+    assert set(files) == {
+        "README.md", "chat_template.jinja", "config.json", "generation_config.json", "model.safetensors",
+        "tokenizer.json", "tokenizer_config.json",
+    }  # fmt: skip
+    assert sum(files.values()) <= 12_000_000
+
+
+def test_weights_fit_the_config(config):
+    with (FOLDER / "model.safetensors").open("rb") as file:
+        header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
+    tensors = {name: tensor for name, tensor in header.items() if name != "__metadata__"}
+    assert {tensor["dtype"] for tensor in tensors.values()} == {"BF16"}
+    assert 3_000_000 <= sum(int(np.prod(tensor["shape"])) for tensor in tensors.values()) <= 8_000_000
+    assert config["architectures"] == ["LlamaForCausalLM"]
+    assert config["tie_word_embeddings"]
+    assert "lm_head.weight" not in tensors
+    assert len(tensors) == 2 + 9 * config["num_hidden_layers"]
+
+
+def test_special_tokens(tokenizer, config):
+    names = ["<|begin|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|pad|>"]
+    assert [tokenizer.token_to_id(name) for name in names] == list(range(6))
+    assert tokenizer.get_vocab_size() == config["vocab_size"]
+    generation = json.loads((FOLDER / "generation_config.json").read_text(encoding="utf-8"))
+    assert (config["bos_token_id"], config["eos_token_id"], config["pad_token_id"]) == (BEGIN, END, PAD)
+    assert generation["eos_token_id"] == [END]
+    assert tokenizer.encode("Once").ids[0] == BEGIN
+    assert tokenizer.decode(tokenizer.encode("Once").ids) == "Once"
+
+
+def test_every_string_round_trips(tokenizer, rng):
+    def points(low: int, high: int) -> str:
+        drawn = rng.integers(low, high, rng.integers(0, 60))
+        return "".join(chr(c) for c in drawn if not 0xD800 <= c < 0xE000)
+
+    texts = [
+        "",
+        " ",
+        "\n\n \t\r\n",
+        "don't  stop\u2014'tis",
+        "<|user|> in a text <|end|>",
+        "e\u0301\u200d\U0001f469",
+        "\x00\ufffd",
+    ]
+    texts += [points(*bounds) for bounds in ((0, 0x80), (0, 0x800), (0, 0x10000), (0, 0x110000)) for _ in range(50)]
+    texts += [bytes(rng.integers(0, 256, 80, dtype=np.uint8)).decode("utf-8", "replace") for _ in range(50)]
+    for text, encoding in zip(texts, tokenizer.encode_batch(texts, add_special_tokens=False), strict=True):
+        assert tokenizer.decode(encoding.ids, skip_special_tokens=False) == text
+
+
+def test_every_byte_is_a_token(tokenizer):
+    single = {token for token in tokenizer.get_vocab() if len(token) == 1}
+    assert len(single) == 256
+
+
+@pytest.mark.parametrize(
+    ("messages", "text"),
+    [
+        ([{"role": "user", "content": " Hello!\n"}], "<|begin|><|user|>Hello!<|end|><|assistant|>"),
+        (
+            [
+                {"role": "system", "content": "You are a storyteller."},
+                {"role": "user", "content": "Begin."},
+                {"role": "assistant", "content": "A king had a son."},
+                {"role": "user", "content": [{"type": "text", "text": "Go on."}]},
+            ],
+            "<|begin|><|system|>You are a storyteller.<|end|><|user|>Begin.<|end|>"
+            "<|assistant|>A king had a son.<|end|><|user|>Go on.<|end|><|assistant|>",
+        ),
+        ([{"role": "assistant", "content": None}], "<|begin|><|assistant|><|end|><|assistant|>"),
+    ],
+)
+def test_chat_template(messages, text):
+    assert render(messages) == text
+    assert render(messages, add_generation_prompt=False) == text.removesuffix("<|assistant|>")
+
+
+def test_chat_template_refuses_other_roles():
+    with pytest.raises(TemplateError, match="tool"):
+        render([{"role": "tool", "content": "42"}])
+
+
+def generate(model, tokenizer: Tokenizer, temperature: float, tokens: int = 48) -> list[str]:
+    """Answers to PROMPTS by transformers, as one batch padded on the left; from torch's global generator."""
+    import torch
+
+    prompts = [tokenizer.encode(render([{"role": "user", "content": text}]), add_special_tokens=False).ids for text in PROMPTS]
+    longest = max(map(len, prompts))
+    ids = torch.tensor([[PAD] * (longest - len(prompt)) + prompt for prompt in prompts])
+    how = {"do_sample": True, "temperature": temperature, "top_p": 0.9, "top_k": 0} if temperature else {
+        "do_sample": False, "temperature": None, "top_p": None
+    }  # fmt: skip
+    output = model.generate(input_ids=ids, attention_mask=(ids != PAD).long(), max_new_tokens=tokens, **how)
+    return [tokenizer.decode(row.tolist()) for row in output[:, longest:]]
+
+
+def test_writes_english(tokenizer, seed):
+    """Of the words in the books' held-out parts, 80 % (71 to 86 % by book) are among the 1000 commonest. The model's
+    answers measure 95 % when greedy (55 different words) and 90 to 96 % when sampled (116 to 136 different, 25 seeds).
+    Random weights reach 26 to 32 % when sampled; greedily they repeat one token or a few (at most 10 different)."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32)
+    torch.manual_seed(seed)
+    untrained = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(FOLDER), dtype=torch.float32)
+
+    greedy, sampled = generate(model, tokenizer, 0.0), generate(model, tokenizer, 0.7)
+    for texts, distinct in ((greedy, 35), (sampled, 80)):
+        print(texts)
+        words = words_of(texts)
+        assert len(words) > 150
+        assert common_share(words) > 0.8
+        assert len(set(words)) > distinct
+        assert all("\ufffd" not in text for text in texts)
+    assert sum(text[:1].isupper() for text in sampled) >= 3
+    assert common_share(words_of(generate(untrained, tokenizer, 0.7))) < 0.5
+    assert len(set(words_of(generate(untrained, tokenizer, 0.0)))) < 30
+
+
+def test_own_definition_is_transformers_llama(config, rng, monkeypatch):
+    import torch
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM
+
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    from demo_llama import Llama, Shape
+
+    shape = Shape(**{name: config[name] for name in Shape.__dataclass_fields__})
+    assert shape == Shape()  # what the script makes by default, and what these weights were trained with
+    own = Llama(shape).eval()
+    own.load_state_dict({name: value.float() for name, value in load_file(FOLDER / "model.safetensors").items()})
+    reference = AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32)
+    tokens = torch.from_numpy(rng.integers(0, config["vocab_size"], (2, 300)))
+    with torch.no_grad():
+        assert (own(tokens) - reference(tokens).logits).abs().max() < 1e-4
+
+
+def test_prefers_sentences_to_shuffled_words(tokenizer, config, rng, monkeypatch):
+    """On a passage that is in none of the books. Measured: 2.57 nats per token, and 7.04 to 8.40 for its words in 300
+    random orders; 8.32 is a model that knows nothing of 4096 tokens."""
+    import torch
+    from safetensors.torch import load_file
+
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    from demo_llama import Llama, Shape
+
+    text = (
+        "The old woman opened the door and looked out into the garden. It had rained all night, and the grass was wet. "
+        '"Come in, my dear," she said to the boy, "and sit down by the fire. You must be very tired, for you have come '
+        'a long way." He thanked her, and took off his hat, and sat down in the chair that stood by the window.'
+    )
+    words = text.split(" ")
+    model = Llama(Shape(**{name: config[name] for name in Shape.__dataclass_fields__})).eval()
+    model.load_state_dict({name: value.float() for name, value in load_file(FOLDER / "model.safetensors").items()})
+
+    def loss(passage: str) -> float:
+        ids = torch.tensor([tokenizer.encode(passage).ids])
+        with torch.no_grad():
+            return torch.nn.functional.cross_entropy(model(ids)[0, :-1], ids[0, 1:]).item()
+
+    shuffled = " ".join(words[i] for i in rng.permutation(len(words)))
+    print(loss(text), loss(shuffled))
+    assert loss(text) < 2.7
+    assert loss(shuffled) > loss(text) + 2
+
+
+def test_training_script_writes_a_model(tmp_path, monkeypatch, capsys):
+    """A few steps on a made-up book: a complete folder that transformers loads, the same bits on a second run."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    import train_demo_model
+
+    paragraphs = [
+        f"The {noun} was in the garden, and the {noun}\nof the {place} had seen a {noun} by wall number {n}.\n\n"
+        f'"Where is the {noun}?" said the king\nof the {place}.\n\n"The {noun} is gone," said the queen.'
+        for n in range(12)
+        for noun in ("dog", "cat", "fox", "goat")
+        for place in ("house", "wood")
+    ]
+    books = tmp_path / "books"
+    books.mkdir()
+    (books / "book.txt").write_text("CHAPTER I.\n\n" + "\n\n".join(paragraphs), encoding="utf-8")
+    small = "--device cpu --steps 3 --teacher-steps 2 --teachers 1 --batch 2 --context 32 --vocab-size 300 --hidden-size 32"
+    small += " --intermediate-size 32 --layers 1 --chats 40 --report 3 --warmup 1 --seed 3 --held-out 0.2"
+    for name in ("first", "second"):
+        assert train_demo_model.main(["--books", str(books), "--out", str(tmp_path / name), *small.split()]) == 0
+    assert "held-out loss" in capsys.readouterr().out
+    first, second = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("first", "second"))
+    assert first == second
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "first")
+    loaded = AutoTokenizer.from_pretrained(tmp_path / "first")
+    assert model.config.vocab_size == len(loaded) <= 300
+    assert loaded.chat_template
+
+
+def test_training_script_explains_a_wrong_folder(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    import train_demo_model
+
+    with pytest.raises(SystemExit, match=r"no \*\.txt files"):
+        train_demo_model.main(["--books", str(tmp_path), "--out", str(tmp_path / "out"), "--device", "cpu"])

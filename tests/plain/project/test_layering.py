@@ -1,0 +1,78 @@
+"""Imports go one way: what each part of the package may import is the table of CONTRIBUTING.md."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+from support.import_graph import import_graph, package_modules
+
+ROOT = Path(__file__).parents[3]
+EVERYTHING = "everything"
+ROOT_MODULES = {"blinkpy", "blinkpy.__main__"}  # they lead to commands and to the offline API
+MOST_FILES = 16  # of a folder
+
+
+def table() -> list[tuple[list[str], set[str]]]:
+    """The rows of CONTRIBUTING.md: parts, as dotted names below the package, and what they may import."""
+    rows = []
+    for line in (ROOT / "CONTRIBUTING.md").read_text().splitlines():
+        if line.startswith("| `blinkpy/"):
+            files, _, rule = (cell.strip() for cell in line.strip("|").split("|"))
+            names = [name.removesuffix(".py").strip("/").replace("/", ".") for name in re.findall(r"`(?:blinkpy/)?([\w./]+)`", files)]
+            rows.append((names, {EVERYTHING} if rule == EVERYTHING else set(re.findall(r"`([\w.]+)`", rule))))
+    return rows
+
+
+def part_of(module: str, parts: list[str]) -> str:
+    """The innermost part that a module belongs to. Raises ValueError where the table has none."""
+    name = module.removeprefix("blinkpy.")
+    matching = [part for part in parts if name == part or name.startswith(f"{part}.")]
+    if not matching:
+        raise ValueError(f"CONTRIBUTING.md's table has no row for {module}")
+    return max(matching, key=len)
+
+
+def test_imports_follow_the_table() -> None:
+    rows = table()
+    parts = [name for names, _ in rows for name in names]
+    for module, imports in import_graph().items():
+        if module in ROOT_MODULES:
+            continue
+        own = part_of(module, parts)
+        (names, allowed), *_ = [row for row in rows if own in row[0]]
+        if EVERYTHING not in allowed:
+            found = {part_of(name, parts) for name in imports - ROOT_MODULES} | {"blinkpy" for name in imports & ROOT_MODULES}
+            assert found <= allowed | set(names), f"{module} imports {sorted(found - allowed - set(names))}"
+
+
+def test_the_table_goes_one_way() -> None:
+    """A row may import rows below it, and its own."""
+    above: set[str] = set()
+    for names, allowed in table():
+        assert not allowed & (above | set(names)), f"{names} may import {sorted(allowed & above)}, which stand above"
+        above |= set(names)
+    rows = [name for names, _ in table() for name in names]
+    assert len(rows) == len(set(rows))
+
+
+def test_every_part_of_the_package_has_a_row() -> None:
+    parts = {name.split(".")[0] for names, _ in table() for name in names}
+    assert parts == {module.split(".")[1] for module in package_modules() if module not in ROOT_MODULES}
+
+
+def test_no_circle_of_files() -> None:
+    try:
+        TopologicalSorter({name: imports - ROOT_MODULES for name, imports in import_graph().items()}).prepare()
+    except CycleError as error:
+        pytest.fail(f"files that import each other: {' <- '.join(error.args[1])}")
+
+
+def test_file_names_differ_and_folders_are_small() -> None:
+    files = [path for path in package_modules().values() if path.stem not in ("__init__", "__main__")]
+    assert [name for name, count in Counter(path.name for path in files).items() if count > 1] == []
+    folders = Counter(path.parent for path in files)
+    assert [str(folder) for folder, count in folders.items() if count > MOST_FILES] == []

@@ -1,0 +1,158 @@
+"""What is installed, and what a base install can do without."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from support.import_graph import package_modules
+
+import blinkpy
+from blinkpy.dpu.http import request_fields
+from blinkpy.serving.frontend_process import PACKAGES
+
+ROOT = Path(__file__).parents[3]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+HEAVY = ("torch", "numba", "llvmlite", "triton", "cuda", "transformers", "safetensors", "pyverbs")
+
+# Runs code with the heavy packages made impossible to import, as on a DPU.
+BLOCKED = f"""
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {HEAVY!r}:
+            raise ModuleNotFoundError(f"blocked: {{name}}", name=name)
+sys.meta_path.insert(0, Blocked())
+"""
+
+
+def without_heavy(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", BLOCKED + code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+
+def test_the_block_works() -> None:
+    assert "blocked: torch" in without_heavy("import torch").stderr
+
+
+def test_the_front_end_imports_without_torch_numba_and_triton() -> None:
+    modules = [name for name in package_modules() if name.startswith(("blinkpy.dpu.", "blinkpy.transport.", "blinkpy.queues."))]
+    done = without_heavy(f"import importlib\nfor name in {modules!r}: importlib.import_module(name)\nprint(len(sys.modules))")
+    assert done.returncode == 0, done.stderr
+    assert modules
+
+
+COMMANDS = ("frontend", "serve", "engine", "check", "record", "replay")
+
+
+@pytest.mark.parametrize("arguments", [["--version"], *([command, "--help"] for command in COMMANDS)])
+def test_commands_explain_themselves_without_torch_numba_and_triton(arguments: list[str]) -> None:
+    done = without_heavy(f"from blinkpy.cli import main\nsys.exit(main({arguments!r}))")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout
+
+
+def test_an_engine_without_its_extra_says_what_to_install() -> None:
+    done = without_heavy("from blinkpy.cli import main\nsys.exit(main(['engine', '--device', 'null']))")
+    assert done.returncode == 2
+    assert re.search(r"^blinkpy: error: an engine needs \w+: pip install 'blinkpy-serve\[cpu\]'\n\Z", done.stderr, re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", ["frontend", "serve"])
+def test_a_front_end_without_its_packages_says_what_to_install(command: str) -> None:
+    code = f"""
+import sys
+sys.modules["uvicorn"] = sys.modules["orjson"] = None  # as if they were not installed
+from blinkpy.cli import main
+sys.exit(main([{command!r}, "--port", "0"]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    expected = "blinkpy: error: a front end needs orjson, uvicorn: pip install blinkpy-serve\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", expected)
+
+
+def test_what_a_front_end_looks_for_is_what_it_imports() -> None:
+    imported = {
+        name.partition(".")[0]
+        for file in (ROOT / "blinkpy" / "dpu").rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in ([node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
+    }
+    others = {"blinkpy", "numpy", "pyverbs"}  # NumPy comes with the first import of all; pyverbs is for RDMA alone
+    assert imported - sys.stdlib_module_names - others == set(PACKAGES) - {"httptools", "uvloop"}  # those, uvicorn imports
+
+
+def test_import_is_light_and_the_offline_api_is_there() -> None:
+    code = """
+import sys, blinkpy
+assert "numpy" not in sys.modules
+from blinkpy import LLM, SamplingParams
+assert "torch" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = blinkpy.nothing
+
+
+def test_every_dependency_is_justified_with_its_range() -> None:
+    page = (ROOT / "docs" / "dependencies.md").read_text()
+    table = {
+        name.strip(): [part.strip() for part in row.split("|")]
+        for line in page.splitlines()
+        if line.startswith("| ")
+        for row in [line.strip("|")]
+        for name in row.split("|")[0].split(",")
+    }
+    extras = PROJECT["optional-dependencies"]
+    for group, wanted in {"base": PROJECT["dependencies"], **extras}.items():
+        for requirement in wanted:
+            name, limits = re.fullmatch(r"([\w-]+(?:\[\w+\])?)(.*)", requirement).groups()
+            if name.startswith("blinkpy-serve"):
+                continue
+            assert name in table, f"{name} ({group}) has no line in docs/dependencies.md"
+            if group in ("base", "cpu", "gpu", "bench"):
+                assert limits.replace(",", ", ") in page, f"{name} ({group}): the page does not have the range {limits}"
+
+
+PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
+
+
+def anchors(page: Path) -> set[str]:
+    """What links may name in a page, as GitHub makes it from headings."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pages_name_what_exists(page: Path) -> None:
+    """Links lead to a file and to a heading in it; paths in backticks are there."""
+    text = page.read_text()
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", text):
+        if "://" not in target:
+            file = page.parent / target if target else page
+            assert file.exists(), target
+            assert not anchor or anchor in anchors(file), f"{target}#{anchor}"
+    for path in re.findall(r"`((?:blinkpy|tests|benchmarks|tools|docs|systemd)/[\w./-]+)`", text):
+        assert (ROOT / path).exists(), path
+
+
+def test_makefile_and_ci_agree_with_the_readme() -> None:
+    makefile, readme, ci = ((ROOT / name).read_text() for name in ("Makefile", "README.md", ".ci/run"))
+    for target in ("serve", "test", "lint"):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE)
+    assert "make serve" in readme
+    assert "make test" in readme
+    assert "make test" in ci
+    assert "make lint" in ci
+
+
+def test_the_api_page_names_every_field() -> None:
+    page = (ROOT / "docs" / "api.md").read_text()
+    for name in request_fields.CHAT_FIELDS.keys() | request_fields.COMPLETION_FIELDS.keys():
+        assert f"`{name}`" in page, f"docs/api.md does not explain {name}"

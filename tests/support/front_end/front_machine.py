@@ -1,0 +1,270 @@
+"""Property tests of the whole protocol: a Hypothesis state machine over the real client and the real scheduler.
+
+After every rule the state is checked, and every completion when it is read. At the end everybody behaves, and all must end.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import random
+from typing import Any
+
+import numpy as np
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from support.front_end.front_world import FrontWorld, Sent, WireTransport
+
+from blinkpy.kv.state import DRAINED
+from blinkpy.queues.request_parameters import Sampling
+from blinkpy.queues.submission import SUBMIT_NO_PREFIX_CACHE
+from blinkpy.queues.words import (
+    COMMAND_DRAIN,
+    CONTROL_COMMAND,
+    ENGINE_STATE,
+    EPOCH_SHIFT,
+    FRONT_CQ_HEAD,
+    FRONT_DOORBELL,
+    PAIR_EPOCH,
+    STATE_DRAINING,
+)
+from blinkpy.scheduler.policies import SHIPPED
+
+_CI = settings(max_examples=400, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
+PROFILES = {"ci": _CI, "nightly": settings(_CI, max_examples=2000, stateful_step_count=150)}
+PROFILE = PROFILES[os.environ.get("BLINKPY_PROFILE", "ci")]
+PAIRS, SEEDS = st.integers(0, 4), st.integers(0, 2**32)
+BEAT_EVERY = 8  # calls; a lease is 20
+ATTACH_S = 60.0  # the engine moves while the client waits, so this never passes
+
+
+class FrontMachine(RuleBasedStateMachine):
+    """Front ends come, go, write late and read slowly. The modules under test are looked up when it begins, so that a test may
+    plant bugs in them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.client: Any = importlib.import_module("blinkpy.dpu.link.queue_pair")
+        self.drained = False
+        self.delayed: set[int] = set()
+        self.excused: set[int] = set()  # those whose lease may end
+        self.calls = 0
+
+    @initialize(seed=st.integers(0, 2**20), policy=st.sampled_from(sorted(SHIPPED)))
+    def begin(self, seed: int, policy: str) -> None:
+        scheduler = importlib.import_module("blinkpy.scheduler.cycle")
+        self.world = FrontWorld(seed, scheduler.make_schedule(SHIPPED[policy]))
+        limits = self.world.limits
+        self.pairs: list[Any] = [None] * limits.pairs
+        draw = np.random.default_rng(seed)
+        self.stems = draw.integers(0, limits.vocab_size, (2, limits.max_model_len)).tolist()
+        for pair in range(limits.pairs):
+            self._attach(pair)
+
+    # ---- rules ---------------------------------------------------------------------------------------------------------
+
+    @rule(pair=PAIRS, many=st.integers(1, 6), seed=SEEDS)
+    def submit(self, pair: int, many: int, seed: int) -> None:
+        """Requests of all kinds, drawn from a seed: prompts that share their start, any length, any limit."""
+        client, draw = self._living(pair), random.Random(seed)
+        for _ in range(many if client else 0):
+            sent = self.world.foresee(*self._request(draw))
+            try:
+                client.submit(np.array(sent.prompt, np.int32), sent.sampling, sent)
+            except self.client.Busy:
+                assert client.in_flight, "busy with nothing"
+                return
+            except self.client.Unavailable:
+                assert self.drained
+                return
+
+    @rule(pair=PAIRS, seed=SEEDS)
+    def serve(self, pair: int, seed: int) -> None:
+        """The usual course of things, so that the rare ones find something to disturb."""
+        draw = random.Random(seed)
+        for _ in range(draw.randint(1, 5)):
+            self.submit(draw.randrange(5), draw.randint(1, 6), draw.randrange(1 << 30))
+            for _ in range(draw.randint(1, 10)):
+                self.steps(1)
+                self.read(pair)
+
+    @rule(steps=st.integers(1, 8))
+    def steps(self, steps: int) -> None:
+        """Time passes. Everybody who lives says so; writes arrive, but those that are delayed."""
+        for _ in range(steps):
+            self._beat()
+            self.world.call()
+
+    @rule(pair=PAIRS, which=st.integers(0, 5), at_once=st.booleans())
+    def cancel(self, pair: int, which: int, at_once: bool) -> None:
+        """Wherever the request is: not yet arrived, waiting, computed in chunks, preempted, just ended."""
+        client = self._living(pair)
+        live = client.live() if client else []
+        if live:
+            request = live[which % len(live)]
+            request.owner.cancelled = True
+            client.cancel(request)
+            if at_once:
+                client.transport.deliver(1 << 30)
+
+    @rule(pair=PAIRS)
+    def read(self, pair: int) -> None:
+        client = self._living(pair)
+        if client:
+            self._read(client)
+
+    @rule(pair=PAIRS)
+    def delay(self, pair: int) -> None:
+        """From now on this front end's writes stay under way, until `resume`. Its lease may end meanwhile."""
+        self.delayed.add(pair % len(self.pairs))
+        self.excused.add(pair % len(self.pairs))
+
+    @rule(pair=PAIRS, seed=SEEDS, calls=st.integers(1, 3))
+    def trickle(self, pair: int, seed: int, calls: int) -> None:
+        """A delayed front end submits, and its writes arrive one by one, with calls of the scheduler in between."""
+        self.delay(pair)
+        self.submit(pair, 2, seed)
+        for _ in range(8):
+            client = self._living(pair)
+            if client:
+                client.transport.deliver(1)
+            self.steps(calls)
+
+    @rule(pair=PAIRS)
+    def resume(self, pair: int) -> None:
+        self.delayed.discard(pair % len(self.pairs))
+
+    @rule(pair=PAIRS, writes=st.integers(0, 8))
+    def crash(self, pair: int, writes: int) -> None:
+        """Between any two of its writes."""
+        client = self._living(pair)
+        if client:
+            client.transport.deliver(writes)
+            client.transport.wire.clear()
+            self.pairs[pair % len(self.pairs)] = None
+
+    @rule(pair=PAIRS)
+    def come_back(self, pair: int) -> None:
+        if self._living(pair) is None and not self.drained:
+            self._attach(pair % len(self.pairs))
+
+    @rule()
+    def silence(self) -> None:
+        """Nobody is heard for longer than a lease."""
+        self.world.now += 2 * self.world.limits.lease_ns
+        self.excused |= set(range(len(self.pairs)))
+
+    @rule(pair=PAIRS)
+    def look(self, pair: int) -> None:
+        """A front end looks whether it still has its pair; if not, it begins again."""
+        client = self._living(pair)
+        if client:
+            self._check(pair % len(self.pairs), client)
+
+    @rule(pair=PAIRS, seed=SEEDS, word=st.sampled_from((FRONT_DOORBELL, FRONT_CQ_HEAD)))
+    def late(self, pair: int, seed: int, word: int) -> None:
+        """A write of an earlier epoch lands, on top of what has just arrived."""
+        self.submit(pair, 2, seed)
+        pair %= len(self.pairs)
+        if self.pairs[pair]:
+            self.pairs[pair].transport.deliver(1 << 30)
+        draw = random.Random(seed)
+        epoch = draw.randrange(max(1, int(self.world.views.pair[pair, PAIR_EPOCH])))
+        self.world.views.front[pair, word] = epoch << EPOCH_SHIFT | draw.randrange(1 << 20)
+
+    @precondition(lambda self: not self.drained)
+    @rule(sure=st.integers(0, 40))
+    def drain(self, sure: int) -> None:
+        if sure == 7:
+            self.drained = True
+            self.world.views.control[CONTROL_COMMAND] = COMMAND_DRAIN
+            self.world.views.engine[ENGINE_STATE] = STATE_DRAINING
+
+    def teardown(self) -> None:
+        """Everybody behaves: all requests end in a bounded number of calls, and all pages come back."""
+        if not hasattr(self, "world"):
+            return
+        limits, world = self.world.limits, self.world
+        self.delayed.clear()
+        bound = 2 * limits.slots * (limits.max_model_len + 40) + 100
+        for _ in range(bound):
+            for pair, client in enumerate(self.pairs):
+                if client is None and not self.drained:
+                    self._attach(pair)
+                elif client is not None:
+                    self._check(pair, client)
+            for client in filter(None, self.pairs):
+                self._read(client)
+            if self.drained and world.bucket == DRAINED:
+                break
+            if not any(client.in_flight for client in self.pairs if client) and (world.state.requests.status == 0).all():
+                break
+            self._beat()
+            world.call()
+        else:
+            raise AssertionError(f"requests do not end within {bound} calls")
+        assert (world.state.pages.refcount == 0).all()
+
+    # ---- what the rules share ------------------------------------------------------------------------------------------
+
+    def _living(self, pair: int) -> Any:
+        return self.pairs[pair % len(self.pairs)]
+
+    def _attach(self, pair: int) -> None:
+        transport = WireTransport(self.world, pair)
+        client = self.pairs[pair] = self.client.QueuePair(transport, engine_timeout_s=1e9)
+        self.excused.discard(pair)
+        self.excused |= self.delayed
+        transport.while_attaching = self._beat
+        client.attach(ATTACH_S)
+        transport.while_attaching = None
+
+    def _beat(self) -> None:
+        self.calls += 1
+        for pair, client in enumerate(self.pairs):
+            if client is not None and client.transport.while_attaching is None:
+                if self.calls % BEAT_EVERY == 0:
+                    client.heartbeat()
+                if pair not in self.delayed:
+                    client.transport.deliver(1 << 30)
+
+    def _request(self, draw: random.Random) -> tuple[list[int], Sampling]:
+        limits = self.world.limits
+        longest = min(limits.max_model_len - 1, limits.pages * limits.page_size)
+        length = draw.randint(1, longest if draw.random() < 0.5 else max(1, longest // 3))
+        own = draw.randint(0, min(2, length))
+        prompt = draw.choice(self.stems)[: length - own] + [draw.randrange(limits.vocab_size) for _ in range(own)]
+        room = min(limits.max_model_len, limits.pages * limits.page_size + 1) - length
+        sampling = Sampling(
+            max_tokens=draw.randint(1, room),
+            min_tokens=draw.choice((0, 0, 3)),
+            seed=draw.randrange(1 << 20),
+            priority=draw.randint(-1, 1),
+            cache_salt=draw.choice((0, 0, 9)),
+            logprobs=draw.choice((-1, -1, 0, 20)),
+            flags=draw.choice((0, 0, SUBMIT_NO_PREFIX_CACHE)),
+            stop_ids=tuple(draw.randrange(limits.vocab_size) for _ in range(draw.randint(0, 2))),
+        )
+        return prompt, sampling
+
+    def _check(self, pair: int, client: Any) -> None:
+        words = client.transport.read_pair()
+        lives = words.epoch == client.epoch and words.attached == 1
+        try:
+            client.check()
+            assert lives, "a client did not notice that it was fenced"
+        except self.client.EngineLost:
+            assert not lives, "a client thinks that it was fenced"
+            assert pair in self.excused, "a client was fenced that did nothing wrong"
+            client.abandon()
+            client.transport.wire.clear()
+            self.pairs[pair] = None
+            if not self.drained:
+                self._attach(pair)
+
+    def _read(self, client: Any) -> None:
+        for request, token, flags in client.poll():
+            sent: Sent = request.owner
+            self.world.take(sent, token, flags, request.records)
+        assert client.stray_completions == 0

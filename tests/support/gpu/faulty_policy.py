@@ -1,0 +1,43 @@
+"""A scheduling policy whose module breaks the GPU when told to. Not a test.
+
+A policy's file is the one piece of the user's code that the engine of `blinkpy serve` runs, so it is how a test gets into
+that process. Once the file that BLINKPY_TEST_FAULT names exists, a kernel reads far outside of its memory.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from blinkpy.engine.devices.cuda_device import CudaEngine
+
+unbroken_run = CudaEngine.run
+
+
+def rank(request: Any) -> int:
+    return request.arrival_us
+
+
+def run(engine: CudaEngine, budget_s: float = 0) -> None:
+    values, good = torch.zeros(8, device="cuda"), torch.zeros(1, dtype=torch.int64, device="cuda")
+    bad = good + (1 << 40)
+    values[good].sum()  # loaded now: a kernel that is loaded while the loop runs would wait for its end
+    torch.cuda.synchronize()
+
+    def wait() -> None:
+        side, told = torch.cuda.Stream(), Path(os.environ["BLINKPY_TEST_FAULT"])
+        while not told.exists():
+            time.sleep(0.01)
+        with torch.cuda.stream(side):
+            values[bad]
+
+    threading.Thread(target=wait, daemon=True).start()
+    unbroken_run(engine, budget_s or 120)
+
+
+setattr(CudaEngine, "run", run)  # noqa: B010

@@ -1,0 +1,629 @@
+"""Checks of the Triton kernels against tests/support/models/kernel_reference.py, for any device: small and interpreted, or at
+real sizes on a GPU.
+
+Every case draws fresh inputs, poisons its outputs and caches with NaN, leaves the bucket partly empty, and checks that
+padding was neither written nor read. A case returns nothing and raises AssertionError.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from support.models import kernel_reference
+from torch import Tensor
+
+from blinkpy.kernels.activation import swiglu
+from blinkpy.kernels.attention.decode_attention import NewTokens, decode_attention
+from blinkpy.kernels.attention.prefill_attention import PrefillPlan, prefill_attention
+from blinkpy.kernels.attention.rotate_and_cache import rope_and_cache
+from blinkpy.kernels.attention.split_plan import DecodePlan, DecodeWorkspace
+from blinkpy.kernels.embedding import embed
+from blinkpy.kernels.last_tokens import last_tokens
+from blinkpy.kernels.linear.linear import LinearWorkspace, linear
+from blinkpy.kernels.linear.linear_config import LinearConfig
+from blinkpy.kernels.moe.expert_config import ExpertConfig
+from blinkpy.kernels.moe.expert_gemv import expert_gemv
+from blinkpy.kernels.moe.grouped_experts import experts
+from blinkpy.kernels.moe.routing import Routing, route, router_logits
+from blinkpy.kernels.norm import last_token_norm, rms_norm
+from blinkpy.kernels.sampling.record_logprobs import logprobs
+from blinkpy.kernels.sampling.sampler import SamplingWorkspace, sample
+from blinkpy.queues.logprob_record import RECORD_PAIR, RECORD_PAIRS, TOP_LOGPROBS
+from blinkpy.queues.submission import (
+    LONG_SEED,
+    SQ_ENTRY_WORDS,
+    STOP_IDS,
+    WORD_FREQUENCY_PENALTY,
+    WORD_LOGPROBS,
+    WORD_MIN_P,
+    WORD_MIN_TOKENS,
+    WORD_PRESENCE_PENALTY,
+    WORD_REPETITION_PENALTY,
+    WORD_STOP_IDS,
+    WORD_TEMPERATURE,
+    WORD_TOP_K,
+    WORD_TOP_P,
+)
+
+LIMITS = {torch.bfloat16: 1e-2, torch.float32: 1e-4}
+"""Largest relative error by storage dtype."""
+
+
+def draw(rng: np.random.Generator, *shape: int, dtype: torch.dtype, device: str, scale: float = 1.0) -> Tensor:
+    """Normal random values."""
+    generator = torch.Generator(device=device).manual_seed(int(rng.integers(2**62)))
+    return (torch.randn(*shape, generator=generator, device=device, dtype=torch.float32) * scale).to(dtype)
+
+
+def poison(*shape: int, dtype: torch.dtype, device: str) -> Tensor:
+    return torch.full(shape, float("nan"), dtype=dtype, device=device)
+
+
+def close(out: Tensor, expected: Tensor, dtype: torch.dtype, what: str) -> None:
+    error = kernel_reference.relative_error(out, expected)
+    assert error <= LIMITS[dtype], f"{what}: relative error {error:.2e} over {LIMITS[dtype]:.0e}"
+
+
+def untouched(tensor: Tensor, what: str) -> None:
+    assert bool(torch.isnan(tensor).all()), f"{what}: padding was written"
+
+
+def repeats(device: str) -> int:
+    """How often a kernel without state between launches runs: the interpreter cannot differ from itself."""
+    return 1 if device == "cpu" else 2
+
+
+def header(rows: int, tokens: int, decode_rows: int, device: str) -> Tensor:
+    counts = [rows, tokens, decode_rows, 0, 0, 0, 0, 0]
+    return torch.tensor(counts, dtype=torch.int64, device=device)
+
+
+def ints(values: object, device: str) -> Tensor:
+    return torch.tensor(np.asarray(values), dtype=torch.int32, device=device)
+
+
+@dataclass
+class Ragged:
+    """A random batch of decode rows and prefill chunks over a scattered page table."""
+
+    counts: Tensor
+    row_slots: Tensor
+    query_starts: Tensor
+    context_lengths: Tensor
+    page_table: Tensor
+    positions: Tensor
+    cache_slots: Tensor
+    lengths: list[int]
+    contexts: list[int]
+    tokens: int
+    decode_rows: int
+    pages: int
+
+
+def ragged(
+    rng: np.random.Generator,
+    lengths: list[int],
+    contexts: list[int],
+    *,
+    page: int,
+    bucket_tokens: int,
+    bucket_rows: int,
+    device: str,
+) -> Ragged:
+    """Rows with these chunk lengths and contexts (after the step); decode rows (length 1) come first."""
+    order = sorted(range(len(lengths)), key=lambda i: lengths[i] != 1)
+    lengths, contexts = [lengths[i] for i in order], [contexts[i] for i in order]
+    rows, tokens = len(lengths), sum(lengths)
+    decode_rows = sum(n == 1 for n in lengths)
+    assert rows <= bucket_rows
+    assert tokens <= bucket_tokens
+    slots = bucket_rows + 3
+    needed = [-(-c // page) for c in contexts]
+    total = sum(needed) + 2
+    shuffled = rng.permutation(total)
+    table = np.full((slots, max(needed) + 1), -1)
+    row_slots = np.full(bucket_rows, -1)
+    row_slots[:rows] = rng.permutation(slots)[:rows]
+    starts = np.full(bucket_rows + 1, tokens)
+    starts[: rows + 1] = np.concatenate([[0], np.cumsum(lengths)])
+    context_lengths = np.zeros(bucket_rows, int)
+    context_lengths[:rows] = contexts
+    positions, cache_slots = np.zeros(bucket_tokens, int), np.full(bucket_tokens, -1)
+    used = 0
+    for row in range(rows):
+        pages = shuffled[used : used + needed[row]]
+        used += needed[row]
+        table[row_slots[row], : needed[row]] = pages
+        position = np.arange(contexts[row] - lengths[row], contexts[row])
+        span = slice(starts[row], starts[row] + lengths[row])
+        positions[span] = position
+        cache_slots[span] = pages[position // page] * page + position % page
+    return Ragged(
+        header(rows, tokens, decode_rows, device), ints(row_slots, device), ints(starts, device), ints(context_lengths, device),
+        ints(table, device), ints(positions, device), ints(cache_slots, device), lengths, contexts, tokens, decode_rows, total,
+    )  # fmt: skip
+
+
+def norm_case(rng: np.random.Generator, device: str, dtype: torch.dtype, tokens: int, bucket: int, hidden: int) -> None:
+    x, residual = (draw(rng, bucket, hidden, dtype=dtype, device=device) for _ in range(2))
+    parts = draw(rng, 3, bucket, hidden, dtype=torch.float32, device=device)
+    weight = draw(rng, hidden, dtype=dtype, device=device)
+    counts = header(tokens, tokens, tokens, device)
+    for source, add in ((x, False), (x, True), (parts, True)):
+        summed = residual.clone()
+        out = poison(bucket, hidden, dtype=dtype, device=device)
+        rms_norm(source, weight, 1e-5, counts, out, summed if add else None)
+        whole = source.double().sum(0) if source is parts else source.double()
+        expected = whole + residual.double() if add else whole
+        close(out[:tokens], kernel_reference.rms_norm(expected[:tokens], weight, 1e-5), dtype, f"norm, residual {add}")
+        untouched(out[tokens:], "norm")
+        if add:
+            close(summed[:tokens], expected[:tokens], dtype, "residual")
+            assert torch.equal(summed[tokens:], residual[tokens:])
+
+
+def last_token_case(rng: np.random.Generator, device: str, dtype: torch.dtype, hidden: int) -> None:
+    lengths = [1, 1, 5, 3]
+    tokens, bucket = sum(lengths), 16
+    x, residual = (draw(rng, bucket, hidden, dtype=dtype, device=device) for _ in range(2))
+    weight = draw(rng, hidden, dtype=dtype, device=device)
+    starts = ints([0, 1, 2, 7, 10, 10, 10], device)
+    emits = ints([1, 0, 1, 1, 1, 1], device)  # the last two rows do not exist
+    out = poison(6, hidden, dtype=dtype, device=device)
+    last = [0, 6, 9]
+    parts = draw(rng, 2, bucket, hidden, dtype=torch.float32, device=device)
+    for source, whole in ((x, x.double()), (parts, parts.double().sum(0))):
+        last_token_norm(source, weight, 1e-6, header(4, tokens, 2, device), starts, emits, out, residual.clone())
+        close(out[[0, 2, 3]], kernel_reference.rms_norm((whole + residual.double())[last], weight, 1e-6), dtype, "last tokens")
+        untouched(out[[1, 4, 5]], "last tokens")
+
+
+def gather_case(rng: np.random.Generator, device: str, dtype: torch.dtype, hidden: int) -> None:
+    """The residual stream of the last tokens, in a bucket with two rows more than there are."""
+    lengths = rng.integers(1, 9, 6)
+    tokens, rows, bucket = int(lengths.sum()), len(lengths), len(lengths) + 2
+    x, ends = draw(rng, tokens + 3, hidden, dtype=dtype, device=device), np.cumsum(lengths)
+    starts = ints([0, *ends, tokens, tokens], device)
+    out, counts = poison(bucket, hidden, dtype=dtype, device=device), header(7, 7, 7, device)
+    last_tokens(x, starts, header(rows, tokens, 2, device), out, counts)
+    assert torch.equal(out[:rows], x[(ends - 1).tolist()])
+    untouched(out[rows:], "last tokens")
+    assert counts[:2].tolist() == [rows, rows]
+
+
+def rope_case(
+    rng: np.random.Generator, device: str, dtype: torch.dtype, *, heads: int, kv_heads: int, head_dim: int, rotary: int,
+    page: int, norm: bool, tokens: int, bucket: int,
+) -> None:  # fmt: skip
+    size = heads + 2 * kv_heads
+    lengths = [1] * (tokens // 2) + [tokens - tokens // 2]
+    batch = ragged(
+        rng,
+        lengths,
+        [n + int(rng.integers(40)) for n in lengths],
+        page=page,
+        bucket_tokens=bucket,
+        bucket_rows=bucket,
+        device=device,
+    )
+    batch.cache_slots[tokens - 1] = -1  # a token that is not to be cached
+    qkv = draw(rng, bucket, size * head_dim, dtype=dtype, device=device)
+    cos, sin = (draw(rng, 128, rotary // 2, dtype=torch.float32, device=device) for _ in range(2))
+    norms = tuple(draw(rng, head_dim, dtype=dtype, device=device) for _ in range(2)) if norm else None
+    caches = [poison(batch.pages, kv_heads, page, head_dim, dtype=dtype, device=device) for _ in range(2)]
+    out = qkv.clone()
+    rope_and_cache(out, cos, sin, batch.positions, batch.cache_slots, *caches, batch.counts, heads=heads, norms=norms, eps=1e-6)
+    q, k, v = qkv.view(bucket, size, head_dim)[:tokens].double().split([heads, kv_heads, kv_heads], 1)
+    if norms:
+        q, k = kernel_reference.rms_norm(q, norms[0], 1e-6), kernel_reference.rms_norm(k, norms[1], 1e-6)
+    q, k = (kernel_reference.rope(t, cos, sin, batch.positions[:tokens]) for t in (q, k))
+    found = out.view(bucket, size, head_dim)
+    close(found[:tokens, :heads], q, dtype, "rotated queries")
+    assert torch.equal(found[:, heads:], qkv.view(bucket, size, head_dim)[:, heads:])
+    assert torch.equal(found[tokens:], qkv.view(bucket, size, head_dim)[tokens:])
+    slots = batch.cache_slots[: tokens - 1].long()
+    for cache, expected, name in zip(caches, (k, v), ("keys", "values"), strict=True):
+        flat = cache.transpose(1, 2).reshape(-1, kv_heads, head_dim)
+        close(flat[slots], expected[: tokens - 1], dtype, name)
+        rest = torch.ones(len(flat), dtype=torch.bool, device=device)
+        rest[slots] = False
+        untouched(flat[rest], name)
+
+
+def attention_case(
+    rng: np.random.Generator, device: str, dtype: torch.dtype, lengths: list[int], contexts: list[int], *, heads: int,
+    kv_heads: int, head_dim: int, page: int, window: int = 0, plan: DecodePlan | None = None, block_m: int | None = None,
+    beside: bool = False, bucket_tokens: int, bucket_rows: int,
+) -> None:  # fmt: skip
+    """A mixed batch through both attention kernels, in the form for mixed steps or not; the decode kernel twice, since it must
+    leave its counters at zero."""
+    batch = ragged(rng, lengths, contexts, page=page, bucket_tokens=bucket_tokens, bucket_rows=bucket_rows, device=device)
+    size = heads + 2 * kv_heads
+    qkv = draw(rng, bucket_tokens, size * head_dim, dtype=dtype, device=device)
+    q = qkv.view(bucket_tokens, size, head_dim)[:, :heads]
+    caches = []
+    for _ in range(2):  # only what belongs to a sequence is finite
+        cache = poison(batch.pages, kv_heads, page, head_dim, dtype=dtype, device=device)
+        for row, context in enumerate(batch.contexts):
+            pages = batch.page_table[batch.row_slots[row]]
+            at = torch.arange(context, device=device)
+            values = draw(rng, context, kv_heads, head_dim, dtype=dtype, device=device)
+            cache[pages[at // page].long(), :, at % page] = values
+        caches.append(cache)
+    scale = head_dim**-0.5
+    shared = (batch.page_table, batch.row_slots)
+    block_n = 64 if dtype == torch.bfloat16 else 32
+    plan = replace(plan or DecodePlan(splits=4, min_tiles=1, block_n=block_n), beside=beside)
+    tiles = None if block_m is None else PrefillPlan(block_m, block_n, warps=4, stages=2)
+    processors = int(rng.integers(1, 133))  # few of them take several tiles each
+    workspace = DecodeWorkspace.allocate([(bucket_rows, plan)], heads, kv_heads, head_dim, device)
+    outs = []
+    for _ in range(2):
+        out = poison(bucket_tokens, heads * head_dim, dtype=dtype, device=device)
+        rows = min(bucket_rows, bucket_tokens)
+        decode_attention(
+            q, *caches, *shared, batch.context_lengths, batch.counts, out, workspace, plan, rows=rows, scale=scale, window=window
+        )
+        assert not workspace.arrivals.any()
+        untouched(out[batch.decode_rows :], "decode attention")
+        prefill_attention(
+            q, *caches, *shared, batch.query_starts, batch.context_lengths, batch.counts, out, rows=rows, scale=scale,
+            window=window, plan=tiles, processors=processors, beside=beside,
+        )  # fmt: skip
+        untouched(out[batch.tokens :], "attention")
+        outs.append(out)
+    assert torch.equal(outs[0][: batch.tokens], outs[1][: batch.tokens]), "two runs differ"
+    if batch.decode_rows:  # the first row on its own in the same bucket: not one bit may change
+        alone = poison(bucket_tokens, heads * head_dim, dtype=dtype, device=device)
+        decode_attention(
+            q, *caches, *shared, batch.context_lengths, header(1, 1, 1, device), alone, workspace, plan, rows=rows, scale=scale,
+            window=window,
+        )  # fmt: skip
+        assert torch.equal(alone[0], outs[0][0]), "a decode row depends on its neighbours"
+        untouched(alone[1:], "decode attention")
+    present, lasts = len(batch.lengths), []
+    for count in (present, present, max(1, present - 1)):  # twice, then without the last row
+        last = poison(bucket_rows, heads * head_dim, dtype=dtype, device=device)
+        decode_attention(
+            q, *caches, *shared, batch.context_lengths, header(count, batch.tokens, batch.decode_rows, device), last, workspace,
+            replace(plan, beside=False), rows=rows, scale=scale, window=window, query_starts=batch.query_starts,
+        )  # fmt: skip
+        assert not workspace.arrivals.any()
+        untouched(last[count:], "attention of last tokens")
+        lasts.append(last)
+    assert torch.equal(lasts[0][:present], lasts[1][:present]), "two runs differ"
+    assert torch.equal(lasts[0][:count], lasts[2][:count]), "a last token depends on its neighbours"
+    if not beside:  # else the splits are others
+        assert torch.equal(lasts[0][: batch.decode_rows], outs[0][: batch.decode_rows]), "a decode row is its own last token"
+    start = 0
+    for row, (length, context) in enumerate(zip(batch.lengths, batch.contexts, strict=True)):
+        pages = batch.page_table[batch.row_slots[row]]
+        expected = kernel_reference.attention(q[start : start + length], *caches, pages, context, scale, window)
+        found = outs[0][start : start + length].view(length, heads, head_dim)
+        close(found, expected, dtype, f"row {row}: {length} tokens of {context}")
+        close(lasts[0][row].view(heads, head_dim), expected[-1], dtype, f"last token of row {row} of context {context}")
+        start += length
+
+
+def new_tokens_case(
+    rng: np.random.Generator, device: str, dtype: torch.dtype, contexts: list[int], *, heads: int, kv_heads: int,
+    head_dim: int, rotary: int, page: int, norm: bool = False, window: int = 0, plan: DecodePlan, bucket: int,
+) -> None:  # fmt: skip
+    """Decode rows whose queries are rotated, and whose new keys and values enter the cache, in the attention kernel itself."""
+    rows, size = len(contexts), heads + 2 * kv_heads
+    batch = ragged(rng, [1] * rows, contexts, page=page, bucket_tokens=bucket, bucket_rows=bucket, device=device)
+    silent = rows - 1  # a token that is not to be cached
+    written = batch.cache_slots[:silent].long()
+    own = int(batch.cache_slots[silent])
+    batch.cache_slots[silent] = -1
+    qkv = draw(rng, bucket, size * head_dim, dtype=dtype, device=device)
+    given = qkv.clone()
+    heads_of = qkv.view(bucket, size, head_dim)
+    cos, sin = (draw(rng, max(contexts), rotary // 2, dtype=torch.float32, device=device) for _ in range(2))
+    norms = (draw(rng, head_dim, dtype=dtype, device=device), draw(rng, head_dim, dtype=dtype, device=device)) if norm else None
+    q, k, v = heads_of[:rows].double().split([heads, kv_heads, kv_heads], 1)
+    if norms is not None:
+        q, k = kernel_reference.rms_norm(q, norms[0], 1e-6), kernel_reference.rms_norm(k, norms[1], 1e-6)
+    q, k = (kernel_reference.rope(t, cos, sin, batch.positions[:rows]) for t in (q, k))
+    workspace = DecodeWorkspace.allocate([(bucket, plan)], heads, kv_heads, head_dim, device)
+    start = [poison(batch.pages, kv_heads, page, head_dim, dtype=dtype, device=device) for _ in range(2)]
+    for cache in start:
+        for row, context in enumerate(batch.contexts):
+            at = torch.arange(context - 1, device=device)
+            pages = batch.page_table[batch.row_slots[row]][at // page].long()
+            cache[pages, :, at % page] = draw(rng, context - 1, kv_heads, head_dim, dtype=dtype, device=device)
+    outs = []
+    for _ in range(repeats(device)):
+        caches, out = [cache.clone() for cache in start], poison(bucket, heads * head_dim, dtype=dtype, device=device)
+        decode_attention(
+            heads_of[:, :heads], *caches, batch.page_table, batch.row_slots, batch.context_lengths, batch.counts, out, workspace,
+            plan, rows=bucket, scale=head_dim**-0.5, window=window,
+            new=NewTokens(qkv, cos, sin, batch.cache_slots, norms, 1e-6),
+        )  # fmt: skip
+        assert not workspace.arrivals.any()
+        outs.append(out)
+    assert torch.equal(qkv, given)
+    assert torch.equal(outs[0][:rows], outs[-1][:rows]), "two runs differ"
+    untouched(outs[0][rows:], "decode attention")
+    for cache, before, expected, name in zip(caches, start, (k, v), ("keys", "values"), strict=True):
+        flat, flat_before = (t.transpose(1, 2).reshape(-1, kv_heads, head_dim) for t in (cache, before))
+        close(flat[written], expected[:silent], dtype, f"new {name}")
+        rest = torch.ones(len(flat), dtype=torch.bool, device=device)
+        rest[written] = False
+        assert torch.equal(flat[rest].nan_to_num(9.0), flat_before[rest].nan_to_num(9.0)), f"other {name} were written"
+        cache[own // page, :, own % page] = expected[silent].to(dtype)  # the kernel sees it all the same
+    for row, context in enumerate(batch.contexts):
+        pages = batch.page_table[batch.row_slots[row]]
+        result = kernel_reference.attention(q[row : row + 1].to(dtype), *caches, pages, context, head_dim**-0.5, window)
+        close(outs[0][row].view(1, heads, head_dim), result, dtype, f"row {row} of context {context}")
+
+
+def swiglu_case(rng: np.random.Generator, device: str, dtype: torch.dtype, tokens: int, bucket: int, width: int) -> None:
+    x = draw(rng, bucket, 2 * width, dtype=dtype, device=device, scale=3.0)
+    out = poison(bucket, width, dtype=dtype, device=device)
+    swiglu(x, header(tokens, tokens, 0, device), out)
+    close(out[:tokens], kernel_reference.swiglu(x[:tokens]), dtype, "swiglu")
+    untouched(out[tokens:], "swiglu")
+
+
+def embedding_case(rng: np.random.Generator, device: str, dtype: torch.dtype, tokens: int, bucket: int, hidden: int) -> None:
+    table = draw(rng, 50, hidden, dtype=dtype, device=device)
+    ids = ints(rng.integers(0, 50, bucket), device)
+    out = poison(bucket, hidden, dtype=dtype, device=device)
+    embed(ids, table, header(tokens, tokens, 0, device), out)
+    assert torch.equal(out[:tokens], table[ids[:tokens].long()])
+    untouched(out[tokens:], "embedding")
+    ids[0] = 50  # outside the table
+    embed(ids, table, header(tokens, tokens, 0, device), out)
+    assert not out[0].any()
+
+
+def linear_case(
+    rng: np.random.Generator, device: str, dtype: torch.dtype, config: LinearConfig, *, m: int, n: int, k: int,
+    bias: bool = False, norm: bool = False, residual: bool = False, swiglu: bool = False,
+    out_dtype: torch.dtype | None = None,
+) -> None:  # fmt: skip
+    wide = 2 * n if swiglu else n
+    x = draw(rng, m, k + 8, dtype=dtype, device=device)[:, :k]
+    weight = draw(rng, wide, k, dtype=dtype, device=device, scale=k**-0.5)
+    offsets = draw(rng, wide, dtype=dtype, device=device) if bias else None
+    scales = draw(rng, k, dtype=dtype, device=device) if norm else None
+    added = draw(rng, m, n, dtype=out_dtype or dtype, device=device) if residual else None
+    expected = x.double() if scales is None else kernel_reference.rms_norm(x, scales, 1e-5)
+    expected = kernel_reference.linear(expected, weight, offsets)
+    expected = kernel_reference.swiglu(expected) if swiglu else expected
+    expected = expected if added is None else expected + added.double()
+    partial = config.split_k * (m + config.block_m) * (wide + 2 * config.block_n)
+    workspace = LinearWorkspace.allocate(device, dtype, partial=partial, tiles=4096, rows=m * (k + wide))
+    outs = []
+    for _ in range(2):  # twice, since split sums must leave their counters at zero
+        out = poison(m, n, dtype=out_dtype or dtype, device=device) if added is None else added.clone()
+        linear(
+            x, weight, out, config, workspace, header(m, m, 0, device), bias=offsets,
+            norm=None if scales is None else (scales, 1e-5), residual=None if added is None else out, swiglu=swiglu,
+        )  # fmt: skip
+        assert not workspace.arrivals.any()
+        close(out, expected, dtype, f"linear {m}x{n}x{k} {config}")
+        outs.append(out)
+    assert torch.equal(*outs), "two runs differ"
+    if config.kind in ("triton", "tma") and not swiglu and not residual and not norm:
+        split_linear_case(rng, device, dtype, config, m=m, n=n, k=k, bias=bias)
+
+
+def split_linear_case(
+    rng: np.random.Generator, device: str, dtype: torch.dtype, config: LinearConfig, *, m: int, n: int, k: int, bias: bool = False
+) -> None:
+    """The parts of split sums as the result."""
+    x, weight = draw(rng, m, k, dtype=dtype, device=device), draw(rng, n, k, dtype=dtype, device=device, scale=k**-0.5)
+    offsets = draw(rng, n, dtype=dtype, device=device) if bias else None
+    parts = poison(config.split_k, m, n, dtype=torch.float32, device=device)
+    linear(x, weight, parts, config, LinearWorkspace.allocate(device, dtype), header(m, m, 0, device), bias=offsets)
+    expected = kernel_reference.linear(x.double(), weight, offsets)
+    close(parts.double().sum(0), expected, dtype, f"parts of linear {m}x{n}x{k} {config}")
+
+
+@dataclass
+class Requests:
+    """Random requests, one a slot, and a batch of rows over some of them; NumPy, int32."""
+
+    entry: np.ndarray  # [S, 32]
+    tokens: np.ndarray  # [S, L]
+    prompt_length: np.ndarray  # [S]
+    row_slots: np.ndarray  # [B]
+    emits: np.ndarray  # [B]
+    context_lengths: np.ndarray  # [B]
+    rows: int
+
+
+PARAMETERS = {
+    WORD_TEMPERATURE: (0.0, 0.3, 1.0, 1.7),
+    WORD_TOP_P: (1.0, 1.0, 0.9, 0.5, 0.01),
+    WORD_MIN_P: (0.0, 0.0, 0.05, 0.5),
+    WORD_REPETITION_PENALTY: (1.0, 1.0, 1.3),
+    WORD_PRESENCE_PENALTY: (0.0, 0.0, 0.7),
+    WORD_FREQUENCY_PENALTY: (0.0, 0.0, -0.4),
+}
+PENALTIES = (WORD_REPETITION_PENALTY, WORD_PRESENCE_PENALTY, WORD_FREQUENCY_PENALTY)
+FILTERS = (WORD_TEMPERATURE, WORD_TOP_P, WORD_MIN_P)
+
+
+def draw_requests(
+    rng: np.random.Generator, rows: int, bucket: int, vocabulary: int, history: int, fixed: dict[int, float]
+) -> Requests:
+    """Every row with its own mixture of sampling parameters but for the `fixed` ones (word -> value); about one row in
+    eight emits nothing."""
+    slots = bucket + 2
+    entry = np.full((slots, SQ_ENTRY_WORDS), -1, np.int32)
+    reals = entry.view(np.float32)
+    for word, values in PARAMETERS.items():
+        reals[:, word] = rng.choice(values, slots)
+    entry[:, WORD_TOP_K] = rng.choice([0, -1, 1, 7, vocabulary // 2, 2 * vocabulary], slots)
+    entry[:, WORD_LOGPROBS] = rng.choice([-1, 0, 5], slots)
+    entry[:, WORD_MIN_TOKENS] = rng.choice([0, 0, history // 3, 2 * history], slots)
+    for stop_ids in entry[:, WORD_STOP_IDS:]:
+        count = rng.integers(0, min(STOP_IDS, vocabulary // 2) + 1)
+        stop_ids[:count] = rng.choice(vocabulary, count, replace=False)
+    for word, value in fixed.items():
+        (reals if word in PARAMETERS else entry)[:, word] = value
+    row_slots = np.full(bucket, -1, np.int32)
+    row_slots[:rows] = rng.permutation(slots)[:rows]
+    context = np.zeros(bucket, np.int32)
+    context[:rows] = rng.integers(1, history, rows)
+    # Every second row draws close to 1: the last token that the filters keep.
+    seeds = rng.integers(-(2**63), 2**63, (slots, 300))
+    for row in range(1, rows, 2):
+        mine, position = seeds[row_slots[row]], int(context[row])
+        mine[0] = max(mine.tolist(), key=lambda seed: kernel_reference.uniform(seed, position))
+    entry.view(np.int64)[:, LONG_SEED] = seeds[:, 0]
+    emits = (rng.random(bucket) < 0.875).astype(np.int32)
+    emits[0] = 1
+    tokens = np.full((slots, history), vocabulary + 5, np.int32)  # past its length a history means nothing
+    for row in range(rows):
+        tokens[row_slots[row], : context[row]] = rng.integers(0, vocabulary, context[row])
+    prompt_length = rng.integers(1, history // 2, slots).astype(np.int32)
+    return Requests(entry, tokens, prompt_length, row_slots, emits, context, rows)
+
+
+def sampling_case(
+    rng: np.random.Generator, device: str, *, rows: int, bucket: int, vocabulary: int, spread: float, ties: bool = False,
+    workspace: SamplingWorkspace, history: int = 40, mismatches: int = 0, slack: float = 0.0,
+    fixed: dict[int, float] | None = None,
+) -> None:  # fmt: skip
+    """Tokens and log probabilities against the CPU sampler. spread: of the logits; ties: many equal ones."""
+    logits = rng.standard_normal((bucket, vocabulary)).astype(np.float32) * spread
+    if ties:
+        logits = np.round(logits)
+    logits[:, rng.integers(vocabulary)] = -np.inf
+    r = draw_requests(rng, rows, bucket, vocabulary, history, fixed or {})
+    counts = header(rows, rows, rows, device)
+    given = torch.from_numpy(logits.copy()).to(device)
+    on_device = {name: ints(getattr(r, name), device) for name in ("entry", "tokens", "prompt_length", "row_slots", "emits")}
+    context = ints(r.context_lengths, device)
+    runs = []
+    for _ in range(repeats(device)):
+        sampled = torch.full((bucket,), -7, dtype=torch.int32, device=device)
+        sample(
+            given, on_device["entry"], on_device["tokens"], on_device["prompt_length"], on_device["row_slots"],
+            on_device["emits"], context, counts, sampled, workspace,
+        )  # fmt: skip
+        runs.append(sampled)
+    assert torch.equal(runs[0], runs[-1]), "two runs differ"
+    assert torch.equal(given.cpu(), torch.from_numpy(logits)), "logits were changed"
+    records = torch.full((bucket, RECORD_PAIRS), -7, dtype=torch.int64, device=device)
+    logprobs(given, sampled, on_device["entry"], on_device["row_slots"], on_device["emits"], counts, records, workspace)
+    pairs = records.cpu().numpy().view(RECORD_PAIR)
+
+    emitting = np.flatnonzero(r.emits[:rows])
+    silent = np.setdiff1d(np.arange(bucket), emitting)
+    found = sampled.cpu().numpy()
+    assert (found[silent] == -7).all(), "rows that emit nothing got a token"
+    wrong = []
+    for row in emitting:
+        slot, length = int(r.row_slots[row]), int(r.context_lengths[row])
+        words, reals = r.entry[slot], r.entry[slot].view(np.float32)
+        adjusted = kernel_reference.penalize(
+            logits[row], r.tokens[slot, :length], int(r.prompt_length[slot]), *(float(reals[word]) for word in PENALTIES)
+        )
+        if max(0, length - int(r.prompt_length[slot])) < words[WORD_MIN_TOKENS]:
+            adjusted[[stop for stop in words[WORD_STOP_IDS:] if stop >= 0]] = -np.inf
+        temperature, top_p, min_p = (float(reals[word]) for word in FILTERS)
+        number = kernel_reference.uniform(int(words.view(np.int64)[LONG_SEED]), length)
+        expected = kernel_reference.sample_span(adjusted, temperature, int(words[WORD_TOP_K]), top_p, min_p, number, slack)
+        if found[row] not in expected:
+            wrong.append((row, found[row], expected, temperature, int(words[WORD_TOP_K]), top_p, min_p, number))
+        if words[WORD_LOGPROBS] < 0:
+            assert (records[row] == -7).all(), "log probabilities that nobody asked for"
+            continue
+        every, top = kernel_reference.top_logprobs(logits[row], TOP_LOGPROBS)
+        top = top[np.isfinite(every[top])]
+        assert pairs["token"][row].tolist() == [found[row], *top, *[-1] * (TOP_LOGPROBS - len(top))]
+        np.testing.assert_allclose(pairs["logprob"][row, : len(top) + 1], every[[found[row], *top]], atol=1e-4)
+        assert (pairs["logprob"][row, len(top) + 1 :] == -np.inf).all()
+    assert len(wrong) <= mismatches, f"(row, found, expected, temperature, top_k, top_p, min_p, uniform): {wrong}"
+    assert (records[silent.tolist()] == -7).all(), "log probabilities of rows that emit nothing"
+
+
+def router_case(
+    rng: np.random.Generator, device: str, dtype: torch.dtype, *, tokens: int, bucket: int, count: int, hidden: int
+) -> None:
+    """Norm and router in one kernel."""
+    x, scales = (draw(rng, *shape, dtype=dtype, device=device) for shape in ((bucket, hidden), (hidden,)))
+    router = draw(rng, count, hidden, dtype=dtype, device=device, scale=hidden**-0.5)
+    normed = poison(bucket, hidden, dtype=dtype, device=device)
+    logits = poison(bucket, count, dtype=torch.float32, device=device)
+    router_logits(x, (scales, 1e-5), router, header(tokens, tokens, 0, device), normed, logits)
+    close(normed[:tokens], kernel_reference.rms_norm(x[:tokens], scales, 1e-5), dtype, "norm before the router")
+    close(logits[:tokens], kernel_reference.linear(normed[:tokens], router), torch.float32, "logits of the router")
+    untouched(normed[tokens:], "norm before the router")
+    untouched(logits[tokens:], "logits of the router")
+
+
+def expert_gemv_case(
+    rng: np.random.Generator, device: str, dtype: torch.dtype, *, tokens: int, bucket: int, count: int, top_k: int,
+    hidden: int, width: int, normalize: bool = True, ties: bool = False,
+) -> None:  # fmt: skip
+    """A few tokens straight from the weights of their experts. ties: logits of few values, zeros of both signs, and NaN."""
+    logits = draw(rng, bucket, count, dtype=torch.float32, device=device)
+    if ties:
+        logits = logits.round().clamp(-1, 0)
+        logits[0, count // 2] = float("nan")
+    weights, ids = kernel_reference.route(torch.nan_to_num(logits[:tokens], nan=-float("inf")), top_k, normalize)
+    logits[tokens:] = float("nan")
+    x = draw(rng, bucket, hidden, dtype=dtype, device=device)
+    x[tokens:] = float("nan")
+    gate_up = draw(rng, count, 2 * width, hidden, dtype=dtype, device=device, scale=hidden**-0.5)
+    down = draw(rng, count, hidden, width, dtype=dtype, device=device, scale=width**-0.5)
+    residual = draw(rng, tokens, hidden, dtype=dtype, device=device)
+    counts = header(tokens, tokens, 0, device)
+    outs = []
+    for live in (tokens, tokens if tokens == 1 else tokens - 1):
+        inner = poison(bucket * top_k * width, dtype=dtype, device=device)
+        out = poison(bucket, hidden, dtype=dtype, device=device)
+        out[:live] = residual[:live]
+        counts[1] = live
+        expert_gemv(x, logits, gate_up, down, counts, out, inner, top_k=top_k, normalize=normalize)
+        untouched(out[live:], "experts")
+        untouched(inner.view(-1, width)[live * top_k :], "inner results of experts")
+        outs.append(out[:live])
+    assert torch.equal(outs[0][: len(outs[1])], outs[1]), "a token depends on its neighbours, or two runs differ"
+    close(outs[0], kernel_reference.experts(x[:tokens], gate_up, down, weights, ids) + residual.double(), dtype, "experts")
+
+
+def experts_case(
+    rng: np.random.Generator, device: str, dtype: torch.dtype, config: ExpertConfig, *, tokens: int, bucket: int,
+    count: int, top_k: int, hidden: int, width: int, normalize: bool = True, one_expert: bool = False,
+) -> None:  # fmt: skip
+    """Routing, sorting and products. one_expert: every token chooses expert 0 first, so that its blocks fill."""
+    logits = draw(rng, bucket, count, dtype=torch.float32, device=device)
+    if one_expert:
+        logits[:, 0] = 9.0
+    logits[tokens:] = float("nan")
+    counts = header(tokens, tokens, 0, device)
+    routing = Routing.allocate(bucket, count, top_k, config.block_m, device)
+    routing.pairs.fill_(12345)
+    routing.block_experts.fill_(12345)
+    weights, ids = kernel_reference.route(logits[:tokens], top_k, normalize)
+    x = draw(rng, bucket, hidden, dtype=dtype, device=device)
+    x[tokens:] = float("nan")
+    gate_up = draw(rng, count, 2 * width, hidden, dtype=dtype, device=device, scale=hidden**-0.5)
+    down = draw(rng, count, hidden, width, dtype=dtype, device=device, scale=width**-0.5)
+    expected = kernel_reference.experts(x[:tokens], gate_up, down, weights, ids)
+    outs = []
+    for _ in range(repeats(device)):
+        route(logits, counts, routing, normalize=normalize)
+        inner = poison(bucket * top_k * width, dtype=dtype, device=device)
+        results = poison(bucket * top_k * hidden, dtype=dtype, device=device)
+        out = torch.zeros(bucket, hidden, dtype=dtype, device=device)
+        out[tokens:] = float("nan")
+        experts(x, gate_up, down, routing, config, counts, out, inner, results)
+        outs.append(out)
+    assert torch.equal(routing.ids[:tokens].long(), ids), "experts"
+    close(routing.weights[:tokens], weights, torch.float32, "weights of experts")
+    used = routing.block_experts >= 0
+    lines = routing.pairs.view(-1, config.block_m)[used]
+    assert torch.equal(lines[lines >= 0].sort().values, torch.arange(tokens * top_k, device=device, dtype=torch.int32))
+    assert torch.equal(outs[0][:tokens], outs[-1][:tokens]), "two runs differ"
+    close(outs[0][:tokens], expected, dtype, "experts")
+    untouched(outs[0][tokens:], "experts")

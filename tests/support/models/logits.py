@@ -1,0 +1,183 @@
+"""Logits of given sequences, for any device: by the GPU's step, whatever it samples, and by transformers on the same weights."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from support.models import kernel_reference
+from support.models.paged_batch import PagedBatches, Sequence
+from support.models.step_cases import PAGE, OnDevice
+
+from blinkpy.kernels.linear.linear_config import LinearTable
+from blinkpy.models.description.decoder_description import Architecture
+from blinkpy.models.gpu.gpu_step import GpuStep
+from blinkpy.models.gpu.step_shapes import StepShape
+from blinkpy.models.weights.checkpoint import layer_parts
+from blinkpy.models.weights.decoder_weights import Weights
+
+
+class ForcedSteps:
+    """A model's step on a device, run on tokens that are known beforehand. limits: rows and tokens of the largest step."""
+
+    def __init__(
+        self, rng: np.random.Generator, a: Architecture, weights: Weights, *, slots: int, length: int, limits: tuple[int, int],
+        table: LinearTable | None = None,
+    ):  # fmt: skip
+        pages = slots * -(-length // PAGE)
+        rows, tokens = limits
+        self.batches = PagedBatches(
+            rng, page_size=PAGE, num_pages=pages, slots=slots, max_model_len=length, max_tokens=tokens, max_rows=rows
+        )
+        empty = self.batches.batch([])
+        self.on = OnDevice(GpuStep, a, weights, pages, length, empty, self.batches.requests, limits, table)
+        self.ran: list[StepShape] = []
+        self._graphs: dict[StepShape, torch.cuda.CUDAGraph] = {}
+
+    def begin(self, prompt: list[int]) -> Sequence:
+        """A sequence of which nothing is computed yet."""
+        return self.batches.add(prompt)
+
+    def step(self, work: list[tuple[Sequence, int]]) -> torch.Tensor:
+        """Compute the next tokens of each sequence; float32 [len(work), vocab], logits behind the last of them."""
+        batch = self.batches.batch(work)
+        self._run(self.on.give(batch, self.batches.requests))
+        rows = {id(sequence): row for row, sequence in enumerate(self.batches.rows)}
+        for sequence, count in work:
+            sequence.computed += count
+        return self.on.step.decoder.buffers.logits[[rows[id(sequence)] for sequence, _ in work]].clone()
+
+    def _run(self, shape: StepShape) -> None:
+        """A shape is launched the first time, which compiles its kernels, and runs from a graph from then on."""
+        if shape not in self.ran or self.on.device == "cpu":
+            self.on.step.launch(shape)
+        else:
+            if shape not in self._graphs:
+                self._graphs[shape] = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(self._graphs[shape]):
+                    self.on.step.launch(shape)
+            self._graphs[shape].replay()
+        self.ran.append(shape)
+
+    def follow(self, tokens: np.ndarray, prompt: int, group: int) -> torch.Tensor:
+        """Compute sequences, int [S, L], `group` at a time: their first `prompt` tokens as a prompt, the rest one by one.
+
+        Returns float32 [S, L - prompt + 1, vocab], the logits from the last token of the prompt on.
+        """
+        found = []
+        for first in range(0, len(tokens), group):
+            some = tokens[first : first + group].tolist()
+            sequences = [self.begin(row[:prompt]) for row in some]
+            steps = [self.step([(sequence, prompt) for sequence in sequences])]
+            for position in range(prompt, tokens.shape[1]):
+                for sequence, row in zip(sequences, some, strict=True):
+                    sequence.tokens.append(row[position])
+                steps.append(self.step([(sequence, 1) for sequence in sequences]))
+            found.append(torch.stack(steps, 1))
+            for sequence in sequences:
+                self.batches.preempt(sequence)
+                self.batches.free_slots.append(sequence.slot)
+        return torch.cat(found)
+
+
+def in_one_bucket(forced: ForcedSteps, rng: np.random.Generator, vocab: int) -> None:
+    """Prompts and decode rows give the same bits whatever runs beside them in the same bucket.
+
+    Needs 20 slots of 128 tokens, and steps of 8 rows and 64 tokens.
+    """
+
+    def some(n: int) -> list[int]:
+        return rng.integers(0, vocab, n).tolist()
+
+    prompts, more = [some(int(n)) for n in rng.integers(20, 41, 5)], [some(4) for _ in range(5)]
+
+    def run(crowded: bool) -> tuple[list[torch.Tensor], list[StepShape]]:
+        """All logits of the five, and the shapes that they ran in; crowded: among others, longer ones, in any order."""
+        mine = [forced.begin(prompt) for prompt in prompts]
+        others = [forced.begin(some(60)) for _ in range(3)] if crowded else []
+        for other in others:
+            forced.step([(other, 60)])
+        found, before = [], len(forced.ran)
+        for sequence in mine:
+            beside = [(forced.begin(some(20)), 20)] if crowded else []
+            found.append(forced.step([(sequence, len(sequence.tokens)), *beside])[0])
+        for index in range(4):
+            for sequence, tokens in zip(mine, more, strict=True):
+                sequence.tokens.append(tokens[index])
+            for other in others:
+                other.tokens += some(1)
+            work = [(sequence, 1) for sequence in [*mine, *others]]
+            order = rng.permutation(len(work))
+            logits = forced.step([work[i] for i in order])
+            found += [logits[int(np.flatnonzero(order == i)[0])] for i in range(len(mine))]
+        for sequence in mine:  # one more time, beside a prompt
+            sequence.tokens.append(sequence.tokens[0])
+        chunk = int(rng.integers(30, 50)) if crowded else 30
+        found += list(forced.step([*((sequence, 1) for sequence in mine), (forced.begin(some(chunk)), chunk)])[: len(mine)])
+        return found, forced.ran[before:]
+
+    (alone, shapes), (crowded, same_shapes) = run(False), run(True)
+    assert shapes == same_shapes
+    assert {(shape.tokens, shape.mixed) for shape in shapes} == {(8, False), (64, True)}
+    different = [i for i, (x, y) in enumerate(zip(alone, crowded, strict=True)) if not torch.equal(x, y)]
+    assert not different, f"{len(different)} of {len(alone)} rows depend on their neighbours, the first is {different[0]}"
+
+
+def errors(ours: torch.Tensor, theirs: torch.Tensor, exact: torch.Tensor) -> tuple[float, float]:
+    """Relative errors of our logits and of transformers'. [S, n, vocab] each; exact: of the float32 run."""
+    return kernel_reference.relative_error(ours, exact), kernel_reference.relative_error(theirs, exact)
+
+
+def transformers_view(a: Architecture, weights: Weights, config: Any) -> transformers.PreTrainedModel:
+    """The transformers model over our weights: its parameters are views of them, so that no memory is needed for it."""
+    config._experts_implementation = "eager"
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=weights.dtype)
+    state = {"model.embed_tokens.weight": weights.embedding, "model.norm.weight": weights.final_norm}
+    state["lm_head.weight"] = weights.lm_head
+    for index, layer in enumerate(weights.layers):
+        for part in layer_parts(a, index):
+            tensor = getattr(layer, part.field)
+            if a.sparse[index] and part.field in ("gate_up", "down"):
+                state[f"model.layers.{index}.mlp.experts.{part.field}_proj"] = tensor
+                continue
+            for name, shape, _, row in part.sources:
+                state[name] = tensor[row : row + shape[0]]
+    model.load_state_dict(state, assign=True)
+    model.model.rotary_emb = type(model.model.rotary_emb)(config).to(weights.device)  # its buffers are no part of the state
+    return model.eval()
+
+
+@contextlib.contextmanager
+def widened(model: transformers.PreTrainedModel) -> Iterator[None]:
+    """Within the block the model computes in float32: each part's weights are widened while that part runs, and no longer."""
+    handles = []
+
+    def widen(module: torch.nn.Module, arguments: Any) -> None:
+        for parameter in module.parameters():
+            narrow[parameter] = parameter.data
+            parameter.data = parameter.data.float()
+
+    def restore(module: torch.nn.Module, arguments: Any, result: Any) -> None:
+        for parameter in module.parameters():
+            parameter.data = narrow.pop(parameter)
+
+    narrow: dict[torch.nn.Parameter, torch.Tensor] = {}
+    for part in (model.model.embed_tokens, *model.model.layers, model.model.norm, model.lm_head):
+        handles += [part.register_forward_pre_hook(widen), part.register_forward_hook(restore)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@torch.inference_mode()
+def logits_of(model: transformers.PreTrainedModel, tokens: np.ndarray, prompt: int, batch: int = 16) -> torch.Tensor:
+    """What ForcedSteps.follow returns, by transformers: whole sequences at once, `batch` of them at a time."""
+    ids = torch.from_numpy(tokens).to(model.device)
+    return torch.cat([model(some, use_cache=False).logits[:, prompt - 1 :].float() for some in ids.split(batch)])

@@ -1,0 +1,218 @@
+"""Steps of the GPU's decoder against the CPU engine's step, for any device: small and interpreted, or on a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from support.models import kernel_reference, model_zoo
+from support.models.paged_batch import PagedBatches, Sequence
+
+from blinkpy.kernels.linear.linear_config import LinearConfig, LinearTable
+from blinkpy.kv.state import DECODE_ROWS, ROWS, TOKENS, Batch, Requests
+from blinkpy.kv.state_snapshots import map_arrays
+from blinkpy.models.cpu.cpu_step import CpuStep
+from blinkpy.models.description.decoder_description import read_architecture
+from blinkpy.models.gpu.gpu_step import GpuStep
+from blinkpy.models.gpu.step_shapes import StepShape, bucket_shapes, step_shapes
+from blinkpy.models.paged_cache import PagedCache
+from blinkpy.models.weights.decoder_weights import load_weights
+from blinkpy.queues.logprob_record import RECORD_PAIR, TOP_LOGPROBS
+from blinkpy.queues.submission import WORD_LOGPROBS
+
+PAGE, ROWS_AT_MOST, TOKENS_AT_MOST = 16, 8, 64
+READ = ("page_table", "entry", "tokens", "prompt_length")  # of the requests, by a step
+
+
+class OnDevice:
+    """A GpuStep over tensors on a device, fed with batches of NumPy arrays. limits: rows and tokens of the largest step."""
+
+    def __init__(
+        self, step_type: Any, a: Any, weights: Any, pages: int, model_len: int, batch: Batch, requests: Requests,
+        limits: tuple[int, int] = (ROWS_AT_MOST, TOKENS_AT_MOST), table: LinearTable | None = None,
+    ):  # fmt: skip
+        device = str(weights.device)
+        self.device = device
+        self.batch = map_arrays(lambda array: torch.from_numpy(array.copy()).to(device), batch)
+        tensors = {name: torch.from_numpy(getattr(requests, name).copy()).to(device) for name in READ}
+        self.requests = requests._replace(**tensors)
+        self.buckets = bucket_shapes(*limits)
+        self.shapes, self.graph_of = step_shapes(self.buckets)
+        self.cache = PagedCache(a, pages, PAGE, weights.dtype, device)
+        self.step = step_type(
+            a, weights, self.cache, self.batch, self.requests, self.shapes, model_len, table or LinearTable(), device != "cpu"
+        )
+
+    def give(self, batch: Batch, requests: Requests) -> StepShape:
+        """Copy a batch over; returns the shape of the graph that runs it."""
+        for target, source in zip(self.batch, batch, strict=True):
+            target.copy_(torch.from_numpy(source))
+        for name in READ:
+            getattr(self.requests, name).copy_(torch.from_numpy(getattr(requests, name)))
+        counts = batch.counts
+        bucket = next(i for i, (t, r) in enumerate(self.buckets) if t >= counts[TOKENS] and r >= counts[ROWS])
+        return self.shapes[self.graph_of[bucket, 1 if counts[DECODE_ROWS] < counts[ROWS] else 0]]
+
+
+def parameters(rng: np.random.Generator, index: int) -> dict[str, float]:
+    """Greedy for even requests, sampled with filters and penalties for odd ones, both with and without log probabilities."""
+    if index % 2 == 0:
+        return {"logprobs": 2} if index % 4 == 0 else {}
+    return {
+        "logprobs": 20 if index % 4 == 1 else -1,
+        "seed": int(rng.integers(-(2**62), 2**62)),
+        "temperature": 0.9,
+        "top_p": 0.9,
+        "top_k": 50,
+        "min_p": 0.02,
+        "repetition_penalty": 1.2,
+        "presence_penalty": 0.3,
+    }
+
+
+class SplitTable(LinearTable):
+    """Sums in two parts, which the residual stream's norms then add where they can. Of one row, only those that end in that
+    stream: what reads it is a matrix-vector product, which has its norm fused in."""
+
+    def config(self, n: int, k: int, rows: int, dtype: torch.dtype, *, swiglu: bool = False) -> LinearConfig:
+        usual = super().config(n, k, rows, dtype, swiglu=swiglu)
+        if rows == 1 and n != model_zoo.BASE["hidden_size"]:
+            return usual
+        return LinearConfig(block_m=16, block_n=32, block_k=32, split_k=2)
+
+
+class CublasTable(LinearTable):
+    """Every product by cuBLAS (on the CPU, by torch): norms and SwiGLU are kernels of their own then, with scratch between."""
+
+    def config(self, n: int, k: int, rows: int, dtype: torch.dtype, *, swiglu: bool = False) -> LinearConfig:
+        return LinearConfig(kind="cublas")
+
+
+class TmaTable(LinearTable):
+    """Every product by the kernel for many rows; what ends in the residual stream in two parts. bfloat16."""
+
+    def config(self, n: int, k: int, rows: int, dtype: torch.dtype, *, swiglu: bool = False) -> LinearConfig:
+        parts = 2 if n == model_zoo.BASE["hidden_size"] else 1
+        return LinearConfig("tma", block_m=16, block_n=48, block_k=32, split_k=parts, stages=3)
+
+
+def step_case(
+    rng: np.random.Generator, device: str, name: str, folder: Path, dtype: torch.dtype, *, steps: int, sampled: bool = True,
+    graphs: bool = False, table: LinearTable | None = None, rows: int = ROWS_AT_MOST,
+) -> float:  # fmt: skip
+    """Serve a few requests with both, step by step: the same tokens in float32. Returns the largest error of the logits.
+
+    In bfloat16 the CPU's tokens are taken for the next step, whatever the other said. graphs: run captured graphs.
+    rows: of the largest step.
+    """
+    model_zoo.save_model(name, folder, int(rng.integers(2**31)), dtype=dtype)
+    a = read_architecture(folder)
+    model_len, pages = 128, ROWS_AT_MOST * 128 // PAGE
+    batches = PagedBatches(
+        rng, page_size=PAGE, num_pages=pages, slots=ROWS_AT_MOST + 2, max_model_len=model_len, max_tokens=TOKENS_AT_MOST,
+        max_rows=rows,
+    )  # fmt: skip
+    cpu_weights = load_weights(a, folder, dtype)
+    cpu = CpuStep(a, cpu_weights, pages, PAGE, model_len, TOKENS_AT_MOST)
+    lengths = [1, 40, 17, 23, 5]
+    waiting = [
+        batches.add(
+            rng.integers(0, a.vocab_size, n).tolist(), **(parameters(rng, i) if sampled and dtype == torch.float32 else {})
+        )
+        for i, n in enumerate(lengths)
+    ]
+    empty = batches.batch([])
+    limits, weights = (rows, TOKENS_AT_MOST), load_weights(a, folder, dtype, device)
+    on = OnDevice(GpuStep, a, weights, pages, model_len, empty, batches.requests, limits, table)
+    stream = torch.cuda.Stream() if graphs else None
+    if stream is not None:
+        on.step.capture(stream)
+    running: list[Sequence] = []
+    worst = 0.0
+    for number in range(steps):
+        if waiting and len(running) < rows and number != 1:  # in the second step the first request decodes alone
+            running.append(waiting.pop(0))
+        budget, work = TOKENS_AT_MOST, []
+        for sequence in running:
+            count = min(len(sequence.tokens) - sequence.computed, 13, budget)
+            budget -= count
+            work.append((sequence, count))
+        batch = batches.batch(work)
+        shape, given = on.give(batch, batches.requests), batch.logprobs.copy()
+        buffers = on.step.decoder.buffers
+        for buffer in (buffers.last_hidden, buffers.last, buffers.logits):  # nothing of the step before is read
+            buffer.fill_(float("nan"))
+        cpu.run(batch, batches.requests)
+        if stream is not None:
+            with torch.cuda.stream(stream):
+                torch.cuda.current_stream().wait_stream(torch.cuda.default_stream())
+                on.step.graphs[on.shapes.index(shape)].graph.replay()
+            stream.synchronize()
+        else:
+            on.step.launch(shape)
+        emitting = np.flatnonzero(batch.emits[: int(batch.counts[ROWS])])
+        expected = _cpu_logits(cpu, batch, batches.requests, emitting)
+        if len(emitting):
+            worst = max(worst, kernel_reference.relative_error(on.step.decoder.buffers.logits[emitting.tolist()], expected))
+        if dtype == torch.float32:
+            found = on.batch.sampled.cpu().numpy()
+            assert found[emitting].tolist() == batch.sampled[emitting].tolist(), f"{name}, step of {shape.name}"
+            _check_records(expected, batch, given, batches.requests, batch.logprobs, emitting)
+            _check_records(expected, batch, given, batches.requests, on.batch.logprobs.cpu().numpy(), emitting)
+        batches.commit(batch)
+    if dtype == torch.float32 or not any(a.sparse):  # in bfloat16 another expert may be chosen where two are nearly equal
+        _compare_caches(cpu.cache, on.cache, running, dtype)
+    return worst
+
+
+def on_device(
+    rng: np.random.Generator, device: str, name: str, folder: Path, dtype: torch.dtype, table: LinearTable | None = None
+) -> tuple[OnDevice, PagedBatches]:
+    """The step of a random model over an empty batch, and what makes batches for it."""
+    model_zoo.save_model(name, folder, int(rng.integers(2**31)), dtype=dtype)
+    a, model_len, pages = read_architecture(folder), 128, 128 // PAGE
+    batches = PagedBatches(
+        rng, page_size=PAGE, num_pages=pages, slots=2, max_model_len=model_len, max_tokens=TOKENS_AT_MOST, max_rows=ROWS_AT_MOST
+    )
+    weights = load_weights(a, folder, dtype, device)
+    return OnDevice(GpuStep, a, weights, pages, model_len, batches.batch([]), batches.requests, table=table), batches
+
+
+def _cpu_logits(cpu: CpuStep, batch: Batch, requests: Requests, emitting: np.ndarray) -> torch.Tensor:
+    """float32 [emitting rows, V]."""
+    hidden = cpu.decoder.forward(batch, requests.page_table)  # again: it only rewrites the same keys and values
+    last = torch.from_numpy(batch.query_starts[emitting + 1].astype(np.int64) - 1)
+    return cpu.decoder.logits(hidden[last])
+
+
+def _check_records(
+    logits: torch.Tensor, batch: Batch, given: np.ndarray, requests: Requests, records: np.ndarray, emitting: np.ndarray
+) -> None:
+    """Log probabilities of the rows whose request asks for them, within rounding; the other records as they were given."""
+    asked = np.flatnonzero(requests.entry[batch.row_slots[emitting], WORD_LOGPROBS] >= 0)
+    others = np.setdiff1d(np.arange(len(records)), emitting[asked])
+    assert (records[others] == given[others]).all(), "log probabilities that nobody asked for"
+    every = torch.log_softmax(logits.double(), -1)
+    for index in asked.tolist():
+        row = emitting[index]
+        pairs = records[row].view(RECORD_PAIR)
+        assert pairs["token"][0] == batch.sampled[row]
+        assert len(set(pairs["token"][1:].tolist())) == TOP_LOGPROBS
+        own = every[index][pairs["token"].tolist()]
+        np.testing.assert_allclose(pairs["logprob"], own, atol=1e-3)
+        np.testing.assert_allclose(pairs["logprob"][1:], every[index].topk(TOP_LOGPROBS).values, atol=1e-3)
+
+
+def _compare_caches(a: PagedCache, b: PagedCache, sequences: list[Sequence], dtype: torch.dtype) -> None:
+    """Keys and values of all computed tokens."""
+    for sequence in sequences:
+        pages = sequence.pages[: -(-sequence.computed // PAGE)]
+        for mine, other in ((a.keys, b.keys), (a.values, b.values)):
+            for x, y in zip(mine, other, strict=True):
+                first, second = (
+                    t[pages].transpose(1, 2).reshape(-1, t.shape[1] * t.shape[3])[: sequence.computed] for t in (x, y)
+                )
+                error = kernel_reference.relative_error(second, first)
+                assert error < (1e-4 if dtype == torch.float32 else 3e-2), f"cache differs by {error:.2e}"
