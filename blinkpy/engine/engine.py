@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from blinkpy.config import Config, step_sizes
+from blinkpy.engine.devices.null_device import run_null
 from blinkpy.engine.link.pair_memory import QueueMemory
 from blinkpy.engine.sizing import EngineSizes, engine_sizes
 from blinkpy.kv.limits import Limits, make_limits
@@ -111,7 +112,7 @@ class Engine:
         self.views = self.segment.views()
         self._scheduler.attach(self.views)
         if null:
-            self._scheduler.run_null(self._made_up_tokens(), 0, 0, 0)  # compiles it; its deadline is past
+            run_null(self._scheduler, self._made_up_tokens(), 0, 0, 0)  # compiles it; its deadline is past
         self._scheduler.step(time.monotonic_ns())  # the first call loads what was compiled
         self.views.engine[ENGINE_STATE] = STATE_READY
 
@@ -265,7 +266,7 @@ class Engine:
         while True:
             steps = counts[STEPS]
             deadline = time.monotonic_ns() + NULL_TURN_NS
-            if self._scheduler.run_null(tokens, step_ns, IDLE_SPIN_NS, deadline, self._after_call) in (STOPPED, DRAINED):
+            if run_null(self._scheduler, tokens, step_ns, IDLE_SPIN_NS, deadline, self._after_call) in (STOPPED, DRAINED):
                 return
             if counts[STEPS] != steps:
                 pause = IDLE_SLEEP_S[0]
