@@ -38,6 +38,7 @@ from benchmarks.common.hand_batches import decoding, graph_for, put  # noqa: E40
 from benchmarks.common.harness import revision  # noqa: E402
 from benchmarks.common.model_shapes import SHAPES  # noqa: E402
 from benchmarks.common.roofline import floor_us  # noqa: E402
+from blinkpy.device.cuda.cuda_graphs import StepGraph  # noqa: E402
 from blinkpy.dpu.link.connect_shm import attach_segment  # noqa: E402
 from blinkpy.dpu.link.queue_pair import QueuePair  # noqa: E402
 from blinkpy.engine.devices.cuda_device import CudaEngine  # noqa: E402
@@ -53,7 +54,6 @@ from blinkpy.kernels.loop.loop_kernels import (  # noqa: E402
     TRACE_STEP_END,
 )
 from blinkpy.models.description.decoder_description import Architecture, read_architecture  # noqa: E402
-from blinkpy.models.gpu.gpu_step import StepGraph  # noqa: E402
 from blinkpy.queues.request_parameters import Sampling  # noqa: E402
 
 

@@ -38,6 +38,7 @@ from blinkpy.device.cuda.cuda_graphs import (
     SWITCH,
     WHILE,
     Node,
+    StepGraph,
     add_conditional,
     capture_into,
     chain_of,
@@ -61,7 +62,6 @@ from blinkpy.kernels.loop.loop_kernels import (
     TRACE_STEP_END,
     LoopCode,
 )
-from blinkpy.models.gpu.gpu_step import StepGraph
 
 AHEAD_KERNELS = 12
 """`ahead` may begin so many kernels before the end of a step's layers: late, so that it sees late arrivals, and early enough to

@@ -1,9 +1,10 @@
-"""CUDA graphs as the loop on the GPU is built of them: their nodes in order, conditional nodes, and captures into a graph."""
+"""CUDA graphs as the loop on the GPU is built of them: step graphs, their nodes, conditional nodes, captures into a graph."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -18,6 +19,15 @@ SWITCH = runtime.cudaGraphConditionalNodeType.cudaGraphCondTypeSwitch
 FULL = runtime.cudaGraphDependencyType.cudaGraphDependencyTypeDefault
 PROGRAMMATIC = runtime.cudaGraphDependencyType.cudaGraphDependencyTypeProgrammatic
 PORT_PROGRAMMATIC = 1  # cudaGraphKernelNodePortProgrammatic
+
+
+@dataclass(frozen=True)
+class StepGraph:
+    """A captured step: a chain of nodes. layers: how many of them, from the first, embed the tokens and run the layers; the
+    others are the output: the last norm, the product with the vocabulary's matrix, sampling and log probabilities."""
+
+    graph: torch.cuda.CUDAGraph
+    layers: int
 
 
 def add_conditional(graph: Any, handle: Any, kind: Any, bodies: int) -> list[Any]:
