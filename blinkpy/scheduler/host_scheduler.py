@@ -11,13 +11,13 @@ from typing import Any, Literal
 import numpy as np
 from numba import njit, types
 
+from blinkpy.device.array_trees import plain
 from blinkpy.device.compile_cache import cached_njit
 from blinkpy.device.table_codegen import Table
 from blinkpy.engine.devices.null_device import compiled_fill, fill_sampled
 from blinkpy.kv.integrity import check_integrity
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import DRAINED, NOTHING, STOPPED, State
-from blinkpy.kv.state_snapshots import plain
 from blinkpy.queues.layout import QueueLayout, QueueSizes
 from blinkpy.queues.logprob_record import RECORD_PAIR
 from blinkpy.queues.views import EngineViews, engine_views
