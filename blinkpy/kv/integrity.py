@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from blinkpy.device.array_trees import map_arrays
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import (
     CACHED_COUNT,
@@ -27,7 +28,6 @@ from blinkpy.kv.state import (
     WAITING_COUNT,
     State,
 )
-from blinkpy.kv.state_snapshots import map_arrays
 
 
 def check_integrity(limits: Limits, state: State) -> list[str]:

@@ -8,12 +8,12 @@ from typing import Any, Literal
 
 from numba import njit, types
 
+from blinkpy.device.array_trees import plain
 from blinkpy.device.compile_cache import cached_njit
 from blinkpy.device.table_codegen import Table
 from blinkpy.kv.integrity import check_integrity
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import State
-from blinkpy.kv.state_snapshots import plain
 from blinkpy.queues.layout import QueueLayout, QueueSizes
 from blinkpy.queues.views import EngineViews, engine_views
 from blinkpy.scheduler.cycle import make_schedule

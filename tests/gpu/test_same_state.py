@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import torch
 
+from blinkpy.device.array_trees import map_arrays
 from blinkpy.dpu.link import queue_pair
 from blinkpy.dpu.link.connect_shm import attach_segment
 from blinkpy.dpu.link.queue_pair import Busy, InFlight, QueuePair
@@ -28,7 +29,7 @@ from blinkpy.kv.integrity import check_integrity
 from blinkpy.kv.limits import Limits, make_limits
 from blinkpy.kv.state import ROWS, STEADY, State
 from blinkpy.kv.state_memory import make_state
-from blinkpy.kv.state_snapshots import differences, map_arrays, snapshot
+from blinkpy.kv.state_snapshots import differences, snapshot
 from blinkpy.queues.header import EngineFacts
 from blinkpy.queues.layout import QueueSizes
 from blinkpy.queues.request_parameters import Sampling
@@ -52,8 +53,9 @@ class KernelTwin:
 
     def __init__(self, limits: Limits, state: State, queues: EngineViews):
         from numba import cuda
+        from support.gpu.phase_kernels import phase_kernels
 
-        from blinkpy.device.cuda.kernel_compiler import device_arguments, phase_kernels
+        from blinkpy.kernels.loop.loop_arguments import device_arguments
 
         self.state = map_arrays(lambda a: torch.from_numpy(a.copy()).cuda(), state)
         self.queues = map_arrays(lambda a: torch.from_numpy(np.ascontiguousarray(a)).cuda(), queues)

@@ -14,12 +14,12 @@ import numpy as np
 from support.made_up_model import next_token, record_of, value_of
 from support.protocol_front import Front
 
+from blinkpy.device.array_trees import plain
 from blinkpy.device.lanes import Team
 from blinkpy.kv.integrity import check_integrity
 from blinkpy.kv.limits import Limits, make_limits
 from blinkpy.kv.state import EMITS, EMPTY, ROWS, TOKENS, State
 from blinkpy.kv.state_memory import make_state
-from blinkpy.kv.state_snapshots import plain
 from blinkpy.queues.header import EngineFacts, write_header
 from blinkpy.queues.layout import QueueLayout, QueueSizes
 from blinkpy.queues.submission import WORD_LOGPROBS

@@ -12,13 +12,14 @@ import pytest
 from support.front_end.fake_engine import FACTS, SIZES
 from support.front_end.front_world import FrontWorld, WireTransport
 
+from blinkpy.device.array_trees import plain
 from blinkpy.device.lanes import Team
 from blinkpy.dpu.link import store_fence
 from blinkpy.dpu.link.queue_pair import REQUEST_LIMIT, EngineLost, QueuePair
 from blinkpy.engine.devices.null_device import made_up_token, run_null
 from blinkpy.kv.page_allocator import compact_ring
 from blinkpy.kv.state import NOTHING, RING_HEAD, RING_TAIL, RUNNING, STOPPED
-from blinkpy.kv.state_snapshots import differences, plain, snapshot
+from blinkpy.kv.state_snapshots import differences, snapshot
 from blinkpy.queues.completion import FINISH_LENGTH, HAS_TOKEN, lap_of, pack_completion
 from blinkpy.queues.header import write_header
 from blinkpy.queues.layout import LayoutError

@@ -13,6 +13,7 @@ import pytest
 from numba import types
 from support.seeded_bugs import SCHEDULER_BUGS, planted
 
+from blinkpy.device.array_trees import named_arrays
 from blinkpy.device.compile_cache import cached_njit
 from blinkpy.device.expect import PROBLEMS
 from blinkpy.device.table_codegen import Table
@@ -20,7 +21,7 @@ from blinkpy.kv.integrity import check_integrity
 from blinkpy.kv.invariants.check_state import find_problem
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import State
-from blinkpy.kv.state_snapshots import differences, named_arrays, snapshot
+from blinkpy.kv.state_snapshots import differences, snapshot
 from blinkpy.scheduler.cycle import make_phases
 from blinkpy.scheduler.policies import SHIPPED
 from blinkpy.verify.sim.__main__ import main

@@ -167,9 +167,9 @@ class CudaEngine(Engine):
 
     def _build_executive(self, policy: Policy, queues: EngineViews, graph_of: np.ndarray, stream: torch.cuda.Stream) -> Executive:
         # Imported here: --control host works without numba-cuda.
-        from blinkpy.device.cuda.kernel_compiler import device_arguments
         from blinkpy.engine.loop_graph import Copies, Executive, StepTable
         from blinkpy.engine.rehearsal import rehearsal_world
+        from blinkpy.kernels.loop.loop_arguments import device_arguments
         from blinkpy.kernels.loop.loop_kernels import loop_code
 
         kind, table = device_arguments(self.limits, queues, self.device_state)

@@ -18,11 +18,12 @@ import os
 import numpy as np
 from cuda.bindings import driver, runtime
 
+from blinkpy.device.array_trees import map_arrays
 from blinkpy.device.cuda.cuda_calls import check
 from blinkpy.device.cuda.dmabuf import export_dmabuf
-from blinkpy.device.cuda.gpu_memory_views import MappedMemory, moved_views, pinned
+from blinkpy.device.cuda.gpu_memory_views import MappedMemory, moved_array, pinned
 from blinkpy.queues.layout import QueueLayout
-from blinkpy.queues.views import engine_views
+from blinkpy.queues.views import EngineViews, engine_views
 
 GPU_PAGE = 2 << 20  # bytes; allocations of whole ones begin at one, so they share none with other memory
 
@@ -78,3 +79,16 @@ class GpuQueues:
             check(driver.cuMemFree(self.address), "free the queues")
             self.address = 0
         self._words.close()
+
+
+def moved_views(views: EngineViews, host: int, device: int, keep: object) -> EngineViews:
+    """Views of memory that begins at address `host`, as the GPU sees it from address `device` on."""
+    return map_arrays(lambda array: moved_array(array, host, device, keep), views)
+
+
+class MappedSegment(MappedMemory):
+    """A queue segment that the GPU reads and writes in place. device: its EngineViews for the GPU."""
+
+    def __init__(self, buffer: memoryview, layout: QueueLayout):
+        super().__init__(buffer, "the queue segment")
+        self.device = moved_views(engine_views(buffer, layout), self._base, self._device_base, self)

@@ -19,9 +19,10 @@ import numba
 from numba import int64, types
 
 from blinkpy.device.compile_cache import cache_folder
-from blinkpy.device.cuda.kernel_compiler import KernelCode, compile_kernel, table_reader
+from blinkpy.device.cuda.kernel_compiler import KernelCode, compile_kernel
 from blinkpy.device.portable import nanosleep, now_ns, register_cuda
 from blinkpy.device.targets.graph_conditions import set_condition, wait_for_predecessors
+from blinkpy.kernels.loop.loop_arguments import table_reader
 from blinkpy.kv.state import COPIES_BEGUN, COPIES_DONE, DECODE_ROWS, DRAINED, POSITION, ROWS, STEADY, STOPPED
 from blinkpy.queues.words import ENGINE_STATE, STATE_STOPPED
 from blinkpy.scheduler.cycle import Phases, make_phases

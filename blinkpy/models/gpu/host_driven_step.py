@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from cuda.bindings import runtime
 
+from blinkpy.device.array_trees import map_arrays
 from blinkpy.device.cuda.cuda_calls import check
 from blinkpy.device.cuda.gpu_memory_views import host_tensor_on_device, pinned
 from blinkpy.kv.state import BUCKET, DECODE_ROWS, MAX_CONTEXT, ROWS, TOKENS, Batch, Requests, State
-from blinkpy.kv.state_snapshots import map_arrays
 from blinkpy.models.gpu.gpu_step import GpuStep
 from blinkpy.models.gpu.step_shapes import StepShape
 from blinkpy.queues.submission import WORD_LOGPROBS

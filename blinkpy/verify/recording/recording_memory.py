@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from blinkpy.device.array_trees import named_arrays
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import EMPTY, POSITION, Recorder, State
-from blinkpy.kv.state_snapshots import named_arrays
 from blinkpy.verify.recording.recording_errors import RecordingError
 from blinkpy.verify.recording.recording_layout import (
     MAGIC,

@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from blinkpy.device.array_trees import named_arrays
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import BUCKET, CACHED_COUNT, CALLS, FREE_COUNT, ROWS, State
 from blinkpy.kv.state_memory import make_state
-from blinkpy.kv.state_snapshots import named_arrays
 from blinkpy.queues.layout import QueueLayout, QueueSizes
 from blinkpy.queues.views import engine_views
 from blinkpy.queues.words import CONTROL_COMMAND, FRONT_CLAIM, FRONT_CQ_HEAD, FRONT_DOORBELL, FRONT_HEARTBEAT

@@ -15,11 +15,11 @@ from typing import Any, Literal
 import numpy as np
 from numba import types
 
+from blinkpy.device.array_trees import map_arrays, plain
 from blinkpy.device.compile_cache import cached_njit
 from blinkpy.device.expect import PROBLEMS, problem
 from blinkpy.device.table_codegen import Table
 from blinkpy.kv.state import DRAINED, NOTHING, STOPPED
-from blinkpy.kv.state_snapshots import map_arrays, plain
 from blinkpy.queues.words import COMMAND_DRAIN, COMMAND_RUN, COMMAND_STOP, COUNTER_NAMES
 from blinkpy.scheduler.cycle import make_phases
 from blinkpy.scheduler.host_scheduler import Scheduler

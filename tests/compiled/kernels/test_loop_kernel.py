@@ -10,8 +10,9 @@ pytest.importorskip("numba_cuda")
 from support.scheduler_world import Sizes, World
 
 from blinkpy.device.cuda.cubin import read_cubin
-from blinkpy.device.cuda.kernel_compiler import KernelCode, compile_kernel, device_arguments
+from blinkpy.device.cuda.kernel_compiler import KernelCode, compile_kernel
 from blinkpy.device.portable import device, load_acquire
+from blinkpy.kernels.loop.loop_arguments import device_arguments
 from blinkpy.kernels.loop.loop_kernels import (
     AHEAD_SIGNATURE,
     LOOP_WORDS,

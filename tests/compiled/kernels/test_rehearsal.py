@@ -7,9 +7,10 @@ from typing import Any
 from support.scheduler_story import random_sizes
 from support.scheduler_world import World
 
+from blinkpy.device.array_trees import plain
 from blinkpy.engine.rehearsal import rehearsal_world
 from blinkpy.kv.state import STEPS
-from blinkpy.kv.state_snapshots import differences, plain, snapshot
+from blinkpy.kv.state_snapshots import differences, snapshot
 from blinkpy.scheduler.cycle import make_phases
 from blinkpy.scheduler.phases.commit import GENERATED_TOKENS
 

@@ -12,8 +12,8 @@ from support.recorded_world import RecordedWorld, crowded, replayed
 from support.scheduler_story import Story, random_sizes
 from support.scheduler_world import Sizes, World
 
+from blinkpy.device.array_trees import named_arrays
 from blinkpy.kv.state import CALLS, EMPTY, FINISHING, RECORDS, STEADY
-from blinkpy.kv.state_snapshots import named_arrays
 from blinkpy.kv.state_snapshots import snapshot as copies
 from blinkpy.queues.words import COMMAND_DRAIN, COMMAND_RUN, CONTROL_COMMAND
 from blinkpy.scheduler.policies import fcfs, priority, shortest_first

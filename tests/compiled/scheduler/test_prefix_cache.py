@@ -10,10 +10,10 @@ import pytest
 from support.front_end.hash_reference import page_hashes
 from support.scheduler_world import MULTIPLIERS, Sizes, World
 
+from blinkpy.device.array_trees import plain
 from blinkpy.kv.page_allocator import compact_ring
 from blinkpy.kv.prefix_cache import extend_hash, remainder
 from blinkpy.kv.state import CACHED_COUNT, FREE_COUNT, LOST, RING_HEAD, RING_TAIL
-from blinkpy.kv.state_snapshots import plain
 from blinkpy.queues.completion import FINISH_LENGTH
 from blinkpy.queues.page_hash import HASH_MODULUS_1, HASH_MODULUS_2
 from blinkpy.queues.submission import SUBMIT_NO_PREFIX_CACHE

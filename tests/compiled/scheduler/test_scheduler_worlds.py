@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from support.scheduler_story import Story, random_sizes
 from support.scheduler_world import World
 
+from blinkpy.device.array_trees import plain
 from blinkpy.kv.state import RUNNING_COUNT, STEADY, WAITING_COUNT
-from blinkpy.kv.state_snapshots import differences, plain, snapshot
+from blinkpy.kv.state_snapshots import differences, snapshot
 from blinkpy.scheduler.phases.plan import step_budget
 from blinkpy.scheduler.policies import SHIPPED
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from blinkpy.device.array_trees import plain
 from blinkpy.device.expect import PROBLEMS
 from blinkpy.kv.integrity import check_integrity
 from blinkpy.kv.state import ROWS
-from blinkpy.kv.state_snapshots import plain
 from blinkpy.queues.array_types import Int32, Int64
 from blinkpy.queues.completion import (
     FINISH_CANCELLED,
