@@ -23,7 +23,7 @@ from blinkpy.kv.state import DRAINED, STEPS, STOPPED, Batch, Requests, State
 from blinkpy.kv.state_memory import make_state
 from blinkpy.models.description.decoder_description import Architecture, read_architecture
 from blinkpy.models.weights.model_folder import resolve_model
-from blinkpy.progress import Report
+from blinkpy.progress import ProgressCallback
 from blinkpy.queues.header import EngineFacts
 from blinkpy.queues.page_hash import HASH_MULTIPLIER_RANGE
 from blinkpy.queues.views import EngineViews
@@ -74,9 +74,9 @@ class Engine:
 
     on_gpu = False
 
-    def __init__(self, config: Config, on_progress: Report | None = None):
+    def __init__(self, config: Config, on_progress: ProgressCallback | None = None):
         self.config = config
-        self._progress: Report = on_progress or (lambda phase, done=0, total=0: None)
+        self._progress: ProgressCallback = on_progress or (lambda phase, done=0, total=0: None)
         self.segment: Segment
         self.pair_memory: QueueMemory | None = None  # of the queue pairs, where it is not the segment's
         self.sizes: EngineSizes
@@ -97,7 +97,7 @@ class Engine:
         weights = not null and config.model.load_format != "dummy"
         folder = resolve_model(config.model.model, weights=weights, tokenizer=False)
         architecture = read_architecture(folder)
-        config = self._settle(architecture)
+        config = self._choose_step_sizes(architecture)
         page_bytes, cache_bytes = self._page_bytes(architecture)
         self.sizes = engine_sizes(config, architecture.max_position, page_bytes, cache_bytes)
         facts = self._facts(architecture)
@@ -116,7 +116,7 @@ class Engine:
         self._scheduler.step(time.monotonic_ns())  # the first call loads what was compiled
         self.views.engine[ENGINE_STATE] = STATE_READY
 
-    def _settle(self, architecture: Architecture) -> Config:
+    def _choose_step_sizes(self, architecture: Architecture) -> Config:
         """Choose the options that hang on the model, where they were left open."""
         sizes = step_sizes(self.config.scheduler, gpu=self.on_gpu, experts=any(architecture.sparse))
         self.config = self.config.with_options(sizes)

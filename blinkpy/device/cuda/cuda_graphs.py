@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from cuda.bindings import runtime
 
-from blinkpy.device.cuda.cuda_calls import check
+from blinkpy.device.cuda.cuda_calls import check_cuda
 
 Node = TypeVar("Node", bound=Hashable)
 
@@ -37,14 +37,14 @@ def add_conditional(graph: Any, handle: Any, kind: Any, bodies: int) -> list[Any
     parameters.conditional.handle = handle
     parameters.conditional.type = kind
     parameters.conditional.size = bodies
-    check(runtime.cudaGraphAddNode(graph, None, None, 0, parameters), "add a conditional node")
+    check_cuda(runtime.cudaGraphAddNode(graph, None, None, 0, parameters), "add a conditional node")
     return [parameters.conditional.phGraph_out[i] for i in range(bodies)]
 
 
 def nodes_of(graph: Any) -> list[Any]:
     """All nodes of a graph, without those of its bodies and child graphs."""
-    _, count = check(runtime.cudaGraphGetNodes(graph, 0), "count nodes")
-    nodes, count = check(runtime.cudaGraphGetNodes(graph, count), "list nodes")
+    _, count = check_cuda(runtime.cudaGraphGetNodes(graph, 0), "count nodes")
+    nodes, count = check_cuda(runtime.cudaGraphGetNodes(graph, count), "list nodes")
     return list(nodes)[: int(count)]
 
 
@@ -57,15 +57,15 @@ def only(nodes: list[Any]) -> Any:
 
 def captured_nodes(stream: torch.cuda.Stream) -> int:
     """How many nodes the capture that runs on a stream has so far."""
-    _, _, graph, *_ = check(runtime.cudaStreamGetCaptureInfo(stream.cuda_stream), "look at a capture")
+    _, _, graph, *_ = check_cuda(runtime.cudaStreamGetCaptureInfo(stream.cuda_stream), "look at a capture")
     return len(nodes_of(graph))
 
 
 def chain_of(graph: Any) -> list[Any]:
     """The nodes of a step graph in the order in which they run. Raises RuntimeError unless each follows on one other."""
     nodes = {int(node): node for node in nodes_of(graph)}
-    *_, count = check(runtime.cudaGraphGetEdges(graph, 0), "count edges")
-    sources, targets, _, count = check(runtime.cudaGraphGetEdges(graph, count), "list edges")
+    *_, count = check_cuda(runtime.cudaGraphGetEdges(graph, 0), "count edges")
+    sources, targets, _, count = check_cuda(runtime.cudaGraphGetEdges(graph, count), "list edges")
     edges = [(int(a), int(b)) for a, b in zip(sources[: int(count)], targets[: int(count)], strict=True)]
     return [nodes[key] for key in in_order(list(nodes), edges)]
 
@@ -87,11 +87,11 @@ def capture_into(graph: Any, stream: torch.cuda.Stream, after: Sequence[tuple[An
     mode = runtime.cudaStreamCaptureMode.cudaStreamCaptureModeRelaxed
     nodes, edges = [node for node, _ in after] or None, [edge(kind) for _, kind in after] or None
     call = runtime.cudaStreamBeginCaptureToGraph(stream.cuda_stream, graph, nodes, edges, len(after), mode)
-    check(call, "begin a capture")
+    check_cuda(call, "begin a capture")
     try:
         yield
     finally:
-        check(runtime.cudaStreamEndCapture(stream.cuda_stream), "end a capture")
+        check_cuda(runtime.cudaStreamEndCapture(stream.cuda_stream), "end a capture")
 
 
 def edge(kind: Any) -> Any:

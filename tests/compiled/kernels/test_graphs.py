@@ -36,14 +36,14 @@ def test_what_is_not_one_chain_is_refused(edges: list[tuple[int, int]]) -> None:
 
 
 def test_ahead_begins_before_the_output_however_many_kernels_that_has(rng: np.random.Generator) -> None:
-    layers = int(rng.integers(executive.AHEAD_KERNELS + 1, 400))
+    layers = int(rng.integers(executive.OVERLAP_LEAD_KERNELS + 1, 400))
     for output in (2, 5, 9):
-        after, first = executive.around_output(list(range(layers + output)), layers)
-        assert (after, first) == ([layers - executive.AHEAD_KERNELS - 1], layers)
-    assert executive.around_output(list(range(9)), 7) == ([], 7)  # shorter than `ahead` needs: from the start on
+        after, first = executive.overlap_anchors(list(range(layers + output)), layers)
+        assert (after, first) == ([layers - executive.OVERLAP_LEAD_KERNELS - 1], layers)
+    assert executive.overlap_anchors(list(range(9)), 7) == ([], 7)  # shorter than `ahead` needs: from the start on
 
 
 @pytest.mark.parametrize("layers", [-1, 0, 20, 21])
 def test_a_capture_that_says_nothing_useful_is_refused(layers: int) -> None:
     with pytest.raises(ValueError, match="of 20 nodes says that"):
-        executive.around_output(list(range(20)), layers)
+        executive.overlap_anchors(list(range(20)), layers)
