@@ -21,6 +21,7 @@ import time
 
 import numpy as np
 
+from blinkpy.config import Config, ConfigError
 from blinkpy.dpu.link.rdma_writes import SendQueue, WritePiece
 from blinkpy.queues.array_types import Int32, Int64
 from blinkpy.queues.completion import CQ_ENTRY_BYTES, FLAG_SHIFT, HAS_LOGPROBS, LAP_SHIFT, lap_of
@@ -41,8 +42,9 @@ from blinkpy.queues.words import (
     POSITION_MASK,
 )
 from blinkpy.transport.contract import EngineWords, TransportError
-from blinkpy.transport.handshake import Hello, Welcome, introduce
-from blinkpy.transport.verbs import Port, QueuePairEnd, constants
+from blinkpy.transport.handshake import Hello, Welcome, introduce, new_owner
+from blinkpy.transport.transport_kinds import End, WorkerIdentity
+from blinkpy.transport.verbs import Port, QueuePairEnd, RdmaOptions, constants
 
 READ_SPIN_NS = 20_000  # longest wait within a look for completions
 WINDOW_LEAST, WINDOW_MOST = 16, 256  # words of the completion ring in one read
@@ -374,3 +376,20 @@ def attach_rdma(
         rdma_port.close()
         raise
     return transport
+
+
+def connect(config: Config, worker: WorkerIdentity) -> RdmaTransport:
+    """Take a queue pair of the engine at --engine. As attach_rdma otherwise."""
+    options = config.extension(RdmaOptions)
+    host, port = options.address("engine")
+    return attach_rdma(host, port, worker.owner or new_owner(), options.rdma_device, options.rdma_gid_index)
+
+
+def check(config: Config, given: frozenset[str]) -> None:
+    """See blinkpy.transport.transport_kinds.End."""
+    config.extension(RdmaOptions).address("engine")
+    if "name" in given:
+        raise ConfigError("--name is for front ends on the engine's machine; --transport rdma finds the engine by --engine")
+
+
+END = End("rdma", "several, over RDMA", True, RdmaOptions, connect, check)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from blinkpy.config import Config
 from blinkpy.dpu.link.store_fence import store_fence
 from blinkpy.queues.array_types import Int32, Int64
 from blinkpy.queues.header import read_header
@@ -32,6 +33,7 @@ from blinkpy.queues.words import (
 )
 from blinkpy.transport.contract import EngineWords, TransportError
 from blinkpy.transport.segment import RETRY_S, pair_lock, segment_path
+from blinkpy.transport.transport_kinds import End, WorkerIdentity
 
 
 class ShmTransport:
@@ -190,3 +192,11 @@ def _lock_pair(fd: int, layout: QueueLayout, pair: int) -> bool:
     except (BlockingIOError, PermissionError):
         return False
     return True
+
+
+def connect(config: Config, worker: WorkerIdentity) -> ShmTransport:
+    """Take the worker's queue pair of the engine --name, or another one that nobody has. As attach_segment otherwise."""
+    return attach_segment(config.engine.name, worker.pair, or_another=True)
+
+
+END = End("shm", "one machine, shared memory", False, None, connect)

@@ -41,6 +41,7 @@ from blinkpy.queues.views import EngineViews
 from blinkpy.queues.words import ENGINE_STATE, STATE_READY, STATE_STOPPED
 from blinkpy.scheduler.host_scheduler import Scheduler
 from blinkpy.scheduler.policies import Policy
+from blinkpy.transport.verbs import RdmaOptions
 from blinkpy.verify.policy_check.guard import vetted_policy
 from blinkpy.verify.recording.gpu_recording import GpuRecording
 
@@ -112,7 +113,7 @@ class CudaEngine(Engine):
         policy = vetted_policy(config.scheduler.policy)
         self._enter("reading the model")
         gpu = check_gpu(self.control)
-        check_pair_memory(config.transport.queue_memory)
+        check_pair_memory(config.extension(RdmaOptions).queue_memory)
         folder = resolve_model(config.model.model, weights=config.model.load_format != "dummy", tokenizer=False)
         a = read_architecture(folder)
         config = self._choose_step_sizes(a)
@@ -160,7 +161,7 @@ class CudaEngine(Engine):
             self._scheduler.step(time.monotonic_ns())
         else:
             self._enter("compiling the scheduler and building the loop")
-            self.placed_pairs, self.pair_memory = place_pairs(self.segment, config.transport.queue_memory)
+            self.placed_pairs, self.pair_memory = place_pairs(self.segment, config.extension(RdmaOptions).queue_memory)
             self.executive = self._build_executive(policy, self.placed_pairs.device, graph_of, stream)
         self.views.engine[ENGINE_STATE] = STATE_READY
         self._enter("")
@@ -187,7 +188,7 @@ class CudaEngine(Engine):
     def _plan(self, a: Architecture, dtype: torch.dtype, page_bytes: int) -> MemoryPlan:
         config, (free, total) = self.config, torch.cuda.mem_get_info()
         asked = config.model.max_model_len
-        queues = gpu_bytes(QueueLayout(queue_sizes(config, asked or a.max_position)), config.transport.queue_memory)
+        queues = gpu_bytes(QueueLayout(queue_sizes(config, asked or a.max_position)), config.extension(RdmaOptions).queue_memory)
         plan = plan_memory(config, a, dtype.itemsize, page_bytes, free, total, queues)
         pages = config.cache.num_pages or pages_for(asked or MINIMUM_TOKENS, config.cache.page_size)
         plan.require(pages * page_bytes)
