@@ -250,7 +250,7 @@ def help_text(item: dataclasses.Field[Any]) -> str:
 def option_type(item: dataclasses.Field[Any]) -> type:
     """str, int, float or bool."""
     names: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
-    return names[str(item.type)]
+    return names[getattr(item.type, "__name__", str(item.type))]  # a string where annotations are
 
 
 def check_value(item: dataclasses.Field[Any], value: Any) -> None:

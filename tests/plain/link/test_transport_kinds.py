@@ -25,7 +25,7 @@ def test_each_transport_has_both_ends() -> None:
     names = {"dpu/link": "connect_*.py", "engine/link": "listen_*.py"}
     for (folder, pattern), ends in zip(names.items(), (connectors.ENDS, listeners.ENDS), strict=True):
         files = [path.stem.partition("_")[2] for path in (PACKAGE / folder).glob(pattern)]
-        assert sorted(files) == sorted(ends) and list(ends)[0] == "shm"
+        assert sorted(files) == sorted(ends) and next(iter(ends)) == "shm"
     for front, back in zip(connectors.ENDS.values(), listeners.ENDS.values(), strict=True):
         assert front[:4] == back[:4]  # name, doc, crosses_machines, options
         assert front.open is not back.open
@@ -44,7 +44,8 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         "from blinkpy.transport.transport_kinds import End\n"
         "@extends('transport')\n@dataclass(frozen=True)\n"
         "class ToyOptions:\n    toy_size: int = option(3, 'of a toy', low=1, high=9)\n"
-        "END = End('toy', 'to play with', True, ToyOptions, lambda config, worker: (worker, config.extension(ToyOptions).toy_size))\n"
+        "def connect(config, worker):\n    return worker, config.extension(ToyOptions).toy_size\n"
+        "END = End('toy', 'to play with', True, ToyOptions, connect)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     before = dict(config_module.TRANSPORTS), dict(config_module._EXTENSIONS)
