@@ -112,7 +112,7 @@ class Engine:
         self._scheduler.attach(self.views)
         if null:
             self._scheduler.run_null(self._made_up_tokens(), 0, 0, 0)  # compiles it; its deadline is past
-        self._scheduler.step(time.monotonic_ns())  # the first call loads what was compiled
+        self._scheduler.turn(time.monotonic_ns())  # the first call loads what was compiled
         self.views.engine[ENGINE_STATE] = STATE_READY
 
     def _settle(self, architecture: Architecture) -> Config:
@@ -123,7 +123,7 @@ class Engine:
 
     def _recorded(self, limits: Limits, state: State, policy: Policy) -> State:
         """The state with a recorder in memory that others can read, if there is to be one."""
-        if limits.record_calls == 0:
+        if limits.record_turns == 0:
             return state
         facts = {
             "queue": dataclasses.asdict(self.sizes.queue),
@@ -200,7 +200,7 @@ class Engine:
             burst_step_tokens=options.burst_step_tokens,
             burst_tokens=options.burst_tokens,
             prefix_caching=self.config.cache.enable_prefix_caching,
-            record_calls=self.config.engine.record_steps,
+            record_turns=self.config.engine.record_steps,
         )
 
     def _facts(self, architecture: Architecture) -> EngineFacts:
@@ -236,7 +236,7 @@ class Engine:
         self._save_crash(error)
 
     def _run_steps(self, step: Step) -> None:
-        schedule, batch, requests = self._scheduler.step, self.state.batch, self.state.requests
+        schedule, batch, requests = self._scheduler.turn, self.state.batch, self.state.requests
         always = self.config.engine.check_integrity == "always"
         idle_since, pause = 0, IDLE_SLEEP_S[0]
         while True:

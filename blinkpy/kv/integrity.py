@@ -10,20 +10,20 @@ from blinkpy.device.array_trees import map_arrays
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import (
     CACHED_COUNT,
+    CHAIN_EVICTED,
     DECODE_ROWS,
     EMPTY,
-    ENTERING_COUNT,
     FINISHING,
     FINISHING_COUNT,
     FREE_COUNT,
-    LOST,
-    PAUSED_COUNT,
     RING_HEAD,
     RING_TAIL,
     ROWS,
     RUNNING,
     RUNNING_COUNT,
+    STALLED_COUNT,
     TOKENS,
+    UNRANKED_COUNT,
     WAITING,
     WAITING_COUNT,
     State,
@@ -51,7 +51,7 @@ def _expect(fine: Any, what: str) -> list[str]:
 
 def _check_lists(limits: Limits, state: State) -> list[str]:
     counts, status = state.counts, state.requests.status
-    problems = _expect(counts[ENTERING_COUNT] == 0, "requests without a rank are left over")
+    problems = _expect(counts[UNRANKED_COUNT] == 0, "requests without a rank are left over")
     problems += _expect(np.isin(status, (EMPTY, WAITING, RUNNING, FINISHING)), "a request has no legal status")
     for name, wanted, which in (
         ("running", RUNNING, RUNNING_COUNT),
@@ -88,8 +88,8 @@ def _check_requests(limits: Limits, state: State) -> list[str]:
     )
     problems += _expect(~running | (r.indexed <= r.num_pages), "more pages are indexed than held")
     problems += _expect(~running | (r.indexed * limits.page_size <= r.computed), "a page is indexed that is not computed")
-    problems += _expect((r.paused == 0) | running, "a request is paused that does not run")
-    problems += _expect(int(r.paused.sum()) == state.counts[PAUSED_COUNT], "the number of paused requests is wrong")
+    problems += _expect((r.stalled == 0) | running, "a request is paused that does not run")
+    problems += _expect(int(r.stalled.sum()) == state.counts[STALLED_COUNT], "the number of paused requests is wrong")
     vocabulary = np.arange(limits.max_model_len)[None, :] >= np.where(live, r.length, 0)[:, None]
     inside = (r.tokens >= 0) & (r.tokens < limits.vocab_size)
     return problems + _expect((vocabulary | inside).all(axis=1), "a token is outside the vocabulary")
@@ -145,7 +145,7 @@ def _check_index(limits: Limits, state: State) -> list[str]:
     problems += _expect(seen == (pages.key >= 0), "a page with a key is not in the index, or the other way round")
     parent = pages.parent
     problems += _expect((parent >= -1) & (parent < limits.pages) & (parent != np.arange(limits.pages)), "a parent is no page")
-    for slot in np.flatnonzero((r.status == RUNNING) & (r.indexed > 0) & (r.canonical != LOST)).tolist():
+    for slot in np.flatnonzero((r.status == RUNNING) & (r.indexed > 0) & (r.canonical != CHAIN_EVICTED)).tolist():
         page, k = int(r.canonical[slot]), int(r.indexed[slot]) - 1
         if page < 0 or pages.generation[page] == r.canonical_generation[slot]:  # else it was evicted, which the next step notices
             own = r.tokens[slot, k * limits.page_size : (k + 1) * limits.page_size]
@@ -174,7 +174,7 @@ def _check_batch(limits: Limits, state: State) -> list[str]:
     first = r.computed[slots]
     problems += _expect(len(set(slots.tolist())) == rows, "a request has two rows")
     problems += _expect(r.status[slots] == RUNNING, "a row's request does not run")
-    problems += _expect(r.paused[slots] == 0, "a row's request is paused")
+    problems += _expect(r.stalled[slots] == 0, "a row's request is paused")
     problems += _expect((lengths >= 1) & (b.query_starts[:rows] >= 0), "a row has no tokens")
     problems += _expect(lengths[:decodes] == 1, "a decode row has several tokens")
     problems += _expect(b.query_starts[rows] == tokens, "the rows do not cover the batch's tokens")
@@ -189,7 +189,7 @@ def _check_batch(limits: Limits, state: State) -> list[str]:
     problems += _expect(b.positions[:tokens] == position, "a token has the wrong position")
     problems += _expect(b.token_ids[:tokens] == r.tokens[slots[row], position], "a token is wrong")
     problems += _expect(page >= 0, "a token has no page")
-    cut = state.counts[RUNNING_COUNT] - state.counts[PAUSED_COUNT] > rows or b.emits[rows - 1] == 0
+    cut = state.counts[RUNNING_COUNT] - state.counts[STALLED_COUNT] > rows or b.emits[rows - 1] == 0
     full = tokens == limits.tokens or (decodes > 0 and tokens in (limits.mixed_tokens, limits.burst_step_tokens))
     problems += _expect(not cut or full, "a prompt waits although the step has room")
     problems += _expect(

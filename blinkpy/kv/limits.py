@@ -43,7 +43,7 @@ class Limits(NamedTuple):
     index_items: int  # pages put into the prefix index in one call
     index_buckets: int  # a power of two, >= N
     ring_entries: int  # a power of two, >= 4 N
-    record_calls: int  # calls that the recorder keeps at least, when all rows decode; 0: it is off
+    record_turns: int  # calls that the recorder keeps at least, when all rows decode; 0: it is off
     record_words: int  # of its ring, a power of two
 
 
@@ -58,7 +58,7 @@ def make_limits(
     prefix_caching: bool = True,
     intake_entries: int = 64,
     intake_tokens: int = 32768,
-    record_calls: int = 0,
+    record_turns: int = 0,
 ) -> Limits:
     """The scheduler's limits for a queue segment; 0 for what is worked out from others. Raises ConfigError, in the words of the
     options, when they clash."""
@@ -104,8 +104,8 @@ def make_limits(
         index_items=max_num_batched_tokens // page + rows,
         index_buckets=_power_of_two(facts.num_pages),
         ring_entries=_power_of_two(4 * facts.num_pages),
-        record_calls=record_calls,
-        record_words=_record_words(sizes, facts, record_calls, intake_entries, intake_tokens) if record_calls else 1,
+        record_turns=record_turns,
+        record_words=_record_words(sizes, facts, record_turns, intake_entries, intake_tokens) if record_turns else 1,
     )
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 from typing import Any
 
 from blinkpy.device.portable import barrier, block_scan, block_sum, device, strided
-from blinkpy.kv.state import LOST, NO_PAGE, ROWS
+from blinkpy.kv.state import CHAIN_EVICTED, NO_PAGE, ROWS
 from blinkpy.queues.page_hash import HASH_MODULUS_1, HASH_MODULUS_2, HASH_SHIFT
 from blinkpy.queues.submission import SUBMIT_NO_PREFIX_CACHE, WORD_FLAGS
 
@@ -143,7 +143,7 @@ def list_items(limits: Any, state: Any, lane: Any, lanes: Any) -> Any:
         fresh, slot, indexed = 0, 0, 0
         if row < rows:
             slot = batch.row_slots[row]
-            if uses_prefixes(limits, requests, slot) and requests.canonical[slot] != LOST:
+            if uses_prefixes(limits, requests, slot) and requests.canonical[slot] != CHAIN_EVICTED:
                 full = requests.computed[slot] >> limits.page_shift
                 for k in range(requests.hashed[slot], full):  # at most one, but after a step of several pages
                     requests.page_hash[slot, k] = extend_hash(limits, requests, slot, k)
@@ -189,7 +189,7 @@ def classify_items(limits: Any, state: Any, count: Any, lane: Any, lanes: Any) -
                 parent = requests.canonical[slot]
                 known = parent < 0 or pages.generation[parent] == requests.canonical_generation[slot]
                 if not known:
-                    requests.canonical[slot] = LOST
+                    requests.canonical[slot] = CHAIN_EVICTED
                     wait = True
             if found < 0 or not known or pages.parent[found] != parent:
                 own = 1 | 1 << _HALF if wait else 1

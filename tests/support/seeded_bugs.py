@@ -131,7 +131,7 @@ SCHEDULER_BUGS = (
     Bug(
         "a usual turn does not see the last token of a request",
         "fast_path",
-        "finish = FINISH_LENGTH if facts[row, FORECAST_FLAGS] & FORECAST_LAST != 0 else FINISH_NONE",
+        "finish = FINISH_LENGTH if facts[row, FORECAST_FLAGS] & FORECAST_IS_LAST != 0 else FINISH_NONE",
         "finish = FINISH_NONE",
     ),
     # completions
@@ -177,8 +177,8 @@ SCHEDULER_BUGS = (
     Bug(
         "an owner's requests survive its fence",
         "endings",
-        "if verdict & FENCE:\n            pairs.attached[pair] = 0",
-        "if verdict & FENCE:\n            pairs.attached[pair] = 1",
+        "if verdict & REVOKE:\n            pairs.attached[pair] = 0",
+        "if verdict & REVOKE:\n            pairs.attached[pair] = 1",
     ),
     Bug(
         "a grant begins at the wrong completion",
@@ -190,8 +190,8 @@ SCHEDULER_BUGS = (
     Bug(
         "a paused request that is preempted stays counted",
         "admit",
-        "counts[PAUSED_COUNT] -= requests.paused[slot]",
-        "counts[PAUSED_COUNT] -= 0",
+        "counts[STALLED_COUNT] -= requests.stalled[slot]",
+        "counts[STALLED_COUNT] -= 0",
     ),
     Bug(
         "a cancelled request keeps its pages",
@@ -239,14 +239,14 @@ SCHEDULER_BUGS = (
     Bug(
         "a request may run without room for its token",
         "admit",
-        "scratch.rank[i] >= pairs.room[",
-        "scratch.rank[i] > pairs.room[",
+        "scratch.position[i] >= pairs.unclaimed_entries[",
+        "scratch.position[i] > pairs.unclaimed_entries[",
     ),
     Bug(
         "paused requests never give way",
         "admit",
-        "if state.counts[PAUSED_COUNT] > 0:",
-        "if state.counts[PAUSED_COUNT] > 1000:",
+        "if state.counts[STALLED_COUNT] > 0:",
+        "if state.counts[STALLED_COUNT] > 1000:",
     ),
     Bug("who does not fit keeps others waiting for ever", "admit", "min(running, limits.pages >> WATERMARK_SHIFT)", "1"),
     Bug("a row too many runs", "admit", "if running == limits.rows or", "if running > limits.rows or"),

@@ -157,7 +157,7 @@ class CudaEngine(Engine):
             self._step = HostDrivenStep(step, graph_of, self.state, batch, requests, self.sizes.page_size, stream)
             self._scheduler = Scheduler(self.limits, self.state, policy)
             self._scheduler.attach(self.views)
-            self._scheduler.step(time.monotonic_ns())
+            self._scheduler.turn(time.monotonic_ns())
         else:
             self._enter("compiling the scheduler and building the loop")
             self.placed_pairs, self.pair_memory = place_pairs(self.segment, config.transport.queue_memory)
@@ -170,7 +170,7 @@ class CudaEngine(Engine):
         from blinkpy.engine.loop_graph import Copies, Executive, StepTable
         from blinkpy.engine.rehearsal import rehearsal_world
         from blinkpy.kernels.loop.loop_arguments import device_arguments
-        from blinkpy.kernels.loop.loop_kernels import loop_code
+        from blinkpy.kernels.loop.loop_code import loop_code
 
         kind, table = device_arguments(self.limits, queues, self.device_state)
         code = loop_code(policy, kind, len(table), torch.cuda.get_device_capability())

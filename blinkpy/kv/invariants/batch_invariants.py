@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from blinkpy.device.expect import problem
 from blinkpy.device.portable import device
-from blinkpy.kv.state import DECODE_ROWS, PAUSED_COUNT, ROWS, RUNNING, RUNNING_COUNT, TOKENS
+from blinkpy.kv.state import DECODE_ROWS, ROWS, RUNNING, RUNNING_COUNT, STALLED_COUNT, TOKENS
 
 BATCH_SIZE = problem("the batch's size is wrong")
 TWO_ROWS = problem("a request has two rows")
@@ -37,7 +37,7 @@ def check_rows(limits, state, rows, decodes, seen):
         if seen[slot] != 0:
             return TWO_ROWS
         seen[slot] = 1
-        if r.paused[slot] != 0:
+        if r.stalled[slot] != 0:
             return ROW_PAUSED
         length = b.query_starts[row + 1] - b.query_starts[row]
         if length < 1 or b.query_starts[row] < 0:
@@ -92,7 +92,7 @@ def check_batch(limits, state, seen):
             fault = check_token(limits, state, row, i)
             if fault != 0:
                 return fault
-    cut = state.counts[RUNNING_COUNT] - state.counts[PAUSED_COUNT] > rows or b.emits[rows - 1] == 0
+    cut = state.counts[RUNNING_COUNT] - state.counts[STALLED_COUNT] > rows or b.emits[rows - 1] == 0
     smaller = tokens == limits.mixed_tokens or tokens == limits.burst_step_tokens
     if cut and tokens != limits.tokens and not (decodes > 0 and smaller):
         return ROOM_LEFT

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from blinkpy.device.expect import problem
 from blinkpy.device.portable import device
-from blinkpy.kv.state import CACHED_COUNT, FREE_COUNT, LOST, RING_HEAD, RING_TAIL, RUNNING
+from blinkpy.kv.state import CACHED_COUNT, CHAIN_EVICTED, FREE_COUNT, RING_HEAD, RING_TAIL, RUNNING
 
 FREE_RANGE = problem("the free stack names a page that is none")
 REFERENCES = problem("a reference count is not the number of page tables with the page")
@@ -142,7 +142,7 @@ def check_index(limits, state, seen):
         if (
             r.status[slot] == RUNNING
             and r.indexed[slot] > 0
-            and r.canonical[slot] != LOST
+            and r.canonical[slot] != CHAIN_EVICTED
             and not canonical_fine(limits, state, slot)
         ):
             return CANONICAL

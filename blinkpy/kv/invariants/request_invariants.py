@@ -6,12 +6,12 @@ from blinkpy.device.expect import problem
 from blinkpy.device.portable import device
 from blinkpy.kv.state import (
     EMPTY,
-    ENTERING_COUNT,
     FINISHING,
     FINISHING_COUNT,
-    PAUSED_COUNT,
     RUNNING,
     RUNNING_COUNT,
+    STALLED_COUNT,
+    UNRANKED_COUNT,
     WAITING,
     WAITING_COUNT,
 )
@@ -45,7 +45,7 @@ def check_list(slots, n, total, status, wanted, seen):
 @device
 def check_lists(limits, state, seen):
     counts, requests = state.counts, state.requests
-    if counts[ENTERING_COUNT] != 0:
+    if counts[UNRANKED_COUNT] != 0:
         return UNRANKED
     for slot in range(limits.slots):
         if requests.status[slot] < EMPTY or requests.status[slot] > FINISHING:
@@ -110,7 +110,7 @@ def check_request(limits, r, slot):
         return INDEXED_HELD
     if running and r.indexed[slot] * limits.page_size > computed:
         return INDEXED_COMPUTED
-    if r.paused[slot] != 0 and not running:
+    if r.stalled[slot] != 0 and not running:
         return IDLE_PAUSED
     if live:
         for i in range(length):
@@ -126,8 +126,8 @@ def check_requests(limits, state):
         fault = check_request(limits, state.requests, slot)
         if fault != 0:
             return fault
-        paused += state.requests.paused[slot]
-    return 0 if paused == state.counts[PAUSED_COUNT] else PAUSED_WRONG
+        paused += state.requests.stalled[slot]
+    return 0 if paused == state.counts[STALLED_COUNT] else PAUSED_WRONG
 
 
 SUBMISSIONS = problem("a submission queue overflowed")

@@ -1,7 +1,7 @@
-"""What other parties say, read once. The only place where the scheduler looks at words that others may change.
+"""The words of other parties, read once. The only place where the scheduler looks at words that others may change.
 
-`poll` copies the host's command, each front end's words and the cancel words of requests in the engine into State.inbox. All
-later phases look at these copies alone, so every lane sees the same values, and the inputs of a call (the inbox, new entries
+`read_inbox` copies the host's command, each front end's words and the cancel words of requests in the engine into State.inbox.
+All later phases look at these copies alone, so every lane sees the same values, and the inputs of a call (the inbox, new entries
 with their prompts, the last step's tokens, the time) can be written down and given to it again.
 """
 
@@ -13,7 +13,7 @@ from blinkpy.queues.words import CONTROL_COMMAND, FRONT_CLAIM, FRONT_CQ_HEAD, FR
 
 
 @device
-def poll(limits, queues, state, now_ns, lane, lanes):
+def read_inbox(limits, queues, state, now_ns, lane, lanes):
     """Fill State.inbox. now_ns: monotonic clock, the same for all lanes.
 
     Each load may cross a bus, so independent ones are made before their values are used.
@@ -28,7 +28,7 @@ def poll(limits, queues, state, now_ns, lane, lanes):
         heartbeat = load_relaxed(queues.front, (pair, FRONT_HEARTBEAT))
         claim = load_relaxed(queues.front, (pair, FRONT_CLAIM))
         # Relies on O4: the words before a head were read when it was stored. It need not acquire: completion entries are
-        # written behind a branch on it (completions.publish), and no store runs ahead of a branch.
+        # written behind a branch on it (publish_completions), and no store runs ahead of a branch.
         head = load_relaxed(queues.front, (pair, FRONT_CQ_HEAD))
         # Relies on O1 of docs/verification.md: entries are read after their doorbell, whose load therefore acquires.
         inbox.doorbell[pair] = load_acquire(queues.front, (pair, FRONT_DOORBELL))

@@ -168,7 +168,7 @@ class Simulation:
         self.over: list[int] = []
         self.read_ns = 0
         self._views.front[0, FRONT_CLAIM] = 1
-        self._scheduler.step(0)
+        self._scheduler.turn(0)
 
     @property
     def outcome(self) -> Outcome:
@@ -194,7 +194,7 @@ class Simulation:
         """One call of the scheduler and the step that it asks for. False when there was nothing to run."""
         batch, machine, out = self._state.batch, self.machine, self._outcome
         self._views.front[0, FRONT_HEARTBEAT] += 1
-        bucket = self._scheduler.step(self.now)
+        bucket = self._scheduler.turn(self.now)
         self._read()
         if bucket < 0:
             return False

@@ -49,7 +49,7 @@ class Snapshot:
 class RecordingMemory:
     """The engine's side. recorder: the arrays for State.recorder; the scheduler writes them.
 
-    facts: what a replay has to know beside the state (JSON). limits.record_calls must not be 0. publish() makes it known.
+    facts: what a replay has to know beside the state (JSON). limits.record_turns must not be 0. publish() makes it known.
     Raises RecordingError when copies of the state would be too large.
     """
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from blinkpy.kv.state import NOTE_CANCELS, NOTE_ENTRY, NOTE_SHIFT, RECORD_HEADER, RECORD_MARK
+from blinkpy.kv.state import NOTE_SHIFT, RECORD_HEADER, RECORD_MARK, RECORDED_CANCELS, RECORDED_ENTRY
 from blinkpy.queues.submission import SQ_ENTRY, SQ_ENTRY_WORDS
 
 Int32 = NDArray[np.int32]
@@ -95,9 +95,9 @@ def _notes(words: Int64, number: int) -> tuple[tuple[Entry, ...], tuple[int, ...
         note = words[at + 1 : at + length]
         if length < 1 or at + length > len(words):
             raise BrokenRecordError(f"a note of call {number} is cut short")
-        if kind == NOTE_ENTRY and length >= 2 + SQ_ENTRY_WORDS // 2:
+        if kind == RECORDED_ENTRY and length >= 2 + SQ_ENTRY_WORDS // 2:
             entries.append(_entry(note))
-        elif kind == NOTE_CANCELS:
+        elif kind == RECORDED_CANCELS:
             cancelled += [slot for slot in note.tolist() if slot >= 0]
         else:
             raise BrokenRecordError(f"call {number} has a note of kind {kind}")

@@ -12,7 +12,7 @@ import numpy as np
 
 from blinkpy.device.array_trees import named_arrays
 from blinkpy.kv.limits import Limits
-from blinkpy.kv.state import BUCKET, CACHED_COUNT, CALLS, FREE_COUNT, ROWS, State
+from blinkpy.kv.state import BUCKET, CACHED_COUNT, FREE_COUNT, ROWS, TURNS, State
 from blinkpy.kv.state_memory import make_state
 from blinkpy.queues.layout import QueueLayout, QueueSizes
 from blinkpy.queues.views import engine_views
@@ -27,7 +27,7 @@ from blinkpy.verify.replay.call_records import BrokenRecordError, Call, parse_ca
 
 def empty_state(description: Mapping[str, Any]) -> tuple[Limits, State]:
     """Limits and a fresh state for a replay; its own recorder is off."""
-    limits = Limits(**{**description["limits"], "record_calls": 0, "record_words": 1})
+    limits = Limits(**{**description["limits"], "record_turns": 0, "record_words": 1})
     return limits, make_state(limits, [(t, r) for t, r in description["buckets"]])
 
 
@@ -64,12 +64,12 @@ class Replay:
         """Each call after it was run again, with what differs from the recording."""
         for call in self.calls:
             self._set_inputs(call)
-            bucket = self._scheduler.step(call.now_ns)
+            bucket = self._scheduler.turn(call.now_ns)
             yield call, self._differences(call, bucket)
 
     def _set_inputs(self, call: Call) -> None:
         state, views = self.state, self.views
-        state.counts[CALLS] = call.number  # calls without news were not recorded
+        state.counts[TURNS] = call.number  # calls without news were not recorded
         views.control[CONTROL_COMMAND] = call.command
         words = (FRONT_HEARTBEAT, FRONT_CLAIM, FRONT_CQ_HEAD, FRONT_DOORBELL)
         for i, word in enumerate(words):

@@ -7,11 +7,25 @@ from dataclasses import dataclass
 import numpy as np
 
 from blinkpy.kv.limits import Limits
-from blinkpy.kv.state import CACHED_COUNT, EMPTY, FINISHING, FREE_COUNT, RUNNING, RUNNING_COUNT, WAITING, WAITING_COUNT, State
+from blinkpy.kv.state import (
+    BROKEN,
+    CACHED_COUNT,
+    EMPTY,
+    EXPIRED,
+    FINISH_REASON_SHIFT,
+    FINISHING,
+    FREE_COUNT,
+    GRANT,
+    REVOKE,
+    RUNNING,
+    RUNNING_COUNT,
+    WAITING,
+    WAITING_COUNT,
+    State,
+)
 from blinkpy.queues.completion import REJECT_HASHES, REJECT_LENGTH, REJECT_PAGES, REJECT_PARAMETER, REJECT_PROMPT, REJECT_TOKEN
 from blinkpy.queues.submission import STOP_IDS, WORD_MAX_TOKENS, WORD_MIN_TOKENS, WORD_STOP_IDS
 from blinkpy.scheduler.phases.admit import WATERMARK_SHIFT
-from blinkpy.scheduler.phases.endings import BROKEN, EXPIRED, FENCE, FINISH_REASON_SHIFT, GRANT
 from blinkpy.verify.replay.call_records import Call, Entry
 
 REJECTIONS = {
@@ -47,7 +61,7 @@ class Tracer:
     def before(self) -> None:
         r = self.state.requests
         self._status, self._id = r.status.copy(), r.request_id.copy()
-        self._paused, self._preemptions, self._arrival = r.paused.copy(), r.preemptions.copy(), r.arrival.copy()
+        self._paused, self._preemptions, self._arrival = r.stalled.copy(), r.preemptions.copy(), r.arrival.copy()
         self._length, self._attached = r.length.copy(), self.state.pairs.attached.copy()
 
     def after(self, call: Call) -> list[Event]:
@@ -92,7 +106,7 @@ class Tracer:
     def _was_fenced(self, slot: int) -> bool:
         pair = int(self.state.requests.pair[slot])
         fenced = self._attached[pair] == 1 and self.state.pairs.attached[pair] == 0
-        return bool(fenced or self.state.pairs.verdict[pair] & FENCE)
+        return bool(fenced or self.state.pairs.verdict[pair] & REVOKE)
 
     def _finish(self, slot: int, same: bool) -> str:
         """Why the last token ended the request, as append_token() decides it; empty if it did not. When the slot has a new
@@ -115,7 +129,7 @@ class Tracer:
         events = []
         for pair, (before, now) in enumerate(zip(self._attached.tolist(), self.state.pairs.attached.tolist(), strict=True)):
             verdict = int(self.state.pairs.verdict[pair])
-            if before and verdict & FENCE:
+            if before and verdict & REVOKE:
                 why = (
                     "its lease ended"
                     if verdict & EXPIRED
@@ -171,7 +185,7 @@ class Tracer:
     def _paused_or_resumed(self) -> list[Event]:
         requests, events = self.state.requests, []
         for slot in self._active(RUNNING):
-            before, now = bool(self._paused[slot]) and self._same(slot), bool(requests.paused[slot])
+            before, now = bool(self._paused[slot]) and self._same(slot), bool(requests.stalled[slot])
             if before != now:
                 text = f"the completion queue of pair {int(requests.pair[slot])} {'is full' if now else 'has room again'}"
                 events.append(self._event(int(requests.arrival[slot]), "paused" if now else "resumed", text))
@@ -211,7 +225,7 @@ class Tracer:
         blocker = -1
         for slot in state.waiting[: int(counts[WAITING_COUNT])].tolist():
             request = int(requests.arrival[slot])
-            if state.pairs.room[requests.pair[slot]] <= 0:
+            if state.pairs.unclaimed_entries[requests.pair[slot]] <= 0:
                 reason = f"the completion queue of pair {int(requests.pair[slot])} is full"
             elif blocker >= 0:
                 reason = f"behind #{blocker}, which is served first"
@@ -228,7 +242,7 @@ class Tracer:
         state, limits = self.state, self.limits
         requests, counts = state.requests, state.counts
         running = state.running[: int(counts[RUNNING_COUNT])]
-        wanted = int(sum(requests.length[s] - requests.computed[s] for s in running.tolist() if not requests.paused[s]))
+        wanted = int(sum(requests.length[s] - requests.computed[s] for s in running.tolist() if not requests.stalled[s]))
         if preempted:
             return "a request was preempted in this call, so nobody is admitted"
         if len(running) == limits.rows:

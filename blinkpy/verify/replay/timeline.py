@@ -44,7 +44,7 @@ class Timeline:
             seen.add(request)
             if requests.status[slot] == WAITING:
                 what = "preempted" if requests.preemptions[slot] else "waiting"
-            elif requests.paused[slot]:
+            elif requests.stalled[slot]:
                 what = "paused"
             else:
                 prefills = tokens.get(slot, 0) > 1 or requests.length[slot] - requests.computed[slot] > 1

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from blinkpy.device.expect import PROBLEMS
-from blinkpy.kv.state import DECODE_ROWS, DRAINED, NOTHING, ROWS, STOPPED, TOKENS
+from blinkpy.kv.state import DECODE_ROWS, DRAINED, NO_BATCH, ROWS, STOPPED, TOKENS
 from blinkpy.queues.words import COMMAND_RUN
 from blinkpy.scheduler.policies import Policy
 from blinkpy.verify.sim.shrink import Schedule
 from blinkpy.verify.sim.simulation import Simulation
 
 STATUS_NAMES = ("empty", "waiting", "running", "finishing")
-RESULTS = {NOTHING: "nothing to compute", STOPPED: "stopped", DRAINED: "drained"}
+RESULTS = {NO_BATCH: "nothing to compute", STOPPED: "stopped", DRAINED: "drained"}
 
 
 def tell(schedule: Schedule, policy: Policy, **options: Any) -> Iterator[str]:
@@ -60,5 +60,5 @@ def _turn(simulation: Simulation, before: list[int], seen: int) -> Iterator[str]
             f"slot {batch.row_slots[row]} +{batch.query_starts[row + 1] - batch.query_starts[row]}" for row in range(counts[ROWS])
         )
         yield f"call {turn}:   step of {counts[TOKENS]} tokens, {counts[DECODE_ROWS]} of {counts[ROWS]} rows decode: {rows}"
-    elif simulation.bucket != NOTHING:
+    elif simulation.bucket != NO_BATCH:
         yield f"call {turn}:   {RESULTS[simulation.bucket]}"

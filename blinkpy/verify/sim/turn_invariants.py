@@ -163,7 +163,7 @@ def better_runs(limits, state, slot):
     """Whether someone runs who goes before a request: for instance one whose reader is a little behind."""
     r = state.requests
     for other in range(limits.slots):
-        if r.status[other] == RUNNING and r.paused[other] == 0 and goes_before(r, other, slot):
+        if r.status[other] == RUNNING and r.stalled[other] == 0 and goes_before(r, other, slot):
             return True
     return False
 
