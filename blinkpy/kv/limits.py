@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from blinkpy.config import ConfigError, check_step_sizes
-from blinkpy.kv.state import RECORD_ENTRY, RECORD_HEADER
+from blinkpy.kv import state as S
 from blinkpy.queues.header import EngineFacts
 from blinkpy.queues.layout import QueueSizes
 
@@ -111,10 +111,10 @@ def make_limits(
 
 def _record_words(sizes: QueueSizes, facts: EngineFacts, calls: int, entries: int, tokens: int) -> int:
     """Words for so many calls that decode with all rows, and for two that take in as much as one can."""
-    fixed, rows = RECORD_HEADER + 4 * sizes.pairs, 2 * facts.max_num_seqs
+    fixed, rows = S.RECORD_HEADER + 4 * sizes.pairs, 2 * facts.max_num_seqs
     taken = min(tokens + facts.max_model_len, entries * facts.max_model_len)  # prompt tokens of one call
     prompts = taken // 2 + taken // facts.page_size
-    largest = fixed + rows + entries * RECORD_ENTRY + prompts + sizes.pairs * sizes.slots + 2
+    largest = fixed + rows + entries * S.RECORD_ENTRY + prompts + sizes.pairs * sizes.slots + 2
     return _power_of_two(max(calls * (fixed + rows), 2 * largest))
 
 

@@ -62,7 +62,7 @@ def test_what_runs_beside_a_step_changes_nothing(seed: int, policy: str) -> None
     """What needs no tokens runs ahead of the model's step, as on a GPU; and the general phases do alone: bit for bit the same."""
     chosen = SHIPPED[policy]
     for number in range(8):
-        general = make_phases(chosen, fast_path=False).schedule
+        general = make_phases(chosen, fast_path=False).turn
         runs = [
             Simulation(seed + number, 250, chosen, mode="python"),
             Simulation(seed + number, 250, chosen, overlapped=True, mode="python"),

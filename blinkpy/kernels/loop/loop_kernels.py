@@ -40,7 +40,7 @@ from blinkpy.kernels.loop.loop_words import (
     TRACE_ROWS,
     TRACE_STEP_END,
 )
-from blinkpy.kv.state import COPIES_BEGUN, COPIES_DONE, DECODE_ROWS, DRAINED, FAST_PATH, POSITION, ROWS, STOPPED
+from blinkpy.kv import state as S
 from blinkpy.queues.words import ENGINE_STATE, STATE_STOPPED
 from blinkpy.scheduler.cycle import Phases
 from blinkpy.scheduler.phases.fast_path import prefetch_forecast
@@ -68,8 +68,8 @@ AFTER_COPY_SIGNATURE = types.void(types.Array(types.uint64, 1, "C"), WORDS, WORD
 
 
 def overlap_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None]:
-    """The Python function of `overlap`. kind, words: of its table (see device_arguments). Arguments: the table, int64 [words], with
-    what `schedule` has behind it; the loop's words."""
+    """The Python function of `overlap`. kind, words: of its table (see device_arguments). Arguments: the table, int64 [words],
+    with what `schedule` has behind it; the loop's words."""
     read, run, shared_words = table_reader(kind), phases.overlap, words + 2 * MAX_BUCKETS
 
     def overlap(table, loop):
@@ -101,7 +101,7 @@ def publish_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None]
             publish(engine.limits, engine.queues, engine.state, lane, lanes)
             if lane == 0:
                 loop[LOOP_PUBLISH_DUE] = 0
-                ask_for_copy(loop, engine.state.recorder.cursor[POSITION])
+                ask_for_copy(loop, engine.state.recorder.cursor[S.POSITION])
 
     return publish_after
 
@@ -137,12 +137,12 @@ def schedule_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None
         graph = int64(repeat.shape[0] - 1)  # without a step
         step = graph
         if bucket >= 0:
-            graph = shared[words + 2 * bucket + (1 if counts[DECODE_ROWS] < counts[ROWS] else 0)]
+            graph = shared[words + 2 * bucket + (1 if counts[S.DECODE_ROWS] < counts[S.ROWS] else 0)]
             step = graph
             if due != 0:
                 graph = copy_graph
         result = 0
-        if bucket in (STOPPED, DRAINED):
+        if bucket in (S.STOPPED, S.DRAINED):
             result = bucket
         elif budget != 0 and began != 0 and engine.state.inbox.now_ns[0] - began > budget:
             result = TIME_OVER
@@ -166,19 +166,19 @@ def schedule_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None
                 recorder = engine.state.recorder
                 if graph != step:  # the copy comes first, of the state as it is now
                     loop[LOOP_DELAYED_GRAPH], loop[LOOP_COPIES], loop[LOOP_COPY_DUE] = step, copies + 1, 0
-                    loop[LOOP_COPY_AT] = recorder.cursor[POSITION] + loop[LOOP_COPY_EVERY]
-                    recorder.progress[COPIES_BEGUN] = copies + 1
+                    loop[LOOP_COPY_AT] = recorder.cursor[S.POSITION] + loop[LOOP_COPY_EVERY]
+                    recorder.progress[S.COPIES_BEGUN] = copies + 1
                 else:
-                    ask_for_copy(loop, recorder.cursor[POSITION])
+                    ask_for_copy(loop, recorder.cursor[S.POSITION])
         if lane == 0 and bucket >= 0 and traced < trace.shape[0]:
             end = now_ns()
             trace[traced, TRACE_BEGIN] = begin
             trace[traced, TRACE_END] = end
             trace[traced, TRACE_GRAPH] = step
-            trace[traced, TRACE_ROWS] = counts[ROWS]
+            trace[traced, TRACE_ROWS] = counts[S.ROWS]
             trace[traced, TRACE_OVERLAP_BEGIN] = ahead_begin
             trace[traced, TRACE_OVERLAP_END] = ahead_end
-            trace[traced, TRACE_FAST_PATH] = engine.state.counts[FAST_PATH]
+            trace[traced, TRACE_FAST_PATH] = engine.state.counts[S.FAST_PATH]
             loop[LOOP_TRACED] = traced + 1
 
     return schedule_and_select
@@ -225,6 +225,6 @@ def after_copy_kernel() -> Callable[..., None]:
 
     def after_copy(repeat, loop, progress, switch_handle, own):
         select_graph(repeat, switch_handle, own, loop[LOOP_DELAYED_GRAPH])
-        progress[COPIES_DONE] = loop[LOOP_COPIES]
+        progress[S.COPIES_DONE] = loop[LOOP_COPIES]
 
     return after_copy

@@ -9,24 +9,7 @@ leave behind is, bit for bit, what the general phases leave: tests run both on t
 from __future__ import annotations
 
 from blinkpy.device.portable import barrier, block_max, block_scan, block_sum, device, prefetch, strided
-from blinkpy.kv.state import (
-    BUCKET,
-    FORECAST_CACHE_SLOT,
-    FORECAST_FLAGS,
-    FORECAST_IS_LAST,
-    FORECAST_LAP_SHIFT,
-    FORECAST_LENGTH,
-    FORECAST_RECORD,
-    FORECAST_SLOT,
-    FORECAST_SLOT_LAP,
-    FORECAST_STOP_IDS,
-    FORECAST_STOPS,
-    MAX_CONTEXT,
-    ROWS,
-    RUNNING_COUNT,
-    STEPS,
-    WAITING_COUNT,
-)
+from blinkpy.kv import state as S
 from blinkpy.queues.completion import (
     FINISH_ERROR,
     FINISH_LENGTH,
@@ -52,9 +35,9 @@ def completion_flags(limits, facts, row, token):
     """The completion's flags for a sampled token; as of commit.append_token."""
     if token < 0 or token >= limits.vocab_size:
         return FINISH_ERROR
-    finish = FINISH_LENGTH if facts[row, FORECAST_FLAGS] & FORECAST_IS_LAST != 0 else FINISH_NONE
-    for i in range(facts[row, FORECAST_STOPS]):
-        if facts[row, FORECAST_STOP_IDS + i] == token:
+    finish = FINISH_LENGTH if facts[row, S.FORECAST_FLAGS] & S.FORECAST_IS_LAST != 0 else FINISH_NONE
+    for i in range(facts[row, S.FORECAST_STOPS]):
+        if facts[row, S.FORECAST_STOP_IDS + i] == token:
             finish = FINISH_STOP
     return finish | HAS_TOKEN
 
@@ -76,7 +59,7 @@ def prefetch_forecast(limits, state, lane, lanes):
 def take_fast_path(limits, queues, state, lane, lanes):
     """Commit the step and write the next batch. Returns its bucket, -1 without rows, or NOT_FAST, with nothing changed."""
     batch, counts, counters, facts = state.batch, state.counts, state.counters, state.forecast.rows
-    rows, waiting, bucket = batch.counts[ROWS], counts[WAITING_COUNT], batch.counts[BUCKET]
+    rows, waiting, bucket = batch.counts[S.ROWS], counts[S.WAITING_COUNT], batch.counts[S.BUCKET]
     ended = 0
     for row in strided(lane, rows, lanes):
         if completion_flags(limits, facts, row, batch.sampled[row]) & FINISH_MASK != 0:
@@ -87,23 +70,23 @@ def take_fast_path(limits, queues, state, lane, lanes):
     if lane == 0:  # first what one lane does: the others go on with the rows meanwhile
         state.forecast.unpublished[0] = rows
     if lane == 0 and ended == 0:
-        generated, steps, context = counters[GENERATED_TOKENS], counts[STEPS], state.forecast.max_context[0]
+        generated, steps, context = counters[GENERATED_TOKENS], counts[S.STEPS], state.forecast.max_context[0]
         counters[GENERATED_TOKENS] = generated + rows
-        counts[STEPS] = steps + 1
-        batch.counts[MAX_CONTEXT] = context
+        counts[S.STEPS] = steps + 1
+        batch.counts[S.MAX_CONTEXT] = context
     kept, failed, context = 0, 0, 0
     for tile in strided(0, rows, lanes):
         row = tile + lane
         place, slot, token, flags = row, 0, 0, FINISH_ERROR
         if row < rows:
-            slot, token = facts[row, FORECAST_SLOT], batch.sampled[row]
+            slot, token = facts[row, S.FORECAST_SLOT], batch.sampled[row]
             flags = completion_flags(limits, facts, row, token)
         if ended > 0:
             before, total = block_scan(1 if flags & FINISH_MASK == 0 else 0, lane, lanes)
             place = kept + before
             kept += total
         if row < rows:
-            length = facts[row, FORECAST_LENGTH]
+            length = facts[row, S.FORECAST_LENGTH]
             commit_row(state, row, slot, length, token, flags)
             failed += 1 if flags & HAS_TOKEN == 0 else 0
             if flags & FINISH_MASK != 0:
@@ -111,7 +94,7 @@ def take_fast_path(limits, queues, state, lane, lanes):
             else:
                 batch.token_ids[place] = token
                 batch.positions[place] = length - 1
-                batch.cache_slots[place] = facts[row, FORECAST_CACHE_SLOT]
+                batch.cache_slots[place] = facts[row, S.FORECAST_CACHE_SLOT]
                 batch.context_lengths[place] = length
                 if ended > 0:
                     state.running[place] = slot
@@ -126,7 +109,7 @@ def take_fast_path(limits, queues, state, lane, lanes):
     if lane == 0:
         counters[GENERATED_TOKENS] += rows - failed
         counters[REQUESTS_FINISHED] += ended
-        counts[RUNNING_COUNT] = kept
+        counts[S.RUNNING_COUNT] = kept
     return finish_batch(state, kept, kept, kept, kept, context, lane, lanes)
 
 
@@ -134,11 +117,11 @@ def take_fast_path(limits, queues, state, lane, lanes):
 def commit_row(state, row, slot, length, token, flags):
     """One lane: append a row's token to its request, and write its completion word. length: of the request, with this token."""
     requests, facts = state.requests, state.forecast.rows
-    mark = facts[row, FORECAST_SLOT_LAP]
-    word = mark & SLOT_MASK | mark >> FORECAST_LAP_SHIFT << LAP_SHIFT | flags << FLAG_SHIFT
+    mark = facts[row, S.FORECAST_SLOT_LAP]
+    word = mark & SLOT_MASK | mark >> S.FORECAST_LAP_SHIFT << LAP_SHIFT | flags << FLAG_SHIFT
     if flags & HAS_TOKEN != 0:
         word |= token << TOKEN_SHIFT
-        if facts[row, FORECAST_FLAGS] & FORECAST_RECORD != 0:
+        if facts[row, S.FORECAST_FLAGS] & S.FORECAST_RECORD != 0:
             word |= LOGPROBS_BIT
         requests.tokens[slot, length - 1] = token
         requests.length[slot] = length
