@@ -44,7 +44,7 @@ from blinkpy.device.cuda.cuda_graphs import (
     nodes_of,
     only,
 )
-from blinkpy.device.cuda.kernel_compiler import KernelCode
+from blinkpy.device.cuda.kernel_compiler import KernelCode, array_words
 from blinkpy.kernels.loop.loop_code import LoopCode
 from blinkpy.kernels.loop.loop_kernels import LANES, MAX_BUCKETS
 from blinkpy.kernels.loop.loop_words import (
@@ -285,10 +285,5 @@ def resources_of(code: KernelCode) -> KernelResources:
 
 
 def arrays(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """Contiguous tensors as Numba passes arrays to a kernel, each: no owner (two words), elements, their size, address, shape,
-    strides in bytes."""
-    words: list[int] = []
-    for tensor in tensors:
-        size = tensor.element_size()
-        words += [0, 0, tensor.numel(), size, tensor.data_ptr(), *tensor.shape, *(n * size for n in tensor.stride())]
-    return words
+    """Contiguous tensors as arguments of a kernel."""
+    return [word for t in tensors for word in array_words(t.data_ptr(), tuple(t.shape), t.element_size())]

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from numba import int64, types
-
+from blinkpy.device.cuda.kernel_compiler import array_of, cuda, kernel_signature, types
 from blinkpy.device.portable import nanosleep, now_ns, register_cuda
 from blinkpy.device.targets.graph_conditions import set_condition, wait_for_predecessors
 from blinkpy.kernels.loop.loop_arguments import table_reader
@@ -45,26 +44,19 @@ from blinkpy.queues.words import ENGINE_STATE, STATE_STOPPED
 from blinkpy.scheduler.cycle import Phases
 from blinkpy.scheduler.phases.fast_path import prefetch_forecast
 
-cuda = register_cuda()
+register_cuda()
 
+int64, uint64 = types.int64, types.uint64
 LANES = 256
 IDLE_SLEEP_NS = 500
 
 MAX_BUCKETS = 128
-WORDS = types.Array(int64, 1, "C")
-OVERLAP_SIGNATURE = types.void(WORDS, WORDS)
-PUBLISH_SIGNATURE = types.void(WORDS, WORDS)
-SCHEDULE_SIGNATURE = types.void(
-    WORDS,
-    types.Array(types.uint64, 1, "C"),
-    WORDS,
-    types.Array(int64, 2, "C"),
-    types.uint64,
-    types.uint64,
-    int64,
-)
-STAMP_SIGNATURE = types.void(WORDS, types.Array(int64, 2, "C"), int64)
-AFTER_COPY_SIGNATURE = types.void(types.Array(types.uint64, 1, "C"), WORDS, WORDS, types.uint64, int64)
+WORDS, HANDLES, TRACE = array_of(int64), array_of(uint64), array_of(int64, 2)
+OVERLAP_SIGNATURE = kernel_signature(WORDS, WORDS)
+PUBLISH_SIGNATURE = kernel_signature(WORDS, WORDS)
+SCHEDULE_SIGNATURE = kernel_signature(WORDS, HANDLES, WORDS, TRACE, uint64, uint64, int64)
+STAMP_SIGNATURE = kernel_signature(WORDS, TRACE, int64)
+AFTER_COPY_SIGNATURE = kernel_signature(HANDLES, WORDS, WORDS, uint64, int64)
 
 
 def overlap_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None]:
