@@ -46,7 +46,7 @@ def lines_at(commit: str) -> Counter[str]:
 
 def rows(sizes: Counter[str], before: Counter[str] | None) -> list[tuple[str, ...]]:
     """Folder, lines and, with an earlier state, the change; totals of the top folders first."""
-    found = []
+    found: list[tuple[str, ...]] = []
     for top in sorted({name.split("/")[0] for name in sizes}):
         inside = [name for name in sorted(sizes) if name.split("/")[0] == top]
         for name, group in [(top, inside), *((name, [name]) for name in inside if "/" in name)]:
