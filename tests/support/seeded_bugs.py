@@ -131,7 +131,7 @@ SCHEDULER_BUGS = (
     Bug(
         "a usual turn does not see the last token of a request",
         "fast_path",
-        "finish = FINISH_LENGTH if facts[row, S.FORECAST_FLAGS] & S.FORECAST_IS_LAST != 0 else FINISH_NONE",
+        "finish = FINISH_LENGTH if forecasts[row, S.FORECAST_FLAGS] & S.FORECAST_IS_LAST != 0 else FINISH_NONE",
         "finish = FINISH_NONE",
     ),
     # completions

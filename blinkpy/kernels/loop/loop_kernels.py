@@ -1,7 +1,7 @@
 """The kernels that the loop on the GPU runs beside and after each step: the parts of a turn.
 
-Each is one block. `schedule` commits the step, plans the next one, tells the graph's conditional nodes which step graph that is
-and whether there is one, and notes times for whoever measures. `publish` and `overlap` run beside a step: `publish` at its begin,
+Each is one block. `schedule` commits the step, plans the next one, sets the graph's conditional nodes to the step graph,
+and writes times into the trace. `publish` and `overlap` run beside a step: `publish` at its begin,
 with what `schedule` left, `overlap` near its end. See blinkpy.engine.loop_graph.
 """
 
@@ -57,7 +57,7 @@ def overlap_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None]
 
 def publish_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None]:
     """The Python function of `publish`, for the turn before the step that it runs in: counters, gauges and the heartbeat go to
-    the host's memory, and nobody waits for them. Arguments as of `overlap`."""
+    the host's memory, and no kernel waits for them. Arguments as of `overlap`."""
     read, publish, shared_words = table_reader(kind), phases.publish, words + 2 * MAX_BUCKETS
 
     def publish_after(table, loop):

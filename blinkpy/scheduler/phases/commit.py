@@ -1,6 +1,6 @@
 """The results of the last step: append its tokens, publish them, end what is finished.
 
-The step must be complete. So pages that are released here are in nobody's use.
+The step must be complete, so no kernel uses the pages that are released here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The words of other parties, read once. The only place where the scheduler looks at words that others may change.
 
 `read_inbox` copies the host's command, each front end's words and the cancel words of requests in the engine into State.inbox.
-All later phases look at these copies alone, so every lane sees the same values, and the inputs of a call (the inbox, new entries
+All later phases look at these copies alone, so every lane sees the same values, and the inputs of a turn (the inbox, new entries
 with their prompts, the last step's tokens, the time) can be written down and given to it again.
 """
 

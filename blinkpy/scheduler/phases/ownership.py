@@ -1,7 +1,7 @@
 """Who owns each queue pair: leases, claims, and the words of front ends, validated.
 
 Every word of a front end is checked before it is used, and carries the epoch that it was written under. A front end that is
-silent for too long, claims its pair again or breaks the protocol loses its requests; nobody else notices.
+silent for too long, claims its pair again or breaks the protocol loses its requests; no other front end is affected.
 """
 
 from __future__ import annotations

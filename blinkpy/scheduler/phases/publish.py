@@ -50,14 +50,14 @@ def publish_status(limits, queues, state, lane, lanes):
 def publish_deferred(limits, queues, state, lane, lanes):
     """Publish the completions that take_fast_path left. Before the next overlap, which writes new forecasts."""
     forecast, pairs, words = state.forecast, state.pairs, state.scratch.word
-    facts, rows = forecast.rows, forecast.unpublished[0]
-    barrier(lanes)  # all lanes know how many there are
+    forecasts, rows = forecast.rows, forecast.unpublished[0]
+    barrier(lanes)  # all lanes have loaded the count
     if rows == 0:
         return
     for row in strided(lane, rows, lanes):
         # Relies on O4 of docs/verification.md: ahead.forecast saw that the reader is past this entry; the fast path depends
         # on that.
-        pair, entry = facts[row, S.FORECAST_PAIR], facts[row, S.FORECAST_CQ_INDEX]
+        pair, entry = forecasts[row, S.FORECAST_PAIR], forecasts[row, S.FORECAST_CQ_INDEX]
         store_completion(queues, pair, entry, words[row], state.batch.logprobs, row)
     for pair in strided(lane, limits.pairs, lanes):
         published, tail, head = forecast.published[pair], pairs.cq_tail[pair], pairs.cq_head[pair]

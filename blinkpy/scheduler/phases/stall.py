@@ -22,7 +22,7 @@ def update_stalls(limits, state, lane, lanes):
     tight = 0
     for pair in strided(lane, limits.pairs, lanes):
         pairs.unclaimed_entries[pair] = free_entries(limits, pairs, pair)
-        if pairs.unclaimed_entries[pair] < limits.rows:  # else there is enough, whoever will run
+        if pairs.unclaimed_entries[pair] < limits.rows:  # else there are enough, whichever requests run
             tight = 1
     tight = block_max(tight, lane, lanes)
     if tight == 0 and counts[S.STALLED_COUNT] == 0:
