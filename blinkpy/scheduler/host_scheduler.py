@@ -8,23 +8,23 @@ from typing import Any, Literal
 
 from numba import njit, types
 
-from blinkpy.device.array_trees import plain
+from blinkpy.device.array_trees import as_memoryviews
 from blinkpy.device.compile_cache import cached_njit
-from blinkpy.device.table_codegen import Table
+from blinkpy.device.table_codegen import ArgumentTable
 from blinkpy.kv.integrity import check_integrity
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import State
 from blinkpy.queues.layout import QueueLayout, QueueSizes
 from blinkpy.queues.views import EngineViews, engine_views
-from blinkpy.scheduler.cycle import make_schedule
+from blinkpy.scheduler.cycle import make_turn
 from blinkpy.scheduler.policies import Policy, fcfs
 from blinkpy.scheduler.policy_key import policy_digest
 
 
 @lru_cache(maxsize=8)
-def compiled_schedule(policy: Policy) -> Any:
+def compiled_turn(policy: Policy) -> Any:
     """schedule as an njit function: it takes Tables (device/table_codegen.py), and holds no lock of the interpreter."""
-    schedule, digest = make_schedule(policy), policy_digest(policy)
+    schedule, digest = make_turn(policy), policy_digest(policy)
     return njit(schedule, nogil=True) if digest is None else cached_njit(schedule, (digest,), nogil=True)
 
 
@@ -42,26 +42,27 @@ class Scheduler:
         self.state_argument: Any  # the state as compiled functions, or the source, take it
         self._queues: Any
         if mode == "njit":
-            self._limits, self.state_argument, self._queues = Table(limits), Table(state), Table(_some_views(), strided=True)
+            self._limits, self.state_argument = ArgumentTable(limits), ArgumentTable(state)
+            self._queues = ArgumentTable(_some_views(), strided=True)
             kinds = (self._limits.kind, self._queues.kind, self.state_argument.kind, types.int64, types.int64, types.int64)
-            function = compiled_schedule(policy)
+            function = compiled_turn(policy)
             function.compile(kinds)
             # The compiled code itself: the dispatcher would look at the arguments' types again in every call.
             self._function = function.overloads[kinds].entry_point
         else:
-            self._limits, self.state_argument = limits, plain(state)
-            self._function = make_schedule(policy)
+            self._limits, self.state_argument = limits, as_memoryviews(state)
+            self._function = make_turn(policy)
         self._attached = False
 
     def attach(self, queues: EngineViews) -> None:
-        """Bind the queue segment; needed before the first step."""
-        self._queues = Table(queues, strided=True) if self.mode == "njit" else plain(queues)
+        """Bind the queue segment; needed before the first turn."""
+        self._queues = ArgumentTable(queues, strided=True) if self.mode == "njit" else as_memoryviews(queues)
         self._attached = True
 
-    def step(self, now_ns: int) -> int:
-        """Commit the last step's state.batch.sampled and plan the next one. now_ns: monotonic clock. See make_schedule."""
+    def turn(self, now_ns: int) -> int:
+        """Commit the last step's state.batch.sampled and plan the next one. now_ns: monotonic clock. See make_turn."""
         if not self._attached:
-            raise RuntimeError("attach() the queues before the first step")
+            raise RuntimeError("attach() the queues before the first turn")
         return self._function(self._limits, self._queues, self.state_argument, now_ns, 0, 1)
 
     def check(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""The same memory for everybody: state copied to the GPU, and host memory that the GPU reads and writes in place.
+"""Memory for both sides: state copied to the GPU, and host memory that the GPU reads and writes in place.
 
 Compiled device code finds its arrays through a table of addresses, shapes and strides (device/tables.py), which is made from
 whatever has a `__cuda_array_interface__`: torch tensors have one, and `DeviceArray` is one.
@@ -19,7 +19,7 @@ Tree = TypeVar("Tree", bound=tuple[Any, ...])
 
 
 class DeviceArray:
-    """An array at an address that the GPU knows, with the shape, strides (bytes) and dtype of a NumPy array.
+    """An array at an address of the GPU, with the shape, strides (bytes) and dtype of a NumPy array.
 
     keep: owner of the memory; lives as long as this.
     """
@@ -45,7 +45,7 @@ def to_host(tree: Tree) -> Tree:
     return map_arrays(lambda tensor: tensor.cpu().numpy(), tree)
 
 
-def moved_array(array: np.ndarray, host: int, device: int, keep: object) -> DeviceArray:
+def array_at(array: np.ndarray, host: int, device: int, keep: object) -> DeviceArray:
     """An array in memory that begins at address `host`, as the GPU sees it from address `device` on."""
     return DeviceArray(device + int(array.ctypes.data) - host, array, keep)
 
@@ -65,7 +65,7 @@ class MappedMemory:
 
     def moved(self, array: np.ndarray) -> DeviceArray:
         """An array in this memory, as the GPU sees it."""
-        return moved_array(array, self._base, self._device_base, self)
+        return array_at(array, self._base, self._device_base, self)
 
     def close(self) -> None:
         if self._base:

@@ -13,7 +13,7 @@ from numba import types
 
 from blinkpy.device.compile_cache import cached_njit
 from blinkpy.device.portable import device
-from blinkpy.kv.state import DRAINED, NOTHING, ROWS, STOPPED
+from blinkpy.kv import state as S
 from blinkpy.queues.logprob_record import NO_RECORD_PAIR, RECORD_PAIR, RECORD_PAIRS
 from blinkpy.queues.page_hash import HASH_MODULUS_1
 from blinkpy.queues.submission import WORD_LOGPROBS, WORD_SEED
@@ -33,7 +33,7 @@ def fill_sampled(state, low, high, even):
     """Made-up tokens for all rows of the batch, and log probabilities of the distribution that they are drawn from: all
     tokens of [low, high) are equally likely. even: the log probability as a pair of a record for token 0."""
     batch, entry = state.batch, state.requests.entry
-    for row in range(batch.counts[ROWS]):
+    for row in range(batch.counts[S.ROWS]):
         slot = batch.row_slots[row]
         seed = entry[slot, WORD_SEED + 1] << 32 | (entry[slot, WORD_SEED] & 0xFFFFFFFF)
         batch.sampled[row] = made_up_token(seed, batch.context_lengths[row], low, high)
@@ -58,7 +58,7 @@ def run_null(
 ) -> int:
     """Run an attached scheduler with made-up tokens (made_up_token) instead of a model.
 
-    tokens: what to draw from. step_ns: time that a step takes. Returns NOTHING after idle_ns without work or when
+    tokens: what to draw from. step_ns: time that a step takes. Returns NO_BATCH after idle_ns without work or when
     time.monotonic_ns() reaches deadline_ns, or else STOPPED or DRAINED. Two compiled calls a step, and after_turn between
     them.
     """
@@ -72,9 +72,9 @@ def run_null(
         fill = function.overloads[kinds].entry_point
     now = worked = time.monotonic_ns()
     while now < deadline_ns and now - worked <= idle_ns:
-        result = scheduler.step(now)
+        result = scheduler.turn(now)
         after_turn()
-        if result in (STOPPED, DRAINED):
+        if result in (S.STOPPED, S.DRAINED):
             return result
         if result >= 0:
             fill(state, low, high, even)
@@ -83,4 +83,4 @@ def run_null(
                 time.sleep((now + step_ns - worked) / 1e9)
                 worked = time.monotonic_ns()
         now = time.monotonic_ns()
-    return NOTHING
+    return S.NO_BATCH

@@ -48,11 +48,12 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         "END = End('toy', 'to play with', True, ToyOptions, connect)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    before = dict(config_module.TRANSPORTS), dict(config_module._EXTENSIONS)
+    registries: list[dict[Any, str]] = [config_module.TRANSPORTS, config_module._EXTENSIONS]
+    before = [dict(registry) for registry in registries]
     yield ends_in("toys")
-    for registry, kept in zip((config_module.TRANSPORTS, config_module._EXTENSIONS), before, strict=True):
+    for registry, kept in zip(registries, before, strict=True):
         registry.clear()
-        registry.update(kept)  # type: ignore[arg-type]
+        registry.update(kept)
     for name in [name for name in sys.modules if name.split(".")[0] == "toys"]:
         del sys.modules[name]
     ends_in.cache_clear()
