@@ -16,7 +16,7 @@ import torch
 from blinkpy.config import Config
 from blinkpy.dpu.link.connect_shm import attach_segment
 from blinkpy.dpu.link.queue_pair import InFlight, QueuePair
-from blinkpy.engine.engine import Engine
+from blinkpy.engine.engine import Engine, make_engine
 from blinkpy.models.weights.model_folder import DEMO_FOLDER
 from blinkpy.queues.completion import FINISH_CANCELLED, FINISH_LENGTH, FINISH_MASK, HAS_TOKEN
 from blinkpy.queues.request_parameters import Sampling
@@ -33,7 +33,7 @@ ROUNDING = 1e-4  # of a logit in float32, and more: up to 2e-5 off float64's; on
 def running_engine(**options: object) -> Iterator[tuple[Engine, QueuePair]]:
     """An engine in a thread, with its state checked after every call of the scheduler, and a client."""
     defaults = {"device": "cpu", "dtype": "float32", "check_integrity": "always", "name": f"test-{secrets.token_hex(6)}"}
-    engine = Engine(Config().with_options({**defaults, **options}))
+    engine = make_engine(Config().with_options({**defaults, **options}))
     engine.start()
     errors: list[BaseException] = []
 
@@ -169,7 +169,7 @@ def test_a_failing_step_is_announced_and_recorded_before_the_engine_ends(
 
     options = {"max_model_len": 64, "record_folder": str(tmp_path)}
     with pytest.raises(ArithmeticError, match="on purpose"), running_engine(**options) as (engine, client):
-        monkeypatch.setattr(engine._step, "run", broken)
+        monkeypatch.setattr(engine.runner.step, "run", broken)
         client.submit(np.array([1, 2, 3], np.int32), Sampling())
         deadline = time.monotonic() + 10
         while engine.views.engine[ENGINE_STATE] != STATE_FAULTED:

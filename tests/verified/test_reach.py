@@ -16,7 +16,8 @@ from blinkpy.device.array_trees import as_memoryviews
 from blinkpy.device.lanes import Team
 from blinkpy.dpu.link import store_fence
 from blinkpy.dpu.link.queue_pair import REQUEST_LIMIT, EngineLost, QueuePair
-from blinkpy.engine.devices.null_device import made_up_token, run_null
+from blinkpy.engine.devices.host_turns import run_turns
+from blinkpy.engine.devices.null_step import made_up_step, made_up_token
 from blinkpy.kv.page_allocator import compact_ring
 from blinkpy.kv.state import NO_BATCH, RING_HEAD, RING_TAIL, RUNNING, STOPPED
 from blinkpy.kv.state_snapshots import differences, snapshot
@@ -116,13 +117,15 @@ def test_the_null_engine_makes_tokens_up(mode: Any, step_ns: int, logprobs: int)
     scheduler.attach(world.views)
     low, high = 0, limits.vocab_size
     calls: list[int] = []
-    assert run_null(scheduler, range(low, high), step_ns, 2_000_000, 1 << 62, lambda: calls.append(1)) == NO_BATCH
+    step = made_up_step(scheduler, range(low, high), step_ns)
+    assert run_turns(scheduler, step, 2_000_000, 1 << 62, lambda: calls.append(1)) == NO_BATCH
     assert len(calls) > 4
     tokens = [token for _, token, _ in client.poll()]
     assert tokens == [made_up_token(-(2**62), len(PROMPT) + i, low, high) for i in range(4)]
     assert [[pair[0] for pair in record[:3]] for record in sent.records] == [[token, 0, 1] for token in tokens if logprobs >= 0]
     world.views.control[CONTROL_COMMAND] = COMMAND_STOP
-    assert run_null(scheduler, range(low, high), step_ns, 2_000_000, 1 << 62) == STOPPED
+    assert run_turns(scheduler, step, 2_000_000, 0) == NO_BATCH  # its deadline is past
+    assert run_turns(scheduler, step, 2_000_000, 1 << 62) == STOPPED
 
 
 def test_what_a_turn_fetches_ahead_it_does_not_change() -> None:

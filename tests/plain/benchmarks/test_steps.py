@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("blinkpy.engine.devices.cuda_device")
+pytest.importorskip("numba_cuda")
+pytest.importorskip("cuda.bindings")
 
 from benchmarks.common.hand_batches import Rows, batch_arrays, decoding, graph_index, mixed, page_table, prompts  # noqa: E402
 from benchmarks.common.harness import UsageError, WrongAnswer, main  # noqa: E402
@@ -240,12 +241,14 @@ def made_up_engine(graph: Any, layers: int) -> Any:
     logits = torch.tensor([[0.5, 1.0, 7.0, -1.0]]).repeat(slots, 1)
     keys, values = ([torch.zeros(4) for _ in range(layers)] for _ in range(2))
     return SimpleNamespace(
-        _gpu_step=SimpleNamespace(
-            shapes=shapes,
-            graphs=[SimpleNamespace(graph=graph) for _ in shapes],
-            decoder=SimpleNamespace(cache=SimpleNamespace(keys=keys, values=values), buffers=SimpleNamespace(logits=logits)),
+        runner=SimpleNamespace(
+            step=SimpleNamespace(
+                shapes=shapes,
+                graphs=[SimpleNamespace(graph=graph) for _ in shapes],
+                decoder=SimpleNamespace(cache=SimpleNamespace(keys=keys, values=values), buffers=SimpleNamespace(logits=logits)),
+            ),
+            device_state=SimpleNamespace(batch=batch, requests=requests),
         ),
-        device_state=SimpleNamespace(batch=batch, requests=requests),
         sizes=SimpleNamespace(**sizes),
         timings={"reading the model": 0.123},
     )
@@ -282,9 +285,9 @@ def test_every_case_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert (step["mean_w"], step["joules"], step["clock_mhz"]) == (500, 20, 1700)
     assert found[1]["share_of_floor"] == pytest.approx(found[1]["floor_ms"] / 40, abs=1e-3) and "floor_ms" not in found[2]
     assert len(gpu.ready) == len({step["graph"] for step in found})
-    assert all((tensor != 0).all() for tensor in engine._gpu_step.decoder.cache.keys)
-    assert engine.device_state.batch.counts[TOKENS] == 8192  # of the last case
-    entry = engine.device_state.requests.entry.numpy().view(SQ_ENTRY)
+    assert all((tensor != 0).all() for tensor in engine.runner.step.decoder.cache.keys)
+    assert engine.runner.device_state.batch.counts[TOKENS] == 8192  # of the last case
+    entry = engine.runner.device_state.requests.entry.numpy().view(SQ_ENTRY)
     assert (entry["temperature"] == 0).all() and (entry["top_p"] == 1).all() and (entry["logprobs"] == -1).all()
     assert (entry["repetition_penalty"] == 1).all()
 

@@ -6,27 +6,26 @@ import pytest
 
 from blinkpy import packages
 from blinkpy.config import Config, ConfigError
-from blinkpy.engine.devices import choose_device
-from blinkpy.engine.engine import Engine
+from blinkpy.engine.devices import cuda_device
+from blinkpy.engine.engine import make_engine
 
 
 def test_auto_without_a_gpu_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choose_device, "gpu_usable", lambda: False)
-    engine = choose_device.make_engine(Config())
-    assert type(engine) is Engine
-    assert engine.config.engine.device == "cpu"
+    monkeypatch.setattr(cuda_device, "gpu_usable", lambda: False)
+    engine = make_engine(Config())
+    assert engine.device.name == engine.config.engine.device == "cpu"
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packages, "installed", lambda name: name != "numba_cuda")
     with pytest.raises(ConfigError, match="--device cuda needs numba_cuda: pip install"):
-        choose_device.make_engine(Config().with_options({"device": "cuda"}))
+        make_engine(Config().with_options({"device": "cuda"}))
 
 
 @pytest.mark.parametrize("device", ["cpu", "null"])
 def test_the_gpu_can_not_control_another_device(device: str) -> None:
     with pytest.raises(ConfigError, match=f"--control gpu needs --device cuda; the engine would run on {device}"):
-        choose_device.make_engine(Config().with_options({"device": device, "control": "gpu"}))
+        make_engine(Config().with_options({"device": device, "control": "gpu"}))
 
 
 def test_packages_are_looked_for_and_not_imported() -> None:
