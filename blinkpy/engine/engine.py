@@ -75,6 +75,11 @@ class Engine:
 
     def start(self) -> None:
         """Load, allocate, compile, warm up; on return the engine answers front ends once run() is called."""
+        with self.device.start_errors(self._report):
+            self._start()
+        self._report("")
+
+    def _start(self) -> None:
         device, report = self.device, self._report
         policy = vetted_policy(self.config.scheduler.policy)
         report("reading the model")
@@ -94,7 +99,6 @@ class Engine:
         self.views = self.segment.views()
         self.runner.attach(self.segment)
         self.views.engine[ENGINE_STATE] = STATE_READY
-        report("")
 
     def _choose_step_sizes(self, model: Architecture) -> Config:
         """Choose the options that depend on the model, where they were left open."""

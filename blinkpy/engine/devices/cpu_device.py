@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from blinkpy.config import Config
@@ -15,6 +16,7 @@ class CpuDevice:
     """See blinkpy.engine.devices.device_contract.Device."""
 
     name, gpu, reads_weights = "cpu", False, True
+    start_errors = nullcontext
 
     def auto_rank(self) -> int:
         return 1

@@ -6,30 +6,29 @@ the step graphs, map the queues, instantiate the loop. What fails for want of me
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from blinkpy.config import Config
+from blinkpy.config import Config, ConfigError
 from blinkpy.engine.devices.device_contract import HOST, Runner, Setup
 from blinkpy.packages import installed, missing_packages
 from blinkpy.transport.verbs import RdmaOptions
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
 
     from blinkpy.engine.devices.gpu_loop import GpuLoop
-    from blinkpy.kv.state import Batch, Requests, State
+    from blinkpy.kv.state import Batch, Requests
     from blinkpy.models.description.decoder_description import Architecture
     from blinkpy.models.gpu.gpu_memory_plan import MemoryPlan
-    from blinkpy.models.gpu.gpu_step import GpuStep
-    from blinkpy.models.gpu.step_shapes import StepShape
-    from blinkpy.models.paged_cache import PagedCache
     from blinkpy.models.weights.decoder_weights import Weights
+    from blinkpy.progress import TimedPhases
 
 PACKAGES = ("triton", "cuda.bindings", "numba_cuda")
 OLDEST_CAPABILITY = (8, 0)  # bfloat16 on the matrix units
 OLDEST_DRIVER = 12080  # SWITCH conditional nodes came with CUDA 12.8
+CAPTURING = "compiling kernels and capturing steps"
 MINIMUM_TOKENS = 2  # tokens that an engine must be able to hold
 
 
@@ -122,37 +121,59 @@ class CudaDevice:
         self.plan.require(pages * page_bytes)
         return self.plan.cache
 
-    def load(self, setup: Setup) -> Runner:
-        from blinkpy.engine.devices.gpu_memory_errors import memory_errors
-
-        self.plan.require(setup.sizes.num_pages * self.page_bytes(setup.config, setup.model))
-        with memory_errors(self.plan, setup.report):
-            return self._load(setup)
-
-    def _load(self, setup: Setup) -> Runner:
+    @contextlib.contextmanager
+    def start_errors(self, report: TimedPhases) -> Iterator[None]:
         import torch
 
+        from blinkpy.models.gpu.gpu_memory_plan import gib
+
+        try:
+            yield
+        except torch.cuda.OutOfMemoryError as error:  # another process took what was free when the plan was made
+            free, total = torch.cuda.mem_get_info()
+            raise ConfigError(
+                f"out of GPU memory while {report.phase}: {gib(free)} of {gib(total)} are free, and the plan was "
+                f"{self.plan.describe()}; stop what else uses this GPU, or lower gpu_memory_utilization"
+            ) from error
+
+    def load(self, setup: Setup) -> Runner:
+        import torch
+
+        from blinkpy.kernels.linear.linear_config import LinearTable
         from blinkpy.kv.state_memory import make_state
+        from blinkpy.models.gpu.gpu_step import GpuStep
         from blinkpy.models.gpu.step_shapes import bucket_shapes, step_shapes
         from blinkpy.models.paged_cache import PagedCache
 
-        dtype, sizes = self._dtype(setup.config, setup.model), setup.sizes
+        model, sizes, report, dtype = setup.model, setup.sizes, setup.report, self._dtype(setup.config, setup.model)
+        self.plan.require(sizes.num_pages * self.page_bytes(setup.config, model))
         weights = self._load_weights(setup, dtype)
-        setup.report("allocating the KV cache and the scheduler's state")
-        cache = PagedCache(setup.model, sizes.num_pages, sizes.page_size, dtype, "cuda")
+        report("allocating the KV cache and the scheduler's state")
+        cache = PagedCache(model, sizes.num_pages, sizes.page_size, dtype, "cuda")
         buckets = bucket_shapes(sizes.max_num_seqs, sizes.max_num_batched_tokens)
         state, stream = make_state(setup.limits, buckets), torch.cuda.Stream()
         shapes, graph_of = step_shapes(buckets)
 
         def make_step(batch: Batch, requests: Requests) -> GpuStep:
-            return self._capture(setup, weights, cache, batch, requests, shapes, stream)
+            """The captured step graphs. batch, requests: of the scheduler's state, on the GPU."""
+            processors = torch.cuda.get_device_properties(0).multi_processor_count
+            table, length = LinearTable.load(torch.cuda.get_device_name()), sizes.max_model_len
+            step = GpuStep(model, weights, cache, batch, requests, shapes, length, table, self._pdl, processors)
+            report(CAPTURING)
+            step.capture(stream, lambda share: report(CAPTURING, share, 1))
+            return step
 
-        if setup.config.engine.control == "host":
-            return self._host_loop(setup, state, make_step, graph_of, stream)
-        # Imported here: --control host works without numba-cuda.
-        from blinkpy.engine.devices.gpu_loop import GpuLoop
+        if setup.config.engine.control != "host":
+            from blinkpy.engine.devices.gpu_loop import GpuLoop  # imported here: --control host works without numba-cuda
 
-        return (self._loop or GpuLoop)(setup, state, make_step, graph_of, stream, self.plan, self._trace_rows)
+            return (self._loop or GpuLoop)(setup, state, make_step, graph_of, stream, self._trace_rows)
+        from blinkpy.engine.devices.host_loop import HostLoop
+        from blinkpy.models.gpu.host_driven_step import HostDrivenStep, device_side, pin_state
+
+        state = setup.recorder.attach(pin_state(state))
+        batch, requests = device_side(state)
+        step = HostDrivenStep(make_step(batch, requests), graph_of, state, batch, requests, sizes.page_size, stream)
+        return HostLoop(setup, state, step)
 
     def _load_weights(self, setup: Setup, dtype: torch.dtype) -> Weights:
         import torch
@@ -168,46 +189,6 @@ class CudaDevice:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         return weights
-
-    def _capture(
-        self,
-        setup: Setup,
-        weights: Weights,
-        cache: PagedCache,
-        batch: Batch,
-        requests: Requests,
-        shapes: list[StepShape],
-        stream: torch.cuda.Stream,
-    ) -> GpuStep:
-        """The step graphs. batch, requests: of the scheduler's state, on the GPU."""
-        import torch
-
-        from blinkpy.kernels.linear.linear_config import LinearTable
-        from blinkpy.models.gpu.gpu_step import GpuStep
-
-        processors = torch.cuda.get_device_properties(0).multi_processor_count
-        table, length = LinearTable.load(torch.cuda.get_device_name()), setup.sizes.max_model_len
-        step = GpuStep(setup.model, weights, cache, batch, requests, shapes, length, table, self._pdl, processors)
-        phase = "compiling kernels and capturing steps"
-        setup.report(phase)
-        step.capture(stream, lambda share: setup.report(phase, share, 1))
-        return step
-
-    def _host_loop(
-        self,
-        setup: Setup,
-        state: State,
-        make_step: Callable[[Batch, Requests], GpuStep],
-        graph_of: np.ndarray,
-        stream: torch.cuda.Stream,
-    ) -> Runner:
-        from blinkpy.engine.devices.host_loop import HostLoop
-        from blinkpy.models.gpu.host_driven_step import HostDrivenStep, device_side, pin_state
-
-        state = setup.recorder.attach(pin_state(state))
-        batch, requests = device_side(state)
-        step = make_step(batch, requests)
-        return HostLoop(setup, state, HostDrivenStep(step, graph_of, state, batch, requests, setup.sizes.page_size, stream))
 
 
 DEVICE = CudaDevice

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -85,6 +86,9 @@ class Device(Protocol):
 
     def cache_bytes(self, config: Config, model: Architecture) -> int:
         """Bytes that there are for the KV cache. Raises ConfigError when the model does not fit."""
+
+    def start_errors(self, report: TimedPhases) -> AbstractContextManager[object]:
+        """Raises ConfigError for errors of a start, within the block, that the user can mend."""
 
     def load(self, setup: Setup) -> Runner:
         """Load the model and make the scheduler's state. Raises ConfigError."""

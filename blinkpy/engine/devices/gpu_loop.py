@@ -13,7 +13,6 @@ import torch
 from blinkpy.device.cuda.cuda_calls import CudaError
 from blinkpy.device.cuda.gpu_memory_views import to_device, to_host
 from blinkpy.engine.devices.device_contract import Setup
-from blinkpy.engine.devices.gpu_memory_errors import memory_errors
 from blinkpy.engine.link.pair_memory import QueueMemory
 from blinkpy.engine.link.pair_placement import PlacedPairs, place_pairs
 from blinkpy.engine.loop_graph import LoopGraph, StateCopies, StepGraphs
@@ -22,7 +21,6 @@ from blinkpy.kernels.loop.loop_arguments import device_arguments
 from blinkpy.kernels.loop.loop_code import loop_code
 from blinkpy.kv.integrity import check_integrity
 from blinkpy.kv.state import Batch, Requests, State
-from blinkpy.models.gpu.gpu_memory_plan import MemoryPlan
 from blinkpy.models.gpu.gpu_step import GpuStep
 from blinkpy.queues.views import EngineViews
 from blinkpy.transport.segment import Segment
@@ -37,22 +35,15 @@ class GpuLoop:
     """See blinkpy.engine.devices.device_contract.Runner.
 
     state: the scheduler's, on the host. make_step: gives the captured step graphs for the batch and the requests of the state on
-    the GPU. graph_of: as in StepGraphs. plan: of the GPU's memory, for errors. trace_rows: as of LoopGraph.
+    the GPU. graph_of: as in StepGraphs. trace_rows: as of LoopGraph.
     """
 
     faults: tuple[type[BaseException], ...] = (CudaError,)
 
     def __init__(
-        self,
-        setup: Setup,
-        state: State,
-        make_step: MakeStep,
-        graph_of: np.ndarray,
-        stream: torch.cuda.Stream,
-        plan: MemoryPlan,
-        trace_rows: int = 0,
+        self, setup: Setup, state: State, make_step: MakeStep, graph_of: np.ndarray, stream: torch.cuda.Stream, trace_rows: int
     ):
-        self.setup, self.limits, self.stream, self._plan = setup, setup.limits, stream, plan
+        self.setup, self.limits, self.stream = setup, setup.limits, stream
         self.pair_memory: QueueMemory | None = None
         self.placed_pairs: PlacedPairs | None = None
         self.loop: LoopGraph | None = None
@@ -70,9 +61,8 @@ class GpuLoop:
     def attach(self, segment: Segment) -> None:
         self.setup.report("compiling the scheduler and building the loop")
         way = self.setup.config.extension(RdmaOptions).queue_memory
-        with memory_errors(self._plan, self.setup.report):
-            self.placed_pairs, self.pair_memory = place_pairs(segment, way)
-            self.loop = self.build_loop(self.placed_pairs.device)
+        self.placed_pairs, self.pair_memory = place_pairs(segment, way)
+        self.loop = self.build_loop(self.placed_pairs.device)
 
     def build_loop(self, queues: EngineViews) -> LoopGraph | None:
         """The loop over queues that the GPU sees, ready to be launched."""

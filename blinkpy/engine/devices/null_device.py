@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from blinkpy.config import Config
@@ -18,6 +19,7 @@ class NullDevice:
     """See blinkpy.engine.devices.device_contract.Device."""
 
     name, gpu, reads_weights = "null", False, False
+    start_errors = nullcontext
 
     def auto_rank(self) -> int:
         return 0

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from blinkpy import packages
-from blinkpy.config import Config, ConfigError
+from blinkpy.config import Config, ConfigError, options
 from blinkpy.engine.devices import cuda_device
+from blinkpy.engine.devices.device_contract import choose_device, device_kinds
 from blinkpy.engine.engine import make_engine
 
 
@@ -31,3 +32,22 @@ def test_the_gpu_can_not_control_another_device(device: str) -> None:
 def test_packages_are_looked_for_and_not_imported() -> None:
     assert packages.installed("numpy")
     assert not packages.installed("no_such_package.inner")
+
+
+def test_each_device_is_a_file_that_the_option_names() -> None:
+    item = next(item for _, item in options() if item.name == "device")
+    kinds = device_kinds()
+    assert sorted(["auto", *kinds]) == sorted(item.metadata["choices"])
+    for name, kind in kinds.items():
+        device = kind()
+        assert device.name == name and kind.__module__ == f"blinkpy.engine.devices.{name}_device"
+        assert device.gpu == (name == "cuda") and device.reads_weights == (name != "null")
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_auto_takes_the_highest_rank_and_never_the_null_device(monkeypatch: pytest.MonkeyPatch, gpu: bool) -> None:
+    monkeypatch.setattr(cuda_device, "gpu_usable", lambda: gpu)
+    ranks = {name: kind().auto_rank() for name, kind in device_kinds().items()}
+    assert ranks["null"] == 0 < ranks["cpu"] and (ranks["cuda"] > ranks["cpu"]) == gpu
+    assert choose_device("auto").name == ("cuda" if gpu else "cpu")
+    assert [choose_device(name).name for name in ranks] == list(ranks)
