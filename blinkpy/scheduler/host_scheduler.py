@@ -15,7 +15,7 @@ from blinkpy.device.array_trees import as_memoryviews
 from blinkpy.device.compile_cache import cached_njit
 from blinkpy.device.table_codegen import ArgumentTable
 from blinkpy.engine.devices.null_device import compiled_fill, fill_sampled
-from blinkpy.kv.integrity import check_integrity
+from blinkpy.kv.invariants.check_state import state_faults
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import DRAINED, NO_BATCH, STOPPED, State
 from blinkpy.queues.layout import QueueLayout, QueueSizes
@@ -73,7 +73,7 @@ class Scheduler:
     def run_null(
         self, tokens: range, step_ns: int, idle_ns: int, deadline_ns: int, after_call: Callable[[], None] | None = None
     ) -> int:
-        """Serve with made-up tokens (made_up_token) instead of a model.
+        """Serve with made-up tokens (synthetic_token) instead of a model.
 
         tokens: what to draw from. step_ns: time that a step takes. Returns NO_BATCH after idle_ns without work or when
         time.monotonic_ns() reaches deadline_ns, or else STOPPED or DRAINED. Two compiled calls a step, and after_call between
@@ -105,7 +105,7 @@ class Scheduler:
 
     def check(self) -> list[str]:
         """What is wrong with the state, for people; empty when nothing is."""
-        return check_integrity(self.limits, self.state)
+        return state_faults(self.limits, self.state)
 
 
 def _some_views() -> EngineViews:

@@ -32,7 +32,7 @@ from blinkpy.verify.policy_check.policy_calls import (
 )
 from blinkpy.verify.policy_check.policy_source import read_source
 from blinkpy.verify.policy_check.sample_requests import sample_requests
-from blinkpy.verify.policy_check.timed_server import Machine, Outcome, StuckError, simulate
+from blinkpy.verify.policy_check.timed_server import ServerModel, ServerOutcome, StuckError, simulate
 from blinkpy.verify.policy_check.waiting_bounds import flood, overtaking
 from blinkpy.verify.sim import run
 
@@ -176,16 +176,16 @@ def _duration(seconds: float) -> str:
     return f"{seconds * 1000:.2g} ms" if seconds < 1 else f"{seconds:.3g} s" if seconds < 600 else f"{seconds / 60:.3g} min"
 
 
-def machine_of(o: CheckOptions) -> Machine:
+def machine_of(o: CheckOptions) -> ServerModel:
     sizes = o.mixed_step_tokens, o.burst_step_tokens, o.burst_tokens
-    return Machine(o.max_num_seqs, o.max_num_batched_tokens, o.page_size, o.num_pages, o.step_us, o.row_us, o.token_us, *sizes)
+    return ServerModel(o.max_num_seqs, o.max_num_batched_tokens, o.page_size, o.num_pages, o.step_us, o.row_us, o.token_us, *sizes)
 
 
 def requests_of(options: CheckOptions) -> Workload:
     return load_workload(options.workload).first(options.requests).at_rate(options.rate)
 
 
-def summary(name: str, outcome: Outcome) -> dict[str, Any]:
+def summary(name: str, outcome: ServerOutcome) -> dict[str, Any]:
     """One policy's results: percentiles in seconds, and the samples that the plot needs."""
     overtakers = outcome.overtakers()
     facts: dict[str, Any] = {"policy": name, "steps": outcome.steps, "seconds": float(outcome.ended.max() / 1e9)}
