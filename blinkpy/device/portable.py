@@ -179,9 +179,8 @@ def _njit_block_max(value, lane, lanes):
 @cache
 def register_cuda():
     """Add the CUDA bodies, once, and return the module numba.cuda. Raises ImportError without numba-cuda."""
-    from numba import cuda
-    from numba.cuda.extending import overload as cuda_overload
-
+    from blinkpy.device.cuda.kernel_compiler import cuda
+    from blinkpy.device.cuda.kernel_compiler import overload as cuda_overload
     from blinkpy.device.targets import cuda_collectives, cuda_primitives
     from blinkpy.device.targets.cuda_strided import make_strided
 

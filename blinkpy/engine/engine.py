@@ -17,8 +17,9 @@ from typing import Protocol
 from blinkpy.config import Config, step_sizes
 from blinkpy.engine.link.pair_memory import QueueMemory
 from blinkpy.engine.sizing import EngineSizes, engine_sizes
+from blinkpy.kv import state as S
 from blinkpy.kv.limits import Limits, make_limits
-from blinkpy.kv.state import DRAINED, STEPS, STOPPED, Batch, Requests, State
+from blinkpy.kv.state import Batch, Requests, State
 from blinkpy.kv.state_memory import make_state
 from blinkpy.models.description.decoder_description import Architecture, read_architecture
 from blinkpy.models.weights.model_folder import resolve_model
@@ -248,7 +249,7 @@ class Engine:
             if bucket >= 0:
                 step.run(batch, requests)
                 idle_since = 0
-            elif bucket in (STOPPED, DRAINED):
+            elif bucket in (S.STOPPED, S.DRAINED):
                 return
             elif idle_since == 0:
                 idle_since, pause = now, IDLE_SLEEP_S[0]
@@ -263,11 +264,11 @@ class Engine:
         step_ns, counts = self.config.engine.null_step_us * 1000, self.state.counts
         pause = IDLE_SLEEP_S[0]
         while True:
-            steps = counts[STEPS]
+            steps = counts[S.STEPS]
             deadline = time.monotonic_ns() + NULL_TURN_NS
-            if self._scheduler.run_null(tokens, step_ns, IDLE_SPIN_NS, deadline, self._after_call) in (STOPPED, DRAINED):
+            if self._scheduler.run_null(tokens, step_ns, IDLE_SPIN_NS, deadline, self._after_call) in (S.STOPPED, S.DRAINED):
                 return
-            if counts[STEPS] != steps:
+            if counts[S.STEPS] != steps:
                 pause = IDLE_SLEEP_S[0]
                 continue
             self._idle(time.monotonic_ns())

@@ -44,22 +44,10 @@ from blinkpy.device.cuda.cuda_graphs import (
     nodes_of,
     only,
 )
-from blinkpy.device.cuda.kernel_compiler import KernelCode
+from blinkpy.device.cuda.kernel_compiler import KernelCode, array_words
+from blinkpy.kernels.loop import loop_words as L
 from blinkpy.kernels.loop.loop_code import LoopCode
 from blinkpy.kernels.loop.loop_kernels import LANES, MAX_BUCKETS
-from blinkpy.kernels.loop.loop_words import (
-    LOOP_BUDGET_NS,
-    LOOP_COPY_AT,
-    LOOP_COPY_EVERY,
-    LOOP_COPY_GRAPH,
-    LOOP_RESULT,
-    LOOP_TRACED,
-    LOOP_TURNS,
-    LOOP_WORDS,
-    TRACE_COLUMNS,
-    TRACE_STEP_BEGIN,
-    TRACE_STEP_END,
-)
 from blinkpy.models.gpu.gpu_step import StepGraph
 
 AHEAD_KERNELS = 12
@@ -115,8 +103,8 @@ class Executive:
     ):
         self.stream, self._steps, self._keep, self._lanes = stream, steps, keep, lanes
         self._capturing = torch.cuda.Stream(priority=-1)  # its kernels are one block each, and should not queue for a place
-        self.loop = torch.zeros(LOOP_WORDS, dtype=torch.int64, device="cuda")
-        self.trace = torch.zeros((max(1, trace_rows), TRACE_COLUMNS), dtype=torch.int64, device="cuda")
+        self.loop = torch.zeros(L.LOOP_WORDS, dtype=torch.int64, device="cuda")
+        self.trace = torch.zeros((max(1, trace_rows), L.TRACE_COLUMNS), dtype=torch.int64, device="cuda")
         self._trace_rows = trace_rows
         if len(steps.graph_of) > MAX_BUCKETS:
             raise ValueError(f"{len(steps.graph_of)} buckets, and the loop holds {MAX_BUCKETS}")
@@ -136,14 +124,14 @@ class Executive:
 
     def _rehearsal_arrays(self, table: np.ndarray) -> list[torch.Tensor]:
         """What `schedule` gets in place of the table, the handles, the loop's words and the trace."""
-        loop = torch.zeros(LOOP_WORDS, dtype=torch.int64)
-        loop[LOOP_TRACED] = 1  # the trace is full
+        loop = torch.zeros(L.LOOP_WORDS, dtype=torch.int64)
+        loop[L.LOOP_TRACED] = 1  # the trace is full
         graph_of = np.zeros(2, np.int64)  # of the only bucket
         return [
             torch.from_numpy(np.concatenate([table, graph_of])).cuda(),
             torch.zeros(1, dtype=torch.int64, device="cuda"),
             loop.cuda(),
-            torch.zeros((1, TRACE_COLUMNS), dtype=torch.int64, device="cuda"),
+            torch.zeros((1, L.TRACE_COLUMNS), dtype=torch.int64, device="cuda"),
         ]
 
     def _load(self, code: KernelCode) -> Any:
@@ -160,11 +148,11 @@ class Executive:
         if self._launched:
             raise RuntimeError("the loop was launched before: its state is not fresh")
         self._launched = True
-        words = torch.zeros(LOOP_WORDS, dtype=torch.int64)
-        words[LOOP_BUDGET_NS] = int(budget_s * 1e9)
-        words[LOOP_COPY_GRAPH] = self._branches - 2
-        words[LOOP_COPY_AT] = words[LOOP_COPY_EVERY] = self._copies.every if self._copies is not None else NEVER
-        words[LOOP_TRACED] = 0 if self._trace_rows else 1  # without a trace it is full from the start
+        words = torch.zeros(L.LOOP_WORDS, dtype=torch.int64)
+        words[L.LOOP_BUDGET_NS] = int(budget_s * 1e9)
+        words[L.LOOP_COPY_GRAPH] = self._branches - 2
+        words[L.LOOP_COPY_AT] = words[L.LOOP_COPY_EVERY] = self._copies.every if self._copies is not None else NEVER
+        words[L.LOOP_TRACED] = 0 if self._trace_rows else 1  # without a trace it is full from the start
         with torch.cuda.stream(self.stream):
             self.loop.copy_(words)
         self.stream.synchronize()
@@ -181,15 +169,15 @@ class Executive:
     def result(self) -> int:
         """What ended the loop: STOPPED, DRAINED or TIME_OVER. Waits for its end."""
         check(runtime.cudaStreamSynchronize(self.stream.cuda_stream), "the loop on the GPU")
-        return int(self.loop[LOOP_RESULT].item())
+        return int(self.loop[L.LOOP_RESULT].item())
 
     def turns(self) -> int:
         """Turns of the last run, idle ones included. After its end."""
-        return int(self.loop[LOOP_TURNS].item())
+        return int(self.loop[L.LOOP_TURNS].item())
 
     def traced(self) -> np.ndarray:
         """The trace of the last run, int64 [turns that made a batch, TRACE_COLUMNS]. After its end."""
-        rows = int(self.loop[LOOP_TRACED].item()) if self._trace_rows else 0
+        rows = int(self.loop[L.LOOP_TRACED].item()) if self._trace_rows else 0
         return self.trace[:rows].cpu().numpy()
 
     def close(self) -> None:
@@ -242,7 +230,7 @@ class Executive:
         self._add_schedule(whole, [(chain[-1], PROGRAMMATIC), (overlap, FULL)], handles, own)
         if self._trace_rows:
             words = arrays([self.loop, self.trace])
-            for after, column in ([], TRACE_STEP_BEGIN), ([(chain[-1], PROGRAMMATIC)], TRACE_STEP_END):
+            for after, column in ([], L.TRACE_STEP_BEGIN), ([(chain[-1], PROGRAMMATIC)], L.TRACE_STEP_END):
                 self._add_kernel(whole, after, self._stamp, 1, [*words, column])
         check(runtime.cudaGraphAddChildGraphNode(graph, None, 0, whole), "add a step graph")
 
@@ -285,10 +273,5 @@ def resources_of(code: KernelCode) -> KernelResources:
 
 
 def arrays(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """Contiguous tensors as Numba passes arrays to a kernel, each: no owner (two words), elements, their size, address, shape,
-    strides in bytes."""
-    words: list[int] = []
-    for tensor in tensors:
-        size = tensor.element_size()
-        words += [0, 0, tensor.numel(), size, tensor.data_ptr(), *tensor.shape, *(n * size for n in tensor.stride())]
-    return words
+    """Contiguous tensors as arguments of a kernel."""
+    return [word for t in tensors for word in array_words(t.data_ptr(), tuple(t.shape), t.element_size())]

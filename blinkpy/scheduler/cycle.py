@@ -11,16 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from blinkpy.device.portable import barrier, device
-from blinkpy.kv.state import (
-    BATCH_COUNTS,
-    DRAINED,
-    FAST_PATH,
-    FINISHING_COUNT,
-    NO_BATCH,
-    RUNNING_COUNT,
-    STOPPED,
-    WAITING_COUNT,
-)
+from blinkpy.kv import state as S
 from blinkpy.queues.words import COMMAND_DRAIN, COMMAND_STOP
 from blinkpy.scheduler.phases.admit import admit
 from blinkpy.scheduler.phases.commit import commit
@@ -75,7 +66,7 @@ def make_phases(policy: Policy = fcfs, *, fast_path: bool = True) -> Phases:
 
     @device
     def schedule(limits, queues, state, lane, lanes):
-        if fast_path and state.counts[FAST_PATH] != 0:
+        if fast_path and state.counts[S.FAST_PATH] != 0:
             bucket = take_fast_path(limits, queues, state, lane, lanes)  # every request decodes, none enters
             if bucket != NOT_FAST:
                 return bucket
@@ -85,12 +76,12 @@ def make_phases(policy: Policy = fcfs, *, fast_path: bool = True) -> Phases:
         apply_verdicts(limits, queues, state, lane, lanes)  # revoke and grant queue pairs
         notify_ends(limits, queues, state, lane, lanes)  # last completions, as far as rings have room
         stop = stop_state(state, lanes)
-        if stop != NO_BATCH:
+        if stop != S.NO_BATCH:
             return clear_batch(state, stop, lane, lanes)  # the last step is committed
         update_stalls(limits, state, lane, lanes)  # who has no room in its completion ring
         grow_pages(limits, state, lane, lanes)  # evict, then preempt, until decodes have their pages
         budget = step_budget(limits, state, lane, lanes)
-        admit(limits, state, budget, lane, lanes)  # best rank first; prefix hits; nobody overtakes
+        admit(limits, state, budget, lane, lanes)  # best rank first; prefix hits; no overtaking
         rank_waiting(state, lane, lanes)  # those that were preempted
         return plan_batch(limits, state, budget, lane, lanes)  # decode rows, prefill chunks, bucket, padding
 
@@ -120,11 +111,11 @@ def make_turn(policy: Policy = fcfs) -> Callable[..., int]:
 def stop_state(state, lanes):
     """STOPPED or DRAINED if the host's command ends the loop here, or else NO_BATCH."""
     command, counts = state.inbox.command[0], state.counts
-    result = NO_BATCH
+    result = S.NO_BATCH
     if command == COMMAND_STOP:
-        result = STOPPED
-    elif command == COMMAND_DRAIN and counts[RUNNING_COUNT] + counts[WAITING_COUNT] + counts[FINISHING_COUNT] == 0:
-        result = DRAINED
+        result = S.STOPPED
+    elif command == COMMAND_DRAIN and counts[S.RUNNING_COUNT] + counts[S.WAITING_COUNT] + counts[S.FINISHING_COUNT] == 0:
+        result = S.DRAINED
     barrier(lanes)
     return result
 
@@ -133,7 +124,7 @@ def stop_state(state, lanes):
 def clear_batch(state, result, lane, lanes):
     """No further batch. Returns result."""
     if lane == 0:
-        for i in range(BATCH_COUNTS):
+        for i in range(S.BATCH_COUNTS):
             state.batch.counts[i] = 0
     barrier(lanes)
     return result

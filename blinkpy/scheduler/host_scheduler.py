@@ -15,9 +15,10 @@ from blinkpy.device.array_trees import as_memoryviews
 from blinkpy.device.compile_cache import cached_njit
 from blinkpy.device.table_codegen import ArgumentTable
 from blinkpy.engine.devices.null_device import compiled_fill, fill_sampled
+from blinkpy.kv import state as S
 from blinkpy.kv.invariants.check_state import state_faults
 from blinkpy.kv.limits import Limits
-from blinkpy.kv.state import DRAINED, NO_BATCH, STOPPED, State
+from blinkpy.kv.state import State
 from blinkpy.queues.layout import QueueLayout, QueueSizes
 from blinkpy.queues.logprob_record import RECORD_PAIR
 from blinkpy.queues.views import EngineViews, engine_views
@@ -92,7 +93,7 @@ class Scheduler:
             result = self.turn(now)
             if after_call is not None:
                 after_call()
-            if result in (STOPPED, DRAINED):
+            if result in (S.STOPPED, S.DRAINED):
                 return result
             if result >= 0:
                 make_up(state, low, high, even)
@@ -101,7 +102,7 @@ class Scheduler:
                     time.sleep((now + step_ns - worked) / 1e9)
                     worked = time.monotonic_ns()
             now = time.monotonic_ns()
-        return NO_BATCH
+        return S.NO_BATCH
 
     def check(self) -> list[str]:
         """What is wrong with the state, for people; empty when nothing is."""

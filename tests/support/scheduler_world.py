@@ -102,13 +102,15 @@ class World:
 
     def _runner(self, mode: str | int, policy: Policy, seed: int) -> Runner:
         if mode == "general":
-            general, state, queues = make_phases(policy, fast_path=False).schedule, as_memoryviews(self.state), as_memoryviews(self.views)
+            general, state, queues = make_phases(policy, fast_path=False).turn, self.state, self.views
+            state, queues = as_memoryviews(state), as_memoryviews(queues)
             return lambda now: general(self.limits, queues, state, now, 0, 1)
         if isinstance(mode, str):
             scheduler = Scheduler(self.limits, self.state, policy, mode=mode)  # type: ignore[arg-type]
             scheduler.attach(self.views)
             return scheduler.turn
-        function, team, queues, state = make_turn(policy), Team(mode, seed), as_memoryviews(self.views), as_memoryviews(self.state)
+        function, team = make_turn(policy), Team(mode, seed)
+        queues, state = as_memoryviews(self.views), as_memoryviews(self.state)
 
         def run(now: int) -> int:
             results = team.run(lambda lane, lanes: function(self.limits, queues, state, now, lane, lanes))

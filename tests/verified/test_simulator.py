@@ -17,8 +17,7 @@ from blinkpy.device.array_trees import named_arrays
 from blinkpy.device.compile_cache import cached_njit
 from blinkpy.device.expect import FAULT_TEXTS
 from blinkpy.device.table_codegen import ArgumentTable
-from blinkpy.kv.invariants.check_state import state_faults
-from blinkpy.kv.invariants.check_state import check_state
+from blinkpy.kv.invariants.check_state import check_state, state_faults
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import State
 from blinkpy.kv.state_snapshots import differences, snapshot
@@ -62,7 +61,7 @@ def test_what_runs_beside_a_step_changes_nothing(seed: int, policy: str) -> None
     """What needs no tokens runs ahead of the model's step, as on a GPU; and the general phases do alone: bit for bit the same."""
     chosen = SHIPPED[policy]
     for number in range(8):
-        general = make_phases(chosen, fast_path=False).schedule
+        general = make_phases(chosen, fast_path=False).turn
         runs = [
             Simulation(seed + number, 250, chosen, mode="python"),
             Simulation(seed + number, 250, chosen, overlapped=True, mode="python"),
@@ -102,7 +101,7 @@ def test_muted_acts_leave_the_draws_of_others_alone() -> None:
     assert len({tuple(numbers(turn, actor)) for turn in range(20) for actor in range(5)}) == 100
 
 
-# ---- the compiled checks are those of kv.integrity ----------------------------------------------------------------------
+# ---- the checks of the state --------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -180,15 +179,15 @@ def test_a_failure_is_shrunk_saved_and_repeated(broken: Callable[..., int], tmp_
     failure = _failure(broken)
     assert simulate(failure.seed, 300, scheduler=broken).failure == failure
     actors = Simulation(failure.seed, 1).world.limits.pairs + 1
-    schedule = shrink(failure, SHIPPED["fcfs"], "fcfs", actors, seconds=10, scheduler=broken)
-    assert 1 <= len(schedule.keep) <= 20
-    path = tmp_path / "found" / "schedule.json"
-    schedule.save(path)
-    assert Scenario.load(path) == schedule
+    scenario = shrink(failure, SHIPPED["fcfs"], "fcfs", actors, seconds=10, scheduler=broken)
+    assert 1 <= len(scenario.keep) <= 20
+    path = tmp_path / "found" / "scenario.json"
+    scenario.save(path)
+    assert Scenario.load(path) == scenario
     lines = list(narrate(Scenario.load(path), SHIPPED["fcfs"], scheduler=broken))
     assert FAULT_TEXTS[failure.code] in lines[-1]
     assert any("cancels" in line for line in lines)
-    assert "all ended well" in list(narrate(schedule, SHIPPED["fcfs"]))[-1]  # without the bug
+    assert "all ended well" in list(narrate(scenario, SHIPPED["fcfs"]))[-1]  # without the bug
 
 
 def test_the_command_runs_seeds_and_says_what_it_did(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -215,7 +214,7 @@ def test_the_command_reports_a_failure_and_repeats_it(
         (["--steps", "0"], "--steps must be at least 1"),
         (["--policy", "no-such-policy"], "policy must be"),
         (["--policy", "nowhere.py:rank"], "does not exist"),
-        (["--replay", "/nowhere/schedule.json"], "can't read"),
+        (["--replay", "/nowhere/scenario.json"], "can't read"),
     ],
 )
 def test_bad_usage_is_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -225,8 +224,8 @@ def test_bad_usage_is_one_line(arguments: list[str], message: str, capsys: pytes
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"seed": 1, "turns": 2, "policy": "fcfs", "keep": [[1]]}'])
-def test_a_file_that_is_no_schedule_is_refused(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "schedule.json"
+def test_a_file_that_is_no_scenario_is_refused(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "scenario.json"
     path.write_text(text)
     assert main(["--replay", str(path)]) == 2
-    assert "is not a schedule" in capsys.readouterr().err
+    assert "is not a scenario" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The same memory for everybody: state copied to the GPU, and host memory that the GPU reads and writes in place.
+"""Memory for both sides: state copied to the GPU, and host memory that the GPU reads and writes in place.
 
 Compiled device code finds its arrays through a table of addresses, shapes and strides (device/tables.py), which is made from
 whatever has a `__cuda_array_interface__`: torch tensors have one, and `DeviceArray` is one.
@@ -19,7 +19,7 @@ Tree = TypeVar("Tree", bound=tuple[Any, ...])
 
 
 class DeviceArray:
-    """An array at an address that the GPU knows, with the shape, strides (bytes) and dtype of a NumPy array.
+    """An array at an address of the GPU, with the shape, strides (bytes) and dtype of a NumPy array.
 
     keep: owner of the memory; lives as long as this.
     """

@@ -23,9 +23,10 @@ from blinkpy.engine.engine import Engine
 from blinkpy.engine.link.pair_placement import PlacedPairs, check_pair_memory, gpu_bytes, place_pairs
 from blinkpy.engine.sizing import engine_sizes, pages_for, queue_sizes
 from blinkpy.kernels.linear.linear_config import LinearTable
+from blinkpy.kv import state as S
 from blinkpy.kv.invariants.check_state import state_faults
 from blinkpy.kv.limits import Limits
-from blinkpy.kv.state import DRAINED, State
+from blinkpy.kv.state import State
 from blinkpy.kv.state_memory import make_state
 from blinkpy.models.description.decoder_description import Architecture, read_architecture
 from blinkpy.models.gpu.gpu_memory_plan import MemoryPlan, gib, plan_memory
@@ -235,7 +236,7 @@ class CudaEngine(Engine):
             self._announce_fault(error)
             raise
         self.views.engine[ENGINE_STATE] = STATE_STOPPED
-        if result == DRAINED and self.config.engine.check_integrity != "never":
+        if result == S.DRAINED and self.config.engine.check_integrity != "never":
             problems = state_faults(self.limits, to_host(self.device_state))
             if problems:
                 raise RuntimeError("the scheduler's state is broken: " + "; ".join(problems[:5]))

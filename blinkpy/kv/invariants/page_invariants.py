@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from blinkpy.device.expect import fault_at, fault_code
 from blinkpy.device.portable import device
-from blinkpy.kv.state import CACHED_COUNT, CHAIN_EVICTED, FREE_COUNT, RING_HEAD, RING_TAIL, RUNNING
+from blinkpy.kv import state as S
 
 FREE_RANGE = fault_code("free stack: entry {} is a page id out of range")
 REFERENCES = fault_code("page {}: its reference count is not the number of page tables that hold it")
@@ -22,7 +22,7 @@ HELD_TWICE = fault_code("slot {} holds a page twice")
 def check_pages(limits, state, references, seen):
     """references, seen: int64 [>= N], any content."""
     pages, table = state.pages, state.requests.page_table
-    free = state.counts[FREE_COUNT]
+    free = state.counts[S.FREE_COUNT]
     for page in range(limits.pages):
         references[page] = 0
         seen[page] = -1
@@ -59,7 +59,7 @@ def check_pages(limits, state, references, seen):
         if seen[page] + is_cached + (1 if references[page] > 0 else 0) != 1:
             return fault_at(ONE_OF, page)
         cached += is_cached
-    return 0 if cached == state.counts[CACHED_COUNT] else CACHED_WRONG
+    return 0 if cached == state.counts[S.CACHED_COUNT] else CACHED_WRONG
 
 
 RING_LONG = fault_code("the eviction ring is longer than its memory")
@@ -69,7 +69,7 @@ RING_ENTRY = fault_code("page {}: its entry of the eviction ring is another page
 
 @device
 def check_ring(limits, state):
-    pages, head, tail = state.pages, state.counts[RING_HEAD], state.counts[RING_TAIL]
+    pages, head, tail = state.pages, state.counts[S.RING_HEAD], state.counts[S.RING_TAIL]
     if not 0 <= head <= tail <= head + limits.ring_entries:
         return RING_LONG
     for page in range(limits.pages):
@@ -140,9 +140,9 @@ def check_index(limits, state, seen):
             return fault_at(PARENT_RANGE, page)
     for slot in range(limits.slots):
         if (
-            r.status[slot] == RUNNING
+            r.status[slot] == S.RUNNING
             and r.indexed[slot] > 0
-            and r.canonical[slot] != CHAIN_EVICTED
+            and r.canonical[slot] != S.CHAIN_EVICTED
             and not canonical_fine(limits, state, slot)
         ):
             return fault_at(CANONICAL, slot)

@@ -4,17 +4,7 @@ from __future__ import annotations
 
 from blinkpy.device.expect import fault_at, fault_code
 from blinkpy.device.portable import device
-from blinkpy.kv.state import (
-    EMPTY,
-    FINISHING,
-    FINISHING_COUNT,
-    RUNNING,
-    RUNNING_COUNT,
-    STALLED_COUNT,
-    UNRANKED_COUNT,
-    WAITING,
-    WAITING_COUNT,
-)
+from blinkpy.kv import state as S
 
 UNRANKED = fault_code("requests without a rank are left over")
 NO_STATUS = fault_code("slot {} has no legal status")
@@ -45,20 +35,20 @@ def check_list(slots, n, total, status, wanted, seen):
 @device
 def check_lists(limits, state, seen):
     counts, requests = state.counts, state.requests
-    if counts[UNRANKED_COUNT] != 0:
+    if counts[S.UNRANKED_COUNT] != 0:
         return UNRANKED
     for slot in range(limits.slots):
-        if requests.status[slot] < EMPTY or requests.status[slot] > FINISHING:
+        if requests.status[slot] < S.EMPTY or requests.status[slot] > S.FINISHING:
             return fault_at(NO_STATUS, slot)
-    if counts[RUNNING_COUNT] > limits.rows or not check_list(
-        state.running, counts[RUNNING_COUNT], limits.slots, requests.status, RUNNING, seen
+    if counts[S.RUNNING_COUNT] > limits.rows or not check_list(
+        state.running, counts[S.RUNNING_COUNT], limits.slots, requests.status, S.RUNNING, seen
     ):
         return RUNNING_LIST
-    if not check_list(state.waiting, counts[WAITING_COUNT], limits.slots, requests.status, WAITING, seen):
+    if not check_list(state.waiting, counts[S.WAITING_COUNT], limits.slots, requests.status, S.WAITING, seen):
         return WAITING_LIST
-    if not check_list(state.finishing, counts[FINISHING_COUNT], limits.slots, requests.status, FINISHING, seen):
+    if not check_list(state.finishing, counts[S.FINISHING_COUNT], limits.slots, requests.status, S.FINISHING, seen):
         return FINISHING_LIST
-    for i in range(1, counts[WAITING_COUNT]):
+    for i in range(1, counts[S.WAITING_COUNT]):
         before, after = state.waiting[i - 1], state.waiting[i]
         if requests.rank[before] > requests.rank[after] or (
             requests.rank[before] == requests.rank[after] and requests.arrival[before] > requests.arrival[after]
@@ -85,8 +75,8 @@ VOCABULARY = fault_code("slot {}: a token is outside the vocabulary")
 @device
 def check_request(limits, r, slot):
     """One request slot."""
-    running = r.status[slot] == RUNNING
-    live = running or r.status[slot] == WAITING
+    running = r.status[slot] == S.RUNNING
+    live = running or r.status[slot] == S.WAITING
     computed, length, held = r.computed[slot], r.length[slot], r.num_pages[slot]
     if live and not 1 <= r.prompt_length[slot] <= length:
         return fault_at(PROMPT_LONGER, slot)
@@ -94,7 +84,7 @@ def check_request(limits, r, slot):
         return fault_at(CONTEXT_EXCEEDED, slot)
     if computed < 0 or (running and computed >= length):
         return fault_at(NOTHING_TO_COMPUTE, slot)
-    if not running and computed != 0 and r.status[slot] != EMPTY:
+    if not running and computed != 0 and r.status[slot] != S.EMPTY:
         return fault_at(IDLE_CACHE, slot)
     if not running and held != 0:
         return fault_at(IDLE_PAGES, slot)
@@ -127,7 +117,7 @@ def check_requests(limits, state):
         if fault != 0:
             return fault
         stalled += state.requests.stalled[slot]
-    return 0 if stalled == state.counts[STALLED_COUNT] else STALLED_WRONG
+    return 0 if stalled == state.counts[S.STALLED_COUNT] else STALLED_WRONG
 
 
 SUBMISSIONS = fault_code("queue pair {}: its submission ring overflowed")
@@ -144,6 +134,6 @@ def check_pairs(limits, state):
         if not 0 <= p.cq_tail[pair] - p.cq_head[pair] <= limits.cq_entries:
             return fault_at(COMPLETIONS, pair)
     for slot in range(limits.slots):
-        if r.status[slot] != EMPTY and p.attached[r.pair[slot]] != 1:
+        if r.status[slot] != S.EMPTY and p.attached[r.pair[slot]] != 1:
             return fault_at(OWNERLESS, slot)
     return 0

@@ -9,25 +9,14 @@ fits the pool alone, the one with the lowest (rank, arrival) always goes on.
 from __future__ import annotations
 
 from blinkpy.device.portable import barrier, block_sum, device, strided
+from blinkpy.kv import state as S
 from blinkpy.kv.page_allocator import share_pages, take_pages
 from blinkpy.kv.prefix_cache import find_prefix, uses_prefixes
-from blinkpy.kv.state import (
-    CACHED_COUNT,
-    COUNTER_INDEX,
-    FREE_COUNT,
-    NO_PAGE,
-    RUNNING,
-    RUNNING_COUNT,
-    STALLED_COUNT,
-    UNRANKED_COUNT,
-    WAITING,
-    WAITING_COUNT,
-)
 from blinkpy.scheduler.phases.preempt import missing_pages, preempt, preemption_victim
 from blinkpy.scheduler.phases.slot_lists import keep_with_status
 
-PREFIX_LOOKUP_TOKENS = COUNTER_INDEX["prefix_lookup_tokens"]
-PREFIX_HIT_TOKENS = COUNTER_INDEX["prefix_hit_tokens"]
+PREFIX_LOOKUP_TOKENS = S.COUNTER_INDEX["prefix_lookup_tokens"]
+PREFIX_HIT_TOKENS = S.COUNTER_INDEX["prefix_hit_tokens"]
 
 WATERMARK_SHIFT = 3  # at most an eighth of the pool is kept back at admission
 
@@ -40,8 +29,8 @@ def admit(limits, state, budget, lane, lanes):
     behind are passed over, and those of them that run give way.
     """
     requests, pairs, counts = state.requests, state.pairs, state.counts
-    waiting = counts[WAITING_COUNT]
-    if waiting == 0 or counts[UNRANKED_COUNT] > 0:  # who was just preempted would be the first to be admitted again
+    waiting = counts[S.WAITING_COUNT]
+    if waiting == 0 or counts[S.UNRANKED_COUNT] > 0:  # who was just preempted would be the first to be admitted again
         return
     left = budget_left(state, budget, lane, lanes)
     admitted, position = 0, 0
@@ -55,11 +44,11 @@ def admit(limits, state, budget, lane, lanes):
                 left -= requests.length[slot] - (hits << limits.page_shift)
                 admitted += 1
         position += 1
-    entering = counts[UNRANKED_COUNT]
+    entering = counts[S.UNRANKED_COUNT]
     if admitted > 0:
-        kept = keep_with_status(state.waiting, waiting + entering, requests.status, WAITING, lane, lanes)
+        kept = keep_with_status(state.waiting, waiting + entering, requests.status, S.WAITING, lane, lanes)
         if lane == 0:
-            counts[WAITING_COUNT] = kept - entering
+            counts[S.WAITING_COUNT] = kept - entering
     barrier(lanes)
 
 
@@ -68,7 +57,7 @@ def budget_left(state, budget, lane, lanes):
     """What of a batch's budget is left beyond the tokens of running requests; negative when there is nothing."""
     requests = state.requests
     wanted = 0
-    for i in strided(lane, state.counts[RUNNING_COUNT], lanes):
+    for i in strided(lane, state.counts[S.RUNNING_COUNT], lanes):
         slot = state.running[i]
         if requests.stalled[slot] == 0:
             wanted += requests.length[slot] - requests.computed[slot]
@@ -80,15 +69,15 @@ def fits_after_preemption(limits, state, slot, lane, lanes):
     """Whether a waiting request can run now; paused requests are preempted for it. scratch.found: see fits_now."""
     while not fits_now(limits, state, slot, lane, lanes):
         victim = -1
-        if state.counts[STALLED_COUNT] > 0:
+        if state.counts[S.STALLED_COUNT] > 0:
             victim = preemption_victim(state, True, lane, lanes)
         if victim < 0:
             return False
         preempt(limits, state, victim, lane, lanes)
-        n = state.counts[RUNNING_COUNT]
-        n = keep_with_status(state.running, n, state.requests.status, RUNNING, lane, lanes)
+        n = state.counts[S.RUNNING_COUNT]
+        n = keep_with_status(state.running, n, state.requests.status, S.RUNNING, lane, lanes)
         if lane == 0:
-            state.counts[RUNNING_COUNT] = n
+            state.counts[S.RUNNING_COUNT] = n
         barrier(lanes)
     return True
 
@@ -100,8 +89,8 @@ def fits_now(limits, state, slot, lane, lanes):
     A few more pages must be there, one for each running request, so that it is not preempted at once.
     """
     requests, pages, counts, scratch = state.requests, state.pages, state.counts, state.scratch
-    running = counts[RUNNING_COUNT]
-    available = counts[FREE_COUNT] + counts[CACHED_COUNT] - min(running, limits.pages >> WATERMARK_SHIFT)
+    running = counts[S.RUNNING_COUNT]
+    available = counts[S.FREE_COUNT] + counts[S.CACHED_COUNT] - min(running, limits.pages >> WATERMARK_SHIFT)
     if running == limits.rows or available <= 0:  # one page at least is never a hit
         return False
     hits = find_prefix(limits, requests, pages, scratch.found, slot, lane, lanes)
@@ -125,16 +114,16 @@ def start_request(limits, state, slot, lane, lanes):
         share_pages(requests, pages, counts, scratch.found, slot, hits, lane, lanes)
     take_pages(limits, requests, pages, counts, state.counters, slot, total - hits, lane, lanes)
     if lane == 0:
-        requests.status[slot] = RUNNING
+        requests.status[slot] = S.RUNNING
         requests.computed[slot] = hits << limits.page_shift
         requests.indexed[slot] = hits
-        requests.canonical[slot] = NO_PAGE
+        requests.canonical[slot] = S.NO_PAGE
         if hits > 0:
             page = scratch.found[hits - 1]
             requests.canonical[slot] = page
             requests.canonical_generation[slot] = pages.generation[page]
-        state.running[counts[RUNNING_COUNT]] = slot
-        counts[RUNNING_COUNT] += 1
+        state.running[counts[S.RUNNING_COUNT]] = slot
+        counts[S.RUNNING_COUNT] += 1
         state.pairs.unclaimed_entries[requests.pair[slot]] -= 1
         if uses_prefixes(limits, requests, slot):
             state.counters[PREFIX_LOOKUP_TOKENS] += requests.length[slot]

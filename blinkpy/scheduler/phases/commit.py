@@ -1,26 +1,25 @@
 """The results of the last step: append its tokens, publish them, end what is finished.
 
-The step must be complete. So pages that are released here are in nobody's use.
+The step must be complete, so no kernel uses the pages that are released here.
 """
 
 from __future__ import annotations
 
 from blinkpy.device.portable import barrier, block_scan, block_sum, device, strided
-from blinkpy.kv.state import COUNTER_INDEX, RUNNING, RUNNING_COUNT
-from blinkpy.kv.state import ROWS as ROW_COUNT
+from blinkpy.kv import state as S
 from blinkpy.queues.completion import FINISH_ERROR, FINISH_LENGTH, FINISH_NONE, FINISH_STOP, HAS_LOGPROBS, HAS_TOKEN
 from blinkpy.queues.submission import STOP_IDS, WORD_LOGPROBS, WORD_MAX_TOKENS, WORD_MIN_TOKENS, WORD_STOP_IDS
 from blinkpy.scheduler.phases.completions import completion_word, publish_completions
 from blinkpy.scheduler.phases.slot_lists import keep_with_status, release_slots
 
-GENERATED_TOKENS = COUNTER_INDEX["generated_tokens"]
-REQUESTS_FINISHED = COUNTER_INDEX["requests_finished"]
+GENERATED_TOKENS = S.COUNTER_INDEX["generated_tokens"]
+REQUESTS_FINISHED = S.COUNTER_INDEX["requests_finished"]
 
 
 @device
 def commit(limits, queues, state, lane, lanes):
     requests, batch, counts, scratch = state.requests, state.batch, state.counts, state.scratch
-    rows = batch.counts[ROW_COUNT]
+    rows = batch.counts[S.ROWS]
     if rows == 0:
         return
     generated = 0
@@ -48,9 +47,9 @@ def commit(limits, queues, state, lane, lanes):
     barrier(lanes)
     if ended > 0:
         release_slots(limits, state, ended, lane, lanes)
-        kept = keep_with_status(state.running, counts[RUNNING_COUNT], requests.status, RUNNING, lane, lanes)
+        kept = keep_with_status(state.running, counts[S.RUNNING_COUNT], requests.status, S.RUNNING, lane, lanes)
         if lane == 0:
-            counts[RUNNING_COUNT] = kept
+            counts[S.RUNNING_COUNT] = kept
     if lane == 0:
         state.counters[GENERATED_TOKENS] += generated
         state.counters[REQUESTS_FINISHED] += ended

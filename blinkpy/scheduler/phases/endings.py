@@ -3,44 +3,29 @@
 from __future__ import annotations
 
 from blinkpy.device.portable import barrier, block_scan, block_sum, device, strided
+from blinkpy.kv import state as S
 from blinkpy.kv.page_allocator import release_pages
-from blinkpy.kv.state import (
-    COUNTER_INDEX,
-    EMPTY,
-    FINISH_CODE_MASK,
-    FINISH_REASON_SHIFT,
-    FINISHING,
-    FINISHING_COUNT,
-    OWNER_GONE,
-    REVOKE,
-    RUNNING,
-    RUNNING_COUNT,
-    STALLED_COUNT,
-    VERDICT_COUNT,
-    WAITING,
-    WAITING_COUNT,
-)
 from blinkpy.queues.completion import FINISH_CANCELLED, FINISH_NONE
 from blinkpy.scheduler.phases.completions import completion_word, publish_completions
 from blinkpy.scheduler.phases.recorder import record_cancels
 from blinkpy.scheduler.phases.slot_lists import keep_with_status
 
-REQUESTS_CANCELLED = COUNTER_INDEX["requests_cancelled"]
+REQUESTS_CANCELLED = S.COUNTER_INDEX["requests_cancelled"]
 
 
 @device
 def mark_ending(state, lane, lanes):
     """Mark the requests that a cancel or a revoked queue pair ends, in Requests.finish. Returns the number of those that run or
-    wait; those that only wait for room to be told their end are dropped with their owner."""
+    wait; those whose last completion waits for room are dropped with their owner."""
     requests, verdict, counts = state.requests, state.pairs.verdict, state.counts
-    ending = mark_in_list(state, state.running, counts[RUNNING_COUNT], lane, lanes)
-    ending += mark_in_list(state, state.waiting, counts[WAITING_COUNT], lane, lanes)
-    if counts[VERDICT_COUNT] > 0:
-        for i in strided(lane, counts[FINISHING_COUNT], lanes):
+    ending = mark_in_list(state, state.running, counts[S.RUNNING_COUNT], lane, lanes)
+    ending += mark_in_list(state, state.waiting, counts[S.WAITING_COUNT], lane, lanes)
+    if counts[S.VERDICT_COUNT] > 0:
+        for i in strided(lane, counts[S.FINISHING_COUNT], lanes):
             slot = state.finishing[i]
-            if verdict[requests.pair[slot]] & REVOKE:
-                requests.finish[slot] = OWNER_GONE
-                requests.status[slot] = EMPTY
+            if verdict[requests.pair[slot]] & S.REVOKE:
+                requests.finish[slot] = S.OWNER_GONE
+                requests.status[slot] = S.EMPTY
     return block_sum(ending, lane, lanes)
 
 
@@ -52,8 +37,8 @@ def mark_in_list(state, slots, n, lane, lanes):
     for i in strided(lane, n, lanes):
         slot = slots[i]
         finish = FINISH_NONE
-        if verdict[requests.pair[slot]] & REVOKE:
-            finish = OWNER_GONE
+        if verdict[requests.pair[slot]] & S.REVOKE:
+            finish = S.OWNER_GONE
         elif cancel[slot] == requests.request_id[slot]:
             finish = FINISH_CANCELLED
         requests.finish[slot] = finish
@@ -64,11 +49,12 @@ def mark_in_list(state, slots, n, lane, lanes):
 
 @device
 def release_ended(limits, state, ending, lane, lanes):
-    """End the `ending` requests that mark_ending marked: pages at once, the slot when its owner was told (or is gone)."""
+    """End the `ending` requests that mark_ending marked: their pages at once, a slot when its last completion is out or its
+    owner is gone."""
     requests, counts, scratch = state.requests, state.counts, state.scratch
     if ending == 0:
         return
-    running, waiting = counts[RUNNING_COUNT], counts[WAITING_COUNT]
+    running, waiting = counts[S.RUNNING_COUNT], counts[S.WAITING_COUNT]
     ended = 0
     for tile in strided(0, running + waiting, lanes):
         i = tile + lane
@@ -82,32 +68,32 @@ def release_ended(limits, state, ending, lane, lanes):
         ended += total
     barrier(lanes)
     record_cancels(limits, state, ended, FINISH_CANCELLED, lane, lanes)
-    finishing, unstalled = counts[FINISHING_COUNT], 0
+    finishing, unstalled = counts[S.FINISHING_COUNT], 0
     for i in range(ended):
-        if requests.status[scratch.slot[i]] == RUNNING:
+        if requests.status[scratch.slot[i]] == S.RUNNING:
             release_pages(limits, requests, state.pages, counts, scratch.slot[i], lane, lanes)
     barrier(lanes)
-    told = 0
+    notified = 0
     for tile in strided(0, ended, lanes):
         i = tile + lane
-        tells = 0
+        notifies = 0
         if i < ended:
             slot = scratch.slot[i]
-            tells = 1 if requests.finish[slot] == FINISH_CANCELLED else 0
-            requests.status[slot] = FINISHING if tells == 1 else EMPTY
+            notifies = 1 if requests.finish[slot] == FINISH_CANCELLED else 0
+            requests.status[slot] = S.FINISHING if notifies == 1 else S.EMPTY
             unstalled += requests.stalled[slot]
             requests.stalled[slot] = 0
-        before, total = block_scan(tells, lane, lanes)
-        if tells == 1:
-            state.finishing[finishing + told + before] = scratch.slot[i]
-        told += total
+        before, total = block_scan(notifies, lane, lanes)
+        if notifies == 1:
+            state.finishing[finishing + notified + before] = scratch.slot[i]
+        notified += total
     unstalled = block_sum(unstalled, lane, lanes)
-    kept_running = keep_with_status(state.running, running, requests.status, RUNNING, lane, lanes)
-    kept_waiting = keep_with_status(state.waiting, waiting, requests.status, WAITING, lane, lanes)
+    kept_running = keep_with_status(state.running, running, requests.status, S.RUNNING, lane, lanes)
+    kept_waiting = keep_with_status(state.waiting, waiting, requests.status, S.WAITING, lane, lanes)
     if lane == 0:
-        counts[RUNNING_COUNT], counts[WAITING_COUNT] = kept_running, kept_waiting
-        counts[FINISHING_COUNT] = finishing + told
-        counts[STALLED_COUNT] -= unstalled
+        counts[S.RUNNING_COUNT], counts[S.WAITING_COUNT] = kept_running, kept_waiting
+        counts[S.FINISHING_COUNT] = finishing + notified
+        counts[S.STALLED_COUNT] -= unstalled
         state.counters[REQUESTS_CANCELLED] += ended
     barrier(lanes)
 
@@ -116,21 +102,21 @@ def release_ended(limits, state, ending, lane, lanes):
 def notify_ends(limits, queues, state, lane, lanes):
     """Publish the last completion of FINISHING requests, as far as there is room, and free their slots."""
     requests, counts, scratch = state.requests, state.counts, state.scratch
-    n = counts[FINISHING_COUNT]
+    n = counts[S.FINISHING_COUNT]
     if n == 0:
         return
     for i in strided(lane, n, lanes):
         slot = state.finishing[i]
         finish = requests.finish[slot]
         scratch.pair[i] = requests.pair[slot]
-        scratch.word[i] = completion_word(limits, requests, slot, finish >> FINISH_REASON_SHIFT, finish & FINISH_CODE_MASK)
+        scratch.word[i] = completion_word(limits, requests, slot, finish >> S.FINISH_REASON_SHIFT, finish & S.FINISH_CODE_MASK)
     publish_completions(limits, queues, state.pairs, scratch, state.batch.logprobs, n, lane, lanes)  # these words have no records
     for i in strided(lane, n, lanes):
         if scratch.pair[i] < 0:
-            requests.status[state.finishing[i]] = EMPTY
+            requests.status[state.finishing[i]] = S.EMPTY
             requests.finish[state.finishing[i]] = FINISH_NONE
     barrier(lanes)
-    kept = keep_with_status(state.finishing, n, requests.status, FINISHING, lane, lanes)
+    kept = keep_with_status(state.finishing, n, requests.status, S.FINISHING, lane, lanes)
     if lane == 0:
-        counts[FINISHING_COUNT] = kept
+        counts[S.FINISHING_COUNT] = kept
     barrier(lanes)

@@ -1,14 +1,14 @@
 """The words of other parties, read once. The only place where the scheduler looks at words that others may change.
 
 `read_inbox` copies the host's command, each front end's words and the cancel words of requests in the engine into State.inbox.
-All later phases look at these copies alone, so every lane sees the same values, and the inputs of a call (the inbox, new entries
+All later phases look at these copies alone, so every lane sees the same values, and the inputs of a turn (the inbox, new entries
 with their prompts, the last step's tokens, the time) can be written down and given to it again.
 """
 
 from __future__ import annotations
 
 from blinkpy.device.portable import barrier, device, load_acquire, load_relaxed, strided
-from blinkpy.kv.state import RUNNING_COUNT, WAITING_COUNT
+from blinkpy.kv import state as S
 from blinkpy.queues.words import CONTROL_COMMAND, FRONT_CLAIM, FRONT_CQ_HEAD, FRONT_DOORBELL, FRONT_HEARTBEAT
 
 
@@ -22,8 +22,8 @@ def read_inbox(limits, queues, state, now_ns, lane, lanes):
     if lane == lanes - 1:
         inbox.now_ns[0] = now_ns
         inbox.command[0] = load_relaxed(queues.control, CONTROL_COMMAND)
-    read_cancels(limits, queues, state, state.running, counts[RUNNING_COUNT], lane, lanes)
-    read_cancels(limits, queues, state, state.waiting, counts[WAITING_COUNT], lane, lanes)
+    read_cancels(limits, queues, state, state.running, counts[S.RUNNING_COUNT], lane, lanes)
+    read_cancels(limits, queues, state, state.waiting, counts[S.WAITING_COUNT], lane, lanes)
     for pair in strided(lane, limits.pairs, lanes):
         heartbeat = load_relaxed(queues.front, (pair, FRONT_HEARTBEAT))
         claim = load_relaxed(queues.front, (pair, FRONT_CLAIM))

@@ -8,19 +8,7 @@ ours: docs/tuning.md).
 from __future__ import annotations
 
 from blinkpy.device.portable import barrier, block_max, block_scan, block_sum, device, strided
-from blinkpy.kv.state import (
-    BUCKET,
-    DECODE_ROWS,
-    EMITS,
-    MAX_CONTEXT,
-    ROWS,
-    RUNNING_COUNT,
-    STALLED_COUNT,
-    STEPS,
-    TOKENS,
-    UNRANKED_COUNT,
-    WAITING_COUNT,
-)
+from blinkpy.kv import state as S
 
 _COUNT_BITS = 16  # rows in the low bits, tokens above, in one scan
 _COUNT_MASK = 0xFFFF
@@ -41,18 +29,18 @@ def step_budget(limits, state, lane, lanes):
         return limits.tokens
     requests, counts = state.requests, state.counts
     decoding, prompts = 0, 0
-    for i in strided(lane, counts[RUNNING_COUNT], lanes):
+    for i in strided(lane, counts[S.RUNNING_COUNT], lanes):
         slot = state.running[i]
         if requests.stalled[slot] == 0:
             missing = requests.length[slot] - requests.computed[slot]
             decoding += 1 if missing == 1 else 0
             prompts += missing if missing > 1 else 0
-    waiting = counts[WAITING_COUNT] + counts[UNRANKED_COUNT]
+    waiting = counts[S.WAITING_COUNT] + counts[S.UNRANKED_COUNT]
     for i in strided(lane, waiting, lanes):
         prompts += requests.length[state.waiting[i]]
     both = block_sum(prompts << _COUNT_BITS | decoding, lane, lanes)
     decoding, prompts = both & _COUNT_MASK, both >> _COUNT_BITS
-    asking = counts[RUNNING_COUNT] - counts[STALLED_COUNT] - decoding + waiting
+    asking = counts[S.RUNNING_COUNT] - counts[S.STALLED_COUNT] - decoding + waiting
     if decoding > 0 and prompts <= limits.burst_tokens:
         budget = limits.mixed_tokens
     elif decoding > 0 and prompts > asking * limits.mixed_tokens:
@@ -66,7 +54,7 @@ def step_budget(limits, state, lane, lanes):
 def plan_batch(limits, state, budget, lane, lanes):
     """Write state.batch: at most `budget` tokens, or one for each request that decodes. Returns the bucket, or -1 when no request
     can run."""
-    running = state.counts[RUNNING_COUNT]
+    running = state.counts[S.RUNNING_COUNT]
     decode_rows, others, context = plan_decodes(limits, state, running, lane, lanes)
     rows, tokens, emits = decode_rows, decode_rows, decode_rows
     if others > 0:
@@ -85,10 +73,10 @@ def finish_batch(state, rows, tokens, decode_rows, emits, context, lane, lanes):
             bucket += 1
         pad_batch(state, rows, tokens, bucket, lane, lanes)
     if lane == 0:
-        batch.counts[ROWS], batch.counts[TOKENS], batch.counts[DECODE_ROWS] = rows, tokens, decode_rows
-        batch.counts[BUCKET], batch.counts[MAX_CONTEXT], batch.counts[EMITS] = bucket, context, emits
+        batch.counts[S.ROWS], batch.counts[S.TOKENS], batch.counts[S.DECODE_ROWS] = rows, tokens, decode_rows
+        batch.counts[S.BUCKET], batch.counts[S.MAX_CONTEXT], batch.counts[S.EMITS] = bucket, context, emits
         if rows > 0:
-            counts[STEPS] += 1
+            counts[S.STEPS] += 1
     barrier(lanes)
     return bucket
 

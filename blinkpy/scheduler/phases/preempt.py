@@ -8,22 +8,11 @@ fits the pool alone, the one with the lowest (rank, arrival) always goes on."""
 from __future__ import annotations
 
 from blinkpy.device.portable import barrier, block_max, block_sum, device, strided
+from blinkpy.kv import state as S
 from blinkpy.kv.page_allocator import evict_pages, extend_table, release_pages
-from blinkpy.kv.state import (
-    CACHED_COUNT,
-    COUNTER_INDEX,
-    FREE_COUNT,
-    NO_PAGE,
-    RUNNING,
-    RUNNING_COUNT,
-    STALLED_COUNT,
-    UNRANKED_COUNT,
-    WAITING,
-    WAITING_COUNT,
-)
 from blinkpy.scheduler.phases.slot_lists import keep_with_status
 
-PREEMPTIONS = COUNTER_INDEX["preemptions"]
+PREEMPTIONS = S.COUNTER_INDEX["preemptions"]
 
 SLOT_BITS = 22  # 64 pairs of 65,535 slots
 
@@ -40,7 +29,7 @@ def missing_pages(limits, requests, slot):
 def grow_pages(limits, state, lane, lanes):
     """Pages for decoding requests, by preemption if need be."""
     requests, pages, counts = state.requests, state.pages, state.counts
-    n = counts[RUNNING_COUNT]
+    n = counts[S.RUNNING_COUNT]
     demand = 0
     for i in strided(lane, n, lanes):
         slot = state.running[i]
@@ -49,27 +38,27 @@ def grow_pages(limits, state, lane, lanes):
     demand = block_sum(demand, lane, lanes)
     if demand == 0:
         return
-    while demand > counts[FREE_COUNT] + counts[CACHED_COUNT]:
+    while demand > counts[S.FREE_COUNT] + counts[S.CACHED_COUNT]:
         victim = preemption_victim(state, False, lane, lanes)
         if requests.stalled[victim] == 0 and missing_pages(limits, requests, victim) > 0:
             demand -= 1
         preempt(limits, state, victim, lane, lanes)
     evict_pages(limits, pages, counts, state.counters, demand, lane, lanes)
-    free = counts[FREE_COUNT]
+    free = counts[S.FREE_COUNT]
     for tile in strided(0, n, lanes):
         i = tile + lane
         slot, short = 0, 0
         if i < n:
             slot = state.running[i]
-            if requests.status[slot] == RUNNING and requests.stalled[slot] == 0:
+            if requests.status[slot] == S.RUNNING and requests.stalled[slot] == 0:
                 short = missing_pages(limits, requests, slot)
         free -= extend_table(requests, pages, slot, short, free, lane, lanes)
     barrier(lanes)
-    if counts[UNRANKED_COUNT] > 0:
-        n = keep_with_status(state.running, n, requests.status, RUNNING, lane, lanes)
+    if counts[S.UNRANKED_COUNT] > 0:
+        n = keep_with_status(state.running, n, requests.status, S.RUNNING, lane, lanes)
     if lane == 0:
-        counts[FREE_COUNT] = free
-        counts[RUNNING_COUNT] = n
+        counts[S.FREE_COUNT] = free
+        counts[S.RUNNING_COUNT] = n
     barrier(lanes)
 
 
@@ -77,17 +66,17 @@ def grow_pages(limits, state, lane, lanes):
 def preemption_victim(state, paused_only, lane, lanes):
     """The running request that is preempted first, or -1: paused ones, then the greatest (rank, arrival)."""
     requests = state.requests
-    n = state.counts[RUNNING_COUNT]
+    n = state.counts[S.RUNNING_COUNT]
     rank = LOWEST
     for i in strided(lane, n, lanes):
         slot = state.running[i]
-        if requests.status[slot] == RUNNING and (requests.stalled[slot] == 1 or not paused_only):
+        if requests.status[slot] == S.RUNNING and (requests.stalled[slot] == 1 or not paused_only):
             rank = max(rank, HIGHEST if requests.stalled[slot] == 1 else requests.rank[slot])
     rank = block_max(rank, lane, lanes)
     latest = -1
     for i in strided(lane, n, lanes):
         slot = state.running[i]
-        if requests.status[slot] == RUNNING and (requests.stalled[slot] == 1 or not paused_only):
+        if requests.status[slot] == S.RUNNING and (requests.stalled[slot] == 1 or not paused_only):
             own = HIGHEST if requests.stalled[slot] == 1 else requests.rank[slot]
             if own == rank:
                 latest = max(latest, requests.arrival[slot] << SLOT_BITS | slot)
@@ -101,13 +90,13 @@ def preempt(limits, state, slot, lane, lanes):
     requests, counts = state.requests, state.counts
     release_pages(limits, requests, state.pages, counts, slot, lane, lanes)
     if lane == 0:
-        counts[STALLED_COUNT] -= requests.stalled[slot]
-        requests.status[slot] = WAITING
+        counts[S.STALLED_COUNT] -= requests.stalled[slot]
+        requests.status[slot] = S.WAITING
         requests.stalled[slot] = 0
         requests.indexed[slot] = 0
-        requests.canonical[slot] = NO_PAGE
+        requests.canonical[slot] = S.NO_PAGE
         requests.preemptions[slot] += 1
-        state.waiting[counts[WAITING_COUNT] + counts[UNRANKED_COUNT]] = slot
-        counts[UNRANKED_COUNT] += 1
+        state.waiting[counts[S.WAITING_COUNT] + counts[S.UNRANKED_COUNT]] = slot
+        counts[S.UNRANKED_COUNT] += 1
         state.counters[PREEMPTIONS] += 1
     barrier(lanes)

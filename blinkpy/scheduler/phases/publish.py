@@ -3,18 +3,7 @@
 from __future__ import annotations
 
 from blinkpy.device.portable import barrier, device, store_relaxed, strided
-from blinkpy.kv.state import (
-    CACHED_COUNT,
-    FORECAST_CQ_INDEX,
-    FORECAST_PAIR,
-    FREE_COUNT,
-    ROWS,
-    RUNNING_COUNT,
-    STEPS,
-    TOKENS,
-    TURNS,
-    WAITING_COUNT,
-)
+from blinkpy.kv import state as S
 from blinkpy.queues.words import (
     COUNTER_NAMES,
     ENGINE_COUNTERS,
@@ -40,9 +29,10 @@ def publish_status(limits, queues, state, lane, lanes):
     for i in strided(lane, N_COUNTERS, lanes):
         store_relaxed(engine, ENGINE_COUNTERS + i, state.counters[i])
     if lane == 0:  # all loads first: they take as long as one
-        running, waiting, free, cached = counts[RUNNING_COUNT], counts[WAITING_COUNT], counts[FREE_COUNT], counts[CACHED_COUNT]
-        rows, tokens = state.batch.counts[ROWS], state.batch.counts[TOKENS]
-        turns, steps, now = counts[TURNS] + 1, counts[STEPS], state.inbox.now_ns[0]
+        running, waiting = counts[S.RUNNING_COUNT], counts[S.WAITING_COUNT]
+        free, cached = counts[S.FREE_COUNT], counts[S.CACHED_COUNT]
+        rows, tokens = state.batch.counts[S.ROWS], state.batch.counts[S.TOKENS]
+        turns, steps, now = counts[S.TURNS] + 1, counts[S.STEPS], state.inbox.now_ns[0]
         store_relaxed(engine, GAUGE_RUNNING, running)
         store_relaxed(engine, GAUGE_WAITING, waiting)
         store_relaxed(engine, GAUGE_FREE, free)
@@ -53,21 +43,22 @@ def publish_status(limits, queues, state, lane, lanes):
         store_relaxed(engine, ENGINE_STEPS, steps)
         store_relaxed(engine, ENGINE_TIME_NS, now)
         store_relaxed(engine, ENGINE_HEARTBEAT, turns)
-        counts[TURNS] = turns
+        counts[S.TURNS] = turns
 
 
 @device
 def publish_deferred(limits, queues, state, lane, lanes):
     """Publish the completions that take_fast_path left. Before the next overlap, which writes new forecasts."""
     forecast, pairs, words = state.forecast, state.pairs, state.scratch.word
-    facts, rows = forecast.rows, forecast.unpublished[0]
-    barrier(lanes)  # all lanes know how many there are
+    forecasts, rows = forecast.rows, forecast.unpublished[0]
+    barrier(lanes)  # all lanes have loaded the count
     if rows == 0:
         return
     for row in strided(lane, rows, lanes):
         # Relies on O4 of docs/verification.md: ahead.forecast saw that the reader is past this entry; the fast path depends
         # on that.
-        store_completion(queues, facts[row, FORECAST_PAIR], facts[row, FORECAST_CQ_INDEX], words[row], state.batch.logprobs, row)
+        pair, entry = forecasts[row, S.FORECAST_PAIR], forecasts[row, S.FORECAST_CQ_INDEX]
+        store_completion(queues, pair, entry, words[row], state.batch.logprobs, row)
     for pair in strided(lane, limits.pairs, lanes):
         published, tail, head = forecast.published[pair], pairs.cq_tail[pair], pairs.cq_head[pair]
         pairs.unclaimed_entries[pair] = limits.cq_entries - (tail + published - head)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from blinkpy.device.portable import barrier, block_scan, device, strided
+from blinkpy.kv import state as S
 from blinkpy.kv.page_allocator import release_pages
-from blinkpy.kv.state import EMPTY
 from blinkpy.queues.completion import FINISH_NONE
 
 
@@ -15,7 +15,7 @@ def release_slots(limits, state, ended, lane, lanes):
     for i in range(ended):
         release_pages(limits, requests, state.pages, state.counts, scratch.slot[i], lane, lanes)
     for i in strided(lane, ended, lanes):
-        requests.status[scratch.slot[i]] = EMPTY
+        requests.status[scratch.slot[i]] = S.EMPTY
         requests.finish[scratch.slot[i]] = FINISH_NONE
     barrier(lanes)
 

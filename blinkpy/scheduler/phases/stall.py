@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from blinkpy.device.portable import barrier, block_max, block_sum, device, strided
-from blinkpy.kv.state import (
-    COUNTER_INDEX,
-    RUNNING_COUNT,
-    STALLED_COUNT,
-)
+from blinkpy.kv import state as S
 from blinkpy.scheduler.phases.completions import free_entries, position_in_pair
 
-READER_STALLS = COUNTER_INDEX["reader_stalls"]
+READER_STALLS = S.COUNTER_INDEX["reader_stalls"]
 
 _HALF = 32
 
@@ -26,12 +22,12 @@ def update_stalls(limits, state, lane, lanes):
     tight = 0
     for pair in strided(lane, limits.pairs, lanes):
         pairs.unclaimed_entries[pair] = free_entries(limits, pairs, pair)
-        if pairs.unclaimed_entries[pair] < limits.rows:  # else there is enough, whoever will run
+        if pairs.unclaimed_entries[pair] < limits.rows:  # else there are enough, whichever requests run
             tight = 1
     tight = block_max(tight, lane, lanes)
-    if tight == 0 and counts[STALLED_COUNT] == 0:
+    if tight == 0 and counts[S.STALLED_COUNT] == 0:
         return
-    n = counts[RUNNING_COUNT]
+    n = counts[S.RUNNING_COUNT]
     for i in strided(lane, n, lanes):
         scratch.pair[i] = requests.pair[state.running[i]]
     position_in_pair(limits, scratch, n, lane, lanes)
@@ -46,6 +42,6 @@ def update_stalls(limits, state, lane, lanes):
     for pair in strided(lane, limits.pairs, lanes):
         pairs.unclaimed_entries[pair] = max(0, pairs.unclaimed_entries[pair] - scratch.total[pair])
     if lane == 0:
-        counts[STALLED_COUNT] = both & 0xFFFFFFFF
+        counts[S.STALLED_COUNT] = both & 0xFFFFFFFF
         state.counters[READER_STALLS] += both >> _HALF
     barrier(lanes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from blinkpy.device.portable import barrier, block_sum, device, strided
-from blinkpy.kv.state import UNRANKED_COUNT, WAITING_COUNT
+from blinkpy.kv import state as S
 from blinkpy.queues.submission import WORD_MAX_TOKENS, WORD_PRIORITY
 from blinkpy.scheduler.policies import Policy, RequestFields
 
@@ -18,7 +18,7 @@ def make_rank_waiting(policy: Policy) -> Callable[..., None]:
     def rank_waiting(state, lane, lanes):
         """Rank the requests that begin to wait, and sort them in."""
         requests, counts, waiting = state.requests, state.counts, state.waiting
-        ranked, unranked = counts[WAITING_COUNT], counts[UNRANKED_COUNT]
+        ranked, unranked = counts[S.WAITING_COUNT], counts[S.UNRANKED_COUNT]
         if unranked == 0:
             return
         for i in strided(ranked + lane, ranked + unranked, lanes):
@@ -38,8 +38,8 @@ def make_rank_waiting(policy: Policy) -> Callable[..., None]:
         for i in range(unranked):
             insert_by_rank(requests, waiting, ranked + i, waiting[ranked + i], lane, lanes)
         if lane == 0:
-            counts[WAITING_COUNT] = ranked + unranked
-            counts[UNRANKED_COUNT] = 0
+            counts[S.WAITING_COUNT] = ranked + unranked
+            counts[S.UNRANKED_COUNT] = 0
         barrier(lanes)
 
     return rank_waiting

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -113,14 +114,14 @@ class Child:
             self.report(storm_finding(policy, self.options))
         self.stage("waiting", COMPILE_S + self.options.timeout_s)
         self.report(*waiting_findings(policy, rank_many, self.options))
-        machine, requests = machine_of(self.options), requests_of(self.options)
+        model, requests = model_of(self.options), requests_of(self.options)
         others = [shipped for shipped in SHIPPED if shipped != name]
         if len(set(requests.priority.tolist())) == 1 and "priority" in others:
             others.remove("priority")  # without priorities it is fcfs
         for other in [name, *others]:
             self.stage(f"simulation of {other}", COMPILE_S + self.options.timeout_s)
             try:
-                outcome = simulate(policy if other == name else SHIPPED[other], machine, requests)
+                outcome = simulate(policy if other == name else SHIPPED[other], model, requests)
             except StuckError as error:
                 self.report(Finding("error", "liveness", f"{other}: {error}"))
                 continue
@@ -176,9 +177,8 @@ def _duration(seconds: float) -> str:
     return f"{seconds * 1000:.2g} ms" if seconds < 1 else f"{seconds:.3g} s" if seconds < 600 else f"{seconds / 60:.3g} min"
 
 
-def machine_of(o: CheckOptions) -> ServerModel:
-    sizes = o.mixed_step_tokens, o.burst_step_tokens, o.burst_tokens
-    return ServerModel(o.max_num_seqs, o.max_num_batched_tokens, o.page_size, o.num_pages, o.step_us, o.row_us, o.token_us, *sizes)
+def model_of(options: CheckOptions) -> ServerModel:
+    return ServerModel(*(getattr(options, field.name) for field in fields(ServerModel)))
 
 
 def requests_of(options: CheckOptions) -> Workload:

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blinkpy.config import ConfigError
+from blinkpy.kv import state as S
 from blinkpy.kv.limits import make_limits
-from blinkpy.kv.state import DECODE_ROWS, ROWS, TOKENS
 from blinkpy.kv.state_memory import make_state
 from blinkpy.queues.completion import FINISH_MASK, FLAG_MASK, FLAG_SHIFT, SLOT_MASK
 from blinkpy.queues.header import EngineFacts, write_header
@@ -198,7 +198,7 @@ class TimedSimulation:
         self._read()
         if bucket < 0:
             return False
-        rows, tokens, decoding = (int(batch.counts[i]) for i in (ROWS, TOKENS, DECODE_ROWS))
+        rows, tokens, decoding = (int(batch.counts[i]) for i in (S.ROWS, S.TOKENS, S.DECODE_ROWS))
         numbers = self._number[batch.row_slots[:rows]]
         fresh = numbers[out.started[numbers] == NEVER]
         out.started[fresh] = self.now

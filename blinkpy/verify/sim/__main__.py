@@ -30,9 +30,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--policy", default="all", help="a shipped policy, FILE.py:FUNCTION, or all shipped ones in turn [all]")
     made.add_argument("--python", action="store_true", help="plain Python instead of compiled code: a hundred times slower")
     made.add_argument("--check-every", type=int, default=1, help="turns between two checks of the whole state [1]")
-    made.add_argument("--save", type=Path, default=Path("build/sim"), help="folder for failing schedules [build/sim]")
+    made.add_argument("--save", type=Path, default=Path("build/sim"), help="folder for failing scenarios [build/sim]")
     made.add_argument(
-        "--replay", type=Path, metavar="FILE", help="repeat a saved schedule in plain Python, and narrate what happens"
+        "--replay", type=Path, metavar="FILE", help="repeat a saved scenario in plain Python, and narrate what happens"
     )
     return made
 
@@ -47,9 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _replay(path: Path) -> int:
-    schedule = Scenario.load(path)
+    scenario = Scenario.load(path)
     line = ""
-    for line in narrate(schedule, load_policy(schedule.policy)):
+    for line in narrate(scenario, load_policy(scenario.policy)):
         print(line)
     return 0 if line.startswith("all ended well") else 1
 
@@ -79,11 +79,11 @@ def _run(arguments: argparse.Namespace) -> int:
     for policy, failure in report.failures:
         print(f"{policies[policy]}: {failure}")
         actors = Simulation(failure.seed, 1, policy).world.limits.pairs + 1
-        schedule = shrink(failure, policy, policies[policy], actors)
+        scenario = shrink(failure, policy, policies[policy], actors)
         path = arguments.save / f"seed-{failure.seed}.json"
-        schedule.save(path)
-        print(f"shrunk to {len(schedule.keep)} acts: python -m blinkpy.verify.sim --replay {path}")
-        for line in list(narrate(schedule, policy))[-40:]:
+        scenario.save(path)
+        print(f"shrunk to {len(scenario.keep)} acts: python -m blinkpy.verify.sim --replay {path}")
+        for line in list(narrate(scenario, policy))[-40:]:
             print(f"  {line}")
     return 1 if report.failures else 0
 

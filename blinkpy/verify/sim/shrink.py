@@ -40,7 +40,7 @@ class Scenario:
 
     @classmethod
     def load(cls, path: Path) -> Scenario:
-        """Raises ConfigError when the file can't be read or is no schedule."""
+        """Raises ConfigError when the file can't be read or is no scenario."""
         try:
             values = json.loads(path.read_text())
             keep = [(int(turn), int(actor)) for turn, actor in values["keep"]]
@@ -48,11 +48,11 @@ class Scenario:
         except OSError as error:
             raise ConfigError(f"can't read {path}: {error.strerror}") from error
         except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"{path} is not a schedule: {type(error).__name__}: {error}") from error
+            raise ConfigError(f"{path} is not a scenario: {type(error).__name__}: {error}") from error
 
 
 def shrink(failure: Failure, policy: Policy, policy_name: str, actors: int, seconds: float = 20.0, **options: Any) -> Scenario:
-    """A schedule with the same fault and as few acts as can be found in the time. actors: front ends and the world. options: of
+    """A scenario with the same fault and as few acts as can be found in the time. actors: front ends and the world. options: of
     Simulation.
 
     Delta debugging (A. Zeller, R. Hildebrandt: Simplifying and isolating failure-inducing input, 2002), by complements alone.

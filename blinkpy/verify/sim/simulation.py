@@ -19,13 +19,13 @@ from blinkpy.device.array_trees import as_memoryviews, map_arrays
 from blinkpy.device.compile_cache import cached_njit
 from blinkpy.device.expect import BrokenInvariantError, describe_fault, fault_code
 from blinkpy.device.table_codegen import ArgumentTable
-from blinkpy.kv.state import DRAINED, NO_BATCH, STOPPED
+from blinkpy.kv import state as S
 from blinkpy.queues.words import COMMAND_DRAIN, COMMAND_RUN, COMMAND_STOP, COUNTER_NAMES
 from blinkpy.scheduler.cycle import make_phases
 from blinkpy.scheduler.host_scheduler import Scheduler
 from blinkpy.scheduler.policies import Policy, fcfs
 from blinkpy.verify.sim.events import EVENT_NAMES, LOG
-from blinkpy.verify.sim.sim_round import is_quiet, play_step, play_round
+from blinkpy.verify.sim.sim_round import is_quiet, play_round, play_step
 from blinkpy.verify.sim.world import World, make_world
 
 Mode = Literal["njit", "python"]
@@ -100,7 +100,7 @@ class Simulation:
         self._step = self._overlapped(policy) if overlapped else self._in_turn(self._step)
         # How the run ends is drawn too: most serve everything, some are drained or stopped in the middle of it.
         self.ending = random.Random(seed + 1).choice((COMMAND_RUN, COMMAND_RUN, COMMAND_DRAIN, COMMAND_STOP))
-        self.turn, self.bucket, self.code, self.detail = 0, NO_BATCH, 0, ""
+        self.turn, self.bucket, self.code, self.detail = 0, S.NO_BATCH, 0, ""
         self._accepted = 0  # requests, when the calm begins
 
     def advance(self, command: int = COMMAND_RUN) -> bool:
@@ -128,7 +128,7 @@ class Simulation:
         def run(now: int) -> int:
             if self.bucket >= 0:
                 self.code = self._compute(*self._arguments)
-            return NO_BATCH if self.code else step(now)
+            return S.NO_BATCH if self.code else step(now)
 
         return run
 
@@ -141,7 +141,7 @@ class Simulation:
             phases.overlap(limits, queues, state, now, 0, 1)
             if self.bucket >= 0:
                 self.code = self._compute(*self._arguments)
-            result = NO_BATCH if self.code else phases.schedule(limits, queues, state, 0, 1)
+            result = S.NO_BATCH if self.code else phases.schedule(limits, queues, state, 0, 1)
             phases.publish(limits, queues, state, 0, 1)
             return result
 
@@ -163,7 +163,7 @@ class Simulation:
                 return self._quiet_end()
             if not self.advance(self.ending):
                 return self._failed()
-            if self.bucket in (DRAINED, STOPPED):
+            if self.bucket in (S.DRAINED, S.STOPPED):
                 return self._ended(self.bucket)
         self.code = ENDLESS if self.ending == COMMAND_RUN else NOT_DRAINED
         return self._failed()
@@ -175,9 +175,9 @@ class Simulation:
         return Outcome(self.turn, None)
 
     def _ended(self, result: int) -> Outcome:
-        wanted = DRAINED if self.ending == COMMAND_DRAIN else STOPPED
+        wanted = S.DRAINED if self.ending == COMMAND_DRAIN else S.STOPPED
         left = int((self.world.state.requests.status != 0).sum())
-        if result != wanted or (wanted == DRAINED and left):
+        if result != wanted or (wanted == S.DRAINED and left):
             self.code, self.detail = NOT_DRAINED, f"{left} requests are left"
             return self._failed()
         if self.counters()["requests_accepted"] != self._accepted:
