@@ -1,7 +1,8 @@
 """The flight recorder: each turn writes its inputs and its decisions into a ring of memory.
 
 A record has all inputs of one turn, so the turns that follow a known state can be run again, anywhere, and must decide the
-same: blinkpy/verify/replay does that. Integers only. A turn on the fast path writes a few words a row, side by side, and reads nothing back.
+same: blinkpy/verify/replay does that. Integers only. A turn on the fast path writes a few words a row, side by side,
+and reads nothing back.
 
 Layout, int64 words:
 
