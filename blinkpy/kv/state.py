@@ -231,6 +231,10 @@ class Scratch(NamedTuple):
     entry: Int32  # [32]
 
 
+class NoFaultWord(NamedTuple):
+    """In place of State.fault: the state is not checked, and compiled code has nothing to do with faults."""
+
+
 class State(NamedTuple):
     """All of it. Lists hold request slots; `waiting` is sorted by (rank, arrival), the others are in order of entry."""
 
@@ -248,3 +252,4 @@ class State(NamedTuple):
     finishing: Int32  # [S]
     counts: Int64  # [COUNTS]
     counters: Int64  # [len(COUNTER_NAMES)]
+    fault: Int64 | NoFaultWord = NoFaultWord()  # [1] first fault that an expect of compiled code found: see device/expect.py

@@ -25,7 +25,7 @@ from blinkpy.device.array_trees import map_arrays
 from blinkpy.dpu.link import queue_pair
 from blinkpy.dpu.link.connect_shm import attach_segment
 from blinkpy.dpu.link.queue_pair import Busy, InFlight, QueuePair
-from blinkpy.kv.integrity import check_integrity
+from blinkpy.kv.invariants.check_state import state_faults
 from blinkpy.kv.limits import Limits, make_limits
 from blinkpy.kv.state import FAST_PATH, ROWS, State
 from blinkpy.kv.state_memory import make_state
@@ -196,7 +196,7 @@ def test_python_njit_and_the_kernels_leave_the_same_state(seed: int) -> None:
             fronts.act(quiet=turns[0] // QUIET_STEPS % 2 == 1)
             step()
             if turns[0] % 500 == 0:
-                assert not check_integrity(limits, state)
+                assert not state_faults(limits, state)
         seen = {name: int(state.counters[i - COUNTER["requests_accepted"]]) for name, i in COUNTER.items()}
         python_steps, rows = min(turns[0], PYTHON_STEPS), int(state.batch.counts[ROWS])
         print(f"{turns[0]} steps, {steady[0]} of them steady, {python_steps} also in Python; {fronts.finished} finished")

@@ -16,7 +16,7 @@ from blinkpy.device.array_trees import as_memoryviews
 from blinkpy.device.lanes import Team
 from blinkpy.dpu.link import store_fence
 from blinkpy.dpu.link.queue_pair import REQUEST_LIMIT, EngineLost, QueuePair
-from blinkpy.engine.devices.null_device import made_up_token, run_null
+from blinkpy.engine.devices.null_device import run_null, synthetic_token
 from blinkpy.kv.page_allocator import compact_ring
 from blinkpy.kv.state import NO_BATCH, RING_HEAD, RING_TAIL, RUNNING, STOPPED
 from blinkpy.kv.state_snapshots import differences, snapshot
@@ -119,7 +119,7 @@ def test_the_null_engine_makes_tokens_up(mode: Any, step_ns: int, logprobs: int)
     assert run_null(scheduler, range(low, high), step_ns, 2_000_000, 1 << 62, lambda: calls.append(1)) == NO_BATCH
     assert len(calls) > 4
     tokens = [token for _, token, _ in client.poll()]
-    assert tokens == [made_up_token(-(2**62), len(PROMPT) + i, low, high) for i in range(4)]
+    assert tokens == [synthetic_token(-(2**62), len(PROMPT) + i, low, high) for i in range(4)]
     assert [[pair[0] for pair in record[:3]] for record in sent.records] == [[token, 0, 1] for token in tokens if logprobs >= 0]
     world.views.control[CONTROL_COMMAND] = COMMAND_STOP
     assert run_null(scheduler, range(low, high), step_ns, 2_000_000, 1 << 62) == STOPPED

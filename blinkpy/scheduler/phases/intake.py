@@ -5,8 +5,10 @@ Entries are copied once and judged on the copy, so a front end that writes while
 
 from __future__ import annotations
 
+from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, block_sum, device, store_release, strided
 from blinkpy.kv import state as S
+from blinkpy.kv.invariants import phase_faults as F
 from blinkpy.queues.completion import (
     FINISH_NONE,
     FINISH_REJECTED,
@@ -99,6 +101,7 @@ def consume_entry(limits, queues, state, pair, lane, lanes):
     for word in strided(lane, SQ_ENTRY_WORDS, lanes):
         entry[word] = queues.sq[pair, where, word]
     barrier(lanes)
+    expect(state, state.pairs.attached[pair] == 1, F.ENTRY_UNOWNED)
     local = entry[WORD_SLOT]
     usable = 0 <= local < limits.slots_per_pair
     slot = pair * limits.slots_per_pair + local if usable else 0
@@ -113,6 +116,8 @@ def consume_entry(limits, queues, state, pair, lane, lanes):
             counters[STALE_ENTRIES if stale else REQUESTS_REJECTED] += 1
         record_entry(limits, state, pair, 0, 0, lane, lanes)
         return 0
+    expect(state, requests.num_pages[slot] == 0, F.SLOT_HOLDS_PAGES)
+    expect(state, waiting + entering < limits.slots and finishing < limits.slots, F.LISTS_FULL)
     reason = check_entry(limits, entry, state.pairs.epoch[pair])
     length, copied = entry[WORD_PROMPT_LENGTH], 0
     if reason == 0:

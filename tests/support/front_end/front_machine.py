@@ -69,7 +69,7 @@ class FrontMachine(RuleBasedStateMachine):
         """Requests of all kinds, drawn from a seed: prompts that share their start, any length, any limit."""
         client, draw = self._living(pair), random.Random(seed)
         for _ in range(many if client else 0):
-            sent = self.world.foresee(*self._request(draw))
+            sent = self.world.expected_end(*self._request(draw))
             try:
                 client.submit(np.array(sent.prompt, np.int32), sent.sampling, sent)
             except self.client.Busy:
