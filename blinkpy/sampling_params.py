@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from blinkpy.dpu.text.stop_strings import MAX_STOP_LENGTH, MAX_STOPS
-from blinkpy.queues.request_parameters import Sampling, in_limits
+from blinkpy.queues.request_parameters import RequestParameters, in_limits
 from blinkpy.queues.submission import STOP_IDS
 
 OPTIONAL = frozenset({"max_tokens", "seed", "logprobs"})  # sampling parameters that may be None
@@ -52,14 +52,14 @@ class SamplingParams:
     def stops(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
-    def sampling(self, room: int, eos_ids: Sequence[int]) -> Sampling:
+    def sampling(self, room: int, eos_ids: Sequence[int]) -> RequestParameters:
         """What the engine gets. room: tokens that the context leaves for the output."""
         ids = tuple(dict.fromkeys([*self.stop_token_ids, *(() if self.ignore_eos else eos_ids)]))
         if len(ids) > STOP_IDS:
             raise ValueError(f"{len(ids)} stop token ids with the model's own; at most {STOP_IDS} are possible")
         if self.max_tokens is not None and self.max_tokens > room:
             raise ValueError(f"max_tokens is {self.max_tokens}, and the context leaves {room}")
-        return Sampling(
+        return RequestParameters(
             max_tokens=room if self.max_tokens is None else self.max_tokens,
             min_tokens=self.min_tokens,
             temperature=self.temperature,

@@ -21,7 +21,7 @@ import uvicorn
 
 from blinkpy.config import Config, ConfigError, TransportOptions, split_address
 from blinkpy.dpu.api_errors import unavailable
-from blinkpy.dpu.engine_link import EngineClient
+from blinkpy.dpu.engine_link import EngineLink
 from blinkpy.dpu.http.app import App
 from blinkpy.dpu.http.connection import Connection
 from blinkpy.dpu.http.service import Service
@@ -130,7 +130,7 @@ def make_server(
         connect = rdma_connector(config.transport, owner or new_owner(), timeout_s)
     else:
         connect = shm_connector(config.engine.name, pair_index, timeout_s)
-    service = Service(config, folder, EngineClient(connect, metrics), metrics)
+    service = Service(config, folder, EngineLink(connect, metrics), metrics)
     options = config.frontend
     return Server(App(service, options), options.shutdown_s, options.keep_alive_s, on_ready)
 

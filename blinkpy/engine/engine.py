@@ -22,7 +22,7 @@ from blinkpy.kv.state import DRAINED, STEPS, STOPPED, Batch, Requests, State
 from blinkpy.kv.state_memory import make_state
 from blinkpy.models.description.decoder_description import Architecture, read_architecture
 from blinkpy.models.weights.model_folder import resolve_model
-from blinkpy.progress import Report
+from blinkpy.progress import ProgressCallback
 from blinkpy.queues.header import EngineFacts
 from blinkpy.queues.page_hash import HASH_MULTIPLIER_RANGE
 from blinkpy.queues.views import EngineViews
@@ -73,9 +73,9 @@ class Engine:
 
     on_gpu = False
 
-    def __init__(self, config: Config, on_progress: Report | None = None):
+    def __init__(self, config: Config, on_progress: ProgressCallback | None = None):
         self.config = config
-        self._progress: Report = on_progress or (lambda phase, done=0, total=0: None)
+        self._progress: ProgressCallback = on_progress or (lambda phase, done=0, total=0: None)
         self.segment: Segment
         self.pair_memory: QueueMemory | None = None  # of the queue pairs, where it is not the segment's
         self.sizes: EngineSizes

@@ -33,7 +33,7 @@ if ENTRY.size != SQ_ENTRY_BYTES:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class RequestParameters:
     """Limits and sampling parameters of one request; fields as in blinkpy.queues.submission.SQ_ENTRY.
 
     Values are checked where they come from (the protocol, or blinkpy.LLM), against LIMITS. stop_ids: at most STOP_IDS
@@ -125,7 +125,7 @@ def in_limits(name: str, value: float) -> bool:
     return low <= value <= high and not (name in ABOVE_ZERO and value == low)
 
 
-def default_sampling(generation_config: Mapping[str, Any]) -> Sampling:
+def default_sampling(generation_config: Mapping[str, Any]) -> RequestParameters:
     """Defaults from a model's generation_config.json, as vLLM takes them; `do_sample: false` there means greedy.
 
     Values that are null are skipped. Raises ValueError for one that is out of range.
@@ -140,4 +140,4 @@ def default_sampling(generation_config: Mapping[str, Any]) -> Sampling:
         values[name] = max(0, int(value)) if name == "top_k" else float(value)
     if generation_config.get("do_sample") is False:
         values["temperature"] = 0.0
-    return replace(Sampling(), **values)
+    return replace(RequestParameters(), **values)

@@ -37,7 +37,7 @@ class EngineViews(NamedTuple):
 
 def engine_views(buffer: memoryview, layout: QueueLayout) -> EngineViews:
     """Views of a writable segment for the engine; no copies."""
-    sizes, base, back = layout.sizes, layout.front(0), layout.back(0)
+    sizes, base, back = layout.sizes, layout.front_region(0), layout.engine_region(0)
 
     def over_pairs(offset: int, dtype: type, *shape: int) -> NDArray:
         inner = np.zeros(shape, dtype).strides

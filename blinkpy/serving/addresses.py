@@ -41,15 +41,16 @@ def base_url(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def welcome(config: Config, port: int, seconds: float | None = None) -> str:
-    """The lines that a person sees when the server is ready, with a request to paste."""
+def print_ready(config: Config, port: int, seconds: float | None = None) -> None:
+    """Print that the server is ready, with a request to paste."""
     name, url = config.model.served_model_name, base_url(config.frontend.host, port)
     body = json.dumps(
         {"model": name, "messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 64, "stream": True}
     )
     key = " -H 'Authorization: Bearer YOUR-KEY'" if config.frontend.api_key else ""
     after = "" if seconds is None else f"ready after {seconds:.1f} s; "
-    return (
+    print(
         f"blinkpy serves {name} on {url} ({after}Ctrl-C ends it). Try:\n\n"
-        f"curl -N {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d {shlex.quote(body)}\n"
+        f"curl -N {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d {shlex.quote(body)}\n",
+        flush=True,
     )

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from blinkpy.config import Config, ConfigError, split_address
 from blinkpy.device.cuda.cuda_calls import CudaError
 from blinkpy.models.weights.model_folder import find_model
-from blinkpy.process_exit import Signals, Stopped, complain, leave
-from blinkpy.progress import Progress, Report
+from blinkpy.process_exit import Signals, Stopped, exit_process, print_error
+from blinkpy.progress import Progress, ProgressCallback
 from blinkpy.serving.addresses import check_transport
 from blinkpy.serving.processes import Reporter
 from blinkpy.transport.contract import TransportError
@@ -45,7 +45,7 @@ def engine_alone(config: Config, given: frozenset[str]) -> int:
         return run_engine(config, progress, ready)
     except CudaError as error:
         progress.close()
-        leave(complain(f"the GPU failed: {error}"))
+        exit_process(print_error(f"the GPU failed: {error}"))
 
 
 def engine_child(config: Config, reporter: Reporter) -> int:
@@ -54,10 +54,10 @@ def engine_child(config: Config, reporter: Reporter) -> int:
         return run_engine(config, reporter, lambda address: reporter.ready())
     except CudaError as error:
         reporter.error(f"the GPU failed: {error}")  # one line from the parent, and no traceback
-        leave(1)
+        exit_process(1)
 
 
-def run_engine(config: Config, report: Report, on_ready: Callable[[str], None]) -> int:
+def run_engine(config: Config, report: ProgressCallback, on_ready: Callable[[str], None]) -> int:
     """Run an engine in this process until a signal. The first one drains for --shutdown-s at most, the second one stops.
 
     on_ready gets HOST:PORT for front ends on other machines, or "". Raises ConfigError for what the user can mend, an engine

@@ -10,7 +10,7 @@ from blinkpy.config import Config
 from blinkpy.models.weights.model_folder import find_model
 from blinkpy.packages import require_packages
 from blinkpy.progress import Progress
-from blinkpy.serving.addresses import check_address, check_transport, welcome
+from blinkpy.serving.addresses import check_address, check_transport, print_ready
 from blinkpy.serving.processes import Reporter
 
 FRONTEND_START_S = 60.0
@@ -26,7 +26,7 @@ def frontend_alone(config: Config, given: frozenset[str]) -> int:
     check_transport(config, given, "engine")
     check_address(config.frontend.host, config.frontend.port)
     config = find_model(config, Progress(), weights=False)
-    return run_front(config, lambda host, port: print(welcome(config, port), flush=True))
+    return run_front(config, lambda host, port: print_ready(config, port))
 
 
 def check_packages() -> None:

@@ -16,9 +16,9 @@ from collections.abc import Callable
 
 from blinkpy.config import Config, ConfigError
 from blinkpy.models.weights.model_folder import find_model
-from blinkpy.process_exit import Signals, Stopped, complain, describe_exit
+from blinkpy.process_exit import Signals, Stopped, describe_exit, print_error
 from blinkpy.progress import Progress
-from blinkpy.serving.addresses import check_address, welcome
+from blinkpy.serving.addresses import check_address, print_ready
 from blinkpy.serving.engine_process import ENGINE_STOP_S, START_SILENCE_S
 from blinkpy.serving.frontend_process import FRONTEND_START_S, check_packages
 from blinkpy.serving.processes import Child, ChildError
@@ -58,7 +58,7 @@ def serve(config: Config, named: bool) -> int:
             progress("starting front ends")
             frontend = start(stack, "frontend", config, signals, config.frontend.shutdown_s + ENGINE_STOP_S)
             facts = frontend.wait_ready(FRONTEND_START_S, None, tick)
-            print(welcome(config, int(facts["port"]), progress.close()), flush=True)
+            print_ready(config, int(facts["port"]), progress.close())
             return watch(engine, frontend, signals, crash_saver(config))
         except Stopped:
             progress.close()
@@ -67,7 +67,7 @@ def serve(config: Config, named: bool) -> int:
             progress.close()
             if error.usage:
                 raise ConfigError(str(error)) from error
-            return complain(str(error))
+            return print_error(str(error))
 
 
 def start(stack: contextlib.ExitStack, entry: str, config: Config, signals: Signals, grace_s: float) -> Child:
@@ -106,11 +106,11 @@ def watch(engine: Child, frontend: Child, signals: Signals, save: Callable[[str]
             if ended < 0:
                 save(f"the engine {describe_exit(ended)}")
             how = describe_exit(ended) + (f" ({reason})" if reason else "")
-            code = complain(f"the engine {how}; clients get errors for {FAULT_GRACE_S:.0f} s")
+            code = print_error(f"the engine {how}; clients get errors for {FAULT_GRACE_S:.0f} s")
             deadline = time.monotonic() + FAULT_GRACE_S
             while time.monotonic() < deadline and not signals.count and frontend.exit_code() is None:
                 time.sleep(POLL_S)
             return code
         if frontend.exit_code() is not None:
-            return complain(f"the front end {describe_exit(frontend.exit_code() or 0)}")
+            return print_error(f"the front end {describe_exit(frontend.exit_code() or 0)}")
     return 0

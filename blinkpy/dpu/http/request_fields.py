@@ -15,7 +15,7 @@ import orjson
 
 from blinkpy.dpu.api_errors import ApiError, bad_request
 from blinkpy.dpu.text.stop_strings import MAX_STOP_LENGTH, MAX_STOPS
-from blinkpy.queues.request_parameters import ABOVE_ZERO, INT32_RANGE, LIMITS, Sampling
+from blinkpy.queues.request_parameters import ABOVE_ZERO, INT32_RANGE, LIMITS, RequestParameters
 from blinkpy.queues.submission import STOP_IDS
 
 MAX_PROMPTS = 128  # in one request
@@ -35,7 +35,7 @@ class Request:
     everything but max_tokens and the model's end-of-sequence ids. stop_ids: the request's own.
     """
 
-    sampling: Sampling
+    sampling: RequestParameters
     model: str | None = None
     messages: list[Message] | None = None
     prompts: list[str | list[int]] = field(default_factory=list)
@@ -205,7 +205,7 @@ def _metadata(name: str, value: Any) -> None:
 
 
 # ---- the fields ------------------------------------------------------------------------------------------------------
-# name: (attribute of Request, or of Sampling after "sampling.", or "" when there is none; check)
+# name: (attribute of Request, or of RequestParameters after "sampling.", or "" when there is none; check)
 
 _COMMON: dict[str, tuple[str, Check]] = {
     "model": ("model", _text),
@@ -259,7 +259,7 @@ COMPLETION_FIELDS: dict[str, tuple[str, Check]] = {
 }
 
 
-def parse(body: bytes | bytearray, fields: dict[str, tuple[str, Check]], defaults: Sampling) -> Request:
+def parse(body: bytes | bytearray, fields: dict[str, tuple[str, Check]], defaults: RequestParameters) -> Request:
     """Check a request's body. fields: CHAT_FIELDS or COMPLETION_FIELDS. Raises ApiError with status 400."""
     try:
         content = orjson.loads(body)

@@ -6,12 +6,12 @@ from blinkpy.config import Config, ConfigError
 from blinkpy.engine.engine import Engine
 from blinkpy.engine.link.pair_memory import HOST
 from blinkpy.packages import installed, require_packages
-from blinkpy.progress import Report
+from blinkpy.progress import ProgressCallback
 
 GPU_PACKAGES = ("triton", "cuda.bindings", "numba_cuda")
 
 
-def make_engine(config: Config, report: Report | None = None) -> Engine:
+def make_engine(config: Config, report: ProgressCallback | None = None) -> Engine:
     """The engine that --device asks for; "auto" is the GPU where there is one and its packages are installed, else the CPU.
 
     Nothing is allocated yet. Raises ConfigError when the device can't be had.

@@ -35,7 +35,7 @@ from blinkpy.models.gpu.step_shapes import bucket_shapes, step_shapes
 from blinkpy.models.paged_cache import PagedCache, kv_bytes_per_page
 from blinkpy.models.weights.decoder_weights import Weights, choose_dtype, dummy_weights, load_weights
 from blinkpy.models.weights.model_folder import resolve_model
-from blinkpy.progress import Report
+from blinkpy.progress import ProgressCallback
 from blinkpy.queues.layout import QueueLayout
 from blinkpy.queues.views import EngineViews
 from blinkpy.queues.words import ENGINE_STATE, STATE_READY, STATE_STOPPED
@@ -80,7 +80,7 @@ class CudaEngine(Engine):
 
     on_gpu = True
 
-    def __init__(self, config: Config, on_progress: Report | None = None, *, trace_rows: int = 0, pdl: bool = True):
+    def __init__(self, config: Config, on_progress: ProgressCallback | None = None, *, trace_rows: int = 0, pdl: bool = True):
         super().__init__(config, on_progress)
         self.control = "host" if config.engine.control == "host" else "gpu"
         self.limits: Limits

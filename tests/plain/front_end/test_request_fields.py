@@ -15,11 +15,11 @@ from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.http.answers import Answer, Choice, Usage
 from blinkpy.dpu.http.request_fields import CHAT_FIELDS, COMPLETION_FIELDS, Request, parse, token_limit
 from blinkpy.dpu.token_logprobs import TokenLogprobs, token_logprobs
-from blinkpy.queues.request_parameters import Sampling
+from blinkpy.queues.request_parameters import RequestParameters
 
 RELAXED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
 
-DEFAULTS = Sampling(temperature=0.6, top_p=0.9)
+DEFAULTS = RequestParameters(temperature=0.6, top_p=0.9)
 HELLO = [{"role": "user", "content": "Hello"}]
 
 

@@ -80,9 +80,9 @@ def test_no_two_regions_share_a_byte(sizes: QueueSizes) -> None:
 def test_regions_can_be_registered_on_their_own(sizes: QueueSizes) -> None:
     layout = QueueLayout(sizes)
     for pair in range(sizes.pairs):
-        assert layout.front(pair) % ALIGNMENT == 0
-        assert layout.back(pair) % ALIGNMENT == 0
-    assert layout.back(sizes.pairs - 1) + layout.back_bytes == layout.total_bytes
+        assert layout.front_region(pair) % ALIGNMENT == 0
+        assert layout.engine_region(pair) % ALIGNMENT == 0
+    assert layout.engine_region(sizes.pairs - 1) + layout.engine_region_bytes == layout.total_bytes
 
 
 @pytest.mark.parametrize(
