@@ -20,6 +20,7 @@ import numpy as np
 
 from blinkpy.config import Config, ConfigError
 from blinkpy.dpu.generation import Generation
+from blinkpy.dpu.generation_defaults import default_sampling
 from blinkpy.dpu.link.connect_shm import attach_segment
 from blinkpy.dpu.link.queue_pair import EngineLostError, NoRoomError, QueuePair
 from blinkpy.dpu.text.chat_template import ChatError, load_template
@@ -32,7 +33,7 @@ from blinkpy.process_exit import describe_exit
 from blinkpy.progress import Progress
 from blinkpy.queues.array_types import Int32
 from blinkpy.queues.completion import FINISH_MASK, HAS_TOKEN
-from blinkpy.queues.request_parameters import RequestParameters, default_sampling
+from blinkpy.queues.request_parameters import PARAMETERS, RequestParameters
 from blinkpy.sampling_params import SamplingParams
 from blinkpy.serving.engine_process import ENGINE_STOP_S, START_SILENCE_S
 from blinkpy.serving.processes import Child, ChildError
@@ -150,14 +151,7 @@ class LLM:
 
     def default_sampling_params(self) -> SamplingParams:
         """What generate() uses when it is given none: the model's generation_config.json."""
-        own = self._default
-        return SamplingParams(
-            temperature=own.temperature,
-            top_p=own.top_p,
-            top_k=own.top_k,
-            min_p=own.min_p,
-            repetition_penalty=own.repetition_penalty,
-        )
+        return SamplingParams(**{p.name: getattr(self._default, p.name) for p in PARAMETERS if p.from_model})
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt], sampling_params: SamplingParams | Sequence[SamplingParams] | None = None
@@ -227,7 +221,7 @@ class LLM:
                 raise ValueError(f"its token ids are not within 0 to {self._pair.facts.vocab_size - 1}")
             if len(ids) >= min(context, self._pair.longest_prompt + 1):
                 raise ValueError(f"it has {len(ids)} tokens, and the context {context}")
-            sampling = params.sampling(context - len(ids), self.tokenizer.eos_ids)
+            sampling = params.request_parameters(context - len(ids), self.tokenizer.eos_ids)
         except ValueError as error:
             raise ValueError(f"prompt {index}: {error}") from error
         return _Work(index, text, ids, sampling, self.tokenizer.detokenizer(ids), params.stops())

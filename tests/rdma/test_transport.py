@@ -19,6 +19,7 @@ from blinkpy.queues.completion import FINISH_CANCELLED, FINISH_MASK
 from blinkpy.queues.header import EngineFacts
 from blinkpy.queues.layout import QueueSizes
 from blinkpy.queues.request_parameters import RequestParameters
+from blinkpy.queues.submission import SQ_ENTRY_BYTES
 from blinkpy.queues.words import COUNTER, EPOCH_SHIFT, FRONT_CQ_HEAD, FRONT_HEARTBEAT
 from blinkpy.transport.contract import TransportError
 from blinkpy.transport.handshake import Hello, new_owner
@@ -159,7 +160,7 @@ FORBIDDEN = {
 @pytest.mark.parametrize("case", FORBIDDEN)
 def test_a_front_end_reaches_its_own_queues_and_nothing_else(fabric, case) -> None:
     other, bad = fabric.pair(), fabric.transport()
-    memory = bytes(fabric.engine.segment.buffer[fabric.engine.segment.layout.front_region(0) :][: SIZES.slots * 128])
+    memory = bytes(fabric.engine.segment.buffer[fabric.engine.segment.layout.front_region(0) :][: SIZES.slots * SQ_ENTRY_BYTES])
     read, region, offset = FORBIDDEN[case](bad._welcome, other.transport._welcome)
     bad._words[0] = 0x0DDBA11
     if read:
@@ -172,7 +173,7 @@ def test_a_front_end_reaches_its_own_queues_and_nothing_else(fabric, case) -> No
         bad.read_engine_state()
     with pytest.raises(TransportError, match="RDMA failed"):
         bad.ring(1 << 32)
-    now = bytes(fabric.engine.segment.buffer[fabric.engine.segment.layout.front_region(0) :][: SIZES.slots * 128])
+    now = bytes(fabric.engine.segment.buffer[fabric.engine.segment.layout.front_region(0) :][: SIZES.slots * SQ_ENTRY_BYTES])
     assert now[32:] == memory[32:]  # the other's heartbeat may have changed, nothing else
     other.submit(np.arange(1, 9, dtype=np.int32), RequestParameters(max_tokens=2))
     assert [len(tokens) for tokens in drain(other).values()] == [2]

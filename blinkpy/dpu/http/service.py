@@ -15,13 +15,14 @@ from blinkpy.config import Config, ConfigError
 from blinkpy.dpu.api_errors import ApiError, bad_request
 from blinkpy.dpu.engine_link import EngineLink
 from blinkpy.dpu.generation import Generation
+from blinkpy.dpu.generation_defaults import default_sampling
 from blinkpy.dpu.http.answer_sinks import Collector
 from blinkpy.dpu.http.request_fields import Message, Request, token_limit
 from blinkpy.dpu.metrics import Metrics
 from blinkpy.dpu.text.chat_template import ChatError, load_template
 from blinkpy.dpu.text.tokenizer import Tokenizer
 from blinkpy.queues.array_types import Int32
-from blinkpy.queues.request_parameters import RequestParameters, default_sampling
+from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.submission import STOP_IDS
 
 INLINE_CHARACTERS = 2048  # longer texts are tokenized in a thread; a text of this length takes under a millisecond
@@ -105,9 +106,9 @@ class Service:
             if len(prompt) > pair.longest_prompt:  # of small arenas, set by hand
                 message = f"The prompt has {len(prompt)} tokens; this server takes at most {pair.longest_prompt}."
                 raise bad_request(message, "prompt", "context_length_exceeded")
-            sampling = replace(request.sampling, max_tokens=limit, stop_ids=stop_ids)
+            parameters = replace(request.parameters, max_tokens=limit, stop_ids=stop_ids)
             detokenizer = self.tokenizer.detokenizer(prompt)
-            generation = Generation(index, len(prompt), detokenizer, request.stop, arrival, sink, sampling.logprobs)
-            work.append((generation, prompt, sampling))
+            generation = Generation(index, len(prompt), detokenizer, request.stop, arrival, sink, parameters.logprobs)
+            work.append((generation, prompt, parameters))
         sink.generations = [generation for generation, _, _ in work]
         self.client.submit(work)

@@ -27,6 +27,7 @@ from blinkpy.queues.completion import (
 )
 from blinkpy.queues.page_hash import PageHasher
 from blinkpy.queues.request_parameters import RequestParameters
+from blinkpy.queues.submission import pack_entry
 from blinkpy.queues.words import (
     ENGINE_HEARTBEAT,
     ENGINE_STATE,
@@ -258,7 +259,7 @@ class QueuePair:
             prompt_offset, hash_offset = self._prompts.take(length), self._hashes.take(count)
             if prompt_offset is None or hash_offset is None:
                 raise NoRoomError("the prompt arena is full" if prompt_offset is None else "the hash arena is full")
-            entry = sampling.pack(request.request_id, self.epoch, slot, prompt_offset, length, hash_offset, count)
+            entry = pack_entry(sampling, request.request_id, self.epoch, slot, prompt_offset, length, hash_offset, count)
         except (NoRoomError, ValueError):
             self._prompts.undo(before[0])
             self._hashes.undo(before[1])

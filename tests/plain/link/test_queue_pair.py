@@ -19,8 +19,7 @@ from blinkpy.queues import completion
 from blinkpy.queues.array_types import Int32
 from blinkpy.queues.completion import FINISH_CANCELLED, FINISH_LENGTH, FINISH_MASK, FINISH_STOP, HAS_TOKEN
 from blinkpy.queues.layout import QueueSizes
-from blinkpy.queues.request_parameters import RequestParameters, default_sampling
-from blinkpy.queues.submission import SQ_ENTRY, SUBMIT_NO_PREFIX_CACHE
+from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.words import (
     CONTROL_FAULT,
     FRONT_DOORBELL,
@@ -120,45 +119,6 @@ def test_arena_refuses_nonsense() -> None:
         arena.take(9)
     with pytest.raises(ValueError, match="outside"):
         arena.give_back(1)
-
-
-def test_entry_is_what_the_layout_says(rng) -> None:
-    values = {
-        "seed": int(rng.integers(-(2**63), 2**63 - 1)),
-        "cache_salt": int(rng.integers(0, 2**63 - 1)),
-        "max_tokens": 17,
-        "min_tokens": 3,
-        "priority": -5,
-        "flags": SUBMIT_NO_PREFIX_CACHE,
-        "temperature": 0.75,
-        "top_p": 0.5,
-        "min_p": 0.125,
-        "top_k": 40,
-        "repetition_penalty": 1.25,
-        "presence_penalty": -1.5,
-        "frequency_penalty": 2.0,
-        "logprobs": 11,
-    }
-    entry = np.frombuffer(RequestParameters(**values, stop_ids=(7, 9)).pack(11, 12, 13, 14, 15, 16, 17), SQ_ENTRY)[0]
-    for name, value in values.items():
-        assert entry[name] == value, name
-    names = ("request_id", "epoch", "slot", "prompt_offset", "prompt_length", "hash_offset", "hash_count")
-    assert [int(entry[name]) for name in names] == [11, 12, 13, 14, 15, 16, 17]
-    assert entry["stop_ids"].tolist() == [7, 9] + [-1] * 6
-    assert np.frombuffer(RequestParameters().pack(1, 1, 0, 0, 1, 0, 0), SQ_ENTRY)["logprobs"] == -1
-    with pytest.raises(ValueError, match="at most 8"):
-        RequestParameters(stop_ids=tuple(range(9))).pack(1, 1, 0, 0, 1, 0, 0)
-    with pytest.raises(ValueError, match="does not fit"):
-        RequestParameters(seed=2**63).pack(1, 1, 0, 0, 1, 0, 0)
-
-
-def test_defaults_of_a_model() -> None:
-    assert default_sampling({"temperature": 0.6, "top_k": 20, "top_p": None, "pad_token_id": 3}) == RequestParameters(
-        temperature=0.6, top_k=20
-    )
-    assert default_sampling({"do_sample": False, "temperature": 0.6}).temperature == 0.0
-    with pytest.raises(ValueError, match="top_p"):
-        default_sampling({"top_p": "high"})
 
 
 # ---- requests
