@@ -29,7 +29,7 @@ from blinkpy.queues.completion import (
 )
 from blinkpy.queues.header import read_header
 from blinkpy.queues.logprob_record import RECORD_PAIR, RECORD_PAIRS, Records
-from blinkpy.queues.request_parameters import Sampling
+from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.words import ENGINE_STATE, FRONT_DOORBELL, PAIR_ATTACHED, PAIR_CQ_TAIL, PAIR_EPOCH, PAIR_SQ_HEAD, STATE_READY
 from blinkpy.transport.contract import EngineWords
 from blinkpy.verify.sim.simulation import plain_sim
@@ -42,10 +42,10 @@ LONG_NS = 1 << 40
 
 @dataclass
 class Sent:
-    """A request and what it must get. It is the owner of its InFlight."""
+    """A request and what it must get. It is the owner of its InFlightRequest."""
 
     prompt: list[int]
-    sampling: Sampling
+    sampling: RequestParameters
     expected: list[int]
     finish: int
     got: list[int] = field(default_factory=list)
@@ -152,7 +152,7 @@ class FrontWorld:
             assert fault == 0, FAULT_TEXTS[fault]
         return self.bucket
 
-    def expected_end(self, prompt: list[int], sampling: Sampling) -> Sent:
+    def expected_end(self, prompt: list[int], sampling: RequestParameters) -> Sent:
         """A request with all that it must get."""
         total = value = 0
         for i, token in enumerate(prompt):
@@ -172,7 +172,7 @@ class FrontWorld:
                 return Sent(prompt, sampling, expected, FINISH_LENGTH)
 
     def take(self, sent: Sent, token: int, flags: int, records: deque[Any]) -> None:
-        """Check one completion of a request. records: InFlight.records, from which its record is taken."""
+        """Check one completion of a request. records: InFlightRequest.records, from which its record is taken."""
         assert sent.ended == FINISH_NONE, "a completion after the last one"
         finish = flags & FINISH_MASK
         if flags & HAS_TOKEN:
