@@ -52,7 +52,7 @@ from blinkpy.kernels.loop.loop_kernels import (  # noqa: E402
     TRACE_STEP_BEGIN,
     TRACE_STEP_END,
 )
-from blinkpy.models.description.decoder_description import Architecture, read_architecture  # noqa: E402
+from blinkpy.models.description.decoder_description import DecoderDescription, describe_model  # noqa: E402
 from blinkpy.models.gpu.gpu_step import StepGraph  # noqa: E402
 from blinkpy.queues.request_parameters import Sampling  # noqa: E402
 
@@ -138,12 +138,12 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             engine.cycles = arguments.spin_us * torch.cuda.get_device_properties(0).clock_rate // 1000
         engine.start()
         try:
-            return _measure(engine, read_architecture(folder), arguments)
+            return _measure(engine, describe_model(folder), arguments)
         finally:
             engine.close()
 
 
-def _measure(engine: CudaEngine, a: Architecture, arguments: argparse.Namespace) -> dict[str, Any]:
+def _measure(engine: CudaEngine, a: DecoderDescription, arguments: argparse.Namespace) -> dict[str, Any]:
     wall: dict[int, dict[str, float]] = {}
     client = threading.Thread(target=drive, args=(engine, arguments.rows, arguments.prompt, arguments.new, wall), daemon=True)
     client.start()

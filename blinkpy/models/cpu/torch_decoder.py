@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from blinkpy.kv.state import ROWS, TOKENS, Batch
 from blinkpy.models.cpu.cpu_attention import CpuAttention
 from blinkpy.models.cpu.torch_attention import TorchAttention
-from blinkpy.models.description.decoder_description import Architecture
+from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.paged_cache import PagedCache
 from blinkpy.models.weights.decoder_weights import LayerWeights, Weights
 
 
-class Decoder:
+class TorchDecoder:
     """All layers of one model.
 
     max_model_len: largest context, tokens. max_tokens: largest batch, tokens. reference: use the plain torch attention on
@@ -27,7 +27,7 @@ class Decoder:
 
     def __init__(
         self,
-        a: Architecture,
+        model: DecoderDescription,
         weights: Weights,
         cache: PagedCache,
         max_model_len: int,
@@ -35,13 +35,13 @@ class Decoder:
         *,
         reference: bool = False,
     ):
-        self.a, self.weights = a, weights
-        cos, sin = (torch.from_numpy(table).to(weights.device) for table in a.rope.tables(max_model_len))
+        self.model, self.weights = model, weights
+        cos, sin = (torch.from_numpy(table).to(weights.device) for table in model.rope.tables(max_model_len))
         self.attention: CpuAttention | TorchAttention
         if weights.device.type == "cpu" and not reference:
-            self.attention = CpuAttention(a, weights.layers, cache, cos, sin, max_model_len, max_tokens)
+            self.attention = CpuAttention(model, weights.layers, cache, cos, sin, max_model_len, max_tokens)
         else:
-            self.attention = TorchAttention(a, weights.layers, cache, cos, sin)
+            self.attention = TorchAttention(model, weights.layers, cache, cos, sin)
 
     @torch.inference_mode()
     def forward(self, batch: Batch, page_table: NDArray[np.int32], wanted: NDArray[np.int64] | None = None) -> torch.Tensor:
@@ -50,20 +50,20 @@ class Decoder:
         page_table: int32 [slots, pages of a sequence]. wanted: tokens of the batch, ascending; by default all. Returns their
         residual stream behind the last layer, [wanted tokens, hidden]; behind its attention the last layer leaves the others out.
         """
-        a = self.a
+        model = self.model
         ids = torch.from_numpy(batch.token_ids[: int(batch.counts[TOKENS])]).to(self.weights.device)
         self.attention.begin(batch, page_table)
         x = F.embedding(ids, self.weights.embedding)
         narrow = None if wanted is None or len(wanted) == len(ids) else torch.from_numpy(wanted).to(x.device)
         for index, layer in enumerate(self.weights.layers):
-            normed = F.rms_norm(x, (a.hidden_size,), layer.input_norm, a.rms_norm_eps)
+            normed = F.rms_norm(x, (model.hidden_size,), layer.input_norm, model.rms_norm_eps)
             attended = self.attention.run(index, F.linear(normed, layer.qkv, layer.qkv_bias))
             if narrow is not None and index == len(self.weights.layers) - 1:
                 if len(narrow) == 0:
                     return x[:0]
                 x, attended = x[narrow], attended[narrow]
             x = _add_linear(x, attended, layer.o, layer.o_bias)
-            normed = F.rms_norm(x, (a.hidden_size,), layer.post_norm, a.rms_norm_eps)
+            normed = F.rms_norm(x, (model.hidden_size,), layer.post_norm, model.rms_norm_eps)
             if layer.router is not None:
                 x = x + self._experts(normed, layer, layer.router)
             else:
@@ -73,18 +73,18 @@ class Decoder:
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """float32 [tokens, vocab] from the residual stream [tokens, hidden]."""
-        normed = F.rms_norm(hidden, (self.a.hidden_size,), self.weights.final_norm, self.a.rms_norm_eps)
+        normed = F.rms_norm(hidden, (self.model.hidden_size,), self.weights.final_norm, self.model.rms_norm_eps)
         return F.linear(normed, self.weights.lm_head).float()
 
     def _experts(self, x: torch.Tensor, layer: LayerWeights, router: torch.Tensor) -> torch.Tensor:
         """Each token through its experts, weighted by the router's probabilities. x: [tokens, hidden]."""
         probabilities = F.linear(x, router).softmax(dim=-1, dtype=torch.float32)
-        shares, chosen = probabilities.topk(self.a.experts_per_token, dim=-1)  # [tokens, experts_per_token]
-        if self.a.normalize_experts:
+        shares, chosen = probabilities.topk(self.model.experts_per_token, dim=-1)  # [tokens, experts_per_token]
+        if self.model.normalize_experts:
             shares = shares / shares.sum(dim=-1, keepdim=True)
         experts, order = chosen.flatten().sort(stable=True)  # visits, by expert
-        tokens = order // self.a.experts_per_token
-        visits = torch.bincount(experts, minlength=self.a.experts).tolist()
+        tokens = order // self.model.experts_per_token
+        visits = torch.bincount(experts, minlength=self.model.experts).tolist()
         results = torch.empty(len(order), x.shape[1], dtype=x.dtype, device=x.device)
         start = 0
         for expert, count in enumerate(visits):

@@ -1,7 +1,7 @@
 """What one decoder needs to know, derived from a Hugging Face config.json. No torch: it works in the base install.
 
 All families share one decoder: pre-norm RMSNorm, rotary attention with grouped keys and values, a gated SiLU MLP or a
-mixture of such experts. What differs is in blinkpy.models.families.family and in the fields of Architecture.
+mixture of such experts. What differs is in blinkpy.models.families.family and in the fields of DecoderDescription.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
-class Architecture:
+class DecoderDescription:
     """One decoder. Sizes are in elements.
 
     q_size = heads * head_dim and kv_size = kv_heads * head_dim are the widths of the projections. windows: per layer, how
-    many of the last tokens a token sees, itself included (0: all). sparse: per layer, whether its MLP is a mixture of
+    many of the last tokens a token sees, itself included (0: all). expert_layers: per layer, whether its MLP is a mixture of
     `experts` experts of width expert_size, experts_per_token of which a token visits. dtype: of the checkpoint.
     """
 
@@ -49,7 +49,7 @@ class Architecture:
     qk_norm: bool
     fused: bool
     windows: tuple[int, ...]
-    sparse: tuple[bool, ...]
+    expert_layers: tuple[bool, ...]
     experts: int = 0
     experts_per_token: int = 0
     expert_size: int = 0
@@ -119,7 +119,7 @@ def _windows(config: Mapping[str, Any], read: _Reader, family: Family, layers: i
 class _Experts:
     """The mixtures of experts of a model: in which layers they are, and their sizes, 0 where there are none."""
 
-    sparse: tuple[bool, ...]
+    expert_layers: tuple[bool, ...]
     count: int = 0
     per_token: int = 0
     size: int = 0
@@ -133,16 +133,16 @@ def _read_experts(config: Mapping[str, Any], read: _Reader, layers: int) -> _Exp
     dense = config.get("mlp_only_layers") or []
     if not isinstance(dense, list) or not all(isinstance(i, int) and 0 <= i < layers for i in dense):
         raise ConfigError(f"config.json: mlp_only_layers must be a list of layers below {layers}, not {dense!r}")
-    sparse = tuple(count > 0 and i not in dense and (i + 1) % stride == 0 for i in range(layers))
-    if not any(sparse):
-        return _Experts(sparse)
+    expert_layers = tuple(count > 0 and i not in dense and (i + 1) % stride == 0 for i in range(layers))
+    if not any(expert_layers):
+        return _Experts(expert_layers)
     if per_token > count:
         raise ConfigError(f"config.json: num_experts_per_tok ({per_token}) is above num_experts ({count})")
-    return _Experts(sparse, count, per_token, size)
+    return _Experts(expert_layers, count, per_token, size)
 
 
-def parse_architecture(config: Mapping[str, Any]) -> Architecture:
-    """Architecture of a config.json that was read. Raises ConfigError for all that is unknown, missing or impossible."""
+def describe_config(config: Mapping[str, Any]) -> DecoderDescription:
+    """DecoderDescription of a config.json that was read. Raises ConfigError for all that is unknown, missing or impossible."""
     name, family = family_of(config)
     for key, neutral in UNSUPPORTED.items():
         if key in config and config[key] not in neutral:
@@ -173,9 +173,9 @@ def parse_architecture(config: Mapping[str, Any]) -> Architecture:
         raise ConfigError(f"config.json: mlp_bias is not an option of {name}")
 
     experts = _read_experts(config, read, layers) if family.experts else _Experts((False,) * layers)
-    intermediate = read.integer("intermediate_size", default=1 if all(experts.sparse) else None)
+    intermediate = read.integer("intermediate_size", default=1 if all(experts.expert_layers) else None)
 
-    return Architecture(
+    return DecoderDescription(
         name=name,
         vocab_size=read.integer("vocab_size", high=MAX_VOCAB),
         hidden_size=hidden,
@@ -202,7 +202,7 @@ def parse_architecture(config: Mapping[str, Any]) -> Architecture:
         qk_norm=family.qk_norm,
         fused=family.fused,
         windows=_windows(config, read, family, layers),
-        sparse=experts.sparse,
+        expert_layers=experts.expert_layers,
         experts=experts.count,
         experts_per_token=experts.per_token,
         expert_size=experts.size,
@@ -210,8 +210,8 @@ def parse_architecture(config: Mapping[str, Any]) -> Architecture:
     )
 
 
-def read_architecture(folder: str | Path) -> Architecture:
-    """Architecture of the model in a folder, from its config.json. Raises ConfigError."""
+def describe_model(folder: str | Path) -> DecoderDescription:
+    """DecoderDescription of the model in a folder, from its config.json. Raises ConfigError."""
     path = Path(folder) / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
@@ -222,6 +222,6 @@ def read_architecture(folder: str | Path) -> Architecture:
     if not isinstance(config, dict):
         raise ConfigError(f"{path} must hold an object, not {type(config).__name__}")
     try:
-        return parse_architecture(config)
+        return describe_config(config)
     except ConfigError as error:
         raise ConfigError(f"{folder}: {error}") from None

@@ -23,7 +23,7 @@ from blinkpy.kernels.moe.grouped_experts import experts
 from blinkpy.kernels.moe.routing import FUSED_ROUTER_TOKENS, route, router_logits
 from blinkpy.kernels.norm import last_token_norm, rms_norm
 from blinkpy.kv.state import Batch, Requests
-from blinkpy.models.description.decoder_description import Architecture
+from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.gpu.gpu_buffers import Buffers, ExpertBuffers, ResidualStream
 from blinkpy.models.gpu.step_shapes import StepShape
 from blinkpy.models.paged_cache import PagedCache
@@ -39,7 +39,7 @@ class GpuDecoder:
 
     def __init__(
         self,
-        a: Architecture,
+        model: DecoderDescription,
         weights: Weights,
         cache: PagedCache,
         batch: Batch,
@@ -51,27 +51,27 @@ class GpuDecoder:
         processors: int = 132,
     ):
         self.experts: ExpertBuffers | None = None
-        self.a, self.weights, self.cache, self.batch, self.requests = a, weights, cache, batch, requests
+        self.model, self.weights, self.cache, self.batch, self.requests = model, weights, cache, batch, requests
         self.table, self.pdl = table or LinearTable(), pdl
         device, dtype = str(weights.device), weights.dtype
-        cosines, sines = a.rope.tables(max_model_len)
+        cosines, sines = model.rope.tables(max_model_len)
         self.cos, self.sin = torch.from_numpy(cosines).to(device), torch.from_numpy(sines).to(device)
         tokens, rows = max(s.tokens for s in shapes), max(s.rows for s in shapes)
-        self.buffers = Buffers.allocate(a, tokens, rows, dtype, device)
+        self.buffers = Buffers.allocate(model, tokens, rows, dtype, device)
         self.stream = ResidualStream(self.buffers.hidden, batch.counts)  # of the step that is being launched
         self.plans: dict[tuple[int, bool], DecodePlan] = {  # by rows, and by whether there are prefill chunks
-            (s.rows, mixed): plan_decode(s.rows, a.kv_heads, max_model_len, processors, dtype, mixed=mixed)
+            (s.rows, mixed): plan_decode(s.rows, model.kv_heads, max_model_len, processors, dtype, mixed=mixed)
             for s in shapes
             for mixed in (False, True)
         }
         self.processors = processors
         sizes = [(rows, plan) for (rows, _), plan in self.plans.items()]
-        self.attention_workspace = DecodeWorkspace.allocate(sizes, a.heads, a.kv_heads, a.head_dim, device)
+        self.attention_workspace = DecodeWorkspace.allocate(sizes, model.heads, model.kv_heads, model.head_dim, device)
         # Norms are fused or taken into `normed`, so what cuBLAS needs scratch for is gate and up before SwiGLU joins them.
-        self.linear_workspace = LinearWorkspace.allocate(device, dtype, rows=tokens * 2 * a.intermediate_size)
-        if any(a.sparse):
+        self.linear_workspace = LinearWorkspace.allocate(device, dtype, rows=tokens * 2 * model.intermediate_size)
+        if any(model.expert_layers):
             lines = {s.tokens for s in shapes} | {s.rows for s in shapes if s.narrows}
-            self.experts = ExpertBuffers.allocate(a, lines, dtype, device)
+            self.experts = ExpertBuffers.allocate(model, lines, dtype, device)
 
     def layers(self, shape: StepShape) -> None:
         """Launch the embedding and the layers of a step, on the current stream. Where the shape narrows, the last layer ends with
@@ -86,7 +86,7 @@ class GpuDecoder:
     def output(self, shape: StepShape) -> torch.Tensor:
         """Launch what follows the layers: the last norm and the product with the vocabulary's matrix. Returns float32 [rows of
         the shape, vocab]."""
-        batch, counts, norm, eps = self.batch, self.stream.counts, self.weights.final_norm, self.a.rms_norm_eps
+        batch, counts, norm, eps = self.batch, self.stream.counts, self.weights.final_norm, self.model.rms_norm_eps
         last, logits = self.buffers.last[: shape.rows], self.buffers.logits[: shape.rows]
         source, residual = self.stream.take()
         if shape.narrows:
@@ -98,7 +98,7 @@ class GpuDecoder:
 
     def _attention(self, shape: StepShape, layer: LayerWeights, index: int, *, narrow: bool) -> None:
         """narrow: keys and values of all tokens enter the cache, but only the rows' last tokens go on from there."""
-        a, batch, pdl = self.a, self.batch, self.pdl
+        model, batch, pdl = self.model, self.batch, self.pdl
         qkv = self.buffers.qkv[: shape.tokens]
         self._linear(self.stream.hidden, layer.qkv, qkv, norm=layer.input_norm, bias=layer.qkv_bias)
         keys, values = self.cache.keys[index], self.cache.values[index]
@@ -114,16 +114,16 @@ class GpuDecoder:
                 keys,
                 values,
                 batch.counts,
-                heads=a.heads,
+                heads=model.heads,
                 norms=norms,
-                eps=a.rms_norm_eps,
+                eps=model.rms_norm_eps,
                 pdl=pdl,
             )
         if narrow:
             self._narrow(shape)
         attended = self.buffers.attended[: self.stream.lines]
-        queries = qkv.view(shape.tokens, a.heads + 2 * a.kv_heads, a.head_dim)[:, : a.heads]
-        scale, window = a.head_dim**-0.5, a.windows[index]
+        queries = qkv.view(shape.tokens, model.heads + 2 * model.kv_heads, model.head_dim)[:, : model.heads]
+        scale, window = model.head_dim**-0.5, model.windows[index]
         chunks = shape.mixed and not narrow
         if chunks:
             prefill_attention(
@@ -158,7 +158,7 @@ class GpuDecoder:
             scale=scale,
             window=window,
             query_starts=batch.query_starts if narrow else None,
-            new=NewTokens(qkv, self.cos, self.sin, batch.cache_slots, norms, a.rms_norm_eps) if fused else None,
+            new=NewTokens(qkv, self.cos, self.sin, batch.cache_slots, norms, model.rms_norm_eps) if fused else None,
             pdl=pdl,
         )
         self._add_linear(attended, layer.o, layer.o_bias, norm_follows=layer.router is None)
@@ -179,20 +179,20 @@ class GpuDecoder:
         self._add_linear(inner, layer.down, layer.down_bias, norm_follows=True)
 
     def _experts(self, layer: LayerWeights, router: torch.Tensor) -> None:
-        a, scratch, pdl = self.a, self.experts, self.pdl
+        model, scratch, pdl = self.model, self.experts, self.pdl
         hidden, counts, lines = self.stream.hidden, self.stream.counts, self.stream.lines
         if scratch is None:
             raise ValueError("a layer has a router, but the architecture has no experts")
         logits = scratch.router[:lines]
         if lines <= FUSED_ROUTER_TOKENS:
             normed = self.buffers.normed[:lines]
-            router_logits(hidden, (layer.post_norm, a.rms_norm_eps), router, counts, normed, logits, pdl=pdl)
+            router_logits(hidden, (layer.post_norm, model.rms_norm_eps), router, counts, normed, logits, pdl=pdl)
         else:
             normed = self._norm(layer.post_norm)
             self._linear(normed, router, logits)
-        weights, inner, normalize = (layer.gate_up, layer.down), scratch.inner, a.normalize_experts
+        weights, inner, normalize = (layer.gate_up, layer.down), scratch.inner, model.normalize_experts
         if lines <= GEMV_TOKENS:
-            top_k = a.experts_per_token
+            top_k = model.experts_per_token
             expert_gemv(normed, logits, *weights, counts, hidden, inner, top_k=top_k, normalize=normalize, pdl=pdl)
             return
         routing, config = scratch.routings[lines], scratch.configs[lines]
@@ -203,7 +203,7 @@ class GpuDecoder:
         """The norm of the residual stream, completed first, for what does not take it fused."""
         normed = self.buffers.normed[: self.stream.lines]
         source, residual = self.stream.take()
-        rms_norm(source, weight, self.a.rms_norm_eps, self.stream.counts, normed, residual, pdl=self.pdl)
+        rms_norm(source, weight, self.model.rms_norm_eps, self.stream.counts, normed, residual, pdl=self.pdl)
         return normed
 
     def _linear(
@@ -220,7 +220,7 @@ class GpuDecoder:
         config = self.linear_config(x.shape[0], weight, swiglu)
         fused = None
         if norm is not None and config.kind == "gemv" and self.stream.unadded is None:
-            fused = (norm, self.a.rms_norm_eps)
+            fused = (norm, self.model.rms_norm_eps)
         elif norm is not None:
             x = self._norm(norm)
         linear(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from blinkpy.config import ConfigError
-from blinkpy.models.description.decoder_description import Architecture
+from blinkpy.models.description.decoder_description import DecoderDescription
 
 MAX_HEADER_BYTES = 100_000_000
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
@@ -44,73 +44,76 @@ def _joined(field: str, width: int | None, parts: list[tuple[str, int]]) -> Part
     return Part(field, (row, *tail), tuple(sources))
 
 
-def layer_parts(a: Architecture, layer: int) -> list[Part]:
+def layer_parts(model: DecoderDescription, layer: int) -> list[Part]:
     """The weights of one layer."""
-    prefix, hidden = f"model.layers.{layer}.", a.hidden_size
+    prefix, hidden = f"model.layers.{layer}.", model.hidden_size
     attention, mlp = prefix + "self_attn.", prefix + "mlp."
 
     def qkv(kind: str) -> list[tuple[str, int]]:
-        if a.fused:
-            return [(f"{attention}qkv_proj.{kind}", a.q_size + 2 * a.kv_size)]
-        return [(f"{attention}{x}_proj.{kind}", rows) for x, rows in zip("qkv", (a.q_size, a.kv_size, a.kv_size), strict=True)]
+        if model.fused:
+            return [(f"{attention}qkv_proj.{kind}", model.q_size + 2 * model.kv_size)]
+        return [
+            (f"{attention}{x}_proj.{kind}", rows)
+            for x, rows in zip("qkv", (model.q_size, model.kv_size, model.kv_size), strict=True)
+        ]
 
     def gate_up(kind: str) -> list[tuple[str, int]]:
-        if a.fused:
-            return [(f"{mlp}gate_up_proj.{kind}", 2 * a.intermediate_size)]
-        return [(f"{mlp}{x}_proj.{kind}", a.intermediate_size) for x in ("gate", "up")]
+        if model.fused:
+            return [(f"{mlp}gate_up_proj.{kind}", 2 * model.intermediate_size)]
+        return [(f"{mlp}{x}_proj.{kind}", model.intermediate_size) for x in ("gate", "up")]
 
     parts = [
         _joined("input_norm", None, [(prefix + "input_layernorm.weight", hidden)]),
         _joined("qkv", hidden, qkv("weight")),
-        _joined("o", a.q_size, [(attention + "o_proj.weight", hidden)]),
+        _joined("o", model.q_size, [(attention + "o_proj.weight", hidden)]),
         _joined("post_norm", None, [(prefix + "post_attention_layernorm.weight", hidden)]),
     ]
-    if a.qkv_bias:
+    if model.qkv_bias:
         parts.append(_joined("qkv_bias", None, qkv("bias")))
-    if a.o_bias:
+    if model.o_bias:
         parts.append(_joined("o_bias", None, [(attention + "o_proj.bias", hidden)]))
-    if a.qk_norm:
-        parts += [_joined(f"{x}_norm", None, [(f"{attention}{x}_norm.weight", a.head_dim)]) for x in "qk"]
-    if a.sparse[layer]:
-        width, experts = a.expert_size, range(a.experts)
+    if model.qk_norm:
+        parts += [_joined(f"{x}_norm", None, [(f"{attention}{x}_norm.weight", model.head_dim)]) for x in "qk"]
+    if model.expert_layers[layer]:
+        width, experts = model.expert_size, range(model.experts)
         up = [
             (f"{mlp}experts.{e}.{x}_proj.weight", (width, hidden), e, width * i)
             for e in experts
             for i, x in enumerate(("gate", "up"))
         ]
         down = [(f"{mlp}experts.{e}.down_proj.weight", (hidden, width), e, 0) for e in experts]
-        parts.append(_joined("router", hidden, [(mlp + "gate.weight", a.experts)]))
-        parts.append(Part("gate_up", (a.experts, 2 * width, hidden), tuple(up)))
-        parts.append(Part("down", (a.experts, hidden, width), tuple(down)))
+        parts.append(_joined("router", hidden, [(mlp + "gate.weight", model.experts)]))
+        parts.append(Part("gate_up", (model.experts, 2 * width, hidden), tuple(up)))
+        parts.append(Part("down", (model.experts, hidden, width), tuple(down)))
         return parts
     parts.append(_joined("gate_up", hidden, gate_up("weight")))
-    parts.append(_joined("down", a.intermediate_size, [(mlp + "down_proj.weight", hidden)]))
-    if a.mlp_bias:
+    parts.append(_joined("down", model.intermediate_size, [(mlp + "down_proj.weight", hidden)]))
+    if model.mlp_bias:
         parts.append(_joined("gate_up_bias", None, gate_up("bias")))
         parts.append(_joined("down_bias", None, [(mlp + "down_proj.bias", hidden)]))
     return parts
 
 
-def outer_parts(a: Architecture) -> list[Part]:
+def outer_parts(model: DecoderDescription) -> list[Part]:
     """The weights outside of the layers. Tied embeddings have no lm_head."""
     parts = [
-        _joined("embedding", a.hidden_size, [("model.embed_tokens.weight", a.vocab_size)]),
-        _joined("final_norm", None, [("model.norm.weight", a.hidden_size)]),
+        _joined("embedding", model.hidden_size, [("model.embed_tokens.weight", model.vocab_size)]),
+        _joined("final_norm", None, [("model.norm.weight", model.hidden_size)]),
     ]
-    if not a.tied_embeddings:
-        parts.append(_joined("lm_head", a.hidden_size, [("lm_head.weight", a.vocab_size)]))
+    if not model.tied_embeddings:
+        parts.append(_joined("lm_head", model.hidden_size, [("lm_head.weight", model.vocab_size)]))
     return parts
 
 
-def expected_tensors(a: Architecture) -> dict[str, tuple[int, ...]]:
+def expected_tensors(model: DecoderDescription) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor that a checkpoint of this architecture has to hold."""
-    parts = outer_parts(a) + [part for layer in range(a.layers) for part in layer_parts(a, layer)]
+    parts = outer_parts(model) + [part for layer in range(model.layers) for part in layer_parts(model, layer)]
     return {name: shape for part in parts for name, shape, _, _ in part.sources}
 
 
-def weight_elements(a: Architecture) -> int:
+def weight_elements(model: DecoderDescription) -> int:
     """Number of parameters; tied embeddings count once."""
-    return sum(math.prod(shape) for shape in expected_tensors(a).values())
+    return sum(math.prod(shape) for shape in expected_tensors(model).values())
 
 
 @dataclass(frozen=True)
@@ -173,7 +176,7 @@ def _files(folder: Path) -> list[Path]:
     return [folder / name for name in sorted(names)]
 
 
-def open_checkpoint(a: Architecture, folder: str | Path) -> dict[str, StoredTensor]:
+def open_checkpoint(model: DecoderDescription, folder: str | Path) -> dict[str, StoredTensor]:
     """All tensors of a checkpoint by name, after checking that they are just those that the architecture needs.
 
     Reads headers alone. Raises ConfigError that says which tensor is missing, surplus, misshapen or of another type, and
@@ -185,21 +188,21 @@ def open_checkpoint(a: Architecture, folder: str | Path) -> dict[str, StoredTens
             if name in found:
                 raise ConfigError(f"{name} is both in {found[name].path} and in {path}")
             found[name] = tensor
-    expected = expected_tensors(a)
+    expected = expected_tensors(model)
 
     def listed(names: list[str]) -> str:
         return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
     missing = [name for name in expected if name not in found]
     if missing:
-        raise ConfigError(f"{folder}: the checkpoint lacks {listed(missing)}, which {a.name} needs with this config.json")
+        raise ConfigError(f"{folder}: the checkpoint lacks {listed(missing)}, which {model.name} needs with this config.json")
     # Not parameters: old checkpoints store the frequencies of the rotary embedding, some a copy of tied embeddings.
     ignored = {name for name in found if name.endswith(".rotary_emb.inv_freq")}
-    if a.tied_embeddings:
+    if model.tied_embeddings:
         ignored.add("lm_head.weight")
     surplus = [name for name in found if name not in expected and name not in ignored]
     if surplus:
-        raise ConfigError(f"{folder}: the checkpoint has {listed(surplus)}, unknown to {a.name} with this config.json")
+        raise ConfigError(f"{folder}: the checkpoint has {listed(surplus)}, unknown to {model.name} with this config.json")
     for name, shape in expected.items():
         tensor = found[name]
         if tensor.shape != shape:

@@ -22,7 +22,7 @@ from benchmarks.parts import whole_steps as program  # noqa: E402
 from benchmarks.report.pages import Results, rewritten  # noqa: E402
 from benchmarks.report.steps_table import table  # noqa: E402
 from blinkpy.kv.state import DECODE_ROWS, EMITS, MAX_CONTEXT, ROWS, TOKENS  # noqa: E402
-from blinkpy.models.description.decoder_description import Architecture, read_architecture  # noqa: E402
+from blinkpy.models.description.decoder_description import DecoderDescription, describe_model  # noqa: E402
 from blinkpy.models.gpu.step_shapes import bucket_shapes, step_shapes  # noqa: E402
 from blinkpy.models.weights.checkpoint import expected_tensors  # noqa: E402
 from blinkpy.queues.submission import SQ_ENTRY, SQ_ENTRY_WORDS  # noqa: E402
@@ -49,9 +49,9 @@ EXPERTS = {
 }
 
 
-def architecture(folder: Path, config: dict[str, Any]) -> Architecture:
+def architecture(folder: Path, config: dict[str, Any]) -> DecoderDescription:
     (folder / "config.json").write_text(json.dumps(config))
-    return read_architecture(folder)
+    return describe_model(folder)
 
 
 def random_rows(rng: np.random.Generator) -> Rows:

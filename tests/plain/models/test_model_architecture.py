@@ -1,4 +1,4 @@
-"""config.json -> Architecture: published models in their own spelling, and everything that has to be refused."""
+"""config.json -> DecoderDescription: published models in their own spelling, and everything that has to be refused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from blinkpy.config import ConfigError
-from blinkpy.models.description.decoder_description import parse_architecture, read_architecture
+from blinkpy.models.description.decoder_description import describe_config, describe_model
 from blinkpy.models.families.family import FAMILIES
 from blinkpy.models.weights.checkpoint import weight_elements
 
@@ -169,31 +169,47 @@ PHI4 = {
     ids=lambda value: "" if isinstance(value, int) else value["architectures"][0],
 )
 def test_published_models_have_their_published_size(config: dict[str, Any], parameters: int) -> None:
-    assert weight_elements(parse_architecture(config)) == parameters
+    assert weight_elements(describe_config(config)) == parameters
 
 
 def test_fields_of_published_models() -> None:
-    a = parse_architecture(LLAMA_31_8B)
-    assert (a.head_dim, a.q_size, a.kv_size, a.dtype) == (128, 4096, 1024, "bfloat16")
-    assert (a.rope.kind, a.rope.theta, a.rope.factor, a.rope.original_max_position) == ("llama3", 500000.0, 8.0, 8192)
-    assert not any((a.qkv_bias, a.o_bias, a.mlp_bias, a.tied_embeddings, *a.windows, *a.sparse))
-    assert parse_architecture(MISTRAL_7B).windows == (4096,) * 32
-    assert parse_architecture({k: v for k, v in MISTRAL_7B.items() if k != "sliding_window"}).windows == (4096,) * 32
-    a = parse_architecture(QWEN25_7B)
-    assert a.qkv_bias
-    assert not a.o_bias
-    assert not any(a.windows)
-    a = parse_architecture(QWEN25_7B | {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 20})
-    assert a.windows == (0,) * 20 + (4096,) * 8
-    a = parse_architecture(QWEN3_30B_A3B)
-    assert a.qk_norm
-    assert (a.experts, a.experts_per_token, a.expert_size, a.normalize_experts, all(a.sparse)) == (128, 8, 768, True, True)
-    a = parse_architecture(QWEN3_30B_A3B | {"decoder_sparse_step": 2, "mlp_only_layers": [1, 5]})
-    assert a.sparse[:8] == (False, False, False, True, False, False, False, True)
-    assert parse_architecture(PHI3_MINI).windows == (2047,) * 32
-    a = parse_architecture(PHI4_MINI)
-    assert (a.rope.kind, a.rope.rotary_dim, a.rope.original_max_position, a.rope.factor) == ("longrope", 96, 4096, 32.0)
-    assert abs(a.rope.attention_factor - 1.1902380714238083) < 1e-9
+    model = describe_config(LLAMA_31_8B)
+    assert (model.head_dim, model.q_size, model.kv_size, model.dtype) == (128, 4096, 1024, "bfloat16")
+    assert (model.rope.kind, model.rope.theta, model.rope.factor, model.rope.original_max_position) == (
+        "llama3",
+        500000.0,
+        8.0,
+        8192,
+    )
+    assert not any((model.qkv_bias, model.o_bias, model.mlp_bias, model.tied_embeddings, *model.windows, *model.expert_layers))
+    assert describe_config(MISTRAL_7B).windows == (4096,) * 32
+    assert describe_config({k: v for k, v in MISTRAL_7B.items() if k != "sliding_window"}).windows == (4096,) * 32
+    model = describe_config(QWEN25_7B)
+    assert model.qkv_bias
+    assert not model.o_bias
+    assert not any(model.windows)
+    model = describe_config(QWEN25_7B | {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 20})
+    assert model.windows == (0,) * 20 + (4096,) * 8
+    model = describe_config(QWEN3_30B_A3B)
+    assert model.qk_norm
+    assert (model.experts, model.experts_per_token, model.expert_size, model.normalize_experts, all(model.expert_layers)) == (
+        128,
+        8,
+        768,
+        True,
+        True,
+    )
+    model = describe_config(QWEN3_30B_A3B | {"decoder_sparse_step": 2, "mlp_only_layers": [1, 5]})
+    assert model.expert_layers[:8] == (False, False, False, True, False, False, False, True)
+    assert describe_config(PHI3_MINI).windows == (2047,) * 32
+    model = describe_config(PHI4_MINI)
+    assert (model.rope.kind, model.rope.rotary_dim, model.rope.original_max_position, model.rope.factor) == (
+        "longrope",
+        96,
+        4096,
+        32.0,
+    )
+    assert abs(model.rope.attention_factor - 1.1902380714238083) < 1e-9
 
 
 def test_both_spellings_give_the_same() -> None:
@@ -209,10 +225,10 @@ def test_both_spellings_give_the_same() -> None:
 
     for config in (LLAMA_31_8B, MISTRAL_7B, QWEN3_30B_A3B, PHI3_MINI, PHI4_MINI):
         assert "rope_theta" not in modern(config)
-        assert parse_architecture(modern(config)) == parse_architecture(config)
+        assert describe_config(modern(config)) == describe_config(config)
     for old in ("su", "yarn"):
         config = PHI4_MINI | {"rope_scaling": PHI4_MINI["rope_scaling"] | {"type": old}}  # type: ignore[operator]
-        assert parse_architecture(config) == parse_architecture(PHI4_MINI)
+        assert describe_config(config) == describe_config(PHI4_MINI)
 
 
 LLAMA3_ROPE: dict[str, Any] = LLAMA_31_8B["rope_scaling"]  # type: ignore[assignment]
@@ -261,18 +277,18 @@ LONGROPE: dict[str, Any] = PHI4_MINI["rope_scaling"]  # type: ignore[assignment]
 )
 def test_refusals(config: dict[str, Any], changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        parse_architecture(config | changes)
+        describe_config(config | changes)
 
 
 def test_model_type_stands_in_for_a_missing_class() -> None:
     for name, family in FAMILIES.items():
         config = {k: v for k, v in QWEN3_30B_A3B.items() if k != "architectures"} | {"model_type": family.model_type}
-        assert parse_architecture(config).name == name
+        assert describe_config(config).name == name
 
 
 def test_files(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"can't read .*config\.json"):
-        read_architecture(tmp_path)
+        describe_model(tmp_path)
     for content, words in (
         ("{", "not JSON"),
         ("[" * 100_000, "not JSON"),
@@ -281,13 +297,13 @@ def test_files(tmp_path: Path) -> None:
     ):
         (tmp_path / "config.json").write_text(content)
         with pytest.raises(ConfigError, match=words):
-            read_architecture(tmp_path)
+            describe_model(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_31_8B))
-    assert read_architecture(tmp_path).layers == 32
+    assert describe_model(tmp_path).layers == 32
 
 
 def test_the_base_install_is_enough() -> None:
-    """Architecture, hub and checkpoint headers work without torch and numba."""
+    """DecoderDescription, hub and checkpoint headers work without torch and numba."""
     script = (
         "import sys; sys.modules.update(torch=None, numba=None, safetensors=None)\n"
         "import blinkpy.models.description.decoder_description\n"
