@@ -24,7 +24,8 @@ from benchmarks.report.headroom_table import page, way
 from benchmarks.report.serving_tables import HEADLINE_RATE, OURS
 from benchmarks.tuning.capacity import Choice, StepTimes, predict, read_decode, requests_of
 from blinkpy.config import SchedulerOptions, step_sizes
-from blinkpy.models.description.decoder_description import DecoderDescription, describe_config
+from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.families.describe_model import describe_config
 from blinkpy.verify.policy_check.check_workload import Workload
 from blinkpy.verify.policy_check.timed_server import Work
 
@@ -63,7 +64,7 @@ def least_times(a: DecoderDescription, slow: StepTimes, product_tflops: float = 
     return replace(
         slow,
         decode=tuple((rows, floor_us(a, rows, 0) / 1e3) for rows, _ in slow.decode),
-        context_ns=2 * 2 * a.layers * a.kv_size / READ_GBPS,
+        context_ns=2 * 2 * len(a.layers) * a.kv_size / READ_GBPS,
         weights_ms=floor_us(a, 1, 0) / 1e3,
         overhead_ms=0.0,
         prefill_tokens_s=product_tflops * 1e12 / per_token,

@@ -16,9 +16,9 @@ def floor_us(a: DecoderDescription, rows: int, context: int) -> float:
     expected to visit, and the cached context. The embedding is a gather and counts as nothing."""
     elements = weight_elements(a) - (0 if a.tied_embeddings else a.vocab_size * a.hidden_size)
     if any(a.expert_layers):
-        unused = (1 - a.experts_per_token / a.experts) ** rows
-        elements -= int(unused * sum(a.expert_layers) * a.experts * 3 * a.expert_size * a.hidden_size)
-    cache = rows * context * 2 * a.layers * a.kv_size
+        unused = (1 - a.experts.top_k / a.experts.number) ** rows
+        elements -= int(unused * sum(a.expert_layers) * a.experts.number * 3 * a.experts.size * a.hidden_size)
+    cache = rows * context * 2 * len(a.layers) * a.kv_size
     return 2 * (elements + cache) / READ_GBPS / 1e3
 
 
@@ -44,16 +44,16 @@ def multiplications(a: DecoderDescription, rows: Rows, *, narrows: bool) -> Mult
     count = len(rows.lengths)
     linear = count * a.hidden_size * a.vocab_size
     attention = 0
-    for layer in range(a.layers):
-        narrow = narrows and layer == a.layers - 1
+    for layer in range(len(a.layers)):
+        narrow = narrows and layer == len(a.layers) - 1
         lines = count if narrow else rows.tokens
         if a.expert_layers[layer]:
-            mlp = a.hidden_size * (a.experts + 3 * a.experts_per_token * a.expert_size)
+            mlp = a.hidden_size * (a.experts.number + 3 * a.experts.top_k * a.experts.size)
         else:
-            mlp = 3 * a.hidden_size * a.intermediate_size
+            mlp = 3 * a.hidden_size * a.mlp_size
         linear += rows.tokens * a.hidden_size * (a.q_size + 2 * a.kv_size) + lines * (a.q_size * a.hidden_size + mlp)
         seen = sum(
-            _seen(context - (1 if narrow else length), context, a.windows[layer])
+            _seen(context - (1 if narrow else length), context, a.layers[layer].attention.window)
             for length, context in zip(rows.lengths, rows.contexts, strict=True)
         )
         attention += 2 * a.q_size * seen

@@ -127,7 +127,7 @@ def bare_model(rows: int, room: int) -> Any:
     sys.path.append(str(ROOT / "tests"))
     from support.models.bare_forward import BareForward  # type: ignore[import-not-found,unused-ignore]
 
-    from blinkpy.models.description.decoder_description import describe_model
+    from blinkpy.models.families.describe_model import describe_model
     from blinkpy.models.weights.decoder_weights import choose_dtype, load_weights
     from blinkpy.models.weights.model_folder import resolve_model
 

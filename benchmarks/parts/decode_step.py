@@ -52,7 +52,8 @@ from blinkpy.kernels.loop.loop_kernels import (  # noqa: E402
     TRACE_STEP_BEGIN,
     TRACE_STEP_END,
 )
-from blinkpy.models.description.decoder_description import DecoderDescription, describe_model  # noqa: E402
+from blinkpy.models.description.decoder_description import DecoderDescription  # noqa: E402
+from blinkpy.models.families.describe_model import describe_model  # noqa: E402
 from blinkpy.models.gpu.gpu_step import StepGraph  # noqa: E402
 from blinkpy.queues.request_parameters import Sampling  # noqa: E402
 
@@ -65,7 +66,7 @@ def graph_alone(engine: CudaEngine, rows: int, context: int, repeats: int = 50) 
     """Times of the decode graph of so many rows, replayed by the host one after another, in microseconds."""
     step, sizes, work = engine._gpu_step, engine.sizes, decoding(rows, context)
     pages = np.arange(sizes.num_pages, dtype=np.int32)
-    put(engine.device_state, work, sizes.page_size, pages, step.decoder.a.vocab_size)
+    put(engine.device_state, work, sizes.page_size, pages, step.decoder.model.vocab_size)
     graph = graph_for(step, work).graph
     graph.instantiate()
     times = []

@@ -29,7 +29,8 @@ from benchmarks.common.roofline import floor_us, multiplications
 from benchmarks.report.steps_table import table, title
 from blinkpy.config import Config, ConfigError, step_sizes
 from blinkpy.engine.devices.cuda_device import CudaEngine
-from blinkpy.models.description.decoder_description import DecoderDescription, describe_model
+from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.families.describe_model import describe_model
 from blinkpy.models.weights.decoder_weights import DUMMY_RANGE
 
 DECODE_CONTEXT, MIXED_CONTEXT = 256, 1100  # of decode rows, tokens: in steps of their own, and beside a chunk

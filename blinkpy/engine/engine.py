@@ -20,7 +20,8 @@ from blinkpy.engine.sizing import EngineSizes, engine_sizes
 from blinkpy.kv.limits import Limits, make_limits
 from blinkpy.kv.state import DRAINED, STEPS, STOPPED, Batch, Requests, State
 from blinkpy.kv.state_memory import make_state
-from blinkpy.models.description.decoder_description import DecoderDescription, describe_model
+from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.families.describe_model import describe_model
 from blinkpy.models.weights.model_folder import resolve_model
 from blinkpy.progress import Report
 from blinkpy.queues.header import EngineFacts

@@ -9,7 +9,7 @@ from blinkpy.models.description.decoder_description import DecoderDescription
 
 def kv_bytes_per_page(model: DecoderDescription, page_size: int, dtype: torch.dtype) -> int:
     """Bytes that one page takes, keys and values of all layers together."""
-    return 2 * model.layers * model.kv_size * page_size * dtype.itemsize
+    return 2 * len(model.layers) * model.kv_size * page_size * dtype.itemsize
 
 
 class PagedCache:
@@ -20,5 +20,5 @@ class PagedCache:
     ):
         shape = (num_pages, model.kv_heads, page_size, model.head_dim)
         self.num_pages, self.page_size = num_pages, page_size
-        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(model.layers)]
-        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(model.layers)]
+        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in model.layers]
+        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in model.layers]

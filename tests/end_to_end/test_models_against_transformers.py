@@ -11,7 +11,7 @@ from support.models.model_zoo import MAX_MODEL_LEN, VOCAB, ZOO, save_model
 from support.models.paged_batch import PagedBatches, Sequence
 
 from blinkpy.models.cpu.torch_decoder import TorchDecoder, emitting_tokens
-from blinkpy.models.description.decoder_description import describe_model
+from blinkpy.models.families.describe_model import describe_model
 from blinkpy.models.paged_cache import PagedCache
 from blinkpy.models.weights.decoder_weights import load_weights
 
@@ -138,7 +138,7 @@ def test_one_sequence_is_split_over_threads(tmp_path: Path, rng: np.random.Gener
     comparison.check(300)
 
 
-@pytest.mark.parametrize("name", ["llama3", "qwen3-moe", "phi3"])
+@pytest.mark.parametrize("name", ["llama3", "qwen3-moe", "mixtral", "phi3"])
 def test_bfloat16_follows_float32(name: str, tmp_path: Path, rng: np.random.Generator) -> None:
     """In bfloat16 the fast path agrees with the reference as closely as rounding allows, and both with float32."""
     save_model(name, tmp_path, int(rng.integers(2**31)), dtype=torch.bfloat16)

@@ -14,7 +14,7 @@ from support.models.paged_batch import PagedBatches
 from blinkpy.config import ConfigError
 from blinkpy.engine.devices.cuda_device import CudaEngine
 from blinkpy.models.cpu.cpu_step import CpuStep
-from blinkpy.models.description.decoder_description import describe_model
+from blinkpy.models.families.describe_model import describe_model
 from blinkpy.models.weights.decoder_weights import load_weights
 from blinkpy.queues.completion import FINISH_LENGTH
 from blinkpy.queues.request_parameters import Sampling

@@ -10,7 +10,7 @@ import safetensors.torch
 import torch
 from support.models import model_zoo
 
-from blinkpy.models.description.decoder_description import describe_model
+from blinkpy.models.families.describe_model import describe_model
 from blinkpy.models.weights.checkpoint import open_checkpoint
 from blinkpy.models.weights.tensor_loader import TensorLoader
 

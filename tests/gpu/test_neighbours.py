@@ -12,13 +12,13 @@ from support.models import model_zoo
 from support.models.kernel_reference import relative_error
 
 from blinkpy.dpu.text.tokenizer import Tokenizer
-from blinkpy.models.description.decoder_description import describe_model
+from blinkpy.models.families.describe_model import describe_model
 from blinkpy.models.weights.decoder_weights import load_weights
 from blinkpy.models.weights.model_folder import DEMO_FOLDER
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("name", ["llama3", "mistral-window", "qwen3-moe"])
+@pytest.mark.parametrize("name", ["llama3", "mistral-window", "qwen3-moe", "mixtral"])
 def test_within_a_bucket_nothing(rng: np.random.Generator, tmp_path: Path, name: str, dtype: torch.dtype) -> None:
     model_zoo.save_model(name, tmp_path, int(rng.integers(2**31)), dtype=dtype)
     model = describe_model(tmp_path)

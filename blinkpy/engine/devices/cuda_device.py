@@ -27,7 +27,8 @@ from blinkpy.kv.integrity import check_integrity
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import DRAINED, State
 from blinkpy.kv.state_memory import make_state
-from blinkpy.models.description.decoder_description import DecoderDescription, describe_model
+from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.families.describe_model import describe_model
 from blinkpy.models.gpu.gpu_memory_plan import MemoryPlan, gib, plan_memory
 from blinkpy.models.gpu.gpu_step import GpuStep
 from blinkpy.models.gpu.host_driven_step import HostDrivenStep, device_side, pin_state

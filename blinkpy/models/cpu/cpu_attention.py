@@ -45,7 +45,7 @@ class CpuAttention:
         queries, sums = torch.empty(2, self.threads, model.heads, model.head_dim, dtype=torch.float32)
         scores = torch.empty(self.threads, model.heads, self.room, dtype=torch.float32)
         self.kept = (layers, cos, sin, queries, sums, scores)  # the arguments point into them
-        self.arguments = np.zeros(model.layers, ARGUMENTS)
+        self.arguments = np.zeros(len(model.layers), ARGUMENTS)
         for name, tensor in {"out": self.out, "cos": cos, "sin": sin, "queries": queries, "sums": sums, "scores": scores}.items():
             self.arguments[name] = tensor.data_ptr()
         for name, number in {
@@ -53,18 +53,16 @@ class CpuAttention:
             "kv_heads": model.kv_heads,
             "num_pages": cache.num_pages,
             "max_positions": len(cos),
-            "half": model.rope.rotary_dim // 2,
+            "half": model.attention.rope.rotary_dim // 2,
             "room": self.room,
-            "eps": model.rms_norm_eps,
+            "eps": model.norm.eps,
         }.items():
             self.arguments[name] = number
-        for own, weights, keys, values, window in zip(
-            self.arguments, layers, cache.keys, cache.values, model.windows, strict=True
-        ):
-            own["keys"], own["values"], own["window"] = keys.data_ptr(), values.data_ptr(), window
+        for own, weights, keys, values, block in zip(self.arguments, layers, cache.keys, cache.values, model.layers, strict=True):
+            own["keys"], own["values"], own["window"] = keys.data_ptr(), values.data_ptr(), block.attention.window
             if weights.q_norm is not None and weights.k_norm is not None:
                 own["q_norm"], own["k_norm"] = weights.q_norm.data_ptr(), weights.k_norm.data_ptr()
-        self.addresses = [self.arguments[layer:].ctypes.data for layer in range(model.layers)]
+        self.addresses = [self.arguments[layer:].ctypes.data for layer in range(len(model.layers))]
 
     def begin(self, batch: Batch, page_table: NDArray[np.int32]) -> None:
         """Take over the metadata of one step. page_table: int32 [slots, pages]."""
@@ -95,5 +93,5 @@ class CpuAttention:
             q = qkv[:, : model.q_size].unflatten(-1, (model.heads, model.head_dim))
             keys, values = self.cache.keys[layer], self.cache.values[layer]
             for start, end, context, pages in self.prompts:
-                attend(q[start:end], keys, values, pages, context, model.windows[layer], out[start:end])
+                attend(q[start:end], keys, values, pages, context, model.layers[layer].attention.window, out[start:end])
         return out.view(self.tokens, model.q_size)

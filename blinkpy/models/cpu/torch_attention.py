@@ -102,12 +102,12 @@ class TorchAttention:
             part.unflatten(-1, (-1, model.head_dim)) for part in qkv.split((model.q_size, model.kv_size, model.kv_size), dim=-1)
         )  # [tokens, heads, head_dim]
         if weights.q_norm is not None and weights.k_norm is not None:
-            q = F.rms_norm(q, (model.head_dim,), weights.q_norm, model.rms_norm_eps)
-            k = F.rms_norm(k, (model.head_dim,), weights.k_norm, model.rms_norm_eps)
+            q = F.rms_norm(q, (model.head_dim,), weights.q_norm, model.norm.eps)
+            k = F.rms_norm(k, (model.head_dim,), weights.k_norm, model.norm.eps)
         q = rotate(q, self.step_cos, self.step_sin)
         keys[self.page, :, self.offset] = rotate(k, self.step_cos, self.step_sin)
         values[self.page, :, self.offset] = v
         out = torch.empty_like(q)
         for start, end, context, pages in self.rows:
-            attend(q[start:end], keys, values, pages, context, model.windows[layer], out[start:end])
+            attend(q[start:end], keys, values, pages, context, model.layers[layer].attention.window, out[start:end])
         return out.flatten(1)

@@ -36,7 +36,7 @@ class Buffers:
             zeros(tokens, model.hidden_size),
             zeros(tokens, model.q_size + 2 * model.kv_size),
             zeros(tokens, model.q_size),
-            zeros(tokens, model.intermediate_size),
+            zeros(tokens, model.mlp_size),
             zeros(rows, model.hidden_size),
             zeros(8, kind=torch.int64),
             zeros(rows, model.hidden_size),
@@ -78,13 +78,13 @@ class ExpertBuffers:
     @classmethod
     def allocate(cls, model: DecoderDescription, lines: set[int], dtype: torch.dtype, device: str) -> ExpertBuffers:
         table = ExpertTable.load(torch.cuda.get_device_name(device)) if device.startswith("cuda") else ExpertTable()
-        shape = ExpertShape(model.experts, model.experts_per_token, model.hidden_size, model.expert_size)
+        shape = ExpertShape(model.experts.number, model.experts.top_k, model.hidden_size, model.experts.size)
         configs = {count: table.config(shape, count, dtype) for count in lines if count > GEMV_TOKENS}
         most = max(lines)
         return cls(
-            {n: Routing.allocate(n, model.experts, model.experts_per_token, c.block_m, device) for n, c in configs.items()},
+            {n: Routing.allocate(n, model.experts.number, model.experts.top_k, c.block_m, device) for n, c in configs.items()},
             configs,
-            torch.zeros(most, model.experts, dtype=torch.float32, device=device),
-            torch.zeros(most * model.experts_per_token * model.expert_size, dtype=dtype, device=device),
-            torch.zeros(most * model.experts_per_token * model.hidden_size, dtype=dtype, device=device),
+            torch.zeros(most, model.experts.number, dtype=torch.float32, device=device),
+            torch.zeros(most * model.experts.top_k * model.experts.size, dtype=dtype, device=device),
+            torch.zeros(most * model.experts.top_k * model.hidden_size, dtype=dtype, device=device),
         )

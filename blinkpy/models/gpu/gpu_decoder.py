@@ -8,6 +8,8 @@ buckets; within one bucket a row depends on itself alone.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from blinkpy.kernels.attention.decode_attention import NewTokens, decode_attention
@@ -23,6 +25,7 @@ from blinkpy.kernels.moe.grouped_experts import experts
 from blinkpy.kernels.moe.routing import FUSED_ROUTER_TOKENS, route, router_logits
 from blinkpy.kernels.norm import last_token_norm, rms_norm
 from blinkpy.kv.state import Batch, Requests
+from blinkpy.models.description.blocks import Activation, BlockType, Experts, Mlp, NormPlacement, RouterKind
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.gpu.gpu_buffers import Buffers, ExpertBuffers, ResidualStream
 from blinkpy.models.gpu.step_shapes import StepShape
@@ -50,11 +53,12 @@ class GpuDecoder:
         pdl: bool = False,
         processors: int = 132,
     ):
+        model.require_blocks(BLOCKS, "the GPU's decoder")
         self.experts: ExpertBuffers | None = None
         self.model, self.weights, self.cache, self.batch, self.requests = model, weights, cache, batch, requests
         self.table, self.pdl = table or LinearTable(), pdl
         device, dtype = str(weights.device), weights.dtype
-        cosines, sines = model.rope.tables(max_model_len)
+        cosines, sines = model.attention.rope.tables(max_model_len)
         self.cos, self.sin = torch.from_numpy(cosines).to(device), torch.from_numpy(sines).to(device)
         tokens, rows = max(s.tokens for s in shapes), max(s.rows for s in shapes)
         self.buffers = Buffers.allocate(model, tokens, rows, dtype, device)
@@ -68,7 +72,7 @@ class GpuDecoder:
         sizes = [(rows, plan) for (rows, _), plan in self.plans.items()]
         self.attention_workspace = DecodeWorkspace.allocate(sizes, model.heads, model.kv_heads, model.head_dim, device)
         # Norms are fused or taken into `normed`, so what cuBLAS needs scratch for is gate and up before SwiGLU joins them.
-        self.linear_workspace = LinearWorkspace.allocate(device, dtype, rows=tokens * 2 * model.intermediate_size)
+        self.linear_workspace = LinearWorkspace.allocate(device, dtype, rows=tokens * 2 * model.mlp_size)
         if any(model.expert_layers):
             lines = {s.tokens for s in shapes} | {s.rows for s in shapes if s.narrows}
             self.experts = ExpertBuffers.allocate(model, lines, dtype, device)
@@ -80,13 +84,12 @@ class GpuDecoder:
         self.stream = ResidualStream(self.buffers.hidden[: shape.tokens], counts)
         embed(self.batch.token_ids, self.weights.embedding, counts, self.stream.hidden, pdl=self.pdl)
         for index, layer in enumerate(layers):
-            self._attention(shape, layer, index, narrow=shape.narrows and index == len(layers) - 1)
-            self._mlp(layer)
+            BLOCKS[self.model.placement](self, shape, layer, index, narrow=shape.narrows and index == len(layers) - 1)
 
     def output(self, shape: StepShape) -> torch.Tensor:
         """Launch what follows the layers: the last norm and the product with the vocabulary's matrix. Returns float32 [rows of
         the shape, vocab]."""
-        batch, counts, norm, eps = self.batch, self.stream.counts, self.weights.final_norm, self.model.rms_norm_eps
+        batch, counts, norm, eps = self.batch, self.stream.counts, self.weights.final_norm, self.model.norm.eps
         last, logits = self.buffers.last[: shape.rows], self.buffers.logits[: shape.rows]
         source, residual = self.stream.take()
         if shape.narrows:
@@ -95,6 +98,11 @@ class GpuDecoder:
             last_token_norm(source, norm, eps, counts, batch.query_starts, batch.emits, last, residual, pdl=self.pdl)
         self._linear(last, self.weights.lm_head, logits)
         return logits
+
+    def _pre_norm_layer(self, shape: StepShape, layer: LayerWeights, index: int, *, narrow: bool) -> None:
+        mlp = self.model.layers[index].mlp
+        self._attention(shape, layer, index, narrow=narrow)
+        BLOCKS[type(mlp)](self, layer, mlp)
 
     def _attention(self, shape: StepShape, layer: LayerWeights, index: int, *, narrow: bool) -> None:
         """narrow: keys and values of all tokens enter the cache, but only the rows' last tokens go on from there."""
@@ -116,14 +124,14 @@ class GpuDecoder:
                 batch.counts,
                 heads=model.heads,
                 norms=norms,
-                eps=model.rms_norm_eps,
+                eps=model.norm.eps,
                 pdl=pdl,
             )
         if narrow:
             self._narrow(shape)
         attended = self.buffers.attended[: self.stream.lines]
         queries = qkv.view(shape.tokens, model.heads + 2 * model.kv_heads, model.head_dim)[:, : model.heads]
-        scale, window = model.head_dim**-0.5, model.windows[index]
+        scale, window = model.head_dim**-0.5, model.layers[index].attention.window
         chunks = shape.mixed and not narrow
         if chunks:
             prefill_attention(
@@ -158,10 +166,10 @@ class GpuDecoder:
             scale=scale,
             window=window,
             query_starts=batch.query_starts if narrow else None,
-            new=NewTokens(qkv, self.cos, self.sin, batch.cache_slots, norms, model.rms_norm_eps) if fused else None,
+            new=NewTokens(qkv, self.cos, self.sin, batch.cache_slots, norms, model.norm.eps) if fused else None,
             pdl=pdl,
         )
-        self._add_linear(attended, layer.o, layer.o_bias, norm_follows=layer.router is None)
+        self._add_linear(attended, layer.o, layer.o_bias, norm_follows=isinstance(model.layers[index].mlp, Mlp))
 
     def _narrow(self, shape: StepShape) -> None:
         """Go on with the residual stream of the rows' last tokens. Nothing may be left to add to it."""
@@ -170,30 +178,27 @@ class GpuDecoder:
         starts, counts = self.batch.query_starts, self.batch.counts
         last_tokens(whole.hidden, starts, counts, self.stream.hidden, self.stream.counts, pdl=self.pdl)
 
-    def _mlp(self, layer: LayerWeights) -> None:
-        if layer.router is not None:
-            self._experts(layer, layer.router)
-            return
+    def _mlp(self, layer: LayerWeights, mlp: Mlp) -> None:
         inner = self.buffers.inner[: self.stream.lines]
-        self._linear(self.stream.hidden, layer.gate_up, inner, norm=layer.post_norm, bias=layer.gate_up_bias, swiglu=True)
+        gate = BLOCKS[mlp.activation]
+        self._linear(self.stream.hidden, layer.gate_up, inner, norm=layer.post_norm, bias=layer.gate_up_bias, **gate)
         self._add_linear(inner, layer.down, layer.down_bias, norm_follows=True)
 
-    def _experts(self, layer: LayerWeights, router: torch.Tensor) -> None:
-        model, scratch, pdl = self.model, self.experts, self.pdl
+    def _experts(self, layer: LayerWeights, block: Experts) -> None:
+        model, scratch, router, pdl = self.model, self.experts, layer.router, self.pdl
         hidden, counts, lines = self.stream.hidden, self.stream.counts, self.stream.lines
-        if scratch is None:
-            raise ValueError("a layer has a router, but the architecture has no experts")
+        if scratch is None or router is None:
+            raise ValueError("an expert layer without a router, or without buffers")
         logits = scratch.router[:lines]
         if lines <= FUSED_ROUTER_TOKENS:
             normed = self.buffers.normed[:lines]
-            router_logits(hidden, (layer.post_norm, model.rms_norm_eps), router, counts, normed, logits, pdl=pdl)
+            router_logits(hidden, (layer.post_norm, model.norm.eps), router, counts, normed, logits, pdl=pdl)
         else:
             normed = self._norm(layer.post_norm)
             self._linear(normed, router, logits)
-        weights, inner, normalize = (layer.gate_up, layer.down), scratch.inner, model.normalize_experts
+        weights, inner, normalize = (layer.gate_up, layer.down), scratch.inner, BLOCKS[block.router](block)
         if lines <= GEMV_TOKENS:
-            top_k = model.experts_per_token
-            expert_gemv(normed, logits, *weights, counts, hidden, inner, top_k=top_k, normalize=normalize, pdl=pdl)
+            expert_gemv(normed, logits, *weights, counts, hidden, inner, top_k=block.top_k, normalize=normalize, pdl=pdl)
             return
         routing, config = scratch.routings[lines], scratch.configs[lines]
         route(logits, counts, routing, normalize=normalize, pdl=pdl)
@@ -203,7 +208,7 @@ class GpuDecoder:
         """The norm of the residual stream, completed first, for what does not take it fused."""
         normed = self.buffers.normed[: self.stream.lines]
         source, residual = self.stream.take()
-        rms_norm(source, weight, self.model.rms_norm_eps, self.stream.counts, normed, residual, pdl=self.pdl)
+        rms_norm(source, weight, self.model.norm.eps, self.stream.counts, normed, residual, pdl=self.pdl)
         return normed
 
     def _linear(
@@ -220,7 +225,7 @@ class GpuDecoder:
         config = self.linear_config(x.shape[0], weight, swiglu)
         fused = None
         if norm is not None and config.kind == "gemv" and self.stream.unadded is None:
-            fused = (norm, self.model.rms_norm_eps)
+            fused = (norm, self.model.norm.eps)
         elif norm is not None:
             x = self._norm(norm)
         linear(
@@ -249,3 +254,15 @@ class GpuDecoder:
         """How a linear layer runs in a bucket of so many rows."""
         outputs = weight.shape[0] // (2 if swiglu else 1)
         return self.table.config(outputs, weight.shape[1], rows, weight.dtype, swiglu=swiglu)
+
+
+BLOCKS: dict[BlockType, Any] = {
+    NormPlacement.PRE: GpuDecoder._pre_norm_layer,
+    Mlp: GpuDecoder._mlp,
+    Experts: GpuDecoder._experts,
+    Activation.SILU: {"swiglu": True},  # arguments of the product before it; the kernels of experts have it fused in
+    # Whether the kernels scale a token's shares to a sum of 1. A softmax over all experts is then one over the top k.
+    RouterKind.SOFTMAX_TOP_K: lambda block: block.normalize,
+    RouterKind.TOP_K_SOFTMAX: lambda block: True,
+}
+"""What computes each type of block here. Other types are refused."""

@@ -71,12 +71,12 @@ def gib(n: int) -> str:
 
 def activation_bytes(model: DecoderDescription, tokens: int, rows: int, max_model_len: int, itemsize: int) -> int:
     """Upper bound of the decoder's buffers and workspaces for the largest step."""
-    expert_width = model.experts_per_token * (3 * model.expert_size + model.hidden_size)
-    width = 3 * model.hidden_size + 2 * model.q_size + 2 * model.kv_size + 3 * model.intermediate_size + expert_width
+    expert_width = model.experts.top_k * (3 * model.experts.size + model.hidden_size)
+    width = 3 * model.hidden_size + 2 * model.q_size + 2 * model.kv_size + 3 * model.mlp_size + expert_width
     last = 2 * rows * model.hidden_size  # of each row: residual stream and its norm
     logits = 3 * rows * model.vocab_size * 4  # and what the sampler keeps of them
     decode = rows * model.heads * DECODE_SPLITS * (model.head_dim + 2) * 4
-    rope = 8 * max_model_len * model.rope.rotary_dim // 2
+    rope = 8 * max_model_len * model.attention.rope.rotary_dim // 2
     return (tokens * width + last) * itemsize + logits + min(decode, 1 << 30) + rope + (64 << 20)
 
 

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from blinkpy.config import ConfigError
+from blinkpy.models.description.blocks import Mlp
 from blinkpy.models.description.decoder_description import DecoderDescription
 
 MAX_HEADER_BYTES = 100_000_000
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+Source = tuple[str, tuple[int, ...], int, int]
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Part:
 
     field: str
     shape: tuple[int, ...]
-    sources: tuple[tuple[str, tuple[int, ...], int, int], ...]
+    sources: tuple[Source, ...]
 
 
 def _joined(field: str, width: int | None, parts: list[tuple[str, int]]) -> Part:
@@ -44,70 +46,58 @@ def _joined(field: str, width: int | None, parts: list[tuple[str, int]]) -> Part
     return Part(field, (row, *tail), tuple(sources))
 
 
+def _of_experts(field: str, number: int, stored: Sequence[str], rows: int, width: int) -> Part:
+    """A weight of all experts, each stacked from [rows, width] tensors. stored: their names, with {expert}."""
+    sources = tuple((x.format(expert=e), (rows, width), e, rows * i) for e in range(number) for i, x in enumerate(stored))
+    return Part(field, (number, rows * len(stored), width), sources)
+
+
 def layer_parts(model: DecoderDescription, layer: int) -> list[Part]:
     """The weights of one layer."""
-    prefix, hidden = f"model.layers.{layer}.", model.hidden_size
-    attention, mlp = prefix + "self_attn.", prefix + "mlp."
+    names, hidden, (attention, mlp) = model.tensors, model.hidden_size, model.layers[layer]
+    prefix = names.layer.format(layer=layer)
 
-    def qkv(kind: str) -> list[tuple[str, int]]:
-        if model.fused:
-            return [(f"{attention}qkv_proj.{kind}", model.q_size + 2 * model.kv_size)]
-        return [
-            (f"{attention}{x}_proj.{kind}", rows)
-            for x, rows in zip("qkv", (model.q_size, model.kv_size, model.kv_size), strict=True)
-        ]
+    def vector(field: str, name: str, size: int) -> Part:
+        return _joined(field, None, [(f"{prefix}{name}.weight", size)])
 
-    def gate_up(kind: str) -> list[tuple[str, int]]:
-        if model.fused:
-            return [(f"{mlp}gate_up_proj.{kind}", 2 * model.intermediate_size)]
-        return [(f"{mlp}{x}_proj.{kind}", model.intermediate_size) for x in ("gate", "up")]
+    def matrix(field: str, stored: Sequence[str], rows: Sequence[int], width: int, bias: bool = False) -> list[Part]:
+        """A projection, and its bias. rows: of the tensors, which the checkpoint may have as a single one."""
+        sizes = list(zip(stored, rows, strict=True)) if len(stored) > 1 else [(stored[0], sum(rows))]
+        parts = [_joined(field, width, [(f"{prefix}{name}.weight", count) for name, count in sizes])]
+        if bias:
+            parts.append(_joined(f"{field}_bias", None, [(f"{prefix}{name}.bias", count) for name, count in sizes]))
+        return parts
 
     parts = [
-        _joined("input_norm", None, [(prefix + "input_layernorm.weight", hidden)]),
-        _joined("qkv", hidden, qkv("weight")),
-        _joined("o", model.q_size, [(attention + "o_proj.weight", hidden)]),
-        _joined("post_norm", None, [(prefix + "post_attention_layernorm.weight", hidden)]),
+        vector("input_norm", names.input_norm, hidden),
+        *matrix("qkv", names.qkv, (model.q_size, model.kv_size, model.kv_size), hidden, attention.qkv_bias),
+        *matrix("o", (names.o,), (hidden,), model.q_size, attention.o_bias),
+        vector("post_norm", names.post_norm, hidden),
     ]
-    if model.qkv_bias:
-        parts.append(_joined("qkv_bias", None, qkv("bias")))
-    if model.o_bias:
-        parts.append(_joined("o_bias", None, [(attention + "o_proj.bias", hidden)]))
-    if model.qk_norm:
-        parts += [_joined(f"{x}_norm", None, [(f"{attention}{x}_norm.weight", model.head_dim)]) for x in "qk"]
-    if model.expert_layers[layer]:
-        width, experts = model.expert_size, range(model.experts)
-        up = [
-            (f"{mlp}experts.{e}.{x}_proj.weight", (width, hidden), e, width * i)
-            for e in experts
-            for i, x in enumerate(("gate", "up"))
-        ]
-        down = [(f"{mlp}experts.{e}.down_proj.weight", (hidden, width), e, 0) for e in experts]
-        parts.append(_joined("router", hidden, [(mlp + "gate.weight", model.experts)]))
-        parts.append(Part("gate_up", (model.experts, 2 * width, hidden), tuple(up)))
-        parts.append(Part("down", (model.experts, hidden, width), tuple(down)))
-        return parts
-    parts.append(_joined("gate_up", hidden, gate_up("weight")))
-    parts.append(_joined("down", model.intermediate_size, [(mlp + "down_proj.weight", hidden)]))
-    if model.mlp_bias:
-        parts.append(_joined("gate_up_bias", None, gate_up("bias")))
-        parts.append(_joined("down_bias", None, [(mlp + "down_proj.bias", hidden)]))
-    return parts
+    if attention.qk_norm:
+        parts += [vector("q_norm", names.q_norm, model.head_dim), vector("k_norm", names.k_norm, model.head_dim)]
+    if isinstance(mlp, Mlp):
+        parts += matrix("gate_up", names.gate_up, (mlp.size, mlp.size), hidden, mlp.bias)
+        return parts + matrix("down", (names.down,), (hidden,), mlp.size, mlp.bias)
+    parts += matrix("router", (names.router,), (mlp.number,), hidden)
+    gate_up, down = (tuple(f"{prefix}{name}.weight" for name in some) for some in (names.expert_gate_up, (names.expert_down,)))
+    parts.append(_of_experts("gate_up", mlp.number, gate_up, mlp.size, hidden))
+    return [*parts, _of_experts("down", mlp.number, down, hidden, mlp.size)]
 
 
 def outer_parts(model: DecoderDescription) -> list[Part]:
     """The weights outside of the layers. Tied embeddings have no lm_head."""
+    names, hidden, vocab = model.tensors, model.hidden_size, model.vocab_size
     parts = [
-        _joined("embedding", model.hidden_size, [("model.embed_tokens.weight", model.vocab_size)]),
-        _joined("final_norm", None, [("model.norm.weight", model.hidden_size)]),
+        _joined("embedding", hidden, [(f"{names.embedding}.weight", vocab)]),
+        _joined("final_norm", None, [(f"{names.final_norm}.weight", hidden)]),
     ]
-    if not model.tied_embeddings:
-        parts.append(_joined("lm_head", model.hidden_size, [("lm_head.weight", model.vocab_size)]))
-    return parts
+    return parts if model.tied_embeddings else [*parts, _joined("lm_head", hidden, [(f"{names.lm_head}.weight", vocab)])]
 
 
 def expected_tensors(model: DecoderDescription) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor that a checkpoint of this architecture has to hold."""
-    parts = outer_parts(model) + [part for layer in range(model.layers) for part in layer_parts(model, layer)]
+    parts = outer_parts(model) + [part for layer in range(len(model.layers)) for part in layer_parts(model, layer)]
     return {name: shape for part in parts for name, shape, _, _ in part.sources}
 
 
@@ -199,7 +189,7 @@ def open_checkpoint(model: DecoderDescription, folder: str | Path) -> dict[str, 
     # Not parameters: old checkpoints store the frequencies of the rotary embedding, some a copy of tied embeddings.
     ignored = {name for name in found if name.endswith(".rotary_emb.inv_freq")}
     if model.tied_embeddings:
-        ignored.add("lm_head.weight")
+        ignored.add(f"{model.tensors.lm_head}.weight")
     surplus = [name for name in found if name not in expected and name not in ignored]
     if surplus:
         raise ConfigError(f"{folder}: the checkpoint has {listed(surplus)}, unknown to {model.name} with this config.json")

@@ -75,7 +75,9 @@ def choose_dtype(model: DecoderDescription, requested: str, device: str) -> torc
 
 def _assemble(model: DecoderDescription, make: Callable[[Part], torch.Tensor]) -> Weights:
     outer = {part.field: make(part) for part in outer_parts(model)}
-    layers = [LayerWeights(**{part.field: make(part) for part in layer_parts(model, layer)}) for layer in range(model.layers)]
+    layers = [
+        LayerWeights(**{part.field: make(part) for part in layer_parts(model, layer)}) for layer in range(len(model.layers))
+    ]
     return Weights(outer["embedding"], layers, outer["final_norm"], outer.get("lm_head", outer["embedding"]))
 
 

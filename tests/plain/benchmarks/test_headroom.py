@@ -15,7 +15,7 @@ from benchmarks.common.roofline import READ_GBPS
 from benchmarks.headroom import Between, least_times, measured
 from benchmarks.report.headroom_table import page
 from benchmarks.tuning.capacity import StepTimes
-from blinkpy.models.description.decoder_description import describe_config
+from blinkpy.models.families.describe_model import describe_config
 from blinkpy.verify.policy_check.timed_server import Work
 
 DECODE = ((1, 4.0), (64, 5.0))

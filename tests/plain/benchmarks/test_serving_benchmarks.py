@@ -40,7 +40,7 @@ from benchmarks.serving.systems import (
 )
 from benchmarks.serving.workload import AZURE, DatasetError, closed_loop, open_loop, read_dataset
 from blinkpy.dpu.text.tokenizer import Tokenizer
-from blinkpy.models.description.decoder_description import describe_model
+from blinkpy.models.families.describe_model import describe_model
 from blinkpy.progress import Progress
 
 ROOT = Path(__file__).parents[3]

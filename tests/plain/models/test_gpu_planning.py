@@ -12,7 +12,8 @@ from benchmarks.common.model_shapes import SHAPES
 from blinkpy.config import Config, ConfigError
 from blinkpy.kv.limits import make_limits
 from blinkpy.kv.state_memory import make_state
-from blinkpy.models.description.decoder_description import DecoderDescription, describe_config
+from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.families.describe_model import describe_config
 from blinkpy.models.gpu.gpu_memory_plan import plan_memory
 from blinkpy.models.gpu.step_shapes import SMALLEST_MIXED, bucket_shapes, step_shapes
 from blinkpy.queues.header import EngineFacts

@@ -17,7 +17,7 @@ import torch
 from support.models.model_zoo import save_model
 
 from blinkpy.config import ConfigError
-from blinkpy.models.description.decoder_description import describe_model
+from blinkpy.models.families.describe_model import describe_model
 from blinkpy.models.weights.checkpoint import expected_tensors, open_checkpoint
 from blinkpy.models.weights.decoder_weights import Weights, choose_dtype, dummy_weights, load_weights, random_weights
 from blinkpy.models.weights.model_folder import DEMO_FOLDER, resolve_model

@@ -11,7 +11,8 @@ from support.models.paged_batch import PagedBatches, Sequence
 from blinkpy.config import ConfigError
 from blinkpy.kv.state import TOKENS
 from blinkpy.models.cpu.cpu_step import CpuStep
-from blinkpy.models.description.decoder_description import DecoderDescription, describe_config
+from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.families.describe_model import describe_config
 from blinkpy.models.paged_cache import PagedCache, kv_bytes_per_page
 from blinkpy.models.weights.decoder_weights import random_weights
 

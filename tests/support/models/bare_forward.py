@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from blinkpy.models.description.blocks import Attention, Layer, Mlp
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.weights.decoder_weights import Weights
 
@@ -21,15 +22,16 @@ class BareForward:
     """
 
     def __init__(self, model: DecoderDescription, weights: Weights, rows: int, room: int):
-        biased = model.qkv_bias or model.o_bias or model.mlp_bias
-        if model.qk_norm or biased or any(model.windows) or any(model.expert_layers) or model.rope.rotary_dim != model.head_dim:
+        plain = Layer(Attention(model.heads, model.kv_heads, model.head_dim, model.attention.rope), Mlp(model.mlp_size))
+        if set(model.layers) != {plain} or model.attention.rope.rotary_dim != model.head_dim:
             raise ValueError(f"{model.name} with these options is not a plain Llama")
         self.model, self.weights = model, weights
         self.keys, self.values = (
-            [torch.zeros(rows, model.kv_heads, room, model.head_dim, dtype=weights.dtype) for _ in range(model.layers)]
-            for _ in range(2)
+            [torch.zeros(rows, model.kv_heads, room, model.head_dim, dtype=weights.dtype) for _ in model.layers] for _ in range(2)
         )
-        self.cos, self.sin = (torch.cat((t, t), dim=-1).to(weights.dtype) for t in map(torch.from_numpy, model.rope.tables(room)))
+        self.cos, self.sin = (
+            torch.cat((t, t), dim=-1).to(weights.dtype) for t in map(torch.from_numpy, model.attention.rope.tables(room))
+        )
 
     @torch.inference_mode()
     def __call__(self, token_ids: torch.Tensor, length: int) -> torch.Tensor:
@@ -38,7 +40,7 @@ class BareForward:
         cos, sin = self.cos[length], self.sin[length]
         x = F.embedding(token_ids, self.weights.embedding)
         for layer, keys, values in zip(self.weights.layers, self.keys, self.values, strict=True):
-            qkv = F.linear(F.rms_norm(x, (model.hidden_size,), layer.input_norm, model.rms_norm_eps), layer.qkv)
+            qkv = F.linear(F.rms_norm(x, (model.hidden_size,), layer.input_norm, model.norm.eps), layer.qkv)
             heads = qkv.view(rows, model.heads + 2 * model.kv_heads, model.head_dim)
             turning = heads[:, : model.heads + model.kv_heads]
             low, high = turning.chunk(2, dim=-1)
@@ -49,8 +51,8 @@ class BareForward:
                 turned[:, : model.heads, None], keys[:, :, : length + 1], values[:, :, : length + 1], enable_gqa=True
             )
             x = torch.addmm(x, attended.view(rows, model.q_size), layer.o.t())
-            gate, up = F.linear(F.rms_norm(x, (model.hidden_size,), layer.post_norm, model.rms_norm_eps), layer.gate_up).chunk(
+            gate, up = F.linear(F.rms_norm(x, (model.hidden_size,), layer.post_norm, model.norm.eps), layer.gate_up).chunk(
                 2, dim=-1
             )
             x = torch.addmm(x, F.silu(gate).mul_(up), layer.down.t())
-        return F.linear(F.rms_norm(x, (model.hidden_size,), self.weights.final_norm, model.rms_norm_eps), self.weights.lm_head)
+        return F.linear(F.rms_norm(x, (model.hidden_size,), self.weights.final_norm, model.norm.eps), self.weights.lm_head)

@@ -14,7 +14,7 @@ from blinkpy.device.array_trees import map_arrays
 from blinkpy.kernels.linear.linear_config import LinearConfig, LinearTable
 from blinkpy.kv.state import DECODE_ROWS, ROWS, TOKENS, Batch, Requests
 from blinkpy.models.cpu.cpu_step import CpuStep
-from blinkpy.models.description.decoder_description import describe_model
+from blinkpy.models.families.describe_model import describe_model
 from blinkpy.models.gpu.gpu_step import GpuStep
 from blinkpy.models.gpu.step_shapes import StepShape, bucket_shapes, step_shapes
 from blinkpy.models.paged_cache import PagedCache
