@@ -50,7 +50,7 @@ def test_words_are_taken_when_they_are_posted(wired) -> None:
     transport, segment = wired
     front = segment.views().front[0]
     for value in (7, 8, 9):
-        transport.ring(value)
+        transport.ring_doorbell(value)
         assert front[FRONT_DOORBELL] == value
         transport.write_word(FRONT_HEARTBEAT, 10 * value)
         assert front[FRONT_HEARTBEAT] == 10 * value
@@ -68,7 +68,7 @@ def test_prompts_stay_in_the_copy_until_the_card_has_read_them(wired, rng) -> No
         given[:] = prompt
         transport.write_prompt(1000 * i, given)
         transport.write_entry(i, bytes([i]) * 128)
-        transport.ring(i + 1)
+        transport.ring_doorbell(i + 1)
     transport.lost()  # the card reads now
     views = segment.views()
     assert (views.prompt[0, :3000] == np.concatenate(prompts)).all()
