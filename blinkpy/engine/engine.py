@@ -22,7 +22,8 @@ from blinkpy.kv import state as S
 from blinkpy.kv.limits import Limits, make_limits
 from blinkpy.kv.state import Batch, Requests, State
 from blinkpy.kv.state_memory import make_state
-from blinkpy.models.description.decoder_description import Architecture, read_architecture
+from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.families.describe_model import describe_model
 from blinkpy.models.weights.model_folder import resolve_model
 from blinkpy.progress import ProgressCallback
 from blinkpy.queues.header import EngineFacts
@@ -97,7 +98,7 @@ class Engine:
         null = config.engine.device == "null"
         weights = not null and config.model.load_format != "dummy"
         folder = resolve_model(config.model.model, weights=weights, tokenizer=False)
-        architecture = read_architecture(folder)
+        architecture = describe_model(folder)
         config = self._choose_step_sizes(architecture)
         page_bytes, cache_bytes = self._page_bytes(architecture)
         self.sizes = engine_sizes(config, architecture.max_position, page_bytes, cache_bytes)
@@ -117,9 +118,9 @@ class Engine:
         self._scheduler.turn(time.monotonic_ns())  # the first call loads what was compiled
         self.views.engine[ENGINE_STATE] = STATE_READY
 
-    def _choose_step_sizes(self, architecture: Architecture) -> Config:
+    def _choose_step_sizes(self, architecture: DecoderDescription) -> Config:
         """Choose the options that hang on the model, where they were left open."""
-        sizes = step_sizes(self.config.scheduler, gpu=self.on_gpu, experts=any(architecture.sparse))
+        sizes = step_sizes(self.config.scheduler, gpu=self.on_gpu, experts=any(architecture.expert_layers))
         self.config = self.config.with_options(sizes)
         return self.config
 
@@ -161,7 +162,7 @@ class Engine:
                 saved = save_crash(RecordingReader(name), folder, name, f"{type(error).__name__}: {error}"[:500])
                 print(f"blinkpy: {saved}", file=sys.stderr, flush=True)
 
-    def _page_bytes(self, architecture: Architecture) -> tuple[int, int]:
+    def _page_bytes(self, architecture: DecoderDescription) -> tuple[int, int]:
         """(bytes of one page, bytes for the cache)."""
         if self.config.engine.device == "null":
             return NULL_PAGE_BYTES, NULL_PAGES * NULL_PAGE_BYTES
@@ -171,7 +172,7 @@ class Engine:
         dtype = choose_dtype(architecture, self.config.model.dtype, "cpu")
         return kv_bytes_per_page(architecture, self.config.cache.page_size, dtype), self.config.cache.cpu_cache_mib << 20
 
-    def _load_step(self, folder: Path, architecture: Architecture) -> Step:
+    def _load_step(self, folder: Path, architecture: DecoderDescription) -> Step:
         import torch
 
         from blinkpy.models.cpu.cpu_step import CpuStep
@@ -205,7 +206,7 @@ class Engine:
             record_turns=self.config.engine.record_steps,
         )
 
-    def _facts(self, architecture: Architecture) -> EngineFacts:
+    def _facts(self, architecture: DecoderDescription) -> EngineFacts:
         low, high = HASH_MULTIPLIER_RANGE
         return EngineFacts(
             instance=secrets.randbits(62) | 1,

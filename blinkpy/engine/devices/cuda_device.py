@@ -28,7 +28,8 @@ from blinkpy.kv.invariants.check_state import state_faults
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import State
 from blinkpy.kv.state_memory import make_state
-from blinkpy.models.description.decoder_description import Architecture, read_architecture
+from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.families.describe_model import describe_model
 from blinkpy.models.gpu.gpu_memory_plan import MemoryPlan, gib, plan_memory
 from blinkpy.models.gpu.gpu_step import GpuStep
 from blinkpy.models.gpu.host_driven_step import HostDrivenStep, device_side, pin_state
@@ -116,7 +117,7 @@ class CudaEngine(Engine):
         gpu = check_gpu(self.control)
         check_pair_memory(config.extension(RdmaOptions).queue_memory)
         folder = resolve_model(config.model.model, weights=config.model.load_format != "dummy", tokenizer=False)
-        a = read_architecture(folder)
+        a = describe_model(folder)
         config = self._choose_step_sizes(a)
         dtype = choose_dtype(a, config.model.dtype, "cuda")
         if dtype == torch.float16:
@@ -186,7 +187,7 @@ class CudaEngine(Engine):
         keep = (queues, self.device_state, recording, rehearsed)
         return LoopGraph(code, table, steps, stream, keep, self._trace_rows, copies=copies, rehearsal=rehearsal)
 
-    def _plan(self, a: Architecture, dtype: torch.dtype, page_bytes: int) -> MemoryPlan:
+    def _plan(self, a: DecoderDescription, dtype: torch.dtype, page_bytes: int) -> MemoryPlan:
         config, (free, total) = self.config, torch.cuda.mem_get_info()
         asked = config.model.max_model_len
         queues = gpu_bytes(QueueLayout(queue_sizes(config, asked or a.max_position)), config.extension(RdmaOptions).queue_memory)
@@ -195,7 +196,7 @@ class CudaEngine(Engine):
         plan.require(pages * page_bytes)
         return plan
 
-    def _load(self, folder: Path, a: Architecture, dtype: torch.dtype) -> Weights:
+    def _load(self, folder: Path, a: DecoderDescription, dtype: torch.dtype) -> Weights:
         self._enter("loading weights")
         if self.config.model.load_format == "dummy":
             weights = dummy_weights(a, self.config.model.seed, dtype, "cuda")
