@@ -45,8 +45,9 @@ from blinkpy.engine.devices.cuda_device import CudaDevice  # noqa: E402
 from blinkpy.engine.devices.gpu_loop import GpuLoop  # noqa: E402
 from blinkpy.engine.engine import Engine, make_engine  # noqa: E402
 from blinkpy.kernels.loop import loop_words as L  # noqa: E402
-from blinkpy.models.description.decoder_description import Architecture, read_architecture  # noqa: E402
-from blinkpy.queues.request_parameters import Sampling  # noqa: E402
+from blinkpy.models.description.decoder_description import DecoderDescription  # noqa: E402
+from blinkpy.models.families.describe_model import describe_model  # noqa: E402
+from blinkpy.queues.request_parameters import RequestParameters  # noqa: E402
 
 
 def percentiles(values: np.ndarray) -> dict[str, float]:
@@ -57,7 +58,7 @@ def graph_alone(loop: GpuLoop, sizes: Any, rows: int, context: int, repeats: int
     """Times of the decode graph of so many rows, replayed by the host one after another, in microseconds."""
     step, work = loop.step, decoding(rows, context)
     pages = np.arange(sizes.num_pages, dtype=np.int32)
-    put(loop.device_state, work, sizes.page_size, pages, step.decoder.a.vocab_size)
+    put(loop.device_state, work, sizes.page_size, pages, step.decoder.model.vocab_size)
     graph = graph_for(step, work).graph
     graph.instantiate()
     times = []
@@ -101,7 +102,7 @@ def drive(engine: Engine, sizes: list[int], prompt: int, new: int, out: dict[int
         for rows in sizes:
             prompts = [rng.integers(0, 30000, prompt).tolist() for _ in range(rows)]
             began = time.monotonic()
-            tokens, _ = generate(pair, prompts, [Sampling(max_tokens=new, temperature=0.0)] * rows, 120)
+            tokens, _ = generate(pair, prompts, [RequestParameters(max_tokens=new, temperature=0.0)] * rows, 120)
             out[rows] = {"wall_s": round(time.monotonic() - began, 4), "tokens": sum(map(len, tokens))}
         pair.close()
     finally:
@@ -129,12 +130,12 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         engine = make_engine(config, device=CudaDevice(trace_rows=200_000, pdl=arguments.pdl, loop=loop))
         engine.start()
         try:
-            return _measure(engine, read_architecture(folder), arguments)
+            return _measure(engine, describe_model(folder), arguments)
         finally:
             engine.close()
 
 
-def _measure(engine: Engine, a: Architecture, arguments: argparse.Namespace) -> dict[str, Any]:
+def _measure(engine: Engine, a: DecoderDescription, arguments: argparse.Namespace) -> dict[str, Any]:
     wall: dict[int, dict[str, float]] = {}
     client = threading.Thread(target=drive, args=(engine, arguments.rows, arguments.prompt, arguments.new, wall), daemon=True)
     client.start()

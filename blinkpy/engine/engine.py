@@ -12,7 +12,8 @@ from blinkpy.engine.link.pair_memory import QueueMemory
 from blinkpy.engine.sizing import EngineSizes, engine_sizes
 from blinkpy.kv import state as S
 from blinkpy.kv.limits import Limits, make_limits
-from blinkpy.models.description.decoder_description import Architecture, read_architecture
+from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.families.describe_model import describe_model
 from blinkpy.models.weights.model_folder import resolve_model
 from blinkpy.progress import ProgressCallback, TimedPhases
 from blinkpy.queues.header import EngineFacts
@@ -85,7 +86,7 @@ class Engine:
         report("reading the model")
         weights = device.reads_weights and self.config.model.load_format != "dummy"
         folder = resolve_model(self.config.model.model, weights=weights, tokenizer=False)
-        model = read_architecture(folder)
+        model = describe_model(folder)
         config = self.config = self._choose_step_sizes(model)
         page_bytes, cache_bytes = device.page_bytes(config, model), device.cache_bytes(config, model)
         self.sizes = engine_sizes(config, model.max_position, page_bytes, cache_bytes)
@@ -100,9 +101,9 @@ class Engine:
         self.runner.attach(self.segment)
         self.views.engine[ENGINE_STATE] = STATE_READY
 
-    def _choose_step_sizes(self, model: Architecture) -> Config:
+    def _choose_step_sizes(self, model: DecoderDescription) -> Config:
         """Choose the options that depend on the model, where they were left open."""
-        return self.config.with_options(step_sizes(self.config.scheduler, gpu=self.device.gpu, experts=any(model.sparse)))
+        return self.config.with_options(step_sizes(self.config.scheduler, gpu=self.device.gpu, experts=any(model.expert_layers)))
 
     def _make_limits(self, facts: EngineFacts) -> Limits:
         """The scheduler's limits, from the options and what was worked out from them."""
@@ -118,7 +119,7 @@ class Engine:
             record_turns=self.config.engine.record_steps,
         )
 
-    def _facts(self, model: Architecture) -> EngineFacts:
+    def _facts(self, model: DecoderDescription) -> EngineFacts:
         low, high = HASH_MULTIPLIER_RANGE
         return EngineFacts(
             instance=secrets.randbits(62) | 1,

@@ -9,7 +9,7 @@ from blinkpy.config import Config
 from blinkpy.engine.devices.device_contract import Runner, Setup, needs_gpu
 
 if TYPE_CHECKING:
-    from blinkpy.models.description.decoder_description import Architecture
+    from blinkpy.models.description.decoder_description import DecoderDescription
 
 
 class CpuDevice:
@@ -24,13 +24,13 @@ class CpuDevice:
     def unusable(self, config: Config) -> str:
         return needs_gpu(config, self.name)
 
-    def page_bytes(self, config: Config, model: Architecture) -> int:
+    def page_bytes(self, config: Config, model: DecoderDescription) -> int:
         from blinkpy.models.paged_cache import kv_bytes_per_page
         from blinkpy.models.weights.decoder_weights import choose_dtype
 
         return kv_bytes_per_page(model, config.cache.page_size, choose_dtype(model, config.model.dtype, "cpu"))
 
-    def cache_bytes(self, config: Config, model: Architecture) -> int:
+    def cache_bytes(self, config: Config, model: DecoderDescription) -> int:
         return config.cache.cpu_cache_mib << 20
 
     def load(self, setup: Setup) -> Runner:

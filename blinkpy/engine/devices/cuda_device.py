@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from blinkpy.engine.devices.gpu_loop import GpuLoop
     from blinkpy.kv.state import Batch, Requests
-    from blinkpy.models.description.decoder_description import Architecture
+    from blinkpy.models.description.decoder_description import DecoderDescription
     from blinkpy.models.gpu.gpu_memory_plan import MemoryPlan
     from blinkpy.models.weights.decoder_weights import Weights
     from blinkpy.progress import TimedPhases
@@ -90,7 +90,7 @@ class CudaDevice:
 
         return placement_problem(way)
 
-    def _dtype(self, config: Config, model: Architecture) -> torch.dtype:
+    def _dtype(self, config: Config, model: DecoderDescription) -> torch.dtype:
         import torch
 
         from blinkpy.models.weights.decoder_weights import choose_dtype
@@ -99,12 +99,12 @@ class CudaDevice:
         # The kernels have two types; the range of bfloat16 holds what float16 does.
         return torch.bfloat16 if dtype == torch.float16 else dtype
 
-    def page_bytes(self, config: Config, model: Architecture) -> int:
+    def page_bytes(self, config: Config, model: DecoderDescription) -> int:
         from blinkpy.models.paged_cache import kv_bytes_per_page
 
         return kv_bytes_per_page(model, config.cache.page_size, self._dtype(config, model))
 
-    def cache_bytes(self, config: Config, model: Architecture) -> int:
+    def cache_bytes(self, config: Config, model: DecoderDescription) -> int:
         import torch
 
         from blinkpy.engine.link.pair_placement import gpu_bytes

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from blinkpy.engine.link.pair_memory import QueueMemory
     from blinkpy.engine.sizing import EngineSizes
     from blinkpy.kv.limits import Limits
-    from blinkpy.models.description.decoder_description import Architecture
+    from blinkpy.models.description.decoder_description import DecoderDescription
     from blinkpy.progress import TimedPhases
     from blinkpy.scheduler.policies import Policy
 
@@ -38,7 +38,7 @@ class Setup:
 
     config: Config
     folder: Path
-    model: Architecture
+    model: DecoderDescription
     sizes: EngineSizes
     limits: Limits
     policy: Policy
@@ -81,10 +81,10 @@ class Device(Protocol):
     def unusable(self, config: Config) -> str:
         """Why it can't be used with these options on this machine; "" when it can."""
 
-    def page_bytes(self, config: Config, model: Architecture) -> int:
+    def page_bytes(self, config: Config, model: DecoderDescription) -> int:
         """Bytes of one page of the KV cache, keys and values of all layers."""
 
-    def cache_bytes(self, config: Config, model: Architecture) -> int:
+    def cache_bytes(self, config: Config, model: DecoderDescription) -> int:
         """Bytes that there are for the KV cache. Raises ConfigError when the model does not fit."""
 
     def start_errors(self, report: TimedPhases) -> AbstractContextManager[object]:

@@ -19,7 +19,7 @@ from blinkpy.engine.loop_graph import LoopGraph, StateCopies, StepGraphs
 from blinkpy.engine.rehearsal import rehearsal_state
 from blinkpy.kernels.loop.loop_arguments import device_arguments
 from blinkpy.kernels.loop.loop_code import loop_code
-from blinkpy.kv.integrity import check_integrity
+from blinkpy.kv.invariants.check_state import state_faults
 from blinkpy.kv.state import Batch, Requests, State
 from blinkpy.models.gpu.gpu_step import GpuStep
 from blinkpy.queues.views import EngineViews
@@ -90,7 +90,7 @@ class GpuLoop:
         return self.loop.result()
 
     def check(self) -> list[str]:
-        return check_integrity(self.limits, to_host(self.device_state))
+        return state_faults(self.limits, to_host(self.device_state))
 
     def close(self) -> None:
         """Free the loop and the mapping."""

@@ -9,7 +9,7 @@ from blinkpy.config import Config
 from blinkpy.engine.devices.device_contract import Runner, Setup, needs_gpu
 
 if TYPE_CHECKING:
-    from blinkpy.models.description.decoder_description import Architecture
+    from blinkpy.models.description.decoder_description import DecoderDescription
 
 PAGE_BYTES = 1  # it keeps no keys and values
 PAGES = 1 << 16
@@ -27,10 +27,10 @@ class NullDevice:
     def unusable(self, config: Config) -> str:
         return needs_gpu(config, self.name)
 
-    def page_bytes(self, config: Config, model: Architecture) -> int:
+    def page_bytes(self, config: Config, model: DecoderDescription) -> int:
         return PAGE_BYTES
 
-    def cache_bytes(self, config: Config, model: Architecture) -> int:
+    def cache_bytes(self, config: Config, model: DecoderDescription) -> int:
         return PAGES * PAGE_BYTES
 
     def load(self, setup: Setup) -> Runner:

@@ -22,7 +22,7 @@ from blinkpy.scheduler.host_scheduler import Scheduler
 
 
 @device
-def made_up_token(seed, position, low, high):
+def synthetic_token(seed, position, low, high):
     """A token of [low, high) for a position of a request, the same in every run. seed: the request's, int64."""
     mixed = (seed % HASH_MODULUS_1 * 48271 + position * 69621 + 1) % HASH_MODULUS_1
     mixed = mixed * 48271 % HASH_MODULUS_1
@@ -37,7 +37,7 @@ def fill_sampled(state, low, high, even):
     for row in range(batch.counts[S.ROWS]):
         slot = batch.row_slots[row]
         seed = entry[slot, WORD_SEED + 1] << 32 | (entry[slot, WORD_SEED] & 0xFFFFFFFF)
-        batch.sampled[row] = made_up_token(seed, batch.context_lengths[row], low, high)
+        batch.sampled[row] = synthetic_token(seed, batch.context_lengths[row], low, high)
         if entry[slot, WORD_LOGPROBS] >= 0:
             batch.logprobs[row, 0] = even | batch.sampled[row]
             for k in range(1, RECORD_PAIRS):
@@ -50,7 +50,7 @@ def compiled_fill() -> Any:
 
 
 def made_up_step(scheduler: Scheduler, tokens: range, step_ns: int) -> Compute:
-    """A step with made-up tokens (made_up_token) in place of a model's, compiled as the scheduler is.
+    """A step with made-up tokens (synthetic_token) in place of a model's, compiled as the scheduler is.
 
     tokens: what to draw from. step_ns: the time from the begin of a turn to the end of its step, at least.
     """

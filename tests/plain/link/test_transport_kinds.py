@@ -68,7 +68,7 @@ def test_a_file_with_an_end_is_a_transport(toy: Any) -> None:
     assert Config().with_options(as_table(config)) == config
     with pytest.raises(ConfigError, match="toy_size must be 1 to 9"):
         config.with_options({"toy_size": 10})
-    with pytest.raises(ConfigError, match="transport must be one of shm, .*toy, not 'pigeon'"):
+    with pytest.raises(ConfigError, match=r"transport must be one of shm, .*toy, not 'pigeon'"):
         config.with_options({"transport": "pigeon"})
     with pytest.raises(ConfigError, match="transport must be one of toy, not 'shm'"):
         chosen_end(toy, Config())
