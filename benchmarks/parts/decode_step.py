@@ -45,7 +45,7 @@ from blinkpy.engine.devices.cuda_device import CudaEngine  # noqa: E402
 from blinkpy.kernels.loop import loop_words as L  # noqa: E402
 from blinkpy.models.description.decoder_description import DecoderDescription  # noqa: E402
 from blinkpy.models.families.describe_model import describe_model  # noqa: E402
-from blinkpy.queues.request_parameters import Sampling  # noqa: E402
+from blinkpy.queues.request_parameters import RequestParameters  # noqa: E402
 
 
 def percentiles(values: np.ndarray) -> dict[str, float]:
@@ -101,7 +101,7 @@ def drive(engine: CudaEngine, sizes: list[int], prompt: int, new: int, out: dict
         for rows in sizes:
             prompts = [rng.integers(0, 30000, prompt).tolist() for _ in range(rows)]
             began = time.monotonic()
-            tokens, _ = generate(pair, prompts, [Sampling(max_tokens=new, temperature=0.0)] * rows, 120)
+            tokens, _ = generate(pair, prompts, [RequestParameters(max_tokens=new, temperature=0.0)] * rows, 120)
             out[rows] = {"wall_s": round(time.monotonic() - began, 4), "tokens": sum(map(len, tokens))}
         pair.close()
     finally:

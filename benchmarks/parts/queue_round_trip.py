@@ -46,7 +46,7 @@ from blinkpy.queues.completion import (
 )
 from blinkpy.queues.header import EngineFacts
 from blinkpy.queues.layout import QueueSizes
-from blinkpy.queues.request_parameters import Sampling
+from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.submission import WORD_PROMPT_LENGTH, WORD_PROMPT_OFFSET, WORD_SLOT
 from blinkpy.queues.views import EngineViews, engine_views
 from blinkpy.queues.words import (
@@ -200,7 +200,7 @@ def transport_round_trips(transport: ShmTransport, first: int, count: int) -> ND
 
 def request_round_trips(pair: QueuePair, length: int, count: int, rng: np.random.Generator) -> NDArray[np.float64]:
     """Round trips of whole requests, with prompts of `length` tokens; columns: round trip, submit alone, us."""
-    times, clock, sampling = np.empty((count, 2)), time.perf_counter_ns, Sampling(max_tokens=1, seed=1)
+    times, clock, sampling = np.empty((count, 2)), time.perf_counter_ns, RequestParameters(max_tokens=1, seed=1)
     prompts = rng.integers(0, 4096, (min(count, 64), length), dtype=np.int32)
     sums = [checksum(prompt) for prompt in prompts]
     submit, poll = pair.submit, pair.poll

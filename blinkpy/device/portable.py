@@ -24,6 +24,7 @@ from functools import cache
 
 from numba.extending import overload, register_jitable
 
+from blinkpy.device.expect import register_expect
 from blinkpy.device.lanes import team_of
 from blinkpy.device.table_codegen import is_words, register_cuda_tables
 from blinkpy.device.targets import cpu_primitives
@@ -185,6 +186,7 @@ def register_cuda():
 
     register_cuda_tables()
     _register_primitives(cuda_overload, "cuda", cuda_primitives)
+    register_expect(cuda_overload, "cuda")
     cuda_overload(strided, target="cuda")(lambda first, last, lanes: lambda first, last, lanes: make_strided(first, last, lanes))
     cuda_overload(barrier, target="cuda")(lambda lanes: cuda_collectives.barrier)
     cuda_overload(block_scan, target="cuda")(lambda value, lane, lanes: cuda_collectives.block_scan)

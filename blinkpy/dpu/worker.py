@@ -21,7 +21,7 @@ import uvicorn
 
 from blinkpy.config import Config, ConfigError, options
 from blinkpy.dpu.api_errors import unavailable
-from blinkpy.dpu.engine_link import EngineClient
+from blinkpy.dpu.engine_link import EngineLink
 from blinkpy.dpu.http.app import App
 from blinkpy.dpu.http.connection import Connection
 from blinkpy.dpu.http.service import Service
@@ -100,7 +100,7 @@ def make_server(
     """The server of one worker. owner: who it is to an engine on another machine, 0 for a new one. Raises ConfigError."""
     metrics = Metrics(pair_index, config.frontend.workers, metrics_memory)
     identity = WorkerIdentity(pair_index, owner or new_owner())
-    service = Service(config, folder, EngineClient(lambda: open_queue_pair(config, identity), metrics), metrics)
+    service = Service(config, folder, EngineLink(lambda: open_queue_pair(config, identity), metrics), metrics)
     front = config.frontend
     return Server(App(service, front), front.shutdown_s, front.keep_alive_s, on_ready)
 

@@ -11,7 +11,7 @@ from numba import njit, types
 from blinkpy.device.array_trees import as_memoryviews
 from blinkpy.device.compile_cache import cached_njit
 from blinkpy.device.table_codegen import ArgumentTable
-from blinkpy.kv.integrity import check_integrity
+from blinkpy.kv.invariants.check_state import state_faults
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import State
 from blinkpy.queues.layout import QueueLayout, QueueSizes
@@ -67,7 +67,7 @@ class Scheduler:
 
     def check(self) -> list[str]:
         """What is wrong with the state, for people; empty when nothing is."""
-        return check_integrity(self.limits, self.state)
+        return state_faults(self.limits, self.state)
 
 
 def _some_views() -> EngineViews:

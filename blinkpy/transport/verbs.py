@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from blinkpy.config import ConfigError, extends, option, split_address
+from blinkpy.queues.submission import SQ_ENTRY_BYTES
 from blinkpy.transport.contract import TransportError
 
 INSTALL = "install the distribution's pyverbs (Debian, Ubuntu: apt install python3-pyverbs) for this Python"
@@ -32,7 +33,7 @@ RETRIES = 6
 READ_DEPTH = 16  # reads in flight, at most
 HOP_LIMIT = 64
 INLINE_LEAST = 32  # bytes: doorbells have to be taken at the time of posting
-INLINE_WANTED = 128  # bytes: a submission entry
+INLINE_WANTED = SQ_ENTRY_BYTES  # where a device can't, entries are read from their registered copy
 SCANNED_GIDS = 64
 
 

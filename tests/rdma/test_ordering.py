@@ -43,7 +43,7 @@ def watch(name: str, result: Any) -> None:
     layout = QueueLayout(SIZES)
     with open(segment_path(name), "r+b") as file:
         memory = memoryview(mmap.mmap(file.fileno(), 0))
-    front = memory[layout.front(0) :][: layout.front_bytes]
+    front = memory[layout.front_region(0) :][: layout.front_region_bytes]
     doorbell = front.cast("q")[FRONT_DOORBELL:][:1]
     entries = front[layout.sq :][: PLACES * SQ_ENTRY_BYTES].cast("q")
     prompts = front[layout.prompt :].cast("i")

@@ -16,7 +16,7 @@ from support.protocol_front import Front
 
 from blinkpy.device.array_trees import as_memoryviews
 from blinkpy.device.lanes import Team
-from blinkpy.kv.integrity import check_integrity
+from blinkpy.kv.invariants.check_state import state_faults
 from blinkpy.kv.limits import Limits, make_limits
 from blinkpy.kv.state import EMITS, EMPTY, ROWS, TOKENS, State
 from blinkpy.kv.state_memory import make_state
@@ -137,7 +137,7 @@ class World:
                 front.beat()
         self.bucket = self._schedule(self.now)
         if check:
-            problems = check_integrity(self.limits, self.state)
+            problems = state_faults(self.limits, self.state)
             assert not problems, problems
         if self.bucket >= 0:
             self._compute()

@@ -89,14 +89,14 @@ class RdmaTransport:
         self.layout, self.facts = read_header(welcome.header)
         self.pair = welcome.pair
         layout, sizes = self.layout, self.layout.sizes
-        lengths = {"engine": (BLOCK_WORDS * 2) * 8, "front": layout.front_bytes, "back": layout.back_bytes}
+        lengths = {"engine": (BLOCK_WORDS * 2) * 8, "front": layout.front_region_bytes, "back": layout.engine_region_bytes}
         for name, length in lengths.items():
             if getattr(welcome, name).length != length:
                 raise LayoutError(f"the engine offers {getattr(welcome, name).length} bytes as region {name!r}, not {length}")
         self._port, self._end, self._welcome = port, end, welcome
         self.queue = SendQueue(end, depth)
 
-        self._copy = RegisteredMemory(layout.front_bytes)
+        self._copy = RegisteredMemory(layout.front_region_bytes)
         copied = memoryview(self._copy.buffer).cast("q")
         self._words, self._cancel = copied[:FRONT_WORDS], copied[layout.cancel // 8 :][: sizes.slots]
         self._copy_at, self._front_at = self._copy.address, welcome.front.address
@@ -105,7 +105,7 @@ class RdmaTransport:
         self._front_key = welcome.front.rkey
         self._all_words = self._piece(0, FRONT_WORDS * 8)
         self._batch: list[WritePiece] = []  # of the submission that the next doorbell announces
-        self._copy_key = int(end.register(self._copy.address, layout.front_bytes, 0).lkey)
+        self._copy_key = int(end.register(self._copy.address, layout.front_region_bytes, 0).lkey)
 
         # Where reads arrive: one place for each kind, of which one is in flight at a time.
         window = min(WINDOW_MOST, sizes.cq_entries)

@@ -45,7 +45,7 @@ class ShmTransport:
         self._path, self._fd, self._mapping = path, fd, mapping
         self._fence = store_fence()
         layout, sizes = self.layout, self.layout.sizes
-        front, back = layout.front(pair), layout.back(pair)
+        front, back = layout.front_region(pair), layout.engine_region(pair)
         self._bytes = memoryview(mapping)
         # Words that the other side polls are accessed through this view: CPython turns each access into one aligned
         # 8-byte load or store, while a copy of many bytes may be made in pieces of any size.
@@ -188,7 +188,7 @@ def _attach(path: Path, pair: int, or_another: bool) -> ShmTransport:
 def _lock_pair(fd: int, layout: QueueLayout, pair: int) -> bool:
     """Lock a pair for the time that fd is open; False where somebody else has it."""
     try:
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, pair_lock(layout.front(pair), 1))
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, pair_lock(layout.front_region(pair), 1))
     except (BlockingIOError, PermissionError):
         return False
     return True

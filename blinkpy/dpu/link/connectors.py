@@ -1,4 +1,4 @@
-"""The front end's ends of all transports, and what an EngineClient needs of them: an attached queue pair."""
+"""The front end's ends of all transports, and what an EngineLink needs of them: an attached queue pair."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def connect(config: Config, worker: WorkerIdentity) -> Transport:
 
 
 def open_queue_pair(config: Config, worker: WorkerIdentity) -> QueuePair:
-    """An attached queue pair. Raises EngineLost, and as connect() does."""
+    """An attached queue pair. Raises EngineLostError, and as connect() does."""
     return claim(connect(config, worker), config.queue.engine_timeout_ms / 1000)
 
 

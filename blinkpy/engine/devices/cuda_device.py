@@ -24,7 +24,7 @@ from blinkpy.engine.link.pair_placement import PlacedPairs, check_pair_memory, g
 from blinkpy.engine.sizing import engine_sizes, pages_for, queue_sizes
 from blinkpy.kernels.linear.linear_config import LinearTable
 from blinkpy.kv import state as S
-from blinkpy.kv.integrity import check_integrity
+from blinkpy.kv.invariants.check_state import state_faults
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import State
 from blinkpy.kv.state_memory import make_state
@@ -239,7 +239,7 @@ class CudaEngine(Engine):
             raise
         self.views.engine[ENGINE_STATE] = STATE_STOPPED
         if result == S.DRAINED and self.config.engine.check_integrity != "never":
-            problems = check_integrity(self.limits, to_host(self.device_state))
+            problems = state_faults(self.limits, to_host(self.device_state))
             if problems:
                 raise RuntimeError("the scheduler's state is broken: " + "; ".join(problems[:5]))
 

@@ -21,7 +21,7 @@ from blinkpy.scheduler.host_scheduler import Scheduler
 
 
 @device
-def made_up_token(seed, position, low, high):
+def synthetic_token(seed, position, low, high):
     """A token of [low, high) for a position of a request, the same in every run. seed: the request's, int64."""
     mixed = (seed % HASH_MODULUS_1 * 48271 + position * 69621 + 1) % HASH_MODULUS_1
     mixed = mixed * 48271 % HASH_MODULUS_1
@@ -36,7 +36,7 @@ def fill_sampled(state, low, high, even):
     for row in range(batch.counts[S.ROWS]):
         slot = batch.row_slots[row]
         seed = entry[slot, WORD_SEED + 1] << 32 | (entry[slot, WORD_SEED] & 0xFFFFFFFF)
-        batch.sampled[row] = made_up_token(seed, batch.context_lengths[row], low, high)
+        batch.sampled[row] = synthetic_token(seed, batch.context_lengths[row], low, high)
         if entry[slot, WORD_LOGPROBS] >= 0:
             batch.logprobs[row, 0] = even | batch.sampled[row]
             for k in range(1, RECORD_PAIRS):
@@ -56,7 +56,7 @@ def run_null(
     deadline_ns: int,
     after_turn: Callable[[], None] = lambda: None,
 ) -> int:
-    """Run an attached scheduler with made-up tokens (made_up_token) instead of a model.
+    """Run an attached scheduler with made-up tokens (synthetic_token) instead of a model.
 
     tokens: what to draw from. step_ns: time that a step takes. Returns NO_BATCH after idle_ns without work or when
     time.monotonic_ns() reaches deadline_ns, or else STOPPED or DRAINED. Two compiled calls a step, and after_turn between

@@ -153,11 +153,13 @@ class RdmaListener:
         e, layout, register = constants(), self._layout, self._pairs.register
         # The standard asks for local write where there is remote write.
         write = e.IBV_ACCESS_LOCAL_WRITE | e.IBV_ACCESS_REMOTE_WRITE
-        front = register(end, layout.front(pair) - layout.first_pair, layout.front_bytes, write)
-        return front, register(end, layout.back(pair) - layout.first_pair, layout.back_bytes, e.IBV_ACCESS_REMOTE_READ)
+        front = register(end, layout.front_region(pair) - layout.first_pair, layout.front_region_bytes, write)
+        return front, register(
+            end, layout.engine_region(pair) - layout.first_pair, layout.engine_region_bytes, e.IBV_ACCESS_REMOTE_READ
+        )
 
     def _attached(self, pair: int) -> int:
-        return self._pairs.read_word(self._layout.back(pair) - self._layout.first_pair + 8 * PAIR_ATTACHED)
+        return self._pairs.read_word(self._layout.engine_region(pair) - self._layout.first_pair + 8 * PAIR_ATTACHED)
 
     def _choose(self, owner: int) -> int:
         """The owner's own pair, or one that nobody has, or the one that was given first of those whose lease has ended."""

@@ -52,7 +52,7 @@ class SamplingParameters(NamedTuple):
 
 
 def read_parameters(entries: Int32) -> SamplingParameters:
-    """From submission entries, int32 [rows, 32]."""
+    """From submission entries, int32 [rows, 64]."""
     fields = np.ascontiguousarray(entries).view(SQ_ENTRY)[:, 0]
     return SamplingParameters(*(fields[name] for name in SamplingParameters._fields))
 
@@ -236,7 +236,7 @@ def warm_up() -> None:
 def mask_stop_ids(logits: Float32, entries: Int32, generated: Int32) -> None:
     """Make the stop ids of requests that have not reached min_tokens impossible, in place.
 
-    logits: [rows, vocab], penalties applied. entries: [rows, 32]. generated: tokens of the output so far, [rows].
+    logits: [rows, vocab], penalties applied. entries: [rows, 64]. generated: tokens of the output so far, [rows].
     """
     fields = np.ascontiguousarray(entries).view(SQ_ENTRY)[:, 0]
     for row in np.flatnonzero(generated < fields["min_tokens"]).tolist():

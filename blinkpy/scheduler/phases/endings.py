@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, block_scan, block_sum, device, strided
 from blinkpy.kv import state as S
+from blinkpy.kv.invariants import phase_faults as F
 from blinkpy.kv.page_allocator import release_pages
 from blinkpy.queues.completion import FINISH_CANCELLED, FINISH_NONE
 from blinkpy.scheduler.phases.completions import completion_word, publish_completions
@@ -67,6 +69,7 @@ def release_ended(limits, state, ending, lane, lanes):
             scratch.slot[ended + before] = slot
         ended += total
     barrier(lanes)
+    expect(state, ended == ending, F.ENDING_MISCOUNTED)
     record_cancels(limits, state, ended, FINISH_CANCELLED, lane, lanes)
     finishing, unstalled = counts[S.FINISHING_COUNT], 0
     for i in range(ended):
@@ -108,6 +111,7 @@ def notify_ends(limits, queues, state, lane, lanes):
     for i in strided(lane, n, lanes):
         slot = state.finishing[i]
         finish = requests.finish[slot]
+        expect(state, requests.status[slot] == S.FINISHING and finish & S.FINISH_CODE_MASK != FINISH_NONE, F.NOTIFIED_UNENDED)
         scratch.pair[i] = requests.pair[slot]
         scratch.word[i] = completion_word(limits, requests, slot, finish >> S.FINISH_REASON_SHIFT, finish & S.FINISH_CODE_MASK)
     publish_completions(limits, queues, state.pairs, scratch, state.batch.logprobs, n, lane, lanes)  # these words have no records

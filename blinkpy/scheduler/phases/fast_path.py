@@ -8,8 +8,10 @@ bit for bit: tests run them against each other.
 
 from __future__ import annotations
 
+from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, block_max, block_scan, block_sum, device, prefetch, strided
 from blinkpy.kv import state as S
+from blinkpy.kv.invariants import phase_faults as F
 from blinkpy.queues.completion import (
     FINISH_ERROR,
     FINISH_LENGTH,
@@ -60,6 +62,7 @@ def take_fast_path(limits, queues, state, lane, lanes):
     """Commit the step and write the next batch. Returns its bucket, -1 without rows, or NOT_FAST, with nothing changed."""
     batch, counts, counters, forecasts = state.batch, state.counts, state.counters, state.forecast.rows
     rows, waiting, bucket = batch.counts[S.ROWS], counts[S.WAITING_COUNT], batch.counts[S.BUCKET]
+    expect(state, rows == counts[S.RUNNING_COUNT], F.FAST_PATH_ROWS)
     ended = 0
     for row in strided(lane, rows, lanes):
         if completion_flags(limits, forecasts, row, batch.sampled[row]) & FINISH_MASK != 0:
@@ -117,6 +120,7 @@ def take_fast_path(limits, queues, state, lane, lanes):
 def commit_row(state, row, slot, length, token, flags):
     """One lane: append a row's token to its request, and write its completion word. length: of the request, with this token."""
     requests, forecasts = state.requests, state.forecast.rows
+    expect(state, requests.length[slot] == length - 1 and requests.status[slot] == S.RUNNING, F.FORECAST_STALE)
     mark = forecasts[row, S.FORECAST_SLOT_LAP]
     word = mark & SLOT_MASK | mark >> S.FORECAST_LAP_SHIFT << LAP_SHIFT | flags << FLAG_SHIFT
     if flags & HAS_TOKEN != 0:

@@ -6,8 +6,10 @@ the batch; and it releases no page.
 
 from __future__ import annotations
 
+from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, block_max, block_sum, device, strided
 from blinkpy.kv import state as S
+from blinkpy.kv.invariants import phase_faults as F
 from blinkpy.kv.page_allocator import evict_pages, extend_table
 from blinkpy.kv.prefix_cache import index_pages
 from blinkpy.queues.completion import LAPS
@@ -27,6 +29,8 @@ def count_computed(limits, state, lane, lanes):
         return
     for row in strided(lane, rows, lanes):
         requests.computed[batch.row_slots[row]] += batch.query_starts[row + 1] - batch.query_starts[row]
+        slot = batch.row_slots[row]
+        expect(state, requests.computed[slot] <= requests.length[slot], F.COMPUTED_BEYOND)
     if lane == 0:
         state.counters[COMPUTED_TOKENS] += batch.counts[S.TOKENS]
     barrier(lanes)
@@ -66,6 +70,7 @@ def grow_for_forecast(limits, state, lane, lanes):
         return False
     evict_pages(limits, pages, counts, state.counters, demand, lane, lanes)
     free = counts[S.FREE_COUNT]
+    expect(state, free >= demand, F.STACK_SHORT)
     for tile in strided(0, rows, lanes):
         row = tile + lane
         slot, short = 0, 0
@@ -135,6 +140,8 @@ def forecast_rows(limits, state, rows, lane, lanes):
         length = requests.length[slot] + 1
         last = is_last_token(limits, requests, slot)
         page = 0 if last else requests.page_table[slot, (length - 1) >> limits.page_shift]
+        expect(state, page >= 0, F.FORECAST_PAGELESS)
+        expect(state, batch.emits[row] == 1 and requests.status[slot] == S.RUNNING, F.FORECAST_ROWS)
         stops = 0
         if length - requests.prompt_length[slot] > requests.entry[slot, WORD_MIN_TOKENS]:
             for i in range(STOP_IDS):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, device, store_relaxed, strided
 from blinkpy.kv import state as S
+from blinkpy.kv.invariants import phase_faults as F
 from blinkpy.queues.words import (
     COUNTER_NAMES,
     ENGINE_COUNTERS,
@@ -32,6 +34,7 @@ def publish_status(limits, queues, state, lane, lanes):
         running, waiting = counts[S.RUNNING_COUNT], counts[S.WAITING_COUNT]
         free, cached = counts[S.FREE_COUNT], counts[S.CACHED_COUNT]
         rows, tokens = state.batch.counts[S.ROWS], state.batch.counts[S.TOKENS]
+        expect(state, free >= 0 and cached >= 0 and free + cached <= limits.pages, F.POOL_BEYOND)
         turns, steps, now = counts[S.TURNS] + 1, counts[S.STEPS], state.inbox.now_ns[0]
         store_relaxed(engine, GAUGE_RUNNING, running)
         store_relaxed(engine, GAUGE_WAITING, waiting)
@@ -52,6 +55,7 @@ def publish_deferred(limits, queues, state, lane, lanes):
     forecast, pairs, words = state.forecast, state.pairs, state.scratch.word
     forecasts, rows = forecast.rows, forecast.unpublished[0]
     barrier(lanes)  # all lanes have loaded the count
+    expect(state, 0 <= rows <= limits.rows, F.DEFERRED_BEYOND)
     if rows == 0:
         return
     for row in strided(lane, rows, lanes):

@@ -26,8 +26,10 @@ ring: it is written last.
 
 from __future__ import annotations
 
+from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, block_sum, device, strided
 from blinkpy.kv import state as S
+from blinkpy.kv.invariants import phase_faults as F
 from blinkpy.queues.submission import SQ_ENTRY_WORDS, WORD_HASH_COUNT
 
 HALF = 32
@@ -60,6 +62,7 @@ def record_turn(limits, state, lane, lanes):
         tokens = batch.query_starts[row + 1] - batch.query_starts[row]
         words[(at + row) & mask] = batch.row_slots[row] | tokens << HALF
     length = at + planned - position
+    expect(state, length <= limits.record_words, F.RECORD_BEYOND)
     barrier(lanes)
     if lane == 0:
         counts = state.counts
@@ -120,6 +123,7 @@ def record_entry(limits, state, pair, slot, copied, lane, lanes):
     requests, entry, recorder = state.requests, state.scratch.entry, state.recorder
     words, mask, at = recorder.words, limits.record_words - 1, open_note(limits, state)
     hashes = entry[WORD_HASH_COUNT] if copied > 0 else 0
+    expect(state, 0 <= copied <= limits.max_model_len, F.COPIED_BEYOND)
     pairs_of_tokens = (copied + 1) >> 1
     barrier(lanes)  # lane 0 moves the cursor below
     for i in strided(lane, SQ_ENTRY_WORDS >> 1, lanes):

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from blinkpy.device.array_trees import as_memoryviews
-from blinkpy.device.expect import PROBLEMS
-from blinkpy.kv.integrity import check_integrity
+from blinkpy.device.expect import FAULT_TEXTS
+from blinkpy.kv.invariants.check_state import state_faults
 from blinkpy.kv.state import ROWS
 from blinkpy.queues.array_types import Int32, Int64
 from blinkpy.queues.completion import (
@@ -29,12 +29,12 @@ from blinkpy.queues.completion import (
 )
 from blinkpy.queues.header import read_header
 from blinkpy.queues.logprob_record import RECORD_PAIR, RECORD_PAIRS, Records
-from blinkpy.queues.request_parameters import Sampling
+from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.words import ENGINE_STATE, FRONT_DOORBELL, PAIR_ATTACHED, PAIR_CQ_TAIL, PAIR_EPOCH, PAIR_SQ_HEAD, STATE_READY
 from blinkpy.transport.contract import EngineWords
 from blinkpy.verify.sim.simulation import plain_sim
 from blinkpy.verify.sim.synthetic_model import check_padding, compute, record_word, token_after, value_of
-from blinkpy.verify.sim.turn_invariants import check_promises
+from blinkpy.verify.sim.turn_invariants import check_turn
 from blinkpy.verify.sim.world import TICK_NS, make_world
 
 LONG_NS = 1 << 40
@@ -42,10 +42,10 @@ LONG_NS = 1 << 40
 
 @dataclass
 class Sent:
-    """A request and what it must get. It is the owner of its InFlight."""
+    """A request and what it must get. It is the owner of its InFlightRequest."""
 
     prompt: list[int]
-    sampling: Sampling
+    sampling: RequestParameters
     expected: list[int]
     finish: int
     got: list[int] = field(default_factory=list)
@@ -142,17 +142,17 @@ class FrontWorld:
         """One call of the scheduler, judged, and the model's step."""
         self.now += TICK_NS
         self.bucket = self._schedule(self.limits, self._queues, self._arrays, self.now, 0, 1)
-        problems = check_integrity(self.limits, self.state)
+        problems = state_faults(self.limits, self.state)
         assert not problems, problems
-        fault = check_promises(self.limits, self._queues, self._arrays, self._sim, self.now)
-        assert fault == 0, PROBLEMS[fault]
+        fault = check_turn(self.limits, self._queues, self._arrays, self._sim, self.now)
+        assert fault == 0, FAULT_TEXTS[fault]
         assert (self.bucket >= 0) == (self.state.batch.counts[ROWS] > 0)
         if self.bucket >= 0:
             fault = check_padding(self._arrays, self.bucket) or compute(self.limits, self._arrays, self._sim.cache, -1)
-            assert fault == 0, PROBLEMS[fault]
+            assert fault == 0, FAULT_TEXTS[fault]
         return self.bucket
 
-    def foresee(self, prompt: list[int], sampling: Sampling) -> Sent:
+    def expected_end(self, prompt: list[int], sampling: RequestParameters) -> Sent:
         """A request with all that it must get."""
         total = value = 0
         for i, token in enumerate(prompt):
@@ -172,7 +172,7 @@ class FrontWorld:
                 return Sent(prompt, sampling, expected, FINISH_LENGTH)
 
     def take(self, sent: Sent, token: int, flags: int, records: deque[Any]) -> None:
-        """Check one completion of a request. records: InFlight.records, from which its record is taken."""
+        """Check one completion of a request. records: InFlightRequest.records, from which its record is taken."""
         assert sent.ended == FINISH_NONE, "a completion after the last one"
         finish = flags & FINISH_MASK
         if flags & HAS_TOKEN:
