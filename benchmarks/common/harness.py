@@ -47,9 +47,9 @@ def check(fine: bool, what: str) -> None:
 
 
 def parser(name: str, description: str) -> argparse.ArgumentParser:
-    """The options that every benchmark has."""
+    """The options that every benchmark has. name: of its module, within benchmarks."""
     result = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=description)
-    result.add_argument("--output", type=Path, help=f"result file (default: benchmarks/results/{name}.json)")
+    result.add_argument("--output", type=Path, help=f"result file (default: benchmarks/results/{stem(name)}.json)")
     result.add_argument("--smoke", action="store_true", help="a few seconds, to see that it works; the figures mean nothing")
     help_text = "wait up to S seconds until other processes rest"
     result.add_argument("--wait-quiet", type=float, default=0.0, metavar="S", help=help_text)
@@ -58,15 +58,20 @@ def parser(name: str, description: str) -> argparse.ArgumentParser:
     return result
 
 
+def stem(name: str) -> str:
+    """The name of a benchmark's result file, without its suffix: parts.cpu_engine writes cpu_engine.json."""
+    return name.rpartition(".")[2]
+
+
 class Run:
-    """One run of a benchmark: shows progress, collects targets, writes the result file."""
+    """One run of a benchmark: shows progress, collects targets, writes the result file. name: as in parser."""
 
     def __init__(self, name: str, options: argparse.Namespace):
         self.name, self.options = name, options
         self.progress = Progress()
         if options.output is None and options.smoke:
-            options.output = ROOT / "build" / "benchmarks" / f"{name}.json"
-        self.output: Path = options.output or RESULTS / f"{name}.json"
+            options.output = ROOT / "build" / "benchmarks" / f"{stem(name)}.json"
+        self.output: Path = options.output or RESULTS / f"{stem(name)}.json"
         self._partial = self.output.with_suffix(".partial.json")
         self.targets: list[dict[str, Any]] = []
         self._waited = wait_quiet(options.wait_quiet, self.progress) if options.wait_quiet else 0.0

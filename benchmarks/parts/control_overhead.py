@@ -235,7 +235,7 @@ def measure(running: int, steps: int, seed: int, run: Run) -> dict[str, Any]:
 
 
 def benchmark(options: argparse.Namespace) -> None:
-    run = Run("scheduler", options)
+    run = Run("parts.control_overhead", options)
     if options.smoke:
         options.steps, options.running = 30, options.running or [1, 16]
     running = options.running or list(SIZES)
@@ -289,7 +289,7 @@ def plot(run: Run, results: dict[str, Any]) -> Any:
 
 
 def options() -> argparse.Namespace:
-    result = parser("scheduler", "Control overhead of the njit loop, per step.")
+    result = parser("parts.control_overhead", "Control overhead of the njit loop, per step.")
     result.add_argument("--running", type=int, nargs="+", help=f"running sequences (default: {' '.join(map(str, SIZES))})")
     result.add_argument("--steps", type=int, default=2500, help="measured steps of each load")
     result.add_argument("--seed", type=int, default=1, help="of the prompts and lengths")

@@ -241,7 +241,7 @@ def steps(options: argparse.Namespace, run: Run) -> dict[str, Any]:
 def benchmark(options: argparse.Namespace) -> None:
     if options.smoke:
         options.rounds, options.tokens, options.step_tokens, options.streams = 1, 24, 64, [1, 16]
-    run = Run("cpu_engine", options)
+    run = Run("parts.cpu_engine", options)
     import torch
 
     if options.threads:
@@ -295,7 +295,7 @@ def plot(run: Run, results: dict[str, Any]) -> Any:
 
 
 def options() -> argparse.Namespace:
-    result = parser("cpu_engine", "The CPU engine with the demonstration model.")
+    result = parser("parts.cpu_engine", "The CPU engine with the demonstration model.")
     result.add_argument("--streams", type=int, nargs="+", default=list(STREAMS))
     result.add_argument("--rounds", type=int, default=10)
     result.add_argument("--tokens", type=int, default=128, help="of each stream, for the rates")

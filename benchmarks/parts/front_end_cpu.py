@@ -146,7 +146,7 @@ def idle(pid: int, seconds: float) -> float:
 def benchmark(options: argparse.Namespace) -> None:
     if options.smoke:
         options.seconds, options.step_ms, options.rounds, options.first, options.streams = 0.5, 10.0, 1, 20, 8
-    run = Run("frontend", options)
+    run = Run("parts.front_end_cpu", options)
     streams, seconds = options.streams, options.seconds
     check(len(os.sched_getaffinity(0)) >= 2, "this benchmark needs two cores")
     # The context must hold an answer that outlasts the window; the null engine has no model that could limit it.
@@ -237,7 +237,7 @@ def plot(run: Run, results: dict[str, Any], options: argparse.Namespace) -> Any:
 
 
 def options() -> argparse.Namespace:
-    result = parser("frontend", "CPU time of a front-end worker per token event.")
+    result = parser("parts.front_end_cpu", "CPU time of a front-end worker per token event.")
     result.add_argument("--streams", type=int, default=64)
     result.add_argument("--step-ms", type=float, default=20.0, help="of the paced null engine")
     result.add_argument("--seconds", type=float, default=10.0, help="window of one round")

@@ -275,7 +275,7 @@ def measure(options: argparse.Namespace, run: Run) -> dict[str, Any]:
 
 
 def benchmark(options: argparse.Namespace) -> None:
-    run = Run("queue_pair", options)
+    run = Run("parts.queue_round_trip", options)
     if options.smoke:
         options.rounds, options.count = 2, 200
     results = measure(options, run)
@@ -307,7 +307,7 @@ def plot(run: Run, results: dict[str, Any]) -> Any:
 
 
 def options() -> argparse.Namespace:
-    result = parser("queue_pair", "Round trip over a queue pair in shared memory.")
+    result = parser("parts.queue_round_trip", "Round trip over a queue pair in shared memory.")
     result.add_argument("--rounds", type=int, default=20, help="rounds, in each of which every kind is measured")
     result.add_argument("--count", type=int, default=2000, help="round trips of one kind in a round")
     result.add_argument("--seed", type=int, default=1, help="of the prompts")

@@ -237,7 +237,7 @@ def count_instructions(run: Run) -> dict[str, Any]:
 
 
 def benchmark(options: argparse.Namespace) -> None:
-    run = Run("rdma_frontend", options)
+    run = Run("parts.rdma_cpu", options)
     if options.smoke:
         options.rounds, options.count = 1, 100
     results = measure(options, run)
@@ -256,7 +256,7 @@ def benchmark(options: argparse.Namespace) -> None:
 
 
 def options() -> argparse.Namespace:
-    result = parser("rdma_frontend", "CPU time of a front end over RDMA, with a stand-in for the network card.")
+    result = parser("parts.rdma_cpu", "CPU time of a front end over RDMA, with a stand-in for the network card.")
     result.add_argument("--rounds", type=int, default=10, help="rounds, in each of which every length is measured")
     result.add_argument("--count", type=int, default=1000, help="requests of one length in a round")
     result.add_argument("--seed", type=int, default=1, help="of the prompts")

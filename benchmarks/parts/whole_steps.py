@@ -188,7 +188,7 @@ def benchmark(options: argparse.Namespace) -> None:
         options.shape, options.seconds = "small", 0.3
     elif options.output is None:
         options.output = RESULTS / f"steps-{options.shape}.json"
-    run = Run("steps", options)
+    run = Run("parts.whole_steps", options)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(SHAPES[options.shape]))
         a = read_architecture(folder)
@@ -243,7 +243,7 @@ def measure(engine: Any, a: Architecture, chosen: list[Case], seconds: float, ru
 
 
 def options() -> argparse.Namespace:
-    result = parser("steps", "Whole steps on one GPU, back to back, with their power.")
+    result = parser("parts.whole_steps", "Whole steps on one GPU, back to back, with their power.")
     result.add_argument("--shape", choices=list(SHAPES), default="llama-3-8b", help="of the model; writes steps-SHAPE.json")
     result.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32, 64, 128, 256], help="of the decode steps")
     listed = ", ".join(map(str, TOKENS))

@@ -39,13 +39,13 @@ PAGES = (
 PART = re.compile(r"(<!-- measured: (\w+) -->\n).*?(<!-- end of measured -->)", re.DOTALL)
 SHAPES = {"llama-3-8b": "Llama-3-8B", "qwen3-30b-a3b": "Qwen3-30B-A3B"}
 CPU_ROWS = (  # file, how its target begins, what it is called here
-    ("scheduler", "scheduler call at 64 running, steady", "scheduler, one call at 64 running sequences, caches cold"),
-    ("scheduler", "scheduler call at 256 running, steady", "scheduler, one call at 256 running sequences, caches cold"),
+    ("control_overhead", "scheduler call at 64 running, steady", "scheduler, one call at 64 running sequences, caches cold"),
+    ("control_overhead", "scheduler call at 256 running, steady", "scheduler, one call at 256 running sequences, caches cold"),
     ("cpu_engine", "token rate of 16 streams", "demonstration model, 16 streams to one"),
     ("cpu_engine", "engine step to bare forward", "its engine step to the bare torch forward, 16 streams"),
-    ("frontend", "CPU of a worker per token event", "front end, CPU for each token event, 64 paced streams"),
-    ("rdma_frontend", "CPU of a request of 128 tokens", "front end over RDMA, CPU for a request of 128 tokens, without HTTP"),
-    ("queue_pair", "round trip through the transport", "queue pair, round trip between two processes"),
+    ("front_end_cpu", "CPU of a worker per token event", "front end, CPU for each token event, 64 paced streams"),
+    ("rdma_cpu", "CPU of a request of 128 tokens", "front end over RDMA, CPU for a request of 128 tokens, without HTTP"),
+    ("queue_round_trip", "round trip through the transport", "queue pair, round trip between two processes"),
 )
 GRID = "paper-"  # begins the name of a model's page
 ONE_SIZE = EARLIER  # of an earlier grid, alone on a machine
@@ -55,7 +55,7 @@ GRIDS = (GRID, ONE_SIZE, THREE_SIZES, REPEATS, ALONE)
 RUN_TWICE = (GRID, REPEATS, ONE_SIZE)  # may have loads that were measured twice
 TWO_MACHINES = {(GRID, "71f2dd4")}  # those, by commit, whose second run was on another machine: no file says it
 MAKERS = {  # of a result file, by the beginning of its name
-    "decode-": "`python benchmarks/parts/decode_step.py`",
+    "decode-": "`python -m benchmarks.parts.decode_step`",
     **dict.fromkeys(GRIDS, "`python -m benchmarks.serving.grid`"),
     "serving-": "`python -m benchmarks.serving.compare`",
     "interference-": "`python -m benchmarks.serving.interference`",
@@ -177,7 +177,7 @@ def energy(results: Results) -> str:
 
 def rdma(results: Results) -> str:
     """What a request takes of the processor in a front end over RDMA."""
-    found = results.read("rdma_frontend")
+    found = results.read("rdma_cpu")
     if not found:
         return "Not measured yet.\n"
     measured, limit = found["results"], found["targets"][0]["limit"]
@@ -243,11 +243,17 @@ def files(results: Results) -> str:
     lines = ["| file | made by | on | when, commit |", "|---|---|---|---|"]
     for name in results.names:
         found = results.read(name)
-        made = next((maker for start, maker in MAKERS.items() if name.startswith(start)), f"`python -m benchmarks.{name}`")
+        made = next((maker for start, maker in MAKERS.items() if name.startswith(start)), f"`python -m benchmarks.{module_of(name)}`")
         beside = [f"`{suffix}`" for suffix in (".png", ".md") if (results.folder / f"{name}{suffix}").exists()]
         also = f", {' '.join(beside)}" if beside else ""
         lines.append(f"| `{name}.json`{also} | {made} | {hardware(found)} | {when(found)} |")
     return "\n".join(lines) + "\n"
+
+
+def module_of(name: str) -> str:
+    """The benchmark that writes a result file, by that file's name."""
+    found = next((ROOT / "benchmarks").glob(f"*/{name}.py"), None)
+    return f"{found.parent.name}.{name}" if found else name
 
 
 PARTS: dict[str, Callable[[Results], str]] = {

@@ -33,7 +33,7 @@ def benchmark(options: argparse.Namespace) -> None:
     if options.smoke:
         options.streams, options.rate, options.seconds, options.rounds = [4], [8.0], 2.0, 1
         options.closed_data = options.open_data = "fixed:16:8"
-    run = Run("serving", options)
+    run = Run("serving.compare", options)
     before = earlier(run) if options.append else {}
     with bench(options, run.progress) as means:
         results = compare(means, loads(options), run.keep)
@@ -142,7 +142,7 @@ def pair(cell: dict[str, Any], what: str) -> str:
 
 
 def options() -> argparse.Namespace:
-    result = parser("serving", "Latency, throughput, goodput and energy of servers under load.")
+    result = parser("serving.compare", "Latency, throughput, goodput and energy of servers under load.")
     add_options(result)
     result.add_argument("--streams", type=int, nargs="*", default=[], help="closed loops with so many requests in flight")
     result.add_argument("--rounds", type=int, default=4, help="requests of each stream")

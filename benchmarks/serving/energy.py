@@ -19,7 +19,7 @@ from benchmarks.serving.compare import METHOD, compare, end, table
 def benchmark(options: argparse.Namespace) -> None:
     if options.smoke:
         options.streams, options.rounds, options.data, options.idle_s = [1, 4], 1, "fixed:16:8", 0.2
-    run = Run("energy", options)
+    run = Run("serving.energy", options)
     with bench(options, run.progress) as means:
         if means.meter.missing and not options.smoke:
             raise UsageError(f"no joules can be counted: {means.meter.missing}")
@@ -59,7 +59,7 @@ def plot(run: Run, results: dict[str, Any]) -> Any:
 
 
 def options() -> argparse.Namespace:
-    result = parser("energy", "Joules for each token against the number of streams.")
+    result = parser("serving.energy", "Joules for each token against the number of streams.")
     add_options(result)
     result.add_argument("--streams", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64, 128, 256])
     result.add_argument("--rounds", type=int, default=3, help="requests of each stream")

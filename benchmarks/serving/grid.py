@@ -159,7 +159,7 @@ def benchmark(options: argparse.Namespace) -> None:
     state_folder = Path(options.state or ROOT / "build" / "benchmarks" / f"{name}-state")
     deadline = time.monotonic() + options.budget if options.budget else float("inf")
     plan = {key: getattr(options, key) for key in SAME} | origin(machine(), revision())
-    run = Run("paper", options)
+    run = Run("serving.grid", options)
     with bench(options, run.progress) as means:
         state = State(state_folder, plan)
         cells = grid(options, means.systems)
@@ -247,7 +247,7 @@ def gather(state: State, cells: list[Cell], means: Bench, errors: dict[str, str]
 
 
 def options() -> argparse.Namespace:
-    result = parser("paper", "Request rates, isolated and interfered, for each system.")
+    result = parser("serving.grid", "Request rates, isolated and interfered, for each system.")
     add_options(result)
     result.add_argument("--quick", action="store_true", help=f"{len(QUICK_RATES)} rates of {QUICK_SECONDS:g} s")
     help_text = "requests a second, measured in this order (default: 13 from 1 to 32)"

@@ -38,7 +38,7 @@ def benchmark(options: argparse.Namespace) -> None:
     if options.smoke:
         options.rate, options.seconds, options.drain_s, options.data = 6.0, 2.0, 10.0, "fixed:24:12"
         options.per_core, options.kinds = [0, 1], ["memory"]
-    run = Run("interference", options)
+    run = Run("serving.interference", options)
     with bench(options, run.progress) as means:
         results: dict[str, Any] = {**means.facts(), "systems": {}}
         for system in means.systems:
@@ -112,7 +112,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def options() -> argparse.Namespace:
-    result = parser("interference", "Servers beside neighbours.")
+    result = parser("serving.interference", "Servers beside neighbours.")
     add_options(result)
     result.set_defaults(kinds=KINDS)
     result.add_argument(

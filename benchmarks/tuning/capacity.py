@@ -241,7 +241,7 @@ def benchmark(options: argparse.Namespace) -> None:
     if options.smoke:
         options.rate, options.seconds, options.steps, options.mixed, options.burst = [8.0], 4.0, [1024, 2048], [512], [4096]
         options.streams, options.rounds = [4], 1
-    run = Run("capacity", options)
+    run = Run("tuning.capacity", options)
     times = StepTimes(read_decode(ROOT / options.decode, options.context_ns), options.context_ns)
     times = dataclasses.replace(times, **{name: getattr(options, name) for name in TIMES if getattr(options, name) is not None})
     if options.against:
@@ -268,7 +268,7 @@ TIMES = ("weights_ms", "overhead_ms", "prefill_tokens_s", "attention_ns", "outsi
 
 
 def options() -> argparse.Namespace:
-    result = parser("capacity", "Latencies under load, predicted from the times of steps.")
+    result = parser("tuning.capacity", "Latencies under load, predicted from the times of steps.")
     decode = "benchmarks/results/decode-llama-3-8b.json"
     result.add_argument("--decode", default=decode, metavar="FILE", help="decode steps, of benchmarks/parts/decode_step.py")
     result.add_argument(

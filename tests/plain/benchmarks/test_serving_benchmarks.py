@@ -440,7 +440,7 @@ def test_smoke_grid_is_measured_once(tmp_path: Path) -> None:
     # Beside neighbours on one core an engine may pause for seconds: that is no error here.
     patient = ["--extra", "blinkpy:--device cpu --engine-timeout-ms 60000", "--env", "blinkpy:OMP_NUM_THREADS=1"]
     arguments = ["--state", str(state), *patient, *places]
-    done = command("paper", output, *arguments, "--streams", "3")
+    done = command("serving.grid", output, *arguments, "--streams", "3")
     document = json.loads(output.read_text())
     results = document["results"]
     assert results["complete"]
@@ -463,7 +463,7 @@ def test_smoke_grid_is_measured_once(tmp_path: Path) -> None:
     kept = {path.name: path.read_bytes() for path in state.iterdir()}
     lost = f"blinkpy-isolated-4-{own}-0.json"
     (state / lost).unlink()
-    again = command("paper", output, *arguments, "--budget", "1", "--no-plot")  # no time to measure it again
+    again = command("serving.grid", output, *arguments, "--budget", "1", "--no-plot")  # no time to measure it again
     assert f"{len(found) - 2} of {len(found) - 1} cells are done" in again.stdout  # the closed loop isn't asked for, but kept
     assert "starting" not in again.stderr
     assert {path.name: path.read_bytes() for path in state.iterdir()} == {n: data for n, data in kept.items() if n != lost}
@@ -473,11 +473,11 @@ def test_smoke_grid_is_measured_once(tmp_path: Path) -> None:
     assert refused.returncode == 2 and "cells of another grid (seed)" in refused.stderr
 
 
-@pytest.mark.parametrize("name", ["serving", "interference", "energy"])
+@pytest.mark.parametrize("name", ["serving.compare", "serving.interference", "serving.energy"])
 def test_smoke(name: str, tmp_path: Path) -> None:
     output = tmp_path / "result.json"
     cores = sorted(os.sched_getaffinity(0))
-    both = name == "interference" and len(cores) > 1  # placements of the front end
+    both = name == "serving.interference" and len(cores) > 1  # placements of the front end
     places = ["--frontend-cores", str(cores[-1])] if both else []
     done = command(name, output, *NULL, *places)
     found = json.loads(output.read_text())["results"]["systems"]["blinkpy"]
@@ -520,7 +520,7 @@ def test_starts_and_loads_with_neighbours_wait_for_loads_without(tmp_path: Path)
 def test_a_start_that_has_no_turn_in_time_is_left_for_the_next_run(tmp_path: Path) -> None:
     arguments = ["--state", str(tmp_path / "state"), *NULL, "--rates", "4", "--modes", "isolated", "--no-plot"]
     with Beside(tmp_path / "beside", "other", Progress()) as other, other.load(interfered=False):
-        done = command("paper", tmp_path / "paper.json", *arguments, "--budget", "19", "--beside", str(tmp_path / "beside"))
+        done = command("serving.grid", tmp_path / "paper.json", *arguments, "--budget", "19", "--beside", str(tmp_path / "beside"))
     assert "0 of 2 cells are done: run the same command again" in done.stdout
     assert "waiting for others' loads" in done.stderr
     assert not list(tmp_path.glob("*.log"))
