@@ -243,7 +243,8 @@ def files(results: Results) -> str:
     lines = ["| file | made by | on | when, commit |", "|---|---|---|---|"]
     for name in results.names:
         found = results.read(name)
-        made = next((maker for start, maker in MAKERS.items() if name.startswith(start)), f"`python -m benchmarks.{module_of(name)}`")
+        by_name = (maker for start, maker in MAKERS.items() if name.startswith(start))
+        made = next(by_name, f"`python -m benchmarks.{module_of(name)}`")
         beside = [f"`{suffix}`" for suffix in (".png", ".md") if (results.folder / f"{name}{suffix}").exists()]
         also = f", {' '.join(beside)}" if beside else ""
         lines.append(f"| `{name}.json`{also} | {made} | {hardware(found)} | {when(found)} |")

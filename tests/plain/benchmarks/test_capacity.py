@@ -112,7 +112,7 @@ def test_decode_results_are_read_without_their_context(tmp_path: Path) -> None:
     assert rows == 8
     assert ms == pytest.approx(5 - 8 * 150 * 0.001)
     path.write_text("{}")
-    with pytest.raises(UsageError, match=r"is no result of benchmarks/decode\.py"):
+    with pytest.raises(UsageError, match=r"is no result of benchmarks/parts/decode_step\.py"):
         read_decode(path, 1.0)
 
 
