@@ -166,7 +166,6 @@ ifneq ($(GPU),)
 	@$(DECODE)scheduler.json --shape small --spin-us 5000 --rows 1 64 256 1024 --prompt 48
 	@for shape in $(SHAPES); do $(GRID) --model $$shape $(EQUAL) $(ARGS) && $(GRID) --model $$shape $(ALL) $(ARGS) || exit 1; done
 	@$(GRID) $(ALONE) $(ARGS) && $(GRID) $(TWICE) $(ARGS)
-	@$(RUNNER) -m benchmarks.headroom
 	-@$(RUN) -m pytest tests/gpu -m 'not whole_gpu' --junitxml=build/gpu-tests.xml
 	-@$(RUN) -m pytest tests/gpu -m whole_gpu --junitxml=build/gpu-tests-alone.xml
 	@$(RUNNER) -m benchmarks.report.gpu_tests build/gpu-tests.xml build/gpu-tests-alone.xml \

@@ -25,7 +25,6 @@ from benchmarks.report.energy_report import energy_table
 from benchmarks.report.gpu_tests import gpu_tests
 from benchmarks.report.grid_plot import draw
 from benchmarks.report.grid_summary import summary
-from benchmarks.report.headroom_table import page as headroom
 from benchmarks.report.serving_tables import alone, claim, paragraph, percent, serving
 from benchmarks.report.steps_table import table as steps_table
 from benchmarks.starts import marked
@@ -244,7 +243,7 @@ def files(results: Results) -> str:
     for name in results.names:
         found = results.read(name)
         by_name = (maker for start, maker in MAKERS.items() if name.startswith(start))
-        made = next(by_name, f"`python -m benchmarks.{module_of(name)}`")
+        made = next(by_name, module_of(name))
         beside = [f"`{suffix}`" for suffix in (".png", ".md") if (results.folder / f"{name}{suffix}").exists()]
         also = f", {' '.join(beside)}" if beside else ""
         lines.append(f"| `{name}.json`{also} | {made} | {hardware(found)} | {when(found)} |")
@@ -252,9 +251,9 @@ def files(results: Results) -> str:
 
 
 def module_of(name: str) -> str:
-    """The benchmark that writes a result file, by that file's name."""
+    """The command that writes a result file, by that file's name; a benchmark may be gone since."""
     found = next((ROOT / "benchmarks").glob(f"*/{name}.py"), None)
-    return f"{found.parent.name}.{name}" if found else name
+    return f"`python -m benchmarks.{found.parent.name}.{name}`" if found else "a benchmark of that commit"
 
 
 PARTS: dict[str, Callable[[Results], str]] = {
@@ -264,7 +263,6 @@ PARTS: dict[str, Callable[[Results], str]] = {
     "serving": lambda results: serving(grids(results, GRID)),
     "cpu": cpu,
     "capacity": lambda results: capacity_page(results.read("capacity").get("results", {})),
-    "headroom": lambda results: headroom(results.read("headroom").get("results")),
     "energy": energy,
     "steps": steps,
     "step_sizes": lambda results: step_sizes(pairs(results, ONE_SIZE, THREE_SIZES)),
