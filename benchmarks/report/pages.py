@@ -18,7 +18,6 @@ from typing import Any
 
 from benchmarks.common.harness import RESULTS, ROOT, UsageError, main, save_figure
 from benchmarks.earlier import Pairs, step_sizes, together
-from benchmarks.promises import ALONE, EARLIER, SCHEDULER, STEPS, Served, promises
 from benchmarks.repeats import Twice, commit_of, repeats
 from benchmarks.report.capacity_report import page as capacity_page
 from benchmarks.report.energy_report import energy_table
@@ -46,8 +45,10 @@ CPU_ROWS = (  # file, how its target begins, what it is called here
     ("rdma_cpu", "CPU of a request of 128 tokens", "front end over RDMA, CPU for a request of 128 tokens, without HTTP"),
     ("queue_round_trip", "round trip through the transport", "queue pair, round trip between two processes"),
 )
+STEPS, SCHEDULER = "decode-llama-3-8b", "decode-scheduler"
+ALONE = "alone-"  # of loads with each system alone on a machine, one after another
 GRID = "paper-"  # begins the name of a model's page
-ONE_SIZE = EARLIER  # of an earlier grid, alone on a machine
+ONE_SIZE = "steps-of-2048-"  # of an earlier grid, alone on a machine
 THREE_SIZES = "steps-of-512-"  # of one between the two, side by side with the other model's
 REPEATS = "repeats-"  # of one that was measured to see how much two runs differ
 GRIDS = (GRID, ONE_SIZE, THREE_SIZES, REPEATS, ALONE)
@@ -269,11 +270,6 @@ PARTS: dict[str, Callable[[Results], str]] = {
     "together": lambda results: together(pairs(results, ONE_SIZE, GRID)),
     "repeats": lambda results: repeats(twice(results), pairs(results, THREE_SIZES, GRID)),
     "alone": lambda results: alone(grids(results, ALONE)),
-    "promises": lambda results: promises(
-        {title: Served(*(results.read(kind + name) for kind in (GRID, ONE_SIZE, ALONE))) for name, title in SHAPES.items()},
-        {name: results.read(name) for name in (STEPS, SCHEDULER)},
-        twice(results),
-    ),
     "tests": lambda results: gpu_tests(found) if (found := results.read("gpu_tests")) else "",
     "rdma": rdma,
     "files": files,
