@@ -32,7 +32,7 @@ Document = dict[str, Any]
 PAGES = (
     ROOT / "README.md",
     RESULTS / "README.md",
-    *(ROOT / "docs" / f"{name}.md" for name in ("evaluation", "benchmarks", "gpu-loop", "tuning")),
+    *(ROOT / "docs" / f"{name}.md" for name in ("results", "tuning")),
 )
 PART = re.compile(r"(<!-- measured: (\w+) -->\n).*?(<!-- end of measured -->)", re.DOTALL)
 SHAPES = {"llama-3-8b": "Llama-3-8B", "qwen3-30b-a3b": "Qwen3-30B-A3B"}

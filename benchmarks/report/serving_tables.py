@@ -111,7 +111,7 @@ def model(title: str, file: Document) -> str:
     lines += [
         *remarks(document),
         "",
-        f"![{title}: each figure against the rate](benchmarks/results/{file_name(document)}.png)",
+        f"![{title}: each figure against the rate](../benchmarks/results/{file_name(document)}.png)",
         "",
     ]
     return "\n".join(lines)
@@ -124,7 +124,7 @@ def file_name(document: Document) -> str:
 def origin(file: Document) -> list[str]:
     """Machine, versions, commit, date, cores, and where every cell is."""
     name = file_name(file["results"])
-    every = f"Every cell, with energy and errors: [{name}.md](benchmarks/results/{name}.md)."
+    every = f"Every cell, with energy and errors: [{name}.md](../benchmarks/results/{name}.md)."
     return paragraph(*machine(file), *alongside(file["results"]), every)
 
 
