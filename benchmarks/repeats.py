@@ -12,6 +12,7 @@ from typing import Any
 from benchmarks.report.grid_summary import MEDIANS, MODES, Document, repeated, series
 from benchmarks.report.serving_tables import OURS, PEER, percent
 
+Pairs = dict[str, tuple[Document, Document]]  # result files by the model's title
 WITHIN = 0.05  # two runs of a load shall differ by no more
 
 

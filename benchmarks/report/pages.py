@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.harness import RESULTS, ROOT, UsageError, main, save_figure
-from benchmarks.earlier import Pairs, step_sizes, together
-from benchmarks.repeats import Twice, commit_of, repeats
+from benchmarks.repeats import Pairs, Twice, commit_of, repeats
 from benchmarks.report.capacity_report import page as capacity_page
 from benchmarks.report.energy_report import energy_table
 from benchmarks.report.gpu_tests import gpu_tests
@@ -266,8 +265,6 @@ PARTS: dict[str, Callable[[Results], str]] = {
     "capacity": lambda results: capacity_page(results.read("capacity").get("results", {})),
     "energy": energy,
     "steps": steps,
-    "step_sizes": lambda results: step_sizes(pairs(results, ONE_SIZE, THREE_SIZES)),
-    "together": lambda results: together(pairs(results, ONE_SIZE, GRID)),
     "repeats": lambda results: repeats(twice(results), pairs(results, THREE_SIZES, GRID)),
     "alone": lambda results: alone(grids(results, ALONE)),
     "tests": lambda results: gpu_tests(found) if (found := results.read("gpu_tests")) else "",

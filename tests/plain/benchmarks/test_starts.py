@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from benchmarks.common.harness import to_json
-from benchmarks.earlier import step_sizes, together
 from benchmarks.report.grid_summary import series, summary
 from benchmarks.report.pages import Results
 from benchmarks.report.serving_tables import serving
@@ -130,31 +129,3 @@ def test_pages_leave_them_out_and_name_them(tmp_path: Path) -> None:
     (tmp_path / "paper-en.json").unlink()
     assert names(Results(tmp_path).read("paper-em")) == [[], [], []]
     assert json.loads((tmp_path / "paper-em.json").read_text()) == result("em", loads)
-
-
-def test_next_to_earlier_results() -> None:
-    """What both have is shown, and what doesn't count says so."""
-
-    def grid(tpot: float, commit: str, **more: Any) -> dict[str, Any]:
-        level = {"p50": {"value": tpot}, "p99": {"value": 2 * tpot}, "mean": 1.5 * tpot}
-        figures = dict.fromkeys(("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms"), level)
-        loads = [
-            *(cell(system, 0, 5, mode=mode) for system in ("blinkpy", "vllm") for mode in ("isolated", "interfered")),
-            *(cell(system, 0, 5, rate=0) for system in ("blinkpy", "vllm")),
-        ]
-        for load in loads[4:]:
-            load["cell"]["streams"] = 64
-        loads[5] |= more
-        return result("em", [one | figures for one in loads], commit)
-
-    disturbed = {"beside": {"waited_s": 0.0, "benchmarks": ["en"], "starts": ["a for en"]}}
-    pairs = {"Em": (grid(10, "a" * 40), grid(20, "b" * 40, **disturbed))}
-    text = step_sizes(pairs)
-    assert "Em: `aaaaaaa` → `bbbbbbb`." in text
-    row = "10 → 20 | 20 → 40 | 15 → 30 | 20 → 40 | 20 → 40 | 15 → 30 |\n"
-    assert f"| Em | 16 requests/s | {row}" in text and f"| Em | 64 streams | {row}" in text
-    assert text.count("| Em |") == 2
-    text = together(pairs)
-    assert "| Em | 16 requests/s, interfered | 10 → 20 | 10 → 20 | 900 → 900 |\n" in text
-    assert "| Em | 64 streams | 10 → left out | 10 → left out | 900 → left out |\n" in text
-    assert step_sizes({}) == together({}) == "Not measured yet.\n"
