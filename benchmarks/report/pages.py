@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.harness import RESULTS, ROOT, UsageError, main, save_figure
-from benchmarks.repeats import Pairs, Twice, commit_of, repeats
 from benchmarks.report.capacity_report import page as capacity_page
 from benchmarks.report.energy_report import energy_table
 from benchmarks.report.gpu_tests import gpu_tests
@@ -28,11 +27,7 @@ from benchmarks.report.steps_table import table as steps_table
 from benchmarks.starts import marked
 
 Document = dict[str, Any]
-PAGES = (
-    ROOT / "README.md",
-    RESULTS / "README.md",
-    *(ROOT / "docs" / f"{name}.md" for name in ("results", "tuning")),
-)
+PAGES = (ROOT / "README.md", RESULTS / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 PART = re.compile(r"(<!-- measured: (\w+) -->\n).*?(<!-- end of measured -->)", re.DOTALL)
 SHAPES = {"llama-3-8b": "Llama-3-8B", "qwen3-30b-a3b": "Qwen3-30B-A3B"}
 CPU_ROWS = (  # file, how its target begins, what it is called here
@@ -47,12 +42,7 @@ CPU_ROWS = (  # file, how its target begins, what it is called here
 STEPS, SCHEDULER = "decode-llama-3-8b", "decode-scheduler"
 ALONE = "alone-"  # of loads with each system alone on a machine, one after another
 GRID = "paper-"  # begins the name of a model's page
-ONE_SIZE = "steps-of-2048-"  # of an earlier grid, alone on a machine
-THREE_SIZES = "steps-of-512-"  # of one between the two, side by side with the other model's
-REPEATS = "repeats-"  # of one that was measured to see how much two runs differ
-GRIDS = (GRID, ONE_SIZE, THREE_SIZES, REPEATS, ALONE)
-RUN_TWICE = (GRID, REPEATS, ONE_SIZE)  # may have loads that were measured twice
-TWO_MACHINES = {(GRID, "71f2dd4")}  # those, by commit, whose second run was on another machine: no file says it
+GRIDS = (GRID, ALONE, "steps-of-", "repeats-")  # the last two: of earlier grids
 MAKERS = {  # of a result file, by the beginning of its name
     "decode-": "`python -m benchmarks.parts.decode_step`",
     **dict.fromkeys(GRIDS, "`python -m benchmarks.serving.grid`"),
@@ -214,24 +204,6 @@ def cpu(results: Results) -> str:
     return "\n".join([*head, *lines, "", *text]) + "\n"
 
 
-def pairs(results: Results, before: str, after: str) -> Pairs:
-    """Two grids of each model, by how their names begin, where there are both."""
-    left, right = grids(results, before), grids(results, after)
-    return {title: (left[title], right[title]) for title in left if left[title] and right[title]}
-
-
-def twice(results: Results) -> list[Twice]:
-    """The grids that may have loads that were measured twice."""
-    found = []
-    for kind in RUN_TWICE:
-        for name, title in SHAPES.items():
-            file = results.read(kind + name)
-            elsewhere = bool(file) and (kind, commit_of(file)) in TWO_MACHINES
-            where = "on two machines of one kind" if elsewhere else "on one machine, one run after the other"
-            found.append(Twice(title, where, kind + name, file))
-    return found
-
-
 def grids(results: Results, kind: str) -> dict[str, Document]:
     """Of each model, by its title; empty where there is none."""
     return {title: results.read(kind + name) for name, title in SHAPES.items()}
@@ -265,7 +237,6 @@ PARTS: dict[str, Callable[[Results], str]] = {
     "capacity": lambda results: capacity_page(results.read("capacity").get("results", {})),
     "energy": energy,
     "steps": steps,
-    "repeats": lambda results: repeats(twice(results), pairs(results, THREE_SIZES, GRID)),
     "alone": lambda results: alone(grids(results, ALONE)),
     "tests": lambda results: gpu_tests(found) if (found := results.read("gpu_tests")) else "",
     "rdma": rdma,
@@ -316,15 +287,13 @@ def origin_of(found: Document) -> str:
 
 
 def rewritten(text: str, results: Results) -> str:
-    """A page with its measured parts made anew. Raises UsageError for a part that isn't known, or a page without any."""
+    """A page with its measured parts made anew. Raises UsageError for a part that isn't known."""
 
     def part(found: re.Match[str]) -> str:
         if found[2] not in PARTS:
             raise UsageError(f"unknown part {found[2]!r}: one of {', '.join(PARTS)}")
         return found[1] + PARTS[found[2]](results) + found[3]
 
-    if not PART.search(text):
-        raise UsageError("the page has no measured part")
     return PART.sub(part, text)
 
 

@@ -49,8 +49,6 @@ def test_a_page_whose_figures_are_old_is_noticed(tmp_path: Path) -> None:
     assert rewritten(page, Results(tmp_path)) == page.replace("old\n", files(Results(tmp_path)))
     with pytest.raises(UsageError, match="unknown part 'fils'"):
         rewritten(page.replace("files", "fils"), Results(tmp_path))
-    with pytest.raises(UsageError, match="no measured part"):
-        rewritten("before", Results(tmp_path))
 
 
 # ---- the serving comparison, of made-up cells ---------------------------------------------------------------------------
