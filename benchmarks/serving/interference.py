@@ -19,7 +19,8 @@ from typing import Any
 
 from benchmarks.common.harness import Run, main, parser
 from benchmarks.serving.cell import Bench, Load, add_options, bench
-from benchmarks.serving.compare import METHOD, end, pair
+from benchmarks.serving.compare import METHOD, end
+from benchmarks.serving.load_figures import levels
 from benchmarks.serving.neighbours import KINDS
 from benchmarks.serving.systems import Cores, Running, ServerError
 
@@ -100,8 +101,8 @@ def table(results: dict[str, Any]) -> str:
                 name,
                 cell["front_end"],
                 f"{cell['load']['per_core']} {cell['load']['kinds'][0]}",
-                pair(cell, "ttft_ms"),
-                pair(cell, "tpot_ms"),
+                levels(cell, "ttft_ms"),
+                levels(cell, "tpot_ms"),
                 f"{cell['output_tokens_per_s']:g}",
                 ", ".join(ratios),
                 str(cell["context_switches"].get("involuntary", "")),
