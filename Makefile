@@ -137,7 +137,7 @@ else
 endif
 
 bench: $(call STAMP,bench)
-	@for name in queue_round_trip control_overhead front_end_cpu cpu_engine rdma_cpu tokenizer_rate; do $(RUNNER) -m benchmarks.parts.$$name $(ARGS) || exit 1; done
+	@for name in queue_round_trip control_overhead front_end_cpu cpu_engine rdma_cpu; do $(RUNNER) -m benchmarks.parts.$$name $(ARGS) || exit 1; done
 
 paper: $(call STAMP,bench)
 	@$(RUNNER) -m benchmarks.serving.grid --model '$(MODEL)' $(ARGS)

@@ -93,7 +93,7 @@ def options() -> argparse.Namespace:
     result.add_argument("--per-core", type=int, nargs="+", default=[0], help=help_text)
     result.add_argument("--seconds", type=float, default=60.0, help="of arrivals, of an open loop")
     result.add_argument("--drain-s", type=float, default=60.0, help="after which what hasn't ended is given up")
-    result.add_argument("--open-data", default="azure", metavar="DATA", help="fixed:IN:OUT, azure, azure:FILE, sharegpt:FILE")
+    result.add_argument("--open-data", default="azure", metavar="DATA", help="fixed:IN:OUT, azure, azure:FILE")
     result.add_argument(
         "--arrivals", choices=("poisson", "trace"), default="poisson", help="trace: the data set's own, at --rate"
     )

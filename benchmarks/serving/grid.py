@@ -35,9 +35,8 @@ from benchmarks.common.harness import (
     revision,
     to_json,
 )
-from benchmarks.serving.cell import Bench, Load, add_options, bench, table
+from benchmarks.serving.cell import Bench, Load, add_options, bench, placements, table
 from benchmarks.serving.compare import METHOD, end
-from benchmarks.serving.interference import placements
 from benchmarks.serving.load_figures import MODES, verdict
 from benchmarks.serving.systems import Running, ServerError, System
 
@@ -243,7 +242,7 @@ def options() -> argparse.Namespace:
     result.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
     result.add_argument("--seconds", type=float, help=f"of arrivals in a cell (default: {SECONDS:g})")
     result.add_argument("--drain-s", type=float, default=60.0, help="after which what hasn't ended is given up")
-    result.add_argument("--data", default="azure", help="fixed:IN:OUT, azure, azure:FILE, sharegpt:FILE")
+    result.add_argument("--data", default="azure", help="fixed:IN:OUT, azure, azure:FILE")
     result.add_argument("--arrivals", choices=("poisson", "trace"), default="poisson")
     result.add_argument("--per-core", type=int, default=8, help="neighbours on each of the server's cores, when interfered")
     result.add_argument(

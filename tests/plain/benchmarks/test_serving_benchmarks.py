@@ -16,13 +16,13 @@ import pytest
 from support.front_end.scripted_server import scripted
 
 from benchmarks.common.harness import UsageError
+from benchmarks.common.load import LoadResult, Record
 from benchmarks.common.model_shapes import SHAPES, write_folder
 from benchmarks.common.nvml import EnergyMeter, interpolated
 from benchmarks.report.grid_summary import ratios, series
 from benchmarks.report.pages import grid_page
-from benchmarks.serving.host_counters import parse_perf, switches
-from benchmarks.serving.interference import conditions, placements
-from benchmarks.serving.load import LoadResult, Record
+from benchmarks.serving.cell import placements
+from benchmarks.serving.host_counters import switches
 from benchmarks.serving.load_figures import Slo, figures, steps_of
 from benchmarks.serving.neighbours import KINDS, Neighbours
 from benchmarks.serving.systems import (
@@ -66,14 +66,7 @@ def test_data_sets(tmp_path: Path) -> None:
     assert list(trace.times) == pytest.approx([0, 60.25])
     assert str(tmp_path) not in trace.name
 
-    share = tmp_path / "share.json"
-    turns = [[("human", "one two three"), ("gpt", "four five")], [("gpt", "hello")], [("human", "a " * 200), ("gpt", "b")]]
-    share.write_text(json.dumps([{"conversations": [{"from": who, "value": text} for who, text in turn]} for turn in turns]))
-    found = read_dataset(f"sharegpt:{share}", 100, lambda text: len(text.split()))
-    assert found.lengths.tolist() == [[3, 2]]
-    assert found.texts == ("one two three",)
-
-    for wrong in ("fixed:0:4", "fixed:4", "azure:/nowhere.csv", "sharegpt", "else", "fixed:50:60"):
+    for wrong in ("fixed:0:4", "fixed:4", "azure:/nowhere.csv", "else", "fixed:50:60"):
         with pytest.raises(DatasetError, match=wrong.partition(":")[0]):
             read_dataset(wrong, 100)
 
@@ -354,7 +347,6 @@ def test_cores() -> None:
     assert (Cores((0,)).loading, Cores((0,)).watching) == ((), ())
     assert {name: place.contended for name, place in placements(cores).items()} == {"own": (0, 1), "shared": (0, 1, 2, 3)}
     assert list(placements(Cores((0, 1)))) == ["shared"]
-    assert conditions(["build", "memory"], [0, 2]) == [("none", 0), ("build", 2), ("memory", 2)]
 
 
 def test_ports_are_not_those_of_connections() -> None:
@@ -418,12 +410,6 @@ def worked(pid: int) -> bool:
     return int(user) + int(system) + int(of_children) + int(system_of_children) >= 10  # ticks
 
 
-def test_perf_output() -> None:
-    output = "123;;LLC-loads;100;100.00;;\n7;;LLC-load-misses:u;100;100.00;5;of all\n"
-    assert parse_perf(output) == {"LLC-loads": 123, "LLC-load-misses": 7}
-    assert "missing" in parse_perf("<not supported>;;LLC-loads;0;100.00;;\n")
-
-
 # ---- the whole ----------------------------------------------------------------------------------------------------------
 
 NULL = ["--extra", "blinkpy:--device null --null-step-us 3000"]
@@ -479,19 +465,15 @@ def test_smoke_grid_is_measured_once(tmp_path: Path) -> None:
     assert refused.returncode == 2 and "cells of another grid (seed)" in refused.stderr
 
 
-@pytest.mark.parametrize("name", ["serving.compare", "serving.interference"])
-def test_smoke(name: str, tmp_path: Path) -> None:
+def test_smoke_comparison(tmp_path: Path) -> None:
+    """A closed loop and an open one, with the null engine."""
     output = tmp_path / "result.json"
-    cores = sorted(os.sched_getaffinity(0))
-    both = name == "serving.interference" and len(cores) > 1  # placements of the front end
-    places = ["--frontend-cores", str(cores[-1])] if both else []
-    done = command(name, output, *NULL, *places)
+    done = command("serving.compare", output, *NULL)
     found = json.loads(output.read_text())["results"]["systems"]["blinkpy"]
     (start,) = found["starts"]
     assert start["version"] and start["start_to_healthy_s"] > 0
-    assert [cell["front_end"] for cell in found["cells"]] == ["own"] * 2 * both + ["shared"] * 2
-    for cell in found["cells"]:
-        assert cell["errors"] == {} and cell["completed"] > 0
+    assert [cell["load"]["streams"] for cell in found["cells"]] == [4, 0]
+    assert all(cell["errors"] == {} and cell["completed"] > 0 for cell in found["cells"])
     assert "| blinkpy |" in done.stdout
     assert str(ROOT) not in output.read_text()
 
