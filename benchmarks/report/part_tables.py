@@ -35,6 +35,7 @@ CHOICES = (  # that are shown: policy, max_num_batched_tokens, mixed_step_tokens
     ("short-prompts", 2048, 512, 4096, 0),
     ("short-prompts", 8192, 512, 4096, 2048),
 )
+LOADS = ("16 requests/s", "64 streams")  # that are shown
 CHOICE = ("policy", "tokens", "mixed", "burst", "burst_step")
 PREDICTED = ("ttft_p50", "ttft_mean", "ttft_p99", "tpot_p50", "tpot_mean", "tpot_p99", "itl_p99", "itl_max", "e2e_mean")
 
@@ -201,7 +202,7 @@ def capacity(results: Results) -> dict[str, Any]:
         name = f"{load['streams']} streams" if load["streams"] else f"{load['rate']:g} requests/s"
         choices = [row for row in load["choices"] if tuple(row[key] for key in CHOICE) in CHOICES]
         rows = [[row["name"], *(f"{row[key]:g}" for key in PREDICTED)] for row in choices]
-        loads.append((name, load["requests"], rows))
+        loads += [(name, load["requests"], rows)] if name in LOADS else []
     return {"loads": loads, "head": ["policy, step tokens", *(key.replace("_", " ") for key in PREDICTED)]}
 
 

@@ -309,7 +309,7 @@ def energy_rows(document: Document) -> Rows:
             found.setdefault(load_name(cell), {})[key["system"]] = cell
     rows = []
     for load, cells in sorted(found.items(), key=lambda item: (item[0].endswith("/s"), float(item[0].split()[0]))):
-        for name in systems(document):
+        for name in (OURS, PEER):
             if name in cells:
                 energy, steps = cells[name]["energy"], cells[name]["steps"]
                 step = joules_a_step(cells[name])
