@@ -185,11 +185,9 @@ def rdma(results: Results) -> dict[str, Any]:
     measured, limit = found["results"], found["targets"][0]["limit"]
     sizes = sorted(int(name.removeprefix("request_")) for name in measured if name.startswith("request_"))
     times = [measured[f"request_{size}"]["p50"]["value"] for size in sizes]
-    counted = [measured["instructions"].get(f"request_{size}") for size in sizes]
     rows = [
         ["tokens of the prompt", *(f"{size:,}" for size in sizes)],
         ["CPU time, median", *(f"{time:.0f} us" + ("" if time <= limit else ": **missed**") for time in times)],
-        ["instructions", *(f"{count:,}" if count else "not counted" for count in counted)],
     ]
     others = percent(found["others"]["other_processes"])
     return {"rows": rows, "hardware": hardware(found), "when": when(found), "others": others}

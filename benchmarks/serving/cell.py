@@ -40,7 +40,6 @@ class Load:
 
     data: str
     rate: float = 0.0
-    arrivals: str = "poisson"
     seconds: float = 60.0
     drain_s: float = 60.0
     streams: int = 0
@@ -106,7 +105,7 @@ class Bench:
         text = load.text or self.chat
         if load.streams:
             return closed_loop(data, load.streams, load.rounds, load.seed, self.model.vocabulary, text)
-        return open_loop(data, load.arrivals, load.rate, load.seconds, load.seed, self.model.vocabulary, text)
+        return open_loop(data, load.rate, load.seconds, load.seed, self.model.vocabulary, text)
 
     def _offer(self, server: Running, load: Load, requests: Sequence[Request], name: str = "") -> LoadResult:
         target = Target(server.host, server.port, self.model.name, self.chat, self.api_key, self.temperature)

@@ -25,11 +25,10 @@ class DatasetError(UsageError):
 
 @dataclass(frozen=True)
 class Dataset:
-    """lengths: int32 [n, 2], tokens of prompt and answer; times: float64 [n], seconds, of a trace."""
+    """lengths: int32 [n, 2], tokens of prompt and answer."""
 
     name: str
     lengths: NDArray[np.int32]
-    times: NDArray[np.float64] | None = None
 
 
 def read_dataset(name: str, limit: int) -> Dataset:
@@ -54,21 +53,14 @@ def read_dataset(name: str, limit: int) -> Dataset:
     keep = (found.lengths.sum(1) <= limit) & (found.lengths.min(1) >= 1)
     if not keep.any():
         raise DatasetError(f"data set {name}: nothing fits into {limit} tokens")
-    times = None if found.times is None else found.times[keep]
-    return Dataset(f"{kind}:{Path(rest).name}" if kind != "fixed" and rest else name, found.lengths[keep], times)
+    return Dataset(f"{kind}:{Path(rest).name}" if kind != "fixed" and rest else name, found.lengths[keep])
 
 
 def _read_azure(path: Path) -> Dataset:
-    """Columns TIMESTAMP (a date, or seconds), ContextTokens, GeneratedTokens."""
+    """Columns ContextTokens, GeneratedTokens."""
     with path.open(newline="") as lines:
-        rows = [(row["TIMESTAMP"], row["ContextTokens"], row["GeneratedTokens"]) for row in csv.DictReader(lines)]
-    first = rows[0][0]
-    if first.replace(".", "").isdigit():
-        times = np.array([float(row[0]) for row in rows])
-    else:
-        dates = np.array([row[0] for row in rows], "datetime64[ns]")
-        times = (dates - dates[0]).astype(np.int64) / 1e9
-    return Dataset(str(path), np.array([row[1:] for row in rows], np.int32), times)
+        rows = [(row["ContextTokens"], row["GeneratedTokens"]) for row in csv.DictReader(lines)]
+    return Dataset(str(path), np.array(rows, np.int32))
 
 
 def poisson(rate: float, seconds: float, rng: np.random.Generator) -> NDArray[np.float64]:
@@ -80,33 +72,11 @@ def poisson(rate: float, seconds: float, rng: np.random.Generator) -> NDArray[np
     return times[times < seconds]
 
 
-def trace_rows(
-    times: NDArray[np.float64], rate: float, seconds: float, rng: np.random.Generator
-) -> tuple[int, NDArray[np.float64]]:
-    """A stretch of a trace with its own pattern of arrivals, its clock changed so that the whole trace has the wanted mean rate.
-
-    Returns the first row and the arrival times in [0, seconds). Raises DatasetError when the trace is shorter.
-    """
-    scaled = (times - times[0]) * ((len(times) - 1) / (times[-1] - times[0]) / rate)
-    if scaled[-1] < seconds:
-        raise DatasetError(f"the trace lasts {scaled[-1]:.0f} s at {rate:g} requests a second: less than {seconds:g} s")
-    begin = rng.uniform(0, scaled[-1] - seconds)
-    first, end = np.searchsorted(scaled, [begin, begin + seconds])
-    return int(first), scaled[first:end] - begin
-
-
-def open_loop(data: Dataset, arrivals: str, rate: float, seconds: float, seed: int, vocabulary: int, text: bool) -> list[Request]:
-    """Requests at given times, whether or not the server keeps up. arrivals: poisson, or trace for the data set's own."""
+def open_loop(data: Dataset, rate: float, seconds: float, seed: int, vocabulary: int, text: bool) -> list[Request]:
+    """Requests at times of their own, Poisson, whether or not the server keeps up."""
     rng = np.random.default_rng([seed, round(1000 * rate)])
-    if arrivals == "trace":
-        if data.times is None:
-            raise DatasetError(f"data set {data.name} has no arrival times")
-        first, due = trace_rows(data.times, rate, seconds, rng)
-        rows = np.arange(first, first + len(due))
-    else:
-        due = poisson(rate, seconds, rng)
-        rows = rng.integers(0, len(data.lengths), len(due))
-    return _requests(data, due, rows, vocabulary, text)
+    due = poisson(rate, seconds, rng)
+    return _requests(data, due, rng.integers(0, len(data.lengths), len(due)), vocabulary, text)
 
 
 def closed_loop(data: Dataset, streams: int, rounds: int, seed: int, vocabulary: int, text: bool) -> list[Request]:

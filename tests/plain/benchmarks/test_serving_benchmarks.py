@@ -51,21 +51,17 @@ MODEL = Model("folder", "m", 1000, 500, True)
 
 def test_data_sets(tmp_path: Path) -> None:
     azure = read_dataset("azure", 8192)
-    assert azure.times is not None
     assert len(azure.lengths) == len(AZURE.read_text().splitlines()) - 1 == 2000
     assert tuple(azure.lengths[0]) == (1209, 396)
-    assert (np.diff(azure.times) >= 0).all()
     short = read_dataset("azure", 1000)
-    assert 0 < len(short.lengths) == len(short.times) < 2000
+    assert 0 < len(short.lengths) < 2000
     assert short.lengths.sum(1).max() <= 1000
 
     dated = tmp_path / "trace.csv"
     dated.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.50,3,4\n2023-11-16 18:16:46.75,5,6\n")
     trace = read_dataset(f"azure:{dated}", 100)
     assert trace.lengths.tolist() == [[3, 4], [5, 6]]
-    assert list(trace.times) == pytest.approx([0, 60.25])
     assert str(tmp_path) not in trace.name
-
     for wrong in ("fixed:0:4", "fixed:4", "azure:/nowhere.csv", "else", "fixed:50:60"):
         with pytest.raises(DatasetError, match=wrong.partition(":")[0]):
             read_dataset(wrong, 100)
@@ -73,28 +69,21 @@ def test_data_sets(tmp_path: Path) -> None:
 
 def test_the_same_is_offered_to_all_with_new_contents(rng: np.random.Generator) -> None:
     data, seed = read_dataset("azure", 8192), int(rng.integers(1 << 30))
-    for arrivals in ("poisson", "trace"):
-        first, second = (open_loop(data, arrivals, 20.0, 30.0, seed, 1000, False) for _ in range(2))
-        assert [(r.due, r.prompt_tokens, r.max_tokens) for r in first] == [(r.due, r.prompt_tokens, r.max_tokens) for r in second]
-        assert [r.prompt for r in first] != [r.prompt for r in second]
-        assert all(len(r.prompt) == r.prompt_tokens and 0 <= min(r.prompt) and max(r.prompt) < 1000 for r in first)
-        due = np.array([r.due for r in first])
-        assert (np.diff(due) >= 0).all() and 0 <= due.min() and due.max() < 30
-        pairs = {tuple(row) for row in data.lengths.tolist()}
-        assert all((r.prompt_tokens, r.max_tokens) in pairs for r in first)
-        if arrivals == "poisson":
-            assert 450 < len(first) < 750  # 600 expected, standard deviation 24.5
-            gaps = np.diff(due) * 20
-            assert abs(np.mean(gaps > 1) - np.exp(-1)) < 0.12  # exponential
+    first, second = (open_loop(data, 20.0, 30.0, seed, 1000, False) for _ in range(2))
+    assert [(r.due, r.prompt_tokens, r.max_tokens) for r in first] == [(r.due, r.prompt_tokens, r.max_tokens) for r in second]
+    assert [r.prompt for r in first] != [r.prompt for r in second]
+    assert all(len(r.prompt) == r.prompt_tokens and 0 <= min(r.prompt) and max(r.prompt) < 1000 for r in first)
+    due = np.array([r.due for r in first])
+    assert (np.diff(due) >= 0).all() and 0 <= due.min() and due.max() < 30
+    pairs = {tuple(row) for row in data.lengths.tolist()}
+    assert all((r.prompt_tokens, r.max_tokens) in pairs for r in first)
+    assert 450 < len(first) < 750  # 600 expected, standard deviation 24.5
+    assert abs(np.mean(np.diff(due) * 20 > 1) - np.exp(-1)) < 0.12  # exponential
     streams = closed_loop(data, 4, 3, seed, 1000, False)
     assert len(streams) == 12
     texts = closed_loop(data, 4, 3, seed, 1000, True)
     assert [r.max_tokens for r in texts] == [r.max_tokens for r in streams]
     assert all(isinstance(r.prompt, str) and r.prompt for r in texts)
-    with pytest.raises(DatasetError, match="no arrival times"):
-        open_loop(read_dataset("fixed:3:4", 100), "trace", 1.0, 1.0, 1, 10, False)
-    with pytest.raises(DatasetError, match="lasts"):
-        open_loop(data, "trace", 1000.0, 60.0, 1, 10, False)
 
 
 def test_a_shape_is_a_folder_that_blinkpy_reads(tmp_path: Path, rng: np.random.Generator) -> None:
