@@ -6,8 +6,8 @@ The engine runs in this process with random weights; a client in another thread 
 Per batch size: step time (from one end of a step to the next, so scheduling included). Of the scheduler: the time from the moment
 at which its kernel sees that the step is complete until it has decided (turns of the short way, whose tokens are published beside
 the next step, and of the general one), how long before that moment its other half was done, and the gap: from the end of a step's
-last kernel to the begin of the next step, noted by kernels of one thread behind that one and at the root of each step graph. Times
-are of the GPU's clock, in microseconds: median and 99th percentile.
+last kernel to the begin of the next step, noted by kernels of one thread behind that one and at the root of each step graph.
+Times are of the GPU's clock, in microseconds: median and 99th percentile.
 
 With --spin-us each step is one kernel that does nothing for so long: the scheduler with warm caches, at any number of rows.
 """
