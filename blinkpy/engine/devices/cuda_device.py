@@ -1,7 +1,7 @@
 """--device cuda: an NVIDIA GPU, with the scheduler in a loop on it, or on the host (--control).
 
 Order of a start: check the GPU, read the model, plan the memory, load weights, allocate, compile and load every kernel, capture
-the step graphs, map the queues, instantiate the loop. What fails for want of memory says what was planned.
+the step graphs, map the queues, instantiate the loop. Errors for want of memory show the plan.
 """
 
 from __future__ import annotations
