@@ -52,8 +52,8 @@ from blinkpy.kernels.loop.loop_kernels import LANES, MAX_BUCKETS
 
 OVERLAP_LEAD_KERNELS = 12
 """`overlap` may begin this many kernels before the end of a step's layers: late, so that it sees late arrivals, and early
-enough to end before the step. It has to find a multiprocessor with room. The large product behind the layers can leave none for as long
-as it runs (0.25 ms of a Llama-3-8B step on an H200), so it begins a layer or two before."""
+enough to end before the step. It has to find a multiprocessor with room. The large product behind the layers can leave none
+for as long as it runs (0.25 ms of a Llama-3-8B step on an H200), so it begins a layer or two before."""
 
 REHEARSAL_KERNELS = 3
 """The rehearsal begins this many kernels before a step's end: behind the product with the vocabulary's matrix, which would push

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from blinkpy.config import Config, ConfigError
-from blinkpy.engine.devices.device_contract import HOST, Runner, Setup
+from blinkpy.engine.devices.device_contract import Runner, Setup
+from blinkpy.engine.link.pair_memory import HOST
 from blinkpy.packages import installed, missing_packages
 from blinkpy.transport.verbs import RdmaOptions
 
