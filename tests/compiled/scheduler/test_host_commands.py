@@ -6,7 +6,7 @@ from support.attached_world import prompt, world
 from support.scheduler_world import Sizes, World
 
 from blinkpy.engine.devices.host_turns import run_turns
-from blinkpy.engine.devices.null_step import made_up_step, synthetic_token
+from blinkpy.engine.devices.null_step import synthetic_step, synthetic_token
 from blinkpy.kv.state import DRAINED, NO_BATCH, STOPPED
 from blinkpy.queues.completion import FINISH_LENGTH, unpack_completion
 from blinkpy.queues.words import (
@@ -72,7 +72,7 @@ def test_the_null_engine_serves_made_up_tokens() -> None:
     front.submit(prompt(6), 5, seed=-(2**62))
     scheduler = Scheduler(made.limits, made.state)
     scheduler.attach(made.views)
-    step = made_up_step(scheduler, range(10, 40), 0)
+    step = synthetic_step(scheduler, range(10, 40), 0)
     assert run_turns(scheduler, step, 5_000_000, 1 << 62) == NO_BATCH
     words = [unpack_completion(int(word)) for word in made.views.cq[0, :5]]
     expected = [synthetic_token(-(2**62), position, 10, 40) for position in range(6, 11)]
