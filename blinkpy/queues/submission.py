@@ -69,17 +69,8 @@ _values_of = attrgetter(*(p.name for p in _PARAMETERS))
 _SEED = [p.name for p in _PARAMETERS].index("seed")
 
 
-def pack_entry(
-    parameters: RequestParameters,
-    request_id: int,
-    epoch: int,
-    slot: int,
-    prompt_offset: int,
-    prompt_length: int,
-    hash_offset: int,
-    hash_count: int,
-) -> bytes:
-    """A submission entry; seed None becomes a random one.
+def pack_entry(parameters: RequestParameters, request_id: int, *place: int) -> bytes:
+    """A submission entry; seed None becomes a random one. place: epoch, slot, prompt offset and length, hash offset and count.
 
     Raises ValueError when there are more stop ids than an entry holds, or a value overflows.
     """
@@ -89,7 +80,6 @@ def pack_entry(
     values = list(_values_of(parameters))
     if values[_SEED] is None:
         values[_SEED] = secrets.randbits(63)
-    place = (epoch, slot, prompt_offset, prompt_length, hash_offset, hash_count)
     try:
         return _PACKED.pack(request_id, *values, *place, *stops, *(-1,) * (STOP_IDS - len(stops)))
     except (struct.error, OverflowError) as error:
