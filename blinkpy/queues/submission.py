@@ -94,15 +94,11 @@ def order_key(bits: int) -> int:
     return bits ^ INT32_MAX if bits < 0 else bits
 
 
-def float_bits(value: float) -> int:
-    """Bits of a value as float32, as int32."""
-    return int(np.float32(value).view(np.int32))
-
-
 def _check(p: Parameter) -> tuple[int, int, int, int]:
     low, high = p.accepted
     if p.is_float:
-        return WORD[p.name], order_key(float_bits(low)) + p.above_low, order_key(float_bits(high)), 1
+        lowest, highest = (order_key(int(np.float32(bound).view(np.int32))) for bound in p.accepted)
+        return WORD[p.name], lowest + p.above_low, highest, 1
     if p.dtype == "i4":
         return WORD[p.name], int(low), int(high), 0
     if p.accepted not in ((0, INT64_MAX), INT64_RANGE):
