@@ -109,6 +109,7 @@ lint: $(call STAMP,dev)
 	  echo "make lint: a merge left these conflict markers" >&2; exit 1; fi
 	@$(RUNNER) -m ruff check .
 	@$(RUNNER) -m mypy
+	@$(RUNNER) tools/sizes.py
 
 fuzz: $(VENV)/.dev
 	@PYTHONPATH=tests $(RUN) tools/fuzz.py --seconds $(SECONDS)

@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 
 from blinkpy.config import Config, ConfigError
+from blinkpy.config import options as config_options
 from blinkpy.dpu.generation import Generation
 from blinkpy.dpu.generation_defaults import default_sampling
-from blinkpy.dpu.link.connect_shm import attach_segment
+from blinkpy.dpu.link.connectors import connect
 from blinkpy.dpu.link.queue_pair import EngineLostError, NoRoomError, QueuePair
 from blinkpy.dpu.text.chat_template import ChatError, load_template
 from blinkpy.dpu.text.detokenizer import Detokenizer
@@ -39,6 +40,7 @@ from blinkpy.serving.engine_process import ENGINE_STOP_S, START_SILENCE_S
 from blinkpy.serving.processes import Child, ChildError
 from blinkpy.serving.segment_names import private_name, remove_leftovers
 from blinkpy.transport.segment import unlink_stale
+from blinkpy.transport.transport_kinds import WorkerIdentity
 
 ATTACH_S = 10.0
 POLL_S = 0.0005
@@ -105,7 +107,7 @@ class LLM:
     """
 
     def __init__(self, model: str = "demo", *, show_progress: bool | None = None, **options: Any):
-        allowed = _engine_option_names()
+        allowed = _option_names()
         for name in options:
             if name not in allowed:
                 raise ConfigError(f"unknown option {name!r} of LLM; it has {', '.join(sorted(allowed))}")
@@ -125,7 +127,7 @@ class LLM:
             try:
                 child.wait_ready(START_SILENCE_S, progress, progress.tick)
                 self._engine = child
-                self._pair = QueuePair(attach_segment(name, 0, ATTACH_S), self.config.queue.engine_timeout_ms / 1000)
+                self._pair = QueuePair(connect(self.config, WorkerIdentity(0)), self.config.queue.engine_timeout_ms / 1000)
             except ChildError as error:
                 self._end()
                 raise ConfigError(str(error)) if error.usage else RuntimeError(str(error)) from error
@@ -267,9 +269,7 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return list(prompts)  # type: ignore[arg-type]
 
 
-def _engine_option_names() -> set[str]:
+def _option_names() -> set[str]:
     """Options that mean something here."""
-    from blinkpy.cli import engine_options
-
-    without = {"model", "name", "workers", "shutdown_s"}
-    return {item.name for _, item in engine_options()} - without | {"chat_template", "engine_timeout_ms"}
+    names = {item.name for _, item in config_options("engine")} - {"model", "name", "workers", "shutdown_s"}
+    return names | {"chat_template", "engine_timeout_ms"}

@@ -9,8 +9,9 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.common.harness import UsageError
+from blinkpy.device.cuda.cuda_graphs import StepGraph
 from blinkpy.kv.state import BATCH_COUNTS, DECODE_ROWS, EMITS, MAX_CONTEXT, ROWS, TOKENS
-from blinkpy.models.gpu.gpu_step import GpuStep, StepGraph
+from blinkpy.models.gpu.gpu_step import GpuStep
 from blinkpy.queues.submission import WORD_TEMPERATURE, neutral_entries
 
 Int32 = NDArray[np.int32]

@@ -127,12 +127,12 @@ def bare_model(rows: int, room: int) -> Any:
     sys.path.append(str(ROOT / "tests"))
     from support.models.bare_forward import BareForward  # type: ignore[import-not-found,unused-ignore]
 
-    from blinkpy.models.description.decoder_description import read_architecture
+    from blinkpy.models.families.describe_model import describe_model
     from blinkpy.models.weights.decoder_weights import choose_dtype, load_weights
     from blinkpy.models.weights.model_folder import resolve_model
 
     folder = resolve_model("demo")
-    architecture = read_architecture(folder)
+    architecture = describe_model(folder)
     return BareForward(architecture, load_weights(architecture, folder, choose_dtype(architecture, "auto", "cpu")), rows, room)
 
 

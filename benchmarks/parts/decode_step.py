@@ -38,22 +38,13 @@ from benchmarks.common.hand_batches import decoding, graph_for, put  # noqa: E40
 from benchmarks.common.harness import revision  # noqa: E402
 from benchmarks.common.model_shapes import SHAPES  # noqa: E402
 from benchmarks.common.roofline import floor_us  # noqa: E402
+from blinkpy.device.cuda.cuda_graphs import StepGraph  # noqa: E402
 from blinkpy.dpu.link.connect_shm import attach_segment  # noqa: E402
 from blinkpy.dpu.link.queue_pair import QueuePair  # noqa: E402
 from blinkpy.engine.devices.cuda_device import CudaEngine  # noqa: E402
-from blinkpy.kernels.loop.loop_kernels import (  # noqa: E402
-    TRACE_AHEAD_BEGIN,
-    TRACE_AHEAD_END,
-    TRACE_BEGIN,
-    TRACE_END,
-    TRACE_GRAPH,
-    TRACE_ROWS,
-    TRACE_STEADY,
-    TRACE_STEP_BEGIN,
-    TRACE_STEP_END,
-)
-from blinkpy.models.description.decoder_description import Architecture, read_architecture  # noqa: E402
-from blinkpy.models.gpu.gpu_step import StepGraph  # noqa: E402
+from blinkpy.kernels.loop import loop_words as L  # noqa: E402
+from blinkpy.models.description.decoder_description import DecoderDescription  # noqa: E402
+from blinkpy.models.families.describe_model import describe_model  # noqa: E402
 from blinkpy.queues.request_parameters import RequestParameters  # noqa: E402
 
 
@@ -65,7 +56,7 @@ def graph_alone(engine: CudaEngine, rows: int, context: int, repeats: int = 50) 
     """Times of the decode graph of so many rows, replayed by the host one after another, in microseconds."""
     step, sizes, work = engine._gpu_step, engine.sizes, decoding(rows, context)
     pages = np.arange(sizes.num_pages, dtype=np.int32)
-    put(engine.device_state, work, sizes.page_size, pages, step.decoder.a.vocab_size)
+    put(engine.device_state, work, sizes.page_size, pages, step.decoder.model.vocab_size)
     graph = graph_for(step, work).graph
     graph.instantiate()
     times = []
@@ -138,12 +129,12 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             engine.cycles = arguments.spin_us * torch.cuda.get_device_properties(0).clock_rate // 1000
         engine.start()
         try:
-            return _measure(engine, read_architecture(folder), arguments)
+            return _measure(engine, describe_model(folder), arguments)
         finally:
             engine.close()
 
 
-def _measure(engine: CudaEngine, a: Architecture, arguments: argparse.Namespace) -> dict[str, Any]:
+def _measure(engine: CudaEngine, a: DecoderDescription, arguments: argparse.Namespace) -> dict[str, Any]:
     wall: dict[int, dict[str, float]] = {}
     client = threading.Thread(target=drive, args=(engine, arguments.rows, arguments.prompt, arguments.new, wall), daemon=True)
     client.start()
@@ -167,12 +158,12 @@ def _measure(engine: CudaEngine, a: Architecture, arguments: argparse.Namespace)
     executive = engine.executive
     result["scheduler_kernels"] = {name: asdict(needs) for name, needs in executive.kernel_resources.items()}
     trace = executive.traced()
-    interval = np.diff(trace[:, TRACE_BEGIN]) / 1e3
+    interval = np.diff(trace[:, L.TRACE_BEGIN]) / 1e3
     shapes = engine._gpu_step.shapes
     context = arguments.prompt + arguments.new // 2
     for rows in arguments.rows:
-        decode = np.array([not shapes[g].mixed for g in trace[:, TRACE_GRAPH]])
-        steady = decode & (trace[:, TRACE_ROWS] == rows)
+        decode = np.array([not shapes[g].mixed for g in trace[:, L.TRACE_GRAPH]])
+        steady = decode & (trace[:, L.TRACE_ROWS] == rows)
         pairs = steady[:-1] & steady[1:]
         if not pairs.any():
             continue
@@ -196,19 +187,19 @@ def _measure(engine: CudaEngine, a: Architecture, arguments: argparse.Namespace)
 
 def scheduler_times(turn: np.ndarray, following: np.ndarray, chosen: np.ndarray) -> dict[str, Any]:
     """Times of the scheduler in the chosen turns. turn, following: rows of the trace, each with the row after it."""
-    times = (turn[:, TRACE_END] - turn[:, TRACE_BEGIN]) / 1e3
-    gap = (following[:, TRACE_STEP_BEGIN] - turn[:, TRACE_STEP_END]) / 1e3
-    chosen = chosen & (turn[:, TRACE_STEP_END] > turn[:, TRACE_STEP_BEGIN])  # else its stamp came too late
-    steady = turn[:, TRACE_STEADY] == 1
+    times = (turn[:, L.TRACE_END] - turn[:, L.TRACE_BEGIN]) / 1e3
+    gap = (following[:, L.TRACE_STEP_BEGIN] - turn[:, L.TRACE_STEP_END]) / 1e3
+    chosen = chosen & (turn[:, L.TRACE_STEP_END] > turn[:, L.TRACE_STEP_BEGIN])  # else its stamp came too late
+    steady = turn[:, L.TRACE_FAST_PATH] == 1
     result: dict[str, Any] = {}
     for name, kind in (("", chosen & steady), ("general_", chosen & ~steady)):
         if kind.any():
             result[f"{name}turns"] = int(kind.sum())
             result[f"{name}scheduler_us"] = percentiles(times[kind])
             result[f"{name}gap_us"] = percentiles(gap[kind])
-    result["scheduler_began_after_us"] = percentiles((turn[:, TRACE_BEGIN] - turn[:, TRACE_STEP_END])[chosen] / 1e3)
-    result["ahead_us"] = percentiles((turn[:, TRACE_AHEAD_END] - turn[:, TRACE_AHEAD_BEGIN])[chosen] / 1e3)
-    result["ahead_done_before_us"] = percentiles((turn[:, TRACE_BEGIN] - turn[:, TRACE_AHEAD_END])[chosen] / 1e3)
+    result["scheduler_began_after_us"] = percentiles((turn[:, L.TRACE_BEGIN] - turn[:, L.TRACE_STEP_END])[chosen] / 1e3)
+    result["ahead_us"] = percentiles((turn[:, L.TRACE_OVERLAP_END] - turn[:, L.TRACE_OVERLAP_BEGIN])[chosen] / 1e3)
+    result["ahead_done_before_us"] = percentiles((turn[:, L.TRACE_BEGIN] - turn[:, L.TRACE_OVERLAP_END])[chosen] / 1e3)
     return result
 
 

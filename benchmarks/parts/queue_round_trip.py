@@ -6,7 +6,7 @@ The other process is an engine reduced to its polling loop: compiled by njit wit
 waits for the doorbell and publishes completions at once. What is measured from the front end's side, in Python:
 
     memory       doorbell word -> completion word, the front end's side compiled too: what the machine itself takes
-    transport    ShmTransport.ring -> ShmTransport.read_completions sees the completion word
+    transport    ShmTransport.ring_doorbell -> ShmTransport.read_completions sees the completion word
     request_N    QueuePair.submit of a prompt of N tokens -> QueuePair.poll returns its final completion; the engine's side
                  reads the entry and the whole prompt, and answers with a checksum of them
 """
@@ -181,7 +181,7 @@ def memory_round_trips(front, cq, cq_entries, first, count, times):  # type: ign
 def transport_round_trips(transport: ShmTransport, first: int, count: int) -> NDArray[np.float64]:
     """Round trips of a doorbell and one completion word; us."""
     times, clock, size = np.empty(count), time.perf_counter_ns, SIZES.cq_entries
-    ring, read = transport.ring, transport.read_completions
+    ring, read = transport.ring_doorbell, transport.read_completions
     for i in range(count):
         position = first + i
         lap, index = lap_of(position, size), position & size - 1

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from blinkpy.dpu.api_errors import ApiError, busy, unavailable
 from blinkpy.dpu.generation import Generation
-from blinkpy.dpu.link.queue_pair import EngineLostError, EngineUnavailableError, Event, NoRoomError, QueuePair
+from blinkpy.dpu.link.queue_pair import CompletionEvent, EngineLostError, EngineUnavailableError, NoRoomError, QueuePair
 from blinkpy.dpu.metrics import Metrics
 from blinkpy.queues.array_types import Int32
 from blinkpy.queues.completion import HAS_TOKEN
@@ -170,7 +170,7 @@ class EngineLink:
         if self.pair is pair and pair.in_flight:
             self._schedule(delay)
 
-    def _feed(self, completions: list[Event], now: float) -> bool:
+    def _feed(self, completions: list[CompletionEvent], now: float) -> bool:
         """Hand completions to their generations. Returns whether one of them had several."""
         touched: list[Generation] = []
         tokens = 0

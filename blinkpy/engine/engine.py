@@ -15,12 +15,15 @@ from pathlib import Path
 from typing import Protocol
 
 from blinkpy.config import Config, step_sizes
+from blinkpy.engine.devices.null_device import run_null
 from blinkpy.engine.link.pair_memory import QueueMemory
 from blinkpy.engine.sizing import EngineSizes, engine_sizes
+from blinkpy.kv import state as S
 from blinkpy.kv.limits import Limits, make_limits
-from blinkpy.kv.state import DRAINED, STEPS, STOPPED, Batch, Requests, State
+from blinkpy.kv.state import Batch, Requests, State
 from blinkpy.kv.state_memory import make_state
-from blinkpy.models.description.decoder_description import Architecture, read_architecture
+from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.families.describe_model import describe_model
 from blinkpy.models.weights.model_folder import resolve_model
 from blinkpy.progress import ProgressCallback
 from blinkpy.queues.header import EngineFacts
@@ -95,8 +98,8 @@ class Engine:
         null = config.engine.device == "null"
         weights = not null and config.model.load_format != "dummy"
         folder = resolve_model(config.model.model, weights=weights, tokenizer=False)
-        architecture = read_architecture(folder)
-        config = self._settle(architecture)
+        architecture = describe_model(folder)
+        config = self._choose_step_sizes(architecture)
         page_bytes, cache_bytes = self._page_bytes(architecture)
         self.sizes = engine_sizes(config, architecture.max_position, page_bytes, cache_bytes)
         facts = self._facts(architecture)
@@ -111,19 +114,19 @@ class Engine:
         self.views = self.segment.views()
         self._scheduler.attach(self.views)
         if null:
-            self._scheduler.run_null(self._made_up_tokens(), 0, 0, 0)  # compiles it; its deadline is past
-        self._scheduler.step(time.monotonic_ns())  # the first call loads what was compiled
+            run_null(self._scheduler, self._made_up_tokens(), 0, 0, 0)  # compiles it; its deadline is past
+        self._scheduler.turn(time.monotonic_ns())  # the first call loads what was compiled
         self.views.engine[ENGINE_STATE] = STATE_READY
 
-    def _settle(self, architecture: Architecture) -> Config:
+    def _choose_step_sizes(self, architecture: DecoderDescription) -> Config:
         """Choose the options that hang on the model, where they were left open."""
-        sizes = step_sizes(self.config.scheduler, gpu=self.on_gpu, experts=any(architecture.sparse))
+        sizes = step_sizes(self.config.scheduler, gpu=self.on_gpu, experts=any(architecture.expert_layers))
         self.config = self.config.with_options(sizes)
         return self.config
 
     def _recorded(self, limits: Limits, state: State, policy: Policy) -> State:
         """The state with a recorder in memory that others can read, if there is to be one."""
-        if limits.record_calls == 0:
+        if limits.record_turns == 0:
             return state
         facts = {
             "queue": dataclasses.asdict(self.sizes.queue),
@@ -159,7 +162,7 @@ class Engine:
                 saved = save_crash(RecordingReader(name), folder, name, f"{type(error).__name__}: {error}"[:500])
                 print(f"blinkpy: {saved}", file=sys.stderr, flush=True)
 
-    def _page_bytes(self, architecture: Architecture) -> tuple[int, int]:
+    def _page_bytes(self, architecture: DecoderDescription) -> tuple[int, int]:
         """(bytes of one page, bytes for the cache)."""
         if self.config.engine.device == "null":
             return NULL_PAGE_BYTES, NULL_PAGES * NULL_PAGE_BYTES
@@ -169,7 +172,7 @@ class Engine:
         dtype = choose_dtype(architecture, self.config.model.dtype, "cpu")
         return kv_bytes_per_page(architecture, self.config.cache.page_size, dtype), self.config.cache.cpu_cache_mib << 20
 
-    def _load_step(self, folder: Path, architecture: Architecture) -> Step:
+    def _load_step(self, folder: Path, architecture: DecoderDescription) -> Step:
         import torch
 
         from blinkpy.models.cpu.cpu_step import CpuStep
@@ -200,10 +203,10 @@ class Engine:
             burst_step_tokens=options.burst_step_tokens,
             burst_tokens=options.burst_tokens,
             prefix_caching=self.config.cache.enable_prefix_caching,
-            record_calls=self.config.engine.record_steps,
+            record_turns=self.config.engine.record_steps,
         )
 
-    def _facts(self, architecture: Architecture) -> EngineFacts:
+    def _facts(self, architecture: DecoderDescription) -> EngineFacts:
         low, high = HASH_MULTIPLIER_RANGE
         return EngineFacts(
             instance=secrets.randbits(62) | 1,
@@ -236,7 +239,7 @@ class Engine:
         self._save_crash(error)
 
     def _run_steps(self, step: Step) -> None:
-        schedule, batch, requests = self._scheduler.step, self.state.batch, self.state.requests
+        schedule, batch, requests = self._scheduler.turn, self.state.batch, self.state.requests
         always = self.config.engine.check_integrity == "always"
         idle_since, pause = 0, IDLE_SLEEP_S[0]
         while True:
@@ -248,7 +251,7 @@ class Engine:
             if bucket >= 0:
                 step.run(batch, requests)
                 idle_since = 0
-            elif bucket in (STOPPED, DRAINED):
+            elif bucket in (S.STOPPED, S.DRAINED):
                 return
             elif idle_since == 0:
                 idle_since, pause = now, IDLE_SLEEP_S[0]
@@ -263,11 +266,11 @@ class Engine:
         step_ns, counts = self.config.engine.null_step_us * 1000, self.state.counts
         pause = IDLE_SLEEP_S[0]
         while True:
-            steps = counts[STEPS]
+            steps = counts[S.STEPS]
             deadline = time.monotonic_ns() + NULL_TURN_NS
-            if self._scheduler.run_null(tokens, step_ns, IDLE_SPIN_NS, deadline, self._after_call) in (STOPPED, DRAINED):
+            if run_null(self._scheduler, tokens, step_ns, IDLE_SPIN_NS, deadline, self._after_call) in (S.STOPPED, S.DRAINED):
                 return
-            if counts[STEPS] != steps:
+            if counts[S.STEPS] != steps:
                 pause = IDLE_SLEEP_S[0]
                 continue
             self._idle(time.monotonic_ns())

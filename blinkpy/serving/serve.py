@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 
 from blinkpy.config import Config, ConfigError
+from blinkpy.dpu.link.connectors import ENDS
 from blinkpy.models.weights.model_folder import find_model
 from blinkpy.process_exit import Signals, Stopped, describe_exit, print_error
 from blinkpy.progress import Progress
@@ -24,6 +25,7 @@ from blinkpy.serving.frontend_process import FRONTEND_START_S, check_packages
 from blinkpy.serving.processes import Child, ChildError
 from blinkpy.serving.segment_names import private_name, remove_leftovers
 from blinkpy.transport.segment import unlink_stale
+from blinkpy.transport.transport_kinds import chosen_end
 from blinkpy.verify.recording.crash_dump import crash_folder, save_crash
 from blinkpy.verify.recording.recording_errors import RecordingError
 from blinkpy.verify.recording.recording_links import remove_dead_links
@@ -33,12 +35,13 @@ FAULT_GRACE_S = 5.0  # how long front ends go on answering errors after the engi
 POLL_S = 0.1
 
 
-def serve(config: Config, named: bool) -> int:
-    """Serve until a signal or a failure; returns the exit code. named: the user chose the segment's name."""
-    if config.transport.transport != "shm":
-        raise ConfigError("serve runs everything on one machine: for RDMA start `blinkpy engine` and `blinkpy frontend`")
+def serve(config: Config, given: frozenset[str]) -> int:
+    """Serve until a signal or a failure; returns the exit code. given: names of the options that somebody set."""
+    if chosen_end(ENDS, config).crosses_machines:
+        way = f"--transport {config.transport.transport}"
+        raise ConfigError(f"serve runs everything on one machine: for {way} start `blinkpy engine` and `blinkpy frontend`")
     check_packages()
-    if not named:
+    if "name" not in given:
         config = config.with_options({"name": private_name()})
     remove_leftovers()
     progress = Progress()

@@ -14,7 +14,7 @@ from support.models.paged_batch import PagedBatches
 from blinkpy.config import ConfigError
 from blinkpy.engine.devices.cuda_device import CudaEngine
 from blinkpy.models.cpu.cpu_step import CpuStep
-from blinkpy.models.description.decoder_description import read_architecture
+from blinkpy.models.families.describe_model import describe_model
 from blinkpy.models.weights.decoder_weights import load_weights
 from blinkpy.queues.completion import FINISH_LENGTH
 from blinkpy.queues.request_parameters import RequestParameters
@@ -22,7 +22,7 @@ from blinkpy.queues.request_parameters import RequestParameters
 
 def cpu_tokens(folder: Path, prompts: list[list[int]], new: int) -> list[list[int]]:
     """Greedy continuations by the CPU engine's step, one request at a time."""
-    a, page = read_architecture(folder), step_cases.PAGE
+    a, page = describe_model(folder), step_cases.PAGE
     weights = load_weights(a, folder, torch.float32)
     out = []
     for prompt in prompts:

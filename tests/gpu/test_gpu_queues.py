@@ -33,11 +33,11 @@ class CopyingCard(Card):
     def __init__(self) -> None:
         from cuda.bindings import runtime
 
-        from blinkpy.device.cuda.cuda_calls import check
+        from blinkpy.device.cuda.cuda_calls import check_cuda
 
         super().__init__()
-        self._runtime, self._check, self._pinned = runtime, check, list[int]()
-        self._stream = check(runtime.cudaStreamCreateWithFlags(runtime.cudaStreamNonBlocking))
+        self._runtime, self._check, self._pinned = runtime, check_cuda, list[int]()
+        self._stream = check_cuda(runtime.cudaStreamCreateWithFlags(runtime.cudaStreamNonBlocking))
 
     def register(self, address: int, length: int, access: int) -> Any:
         self._check(self._runtime.cudaHostRegister(address, length, self._runtime.cudaHostRegisterPortable), "pin")

@@ -25,9 +25,9 @@ from blinkpy.device.array_trees import map_arrays
 from blinkpy.dpu.link import queue_pair
 from blinkpy.dpu.link.connect_shm import attach_segment
 from blinkpy.dpu.link.queue_pair import InFlightRequest, NoRoomError, QueuePair
-from blinkpy.kv.integrity import check_integrity
+from blinkpy.kv.invariants.check_state import state_faults
 from blinkpy.kv.limits import Limits, make_limits
-from blinkpy.kv.state import ROWS, STEADY, State
+from blinkpy.kv.state import FAST_PATH, ROWS, State
 from blinkpy.kv.state_memory import make_state
 from blinkpy.kv.state_snapshots import differences, snapshot
 from blinkpy.queues.header import EngineFacts
@@ -96,7 +96,7 @@ class PythonTwin:
         for name in FRONT_WRITES:
             getattr(self.queues, name)[...] = getattr(queues, name)
         self.state.batch.sampled[:], self.state.batch.logprobs[:] = sampled, logprobs
-        return self.scheduler.step(now_ns)
+        return self.scheduler.turn(now_ns)
 
     def written(self) -> dict[str, np.ndarray]:
         return snapshot(self.state) | {name: getattr(self.queues, name) for name in ENGINE_WRITES}
@@ -183,8 +183,8 @@ def test_python_njit_and_the_kernels_leave_the_same_state(seed: int) -> None:
             found = twin.step(queues, now, sampled, logprobs)
             if turns[0] <= PYTHON_STEPS:  # before njit writes into the segment
                 assert python.step(queues, now, sampled, logprobs) == found
-            assert scheduler.step(now) == found
-            steady[0] += int(state.counts[STEADY])
+            assert scheduler.turn(now) == found
+            steady[0] += int(state.counts[FAST_PATH])
             mine = snapshot(state) | {name: np.array(getattr(queues, name)) for name in ENGINE_WRITES}
             assert not differences(mine, twin.written()), f"step {turns[0]}: {differences(mine, twin.written())[:5]}"
             if turns[0] <= PYTHON_STEPS:
@@ -196,7 +196,7 @@ def test_python_njit_and_the_kernels_leave_the_same_state(seed: int) -> None:
             fronts.act(quiet=turns[0] // QUIET_STEPS % 2 == 1)
             step()
             if turns[0] % 500 == 0:
-                assert not check_integrity(limits, state)
+                assert not state_faults(limits, state)
         seen = {name: int(state.counters[i - COUNTER["requests_accepted"]]) for name, i in COUNTER.items()}
         python_steps, rows = min(turns[0], PYTHON_STEPS), int(state.batch.counts[ROWS])
         print(f"{turns[0]} steps, {steady[0]} of them steady, {python_steps} also in Python; {fronts.finished} finished")

@@ -97,7 +97,7 @@ def test_a_doorbell_never_comes_before_its_entry_nor_an_entry_before_its_prompt(
                 entry.fill(number)
                 transport.write_prompt(STARTS[place], prompts[place])
                 transport.write_entry(place, entry.tobytes())
-                transport.ring(number)
+                transport.ring_doorbell(number)
                 deadline = time.monotonic() + 60
                 # A place of the copy may be written again only when the network card has read it.
                 while queue.posted - queue.done > 3 * (PLACES - 2):

@@ -172,7 +172,7 @@ def test_a_front_end_reaches_its_own_queues_and_nothing_else(fabric, case) -> No
     with pytest.raises(TransportError, match="RDMA failed"):
         bad.read_engine_state()
     with pytest.raises(TransportError, match="RDMA failed"):
-        bad.ring(1 << 32)
+        bad.ring_doorbell(1 << 32)
     now = bytes(fabric.engine.segment.buffer[fabric.engine.segment.layout.front_region(0) :][: SIZES.slots * SQ_ENTRY_BYTES])
     assert now[32:] == memory[32:]  # the other's heartbeat may have changed, nothing else
     other.submit(np.arange(1, 9, dtype=np.int32), RequestParameters(max_tokens=2))

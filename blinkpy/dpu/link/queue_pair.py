@@ -82,7 +82,7 @@ class InFlightRequest:
 
 # One completion: the request, a token id (of a rejected request: completion.REJECT_*), and FINISH_* with
 # HAS_TOKEN and HAS_LOGPROBS. A plain tuple, since there is one for every token.
-Event = tuple[InFlightRequest, int, int]
+CompletionEvent = tuple[InFlightRequest, int, int]
 
 
 class QueuePair:
@@ -162,7 +162,7 @@ class QueuePair:
         return self.epoch << EPOCH_SHIFT | position & POSITION_MASK
 
     def _ring(self) -> None:
-        self.transport.ring(self._stamp(self._sq_tail))
+        self.transport.ring_doorbell(self._stamp(self._sq_tail))
 
     def check(self) -> None:
         """Look whether engine and lease are alive; a few times a second is enough.
@@ -300,9 +300,9 @@ class QueuePair:
             # Keeps O7 of docs/verification.md: the word names the request, whose id is used once.
             self.transport.write_cancel(request.slot, request.request_id)
 
-    def poll(self) -> list[Event]:
+    def poll(self) -> list[CompletionEvent]:
         """Completions that have come, in order, at most a ring full. Slots of finished requests are free on return."""
-        events: list[Event] = []
+        events: list[CompletionEvent] = []
         if not self._attached:
             return events
         live, free, size = self._live, self._free, self.sizes.cq_entries

@@ -2,7 +2,7 @@
 
 Nothing of the scheduler is imitated: requests are submitted through a queue pair and results are read from it, so what is
 measured (order, batches, chunks, preemptions) is what an engine with these limits does. Only the clock is made up: see
-Machine.step_ns.
+ServerModel.step_ns.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blinkpy.config import ConfigError
+from blinkpy.kv import state as S
 from blinkpy.kv.limits import make_limits
-from blinkpy.kv.state import DECODE_ROWS, ROWS, TOKENS
 from blinkpy.kv.state_memory import make_state
 from blinkpy.queues.completion import FINISH_MASK, FLAG_MASK, FLAG_SHIFT, SLOT_MASK
 from blinkpy.queues.header import EngineFacts, write_header
@@ -55,7 +55,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Machine:
+class ServerModel:
     """Limits as of the options of `serve`, and the time of a step in us. Another model of the time overrides step_ns."""
 
     max_num_seqs: int
@@ -79,7 +79,7 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ServerOutcome:
     """What became of each request, arrays [n]; times are ns since the first arrival, NEVER if it did not come to it."""
 
     arrival: NDArray[np.int64]
@@ -114,14 +114,14 @@ class Outcome:
         return counts[::-1]
 
 
-class Simulation:
+class TimedSimulation:
     """One server. requests: those that may be submitted, by number; submit() and turn() drive it.
 
     due: when each request arrives, ns; in a closed loop it is settled as others end. over: requests that had ended when the last
     turn began, which was at read_ns.
     durations, decoding: of each step so far, ns, and rows that got a token beyond their first."""
 
-    def __init__(self, policy: Policy, machine: Machine, requests: Workload):
+    def __init__(self, policy: Policy, machine: ServerModel, requests: Workload):
         self.machine, self.requests = machine, requests
         n, longest = len(requests), requests.longest
         if longest > machine.num_pages * machine.page_size:
@@ -159,17 +159,17 @@ class Simulation:
         self._sq_tail = self._cq_head = 0
         started, first_token, ended = (np.full(n, NEVER) for _ in range(3))
         self.due = requests.arrival_ns.copy()
-        self._outcome = Outcome(self.due, started, first_token, ended, np.zeros(n, np.int64), 0)
+        self._outcome = ServerOutcome(self.due, started, first_token, ended, np.zeros(n, np.int64), 0)
         self.durations: list[int] = []  # of each step, ns
         self.decoding: list[int] = []  # rows of each step that decode
         self.ended = 0
         self.over: list[int] = []
         self.read_ns = 0
         self._views.front[0, FRONT_CLAIM] = 1
-        self._scheduler.step(0)
+        self._scheduler.turn(0)
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> ServerOutcome:
         return dataclasses.replace(self._outcome, steps=len(self.durations))
 
     @property
@@ -192,11 +192,11 @@ class Simulation:
         """One call of the scheduler and the step that it asks for. False when there was nothing to run."""
         batch, machine, out = self._state.batch, self.machine, self._outcome
         self._views.front[0, FRONT_HEARTBEAT] += 1
-        bucket = self._scheduler.step(self.now)
+        bucket = self._scheduler.turn(self.now)
         self._read()
         if bucket < 0:
             return False
-        rows, tokens, decoding = (int(batch.counts[i]) for i in (ROWS, TOKENS, DECODE_ROWS))
+        rows, tokens, decoding = (int(batch.counts[i]) for i in (S.ROWS, S.TOKENS, S.DECODE_ROWS))
         numbers = self._number[batch.row_slots[:rows]]
         fresh = numbers[out.started[numbers] == NEVER]
         out.started[fresh] = self.now
@@ -240,25 +240,25 @@ class Simulation:
         self._views.front[0, FRONT_CQ_HEAD] = 1 << EPOCH_SHIFT | tail
 
 
-def simulate(policy: Policy, machine: Machine, requests: Workload) -> Outcome:
+def simulate(policy: Policy, machine: ServerModel, requests: Workload) -> ServerOutcome:
     """Serve all requests, each submitted when it arrives (open loop). Raises StuckError when some never end."""
-    server = Simulation(policy, machine, requests)
+    server = TimedSimulation(policy, machine, requests)
     serve_open(server)
     return server.outcome
 
 
-def serve_open(server: Simulation) -> None:
+def serve_open(server: TimedSimulation) -> None:
     """Run a server until all its requests have ended, each submitted when it arrives. Raises StuckError."""
     _serve(server, len(server.requests))
 
 
-def serve_closed(server: Simulation, streams: int) -> None:
+def serve_closed(server: TimedSimulation, streams: int) -> None:
     """Run a server until all its requests have ended. The first `streams` are submitted when they arrive, request i so long after
     the end of request i - streams as its own arrival is after 0. Raises StuckError."""
     _serve(server, streams)
 
 
-def _serve(server: Simulation, streams: int) -> None:
+def _serve(server: TimedSimulation, streams: int) -> None:
     n, due, idle = len(server.requests), server.due, 0
     coming = [(int(due[number]), number) for number in range(min(streams, n))]
     heapify(coming)

@@ -22,8 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blinkpy.device.array_trees import named_arrays
+from blinkpy.kv import state as S
 from blinkpy.kv.limits import Limits
-from blinkpy.kv.state import EMPTY, POSITION, Recorder, State
+from blinkpy.kv.state import Recorder, State
 from blinkpy.verify.recording.recording_errors import RecordingError
 from blinkpy.verify.recording.recording_layout import (
     MAGIC,
@@ -39,7 +40,7 @@ from blinkpy.verify.recording.recording_links import link_path
 SNAPSHOT_LIMIT = 2 << 30  # bytes of one copy of the state
 
 
-class Snapshot:
+class OpenSnapshot:
     """A snapshot that is being taken. content: uint8, all arrays. position: of the first record after it, set at the end."""
 
     def __init__(self, content: NDArray[np.uint8]):
@@ -49,7 +50,7 @@ class Snapshot:
 class RecordingMemory:
     """The engine's side. recorder: the arrays for State.recorder; the scheduler writes them.
 
-    facts: what a replay has to know beside the state (JSON). limits.record_calls must not be 0. publish() makes it known.
+    facts: what a replay has to know beside the state (JSON). limits.record_turns must not be 0. publish() makes it known.
     Raises RecordingError when copies of the state would be too large.
     """
 
@@ -88,7 +89,7 @@ class RecordingMemory:
 
     def keep(self, state: State) -> None:
         """Take a snapshot if one is due: between a call of the scheduler and the step that it asked for."""
-        position = int(state.recorder.cursor[POSITION])
+        position = int(state.recorder.cursor[S.POSITION])
         if position >= self._due:
             self.snapshot({name: array for name, array in named_arrays(state) if not name.startswith(NOT_COPIED)}, position)
 
@@ -98,7 +99,7 @@ class RecordingMemory:
         with self.open_snapshot() as snapshot:
             for name, array in arrays.items():
                 if name == "requests.tokens":  # the largest array, most of it without meaning
-                    for slot in np.flatnonzero(arrays["requests.status"] != EMPTY).tolist():
+                    for slot in np.flatnonzero(arrays["requests.status"] != S.EMPTY).tolist():
                         length = arrays["requests.length"][slot]
                         copy[name][slot, :length] = array[slot, :length]
                 else:
@@ -107,9 +108,9 @@ class RecordingMemory:
         self._due = position + self._words // 2
 
     @contextlib.contextmanager
-    def open_snapshot(self) -> Iterator[Snapshot]:
+    def open_snapshot(self) -> Iterator[OpenSnapshot]:
         """The older snapshot's place, to be written over. Readers pass it over until it has a position."""
-        head, snapshot = self._views.heads[self._next], Snapshot(self._views.contents[self._next])
+        head, snapshot = self._views.heads[self._next], OpenSnapshot(self._views.contents[self._next])
         head[WRITES] |= 1
         yield snapshot
         if snapshot.position >= 0:

@@ -81,7 +81,7 @@ class Fronts(NamedTuple):
     wire_tail: Int64  # [Q]
 
 
-class Watch(NamedTuple):
+class Observed(NamedTuple):
     """What was true after the last call of the scheduler, to judge the next one by."""
 
     status: Int64  # [S]
@@ -106,7 +106,7 @@ class Sim(NamedTuple):
     progress_bound: int  # calls that the request of the lowest rank may stand still
     odds: Odds
     fronts: Fronts
-    watch: Watch
+    observed: Observed
     stems: Int32  # [STEMS, C]
     cache: Int64  # [N * P] the model's keys and values
     muted: Int32  # [turns, Q + 1] 1: this actor does nothing of its own in this turn; the last one is the world
@@ -241,7 +241,7 @@ def make_world(seed: int, turns: int, check_every: int = 1, tight: bool = False)
         progress_bound=2 * limits.max_model_len + 50,
         odds=odds,
         fronts=_make_fronts(limits),
-        watch=_make_watch(limits),
+        observed=_make_observed(limits),
         stems=stems,
         cache=np.full(limits.pages * limits.page_size, -1, np.int64),
         muted=np.zeros((turns, limits.pairs + 1), np.int32),
@@ -270,7 +270,7 @@ def _make_fronts(limits: Limits) -> Fronts:
     return Fronts(**{name: np.zeros(shape, np.int32 if name in words else np.int64) for name, shape in shapes.items()})
 
 
-def _make_watch(limits: Limits) -> Watch:
+def _make_observed(limits: Limits) -> Observed:
     per_slot = ("status", "request_id", "cancel_age")
-    sizes = {name: limits.slots if name in per_slot else limits.pairs for name in Watch._fields} | {"best": 3}
-    return Watch(**{name: np.zeros(size, np.int64) for name, size in sizes.items()})
+    sizes = {name: limits.slots if name in per_slot else limits.pairs for name in Observed._fields} | {"best": 3}
+    return Observed(**{name: np.zeros(size, np.int64) for name, size in sizes.items()})

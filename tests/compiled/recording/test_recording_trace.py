@@ -11,13 +11,13 @@ from support.scheduler_world import Sizes
 
 from blinkpy.scheduler.policies import fcfs
 from blinkpy.verify.replay.replayer import Replay
-from blinkpy.verify.replay.request_events import Event, Tracer
+from blinkpy.verify.replay.request_events import Event, EventTracer
 from blinkpy.verify.replay.timeline import Timeline
 
 
 def told(world: RecordedWorld, policy=fcfs) -> list[Event]:
     replay = Replay(world.reader.capture(), policy)
-    tracer, events = Tracer(replay.limits, replay.state), []
+    tracer, events = EventTracer(replay.limits, replay.state), []
     for call, differences in replay.run():
         assert not differences
         events += tracer.after(call)

@@ -8,7 +8,7 @@ import pytest
 from support.attached_world import prompt, world
 from support.scheduler_world import World
 
-from blinkpy.kv.integrity import check_integrity
+from blinkpy.kv.invariants.check_state import state_faults
 from blinkpy.kv.state import FREE_COUNT, RING_TAIL, RUNNING
 
 
@@ -55,5 +55,5 @@ def test_the_integrity_check_finds_what_is_broken(name: str, index: Any, value: 
         made.step()
     assert made.state.requests.indexed[0] == 1
     _break(name, index, value)(made)
-    problems = check_integrity(made.limits, made.state)
+    problems = state_faults(made.limits, made.state)
     assert any(message in problem for problem in problems), problems

@@ -426,12 +426,12 @@ def test_doorbell_comes_after_the_entry_behind_a_fence(engine, monkeypatch) -> N
         calls.append("fence before doorbell" if now == bell else "fence after doorbell")
 
     monkeypatch.setattr(transport, "_fence", fence)
-    for name in ("write_prompt", "write_hashes", "write_entry", "ring"):
+    for name in ("write_prompt", "write_hashes", "write_entry", "ring_doorbell"):
         method = getattr(transport, name)
         monkeypatch.setattr(transport, name, lambda *a, name=name, method=method: (calls.append(name), method(*a))[1])
     pair.submit(np.arange(9, dtype=np.int32), RequestParameters(max_tokens=1))
     after = calls[calls.index("write_prompt") :]
-    assert after == ["write_prompt", "write_hashes", "write_entry", "ring", "fence before doorbell"]
+    assert after == ["write_prompt", "write_hashes", "write_entry", "ring_doorbell", "fence before doorbell"]
     assert transport._words[transport._front + FRONT_DOORBELL] != bell
     engine.paused = False
     drain(pair)

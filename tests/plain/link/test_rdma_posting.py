@@ -52,7 +52,7 @@ def test_words_are_taken_when_they_are_posted(wired) -> None:
     transport, segment = wired
     front = segment.views().front[0]
     for value in (7, 8, 9):
-        transport.ring(value)
+        transport.ring_doorbell(value)
         assert front[FRONT_DOORBELL] == value
         transport.write_word(FRONT_HEARTBEAT, 10 * value)
         assert front[FRONT_HEARTBEAT] == 10 * value
@@ -72,7 +72,7 @@ def test_what_is_not_inline_stays_in_the_copy_until_the_card_has_read_it(wired, 
         given[:] = prompt
         transport.write_prompt(1000 * i, given)
         transport.write_entry(i, bytes([i]) * SQ_ENTRY_BYTES)
-        transport.ring(i + 1)
+        transport.ring_doorbell(i + 1)
     transport.lost()  # the card reads now
     views = segment.views()
     assert (views.prompt[0, :3000] == np.concatenate(prompts)).all()

@@ -54,7 +54,7 @@ class FrontMachine(RuleBasedStateMachine):
     @initialize(seed=st.integers(0, 2**20), policy=st.sampled_from(sorted(SHIPPED)))
     def begin(self, seed: int, policy: str) -> None:
         scheduler = importlib.import_module("blinkpy.scheduler.cycle")
-        self.world = FrontWorld(seed, scheduler.make_schedule(SHIPPED[policy]))
+        self.world = FrontWorld(seed, scheduler.make_turn(SHIPPED[policy]))
         limits = self.world.limits
         self.pairs: list[Any] = [None] * limits.pairs
         draw = np.random.default_rng(seed)
@@ -69,7 +69,7 @@ class FrontMachine(RuleBasedStateMachine):
         """Requests of all kinds, drawn from a seed: prompts that share their start, any length, any limit."""
         client, draw = self._living(pair), random.Random(seed)
         for _ in range(many if client else 0):
-            sent = self.world.foresee(*self._request(draw))
+            sent = self.world.expected_end(*self._request(draw))
             try:
                 client.submit(np.array(sent.prompt, np.int32), sent.sampling, sent)
             except self.client.NoRoomError:

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from blinkpy.device.array_trees import plain
-from blinkpy.device.expect import PROBLEMS
-from blinkpy.kv.integrity import check_integrity
+from blinkpy.device.array_trees import as_memoryviews
+from blinkpy.device.expect import FAULT_TEXTS
+from blinkpy.kv.invariants.check_state import state_faults
 from blinkpy.kv.state import ROWS
 from blinkpy.queues.array_types import Int32, Int64
 from blinkpy.queues.completion import (
@@ -31,10 +31,10 @@ from blinkpy.queues.header import read_header
 from blinkpy.queues.logprob_record import RECORD_PAIR, RECORD_PAIRS, Records
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.words import ENGINE_STATE, FRONT_DOORBELL, PAIR_ATTACHED, PAIR_CQ_TAIL, PAIR_EPOCH, PAIR_SQ_HEAD, STATE_READY
-from blinkpy.transport.contract import PairWords
+from blinkpy.transport.contract import EngineWords
 from blinkpy.verify.sim.simulation import plain_sim
 from blinkpy.verify.sim.synthetic_model import check_padding, compute, record_word, token_after, value_of
-from blinkpy.verify.sim.turn_invariants import check_promises
+from blinkpy.verify.sim.turn_invariants import check_turn
 from blinkpy.verify.sim.world import TICK_NS, make_world
 
 LONG_NS = 1 << 40
@@ -83,7 +83,7 @@ class WireTransport:
     def write_entry(self, index: int, entry: bytes) -> None:
         self._write(self.world.views.sq[self.pair], index, np.frombuffer(entry, np.int32))
 
-    def ring(self, doorbell: int) -> None:
+    def ring_doorbell(self, doorbell: int) -> None:
         self.write_word(FRONT_DOORBELL, doorbell)
 
     def write_cancel(self, slot: int, request_id: int) -> None:
@@ -101,13 +101,13 @@ class WireTransport:
         index = position % self.world.views.cq.shape[1]
         return self.world.views.records[self.pair, index : index + count].copy().view(RECORD_PAIR)
 
-    def read_pair(self) -> PairWords:
+    def read_pair(self) -> EngineWords:
         if self.while_attaching is not None:  # the client waits for its grant: let it come
             self.deliver(len(self.wire))
             self.while_attaching()
             self.world.call()
         words = self.world.views.pair[self.pair]
-        return PairWords(*(int(words[i]) for i in (PAIR_SQ_HEAD, PAIR_CQ_TAIL, PAIR_EPOCH, PAIR_ATTACHED)))
+        return EngineWords(*(int(words[i]) for i in (PAIR_SQ_HEAD, PAIR_CQ_TAIL, PAIR_EPOCH, PAIR_ATTACHED)))
 
     def read_engine_state(self) -> int:
         return int(self.world.views.engine[ENGINE_STATE])
@@ -127,13 +127,13 @@ class WireTransport:
 
 
 class FrontWorld:
-    """Queues, scheduler and model, sized by a seed. schedule: of make_schedule; it runs in plain Python."""
+    """Queues, scheduler and model, sized by a seed. schedule: of make_turn; it runs in plain Python."""
 
     def __init__(self, seed: int, schedule: Callable[..., int]) -> None:
         self.world = make_world(seed, 1, tight=True)
         self.limits, self.state, self.views = self.world[:3]
         self.segment = self.world.segment
-        self._arrays, self._queues, self._sim = plain(self.state), plain(self.views), plain_sim(self.world)
+        self._arrays, self._queues, self._sim = as_memoryviews(self.state), as_memoryviews(self.views), plain_sim(self.world)
         self._schedule = schedule
         self.now, self.bucket = 1, -1
         self.views.engine[ENGINE_STATE] = STATE_READY
@@ -142,17 +142,17 @@ class FrontWorld:
         """One call of the scheduler, judged, and the model's step."""
         self.now += TICK_NS
         self.bucket = self._schedule(self.limits, self._queues, self._arrays, self.now, 0, 1)
-        problems = check_integrity(self.limits, self.state)
+        problems = state_faults(self.limits, self.state)
         assert not problems, problems
-        fault = check_promises(self.limits, self._queues, self._arrays, self._sim, self.now)
-        assert fault == 0, PROBLEMS[fault]
+        fault = check_turn(self.limits, self._queues, self._arrays, self._sim, self.now)
+        assert fault == 0, FAULT_TEXTS[fault]
         assert (self.bucket >= 0) == (self.state.batch.counts[ROWS] > 0)
         if self.bucket >= 0:
             fault = check_padding(self._arrays, self.bucket) or compute(self.limits, self._arrays, self._sim.cache, -1)
-            assert fault == 0, PROBLEMS[fault]
+            assert fault == 0, FAULT_TEXTS[fault]
         return self.bucket
 
-    def foresee(self, prompt: list[int], sampling: RequestParameters) -> Sent:
+    def expected_end(self, prompt: list[int], sampling: RequestParameters) -> Sent:
         """A request with all that it must get."""
         total = value = 0
         for i, token in enumerate(prompt):

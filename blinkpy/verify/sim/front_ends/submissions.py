@@ -84,7 +84,7 @@ def make_up_prompt(limits, sim, slot):
 
 
 @device
-def foresee(limits, fronts, slot, entry):
+def expected_end(limits, fronts, slot, entry):
     """What the request must get: its tokens (behind the prompt in Fronts.tokens), their number, and its end."""
     length, salt = fronts.prompt_length[slot], fronts.cache_salt[slot]
     most = min(entry[WORD_MAX_TOKENS], limits.max_model_len - length)
@@ -190,7 +190,7 @@ def submit(limits, queues, sim, turn, pair):
     if chance(draws, sim.odds.bad):
         kind = spoil(limits, sim, slot)
     if kind < 0:
-        foresee(limits, fronts, slot, sim.entry)
+        expected_end(limits, fronts, slot, sim.entry)
         note(sim, turn, pair, EVENT_SUBMIT, slot - pair * limits.slots_per_pair, fronts.expected[slot])
     else:
         note(sim, turn, pair, EVENT_SUBMIT_BAD, slot - pair * limits.slots_per_pair, kind)
