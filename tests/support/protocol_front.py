@@ -19,7 +19,7 @@ from blinkpy.queues.completion import (
     lap_of,
     unpack_completion,
 )
-from blinkpy.queues.submission import SQ_ENTRY
+from blinkpy.queues.submission import neutral_entries
 from blinkpy.queues.words import (
     FRONT_CLAIM,
     FRONT_CQ_HEAD,
@@ -107,7 +107,7 @@ class Front:
         assert chosen is not None
         world, where = self.world, self.sq_tail % self.world.queue.sq_entries
         self.counter += 1
-        entry = np.zeros(1, SQ_ENTRY)
+        entry = neutral_entries(1)
         salt = fields.get("cache_salt", 0)
         hashes = page_hashes(prompt, self.sizes.page_size, self.sizes.multipliers, salt)
         offset, hash_offset = where * self.sizes.max_model_len, where * (world.queue.hash_entries // world.queue.sq_entries)
@@ -122,11 +122,8 @@ class Front:
             "hash_count": len(hashes),
             "max_tokens": max_tokens,
             "min_tokens": min_tokens,
-            "top_p": 1,
-            "repetition_penalty": 1,
-            "logprobs": -1,
+            "temperature": 0,
         } | fields
-        entry["stop_ids"] = -1
         entry["stop_ids"][0, : len(stop_ids)] = stop_ids
         for name, value in values.items():
             entry[name] = value
