@@ -413,4 +413,5 @@ def planted(bug: Bug | None) -> Iterator[None]:
         sys.modules.update(before)
         for name, module in before.items():
             parent, _, child = name.rpartition(".")
-            setattr(sys.modules[parent], child, module)
+            if parent:
+                setattr(sys.modules[parent], child, module)
