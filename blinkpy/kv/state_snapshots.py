@@ -2,35 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from blinkpy.device.array_trees import named_arrays
 from blinkpy.kv.state import State
-
-
-def map_arrays(function: Callable[[Any], Any], tree: Any) -> Any:
-    """The same NamedTuples with function(array) in place of each array: copies, memoryviews, arrays on a GPU."""
-    if isinstance(tree, tuple):
-        return type(tree)(*(map_arrays(function, item) for item in tree))
-    return function(tree)
-
-
-def plain(tree: Any) -> Any:
-    """NumPy arrays as memoryviews, for plain Python: elements are Python integers, which don't overflow, and a value that
-    doesn't fit its array is an error."""
-    return map_arrays(lambda array: np.asarray(array).data, tree)
-
-
-def named_arrays(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """("requests.status", array) for every array of a state, in order."""
-    for name, item in zip(tree._fields, tree, strict=True):
-        if isinstance(item, tuple):
-            yield from named_arrays(item, f"{prefix}{name}.")
-        else:
-            yield prefix + name, item
 
 
 def snapshot(state: State) -> dict[str, NDArray[Any]]:

@@ -11,7 +11,7 @@ from support.scheduler_cases import Case, case_sizes
 
 from blinkpy.queues.header import read_header
 from blinkpy.queues.words import COMMAND_RUN
-from blinkpy.scheduler.cycle import make_schedule
+from blinkpy.scheduler.cycle import make_turn
 from blinkpy.scheduler.policies import Policy, fcfs
 from blinkpy.verify.recording.recording_memory import RecordingMemory
 from blinkpy.verify.recording.recording_reader import RecordingReader
@@ -44,9 +44,9 @@ class RecordedCase(Case):
     """See make_case. record: calls that the ring has at least."""
 
     def __init__(self, policy: Policy = fcfs, record: int = 64, linked: bool = False, **sizes: Any) -> None:
-        chosen = case_sizes(**sizes, record_calls=record, intake_tokens=8)
+        chosen = case_sizes(**sizes, record_turns=record, intake_tokens=8)
         self.recording = Recording(make_world(1, 1, chosen=chosen), policy, linked)
-        schedule = make_schedule(policy)
+        schedule = make_turn(policy)
 
         def run(*arguments: Any) -> int:
             bucket = schedule(*arguments)
@@ -63,7 +63,7 @@ class RecordedStorm(Simulation):
 
     def __init__(self, seed: int, turns: int, policy: Policy = fcfs, record: int = 16, **options: Any) -> None:
         queue, facts, limits = random_limits(random.Random(seed), tight=False)
-        chosen = queue, facts, limits | {"record_calls": record, "intake_tokens": 8}
+        chosen = queue, facts, limits | {"record_turns": record, "intake_tokens": 8}
         self.recording = Recording(make_world(seed, turns, chosen=chosen), policy)
         super().__init__(seed, turns, policy, world=self.recording.world, **options)
 

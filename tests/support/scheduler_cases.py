@@ -10,18 +10,18 @@ from support.executions import in_lanes
 from support.expected_request import ExpectedRequest
 from support.front_end.wire_transport import WireTransport
 
+from blinkpy.device.array_trees import as_memoryviews
 from blinkpy.device.expect import PROBLEMS
 from blinkpy.dpu.link.queue_pair import QueuePair
 from blinkpy.kv.integrity import check_integrity
 from blinkpy.kv.state import DECODE_ROWS, ROWS, TOKENS
-from blinkpy.kv.state_snapshots import plain
 from blinkpy.queues.completion import FINISH_REJECTED
 from blinkpy.queues.header import EngineFacts
 from blinkpy.queues.layout import QueueSizes
 from blinkpy.queues.request_parameters import Sampling
 from blinkpy.queues.submission import SQ_ENTRY
 from blinkpy.queues.words import COUNTER, ENGINE_STATE, STATE_READY
-from blinkpy.scheduler.cycle import make_schedule
+from blinkpy.scheduler.cycle import make_turn
 from blinkpy.scheduler.policies import Policy, fcfs
 from blinkpy.verify.sim.simulation import plain_sim
 from blinkpy.verify.sim.synthetic_model import check_padding, compute
@@ -58,7 +58,7 @@ class Case:
     def __init__(self, world: World, schedule: Callable[..., int], client: Any = QueuePair) -> None:
         self.world, self._schedule, self._client = world, schedule, client
         self.limits, self.state, self.views, _, self.segment = world
-        self._arrays, self._queues, self._sim = plain(self.state), plain(self.views), plain_sim(world)
+        self._arrays, self._queues, self._sim = as_memoryviews(self.state), as_memoryviews(self.views), plain_sim(world)
         self.clients: list[Any] = [None] * self.limits.pairs
         self.awaited: list[ExpectedRequest] = []
         self.done: list[ExpectedRequest] = []
@@ -161,7 +161,7 @@ class Case:
 
 def make_case(policy: Policy = fcfs, lanes: int = 1, *, attached: bool = True, **sizes: Any) -> Case:
     """sizes: of case_sizes. attached: every pair has its client."""
-    schedule = make_schedule(policy)
+    schedule = make_turn(policy)
     case = Case(make_world(1, 1, chosen=case_sizes(**sizes)), schedule if lanes == 1 else in_lanes(schedule, lanes))
     for pair in range(case.limits.pairs if attached else 0):
         case.claim(pair)

@@ -12,10 +12,8 @@ import numpy as np
 import torch
 from cuda.bindings import runtime
 
+from blinkpy.device.array_trees import map_arrays
 from blinkpy.device.cuda.cuda_calls import check
-from blinkpy.kv.state_snapshots import map_arrays
-from blinkpy.queues.layout import QueueLayout
-from blinkpy.queues.views import EngineViews, engine_views
 
 Tree = TypeVar("Tree", bound=tuple[Any, ...])
 
@@ -47,14 +45,9 @@ def to_host(tree: Tree) -> Tree:
     return map_arrays(lambda tensor: tensor.cpu().numpy(), tree)
 
 
-def moved_array(array: np.ndarray, host: int, device: int, keep: object) -> DeviceArray:
+def array_at(array: np.ndarray, host: int, device: int, keep: object) -> DeviceArray:
     """An array in memory that begins at address `host`, as the GPU sees it from address `device` on."""
     return DeviceArray(device + int(array.ctypes.data) - host, array, keep)
-
-
-def moved_views(views: EngineViews, host: int, device: int, keep: object) -> EngineViews:
-    """Views of memory that begins at address `host`, as the GPU sees it from address `device` on."""
-    return map_arrays(lambda array: moved_array(array, host, device, keep), views)
 
 
 class MappedMemory:
@@ -72,20 +65,12 @@ class MappedMemory:
 
     def moved(self, array: np.ndarray) -> DeviceArray:
         """An array in this memory, as the GPU sees it."""
-        return moved_array(array, self._base, self._device_base, self)
+        return array_at(array, self._base, self._device_base, self)
 
     def close(self) -> None:
         if self._base:
             check(runtime.cudaHostUnregister(self._base), f"unregister {self._what}")
             self._base = 0
-
-
-class MappedSegment(MappedMemory):
-    """A queue segment that the GPU reads and writes in place. device: its EngineViews for the GPU."""
-
-    def __init__(self, buffer: memoryview, layout: QueueLayout):
-        super().__init__(buffer, "the queue segment")
-        self.device = moved_views(engine_views(buffer, layout), self._base, self._device_base, self)
 
 
 def pinned(array: np.ndarray) -> np.ndarray:

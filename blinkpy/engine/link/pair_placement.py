@@ -9,8 +9,7 @@ from cuda.bindings import driver
 
 from blinkpy.config import ConfigError
 from blinkpy.device.cuda.cuda_calls import check
-from blinkpy.device.cuda.gpu_memory_views import MappedSegment
-from blinkpy.engine.link.gpu_queues import GpuQueues, pairs_length
+from blinkpy.engine.link.gpu_queues import GpuQueues, MappedSegment, pairs_length
 from blinkpy.engine.link.pair_memory import DMABUF, HOST, PEERMEM, DmaBufMemory, PeerMemory, QueueMemory, refused
 from blinkpy.queues.layout import QueueLayout
 from blinkpy.transport.segment import Segment

@@ -7,10 +7,12 @@ import pytest
 pytest.importorskip("numba_cuda", reason="numba-cuda is not installed: the scheduler can't be compiled for a GPU here")
 
 from numba.core import types
+from support.gpu.phase_kernels import phase_kernels
 from support.scheduler_world import Sizes, World
 
 from blinkpy.device.cuda.cubin import read_cubin
-from blinkpy.device.cuda.kernel_compiler import compile_kernel, device_arguments, phase_kernels
+from blinkpy.device.cuda.kernel_compiler import compile_kernel
+from blinkpy.kernels.loop.loop_arguments import device_arguments
 from blinkpy.scheduler.cycle import make_phases
 from blinkpy.scheduler.policies import fcfs
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from support.scheduler_cases import make_case, tokens
 
-from blinkpy.kv.state import DRAINED, NOTHING, STOPPED
+from blinkpy.kv.state import DRAINED, NO_BATCH, STOPPED
 from blinkpy.queues.completion import FINISH_LENGTH
 from blinkpy.queues.words import (
     COMMAND_DRAIN,
@@ -46,7 +46,7 @@ def test_the_engine_reports_gauges_and_its_heartbeat() -> None:
     case = make_case(pairs=1)
     engine = case.views.engine
     calls = int(engine[ENGINE_HEARTBEAT])
-    assert case.step() == NOTHING
+    assert case.step() == NO_BATCH
     case.submit(tokens(6), 2)
     case.step()
     assert {name: int(engine[index]) for name, index in GAUGE.items()} == {

@@ -10,9 +10,9 @@ import torch
 from support.models import kernel_reference, model_zoo
 from support.models.paged_batch import PagedBatches, Sequence
 
+from blinkpy.device.array_trees import map_arrays
 from blinkpy.kernels.linear.linear_config import LinearConfig, LinearTable
 from blinkpy.kv.state import DECODE_ROWS, ROWS, TOKENS, Batch, Requests
-from blinkpy.kv.state_snapshots import map_arrays
 from blinkpy.models.cpu.cpu_step import CpuStep
 from blinkpy.models.description.decoder_description import read_architecture
 from blinkpy.models.gpu.gpu_step import GpuStep
