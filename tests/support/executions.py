@@ -8,12 +8,12 @@ from typing import Any
 from blinkpy.device.lanes import Team
 
 
-def in_lanes(schedule: Callable[..., int], lanes: int, seed: int = 0) -> Callable[..., int]:
+def in_lanes(turn: Callable[..., int], lanes: int, seed: int = 0) -> Callable[..., int]:
     """The same function, run by threads that take turns in random order from barrier to barrier."""
     team = Team(lanes, seed)
 
     def run(limits: Any, queues: Any, state: Any, now: int, lane: int, alone: int) -> int:
-        results = team.run(lambda lane, lanes: schedule(limits, queues, state, now, lane, lanes))
+        results = team.run(lambda lane, lanes: turn(limits, queues, state, now, lane, lanes))
         assert len(set(results)) == 1, f"lanes return different results: {results}"
         return results[0]
 

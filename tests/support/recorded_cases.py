@@ -46,10 +46,10 @@ class RecordedCase(Case):
     def __init__(self, policy: Policy = fcfs, record: int = 64, linked: bool = False, **sizes: Any) -> None:
         chosen = case_sizes(**sizes, record_turns=record, intake_tokens=8)
         self.recording = Recording(make_world(1, 1, chosen=chosen), policy, linked)
-        schedule = make_turn(policy)
+        turn = make_turn(policy)
 
         def run(*arguments: Any) -> int:
-            bucket = schedule(*arguments)
+            bucket = turn(*arguments)
             self.recording.keep()
             return bucket
 

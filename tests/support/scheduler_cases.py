@@ -55,8 +55,8 @@ class Case:
     clients: that beat and deliver in each turn, unless their pair is in `silent`. judged: whether promises are checked.
     """
 
-    def __init__(self, world: World, schedule: Callable[..., int], client: Any = QueuePair) -> None:
-        self.world, self._schedule, self._client = world, schedule, client
+    def __init__(self, world: World, turn: Callable[..., int], client: Any = QueuePair) -> None:
+        self.world, self._turn, self._client = world, turn, client
         self.limits, self.state, self.views, _, self.segment = world
         self._arrays, self._queues, self._sim = as_memoryviews(self.state), as_memoryviews(self.views), plain_sim(world)
         self.clients: list[Any] = [None] * self.limits.pairs
@@ -83,7 +83,7 @@ class Case:
         transport.while_attaching = None
         return client
 
-    def step(self, times: int = 1) -> int:
+    def turn(self, times: int = 1) -> int:
         """Turns of the scheduler, and steps of the model. Returns what the last turn returned."""
         for _ in range(times):
             self.now += TICK_NS
@@ -91,7 +91,7 @@ class Case:
                 if client is not None and pair not in self.silent:
                     client.heartbeat()
                     client.transport.deliver(1 << 30)
-            self.bucket = self._schedule(self.limits, self._queues, self._arrays, self.now, 0, 1)
+            self.bucket = self._turn(self.limits, self._queues, self._arrays, self.now, 0, 1)
             problems = check_integrity(self.limits, self.state)
             assert not problems, problems
             fault = self.judged and check_promises(self.limits, self._queues, self._arrays, self._sim, self.now)
@@ -141,7 +141,7 @@ class Case:
             self.read(*everybody)
             if all(request.ended for request in self.awaited) and not self.state.requests.status.any():
                 return
-            self.step()
+            self.turn()
         raise AssertionError(f"requests do not end within {most} turns")
 
     def counter(self, name: str) -> int:
@@ -161,8 +161,8 @@ class Case:
 
 def make_case(policy: Policy = fcfs, lanes: int = 1, *, attached: bool = True, **sizes: Any) -> Case:
     """sizes: of case_sizes. attached: every pair has its client."""
-    schedule = make_turn(policy)
-    case = Case(make_world(1, 1, chosen=case_sizes(**sizes)), schedule if lanes == 1 else in_lanes(schedule, lanes))
+    turn = make_turn(policy)
+    case = Case(make_world(1, 1, chosen=case_sizes(**sizes)), turn if lanes == 1 else in_lanes(turn, lanes))
     for pair in range(case.limits.pairs if attached else 0):
         case.claim(pair)
     return case

@@ -199,17 +199,24 @@ def random_odds(draw: random.Random, limits: Limits) -> Odds:
     )
 
 
-def make_world(seed: int, turns: int, check_every: int = 1, tight: bool = False, chosen: WorldSizes | None = None) -> World:
+def make_world(
+    seed: int,
+    turns: int,
+    check_every: int = 1,
+    tight: bool = False,
+    chosen: WorldSizes | None = None,
+    odds: Odds | None = None,
+) -> World:
     """The world of a seed. turns: length of the stormy part. check_every: see Sim. tight: the arenas hold little more than one
-    prompt, else one for each entry of the ring, as the simulated front ends use them. chosen: sizes, with the default buckets,
-    in place of random ones."""
+    prompt, else one for each entry of the ring, as the simulated front ends use them. chosen, odds: sizes, with the default
+    buckets, and odds in place of random ones."""
     draw = random.Random(seed)
     sizes, facts, options = chosen or random_limits(draw, tight)
     layout = QueueLayout(sizes)
     segment = memoryview(bytearray(layout.total_bytes))
     write_header(segment, sizes, facts)
     limits = make_limits(sizes, facts, **options)
-    odds = random_odds(draw, limits)
+    odds = odds or random_odds(draw, limits)
     stems = np.random.default_rng(seed).integers(0, limits.vocab_size, (STEMS, limits.max_model_len), np.int32)
     scratch = max(limits.slots, limits.pages)
     sim = Sim(

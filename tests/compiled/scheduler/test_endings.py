@@ -28,7 +28,7 @@ def test_cancel_before_the_entry_is_read_and_while_waiting() -> None:
     case = make_case(rows=1)
     running, waiting = case.submit(tokens(3), 20), case.submit(tokens(3), 20)
     case.cancel(waiting)
-    case.step(2)
+    case.turn(2)
     case.read(0)
     assert (waiting.ended, waiting.got) == (FINISH_CANCELLED, [])
     case.finish()
@@ -39,9 +39,9 @@ def test_cancel_before_the_entry_is_read_and_while_waiting() -> None:
 def test_cancel_in_prefill_and_decode_gives_everything_back_at_once(turns: int) -> None:
     case = make_case(tokens=4, rows=2, prefix_caching=False)
     request = case.submit(tokens(11), 12)
-    case.step(turns)
+    case.turn(turns)
     case.cancel(request)
-    case.step()
+    case.turn()
     assert case.state.counts[FREE_COUNT] == case.limits.pages
     case.read(0)
     assert request.ended == FINISH_CANCELLED
@@ -68,7 +68,7 @@ def test_a_slow_reader_stops_itself_alone_and_loses_nothing() -> None:
     case = make_case(cq_entries=4, slots=3, rows=6, pages=32)
     slow, fast = ([case.submit(tokens(3), 8, pair) for _ in range(3)] for pair in range(2))
     for _ in range(40):
-        case.step()
+        case.turn()
         case.read(1)
     assert case.done and {id(request) for request in case.done} == {id(request) for request in fast}
     assert case.word(PAIR_CQ_TAIL) == 4
@@ -82,10 +82,10 @@ def test_requests_of_a_slow_reader_give_way(rows: int, pages: int) -> None:
     """A reader that never reads can't keep rows or pages from others."""
     case = make_case(cq_entries=2, slots=2, rows=rows, pages=pages, max_model_len=28, tokens=32)
     slow = [case.submit(tokens(9), 12) for _ in range(2)]
-    case.step(3)
+    case.turn(3)
     others = [case.submit(tokens(9, 5), 12, pair=1) for _ in range(2)]
     for _ in range(60):
-        case.step()
+        case.turn()
         case.read(1)
     assert [request.ended for request in others] == [FINISH_LENGTH] * 2
     case.finish()
@@ -95,9 +95,9 @@ def test_requests_of_a_slow_reader_give_way(rows: int, pages: int) -> None:
 def test_a_cancel_is_told_when_the_reader_has_room_again() -> None:
     case = make_case(cq_entries=2, slots=2)
     request = case.submit(tokens(3), 9)
-    case.step(4)
+    case.turn(4)
     case.cancel(request)
-    case.step(3)
+    case.turn(3)
     assert case.statuses()[0] == FINISHING
     assert case.state.requests.num_pages[0] == 0
     case.finish()
@@ -112,7 +112,7 @@ def test_a_silent_front_end_loses_its_requests_and_nobody_else_does() -> None:
     lost, other = case.submit(tokens(5), 20), case.submit(tokens(5), 25, pair=1)
     case.silent.add(0)
     for _ in range(30):  # 1.5 ms
-        case.step()
+        case.turn()
         case.read(1)
     assert case.word(PAIR_ATTACHED) == 0
     assert case.statuses() == [EMPTY] * 4
@@ -127,7 +127,7 @@ def test_a_claim_fences_the_owner_before_it() -> None:
     case = make_case()
     for n in (5, 3):
         case.submit(tokens(n), 9)
-    case.step(3)
+    case.turn(3)
     late = case.clients[0].live()[0].request_id
     assert case.claim(0).epoch == 2
     assert case.statuses() == [EMPTY] * 4
@@ -136,7 +136,7 @@ def test_a_claim_fences_the_owner_before_it() -> None:
     case.views.front[0, FRONT_CQ_HEAD] = 1 << 32 | 1000
     case.views.cancel[0, :] = late
     case.silent.add(0)  # else its heartbeat would cover them
-    case.step()
+    case.turn()
     case.silent.clear()
     assert case.counter("stale_entries") == 0
     assert case.word(PAIR_SQ_HEAD) == 2
@@ -157,7 +157,7 @@ def test_a_broken_protocol_fences_that_pair_alone(word: int, value: int) -> None
     case.views.front[0, word] = 1 << 32 | value
     case.silent.add(0)
     case.world.sim.fronts.broke[0] = 1  # what the checks know of it
-    case.step()
+    case.turn()
     case.silent.clear()
     assert [case.word(PAIR_ATTACHED, pair) for pair in range(2)] == [0, 1]
     assert case.counter("stale_entries") == 1
@@ -171,7 +171,7 @@ def test_entries_that_were_announced_before_a_fence_are_skipped() -> None:
     case = make_case(intake_entries=1, pairs=1)
     for _ in range(4):
         case.submit(tokens(3), 2)
-    case.step()
+    case.turn()
     case.claim(0)
     accepted = case.counter("requests_accepted")
     assert 1 <= accepted < 4
@@ -186,11 +186,11 @@ def test_only_the_next_epoch_can_be_claimed_and_epochs_end() -> None:
     case = make_case(pairs=1)
     for claim in (0, 1, 3, 1 << 40):
         case.views.front[0, FRONT_CLAIM] = claim
-        case.step()
+        case.turn()
         assert case.word(PAIR_EPOCH) == 1
     case.state.pairs.epoch[0], case.judged = EPOCH_LIMIT, False
     case.views.front[0, FRONT_CLAIM] = EPOCH_LIMIT + 1
-    case.step()
+    case.turn()
     assert case.state.pairs.epoch[0] == EPOCH_LIMIT
 
 
@@ -211,5 +211,5 @@ def test_a_front_end_without_a_claim_is_not_served() -> None:
     case = make_case(pairs=1, attached=False)
     case.views.sq[0, 0] = np.frombuffer(Sampling(max_tokens=2, seed=5).pack(1, 0, 0, 0, 3, 0, 0), np.int32)
     case.views.front[0, FRONT_DOORBELL] = 1
-    case.step(3)
+    case.turn(3)
     assert case.counter("requests_accepted") == case.word(PAIR_SQ_HEAD) == 0

@@ -21,11 +21,11 @@ from blinkpy.queues.words import (
 def test_drain_ends_what_was_accepted_and_takes_nothing_new() -> None:
     case = make_case(pairs=1, rows=1)
     accepted = [case.submit(tokens(3), 3) for _ in range(2)]
-    case.step()
+    case.turn()
     case.views.control[CONTROL_COMMAND] = COMMAND_DRAIN
     case.submit(tokens(3), 3)
     for _ in range(20):
-        case.step()
+        case.turn()
         case.read(0)
     assert case.bucket == DRAINED
     assert [request.ended for request in accepted] == [FINISH_LENGTH] * 2
@@ -35,9 +35,9 @@ def test_drain_ends_what_was_accepted_and_takes_nothing_new() -> None:
 def test_stop_publishes_what_was_computed_and_returns_at_once() -> None:
     case = make_case()
     case.submit(tokens(3), 9)
-    case.step()
+    case.turn()
     case.views.control[CONTROL_COMMAND] = COMMAND_STOP
-    assert case.step() == case.step() == STOPPED
+    assert case.turn() == case.turn() == STOPPED
     assert case.state.inbox.command[0] == COMMAND_STOP
     assert case.word(PAIR_CQ_TAIL) == 1
 
@@ -46,9 +46,9 @@ def test_the_engine_reports_gauges_and_its_heartbeat() -> None:
     case = make_case(pairs=1)
     engine = case.views.engine
     calls = int(engine[ENGINE_HEARTBEAT])
-    assert case.step() == NO_BATCH
+    assert case.turn() == NO_BATCH
     case.submit(tokens(6), 2)
-    case.step()
+    case.turn()
     assert {name: int(engine[index]) for name, index in GAUGE.items()} == {
         "requests_running": 1,
         "requests_waiting": 0,

@@ -30,7 +30,7 @@ def test_intake_is_bounded_and_takes_turns() -> None:
             case.submit(tokens(2), 1, pair)
     heads = []
     for _ in range(6):
-        case.step()
+        case.turn()
         heads.append([case.word(PAIR_SQ_HEAD, pair) for pair in range(3)])
     assert heads == [[1, 1, 0], [2, 1, 1], [2, 2, 2], [3, 3, 2], [4, 3, 3], [4, 4, 4]]
     case.finish()
@@ -125,7 +125,7 @@ def test_parameters_at_their_bounds_are_accepted(fields: dict[str, Any]) -> None
 def test_an_entry_for_no_slot_or_a_busy_one_is_counted_and_skipped(slot: int) -> None:
     case = make_case()
     owner = case.submit(tokens(3), 6)
-    case.step()
+    case.turn()
     case.submit(tokens(7, 2), 2, entry={"slot": slot})
     good = case.submit(tokens(3), 2)
     case.finish()

@@ -51,9 +51,9 @@ def test_generated_pages_are_shared_too() -> None:
 def test_pages_are_shared_while_they_are_in_use() -> None:
     case = make()
     case.submit(tokens(9), 12)
-    case.step()
+    case.turn()
     case.submit(tokens(9), 12, pair=1)
-    case.step()
+    case.turn()
     table = case.state.requests.page_table
     assert table[0, :2].tolist() == table[4, :2].tolist()
     assert case.state.pages.refcount[table[0, :3]].tolist() == [2, 2, 1]
@@ -84,8 +84,8 @@ def test_what_follows_a_duplicate_page_is_found() -> None:
 def test_chunked_prompts_are_indexed_as_they_are_computed(chunk: int) -> None:
     case = make(tokens=chunk)
     case.submit(tokens(25), 2)
-    case.step()
-    case.step()
+    case.turn()
+    case.turn()
     full = min(25, chunk if chunk < 25 else 25) // 4
     assert case.state.requests.indexed[0] == full
     case.finish()
@@ -163,12 +163,12 @@ def test_a_child_of_an_evicted_page_is_not_found() -> None:
 def test_a_request_whose_chain_was_evicted_stops_offering_pages() -> None:
     case = make(pages=32, max_model_len=32)
     case.submit(tokens(9), 20)
-    case.step()
-    case.step()
+    case.turn()
+    case.turn()
     requests = case.state.requests
     case.state.pages.generation[requests.canonical[0]] += 1
     for _ in range(9):
-        case.step()
+        case.turn()
     assert requests.canonical[0] == CHAIN_EVICTED
     assert requests.indexed[0] == 2
     case.finish()

@@ -14,7 +14,7 @@ from blinkpy.scheduler.policies import SHIPPED, priority
 
 def batches(case: Case, turns: int) -> list[list[int]]:
     """Of the next turns."""
-    return [case.batch() for _ in range(turns) if case.step() >= 0]
+    return [case.batch() for _ in range(turns) if case.turn() >= 0]
 
 
 def test_prefill_is_chunked_and_mixed_with_decode() -> None:
@@ -42,7 +42,7 @@ def test_a_burst_of_long_prompts_gets_larger_steps_and_one_of_short_prompts_the_
     sizes = {"mixed_step_tokens": 8, "burst_step_tokens": 12, "burst_tokens": 16, "rows": 4, "slots": 5, "pages": 64}
     case = make_case(tokens=20, prefix_caching=False, **sizes)
     case.submit(tokens(2), 12)
-    case.step()
+    case.turn()
     case.submit(tokens(20, 1), 8)
     assert batches(case, 3) == [[2, 12, 1], [2, 8, 1], [2, 3, 1]]  # 20, then 9, then 2 lack
     for start in (2, 3, 4):
@@ -54,7 +54,7 @@ def test_a_burst_of_long_prompts_gets_larger_steps_and_one_of_short_prompts_the_
 def test_prompts_that_can_not_run_yet_count_as_waiting() -> None:
     case = make_case(tokens=16, mixed_step_tokens=4, burst_tokens=12, rows=2, pages=32, prefix_caching=False)
     case.submit(tokens(4), 12)
-    case.step()
+    case.turn()
     for start in (1, 2):
         case.submit(tokens(7, start), 12)
     assert batches(case, 1) == [[2, 8, 1]]  # 14 tokens wait, though there is a row for 7 of them
@@ -66,7 +66,7 @@ def test_the_bucket_is_the_smallest_that_fits() -> None:
     assert case.state.buckets.tokens.tolist() == [1, 2, 4, 8, 16]
     for length, bucket in ((1, 0), (3, 2), (8, 3), (9, 4)):
         case.submit(tokens(length), 1)
-        assert case.step() == bucket == case.state.batch.counts[BUCKET]
+        assert case.turn() == bucket == case.state.batch.counts[BUCKET]
         case.finish()
 
 
@@ -111,7 +111,7 @@ def test_the_context_ends_a_request() -> None:
 def test_a_sampled_token_outside_the_vocabulary_is_an_error(token: int, turns: int) -> None:
     case = make_case()
     bad, good = case.submit(tokens(3), 5), case.submit(tokens(4), 5, pair=1)
-    case.step(turns)
+    case.turn(turns)
     case.state.batch.sampled[0], bad.finish = token, FINISH_ERROR
     case.finish()
     assert (bad.ended, bad.got) == (FINISH_ERROR, bad.expected[: turns - 1])
@@ -137,7 +137,7 @@ def test_the_last_in_rank_is_preempted_and_the_first_never() -> None:
     for start in (1, 2):
         case.submit(tokens(7, start), 20, priority=3)
     for _ in range(25):
-        case.step()
+        case.turn()
         case.read(0)
     assert urgent.ended == FINISH_LENGTH
     assert case.state.requests.preemptions[0] == 0
@@ -155,12 +155,12 @@ def test_a_request_may_use_the_whole_pool() -> None:
 def test_a_better_request_that_does_not_fit_is_not_overtaken() -> None:
     case = make_case(pages=6, tokens=32)
     first, second, third = (case.submit(tokens(n, n), 4) for n in (15, 16, 2))
-    case.step()
+    case.turn()
     assert case.statuses()[:3] == [RUNNING, WAITING, WAITING]
     while not first.ended:
-        case.step()
+        case.turn()
         case.read(0)
-    case.step()
+    case.turn()
     assert case.statuses()[1] == RUNNING
     case.finish()
     assert second.ended == third.ended == FINISH_LENGTH

@@ -96,7 +96,7 @@ class FrontMachine(RuleBasedStateMachine):
         """Time passes. Everybody who lives says so; writes arrive, but those that are delayed."""
         for _ in range(steps):
             self._beat()
-            self.case.step()
+            self.case.turn()
 
     @rule(pair=PAIRS, which=st.integers(0, 5), at_once=st.booleans())
     def cancel(self, pair: int, which: int, at_once: bool) -> None:
@@ -203,7 +203,7 @@ class FrontMachine(RuleBasedStateMachine):
             if not any(client.in_flight for client in self.pairs if client) and (case.state.requests.status == 0).all():
                 break
             self._beat()
-            case.step()
+            case.turn()
         else:
             raise AssertionError(f"requests do not end within {bound} calls")
         assert (case.state.pages.refcount == 0).all()

@@ -70,7 +70,7 @@ class WireTransport:
         if self.while_attaching is not None:  # the client waits for its grant: let it come
             self.deliver(len(self.wire))
             self.while_attaching()
-            self.case.step()
+            self.case.turn()
         words = self.case.views.pair[self.pair]
         return PairWords(*(int(words[i]) for i in (PAIR_SQ_HEAD, PAIR_CQ_TAIL, PAIR_EPOCH, PAIR_ATTACHED)))
 
