@@ -31,6 +31,11 @@ class Bug(NamedTuple):
     after: str
 
 
+def _bugs(patches: dict[str, list[tuple[str, str, str]]]) -> tuple[Bug, ...]:
+    """patches: module -> (what, before, after)."""
+    return tuple(Bug(what, module, before, after) for module, bugs in patches.items() for what, before, after in bugs)
+
+
 # fmt: off
 SCHEDULER_BUGS = _bugs({
     "page_allocator": [
