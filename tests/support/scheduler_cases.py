@@ -13,8 +13,8 @@ from support.front_end.wire_transport import WireTransport
 from blinkpy.device.array_trees import as_memoryviews
 from blinkpy.device.expect import PROBLEMS
 from blinkpy.dpu.link.queue_pair import QueuePair
-from blinkpy.kv.integrity import check_integrity
-from blinkpy.kv.state import DECODE_ROWS, ROWS, TOKENS
+from blinkpy.kv import state as S
+from blinkpy.kv.invariants.check_state import find_problem
 from blinkpy.queues.completion import FINISH_REJECTED
 from blinkpy.queues.header import EngineFacts
 from blinkpy.queues.layout import QueueSizes
@@ -69,8 +69,8 @@ class Case:
     def claim(self, pair: int) -> Any:
         """A front end claims the pair; what its owner before it had in flight is lost. Returns its client."""
         before, self.clients[pair] = self.clients[pair], None
-        lost = [sent.owner for sent in before.live()] if before else []
-        self.awaited = [request for request in self.awaited if request not in lost]
+        for sent in before.live() if before else ():
+            self.awaited.remove(sent.owner)
         self.clients[pair] = self.attach(pair)
         return self.clients[pair]
 
@@ -92,14 +92,14 @@ class Case:
                     client.heartbeat()
                     client.transport.deliver(1 << 30)
             self.bucket = self._turn(self.limits, self._queues, self._arrays, self.now, 0, 1)
-            problems = check_integrity(self.limits, self.state)
-            assert not problems, problems
-            fault = self.judged and check_promises(self.limits, self._queues, self._arrays, self._sim, self.now)
-            assert not fault, PROBLEMS[fault]
-            assert (self.bucket >= 0) == (self.state.batch.counts[ROWS] > 0)
+            fault = find_problem(self.limits, self._arrays, self._sim.references, self._sim.seen)
+            if self.judged:
+                fault = fault or check_promises(self.limits, self._queues, self._arrays, self._sim, self.now)
+            assert (self.bucket >= 0) == (self.state.batch.counts[S.ROWS] > 0)
             if self.bucket >= 0:
-                fault = check_padding(self._arrays, self.bucket) or compute(self.limits, self._arrays, self._sim.cache, -1)
-                assert fault == 0, PROBLEMS[fault]
+                fault = fault or check_padding(self._arrays, self.bucket)
+                fault = fault or compute(self.limits, self._arrays, self._sim.cache, -1)
+            assert fault == 0, PROBLEMS[fault]
         return self.bucket
 
     def submit(
@@ -111,9 +111,8 @@ class Case:
         client = self.clients[pair]
         sent = client.submit(np.array(prompt, np.int32), request.sampling, request)
         client.transport.deliver(1 << 30)
-        words = self.views.sq[pair, sent.after - 1 & self.limits.sq_entries - 1].view(SQ_ENTRY)
         for name in entry:
-            words[name] = entry[name]
+            self.views.sq[pair, sent.after - 1 & self.limits.sq_entries - 1].view(SQ_ENTRY)[name] = entry[name]
         if rejected:
             request.expected, request.finish = [], FINISH_REJECTED
         if not UNANSWERED & set(entry):
@@ -156,7 +155,7 @@ class Case:
 
     def batch(self) -> list[int]:
         """Rows, tokens and decoding rows."""
-        return [int(self.state.batch.counts[i]) for i in (ROWS, TOKENS, DECODE_ROWS)]
+        return [int(self.state.batch.counts[i]) for i in (S.ROWS, S.TOKENS, S.DECODE_ROWS)]
 
 
 def make_case(policy: Policy = fcfs, lanes: int = 1, *, attached: bool = True, **sizes: Any) -> Case:

@@ -72,8 +72,8 @@ def agree(simulations: list[Simulation]) -> tuple[int, int]:
 @pytest.mark.parametrize("policy", sorted(SHIPPED))
 def test_every_execution_leaves_the_same_state(seed: int, policy: str) -> None:
     """Each request gets its tokens and its end in each of them, too: the simulator's checks see to that."""
-    for number in range(8):
-        agree(storms(FEW, seed + number, 150, SHIPPED[policy]))
+    for number in range(4):
+        agree(storms(FEW, seed + number, 120, SHIPPED[policy]))
 
 
 # Storms with bad entries, hashes that collide, a drain and a stop among their ends; and one of this run.

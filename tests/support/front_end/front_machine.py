@@ -18,18 +18,9 @@ from support.expected_request import ExpectedRequest
 from support.scheduler_cases import Case
 
 from blinkpy.kv.state import DRAINED
+from blinkpy.queues import words as W
 from blinkpy.queues.request_parameters import Sampling
 from blinkpy.queues.submission import SUBMIT_NO_PREFIX_CACHE
-from blinkpy.queues.words import (
-    COMMAND_DRAIN,
-    CONTROL_COMMAND,
-    ENGINE_STATE,
-    EPOCH_SHIFT,
-    FRONT_CQ_HEAD,
-    FRONT_DOORBELL,
-    PAIR_EPOCH,
-    STATE_DRAINING,
-)
 from blinkpy.scheduler.policies import SHIPPED
 from blinkpy.verify.sim.world import make_world
 
@@ -164,7 +155,7 @@ class FrontMachine(RuleBasedStateMachine):
         if client:
             self._check(pair % len(self.pairs), client)
 
-    @rule(pair=PAIRS, seed=SEEDS, word=st.sampled_from((FRONT_DOORBELL, FRONT_CQ_HEAD)))
+    @rule(pair=PAIRS, seed=SEEDS, word=st.sampled_from((W.FRONT_DOORBELL, W.FRONT_CQ_HEAD)))
     def late(self, pair: int, seed: int, word: int) -> None:
         """A write of an earlier epoch lands, on top of what has just arrived."""
         self.submit(pair, 2, seed)
@@ -172,16 +163,16 @@ class FrontMachine(RuleBasedStateMachine):
         if self.pairs[pair]:
             self.pairs[pair].transport.deliver(1 << 30)
         draw = random.Random(seed)
-        epoch = draw.randrange(max(1, int(self.case.views.pair[pair, PAIR_EPOCH])))
-        self.case.views.front[pair, word] = epoch << EPOCH_SHIFT | draw.randrange(1 << 20)
+        epoch = draw.randrange(max(1, int(self.case.views.pair[pair, W.PAIR_EPOCH])))
+        self.case.views.front[pair, word] = epoch << W.EPOCH_SHIFT | draw.randrange(1 << 20)
 
     @precondition(lambda self: not self.drained)
     @rule(sure=st.integers(0, 40))
     def drain(self, sure: int) -> None:
         if sure == 7:
             self.drained = True
-            self.case.views.control[CONTROL_COMMAND] = COMMAND_DRAIN
-            self.case.views.engine[ENGINE_STATE] = STATE_DRAINING
+            self.case.views.control[W.CONTROL_COMMAND] = W.COMMAND_DRAIN
+            self.case.views.engine[W.ENGINE_STATE] = W.STATE_DRAINING
 
     def teardown(self) -> None:
         """Everybody behaves: all requests end in a bounded number of calls, and all pages come back."""

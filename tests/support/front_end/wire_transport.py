@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from blinkpy.queues import words as W
 from blinkpy.queues.array_types import Int32, Int64
 from blinkpy.queues.header import read_header
 from blinkpy.queues.logprob_record import RECORD_PAIR, Records
-from blinkpy.queues.words import ENGINE_STATE, FRONT_DOORBELL, PAIR_ATTACHED, PAIR_CQ_TAIL, PAIR_EPOCH, PAIR_SQ_HEAD
 from blinkpy.transport.contract import PairWords
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class WireTransport:
         self._write(self.case.views.sq[self.pair], index, np.frombuffer(entry, np.int32))
 
     def ring(self, doorbell: int) -> None:
-        self.write_word(FRONT_DOORBELL, doorbell)
+        self.write_word(W.FRONT_DOORBELL, doorbell)
 
     def write_cancel(self, slot: int, request_id: int) -> None:
         self._write(self.case.views.cancel[self.pair], slot, request_id)
@@ -72,10 +72,10 @@ class WireTransport:
             self.while_attaching()
             self.case.turn()
         words = self.case.views.pair[self.pair]
-        return PairWords(*(int(words[i]) for i in (PAIR_SQ_HEAD, PAIR_CQ_TAIL, PAIR_EPOCH, PAIR_ATTACHED)))
+        return PairWords(*(int(words[i]) for i in (W.PAIR_SQ_HEAD, W.PAIR_CQ_TAIL, W.PAIR_EPOCH, W.PAIR_ATTACHED)))
 
     def read_engine_state(self) -> int:
-        return int(self.case.views.engine[ENGINE_STATE])
+        return int(self.case.views.engine[W.ENGINE_STATE])
 
     def read_engine(self) -> list[int]:
         words: list[int] = self.case.views.engine.tolist()
