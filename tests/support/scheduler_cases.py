@@ -29,7 +29,6 @@ from blinkpy.verify.sim.turn_invariants import check_promises
 from blinkpy.verify.sim.world import TICK_NS, World, WorldSizes, make_world
 
 VOCAB, MULTIPLIERS = 50, (1_234_567, 7_654_321)
-UNANSWERED = {"slot", "epoch"}  # an entry with another value here gets no completion
 
 
 def case_sizes(
@@ -58,7 +57,7 @@ class Case:
     def __init__(self, world: World, turn: Callable[..., int], client: Any = QueuePair) -> None:
         self.world, self._turn, self._client = world, turn, client
         self.limits, self.state, self.views, _, self.segment = world
-        self._arrays, self._queues, self._sim = as_memoryviews(self.state), as_memoryviews(self.views), plain_sim(world)
+        self._arguments = self.limits, as_memoryviews(self.views), as_memoryviews(self.state), plain_sim(world)
         self.clients: list[Any] = [None] * self.limits.pairs
         self.awaited: list[ExpectedRequest] = []
         self.done: list[ExpectedRequest] = []
@@ -85,20 +84,20 @@ class Case:
 
     def turn(self, times: int = 1) -> int:
         """Turns of the scheduler, and steps of the model. Returns what the last turn returned."""
+        limits, queues, state, sim = self._arguments
         for _ in range(times):
             self.now += TICK_NS
             for pair, client in enumerate(self.clients):
                 if client is not None and pair not in self.silent:
                     client.heartbeat()
                     client.transport.deliver(1 << 30)
-            self.bucket = self._turn(self.limits, self._queues, self._arrays, self.now, 0, 1)
-            fault = find_problem(self.limits, self._arrays, self._sim.references, self._sim.seen)
+            self.bucket = self._turn(limits, queues, state, self.now, 0, 1)
+            fault = find_problem(limits, state, sim.references, sim.seen)
             if self.judged:
-                fault = fault or check_promises(self.limits, self._queues, self._arrays, self._sim, self.now)
-            assert (self.bucket >= 0) == (self.state.batch.counts[S.ROWS] > 0)
+                fault = fault or check_promises(limits, queues, state, sim, self.now)
+            assert (self.bucket >= 0) == (state.batch.counts[S.ROWS] > 0)
             if self.bucket >= 0:
-                fault = fault or check_padding(self._arrays, self.bucket)
-                fault = fault or compute(self.limits, self._arrays, self._sim.cache, -1)
+                fault = fault or check_padding(state, self.bucket) or compute(limits, state, sim.cache, -1)
             assert fault == 0, PROBLEMS[fault]
         return self.bucket
 
@@ -115,7 +114,7 @@ class Case:
             self.views.sq[pair, sent.after - 1 & self.limits.sq_entries - 1].view(SQ_ENTRY)[name] = entry[name]
         if rejected:
             request.expected, request.finish = [], FINISH_REJECTED
-        if not UNANSWERED & set(entry):
+        if not {"slot", "epoch"} & set(entry):  # else it is skipped, without a completion
             self.awaited.append(request)
         return request
 
@@ -149,13 +148,6 @@ class Case:
     def word(self, index: int, pair: int = 0) -> int:
         """PAIR_*, as published."""
         return int(self.views.pair[pair, index])
-
-    def statuses(self, pair: int = 0) -> list[int]:
-        return self.state.requests.status.reshape(self.limits.pairs, -1)[pair].tolist()
-
-    def batch(self) -> list[int]:
-        """Rows, tokens and decoding rows."""
-        return [int(self.state.batch.counts[i]) for i in (S.ROWS, S.TOKENS, S.DECODE_ROWS)]
 
 
 def make_case(policy: Policy = fcfs, lanes: int = 1, *, attached: bool = True, **sizes: Any) -> Case:

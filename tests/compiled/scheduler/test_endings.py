@@ -35,7 +35,7 @@ def test_cancel_in_prefill_and_decode_gives_everything_back_at_once(turns: int) 
     assert case.state.counts[S.FREE_COUNT] == case.limits.pages
     case.read(0)
     assert request.ended == C.FINISH_CANCELLED
-    assert case.statuses()[0] == S.EMPTY
+    assert case.state.requests.status[0] == S.EMPTY
 
 
 def test_a_cancel_after_the_end_means_nothing() -> None:
@@ -88,7 +88,7 @@ def test_a_cancel_is_told_when_the_reader_has_room_again() -> None:
     case.turn(4)
     case.cancel(request)
     case.turn(3)
-    assert case.statuses()[0] == S.FINISHING
+    assert case.state.requests.status[0] == S.FINISHING
     assert case.state.requests.num_pages[0] == 0
     case.finish()
     assert (len(request.got), request.ended) == (2, C.FINISH_CANCELLED)
@@ -105,7 +105,7 @@ def test_a_silent_front_end_loses_its_requests_and_nobody_else_does() -> None:
         case.turn()
         case.read(1)
     assert case.word(W.PAIR_ATTACHED) == 0
-    assert case.statuses() == [S.EMPTY] * 4
+    assert not case.state.requests.status[:4].any()
     assert case.counter("leases_expired") == 1
     assert case.word(W.PAIR_CQ_TAIL) < 25
     case.awaited.remove(lost)
@@ -120,7 +120,7 @@ def test_a_claim_fences_the_owner_before_it() -> None:
     case.turn(3)
     late = case.clients[0].live()[0].request_id
     assert case.claim(0).epoch == 2
-    assert case.statuses() == [S.EMPTY] * 4
+    assert not case.state.requests.status[:4].any()
     # What the owner before it still sends: a doorbell, completions read, a cancel, and an entry under the new doorbell.
     case.views.front[0, W.FRONT_DOORBELL] = 1 << 32 | 3
     case.views.front[0, W.FRONT_CQ_HEAD] = 1 << 32 | 1000

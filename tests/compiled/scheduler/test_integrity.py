@@ -45,9 +45,9 @@ def case() -> Case:
     for start, length in ((20, 20), (2, 3), (3, 3)):
         case.submit(tokens(length, start), 3)
     turns(case, 1)
-    assert case.statuses()[: LAST + 1] == [S.RUNNING] * 3 + [S.WAITING] * 2
-    assert case.statuses(1)[0] == S.FINISHING
-    assert case.batch() == [3, 8, 2]
+    assert case.state.requests.status[: LAST + 1].tolist() == [S.RUNNING] * 3 + [S.WAITING] * 2
+    assert case.state.requests.status[6] == S.FINISHING
+    assert case.state.batch.counts[[S.ROWS, S.TOKENS, S.DECODE_ROWS]].tolist() == [3, 8, 2]
     return case
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.scheduler_cases import VOCAB, Case, make_case, tokens
 
-from blinkpy.kv.state import BUCKET, RUNNING, WAITING
+from blinkpy.kv.state import BUCKET, DECODE_ROWS, ROWS, RUNNING, TOKENS, WAITING
 from blinkpy.queues.completion import FINISH_ERROR, FINISH_LENGTH, FINISH_STOP
 from blinkpy.scheduler.policies import SHIPPED, priority
 
@@ -14,7 +14,8 @@ from blinkpy.scheduler.policies import SHIPPED, priority
 
 def batches(case: Case, turns: int) -> list[list[int]]:
     """Of the next turns."""
-    return [case.batch() for _ in range(turns) if case.turn() >= 0]
+    counts = case.state.batch.counts
+    return [counts[[ROWS, TOKENS, DECODE_ROWS]].tolist() for _ in range(turns) if case.turn() >= 0]
 
 
 def test_prefill_is_chunked_and_mixed_with_decode() -> None:
@@ -156,12 +157,12 @@ def test_a_better_request_that_does_not_fit_is_not_overtaken() -> None:
     case = make_case(pages=6, tokens=32)
     first, second, third = (case.submit(tokens(n, n), 4) for n in (15, 16, 2))
     case.turn()
-    assert case.statuses()[:3] == [RUNNING, WAITING, WAITING]
+    assert case.state.requests.status[:3].tolist() == [RUNNING, WAITING, WAITING]
     while not first.ended:
         case.turn()
         case.read(0)
     case.turn()
-    assert case.statuses()[1] == RUNNING
+    assert case.state.requests.status[1] == RUNNING
     case.finish()
     assert second.ended == third.ended == FINISH_LENGTH
 
