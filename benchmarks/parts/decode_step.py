@@ -38,23 +38,13 @@ from benchmarks.common.hand_batches import decoding, graph_for, put  # noqa: E40
 from benchmarks.common.harness import revision  # noqa: E402
 from benchmarks.common.model_shapes import SHAPES  # noqa: E402
 from benchmarks.common.roofline import floor_us  # noqa: E402
+from blinkpy.device.cuda.cuda_graphs import StepGraph  # noqa: E402
 from blinkpy.dpu.link.connect_shm import attach_segment  # noqa: E402
 from blinkpy.dpu.link.queue_pair import QueuePair  # noqa: E402
 from blinkpy.engine.devices.cuda_device import CudaEngine  # noqa: E402
-from blinkpy.kernels.loop.loop_words import (  # noqa: E402
-    TRACE_BEGIN,
-    TRACE_END,
-    TRACE_FAST_PATH,
-    TRACE_GRAPH,
-    TRACE_OVERLAP_BEGIN,
-    TRACE_OVERLAP_END,
-    TRACE_ROWS,
-    TRACE_STEP_BEGIN,
-    TRACE_STEP_END,
-)
+from blinkpy.kernels.loop import loop_words as L  # noqa: E402
 from blinkpy.models.description.decoder_description import Architecture, read_architecture  # noqa: E402
-from blinkpy.models.gpu.gpu_step import StepGraph  # noqa: E402
-from blinkpy.queues.request_parameters import Sampling  # noqa: E402
+from blinkpy.queues.request_parameters import RequestParameters  # noqa: E402
 
 
 def percentiles(values: np.ndarray) -> dict[str, float]:
@@ -110,7 +100,7 @@ def drive(engine: CudaEngine, sizes: list[int], prompt: int, new: int, out: dict
         for rows in sizes:
             prompts = [rng.integers(0, 30000, prompt).tolist() for _ in range(rows)]
             began = time.monotonic()
-            tokens, _ = generate(pair, prompts, [Sampling(max_tokens=new, temperature=0.0)] * rows, 120)
+            tokens, _ = generate(pair, prompts, [RequestParameters(max_tokens=new, temperature=0.0)] * rows, 120)
             out[rows] = {"wall_s": round(time.monotonic() - began, 4), "tokens": sum(map(len, tokens))}
         pair.close()
     finally:
@@ -167,12 +157,12 @@ def _measure(engine: CudaEngine, a: Architecture, arguments: argparse.Namespace)
     executive = engine.executive
     result["scheduler_kernels"] = {name: asdict(needs) for name, needs in executive.kernel_resources.items()}
     trace = executive.traced()
-    interval = np.diff(trace[:, TRACE_BEGIN]) / 1e3
+    interval = np.diff(trace[:, L.TRACE_BEGIN]) / 1e3
     shapes = engine._gpu_step.shapes
     context = arguments.prompt + arguments.new // 2
     for rows in arguments.rows:
-        decode = np.array([not shapes[g].mixed for g in trace[:, TRACE_GRAPH]])
-        steady = decode & (trace[:, TRACE_ROWS] == rows)
+        decode = np.array([not shapes[g].mixed for g in trace[:, L.TRACE_GRAPH]])
+        steady = decode & (trace[:, L.TRACE_ROWS] == rows)
         pairs = steady[:-1] & steady[1:]
         if not pairs.any():
             continue
@@ -196,19 +186,19 @@ def _measure(engine: CudaEngine, a: Architecture, arguments: argparse.Namespace)
 
 def scheduler_times(turn: np.ndarray, following: np.ndarray, chosen: np.ndarray) -> dict[str, Any]:
     """Times of the scheduler in the chosen turns. turn, following: rows of the trace, each with the row after it."""
-    times = (turn[:, TRACE_END] - turn[:, TRACE_BEGIN]) / 1e3
-    gap = (following[:, TRACE_STEP_BEGIN] - turn[:, TRACE_STEP_END]) / 1e3
-    chosen = chosen & (turn[:, TRACE_STEP_END] > turn[:, TRACE_STEP_BEGIN])  # else its stamp came too late
-    steady = turn[:, TRACE_FAST_PATH] == 1
+    times = (turn[:, L.TRACE_END] - turn[:, L.TRACE_BEGIN]) / 1e3
+    gap = (following[:, L.TRACE_STEP_BEGIN] - turn[:, L.TRACE_STEP_END]) / 1e3
+    chosen = chosen & (turn[:, L.TRACE_STEP_END] > turn[:, L.TRACE_STEP_BEGIN])  # else its stamp came too late
+    steady = turn[:, L.TRACE_FAST_PATH] == 1
     result: dict[str, Any] = {}
     for name, kind in (("", chosen & steady), ("general_", chosen & ~steady)):
         if kind.any():
             result[f"{name}turns"] = int(kind.sum())
             result[f"{name}scheduler_us"] = percentiles(times[kind])
             result[f"{name}gap_us"] = percentiles(gap[kind])
-    result["scheduler_began_after_us"] = percentiles((turn[:, TRACE_BEGIN] - turn[:, TRACE_STEP_END])[chosen] / 1e3)
-    result["ahead_us"] = percentiles((turn[:, TRACE_OVERLAP_END] - turn[:, TRACE_OVERLAP_BEGIN])[chosen] / 1e3)
-    result["ahead_done_before_us"] = percentiles((turn[:, TRACE_BEGIN] - turn[:, TRACE_OVERLAP_END])[chosen] / 1e3)
+    result["scheduler_began_after_us"] = percentiles((turn[:, L.TRACE_BEGIN] - turn[:, L.TRACE_STEP_END])[chosen] / 1e3)
+    result["ahead_us"] = percentiles((turn[:, L.TRACE_OVERLAP_END] - turn[:, L.TRACE_OVERLAP_BEGIN])[chosen] / 1e3)
+    result["ahead_done_before_us"] = percentiles((turn[:, L.TRACE_BEGIN] - turn[:, L.TRACE_OVERLAP_END])[chosen] / 1e3)
     return result
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from blinkpy.config import Config, step_sizes
+from blinkpy.engine.devices.null_device import run_null
 from blinkpy.engine.link.pair_memory import QueueMemory
 from blinkpy.engine.sizing import EngineSizes, engine_sizes
 from blinkpy.kv import state as S
@@ -23,7 +24,7 @@ from blinkpy.kv.state import Batch, Requests, State
 from blinkpy.kv.state_memory import make_state
 from blinkpy.models.description.decoder_description import Architecture, read_architecture
 from blinkpy.models.weights.model_folder import resolve_model
-from blinkpy.progress import Report
+from blinkpy.progress import ProgressCallback
 from blinkpy.queues.header import EngineFacts
 from blinkpy.queues.page_hash import HASH_MULTIPLIER_RANGE
 from blinkpy.queues.views import EngineViews
@@ -74,9 +75,9 @@ class Engine:
 
     on_gpu = False
 
-    def __init__(self, config: Config, on_progress: Report | None = None):
+    def __init__(self, config: Config, on_progress: ProgressCallback | None = None):
         self.config = config
-        self._progress: Report = on_progress or (lambda phase, done=0, total=0: None)
+        self._progress: ProgressCallback = on_progress or (lambda phase, done=0, total=0: None)
         self.segment: Segment
         self.pair_memory: QueueMemory | None = None  # of the queue pairs, where it is not the segment's
         self.sizes: EngineSizes
@@ -97,7 +98,7 @@ class Engine:
         weights = not null and config.model.load_format != "dummy"
         folder = resolve_model(config.model.model, weights=weights, tokenizer=False)
         architecture = read_architecture(folder)
-        config = self._settle(architecture)
+        config = self._choose_step_sizes(architecture)
         page_bytes, cache_bytes = self._page_bytes(architecture)
         self.sizes = engine_sizes(config, architecture.max_position, page_bytes, cache_bytes)
         facts = self._facts(architecture)
@@ -112,11 +113,11 @@ class Engine:
         self.views = self.segment.views()
         self._scheduler.attach(self.views)
         if null:
-            self._scheduler.run_null(self._made_up_tokens(), 0, 0, 0)  # compiles it; its deadline is past
+            run_null(self._scheduler, self._made_up_tokens(), 0, 0, 0)  # compiles it; its deadline is past
         self._scheduler.turn(time.monotonic_ns())  # the first call loads what was compiled
         self.views.engine[ENGINE_STATE] = STATE_READY
 
-    def _settle(self, architecture: Architecture) -> Config:
+    def _choose_step_sizes(self, architecture: Architecture) -> Config:
         """Choose the options that hang on the model, where they were left open."""
         sizes = step_sizes(self.config.scheduler, gpu=self.on_gpu, experts=any(architecture.sparse))
         self.config = self.config.with_options(sizes)
@@ -266,7 +267,7 @@ class Engine:
         while True:
             steps = counts[S.STEPS]
             deadline = time.monotonic_ns() + NULL_TURN_NS
-            if self._scheduler.run_null(tokens, step_ns, IDLE_SPIN_NS, deadline, self._after_call) in (S.STOPPED, S.DRAINED):
+            if run_null(self._scheduler, tokens, step_ns, IDLE_SPIN_NS, deadline, self._after_call) in (S.STOPPED, S.DRAINED):
                 return
             if counts[S.STEPS] != steps:
                 pause = IDLE_SLEEP_S[0]

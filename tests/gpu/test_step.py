@@ -11,7 +11,7 @@ import torch
 from cuda.bindings import driver, runtime
 from support.models import model_zoo, step_cases
 
-from blinkpy.device.cuda.cuda_calls import check
+from blinkpy.device.cuda.cuda_calls import check_cuda
 from blinkpy.device.cuda.cuda_graphs import chain_of
 
 
@@ -55,8 +55,8 @@ def test_a_capture_knows_where_the_layers_end(rng: np.random.Generator, tmp_path
 
 def kernel_name(node: Any) -> str:
     """The name of a node's kernel; "" for nodes of other kinds."""
-    if check(runtime.cudaGraphNodeGetType(node)) != runtime.cudaGraphNodeType.cudaGraphNodeTypeKernel:
+    if check_cuda(runtime.cudaGraphNodeGetType(node)) != runtime.cudaGraphNodeType.cudaGraphNodeTypeKernel:
         return ""
-    parameters = check(driver.cuGraphKernelNodeGetParams(driver.CUgraphNode(int(node))))
+    parameters = check_cuda(driver.cuGraphKernelNodeGetParams(driver.CUgraphNode(int(node))))
     kernel, function = parameters.kern, parameters.func
-    return check(driver.cuKernelGetName(kernel) if int(kernel) else driver.cuFuncGetName(function)).decode()
+    return check_cuda(driver.cuKernelGetName(kernel) if int(kernel) else driver.cuFuncGetName(function)).decode()

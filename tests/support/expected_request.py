@@ -10,21 +10,21 @@ import numpy as np
 from blinkpy.kv.limits import Limits
 from blinkpy.queues import completion as C
 from blinkpy.queues.logprob_record import RECORD_PAIR, RECORD_PAIRS
-from blinkpy.queues.request_parameters import Sampling
+from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.verify.sim.synthetic_model import record_word, token_after, value_of
 
 
 class ExpectedRequest:
     """expected, finish: tokens that it must get, and how it must end. got, ended: so far; reason: of a rejection."""
 
-    def __init__(self, limits: Limits, prompt: list[int], sampling: Sampling) -> None:
+    def __init__(self, limits: Limits, prompt: list[int], sampling: RequestParameters) -> None:
         self.prompt, self.sampling = prompt, sampling
         self.expected, self.finish = _generate(limits, prompt, sampling)
         self.got: list[int] = []
         self.cancelled, self.ended, self.reason = False, C.FINISH_NONE, 0
 
     def take(self, token: int, flags: int, records: deque[Any]) -> None:
-        """Check one completion. records: InFlight.records, from which its record is taken."""
+        """Check one completion. records: InFlightRequest.records, from which its record is taken."""
         assert self.ended == C.FINISH_NONE, "a completion after the last one"
         finish = flags & C.FINISH_MASK
         if flags & C.HAS_TOKEN:
@@ -44,7 +44,7 @@ class ExpectedRequest:
         self.ended = finish
 
 
-def _generate(limits: Limits, prompt: list[int], sampling: Sampling) -> tuple[list[int], int]:
+def _generate(limits: Limits, prompt: list[int], sampling: RequestParameters) -> tuple[list[int], int]:
     """All tokens of a request, and its end."""
     total = value = 0
     for i, token in enumerate(prompt):

@@ -11,21 +11,21 @@ from support.expected_request import ExpectedRequest
 from support.front_end.wire_transport import WireTransport
 
 from blinkpy.device.array_trees import as_memoryviews
-from blinkpy.device.expect import PROBLEMS
+from blinkpy.device.expect import describe_fault
 from blinkpy.dpu.link.queue_pair import QueuePair
 from blinkpy.kv import state as S
-from blinkpy.kv.invariants.check_state import find_problem
+from blinkpy.kv.invariants.check_state import check_state
 from blinkpy.queues.completion import FINISH_REJECTED
 from blinkpy.queues.header import EngineFacts
 from blinkpy.queues.layout import QueueSizes
-from blinkpy.queues.request_parameters import Sampling
+from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.submission import SQ_ENTRY
 from blinkpy.queues.words import COUNTER, ENGINE_STATE, STATE_READY
 from blinkpy.scheduler.cycle import make_turn
 from blinkpy.scheduler.policies import Policy, fcfs
 from blinkpy.verify.sim.simulation import plain_sim
 from blinkpy.verify.sim.synthetic_model import check_padding, compute
-from blinkpy.verify.sim.turn_invariants import check_promises
+from blinkpy.verify.sim.turn_invariants import check_turn
 from blinkpy.verify.sim.world import TICK_NS, World, WorldSizes, make_world
 
 VOCAB, MULTIPLIERS = 50, (1_234_567, 7_654_321)
@@ -92,13 +92,13 @@ class Case:
                     client.heartbeat()
                     client.transport.deliver(1 << 30)
             self.bucket = self._turn(limits, queues, state, self.now, 0, 1)
-            fault = find_problem(limits, state, sim.references, sim.seen)
+            fault = check_state(limits, state, sim.references, sim.seen)
             if self.judged:
-                fault = fault or check_promises(limits, queues, state, sim, self.now)
+                fault = fault or check_turn(limits, queues, state, sim, self.now)
             assert (self.bucket >= 0) == (state.batch.counts[S.ROWS] > 0)
             if self.bucket >= 0:
                 fault = fault or check_padding(state, self.bucket) or compute(limits, state, sim.cache, -1)
-            assert fault == 0, PROBLEMS[fault]
+            assert fault == 0, describe_fault(fault)
         return self.bucket
 
     def submit(
@@ -106,7 +106,7 @@ class Case:
     ) -> ExpectedRequest:
         """A request, which is in the engine's memory on return. rejected: it must be. entry: fields of its entry with other
         values than the client wrote."""
-        request = ExpectedRequest(self.limits, prompt, Sampling(**{"max_tokens": max_tokens, "seed": 5} | sampling))
+        request = ExpectedRequest(self.limits, prompt, RequestParameters(**{"max_tokens": max_tokens, "seed": 5} | sampling))
         client = self.clients[pair]
         sent = client.submit(np.array(prompt, np.int32), request.sampling, request)
         client.transport.deliver(1 << 30)

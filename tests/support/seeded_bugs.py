@@ -71,7 +71,7 @@ SCHEDULER_BUGS = _bugs({
     ],
     "fast_path": [
         ("a usual turn does not see the last token of a request",
-         "finish = FINISH_LENGTH if facts[row, S.FORECAST_FLAGS] & S.FORECAST_IS_LAST != 0 else FINISH_NONE",
+         "finish = FINISH_LENGTH if forecasts[row, S.FORECAST_FLAGS] & S.FORECAST_IS_LAST != 0 else FINISH_NONE",
          "finish = FINISH_NONE"),
     ],
     "completions": [
@@ -136,8 +136,8 @@ FRONT_BUGS = _bugs({
     "queue_pair": [
         ("a request id is used twice", "        self._requests += 1\n", "        self._requests += len(prompt) & 1\n"),
         ("the doorbell is rung before the entry",
-         "        transport.write_prompt(prompt_offset, prompt)\n",
-         "        transport.ring(self._stamp(self._sq_tail + 1))\n        transport.write_prompt(prompt_offset, prompt)\n"),
+         "transport.write_prompt(prompt_offset, prompt)\n",
+         "transport.ring_doorbell(self._stamp(self._sq_tail + 1))\n        transport.write_prompt(prompt_offset, prompt)\n"),
         ("a slot is free before its last completion", "if flags & FINISH_MASK:", "if flags:"),
         ("a completion of the last lap is read again", "lap = lap_of(position, size)", "lap = words[0] >> LAP_SHIFT"),
         ("the completion head runs ahead", "._stamp(position))\n        return", "._stamp(position + 1))\n        return"),

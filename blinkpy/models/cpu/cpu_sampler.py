@@ -28,6 +28,7 @@ from blinkpy.queues.logprob_record import NO_RECORD_PAIR, RECORD_PAIR, RECORD_PA
 from blinkpy.queues.submission import (
     LONG_SEED,
     SQ_ENTRY_WORDS,
+    STOP_IDS,
     WORD_FREQUENCY_PENALTY,
     WORD_MIN_P,
     WORD_MIN_TOKENS,
@@ -64,7 +65,7 @@ class SamplingParameters(NamedTuple):
 
 
 def read_parameters(entries: Int32) -> SamplingParameters:
-    """From submission entries, int32 [rows, 32]."""
+    """From submission entries, int32 [rows, 64]."""
     entries = np.ascontiguousarray(entries)
     reals = entries.view(np.float32)
     return SamplingParameters(
@@ -258,10 +259,10 @@ def warm_up() -> None:
 def mask_stop_ids(logits: Float32, entries: Int32, generated: Int32) -> None:
     """Make the stop ids of requests that have not reached min_tokens impossible, in place.
 
-    logits: [rows, vocab], penalties applied. entries: [rows, 32]. generated: tokens of the output so far, [rows].
+    logits: [rows, vocab], penalties applied. entries: [rows, 64]. generated: tokens of the output so far, [rows].
     """
     for row in np.flatnonzero(generated < entries[:, WORD_MIN_TOKENS]).tolist():
-        stop_ids = entries[row, WORD_STOP_IDS:]
+        stop_ids = entries[row, WORD_STOP_IDS : WORD_STOP_IDS + STOP_IDS]
         logits[row, stop_ids[(stop_ids >= 0) & (stop_ids < logits.shape[1])]] = -np.inf
 
 

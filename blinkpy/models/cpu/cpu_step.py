@@ -53,7 +53,7 @@ class CpuStep:
 
 
 def _penalized(entries: NDArray[np.int32]) -> NDArray[np.bool_]:
-    """Which requests have a penalty. entries: int32 [rows, 32]."""
+    """Which requests have a penalty. entries: int32 [rows, 64]."""
     reals = entries.view(np.float32)
     return (
         (reals[:, submission.WORD_REPETITION_PENALTY] != 1)

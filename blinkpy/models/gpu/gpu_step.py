@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
-from blinkpy.device.cuda.cuda_graphs import captured_nodes
+from blinkpy.device.cuda.cuda_graphs import StepGraph, captured_nodes
 from blinkpy.kernels.linear.linear_config import LinearTable
 from blinkpy.kernels.sampling.record_logprobs import logprobs
 from blinkpy.kernels.sampling.sampler import SamplingWorkspace, sample
@@ -20,15 +19,6 @@ from blinkpy.models.paged_cache import PagedCache
 from blinkpy.models.weights.decoder_weights import Weights
 
 Report = Callable[[float], None]
-
-
-@dataclass(frozen=True)
-class StepGraph:
-    """A captured step: a chain of nodes. layers: how many of them, from the first, embed the tokens and run the layers; the
-    others are the output: the last norm, the product with the vocabulary's matrix, sampling and log probabilities."""
-
-    graph: torch.cuda.CUDAGraph
-    layers: int
 
 
 class GpuStep:

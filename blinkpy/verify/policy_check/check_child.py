@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -32,7 +33,7 @@ from blinkpy.verify.policy_check.policy_calls import (
 )
 from blinkpy.verify.policy_check.policy_source import read_source
 from blinkpy.verify.policy_check.sample_requests import sample_requests
-from blinkpy.verify.policy_check.timed_server import Machine, Outcome, StuckError, simulate
+from blinkpy.verify.policy_check.timed_server import ServerModel, ServerOutcome, StuckError, simulate
 from blinkpy.verify.policy_check.waiting_bounds import flood, overtaking
 from blinkpy.verify.sim import run
 
@@ -113,14 +114,14 @@ class Child:
             self.report(storm_finding(policy, self.options))
         self.stage("waiting", COMPILE_S + self.options.timeout_s)
         self.report(*waiting_findings(policy, rank_many, self.options))
-        machine, requests = machine_of(self.options), requests_of(self.options)
+        model, requests = model_of(self.options), requests_of(self.options)
         others = [shipped for shipped in SHIPPED if shipped != name]
         if len(set(requests.priority.tolist())) == 1 and "priority" in others:
             others.remove("priority")  # without priorities it is fcfs
         for other in [name, *others]:
             self.stage(f"simulation of {other}", COMPILE_S + self.options.timeout_s)
             try:
-                outcome = simulate(policy if other == name else SHIPPED[other], machine, requests)
+                outcome = simulate(policy if other == name else SHIPPED[other], model, requests)
             except StuckError as error:
                 self.report(Finding("error", "liveness", f"{other}: {error}"))
                 continue
@@ -176,16 +177,15 @@ def _duration(seconds: float) -> str:
     return f"{seconds * 1000:.2g} ms" if seconds < 1 else f"{seconds:.3g} s" if seconds < 600 else f"{seconds / 60:.3g} min"
 
 
-def machine_of(o: CheckOptions) -> Machine:
-    sizes = o.mixed_step_tokens, o.burst_step_tokens, o.burst_tokens
-    return Machine(o.max_num_seqs, o.max_num_batched_tokens, o.page_size, o.num_pages, o.step_us, o.row_us, o.token_us, *sizes)
+def model_of(options: CheckOptions) -> ServerModel:
+    return ServerModel(*(getattr(options, field.name) for field in fields(ServerModel)))
 
 
 def requests_of(options: CheckOptions) -> Workload:
     return load_workload(options.workload).first(options.requests).at_rate(options.rate)
 
 
-def summary(name: str, outcome: Outcome) -> dict[str, Any]:
+def summary(name: str, outcome: ServerOutcome) -> dict[str, Any]:
     """One policy's results: percentiles in seconds, and the samples that the plot needs."""
     overtakers = outcome.overtakers()
     facts: dict[str, Any] = {"policy": name, "steps": outcome.steps, "seconds": float(outcome.ended.max() / 1e9)}

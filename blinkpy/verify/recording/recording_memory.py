@@ -40,7 +40,7 @@ from blinkpy.verify.recording.recording_links import link_path
 SNAPSHOT_LIMIT = 2 << 30  # bytes of one copy of the state
 
 
-class Snapshot:
+class OpenSnapshot:
     """A snapshot that is being taken. content: uint8, all arrays. position: of the first record after it, set at the end."""
 
     def __init__(self, content: NDArray[np.uint8]):
@@ -108,9 +108,9 @@ class RecordingMemory:
         self._due = position + self._words // 2
 
     @contextlib.contextmanager
-    def open_snapshot(self) -> Iterator[Snapshot]:
+    def open_snapshot(self) -> Iterator[OpenSnapshot]:
         """The older snapshot's place, to be written over. Readers pass it over until it has a position."""
-        head, snapshot = self._views.heads[self._next], Snapshot(self._views.contents[self._next])
+        head, snapshot = self._views.heads[self._next], OpenSnapshot(self._views.contents[self._next])
         head[WRITES] |= 1
         yield snapshot
         if snapshot.position >= 0:

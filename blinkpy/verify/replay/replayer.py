@@ -22,7 +22,7 @@ from blinkpy.scheduler.host_scheduler import Scheduler
 from blinkpy.scheduler.policies import Policy
 from blinkpy.verify.recording.recording_errors import RecordingError
 from blinkpy.verify.recording.recording_layout import NOT_COPIED
-from blinkpy.verify.recording.recording_reader import Capture
+from blinkpy.verify.recording.recording_reader import Snapshot
 from blinkpy.verify.replay.call_records import BrokenRecordError, Call, parse_calls
 
 
@@ -39,7 +39,7 @@ class Replay:
     is some hundred times faster. Raises RecordingError for a recording that does not fit this version.
     """
 
-    def __init__(self, capture: Capture, policy: Policy, mode: Literal["python", "njit"] = "python"):
+    def __init__(self, capture: Snapshot, policy: Policy, mode: Literal["python", "njit"] = "python"):
         self.about = capture.description
         try:
             self.limits: Limits

@@ -35,7 +35,7 @@ class Event:
     text: str
 
 
-class Tracer:
+class EventTracer:
     """Watches a replay. Call `before` and `after` around each call; the state is the replay's."""
 
     def __init__(self, limits: Limits, state: State):

@@ -17,7 +17,7 @@ from numba import types
 
 from blinkpy.device.array_trees import as_memoryviews, map_arrays
 from blinkpy.device.compile_cache import cached_njit
-from blinkpy.device.expect import PROBLEMS, problem
+from blinkpy.device.expect import BrokenInvariantError, describe_fault, fault_code
 from blinkpy.device.table_codegen import ArgumentTable
 from blinkpy.kv import state as S
 from blinkpy.queues.words import COMMAND_DRAIN, COMMAND_RUN, COMMAND_STOP, COUNTER_NAMES
@@ -25,24 +25,24 @@ from blinkpy.scheduler.cycle import make_phases
 from blinkpy.scheduler.host_scheduler import Scheduler
 from blinkpy.scheduler.policies import Policy, fcfs
 from blinkpy.verify.sim.events import EVENT_NAMES, LOG
-from blinkpy.verify.sim.sim_round import is_quiet, play_step, play_turn
+from blinkpy.verify.sim.sim_round import is_quiet, play_round, play_step
 from blinkpy.verify.sim.world import World, make_world
 
 Mode = Literal["njit", "python"]
 Mute = tuple[int, int]  # turn and actor; the last actor is the world
 
-ENDLESS = problem("not everything has ended, although everybody behaves")
-NOT_DRAINED = problem("a drain or a stop is not answered")
-ACCEPTED_LATE = problem("a request was accepted after the engine was told to drain or stop")
-RAISED = problem("the scheduler raised an exception")
-COUNTERS_WRONG = problem("requests accepted are not those that finished and those that were cancelled")
+ENDLESS = fault_code("not everything has ended, although everybody behaves")
+NOT_DRAINED = fault_code("a drain or a stop is not answered")
+ACCEPTED_LATE = fault_code("a request was accepted after the engine was told to drain or stop")
+RAISED = fault_code("the scheduler raised an exception")
+COUNTERS_WRONG = fault_code("requests accepted are not those that finished and those that were cancelled")
 CALM_SHARE = 40  # turns of the calm that each slot gets, beside those for its tokens
 QUIET_EVERY = 16  # turns between two looks whether all has ended
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What a seed found. turn: of the scheduler's call that was wrong."""
+    """What a seed found. turn: of the scheduler that was wrong. code: a fault."""
 
     seed: int
     turns: int
@@ -52,7 +52,7 @@ class Failure:
 
     def __str__(self) -> str:
         detail = f" ({self.detail})" if self.detail else ""
-        return f"seed {self.seed}, call {self.turn}: {PROBLEMS[self.code]}{detail}"
+        return f"seed {self.seed}, call {self.turn}: {describe_fault(self.code)}{detail}"
 
 
 @dataclass(frozen=True)
@@ -114,6 +114,9 @@ class Simulation:
             self.bucket = self._step(now)
             if self.code:
                 return False
+        except BrokenInvariantError as error:
+            self.code = error.fault
+            return False
         except (IndexError, ValueError, OverflowError, TypeError) as error:  # plain Python checks what compiled code does not
             self.code, self.detail = RAISED, f"{type(error).__name__}: {error}"
             return False
@@ -201,11 +204,11 @@ class Simulation:
 
 
 def _bind(world: World, mode: Mode) -> tuple[Callable[..., int], Callable[..., int], Callable[..., Any], tuple[Any, ...]]:
-    """play_turn, play_step and is_quiet, all with the same arguments, which come last; compiled or not."""
+    """play_round, play_step and is_quiet, all with the same arguments, which come last; compiled or not."""
     limits, state, queues, sim, _ = world
     if mode == "python":
         arguments: tuple[Any, ...] = (limits, as_memoryviews(queues), as_memoryviews(state), plain_sim(world))
-        return play_turn, _without_queues(play_step), _without_queues(is_quiet), arguments
+        return play_round, _without_queues(play_step), _without_queues(is_quiet), arguments
     arguments = (ArgumentTable(limits), ArgumentTable(queues, strided=True), ArgumentTable(state), ArgumentTable(sim))
     kinds = tuple(table.kind for table in arguments)
     play, step, quiet = compiled_turn(kinds)
@@ -223,10 +226,10 @@ def plain_sim(world: World) -> Any:
 
 @lru_cache(maxsize=1)
 def compiled_turn(kinds: tuple[Any, ...]) -> list[Callable[..., Any]]:
-    """play_turn, play_step and is_quiet, compiled. kinds: types of the four tables, which do not depend on sizes."""
+    """play_round, play_step and is_quiet, compiled. kinds: types of the four tables, which do not depend on sizes."""
     whole, part = (*kinds, types.int64, types.int64, types.int64), (kinds[0], kinds[2], kinds[3])
     entries = []
-    for function, signature in ((play_turn, whole), (play_step, part), (is_quiet, part)):
+    for function, signature in ((play_round, whole), (play_step, part), (is_quiet, part)):
         compiled = cached_njit(function, nogil=True)
         compiled.compile(signature)
         entries.append(compiled.overloads[signature].entry_point)

@@ -9,7 +9,7 @@ from support.scheduler_cases import make_case, tokens
 from blinkpy.kv import state as S
 from blinkpy.queues import completion as C
 from blinkpy.queues import words as W
-from blinkpy.queues.request_parameters import Sampling
+from blinkpy.queues.submission import neutral_entries
 
 # ---- cancel -------------------------------------------------------------------------------------------------------------
 
@@ -199,7 +199,7 @@ def test_positions_wrap_at_32_bits() -> None:
 
 def test_a_front_end_without_a_claim_is_not_served() -> None:
     case = make_case(pairs=1, attached=False)
-    case.views.sq[0, 0] = np.frombuffer(Sampling(max_tokens=2, seed=5).pack(1, 0, 0, 0, 3, 0, 0), np.int32)
+    case.views.sq[0, 0] = neutral_entries(1).view(np.int32)
     case.views.front[0, W.FRONT_DOORBELL] = 1
     case.turn(3)
     assert case.counter("requests_accepted") == case.word(W.PAIR_SQ_HEAD) == 0

@@ -49,7 +49,7 @@ def storms(names: tuple[str, ...], seed: int, rounds: int, policy: Policy, **cho
 def same(first: Simulation, other: Simulation) -> bool:
     """Whether states, shared memory, front ends and what the checks remember are equal, bit for bit."""
     assert not differences(snapshot(first.world.state), snapshot(other.world.state))
-    ours, theirs = ((*s.world.sim.fronts, *s.world.sim.watch) for s in (first, other))
+    ours, theirs = ((*s.world.sim.fronts, *s.world.sim.observed) for s in (first, other))
     return first.world.segment == other.world.segment and all(map(np.array_equal, ours, theirs))
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support.scheduler_cases import VOCAB, make_case, tokens
 
-from blinkpy.dpu.link.queue_pair import Busy
+from blinkpy.dpu.link.queue_pair import NoRoomError
 from blinkpy.queues import completion as C
 from blinkpy.queues import words as W
 from blinkpy.queues.submission import SUBMIT_NO_PREFIX_CACHE
@@ -31,7 +31,7 @@ def test_a_full_submission_queue_holds_the_front_end_back() -> None:
     case = make_case(pairs=1, slots=4, intake_entries=1)
     for _ in range(4):
         case.submit(tokens(2), 1)
-    with pytest.raises(Busy):
+    with pytest.raises(NoRoomError):
         case.submit(tokens(2), 1)
     case.finish()
     case.submit(tokens(2), 1)

@@ -11,12 +11,11 @@ import pytest
 from support.scheduler_cases import Case, make_case, tokens
 
 from blinkpy.device.array_trees import as_memoryviews
-from blinkpy.device.expect import PROBLEMS
+from blinkpy.device.expect import FAULT_TEXTS
 from blinkpy.kv import state as S
-from blinkpy.kv.integrity import check_integrity
 from blinkpy.kv.invariants import batch_invariants, page_invariants, request_invariants
 from blinkpy.kv.invariants.batch_invariants import check_batch
-from blinkpy.kv.invariants.check_state import find_problem
+from blinkpy.kv.invariants.check_state import check_state, state_faults
 from blinkpy.kv.state import State
 
 A, SHARING, LONG, NEXT, LAST = range(5)  # slots: two that decode, a prompt in chunks, and two that wait
@@ -25,7 +24,7 @@ CODES = {
     code: name
     for module in (batch_invariants, page_invariants, request_invariants)
     for name, code in vars(module).items()
-    if name.isupper() and code in PROBLEMS
+    if name.isupper() and code in FAULT_TEXTS
 }
 
 
@@ -100,8 +99,8 @@ STATE_FAULTS = [
     ("TABLE_RANGE", "requests.page_table", (A, 0), PAGES),
     ("INDEXED_HELD", "requests.indexed", A, 8),
     ("INDEXED_COMPUTED", "requests.indexed", LONG, 1),
-    ("IDLE_PAUSED", "requests.stalled", NEXT, 1),
-    ("PAUSED_WRONG", "requests.stalled", A, 1),
+    ("IDLE_STALLED", "requests.stalled", NEXT, 1),
+    ("STALLED_WRONG", "requests.stalled", A, 1),
     ("VOCABULARY", "requests.tokens", (NEXT, 0), 50),
     ("HELD_TWICE", "requests.page_table", (LONG, 1), lambda s, v: s.requests.page_table[LONG, 0]),
     ("REFERENCES", "pages.refcount", 0, plus(1)),
@@ -128,14 +127,14 @@ STATE_FAULTS = [
     ("", "requests.canonical_generation", A, plus(1)),  # evicted meanwhile: the next turn sees that
     ("SUBMISSIONS", "pairs.sq_tail", 0, 1 << 20),
     ("COMPLETIONS", "pairs.cq_tail", 0, 1 << 20),
-    ("OWNER_GONE", "pairs.attached", 0, 0),
+    ("OWNERLESS", "pairs.attached", 0, 0),
 ]
 # These are shown to the batch's checks alone: the others would find them first.
 BATCH_FAULTS = [
     ("BATCH_SIZE", "batch.counts", S.ROWS, 99),
     ("TWO_ROWS", "batch.row_slots", 1, A),
     ("ROW_IDLE", "batch.row_slots", 0, NEXT),
-    ("ROW_PAUSED", "requests.stalled", A, 1),
+    ("ROW_STALLED", "requests.stalled", A, 1),
     ("ROW_EMPTY", "batch.query_starts", 1, 0),
     ("DECODE_LONG", "batch.query_starts", 1, 2),
     ("UNCOVERED", "batch.counts", S.TOKENS, 7),
@@ -166,16 +165,16 @@ def name_of(fault: int) -> str:
 def test_faults_of_the_state_are_found(fault: str, name: str, index: Any, value: Any, case: Case) -> None:
     damage(case.state, name, index, value)
     scratch = (np.zeros(PAGES, np.int64).data for _ in range(2))
-    assert name_of(find_problem(case.limits, as_memoryviews(case.state), *scratch)) == fault
+    assert name_of(check_state(case.limits, as_memoryviews(case.state), *scratch)) == fault
     with contextlib.suppress(IndexError):  # which says it, too
-        assert bool(check_integrity(case.limits, case.state)) == bool(fault)
+        assert bool(state_faults(case.limits, case.state)) == bool(fault)
 
 
 @pytest.mark.parametrize(("fault", "name", "index", "value"), BATCH_FAULTS)
 def test_faults_of_the_batch_are_found(fault: str, name: str, index: Any, value: Any, case: Case) -> None:
     damage(case.state, name, index, value)
     assert name_of(check_batch(case.limits, as_memoryviews(case.state), np.zeros(PAGES, np.int64).data)) == fault
-    assert check_integrity(case.limits, case.state)
+    assert state_faults(case.limits, case.state)
 
 
 def test_a_prompt_that_waits_although_the_step_has_room_is_found(case: Case) -> None:

@@ -66,14 +66,16 @@ def test_memory_by_part() -> None:
 
 
 def test_the_gpu_sees_the_segment_as_the_host_does() -> None:
-    device_views = pytest.importorskip("blinkpy.device.cuda.gpu_memory_views")
+    pytest.importorskip("cuda.bindings")
+    from blinkpy.engine.link.gpu_queues import views_at
+
     layout = QueueLayout(QueueSizes(pairs=3, slots=4, sq_entries=4, cq_entries=8, prompt_tokens=32, hash_entries=4))
     buffer = np.zeros(layout.total_bytes, np.uint8)
     views, base = engine_views(memoryview(buffer), layout), int(buffer.ctypes.data)
     elsewhere = 0x7000_0000_0000
-    views_at = device_views.views_at(views, base, elsewhere, buffer)
+    elsewhere_views = views_at(views, base, elsewhere, buffer)
     for name, array in views._asdict().items():
-        moved = getattr(views_at, name)
+        moved = getattr(elsewhere_views, name)
         facts = moved.__cuda_array_interface__
         assert facts["data"][0] - elsewhere == array.ctypes.data - base
         assert (facts["shape"], facts["strides"], facts["typestr"]) == (array.shape, array.strides, array.dtype.str)

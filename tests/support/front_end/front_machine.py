@@ -19,7 +19,7 @@ from support.scheduler_cases import Case
 
 from blinkpy.kv.state import DRAINED
 from blinkpy.queues import words as W
-from blinkpy.queues.request_parameters import Sampling
+from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.submission import SUBMIT_NO_PREFIX_CACHE
 from blinkpy.scheduler.policies import SHIPPED
 from blinkpy.verify.sim.world import make_world
@@ -65,10 +65,10 @@ class FrontMachine(RuleBasedStateMachine):
             sent = ExpectedRequest(self.case.limits, *self._request(draw))
             try:
                 client.submit(np.array(sent.prompt, np.int32), sent.sampling, sent)
-            except self.client.Busy:
+            except self.client.NoRoomError:
                 assert client.in_flight, "busy with nothing"
                 return
-            except self.client.Unavailable:
+            except self.client.EngineUnavailableError:
                 assert self.drained
                 return
 
@@ -219,14 +219,14 @@ class FrontMachine(RuleBasedStateMachine):
                 if pair not in self.delayed:
                     client.transport.deliver(1 << 30)
 
-    def _request(self, draw: random.Random) -> tuple[list[int], Sampling]:
+    def _request(self, draw: random.Random) -> tuple[list[int], RequestParameters]:
         limits = self.case.limits
         longest = min(limits.max_model_len - 1, limits.pages * limits.page_size)
         length = draw.randint(1, longest if draw.random() < 0.5 else max(1, longest // 3))
         own = draw.randint(0, min(2, length))
         prompt = draw.choice(self.stems)[: length - own] + [draw.randrange(limits.vocab_size) for _ in range(own)]
         room = min(limits.max_model_len, limits.pages * limits.page_size + 1) - length
-        sampling = Sampling(
+        sampling = RequestParameters(
             max_tokens=draw.randint(1, room),
             min_tokens=draw.choice((0, 0, 3)),
             seed=draw.randrange(1 << 20),
@@ -244,7 +244,7 @@ class FrontMachine(RuleBasedStateMachine):
         try:
             client.check()
             assert lives, "a client did not notice that it was fenced"
-        except self.client.EngineLost:
+        except self.client.EngineLostError:
             assert not lives, "a client thinks that it was fenced"
             assert pair in self.excused, "a client was fenced that did nothing wrong"
             client.abandon()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from blinkpy.device.expect import problem
+from blinkpy.device.expect import fault_code
 from blinkpy.device.portable import device
 from blinkpy.queues.completion import (
     FINISH_CANCELLED,
@@ -27,18 +27,18 @@ from blinkpy.verify.sim.front_ends.submissions import REASON_SHIFT
 from blinkpy.verify.sim.front_ends.wire import WIRE_WORD, send
 from blinkpy.verify.sim.synthetic_model import record_word
 
-STRAY = problem("a completion for a slot without a request")
-NO_TOKEN_DUE = problem("a request gets more tokens than it must")
-TOKEN_DIFFERS = problem("a request gets a wrong token")
-RECORD_WRONG = problem("a completion has the log probabilities of another one, or has some unasked, or none")
-ENDS_EARLY = problem("a request ends before it has all its tokens")
-ENDS_LATE = problem("a request has all its tokens and does not end")
-ENDS_OTHERWISE = problem("a request ends for another reason than it must")
+STRAY = fault_code("a completion for a slot without a request")
+NO_TOKEN_DUE = fault_code("a request gets more tokens than it must")
+TOKEN_DIFFERS = fault_code("a request gets a wrong token")
+RECORD_WRONG = fault_code("a completion has the log probabilities of another one, or has some unasked, or none")
+ENDS_EARLY = fault_code("a request ends before it has all its tokens")
+ENDS_LATE = fault_code("a request has all its tokens and does not end")
+ENDS_OTHERWISE = fault_code("a request ends for another reason than it must")
 
 
 @device
 def poll(limits, queues, fronts, pair, most):
-    """Read at most so many completions, and check them. Returns a problem, or 0."""
+    """Read at most so many completions, and check them. Returns a fault, or 0."""
     head = fronts.cq_head[pair]
     for _ in range(most):
         word = queues.cq[pair, head & (limits.cq_entries - 1)]
@@ -58,7 +58,7 @@ def poll(limits, queues, fronts, pair, most):
 
 @device
 def check_record(limits, queues, fronts, pair, place):
-    """The log probabilities of the completion at a place of the ring. Returns a problem, or 0."""
+    """The log probabilities of the completion at a place of the ring. Returns a fault, or 0."""
     word = queues.cq[pair, place]
     slot = pair * limits.slots_per_pair + (word & SLOT_MASK)
     flags, token = word >> FLAG_SHIFT & FLAG_MASK, word >> TOKEN_SHIFT & TOKEN_MASK
@@ -75,7 +75,7 @@ def check_record(limits, queues, fronts, pair, place):
 
 @device
 def take(limits, fronts, pair, word):
-    """Check one completion. Returns a problem, or 0."""
+    """Check one completion. Returns a fault, or 0."""
     local, flags, value = word & SLOT_MASK, word >> FLAG_SHIFT & FLAG_MASK, word >> TOKEN_SHIFT & TOKEN_MASK
     slot = pair * limits.slots_per_pair + local
     if local >= limits.slots_per_pair or fronts.request_id[slot] == 0:
