@@ -127,12 +127,12 @@ def bare_model(rows: int, room: int) -> Any:
     sys.path.append(str(ROOT / "tests"))
     from support.models.bare_forward import BareForward  # type: ignore[import-not-found,unused-ignore]
 
-    from blinkpy.models.description.decoder_description import read_architecture
+    from blinkpy.models.families.describe_model import describe_model
     from blinkpy.models.weights.decoder_weights import choose_dtype, load_weights
     from blinkpy.models.weights.model_folder import resolve_model
 
     folder = resolve_model("demo")
-    architecture = read_architecture(folder)
+    architecture = describe_model(folder)
     return BareForward(architecture, load_weights(architecture, folder, choose_dtype(architecture, "auto", "cpu")), rows, room)
 
 
@@ -185,15 +185,15 @@ class Watch:
 
 def steps(options: argparse.Namespace, run: Run) -> dict[str, Any]:
     """The engine's loop in this process; a client thread that sleeps while it is measured."""
-    from blinkpy.engine.engine import Engine
+    from blinkpy.engine.engine import make_engine
 
     name = f"{PREFIX}{os.getpid()}-steps"
     limit = PROMPT_TOKENS + options.step_tokens + 1
     values = {"device": "cpu", "model": "demo", "name": name, "lease_ms": LEASE_MS, "threads": options.threads}
-    instance = Engine(Config().with_options({**values, "max_model_len": limit}), run.progress)
+    instance = make_engine(Config().with_options({**values, "max_model_len": limit}), run.progress)
     instance.start()
-    watch = Watch(instance._step, STEP_STREAMS, limit)
-    instance._step = watch
+    loop: Any = instance.runner
+    watch = loop.step = Watch(loop.step, STEP_STREAMS, limit)
     problems: list[BaseException] = []
 
     def client() -> None:

@@ -41,9 +41,12 @@ from benchmarks.common.roofline import floor_us  # noqa: E402
 from blinkpy.device.cuda.cuda_graphs import StepGraph  # noqa: E402
 from blinkpy.dpu.link.connect_shm import attach_segment  # noqa: E402
 from blinkpy.dpu.link.queue_pair import QueuePair  # noqa: E402
-from blinkpy.engine.devices.cuda_device import CudaEngine  # noqa: E402
+from blinkpy.engine.devices.cuda_device import CudaDevice  # noqa: E402
+from blinkpy.engine.devices.gpu_loop import GpuLoop  # noqa: E402
+from blinkpy.engine.engine import Engine, make_engine  # noqa: E402
 from blinkpy.kernels.loop import loop_words as L  # noqa: E402
-from blinkpy.models.description.decoder_description import Architecture, read_architecture  # noqa: E402
+from blinkpy.models.description.decoder_description import DecoderDescription  # noqa: E402
+from blinkpy.models.families.describe_model import describe_model  # noqa: E402
 from blinkpy.queues.request_parameters import RequestParameters  # noqa: E402
 
 
@@ -51,11 +54,11 @@ def percentiles(values: np.ndarray) -> dict[str, float]:
     return {"p50": round(float(np.percentile(values, 50)), 2), "p99": round(float(np.percentile(values, 99)), 2)}
 
 
-def graph_alone(engine: CudaEngine, rows: int, context: int, repeats: int = 50) -> np.ndarray:
+def graph_alone(loop: GpuLoop, sizes: Any, rows: int, context: int, repeats: int = 50) -> np.ndarray:
     """Times of the decode graph of so many rows, replayed by the host one after another, in microseconds."""
-    step, sizes, work = engine._gpu_step, engine.sizes, decoding(rows, context)
+    step, work = loop.step, decoding(rows, context)
     pages = np.arange(sizes.num_pages, dtype=np.int32)
-    put(engine.device_state, work, sizes.page_size, pages, step.decoder.a.vocab_size)
+    put(loop.device_state, work, sizes.page_size, pages, step.decoder.model.vocab_size)
     graph = graph_for(step, work).graph
     graph.instantiate()
     times = []
@@ -71,14 +74,14 @@ def graph_alone(engine: CudaEngine, rows: int, context: int, repeats: int = 50) 
     return np.array([begin.elapsed_time(end) * 1e3 for begin, end in times])
 
 
-class Spinning(CudaEngine):
+class Spinning(GpuLoop):
     """Every step is a kernel that spins, and its tokens are all the same."""
 
     cycles = 0
 
-    def _build_executive(self, policy: Any, queues: Any, graph_of: np.ndarray, stream: torch.cuda.Stream) -> Any:
+    def build_loop(self, queues: Any) -> Any:
         state = cast(Any, self.device_state)
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(self.stream):
             graph = torch.cuda.CUDAGraph(keep_graph=True)
             graph.capture_begin(capture_error_mode="relaxed")
             torch.cuda._sleep(1)  # a step's first kernel
@@ -86,12 +89,11 @@ class Spinning(CudaEngine):
             for _ in range(4):  # with the spinning one, as many kernels as a model's output has
                 state.batch.sampled.fill_(7)
             graph.capture_end()
-        step = self._gpu_step
-        step.graphs[:] = [StepGraph(graph, layers=1)] * len(step.graphs)
-        return super()._build_executive(policy, queues, graph_of, stream)
+        self.step.graphs[:] = [StepGraph(graph, layers=1)] * len(self.step.graphs)
+        return super().build_loop(queues)
 
 
-def drive(engine: CudaEngine, sizes: list[int], prompt: int, new: int, out: dict[int, dict[str, float]]) -> None:
+def drive(engine: Engine, sizes: list[int], prompt: int, new: int, out: dict[int, dict[str, float]]) -> None:
     """The client: for each batch size so many requests at once; wall-clock TPOT as a client sees it."""
     try:
         rng = np.random.default_rng(1)
@@ -123,17 +125,17 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             control=arguments.control,
             record_steps=arguments.record_steps,
         )
-        engine = (Spinning if arguments.spin_us else CudaEngine)(config, trace_rows=200_000, pdl=arguments.pdl)
-        if isinstance(engine, Spinning):
-            engine.cycles = arguments.spin_us * torch.cuda.get_device_properties(0).clock_rate // 1000
+        Spinning.cycles = arguments.spin_us * torch.cuda.get_device_properties(0).clock_rate // 1000
+        loop = Spinning if arguments.spin_us else GpuLoop
+        engine = make_engine(config, device=CudaDevice(trace_rows=200_000, pdl=arguments.pdl, loop=loop))
         engine.start()
         try:
-            return _measure(engine, read_architecture(folder), arguments)
+            return _measure(engine, describe_model(folder), arguments)
         finally:
             engine.close()
 
 
-def _measure(engine: CudaEngine, a: Architecture, arguments: argparse.Namespace) -> dict[str, Any]:
+def _measure(engine: Engine, a: DecoderDescription, arguments: argparse.Namespace) -> dict[str, Any]:
     wall: dict[int, dict[str, float]] = {}
     client = threading.Thread(target=drive, args=(engine, arguments.rows, arguments.prompt, arguments.new, wall), daemon=True)
     client.start()
@@ -141,7 +143,7 @@ def _measure(engine: CudaEngine, a: Architecture, arguments: argparse.Namespace)
     client.join(20)
     result: dict[str, Any] = {
         "shape": arguments.shape,
-        "control": engine.control,
+        "control": arguments.control,
         "pdl": arguments.pdl,
         "spin_us": arguments.spin_us,
         "prompt": arguments.prompt,
@@ -150,15 +152,15 @@ def _measure(engine: CudaEngine, a: Architecture, arguments: argparse.Namespace)
         "environment": environment(),
         "rows": {},
     }
-    if engine.executive is None:
+    runner = engine.runner
+    if not isinstance(runner, GpuLoop) or runner.loop is None:
         for rows, seen in wall.items():
             result["rows"][rows] = {"wall": seen}
         return result
-    executive = engine.executive
-    result["scheduler_kernels"] = {name: asdict(needs) for name, needs in executive.kernel_resources.items()}
-    trace = executive.traced()
+    result["scheduler_kernels"] = {name: asdict(needs) for name, needs in runner.loop.kernel_resources.items()}
+    trace = runner.loop.traced()
     interval = np.diff(trace[:, L.TRACE_BEGIN]) / 1e3
-    shapes = engine._gpu_step.shapes
+    shapes = runner.step.shapes
     context = arguments.prompt + arguments.new // 2
     for rows in arguments.rows:
         decode = np.array([not shapes[g].mixed for g in trace[:, L.TRACE_GRAPH]])
@@ -174,7 +176,7 @@ def _measure(engine: CudaEngine, a: Architecture, arguments: argparse.Namespace)
             "wall": wall.get(rows),
         }
         if not arguments.spin_us:
-            alone, floor = graph_alone(engine, rows, context), floor_us(a, rows, context)
+            alone, floor = graph_alone(runner, engine.sizes, rows, context), floor_us(a, rows, context)
             result["rows"][rows] |= {
                 "graph_alone_us": percentiles(alone),
                 "loop_adds_us": round(step["p50"] - float(np.median(alone)), 2),

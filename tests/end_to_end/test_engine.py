@@ -16,11 +16,11 @@ import torch
 from blinkpy.config import Config
 from blinkpy.dpu.link.connect_shm import attach_segment
 from blinkpy.dpu.link.queue_pair import InFlightRequest, QueuePair
-from blinkpy.engine.engine import Engine
+from blinkpy.engine.engine import Engine, make_engine
 from blinkpy.models.weights.model_folder import DEMO_FOLDER
 from blinkpy.queues.completion import FINISH_CANCELLED, FINISH_LENGTH, FINISH_MASK, HAS_TOKEN
 from blinkpy.queues.request_parameters import RequestParameters
-from blinkpy.queues.words import COUNTER, ENGINE_STATE, GAUGE, STATE_FAULTED
+from blinkpy.queues.words import COUNTER, ENGINE_STATE, GAUGE, STATE_FAULTED, STATE_STOPPED
 from blinkpy.scheduler.policies import short_prompts
 from blinkpy.verify.recording.dump_file import read_dump
 from blinkpy.verify.replay.replayer import Replay
@@ -33,7 +33,7 @@ ROUNDING = 1e-4  # of a logit in float32, and more: up to 2e-5 off float64's; on
 def running_engine(**options: object) -> Iterator[tuple[Engine, QueuePair]]:
     """An engine in a thread, with its state checked after every call of the scheduler, and a client."""
     defaults = {"device": "cpu", "dtype": "float32", "check_integrity": "always", "name": f"test-{secrets.token_hex(6)}"}
-    engine = Engine(Config().with_options({**defaults, **options}))
+    engine = make_engine(Config().with_options({**defaults, **options}))
     engine.start()
     errors: list[BaseException] = []
 
@@ -169,7 +169,7 @@ def test_a_failing_step_is_announced_and_recorded_before_the_engine_ends(
 
     options = {"max_model_len": 64, "record_folder": str(tmp_path)}
     with pytest.raises(ArithmeticError, match="on purpose"), running_engine(**options) as (engine, client):
-        monkeypatch.setattr(engine._step, "run", broken)
+        monkeypatch.setattr(engine.runner.step, "run", broken)
         client.submit(np.array([1, 2, 3], np.int32), RequestParameters())
         deadline = time.monotonic() + 10
         while engine.views.engine[ENGINE_STATE] != STATE_FAULTED:
@@ -182,3 +182,17 @@ def test_a_failing_step_is_announced_and_recorded_before_the_engine_ends(
     replay = Replay(capture, short_prompts)
     assert [differences for _, differences in replay.run() if differences] == []
     assert replay.calls[-1].planned[:, 1].tolist() == [3], "the step that failed is the last one"
+
+
+@pytest.mark.parametrize("device", ["null", "cpu"])
+def test_an_engine_ends_by_itself_when_its_time_is_over(device: str) -> None:
+    engine = make_engine(Config().with_options({"device": device, "max_model_len": 64, "name": f"test-{secrets.token_hex(6)}"}))
+    engine.start()
+    try:
+        began = time.monotonic()
+        engine.run(budget_s=0.3)
+        assert 0.3 <= time.monotonic() - began < 10
+        assert engine.views.engine[ENGINE_STATE] == STATE_STOPPED
+        assert {"reading the model", "compiling the scheduler"} < set(engine.timings)
+    finally:
+        engine.close()

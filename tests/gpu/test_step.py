@@ -34,7 +34,7 @@ def test_the_kernel_for_many_rows(rng: np.random.Generator, tmp_path: Path, name
     assert error < 3e-2
 
 
-@pytest.mark.parametrize("name", ["llama-biased-mqa", "qwen3-moe-mixed"])
+@pytest.mark.parametrize("name", ["llama-biased-mqa", "qwen3-moe-mixed", "mixtral"])
 def test_sums_in_parts(rng: np.random.Generator, name: str, tmp_path: Path) -> None:
     """The norms add up what split sums left."""
     error = step_cases.step_case(rng, "cuda", name, tmp_path, torch.float32, steps=8, table=step_cases.SplitTable())

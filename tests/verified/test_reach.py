@@ -16,7 +16,8 @@ from blinkpy.device.array_trees import as_memoryviews
 from blinkpy.device.lanes import Team
 from blinkpy.dpu.link import store_fence
 from blinkpy.dpu.link.queue_pair import REQUEST_LIMIT, EngineLostError, QueuePair
-from blinkpy.engine.devices.null_device import run_null, synthetic_token
+from blinkpy.engine.devices.host_turns import run_turns
+from blinkpy.engine.devices.null_step import made_up_step, synthetic_token
 from blinkpy.kv.page_allocator import compact_ring
 from blinkpy.kv.state import NO_BATCH, RING_HEAD, RING_TAIL, RUNNING, STOPPED
 from blinkpy.kv.state_snapshots import differences, snapshot
@@ -84,7 +85,8 @@ def test_the_null_engine_makes_tokens_up(mode: Any, step_ns: int, logprobs: int)
     scheduler = Scheduler(case.limits, case.state, mode=mode)
     scheduler.attach(case.views)
     calls: list[int] = []
-    assert run_null(scheduler, range(10, 40), step_ns, 2_000_000, 1 << 62, lambda: calls.append(1)) == NO_BATCH
+    step = made_up_step(scheduler, range(10, 40), step_ns)
+    assert run_turns(scheduler, step, 2_000_000, 1 << 62, lambda: calls.append(1)) == NO_BATCH
     assert len(calls) > 4
     completions = client.poll()
     tokens = [token for _, token, _ in completions]
@@ -92,7 +94,8 @@ def test_the_null_engine_makes_tokens_up(mode: Any, step_ns: int, logprobs: int)
     assert all(10 <= token < 40 for token in tokens) and completions[-1][2] & FINISH_MASK == FINISH_LENGTH
     assert [[pair[0] for pair in record[:3]] for record in sent.records] == [[token, 10, 11] for token in tokens if logprobs >= 0]
     case.views.control[CONTROL_COMMAND] = COMMAND_STOP
-    assert run_null(scheduler, range(10, 40), step_ns, 2_000_000, 1 << 62) == STOPPED
+    assert run_turns(scheduler, step, 2_000_000, 0) == NO_BATCH  # its deadline is past
+    assert run_turns(scheduler, step, 2_000_000, 1 << 62) == STOPPED
 
 
 def test_what_a_turn_fetches_ahead_it_does_not_change() -> None:

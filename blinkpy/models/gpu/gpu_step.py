@@ -12,7 +12,7 @@ from blinkpy.kernels.linear.linear_config import LinearTable
 from blinkpy.kernels.sampling.record_logprobs import logprobs
 from blinkpy.kernels.sampling.sampler import SamplingWorkspace, sample
 from blinkpy.kv.state import Batch, Requests
-from blinkpy.models.description.decoder_description import Architecture
+from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.gpu.gpu_decoder import GpuDecoder
 from blinkpy.models.gpu.step_shapes import StepShape
 from blinkpy.models.paged_cache import PagedCache
@@ -30,7 +30,7 @@ class GpuStep:
 
     def __init__(
         self,
-        a: Architecture,
+        model: DecoderDescription,
         weights: Weights,
         cache: PagedCache,
         batch: Batch,
@@ -41,10 +41,10 @@ class GpuStep:
         pdl: bool = False,
         processors: int = 132,
     ):
-        self.decoder = GpuDecoder(a, weights, cache, batch, requests, shapes, max_model_len, table, pdl, processors)
+        self.decoder = GpuDecoder(model, weights, cache, batch, requests, shapes, max_model_len, table, pdl, processors)
         self.shapes = shapes
         rows = max(shape.rows for shape in shapes)
-        self._sampling = SamplingWorkspace.allocate(rows, a.vocab_size, str(weights.device))
+        self._sampling = SamplingWorkspace.allocate(rows, model.vocab_size, str(weights.device))
         self._batch, self._requests, self._pdl = batch, requests, pdl
         self.graphs: list[StepGraph] = []
 
