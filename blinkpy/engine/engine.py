@@ -86,6 +86,7 @@ class Engine:
         self._step: Step | None = None
         self._recording: RecordingMemory | None = None
         self._started = False
+        self._always_checked = config.engine.check_integrity == "always"
         self._integrity_due = 0
 
     def start(self) -> None:
@@ -105,7 +106,7 @@ class Engine:
             self._step = self._load_step(folder, architecture)
         self._progress("allocating queues and pages")
         limits = self._make_limits(facts)
-        self.state = self._recorded(limits, make_state(limits), policy)
+        self.state = self._recorded(limits, make_state(limits, checked=self._always_checked), policy)
         self._progress("compiling the scheduler")
         self._scheduler = Scheduler(limits, self.state, policy)
         self._create_segment(facts)
@@ -114,6 +115,7 @@ class Engine:
         if null:
             self._scheduler.run_null(self._made_up_tokens(), 0, 0, 0)  # compiles it; its deadline is past
         self._scheduler.turn(time.monotonic_ns())  # the first call loads what was compiled
+        self._idle(time.monotonic_ns())  # so does the first check
         self.views.engine[ENGINE_STATE] = STATE_READY
 
     def _settle(self, architecture: Architecture) -> Config:
@@ -151,6 +153,8 @@ class Engine:
         """Between a call of the scheduler and the step that it asked for."""
         if self._recording is not None:
             self._recording.keep(self.state)
+        if self._always_checked:
+            self._check_integrity()
 
     def _save_crash(self, error: BaseException) -> None:
         """Save what led to a fault, and say where."""
@@ -238,14 +242,11 @@ class Engine:
 
     def _run_steps(self, step: Step) -> None:
         schedule, batch, requests = self._scheduler.turn, self.state.batch, self.state.requests
-        always = self.config.engine.check_integrity == "always"
         idle_since, pause = 0, IDLE_SLEEP_S[0]
         while True:
             now = time.monotonic_ns()
             bucket = schedule(now)
             self._after_call()
-            if always:
-                self._check_integrity()
             if bucket >= 0:
                 step.run(batch, requests)
                 idle_since = 0
@@ -287,10 +288,12 @@ class Engine:
             self._check_integrity()
 
     def _check_integrity(self) -> None:
-        problems = self._scheduler.check()
-        if problems:
-            self.views.engine[COUNTER["integrity_errors"]] += len(problems)
-            raise RuntimeError("the scheduler's state is broken: " + "; ".join(problems[:5]))
+        self._raise_faults(self._scheduler.check())
+
+    def _raise_faults(self, faults: list[str]) -> None:
+        if faults:
+            self.views.engine[COUNTER["integrity_errors"]] += len(faults)
+            raise RuntimeError("the scheduler's state is broken: " + "; ".join(faults))
 
     def stop(self, drain: bool = False) -> None:
         """Ask run() to return: at once, or when all accepted requests have ended. From any thread or a signal handler."""

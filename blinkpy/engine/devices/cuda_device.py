@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -131,7 +131,7 @@ class CudaEngine(Engine):
         cache = PagedCache(a, self.sizes.num_pages, self.sizes.page_size, dtype, "cuda")
         buckets = bucket_shapes(self.sizes.max_num_seqs, self.sizes.max_num_batched_tokens)
         self.limits = self._make_limits(facts)
-        self.state = make_state(self.limits, buckets)
+        self.state = make_state(self.limits, buckets, checked=self._always_checked)
         stream = torch.cuda.Stream()
         shapes, graph_of = step_shapes(buckets)
         if self.control == "host":
@@ -179,10 +179,13 @@ class CudaEngine(Engine):
         copies, recording = None, self._gpu_recording
         if recording is not None and self._recording is not None:
             copies = Copies(recording.capture(stream), self._recording.copy_every, recording.progress)
-        limits, state = rehearsal_world(self.limits)
-        rehearsed = to_device(state)
-        _, rehearsal = device_arguments(limits, queues, rehearsed)
-        keep = (queues, self.device_state, recording, rehearsed)
+        keep: tuple[Any, ...] = (queues, self.device_state, recording)
+        rehearsal = None
+        if not self._always_checked:  # a rehearsal's state would not stand a check
+            limits, state = rehearsal_world(self.limits)
+            rehearsed = to_device(state)
+            _, rehearsal = device_arguments(limits, queues, rehearsed)
+            keep += (rehearsed,)
         return Executive(code, table, steps, stream, keep, self._trace_rows, copies=copies, rehearsal=rehearsal)
 
     def _plan(self, a: Architecture, dtype: torch.dtype, page_bytes: int) -> MemoryPlan:
@@ -231,15 +234,13 @@ class CudaEngine(Engine):
                 if self._gpu_recording is not None:
                     self._gpu_recording.fetch()
             result = executive.result()
-        except CudaError as error:
+            if self._always_checked or (result == S.DRAINED and self.config.engine.check_integrity != "never"):
+                self._raise_faults(state_faults(self.limits, to_host(self.device_state)))
+        except RuntimeError as error:
             # The GPU writes nothing any more: its words are the host's now.
             self._announce_fault(error)
             raise
         self.views.engine[ENGINE_STATE] = STATE_STOPPED
-        if result == S.DRAINED and self.config.engine.check_integrity != "never":
-            problems = state_faults(self.limits, to_host(self.device_state))
-            if problems:
-                raise RuntimeError("the scheduler's state is broken: " + "; ".join(problems[:5]))
 
     def close(self) -> None:
         """Free the loop and the mapping, and remove the segment. After run() has returned or raised."""

@@ -20,6 +20,7 @@ from blinkpy.device.compile_cache import cached_njit
 from blinkpy.device.expect import BrokenInvariantError, describe_fault, fault_code
 from blinkpy.device.table_codegen import ArgumentTable
 from blinkpy.kv import state as S
+from blinkpy.kv.state import NoFaultWord
 from blinkpy.queues.words import COMMAND_DRAIN, COMMAND_RUN, COMMAND_STOP, COUNTER_NAMES
 from blinkpy.scheduler.cycle import make_phases
 from blinkpy.scheduler.host_scheduler import Scheduler
@@ -68,7 +69,7 @@ class Simulation:
 
     mode: of the scheduler; checks: of front ends, model and checks. scheduler: another one's step function, (limits, queues,
     state, now, lane, lanes) -> bucket, in plain Python. overlapped: the shipped one in plain Python, where what needs no tokens
-    runs before the model's step.
+    runs before the model's step. checked: the compiled scheduler checks what its phases expect, as plain Python always does.
     """
 
     def __init__(
@@ -83,9 +84,10 @@ class Simulation:
         muted: Iterable[Mute] = (),
         scheduler: Callable[..., int] | None = None,
         overlapped: bool = False,
+        checked: bool = False,
     ) -> None:
         self.seed, self.turns = seed, turns
-        self.world: World = make_world(seed, turns, check_every)
+        self.world: World = make_world(seed, turns, check_every, checked=checked)
         for turn, actor in muted:
             self.world.sim.muted[turn, actor] = 1
         limits, state, queues = self.world[:3]
@@ -111,6 +113,7 @@ class Simulation:
             return False
         try:
             self.bucket = self._step(now)
+            self.code = self.code or self._expected()
             if self.code:
                 return False
         except BrokenInvariantError as error:
@@ -121,6 +124,11 @@ class Simulation:
             return False
         self.turn += 1
         return True
+
+    def _expected(self) -> int:
+        """What an expect of the compiled scheduler found, or 0."""
+        fault = self.world.state.fault
+        return 0 if isinstance(fault, NoFaultWord) else int(fault[0])
 
     def _in_turn(self, step: Callable[[int], int]) -> Callable[[int], int]:
         """The model's step, then the scheduler."""
@@ -223,7 +231,7 @@ def plain_sim(world: World) -> Any:
     return map_arrays(lambda item: item if isinstance(item, int) else np.asarray(item).data, world.sim)
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=2)
 def compiled_turn(kinds: tuple[Any, ...]) -> list[Callable[..., Any]]:
     """play_round, play_step and is_quiet, compiled. kinds: types of the four tables, which do not depend on sizes."""
     whole, part = (*kinds, types.int64, types.int64, types.int64), (kinds[0], kinds[2], kinds[3])

@@ -198,9 +198,9 @@ def random_odds(draw: random.Random, limits: Limits) -> Odds:
     )
 
 
-def make_world(seed: int, turns: int, check_every: int = 1, tight: bool = False) -> World:
+def make_world(seed: int, turns: int, check_every: int = 1, tight: bool = False, checked: bool = False) -> World:
     """The world of a seed. turns: length of the stormy part. check_every: see Sim. tight: the arenas hold little more than one
-    prompt, else one for each entry of the ring, as the simulated front ends use them."""
+    prompt, else one for each entry of the ring, as the simulated front ends use them. checked: see make_state."""
     draw = random.Random(seed)
     sizes, facts, options = random_limits(draw, tight)
     layout = QueueLayout(sizes)
@@ -230,7 +230,8 @@ def make_world(seed: int, turns: int, check_every: int = 1, tight: bool = False)
         log=np.zeros((LOG, LOG_WORDS), np.int64),
         logged=np.zeros(1, np.int64),
     )
-    return World(limits, make_state(limits, random_buckets(draw, limits)), engine_views(segment, layout), sim, segment)
+    state = make_state(limits, random_buckets(draw, limits), checked=checked)
+    return World(limits, state, engine_views(segment, layout), sim, segment)
 
 
 def _make_fronts(limits: Limits) -> Fronts:
