@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numba import njit, types
+from numba import njit
 from support.seeded_bugs import Bug, planted
 
 from blinkpy.device.expect import (

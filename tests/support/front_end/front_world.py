@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from blinkpy.device.array_trees import as_memoryviews
-from blinkpy.device.expect import FAULT_TEXTS
+from blinkpy.device.expect import describe_fault
 from blinkpy.kv.invariants.check_state import state_faults
 from blinkpy.kv.state import ROWS
 from blinkpy.queues.array_types import Int32, Int64
@@ -145,11 +145,11 @@ class FrontWorld:
         problems = state_faults(self.limits, self.state)
         assert not problems, problems
         fault = check_turn(self.limits, self._queues, self._arrays, self._sim, self.now)
-        assert fault == 0, FAULT_TEXTS[fault]
+        assert fault == 0, describe_fault(fault)
         assert (self.bucket >= 0) == (self.state.batch.counts[ROWS] > 0)
         if self.bucket >= 0:
             fault = check_padding(self._arrays, self.bucket) or compute(self.limits, self._arrays, self._sim.cache, -1)
-            assert fault == 0, FAULT_TEXTS[fault]
+            assert fault == 0, describe_fault(fault)
         return self.bucket
 
     def expected_end(self, prompt: list[int], sampling: Sampling) -> Sent:
