@@ -11,7 +11,7 @@ MOST_DIFFERENCES = 10  # calls that are shown with what differs; others are coun
 
 
 class Narration:
-    """Prints what the options ask for. Made before the replay runs; call `tell` after each call, and `verdict` at the end.
+    """Prints what the options ask for. Made before the replay runs; call `narrate` after each call, and `verdict` at the end.
 
     different: calls so far that decided differently from the recording.
     """
@@ -28,7 +28,7 @@ class Narration:
         calls = self._replay.calls
         return (calls[-1].now_ns - self._begin_ns) / 1e9 if calls else 0.0
 
-    def tell(self, call: Call, differences: list[str]) -> None:
+    def narrate(self, call: Call, differences: list[str]) -> None:
         options = self._options
         events = self._tracer.after(call)
         if options.trace and options.step in (-1, call.number):

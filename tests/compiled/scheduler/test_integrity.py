@@ -32,13 +32,13 @@ class Damage(NamedTuple):
 
     limits: Limits
     state: State
-    index: tuple[int, ...]
+    place: tuple[int, ...]
     before: int
     after: int
 
     @property
     def first(self) -> int:
-        return self.index[0]
+        return self.place[0]
 
     @property
     def runs(self) -> bool:
@@ -122,7 +122,7 @@ EXPECTED: dict[str, tuple[Callable[[Damage], bool | None], set[int]]] = {
     "requests.canonical_generation": (lambda d: None if d.runs else False, {P.CANONICAL}),
     "requests.stalled": (lambda d: True, {R.IDLE_STALLED, R.STALLED_WRONG}),
     "requests.tokens": (
-        lambda d: (d.lives and d.index[1] < d.request("length") and not 0 <= d.after < d.limits.vocab_size)
+        lambda d: (d.lives and d.place[1] < d.request("length") and not 0 <= d.after < d.limits.vocab_size)
         or (None if d.lives else False),
         {R.VOCABULARY, P.CANONICAL, B.TOKEN_WRONG},
     ),
