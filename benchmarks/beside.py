@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from benchmarks.common.harness import UsageError
-from blinkpy.progress import Report
+from blinkpy.progress import ProgressCallback
 
 WAIT_S = 900.0  # for others' loads and starts; longer than several of them take
 POLL_S = 0.02
@@ -36,7 +36,7 @@ class Beside:
     name: what the others' result files call this one. wait_s: how long a load may wait for its turn.
     """
 
-    def __init__(self, folder: Path | None, name: str, report: Report, wait_s: float = WAIT_S):
+    def __init__(self, folder: Path | None, name: str, report: ProgressCallback, wait_s: float = WAIT_S):
         self.folder, self.wait_s = folder, wait_s
         self._report = report
         self._here = f"{name}.{os.getpid()}{HERE}"

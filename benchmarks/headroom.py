@@ -24,7 +24,8 @@ from benchmarks.report.headroom_table import page, way
 from benchmarks.report.serving_tables import HEADLINE_RATE, OURS
 from benchmarks.tuning.capacity import Choice, StepTimes, predict, read_decode, requests_of
 from blinkpy.config import SchedulerOptions, step_sizes
-from blinkpy.models.description.decoder_description import Architecture, parse_architecture
+from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.families.describe_model import describe_config
 from blinkpy.verify.policy_check.check_workload import Workload
 from blinkpy.verify.policy_check.timed_server import Work
 
@@ -57,13 +58,13 @@ class Between:
         return slow + self.share * (least - slow)
 
 
-def least_times(a: Architecture, slow: StepTimes, product_tflops: float = PRODUCT_TFLOPS) -> StepTimes:
+def least_times(a: DecoderDescription, slow: StepTimes, product_tflops: float = PRODUCT_TFLOPS) -> StepTimes:
     """The least that steps can take: see METHOD. slow: for the numbers of rows, and for what is outside of steps."""
     per_token = 2 * multiplications(a, prompts(1, LONG_PROMPT), narrows=True).linear / LONG_PROMPT
     return replace(
         slow,
         decode=tuple((rows, floor_us(a, rows, 0) / 1e3) for rows, _ in slow.decode),
-        context_ns=2 * 2 * a.layers * a.kv_size / READ_GBPS,
+        context_ns=2 * 2 * len(a.layers) * a.kv_size / READ_GBPS,
         weights_ms=floor_us(a, 1, 0) / 1e3,
         overhead_ms=0.0,
         prefill_tokens_s=product_tflops * 1e12 / per_token,
@@ -71,9 +72,9 @@ def least_times(a: Architecture, slow: StepTimes, product_tflops: float = PRODUC
     )
 
 
-def default_choice(options: SchedulerOptions, a: Architecture) -> Choice:
+def default_choice(options: SchedulerOptions, a: DecoderDescription) -> Choice:
     """Policy and step sizes as on a GPU."""
-    sizes = step_sizes(options, gpu=True, experts=any(a.sparse))
+    sizes = step_sizes(options, gpu=True, experts=any(a.expert_layers))
     mixed, burst = sizes["mixed_step_tokens"], sizes["burst_step_tokens"]
     return Choice(options.policy, sizes["max_num_batched_tokens"], mixed, 2 * burst, burst)
 
@@ -104,7 +105,7 @@ def benchmark(options: argparse.Namespace) -> None:
     model, requests, figures = measured(ROOT / options.load)
     if model not in SHAPES:
         raise UsageError(f"{options.load} is of {model}, whose shape is not known: {', '.join(SHAPES)} are")
-    a, defaults = parse_architecture(SHAPES[model]), SchedulerOptions()
+    a, defaults = describe_config(SHAPES[model]), SchedulerOptions()
     slow = StepTimes(read_decode(ROOT / options.decode, StepTimes.context_ns))
     least, choice = least_times(a, slow), default_choice(defaults, a)
     limits = argparse.Namespace(

@@ -10,7 +10,7 @@ from typing import Protocol, TextIO
 SPINNER = "|/-\\"
 
 
-class Report(Protocol):
+class ProgressCallback(Protocol):
     """How the parts of a start-up say what they do. done of total, in any unit; total 0: unknown."""
 
     def __call__(self, phase: str, done: float = 0, total: float = 0) -> None: ...

@@ -14,7 +14,7 @@ from benchmarks.common.harness import check, pinned
 from benchmarks.common.streams import healthy
 from blinkpy.config import Config
 from blinkpy.models.weights.model_folder import find_model
-from blinkpy.progress import Report
+from blinkpy.progress import ProgressCallback
 from blinkpy.serving.processes import Child
 
 START_S = 600.0
@@ -23,7 +23,7 @@ PREFIX = "serve-benchmark-"  # of segment names: a later `blinkpy serve` removes
 
 
 @contextlib.contextmanager
-def engine(report: Report, core: int | None = None, **options: Any) -> Iterator[Config]:
+def engine(report: ProgressCallback, core: int | None = None, **options: Any) -> Iterator[Config]:
     """An engine process; gives the config by which front ends find it. core: where to pin it, by place."""
     values = {"name": f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}", "model": "demo", **options}
     config = find_model(Config().with_options(values), report)
@@ -37,7 +37,7 @@ def engine(report: Report, core: int | None = None, **options: Any) -> Iterator[
 
 
 @contextlib.contextmanager
-def front_end(config: Config, report: Report, core: int) -> Iterator[tuple[int, int]]:
+def front_end(config: Config, report: ProgressCallback, core: int) -> Iterator[tuple[int, int]]:
     """One front-end worker, pinned to a core; gives (port, process id of the worker)."""
     config = config.with_options({"port": 0, "workers": 1, "log_level": "warning", "shutdown_s": 1})
     report("starting the front end")

@@ -30,7 +30,7 @@ from blinkpy.dpu.link.queue_pair import QueuePair
 from blinkpy.kv.state import DECODE_ROWS, MAX_CONTEXT, ROWS, Batch, Requests
 from blinkpy.queues.completion import FINISH_LENGTH, FINISH_MASK, HAS_TOKEN
 from blinkpy.queues.header import EngineFacts
-from blinkpy.queues.request_parameters import Sampling
+from blinkpy.queues.request_parameters import RequestParameters
 
 STREAMS = (1, 4, 8, 16, 32)
 STEP_STREAMS = 16
@@ -62,7 +62,7 @@ def prompts(facts: EngineFacts, count: int) -> list[np.ndarray]:
 
 def serve_round(pair: QueuePair, given: list[np.ndarray], tokens: int) -> list[Request]:
     """Submit all prompts at once, greedy, and wait until each has its tokens."""
-    sampling = Sampling(max_tokens=tokens, temperature=0.0)
+    sampling = RequestParameters(max_tokens=tokens, temperature=0.0)
     requests = [Request() for _ in given]
     for prompt, request in zip(given, requests, strict=True):
         pair.submit(prompt, sampling, request)
@@ -127,12 +127,12 @@ def bare_model(rows: int, room: int) -> Any:
     sys.path.append(str(ROOT / "tests"))
     from support.models.bare_forward import BareForward  # type: ignore[import-not-found,unused-ignore]
 
-    from blinkpy.models.description.decoder_description import read_architecture
+    from blinkpy.models.families.describe_model import describe_model
     from blinkpy.models.weights.decoder_weights import choose_dtype, load_weights
     from blinkpy.models.weights.model_folder import resolve_model
 
     folder = resolve_model("demo")
-    architecture = read_architecture(folder)
+    architecture = describe_model(folder)
     return BareForward(architecture, load_weights(architecture, folder, choose_dtype(architecture, "auto", "cpu")), rows, room)
 
 
@@ -201,7 +201,9 @@ def steps(options: argparse.Namespace, run: Run) -> dict[str, Any]:
             pair = QueuePair(attach_segment(name, 0))
             pair.attach(ATTACH_S)
             for prompt in prompts(pair.facts, STEP_STREAMS):
-                pair.submit(prompt, Sampling(max_tokens=options.step_tokens, seed=1, temperature=options.temperature), Request())
+                pair.submit(
+                    prompt, RequestParameters(max_tokens=options.step_tokens, seed=1, temperature=options.temperature), Request()
+                )
             finished, deadline = 0, time.monotonic() + START_S
             while finished < STEP_STREAMS:
                 time.sleep(0.5)

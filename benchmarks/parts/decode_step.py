@@ -38,13 +38,14 @@ from benchmarks.common.hand_batches import decoding, graph_for, put  # noqa: E40
 from benchmarks.common.harness import revision  # noqa: E402
 from benchmarks.common.model_shapes import SHAPES  # noqa: E402
 from benchmarks.common.roofline import floor_us  # noqa: E402
+from blinkpy.device.cuda.cuda_graphs import StepGraph  # noqa: E402
 from blinkpy.dpu.link.connect_shm import attach_segment  # noqa: E402
 from blinkpy.dpu.link.queue_pair import QueuePair  # noqa: E402
 from blinkpy.engine.devices.cuda_device import CudaEngine  # noqa: E402
 from blinkpy.kernels.loop import loop_words as L  # noqa: E402
-from blinkpy.models.description.decoder_description import Architecture, read_architecture  # noqa: E402
-from blinkpy.models.gpu.gpu_step import StepGraph  # noqa: E402
-from blinkpy.queues.request_parameters import Sampling  # noqa: E402
+from blinkpy.models.description.decoder_description import DecoderDescription  # noqa: E402
+from blinkpy.models.families.describe_model import describe_model  # noqa: E402
+from blinkpy.queues.request_parameters import RequestParameters  # noqa: E402
 
 
 def percentiles(values: np.ndarray) -> dict[str, float]:
@@ -55,7 +56,7 @@ def graph_alone(engine: CudaEngine, rows: int, context: int, repeats: int = 50) 
     """Times of the decode graph of so many rows, replayed by the host one after another, in microseconds."""
     step, sizes, work = engine._gpu_step, engine.sizes, decoding(rows, context)
     pages = np.arange(sizes.num_pages, dtype=np.int32)
-    put(engine.device_state, work, sizes.page_size, pages, step.decoder.a.vocab_size)
+    put(engine.device_state, work, sizes.page_size, pages, step.decoder.model.vocab_size)
     graph = graph_for(step, work).graph
     graph.instantiate()
     times = []
@@ -100,7 +101,7 @@ def drive(engine: CudaEngine, sizes: list[int], prompt: int, new: int, out: dict
         for rows in sizes:
             prompts = [rng.integers(0, 30000, prompt).tolist() for _ in range(rows)]
             began = time.monotonic()
-            tokens, _ = generate(pair, prompts, [Sampling(max_tokens=new, temperature=0.0)] * rows, 120)
+            tokens, _ = generate(pair, prompts, [RequestParameters(max_tokens=new, temperature=0.0)] * rows, 120)
             out[rows] = {"wall_s": round(time.monotonic() - began, 4), "tokens": sum(map(len, tokens))}
         pair.close()
     finally:
@@ -128,12 +129,12 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             engine.cycles = arguments.spin_us * torch.cuda.get_device_properties(0).clock_rate // 1000
         engine.start()
         try:
-            return _measure(engine, read_architecture(folder), arguments)
+            return _measure(engine, describe_model(folder), arguments)
         finally:
             engine.close()
 
 
-def _measure(engine: CudaEngine, a: Architecture, arguments: argparse.Namespace) -> dict[str, Any]:
+def _measure(engine: CudaEngine, a: DecoderDescription, arguments: argparse.Namespace) -> dict[str, Any]:
     wall: dict[int, dict[str, float]] = {}
     client = threading.Thread(target=drive, args=(engine, arguments.rows, arguments.prompt, arguments.new, wall), daemon=True)
     client.start()

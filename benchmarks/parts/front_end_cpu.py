@@ -194,10 +194,10 @@ def benchmark(options: argparse.Namespace) -> None:
 
 def context(config: Config) -> int:
     """Tokens that a prompt of body() leaves for the answer."""
-    from blinkpy.models.description.decoder_description import read_architecture
+    from blinkpy.models.families.describe_model import describe_model
     from blinkpy.models.weights.model_folder import resolve_model
 
-    limit = config.model.max_model_len or read_architecture(resolve_model(config.model.model, weights=False)).max_position
+    limit = config.model.max_model_len or describe_model(resolve_model(config.model.model, weights=False)).max_position
     return limit - 200
 
 

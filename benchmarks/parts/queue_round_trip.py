@@ -6,7 +6,7 @@ The other process is an engine reduced to its polling loop: compiled by njit wit
 waits for the doorbell and publishes completions at once. What is measured from the front end's side, in Python:
 
     memory       doorbell word -> completion word, the front end's side compiled too: what the machine itself takes
-    transport    ShmTransport.ring -> ShmTransport.read_completions sees the completion word
+    transport    ShmTransport.ring_doorbell -> ShmTransport.read_completions sees the completion word
     request_N    QueuePair.submit of a prompt of N tokens -> QueuePair.poll returns its final completion; the engine's side
                  reads the entry and the whole prompt, and answers with a checksum of them
 """
@@ -46,7 +46,7 @@ from blinkpy.queues.completion import (
 )
 from blinkpy.queues.header import EngineFacts
 from blinkpy.queues.layout import QueueSizes
-from blinkpy.queues.request_parameters import Sampling
+from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.submission import WORD_PROMPT_LENGTH, WORD_PROMPT_OFFSET, WORD_SLOT
 from blinkpy.queues.views import EngineViews, engine_views
 from blinkpy.queues.words import (
@@ -181,7 +181,7 @@ def memory_round_trips(front, cq, cq_entries, first, count, times):  # type: ign
 def transport_round_trips(transport: ShmTransport, first: int, count: int) -> NDArray[np.float64]:
     """Round trips of a doorbell and one completion word; us."""
     times, clock, size = np.empty(count), time.perf_counter_ns, SIZES.cq_entries
-    ring, read = transport.ring, transport.read_completions
+    ring, read = transport.ring_doorbell, transport.read_completions
     for i in range(count):
         position = first + i
         lap, index = lap_of(position, size), position & size - 1
@@ -200,7 +200,7 @@ def transport_round_trips(transport: ShmTransport, first: int, count: int) -> ND
 
 def request_round_trips(pair: QueuePair, length: int, count: int, rng: np.random.Generator) -> NDArray[np.float64]:
     """Round trips of whole requests, with prompts of `length` tokens; columns: round trip, submit alone, us."""
-    times, clock, sampling = np.empty((count, 2)), time.perf_counter_ns, Sampling(max_tokens=1, seed=1)
+    times, clock, sampling = np.empty((count, 2)), time.perf_counter_ns, RequestParameters(max_tokens=1, seed=1)
     prompts = rng.integers(0, 4096, (min(count, 64), length), dtype=np.int32)
     sums = [checksum(prompt) for prompt in prompts]
     submit, poll = pair.submit, pair.poll

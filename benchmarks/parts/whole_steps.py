@@ -29,7 +29,8 @@ from benchmarks.common.roofline import floor_us, multiplications
 from benchmarks.report.steps_table import table, title
 from blinkpy.config import Config, ConfigError, step_sizes
 from blinkpy.engine.devices.cuda_device import CudaEngine
-from blinkpy.models.description.decoder_description import Architecture, read_architecture
+from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.families.describe_model import describe_model
 from blinkpy.models.weights.decoder_weights import DUMMY_RANGE
 
 DECODE_CONTEXT, MIXED_CONTEXT = 256, 1100  # of decode rows, tokens: in steps of their own, and beside a chunk
@@ -137,7 +138,9 @@ def replayed(graph: Any, seconds: float, warm_s: float = WARM_S) -> Timing:
     return Timing(group * len(times), times, began, now)
 
 
-def measured(engine: Any, a: Architecture, case: Case, meter: EnergyMeter, seconds: float, pages: np.ndarray) -> dict[str, Any]:
+def measured(
+    engine: Any, a: DecoderDescription, case: Case, meter: EnergyMeter, seconds: float, pages: np.ndarray
+) -> dict[str, Any]:
     """One case on an engine that has started. pages: int32, of the pool, in the order in which rows take them."""
     step, rows = engine._gpu_step, case.rows
     index = graph_index(step, rows)
@@ -191,7 +194,7 @@ def benchmark(options: argparse.Namespace) -> None:
     run = Run("steps", options)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(SHAPES[options.shape]))
-        a = read_architecture(folder)
+        a = describe_model(folder)
         config = Config().with_options(
             {
                 "model": folder,
@@ -203,7 +206,7 @@ def benchmark(options: argparse.Namespace) -> None:
                 "record_steps": 0,
             }
         )
-        most = step_sizes(config.scheduler, gpu=True, experts=any(a.sparse))["max_num_batched_tokens"]
+        most = step_sizes(config.scheduler, gpu=True, experts=any(a.expert_layers))["max_num_batched_tokens"]
         chosen = cases(options.rows, options.tokens or [n for n in TOKENS if n <= most], options.decodes, most)
         engine = LooplessEngine(config, run.progress)
         try:
@@ -217,7 +220,7 @@ def benchmark(options: argparse.Namespace) -> None:
     print("\n".join(table(results["steps"])))
 
 
-def measure(engine: Any, a: Architecture, chosen: list[Case], seconds: float, run: Run) -> dict[str, Any]:
+def measure(engine: Any, a: DecoderDescription, chosen: list[Case], seconds: float, run: Run) -> dict[str, Any]:
     """All cases, one after another, on an engine that has started."""
     step, sizes = engine._gpu_step, engine.sizes
     for tensor in (*step.decoder.cache.keys, *step.decoder.cache.values):

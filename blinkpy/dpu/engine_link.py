@@ -15,12 +15,12 @@ from collections.abc import Callable
 
 from blinkpy.dpu.api_errors import ApiError, busy, unavailable
 from blinkpy.dpu.generation import Generation
-from blinkpy.dpu.link.queue_pair import Busy, EngineLost, Event, QueuePair, Unavailable
+from blinkpy.dpu.link.queue_pair import CompletionEvent, EngineLostError, EngineUnavailableError, NoRoomError, QueuePair
 from blinkpy.dpu.metrics import Metrics
 from blinkpy.queues.array_types import Int32
 from blinkpy.queues.completion import HAS_TOKEN
 from blinkpy.queues.layout import LayoutError
-from blinkpy.queues.request_parameters import Sampling
+from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.words import STATE_READY
 from blinkpy.transport.contract import TransportError
 
@@ -34,7 +34,7 @@ CHECK_S = 0.1  # at most; a quarter of the lease if that is less
 logger = logging.getLogger("blinkpy.frontend")
 
 
-class EngineClient:
+class EngineLink:
     """Submits generations and feeds them. connect: makes an attached QueuePair, blocking for about a second at most."""
 
     def __init__(self, connect: Callable[[], QueuePair], metrics: Metrics):
@@ -99,7 +99,7 @@ class EngineClient:
             raise unavailable(problem or self._problem)
         return self.pair
 
-    def submit(self, work: list[tuple[Generation, Int32, Sampling]]) -> None:
+    def submit(self, work: list[tuple[Generation, Int32, RequestParameters]]) -> None:
         """Submit all of a request's choices, or none. Raises ApiError with status 429 or 503."""
         pair = self.require()
         if len(work) > pair.free_slots:
@@ -110,13 +110,13 @@ class EngineClient:
                 generation.request = pair.submit(prompt, sampling, generation)
                 submitted.append(generation)
                 self._metrics.count("prompt_tokens", len(prompt))
-        except (Busy, Unavailable, EngineLost, TransportError) as error:
+        except (NoRoomError, EngineUnavailableError, EngineLostError, TransportError) as error:
             for generation in submitted:
                 generation.open = False
                 self.cancel(generation)
-            if isinstance(error, Busy):
+            if isinstance(error, NoRoomError):
                 raise busy(str(error)) from error
-            if not isinstance(error, Unavailable):
+            if not isinstance(error, EngineUnavailableError):
                 self._lose(error)
             raise unavailable(_sentence(error)) from error
         finally:
@@ -170,7 +170,7 @@ class EngineClient:
         if self.pair is pair and pair.in_flight:
             self._schedule(delay)
 
-    def _feed(self, completions: list[Event], now: float) -> bool:
+    def _feed(self, completions: list[CompletionEvent], now: float) -> bool:
         """Hand completions to their generations. Returns whether one of them had several."""
         touched: list[Generation] = []
         tokens = 0
@@ -234,7 +234,7 @@ class EngineClient:
             try:
                 pair.heartbeat()
                 pair.check()
-            except (EngineLost, TransportError) as error:
+            except (EngineLostError, TransportError) as error:
                 self._lose(error)
                 continue
             self._metrics.gauge("requests_in_flight", pair.in_flight)
@@ -246,7 +246,7 @@ class EngineClient:
     async def _try_connect(self) -> QueuePair | None:
         try:
             pair = await asyncio.to_thread(self._connect)
-        except (EngineLost, LayoutError, OSError) as error:
+        except (EngineLostError, LayoutError, OSError) as error:
             problem = _sentence(error)
             if problem != self._problem:
                 logger.warning("%s", problem)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from blinkpy.dpu.api_errors import ApiError, bad_request, unavailable
-from blinkpy.dpu.link.queue_pair import InFlight
+from blinkpy.dpu.link.queue_pair import InFlightRequest
 from blinkpy.dpu.text.detokenizer import Detokenizer
 from blinkpy.dpu.text.stop_strings import StopStrings
 from blinkpy.dpu.token_logprobs import TokenLogprobs, token_logprobs
@@ -46,7 +46,7 @@ def rejection(reason: int) -> ApiError:
 class Sink(Protocol):
     """Where a choice's text goes. Both are called from the event loop's thread, and must not block or raise."""
 
-    def more(self, generation: Generation, text: str, logprobs: list[TokenLogprobs]) -> None:
+    def on_text(self, generation: Generation, text: str, logprobs: list[TokenLogprobs]) -> None:
         """More text; it may be empty for the first token. logprobs: of the tokens since the last call, if asked for."""
 
     def ended(self, generation: Generation) -> None:
@@ -93,7 +93,7 @@ class Generation:
         self.index, self.prompt_length, self.arrival = index, prompt_length, arrival
         self.detokenizer = detokenizer
         self.stops = StopStrings(stops) if stops else None
-        self.request: InFlight | None = None
+        self.request: InFlightRequest | None = None
         self.tokens = 0
         self.finish_reason: str | None = None
         self.error: ApiError | None = None
@@ -150,7 +150,7 @@ class Generation:
         text, self._text = self._text, ""
         logprobs, self._logprobs = self._logprobs, []
         if text or logprobs or not self.last_event:
-            self._sink.more(self, text, logprobs)
+            self._sink.on_text(self, text, logprobs)
         if self.finish_reason is not None or self.error is not None:
             self.open = False
             self._sink.ended(self)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 LOWEST = -9999.0  # what stands for minus infinity, which JSON does not have
 
-Speller = Callable[[int], tuple[str, bytes]]
+TokenSpeller = Callable[[int], tuple[str, bytes]]
 """Text and bytes of one token by itself: Tokenizer.spell."""
 
 
@@ -37,7 +37,7 @@ def _finite(logprob: float) -> float:
     return logprob if logprob > LOWEST else LOWEST  # NaN is above nothing
 
 
-def chat_logprobs(entries: Sequence[TokenLogprobs], spell: Speller) -> dict[str, Any]:
+def chat_logprobs(entries: Sequence[TokenLogprobs], spell: TokenSpeller) -> dict[str, Any]:
     """The object `logprobs` of a choice of /v1/chat/completions."""
 
     def entry(token: int, logprob: float) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def chat_logprobs(entries: Sequence[TokenLogprobs], spell: Speller) -> dict[str,
     return {"content": content, "refusal": None}
 
 
-def completion_logprobs(entries: Sequence[TokenLogprobs], spell: Speller) -> dict[str, Any]:
+def completion_logprobs(entries: Sequence[TokenLogprobs], spell: TokenSpeller) -> dict[str, Any]:
     """The object `logprobs` of a choice of /v1/completions. The generated token is always among the top ones."""
 
     def name(token: int) -> str:

@@ -15,15 +15,17 @@ from pathlib import Path
 from typing import Protocol
 
 from blinkpy.config import Config, step_sizes
+from blinkpy.engine.devices.null_device import run_null
 from blinkpy.engine.link.pair_memory import QueueMemory
 from blinkpy.engine.sizing import EngineSizes, engine_sizes
 from blinkpy.kv import state as S
 from blinkpy.kv.limits import Limits, make_limits
 from blinkpy.kv.state import Batch, Requests, State
 from blinkpy.kv.state_memory import make_state
-from blinkpy.models.description.decoder_description import Architecture, read_architecture
+from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.families.describe_model import describe_model
 from blinkpy.models.weights.model_folder import resolve_model
-from blinkpy.progress import Report
+from blinkpy.progress import ProgressCallback
 from blinkpy.queues.header import EngineFacts
 from blinkpy.queues.page_hash import HASH_MULTIPLIER_RANGE
 from blinkpy.queues.views import EngineViews
@@ -74,9 +76,9 @@ class Engine:
 
     on_gpu = False
 
-    def __init__(self, config: Config, on_progress: Report | None = None):
+    def __init__(self, config: Config, on_progress: ProgressCallback | None = None):
         self.config = config
-        self._progress: Report = on_progress or (lambda phase, done=0, total=0: None)
+        self._progress: ProgressCallback = on_progress or (lambda phase, done=0, total=0: None)
         self.segment: Segment
         self.pair_memory: QueueMemory | None = None  # of the queue pairs, where it is not the segment's
         self.sizes: EngineSizes
@@ -97,8 +99,8 @@ class Engine:
         null = config.engine.device == "null"
         weights = not null and config.model.load_format != "dummy"
         folder = resolve_model(config.model.model, weights=weights, tokenizer=False)
-        architecture = read_architecture(folder)
-        config = self._settle(architecture)
+        architecture = describe_model(folder)
+        config = self._choose_step_sizes(architecture)
         page_bytes, cache_bytes = self._page_bytes(architecture)
         self.sizes = engine_sizes(config, architecture.max_position, page_bytes, cache_bytes)
         facts = self._facts(architecture)
@@ -113,14 +115,14 @@ class Engine:
         self.views = self.segment.views()
         self._scheduler.attach(self.views)
         if null:
-            self._scheduler.run_null(self._made_up_tokens(), 0, 0, 0)  # compiles it; its deadline is past
+            run_null(self._scheduler, self._made_up_tokens(), 0, 0, 0)  # compiles it; its deadline is past
         self._scheduler.turn(time.monotonic_ns())  # the first call loads what was compiled
         self._idle(time.monotonic_ns())  # so does the first check
         self.views.engine[ENGINE_STATE] = STATE_READY
 
-    def _settle(self, architecture: Architecture) -> Config:
+    def _choose_step_sizes(self, architecture: DecoderDescription) -> Config:
         """Choose the options that hang on the model, where they were left open."""
-        sizes = step_sizes(self.config.scheduler, gpu=self.on_gpu, experts=any(architecture.sparse))
+        sizes = step_sizes(self.config.scheduler, gpu=self.on_gpu, experts=any(architecture.expert_layers))
         self.config = self.config.with_options(sizes)
         return self.config
 
@@ -164,7 +166,7 @@ class Engine:
                 saved = save_crash(RecordingReader(name), folder, name, f"{type(error).__name__}: {error}"[:500])
                 print(f"blinkpy: {saved}", file=sys.stderr, flush=True)
 
-    def _page_bytes(self, architecture: Architecture) -> tuple[int, int]:
+    def _page_bytes(self, architecture: DecoderDescription) -> tuple[int, int]:
         """(bytes of one page, bytes for the cache)."""
         if self.config.engine.device == "null":
             return NULL_PAGE_BYTES, NULL_PAGES * NULL_PAGE_BYTES
@@ -174,7 +176,7 @@ class Engine:
         dtype = choose_dtype(architecture, self.config.model.dtype, "cpu")
         return kv_bytes_per_page(architecture, self.config.cache.page_size, dtype), self.config.cache.cpu_cache_mib << 20
 
-    def _load_step(self, folder: Path, architecture: Architecture) -> Step:
+    def _load_step(self, folder: Path, architecture: DecoderDescription) -> Step:
         import torch
 
         from blinkpy.models.cpu.cpu_step import CpuStep
@@ -208,7 +210,7 @@ class Engine:
             record_turns=self.config.engine.record_steps,
         )
 
-    def _facts(self, architecture: Architecture) -> EngineFacts:
+    def _facts(self, architecture: DecoderDescription) -> EngineFacts:
         low, high = HASH_MULTIPLIER_RANGE
         return EngineFacts(
             instance=secrets.randbits(62) | 1,
@@ -267,7 +269,7 @@ class Engine:
         while True:
             steps = counts[S.STEPS]
             deadline = time.monotonic_ns() + NULL_TURN_NS
-            if self._scheduler.run_null(tokens, step_ns, IDLE_SPIN_NS, deadline, self._after_call) in (S.STOPPED, S.DRAINED):
+            if run_null(self._scheduler, tokens, step_ns, IDLE_SPIN_NS, deadline, self._after_call) in (S.STOPPED, S.DRAINED):
                 return
             if counts[S.STEPS] != steps:
                 pause = IDLE_SLEEP_S[0]

@@ -13,7 +13,7 @@ from blinkpy.kv.state import State
 from blinkpy.kv.state_memory import make_state
 
 
-def rehearsal_world(limits: Limits) -> tuple[Limits, State]:
+def rehearsal_state(limits: Limits) -> tuple[Limits, State]:
     """Limits and state (NumPy arrays) of a server whose only request decodes, and whose every turn is steady: it leaves what it
     found, and wants the first bucket. limits: of the server that counts."""
     small = limits._replace(

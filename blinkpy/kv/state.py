@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from blinkpy.queues.submission import STOP_IDS
+from blinkpy.queues.submission import SQ_ENTRY_WORDS, STOP_IDS
 from blinkpy.queues.words import COUNTER_NAMES
 
 Int32 = NDArray[np.int32]
@@ -74,7 +74,7 @@ FINISH_CODE_MASK = 0xFF
 
 # The recorder's ring, see scheduler/phases/recorder.py. Int64 words of a record's head, and of each entry beside prompt and
 # hashes.
-RECORD_HEADER, RECORD_ENTRY = 8, 19
+RECORD_HEADER, RECORD_ENTRY = 8, 3 + SQ_ENTRY_WORDS // 2
 RECORD_MARK = 0x0B11
 RECORDED_ENTRY, RECORDED_CANCELS = 1, 2
 NOTE_SHIFT = 8
@@ -101,7 +101,7 @@ class Requests(NamedTuple):
 
     status: Int32  # EMPTY, WAITING, RUNNING, FINISHING
     pair: Int32  # queue pair of the slot; constant
-    entry: Int32  # [S, 32] submission entry, verbatim
+    entry: Int32  # [S, 64] submission entry, verbatim
     request_id: Int64
     cache_salt: Int64
     tokens: Int32  # [S, max_model_len] prompt and generated tokens

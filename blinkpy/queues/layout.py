@@ -93,18 +93,18 @@ class QueueLayout:
         self.cancel = self.sq + sizes.sq_entries * SQ_ENTRY_BYTES
         self.hashes = self.cancel + sizes.slots * 8
         self.prompt = self.hashes + sizes.hash_entries * 8
-        self.front_bytes = _aligned(self.prompt + sizes.prompt_tokens * 4)
+        self.front_region_bytes = _aligned(self.prompt + sizes.prompt_tokens * 4)
         # ... and within its engine region.
         self.cq = PAIR_WORDS * 8
         self.records = self.cq + sizes.cq_entries * CQ_ENTRY_BYTES
-        self.back_bytes = _aligned(self.records + sizes.cq_entries * RECORD_BYTES)
-        self.pair_bytes = self.front_bytes + self.back_bytes
+        self.engine_region_bytes = _aligned(self.records + sizes.cq_entries * RECORD_BYTES)
+        self.pair_bytes = self.front_region_bytes + self.engine_region_bytes
         self.total_bytes = self.first_pair + sizes.pairs * self.pair_bytes
 
-    def front(self, pair: int) -> int:
+    def front_region(self, pair: int) -> int:
         """Offset of a pair's front-end region in the segment."""
         return self.first_pair + pair * self.pair_bytes
 
-    def back(self, pair: int) -> int:
+    def engine_region(self, pair: int) -> int:
         """Offset of a pair's engine region in the segment."""
-        return self.front(pair) + self.front_bytes
+        return self.front_region(pair) + self.front_region_bytes

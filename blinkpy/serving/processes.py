@@ -39,7 +39,7 @@ class ChildError(RuntimeError):
 
 
 class Reporter:
-    """The child's end: sends reports to the parent. It is a `blinkpy.progress.Report`."""
+    """The child's end: sends reports to the parent. It is a `blinkpy.progress.ProgressCallback`."""
 
     def __init__(self, fd: int):
         self._fd = fd

@@ -36,7 +36,7 @@ class TransportError(OSError):
     """The engine's memory can't be reached (any more)."""
 
 
-class PairWords(NamedTuple):
+class EngineWords(NamedTuple):
     """The engine's words of a queue pair, by the names PAIR_* of blinkpy.queues.words."""
 
     sq_head: int
@@ -61,7 +61,7 @@ class Transport(Protocol):
     def write_entry(self, index: int, entry: bytes) -> None:
         """Copy one submission entry (SQ_ENTRY_BYTES) to a place in the ring."""
 
-    def ring(self, doorbell: int) -> None:
+    def ring_doorbell(self, doorbell: int) -> None:
         """Store FRONT_DOORBELL, behind everything written so far. Ringing again with the same value changes nothing."""
 
     def write_cancel(self, slot: int, request_id: int) -> None:
@@ -84,7 +84,7 @@ class Transport(Protocol):
         FRONT_CQ_HEAD.
         """
 
-    def read_pair(self) -> PairWords:
+    def read_pair(self) -> EngineWords:
         """The engine's words of this pair. attached and epoch are read before the positions."""
 
     def read_engine_state(self) -> int:

@@ -304,7 +304,8 @@ FRONT_BUGS = (
         "the doorbell is rung before the entry",
         "queue_pair",
         "        transport.write_prompt(prompt_offset, prompt)\n",
-        "        transport.ring(self._stamp(self._sq_tail + 1))\n        transport.write_prompt(prompt_offset, prompt)\n",
+        "        transport.ring_doorbell(self._stamp(self._sq_tail + 1))\n"
+        "        transport.write_prompt(prompt_offset, prompt)\n",
     ),
     Bug("a slot is free before its last completion", "queue_pair", "if flags & FINISH_MASK:", "if flags:"),
     Bug(

@@ -15,15 +15,15 @@ from support.front_end.front_world import FrontWorld, WireTransport
 from blinkpy.device.array_trees import as_memoryviews
 from blinkpy.device.lanes import Team
 from blinkpy.dpu.link import store_fence
-from blinkpy.dpu.link.queue_pair import REQUEST_LIMIT, EngineLost, QueuePair
-from blinkpy.engine.devices.null_device import synthetic_token
+from blinkpy.dpu.link.queue_pair import REQUEST_LIMIT, EngineLostError, QueuePair
+from blinkpy.engine.devices.null_device import run_null, synthetic_token
 from blinkpy.kv.page_allocator import compact_ring
 from blinkpy.kv.state import NO_BATCH, RING_HEAD, RING_TAIL, RUNNING, STOPPED
 from blinkpy.kv.state_snapshots import differences, snapshot
 from blinkpy.queues.completion import FINISH_LENGTH, HAS_TOKEN, lap_of, pack_completion
 from blinkpy.queues.header import write_header
 from blinkpy.queues.layout import LayoutError
-from blinkpy.queues.request_parameters import Sampling
+from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.words import COMMAND_STOP, CONTROL_COMMAND, EPOCH_LIMIT, FRONT_DOORBELL, PAIR_EPOCH
 from blinkpy.scheduler.cycle import make_turn
 from blinkpy.scheduler.host_scheduler import Scheduler
@@ -110,19 +110,19 @@ def test_the_null_engine_makes_tokens_up(mode: Any, step_ns: int, logprobs: int)
     )
     limits = world.limits._replace(lease_ns=1 << 62)  # the loop has another clock
     client = attached(world)
-    sent = client.submit(PROMPT, Sampling(max_tokens=4, seed=-(2**62), logprobs=logprobs))
+    sent = client.submit(PROMPT, RequestParameters(max_tokens=4, seed=-(2**62), logprobs=logprobs))
     client.transport.deliver(1 << 30)
     scheduler = Scheduler(limits, world.state, mode=mode)
     scheduler.attach(world.views)
     low, high = 0, limits.vocab_size
     calls: list[int] = []
-    assert scheduler.run_null(range(low, high), step_ns, 2_000_000, 1 << 62, lambda: calls.append(1)) == NO_BATCH
+    assert run_null(scheduler, range(low, high), step_ns, 2_000_000, 1 << 62, lambda: calls.append(1)) == NO_BATCH
     assert len(calls) > 4
     tokens = [token for _, token, _ in client.poll()]
     assert tokens == [synthetic_token(-(2**62), len(PROMPT) + i, low, high) for i in range(4)]
     assert [[pair[0] for pair in record[:3]] for record in sent.records] == [[token, 0, 1] for token in tokens if logprobs >= 0]
     world.views.control[CONTROL_COMMAND] = COMMAND_STOP
-    assert scheduler.run_null(range(low, high), step_ns, 2_000_000, 1 << 62) == STOPPED
+    assert run_null(scheduler, range(low, high), step_ns, 2_000_000, 1 << 62) == STOPPED
 
 
 def test_what_a_turn_fetches_ahead_it_does_not_change() -> None:
@@ -162,14 +162,14 @@ def world() -> FrontWorld:
 
 def test_epochs_are_used_up(world: FrontWorld) -> None:
     world.views.pair[0, PAIR_EPOCH] = EPOCH_LIMIT
-    with pytest.raises(EngineLost, match="used up its epochs"):
+    with pytest.raises(EngineLostError, match="used up its epochs"):
         QueuePair(WireTransport(world, 0)).attach(1)
 
 
 def test_a_later_epoch_than_asked_for_is_someone_elses(world: FrontWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     transport = WireTransport(world, 0)
     monkeypatch.setattr(transport, "write_word", lambda index, value: world.views.pair.__setitem__((0, PAIR_EPOCH), 7))
-    with pytest.raises(EngineLost, match="granted epoch 7, this front end had asked for 1"):
+    with pytest.raises(EngineLostError, match="granted epoch 7, this front end had asked for 1"):
         QueuePair(transport).attach(1)
 
 
@@ -185,13 +185,13 @@ def test_a_client_without_a_pair_beats_looks_and_reads_nothing(world: FrontWorld
 def test_a_lost_engine_is_noticed(world: FrontWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     client = attached(world)
     monkeypatch.setattr(client.transport, "lost", lambda: True)
-    with pytest.raises(EngineLost, match="gone"):
+    with pytest.raises(EngineLostError, match="gone"):
         client.check()
 
 
 def test_closing_without_an_engine_is_no_error(world: FrontWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     client = attached(world)
-    client.submit(PROMPT, Sampling(max_tokens=1, seed=1))
+    client.submit(PROMPT, RequestParameters(max_tokens=1, seed=1))
 
     def gone(slot: int, request_id: int) -> None:
         raise TransportError("no engine")
@@ -204,8 +204,8 @@ def test_closing_without_an_engine_is_no_error(world: FrontWorld, monkeypatch: p
 def test_request_ids_are_used_up(world: FrontWorld) -> None:
     client = attached(world)
     client._requests = REQUEST_LIMIT
-    with pytest.raises(EngineLost, match="ids of this epoch"):
-        client.submit(PROMPT, Sampling(max_tokens=1, seed=1))
+    with pytest.raises(EngineLostError, match="ids of this epoch"):
+        client.submit(PROMPT, RequestParameters(max_tokens=1, seed=1))
 
 
 def test_a_request_that_has_ended_was_consumed(world: FrontWorld) -> None:
@@ -213,7 +213,7 @@ def test_a_request_that_has_ended_was_consumed(world: FrontWorld) -> None:
     client = attached(world)
     position = client._cq_position
     for number in range(2 * world.limits.sq_entries):
-        request = client.submit(PROMPT, Sampling(max_tokens=1, seed=1))
+        request = client.submit(PROMPT, RequestParameters(max_tokens=1, seed=1))
         lap = lap_of(position + number, world.limits.cq_entries)
         word = pack_completion(request.slot, 1, FINISH_LENGTH | HAS_TOKEN, lap)
         world.views.cq[0, (position + number) % world.limits.cq_entries] = word

@@ -26,7 +26,7 @@ class Collector:
         self._logprobs: dict[int, list[TokenLogprobs]] = {}
         self._ended = 0
 
-    def more(self, generation: Generation, text: str, logprobs: list[TokenLogprobs]) -> None:
+    def on_text(self, generation: Generation, text: str, logprobs: list[TokenLogprobs]) -> None:
         self._texts.setdefault(generation.index, []).append(text)
         if logprobs:
             self._logprobs.setdefault(generation.index, []).extend(logprobs)
@@ -81,7 +81,7 @@ class Streamer(Collector):
         if waiting:
             self._write(b"".join(waiting))
 
-    def more(self, generation: Generation, text: str, logprobs: list[TokenLogprobs]) -> None:
+    def on_text(self, generation: Generation, text: str, logprobs: list[TokenLogprobs]) -> None:
         self._write(self.answer.event(generation.index, text, logprobs))
 
     def ended(self, generation: Generation) -> None:

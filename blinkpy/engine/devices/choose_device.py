@@ -6,12 +6,13 @@ from blinkpy.config import Config, ConfigError
 from blinkpy.engine.engine import Engine
 from blinkpy.engine.link.pair_memory import HOST
 from blinkpy.packages import installed, require_packages
-from blinkpy.progress import Report
+from blinkpy.progress import ProgressCallback
+from blinkpy.transport.verbs import RdmaOptions
 
 GPU_PACKAGES = ("triton", "cuda.bindings", "numba_cuda")
 
 
-def make_engine(config: Config, report: Report | None = None) -> Engine:
+def make_engine(config: Config, report: ProgressCallback | None = None) -> Engine:
     """The engine that --device asks for; "auto" is the GPU where there is one and its packages are installed, else the CPU.
 
     Nothing is allocated yet. Raises ConfigError when the device can't be had.
@@ -32,8 +33,8 @@ def make_engine(config: Config, report: Report | None = None) -> Engine:
 
 def check_queue_memory(config: Config, device: str) -> None:
     """Raise ConfigError when queues in GPU memory don't fit the other options."""
-    option = f"--queue-memory {config.transport.queue_memory}"
-    if config.transport.queue_memory == HOST:
+    option = f"--queue-memory {config.extension(RdmaOptions).queue_memory}"
+    if config.extension(RdmaOptions).queue_memory == HOST:
         return
     if config.transport.transport != "rdma":
         raise ConfigError(f"{option} needs --transport rdma: front ends on this machine reach host memory alone")

@@ -28,7 +28,8 @@ from blinkpy.kv.invariants.check_state import state_faults
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import State
 from blinkpy.kv.state_memory import make_state
-from blinkpy.models.description.decoder_description import Architecture, read_architecture
+from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.families.describe_model import describe_model
 from blinkpy.models.gpu.gpu_memory_plan import MemoryPlan, gib, plan_memory
 from blinkpy.models.gpu.gpu_step import GpuStep
 from blinkpy.models.gpu.host_driven_step import HostDrivenStep, device_side, pin_state
@@ -36,17 +37,18 @@ from blinkpy.models.gpu.step_shapes import bucket_shapes, step_shapes
 from blinkpy.models.paged_cache import PagedCache, kv_bytes_per_page
 from blinkpy.models.weights.decoder_weights import Weights, choose_dtype, dummy_weights, load_weights
 from blinkpy.models.weights.model_folder import resolve_model
-from blinkpy.progress import Report
+from blinkpy.progress import ProgressCallback
 from blinkpy.queues.layout import QueueLayout
 from blinkpy.queues.views import EngineViews
 from blinkpy.queues.words import ENGINE_STATE, STATE_READY, STATE_STOPPED
 from blinkpy.scheduler.host_scheduler import Scheduler
 from blinkpy.scheduler.policies import Policy
+from blinkpy.transport.verbs import RdmaOptions
 from blinkpy.verify.policy_check.guard import vetted_policy
 from blinkpy.verify.recording.gpu_recording import GpuRecording
 
 if TYPE_CHECKING:
-    from blinkpy.engine.loop_graph import Executive
+    from blinkpy.engine.loop_graph import LoopGraph
 
 WATCH_S = 0.05  # between two looks at the loop
 OLDEST_CAPABILITY = (8, 0)  # bfloat16 on the matrix units
@@ -81,12 +83,12 @@ class CudaEngine(Engine):
 
     on_gpu = True
 
-    def __init__(self, config: Config, on_progress: Report | None = None, *, trace_rows: int = 0, pdl: bool = True):
+    def __init__(self, config: Config, on_progress: ProgressCallback | None = None, *, trace_rows: int = 0, pdl: bool = True):
         super().__init__(config, on_progress)
         self.control = "host" if config.engine.control == "host" else "gpu"
         self.limits: Limits
         self.device_state: State
-        self.executive: Executive | None = None
+        self.executive: LoopGraph | None = None
         self.plan: MemoryPlan
         self.timings: dict[str, float] = {}
         self._trace_rows, self._pdl = trace_rows, pdl
@@ -113,10 +115,10 @@ class CudaEngine(Engine):
         policy = vetted_policy(config.scheduler.policy)
         self._enter("reading the model")
         gpu = check_gpu(self.control)
-        check_pair_memory(config.transport.queue_memory)
+        check_pair_memory(config.extension(RdmaOptions).queue_memory)
         folder = resolve_model(config.model.model, weights=config.model.load_format != "dummy", tokenizer=False)
-        a = read_architecture(folder)
-        config = self._settle(a)
+        a = describe_model(folder)
+        config = self._choose_step_sizes(a)
         dtype = choose_dtype(a, config.model.dtype, "cuda")
         if dtype == torch.float16:
             dtype = torch.bfloat16  # the kernels know two types; its range holds what float16 does
@@ -161,43 +163,43 @@ class CudaEngine(Engine):
             self._scheduler.turn(time.monotonic_ns())
         else:
             self._enter("compiling the scheduler and building the loop")
-            self.placed_pairs, self.pair_memory = place_pairs(self.segment, config.transport.queue_memory)
+            self.placed_pairs, self.pair_memory = place_pairs(self.segment, config.extension(RdmaOptions).queue_memory)
             self.executive = self._build_executive(policy, self.placed_pairs.device, graph_of, stream)
         self.views.engine[ENGINE_STATE] = STATE_READY
         self._enter("")
 
-    def _build_executive(self, policy: Policy, queues: EngineViews, graph_of: np.ndarray, stream: torch.cuda.Stream) -> Executive:
+    def _build_executive(self, policy: Policy, queues: EngineViews, graph_of: np.ndarray, stream: torch.cuda.Stream) -> LoopGraph:
         # Imported here: --control host works without numba-cuda.
-        from blinkpy.engine.loop_graph import Copies, Executive, StepTable
-        from blinkpy.engine.rehearsal import rehearsal_world
+        from blinkpy.engine.loop_graph import LoopGraph, StateCopies, StepGraphs
+        from blinkpy.engine.rehearsal import rehearsal_state
         from blinkpy.kernels.loop.loop_arguments import device_arguments
         from blinkpy.kernels.loop.loop_code import loop_code
 
         kind, table = device_arguments(self.limits, queues, self.device_state)
         code = loop_code(policy, kind, len(table), torch.cuda.get_device_capability())
-        steps = StepTable(tuple(self._gpu_step.graphs), graph_of)
+        steps = StepGraphs(tuple(self._gpu_step.graphs), graph_of)
         copies, recording = None, self._gpu_recording
         if recording is not None and self._recording is not None:
-            copies = Copies(recording.capture(stream), self._recording.copy_every, recording.progress)
+            copies = StateCopies(recording.capture(stream), self._recording.copy_every, recording.progress)
         keep: tuple[Any, ...] = (queues, self.device_state, recording)
         rehearsal = None
         if not self._always_checked:  # a rehearsal's state would not stand a check
-            limits, state = rehearsal_world(self.limits)
+            limits, state = rehearsal_state(self.limits)
             rehearsed = to_device(state)
             _, rehearsal = device_arguments(limits, queues, rehearsed)
             keep += (rehearsed,)
-        return Executive(code, table, steps, stream, keep, self._trace_rows, copies=copies, rehearsal=rehearsal)
+        return LoopGraph(code, table, steps, stream, keep, self._trace_rows, copies=copies, rehearsal=rehearsal)
 
-    def _plan(self, a: Architecture, dtype: torch.dtype, page_bytes: int) -> MemoryPlan:
+    def _plan(self, a: DecoderDescription, dtype: torch.dtype, page_bytes: int) -> MemoryPlan:
         config, (free, total) = self.config, torch.cuda.mem_get_info()
         asked = config.model.max_model_len
-        queues = gpu_bytes(QueueLayout(queue_sizes(config, asked or a.max_position)), config.transport.queue_memory)
+        queues = gpu_bytes(QueueLayout(queue_sizes(config, asked or a.max_position)), config.extension(RdmaOptions).queue_memory)
         plan = plan_memory(config, a, dtype.itemsize, page_bytes, free, total, queues)
         pages = config.cache.num_pages or pages_for(asked or MINIMUM_TOKENS, config.cache.page_size)
         plan.require(pages * page_bytes)
         return plan
 
-    def _load(self, folder: Path, a: Architecture, dtype: torch.dtype) -> Weights:
+    def _load(self, folder: Path, a: DecoderDescription, dtype: torch.dtype) -> Weights:
         self._enter("loading weights")
         if self.config.model.load_format == "dummy":
             weights = dummy_weights(a, self.config.model.seed, dtype, "cuda")

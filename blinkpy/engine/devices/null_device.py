@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
+
+import numpy as np
+from numba import types
 
 from blinkpy.device.compile_cache import cached_njit
 from blinkpy.device.portable import device
 from blinkpy.kv import state as S
-from blinkpy.queues.logprob_record import NO_RECORD_PAIR, RECORD_PAIRS
+from blinkpy.queues.logprob_record import NO_RECORD_PAIR, RECORD_PAIR, RECORD_PAIRS
 from blinkpy.queues.page_hash import HASH_MODULUS_1
 from blinkpy.queues.submission import WORD_LOGPROBS, WORD_SEED
+from blinkpy.scheduler.host_scheduler import Scheduler
 
 
 @device
@@ -39,3 +46,41 @@ def fill_sampled(state, low, high, even):
 @lru_cache(maxsize=1)
 def compiled_fill() -> Any:
     return cached_njit(fill_sampled, nogil=True)
+
+
+def run_null(
+    scheduler: Scheduler,
+    tokens: range,
+    step_ns: int,
+    idle_ns: int,
+    deadline_ns: int,
+    after_turn: Callable[[], None] = lambda: None,
+) -> int:
+    """Run an attached scheduler with made-up tokens (synthetic_token) instead of a model.
+
+    tokens: what to draw from. step_ns: time that a step takes. Returns NO_BATCH after idle_ns without work or when
+    time.monotonic_ns() reaches deadline_ns, or else STOPPED or DRAINED. Two compiled calls a step, and after_turn between
+    them.
+    """
+    state, low, high = scheduler.state_argument, tokens.start, tokens.stop
+    even = int(np.array((0, -math.log(high - low)), RECORD_PAIR).view(np.int64))
+    fill: Callable[..., None] = fill_sampled
+    if scheduler.mode == "njit":
+        kinds = (state.kind, types.int64, types.int64, types.int64)
+        function = compiled_fill()
+        function.compile(kinds)
+        fill = function.overloads[kinds].entry_point
+    now = worked = time.monotonic_ns()
+    while now < deadline_ns and now - worked <= idle_ns:
+        result = scheduler.turn(now)
+        after_turn()
+        if result in (S.STOPPED, S.DRAINED):
+            return result
+        if result >= 0:
+            fill(state, low, high, even)
+            worked = time.monotonic_ns()
+            if now + step_ns > worked:
+                time.sleep((now + step_ns - worked) / 1e9)
+                worked = time.monotonic_ns()
+        now = time.monotonic_ns()
+    return S.NO_BATCH

@@ -8,7 +8,7 @@ import torch
 from cuda.bindings import driver
 
 from blinkpy.config import ConfigError
-from blinkpy.device.cuda.cuda_calls import check
+from blinkpy.device.cuda.cuda_calls import check_cuda
 from blinkpy.engine.link.gpu_queues import GpuQueues, MappedSegment, pairs_length
 from blinkpy.engine.link.pair_memory import DMABUF, HOST, PEERMEM, DmaBufMemory, PeerMemory, QueueMemory, refused
 from blinkpy.queues.layout import QueueLayout
@@ -24,12 +24,12 @@ def check_pair_memory(way: str) -> None:
     """Raise ConfigError when this GPU's memory can't be used for queues, before minutes go into loading a model."""
     if way == HOST:
         return
-    check(driver.cuInit(0), "load the NVIDIA driver")
-    device = check(driver.cuDeviceGet(torch.cuda.current_device()), "find the GPU")
+    check_cuda(driver.cuInit(0), "load the NVIDIA driver")
+    device = check_cuda(driver.cuDeviceGet(torch.cuda.current_device()), "find the GPU")
     attributes = driver.CUdevice_attribute
 
     def attribute(name: str) -> int:
-        return int(check(driver.cuDeviceGetAttribute(getattr(attributes, f"CU_DEVICE_ATTRIBUTE_{name}"), device), name))
+        return int(check_cuda(driver.cuDeviceGetAttribute(getattr(attributes, f"CU_DEVICE_ATTRIBUTE_{name}"), device), name))
 
     problem = pair_memory_problem(
         way,

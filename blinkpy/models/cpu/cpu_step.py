@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 
 from blinkpy.kv import state as S
 from blinkpy.kv.state import Batch, Requests
-from blinkpy.models.cpu.cpu_sampler import logprob_records, mask_stop_ids, penalize, read_parameters, sample, warm_up
-from blinkpy.models.cpu.torch_decoder import Decoder, emitting_tokens
-from blinkpy.models.description.decoder_description import Architecture
+from blinkpy.models.cpu.cpu_sampler import logprob_records, mask_stop_ids, penalize, read_parameters, sample_rows, warm_up
+from blinkpy.models.cpu.torch_decoder import TorchDecoder, emitting_tokens
+from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.paged_cache import PagedCache
 from blinkpy.models.weights.decoder_weights import Weights
 from blinkpy.queues import submission
@@ -21,9 +21,11 @@ class CpuStep:
     num_pages, page_size: of the KV cache. max_model_len: largest context, tokens. max_tokens: largest batch, tokens.
     """
 
-    def __init__(self, a: Architecture, weights: Weights, num_pages: int, page_size: int, max_model_len: int, max_tokens: int):
-        self.cache = PagedCache(a, num_pages, page_size, weights.dtype, weights.device)
-        self.decoder = Decoder(a, weights, self.cache, max_model_len, max_tokens)
+    def __init__(
+        self, model: DecoderDescription, weights: Weights, num_pages: int, page_size: int, max_model_len: int, max_tokens: int
+    ):
+        self.cache = PagedCache(model, num_pages, page_size, weights.dtype, weights.device)
+        self.decoder = TorchDecoder(model, weights, self.cache, max_model_len, max_tokens)
         warm_up()
 
     def run(self, batch: Batch, requests: Requests) -> None:
@@ -47,13 +49,13 @@ class CpuStep:
             slot, known = slots[index], contexts[index]
             penalize(logits, index, parameters, requests.tokens[slot, :known], int(requests.prompt_length[slot]))
         mask_stop_ids(logits, entries, contexts - requests.prompt_length[slots])
-        batch.sampled[rows] = sample(logits, parameters, contexts)
+        batch.sampled[rows] = sample_rows(logits, parameters, contexts)
         if len(asked):
             batch.logprobs[rows[asked]] = logprob_records(unchanged, batch.sampled[rows[asked]])
 
 
 def _penalized(entries: NDArray[np.int32]) -> NDArray[np.bool_]:
-    """Which requests have a penalty. entries: int32 [rows, 32]."""
+    """Which requests have a penalty. entries: int32 [rows, 64]."""
     reals = entries.view(np.float32)
     return (
         (reals[:, submission.WORD_REPETITION_PENALTY] != 1)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from blinkpy.config import ConfigError
@@ -25,8 +26,9 @@ class _Section:
     """Typed look-ups in the rope section, with errors that name the field."""
 
     def __init__(self, config: Mapping[str, Any]):
-        self.where = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
-        self.values: Mapping[str, Any] = config.get(self.where) or {}
+        both = {name: config.get(name) for name in ("rope_parameters", "rope_scaling")}
+        self.where = "rope_scaling" if both["rope_scaling"] else "rope_parameters"
+        self.values: Mapping[str, Any] = both[self.where] or {}
         if not isinstance(self.values, Mapping):
             raise ConfigError(f"{self.where} must be an object, not {self.values!r}")
         if any(isinstance(value, Mapping) for value in self.values.values()):
@@ -69,9 +71,9 @@ def read_rope(
     *,
     head_dim: int,
     max_position: int,
-    partial: bool,
-    original_default: int,
-    aliases: Mapping[str, str],
+    partial: bool = False,
+    original_default: int = 0,
+    aliases: Mapping[str, str] = MappingProxyType({}),
 ) -> Rope:
     """The rotary embedding that a config.json describes.
 

@@ -22,7 +22,7 @@ from blinkpy.kv.state_memory import make_state
 from blinkpy.queues.completion import FINISH_MASK, FLAG_MASK, FLAG_SHIFT, SLOT_MASK
 from blinkpy.queues.header import EngineFacts, write_header
 from blinkpy.queues.layout import QueueLayout, QueueSizes
-from blinkpy.queues.submission import SQ_ENTRY
+from blinkpy.queues.submission import neutral_entries
 from blinkpy.queues.views import engine_views
 from blinkpy.queues.words import EPOCH_SHIFT, FRONT_CLAIM, FRONT_CQ_HEAD, FRONT_DOORBELL, FRONT_HEARTBEAT, PAIR_CQ_TAIL
 from blinkpy.scheduler.host_scheduler import Scheduler
@@ -150,10 +150,8 @@ class TimedSimulation:
         self._state = make_state(limits, machine.buckets())
         self._scheduler = Scheduler(limits, self._state, policy)
         self._scheduler.attach(self._views)
-        self._entry = np.zeros(1, SQ_ENTRY)
-        for name, value in {"epoch": 1, "top_p": 1, "repetition_penalty": 1, "logprobs": -1, "stop_ids": -1}.items():
-            self._entry[name] = value
-        self._entry["stop_ids"][0, 0] = STOP
+        self._entry = neutral_entries(1)
+        self._entry["epoch"], self._entry["stop_ids"][0, 0] = 1, STOP
         self.now = 0
         self._free = list(range(slots))[::-1]
         self._number = np.full(slots, NEVER)  # request in each slot

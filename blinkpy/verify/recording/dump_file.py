@@ -19,7 +19,7 @@ from blinkpy.verify.recording.recording_errors import RecordingError
 from blinkpy.verify.recording.recording_reader import Snapshot
 from blinkpy.version import __version__
 
-FORMAT = 2
+FORMAT = 3
 COMPRESSION = 1  # zlib's fastest: a dump is mostly zeros
 ABOUT, WORDS, STATE = "about", "words", "state/"
 

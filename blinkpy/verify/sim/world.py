@@ -16,7 +16,8 @@ from blinkpy.kv.state import Int32, Int64, State
 from blinkpy.kv.state_memory import make_state
 from blinkpy.queues.header import EngineFacts, write_header
 from blinkpy.queues.layout import QueueLayout, QueueSizes
-from blinkpy.queues.submission import SQ_ENTRY_WORDS
+from blinkpy.queues.request_parameters import INT32_MAX, PARAMETERS
+from blinkpy.queues.submission import CHECKS, SQ_ENTRY_WORDS, neutral_entries, order_key
 from blinkpy.queues.views import EngineViews, engine_views
 from blinkpy.verify.sim.events import LOG, LOG_WORDS
 
@@ -72,7 +73,7 @@ class Fronts(NamedTuple):
     poisoned: Int64  # the model failed for this request
     tokens: Int32  # [S, C] prompt, and after it what must be generated
     page_hash: Int64  # [S, K]
-    entry: Int32  # [Q, sq_entries, 32] as submitted
+    entry: Int32  # [Q, sq_entries, 64] as submitted
     wire_kind: Int64  # [Q, W]
     wire_index: Int64  # [Q, W]
     wire_value: Int64  # [Q, W]
@@ -114,7 +115,9 @@ class Sim(NamedTuple):
     poison: Int64  # [1] row of the next batch whose token is none, or -1
     references: Int64  # [max(S, N)] scratch
     seen: Int64  # [max(S, N)] scratch
-    entry: Int32  # [32] scratch
+    entry: Int32  # [64] scratch
+    good: Int32  # [GOOD_ENTRIES, 64] entries whose parameters are neutral, the lowest and the highest that are accepted
+    bad: Int32  # [BAD_WORDS, 2] word of an entry, and a value that it must be refused for
     log: Int64  # [LOG, LOG_WORDS]
     logged: Int64  # [1]
 
@@ -198,6 +201,27 @@ def random_odds(draw: random.Random, limits: Limits) -> Odds:
     )
 
 
+def good_entries() -> Int32:
+    """Sim.good."""
+    entries = neutral_entries(3)
+    for p in PARAMETERS:
+        low, high = (np.dtype(p.dtype).type(bound) for bound in p.accepted)
+        entries[p.name][1:] = np.nextafter(low, high) if p.above_low else low, high
+    return entries.view(np.int32).reshape(3, SQ_ENTRY_WORDS)
+
+
+def bad_words() -> list[tuple[int, int]]:
+    """Sim.bad: the values next to each parameter's range, and NaN."""
+    pairs = []
+    for word, low, high, is_float in CHECKS:
+        keys = {low - 1, high + 1, *((INT32_MAX, -INT32_MAX - 1) if is_float else ())}
+        pairs += [(word, order_key(key) if is_float else key) for key in sorted(keys) if -INT32_MAX - 1 <= key <= INT32_MAX]
+    return pairs
+
+
+GOOD_ENTRIES, BAD_WORDS = len(good_entries()), len(bad_words())
+
+
 def make_world(seed: int, turns: int, check_every: int = 1, tight: bool = False, checked: bool = False) -> World:
     """The world of a seed. turns: length of the stormy part. check_every: see Sim. tight: the arenas hold little more than one
     prompt, else one for each entry of the ring, as the simulated front ends use them. checked: see make_state."""
@@ -227,6 +251,8 @@ def make_world(seed: int, turns: int, check_every: int = 1, tight: bool = False,
         references=np.zeros(scratch, np.int64),
         seen=np.zeros(scratch, np.int64),
         entry=np.zeros(SQ_ENTRY_WORDS, np.int32),
+        good=good_entries(),
+        bad=np.array(bad_words(), np.int32),
         log=np.zeros((LOG, LOG_WORDS), np.int64),
         logged=np.zeros(1, np.int64),
     )

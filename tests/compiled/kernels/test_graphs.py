@@ -39,10 +39,10 @@ def test_what_is_not_one_chain_is_refused(edges: list[tuple[int, int]]) -> None:
 
 
 def test_overlap_begins_before_the_output_however_many_kernels_that_has(rng: np.random.Generator) -> None:
-    layers = int(rng.integers(loop_graph.AHEAD_KERNELS + 1, 400))
+    layers = int(rng.integers(loop_graph.OVERLAP_LEAD_KERNELS + 1, 400))
     for output in (2, 5, 9):
         after, first = loop_graph.overlap_anchors(list(range(layers + output)), layers)
-        assert (after, first) == ([layers - loop_graph.AHEAD_KERNELS - 1], layers)
+        assert (after, first) == ([layers - loop_graph.OVERLAP_LEAD_KERNELS - 1], layers)
     assert loop_graph.overlap_anchors(list(range(9)), 7) == ([], 7)  # shorter than `overlap` needs: from the start on
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from support.attached_world import prompt, world
 from support.scheduler_world import Sizes, World
 
-from blinkpy.engine.devices.null_device import synthetic_token
+from blinkpy.engine.devices.null_device import run_null, synthetic_token
 from blinkpy.kv.state import DRAINED, NO_BATCH, STOPPED
 from blinkpy.queues.completion import FINISH_LENGTH, unpack_completion
 from blinkpy.queues.words import (
@@ -71,11 +71,11 @@ def test_the_null_engine_serves_made_up_tokens() -> None:
     front.submit(prompt(6), 5, seed=-(2**62))
     scheduler = Scheduler(made.limits, made.state)
     scheduler.attach(made.views)
-    assert scheduler.run_null(range(10, 40), 0, 5_000_000, 1 << 62) == NO_BATCH
+    assert run_null(scheduler, range(10, 40), 0, 5_000_000, 1 << 62) == NO_BATCH
     words = [unpack_completion(int(word)) for word in made.views.cq[0, :5]]
     expected = [synthetic_token(-(2**62), position, 10, 40) for position in range(6, 11)]
     assert [word.token for word in words] == expected
     assert all(10 <= token < 40 for token in expected)
     assert words[-1].finish == FINISH_LENGTH
     made.views.control[CONTROL_COMMAND] = COMMAND_STOP
-    assert scheduler.run_null(range(10, 40), 0, 5_000_000, 1 << 62) == STOPPED
+    assert run_null(scheduler, range(10, 40), 0, 5_000_000, 1 << 62) == STOPPED

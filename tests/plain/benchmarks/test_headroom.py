@@ -15,7 +15,7 @@ from benchmarks.common.roofline import READ_GBPS
 from benchmarks.headroom import Between, least_times, measured
 from benchmarks.report.headroom_table import page
 from benchmarks.tuning.capacity import StepTimes
-from blinkpy.models.description.decoder_description import parse_architecture
+from blinkpy.models.families.describe_model import describe_config
 from blinkpy.verify.policy_check.timed_server import Work
 
 DECODE = ((1, 4.0), (64, 5.0))
@@ -23,7 +23,7 @@ DECODE = ((1, 4.0), (64, 5.0))
 
 def test_the_least_of_a_step_is_what_must_be_read_and_multiplied() -> None:
     """Counted from the sizes of the matrices alone."""
-    a = parse_architecture(SHAPES["llama-3-8b"])
+    a = describe_config(SHAPES["llama-3-8b"])
     layer = 4096 * (4096 + 2 * 1024) + 4096 * 4096 + 3 * 4096 * 14336
     norms, head = 65 * 4096, 4096 * 128256
     least = least_times(a, StepTimes(DECODE), product_tflops=500.0)

@@ -22,7 +22,8 @@ from benchmarks.parts import whole_steps as program  # noqa: E402
 from benchmarks.report.pages import Results, rewritten  # noqa: E402
 from benchmarks.report.steps_table import table  # noqa: E402
 from blinkpy.kv.state import DECODE_ROWS, EMITS, MAX_CONTEXT, ROWS, TOKENS  # noqa: E402
-from blinkpy.models.description.decoder_description import Architecture, read_architecture  # noqa: E402
+from blinkpy.models.description.decoder_description import DecoderDescription  # noqa: E402
+from blinkpy.models.families.describe_model import describe_model  # noqa: E402
 from blinkpy.models.gpu.step_shapes import bucket_shapes, step_shapes  # noqa: E402
 from blinkpy.models.weights.checkpoint import expected_tensors  # noqa: E402
 from blinkpy.queues.submission import SQ_ENTRY, SQ_ENTRY_WORDS  # noqa: E402
@@ -49,9 +50,9 @@ EXPERTS = {
 }
 
 
-def architecture(folder: Path, config: dict[str, Any]) -> Architecture:
+def architecture(folder: Path, config: dict[str, Any]) -> DecoderDescription:
     (folder / "config.json").write_text(json.dumps(config))
-    return read_architecture(folder)
+    return describe_model(folder)
 
 
 def random_rows(rng: np.random.Generator) -> Rows:
@@ -137,16 +138,16 @@ def test_multiplications_one_by_one(tmp_path: Path, rng: np.random.Generator, co
     window = config.get("sliding_window") or 10**9
     linear = attention = 0
     for name, shape in expected_tensors(a).items():
-        last = f".layers.{a.layers - 1}." in name
+        last = f".layers.{len(a.layers) - 1}." in name
         behind = not name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))
         if name == "model.embed_tokens.weight" or len(shape) != 2:
             continue
         lines = rows.tokens if name != "lm_head.weight" and not (narrows and last and behind) else len(rows.lengths)
         linear += lines * shape[0] * shape[1] * (3 if ".experts." in name else 8)  # of 8 experts a token visits 3
     assert linear % 8 == 0
-    for layer in range(a.layers):
+    for layer in range(len(a.layers)):
         for length, context in zip(rows.lengths, rows.contexts, strict=True):
-            for query in range(context - 1 if narrows and layer == a.layers - 1 else context - length, context):
+            for query in range(context - 1 if narrows and layer == len(a.layers) - 1 else context - length, context):
                 keys = sum(1 for key in range(query + 1) if query - key < window)
                 attention += keys * a.heads * 2 * a.head_dim
     found = multiplications(a, rows, narrows=narrows)
@@ -259,7 +260,7 @@ def test_every_case_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("benchmarks.parts.whole_steps.time", SimpleNamespace(perf_counter=gpu.perf_counter))
     monkeypatch.setattr(program, "EnergyMeter", MadeUpMeter)
     a = architecture(tmp_path, SHAPES["llama-3-8b"])
-    engine = made_up_engine(gpu, a.layers)
+    engine = made_up_engine(gpu, len(a.layers))
     chosen = program.cases([1, 256], [1024, 8192], 30, 8192)
     run = SimpleNamespace(progress=lambda *words: None, keep=lambda results: None)
     results = program.measure(engine, a, chosen, 1.5, run)

@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from support.front_end.front_world import FrontWorld, Sent, WireTransport
 
 from blinkpy.kv.state import DRAINED
-from blinkpy.queues.request_parameters import Sampling
+from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.submission import SUBMIT_NO_PREFIX_CACHE
 from blinkpy.queues.words import (
     COMMAND_DRAIN,
@@ -72,10 +72,10 @@ class FrontMachine(RuleBasedStateMachine):
             sent = self.world.expected_end(*self._request(draw))
             try:
                 client.submit(np.array(sent.prompt, np.int32), sent.sampling, sent)
-            except self.client.Busy:
+            except self.client.NoRoomError:
                 assert client.in_flight, "busy with nothing"
                 return
-            except self.client.Unavailable:
+            except self.client.EngineUnavailableError:
                 assert self.drained
                 return
 
@@ -229,14 +229,14 @@ class FrontMachine(RuleBasedStateMachine):
                 if pair not in self.delayed:
                     client.transport.deliver(1 << 30)
 
-    def _request(self, draw: random.Random) -> tuple[list[int], Sampling]:
+    def _request(self, draw: random.Random) -> tuple[list[int], RequestParameters]:
         limits = self.world.limits
         longest = min(limits.max_model_len - 1, limits.pages * limits.page_size)
         length = draw.randint(1, longest if draw.random() < 0.5 else max(1, longest // 3))
         own = draw.randint(0, min(2, length))
         prompt = draw.choice(self.stems)[: length - own] + [draw.randrange(limits.vocab_size) for _ in range(own)]
         room = min(limits.max_model_len, limits.pages * limits.page_size + 1) - length
-        sampling = Sampling(
+        sampling = RequestParameters(
             max_tokens=draw.randint(1, room),
             min_tokens=draw.choice((0, 0, 3)),
             seed=draw.randrange(1 << 20),
@@ -254,7 +254,7 @@ class FrontMachine(RuleBasedStateMachine):
         try:
             client.check()
             assert lives, "a client did not notice that it was fenced"
-        except self.client.EngineLost:
+        except self.client.EngineLostError:
             assert not lives, "a client thinks that it was fenced"
             assert pair in self.excused, "a client was fenced that did nothing wrong"
             client.abandon()

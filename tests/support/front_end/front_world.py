@@ -29,9 +29,9 @@ from blinkpy.queues.completion import (
 )
 from blinkpy.queues.header import read_header
 from blinkpy.queues.logprob_record import RECORD_PAIR, RECORD_PAIRS, Records
-from blinkpy.queues.request_parameters import Sampling
+from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.words import ENGINE_STATE, FRONT_DOORBELL, PAIR_ATTACHED, PAIR_CQ_TAIL, PAIR_EPOCH, PAIR_SQ_HEAD, STATE_READY
-from blinkpy.transport.contract import PairWords
+from blinkpy.transport.contract import EngineWords
 from blinkpy.verify.sim.simulation import plain_sim
 from blinkpy.verify.sim.synthetic_model import check_padding, compute, record_word, token_after, value_of
 from blinkpy.verify.sim.turn_invariants import check_turn
@@ -42,10 +42,10 @@ LONG_NS = 1 << 40
 
 @dataclass
 class Sent:
-    """A request and what it must get. It is the owner of its InFlight."""
+    """A request and what it must get. It is the owner of its InFlightRequest."""
 
     prompt: list[int]
-    sampling: Sampling
+    sampling: RequestParameters
     expected: list[int]
     finish: int
     got: list[int] = field(default_factory=list)
@@ -83,7 +83,7 @@ class WireTransport:
     def write_entry(self, index: int, entry: bytes) -> None:
         self._write(self.world.views.sq[self.pair], index, np.frombuffer(entry, np.int32))
 
-    def ring(self, doorbell: int) -> None:
+    def ring_doorbell(self, doorbell: int) -> None:
         self.write_word(FRONT_DOORBELL, doorbell)
 
     def write_cancel(self, slot: int, request_id: int) -> None:
@@ -101,13 +101,13 @@ class WireTransport:
         index = position % self.world.views.cq.shape[1]
         return self.world.views.records[self.pair, index : index + count].copy().view(RECORD_PAIR)
 
-    def read_pair(self) -> PairWords:
+    def read_pair(self) -> EngineWords:
         if self.while_attaching is not None:  # the client waits for its grant: let it come
             self.deliver(len(self.wire))
             self.while_attaching()
             self.world.call()
         words = self.world.views.pair[self.pair]
-        return PairWords(*(int(words[i]) for i in (PAIR_SQ_HEAD, PAIR_CQ_TAIL, PAIR_EPOCH, PAIR_ATTACHED)))
+        return EngineWords(*(int(words[i]) for i in (PAIR_SQ_HEAD, PAIR_CQ_TAIL, PAIR_EPOCH, PAIR_ATTACHED)))
 
     def read_engine_state(self) -> int:
         return int(self.world.views.engine[ENGINE_STATE])
@@ -152,7 +152,7 @@ class FrontWorld:
             assert fault == 0, describe_fault(fault)
         return self.bucket
 
-    def expected_end(self, prompt: list[int], sampling: Sampling) -> Sent:
+    def expected_end(self, prompt: list[int], sampling: RequestParameters) -> Sent:
         """A request with all that it must get."""
         total = value = 0
         for i, token in enumerate(prompt):
@@ -172,7 +172,7 @@ class FrontWorld:
                 return Sent(prompt, sampling, expected, FINISH_LENGTH)
 
     def take(self, sent: Sent, token: int, flags: int, records: deque[Any]) -> None:
-        """Check one completion of a request. records: InFlight.records, from which its record is taken."""
+        """Check one completion of a request. records: InFlightRequest.records, from which its record is taken."""
         assert sent.ended == FINISH_NONE, "a completion after the last one"
         finish = flags & FINISH_MASK
         if flags & HAS_TOKEN:

@@ -13,10 +13,10 @@ import numpy as np
 
 from blinkpy.config import Config
 from blinkpy.dpu.link.connect_shm import attach_segment
-from blinkpy.dpu.link.queue_pair import InFlight, QueuePair
+from blinkpy.dpu.link.queue_pair import InFlightRequest, QueuePair
 from blinkpy.engine.devices.cuda_device import CudaEngine
 from blinkpy.queues.completion import FINISH_MASK, HAS_TOKEN
-from blinkpy.queues.request_parameters import Sampling
+from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.transport.contract import Transport
 
 ATTACH_S, STOP_S = 20.0, 30.0
@@ -79,12 +79,12 @@ def serving(engine: CudaEngine, budget_s: float = BUDGET_S, attach: Callable[[],
 
 
 def generate(
-    pair: QueuePair, prompts: list[list[int]], samplings: list[Sampling], timeout_s: float = 60.0
+    pair: QueuePair, prompts: list[list[int]], samplings: list[RequestParameters], timeout_s: float = 60.0
 ) -> tuple[list[list[int]], list[int]]:
     """Submit all, wait for all: tokens and final flags of each request. Raises TimeoutError."""
     tokens: list[list[int]] = [[] for _ in prompts]
     flags = [0] * len(prompts)
-    requests: list[InFlight] = [
+    requests: list[InFlightRequest] = [
         pair.submit(np.array(prompt, np.int32), sampling, index)
         for index, (prompt, sampling) in enumerate(zip(prompts, samplings, strict=True))
     ]

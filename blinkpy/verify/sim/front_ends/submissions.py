@@ -21,6 +21,7 @@ from blinkpy.queues.submission import (
     SQ_ENTRY_WORDS,
     STOP_IDS,
     SUBMIT_NO_PREFIX_CACHE,
+    WORD_CACHE_SALT,
     WORD_EPOCH,
     WORD_FLAGS,
     WORD_HASH_COUNT,
@@ -31,12 +32,10 @@ from blinkpy.queues.submission import (
     WORD_PRIORITY,
     WORD_PROMPT_LENGTH,
     WORD_PROMPT_OFFSET,
-    WORD_REPETITION_PENALTY,
+    WORD_REQUEST_ID,
     WORD_SEED,
     WORD_SLOT,
     WORD_STOP_IDS,
-    WORD_TEMPERATURE,
-    WORD_TOP_P,
 )
 from blinkpy.queues.words import EPOCH_SHIFT, PAIR_SQ_HEAD
 from blinkpy.verify.sim.draws import chance, draw
@@ -44,14 +43,12 @@ from blinkpy.verify.sim.events import EVENT_CANCEL, EVENT_SUBMIT, EVENT_SUBMIT_B
 from blinkpy.verify.sim.front_ends.pair_ownership import ring
 from blinkpy.verify.sim.front_ends.wire import WIRE_CANCEL, WIRE_ENTRY, WIRE_PROMPT, hashes_per_entry, send, wire_room
 from blinkpy.verify.sim.synthetic_model import token_after, value_of
-from blinkpy.verify.sim.world import STEMS
+from blinkpy.verify.sim.world import BAD_WORDS, GOOD_ENTRIES, STEMS
 
 # Kinds of bad entries. The engine answers those before BAD_SILENT with FINISH_REJECTED, and the others not at all.
 BAD_PROMPT, BAD_PARAMETER, BAD_LENGTH, BAD_PAGES, BAD_HASHES, BAD_TOKEN, BAD_EPOCH, BAD_SLOT, BAD_KINDS = range(9)
 BAD_SILENT = BAD_EPOCH
 
-
-FLOAT_ONE = 0x3F800000
 SALT = 9
 REASON_SHIFT = 8
 
@@ -115,15 +112,15 @@ def expected_end(limits, fronts, slot, entry):
 def fill_entry(limits, sim, pair, place, slot):
     """Sim.entry: a good entry for the request in `slot`, for a place of the ring."""
     fronts, draws, entry = sim.fronts, sim.draws, sim.entry
+    good = draw(draws, GOOD_ENTRIES) if draw(draws, 4) == 0 else 0
     for word in range(SQ_ENTRY_WORDS):
-        entry[word] = 0
+        entry[word] = sim.good[good, word]
     length = fronts.prompt_length[slot]
     room = min(limits.max_model_len, limits.pages * limits.page_size + 1) - length
     most = room if draw(draws, 10) == 0 else min(room, sim.odds.answer)
-    entry[0] = fronts.counter[pair]
-    entry[1] = fronts.epoch[pair]
-    entry[WORD_SEED] = fronts.seed[slot]
-    entry[4] = fronts.cache_salt[slot]
+    entry[WORD_REQUEST_ID], entry[WORD_REQUEST_ID + 1] = fronts.counter[pair], fronts.epoch[pair]
+    entry[WORD_SEED], entry[WORD_SEED + 1] = fronts.seed[slot], 0
+    entry[WORD_CACHE_SALT], entry[WORD_CACHE_SALT + 1] = fronts.cache_salt[slot], 0
     entry[WORD_EPOCH] = fronts.epoch[pair]
     entry[WORD_SLOT] = slot - pair * limits.slots_per_pair
     entry[WORD_PROMPT_OFFSET] = place * limits.max_model_len
@@ -134,11 +131,8 @@ def fill_entry(limits, sim, pair, place, slot):
     entry[WORD_MIN_TOKENS] = 2 if draw(draws, 3) == 0 else 0
     entry[WORD_PRIORITY] = draw(draws, 5) - 2
     entry[WORD_FLAGS] = SUBMIT_NO_PREFIX_CACHE if draw(draws, 4) == 0 else 0
-    entry[WORD_TOP_P], entry[WORD_REPETITION_PENALTY] = FLOAT_ONE, FLOAT_ONE
     fronts.logprobs[slot] = draw(draws, TOP_LOGPROBS + 1) if draw(draws, 3) == 0 else -1
     entry[WORD_LOGPROBS] = fronts.logprobs[slot]
-    for i in range(STOP_IDS):
-        entry[WORD_STOP_IDS + i] = -1
     if draw(draws, 3) == 0:
         for i in range(3):
             entry[WORD_STOP_IDS + i] = draw(draws, limits.vocab_size)
@@ -153,7 +147,8 @@ def spoil(limits, sim, slot):
     if kind == BAD_PROMPT:
         entry[WORD_PROMPT_LENGTH] = -draw(draws, 2)
     elif kind == BAD_PARAMETER:
-        entry[WORD_TEMPERATURE] = -1
+        bad = draw(draws, BAD_WORDS)
+        entry[sim.bad[bad, 0]] = sim.bad[bad, 1]
         reason = REJECT_PARAMETER
     elif kind == BAD_LENGTH:
         entry[WORD_MAX_TOKENS] = limits.max_model_len - fronts.prompt_length[slot] + 1
