@@ -215,15 +215,10 @@ def _bind(world: World, mode: Mode) -> tuple[Callable[..., int], Callable[..., i
     limits, state, queues, sim, _ = world
     if mode == "python":
         arguments: tuple[Any, ...] = (limits, as_memoryviews(queues), as_memoryviews(state), plain_sim(world))
-        return play_round, _without_queues(play_step), _without_queues(is_quiet), arguments
+        return play_round, play_step, is_quiet, arguments
     arguments = (ArgumentTable(limits), ArgumentTable(queues, strided=True), ArgumentTable(state), ArgumentTable(sim))
-    kinds = tuple(table.kind for table in arguments)
-    play, step, quiet = compiled_turn(kinds)
-    return play, _without_queues(step), _without_queues(quiet), arguments
-
-
-def _without_queues(function: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda limits, queues, state, sim: function(limits, state, sim)
+    play, step, quiet = compiled_round(tuple(table.kind for table in arguments))
+    return play, step, quiet, arguments
 
 
 def plain_sim(world: World) -> Any:
@@ -232,11 +227,10 @@ def plain_sim(world: World) -> Any:
 
 
 @lru_cache(maxsize=2)
-def compiled_turn(kinds: tuple[Any, ...]) -> list[Callable[..., Any]]:
+def compiled_round(kinds: tuple[Any, ...]) -> list[Callable[..., Any]]:
     """play_round, play_step and is_quiet, compiled. kinds: types of the four tables, which do not depend on sizes."""
-    whole, part = (*kinds, types.int64, types.int64, types.int64), (kinds[0], kinds[2], kinds[3])
     entries = []
-    for function, signature in ((play_round, whole), (play_step, part), (is_quiet, part)):
+    for function, signature in ((play_round, (*kinds, *[types.int64] * 3)), (play_step, kinds), (is_quiet, kinds)):
         compiled = cached_njit(function, nogil=True)
         compiled.compile(signature)
         entries.append(compiled.overloads[signature].entry_point)
