@@ -23,7 +23,7 @@ PAIR_ATTACHED == 1) until its lease ends. Doorbells and completion heads carry t
 ids in theirs, so late writes of an earlier owner are recognised and have no effect.
 
 *Order.* What both sides rely on in the order of memory accesses has names, O1 to O8, and is checked for all machines by
-blinkpy/verify/memory_model/queue_protocol.py; change the one with the other.
+tests/verified/memory_model/queue_protocol.py; change the one with the other.
 
 What lies in the regions has modules of its own: header, words, submission, completion and logprob_record. All of them need
 NumPy alone, so that a front end on a DPU can import them.

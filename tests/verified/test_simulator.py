@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,11 +10,7 @@ import numpy as np
 import pytest
 from support.seeded_bugs import SCHEDULER_BUGS, planted
 
-from blinkpy.device.array_trees import as_memoryviews, named_arrays
-from blinkpy.device.expect import FAULT_TEXTS, describe_fault
-from blinkpy.kv.invariants.check_state import check_state, state_faults
-from blinkpy.kv.limits import Limits
-from blinkpy.kv.state import State
+from blinkpy.device.expect import describe_fault
 from blinkpy.scheduler.policies import SHIPPED
 from blinkpy.verify.sim.__main__ import main
 from blinkpy.verify.sim.draws import draw, start_draws
@@ -54,44 +49,6 @@ def test_muted_acts_leave_the_draws_of_others_alone() -> None:
     assert len({tuple(numbers(turn, actor)) for turn in range(20) for actor in range(5)}) == 100
 
 
-# ---- the checks of the state --------------------------------------------------------------------------------------------
-
-
-CONSTANT = ("scratch.", "inbox.", "requests.pair", "requests.entry", "buckets.")  # or not looked at between turns
-
-
-def python_faults(limits: Limits, state: State) -> list[str] | None:
-    """As state_faults, without compiling; None where an index is out of range."""
-    scratch = np.zeros((2, max(limits.slots, limits.pages)), np.int64)
-    try:
-        fault = check_state(limits, as_memoryviews(state), scratch[0].data, scratch[1].data)
-    except IndexError:
-        return None
-    return [describe_fault(fault)] if fault else []
-
-
-def test_compiled_checks_agree_with_plain_python(seed: int) -> None:
-    """Random states of random worlds, each with one word of its arrays damaged, and undamaged."""
-    draw_from, damaged = random.Random(seed), 0
-    for number in range(40):
-        simulation = Simulation(seed + number, 400)
-        for _ in range(draw_from.randint(20, 400)):
-            assert simulation.advance()
-        limits, state = simulation.world.limits, simulation.world.state
-        assert state_faults(limits, state) == python_faults(limits, state) == []
-        arrays = [(name, array) for name, array in named_arrays(state) if array.size and not name.startswith(CONSTANT)]
-        for _ in range(100):
-            name, array = draw_from.choice(arrays)
-            index = tuple(draw_from.randrange(n) for n in array.shape)
-            before = array[index]
-            array[index] = draw_from.choice((before + 1, before - 1, before ^ 1, 0, -1, draw_from.randrange(limits.pages)))
-            compiled, plain = state_faults(limits, state), python_faults(limits, state)
-            assert compiled if plain is None else compiled == plain, (name, index)
-            damaged += bool(compiled)
-            array[index] = before
-    assert damaged > 400
-
-
 # ---- failures -----------------------------------------------------------------------------------------------------------
 
 
@@ -107,7 +64,7 @@ def broken() -> Callable[..., int]:
 def _failure(schedule: Callable[..., int]) -> Failure:
     for seed in range(1, 100):
         failure = simulate(seed, 300, scheduler=schedule).failure
-        if failure and "cancel" in FAULT_TEXTS[failure.code]:
+        if failure and "cancel" in describe_fault(failure.code):
             return failure
     raise AssertionError("no seed fails")
 
@@ -122,7 +79,7 @@ def test_a_failure_is_shrunk_saved_and_repeated(broken: Callable[..., int], tmp_
     scenario.save(path)
     assert Scenario.load(path) == scenario
     lines = list(narrate(Scenario.load(path), SHIPPED["fcfs"], scheduler=broken))
-    assert FAULT_TEXTS[failure.code] in lines[-1]
+    assert describe_fault(failure.code) in lines[-1]
     assert any("cancels" in line for line in lines)
     assert "all ended well" in list(narrate(scenario, SHIPPED["fcfs"]))[-1]  # without the bug
 
@@ -140,7 +97,7 @@ def test_the_command_reports_a_failure_and_repeats_it(
     monkeypatch.setattr("blinkpy.verify.sim.__main__.run", lambda *arguments, **options: report)
     monkeypatch.setattr("blinkpy.verify.sim.__main__.shrink", lambda *arguments: Scenario(failure.seed, 30, "fcfs", [(2, 0)]))
     assert main(["--save", str(tmp_path)]) == 1
-    assert f"seed {failure.seed}, call {failure.turn}: {FAULT_TEXTS[failure.code]}" in capsys.readouterr().out
+    assert f"seed {failure.seed}, call {failure.turn}: {describe_fault(failure.code)}" in capsys.readouterr().out
     assert main(["--replay", str(tmp_path / f"seed-{failure.seed}.json")]) == 0
     assert "all ended well" in capsys.readouterr().out
 

@@ -152,7 +152,7 @@ class CudaDevice:
         report("allocating the KV cache and the scheduler's state")
         cache = PagedCache(model, sizes.num_pages, sizes.page_size, dtype, "cuda")
         buckets = bucket_shapes(sizes.max_num_seqs, sizes.max_num_batched_tokens)
-        state, stream = make_state(setup.limits, buckets), torch.cuda.Stream()
+        state, stream = make_state(setup.limits, buckets, checked=setup.checked), torch.cuda.Stream()
         shapes, graph_of = step_shapes(buckets)
 
         def make_step(batch: Batch, requests: Requests) -> GpuStep:

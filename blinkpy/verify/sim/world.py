@@ -230,10 +230,11 @@ def make_world(
     tight: bool = False,
     chosen: WorldSizes | None = None,
     odds: Odds | None = None,
+    checked: bool = False,
 ) -> World:
     """The world of a seed. turns: length of the stormy part. check_every: see Sim. tight: the arenas hold little more than one
     prompt, else one for each entry of the ring, as the simulated front ends use them. chosen, odds: sizes, with the default
-    buckets, and odds in place of random ones."""
+    buckets, and odds in place of random ones. checked: see make_state."""
     draw = random.Random(seed)
     sizes, facts, options = chosen or random_limits(draw, tight)
     layout = QueueLayout(sizes)
@@ -266,7 +267,7 @@ def make_world(
         logged=np.zeros(1, np.int64),
     )
     buckets = [] if chosen else random_buckets(draw, limits)
-    return World(limits, make_state(limits, buckets), engine_views(segment, layout), sim, segment)
+    return World(limits, make_state(limits, buckets, checked=checked), engine_views(segment, layout), sim, segment)
 
 
 def _make_fronts(limits: Limits) -> Fronts:

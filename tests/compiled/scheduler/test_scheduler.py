@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from support.scheduler_cases import VOCAB, Case, make_case, tokens
 
@@ -49,7 +51,8 @@ def batches(case: Case, turns: int) -> list[list[int]]:
 @pytest.mark.parametrize("how", PROMPTS)
 def test_prompts_are_computed(how: str) -> None:
     sizes, arrivals = PROMPTS[how]
-    case, requests = make_case(slots=5, pages=64, prefix_caching=False, **sizes), []
+    case = make_case(slots=5, pages=64, prefix_caching=False, **sizes)
+    requests: list[Any] = []
     for prompts, expected in arrivals:
         requests += [case.submit(tokens(n, len(requests) + i), most) for i, (n, most) in enumerate(prompts)]
         assert batches(case, len(expected)) == expected

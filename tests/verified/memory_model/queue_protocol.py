@@ -18,8 +18,8 @@ One thing is assumed and not checked: bulk writes of an earlier owner (entries, 
 before its successor submits. Shared memory keeps that because the process is dead (its lock on the pair is free); an RDMA
 transport has to tear down the old connection before it lets a new one in.
 
-`python -m blinkpy.verify.memory_model.queue_protocol` checks everything, and shows which protocol bugs are found on which
-machines.
+`PYTHONPATH=tests python -m verified.memory_model.queue_protocol` checks everything, and shows which protocol bugs are found on
+which machines.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
-from blinkpy.verify.memory_model.machines import (
+from verified.memory_model.machines import (
     RDMA,
     WEAK,
     X86,
