@@ -59,7 +59,7 @@ class Between:
 
 def least_times(a: Architecture, slow: StepTimes, product_tflops: float = PRODUCT_TFLOPS) -> StepTimes:
     """The least that steps can take: see METHOD. slow: for the numbers of rows, and for what is outside of steps."""
-    per_token = 2 * multiplications(a, prompts(1, LONG_PROMPT), narrows=True).linear / LONG_PROMPT
+    per_token = 2 * multiplications(a, prompts(1, LONG_PROMPT), last_tokens_only=True).linear / LONG_PROMPT
     return replace(
         slow,
         decode=tuple((rows, floor_us(a, rows, 0) / 1e3) for rows, _ in slow.decode),

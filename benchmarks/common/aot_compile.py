@@ -32,7 +32,7 @@ from blinkpy.kernels.moe.expert_gemv import GEMV_TOKENS, expert_gemv
 from blinkpy.kernels.moe.grouped_experts import experts
 from blinkpy.kernels.sampling import record_logprobs, sampler
 from blinkpy.models.gpu.step_shapes import StepShape
-from blinkpy.queues.logprob_record import RECORD_PAIRS
+from blinkpy.queues.logprob_record import LOGPROB_ENTRIES
 
 CAPABILITY = 90
 REGISTER_LIMIT = 255
@@ -201,7 +201,7 @@ def launches(model: Shape, tokens: int, rows: int, mixed: bool, pdl: bool) -> It
         )
     yield from linear_launches(model, tokens, rows, pdl)
     last = meta(rows, model.hidden, dtype=dtype)
-    if StepShape(tokens, rows, mixed).narrows:
+    if StepShape(tokens, rows, mixed).last_tokens_only:
         ends: dict[str, Any] = {"rows": rows, "scale": scale, "query_starts": starts}
         yield lambda: decode_attention.decode_attention(
             q, cache, cache, table, slots, slots, counts, mixed_heads, workspace, last_plan, **ends, pdl=pdl
@@ -219,7 +219,7 @@ def sampling_launches(model: Shape, rows: int, pdl: bool) -> Iterator[Callable[[
     counts = meta(8, dtype=torch.int64)
     workspace = sampler.SamplingWorkspace.allocate(rows, model.vocabulary, "meta")
     yield lambda: sampler.sample(logits, entry, tokens, by_slot, by_row, by_row, by_row, counts, by_row, workspace, pdl=pdl)
-    records = meta(rows, RECORD_PAIRS, dtype=torch.int64)
+    records = meta(rows, LOGPROB_ENTRIES, dtype=torch.int64)
     yield lambda: record_logprobs.logprobs(logits, by_row, entry, by_row, by_row, counts, records, workspace, pdl=pdl)
 
 

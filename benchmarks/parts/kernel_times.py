@@ -206,8 +206,8 @@ class Bench:
         lengths = torch.full((rows,), context, device="cuda", dtype=torch.int32)
         counts = header(rows, rows, rows)
         q, out = rand(rows, model.heads, model.head_dim), rand(rows, model.heads * model.head_dim)
-        processors = torch.cuda.get_device_properties(0).multi_processor_count
-        plan = plan_decode(rows, model.kv_heads, max(context, 8192), processors)
+        sm_count = torch.cuda.get_device_properties(0).multi_processor_count
+        plan = plan_decode(rows, model.kv_heads, max(context, 8192), sm_count)
         workspace = DecodeWorkspace.allocate([(rows, plan)], model.heads, model.kv_heads, model.head_dim, "cuda")
 
         def ours() -> None:

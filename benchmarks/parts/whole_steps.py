@@ -148,7 +148,7 @@ def measured(engine: Any, a: Architecture, case: Case, meter: EnergyMeter, secon
     count = len(rows.lengths)
     check_tokens(step.decoder.buffers.logits[:count], engine.device_state.batch.sampled[:count], title(case.facts()))
     step_ms = statistics.median(timing.group_ms)
-    counted = multiplications(a, rows, narrows=shape.narrows)
+    counted = multiplications(a, rows, last_tokens_only=shape.last_tokens_only)
     result: dict[str, Any] = {
         **case.facts(),
         "graph": shape.name,

@@ -49,7 +49,7 @@ class Layer(NamedTuple):
         return 2 * self.n if self.swiglu else self.n
 
 
-def candidates(layer: Layer, rows: int, processors: int) -> Iterator[LinearConfig]:
+def candidates(layer: Layer, rows: int, sm_count: int) -> Iterator[LinearConfig]:
     """A few dozen configurations around what is known to be good, for a GPU with so many multiprocessors."""
     halves = 2 if layer.swiglu else 1
     if rows == 1:
@@ -91,15 +91,15 @@ def candidates(layer: Layer, rows: int, processors: int) -> Iterator[LinearConfi
             if stages >= 3:
                 yield LinearConfig("triton", block_m, block_n, block_k, split_k, warps, stages, swap)
     if rows >= 64:
-        yield from tma_candidates(layer, rows, processors)
+        yield from tma_candidates(layer, rows, sm_count)
 
 
-def tma_candidates(layer: Layer, rows: int, processors: int) -> Iterator[LinearConfig]:
+def tma_candidates(layer: Layer, rows: int, sm_count: int) -> Iterator[LinearConfig]:
     """Tiles for the tensor memory accelerator, of widths that leave few multiprocessors without one in the last wave."""
     halves = 2 if layer.swiglu else 1
     splits = (1,) if layer.swiglu or layer.result == torch.float32 else (1, 2, 4)
     for block_m, block_n, block_k, split_k in itertools.product((64, 128), (64, 96, 112, 128, 224, 256), (64, 128), splits):
-        waves = -(-rows // block_m) * -(-layer.n // block_n) * split_k / processors
+        waves = -(-rows // block_m) * -(-layer.n // block_n) * split_k / sm_count
         width, columns = block_n * halves, block_k * split_k
         if block_m > rows or width > 256 or layer.k % columns or not 0.6 < waves < 8 or waves / -(-waves // 1) < 0.7:
             continue
@@ -155,9 +155,9 @@ def tune(
         },
         key=str,
     )
-    processors = torch.cuda.get_device_properties(0).multi_processor_count
+    sm_count = torch.cuda.get_device_properties(0).multi_processor_count
     jobs = [
-        (layer, rows, config, pdl) for layer in layers for rows in rows_wanted for config in candidates(layer, rows, processors)
+        (layer, rows, config, pdl) for layer in layers for rows in rows_wanted for config in candidates(layer, rows, sm_count)
     ]
     print(f"compiling {len(jobs)} candidates", flush=True)
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:

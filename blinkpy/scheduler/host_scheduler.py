@@ -19,7 +19,7 @@ from blinkpy.kv.integrity import check_integrity
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import DRAINED, NOTHING, STOPPED, State
 from blinkpy.queues.layout import QueueLayout, QueueSizes
-from blinkpy.queues.logprob_record import RECORD_PAIR
+from blinkpy.queues.logprob_record import LOGPROB_ENTRY
 from blinkpy.queues.views import EngineViews, engine_views
 from blinkpy.scheduler.cycle import make_schedule
 from blinkpy.scheduler.policies import Policy, fcfs
@@ -79,7 +79,7 @@ class Scheduler:
         them.
         """
         state, low, high = self._state, tokens.start, tokens.stop
-        even = int(np.array((0, -math.log(high - low)), RECORD_PAIR).view(np.int64))
+        even = int(np.array((0, -math.log(high - low)), LOGPROB_ENTRY).view(np.int64))
         make_up: Callable[..., None] = fill_sampled
         if self.mode == "njit":
             kinds = (state.kind, types.int64, types.int64, types.int64)

@@ -78,8 +78,8 @@ def test_one_long_sequence(rng: np.random.Generator, context: int) -> None:
 
 def test_many_decode_rows(rng: np.random.Generator) -> None:
     contexts = rng.integers(1, 3000, 200).tolist()
-    processors = torch.cuda.get_device_properties(0).multi_processor_count
-    plan, mixed = (plan_decode(256, 8, 8192, processors, mixed=mixed) for mixed in (False, True))
+    sm_count = torch.cuda.get_device_properties(0).multi_processor_count
+    plan, mixed = (plan_decode(256, 8, 8192, sm_count, mixed=mixed) for mixed in (False, True))
     for chosen in (plan, mixed, DecodePlan(splits=2, min_tiles=1, block_n=64)):
         cases.attention_case(
             rng, CUDA, torch.bfloat16, [1] * 200, contexts, page=16, plan=chosen, beside=chosen.beside, bucket_tokens=256,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from blinkpy.queues.completion import FINISH_LENGTH, FINISH_STOP
-from blinkpy.queues.logprob_record import RECORD_PAIRS
+from blinkpy.queues.logprob_record import LOGPROB_ENTRIES
 
 MODULUS = 1_000_003
 
@@ -35,5 +35,5 @@ def generate(prompt: list[int], max_tokens: int, min_tokens: int, stop_ids: list
 
 
 def record_of(token: int, context: int) -> np.ndarray:
-    """Log probabilities of the made-up model, int64 [RECORD_PAIRS]: numbers that say where they belong."""
-    return (token << 40) + (context << 20) + np.arange(RECORD_PAIRS)
+    """Log probabilities of the made-up model, int64 [LOGPROB_ENTRIES]: numbers that say where they belong."""
+    return (token << 40) + (context << 20) + np.arange(LOGPROB_ENTRIES)

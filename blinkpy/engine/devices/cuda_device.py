@@ -144,9 +144,9 @@ class CudaEngine(Engine):
             else:
                 self.device_state = to_device(self.state)
             batch, requests = self.device_state.batch, self.device_state.requests
-        processors = torch.cuda.get_device_properties(0).multi_processor_count
+        sm_count = torch.cuda.get_device_properties(0).multi_processor_count
         table, length = LinearTable.load(gpu), self.sizes.max_model_len
-        step = GpuStep(a, weights, cache, batch, requests, shapes, length, table, self._pdl, processors)
+        step = GpuStep(a, weights, cache, batch, requests, shapes, length, table, self._pdl, sm_count)
         self._enter("compiling kernels and capturing steps")
         step.capture(stream, lambda share: self._progress("compiling kernels and capturing steps", share, 1))
         self._gpu_step = step

@@ -8,7 +8,7 @@ from typing import Any
 from blinkpy.device.compile_cache import cached_njit
 from blinkpy.device.portable import device
 from blinkpy.kv.state import ROWS
-from blinkpy.queues.logprob_record import NO_RECORD_PAIR, RECORD_PAIRS
+from blinkpy.queues.logprob_record import LOGPROB_ENTRIES, NO_LOGPROB_ENTRY
 from blinkpy.queues.page_hash import HASH_MODULUS_1
 from blinkpy.queues.submission import WORD_LOGPROBS, WORD_SEED
 
@@ -32,8 +32,8 @@ def fill_sampled(state, low, high, even):
         batch.sampled[row] = made_up_token(seed, batch.context_lengths[row], low, high)
         if entry[slot, WORD_LOGPROBS] >= 0:
             batch.logprobs[row, 0] = even | batch.sampled[row]
-            for k in range(1, RECORD_PAIRS):
-                batch.logprobs[row, k] = even | low + k - 1 if low + k <= high else NO_RECORD_PAIR
+            for k in range(1, LOGPROB_ENTRIES):
+                batch.logprobs[row, k] = even | low + k - 1 if low + k <= high else NO_LOGPROB_ENTRY
 
 
 @lru_cache(maxsize=1)

@@ -164,7 +164,7 @@ def prefill_attention(
     scale: float,
     window: int = 0,
     plan: PrefillPlan | None = None,
-    processors: int = 132,
+    sm_count: int = 132,
     beside: bool = False,
     pdl: bool = False,
 ) -> None:
@@ -174,7 +174,7 @@ def prefill_attention(
     q: [T, heads, head_dim], rotated, tokens of any stride; caches: [N, kv_heads, page_size, head_dim], which already
     hold the chunk's own keys and values; page_table: int32 [S, K]; row_slots, context_lengths: int32 [at least rows];
     query_starts: int32 [at least rows + 1]; out: [T, heads * head_dim]; scale: usually head_dim ** -0.5; window: tokens
-    that a query sees including itself, 0 for all; plan: by default the one for the dtype; processors: of the GPU. beside: decode
+    that a query sees including itself, 0 for all; plan: by default the one for the dtype; sm_count: of the GPU. beside: decode
     attention of the same batch is launched next, with a plan that says so too, and may run at the same time. A token's result
     depends on its own context and on `plan`, never on other rows. Leave this launch out of buckets that hold decode rows only.
     """
@@ -191,7 +191,7 @@ def prefill_attention(
     if block_m < max(16, block_g) or block_m & (block_m - 1):
         raise ValueError(f"block_m {block_m} must be a power of two, at least 16 and at least the head group {block_g}")
     tiles = tokens // (block_m // block_g) + min(rows, tokens)
-    _prefill_attention[(min(kv_heads * tiles, processors * plan.programs),)](
+    _prefill_attention[(min(kv_heads * tiles, sm_count * plan.programs),)](
         q,
         k_cache,
         v_cache,

@@ -18,7 +18,7 @@ from blinkpy.kernels.launch import (
     wait_for_predecessor,
 )
 from blinkpy.kernels.linear.linear import weight_tile
-from blinkpy.kernels.moe.expert_config import ExpertConfig, Tile
+from blinkpy.kernels.moe.expert_config import ExpertConfig, ExpertTile
 from blinkpy.kernels.moe.routing import Routing
 
 
@@ -107,7 +107,7 @@ def grouped_linear(
     weight: torch.Tensor,
     out: torch.Tensor,
     routing: Routing,
-    tile: Tile,
+    tile: ExpertTile,
     *,
     swiglu: bool = False,
     pdl: bool = False,

@@ -22,7 +22,7 @@ from blinkpy.kernels.launch import (
     wait_for_predecessor,
 )
 
-PAIRS_AT_ONCE = tl.constexpr(1024)
+ASSIGNMENTS_PER_SCAN = tl.constexpr(1024)
 
 FUSED_ROUTER_TOKENS = 64
 """Most tokens for which norm and router in one kernel are faster than a norm and a matrix product."""
@@ -122,7 +122,7 @@ def _route(
 
 
 @triton.jit
-def _sort_pairs(
+def _sort_assignments(
     ids_ptr,  # int32 [T, TOP_K] expert of each pair
     pairs_ptr,  # int32 [blocks * BLOCK_M] output: pair of each line, -1 for none
     block_experts_ptr,  # int32 [blocks] output: expert of each block, -1 for unused blocks
@@ -140,8 +140,8 @@ def _sort_pairs(
     release_successor(PDL)
     total = (tl.load(counts_ptr + COUNT_TOKENS) * TOP_K).to(tl.int32)
     histogram = tl.zeros([BLOCK_E], tl.int32)
-    for first in range(0, pairs, PAIRS_AT_ONCE):  # of the bucket: the ids are loaded while the counts are
-        pair = first + tl.arange(0, PAIRS_AT_ONCE)
+    for first in range(0, pairs, ASSIGNMENTS_PER_SCAN):  # of the bucket: the ids are loaded while the counts are
+        pair = first + tl.arange(0, ASSIGNMENTS_PER_SCAN)
         ids = tl.load(ids_ptr + pair, mask=pair < pairs, other=0)
         histogram += tl.histogram(ids, BLOCK_E, mask=pair < total)
     every = tl.arange(0, BLOCK_E)
@@ -159,8 +159,8 @@ def _sort_pairs(
         last = (own_blocks - 1) * BLOCK_M + tl.arange(0, BLOCK_M)
         tl.store(at + last, -1, mask=last >= own_pairs)
         found = tl.zeros([], tl.int32)
-        for first in range(0, total, PAIRS_AT_ONCE):
-            pair = first + tl.arange(0, PAIRS_AT_ONCE)
+        for first in range(0, total, ASSIGNMENTS_PER_SCAN):
+            pair = first + tl.arange(0, ASSIGNMENTS_PER_SCAN)
             ids = tl.load(ids_ptr + pair, mask=pair < total, other=-1)
             own = (ids == expert).to(tl.int32)
             tl.store(at + found + tl.cumsum(own, 0) - 1, pair, mask=own != 0)
@@ -271,7 +271,7 @@ def route(logits: torch.Tensor, counts: torch.Tensor, routing: Routing, *, norma
         num_warps=1,
         **options(pdl),
     )
-    _sort_pairs[(routing.experts,)](
+    _sort_assignments[(routing.experts,)](
         routing.ids,
         routing.pairs,
         routing.block_experts,

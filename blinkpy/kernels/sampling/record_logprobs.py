@@ -20,10 +20,10 @@ from blinkpy.kernels.sampling.candidates import (
 )
 from blinkpy.kernels.sampling.sampler import ENTRY_WORDS, SamplingWorkspace
 from blinkpy.queues import submission
-from blinkpy.queues.logprob_record import RECORD_PAIRS, TOP_LOGPROBS
+from blinkpy.queues.logprob_record import LOGPROB_ENTRIES, TOP_LOGPROBS
 
 TOP = tl.constexpr(TOP_LOGPROBS)
-PAIRS = tl.constexpr(RECORD_PAIRS)
+PAIRS = tl.constexpr(LOGPROB_ENTRIES)
 WORD_LOGPROBS = tl.constexpr(submission.WORD_LOGPROBS)
 
 PROGRAMS = 128
@@ -31,7 +31,7 @@ PROGRAMS = 128
 
 
 @triton.jit
-def record_pair(token, logprob):
+def logprob_entry(token, logprob):
     """An int64 word of a record: the token id in the lower half, the bits of the float32 in the upper one."""
     return (logprob.to(tl.int32, bitcast=True).to(tl.int64) << 32) | (token.to(tl.int64) & 0xFFFFFFFF)
 
@@ -90,8 +90,8 @@ def write_record(
     record = records_ptr + row.to(tl.int64) * PAIRS
     values = tl.where(known, -distance_of(keys) - log_sum, float("-inf"))
     ids = tl.where(known, keys & 0x7FFFFFFF, -1)
-    tl.store(record, record_pair(token, sampled_value))
-    tl.store(record + 1 + index, record_pair(ids, values), mask=index < TOP)
+    tl.store(record, logprob_entry(token, sampled_value))
+    tl.store(record + 1 + index, logprob_entry(ids, values), mask=index < TOP)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -154,14 +154,14 @@ def logprobs(
     """Log probabilities (before penalties and temperature) for the emitting rows whose entry asks for them; others stay.
 
     logits: float32 [B, V] as the model gave them; sampled, row_slots, emits: int32 [at least B]; entry: int32 [S, 32];
-    records: int64 [at least B, RECORD_PAIRS] of RECORD_PAIR, the sampled token's first, then the largest, descending,
+    records: int64 [at least B, LOGPROB_ENTRIES] of LOGPROB_ENTRY, the sampled token's first, then the largest, descending,
     lower id first among equals; token -1 with -inf where there are fewer tokens of finite logit.
     """
     rows, vocabulary = logits.shape
     check(logits, "logits", (None, None), torch.float32, row_strided=True)
     check(entry, "entry", (None, submission.SQ_ENTRY_WORDS), torch.int32)
     check(counts, "counts", (8,), torch.int64)
-    check(records, "records", (None, RECORD_PAIRS), torch.int64)
+    check(records, "records", (None, LOGPROB_ENTRIES), torch.int64)
     by_row = {"sampled": sampled, "row_slots": row_slots, "emits": emits}
     for name, tensor in by_row.items():
         check(tensor, name, (None,), torch.int32)
@@ -169,7 +169,7 @@ def logprobs(
         if len(tensor) < rows:
             raise ValueError(f"{name} [{len(tensor)}] too short for {rows} rows")
     capacity = workspace.keys.shape[1]
-    if workspace.keys.shape[0] < rows or capacity < RECORD_PAIRS:
+    if workspace.keys.shape[0] < rows or capacity < LOGPROB_ENTRIES:
         raise ValueError(f"sampling workspace {list(workspace.keys.shape)} is too small for {rows} rows of {TOP_LOGPROBS}")
     check_one_device(logits, entry, counts, records, workspace.keys, *by_row.values())
     programs = min(rows, PROGRAMS)

@@ -51,7 +51,7 @@ class ResidualStream:
 
     hidden: torch.Tensor  # [M, hidden]
     counts: torch.Tensor  # int64 [8] batch header, whose TOKENS says how many of the lines there are
-    unadded: torch.Tensor | None = None  # float32 [parts, M, hidden] what hidden still lacks
+    partials: torch.Tensor | None = None  # float32 [parts, M, hidden] what hidden still lacks
 
     @property
     def lines(self) -> int:
@@ -60,8 +60,8 @@ class ResidualStream:
 
     def take(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The input and the residual of a norm that completes the stream, if it lacks something."""
-        unadded, self.unadded = self.unadded, None
-        return (self.hidden, None) if unadded is None else (unadded, self.hidden)
+        partials, self.partials = self.partials, None
+        return (self.hidden, None) if partials is None else (partials, self.hidden)
 
 
 @dataclass

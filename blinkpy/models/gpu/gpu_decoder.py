@@ -34,7 +34,7 @@ class GpuDecoder:
     """One model with its cache on the GPU, launching whole forward passes: `layers`, then `output`.
 
     max_model_len: largest context, tokens. shapes: the steps that will be launched; memory is sized for them. table: measured
-    configurations of the linear layers. pdl: chain kernels by programmatic dependent launch. processors: of the GPU.
+    configurations of the linear layers. pdl: chain kernels by programmatic dependent launch. sm_count: of the GPU.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class GpuDecoder:
         max_model_len: int,
         table: LinearTable | None = None,
         pdl: bool = False,
-        processors: int = 132,
+        sm_count: int = 132,
     ):
         self.experts: ExpertBuffers | None = None
         self.a, self.weights, self.cache, self.batch, self.requests = a, weights, cache, batch, requests
@@ -60,27 +60,27 @@ class GpuDecoder:
         self.buffers = Buffers.allocate(a, tokens, rows, dtype, device)
         self.stream = ResidualStream(self.buffers.hidden, batch.counts)  # of the step that is being launched
         self.plans: dict[tuple[int, bool], DecodePlan] = {  # by rows, and by whether there are prefill chunks
-            (s.rows, mixed): plan_decode(s.rows, a.kv_heads, max_model_len, processors, dtype, mixed=mixed)
+            (s.rows, mixed): plan_decode(s.rows, a.kv_heads, max_model_len, sm_count, dtype, mixed=mixed)
             for s in shapes
             for mixed in (False, True)
         }
-        self.processors = processors
+        self.sm_count = sm_count
         sizes = [(rows, plan) for (rows, _), plan in self.plans.items()]
         self.attention_workspace = DecodeWorkspace.allocate(sizes, a.heads, a.kv_heads, a.head_dim, device)
         # Norms are fused or taken into `normed`, so what cuBLAS needs scratch for is gate and up before SwiGLU joins them.
         self.linear_workspace = LinearWorkspace.allocate(device, dtype, rows=tokens * 2 * a.intermediate_size)
         if any(a.sparse):
-            lines = {s.tokens for s in shapes} | {s.rows for s in shapes if s.narrows}
+            lines = {s.tokens for s in shapes} | {s.rows for s in shapes if s.last_tokens_only}
             self.experts = ExpertBuffers.allocate(a, lines, dtype, device)
 
     def layers(self, shape: StepShape) -> None:
-        """Launch the embedding and the layers of a step, on the current stream. Where the shape narrows, the last layer ends with
+        """Launch the embedding and the layers of a step, on the current stream. With `last_tokens_only`, the last layer ends with
         the rows' last tokens, and the others stay as they entered its attention."""
         counts, layers = self.batch.counts, self.weights.layers
         self.stream = ResidualStream(self.buffers.hidden[: shape.tokens], counts)
         embed(self.batch.token_ids, self.weights.embedding, counts, self.stream.hidden, pdl=self.pdl)
         for index, layer in enumerate(layers):
-            self._attention(shape, layer, index, narrow=shape.narrows and index == len(layers) - 1)
+            self._attention(shape, layer, index, narrow=shape.last_tokens_only and index == len(layers) - 1)
             self._mlp(layer)
 
     def output(self, shape: StepShape) -> torch.Tensor:
@@ -89,7 +89,7 @@ class GpuDecoder:
         batch, counts, norm, eps = self.batch, self.stream.counts, self.weights.final_norm, self.a.rms_norm_eps
         last, logits = self.buffers.last[: shape.rows], self.buffers.logits[: shape.rows]
         source, residual = self.stream.take()
-        if shape.narrows:
+        if shape.last_tokens_only:
             rms_norm(source, norm, eps, counts, last, residual, pdl=self.pdl)
         else:
             last_token_norm(source, norm, eps, counts, batch.query_starts, batch.emits, last, residual, pdl=self.pdl)
@@ -139,7 +139,7 @@ class GpuDecoder:
                 rows=shape.rows,
                 scale=scale,
                 window=window,
-                processors=self.processors,
+                sm_count=self.sm_count,
                 beside=True,
                 pdl=pdl,
             )
@@ -219,7 +219,7 @@ class GpuDecoder:
         """out = f(norm(x) weight^T + bias); with a norm, x is the residual stream."""
         config = self.linear_config(x.shape[0], weight, swiglu)
         fused = None
-        if norm is not None and config.kind == "gemv" and self.stream.unadded is None:
+        if norm is not None and config.kind == "gemv" and self.stream.partials is None:
             fused = (norm, self.a.rms_norm_eps)
         elif norm is not None:
             x = self._norm(norm)
@@ -234,9 +234,9 @@ class GpuDecoder:
         hidden, counts = self.stream.hidden, self.stream.counts
         if config.kind in ("triton", "tma") and config.split_k > 1 and norm_follows:
             size = config.split_k * hidden.numel()
-            unadded = workspace.partial[:size].view(config.split_k, *hidden.shape)
-            self.stream.unadded = unadded
-            linear(x, weight, unadded, config, workspace, counts, bias=bias, pdl=self.pdl)
+            partials = workspace.partial[:size].view(config.split_k, *hidden.shape)
+            self.stream.partials = partials
+            linear(x, weight, partials, config, workspace, counts, bias=bias, pdl=self.pdl)
             return
         if config.kind == "tma" and config.split_k > 1:
             config = LinearConfig(kind="cublas")  # that kernel leaves adding up to somebody

@@ -49,9 +49,9 @@ class GpuStep:
         max_model_len: int,
         table: LinearTable | None = None,
         pdl: bool = False,
-        processors: int = 132,
+        sm_count: int = 132,
     ):
-        self.decoder = GpuDecoder(a, weights, cache, batch, requests, shapes, max_model_len, table, pdl, processors)
+        self.decoder = GpuDecoder(a, weights, cache, batch, requests, shapes, max_model_len, table, pdl, sm_count)
         self.shapes = shapes
         rows = max(shape.rows for shape in shapes)
         self._sampling = SamplingWorkspace.allocate(rows, a.vocab_size, str(weights.device))

@@ -28,7 +28,7 @@ from blinkpy.queues.completion import (
     HAS_TOKEN,
 )
 from blinkpy.queues.header import read_header
-from blinkpy.queues.logprob_record import RECORD_PAIR, RECORD_PAIRS, Records
+from blinkpy.queues.logprob_record import LOGPROB_ENTRIES, LOGPROB_ENTRY, Records
 from blinkpy.queues.request_parameters import Sampling
 from blinkpy.queues.words import ENGINE_STATE, FRONT_DOORBELL, PAIR_ATTACHED, PAIR_CQ_TAIL, PAIR_EPOCH, PAIR_SQ_HEAD, STATE_READY
 from blinkpy.transport.contract import PairWords
@@ -99,7 +99,7 @@ class WireTransport:
 
     def read_logprobs(self, position: int, count: int) -> Records:
         index = position % self.world.views.cq.shape[1]
-        return self.world.views.records[self.pair, index : index + count].copy().view(RECORD_PAIR)
+        return self.world.views.records[self.pair, index : index + count].copy().view(LOGPROB_ENTRY)
 
     def read_pair(self) -> PairWords:
         if self.while_attaching is not None:  # the client waits for its grant: let it come
@@ -181,8 +181,8 @@ class FrontWorld:
         assert bool(flags & HAS_LOGPROBS) == bool(flags & HAS_TOKEN and sent.sampling.logprobs >= 0)
         if flags & HAS_LOGPROBS:
             context = len(sent.prompt) + len(sent.got) - 1
-            record = np.array([record_word(token, context, k) for k in range(RECORD_PAIRS)])
-            assert records.popleft() == record.view(RECORD_PAIR).tolist(), "the log probabilities of another token"
+            record = np.array([record_word(token, context, k) for k in range(LOGPROB_ENTRIES)])
+            assert records.popleft() == record.view(LOGPROB_ENTRY).tolist(), "the log probabilities of another token"
         assert finish or len(sent.got) < len(sent.expected), "all tokens have come, and no end"
         if finish in (FINISH_STOP, FINISH_LENGTH):
             assert (sent.got, finish) == (sent.expected, sent.finish)

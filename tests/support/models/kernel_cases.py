@@ -30,7 +30,7 @@ from blinkpy.kernels.moe.routing import Routing, route, router_logits
 from blinkpy.kernels.norm import last_token_norm, rms_norm
 from blinkpy.kernels.sampling.record_logprobs import logprobs
 from blinkpy.kernels.sampling.sampler import SamplingWorkspace, sample
-from blinkpy.queues.logprob_record import RECORD_PAIR, RECORD_PAIRS, TOP_LOGPROBS
+from blinkpy.queues.logprob_record import LOGPROB_ENTRIES, LOGPROB_ENTRY, TOP_LOGPROBS
 from blinkpy.queues.submission import (
     LONG_SEED,
     SQ_ENTRY_WORDS,
@@ -257,7 +257,7 @@ def attention_case(
     block_n = 64 if dtype == torch.bfloat16 else 32
     plan = replace(plan or DecodePlan(splits=4, min_tiles=1, block_n=block_n), beside=beside)
     tiles = None if block_m is None else PrefillPlan(block_m, block_n, warps=4, stages=2)
-    processors = int(rng.integers(1, 133))  # few of them take several tiles each
+    sm_count = int(rng.integers(1, 133))  # few of them take several tiles each
     workspace = DecodeWorkspace.allocate([(bucket_rows, plan)], heads, kv_heads, head_dim, device)
     outs = []
     for _ in range(2):
@@ -270,7 +270,7 @@ def attention_case(
         untouched(out[batch.decode_rows :], "decode attention")
         prefill_attention(
             q, *caches, *shared, batch.query_starts, batch.context_lengths, batch.counts, out, rows=rows, scale=scale,
-            window=window, plan=tiles, processors=processors, beside=beside,
+            window=window, plan=tiles, sm_count=sm_count, beside=beside,
         )  # fmt: skip
         untouched(out[batch.tokens :], "attention")
         outs.append(out)
@@ -511,9 +511,9 @@ def sampling_case(
         runs.append(sampled)
     assert torch.equal(runs[0], runs[-1]), "two runs differ"
     assert torch.equal(given.cpu(), torch.from_numpy(logits)), "logits were changed"
-    records = torch.full((bucket, RECORD_PAIRS), -7, dtype=torch.int64, device=device)
+    records = torch.full((bucket, LOGPROB_ENTRIES), -7, dtype=torch.int64, device=device)
     logprobs(given, sampled, on_device["entry"], on_device["row_slots"], on_device["emits"], counts, records, workspace)
-    pairs = records.cpu().numpy().view(RECORD_PAIR)
+    pairs = records.cpu().numpy().view(LOGPROB_ENTRY)
 
     emitting = np.flatnonzero(r.emits[:rows])
     silent = np.setdiff1d(np.arange(bucket), emitting)

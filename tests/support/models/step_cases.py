@@ -19,7 +19,7 @@ from blinkpy.models.gpu.gpu_step import GpuStep
 from blinkpy.models.gpu.step_shapes import StepShape, bucket_shapes, step_shapes
 from blinkpy.models.paged_cache import PagedCache
 from blinkpy.models.weights.decoder_weights import load_weights
-from blinkpy.queues.logprob_record import RECORD_PAIR, TOP_LOGPROBS
+from blinkpy.queues.logprob_record import LOGPROB_ENTRY, TOP_LOGPROBS
 from blinkpy.queues.submission import WORD_LOGPROBS
 
 PAGE, ROWS_AT_MOST, TOKENS_AT_MOST = 16, 8, 64
@@ -197,7 +197,7 @@ def _check_records(
     every = torch.log_softmax(logits.double(), -1)
     for index in asked.tolist():
         row = emitting[index]
-        pairs = records[row].view(RECORD_PAIR)
+        pairs = records[row].view(LOGPROB_ENTRY)
         assert pairs["token"][0] == batch.sampled[row]
         assert len(set(pairs["token"][1:].tolist())) == TOP_LOGPROBS
         own = every[index][pairs["token"].tolist()]

@@ -9,10 +9,10 @@ import pytest
 import support.models.kernel_cases as cases
 import torch
 
-from blinkpy.kernels.moe.expert_config import ExpertConfig, Tile
+from blinkpy.kernels.moe.expert_config import ExpertConfig, ExpertTile
 from blinkpy.kernels.moe.routing import block_bound
 
-SMALL = ExpertConfig(block_m=16, up=Tile(32, 32), down=Tile(16, 32))
+SMALL = ExpertConfig(block_m=16, up=ExpertTile(32, 32), down=ExpertTile(16, 32))
 BOTH_DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 
 
