@@ -6,7 +6,14 @@ import torch
 import triton
 import triton.language as tl
 
-from blinkpy.kernels.launch import COUNT_TOKENS, check, check_one_device, options, release_successor, wait_for_predecessor
+from blinkpy.kernels.launch import (
+    COUNT_TOKENS,
+    check_one_device,
+    check_tensor,
+    launch_options,
+    release_successor,
+    wait_for_predecessor,
+)
 
 
 @triton.jit
@@ -39,11 +46,11 @@ def _swiglu(
 def swiglu(x: torch.Tensor, counts: torch.Tensor, out: torch.Tensor, *, pdl: bool = False) -> None:
     """out = silu(x[:, :width]) * x[:, width:] of the first counts[TOKENS] rows. x: [T, 2 * width]; out: [T, width]."""
     tokens, width = out.shape
-    check(out, "out", (None, None))
-    check(x, "x", (tokens, 2 * width), out.dtype)
-    check(counts, "counts", (8,), torch.int64)
+    check_tensor(out, "out", (None, None))
+    check_tensor(x, "x", (tokens, 2 * width), out.dtype)
+    check_tensor(counts, "counts", (8,), torch.int64)
     check_one_device(x, counts, out)
     block = min(2048, triton.next_power_of_2(width))
     _swiglu[(tokens, triton.cdiv(width, block))](
-        x, out, counts, WIDTH=width, BLOCK=block, PDL=pdl, num_warps=max(1, min(4, block // 256)), **options(pdl)
+        x, out, counts, WIDTH=width, BLOCK=block, PDL=pdl, num_warps=max(1, min(4, block // 256)), **launch_options(pdl)
     )

@@ -6,7 +6,14 @@ import torch
 import triton
 import triton.language as tl
 
-from blinkpy.kernels.launch import COUNT_TOKENS, check, check_one_device, options, release_successor, wait_for_predecessor
+from blinkpy.kernels.launch import (
+    COUNT_TOKENS,
+    check_one_device,
+    check_tensor,
+    launch_options,
+    release_successor,
+    wait_for_predecessor,
+)
 
 
 @triton.jit
@@ -38,14 +45,14 @@ def embed(token_ids: torch.Tensor, table: torch.Tensor, counts: torch.Tensor, ou
     token_ids: int32 [at least T]; table: [V, hidden]; out: [T, hidden].
     """
     tokens, hidden = out.shape
-    check(out, "out", (None, None))
-    check(table, "table", (None, hidden), out.dtype)
-    check(token_ids, "token_ids", (None,), torch.int32)
-    check(counts, "counts", (8,), torch.int64)
+    check_tensor(out, "out", (None, None))
+    check_tensor(table, "table", (None, hidden), out.dtype)
+    check_tensor(token_ids, "token_ids", (None,), torch.int32)
+    check_tensor(counts, "counts", (8,), torch.int64)
     check_one_device(token_ids, table, counts, out)
     if len(token_ids) < tokens:
         raise ValueError(f"token_ids [{len(token_ids)}] too short for {tokens} tokens")
     block = min(2048, triton.next_power_of_2(hidden))
     _embed[(tokens, triton.cdiv(hidden, block))](
-        token_ids, table, out, counts, table.shape[0], HIDDEN=hidden, BLOCK=block, PDL=pdl, num_warps=2, **options(pdl)
+        token_ids, table, out, counts, table.shape[0], HIDDEN=hidden, BLOCK=block, PDL=pdl, num_warps=2, **launch_options(pdl)
     )

@@ -9,9 +9,9 @@ import triton.language as tl
 from blinkpy.kernels.launch import (
     COUNT_ROWS,
     COUNT_TOKENS,
-    check,
     check_one_device,
-    options,
+    check_tensor,
+    launch_options,
     release_successor,
     wait_for_predecessor,
 )
@@ -59,15 +59,15 @@ def last_tokens(
     TypeError where shapes, dtypes or devices do not fit together.
     """
     rows, hidden = out.shape
-    check(x, "x", (None, hidden))
-    check(out, "out", (None, hidden), x.dtype)
-    check(query_starts, "query_starts", (None,), torch.int32)
-    check(counts, "counts", (8,), torch.int64)
-    check(out_counts, "out_counts", (8,), torch.int64)
+    check_tensor(x, "x", (None, hidden))
+    check_tensor(out, "out", (None, hidden), x.dtype)
+    check_tensor(query_starts, "query_starts", (None,), torch.int32)
+    check_tensor(counts, "counts", (8,), torch.int64)
+    check_tensor(out_counts, "out_counts", (8,), torch.int64)
     check_one_device(x, query_starts, counts, out, out_counts)
     if len(query_starts) < rows + 1:
         raise ValueError(f"query_starts [{len(query_starts)}] too short for {rows} rows")
     block = min(2048, triton.next_power_of_2(hidden))
     _last_tokens[(rows, triton.cdiv(hidden, block))](
-        x, query_starts, counts, out, out_counts, HIDDEN=hidden, BLOCK=block, PDL=pdl, num_warps=2, **options(pdl)
+        x, query_starts, counts, out, out_counts, HIDDEN=hidden, BLOCK=block, PDL=pdl, num_warps=2, **launch_options(pdl)
     )

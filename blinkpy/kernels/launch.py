@@ -29,7 +29,7 @@ COUNT_DECODE_ROWS = tl.constexpr(2)
 """Indices into `counts`, the int64 [8] header of a batch."""
 
 
-def check(
+def check_tensor(
     tensor: torch.Tensor,
     name: str,
     shape: Sequence[int | None],
@@ -63,7 +63,7 @@ def check_one_device(*tensors: torch.Tensor | None) -> None:
         raise ValueError(f"tensors on different devices: {', '.join(sorted(map(str, devices)))}")
 
 
-def options(pdl: bool) -> dict[str, Any]:
+def launch_options(pdl: bool) -> dict[str, Any]:
     """Launch options for a kernel that is (or is not) part of a chain of programmatic dependent launches."""
     return {"launch_pdl": True} if pdl else {}
 

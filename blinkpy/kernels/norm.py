@@ -9,9 +9,9 @@ import triton.language as tl
 from blinkpy.kernels.launch import (
     COUNT_ROWS,
     COUNT_TOKENS,
-    check,
     check_one_device,
-    options,
+    check_tensor,
+    launch_options,
     release_successor,
     wait_for_predecessor,
 )
@@ -107,8 +107,8 @@ def last_token_norm(
     """
     rows, hidden = out.shape
     _check(x, weight, counts, out, residual, hidden)
-    check(query_starts, "query_starts", (None,), torch.int32)
-    check(emits, "emits", (None,), torch.int32)
+    check_tensor(query_starts, "query_starts", (None,), torch.int32)
+    check_tensor(emits, "emits", (None,), torch.int32)
     if len(query_starts) < rows + 1 or len(emits) < rows:
         raise ValueError(f"query_starts [{len(query_starts)}] or emits [{len(emits)}] too short for {rows} rows")
     _launch(rows, x, weight, eps, counts, out, residual, query_starts, emits, pdl)
@@ -118,15 +118,15 @@ def _check(x, weight, counts, out, residual, hidden: int) -> None:
     if hidden > MAX_HIDDEN:
         raise ValueError(f"hidden size {hidden} is over the limit of {MAX_HIDDEN}")
     if x.dim() == 3:
-        check(x, "x", (None, None, hidden), torch.float32)
-        check(out, "out", (None, hidden))
+        check_tensor(x, "x", (None, None, hidden), torch.float32)
+        check_tensor(out, "out", (None, hidden))
     else:
-        check(x, "x", (None, hidden), row_strided=True)
-        check(out, "out", (None, hidden), x.dtype)
-    check(weight, "weight", (hidden,))
-    check(counts, "counts", (8,), torch.int64)
+        check_tensor(x, "x", (None, hidden), row_strided=True)
+        check_tensor(out, "out", (None, hidden), x.dtype)
+    check_tensor(weight, "weight", (hidden,))
+    check_tensor(counts, "counts", (8,), torch.int64)
     if residual is not None:
-        check(residual, "residual", (x.shape[-2], hidden), out.dtype)
+        check_tensor(residual, "residual", (x.shape[-2], hidden), out.dtype)
     check_one_device(x, weight, counts, out, residual)
 
 
@@ -151,5 +151,5 @@ def _launch(programs, x, weight, eps, counts, out, residual, query_starts, emits
         LAST_TOKENS=query_starts is not None,
         PDL=pdl,
         num_warps=min(16, max(1, block // 512)),
-        **options(pdl),
+        **launch_options(pdl),
     )

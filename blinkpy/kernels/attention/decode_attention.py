@@ -6,77 +6,25 @@ that finishes last adds the splits of its row in their fixed order, so the resul
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 
+from blinkpy.kernels.attention.attend_tile import LOG2_E, MASKED, attend_tile, check_attention, paged_offsets
 from blinkpy.kernels.attention.rotate_and_cache import load_rotated
 from blinkpy.kernels.attention.split_plan import DecodePlan, DecodeWorkspace
 from blinkpy.kernels.launch import (
     COUNT_DECODE_ROWS,
     COUNT_ROWS,
-    check,
     check_one_device,
+    check_tensor,
     dot_precision,
-    options,
+    launch_options,
     release_successor,
     wait_for_predecessor,
 )
-
-LOG2_E = math.log2(math.e)
-MASKED = tl.constexpr(-1.0e30)
-"""Score of a hidden position: finite, so that a tile without visible positions gives no NaN."""
-
-MAX_GROUP = 16
-MAX_HEAD_DIM = 256
-
-
-@triton.jit
-def paged_offsets(page_table_ptr, position, visible, kv_head, KVH: tl.constexpr, P: tl.constexpr, D: tl.constexpr):
-    """Element offset in the cache of each position [BLOCK_N] of one sequence and head; hidden positions read page 0."""
-    page = tl.load(page_table_ptr + position // P, mask=visible, other=0).to(tl.int64)
-    return ((page * KVH + kv_head) * P + position % P) * D
-
-
-@triton.jit
-def attend_tile(
-    q,  # [BLOCK_M, BLOCK_D] queries
-    accumulator,  # float32 [BLOCK_M, BLOCK_D]
-    maximum,  # float32 [BLOCK_M] largest score so far, base 2
-    total,  # float32 [BLOCK_M] sum of 2 ** (score - maximum)
-    k_ptr,  # key cache
-    v_ptr,  # value cache
-    at,  # [BLOCK_N] element offsets of the positions
-    loaded,  # [BLOCK_N] positions that exist; nothing else is read
-    visible,  # [BLOCK_M, BLOCK_N] or [1, BLOCK_N] positions that each query may see (MASK only)
-    scale,  # float, base-2 softmax scale
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    MASK: tl.constexpr,
-    ALL: tl.constexpr,  # every position exists
-    PRECISION: tl.constexpr,
-):
-    column = tl.arange(0, BLOCK_D)
-    if ALL and BLOCK_D == D:
-        k = tl.load(k_ptr + at[:, None] + column[None, :])
-        v = tl.load(v_ptr + at[:, None] + column[None, :])
-    else:
-        inside = loaded[:, None] & (column < D)[None, :]
-        k = tl.load(k_ptr + at[:, None] + column[None, :], mask=inside, other=0.0)
-        v = tl.load(v_ptr + at[:, None] + column[None, :], mask=inside, other=0.0)
-    score = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
-    if MASK:
-        score = tl.where(visible, score, MASKED)
-    new_maximum = tl.maximum(maximum, tl.max(score, 1))
-    weight = tl.math.exp2(score - new_maximum[:, None])
-    shrink = tl.math.exp2(maximum - new_maximum)
-    total = total * shrink + tl.sum(weight, 1)
-    accumulator = accumulator * shrink[:, None]
-    accumulator = tl.dot(weight.to(v.dtype), v, accumulator, input_precision=PRECISION)
-    return accumulator, new_maximum, total
 
 
 @triton.jit
@@ -298,7 +246,7 @@ def decode_attention(
     if workspace.arrivals.numel() < rows * kv_heads:
         raise ValueError(f"decode workspace has {workspace.arrivals.numel()} counters, {rows * kv_heads} needed")
     if query_starts is not None:
-        check(query_starts, "query_starts", (None,), torch.int32)
+        check_tensor(query_starts, "query_starts", (None,), torch.int32)
         check_one_device(q, query_starts)
         if len(query_starts) < rows + 1:
             raise ValueError(f"query_starts [{len(query_starts)}] too short for {rows} rows")
@@ -353,40 +301,21 @@ def decode_attention(
         PDL=pdl,
         num_warps=plan.warps,
         num_stages=plan.stages,
-        **options(pdl),
+        **launch_options(pdl),
     )
 
 
 def check_new_tokens(new: NewTokens, q: torch.Tensor, kv_heads: int) -> None:
     """Raise ValueError or TypeError unless `new` fits the queries."""
     tokens, heads, head_dim = q.shape
-    check(new.qkv, "qkv", (tokens, (heads + 2 * kv_heads) * head_dim), q.dtype)
+    check_tensor(new.qkv, "qkv", (tokens, (heads + 2 * kv_heads) * head_dim), q.dtype)
     if new.qkv.data_ptr() != q.data_ptr() or new.qkv.stride(0) != q.stride(0):
         raise ValueError("q is not the query part of the fused projections")
-    check(new.cos, "cos", (None, None), torch.float32)
-    check(new.sin, "sin", tuple(new.cos.shape), torch.float32)
-    check(new.cache_slots, "cache_slots", (None,), torch.int32)
+    check_tensor(new.cos, "cos", (None, None), torch.float32)
+    check_tensor(new.sin, "sin", tuple(new.cos.shape), torch.float32)
+    check_tensor(new.cache_slots, "cache_slots", (None,), torch.int32)
     if 2 * new.cos.shape[1] > head_dim:
         raise ValueError(f"rotary dimension {2 * new.cos.shape[1]} is over the head dimension {head_dim}")
     for name, weight in zip(("q norm", "k norm"), new.norms or (), strict=False):
-        check(weight, name, (head_dim,))
+        check_tensor(weight, name, (head_dim,))
     check_one_device(q, new.cos, new.sin, new.cache_slots, *(new.norms or ()))
-
-
-def check_attention(q, k_cache, v_cache, page_table, row_slots, context_lengths, counts, out) -> None:
-    """Raise ValueError or TypeError unless the arguments of an attention launch fit together."""
-    check(k_cache, "k_cache", (None, None, None, None))
-    check(v_cache, "v_cache", tuple(k_cache.shape), k_cache.dtype)
-    _, kv_heads, page_size, head_dim = k_cache.shape
-    check(q, "q", (None, None, head_dim), k_cache.dtype, row_strided=True)
-    heads = q.shape[1]
-    check(out, "out", (None, heads * head_dim), k_cache.dtype)
-    check(page_table, "page_table", (None, None), torch.int32)
-    check(row_slots, "row_slots", (None,), torch.int32)
-    check(context_lengths, "context_lengths", (None,), torch.int32)
-    check(counts, "counts", (8,), torch.int64)
-    check_one_device(q, k_cache, v_cache, page_table, row_slots, context_lengths, counts, out)
-    if heads % kv_heads or heads // kv_heads > MAX_GROUP:
-        raise ValueError(f"{heads} query heads over {kv_heads} key/value heads: the group must be 1 to {MAX_GROUP}")
-    if head_dim > MAX_HEAD_DIM or page_size & (page_size - 1):
-        raise ValueError(f"head dimension {head_dim} over {MAX_HEAD_DIM}, or page size {page_size} not a power of two")

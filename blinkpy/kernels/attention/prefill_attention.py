@@ -13,13 +13,13 @@ import torch
 import triton
 import triton.language as tl
 
-from blinkpy.kernels.attention.decode_attention import LOG2_E, MASKED, attend_tile, check_attention, paged_offsets
+from blinkpy.kernels.attention.attend_tile import LOG2_E, MASKED, attend_tile, check_attention, paged_offsets
 from blinkpy.kernels.launch import (
     COUNT_DECODE_ROWS,
     COUNT_ROWS,
-    check,
+    check_tensor,
     dot_precision,
-    options,
+    launch_options,
     release_successor,
     wait_for_predecessor,
 )
@@ -179,7 +179,7 @@ def prefill_attention(
     depends on its own context and on `plan`, never on other rows. Leave this launch out of buckets that hold decode rows only.
     """
     check_attention(q, k_cache, v_cache, page_table, row_slots, context_lengths, counts, out)
-    check(query_starts, "query_starts", (None,), torch.int32)
+    check_tensor(query_starts, "query_starts", (None,), torch.int32)
     if not 0 < rows <= min(len(row_slots), len(context_lengths), len(query_starts) - 1):
         raise ValueError(f"rows {rows} exceeds row_slots, context_lengths or query_starts")
     tokens, heads, head_dim = q.shape
@@ -219,5 +219,5 @@ def prefill_attention(
         PDL=pdl,
         num_warps=plan.warps,
         num_stages=plan.stages,
-        **options(pdl),
+        **launch_options(pdl),
     )

@@ -6,7 +6,14 @@ import torch
 import triton
 import triton.language as tl
 
-from blinkpy.kernels.launch import COUNT_TOKENS, check, check_one_device, options, release_successor, wait_for_predecessor
+from blinkpy.kernels.launch import (
+    COUNT_TOKENS,
+    check_one_device,
+    check_tensor,
+    launch_options,
+    release_successor,
+    wait_for_predecessor,
+)
 
 
 @triton.jit
@@ -128,20 +135,20 @@ def rope_and_cache(
     _, kv_heads, page_size, head_dim = k_cache.shape
     tokens = qkv.shape[0]
     rotary = 2 * cos.shape[-1]
-    check(qkv, "qkv", (None, (heads + 2 * kv_heads) * head_dim))
-    check(k_cache, "k_cache", (None, kv_heads, page_size, head_dim), qkv.dtype)
-    check(v_cache, "v_cache", tuple(k_cache.shape), qkv.dtype)
-    check(cos, "cos", (None, None), torch.float32)
-    check(sin, "sin", tuple(cos.shape), torch.float32)
-    check(positions, "positions", (None,), torch.int32)
-    check(cache_slots, "cache_slots", (None,), torch.int32)
-    check(counts, "counts", (8,), torch.int64)
+    check_tensor(qkv, "qkv", (None, (heads + 2 * kv_heads) * head_dim))
+    check_tensor(k_cache, "k_cache", (None, kv_heads, page_size, head_dim), qkv.dtype)
+    check_tensor(v_cache, "v_cache", tuple(k_cache.shape), qkv.dtype)
+    check_tensor(cos, "cos", (None, None), torch.float32)
+    check_tensor(sin, "sin", tuple(cos.shape), torch.float32)
+    check_tensor(positions, "positions", (None,), torch.int32)
+    check_tensor(cache_slots, "cache_slots", (None,), torch.int32)
+    check_tensor(counts, "counts", (8,), torch.int64)
     if rotary > head_dim:
         raise ValueError(f"rotary dimension {rotary} is over the head dimension {head_dim}")
     if len(positions) < tokens or len(cache_slots) < tokens:
         raise ValueError(f"positions [{len(positions)}] or cache_slots [{len(cache_slots)}] too short for {tokens} tokens")
     for name, weight in zip(("q norm", "k norm"), norms or (), strict=False):
-        check(weight, name, (head_dim,))
+        check_tensor(weight, name, (head_dim,))
     check_one_device(qkv, cos, sin, positions, cache_slots, k_cache, v_cache, counts, *(norms or ()))
     block = triton.next_power_of_2(head_dim)
     per_program = min(triton.next_power_of_2(heads + 2 * kv_heads), max(1, 1024 // block))
@@ -167,5 +174,5 @@ def rope_and_cache(
         BLOCK=block,
         PDL=pdl,
         num_warps=4,
-        **options(pdl),
+        **launch_options(pdl),
     )

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from blinkpy.kernels.activation import silu_times
-from blinkpy.kernels.launch import options, release_successor, wait_for_predecessor
+from blinkpy.kernels.launch import launch_options, release_successor, wait_for_predecessor
 from blinkpy.kernels.linear.linear_config import LinearConfig
 
 
@@ -129,5 +129,5 @@ def gemv(
         SWIGLU=swiglu,
         PDL=pdl,
         num_warps=config.warps,
-        **options(pdl),
+        **launch_options(pdl),
     )

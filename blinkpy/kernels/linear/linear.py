@@ -17,10 +17,10 @@ import triton.language as tl
 
 from blinkpy.kernels.activation import swiglu
 from blinkpy.kernels.launch import (
-    check,
     check_one_device,
+    check_tensor,
     dot_precision,
-    options,
+    launch_options,
     release_successor,
     wait_for_predecessor,
 )
@@ -29,17 +29,7 @@ from blinkpy.kernels.linear.gemv import gemv
 from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.wide_tiles import linear_tma
 from blinkpy.kernels.norm import rms_norm
-
-
-@triton.jit
-def weight_tile(w_ptr, row, column, N, K: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr):
-    """W[row, column] of W [N, K] row-major as [rows, columns]; zeros outside. Read once: it need not stay in the
-    cache."""
-    at = w_ptr + row[:, None].to(tl.int64) * K + column[None, :]
-    if EVEN_N and EVEN_K:
-        return tl.load(at, eviction_policy="evict_first")
-    inside = (row < N)[:, None] & (column < K)[None, :]
-    return tl.load(at, mask=inside, other=0.0, eviction_policy="evict_first")
+from blinkpy.kernels.weight_tile import weight_tile
 
 
 @triton.jit
@@ -193,22 +183,22 @@ def linear(
     rows, k = x.shape
     n = out.shape[-1]
     leave = out.dim() == 3
-    check(x, "x", (None, None), row_strided=True)
-    check(weight, "weight", ((2 if swiglu else 1) * n, k), x.dtype)
+    check_tensor(x, "x", (None, None), row_strided=True)
+    check_tensor(weight, "weight", ((2 if swiglu else 1) * n, k), x.dtype)
     if leave:
-        check(out, "out", (config.split_k, rows, n), torch.float32)
+        check_tensor(out, "out", (config.split_k, rows, n), torch.float32)
         if config.kind not in ("triton", "tma") or swiglu or residual is not None:
             raise ValueError(f"{config}: parts of a sum come from Triton configurations, without swiglu and residual")
     elif config.kind == "tma" and config.split_k > 1:
         raise ValueError(f"{config}: nobody adds up the parts of the sums")
     if not leave:
-        check(out, "out", (rows, n), (x.dtype, torch.float32))
+        check_tensor(out, "out", (rows, n), (x.dtype, torch.float32))
     if bias is not None:
-        check(bias, "bias", (weight.shape[0],), x.dtype)
+        check_tensor(bias, "bias", (weight.shape[0],), x.dtype)
     if norm is not None:
-        check(norm[0], "norm weight", (k,), x.dtype)
+        check_tensor(norm[0], "norm weight", (k,), x.dtype)
     if residual is not None:
-        check(residual, "residual", (rows, n), out.dtype)
+        check_tensor(residual, "residual", (rows, n), out.dtype)
     check_one_device(x, weight, out, bias, residual, workspace.partial)
     if config.kind == "gemv":
         if rows != 1:
@@ -258,7 +248,7 @@ def linear(
         PDL=pdl,
         num_warps=config.warps,
         num_stages=config.stages,
-        **options(pdl),
+        **launch_options(pdl),
     )
 
 

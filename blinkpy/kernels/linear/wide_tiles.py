@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from blinkpy.kernels.launch import options, release_successor, wait_for_predecessor
+from blinkpy.kernels.launch import launch_options, release_successor, wait_for_predecessor
 from blinkpy.kernels.linear.epilogue import finish_tile
 from blinkpy.kernels.linear.linear_config import LinearConfig, pieces
 
@@ -188,5 +188,5 @@ def linear_tma(
         PDL=pdl,
         num_warps=config.warps,
         num_stages=config.stages,
-        **options(pdl),
+        **launch_options(pdl),
     )

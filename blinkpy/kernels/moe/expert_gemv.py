@@ -15,14 +15,14 @@ import triton.language as tl
 from blinkpy.kernels.activation import silu_times
 from blinkpy.kernels.launch import (
     COUNT_TOKENS,
-    check,
     check_one_device,
-    options,
+    check_tensor,
+    launch_options,
     release_successor,
     wait_for_predecessor,
 )
-from blinkpy.kernels.linear.linear import weight_tile
 from blinkpy.kernels.moe.routing import choose
+from blinkpy.kernels.weight_tile import weight_tile
 
 GEMV_TOKENS = 4
 """Most tokens for which this is faster than sorting them, with 8 of 128 experts each."""
@@ -138,13 +138,13 @@ def expert_gemv(
     """
     (tokens, hidden), (count, double, _), dtype = x.shape, gate_up.shape, x.dtype
     width = double // 2
-    check(x, "x", (tokens, hidden))
-    check(logits, "logits", (tokens, count), torch.float32)
-    check(gate_up, "gate_up", (count, 2 * width, hidden), dtype)
-    check(down, "down", (count, hidden, width), dtype)
-    check(counts, "counts", (8,), torch.int64)
-    check(out, "out", (tokens, hidden), dtype)
-    check(inner, "inner", (None,), dtype)
+    check_tensor(x, "x", (tokens, hidden))
+    check_tensor(logits, "logits", (tokens, count), torch.float32)
+    check_tensor(gate_up, "gate_up", (count, 2 * width, hidden), dtype)
+    check_tensor(down, "down", (count, hidden, width), dtype)
+    check_tensor(counts, "counts", (8,), torch.int64)
+    check_tensor(out, "out", (tokens, hidden), dtype)
+    check_tensor(inner, "inner", (None,), dtype)
     check_one_device(x, logits, gate_up, down, counts, out, inner)
     if inner.numel() < tokens * top_k * width:
         raise ValueError(f"scratch too small for {tokens} tokens of {top_k} experts, width {width}")
@@ -166,7 +166,7 @@ def expert_gemv(
         STAGES=4,
         PDL=pdl,
         num_warps=1,
-        **options(pdl),
+        **launch_options(pdl),
     )
     _expert_down[(triton.cdiv(hidden, 4), tokens)](
         inner,
@@ -186,5 +186,5 @@ def expert_gemv(
         STAGES=4,
         PDL=pdl,
         num_warps=2,
-        **options(pdl),
+        **launch_options(pdl),
     )

@@ -10,16 +10,16 @@ import triton.language as tl
 from blinkpy.kernels.activation import silu_times
 from blinkpy.kernels.launch import (
     COUNT_TOKENS,
-    check,
     check_one_device,
+    check_tensor,
     dot_precision,
-    options,
+    launch_options,
     release_successor,
     wait_for_predecessor,
 )
-from blinkpy.kernels.linear.linear import weight_tile
 from blinkpy.kernels.moe.expert_config import ExpertConfig, ExpertTile
 from blinkpy.kernels.moe.routing import Routing
+from blinkpy.kernels.weight_tile import weight_tile
 
 
 @triton.jit
@@ -136,7 +136,7 @@ def grouped_linear(
         PDL=pdl,
         num_warps=tile.warps,
         num_stages=tile.stages,
-        **options(pdl),
+        **launch_options(pdl),
     )
 
 
@@ -165,13 +165,13 @@ def experts(
     count, double, hidden = gate_up.shape
     width = double // 2
     dtype = x.dtype
-    check(x, "x", (tokens, hidden), row_strided=True)
-    check(gate_up, "gate_up", (routing.experts, 2 * width, hidden), dtype)
-    check(down, "down", (count, hidden, width), dtype)
-    check(out, "out", (tokens, hidden), dtype)
-    check(inner, "inner", (None,), dtype)
-    check(results, "results", (None,), dtype)
-    check(counts, "counts", (8,), torch.int64)
+    check_tensor(x, "x", (tokens, hidden), row_strided=True)
+    check_tensor(gate_up, "gate_up", (routing.experts, 2 * width, hidden), dtype)
+    check_tensor(down, "down", (count, hidden, width), dtype)
+    check_tensor(out, "out", (tokens, hidden), dtype)
+    check_tensor(inner, "inner", (None,), dtype)
+    check_tensor(results, "results", (None,), dtype)
+    check_tensor(counts, "counts", (8,), torch.int64)
     check_one_device(x, gate_up, down, out, inner, results, counts, routing.ids)
     if inner.numel() < tokens * top_k * width or results.numel() < tokens * top_k * hidden:
         raise ValueError(f"scratch too small for {tokens} tokens of {top_k} experts, width {width}, hidden size {hidden}")
@@ -191,5 +191,5 @@ def experts(
         BLOCK=block,
         PDL=pdl,
         num_warps=max(1, min(4, block // 256)),
-        **options(pdl),
+        **launch_options(pdl),
     )

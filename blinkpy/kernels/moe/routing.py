@@ -15,9 +15,9 @@ import triton.language as tl
 
 from blinkpy.kernels.launch import (
     COUNT_TOKENS,
-    check,
     check_one_device,
-    options,
+    check_tensor,
+    launch_options,
     release_successor,
     wait_for_predecessor,
 )
@@ -217,12 +217,12 @@ def router_logits(
     router: [E, hidden size]; logits: float32 [T, E]. A row depends on itself alone.
     """
     (tokens, size), experts = hidden.shape, router.shape[0]
-    check(hidden, "hidden", (tokens, size))
-    check(norm[0], "norm weight", (size,), hidden.dtype)
-    check(router, "router", (experts, size), hidden.dtype)
-    check(normed, "normed", (tokens, size), hidden.dtype)
-    check(logits, "logits", (tokens, experts), torch.float32)
-    check(counts, "counts", (8,), torch.int64)
+    check_tensor(hidden, "hidden", (tokens, size))
+    check_tensor(norm[0], "norm weight", (size,), hidden.dtype)
+    check_tensor(router, "router", (experts, size), hidden.dtype)
+    check_tensor(normed, "normed", (tokens, size), hidden.dtype)
+    check_tensor(logits, "logits", (tokens, experts), torch.float32)
+    check_tensor(counts, "counts", (8,), torch.int64)
     check_one_device(hidden, norm[0], router, counts, normed, logits)
     block = triton.next_power_of_2(size)
     per_program = 4 if tokens == 1 else 8
@@ -241,7 +241,7 @@ def router_logits(
         BLOCK=block,
         PDL=pdl,
         num_warps=4 if block <= 8192 else 8,
-        **options(pdl),
+        **launch_options(pdl),
     )
 
 
@@ -252,8 +252,8 @@ def route(logits: torch.Tensor, counts: torch.Tensor, routing: Routing, *, norma
     Fills all of `routing`; a token's experts and weights depend on itself alone.
     """
     tokens, top_k = routing.ids.shape
-    check(logits, "logits", (tokens, routing.experts), torch.float32)
-    check(counts, "counts", (8,), torch.int64)
+    check_tensor(logits, "logits", (tokens, routing.experts), torch.float32)
+    check_tensor(counts, "counts", (8,), torch.int64)
     check_one_device(logits, counts, routing.ids)
     block_e = triton.next_power_of_2(routing.experts)
     blocks = len(routing.block_experts)
@@ -269,7 +269,7 @@ def route(logits: torch.Tensor, counts: torch.Tensor, routing: Routing, *, norma
         BLOCK_TOP=triton.next_power_of_2(top_k),
         PDL=pdl,
         num_warps=1,
-        **options(pdl),
+        **launch_options(pdl),
     )
     _sort_assignments[(routing.experts,)](
         routing.ids,
@@ -284,5 +284,5 @@ def route(logits: torch.Tensor, counts: torch.Tensor, routing: Routing, *, norma
         BLOCK_B=triton.next_power_of_2(blocks),
         PDL=pdl,
         num_warps=4,
-        **options(pdl),
+        **launch_options(pdl),
     )

@@ -6,7 +6,14 @@ import torch
 import triton
 import triton.language as tl
 
-from blinkpy.kernels.launch import COUNT_ROWS, check, check_one_device, options, release_successor, wait_for_predecessor
+from blinkpy.kernels.launch import (
+    COUNT_ROWS,
+    check_one_device,
+    check_tensor,
+    launch_options,
+    release_successor,
+    wait_for_predecessor,
+)
 from blinkpy.kernels.sampling.candidates import (
     LAST_FINITE,
     NO_KEY,
@@ -158,13 +165,13 @@ def logprobs(
     lower id first among equals; token -1 with -inf where there are fewer tokens of finite logit.
     """
     rows, vocabulary = logits.shape
-    check(logits, "logits", (None, None), torch.float32, row_strided=True)
-    check(entry, "entry", (None, submission.SQ_ENTRY_WORDS), torch.int32)
-    check(counts, "counts", (8,), torch.int64)
-    check(records, "records", (None, LOGPROB_ENTRIES), torch.int64)
+    check_tensor(logits, "logits", (None, None), torch.float32, row_strided=True)
+    check_tensor(entry, "entry", (None, submission.SQ_ENTRY_WORDS), torch.int32)
+    check_tensor(counts, "counts", (8,), torch.int64)
+    check_tensor(records, "records", (None, LOGPROB_ENTRIES), torch.int64)
     by_row = {"sampled": sampled, "row_slots": row_slots, "emits": emits}
     for name, tensor in by_row.items():
-        check(tensor, name, (None,), torch.int32)
+        check_tensor(tensor, name, (None,), torch.int32)
     for name, tensor in {**by_row, "records": records}.items():
         if len(tensor) < rows:
             raise ValueError(f"{name} [{len(tensor)}] too short for {rows} rows")
@@ -190,5 +197,5 @@ def logprobs(
         BLOCK=workspace.block,
         PDL=pdl,
         num_warps=8,
-        **options(pdl),
+        **launch_options(pdl),
     )

@@ -17,7 +17,14 @@ import torch
 import triton
 import triton.language as tl
 
-from blinkpy.kernels.launch import COUNT_ROWS, check, check_one_device, options, release_successor, wait_for_predecessor
+from blinkpy.kernels.launch import (
+    COUNT_ROWS,
+    check_one_device,
+    check_tensor,
+    launch_options,
+    release_successor,
+    wait_for_predecessor,
+)
 from blinkpy.kernels.sampling.draw import draw
 from blinkpy.queues import submission
 
@@ -244,14 +251,14 @@ def sample(
     """
     rows, vocabulary = logits.shape
     slots = entry.shape[0]
-    check(logits, "logits", (None, None), torch.float32, row_strided=True)
-    check(entry, "entry", (None, submission.SQ_ENTRY_WORDS), torch.int32)
-    check(tokens, "tokens", (slots, None), torch.int32)
-    check(prompt_length, "prompt_length", (slots,), torch.int32)
-    check(counts, "counts", (8,), torch.int64)
+    check_tensor(logits, "logits", (None, None), torch.float32, row_strided=True)
+    check_tensor(entry, "entry", (None, submission.SQ_ENTRY_WORDS), torch.int32)
+    check_tensor(tokens, "tokens", (slots, None), torch.int32)
+    check_tensor(prompt_length, "prompt_length", (slots,), torch.int32)
+    check_tensor(counts, "counts", (8,), torch.int64)
     by_row = {"row_slots": row_slots, "emits": emits, "context_lengths": context_lengths, "sampled": sampled}
     for name, tensor in by_row.items():
-        check(tensor, name, (None,), torch.int32)
+        check_tensor(tensor, name, (None,), torch.int32)
         if len(tensor) < rows:
             raise ValueError(f"{name} [{len(tensor)}] too short for {rows} rows")
     if workspace.adjusted.shape[0] < rows or workspace.adjusted.shape[1] != vocabulary:
@@ -278,7 +285,7 @@ def sample(
         PDL=pdl,
         num_warps=8,
         maxnreg=64,
-        **options(pdl),
+        **launch_options(pdl),
     )
     _sample[(rows,)](
         logits,
@@ -302,5 +309,5 @@ def sample(
         BLOCK=workspace.block,
         PDL=pdl,
         num_warps=8,
-        **options(pdl),
+        **launch_options(pdl),
     )
