@@ -24,8 +24,9 @@ from blinkpy.device.cuda.cubin import SHARED_MEMORY_LIMIT, read_cubin
 from blinkpy.kernels import activation, embedding, norm
 from blinkpy.kernels.attention import decode_attention, prefill_attention, rotate_and_cache, split_plan
 from blinkpy.kernels.last_tokens import last_tokens
-from blinkpy.kernels.linear import linear
-from blinkpy.kernels.linear.linear_config import LinearTable
+from blinkpy.kernels.linear.linear import can_leave_partials, linear
+from blinkpy.kernels.linear.linear_table import LinearTable
+from blinkpy.kernels.linear.linear_variants import LinearCall, LinearWorkspace
 from blinkpy.kernels.moe import routing
 from blinkpy.kernels.moe.expert_config import ExpertShape, ExpertTable
 from blinkpy.kernels.moe.expert_gemv import GEMV_TOKENS, expert_gemv
@@ -227,7 +228,7 @@ def linear_launches(model: Shape, tokens: int, rows: int, pdl: bool) -> Iterator
     """The linear layers as a decode step runs them: norms, SwiGLU and residual additions fused in."""
     dtype, hidden, width = model.dtype, model.hidden, model.width
     counts = meta(8, dtype=torch.int64)
-    workspace = linear.LinearWorkspace.allocate("meta", dtype, partial=2**24, rows=tokens * (hidden + 2 * width))
+    workspace = LinearWorkspace.allocate("meta", dtype, partial=2**24, rows=tokens * (hidden + 2 * width))
     scales = (meta(hidden, dtype=dtype), 1e-5)
 
     def layer(n: int, k: int, m: int, result: torch.dtype = dtype, **fused: Any) -> Callable[[], None]:
@@ -235,12 +236,13 @@ def linear_launches(model: Shape, tokens: int, rows: int, pdl: bool) -> Iterator
         config = TABLE.config(n, k, m, dtype, swiglu=swiglu)
         weight, out = meta(2 * n if swiglu else n, k, dtype=dtype), meta(m, n, dtype=result)
         if fused.pop("residual", False):
-            if config.split_k > 1:
+            if can_leave_partials(config):
                 out = meta(config.split_k, m, n, dtype=torch.float32)  # left to the next norm
             else:
                 fused["residual"] = out
         x = meta(m, k, dtype=dtype)
-        return lambda: linear.linear(x, weight, out, config, workspace, counts, pdl=pdl, **fused)
+        call = LinearCall(x, weight, out, workspace, counts, pdl=pdl, **fused)
+        return lambda: linear(call, config)
 
     yield layer((model.heads + 2 * model.kv_heads) * model.head_dim, hidden, tokens, norm=scales)
     yield layer(hidden, model.heads * model.head_dim, tokens, residual=True)
@@ -271,6 +273,14 @@ def expert_launches(model: Shape, tokens: int, pdl: bool) -> Iterator[Callable[[
     routed = routing.Routing.allocate(tokens, model.experts, top_k, config.block_m, "meta")
     yield lambda: routing.route(logits, counts, routed, normalize=True, pdl=pdl)
     yield lambda: experts(stream, *weights, routed, config, counts, stream, inner, results, pdl=pdl)
+
+
+def fits(launch: Callable[[], None]) -> bool:
+    """Whether what this launches fits the GPU without spills. It is compiled into Triton's cache; Triton's driver is replaced."""
+    triton.runtime.driver.set_active(CompileOnlyDriver())
+    gate = Gate()
+    gate.run("candidate", launch)
+    return not any(variant.problems() for variant in gate.variants)
 
 
 def compile_all() -> list[Variant]:

@@ -34,8 +34,9 @@ import triton.language as tl
 from blinkpy.kernels import activation, norm
 from blinkpy.kernels.attention import decode_attention, prefill_attention, rotate_and_cache
 from blinkpy.kernels.attention.split_plan import DecodeWorkspace, plan_decode
-from blinkpy.kernels.linear.linear import LinearWorkspace, linear
-from blinkpy.kernels.linear.linear_config import LinearTable
+from blinkpy.kernels.linear.linear import leaves_partials, linear
+from blinkpy.kernels.linear.linear_table import LinearTable
+from blinkpy.kernels.linear.linear_variants import LinearCall, LinearWorkspace
 from blinkpy.kernels.moe import routing
 from blinkpy.kernels.moe.expert_config import ExpertShape, ExpertTable
 from blinkpy.kernels.moe.expert_gemv import GEMV_TOKENS, expert_gemv
@@ -173,18 +174,18 @@ class Bench:
             out, plain = torch.zeros(m, n, device="cuda", dtype=dtype), rand(m, wide)
             config = self.table.config(n, k, m, torch.bfloat16, swiglu=swiglu)
             fused: dict[str, Any] = {"norm": (scale, 1e-5) if normed else None, "swiglu": swiglu}
-            if config.kind == "tma" and config.split_k > 1:  # the next norm adds the parts up
+            if leaves_partials(config):  # the next norm adds them up
                 out = torch.zeros(config.split_k, m, n, device="cuda")
 
             def ours(pdl: bool = False) -> None:
                 for weight in weights:
-                    linear(x, weight, out, config, workspace, counts, pdl=pdl, **fused)
+                    linear(LinearCall(x, weight, out, workspace, counts, pdl=pdl, **fused), config)
 
             def cublas() -> None:
                 for weight in weights:
                     torch.mm(x, weight.T, out=plain)
 
-            linear(x, weights[0], out, config, workspace, counts, **fused)
+            linear(LinearCall(x, weights[0], out, workspace, counts, **fused), config)
             expected = F.linear(F.rms_norm(x.float(), (k,), eps=1e-5) if normed else x.float(), weights[0].float())
             found = out.sum(0) if out.dim() == 3 else out
             agree(found, F.silu(expected[:, :n]) * expected[:, n:] if swiglu else expected, f"linear {layer}")

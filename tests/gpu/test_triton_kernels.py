@@ -10,9 +10,13 @@ import support.models.kernel_cases as cases
 import torch
 
 from blinkpy.kernels.attention.split_plan import DecodePlan, plan_decode
-from blinkpy.kernels.linear.linear_config import LinearConfig, LinearTable, default_config
+from blinkpy.kernels.linear.linear import leaves_partials, linear
+from blinkpy.kernels.linear.linear_config import LinearConfig
+from blinkpy.kernels.linear.linear_table import LinearTable, default_config
+from blinkpy.kernels.linear.linear_variants import VARIANTS, LinearCall, LinearShape, LinearWorkspace
 from blinkpy.kernels.moe.expert_config import ExpertShape, ExpertTable, default_expert_config
 from blinkpy.kernels.moe.expert_gemv import GEMV_TOKENS
+from blinkpy.kernels.norm import rms_norm
 from blinkpy.kernels.sampling.sampler import SamplingWorkspace
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -95,40 +99,46 @@ def test_swiglu_and_embedding(rng: np.random.Generator, dtype: torch.dtype) -> N
         cases.embedding_case(rng, CUDA, dtype, tokens=60, bucket=64, hidden=hidden)
 
 
-FUSED: list[dict[str, Any]] = [
-    {"n": 6144, "k": 4096, "norm": True, "bias": True},
-    {"n": 4096, "k": 4096, "residual": True},
-    {"n": 14_336, "k": 4096, "norm": True, "swiglu": True},
-    {"n": 4096, "k": 14_336, "residual": True},
-    {"n": 1000, "k": 1300, "residual": True, "bias": True},
+LAYERS = [
+    LinearShape(0, 6144, 4096, norm=True, bias=True),
+    LinearShape(0, 4096, 4096, residual=True),
+    LinearShape(0, 14_336, 4096, norm=True, swiglu=True),
+    LinearShape(0, 4096, 14_336, residual=True),
+    LinearShape(0, 1000, 1300, residual=True, bias=True),
 ]
 
 
 @both_dtypes
-@pytest.mark.parametrize("fused", FUSED, ids=str)
+@pytest.mark.parametrize("layer", LAYERS, ids=str)
 @pytest.mark.parametrize("m", [1, 3, 16, 31, 64, 128, 200])
-def test_linear(rng: np.random.Generator, dtype: torch.dtype, fused: dict[str, Any], m: int) -> None:
-    swiglu = fused.get("swiglu", False)
+def test_linear(rng: np.random.Generator, dtype: torch.dtype, layer: LinearShape, m: int) -> None:
+    """With the default, with what the GPU's table has, and with the configurations that variants declare for real sizes."""
+    shape = layer._replace(rows=m, dtype=dtype)
     table = LinearTable.load(torch.cuda.get_device_name())
-    configs = {default_config(fused["n"], fused["k"], m, dtype, swiglu=swiglu)}
-    configs.add(table.config(fused["n"], fused["k"], m, dtype, swiglu=swiglu))
-    if m <= 64:
-        block_m = 16 if m <= 16 else 64
-        configs.add(LinearConfig(block_m=block_m, block_n=64, block_k=64, split_k=3, swap=True, stages=3))
-    if dtype == torch.bfloat16 and fused["k"] % 8 == 0:
-        configs.add(LinearConfig(kind="tma", block_m=128, block_n=112, block_k=64, warps=8, stages=4))
-        configs.add(LinearConfig(kind="tma", block_m=64, block_n=64, block_k=64, warps=4, stages=4, swap=True))
+    configs = {default_config(shape.n, shape.k, m, dtype, swiglu=shape.swiglu)}
+    configs.add(table.config(shape.n, shape.k, m, dtype, swiglu=shape.swiglu))
+    for variant in VARIANTS.values():
+        configs |= {case.config for case in variant.cases if case.large and variant.supports(shape)}
     for config in configs:
-        if config.kind == "tma" and config.split_k > 1:  # adds nothing up
-            cases.split_linear_case(rng, CUDA, dtype, config, m=m, n=fused["n"], k=fused["k"])
+        if leaves_partials(config):
+            cases.linear_case(rng, CUDA, config, LinearShape(m, shape.n, shape.k, partials=True, dtype=dtype))
         else:
-            cases.linear_case(rng, CUDA, dtype, config, m=m, **fused)
+            cases.linear_case(rng, CUDA, config, shape)
+
+
+@both_dtypes
+@pytest.mark.parametrize("name", VARIANTS)
+def test_cases_of_a_linear_variant(rng: np.random.Generator, dtype: torch.dtype, name: str) -> None:
+    for case in VARIANTS[name].cases:
+        shape = case.shape._replace(dtype=dtype)
+        if VARIANTS[name].supports(shape):
+            cases.linear_case(rng, CUDA, case.config, shape)
 
 
 def test_logits(rng: np.random.Generator) -> None:
     for m in (1, 17, 128):
         config = default_config(128_256, 1024, m, torch.bfloat16)
-        cases.linear_case(rng, CUDA, torch.bfloat16, config, m=m, n=128_256, k=1024, out_dtype=torch.float32)
+        cases.linear_case(rng, CUDA, config, LinearShape(m, 128_256, 1024, result=torch.float32))
 
 
 @both_dtypes
@@ -177,9 +187,6 @@ def test_sampling(rng: np.random.Generator, vocabulary: int, spread: float, ties
 def test_captured_chain_with_dependent_launches(rng: np.random.Generator) -> None:
     """A chain of layers as a CUDA graph, with and without programmatic dependent launch: bit-equal, replay after
     replay."""
-    from blinkpy.kernels.linear.linear import LinearWorkspace, linear
-    from blinkpy.kernels.norm import rms_norm
-
     hidden, layers, rows = 1024, 24, 4
     make: dict[str, Any] = {"dtype": torch.bfloat16, "device": CUDA}
     weights = [cases.draw(rng, hidden, hidden, scale=hidden**-0.5, **make) for _ in range(layers)]
@@ -193,7 +200,7 @@ def test_captured_chain_with_dependent_launches(rng: np.random.Generator) -> Non
     def chain(pdl: bool) -> None:
         for weight in weights:
             rms_norm(state, scale, 1e-5, counts, normed, pdl=pdl)
-            linear(normed, weight, state, config, workspace, counts, residual=state, pdl=pdl)
+            linear(LinearCall(normed, weight, state, workspace, counts, residual=state, pdl=pdl), config)
 
     chain(False)
     expected = state.clone()

@@ -22,7 +22,7 @@ from blinkpy.device.cuda.gpu_memory_views import to_device, to_host
 from blinkpy.engine.engine import Engine
 from blinkpy.engine.link.pair_placement import PlacedPairs, check_pair_memory, gpu_bytes, place_pairs
 from blinkpy.engine.sizing import engine_sizes, pages_for, queue_sizes
-from blinkpy.kernels.linear.linear_config import LinearTable
+from blinkpy.kernels.linear.linear_table import LinearTable
 from blinkpy.kv.integrity import check_integrity
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import DRAINED, State

@@ -8,6 +8,8 @@ buckets; within one bucket a row depends on itself alone.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from blinkpy.kernels.attention.decode_attention import NewTokens, decode_attention
@@ -16,8 +18,10 @@ from blinkpy.kernels.attention.rotate_and_cache import rope_and_cache
 from blinkpy.kernels.attention.split_plan import DecodePlan, DecodeWorkspace, plan_decode
 from blinkpy.kernels.embedding import embed
 from blinkpy.kernels.last_tokens import last_tokens
-from blinkpy.kernels.linear.linear import LinearWorkspace, linear
-from blinkpy.kernels.linear.linear_config import LinearConfig, LinearTable
+from blinkpy.kernels.linear.linear import can_fuse, can_leave_partials, leaves_partials, linear
+from blinkpy.kernels.linear.linear_config import LinearConfig
+from blinkpy.kernels.linear.linear_table import LinearTable
+from blinkpy.kernels.linear.linear_variants import NORM, LinearCall, LinearWorkspace
 from blinkpy.kernels.moe.expert_gemv import GEMV_TOKENS, expert_gemv
 from blinkpy.kernels.moe.grouped_experts import experts
 from blinkpy.kernels.moe.routing import FUSED_ROUTER_TOKENS, route, router_logits
@@ -217,33 +221,27 @@ class GpuDecoder:
         swiglu: bool = False,
     ) -> None:
         """out = f(norm(x) weight^T + bias); with a norm, x is the residual stream."""
-        config = self.linear_config(x.shape[0], weight, swiglu)
-        fused = None
-        if norm is not None and config.kind == "gemv" and self.stream.partials is None:
+        config, fused = self.linear_config(x.shape[0], weight, swiglu), None
+        if norm is not None and can_fuse(config, NORM) and self.stream.partials is None:
             fused = (norm, self.a.rms_norm_eps)
         elif norm is not None:
             x = self._norm(norm)
-        linear(
-            x, weight, out, config, self.linear_workspace, self.stream.counts, bias=bias, norm=fused, swiglu=swiglu, pdl=self.pdl
-        )
+        workspace, counts = self.linear_workspace, self.stream.counts
+        linear(LinearCall(x, weight, out, workspace, counts, bias, fused, swiglu=swiglu, pdl=self.pdl), config)
 
     def _add_linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, norm_follows: bool) -> None:
-        """Add x weight^T + bias to the residual stream. Where a norm of it follows, adding up the parts of split sums is left to
-        that: it reads all of the stream anyway, and here the programs would have to wait for each other."""
+        """Add x weight^T + bias to the residual stream. Where a norm of it follows, the partials of split sums are left to that:
+        it reads all of the stream anyway, and here the programs would have to wait for each other."""
         config, workspace = self.linear_config(x.shape[0], weight, False), self.linear_workspace
-        hidden, counts = self.stream.hidden, self.stream.counts
-        if config.kind in ("triton", "tma") and config.split_k > 1 and norm_follows:
+        hidden = self.stream.hidden
+        call = LinearCall(x, weight, hidden, workspace, self.stream.counts, bias, residual=hidden, pdl=self.pdl)
+        if norm_follows and can_leave_partials(config):
             size = config.split_k * hidden.numel()
-            partials = workspace.partial[:size].view(config.split_k, *hidden.shape)
-            self.stream.partials = partials
-            linear(x, weight, partials, config, workspace, counts, bias=bias, pdl=self.pdl)
-            return
-        if config.kind == "tma" and config.split_k > 1:
-            config = LinearConfig(kind="cublas")  # that kernel leaves adding up to somebody
-        if config.kind == "cublas" and bias is not None:
-            hidden += bias  # the product is then added to it
-            bias = None
-        linear(x, weight, hidden, config, workspace, counts, bias=bias, residual=hidden, pdl=self.pdl)
+            self.stream.partials = workspace.partial[:size].view(config.split_k, *hidden.shape)
+            call = replace(call, out=self.stream.partials, residual=None)
+        elif leaves_partials(config):
+            config = LinearConfig("cublas")  # nobody would add them up
+        linear(call, config)
 
     def linear_config(self, rows: int, weight: torch.Tensor, swiglu: bool) -> LinearConfig:
         """How a linear layer runs in a bucket of so many rows."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from blinkpy.device.cuda.cuda_graphs import captured_nodes
-from blinkpy.kernels.linear.linear_config import LinearTable
+from blinkpy.kernels.linear.linear_table import LinearTable
 from blinkpy.kernels.sampling.record_logprobs import logprobs
 from blinkpy.kernels.sampling.sampler import SamplingWorkspace, sample
 from blinkpy.kv.state import Batch, Requests

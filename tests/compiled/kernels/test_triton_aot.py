@@ -40,15 +40,16 @@ import sys
 sys.path[:0] = [{root!r}]
 import torch, triton
 from benchmarks.common import aot_compile as aot
-from blinkpy.kernels.linear.linear import LinearWorkspace, linear
+from blinkpy.kernels.linear.linear import linear
 from blinkpy.kernels.linear.linear_config import LinearConfig
+from blinkpy.kernels.linear.linear_variants import LinearCall, LinearWorkspace
 triton.runtime.driver.set_active(aot.CompileOnlyDriver())
 gate = aot.Gate()
 x = aot.meta(64, 4096, dtype=torch.bfloat16)
 config = LinearConfig(block_m=64, block_n=256, block_k=128, stages=5, warps=8)
 workspace = LinearWorkspace.allocate("meta", torch.bfloat16)
-gate.run("large", lambda: linear(x, aot.meta(4096, 4096, dtype=torch.bfloat16), x, config, workspace,
-                                 aot.meta(8, dtype=torch.int64)))
+call = LinearCall(x, aot.meta(4096, 4096, dtype=torch.bfloat16), x, workspace, aot.meta(8, dtype=torch.int64))
+gate.run("large", lambda: linear(call, config))
 print(gate.variants[0].problems())
 """
     filled = code.format(root=str(ROOT))

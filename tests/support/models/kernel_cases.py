@@ -21,8 +21,9 @@ from blinkpy.kernels.attention.rotate_and_cache import rope_and_cache
 from blinkpy.kernels.attention.split_plan import DecodePlan, DecodeWorkspace
 from blinkpy.kernels.embedding import embed
 from blinkpy.kernels.last_tokens import last_tokens
-from blinkpy.kernels.linear.linear import LinearWorkspace, linear
+from blinkpy.kernels.linear.linear import linear
 from blinkpy.kernels.linear.linear_config import LinearConfig
+from blinkpy.kernels.linear.linear_variants import LinearCall, LinearShape, LinearWorkspace
 from blinkpy.kernels.moe.expert_config import ExpertConfig
 from blinkpy.kernels.moe.expert_gemv import expert_gemv
 from blinkpy.kernels.moe.grouped_experts import experts
@@ -380,48 +381,30 @@ def embedding_case(rng: np.random.Generator, device: str, dtype: torch.dtype, to
     assert not out[0].any()
 
 
-def linear_case(
-    rng: np.random.Generator, device: str, dtype: torch.dtype, config: LinearConfig, *, m: int, n: int, k: int,
-    bias: bool = False, norm: bool = False, residual: bool = False, swiglu: bool = False,
-    out_dtype: torch.dtype | None = None,
-) -> None:  # fmt: skip
-    wide = 2 * n if swiglu else n
-    x = draw(rng, m, k + 8, dtype=dtype, device=device)[:, :k]
-    weight = draw(rng, wide, k, dtype=dtype, device=device, scale=k**-0.5)
-    offsets = draw(rng, wide, dtype=dtype, device=device) if bias else None
-    scales = draw(rng, k, dtype=dtype, device=device) if norm else None
-    added = draw(rng, m, n, dtype=out_dtype or dtype, device=device) if residual else None
+def linear_case(rng: np.random.Generator, device: str, config: LinearConfig, shape: LinearShape) -> None:
+    m, n, k, dtype, make = shape.rows, shape.n, shape.k, shape.dtype, {"dtype": shape.dtype, "device": device}
+    wide, result = shape.weight_rows, torch.float32 if shape.partials else shape.result or dtype
+    x = draw(rng, m, k + 8, **make)[:, :k]
+    weight = draw(rng, wide, k, scale=k**-0.5, **make)
+    bias = draw(rng, wide, **make) if shape.bias else None
+    scales = draw(rng, k, **make) if shape.norm else None
+    added = draw(rng, m, n, dtype=result, device=device) if shape.residual else None
     expected = x.double() if scales is None else kernel_reference.rms_norm(x, scales, 1e-5)
-    expected = kernel_reference.linear(expected, weight, offsets)
-    expected = kernel_reference.swiglu(expected) if swiglu else expected
+    expected = kernel_reference.linear(expected, weight, bias)
+    expected = kernel_reference.swiglu(expected) if shape.swiglu else expected
     expected = expected if added is None else expected + added.double()
     partial = config.split_k * (m + config.block_m) * (wide + 2 * config.block_n)
     workspace = LinearWorkspace.allocate(device, dtype, partial=partial, tiles=4096, rows=m * (k + wide))
-    outs = []
+    sizes, outs = (config.split_k, m, n) if shape.partials else (m, n), []
+    norm, counts = None if scales is None else (scales, 1e-5), header(m, m, 0, device)
     for _ in range(2):  # twice, since split sums must leave their counters at zero
-        out = poison(m, n, dtype=out_dtype or dtype, device=device) if added is None else added.clone()
-        linear(
-            x, weight, out, config, workspace, header(m, m, 0, device), bias=offsets,
-            norm=None if scales is None else (scales, 1e-5), residual=None if added is None else out, swiglu=swiglu,
-        )  # fmt: skip
+        out = poison(*sizes, dtype=result, device=device) if added is None else added.clone()
+        residual = None if added is None else out
+        linear(LinearCall(x, weight, out, workspace, counts, bias, norm, residual, shape.swiglu), config)
         assert not workspace.arrivals.any()
-        close(out, expected, dtype, f"linear {m}x{n}x{k} {config}")
+        close(out.double().sum(0) if shape.partials else out, expected, dtype, f"{shape} {config}")
         outs.append(out)
     assert torch.equal(*outs), "two runs differ"
-    if config.kind in ("triton", "tma") and not swiglu and not residual and not norm:
-        split_linear_case(rng, device, dtype, config, m=m, n=n, k=k, bias=bias)
-
-
-def split_linear_case(
-    rng: np.random.Generator, device: str, dtype: torch.dtype, config: LinearConfig, *, m: int, n: int, k: int, bias: bool = False
-) -> None:
-    """The parts of split sums as the result."""
-    x, weight = draw(rng, m, k, dtype=dtype, device=device), draw(rng, n, k, dtype=dtype, device=device, scale=k**-0.5)
-    offsets = draw(rng, n, dtype=dtype, device=device) if bias else None
-    parts = poison(config.split_k, m, n, dtype=torch.float32, device=device)
-    linear(x, weight, parts, config, LinearWorkspace.allocate(device, dtype), header(m, m, 0, device), bias=offsets)
-    expected = kernel_reference.linear(x.double(), weight, offsets)
-    close(parts.double().sum(0), expected, dtype, f"parts of linear {m}x{n}x{k} {config}")
 
 
 @dataclass

@@ -11,7 +11,8 @@ from support.models import kernel_reference, model_zoo
 from support.models.paged_batch import PagedBatches, Sequence
 
 from blinkpy.device.array_trees import map_arrays
-from blinkpy.kernels.linear.linear_config import LinearConfig, LinearTable
+from blinkpy.kernels.linear.linear_config import LinearConfig
+from blinkpy.kernels.linear.linear_table import LinearTable
 from blinkpy.kv.state import DECODE_ROWS, ROWS, TOKENS, Batch, Requests
 from blinkpy.models.cpu.cpu_step import CpuStep
 from blinkpy.models.description.decoder_description import read_architecture
@@ -87,7 +88,7 @@ class CublasTable(LinearTable):
     """Every product by cuBLAS (on the CPU, by torch): norms and SwiGLU are kernels of their own then, with scratch between."""
 
     def config(self, n: int, k: int, rows: int, dtype: torch.dtype, *, swiglu: bool = False) -> LinearConfig:
-        return LinearConfig(kind="cublas")
+        return LinearConfig("cublas")
 
 
 class TmaTable(LinearTable):
