@@ -12,7 +12,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -22,7 +22,11 @@ from triton.runtime.jit import JITFunction
 
 from blinkpy.device.cuda.cubin import SHARED_MEMORY_LIMIT, read_cubin
 from blinkpy.kernels import activation, embedding, norm
-from blinkpy.kernels.attention import decode_attention, prefill_attention, rotate_and_cache, split_plan
+from blinkpy.kernels.attention import rotate_and_cache, split_plan
+from blinkpy.kernels.attention.attention import attend
+from blinkpy.kernels.attention.attention_variants import AttentionCall, NewTokens, PagedKV
+from blinkpy.kernels.attention.prefill_attention import plan_prefill
+from blinkpy.kernels.batch_view import BatchView
 from blinkpy.kernels.last_tokens import last_tokens
 from blinkpy.kernels.linear.linear import can_leave_partials, linear
 from blinkpy.kernels.linear.linear_table import LinearTable
@@ -180,33 +184,24 @@ def launches(model: Shape, tokens: int, rows: int, mixed: bool, pdl: bool) -> It
     angles = meta(8192, model.head_dim // 2, dtype=torch.float32)
     head_weight = meta(model.head_dim, dtype=dtype)
     norms = (head_weight, head_weight) if model.qk_norm else None
-    mixed_heads = meta(tokens, model.heads * model.head_dim, dtype=dtype)
-    scale = model.head_dim**-0.5
+    attended = meta(tokens, model.heads * model.head_dim, dtype=dtype)
     yield lambda: embedding.embed(ids, meta(model.vocabulary, model.hidden, dtype=dtype), counts, hidden, pdl=pdl)
     yield lambda: norm.rms_norm(hidden, weight, 1e-5, counts, hidden, pdl=pdl)
     yield lambda: norm.rms_norm(hidden, weight, 1e-5, counts, hidden, hidden, pdl=pdl)
-    yield lambda: rotate_and_cache.rope_and_cache(
-        qkv, angles, angles, ids, ids, cache, cache, counts, heads=model.heads, norms=norms, pdl=pdl
-    )
+    new, paged, batch = NewTokens(qkv, angles, angles, norms), PagedKV(cache, cache, table), BatchView(counts, slots, starts, slots, slots, ids, ids)
+    yield lambda: rotate_and_cache.rope_and_cache(new, paged, batch, heads=model.heads, pdl=pdl)
     plan, last_plan = (split_plan.plan_decode(rows, model.kv_heads, 8192, SM_COUNT, dtype, mixed=m) for m in (mixed, False))
     workspace = split_plan.DecodeWorkspace.allocate(
         [(rows, plan), (rows, last_plan)], model.heads, model.kv_heads, model.head_dim, "meta"
     )
-    new = None if mixed else decode_attention.NewTokens(qkv, angles, angles, ids, norms)
-    yield lambda: decode_attention.decode_attention(
-        q, cache, cache, table, slots, slots, counts, mixed_heads, workspace, plan, rows=rows, scale=scale, new=new, pdl=pdl
-    )
+    call = AttentionCall(q, paged, batch, attended, rows, model.head_dim**-0.5, 0, workspace, None if mixed else new, pdl=pdl)
+    yield lambda: attend(call, plan)
     if mixed:
-        yield lambda: prefill_attention.prefill_attention(
-            q, cache, cache, table, slots, starts, slots, counts, mixed_heads, rows=rows, scale=scale, beside=True, pdl=pdl
-        )
+        yield lambda: attend(call, plan_prefill(dtype, SM_COUNT, overlap_prefill=True))
     yield from linear_launches(model, tokens, rows, pdl)
     last = meta(rows, model.hidden, dtype=dtype)
     if StepShape(tokens, rows, mixed).last_tokens_only:
-        ends: dict[str, Any] = {"rows": rows, "scale": scale, "query_starts": starts}
-        yield lambda: decode_attention.decode_attention(
-            q, cache, cache, table, slots, slots, counts, mixed_heads, workspace, last_plan, **ends, pdl=pdl
-        )
+        yield lambda: attend(replace(call, last_tokens=True), last_plan)
         yield lambda: last_tokens(hidden, starts, counts, last, counts, pdl=pdl)
         yield from linear_launches(model, rows, rows, pdl)
     yield lambda: norm.last_token_norm(hidden, weight, 1e-5, counts, starts, slots, last, hidden, pdl=pdl)

@@ -32,8 +32,12 @@ import triton
 import triton.language as tl
 
 from blinkpy.kernels import activation, norm
-from blinkpy.kernels.attention import decode_attention, prefill_attention, rotate_and_cache
+from blinkpy.kernels.attention.attention import attend
+from blinkpy.kernels.attention.attention_variants import AttentionCall, NewTokens, PagedKV
+from blinkpy.kernels.attention.prefill_attention import plan_prefill
+from blinkpy.kernels.attention.rotate_and_cache import rope_and_cache
 from blinkpy.kernels.attention.split_plan import DecodeWorkspace, plan_decode
+from blinkpy.kernels.batch_view import BatchView
 from blinkpy.kernels.linear.linear import leaves_partials, linear
 from blinkpy.kernels.linear.linear_table import LinearTable
 from blinkpy.kernels.linear.linear_variants import LinearCall, LinearWorkspace
@@ -138,6 +142,12 @@ def header(rows: int, tokens: int, decode: int) -> torch.Tensor:
     return torch.tensor([rows, tokens, decode, 0, 0, 0, 0, 0], device="cuda")
 
 
+def view(counts: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor) -> BatchView:
+    """A batch whose row and whose token i have the number i, as slot, position and cache slot."""
+    starts, lengths, ids = (array.to("cuda", torch.int32) for array in (starts, lengths, torch.arange(8192)))
+    return BatchView(counts, ids[: len(lengths)], starts, lengths, torch.ones_like(lengths), ids, ids)
+
+
 def agree(out: torch.Tensor, expected: torch.Tensor, what: str) -> None:
     error = float((out.float() - expected.float()).norm() / expected.float().norm())
     if not error < 2e-2:
@@ -203,19 +213,16 @@ class Bench:
         shape = (pages, model.kv_heads, page, model.head_dim)
         caches = [(rand(*shape), rand(*shape)) for _ in range(copies)]
         table = torch.randperm(pages, device="cuda").to(torch.int32).view(rows, per_row)
-        slots = torch.arange(rows, device="cuda", dtype=torch.int32)
         lengths = torch.full((rows,), context, device="cuda", dtype=torch.int32)
-        counts = header(rows, rows, rows)
         q, out = rand(rows, model.heads, model.head_dim), rand(rows, model.heads * model.head_dim)
         sm_count = torch.cuda.get_device_properties(0).multi_processor_count
         plan = plan_decode(rows, model.kv_heads, max(context, 8192), sm_count)
         workspace = DecodeWorkspace.allocate([(rows, plan)], model.heads, model.kv_heads, model.head_dim, "cuda")
+        batch, scale = view(header(rows, rows, rows), torch.arange(rows + 1), lengths), model.head_dim**-0.5
 
         def ours() -> None:
             for k, v in caches:
-                decode_attention.decode_attention(
-                    q, k, v, table, slots, lengths, counts, out, workspace, plan, rows=rows, scale=model.head_dim**-0.5
-                )
+                attend(AttentionCall(q, PagedKV(k, v, table), batch, out, rows, scale, workspace=workspace), plan)
 
         k, v = (c[table.long()].transpose(2, 3).reshape(rows, per_row * page, model.kv_heads, -1)[:, :context].transpose(1, 2)
                 for c in caches[-1])  # fmt: skip
@@ -236,14 +243,11 @@ class Bench:
         k, v = (rand(pages, model.kv_heads, page, model.head_dim) for _ in range(2))
         table = torch.randperm(pages, device="cuda").to(torch.int32)[None]
         q, out = rand(tokens, model.heads, model.head_dim), rand(tokens, model.heads * model.head_dim)
-        slots, starts, lengths = (
-            torch.tensor(values, device="cuda", dtype=torch.int32) for values in ([0], [0, tokens], [context])
-        )
-        counts = header(1, tokens, 0)
+        batch = view(header(1, tokens, 0), torch.tensor([0, tokens]), torch.tensor([context]))
+        call = AttentionCall(q, PagedKV(k, v, table), batch, out, 1, model.head_dim**-0.5)
 
         def ours() -> None:
-            scale = model.head_dim**-0.5
-            prefill_attention.prefill_attention(q, k, v, table, slots, starts, lengths, counts, out, rows=1, scale=scale)
+            attend(call, plan_prefill(torch.bfloat16))
 
         kd, vd = (c[table[0].long()].transpose(1, 2).reshape(pages * page, model.kv_heads, -1)[:context].transpose(0, 1)[None]
                   for c in (k, v))  # fmt: skip
@@ -288,10 +292,11 @@ class Bench:
         keys, values = (rand(tokens, model.kv_heads, 16, model.head_dim) for _ in range(2))
         angles = torch.zeros(8192, model.head_dim // 2, device="cuda")
         ids = torch.arange(tokens, device="cuda", dtype=torch.int32)
+        batch, new, cache = view(counts, ids, ids), NewTokens(qkv, angles, angles), PagedKV(keys, values, ids[None])
 
         def rotated() -> None:
             for _ in range(copies):
-                rotate_and_cache.rope_and_cache(qkv, angles, angles, ids, ids, keys, values, counts, heads=model.heads)
+                rope_and_cache(new, cache, batch, heads=model.heads)
 
         self.add("rope_and_cache", f"{name} T={tokens}", graph_ms(rotated) / copies, qkv.numel() * 4)
         wide, inner = rand(tokens, 2 * model.width), rand(tokens, model.width)

@@ -53,8 +53,8 @@ def test_rope(rng: np.random.Generator, dtype: torch.dtype, shape: int, norm: bo
 def test_attention_of_a_mixed_batch(rng: np.random.Generator, dtype: torch.dtype, shape: dict[str, int]) -> None:
     lengths = [1] * 9 + [300, 77, 2, 128, 33]
     contexts = [1, 63, 64, 65, 129, 1000, 2500, 17, 16, 300, 900, 2, 1128, 512]
-    for beside in (False, True):
-        cases.attention_case(rng, CUDA, dtype, lengths, contexts, beside=beside, bucket_tokens=640, bucket_rows=32, **shape)
+    for overlap in (False, True):
+        cases.attention_case(rng, CUDA, dtype, lengths, contexts, overlap=overlap, bucket_tokens=640, bucket_rows=32, **shape)
 
 
 @both_dtypes
@@ -86,8 +86,8 @@ def test_many_decode_rows(rng: np.random.Generator) -> None:
     plan, mixed = (plan_decode(256, 8, 8192, sm_count, mixed=mixed) for mixed in (False, True))
     for chosen in (plan, mixed, DecodePlan(splits=2, min_tiles=1, block_n=64)):
         cases.attention_case(
-            rng, CUDA, torch.bfloat16, [1] * 200, contexts, page=16, plan=chosen, beside=chosen.beside, bucket_tokens=256,
-            bucket_rows=256, **LLAMA,
+            rng, CUDA, torch.bfloat16, [1] * 200, contexts, page=16, plan=chosen, overlap=chosen.overlap_prefill,
+            bucket_tokens=256, bucket_rows=256, **LLAMA,
         )  # fmt: skip
 
 

@@ -4,23 +4,12 @@ from __future__ import annotations
 
 import math
 
-import torch
 import triton
 import triton.language as tl
 
-from blinkpy.kernels.launch import (
-    check_one_device,
-    check_tensor,
-)
-
 LOG2_E = math.log2(math.e)
-
 MASKED = tl.constexpr(-1.0e30)
 """Score of a hidden position: finite, so that a tile without visible positions gives no NaN."""
-
-MAX_GROUP = 16
-
-MAX_HEAD_DIM = 256
 
 
 @triton.jit
@@ -66,22 +55,3 @@ def attend_tile(
     accumulator = accumulator * shrink[:, None]
     accumulator = tl.dot(weight.to(v.dtype), v, accumulator, input_precision=PRECISION)
     return accumulator, new_maximum, total
-
-
-def check_attention(q, k_cache, v_cache, page_table, row_slots, context_lengths, counts, out) -> None:
-    """Raise ValueError or TypeError unless the arguments of an attention launch fit together."""
-    check_tensor(k_cache, "k_cache", (None, None, None, None))
-    check_tensor(v_cache, "v_cache", tuple(k_cache.shape), k_cache.dtype)
-    _, kv_heads, page_size, head_dim = k_cache.shape
-    check_tensor(q, "q", (None, None, head_dim), k_cache.dtype, row_strided=True)
-    heads = q.shape[1]
-    check_tensor(out, "out", (None, heads * head_dim), k_cache.dtype)
-    check_tensor(page_table, "page_table", (None, None), torch.int32)
-    check_tensor(row_slots, "row_slots", (None,), torch.int32)
-    check_tensor(context_lengths, "context_lengths", (None,), torch.int32)
-    check_tensor(counts, "counts", (8,), torch.int64)
-    check_one_device(q, k_cache, v_cache, page_table, row_slots, context_lengths, counts, out)
-    if heads % kv_heads or heads // kv_heads > MAX_GROUP:
-        raise ValueError(f"{heads} query heads over {kv_heads} key/value heads: the group must be 1 to {MAX_GROUP}")
-    if head_dim > MAX_HEAD_DIM or page_size & (page_size - 1):
-        raise ValueError(f"head dimension {head_dim} over {MAX_HEAD_DIM}, or page size {page_size} not a power of two")

@@ -6,10 +6,13 @@ import torch
 import triton
 import triton.language as tl
 
+from blinkpy.kernels.attention.attention_variants import NewTokens, PagedKV
+from blinkpy.kernels.batch_view import BatchView
 from blinkpy.kernels.launch import (
     COUNT_TOKENS,
-    check_one_device,
-    check_tensor,
+    HEADER,
+    INDICES,
+    check_tensors,
     launch_options,
     release_successor,
     wait_for_predecessor,
@@ -109,60 +112,45 @@ def _rope_and_cache(
         tl.store(v_cache_ptr + value_at, x.to(v_cache_ptr.dtype.element_ty), mask=kept & (head >= H + KVH))
 
 
-def rope_and_cache(
-    qkv: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    positions: torch.Tensor,
-    cache_slots: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    counts: torch.Tensor,
-    *,
-    heads: int,
-    norms: tuple[torch.Tensor, torch.Tensor] | None = None,
-    eps: float = 1e-6,
-    pdl: bool = False,
-) -> None:
+def rope_and_cache(new: NewTokens, cache: PagedKV, batch: BatchView, *, heads: int, pdl: bool = False) -> None:
     """Rotate the queries in place, write the rotated keys and the values to the cache.
 
-    qkv: [T, (heads + 2 * kv_heads) * head_dim]; its query part is replaced, the rest stays as it is.
-    cos, sin: float32 [max_len, rotary / 2]; rotary may be less than head_dim (partial rotary embedding), and every
-    scaling of the rotary embedding is in these tables. positions, cache_slots: int32 [at least T]; k_cache, v_cache:
-    [pages, kv_heads, page_size, head_dim]. norms: RMSNorm weights [head_dim] of queries and keys. Only the first
-    counts[TOKENS] tokens are touched. A token depends on itself alone.
+    The query part of new.qkv is replaced, the rest stays as it is. The rotary dimension may be less than head_dim (partial rotary
+    embedding), and every scaling of the rotary embedding is in cos and sin. Only the first counts[TOKENS] tokens are touched. A
+    token depends on itself alone. Raises ValueError or TypeError where shapes, dtypes or devices do not fit together.
     """
-    _, kv_heads, page_size, head_dim = k_cache.shape
-    tokens = qkv.shape[0]
-    rotary = 2 * cos.shape[-1]
-    check_tensor(qkv, "qkv", (None, (heads + 2 * kv_heads) * head_dim))
-    check_tensor(k_cache, "k_cache", (None, kv_heads, page_size, head_dim), qkv.dtype)
-    check_tensor(v_cache, "v_cache", tuple(k_cache.shape), qkv.dtype)
-    check_tensor(cos, "cos", (None, None), torch.float32)
-    check_tensor(sin, "sin", tuple(cos.shape), torch.float32)
-    check_tensor(positions, "positions", (None,), torch.int32)
-    check_tensor(cache_slots, "cache_slots", (None,), torch.int32)
-    check_tensor(counts, "counts", (8,), torch.int64)
+    (qkv, cos, sin, norms, eps), (keys, values, _) = new, cache
+    _, kv_heads, page_size, head_dim = keys.shape
+    tokens, rotary, size, (q_norm, k_norm) = len(qkv), 2 * cos.shape[-1], heads + 2 * kv_heads, norms or (None, None)
+    check_tensors(
+        (qkv, "qkv", (None, size * head_dim)),
+        (keys, "keys", (None, kv_heads, page_size, head_dim), qkv.dtype),
+        (values, "values", tuple(keys.shape), qkv.dtype),
+        (cos, "cos", (None, None), torch.float32),
+        (sin, "sin", tuple(cos.shape), torch.float32),
+        (batch.positions, "positions", *INDICES),
+        (batch.cache_slots, "cache_slots", *INDICES),
+        (batch.counts, "counts", *HEADER),
+        (q_norm, "q norm", (head_dim,)),
+        (k_norm, "k norm", (head_dim,)),
+    )
     if rotary > head_dim:
         raise ValueError(f"rotary dimension {rotary} is over the head dimension {head_dim}")
-    if len(positions) < tokens or len(cache_slots) < tokens:
-        raise ValueError(f"positions [{len(positions)}] or cache_slots [{len(cache_slots)}] too short for {tokens} tokens")
-    for name, weight in zip(("q norm", "k norm"), norms or (), strict=False):
-        check_tensor(weight, name, (head_dim,))
-    check_one_device(qkv, cos, sin, positions, cache_slots, k_cache, v_cache, counts, *(norms or ()))
+    if len(batch.positions) < tokens or len(batch.cache_slots) < tokens:
+        raise ValueError(f"positions [{len(batch.positions)}] or cache_slots [{len(batch.cache_slots)}] for {tokens} tokens")
     block = triton.next_power_of_2(head_dim)
-    per_program = min(triton.next_power_of_2(heads + 2 * kv_heads), max(1, 1024 // block))
-    _rope_and_cache[(tokens, triton.cdiv(heads + 2 * kv_heads, per_program))](
+    per_program = min(triton.next_power_of_2(size), max(1, 1024 // block))
+    _rope_and_cache[(tokens, triton.cdiv(size, per_program))](
         qkv,
-        norms[0] if norms else qkv,
-        norms[1] if norms else qkv,
+        qkv if q_norm is None else q_norm,
+        qkv if k_norm is None else k_norm,
         cos,
         sin,
-        positions,
-        cache_slots,
-        k_cache,
-        v_cache,
-        counts,
+        batch.positions,
+        batch.cache_slots,
+        keys,
+        values,
+        batch.counts,
         eps,
         H=heads,
         KVH=kv_heads,

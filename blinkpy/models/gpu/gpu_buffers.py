@@ -46,15 +46,15 @@ class Buffers:
 
 @dataclass
 class ResidualStream:
-    """The residual stream while a step is launched: a line for each token or, where the last layer has narrowed it, for each
-    row's last token."""
+    """The residual stream while a step is launched: a row for each token or, once only the rows' last
+    tokens are left, for each of these."""
 
     hidden: torch.Tensor  # [M, hidden]
-    counts: torch.Tensor  # int64 [8] batch header, whose TOKENS says how many of the lines there are
+    counts: torch.Tensor  # int64 [8] batch header, whose TOKENS is how many of the rows there are
     partials: torch.Tensor | None = None  # float32 [parts, M, hidden] what hidden still lacks
 
     @property
-    def lines(self) -> int:
+    def rows(self) -> int:
         """M, of the bucket."""
         return self.hidden.shape[0]
 

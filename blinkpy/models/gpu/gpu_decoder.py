@@ -12,10 +12,12 @@ from dataclasses import replace
 
 import torch
 
-from blinkpy.kernels.attention.decode_attention import NewTokens, decode_attention
-from blinkpy.kernels.attention.prefill_attention import prefill_attention
+from blinkpy.kernels.attention.attention import attend
+from blinkpy.kernels.attention.attention_variants import AttentionCall, NewTokens, PagedKV
+from blinkpy.kernels.attention.prefill_attention import plan_prefill
 from blinkpy.kernels.attention.rotate_and_cache import rope_and_cache
 from blinkpy.kernels.attention.split_plan import DecodePlan, DecodeWorkspace, plan_decode
+from blinkpy.kernels.batch_view import BatchView
 from blinkpy.kernels.embedding import embed
 from blinkpy.kernels.last_tokens import last_tokens
 from blinkpy.kernels.linear.linear import can_fuse, can_leave_partials, leaves_partials, linear
@@ -68,14 +70,15 @@ class GpuDecoder:
             for s in shapes
             for mixed in (False, True)
         }
-        self.sm_count = sm_count
+        self.prefill_plan = plan_prefill(dtype, sm_count, overlap_prefill=True)
+        self.view = BatchView.of(batch)
         sizes = [(rows, plan) for (rows, _), plan in self.plans.items()]
         self.attention_workspace = DecodeWorkspace.allocate(sizes, a.heads, a.kv_heads, a.head_dim, device)
         # Norms are fused or taken into `normed`, so what cuBLAS needs scratch for is gate and up before SwiGLU joins them.
         self.linear_workspace = LinearWorkspace.allocate(device, dtype, rows=tokens * 2 * a.intermediate_size)
         if any(a.sparse):
-            lines = {s.tokens for s in shapes} | {s.rows for s in shapes if s.last_tokens_only}
-            self.experts = ExpertBuffers.allocate(a, lines, dtype, device)
+            rows_of_stream = {s.tokens for s in shapes} | {s.rows for s in shapes if s.last_tokens_only}
+            self.experts = ExpertBuffers.allocate(a, rows_of_stream, dtype, device)
 
     def layers(self, shape: StepShape) -> None:
         """Launch the embedding and the layers of a step, on the current stream. With `last_tokens_only`, the last layer ends with
@@ -84,7 +87,7 @@ class GpuDecoder:
         self.stream = ResidualStream(self.buffers.hidden[: shape.tokens], counts)
         embed(self.batch.token_ids, self.weights.embedding, counts, self.stream.hidden, pdl=self.pdl)
         for index, layer in enumerate(layers):
-            self._attention(shape, layer, index, narrow=shape.last_tokens_only and index == len(layers) - 1)
+            self._attention(shape, layer, index, last_tokens_only=shape.last_tokens_only and index == len(layers) - 1)
             self._mlp(layer)
 
     def output(self, shape: StepShape) -> torch.Tensor:
@@ -100,74 +103,38 @@ class GpuDecoder:
         self._linear(last, self.weights.lm_head, logits)
         return logits
 
-    def _attention(self, shape: StepShape, layer: LayerWeights, index: int, *, narrow: bool) -> None:
-        """narrow: keys and values of all tokens enter the cache, but only the rows' last tokens go on from there."""
-        a, batch, pdl = self.a, self.batch, self.pdl
+    def _attention(self, shape: StepShape, layer: LayerWeights, index: int, *, last_tokens_only: bool) -> None:
+        """last_tokens_only: keys and values of all tokens enter the cache, but only the rows' last tokens go on from there."""
+        a, pdl = self.a, self.pdl
         qkv = self.buffers.qkv[: shape.tokens]
         self._linear(self.stream.hidden, layer.qkv, qkv, norm=layer.input_norm, bias=layer.qkv_bias)
-        keys, values = self.cache.keys[index], self.cache.values[index]
         norms = (layer.q_norm, layer.k_norm) if layer.q_norm is not None and layer.k_norm is not None else None
-        fused = not shape.mixed  # decode attention rotates and caches by itself; prefill needs it done before
-        if not fused:
-            rope_and_cache(
-                qkv,
-                self.cos,
-                self.sin,
-                batch.positions,
-                batch.cache_slots,
-                keys,
-                values,
-                batch.counts,
-                heads=a.heads,
-                norms=norms,
-                eps=a.rms_norm_eps,
-                pdl=pdl,
-            )
-        if narrow:
-            self._narrow(shape)
-        attended = self.buffers.attended[: self.stream.lines]
-        queries = qkv.view(shape.tokens, a.heads + 2 * a.kv_heads, a.head_dim)[:, : a.heads]
-        scale, window = a.head_dim**-0.5, a.windows[index]
-        chunks = shape.mixed and not narrow
-        if chunks:
-            prefill_attention(
-                queries,
-                keys,
-                values,
-                self.requests.page_table,
-                batch.row_slots,
-                batch.query_starts,
-                batch.context_lengths,
-                batch.counts,
-                attended,
-                rows=shape.rows,
-                scale=scale,
-                window=window,
-                sm_count=self.sm_count,
-                beside=True,
-                pdl=pdl,
-            )
-        decode_attention(
-            queries,
-            keys,
-            values,
-            self.requests.page_table,
-            batch.row_slots,
-            batch.context_lengths,
-            batch.counts,
-            attended,
+        new = NewTokens(qkv, self.cos, self.sin, norms, a.rms_norm_eps)
+        cache = PagedKV(self.cache.keys[index], self.cache.values[index], self.requests.page_table)
+        if shape.mixed:  # prefill needs it done before; else decode attention rotates and caches by itself
+            rope_and_cache(new, cache, self.view, heads=a.heads, pdl=pdl)
+        if last_tokens_only:
+            self._keep_last_tokens(shape)
+        call = AttentionCall(
+            qkv.view(shape.tokens, a.heads + 2 * a.kv_heads, a.head_dim)[:, : a.heads],
+            cache,
+            self.view,
+            self.buffers.attended[: self.stream.rows],
+            shape.rows,
+            a.head_dim**-0.5,
+            a.windows[index],
             self.attention_workspace,
-            self.plans[shape.rows, chunks],
-            rows=shape.rows,
-            scale=scale,
-            window=window,
-            query_starts=batch.query_starts if narrow else None,
-            new=NewTokens(qkv, self.cos, self.sin, batch.cache_slots, norms, a.rms_norm_eps) if fused else None,
-            pdl=pdl,
+            None if shape.mixed else new,
+            last_tokens_only,
+            pdl,
         )
-        self._add_linear(attended, layer.o, layer.o_bias, norm_follows=layer.router is None)
+        chunks = shape.mixed and not last_tokens_only
+        if chunks:
+            attend(call, self.prefill_plan)
+        attend(call, self.plans[shape.rows, chunks])
+        self._add_linear(call.out, layer.o, layer.o_bias, norm_follows=layer.router is None)
 
-    def _narrow(self, shape: StepShape) -> None:
+    def _keep_last_tokens(self, shape: StepShape) -> None:
         """Go on with the residual stream of the rows' last tokens. Nothing may be left to add to it."""
         whole, buffers = self.stream, self.buffers
         self.stream = ResidualStream(buffers.last_hidden[: shape.rows], buffers.last_counts)
@@ -178,13 +145,13 @@ class GpuDecoder:
         if layer.router is not None:
             self._experts(layer, layer.router)
             return
-        inner = self.buffers.inner[: self.stream.lines]
+        inner = self.buffers.inner[: self.stream.rows]
         self._linear(self.stream.hidden, layer.gate_up, inner, norm=layer.post_norm, bias=layer.gate_up_bias, swiglu=True)
         self._add_linear(inner, layer.down, layer.down_bias, norm_follows=True)
 
     def _experts(self, layer: LayerWeights, router: torch.Tensor) -> None:
         a, scratch, pdl = self.a, self.experts, self.pdl
-        hidden, counts, lines = self.stream.hidden, self.stream.counts, self.stream.lines
+        hidden, counts, lines = self.stream.hidden, self.stream.counts, self.stream.rows
         if scratch is None:
             raise ValueError("a layer has a router, but the architecture has no experts")
         logits = scratch.router[:lines]
@@ -205,7 +172,7 @@ class GpuDecoder:
 
     def _norm(self, weight: torch.Tensor) -> torch.Tensor:
         """The norm of the residual stream, completed first, for what does not take it fused."""
-        normed = self.buffers.normed[: self.stream.lines]
+        normed = self.buffers.normed[: self.stream.rows]
         source, residual = self.stream.take()
         rms_norm(source, weight, self.a.rms_norm_eps, self.stream.counts, normed, residual, pdl=self.pdl)
         return normed

@@ -8,6 +8,7 @@ padding was neither written nor read. A case returns nothing and raises Assertio
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,10 +16,11 @@ from support.models import kernel_reference
 from torch import Tensor
 
 from blinkpy.kernels.activation import swiglu
-from blinkpy.kernels.attention.decode_attention import NewTokens, decode_attention
-from blinkpy.kernels.attention.prefill_attention import PrefillPlan, prefill_attention
+from blinkpy.kernels.attention.attention import attend
+from blinkpy.kernels.attention.attention_variants import VARIANTS, AttentionCall, NewTokens, PagedKV
 from blinkpy.kernels.attention.rotate_and_cache import rope_and_cache
 from blinkpy.kernels.attention.split_plan import DecodePlan, DecodeWorkspace
+from blinkpy.kernels.batch_view import BatchView
 from blinkpy.kernels.embedding import embed
 from blinkpy.kernels.last_tokens import last_tokens
 from blinkpy.kernels.linear.linear import linear
@@ -89,13 +91,8 @@ def ints(values: object, device: str) -> Tensor:
 class Ragged:
     """A random batch of decode rows and prefill chunks over a scattered page table."""
 
-    counts: Tensor
-    row_slots: Tensor
-    query_starts: Tensor
-    context_lengths: Tensor
+    view: BatchView
     page_table: Tensor
-    positions: Tensor
-    cache_slots: Tensor
     lengths: list[int]
     contexts: list[int]
     tokens: int
@@ -141,10 +138,10 @@ def ragged(
         span = slice(starts[row], starts[row] + lengths[row])
         positions[span] = position
         cache_slots[span] = pages[position // page] * page + position % page
-    return Ragged(
-        header(rows, tokens, decode_rows, device), ints(row_slots, device), ints(starts, device), ints(context_lengths, device),
-        ints(table, device), ints(positions, device), ints(cache_slots, device), lengths, contexts, tokens, decode_rows, total,
-    )  # fmt: skip
+    emits = np.ones(bucket_rows)
+    arrays = [ints(array, device) for array in (row_slots, starts, context_lengths, emits, positions, cache_slots)]
+    view = BatchView(header(rows, tokens, decode_rows, device), *arrays)
+    return Ragged(view, ints(table, device), lengths, contexts, tokens, decode_rows, total)
 
 
 def norm_case(rng: np.random.Generator, device: str, dtype: torch.dtype, tokens: int, bucket: int, hidden: int) -> None:
@@ -209,22 +206,22 @@ def rope_case(
         bucket_rows=bucket,
         device=device,
     )
-    batch.cache_slots[tokens - 1] = -1  # a token that is not to be cached
+    batch.view.cache_slots[tokens - 1] = -1  # a token that is not to be cached
     qkv = draw(rng, bucket, size * head_dim, dtype=dtype, device=device)
     cos, sin = (draw(rng, 128, rotary // 2, dtype=torch.float32, device=device) for _ in range(2))
-    norms = tuple(draw(rng, head_dim, dtype=dtype, device=device) for _ in range(2)) if norm else None
+    norms = (draw(rng, head_dim, dtype=dtype, device=device), draw(rng, head_dim, dtype=dtype, device=device)) if norm else None
     caches = [poison(batch.pages, kv_heads, page, head_dim, dtype=dtype, device=device) for _ in range(2)]
     out = qkv.clone()
-    rope_and_cache(out, cos, sin, batch.positions, batch.cache_slots, *caches, batch.counts, heads=heads, norms=norms, eps=1e-6)
+    rope_and_cache(NewTokens(out, cos, sin, norms), PagedKV(*caches, batch.page_table), batch.view, heads=heads)
     q, k, v = qkv.view(bucket, size, head_dim)[:tokens].double().split([heads, kv_heads, kv_heads], 1)
     if norms:
         q, k = kernel_reference.rms_norm(q, norms[0], 1e-6), kernel_reference.rms_norm(k, norms[1], 1e-6)
-    q, k = (kernel_reference.rope(t, cos, sin, batch.positions[:tokens]) for t in (q, k))
+    q, k = (kernel_reference.rope(t, cos, sin, batch.view.positions[:tokens]) for t in (q, k))
     found = out.view(bucket, size, head_dim)
     close(found[:tokens, :heads], q, dtype, "rotated queries")
     assert torch.equal(found[:, heads:], qkv.view(bucket, size, head_dim)[:, heads:])
     assert torch.equal(found[tokens:], qkv.view(bucket, size, head_dim)[tokens:])
-    slots = batch.cache_slots[: tokens - 1].long()
+    slots = batch.view.cache_slots[: tokens - 1].long()
     for cache, expected, name in zip(caches, (k, v), ("keys", "values"), strict=True):
         flat = cache.transpose(1, 2).reshape(-1, kv_heads, head_dim)
         close(flat[slots], expected[: tokens - 1], dtype, name)
@@ -235,11 +232,11 @@ def rope_case(
 
 def attention_case(
     rng: np.random.Generator, device: str, dtype: torch.dtype, lengths: list[int], contexts: list[int], *, heads: int,
-    kv_heads: int, head_dim: int, page: int, window: int = 0, plan: DecodePlan | None = None, block_m: int | None = None,
-    beside: bool = False, bucket_tokens: int, bucket_rows: int,
+    kv_heads: int, head_dim: int, page: int, window: int = 0, plan: DecodePlan | None = None, tiles: Any = None,
+    overlap: bool = False, bucket_tokens: int, bucket_rows: int,
 ) -> None:  # fmt: skip
-    """A mixed batch through both attention kernels, in the form for mixed steps or not; the decode kernel twice, since it must
-    leave its counters at zero."""
+    """A mixed batch through a variant for decode rows and one for chunks, in the form for mixed steps or not; the first twice,
+    since it must leave its counters at zero."""
     batch = ragged(rng, lengths, contexts, page=page, bucket_tokens=bucket_tokens, bucket_rows=bucket_rows, device=device)
     size = heads + 2 * kv_heads
     qkv = draw(rng, bucket_tokens, size * head_dim, dtype=dtype, device=device)
@@ -248,59 +245,48 @@ def attention_case(
     for _ in range(2):  # only what belongs to a sequence is finite
         cache = poison(batch.pages, kv_heads, page, head_dim, dtype=dtype, device=device)
         for row, context in enumerate(batch.contexts):
-            pages = batch.page_table[batch.row_slots[row]]
+            pages = batch.page_table[batch.view.row_slots[row]]
             at = torch.arange(context, device=device)
             values = draw(rng, context, kv_heads, head_dim, dtype=dtype, device=device)
             cache[pages[at // page].long(), :, at % page] = values
         caches.append(cache)
     scale = head_dim**-0.5
-    shared = (batch.page_table, batch.row_slots)
-    block_n = 64 if dtype == torch.bfloat16 else 32
-    plan = replace(plan or DecodePlan(splits=4, min_tiles=1, block_n=block_n), beside=beside)
-    tiles = None if block_m is None else PrefillPlan(block_m, block_n, warps=4, stages=2)
+    plan = replace(plan or VARIANTS["split"].plans(dtype)[0], overlap_prefill=overlap)
     sm_count = int(rng.integers(1, 133))  # few of them take several tiles each
+    tiles = replace(tiles or VARIANTS["tiles"].plans(dtype)[0], sm_count=sm_count, overlap_prefill=overlap)
     workspace = DecodeWorkspace.allocate([(bucket_rows, plan)], heads, kv_heads, head_dim, device)
+    make, rows, given = {"dtype": dtype, "device": device}, min(bucket_rows, bucket_tokens), batch.view
+    call = AttentionCall(q, PagedKV(*caches, batch.page_table), given, q, rows, scale, window, workspace)
     outs = []
     for _ in range(2):
-        out = poison(bucket_tokens, heads * head_dim, dtype=dtype, device=device)
-        rows = min(bucket_rows, bucket_tokens)
-        decode_attention(
-            q, *caches, *shared, batch.context_lengths, batch.counts, out, workspace, plan, rows=rows, scale=scale, window=window
-        )
+        out = poison(bucket_tokens, heads * head_dim, **make)
+        attend(replace(call, out=out), plan)
         assert not workspace.arrivals.any()
         untouched(out[batch.decode_rows :], "decode attention")
-        prefill_attention(
-            q, *caches, *shared, batch.query_starts, batch.context_lengths, batch.counts, out, rows=rows, scale=scale,
-            window=window, plan=tiles, sm_count=sm_count, beside=beside,
-        )  # fmt: skip
+        attend(replace(call, out=out), tiles)
         untouched(out[batch.tokens :], "attention")
         outs.append(out)
     assert torch.equal(outs[0][: batch.tokens], outs[1][: batch.tokens]), "two runs differ"
     if batch.decode_rows:  # the first row on its own in the same bucket: not one bit may change
-        alone = poison(bucket_tokens, heads * head_dim, dtype=dtype, device=device)
-        decode_attention(
-            q, *caches, *shared, batch.context_lengths, header(1, 1, 1, device), alone, workspace, plan, rows=rows, scale=scale,
-            window=window,
-        )  # fmt: skip
+        alone = poison(bucket_tokens, heads * head_dim, **make)
+        attend(replace(call, out=alone, batch=given._replace(counts=header(1, 1, 1, device))), plan)
         assert torch.equal(alone[0], outs[0][0]), "a decode row depends on its neighbours"
         untouched(alone[1:], "decode attention")
     present, lasts = len(batch.lengths), []
     for count in (present, present, max(1, present - 1)):  # twice, then without the last row
-        last = poison(bucket_rows, heads * head_dim, dtype=dtype, device=device)
-        decode_attention(
-            q, *caches, *shared, batch.context_lengths, header(count, batch.tokens, batch.decode_rows, device), last, workspace,
-            replace(plan, beside=False), rows=rows, scale=scale, window=window, query_starts=batch.query_starts,
-        )  # fmt: skip
+        last = poison(bucket_rows, heads * head_dim, **make)
+        some = given._replace(counts=header(count, batch.tokens, batch.decode_rows, device))
+        attend(replace(call, out=last, batch=some, last_tokens=True), replace(plan, overlap_prefill=False))
         assert not workspace.arrivals.any()
         untouched(last[count:], "attention of last tokens")
         lasts.append(last)
     assert torch.equal(lasts[0][:present], lasts[1][:present]), "two runs differ"
     assert torch.equal(lasts[0][:count], lasts[2][:count]), "a last token depends on its neighbours"
-    if not beside:  # else the splits are others
+    if not overlap:  # else the splits are others
         assert torch.equal(lasts[0][: batch.decode_rows], outs[0][: batch.decode_rows]), "a decode row is its own last token"
     start = 0
     for row, (length, context) in enumerate(zip(batch.lengths, batch.contexts, strict=True)):
-        pages = batch.page_table[batch.row_slots[row]]
+        pages = batch.page_table[batch.view.row_slots[row]]
         expected = kernel_reference.attention(q[start : start + length], *caches, pages, context, scale, window)
         found = outs[0][start : start + length].view(length, heads, head_dim)
         close(found, expected, dtype, f"row {row}: {length} tokens of {context}")
@@ -316,9 +302,9 @@ def new_tokens_case(
     rows, size = len(contexts), heads + 2 * kv_heads
     batch = ragged(rng, [1] * rows, contexts, page=page, bucket_tokens=bucket, bucket_rows=bucket, device=device)
     silent = rows - 1  # a token that is not to be cached
-    written = batch.cache_slots[:silent].long()
-    own = int(batch.cache_slots[silent])
-    batch.cache_slots[silent] = -1
+    written = batch.view.cache_slots[:silent].long()
+    own = int(batch.view.cache_slots[silent])
+    batch.view.cache_slots[silent] = -1
     qkv = draw(rng, bucket, size * head_dim, dtype=dtype, device=device)
     given = qkv.clone()
     heads_of = qkv.view(bucket, size, head_dim)
@@ -327,22 +313,20 @@ def new_tokens_case(
     q, k, v = heads_of[:rows].double().split([heads, kv_heads, kv_heads], 1)
     if norms is not None:
         q, k = kernel_reference.rms_norm(q, norms[0], 1e-6), kernel_reference.rms_norm(k, norms[1], 1e-6)
-    q, k = (kernel_reference.rope(t, cos, sin, batch.positions[:rows]) for t in (q, k))
+    q, k = (kernel_reference.rope(t, cos, sin, batch.view.positions[:rows]) for t in (q, k))
     workspace = DecodeWorkspace.allocate([(bucket, plan)], heads, kv_heads, head_dim, device)
     start = [poison(batch.pages, kv_heads, page, head_dim, dtype=dtype, device=device) for _ in range(2)]
     for cache in start:
         for row, context in enumerate(batch.contexts):
             at = torch.arange(context - 1, device=device)
-            pages = batch.page_table[batch.row_slots[row]][at // page].long()
+            pages = batch.page_table[batch.view.row_slots[row]][at // page].long()
             cache[pages, :, at % page] = draw(rng, context - 1, kv_heads, head_dim, dtype=dtype, device=device)
     outs = []
     for _ in range(repeats(device)):
         caches, out = [cache.clone() for cache in start], poison(bucket, heads * head_dim, dtype=dtype, device=device)
-        decode_attention(
-            heads_of[:, :heads], *caches, batch.page_table, batch.row_slots, batch.context_lengths, batch.counts, out, workspace,
-            plan, rows=bucket, scale=head_dim**-0.5, window=window,
-            new=NewTokens(qkv, cos, sin, batch.cache_slots, norms, 1e-6),
-        )  # fmt: skip
+        cache = PagedKV(*caches, batch.page_table)
+        new = NewTokens(qkv, cos, sin, norms)
+        attend(AttentionCall(heads_of[:, :heads], cache, batch.view, out, bucket, head_dim**-0.5, window, workspace, new), plan)
         assert not workspace.arrivals.any()
         outs.append(out)
     assert torch.equal(qkv, given)
@@ -356,7 +340,7 @@ def new_tokens_case(
         assert torch.equal(flat[rest].nan_to_num(9.0), flat_before[rest].nan_to_num(9.0)), f"other {name} were written"
         cache[own // page, :, own % page] = expected[silent].to(dtype)  # the kernel sees it all the same
     for row, context in enumerate(batch.contexts):
-        pages = batch.page_table[batch.row_slots[row]]
+        pages = batch.page_table[batch.view.row_slots[row]]
         result = kernel_reference.attention(q[row : row + 1].to(dtype), *caches, pages, context, head_dim**-0.5, window)
         close(outs[0][row].view(1, heads, head_dim), result, dtype, f"row {row} of context {context}")
 
