@@ -33,11 +33,15 @@ from blinkpy.kernels.linear.linear_table import LinearTable
 from blinkpy.kernels.linear.linear_variants import LinearCall, LinearWorkspace
 from blinkpy.kernels.moe import routing
 from blinkpy.kernels.moe.expert_config import ExpertShape, ExpertTable
-from blinkpy.kernels.moe.expert_gemv import GEMV_TOKENS, expert_gemv
-from blinkpy.kernels.moe.grouped_experts import experts
-from blinkpy.kernels.sampling import record_logprobs, sampler
+from blinkpy.kernels.moe.expert_variants import ExpertCall, ExpertWorkspace
+from blinkpy.kernels.moe.experts import experts, plan_experts
+from blinkpy.kernels.sampling.record_logprobs import write_logprobs
+from blinkpy.kernels.sampling.sample_tokens import sample_tokens
+from blinkpy.kernels.sampling.sampling_variants import VARIANTS as SAMPLERS
+from blinkpy.kernels.sampling.sampling_variants import RequestView, SamplingCall, SamplingWorkspace
 from blinkpy.models.gpu.step_shapes import StepShape
 from blinkpy.queues.logprob_record import LOGPROB_ENTRIES
+from blinkpy.queues.submission import SQ_ENTRY_WORDS
 
 CAPABILITY = 90
 REGISTER_LIMIT = 255
@@ -188,7 +192,8 @@ def launches(model: Shape, tokens: int, rows: int, mixed: bool, pdl: bool) -> It
     yield lambda: embedding.embed(ids, meta(model.vocabulary, model.hidden, dtype=dtype), counts, hidden, pdl=pdl)
     yield lambda: norm.rms_norm(hidden, weight, 1e-5, counts, hidden, pdl=pdl)
     yield lambda: norm.rms_norm(hidden, weight, 1e-5, counts, hidden, hidden, pdl=pdl)
-    new, paged, batch = NewTokens(qkv, angles, angles, norms), PagedKV(cache, cache, table), BatchView(counts, slots, starts, slots, slots, ids, ids)
+    new, paged = NewTokens(qkv, angles, angles, norms), PagedKV(cache, cache, table)
+    batch = BatchView(counts, slots, starts, slots, slots, ids, ids)
     yield lambda: rotate_and_cache.rope_and_cache(new, paged, batch, heads=model.heads, pdl=pdl)
     plan, last_plan = (split_plan.plan_decode(rows, model.kv_heads, 8192, SM_COUNT, dtype, mixed=m) for m in (mixed, False))
     workspace = split_plan.DecodeWorkspace.allocate(
@@ -210,13 +215,14 @@ def launches(model: Shape, tokens: int, rows: int, mixed: bool, pdl: bool) -> It
 
 def sampling_launches(model: Shape, rows: int, pdl: bool) -> Iterator[Callable[[], None]]:
     logits = meta(rows, model.vocabulary, dtype=torch.float32)
-    entry, tokens = meta(512, 32, dtype=torch.int32), meta(512, 8192, dtype=torch.int32)
     by_slot, by_row = meta(512, dtype=torch.int32), meta(rows, dtype=torch.int32)
-    counts = meta(8, dtype=torch.int64)
-    workspace = sampler.SamplingWorkspace.allocate(rows, model.vocabulary, "meta")
-    yield lambda: sampler.sample(logits, entry, tokens, by_slot, by_row, by_row, by_row, counts, by_row, workspace, pdl=pdl)
-    records = meta(rows, LOGPROB_ENTRIES, dtype=torch.int64)
-    yield lambda: record_logprobs.logprobs(logits, by_row, entry, by_row, by_row, counts, records, workspace, pdl=pdl)
+    requests = RequestView(meta(512, SQ_ENTRY_WORDS, dtype=torch.int32), meta(512, 8192, dtype=torch.int32), by_slot)
+    batch, records = BatchView(meta(8, dtype=torch.int64), *[by_row] * 6), meta(rows, LOGPROB_ENTRIES, dtype=torch.int64)
+    workspace = SamplingWorkspace.allocate(rows, model.vocabulary, "meta")
+    call = SamplingCall(logits, requests, batch, by_row, records, workspace, pdl)
+    for name in SAMPLERS:
+        yield lambda name=name: sample_tokens(call, name)
+    yield lambda: write_logprobs(call)
 
 
 def linear_launches(model: Shape, tokens: int, rows: int, pdl: bool) -> Iterator[Callable[[], None]]:
@@ -259,15 +265,11 @@ def expert_launches(model: Shape, tokens: int, pdl: bool) -> Iterator[Callable[[
     router = meta(model.experts, hidden, dtype=dtype)
     if tokens <= routing.FUSED_ROUTER_TOKENS:
         yield lambda: routing.router_logits(stream, scales, router, counts, stream, logits, pdl=pdl)
+    shape = ExpertShape(model.experts, top_k, hidden, width)
     weights = meta(model.experts, 2 * width, hidden, dtype=dtype), meta(model.experts, hidden, width, dtype=dtype)
-    inner, results = (meta(tokens * top_k * size, dtype=dtype) for size in (width, hidden))
-    if tokens <= GEMV_TOKENS:
-        yield lambda: expert_gemv(stream, logits, *weights, counts, stream, inner, top_k=top_k, normalize=True, pdl=pdl)
-        return
-    config = EXPERT_TABLE.config(ExpertShape(model.experts, top_k, hidden, width), tokens, dtype)
-    routed = routing.Routing.allocate(tokens, model.experts, top_k, config.block_m, "meta")
-    yield lambda: routing.route(logits, counts, routed, normalize=True, pdl=pdl)
-    yield lambda: experts(stream, *weights, routed, config, counts, stream, inner, results, pdl=pdl)
+    workspace = ExpertWorkspace.allocate(shape, tokens, dtype, "meta")
+    call = ExpertCall(stream, logits, *weights, counts, stream, workspace, top_k, True, pdl)
+    yield lambda: experts(call, plan_experts(shape, tokens, dtype, "meta", EXPERT_TABLE))
 
 
 def fits(launch: Callable[[], None]) -> bool:

@@ -41,11 +41,13 @@ from blinkpy.kernels.batch_view import BatchView
 from blinkpy.kernels.linear.linear import leaves_partials, linear
 from blinkpy.kernels.linear.linear_table import LinearTable
 from blinkpy.kernels.linear.linear_variants import LinearCall, LinearWorkspace
-from blinkpy.kernels.moe import routing
 from blinkpy.kernels.moe.expert_config import ExpertShape, ExpertTable
-from blinkpy.kernels.moe.expert_gemv import GEMV_TOKENS, expert_gemv
-from blinkpy.kernels.moe.grouped_experts import experts
-from blinkpy.kernels.sampling import sampler
+from blinkpy.kernels.moe.expert_variants import ExpertCall, ExpertWorkspace
+from blinkpy.kernels.moe.experts import experts, plan_experts
+from blinkpy.kernels.sampling.sample_tokens import sample_tokens
+from blinkpy.kernels.sampling.sampling_variants import RequestView, SamplingCall, SamplingWorkspace
+from blinkpy.queues.logprob_record import LOGPROB_ENTRIES
+from blinkpy.queues.submission import SQ_ENTRY_WORDS, WORD_REPETITION_PENALTY, WORD_TEMPERATURE, WORD_TOP_P
 
 CACHE_BYTES = 300_000_000
 """Inputs of one graph are at least this large together: several times the L2 cache."""
@@ -315,25 +317,19 @@ class Bench:
     def mixture(self, name: str, model: Model, tokens: int) -> None:
         """Routing and expert layers."""
         shape = ExpertShape(model.experts, model.top_k, model.hidden, model.width)
-        config = ExpertTable.load(torch.cuda.get_device_name()).config(shape, tokens, torch.bfloat16)
-        routed = routing.Routing.allocate(tokens, model.experts, model.top_k, config.block_m, "cuda")
+        plan = plan_experts(shape, tokens, torch.bfloat16, "cuda", ExpertTable.load(torch.cuda.get_device_name()))
         counts, logits = header(tokens, tokens, 0), torch.randn(tokens, model.experts, device="cuda")
         x, out = rand(tokens, model.hidden), rand(tokens, model.hidden)
         copies = 3
         gate_up = [rand(model.experts, 2 * model.width, model.hidden, scale=0.02) for _ in range(copies)]
         down = [rand(model.experts, model.hidden, model.width, scale=0.02) for _ in range(copies)]
-        inner, results = (rand(tokens * model.top_k * size) for size in (model.width, model.hidden))
+        workspace = ExpertWorkspace.allocate(shape, tokens, torch.bfloat16, "cuda")
 
         def ours() -> None:
-            for first, second in zip(gate_up, down, strict=True):
-                if tokens <= GEMV_TOKENS:
-                    expert_gemv(x, logits, first, second, counts, out, inner, top_k=model.top_k, normalize=True)
-                else:
-                    routing.route(logits, counts, routed, normalize=True)
-                    experts(x, first, second, routed, config, counts, out, inner, results)
+            for weights in zip(gate_up, down, strict=True):
+                experts(ExpertCall(x, logits, *weights, counts, out, workspace, model.top_k, True), plan)
 
-        routing.route(logits, counts, routed, normalize=True)
-        used = len(torch.unique(routed.ids))
+        used = len(torch.unique(logits.topk(model.top_k).indices))
         bytes_read = used * 3 * model.width * model.hidden * 2
         ms = graph_ms(ours) / copies
         flops = 6 * tokens * model.top_k * model.width * model.hidden
@@ -341,13 +337,10 @@ class Bench:
 
     def samplers(self, name: str, model: Model, rows: int) -> None:
         """Greedy, nucleus and unfiltered sampling, peaked and flat."""
-        from blinkpy.queues.submission import SQ_ENTRY_WORDS, WORD_REPETITION_PENALTY, WORD_TEMPERATURE, WORD_TOP_P
-
-        workspace = sampler.SamplingWorkspace.allocate(rows, model.vocabulary, "cuda")
-        ids = torch.arange(rows, device="cuda", dtype=torch.int32)
-        ones = torch.ones(rows, device="cuda", dtype=torch.int32)
-        tokens, sampled = torch.zeros(rows, 64, device="cuda", dtype=torch.int32), torch.zeros_like(ids)
-        counts = header(rows, rows, rows)
+        workspace = SamplingWorkspace.allocate(rows, model.vocabulary, "cuda")
+        ones, history = (torch.ones(shape, device="cuda", dtype=torch.int32) for shape in (rows, (rows, 64)))
+        batch = view(header(rows, rows, rows), torch.arange(rows + 1), ones)
+        records = torch.zeros(rows, LOGPROB_ENTRIES, device="cuda", dtype=torch.int64)
         for label, temperature, top_p, spread in (
             ("greedy", 0.0, 1.0, 3.0), ("top_p 0.95 peaked", 1.0, 0.95, 4.0), ("top_p 0.95 flat", 1.0, 0.95, 1.0),
             ("unfiltered flat", 1.0, 1.0, 1.0),
@@ -358,19 +351,10 @@ class Bench:
             reals[:, WORD_TEMPERATURE], reals[:, WORD_TOP_P] = temperature, top_p
             reals[:, WORD_REPETITION_PENALTY] = 1.0
 
+            call = SamplingCall(logits, RequestView(entry, history, ones), batch, torch.zeros_like(ones), records, workspace)
+
             def ours() -> None:
-                sampler.sample(
-                    logits,
-                    entry,
-                    tokens,
-                    ones,
-                    ids,
-                    ones,
-                    ones,
-                    counts,
-                    sampled,
-                    workspace,
-                )
+                sample_tokens(call)
 
             def sorted_draw() -> None:
                 probability = torch.softmax(logits, -1)

@@ -14,10 +14,12 @@ from blinkpy.kernels.linear.linear import leaves_partials, linear
 from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_table import LinearTable, default_config
 from blinkpy.kernels.linear.linear_variants import VARIANTS, LinearCall, LinearShape, LinearWorkspace
-from blinkpy.kernels.moe.expert_config import ExpertShape, ExpertTable, default_expert_config
-from blinkpy.kernels.moe.expert_gemv import GEMV_TOKENS
+from blinkpy.kernels.moe.expert_config import ExpertShape, ExpertTable
+from blinkpy.kernels.moe.expert_variants import VARIANTS as EXPERTS
+from blinkpy.kernels.moe.expert_variants import ExpertCase
 from blinkpy.kernels.norm import rms_norm
-from blinkpy.kernels.sampling.sampler import SamplingWorkspace
+from blinkpy.kernels.sampling.sampling_variants import VARIANTS as SAMPLERS
+from blinkpy.kernels.sampling.sampling_variants import SamplingWorkspace
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 CUDA = "cuda"
@@ -142,14 +144,13 @@ def test_logits(rng: np.random.Generator) -> None:
 
 
 @both_dtypes
-@pytest.mark.parametrize(("tokens", "bucket"), [(1, 1), (5, 8), (60, 64), (300, 512)])
-@pytest.mark.parametrize("one_expert", [False, True])
-def test_experts(rng: np.random.Generator, dtype: torch.dtype, tokens: int, bucket: int, one_expert: bool) -> None:
-    """Tiles without a table, and those that were measured for a shape of which this one is a smaller copy."""
-    shape = {"count": 128, "top_k": 8, "hidden": 512, "width": 256}
-    measured = ExpertTable.load("NVIDIA H200").config(ExpertShape(128, 8, 2048, 768), bucket, dtype)
-    for config in {default_expert_config(ExpertShape(*shape.values()), bucket, dtype), measured}:
-        cases.experts_case(rng, CUDA, dtype, config, tokens=tokens, bucket=bucket, one_expert=one_expert, **shape)
+@pytest.mark.parametrize(("name", "case"), [(name, case) for name, variant in EXPERTS.items() for case in variant.cases])
+def test_experts(rng: np.random.Generator, dtype: torch.dtype, name: str, case: ExpertCase) -> None:
+    """With the case's tiles, and with those that were measured for a shape of which it may be a smaller copy."""
+    measured = ExpertTable.load("NVIDIA H200").config(ExpertShape(128, 8, 2048, 768), case.bucket, dtype)
+    for config in (None, measured) if case.large else (None,):
+        cases.experts_case(rng, CUDA, dtype, name, case, config)
+    cases.routing_case(rng, CUDA, case, measured.block_m)
 
 
 @both_dtypes
@@ -158,29 +159,16 @@ def test_router(rng: np.random.Generator, dtype: torch.dtype, tokens: int, bucke
     cases.router_case(rng, CUDA, dtype, tokens=tokens, bucket=bucket, count=128, hidden=hidden)
 
 
-@both_dtypes
-@pytest.mark.parametrize(
-    "shape",
-    [
-        {"tokens": 1, "bucket": 1, "count": 128, "top_k": 8, "hidden": 2048, "width": 768},
-        {"tokens": GEMV_TOKENS, "bucket": GEMV_TOKENS, "count": 128, "top_k": 8, "hidden": 512, "width": 384},
-        {"tokens": 2, "bucket": 4, "count": 60, "top_k": 6, "hidden": 500, "width": 330, "normalize": False},
-        {"tokens": 3, "bucket": 3, "count": 8, "top_k": 2, "hidden": 512, "width": 900, "ties": True},
-    ],
-)
-def test_expert_gemv(rng: np.random.Generator, dtype: torch.dtype, shape: dict[str, Any]) -> None:
-    cases.expert_gemv_case(rng, CUDA, dtype, **shape)
-
-
 @pytest.mark.parametrize("vocabulary", [32_000, 128_256, 151_936, 200_064])
 @pytest.mark.parametrize(("spread", "ties"), [(1.0, False), (4.0, False), (2.0, True)])
-def test_sampling(rng: np.random.Generator, vocabulary: int, spread: float, ties: bool) -> None:
+@pytest.mark.parametrize("variant", SAMPLERS)
+def test_sampling(rng: np.random.Generator, vocabulary: int, spread: float, ties: bool, variant: str) -> None:
     """The kernel sums weights in float32, so its uniform number may be off by a few parts in a million; a filter's boundary may
     also fall on the other side for one row."""
     workspace = SamplingWorkspace.allocate(64, vocabulary, CUDA)
     cases.sampling_case(
         rng, CUDA, rows=60, bucket=64, vocabulary=vocabulary, spread=spread, ties=ties, workspace=workspace,
-        history=2000, mismatches=1, slack=1e-5,
+        history=2000, mismatches=1, slack=1e-5, variant=variant,
     )  # fmt: skip
 
 

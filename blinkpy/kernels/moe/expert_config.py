@@ -31,7 +31,7 @@ class ExpertConfig:
     """Tiles of a bucket."""
 
     block_m: int
-    """Pairs of a block; that of the Routing."""
+    """Assignments of a block; that of the Routing."""
     up: ExpertTile
     """Gate and up, block_n rows of each."""
     down: ExpertTile
@@ -51,7 +51,7 @@ class ExpertConfig:
 
 @dataclass(frozen=True)
 class ExpertShape:
-    """A mixture: experts, how many of them a token visits, hidden size, width of an expert."""
+    """An expert layer: experts, how many of them a token is assigned to, hidden size, width of an expert."""
 
     experts: int
     top_k: int
@@ -108,7 +108,7 @@ class ExpertTable:
         return cls(entries)
 
     def save(self, gpu_name: str, measured: dict[str, Any], folder: Path = FOLDER) -> Path:
-        """Write the table; `measured` says with what (versions, date)."""
+        """Write the table; measured: with what (versions, date)."""
         entries = {
             shape: {str(tokens): asdict(config) for tokens, config in sorted(buckets.items())}
             for shape, buckets in self.entries.items()
@@ -116,7 +116,7 @@ class ExpertTable:
         return write_table(self.path(gpu_name, folder), "experts", gpu_name, measured, entries)
 
     def config(self, shape: ExpertShape, tokens: int, dtype: torch.dtype) -> ExpertConfig:
-        """The configuration for a bucket of so many tokens: the one measured at the next larger number, or the largest."""
+        """The configuration for a bucket of `tokens` tokens: the one measured at the next larger number, or the largest."""
         buckets = self.entries.get(shape.key(dtype))
         if not buckets:
             return default_expert_config(shape, tokens, dtype)

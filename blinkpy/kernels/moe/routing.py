@@ -1,7 +1,7 @@
-"""Mixture of experts, routing: which tokens go to which experts, and the sorting for the grouped products, all on the device.
+"""Routing of expert layers: which tokens go to which experts, and the sorting for the grouped products, all on the device.
 
-A pair is one choice of a token: pair = token * top_k + choice. Pairs are put into blocks of one expert each (the form
-of MegaBlocks, Gale et al., 2022), in the order of their tokens: the positions come from counting, not from atomics, so
+An assignment is one token at one expert: token * top_k + choice. Assignments are put into blocks of one expert each (the
+form of MegaBlocks, Gale et al., 2022), in the order of their tokens: the positions come from counting, not from atomics, so
 they depend on the inputs alone.
 """
 
@@ -15,8 +15,8 @@ import triton.language as tl
 
 from blinkpy.kernels.launch import (
     COUNT_TOKENS,
-    check_one_device,
-    check_tensor,
+    HEADER,
+    check_tensors,
     launch_options,
     release_successor,
     wait_for_predecessor,
@@ -64,7 +64,7 @@ def _router(
 
 
 @triton.jit
-def choose(
+def pick_experts(
     logits_ptr,  # float32 [E] router logits of a token
     E: tl.constexpr,
     TOP_K: tl.constexpr,
@@ -116,18 +116,18 @@ def _route(
     wait_for_predecessor(PDL)
     release_successor(PDL)
     valid = (choice < TOP_K) & (token < tl.load(counts_ptr + COUNT_TOKENS))
-    ids, weights = choose(logits_ptr + token * E, E, TOP_K, NORMALIZE, BLOCK_E, BLOCK_TOP)
+    ids, weights = pick_experts(logits_ptr + token * E, E, TOP_K, NORMALIZE, BLOCK_E, BLOCK_TOP)
     tl.store(weights_ptr + token * TOP_K + choice, weights, mask=valid)
     tl.store(ids_ptr + token * TOP_K + choice, ids, mask=valid)
 
 
 @triton.jit
 def _sort_assignments(
-    ids_ptr,  # int32 [T, TOP_K] expert of each pair
-    pairs_ptr,  # int32 [blocks * BLOCK_M] output: pair of each line, -1 for none
+    ids_ptr,  # int32 [T, TOP_K] expert of each assignment
+    assignments_ptr,  # int32 [blocks * BLOCK_M] output: assignment of each row of a block, -1 for none
     block_experts_ptr,  # int32 [blocks] output: expert of each block, -1 for unused blocks
     counts_ptr,  # int64 [8] batch header
-    pairs,  # of the bucket
+    assignments,  # of the bucket
     blocks,  # of the bucket
     TOP_K: tl.constexpr,
     BLOCK_E: tl.constexpr,  # power of two >= experts
@@ -140,44 +140,44 @@ def _sort_assignments(
     release_successor(PDL)
     total = (tl.load(counts_ptr + COUNT_TOKENS) * TOP_K).to(tl.int32)
     histogram = tl.zeros([BLOCK_E], tl.int32)
-    for first in range(0, pairs, ASSIGNMENTS_PER_SCAN):  # of the bucket: the ids are loaded while the counts are
-        pair = first + tl.arange(0, ASSIGNMENTS_PER_SCAN)
-        ids = tl.load(ids_ptr + pair, mask=pair < pairs, other=0)
-        histogram += tl.histogram(ids, BLOCK_E, mask=pair < total)
+    for first in range(0, assignments, ASSIGNMENTS_PER_SCAN):  # of the bucket: the ids are loaded while the counts are
+        assignment = first + tl.arange(0, ASSIGNMENTS_PER_SCAN)
+        ids = tl.load(ids_ptr + assignment, mask=assignment < assignments, other=0)
+        histogram += tl.histogram(ids, BLOCK_E, mask=assignment < total)
     every = tl.arange(0, BLOCK_E)
     block_counts = (histogram + BLOCK_M - 1) // BLOCK_M
     first_block = tl.sum(tl.where(every < expert, block_counts, 0), 0)
     own_blocks = tl.sum(tl.where(every == expert, block_counts, 0), 0)
-    own_pairs = tl.sum(tl.where(every == expert, histogram, 0), 0)
+    own_assignments = tl.sum(tl.where(every == expert, histogram, 0), 0)
     block = tl.arange(0, BLOCK_B)
     tl.store(block_experts_ptr + first_block + block, expert, mask=block < own_blocks)
     if expert == tl.num_programs(0) - 1:
         used = tl.sum(block_counts, 0)
         tl.store(block_experts_ptr + block, -1, mask=(block >= used) & (block < blocks))
-    if own_pairs > 0:
-        at = pairs_ptr + first_block * BLOCK_M
+    if own_assignments > 0:
+        at = assignments_ptr + first_block * BLOCK_M
         last = (own_blocks - 1) * BLOCK_M + tl.arange(0, BLOCK_M)
-        tl.store(at + last, -1, mask=last >= own_pairs)
+        tl.store(at + last, -1, mask=last >= own_assignments)
         found = tl.zeros([], tl.int32)
         for first in range(0, total, ASSIGNMENTS_PER_SCAN):
-            pair = first + tl.arange(0, ASSIGNMENTS_PER_SCAN)
-            ids = tl.load(ids_ptr + pair, mask=pair < total, other=-1)
+            assignment = first + tl.arange(0, ASSIGNMENTS_PER_SCAN)
+            ids = tl.load(ids_ptr + assignment, mask=assignment < total, other=-1)
             own = (ids == expert).to(tl.int32)
-            tl.store(at + found + tl.cumsum(own, 0) - 1, pair, mask=own != 0)
+            tl.store(at + found + tl.cumsum(own, 0) - 1, assignment, mask=own != 0)
             found += tl.sum(own, 0)
 
 
 @dataclass(frozen=True)
 class Routing:
-    """Where the pairs of a step go; scratch of the expert layers, for one bucket of `tokens` tokens."""
+    """Where the assignments of a step go; scratch of the expert layers, for one bucket of `tokens` tokens."""
 
     weights: torch.Tensor  # float32 [T, top_k]
     ids: torch.Tensor  # int32 [T, top_k]
-    pairs: torch.Tensor  # int32 [blocks * block_m]
+    assignments: torch.Tensor  # int32 [blocks * block_m]
     block_experts: torch.Tensor  # int32 [blocks]
     experts: int
     block_m: int
-    """Pairs of a block."""
+    """Assignments of a block."""
 
     @classmethod
     def allocate(cls, tokens: int, experts: int, top_k: int, block_m: int, device: str) -> Routing:
@@ -197,8 +197,8 @@ class Routing:
 
 def block_bound(tokens: int, experts: int, top_k: int, block_m: int) -> int:
     """The most blocks that any routing of `tokens` tokens fills."""
-    pairs = tokens * top_k
-    return pairs // block_m + min(pairs, experts)
+    assignments = tokens * top_k
+    return assignments // block_m + min(assignments, experts)
 
 
 def router_logits(
@@ -217,13 +217,14 @@ def router_logits(
     router: [E, hidden size]; logits: float32 [T, E]. A row depends on itself alone.
     """
     (tokens, size), experts = hidden.shape, router.shape[0]
-    check_tensor(hidden, "hidden", (tokens, size))
-    check_tensor(norm[0], "norm weight", (size,), hidden.dtype)
-    check_tensor(router, "router", (experts, size), hidden.dtype)
-    check_tensor(normed, "normed", (tokens, size), hidden.dtype)
-    check_tensor(logits, "logits", (tokens, experts), torch.float32)
-    check_tensor(counts, "counts", (8,), torch.int64)
-    check_one_device(hidden, norm[0], router, counts, normed, logits)
+    check_tensors(
+        (hidden, "hidden", (tokens, size)),
+        (norm[0], "norm weight", (size,), hidden.dtype),
+        (router, "router", (experts, size), hidden.dtype),
+        (normed, "normed", (tokens, size), hidden.dtype),
+        (logits, "logits", (tokens, experts), torch.float32),
+        (counts, "counts", *HEADER),
+    )
     block = triton.next_power_of_2(size)
     per_program = 4 if tokens == 1 else 8
     block_e = max(1, min(per_program, 32_768 // (block * hidden.element_size())))
@@ -246,15 +247,17 @@ def router_logits(
 
 
 def route(logits: torch.Tensor, counts: torch.Tensor, routing: Routing, *, normalize: bool, pdl: bool = False) -> None:
-    """Choose each token's experts (softmax in float32, the lower id first among equals) and sort the pairs into blocks.
+    """Choose each token's experts (softmax in float32, the lower id first among equals) and sort the assignments into blocks.
 
     logits: float32 [T, experts], of which the first counts[TOKENS] rows count; normalize: a token's weights sum to 1.
     Fills all of `routing`; a token's experts and weights depend on itself alone.
     """
     tokens, top_k = routing.ids.shape
-    check_tensor(logits, "logits", (tokens, routing.experts), torch.float32)
-    check_tensor(counts, "counts", (8,), torch.int64)
-    check_one_device(logits, counts, routing.ids)
+    check_tensors(
+        (logits, "logits", (tokens, routing.experts), torch.float32),
+        (counts, "counts", *HEADER),
+        (routing.ids, "ids", (tokens, top_k), torch.int32),
+    )
     block_e = triton.next_power_of_2(routing.experts)
     blocks = len(routing.block_experts)
     _route[(tokens,)](
@@ -273,7 +276,7 @@ def route(logits: torch.Tensor, counts: torch.Tensor, routing: Routing, *, norma
     )
     _sort_assignments[(routing.experts,)](
         routing.ids,
-        routing.pairs,
+        routing.assignments,
         routing.block_experts,
         counts,
         tokens * top_k,

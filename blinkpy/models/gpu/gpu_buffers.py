@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from blinkpy.kernels.moe.expert_config import ExpertConfig, ExpertShape, ExpertTable
-from blinkpy.kernels.moe.expert_gemv import GEMV_TOKENS
-from blinkpy.kernels.moe.routing import Routing
+from blinkpy.kernels.moe.expert_config import ExpertShape, ExpertTable
+from blinkpy.kernels.moe.expert_variants import ExpertWorkspace
+from blinkpy.kernels.moe.experts import ExpertPlan, plan_experts
 from blinkpy.models.description.decoder_description import Architecture
 
 
@@ -66,25 +66,18 @@ class ResidualStream:
 
 @dataclass
 class ExpertBuffers:
-    """What layers with experts need besides: activations of the largest bucket, and routing and tiles by the lines of the
-    residual stream, without the few that are not sorted."""
+    """What layers with experts need besides: activations of the largest bucket, and plans by the rows of the residual stream."""
 
-    routings: dict[int, Routing]
-    configs: dict[int, ExpertConfig]
+    plans: dict[int, ExpertPlan]
     router: torch.Tensor  # float32 [T, experts]
-    inner: torch.Tensor  # [T * experts_per_token * expert_size]
-    results: torch.Tensor  # [T * experts_per_token * hidden]
+    workspace: ExpertWorkspace
 
     @classmethod
-    def allocate(cls, a: Architecture, lines: set[int], dtype: torch.dtype, device: str) -> ExpertBuffers:
+    def allocate(cls, a: Architecture, rows: set[int], dtype: torch.dtype, device: str) -> ExpertBuffers:
         table = ExpertTable.load(torch.cuda.get_device_name(device)) if device.startswith("cuda") else ExpertTable()
         shape = ExpertShape(a.experts, a.experts_per_token, a.hidden_size, a.expert_size)
-        configs = {count: table.config(shape, count, dtype) for count in lines if count > GEMV_TOKENS}
-        most = max(lines)
         return cls(
-            {n: Routing.allocate(n, a.experts, a.experts_per_token, c.block_m, device) for n, c in configs.items()},
-            configs,
-            torch.zeros(most, a.experts, dtype=torch.float32, device=device),
-            torch.zeros(most * a.experts_per_token * a.expert_size, dtype=dtype, device=device),
-            torch.zeros(most * a.experts_per_token * a.hidden_size, dtype=dtype, device=device),
+            {count: plan_experts(shape, count, dtype, device, table) for count in rows},
+            torch.zeros(max(rows), a.experts, dtype=torch.float32, device=device),
+            ExpertWorkspace.allocate(shape, max(rows), dtype, device),
         )

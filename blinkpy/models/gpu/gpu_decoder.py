@@ -24,9 +24,9 @@ from blinkpy.kernels.linear.linear import can_fuse, can_leave_partials, leaves_p
 from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_table import LinearTable
 from blinkpy.kernels.linear.linear_variants import NORM, LinearCall, LinearWorkspace
-from blinkpy.kernels.moe.expert_gemv import GEMV_TOKENS, expert_gemv
-from blinkpy.kernels.moe.grouped_experts import experts
-from blinkpy.kernels.moe.routing import FUSED_ROUTER_TOKENS, route, router_logits
+from blinkpy.kernels.moe.expert_variants import ExpertCall
+from blinkpy.kernels.moe.experts import experts
+from blinkpy.kernels.moe.routing import FUSED_ROUTER_TOKENS, router_logits
 from blinkpy.kernels.norm import last_token_norm, rms_norm
 from blinkpy.kv.state import Batch, Requests
 from blinkpy.models.description.decoder_description import Architecture
@@ -151,24 +151,19 @@ class GpuDecoder:
 
     def _experts(self, layer: LayerWeights, router: torch.Tensor) -> None:
         a, scratch, pdl = self.a, self.experts, self.pdl
-        hidden, counts, lines = self.stream.hidden, self.stream.counts, self.stream.rows
+        hidden, counts, rows = self.stream.hidden, self.stream.counts, self.stream.rows
         if scratch is None:
             raise ValueError("a layer has a router, but the architecture has no experts")
-        logits = scratch.router[:lines]
-        if lines <= FUSED_ROUTER_TOKENS:
-            normed = self.buffers.normed[:lines]
+        logits = scratch.router[:rows]
+        if rows <= FUSED_ROUTER_TOKENS:
+            normed = self.buffers.normed[:rows]
             router_logits(hidden, (layer.post_norm, a.rms_norm_eps), router, counts, normed, logits, pdl=pdl)
         else:
             normed = self._norm(layer.post_norm)
             self._linear(normed, router, logits)
-        weights, inner, normalize = (layer.gate_up, layer.down), scratch.inner, a.normalize_experts
-        if lines <= GEMV_TOKENS:
-            top_k = a.experts_per_token
-            expert_gemv(normed, logits, *weights, counts, hidden, inner, top_k=top_k, normalize=normalize, pdl=pdl)
-            return
-        routing, config = scratch.routings[lines], scratch.configs[lines]
-        route(logits, counts, routing, normalize=normalize, pdl=pdl)
-        experts(normed, *weights, routing, config, counts, hidden, inner, scratch.results, pdl=pdl)
+        sizes, workspace = (a.experts_per_token, a.normalize_experts), scratch.workspace
+        call = ExpertCall(normed, logits, layer.gate_up, layer.down, counts, hidden, workspace, *sizes, pdl)
+        experts(call, scratch.plans[rows])
 
     def _norm(self, weight: torch.Tensor) -> torch.Tensor:
         """The norm of the residual stream, completed first, for what does not take it fused."""

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 import torch
 
 from blinkpy.device.cuda.cuda_graphs import captured_nodes
+from blinkpy.kernels.batch_view import BatchView
 from blinkpy.kernels.linear.linear_table import LinearTable
-from blinkpy.kernels.sampling.record_logprobs import logprobs
-from blinkpy.kernels.sampling.sampler import SamplingWorkspace, sample
+from blinkpy.kernels.sampling.record_logprobs import write_logprobs
+from blinkpy.kernels.sampling.sample_tokens import sample_tokens
+from blinkpy.kernels.sampling.sampling_variants import RequestView, SamplingCall, SamplingWorkspace
 from blinkpy.kv.state import Batch, Requests
 from blinkpy.models.description.decoder_description import Architecture
 from blinkpy.models.gpu.gpu_decoder import GpuDecoder
@@ -66,31 +68,10 @@ class GpuStep:
 
     def _output(self, shape: StepShape) -> None:
         logits = self.decoder.output(shape)
-        batch, requests = self._batch, self._requests
-        sample(
-            logits,
-            requests.entry,
-            requests.tokens,
-            requests.prompt_length,
-            batch.row_slots,
-            batch.emits,
-            batch.context_lengths,
-            batch.counts,
-            batch.sampled,
-            self._sampling,
-            pdl=self._pdl,
-        )
-        logprobs(
-            logits,
-            batch.sampled,
-            requests.entry,
-            batch.row_slots,
-            batch.emits,
-            batch.counts,
-            batch.logprobs,
-            self._sampling,
-            pdl=self._pdl,
-        )
+        batch, requests = BatchView.of(self._batch), RequestView.of(self._requests)
+        call = SamplingCall(logits, requests, batch, self._batch.sampled, self._batch.logprobs, self._sampling, self._pdl)
+        sample_tokens(call)
+        write_logprobs(call)
 
     def capture(self, stream: torch.cuda.Stream, progress: Report | None = None) -> list[StepGraph]:
         """Compile and load every kernel, then capture one graph per shape. The batch must be empty (counts all 0)."""

@@ -7,7 +7,7 @@ padding was neither written nor read. A case returns nothing and raises Assertio
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,13 +26,14 @@ from blinkpy.kernels.last_tokens import last_tokens
 from blinkpy.kernels.linear.linear import linear
 from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_variants import LinearCall, LinearShape, LinearWorkspace
-from blinkpy.kernels.moe.expert_config import ExpertConfig
-from blinkpy.kernels.moe.expert_gemv import expert_gemv
-from blinkpy.kernels.moe.grouped_experts import experts
+from blinkpy.kernels.moe.expert_config import ExpertConfig, ExpertTable
+from blinkpy.kernels.moe.expert_variants import ExpertCall, ExpertCase, ExpertWorkspace
+from blinkpy.kernels.moe.experts import experts, plan_experts
 from blinkpy.kernels.moe.routing import Routing, route, router_logits
 from blinkpy.kernels.norm import last_token_norm, rms_norm
-from blinkpy.kernels.sampling.record_logprobs import logprobs
-from blinkpy.kernels.sampling.sampler import SamplingWorkspace, sample
+from blinkpy.kernels.sampling.record_logprobs import write_logprobs
+from blinkpy.kernels.sampling.sample_tokens import sample_tokens
+from blinkpy.kernels.sampling.sampling_variants import RequestView, SamplingCall, SamplingWorkspace
 from blinkpy.queues.logprob_record import LOGPROB_ENTRIES, LOGPROB_ENTRY, TOP_LOGPROBS
 from blinkpy.queues.submission import (
     LONG_SEED,
@@ -456,7 +457,7 @@ def draw_requests(
 def sampling_case(
     rng: np.random.Generator, device: str, *, rows: int, bucket: int, vocabulary: int, spread: float, ties: bool = False,
     workspace: SamplingWorkspace, history: int = 40, mismatches: int = 0, slack: float = 0.0,
-    fixed: dict[int, float] | None = None,
+    fixed: dict[int, float] | None = None, variant: str | None = None,
 ) -> None:  # fmt: skip
     """Tokens and log probabilities against the CPU sampler. spread: of the logits; ties: many equal ones."""
     logits = rng.standard_normal((bucket, vocabulary)).astype(np.float32) * spread
@@ -466,21 +467,20 @@ def sampling_case(
     r = draw_requests(rng, rows, bucket, vocabulary, history, fixed or {})
     counts = header(rows, rows, rows, device)
     given = torch.from_numpy(logits.copy()).to(device)
-    on_device = {name: ints(getattr(r, name), device) for name in ("entry", "tokens", "prompt_length", "row_slots", "emits")}
-    context = ints(r.context_lengths, device)
+    requests = RequestView(*(ints(getattr(r, name), device) for name in RequestView._fields))
+    slots, emits, context = (ints(array, device) for array in (r.row_slots, r.emits, r.context_lengths))
+    batch = BatchView(counts, slots, slots, context, emits, slots, slots)
+    records = torch.full((bucket, LOGPROB_ENTRIES), -7, dtype=torch.int64, device=device)
     runs = []
     for _ in range(repeats(device)):
         sampled = torch.full((bucket,), -7, dtype=torch.int32, device=device)
-        sample(
-            given, on_device["entry"], on_device["tokens"], on_device["prompt_length"], on_device["row_slots"],
-            on_device["emits"], context, counts, sampled, workspace,
-        )  # fmt: skip
+        call = SamplingCall(given, requests, batch, sampled, records, workspace)
+        sample_tokens(call, variant)
         runs.append(sampled)
     assert torch.equal(runs[0], runs[-1]), "two runs differ"
     assert torch.equal(given.cpu(), torch.from_numpy(logits)), "logits were changed"
-    records = torch.full((bucket, LOGPROB_ENTRIES), -7, dtype=torch.int64, device=device)
-    logprobs(given, sampled, on_device["entry"], on_device["row_slots"], on_device["emits"], counts, records, workspace)
-    pairs = records.cpu().numpy().view(LOGPROB_ENTRY)
+    write_logprobs(call)
+    entries = records.cpu().numpy().view(LOGPROB_ENTRY)
 
     emitting = np.flatnonzero(r.emits[:rows])
     silent = np.setdiff1d(np.arange(bucket), emitting)
@@ -505,9 +505,9 @@ def sampling_case(
             continue
         every, top = kernel_reference.top_logprobs(logits[row], TOP_LOGPROBS)
         top = top[np.isfinite(every[top])]
-        assert pairs["token"][row].tolist() == [found[row], *top, *[-1] * (TOP_LOGPROBS - len(top))]
-        np.testing.assert_allclose(pairs["logprob"][row, : len(top) + 1], every[[found[row], *top]], atol=1e-4)
-        assert (pairs["logprob"][row, len(top) + 1 :] == -np.inf).all()
+        assert entries["token"][row].tolist() == [found[row], *top, *[-1] * (TOP_LOGPROBS - len(top))]
+        np.testing.assert_allclose(entries["logprob"][row, : len(top) + 1], every[[found[row], *top]], atol=1e-4)
+        assert (entries["logprob"][row, len(top) + 1 :] == -np.inf).all()
     assert len(wrong) <= mismatches, f"(row, found, expected, temperature, top_k, top_p, min_p, uniform): {wrong}"
     assert (records[silent.tolist()] == -7).all(), "log probabilities of rows that emit nothing"
 
@@ -527,70 +527,66 @@ def router_case(
     untouched(logits[tokens:], "logits of the router")
 
 
-def expert_gemv_case(
-    rng: np.random.Generator, device: str, dtype: torch.dtype, *, tokens: int, bucket: int, count: int, top_k: int,
-    hidden: int, width: int, normalize: bool = True, ties: bool = False,
-) -> None:  # fmt: skip
-    """A few tokens straight from the weights of their experts. ties: logits of few values, zeros of both signs, and NaN."""
-    logits = draw(rng, bucket, count, dtype=torch.float32, device=device)
-    if ties:
-        logits = logits.round().clamp(-1, 0)
-        logits[0, count // 2] = float("nan")
-    weights, ids = kernel_reference.route(torch.nan_to_num(logits[:tokens], nan=-float("inf")), top_k, normalize)
-    logits[tokens:] = float("nan")
-    x = draw(rng, bucket, hidden, dtype=dtype, device=device)
-    x[tokens:] = float("nan")
-    gate_up = draw(rng, count, 2 * width, hidden, dtype=dtype, device=device, scale=hidden**-0.5)
-    down = draw(rng, count, hidden, width, dtype=dtype, device=device, scale=width**-0.5)
-    residual = draw(rng, tokens, hidden, dtype=dtype, device=device)
-    counts = header(tokens, tokens, 0, device)
-    outs = []
-    for live in (tokens, tokens if tokens == 1 else tokens - 1):
-        inner = poison(bucket * top_k * width, dtype=dtype, device=device)
-        out = poison(bucket, hidden, dtype=dtype, device=device)
-        out[:live] = residual[:live]
-        counts[1] = live
-        expert_gemv(x, logits, gate_up, down, counts, out, inner, top_k=top_k, normalize=normalize)
-        untouched(out[live:], "experts")
-        untouched(inner.view(-1, width)[live * top_k :], "inner results of experts")
-        outs.append(out[:live])
-    assert torch.equal(outs[0][: len(outs[1])], outs[1]), "a token depends on its neighbours, or two runs differ"
-    close(outs[0], kernel_reference.experts(x[:tokens], gate_up, down, weights, ids) + residual.double(), dtype, "experts")
-
-
-def experts_case(
-    rng: np.random.Generator, device: str, dtype: torch.dtype, config: ExpertConfig, *, tokens: int, bucket: int,
-    count: int, top_k: int, hidden: int, width: int, normalize: bool = True, one_expert: bool = False,
-) -> None:  # fmt: skip
-    """Routing, sorting and products. one_expert: every token chooses expert 0 first, so that its blocks fill."""
-    logits = draw(rng, bucket, count, dtype=torch.float32, device=device)
-    if one_expert:
-        logits[:, 0] = 9.0
-    logits[tokens:] = float("nan")
-    counts = header(tokens, tokens, 0, device)
-    routing = Routing.allocate(bucket, count, top_k, config.block_m, device)
-    routing.pairs.fill_(12345)
+def routing_case(rng: np.random.Generator, device: str, case: ExpertCase, block_m: int) -> None:
+    """The choice of the experts, and the sorting of the assignments into blocks."""
+    tokens, (count, top_k, *_) = case.tokens, astuple(case.shape)
+    logits = expert_logits(rng, device, case)
+    routing = Routing.allocate(case.bucket, count, top_k, block_m, device)
+    routing.assignments.fill_(12345)
     routing.block_experts.fill_(12345)
-    weights, ids = kernel_reference.route(logits[:tokens], top_k, normalize)
-    x = draw(rng, bucket, hidden, dtype=dtype, device=device)
-    x[tokens:] = float("nan")
-    gate_up = draw(rng, count, 2 * width, hidden, dtype=dtype, device=device, scale=hidden**-0.5)
-    down = draw(rng, count, hidden, width, dtype=dtype, device=device, scale=width**-0.5)
-    expected = kernel_reference.experts(x[:tokens], gate_up, down, weights, ids)
-    outs = []
-    for _ in range(repeats(device)):
-        route(logits, counts, routing, normalize=normalize)
-        inner = poison(bucket * top_k * width, dtype=dtype, device=device)
-        results = poison(bucket * top_k * hidden, dtype=dtype, device=device)
-        out = torch.zeros(bucket, hidden, dtype=dtype, device=device)
-        out[tokens:] = float("nan")
-        experts(x, gate_up, down, routing, config, counts, out, inner, results)
-        outs.append(out)
+    route(logits, header(tokens, tokens, 0, device), routing, normalize=case.normalize)
+    weights, ids = reference_route(logits[:tokens], case)
     assert torch.equal(routing.ids[:tokens].long(), ids), "experts"
     close(routing.weights[:tokens], weights, torch.float32, "weights of experts")
     used = routing.block_experts >= 0
-    lines = routing.pairs.view(-1, config.block_m)[used]
-    assert torch.equal(lines[lines >= 0].sort().values, torch.arange(tokens * top_k, device=device, dtype=torch.int32))
-    assert torch.equal(outs[0][:tokens], outs[-1][:tokens]), "two runs differ"
-    close(outs[0][:tokens], expected, dtype, "experts")
-    untouched(outs[0][tokens:], "experts")
+    blocks = routing.assignments.view(-1, block_m)[used]
+    assert sorted(blocks[blocks >= 0].tolist()) == list(range(tokens * top_k))
+    for expert, block in zip(routing.block_experts[used].tolist(), blocks, strict=True):
+        assert (ids.reshape(-1)[block[block >= 0].long()] == expert).all(), "a block of another expert"
+
+
+def expert_logits(rng: np.random.Generator, device: str, case: ExpertCase) -> Tensor:
+    """float32 [bucket, experts], NaN for the tokens that are not there."""
+    logits = draw(rng, case.bucket, case.shape.experts, dtype=torch.float32, device=device)
+    if case.one_expert:
+        logits[:, 0] = 9.0
+    if case.ties:
+        logits = logits.round().clamp(-1, 0)
+        logits[0, case.shape.experts // 2] = float("nan")
+    logits[case.tokens :] = float("nan")
+    return logits
+
+
+def reference_route(logits: Tensor, case: ExpertCase) -> tuple[Tensor, Tensor]:
+    return kernel_reference.route(torch.nan_to_num(logits, nan=-float("inf")), case.shape.top_k, case.normalize)
+
+
+def experts_case(
+    rng: np.random.Generator, device: str, dtype: torch.dtype, name: str, case: ExpertCase, config: ExpertConfig | None = None
+) -> None:
+    """A whole expert layer by a variant, with all tokens and without the last one. config: in place of the case's."""
+    tokens, bucket, shape, config = case.tokens, case.bucket, case.shape, config or case.config
+    make = {"dtype": dtype, "device": device}
+    table = ExpertTable({} if config is None else {shape.key(dtype): {bucket: config}})
+    plan = plan_experts(shape, bucket, dtype, device, table, name)
+    logits = expert_logits(rng, device, case)
+    weights, ids = reference_route(logits[:tokens], case)
+    x = draw(rng, bucket, shape.hidden, **make)
+    x[tokens:] = float("nan")
+    gate_up = draw(rng, shape.experts, 2 * shape.width, shape.hidden, scale=shape.hidden**-0.5, **make)
+    down = draw(rng, shape.experts, shape.hidden, shape.width, scale=shape.width**-0.5, **make)
+    residual = draw(rng, tokens, shape.hidden, **make)
+    outs = []
+    for live in (tokens, tokens if tokens == 1 else tokens - 1):
+        inner = poison(bucket * shape.top_k * shape.width, **make)
+        workspace = ExpertWorkspace(inner, poison(bucket * shape.top_k * shape.hidden, **make))
+        out = poison(bucket, shape.hidden, **make)
+        out[:live] = residual[:live]
+        counts = header(tokens, live, 0, device)
+        experts(ExpertCall(x, logits, gate_up, down, counts, out, workspace, shape.top_k, case.normalize), plan)
+        untouched(out[live:], "experts")
+        untouched(inner.view(-1, shape.width)[live * shape.top_k :], "inner results of experts")
+        outs.append(out[:live])
+    assert torch.equal(outs[0][: len(outs[1])], outs[1]), "a token depends on its neighbours, or two runs differ"
+    expected = kernel_reference.experts(x[:tokens], gate_up, down, weights, ids) + residual.double()
+    close(outs[0], expected, dtype, f"experts by {name}")
