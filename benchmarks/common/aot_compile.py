@@ -24,16 +24,20 @@ from blinkpy.device.cuda.cubin import SHARED_MEMORY_LIMIT, read_cubin
 from blinkpy.kernels import activation, embedding, norm
 from blinkpy.kernels.attention import rotate_and_cache, split_plan
 from blinkpy.kernels.attention.attention import attend
-from blinkpy.kernels.attention.attention_variants import AttentionCall, NewTokens, PagedKV
+from blinkpy.kernels.attention.attention_variants import LAST_TOKENS, AttentionCall, NewTokens, PagedKV
+from blinkpy.kernels.attention.attention_variants import VARIANTS as ATTENTION
 from blinkpy.kernels.attention.prefill_attention import plan_prefill
 from blinkpy.kernels.batch_view import BatchView
 from blinkpy.kernels.last_tokens import last_tokens
 from blinkpy.kernels.linear.linear import can_leave_partials, linear
+from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_table import LinearTable
-from blinkpy.kernels.linear.linear_variants import LinearCall, LinearWorkspace
+from blinkpy.kernels.linear.linear_variants import VARIANTS as LINEARS
+from blinkpy.kernels.linear.linear_variants import LinearCall, LinearShape, LinearWorkspace
 from blinkpy.kernels.moe import routing
 from blinkpy.kernels.moe.expert_config import ExpertShape, ExpertTable
-from blinkpy.kernels.moe.expert_variants import ExpertCall, ExpertWorkspace
+from blinkpy.kernels.moe.expert_variants import VARIANTS as EXPERTS
+from blinkpy.kernels.moe.expert_variants import ExpertCall, ExpertCase, ExpertWorkspace
 from blinkpy.kernels.moe.experts import experts, plan_experts
 from blinkpy.kernels.sampling.record_logprobs import write_logprobs
 from blinkpy.kernels.sampling.sample_tokens import sample_tokens
@@ -227,35 +231,26 @@ def sampling_launches(model: Shape, rows: int, pdl: bool) -> Iterator[Callable[[
 
 def linear_launches(model: Shape, tokens: int, rows: int, pdl: bool) -> Iterator[Callable[[], None]]:
     """The linear layers as a decode step runs them: norms, SwiGLU and residual additions fused in."""
-    dtype, hidden, width = model.dtype, model.hidden, model.width
-    counts = meta(8, dtype=torch.int64)
-    workspace = LinearWorkspace.allocate("meta", dtype, partial=2**24, rows=tokens * (hidden + 2 * width))
-    scales = (meta(hidden, dtype=dtype), 1e-5)
+    hidden, width = model.hidden, model.width
 
-    def layer(n: int, k: int, m: int, result: torch.dtype = dtype, **fused: Any) -> Callable[[], None]:
-        swiglu = fused.get("swiglu", False)
-        config = TABLE.config(n, k, m, dtype, swiglu=swiglu)
-        weight, out = meta(2 * n if swiglu else n, k, dtype=dtype), meta(m, n, dtype=result)
-        if fused.pop("residual", False):
-            if can_leave_partials(config):
-                out = meta(config.split_k, m, n, dtype=torch.float32)  # left to the next norm
-            else:
-                fused["residual"] = out
-        x = meta(m, k, dtype=dtype)
-        call = LinearCall(x, weight, out, workspace, counts, pdl=pdl, **fused)
-        return lambda: linear(call, config)
+    def layer(n: int, k: int, m: int, **around: Any) -> Callable[[], None]:
+        shape = LinearShape(m, n, k, dtype=model.dtype, **around)
+        config = TABLE.config(n, k, m, model.dtype, swiglu=shape.swiglu)
+        if shape.residual and can_leave_partials(config):  # left to the next norm
+            shape = shape._replace(residual=False, partials=True)
+        return linear_launch(config, shape, pdl)
 
-    yield layer((model.heads + 2 * model.kv_heads) * model.head_dim, hidden, tokens, norm=scales)
+    yield layer((model.heads + 2 * model.kv_heads) * model.head_dim, hidden, tokens, norm=True)
     yield layer(hidden, model.heads * model.head_dim, tokens, residual=True)
     if model.experts:
-        yield layer(model.experts, hidden, tokens, torch.float32)
+        yield layer(model.experts, hidden, tokens, result=torch.float32)
         yield from expert_launches(model, tokens, pdl)
     else:
-        yield layer(width, hidden, tokens, norm=scales, swiglu=True)
+        yield layer(width, hidden, tokens, norm=True, swiglu=True)
         yield layer(hidden, width, tokens, residual=True)
-        up = meta(tokens, 2 * width, dtype=dtype)
-        yield lambda: activation.swiglu(up, counts, meta(tokens, width, dtype=dtype), pdl=pdl)
-    yield layer(model.vocabulary, hidden, rows, torch.float32)
+        up, counts = meta(tokens, 2 * width, dtype=model.dtype), meta(8, dtype=torch.int64)
+        yield lambda: activation.swiglu(up, counts, meta(tokens, width, dtype=model.dtype), pdl=pdl)
+    yield layer(model.vocabulary, hidden, rows, result=torch.float32)
 
 
 def expert_launches(model: Shape, tokens: int, pdl: bool) -> Iterator[Callable[[], None]]:
@@ -270,6 +265,54 @@ def expert_launches(model: Shape, tokens: int, pdl: bool) -> Iterator[Callable[[
     workspace = ExpertWorkspace.allocate(shape, tokens, dtype, "meta")
     call = ExpertCall(stream, logits, *weights, counts, stream, workspace, top_k, True, pdl)
     yield lambda: experts(call, plan_experts(shape, tokens, dtype, "meta", EXPERT_TABLE))
+
+
+def case_launches() -> Iterator[tuple[str, Callable[[], None]]]:
+    """(label, launch) of the cases that every registered variant declares, in bfloat16: what no model here may use yet."""
+    for name, linear_variant in LINEARS.items():
+        for linear_case in linear_variant.cases:
+            yield f"case of {name}", linear_launch(*linear_case)
+    for name, expert_variant in EXPERTS.items():
+        for case in expert_variant.cases:
+            yield f"case of {name}", expert_launch(name, case)
+    for name, attention_variant in ATTENTION.items():
+        for plan in attention_variant.plans(torch.bfloat16):
+            model, last_tokens = MODELS[0], attention_variant.rows == {LAST_TOKENS}
+            yield f"plan of {name}", attention_launch(model, 64, plan, last_tokens)
+
+
+def linear_launch(config: LinearConfig, shape: LinearShape, pdl: bool = False) -> Callable[[], None]:
+    make: dict[str, Any] = {"dtype": shape.dtype}
+    x, weight = meta(shape.rows, shape.k, **make), meta(shape.weight_rows, shape.k, **make)
+    bias, scales = (meta(size, **make) if given else None for size, given in ((len(weight), shape.bias), (shape.k, shape.norm)))
+    split = (config.split_k,) if shape.partials else ()
+    out = meta(*split, shape.rows, shape.n, dtype=torch.float32 if shape.partials else shape.result or shape.dtype)
+    workspace = LinearWorkspace.allocate("meta", shape.dtype, partial=2**24, rows=shape.rows * (shape.k + shape.weight_rows))
+    norm, residual = None if scales is None else (scales, 1e-5), out if shape.residual else None
+    call = LinearCall(x, weight, out, workspace, meta(8, dtype=torch.int64), bias, norm, residual, shape.swiglu, pdl)
+    return lambda: linear(call, config)
+
+
+def expert_launch(name: str, case: ExpertCase, dtype: torch.dtype = torch.bfloat16) -> Callable[[], None]:
+    shape, tokens = case.shape, case.bucket
+    table = ExpertTable({} if case.config is None else {shape.key(dtype): {tokens: case.config}})
+    x, logits = meta(tokens, shape.hidden, dtype=dtype), meta(tokens, shape.experts, dtype=torch.float32)
+    weights = [meta(shape.experts, *size, dtype=dtype) for size in ((2 * shape.width, shape.hidden), (shape.hidden, shape.width))]
+    workspace = ExpertWorkspace.allocate(shape, tokens, dtype, "meta")
+    call = ExpertCall(x, logits, *weights, meta(8, dtype=torch.int64), x, workspace, shape.top_k, case.normalize)
+    return lambda: experts(call, plan_experts(shape, tokens, dtype, "meta", table, name))
+
+
+def attention_launch(model: Shape, tokens: int, plan: Any, last_tokens: bool) -> Callable[[], None]:
+    """Decode rows, chunks or last tokens of one size, by the variant of a plan."""
+    make: dict[str, Any] = {"dtype": model.dtype}
+    q, out = meta(tokens, model.heads, model.head_dim, **make), meta(tokens, model.heads * model.head_dim, **make)
+    cache, ids = meta(1024, model.kv_heads, model.page, model.head_dim, **make), meta(tokens + 1, dtype=torch.int32)
+    batch, paged = BatchView(meta(8, dtype=torch.int64), *[ids] * 6), PagedKV(cache, cache, meta(512, 512, dtype=torch.int32))
+    sizes = split_plan.DecodePlan(64, 1, 64)  # scratch for any plan
+    workspace = split_plan.DecodeWorkspace.allocate([(tokens, sizes)], model.heads, model.kv_heads, model.head_dim, "meta")
+    call = AttentionCall(q, paged, batch, out, tokens, model.head_dim**-0.5, 0, workspace, last_tokens=last_tokens)
+    return lambda: attend(call, plan)
 
 
 def fits(launch: Callable[[], None]) -> bool:
@@ -289,6 +332,8 @@ def compile_all() -> list[Variant]:
             for pdl in (False, True) if model.name == "Llama-3-8B" and tokens == 1 else (False,):
                 for launch in launches(model, tokens, rows, mixed, pdl):
                     gate.run(f"{model.name} T={tokens}{' PDL' if pdl else ''}", launch)
+    for label, launch in case_launches():
+        gate.run(label, launch)
     return gate.variants
 
 

@@ -8,8 +8,9 @@ import triton.language as tl
 
 from blinkpy.kernels.launch import (
     COUNT_TOKENS,
-    check_one_device,
-    check_tensor,
+    HEADER,
+    INDICES,
+    check_tensors,
     launch_options,
     release_successor,
     wait_for_predecessor,
@@ -23,10 +24,8 @@ def _embed(
     out_ptr,  # [T, HIDDEN]
     counts_ptr,  # int64 [8] batch header
     vocabulary,  # V
-    HIDDEN: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
-):
+    HIDDEN: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     token = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     release_successor(PDL)
@@ -45,11 +44,12 @@ def embed(token_ids: torch.Tensor, table: torch.Tensor, counts: torch.Tensor, ou
     token_ids: int32 [at least T]; table: [V, hidden]; out: [T, hidden].
     """
     tokens, hidden = out.shape
-    check_tensor(out, "out", (None, None))
-    check_tensor(table, "table", (None, hidden), out.dtype)
-    check_tensor(token_ids, "token_ids", (None,), torch.int32)
-    check_tensor(counts, "counts", (8,), torch.int64)
-    check_one_device(token_ids, table, counts, out)
+    check_tensors(
+        (out, "out", (tokens, hidden)),
+        (table, "table", (None, hidden), out.dtype),
+        (token_ids, "token_ids", *INDICES),
+        (counts, "counts", *HEADER),
+    )
     if len(token_ids) < tokens:
         raise ValueError(f"token_ids [{len(token_ids)}] too short for {tokens} tokens")
     block = min(2048, triton.next_power_of_2(hidden))

@@ -9,8 +9,9 @@ import triton.language as tl
 from blinkpy.kernels.launch import (
     COUNT_ROWS,
     COUNT_TOKENS,
-    check_one_device,
-    check_tensor,
+    HEADER,
+    INDICES,
+    check_tensors,
     launch_options,
     release_successor,
     wait_for_predecessor,
@@ -24,10 +25,8 @@ def _last_tokens(
     counts_ptr,  # int64 [8] batch header
     out_ptr,  # [B, HIDDEN]
     out_counts_ptr,  # int64 [8] batch header of the gathered tokens
-    HIDDEN: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
-):
+    HIDDEN: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     release_successor(PDL)
@@ -59,12 +58,13 @@ def last_tokens(
     TypeError where shapes, dtypes or devices do not fit together.
     """
     rows, hidden = out.shape
-    check_tensor(x, "x", (None, hidden))
-    check_tensor(out, "out", (None, hidden), x.dtype)
-    check_tensor(query_starts, "query_starts", (None,), torch.int32)
-    check_tensor(counts, "counts", (8,), torch.int64)
-    check_tensor(out_counts, "out_counts", (8,), torch.int64)
-    check_one_device(x, query_starts, counts, out, out_counts)
+    check_tensors(
+        (x, "x", (None, hidden)),
+        (out, "out", (rows, hidden), x.dtype),
+        (query_starts, "query_starts", *INDICES),
+        (counts, "counts", *HEADER),
+        (out_counts, "out_counts", *HEADER),
+    )
     if len(query_starts) < rows + 1:
         raise ValueError(f"query_starts [{len(query_starts)}] too short for {rows} rows")
     block = min(2048, triton.next_power_of_2(hidden))

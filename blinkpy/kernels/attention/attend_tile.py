@@ -31,12 +31,10 @@ def attend_tile(
     loaded,  # [BLOCK_N] positions that exist; nothing else is read
     visible,  # [BLOCK_M, BLOCK_N] or [1, BLOCK_N] positions that each query may see (MASK only)
     scale,  # float, base-2 softmax scale
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    MASK: tl.constexpr,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, MASK: tl.constexpr,
     ALL: tl.constexpr,  # every position exists
     PRECISION: tl.constexpr,
-):
+):  # fmt: skip
     column = tl.arange(0, BLOCK_D)
     if ALL and BLOCK_D == D:
         k = tl.load(k_ptr + at[:, None] + column[None, :])

@@ -10,6 +10,7 @@ import torch
 
 from blinkpy.kernels.attention.split_plan import DecodeWorkspace
 from blinkpy.kernels.batch_view import BatchView
+from blinkpy.kernels.registry import Registry
 
 DECODE_ROWS, CHUNKS, LAST_TOKENS = "decode rows", "chunks", "last tokens"
 """Rows of a batch: those of one token; prefill chunks; or all of them, each with its last token only."""
@@ -52,7 +53,7 @@ class AttentionCall:
 
 @dataclass(frozen=True)
 class AttentionVariant:
-    """One way to compute attention. A new one is a file that registers it, and an import of that file in attention.py.
+    """One way to compute attention. A new one is a file that adds it, and an import of that file in attention.py.
 
     A row's result depends on its own context and on the plan, never on other rows.
     """
@@ -69,12 +70,5 @@ class AttentionVariant:
     """The Triton kernels that `launch` starts."""
 
 
-VARIANTS: dict[str, AttentionVariant] = {}
+VARIANTS: Registry[AttentionVariant] = Registry()
 """By name; filled when blinkpy.kernels.attention.attention is imported."""
-
-
-def register(variant: AttentionVariant) -> None:
-    """Add a variant. Raises ValueError for a name that is taken."""
-    if variant.name in VARIANTS:
-        raise ValueError(f"attention variant {variant.name!r} registered twice")
-    VARIANTS[variant.name] = variant

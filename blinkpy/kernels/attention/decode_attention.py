@@ -14,10 +14,10 @@ from blinkpy.kernels.attention.attend_tile import LOG2_E, MASKED, attend_tile, p
 from blinkpy.kernels.attention.attention_variants import (
     DECODE_ROWS,
     LAST_TOKENS,
+    VARIANTS,
     AttentionCall,
     AttentionVariant,
     NewTokens,
-    register,
 )
 from blinkpy.kernels.attention.rotate_and_cache import load_rotated
 from blinkpy.kernels.attention.split_plan import DecodePlan, DecodeWorkspace
@@ -52,60 +52,50 @@ def split_bounds(context, WINDOW: tl.constexpr, SPLITS: tl.constexpr, MIN_TILES:
 
 
 @triton.jit
-def begin_with_new_token(
+def begin_split(
     q_ptr,  # [T, (H + 2 * KVH) * D] fused projections, tokens q_stride elements apart
-    k_ptr,  # [N, KVH, P, D]
-    v_ptr,  # [N, KVH, P, D]
-    q_weight_ptr,  # [D]
-    k_weight_ptr,  # [D]
-    cos_ptr,  # float32 [max_len, ROTARY / 2]
-    sin_ptr,  # float32 [max_len, ROTARY / 2]
+    k_ptr, v_ptr,  # [N, KVH, P, D]
+    q_weight_ptr, k_weight_ptr,  # [D]
+    cos_ptr, sin_ptr,  # float32 [max_len, ROTARY / 2]
     cache_slots_ptr,  # int32 [T]
-    accumulator,  # float32 [BLOCK_M, BLOCK_D]
-    maximum,  # float32 [BLOCK_M]
-    total,  # float32 [BLOCK_M]
-    row,
-    token,
-    q_stride,
-    split,
-    kv_head,
+    row, token, q_stride, split, kv_head,  # integers
     context,  # with the new token
-    scale,
-    eps,
-    H: tl.constexpr,
-    KVH: tl.constexpr,
-    D: tl.constexpr,
-    P: tl.constexpr,
-    ROTARY: tl.constexpr,
-    NORM: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
-    """(rotated queries [BLOCK_M, BLOCK_D], and the begin of accumulator, maximum, total). Split 0 writes the new key and value to
-    the cache, and its sums begin with the new token itself."""
+    scale, eps,  # floats
+    H: tl.constexpr, KVH: tl.constexpr, D: tl.constexpr, P: tl.constexpr, FUSED: tl.constexpr, ROTARY: tl.constexpr,
+    NORM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """(queries [BLOCK_M, BLOCK_D], and accumulator, maximum, total, float32 [BLOCK_M, BLOCK_D], [BLOCK_M], [BLOCK_M], to begin
+    with). FUSED: the queries are rotated here; split 0 writes the new key and value to the cache, its sums begin with them."""
     G: tl.constexpr = H // KVH
     group = tl.arange(0, BLOCK_M)
     column = tl.arange(0, BLOCK_D)
-    # The new key is row G, behind the queries of its group: all are loaded and rotated at once.
-    present = column < D
+    query_inside = (group < G)[:, None] & (column < D)[None, :]
     token_at = q_ptr + token.to(tl.int64) * q_stride
-    v_new = tl.load(token_at + (H + KVH + kv_head) * D + column, mask=present, other=0.0)
-    is_query = (group < G)[:, None]
-    source = tl.where(group < G, kv_head * G + group, H + kv_head)[:, None]
-    loaded = (group <= G)[:, None] & present[None, :]
-    q = load_rotated(
-        token_at + source * D, loaded, is_query, group[:, None] <= G, q_weight_ptr, k_weight_ptr, cos_ptr, sin_ptr,
-        context - 1, eps, D, ROTARY, NORM, BLOCK_D,
-    ).to(q_ptr.dtype.element_ty)  # fmt: skip
-    k_new = tl.sum(tl.where((group == G)[:, None], q.to(tl.float32), 0.0), 0)
-    if split == 0:
-        maximum = tl.sum(q.to(tl.float32) * k_new[None, :], 1) * scale
-        total += 1.0
-        accumulator += v_new[None, :].to(tl.float32)
-        cache_slot = tl.load(cache_slots_ptr + row).to(tl.int64)
-        cache_at = ((cache_slot // P * KVH + kv_head) * P + cache_slot % P) * D + column
-        tl.store(k_ptr + cache_at, k_new.to(k_ptr.dtype.element_ty), mask=present & (cache_slot >= 0))
-        tl.store(v_ptr + cache_at, v_new, mask=present & (cache_slot >= 0))
+    accumulator = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    maximum = tl.full([BLOCK_M], MASKED, tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    if FUSED:
+        # The new key is row G, behind the queries of its group: all are loaded and rotated at once.
+        present = column < D
+        v_new = tl.load(token_at + (H + KVH + kv_head) * D + column, mask=present, other=0.0)
+        is_query = (group < G)[:, None]
+        source = tl.where(group < G, kv_head * G + group, H + kv_head)[:, None]
+        loaded = (group <= G)[:, None] & present[None, :]
+        q = load_rotated(
+            token_at + source * D, loaded, is_query, group[:, None] <= G, q_weight_ptr, k_weight_ptr, cos_ptr, sin_ptr,
+            context - 1, eps, D, ROTARY, NORM, BLOCK_D,
+        ).to(q_ptr.dtype.element_ty)  # fmt: skip
+        k_new = tl.sum(tl.where((group == G)[:, None], q.to(tl.float32), 0.0), 0)
+        if split == 0:
+            maximum = tl.sum(q.to(tl.float32) * k_new[None, :], 1) * scale
+            total += 1.0
+            accumulator += v_new[None, :].to(tl.float32)
+            cache_slot = tl.load(cache_slots_ptr + row).to(tl.int64)
+            cache_at = ((cache_slot // P * KVH + kv_head) * P + cache_slot % P) * D + column
+            tl.store(k_ptr + cache_at, k_new.to(k_ptr.dtype.element_ty), mask=present & (cache_slot >= 0))
+            tl.store(v_ptr + cache_at, v_new, mask=present & (cache_slot >= 0))
+    else:
+        q = tl.load(token_at + (kv_head * G + group)[:, None] * D + column[None, :], mask=query_inside, other=0.0)
     return q, accumulator, maximum, total
 
 
@@ -118,13 +108,9 @@ def add_splits(
     group_index,  # row * KVH + key/value head
     sums,  # elements between the maxima and the sums in `state`
     active,  # splits in use
-    G: tl.constexpr,
-    D: tl.constexpr,
-    SPLITS: tl.constexpr,
-    BLOCK_G: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    G: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
     SPLITS_AT_ONCE: tl.constexpr,
-):
+):  # fmt: skip
     """The result of a row and key/value head from all of its splits, in their order."""
     head = tl.arange(0, BLOCK_G)
     every = tl.arange(0, SPLITS)
@@ -158,27 +144,17 @@ def add_splits(
 
 @triton.jit
 def store_split(
-    accumulator,  # float32 [BLOCK_M, BLOCK_D] weighted values
-    maximum,  # float32 [BLOCK_M]
-    total,  # float32 [BLOCK_M] sum of weights
+    accumulator, maximum, total,  # float32 [BLOCK_M, BLOCK_D] weighted values, [BLOCK_M], [BLOCK_M] sum of weights
     out_ptr,  # [T, H * D]
     partial_ptr,  # float32 [B, KVH, SPLITS, G, D]
     state_ptr,  # float32 [2, B, KVH, SPLITS, G]
     arrivals_ptr,  # int32 [B, KVH]
-    row,
-    kv_head,
-    split,
+    row, kv_head, split,  # integers
     active,  # splits of the row in use
-    H: tl.constexpr,
-    KVH: tl.constexpr,
-    D: tl.constexpr,
-    SPLITS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_G: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    SPLITS_AT_ONCE: tl.constexpr,
+    H: tl.constexpr, KVH: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_G: tl.constexpr,
+    BLOCK_D: tl.constexpr, SPLITS_AT_ONCE: tl.constexpr,
     ROW_AXIS: tl.constexpr,  # of the grid
-):
+):  # fmt: skip
     """The result where there is one split; else this split's share, and from the one that finishes last the result."""
     G: tl.constexpr = H // KVH
     group = tl.arange(0, BLOCK_M)
@@ -207,98 +183,43 @@ def store_split(
 
 
 @triton.jit
-def attend_row(
-    q_ptr, k_ptr, v_ptr, out_ptr, partial_ptr, state_ptr, arrivals_ptr, page_table_ptr, cache_slots_ptr,  # of the kernel
-    q_weight_ptr, k_weight_ptr, cos_ptr, sin_ptr, pages_per_slot, q_stride, scale, eps,  # of the kernel
-    row, token, slot, context, kv_head, split, first_position, first_tile, tiles, per_split, active,  # integers
-    H: tl.constexpr, KVH: tl.constexpr, D: tl.constexpr, P: tl.constexpr, FUSED: tl.constexpr, ROTARY: tl.constexpr,
-    NORM: tl.constexpr, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_G: tl.constexpr,
-    BLOCK_D: tl.constexpr, SPLITS_AT_ONCE: tl.constexpr, PRECISION: tl.constexpr, ROW_AXIS: tl.constexpr,
-):  # fmt: skip
-    """One split of one row and key/value head; shapes as at the kernel."""
-    G: tl.constexpr = H // KVH
-    table = page_table_ptr + slot.to(tl.int64) * pages_per_slot
-    begin = first_tile + split * per_split
-    end = first_tile + tl.minimum(tiles, (split + 1) * per_split)
-    cached = context - 1 if FUSED else context
-    group = tl.arange(0, BLOCK_M)
-    column = tl.arange(0, BLOCK_D)
-    query_inside = (group < G)[:, None] & (column < D)[None, :]
-    accumulator = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    maximum = tl.full([BLOCK_M], MASKED, tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    if FUSED:
-        q, accumulator, maximum, total = begin_with_new_token(
-            q_ptr, k_ptr, v_ptr, q_weight_ptr, k_weight_ptr, cos_ptr, sin_ptr, cache_slots_ptr, accumulator, maximum, total,
-            row, token, q_stride, split, kv_head, context, scale, eps, H, KVH, D, P, ROTARY, NORM, BLOCK_M, BLOCK_D,
-        )  # fmt: skip
-    else:
-        token_at = q_ptr + token.to(tl.int64) * q_stride
-        q = tl.load(token_at + (kv_head * G + group)[:, None] * D + column[None, :], mask=query_inside, other=0.0)
-    for tile in range(begin, end):
-        position = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-        visible = (position < cached) & (position >= first_position)
-        at = paged_offsets(table, position, visible, kv_head, KVH, P, D)
-        accumulator, maximum, total = attend_tile(
-            q, accumulator, maximum, total, k_ptr, v_ptr, at, visible, visible[None, :], scale,
-            D, BLOCK_D, MASK=True, ALL=False, PRECISION=PRECISION,
-        )  # fmt: skip
-    store_split(
-        accumulator, maximum, total, out_ptr, partial_ptr, state_ptr, arrivals_ptr, row, kv_head, split, active,
-        H, KVH, D, SPLITS, BLOCK_M, BLOCK_G, BLOCK_D, SPLITS_AT_ONCE, ROW_AXIS,
-    )  # fmt: skip
-
-
-@triton.jit
 def _decode_attention(
     q_ptr,  # [T, H, D] queries, tokens q_stride elements apart; that of decode row r is token r
-    k_ptr,  # [N, KVH, P, D]
-    v_ptr,  # [N, KVH, P, D]
+    k_ptr, v_ptr,  # [N, KVH, P, D]
     out_ptr,  # [T, H * D], by row
     partial_ptr,  # float32 [B, KVH, SPLITS, G, D] weighted values of each split
     state_ptr,  # float32 [2, B, KVH, SPLITS, G] maximum, then sum of each split
     arrivals_ptr,  # int32 [B, KVH] splits that have finished; 0 before and after
     page_table_ptr,  # int32 [S, K]
-    row_slots_ptr,  # int32 [B]
-    context_lengths_ptr,  # int32 [B]
+    row_slots_ptr, context_lengths_ptr,  # int32 [B]
     query_starts_ptr,  # int32 [B + 1] first token of each row (LAST_TOKENS only)
     counts_ptr,  # int64 [8] batch header
-    q_weight_ptr,  # [D] norm weight of the queries (FUSED and NORM only)
-    k_weight_ptr,  # [D] norm weight of the keys (FUSED and NORM only)
-    cos_ptr,  # float32 [max_len, ROTARY / 2] by position (FUSED only)
-    sin_ptr,  # float32 [max_len, ROTARY / 2] by position (FUSED only)
+    q_weight_ptr, k_weight_ptr,  # [D] norm weights of queries and keys (FUSED and NORM only)
+    cos_ptr, sin_ptr,  # float32 [max_len, ROTARY / 2] by position (FUSED only)
     cache_slots_ptr,  # int32 [T] page * P + offset; negative: not written (FUSED only)
-    q_stride,  # elements
-    pages_per_slot,  # K
-    scale,  # float, softmax scale * log2(e)
-    eps,  # float, of the q/k norm
-    H: tl.constexpr,
-    KVH: tl.constexpr,
-    D: tl.constexpr,
-    P: tl.constexpr,
+    q_stride, pages_per_slot,  # elements; K
+    scale, eps,  # floats: softmax scale * log2(e); of the q/k norm
+    H: tl.constexpr, KVH: tl.constexpr, D: tl.constexpr, P: tl.constexpr,
     WINDOW: tl.constexpr,  # tokens that a query sees including its own; 0: all
     LAST_TOKENS: tl.constexpr,  # all rows, prefill chunks too, each with its last token
     FUSED: tl.constexpr,  # queries come unrotated, the new keys and values behind them and not yet in the cache
-    ROTARY: tl.constexpr,
-    NORM: tl.constexpr,
+    ROTARY: tl.constexpr, NORM: tl.constexpr,
     SPLITS: tl.constexpr,  # most splits of a row, power of two
     MIN_TILES: tl.constexpr,  # fewest tiles of BLOCK_N positions worth a split
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,  # query heads of a group and the new key, padded for tl.dot
-    BLOCK_G: tl.constexpr,  # power of two >= H / KVH
-    BLOCK_D: tl.constexpr,  # power of two >= D
+    BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,  # powers of two >= H / KVH, >= D
     SPLITS_AT_ONCE: tl.constexpr,  # that are added at a time
     PRECISION: tl.constexpr,
     EARLY_TRIGGER: tl.constexpr,  # the successor may start at once
     OVERLAP_PREFILL: tl.constexpr,  # the predecessor is prefill attention, which has nothing to do with these rows
     PDL: tl.constexpr,
-):
+):  # fmt: skip
     ROW_AXIS: tl.constexpr = 2 if OVERLAP_PREFILL else 1
     kv_head, row, split = tl.program_id(0), tl.program_id(ROW_AXIS), tl.program_id(3 - ROW_AXIS)
     if EARLY_TRIGGER:
         release_successor(PDL)
-    # The batch was written before the step, so it may be read before the wait; past the L1 cache, which may still hold what
-    # was there a step ago.
+    # Written before the step, so it may be read before the wait; past the L1 cache, which may still hold the step before.
     rows = tl.load(counts_ptr + (COUNT_ROWS if LAST_TOKENS else COUNT_DECODE_ROWS), cache_modifier=".cg")
     context = tl.load(context_lengths_ptr + row, cache_modifier=".cg")
     slot = tl.load(row_slots_ptr + row, cache_modifier=".cg")
@@ -308,11 +229,24 @@ def _decode_attention(
     if not OVERLAP_PREFILL:
         wait_for_predecessor(PDL)
     if (row < rows) & (split < active):
-        attend_row(
-            q_ptr, k_ptr, v_ptr, out_ptr, partial_ptr, state_ptr, arrivals_ptr, page_table_ptr, cache_slots_ptr, q_weight_ptr,
-            k_weight_ptr, cos_ptr, sin_ptr, pages_per_slot, q_stride, scale, eps, row, token, slot, context, kv_head, split,
-            first_position, first_tile, tiles, per_split, active, H, KVH, D, P, FUSED, ROTARY, NORM, SPLITS, BLOCK_N, BLOCK_M,
-            BLOCK_G, BLOCK_D, SPLITS_AT_ONCE, PRECISION, ROW_AXIS,
+        table = page_table_ptr + slot.to(tl.int64) * pages_per_slot
+        begin, end = first_tile + split * per_split, first_tile + tl.minimum(tiles, (split + 1) * per_split)
+        cached = context - 1 if FUSED else context
+        q, accumulator, maximum, total = begin_split(
+            q_ptr, k_ptr, v_ptr, q_weight_ptr, k_weight_ptr, cos_ptr, sin_ptr, cache_slots_ptr, row, token, q_stride, split,
+            kv_head, context, scale, eps, H, KVH, D, P, FUSED, ROTARY, NORM, BLOCK_M, BLOCK_D,
+        )  # fmt: skip
+        for tile in range(begin, end):
+            position = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+            visible = (position < cached) & (position >= first_position)
+            at = paged_offsets(table, position, visible, kv_head, KVH, P, D)
+            accumulator, maximum, total = attend_tile(
+                q, accumulator, maximum, total, k_ptr, v_ptr, at, visible, visible[None, :], scale,
+                D, BLOCK_D, MASK=True, ALL=False, PRECISION=PRECISION,
+            )  # fmt: skip
+        store_split(
+            accumulator, maximum, total, out_ptr, partial_ptr, state_ptr, arrivals_ptr, row, kv_head, split, active,
+            H, KVH, D, SPLITS, BLOCK_M, BLOCK_G, BLOCK_D, SPLITS_AT_ONCE, ROW_AXIS,
         )  # fmt: skip
     if not EARLY_TRIGGER:
         release_successor(PDL)
@@ -330,51 +264,18 @@ def decode_attention(call: AttentionCall, plan: DecodePlan) -> None:
     block_d, block_g = triton.next_power_of_2(head_dim), triton.next_power_of_2(heads // kv_heads)
     across = (plan.splits, call.rows) if plan.overlap_prefill else (call.rows, plan.splits)
     _decode_attention[(kv_heads, *across)](
-        call.q,
-        keys,
-        values,
-        call.out,
-        scratch.partial,
-        scratch.state,
-        scratch.arrivals,
-        page_table,
-        batch.row_slots,
-        batch.context_lengths,
-        batch.query_starts if call.last_tokens else batch.context_lengths,
-        batch.counts,
-        call.q if norms is None else norms[0],
-        call.q if norms is None else norms[1],
-        call.q if new is None else new.cos,
-        call.q if new is None else new.sin,
-        batch.counts if new is None else batch.cache_slots,
-        call.q.stride(0),
-        page_table.shape[1],
-        call.scale * LOG2_E,
-        0.0 if new is None else new.eps,
-        H=heads,
-        KVH=kv_heads,
-        D=head_dim,
-        P=page_size,
-        WINDOW=call.window,
-        LAST_TOKENS=call.last_tokens,
-        FUSED=new is not None,
-        ROTARY=0 if new is None else 2 * new.cos.shape[1],
-        NORM=norms is not None,
-        SPLITS=plan.splits,
-        MIN_TILES=plan.min_tiles,
-        BLOCK_N=plan.block_n,
-        BLOCK_M=max(16, triton.next_power_of_2(heads // kv_heads + 1)),
-        BLOCK_G=block_g,
-        BLOCK_D=block_d,
-        SPLITS_AT_ONCE=min(plan.splits, max(1, 4096 // (block_g * block_d))),
-        PRECISION=dot_precision(call.q.dtype),
-        EARLY_TRIGGER=plan.early_trigger,
-        OVERLAP_PREFILL=plan.overlap_prefill,
-        PDL=call.pdl,
-        num_warps=plan.warps,
-        num_stages=plan.stages,
-        **launch_options(call.pdl),
-    )
+        call.q, keys, values, call.out, scratch.partial, scratch.state, scratch.arrivals, page_table, batch.row_slots,
+        batch.context_lengths, batch.query_starts if call.last_tokens else batch.context_lengths, batch.counts,
+        call.q if norms is None else norms[0], call.q if norms is None else norms[1], call.q if new is None else new.cos,
+        call.q if new is None else new.sin, batch.counts if new is None else batch.cache_slots, call.q.stride(0),
+        page_table.shape[1], call.scale * LOG2_E, 0.0 if new is None else new.eps,
+        H=heads, KVH=kv_heads, D=head_dim, P=page_size, WINDOW=call.window, LAST_TOKENS=call.last_tokens, FUSED=new is not None,
+        ROTARY=0 if new is None else 2 * new.cos.shape[1], NORM=norms is not None, SPLITS=plan.splits, MIN_TILES=plan.min_tiles,
+        BLOCK_N=plan.block_n, BLOCK_M=max(16, triton.next_power_of_2(heads // kv_heads + 1)), BLOCK_G=block_g, BLOCK_D=block_d,
+        SPLITS_AT_ONCE=min(plan.splits, max(1, 4096 // (block_g * block_d))), PRECISION=dot_precision(call.q.dtype),
+        EARLY_TRIGGER=plan.early_trigger, OVERLAP_PREFILL=plan.overlap_prefill,
+        PDL=call.pdl, num_warps=plan.warps, num_stages=plan.stages, **launch_options(call.pdl),
+    )  # fmt: skip
 
 
 def check_decode(call: AttentionCall, plan: DecodePlan) -> DecodeWorkspace:
@@ -414,7 +315,7 @@ def check_new_tokens(call: AttentionCall, new: NewTokens) -> None:
         raise ValueError(f"rotary dimension {2 * cos.shape[1]} is over the head dimension {head_dim}")
 
 
-register(
+VARIANTS.add(
     AttentionVariant(
         "split",
         frozenset({DECODE_ROWS, LAST_TOKENS}),

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from blinkpy.kernels.attention.attend_tile import LOG2_E, MASKED, attend_tile, paged_offsets
-from blinkpy.kernels.attention.attention_variants import CHUNKS, AttentionCall, AttentionVariant, register
+from blinkpy.kernels.attention.attention_variants import CHUNKS, VARIANTS, AttentionCall, AttentionVariant
 from blinkpy.kernels.launch import (
     COUNT_DECODE_ROWS,
     COUNT_ROWS,
@@ -75,28 +75,16 @@ def find_tile(
 @triton.jit
 def attend_chunk(
     q_ptr,  # [T, H, D]
-    k_ptr,  # [N, KVH, P, D]
-    v_ptr,  # [N, KVH, P, D]
+    k_ptr, v_ptr,  # [N, KVH, P, D]
     out_ptr,  # [T, H * D]
     table,  # pointer to the row's page table, int32 [K]
-    q_stride,
-    scale,
-    kv_head,
-    start,  # first token of the chunk
-    length,  # tokens of the chunk
+    q_stride, scale, kv_head,
+    start, length,  # first token of the chunk; its tokens
     context,  # tokens of the sequence
     first_query,  # of the tile, in the chunk
-    H: tl.constexpr,
-    KVH: tl.constexpr,
-    D: tl.constexpr,
-    P: tl.constexpr,
-    WINDOW: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_G: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    H: tl.constexpr, KVH: tl.constexpr, D: tl.constexpr, P: tl.constexpr, WINDOW: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """One tile: BLOCK_M / BLOCK_G queries of a chunk, for the heads of one group."""
     G: tl.constexpr = H // KVH
     BLOCK_Q: tl.constexpr = BLOCK_M // BLOCK_G
@@ -147,31 +135,25 @@ def attend_chunk(
 @triton.jit
 def _prefill_attention(
     q_ptr,  # [T, H, D] queries, tokens q_stride elements apart
-    k_ptr,  # [N, KVH, P, D]
-    v_ptr,  # [N, KVH, P, D]
+    k_ptr, v_ptr,  # [N, KVH, P, D]
     out_ptr,  # [T, H * D]
     page_table_ptr,  # int32 [S, K]
     row_slots_ptr,  # int32 [B]
     query_starts_ptr,  # int32 [B + 1] first token of each row
     context_lengths_ptr,  # int32 [B] tokens in the cache after this step
     counts_ptr,  # int64 [8] batch header
-    q_stride,  # elements
-    pages_per_slot,  # K
+    q_stride, pages_per_slot,  # elements; K
     scale,  # float, softmax scale * log2(e)
-    H: tl.constexpr,
-    KVH: tl.constexpr,
-    D: tl.constexpr,
-    P: tl.constexpr,
+    H: tl.constexpr, KVH: tl.constexpr, D: tl.constexpr, P: tl.constexpr,
     WINDOW: tl.constexpr,  # tokens that a query sees including its own; 0: all
     ROWS: tl.constexpr,  # power of two >= B
     BLOCK_M: tl.constexpr,  # query tokens of a tile * BLOCK_G
     BLOCK_N: tl.constexpr,  # positions of a step
-    BLOCK_G: tl.constexpr,  # power of two >= H / KVH
-    BLOCK_D: tl.constexpr,  # power of two >= D
+    BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,  # powers of two >= H / KVH, >= D
     PRECISION: tl.constexpr,
     OVERLAP_PREFILL: tl.constexpr,  # the successor is decode attention: it needs what this kernel waits for, but not this kernel
     PDL: tl.constexpr,
-):
+):  # fmt: skip
     BLOCK_Q: tl.constexpr = BLOCK_M // BLOCK_G
     if not OVERLAP_PREFILL:
         release_successor(PDL)
@@ -215,38 +197,16 @@ def prefill_attention(call: AttentionCall, plan: PrefillPlan) -> None:
         raise ValueError(f"block_m {block_m} must be a power of two, at least 16 and at least the head group {block_g}")
     tiles = tokens // (block_m // block_g) + min(call.rows, tokens)
     _prefill_attention[(min(kv_heads * tiles, plan.sm_count * plan.programs),)](
-        call.q,
-        keys,
-        values,
-        call.out,
-        page_table,
-        batch.row_slots,
-        batch.query_starts,
-        batch.context_lengths,
-        batch.counts,
-        call.q.stride(0),
-        page_table.shape[1],
-        call.scale * LOG2_E,
-        H=heads,
-        KVH=kv_heads,
-        D=head_dim,
-        P=page_size,
-        WINDOW=call.window,
-        ROWS=triton.next_power_of_2(call.rows),
-        BLOCK_M=block_m,
-        BLOCK_N=plan.block_n,
-        BLOCK_G=block_g,
-        BLOCK_D=triton.next_power_of_2(head_dim),
-        PRECISION=dot_precision(call.q.dtype),
-        OVERLAP_PREFILL=plan.overlap_prefill,
-        PDL=call.pdl,
-        num_warps=plan.warps,
-        num_stages=plan.stages,
-        **launch_options(call.pdl),
-    )
+        call.q, keys, values, call.out, page_table, batch.row_slots, batch.query_starts, batch.context_lengths, batch.counts,
+        call.q.stride(0), page_table.shape[1], call.scale * LOG2_E,
+        H=heads, KVH=kv_heads, D=head_dim, P=page_size, WINDOW=call.window, ROWS=triton.next_power_of_2(call.rows),
+        BLOCK_M=block_m, BLOCK_N=plan.block_n, BLOCK_G=block_g, BLOCK_D=triton.next_power_of_2(head_dim),
+        PRECISION=dot_precision(call.q.dtype), OVERLAP_PREFILL=plan.overlap_prefill,
+        PDL=call.pdl, num_warps=plan.warps, num_stages=plan.stages, **launch_options(call.pdl),
+    )  # fmt: skip
 
 
-register(
+VARIANTS.add(
     AttentionVariant(
         "tiles",
         frozenset({CHUNKS}),

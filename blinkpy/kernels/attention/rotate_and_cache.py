@@ -25,17 +25,10 @@ def load_rotated(
     inside,  # [HEADS, BLOCK] elements that exist
     is_query,  # [HEADS, 1] query heads
     rotates,  # [HEADS, 1] query and key heads; the others are loaded as they are
-    q_weight_ptr,  # [D] norm weight of the queries (NORM only)
-    k_weight_ptr,  # [D] norm weight of the keys (NORM only)
-    cos_ptr,  # float32 [max_len, ROTARY / 2] by position
-    sin_ptr,  # float32 [max_len, ROTARY / 2] by position
-    position,
-    eps,
-    D: tl.constexpr,
-    ROTARY: tl.constexpr,
-    NORM: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    q_weight_ptr, k_weight_ptr,  # [D] norm weights of queries and keys (NORM only)
+    cos_ptr, sin_ptr,  # float32 [max_len, ROTARY / 2] by position
+    position, eps, D: tl.constexpr, ROTARY: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """float32 [HEADS, BLOCK]: heads of one token, normed and rotated for its position."""
     # The partner of element i is i + ROTARY / 2 in the lower half, i - ROTARY / 2 in the upper one.
     HALF: tl.constexpr = ROTARY // 2
@@ -64,20 +57,15 @@ def load_rotated(
 @triton.jit
 def _rope_and_cache(
     qkv_ptr,  # [T, (H + 2 * KVH) * D] fused projections: query heads, key heads, value heads; queries replaced in place
-    q_weight_ptr,  # [D] norm weight of the queries (NORM only)
-    k_weight_ptr,  # [D] norm weight of the keys (NORM only)
-    cos_ptr,  # float32 [max_len, ROTARY / 2] by position
-    sin_ptr,  # float32 [max_len, ROTARY / 2] by position
+    q_weight_ptr, k_weight_ptr,  # [D] norm weights of queries and keys (NORM only)
+    cos_ptr, sin_ptr,  # float32 [max_len, ROTARY / 2] by position
     positions_ptr,  # int32 [T] position of each token in its sequence
     cache_slots_ptr,  # int32 [T] page * P + offset; negative: not written
-    k_cache_ptr,  # [N, KVH, P, D]
-    v_cache_ptr,  # [N, KVH, P, D]
+    k_cache_ptr, v_cache_ptr,  # [N, KVH, P, D]
     counts_ptr,  # int64 [8] batch header
     eps,  # float, of the q/k norm
-    H: tl.constexpr,  # query heads
-    KVH: tl.constexpr,  # key/value heads
-    D: tl.constexpr,  # elements of a head
-    P: tl.constexpr,  # tokens of a page
+    H: tl.constexpr, KVH: tl.constexpr,  # query heads, key/value heads
+    D: tl.constexpr, P: tl.constexpr,  # elements of a head, tokens of a page
     ROTARY: tl.constexpr,  # leading elements of a head that rotate, halves paired (i, i + ROTARY / 2)
     NORM: tl.constexpr,  # RMSNorm of each query and key head first (Qwen3)
     HEADS: tl.constexpr,  # heads of one program, power of two
@@ -141,26 +129,8 @@ def rope_and_cache(new: NewTokens, cache: PagedKV, batch: BatchView, *, heads: i
     block = triton.next_power_of_2(head_dim)
     per_program = min(triton.next_power_of_2(size), max(1, 1024 // block))
     _rope_and_cache[(tokens, triton.cdiv(size, per_program))](
-        qkv,
-        qkv if q_norm is None else q_norm,
-        qkv if k_norm is None else k_norm,
-        cos,
-        sin,
-        batch.positions,
-        batch.cache_slots,
-        keys,
-        values,
-        batch.counts,
-        eps,
-        H=heads,
-        KVH=kv_heads,
-        D=head_dim,
-        P=page_size,
-        ROTARY=rotary,
-        NORM=norms is not None,
-        HEADS=per_program,
-        BLOCK=block,
-        PDL=pdl,
-        num_warps=4,
-        **launch_options(pdl),
-    )
+        qkv, qkv if q_norm is None else q_norm, qkv if k_norm is None else k_norm, cos, sin, batch.positions, batch.cache_slots,
+        keys, values, batch.counts, eps,
+        H=heads, KVH=kv_heads, D=head_dim, P=page_size, ROTARY=rotary, NORM=norms is not None, HEADS=per_program, BLOCK=block,
+        PDL=pdl, num_warps=4, **launch_options(pdl),
+    )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from blinkpy.kernels.linear.linear_config import LinearConfig
-from blinkpy.kernels.linear.linear_variants import BIAS, RESIDUAL, LinearCall, LinearCase, LinearShape, LinearVariant, register
+from blinkpy.kernels.linear.linear_variants import VARIANTS, LinearCall, LinearCase, LinearShape, LinearVariant
 
 
 def cublas_linear(call: LinearCall, config: LinearConfig) -> None:
@@ -44,20 +44,20 @@ AROUND: tuple[dict[str, bool], ...] = (
 )  # fmt: skip
 CUBLAS, HALVES = LinearConfig("cublas"), LinearConfig("cublas-halves")
 
-register(
+VARIANTS.add(
     LinearVariant(
         CUBLAS.variant,
         cublas_linear,
-        frozenset({BIAS, RESIDUAL}),
+        frozenset({"bias", "residual"}),
         tuple(LinearCase(CUBLAS, LinearShape(9, 24, 40, **around)) for around in AROUND),
         candidates=lambda shape, sm_count: iter((CUBLAS,)),
     )
 )
-register(
+VARIANTS.add(
     LinearVariant(
         HALVES.variant,
         cublas_halves,
-        frozenset({BIAS, RESIDUAL}),
+        frozenset({"bias", "residual"}),
         tuple(LinearCase(HALVES, LinearShape(9, 24, 40, **around)) for around in AROUND),
         candidates=lambda shape, sm_count: iter((HALVES,) if shape.swiglu and shape.rows > 64 else ()),
     )

@@ -18,13 +18,9 @@ def finish_tile(
     m,  # [rows] rows of the tile
     n,  # [columns] columns of the tile
     split,  # of K, whose sums these are
-    M,
-    N: tl.constexpr,
-    BIAS: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-    SWIGLU: tl.constexpr,
+    M, N: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, SWIGLU: tl.constexpr,
     KEEP_PARTIALS: tl.constexpr,  # the partials are the result; the first has the bias
-):
+):  # fmt: skip
     if BIAS:
         y += tl.load(bias_ptr + n, mask=(n < N) & (split == 0 if KEEP_PARTIALS else True), other=0.0).to(tl.float32)[None, :]
     if SWIGLU:

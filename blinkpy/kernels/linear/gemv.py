@@ -18,17 +18,7 @@ import triton.language as tl
 from blinkpy.kernels.activation import silu_times
 from blinkpy.kernels.launch import launch_options, release_successor, wait_for_predecessor
 from blinkpy.kernels.linear.linear_config import LinearConfig, check_sizes
-from blinkpy.kernels.linear.linear_variants import (
-    BIAS,
-    NORM,
-    RESIDUAL,
-    SWIGLU,
-    LinearCall,
-    LinearCase,
-    LinearShape,
-    LinearVariant,
-    register,
-)
+from blinkpy.kernels.linear.linear_variants import VARIANTS, LinearCall, LinearCase, LinearShape, LinearVariant
 
 
 @triton.jit
@@ -55,17 +45,10 @@ def _gemv(
     residual_ptr,  # [N] added to the result (RESIDUAL only); may be out
     out_ptr,  # [N]
     eps,  # float, of the RMSNorm
-    N: tl.constexpr,
-    K: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     VECTOR: tl.constexpr,  # elements of one 16-byte load
-    BIAS: tl.constexpr,
-    NORM: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-    SWIGLU: tl.constexpr,
-    PDL: tl.constexpr,
-):
+    BIAS: tl.constexpr, NORM: tl.constexpr, RESIDUAL: tl.constexpr, SWIGLU: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     EVEN: tl.constexpr = N % BLOCK_N == 0 and K % BLOCK_K == 0
     VECTORS: tl.constexpr = BLOCK_K // VECTOR
     release_successor(PDL)
@@ -116,26 +99,11 @@ def gemv(call: LinearCall, config: LinearConfig) -> None:
     x, out, n, k = call.x, call.out, call.out.shape[1], call.x.shape[1]
     norm, eps = call.norm or (x, 0.0)
     _gemv[(triton.cdiv(n, config.block_n),)](
-        x,
-        call.weight,
-        x if call.bias is None else call.bias,
-        norm,
-        out if call.residual is None else call.residual,
-        out,
-        eps,
-        N=n,
-        K=k,
-        BLOCK_N=config.block_n,
-        BLOCK_K=config.block_k,
-        VECTOR=16 // x.element_size(),
-        BIAS=call.bias is not None,
-        NORM=call.norm is not None,
-        RESIDUAL=call.residual is not None,
-        SWIGLU=call.swiglu,
-        PDL=call.pdl,
-        num_warps=config.warps,
-        **launch_options(call.pdl),
-    )
+        x, call.weight, x if call.bias is None else call.bias, norm, out if call.residual is None else call.residual, out, eps,
+        N=n, K=k, BLOCK_N=config.block_n, BLOCK_K=config.block_k, VECTOR=16 // x.element_size(), BIAS=call.bias is not None,
+        NORM=call.norm is not None, RESIDUAL=call.residual is not None, SWIGLU=call.swiglu,
+        PDL=call.pdl, num_warps=config.warps, **launch_options(call.pdl),
+    )  # fmt: skip
 
 
 def candidates(shape: LinearShape, sm_count: int) -> Iterator[LinearConfig]:
@@ -148,11 +116,11 @@ def candidates(shape: LinearShape, sm_count: int) -> Iterator[LinearConfig]:
                 yield LinearConfig("gemv", 16, block_n, block_k, 1, warps)
 
 
-register(
+VARIANTS.add(
     LinearVariant(
         "gemv",
         gemv,
-        frozenset({NORM, BIAS, SWIGLU, RESIDUAL}),
+        frozenset({"norm", "bias", "swiglu", "residual"}),
         (
             LinearCase(LinearConfig("gemv", 16, 4, 32), LinearShape(1, 70, 96, bias=True, norm=True)),
             LinearCase(LinearConfig("gemv", 16, 1, 128), LinearShape(1, 7, 72, residual=True, norm=True)),

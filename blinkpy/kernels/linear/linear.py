@@ -15,17 +15,7 @@ from blinkpy.kernels.activation import swiglu
 from blinkpy.kernels.launch import HEADER, STORAGE_DTYPES, check_tensors
 from blinkpy.kernels.linear import cublas, gemv, split_k, wide_tiles  # noqa: F401 (each registers its variants)
 from blinkpy.kernels.linear.linear_config import LinearConfig
-from blinkpy.kernels.linear.linear_variants import (
-    BIAS,
-    NORM,
-    PARTIALS,
-    RESIDUAL,
-    SPLIT_SUMS,
-    SWIGLU,
-    VARIANTS,
-    LinearCall,
-    LinearVariant,
-)
+from blinkpy.kernels.linear.linear_variants import VARIANTS, LinearCall, LinearVariant
 from blinkpy.kernels.norm import rms_norm
 
 
@@ -38,11 +28,11 @@ def linear(call: LinearCall, config: LinearConfig) -> None:
     variant = VARIANTS[config.variant]
     check_call(call, config, variant)
     scratch = call.workspace.rows
-    if call.norm is not None and NORM not in variant.fuses:
+    if call.norm is not None and "norm" not in variant.fuses:
         normed, scratch = take(scratch, call.x, call.x.shape[1])
         rms_norm(call.x, *call.norm, call.counts, normed, pdl=call.pdl)
         call = replace(call, x=normed, norm=None)
-    if call.swiglu and SWIGLU not in variant.fuses:
+    if call.swiglu and "swiglu" not in variant.fuses:
         gate_up, _ = take(scratch, call.x, call.weight.shape[0])
         variant.launch(replace(call, out=gate_up, swiglu=False), config)
         swiglu(gate_up, call.counts, call.out, pdl=call.pdl)
@@ -67,13 +57,13 @@ def check_call(call: LinearCall, config: LinearConfig, variant: LinearVariant) -
     if not variant.supports(call.shape):
         raise ValueError(f"{config} does not compute {call.shape}")
     if call.partials:
-        if PARTIALS not in variant.fuses or call.swiglu or residual is not None:
+        if "partials" not in variant.fuses or call.swiglu or residual is not None:
             raise ValueError(f"{config}: not every variant leaves partial sums, and none with swiglu or a residual")
     elif leaves_partials(config):
         raise ValueError(f"{config}: nobody adds the partial sums up")
-    if (bias is not None and BIAS not in variant.fuses) or (residual is not None and RESIDUAL not in variant.fuses):
+    if (bias is not None and "bias" not in variant.fuses) or (residual is not None and "residual" not in variant.fuses):
         raise ValueError(f"{config}: the variant takes no bias or no residual")
-    if residual is not None and call.swiglu and SWIGLU not in variant.fuses:
+    if residual is not None and call.swiglu and "swiglu" not in variant.fuses:
         raise ValueError(f"{config}: the variant takes no residual together with swiglu")
 
 
@@ -91,12 +81,12 @@ def can_fuse(config: LinearConfig, *features: str) -> bool:
 
 def can_leave_partials(config: LinearConfig) -> bool:
     """Whether the sums are split over K, and the partials may be the result."""
-    return config.split_k > 1 and can_fuse(config, PARTIALS)
+    return config.split_k > 1 and can_fuse(config, "partials")
 
 
 def leaves_partials(config: LinearConfig) -> bool:
     """Whether the partials must be the result, as the variant does not add them up."""
-    return config.split_k > 1 and not can_fuse(config, SPLIT_SUMS)
+    return config.split_k > 1 and not can_fuse(config, "split sums")
 
 
 def take(scratch: torch.Tensor, like: torch.Tensor, columns: int) -> tuple[torch.Tensor, torch.Tensor]:

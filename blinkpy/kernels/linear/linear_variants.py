@@ -9,10 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from blinkpy.kernels.linear.linear_config import LinearConfig, check_sizes
-
-NORM, BIAS, SWIGLU, RESIDUAL, PARTIALS, SPLIT_SUMS = "norm", "bias", "swiglu", "residual", "partials", "split sums"
-"""What a variant may do besides the product: the RMSNorm of x; the bias, SwiGLU and the residual addition after it; leave the
-partials of sums that are split over K as its result; add them up by itself."""
+from blinkpy.kernels.registry import Registry
 
 
 class LinearShape(NamedTuple):
@@ -97,14 +94,15 @@ class LinearCall:
 
 @dataclass(frozen=True)
 class LinearVariant:
-    """One way to compute a linear layer. A new one is a file that registers it, and an import of that file in linear.py."""
+    """One way to compute a linear layer. A new one is a file that adds it, and an import of that file in linear.py."""
 
     name: str
     """`LinearConfig.variant`; "kind" in configs/*.json."""
     launch: Callable[[LinearCall, LinearConfig], None]
     """Launches the kernels. The call is checked, and asks for nothing but what `fuses` has."""
     fuses: frozenset[str]
-    """Of NORM, BIAS, SWIGLU, RESIDUAL, PARTIALS and SPLIT_SUMS. `linear` runs a norm and SwiGLU apart where they are missing."""
+    """What it does besides the product: "norm" of x before; "bias", "swiglu", "residual" after; "partials": leave the partials of
+    sums that are split over K as the result; "split sums": add them up. `linear` runs norm and SwiGLU apart where they miss."""
     cases: tuple[LinearCase, ...]
     """Tests; without them nothing proves a variant."""
     kernels: tuple[Any, ...] = ()
@@ -117,12 +115,5 @@ class LinearVariant:
     """For the tuner: configurations that may be good for a shape that it supports, on a GPU with this many SMs."""
 
 
-VARIANTS: dict[str, LinearVariant] = {}
+VARIANTS: Registry[LinearVariant] = Registry()
 """By name; filled when blinkpy.kernels.linear.linear is imported."""
-
-
-def register(variant: LinearVariant) -> None:
-    """Add a variant. Raises ValueError for a name that is taken, or where it has no cases."""
-    if variant.name in VARIANTS or not variant.cases:
-        raise ValueError(f"linear variant {variant.name!r}: registered twice, or without cases")
-    VARIANTS[variant.name] = variant

@@ -16,18 +16,7 @@ import triton.language as tl
 from blinkpy.kernels.launch import dot_precision, launch_options, release_successor, wait_for_predecessor
 from blinkpy.kernels.linear.epilogue import finish_tile
 from blinkpy.kernels.linear.linear_config import LinearConfig
-from blinkpy.kernels.linear.linear_variants import (
-    BIAS,
-    PARTIALS,
-    RESIDUAL,
-    SPLIT_SUMS,
-    SWIGLU,
-    LinearCall,
-    LinearCase,
-    LinearShape,
-    LinearVariant,
-    register,
-)
+from blinkpy.kernels.linear.linear_variants import VARIANTS, LinearCall, LinearCase, LinearShape, LinearVariant
 from blinkpy.kernels.weight_tile import weight_tile
 
 
@@ -46,23 +35,13 @@ def multiply(x, w, accumulator, WEIGHTS_FIRST: tl.constexpr, PRECISION: tl.const
 def multiply_split(
     x_ptr,  # [M, K], rows x_stride elements apart
     w_ptr,  # [N, K]; with SWIGLU [2 * N, K]
-    m,  # [BLOCK_M] rows
-    n,  # [BLOCK_N] columns
-    begin,  # first input of the split
-    end,  # past its last input
-    M,
-    x_stride,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    m, n,  # [BLOCK_M] rows, [BLOCK_N] columns
+    begin, end,  # first input of the split, past its last one
+    M, x_stride, N: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr,
     SHAPE_0: tl.constexpr,  # of the sums
-    SHAPE_1: tl.constexpr,
-    EVEN_N: tl.constexpr,
-    EVEN_K: tl.constexpr,
-    SWIGLU: tl.constexpr,
-    WEIGHTS_FIRST: tl.constexpr,
+    SHAPE_1: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, SWIGLU: tl.constexpr, WEIGHTS_FIRST: tl.constexpr,
     PRECISION: tl.constexpr,
-):
+):  # fmt: skip
     """float32 [SHAPE_0, SHAPE_1] sums of a tile over one split of K, and those of the up half (SWIGLU, else zeros)."""
     accumulator = tl.zeros([SHAPE_0, SHAPE_1], tl.float32)
     upper = tl.zeros([SHAPE_0, SHAPE_1], tl.float32)
@@ -83,18 +62,12 @@ def multiply_split(
 
 @triton.jit
 def add_splits(
-    accumulator,  # float32 [SHAPE_0, SHAPE_1] sums of this split
-    upper,  # the same of the up half (SWIGLU only)
+    accumulator, upper,  # float32 [SHAPE_0, SHAPE_1] sums of this split; of the up half (SWIGLU only)
     partial_ptr,  # float32 [SPLIT_K, tiles * SHAPE_0 * SHAPE_1 (* 2 with SWIGLU)]
     arrivals_ptr,  # int32 [tiles]
     index,  # of the tile
-    tiles,
-    split,
-    SPLIT_K: tl.constexpr,
-    SHAPE_0: tl.constexpr,
-    SHAPE_1: tl.constexpr,
-    SWIGLU: tl.constexpr,
-):
+    tiles, split, SPLIT_K: tl.constexpr, SHAPE_0: tl.constexpr, SHAPE_1: tl.constexpr, SWIGLU: tl.constexpr,
+):  # fmt: skip
     """(whether this program is the last of its tile, the sums over all splits there)"""
     TILE: tl.constexpr = SHAPE_0 * SHAPE_1
     HALVES: tl.constexpr = 2 if SWIGLU else 1
@@ -129,21 +102,14 @@ def _linear(
     arrivals_ptr,  # int32 [tiles] splits that have finished; 0 before and after (SPLIT_K > 1)
     M,  # rows
     x_stride,  # elements
-    N: tl.constexpr,
-    K: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    SPLIT_K: tl.constexpr,
-    BIAS: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-    SWIGLU: tl.constexpr,
+    N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    SPLIT_K: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, SWIGLU: tl.constexpr,
     WEIGHTS_FIRST: tl.constexpr,  # as the first operand of the matrix unit
     KEEP_PARTIALS: tl.constexpr,  # the partials are the result
     PRECISION: tl.constexpr,
     EARLY_TRIGGER: tl.constexpr,  # the successor may start at once
     PDL: tl.constexpr,
-):
+):  # fmt: skip
     EVEN_N: tl.constexpr = N % BLOCK_N == 0
     EVEN_K: tl.constexpr = K % (BLOCK_K * SPLIT_K) == 0
     SPLIT: tl.constexpr = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT_K) * BLOCK_K
@@ -193,33 +159,13 @@ def split_k_linear(call: LinearCall, config: LinearConfig) -> None:
         if partial.numel() < needed or arrivals.numel() < column_tiles * row_tiles:
             raise ValueError(f"linear workspace too small: {needed} floats and {column_tiles * row_tiles} counters needed")
     _linear[(row_tiles, column_tiles, config.split_k)](
-        x,
-        call.weight,
-        x if call.bias is None else call.bias,
-        out if call.residual is None else call.residual,
-        out,
-        partial,
-        arrivals,
-        rows,
-        x.stride(0),
-        N=n,
-        K=x.shape[1],
-        BLOCK_M=config.block_m,
-        BLOCK_N=config.block_n,
-        BLOCK_K=config.block_k,
-        SPLIT_K=config.split_k,
-        BIAS=call.bias is not None,
-        RESIDUAL=call.residual is not None,
-        SWIGLU=call.swiglu,
-        WEIGHTS_FIRST=config.weights_first,
-        KEEP_PARTIALS=call.partials,
-        PRECISION=dot_precision(x.dtype),
-        EARLY_TRIGGER=config.early_trigger,
-        PDL=call.pdl,
-        num_warps=config.warps,
-        num_stages=config.stages,
-        **launch_options(call.pdl),
-    )
+        x, call.weight, x if call.bias is None else call.bias, out if call.residual is None else call.residual, out, partial,
+        arrivals, rows, x.stride(0),
+        N=n, K=x.shape[1], BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, SPLIT_K=config.split_k,
+        BIAS=call.bias is not None, RESIDUAL=call.residual is not None, SWIGLU=call.swiglu, WEIGHTS_FIRST=config.weights_first,
+        KEEP_PARTIALS=call.partials, PRECISION=dot_precision(x.dtype), EARLY_TRIGGER=config.early_trigger,
+        PDL=call.pdl, num_warps=config.warps, num_stages=config.stages, **launch_options(call.pdl),
+    )  # fmt: skip
 
 
 # (block_n, block_k, split_k, weights first, warps) by rows
@@ -259,11 +205,11 @@ def candidates(shape: LinearShape, sm_count: int) -> Iterator[LinearConfig]:
                 yield LinearConfig("triton", block_m, block_n, block_k, split_k, warps, stages, weights_first)
 
 
-register(
+VARIANTS.add(
     LinearVariant(
         "triton",
         split_k_linear,
-        frozenset({BIAS, SWIGLU, RESIDUAL, PARTIALS, SPLIT_SUMS}),
+        frozenset({"bias", "swiglu", "residual", "partials", "split sums"}),
         (
             LinearCase(LinearConfig("triton", 16, 32, 32, 1), LinearShape(3, 70, 96)),
             LinearCase(LinearConfig("triton", 16, 32, 32, 3), LinearShape(5, 70, 200, bias=True, residual=True)),
@@ -271,14 +217,10 @@ register(
             LinearCase(LinearConfig("triton", 16, 32, 32, 3), LinearShape(5, 70, 200, bias=True, partials=True)),
             LinearCase(LinearConfig("triton", 16, 32, 32, 2, weights_first=True), LinearShape(9, 64, 70, partials=True)),
             LinearCase(LinearConfig("triton", 16, 32, 32, 1, weights_first=True), LinearShape(17, 45, 70, norm=True, bias=True)),
-            LinearCase(
-                LinearConfig("triton", 16, 32, 32, 2, weights_first=True), LinearShape(7, 64, 128, swiglu=True, residual=True)
-            ),
+            LinearCase(LinearConfig("triton", 16, 32, 32, 2, 4, 4, True), LinearShape(7, 64, 128, swiglu=True, residual=True)),
             LinearCase(LinearConfig("triton", 32, 32, 32, 1), LinearShape(33, 40, 64, norm=True, swiglu=True, bias=True)),
             LinearCase(LinearConfig("triton", 16, 32, 32, 1), LinearShape(2, 50, 64, norm=True, result=torch.float32)),
-            LinearCase(
-                LinearConfig("triton", 64, 64, 64, 3, stages=3, weights_first=True), LinearShape(64, 4096, 4096, residual=True)
-            ),
+            LinearCase(LinearConfig("triton", 64, 64, 64, 3, 4, 3, True), LinearShape(64, 4096, 4096, residual=True)),
         ),
         (_linear,),
         candidates=candidates,

@@ -20,17 +20,7 @@ from blinkpy.config import ConfigError
 from blinkpy.kernels.launch import launch_options, release_successor, wait_for_predecessor
 from blinkpy.kernels.linear.epilogue import finish_tile
 from blinkpy.kernels.linear.linear_config import LinearConfig, check_sizes
-from blinkpy.kernels.linear.linear_variants import (
-    BIAS,
-    PARTIALS,
-    RESIDUAL,
-    SWIGLU,
-    LinearCall,
-    LinearCase,
-    LinearShape,
-    LinearVariant,
-    register,
-)
+from blinkpy.kernels.linear.linear_variants import VARIANTS, LinearCall, LinearCase, LinearShape, LinearVariant
 
 
 @triton.jit
@@ -40,11 +30,8 @@ def _product(
     n,  # first column
     k,  # first input
     sums,  # float32 [BLOCK_M, HALVES * WIDTH]; with WEIGHTS_FIRST transposed
-    HALVES: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    WEIGHTS_FIRST: tl.constexpr,
-):
+    HALVES: tl.constexpr, WIDTH: tl.constexpr, BLOCK_K: tl.constexpr, WEIGHTS_FIRST: tl.constexpr,
+):  # fmt: skip
     """sums + x w^T for one strip of a tile; gate and up of SwiGLU lie next to each other."""
     w = tl.reshape(w_desc.load([0, n, k]), [HALVES * WIDTH, BLOCK_K])
     if WEIGHTS_FIRST:
@@ -62,17 +49,9 @@ def _finish(
     out_ptr,  # [M, N], or float32 [SPLIT_K, M, N] with KEEP_PARTIALS
     m,  # [BLOCK_M] rows
     first,  # column
-    split,
-    M,
-    N: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BIAS: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-    SWIGLU: tl.constexpr,
-    WEIGHTS_FIRST: tl.constexpr,
-    KEEP_PARTIALS: tl.constexpr,
-):
+    split, M, N: tl.constexpr, BLOCK_M: tl.constexpr, WIDTH: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
+    SWIGLU: tl.constexpr, WEIGHTS_FIRST: tl.constexpr, KEEP_PARTIALS: tl.constexpr,
+):  # fmt: skip
     """The gate and the up half of one strip, and what follows its products."""
     n = first + tl.arange(0, WIDTH)
     y = tl.trans(sums) if WEIGHTS_FIRST else sums
@@ -92,22 +71,15 @@ def _linear_tma(
     residual_ptr,  # [M, N] added to the result (RESIDUAL only); may be out
     out_ptr,  # [M, N], or float32 [SPLIT_K, M, N] with KEEP_PARTIALS
     M,  # rows
-    N: tl.constexpr,
-    K: tl.constexpr,
-    BLOCK_M: tl.constexpr,
+    N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr,
     WIDTH_0: tl.constexpr,  # columns of the strips of a tile; 0: no such strip
-    WIDTH_1: tl.constexpr,
-    WIDTH_2: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    SPLIT_K: tl.constexpr,
-    BIAS: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-    SWIGLU: tl.constexpr,
+    WIDTH_1: tl.constexpr, WIDTH_2: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT_K: tl.constexpr, BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr, SWIGLU: tl.constexpr,
     WEIGHTS_FIRST: tl.constexpr,  # as the first operand of the matrix unit
     KEEP_PARTIALS: tl.constexpr,  # the partials are the result
     EARLY_TRIGGER: tl.constexpr,  # the successor may start at once
     PDL: tl.constexpr,
-):
+):  # fmt: skip
     SPLIT: tl.constexpr = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT_K) * BLOCK_K
     HALVES: tl.constexpr = 2 if SWIGLU else 1
     row_tile = tl.program_id(0)  # fastest: the row tiles of one column tile share its weights in the cache
@@ -183,31 +155,13 @@ def wide_tiles_linear(call: LinearCall, config: LinearConfig) -> None:
         return TensorDescriptor(weight, [halves, n, k], [n * k, k, 1], [halves, width or widths[0], config.block_k])
 
     _linear_tma[(triton.cdiv(rows, config.block_m), triton.cdiv(n, config.block_n), config.split_k)](
-        TensorDescriptor(x, [rows, k], [x.stride(0), 1], [config.block_m, config.block_k]),
-        *map(weights_by, widths),
-        x if call.bias is None else call.bias,
-        out if call.residual is None else call.residual,
-        out,
-        rows,
-        N=n,
-        K=k,
-        BLOCK_M=config.block_m,
-        WIDTH_0=widths[0],
-        WIDTH_1=widths[1],
-        WIDTH_2=widths[2],
-        BLOCK_K=config.block_k,
-        SPLIT_K=config.split_k,
-        BIAS=call.bias is not None,
-        RESIDUAL=call.residual is not None,
-        SWIGLU=call.swiglu,
-        WEIGHTS_FIRST=config.weights_first,
-        KEEP_PARTIALS=call.partials,
-        EARLY_TRIGGER=config.early_trigger,
-        PDL=call.pdl,
-        num_warps=config.warps,
-        num_stages=config.stages,
-        **launch_options(call.pdl),
-    )
+        TensorDescriptor(x, [rows, k], [x.stride(0), 1], [config.block_m, config.block_k]), *map(weights_by, widths),
+        x if call.bias is None else call.bias, out if call.residual is None else call.residual, out, rows,
+        N=n, K=k, BLOCK_M=config.block_m, WIDTH_0=widths[0], WIDTH_1=widths[1], WIDTH_2=widths[2], BLOCK_K=config.block_k,
+        SPLIT_K=config.split_k, BIAS=call.bias is not None, RESIDUAL=call.residual is not None, SWIGLU=call.swiglu,
+        WEIGHTS_FIRST=config.weights_first, KEEP_PARTIALS=call.partials, EARLY_TRIGGER=config.early_trigger,
+        PDL=call.pdl, num_warps=config.warps, num_stages=config.stages, **launch_options(call.pdl),
+    )  # fmt: skip
 
 
 def candidates(shape: LinearShape, sm_count: int) -> Iterator[LinearConfig]:
@@ -226,11 +180,11 @@ def candidates(shape: LinearShape, sm_count: int) -> Iterator[LinearConfig]:
             yield LinearConfig("tma", block_m, block_n, block_k, split_k, warps, stages, early_trigger=True)
 
 
-register(
+VARIANTS.add(
     LinearVariant(
         "tma",
         wide_tiles_linear,
-        frozenset({BIAS, SWIGLU, RESIDUAL, PARTIALS}),
+        frozenset({"bias", "swiglu", "residual", "partials"}),
         (
             LinearCase(LinearConfig("tma", 16, 32, 32), LinearShape(19, 70, 104, bias=True, residual=True)),
             LinearCase(LinearConfig("tma", 16, 48, 32), LinearShape(33, 112, 96, norm=True, swiglu=True, bias=True)),

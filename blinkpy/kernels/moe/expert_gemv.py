@@ -16,7 +16,7 @@ import triton.language as tl
 from blinkpy.kernels.activation import silu_times
 from blinkpy.kernels.launch import COUNT_TOKENS, check_tensor, launch_options, release_successor, wait_for_predecessor
 from blinkpy.kernels.moe.expert_config import ExpertShape
-from blinkpy.kernels.moe.expert_variants import ExpertCall, ExpertCase, ExpertVariant, register
+from blinkpy.kernels.moe.expert_variants import VARIANTS, ExpertCall, ExpertCase, ExpertVariant
 from blinkpy.kernels.moe.routing import pick_experts
 from blinkpy.kernels.weight_tile import weight_tile
 
@@ -31,17 +31,11 @@ def _expert_gate_up(
     logits_ptr,  # float32 [T, E]
     counts_ptr,  # int64 [8] batch header
     out_ptr,  # [T * TOP_K, N]
-    N: tl.constexpr,
-    K: tl.constexpr,
-    E: tl.constexpr,
-    TOP_K: tl.constexpr,
+    N: tl.constexpr, K: tl.constexpr, E: tl.constexpr, TOP_K: tl.constexpr,
     BLOCK_E: tl.constexpr,  # power of two >= E
     BLOCK_TOP: tl.constexpr,  # power of two >= TOP_K
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    STAGES: tl.constexpr,
-    PDL: tl.constexpr,
-):
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     EVEN_N: tl.constexpr = N % BLOCK_N == 0
     EVEN_K: tl.constexpr = K % BLOCK_K == 0
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -72,18 +66,9 @@ def _expert_down(
     logits_ptr,  # float32 [T, E]
     counts_ptr,  # int64 [8] batch header
     out_ptr,  # [T, N] residual stream, to which the weighted sum is added
-    N: tl.constexpr,
-    K: tl.constexpr,
-    E: tl.constexpr,
-    TOP_K: tl.constexpr,
-    NORMALIZE: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    BLOCK_TOP: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    STAGES: tl.constexpr,
-    PDL: tl.constexpr,
-):
+    N: tl.constexpr, K: tl.constexpr, E: tl.constexpr, TOP_K: tl.constexpr, NORMALIZE: tl.constexpr, BLOCK_E: tl.constexpr,
+    BLOCK_TOP: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     EVEN: tl.constexpr = N % BLOCK_N == 0 and K % BLOCK_K == 0 and TOP_K == BLOCK_TOP
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     token = tl.program_id(1)
@@ -127,33 +112,18 @@ def expert_gemv(call: ExpertCall, prepared: None) -> None:
         **launch_options(pdl),
     }
     _expert_gate_up[(triton.cdiv(shape.width, 4), len(call.x) * shape.top_k)](
-        call.x,
-        call.gate_up,
-        call.logits,
-        call.counts,
-        inner,
-        N=shape.width,
-        K=shape.hidden,
-        BLOCK_K=128,
-        num_warps=1,
-        **sizes,
-    )
+        call.x, call.gate_up, call.logits, call.counts, inner,
+        N=shape.width, K=shape.hidden, BLOCK_K=128,
+        num_warps=1, **sizes,
+    )  # fmt: skip
     _expert_down[(triton.cdiv(shape.hidden, 4), len(call.x))](
-        inner,
-        call.down,
-        call.logits,
-        call.counts,
-        call.out,
-        N=shape.hidden,
-        K=shape.width,
-        NORMALIZE=call.normalize,
-        BLOCK_K=64,
-        num_warps=2,
-        **sizes,
-    )
+        inner, call.down, call.logits, call.counts, call.out,
+        N=shape.hidden, K=shape.width, NORMALIZE=call.normalize, BLOCK_K=64,
+        num_warps=2, **sizes,
+    )  # fmt: skip
 
 
-register(
+VARIANTS.add(
     ExpertVariant(
         "gemv",
         lambda shape, tokens: tokens <= GEMV_TOKENS,

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from blinkpy.kernels.moe.expert_config import ExpertConfig, ExpertShape, ExpertTable
+from blinkpy.kernels.registry import Registry
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class ExpertCase(NamedTuple):
 
 @dataclass(frozen=True)
 class ExpertVariant:
-    """One way to compute an expert layer. A new one is a file that registers it, and an import of that file in experts.py.
+    """One way to compute an expert layer. A new one is a file that adds it, and an import of that file in experts.py.
 
     A token's result depends on itself and on what was prepared, never on other tokens.
     """
@@ -85,12 +86,5 @@ class ExpertVariant:
     """The Triton kernels that `launch` starts."""
 
 
-VARIANTS: dict[str, ExpertVariant] = {}
+VARIANTS: Registry[ExpertVariant] = Registry()
 """By name, in the order of preference; filled when blinkpy.kernels.moe.experts is imported."""
-
-
-def register(variant: ExpertVariant) -> None:
-    """Add a variant. Raises ValueError for a name that is taken, or where it has no cases."""
-    if variant.name in VARIANTS or not variant.cases:
-        raise ValueError(f"expert variant {variant.name!r}: registered twice, or without cases")
-    VARIANTS[variant.name] = variant

@@ -10,15 +10,9 @@ import triton
 import triton.language as tl
 
 from blinkpy.kernels.activation import silu_times
-from blinkpy.kernels.launch import (
-    COUNT_TOKENS,
-    dot_precision,
-    launch_options,
-    release_successor,
-    wait_for_predecessor,
-)
+from blinkpy.kernels.launch import COUNT_TOKENS, dot_precision, launch_options, release_successor, wait_for_predecessor
 from blinkpy.kernels.moe.expert_config import ExpertConfig, ExpertShape, ExpertTable, ExpertTile
-from blinkpy.kernels.moe.expert_variants import ExpertCall, ExpertCase, ExpertVariant, register
+from blinkpy.kernels.moe.expert_variants import VARIANTS, ExpertCall, ExpertCase, ExpertVariant
 from blinkpy.kernels.moe.routing import Routing, _route, _sort_assignments, route
 from blinkpy.kernels.weight_tile import weight_tile
 
@@ -31,16 +25,9 @@ def _expert_linear(
     assignments_ptr,  # int32 [blocks * BLOCK_M] assignment of each row of a block, -1 for none
     block_experts_ptr,  # int32 [blocks] expert of each block, -1 for unused blocks
     x_stride,  # elements
-    N: tl.constexpr,
-    K: tl.constexpr,
-    DIVIDE: tl.constexpr,
-    SWIGLU: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    PRECISION: tl.constexpr,
-    PDL: tl.constexpr,
-):
+    N: tl.constexpr, K: tl.constexpr, DIVIDE: tl.constexpr, SWIGLU: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     EVEN_N: tl.constexpr = N % BLOCK_N == 0
     EVEN_K: tl.constexpr = K % BLOCK_K == 0
     ROWS: tl.constexpr = 2 * N if SWIGLU else N
@@ -82,11 +69,8 @@ def _combine(
     weights_ptr,  # float32 [T, TOP_K]
     out_ptr,  # [T, HIDDEN] residual stream, to which the weighted sum is added
     counts_ptr,  # int64 [8] batch header
-    HIDDEN: tl.constexpr,
-    TOP_K: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
-):
+    HIDDEN: tl.constexpr, TOP_K: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     token = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     wait_for_predecessor(PDL)
@@ -120,25 +104,11 @@ def grouped_linear(
     """
     assignments, n, k = routing.ids.numel(), out.shape[1], x.shape[1]
     _expert_linear[(len(routing.block_experts) * triton.cdiv(n, tile.block_n),)](
-        x,
-        weight,
-        out,
-        routing.assignments,
-        routing.block_experts,
-        x.stride(0),
-        N=n,
-        K=k,
-        DIVIDE=assignments // x.shape[0],
-        SWIGLU=swiglu,
-        BLOCK_M=routing.block_m,
-        BLOCK_N=tile.block_n,
-        BLOCK_K=min(tile.block_k, max(16, triton.next_power_of_2(k))),
-        PRECISION=dot_precision(x.dtype),
-        PDL=pdl,
-        num_warps=tile.warps,
-        num_stages=tile.stages,
-        **launch_options(pdl),
-    )
+        x, weight, out, routing.assignments, routing.block_experts, x.stride(0),
+        N=n, K=k, DIVIDE=assignments // x.shape[0], SWIGLU=swiglu, BLOCK_M=routing.block_m, BLOCK_N=tile.block_n,
+        BLOCK_K=min(tile.block_k, max(16, triton.next_power_of_2(k))), PRECISION=dot_precision(x.dtype),
+        PDL=pdl, num_warps=tile.warps, num_stages=tile.stages, **launch_options(pdl),
+    )  # fmt: skip
 
 
 class Grouped(NamedTuple):
@@ -167,23 +137,16 @@ def grouped_experts(call: ExpertCall, prepared: Grouped) -> None:
     grouped_linear(inner, call.down, results, routing, config.down, pdl=pdl)
     block = min(1024, triton.next_power_of_2(shape.hidden))
     _combine[(tokens, triton.cdiv(shape.hidden, block))](
-        results,
-        routing.weights,
-        call.out,
-        call.counts,
-        HIDDEN=shape.hidden,
-        TOP_K=shape.top_k,
-        BLOCK=block,
-        PDL=pdl,
-        num_warps=max(1, min(4, block // 256)),
-        **launch_options(pdl),
-    )
+        results, routing.weights, call.out, call.counts,
+        HIDDEN=shape.hidden, TOP_K=shape.top_k, BLOCK=block,
+        PDL=pdl, num_warps=max(1, min(4, block // 256)), **launch_options(pdl),
+    )  # fmt: skip
 
 
 SMALL = ExpertConfig(16, ExpertTile(32, 32), ExpertTile(16, 32))
 QWEN = ExpertShape(128, 8, 512, 256)  # a smaller copy
 
-register(
+VARIANTS.add(
     ExpertVariant(
         "grouped",
         lambda shape, tokens: True,

@@ -13,14 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from blinkpy.kernels.launch import (
-    COUNT_TOKENS,
-    HEADER,
-    check_tensors,
-    launch_options,
-    release_successor,
-    wait_for_predecessor,
-)
+from blinkpy.kernels.launch import COUNT_TOKENS, HEADER, check_tensors, launch_options, release_successor, wait_for_predecessor
 
 ASSIGNMENTS_PER_SCAN = tl.constexpr(1024)
 
@@ -37,12 +30,11 @@ def _router(
     logits_ptr,  # float32 [T, E] output
     counts_ptr,  # int64 [8] batch header
     eps,  # float, added to the mean square
-    HIDDEN: tl.constexpr,
-    E: tl.constexpr,
+    HIDDEN: tl.constexpr, E: tl.constexpr,
     BLOCK_E: tl.constexpr,  # experts of a program
     BLOCK: tl.constexpr,  # power of two >= HIDDEN
     PDL: tl.constexpr,
-):
+):  # fmt: skip
     token = tl.program_id(1)
     expert = tl.program_id(0) * BLOCK_E + tl.arange(0, BLOCK_E)
     column = tl.arange(0, BLOCK)
@@ -66,12 +58,11 @@ def _router(
 @triton.jit
 def pick_experts(
     logits_ptr,  # float32 [E] router logits of a token
-    E: tl.constexpr,
-    TOP_K: tl.constexpr,
+    E: tl.constexpr, TOP_K: tl.constexpr,
     NORMALIZE: tl.constexpr,  # weights sum to 1
     BLOCK_E: tl.constexpr,  # power of two >= E
     BLOCK_TOP: tl.constexpr,  # power of two >= TOP_K
-):
+):  # fmt: skip
     """Experts of a token [BLOCK_TOP], and their weights: softmax in float32, the lower id first among equals."""
     expert = tl.arange(0, BLOCK_E)
     choice = tl.arange(0, BLOCK_TOP)
@@ -104,13 +95,9 @@ def _route(
     weights_ptr,  # float32 [T, TOP_K] output
     ids_ptr,  # int32 [T, TOP_K] output: experts
     counts_ptr,  # int64 [8] batch header
-    E: tl.constexpr,
-    TOP_K: tl.constexpr,
-    NORMALIZE: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    BLOCK_TOP: tl.constexpr,
+    E: tl.constexpr, TOP_K: tl.constexpr, NORMALIZE: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_TOP: tl.constexpr,
     PDL: tl.constexpr,
-):
+):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     choice = tl.arange(0, BLOCK_TOP)
     wait_for_predecessor(PDL)
@@ -229,21 +216,10 @@ def router_logits(
     per_program = 4 if tokens == 1 else 8
     block_e = max(1, min(per_program, 32_768 // (block * hidden.element_size())))
     _router[(triton.cdiv(experts, block_e), tokens)](
-        hidden,
-        norm[0],
-        router,
-        normed,
-        logits,
-        counts,
-        norm[1],
-        HIDDEN=size,
-        E=experts,
-        BLOCK_E=block_e,
-        BLOCK=block,
-        PDL=pdl,
-        num_warps=4 if block <= 8192 else 8,
-        **launch_options(pdl),
-    )
+        hidden, norm[0], router, normed, logits, counts, norm[1],
+        HIDDEN=size, E=experts, BLOCK_E=block_e, BLOCK=block,
+        PDL=pdl, num_warps=4 if block <= 8192 else 8, **launch_options(pdl),
+    )  # fmt: skip
 
 
 def route(logits: torch.Tensor, counts: torch.Tensor, routing: Routing, *, normalize: bool, pdl: bool = False) -> None:
@@ -261,31 +237,12 @@ def route(logits: torch.Tensor, counts: torch.Tensor, routing: Routing, *, norma
     block_e = triton.next_power_of_2(routing.experts)
     blocks = len(routing.block_experts)
     _route[(tokens,)](
-        logits,
-        routing.weights,
-        routing.ids,
-        counts,
-        E=routing.experts,
-        TOP_K=top_k,
-        NORMALIZE=normalize,
-        BLOCK_E=block_e,
-        BLOCK_TOP=triton.next_power_of_2(top_k),
-        PDL=pdl,
-        num_warps=1,
-        **launch_options(pdl),
-    )
+        logits, routing.weights, routing.ids, counts,
+        E=routing.experts, TOP_K=top_k, NORMALIZE=normalize, BLOCK_E=block_e, BLOCK_TOP=triton.next_power_of_2(top_k),
+        PDL=pdl, num_warps=1, **launch_options(pdl),
+    )  # fmt: skip
     _sort_assignments[(routing.experts,)](
-        routing.ids,
-        routing.assignments,
-        routing.block_experts,
-        counts,
-        tokens * top_k,
-        blocks,
-        TOP_K=top_k,
-        BLOCK_E=block_e,
-        BLOCK_M=routing.block_m,
-        BLOCK_B=triton.next_power_of_2(blocks),
-        PDL=pdl,
-        num_warps=4,
-        **launch_options(pdl),
-    )
+        routing.ids, routing.assignments, routing.block_experts, counts, tokens * top_k, blocks,
+        TOP_K=top_k, BLOCK_E=block_e, BLOCK_M=routing.block_m, BLOCK_B=triton.next_power_of_2(blocks),
+        PDL=pdl, num_warps=4, **launch_options(pdl),
+    )  # fmt: skip

@@ -42,14 +42,8 @@ def draw_from_head(
     head_distance,  # float32, the largest in the head
     candidates,  # of finite logit, in the whole row
     kept_weight,  # of all candidates
-    top_k,
-    top_p,
-    min_p,
-    uniform,
-    token,
-    stage,
-    MAX_CANDIDATES: tl.constexpr,
-):
+    top_k, top_p, min_p, uniform, token, stage, MAX_CANDIDATES: tl.constexpr,
+):  # fmt: skip
     """(token, stage): the sampled token's key and DRAW, where the head is enough to know it; else as they were."""
     index = tl.arange(0, MAX_CANDIDATES)
     in_top_k = index < tl.minimum(top_k, inside)
@@ -82,12 +76,8 @@ def find_in_bracket(
     count,  # candidates below the bracket
     weight,  # their weight
     goal,  # weight
-    top_k,
-    limit,
-    kept_weight,
-    stage,
-    MAX_CANDIDATES: tl.constexpr,
-):
+    top_k, limit, kept_weight, stage, MAX_CANDIDATES: tl.constexpr,
+):  # fmt: skip
     """(key that the stage looks for, limit, kept weight): of a filter, that key is the last one that it leaves."""
     index = tl.arange(0, MAX_CANDIDATES)
     sums = weight + tl.cumsum(each, 0)
@@ -125,9 +115,8 @@ def draw(
     min_p,  # float32, <= 0: off
     uniform,  # float32 in [0, 1)
     keys_ptr,  # int64 [MAX_CANDIDATES] scratch
-    MAX_CANDIDATES: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    MAX_CANDIDATES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """The sampled token id, by stages of one or more passes over the row. HEAD collects the best candidates, as many as fit,
     and in most cases ends there. Otherwise TOP_K, TOP_P and MIN_P each find the last key that they leave, and DRAW the token."""
     nothing = tl.full([], NO_KEY, tl.int64)

@@ -47,16 +47,9 @@ def logprob_entry(token, logprob):
 
 @triton.jit
 def write_record(
-    row,
-    logits_ptr,
-    sampled_ptr,
-    records_ptr,
-    keys_ptr,
-    vocabulary,
-    logits_stride,
-    MAX_CANDIDATES: tl.constexpr,
+    row, logits_ptr, sampled_ptr, records_ptr, keys_ptr, vocabulary, logits_stride, MAX_CANDIDATES: tl.constexpr,
     BLOCK: tl.constexpr,
-):
+):  # fmt: skip
     """The record of one row; arguments as of _write_logprobs."""
     row_ptr = logits_ptr + row.to(tl.int64) * logits_stride
     best = tl.full([BLOCK], float("-inf"), tl.float32)
@@ -117,10 +110,8 @@ def _write_logprobs(
     vocabulary,  # V
     logits_stride,
     EACH: tl.constexpr,  # rows of one program, a power of two
-    MAX_CANDIDATES: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
-):
+    MAX_CANDIDATES: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     program, programs = tl.program_id(0), tl.num_programs(0)
     release_successor(PDL)
     wait_for_predecessor(PDL)
@@ -174,21 +165,8 @@ def write_logprobs(call: SamplingCall) -> None:
         raise ValueError(f"sampling workspace {list(scratch.keys.shape)} is too small for {rows} rows of {TOP_LOGPROBS}")
     programs = min(rows, PROGRAMS)
     _write_logprobs[(programs,)](
-        logits,
-        call.sampled,
-        call.records,
-        scratch.keys,
-        entry,
-        batch.row_slots,
-        batch.emits,
-        batch.counts,
-        rows,
-        vocabulary,
+        logits, call.sampled, call.records, scratch.keys, entry, batch.row_slots, batch.emits, batch.counts, rows, vocabulary,
         logits.stride(0),
-        EACH=triton.next_power_of_2(triton.cdiv(rows, programs)),
-        MAX_CANDIDATES=capacity,
-        BLOCK=scratch.block,
-        PDL=call.pdl,
-        num_warps=8,
-        **launch_options(call.pdl),
-    )
+        EACH=triton.next_power_of_2(triton.cdiv(rows, programs)), MAX_CANDIDATES=capacity, BLOCK=scratch.block,
+        PDL=call.pdl, num_warps=8, **launch_options(call.pdl),
+    )  # fmt: skip

@@ -1,7 +1,7 @@
 """Sampling by search: penalties, min_tokens, temperature, top-k, top-p, min-p, a seeded uniform.
 
 Two kernels. The first works on chunks of the vocabulary: it applies the penalties, masks the stop ids before min_tokens, and
-finds each chunk's maximum. The second takes one row per program: greedy rows end there with the best chunk; the others collect the
+finds their maxima. The second takes one row per program: greedy rows end there with the best chunk; the others collect the
 head of the distribution, sort it, filter it and draw. Where the head is not enough (a flat distribution without filters), the
 boundaries are searched in the whole row (candidates.py).
 
@@ -16,7 +16,7 @@ import triton.language as tl
 
 from blinkpy.kernels.launch import COUNT_ROWS, launch_options, release_successor, wait_for_predecessor
 from blinkpy.kernels.sampling.draw import draw
-from blinkpy.kernels.sampling.sampling_variants import SamplingCall, SamplingVariant, register
+from blinkpy.kernels.sampling.sampling_variants import VARIANTS, SamplingCall, SamplingVariant
 from blinkpy.queues import submission
 
 ENTRY_WORDS = tl.constexpr(submission.SQ_ENTRY_WORDS)
@@ -79,12 +79,10 @@ def _adjust(
     context_lengths_ptr,  # int32 [B] tokens before the new one
     counts_ptr,  # int64 [8] batch header
     vocabulary,  # V
-    logits_stride,
-    adjusted_stride,
+    logits_stride, adjusted_stride,
     history_stride,  # L
-    VOCAB_CHUNK: tl.constexpr,
-    PDL: tl.constexpr,
-):
+    VOCAB_CHUNK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     chunk = tl.program_id(0)
     row = tl.program_id(1)
     release_successor(PDL)
@@ -144,14 +142,10 @@ def _sample_tokens(
     context_lengths_ptr,  # int32 [B] position of the new token
     counts_ptr,  # int64 [8] batch header
     vocabulary,  # V
-    chunks,
-    logits_stride,
-    adjusted_stride,
+    chunks, logits_stride, adjusted_stride,
     CHUNKS: tl.constexpr,  # power of two >= chunks
-    MAX_CANDIDATES: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
-):
+    MAX_CANDIDATES: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0)
     release_successor(PDL)
     emitting = is_emitting(counts_ptr, emits_ptr, row)
@@ -195,47 +189,17 @@ def sample_by_search(call: SamplingCall) -> None:
     (rows, vocabulary), chunks = logits.shape, scratch.chunk_max.shape[1]
     by_row = (batch.row_slots, batch.emits, batch.context_lengths)
     _adjust[(chunks, rows)](
-        logits,
-        scratch.adjusted,
-        scratch.chunk_max,
-        scratch.chunk_id,
-        entry,
-        tokens,
-        prompt_length,
-        *by_row,
-        batch.counts,
-        vocabulary,
-        logits.stride(0),
-        scratch.adjusted.stride(0),
-        tokens.shape[1],
+        logits, scratch.adjusted, scratch.chunk_max, scratch.chunk_id, entry, tokens, prompt_length, *by_row, batch.counts,
+        vocabulary, logits.stride(0), scratch.adjusted.stride(0), tokens.shape[1],
         VOCAB_CHUNK=scratch.chunk,
-        PDL=pdl,
-        num_warps=8,
-        maxnreg=64,
-        **launch_options(pdl),
-    )
+        PDL=pdl, num_warps=8, maxnreg=64, **launch_options(pdl),
+    )  # fmt: skip
     _sample_tokens[(rows,)](
-        logits,
-        scratch.adjusted,
-        scratch.chunk_max,
-        scratch.chunk_id,
-        scratch.keys,
-        call.sampled,
-        entry,
-        prompt_length,
-        *by_row,
-        batch.counts,
-        vocabulary,
-        chunks,
-        logits.stride(0),
-        scratch.adjusted.stride(0),
-        CHUNKS=triton.next_power_of_2(chunks),
-        MAX_CANDIDATES=scratch.keys.shape[1],
-        BLOCK=scratch.block,
-        PDL=pdl,
-        num_warps=8,
-        **launch_options(pdl),
-    )
+        logits, scratch.adjusted, scratch.chunk_max, scratch.chunk_id, scratch.keys, call.sampled, entry, prompt_length,
+        *by_row, batch.counts, vocabulary, chunks, logits.stride(0), scratch.adjusted.stride(0),
+        CHUNKS=triton.next_power_of_2(chunks), MAX_CANDIDATES=scratch.keys.shape[1], BLOCK=scratch.block,
+        PDL=pdl, num_warps=8, **launch_options(pdl),
+    )  # fmt: skip
 
 
-register(SamplingVariant("search", sample_by_search, (_adjust, _sample_tokens)))
+VARIANTS.add(SamplingVariant("search", sample_by_search, (_adjust, _sample_tokens)))

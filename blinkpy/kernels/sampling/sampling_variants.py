@@ -10,6 +10,7 @@ import torch
 import triton
 
 from blinkpy.kernels.batch_view import BatchView
+from blinkpy.kernels.registry import Registry
 
 VOCAB_CHUNK = 2048
 MAX_CANDIDATES = 1024
@@ -79,7 +80,7 @@ class SamplingCall:
 
 @dataclass(frozen=True)
 class SamplingVariant:
-    """One way to sample. A new one is a file that registers it, and an import of that file in sample_tokens.py."""
+    """One way to sample. A new one is a file that adds it, and an import of that file in sample_tokens.py."""
 
     name: str
     launch: Callable[[SamplingCall], None]
@@ -88,12 +89,5 @@ class SamplingVariant:
     """The Triton kernels that `launch` starts."""
 
 
-VARIANTS: dict[str, SamplingVariant] = {}
+VARIANTS: Registry[SamplingVariant] = Registry()
 """By name, the default first; filled when blinkpy.kernels.sampling.sample_tokens is imported."""
-
-
-def register(variant: SamplingVariant) -> None:
-    """Add a variant. Raises ValueError for a name that is taken."""
-    if variant.name in VARIANTS:
-        raise ValueError(f"sampling variant {variant.name!r} registered twice")
-    VARIANTS[variant.name] = variant

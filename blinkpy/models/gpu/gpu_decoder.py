@@ -23,7 +23,7 @@ from blinkpy.kernels.last_tokens import last_tokens
 from blinkpy.kernels.linear.linear import can_fuse, can_leave_partials, leaves_partials, linear
 from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_table import LinearTable
-from blinkpy.kernels.linear.linear_variants import NORM, LinearCall, LinearWorkspace
+from blinkpy.kernels.linear.linear_variants import LinearCall, LinearWorkspace
 from blinkpy.kernels.moe.expert_variants import ExpertCall
 from blinkpy.kernels.moe.experts import experts
 from blinkpy.kernels.moe.routing import FUSED_ROUTER_TOKENS, router_logits
@@ -184,7 +184,7 @@ class GpuDecoder:
     ) -> None:
         """out = f(norm(x) weight^T + bias); with a norm, x is the residual stream."""
         config, fused = self.linear_config(x.shape[0], weight, swiglu), None
-        if norm is not None and can_fuse(config, NORM) and self.stream.partials is None:
+        if norm is not None and can_fuse(config, "norm") and self.stream.partials is None:
             fused = (norm, self.a.rms_norm_eps)
         elif norm is not None:
             x = self._norm(norm)
