@@ -70,7 +70,6 @@ def sizes(candidate: Candidate) -> tuple[tuple[int, ...], int, int]:
 
 def compile_candidate(candidate: Candidate) -> bool:
     """In a worker process: compile into Triton's cache. False where it does not fit the GPU or spills."""
-    triton.runtime.driver.set_active(aot_compile.CompileOnlyDriver())
     weights, k, n = sizes(candidate)
     tokens, top_k = 1024, candidate.shape.top_k
 
@@ -79,9 +78,7 @@ def compile_candidate(candidate: Candidate) -> bool:
 
     x, out = meta(tokens if candidate.up else tokens * top_k, k), meta(tokens * top_k, n)
     routing = Routing.allocate(tokens, candidate.shape.experts, top_k, candidate.block_m, "meta")
-    gate = aot_compile.Gate()
-    gate.run("candidate", lambda: launch(candidate, x, meta(*weights), out, routing))
-    return not any(variant.problems() for variant in gate.variants)
+    return aot_compile.fits(lambda: launch(candidate, x, meta(*weights), out, routing))
 
 
 def fastest(found: list[Candidate], tokens: int, routings: dict[int, Routing]) -> dict[int, tuple[float, ExpertTile]]:

@@ -111,8 +111,8 @@ def _linear_tma(
 
     m = row_tile * BLOCK_M + tl.arange(0, BLOCK_M)
     _finish(
-        sums_0, bias_ptr, residual_ptr, out_ptr, m, first_0, split, M, N,
-        BLOCK_M, WIDTH_0, BIAS, RESIDUAL, SWIGLU, WEIGHTS_FIRST, KEEP_PARTIALS,
+        sums_0, bias_ptr, residual_ptr, out_ptr, m, first_0, split, M, N, BLOCK_M, WIDTH_0, BIAS, RESIDUAL, SWIGLU, WEIGHTS_FIRST,
+        KEEP_PARTIALS,
     )  # fmt: skip
     if WIDTH_1 > 0:
         _finish(

@@ -114,14 +114,13 @@ def _sort_assignments(
     assignments_ptr,  # int32 [blocks * BLOCK_M] output: assignment of each row of a block, -1 for none
     block_experts_ptr,  # int32 [blocks] output: expert of each block, -1 for unused blocks
     counts_ptr,  # int64 [8] batch header
-    assignments,  # of the bucket
-    blocks,  # of the bucket
+    assignments, blocks,  # of the bucket
     TOP_K: tl.constexpr,
     BLOCK_E: tl.constexpr,  # power of two >= experts
     BLOCK_M: tl.constexpr,
     BLOCK_B: tl.constexpr,  # power of two >= blocks
     PDL: tl.constexpr,
-):
+):  # fmt: skip
     expert = tl.program_id(0)
     wait_for_predecessor(PDL)
     release_successor(PDL)

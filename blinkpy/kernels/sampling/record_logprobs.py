@@ -32,7 +32,7 @@ from blinkpy.queues import submission
 from blinkpy.queues.logprob_record import LOGPROB_ENTRIES, TOP_LOGPROBS
 
 TOP = tl.constexpr(TOP_LOGPROBS)
-PAIRS = tl.constexpr(LOGPROB_ENTRIES)
+ENTRIES = tl.constexpr(LOGPROB_ENTRIES)
 WORD_LOGPROBS = tl.constexpr(submission.WORD_LOGPROBS)
 
 PROGRAMS = 128
@@ -89,7 +89,7 @@ def write_record(
     keys = collect(row_ptr, vocabulary, maximum, temperature, nothing, high, scratch, MAX_CANDIDATES, BLOCK)
     index = tl.arange(0, MAX_CANDIDATES)
     known = keys <= LAST_FINITE
-    record = records_ptr + row.to(tl.int64) * PAIRS
+    record = records_ptr + row.to(tl.int64) * ENTRIES
     values = tl.where(known, -distance_of(keys) - log_sum, float("-inf"))
     ids = tl.where(known, keys & 0x7FFFFFFF, -1)
     tl.store(record, logprob_entry(token, sampled_value))
@@ -100,11 +100,10 @@ def write_record(
 def _write_logprobs(
     logits_ptr,  # float32 [B, V], rows logits_stride elements apart
     sampled_ptr,  # int32 [B]
-    records_ptr,  # int64 [B, 1 + TOP] output: the sampled token's pair, then the largest in descending order
+    records_ptr,  # int64 [B, 1 + TOP] output: the sampled token's entry, then the largest in descending order
     keys_ptr,  # int64 [B, MAX_CANDIDATES] scratch
     entry_ptr,  # int32 [S, 32]
-    row_slots_ptr,  # int32 [B]
-    emits_ptr,  # int32 [B]
+    row_slots_ptr, emits_ptr,  # int32 [B]
     counts_ptr,  # int64 [8] batch header
     rows,  # B
     vocabulary,  # V

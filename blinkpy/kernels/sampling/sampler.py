@@ -74,8 +74,7 @@ def _adjust(
     entry_ptr,  # int32 [S, 32] submission entries
     tokens_ptr,  # int32 [S, L] prompt and generated tokens
     prompt_length_ptr,  # int32 [S]
-    row_slots_ptr,  # int32 [B]
-    emits_ptr,  # int32 [B]
+    row_slots_ptr, emits_ptr,  # int32 [B]
     context_lengths_ptr,  # int32 [B] tokens before the new one
     counts_ptr,  # int64 [8] batch header
     vocabulary,  # V
@@ -137,8 +136,7 @@ def _sample_tokens(
     sampled_ptr,  # int32 [B] output
     entry_ptr,  # int32 [S, 32]
     prompt_length_ptr,  # int32 [S]
-    row_slots_ptr,  # int32 [B]
-    emits_ptr,  # int32 [B]
+    row_slots_ptr, emits_ptr,  # int32 [B]
     context_lengths_ptr,  # int32 [B] position of the new token
     counts_ptr,  # int64 [8] batch header
     vocabulary,  # V
