@@ -13,6 +13,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -225,7 +226,7 @@ def sampling_launches(model: Shape, rows: int, pdl: bool) -> Iterator[Callable[[
     workspace = SamplingWorkspace.allocate(rows, model.vocabulary, "meta")
     call = SamplingCall(logits, requests, batch, by_row, records, workspace, pdl)
     for name in SAMPLERS:
-        yield lambda name=name: sample_tokens(call, name)
+        yield partial(sample_tokens, call, name)
     yield lambda: write_logprobs(call)
 
 
@@ -297,9 +298,10 @@ def expert_launch(name: str, case: ExpertCase, dtype: torch.dtype = torch.bfloat
     shape, tokens = case.shape, case.bucket
     table = ExpertTable({} if case.config is None else {shape.key(dtype): {tokens: case.config}})
     x, logits = meta(tokens, shape.hidden, dtype=dtype), meta(tokens, shape.experts, dtype=torch.float32)
-    weights = [meta(shape.experts, *size, dtype=dtype) for size in ((2 * shape.width, shape.hidden), (shape.hidden, shape.width))]
+    gate_up = meta(shape.experts, 2 * shape.width, shape.hidden, dtype=dtype)
+    down = meta(shape.experts, shape.hidden, shape.width, dtype=dtype)
     workspace = ExpertWorkspace.allocate(shape, tokens, dtype, "meta")
-    call = ExpertCall(x, logits, *weights, meta(8, dtype=torch.int64), x, workspace, shape.top_k, case.normalize)
+    call = ExpertCall(x, logits, gate_up, down, meta(8, dtype=torch.int64), x, workspace, shape.top_k, case.normalize)
     return lambda: experts(call, plan_experts(shape, tokens, dtype, "meta", table, name))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from blinkpy.kernels.linear.linear_config import LinearConfig
@@ -38,7 +40,7 @@ def cublas_halves(call: LinearCall, config: LinearConfig) -> None:
             torch.mm(call.x, weight.T, out=out)
 
 
-AROUND: tuple[dict[str, bool], ...] = (
+AROUND: tuple[dict[str, Any], ...] = (
     {}, {"norm": True}, {"norm": True, "bias": True}, {"bias": True, "residual": True}, {"norm": True, "swiglu": True},
     {"bias": True, "swiglu": True},
 )  # fmt: skip

@@ -168,19 +168,19 @@ def split_k_linear(call: LinearCall, config: LinearConfig) -> None:
     )  # fmt: skip
 
 
-# (block_n, block_k, split_k, weights first, warps) by rows
-TILES_UP_TO_16 = (
+Tiles = tuple[tuple[int, int, int, bool, int], ...]  # block_n, block_k, split_k, weights first, warps
+TILES_UP_TO_16: Tiles = (
     (16, 256, 1, False, 4), (16, 256, 2, False, 4), (32, 128, 1, False, 4), (32, 256, 1, False, 4), (32, 256, 2, False, 4),
     (32, 256, 4, False, 4), (64, 64, 1, False, 8), (64, 128, 1, False, 4), (64, 128, 1, False, 8), (64, 128, 2, True, 4),
     (64, 256, 1, True, 4), (64, 256, 1, False, 8),
 )  # fmt: skip
-TILES_UP_TO_64 = (
+TILES_UP_TO_64: Tiles = (
     (32, 128, 1, False, 4), (32, 256, 1, False, 4), (64, 64, 1, False, 4), (64, 128, 1, False, 4), (64, 64, 2, False, 4),
     (64, 128, 2, False, 4), (64, 128, 1, True, 4), (64, 128, 2, True, 4), (64, 128, 4, True, 4), (128, 64, 1, True, 4),
     (128, 64, 2, True, 4), (128, 64, 4, True, 4), (128, 64, 8, True, 4), (128, 128, 1, True, 4), (128, 64, 2, True, 8),
     (128, 128, 2, True, 8), (128, 128, 4, True, 4), (128, 64, 1, True, 8),
 )  # fmt: skip
-TILES_OVER_64 = (
+TILES_OVER_64: Tiles = (
     (64, 64, 1, False, 4), (64, 64, 1, False, 8), (64, 64, 2, False, 8), (128, 64, 1, False, 8), (128, 64, 2, False, 8),
     (128, 64, 4, False, 8),
 )  # fmt: skip

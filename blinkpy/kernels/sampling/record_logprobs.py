@@ -36,7 +36,7 @@ ENTRIES = tl.constexpr(LOGPROB_ENTRIES)
 WORD_LOGPROBS = tl.constexpr(submission.WORD_LOGPROBS)
 
 PROGRAMS = 128
-"""At most so many programs, since only one of them fits on a multiprocessor: a step where nobody asks waits for one wave."""
+"""Most programs. Only one of them fits on an SM: a step where no row asks waits for one wave."""
 
 
 @triton.jit

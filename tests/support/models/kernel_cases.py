@@ -325,9 +325,9 @@ def new_tokens_case(
     outs = []
     for _ in range(repeats(device)):
         caches, out = [cache.clone() for cache in start], poison(bucket, heads * head_dim, dtype=dtype, device=device)
-        cache = PagedKV(*caches, batch.page_table)
+        paged = PagedKV(*caches, batch.page_table)
         new = NewTokens(qkv, cos, sin, norms)
-        attend(AttentionCall(heads_of[:, :heads], cache, batch.view, out, bucket, head_dim**-0.5, window, workspace, new), plan)
+        attend(AttentionCall(heads_of[:, :heads], paged, batch.view, out, bucket, head_dim**-0.5, window, workspace, new), plan)
         assert not workspace.arrivals.any()
         outs.append(out)
     assert torch.equal(qkv, given)
