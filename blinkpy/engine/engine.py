@@ -5,10 +5,10 @@ from __future__ import annotations
 import secrets
 
 from blinkpy.config import Config, ConfigError, step_sizes
-from blinkpy.engine.devices.device_contract import HOST, Device, Runner, Setup, choose_device
+from blinkpy.engine.devices.device_contract import Device, Runner, Setup, choose_device
 from blinkpy.engine.flight_recorder import FlightRecorder
 from blinkpy.engine.link.listeners import ENDS
-from blinkpy.engine.link.pair_memory import QueueMemory
+from blinkpy.engine.link.pair_memory import HOST, QueueMemory
 from blinkpy.engine.sizing import EngineSizes, engine_sizes
 from blinkpy.kv import state as S
 from blinkpy.kv.limits import Limits, make_limits

@@ -51,13 +51,13 @@ from blinkpy.kernels.loop.loop_code import LoopCode
 from blinkpy.kernels.loop.loop_kernels import LANES, MAX_BUCKETS
 
 OVERLAP_LEAD_KERNELS = 12
-"""`overlap` may begin so many kernels before the end of a step's layers: late, so that it sees late arrivals, and early enough to
-end before the step. It has to find a multiprocessor with room. The large product behind the layers can leave none for as long
-as it runs (0.25 ms of a Llama-3-8B step on an H200), so it begins a layer or two before."""
+"""`overlap` may begin this many kernels before the end of a step's layers: late, so that it sees late arrivals, and early
+enough to end before the step. It has to find a multiprocessor with room. The large product behind the layers can leave none
+for as long as it runs (0.25 ms of a Llama-3-8B step on an H200), so it begins a layer or two before."""
 
 REHEARSAL_KERNELS = 3
-"""The rehearsal begins so many kernels before a step's end: behind the product with the vocabulary's matrix, which would push out
-again what it brings near."""
+"""The rehearsal begins this many kernels before a step's end: behind the product with the vocabulary's matrix, which would push
+out again what it brings near."""
 
 NEVER = 1 << 62  # words
 
@@ -73,7 +73,7 @@ class StepGraphs:
 @dataclass(frozen=True)
 class StateCopies:
     """How the loop copies the scheduler's state. graph: torch.cuda.CUDAGraph of one copy. every: words of records between two.
-    progress: Recorder.progress, where the loop says how many it began and ended."""
+    progress: Recorder.progress, where the loop counts those that it began and ended."""
 
     graph: Any
     every: int
@@ -264,7 +264,7 @@ def overlap_anchors(chain: Sequence[Node], layers: int) -> tuple[list[Node], Nod
     """Of a step's chain, whose first `layers` nodes are its layers: the node that `overlap` follows on (none in a short chain),
     and the first one of the output. Raises ValueError where the chain has no layers or no output."""
     if not 0 < layers < len(chain):
-        raise ValueError(f"a step graph of {len(chain)} nodes says that {layers} of them are its layers")
+        raise ValueError(f"a step graph of {len(chain)} nodes can't have {layers} nodes of layers")
     return list(chain[:layers][:-OVERLAP_LEAD_KERNELS][-1:]), chain[layers]
 
 

@@ -15,7 +15,7 @@ from blinkpy.kv.state_memory import make_state
 
 def rehearsal_state(limits: Limits) -> tuple[Limits, State]:
     """Limits and state (NumPy arrays) of a server whose only request decodes, and whose every turn is steady: it leaves what it
-    found, and wants the first bucket. limits: of the server that counts."""
+    found, and takes the first bucket. limits: of the server that counts."""
     small = limits._replace(
         pairs=1, slots_per_pair=1, slots=1, rows=1, tokens=1, mixed_tokens=1, burst_step_tokens=1, pages=1, pages_per_sequence=1,
         max_model_len=2, index_items=1, index_buckets=1, ring_entries=4, record_turns=0, record_words=1,

@@ -17,7 +17,7 @@ from blinkpy.device.lanes import Team
 from blinkpy.dpu.link import store_fence
 from blinkpy.dpu.link.queue_pair import REQUEST_LIMIT, EngineLostError, QueuePair
 from blinkpy.engine.devices.host_turns import run_turns
-from blinkpy.engine.devices.null_step import made_up_step, synthetic_token
+from blinkpy.engine.devices.null_step import synthetic_step, synthetic_token
 from blinkpy.kv.page_allocator import compact_ring
 from blinkpy.kv.state import NO_BATCH, RING_HEAD, RING_TAIL, RUNNING, STOPPED
 from blinkpy.kv.state_snapshots import differences, snapshot
@@ -85,7 +85,7 @@ def test_the_null_engine_makes_tokens_up(mode: Any, step_ns: int, logprobs: int)
     scheduler = Scheduler(case.limits, case.state, mode=mode)
     scheduler.attach(case.views)
     calls: list[int] = []
-    step = made_up_step(scheduler, range(10, 40), step_ns)
+    step = synthetic_step(scheduler, range(10, 40), step_ns)
     assert run_turns(scheduler, step, 2_000_000, 1 << 62, lambda: calls.append(1)) == NO_BATCH
     assert len(calls) > 4
     completions = client.poll()

@@ -1,7 +1,7 @@
 """--device cuda: an NVIDIA GPU, with the scheduler in a loop on it, or on the host (--control).
 
 Order of a start: check the GPU, read the model, plan the memory, load weights, allocate, compile and load every kernel, capture
-the step graphs, map the queues, instantiate the loop. What fails for want of memory says what was planned.
+the step graphs, map the queues, instantiate the loop. Errors for want of memory show the plan.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from blinkpy.config import Config, ConfigError
-from blinkpy.engine.devices.device_contract import HOST, Runner, Setup
+from blinkpy.engine.devices.device_contract import Runner, Setup
+from blinkpy.engine.link.pair_memory import HOST
 from blinkpy.packages import installed, missing_packages
 from blinkpy.transport.verbs import RdmaOptions
 

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from blinkpy.config import Config
+from blinkpy.engine.link.pair_memory import HOST, QueueMemory
 from blinkpy.transport.segment import Segment
 from blinkpy.transport.verbs import RdmaOptions
 
 if TYPE_CHECKING:
     from blinkpy.engine.flight_recorder import FlightRecorder
-    from blinkpy.engine.link.pair_memory import QueueMemory
     from blinkpy.engine.sizing import EngineSizes
     from blinkpy.kv.limits import Limits
     from blinkpy.models.description.decoder_description import DecoderDescription
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from blinkpy.scheduler.policies import Policy
 
 SUFFIX = "_device"
-HOST = "host"  # of --queue-memory
 
 
 @dataclass(frozen=True)

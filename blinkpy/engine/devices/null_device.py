@@ -1,4 +1,4 @@
-"""--device null: real queues and scheduler, and tokens that are made up; no model."""
+"""--device null: real queues and scheduler, and synthetic tokens; no model."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class NullDevice:
 
     def load(self, setup: Setup) -> Runner:
         from blinkpy.engine.devices.host_loop import HostLoop
-        from blinkpy.engine.devices.null_step import made_up_step
+        from blinkpy.engine.devices.null_step import synthetic_step
         from blinkpy.kv.state_memory import make_state
 
         setup.report("allocating queues and pages")
         loop = HostLoop(setup, setup.recorder.attach(make_state(setup.limits)))
         vocab = setup.model.vocab_size  # special tokens, which have no text, come first in most vocabularies
-        loop.compute = made_up_step(loop.scheduler, range(vocab // 16, vocab), setup.config.engine.null_step_us * 1000)
+        loop.compute = synthetic_step(loop.scheduler, range(vocab // 16, vocab), setup.config.engine.null_step_us * 1000)
         return loop
 
 

@@ -1,4 +1,4 @@
-"""The null engine's step: tokens that are made up, and no model."""
+"""The null device's step: synthetic tokens, and no model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def synthetic_token(seed, position, low, high):
 
 @device
 def fill_sampled(state, low, high, even):
-    """Made-up tokens for all rows of the batch, and log probabilities of the distribution that they are drawn from: all
+    """Synthetic tokens for all rows of the batch, and log probabilities of the distribution that they are drawn from: all
     tokens of [low, high) are equally likely. even: the log probability as a pair of a record for token 0."""
     batch, entry = state.batch, state.requests.entry
     for row in range(batch.counts[S.ROWS]):
@@ -49,8 +49,8 @@ def compiled_fill() -> Any:
     return cached_njit(fill_sampled, nogil=True)
 
 
-def made_up_step(scheduler: Scheduler, tokens: range, step_ns: int) -> Compute:
-    """A step with made-up tokens (synthetic_token) in place of a model's, compiled as the scheduler is.
+def synthetic_step(scheduler: Scheduler, tokens: range, step_ns: int) -> Compute:
+    """A step with synthetic tokens (synthetic_token) in place of a model's, compiled as the scheduler is.
 
     tokens: what to draw from. step_ns: the time from the begin of a turn to the end of its step, at least.
     """

@@ -55,12 +55,12 @@ def pair_memory_problem(way: str, *, rdma: int, dmabuf: int, ordering: int, peer
 
 
 def gpu_bytes(layout: QueueLayout, way: str) -> int:
-    """Bytes of GPU memory that queue pairs of a layout take where --queue-memory wants them."""
+    """Bytes of GPU memory that queue pairs of a layout take where --queue-memory puts them."""
     return 0 if way == HOST else pairs_length(layout)
 
 
 def place_pairs(segment: Segment, way: str) -> tuple[PlacedPairs, QueueMemory | None]:
-    """Queue pairs where --queue-memory wants them, and how network cards are let in where that is not the segment.
+    """Queue pairs where --queue-memory puts them, and how network cards are let in where that is not the segment.
 
     Raises ConfigError where the driver can't export them.
     """
