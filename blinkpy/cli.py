@@ -38,19 +38,22 @@ class Command(NamedTuple):
 class Tool(NamedTuple):
     """A subcommand that serves nobody, with a dataclass of options of its own.
 
-    argument: its field that is given without a flag, "?" after it if it may be missing. options: "module:class" below blinkpy.
-    run: "module:function", which gets an instance of the class and returns the exit code.
+    argument: its field that is given without a flag, "?" after it if it may be missing. prefix: of its two modules below blinkpy:
+    prefix_options has the class NameOptions, prefix_command the function run_NAME, which gets an instance and returns the exit
+    code.
     """
 
     name: str
     help: str
     argument: str
-    options: str
-    run: str
+    prefix: str
 
-    def load(self) -> type:
-        kind: type = loaded(self.options)
+    def options(self) -> type:
+        kind: type = loaded(f"{self.prefix}_options:{self.name.title()}Options")
         return kind
+
+    def run(self, values: Mapping[str, Any]) -> int:
+        return int(loaded(f"{self.prefix}_command:run_{self.name}")(self.options()(**values)))
 
 
 ENGINE = "start an engine alone; front ends attach to it by --name, or over RDMA"
@@ -61,25 +64,11 @@ COMMANDS = (
     Command("frontend", FRONT_END, "serving.frontend_process:frontend_alone"),
     Command("doctor", "look whether this machine is ready for --transport rdma", "doctor:doctor", model=False),
 )
-
-CHECK, REPLAY = "verify.policy_check.check_", "verify.replay.replay_"  # how the modules' names begin
-CHECKS = "check a scheduling policy and compare it with the shipped ones"
+CHECK, REPLAY = "verify.policy_check.check", "verify.replay.replay"
 TOOLS = (
-    Tool("check", CHECKS, "policy", f"{CHECK}options:CheckOptions", f"{CHECK}command:run_check"),
-    Tool(
-        "record",
-        "save the last steps of a running engine",
-        "name?",
-        f"{REPLAY}options:RecordOptions",
-        f"{REPLAY}command:run_record",
-    ),
-    Tool(
-        "replay",
-        "run saved steps again, and tell what happened and why",
-        "file",
-        f"{REPLAY}options:ReplayOptions",
-        f"{REPLAY}command:run_replay",
-    ),
+    Tool("check", "check a scheduling policy and compare it with the shipped ones", "policy", CHECK),
+    Tool("record", "save the last steps of a running engine", "name?", REPLAY),
+    Tool("replay", "run saved steps again, and tell what happened and why", "file", REPLAY),
 )
 
 
@@ -145,7 +134,7 @@ def make_parser() -> Parser:
         argument = tool.argument.removesuffix("?")
         optional = argument != tool.argument
         sub = add_command(commands, tool, f"[{argument.upper()}]" if optional else argument.upper())
-        kind = tool.load()
+        kind = tool.options()
         group = sub.add_argument_group("options", section_line(kind))
         for item in dataclasses.fields(kind):
             if item.name == argument:
@@ -205,7 +194,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for tool in TOOLS:
             if arguments["command"] == tool.name:
                 del arguments["command"]
-                return int(loaded(tool.run)(tool.load()(**arguments)))
+                return tool.run(arguments)
         command = next(c for c in COMMANDS if c.name == arguments["command"])
         return int(loaded(command.run)(*resolve(arguments, os.environ)))
     except ConfigError as error:

@@ -297,7 +297,7 @@ def step_sizes(options: SchedulerOptions, *, gpu: bool, experts: bool) -> dict[s
     """The options that make up the steps' sizes, with what is in force where they were left open. experts: whether the model has
     layers of experts.
 
-    docs/tuning.md says why the sizes on a GPU are as they are. Steps have one size elsewhere, where a step of thousands of tokens
+    docs/tuning.md explains the sizes on a GPU. Steps have one size elsewhere, where a step of thousands of tokens
     takes seconds; with experts, since a few hundred tokens use all of them, so small chunks cost nearly as much as large ones;
     and where half of a small step would not be left for prompts. Raises ConfigError where what was given fits no such choice.
     """

@@ -205,7 +205,7 @@ class LLM:
         return [work.output(self.tokenizer.spell) for work in works]
 
     def _attach(self) -> None:
-        """Claim a new epoch: whatever an interrupted call left is fenced, and no thread has to keep a lease meanwhile."""
+        """Claim a new epoch: whatever an interrupted call left is revoked, and no thread has to keep a lease meanwhile."""
         deadline = time.monotonic() + ATTACH_S
         while True:
             try:

@@ -52,9 +52,9 @@ def main() -> None:
             print(f"| `{flag}` | {default} | {bounds} | {halves[item.name]} | {help_text(item)} |")
         print()
     for tool in cli.TOOLS:
-        print(f"## blinkpy {tool.name}\n\n{cli.section_line(tool.load())}\n")
+        print(f"## blinkpy {tool.name}\n\n{cli.section_line(tool.options())}\n")
         print("| option | default | bounds | meaning |\n|---|---|---|---|")
-        for item in dataclasses.fields(tool.load()):
+        for item in dataclasses.fields(tool.options()):
             flag, default, bounds = spelled(item)
             shown = item.name.upper() if item.name == tool.argument.removesuffix("?") else f"`{flag}`"
             print(f"| {shown} | {default} | {bounds} | {item.metadata['help']} |")

@@ -1,14 +1,13 @@
-"""Time of a decode step on one GPU: inside the loop, and of its step graph alone, next to the floor that memory bandwidth sets.
+"""Time of a decode step on one GPU, inside the loop, next to the floor that memory bandwidth sets.
 
-    python benchmarks/parts/decode_step.py --shape llama-3-8b --out results/decode.json
+    python -m benchmarks.parts.decode_step --shape llama-3-8b --out results/decode.json
 
 The engine runs in this process with random weights; a client in another thread submits requests through the real queues.
-Per batch size: step time (from one end of a step to the next, so scheduling included), the step graph replayed alone, and their
-difference: what the loop adds to a step. Of the scheduler: the time from the moment at which its kernel sees that the step is
-complete until it has decided (turns of the short way, whose tokens are published beside the next step, and of the general
-one), how long before that moment its other half was done, and the gap: from the end of a step's last kernel to the begin of the
-next step, noted by kernels of one thread behind that one and at the root of each step graph. Times are of the GPU's clock, in
-microseconds: median and 99th percentile.
+Per batch size: step time (from one end of a step to the next, so scheduling included). Of the scheduler: the time from the moment
+at which its kernel sees that the step is complete until it has decided (turns of the short way, whose tokens are published beside
+the next step, and of the general one), how long before that moment its other half was done, and the gap: from the end of a step's
+last kernel to the begin of the next step, noted by kernels of one thread behind that one and at the root of each step graph.
+Times are of the GPU's clock, in microseconds: median and 99th percentile.
 
 With --spin-us each step is one kernel that does nothing for so long: the scheduler with warm caches, at any number of rows.
 """
@@ -34,14 +33,15 @@ sys.path[:0] = [str(Path(__file__).parents[2] / "tests")]
 
 from support.gpu.gpu_serving import config_for, generate  # noqa: E402
 
-from benchmarks.common.hand_batches import decoding, graph_for, put  # noqa: E402
 from benchmarks.common.harness import revision  # noqa: E402
 from benchmarks.common.model_shapes import SHAPES  # noqa: E402
 from benchmarks.common.roofline import floor_us  # noqa: E402
 from blinkpy.device.cuda.cuda_graphs import StepGraph  # noqa: E402
 from blinkpy.dpu.link.connect_shm import attach_segment  # noqa: E402
 from blinkpy.dpu.link.queue_pair import QueuePair  # noqa: E402
-from blinkpy.engine.devices.cuda_device import CudaEngine  # noqa: E402
+from blinkpy.engine.devices.cuda_device import CudaDevice  # noqa: E402
+from blinkpy.engine.devices.gpu_loop import GpuLoop  # noqa: E402
+from blinkpy.engine.engine import Engine, make_engine  # noqa: E402
 from blinkpy.kernels.loop import loop_words as L  # noqa: E402
 from blinkpy.models.description.decoder_description import DecoderDescription  # noqa: E402
 from blinkpy.models.families.describe_model import describe_model  # noqa: E402
@@ -52,34 +52,14 @@ def percentiles(values: np.ndarray) -> dict[str, float]:
     return {"p50": round(float(np.percentile(values, 50)), 2), "p99": round(float(np.percentile(values, 99)), 2)}
 
 
-def graph_alone(engine: CudaEngine, rows: int, context: int, repeats: int = 50) -> np.ndarray:
-    """Times of the decode graph of so many rows, replayed by the host one after another, in microseconds."""
-    step, sizes, work = engine._gpu_step, engine.sizes, decoding(rows, context)
-    pages = np.arange(sizes.num_pages, dtype=np.int32)
-    put(engine.device_state, work, sizes.page_size, pages, step.decoder.model.vocab_size)
-    graph = graph_for(step, work).graph
-    graph.instantiate()
-    times = []
-    torch.cuda.synchronize()
-    for _ in range(repeats):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        graph.replay()  # the second one of each pair is timed: the GPU is never idle before it
-        begin.record()
-        graph.replay()
-        end.record()
-        times.append((begin, end))
-    torch.cuda.synchronize()
-    return np.array([begin.elapsed_time(end) * 1e3 for begin, end in times])
-
-
-class Spinning(CudaEngine):
+class Spinning(GpuLoop):
     """Every step is a kernel that spins, and its tokens are all the same."""
 
     cycles = 0
 
-    def _build_executive(self, policy: Any, queues: Any, graph_of: np.ndarray, stream: torch.cuda.Stream) -> Any:
+    def build_loop(self, queues: Any) -> Any:
         state = cast(Any, self.device_state)
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(self.stream):
             graph = torch.cuda.CUDAGraph(keep_graph=True)
             graph.capture_begin(capture_error_mode="relaxed")
             torch.cuda._sleep(1)  # a step's first kernel
@@ -87,12 +67,11 @@ class Spinning(CudaEngine):
             for _ in range(4):  # with the spinning one, as many kernels as a model's output has
                 state.batch.sampled.fill_(7)
             graph.capture_end()
-        step = self._gpu_step
-        step.graphs[:] = [StepGraph(graph, layers=1)] * len(step.graphs)
-        return super()._build_executive(policy, queues, graph_of, stream)
+        self.step.graphs[:] = [StepGraph(graph, layers=1)] * len(self.step.graphs)
+        return super().build_loop(queues)
 
 
-def drive(engine: CudaEngine, sizes: list[int], prompt: int, new: int, out: dict[int, dict[str, float]]) -> None:
+def drive(engine: Engine, sizes: list[int], prompt: int, new: int, out: dict[int, dict[str, float]]) -> None:
     """The client: for each batch size so many requests at once; wall-clock TPOT as a client sees it."""
     try:
         rng = np.random.default_rng(1)
@@ -124,9 +103,9 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             control=arguments.control,
             record_steps=arguments.record_steps,
         )
-        engine = (Spinning if arguments.spin_us else CudaEngine)(config, trace_rows=200_000, pdl=arguments.pdl)
-        if isinstance(engine, Spinning):
-            engine.cycles = arguments.spin_us * torch.cuda.get_device_properties(0).clock_rate // 1000
+        Spinning.cycles = arguments.spin_us * torch.cuda.get_device_properties(0).clock_rate // 1000
+        loop = Spinning if arguments.spin_us else GpuLoop
+        engine = make_engine(config, device=CudaDevice(trace_rows=200_000, pdl=arguments.pdl, loop=loop))
         engine.start()
         try:
             return _measure(engine, describe_model(folder), arguments)
@@ -134,7 +113,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             engine.close()
 
 
-def _measure(engine: CudaEngine, a: DecoderDescription, arguments: argparse.Namespace) -> dict[str, Any]:
+def _measure(engine: Engine, a: DecoderDescription, arguments: argparse.Namespace) -> dict[str, Any]:
     wall: dict[int, dict[str, float]] = {}
     client = threading.Thread(target=drive, args=(engine, arguments.rows, arguments.prompt, arguments.new, wall), daemon=True)
     client.start()
@@ -142,7 +121,7 @@ def _measure(engine: CudaEngine, a: DecoderDescription, arguments: argparse.Name
     client.join(20)
     result: dict[str, Any] = {
         "shape": arguments.shape,
-        "control": engine.control,
+        "control": arguments.control,
         "pdl": arguments.pdl,
         "spin_us": arguments.spin_us,
         "prompt": arguments.prompt,
@@ -151,15 +130,15 @@ def _measure(engine: CudaEngine, a: DecoderDescription, arguments: argparse.Name
         "environment": environment(),
         "rows": {},
     }
-    if engine.executive is None:
+    runner = engine.runner
+    if not isinstance(runner, GpuLoop) or runner.loop is None:
         for rows, seen in wall.items():
             result["rows"][rows] = {"wall": seen}
         return result
-    executive = engine.executive
-    result["scheduler_kernels"] = {name: asdict(needs) for name, needs in executive.kernel_resources.items()}
-    trace = executive.traced()
+    result["scheduler_kernels"] = {name: asdict(needs) for name, needs in runner.loop.kernel_resources.items()}
+    trace = runner.loop.traced()
     interval = np.diff(trace[:, L.TRACE_BEGIN]) / 1e3
-    shapes = engine._gpu_step.shapes
+    shapes = runner.step.shapes
     context = arguments.prompt + arguments.new // 2
     for rows in arguments.rows:
         decode = np.array([not shapes[g].mixed for g in trace[:, L.TRACE_GRAPH]])
@@ -175,13 +154,8 @@ def _measure(engine: CudaEngine, a: DecoderDescription, arguments: argparse.Name
             "wall": wall.get(rows),
         }
         if not arguments.spin_us:
-            alone, floor = graph_alone(engine, rows, context), floor_us(a, rows, context)
-            result["rows"][rows] |= {
-                "graph_alone_us": percentiles(alone),
-                "loop_adds_us": round(step["p50"] - float(np.median(alone)), 2),
-                "floor_us": round(floor, 1),
-                "share_of_floor": round(floor / step["p50"], 3),
-            }
+            floor = floor_us(a, rows, context)
+            result["rows"][rows] |= {"floor_us": round(floor, 1), "share_of_floor": round(floor / step["p50"], 3)}
     return result
 
 

@@ -26,9 +26,10 @@ from benchmarks.common.harness import RESULTS, Run, UsageError, check, main, par
 from benchmarks.common.model_shapes import SHAPES
 from benchmarks.common.nvml import EnergyMeter
 from benchmarks.common.roofline import floor_us, multiplications
-from benchmarks.report.steps_table import table, title
 from blinkpy.config import Config, ConfigError, step_sizes
-from blinkpy.engine.devices.cuda_device import CudaEngine
+from blinkpy.engine.devices.cuda_device import CudaDevice
+from blinkpy.engine.devices.gpu_loop import GpuLoop
+from blinkpy.engine.engine import make_engine
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.families.describe_model import describe_model
 from blinkpy.models.weights.decoder_weights import DUMMY_RANGE
@@ -82,10 +83,10 @@ class Timing(NamedTuple):
     ended: float
 
 
-class LooplessEngine(CudaEngine):
-    """Starts up to the step graphs; the loop around them is not built, and run() is not for use."""
+class NoLoop(GpuLoop):
+    """Stops at the step graphs; the loop around them is not built, and run() is not for use."""
 
-    def _build_executive(self, policy: Any, queues: Any, graph_of: np.ndarray, stream: torch.cuda.Stream) -> Any:
+    def build_loop(self, queues: Any) -> None:
         return None
 
 
@@ -142,14 +143,14 @@ def measured(
     engine: Any, a: DecoderDescription, case: Case, meter: EnergyMeter, seconds: float, pages: np.ndarray
 ) -> dict[str, Any]:
     """One case on an engine that has started. pages: int32, of the pool, in the order in which rows take them."""
-    step, rows = engine._gpu_step, case.rows
+    step, state, rows = engine.runner.step, engine.runner.device_state, case.rows
     index = graph_index(step, rows)
     shape = step.shapes[index]
-    put(engine.device_state, rows, engine.sizes.page_size, pages, a.vocab_size)
+    put(state, rows, engine.sizes.page_size, pages, a.vocab_size)
     torch.cuda.synchronize()
     timing = replayed(step.graphs[index].graph, seconds)
     count = len(rows.lengths)
-    check_tokens(step.decoder.buffers.logits[:count], engine.device_state.batch.sampled[:count], title(case.facts()))
+    check_tokens(step.decoder.buffers.logits[:count], state.batch.sampled[:count], case.kind)
     step_ms = statistics.median(timing.group_ms)
     counted = multiplications(a, rows, narrows=shape.narrows)
     result: dict[str, Any] = {
@@ -191,7 +192,7 @@ def benchmark(options: argparse.Namespace) -> None:
         options.shape, options.seconds = "small", 0.3
     elif options.output is None:
         options.output = RESULTS / f"steps-{options.shape}.json"
-    run = Run("steps", options)
+    run = Run("parts.whole_steps", options)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(SHAPES[options.shape]))
         a = describe_model(folder)
@@ -208,21 +209,24 @@ def benchmark(options: argparse.Namespace) -> None:
         )
         most = step_sizes(config.scheduler, gpu=True, experts=any(a.expert_layers))["max_num_batched_tokens"]
         chosen = cases(options.rows, options.tokens or [n for n in TOKENS if n <= most], options.decodes, most)
-        engine = LooplessEngine(config, run.progress)
+        engine = None
         try:
+            engine = make_engine(config, run.progress, CudaDevice(loop=NoLoop))
             engine.start()
             results = measure(engine, a, chosen, options.seconds, run)
         except ConfigError as error:
             raise UsageError(str(error)) from error
         finally:
-            engine.close()
+            if engine is not None:
+                engine.close()
     run.write(METHOD, {"shape": options.shape, **results})
-    print("\n".join(table(results["steps"])))
+    for step in results["steps"]:
+        print(f"{step['kind']:8}{step['tokens']:6,} tokens {step['step_ms']:8.3g} ms {step.get('mean_w', 0):6.0f} W")
 
 
 def measure(engine: Any, a: DecoderDescription, chosen: list[Case], seconds: float, run: Run) -> dict[str, Any]:
     """All cases, one after another, on an engine that has started."""
-    step, sizes = engine._gpu_step, engine.sizes
+    step, sizes = engine.runner.step, engine.sizes
     for tensor in (*step.decoder.cache.keys, *step.decoder.cache.values):
         tensor.normal_(std=DUMMY_RANGE * (a.hidden_size / 3) ** 0.5)  # as the random weights make them of a normed token
     for index in {graph_index(step, case.rows) for case in chosen}:
@@ -239,14 +243,14 @@ def measure(engine: Any, a: DecoderDescription, chosen: list[Case], seconds: flo
             results["missing"] = meter.missing
             run.progress.say(f"blinkpy: no power and no clock: {meter.missing}")
         for done, case in enumerate(chosen):
-            run.progress(title(case.facts()), done, len(chosen))
+            run.progress(case.kind, done, len(chosen))
             results["steps"].append(measured(engine, a, case, meter, seconds, pages))
             run.keep(results)
     return results
 
 
 def options() -> argparse.Namespace:
-    result = parser("steps", "Whole steps on one GPU, back to back, with their power.")
+    result = parser("parts.whole_steps", "Whole steps on one GPU, back to back, with their power.")
     result.add_argument("--shape", choices=list(SHAPES), default="llama-3-8b", help="of the model; writes steps-SHAPE.json")
     result.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32, 64, 128, 256], help="of the decode steps")
     listed = ", ".join(map(str, TOKENS))

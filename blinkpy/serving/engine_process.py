@@ -60,7 +60,7 @@ def run_engine(config: Config, report: ProgressCallback, on_ready: Callable[[str
     """
     spare_cores()
     try:
-        from blinkpy.engine.devices.choose_device import make_engine
+        from blinkpy.engine.engine import make_engine
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] == "blinkpy":
             raise

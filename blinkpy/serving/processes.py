@@ -157,7 +157,7 @@ class Child:
             return None
 
     def end(self, timeout: float, hurry: Callable[[], bool] = lambda: False) -> int:
-        """End it: in order if it does so within timeout seconds and before hurry() says so, by SIGKILL otherwise.
+        """End it: in order if it does so within timeout seconds and before hurry() is true, by SIGKILL otherwise.
 
         Returns the exit code.
         """

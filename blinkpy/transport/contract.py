@@ -1,6 +1,6 @@
 """The contract between a queue pair's client and the memory that it shares with the engine.
 
-A transport gives one process one queue pair. It moves bytes and keeps their order; it knows nothing of requests. `shm`
+A transport gives one process one queue pair. It moves bytes and keeps their order, whatever they mean. `shm`
 implements it with loads and stores, `rdma` with one-sided reads and writes.
 
 What every transport promises:
@@ -73,7 +73,7 @@ class Transport(Protocol):
     def read_completions(self, position: int, limit: int) -> list[int]:
         """Up to `limit` words of the completion ring from a position on, in ring order, never past the ring's end.
 
-        Fewer, or none, when the transport knows of no more new ones.
+        Fewer, or none, when the transport has no more new ones.
         """
 
     def read_logprobs(self, position: int, count: int) -> Records:

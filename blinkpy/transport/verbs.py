@@ -195,7 +195,7 @@ def _open(wanted: str) -> tuple[Any, int]:
     if wanted and wanted not in names:
         raise TransportError(f"there is no RDMA device {wanted!r}; this machine has {', '.join(names) or 'none'}")
     if not names:
-        raise TransportError("this machine has no RDMA device; `blinkpy doctor` says more")
+        raise TransportError("this machine has no RDMA device; `blinkpy doctor` shows more")
     active = int(constants().IBV_PORT_ACTIVE)
     for name in [wanted] if wanted else names:
         with reported(f"open the RDMA device {name}"):
@@ -313,5 +313,5 @@ class QueuePairEnd:
 
 
 def _long(gid: str) -> str:
-    """A GID as pyverbs wants it: eight groups of four digits."""
+    """A GID as pyverbs takes it: eight groups of four digits."""
     return ipaddress.IPv6Address(gid).exploded

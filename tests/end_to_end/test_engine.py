@@ -16,12 +16,12 @@ import torch
 from blinkpy.config import Config
 from blinkpy.dpu.link.connect_shm import attach_segment
 from blinkpy.dpu.link.queue_pair import InFlightRequest, QueuePair
-from blinkpy.engine.engine import Engine
+from blinkpy.engine.engine import Engine, make_engine
 from blinkpy.kv.state import FINISHING, Batch, Requests
 from blinkpy.models.weights.model_folder import DEMO_FOLDER
 from blinkpy.queues.completion import FINISH_CANCELLED, FINISH_LENGTH, FINISH_MASK, HAS_TOKEN
 from blinkpy.queues.request_parameters import RequestParameters
-from blinkpy.queues.words import COUNTER, ENGINE_STATE, GAUGE, STATE_FAULTED
+from blinkpy.queues.words import COUNTER, ENGINE_STATE, GAUGE, STATE_FAULTED, STATE_STOPPED
 from blinkpy.scheduler.policies import short_prompts
 from blinkpy.verify.recording.dump_file import read_dump
 from blinkpy.verify.replay.replayer import Replay
@@ -34,7 +34,7 @@ ROUNDING = 1e-4  # of a logit in float32, and more: up to 2e-5 off float64's; on
 def running_engine(**options: object) -> Iterator[tuple[Engine, QueuePair]]:
     """An engine in a thread, with its state checked after every call of the scheduler, and a client."""
     defaults = {"device": "cpu", "dtype": "float32", "check_integrity": "always", "name": f"test-{secrets.token_hex(6)}"}
-    engine = Engine(Config().with_options({**defaults, **options}))
+    engine = make_engine(Config().with_options({**defaults, **options}))
     engine.start()
     errors: list[BaseException] = []
 
@@ -170,7 +170,7 @@ def test_a_failing_step_is_announced_and_recorded_before_the_engine_ends(
 
     options = {"max_model_len": 64, "record_folder": str(tmp_path)}
     with pytest.raises(ArithmeticError, match="on purpose"), running_engine(**options) as (engine, client):
-        monkeypatch.setattr(engine._step, "run", broken)
+        monkeypatch.setattr(engine.runner.step, "run", broken)
         client.submit(np.array([1, 2, 3], np.int32), RequestParameters())
         deadline = time.monotonic() + 10
         while engine.views.engine[ENGINE_STATE] != STATE_FAULTED:
@@ -189,13 +189,13 @@ def test_a_broken_invariant_stops_a_checked_engine_and_is_recorded(monkeypatch: 
     options = {"max_model_len": 64, "record_folder": str(tmp_path)}
     message = "the scheduler's state is broken: a listed request neither runs nor waits"
     with pytest.raises(RuntimeError, match=message), running_engine(**options) as (engine, client):
-        run = engine._step.run
+        run = engine.runner.step.run
 
         def damage(batch: Batch, requests: Requests) -> None:
             run(batch, requests)
             requests.status[batch.row_slots[0]] = FINISHING
 
-        monkeypatch.setattr(engine._step, "run", damage)
+        monkeypatch.setattr(engine.runner.step, "run", damage)
         client.submit(np.array([1, 2, 3], np.int32), RequestParameters())
         deadline = time.monotonic() + 10
         while engine.views.engine[ENGINE_STATE] != STATE_FAULTED:
@@ -203,4 +203,18 @@ def test_a_broken_invariant_stops_a_checked_engine_and_is_recorded(monkeypatch: 
             time.sleep(0.001)
         assert engine.views.engine[COUNTER["integrity_errors"]] == 1
     (saved,) = tmp_path.glob("crash-*.recording")
-    assert read_dump(saved).description["reason"] == f"RuntimeError: {message}"
+    assert read_dump(saved).description["reason"] == f"BrokenStateError: {message}"
+
+
+@pytest.mark.parametrize("device", ["null", "cpu"])
+def test_an_engine_ends_by_itself_when_its_time_is_over(device: str) -> None:
+    engine = make_engine(Config().with_options({"device": device, "max_model_len": 64, "name": f"test-{secrets.token_hex(6)}"}))
+    engine.start()
+    try:
+        began = time.monotonic()
+        engine.run(budget_s=0.3)
+        assert 0.3 <= time.monotonic() - began < 10
+        assert engine.views.engine[ENGINE_STATE] == STATE_STOPPED
+        assert {"reading the model", "compiling the scheduler"} < set(engine.timings)
+    finally:
+        engine.close()

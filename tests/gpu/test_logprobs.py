@@ -13,7 +13,7 @@ from support.gpu.gpu_serving import config_for, serving
 from support.models import model_zoo
 
 from blinkpy.dpu.link.queue_pair import InFlightRequest, QueuePair
-from blinkpy.engine.devices.cuda_device import CudaEngine
+from blinkpy.engine.engine import make_engine
 from blinkpy.queues.completion import HAS_TOKEN
 from blinkpy.queues.logprob_record import TOP_LOGPROBS
 from blinkpy.queues.request_parameters import RequestParameters
@@ -46,7 +46,7 @@ def test_records_are_the_models_distribution(rng: np.random.Generator, tmp_path:
     greedy, sampled = RequestParameters(max_tokens=20, temperature=0.0), RequestParameters(max_tokens=20, temperature=1.3, seed=5)
     sampled = replace(sampled, repetition_penalty=1.3, presence_penalty=0.5)
     samplings = [replace((greedy, sampled)[i % 2], logprobs=(-1, 0, 20)[i % 3]) for i in range(len(prompts))]
-    with serving(CudaEngine(config_for(tmp_path, control=control, dtype="float32"))) as pair:
+    with serving(make_engine(config_for(tmp_path, control=control, dtype="float32"))) as pair:
         found = collect(pair, prompts, samplings)
     for prompt, sampling, (request, tokens) in zip(prompts, samplings, found.items(), strict=True):
         assert len(tokens) == 20

@@ -200,7 +200,7 @@ def leased() -> Iterator[Fabric]:
 
 
 def test_what_an_old_epoch_writes_changes_nothing(leased) -> None:
-    """A front end that was silent beyond its lease wakes up: first its pair is only fenced, then it is another's."""
+    """A front end that was silent beyond its lease wakes up: first its pair is only revoked, then it is another's."""
     old = leased.pair()
     engine, owner = leased.engine, new_owner()
     other = leased.pair()
@@ -214,12 +214,12 @@ def test_what_an_old_epoch_writes_changes_nothing(leased) -> None:
     assert len(engine.submitted) == taken
     assert engine.views.engine[COUNTER["requests_accepted"]] == taken
 
-    def fenced() -> bool:
+    def revoked() -> bool:
         old.check()
         return False
 
-    with pytest.raises(EngineLostError, match="was fenced"):
-        wait(fenced)
+    with pytest.raises(EngineLostError, match="was revoked"):
+        wait(revoked)
     new = leased.pair(owner)  # the first pair, which has no living owner
     assert new.transport.pair == old.transport.pair
     assert new.epoch == old.epoch + 1

@@ -194,7 +194,7 @@ class RdmaTransport:
             if look.served < len(look.words):
                 return self._serve(look, limit)
             self._look = None
-            if look.full:  # and the caller wants more: more is on its way when it looks again
+            if look.full:  # more may be on its way when the caller looks again
                 self._ask(position)
             return []
         self._look = None
@@ -335,7 +335,7 @@ class RdmaTransport:
         self._pair_before = self._pair_now
 
     def lost(self) -> bool:
-        """False: a queue pair that fails says so at the next call of whatever kind."""
+        """False: a queue pair that fails raises at the next call, whichever it is."""
         self._reap()
         return False
 

@@ -167,7 +167,7 @@ class QueuePair:
     def check(self) -> None:
         """Look whether engine and lease are alive; a few times a second is enough.
 
-        Raises EngineLostError when the engine is silent, stopped, faulted or replaced, or when this epoch was fenced.
+        Raises EngineLostError when the engine is silent, stopped, faulted or replaced, or when this epoch was revoked.
         """
         transport = self.transport
         words = transport.read_engine()
@@ -181,7 +181,7 @@ class QueuePair:
             pair = transport.read_pair()
             if pair.epoch != self.epoch or pair.attached != 1:
                 raise EngineLostError(
-                    f"epoch {self.epoch} of the queue pair was fenced (now {pair.epoch}): the lease had expired"
+                    f"epoch {self.epoch} of the queue pair was revoked (now {pair.epoch}): the lease had expired"
                 )
         if beat != self._engine_beat:
             self._engine_beat, self._engine_beat_seen = beat, now
@@ -286,7 +286,9 @@ class QueuePair:
         # Relies on O2 of docs/verification.md: what lies before the head was read, so it may be written over.
         head = max(self.transport.read_pair().sq_head, self._ended)
         if not self._sq_head <= head <= self._sq_tail:
-            raise EngineLostError(f"the engine says that it consumed {head} entries, of {self._sq_head} to {self._sq_tail}")
+            raise EngineLostError(
+                f"the engine has consumed {head} entries, not {self._sq_head} to {self._sq_tail}"
+            )
         self._sq_head = head
         while self._unconsumed and self._unconsumed[0][0] <= head:
             _, prompt_tail, hash_tail = self._unconsumed.popleft()

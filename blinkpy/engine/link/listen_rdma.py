@@ -5,7 +5,7 @@ the front-end region of its pair (write only), and the engine's region of its pa
 no other front end can use its keys. After the handshake nothing here runs for it any more: its reads and writes are served by
 the network card, also while this process is stopped.
 
-A pair belongs to its owner, a random number that a worker and its successors keep, until the engine has fenced it and somebody
+A pair belongs to its owner, a random number that a worker and its successors keep, until the engine has revoked it and somebody
 else asks. Whoever gets a pair, the queue pair of before is destroyed first: from then on the network card itself refuses what
 the last owner still writes.
 """
@@ -34,7 +34,7 @@ from blinkpy.transport.transport_kinds import End
 from blinkpy.transport.verbs import Port, QueuePairEnd, RdmaOptions, constants
 
 BACKLOG = 64
-HELLO_S = 2.0  # in which a front end has to say what it wants; others wait meanwhile
+HELLO_S = 2.0  # in which a front end must send its line; others wait meanwhile
 WAKE_S = 0.5  # longest time until close() is noticed
 
 logger = logging.getLogger("blinkpy.engine")
@@ -173,10 +173,10 @@ class RdmaListener:
                 return pair
         # Who was given a pair has the time of a lease to claim it.
         claimed = time.monotonic() - self._lease_s
-        fenced = [p for p in range(pairs) if grants[p].since < claimed and not self._attached(p)]
-        if not fenced:
+        revoked = [p for p in range(pairs) if grants[p].since < claimed and not self._attached(p)]
+        if not revoked:
             raise HandshakeError(f"all {pairs} queue pairs are in use: start the engine with more --workers")
-        return min(fenced, key=lambda pair: grants[pair].since)
+        return min(revoked, key=lambda pair: grants[pair].since)
 
     def close(self) -> None:
         """Stop listening and end all connections. Before the segment goes."""

@@ -69,7 +69,8 @@ class Simulation:
 
     mode: of the scheduler; checks: of front ends, model and checks. scheduler: another one's step function, (limits, queues,
     state, now, lane, lanes) -> bucket, in plain Python. overlapped: the shipped one in plain Python, where what needs no tokens
-    runs before the model's step. checked: the compiled scheduler checks what its phases expect, as plain Python always does.
+    runs before the model's step. world: of make_world with the same seed and turns, in place of a new one. checked: the compiled
+    scheduler checks what its phases expect, as plain Python always does.
     """
 
     def __init__(
@@ -84,10 +85,11 @@ class Simulation:
         muted: Iterable[Mute] = (),
         scheduler: Callable[..., int] | None = None,
         overlapped: bool = False,
+        world: World | None = None,
         checked: bool = False,
     ) -> None:
         self.seed, self.turns = seed, turns
-        self.world: World = make_world(seed, turns, check_every, checked=checked)
+        self.world: World = world or make_world(seed, turns, check_every, checked=checked)
         for turn, actor in muted:
             self.world.sim.muted[turn, actor] = 1
         limits, state, queues = self.world[:3]

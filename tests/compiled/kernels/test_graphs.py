@@ -48,5 +48,5 @@ def test_overlap_begins_before_the_output_however_many_kernels_that_has(rng: np.
 
 @pytest.mark.parametrize("layers", [-1, 0, 20, 21])
 def test_a_capture_that_says_nothing_useful_is_refused(layers: int) -> None:
-    with pytest.raises(ValueError, match="of 20 nodes says that"):
+    with pytest.raises(ValueError, match="of 20 nodes can't have"):
         loop_graph.overlap_anchors(list(range(20)), layers)

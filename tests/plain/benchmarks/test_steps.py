@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("blinkpy.engine.devices.cuda_device")
+pytest.importorskip("numba_cuda")
+pytest.importorskip("cuda.bindings")
 
 from benchmarks.common.hand_batches import Rows, batch_arrays, decoding, graph_index, mixed, page_table, prompts  # noqa: E402
 from benchmarks.common.harness import UsageError, WrongAnswer, main  # noqa: E402
@@ -19,8 +20,8 @@ from benchmarks.common.model_shapes import SHAPES  # noqa: E402
 from benchmarks.common.nvml import EnergyMeter, slope  # noqa: E402
 from benchmarks.common.roofline import multiplications  # noqa: E402
 from benchmarks.parts import whole_steps as program  # noqa: E402
-from benchmarks.report.pages import Results, rewritten  # noqa: E402
-from benchmarks.report.steps_table import table  # noqa: E402
+from benchmarks.report.pages import rewritten  # noqa: E402
+from benchmarks.report.part_tables import Results, step_row  # noqa: E402
 from blinkpy.kv.state import DECODE_ROWS, EMITS, MAX_CONTEXT, ROWS, TOKENS  # noqa: E402
 from blinkpy.models.description.decoder_description import DecoderDescription  # noqa: E402
 from blinkpy.models.families.describe_model import describe_model  # noqa: E402
@@ -241,12 +242,14 @@ def made_up_engine(graph: Any, layers: int) -> Any:
     logits = torch.tensor([[0.5, 1.0, 7.0, -1.0]]).repeat(slots, 1)
     keys, values = ([torch.zeros(4) for _ in range(layers)] for _ in range(2))
     return SimpleNamespace(
-        _gpu_step=SimpleNamespace(
-            shapes=shapes,
-            graphs=[SimpleNamespace(graph=graph) for _ in shapes],
-            decoder=SimpleNamespace(cache=SimpleNamespace(keys=keys, values=values), buffers=SimpleNamespace(logits=logits)),
+        runner=SimpleNamespace(
+            step=SimpleNamespace(
+                shapes=shapes,
+                graphs=[SimpleNamespace(graph=graph) for _ in shapes],
+                decoder=SimpleNamespace(cache=SimpleNamespace(keys=keys, values=values), buffers=SimpleNamespace(logits=logits)),
+            ),
+            device_state=SimpleNamespace(batch=batch, requests=requests),
         ),
-        device_state=SimpleNamespace(batch=batch, requests=requests),
         sizes=SimpleNamespace(**sizes),
         timings={"reading the model": 0.123},
     )
@@ -283,9 +286,9 @@ def test_every_case_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert (step["mean_w"], step["joules"], step["clock_mhz"]) == (500, 20, 1700)
     assert found[1]["share_of_floor"] == pytest.approx(found[1]["floor_ms"] / 40, abs=1e-3) and "floor_ms" not in found[2]
     assert len(gpu.ready) == len({step["graph"] for step in found})
-    assert all((tensor != 0).all() for tensor in engine._gpu_step.decoder.cache.keys)
-    assert engine.device_state.batch.counts[TOKENS] == 8192  # of the last case
-    entry = engine.device_state.requests.entry.numpy().view(SQ_ENTRY)
+    assert all((tensor != 0).all() for tensor in engine.runner.step.decoder.cache.keys)
+    assert engine.runner.device_state.batch.counts[TOKENS] == 8192  # of the last case
+    entry = engine.runner.device_state.requests.entry.numpy().view(SQ_ENTRY)
     assert (entry["temperature"] == 0).all() and (entry["top_p"] == 1).all() and (entry["logprobs"] == -1).all()
     assert (entry["repetition_penalty"] == 1).all()
 
@@ -349,13 +352,13 @@ def test_table(tmp_path: Path) -> None:
         program.Case("mixed", mixed(30, 1100, 994, 4000), 4000).facts() | facts,
         program.Case("mixed", mixed(0, 1100, 512)).facts() | facts,
     ]
-    lines = table(shown)
-    assert lines[2] == "| decode, 256 rows at 256 | 256 | 9.88 | 699 | 6.9 | 1,650 | 3.5 | 354 | 50 % |"
-    assert lines[3] == "| a prompt of 8,192 | 8,192 | 9.88 |  |  |  | 3.5 | 354 |  |"
-    assert [line.split(" | ")[0] for line in lines[4:]] == [
-        "| 64 prompts of 128",
-        "| mixed: 30 rows at 1,100, chunk of 994 behind 4,000 cached",
-        "| mixed: chunk of 512",
+    rows = [step_row(step) for step in shown]
+    assert rows[0] == ["decode, 256 rows at 256", "256", "9.88", "699", "6.9", "1,650", "3.5", "354", "50 %"]
+    assert rows[1] == ["a prompt of 8,192", "8,192", "9.88", "", "", "", "3.5", "354", ""]
+    assert [row[0] for row in rows[2:]] == [
+        "64 prompts of 128",
+        "mixed: 30 rows at 1,100, chunk of 994 behind 4,000 cached",
+        "mixed: chunk of 512",
     ]
     page = "<!-- measured: steps -->\nold\n<!-- end of measured -->\n"
     assert "Not measured yet." in rewritten(page, Results(tmp_path))
@@ -367,6 +370,6 @@ def test_table(tmp_path: Path) -> None:
     }
     (tmp_path / "steps-llama-3-8b.json").write_text(json.dumps(document))
     text = rewritten(page, Results(tmp_path))
-    assert "Llama-3-8B, G, power limit 700 W; 1.5 s of each step; 2026-01-02, `0123456`:" in text and lines[2] in text
+    assert "Llama-3-8B, G, power limit 700 W; 1.5 s of each step; 2026-01-02, `0123456`:" in text and " | ".join(rows[0]) in text
     made = rewritten(page.replace("steps", "files"), Results(tmp_path))
     assert "| `steps-llama-3-8b.json` | `python -m benchmarks.parts.whole_steps` | G | 2026-01-02, `0123456` |" in made

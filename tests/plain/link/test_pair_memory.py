@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from blinkpy.config import Config, ConfigError
-from blinkpy.engine.devices.choose_device import make_engine
+from blinkpy.engine.engine import make_engine
 from blinkpy.engine.link import pair_memory
 from blinkpy.engine.link.pair_memory import DmaBufMemory, HostMemory, PeerMemory
 from blinkpy.queues.layout import QueueLayout, QueueSizes

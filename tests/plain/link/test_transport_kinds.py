@@ -27,9 +27,10 @@ def test_each_transport_has_both_ends() -> None:
         files = [path.stem.partition("_")[2] for path in (PACKAGE / folder).glob(pattern)]
         assert sorted(files) == sorted(ends) and next(iter(ends)) == "shm"
     for front, back in zip(connectors.ENDS.values(), listeners.ENDS.values(), strict=True):
-        assert front[:4] == back[:4]  # name, doc, crosses_machines, options
+        assert front[:3] == back[:3]  # name, doc, crosses_machines
         assert front.open is not back.open
-    assert config_module.TRANSPORTS == {"shm": "one machine, shared memory", "rdma": "several, over RDMA"}
+        assert config_module.TRANSPORTS[front.name] == front.doc
+    assert {"shm", "rdma"} <= set(connectors.ENDS)
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ def test_a_file_with_an_end_is_a_transport(toy: Any) -> None:
     assert Config().with_options(as_table(config)) == config
     with pytest.raises(ConfigError, match="toy_size must be 1 to 9"):
         config.with_options({"toy_size": 10})
-    with pytest.raises(ConfigError, match="transport must be one of shm, rdma, toy, not 'pigeon'"):
+    with pytest.raises(ConfigError, match=r"transport must be one of shm, .*toy, not 'pigeon'"):
         config.with_options({"transport": "pigeon"})
     with pytest.raises(ConfigError, match="transport must be one of toy, not 'shm'"):
         chosen_end(toy, Config())

@@ -94,10 +94,10 @@ def test_arrays_as_kernel_arguments() -> None:
 
 def test_without_a_gpu_the_engine_says_so(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
-    provision = pytest.importorskip("blinkpy.engine.devices.cuda_device")
+    pytest.importorskip("numba_cuda")
+    from blinkpy.engine.engine import make_engine
+
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    engine = provision.CudaEngine(Config().with_options({"model": str(tmp_path), "device": "cuda"}))
     with pytest.raises(ConfigError, match="no usable NVIDIA GPU"):
-        engine.start()
-    engine.close()  # nothing was started
+        make_engine(Config().with_options({"model": str(tmp_path), "device": "cuda"}))

@@ -14,7 +14,7 @@ import numpy as np
 from blinkpy.config import Config
 from blinkpy.dpu.link.connect_shm import attach_segment
 from blinkpy.dpu.link.queue_pair import InFlightRequest, QueuePair
-from blinkpy.engine.devices.cuda_device import CudaEngine
+from blinkpy.engine.engine import Engine
 from blinkpy.queues.completion import FINISH_MASK, HAS_TOKEN
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.transport.contract import Transport
@@ -40,7 +40,7 @@ def config_for(folder: object, **values: Any) -> Config:
 
 
 @contextlib.contextmanager
-def serving(engine: CudaEngine, budget_s: float = BUDGET_S, attach: Callable[[], Transport] | None = None) -> Iterator[QueuePair]:
+def serving(engine: Engine, budget_s: float = BUDGET_S, attach: Callable[[], Transport] | None = None) -> Iterator[QueuePair]:
     """Start the engine, run it in a thread, attach to it; stop and close it at the end. Raises what run() raised.
 
     attach: makes the client's transport, before the loop is launched; default: shared memory.

@@ -45,6 +45,7 @@ from blinkpy.queues.submission import (
     WORD_TEMPERATURE,
     WORD_TOP_K,
     WORD_TOP_P,
+    neutral_entries,
 )
 
 LIMITS = {torch.bfloat16: 1e-2, torch.float32: 1e-4}
@@ -455,7 +456,7 @@ def draw_requests(
     """Every row with its own mixture of sampling parameters but for the `fixed` ones (word -> value); about one row in
     eight emits nothing."""
     slots = bucket + 2
-    entry = np.full((slots, SQ_ENTRY_WORDS), -1, np.int32)
+    entry = neutral_entries(slots).view(np.int32).reshape(slots, SQ_ENTRY_WORDS)
     reals = entry.view(np.float32)
     for word, values in PARAMETERS.items():
         reals[:, word] = rng.choice(values, slots)
