@@ -17,6 +17,7 @@ from blinkpy.config import Config
 from blinkpy.dpu.link.connect_shm import attach_segment
 from blinkpy.dpu.link.queue_pair import InFlightRequest, QueuePair
 from blinkpy.engine.engine import Engine, make_engine
+from blinkpy.kv.state import FINISHING, Batch, Requests
 from blinkpy.models.weights.model_folder import DEMO_FOLDER
 from blinkpy.queues.completion import FINISH_CANCELLED, FINISH_LENGTH, FINISH_MASK, HAS_TOKEN
 from blinkpy.queues.request_parameters import RequestParameters
@@ -182,6 +183,27 @@ def test_a_failing_step_is_announced_and_recorded_before_the_engine_ends(
     replay = Replay(capture, short_prompts)
     assert [differences for _, differences in replay.run() if differences] == []
     assert replay.calls[-1].planned[:, 1].tolist() == [3], "the step that failed is the last one"
+
+
+def test_a_broken_invariant_stops_a_checked_engine_and_is_recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    options = {"max_model_len": 64, "record_folder": str(tmp_path)}
+    message = "the scheduler's state is broken: a listed request neither runs nor waits"
+    with pytest.raises(RuntimeError, match=message), running_engine(**options) as (engine, client):
+        run = engine.runner.step.run
+
+        def damage(batch: Batch, requests: Requests) -> None:
+            run(batch, requests)
+            requests.status[batch.row_slots[0]] = FINISHING
+
+        monkeypatch.setattr(engine.runner.step, "run", damage)
+        client.submit(np.array([1, 2, 3], np.int32), RequestParameters())
+        deadline = time.monotonic() + 10
+        while engine.views.engine[ENGINE_STATE] != STATE_FAULTED:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        assert engine.views.engine[COUNTER["integrity_errors"]] == 1
+    (saved,) = tmp_path.glob("crash-*.recording")
+    assert read_dump(saved).description["reason"] == f"BrokenStateError: {message}"
 
 
 @pytest.mark.parametrize("device", ["null", "cpu"])

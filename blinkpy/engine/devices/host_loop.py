@@ -48,6 +48,8 @@ class HostLoop:
         self._views = segment.views()
         self.scheduler.attach(self._views)
         self.scheduler.turn(time.monotonic_ns())  # the first call loads what was compiled
+        if self._when != "never":
+            self._require_integrity()  # so does the first check, which would hold up the loop
         self.check()  # so does the first check
 
     def run(self, budget_s: float) -> int:
