@@ -107,7 +107,7 @@ def broken() -> Callable[..., int]:
 def _failure(schedule: Callable[..., int]) -> Failure:
     for seed in range(1, 100):
         failure = simulate(seed, 300, scheduler=schedule).failure
-        if failure and "cancel" in FAULT_TEXTS[failure.code]:
+        if failure and "cancel" in describe_fault(failure.code):
             return failure
     raise AssertionError("no seed fails")
 
@@ -122,7 +122,7 @@ def test_a_failure_is_shrunk_saved_and_repeated(broken: Callable[..., int], tmp_
     scenario.save(path)
     assert Scenario.load(path) == scenario
     lines = list(narrate(Scenario.load(path), SHIPPED["fcfs"], scheduler=broken))
-    assert FAULT_TEXTS[failure.code] in lines[-1]
+    assert describe_fault(failure.code) in lines[-1]
     assert any("cancels" in line for line in lines)
     assert "all ended well" in list(narrate(scenario, SHIPPED["fcfs"]))[-1]  # without the bug
 
@@ -140,7 +140,7 @@ def test_the_command_reports_a_failure_and_repeats_it(
     monkeypatch.setattr("blinkpy.verify.sim.__main__.run", lambda *arguments, **options: report)
     monkeypatch.setattr("blinkpy.verify.sim.__main__.shrink", lambda *arguments: Scenario(failure.seed, 30, "fcfs", [(2, 0)]))
     assert main(["--save", str(tmp_path)]) == 1
-    assert f"seed {failure.seed}, call {failure.turn}: {FAULT_TEXTS[failure.code]}" in capsys.readouterr().out
+    assert f"seed {failure.seed}, call {failure.turn}: {describe_fault(failure.code)}" in capsys.readouterr().out
     assert main(["--replay", str(tmp_path / f"seed-{failure.seed}.json")]) == 0
     assert "all ended well" in capsys.readouterr().out
 
