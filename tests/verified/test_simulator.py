@@ -12,7 +12,7 @@ import pytest
 from support.seeded_bugs import SCHEDULER_BUGS, planted
 
 from blinkpy.device.array_trees import as_memoryviews, named_arrays
-from blinkpy.device.expect import FAULT_TEXTS, describe_fault
+from blinkpy.device.expect import describe_fault
 from blinkpy.kv.invariants.check_state import check_state, state_faults
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import State
