@@ -76,7 +76,7 @@ class Experts(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """One layer: attention, then an MLP or a mixture of experts."""
+    """One layer: attention, then an MLP or experts."""
 
     attention: Attention
     mlp: Mlp | Experts

@@ -74,7 +74,7 @@ def gated_mlp(c: HfConfig, *, bias: bool = False) -> Mlp:
 
 
 def routed_experts(c: HfConfig, size: str, router: RouterKind, *, normalize: bool) -> Experts:
-    """A mixture of experts; size: the key of their width."""
+    """The experts of a layer; size: the key of their width."""
     count, top_k = c.integer("num_experts", "num_local_experts", low=0), c.integer("num_experts_per_tok")
     if 0 < count < top_k:
         raise ConfigError(f"config.json: num_experts_per_tok ({top_k}) is above num_experts ({count})")

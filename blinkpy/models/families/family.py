@@ -59,5 +59,5 @@ def family_of(config: Mapping[str, Any]) -> Family:
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise ConfigError(f"config.json: architectures must name one model class, not {names!r} (supported: {', '.join(known)})")
     if names[0] not in known:
-        raise ConfigError(f"config.json: architecture {names[0]} is not supported (supported: {', '.join(known)})")
+        raise ConfigError(f"config.json: model class {names[0]} is not supported (supported: {', '.join(known)})")
     return known[names[0]]

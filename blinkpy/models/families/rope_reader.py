@@ -57,7 +57,7 @@ def read_rope(
         raise ConfigError(f"{section.where}: rope type {kind!r} is not supported (supported: {', '.join(KINDS)})")
     theta, share = (section.number(key, c.number(key)) for key in ("rope_theta", "partial_rotary_factor"))
     if share > 1 or (share != 1 and not partial):
-        raise ConfigError(f"partial_rotary_factor {share:g} is not supported by this architecture")
+        raise ConfigError(f"partial_rotary_factor {share:g} is not supported by {c.name} here")
     rotary_dim = int(head_dim * share)
     if rotary_dim < 2 or rotary_dim % 2:
         raise ConfigError(f"rotary embedding needs an even number of dimensions, not {rotary_dim} (head_dim {head_dim})")

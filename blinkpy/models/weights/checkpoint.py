@@ -96,7 +96,7 @@ def outer_parts(model: DecoderDescription) -> list[Part]:
 
 
 def expected_tensors(model: DecoderDescription) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor that a checkpoint of this architecture has to hold."""
+    """Name and shape of every tensor that a checkpoint of the model has to hold."""
     parts = outer_parts(model) + [part for layer in range(len(model.layers)) for part in layer_parts(model, layer)]
     return {name: shape for part in parts for name, shape, _, _ in part.sources}
 
@@ -167,7 +167,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def open_checkpoint(model: DecoderDescription, folder: str | Path) -> dict[str, StoredTensor]:
-    """All tensors of a checkpoint by name, after checking that they are just those that the architecture needs.
+    """All tensors of a checkpoint by name, after checking that they are just those that the model needs.
 
     Reads headers alone. Raises ConfigError that says which tensor is missing, surplus, misshapen or of another type, and
     which file is truncated or malformed.

@@ -25,7 +25,7 @@ much power. At its power limit that decides its clock, too."""
 class LayerWeights:
     """Weights of one layer. Projections are [out, in] and fused: qkv holds q, k and v heads; gate_up the gate, then up.
 
-    A mixture of experts has a router [experts, hidden] and gate_up, down with a leading dimension for the expert.
+    An expert layer has a router [experts, hidden] and gate_up, down with a leading dimension for the expert.
     """
 
     input_norm: torch.Tensor  # [hidden]
@@ -109,7 +109,7 @@ def load_weights(
 
 
 def random_weights(model: DecoderDescription, seed: int, dtype: torch.dtype, device: str = "cpu") -> Weights:
-    """Random weights of the architecture's shapes, for tests. The same for the same seed.
+    """Random weights of the model's shapes, for tests. The same for the same seed.
 
     Projections are normal, scaled by 1 / sqrt(in), so that activations keep their size; norms are 1.
     """

@@ -354,6 +354,7 @@ def test_unknown_keys_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> No
 
 def test_every_kind_of_block_has_both_implementations_or_is_refused() -> None:
     pytest.importorskip("torch")
+    pytest.importorskip("triton")
     from blinkpy.models.cpu import torch_decoder
     from blinkpy.models.gpu import gpu_decoder
 
