@@ -118,14 +118,14 @@ def test_the_null_engine_makes_tokens_up(mode: Any, step_ns: int, logprobs: int)
     low, high = 0, limits.vocab_size
     calls: list[int] = []
     step = synthetic_step(scheduler, range(low, high), step_ns)
-    assert run_turns(scheduler, step, 2_000_000, 1 << 62, lambda: calls.append(1)) == NO_BATCH
+    assert run_turns(scheduler, step, 20_000_000, 1 << 62, lambda: calls.append(1)) == NO_BATCH
     assert len(calls) > 4
     tokens = [token for _, token, _ in client.poll()]
     assert tokens == [synthetic_token(-(2**62), len(PROMPT) + i, low, high) for i in range(4)]
     assert [[pair[0] for pair in record[:3]] for record in sent.records] == [[token, 0, 1] for token in tokens if logprobs >= 0]
     world.views.control[CONTROL_COMMAND] = COMMAND_STOP
     assert run_turns(scheduler, step, 2_000_000, 0) == NO_BATCH  # its deadline is past
-    assert run_turns(scheduler, step, 2_000_000, 1 << 62) == STOPPED
+    assert run_turns(scheduler, step, 20_000_000, 1 << 62) == STOPPED
 
 
 def test_what_a_turn_fetches_ahead_it_does_not_change() -> None:
