@@ -1,7 +1,7 @@
-"""Figures of the front end, and the engine's from shared memory, as Prometheus text.
+"""Metrics of the front end, and the engine's from shared memory, as Prometheus text.
 
-Every worker writes its own block of float64 in memory that all workers share, so whichever worker is asked answers
-for all. The engine's counters are read from the queue segment: reporting them costs the engine nothing.
+Every worker writes its own block of float64 in memory that all workers share, so each of them can answer for all. The
+engine's counters are read from the queue segment, at no cost to the engine.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Metrics:
         self.worker, self.workers = worker, workers
         self._all = (memory if memory is not None else memoryview(bytearray(workers * BLOCK_BYTES))).cast("B").cast("d")
         self._own = self._all[worker * BLOCK : (worker + 1) * BLOCK]
-        for i in range(BLOCK):  # of an earlier worker in this place
+        for i in range(BLOCK):  # an earlier worker may have left values
             self._own[i] = 0.0
         self.time_to_first_token, self.inter_token_latency, self.request_duration = (
             Histogram(self._own, which) for which in range(len(HISTOGRAMS))

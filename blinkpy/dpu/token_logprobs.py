@@ -1,6 +1,6 @@
 """Log probabilities of generated tokens: from the engine's records to the objects of OpenAI's API.
 
-One entry stands for each token that a request's usage counts, the token that ends the text included.
+Each token that a request's usage counts has one entry, the token that ends the text too.
 """
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-LOWEST = -9999.0  # what stands for minus infinity, which JSON does not have
+LOWEST = -9999.0  # in place of minus infinity, which JSON does not have
 
 TokenSpeller = Callable[[int], tuple[str, bytes]]
 """Text and bytes of one token by itself: Tokenizer.spell."""
 
 
 class TokenLogprobs(NamedTuple):
-    """Natural logarithms of probabilities for one place of an output.
+    """Natural logarithms of probabilities at one place of an output.
 
     token, logprob: the generated one. top: (token, logprob) of the most likely ones, as many as the request asked for, in
     descending order. offset: characters of the output before the token.
@@ -28,7 +28,7 @@ class TokenLogprobs(NamedTuple):
 
 
 def token_logprobs(record: Sequence[tuple[int, float]], count: int, offset: int) -> TokenLogprobs:
-    """From a record (logprob_record.RECORD_PAIR) of a request that asked for the `count` most likely tokens."""
+    """From a record (logprob_record.LOGPROB_ENTRY) of a request that asked for the `count` most likely tokens."""
     (token, logprob), *top = record[: 1 + count]
     return TokenLogprobs(token, _finite(logprob), [(other, _finite(value)) for other, value in top if other >= 0], offset)
 

@@ -64,10 +64,10 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        self.app.service.client.start()
+        self.app.service.engine.start()
         await super().startup(sockets)
         # Who waits for "ready" sends a request next. Without an engine there is an end to waiting, and 503 until it comes.
-        await self.app.service.client.connected(CONNECT_S)
+        await self.app.service.engine.connected(CONNECT_S)
         gc.collect()
         gc.freeze()  # the tokenizer's tables live as long as the process: no collection needs to walk them
         if self._on_ready is not None:
@@ -77,15 +77,15 @@ class Server(uvicorn.Server):
         """Stop accepting, let requests finish for shutdown_s, then end them with an error."""
         app = self.app
         app.draining = True
-        client = app.service.client
+        engine = app.service.engine
         timer = asyncio.get_running_loop().call_later(
-            self._shutdown_s, lambda: client.fail_all(unavailable("The server is shutting down."))
+            self._shutdown_s, lambda: engine.fail_all(unavailable("The server is shutting down."))
         )
         try:
             await super().shutdown(sockets)
         finally:
             timer.cancel()
-            await client.close()
+            await engine.close()
             app.service.close()
 
 

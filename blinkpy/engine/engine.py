@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 
 from blinkpy.config import Config, ConfigError, step_sizes
-from blinkpy.engine.devices.device_contract import Device, Runner, Setup, choose_device
+from blinkpy.engine.devices.device_contract import BrokenStateError, Device, Runner, Setup, choose_device
 from blinkpy.engine.flight_recorder import FlightRecorder
 from blinkpy.engine.link.listeners import ENDS
 from blinkpy.engine.link.pair_memory import HOST, QueueMemory
@@ -24,6 +24,7 @@ from blinkpy.queues.words import (
     COMMAND_STOP,
     CONTROL_COMMAND,
     CONTROL_FAULT,
+    COUNTER,
     ENGINE_STATE,
     STATE_DRAINING,
     STATE_FAULTED,
@@ -141,16 +142,22 @@ class Engine:
         runner = self.runner
         if runner is None:
             raise RuntimeError("start() the engine before it runs")
+        when = self.config.engine.check_integrity
+        faults: tuple[type[BaseException], ...] = (*runner.faults, BrokenStateError)
         try:
             result = runner.run(budget_s)
-        except runner.faults as error:
+            if when == "always" or (result == S.DRAINED and when != "never"):
+                self._require_integrity(runner)
+        except faults as error:
             self._announce_fault(error)
             raise
         self.views.engine[ENGINE_STATE] = STATE_STOPPED
-        if result == S.DRAINED and self.config.engine.check_integrity != "never":
-            problems = runner.check()
-            if problems:
-                raise RuntimeError("the scheduler's state is broken: " + "; ".join(problems[:5]))
+
+    def _require_integrity(self, runner: Runner) -> None:
+        faults = runner.check()
+        if faults:
+            self.views.engine[COUNTER["integrity_errors"]] += len(faults)
+            raise BrokenStateError(faults)
 
     def _announce_fault(self, error: BaseException) -> None:
         """Tell the front ends that the engine is gone, and keep what it recorded."""

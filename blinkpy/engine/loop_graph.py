@@ -3,7 +3,7 @@
     schedule
     WHILE (running) {
         SWITCH (step graph) {
-            for each step graph:  WHILE (the next step has it too) { step, beside it: publish, overlap, rehearsal ; schedule }
+            for each step graph:  WHILE (the next step has it too) { step, beside it: publish, overlap ; schedule }
             now and then:         a copy of the scheduler's state, for the flight recorder; then the step
             without a step:       WHILE (there is nothing to do) { overlap ; schedule }
         }
@@ -13,7 +13,7 @@ The kernels `overlap` and `schedule` (blinkpy.kernels.loop.loop_kernels) are par
 `overlap` takes a branch of its own near the end of the step; `schedule` waits for both. It is the last node of each step graph,
 launched programmatically: it starts while the step's last kernel runs, and waits in it. Then it decides which graph is next.
 What it has to tell the host is left to `publish`, a branch behind the first kernel of the next step. The inner WHILE is there for
-speed: to repeat a body takes half the time of leaving it and choosing another. So is the rehearsal (blinkpy.engine.rehearsal).
+speed: to repeat a body takes half the time of leaving it and choosing another.
 
 A step graph is chosen by bucket and by whether the batch has prefill chunks (`StepGraphs`): a batch of decode rows alone
 needs no prefill attention.
@@ -55,10 +55,6 @@ OVERLAP_LEAD_KERNELS = 12
 enough to end before the step. It has to find a multiprocessor with room. The large product behind the layers can leave none
 for as long as it runs (0.25 ms of a Llama-3-8B step on an H200), so it begins a layer or two before."""
 
-REHEARSAL_KERNELS = 3
-"""The rehearsal begins this many kernels before a step's end: behind the product with the vocabulary's matrix, which would push
-out again what it brings near."""
-
 NEVER = 1 << 62  # words
 
 
@@ -85,8 +81,8 @@ class LoopGraph:
 
     code: the loop's kernels, compiled (blinkpy.kernels.loop.loop_kernels.loop_code). table: their table's words, int64, with the
     addresses of the queues and of the scheduler's state; keep: whatever those addresses belong to. trace_rows: turns whose times
-    are recorded, for benchmarks: then stamps also note when each step begins and ends. rehearsal: a table like the first one, of
-    a state of its own (blinkpy.engine.rehearsal). Raises CudaError if the graph can't be built.
+    are recorded, for benchmarks: then stamps also note when each step begins and ends. Raises CudaError if the
+    graph can't be built.
     """
 
     def __init__(
@@ -99,7 +95,6 @@ class LoopGraph:
         trace_rows: int = 0,
         lanes: int = LANES,
         copies: StateCopies | None = None,
-        rehearsal: np.ndarray | None = None,
     ):
         self.stream, self._steps, self._keep, self._lanes = stream, steps, keep, lanes
         self._capturing = torch.cuda.Stream(priority=-1)  # its kernels are one block each, and should not queue for a place
@@ -112,27 +107,12 @@ class LoopGraph:
         self._branches = len(steps.graphs) + 1 + (copies is not None)  # a copy of the state before the last, which is idle
         self._repeat = torch.zeros(self._branches, dtype=torch.int64, device="cuda")
         self._table = torch.from_numpy(np.concatenate([table, steps.graph_of.astype(np.int64).ravel()])).cuda()
-        self._rehearsal: list[torch.Tensor] = []
-        if rehearsal is not None:
-            self._rehearsal = self._rehearsal_arrays(rehearsal)
         self.kernel_resources = {name: resources_of(part) for name, part in code._asdict().items()}
         self._libraries: list[Any] = []
         self._launched = False
         self._overlap, self._schedule, self._publish, self._stamp, self._after_copy = (self._load(part) for part in code)
         self._graph = self._build(steps.graphs)
         self._executable = check_cuda(runtime.cudaGraphInstantiate(self._graph, 0), "instantiate the loop")
-
-    def _rehearsal_arrays(self, table: np.ndarray) -> list[torch.Tensor]:
-        """What `schedule` gets in place of the table, the handles, the loop's words and the trace."""
-        loop = torch.zeros(L.LOOP_WORDS, dtype=torch.int64)
-        loop[L.LOOP_TRACED] = 1  # the trace is full
-        graph_of = np.zeros(2, np.int64)  # of the only bucket
-        return [
-            torch.from_numpy(np.concatenate([table, graph_of])).cuda(),
-            torch.zeros(1, dtype=torch.int64, device="cuda"),
-            loop.cuda(),
-            torch.zeros((1, L.TRACE_COLUMNS), dtype=torch.int64, device="cuda"),
-        ]
 
     def _load(self, code: KernelCode) -> Any:
         library = check_cuda(driver.cuLibraryLoadData(code.cubin, [], [], 0, [], [], 0), "load the loop's kernels")
@@ -224,9 +204,6 @@ class LoopGraph:
         # It reads the last step's tokens, and the sampling writes new ones.
         check_cuda(runtime.cudaGraphAddDependencies(whole, [publish], [output], None, 1), "order publishing before the sampling")
         overlap = self._add_branch(whole, self._overlap, [*before_overlap, publish])
-        if self._rehearsal:
-            before = chain[-1 - REHEARSAL_KERNELS :][0]  # the first of them in a chain that is shorter
-            self._add_kernel(whole, [(before, FULL)], self._schedule, self._lanes, [*arrays(self._rehearsal), 0, 0, 0])
         self._add_schedule(whole, [(chain[-1], PROGRAMMATIC), (overlap, FULL)], handles, own)
         if self._trace_rows:
             words = arrays([self.loop, self.trace])

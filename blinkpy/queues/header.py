@@ -1,4 +1,4 @@
-"""The header of a segment: by it a front end notices another build or another engine before it touches anything else."""
+"""The header of a segment, by which a front end detects another build or another engine before it reads anything else."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HEADER = np.dtype(
         ("cq_entry_bytes", "<u4"),
         ("record_bytes", "<u4"),
         ("sq_entry_fields", "<u4"),  # checksum of the names, types and places of an entry's fields
-        # Facts about the engine, for checks at the front end's door.
+        # Engine facts: front ends check requests by them.
         ("instance", "<i8"),  # random; a front end notices by it that the engine was restarted
         ("hash_multiplier_1", "<i8"),  # secret of this engine: page hashes can't be steered from outside
         ("hash_multiplier_2", "<i8"),
@@ -55,7 +55,7 @@ BUILD = {  # what both sides must have in common
 
 
 class EngineFacts(NamedTuple):
-    """What a front end must know of the engine; see HEADER for units."""
+    """What front ends need to know about the engine; see HEADER for units."""
 
     instance: int
     hash_multiplier_1: int
@@ -69,7 +69,7 @@ class EngineFacts(NamedTuple):
 
 
 def write_header(buffer: memoryview, sizes: QueueSizes, facts: EngineFacts) -> QueueLayout:
-    """Fill in the header of a zeroed segment. The magic goes last: an attaching front end sees all or nothing."""
+    """Fill in the header of a zeroed segment. The magic is written last: a front end sees a whole header or none."""
     layout = QueueLayout(sizes)
     if len(buffer) < layout.total_bytes:
         raise LayoutError(f"the segment has {len(buffer)} bytes, the layout needs {layout.total_bytes}")

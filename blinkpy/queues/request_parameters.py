@@ -1,4 +1,4 @@
-"""The parameters of a request: one table, of which everything else that concerns them is made.
+"""The parameters of a request: one table, from which everything else about them is made.
 
 From PARAMETERS come the fields of the submission entry with their packing and the indices that device code and samplers use
 (blinkpy.queues.submission), the engine's check of entries (blinkpy.scheduler.phases.intake), RequestParameters below, the
@@ -64,10 +64,7 @@ class Parameter(NamedTuple):
     @property
     def default(self) -> float | None:
         """Of the APIs; None: absent."""
-        low, high = self.bounds
-        if self.neutral is None or not low <= self.neutral <= high:
-            return None
-        return self.neutral
+        return None if self.neutral is None or not self.in_bounds(self.neutral) else self.neutral
 
     def in_bounds(self, value: float) -> bool:
         """Whether the APIs take a value."""

@@ -69,17 +69,8 @@ _values_of = attrgetter(*(p.name for p in _PARAMETERS))
 _SEED = [p.name for p in _PARAMETERS].index("seed")
 
 
-def pack_entry(
-    parameters: RequestParameters,
-    request_id: int,
-    epoch: int,
-    slot: int,
-    prompt_offset: int,
-    prompt_length: int,
-    hash_offset: int,
-    hash_count: int,
-) -> bytes:
-    """A submission entry; seed None becomes a random one.
+def pack_entry(parameters: RequestParameters, request_id: int, *place: int) -> bytes:
+    """A submission entry; seed None becomes a random one. place: epoch, slot, prompt offset and length, hash offset and count.
 
     Raises ValueError when there are more stop ids than an entry holds, or a value overflows.
     """
@@ -89,7 +80,6 @@ def pack_entry(
     values = list(_values_of(parameters))
     if values[_SEED] is None:
         values[_SEED] = secrets.randbits(63)
-    place = (epoch, slot, prompt_offset, prompt_length, hash_offset, hash_count)
     try:
         return _PACKED.pack(request_id, *values, *place, *stops, *(-1,) * (STOP_IDS - len(stops)))
     except (struct.error, OverflowError) as error:
@@ -104,15 +94,11 @@ def order_key(bits: int) -> int:
     return bits ^ INT32_MAX if bits < 0 else bits
 
 
-def float_bits(value: float) -> int:
-    """Bits of a value as float32, as int32."""
-    return int(np.float32(value).view(np.int32))
-
-
 def _check(p: Parameter) -> tuple[int, int, int, int]:
     low, high = p.accepted
     if p.is_float:
-        return WORD[p.name], order_key(float_bits(low)) + p.above_low, order_key(float_bits(high)), 1
+        lowest, highest = (order_key(int(np.float32(bound).view(np.int32))) for bound in p.accepted)
+        return WORD[p.name], lowest + p.above_low, highest, 1
     if p.dtype == "i4":
         return WORD[p.name], int(low), int(high), 0
     if p.accepted not in ((0, INT64_MAX), INT64_RANGE):

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-from blinkpy.verify.memory_model.machines import (
+from verified.memory_model.machines import (
     RDMA,
     WEAK,
     X86,
@@ -20,7 +19,7 @@ from blinkpy.verify.memory_model.machines import (
     Store,
     Value,
 )
-from blinkpy.verify.memory_model.queue_protocol import BUGS, SCENARIOS, TRANSPORTS, Transport, check
+from verified.memory_model.queue_protocol import BUGS, SCENARIOS, TRANSPORTS, Transport, check
 
 CPU, GPU, ARM, REMOTE = TRANSPORTS
 ALL = {CPU, GPU, ARM, REMOTE}

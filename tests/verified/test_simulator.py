@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import importlib
-import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from numba import types
 from support.seeded_bugs import SCHEDULER_BUGS, planted
 
-from blinkpy.device.array_trees import named_arrays
-from blinkpy.device.compile_cache import cached_njit
-from blinkpy.device.expect import FAULT_TEXTS
-from blinkpy.device.table_codegen import ArgumentTable
-from blinkpy.kv.invariants.check_state import check_state, state_faults
-from blinkpy.kv.limits import Limits
-from blinkpy.kv.state import State
-from blinkpy.kv.state_snapshots import differences, snapshot
-from blinkpy.scheduler.cycle import make_phases
+from blinkpy.device.expect import describe_fault
 from blinkpy.scheduler.policies import SHIPPED
 from blinkpy.verify.sim.__main__ import main
 from blinkpy.verify.sim.draws import draw, start_draws
@@ -35,47 +24,6 @@ def test_many_worlds_under_every_shipped_policy(seed: int) -> None:
     report = run(list(SHIPPED.values()), seed, steps=1_500_000)
     assert not report.failures, report.failures
     assert report.calls >= 1_500_000
-
-
-def test_python_and_njit_give_the_same_run(seed: int) -> None:
-    """Bit for bit: state, shared memory, front ends and checks, in any combination."""
-    for number in range(6):
-        runs = [
-            Simulation(seed + number, 150, mode=mode, checks=checks)
-            for mode in ("python", "njit")
-            for checks in ("python", "njit")
-        ]
-        outcomes = [simulation.run() for simulation in runs]
-        assert [outcome.failure for outcome in outcomes] == [None] * 4
-        assert len({outcome.calls for outcome in outcomes}) == 1
-        first = runs[0].world
-        for other in runs[1:]:
-            assert not differences(snapshot(first.state), snapshot(other.world.state))
-            assert first.segment == other.world.segment
-            assert not _differ(first.sim.fronts, other.world.sim.fronts)
-            assert not _differ(first.sim.observed, other.world.sim.observed)
-
-
-@pytest.mark.parametrize("policy", sorted(SHIPPED))
-def test_what_runs_beside_a_step_changes_nothing(seed: int, policy: str) -> None:
-    """What needs no tokens runs ahead of the model's step, as on a GPU; and the general phases do alone: bit for bit the same."""
-    chosen = SHIPPED[policy]
-    for number in range(8):
-        general = make_phases(chosen, fast_path=False).turn
-        runs = [
-            Simulation(seed + number, 250, chosen, mode="python"),
-            Simulation(seed + number, 250, chosen, overlapped=True, mode="python"),
-            Simulation(seed + number, 250, chosen, scheduler=general),
-        ]
-        assert [run.run().failure for run in runs] == [None] * 3
-        for other in runs[1:]:
-            assert not differences(snapshot(runs[0].world.state), snapshot(other.world.state))
-            assert runs[0].world.segment == other.world.segment
-
-
-def _differ(first: Any, second: Any) -> list[str]:
-    others = dict(named_arrays(second))
-    return [name for name, array in named_arrays(first) if not np.array_equal(array, others[name])]
 
 
 def test_a_storm_reaches_everything() -> None:
@@ -101,60 +49,6 @@ def test_muted_acts_leave_the_draws_of_others_alone() -> None:
     assert len({tuple(numbers(turn, actor)) for turn in range(20) for actor in range(5)}) == 100
 
 
-# ---- the checks of the state --------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def compiled_find() -> Callable[[Limits, State], int]:
-    function = cached_njit(check_state)
-
-    def find(limits: Limits, state: State) -> int:
-        scratch = np.zeros(max(limits.slots, limits.pages), np.int64)
-        tables = ArgumentTable(limits), ArgumentTable(state)
-        vector = types.Array(types.int64, 1, "C")
-        function.compile((tables[0].kind, tables[1].kind, vector, vector))
-        return int(function(*tables, scratch, scratch.copy()))
-
-    return find
-
-
-def test_compiled_checks_agree_with_the_readable_ones(seed: int, compiled_find: Callable[[Limits, State], int]) -> None:
-    """Random states of random worlds, each with one word of its arrays damaged, and undamaged."""
-    draw_from = random.Random(seed)
-    damaged = 0
-    for number in range(40):
-        simulation = Simulation(seed + number, 400)
-        for _ in range(draw_from.randint(20, 400)):
-            assert simulation.advance()
-        limits, state = simulation.world.limits, simulation.world.state
-        assert state_faults(limits, state) == [] and compiled_find(limits, state) == 0
-        arrays = [(name, array) for name, array in named_arrays(state) if array.size and not name.startswith(CONSTANT)]
-        for _ in range(150):
-            name, array = draw_from.choice(arrays)
-            index = tuple(draw_from.randrange(n) for n in array.shape)
-            before = array[index]
-            array[index] = draw_from.choice((before + 1, before - 1, before ^ 1, 0, -1, draw_from.randrange(limits.pages)))
-            damaged += _agrees(limits, state, name, compiled_find)
-            array[index] = before
-    assert damaged > 500
-
-
-CONSTANT = ("scratch.", "inbox.", "requests.pair", "requests.entry", "buckets.")  # or not looked at between calls
-
-
-def _agrees(limits: Limits, state: State, name: str, find: Callable[[Limits, State], int]) -> bool:
-    """Compare the two; whether they found damage."""
-    try:
-        problems = state_faults(limits, state)
-    except IndexError:
-        problems = ["an index is out of range"]
-    found = find(limits, state)
-    assert (found == 0) == (problems == []), (name, FAULT_TEXTS.get(found), problems)
-    if found and problems != ["an index is out of range"]:
-        assert any(FAULT_TEXTS[found] in problem for problem in problems), (name, FAULT_TEXTS[found], problems)
-    return bool(found)
-
-
 # ---- failures -----------------------------------------------------------------------------------------------------------
 
 
@@ -170,7 +64,7 @@ def broken() -> Callable[..., int]:
 def _failure(schedule: Callable[..., int]) -> Failure:
     for seed in range(1, 100):
         failure = simulate(seed, 300, scheduler=schedule).failure
-        if failure and "cancel" in FAULT_TEXTS[failure.code]:
+        if failure and "cancel" in describe_fault(failure.code):
             return failure
     raise AssertionError("no seed fails")
 
@@ -185,7 +79,7 @@ def test_a_failure_is_shrunk_saved_and_repeated(broken: Callable[..., int], tmp_
     scenario.save(path)
     assert Scenario.load(path) == scenario
     lines = list(narrate(Scenario.load(path), SHIPPED["fcfs"], scheduler=broken))
-    assert FAULT_TEXTS[failure.code] in lines[-1]
+    assert describe_fault(failure.code) in lines[-1]
     assert any("cancels" in line for line in lines)
     assert "all ended well" in list(narrate(scenario, SHIPPED["fcfs"]))[-1]  # without the bug
 
@@ -203,7 +97,7 @@ def test_the_command_reports_a_failure_and_repeats_it(
     monkeypatch.setattr("blinkpy.verify.sim.__main__.run", lambda *arguments, **options: report)
     monkeypatch.setattr("blinkpy.verify.sim.__main__.shrink", lambda *arguments: Scenario(failure.seed, 30, "fcfs", [(2, 0)]))
     assert main(["--save", str(tmp_path)]) == 1
-    assert f"seed {failure.seed}, call {failure.turn}: {FAULT_TEXTS[failure.code]}" in capsys.readouterr().out
+    assert f"seed {failure.seed}, call {failure.turn}: {describe_fault(failure.code)}" in capsys.readouterr().out
     assert main(["--replay", str(tmp_path / f"seed-{failure.seed}.json")]) == 0
     assert "all ended well" in capsys.readouterr().out
 

@@ -23,6 +23,7 @@ from blinkpy.queues.request_parameters import (
     INT64_RANGE,
     PARAMETER,
     PARAMETERS,
+    Bounds,
     Parameter,
     RequestParameters,
 )
@@ -31,7 +32,6 @@ from blinkpy.queues.submission import STOP_IDS
 MAX_PROMPTS = 128  # in one request
 MAX_MESSAGES = 10_000
 ROLES = ("system", "developer", "user", "assistant")
-NO_EFFECT = "accepted; no effect on the answer"
 # Of a message; templates do not use `name` and `refusal`.
 MESSAGE_FIELDS = frozenset({"role", "content", "name", "refusal"})
 
@@ -192,18 +192,6 @@ def _prompts(name: str, value: Any) -> list[str | list[int]]:
     return several
 
 
-def _only(*allowed: Any) -> Check:
-    """For what has one meaning here: other values are refused by name."""
-
-    def check(name: str, value: Any) -> None:
-        if not any(value == one and type(value) is type(one) for one in allowed):
-            wanted = " or ".join(orjson.dumps(one).decode() for one in allowed)
-            message = f"'{name}' is supported with the value {wanted} only." if allowed else f"'{name}' is not supported."
-            raise bad_request(message, name, "unsupported_parameter")
-
-    return check
-
-
 def _metadata(name: str, value: Any) -> None:
     if type(value) is not dict:
         raise _wrong(name, "an object", value)
@@ -218,77 +206,77 @@ class Field(NamedTuple):
 
     attribute: str
     check: Check
-    values: str
+    values: str = "accepted; no effect on the answer"
     default: str = ""
+
+
+def _only(*allowed: Any, why: str = "") -> Field:
+    """A field that has one meaning here: other values are refused by name."""
+    shown = [orjson.dumps(one).decode() for one in allowed]
+
+    def check(name: str, value: Any) -> None:
+        if not any(value == one and type(value) is type(one) for one in allowed):
+            rule = f"supported with the value {' or '.join(shown)} only" if allowed else "not supported"
+            raise bad_request(f"'{name}' is {rule}.", name, "unsupported_parameter")
+
+    return Field("", check, (f"`{'` or `'.join(shown)}` only" if allowed else "refused") + why)
 
 
 def _parameter_field(p: Parameter) -> Field:
     low, high = p.bounds
-    ranges: dict[tuple[float, float], str] = {INT32_RANGE: "a 32-bit integer", INT64_RANGE: "a 64-bit integer"}
-    values = ranges.get((low, high))
-    if high == INT32_MAX:
-        values = values or f"at least {low}"
-    values = p.kind or values or (f"above {low:g}, to {high:g}" if p.above_low else f"{low:g} to {high:g}")
+    ranges: dict[Bounds, str] = {INT32_RANGE: "a 32-bit integer", INT64_RANGE: "a 64-bit integer"}
+    values = f"above {low:g}, to {high:g}" if p.above_low else f"at least {low}" if high == INT32_MAX else f"{low:g} to {high:g}"
+    values = p.kind or ranges.get(p.bounds) or values
     default = "random" if p.neutral is None else "none" if p.kind or p.default is None else f"{p.neutral:g}"
     default = f"the model's generation_config.json, else {default}" if p.from_model else default
     check = _salt if p.name == "cache_salt" else _scalar(p)
     return Field(f"parameters.{p.name}", check, f"{values}; {p.doc}" if p.doc else values, default)
 
 
+_limit, _top_logprobs = _scalar(PARAMETER["max_tokens"]), _scalar(PARAMETER["logprobs"])
+_LIMIT_VALUES = "at least 1; prompt and output together have to fit into the context"
+_USAGE_VALUES = '`{"include_usage": true}`: a last event with the token counts; only with `stream`'
+_MESSAGES_VALUES = (
+    f'1 to {MAX_MESSAGES:,} of `{{"role": ROLE, "content": text}}`, where ROLE is {", ".join(ROLES)}; content may '
+    'also be a list of `{"type": "text", "text": ...}`'
+)
+_TOP_LOGPROBS_VALUES = f"0 to {TOP_LOGPROBS}: also of this number of most likely tokens at each place; only with `logprobs`"
+
 COMMON_FIELDS = {
     "model": Field("model", _text, "the served name; another one is a 404", "the served model"),
-    "max_tokens": Field(
-        "max_tokens",
-        _scalar(PARAMETER["max_tokens"]),
-        "at least 1; prompt and output together have to fit into the context",
-        "the rest of the context",
-    ),
+    "max_tokens": Field("max_tokens", _limit, _LIMIT_VALUES, "the rest of the context"),
     **{p.name: _parameter_field(p) for p in PARAMETERS if p.http == "both"},
     "stop": Field("stop", _stop, f"a string, or up to {MAX_STOPS}, of 1 to {MAX_STOP_LENGTH:,} characters each", "none"),
     "stop_token_ids": Field("stop_ids", _stop_ids, f"up to {STOP_IDS} ids, the model's end-of-sequence ids included", "none"),
     "ignore_eos": Field("ignore_eos", _boolean, "true: end-of-sequence ids don't end the output", "false"),
     "stream": Field("stream", _boolean, "true: server-sent events", "false"),
-    "stream_options": Field(
-        "include_usage",
-        _stream_options,
-        '`{"include_usage": true}`: a last event with the token counts; only with `stream`',
-    ),
-    # One answer per prompt, without edits of its distribution.
-    "n": Field("", _only(1), "1 only", "1"),
-    "logit_bias": Field("", _only({}), "`{}` only"),
-    # Remarks for the operator of a service, with no effect on the answer. Nothing is stored here.
-    "user": Field("", _text, NO_EFFECT),
-    "metadata": Field("", _metadata, NO_EFFECT),
-    "store": Field("", _only(False), "false only: nothing is stored"),
-    "service_tier": Field("", _only("auto", "default"), "`auto` or `default` only"),
-    "safety_identifier": Field("", _text, NO_EFFECT),
-    "prompt_cache_key": Field("", _text, NO_EFFECT),  # a hint for routing; prefixes are shared in any case
+    "stream_options": Field("include_usage", _stream_options, _USAGE_VALUES),
+    "n": _only(1),
+    "logit_bias": _only({}),
+    # Remarks for the operator of a service. Nothing is stored here.
+    "user": Field("", _text),
+    "metadata": Field("", _metadata),
+    "store": _only(False, why=": nothing is stored"),
+    "service_tier": _only("auto", "default"),
+    "safety_identifier": Field("", _text),
+    "prompt_cache_key": Field("", _text),  # a hint for routing; prefixes are shared in any case
 }
 CHAT_ONLY_FIELDS = {
-    "messages": Field(
-        "messages",
-        _messages,
-        f'1 to {MAX_MESSAGES:,} of `{{"role": ROLE, "content": text}}`, where ROLE is {", ".join(ROLES)}; content may '
-        'also be a list of `{"type": "text", "text": ...}`',
-    ),
-    "max_completion_tokens": Field("max_tokens", _scalar(PARAMETER["max_tokens"]), "the same as `max_tokens`"),
+    "messages": Field("messages", _messages, _MESSAGES_VALUES),
+    "max_completion_tokens": Field("max_tokens", _limit, "the same as `max_tokens`"),
     "logprobs": Field("logprobs", _boolean, "true: log probabilities of the generated tokens"),
-    "top_logprobs": Field(
-        "top_logprobs",
-        _scalar(PARAMETER["logprobs"]),
-        f"0 to {TOP_LOGPROBS}: also those of this number of most likely tokens at each place; only with `logprobs`",
-    ),
-    "response_format": Field("", _only({"type": "text"}), '`{"type": "text"}` only'),
-    "modalities": Field("", _only(["text"]), '`["text"]` only'),
-    "tools": Field("", _only([]), "`[]` only"),
-    "tool_choice": Field("", _only("none"), '`"none"` only'),
-    "chat_template": Field("", _only(), "refused: templates come from the model or from `--chat-template`"),
+    "top_logprobs": Field("top_logprobs", _top_logprobs, _TOP_LOGPROBS_VALUES),
+    "response_format": _only({"type": "text"}),
+    "modalities": _only(["text"]),
+    "tools": _only([]),
+    "tool_choice": _only("none"),
+    "chat_template": _only(why=": templates come from the model or from `--chat-template`"),
 }
 COMPLETION_ONLY_FIELDS = {
     "prompt": Field("prompts", _prompts, f"a text, a list of token ids, or a list of up to {MAX_PROMPTS} of one of these"),
-    "best_of": Field("", _only(1), "1 only"),
-    "echo": Field("", _only(False), "false only: there are no log probabilities of prompts"),
-    "suffix": Field("", _only(""), '`""` only'),
+    "best_of": _only(1),
+    "echo": _only(False, why=": there are no log probabilities of prompts"),
+    "suffix": _only(""),
     **{p.name: _parameter_field(p) for p in PARAMETERS if p.http == "completions"},
 }
 CHAT_FIELDS = COMMON_FIELDS | CHAT_ONLY_FIELDS

@@ -1,4 +1,4 @@
-"""What a worker knows of the model, and how a checked request becomes submissions."""
+"""The model as a worker serves it, and the way of a checked request to submissions."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ TEMPLATE_SLACK = 1 << 20  # characters that a chat template may add to the messa
 
 
 class Service:
-    """Model name, tokenizer, template and defaults of one worker. Raises ConfigError for a folder that it can't use."""
+    """Model name, tokenizer, template and defaults of one worker. Raises ConfigError for a folder that can't be used."""
 
-    def __init__(self, config: Config, folder: Path, client: EngineLink, metrics: Metrics):
-        self.client, self.metrics = client, metrics
+    def __init__(self, config: Config, folder: Path, engine: EngineLink, metrics: Metrics):
+        self.engine, self.metrics = engine, metrics
         self.model = config.model.served_model_name or config.model.model
         self.api_key = config.frontend.api_key or os.environ.get("BLINKPY_API_KEY", "")
         self.started = int(time.time())
@@ -82,8 +82,8 @@ class Service:
             if len(prompt) <= INLINE_CHARACTERS:
                 return self.tokenizer.encode(prompt)
             return await asyncio.get_running_loop().run_in_executor(self._threads, self.tokenizer.encode, prompt)
-        pair = self.client.require()
-        if len(prompt) > pair.context:  # before anything is made of it; the exact check follows
+        pair = self.engine.require()
+        if len(prompt) > pair.context:  # no array of unlimited size; the exact check follows
             return np.zeros(len(prompt), np.int32)
         for token in prompt:
             if not 0 <= token < pair.facts.vocab_size:
@@ -92,8 +92,8 @@ class Service:
         return np.array(prompt, np.int32)
 
     def submit(self, request: Request, prompts: list[Int32], sink: Collector, arrival: float) -> None:
-        """Hand all choices to the engine, or none. Raises ApiError."""
-        pair = self.client.require()
+        """Submit all choices to the engine, or none. Raises ApiError."""
+        pair = self.engine.require()
         stop_ids = (*request.stop_ids, *(() if request.ignore_eos else self.tokenizer.eos_ids))
         stop_ids = tuple(dict.fromkeys(stop_ids))
         if len(stop_ids) > STOP_IDS:
@@ -111,4 +111,4 @@ class Service:
             generation = Generation(index, len(prompt), detokenizer, request.stop, arrival, sink, parameters.logprobs)
             work.append((generation, prompt, parameters))
         sink.generations = [generation for generation, _, _ in work]
-        self.client.submit(work)
+        self.engine.submit(work)

@@ -39,7 +39,7 @@ class CpuDevice:
 
         step = self._load_step(setup)
         setup.report("allocating queues and pages")
-        return HostLoop(setup, setup.recorder.attach(make_state(setup.limits)), step)
+        return HostLoop(setup, setup.recorder.attach(make_state(setup.limits, checked=setup.checked)), step)
 
     def _load_step(self, setup: Setup) -> Any:
         import torch

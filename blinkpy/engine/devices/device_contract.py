@@ -30,6 +30,13 @@ if TYPE_CHECKING:
 SUFFIX = "_device"
 
 
+class BrokenStateError(RuntimeError):
+    """The scheduler's state is not what it must be. faults: what is wrong, for people."""
+
+    def __init__(self, faults: list[str]):
+        super().__init__("the scheduler's state is broken: " + "; ".join(faults))
+
+
 @dataclass(frozen=True)
 class Setup:
     """What an engine has settled by the time at which its device loads. folder: the model's, which `model` describes.
@@ -43,6 +50,11 @@ class Setup:
     policy: Policy
     recorder: FlightRecorder
     report: TimedPhases
+
+    @property
+    def checked(self) -> bool:
+        """Whether the scheduler checks what its phases expect, and its state after each turn."""
+        return self.config.engine.check_integrity == "always"
 
 
 class Runner(Protocol):

@@ -16,7 +16,6 @@ from blinkpy.engine.devices.device_contract import Setup
 from blinkpy.engine.link.pair_memory import QueueMemory
 from blinkpy.engine.link.pair_placement import PlacedPairs, place_pairs
 from blinkpy.engine.loop_graph import LoopGraph, StateCopies, StepGraphs
-from blinkpy.engine.rehearsal import rehearsal_state
 from blinkpy.kernels.loop.loop_arguments import device_arguments
 from blinkpy.kernels.loop.loop_code import loop_code
 from blinkpy.kv.invariants.check_state import state_faults
@@ -72,11 +71,8 @@ class GpuLoop:
         copies, recording, memory = None, self._recording, self.setup.recorder.memory
         if recording is not None and memory is not None:
             copies = StateCopies(recording.capture(self.stream), memory.copy_every, recording.progress)
-        limits, state = rehearsal_state(self.limits)
-        rehearsed = to_device(state)
-        _, rehearsal = device_arguments(limits, queues, rehearsed)
-        keep = (queues, self.device_state, recording, rehearsed)
-        return LoopGraph(code, table, steps, self.stream, keep, self._trace_rows, copies=copies, rehearsal=rehearsal)
+        keep = (queues, self.device_state, recording)
+        return LoopGraph(code, table, steps, self.stream, keep, self._trace_rows, copies=copies)
 
     def run(self, budget_s: float) -> int:
         """As of Runner; the loop ends by itself after budget_s seconds, and its result is TIME_OVER then."""

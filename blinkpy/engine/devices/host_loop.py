@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from blinkpy.engine.devices.device_contract import Setup
+from blinkpy.engine.devices.device_contract import BrokenStateError, Setup
 from blinkpy.engine.devices.host_turns import Compute, run_turns
 from blinkpy.engine.link.pair_memory import QueueMemory
 from blinkpy.kv import state as S
@@ -48,6 +48,7 @@ class HostLoop:
         self._views = segment.views()
         self.scheduler.attach(self._views)
         self.scheduler.turn(time.monotonic_ns())  # the first call loads what was compiled
+        self.check()  # so does the first check
 
     def run(self, budget_s: float) -> int:
         counts, (shortest, longest) = self.state.counts, IDLE_SLEEP_S
@@ -76,10 +77,10 @@ class HostLoop:
             self._require_integrity()
 
     def _require_integrity(self) -> None:
-        problems = self.check()
-        if problems:
-            self._views.engine[COUNTER["integrity_errors"]] += len(problems)
-            raise RuntimeError("the scheduler's state is broken: " + "; ".join(problems[:5]))
+        faults = self.check()
+        if faults:
+            self._views.engine[COUNTER["integrity_errors"]] += len(faults)
+            raise BrokenStateError(faults)
 
     def check(self) -> list[str]:
         return self.scheduler.check()

@@ -39,7 +39,7 @@ class NullDevice:
         from blinkpy.kv.state_memory import make_state
 
         setup.report("allocating queues and pages")
-        loop = HostLoop(setup, setup.recorder.attach(make_state(setup.limits)))
+        loop = HostLoop(setup, setup.recorder.attach(make_state(setup.limits, checked=setup.checked)))
         vocab = setup.model.vocab_size  # special tokens, which have no text, come first in most vocabularies
         loop.compute = synthetic_step(loop.scheduler, range(vocab // 16, vocab), setup.config.engine.null_step_us * 1000)
         return loop

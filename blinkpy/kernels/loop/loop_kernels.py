@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from blinkpy.device.cuda.kernel_compiler import array_of, cuda, kernel_signature, types
+from blinkpy.device.expect import is_faulted
 from blinkpy.device.portable import nanosleep, now_ns, register_cuda
 from blinkpy.device.targets.graph_conditions import set_condition, wait_for_predecessors
 from blinkpy.kernels.loop import loop_words as L
@@ -101,6 +102,8 @@ def schedule_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None
         wait_for_predecessors()
         begin = now_ns()
         bucket = schedule(engine.limits, engine.queues, engine.state, lane, lanes)
+        if is_faulted(engine.state):  # never, where the state is not checked
+            bucket = S.STOPPED
         counts = engine.state.batch.counts
         graph = int64(repeat.shape[0] - 1)  # without a step
         step = graph

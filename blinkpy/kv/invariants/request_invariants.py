@@ -90,6 +90,8 @@ def check_request(limits, r, slot):
         return fault_at(IDLE_PAGES, slot)
     if computed > held * limits.page_size:
         return fault_at(MORE_COMPUTED, slot)
+    if held > limits.pages_per_sequence:
+        return fault_at(TABLE_END, slot)
     for k in range(limits.pages_per_sequence):
         page = r.page_table[slot, k]
         if (k < held) != (page >= 0):

@@ -24,21 +24,8 @@ from numpy.typing import NDArray
 
 from blinkpy.device.compile_cache import cached_njit
 from blinkpy.models.cpu.njit_math import bits_of, exp2
-from blinkpy.queues.logprob_record import NO_RECORD_PAIR, RECORD_PAIR, RECORD_PAIRS, TOP_LOGPROBS
-from blinkpy.queues.submission import (
-    LONG_SEED,
-    SQ_ENTRY_WORDS,
-    STOP_IDS,
-    WORD_FREQUENCY_PENALTY,
-    WORD_MIN_P,
-    WORD_MIN_TOKENS,
-    WORD_PRESENCE_PENALTY,
-    WORD_REPETITION_PENALTY,
-    WORD_STOP_IDS,
-    WORD_TEMPERATURE,
-    WORD_TOP_K,
-    WORD_TOP_P,
-)
+from blinkpy.queues.logprob_record import LOGPROB_ENTRIES, LOGPROB_ENTRY, NO_LOGPROB_ENTRY, TOP_LOGPROBS
+from blinkpy.queues.submission import SQ_ENTRY
 
 Float32 = NDArray[np.float32]
 Int32 = NDArray[np.int32]
@@ -66,18 +53,8 @@ class SamplingParameters(NamedTuple):
 
 def read_parameters(entries: Int32) -> SamplingParameters:
     """From submission entries, int32 [rows, 64]."""
-    entries = np.ascontiguousarray(entries)
-    reals = entries.view(np.float32)
-    return SamplingParameters(
-        seed=entries.view(np.int64)[:, LONG_SEED],
-        temperature=reals[:, WORD_TEMPERATURE],
-        top_p=reals[:, WORD_TOP_P],
-        min_p=reals[:, WORD_MIN_P],
-        top_k=entries[:, WORD_TOP_K],
-        repetition_penalty=reals[:, WORD_REPETITION_PENALTY],
-        presence_penalty=reals[:, WORD_PRESENCE_PENALTY],
-        frequency_penalty=reals[:, WORD_FREQUENCY_PENALTY],
-    )
+    fields = np.ascontiguousarray(entries).view(SQ_ENTRY)[:, 0]
+    return SamplingParameters(*(fields[name] for name in SamplingParameters._fields))
 
 
 @njit
@@ -251,9 +228,9 @@ def sample_rows(logits: Float32, parameters: SamplingParameters, positions: Int3
 
 def warm_up() -> None:
     """Compile the sampler now, so that no request waits for it."""
-    entries = np.zeros((1, SQ_ENTRY_WORDS), np.int32)
-    entries.view(np.float32)[0, WORD_TEMPERATURE] = 1
-    sample_rows(np.zeros((1, 2), np.float32), read_parameters(entries), np.zeros(1, np.int32))
+    entries = np.zeros((1, 1), SQ_ENTRY)
+    entries["temperature"] = 1
+    sample_rows(np.zeros((1, 2), np.float32), read_parameters(entries.view(np.int32)), np.zeros(1, np.int32))
 
 
 def mask_stop_ids(logits: Float32, entries: Int32, generated: Int32) -> None:
@@ -261,15 +238,16 @@ def mask_stop_ids(logits: Float32, entries: Int32, generated: Int32) -> None:
 
     logits: [rows, vocab], penalties applied. entries: [rows, 64]. generated: tokens of the output so far, [rows].
     """
-    for row in np.flatnonzero(generated < entries[:, WORD_MIN_TOKENS]).tolist():
-        stop_ids = entries[row, WORD_STOP_IDS : WORD_STOP_IDS + STOP_IDS]
+    fields = np.ascontiguousarray(entries).view(SQ_ENTRY)[:, 0]
+    for row in np.flatnonzero(generated < fields["min_tokens"]).tolist():
+        stop_ids = fields["stop_ids"][row]
         logits[row, stop_ids[(stop_ids >= 0) & (stop_ids < logits.shape[1])]] = -np.inf
 
 
 def logprob_records(logits: Float32, tokens: Int32) -> Int64:
-    """Records of log probabilities (RECORD_PAIR) of the model's own distribution, before penalties and temperature.
+    """Records of log probabilities (LOGPROB_ENTRY) of the model's own distribution, before penalties and temperature.
 
-    logits: [rows, vocab]; NaN counts as -inf. tokens: the sampled ones, [rows]. Returns [rows, RECORD_PAIRS], the lower id
+    logits: [rows, vocab]; NaN counts as -inf. tokens: the sampled ones, [rows]. Returns [rows, LOGPROB_ENTRIES], the lower id
     first among equals.
     """
     rows, vocab = logits.shape
@@ -279,8 +257,8 @@ def logprob_records(logits: Float32, tokens: Int32) -> Int64:
     with np.errstate(invalid="ignore"):  # rows that are infinite throughout
         log_total = np.log(np.exp(logits - highest).sum(axis=1, dtype=np.float64, keepdims=True)) + highest
         values = (logits - log_total).astype(np.float32)
-    records = np.full((rows, RECORD_PAIRS), NO_RECORD_PAIR, np.int64)
-    pairs = records.view(RECORD_PAIR)
+    records = np.full((rows, LOGPROB_ENTRIES), NO_LOGPROB_ENTRY, np.int64)
+    pairs = records.view(LOGPROB_ENTRY)
     pairs["token"][:, 0] = tokens
     pairs["logprob"][:, 0] = values[np.arange(rows), tokens]
     # All that reach the k-th highest value, then in the order of (value, token id).

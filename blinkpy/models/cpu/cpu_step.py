@@ -12,7 +12,7 @@ from blinkpy.models.cpu.torch_decoder import TorchDecoder, emitting_tokens
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.paged_cache import PagedCache
 from blinkpy.models.weights.decoder_weights import Weights
-from blinkpy.queues import submission
+from blinkpy.queues.submission import SQ_ENTRY
 
 
 class CpuStep:
@@ -43,22 +43,15 @@ class CpuStep:
         slots, contexts = batch.row_slots[rows], batch.context_lengths[rows]
         entries = requests.entry[slots]
         parameters = read_parameters(entries)
-        asked = np.flatnonzero(entries[:, submission.WORD_LOGPROBS] >= 0)
+        asked = np.flatnonzero(entries.view(SQ_ENTRY)["logprobs"] >= 0)
         unchanged = logits[asked]  # a copy: penalties work in place
-        for index in np.flatnonzero(_penalized(entries)).tolist():
+        penalized = (
+            (parameters.repetition_penalty != 1) | (parameters.presence_penalty != 0) | (parameters.frequency_penalty != 0)
+        )
+        for index in np.flatnonzero(penalized).tolist():
             slot, known = slots[index], contexts[index]
             penalize(logits, index, parameters, requests.tokens[slot, :known], int(requests.prompt_length[slot]))
         mask_stop_ids(logits, entries, contexts - requests.prompt_length[slots])
         batch.sampled[rows] = sample_rows(logits, parameters, contexts)
         if len(asked):
             batch.logprobs[rows[asked]] = logprob_records(unchanged, batch.sampled[rows[asked]])
-
-
-def _penalized(entries: NDArray[np.int32]) -> NDArray[np.bool_]:
-    """Which requests have a penalty. entries: int32 [rows, 64]."""
-    reals = entries.view(np.float32)
-    return (
-        (reals[:, submission.WORD_REPETITION_PENALTY] != 1)
-        | (reals[:, submission.WORD_PRESENCE_PENALTY] != 0)
-        | (reals[:, submission.WORD_FREQUENCY_PENALTY] != 0)
-    )

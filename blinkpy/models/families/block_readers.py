@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from blinkpy.config import ConfigError
-from blinkpy.models.description.blocks import Attention, Experts, Layer, Mlp, NormPlacement, RouterKind
+from blinkpy.models.description.blocks import Activation, Attention, Experts, Layer, Mlp, Norm, NormPlacement, RouterKind
 from blinkpy.models.description.decoder_description import HF_NAMES, DecoderDescription, TensorNames
-from blinkpy.models.description.rope_config import read_rope
-from blinkpy.models.families.hf_config import MAX_VOCAB, HfConfig
+from blinkpy.models.families.hf_config import HfConfig
+from blinkpy.models.families.rope_reader import read_rope
+
+MAX_VOCAB = 1 << 24  # a completion word has 24 bits for the token
+DTYPES = ("float32", "bfloat16", "float16")
 
 
 def grouped_attention(
@@ -20,8 +23,7 @@ def grouped_attention(
     if heads % kv_heads:
         raise ConfigError(f"config.json: num_attention_heads ({heads}) is not a multiple of num_key_value_heads ({kv_heads})")
     head_dim = c.integer("head_dim", default=hidden // heads if hidden % heads == 0 else None)
-    rotation = read_rope(c, head_dim=head_dim, max_position=c.integer("max_position_embeddings"), **rope)
-    return Attention(heads, kv_heads, head_dim, rotation, 0, qk_norm, qkv_bias, o_bias)
+    return Attention(heads, kv_heads, head_dim, read_rope(c, head_dim, **rope), 0, qk_norm, qkv_bias, o_bias)
 
 
 def _layer_types(c: HfConfig, layers: int) -> list[str] | None:
@@ -61,8 +63,14 @@ def sliding_windows(c: HfConfig, *, gated: bool = False, upper: bool = False) ->
     return (window,) * layers
 
 
+def activation(c: HfConfig) -> Activation:
+    if c["hidden_act"] not in ("silu", "swish"):
+        raise ConfigError(f"config.json: hidden_act {c['hidden_act']!r} is not supported (supported: silu)")
+    return Activation.SILU
+
+
 def gated_mlp(c: HfConfig, *, bias: bool = False) -> Mlp:
-    return Mlp(c.integer("intermediate_size"), c.activation(), bias)
+    return Mlp(c.integer("intermediate_size"), activation(c), bias)
 
 
 def routed_experts(c: HfConfig, size: str, router: RouterKind, *, normalize: bool) -> Experts:
@@ -70,7 +78,7 @@ def routed_experts(c: HfConfig, size: str, router: RouterKind, *, normalize: boo
     count, top_k = c.integer("num_experts", "num_local_experts", low=0), c.integer("num_experts_per_tok")
     if 0 < count < top_k:
         raise ConfigError(f"config.json: num_experts_per_tok ({top_k}) is above num_experts ({count})")
-    return Experts(count, top_k, c.integer(size), router, c.activation(), normalize)
+    return Experts(count, top_k, c.integer(size), router, activation(c), normalize)
 
 
 def pre_norm_decoder(
@@ -82,16 +90,19 @@ def pre_norm_decoder(
 ) -> DecoderDescription:
     """A decoder with norms before attention and MLP. mlp: of all layers, or of each. windows: of each layer."""
     windows = windows or no_windows(c)
+    dtype = str(c.get("dtype") or c.get("torch_dtype") or "float32").removeprefix("torch.")
+    if dtype not in DTYPES:
+        raise ConfigError(f"config.json: dtype {dtype!r} is not supported (supported: {', '.join(DTYPES)})")
     mlps = mlp if isinstance(mlp, list) else [mlp] * len(windows)
     return DecoderDescription(
         name=c.name,
         vocab_size=c.integer("vocab_size", high=MAX_VOCAB),
         hidden_size=c.integer("hidden_size"),
         layers=tuple(Layer(attention._replace(window=w), m) for w, m in zip(windows, mlps, strict=True)),
-        norm=c.norm(),
+        norm=Norm(c.number("rms_norm_eps", below=1)),
         placement=NormPlacement.PRE,
         max_position=c.integer("max_position_embeddings"),
         tied_embeddings=c.flag("tie_word_embeddings"),
-        dtype=c.dtype(),
+        dtype=dtype,
         tensors=tensors,
     )

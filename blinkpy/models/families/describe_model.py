@@ -10,13 +10,13 @@ from typing import Any
 from blinkpy.config import ConfigError
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.families.family import family_of
-from blinkpy.models.families.hf_config import HfConfig
+from blinkpy.models.families.hf_config import DEFAULTS, HfConfig
 
 
 def describe_config(values: Mapping[str, Any]) -> DecoderDescription:
     """Description of a config.json that was read. Raises ConfigError for all that is unsupported, missing or impossible."""
     family = family_of(values)
-    config = HfConfig(family.name, values, family.defaults)
+    config = HfConfig(family.name, values, {**DEFAULTS, **family.defaults})
     model = family.describe(config)
     config.check_rest(family.ignores)
     return model

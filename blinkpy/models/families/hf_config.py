@@ -6,16 +6,20 @@ It remembers which keys were looked up. Of the others those that change the comp
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from blinkpy.config import ConfigError
-from blinkpy.models.description.blocks import Activation, Norm
 
 logger = logging.getLogger("blinkpy.engine")
-MAX_VOCAB = 1 << 24  # a completion word has 24 bits for the token
-DTYPES = ("float32", "bfloat16", "float16")
-DEFAULTS = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0, "max_position_embeddings": 32768}
+DEFAULTS = {
+    "hidden_act": "silu",
+    "max_position_embeddings": 32768,
+    "partial_rotary_factor": 1.0,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+}
 """What missing keys mean in most families."""
 
 _UNSUPPORTED: list[tuple[tuple[Any, ...], str]] = [
@@ -47,10 +51,10 @@ _warned: set[str] = set()
 
 
 class HfConfig(Mapping[str, Any]):
-    """A config.json. name: the model class. defaults: what missing keys mean in it, beside DEFAULTS."""
+    """A config.json, or a section of it, called `where` in errors. name: the model class. defaults: what missing keys mean."""
 
-    def __init__(self, name: str, values: Mapping[str, Any], defaults: Mapping[str, Any]):
-        self.name, self._values, self._defaults = name, values, {**DEFAULTS, **defaults}
+    def __init__(self, name: str, values: Mapping[str, Any], defaults: Mapping[str, Any], where: str = "config.json"):
+        self.name, self.where, self._values, self._defaults = name, where, values, defaults
         self._read: set[str] = set()
 
     def __getitem__(self, key: str) -> Any:
@@ -63,42 +67,36 @@ class HfConfig(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._values)
 
-    def integer(self, *names: str, default: int | None = None, low: int = 1, high: int = 1 << 31) -> int:
-        """The first of the names that is there and not null, else its default; without one it must be there."""
+    def _first(self, names: tuple[str, ...], default: Any) -> Any:
+        """The first of the names that is there and not null, else what it means if missing, else the default."""
         self._read.update(names)
         found = [source.get(name) for source in (self._values, self._defaults) for name in names]
         value = next((value for value in found if value is not None), default)
         if value is None:
-            raise ConfigError(f"config.json: {names[0]} is missing")
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise ConfigError(f"config.json: {names[0]} must be an integer from {low} to {high}, not {value!r}")
+            raise ConfigError(f"{self.where}: {names[0]} is missing")
         return value
+
+    def integer(self, *names: str, default: int | None = None, low: int = 1, high: int = 1 << 31) -> int:
+        """The value of the first name that has one, or the default. Without a default it must be there."""
+        value = self._first(names, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise ConfigError(f"{self.where}: {names[0]} must be an integer from {low} to {high}, not {value!r}")
+        return value
+
+    def number(self, name: str, default: float | None = None, below: float = math.inf) -> float:
+        """A number above 0. Without a default it must be there."""
+        value = self._first((name,), default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < below:
+            limit = "" if below == math.inf else f" and below {below:g}"
+            raise ConfigError(f"{self.where}: {name} must be a number above 0{limit}, not {value!r}")
+        return float(value)
 
     def flag(self, name: str) -> bool:
         """A truth value, False where it is missing or null."""
         value = self.get(name)
         if value is not None and not isinstance(value, bool):
-            raise ConfigError(f"config.json: {name} must be true or false, not {value!r}")
+            raise ConfigError(f"{self.where}: {name} must be true or false, not {value!r}")
         return bool(value)
-
-    def activation(self) -> Activation:
-        found = self.get("hidden_act", "silu")
-        if found not in ("silu", "swish"):
-            raise ConfigError(f"config.json: hidden_act {found!r} is not supported (supported: silu)")
-        return Activation.SILU
-
-    def norm(self) -> Norm:
-        eps = self.get("rms_norm_eps")
-        if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 < eps < 1:
-            raise ConfigError(f"config.json: rms_norm_eps must be a number between 0 and 1, not {eps!r}")
-        return Norm(float(eps))
-
-    def dtype(self) -> str:
-        """Of the checkpoint, as torch calls it."""
-        found = str(self.get("dtype") or self.get("torch_dtype") or "float32").removeprefix("torch.")
-        if found not in DTYPES:
-            raise ConfigError(f"config.json: dtype {found!r} is not supported (supported: {', '.join(DTYPES)})")
-        return found
 
     def check_rest(self, ignores: tuple[str, ...]) -> None:
         """Raise ConfigError for a key that nobody looked up and that changes the computation; warn of unknown keys, of each once.

@@ -20,17 +20,11 @@ import numpy as np
 
 from blinkpy.config import ConfigError
 from blinkpy.scheduler.policies import SHIPPED, Policy, load_policy, read_policy
+from blinkpy.verify.policy_check import policy_calls
 from blinkpy.verify.policy_check.check_options import CheckOptions
 from blinkpy.verify.policy_check.check_workload import Workload, load_workload
 from blinkpy.verify.policy_check.findings import Finding, Level
-from blinkpy.verify.policy_check.policy_calls import (
-    call_again,
-    call_in_python,
-    compare_compiled,
-    compile_for_gpu,
-    compile_ranks,
-    show,
-)
+from blinkpy.verify.policy_check.policy_calls import show
 from blinkpy.verify.policy_check.policy_source import read_source
 from blinkpy.verify.policy_check.sample_requests import sample_requests
 from blinkpy.verify.policy_check.timed_server import ServerModel, ServerOutcome, StuckError, simulate
@@ -84,14 +78,14 @@ class Child:
         self.stage("calls", CALLS_S)
         requests = sample_requests(SAMPLES, self.options.seed)
         path = Path(function.__code__.co_filename)
-        ranks, findings = _within(path, lambda: call_in_python(function, requests))
+        ranks, findings = _within(path, lambda: policy_calls.call_in_python(function, requests))
         if not self.report(*findings):
             return None
-        if not self.report(*_within(path, lambda: call_again(function, requests, ranks, "when asked again"))):
+        if not self.report(*_within(path, lambda: policy_calls.call_again(function, requests, ranks, "when asked again"))):
             return None
         if name not in SHIPPED:
-            other = _within(path, lambda: read_policy(name))
-            if not self.report(*_within(path, lambda: call_again(other, requests, ranks, "when the file is loaded again"))):
+            other, when = _within(path, lambda: read_policy(name)), "when the file is loaded again"
+            if not self.report(*_within(path, lambda: policy_calls.call_again(other, requests, ranks, when))):
                 return None
         self.report(Finding("fine", "calls", f"{len(requests):,} requests: an integer each, the same when asked again"))
         self._requests, self._ranks = requests, ranks
@@ -102,11 +96,11 @@ class Child:
         name = self.options.policy
         self.stage("compile", COMPILE_S)
         policy = load_policy(name)
-        if not self.report(compile_for_gpu(policy)):
+        if not self.report(policy_calls.compile_for_gpu(policy)):
             return
-        rank_many = compile_ranks(policy)
+        rank_many = policy_calls.compile_ranks(policy)
         self.stage("compiled calls", CALLS_S)
-        findings = compare_compiled(policy, rank_many, self._requests, self._ranks)
+        findings = policy_calls.compare_compiled(policy, rank_many, self._requests, self._ranks)
         if not self.report(*(findings or [Finding("fine", "determinism", "compiled code gives Python's ranks")])):
             return
         if self.options.storm:
@@ -144,9 +138,8 @@ def storm_finding(policy: Policy, options: CheckOptions) -> Finding:
     report = run(policy, options.seed + 1, options.storm, seconds=options.timeout_s)
     if report.failures:
         return Finding("error", "storm", str(report.failures[0][1]))
-    return Finding(
-        "fine", "storm", f"{report.calls:,} calls in {report.worlds:,} simulated worlds of faults: every promise is kept"
-    )
+    text = f"{report.calls:,} calls in {report.worlds:,} simulated worlds of faults: every promise is kept"
+    return Finding("fine", "storm", text)
 
 
 def waiting_findings(policy: Policy, rank_many: Any, options: CheckOptions) -> list[Finding]:

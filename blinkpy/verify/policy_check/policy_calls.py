@@ -77,9 +77,8 @@ def call_in_python(function: Policy, requests: list[RequestFields]) -> tuple[lis
             text = f"returns {rank!r} ({type(rank).__name__}), not an integer, for {show(request)}"
             return ranks, [Finding("error", "calls", text, counted.line)]
         if rank not in INT64:
-            return ranks, [
-                Finding("error", "calls", f"returns {rank}, more than 64 bits hold, for {show(request)}", counted.line)
-            ]
+            text = f"returns {rank}, more than 64 bits hold, for {show(request)}"
+            return ranks, [Finding("error", "calls", text, counted.line)]
         longest = max(longest, counted.lines)
         ranks.append(rank)
     if longest > MANY_LINES:

@@ -249,16 +249,12 @@ def simulate(policy: Policy, machine: ServerModel, requests: Workload) -> Server
 
 def serve_open(server: TimedSimulation) -> None:
     """Run a server until all its requests have ended, each submitted when it arrives. Raises StuckError."""
-    _serve(server, len(server.requests))
+    serve_closed(server, len(server.requests))
 
 
 def serve_closed(server: TimedSimulation, streams: int) -> None:
     """Run a server until all its requests have ended. The first `streams` are submitted when they arrive, request i so long after
     the end of request i - streams as its own arrival is after 0. Raises StuckError."""
-    _serve(server, streams)
-
-
-def _serve(server: TimedSimulation, streams: int) -> None:
     n, due, idle = len(server.requests), server.due, 0
     coming = [(int(due[number]), number) for number in range(min(streams, n))]
     heapify(coming)

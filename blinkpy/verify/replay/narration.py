@@ -11,7 +11,7 @@ MOST_DIFFERENCES = 10  # calls that are shown with what differs; others are coun
 
 
 class Narration:
-    """Prints what the options ask for. Made before the replay runs; call `tell` after each call, and `verdict` at the end.
+    """Prints what the options ask for. Made before the replay runs; call `narrate` after each call, and `verdict` at the end.
 
     different: calls so far that decided differently from the recording.
     """

@@ -72,13 +72,13 @@ def play_round(limits, queues, state, sim, turn, bucket, command):
 
 
 @device
-def play_step(limits, state, sim):
+def play_step(limits, queues, state, sim):
     """The step that the scheduler's last call asked for. Returns a fault, or 0."""
     return compute(limits, state, sim.cache, sim.poison[0])
 
 
 @device
-def is_quiet(limits, state, sim):
+def is_quiet(limits, queues, state, sim):
     """Whether no front end waits for anything, and the engine has nothing left."""
     for slot in range(limits.slots):
         if sim.fronts.request_id[slot] != 0 or state.requests.status[slot] != 0:

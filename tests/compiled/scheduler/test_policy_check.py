@@ -52,18 +52,12 @@ def test_python_that_a_device_has_no_word_for_is_named_with_its_line(tmp_path: P
     assert [(errors[0].line, what in errors[0].text)] == [(line, True)]
 
 
-def test_imports_floats_and_hidden_state_are_warned_about(tmp_path: Path) -> None:
-    policy_file(
-        tmp_path,
-        "import socket\nfrom typing import Any\nTABLE = [1]\ndef rank(request):\n    return TABLE[0] + int(request.pair * 0.5)\n",
-    )
-    found = {(f.line, f.level) for f in read_source(tmp_path / "mine.py", "rank")}
-    assert found == {(1, "warning"), (5, "warning")}
-    assert len(read_source(tmp_path / "mine.py", "rank")) == 3
+def test_imports_floats_and_hidden_state_are_warned_about_and_plain_arithmetic_is_not(tmp_path: Path) -> None:
+    source = "import socket\nimport typing\nTABLE = [1]\ndef rank(request):\n    return TABLE[0] + int(request.pair * 0.5)\n"
+    policy_file(tmp_path, source)
+    found = read_source(tmp_path / "mine.py", "rank")
+    assert sorted((f.line, f.level) for f in found) == [(1, "warning"), (5, "warning"), (5, "warning")]
     assert [f.line for f in read_source(tmp_path / "mine.py", "other")] == [1]  # functions that nobody calls may do anything
-
-
-def test_plain_arithmetic_has_no_findings(tmp_path: Path) -> None:
     policy_file(tmp_path, FOLDER_POLICY)
     assert read_source(tmp_path / "mine.py", "rank") == []
 

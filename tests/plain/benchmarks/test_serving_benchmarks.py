@@ -15,16 +15,15 @@ import numpy as np
 import pytest
 from support.front_end.scripted_server import scripted
 
-from benchmarks.beside import Beside
 from benchmarks.common.harness import UsageError
+from benchmarks.common.load import LoadResult, Record
 from benchmarks.common.model_shapes import SHAPES, write_folder
 from benchmarks.common.nvml import EnergyMeter, interpolated
-from benchmarks.report.grid_summary import ratios, series, summary
-from benchmarks.serving.compare import joined
-from benchmarks.serving.host_counters import parse_perf, switches
-from benchmarks.serving.interference import conditions, placements
-from benchmarks.serving.load import LoadResult, Record
-from benchmarks.serving.load_figures import Slo, figures
+from benchmarks.report.grid_summary import ratios, repeated, series
+from benchmarks.report.pages import grid_page
+from benchmarks.report.serving_tables import slowdown
+from benchmarks.serving.cell import placements
+from benchmarks.serving.load_figures import Slo, figures, steps_of
 from benchmarks.serving.neighbours import KINDS, Neighbours
 from benchmarks.serving.systems import (
     Cores,
@@ -52,57 +51,39 @@ MODEL = Model("folder", "m", 1000, 500, True)
 
 def test_data_sets(tmp_path: Path) -> None:
     azure = read_dataset("azure", 8192)
-    assert azure.times is not None
     assert len(azure.lengths) == len(AZURE.read_text().splitlines()) - 1 == 2000
     assert tuple(azure.lengths[0]) == (1209, 396)
-    assert (np.diff(azure.times) >= 0).all()
     short = read_dataset("azure", 1000)
-    assert 0 < len(short.lengths) == len(short.times) < 2000
+    assert 0 < len(short.lengths) < 2000
     assert short.lengths.sum(1).max() <= 1000
 
     dated = tmp_path / "trace.csv"
     dated.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.50,3,4\n2023-11-16 18:16:46.75,5,6\n")
     trace = read_dataset(f"azure:{dated}", 100)
     assert trace.lengths.tolist() == [[3, 4], [5, 6]]
-    assert list(trace.times) == pytest.approx([0, 60.25])
     assert str(tmp_path) not in trace.name
-
-    share = tmp_path / "share.json"
-    turns = [[("human", "one two three"), ("gpt", "four five")], [("gpt", "hello")], [("human", "a " * 200), ("gpt", "b")]]
-    share.write_text(json.dumps([{"conversations": [{"from": who, "value": text} for who, text in turn]} for turn in turns]))
-    found = read_dataset(f"sharegpt:{share}", 100, lambda text: len(text.split()))
-    assert found.lengths.tolist() == [[3, 2]]
-    assert found.texts == ("one two three",)
-
-    for wrong in ("fixed:0:4", "fixed:4", "azure:/nowhere.csv", "sharegpt", "else", "fixed:50:60"):
+    for wrong in ("fixed:0:4", "fixed:4", "azure:/nowhere.csv", "else", "fixed:50:60"):
         with pytest.raises(DatasetError, match=wrong.partition(":")[0]):
             read_dataset(wrong, 100)
 
 
 def test_the_same_is_offered_to_all_with_new_contents(rng: np.random.Generator) -> None:
     data, seed = read_dataset("azure", 8192), int(rng.integers(1 << 30))
-    for arrivals in ("poisson", "trace"):
-        first, second = (open_loop(data, arrivals, 20.0, 30.0, seed, 1000, False) for _ in range(2))
-        assert [(r.due, r.prompt_tokens, r.max_tokens) for r in first] == [(r.due, r.prompt_tokens, r.max_tokens) for r in second]
-        assert [r.prompt for r in first] != [r.prompt for r in second]
-        assert all(len(r.prompt) == r.prompt_tokens and 0 <= min(r.prompt) and max(r.prompt) < 1000 for r in first)
-        due = np.array([r.due for r in first])
-        assert (np.diff(due) >= 0).all() and 0 <= due.min() and due.max() < 30
-        pairs = {tuple(row) for row in data.lengths.tolist()}
-        assert all((r.prompt_tokens, r.max_tokens) in pairs for r in first)
-        if arrivals == "poisson":
-            assert 450 < len(first) < 750  # 600 expected, standard deviation 24.5
-            gaps = np.diff(due) * 20
-            assert abs(np.mean(gaps > 1) - np.exp(-1)) < 0.12  # exponential
+    first, second = (open_loop(data, 20.0, 30.0, seed, 1000, False) for _ in range(2))
+    assert [(r.due, r.prompt_tokens, r.max_tokens) for r in first] == [(r.due, r.prompt_tokens, r.max_tokens) for r in second]
+    assert [r.prompt for r in first] != [r.prompt for r in second]
+    assert all(len(r.prompt) == r.prompt_tokens and 0 <= min(r.prompt) and max(r.prompt) < 1000 for r in first)
+    due = np.array([r.due for r in first])
+    assert (np.diff(due) >= 0).all() and 0 <= due.min() and due.max() < 30
+    pairs = {tuple(row) for row in data.lengths.tolist()}
+    assert all((r.prompt_tokens, r.max_tokens) in pairs for r in first)
+    assert 450 < len(first) < 750  # 600 expected, standard deviation 24.5
+    assert abs(np.mean(np.diff(due) * 20 > 1) - np.exp(-1)) < 0.12  # exponential
     streams = closed_loop(data, 4, 3, seed, 1000, False)
     assert len(streams) == 12
     texts = closed_loop(data, 4, 3, seed, 1000, True)
     assert [r.max_tokens for r in texts] == [r.max_tokens for r in streams]
     assert all(isinstance(r.prompt, str) and r.prompt for r in texts)
-    with pytest.raises(DatasetError, match="no arrival times"):
-        open_loop(read_dataset("fixed:3:4", 100), "trace", 1.0, 1.0, 1, 10, False)
-    with pytest.raises(DatasetError, match="lasts"):
-        open_loop(data, "trace", 1000.0, 60.0, 1, 10, False)
 
 
 def test_a_shape_is_a_folder_that_blinkpy_reads(tmp_path: Path, rng: np.random.Generator) -> None:
@@ -150,8 +131,6 @@ def test_figures_of_known_records() -> None:
     assert found["output_tokens_per_s"] == pytest.approx((5 + 5 + 2 + 2 + 3) / 10)
     assert found["requests_per_s"] == pytest.approx(0.3)
     assert found["goodput_per_s"] == pytest.approx(0.2)
-    assert found["samples"]["ttft_ms"] == pytest.approx([100, 300, 900, 200, 100, -1, -1])
-    assert found["samples"]["fine"] == [1, 1, 1, 1, 0, 0, 0]
     assert found["client"]["valid"]
     for name in ("ttft_ms", "tpot_ms"):
         for level in ("p50", "p90", "p99"):
@@ -178,6 +157,15 @@ def test_a_client_that_fell_behind_is_said() -> None:
     slow = figures_of(fine, lags=[0.0007] * 200)["client"]
     assert not slow["valid"] and "(p50)" in slow["why_invalid"] and "TPOT" in slow["why_invalid"]
     assert not figures_of([record(0.0, [], 0, "status 503")], lags=[0.003] * 200)["client"]["valid"]
+
+
+def test_steps_follow_from_the_answers() -> None:
+    """Two requests whose steps are known: 10 ms alone, 20 ms together, and the window ends in the middle of the second one."""
+    one, other = np.arange(101) * 0.01, 1 + np.arange(101) * 0.02
+    assert steps_of([record(0.0, list(one)), record(0.9, list(other))], 2.0) == {"per_s": 75.0, "tokens": 1.0}  # 100 and 50 steps
+    slow = list(np.arange(101) * 0.02)
+    assert steps_of([record(0.0, slow), record(0.0, slow)], 2.0) == {"per_s": 50.0, "tokens": 2.0}
+    assert steps_of([record(0.0, [], 0, "status 503"), record(0.0, [0.1])], 2.0) is None
 
 
 def test_nothing_completed_is_a_result_too() -> None:
@@ -302,12 +290,13 @@ def test_grid_summary() -> None:
     quiet, noisy = (series(document, "a", mode, ttft) for mode in ("isolated", "interfered"))
     assert ratios(noisy, quiet) == pytest.approx([2, 8])
     assert series(document, "b", "isolated", ttft) == {1: pytest.approx((40 * 50) ** 0.5)}  # the invalid cell is left out
-    text = summary(document)
-    assert "| a | 4.00 (2.00 to 8.00) | 4.00 (2.00 to 8.00) | 1.00 (1.00 to 1.00) | none |" in text
-    assert "| a | 7.00 (7.00 to 7.00) |" in text  # front ends among the neighbours
-    assert "| b | isolated | 1 | 1.250 | 1.250 | 1.000 |" in text
+    text = grid_page(document)
     assert "| a | own | isolated | 64 streams | 5 / 5 |" in text
-    assert "INVALID" in text
+    assert text.count(" INVALID |") == 1
+    assert list(repeated(document)) == [("b", "isolated", 1)]
+    assert repeated(document)["b", "isolated", 1]["median TTFT"] == pytest.approx(1.25)
+    assert slowdown(document, "a", "P99 TTFT") == pytest.approx(4) and slowdown(document, "b", "P99 TTFT") is None
+    assert slowdown(document, "a", "P99 TPOT", "shared") == pytest.approx(7)  # front ends among the neighbours
 
 
 # ---- what is started ----------------------------------------------------------------------------------------------------
@@ -348,7 +337,6 @@ def test_cores() -> None:
     assert (Cores((0,)).loading, Cores((0,)).watching) == ((), ())
     assert {name: place.contended for name, place in placements(cores).items()} == {"own": (0, 1), "shared": (0, 1, 2, 3)}
     assert list(placements(Cores((0, 1)))) == ["shared"]
-    assert conditions(["build", "memory"], [0, 2]) == [("none", 0), ("build", 2), ("memory", 2)]
 
 
 def test_ports_are_not_those_of_connections() -> None:
@@ -400,7 +388,6 @@ def test_neighbours_work_and_end() -> None:
             time.sleep(0.05)
         assert all(worked(pid) for pid in pids)
         assert all(os.sched_getaffinity(pid) == set(cores) for pid in pids)
-        assert sum(sum(counts.values()) for counts in switches(pids).values()) > 0
     assert not any(alive(pid) for pid in pids)
     with Neighbours(KINDS, 0, cores, 60.0) as nobody:
         assert nobody.count == 0
@@ -410,12 +397,6 @@ def worked(pid: int) -> bool:
     """Whether a neighbour, or what it started, took more CPU time than a start needs."""
     user, system, of_children, system_of_children = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11:15]
     return int(user) + int(system) + int(of_children) + int(system_of_children) >= 10  # ticks
-
-
-def test_perf_output() -> None:
-    output = "123;;LLC-loads;100;100.00;;\n7;;LLC-load-misses:u;100;100.00;5;of all\n"
-    assert parse_perf(output) == {"LLC-loads": 123, "LLC-load-misses": 7}
-    assert "missing" in parse_perf("<not supported>;;LLC-loads;0;100.00;;\n")
 
 
 # ---- the whole ----------------------------------------------------------------------------------------------------------
@@ -440,7 +421,7 @@ def test_smoke_grid_is_measured_once(tmp_path: Path) -> None:
     # Beside neighbours on one core an engine may pause for seconds: that is no error here.
     patient = ["--extra", "blinkpy:--device cpu --engine-timeout-ms 60000", "--env", "blinkpy:OMP_NUM_THREADS=1"]
     arguments = ["--state", str(state), *patient, *places]
-    done = command("paper", output, *arguments, "--streams", "3")
+    done = command("serving.grid", output, *arguments, "--streams", "3")
     document = json.loads(output.read_text())
     results = document["results"]
     assert results["complete"]
@@ -451,19 +432,19 @@ def test_smoke_grid_is_measured_once(tmp_path: Path) -> None:
     assert found == [*open_loops, ("isolated", 0, 3, own), *other]
     for cell in results["cells"]:
         assert cell["errors"] == {} and cell["completed"] == cell["requests"] > 0
-        assert set(cell["samples"]["tokens"]) == {8 if cell["cell"]["streams"] else 12}
+        assert cell["steps"]["per_s"] > 0
         assert (cell["neighbours"] > 0) == (cell["cell"]["mode"] == "interfered")
         assert cell["front_end"] == cell["cell"]["front_end"]
         assert cell["server"]["environment"] == {"OMP_NUM_THREADS": "1"}
         assert not both or cell["server"]["front_end_processes"] == 2 * (own == cell["front_end"])  # the worker and its parent
-    assert output.with_suffix(".png").stat().st_size > 10_000
-    assert output.with_suffix(".md").read_text() in done.stdout
+    assert "| fixed:24:12, 12 requests/s, 1 per core: compress and build | blinkpy |" in done.stdout
+    assert grid_page(results)
     assert str(ROOT) not in output.read_text() and str(tmp_path) not in output.read_text()
 
     kept = {path.name: path.read_bytes() for path in state.iterdir()}
     lost = f"blinkpy-isolated-4-{own}-0.json"
     (state / lost).unlink()
-    again = command("paper", output, *arguments, "--budget", "1", "--no-plot")  # no time to measure it again
+    again = command("serving.grid", output, *arguments, "--budget", "1")  # no time to measure it again
     assert f"{len(found) - 2} of {len(found) - 1} cells are done" in again.stdout  # the closed loop isn't asked for, but kept
     assert "starting" not in again.stderr
     assert {path.name: path.read_bytes() for path in state.iterdir()} == {n: data for n, data in kept.items() if n != lost}
@@ -473,67 +454,17 @@ def test_smoke_grid_is_measured_once(tmp_path: Path) -> None:
     assert refused.returncode == 2 and "cells of another grid (seed)" in refused.stderr
 
 
-@pytest.mark.parametrize("name", ["serving", "interference", "energy"])
-def test_smoke(name: str, tmp_path: Path) -> None:
+def test_smoke_comparison(tmp_path: Path) -> None:
+    """A closed loop and an open one, with the null engine."""
     output = tmp_path / "result.json"
-    cores = sorted(os.sched_getaffinity(0))
-    both = name == "interference" and len(cores) > 1  # placements of the front end
-    places = ["--frontend-cores", str(cores[-1])] if both else []
-    done = command(name, output, *NULL, *places)
+    done = command("serving.compare", output, *NULL)
     found = json.loads(output.read_text())["results"]["systems"]["blinkpy"]
     (start,) = found["starts"]
     assert start["version"] and start["start_to_healthy_s"] > 0
-    assert [cell["front_end"] for cell in found["cells"]] == ["own"] * 2 * both + ["shared"] * 2
-    for cell in found["cells"]:
-        assert cell["errors"] == {} and cell["completed"] > 0
+    assert [cell["load"]["streams"] for cell in found["cells"]] == [4, 0]
+    assert all(cell["errors"] == {} and cell["completed"] > 0 for cell in found["cells"])
     assert "| blinkpy |" in done.stdout
     assert str(ROOT) not in output.read_text()
-
-
-def test_starts_and_loads_with_neighbours_wait_for_loads_without(tmp_path: Path) -> None:
-    """While another benchmark's quiet load goes on and on, no server starts. If it begins during a start it waits for the start's
-    end; the closed loop is measured beside it then, the load with neighbours is not."""
-    output, folder = tmp_path / "result.json", tmp_path / "beside"
-    words = [sys.executable, "-m", "benchmarks.serving.compare", "--smoke", "--output", str(output), "--logs", str(tmp_path)]
-    words += [*NULL, "--per-core", "1", "--beside", str(folder), "--beside-wait-s", "1"]
-    refused = "waited 1 s for the end of others' loads"
-    with Beside(folder, "other", Progress()) as other:
-        with other.load(interfered=False):
-            done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=100)
-        assert done.returncode == 2 and refused in done.stderr, done.stderr
-        assert not list(tmp_path.glob("*.log"))  # nothing was started
-        with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-            deadline = time.monotonic() + 100
-            while not list(tmp_path.glob("*.log")) and time.monotonic() < deadline:
-                time.sleep(0.02)
-            with other.load(interfered=False) as turn:
-                _, said = process.communicate(timeout=100)
-    assert process.returncode == 2 and refused in said, said
-    assert "Traceback" not in done.stderr + said and not output.exists()
-    assert turn["waited_s"] > 0.1
-    found = json.loads(output.with_suffix(".partial.json").read_text())["results"]["systems"]["blinkpy"]
-    (cell,) = found["cells"]
-    assert cell["beside"]["benchmarks"] == ["other"] and cell["load"]["streams"] == 4
-    assert found["starts"][0]["beside"]["benchmarks"] == ["other"]
-
-
-def test_a_start_that_has_no_turn_in_time_is_left_for_the_next_run(tmp_path: Path) -> None:
-    arguments = ["--state", str(tmp_path / "state"), *NULL, "--rates", "4", "--modes", "isolated", "--no-plot"]
-    with Beside(tmp_path / "beside", "other", Progress()) as other, other.load(interfered=False):
-        done = command("paper", tmp_path / "paper.json", *arguments, "--budget", "19", "--beside", str(tmp_path / "beside"))
-    assert "0 of 2 cells are done: run the same command again" in done.stdout
-    assert "waiting for others' loads" in done.stderr
-    assert not list(tmp_path.glob("*.log"))
-
-
-def test_results_of_two_runs_are_joined() -> None:
-    first = {"a": {"starts": [1], "cells": [2]}, "b": {"starts": [3], "cells": []}}
-    second = {"a": {"starts": [4], "cells": [5], "error": "x"}, "c": {"starts": [], "cells": [6]}}
-    assert joined(first, second) == {
-        "a": {"starts": [1, 4], "cells": [2, 5], "error": "x"},
-        "b": {"starts": [3], "cells": []},
-        "c": {"starts": [], "cells": [6]},
-    }
 
 
 def test_a_system_that_fails_is_said(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ from benchmarks.common.model_shapes import SHAPES  # noqa: E402
 from benchmarks.common.nvml import EnergyMeter, slope  # noqa: E402
 from benchmarks.common.roofline import multiplications  # noqa: E402
 from benchmarks.parts import whole_steps as program  # noqa: E402
-from benchmarks.report.pages import Results, rewritten  # noqa: E402
-from benchmarks.report.steps_table import table  # noqa: E402
+from benchmarks.report.pages import rewritten  # noqa: E402
+from benchmarks.report.part_tables import Results, step_row  # noqa: E402
 from blinkpy.kv.state import DECODE_ROWS, EMITS, MAX_CONTEXT, ROWS, TOKENS  # noqa: E402
 from blinkpy.models.description.decoder_description import DecoderDescription  # noqa: E402
 from blinkpy.models.families.describe_model import describe_model  # noqa: E402
@@ -132,8 +132,8 @@ def test_the_graph_is_the_one_that_the_scheduler_takes(rng: np.random.Generator)
 
 
 @pytest.mark.parametrize("config", [DENSE, WINDOW, EXPERTS], ids=["dense", "window", "experts"])
-@pytest.mark.parametrize("narrows", [True, False])
-def test_multiplications_one_by_one(tmp_path: Path, rng: np.random.Generator, config: dict[str, Any], narrows: bool) -> None:
+@pytest.mark.parametrize("narrowed", [True, False])
+def test_multiplications_one_by_one(tmp_path: Path, rng: np.random.Generator, config: dict[str, Any], narrowed: bool) -> None:
     """Against the matrices of a checkpoint, and every query with every key that it may see."""
     a, rows = architecture(tmp_path, TINY | config), random_rows(rng)
     window = config.get("sliding_window") or 10**9
@@ -143,15 +143,15 @@ def test_multiplications_one_by_one(tmp_path: Path, rng: np.random.Generator, co
         behind = not name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))
         if name == "model.embed_tokens.weight" or len(shape) != 2:
             continue
-        lines = rows.tokens if name != "lm_head.weight" and not (narrows and last and behind) else len(rows.lengths)
+        lines = rows.tokens if name != "lm_head.weight" and not (narrowed and last and behind) else len(rows.lengths)
         linear += lines * shape[0] * shape[1] * (3 if ".experts." in name else 8)  # of 8 experts a token visits 3
     assert linear % 8 == 0
     for layer in range(len(a.layers)):
         for length, context in zip(rows.lengths, rows.contexts, strict=True):
-            for query in range(context - 1 if narrows and layer == len(a.layers) - 1 else context - length, context):
+            for query in range(context - 1 if narrowed and layer == len(a.layers) - 1 else context - length, context):
                 keys = sum(1 for key in range(query + 1) if query - key < window)
                 attention += keys * a.heads * 2 * a.head_dim
-    found = multiplications(a, rows, narrows=narrows)
+    found = multiplications(a, rows, last_tokens_only=narrowed)
     assert (found.linear, found.attention) == (linear // 8, attention)
     assert found.tflop == pytest.approx(2e-12 * (linear // 8 + attention))
 
@@ -352,13 +352,13 @@ def test_table(tmp_path: Path) -> None:
         program.Case("mixed", mixed(30, 1100, 994, 4000), 4000).facts() | facts,
         program.Case("mixed", mixed(0, 1100, 512)).facts() | facts,
     ]
-    lines = table(shown)
-    assert lines[2] == "| decode, 256 rows at 256 | 256 | 9.88 | 699 | 6.9 | 1,650 | 3.5 | 354 | 50 % |"
-    assert lines[3] == "| a prompt of 8,192 | 8,192 | 9.88 |  |  |  | 3.5 | 354 |  |"
-    assert [line.split(" | ")[0] for line in lines[4:]] == [
-        "| 64 prompts of 128",
-        "| mixed: 30 rows at 1,100, chunk of 994 behind 4,000 cached",
-        "| mixed: chunk of 512",
+    rows = [step_row(step) for step in shown]
+    assert rows[0] == ["decode, 256 rows at 256", "256", "9.88", "699", "6.9", "1,650", "3.5", "354", "50 %"]
+    assert rows[1] == ["a prompt of 8,192", "8,192", "9.88", "", "", "", "3.5", "354", ""]
+    assert [row[0] for row in rows[2:]] == [
+        "64 prompts of 128",
+        "mixed: 30 rows at 1,100, chunk of 994 behind 4,000 cached",
+        "mixed: chunk of 512",
     ]
     page = "<!-- measured: steps -->\nold\n<!-- end of measured -->\n"
     assert "Not measured yet." in rewritten(page, Results(tmp_path))
@@ -370,6 +370,6 @@ def test_table(tmp_path: Path) -> None:
     }
     (tmp_path / "steps-llama-3-8b.json").write_text(json.dumps(document))
     text = rewritten(page, Results(tmp_path))
-    assert "Llama-3-8B, G, power limit 700 W; 1.5 s of each step; 2026-01-02, `0123456`:" in text and lines[2] in text
+    assert "Llama-3-8B, G, power limit 700 W; 1.5 s of each step; 2026-01-02, `0123456`:" in text and " | ".join(rows[0]) in text
     made = rewritten(page.replace("steps", "files"), Results(tmp_path))
     assert "| `steps-llama-3-8b.json` | `python -m benchmarks.parts.whole_steps` | G | 2026-01-02, `0123456` |" in made

@@ -1,0 +1,437 @@
+"""Offers requests to a server over HTTP from several processes, and measures its own lag meanwhile.
+
+Each process runs one epoll loop over raw sockets, keeps what comes with its time, and looks into it only when the load is over.
+That takes some microseconds for each event, so a process follows tens of thousands of events a second.
+
+Lag: every TICK_S a tick is due; how late the loop comes to it is how late it may have noticed anything else. The reasons don't
+matter: too much work for the loop, or a core that the kernel gave to somebody else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import multiprocessing
+import os
+import re
+import resource
+import select
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection as Pipe
+from typing import Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from benchmarks.common.harness import WrongAnswer
+
+TICK_S = 0.02
+START_LEAD_S = 0.2  # between "all client processes are ready" and the start
+READY_S = 60.0
+PARSE_S = 120.0  # for looking into the answers afterwards
+RECEIVE = 1 << 16
+LAST_CHUNK = b"0\r\n\r\n"
+HEAD_END = b"\r\n\r\n"
+EVENT_END = re.compile(rb"\n\n|\r\n\r\n")
+UNFINISHED = "unfinished"  # the error of a request that had not ended when the load was over
+RETRIES = 2  # of a request whose idle connection the server closed meanwhile
+
+
+@dataclass(frozen=True)
+class Request:
+    """due: seconds after the start of the load. prompt: token ids, or a text of about prompt_tokens tokens."""
+
+    due: float
+    prompt: list[int] | str
+    prompt_tokens: int
+    max_tokens: int
+
+
+@dataclass(frozen=True)
+class Target:
+    """A server. model: its name in the API. chat: prompts, then texts, go to /v1/chat/completions."""
+
+    host: str
+    port: int
+    model: str
+    chat: bool = False
+    api_key: str = ""
+    temperature: float = 0.0
+
+    @property
+    def path(self) -> str:
+        return "/v1/chat/completions" if self.chat else "/v1/completions"
+
+    def request_bytes(self, request: Request) -> bytes:
+        """The POST request, streaming, for exactly request.max_tokens tokens."""
+        body: dict[str, Any] = {
+            "model": self.model,
+            "max_tokens": request.max_tokens,
+            "ignore_eos": True,
+            "temperature": self.temperature,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        body |= {"messages": [{"role": "user", "content": request.prompt}]} if self.chat else {"prompt": request.prompt}
+        content = orjson.dumps(body)
+        key = f"Authorization: Bearer {self.api_key}\r\n" if self.api_key else ""
+        head = f"POST {self.path} HTTP/1.1\r\nHost: {self.host}:{self.port}\r\nContent-Type: application/json\r\n{key}"
+        return head.encode() + b"Content-Length: %d\r\n\r\n" % len(content) + content
+
+
+@dataclass
+class Record:
+    """What became of one request; times in seconds since the start of the load. error: empty if all tokens came.
+
+    times: of the events that brought text; several tokens may share an event.
+    """
+
+    due: float
+    sent: float
+    prompt_tokens: int
+    max_tokens: int
+    tokens: int = 0
+    error: str = ""
+    times: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+
+
+@dataclass
+class LoadResult:
+    """records in the order of the requests; lags_s of all processes' ticks; busy: the largest share of its time that a process
+    had something to do, be it alone on its core or not; began: time.perf_counter() at the start; limit_s: seconds after it in
+    which requests had to end."""
+
+    records: list[Record]
+    lags_s: NDArray[np.float64]
+    busy: float
+    began: float
+    limit_s: float
+
+
+def offer(
+    target: Target, requests: Sequence[Request], streams: int, processes: int, cores: Sequence[int], limit_s: float,
+    on_tick: Callable[[float], None] = lambda now: None, spin: bool = False,
+) -> LoadResult:  # fmt: skip
+    """Offer requests to a server; returns when all have ended, or limit_s after the start, when the rest is given up.
+
+    streams: 0 for an open loop, where each request has its time; otherwise request i waits for the end of request i - streams.
+    cores: where the client processes run, one after another; none: anywhere. on_tick(seconds) is called a few times a second.
+    spin: never sleep: for cores that nobody else uses, where waking up an idle one takes milliseconds on some virtual machines.
+    Raises WrongAnswer when a client process fails.
+    """
+    processes = max(1, min(processes, streams or len(requests)))
+    context = multiprocessing.get_context("spawn")
+    workers, pipes = [], []
+    try:
+        for i in range(processes):
+            mine = [(k, request) for k, request in enumerate(requests) if (k % streams if streams else k) % processes == i]
+            here, there = context.Pipe()
+            core = cores[i % len(cores)] if cores else None
+            worker = context.Process(target=_client, args=(there, target, mine, streams, core, limit_s, spin), daemon=True)
+            worker.start()
+            there.close()
+            workers.append(worker)
+            pipes.append(here)
+        for pipe in pipes:
+            _receive(pipe, READY_S)
+        began = time.perf_counter() + START_LEAD_S
+        for pipe in pipes:
+            pipe.send(began)
+        results = []
+        for pipe in pipes:
+            deadline = began + limit_s + PARSE_S
+            while not pipe.poll(0.25):
+                on_tick(time.perf_counter() - began)
+                if time.perf_counter() > deadline:
+                    raise WrongAnswer("a client process does not answer")
+            results.append(_receive(pipe, 0))
+    finally:
+        for worker in workers:
+            worker.join(1)
+            worker.kill()
+    records: dict[int, Record] = {}
+    for found, _, _ in results:
+        records |= found
+    lags = np.concatenate([lags for _, lags, _ in results])
+    return LoadResult([records[k] for k in range(len(requests))], lags, max(busy for _, _, busy in results), began, limit_s)
+
+
+def _receive(pipe: Pipe, timeout: float) -> Any:
+    try:
+        if pipe.poll(timeout):
+            return pipe.recv()
+    except EOFError:
+        pass
+    raise WrongAnswer("a client process failed")
+
+
+# ---- one client process -------------------------------------------------------------------------------------------------
+
+
+class Answer:
+    """One request in flight, and what came for it. pieces: (time.perf_counter(), bytes), as received."""
+
+    def __init__(self, index: int, data: bytes, due: float):
+        self.index, self.data, self.due = index, data, due
+        self.sent = 0.0
+        self.tries = 0
+        self.pieces: list[tuple[float, bytes]] = []
+        self.tail = b""
+        self.missing = -1  # bytes of a body that has a Content-Length
+        self.error = ""
+
+    def more(self, now: float, data: bytes) -> bool:
+        """Take what came; whether the answer is whole."""
+        first = not self.pieces
+        self.pieces.append((now, data))
+        if first or (self.missing < 0 and len(self.pieces) < 8):
+            self._look_at_head()
+        elif self.missing >= 0:
+            self.missing -= len(data)
+        if self.missing >= 0:
+            return self.missing == 0
+        self.tail = data[-len(LAST_CHUNK) :] if len(data) >= len(LAST_CHUNK) else (self.tail + data)[-len(LAST_CHUNK) :]
+        return self.tail == LAST_CHUNK
+
+    def _look_at_head(self) -> None:
+        raw = b"".join(data for _, data in self.pieces)
+        head, end, body = raw.partition(HEAD_END)
+        if end:
+            length = _header(head, b"content-length")
+            if length.isdigit():
+                self.missing = int(length) - len(body)
+
+
+class Connection:
+    """A socket that does not block. unsent: what of the request the kernel has not taken yet."""
+
+    def __init__(self, host: str, port: int):
+        self.sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+        self.sock.setblocking(False)
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with contextlib.suppress(BlockingIOError):
+            self.sock.connect((host, port))
+        self.unsent = memoryview(b"")
+        self.answer: Answer | None = None
+        self.used = False
+
+
+class Client:
+    """One process's share of the load."""
+
+    def __init__(self, target: Target, requests: list[tuple[int, Request]], streams: int, limit_s: float, spin: bool = False):
+        self.target, self.limit_s, self._spin = target, limit_s, spin
+        self._poll = select.epoll()
+        self._connections: dict[int, Connection] = {}
+        self._idle: list[Connection] = []
+        self._queues: dict[int, deque[Answer]] = {}  # closed loop: what each stream asks
+        self._arrivals: deque[Answer] = deque()  # open loop
+        self.answers: list[Answer] = []
+        self.lags: list[float] = []
+        self.busy_s = 0.0
+        self._streams, self._live = streams, 0
+        for index, request in requests:
+            answer = Answer(index, target.request_bytes(request), request.due)
+            self.answers.append(answer)
+            if streams:
+                self._queues.setdefault(index % streams, deque()).append(answer)
+            else:
+                self._arrivals.append(answer)
+
+    def run(self, began: float) -> None:
+        """Send everything at its time and collect what comes, from time.perf_counter() == began on."""
+        end, tick = began + self.limit_s, began + TICK_S
+        while time.perf_counter() < began:
+            time.sleep(0.001)
+        for queue in self._queues.values():
+            self._send(queue.popleft(), time.perf_counter() - began)
+        while (self._live or self._arrivals) and (now := time.perf_counter()) < end:
+            wake = min(tick, end, began + self._arrivals[0].due if self._arrivals else end)
+            if wake > now and not self._spin:  # epoll's own timeout has whole milliseconds
+                select.select([self._poll], [], [], wake - now)
+                now = time.perf_counter()
+            looked, events = now, self._poll.poll(0)
+            for fd, mask in events:
+                self._event(self._connections[fd], mask, began)
+            now = time.perf_counter()
+            sent = 0
+            while self._arrivals and began + self._arrivals[0].due <= now:
+                self._send(self._arrivals.popleft(), now - began)
+                sent += 1
+            if events or sent:
+                self.busy_s += time.perf_counter() - looked
+            if now >= tick:
+                self.lags.append(now - tick)
+                tick = now + TICK_S
+        for connection in self._connections.values():
+            if connection.answer is not None:
+                connection.answer.error = UNFINISHED
+            connection.sock.close()
+        for answer in [*self._arrivals, *(answer for queue in self._queues.values() for answer in queue)]:
+            answer.error = answer.error or "not sent"
+
+    def _send(self, answer: Answer, now: float) -> None:
+        """now: seconds since the start."""
+        if self._idle:
+            connection = self._idle.pop()
+        else:
+            connection = Connection(self.target.host, self.target.port)
+            self._connections[connection.sock.fileno()] = connection
+            self._poll.register(connection.sock, 0)
+        if not answer.tries:
+            answer.sent = now
+            self._live += 1
+        answer.tries += 1
+        connection.answer, connection.unsent = answer, memoryview(answer.data)
+        self._poll.modify(connection.sock, select.EPOLLIN | select.EPOLLOUT)
+
+    def _event(self, connection: Connection, mask: int, began: float) -> None:
+        answer = connection.answer
+        try:
+            if mask & select.EPOLLOUT and connection.unsent:
+                connection.unsent = connection.unsent[connection.sock.send(connection.unsent) :]
+                if not connection.unsent:
+                    self._poll.modify(connection.sock, select.EPOLLIN)
+            if not mask & ~select.EPOLLOUT:
+                return
+            data = connection.sock.recv(RECEIVE)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._lost(connection, os.strerror(error.errno or 0).lower(), began)
+            return
+        now = time.perf_counter()
+        if not data or answer is None:
+            self._lost(connection, "connection closed", began)
+        elif answer.more(now, data):
+            connection.answer, connection.used = None, True
+            self._idle.append(connection)
+            self._ended(answer, began)
+
+    def _lost(self, connection: Connection, why: str, began: float) -> None:
+        """The connection is gone. A request that it had taken over idle, and that got no answer yet, is sent again."""
+        answer = connection.answer
+        del self._connections[connection.sock.fileno()]
+        connection.sock.close()
+        if connection in self._idle:
+            self._idle.remove(connection)
+        if answer is None:
+            return
+        if connection.used and not answer.pieces and answer.tries <= RETRIES:
+            self._send(answer, time.perf_counter() - began)
+            return
+        answer.error = why
+        self._ended(answer, began)
+
+    def _ended(self, answer: Answer, began: float) -> None:
+        self._live -= 1
+        answer.data = b""
+        if self._streams and (queue := self._queues[answer.index % self._streams]):
+            self._send(queue.popleft(), time.perf_counter() - began)
+
+
+def _client(
+    pipe: Pipe, target: Target, requests: list[tuple[int, Request]], streams: int, core: int | None, limit_s: float, spin: bool
+) -> None:
+    """A client process: prepare, say so, wait for the start, run, look into the answers, send the records."""
+    if core is not None:
+        os.sched_setaffinity(0, {core})
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # one connection for each request in flight
+    client = Client(target, requests, streams, limit_s, spin)
+    gc.collect()
+    gc.disable()  # a collection would stop the loop for longer than a token takes
+    pipe.send("ready")
+    began = pipe.recv()
+    client.run(began)
+    busy = client.busy_s / max(1e-9, time.perf_counter() - began)
+    asked = dict(requests)
+    records = {answer.index: record_of(answer, asked[answer.index], began, bool(streams)) for answer in client.answers}
+    pipe.send((records, np.array(client.lags), busy))
+
+
+# ---- afterwards: what the answers say -----------------------------------------------------------------------------------
+
+
+def record_of(answer: Answer, request: Request, began: float, closed: bool) -> Record:
+    """The record of an answer: when text came, how many tokens, and what was wrong. In a closed loop a request is due when it is
+    sent."""
+    due = answer.sent if closed else answer.due
+    record = Record(due, answer.sent, request.prompt_tokens, request.max_tokens, error=answer.error)
+    try:
+        status, events = events_of(answer.pieces)
+    except (ValueError, IndexError) as error:
+        record.error = record.error or f"malformed answer: {error}"
+        return record
+    if status != 200:
+        record.error = record.error or (f"status {status}" if status else "no answer")
+        return record
+    times = []
+    for when, event in events:
+        if "error" in event:
+            record.error = record.error or f"error event: {str(event['error'])[:80]}"
+        for choice in event.get("choices", ()):
+            # Text may be empty, when a token is half a character; an end that brings nothing is no token.
+            text = choice.get("text") or (choice.get("delta") or {}).get("content")
+            if text or ("text" in choice and choice.get("finish_reason") is None):
+                times.append(when - began)
+        record.tokens = (event.get("usage") or {}).get("completion_tokens") or record.tokens
+    record.times = np.array(times)
+    if not record.error and record.tokens != request.max_tokens:
+        record.error = f"{record.tokens} tokens instead of {request.max_tokens}" if record.tokens else "no usage"
+    if not record.error and not times:
+        record.error = "no text"
+    return record
+
+
+def events_of(pieces: list[tuple[float, bytes]]) -> tuple[int, list[tuple[float, dict[str, Any]]]]:
+    """HTTP status, and (time of arrival, event) of a chunked answer of server-sent events; [DONE] is left out.
+
+    An answer that was cut off gives the events that came whole. Status 0: nothing came. Raises ValueError for nonsense.
+    """
+    raw = b"".join(data for _, data in pieces)
+    head, end, body = raw.partition(HEAD_END)
+    if not end:
+        return 0, []
+    status = int(head.split(b" ", 2)[1])
+    if status != 200 or _header(head, b"transfer-encoding") != b"chunked":
+        return status, []
+    text, marks = bytearray(), []  # marks: (end of a chunk in text, end of it in raw)
+    at, base = 0, len(raw) - len(body)
+    while (line_end := body.find(b"\r\n", at)) >= 0:
+        size = int(body[at:line_end].partition(b";")[0], 16)
+        at = line_end + 2 + size + 2
+        if size == 0 or at > len(body):
+            break
+        text += body[line_end + 2 : at - 2]
+        marks.append((len(text), base + at - 2))
+    arrived = np.cumsum([len(data) for _, data in pieces])
+    result: list[tuple[float, dict[str, Any]]] = []
+    position, mark = 0, 0
+    for end_of_event in EVENT_END.finditer(text):
+        block, position = bytes(text[position : end_of_event.start()]), end_of_event.end()
+        while mark < len(marks) - 1 and marks[mark][0] < position:
+            mark += 1
+        data = b"".join(line[5:].strip() for line in block.split(b"\n") if line.startswith(b"data:"))
+        if data and data != b"[DONE]":
+            when = pieces[int(np.searchsorted(arrived, marks[mark][1]))][0]
+            event = orjson.loads(data)
+            if not isinstance(event, dict):
+                raise ValueError(f"not an event: {json.dumps(event)[:60]}")
+            result.append((when, event))
+    return status, result
+
+
+def _header(head: bytes, name: bytes) -> bytes:
+    """The value of a header field, lower case; empty if there is none."""
+    for line in head.split(b"\r\n")[1:]:
+        key, _, value = line.partition(b":")
+        if key.strip().lower() == name:
+            return value.strip().lower()
+    return b""

@@ -1,0 +1,314 @@
+"""The queue protocol as small programs for the memory model, with the order of accesses that the code has.
+
+`SCENARIOS` are all parts of the protocol in which the order of memory accesses matters; `check` explores one on the machines of
+a transport. What the code relies on, by the names that it refers to:
+
+    O1  a doorbell comes after its entry
+    O2  the submission head comes after the reads of what is before it
+    O3  a completion word says all by itself
+    O4  a completion entry is written again only after its reader's head was seen
+    O5  a grant comes after the positions from which it counts
+    O6  what an earlier owner wrote carries its epoch, and a heartbeat repeats what it may have covered
+    O7  a cancel names its request
+    O8  a completion word with log probabilities comes after its record, and the head after the record was read
+
+docs/verification.md says how each one is kept, and by which code, which points there.
+
+One thing is assumed and not checked: bulk writes of an earlier owner (entries, prompts, hashes) have landed, or never will,
+before its successor submits. Shared memory keeps that because the process is dead (its lock on the pair is free); an RDMA
+transport has to tear down the old connection before it lets a new one in.
+
+`PYTHONPATH=tests python -m verified.memory_model.queue_protocol` checks everything, and shows which protocol bugs are found on
+which machines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any, NamedTuple
+
+from verified.memory_model.machines import (
+    RDMA,
+    WEAK,
+    X86,
+    Bulk,
+    Checker,
+    Fence,
+    Load,
+    LoadLater,
+    MemoryOrder,
+    Operation,
+    Program,
+    Silence,
+    Store,
+    Value,
+    Violation,
+)
+
+Steps = Generator[Operation, Any, None]
+
+
+class Transport(NamedTuple):
+    """A front end's machine, whether it fences (dpu/link/store_fence.py), and the engine's machine."""
+
+    name: str
+    front: MemoryOrder
+    fences: bool
+    engine: MemoryOrder
+
+
+TRANSPORTS = (
+    Transport("shared memory, x86, engine on the CPU", X86, False, X86),
+    Transport("shared memory, x86, engine on a GPU", X86, False, WEAK),
+    Transport("shared memory, Arm", WEAK, True, WEAK),
+    Transport("RDMA, engine on a GPU", RDMA, False, WEAK),
+)
+
+
+class Protocol(NamedTuple):
+    """The protocol, or one with a bug: each field is something that the code does."""
+
+    doorbell_last: bool = True
+    front_fence: bool = True
+    doorbell_acquired: bool = True
+    head_released: bool = True
+    laps: bool = True
+    head_respected: bool = True
+    head_after_read: bool = True
+    grant_released: bool = True
+    positions_before_epoch: bool = True
+    grant_fence: bool = True
+    doorbell_epochs: bool = True
+    doorbell_repeated: bool = True
+    cancel_names_request: bool = True
+    record_released: bool = True
+    record_fence_before: bool = True
+    record_fence_after: bool = True
+
+
+PROTOCOL = Protocol()
+
+
+def fence(transport: Transport, wanted: bool) -> Steps:
+    if transport.fences and wanted:
+        yield Fence()
+
+
+# ---- submission: O1, O2 -------------------------------------------------------------------------------------------------
+
+REQUESTS = 2  # through a ring of one entry, so that entry and prompt are written again
+
+
+def submission(transport: Transport, protocol: Protocol) -> tuple[list[Program], list[MemoryOrder], dict[str, Any]]:
+    """A front end submits requests through a ring with room for one; the engine copies each."""
+
+    def front() -> Steps:
+        for request in range(1, REQUESTS + 1):
+            yield Load("sq_head", wanted=lambda head, before=request - 1: head >= before)  # type: ignore[misc]
+            if not protocol.doorbell_last:
+                yield Store("doorbell", request)
+            yield Store("prompt", request)
+            yield Bulk((("entry 0", request), ("entry 1", request)))
+            yield from fence(transport, protocol.front_fence)
+            if protocol.doorbell_last:
+                yield Store("doorbell", request)
+
+    def engine() -> Steps:
+        for request in range(1, REQUESTS + 1):
+            yield Load("doorbell", protocol.doorbell_acquired, lambda tail, wanted=request: tail >= wanted)  # type: ignore[misc]
+            tickets = []
+            for word in ("entry 0", "entry 1", "prompt"):
+                tickets.append((yield LoadLater(word)))
+            yield Store("sq_head", request, protocol.head_released)
+            for ticket in tickets:
+                value = yield Value(ticket)
+                assert value == request, f"request {request} is read as {value}"
+
+    return (
+        [front, engine],
+        [transport.front, transport.engine],
+        {"sq_head": 0, "doorbell": 0, "prompt": 0, "entry 0": 0, "entry 1": 0},
+    )
+
+
+# ---- completion: O3, O4 -------------------------------------------------------------------------------------------------
+
+RING, TOKENS = 2, 5
+
+
+def _between(least: int, most: int) -> Callable[[Any], bool]:
+    return lambda word: bool(least <= word[0] <= most)
+
+
+def completion(transport: Transport, protocol: Protocol) -> tuple[list[Program], list[MemoryOrder], dict[str, Any]]:
+    """The engine publishes more tokens than the ring has entries; the front end reads each once, in order."""
+
+    def lap_of(position: int) -> int:
+        return position // RING + 1
+
+    def engine() -> Steps:
+        head = 0
+        for position in range(TOKENS):
+            if position - head >= RING and protocol.head_respected:
+                head = yield Load("cq_head", wanted=lambda value, least=position - RING: value > least)  # type: ignore[misc]
+            yield Store(f"cq {position % RING}", (lap_of(position), position))
+
+    def front() -> Steps:
+        for position in range(TOKENS):
+            if not protocol.head_after_read:
+                yield Store("cq_head", position + 1)
+            lap = lap_of(position)
+            least, most = (lap, lap) if protocol.laps else (1, TOKENS)
+            word = yield Load(f"cq {position % RING}", wanted=_between(least, most))
+            assert word[1] == position, f"token {position} is read as {word[1]}"
+            if protocol.head_after_read:
+                yield Store("cq_head", position + 1)
+
+    return [front, engine], [transport.front, transport.engine], {"cq_head": 0, **{f"cq {i}": (0, -1) for i in range(RING)}}
+
+
+# ---- ownership: O5, O6 --------------------------------------------------------------------------------------------------
+
+
+def ownership(transport: Transport, protocol: Protocol) -> tuple[list[Program], list[MemoryOrder], dict[str, Any]]:
+    """An owner dies, its last doorbell still under way; its successor claims the pair, and submits."""
+
+    def predecessor() -> Steps:
+        yield Store("doorbell", (1, 1))  # announces an entry that it never wrote whole
+
+    def engine() -> Steps:
+        yield Store("cq_tail", 1)  # a token for the predecessor
+        sq_head = 0
+        yield Load("claim", wanted=lambda claim: claim == 2)
+        epoch, tail = yield Load("doorbell", True)
+        if epoch == 1:
+            sq_head = tail  # what was announced and not consumed is skipped
+        released = protocol.grant_released
+        if not protocol.positions_before_epoch:
+            yield Store("epoch", 2, released)
+        yield Store("attached", 0, released)
+        yield Store("sq_head", sq_head, released)
+        if protocol.positions_before_epoch:
+            yield Store("epoch", 2, released)
+        yield Store("attached", 1, released)
+
+        def believed(bell: Any) -> bool:
+            return bool(bell[1] > sq_head and (bell[0] == 2 or not protocol.doorbell_epochs))
+
+        yield Load("doorbell", True, believed)
+        entry = yield Load(f"entry {sq_head}")
+        assert entry == "of the successor", f"an entry {entry} is taken in"
+
+    def successor() -> Steps:
+        yield Store("claim", 2)
+        attached = yield Load("attached")
+        yield Load("epoch", wanted=lambda epoch: epoch == 2)
+        if attached != 1:
+            yield Load("attached", wanted=lambda value: value == 1)
+        yield from fence(transport, protocol.grant_fence)
+        sq_head = yield Load("sq_head")
+        cq_tail = yield Load("cq_tail")
+        assert cq_tail == 1, "the successor reads completions of its predecessor"
+        yield Store(f"entry {sq_head}", "of the successor")
+        yield from fence(transport, protocol.front_fence)
+        yield Store("doorbell", (2, sq_head + 1))
+        if protocol.doorbell_repeated:
+            yield Silence(0)
+            yield from fence(transport, protocol.front_fence)
+            yield Store("doorbell", (2, sq_head + 1))
+
+    initial = {
+        "doorbell": (1, 0),
+        "claim": 1,
+        "epoch": 1,
+        "attached": 1,
+        "sq_head": 0,
+        "cq_tail": 0,
+        "entry 0": "of nobody",
+        "entry 1": "of nobody",
+    }
+    return [predecessor, successor, engine], [transport.front, transport.front, transport.engine], initial
+
+
+# ---- cancel: O7 ---------------------------------------------------------------------------------------------------------
+
+
+def cancellation(transport: Transport, protocol: Protocol) -> tuple[list[Program], list[MemoryOrder], dict[str, Any]]:
+    """A cancel comes when its request has just ended, and the slot has a new one."""
+
+    def front() -> Steps:
+        yield Store("cancel", 1 if protocol.cancel_names_request else True)
+        yield Load("cq 0", wanted=lambda word: word == 1)  # the end of request 1
+        yield Store("entry", 2)
+        yield from fence(transport, protocol.front_fence)
+        yield Store("doorbell", 2)
+
+    def engine() -> Steps:
+        yield Store("cq 0", 1)
+        yield Load("doorbell", True, lambda tail: tail == 2)
+        request = yield Load("entry")
+        word = yield Load("cancel")
+        assert word != (request if protocol.cancel_names_request else True), "a request is cancelled that nobody cancelled"
+
+    return [front, engine], [transport.front, transport.engine], {"cancel": 0, "cq 0": 0, "entry": 0, "doorbell": 1}
+
+
+# ---- log probabilities: O8 ----------------------------------------------------------------------------------------------
+
+
+def record(transport: Transport, protocol: Protocol) -> tuple[list[Program], list[MemoryOrder], dict[str, Any]]:
+    """Completions with records, through a ring of one entry, so that a record is written again."""
+    tokens = 2
+
+    def engine() -> Steps:
+        for position in range(tokens):
+            yield Load("cq_head", wanted=_reaches(position))
+            yield Bulk((("record 0", position), ("record 1", position)))
+            yield Store("cq", position, protocol.record_released)
+
+    def front() -> Steps:
+        for position in range(tokens):
+            yield Load("cq", wanted=_reaches(position))
+            yield from fence(transport, protocol.record_fence_before)
+            first = yield LoadLater("record 0")
+            second = yield LoadLater("record 1")
+            yield from fence(transport, protocol.record_fence_after)
+            yield Store("cq_head", position + 1)
+            for ticket in (first, second):
+                value = yield Value(ticket)
+                assert value == position, f"the record of token {position} is that of {value}"
+
+    return [front, engine], [transport.front, transport.engine], {"cq": -1, "cq_head": 0, "record 0": -1, "record 1": -1}
+
+
+def _reaches(least: int) -> Callable[[Any], bool]:
+    return lambda value: bool(value >= least)
+
+
+SCENARIOS = (submission, completion, ownership, cancellation, record)
+
+# Protocols with a bug. Those that lack a fence or an order are right on machines that keep it anyway.
+BUGS = {name: PROTOCOL._replace(**{name: False}) for name in Protocol._fields}
+
+
+def check(scenario: Callable[..., Any], transport: Transport, protocol: Protocol = PROTOCOL) -> tuple[Violation | None, int]:
+    """What is wrong with a part of the protocol on a transport, or None, and the number of states."""
+    checker = Checker(*scenario(transport, protocol))
+    return checker.run(), checker.states
+
+
+def main() -> int:
+    failed = 0
+    for scenario in SCENARIOS:
+        for transport in TRANSPORTS:
+            violation, states = check(scenario, transport)
+            print(f"{scenario.__name__}, {transport.name}: {violation or f'fine, {states} states'}")
+            failed += violation is not None
+    for name, protocol in BUGS.items():
+        found = [t.name for t in TRANSPORTS if any(check(scenario, t, protocol)[0] for scenario in SCENARIOS)]
+        print(f"without {name}: a violation on {'; '.join(found) or 'no transport'}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
