@@ -86,7 +86,7 @@ def test_the_null_engine_makes_tokens_up(mode: Any, step_ns: int, logprobs: int)
     scheduler.attach(case.views)
     calls: list[int] = []
     step = synthetic_step(scheduler, range(10, 40), step_ns)
-    assert run_turns(scheduler, step, 2_000_000, 1 << 62, lambda: calls.append(1)) == NO_BATCH
+    assert run_turns(scheduler, step, 20_000_000, 1 << 62, lambda: calls.append(1)) == NO_BATCH
     assert len(calls) > 4
     completions = client.poll()
     tokens = [token for _, token, _ in completions]
@@ -94,8 +94,8 @@ def test_the_null_engine_makes_tokens_up(mode: Any, step_ns: int, logprobs: int)
     assert all(10 <= token < 40 for token in tokens) and completions[-1][2] & FINISH_MASK == FINISH_LENGTH
     assert [[pair[0] for pair in record[:3]] for record in sent.records] == [[token, 10, 11] for token in tokens if logprobs >= 0]
     case.views.control[CONTROL_COMMAND] = COMMAND_STOP
-    assert run_turns(scheduler, step, 2_000_000, 0) == NO_BATCH  # its deadline is past
-    assert run_turns(scheduler, step, 2_000_000, 1 << 62) == STOPPED
+    assert run_turns(scheduler, step, 20_000_000, 0) == NO_BATCH  # its deadline is past
+    assert run_turns(scheduler, step, 20_000_000, 1 << 62) == STOPPED
 
 
 def test_what_a_turn_fetches_ahead_it_does_not_change() -> None:
