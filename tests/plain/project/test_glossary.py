@@ -18,7 +18,7 @@ EXEMPT = {GLOSSARY, Path(__file__)}
 
 def forbidden_words(page: str) -> dict[str, re.Pattern[str]]:
     """The last column's words, each with a pattern that finds it: `identifier`, with * for any letters, or "phrase"."""
-    cells = " ".join(row.rstrip(" |").rpartition("|")[2] for row in page.splitlines() if row.startswith("|") and row.endswith("|"))
+    cells = " ".join(re.findall(r"^\|.*\|([^|\n]*)\|$", page, re.MULTILINE))
     found = {}
     for identifier, phrase in re.findall(r'`([\w*]+)`|"([^"]+)"', cells):
         if identifier:
@@ -30,9 +30,7 @@ def forbidden_words(page: str) -> dict[str, re.Pattern[str]]:
 
 def words_in(text: str, words: dict[str, re.Pattern[str]]) -> set[str]:
     small = text.lower()  # most words are in no file: a plain search is quick
-    return {
-        word for word, pattern in words.items() if word.lower().strip("*").split()[0] in small and pattern.search(text)
-    }
+    return {word for word, pattern in words.items() if word.lower().strip("*").split()[0] in small and pattern.search(text)}
 
 
 @cache
