@@ -105,11 +105,11 @@ class World:
 
     def _attach(self) -> None:
         """Claim the pair; the scheduler grants it in this same thread."""
-        self.scheduler.step(time.monotonic_ns())  # compiles, the first time
+        self.scheduler.turn(time.monotonic_ns())  # compiles, the first time
         claim = threading.Thread(target=self.pair.attach, args=(60.0,))
         claim.start()
         while claim.is_alive():
-            self.scheduler.step(time.monotonic_ns())
+            self.scheduler.turn(time.monotonic_ns())
             time.sleep(0.001)
         claim.join()
         check(self.pair.epoch > 0, "the scheduler did not grant the queue pair")
@@ -173,7 +173,7 @@ class World:
     def steps(self, count: int, *, cold: bool, churn: bool) -> NDArray[np.float64]:
         """Run steps; the time of each scheduler call, us."""
         times = np.empty(count)
-        schedule, clock = self.scheduler.step, time.perf_counter_ns
+        schedule, clock = self.scheduler.turn, time.perf_counter_ns
         for i in range(count):
             began = clock()
             bucket = schedule(time.monotonic_ns())

@@ -41,14 +41,14 @@ from benchmarks.common.roofline import floor_us  # noqa: E402
 from blinkpy.dpu.link.connect_shm import attach_segment  # noqa: E402
 from blinkpy.dpu.link.queue_pair import QueuePair  # noqa: E402
 from blinkpy.engine.devices.cuda_device import CudaEngine  # noqa: E402
-from blinkpy.kernels.loop.loop_kernels import (  # noqa: E402
-    TRACE_AHEAD_BEGIN,
-    TRACE_AHEAD_END,
+from blinkpy.kernels.loop.loop_words import (  # noqa: E402
     TRACE_BEGIN,
     TRACE_END,
+    TRACE_FAST_PATH,
     TRACE_GRAPH,
+    TRACE_OVERLAP_BEGIN,
+    TRACE_OVERLAP_END,
     TRACE_ROWS,
-    TRACE_STEADY,
     TRACE_STEP_BEGIN,
     TRACE_STEP_END,
 )
@@ -199,7 +199,7 @@ def scheduler_times(turn: np.ndarray, following: np.ndarray, chosen: np.ndarray)
     times = (turn[:, TRACE_END] - turn[:, TRACE_BEGIN]) / 1e3
     gap = (following[:, TRACE_STEP_BEGIN] - turn[:, TRACE_STEP_END]) / 1e3
     chosen = chosen & (turn[:, TRACE_STEP_END] > turn[:, TRACE_STEP_BEGIN])  # else its stamp came too late
-    steady = turn[:, TRACE_STEADY] == 1
+    steady = turn[:, TRACE_FAST_PATH] == 1
     result: dict[str, Any] = {}
     for name, kind in (("", chosen & steady), ("general_", chosen & ~steady)):
         if kind.any():
@@ -207,8 +207,8 @@ def scheduler_times(turn: np.ndarray, following: np.ndarray, chosen: np.ndarray)
             result[f"{name}scheduler_us"] = percentiles(times[kind])
             result[f"{name}gap_us"] = percentiles(gap[kind])
     result["scheduler_began_after_us"] = percentiles((turn[:, TRACE_BEGIN] - turn[:, TRACE_STEP_END])[chosen] / 1e3)
-    result["ahead_us"] = percentiles((turn[:, TRACE_AHEAD_END] - turn[:, TRACE_AHEAD_BEGIN])[chosen] / 1e3)
-    result["ahead_done_before_us"] = percentiles((turn[:, TRACE_BEGIN] - turn[:, TRACE_AHEAD_END])[chosen] / 1e3)
+    result["ahead_us"] = percentiles((turn[:, TRACE_OVERLAP_END] - turn[:, TRACE_OVERLAP_BEGIN])[chosen] / 1e3)
+    result["ahead_done_before_us"] = percentiles((turn[:, TRACE_BEGIN] - turn[:, TRACE_OVERLAP_END])[chosen] / 1e3)
     return result
 
 

@@ -15,7 +15,7 @@ def map_arrays(function: Callable[[Any], Any], tree: Any) -> Any:
     return function(tree)
 
 
-def plain(tree: Any) -> Any:
+def as_memoryviews(tree: Any) -> Any:
     """NumPy arrays as memoryviews, for plain Python: elements are Python integers, which don't overflow, and a value that
     doesn't fit its array is an error."""
     return map_arrays(lambda array: np.asarray(array).data, tree)

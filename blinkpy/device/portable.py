@@ -25,7 +25,7 @@ from functools import cache
 from numba.extending import overload, register_jitable
 
 from blinkpy.device.lanes import team_of
-from blinkpy.device.table_codegen import is_words, register_cuda_trees
+from blinkpy.device.table_codegen import is_words, register_cuda_tables
 from blinkpy.device.targets import cpu_primitives
 
 device = register_jitable
@@ -184,7 +184,7 @@ def register_cuda():
     from blinkpy.device.targets import cuda_collectives, cuda_primitives
     from blinkpy.device.targets.cuda_strided import make_strided
 
-    register_cuda_trees()
+    register_cuda_tables()
     _register_primitives(cuda_overload, "cuda", cuda_primitives)
     cuda_overload(strided, target="cuda")(lambda first, last, lanes: lambda first, last, lanes: make_strided(first, last, lanes))
     cuda_overload(barrier, target="cuda")(lambda lanes: cuda_collectives.barrier)

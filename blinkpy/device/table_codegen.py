@@ -21,7 +21,7 @@ from numba.extending import (
     unbox,
 )
 
-from blinkpy.device.tables import TreeType, WordsType, tree_table
+from blinkpy.device.tables import TableArrayType, TableType, make_table
 
 WORD = 8  # bytes
 GLOBAL_MEMORY = 1  # an address space of NVVM
@@ -74,14 +74,14 @@ def element_pointer(context, builder, words, pointer, index_type, index):
 
 def is_words(array):
     """Whether a type is an array of integers, of a table or a plain one."""
-    return isinstance(array, WordsType) or (isinstance(array, types.Array) and isinstance(array.dtype, types.Integer))
+    return isinstance(array, TableArrayType) or (isinstance(array, types.Array) and isinstance(array.dtype, types.Integer))
 
 
 def word_pointer(utils, context, builder, signature, args):
     """Address of args[0][args[1]]: of a plain array or of a table's one; the index is an integer or a tuple of them. utils: the
     target's module cgutils."""
     array_type, index_type = signature.args[0], signature.args[1]
-    if isinstance(array_type, WordsType):
+    if isinstance(array_type, TableArrayType):
         return element_pointer(context, builder, array_type, args[0], index_type, args[1])
     array = context.make_array(array_type)(context, builder, args[0])
     if isinstance(index_type, types.BaseTuple):
@@ -94,14 +94,14 @@ def word_pointer(utils, context, builder, signature, args):
 
 def _type_getitem(args):
     words, index = args
-    if isinstance(words, WordsType) and _fits(words, index):
+    if isinstance(words, TableArrayType) and _fits(words, index):
         return signature(words.dtype, words, index)
     return None
 
 
 def _type_setitem(args):
     words, index, value = args
-    if isinstance(words, WordsType) and _fits(words, index) and isinstance(value, types.Integer | types.Boolean):
+    if isinstance(words, TableArrayType) and _fits(words, index) and isinstance(value, types.Integer | types.Boolean):
         return signature(types.none, words, index, value)
     return None
 
@@ -134,21 +134,21 @@ def _add_to_target(infer_global, infer_getattr, abstract: Any, attribute: Any, l
 
     @infer_getattr
     class Fields(attribute):
-        key = TreeType
+        key = TableType
 
         def generic_resolve(self, typ, attr):
             return _type_field(typ, attr)
 
-    @lower_getattr_generic(TreeType)
+    @lower_getattr_generic(TableType)
     def get_field(context, builder, typ, value, attr):
         return _field(context, builder, typ, value, attr)
 
-    @lower(operator.getitem, WordsType, types.Any)
+    @lower(operator.getitem, TableArrayType, types.Any)
     def get_item(context, builder, sig, args):
         words, index = sig.args
         return builder.load(element_pointer(context, builder, words, args[0], index, args[1]))
 
-    @lower(operator.setitem, WordsType, types.Any, types.Any)
+    @lower(operator.setitem, TableArrayType, types.Any, types.Any)
     def set_item(context, builder, sig, args):
         words, index, kind = sig.args
         place = element_pointer(context, builder, words, args[0], index, args[1])
@@ -158,29 +158,29 @@ def _add_to_target(infer_global, infer_getattr, abstract: Any, attribute: Any, l
 
 # ---- njit ---------------------------------------------------------------------------------------------------------------
 
-register_model(TreeType)(models.OpaqueModel)
-register_model(WordsType)(models.OpaqueModel)
+register_model(TableType)(models.OpaqueModel)
+register_model(TableArrayType)(models.OpaqueModel)
 _add_to_target(infer_global, infer_getattr, AbstractTemplate, AttributeTemplate, lower_builtin, lower_getattr_generic)
 
 
-class Table:
+class ArgumentTable:
     """A tree for njit functions: they take it as an argument, at the cost of one pointer.
 
-    tree, strided: as of tree_table; the arrays are kept alive.
+    tree, strided: as of make_table; the arrays are kept alive.
     """
 
     def __init__(self, tree: Any, strided: bool = False) -> None:
         self.tree = tree
-        self.kind, self.words = tree_table(tree, strided)
+        self.kind, self.words = make_table(tree, strided)
         self.address = int(self.words.ctypes.data)
 
 
-@typeof_impl.register(Table)
+@typeof_impl.register(ArgumentTable)
 def _type_of_table(table, context):
     return table.kind
 
 
-@unbox(TreeType)
+@unbox(TableType)
 def _unbox_table(typ, table, c):
     number = c.pyapi.object_getattr_string(table, "address")
     address = c.pyapi.long_as_longlong(number)
@@ -193,7 +193,7 @@ def _unbox_table(typ, table, c):
 _cuda_registered = False
 
 
-def register_cuda_trees() -> None:
+def register_cuda_tables() -> None:
     """Teach numba-cuda the same, once. Raises ImportError without numba-cuda."""
     global _cuda_registered
     if _cuda_registered:
@@ -205,8 +205,8 @@ def register_cuda_trees() -> None:
     from numba.cuda.typing.templates import AbstractTemplate as CudaAbstractTemplate
     from numba.cuda.typing.templates import AttributeTemplate as CudaAttributeTemplate
 
-    cuda_models.register_model(TreeType)(core_models.OpaqueModel)
-    cuda_models.register_model(WordsType)(core_models.OpaqueModel)
+    cuda_models.register_model(TableType)(core_models.OpaqueModel)
+    cuda_models.register_model(TableArrayType)(core_models.OpaqueModel)
     _add_to_target(
         typing_registry.register_global,
         typing_registry.register_attr,
@@ -218,10 +218,10 @@ def register_cuda_trees() -> None:
     _cuda_registered = True
 
 
-def cuda_tree_reader(kind: TreeType) -> Callable[[Any], Any]:
+def cuda_table_reader(kind: TableType) -> Callable[[Any], Any]:
     """A device function for kernels: takes the words of a table, an int64 array in any of the GPU's memories, and returns
     the tree. Shared memory is best: each access to an array of the tree looks there first."""
-    register_cuda_trees()
+    register_cuda_tables()
     from numba.cuda import cgutils as cuda_cgutils
     from numba.cuda.extending import intrinsic as cuda_intrinsic
 

@@ -20,7 +20,7 @@ from numba import types
 from numpy.typing import NDArray
 
 
-class WordsType(types.Type):
+class TableArrayType(types.Type):
     """Numba's type of an array of a table: integers of 32 or 64 bits. dense: C-contiguous, else with any strides."""
 
     def __init__(self, dtype: types.Integer, ndim: int, dense: bool) -> None:
@@ -28,7 +28,7 @@ class WordsType(types.Type):
         super().__init__(name=f"Words({dtype}, {ndim}, {'dense' if dense else 'strided'})")
 
 
-class TreeType(types.Type):
+class TableType(types.Type):
     """Numba's type of a table, or of a nested part of one. fields: (name, word offset, type) in order."""
 
     def __init__(self, name: str, fields: tuple[tuple[str, int, types.Type], ...]) -> None:
@@ -51,7 +51,7 @@ class ArrayFacts(NamedTuple):
     dtype: np.dtype
 
 
-def array_facts(array: Any) -> ArrayFacts:
+def array_properties(array: Any) -> ArrayFacts:
     """Of a NumPy array, or of anything with __cuda_array_interface__ (torch tensors, Numba device arrays)."""
     interface = getattr(array, "__cuda_array_interface__", None) or array.__array_interface__
     dtype, shape = np.dtype(interface["typestr"]), tuple(interface["shape"])
@@ -65,7 +65,7 @@ def dense_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     return tuple(int(np.prod(shape[i + 1 :], dtype=np.int64)) * itemsize for i in range(len(shape)))
 
 
-def tree_table(tree: Any, strided: bool = False, strided_parts: tuple[str, ...] = ()) -> tuple[TreeType, NDArray[np.int64]]:
+def make_table(tree: Any, strided: bool = False, strided_parts: tuple[str, ...] = ()) -> tuple[TableType, NDArray[np.int64]]:
     """The type of a tree of integers, int32 and int64 arrays, and its table. The arrays must outlive the table.
 
     strided: take all arrays for strided ones, so that the type does not depend on their sizes; strided_parts: only those
@@ -73,7 +73,7 @@ def tree_table(tree: Any, strided: bool = False, strided_parts: tuple[str, ...] 
     """
     words: list[int] = []
 
-    def add(node: Any, strided: bool) -> TreeType:
+    def add(node: Any, strided: bool) -> TableType:
         start = len(words)
         fields: list[tuple[str, int, types.Type]] = []
         for name, item in zip(node._fields, node, strict=True):
@@ -84,14 +84,14 @@ def tree_table(tree: Any, strided: bool = False, strided_parts: tuple[str, ...] 
                 words.append(item)
                 fields.append((name, offset, types.int64))
             else:
-                facts = array_facts(item)
+                facts = array_properties(item)
                 if facts.dtype not in (np.int32, np.int64):
                     raise TypeError(f"{name} has dtype {facts.dtype}; tables hold int32 and int64 arrays")
                 if not strided and facts.strides != dense_strides(facts.shape, facts.dtype.itemsize):
                     raise TypeError(f"{name} is not contiguous")
                 element = types.int64 if facts.dtype == np.int64 else types.int32
                 words.extend((facts.address, *facts.strides))
-                fields.append((name, offset, WordsType(element, len(facts.shape), not strided)))
-        return TreeType(type(node).__name__, tuple(fields))
+                fields.append((name, offset, TableArrayType(element, len(facts.shape), not strided)))
+        return TableType(type(node).__name__, tuple(fields))
 
     return add(tree, strided), np.array(words, np.int64)

@@ -17,8 +17,9 @@ from typing import Protocol
 from blinkpy.config import Config, step_sizes
 from blinkpy.engine.link.pair_memory import QueueMemory
 from blinkpy.engine.sizing import EngineSizes, engine_sizes
+from blinkpy.kv import state as S
 from blinkpy.kv.limits import Limits, make_limits
-from blinkpy.kv.state import DRAINED, STEPS, STOPPED, Batch, Requests, State
+from blinkpy.kv.state import Batch, Requests, State
 from blinkpy.kv.state_memory import make_state
 from blinkpy.models.description.decoder_description import Architecture, read_architecture
 from blinkpy.models.weights.model_folder import resolve_model
@@ -112,7 +113,7 @@ class Engine:
         self._scheduler.attach(self.views)
         if null:
             self._scheduler.run_null(self._made_up_tokens(), 0, 0, 0)  # compiles it; its deadline is past
-        self._scheduler.step(time.monotonic_ns())  # the first call loads what was compiled
+        self._scheduler.turn(time.monotonic_ns())  # the first call loads what was compiled
         self.views.engine[ENGINE_STATE] = STATE_READY
 
     def _settle(self, architecture: Architecture) -> Config:
@@ -123,7 +124,7 @@ class Engine:
 
     def _recorded(self, limits: Limits, state: State, policy: Policy) -> State:
         """The state with a recorder in memory that others can read, if there is to be one."""
-        if limits.record_calls == 0:
+        if limits.record_turns == 0:
             return state
         facts = {
             "queue": dataclasses.asdict(self.sizes.queue),
@@ -200,7 +201,7 @@ class Engine:
             burst_step_tokens=options.burst_step_tokens,
             burst_tokens=options.burst_tokens,
             prefix_caching=self.config.cache.enable_prefix_caching,
-            record_calls=self.config.engine.record_steps,
+            record_turns=self.config.engine.record_steps,
         )
 
     def _facts(self, architecture: Architecture) -> EngineFacts:
@@ -236,7 +237,7 @@ class Engine:
         self._save_crash(error)
 
     def _run_steps(self, step: Step) -> None:
-        schedule, batch, requests = self._scheduler.step, self.state.batch, self.state.requests
+        schedule, batch, requests = self._scheduler.turn, self.state.batch, self.state.requests
         always = self.config.engine.check_integrity == "always"
         idle_since, pause = 0, IDLE_SLEEP_S[0]
         while True:
@@ -248,7 +249,7 @@ class Engine:
             if bucket >= 0:
                 step.run(batch, requests)
                 idle_since = 0
-            elif bucket in (STOPPED, DRAINED):
+            elif bucket in (S.STOPPED, S.DRAINED):
                 return
             elif idle_since == 0:
                 idle_since, pause = now, IDLE_SLEEP_S[0]
@@ -263,11 +264,11 @@ class Engine:
         step_ns, counts = self.config.engine.null_step_us * 1000, self.state.counts
         pause = IDLE_SLEEP_S[0]
         while True:
-            steps = counts[STEPS]
+            steps = counts[S.STEPS]
             deadline = time.monotonic_ns() + NULL_TURN_NS
-            if self._scheduler.run_null(tokens, step_ns, IDLE_SPIN_NS, deadline, self._after_call) in (STOPPED, DRAINED):
+            if self._scheduler.run_null(tokens, step_ns, IDLE_SPIN_NS, deadline, self._after_call) in (S.STOPPED, S.DRAINED):
                 return
-            if counts[STEPS] != steps:
+            if counts[S.STEPS] != steps:
                 pause = IDLE_SLEEP_S[0]
                 continue
             self._idle(time.monotonic_ns())

@@ -1,18 +1,18 @@
 """The loop on the GPU: one CUDA graph, launched once. The host takes no part.
 
-    turn
+    schedule
     WHILE (running) {
         SWITCH (step graph) {
-            for each step graph:  WHILE (the next step has this graph too) { step, beside it: tell, ahead, rehearsal ; turn }
+            for each step graph:  WHILE (the next step has it too) { step, beside it: publish, overlap, rehearsal ; schedule }
             now and then:         a copy of the scheduler's state, for the flight recorder; then the step
-            without a step:       WHILE (there is nothing to do) { ahead ; turn }
+            without a step:       WHILE (there is nothing to do) { overlap ; schedule }
         }
     }
 
-The kernels `ahead` and `turn` (blinkpy.kernels.loop.loop_kernels) are the two halves of the scheduler's turn, one block each.
-`ahead` takes a branch of its own near the end of the step; `turn` waits for both. It is the last node of each step graph,
+The kernels `overlap` and `schedule` (blinkpy.kernels.loop.loop_kernels) are parts of the scheduler's turn, one block each.
+`overlap` takes a branch of its own near the end of the step; `schedule` waits for both. It is the last node of each step graph,
 launched programmatically: it starts while the step's last kernel runs, and waits in it. Then it decides which graph is next.
-What it has to tell the host is left to `tell`, a branch behind the first kernel of the next step. The inner WHILE is there for
+What it has to tell the host is left to `publish`, a branch behind the first kernel of the next step. The inner WHILE is there for
 speed: to repeat a body takes half the time of leaving it and choosing another. So is the rehearsal (blinkpy.engine.rehearsal).
 
 A step graph is chosen by bucket and by whether the batch has prefill chunks (`StepTable`): a batch of decode rows alone
@@ -45,8 +45,9 @@ from blinkpy.device.cuda.cuda_graphs import (
     only,
 )
 from blinkpy.device.cuda.kernel_compiler import KernelCode
-from blinkpy.kernels.loop.loop_kernels import (
-    LANES,
+from blinkpy.kernels.loop.loop_code import LoopCode
+from blinkpy.kernels.loop.loop_kernels import LANES, MAX_BUCKETS
+from blinkpy.kernels.loop.loop_words import (
     LOOP_BUDGET_NS,
     LOOP_COPY_AT,
     LOOP_COPY_EVERY,
@@ -55,16 +56,14 @@ from blinkpy.kernels.loop.loop_kernels import (
     LOOP_TRACED,
     LOOP_TURNS,
     LOOP_WORDS,
-    MOST_BUCKETS,
     TRACE_COLUMNS,
     TRACE_STEP_BEGIN,
     TRACE_STEP_END,
-    LoopCode,
 )
 from blinkpy.models.gpu.gpu_step import StepGraph
 
 AHEAD_KERNELS = 12
-"""`ahead` may begin so many kernels before the end of a step's layers: late, so that it sees late arrivals, and early enough to
+"""`overlap` may begin so many kernels before the end of a step's layers: late, so that it sees late arrivals, and early enough to
 end before the step. It has to find a multiprocessor with room. The large product behind the layers can leave none for as long
 as it runs (0.25 ms of a Llama-3-8B step on an H200), so it begins a layer or two before."""
 
@@ -119,8 +118,8 @@ class Executive:
         self.loop = torch.zeros(LOOP_WORDS, dtype=torch.int64, device="cuda")
         self.trace = torch.zeros((max(1, trace_rows), TRACE_COLUMNS), dtype=torch.int64, device="cuda")
         self._trace_rows = trace_rows
-        if len(steps.graph_of) > MOST_BUCKETS:
-            raise ValueError(f"{len(steps.graph_of)} buckets, and the loop holds {MOST_BUCKETS}")
+        if len(steps.graph_of) > MAX_BUCKETS:
+            raise ValueError(f"{len(steps.graph_of)} buckets, and the loop holds {MAX_BUCKETS}")
         self._copies = copies
         self._branches = len(steps.graphs) + 1 + (copies is not None)  # a copy of the state before the last, which is idle
         self._repeat = torch.zeros(self._branches, dtype=torch.int64, device="cuda")
@@ -131,12 +130,12 @@ class Executive:
         self.kernel_resources = {name: resources_of(part) for name, part in code._asdict().items()}
         self._libraries: list[Any] = []
         self._launched = False
-        self._ahead, self._turn, self._tell, self._stamp, self._resume = (self._load(part) for part in code)
+        self._overlap, self._schedule, self._publish, self._stamp, self._after_copy = (self._load(part) for part in code)
         self._graph = self._build(steps.graphs)
         self._executable = check(runtime.cudaGraphInstantiate(self._graph, 0), "instantiate the loop")
 
     def _rehearsal_arrays(self, table: np.ndarray) -> list[torch.Tensor]:
-        """What `turn` gets in place of the table, the handles, the loop's words and the trace."""
+        """What `schedule` gets in place of the table, the handles, the loop's words and the trace."""
         loop = torch.zeros(LOOP_WORDS, dtype=torch.int64)
         loop[LOOP_TRACED] = 1  # the trace is full
         graph_of = np.zeros(2, np.int64)  # of the only bucket
@@ -156,7 +155,7 @@ class Executive:
     def launch(self, budget_s: float = 0) -> None:
         """Start the loop and return at once. budget_s: seconds after which it ends by itself, for tests; 0: never.
 
-        Once for each state: its first turn has no `ahead` before it, which is right for a fresh one alone. Raises RuntimeError.
+        Once for each state: its first turn has no `overlap` before it, which is right for a fresh one alone. Raises RuntimeError.
         """
         if self._launched:
             raise RuntimeError("the loop was launched before: its state is not fresh")
@@ -221,9 +220,9 @@ class Executive:
             elif self._copies is not None and own == len(steps):
                 self._add_copy(repeated, self._copies, int(switch_handle), own)
             else:
-                ahead = self._add_beside(repeated, self._ahead, [])
-                self._add_turn(repeated, [(ahead, FULL)], handles, own)
-        first = self._add_turn(graph, [], handles, -1)
+                overlap = self._add_beside(repeated, self._overlap, [])
+                self._add_schedule(repeated, [(overlap, FULL)], handles, own)
+        first = self._add_schedule(graph, [], handles, -1)
         check(runtime.cudaGraphAddDependencies(graph, [first], [loop_node], None, 1), "order the first turn")
         self._repeat.copy_(torch.tensor(repeat, dtype=torch.int64))
         return graph
@@ -232,15 +231,15 @@ class Executive:
         """Put a step graph and the parts of the turn into a graph."""
         whole = check(runtime.cudaGraphClone(runtime.cudaGraph_t(step.graph.raw_cuda_graph())), "copy a step graph")
         chain = chain_of(whole)
-        before_ahead, output = around_output(chain, step.layers)
-        tell = self._add_beside(whole, self._tell, chain[:1])
+        before_overlap, output = overlap_anchors(chain, step.layers)
+        publish = self._add_beside(whole, self._publish, chain[:1])
         # It reads the last step's tokens, and the sampling writes new ones.
-        check(runtime.cudaGraphAddDependencies(whole, [tell], [output], None, 1), "order the report before the sampling")
-        ahead = self._add_beside(whole, self._ahead, [*before_ahead, tell])
+        check(runtime.cudaGraphAddDependencies(whole, [publish], [output], None, 1), "order publishing before the sampling")
+        overlap = self._add_beside(whole, self._overlap, [*before_overlap, publish])
         if self._rehearsal:
             before = chain[-1 - REHEARSAL_KERNELS :][0]  # the first of them in a chain that is shorter
-            self._add_kernel(whole, [(before, FULL)], self._turn, self._lanes, [*arrays(self._rehearsal), 0, 0, 0])
-        self._add_turn(whole, [(chain[-1], PROGRAMMATIC), (ahead, FULL)], handles, own)
+            self._add_kernel(whole, [(before, FULL)], self._schedule, self._lanes, [*arrays(self._rehearsal), 0, 0, 0])
+        self._add_schedule(whole, [(chain[-1], PROGRAMMATIC), (overlap, FULL)], handles, own)
         if self._trace_rows:
             words = arrays([self.loop, self.trace])
             for after, column in ([], TRACE_STEP_BEGIN), ([(chain[-1], PROGRAMMATIC)], TRACE_STEP_END):
@@ -252,16 +251,16 @@ class Executive:
         copy = runtime.cudaGraph_t(copies.graph.raw_cuda_graph())
         node = check(runtime.cudaGraphAddChildGraphNode(graph, None, 0, copy), "add the copy of the state")
         words = arrays([self._repeat, self.loop, copies.progress])
-        self._add_kernel(graph, [(node, FULL)], self._resume, 1, [*words, switch_handle, own])
+        self._add_kernel(graph, [(node, FULL)], self._after_copy, 1, [*words, switch_handle, own])
 
     def _add_beside(self, graph: Any, function: Any, after: list[Any]) -> Any:
-        """Add a part of the turn that runs beside a step: `tell` or `ahead`."""
+        """Add a part of the turn that runs beside a step: `publish` or `overlap`."""
         words = arrays([self._table, self.loop])
         return self._add_kernel(graph, [(node, FULL) for node in after], function, self._lanes, words)
 
-    def _add_turn(self, graph: Any, after: list[tuple[Any, Any]], handles: tuple[int, int], own: int) -> Any:
+    def _add_schedule(self, graph: Any, after: list[tuple[Any, Any]], handles: tuple[int, int], own: int) -> Any:
         words = arrays([self._table, self._repeat, self.loop, self.trace])
-        return self._add_kernel(graph, after, self._turn, self._lanes, [*words, *handles, own])
+        return self._add_kernel(graph, after, self._schedule, self._lanes, [*words, *handles, own])
 
     def _add_kernel(self, graph: Any, after: list[tuple[Any, Any]], function: Any, lanes: int, words: list[int]) -> Any:
         """Add a kernel of one block that depends on `after`: (node, kind of the edge). Returns its node."""
@@ -273,8 +272,8 @@ class Executive:
         return only([node for node in nodes_of(graph) if int(node) not in before])
 
 
-def around_output(chain: Sequence[Node], layers: int) -> tuple[list[Node], Node]:
-    """Of a step's chain, whose first `layers` nodes are its layers: the node that `ahead` follows on (none in a short chain),
+def overlap_anchors(chain: Sequence[Node], layers: int) -> tuple[list[Node], Node]:
+    """Of a step's chain, whose first `layers` nodes are its layers: the node that `overlap` follows on (none in a short chain),
     and the first one of the output. Raises ValueError where the chain has no layers or no output."""
     if not 0 < layers < len(chain):
         raise ValueError(f"a step graph of {len(chain)} nodes says that {layers} of them are its layers")

@@ -7,8 +7,9 @@ for a server of one request that lives here. Its short way then lies in the L2 c
 
 from __future__ import annotations
 
+from blinkpy.kv import state as S
 from blinkpy.kv.limits import Limits
-from blinkpy.kv.state import BUCKET, DECODE_ROWS, FORECAST_LENGTH, ROWS, RUNNING_COUNT, STEADY, TOKENS, State
+from blinkpy.kv.state import State
 from blinkpy.kv.state_memory import make_state
 
 
@@ -17,11 +18,11 @@ def rehearsal_world(limits: Limits) -> tuple[Limits, State]:
     found, and wants the first bucket. limits: of the server that counts."""
     small = limits._replace(
         pairs=1, slots_per_pair=1, slots=1, rows=1, tokens=1, mixed_tokens=1, burst_step_tokens=1, pages=1, pages_per_sequence=1,
-        max_model_len=2, index_items=1, index_buckets=1, ring_entries=4, record_calls=0, record_words=1,
+        max_model_len=2, index_items=1, index_buckets=1, ring_entries=4, record_turns=0, record_words=1,
     )  # fmt: skip
     state = make_state(small, [(1, 1)])
-    state.counts[STEADY] = state.counts[RUNNING_COUNT] = 1
-    state.batch.counts[[ROWS, TOKENS, DECODE_ROWS]] = 1
-    state.batch.counts[BUCKET] = 0
-    state.forecast.rows[0, FORECAST_LENGTH] = 1
+    state.counts[S.FAST_PATH] = state.counts[S.RUNNING_COUNT] = 1
+    state.batch.counts[[S.ROWS, S.TOKENS, S.DECODE_ROWS]] = 1
+    state.batch.counts[S.BUCKET] = 0
+    state.forecast.rows[0, S.FORECAST_LENGTH] = 1
     return small, state

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from blinkpy.config import ConfigError, check_step_sizes
-from blinkpy.kv.state import RECORD_ENTRY, RECORD_HEADER
+from blinkpy.kv import state as S
 from blinkpy.queues.header import EngineFacts
 from blinkpy.queues.layout import QueueSizes
 
@@ -43,7 +43,7 @@ class Limits(NamedTuple):
     index_items: int  # pages put into the prefix index in one call
     index_buckets: int  # a power of two, >= N
     ring_entries: int  # a power of two, >= 4 N
-    record_calls: int  # calls that the recorder keeps at least, when all rows decode; 0: it is off
+    record_turns: int  # calls that the recorder keeps at least, when all rows decode; 0: it is off
     record_words: int  # of its ring, a power of two
 
 
@@ -58,7 +58,7 @@ def make_limits(
     prefix_caching: bool = True,
     intake_entries: int = 64,
     intake_tokens: int = 32768,
-    record_calls: int = 0,
+    record_turns: int = 0,
 ) -> Limits:
     """The scheduler's limits for a queue segment; 0 for what is worked out from others. Raises ConfigError, in the words of the
     options, when they clash."""
@@ -104,17 +104,17 @@ def make_limits(
         index_items=max_num_batched_tokens // page + rows,
         index_buckets=_power_of_two(facts.num_pages),
         ring_entries=_power_of_two(4 * facts.num_pages),
-        record_calls=record_calls,
-        record_words=_record_words(sizes, facts, record_calls, intake_entries, intake_tokens) if record_calls else 1,
+        record_turns=record_turns,
+        record_words=_record_words(sizes, facts, record_turns, intake_entries, intake_tokens) if record_turns else 1,
     )
 
 
 def _record_words(sizes: QueueSizes, facts: EngineFacts, calls: int, entries: int, tokens: int) -> int:
     """Words for so many calls that decode with all rows, and for two that take in as much as one can."""
-    fixed, rows = RECORD_HEADER + 4 * sizes.pairs, 2 * facts.max_num_seqs
+    fixed, rows = S.RECORD_HEADER + 4 * sizes.pairs, 2 * facts.max_num_seqs
     taken = min(tokens + facts.max_model_len, entries * facts.max_model_len)  # prompt tokens of one call
     prompts = taken // 2 + taken // facts.page_size
-    largest = fixed + rows + entries * RECORD_ENTRY + prompts + sizes.pairs * sizes.slots + 2
+    largest = fixed + rows + entries * S.RECORD_ENTRY + prompts + sizes.pairs * sizes.slots + 2
     return _power_of_two(max(calls * (fixed + rows), 2 * largest))
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from blinkpy.device.portable import barrier, block_max, block_scan, block_sum, device, strided
+from blinkpy.kv import state as S
 from blinkpy.kv.prefix_cache import forget, unlink
-from blinkpy.kv.state import CACHED_COUNT, COUNTER_INDEX, FREE_COUNT, NO_PAGE, RING_HEAD, RING_TAIL
 
-EVICTIONS = COUNTER_INDEX["evictions"]
+EVICTIONS = S.COUNTER_INDEX["evictions"]
 _HALF = 32  # two counts travel in one scan: bits 0..31 and 32..62
 _LOW = 0xFFFFFFFF
 
@@ -22,16 +22,16 @@ def release_pages(limits: Any, requests: Any, pages: Any, counts: Any, slot: Any
     """Drop a request's references. Indexed pages that nobody else has become cached, the last one first in line for
     eviction (the tail of a prefix is worth least); pages that are not indexed become free."""
     held = requests.num_pages[slot]
-    if counts[RING_TAIL] - counts[RING_HEAD] + held > limits.ring_entries:
+    if counts[S.RING_TAIL] - counts[S.RING_HEAD] + held > limits.ring_entries:
         compact_ring(limits, pages, counts, lane, lanes)
-    free, cached, tail = counts[FREE_COUNT], counts[CACHED_COUNT], counts[RING_TAIL]
+    free, cached, tail = counts[S.FREE_COUNT], counts[S.CACHED_COUNT], counts[S.RING_TAIL]
     for tile in strided(0, held, lanes):
         k = held - 1 - tile - lane
-        page = NO_PAGE
+        page = S.NO_PAGE
         fate = 0
         if k >= 0:
             page = requests.page_table[slot, k]
-            requests.page_table[slot, k] = NO_PAGE
+            requests.page_table[slot, k] = S.NO_PAGE
             references = pages.refcount[page] - 1
             pages.refcount[page] = references
             if references == 0:
@@ -50,7 +50,7 @@ def release_pages(limits: Any, requests: Any, pages: Any, counts: Any, slot: Any
     if lane == 0:
         requests.num_pages[slot] = 0
         requests.computed[slot] = 0
-        counts[FREE_COUNT], counts[CACHED_COUNT], counts[RING_TAIL] = free, cached, tail
+        counts[S.FREE_COUNT], counts[S.CACHED_COUNT], counts[S.RING_TAIL] = free, cached, tail
     barrier(lanes)
 
 
@@ -58,7 +58,7 @@ def release_pages(limits: Any, requests: Any, pages: Any, counts: Any, slot: Any
 def compact_ring(limits: Any, pages: Any, counts: Any, lane: Any, lanes: Any) -> None:
     """Drop the ring's stale entries. Happens at most once for every 2 N pages that become cached."""
     mask = limits.ring_entries - 1
-    head, tail = counts[RING_HEAD], counts[RING_TAIL]
+    head, tail = counts[S.RING_HEAD], counts[S.RING_TAIL]
     kept = head
     for tile in strided(head, tail, lanes):
         position = tile + lane
@@ -70,7 +70,7 @@ def compact_ring(limits: Any, pages: Any, counts: Any, lane: Any, lanes: Any) ->
         kept += total
     barrier(lanes)
     if lane == 0:
-        counts[RING_TAIL] = kept
+        counts[S.RING_TAIL] = kept
     barrier(lanes)
 
 
@@ -78,16 +78,16 @@ def compact_ring(limits: Any, pages: Any, counts: Any, lane: Any, lanes: Any) ->
 def cached_at(limits: Any, pages: Any, position: Any, tail: Any) -> Any:
     """The page at a position of the eviction ring; NO_PAGE for a stale entry, and from the tail on."""
     if position >= tail:
-        return NO_PAGE
+        return S.NO_PAGE
     page = pages.ring[position & (limits.ring_entries - 1)]
-    return page if pages.ring_position[page] == position else NO_PAGE
+    return page if pages.ring_position[page] == position else S.NO_PAGE
 
 
 @device
 def evict_pages(limits: Any, pages: Any, counts: Any, counters: Any, wanted: Any, lane: Any, lanes: Any) -> None:
     """Make at least `wanted` pages free, by evicting the cached pages that were released longest ago. The caller knows
     that free + cached >= wanted."""
-    free, head, tail = counts[FREE_COUNT], counts[RING_HEAD], counts[RING_TAIL]
+    free, head, tail = counts[S.FREE_COUNT], counts[S.RING_HEAD], counts[S.RING_TAIL]
     missing = wanted - free
     if missing <= 0:
         return
@@ -113,9 +113,9 @@ def evict_pages(limits: Any, pages: Any, counts: Any, counters: Any, wanted: Any
     for i in strided(lane, taken, lanes):
         forget(pages, pages.free[free + i])
     if lane == 0:
-        counts[FREE_COUNT] = free + taken
-        counts[CACHED_COUNT] -= taken
-        counts[RING_HEAD] = head
+        counts[S.FREE_COUNT] = free + taken
+        counts[S.CACHED_COUNT] -= taken
+        counts[S.RING_HEAD] = head
         counters[EVICTIONS] += taken
     barrier(lanes)
 
@@ -126,13 +126,13 @@ def take_pages(
 ) -> None:
     """Give a request `amount` more pages. The caller knows that free + cached >= amount."""
     evict_pages(limits, pages, counts, counters, amount, lane, lanes)
-    free, held = counts[FREE_COUNT], requests.num_pages[slot]
+    free, held = counts[S.FREE_COUNT], requests.num_pages[slot]
     for i in strided(lane, amount, lanes):
         own_page(requests, pages, slot, held + i, pages.free[free - 1 - i])
     barrier(lanes)
     if lane == 0:
         requests.num_pages[slot] = held + amount
-        counts[FREE_COUNT] = free - amount
+        counts[S.FREE_COUNT] = free - amount
     barrier(lanes)
 
 
@@ -169,5 +169,5 @@ def share_pages(requests: Any, pages: Any, counts: Any, found: Any, slot: Any, h
     revived = block_sum(revived, lane, lanes)
     if lane == 0:
         requests.num_pages[slot] = hits
-        counts[CACHED_COUNT] -= revived
+        counts[S.CACHED_COUNT] -= revived
     barrier(lanes)

@@ -19,7 +19,7 @@ from __future__ import annotations
 from typing import Any
 
 from blinkpy.device.portable import barrier, block_scan, block_sum, device, strided
-from blinkpy.kv.state import LOST, NO_PAGE, ROWS
+from blinkpy.kv import state as S
 from blinkpy.queues.page_hash import HASH_MODULUS_1, HASH_MODULUS_2, HASH_SHIFT
 from blinkpy.queues.submission import SUBMIT_NO_PREFIX_CACHE, WORD_FLAGS
 
@@ -79,7 +79,7 @@ def find_page(limits: Any, requests: Any, pages: Any, slot: Any, k: Any, parent:
                 return page
         page = pages.bucket_next[page]
         looked += 1
-    return NO_PAGE
+    return S.NO_PAGE
 
 
 @device
@@ -99,7 +99,7 @@ def find_prefix(limits: Any, requests: Any, pages: Any, found: Any, slot: Any, l
     while hits < most:
         k = hits + lane
         if k < most:  # a guess that does not wait for the page before; only colliding hashes make it wrong
-            found[k] = find_page(limits, requests, pages, slot, k, ANY_PARENT if k > 0 else NO_PAGE)
+            found[k] = find_page(limits, requests, pages, slot, k, ANY_PARENT if k > 0 else S.NO_PAGE)
         barrier(lanes)
         linked = 0
         if k < most and found[k] >= 0:
@@ -136,14 +136,14 @@ def index_pages(limits: Any, state: Any, lane: Any, lanes: Any) -> None:
 def list_items(limits: Any, state: Any, lane: Any, lanes: Any) -> Any:
     """Fill scratch.slot, .page (index in the sequence), .first (the request's first item) and .key; the number of items."""
     requests, batch, scratch = state.requests, state.batch, state.scratch
-    rows = batch.counts[ROWS]
+    rows = batch.counts[S.ROWS]
     count = 0
     for tile in strided(0, rows, lanes):
         row = tile + lane
         fresh, slot, indexed = 0, 0, 0
         if row < rows:
             slot = batch.row_slots[row]
-            if uses_prefixes(limits, requests, slot) and requests.canonical[slot] != LOST:
+            if uses_prefixes(limits, requests, slot) and requests.canonical[slot] != S.CHAIN_EVICTED:
                 full = requests.computed[slot] >> limits.page_shift
                 for k in range(requests.hashed[slot], full):  # at most one, but after a step of several pages
                     requests.page_hash[slot, k] = extend_hash(limits, requests, slot, k)
@@ -189,7 +189,7 @@ def classify_items(limits: Any, state: Any, count: Any, lane: Any, lanes: Any) -
                 parent = requests.canonical[slot]
                 known = parent < 0 or pages.generation[parent] == requests.canonical_generation[slot]
                 if not known:
-                    requests.canonical[slot] = LOST
+                    requests.canonical[slot] = S.CHAIN_EVICTED
                     wait = True
             if found < 0 or not known or pages.parent[found] != parent:
                 own = 1 | 1 << _HALF if wait else 1
@@ -260,7 +260,7 @@ def link(pages: Any, page: Any, bucket: Any) -> None:
     """One lane: put a page at the head of its chain."""
     after = pages.bucket_head[bucket]
     pages.bucket_next[page] = after
-    pages.bucket_previous[page] = NO_PAGE
+    pages.bucket_previous[page] = S.NO_PAGE
     if after >= 0:
         pages.bucket_previous[after] = page
     pages.bucket_head[bucket] = page
@@ -276,13 +276,13 @@ def unlink(pages: Any, page: Any, bucket: Any) -> None:
         pages.bucket_head[bucket] = after
     if after >= 0:
         pages.bucket_previous[after] = before
-    pages.bucket_next[page] = NO_PAGE
-    pages.bucket_previous[page] = NO_PAGE
+    pages.bucket_next[page] = S.NO_PAGE
+    pages.bucket_previous[page] = S.NO_PAGE
 
 
 @device
 def forget(pages: Any, page: Any) -> None:
     """One lane: the page is not indexed any more. Links to it as a parent are void from now on."""
-    pages.parent[page] = NO_PAGE
+    pages.parent[page] = S.NO_PAGE
     pages.key[page] = -1
     pages.generation[page] += 1

@@ -27,19 +27,19 @@ EMPTY, WAITING, RUNNING, FINISHING = range(4)
 (
     RUNNING_COUNT,  # requests in `running`
     WAITING_COUNT,  # requests in the sorted part of `waiting`
-    ENTERING_COUNT,  # requests after it that have no rank yet; 0 between calls
+    UNRANKED_COUNT,  # requests after it that have no rank yet; 0 between calls
     FINISHING_COUNT,  # requests in `finishing`
-    PAUSED_COUNT,  # running requests whose completion queue is full
+    STALLED_COUNT,  # running requests whose completion queue is full
     FREE_COUNT,  # pages on the free stack
     CACHED_COUNT,  # pages that are indexed and unreferenced
     RING_HEAD,  # eviction order: positions [RING_HEAD, RING_TAIL) of the ring
     RING_TAIL,
     ARRIVALS,  # requests accepted so far: the next one's arrival number
-    CALLS,  # calls of schedule()
-    STEPS,  # calls that made a batch
+    TURNS,  # turns of the scheduler
+    STEPS,  # turns that made a batch
     ROTATION,  # queue pair that intake starts with
-    PAIR_CHANGES,  # pairs to fence or grant in this turn
-    STEADY,  # 1: the turn may take the short way, see scheduler/phases/fast_path.py
+    VERDICT_COUNT,  # queue pairs to revoke or grant in this turn
+    FAST_PATH,  # 1: the turn may take the fast path, see scheduler/phases/fast_path.py
 ) = range(15)
 COUNTS = 16
 
@@ -52,26 +52,31 @@ BATCH_COUNTS = 8
     FORECAST_SLOT,  # request slot
     FORECAST_PAIR,  # its queue pair
     FORECAST_CQ_INDEX,  # entry of the completion queue that its word goes to
-    FORECAST_MARK,  # of that word: local slot | lap << FORECAST_LAP_SHIFT
+    FORECAST_SLOT_LAP,  # of that word: local slot | lap << FORECAST_LAP_SHIFT
     FORECAST_LENGTH,  # tokens of the request, with the one that is sampled
     FORECAST_CACHE_SLOT,  # page * P + offset for that token's keys and values
-    FORECAST_FLAGS,  # FORECAST_LAST, FORECAST_RECORD
+    FORECAST_FLAGS,  # FORECAST_IS_LAST, FORECAST_RECORD
     FORECAST_STOPS,  # stop ids that count, so many of the first ones
 ) = range(8)
 FORECAST_STOP_IDS = 8
 FORECAST_WORDS = FORECAST_STOP_IDS + STOP_IDS
 FORECAST_LAP_SHIFT = 16
-FORECAST_LAST = 1  # the request ends with the token, whatever it is
+FORECAST_IS_LAST = 1  # the request ends with the token, whatever it is
 FORECAST_RECORD = 2  # the token goes out with its log probabilities
 
 # State.counters: the engine's counters, in the order of words.COUNTER_NAMES
 COUNTER_INDEX = {name: i for i, name in enumerate(COUNTER_NAMES)}
 
+REVOKE, GRANT, EXPIRED, BROKEN = 1, 2, 4, 8  # Pairs.verdict
+OWNER_GONE = -1  # Requests.finish: the owner of the request is gone, nobody waits for its end
+FINISH_REASON_SHIFT = 8  # Requests.finish: FINISH_* | reason << 8
+FINISH_CODE_MASK = 0xFF
+
 # The recorder's ring, see scheduler/phases/recorder.py. Int64 words of a record's head, and of each entry beside prompt and
 # hashes.
 RECORD_HEADER, RECORD_ENTRY = 8, 19
 RECORD_MARK = 0x0B11
-NOTE_ENTRY, NOTE_CANCELS = 1, 2
+RECORDED_ENTRY, RECORDED_CANCELS = 1, 2
 NOTE_SHIFT = 8
 
 # Recorder.cursor and Recorder.progress
@@ -85,10 +90,10 @@ NOTE_SHIFT = 8
 ) = range(6)
 
 NO_PAGE = -1
-LOST = -2  # Requests.canonical: the indexed chain was evicted under a running request, which offers no more pages
+CHAIN_EVICTED = -2  # Requests.canonical: the indexed chain was evicted under a running request, which offers no more pages
 
 # What schedule() returns instead of the index of a bucket.
-NOTHING, STOPPED, DRAINED = -1, -2, -3
+NO_BATCH, STOPPED, DRAINED = -1, -2, -3
 
 
 class Requests(NamedTuple):
@@ -108,13 +113,13 @@ class Requests(NamedTuple):
     page_hash: Int64  # [S, K] chained hash of each full page
     hashed: Int32  # pages whose hash is known
     indexed: Int32  # leading pages that the prefix index has, as this request's own or as an equal one
-    canonical: Int32  # indexed page that stands for page indexed - 1; NO_PAGE at the root, or LOST
+    canonical: Int32  # indexed page that stands for page indexed - 1; NO_PAGE at the root, or CHAIN_EVICTED
     canonical_generation: Int64
     rank: Int64  # the policy's, lower first; set when the request enters `waiting`
     arrival: Int64  # number of the request, in the order of acceptance; unique
     arrival_us: Int64  # engine's clock
     finish: Int32  # FINISHING: FINISH_* | reason << 8
-    paused: Int32  # running, but its completion queue is full
+    stalled: Int32  # running, but its completion queue is full
     preemptions: Int32
     hit_tokens: Int32  # tokens found in the prefix cache when it was last considered for admission
 
@@ -150,10 +155,10 @@ class Pairs(NamedTuple):
     sq_tail: Int64  # entries announced
     cq_head: Int64  # completions read
     cq_tail: Int64  # completions published
-    room: Int64  # free entries of the completion queue that no running request has claimed, while a batch is planned
+    unclaimed_entries: Int64  # of the completion queue: free, and no running request counts on them; while planning
     heartbeat: Int64  # last one seen
     heartbeat_ns: Int64  # when it changed
-    verdict: Int64  # FENCE and GRANT bits of this call
+    verdict: Int64  # REVOKE and GRANT bits of this turn
 
 
 class Inbox(NamedTuple):
@@ -174,7 +179,7 @@ class Forecast(NamedTuple):
     rows: Int32  # [B, FORECAST_WORDS] by row of the batch, FORECAST_*: what one lane needs lies together
     published: Int64  # [Q] completions of the step for each pair
     max_context: Int64  # [1] longest context of the next step, if no request ends
-    unpublished: Int64  # [1] rows whose completion words the short way has left in Scratch.word
+    unpublished: Int64  # [1] rows whose completion words the fast path has left in Scratch.word
 
 
 class Batch(NamedTuple):
@@ -220,7 +225,7 @@ class Scratch(NamedTuple):
     key: Int64  # [M]
     breaks: Int64  # [M]
     pair: Int32  # [M]
-    rank: Int32  # [M]
+    position: Int32  # [M]
     word: Int64  # [M]
     total: Int64  # [Q]
     entry: Int32  # [32]

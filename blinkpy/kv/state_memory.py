@@ -74,7 +74,7 @@ def make_state(limits: Limits, buckets: Sequence[tuple[int, int]] = ()) -> State
         arrival=i64(S),
         arrival_us=i64(S),
         finish=i32(S),
-        paused=i32(S),
+        stalled=i32(S),
         preemptions=i32(S),
         hit_tokens=i32(S),
     )
@@ -118,7 +118,7 @@ def make_state(limits: Limits, buckets: Sequence[tuple[int, int]] = ()) -> State
         key=i64(M),
         breaks=i64(M),
         pair=i32(M),
-        rank=i32(M),
+        position=i32(M),
         word=i64(M),
         total=i64(limits.pairs),
         entry=i32(SQ_ENTRY_WORDS),

@@ -27,7 +27,7 @@ from blinkpy.dpu.link.connect_shm import attach_segment
 from blinkpy.dpu.link.queue_pair import Busy, InFlight, QueuePair
 from blinkpy.kv.integrity import check_integrity
 from blinkpy.kv.limits import Limits, make_limits
-from blinkpy.kv.state import ROWS, STEADY, State
+from blinkpy.kv.state import FAST_PATH, ROWS, State
 from blinkpy.kv.state_memory import make_state
 from blinkpy.kv.state_snapshots import differences, snapshot
 from blinkpy.queues.header import EngineFacts
@@ -96,7 +96,7 @@ class PythonTwin:
         for name in FRONT_WRITES:
             getattr(self.queues, name)[...] = getattr(queues, name)
         self.state.batch.sampled[:], self.state.batch.logprobs[:] = sampled, logprobs
-        return self.scheduler.step(now_ns)
+        return self.scheduler.turn(now_ns)
 
     def written(self) -> dict[str, np.ndarray]:
         return snapshot(self.state) | {name: getattr(self.queues, name) for name in ENGINE_WRITES}
@@ -183,8 +183,8 @@ def test_python_njit_and_the_kernels_leave_the_same_state(seed: int) -> None:
             found = twin.step(queues, now, sampled, logprobs)
             if turns[0] <= PYTHON_STEPS:  # before njit writes into the segment
                 assert python.step(queues, now, sampled, logprobs) == found
-            assert scheduler.step(now) == found
-            steady[0] += int(state.counts[STEADY])
+            assert scheduler.turn(now) == found
+            steady[0] += int(state.counts[FAST_PATH])
             mine = snapshot(state) | {name: np.array(getattr(queues, name)) for name in ENGINE_WRITES}
             assert not differences(mine, twin.written()), f"step {turns[0]}: {differences(mine, twin.written())[:5]}"
             if turns[0] <= PYTHON_STEPS:

@@ -44,8 +44,8 @@ def deadline(seconds: float) -> Iterator[None]:
 def found_by_simulator(bug: Bug | None, calls: int = CALLS) -> str:
     """What the simulator says about a bug; empty when it finds nothing. The seeds are always the same ones."""
     with planted(bug):
-        make_schedule = importlib.import_module("blinkpy.scheduler.cycle").make_schedule
-    schedules = [(policy, make_schedule(policy)) for policy in SHIPPED.values()]
+        make_turn = importlib.import_module("blinkpy.scheduler.cycle").make_turn
+    schedules = [(policy, make_turn(policy)) for policy in SHIPPED.values()]
     made, seed = 0, 0
     try:
         with deadline(SECONDS):

@@ -25,7 +25,7 @@ class RecordedWorld(World):
         record: int = 16,
         linked: bool = False,
     ):
-        super().__init__(dataclasses.replace(sizes, record_calls=record, intake_tokens=8), mode, policy, seed)
+        super().__init__(dataclasses.replace(sizes, record_turns=record, intake_tokens=8), mode, policy, seed)
         facts = {"queue": dataclasses.asdict(self.queue), "policy": policy.__name__, "policy_digest": "", "sources": ""}
         self.memory = RecordingMemory(self.limits, self.state, facts)
         self.state = self.state._replace(recorder=self.memory.recorder)

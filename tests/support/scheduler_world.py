@@ -14,7 +14,7 @@ import numpy as np
 from support.made_up_model import next_token, record_of, value_of
 from support.protocol_front import Front
 
-from blinkpy.device.array_trees import plain
+from blinkpy.device.array_trees import as_memoryviews
 from blinkpy.device.lanes import Team
 from blinkpy.kv.integrity import check_integrity
 from blinkpy.kv.limits import Limits, make_limits
@@ -25,7 +25,7 @@ from blinkpy.queues.layout import QueueLayout, QueueSizes
 from blinkpy.queues.submission import WORD_LOGPROBS
 from blinkpy.queues.views import engine_views
 from blinkpy.queues.words import COUNTER
-from blinkpy.scheduler.cycle import make_phases, make_schedule
+from blinkpy.scheduler.cycle import make_phases, make_turn
 from blinkpy.scheduler.host_scheduler import Scheduler
 from blinkpy.scheduler.policies import Policy, fcfs
 
@@ -54,7 +54,7 @@ class Sizes:
     multipliers: tuple[int, int] = MULTIPLIERS
     intake_entries: int = 4
     intake_tokens: int = 32768
-    record_calls: int = 0
+    record_turns: int = 0
 
     def queue_sizes(self) -> QueueSizes:
         sq = max(2, 1 << (self.slots - 1).bit_length())
@@ -91,7 +91,7 @@ class World:
             prefix_caching=sizes.prefix_caching,
             intake_entries=sizes.intake_entries,
             intake_tokens=sizes.intake_tokens,
-            record_calls=sizes.record_calls,
+            record_turns=sizes.record_turns,
         )
         self.state: State = make_state(self.limits)
         self.now = 1
@@ -102,13 +102,15 @@ class World:
 
     def _runner(self, mode: str | int, policy: Policy, seed: int) -> Runner:
         if mode == "general":
-            general, state, queues = make_phases(policy, short_ways=False).schedule, plain(self.state), plain(self.views)
+            general, state, queues = make_phases(policy, fast_path=False).turn, self.state, self.views
+            state, queues = as_memoryviews(state), as_memoryviews(queues)
             return lambda now: general(self.limits, queues, state, now, 0, 1)
         if isinstance(mode, str):
             scheduler = Scheduler(self.limits, self.state, policy, mode=mode)  # type: ignore[arg-type]
             scheduler.attach(self.views)
-            return scheduler.step
-        function, team, queues, state = make_schedule(policy), Team(mode, seed), plain(self.views), plain(self.state)
+            return scheduler.turn
+        function, team = make_turn(policy), Team(mode, seed)
+        queues, state = as_memoryviews(self.views), as_memoryviews(self.state)
 
         def run(now: int) -> int:
             results = team.run(lambda lane, lanes: function(self.limits, queues, state, now, lane, lanes))

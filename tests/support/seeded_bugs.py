@@ -47,10 +47,10 @@ SCHEDULER_BUGS = (
     Bug(
         "two requests get the same page",
         "page_allocator",
-        "counts[FREE_COUNT] = free - amount",
-        "counts[FREE_COUNT] = free - amount + (1 if amount > 2 else 0)",
+        "counts[S.FREE_COUNT] = free - amount",
+        "counts[S.FREE_COUNT] = free - amount + (1 if amount > 2 else 0)",
     ),
-    Bug("compaction loses a page", "page_allocator", "counts[RING_TAIL] = kept", "counts[RING_TAIL] = kept - 1"),
+    Bug("compaction loses a page", "page_allocator", "counts[S.RING_TAIL] = kept", "counts[S.RING_TAIL] = kept - 1"),
     # prefix cache
     Bug("the tokens of a hit are not compared", "prefix_cache", "            i = 0\n", "            i = 1\n"),
     Bug(
@@ -112,26 +112,26 @@ SCHEDULER_BUGS = (
     # the short way
     Bug(
         "the last token of a usual turn is not published",
-        "fast_path",
+        "publish",
         "for row in strided(lane, rows, lanes):\n        # Relies on O4",
         "for row in strided(lane, rows - 1, lanes):\n        # Relies on O4",
     ),
     Bug(
         "a usual turn's tokens are published again",
-        "fast_path",
+        "publish",
         "        forecast.unpublished[0] = 0\n",
         "        forecast.unpublished[0] = rows\n",
     ),
     Bug(
         "the tail stays behind a usual turn's tokens",
-        "fast_path",
+        "publish",
         "pairs.cq_tail[pair] = tail + published\n",
         "pairs.cq_tail[pair] = tail\n",
     ),
     Bug(
         "a usual turn does not see the last token of a request",
         "fast_path",
-        "finish = FINISH_LENGTH if facts[row, FORECAST_FLAGS] & FORECAST_LAST != 0 else FINISH_NONE",
+        "finish = FINISH_LENGTH if facts[row, S.FORECAST_FLAGS] & S.FORECAST_IS_LAST != 0 else FINISH_NONE",
         "finish = FINISH_NONE",
     ),
     # completions
@@ -158,46 +158,46 @@ SCHEDULER_BUGS = (
     Bug(
         "a cancel of a waiting request is lost",
         "endings",
-        "state.waiting, counts[WAITING_COUNT], lane, lanes)",
+        "state.waiting, counts[S.WAITING_COUNT], lane, lanes)",
         "state.waiting, 0, lane, lanes)",
     ),
-    Bug("a lease never ends", "endings", "> limits.lease_ns:", "> 1000 * limits.lease_ns:"),
+    Bug("a lease never ends", "ownership", "> limits.lease_ns:", "> 1000 * limits.lease_ns:"),
     Bug(
         "a doorbell of an earlier epoch is accepted",
-        "endings",
+        "ownership",
         "if doorbell >> EPOCH_SHIFT == epoch:",
         "if doorbell >> EPOCH_SHIFT <= epoch:",
     ),
     Bug(
         "a head of an earlier epoch is accepted",
-        "endings",
+        "ownership",
         "if head >> EPOCH_SHIFT == epoch:",
         "if head >> EPOCH_SHIFT <= epoch:",
     ),
     Bug(
         "an owner's requests survive its fence",
-        "endings",
-        "if verdict & FENCE:\n            pairs.attached[pair] = 0",
-        "if verdict & FENCE:\n            pairs.attached[pair] = 1",
+        "ownership",
+        "if verdict & S.REVOKE:\n            pairs.attached[pair] = 0",
+        "if verdict & S.REVOKE:\n            pairs.attached[pair] = 1",
     ),
     Bug(
         "a grant begins at the wrong completion",
-        "endings",
+        "ownership",
         "pairs.cq_head[pair] = pairs.cq_tail[pair]  #",
         "pairs.cq_tail[pair] = pairs.cq_head[pair]  #",
     ),
-    Bug("a claim of any epoch is granted", "endings", "if claim == epoch + 1 and", "if claim >= epoch and"),
+    Bug("a claim of any epoch is granted", "ownership", "if claim == epoch + 1 and", "if claim >= epoch and"),
     Bug(
         "a paused request that is preempted stays counted",
-        "admit",
-        "counts[PAUSED_COUNT] -= requests.paused[slot]",
-        "counts[PAUSED_COUNT] -= 0",
+        "preempt",
+        "counts[S.STALLED_COUNT] -= requests.stalled[slot]",
+        "counts[S.STALLED_COUNT] -= 0",
     ),
     Bug(
         "a cancelled request keeps its pages",
         "endings",
-        "if requests.status[scratch.slot[i]] == RUNNING:",
-        "if requests.status[scratch.slot[i]] == EMPTY:",
+        "if requests.status[scratch.slot[i]] == S.RUNNING:",
+        "if requests.status[scratch.slot[i]] == S.EMPTY:",
     ),
     # intake
     Bug(
@@ -231,30 +231,30 @@ SCHEDULER_BUGS = (
         "for i in strided(lane, entry[WORD_PROMPT_LENGTH] - 1, lanes):",
     ),
     Bug("intake ignores its bound", "intake", "entries < min(pending, limits.intake_entries)", "entries < pending"),
-    Bug("intake stays with the first pair", "intake", "counts[ROTATION] = pair", "counts[ROTATION] = 0"),
+    Bug("intake stays with the first pair", "intake", "counts[S.ROTATION] = pair", "counts[S.ROTATION] = 0"),
     Bug("new requests are taken in while draining", "intake", "!= COMMAND_RUN:", "> COMMAND_RUN + 1:"),
     # who runs
     Bug("pages that a hit takes back count as available", "admit", "hits <= available - revived", "hits <= available"),
-    Bug("the first in rank is preempted", "admit", "rank = max(rank, HIGHEST if", "rank = min(-rank, HIGHEST if"),
+    Bug("the first in rank is preempted", "preempt", "rank = max(rank, HIGHEST if", "rank = min(-rank, HIGHEST if"),
     Bug(
         "a request may run without room for its token",
-        "admit",
-        "scratch.rank[i] >= pairs.room[",
-        "scratch.rank[i] > pairs.room[",
+        "stall",
+        "scratch.position[i] >= pairs.unclaimed_entries[",
+        "scratch.position[i] > pairs.unclaimed_entries[",
     ),
     Bug(
         "paused requests never give way",
         "admit",
-        "if state.counts[PAUSED_COUNT] > 0:",
-        "if state.counts[PAUSED_COUNT] > 1000:",
+        "if state.counts[S.STALLED_COUNT] > 0:",
+        "if state.counts[S.STALLED_COUNT] > 1000:",
     ),
     Bug("who does not fit keeps others waiting for ever", "admit", "min(running, limits.pages >> WATERMARK_SHIFT)", "1"),
     Bug("a row too many runs", "admit", "if running == limits.rows or", "if running > limits.rows or"),
     Bug(
         "grown pages are not taken off the stack",
-        "admit",
-        "        counts[FREE_COUNT] = free\n        counts[RUNNING_COUNT] = n",
-        "        counts[RUNNING_COUNT] = n",
+        "preempt",
+        "        counts[S.FREE_COUNT] = free\n        counts[S.RUNNING_COUNT] = n",
+        "        counts[S.RUNNING_COUNT] = n",
     ),
     # the batch
     Bug(
@@ -281,15 +281,15 @@ SCHEDULER_BUGS = (
     Bug("padding keeps old cache slots", "plan", "batch.cache_slots[i] = -1", "batch.cache_slots[i] += 0"),
     Bug(
         "a request is ranked among the better ones",
-        "cycle",
+        "waiting_list",
         "if requests.rank[other] < rank or",
         "if requests.rank[other] > rank or",
     ),
     Bug(
         "requests without a rank are left behind",
-        "cycle",
-        "counts[WAITING_COUNT] = sorted_count + entering",
-        "counts[WAITING_COUNT] = sorted_count + min(entering, 2)",
+        "waiting_list",
+        "counts[S.WAITING_COUNT] = ranked + unranked",
+        "counts[S.WAITING_COUNT] = ranked + min(unranked, 2)",
     ),
 )
 
@@ -397,7 +397,7 @@ def planted(bug: Bug | None) -> Iterator[None]:
     """Within the block, imports of the patched module, and of all that import it, give new modules; without a bug, of the
     scheduler's. Afterwards all is as before."""
     name, path = ("blinkpy.kv.page_allocator", PACKAGE) if bug is None else module_of(bug)
-    names = sorted({name} | importers_of(name))
+    names = sorted(({name} | importers_of(name)) - {"blinkpy"})
     before = {name: sys.modules.pop(name) for name in names if name in sys.modules}
     finder = None
     if bug is not None:

@@ -12,22 +12,22 @@ import pytest
 from support.front_end.fake_engine import FACTS, SIZES
 from support.front_end.front_world import FrontWorld, WireTransport
 
-from blinkpy.device.array_trees import plain
+from blinkpy.device.array_trees import as_memoryviews
 from blinkpy.device.lanes import Team
 from blinkpy.dpu.link import store_fence
 from blinkpy.dpu.link.queue_pair import REQUEST_LIMIT, EngineLost, QueuePair
 from blinkpy.engine.devices.null_device import made_up_token
 from blinkpy.kv.page_allocator import compact_ring
-from blinkpy.kv.state import NOTHING, RING_HEAD, RING_TAIL, RUNNING, STOPPED
+from blinkpy.kv.state import NO_BATCH, RING_HEAD, RING_TAIL, RUNNING, STOPPED
 from blinkpy.kv.state_snapshots import differences, snapshot
 from blinkpy.queues.completion import FINISH_LENGTH, HAS_TOKEN, lap_of, pack_completion
 from blinkpy.queues.header import write_header
 from blinkpy.queues.layout import LayoutError
 from blinkpy.queues.request_parameters import Sampling
 from blinkpy.queues.words import COMMAND_STOP, CONTROL_COMMAND, EPOCH_LIMIT, FRONT_DOORBELL, PAIR_EPOCH
-from blinkpy.scheduler.cycle import make_schedule
+from blinkpy.scheduler.cycle import make_turn
 from blinkpy.scheduler.host_scheduler import Scheduler
-from blinkpy.scheduler.phases.fast_path import fetch_ahead
+from blinkpy.scheduler.phases.fast_path import prefetch_forecast
 from blinkpy.scheduler.policies import SHIPPED, fcfs
 from blinkpy.transport import segment
 from blinkpy.transport.contract import TransportError
@@ -41,7 +41,7 @@ PROMPT = np.array([1, 0, 1], np.int32)
 
 def in_lanes(lanes: int, policy: Any, seed: int) -> Callable[..., int]:
     """schedule() by a team of threads that take turns in random order."""
-    team, schedule = Team(lanes, seed), make_schedule(policy)
+    team, schedule = Team(lanes, seed), make_turn(policy)
 
     def run(limits: Any, queues: Any, state: Any, now: int, lane: int, alone: int) -> int:
         results = team.run(lambda lane, lanes: schedule(limits, queues, state, now, lane, lanes))
@@ -78,7 +78,7 @@ def test_lanes_compact_the_ring_as_one_lane_does() -> None:
                 state.pages.ring_position[i] = position
         state.pages.ring_position[1] = -1  # was revived
         state.counts[RING_HEAD], state.counts[RING_TAIL] = head, head + 2 * limits.pages
-        arrays = plain(state)
+        arrays = as_memoryviews(state)
         Team(lanes, 1).run(lambda lane, lanes: compact_ring(limits, arrays.pages, arrays.counts, lane, lanes))
         assert state.counts[RING_TAIL] == head + limits.pages - 1
         kept = [int(state.pages.ring[(head + i) & mask]) for i in range(limits.pages - 1)]
@@ -95,7 +95,7 @@ def test_a_scheduler_needs_its_queues_first() -> None:
     world = make_world(1, 1)
     scheduler = Scheduler(world.limits, world.state, mode="python")
     with pytest.raises(RuntimeError, match="attach"):
-        scheduler.step(1)
+        scheduler.turn(1)
     assert scheduler.check() == []
     world.state.requests.status[0] = RUNNING
     assert "running lists" in scheduler.check()[0]
@@ -104,7 +104,7 @@ def test_a_scheduler_needs_its_queues_first() -> None:
 @pytest.mark.parametrize(("step_ns", "logprobs"), [(0, 2), (200_000, -1)])
 @pytest.mark.parametrize("mode", ["python", "njit"])
 def test_the_null_engine_makes_tokens_up(mode: Any, step_ns: int, logprobs: int) -> None:
-    worlds = (FrontWorld(seed, make_schedule(fcfs)) for seed in range(100))
+    worlds = (FrontWorld(seed, make_turn(fcfs)) for seed in range(100))
     world = next(
         w for w in worlds if w.limits.cq_entries > 8 and w.limits.vocab_size > 100 and w.limits.pages * w.limits.page_size > 8
     )
@@ -116,7 +116,7 @@ def test_the_null_engine_makes_tokens_up(mode: Any, step_ns: int, logprobs: int)
     scheduler.attach(world.views)
     low, high = 0, limits.vocab_size
     calls: list[int] = []
-    assert scheduler.run_null(range(low, high), step_ns, 2_000_000, 1 << 62, lambda: calls.append(1)) == NOTHING
+    assert scheduler.run_null(range(low, high), step_ns, 2_000_000, 1 << 62, lambda: calls.append(1)) == NO_BATCH
     assert len(calls) > 4
     tokens = [token for _, token, _ in client.poll()]
     assert tokens == [made_up_token(-(2**62), len(PROMPT) + i, low, high) for i in range(4)]
@@ -131,7 +131,7 @@ def test_what_a_turn_fetches_ahead_it_does_not_change() -> None:
     world = storm.world
     before = snapshot(world.state)
     for lane in range(3):
-        fetch_ahead(world.limits, world.state, lane, 3)
+        prefetch_forecast(world.limits, world.state, lane, 3)
     assert not differences(before, snapshot(world.state))
 
 
@@ -157,7 +157,7 @@ def attached(world: FrontWorld) -> Any:
 
 @pytest.fixture
 def world() -> FrontWorld:
-    return FrontWorld(5, make_schedule(fcfs))
+    return FrontWorld(5, make_turn(fcfs))
 
 
 def test_epochs_are_used_up(world: FrontWorld) -> None:

@@ -16,7 +16,7 @@ from support.seeded_bugs import SCHEDULER_BUGS, planted
 from blinkpy.device.array_trees import named_arrays
 from blinkpy.device.compile_cache import cached_njit
 from blinkpy.device.expect import PROBLEMS
-from blinkpy.device.table_codegen import Table
+from blinkpy.device.table_codegen import ArgumentTable
 from blinkpy.kv.integrity import check_integrity
 from blinkpy.kv.invariants.check_state import find_problem
 from blinkpy.kv.limits import Limits
@@ -62,7 +62,7 @@ def test_what_runs_beside_a_step_changes_nothing(seed: int, policy: str) -> None
     """What needs no tokens runs ahead of the model's step, as on a GPU; and the general phases do alone: bit for bit the same."""
     chosen = SHIPPED[policy]
     for number in range(8):
-        general = make_phases(chosen, short_ways=False).schedule
+        general = make_phases(chosen, fast_path=False).turn
         runs = [
             Simulation(seed + number, 250, chosen, mode="python"),
             Simulation(seed + number, 250, chosen, overlapped=True, mode="python"),
@@ -111,7 +111,7 @@ def compiled_find() -> Callable[[Limits, State], int]:
 
     def find(limits: Limits, state: State) -> int:
         scratch = np.zeros(max(limits.slots, limits.pages), np.int64)
-        tables = Table(limits), Table(state)
+        tables = ArgumentTable(limits), ArgumentTable(state)
         vector = types.Array(types.int64, 1, "C")
         function.compile((tables[0].kind, tables[1].kind, vector, vector))
         return int(function(*tables, scratch, scratch.copy()))
@@ -164,7 +164,7 @@ def broken() -> Callable[..., int]:
     """A scheduler that forgets cancels of waiting requests."""
     bug = next(bug for bug in SCHEDULER_BUGS if "cancel of a waiting" in bug.what)
     with planted(bug):
-        schedule: Callable[..., int] = importlib.import_module("blinkpy.scheduler.cycle").make_schedule(SHIPPED["fcfs"])
+        schedule: Callable[..., int] = importlib.import_module("blinkpy.scheduler.cycle").make_turn(SHIPPED["fcfs"])
     return schedule
 
 

@@ -45,7 +45,7 @@ def to_host(tree: Tree) -> Tree:
     return map_arrays(lambda tensor: tensor.cpu().numpy(), tree)
 
 
-def moved_array(array: np.ndarray, host: int, device: int, keep: object) -> DeviceArray:
+def array_at(array: np.ndarray, host: int, device: int, keep: object) -> DeviceArray:
     """An array in memory that begins at address `host`, as the GPU sees it from address `device` on."""
     return DeviceArray(device + int(array.ctypes.data) - host, array, keep)
 
@@ -65,7 +65,7 @@ class MappedMemory:
 
     def moved(self, array: np.ndarray) -> DeviceArray:
         """An array in this memory, as the GPU sees it."""
-        return moved_array(array, self._base, self._device_base, self)
+        return array_at(array, self._base, self._device_base, self)
 
     def close(self) -> None:
         if self._base:

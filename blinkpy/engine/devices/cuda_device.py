@@ -23,9 +23,10 @@ from blinkpy.engine.engine import Engine
 from blinkpy.engine.link.pair_placement import PlacedPairs, check_pair_memory, gpu_bytes, place_pairs
 from blinkpy.engine.sizing import engine_sizes, pages_for, queue_sizes
 from blinkpy.kernels.linear.linear_config import LinearTable
+from blinkpy.kv import state as S
 from blinkpy.kv.integrity import check_integrity
 from blinkpy.kv.limits import Limits
-from blinkpy.kv.state import DRAINED, State
+from blinkpy.kv.state import State
 from blinkpy.kv.state_memory import make_state
 from blinkpy.models.description.decoder_description import Architecture, read_architecture
 from blinkpy.models.gpu.gpu_memory_plan import MemoryPlan, gib, plan_memory
@@ -157,7 +158,7 @@ class CudaEngine(Engine):
             self._step = HostDrivenStep(step, graph_of, self.state, batch, requests, self.sizes.page_size, stream)
             self._scheduler = Scheduler(self.limits, self.state, policy)
             self._scheduler.attach(self.views)
-            self._scheduler.step(time.monotonic_ns())
+            self._scheduler.turn(time.monotonic_ns())
         else:
             self._enter("compiling the scheduler and building the loop")
             self.placed_pairs, self.pair_memory = place_pairs(self.segment, config.transport.queue_memory)
@@ -170,7 +171,7 @@ class CudaEngine(Engine):
         from blinkpy.engine.loop_graph import Copies, Executive, StepTable
         from blinkpy.engine.rehearsal import rehearsal_world
         from blinkpy.kernels.loop.loop_arguments import device_arguments
-        from blinkpy.kernels.loop.loop_kernels import loop_code
+        from blinkpy.kernels.loop.loop_code import loop_code
 
         kind, table = device_arguments(self.limits, queues, self.device_state)
         code = loop_code(policy, kind, len(table), torch.cuda.get_device_capability())
@@ -235,7 +236,7 @@ class CudaEngine(Engine):
             self._announce_fault(error)
             raise
         self.views.engine[ENGINE_STATE] = STATE_STOPPED
-        if result == DRAINED and self.config.engine.check_integrity != "never":
+        if result == S.DRAINED and self.config.engine.check_integrity != "never":
             problems = check_integrity(self.limits, to_host(self.device_state))
             if problems:
                 raise RuntimeError("the scheduler's state is broken: " + "; ".join(problems[:5]))

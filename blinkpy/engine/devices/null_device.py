@@ -7,7 +7,7 @@ from typing import Any
 
 from blinkpy.device.compile_cache import cached_njit
 from blinkpy.device.portable import device
-from blinkpy.kv.state import ROWS
+from blinkpy.kv import state as S
 from blinkpy.queues.logprob_record import NO_RECORD_PAIR, RECORD_PAIRS
 from blinkpy.queues.page_hash import HASH_MODULUS_1
 from blinkpy.queues.submission import WORD_LOGPROBS, WORD_SEED
@@ -26,7 +26,7 @@ def fill_sampled(state, low, high, even):
     """Made-up tokens for all rows of the batch, and log probabilities of the distribution that they are drawn from: all
     tokens of [low, high) are equally likely. even: the log probability as a pair of a record for token 0."""
     batch, entry = state.batch, state.requests.entry
-    for row in range(batch.counts[ROWS]):
+    for row in range(batch.counts[S.ROWS]):
         slot = batch.row_slots[row]
         seed = entry[slot, WORD_SEED + 1] << 32 | (entry[slot, WORD_SEED] & 0xFFFFFFFF)
         batch.sampled[row] = made_up_token(seed, batch.context_lengths[row], low, high)

@@ -21,7 +21,7 @@ from cuda.bindings import driver, runtime
 from blinkpy.device.array_trees import map_arrays
 from blinkpy.device.cuda.cuda_calls import check
 from blinkpy.device.cuda.dmabuf import export_dmabuf
-from blinkpy.device.cuda.gpu_memory_views import MappedMemory, moved_array, pinned
+from blinkpy.device.cuda.gpu_memory_views import MappedMemory, array_at, pinned
 from blinkpy.queues.layout import QueueLayout
 from blinkpy.queues.views import EngineViews, engine_views
 
@@ -53,7 +53,7 @@ class GpuQueues:
         views = engine_views(buffer, layout)
         host = int(np.frombuffer(buffer, np.uint8).ctypes.data)
         words = {"engine": self._words.moved(views.engine), "control": self._words.moved(views.control)}
-        self.device = moved_views(views, host + first, self.address, self)._replace(**words)  # type: ignore[arg-type]
+        self.device = views_at(views, host + first, self.address, self)._replace(**words)  # type: ignore[arg-type]
 
     def export(self) -> int:
         """A dma-buf of all of it: a descriptor, which close() closes. Raises OSError as export_dmabuf does."""
@@ -81,9 +81,9 @@ class GpuQueues:
         self._words.close()
 
 
-def moved_views(views: EngineViews, host: int, device: int, keep: object) -> EngineViews:
+def views_at(views: EngineViews, host: int, device: int, keep: object) -> EngineViews:
     """Views of memory that begins at address `host`, as the GPU sees it from address `device` on."""
-    return map_arrays(lambda array: moved_array(array, host, device, keep), views)
+    return map_arrays(lambda array: array_at(array, host, device, keep), views)
 
 
 class MappedSegment(MappedMemory):
@@ -91,4 +91,4 @@ class MappedSegment(MappedMemory):
 
     def __init__(self, buffer: memoryview, layout: QueueLayout):
         super().__init__(buffer, "the queue segment")
-        self.device = moved_views(engine_views(buffer, layout), self._base, self._device_base, self)
+        self.device = views_at(engine_views(buffer, layout), self._base, self._device_base, self)

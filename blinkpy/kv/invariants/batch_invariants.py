@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from blinkpy.device.expect import problem
 from blinkpy.device.portable import device
-from blinkpy.kv.state import DECODE_ROWS, PAUSED_COUNT, ROWS, RUNNING, RUNNING_COUNT, TOKENS
+from blinkpy.kv import state as S
 
 BATCH_SIZE = problem("the batch's size is wrong")
 TWO_ROWS = problem("a request has two rows")
@@ -32,12 +32,12 @@ def check_rows(limits, state, rows, decodes, seen):
         seen[slot] = 0
     for row in range(rows):
         slot = b.row_slots[row]
-        if slot < 0 or slot >= limits.slots or r.status[slot] != RUNNING:
+        if slot < 0 or slot >= limits.slots or r.status[slot] != S.RUNNING:
             return ROW_IDLE
         if seen[slot] != 0:
             return TWO_ROWS
         seen[slot] = 1
-        if r.paused[slot] != 0:
+        if r.stalled[slot] != 0:
             return ROW_PAUSED
         length = b.query_starts[row + 1] - b.query_starts[row]
         if length < 1 or b.query_starts[row] < 0:
@@ -73,7 +73,7 @@ def check_token(limits, state, row, i):
 def check_batch(limits, state, seen):
     """seen: int64 [>= S], any content."""
     b, r = state.batch, state.requests
-    rows, tokens, decodes = b.counts[ROWS], b.counts[TOKENS], b.counts[DECODE_ROWS]
+    rows, tokens, decodes = b.counts[S.ROWS], b.counts[S.TOKENS], b.counts[S.DECODE_ROWS]
     if not (0 <= decodes <= rows <= limits.rows and rows <= tokens <= limits.tokens):
         return BATCH_SIZE
     if rows == 0:
@@ -92,7 +92,7 @@ def check_batch(limits, state, seen):
             fault = check_token(limits, state, row, i)
             if fault != 0:
                 return fault
-    cut = state.counts[RUNNING_COUNT] - state.counts[PAUSED_COUNT] > rows or b.emits[rows - 1] == 0
+    cut = state.counts[S.RUNNING_COUNT] - state.counts[S.STALLED_COUNT] > rows or b.emits[rows - 1] == 0
     smaller = tokens == limits.mixed_tokens or tokens == limits.burst_step_tokens
     if cut and tokens != limits.tokens and not (decodes > 0 and smaller):
         return ROOM_LEFT

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from blinkpy.device.expect import problem
 from blinkpy.device.portable import device
-from blinkpy.kv.state import CACHED_COUNT, FREE_COUNT, LOST, RING_HEAD, RING_TAIL, RUNNING
+from blinkpy.kv import state as S
 
 FREE_RANGE = problem("the free stack names a page that is none")
 REFERENCES = problem("a reference count is not the number of page tables with the page")
@@ -22,7 +22,7 @@ HELD_TWICE = problem("a request holds a page twice")
 def check_pages(limits, state, references, seen):
     """references, seen: int64 [>= N], any content."""
     pages, table = state.pages, state.requests.page_table
-    free = state.counts[FREE_COUNT]
+    free = state.counts[S.FREE_COUNT]
     for page in range(limits.pages):
         references[page] = 0
         seen[page] = -1
@@ -59,7 +59,7 @@ def check_pages(limits, state, references, seen):
         if seen[page] + is_cached + (1 if references[page] > 0 else 0) != 1:
             return ONE_OF
         cached += is_cached
-    return 0 if cached == state.counts[CACHED_COUNT] else CACHED_WRONG
+    return 0 if cached == state.counts[S.CACHED_COUNT] else CACHED_WRONG
 
 
 RING_LONG = problem("the eviction ring is longer than its memory")
@@ -69,7 +69,7 @@ RING_ENTRY = problem("a ring entry is another page's")
 
 @device
 def check_ring(limits, state):
-    pages, head, tail = state.pages, state.counts[RING_HEAD], state.counts[RING_TAIL]
+    pages, head, tail = state.pages, state.counts[S.RING_HEAD], state.counts[S.RING_TAIL]
     if not 0 <= head <= tail <= head + limits.ring_entries:
         return RING_LONG
     for page in range(limits.pages):
@@ -140,9 +140,9 @@ def check_index(limits, state, seen):
             return PARENT_RANGE
     for slot in range(limits.slots):
         if (
-            r.status[slot] == RUNNING
+            r.status[slot] == S.RUNNING
             and r.indexed[slot] > 0
-            and r.canonical[slot] != LOST
+            and r.canonical[slot] != S.CHAIN_EVICTED
             and not canonical_fine(limits, state, slot)
         ):
             return CANONICAL

@@ -4,17 +4,7 @@ from __future__ import annotations
 
 from blinkpy.device.expect import problem
 from blinkpy.device.portable import device
-from blinkpy.kv.state import (
-    EMPTY,
-    ENTERING_COUNT,
-    FINISHING,
-    FINISHING_COUNT,
-    PAUSED_COUNT,
-    RUNNING,
-    RUNNING_COUNT,
-    WAITING,
-    WAITING_COUNT,
-)
+from blinkpy.kv import state as S
 
 UNRANKED = problem("requests without a rank are left over")
 NO_STATUS = problem("a request has no legal status")
@@ -45,20 +35,20 @@ def check_list(slots, n, total, status, wanted, seen):
 @device
 def check_lists(limits, state, seen):
     counts, requests = state.counts, state.requests
-    if counts[ENTERING_COUNT] != 0:
+    if counts[S.UNRANKED_COUNT] != 0:
         return UNRANKED
     for slot in range(limits.slots):
-        if requests.status[slot] < EMPTY or requests.status[slot] > FINISHING:
+        if requests.status[slot] < S.EMPTY or requests.status[slot] > S.FINISHING:
             return NO_STATUS
-    if counts[RUNNING_COUNT] > limits.rows or not check_list(
-        state.running, counts[RUNNING_COUNT], limits.slots, requests.status, RUNNING, seen
+    if counts[S.RUNNING_COUNT] > limits.rows or not check_list(
+        state.running, counts[S.RUNNING_COUNT], limits.slots, requests.status, S.RUNNING, seen
     ):
         return RUNNING_LIST
-    if not check_list(state.waiting, counts[WAITING_COUNT], limits.slots, requests.status, WAITING, seen):
+    if not check_list(state.waiting, counts[S.WAITING_COUNT], limits.slots, requests.status, S.WAITING, seen):
         return WAITING_LIST
-    if not check_list(state.finishing, counts[FINISHING_COUNT], limits.slots, requests.status, FINISHING, seen):
+    if not check_list(state.finishing, counts[S.FINISHING_COUNT], limits.slots, requests.status, S.FINISHING, seen):
         return FINISHING_LIST
-    for i in range(1, counts[WAITING_COUNT]):
+    for i in range(1, counts[S.WAITING_COUNT]):
         before, after = state.waiting[i - 1], state.waiting[i]
         if requests.rank[before] > requests.rank[after] or (
             requests.rank[before] == requests.rank[after] and requests.arrival[before] > requests.arrival[after]
@@ -85,8 +75,8 @@ VOCABULARY = problem("a token is outside the vocabulary")
 @device
 def check_request(limits, r, slot):
     """One request slot."""
-    running = r.status[slot] == RUNNING
-    live = running or r.status[slot] == WAITING
+    running = r.status[slot] == S.RUNNING
+    live = running or r.status[slot] == S.WAITING
     computed, length, held = r.computed[slot], r.length[slot], r.num_pages[slot]
     if live and not 1 <= r.prompt_length[slot] <= length:
         return PROMPT_LONGER
@@ -94,7 +84,7 @@ def check_request(limits, r, slot):
         return CONTEXT_EXCEEDED
     if computed < 0 or (running and computed >= length):
         return NOTHING_TO_COMPUTE
-    if not running and computed != 0 and r.status[slot] != EMPTY:
+    if not running and computed != 0 and r.status[slot] != S.EMPTY:
         return IDLE_CACHE
     if not running and held != 0:
         return IDLE_PAGES
@@ -110,7 +100,7 @@ def check_request(limits, r, slot):
         return INDEXED_HELD
     if running and r.indexed[slot] * limits.page_size > computed:
         return INDEXED_COMPUTED
-    if r.paused[slot] != 0 and not running:
+    if r.stalled[slot] != 0 and not running:
         return IDLE_PAUSED
     if live:
         for i in range(length):
@@ -126,8 +116,8 @@ def check_requests(limits, state):
         fault = check_request(limits, state.requests, slot)
         if fault != 0:
             return fault
-        paused += state.requests.paused[slot]
-    return 0 if paused == state.counts[PAUSED_COUNT] else PAUSED_WRONG
+        paused += state.requests.stalled[slot]
+    return 0 if paused == state.counts[S.STALLED_COUNT] else PAUSED_WRONG
 
 
 SUBMISSIONS = problem("a submission queue overflowed")
@@ -144,6 +134,6 @@ def check_pairs(limits, state):
         if not 0 <= p.cq_tail[pair] - p.cq_head[pair] <= limits.cq_entries:
             return COMPLETIONS
     for slot in range(limits.slots):
-        if r.status[slot] != EMPTY and p.attached[r.pair[slot]] != 1:
+        if r.status[slot] != S.EMPTY and p.attached[r.pair[slot]] != 1:
             return OWNER_GONE
     return 0

@@ -13,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from blinkpy.config import ConfigError
-from blinkpy.kv.state import DECODE_ROWS, MAX_CONTEXT, ROWS, TOKENS, Batch
+from blinkpy.kv import state as S
+from blinkpy.kv.state import Batch
 from blinkpy.models.cpu.cpu_attention_pass import ARGUMENTS, compile_pass
 from blinkpy.models.cpu.cpu_threads import run_on_threads, team_size
 from blinkpy.models.cpu.torch_attention import attend, prompt_rows
@@ -67,18 +68,18 @@ class CpuAttention:
     def begin(self, batch: Batch, page_table: NDArray[np.int32]) -> None:
         """Take over the metadata of one step. page_table: int32 [slots, pages]."""
         arguments, counts = self.arguments, batch.counts
-        self.tokens = int(counts[TOKENS])
+        self.tokens = int(counts[S.TOKENS])
         # The compiled pass trusts these: without the check a mistake elsewhere would write beyond our memory.
-        if self.tokens > len(self.out) or counts[MAX_CONTEXT] > self.room or not page_table.flags.c_contiguous:
-            raise ValueError(f"{self.tokens} tokens with contexts up to {counts[MAX_CONTEXT]} are more than was allocated")
-        arguments["tokens"], arguments["rows"], arguments["decode_rows"] = self.tokens, counts[ROWS], counts[DECODE_ROWS]
+        if self.tokens > len(self.out) or counts[S.MAX_CONTEXT] > self.room or not page_table.flags.c_contiguous:
+            raise ValueError(f"{self.tokens} tokens with contexts up to {counts[S.MAX_CONTEXT]} are more than was allocated")
+        arguments["tokens"], arguments["rows"], arguments["decode_rows"] = self.tokens, counts[S.ROWS], counts[S.DECODE_ROWS]
         arguments["positions"], arguments["cache_slots"] = batch.positions.ctypes.data, batch.cache_slots.ctypes.data
         arguments["row_slots"], arguments["contexts"] = batch.row_slots.ctypes.data, batch.context_lengths.ctypes.data
         arguments["page_table"] = page_table.ctypes.data
         arguments["slots"], arguments["table_width"] = page_table.shape
         self.prompts = [
             (start, end, context, torch.from_numpy(pages.astype(np.int64)))
-            for start, end, context, pages in prompt_rows(batch, page_table, int(counts[DECODE_ROWS]))
+            for start, end, context, pages in prompt_rows(batch, page_table, int(counts[S.DECODE_ROWS]))
         ]
 
     def run(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from blinkpy.kv.state import ROWS, Batch, Requests
+from blinkpy.kv import state as S
+from blinkpy.kv.state import Batch, Requests
 from blinkpy.models.cpu.cpu_sampler import logprob_records, mask_stop_ids, penalize, read_parameters, sample, warm_up
 from blinkpy.models.cpu.torch_decoder import Decoder, emitting_tokens
 from blinkpy.models.description.decoder_description import Architecture
@@ -33,7 +34,7 @@ class CpuStep:
         these whose request asks for it, and both stay as they are elsewhere.
         """
         hidden = self.decoder.forward(batch, requests.page_table, emitting_tokens(batch))
-        rows = np.flatnonzero(batch.emits[: int(batch.counts[ROWS])])
+        rows = np.flatnonzero(batch.emits[: int(batch.counts[S.ROWS])])
         if len(rows) == 0:
             return
         logits: NDArray[np.float32] = self.decoder.logits(hidden).cpu().numpy()

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from blinkpy.kv.state import ROWS, TOKENS, Batch
+from blinkpy.kv import state as S
+from blinkpy.kv.state import Batch
 from blinkpy.models.description.decoder_description import Architecture
 from blinkpy.models.paged_cache import PagedCache
 from blinkpy.models.weights.decoder_weights import LayerWeights
@@ -70,7 +71,7 @@ def attend(
 def prompt_rows(batch: Batch, page_table: NDArray[np.int32], first: int) -> list[tuple[int, int, int, NDArray[np.int32]]]:
     """(first token, end token, context, pages) of the rows from `first` on."""
     starts, slots, contexts = batch.query_starts, batch.row_slots, batch.context_lengths
-    rows = range(first, int(batch.counts[ROWS]))
+    rows = range(first, int(batch.counts[S.ROWS]))
     return [(int(starts[r]), int(starts[r + 1]), int(contexts[r]), page_table[slots[r]]) for r in rows]
 
 
@@ -82,7 +83,7 @@ class TorchAttention:
 
     def begin(self, batch: Batch, page_table: NDArray[np.int32]) -> None:
         """Take over the metadata of one step. page_table: int32 [slots, pages]."""
-        device, count = self.cos.device, int(batch.counts[TOKENS])
+        device, count = self.cos.device, int(batch.counts[S.TOKENS])
         positions = torch.from_numpy(batch.positions[:count]).to(device)
         self.step_cos, self.step_sin = self.cos[positions], self.sin[positions]
         places = torch.from_numpy(batch.cache_slots[:count]).to(device).long()

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from blinkpy.kv.state import ROWS, TOKENS, Batch
+from blinkpy.kv import state as S
+from blinkpy.kv.state import Batch
 from blinkpy.models.cpu.cpu_attention import CpuAttention
 from blinkpy.models.cpu.torch_attention import TorchAttention
 from blinkpy.models.description.decoder_description import Architecture
@@ -51,7 +52,7 @@ class Decoder:
         residual stream behind the last layer, [wanted tokens, hidden]; behind its attention the last layer leaves the others out.
         """
         a = self.a
-        ids = torch.from_numpy(batch.token_ids[: int(batch.counts[TOKENS])]).to(self.weights.device)
+        ids = torch.from_numpy(batch.token_ids[: int(batch.counts[S.TOKENS])]).to(self.weights.device)
         self.attention.begin(batch, page_table)
         x = F.embedding(ids, self.weights.embedding)
         narrow = None if wanted is None or len(wanted) == len(ids) else torch.from_numpy(wanted).to(x.device)
@@ -111,5 +112,5 @@ def _gated(x: torch.Tensor, gate_up: torch.Tensor, bias: torch.Tensor | None) ->
 
 def emitting_tokens(batch: Batch) -> NDArray[np.int64]:
     """Index of the last token of each row that produces a token in this step, int64 [emitting rows]."""
-    rows = int(batch.counts[ROWS])
+    rows = int(batch.counts[S.ROWS])
     return batch.query_starts[1 : rows + 1][batch.emits[:rows] != 0].astype(np.int64) - 1

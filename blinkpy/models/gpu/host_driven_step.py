@@ -15,7 +15,8 @@ from cuda.bindings import runtime
 from blinkpy.device.array_trees import map_arrays
 from blinkpy.device.cuda.cuda_calls import check
 from blinkpy.device.cuda.gpu_memory_views import host_tensor_on_device, pinned
-from blinkpy.kv.state import BUCKET, DECODE_ROWS, MAX_CONTEXT, ROWS, TOKENS, Batch, Requests, State
+from blinkpy.kv import state as S
+from blinkpy.kv.state import Batch, Requests, State
 from blinkpy.models.gpu.gpu_step import GpuStep
 from blinkpy.models.gpu.step_shapes import StepShape
 from blinkpy.queues.submission import WORD_LOGPROBS
@@ -43,7 +44,7 @@ def device_side(state: State) -> tuple[Batch, Requests]:
 
 def require_fit(shape: StepShape, counts: np.ndarray) -> None:
     """Raise RuntimeError unless a batch with these counts (Batch.counts) fits what a step graph was captured for."""
-    tokens, rows = int(counts[TOKENS]), int(counts[ROWS])
+    tokens, rows = int(counts[S.TOKENS]), int(counts[S.ROWS])
     if tokens > shape.tokens or rows > shape.rows:
         raise RuntimeError(f"a step of {tokens} tokens in {rows} rows exceeds its bucket, {shape.name}: nothing of it was run")
 
@@ -76,14 +77,14 @@ class HostDrivenStep:
         """Compute the batch and write batch.sampled and batch.logprobs. Raises CudaError when the GPU fails, RuntimeError for
         a batch beyond its bucket."""
         counts = batch.counts
-        slots = batch.row_slots[: counts[ROWS]]
-        mixed = 1 if counts[DECODE_ROWS] < counts[ROWS] else 0
-        graph = int(self._graph_of[counts[BUCKET], mixed])
+        slots = batch.row_slots[: counts[S.ROWS]]
+        mixed = 1 if counts[S.DECODE_ROWS] < counts[S.ROWS] else 0
+        graph = int(self._graph_of[counts[S.BUCKET], mixed])
         require_fit(self._step.shapes[graph], counts)
         with torch.cuda.stream(self._stream):
             for target, source in self._inputs:
                 target.copy_(source, non_blocking=True)
-            self._copy_tables(int(counts[MAX_CONTEXT]))
+            self._copy_tables(int(counts[S.MAX_CONTEXT]))
             self._step.graphs[graph].graph.replay()
             self._sampled[0].copy_(self._sampled[1], non_blocking=True)
             if (requests.entry[slots, WORD_LOGPROBS] >= 0).any():

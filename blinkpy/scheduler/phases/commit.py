@@ -6,21 +6,20 @@ The step must be complete. So pages that are released here are in nobody's use.
 from __future__ import annotations
 
 from blinkpy.device.portable import barrier, block_scan, block_sum, device, strided
-from blinkpy.kv.page_allocator import release_pages
-from blinkpy.kv.state import COUNTER_INDEX, EMPTY, RUNNING, RUNNING_COUNT
-from blinkpy.kv.state import ROWS as ROW_COUNT
+from blinkpy.kv import state as S
 from blinkpy.queues.completion import FINISH_ERROR, FINISH_LENGTH, FINISH_NONE, FINISH_STOP, HAS_LOGPROBS, HAS_TOKEN
 from blinkpy.queues.submission import STOP_IDS, WORD_LOGPROBS, WORD_MAX_TOKENS, WORD_MIN_TOKENS, WORD_STOP_IDS
-from blinkpy.scheduler.phases.completions import completion_word, publish
+from blinkpy.scheduler.phases.completions import completion_word, publish_completions
+from blinkpy.scheduler.phases.slot_lists import keep_with_status, release_slots
 
-GENERATED_TOKENS = COUNTER_INDEX["generated_tokens"]
-REQUESTS_FINISHED = COUNTER_INDEX["requests_finished"]
+GENERATED_TOKENS = S.COUNTER_INDEX["generated_tokens"]
+REQUESTS_FINISHED = S.COUNTER_INDEX["requests_finished"]
 
 
 @device
 def commit(limits, queues, state, lane, lanes):
     requests, batch, counts, scratch = state.requests, state.batch, state.counts, state.scratch
-    rows = batch.counts[ROW_COUNT]
+    rows = batch.counts[S.ROWS]
     if rows == 0:
         return
     generated = 0
@@ -35,8 +34,8 @@ def commit(limits, queues, state, lane, lanes):
             scratch.word[row] = completion_word(limits, requests, slot, token, flags)
             generated += 1 if flags & HAS_TOKEN else 0
     generated = block_sum(generated, lane, lanes)
-    # plan() saw to it that there is room for all.
-    publish(limits, queues, state.pairs, scratch, batch.logprobs, rows, lane, lanes)
+    # plan_batch saw to it that there is room for all.
+    publish_completions(limits, queues, state.pairs, scratch, batch.logprobs, rows, lane, lanes)
     ended = 0
     for tile in strided(0, rows, lanes):
         row = tile + lane
@@ -47,25 +46,13 @@ def commit(limits, queues, state, lane, lanes):
         ended += total
     barrier(lanes)
     if ended > 0:
-        free_slots(limits, state, ended, lane, lanes)
-        kept = keep_status(state.running, counts[RUNNING_COUNT], requests.status, RUNNING, lane, lanes)
+        release_slots(limits, state, ended, lane, lanes)
+        kept = keep_with_status(state.running, counts[S.RUNNING_COUNT], requests.status, S.RUNNING, lane, lanes)
         if lane == 0:
-            counts[RUNNING_COUNT] = kept
+            counts[S.RUNNING_COUNT] = kept
     if lane == 0:
         state.counters[GENERATED_TOKENS] += generated
         state.counters[REQUESTS_FINISHED] += ended
-    barrier(lanes)
-
-
-@device
-def free_slots(limits, state, ended, lane, lanes):
-    """Release the pages of the requests scratch.slot[0:ended], one after another, and their slots. Ends with a barrier."""
-    requests, scratch = state.requests, state.scratch
-    for i in range(ended):
-        release_pages(limits, requests, state.pages, state.counts, scratch.slot[i], lane, lanes)
-    for i in strided(lane, ended, lanes):
-        requests.status[scratch.slot[i]] = EMPTY
-        requests.finish[scratch.slot[i]] = FINISH_NONE
     barrier(lanes)
 
 
@@ -88,22 +75,3 @@ def append_token(limits, requests, slot, token):
                 finish = FINISH_STOP
     requests.finish[slot] = finish
     return finish | HAS_TOKEN | (HAS_LOGPROBS if requests.entry[slot, WORD_LOGPROBS] >= 0 else 0)
-
-
-@device
-def keep_status(slots, n, status, wanted, lane, lanes):
-    """Drop the requests of slots[0:n] that have another status, keeping the order. Returns how many are left.
-
-    In place: positions only fall, and a scan separates the reads of a tile from its writes. Ends with a barrier.
-    """
-    kept = 0
-    for tile in strided(0, n, lanes):
-        i = tile + lane
-        slot = slots[i] if i < n else 0
-        keeps = 1 if i < n and status[slot] == wanted else 0
-        before, total = block_scan(keeps, lane, lanes)
-        if keeps == 1:
-            slots[kept + before] = slot
-        kept += total
-    barrier(lanes)
-    return kept

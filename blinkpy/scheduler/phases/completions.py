@@ -31,8 +31,8 @@ def free_entries(limits, pairs, pair):
 
 
 @device
-def rank_by_pair(limits, scratch, n, lane, lanes):
-    """scratch.rank[i]: items before item i that have the same scratch.pair (-1: not counted); scratch.total: per pair.
+def position_in_pair(limits, scratch, n, lane, lanes):
+    """scratch.position[i]: items before item i that have the same scratch.pair (-1: not counted); scratch.total: per pair.
 
     The caller's writes to scratch.pair need no barrier.
     """
@@ -48,7 +48,7 @@ def rank_by_pair(limits, scratch, n, lane, lanes):
                     shift = offset * COUNT_BITS
             before, total = block_scan(1 << shift if shift >= 0 else 0, lane, lanes)
             if shift >= 0:
-                scratch.rank[i] = ((counted + before) >> shift) & COUNT_MASK
+                scratch.position[i] = ((counted + before) >> shift) & COUNT_MASK
             counted += total
         if lane == 0:
             for offset in range(min(PAIRS_AT_ONCE, limits.pairs - first)):
@@ -57,7 +57,7 @@ def rank_by_pair(limits, scratch, n, lane, lanes):
 
 
 @device
-def put_word(queues, pair, entry, word, logprobs, i):
+def store_completion(queues, pair, entry, word, logprobs, i):
     """Store a completion word at its place in a queue, behind its record, logprobs[i], if it has HAS_LOGPROBS.
 
     Keeps O3 and O8 of docs/verification.md: a word alone says everything by one store, and its lap counter tells that it is
@@ -72,22 +72,22 @@ def put_word(queues, pair, entry, word, logprobs, i):
 
 
 @device
-def publish(limits, queues, pairs, scratch, logprobs, n, lane, lanes):
+def publish_completions(limits, queues, pairs, scratch, logprobs, n, lane, lanes):
     """Publish scratch.word[i] in the queue of scratch.pair[i] (-1: nothing), while the queue has room: where it has none,
     scratch.pair[i] stays and everywhere else it becomes -1. logprobs[i]: the record of a word with HAS_LOGPROBS.
 
     The tail needs no release: only the next owner of the pair reads it, after the release store of its grant (O5 of
     docs/verification.md).
     """
-    rank_by_pair(limits, scratch, n, lane, lanes)
+    position_in_pair(limits, scratch, n, lane, lanes)
     for i in strided(lane, n, lanes):
         pair = scratch.pair[i]
         # Relies on O4 of docs/verification.md: the branch on the reader's head keeps the word behind it.
-        if pair >= 0 and scratch.rank[i] < free_entries(limits, pairs, pair):
-            position = pairs.cq_tail[pair] + scratch.rank[i]
+        if pair >= 0 and scratch.position[i] < free_entries(limits, pairs, pair):
+            position = pairs.cq_tail[pair] + scratch.position[i]
             lap = (position >> limits.cq_shift) % LAPS + 1
             word = scratch.word[i] | lap << LAP_SHIFT
-            put_word(queues, pair, position & (limits.cq_entries - 1), word, logprobs, i)
+            store_completion(queues, pair, position & (limits.cq_entries - 1), word, logprobs, i)
             scratch.pair[i] = -1
     barrier(lanes)
     for pair in strided(lane, limits.pairs, lanes):

@@ -8,59 +8,34 @@ reads: not the batch, nor the entry, tokens or pages of a request in the batch; 
 from __future__ import annotations
 
 from blinkpy.device.portable import barrier, block_max, block_sum, device, strided
+from blinkpy.kv import state as S
 from blinkpy.kv.page_allocator import evict_pages, extend_table
 from blinkpy.kv.prefix_cache import index_pages
-from blinkpy.kv.state import (
-    CACHED_COUNT,
-    COUNTER_INDEX,
-    DECODE_ROWS,
-    FINISHING_COUNT,
-    FORECAST_CACHE_SLOT,
-    FORECAST_CQ_INDEX,
-    FORECAST_FLAGS,
-    FORECAST_LAP_SHIFT,
-    FORECAST_LAST,
-    FORECAST_LENGTH,
-    FORECAST_MARK,
-    FORECAST_PAIR,
-    FORECAST_RECORD,
-    FORECAST_SLOT,
-    FORECAST_STOP_IDS,
-    FORECAST_STOPS,
-    FREE_COUNT,
-    PAIR_CHANGES,
-    PAUSED_COUNT,
-    ROWS,
-    RUNNING_COUNT,
-    STEADY,
-    TOKENS,
-    WAITING_COUNT,
-)
 from blinkpy.queues.completion import LAPS
 from blinkpy.queues.submission import STOP_IDS, WORD_LOGPROBS, WORD_MAX_TOKENS, WORD_MIN_TOKENS, WORD_STOP_IDS
 from blinkpy.queues.words import COMMAND_RUN
-from blinkpy.scheduler.phases.completions import free_entries, rank_by_pair
+from blinkpy.scheduler.phases.completions import free_entries, position_in_pair
 
-COMPUTED_TOKENS = COUNTER_INDEX["computed_tokens"]
+COMPUTED_TOKENS = S.COUNTER_INDEX["computed_tokens"]
 
 
 @device
-def advance(limits, state, lane, lanes):
+def count_computed(limits, state, lane, lanes):
     """Count the step's tokens as computed, and index the pages that it fills. Nobody looks at the index before it is done."""
     requests, batch = state.requests, state.batch
-    rows = batch.counts[ROWS]
+    rows = batch.counts[S.ROWS]
     if rows == 0:
         return
     for row in strided(lane, rows, lanes):
         requests.computed[batch.row_slots[row]] += batch.query_starts[row + 1] - batch.query_starts[row]
     if lane == 0:
-        state.counters[COMPUTED_TOKENS] += batch.counts[TOKENS]
+        state.counters[COMPUTED_TOKENS] += batch.counts[S.TOKENS]
     barrier(lanes)
     index_pages(limits, state, lane, lanes)
 
 
 @device
-def ends_surely(limits, requests, slot):
+def is_last_token(limits, requests, slot):
     """Whether a request ends with its next token, whatever it is."""
     length = requests.length[slot] + 1
     generated = length - requests.prompt_length[slot]
@@ -68,70 +43,70 @@ def ends_surely(limits, requests, slot):
 
 
 @device
-def lacks_page(limits, requests, slot):
+def needs_page(limits, requests, slot):
     """1 if a request that gets a token now needs one more page for it."""
-    if ends_surely(limits, requests, slot):
+    if is_last_token(limits, requests, slot):
         return 0
     return 1 if requests.length[slot] >> limits.page_shift >= requests.num_pages[slot] else 0
 
 
 @device
-def grow_ahead(limits, state, lane, lanes):
+def grow_for_forecast(limits, state, lane, lanes):
     """Pages for the tokens that the step samples. Returns whether there were enough; else nobody got one, and grow() will
     preempt."""
     requests, pages, counts, batch = state.requests, state.pages, state.counts, state.batch
-    rows = batch.counts[ROWS]
+    rows = batch.counts[S.ROWS]
     demand = 0
     for row in strided(lane, rows, lanes):
         if batch.emits[row] != 0:
-            demand += lacks_page(limits, requests, batch.row_slots[row])
+            demand += needs_page(limits, requests, batch.row_slots[row])
     demand = block_sum(demand, lane, lanes)
     if demand == 0:
         return True
-    if demand > counts[FREE_COUNT] + counts[CACHED_COUNT]:
+    if demand > counts[S.FREE_COUNT] + counts[S.CACHED_COUNT]:
         return False
     evict_pages(limits, pages, counts, state.counters, demand, lane, lanes)
-    free = counts[FREE_COUNT]
+    free = counts[S.FREE_COUNT]
     for tile in strided(0, rows, lanes):
         row = tile + lane
         slot, short = 0, 0
         if row < rows and batch.emits[row] != 0:
             slot = batch.row_slots[row]
-            short = lacks_page(limits, requests, slot)
+            short = needs_page(limits, requests, slot)
         free -= extend_table(requests, pages, slot, short, free, lane, lanes)
     barrier(lanes)
     if lane == 0:
-        counts[FREE_COUNT] = free
+        counts[S.FREE_COUNT] = free
     barrier(lanes)
     return True
 
 
 @device
-def foresee(limits, state, grown, lane, lanes):
-    """Fill State.forecast and set counts[STEADY], if what follows can be told but for the tokens: every running request
-    decodes in this step, nobody else could run, and no one outside wants anything. grown: see grow_ahead."""
+def forecast(limits, state, grown, lane, lanes):
+    """Fill State.forecast and set counts[FAST_PATH], if what follows can be told but for the tokens: every running request
+    decodes in this step, nobody else could run, and no one outside wants anything. grown: see grow_for_forecast."""
     counts, batch, pairs = state.counts, state.batch, state.pairs
-    rows = batch.counts[ROWS]
+    rows = batch.counts[S.ROWS]
     steady = (
         grown
         and rows > 0
-        and rows == batch.counts[DECODE_ROWS]
-        and rows == counts[RUNNING_COUNT]
-        and (counts[WAITING_COUNT] == 0 or rows == limits.rows)
-        and counts[FINISHING_COUNT] + counts[PAUSED_COUNT] + counts[PAIR_CHANGES] == 0
+        and rows == batch.counts[S.DECODE_ROWS]
+        and rows == counts[S.RUNNING_COUNT]
+        and (counts[S.WAITING_COUNT] == 0 or rows == limits.rows)
+        and counts[S.FINISHING_COUNT] + counts[S.STALLED_COUNT] + counts[S.VERDICT_COUNT] == 0
         and state.inbox.command[0] == COMMAND_RUN
     )
-    hindered = 0
+    blocked = 0
     if steady:
         for pair in strided(lane, limits.pairs, lanes):
             if free_entries(limits, pairs, pair) < 2 * limits.rows:  # for this step, and for the next whoever will run
-                hindered = 1
-        hindered |= cancelled(state, state.running, rows, lane, lanes)
-        hindered |= cancelled(state, state.waiting, counts[WAITING_COUNT], lane, lanes)
-    hindered = block_max(hindered, lane, lanes)
-    steady = steady and hindered == 0
+                blocked = 1
+        blocked |= cancelled(state, state.running, rows, lane, lanes)
+        blocked |= cancelled(state, state.waiting, counts[S.WAITING_COUNT], lane, lanes)
+    blocked = block_max(blocked, lane, lanes)
+    steady = steady and blocked == 0
     if lane == 0:
-        counts[STEADY] = 1 if steady else 0
+        counts[S.FAST_PATH] = 1 if steady else 0
     if steady:
         forecast_rows(limits, state, rows, lane, lanes)
     barrier(lanes)
@@ -152,32 +127,32 @@ def forecast_rows(limits, state, rows, lane, lanes):
     requests, batch, pairs, forecast, scratch = state.requests, state.batch, state.pairs, state.forecast, state.scratch
     for row in strided(lane, rows, lanes):
         scratch.pair[row] = requests.pair[batch.row_slots[row]]
-    rank_by_pair(limits, scratch, rows, lane, lanes)
+    position_in_pair(limits, scratch, rows, lane, lanes)
     context, facts = 0, forecast.rows
     for row in strided(lane, rows, lanes):
         slot, pair = batch.row_slots[row], scratch.pair[row]
-        position = pairs.cq_tail[pair] + scratch.rank[row]
+        position = pairs.cq_tail[pair] + scratch.position[row]
         lap = (position >> limits.cq_shift) % LAPS + 1
         length = requests.length[slot] + 1
-        last = ends_surely(limits, requests, slot)
+        last = is_last_token(limits, requests, slot)
         page = 0 if last else requests.page_table[slot, (length - 1) >> limits.page_shift]
         stops = 0
         if length - requests.prompt_length[slot] > requests.entry[slot, WORD_MIN_TOKENS]:
             for i in range(STOP_IDS):
                 stop_id = requests.entry[slot, WORD_STOP_IDS + i]
-                facts[row, FORECAST_STOP_IDS + i] = stop_id
+                facts[row, S.FORECAST_STOP_IDS + i] = stop_id
                 if stop_id >= 0:
                     stops = i + 1
-        facts[row, FORECAST_SLOT] = slot
-        facts[row, FORECAST_PAIR] = pair
-        facts[row, FORECAST_CQ_INDEX] = position & (limits.cq_entries - 1)
-        facts[row, FORECAST_MARK] = slot - pair * limits.slots_per_pair | lap << FORECAST_LAP_SHIFT
-        facts[row, FORECAST_LENGTH] = length
-        facts[row, FORECAST_CACHE_SLOT] = page << limits.page_shift | ((length - 1) & (limits.page_size - 1))
-        facts[row, FORECAST_FLAGS] = (FORECAST_LAST if last else 0) | (
-            FORECAST_RECORD if requests.entry[slot, WORD_LOGPROBS] >= 0 else 0
+        facts[row, S.FORECAST_SLOT] = slot
+        facts[row, S.FORECAST_PAIR] = pair
+        facts[row, S.FORECAST_CQ_INDEX] = position & (limits.cq_entries - 1)
+        facts[row, S.FORECAST_SLOT_LAP] = slot - pair * limits.slots_per_pair | lap << S.FORECAST_LAP_SHIFT
+        facts[row, S.FORECAST_LENGTH] = length
+        facts[row, S.FORECAST_CACHE_SLOT] = page << limits.page_shift | ((length - 1) & (limits.page_size - 1))
+        facts[row, S.FORECAST_FLAGS] = (S.FORECAST_IS_LAST if last else 0) | (
+            S.FORECAST_RECORD if requests.entry[slot, WORD_LOGPROBS] >= 0 else 0
         )
-        facts[row, FORECAST_STOPS] = stops
+        facts[row, S.FORECAST_STOPS] = stops
         context = max(context, length)
     context = block_max(context, lane, lanes)
     for pair in strided(lane, limits.pairs, lanes):

@@ -1,19 +1,19 @@
-"""What other parties say, read once. The only place where the scheduler looks at words that others may change.
+"""The words of other parties, read once. The only place where the scheduler looks at words that others may change.
 
-`poll` copies the host's command, each front end's words and the cancel words of requests in the engine into State.inbox. All
-later phases look at these copies alone, so every lane sees the same values, and the inputs of a call (the inbox, new entries
+`read_inbox` copies the host's command, each front end's words and the cancel words of requests in the engine into State.inbox.
+All later phases look at these copies alone, so every lane sees the same values, and the inputs of a call (the inbox, new entries
 with their prompts, the last step's tokens, the time) can be written down and given to it again.
 """
 
 from __future__ import annotations
 
 from blinkpy.device.portable import barrier, device, load_acquire, load_relaxed, strided
-from blinkpy.kv.state import RUNNING_COUNT, WAITING_COUNT
+from blinkpy.kv import state as S
 from blinkpy.queues.words import CONTROL_COMMAND, FRONT_CLAIM, FRONT_CQ_HEAD, FRONT_DOORBELL, FRONT_HEARTBEAT
 
 
 @device
-def poll(limits, queues, state, now_ns, lane, lanes):
+def read_inbox(limits, queues, state, now_ns, lane, lanes):
     """Fill State.inbox. now_ns: monotonic clock, the same for all lanes.
 
     Each load may cross a bus, so independent ones are made before their values are used.
@@ -22,13 +22,13 @@ def poll(limits, queues, state, now_ns, lane, lanes):
     if lane == lanes - 1:
         inbox.now_ns[0] = now_ns
         inbox.command[0] = load_relaxed(queues.control, CONTROL_COMMAND)
-    read_cancels(limits, queues, state, state.running, counts[RUNNING_COUNT], lane, lanes)
-    read_cancels(limits, queues, state, state.waiting, counts[WAITING_COUNT], lane, lanes)
+    read_cancels(limits, queues, state, state.running, counts[S.RUNNING_COUNT], lane, lanes)
+    read_cancels(limits, queues, state, state.waiting, counts[S.WAITING_COUNT], lane, lanes)
     for pair in strided(lane, limits.pairs, lanes):
         heartbeat = load_relaxed(queues.front, (pair, FRONT_HEARTBEAT))
         claim = load_relaxed(queues.front, (pair, FRONT_CLAIM))
         # Relies on O4: the words before a head were read when it was stored. It need not acquire: completion entries are
-        # written behind a branch on it (completions.publish), and no store runs ahead of a branch.
+        # written behind a branch on it (publish_completions), and no store runs ahead of a branch.
         head = load_relaxed(queues.front, (pair, FRONT_CQ_HEAD))
         # Relies on O1 of docs/verification.md: entries are read after their doorbell, whose load therefore acquires.
         inbox.doorbell[pair] = load_acquire(queues.front, (pair, FRONT_DOORBELL))

@@ -6,19 +6,7 @@ Entries are copied once and judged on the copy, so a front end that writes while
 from __future__ import annotations
 
 from blinkpy.device.portable import barrier, block_sum, device, store_release, strided
-from blinkpy.kv.state import (
-    ARRIVALS,
-    COUNTER_INDEX,
-    EMPTY,
-    ENTERING_COUNT,
-    FINISHING,
-    FINISHING_COUNT,
-    NO_PAGE,
-    PAIR_CHANGES,
-    ROTATION,
-    WAITING,
-    WAITING_COUNT,
-)
+from blinkpy.kv import state as S
 from blinkpy.queues.completion import (
     FINISH_NONE,
     FINISH_REJECTED,
@@ -55,13 +43,12 @@ from blinkpy.queues.submission import (
     WORD_TOP_P,
 )
 from blinkpy.queues.words import COMMAND_RUN, PAIR_SQ_HEAD
-from blinkpy.scheduler.phases.endings import FINISH_REASON_SHIFT
-from blinkpy.scheduler.phases.recorder import note_entry
+from blinkpy.scheduler.phases.recorder import record_entry
 
-REQUESTS_ACCEPTED = COUNTER_INDEX["requests_accepted"]
-REQUESTS_REJECTED = COUNTER_INDEX["requests_rejected"]
-PROMPT_TOKENS = COUNTER_INDEX["prompt_tokens"]
-STALE_ENTRIES = COUNTER_INDEX["stale_entries"]
+REQUESTS_ACCEPTED = S.COUNTER_INDEX["requests_accepted"]
+REQUESTS_REJECTED = S.COUNTER_INDEX["requests_rejected"]
+PROMPT_TOKENS = S.COUNTER_INDEX["prompt_tokens"]
+STALE_ENTRIES = S.COUNTER_INDEX["stale_entries"]
 
 MICROSECOND_NS = 1000
 HASH_LIMIT = 1 << 2 * HASH_SHIFT
@@ -83,21 +70,21 @@ def intake(limits, queues, state, lane, lanes):
     for pair in strided(lane, limits.pairs, lanes):
         pending += pairs.sq_tail[pair] - pairs.sq_head[pair]
     pending = block_sum(pending, lane, lanes)
-    if pending == 0 or counts[PAIR_CHANGES] > 0 or state.inbox.command[0] != COMMAND_RUN:
+    if pending == 0 or counts[S.VERDICT_COUNT] > 0 or state.inbox.command[0] != COMMAND_RUN:
         return
-    pair = counts[ROTATION]
+    pair = counts[S.ROTATION]
     entries, tokens = 0, 0
     while entries < min(pending, limits.intake_entries) and tokens < limits.intake_tokens:
         while pairs.sq_head[pair] == pairs.sq_tail[pair]:  # ends: some pair has an entry
             pair = pair + 1 if pair + 1 < limits.pairs else 0
-        tokens += take_entry(limits, queues, state, pair, lane, lanes)
+        tokens += consume_entry(limits, queues, state, pair, lane, lanes)
         if lane == 0:
             pairs.sq_head[pair] += 1
         barrier(lanes)
         pair = pair + 1 if pair + 1 < limits.pairs else 0
         entries += 1
     if lane == 0:
-        counts[ROTATION] = pair
+        counts[S.ROTATION] = pair
     # Keeps O2 of docs/verification.md: front ends write over what was consumed from these stores on, so they release.
     for taken in strided(lane, limits.pairs, lanes):
         store_release(queues.pair, (taken, PAIR_SQ_HEAD), pairs.sq_head[taken])
@@ -105,7 +92,7 @@ def intake(limits, queues, state, lane, lanes):
 
 
 @device
-def take_entry(limits, queues, state, pair, lane, lanes):
+def consume_entry(limits, queues, state, pair, lane, lanes):
     """Consume one entry. Returns the number of prompt tokens that were copied. Ends with a barrier."""
     requests, counts, counters, entry = state.requests, state.counts, state.counters, state.scratch.entry
     where = state.pairs.sq_head[pair] & (limits.sq_entries - 1)
@@ -115,16 +102,16 @@ def take_entry(limits, queues, state, pair, lane, lanes):
     local = entry[WORD_SLOT]
     usable = 0 <= local < limits.slots_per_pair
     slot = pair * limits.slots_per_pair + local if usable else 0
-    usable = usable and requests.status[slot] == EMPTY
+    usable = usable and requests.status[slot] == S.EMPTY
     # Relies on O6 of docs/verification.md: an entry carries its epoch, for one of an earlier owner may land late.
     stale = entry[WORD_EPOCH] != state.pairs.epoch[pair]
-    arrivals, waiting, entering = counts[ARRIVALS], counts[WAITING_COUNT], counts[ENTERING_COUNT]
-    finishing = counts[FINISHING_COUNT]
+    arrivals, waiting, entering = counts[S.ARRIVALS], counts[S.WAITING_COUNT], counts[S.UNRANKED_COUNT]
+    finishing = counts[S.FINISHING_COUNT]
     barrier(lanes)
     if stale or not usable:
         if lane == 0:
             counters[STALE_ENTRIES if stale else REQUESTS_REJECTED] += 1
-        note_entry(limits, state, pair, 0, 0, lane, lanes)
+        record_entry(limits, state, pair, 0, 0, lane, lanes)
         return 0
     reason = check_entry(limits, entry, state.pairs.epoch[pair])
     length, copied = entry[WORD_PROMPT_LENGTH], 0
@@ -134,7 +121,7 @@ def take_entry(limits, queues, state, pair, lane, lanes):
     for word in strided(lane, SQ_ENTRY_WORDS, lanes):
         requests.entry[slot, word] = entry[word]
     if lane == 0 and reason == 0:
-        requests.status[slot] = WAITING
+        requests.status[slot] = S.WAITING
         requests.request_id[slot] = long_word(entry, LONG_REQUEST_ID)
         requests.cache_salt[slot] = long_word(entry, LONG_CACHE_SALT)
         requests.prompt_length[slot] = length
@@ -142,26 +129,26 @@ def take_entry(limits, queues, state, pair, lane, lanes):
         requests.computed[slot] = 0
         requests.hashed[slot] = entry[WORD_HASH_COUNT]
         requests.indexed[slot] = 0
-        requests.canonical[slot] = NO_PAGE
+        requests.canonical[slot] = S.NO_PAGE
         requests.arrival[slot] = arrivals
         requests.arrival_us[slot] = state.inbox.now_ns[0] // MICROSECOND_NS
         requests.finish[slot] = FINISH_NONE
-        requests.paused[slot] = 0
+        requests.stalled[slot] = 0
         requests.preemptions[slot] = 0
         requests.hit_tokens[slot] = 0
         state.waiting[waiting + entering] = slot
-        counts[ENTERING_COUNT] = entering + 1
-        counts[ARRIVALS] = arrivals + 1
+        counts[S.UNRANKED_COUNT] = entering + 1
+        counts[S.ARRIVALS] = arrivals + 1
         counters[REQUESTS_ACCEPTED] += 1
         counters[PROMPT_TOKENS] += length
     elif lane == 0:
-        requests.status[slot] = FINISHING
+        requests.status[slot] = S.FINISHING
         requests.request_id[slot] = long_word(entry, LONG_REQUEST_ID)
-        requests.finish[slot] = FINISH_REJECTED | reason << FINISH_REASON_SHIFT
+        requests.finish[slot] = FINISH_REJECTED | reason << S.FINISH_REASON_SHIFT
         state.finishing[finishing] = slot
-        counts[FINISHING_COUNT] = finishing + 1
+        counts[S.FINISHING_COUNT] = finishing + 1
         counters[REQUESTS_REJECTED] += 1
-    note_entry(limits, state, pair, slot, copied, lane, lanes)
+    record_entry(limits, state, pair, slot, copied, lane, lanes)
     barrier(lanes)
     return copied
 
@@ -181,7 +168,7 @@ def check_entry(limits, entry, epoch):
     reason = 0
     if length < 1 or entry[WORD_PROMPT_OFFSET] < 0 or entry[WORD_PROMPT_OFFSET] + length > limits.prompt_tokens:
         reason = REJECT_PROMPT
-    elif not parameters_fine(entry) or long_word(entry, LONG_REQUEST_ID) >> 32 != epoch:
+    elif not parameters_in_range(entry) or long_word(entry, LONG_REQUEST_ID) >> 32 != epoch:
         reason = REJECT_PARAMETER
     elif length + max_tokens > limits.max_model_len:
         reason = REJECT_LENGTH
@@ -193,7 +180,7 @@ def check_entry(limits, entry, epoch):
 
 
 @device
-def parameters_fine(entry):
+def parameters_in_range(entry):
     """Whether the sampling parameters and limits are within their ranges."""
     penalties = (entry[WORD_PRESENCE_PENALTY] & FLOAT_INFINITY) != FLOAT_INFINITY and (
         entry[WORD_FREQUENCY_PENALTY] & FLOAT_INFINITY

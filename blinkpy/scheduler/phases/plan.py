@@ -8,19 +8,7 @@ ours: docs/tuning.md).
 from __future__ import annotations
 
 from blinkpy.device.portable import barrier, block_max, block_scan, block_sum, device, strided
-from blinkpy.kv.state import (
-    BUCKET,
-    DECODE_ROWS,
-    EMITS,
-    ENTERING_COUNT,
-    MAX_CONTEXT,
-    PAUSED_COUNT,
-    ROWS,
-    RUNNING_COUNT,
-    STEPS,
-    TOKENS,
-    WAITING_COUNT,
-)
+from blinkpy.kv import state as S
 
 _COUNT_BITS = 16  # rows in the low bits, tokens above, in one scan
 _COUNT_MASK = 0xFFFF
@@ -41,18 +29,18 @@ def step_budget(limits, state, lane, lanes):
         return limits.tokens
     requests, counts = state.requests, state.counts
     decoding, prompts = 0, 0
-    for i in strided(lane, counts[RUNNING_COUNT], lanes):
+    for i in strided(lane, counts[S.RUNNING_COUNT], lanes):
         slot = state.running[i]
-        if requests.paused[slot] == 0:
+        if requests.stalled[slot] == 0:
             missing = requests.length[slot] - requests.computed[slot]
             decoding += 1 if missing == 1 else 0
             prompts += missing if missing > 1 else 0
-    waiting = counts[WAITING_COUNT] + counts[ENTERING_COUNT]
+    waiting = counts[S.WAITING_COUNT] + counts[S.UNRANKED_COUNT]
     for i in strided(lane, waiting, lanes):
         prompts += requests.length[state.waiting[i]]
     both = block_sum(prompts << _COUNT_BITS | decoding, lane, lanes)
     decoding, prompts = both & _COUNT_MASK, both >> _COUNT_BITS
-    asking = counts[RUNNING_COUNT] - counts[PAUSED_COUNT] - decoding + waiting
+    asking = counts[S.RUNNING_COUNT] - counts[S.STALLED_COUNT] - decoding + waiting
     if decoding > 0 and prompts <= limits.burst_tokens:
         budget = limits.mixed_tokens
     elif decoding > 0 and prompts > asking * limits.mixed_tokens:
@@ -63,19 +51,19 @@ def step_budget(limits, state, lane, lanes):
 
 
 @device
-def plan(limits, state, budget, lane, lanes):
+def plan_batch(limits, state, budget, lane, lanes):
     """Write state.batch: at most `budget` tokens, or one for each request that decodes. Returns the bucket, or -1 when no request
     can run."""
-    running = state.counts[RUNNING_COUNT]
-    decode_rows, others, context = decode(limits, state, running, lane, lanes)
+    running = state.counts[S.RUNNING_COUNT]
+    decode_rows, others, context = plan_decodes(limits, state, running, lane, lanes)
     rows, tokens, emits = decode_rows, decode_rows, decode_rows
     if others > 0:
-        rows, tokens, emits, context = prefill(limits, state, running, budget, decode_rows, context, lane, lanes)
-    return seal(state, rows, tokens, decode_rows, emits, block_max(context, lane, lanes), lane, lanes)
+        rows, tokens, emits, context = plan_chunks(limits, state, running, budget, decode_rows, context, lane, lanes)
+    return finish_batch(state, rows, tokens, decode_rows, emits, block_max(context, lane, lanes), lane, lanes)
 
 
 @device
-def seal(state, rows, tokens, decode_rows, emits, context, lane, lanes):
+def finish_batch(state, rows, tokens, decode_rows, emits, context, lane, lanes):
     """Pad a batch whose rows are written, and write its counts. Returns the bucket, or -1 without rows."""
     batch, counts = state.batch, state.counts
     bucket = -1
@@ -83,18 +71,18 @@ def seal(state, rows, tokens, decode_rows, emits, context, lane, lanes):
         bucket = 0
         while state.buckets.tokens[bucket] < tokens or state.buckets.rows[bucket] < rows:
             bucket += 1
-        pad(state, rows, tokens, bucket, lane, lanes)
+        pad_batch(state, rows, tokens, bucket, lane, lanes)
     if lane == 0:
-        batch.counts[ROWS], batch.counts[TOKENS], batch.counts[DECODE_ROWS] = rows, tokens, decode_rows
-        batch.counts[BUCKET], batch.counts[MAX_CONTEXT], batch.counts[EMITS] = bucket, context, emits
+        batch.counts[S.ROWS], batch.counts[S.TOKENS], batch.counts[S.DECODE_ROWS] = rows, tokens, decode_rows
+        batch.counts[S.BUCKET], batch.counts[S.MAX_CONTEXT], batch.counts[S.EMITS] = bucket, context, emits
         if rows > 0:
-            counts[STEPS] += 1
+            counts[S.STEPS] += 1
     barrier(lanes)
     return bucket
 
 
 @device
-def decode(limits, state, running, lane, lanes):
+def plan_decodes(limits, state, running, lane, lanes):
     """Rows of requests that lack one token. Returns (rows, requests that lack more, this lane's longest context)."""
     requests, batch = state.requests, state.batch
     rows, others, context = 0, 0, 0
@@ -103,7 +91,7 @@ def decode(limits, state, running, lane, lanes):
         slot, kind = 0, 0
         if i < running:
             slot = state.running[i]
-            if requests.paused[slot] == 0:
+            if requests.stalled[slot] == 0:
                 kind = 1 if requests.length[slot] - requests.computed[slot] == 1 else 1 << _HALF
         before, total = block_scan(kind, lane, lanes)
         if kind == 1:
@@ -117,7 +105,7 @@ def decode(limits, state, running, lane, lanes):
 
 
 @device
-def prefill(limits, state, running, budget, decode_rows, context, lane, lanes):
+def plan_chunks(limits, state, running, budget, decode_rows, context, lane, lanes):
     """Chunks of the other requests, in order, while the budget lasts. Returns (rows, tokens, emitting rows, context)."""
     requests, batch = state.requests, state.batch
     wanted, ends = 0, 0  # ends: rows, and in the upper half those that emit
@@ -127,7 +115,7 @@ def prefill(limits, state, running, budget, decode_rows, context, lane, lanes):
         if i < running:
             slot = state.running[i]
             missing = requests.length[slot] - requests.computed[slot]
-            if requests.paused[slot] == 0 and missing > 1:
+            if requests.stalled[slot] == 0 and missing > 1:
                 own = missing << _COUNT_BITS | 1
         before, total = block_scan(own, lane, lanes)
         before += wanted
@@ -170,7 +158,7 @@ def write_token(limits, requests, batch, i, row, slot, position):
 
 
 @device
-def pad(state, rows, tokens, bucket, lane, lanes):
+def pad_batch(state, rows, tokens, bucket, lane, lanes):
     """Fill what the bucket has beyond the batch, so that the step computes on it without harm."""
     batch = state.batch
     for i in strided(tokens + lane, state.buckets.tokens[bucket], lanes):

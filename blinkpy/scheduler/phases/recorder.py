@@ -1,7 +1,7 @@
 """The flight recorder: each call of schedule() writes down what it was told and what it decided, in a ring of memory.
 
 A record has all inputs of one call, so the calls that follow a known state can be run again, anywhere, and must decide the same:
-blinkpy/recording does that. Integers only. The usual call writes a few words a row, side by side, and reads nothing back.
+blinkpy/verify/replay does that. Integers only. The usual call writes a few words a row, side by side, and reads nothing back.
 
 Layout, int64 words:
 
@@ -11,8 +11,8 @@ Layout, int64 words:
     inbox     for each pair: heartbeat, claim, completion head, doorbell, as the call read them
     sampled   a token for each row of the step before
     notes     what is rare, each with a word in front: kind | words << 8
-                  NOTE_ENTRY: pair | prompt tokens << 32; the entry, 16 words; the prompt, two tokens a word; its page hashes
-                  NOTE_CANCELS: slots whose cancel word named them, or -1, a word each
+                  RECORDED_ENTRY: pair | prompt tokens << 32; the entry, 16 words; the prompt, two tokens a word; its page hashes
+                  RECORDED_CANCELS: slots whose cancel word named them, or -1, a word each
     planned   for each row: slot | tokens << 32
 
 A call that changed nothing but its own number leaves no record: an idle loop turns every few microseconds. The next record's
@@ -26,43 +26,26 @@ ring: it is written last.
 from __future__ import annotations
 
 from blinkpy.device.portable import barrier, block_sum, device, strided
-from blinkpy.kv.state import (
-    BUCKET,
-    CACHED_COUNT,
-    CALLS,
-    COMMITS,
-    COUNTER_INDEX,
-    COUNTS,
-    FREE_COUNT,
-    NOTE_CANCELS,
-    NOTE_ENTRY,
-    NOTE_SHIFT,
-    NOTES,
-    POSITION,
-    RECORD_HEADER,
-    RECORD_MARK,
-    RECORDS,
-    ROWS,
-)
+from blinkpy.kv import state as S
 from blinkpy.queues.submission import SQ_ENTRY_WORDS, WORD_HASH_COUNT
 
 HALF = 32
 LOW = 0xFFFFFFFF
-COUNTERS = len(COUNTER_INDEX)
+COUNTERS = len(S.COUNTER_INDEX)
 
 
 @device
-def record(limits, state, now_ns, lane, lanes):
-    """Close the record of this call: after everything is decided, before Batch.sampled and the inbox are written again."""
-    if limits.record_calls == 0:
+def record_turn(limits, state, lane, lanes):
+    """Close the record of this turn: after everything is decided, before Batch.sampled and the inbox are written again."""
+    if limits.record_turns == 0:
         return
     recorder, batch, inbox = state.recorder, state.batch, state.inbox
     cursor, words, mask = recorder.cursor, recorder.words, limits.record_words - 1
-    position, number, notes, committed = cursor[POSITION], cursor[RECORDS], cursor[NOTES], cursor[COMMITS]
-    planned = batch.counts[ROWS]
-    if committed + planned + notes == 0 and news(limits, state, lane, lanes) == 0:
+    position, number, notes, committed = cursor[S.POSITION], cursor[S.RECORDS], cursor[S.NOTES], cursor[S.COMMITS]
+    planned = batch.counts[S.ROWS]
+    if committed + planned + notes == 0 and changed_words(limits, state, lane, lanes) == 0:
         return
-    at = position + RECORD_HEADER
+    at = position + S.RECORD_HEADER
     for pair in strided(lane, limits.pairs, lanes):
         words[(at + 4 * pair) & mask] = inbox.heartbeat[pair]
         words[(at + 4 * pair + 1) & mask] = inbox.claim[pair]
@@ -79,21 +62,21 @@ def record(limits, state, now_ns, lane, lanes):
     barrier(lanes)
     if lane == 0:
         counts = state.counts
-        words[position & mask] = length | RECORD_MARK << HALF
-        words[(position + 1) & mask] = counts[CALLS]
-        words[(position + 2) & mask] = now_ns
+        words[position & mask] = length | S.RECORD_MARK << HALF
+        words[(position + 1) & mask] = counts[S.TURNS]
+        words[(position + 2) & mask] = inbox.now_ns[0]
         words[(position + 3) & mask] = inbox.command[0]
         words[(position + 4) & mask] = committed | planned << HALF
         words[(position + 5) & mask] = notes
-        words[(position + 6) & mask] = counts[FREE_COUNT] | counts[CACHED_COUNT] << HALF
-        words[(position + 7) & mask] = batch.counts[BUCKET] if planned > 0 else -1
-        cursor[POSITION], cursor[RECORDS] = position + length, number + 1
-        cursor[NOTES], cursor[COMMITS] = 0, planned
-        recorder.progress[POSITION], recorder.progress[RECORDS] = position + length, number + 1
+        words[(position + 6) & mask] = counts[S.FREE_COUNT] | counts[S.CACHED_COUNT] << HALF
+        words[(position + 7) & mask] = batch.counts[S.BUCKET] if planned > 0 else -1
+        cursor[S.POSITION], cursor[S.RECORDS] = position + length, number + 1
+        cursor[S.NOTES], cursor[S.COMMITS] = 0, planned
+        recorder.progress[S.POSITION], recorder.progress[S.RECORDS] = position + length, number + 1
 
 
 @device
-def news(limits, state, lane, lanes):
+def changed_words(limits, state, lane, lanes):
     """Words that are not as an earlier call without a batch left them; 0 says that this one changed nothing."""
     seen, inbox, pairs = state.recorder.seen, state.inbox, limits.pairs
     changed = 0
@@ -103,12 +86,12 @@ def news(limits, state, lane, lanes):
         changed += note_word(seen, 5 * pair + 2, inbox.cq_head[pair])
         changed += note_word(seen, 5 * pair + 3, inbox.doorbell[pair])
         changed += note_word(seen, 5 * pair + 4, state.pairs.attached[pair])
-    for i in strided(lane, COUNTS, lanes):
-        changed += note_word(seen, 5 * pairs + i, state.counts[i]) if i != CALLS else 0
+    for i in strided(lane, S.COUNTS, lanes):
+        changed += note_word(seen, 5 * pairs + i, state.counts[i]) if i != S.TURNS else 0
     for i in strided(lane, COUNTERS, lanes):
-        changed += note_word(seen, 5 * pairs + COUNTS + i, state.counters[i])
+        changed += note_word(seen, 5 * pairs + S.COUNTS + i, state.counters[i])
     if lane == 0:
-        changed += note_word(seen, 5 * pairs + COUNTS + COUNTERS, inbox.command[0])
+        changed += note_word(seen, 5 * pairs + S.COUNTS + COUNTERS, inbox.command[0])
     return block_sum(changed, lane, lanes)
 
 
@@ -124,14 +107,14 @@ def note_word(seen, i, value):
 def open_note(limits, state):
     """Position of the next note of the open record."""
     cursor = state.recorder.cursor
-    return cursor[POSITION] + RECORD_HEADER + 4 * limits.pairs + cursor[COMMITS] + cursor[NOTES]
+    return cursor[S.POSITION] + S.RECORD_HEADER + 4 * limits.pairs + cursor[S.COMMITS] + cursor[S.NOTES]
 
 
 @device
-def note_entry(limits, state, pair, slot, copied, lane, lanes):
+def record_entry(limits, state, pair, slot, copied, lane, lanes):
     """Write down an entry that was consumed: scratch.entry, and the `copied` prompt tokens in the request's slot, with the
     page hashes of the prompt; without them if copied is 0. Called by all lanes; ends with a barrier."""
-    if limits.record_calls == 0:
+    if limits.record_turns == 0:
         return
     requests, entry, recorder = state.requests, state.scratch.entry, state.recorder
     words, mask, at = recorder.words, limits.record_words - 1, open_note(limits, state)
@@ -149,17 +132,17 @@ def note_entry(limits, state, pair, slot, copied, lane, lanes):
         words[(first + i) & mask] = requests.page_hash[slot, i]
     if lane == 0:
         length = first + hashes - at
-        words[at & mask] = NOTE_ENTRY | length << NOTE_SHIFT
+        words[at & mask] = S.RECORDED_ENTRY | length << S.NOTE_SHIFT
         words[(at + 1) & mask] = pair | copied << HALF
-        recorder.cursor[NOTES] += length
+        recorder.cursor[S.NOTES] += length
     barrier(lanes)
 
 
 @device
-def note_cancels(limits, state, ended, cancelled, lane, lanes):
+def record_cancels(limits, state, ended, cancelled, lane, lanes):
     """Write down which of the requests scratch.slot[0:ended] were cancelled by their front end: those whose Requests.finish
     is `cancelled`. Called by all lanes; ends with a barrier."""
-    if limits.record_calls == 0:
+    if limits.record_turns == 0:
         return
     finish, slots, recorder = state.requests.finish, state.scratch.slot, state.recorder
     words, mask, at = recorder.words, limits.record_words - 1, open_note(limits, state)
@@ -167,6 +150,6 @@ def note_cancels(limits, state, ended, cancelled, lane, lanes):
     for i in strided(lane, ended, lanes):
         words[(at + 1 + i) & mask] = slots[i] if finish[slots[i]] == cancelled else -1
     if lane == 0:
-        words[at & mask] = NOTE_CANCELS | (ended + 1) << NOTE_SHIFT
-        recorder.cursor[NOTES] += ended + 1
+        words[at & mask] = S.RECORDED_CANCELS | (ended + 1) << S.NOTE_SHIFT
+        recorder.cursor[S.NOTES] += ended + 1
     barrier(lanes)

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blinkpy.config import ConfigError
+from blinkpy.kv import state as S
 from blinkpy.kv.limits import make_limits
-from blinkpy.kv.state import DECODE_ROWS, ROWS, TOKENS
 from blinkpy.kv.state_memory import make_state
 from blinkpy.queues.completion import FINISH_MASK, FLAG_MASK, FLAG_SHIFT, SLOT_MASK
 from blinkpy.queues.header import EngineFacts, write_header
@@ -168,7 +168,7 @@ class Simulation:
         self.over: list[int] = []
         self.read_ns = 0
         self._views.front[0, FRONT_CLAIM] = 1
-        self._scheduler.step(0)
+        self._scheduler.turn(0)
 
     @property
     def outcome(self) -> Outcome:
@@ -194,11 +194,11 @@ class Simulation:
         """One call of the scheduler and the step that it asks for. False when there was nothing to run."""
         batch, machine, out = self._state.batch, self.machine, self._outcome
         self._views.front[0, FRONT_HEARTBEAT] += 1
-        bucket = self._scheduler.step(self.now)
+        bucket = self._scheduler.turn(self.now)
         self._read()
         if bucket < 0:
             return False
-        rows, tokens, decoding = (int(batch.counts[i]) for i in (ROWS, TOKENS, DECODE_ROWS))
+        rows, tokens, decoding = (int(batch.counts[i]) for i in (S.ROWS, S.TOKENS, S.DECODE_ROWS))
         numbers = self._number[batch.row_slots[:rows]]
         fresh = numbers[out.started[numbers] == NEVER]
         out.started[fresh] = self.now

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from blinkpy.device.cuda.gpu_memory_views import MappedMemory
-from blinkpy.kv.state import COPIES_BEGUN, COPIES_DONE, POSITION, State
+from blinkpy.kv import state as S
+from blinkpy.kv.state import State
 from blinkpy.verify.recording.recording_layout import NOT_COPIED
 from blinkpy.verify.recording.recording_memory import RecordingMemory
 
@@ -80,14 +81,14 @@ class GpuRecording:
     def fetch(self) -> None:
         """The host's part, now and then: take the last copy over, if there is a new one and no newer one overwrites it."""
         progress, size = self._recording.recorder.progress, self._recording.copied_bytes
-        begun = int(progress[COPIES_BEGUN])
-        if begun == self._fetched or progress[COPIES_DONE] != begun:
+        begun = int(progress[S.COPIES_BEGUN])
+        if begun == self._fetched or progress[S.COPIES_DONE] != begun:
             return
         with self._recording.open_snapshot() as snapshot, torch.cuda.stream(self._stream):
             torch.from_numpy(snapshot.content).copy_(self._copy[:size])
             cursor = self._copy[size:].cpu().numpy().view(np.int64)
-            if progress[COPIES_BEGUN] == begun:
-                snapshot.position = int(cursor[POSITION])
+            if progress[S.COPIES_BEGUN] == begun:
+                snapshot.position = int(cursor[S.POSITION])
                 self._fetched = begun
 
     def close(self) -> None:

@@ -22,8 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blinkpy.device.array_trees import named_arrays
+from blinkpy.kv import state as S
 from blinkpy.kv.limits import Limits
-from blinkpy.kv.state import EMPTY, POSITION, Recorder, State
+from blinkpy.kv.state import Recorder, State
 from blinkpy.verify.recording.recording_errors import RecordingError
 from blinkpy.verify.recording.recording_layout import (
     MAGIC,
@@ -49,7 +50,7 @@ class Snapshot:
 class RecordingMemory:
     """The engine's side. recorder: the arrays for State.recorder; the scheduler writes them.
 
-    facts: what a replay has to know beside the state (JSON). limits.record_calls must not be 0. publish() makes it known.
+    facts: what a replay has to know beside the state (JSON). limits.record_turns must not be 0. publish() makes it known.
     Raises RecordingError when copies of the state would be too large.
     """
 
@@ -88,7 +89,7 @@ class RecordingMemory:
 
     def keep(self, state: State) -> None:
         """Take a snapshot if one is due: between a call of the scheduler and the step that it asked for."""
-        position = int(state.recorder.cursor[POSITION])
+        position = int(state.recorder.cursor[S.POSITION])
         if position >= self._due:
             self.snapshot({name: array for name, array in named_arrays(state) if not name.startswith(NOT_COPIED)}, position)
 
@@ -98,7 +99,7 @@ class RecordingMemory:
         with self.open_snapshot() as snapshot:
             for name, array in arrays.items():
                 if name == "requests.tokens":  # the largest array, most of it without meaning
-                    for slot in np.flatnonzero(arrays["requests.status"] != EMPTY).tolist():
+                    for slot in np.flatnonzero(arrays["requests.status"] != S.EMPTY).tolist():
                         length = arrays["requests.length"][slot]
                         copy[name][slot, :length] = array[slot, :length]
                 else:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from blinkpy.kv.state import POSITION, RECORDS
+from blinkpy.kv import state as S
 from blinkpy.verify.recording.recording_errors import RecordingError
 from blinkpy.verify.recording.recording_layout import MAGIC, TAKEN_AT, WRITES, Int64, RecordingLayout, RecordingViews
 from blinkpy.verify.recording.recording_links import link_path
@@ -56,12 +56,12 @@ class RecordingReader:
     @property
     def position(self) -> int:
         """Words that the engine has recorded."""
-        return int(self._views.progress[POSITION])
+        return int(self._views.progress[S.POSITION])
 
     @property
     def records(self) -> int:
         """Calls that the engine has recorded."""
-        return int(self._views.progress[RECORDS])
+        return int(self._views.progress[S.RECORDS])
 
     def capture(self) -> Capture:
         """Copy what can be replayed. Raises RecordingError when there is no snapshot, or the engine overwrites it too soon."""

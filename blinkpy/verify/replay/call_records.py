@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from blinkpy.kv.state import NOTE_CANCELS, NOTE_ENTRY, NOTE_SHIFT, RECORD_HEADER, RECORD_MARK
+from blinkpy.kv import state as S
 from blinkpy.queues.submission import SQ_ENTRY, SQ_ENTRY_WORDS
 
 Int32 = NDArray[np.int32]
@@ -57,16 +57,16 @@ def parse_calls(words: Int64, pairs: int) -> Iterator[Call]:
     at = 0
     while at < len(words):
         length = int(words[at]) & LOW
-        if int(words[at]) >> HALF != RECORD_MARK or length < RECORD_HEADER + 4 * pairs or at + length > len(words):
+        if int(words[at]) >> HALF != S.RECORD_MARK or length < S.RECORD_HEADER + 4 * pairs or at + length > len(words):
             raise BrokenRecordError(f"no record at word {at}")
         yield _call(words[at : at + length], pairs)
         at += length
 
 
 def _call(words: Int64, pairs: int) -> Call:
-    _, number, now, command, rows, notes, pages, bucket = words[:RECORD_HEADER].tolist()
+    _, number, now, command, rows, notes, pages, bucket = words[:S.RECORD_HEADER].tolist()
     committed, planned = rows & LOW, rows >> HALF
-    inbox = RECORD_HEADER
+    inbox = S.RECORD_HEADER
     sampled = inbox + 4 * pairs
     first_note = sampled + committed
     if first_note + notes + planned != len(words):
@@ -91,13 +91,13 @@ def _call(words: Int64, pairs: int) -> Call:
 def _notes(words: Int64, number: int) -> tuple[tuple[Entry, ...], tuple[int, ...]]:
     entries, cancelled, at = [], [], 0
     while at < len(words):
-        kind, length = int(words[at]) & (1 << NOTE_SHIFT) - 1, int(words[at]) >> NOTE_SHIFT
+        kind, length = int(words[at]) & (1 << S.NOTE_SHIFT) - 1, int(words[at]) >> S.NOTE_SHIFT
         note = words[at + 1 : at + length]
         if length < 1 or at + length > len(words):
             raise BrokenRecordError(f"a note of call {number} is cut short")
-        if kind == NOTE_ENTRY and length >= 2 + SQ_ENTRY_WORDS // 2:
+        if kind == S.RECORDED_ENTRY and length >= 2 + SQ_ENTRY_WORDS // 2:
             entries.append(_entry(note))
-        elif kind == NOTE_CANCELS:
+        elif kind == S.RECORDED_CANCELS:
             cancelled += [slot for slot in note.tolist() if slot >= 0]
         else:
             raise BrokenRecordError(f"call {number} has a note of kind {kind}")

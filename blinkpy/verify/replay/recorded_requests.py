@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from blinkpy.kv.state import ARRIVALS, EMPTY, FINISHING, State
+from blinkpy.kv import state as S
+from blinkpy.kv.state import State
 from blinkpy.queues.submission import WORD_MAX_TOKENS, WORD_PRIORITY
 from blinkpy.verify.replay.call_records import Call
 
@@ -29,15 +30,15 @@ class Requests:
     """Collects the requests that are accepted during a replay: call `take` after each call. state: as before the first one."""
 
     def __init__(self, state: State) -> None:
-        self._arrivals = int(state.counts[ARRIVALS])
+        self._arrivals = int(state.counts[S.ARRIVALS])
         self.seen: dict[int, Seen] = {}
 
     def take(self, call: Call, state: State) -> None:
         requests = state.requests
-        first = int(state.counts[ARRIVALS]) - self._accepted(state)
+        first = int(state.counts[S.ARRIVALS]) - self._accepted(state)
         for slot in np.flatnonzero(requests.request_id).tolist():
             request = int(requests.arrival[slot])
-            if request not in self.seen and request >= first and requests.status[slot] not in (EMPTY, FINISHING):
+            if request not in self.seen and request >= first and requests.status[slot] not in (S.EMPTY, S.FINISHING):
                 self.seen[request] = Seen(
                     call.now_ns,
                     int(requests.prompt_length[slot]),
@@ -49,7 +50,7 @@ class Requests:
 
     def _accepted(self, state: State) -> int:
         """How many requests were accepted in the last call."""
-        before, self._arrivals = self._arrivals, int(state.counts[ARRIVALS])
+        before, self._arrivals = self._arrivals, int(state.counts[S.ARRIVALS])
         return self._arrivals - before
 
     def write(self, path: Path) -> int:

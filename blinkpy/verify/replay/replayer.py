@@ -11,8 +11,9 @@ from typing import Any, Literal
 import numpy as np
 
 from blinkpy.device.array_trees import named_arrays
+from blinkpy.kv import state as S
 from blinkpy.kv.limits import Limits
-from blinkpy.kv.state import BUCKET, CACHED_COUNT, CALLS, FREE_COUNT, ROWS, State
+from blinkpy.kv.state import State
 from blinkpy.kv.state_memory import make_state
 from blinkpy.queues.layout import QueueLayout, QueueSizes
 from blinkpy.queues.views import engine_views
@@ -27,7 +28,7 @@ from blinkpy.verify.replay.call_records import BrokenRecordError, Call, parse_ca
 
 def empty_state(description: Mapping[str, Any]) -> tuple[Limits, State]:
     """Limits and a fresh state for a replay; its own recorder is off."""
-    limits = Limits(**{**description["limits"], "record_calls": 0, "record_words": 1})
+    limits = Limits(**{**description["limits"], "record_turns": 0, "record_words": 1})
     return limits, make_state(limits, [(t, r) for t, r in description["buckets"]])
 
 
@@ -64,12 +65,12 @@ class Replay:
         """Each call after it was run again, with what differs from the recording."""
         for call in self.calls:
             self._set_inputs(call)
-            bucket = self._scheduler.step(call.now_ns)
+            bucket = self._scheduler.turn(call.now_ns)
             yield call, self._differences(call, bucket)
 
     def _set_inputs(self, call: Call) -> None:
         state, views = self.state, self.views
-        state.counts[CALLS] = call.number  # calls without news were not recorded
+        state.counts[S.TURNS] = call.number  # calls without news were not recorded
         views.control[CONTROL_COMMAND] = call.command
         words = (FRONT_HEARTBEAT, FRONT_CLAIM, FRONT_CQ_HEAD, FRONT_DOORBELL)
         for i, word in enumerate(words):
@@ -88,13 +89,13 @@ class Replay:
 
     def _differences(self, call: Call, bucket: int) -> list[str]:
         batch, counts = self.state.batch, self.state.counts
-        rows = int(batch.counts[ROWS])
+        rows = int(batch.counts[S.ROWS])
         tokens = np.diff(batch.query_starts[: rows + 1])
         planned = np.stack([batch.row_slots[:rows], tokens], axis=1).astype(np.int64)
         pairs: list[tuple[str, Any, Any]] = [
-            ("bucket", int(batch.counts[BUCKET]) if rows else -1, call.bucket),
+            ("bucket", int(batch.counts[S.BUCKET]) if rows else -1, call.bucket),
             ("rows (slot, tokens)", planned.tolist(), call.planned.tolist()),
-            ("free pages", int(counts[FREE_COUNT]), call.free),
-            ("cached pages", int(counts[CACHED_COUNT]), call.cached),
+            ("free pages", int(counts[S.FREE_COUNT]), call.free),
+            ("cached pages", int(counts[S.CACHED_COUNT]), call.cached),
         ]
         return [f"{what}: {ours} here, {theirs} recorded" for what, ours, theirs in pairs if ours != theirs]

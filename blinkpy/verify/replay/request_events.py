@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from blinkpy.kv import state as S
 from blinkpy.kv.limits import Limits
-from blinkpy.kv.state import CACHED_COUNT, EMPTY, FINISHING, FREE_COUNT, RUNNING, RUNNING_COUNT, WAITING, WAITING_COUNT, State
+from blinkpy.kv.state import State
 from blinkpy.queues.completion import REJECT_HASHES, REJECT_LENGTH, REJECT_PAGES, REJECT_PARAMETER, REJECT_PROMPT, REJECT_TOKEN
 from blinkpy.queues.submission import STOP_IDS, WORD_MAX_TOKENS, WORD_MIN_TOKENS, WORD_STOP_IDS
 from blinkpy.scheduler.phases.admit import WATERMARK_SHIFT
-from blinkpy.scheduler.phases.endings import BROKEN, EXPIRED, FENCE, FINISH_REASON_SHIFT, GRANT
 from blinkpy.verify.replay.call_records import Call, Entry
 
 REJECTIONS = {
@@ -47,7 +47,7 @@ class Tracer:
     def before(self) -> None:
         r = self.state.requests
         self._status, self._id = r.status.copy(), r.request_id.copy()
-        self._paused, self._preemptions, self._arrival = r.paused.copy(), r.preemptions.copy(), r.arrival.copy()
+        self._paused, self._preemptions, self._arrival = r.stalled.copy(), r.preemptions.copy(), r.arrival.copy()
         self._length, self._attached = r.length.copy(), self.state.pairs.attached.copy()
 
     def after(self, call: Call) -> list[Event]:
@@ -69,12 +69,12 @@ class Tracer:
 
     def _ends(self) -> list[Event]:
         requests, events = self.state.requests, []
-        alive = (self._status == RUNNING) | (self._status == WAITING)
+        alive = (self._status == S.RUNNING) | (self._status == S.WAITING)
         for slot in np.flatnonzero(alive).tolist():
             same, status = self._same(slot), int(requests.status[slot])
-            if same and status in (RUNNING, WAITING):
+            if same and status in (S.RUNNING, S.WAITING):
                 continue
-            request, was = int(self._arrival[slot]), "running" if self._status[slot] == RUNNING else "waiting"
+            request, was = int(self._arrival[slot]), "running" if self._status[slot] == S.RUNNING else "waiting"
             self._reasons.pop(request, None)
             finish = self._finish(slot, same)
             if finish:
@@ -92,7 +92,7 @@ class Tracer:
     def _was_fenced(self, slot: int) -> bool:
         pair = int(self.state.requests.pair[slot])
         fenced = self._attached[pair] == 1 and self.state.pairs.attached[pair] == 0
-        return bool(fenced or self.state.pairs.verdict[pair] & FENCE)
+        return bool(fenced or self.state.pairs.verdict[pair] & S.REVOKE)
 
     def _finish(self, slot: int, same: bool) -> str:
         """Why the last token ended the request, as append_token() decides it; empty if it did not. When the slot has a new
@@ -115,16 +115,16 @@ class Tracer:
         events = []
         for pair, (before, now) in enumerate(zip(self._attached.tolist(), self.state.pairs.attached.tolist(), strict=True)):
             verdict = int(self.state.pairs.verdict[pair])
-            if before and verdict & FENCE:
+            if before and verdict & S.REVOKE:
                 why = (
                     "its lease ended"
-                    if verdict & EXPIRED
+                    if verdict & S.EXPIRED
                     else "it broke the protocol"
-                    if verdict & BROKEN
+                    if verdict & S.BROKEN
                     else "it was claimed again"
                 )
                 events.append(self._event(-1, "fenced", f"queue pair {pair}: {why}"))
-            if verdict & GRANT and now:
+            if verdict & S.GRANT and now:
                 events.append(self._event(-1, "granted", f"queue pair {pair} to its claimant"))
         return events
 
@@ -137,8 +137,8 @@ class Tracer:
         usable = 0 <= entry["slot"] < limits.slots_per_pair
         if not usable or requests.request_id[slot] != entry["request_id"] or self._still_before(slot):
             return self._event(-1, "ignored", f"an entry of queue pair {entry.pair}: stale epoch, or its slot is in use")
-        if requests.status[slot] == FINISHING or len(entry.prompt) == 0:
-            reason = REJECTIONS.get(int(requests.finish[slot]) >> FINISH_REASON_SHIFT, "its entry is not valid")
+        if requests.status[slot] == S.FINISHING or len(entry.prompt) == 0:
+            reason = REJECTIONS.get(int(requests.finish[slot]) >> S.FINISH_REASON_SHIFT, "its entry is not valid")
             return self._event(-1, "rejected", f"an entry of queue pair {entry.pair}: {reason}")
         request = int(requests.arrival[slot])
         self._arrived_ns[request] = self._call.now_ns
@@ -152,14 +152,14 @@ class Tracer:
 
     def _still_before(self, slot: int) -> bool:
         """Whether the slot had the same request before this call: then the entry is a repetition."""
-        return bool(self._status[slot] != EMPTY and self._same(slot))
+        return bool(self._status[slot] != S.EMPTY and self._same(slot))
 
     def _active(self, status: int) -> list[int]:
         return np.flatnonzero(self.state.requests.status == status).tolist()
 
     def _preempted(self) -> list[Event]:
         requests, events = self.state.requests, []
-        for slot in self._active(WAITING):
+        for slot in self._active(S.WAITING):
             if self._same(slot) and requests.preemptions[slot] > self._preemptions[slot]:
                 why = "its reader is behind, and a better request needs its pages"
                 if not self._paused[slot]:
@@ -170,8 +170,8 @@ class Tracer:
 
     def _paused_or_resumed(self) -> list[Event]:
         requests, events = self.state.requests, []
-        for slot in self._active(RUNNING):
-            before, now = bool(self._paused[slot]) and self._same(slot), bool(requests.paused[slot])
+        for slot in self._active(S.RUNNING):
+            before, now = bool(self._paused[slot]) and self._same(slot), bool(requests.stalled[slot])
             if before != now:
                 text = f"the completion queue of pair {int(requests.pair[slot])} {'is full' if now else 'has room again'}"
                 events.append(self._event(int(requests.arrival[slot]), "paused" if now else "resumed", text))
@@ -179,8 +179,8 @@ class Tracer:
 
     def _starts(self) -> list[Event]:
         requests, events = self.state.requests, []
-        for slot in self._active(RUNNING):
-            if self._status[slot] == RUNNING and self._same(slot) and requests.preemptions[slot] == self._preemptions[slot]:
+        for slot in self._active(S.RUNNING):
+            if self._status[slot] == S.RUNNING and self._same(slot) and requests.preemptions[slot] == self._preemptions[slot]:
                 continue
             request, hits = int(requests.arrival[slot]), int(requests.hit_tokens[slot])
             text = f"{int(requests.length[slot])} tokens, {hits} of them cached, {int(requests.num_pages[slot])} pages"
@@ -209,9 +209,9 @@ class Tracer:
         state, events = self.state, []
         requests, counts = state.requests, state.counts
         blocker = -1
-        for slot in state.waiting[: int(counts[WAITING_COUNT])].tolist():
+        for slot in state.waiting[: int(counts[S.WAITING_COUNT])].tolist():
             request = int(requests.arrival[slot])
-            if state.pairs.room[requests.pair[slot]] <= 0:
+            if state.pairs.unclaimed_entries[requests.pair[slot]] <= 0:
                 reason = f"the completion queue of pair {int(requests.pair[slot])} is full"
             elif blocker >= 0:
                 reason = f"behind #{blocker}, which is served first"
@@ -227,8 +227,8 @@ class Tracer:
         """What the first waiting request lacks."""
         state, limits = self.state, self.limits
         requests, counts = state.requests, state.counts
-        running = state.running[: int(counts[RUNNING_COUNT])]
-        wanted = int(sum(requests.length[s] - requests.computed[s] for s in running.tolist() if not requests.paused[s]))
+        running = state.running[: int(counts[S.RUNNING_COUNT])]
+        wanted = int(sum(requests.length[s] - requests.computed[s] for s in running.tolist() if not requests.stalled[s]))
         if preempted:
             return "a request was preempted in this call, so nobody is admitted"
         if len(running) == limits.rows:
@@ -239,6 +239,6 @@ class Tracer:
         hits = int(requests.hit_tokens[slot]) >> limits.page_shift
         need = -(-int(requests.length[slot]) // limits.page_size) - hits
         kept = min(len(running), limits.pages >> WATERMARK_SHIFT)
-        there = int(counts[FREE_COUNT] + counts[CACHED_COUNT])
+        there = int(counts[S.FREE_COUNT] + counts[S.CACHED_COUNT])
         hit = f" beside {hits} that are cached" if hits else ""
         return f"pages: it needs {need}{hit}; {there} are free or cached, {kept} of them kept for those that run"

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from blinkpy.kv.state import RUNNING, WAITING, State
+from blinkpy.kv import state as S
+from blinkpy.kv.state import State
 from blinkpy.verify.replay.call_records import Call
 
 COLOURS = {"waiting": "#d9d9d9", "prefill": "#4c78a8", "decoding": "#72b7b2", "paused": "#f2cf5b", "preempted": "#e45756"}
@@ -39,12 +40,12 @@ class Timeline:
         requests, now = state.requests, call.now_ns
         tokens = dict(call.planned.tolist())
         seen = set()
-        for slot in np.flatnonzero((requests.status == RUNNING) | (requests.status == WAITING)).tolist():
+        for slot in np.flatnonzero((requests.status == S.RUNNING) | (requests.status == S.WAITING)).tolist():
             request = int(requests.arrival[slot])
             seen.add(request)
-            if requests.status[slot] == WAITING:
+            if requests.status[slot] == S.WAITING:
                 what = "preempted" if requests.preemptions[slot] else "waiting"
-            elif requests.paused[slot]:
+            elif requests.stalled[slot]:
                 what = "paused"
             else:
                 prefills = tokens.get(slot, 0) > 1 or requests.length[slot] - requests.computed[slot] > 1

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from blinkpy.device.expect import PROBLEMS
-from blinkpy.kv.state import DECODE_ROWS, DRAINED, NOTHING, ROWS, STOPPED, TOKENS
+from blinkpy.kv import state as S
 from blinkpy.queues.words import COMMAND_RUN
 from blinkpy.scheduler.policies import Policy
 from blinkpy.verify.sim.shrink import Schedule
 from blinkpy.verify.sim.simulation import Simulation
 
 STATUS_NAMES = ("empty", "waiting", "running", "finishing")
-RESULTS = {NOTHING: "nothing to compute", STOPPED: "stopped", DRAINED: "drained"}
+RESULTS = {S.NO_BATCH: "nothing to compute", S.STOPPED: "stopped", S.DRAINED: "drained"}
 
 
 def tell(schedule: Schedule, policy: Policy, **options: Any) -> Iterator[str]:
@@ -57,8 +57,10 @@ def _turn(simulation: Simulation, before: list[int], seen: int) -> Iterator[str]
     if simulation.bucket >= 0:
         counts, batch = state.batch.counts, state.batch
         rows = ", ".join(
-            f"slot {batch.row_slots[row]} +{batch.query_starts[row + 1] - batch.query_starts[row]}" for row in range(counts[ROWS])
+            f"slot {batch.row_slots[row]} +{batch.query_starts[row + 1] - batch.query_starts[row]}"
+            for row in range(counts[S.ROWS])
         )
-        yield f"call {turn}:   step of {counts[TOKENS]} tokens, {counts[DECODE_ROWS]} of {counts[ROWS]} rows decode: {rows}"
-    elif simulation.bucket != NOTHING:
+        decoding = f"{counts[S.DECODE_ROWS]} of {counts[S.ROWS]} rows decode"
+        yield f"call {turn}:   step of {counts[S.TOKENS]} tokens, {decoding}: {rows}"
+    elif simulation.bucket != S.NO_BATCH:
         yield f"call {turn}:   {RESULTS[simulation.bucket]}"

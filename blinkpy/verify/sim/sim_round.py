@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from blinkpy.device.expect import problem
 from blinkpy.device.portable import device
+from blinkpy.kv import state as S
 from blinkpy.kv.invariants.check_state import find_problem
-from blinkpy.kv.state import ROWS
 from blinkpy.queues.words import CONTROL_COMMAND
 from blinkpy.verify.sim.draws import chance, draw, start_draws
 from blinkpy.verify.sim.events import EVENT_JUMP, EVENT_POISON, note
@@ -25,7 +25,7 @@ def judge(limits, queues, state, sim, turn, bucket):
         fault = find_problem(limits, state, sim.references, sim.seen)
     if fault == 0:
         fault = check_promises(limits, queues, state, sim, sim.clock[0])
-    if fault == 0 and (bucket >= 0) != (state.batch.counts[ROWS] > 0):
+    if fault == 0 and (bucket >= 0) != (state.batch.counts[S.ROWS] > 0):
         fault = LEFT_OVER
     if fault == 0 and bucket >= 0:
         fault = check_padding(state, bucket)
@@ -39,7 +39,7 @@ def poison(limits, state, sim, turn):
     start_draws(sim.draws, sim.seed, turn, limits.pairs + 1)
     sim.poison[0] = -1
     if turn < sim.turns and sim.muted[turn, limits.pairs] == 0 and chance(sim.draws, sim.odds.poison):
-        row = draw(sim.draws, state.batch.counts[ROWS])
+        row = draw(sim.draws, state.batch.counts[S.ROWS])
         slot = state.batch.row_slots[row]
         if state.batch.emits[row] != 0 and sim.fronts.request_id[slot] == state.requests.request_id[slot]:
             note(sim, turn, limits.pairs, EVENT_POISON, row, 0)

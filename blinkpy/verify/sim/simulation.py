@@ -15,11 +15,11 @@ from typing import Any, Literal
 import numpy as np
 from numba import types
 
-from blinkpy.device.array_trees import map_arrays, plain
+from blinkpy.device.array_trees import as_memoryviews, map_arrays
 from blinkpy.device.compile_cache import cached_njit
 from blinkpy.device.expect import PROBLEMS, problem
-from blinkpy.device.table_codegen import Table
-from blinkpy.kv.state import DRAINED, NOTHING, STOPPED
+from blinkpy.device.table_codegen import ArgumentTable
+from blinkpy.kv import state as S
 from blinkpy.queues.words import COMMAND_DRAIN, COMMAND_RUN, COMMAND_STOP, COUNTER_NAMES
 from blinkpy.scheduler.cycle import make_phases
 from blinkpy.scheduler.host_scheduler import Scheduler
@@ -92,15 +92,15 @@ class Simulation:
         if scheduler is None:
             compiled = Scheduler(limits, state, policy, mode=mode)
             compiled.attach(queues)
-            self._step: Callable[[int], int] = compiled.step
+            self._step: Callable[[int], int] = compiled.turn
         else:
-            arrays, views, chosen = plain(state), plain(queues), scheduler
+            arrays, views, chosen = as_memoryviews(state), as_memoryviews(queues), scheduler
             self._step = lambda now: chosen(limits, views, arrays, now, 0, 1)
         self._play, self._compute, self._quiet, self._arguments = _bind(self.world, checks)
         self._step = self._overlapped(policy) if overlapped else self._in_turn(self._step)
         # How the run ends is drawn too: most serve everything, some are drained or stopped in the middle of it.
         self.ending = random.Random(seed + 1).choice((COMMAND_RUN, COMMAND_RUN, COMMAND_DRAIN, COMMAND_STOP))
-        self.turn, self.bucket, self.code, self.detail = 0, NOTHING, 0, ""
+        self.turn, self.bucket, self.code, self.detail = 0, S.NO_BATCH, 0, ""
         self._accepted = 0  # requests, when the calm begins
 
     def advance(self, command: int = COMMAND_RUN) -> bool:
@@ -125,21 +125,21 @@ class Simulation:
         def run(now: int) -> int:
             if self.bucket >= 0:
                 self.code = self._compute(*self._arguments)
-            return NOTHING if self.code else step(now)
+            return S.NO_BATCH if self.code else step(now)
 
         return run
 
     def _overlapped(self, policy: Policy) -> Callable[[int], int]:
         """As on a GPU: what needs no tokens goes ahead of the model's step, or runs beside it. In plain Python."""
-        limits, state, queues = self.world.limits, plain(self.world.state), plain(self.world.queues)
+        limits, state, queues = self.world.limits, as_memoryviews(self.world.state), as_memoryviews(self.world.queues)
         phases = make_phases(policy)
 
         def run(now: int) -> int:
-            phases.ahead(limits, queues, state, now, 0, 1)
+            phases.overlap(limits, queues, state, now, 0, 1)
             if self.bucket >= 0:
                 self.code = self._compute(*self._arguments)
-            result = NOTHING if self.code else phases.decide(limits, queues, state, 0, 1)
-            phases.report(limits, queues, state, 0, 1)
+            result = S.NO_BATCH if self.code else phases.schedule(limits, queues, state, 0, 1)
+            phases.publish(limits, queues, state, 0, 1)
             return result
 
         return run
@@ -160,7 +160,7 @@ class Simulation:
                 return self._quiet_end()
             if not self.advance(self.ending):
                 return self._failed()
-            if self.bucket in (DRAINED, STOPPED):
+            if self.bucket in (S.DRAINED, S.STOPPED):
                 return self._ended(self.bucket)
         self.code = ENDLESS if self.ending == COMMAND_RUN else NOT_DRAINED
         return self._failed()
@@ -172,9 +172,9 @@ class Simulation:
         return Outcome(self.turn, None)
 
     def _ended(self, result: int) -> Outcome:
-        wanted = DRAINED if self.ending == COMMAND_DRAIN else STOPPED
+        wanted = S.DRAINED if self.ending == COMMAND_DRAIN else S.STOPPED
         left = int((self.world.state.requests.status != 0).sum())
-        if result != wanted or (wanted == DRAINED and left):
+        if result != wanted or (wanted == S.DRAINED and left):
             self.code, self.detail = NOT_DRAINED, f"{left} requests are left"
             return self._failed()
         if self.counters()["requests_accepted"] != self._accepted:
@@ -203,9 +203,9 @@ def _bind(world: World, mode: Mode) -> tuple[Callable[..., int], Callable[..., i
     """play_turn, play_step and is_quiet, all with the same arguments, which come last; compiled or not."""
     limits, state, queues, sim, _ = world
     if mode == "python":
-        arguments: tuple[Any, ...] = (limits, plain(queues), plain(state), plain_sim(world))
+        arguments: tuple[Any, ...] = (limits, as_memoryviews(queues), as_memoryviews(state), plain_sim(world))
         return play_turn, _without_queues(play_step), _without_queues(is_quiet), arguments
-    arguments = (Table(limits), Table(queues, strided=True), Table(state), Table(sim))
+    arguments = (ArgumentTable(limits), ArgumentTable(queues, strided=True), ArgumentTable(state), ArgumentTable(sim))
     kinds = tuple(table.kind for table in arguments)
     play, step, quiet = compiled_turn(kinds)
     return play, _without_queues(step), _without_queues(quiet), arguments

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from blinkpy.device.expect import problem
 from blinkpy.device.portable import device
-from blinkpy.kv.state import BUCKET, DECODE_ROWS, EMITS, ROWS, TOKENS
+from blinkpy.kv import state as S
 from blinkpy.queues.logprob_record import RECORD_PAIRS
 from blinkpy.queues.submission import WORD_LOGPROBS, WORD_SEED
 
@@ -52,7 +52,7 @@ def compute(limits, state, cache, poisoned_row):
     """One step: fill batch.sampled. cache: int64 [pages * page_size]. poisoned_row: its token is none, -1 for no row.
     Returns a problem, or 0."""
     batch, requests = state.batch, state.requests
-    rows, tokens = batch.counts[ROWS], batch.counts[TOKENS]
+    rows, tokens = batch.counts[S.ROWS], batch.counts[S.TOKENS]
     for i in range(tokens):
         slot = batch.row_slots[batch.token_rows[i]]
         position = batch.positions[i]
@@ -74,15 +74,15 @@ def compute(limits, state, cache, poisoned_row):
             emitted += 1
     if 0 <= poisoned_row < rows:
         batch.sampled[poisoned_row] = -1
-    return 0 if emitted == batch.counts[EMITS] else EMITS_WRONG
+    return 0 if emitted == batch.counts[S.EMITS] else EMITS_WRONG
 
 
 @device
 def check_padding(state, bucket):
     """The bucket that schedule() returned, and what the batch arrays hold beyond the batch. Returns a problem, or 0."""
     batch, buckets = state.batch, state.buckets
-    rows, tokens = batch.counts[ROWS], batch.counts[TOKENS]
-    if bucket != batch.counts[BUCKET] or rows < 1 or batch.counts[DECODE_ROWS] > rows:
+    rows, tokens = batch.counts[S.ROWS], batch.counts[S.TOKENS]
+    if bucket != batch.counts[S.BUCKET] or rows < 1 or batch.counts[S.DECODE_ROWS] > rows:
         return BUCKET_WRONG
     more, most = buckets.rows[bucket], buckets.tokens[bucket]
     if rows > more or tokens > most:

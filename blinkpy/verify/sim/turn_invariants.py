@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from blinkpy.device.expect import problem
 from blinkpy.device.portable import device
+from blinkpy.kv import state as S
 from blinkpy.kv.prefix_cache import parent_lives
-from blinkpy.kv.state import EMPTY, RUNNING, WAITING
 from blinkpy.queues.words import FRONT_CLAIM, FRONT_HEARTBEAT, PAIR_ATTACHED, PAIR_CQ_TAIL, PAIR_EPOCH, PAIR_SQ_HEAD
 
 ILLEGAL_CHANGE = problem("a request changed its status in a way that is not legal")
@@ -32,7 +32,7 @@ ID, PROGRESS, STILL = range(3)  # Watch.best
 @device
 def legal(before, after):
     """Whether a request may go from one status to another within one call."""
-    return before == WAITING or before == RUNNING or after == before or after == EMPTY
+    return before == S.WAITING or before == S.RUNNING or after == before or after == S.EMPTY
 
 
 @device
@@ -46,12 +46,12 @@ def check_slots(limits, queues, state, watch):
             if not legal(before, after):
                 return ILLEGAL_CHANGE
             cancelled = queues.cancel[pair, slot - pair * limits.slots_per_pair] == request_id
-            live = (before == WAITING or before == RUNNING) and (after == WAITING or after == RUNNING)
+            live = (before == S.WAITING or before == S.RUNNING) and (after == S.WAITING or after == S.RUNNING)
             watch.cancel_age[slot] = watch.cancel_age[slot] + 1 if cancelled and live else 0
             if watch.cancel_age[slot] > SEEN_CALLS:
                 return CANCEL_LOST
         else:
-            if before != EMPTY:
+            if before != S.EMPTY:
                 return ILLEGAL_CHANGE
             if request_id <= watch.request_id[slot]:
                 return ID_REUSED
@@ -152,7 +152,7 @@ def best_request(limits, state):
     r, pairs, best = state.requests, state.pairs, -1
     for slot in range(limits.slots):
         reads = pairs.cq_tail[r.pair[slot]] == pairs.cq_head[r.pair[slot]]
-        live = r.status[slot] == WAITING or r.status[slot] == RUNNING
+        live = r.status[slot] == S.WAITING or r.status[slot] == S.RUNNING
         if reads and live and (best < 0 or goes_before(r, slot, best)):
             best = slot
     return best
@@ -163,7 +163,7 @@ def better_runs(limits, state, slot):
     """Whether someone runs who goes before a request: for instance one whose reader is a little behind."""
     r = state.requests
     for other in range(limits.slots):
-        if r.status[other] == RUNNING and r.paused[other] == 0 and goes_before(r, other, slot):
+        if r.status[other] == S.RUNNING and r.stalled[other] == 0 and goes_before(r, other, slot):
             return True
     return False
 

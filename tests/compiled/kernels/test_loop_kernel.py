@@ -13,55 +13,53 @@ from blinkpy.device.cuda.cubin import read_cubin
 from blinkpy.device.cuda.kernel_compiler import KernelCode, compile_kernel
 from blinkpy.device.portable import device, load_acquire
 from blinkpy.kernels.loop.loop_arguments import device_arguments
+from blinkpy.kernels.loop.loop_code import _load, _store
 from blinkpy.kernels.loop.loop_kernels import (
-    AHEAD_SIGNATURE,
-    LOOP_WORDS,
-    RESUME_SIGNATURE,
+    AFTER_COPY_SIGNATURE,
+    OVERLAP_SIGNATURE,
+    PUBLISH_SIGNATURE,
+    SCHEDULE_SIGNATURE,
     STAMP_SIGNATURE,
-    TELL_SIGNATURE,
-    TRACE_COLUMNS,
-    TURN_SIGNATURE,
-    _load,
-    _store,
-    ahead_kernel,
-    resume_kernel,
+    after_copy_kernel,
+    overlap_kernel,
+    publish_kernel,
+    schedule_kernel,
     stamp_kernel,
-    tell_kernel,
-    turn_kernel,
 )
+from blinkpy.kernels.loop.loop_words import LOOP_WORDS, TRACE_COLUMNS
 from blinkpy.scheduler.cycle import Phases
 
 
 @device
-def ahead(limits, queues, state, now, lane, lanes):
+def overlap(limits, queues, state, now, lane, lanes):
     if lane == 0:
         state.counts[0] += limits.rows + now
 
 
 @device
-def decide(limits, queues, state, lane, lanes):
+def schedule(limits, queues, state, lane, lanes):
     return load_acquire(queues.control, 0)
 
 
 @device
-def report(limits, queues, state, lane, lanes):
+def publish(limits, queues, state, lane, lanes):
     pass
 
 
 WORLD = World(Sizes())
 KIND, TABLE = device_arguments(WORLD.limits, WORLD.views, WORLD.state)
-STAND_IN = Phases(ahead, decide, report, schedule=decide)
+STAND_IN = Phases(overlap, schedule, publish, turn=schedule)
 KERNELS = {
     # What blinkpy.engine.loop_graph packs: arrays of one dimension as 7 words, of two as 9, and handles and numbers as one.
-    "ahead": (lambda: ahead_kernel(STAND_IN, KIND, len(TABLE)), AHEAD_SIGNATURE, 7 + 7, ()),
-    "tell": (lambda: tell_kernel(STAND_IN, KIND, len(TABLE)), TELL_SIGNATURE, 7 + 7, ()),
-    "turn": (
-        lambda: turn_kernel(STAND_IN, KIND, len(TABLE)),
-        TURN_SIGNATURE,
+    "overlap": (lambda: overlap_kernel(STAND_IN, KIND, len(TABLE)), OVERLAP_SIGNATURE, 7 + 7, ()),
+    "publish": (lambda: publish_kernel(STAND_IN, KIND, len(TABLE)), PUBLISH_SIGNATURE, 7 + 7, ()),
+    "schedule": (
+        lambda: schedule_kernel(STAND_IN, KIND, len(TABLE)),
+        SCHEDULE_SIGNATURE,
         7 + 7 + 7 + 9 + 3,
         ("cudaGraphSetConditional",),
     ),
-    "resume": (resume_kernel, RESUME_SIGNATURE, 7 + 7 + 7 + 2, ("cudaGraphSetConditional",)),
+    "after_copy": (after_copy_kernel, AFTER_COPY_SIGNATURE, 7 + 7 + 7 + 2, ("cudaGraphSetConditional",)),
     "stamp": (stamp_kernel, STAMP_SIGNATURE, 7 + 9 + 1, ()),
 }
 
@@ -78,11 +76,11 @@ def test_the_loops_kernels_compile(name: str) -> None:
     assert needs.stack_frame == 0
     head = code.ptx[code.ptx.index(".entry") :]
     assert head[: head.index("{")].count(".param") == parameters
-    assert ("griddepcontrol.wait" in code.ptx) == (name in ("turn", "stamp"))
+    assert ("griddepcontrol.wait" in code.ptx) == (name in ("schedule", "stamp"))
 
 
 def test_the_loops_memory_has_the_shapes_of_the_signature() -> None:
-    _, _, words, trace, *_ = TURN_SIGNATURE.args
+    _, _, words, trace, *_ = SCHEDULE_SIGNATURE.args
     assert (np.zeros(LOOP_WORDS).ndim, np.zeros((1, TRACE_COLUMNS)).ndim) == (words.ndim, trace.ndim)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from support.scheduler_story import random_sizes
 from support.scheduler_world import World
 
-from blinkpy.device.array_trees import plain
+from blinkpy.device.array_trees import as_memoryviews
 from blinkpy.engine.rehearsal import rehearsal_world
 from blinkpy.kv.state import STEPS
 from blinkpy.kv.state_snapshots import differences, snapshot
@@ -21,9 +21,9 @@ def test_every_turn_takes_the_short_way_and_leaves_what_it_found(seed: int) -> N
     nowhere: Any = None  # the queues: a turn that read or wrote them would fail
     for number in range(20):
         limits, state = rehearsal_world(World(random_sizes(seed + number)).limits)
-        decide = make_phases().decide
-        assert decide(limits, nowhere, plain(state), 0, 1) == 0
+        schedule = make_phases().schedule
+        assert schedule(limits, nowhere, as_memoryviews(state), 0, 1) == 0
         settled = snapshot(state)
         for _ in range(3):
-            assert decide(limits, nowhere, plain(state), 0, 1) == 0
+            assert schedule(limits, nowhere, as_memoryviews(state), 0, 1) == 0
             assert {one.split(":")[0] for one in differences(settled, snapshot(state))} == COUNTED

@@ -13,7 +13,7 @@ from support.scheduler_story import Story, random_sizes
 from support.scheduler_world import Sizes, World
 
 from blinkpy.device.array_trees import named_arrays
-from blinkpy.kv.state import CALLS, EMPTY, FINISHING, RECORDS, STEADY
+from blinkpy.kv.state import EMPTY, FAST_PATH, FINISHING, RECORDS, TURNS
 from blinkpy.kv.state_snapshots import snapshot as copies
 from blinkpy.queues.words import COMMAND_DRAIN, COMMAND_RUN, CONTROL_COMMAND
 from blinkpy.scheduler.policies import fcfs, priority, shortest_first
@@ -45,7 +45,7 @@ def same_state(world: World, replay: Replay) -> list[str]:
             different.append(name)
     # Calls without news have a number, but no record. And a cancel is not recorded where the request ended by itself in that
     # call: the replay may then take the short way where the scheduler did not, to the same state.
-    numbers = ~np.isin(np.arange(len(ours["counts"])), (CALLS, STEADY))
+    numbers = ~np.isin(np.arange(len(ours["counts"])), (TURNS, FAST_PATH))
     return different + ([] if (ours["counts"][numbers] == theirs["counts"][numbers]).all() else ["counts"])
 
 
@@ -110,7 +110,7 @@ def test_calls_that_leave_no_record_changed_nothing(seed: int) -> None:
                 if world.state.recorder.cursor[RECORDS] == records:
                     quiet += 1
                     after = copies(world.state)
-                    before["counts"][CALLS] = after["counts"][CALLS]
+                    before["counts"][TURNS] = after["counts"][TURNS]
                     of_one_call = (*NOT_COPIED, "pairs.verdict", "inbox.now_ns")
                     changed = [name for name in before if (before[name] != after[name]).any()]
                     assert [name for name in changed if not name.startswith(of_one_call)] == []

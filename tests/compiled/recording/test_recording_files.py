@@ -11,7 +11,7 @@ import pytest
 from support.recorded_world import crowded, replayed
 
 from blinkpy import cli
-from blinkpy.kv.state import CALLS
+from blinkpy.kv.state import TURNS
 from blinkpy.scheduler.policies import fcfs
 from blinkpy.verify.policy_check.check_workload import load_workload
 from blinkpy.verify.recording.dump_file import FORMAT, read_dump, write_dump
@@ -126,7 +126,7 @@ def test_the_replay_command(dump: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert " #1  preempted " in out
     assert " #0 " not in out
     assert "calls decided as recorded" in out
-    number = read_dump(dump).arrays["counts"][CALLS] + 2
+    number = read_dump(dump).arrays["counts"][TURNS] + 2
     assert cli.main(["replay", str(dump), "--step", str(number)]) == 0
     assert f"call {number}: bucket" in capsys.readouterr().out
     assert cli.main(["replay", str(dump), "--timeline", "x.gif"]) == 2

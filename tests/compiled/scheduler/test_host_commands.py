@@ -6,7 +6,7 @@ from support.attached_world import prompt, world
 from support.scheduler_world import Sizes, World
 
 from blinkpy.engine.devices.null_device import made_up_token
-from blinkpy.kv.state import DRAINED, NOTHING, STOPPED
+from blinkpy.kv.state import DRAINED, NO_BATCH, STOPPED
 from blinkpy.queues.completion import FINISH_LENGTH, unpack_completion
 from blinkpy.queues.words import (
     COMMAND_DRAIN,
@@ -47,7 +47,7 @@ def test_stop_publishes_what_was_computed_and_returns_at_once() -> None:
 
 def test_the_engine_reports_gauges_and_its_heartbeat() -> None:
     made = world(pairs=1)
-    assert made.step() == NOTHING
+    assert made.step() == NO_BATCH
     made.fronts[0].submit(prompt(6), 2)
     made.step()
     engine = made.views.engine
@@ -71,7 +71,7 @@ def test_the_null_engine_serves_made_up_tokens() -> None:
     front.submit(prompt(6), 5, seed=-(2**62))
     scheduler = Scheduler(made.limits, made.state)
     scheduler.attach(made.views)
-    assert scheduler.run_null(range(10, 40), 0, 5_000_000, 1 << 62) == NOTHING
+    assert scheduler.run_null(range(10, 40), 0, 5_000_000, 1 << 62) == NO_BATCH
     words = [unpack_completion(int(word)) for word in made.views.cq[0, :5]]
     expected = [made_up_token(-(2**62), position, 10, 40) for position in range(6, 11)]
     assert [word.token for word in words] == expected

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from blinkpy.kernels.loop import loop_kernels
-from blinkpy.scheduler.host_scheduler import compiled_schedule
+from blinkpy.kernels.loop import loop_code
+from blinkpy.scheduler.host_scheduler import compiled_turn
 from blinkpy.scheduler.policies import SHIPPED, read_policy
 from blinkpy.scheduler.policy_key import policy_digest
 
@@ -107,8 +107,8 @@ def test_kept_code_is_of_the_very_policy(tmp_path: Path, monkeypatch: pytest.Mon
     for weight in (3, 4, 3):
         file.write_text(f"WEIGHT = {weight}\n\ndef rank(request):\n    return WEIGHT * request.arrival\n")
         policy = read_policy(f"{file}:rank")
-        host.add(compiled_schedule(policy)._cache._key)
-        gpu.add(loop_kernels._cached_at("turn", policy, SimpleNamespace(key="kind"), 8, (9, 0)))
+        host.add(compiled_turn(policy)._cache._key)
+        gpu.add(loop_code._cached_at("turn", policy, SimpleNamespace(key="kind"), 8, (9, 0)))
     assert (len(host), len(gpu), None in gpu) == (2, 2, False)
 
 

@@ -14,8 +14,8 @@ from numba import njit
 
 from blinkpy.device import portable as p
 from blinkpy.device.lanes import LanesDivergedError, Team
-from blinkpy.device.table_codegen import Table
-from blinkpy.device.tables import tree_table
+from blinkpy.device.table_codegen import ArgumentTable
+from blinkpy.device.tables import make_table
 from blinkpy.queues.layout import QueueLayout, QueueSizes
 from blinkpy.queues.views import EngineViews, engine_views
 
@@ -160,14 +160,14 @@ def test_tables_say_where_arrays_are() -> None:
         queues.engine[5] += 13
         return queues.front[2, 1] + queues.sq[1, 1, 31]
 
-    assert touch(Table(views, strided=True)) == 23
+    assert touch(ArgumentTable(views, strided=True)) == 23
     assert (views.front[2, 1], views.sq[1, 1, 31], views.engine[5]) == (11, 12, 13)
     one = engine_views(memoryview(bytearray(1 << 20)), QueueLayout(QueueSizes(1, 1, 2, 2, 16, 1)))
-    assert tree_table(views, strided=True)[0] == tree_table(one, strided=True)[0]
+    assert make_table(views, strided=True)[0] == make_table(one, strided=True)[0]
     with pytest.raises(TypeError, match="front is not contiguous"):
-        tree_table(views)
+        make_table(views)
     with pytest.raises(TypeError, match="float64"):
-        tree_table(views._replace(engine=np.zeros(3)))
+        make_table(views._replace(engine=np.zeros(3)))
 
 
 def test_device_code_is_imported_without_numba_cuda() -> None:

@@ -10,10 +10,10 @@ import pytest
 from support.front_end.hash_reference import page_hashes
 from support.scheduler_world import MULTIPLIERS, Sizes, World
 
-from blinkpy.device.array_trees import plain
+from blinkpy.device.array_trees import as_memoryviews
 from blinkpy.kv.page_allocator import compact_ring
 from blinkpy.kv.prefix_cache import extend_hash, remainder
-from blinkpy.kv.state import CACHED_COUNT, FREE_COUNT, LOST, RING_HEAD, RING_TAIL
+from blinkpy.kv.state import CACHED_COUNT, CHAIN_EVICTED, FREE_COUNT, RING_HEAD, RING_TAIL
 from blinkpy.queues.completion import FINISH_LENGTH
 from blinkpy.queues.page_hash import HASH_MODULUS_1, HASH_MODULUS_2
 from blinkpy.queues.submission import SUBMIT_NO_PREFIX_CACHE
@@ -175,7 +175,7 @@ def test_a_request_whose_chain_was_evicted_stops_offering_pages() -> None:
     made.state.pages.generation[requests.canonical[0]] += 1
     for _ in range(9):
         made.step()
-    assert requests.canonical[0] == LOST
+    assert requests.canonical[0] == CHAIN_EVICTED
     assert requests.indexed[0] == 2
     made.finish()
 
@@ -201,7 +201,7 @@ def test_compaction_keeps_the_order() -> None:
         return [int(state.pages.ring[i & mask]) for i in entries if state.pages.ring_position[state.pages.ring[i & mask]] == i]
 
     before = line()
-    compact_ring(made.limits, plain(state.pages), memoryview(state.counts), 0, 1)
+    compact_ring(made.limits, as_memoryviews(state.pages), memoryview(state.counts), 0, 1)
     assert line() == before
     assert state.counts[RING_TAIL] - state.counts[RING_HEAD] == len(before) == 6
 
@@ -213,7 +213,7 @@ def test_hashes_of_generated_pages_continue_those_of_the_front_end(salt: int, rn
     requests.tokens[1] = rng.integers(0, 1 << 24, 32)
     requests.cache_salt[1] = salt
     for k in range(8):
-        requests.page_hash[1, k] = extend_hash(made.limits, plain(requests), 1, k)
+        requests.page_hash[1, k] = extend_hash(made.limits, as_memoryviews(requests), 1, k)
     assert requests.page_hash[1].tolist() == page_hashes(requests.tokens[1], 4, MULTIPLIERS, salt)
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from support.scheduler_story import Story, random_sizes
 from support.scheduler_world import World
 
-from blinkpy.device.array_trees import plain
-from blinkpy.kv.state import RUNNING_COUNT, STEADY, WAITING_COUNT
+from blinkpy.device.array_trees import as_memoryviews
+from blinkpy.kv.state import FAST_PATH, RUNNING_COUNT, WAITING_COUNT
 from blinkpy.kv.state_snapshots import differences, snapshot
 from blinkpy.scheduler.phases.plan import step_budget
 from blinkpy.scheduler.policies import SHIPPED
@@ -61,14 +61,14 @@ def test_the_budget_follows_from_who_decodes_and_what_waits(seed: int) -> None:
         for _ in range(60):
             story.tick()
             r, running = world.state.requests, world.state.running[: world.state.counts[RUNNING_COUNT]]
-            lacking = (r.length - r.computed)[running][r.paused[running] == 0]
+            lacking = (r.length - r.computed)[running][r.stalled[running] == 0]
             prompts = np.concatenate([lacking[lacking > 1], r.length[world.state.waiting[: world.state.counts[WAITING_COUNT]]]])
             expected = 20
             if (lacking == 1).any() and prompts.sum() <= world.limits.burst_tokens:
                 expected = 8
             elif (lacking == 1).any() and prompts.mean() > 8:
                 expected = 14
-            assert step_budget(world.limits, plain(world.state), 0, 1) == expected
+            assert step_budget(world.limits, as_memoryviews(world.state), 0, 1) == expected
             seen[expected] += 1
     assert min(seen.values()) > 15, seen
 
@@ -117,7 +117,7 @@ def compare_short_way(seed: int, steps: int, policy: str, load: float, roomy: bo
             story.tick()
         assert not differences(*(snapshot(world.state) for world in worlds))
         assert worlds[0].segment == worlds[1].segment
-        if worlds[0].state.counts[STEADY] != 0:
+        if worlds[0].state.counts[FAST_PATH] != 0:
             steady += 1
             ended += worlds[0].counter("requests_finished") > finished
     return steady, ended, steps

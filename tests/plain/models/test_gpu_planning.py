@@ -71,9 +71,9 @@ def test_the_gpu_sees_the_segment_as_the_host_does() -> None:
     buffer = np.zeros(layout.total_bytes, np.uint8)
     views, base = engine_views(memoryview(buffer), layout), int(buffer.ctypes.data)
     elsewhere = 0x7000_0000_0000
-    moved_views = device_views.moved_views(views, base, elsewhere, buffer)
+    views_at = device_views.views_at(views, base, elsewhere, buffer)
     for name, array in views._asdict().items():
-        moved = getattr(moved_views, name)
+        moved = getattr(views_at, name)
         facts = moved.__cuda_array_interface__
         assert facts["data"][0] - elsewhere == array.ctypes.data - base
         assert (facts["shape"], facts["strides"], facts["typestr"]) == (array.shape, array.strides, array.dtype.str)

@@ -22,7 +22,8 @@ def table() -> list[tuple[list[str], set[str]]]:
     for line in (ROOT / "CONTRIBUTING.md").read_text().splitlines():
         if line.startswith("| `blinkpy/"):
             files, _, rule = (cell.strip() for cell in line.strip("|").split("|"))
-            names = [name.removesuffix(".py").strip("/").replace("/", ".") for name in re.findall(r"`(?:blinkpy/)?([\w./]+)`", files)]
+            found = re.findall(r"`(?:blinkpy/)?([\w./]+)`", files)
+            names = [name.removesuffix(".py").strip("/").replace("/", ".") for name in found]
             rows.append((names, {EVERYTHING} if rule == EVERYTHING else set(re.findall(r"`([\w.]+)`", rule))))
     return rows
 

@@ -54,7 +54,7 @@ class FrontMachine(RuleBasedStateMachine):
     @initialize(seed=st.integers(0, 2**20), policy=st.sampled_from(sorted(SHIPPED)))
     def begin(self, seed: int, policy: str) -> None:
         scheduler = importlib.import_module("blinkpy.scheduler.cycle")
-        self.world = FrontWorld(seed, scheduler.make_schedule(SHIPPED[policy]))
+        self.world = FrontWorld(seed, scheduler.make_turn(SHIPPED[policy]))
         limits = self.world.limits
         self.pairs: list[Any] = [None] * limits.pairs
         draw = np.random.default_rng(seed)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from blinkpy.device.array_trees import plain
+from blinkpy.device.array_trees import as_memoryviews
 from blinkpy.device.expect import PROBLEMS
 from blinkpy.kv.integrity import check_integrity
 from blinkpy.kv.state import ROWS
@@ -127,13 +127,13 @@ class WireTransport:
 
 
 class FrontWorld:
-    """Queues, scheduler and model, sized by a seed. schedule: of make_schedule; it runs in plain Python."""
+    """Queues, scheduler and model, sized by a seed. schedule: of make_turn; it runs in plain Python."""
 
     def __init__(self, seed: int, schedule: Callable[..., int]) -> None:
         self.world = make_world(seed, 1, tight=True)
         self.limits, self.state, self.views = self.world[:3]
         self.segment = self.world.segment
-        self._arrays, self._queues, self._sim = plain(self.state), plain(self.views), plain_sim(self.world)
+        self._arrays, self._queues, self._sim = as_memoryviews(self.state), as_memoryviews(self.views), plain_sim(self.world)
         self._schedule = schedule
         self.now, self.bucket = 1, -1
         self.views.engine[ENGINE_STATE] = STATE_READY

@@ -1,0 +1,99 @@
+"""Who owns each queue pair: leases, claims, and the words of front ends, validated.
+
+Every word of a front end is checked before it is used, and carries the epoch that it was written under. A front end that is
+silent for too long, claims its pair again or breaks the protocol loses its requests; nobody else notices.
+"""
+
+from __future__ import annotations
+
+from blinkpy.device.portable import barrier, block_sum, device, store_release, strided
+from blinkpy.kv import state as S
+from blinkpy.queues.words import EPOCH_LIMIT, EPOCH_SHIFT, PAIR_ATTACHED, PAIR_EPOCH, PAIR_SQ_HEAD, POSITION_MASK
+from blinkpy.scheduler.phases.slot_lists import keep_with_status
+
+LEASES_EXPIRED = S.COUNTER_INDEX["leases_expired"]
+STALE_ENTRIES = S.COUNTER_INDEX["stale_entries"]
+
+
+@device
+def validate_front_words(limits, state, lane, lanes):
+    """Validate front-end words; record a verdict for each queue pair, and their number in counts[VERDICT_COUNT]."""
+    inbox, pairs = state.inbox, state.pairs
+    now_ns = inbox.now_ns[0]
+    verdicts = 0
+    for pair in strided(lane, limits.pairs, lanes):
+        heartbeat, claim = inbox.heartbeat[pair], inbox.claim[pair]
+        head, doorbell = inbox.cq_head[pair], inbox.doorbell[pair]
+        epoch = pairs.epoch[pair]
+        verdict = 0
+        if pairs.attached[pair] != 0:
+            if heartbeat != pairs.heartbeat[pair]:
+                pairs.heartbeat[pair] = heartbeat
+                pairs.heartbeat_ns[pair] = now_ns
+            elif now_ns - pairs.heartbeat_ns[pair] > limits.lease_ns:
+                verdict |= S.REVOKE | S.EXPIRED
+            # Relies on O6 of docs/verification.md: doorbell and head carry the epoch that they were written under, and each
+            # heartbeat repeats them, so one of an earlier owner is passed over and covers nothing for long.
+            if doorbell >> EPOCH_SHIFT == epoch:
+                announced = (doorbell - pairs.sq_head[pair]) & POSITION_MASK
+                if announced > limits.sq_entries:
+                    verdict |= S.REVOKE | S.BROKEN
+                else:
+                    pairs.sq_tail[pair] = pairs.sq_head[pair] + announced
+            if head >> EPOCH_SHIFT == epoch:
+                unread = (pairs.cq_tail[pair] - head) & POSITION_MASK
+                if unread > pairs.cq_tail[pair] - pairs.cq_head[pair]:  # before an earlier head, or after the tail
+                    verdict |= S.REVOKE | S.BROKEN
+                else:
+                    pairs.cq_head[pair] = pairs.cq_tail[pair] - unread
+        if claim == epoch + 1 and epoch < EPOCH_LIMIT:
+            verdict |= S.GRANT
+            if pairs.attached[pair] != 0:
+                verdict |= S.REVOKE
+        pairs.verdict[pair] = verdict
+        if verdict != 0:
+            verdicts += 1
+    verdicts = block_sum(verdicts, lane, lanes)
+    if lane == 0:
+        state.counts[S.VERDICT_COUNT] = verdicts
+    barrier(lanes)
+
+
+@device
+def apply_verdicts(limits, queues, state, lane, lanes):
+    """Revoke and grant queue pairs, one lane for each; a revoked one's requests are gone by now, but for `finishing`."""
+    pairs, counts = state.pairs, state.counts
+    if counts[S.VERDICT_COUNT] == 0:
+        return
+    expired, broken = 0, 0
+    for pair in strided(lane, limits.pairs, lanes):
+        verdict = pairs.verdict[pair]
+        if verdict & S.REVOKE:
+            pairs.attached[pair] = 0
+            store_release(queues.pair, (pair, PAIR_ATTACHED), 0)
+            pairs.sq_head[pair] = pairs.sq_tail[pair]  # what was announced and not consumed is skipped
+            store_release(queues.pair, (pair, PAIR_SQ_HEAD), pairs.sq_head[pair])
+            pairs.cq_head[pair] = pairs.cq_tail[pair]  # the next owner reads from the tail on
+        if verdict & S.GRANT:
+            pairs.epoch[pair] += 1
+            # Keeps O5 of docs/verification.md: who sees the grant sees the positions stored before it, so the epoch is released
+            # after them.
+            pairs.attached[pair] = 1
+            pairs.heartbeat[pair] = state.inbox.heartbeat[pair]
+            pairs.heartbeat_ns[pair] = state.inbox.now_ns[0]
+            store_release(queues.pair, (pair, PAIR_EPOCH), pairs.epoch[pair])
+            store_release(queues.pair, (pair, PAIR_ATTACHED), 1)
+        if verdict & S.EXPIRED:
+            expired += 1
+        if verdict & S.BROKEN:
+            broken += 1
+    expired = block_sum(expired, lane, lanes)
+    broken = block_sum(broken, lane, lanes)
+    if lane == 0:
+        state.counters[LEASES_EXPIRED] += expired
+        state.counters[STALE_ENTRIES] += broken
+    barrier(lanes)
+    kept = keep_with_status(state.finishing, counts[S.FINISHING_COUNT], state.requests.status, S.FINISHING, lane, lanes)
+    if lane == 0:
+        counts[S.FINISHING_COUNT] = kept
+    barrier(lanes)

@@ -1,0 +1,102 @@
+"""Pages for decoding requests, by preemption if need be.
+
+A request gets the pages for all tokens it has when it is admitted, so only a decoding request ever needs another one: at
+most one in a step. When there is none, even by eviction, the running request with the greatest (rank, arrival) is
+preempted: its pages are released (the index keeps what it can), and it waits to be computed again. As every request
+fits the pool alone, the one with the lowest (rank, arrival) always goes on."""
+
+from __future__ import annotations
+
+from blinkpy.device.portable import barrier, block_max, block_sum, device, strided
+from blinkpy.kv import state as S
+from blinkpy.kv.page_allocator import evict_pages, extend_table, release_pages
+from blinkpy.scheduler.phases.slot_lists import keep_with_status
+
+PREEMPTIONS = S.COUNTER_INDEX["preemptions"]
+
+SLOT_BITS = 22  # 64 pairs of 65,535 slots
+
+LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
+
+
+@device
+def missing_pages(limits, requests, slot):
+    """Pages that a request needs for the tokens it has, beyond those it holds."""
+    return ((requests.length[slot] + limits.page_size - 1) >> limits.page_shift) - requests.num_pages[slot]
+
+
+@device
+def grow_pages(limits, state, lane, lanes):
+    """Pages for decoding requests, by preemption if need be."""
+    requests, pages, counts = state.requests, state.pages, state.counts
+    n = counts[S.RUNNING_COUNT]
+    demand = 0
+    for i in strided(lane, n, lanes):
+        slot = state.running[i]
+        if requests.stalled[slot] == 0 and missing_pages(limits, requests, slot) > 0:
+            demand += 1
+    demand = block_sum(demand, lane, lanes)
+    if demand == 0:
+        return
+    while demand > counts[S.FREE_COUNT] + counts[S.CACHED_COUNT]:
+        victim = preemption_victim(state, False, lane, lanes)
+        if requests.stalled[victim] == 0 and missing_pages(limits, requests, victim) > 0:
+            demand -= 1
+        preempt(limits, state, victim, lane, lanes)
+    evict_pages(limits, pages, counts, state.counters, demand, lane, lanes)
+    free = counts[S.FREE_COUNT]
+    for tile in strided(0, n, lanes):
+        i = tile + lane
+        slot, short = 0, 0
+        if i < n:
+            slot = state.running[i]
+            if requests.status[slot] == S.RUNNING and requests.stalled[slot] == 0:
+                short = missing_pages(limits, requests, slot)
+        free -= extend_table(requests, pages, slot, short, free, lane, lanes)
+    barrier(lanes)
+    if counts[S.UNRANKED_COUNT] > 0:
+        n = keep_with_status(state.running, n, requests.status, S.RUNNING, lane, lanes)
+    if lane == 0:
+        counts[S.FREE_COUNT] = free
+        counts[S.RUNNING_COUNT] = n
+    barrier(lanes)
+
+
+@device
+def preemption_victim(state, paused_only, lane, lanes):
+    """The running request that is preempted first, or -1: paused ones, then the greatest (rank, arrival)."""
+    requests = state.requests
+    n = state.counts[S.RUNNING_COUNT]
+    rank = LOWEST
+    for i in strided(lane, n, lanes):
+        slot = state.running[i]
+        if requests.status[slot] == S.RUNNING and (requests.stalled[slot] == 1 or not paused_only):
+            rank = max(rank, HIGHEST if requests.stalled[slot] == 1 else requests.rank[slot])
+    rank = block_max(rank, lane, lanes)
+    latest = -1
+    for i in strided(lane, n, lanes):
+        slot = state.running[i]
+        if requests.status[slot] == S.RUNNING and (requests.stalled[slot] == 1 or not paused_only):
+            own = HIGHEST if requests.stalled[slot] == 1 else requests.rank[slot]
+            if own == rank:
+                latest = max(latest, requests.arrival[slot] << SLOT_BITS | slot)
+    latest = block_max(latest, lane, lanes)
+    return latest & ((1 << SLOT_BITS) - 1) if latest >= 0 else -1
+
+
+@device
+def preempt(limits, state, slot, lane, lanes):
+    """Take a running request's pages and let it wait again. It stays in `running` until the caller drops it there."""
+    requests, counts = state.requests, state.counts
+    release_pages(limits, requests, state.pages, counts, slot, lane, lanes)
+    if lane == 0:
+        counts[S.STALLED_COUNT] -= requests.stalled[slot]
+        requests.status[slot] = S.WAITING
+        requests.stalled[slot] = 0
+        requests.indexed[slot] = 0
+        requests.canonical[slot] = S.NO_PAGE
+        requests.preemptions[slot] += 1
+        state.waiting[counts[S.WAITING_COUNT] + counts[S.UNRANKED_COUNT]] = slot
+        counts[S.UNRANKED_COUNT] += 1
+        state.counters[PREEMPTIONS] += 1
+    barrier(lanes)

@@ -1,0 +1,70 @@
+"""What schedule left for others to see: completions of the fast path, counters, gauges, the heartbeat."""
+
+from __future__ import annotations
+
+from blinkpy.device.portable import barrier, device, store_relaxed, strided
+from blinkpy.kv import state as S
+from blinkpy.queues.words import (
+    COUNTER_NAMES,
+    ENGINE_COUNTERS,
+    ENGINE_HEARTBEAT,
+    ENGINE_STEPS,
+    ENGINE_TIME_NS,
+    GAUGE,
+    PAIR_CQ_TAIL,
+)
+from blinkpy.scheduler.phases.completions import store_completion
+
+N_COUNTERS = len(COUNTER_NAMES)
+GAUGE_RUNNING, GAUGE_WAITING = GAUGE["requests_running"], GAUGE["requests_waiting"]
+GAUGE_FREE, GAUGE_CACHED, GAUGE_HELD = GAUGE["pages_free"], GAUGE["pages_cached"], GAUGE["pages_held"]
+GAUGE_ROWS, GAUGE_TOKENS = GAUGE["batch_rows"], GAUGE["batch_tokens"]
+
+
+@device
+def publish_status(limits, queues, state, lane, lanes):
+    """Publish counters, gauges and the heartbeat. They are for watching: nothing waits for their order, and a release would
+    wait for all of them to cross the bus."""
+    engine, counts = queues.engine, state.counts
+    for i in strided(lane, N_COUNTERS, lanes):
+        store_relaxed(engine, ENGINE_COUNTERS + i, state.counters[i])
+    if lane == 0:  # all loads first: they take as long as one
+        running, waiting = counts[S.RUNNING_COUNT], counts[S.WAITING_COUNT]
+        free, cached = counts[S.FREE_COUNT], counts[S.CACHED_COUNT]
+        rows, tokens = state.batch.counts[S.ROWS], state.batch.counts[S.TOKENS]
+        turns, steps, now = counts[S.TURNS] + 1, counts[S.STEPS], state.inbox.now_ns[0]
+        store_relaxed(engine, GAUGE_RUNNING, running)
+        store_relaxed(engine, GAUGE_WAITING, waiting)
+        store_relaxed(engine, GAUGE_FREE, free)
+        store_relaxed(engine, GAUGE_CACHED, cached)
+        store_relaxed(engine, GAUGE_HELD, limits.pages - free - cached)
+        store_relaxed(engine, GAUGE_ROWS, rows)
+        store_relaxed(engine, GAUGE_TOKENS, tokens)
+        store_relaxed(engine, ENGINE_STEPS, steps)
+        store_relaxed(engine, ENGINE_TIME_NS, now)
+        store_relaxed(engine, ENGINE_HEARTBEAT, turns)
+        counts[S.TURNS] = turns
+
+
+@device
+def publish_deferred(limits, queues, state, lane, lanes):
+    """Publish the completions that take_fast_path left. Before the next overlap, which writes new forecasts."""
+    forecast, pairs, words = state.forecast, state.pairs, state.scratch.word
+    facts, rows = forecast.rows, forecast.unpublished[0]
+    barrier(lanes)  # all lanes know how many there are
+    if rows == 0:
+        return
+    for row in strided(lane, rows, lanes):
+        # Relies on O4 of docs/verification.md: ahead.forecast saw that the reader is past this entry; the fast path depends
+        # on that.
+        pair, entry = facts[row, S.FORECAST_PAIR], facts[row, S.FORECAST_CQ_INDEX]
+        store_completion(queues, pair, entry, words[row], state.batch.logprobs, row)
+    for pair in strided(lane, limits.pairs, lanes):
+        published, tail, head = forecast.published[pair], pairs.cq_tail[pair], pairs.cq_head[pair]
+        pairs.unclaimed_entries[pair] = limits.cq_entries - (tail + published - head)
+        if published > 0:  # the tail needs no release: see publish_completions
+            pairs.cq_tail[pair] = tail + published
+            store_relaxed(queues.pair, (pair, PAIR_CQ_TAIL), tail + published)
+    if lane == 0:
+        forecast.unpublished[0] = 0
+    barrier(lanes)
