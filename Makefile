@@ -153,10 +153,9 @@ GRID = $(RUNNER) -m benchmarks.serving.grid --quick --drain-s 10 --idle-s 5 --se
   $(foreach name,blinkpy blinkpy-host blinkpy-8192,--extra '$(name):--workers 2')
 ALL = --system blinkpy --system blinkpy-host --system vllm --streams 1 8 64 256 --shared-rates 16 --repeats 2
 EQUAL = --system blinkpy-8192 --streams 64 256 --rates 16 --modes isolated
-# Two smaller ones, into files of their own: each system alone on the machine, and two runs one after the other.
+# A smaller one, into a file of its own: each system alone on the machine.
 OWN_FILE = --no-plot --output benchmarks/results/$(1).json --state build/benchmarks/$(1)-state
 ALONE = --model llama-3-8b --system blinkpy --system vllm --streams 1 64 256 --rates 16 --modes isolated $(call OWN_FILE,alone-llama-3-8b)
-TWICE = --model qwen3-30b-a3b --system blinkpy --repeats 2 $(call OWN_FILE,repeats-qwen3-30b-a3b)
 
 measure: $(call STAMP,bench) $(if $(GPU),$(call STAMP,dev))
 	@$(MAKE) --no-print-directory bench ARGS=
@@ -165,8 +164,7 @@ ifneq ($(GPU),)
 	@$(RUNNER) -m benchmarks.parts.whole_steps --shape llama-3-8b
 	@$(DECODE)scheduler.json --shape small --spin-us 5000 --rows 1 64 256 1024 --prompt 48
 	@for shape in $(SHAPES); do $(GRID) --model $$shape $(EQUAL) $(ARGS) && $(GRID) --model $$shape $(ALL) $(ARGS) || exit 1; done
-	@$(GRID) $(ALONE) $(ARGS) && $(GRID) $(TWICE) $(ARGS)
-	@$(RUNNER) -m benchmarks.headroom
+	@$(GRID) $(ALONE) $(ARGS)
 	-@$(RUN) -m pytest tests/gpu -m 'not whole_gpu' --junitxml=build/gpu-tests.xml
 	-@$(RUN) -m pytest tests/gpu -m whole_gpu --junitxml=build/gpu-tests-alone.xml
 	@$(RUNNER) -m benchmarks.report.gpu_tests build/gpu-tests.xml build/gpu-tests-alone.xml \

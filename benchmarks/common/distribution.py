@@ -1,4 +1,4 @@
-"""Samples of a time as figures: percentiles with confidence intervals, and every sample or a compact histogram.
+"""Samples of a time as figures: percentiles with confidence intervals. The samples themselves are not kept.
 
 Samples of one run are not independent: a disturbance of the machine hits many in a row. So the intervals come from a block
 bootstrap (Künsch 1989): whole stretches of consecutive samples are drawn with replacement, not single samples.
@@ -15,8 +15,6 @@ from numpy.typing import ArrayLike, NDArray
 RESAMPLES = 300
 BLOCKS = 100  # stretches that the samples are cut into
 CONFIDENCE = 0.95
-KEEP_ALL = 2000  # up to so many samples are kept one by one
-PER_OCTAVE = 16  # histogram bins between x and 2 x: each is 4.4% wide
 PERCENTILES = (1.0, 10.0, 50.0, 90.0, 99.0, 99.9)
 INTERVAL_SAMPLES = 20_000
 TAIL = 10  # samples that must lie beyond a percentile for it to be given
@@ -27,7 +25,7 @@ def describe(
 ) -> dict[str, Any]:
     """All that a result file keeps of samples, in the order in which they were taken.
 
-    Keys: unit, count, min, mean, max; p50 and so on, each {"value", "low", "high"} with a 95% interval; samples or histogram.
+    Keys: unit, count, min, mean, max; p50 and so on, each {"value", "low", "high"} with a 95% interval.
     tail: samples that must lie beyond a percentile for it to be given; the median always is. The intervals of very many
     samples come from INTERVAL_SAMPLES of them, drawn at random: they are then a little too wide rather than too narrow.
     Raises ValueError when there are none, or one is not a finite number.
@@ -45,10 +43,6 @@ def describe(
     result |= {"min": _short(x.min()), "mean": _short(x.mean()), "max": _short(x.max())}
     for level, value, low, high in zip(levels, values, lows, highs, strict=True):
         result[f"p{level:g}"] = {"value": _short(value), "low": _short(low), "high": _short(high)}
-    if len(x) <= KEEP_ALL:
-        result["samples"] = [_short(value) for value in x]
-    else:
-        result["histogram"] = _histogram(x)
     return result
 
 
@@ -65,30 +59,6 @@ def _intervals(x: NDArray[np.float64], levels: list[float], seed: int) -> tuple[
     outside = 100 * (1 - CONFIDENCE) / 2
     low, high = np.percentile(found, [outside, 100 - outside], axis=0)
     return low, high
-
-
-def _histogram(x: NDArray[np.float64]) -> dict[str, Any]:
-    """Counts in bins whose ends are 2 ** (i / per_octave); zero and negative samples are counted apart."""
-    positive = x[x > 0]
-    bins = np.floor(np.log2(positive) * PER_OCTAVE).astype(np.int64)
-    first = int(bins.min()) if len(bins) else 0
-    return {
-        "per_octave": PER_OCTAVE,
-        "first": first,  # the first bin starts at 2 ** (first / per_octave)
-        "counts": np.bincount(bins - first).tolist(),
-        "not_positive": int(len(x) - len(positive)),
-    }
-
-
-def expand(description: dict[str, Any]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(values, weights) for a plot: the samples, or the middles of the histogram's bins with their counts."""
-    if "samples" in description:
-        values = np.array(description["samples"])
-        return values, np.ones(len(values))
-    histogram = description["histogram"]
-    counts = np.array(histogram["counts"], np.float64)
-    exponents = (histogram["first"] + np.arange(len(counts)) + 0.5) / histogram["per_octave"]
-    return 2.0**exponents, counts
 
 
 def _short(value: float) -> float:

@@ -1,7 +1,7 @@
-"""What all benchmarks share: options, the description of the machine, the result file, targets, plots.
+"""What all benchmarks share: options, the description of the machine, the result file, targets.
 
 A result file is one JSON object: what was run (benchmark, arguments, commit, date), where (machine, software), how disturbed
-(others), what came out (results, targets). Plots lie beside it under the same name.
+(others), what came out (results, targets). benchmarks.report makes pages and plots of it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from blinkpy.progress import Progress
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
-SCHEMA = 1
+SCHEMA = 2  # 1 kept samples; 2 keeps figures alone
+LINE = 360  # characters of a JSON object or list that stands on one line
 PACKAGES = ("numpy", "numba", "numba-cuda", "torch", "triton", "uvicorn", "uvloop", "httptools", "tokenizers", "orjson")
-UNSAID = ("output", "note", "wait_quiet", "logs", "state", "beside", "api_key", "env")  # options that name places or secrets
+UNSAID = ("output", "note", "wait_quiet", "logs", "state", "api_key", "env")  # options that name places or secrets
 QUIET_SHARE = 0.03  # of all cores: what others may take for the machine to count as quiet
 QUIET_LOOK_S = 2.0
 
@@ -47,26 +48,30 @@ def check(fine: bool, what: str) -> None:
 
 
 def parser(name: str, description: str) -> argparse.ArgumentParser:
-    """The options that every benchmark has."""
+    """The options that every benchmark has. name: of its module, within benchmarks."""
     result = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=description)
-    result.add_argument("--output", type=Path, help=f"result file (default: benchmarks/results/{name}.json)")
+    result.add_argument("--output", type=Path, help=f"result file (default: benchmarks/results/{stem(name)}.json)")
     result.add_argument("--smoke", action="store_true", help="a few seconds, to see that it works; the figures mean nothing")
     help_text = "wait up to S seconds until other processes rest"
     result.add_argument("--wait-quiet", type=float, default=0.0, metavar="S", help=help_text)
-    result.add_argument("--no-plot", action="store_true", help="write the JSON only")
     result.add_argument("--note", default="", help="a remark for the result file")
     return result
 
 
+def stem(name: str) -> str:
+    """The name of a benchmark's result file, without its suffix: parts.cpu_engine writes cpu_engine.json."""
+    return name.rpartition(".")[2]
+
+
 class Run:
-    """One run of a benchmark: shows progress, collects targets, writes the result file."""
+    """One run of a benchmark: shows progress, collects targets, writes the result file. name: as in parser."""
 
     def __init__(self, name: str, options: argparse.Namespace):
         self.name, self.options = name, options
         self.progress = Progress()
         if options.output is None and options.smoke:
-            options.output = ROOT / "build" / "benchmarks" / f"{name}.json"
-        self.output: Path = options.output or RESULTS / f"{name}.json"
+            options.output = ROOT / "build" / "benchmarks" / f"{stem(name)}.json"
+        self.output: Path = options.output or RESULTS / f"{stem(name)}.json"
         self._partial = self.output.with_suffix(".partial.json")
         self.targets: list[dict[str, Any]] = []
         self._waited = wait_quiet(options.wait_quiet, self.progress) if options.wait_quiet else 0.0
@@ -117,54 +122,17 @@ class Run:
         self.output.parent.mkdir(parents=True, exist_ok=True)
         self._partial.write_text(to_json({"benchmark": self.name, "commit": revision(), "results": results}) + "\n")
 
-    def figure_row(self, columns: int = 1, width: float = 5.5, height: float = 4.2) -> Any:
-        """See figure_row."""
-        return figure_row(columns, width, height)
-
-    def save(self, figure: Any) -> None:
-        """Save a figure beside the result file, under its name."""
-        save_figure(figure, self.output.with_suffix(".png"))
-
-
-def figure_row(columns: int = 1, width: float = 5.5, height: float = 4.2, rows: int = 1) -> Any:
-    """A matplotlib figure and a row of axes, or rows of them, without a display. width, height: inches of each."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    return plt.subplots(rows, columns, figsize=(width * columns, height * rows), layout="constrained")
-
-
-def plain_log(ax: Any, which: str, base: int = 10) -> None:
-    """Make one axis ("x" or "y") of a plot logarithmic, with plain numbers: powers of two, or 1, 2 and 5 times powers of ten."""
-    from matplotlib.ticker import LogLocator, NullFormatter
-
-    ax.set(**{f"{which}scale": "log"})
-    axis = {"x": ax.xaxis, "y": ax.yaxis}[which]
-    axis.set_major_locator(LogLocator(base, subs=(1.0,) if base == 2 else (1.0, 2.0, 5.0)))
-    axis.set_major_formatter("{x:g}")
-    axis.set_minor_formatter(NullFormatter())
-
-
-def save_figure(figure: Any, path: Path) -> None:
-    """Write a figure as a PNG, and close it."""
-    import matplotlib.pyplot as plt
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110, metadata={"Software": None})
-    plt.close(figure)
-
-
 def to_json(value: Any, indent: int = 0) -> str:
-    """JSON with one line for each key, and lists of numbers on one line."""
+    """JSON: what is short, and lists of numbers, on one line; of the rest one line for each key or item."""
+    line = json.dumps(value, allow_nan=False)
+    numbers = isinstance(value, (list, tuple)) and not any(isinstance(item, (dict, list, tuple)) for item in value)
+    if not isinstance(value, (dict, list, tuple)) or not value or numbers or (indent and len(line) <= LINE):
+        return line
     pad = "  " * (indent + 1)
-    if isinstance(value, dict) and value:
+    if isinstance(value, dict):
         lines = [f"{pad}{json.dumps(str(key))}: {to_json(item, indent + 1)}" for key, item in value.items()]
         return "{\n" + ",\n".join(lines) + "\n" + "  " * indent + "}"
-    if isinstance(value, (list, tuple)) and any(isinstance(item, (dict, list, tuple)) for item in value):
-        return "[\n" + ",\n".join(pad + to_json(item, indent + 1) for item in value) + "\n" + "  " * indent + "]"
-    return json.dumps(value, allow_nan=False)
+    return "[\n" + ",\n".join(pad + to_json(item, indent + 1) for item in value) + "\n" + "  " * indent + "]"
 
 
 # ---- the machine --------------------------------------------------------------------------------------------------------

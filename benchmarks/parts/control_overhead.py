@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.common.distribution import describe, expand
+from benchmarks.common.distribution import describe
 from benchmarks.common.harness import Run, check, main, parser
 from blinkpy.config import Config
 from blinkpy.dpu.link.connect_shm import attach_segment
@@ -235,7 +235,7 @@ def measure(running: int, steps: int, seed: int, run: Run) -> dict[str, Any]:
 
 
 def benchmark(options: argparse.Namespace) -> None:
-    run = Run("scheduler", options)
+    run = Run("parts.control_overhead", options)
     if options.smoke:
         options.steps, options.running = 30, options.running or [1, 16]
     running = options.running or list(SIZES)
@@ -250,8 +250,6 @@ def benchmark(options: argparse.Namespace) -> None:
             if str(count) in results:
                 median = results[str(count)][load]["p50"]["value"]
                 run.target(f"scheduler call at {count} running, {load}, median", median, limit, "us")
-    if not options.no_plot:
-        run.save(plot(run, results))
     run.write(
         """One thread, no pinning. The time of each call of Scheduler.step with time.monotonic_ns() is one sample (us);
         between calls the made-up step, the reading of 16 MiB, and the client. Every request's tokens are compared with
@@ -260,36 +258,8 @@ def benchmark(options: argparse.Namespace) -> None:
     )
 
 
-def plot(run: Run, results: dict[str, Any]) -> Any:
-    figure, (left, right) = run.figure_row(2)
-    counts = [int(key) for key in results]
-    colours = {"warm": "tab:green", "steady": "tab:blue", "churn": "tab:red"}
-    for load, colour in colours.items():
-        for level, style in (("p50", "-"), ("p99", ":")):
-            points = [(int(key), item[load][level]) for key, item in results.items() if level in item[load]]
-            if points:
-                x, values = [p[0] for p in points], [p[1]["value"] for p in points]
-                left.plot(x, values, style, color=colour, marker="o", markersize=3, label=f"{load}, {level}")
-                left.fill_between(x, [p[1]["low"] for p in points], [p[1]["high"] for p in points], color=colour, alpha=0.2)
-    for count, limit in TARGETS_US.items():
-        left.plot([count], [limit], "kv", markersize=7, label="target for the median" if count == 64 else None)
-    left.set(xscale="log", yscale="log", xlabel="running sequences", ylabel="us per scheduler call", title="control overhead")
-    left.set_xticks(counts, [str(count) for count in counts])
-    left.legend(fontsize=8)
-    for key in [key for key in results if key in ("16", "64", "256", "1024")] or list(results):
-        times, weights = expand(results[key]["steady"])
-        order = np.argsort(times)
-        shares = np.cumsum(weights[order]) / weights.sum()
-        right.plot(times[order], shares, label=f"{key} running")
-    right.set(xscale="log", xlabel="us per scheduler call, steady", ylabel="share of calls", title="distribution")
-    right.legend(fontsize=8)
-    for axes in (left, right):
-        axes.grid(alpha=0.3)
-    return figure
-
-
 def options() -> argparse.Namespace:
-    result = parser("scheduler", "Control overhead of the njit loop, per step.")
+    result = parser("parts.control_overhead", "Control overhead of the njit loop, per step.")
     result.add_argument("--running", type=int, nargs="+", help=f"running sequences (default: {' '.join(map(str, SIZES))})")
     result.add_argument("--steps", type=int, default=2500, help="measured steps of each load")
     result.add_argument("--seed", type=int, default=1, help="of the prompts and lengths")

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common.distribution import describe, expand
+from benchmarks.common.distribution import describe
 from benchmarks.common.harness import ROOT, Run, check, main, parser
 from benchmarks.common.server_processes import PREFIX, START_S, engine
 from blinkpy.config import Config
@@ -241,7 +241,7 @@ def steps(options: argparse.Namespace, run: Run) -> dict[str, Any]:
 def benchmark(options: argparse.Namespace) -> None:
     if options.smoke:
         options.rounds, options.tokens, options.step_tokens, options.streams = 1, 24, 64, [1, 16]
-    run = Run("cpu_engine", options)
+    run = Run("parts.cpu_engine", options)
     import torch
 
     if options.threads:
@@ -256,8 +256,6 @@ def benchmark(options: argparse.Namespace) -> None:
         run.target(f"token rate of {STEP_STREAMS} streams to that of one", ratio, RATE_RATIO, "x", at_most=False)
     ratio = results["step"]["ratio"]["p50"]["value"]
     run.target(f"engine step to bare forward at {STEP_STREAMS} streams, median of the steps' ratios", ratio, STEP_RATIO, "x")
-    if not options.no_plot:
-        run.save(plot(run, results))
     run.write(
         f"""Built-in demonstration model, prompts of {PROMPT_TOKENS} tokens, all of one length. rates: greedy, rounds alternate
         over the numbers of streams; a rate counts tokens from when every stream has its first until one has its last; the first
@@ -268,34 +266,8 @@ def benchmark(options: argparse.Namespace) -> None:
     )
 
 
-def plot(run: Run, results: dict[str, Any]) -> Any:
-    figure, (left, right) = run.figure_row(2)
-    table = results["rates"]["tokens_per_s"]
-    counts = [int(count) for count in table]
-    values = [item["p50"]["value"] for item in table.values()]
-    low = [v - min(item["p50"]["low"], v) for v, item in zip(values, table.values(), strict=True)]
-    high = [max(item["p50"]["high"], v) - v for v, item in zip(values, table.values(), strict=True)]
-    left.errorbar(counts, values, yerr=[low, high], marker="o", label="measured")
-    if 1 in counts:
-        least = RATE_RATIO * values[counts.index(1)]
-        left.axhline(least, color="k", linestyle="--", linewidth=1, label="target at 16: 3x one stream")
-    left.set(xscale="log", xlabel="streams", ylabel="tokens/s", title="demonstration model", ylim=(0, None))
-    left.set_xticks(counts, [str(count) for count in counts])
-    left.legend(fontsize=8)
-    for key, label in (("bare_ms", "bare forward"), ("step_ms", "engine's step"), ("engine_ms", "with scheduling")):
-        x, weights = expand(results["step"][key])
-        order = np.argsort(x)
-        right.plot(x[order], np.cumsum(weights[order]) / weights.sum(), label=label)
-    right.set(xlabel="ms", ylabel="share of steps", title=f"one step, {STEP_STREAMS} streams")
-    right.set_xlim(0, 1.5 * results["step"]["engine_ms"].get("p90", results["step"]["engine_ms"]["p50"])["value"])
-    right.legend(fontsize=8)
-    for axes in (left, right):
-        axes.grid(alpha=0.3)
-    return figure
-
-
 def options() -> argparse.Namespace:
-    result = parser("cpu_engine", "The CPU engine with the demonstration model.")
+    result = parser("parts.cpu_engine", "The CPU engine with the demonstration model.")
     result.add_argument("--streams", type=int, nargs="+", default=list(STREAMS))
     result.add_argument("--rounds", type=int, default=10)
     result.add_argument("--tokens", type=int, default=128, help="of each stream, for the rates")

@@ -1,6 +1,6 @@
 """Time of a decode step on one GPU: inside the loop, and of its step graph alone, next to the floor that memory bandwidth sets.
 
-    python benchmarks/parts/decode_step.py --shape llama-3-8b --out results/decode.json
+    python -m benchmarks.parts.decode_step --shape llama-3-8b --out results/decode.json
 
 The engine runs in this process with random weights; a client in another thread submits requests through the real queues.
 Per batch size: step time (from one end of a step to the next, so scheduling included), the step graph replayed alone, and their

@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common.distribution import describe, expand
-from benchmarks.common.harness import Run, check, main, parser, pinned, plain_log
+from benchmarks.common.distribution import describe
+from benchmarks.common.harness import Run, check, main, parser, pinned
 from benchmarks.common.server_processes import cpu_s, engine, front_end, system_share
 from benchmarks.common.streams import Client, Stream, post
 from blinkpy.config import Config
@@ -146,7 +146,7 @@ def idle(pid: int, seconds: float) -> float:
 def benchmark(options: argparse.Namespace) -> None:
     if options.smoke:
         options.seconds, options.step_ms, options.rounds, options.first, options.streams = 0.5, 10.0, 1, 20, 8
-    run = Run("frontend", options)
+    run = Run("parts.front_end_cpu", options)
     streams, seconds = options.streams, options.seconds
     check(len(os.sched_getaffinity(0)) >= 2, "this benchmark needs two cores")
     # The context must hold an answer that outlasts the window; the null engine has no model that could limit it.
@@ -177,8 +177,6 @@ def benchmark(options: argparse.Namespace) -> None:
         results[kind] = gather(results[kind])
     paced = results["paced"]["cpu_us_per_token_event"]
     run.target(f"CPU of a worker per token event, {streams} paced streams, median round", paced, TARGET_US, "us")
-    if not options.no_plot:
-        run.save(plot(run, results, options))
     run.write(
         """One worker pinned to one core; null engine and client on another. A token event is a server-sent event with text; CPU
         time is that of all of the worker's threads from /proc/PID/task/*/schedstat, the idle share not subtracted,
@@ -210,34 +208,8 @@ def gather(rounds: list[dict[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def plot(run: Run, results: dict[str, Any], options: argparse.Namespace) -> Any:
-    figure, (left, middle, right) = run.figure_row(3, 4.2)
-    kinds = ("paced", "turnover")  # unpaced has events of many tokens
-    for i, kind in enumerate(kinds):
-        values = [one["cpu_us_per_token_event"] for one in results[kind]["rounds"]]
-        left.bar(i, results[kind]["cpu_us_per_token_event"], color="tab:blue", alpha=0.6)
-        left.plot([i] * len(values), values, "k_", markersize=12)
-    left.axhline(TARGET_US, color="k", linestyle="--", linewidth=1, label="target for paced")
-    left.set_xticks(range(len(kinds)), kinds)
-    left.set(ylabel="us of CPU per token event", title="one worker")
-    left.legend(fontsize=8)
-    for axes, description, title in (
-        (middle, results["paced"]["rounds"][0]["interval_ms"], f"paced, a step of {options.step_ms:g} ms"),
-        (right, results["first_ms"], "first event, unpaced engine"),
-    ):
-        x, weights = expand(description)
-        order = np.argsort(x)
-        axes.plot(x[order], np.cumsum(weights[order]) / weights.sum())
-        axes.set(xlabel="ms", ylabel="share", title=title)
-        axes.grid(alpha=0.3)
-    middle.set_xlabel("ms between two events of a stream")
-    plain_log(right, "x")
-    right.set_xlabel("ms to the first event")
-    return figure
-
-
 def options() -> argparse.Namespace:
-    result = parser("frontend", "CPU time of a front-end worker per token event.")
+    result = parser("parts.front_end_cpu", "CPU time of a front-end worker per token event.")
     result.add_argument("--streams", type=int, default=64)
     result.add_argument("--step-ms", type=float, default=20.0, help="of the paced null engine")
     result.add_argument("--seconds", type=float, default=10.0, help="window of one round")

@@ -16,9 +16,7 @@ import argparse
 import datetime
 import importlib
 import json
-import statistics
 import sys
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,8 +27,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 import torch
 import torch.nn.functional as F
 import triton
-import triton.language as tl
 
+from benchmarks.common.graph_timing import graph_ms, header, rand, read_bandwidth
 from blinkpy.kernels import activation, norm
 from blinkpy.kernels.attention import decode_attention, prefill_attention, rotate_and_cache
 from blinkpy.kernels.attention.split_plan import DecodeWorkspace, plan_decode
@@ -80,61 +78,6 @@ MODELS = {
     "Qwen3-30B-A3B": Model(2048, 32, 4, 768, 151936, 48, experts=128, top_k=8),
     "Phi-4": Model(5120, 40, 10, 17920, 100352, 40),
 }
-
-
-@triton.jit
-def _read(x_ptr: Any, out_ptr: Any, n: Any, BLOCK: tl.constexpr) -> None:
-    total = tl.zeros([BLOCK], tl.float32)
-    for first in range(tl.program_id(0) * BLOCK, n, tl.num_programs(0) * BLOCK):
-        at = first + tl.arange(0, BLOCK)
-        total += tl.load(x_ptr + at, mask=at < n, other=0.0).to(tl.float32)
-    tl.store(out_ptr + tl.program_id(0), tl.sum(total, 0))
-
-
-def graph_ms(launch: Callable[[], object], replays: int = 30) -> float:
-    """Median time of one replay of the captured launches, ms."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        launch()
-        stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            launch()
-        for _ in range(3):
-            graph.replay()
-        times = []
-        for _ in range(replays):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record(stream)
-            graph.replay()
-            end.record(stream)
-            end.synchronize()
-            times.append(begin.elapsed_time(end))
-    return statistics.median(times)
-
-
-def read_bandwidth() -> float:
-    """Best measured read bandwidth, GB/s."""
-    x = torch.randn(2**29, device="cuda").view(torch.bfloat16)  # 2 GiB, beyond the cache
-    sums = torch.zeros(132 * 16, device="cuda")
-    best = 0.0
-    for block in (4096, 8192):
-        for programs in (132 * 4, 132 * 8, 132 * 16):
-
-            def run() -> None:
-                _read[(programs,)](x, sums, x.numel(), BLOCK=block, num_warps=8)
-
-            ms = graph_ms(run)
-            best = max(best, x.numel() * 2 / ms / 1e6)
-    return best
-
-
-def rand(*shape: int, scale: float = 1.0) -> torch.Tensor:
-    return (torch.randn(*shape, device="cuda") * scale).to(torch.bfloat16)
-
-
-def header(rows: int, tokens: int, decode: int) -> torch.Tensor:
-    return torch.tensor([rows, tokens, decode, 0, 0, 0, 0, 0], device="cuda")
 
 
 def agree(out: torch.Tensor, expected: torch.Tensor, what: str) -> None:

@@ -28,7 +28,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from benchmarks.common.distribution import describe, expand
+from benchmarks.common.distribution import describe
 from benchmarks.common.harness import Run, check, main, parser
 from blinkpy.device.portable import load_acquire, load_relaxed, now_ns, store_relaxed, store_release
 from blinkpy.dpu.link.connect_shm import ShmTransport, attach_segment
@@ -275,13 +275,11 @@ def measure(options: argparse.Namespace, run: Run) -> dict[str, Any]:
 
 
 def benchmark(options: argparse.Namespace) -> None:
-    run = Run("queue_pair", options)
+    run = Run("parts.queue_round_trip", options)
     if options.smoke:
         options.rounds, options.count = 2, 200
     results = measure(options, run)
     run.target("round trip through the transport, median", results["transport"]["p50"]["value"], TARGET_US, "us")
-    if not options.no_plot:
-        run.save(plot(run, results))
     run.write(
         """Front end pinned to one core, the polling engine to another. One sample is one round trip on the front end's clock,
         one request in flight at a time; rounds of the kinds alternate, the garbage collector runs between rounds only. Every
@@ -291,23 +289,8 @@ def benchmark(options: argparse.Namespace) -> None:
     )
 
 
-def plot(run: Run, results: dict[str, Any]) -> Any:
-    figure, axes = run.figure_row(1, 8.0)
-    for name, description in results.items():
-        if name.startswith("submit"):
-            continue
-        values, weights = expand(description)
-        order = np.argsort(values)
-        axes.plot(values[order], np.cumsum(weights[order]) / weights.sum(), label=name)
-    axes.axvline(TARGET_US, color="k", linestyle="--", linewidth=1, label="target for transport, median")
-    axes.set(xscale="log", xlabel="us", ylabel="share of round trips", title="round trip over shared memory, two processes")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
-    return figure
-
-
 def options() -> argparse.Namespace:
-    result = parser("queue_pair", "Round trip over a queue pair in shared memory.")
+    result = parser("parts.queue_round_trip", "Round trip over a queue pair in shared memory.")
     result.add_argument("--rounds", type=int, default=20, help="rounds, in each of which every kind is measured")
     result.add_argument("--count", type=int, default=2000, help="round trips of one kind in a round")
     result.add_argument("--seed", type=int, default=1, help="of the prompts")

@@ -19,7 +19,11 @@ from __future__ import annotations
 import argparse
 import ctypes
 import gc
+import os
+import re
 import secrets
+import shutil
+import subprocess
 import sys
 import time
 from types import SimpleNamespace
@@ -29,8 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.common.distribution import describe
-from benchmarks.common.harness import Run, check, main, parser
-from benchmarks.parts.instructions import can_count, instructions_each
+from benchmarks.common.harness import ROOT, Run, UsageError, check, main, parser
 from blinkpy.dpu.link import connect_rdma, rdma_writes
 from blinkpy.dpu.link.connect_rdma import DEPTH, RdmaTransport
 from blinkpy.dpu.link.queue_pair import QueuePair
@@ -58,6 +61,10 @@ FACTS = EngineFacts(1, 65_537, 131_071, 8192, 4096, 16, 1 << 14, 256, 3_600_000)
 PROMPTS = (32, 128, 1024, 4096)  # tokens
 FLAGS = HAS_TOKEN | FINISH_LENGTH
 HEARTBEAT_EVERY = 100  # requests
+COUNTED = re.compile(r"I +refs: +([\d,]+)")  # what Valgrind says
+COUNT_S = 600  # in which it has to end
+# One thread, and the same order of everything in each run.
+FIXED = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
 FEW, MANY = 100, 500  # requests for which instructions are counted; the difference is what counts
 
 
@@ -223,9 +230,27 @@ def requests(length: int, count: int, *, answers_alone: bool = False) -> None:
         segment.close()
 
 
+def instructions_each(program: str, few: int, many: int) -> float:
+    """Instructions of one round, in user mode. program: Python text that does {rounds} rounds, from the repository's root.
+
+    It is run with few rounds and with many: what start and end take is in both. Raises UsageError when Valgrind can't run it.
+    """
+    return (_instructions(program.format(rounds=many)) - _instructions(program.format(rounds=few))) / (many - few)
+
+
+def _instructions(program: str) -> int:
+    valgrind = ["valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null"]
+    command = [*valgrind, sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | FIXED, capture_output=True, text=True, timeout=COUNT_S)
+    found = COUNTED.search(done.stderr)
+    if done.returncode != 0 or found is None:
+        raise UsageError(f"valgrind failed: {(done.stderr.strip() or 'no message').splitlines()[-1]}")
+    return int(found[1].replace(",", ""))
+
+
 def count_instructions(run: Run) -> dict[str, Any]:
     """Instructions of each request_N."""
-    if not can_count():
+    if not shutil.which("valgrind"):
         return {"missing": "valgrind is not installed"}
     found: dict[str, Any] = {"unit": "instructions"}
     for done, length in enumerate(PROMPTS):
@@ -237,7 +262,7 @@ def count_instructions(run: Run) -> dict[str, Any]:
 
 
 def benchmark(options: argparse.Namespace) -> None:
-    run = Run("rdma_frontend", options)
+    run = Run("parts.rdma_cpu", options)
     if options.smoke:
         options.rounds, options.count = 1, 100
     results = measure(options, run)
@@ -256,7 +281,7 @@ def benchmark(options: argparse.Namespace) -> None:
 
 
 def options() -> argparse.Namespace:
-    result = parser("rdma_frontend", "CPU time of a front end over RDMA, with a stand-in for the network card.")
+    result = parser("parts.rdma_cpu", "CPU time of a front end over RDMA, with a stand-in for the network card.")
     result.add_argument("--rounds", type=int, default=10, help="rounds, in each of which every length is measured")
     result.add_argument("--count", type=int, default=1000, help="requests of one length in a round")
     result.add_argument("--seed", type=int, default=1, help="of the prompts")

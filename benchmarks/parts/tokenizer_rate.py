@@ -74,7 +74,7 @@ def together(folder: Path, workers: int, length: int, seconds: float, seed: int)
 
 
 def benchmark(options: argparse.Namespace) -> None:
-    run = Run("tokenizer", options)
+    run = Run("parts.tokenizer_rate", options)
     folder = Path(__file__).parents[2] / "blinkpy" / "models" / "demo" if options.model == "demo" else Path(options.model)
     if options.smoke:
         options.rounds, options.seconds = 1, 0.2
@@ -97,7 +97,7 @@ def benchmark(options: argparse.Namespace) -> None:
 
 
 def options() -> argparse.Namespace:
-    result = parser("tokenizer", "Rate of tokenizing, per core and over several workers.")
+    result = parser("parts.tokenizer_rate", "Rate of tokenizing, per core and over several workers.")
     result.add_argument("--model", default="demo", help="folder with a tokenizer.json (default: the built-in model)")
     result.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="most worker processes")
     result.add_argument("--rounds", type=int, default=5)

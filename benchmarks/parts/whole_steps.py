@@ -26,7 +26,6 @@ from benchmarks.common.harness import RESULTS, Run, UsageError, check, main, par
 from benchmarks.common.model_shapes import SHAPES
 from benchmarks.common.nvml import EnergyMeter
 from benchmarks.common.roofline import floor_us, multiplications
-from benchmarks.report.steps_table import table, title
 from blinkpy.config import Config, ConfigError, step_sizes
 from blinkpy.engine.devices.cuda_device import CudaEngine
 from blinkpy.models.description.decoder_description import Architecture, read_architecture
@@ -146,7 +145,7 @@ def measured(engine: Any, a: Architecture, case: Case, meter: EnergyMeter, secon
     torch.cuda.synchronize()
     timing = replayed(step.graphs[index].graph, seconds)
     count = len(rows.lengths)
-    check_tokens(step.decoder.buffers.logits[:count], engine.device_state.batch.sampled[:count], title(case.facts()))
+    check_tokens(step.decoder.buffers.logits[:count], engine.device_state.batch.sampled[:count], case.kind)
     step_ms = statistics.median(timing.group_ms)
     counted = multiplications(a, rows, narrows=shape.narrows)
     result: dict[str, Any] = {
@@ -188,7 +187,7 @@ def benchmark(options: argparse.Namespace) -> None:
         options.shape, options.seconds = "small", 0.3
     elif options.output is None:
         options.output = RESULTS / f"steps-{options.shape}.json"
-    run = Run("steps", options)
+    run = Run("parts.whole_steps", options)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(SHAPES[options.shape]))
         a = read_architecture(folder)
@@ -214,7 +213,8 @@ def benchmark(options: argparse.Namespace) -> None:
         finally:
             engine.close()
     run.write(METHOD, {"shape": options.shape, **results})
-    print("\n".join(table(results["steps"])))
+    for step in results["steps"]:
+        print(f"{step['kind']:8}{step['tokens']:6,} tokens {step['step_ms']:8.3g} ms {step.get('mean_w', 0):6.0f} W")
 
 
 def measure(engine: Any, a: Architecture, chosen: list[Case], seconds: float, run: Run) -> dict[str, Any]:
@@ -236,14 +236,14 @@ def measure(engine: Any, a: Architecture, chosen: list[Case], seconds: float, ru
             results["missing"] = meter.missing
             run.progress.say(f"blinkpy: no power and no clock: {meter.missing}")
         for done, case in enumerate(chosen):
-            run.progress(title(case.facts()), done, len(chosen))
+            run.progress(case.kind, done, len(chosen))
             results["steps"].append(measured(engine, a, case, meter, seconds, pages))
             run.keep(results)
     return results
 
 
 def options() -> argparse.Namespace:
-    result = parser("steps", "Whole steps on one GPU, back to back, with their power.")
+    result = parser("parts.whole_steps", "Whole steps on one GPU, back to back, with their power.")
     result.add_argument("--shape", choices=list(SHAPES), default="llama-3-8b", help="of the model; writes steps-SHAPE.json")
     result.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32, 64, 128, 256], help="of the decode steps")
     listed = ", ".join(map(str, TOKENS))

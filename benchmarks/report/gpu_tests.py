@@ -45,27 +45,29 @@ def worst(one: str, other: str) -> str:
     return min(one, other, key=OUTCOMES.index)
 
 
-def joined(runs: list[dict[str, Any]]) -> dict[str, list[str]]:
-    """Names of the tests by outcome, over all runs."""
+def joined(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Names of the tests that failed or were skipped, over all runs, and how many passed."""
     outcomes: dict[str, str] = {}
     for run in runs:
         for name, outcome in run["outcomes"].items():
             outcomes[name] = worst(outcome, outcomes.get(name, outcome))
-    return {kind: sorted(name for name, outcome in outcomes.items() if outcome == kind) for kind in OUTCOMES}
+    named = {kind: sorted(name for name, outcome in outcomes.items() if outcome == kind) for kind in OUTCOMES}
+    return {**named, "passed": len(named["passed"])}
 
 
 def gpu_tests(found: dict[str, Any]) -> str:
     """The result in words, for the README."""
     where, tests = found["environment"], found["tests"]
-    total = sum(map(len, tests.values()))
+    passed = tests["passed"]
+    total = passed + len(tests["failed"]) + len(tests["skipped"])
     minutes = " and ".join(f"{run['seconds'] / 60:.1f}" for run in found["runs"])
     changed = " with changes" if where["commit"].get("dirty") else ""
     text = (
-        f"{len(tests['passed'])} of {total} tests of `tests/gpu` passed on one {where['gpu']} at `{where['commit']['hash'][:7]}`"
+        f"{passed} of {total} tests of `tests/gpu` passed on one {where['gpu']} at `{where['commit']['hash'][:7]}`"
         f"{changed}, {where['date'][:10]}, in {minutes} minutes; {len(tests['failed'])} failed, {len(tests['skipped'])} skipped."
     )
     named = [f"- {kind}: `{name}`" for kind in OUTCOMES[:2] for name in tests[kind]]
-    return "\n".join([text, "", *named, ""] if named else [text, ""])
+    return "\n".join([text, "", *named] if named else [text])
 
 
 def benchmark(options: argparse.Namespace) -> None:

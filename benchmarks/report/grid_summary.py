@@ -1,4 +1,4 @@
-"""The grid's results as a Markdown summary, and what its plots and tables are made of."""
+"""The grid's results: figures by system, mode and load, what is missing, and the context of its page (templates/grid.md.j2)."""
 
 from __future__ import annotations
 
@@ -7,14 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.serving.load_figures import verdict
+from benchmarks.serving.load_figures import MODES, levels, verdict
 
-VERDICT = """INVALID: the client, which offers the load and takes the times, fell behind, and a figure may be off by more
-than 5 %; STARTED BESIDE: see below. Such a load is left out of all other tables, ratios and plots. A load counts if
-the client's median lag, which every event has, is at most 5 % of the median TTFT and of the median TPOT, and if the
-99th percentile of its lag is at most 5 % of the 99th percentile of TTFT, or 2 ms. A load without neighbours is also left out when
-a server of a benchmark beside this one started meanwhile. The rules are the same for all systems, and are applied
-anew whenever this page is written."""
 Document = dict[str, Any]
 Figure = Callable[[dict[str, Any]], float | None]
 
@@ -30,7 +24,6 @@ FIGURES: dict[str, tuple[str, Figure]] = {
     "throughput": ("output tokens/s", lambda cell: cell["output_tokens_per_s"]),
     "energy": ("J/token", lambda cell: cell["energy"].get("joules_per_token")),
 }
-MODES = ("isolated", "interfered")
 MEDIANS: dict[str, Figure] = {
     "median TTFT": latency("ttft_ms", "p50"),
     "median TPOT": latency("tpot_ms", "p50"),
@@ -44,8 +37,8 @@ def placement(document: Document) -> str:
 
 
 def counts(document: Document, cell: dict[str, Any]) -> bool:
-    """Whether a cell says something about its server: the client kept up and no other server started beside it, or nothing means
-    anything. It is judged anew: the rule may have changed since the cell was measured."""
+    """Whether a cell says something about its server: the client kept up, or nothing means anything. It is judged anew: the
+    rule may have changed since the cell was measured."""
     return bool(document["smoke"] or verdict(cell)["valid"])
 
 
@@ -97,20 +90,9 @@ def unmeasured(document: Document, names: Iterable[str], rates: Iterable[float] 
     return found
 
 
-def started_beside(cell: dict[str, Any]) -> list[str]:
-    """The servers of other benchmarks that started during a load without neighbours: starts.marked looks for them."""
-    found: list[str] = cell.get("beside", {}).get("starts", [])
-    return found
-
-
 def fallen_behind(document: Document) -> list[str]:
-    """The loads in which the client fell behind, in words."""
-    return [whole_name(document, cell) for cell in document["cells"] if not counts(document, cell) and not started_beside(cell)]
-
-
-def disturbed(document: Document) -> list[str]:
-    """The loads that don't count since a server started beside them, in words."""
-    return [whole_name(document, cell) for cell in document["cells"] if not counts(document, cell) and started_beside(cell)]
+    """The loads that don't count, in words."""
+    return [whole_name(document, cell) for cell in document["cells"] if not counts(document, cell)]
 
 
 def whole_name(document: Document, cell: dict[str, Any]) -> str:
@@ -136,14 +118,8 @@ def enumerated(values: Iterable[float]) -> str:
 
 
 def alongside(document: Document) -> list[str]:
-    """A sentence on the benchmarks that ran beside this one; none if it was alone."""
-    others = {name for cell in document["cells"] for name in cell.get("beside", {}).get("benchmarks", ())}
-    if not others:
-        return []
-    return [
-        f"Beside it {' and '.join(sorted(others))} was measured, on another GPU and other cores of the machine; loads without",
-        "neighbours never ran while the other's had them.",
-    ]
+    """The models that were measured at the same time, on other GPUs of the machine; none since they go one after another."""
+    return sorted({name for cell in document["cells"] for name in cell.get("beside", {}).get("benchmarks", ())})
 
 
 def geometric_mean(values: Iterable[float]) -> float:
@@ -153,84 +129,6 @@ def geometric_mean(values: Iterable[float]) -> float:
 def ratios(above: dict[float, float], below: dict[float, float]) -> list[float]:
     """Ratios at the rates that both have."""
     return [above[rate] / below[rate] for rate in sorted(above.keys() & below.keys())]
-
-
-def summary(document: Document) -> str:
-    """Tables: how much neighbours cost each system, how the systems compare, each cell's figures, and repeated cells."""
-    gpu = document["gpu"].get("gpu", "no GPU")
-    lines = [f"# {document['model']}, {gpu}", ""]
-    if not document["smoke"] and (missing := unmeasured(document, systems(document))):
-        lines += [f"**Not measured:** {'; '.join(missing)}.", ""]
-    if beside := alongside(document):
-        lines += [*beside, ""]
-    for system, error in document["errors"].items():
-        lines += [f"**{system} failed:** {error.splitlines()[0]}", ""]
-    names = systems(document)
-    for front_end in ("own", "shared"):
-        rows = [(name, (name, "interfered", front_end), (name, "isolated", front_end)) for name in names]
-        if table := _ratio_table(document, rows):
-            where = "on cores of their own" if front_end == "own" else "among the neighbours"
-            lines += [f"Front ends {where}, interfered over isolated, geometric mean over rates (range); below 1 is a loss for"]
-            lines += ["throughput:", "", *table, ""]
-    if len(names) > 1:
-        first, *others = names
-        pairs = [
-            (f"{other} / {first}, {mode}", (other, mode, ""), (first, mode, ""))
-            for other in others
-            for mode in ("isolated", "interfered")
-        ]
-        if table := _ratio_table(document, pairs):
-            lines += [f"The others over {first}, geometric mean over rates (range):", "", *table, ""]
-    if table := _repeat_table(document):
-        lines += ["Cells that were measured several times, largest over smallest:", "", *table, ""]
-    lines += ["Every cell:", "", *_cell_table(document), "", *VERDICT.splitlines(), ""]
-    if shares := [cell["client"]["busiest_core_share"] for cell in document["cells"] if "busiest_core_share" in cell["client"]]:
-        lines += [
-            f"The busiest of the client's processes had something to do for at most {100 * max(shares):.0f} % of a load's time.",
-            "",
-        ]
-    idle = {cell["cell"]["system"]: cell["server"] for cell in document["cells"] if cell["server"].get("idle_w")}
-    watts = [f"{name} {server['idle_w']:g} W ({server['idle_before_w']:g} W before its start)" for name, server in idle.items()]
-    return "\n".join([*lines, f"Power of the GPU with an idle server: {', '.join(watts)}.", ""] if watts else lines)
-
-
-def _ratio_table(document: Document, rows: list[tuple[str, tuple[str, str, str], tuple[str, str, str]]]) -> list[str]:
-    """Empty if no row has a ratio. rows: label, and (system, mode, front end) of numerator and denominator."""
-
-    def points(which: tuple[str, str, str], figure: Figure) -> dict[float, float]:
-        system, mode, front_end = which
-        return series(document, system, mode, figure, front_end)
-
-    lines = ["| | " + " | ".join(FIGURES) + " |", "|---" * (len(FIGURES) + 1) + "|"]
-    for label, above, below in rows:
-        found = [ratios(points(above, value), points(below, value)) for _, value in FIGURES.values()]
-        if any(found):
-            words = [f"{geometric_mean(one):.2f} ({min(one):.2f} to {max(one):.2f})" if one else "none" for one in found]
-            lines.append(f"| {label} | " + " | ".join(words) + " |")
-    return lines if len(lines) > 2 else []
-
-
-def _cell_table(document: Document) -> list[str]:
-    titles = (
-        "system, front end, mode, load, TTFT p50 / p99 ms, TPOT p50 / p99 ms, output tok/s, goodput/s, J/token, errors, "
-        "client's lag p99 ms"
-    )
-    names = titles.split(", ")
-    lines = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
-    for cell in document["cells"]:
-        key, energy = cell["cell"], cell["energy"].get("joules_per_token")
-        times = [
-            f"{cell[what]['p50']['value']:g} / {cell[what]['p99']['value']:g}" if what in cell else "none"
-            for what in ("ttft_ms", "tpot_ms")
-        ]
-        client, mark = cell["client"], "STARTED BESIDE" if started_beside(cell) else "INVALID"
-        lines.append(
-            f"| {key['system']} | {key['front_end']} | {key['mode']} | {load_name(cell)} | {times[0]} | {times[1]} | "
-            f"{cell['output_tokens_per_s']:g} | {cell['goodput_per_s']:g} | {'' if energy is None else f'{energy:.3g}'} | "
-            f"{', '.join(f'{count} {error}' for error, count in cell['errors'].items()) or '0'} | "
-            f"{client['lag_ms']['p99']:g}{'' if verdict(cell)['valid'] else f' {mark}'} |"
-        )
-    return lines
 
 
 def repeated(document: Document) -> dict[tuple[str, str, float], dict[str, float]]:
@@ -249,9 +147,55 @@ def repeated(document: Document) -> dict[tuple[str, str, float], dict[str, float
     return found
 
 
-def _repeat_table(document: Document) -> list[str]:
-    lines = ["| system | mode | requests/s | " + " | ".join(MEDIANS) + " |", "|---" * (len(MEDIANS) + 3) + "|"]
-    for (system, mode, rate), found in repeated(document).items():
-        words = [f"{found[name]:.3f}" if name in found else "none" for name in MEDIANS]
-        lines.append(f"| {system} | {mode} | {rate:g} | " + " | ".join(words) + " |")
-    return lines if len(lines) > 2 else []
+def page(document: Document) -> dict[str, Any]:
+    """The context of templates/grid.md.j2: tables of how much neighbours cost each system, how the systems compare, each cell's
+    figures, and repeated cells."""
+    names = systems(document)
+    slowed = {
+        front_end: ratio_rows(document, [(name, (name, MODES[1], front_end), (name, MODES[0], front_end)) for name in names])
+        for front_end in ("own", "shared")
+    }
+    first, *others = names
+    pairs = [(f"{name} / {first}, {mode}", (name, mode, ""), (first, mode, "")) for name in others for mode in MODES]
+    return {
+        "document": document,
+        "gpu": document["gpu"].get("gpu", "no GPU"),
+        "missing": [] if document["smoke"] else unmeasured(document, names),
+        "beside": alongside(document),
+        "slowed": slowed,
+        "first": first,
+        "compared": ratio_rows(document, pairs),
+        "repeated": [
+            [system, mode, f"{rate:g}", *(f"{found[name]:.3f}" if name in found else "none" for name in MEDIANS)]
+            for (system, mode, rate), found in repeated(document).items()
+        ],
+        "cells": [cell_row(cell) for cell in document["cells"]],
+        "busiest": max((cell["client"].get("busiest_core_share", 0.0) for cell in document["cells"]), default=0.0),
+        "idle": {cell["cell"]["system"]: cell["server"] for cell in document["cells"] if cell["server"].get("idle_w")},
+    }
+
+
+Which = tuple[str, str, str]  # system, mode, front end ("": the grid's)
+
+
+def ratio_rows(document: Document, rows: list[tuple[str, Which, Which]]) -> list[list[str]]:
+    """Geometric means over rates, with their range, of each of FIGURES. rows: label, numerator, denominator."""
+    result = []
+    for label, above, below in rows:
+        found = [
+            ratios(series(document, above[0], above[1], value, above[2]), series(document, below[0], below[1], value, below[2]))
+            for _, value in FIGURES.values()
+        ]
+        words = [f"{geometric_mean(one):.2f} ({min(one):.2f} to {max(one):.2f})" if one else "none" for one in found]
+        result += [[label, *words]] if any(found) else []
+    return result
+
+
+def cell_row(cell: dict[str, Any]) -> list[str]:
+    """Every figure of one load, in words."""
+    key, joules = cell["cell"], cell["energy"].get("joules_per_token")
+    errors = ", ".join(f"{count} {error}" for error, count in cell["errors"].items())
+    lag = f"{cell['client']['lag_ms']['p99']:g}{'' if verdict(cell)['valid'] else ' INVALID'}"
+    throughput, goodput = f"{cell['output_tokens_per_s']:g}", f"{cell['goodput_per_s']:g}"
+    words = [key["system"], key["front_end"], key["mode"], load_name(cell), levels(cell, "ttft_ms"), levels(cell, "tpot_ms")]
+    return [*words, throughput, goodput, "" if joules is None else f"{joules:.3g}", errors or "0", lag]

@@ -1,355 +1,120 @@
-"""Every figure that the README shows, from the result files: rewrites what lies between its markers, and the plots of the grid.
+"""Every figure that a page shows, from the result files: rewrites what lies between its markers, and draws the plots.
 
     python -m benchmarks.report.pages              # after a new result; --check only says whether anything would change
 
-A part of a page begins with the comment `measured: NAME` and ends with `end of measured`; NAME is one of PARTS. Nothing between
-is written by hand, and a test fails when a page and the results disagree.
+A part of a page begins with the comment `measured: NAME` and ends with `end of measured`; NAME is one of PARTS, and its text is
+templates/NAME.md.j2. A figure in a sentence stands between the comments `figure: NAME` and `/`; NAME is one of
+named_figures.NAMED. Neither is written by hand, and a test fails when a page and the results disagree.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.harness import RESULTS, ROOT, UsageError, main, save_figure
-from benchmarks.earlier import Pairs, step_sizes, together
-from benchmarks.promises import ALONE, EARLIER, SCHEDULER, STEPS, Served, promises
-from benchmarks.repeats import Twice, commit_of, repeats
-from benchmarks.report.capacity_report import page as capacity_page
-from benchmarks.report.energy_report import energy_table
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from benchmarks.common.harness import RESULTS, ROOT, UsageError, main
+from benchmarks.report import grid_summary, part_tables, serving_tables, words
+from benchmarks.report.figure_files import digest, percentile_plot, save_figure, shows
 from benchmarks.report.gpu_tests import gpu_tests
-from benchmarks.report.grid_plot import draw
-from benchmarks.report.grid_summary import summary
-from benchmarks.report.headroom_table import page as headroom
-from benchmarks.report.serving_tables import alone, claim, paragraph, percent, serving
-from benchmarks.report.steps_table import table as steps_table
-from benchmarks.starts import marked
+from benchmarks.report.grid_plot import draw, draw_claim
+from benchmarks.report.named_figures import NAMED
+from benchmarks.report.part_tables import Document, Results
+from benchmarks.report.prediction_plot import draw_predictions
 
-Document = dict[str, Any]
-PAGES = (
-    ROOT / "README.md",
-    RESULTS / "README.md",
-    *(ROOT / "docs" / f"{name}.md" for name in ("evaluation", "benchmarks", "gpu-loop", "tuning")),
-)
+GRID, ALONE = "paper-", "alone-"  # begin the names of a model's grid, and of loads with each system alone on a machine
+CLAIM = RESULTS / "claim.png"
+PAGES = (ROOT / "README.md", RESULTS / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 PART = re.compile(r"(<!-- measured: (\w+) -->\n).*?(<!-- end of measured -->)", re.DOTALL)
-SHAPES = {"llama-3-8b": "Llama-3-8B", "qwen3-30b-a3b": "Qwen3-30B-A3B"}
-CPU_ROWS = (  # file, how its target begins, what it is called here
-    ("scheduler", "scheduler call at 64 running, steady", "scheduler, one call at 64 running sequences, caches cold"),
-    ("scheduler", "scheduler call at 256 running, steady", "scheduler, one call at 256 running sequences, caches cold"),
-    ("cpu_engine", "token rate of 16 streams", "demonstration model, 16 streams to one"),
-    ("cpu_engine", "engine step to bare forward", "its engine step to the bare torch forward, 16 streams"),
-    ("frontend", "CPU of a worker per token event", "front end, CPU for each token event, 64 paced streams"),
-    ("rdma_frontend", "CPU of a request of 128 tokens", "front end over RDMA, CPU for a request of 128 tokens, without HTTP"),
-    ("queue_pair", "round trip through the transport", "queue pair, round trip between two processes"),
+FIGURE = re.compile(r"(<!-- figure: ([\w-]+) -->).*?(<!-- / -->)", re.DOTALL)
+TEMPLATES = Environment(
+    loader=FileSystemLoader(Path(__file__).parent / "templates"),
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
 )
-GRID = "paper-"  # begins the name of a model's page
-ONE_SIZE = EARLIER  # of an earlier grid, alone on a machine
-THREE_SIZES = "steps-of-512-"  # of one between the two, side by side with the other model's
-REPEATS = "repeats-"  # of one that was measured to see how much two runs differ
-GRIDS = (GRID, ONE_SIZE, THREE_SIZES, REPEATS, ALONE)
-RUN_TWICE = (GRID, REPEATS, ONE_SIZE)  # may have loads that were measured twice
-TWO_MACHINES = {(GRID, "71f2dd4")}  # those, by commit, whose second run was on another machine: no file says it
-MAKERS = {  # of a result file, by the beginning of its name
-    "decode-": "`python benchmarks/parts/decode_step.py`",
-    **dict.fromkeys(GRIDS, "`python -m benchmarks.serving.grid`"),
-    "serving-": "`python -m benchmarks.serving.compare`",
-    "interference-": "`python -m benchmarks.serving.interference`",
-    "energy-": "`python -m benchmarks.serving.energy`",
-    "steps-": "`python -m benchmarks.parts.whole_steps`",  # behind the grids whose names begin with it
+TEMPLATES.globals |= {"table": words.table, "FIGURES": list(grid_summary.FIGURES), "MEDIANS": list(grid_summary.MEDIANS)}
+TEMPLATES.filters |= {"wrap": words.wrap}
+PARTS: dict[str, Callable[[Results], dict[str, Any]]] = {
+    "claim": lambda results: serving_tables.claim(results.by_shape(GRID)),
+    "serving": lambda results: serving_tables.serving(results.by_shape(GRID)),
+    "alone": lambda results: serving_tables.alone(results.by_shape(ALONE)),
+    "energy": lambda results: serving_tables.energy(results.by_shape(GRID)),
+    "decode": part_tables.decode,
+    "gap": part_tables.gap,
+    "steps": part_tables.steps,
+    "cpu": part_tables.cpu,
+    "rdma": part_tables.rdma,
+    "capacity": part_tables.capacity,
+    "tests": lambda results: {"tests": gpu_tests(found) if (found := results.read("gpu_tests")) else ""},
+    "files": part_tables.files,
+}
+PLOTS: dict[str, Callable[[Document], Any]] = {  # by the beginning of a result's name
+    GRID: lambda found: draw(found["results"]),
+    "capacity": draw_predictions,
+    **dict.fromkeys(("control_overhead", "cpu_engine", "front_end_cpu", "queue_round_trip"), percentile_plot),
 }
 
 
-class Results:
-    """The result files of a folder, by name without .json."""
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-        self.names = sorted(path.stem for path in folder.glob("*.json") if not path.stem.endswith(".partial"))
-
-    def read(self, name: str) -> Document:
-        """A result; empty if there is none. A model's grid comes with the marks that the other models' grids give it."""
-        found = self._read(name)
-        kind = next((kind for kind in GRIDS if name.startswith(kind)), None)
-        if found and kind:
-            return marked(found, [self._read(other) for other in self.names if other.startswith(kind) and other != name])
-        return found
-
-    def _read(self, name: str) -> Document:
-        path = self.folder / f"{name}.json"
-        found: Document = json.loads(path.read_text()) if path.exists() else {}
-        return found
+def part(name: str, results: Results) -> str:
+    """The text of one part. Raises UsageError for one that isn't known."""
+    if name not in PARTS:
+        raise UsageError(f"unknown part {name!r}: one of {', '.join(PARTS)}")
+    return TEMPLATES.get_template(f"{name}.md.j2").render(PARTS[name](results))
 
 
-# ---- the parts ----------------------------------------------------------------------------------------------------------
-
-
-def decode(results: Results) -> str:
-    """The decode step against the floor, for each shape, and what the loop adds."""
-    shown = {title: found for name, title in SHAPES.items() if (found := results.read(f"decode-{name}"))}
-    if not shown:
-        return "Decode steps: not measured yet.\n"
-    prompt = next(iter(shown.values()))["prompt"]
-    rows = list(dict.fromkeys(row for found in shown.values() for row in found["rows"]))
-    heads = [f"{title} step, ms | floor, ms | share" for title in shown]
-    lines = ["| rows | " + " | ".join(heads) + " |", "|---" * (1 + 3 * len(shown)) + "|"]
-    for row in rows:
-        words = []
-        for found in shown.values():
-            step = found["rows"].get(row, {})
-            fine = "step_us" in step
-            words.append(
-                f"{ms(step['step_us']['p50'])} | {ms(step['floor_us'])} | {percent(step['share_of_floor'])}" if fine else "| |"
-            )
-        lines.append(f"| {row} | " + " | ".join(words) + " |")
-    steps = [step for found in shown.values() for step in found["rows"].values() if "scheduler_us" in step]
-    lines = [
-        *paragraph(
-            f"A decode step within the loop, bfloat16, random weights, {prompt} tokens in: the median from one scheduler run to",
-            "the next. The floor is the time to read weights and cache once, as fast as memory can be read.",
-        ),
-        "",
-        *lines,
-        "",
-    ]
-    text = [
-        f"Between two steps the scheduler's kernel takes {spread(steps, 'scheduler_us')} us, and the GPU waits",
-        f"{spread(steps, 'gap_us')} us from one step's last kernel to the next one's first. In turns that admit or end requests",
-        f"it is {spread(steps, 'general_scheduler_us')} us and {spread(steps, 'general_gap_us')} us.",
-    ]
-    if alone := results.read("decode-scheduler"):
-        row = max(alone["rows"], key=int)
-        took = alone["rows"][row]["scheduler_us"]["p50"]
-        text.append(
-            f"At {int(row):,} rows, with a made-up step of {alone['spin_us'] / 1000:g} ms, the scheduler takes {took:.1f} us."
-        )
-    origins = paragraph(*(f"{title}: {origin_of(found)}." for title, found in shown.items()))
-    return "\n".join([*lines, *paragraph(*text), "", *origins]) + "\n"
-
-
-def steps(results: Results) -> str:
-    """Whole steps, back to back, with their power, of each shape."""
-    lines = []
-    for name, title in SHAPES.items():
-        if found := results.read(f"steps-{name}"):
-            measured, gpu = found["results"], found["results"]["gpu"]
-            limit = f", power limit {gpu['power_limit_w']:.0f} W" if "power_limit_w" in gpu else ""
-            where = f"{title}, {gpu['gpu']}{limit}; {found['arguments']['seconds']:g} s of each step; {when(found)}:"
-            lines += [*paragraph(where), "", *steps_table(measured["steps"]), ""]
-    return "\n".join(["", *lines] if lines else ["Not measured yet.", ""])
-
-
-GAP_PARTS = (  # of the gap, in its order: title, and how a step's medians make it
-    ("the turn begins after", lambda step: step["scheduler_began_after_us"]["p50"]),
-    ("decides", lambda step: step["scheduler_us"]["p50"]),
-    (
-        "until the next step begins",
-        lambda step: step["gap_us"]["p50"] - step["scheduler_us"]["p50"] - step["scheduler_began_after_us"]["p50"],
-    ),
-    ("in all", lambda step: step["gap_us"]["p50"]),
-)
-
-
-def gap(results: Results) -> str:
-    """What the time between two steps consists of, with a model's step and with one that leaves the caches alone."""
-    lines = []
-    for name, what in (STEPS, "Llama-3-8B"), (SCHEDULER, "made up"):
-        for row, step in results.read(name).get("rows", {}).items():
-            if "gap_us" in step:
-                words = [f"{round(value(step), 1) + 0.0:.1f} us" for _, value in GAP_PARTS]
-                lines.append(f"| {what} | {int(row):,} | {' | '.join(words)} |")
-    titles = ("step", "rows", *(title for title, _ in GAP_PARTS))
-    return "\n".join([f"| {' | '.join(titles)} |", "|---" * len(titles) + "|", *lines]) + "\n" if lines else "Not measured yet.\n"
-
-
-def energy(results: Results) -> str:
-    """Joules for each token, taken apart, of each model."""
-    lines = []
-    for name, title in SHAPES.items():
-        if (found := results.read(f"paper-{name}")) and (table := energy_table(found["results"])):
-            lines += [f"{title}, `{found['commit']['hash'][:7]}`:", "", *table, ""]
-    return "\n".join(["", *lines] if lines else ["Not measured yet.", ""])
-
-
-def rdma(results: Results) -> str:
-    """What a request takes of the processor in a front end over RDMA."""
-    found = results.read("rdma_frontend")
-    if not found:
-        return "Not measured yet.\n"
-    measured, limit = found["results"], found["targets"][0]["limit"]
-    sizes = sorted(int(name.removeprefix("request_")) for name in measured if name.startswith("request_"))
-    times = [measured[f"request_{size}"]["p50"]["value"] for size in sizes]
-    counted = [measured["instructions"].get(f"request_{size}") for size in sizes]
-    rows = (
-        ("tokens of the prompt", [f"{size:,}" for size in sizes]),
-        ("CPU time, median", [f"{time:.0f} us" + ("" if time <= limit else ": **missed**") for time in times]),
-        ("instructions", [f"{count:,}" if count else "not counted" for count in counted]),
-    )
-    lines = [f"| {title} | {' | '.join(words)} |" for title, words in rows]
-    others = percent(found["others"]["other_processes"])
-    origin = f"({hardware(found)}, {when(found)}; other work took {others} of all cores meanwhile.)"
-    return "\n".join([lines[0], "|---" * (len(sizes) + 1) + "|", *lines[1:], "", origin]) + "\n"
-
-
-def cpu(results: Results) -> str:
-    """What was promised for the parts that need no GPU, and what was measured."""
-    lines, sources = [], {}
-    for name, what, label in CPU_ROWS:
-        found = results.read(name)
-        for target in found.get("targets", ()):
-            if target["what"].startswith(what):
-                sources[name] = found
-                sign, met = ("at most" if target["at_most"] else "at least"), "" if target["met"] else " (**missed**)"
-                value, limit = (number(target[key], target["unit"]) for key in ("value", "limit"))
-                lines.append(f"| {label} | {value}{met} | {sign} {limit} |")
-    cores = " or ".join(dict.fromkeys(str(found["machine"]["cores"]) for found in sources.values()))
-    others = ", ".join(f"{percent(found['others']['other_processes'])} in `{name}`" for name, found in sources.items())
-    text = paragraph(
-        "Other work took a share of all cores meanwhile, which lengthens times, and CPU times and ratios less so:", f"{others}."
-    )
-    head = [f"On {cores} cores without a GPU, medians:", "", "| | measured | target |", "|---|---|---|"]
-    return "\n".join([*head, *lines, "", *text]) + "\n"
-
-
-def pairs(results: Results, before: str, after: str) -> Pairs:
-    """Two grids of each model, by how their names begin, where there are both."""
-    left, right = grids(results, before), grids(results, after)
-    return {title: (left[title], right[title]) for title in left if left[title] and right[title]}
-
-
-def twice(results: Results) -> list[Twice]:
-    """The grids that may have loads that were measured twice."""
-    found = []
-    for kind in RUN_TWICE:
-        for name, title in SHAPES.items():
-            file = results.read(kind + name)
-            elsewhere = bool(file) and (kind, commit_of(file)) in TWO_MACHINES
-            where = "on two machines of one kind" if elsewhere else "on one machine, one run after the other"
-            found.append(Twice(title, where, kind + name, file))
-    return found
-
-
-def grids(results: Results, kind: str) -> dict[str, Document]:
-    """Of each model, by its title; empty where there is none."""
-    return {title: results.read(kind + name) for name, title in SHAPES.items()}
-
-
-def files(results: Results) -> str:
-    """The result files, each with its origin."""
-    lines = ["| file | made by | on | when, commit |", "|---|---|---|---|"]
-    for name in results.names:
-        found = results.read(name)
-        made = next((maker for start, maker in MAKERS.items() if name.startswith(start)), f"`python -m benchmarks.{name}`")
-        beside = [f"`{suffix}`" for suffix in (".png", ".md") if (results.folder / f"{name}{suffix}").exists()]
-        also = f", {' '.join(beside)}" if beside else ""
-        lines.append(f"| `{name}.json`{also} | {made} | {hardware(found)} | {when(found)} |")
-    return "\n".join(lines) + "\n"
-
-
-PARTS: dict[str, Callable[[Results], str]] = {
-    "claim": lambda results: claim(grids(results, GRID)),
-    "decode": decode,
-    "gap": gap,
-    "serving": lambda results: serving(grids(results, GRID)),
-    "cpu": cpu,
-    "capacity": lambda results: capacity_page(results.read("capacity").get("results", {})),
-    "headroom": lambda results: headroom(results.read("headroom").get("results")),
-    "energy": energy,
-    "steps": steps,
-    "step_sizes": lambda results: step_sizes(pairs(results, ONE_SIZE, THREE_SIZES)),
-    "together": lambda results: together(pairs(results, ONE_SIZE, GRID)),
-    "repeats": lambda results: repeats(twice(results), pairs(results, THREE_SIZES, GRID)),
-    "alone": lambda results: alone(grids(results, ALONE)),
-    "promises": lambda results: promises(
-        {title: Served(*(results.read(kind + name) for kind in (GRID, ONE_SIZE, ALONE))) for name, title in SHAPES.items()},
-        {name: results.read(name) for name in (STEPS, SCHEDULER)},
-        twice(results),
-    ),
-    "tests": lambda results: gpu_tests(found) if (found := results.read("gpu_tests")) else "",
-    "rdma": rdma,
-    "files": files,
-}
-
-
-# ---- words --------------------------------------------------------------------------------------------------------------
-
-
-def ms(us: float) -> str:
-    return f"{us / 1000:.3g}"
-
-
-def number(value: float, unit: str) -> str:
-    """Two digits or all of a whole number; ratios as 3x."""
-    word = f"{value:.0f}" if value >= 10 else f"{value:.2g}"
-    return f"{word}x" if unit == "x" else f"{word} {unit}"
-
-
-def spread(steps: list[Document], what: str) -> str:
-    """Smallest and largest median."""
-    values = [step[what]["p50"] for step in steps if what in step]
-    low, high = f"{min(values):.0f}", f"{max(values):.0f}"
-    return low if low == high else f"{low} to {high}"
-
-
-def hardware(found: Document) -> str:
-    gpu = found.get("environment", {}).get("gpu") or (found.get("results") or {}).get("gpu", {}).get("gpu")
-    return gpu or f"{found['machine']['cores']} cores, {found['machine']['cpu']}"
-
-
-def when(found: Document) -> str:
-    """Date and commit of a result; decode.py keeps them with its environment."""
-    origin = found.get("environment", found)
-    commit = origin["commit"]
-    changed = " with changes" if commit.get("dirty") else ""
-    return f"{origin['date'][:10]}, `{commit.get('hash', 'unknown')[:7]}`{changed}"
-
-
-def origin_of(found: Document) -> str:
-    environment = found["environment"]
-    versions = ", ".join(f"{name} {environment[name]}" for name in ("torch", "triton", "numba"))
-    return f"{environment['gpu']}, driver {environment['driver'].split()[0]}, {versions}; {when(found)}"
-
-
-# ---- pages --------------------------------------------------------------------------------------------------------------
+def named(name: str, results: Results) -> str:
+    """One figure of a sentence. Raises UsageError for one that isn't known."""
+    if name not in NAMED:
+        raise UsageError(f"unknown figure {name!r}: one of {', '.join(NAMED)}")
+    return NAMED[name](results)
 
 
 def rewritten(text: str, results: Results) -> str:
-    """A page with its measured parts made anew. Raises UsageError for a part that isn't known, or a page without any."""
+    """A page with its measured parts and its figures made anew. Raises UsageError for one that isn't known."""
+    text = PART.sub(lambda found: found[1] + part(found[2], results) + found[3], text)
+    return FIGURE.sub(lambda found: found[1] + named(found[2], results) + found[3], text)
 
-    def part(found: re.Match[str]) -> str:
-        if found[2] not in PARTS:
-            raise UsageError(f"unknown part {found[2]!r}: one of {', '.join(PARTS)}")
-        return found[1] + PARTS[found[2]](results) + found[3]
 
-    if not PART.search(text):
-        raise UsageError("the page has no measured part")
-    return PART.sub(part, text)
+def grid_page(document: Document) -> str:
+    """The page of one model's grid."""
+    return TEMPLATES.get_template("grid.md.j2").render(grid_summary.page(document))
+
+
+def plots(results: Results) -> dict[Path, tuple[list[Path], Callable[[], Any]]]:
+    """Each plot: the result files that it shows, and what draws it."""
+    found: dict[Path, tuple[list[Path], Callable[[], Any]]] = {}
+    for name in results.names:
+        for plot in (plot for start, plot in PLOTS.items() if name.startswith(start)):
+            found[RESULTS / f"{name}.png"] = [RESULTS / f"{name}.json"], partial(plot, results.read(name))
+    grids = {title: file["results"] for title, file in results.by_shape(GRID).items() if file}
+    if grids:
+        found[CLAIM] = [RESULTS / f"{name}.json" for name in results.names if name.startswith(GRID)], partial(draw_claim, grids)
+    return found
 
 
 def benchmark(options: argparse.Namespace) -> None:
     results = Results(RESULTS)
     changed = []
-    for name in results.names:
-        if name.startswith(GRID):
-            document = results.read(name)["results"]
-            path = RESULTS / f"{name}.md"
-            text = summary(document)
-            plot = path.with_suffix(".png")
-            if not path.exists() or path.read_text() != text or not plot.exists():
-                changed += [path, plot]
-                if not options.check:
-                    path.write_text(text)
-                    save_figure(draw(document), plot)
-    for page in PAGES:
-        text = rewritten(page.read_text(), results)
-        if text != page.read_text():
-            changed.append(page)
+    for path, (sources, plot) in plots(results).items():
+        if not shows(path, sources):
+            changed.append(path)
             if not options.check:
-                page.write_text(text)
+                save_figure(plot(), path, digest(sources))
+    texts = {RESULTS / f"{name}.md": grid_page(results.read(name)["results"]) for name in results.names if name.startswith(GRID)}
+    texts |= {page: rewritten(page.read_text(), results) for page in PAGES}
+    for path, text in texts.items():
+        if not path.exists() or path.read_text() != text:
+            changed.append(path)
+            if not options.check:
+                path.write_text(text)
     for path in changed:
         print(f"{'would change' if options.check else 'written'}: {path.relative_to(ROOT)}")
     if changed and options.check:

@@ -1,8 +1,8 @@
-"""The serving comparison for the README, from the grid's result files."""
+"""The serving comparison, from the grid's result files: contexts of templates/claim.md.j2, serving.md.j2, alone.md.j2 and
+energy.md.j2. A table is a list of rows of words; without rows there is none."""
 
 from __future__ import annotations
 
-import textwrap
 from typing import Any
 
 from benchmarks.report.grid_summary import (
@@ -13,21 +13,22 @@ from benchmarks.report.grid_summary import (
     alongside,
     closed_loops,
     counts,
-    disturbed,
     fallen_behind,
     geometric_mean,
     latency,
+    load_name,
     placement,
     ratios,
     repeated,
     series,
-    started_beside,
     stream_words,
     systems,
     unmeasured,
 )
+from benchmarks.report.words import percent, word
 
 Document = dict[str, Any]
+Rows = list[list[str]]
 HEADLINE_RATE = 16.0
 OURS, PEER = "blinkpy", "vllm"
 COMPARED = (OURS, "blinkpy-host", PEER)  # what is missing of these is named
@@ -40,95 +41,82 @@ BEHIND = 1.02  # by so much a figure is worse before it is called so
 JOULES = FIGURES["energy"][1]
 
 
-def serving(found: dict[str, Document]) -> str:
-    """All models. found: result files by the model's title; empty where there is none."""
-    parts = [model(title, document) for title, document in found.items() if document]
-    missing = [title for title, document in found.items() if not document]
-    if missing:
-        parts.append(f"{' and '.join(missing)} under load, next to another server: not measured yet.\n")
-    return "\n".join(parts)
+def claim(found: dict[str, Document]) -> dict[str, Any]:
+    """What neighbours on the host do to each system at the headline rate, for every model that both were measured with there.
 
-
-def alone(found: dict[str, Document]) -> str:
-    """Loads without neighbours, each system alone on a machine, one after another; found as of serving()."""
-    lines: list[str] = []
-    for title, file in found.items():
-        if not file:
-            continue
-        document = file["results"]
-        lines += [*paragraph(f"{title}, nothing else on the machine.", *machine(file)), "", *closed(document), ""]
-        figures = [(name, [series(document, name, MODES[0], value).get(HEADLINE_RATE) for _, value in FIGURES.values()])
-                   for name in ours_first(document)]  # fmt: skip
-        rows = [f"| {name} | {' | '.join(map(word, values))} |" for name, values in figures if any(values)]
-        if rows:
-            titles = [f"{figure}, {unit}" for figure, (unit, _) in FIGURES.items()]
-            head = ["| system | " + " | ".join(titles) + " |", "|---" * (1 + len(titles)) + "|"]
-            lines += [*paragraph(f"Azure conversation lengths at {HEADLINE_RATE:g} requests/s:"), "", *head, *rows, ""]
-    return "\n".join(lines)
-
-
-def claim(found: dict[str, Document]) -> str:
-    """What neighbours on the host do to each system at the headline rate, for every model that both were measured with there;
-    empty if there is none."""
-    lines: list[str] = []
-    where: list[str] = []
+    found: result files by the model's title; empty where there is none."""
+    rows: Rows = []
+    where: set[tuple[str, int]] = set()
+    together = False
     for title, file in found.items():
         document = file.get("results", {})
-        rows = [row for name in (OURS, PEER) if document and (row := endurance(document, title, name))]
-        if len(rows) == 2:
-            lines += rows
+        both = [row for name in (OURS, PEER) if document and (row := endurance(document, title, name))]
+        if len(both) == 2:
+            rows += both
             neighbours = max(cell["load"]["per_core"] for cell in document["cells"])
-            where.append(f"{document['gpu'].get('gpu', 'GPU')}, without → with {neighbours} CPU-hungry neighbours")
-    if not lines:
-        return ""
-    if len(set(where)) > 1:
-        raise ValueError(f"the models were not measured alike: {'; '.join(where)}")
-    text = paragraph(f"{HEADLINE_RATE:g} requests/s of Azure conversation lengths on one {where[0]} on each of the host's cores:")
-    header = ["| shape | system | P99 TPOT, ms | P99 TTFT, ms | tokens/s | not answered |", "|---|---|---|---|---|---|"]
-    return "\n".join([*text, "", *header, *lines, ""])
+            where.add((document["gpu"].get("gpu", "GPU"), neighbours))
+            together = together or bool(alongside(document))
+    if len(where) > 1:
+        raise ValueError(f"the models were not measured alike: {'; '.join(map(str, sorted(where)))}")
+    gpu, neighbours = next(iter(where), ("", 0))
+    return {"rows": rows, "gpu": gpu, "neighbours": neighbours, "together": together, "rate": HEADLINE_RATE, "peer": PEER}
 
 
-def endurance(document: Document, title: str, name: str) -> str:
+def endurance(document: Document, title: str, name: str) -> list[str]:
     """The row of a system: its figures without and with neighbours. Empty where one is missing."""
     words = []
     for figure in ("P99 TPOT", "P99 TTFT", "throughput"):
         values = [series(document, name, mode, FIGURES[figure][1]).get(HEADLINE_RATE) for mode in MODES]
         if not all(values):
-            return ""
+            return []
         words.append(f"{word(values[0])} → {word(values[1])}")
     keys = [(name, mode, HEADLINE_RATE, placement(document)) for mode in MODES]
     lost = [sum(sum(cell["errors"].values()) for cell in document["cells"] if key_of(cell) == key) for key in keys]
-    words.append(f"{lost[0]} → {lost[1]}")
-    return f"| {title} | {name} | {' | '.join(words)} |"
+    return [title, name, *words, f"{lost[0]} → {lost[1]}"]
 
 
-def model(title: str, file: Document) -> str:
+def serving(found: dict[str, Document]) -> dict[str, Any]:
+    """All models; found as of claim()."""
+    return {
+        "models": [model(title, file) for title, file in found.items() if file],
+        "missing": [title for title, file in found.items() if not file],
+        "ours": OURS,
+        "rate": HEADLINE_RATE,
+    }
+
+
+def model(title: str, file: Document) -> dict[str, Any]:
     """One model: where it was measured, closed loops, the headline rate, ratios, where blinkpy is behind."""
     document = file["results"]
-    lines = [f"### {title} shape under load", "", *origin(file), ""]
-    for table in (closed(document), headline(document), slowdowns(document)):
-        lines += [*table, ""] if table else []
-    lines += [
-        *remarks(document),
-        "",
-        f"![{title}: each figure against the rate](benchmarks/results/{file_name(document)}.png)",
-        "",
-    ]
-    return "\n".join(lines)
+    return {
+        "title": title,
+        "name": f"paper-{document['model']}",
+        "origin": machine(file),
+        "beside": alongside(document),
+        "closed": closed(document),
+        "kinds": document["cells"][0]["load"]["kinds"],
+        "headline": headline(document),
+        "slowdowns": slowdowns(document),
+        "remarks": remarks(document),
+    }
 
 
-def file_name(document: Document) -> str:
-    return f"paper-{document['model']}"
+def alone(found: dict[str, Document]) -> dict[str, Any]:
+    """Loads without neighbours, each system alone on a machine, one after another; found as of claim()."""
+    models = []
+    for title, file in found.items():
+        if file:
+            document = file["results"]
+            figures = [
+                [name, *(series(document, name, MODES[0], value).get(HEADLINE_RATE) for _, value in FIGURES.values())]
+                for name in ours_first(document)
+            ]
+            rows = [[name, *map(word, values)] for name, *values in figures if any(values)]
+            models.append({"title": title, "origin": machine(file), "closed": closed(document), "rows": rows})
+    return {"models": models, "ours": OURS, "rate": HEADLINE_RATE}
 
 
-def origin(file: Document) -> list[str]:
-    """Machine, versions, commit, date, cores, and where every cell is."""
-    name = file_name(file["results"])
-    every = f"Every cell, with energy and errors: [{name}.md](benchmarks/results/{name}.md)."
-    return paragraph(*machine(file), *alongside(file["results"]), every)
-
-
-def machine(file: Document) -> list[str]:
+def machine(file: Document) -> str:
     """Sentences on machine, versions, cores, commit, date, and what the systems are."""
     document, host = file["results"], file["machine"]
     gpu, cores = document["gpu"], document["cores"]
@@ -136,13 +124,14 @@ def machine(file: Document) -> list[str]:
     days = sorted({cell["date"][:10] for cell in document["cells"]})
     driver = f" (driver {gpu['driver']})" if "driver" in gpu else ""
     apart = f", {len(cores['front_end'])} of them for front ends alone" if cores["front_end"] else ""
-    return [
+    sentences = [
         f"{', '.join(f'{system} {version}'.strip() for system, version in versions.items())}, one after another on one",
         f"{gpu.get('gpu', 'CPU')}{driver} and {host['cpu']}: the same {len(cores['server'])} cores for every server{apart},",
         f"{len(cores['client']) or 'the same'} for the client; random weights, no prefix cache.",
         f"Commit `{file['commit'].get('hash', 'unknown')[:7]}`, {' and '.join(days)}.",
         *(what for system in versions if (what := explained(document, system))),
     ]
+    return " ".join(sentences)
 
 
 def explained(document: Document, system: str) -> str:
@@ -162,13 +151,11 @@ CLOSED_FIGURES: tuple[tuple[str, Figure, bool], ...] = (  # title, figure, wheth
 )
 
 
-def closed(document: Document) -> list[str]:
+def closed(document: Document) -> Rows:
     """Figures against the number of streams; behind the others' how they compare with blinkpy's: above 1 it is ahead."""
     names = [name for name in ours_first(document) if closed_loops(document, name, CLOSED_FIGURES[0][1])]
-    if not names:
-        return []
     found = {(name, title): closed_loops(document, name, figure) for name in names for title, figure, _ in CLOSED_FIGURES}
-    lines = ["| streams | system | " + " | ".join(title for title, *_ in CLOSED_FIGURES) + " |", "|---" * 6 + "|"]
+    rows = []
     for streams in sorted({streams for figures in found.values() for streams in figures}):
         for name in names:
             words = []
@@ -177,50 +164,42 @@ def closed(document: Document) -> list[str]:
                 ratio = (ours / value if more else value / ours) if value and ours and name != OURS else 0.0
                 words.append(word(value) + (f" ({ratio:.2f}x)" if ratio else ""))
             if any(words):
-                lines.append(f"| {streams:g} | {name} | " + " | ".join(words) + " |")
-    return [f"Closed loops, 128 tokens in and 256 out; in brackets, by how much {OURS} is better (above 1) or worse:", "", *lines]
+                rows.append([f"{streams:g}", name, *words])
+    return rows
 
 
 def ours_first(document: Document) -> list[str]:
-    """The systems of a document."""
     return sorted(systems(document), key=lambda name: name != OURS)
 
 
-def headline(document: Document) -> list[str]:
+def headline(document: Document) -> Rows:
     """Every figure at one rate: quiet and interfered, for both placements of front ends."""
-    lines = []
     per_core = max((cell["load"]["per_core"] for cell in document["cells"]), default=0)
+    rows = []
     for front_end in ("own", "shared"):
-        if not any(key_of(cell)[2:] == (HEADLINE_RATE, front_end) for cell in document["cells"]):
-            continue
-        where = "own cores" if front_end == "own" else "contended cores"
-        for mode in MODES:
-            beside = "none" if mode == MODES[0] else f"{per_core} per core"
-            for name in dict.fromkeys([*systems(document), *COMPARED]):
-                which = (name, mode, HEADLINE_RATE, front_end)
-                some = [cell for cell in document["cells"] if key_of(cell) == which]
-                cells = [cell for cell in some if counts(document, cell)]
-                if not cells:
-                    if some or name in COMPARED:
-                        why = "not measured" if not some else "the client fell behind"
-                        why = "another server started beside it" if any(map(started_beside, some)) else why
-                        lines.append(f"| {beside} | {where} | {name} | {why} |" + " |" * len(FIGURES) + " |")
-                    continue
-                words = [word(series(document, name, mode, value, front_end).get(HEADLINE_RATE)) for _, value in FIGURES.values()]
-                words.insert(3, f"{sum(cell['goodput_per_s'] for cell in cells) / len(cells):.3g}")
-                words.append(str(sum(sum(cell["errors"].values()) for cell in cells)))
-                lines.append(f"| {beside} | {where} | {name} | " + " | ".join(words) + " |")
-    if not lines:
-        return []
-    titles = "neighbours | front end on | system | P99 TTFT, ms | P99 TPOT, ms | tokens/s | goodput/s | J/token | not answered"
-    what = document["cells"][0]["load"]["kinds"]
-    return [
-        f"Azure conversation lengths at {HEADLINE_RATE:g} requests/s; neighbours are {' and '.join(what)}:",
-        "",
-        f"| {titles} |",
-        "|---" * len(titles.split("|")) + "|",
-        *lines,
-    ]
+        if any(key_of(cell)[2:] == (HEADLINE_RATE, front_end) for cell in document["cells"]):
+            for mode in MODES:
+                beside = "none" if mode == MODES[0] else f"{per_core} per core"
+                for name in dict.fromkeys([*systems(document), *COMPARED]):
+                    if words := headline_words(document, name, mode, front_end):
+                        rows.append([beside, where(front_end), name, *words])
+    return rows
+
+
+def headline_words(document: Document, name: str, mode: str, front_end: str) -> list[str]:
+    """A system's figures at the headline rate, or why there are none; empty if nobody asks for them."""
+    some = [cell for cell in document["cells"] if key_of(cell) == (name, mode, HEADLINE_RATE, front_end)]
+    cells = [cell for cell in some if counts(document, cell)]
+    if not cells:
+        why = "the client fell behind" if some else "not measured"
+        return [why, *[""] * (len(FIGURES) + 1)] if some or name in COMPARED else []
+    words = [word(series(document, name, mode, value, front_end).get(HEADLINE_RATE)) for _, value in FIGURES.values()]
+    words.insert(3, f"{sum(cell['goodput_per_s'] for cell in cells) / len(cells):.3g}")
+    return [*words, str(sum(sum(cell["errors"].values()) for cell in cells))]
+
+
+def where(front_end: str) -> str:
+    return "own cores" if front_end == "own" else "contended cores"
 
 
 def key_of(cell: Document) -> tuple[str, str, float, str]:
@@ -228,28 +207,25 @@ def key_of(cell: Document) -> tuple[str, str, float, str]:
     return key["system"], key["mode"], key["rate"], key["front_end"]
 
 
-def slowdowns(document: Document) -> list[str]:
+def slowdown(document: Document, name: str, figure: str, front_end: str = "") -> float | None:
+    """How many times a figure is, beside neighbours, what it is without: geometric mean over rates."""
+    value = FIGURES[figure][1]
+    found = ratios(series(document, name, MODES[1], value, front_end), series(document, name, MODES[0], value, front_end))
+    return geometric_mean(found) if found else None
+
+
+def slowdowns(document: Document) -> Rows:
     """Interfered over isolated, mean over rates; the other systems over blinkpy."""
     rows = []
     for front_end in ("own", "shared"):
-        where = "own cores" if front_end == "own" else "contended cores"
         for name in systems(document):
-            rows.append((f"{name}, front end on {where}: interfered / isolated", (name, MODES[1]), (name, MODES[0]), front_end))
+            found = [slowdown(document, name, figure, front_end) for figure in FIGURES]
+            rows.append((f"{name}, front end on {where(front_end)}: interfered / isolated", found))
     for name in systems(document):
-        if name != OURS:
-            rows += [(f"{name} / {OURS}, {mode}", (name, mode), (OURS, mode), placement(document)) for mode in MODES]
-    lines = []
-    for label, above, below, front_end in rows:
-        found = [
-            ratios(series(document, *above, value, front_end), series(document, *below, value, front_end))
-            for _, value in FIGURES.values()
-        ]
-        if any(found):
-            lines.append(f"| {label} | " + " | ".join(f"{geometric_mean(one):.2f}" if one else "" for one in found) + " |")
-    if not lines:
-        return []
-    head = ["| ratios | " + " | ".join(FIGURES) + " |", "|---" * (len(FIGURES) + 1) + "|"]
-    return ["Geometric means over the rates that both have:", "", *head, *lines]
+        for mode in MODES if name != OURS else ():
+            some = [ratios(*[series(document, one, mode, value) for one in (name, OURS)]) for _, value in FIGURES.values()]
+            rows.append((f"{name} / {OURS}, {mode}", [geometric_mean(one) if one else None for one in some]))
+    return [[label, *(f"{ratio:.2f}" if ratio else "" for ratio in found)] for label, found in rows if any(found)]
 
 
 def remarks(document: Document) -> list[str]:
@@ -263,30 +239,33 @@ def remarks(document: Document) -> list[str]:
         )
     else:
         lines.append("No cell of the grid was measured twice.")
+    lines += server_remarks(document)
+    if left_out := fallen_behind(document):
+        how_many = f"{len(left_out)} of {len(document['cells'])}"
+        lines.append(f"In {how_many} loads the client fell behind; they are left out: {'; '.join(left_out)}.")
+    if missing := unmeasured(document, COMPARED, RATES):
+        lines.append(f"Not measured: {'; '.join(missing)}.")
+    return lines
+
+
+def server_remarks(document: Document) -> list[str]:
+    """Times to start, and power when idle."""
     servers: dict[str, list[Document]] = {}
     for cell in document["cells"]:
         servers.setdefault(cell["cell"]["system"], []).append(cell["server"])
     starts, idle = [], []
     for name, some in servers.items():
-        if seconds := sorted(
-            {f"{server['start_to_healthy_s']:.0f}" for server in some if "start_to_healthy_s" in server}, key=int
-        ):
-            starts.append(f"{name} {' or '.join(seconds)} s")
+        seconds = sorted({round(server["start_to_healthy_s"]) for server in some if "start_to_healthy_s" in server})
+        if seconds:
+            starts.append(f"{name} {' or '.join(map(str, seconds))} s")
         if known := next((server for server in some if server.get("idle_w") and server.get("idle_before_w")), None):
             idle.append(f"{name} {known['idle_w']:.0f} W ({known['idle_before_w']:.0f} W before its start)")
+    lines = []
     if starts:
         lines.append(f"From start to healthy: {', '.join(starts)}; of several, the longest was the first, with empty caches.")
     if idle:
         lines.append(f"Power of the GPU with an idle server: {', '.join(idle)}.")
-    if behind_loads := fallen_behind(document):
-        how_many = f"{len(behind_loads)} of {len(document['cells'])}"
-        lines.append(f"In {how_many} loads the client fell behind; they are left out: {'; '.join(behind_loads)}.")
-    if loads := disturbed(document):
-        how_many = f"{len(loads)} of {len(document['cells'])}"
-        lines.append(f"Beside {how_many} loads a server of the other model started; they are left out: {'; '.join(loads)}.")
-    if missing := unmeasured(document, COMPARED, RATES):
-        lines.append(f"Not measured: {'; '.join(missing)}.")
-    return [f"- {line}" for line in lines]
+    return lines
 
 
 def behind(document: Document) -> str:
@@ -312,17 +291,41 @@ def worse(name: str, where: str, ours: float, peers: float) -> list[str]:
     return [f"{name} at {where} ({ratio:.2f}x)"] if ratio > BEHIND else []
 
 
-def paragraph(*pieces: str) -> list[str]:
-    """Pieces of a text as the lines of a paragraph."""
-    return textwrap.wrap(" ".join(pieces), 130, break_long_words=False, break_on_hyphens=False)
+# ---- energy -------------------------------------------------------------------------------------------------------------
 
 
-def percent(share: float, digits: int = 0) -> str:
-    return f"{100 * share:z.{digits}f} %"
+def energy(found: dict[str, Document]) -> dict[str, Any]:
+    """Joules for each token, taken apart, of each model; found as of claim()."""
+    tables = [(title, file["commit"]["hash"][:7], energy_rows(file["results"])) for title, file in found.items() if file]
+    return {"tables": [one for one in tables if one[2]], "peer": PEER}
 
 
-def word(value: float | None) -> str:
-    """Three digits; empty if there is none."""
-    if value is None:
-        return ""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+def energy_rows(document: Document) -> Rows:
+    """Each isolated load, system by system; for blinkpy the ratios to the peer. Empty without an energy counter."""
+    found: dict[str, dict[str, Document]] = {}
+    for cell in document["cells"]:
+        key = cell["cell"]
+        plain = key["mode"] == MODES[0] and key["front_end"] == placement(document) and not key["repeat"]
+        if plain and counts(document, cell) and cell["energy"].get("mean_w") and cell.get("steps"):
+            found.setdefault(load_name(cell), {})[key["system"]] = cell
+    rows = []
+    for load, cells in sorted(found.items(), key=lambda item: (item[0].endswith("/s"), float(item[0].split()[0]))):
+        for name in systems(document):
+            if name in cells:
+                energy, steps = cells[name]["energy"], cells[name]["steps"]
+                step = joules_a_step(cells[name])
+                words = [load, name, f"{energy['mean_w']:.0f}", str(energy.get("clock_mhz") or "not read")]
+                words += [f"{steps['per_s']:.0f}", f"{steps['tokens']:.3g}", f"{step:.3g}", f"{step / steps['tokens']:.3g}"]
+                rows.append([*words, shares(cells[name], cells[PEER]) if name == OURS and PEER in cells else ""])
+    return rows
+
+
+def joules_a_step(cell: Document) -> float:
+    """Of the GPU, idle power included."""
+    return float(cell["energy"]["mean_w"] / cell["steps"]["per_s"])
+
+
+def shares(ours: Document, peers: Document) -> str:
+    """The ratio of joules for each token as a product: of joules for each step, and of steps for each token."""
+    step, steps = joules_a_step(ours) / joules_a_step(peers), peers["steps"]["tokens"] / ours["steps"]["tokens"]
+    return f"{step * steps:.2f} = {step:.2f} x {steps:.2f}"

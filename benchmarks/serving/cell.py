@@ -7,18 +7,17 @@ import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.beside import WAIT_S, Beside
 from benchmarks.common.harness import ROOT, UsageError
 from benchmarks.common.model_shapes import SHAPES, write_folder
 from benchmarks.common.nvml import EnergyMeter
 from benchmarks.serving.host_counters import Counters
 from benchmarks.serving.load import LoadResult, Target, offer
-from benchmarks.serving.load_figures import Slo, figures
+from benchmarks.serving.load_figures import Slo, figures, levels
 from benchmarks.serving.neighbours import KINDS, Neighbours
 from benchmarks.serving.systems import Cores, Model, Running, ServerError, System, find_system, on_cores, parse_cores, running
 from benchmarks.serving.workload import Dataset, Request, closed_loop, open_loop, read_dataset
@@ -60,12 +59,10 @@ class Load:
 
 
 class Bench:
-    """What one run of a serving benchmark works with: model, systems, cores, client, meter, and whom it runs beside."""
+    """What one run of a serving benchmark works with: model, systems, cores, client and meter."""
 
-    def __init__(
-        self, options: argparse.Namespace, model: Model, cores: Cores, meter: EnergyMeter, progress: Progress, beside: Beside
-    ):
-        self.model, self.meter, self.progress, self.beside = model, meter, progress, beside
+    def __init__(self, options: argparse.Namespace, model: Model, cores: Cores, meter: EnergyMeter, progress: Progress):
+        self.model, self.meter, self.progress = model, meter, progress
         self.systems = [find_system(text, options.extra, options.env, options.front_end) for text in options.system]
         if len({system.name for system in self.systems}) < len(self.systems):
             raise UsageError("each system needs a name of its own")
@@ -85,18 +82,12 @@ class Bench:
         return {"model": self.model.name, "gpu": gpu, "cores": dataclasses.asdict(self.cores), "client_processes": self.processes}
 
     @contextlib.contextmanager
-    def server(self, system: System, cores: Cores | None = None, last_start: float = float("inf")) -> Iterator[Running]:
-        """A system, started, healthy and warm. Its start takes a turn among the loads of benchmarks beside this one, which its
-        facts say (beside).
-
-        Raises ServerError, and OutOfTime when that turn doesn't come before last_start (time.monotonic())."""
+    def server(self, system: System, cores: Cores | None = None) -> Iterator[Running]:
+        """A system, started, healthy and warm. Raises ServerError."""
         self._log_count += 1
         log = Path(self.logs) / f"{system.name}-{self._log_count}.log"
-        with contextlib.ExitStack() as stack:
-            with self.beside.start(last_start) as turn:
-                server = stack.enter_context(running(system, self.model, cores or self.cores, log, self.start_s, self.progress))
-                self._warm_up(server, system.name)
-            server.facts |= {"beside": turn} if turn else {}
+        with running(system, self.model, cores or self.cores, log, self.start_s, self.progress) as server:
+            self._warm_up(server, system.name)
             yield server
 
     def _warm_up(self, server: Running, name: str) -> None:
@@ -138,29 +129,39 @@ class Bench:
         spin = self.cores.spare(self.processes)
         return offer(target, requests, load.streams, self.processes, self.cores.loading, limit, tick, spin)
 
-    def measure(
-        self, server: Running, load: Load, name: str = "", cores: Cores | None = None, last_start: float = float("inf")
-    ) -> dict[str, Any]:
+    def measure(self, server: Running, load: Load, name: str = "", cores: Cores | None = None) -> dict[str, Any]:
         """Offer a load, beside its neighbours; its figures. cores: how the server is placed, if not as it was started.
 
-        Raises UsageError when there is nothing to offer, ServerError when the server has ended, OutOfTime when a benchmark beside
-        this one lets it not start before last_start (time.monotonic())."""
+        Raises UsageError when there is nothing to offer, ServerError when the server has ended."""
         requests = self.requests(load)
         if not requests:
             raise UsageError(f"{load.name}: no request within {load.seconds:g} s; use more seconds or another seed")
         life = load.seconds + load.drain_s + SPARE_S
-        with (
-            self.beside.load(load.per_core > 0, last_start) as beside,
-            Neighbours(load.kinds, load.per_core, (cores or self.cores).contended, life) as neighbours,
-        ):
+        with Neighbours(load.kinds, load.per_core, (cores or self.cores).contended, life) as neighbours:
             counters = Counters(server.pids)
             result = self._offer(server, load, requests, name or f"{server.system.name}: {load.name}")
             counted = counters.facts()
         found = figures(result, 0.0 if load.streams else load.seconds, self.slo, self.meter)
         server.check()
         front_end = "own" if (cores or self.cores).front_end else "shared"
-        facts = {"load": dataclasses.asdict(load), "front_end": front_end, "neighbours": neighbours.count}
-        return {**facts, **({"beside": beside} if beside else {}), **found, **counted}
+        return {"load": dataclasses.asdict(load), "front_end": front_end, "neighbours": neighbours.count, **found, **counted}
+
+
+COLUMNS = "load | system | front end | TTFT p50 / p99 ms | TPOT p50 / p99 ms | output tok/s | J per token | errors | client"
+
+
+def table(cells: Iterable[tuple[str, dict[str, Any]]]) -> str:
+    """The main figures of loads as a Markdown table, for a terminal. cells: (system, figures)."""
+    found = [(Load(**cell["load"]).name, system, cell) for system, cell in cells]
+    order = list(dict.fromkeys(load for load, _, _ in found))
+    lines = [f"| {COLUMNS} |", "|---" * len(COLUMNS.split(" | ")) + "|"]
+    for load, system, cell in sorted(found, key=lambda item: order.index(item[0])):
+        joules = cell["energy"].get("joules_per_token")
+        words = [load, system, cell["front_end"], levels(cell, "ttft_ms"), levels(cell, "tpot_ms")]
+        words += [f"{cell['output_tokens_per_s']:g}", "" if joules is None else f"{joules:.3g}"]
+        words += [str(sum(cell["errors"].values())), "kept up" if cell["client"]["valid"] else "INVALID"]
+        lines.append(f"| {' | '.join(words)} |")
+    return "\n".join(lines)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -195,9 +196,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=DEFAULT_KINDS, help="of neighbours")
     help_text = "whose energy is counted; of those in CUDA_VISIBLE_DEVICES, if that is set"
     parser.add_argument("--gpu", type=int, default=0, help=help_text)
-    help_text = "other benchmarks run on this machine and name the same folder: their loads have neighbours when this one's have"
-    parser.add_argument("--beside", type=Path, metavar="FOLDER", help=help_text)
-    parser.add_argument("--beside-wait-s", type=float, default=WAIT_S, metavar="S", help="longest wait for their loads")
     parser.add_argument("--logs", default=str(LOGS), metavar="FOLDER", help="where the servers' output goes")
 
 
@@ -213,9 +211,7 @@ def bench(options: argparse.Namespace, progress: Progress) -> Iterator[Bench]:
         on_cores(cores.watching),  # this process stays away from the servers, and from the client's processes
         EnergyMeter(options.gpu) as meter,
     ):
-        model = find_model(options)
-        with Beside(options.beside, model.name, progress, options.beside_wait_s) as beside:
-            yield Bench(options, model, cores, meter, progress, beside)
+        yield Bench(options, find_model(options), cores, meter, progress)
 
 
 def find_model(options: argparse.Namespace) -> Model:

@@ -3,19 +3,19 @@
     python -m benchmarks.serving.compare --model llama-3-8b --system blinkpy --system vllm --streams 1 8 64 256 --rate 4 16
 
 Closed loops (--streams) keep so many requests in flight; open loops (--rate) send at times of their own, whether or not the
-server keeps up. What the figures mean: benchmarks/serving/load_figures.py and docs/evaluation.md.
+server keeps up. --idle-s also measures power without load: a loop on the GPU that polls has a price there. What the figures mean:
+benchmarks/serving/load_figures.py and docs/evaluation.md.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from benchmarks.common.harness import Run, UsageError, machine, main, origin, parser, revision
-from benchmarks.serving.cell import Bench, Load, add_options, bench
+from benchmarks.common.harness import Run, main, parser
+from benchmarks.serving.cell import Bench, Load, add_options, bench, table
 from benchmarks.serving.systems import ServerError
 
 METHOD = """Each system is started on the same cores, warmed up, offered the same loads in the same order, and ended. Lengths
@@ -33,34 +33,14 @@ def benchmark(options: argparse.Namespace) -> None:
     if options.smoke:
         options.streams, options.rate, options.seconds, options.rounds = [4], [8.0], 2.0, 1
         options.closed_data = options.open_data = "fixed:16:8"
-    run = Run("serving", options)
-    before = earlier(run) if options.append else {}
+    run = Run("serving.compare", options)
     with bench(options, run.progress) as means:
-        results = compare(means, loads(options), run.keep)
-    results["systems"] = joined(before, results["systems"])
+        before = means.meter.watts(options.idle_s) if options.idle_s else None
+        results = compare(means, loads(options), run.keep, options.idle_s)
+        results["idle_w"] = before
     run.write(METHOD, results)
-    print(table(results))
+    print(table((name, cell) for name, found in results["systems"].items() for cell in found["cells"]))
     end(found.get("error", "") for found in results["systems"].values())
-
-
-def earlier(run: Run) -> dict[str, Any]:
-    """The systems of the result file that is there already; it must come from this machine and commit. Raises UsageError."""
-    if not run.output.exists():
-        return {}
-    document = json.loads(run.output.read_text())
-    if origin(document["machine"], document["commit"]) != origin(machine(), revision()):
-        raise UsageError(f"{run.output.name} comes from another machine or commit: nothing can be appended to it")
-    found: dict[str, Any] = document["results"]["systems"]
-    return found
-
-
-def joined(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """Systems of two runs; the starts and cells of those that are in both, one after another."""
-    result = dict(before)
-    for name, found in after.items():
-        old = result.get(name, {"starts": [], "cells": []})
-        result[name] = {**old, **found, "starts": old["starts"] + found["starts"], "cells": old["cells"] + found["cells"]}
-    return result
 
 
 def loads(options: argparse.Namespace) -> list[Load]:
@@ -96,53 +76,14 @@ def compare(means: Bench, loads: list[Load], keep: Callable[[dict[str, Any]], No
     return results
 
 
-def table(results: dict[str, Any]) -> str:
-    """The main figures as a Markdown table."""
-    names = [
-        "load",
-        "system",
-        "front end",
-        "TTFT p50 / p99 ms",
-        "TPOT p50 / p99 ms",
-        "output tok/s",
-        "J per token",
-        "errors",
-        "client",
-    ]
-    lines = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
-    cells = [(Load(**cell["load"]).name, name, cell) for name, found in results["systems"].items() for cell in found["cells"]]
-    order = list(dict.fromkeys(load for load, _, _ in cells))
-    for load, name, cell in sorted(cells, key=lambda item: order.index(item[0])):
-        joules = cell["energy"].get("joules_per_token")
-        words = [
-            load,
-            name,
-            cell["front_end"],
-            pair(cell, "ttft_ms"),
-            pair(cell, "tpot_ms"),
-            f"{cell['output_tokens_per_s']:g}",
-            "" if joules is None else f"{joules:.3g}",
-            str(sum(cell["errors"].values())),
-            "kept up" if cell["client"]["valid"] else "INVALID",
-        ]
-        lines.append("| " + " | ".join(words) + " |")
-    return "\n".join(lines)
-
-
 def end(errors: Iterable[str]) -> None:
     """Leave with exit code 1 if a system failed; the results of the others are written."""
     if any(errors):
         sys.exit(1)
 
 
-def pair(cell: dict[str, Any], what: str) -> str:
-    """Median and 99th percentile."""
-    found = cell.get(what)
-    return f"{found['p50']['value']:g} / {found['p99']['value']:g}" if found else "none"
-
-
 def options() -> argparse.Namespace:
-    result = parser("serving", "Latency, throughput, goodput and energy of servers under load.")
+    result = parser("serving.compare", "Latency, throughput, goodput and energy of servers under load.")
     add_options(result)
     result.add_argument("--streams", type=int, nargs="*", default=[], help="closed loops with so many requests in flight")
     result.add_argument("--rounds", type=int, default=4, help="requests of each stream")
@@ -156,7 +97,8 @@ def options() -> argparse.Namespace:
     result.add_argument(
         "--arrivals", choices=("poisson", "trace"), default="poisson", help="trace: the data set's own, at --rate"
     )
-    result.add_argument("--append", action="store_true", help="add to the result file instead of replacing it")
+    help_text = "for which the power of the idle GPU, and with the server idle, is measured"
+    result.add_argument("--idle-s", type=float, default=0.0, help=help_text)
     result.add_argument("--text", action="store_true", help="prompts are texts, which the server has to tokenize")
     result.add_argument("--seed", type=int, default=1, help="of lengths and arrivals")
     found = result.parse_args()

@@ -1,11 +1,12 @@
-"""The evaluation's grid: request rates, in isolation and beside neighbours, for each system; as JSON, plots and a summary.
+"""The evaluation's grid: request rates, in isolation and beside neighbours, for each system.
 
     python -m benchmarks.serving.grid --model llama-3-8b --system blinkpy --system blinkpy-host --system vllm
 
 --streams adds closed loops, and --shared-rates repeats some rates with the front ends among the neighbours; each system is
 started once for all of it. Each cell is kept in a state folder once it is measured, so the same command goes on where the last
 one ended: with --budget 540 a long grid is measured in parts of under ten minutes. The parts may name other systems and rates:
-the result has all cells of the folder. --quick has 4 rates of 20 s.
+the result has all cells of the folder. --quick has 4 rates of 20 s. benchmarks.report.pages makes a page
+and plots of the result.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.beside import OutOfTime
 from benchmarks.common.harness import (
     RESULTS,
     ROOT,
@@ -35,12 +35,10 @@ from benchmarks.common.harness import (
     revision,
     to_json,
 )
-from benchmarks.report.grid_plot import draw
-from benchmarks.report.grid_summary import MODES, summary
-from benchmarks.serving.cell import Bench, Load, add_options, bench
+from benchmarks.serving.cell import Bench, Load, add_options, bench, table
 from benchmarks.serving.compare import METHOD, end
 from benchmarks.serving.interference import placements
-from benchmarks.serving.load_figures import verdict
+from benchmarks.serving.load_figures import MODES, verdict
 from benchmarks.serving.systems import Running, ServerError, System
 
 RATES = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32)
@@ -106,7 +104,7 @@ class State:
 
     def read(self, name: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.folder / name).read_text())
-        found["client"] |= verdict(found)  # by today's rule; what started beside it, only both results can say (tables.py)
+        found["client"] |= verdict(found)  # by today's rule
         return found
 
     def all(self, order: Sequence[str]) -> list[dict[str, Any]]:
@@ -159,18 +157,14 @@ def benchmark(options: argparse.Namespace) -> None:
     state_folder = Path(options.state or ROOT / "build" / "benchmarks" / f"{name}-state")
     deadline = time.monotonic() + options.budget if options.budget else float("inf")
     plan = {key: getattr(options, key) for key in SAME} | origin(machine(), revision())
-    run = Run("paper", options)
+    run = Run("serving.grid", options)
     with bench(options, run.progress) as means:
         state = State(state_folder, plan)
         cells = grid(options, means.systems)
         errors = measure(means, state, cells, options, deadline)
         document = {**gather(state, cells, means, errors), "smoke": options.smoke}
-    if not options.no_plot:
-        run.save(draw(document))
     run.write(METHOD, document)
-    text = summary(document)
-    run.output.with_suffix(".md").write_text(text)
-    print(text)
+    print(table((cell["cell"]["system"], cell) for cell in document["cells"]))
     if not document["complete"]:
         print(f"{document['done']} of {len(cells)} cells are done: run the same command again to go on")
     end(errors.values())
@@ -188,13 +182,11 @@ def measure(means: Bench, state: State, cells: list[Cell], options: argparse.Nam
             continue
         try:
             before = means.meter.watts(options.idle_s) if options.idle_s else None
-            with means.server(system, last_start=deadline - needed) as server:
+            with means.server(system) as server:
                 if options.idle_s:
                     server.facts |= {"idle_w": means.meter.watts(options.idle_s), "idle_before_w": before}
                 for cell, found in _cells(means, server, missing, options, deadline - needed):
                     state.keep(cell, {"server": server.facts, **found})
-        except OutOfTime:
-            break
         except (ServerError, WrongAnswer, TimeoutError) as error:
             errors[system.name] = str(error)
             print(f"error: {error}", file=sys.stderr)
@@ -215,11 +207,7 @@ def _cells(
             placed = cell.front_end
         date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         name = f"{cell.name} ({number + 1} of {len(cells)})"
-        try:
-            found = means.measure(server, load_of(cell, options), name, cores, last_start)
-        except OutOfTime:
-            return
-        yield cell, {"date": date, **found}
+        yield cell, {"date": date, **means.measure(server, load_of(cell, options), name, cores)}
 
 
 def load_of(cell: Cell, options: argparse.Namespace) -> Load:
@@ -247,7 +235,7 @@ def gather(state: State, cells: list[Cell], means: Bench, errors: dict[str, str]
 
 
 def options() -> argparse.Namespace:
-    result = parser("paper", "Request rates, isolated and interfered, for each system.")
+    result = parser("serving.grid", "Request rates, isolated and interfered, for each system.")
     add_options(result)
     result.add_argument("--quick", action="store_true", help=f"{len(QUICK_RATES)} rates of {QUICK_SECONDS:g} s")
     help_text = "requests a second, measured in this order (default: 13 from 1 to 32)"

@@ -19,7 +19,8 @@ from typing import Any
 
 from benchmarks.common.harness import Run, main, parser
 from benchmarks.serving.cell import Bench, Load, add_options, bench
-from benchmarks.serving.compare import METHOD, end, pair
+from benchmarks.serving.compare import METHOD, end
+from benchmarks.serving.load_figures import levels
 from benchmarks.serving.neighbours import KINDS
 from benchmarks.serving.systems import Cores, Running, ServerError
 
@@ -38,7 +39,7 @@ def benchmark(options: argparse.Namespace) -> None:
     if options.smoke:
         options.rate, options.seconds, options.drain_s, options.data = 6.0, 2.0, 10.0, "fixed:24:12"
         options.per_core, options.kinds = [0, 1], ["memory"]
-    run = Run("interference", options)
+    run = Run("serving.interference", options)
     with bench(options, run.progress) as means:
         results: dict[str, Any] = {**means.facts(), "systems": {}}
         for system in means.systems:
@@ -100,8 +101,8 @@ def table(results: dict[str, Any]) -> str:
                 name,
                 cell["front_end"],
                 f"{cell['load']['per_core']} {cell['load']['kinds'][0]}",
-                pair(cell, "ttft_ms"),
-                pair(cell, "tpot_ms"),
+                levels(cell, "ttft_ms"),
+                levels(cell, "tpot_ms"),
                 f"{cell['output_tokens_per_s']:g}",
                 ", ".join(ratios),
                 str(cell["context_switches"].get("involuntary", "")),
@@ -112,7 +113,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def options() -> argparse.Namespace:
-    result = parser("interference", "Servers beside neighbours.")
+    result = parser("serving.interference", "Servers beside neighbours.")
     add_options(result)
     result.set_defaults(kinds=KINDS)
     result.add_argument(

@@ -10,6 +10,7 @@ E2E     from when it was due or sent to the last text
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from benchmarks.common.distribution import describe
 from benchmarks.common.nvml import EnergyMeter
 from benchmarks.serving.load import UNFINISHED, LoadResult, Record
 
+MODES = ("isolated", "interfered")  # without neighbours, and with
 LEVELS = (50.0, 90.0, 99.0)
 LAG_LIMIT_MS = 2.0  # that the lag's 99th percentile may always be
 LAG_SHARE = 0.05  # of a figure, that the lag may be
@@ -67,11 +69,8 @@ def figures(result: LoadResult, window_s: float, slo: Slo, meter: EnergyMeter) -
         ):
             if len(seconds):
                 found[name] = describe(1000 * seconds, "ms", percentiles=LEVELS, tail=0)
-                if name != "itl_ms":
-                    found[name].pop("samples", None)  # they are in the columns below
-                    found[name].pop("histogram", None)
     found["client"] |= verdict(found)
-    found["samples"] = columns(records)
+    found["steps"] = steps_of(records, window_s)
     return found
 
 
@@ -101,19 +100,23 @@ def tokens_within(record: Record, window_s: float) -> float:
     return per_event * int(np.searchsorted(record.times, window_s, side="right"))
 
 
-def columns(records: list[Record]) -> dict[str, list[Any]]:
-    """Every request, one list for each fact; times in ms since the start, -1 where there is none."""
-    return {
-        "due_ms": [_short(1000 * record.due, 6) for record in records],
-        "ttft_ms": [_short(1000 * ttft_s(record)) if len(record.times) else -1 for record in records],
-        "e2e_ms": [_short(1000 * (record.times[-1] - record.due)) if len(record.times) else -1 for record in records],
-        "tpot_ms": [
-            _short(1000 * tpot) if len(record.times) and (tpot := tpot_s(record)) is not None else -1 for record in records
-        ],
-        "prompt_tokens": [record.prompt_tokens for record in records],
-        "tokens": [record.tokens for record in records],
-        "fine": [int(not record.error) for record in records],
-    }
+def steps_of(records: Sequence[Record], window_s: float) -> dict[str, float] | None:
+    """Steps a second within the window, and tokens in each; None without answers.
+
+    No server says how often it stepped. It follows from the answers: while n requests receive tokens, one every t seconds each,
+    the server makes a step every t seconds, and n tokens in it."""
+    changes: list[tuple[float, int, float]] = []  # (seconds, requests more, tokens/s more)
+    for record in records:
+        if len(record.times) and (tpot := tpot_s(record)):
+            changes += [(min(record.times[0], window_s), 1, 1 / tpot), (min(record.times[-1], window_s), -1, -1 / tpot)]
+    steps = tokens = rate = at = 0.0
+    running = 0
+    for when, more, faster in sorted(changes):
+        if running:
+            steps += (when - at) * rate / running
+            tokens += (when - at) * rate
+        at, running, rate = when, running + more, rate + faster
+    return {"per_s": _short(steps / window_s, 6), "tokens": _short(tokens / steps, 6)} if steps else None
 
 
 def client_figures(result: LoadResult) -> dict[str, Any]:
@@ -132,8 +135,8 @@ def verdict(found: dict[str, Any]) -> dict[str, Any]:
     """Whether a load counts, from its figures: "valid", and "why_invalid".
 
     None of them must be off by more than a twentieth. Every event has the median lag: it is held against the medians of TTFT and
-    TPOT. Rare lags can add to rare waits only: the 99th percentile is held against that of TTFT. A load beside which another
-    benchmark's server started (see starts.marked) doesn't count either."""
+    TPOT. Rare lags can add to rare waits only: the 99th percentile is held against that of TTFT. A load that a file excludes,
+    and says why, doesn't count either."""
     lag, reasons = found["client"]["lag_ms"], []
     for level, name in (("p99", "ttft_ms"), ("p50", "ttft_ms"), ("p50", "tpot_ms")):
         if name not in found and (name, level) != ("ttft_ms", "p99"):
@@ -143,9 +146,15 @@ def verdict(found: dict[str, Any]) -> dict[str, Any]:
         if lag[level] > limit:
             figure = name.removesuffix("_ms").upper()
             reasons.append(f"the client's lag ({level}) of {lag[level]:.3g} ms is above {limit:.3g} ms: see {level} of {figure}")
-    if disturbed := found.get("beside", {}).get("starts"):
-        reasons.append(f"beside it started: {', '.join(disturbed)}")
+    if excluded := found.get("excluded"):
+        reasons.append(excluded)
     return {"valid": not reasons, "why_invalid": "; ".join(reasons)}
+
+
+def levels(cell: dict[str, Any], what: str) -> str:
+    """Median and 99th percentile."""
+    found = cell.get(what)
+    return f"{found['p50']['value']:g} / {found['p99']['value']:g}" if found else "none"
 
 
 def _closed_window(records: list[Record]) -> float:

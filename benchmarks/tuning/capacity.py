@@ -1,10 +1,9 @@
 """What a server's latencies will be, from the times of its steps: which step sizes and which policy suit a load.
 
     python -m benchmarks.tuning.capacity --rate 8 16 20 --streams 64 256
-    python -m benchmarks.tuning.capacity --against benchmarks/results/steps-of-2048-llama-3-8b.json
 
-The scheduler is the real one (blinkpy/verify/policy_check/timed_server.py); only the clock is made up. --against offers the
-requests of measured loads, so that prediction and measurement stand side by side. docs/tuning.md says what to make of it.
+The scheduler is the real one (blinkpy/verify/policy_check/timed_server.py); only the clock is made up. docs/tuning.md says what
+to make of it, and how good the prediction is.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.common.harness import ROOT, Run, UsageError, main, parser
-from benchmarks.report.capacity_report import load_name, plot, side_by_side, table
 from benchmarks.serving.workload import poisson, read_dataset
 from blinkpy.models.gpu.step_shapes import SMALLEST_MIXED, bucket_shapes
 from blinkpy.scheduler.policies import SHIPPED
@@ -34,6 +32,9 @@ root of order three of weights_ms^3 + (overhead_ms + tokens of its bucket / pref
 its decodes attend to, and attention_ns for each pair of a prompt token and one that it attends to. outside_ms is the way
 through the front end. Arrivals are Poisson, or each stream sends its next request after an answer, and it takes 0 to 2
 outside_ms to the engine, evenly distributed. An answer has the tokens that it had in the data. ITL is between two tokens."""
+
+
+COLUMNS = ("ttft_p50", "ttft_mean", "ttft_p99", "tpot_p50", "tpot_mean", "tpot_p99", "itl_p99", "itl_max", "e2e_mean")
 
 
 class Times(Protocol):
@@ -49,8 +50,8 @@ class Times(Protocol):
 class StepTimes:
     """What steps cost. decode: (rows, ms at no context), ascending.
 
-    The numbers are those of Llama-3-8B's shape on one H200, fitted to the TTFT and TPOT of each request of
-    benchmarks/results/steps-of-2048-llama-3-8b.json."""
+    The numbers are those of Llama-3-8B's shape on one H200, fitted to the TTFT and TPOT of each request of a grid
+    (2026-11-21, benchmarks/results/steps-of-2048-llama-3-8b.json)."""
 
     decode: tuple[tuple[int, float], ...]
     context_ns: float = 42.0
@@ -174,39 +175,6 @@ def _spread(values: NDArray[np.float64], where: NDArray[np.bool_]) -> NDArray[np
     return result
 
 
-def compare(options: argparse.Namespace, times: StepTimes) -> list[dict[str, Any]]:
-    """The isolated loads of a result of benchmarks.serving.grid, measured and predicted."""
-    try:
-        cells = json.loads((ROOT / options.against).read_text())["results"]["cells"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{options.against} is no result of benchmarks.serving.grid: {error}") from error
-    found = []
-    for cell in cells:
-        about, samples = cell["cell"], cell["samples"]
-        wanted = (about["system"], about["mode"], about["front_end"], about["repeat"]) == (options.system, "isolated", "own", 0)
-        if not wanted or not all(samples["fine"]):
-            continue
-        columns = (np.asarray(samples[name]) for name in ("due_ms", "prompt_tokens", "tokens"))
-        due, prompt, output = columns
-        streams = about.get("streams", 0)
-        if streams:
-            rng = np.random.default_rng([options.seed, streams])
-            requests = closed_loop(np.stack([prompt, output], 1), streams, rng, times)
-        else:
-            requests = requests_of(due / 1000, prompt, output)
-        measured = {
-            f"{name}_{which}": cell[f"{name}_ms"]["mean"] if which == "mean" else cell[f"{name}_ms"][which]["value"]
-            for name in ("ttft", "tpot", "itl", "e2e")
-            for which in ("p50", "mean", "p99")
-        }
-        load = {"rate": about["rate"], "streams": streams, "requests": len(requests)}
-        predicted = predict(Choice("fcfs", options.steps[0]), times, requests, options, streams)
-        found.append({**load, "measured": measured, "predicted": predicted})
-    if not found:
-        raise UsageError(f"{options.against} has no isolated load of {options.system} that answered every request")
-    return found
-
-
 def choices(options: argparse.Namespace) -> list[Choice]:
     """Every policy with every step size, and with every pair and triple of sizes under every threshold."""
     sizes = [(options.full, 0)] + ([(options.short, options.full)] if options.short else [])
@@ -241,14 +209,9 @@ def benchmark(options: argparse.Namespace) -> None:
     if options.smoke:
         options.rate, options.seconds, options.steps, options.mixed, options.burst = [8.0], 4.0, [1024, 2048], [512], [4096]
         options.streams, options.rounds = [4], 1
-    run = Run("capacity", options)
+    run = Run("tuning.capacity", options)
     times = StepTimes(read_decode(ROOT / options.decode, options.context_ns), options.context_ns)
     times = dataclasses.replace(times, **{name: getattr(options, name) for name in TIMES if getattr(options, name) is not None})
-    if options.against:
-        rows = compare(options, times)
-        run.write(METHOD, {"times": dataclasses.asdict(times), "cells": rows})
-        print(side_by_side(rows))
-        return
     loads = []
     for load, requests in offered(options, times):
         found = []
@@ -260,15 +223,28 @@ def benchmark(options: argparse.Namespace) -> None:
     run.write(METHOD, {"times": dataclasses.asdict(times), "loads": loads})
     for load in loads:
         print(f"\n{load_name(load)}, ms\n\n{table(load['choices'])}")
-    if not options.no_plot and any(load["rate"] for load in loads):
-        run.save(plot([load for load in loads if load["rate"]]))
+
+
+def load_name(load: dict[str, Any]) -> str:
+    """An open loop by its rate, a closed one by its streams."""
+    return f"{load['streams']} streams" if load["streams"] else f"{load['rate']:g} requests/s"
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The main figures as a Markdown table, ms."""
+    lines = [
+        "| policy, step tokens | " + " | ".join(name.replace("_", " ") for name in COLUMNS) + " |",
+        "|---" * (len(COLUMNS) + 1) + "|",
+    ]
+    lines += ["| " + " | ".join([row["name"], *(f"{row[name]:g}" for name in COLUMNS)]) + " |" for row in rows]
+    return "\n".join(lines)
 
 
 TIMES = ("weights_ms", "overhead_ms", "prefill_tokens_s", "attention_ns", "outside_ms")
 
 
 def options() -> argparse.Namespace:
-    result = parser("capacity", "Latencies under load, predicted from the times of steps.")
+    result = parser("tuning.capacity", "Latencies under load, predicted from the times of steps.")
     decode = "benchmarks/results/decode-llama-3-8b.json"
     result.add_argument("--decode", default=decode, metavar="FILE", help="decode steps, of benchmarks/parts/decode_step.py")
     result.add_argument(
@@ -299,8 +275,6 @@ def options() -> argparse.Namespace:
     result.add_argument("--num-pages", type=int, default=40_000, help="of the KV cache")
     result.add_argument("--slo-ttft-ms", type=float, default=1000.0, help="objective of goodput")
     result.add_argument("--slo-tpot-ms", type=float, default=50.0, help="objective of goodput")
-    result.add_argument("--against", metavar="FILE", help="a result of benchmarks.serving.grid: predicted beside measured")
-    result.add_argument("--system", default="blinkpy", help="of that result")
     return result.parse_args()
 
 

@@ -22,7 +22,7 @@ import torch
 import triton
 
 from benchmarks.common import aot_compile
-from benchmarks.parts.kernel_times import graph_ms, header, rand
+from benchmarks.common.graph_timing import graph_ms, header, rand
 from blinkpy.kernels.moe.expert_config import ExpertConfig, ExpertShape, ExpertTable, Tile
 from blinkpy.kernels.moe.grouped_experts import grouped_linear
 from blinkpy.kernels.moe.routing import Routing, route

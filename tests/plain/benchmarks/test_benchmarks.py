@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.common.distribution import describe, expand
+from benchmarks.common.distribution import describe
 from benchmarks.common.harness import Others, to_json
 
 ROOT = Path(__file__).parents[3]
@@ -33,7 +33,7 @@ def test_smoke(name: str, tmp_path: Path) -> None:
     if len(os.sched_getaffinity(0)) < 2 and name in ("parts.front_end_cpu", "parts.queue_round_trip"):
         pytest.skip("two processes that poll need two cores")
     output = tmp_path / "result.json"
-    command = [sys.executable, "-m", f"benchmarks.{name}", "--smoke", "--no-plot", "--output", str(output)]
+    command = [sys.executable, "-m", f"benchmarks.{name}", "--smoke", "--output", str(output)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=580)
     assert done.returncode == 0, done.stdout + done.stderr
     document = json.loads(output.read_text())
@@ -51,11 +51,7 @@ def test_description_of_samples(rng: np.random.Generator) -> None:
         figure = found[f"p{level:g}"]
         assert figure["value"] == pytest.approx(np.percentile(samples, level), rel=1e-3)
         assert figure["low"] <= figure["value"] <= figure["high"]
-    assert sum(found["histogram"]["counts"]) == found["count"] == len(samples)
-    values, weights = expand(found)
-    order = np.argsort(values)
-    median = values[order][np.searchsorted(np.cumsum(weights[order]), len(samples) / 2)]
-    assert median == pytest.approx(np.median(samples), rel=2 ** (1 / 16) - 1)
+    assert found["count"] == len(samples)
 
 
 def test_interval_covers_the_truth(rng: np.random.Generator) -> None:
@@ -67,9 +63,8 @@ def test_interval_covers_the_truth(rng: np.random.Generator) -> None:
     assert hits >= 17  # fewer by chance: under one in 10,000, at 90% coverage
 
 
-def test_few_samples_are_kept_and_far_percentiles_left_out() -> None:
+def test_percentiles_that_few_samples_do_not_have_are_left_out() -> None:
     found = describe([3.0, 1.0, 2.0], "ms")
-    assert found["samples"] == [3.0, 1.0, 2.0]
     assert found["p50"]["value"] == 2.0
     assert "p99" not in found
     for wrong in ([], [1.0, float("nan")]):

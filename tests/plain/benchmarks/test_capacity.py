@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks.common.harness import UsageError
-from benchmarks.tuning.capacity import Choice, StepTimes, closed_loop, compare, predict, read_decode, requests_of
+from benchmarks.tuning.capacity import Choice, StepTimes, closed_loop, predict, read_decode, requests_of
 from blinkpy.scheduler.policies import fcfs
 from blinkpy.verify.policy_check.timed_server import Machine, Simulation, Work, serve_closed, serve_open
 
@@ -112,42 +111,5 @@ def test_decode_results_are_read_without_their_context(tmp_path: Path) -> None:
     assert rows == 8
     assert ms == pytest.approx(5 - 8 * 150 * 0.001)
     path.write_text("{}")
-    with pytest.raises(UsageError, match=r"is no result of benchmarks/decode\.py"):
+    with pytest.raises(UsageError, match=r"is no result of benchmarks/parts/decode_step\.py"):
         read_decode(path, 1.0)
-
-
-def measured(requests: int = 12) -> dict[str, Any]:
-    figure = {"mean": 1.0, "p50": {"value": 1.5}, "p99": {"value": 2.0}}
-    samples = {
-        "due_ms": [10.0 * i for i in range(requests)],
-        "prompt_tokens": [50] * requests,
-        "tokens": [4] * requests,
-        "fine": [1] * requests,
-    }
-    about = {"system": "blinkpy", "mode": "isolated", "front_end": "own", "repeat": 0, "rate": 8.0, "streams": 0}
-    return {"cell": about, "samples": samples, **{f"{name}_ms": figure for name in ("ttft", "tpot", "itl", "e2e")}}
-
-
-@pytest.mark.parametrize(
-    ("change", "kept"),
-    [
-        (lambda cell: None, True),
-        (lambda cell: cell["cell"].update(rate=0.0, streams=4), True),
-        (lambda cell: cell["cell"].update(mode="interfered"), False),
-        (lambda cell: cell["samples"].update(fine=[0] * 12), False),
-    ],
-)
-def test_measured_loads_are_offered_again(tmp_path: Path, change: Callable[[Any], None], kept: bool) -> None:
-    cell = measured()
-    change(cell)
-    path = tmp_path / "paper.json"
-    path.write_text(json.dumps({"results": {"cells": [cell]}}))
-    options = argparse.Namespace(**vars(OPTIONS), against=path, system="blinkpy", steps=[256], seed=1)
-    if not kept:
-        with pytest.raises(UsageError, match="no isolated load of blinkpy"):
-            compare(options, StepTimes(DECODE))
-        return
-    (found,) = compare(options, StepTimes(DECODE))
-    assert (found["rate"], found["streams"]) in ((8.0, 0), (0.0, 4))
-    assert (found["requests"], found["measured"]["tpot_p99"]) == (12, 2.0)
-    assert found["predicted"]["tpot_mean"] > 3.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,13 @@ from typing import Any
 import pytest
 
 from benchmarks.common.harness import RESULTS, ROOT, UsageError
-from benchmarks.report.energy_report import Steps, energy_table, shares, steps_of
+from benchmarks.report import pages
+from benchmarks.report.figure_files import shows
 from benchmarks.report.gpu_tests import gpu_tests, joined, read_report
 from benchmarks.report.grid_plot import draw
-from benchmarks.report.grid_summary import summary
-from benchmarks.report.pages import PAGES, PART, Results, files, rewritten
-from benchmarks.report.serving_tables import behind, claim, serving
+from benchmarks.report.named_figures import NAMED
+from benchmarks.report.pages import FIGURE, PAGES, PART, TEMPLATES, Results, grid_page, part, rewritten
+from benchmarks.report.serving_tables import behind, claim, energy_rows, serving
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -26,31 +28,56 @@ def test_pages_show_what_was_measured(page: Path) -> None:
 
 def test_the_readme_has_no_figure_of_its_own() -> None:
     """No time, share, power or ratio stands outside of what is made from the results."""
-    rest = PART.sub("", (ROOT / "README.md").read_text())
+    rest = FIGURE.sub("", PART.sub("", (ROOT / "README.md").read_text()))
     assert re.findall(r"\d(?:[\d.,]*\d)? ?(?:(?:ms|us|x|W|MHz|GB|J|tokens/s|requests/s)\b|%).*", rest) == []
 
 
 def test_each_result_is_explained() -> None:
     results = Results(RESULTS)
     stems = {path.stem for path in RESULTS.iterdir() if path.suffix in (".png", ".md") and path.name != "README.md"}
-    assert stems <= set(results.names), "a plot or a summary without its result"
+    assert stems <= {*results.names, "claim"}, "a plot or a summary without its result"
     assert all(f"`{name}.json`" in (RESULTS / "README.md").read_text() for name in results.names)
     for name in results.names:
         origin = results.read(name).get("environment", results.read(name))
         assert origin["date"] and len(origin["commit"]["hash"]) == 40, name
     for name in filter(lambda name: name.startswith("paper-"), results.names):
-        document = results.read(name)["results"]
-        assert (RESULTS / f"{name}.md").read_text() == summary(document)
-        assert (RESULTS / f"{name}.png").stat().st_size > 10_000
+        assert (RESULTS / f"{name}.md").read_text() == grid_page(results.read(name)["results"])
+    for path, (sources, _) in pages.plots(results).items():
+        assert shows(path, sources), f"{path.name} shows another result: run python -m benchmarks.report.pages"
+    assert not any(name in path.read_text() for path in RESULTS.glob("*.json") for name in ('"samples"', '"histogram"'))
 
 
 def test_a_page_whose_figures_are_old_is_noticed(tmp_path: Path) -> None:
     page = "before\n<!-- measured: files -->\nold\n<!-- end of measured -->\nafter\n"
-    assert rewritten(page, Results(tmp_path)) == page.replace("old\n", files(Results(tmp_path)))
+    assert rewritten(page, Results(tmp_path)) == page.replace("old\n", part("files", Results(tmp_path)))
     with pytest.raises(UsageError, match="unknown part 'fils'"):
         rewritten(page.replace("files", "fils"), Results(tmp_path))
-    with pytest.raises(UsageError, match="no measured part"):
-        rewritten("before", Results(tmp_path))
+
+
+def test_prose_cites_figures_from_files(tmp_path: Path) -> None:
+    """A figure in a sentence follows its file, and nothing else changes."""
+    step = {"step_us": {"p50": 3807.0}, "scheduler_us": {"p50": 4.4}, "gap_us": {"p50": 8.1}, "share_of_floor": 0.891}
+    slow = step | {"scheduler_us": {"p50": 5.3}, "gap_us": {"p50": 12.8}}
+    (tmp_path / "decode-llama-3-8b.json").write_text(json.dumps({"rows": {"1": step, "256": slow}}))
+    (tmp_path / "paper-qwen3-30b-a3b.json").write_text(json.dumps(document(CELLS)))
+    names = ("gap-us", "decode-ms-llama", "bandwidth-share-llama", "interference-tpot-vllm-qwen")
+    text = " and ".join(f"x <!-- figure: {name} -->0<!-- / --> us" for name in names)
+    found = rewritten(text, Results(tmp_path))
+    assert re.findall(r"-->([^<]*)<!-- /", found) == ["8 to 13", "3.81", "89 %", "3.33"]
+    assert re.sub(r"-->[^<]*<!-- /", "-->0<!-- /", found) == text
+    with pytest.raises(UsageError, match="unknown figure 'gap'"):
+        rewritten("<!-- figure: gap --><!-- / -->", Results(tmp_path))
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_each_named_figure_has_a_value(name: str) -> None:
+    assert re.fullmatch(r"[\d.,]+( to [\d.]+)?( %)?", NAMED[name](Results(RESULTS)))
+
+
+def test_seeded_bugs_are_counted() -> None:
+    from support.seeded_bugs import FRONT_BUGS, SCHEDULER_BUGS
+
+    assert NAMED["seeded-bugs"](Results(RESULTS)) == str(len(SCHEDULER_BUGS) + len(FRONT_BUGS))
 
 
 # ---- the serving comparison, of made-up cells ---------------------------------------------------------------------------
@@ -82,6 +109,11 @@ def document(cells: list[dict[str, Any]]) -> dict[str, Any]:
     return {"machine": {"cpu": "C"}, "commit": {"hash": "0123456789" * 4}, "results": {**results, "complete": True}}
 
 
+def shown(name: str, context: dict[str, Any]) -> str:
+    """A part of a page, made of these results."""
+    return TEMPLATES.get_template(f"{name}.md.j2").render(context)
+
+
 CELLS = [
     cell("blinkpy", "isolated", 16, 8.0),
     cell("blinkpy", "isolated", 16, 8.4, output_tokens_per_s=909.0),  # measured again
@@ -97,7 +129,7 @@ CELLS = [
 
 
 def test_serving_tables() -> None:
-    text = serving({"Em": document(CELLS), "En": {}})
+    text = shown("serving", serving({"Em": document(CELLS), "En": {}}))
     assert "blinkpy 1.2, vllm 1.2, one after another on one G (driver 5) and C: the same 3 cores" in " ".join(text.split())
     assert "| 64 | vllm | 5 (1.25x) | 5 (1.25x) | 900 (1.00x) | 0.05 (1.00x) |" in text
     assert "| 1 | vllm | 4.5 (0.50x) | 4.5 (0.50x) | 900 (1.00x) |  |" in text
@@ -111,7 +143,7 @@ def test_serving_tables() -> None:
 
 
 def test_claim() -> None:
-    text = claim({"En": {}, "Em": document(CELLS), "Eq": document(CELLS)})
+    text = shown("claim", claim({"En": {}, "Em": document(CELLS), "Eq": document(CELLS)}))
     assert "on one G, without → with 8 CPU-hungry neighbours on each" in " ".join(text.split())
     for title in ("Em", "Eq"):
         assert f"| {title} | vllm | 36 → 120 | 36 → 120 | 1,000 → 900 | 0 → 3 |\n" in text
@@ -119,7 +151,7 @@ def test_claim() -> None:
     elsewhere["results"]["gpu"] = {"gpu": "H"}
     with pytest.raises(ValueError, match="not measured alike"):
         claim({"Em": document(CELLS), "En": elsewhere})
-    assert claim({"En": {}, "Em": document([one for one in CELLS if one["cell"]["mode"] == "isolated"])}) == ""
+    assert shown("claim", claim({"En": {}, "Em": document([one for one in CELLS if one["cell"]["mode"] == "isolated"])})) == ""
 
 
 def test_what_is_worse_is_said() -> None:
@@ -139,7 +171,7 @@ def test_what_is_missing_is_named() -> None:
     cells += [cell("vllm", "isolated", rate, 8.0) for rate in (2, 8, 32)]
     cells += [cell("vllm", "isolated", 16, 8.0, client={"lag_ms": {"p50": 0.1, "p99": 9.0}})]
     cells += [cell("vllm", "isolated", 0, 6.0, streams=64), cell("blinkpy", "isolated", 16, 8.0, front_end="shared")]
-    text = serving({"Em": document(CELLS), "En": document(cells)})
+    text = shown("serving", serving({"Em": document(CELLS), "En": document(cells)}))
     em, en = (" ".join(part.split()) for part in text.split("### ")[1:])
     assert "In 1 of 19 loads the client fell behind; they are left out: vllm 16 requests/s, isolated." in en
     missing = en[en.index("Not measured: ") :].partition(". ")[0].removeprefix("Not measured: ").split("; ")
@@ -166,17 +198,20 @@ def test_variants_and_what_ran_beside_are_said() -> None:
         cell("blinkpy-even", "isolated", 16, 7.0, server={"command": "serve {model} --workers 2 --policy p --steps 2"}),
         cell("other", "isolated", 16, 7.0, server={"command": "serve {model}"}, beside={"waited_s": 1.0, "benchmarks": ["en"]}),
     ]
-    text = " ".join(serving({"Em": document(cells)}).split())
+    text = " ".join(shown("serving", serving({"Em": document(cells)})).split())
     assert "`blinkpy-even` is blinkpy with `--policy p --steps 2`. Beside it en was measured, on another GPU" in text
     assert "`other`" not in text and "`blinkpy`" not in text
     assert "| none | own cores | blinkpy-even |" in text
-    assert "Beside it" not in serving({"Em": document(CELLS)})
-    assert "Beside it en was measured" in summary(document(cells)["results"] | {"errors": {}})
+    assert "Beside it" not in shown("serving", serving({"Em": document(CELLS)}))
+    assert "Beside it en was measured" in grid_page(document(cells)["results"])
 
 
 def test_a_load_that_does_not_count_is_left_out() -> None:
     lagging = {"lag_ms": {"p50": 0.1, "p99": 9.0}}
-    text = serving({"Em": document([cell("blinkpy", "isolated", 16, 8.0, client=lagging), cell("blinkpy", "isolated", 2, 4.0)])})
+    text = shown(
+        "serving",
+        serving({"Em": document([cell("blinkpy", "isolated", 16, 8.0, client=lagging), cell("blinkpy", "isolated", 2, 4.0)])}),
+    )
     assert "In 1 of 2 loads the client fell behind" in text
     assert "| none | own cores | blinkpy |  |  |  | 15.5 |" not in text
 
@@ -201,19 +236,14 @@ def test_page_of_plots() -> None:
     assert (left.get_ylabel(), left.get_xlabel()) == ("P99 TTFT, ms", "requests/s")
 
 
-def test_steps_follow_from_the_answers() -> None:
-    """Two requests whose steps are known: 10 ms alone, 20 ms together, and the window ends in the middle of the second one."""
-    samples = {"due_ms": [0, 900], "ttft_ms": [0, 100], "e2e_ms": [1000, 2100], "tpot_ms": [10, 20], "tokens": [101, 101]}
-    found = cell("blinkpy", "isolated", 2, 10.0, samples=samples, window_s=2.0, energy={"mean_w": 300.0})
-    assert steps_of(found) == Steps(pytest.approx(75), pytest.approx(1), pytest.approx(4))  # 100 and 50 steps
-    samples |= {"due_ms": [0, 0], "ttft_ms": [0, 0], "e2e_ms": [2000, 2000], "tpot_ms": [20, 20]}
-    assert steps_of(found) == Steps(pytest.approx(50), pytest.approx(2), pytest.approx(6))
-    assert steps_of(found | {"energy": {"missing": "x"}}) is None
-    assert shares(Steps(1, 2, 6), Steps(1, 3, 4)) == "2.25 = 1.50 x 1.50"
-    other = cell("vllm", "isolated", 2, 10.0, samples=samples, window_s=2.0, energy={"mean_w": 150.0, "clock_mhz": 1980})
-    table = energy_table(document([found, other])["results"])
-    assert "| 2 requests/s | blinkpy | 300 | not read | 50 | 2 | 6 | 3 | 2.00 = 2.00 x 1.00 |" in table
-    assert "| 2 requests/s | vllm | 150 | 1980 | 50 | 2 | 3 | 1.5 |  |" in table
+def test_energy_of_a_token_is_taken_apart() -> None:
+    ours = cell("blinkpy", "isolated", 2, 10.0, steps={"per_s": 50.0, "tokens": 2.0}, energy={"mean_w": 300.0})
+    peers = cell("vllm", "isolated", 2, 10.0, steps={"per_s": 50.0, "tokens": 3.0}, energy={"mean_w": 200.0, "clock_mhz": 1980})
+    lost = cell("blinkpy", "isolated", 8, 10.0, steps=None, energy={"mean_w": 300.0})
+    assert energy_rows(document([ours, peers, lost])["results"]) == [
+        ["2 requests/s", "blinkpy", "300", "not read", "50", "2", "6", "3", "2.25 = 1.50 x 1.50"],
+        ["2 requests/s", "vllm", "200", "1980", "50", "3", "4", "1.33", ""],
+    ]
 
 
 REPORT = """<testsuites><testsuite name="pytest" time="90" timestamp="2026-01-02T03:04:05">
@@ -233,13 +263,13 @@ def test_what_the_gpu_tests_said(tmp_path: Path) -> None:
     assert tests == {
         "failed": ["tests.gpu.a::test_x[1]", "tests.gpu.a::test_z[1]"],
         "skipped": ["tests.gpu.b::test_y"],
-        "passed": ["tests.gpu.a::test_y"],
+        "passed": 1,
     }
     environment = {"gpu": "G", "date": "2026-01-02T03:04:05", "commit": {"hash": "0123456789" * 4, "dirty": False}}
     text = gpu_tests({"environment": environment, "runs": runs, "tests": tests})
     assert text.startswith("1 of 4 tests of `tests/gpu` passed on one G at `0123456`, 2026-01-02, in 1.5 and 1.5 minutes")
     assert "; 2 failed, 1 skipped." in text
-    assert "- failed: `tests.gpu.a::test_z[1]`\n- skipped: `tests.gpu.b::test_y`\n" in text
+    assert "- failed: `tests.gpu.a::test_z[1]`\n- skipped: `tests.gpu.b::test_y`" in text
     (tmp_path / "cut.xml").write_text(REPORT[:100])
     with pytest.raises(UsageError, match="cut"):
         read_report(tmp_path / "cut.xml")

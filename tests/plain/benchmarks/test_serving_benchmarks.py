@@ -15,16 +15,15 @@ import numpy as np
 import pytest
 from support.front_end.scripted_server import scripted
 
-from benchmarks.beside import Beside
 from benchmarks.common.harness import UsageError
 from benchmarks.common.model_shapes import SHAPES, write_folder
 from benchmarks.common.nvml import EnergyMeter, interpolated
-from benchmarks.report.grid_summary import ratios, series, summary
-from benchmarks.serving.compare import joined
+from benchmarks.report.grid_summary import ratios, series
+from benchmarks.report.pages import grid_page
 from benchmarks.serving.host_counters import parse_perf, switches
 from benchmarks.serving.interference import conditions, placements
 from benchmarks.serving.load import LoadResult, Record
-from benchmarks.serving.load_figures import Slo, figures
+from benchmarks.serving.load_figures import Slo, figures, steps_of
 from benchmarks.serving.neighbours import KINDS, Neighbours
 from benchmarks.serving.systems import (
     Cores,
@@ -150,8 +149,6 @@ def test_figures_of_known_records() -> None:
     assert found["output_tokens_per_s"] == pytest.approx((5 + 5 + 2 + 2 + 3) / 10)
     assert found["requests_per_s"] == pytest.approx(0.3)
     assert found["goodput_per_s"] == pytest.approx(0.2)
-    assert found["samples"]["ttft_ms"] == pytest.approx([100, 300, 900, 200, 100, -1, -1])
-    assert found["samples"]["fine"] == [1, 1, 1, 1, 0, 0, 0]
     assert found["client"]["valid"]
     for name in ("ttft_ms", "tpot_ms"):
         for level in ("p50", "p90", "p99"):
@@ -178,6 +175,15 @@ def test_a_client_that_fell_behind_is_said() -> None:
     slow = figures_of(fine, lags=[0.0007] * 200)["client"]
     assert not slow["valid"] and "(p50)" in slow["why_invalid"] and "TPOT" in slow["why_invalid"]
     assert not figures_of([record(0.0, [], 0, "status 503")], lags=[0.003] * 200)["client"]["valid"]
+
+
+def test_steps_follow_from_the_answers() -> None:
+    """Two requests whose steps are known: 10 ms alone, 20 ms together, and the window ends in the middle of the second one."""
+    one, other = np.arange(101) * 0.01, 1 + np.arange(101) * 0.02
+    assert steps_of([record(0.0, list(one)), record(0.9, list(other))], 2.0) == {"per_s": 75.0, "tokens": 1.0}  # 100 and 50 steps
+    slow = list(np.arange(101) * 0.02)
+    assert steps_of([record(0.0, slow), record(0.0, slow)], 2.0) == {"per_s": 50.0, "tokens": 2.0}
+    assert steps_of([record(0.0, [], 0, "status 503"), record(0.0, [0.1])], 2.0) is None
 
 
 def test_nothing_completed_is_a_result_too() -> None:
@@ -302,7 +308,7 @@ def test_grid_summary() -> None:
     quiet, noisy = (series(document, "a", mode, ttft) for mode in ("isolated", "interfered"))
     assert ratios(noisy, quiet) == pytest.approx([2, 8])
     assert series(document, "b", "isolated", ttft) == {1: pytest.approx((40 * 50) ** 0.5)}  # the invalid cell is left out
-    text = summary(document)
+    text = grid_page(document)
     assert "| a | 4.00 (2.00 to 8.00) | 4.00 (2.00 to 8.00) | 1.00 (1.00 to 1.00) | none |" in text
     assert "| a | 7.00 (7.00 to 7.00) |" in text  # front ends among the neighbours
     assert "| b | isolated | 1 | 1.250 | 1.250 | 1.000 |" in text
@@ -440,7 +446,7 @@ def test_smoke_grid_is_measured_once(tmp_path: Path) -> None:
     # Beside neighbours on one core an engine may pause for seconds: that is no error here.
     patient = ["--extra", "blinkpy:--device cpu --engine-timeout-ms 60000", "--env", "blinkpy:OMP_NUM_THREADS=1"]
     arguments = ["--state", str(state), *patient, *places]
-    done = command("paper", output, *arguments, "--streams", "3")
+    done = command("serving.grid", output, *arguments, "--streams", "3")
     document = json.loads(output.read_text())
     results = document["results"]
     assert results["complete"]
@@ -451,19 +457,19 @@ def test_smoke_grid_is_measured_once(tmp_path: Path) -> None:
     assert found == [*open_loops, ("isolated", 0, 3, own), *other]
     for cell in results["cells"]:
         assert cell["errors"] == {} and cell["completed"] == cell["requests"] > 0
-        assert set(cell["samples"]["tokens"]) == {8 if cell["cell"]["streams"] else 12}
+        assert cell["steps"]["per_s"] > 0
         assert (cell["neighbours"] > 0) == (cell["cell"]["mode"] == "interfered")
         assert cell["front_end"] == cell["cell"]["front_end"]
         assert cell["server"]["environment"] == {"OMP_NUM_THREADS": "1"}
         assert not both or cell["server"]["front_end_processes"] == 2 * (own == cell["front_end"])  # the worker and its parent
-    assert output.with_suffix(".png").stat().st_size > 10_000
-    assert output.with_suffix(".md").read_text() in done.stdout
+    assert "| fixed:24:12, 12 requests/s, 1 per core: compress and build | blinkpy |" in done.stdout
+    assert grid_page(results)
     assert str(ROOT) not in output.read_text() and str(tmp_path) not in output.read_text()
 
     kept = {path.name: path.read_bytes() for path in state.iterdir()}
     lost = f"blinkpy-isolated-4-{own}-0.json"
     (state / lost).unlink()
-    again = command("paper", output, *arguments, "--budget", "1", "--no-plot")  # no time to measure it again
+    again = command("serving.grid", output, *arguments, "--budget", "1")  # no time to measure it again
     assert f"{len(found) - 2} of {len(found) - 1} cells are done" in again.stdout  # the closed loop isn't asked for, but kept
     assert "starting" not in again.stderr
     assert {path.name: path.read_bytes() for path in state.iterdir()} == {n: data for n, data in kept.items() if n != lost}
@@ -473,11 +479,11 @@ def test_smoke_grid_is_measured_once(tmp_path: Path) -> None:
     assert refused.returncode == 2 and "cells of another grid (seed)" in refused.stderr
 
 
-@pytest.mark.parametrize("name", ["serving", "interference", "energy"])
+@pytest.mark.parametrize("name", ["serving.compare", "serving.interference"])
 def test_smoke(name: str, tmp_path: Path) -> None:
     output = tmp_path / "result.json"
     cores = sorted(os.sched_getaffinity(0))
-    both = name == "interference" and len(cores) > 1  # placements of the front end
+    both = name == "serving.interference" and len(cores) > 1  # placements of the front end
     places = ["--frontend-cores", str(cores[-1])] if both else []
     done = command(name, output, *NULL, *places)
     found = json.loads(output.read_text())["results"]["systems"]["blinkpy"]
@@ -488,52 +494,6 @@ def test_smoke(name: str, tmp_path: Path) -> None:
         assert cell["errors"] == {} and cell["completed"] > 0
     assert "| blinkpy |" in done.stdout
     assert str(ROOT) not in output.read_text()
-
-
-def test_starts_and_loads_with_neighbours_wait_for_loads_without(tmp_path: Path) -> None:
-    """While another benchmark's quiet load goes on and on, no server starts. If it begins during a start it waits for the start's
-    end; the closed loop is measured beside it then, the load with neighbours is not."""
-    output, folder = tmp_path / "result.json", tmp_path / "beside"
-    words = [sys.executable, "-m", "benchmarks.serving.compare", "--smoke", "--output", str(output), "--logs", str(tmp_path)]
-    words += [*NULL, "--per-core", "1", "--beside", str(folder), "--beside-wait-s", "1"]
-    refused = "waited 1 s for the end of others' loads"
-    with Beside(folder, "other", Progress()) as other:
-        with other.load(interfered=False):
-            done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=100)
-        assert done.returncode == 2 and refused in done.stderr, done.stderr
-        assert not list(tmp_path.glob("*.log"))  # nothing was started
-        with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-            deadline = time.monotonic() + 100
-            while not list(tmp_path.glob("*.log")) and time.monotonic() < deadline:
-                time.sleep(0.02)
-            with other.load(interfered=False) as turn:
-                _, said = process.communicate(timeout=100)
-    assert process.returncode == 2 and refused in said, said
-    assert "Traceback" not in done.stderr + said and not output.exists()
-    assert turn["waited_s"] > 0.1
-    found = json.loads(output.with_suffix(".partial.json").read_text())["results"]["systems"]["blinkpy"]
-    (cell,) = found["cells"]
-    assert cell["beside"]["benchmarks"] == ["other"] and cell["load"]["streams"] == 4
-    assert found["starts"][0]["beside"]["benchmarks"] == ["other"]
-
-
-def test_a_start_that_has_no_turn_in_time_is_left_for_the_next_run(tmp_path: Path) -> None:
-    arguments = ["--state", str(tmp_path / "state"), *NULL, "--rates", "4", "--modes", "isolated", "--no-plot"]
-    with Beside(tmp_path / "beside", "other", Progress()) as other, other.load(interfered=False):
-        done = command("paper", tmp_path / "paper.json", *arguments, "--budget", "19", "--beside", str(tmp_path / "beside"))
-    assert "0 of 2 cells are done: run the same command again" in done.stdout
-    assert "waiting for others' loads" in done.stderr
-    assert not list(tmp_path.glob("*.log"))
-
-
-def test_results_of_two_runs_are_joined() -> None:
-    first = {"a": {"starts": [1], "cells": [2]}, "b": {"starts": [3], "cells": []}}
-    second = {"a": {"starts": [4], "cells": [5], "error": "x"}, "c": {"starts": [], "cells": [6]}}
-    assert joined(first, second) == {
-        "a": {"starts": [1, 4], "cells": [2, 5], "error": "x"},
-        "b": {"starts": [3], "cells": []},
-        "c": {"starts": [], "cells": [6]},
-    }
 
 
 def test_a_system_that_fails_is_said(tmp_path: Path) -> None:

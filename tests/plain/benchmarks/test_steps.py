@@ -20,7 +20,7 @@ from benchmarks.common.nvml import EnergyMeter, slope  # noqa: E402
 from benchmarks.common.roofline import multiplications  # noqa: E402
 from benchmarks.parts import whole_steps as program  # noqa: E402
 from benchmarks.report.pages import Results, rewritten  # noqa: E402
-from benchmarks.report.steps_table import table  # noqa: E402
+from benchmarks.report.part_tables import step_row  # noqa: E402
 from blinkpy.kv.state import DECODE_ROWS, EMITS, MAX_CONTEXT, ROWS, TOKENS  # noqa: E402
 from blinkpy.models.description.decoder_description import Architecture, read_architecture  # noqa: E402
 from blinkpy.models.gpu.step_shapes import bucket_shapes, step_shapes  # noqa: E402
@@ -348,13 +348,13 @@ def test_table(tmp_path: Path) -> None:
         program.Case("mixed", mixed(30, 1100, 994, 4000), 4000).facts() | facts,
         program.Case("mixed", mixed(0, 1100, 512)).facts() | facts,
     ]
-    lines = table(shown)
-    assert lines[2] == "| decode, 256 rows at 256 | 256 | 9.88 | 699 | 6.9 | 1,650 | 3.5 | 354 | 50 % |"
-    assert lines[3] == "| a prompt of 8,192 | 8,192 | 9.88 |  |  |  | 3.5 | 354 |  |"
-    assert [line.split(" | ")[0] for line in lines[4:]] == [
-        "| 64 prompts of 128",
-        "| mixed: 30 rows at 1,100, chunk of 994 behind 4,000 cached",
-        "| mixed: chunk of 512",
+    rows = [step_row(step) for step in shown]
+    assert rows[0] == ["decode, 256 rows at 256", "256", "9.88", "699", "6.9", "1,650", "3.5", "354", "50 %"]
+    assert rows[1] == ["a prompt of 8,192", "8,192", "9.88", "", "", "", "3.5", "354", ""]
+    assert [row[0] for row in rows[2:]] == [
+        "64 prompts of 128",
+        "mixed: 30 rows at 1,100, chunk of 994 behind 4,000 cached",
+        "mixed: chunk of 512",
     ]
     page = "<!-- measured: steps -->\nold\n<!-- end of measured -->\n"
     assert "Not measured yet." in rewritten(page, Results(tmp_path))
@@ -366,6 +366,6 @@ def test_table(tmp_path: Path) -> None:
     }
     (tmp_path / "steps-llama-3-8b.json").write_text(json.dumps(document))
     text = rewritten(page, Results(tmp_path))
-    assert "Llama-3-8B, G, power limit 700 W; 1.5 s of each step; 2026-01-02, `0123456`:" in text and lines[2] in text
+    assert "Llama-3-8B, G, power limit 700 W; 1.5 s of each step; 2026-01-02, `0123456`:" in text and " | ".join(rows[0]) in text
     made = rewritten(page.replace("steps", "files"), Results(tmp_path))
     assert "| `steps-llama-3-8b.json` | `python -m benchmarks.parts.whole_steps` | G | 2026-01-02, `0123456` |" in made

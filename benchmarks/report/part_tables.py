@@ -1,0 +1,243 @@
+"""Contexts of the templates that show the parts: decode steps, whole steps, CPU benchmarks, predictions, result files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common.harness import ROOT
+from benchmarks.report.words import milliseconds, number, percent
+
+Document = dict[str, Any]
+Rows = list[list[str]]
+SHAPES = {"llama-3-8b": "Llama-3-8B", "qwen3-30b-a3b": "Qwen3-30B-A3B"}
+STEPS, SCHEDULER = "decode-llama-3-8b", "decode-scheduler"
+CPU_ROWS = (  # file, how its target begins, what it is called here
+    ("control_overhead", "scheduler call at 64 running, steady", "scheduler, one call at 64 running sequences, caches cold"),
+    ("control_overhead", "scheduler call at 256 running, steady", "scheduler, one call at 256 running sequences, caches cold"),
+    ("cpu_engine", "token rate of 16 streams", "demonstration model, 16 streams to one"),
+    ("cpu_engine", "engine step to bare forward", "its engine step to the bare torch forward, 16 streams"),
+    ("front_end_cpu", "CPU of a worker per token event", "front end, CPU for each token event, 64 paced streams"),
+    ("rdma_cpu", "CPU of a request of 128 tokens", "front end over RDMA, CPU for a request of 128 tokens, without HTTP"),
+    ("queue_round_trip", "round trip through the transport", "queue pair, round trip between two processes"),
+)
+MAKERS = {  # of a result file, by the beginning of its name
+    "decode-": "parts.decode_step",
+    **dict.fromkeys(("paper-", "alone-", "repeats-", "steps-of-"), "serving.grid"),
+    "steps-": "parts.whole_steps",
+}
+CHOICES = (  # that are shown: policy, max_num_batched_tokens, mixed_step_tokens, burst_tokens, burst_step_tokens
+    ("fcfs", 512, 0, 0, 0),
+    ("fcfs", 2048, 0, 0, 0),
+    ("fcfs", 8192, 0, 0, 0),
+    ("short-prompts", 2048, 0, 0, 0),
+    ("short-prompts", 2048, 512, 4096, 0),
+    ("short-prompts", 8192, 512, 4096, 2048),
+)
+CHOICE = ("policy", "tokens", "mixed", "burst", "burst_step")
+PREDICTED = ("ttft_p50", "ttft_mean", "ttft_p99", "tpot_p50", "tpot_mean", "tpot_p99", "itl_p99", "itl_max", "e2e_mean")
+
+
+class Results:
+    """The result files of a folder, by name without .json."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.names = sorted(path.stem for path in folder.glob("*.json") if not path.stem.endswith(".partial"))
+
+    def read(self, name: str) -> Document:
+        """A result; empty if there is none."""
+        path = self.folder / f"{name}.json"
+        found: Document = json.loads(path.read_text()) if path.exists() else {}
+        return found
+
+    def by_shape(self, prefix: str) -> dict[str, Document]:
+        """The results prefix-SHAPE by the shape's title; empty where there is none."""
+        return {title: self.read(prefix + name) for name, title in SHAPES.items()}
+
+
+def decode(results: Results) -> dict[str, Any]:
+    """The decode step against the floor, for each shape, and what the loop adds."""
+    shown = {title: found for title, found in results.by_shape("decode-").items() if found}
+    if not shown:
+        return {"shown": shown}
+    rows = []
+    for count in dict.fromkeys(count for found in shown.values() for count in found["rows"]):
+        row = [count]
+        for found in shown.values():
+            step = found["rows"].get(count, {})
+            if "step_us" in step:
+                row += [milliseconds(step["step_us"]["p50"]), milliseconds(step["floor_us"]), percent(step["share_of_floor"])]
+            else:
+                row += ["", "", ""]
+        rows.append(row)
+    steps = measured_steps(results)
+    text = (
+        f"Between two steps the scheduler's kernel takes {spread(steps, 'scheduler_us')} us, and the GPU waits "
+        f"{spread(steps, 'gap_us')} us from one step's last kernel to the next one's first. In turns that admit or end requests "
+        f"it is {spread(steps, 'general_scheduler_us')} us and {spread(steps, 'general_gap_us')} us."
+    )
+    if alone := results.read(SCHEDULER):
+        most = max(alone["rows"], key=int)
+        took = alone["rows"][most]["scheduler_us"]["p50"]
+        made_up = f"a made-up step of {alone['spin_us'] / 1000:g} ms"
+        text += f" At {int(most):,} rows, with {made_up}, the scheduler takes {took:.1f} us."
+    return {
+        "shown": shown,
+        "prompt": next(iter(shown.values()))["prompt"],
+        "head": ["rows", *(word for title in shown for word in (f"{title} step, ms", "floor, ms", "share"))],
+        "rows": rows,
+        "text": text,
+        "origins": " ".join(f"{title}: {origin_of(found)}." for title, found in shown.items()),
+    }
+
+
+def measured_steps(results: Results) -> list[Document]:
+    """The decode steps of all shapes that were timed within the loop."""
+    files = results.by_shape("decode-").values()
+    return [step for found in files for step in found.get("rows", {}).values() if "scheduler_us" in step]
+
+
+def spread(steps: list[Document], what: str) -> str:
+    """Smallest and largest median."""
+    values = [step[what]["p50"] for step in steps if what in step]
+    low, high = f"{min(values):.0f}", f"{max(values):.0f}"
+    return low if low == high else f"{low} to {high}"
+
+
+def gap(results: Results) -> dict[str, Any]:
+    """What the time between two steps consists of, with a model's step and with one that leaves the caches alone."""
+    rows = []
+    for name, what in (STEPS, "Llama-3-8B"), (SCHEDULER, "made up"):
+        for count, step in results.read(name).get("rows", {}).items():
+            if "gap_us" in step:
+                began, decides, whole = (step[key]["p50"] for key in ("scheduler_began_after_us", "scheduler_us", "gap_us"))
+                parts = (began, decides, whole - decides - began, whole)
+                rows.append([what, f"{int(count):,}", *(f"{round(part, 1) + 0.0:.1f} us" for part in parts)])
+    return {"rows": rows}
+
+
+def steps(results: Results) -> dict[str, Any]:
+    """Whole steps, back to back, with their power, of each shape."""
+    tables = []
+    for title, found in results.by_shape("steps-").items():
+        if found:
+            gpu = found["results"]["gpu"]
+            limit = f", power limit {gpu['power_limit_w']:.0f} W" if "power_limit_w" in gpu else ""
+            where = f"{title}, {gpu['gpu']}{limit}; {found['arguments']['seconds']:g} s of each step; {when(found)}:"
+            tables.append((where, [step_row(step) for step in found["results"]["steps"]]))
+    return {"tables": tables}
+
+
+def step_row(step: Document) -> list[str]:
+    """One step; what was not read is left empty."""
+    return [
+        step_title(step),
+        f"{step['tokens']:,}",
+        f"{step['step_ms']:.3g}",
+        f"{step['mean_w']:.0f}" if "mean_w" in step else "",
+        f"{step['joules']:.3g}" if "joules" in step else "",
+        f"{step['clock_mhz']:,}" if "clock_mhz" in step else "",
+        f"{sum(step['tflop'].values()):.3g}",
+        f"{step['tflop_per_s']:.0f}",
+        percent(step["share_of_floor"]) if "share_of_floor" in step else "",
+    ]
+
+
+def step_title(step: Document) -> str:
+    """What a step computes, in words."""
+    lengths = step["prompts"]
+    rows = f"{step['decodes']} row{'' if step['decodes'] == 1 else 's'} at {step['decode_context']:,}"
+    if step["kind"] == "decode":
+        return f"decode, {rows}"
+    if step["kind"] == "prompts":
+        return f"{len(lengths)} prompts of {lengths[0]:,}" if len(lengths) > 1 else f"a prompt of {lengths[0]:,}"
+    behind = f" behind {step['cached']:,} cached" if step["cached"] else ""
+    return f"mixed: {rows + ', ' if step['decodes'] else ''}chunk of {lengths[0]:,}{behind}"
+
+
+def cpu(results: Results) -> dict[str, Any]:
+    """What was promised for the parts that need no GPU, and what was measured."""
+    rows: Rows = []
+    sources = {}
+    for name, what, label in CPU_ROWS:
+        found = results.read(name)
+        for target in found.get("targets", ()):
+            if target["what"].startswith(what):
+                sources[name] = found
+                sign, met = ("at most" if target["at_most"] else "at least"), "" if target["met"] else " (**missed**)"
+                value, limit = (number(target[key], target["unit"]) for key in ("value", "limit"))
+                rows.append([label, f"{value}{met}", f"{sign} {limit}"])
+    return {
+        "rows": rows,
+        "cores": " or ".join(dict.fromkeys(str(found["machine"]["cores"]) for found in sources.values())),
+        "others": ", ".join(f"{percent(found['others']['other_processes'])} in `{name}`" for name, found in sources.items()),
+    }
+
+
+def rdma(results: Results) -> dict[str, Any]:
+    """What a request takes of the processor in a front end over RDMA."""
+    found = results.read("rdma_cpu")
+    if not found:
+        return {"rows": []}
+    measured, limit = found["results"], found["targets"][0]["limit"]
+    sizes = sorted(int(name.removeprefix("request_")) for name in measured if name.startswith("request_"))
+    times = [measured[f"request_{size}"]["p50"]["value"] for size in sizes]
+    counted = [measured["instructions"].get(f"request_{size}") for size in sizes]
+    rows = [
+        ["tokens of the prompt", *(f"{size:,}" for size in sizes)],
+        ["CPU time, median", *(f"{time:.0f} us" + ("" if time <= limit else ": **missed**") for time in times)],
+        ["instructions", *(f"{count:,}" if count else "not counted" for count in counted)],
+    ]
+    others = percent(found["others"]["other_processes"])
+    return {"rows": rows, "hardware": hardware(found), "when": when(found), "others": others}
+
+
+def capacity(results: Results) -> dict[str, Any]:
+    """Some of the predicted latencies, under each load."""
+    loads = []
+    for load in results.read("capacity").get("results", {}).get("loads", ()):
+        name = f"{load['streams']} streams" if load["streams"] else f"{load['rate']:g} requests/s"
+        choices = [row for row in load["choices"] if tuple(row[key] for key in CHOICE) in CHOICES]
+        rows = [[row["name"], *(f"{row[key]:g}" for key in PREDICTED)] for row in choices]
+        loads.append((name, load["requests"], rows))
+    return {"loads": loads, "head": ["policy, step tokens", *(key.replace("_", " ") for key in PREDICTED)]}
+
+
+def files(results: Results) -> dict[str, Any]:
+    """The result files, each with its origin."""
+    rows = []
+    for name in results.names:
+        found = results.read(name)
+        also = " ".join(f"`{suffix}`" for suffix in (".png", ".md") if (results.folder / f"{name}{suffix}").exists())
+        rows.append([f"`{name}.json`{', ' + also if also else ''}", maker(name), hardware(found), when(found)])
+    return {"rows": rows}
+
+
+def maker(name: str) -> str:
+    """The command that writes a result file, by that file's name; a benchmark may be gone since."""
+    found = next((ROOT / "benchmarks").glob(f"*/{name}.py"), None)
+    module = next((module for start, module in MAKERS.items() if name.startswith(start)), "")
+    module = module or (f"{found.parent.name}.{name}" if found else "")
+    return f"`python -m benchmarks.{module}`" if module else "a benchmark of that commit"
+
+
+def hardware(found: Document) -> str:
+    """What a result was measured on, in a few words."""
+    gpu = found.get("environment", {}).get("gpu") or (found.get("results") or {}).get("gpu", {}).get("gpu")
+    return gpu or f"{found['machine']['cores']} cores, {found['machine']['cpu']}"
+
+
+def when(found: Document) -> str:
+    """Date and commit of a result."""
+    origin = found.get("environment", found)
+    changed = " with changes" if origin["commit"].get("dirty") else ""
+    return f"{origin['date'][:10]}, `{origin['commit'].get('hash', 'unknown')[:7]}`{changed}"
+
+
+def origin_of(found: Document) -> str:
+    """Machine, versions, date and commit of a result that was measured on a GPU alone."""
+    environment = found["environment"]
+    versions = ", ".join(f"{name} {environment[name]}" for name in ("torch", "triton", "numba"))
+    return f"{environment['gpu']}, driver {environment['driver'].split()[0]}, {versions}; {when(found)}"

@@ -1,0 +1,40 @@
+"""Figures and paragraphs in words: the filters of the templates."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+
+WIDTH = 130
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|", *(f"| {' | '.join(row)} |" for row in rows)]
+    return "\n".join(lines)
+
+
+def wrap(text: str) -> str:
+    """A text as the lines of a paragraph."""
+    return "\n".join(textwrap.wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False))
+
+
+def percent(share: float, digits: int = 0) -> str:
+    return f"{100 * share:z.{digits}f} %"
+
+
+def word(value: float | None) -> str:
+    """Three digits; empty if there is none."""
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def number(value: float, unit: str) -> str:
+    """Two digits or all of a whole number; ratios as 3x."""
+    text = f"{value:.0f}" if value >= 10 else f"{value:.2g}"
+    return f"{text}x" if unit == "x" else f"{text} {unit}"
+
+
+def milliseconds(us: float) -> str:
+    return f"{us / 1000:.3g}"
