@@ -31,333 +31,164 @@ class Bug(NamedTuple):
     after: str
 
 
-SCHEDULER_BUGS = (
-    # pages
-    Bug("a page is freed twice", "page_allocator", "if references == 0:", "if references <= 1:"),
-    Bug("a page is never freed", "page_allocator", "references = pages.refcount[page] - 1", "references = pages.refcount[page]"),
-    Bug("a prefix hit is not counted as a reference", "page_allocator", "pages.refcount[page] += 1", "pages.refcount[page] += 0"),
-    Bug(
-        "a hit page stays in line for eviction",
-        "page_allocator",
-        "            pages.ring_position[page] = -1\n            revived",
-        "            revived",
-    ),
-    Bug("an evicted page stays in the index", "page_allocator", "forget(pages, pages.free[free + i])", "pages.free[free + i]"),
-    Bug("eviction skips a page", "page_allocator", "last = position + 1", "last = position + 2"),
-    Bug(
-        "two requests get the same page",
-        "page_allocator",
-        "counts[S.FREE_COUNT] = free - amount",
-        "counts[S.FREE_COUNT] = free - amount + (1 if amount > 2 else 0)",
-    ),
-    Bug("compaction loses a page", "page_allocator", "counts[S.RING_TAIL] = kept", "counts[S.RING_TAIL] = kept - 1"),
-    # prefix cache
-    Bug("the tokens of a hit are not compared", "prefix_cache", "            i = 0\n", "            i = 1\n"),
-    Bug(
-        "the salt of a hit is not compared",
-        "prefix_cache",
-        "pages.key[page] == key and pages.salt[page] == salt",
-        "pages.key[page] == key",
-    ),
-    Bug(
-        "the parent of a hit is not compared",
-        "prefix_cache",
-        "(found[k - 1] >= 0 and pages.parent[found[k]] == found[k - 1])",
-        "found[k - 1] >= 0",
-    ),
-    Bug(
-        "the whole prompt may be a hit",
-        "prefix_cache",
-        "(requests.length[slot] - 1) >> limits.page_shift",
-        "requests.length[slot] >> limits.page_shift",
-    ),
-    Bug(
-        "an equal page is indexed twice",
-        "prefix_cache",
-        "return breaks > 0 and breaks >> _HALF == 0",
-        "return breaks >> _HALF == 0",
-    ),
-    Bug(
-        "a page leaves half of its chain",
-        "prefix_cache",
-        "    if after >= 0:\n        pages.bucket_previous[after] = before\n",
-        "",
-    ),
-    # the end of requests
-    Bug(
-        "a request gets a token too many",
-        "commit",
-        "if generated >= requests.entry[slot, WORD_MAX_TOKENS]",
-        "if generated > requests.entry[slot, WORD_MAX_TOKENS]",
-    ),
-    Bug(
-        "min_tokens is off by one",
-        "commit",
-        "if generated > requests.entry[slot, WORD_MIN_TOKENS]:",
-        "if generated >= requests.entry[slot, WORD_MIN_TOKENS]:",
-    ),
-    Bug("the last stop id is not looked at", "commit", "for i in range(STOP_IDS):", "for i in range(2):"),
-    Bug(
-        "a token of no vocabulary goes on",
-        "commit",
-        "if token < 0 or token >= limits.vocab_size:",
-        "if token >= limits.vocab_size:",
-    ),
-    Bug(
-        "a generated token is stored in the wrong place",
-        "commit",
-        "requests.tokens[slot, length - 1] = token",
-        "requests.tokens[slot, max(0, length - 2)] = token",
-    ),
-    # the short way
-    Bug(
-        "the last token of a usual turn is not published",
-        "publish",
-        "for row in strided(lane, rows, lanes):\n        # Relies on O4",
-        "for row in strided(lane, rows - 1, lanes):\n        # Relies on O4",
-    ),
-    Bug(
-        "a usual turn's tokens are published again",
-        "publish",
-        "        forecast.unpublished[0] = 0\n",
-        "        forecast.unpublished[0] = rows\n",
-    ),
-    Bug(
-        "the tail stays behind a usual turn's tokens",
-        "publish",
-        "pairs.cq_tail[pair] = tail + published\n",
-        "pairs.cq_tail[pair] = tail\n",
-    ),
-    Bug(
-        "a usual turn does not see the last token of a request",
-        "fast_path",
-        "finish = FINISH_LENGTH if facts[row, S.FORECAST_FLAGS] & S.FORECAST_IS_LAST != 0 else FINISH_NONE",
-        "finish = FINISH_NONE",
-    ),
-    # completions
-    Bug(
-        "a full completion queue is written over",
-        "completions",
-        "return limits.cq_entries - (",
-        "return limits.cq_entries + 1 - (",
-    ),
-    Bug("the lap counter is that of the last lap", "completions", "% LAPS + 1", "% LAPS"),
-    Bug(
-        "the completions of a fifth pair are not numbered",
-        "completions",
-        "range(0, limits.pairs, PAIRS_AT_ONCE)",
-        "range(0, limits.pairs, PAIRS_AT_ONCE + 1)",
-    ),
-    Bug(
-        "a completion goes to another slot",
-        "completions",
-        "local = slot - requests.pair[slot] * limits.slots_per_pair",
-        "local = slot % 5",
-    ),
-    # cancels, leases, epochs
-    Bug(
-        "a cancel of a waiting request is lost",
-        "endings",
-        "state.waiting, counts[S.WAITING_COUNT], lane, lanes)",
-        "state.waiting, 0, lane, lanes)",
-    ),
-    Bug("a lease never ends", "ownership", "> limits.lease_ns:", "> 1000 * limits.lease_ns:"),
-    Bug(
-        "a doorbell of an earlier epoch is accepted",
-        "ownership",
-        "if doorbell >> EPOCH_SHIFT == epoch:",
-        "if doorbell >> EPOCH_SHIFT <= epoch:",
-    ),
-    Bug(
-        "a head of an earlier epoch is accepted",
-        "ownership",
-        "if head >> EPOCH_SHIFT == epoch:",
-        "if head >> EPOCH_SHIFT <= epoch:",
-    ),
-    Bug(
-        "an owner's requests survive its fence",
-        "ownership",
-        "if verdict & S.REVOKE:\n            pairs.attached[pair] = 0",
-        "if verdict & S.REVOKE:\n            pairs.attached[pair] = 1",
-    ),
-    Bug(
-        "a grant begins at the wrong completion",
-        "ownership",
-        "pairs.cq_head[pair] = pairs.cq_tail[pair]  #",
-        "pairs.cq_tail[pair] = pairs.cq_head[pair]  #",
-    ),
-    Bug("a claim of any epoch is granted", "ownership", "if claim == epoch + 1 and", "if claim >= epoch and"),
-    Bug(
-        "a paused request that is preempted stays counted",
-        "preempt",
-        "counts[S.STALLED_COUNT] -= requests.stalled[slot]",
-        "counts[S.STALLED_COUNT] -= 0",
-    ),
-    Bug(
-        "a cancelled request keeps its pages",
-        "endings",
-        "if requests.status[scratch.slot[i]] == S.RUNNING:",
-        "if requests.status[scratch.slot[i]] == S.EMPTY:",
-    ),
-    # intake
-    Bug(
-        "an entry of an earlier epoch is accepted",
-        "intake",
-        "stale = entry[WORD_EPOCH] != state.pairs.epoch[pair]",
-        "stale = entry[WORD_EPOCH] > state.pairs.epoch[pair]",
-    ),
-    Bug(
-        "a slot out of range is accepted",
-        "intake",
-        "usable = 0 <= local < limits.slots_per_pair",
-        "usable = 0 <= local <= limits.slots_per_pair",
-    ),
-    Bug(
-        "a request that can't fit is accepted",
-        "intake",
-        ">> limits.page_shift > limits.pages:",
-        ">> limits.page_shift > limits.pages + 1:",
-    ),
-    Bug(
-        "a prompt token of no vocabulary is accepted",
-        "intake",
-        "if token < 0 or token >= limits.vocab_size:",
-        "if token < 0 or token > limits.vocab_size:",
-    ),
-    Bug(
-        "the last prompt token is not copied",
-        "intake",
-        "for i in strided(lane, entry[WORD_PROMPT_LENGTH], lanes):",
-        "for i in strided(lane, entry[WORD_PROMPT_LENGTH] - 1, lanes):",
-    ),
-    Bug("intake ignores its bound", "intake", "entries < min(pending, limits.intake_entries)", "entries < pending"),
-    Bug("intake stays with the first pair", "intake", "counts[S.ROTATION] = pair", "counts[S.ROTATION] = 0"),
-    Bug("new requests are taken in while draining", "intake", "!= COMMAND_RUN:", "> COMMAND_RUN + 1:"),
-    # who runs
-    Bug("pages that a hit takes back count as available", "admit", "hits <= available - revived", "hits <= available"),
-    Bug("the first in rank is preempted", "preempt", "rank = max(rank, HIGHEST if", "rank = min(-rank, HIGHEST if"),
-    Bug(
-        "a request may run without room for its token",
-        "stall",
-        "scratch.position[i] >= pairs.unclaimed_entries[",
-        "scratch.position[i] > pairs.unclaimed_entries[",
-    ),
-    Bug(
-        "paused requests never give way",
-        "admit",
-        "if state.counts[S.STALLED_COUNT] > 0:",
-        "if state.counts[S.STALLED_COUNT] > 1000:",
-    ),
-    Bug("who does not fit keeps others waiting for ever", "admit", "min(running, limits.pages >> WATERMARK_SHIFT)", "1"),
-    Bug("a row too many runs", "admit", "if running == limits.rows or", "if running > limits.rows or"),
-    Bug(
-        "grown pages are not taken off the stack",
-        "preempt",
-        "        counts[S.FREE_COUNT] = free\n        counts[S.RUNNING_COUNT] = n",
-        "        counts[S.RUNNING_COUNT] = n",
-    ),
-    # the batch
-    Bug(
-        "a page table is read one entry off",
-        "plan",
-        "page = requests.page_table[slot, position >> limits.page_shift]",
-        "page = requests.page_table[slot, (position + 1) >> limits.page_shift]",
-    ),
-    Bug(
-        "the last chunk of a prompt emits nothing",
-        "plan",
-        "emits = 1 if chunk == missing else 0",
-        "emits = 1 if chunk > missing else 0",
-    ),
-    Bug(
-        "a batch is larger than its bucket",
-        "plan",
-        "or state.buckets.rows[bucket] < rows:",
-        "or state.buckets.rows[bucket] < 0:",
-    ),
-    Bug("a chunk exceeds the token budget", "plan", "chunk = min(missing, budget - first)", "chunk = missing"),
-    Bug("steps beside decodes have no room for prompts", "plan", "budget = limits.mixed_tokens", "budget = decoding"),
-    Bug("a burst's steps have no room for prompts", "plan", "budget = limits.burst_step_tokens", "budget = decoding"),
-    Bug("padding keeps old cache slots", "plan", "batch.cache_slots[i] = -1", "batch.cache_slots[i] += 0"),
-    Bug(
-        "a request is ranked among the better ones",
-        "waiting_list",
-        "if requests.rank[other] < rank or",
-        "if requests.rank[other] > rank or",
-    ),
-    Bug(
-        "requests without a rank are left behind",
-        "waiting_list",
-        "counts[S.WAITING_COUNT] = ranked + unranked",
-        "counts[S.WAITING_COUNT] = ranked + min(unranked, 2)",
-    ),
-)
+def _bugs(patches: dict[str, list[tuple[str, str, str]]]) -> tuple[Bug, ...]:
+    """patches: module -> (what, before, after)."""
+    return tuple(Bug(what, module, before, after) for module, bugs in patches.items() for what, before, after in bugs)
 
-FRONT_BUGS = (
-    Bug(
-        "a request id is used twice",
-        "queue_pair",
-        "        self._requests += 1\n",
-        "        self._requests += len(prompt) & 1\n",
-    ),
-    Bug(
-        "the doorbell is rung before the entry",
-        "queue_pair",
-        "        transport.write_prompt(prompt_offset, prompt)\n",
-        "        transport.ring(self._stamp(self._sq_tail + 1))\n        transport.write_prompt(prompt_offset, prompt)\n",
-    ),
-    Bug("a slot is free before its last completion", "queue_pair", "if flags & FINISH_MASK:", "if flags:"),
-    Bug(
-        "a completion of the last lap is read again",
-        "queue_pair",
-        "lap = lap_of(position, size)",
-        "lap = words[0] >> LAP_SHIFT",
-    ),
-    Bug(
-        "the completion head runs ahead",
-        "queue_pair",
-        "self._stamp(position))\n        return events",
-        "self._stamp(position + 1))\n        return events",
-    ),
-    Bug(
-        "arena space comes back too early",
-        "queue_pair",
-        "self._unconsumed[0][0] <= head:",
-        "self._unconsumed[0][0] <= head + 1:",
-    ),
-    Bug(
-        "positions of before a claim are kept",
-        "queue_pair",
-        "self._reset(words.sq_head, words.cq_tail)",
-        "self._reset(words.sq_head, 0)",
-    ),
-    Bug(
-        "doorbells carry no epoch",
-        "queue_pair",
-        "return self.epoch << EPOCH_SHIFT | position & POSITION_MASK",
-        "return 1 << EPOCH_SHIFT | position & POSITION_MASK",
-    ),
-    Bug(
-        "a heartbeat does not repeat the doorbell",
-        "queue_pair",
-        "        if self._attached:\n            self._ring()\n            self.transport.write_word",
-        "        if self._attached:\n            self.transport.write_word",
-    ),
-    Bug("a heartbeat is always the same", "queue_pair", "self._beat += 1", "self._beat = 1"),
-    Bug(
-        "a fence is not noticed",
-        "queue_pair",
-        "if pair.epoch != self.epoch or pair.attached != 1:",
-        "if pair.epoch != self.epoch:",
-    ),
-    Bug("a piece of the arena wraps", "arenas", "if offset + count > self.size:", "if offset + count > 2 * self.size:"),
-    Bug(
-        "an arena gives out what is in use",
-        "arenas",
-        "if start + count - self.head > self.size:",
-        "if start - self.head > self.size:",
-    ),
-)
+
+# fmt: off
+SCHEDULER_BUGS = _bugs({
+    "page_allocator": [
+        ("a page is freed twice", "if references == 0:", "if references <= 1:"),
+        ("a page is never freed", "references = pages.refcount[page] - 1", "references = pages.refcount[page]"),
+        ("a prefix hit is not counted as a reference", "pages.refcount[page] += 1", "pages.refcount[page] += 0"),
+        ("a hit page stays in line for eviction",
+         "            pages.ring_position[page] = -1\n            revived", "            revived"),
+        ("an evicted page stays in the index", "forget(pages, pages.free[free + i])", "pages.free[free + i]"),
+        ("eviction skips a page", "last = position + 1", "last = position + 2"),
+        ("two requests get the same page",
+         "counts[S.FREE_COUNT] = free - amount", "counts[S.FREE_COUNT] = free - amount + (1 if amount > 2 else 0)"),
+        ("compaction loses a page", "counts[S.RING_TAIL] = kept", "counts[S.RING_TAIL] = kept - 1"),
+    ],
+    "prefix_cache": [
+        ("the tokens of a hit are not compared", "            i = 0\n", "            i = 1\n"),
+        ("the salt of a hit is not compared", "pages.key[page] == key and pages.salt[page] == salt", "pages.key[page] == key"),
+        ("the parent of a hit is not compared",
+         "(found[k - 1] >= 0 and pages.parent[found[k]] == found[k - 1])", "found[k - 1] >= 0"),
+        ("the whole prompt may be a hit",
+         "(requests.length[slot] - 1) >> limits.page_shift", "requests.length[slot] >> limits.page_shift"),
+        ("an equal page is indexed twice", "return breaks > 0 and breaks >> _HALF == 0", "return breaks >> _HALF == 0"),
+        ("a page leaves half of its chain", "    if after >= 0:\n        pages.bucket_previous[after] = before\n", ""),
+    ],
+    "commit": [
+        ("a request gets a token too many",
+         "if generated >= requests.entry[slot, WORD_MAX_TOKENS]", "if generated > requests.entry[slot, WORD_MAX_TOKENS]"),
+        ("min_tokens is off by one",
+         "if generated > requests.entry[slot, WORD_MIN_TOKENS]:", "if generated >= requests.entry[slot, WORD_MIN_TOKENS]:"),
+        ("the last stop id is not looked at", "for i in range(STOP_IDS):", "for i in range(2):"),
+        ("a token of no vocabulary goes on", "if token < 0 or token >= limits.vocab_size:", "if token >= limits.vocab_size:"),
+        ("a generated token is stored in the wrong place",
+         "requests.tokens[slot, length - 1] = token", "requests.tokens[slot, max(0, length - 2)] = token"),
+    ],
+    "publish": [
+        ("the last token of a usual turn is not published",
+         "for row in strided(lane, rows, lanes):\n        # Relies on O4",
+         "for row in strided(lane, rows - 1, lanes):\n        # Relies on O4"),
+        ("a usual turn's tokens are published again",
+         "        forecast.unpublished[0] = 0\n", "        forecast.unpublished[0] = rows\n"),
+        ("the tail stays behind a usual turn's tokens",
+         "pairs.cq_tail[pair] = tail + published\n", "pairs.cq_tail[pair] = tail\n"),
+    ],
+    "fast_path": [
+        ("a usual turn does not see the last token of a request",
+         "finish = FINISH_LENGTH if facts[row, S.FORECAST_FLAGS] & S.FORECAST_IS_LAST != 0 else FINISH_NONE",
+         "finish = FINISH_NONE"),
+    ],
+    "completions": [
+        ("a full completion queue is written over", "return limits.cq_entries - (", "return limits.cq_entries + 1 - ("),
+        ("the lap counter is that of the last lap", "% LAPS + 1", "% LAPS"),
+        ("the completions of a fifth pair are not numbered",
+         "range(0, limits.pairs, PAIRS_AT_ONCE)", "range(0, limits.pairs, PAIRS_AT_ONCE + 1)"),
+        ("a completion goes to another slot", "local = slot - requests.pair[slot] * limits.slots_per_pair", "local = slot % 5"),
+    ],
+    "endings": [
+        ("a cancel of a waiting request is lost",
+         "state.waiting, counts[S.WAITING_COUNT], lane, lanes)", "state.waiting, 0, lane, lanes)"),
+        ("a cancelled request keeps its pages",
+         "if requests.status[scratch.slot[i]] == S.RUNNING:", "if requests.status[scratch.slot[i]] == S.EMPTY:"),
+    ],
+    "ownership": [
+        ("a lease never ends", "> limits.lease_ns:", "> 1000 * limits.lease_ns:"),
+        ("a doorbell of an earlier epoch is accepted",
+         "if doorbell >> EPOCH_SHIFT == epoch:", "if doorbell >> EPOCH_SHIFT <= epoch:"),
+        ("a head of an earlier epoch is accepted", "if head >> EPOCH_SHIFT == epoch:", "if head >> EPOCH_SHIFT <= epoch:"),
+        ("an owner's requests survive its fence",
+         "if verdict & S.REVOKE:\n            pairs.attached[pair] = 0",
+         "if verdict & S.REVOKE:\n            pairs.attached[pair] = 1"),
+        ("a grant begins at the wrong completion",
+         "pairs.cq_head[pair] = pairs.cq_tail[pair]  #", "pairs.cq_tail[pair] = pairs.cq_head[pair]  #"),
+        ("a claim of any epoch is granted", "if claim == epoch + 1 and", "if claim >= epoch and"),
+    ],
+    "preempt": [
+        ("a paused request that is preempted stays counted",
+         "counts[S.STALLED_COUNT] -= requests.stalled[slot]", "counts[S.STALLED_COUNT] -= 0"),
+        ("the first in rank is preempted", "rank = max(rank, HIGHEST if", "rank = min(-rank, HIGHEST if"),
+        ("grown pages are not taken off the stack",
+         "        counts[S.FREE_COUNT] = free\n        counts[S.RUNNING_COUNT] = n", "        counts[S.RUNNING_COUNT] = n"),
+    ],
+    "intake": [
+        ("an entry of an earlier epoch is accepted",
+         "stale = entry[WORD_EPOCH] != state.pairs.epoch[pair]", "stale = entry[WORD_EPOCH] > state.pairs.epoch[pair]"),
+        ("a slot out of range is accepted",
+         "usable = 0 <= local < limits.slots_per_pair", "usable = 0 <= local <= limits.slots_per_pair"),
+        ("a request that can't fit is accepted",
+         ">> limits.page_shift > limits.pages:", ">> limits.page_shift > limits.pages + 1:"),
+        ("a prompt token of no vocabulary is accepted",
+         "if token < 0 or token >= limits.vocab_size:", "if token < 0 or token > limits.vocab_size:"),
+        ("the last prompt token is not copied",
+         "for i in strided(lane, entry[WORD_PROMPT_LENGTH], lanes):",
+         "for i in strided(lane, entry[WORD_PROMPT_LENGTH] - 1, lanes):"),
+        ("intake ignores its bound", "entries < min(pending, limits.intake_entries)", "entries < pending"),
+        ("intake stays with the first pair", "counts[S.ROTATION] = pair", "counts[S.ROTATION] = 0"),
+        ("new requests are taken in while draining", "!= COMMAND_RUN:", "> COMMAND_RUN + 1:"),
+    ],
+    "admit": [
+        ("pages that a hit takes back count as available", "hits <= available - revived", "hits <= available"),
+        ("paused requests never give way", "if state.counts[S.STALLED_COUNT] > 0:", "if state.counts[S.STALLED_COUNT] > 1000:"),
+        ("who does not fit keeps others waiting for ever", "min(running, limits.pages >> WATERMARK_SHIFT)", "1"),
+        ("a row too many runs", "if running == limits.rows or", "if running > limits.rows or"),
+    ],
+    "stall": [
+        ("a request may run without room for its token",
+         "scratch.position[i] >= pairs.unclaimed_entries[", "scratch.position[i] > pairs.unclaimed_entries["),
+    ],
+    "plan": [
+        ("a page table is read one entry off",
+         "page = requests.page_table[slot, position >> limits.page_shift]",
+         "page = requests.page_table[slot, (position + 1) >> limits.page_shift]"),
+        ("the last chunk of a prompt emits nothing",
+         "emits = 1 if chunk == missing else 0", "emits = 1 if chunk > missing else 0"),
+        ("a batch is larger than its bucket", "or state.buckets.rows[bucket] < rows:", "or state.buckets.rows[bucket] < 0:"),
+        ("a chunk exceeds the token budget", "chunk = min(missing, budget - first)", "chunk = missing"),
+        ("steps beside decodes have no room for prompts", "budget = limits.mixed_tokens", "budget = decoding"),
+        ("a burst's steps have no room for prompts", "budget = limits.burst_step_tokens", "budget = decoding"),
+        ("padding keeps old cache slots", "batch.cache_slots[i] = -1", "batch.cache_slots[i] += 0"),
+    ],
+    "waiting_list": [
+        ("a request is ranked among the better ones", "if requests.rank[other] < rank or", "if requests.rank[other] > rank or"),
+        ("requests without a rank are left behind",
+         "counts[S.WAITING_COUNT] = ranked + unranked", "counts[S.WAITING_COUNT] = ranked + min(unranked, 2)"),
+    ],
+})
+# fmt: on
+
+# fmt: off
+FRONT_BUGS = _bugs({
+    "queue_pair": [
+        ("a request id is used twice", "        self._requests += 1\n", "        self._requests += len(prompt) & 1\n"),
+        ("the doorbell is rung before the entry",
+         "        transport.write_prompt(prompt_offset, prompt)\n",
+         "        transport.ring(self._stamp(self._sq_tail + 1))\n        transport.write_prompt(prompt_offset, prompt)\n"),
+        ("a slot is free before its last completion", "if flags & FINISH_MASK:", "if flags:"),
+        ("a completion of the last lap is read again", "lap = lap_of(position, size)", "lap = words[0] >> LAP_SHIFT"),
+        ("the completion head runs ahead",
+         "self._stamp(position))\n        return events", "self._stamp(position + 1))\n        return events"),
+        ("arena space comes back too early", "self._unconsumed[0][0] <= head:", "self._unconsumed[0][0] <= head + 1:"),
+        ("positions of before a claim are kept", "self._reset(words.sq_head, words.cq_tail)", "self._reset(words.sq_head, 0)"),
+        ("doorbells carry no epoch",
+         "return self.epoch << EPOCH_SHIFT | position & POSITION_MASK", "return 1 << EPOCH_SHIFT | position & POSITION_MASK"),
+        ("a heartbeat does not repeat the doorbell",
+         "        if self._attached:\n            self._ring()\n            self.transport.write_word",
+         "        if self._attached:\n            self.transport.write_word"),
+        ("a heartbeat is always the same", "self._beat += 1", "self._beat = 1"),
+        ("a fence is not noticed", "if pair.epoch != self.epoch or pair.attached != 1:", "if pair.epoch != self.epoch:"),
+    ],
+    "arenas": [
+        ("a piece of the arena wraps", "if offset + count > self.size:", "if offset + count > 2 * self.size:"),
+        ("an arena gives out what is in use", "if start + count - self.head > self.size:", "if start - self.head > self.size:"),
+    ],
+})
+# fmt: on
 
 
 class _Patched(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -413,4 +244,5 @@ def planted(bug: Bug | None) -> Iterator[None]:
         sys.modules.update(before)
         for name, module in before.items():
             parent, _, child = name.rpartition(".")
-            setattr(sys.modules[parent], child, module)
+            if parent:
+                setattr(sys.modules[parent], child, module)

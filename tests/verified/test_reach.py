@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from support.front_end.fake_engine import FACTS, SIZES
-from support.front_end.front_world import FrontWorld, WireTransport
+from support.front_end.wire_transport import WireTransport
+from support.scheduler_cases import Case, make_case
 
 from blinkpy.device.array_trees import as_memoryviews
 from blinkpy.device.lanes import Team
@@ -20,15 +20,14 @@ from blinkpy.engine.devices.null_device import made_up_token
 from blinkpy.kv.page_allocator import compact_ring
 from blinkpy.kv.state import NO_BATCH, RING_HEAD, RING_TAIL, RUNNING, STOPPED
 from blinkpy.kv.state_snapshots import differences, snapshot
-from blinkpy.queues.completion import FINISH_LENGTH, HAS_TOKEN, lap_of, pack_completion
+from blinkpy.queues.completion import FINISH_LENGTH, FINISH_MASK, HAS_TOKEN, lap_of, pack_completion
 from blinkpy.queues.header import write_header
 from blinkpy.queues.layout import LayoutError
 from blinkpy.queues.request_parameters import Sampling
 from blinkpy.queues.words import COMMAND_STOP, CONTROL_COMMAND, EPOCH_LIMIT, FRONT_DOORBELL, PAIR_EPOCH
-from blinkpy.scheduler.cycle import make_turn
 from blinkpy.scheduler.host_scheduler import Scheduler
 from blinkpy.scheduler.phases.fast_path import prefetch_forecast
-from blinkpy.scheduler.policies import SHIPPED, fcfs
+from blinkpy.scheduler.policies import fcfs
 from blinkpy.transport import segment
 from blinkpy.transport.contract import TransportError
 from blinkpy.verify.sim.simulation import Simulation
@@ -37,31 +36,6 @@ from blinkpy.verify.sim.world import make_world
 PROMPT = np.array([1, 0, 1], np.int32)
 
 # ---- several lanes ------------------------------------------------------------------------------------------------------
-
-
-def in_lanes(lanes: int, policy: Any, seed: int) -> Callable[..., int]:
-    """schedule() by a team of threads that take turns in random order."""
-    team, schedule = Team(lanes, seed), make_turn(policy)
-
-    def run(limits: Any, queues: Any, state: Any, now: int, lane: int, alone: int) -> int:
-        results = team.run(lambda lane, lanes: schedule(limits, queues, state, now, lane, lanes))
-        assert len(set(results)) == 1
-        return results[0]
-
-    return run
-
-
-# Storms with bad entries, hashes that collide, a drain and a stop among their ends.
-@pytest.mark.parametrize(
-    ("seed", "policy"), [(3, "fcfs"), (11, "priority"), (14, "shortest-first"), (23, "fcfs"), (29, "priority")]
-)
-def test_lanes_weather_a_storm_as_one_lane_does(seed: int, policy: str) -> None:
-    chosen = SHIPPED[policy]
-    several = Simulation(seed, 60, chosen, scheduler=in_lanes(4, chosen, seed))
-    alone = Simulation(seed, 60, chosen, mode="python")
-    assert several.run() == alone.run()
-    assert not differences(snapshot(several.world.state), snapshot(alone.world.state))
-    assert several.world.segment == alone.world.segment
 
 
 def test_lanes_compact_the_ring_as_one_lane_does() -> None:
@@ -101,28 +75,24 @@ def test_a_scheduler_needs_its_queues_first() -> None:
     assert "running lists" in scheduler.check()[0]
 
 
-@pytest.mark.parametrize(("step_ns", "logprobs"), [(0, 2), (200_000, -1)])
-@pytest.mark.parametrize("mode", ["python", "njit"])
+@pytest.mark.parametrize(("mode", "step_ns", "logprobs"), [("python", 0, 2), ("python", 200_000, -1), ("njit", 0, -1)])
 def test_the_null_engine_makes_tokens_up(mode: Any, step_ns: int, logprobs: int) -> None:
-    worlds = (FrontWorld(seed, make_turn(fcfs)) for seed in range(100))
-    world = next(
-        w for w in worlds if w.limits.cq_entries > 8 and w.limits.vocab_size > 100 and w.limits.pages * w.limits.page_size > 8
-    )
-    limits = world.limits._replace(lease_ns=1 << 62)  # the loop has another clock
-    client = attached(world)
+    case = make_case(lease_ms=4_000_000_000)  # the loop has another clock
+    client = case.clients[0]
     sent = client.submit(PROMPT, Sampling(max_tokens=4, seed=-(2**62), logprobs=logprobs))
     client.transport.deliver(1 << 30)
-    scheduler = Scheduler(limits, world.state, mode=mode)
-    scheduler.attach(world.views)
-    low, high = 0, limits.vocab_size
+    scheduler = Scheduler(case.limits, case.state, mode=mode)
+    scheduler.attach(case.views)
     calls: list[int] = []
-    assert scheduler.run_null(range(low, high), step_ns, 2_000_000, 1 << 62, lambda: calls.append(1)) == NO_BATCH
+    assert scheduler.run_null(range(10, 40), step_ns, 2_000_000, 1 << 62, lambda: calls.append(1)) == NO_BATCH
     assert len(calls) > 4
-    tokens = [token for _, token, _ in client.poll()]
-    assert tokens == [made_up_token(-(2**62), len(PROMPT) + i, low, high) for i in range(4)]
-    assert [[pair[0] for pair in record[:3]] for record in sent.records] == [[token, 0, 1] for token in tokens if logprobs >= 0]
-    world.views.control[CONTROL_COMMAND] = COMMAND_STOP
-    assert scheduler.run_null(range(low, high), step_ns, 2_000_000, 1 << 62) == STOPPED
+    completions = client.poll()
+    tokens = [token for _, token, _ in completions]
+    assert tokens == [made_up_token(-(2**62), len(PROMPT) + i, 10, 40) for i in range(4)]
+    assert all(10 <= token < 40 for token in tokens) and completions[-1][2] & FINISH_MASK == FINISH_LENGTH
+    assert [[pair[0] for pair in record[:3]] for record in sent.records] == [[token, 10, 11] for token in tokens if logprobs >= 0]
+    case.views.control[CONTROL_COMMAND] = COMMAND_STOP
+    assert scheduler.run_null(range(10, 40), step_ns, 2_000_000, 1 << 62) == STOPPED
 
 
 def test_what_a_turn_fetches_ahead_it_does_not_change() -> None:
@@ -145,52 +115,48 @@ def test_snapshots_say_where_they_differ() -> None:
 # ---- the client's rare ends ---------------------------------------------------------------------------------------------
 
 
-def attached(world: FrontWorld) -> Any:
-    """A client of pair 0."""
-    transport = WireTransport(world, 0)
-    client = QueuePair(transport, engine_timeout_s=1e9)
-    transport.while_attaching = lambda: None
-    client.attach(60)
-    transport.while_attaching = None
-    return client
+@pytest.fixture
+def case() -> Case:
+    """One front end has its pair."""
+    return make_case(pairs=1)
 
 
 @pytest.fixture
-def world() -> FrontWorld:
-    return FrontWorld(5, make_turn(fcfs))
+def unclaimed() -> Case:
+    return make_case(pairs=1, attached=False)
 
 
-def test_epochs_are_used_up(world: FrontWorld) -> None:
-    world.views.pair[0, PAIR_EPOCH] = EPOCH_LIMIT
+def test_epochs_are_used_up(unclaimed: Case) -> None:
+    unclaimed.views.pair[0, PAIR_EPOCH] = EPOCH_LIMIT
     with pytest.raises(EngineLost, match="used up its epochs"):
-        QueuePair(WireTransport(world, 0)).attach(1)
+        QueuePair(WireTransport(unclaimed, 0)).attach(1)
 
 
-def test_a_later_epoch_than_asked_for_is_someone_elses(world: FrontWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    transport = WireTransport(world, 0)
-    monkeypatch.setattr(transport, "write_word", lambda index, value: world.views.pair.__setitem__((0, PAIR_EPOCH), 7))
+def test_a_later_epoch_than_asked_for_is_someone_elses(unclaimed: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    transport = WireTransport(unclaimed, 0)
+    monkeypatch.setattr(transport, "write_word", lambda index, value: unclaimed.views.pair.__setitem__((0, PAIR_EPOCH), 7))
     with pytest.raises(EngineLost, match="granted epoch 7, this front end had asked for 1"):
         QueuePair(transport).attach(1)
 
 
-def test_a_client_without_a_pair_beats_looks_and_reads_nothing(world: FrontWorld) -> None:
-    client = QueuePair(WireTransport(world, 0))
+def test_a_client_without_a_pair_beats_looks_and_reads_nothing(unclaimed: Case) -> None:
+    client = QueuePair(WireTransport(unclaimed, 0))
     client.heartbeat()
     client.check()
     assert client.poll() == []
-    assert world.views.front[0, FRONT_DOORBELL] == 0
+    assert unclaimed.views.front[0, FRONT_DOORBELL] == 0
     assert client.context == min(client.facts.max_model_len, client.facts.num_pages * client.facts.page_size)
 
 
-def test_a_lost_engine_is_noticed(world: FrontWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    client = attached(world)
+def test_a_lost_engine_is_noticed(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = case.clients[0]
     monkeypatch.setattr(client.transport, "lost", lambda: True)
     with pytest.raises(EngineLost, match="gone"):
         client.check()
 
 
-def test_closing_without_an_engine_is_no_error(world: FrontWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    client = attached(world)
+def test_closing_without_an_engine_is_no_error(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = case.clients[0]
     client.submit(PROMPT, Sampling(max_tokens=1, seed=1))
 
     def gone(slot: int, request_id: int) -> None:
@@ -201,22 +167,22 @@ def test_closing_without_an_engine_is_no_error(world: FrontWorld, monkeypatch: p
     assert client.in_flight == 0
 
 
-def test_request_ids_are_used_up(world: FrontWorld) -> None:
-    client = attached(world)
+def test_request_ids_are_used_up(case: Case) -> None:
+    client = case.clients[0]
     client._requests = REQUEST_LIMIT
     with pytest.raises(EngineLost, match="ids of this epoch"):
         client.submit(PROMPT, Sampling(max_tokens=1, seed=1))
 
 
-def test_a_request_that_has_ended_was_consumed(world: FrontWorld) -> None:
+def test_a_request_that_has_ended_was_consumed(case: Case) -> None:
     """Its place in ring and arenas is free, whatever the engine's position was when it was last read."""
-    client = attached(world)
+    client = case.clients[0]
     position = client._cq_position
-    for number in range(2 * world.limits.sq_entries):
+    for number in range(2 * case.limits.sq_entries):
         request = client.submit(PROMPT, Sampling(max_tokens=1, seed=1))
-        lap = lap_of(position + number, world.limits.cq_entries)
+        lap = lap_of(position + number, case.limits.cq_entries)
         word = pack_completion(request.slot, 1, FINISH_LENGTH | HAS_TOKEN, lap)
-        world.views.cq[0, (position + number) % world.limits.cq_entries] = word
+        case.views.cq[0, (position + number) % case.limits.cq_entries] = word
         assert len(client.poll()) == 1
 
 

@@ -6,7 +6,6 @@ import importlib
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,8 +20,6 @@ from blinkpy.kv.integrity import check_integrity
 from blinkpy.kv.invariants.check_state import find_problem
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import State
-from blinkpy.kv.state_snapshots import differences, snapshot
-from blinkpy.scheduler.cycle import make_phases
 from blinkpy.scheduler.policies import SHIPPED
 from blinkpy.verify.sim.__main__ import main
 from blinkpy.verify.sim.draws import draw, start_draws
@@ -36,47 +33,6 @@ def test_many_worlds_under_every_shipped_policy(seed: int) -> None:
     report = run(list(SHIPPED.values()), seed, steps=1_500_000)
     assert not report.failures, report.failures
     assert report.calls >= 1_500_000
-
-
-def test_python_and_njit_give_the_same_run(seed: int) -> None:
-    """Bit for bit: state, shared memory, front ends and checks, in any combination."""
-    for number in range(6):
-        runs = [
-            Simulation(seed + number, 150, mode=mode, checks=checks)
-            for mode in ("python", "njit")
-            for checks in ("python", "njit")
-        ]
-        outcomes = [simulation.run() for simulation in runs]
-        assert [outcome.failure for outcome in outcomes] == [None] * 4
-        assert len({outcome.calls for outcome in outcomes}) == 1
-        first = runs[0].world
-        for other in runs[1:]:
-            assert not differences(snapshot(first.state), snapshot(other.world.state))
-            assert first.segment == other.world.segment
-            assert not _differ(first.sim.fronts, other.world.sim.fronts)
-            assert not _differ(first.sim.watch, other.world.sim.watch)
-
-
-@pytest.mark.parametrize("policy", sorted(SHIPPED))
-def test_what_runs_beside_a_step_changes_nothing(seed: int, policy: str) -> None:
-    """What needs no tokens runs ahead of the model's step, as on a GPU; and the general phases do alone: bit for bit the same."""
-    chosen = SHIPPED[policy]
-    for number in range(8):
-        general = make_phases(chosen, fast_path=False).turn
-        runs = [
-            Simulation(seed + number, 250, chosen, mode="python"),
-            Simulation(seed + number, 250, chosen, overlapped=True, mode="python"),
-            Simulation(seed + number, 250, chosen, scheduler=general),
-        ]
-        assert [run.run().failure for run in runs] == [None] * 3
-        for other in runs[1:]:
-            assert not differences(snapshot(runs[0].world.state), snapshot(other.world.state))
-            assert runs[0].world.segment == other.world.segment
-
-
-def _differ(first: Any, second: Any) -> list[str]:
-    others = dict(named_arrays(second))
-    return [name for name, array in named_arrays(first) if not np.array_equal(array, others[name])]
 
 
 def test_a_storm_reaches_everything() -> None:

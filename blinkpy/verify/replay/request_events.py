@@ -49,6 +49,7 @@ class Tracer:
         self._status, self._id = r.status.copy(), r.request_id.copy()
         self._paused, self._preemptions, self._arrival = r.stalled.copy(), r.preemptions.copy(), r.arrival.copy()
         self._length, self._attached = r.length.copy(), self.state.pairs.attached.copy()
+        self._arrivals = int(self.state.counts[S.ARRIVALS])
 
     def after(self, call: Call) -> list[Event]:
         """What the call did, in the order of its phases."""
@@ -137,7 +138,8 @@ class Tracer:
         usable = 0 <= entry["slot"] < limits.slots_per_pair
         if not usable or requests.request_id[slot] != entry["request_id"] or self._still_before(slot):
             return self._event(-1, "ignored", f"an entry of queue pair {entry.pair}: stale epoch, or its slot is in use")
-        if requests.status[slot] == S.FINISHING or len(entry.prompt) == 0:
+        # Its end may have been told in this call: its status does not say that it was rejected, but it got no arrival number.
+        if requests.arrival[slot] < self._arrivals or requests.prompt_length[slot] == 0:
             reason = REJECTIONS.get(int(requests.finish[slot]) >> S.FINISH_REASON_SHIFT, "its entry is not valid")
             return self._event(-1, "rejected", f"an entry of queue pair {entry.pair}: {reason}")
         request = int(requests.arrival[slot])

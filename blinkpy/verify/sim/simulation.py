@@ -68,7 +68,7 @@ class Simulation:
 
     mode: of the scheduler; checks: of front ends, model and checks. scheduler: another one's step function, (limits, queues,
     state, now, lane, lanes) -> bucket, in plain Python. overlapped: the shipped one in plain Python, where what needs no tokens
-    runs before the model's step.
+    runs before the model's step. world: of make_world with the same seed and turns, in place of a new one.
     """
 
     def __init__(
@@ -83,9 +83,10 @@ class Simulation:
         muted: Iterable[Mute] = (),
         scheduler: Callable[..., int] | None = None,
         overlapped: bool = False,
+        world: World | None = None,
     ) -> None:
         self.seed, self.turns = seed, turns
-        self.world: World = make_world(seed, turns, check_every)
+        self.world: World = world or make_world(seed, turns, check_every)
         for turn, actor in muted:
             self.world.sim.muted[turn, actor] = 1
         limits, state, queues = self.world[:3]

@@ -24,6 +24,7 @@ WIRE = 128  # writes of a front end that are still under way; a power of two
 STEMS = 3  # prompts begin with one of so many sequences, so that prefixes are shared
 TICK_NS = 50_000
 FEW_PAGES = 24
+WorldSizes = tuple[QueueSizes, EngineFacts, dict[str, Any]]  # the last: options of make_limits
 
 
 class Odds(NamedTuple):
@@ -129,7 +130,7 @@ class World(NamedTuple):
     segment: memoryview
 
 
-def random_limits(draw: random.Random, tight: bool) -> tuple[QueueSizes, EngineFacts, dict[str, Any]]:
+def random_limits(draw: random.Random, tight: bool) -> WorldSizes:
     """Small sizes, so that everything runs out often. tight: see make_world."""
     rows, page_size = draw.randint(1, 6), draw.choice((1, 2, 4, 8))
     pages = draw.randint(3, FEW_PAGES) if draw.random() < 0.8 else draw.randint(FEW_PAGES + 1, 80)
@@ -198,16 +199,24 @@ def random_odds(draw: random.Random, limits: Limits) -> Odds:
     )
 
 
-def make_world(seed: int, turns: int, check_every: int = 1, tight: bool = False) -> World:
+def make_world(
+    seed: int,
+    turns: int,
+    check_every: int = 1,
+    tight: bool = False,
+    chosen: WorldSizes | None = None,
+    odds: Odds | None = None,
+) -> World:
     """The world of a seed. turns: length of the stormy part. check_every: see Sim. tight: the arenas hold little more than one
-    prompt, else one for each entry of the ring, as the simulated front ends use them."""
+    prompt, else one for each entry of the ring, as the simulated front ends use them. chosen, odds: sizes, with the default
+    buckets, and odds in place of random ones."""
     draw = random.Random(seed)
-    sizes, facts, options = random_limits(draw, tight)
+    sizes, facts, options = chosen or random_limits(draw, tight)
     layout = QueueLayout(sizes)
     segment = memoryview(bytearray(layout.total_bytes))
     write_header(segment, sizes, facts)
     limits = make_limits(sizes, facts, **options)
-    odds = random_odds(draw, limits)
+    odds = odds or random_odds(draw, limits)
     stems = np.random.default_rng(seed).integers(0, limits.vocab_size, (STEMS, limits.max_model_len), np.int32)
     scratch = max(limits.slots, limits.pages)
     sim = Sim(
@@ -230,7 +239,8 @@ def make_world(seed: int, turns: int, check_every: int = 1, tight: bool = False)
         log=np.zeros((LOG, LOG_WORDS), np.int64),
         logged=np.zeros(1, np.int64),
     )
-    return World(limits, make_state(limits, random_buckets(draw, limits)), engine_views(segment, layout), sim, segment)
+    buckets = [] if chosen else random_buckets(draw, limits)
+    return World(limits, make_state(limits, buckets), engine_views(segment, layout), sim, segment)
 
 
 def _make_fronts(limits: Limits) -> Fronts:

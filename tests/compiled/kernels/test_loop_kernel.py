@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("numba_cuda")
 
-from support.scheduler_world import Sizes, World
+from support.scheduler_cases import make_case
 
 from blinkpy.device.cuda.cubin import read_cubin
 from blinkpy.device.cuda.kernel_compiler import KernelCode, compile_kernel
@@ -46,7 +46,7 @@ def publish(limits, queues, state, lane, lanes):
     pass
 
 
-WORLD = World(Sizes())
+WORLD = make_case(attached=False)
 KIND, TABLE = device_arguments(WORLD.limits, WORLD.views, WORLD.state)
 STAND_IN = Phases(overlap, schedule, publish, turn=schedule)
 KERNELS = {

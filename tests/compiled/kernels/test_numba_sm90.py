@@ -8,7 +8,7 @@ pytest.importorskip("numba_cuda", reason="numba-cuda is not installed: the sched
 
 from numba.core import types
 from support.gpu.phase_kernels import phase_kernels
-from support.scheduler_world import Sizes, World
+from support.scheduler_cases import make_case
 
 from blinkpy.device.cuda.cubin import read_cubin
 from blinkpy.device.cuda.kernel_compiler import compile_kernel
@@ -28,7 +28,7 @@ DECIDE = ("st.release.sys", "st.relaxed.sys", "shfl.sync", "bar.sync")
 
 @pytest.mark.parametrize(("half", "instructions"), [(0, AHEAD), (1, DECIDE)], ids=["ahead", "decide"])
 def test_the_scheduler_compiles_for_sm_90(half: int, instructions: tuple[str, ...]) -> None:
-    made = World(Sizes())
+    made = make_case(attached=False)
     kind, words = device_arguments(made.limits, made.views, made.state)
     signature = types.void(types.int64[::1], (types.int64, types.int64[::1])[half])
     code = compile_kernel(phase_kernels(make_phases(fcfs), kind, len(words))[half], signature)

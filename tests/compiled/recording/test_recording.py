@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 from collections import Counter
 
 import numpy as np
 import pytest
-from support.recorded_world import RecordedWorld, crowded, replayed
-from support.scheduler_story import Story, random_sizes
-from support.scheduler_world import Sizes, World
+from support.executions import in_lanes
+from support.recorded_cases import RecordedCase, RecordedStorm, crowded, replayed
+from support.scheduler_cases import tokens
 
 from blinkpy.device.array_trees import named_arrays
 from blinkpy.kv.state import EMPTY, FAST_PATH, FINISHING, RECORDS, TURNS
 from blinkpy.kv.state_snapshots import snapshot as copies
 from blinkpy.queues.words import COMMAND_DRAIN, COMMAND_RUN, CONTROL_COMMAND
+from blinkpy.scheduler.cycle import make_turn
 from blinkpy.scheduler.policies import fcfs, priority, shortest_first
 from blinkpy.verify.recording.recording_layout import NOT_COPIED
 from blinkpy.verify.replay.call_records import parse_calls
 from blinkpy.verify.replay.replayer import Replay
+from blinkpy.verify.sim.simulation import Simulation
+from blinkpy.verify.sim.world import World
 
 # Written by the step, or meaningless: cancel words of requests that are gone are not recorded.
 NOT_REPEATED = (*NOT_COPIED, "inbox.cancel", "inbox.now_ns", "batch.sampled", "batch.logprobs", "pairs.verdict", "counts")
-COUNTED = ("requests_rejected", "requests_cancelled", "preemptions", "prefix_hit_tokens", "reader_stalls")
+HAPPENINGS = (
+    *("requests_rejected", "requests_cancelled", "preemptions", "prefix_hit_tokens", "reader_stalls"),
+    *("leases_expired", "stale_entries"),
+)
 
 
-def same_state(world: World, replay: Replay) -> list[str]:
+def changed_by_replay(world: World, replay: Replay) -> list[str]:
     """Arrays that differ after a replay to the present, as far as they mean anything."""
     ours, theirs = dict(named_arrays(world.state)), dict(named_arrays(replay.state))
     alive = ours["requests.status"] != EMPTY
@@ -49,85 +54,65 @@ def same_state(world: World, replay: Replay) -> list[str]:
     return different + ([] if (ours["counts"][numbers] == theirs["counts"][numbers]).all() else ["counts"])
 
 
-def test_random_worlds_replay_call_by_call(seed: int) -> None:
+def test_random_storms_replay_call_by_call(seed: int) -> None:
     happened: Counter[str] = Counter()
     wrapped = 0
     for number in range(seed, seed + 12):
-        policy = random.Random(number).choice((fcfs, priority, shortest_first))
-        world = RecordedWorld(random_sizes(number), "python", policy)
-        story = Story(world, number)
-        for tick in range(150):
-            if tick == 60:
-                world.now += 2 * world.limits.lease_ns  # nobody was heard for a while
-                world._schedule(world.now)
-            story.tick()
-        capture = world.reader.capture()
-        replay = Replay(capture, policy)
+        policy = (fcfs, priority, shortest_first)[number % 3]
+        storm = RecordedStorm(number, 150, policy, mode="python")
+        assert all(storm.advance() for _ in range(150))
+        replay = Replay(storm.recording.reader.capture(), policy)
         assert replayed(replay) > 0
-        assert same_state(world, replay) == []
-        wrapped += world.reader.position > world.limits.record_words
-        for name in (
-            "preemptions",
-            "prefix_hit_tokens",
-            "requests_cancelled",
-            "leases_expired",
-            "stale_entries",
-            "reader_stalls",
-        ):
-            happened[name] += world.counter(name)
-        happened["requests_rejected"] += world.counter("requests_rejected")
+        assert changed_by_replay(storm.world, replay) == []
+        wrapped += storm.recording.reader.position > storm.world.limits.record_words
+        happened.update({name: storm.counters()[name] for name in HAPPENINGS})
     assert wrapped, "no ring was overwritten"
-    assert all(happened[name] for name in happened), happened
+    assert all(happened[name] for name in HAPPENINGS), happened
 
 
-@pytest.mark.parametrize("mode", ["njit", 4])
-def test_every_execution_writes_the_same_records(mode: str | int, seed: int) -> None:
-    worlds = [RecordedWorld(random_sizes(seed), each, seed=seed) for each in ("python", mode)]
-    stories = [Story(world, seed) for world in worlds]
-    for _ in range(60):
-        for story in stories:
-            story.tick()
-    first, second = (copies(world.state) for world in worlds)
+@pytest.mark.parametrize("other", ["njit", "lanes"])
+def test_every_execution_writes_the_same_records(other: str, seed: int) -> None:
+    execution = {"mode": "njit"} if other == "njit" else {"scheduler": in_lanes(make_turn(fcfs), 4, seed)}
+    storms = [RecordedStorm(seed, 60, mode="python"), RecordedStorm(seed, 60, **execution)]
+    assert all(storm.advance() for storm in storms for _ in range(60))
+    first, second = (copies(storm.world.state) for storm in storms)
     for name in ("recorder.words", "recorder.progress", "recorder.cursor", "recorder.seen"):
         assert (first[name] == second[name]).all(), name
-    assert replayed(Replay(worlds[1].reader.capture(), fcfs, "njit" if mode == "njit" else "python")) > 0
+    assert replayed(Replay(storms[1].recording.reader.capture(), fcfs, "njit" if other == "njit" else "python")) > 0
 
 
-def test_calls_that_leave_no_record_changed_nothing(seed: int) -> None:
-    quiet = 0
-    for number in range(seed, seed + 4):
-        world = RecordedWorld(random_sizes(number), "python", record=64)
-        story = Story(world, number, load=0.05)
-        for _ in range(150):
-            story.tick()
-            for _ in range(3):  # nobody does anything meanwhile
-                if world.bucket >= 0:
-                    break
-                before, records = copies(world.state), int(world.state.recorder.cursor[RECORDS])
-                world.bucket = world._schedule(world.now + 1)
-                if world.bucket >= 0:
-                    world._compute()
-                if world.state.recorder.cursor[RECORDS] == records:
-                    quiet += 1
-                    after = copies(world.state)
-                    before["counts"][TURNS] = after["counts"][TURNS]
-                    of_one_call = (*NOT_COPIED, "pairs.verdict", "inbox.now_ns")
-                    changed = [name for name in before if (before[name] != after[name]).any()]
-                    assert [name for name in changed if not name.startswith(of_one_call)] == []
+def test_calls_that_leave_no_record_changed_nothing(rng: np.random.Generator) -> None:
+    quiet, of_one_call = 0, (*NOT_COPIED, "pairs.verdict", "inbox.now_ns")
+    case = RecordedCase(pages=12)
+    for _ in range(150):
+        if rng.random() < 0.2 and case.clients[0].free_slots:
+            case.submit(tokens(int(rng.integers(1, 12)), int(rng.integers(50))), int(rng.integers(1, 6)))
+        case.turn()
+        case.read(0)
+        case.turn()  # it sees what was read
+        case.silent = {0, 1}  # nobody does anything for some turns
+        for _ in range(3):
+            before, records = copies(case.state), int(case.state.recorder.cursor[RECORDS])
+            case.turn()
+            if case.state.recorder.cursor[RECORDS] == records:
+                quiet += 1
+                after = copies(case.state)
+                before["counts"][TURNS] = after["counts"][TURNS]
+                changed = [name for name in before if (before[name] != after[name]).any()]
+                assert [name for name in changed if not name.startswith(of_one_call)] == []
+        case.silent = set()
     assert quiet > 20
 
 
 def test_a_recorder_that_is_off_writes_nothing(seed: int) -> None:
-    world = World(random_sizes(seed))
-    story = Story(world, seed)
-    for _ in range(30):
-        story.tick()
-    assert not world.state.recorder.cursor.any()
-    assert not world.state.recorder.words.any()
+    storm = Simulation(seed, 30, mode="python")
+    assert all(storm.advance() for _ in range(30))
+    assert not storm.world.state.recorder.cursor.any()
+    assert not storm.world.state.recorder.words.any()
 
 
 def test_another_policy_or_token_is_a_difference() -> None:
-    capture = crowded().reader.capture()
+    capture = crowded().recording.reader.capture()
     assert replayed(Replay(capture, fcfs)) > 10
     other = [d for _, differences in Replay(capture, shortest_first).run() for d in differences]
     assert any(d.startswith("rows (slot, tokens)") for d in other)
@@ -135,17 +120,15 @@ def test_another_policy_or_token_is_a_difference() -> None:
     changed = dataclasses.replace(next(iter(parse_calls(capture.words, 1))), free=3)
     replay = Replay(capture, fcfs)
     replay.calls[0] = changed
-    assert next(replay.run())[1] == [f"free pages: {8} here, 3 recorded"]
+    assert next(replay.run())[1] == ["free pages: 8 here, 3 recorded"]
 
 
 def test_control_words_of_a_drain_are_recorded() -> None:
-    world = RecordedWorld(Sizes(pairs=1), "python", record=64)
-    world.attach()
-    world.fronts[0].submit([1, 2], 3)
-    world.step()
-    world.views.control[CONTROL_COMMAND] = COMMAND_DRAIN
-    for _ in range(6):
-        world.step()
-    replay = Replay(world.reader.capture(), fcfs)
+    case = RecordedCase(pairs=1)
+    case.submit([1, 2], 3)
+    case.turn()
+    case.views.control[CONTROL_COMMAND] = COMMAND_DRAIN
+    case.turn(6)
+    replay = Replay(case.recording.reader.capture(), fcfs)
     assert replayed(replay) > 3
     assert {call.command for call in replay.calls} == {COMMAND_RUN, COMMAND_DRAIN}

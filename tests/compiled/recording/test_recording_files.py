@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.recorded_world import crowded, replayed
+from support.recorded_cases import crowded, replayed
 
 from blinkpy import cli
 from blinkpy.kv.state import TURNS
@@ -22,7 +22,7 @@ from blinkpy.verify.replay.replayer import Replay
 @pytest.fixture
 def dump(tmp_path: Path) -> Path:
     path = tmp_path / "some.recording"
-    write_dump(path, crowded().reader.capture(), "a test")
+    write_dump(path, crowded().recording.reader.capture(), "a test")
     return path
 
 
@@ -105,7 +105,7 @@ def test_damaged_files_are_told_in_one_line(kind: str, message: str, dump: Path,
 
 
 def test_random_words_are_no_records(rng: np.random.Generator) -> None:
-    words = crowded().reader.capture().words
+    words = crowded().recording.reader.capture().words
     for _ in range(300):
         broken = words.copy()
         at = int(rng.integers(len(words)))

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from itertools import pairwise
 
-from support.recorded_world import RecordedWorld, crowded
-from support.scheduler_story import Story, random_sizes
-from support.scheduler_world import Sizes
+from support.recorded_cases import RecordedCase, RecordedStorm, Recording, crowded
 
+from blinkpy.queues.words import COMMAND_RUN
 from blinkpy.scheduler.policies import fcfs
 from blinkpy.verify.replay.replayer import Replay
 from blinkpy.verify.replay.request_events import Event, Tracer
 from blinkpy.verify.replay.timeline import Timeline
 
 
-def told(world: RecordedWorld, policy=fcfs) -> list[Event]:
-    replay = Replay(world.reader.capture(), policy)
+def told(recording: Recording) -> list[Event]:
+    replay = Replay(recording.reader.capture(), fcfs)
     tracer, events = Tracer(replay.limits, replay.state), []
     for call, differences in replay.run():
         assert not differences
@@ -30,8 +29,8 @@ def texts(events: list[Event], request: int, kind: str) -> list[str]:
 
 
 def test_a_trace_says_why() -> None:
-    world = crowded()
-    events = told(world)
+    case = crowded()
+    events = told(case.recording)
     assert texts(events, -1, "granted") == ["queue pair 0 to its claimant"]
     assert "14 prompt tokens, at most 10 new, priority 0, rank 0" in texts(events, 0, "accepted")[0]
     assert texts(events, 0, "chunk") == [
@@ -40,7 +39,7 @@ def test_a_trace_says_why() -> None:
     ]
     assert texts(events, 2, "waits") == ["all 2 rows are taken", "behind #1, which is served first"]
     assert texts(events, 3, "waits") == ["behind #2, which is served first", "all 2 rows are taken"]
-    assert len(texts(events, 1, "preempted")) == world.counter("preemptions") == 1
+    assert len(texts(events, 1, "preempted")) == case.counter("preemptions") == 1
     assert texts(events, 1, "preempted")[0].startswith("no page was free; its rank 1 was the last of those that ran")
     assert texts(events, 1, "waits") == [
         "a request was preempted in this call, so nobody is admitted",
@@ -51,23 +50,21 @@ def test_a_trace_says_why() -> None:
 
 
 def test_a_trace_tells_of_readers_cancels_leases_and_refusals() -> None:
-    world = RecordedWorld(Sizes(pairs=2, rows=2, cq_entries=2, pages=32), "python", record=512)
-    world.attach()
-    slow, good = world.fronts
-    slow.submit([1, 2, 3], 8)
-    good.submit([4, 5], 20)
+    case = RecordedCase(record=512, pairs=2, rows=2, cq_entries=2, pages=32)
+    case.submit([1, 2, 3], 8)
+    other = case.submit([4, 5], 20, pair=1)
     for _ in range(6):
-        world.step()
-        good.poll()
-    slow.poll()
-    world.step()
-    good.submit([1] * 5, 8, temperature=-1)
-    good.cancel(0)
-    world.step()
-    slow.alive = False
-    world.now += 3 * world.limits.lease_ns
-    world.step()
-    events = told(world)
+        case.turn()
+        case.read(1)
+    case.read(0)
+    case.turn()
+    case.submit([1] * 5, 8, pair=1, rejected=True, entry={"temperature": -1})
+    case.cancel(other)
+    case.turn()
+    case.silent.add(0)
+    case.now += 3 * case.limits.lease_ns
+    case.turn()
+    events = told(case.recording)
     assert texts(events, 0, "paused") == ["the completion queue of pair 0 is full"]
     assert texts(events, 0, "resumed") == ["the completion queue of pair 0 has room again"]
     assert texts(events, -1, "rejected") == ["an entry of queue pair 1: a parameter is out of range"]
@@ -76,32 +73,25 @@ def test_a_trace_tells_of_readers_cancels_leases_and_refusals() -> None:
     assert texts(events, 0, "dropped") == ["its front end lost queue pair 0 while it was running"]
 
 
-def test_traces_of_random_worlds_tell_the_story_of_each_request(seed: int) -> None:
+def test_traces_of_random_storms_tell_the_story_of_each_request(seed: int) -> None:
     """Each request is accepted once and ends once, and between it starts once more than it is preempted, or never."""
     for number in range(seed, seed + 6):
-        world = RecordedWorld(random_sizes(number), "python", record=4096)
-        story = Story(world, number)
-        for _ in range(120):
-            story.tick()
-        story.end()
-        events = told(world)
-        counted = {
-            kind: sum(event.kind == kind for event in events) for kind in ("accepted", "finished", "preempted", "rejected")
-        }
-        assert counted["accepted"] == world.counter("requests_accepted")
-        assert counted["finished"] == world.counter("requests_finished")
-        assert counted["preempted"] == world.counter("preemptions")
+        storm = RecordedStorm(number, 120, record=4096, mode="python")
+        storm.ending = COMMAND_RUN  # all requests end
+        assert storm.run().failure is None
+        events, counters = told(storm.recording), storm.counters()
+        counted = Counter(event.kind for event in events)
+        for kind, counter in (("accepted", "requests_accepted"), ("finished", "requests_finished"), ("preempted", "preemptions")):
+            assert counted[kind] == counters[counter]
         for request in range(counted["accepted"]):
             of = Counter(event.kind for event in events if event.request == request)
-            assert of["accepted"] == 1
-            assert of["finished"] + of["cancelled"] + of["dropped"] == 1
+            assert of["accepted"] == of["finished"] + of["cancelled"] + of["dropped"] == 1
             assert of["starts"] - of["preempted"] in (0, 1)
             assert of["finished"] == 0 or of["starts"] == of["preempted"] + 1
 
 
 def test_spans_of_a_timeline_cover_the_life_of_each_request() -> None:
-    world = crowded()
-    replay = Replay(world.reader.capture(), fcfs)
+    replay = Replay(crowded().recording.reader.capture(), fcfs)
     timeline = Timeline()
     for call, _ in replay.run():
         timeline.take(call, replay.state)

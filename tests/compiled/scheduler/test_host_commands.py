@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from support.attached_world import prompt, world
-from support.scheduler_world import Sizes, World
+from support.scheduler_cases import make_case, tokens
 
-from blinkpy.engine.devices.null_device import made_up_token
 from blinkpy.kv.state import DRAINED, NO_BATCH, STOPPED
-from blinkpy.queues.completion import FINISH_LENGTH, unpack_completion
+from blinkpy.queues.completion import FINISH_LENGTH
 from blinkpy.queues.words import (
     COMMAND_DRAIN,
     COMMAND_STOP,
@@ -18,41 +16,40 @@ from blinkpy.queues.words import (
     GAUGE,
     PAIR_CQ_TAIL,
 )
-from blinkpy.scheduler.host_scheduler import Scheduler
 
 
 def test_drain_ends_what_was_accepted_and_takes_nothing_new() -> None:
-    made = world(pairs=1, rows=1)
-    sent = [made.fronts[0].submit(prompt(3), 3) for _ in range(2)]
-    made.step()
-    made.views.control[CONTROL_COMMAND] = COMMAND_DRAIN
-    made.fronts[0].submit(prompt(3), 3)
+    case = make_case(pairs=1, rows=1)
+    accepted = [case.submit(tokens(3), 3) for _ in range(2)]
+    case.turn()
+    case.views.control[CONTROL_COMMAND] = COMMAND_DRAIN
+    case.submit(tokens(3), 3)
     for _ in range(20):
-        made.step()
-        made.fronts[0].poll()
-    assert made.bucket == DRAINED
-    assert [request.ended for request in sent] == [FINISH_LENGTH] * 2
-    assert made.counter("requests_accepted") == 2
+        case.turn()
+        case.read(0)
+    assert case.bucket == DRAINED
+    assert [request.ended for request in accepted] == [FINISH_LENGTH] * 2
+    assert case.counter("requests_accepted") == 2
 
 
 def test_stop_publishes_what_was_computed_and_returns_at_once() -> None:
-    made = world()
-    made.fronts[0].submit(prompt(3), 9)
-    made.step()
-    made.views.control[CONTROL_COMMAND] = COMMAND_STOP
-    assert made.step() == made.step() == STOPPED
-    assert made.state.inbox.command[0] == COMMAND_STOP
-    assert made.fronts[0].word(PAIR_CQ_TAIL) == 1
+    case = make_case()
+    case.submit(tokens(3), 9)
+    case.turn()
+    case.views.control[CONTROL_COMMAND] = COMMAND_STOP
+    assert case.turn() == case.turn() == STOPPED
+    assert case.state.inbox.command[0] == COMMAND_STOP
+    assert case.word(PAIR_CQ_TAIL) == 1
 
 
 def test_the_engine_reports_gauges_and_its_heartbeat() -> None:
-    made = world(pairs=1)
-    assert made.step() == NO_BATCH
-    made.fronts[0].submit(prompt(6), 2)
-    made.step()
-    engine = made.views.engine
-    gauges = {name: int(engine[index]) for name, index in GAUGE.items()}
-    assert gauges == {
+    case = make_case(pairs=1)
+    engine = case.views.engine
+    calls = int(engine[ENGINE_HEARTBEAT])
+    assert case.turn() == NO_BATCH
+    case.submit(tokens(6), 2)
+    case.turn()
+    assert {name: int(engine[index]) for name, index in GAUGE.items()} == {
         "requests_running": 1,
         "requests_waiting": 0,
         "pages_free": 14,
@@ -61,21 +58,4 @@ def test_the_engine_reports_gauges_and_its_heartbeat() -> None:
         "batch_rows": 1,
         "batch_tokens": 6,
     }
-    assert (engine[ENGINE_HEARTBEAT], engine[ENGINE_STEPS], engine[ENGINE_TIME_NS]) == (3, 1, made.now)
-
-
-def test_the_null_engine_serves_made_up_tokens() -> None:
-    made = World(Sizes(lease_ms=4_000_000_000), "njit")  # the loop has another clock
-    made.attach()
-    front = made.fronts[0]
-    front.submit(prompt(6), 5, seed=-(2**62))
-    scheduler = Scheduler(made.limits, made.state)
-    scheduler.attach(made.views)
-    assert scheduler.run_null(range(10, 40), 0, 5_000_000, 1 << 62) == NO_BATCH
-    words = [unpack_completion(int(word)) for word in made.views.cq[0, :5]]
-    expected = [made_up_token(-(2**62), position, 10, 40) for position in range(6, 11)]
-    assert [word.token for word in words] == expected
-    assert all(10 <= token < 40 for token in expected)
-    assert words[-1].finish == FINISH_LENGTH
-    made.views.control[CONTROL_COMMAND] = COMMAND_STOP
-    assert scheduler.run_null(range(10, 40), 0, 5_000_000, 1 << 62) == STOPPED
+    assert (engine[ENGINE_HEARTBEAT], engine[ENGINE_STEPS], engine[ENGINE_TIME_NS]) == (calls + 2, 1, case.now)

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.attached_world import prompt, world
+from support.scheduler_cases import VOCAB, make_case, tokens
 
+from blinkpy.dpu.link.queue_pair import Busy
 from blinkpy.queues.completion import (
     FINISH_LENGTH,
     FINISH_REJECTED,
@@ -23,26 +24,26 @@ from blinkpy.queues.words import PAIR_SQ_HEAD
 
 
 def test_intake_is_bounded_and_takes_turns() -> None:
-    made = world(pairs=3, slots=4, intake_entries=2, rows=12, tokens=32)
-    for front in made.fronts:
+    case = make_case(pairs=3, slots=4, intake_entries=2, rows=12, tokens=32)
+    for pair in range(3):
         for _ in range(4):
-            front.submit(prompt(2), 1)
+            case.submit(tokens(2), 1, pair)
     heads = []
     for _ in range(6):
-        made.step()
-        heads.append([front.word(PAIR_SQ_HEAD) for front in made.fronts])
+        case.turn()
+        heads.append([case.word(PAIR_SQ_HEAD, pair) for pair in range(3)])
     assert heads == [[1, 1, 0], [2, 1, 1], [2, 2, 2], [3, 3, 2], [4, 3, 3], [4, 4, 4]]
-    made.finish()
+    case.finish()
 
 
 def test_a_full_submission_queue_holds_the_front_end_back() -> None:
-    made = world(pairs=1, slots=4, intake_entries=1)
-    front = made.fronts[0]
+    case = make_case(pairs=1, slots=4, intake_entries=1)
     for _ in range(4):
-        front.submit(prompt(2), 1)
-    assert front.free_slot() is None
-    made.finish()
-    assert front.free_slot() is not None
+        case.submit(tokens(2), 1)
+    with pytest.raises(Busy):
+        case.submit(tokens(2), 1)
+    case.finish()
+    case.submit(tokens(2), 1)
 
 
 BAD_ENTRIES = [
@@ -78,70 +79,55 @@ BAD_ENTRIES = [
 ]
 
 
-@pytest.mark.parametrize(("reason", "fields"), BAD_ENTRIES)
-def test_bad_entries_are_rejected_and_harm_nobody(reason: int, fields: dict[str, Any]) -> None:
-    made = world(pages=6, page_size=4, max_model_len=32)
-    other = made.fronts[0].submit(prompt(3), 4)
-    bad = made.fronts[0].submit(prompt(5), **{"max_tokens": 3, "ring": False, **fields})
-    made.fronts[0].ring()
-    made.finish()
+@pytest.mark.parametrize(("reason", "entry"), BAD_ENTRIES)
+def test_bad_entries_are_rejected_and_harm_nobody(reason: int, entry: dict[str, Any]) -> None:
+    case = make_case(pages=6)
+    other = case.submit(tokens(3), 4)
+    bad = case.submit(tokens(5), 3, rejected=True, entry=entry)
+    case.finish()
     assert (bad.ended, bad.reason, bad.got) == (FINISH_REJECTED, reason, [])
     assert other.ended == FINISH_LENGTH
-    assert made.counter("requests_rejected") == 1
-    assert made.counter("requests_accepted") == 1
+    assert case.counter("requests_rejected") == case.counter("requests_accepted") == 1
 
 
-@pytest.mark.parametrize("fields", [{"temperature": -0.0}, {"temperature": 2}, {"min_p": 1}, {"logprobs": 20}, {"top_k": 9}])
+@pytest.mark.parametrize(
+    ("array", "index", "value", "reason"),
+    [
+        ("prompt", 4, -1, REJECT_TOKEN),
+        ("prompt", 4, VOCAB, REJECT_TOKEN),
+        ("hashes", 0, -1, REJECT_HASHES),
+        ("hashes", 0, 1 << 62, REJECT_HASHES),
+    ],
+)
+def test_tokens_and_page_hashes_out_of_range_are_rejected(array: str, index: int, value: int, reason: int) -> None:
+    case = make_case()
+    bad = case.submit(tokens(6), 2, rejected=True)
+    getattr(case.views, array)[0, index] = value
+    case.finish()
+    assert (bad.ended, bad.reason) == (FINISH_REJECTED, reason)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *({"temperature": -0.0}, {"temperature": 2}, {"min_p": 1}, {"logprobs": 20}, {"top_k": 9}),
+        {"flags": SUBMIT_NO_PREFIX_CACHE, "entry": {"hash_count": 0}},  # only those that share need hashes
+    ],
+)
 def test_parameters_at_their_bounds_are_accepted(fields: dict[str, Any]) -> None:
-    made = world()
-    sent = made.fronts[0].submit(prompt(3), 2, **fields)
-    made.finish()
-    assert sent.ended == FINISH_LENGTH
+    case = make_case()
+    request = case.submit(tokens(9), 2, **fields)
+    case.finish()
+    assert request.ended == FINISH_LENGTH
 
 
-@pytest.mark.parametrize("token", [-1, 50])
-def test_a_prompt_token_outside_the_vocabulary_is_rejected(token: int) -> None:
-    made = world()
-    front = made.fronts[0]
-    sent = front.submit(prompt(6), 2, ring=False)
-    made.views.prompt[0, 4] = token
-    front.ring()
-    made.finish()
-    assert (sent.ended, sent.reason) == (FINISH_REJECTED, REJECT_TOKEN)
-
-
-@pytest.mark.parametrize("key", [-1, 1 << 62])
-def test_a_page_hash_out_of_range_is_rejected(key: int) -> None:
-    made = world()
-    sent = made.fronts[0].submit(prompt(6), 2, ring=False)
-    made.views.hashes[0, 0] = key
-    made.fronts[0].ring()
-    made.finish()
-    assert (sent.ended, sent.reason) == (FINISH_REJECTED, REJECT_HASHES)
-
-
-@pytest.mark.parametrize("slot", [-1, 4, 2**31 - 1])
-def test_an_entry_for_a_slot_that_is_none_is_counted_and_skipped(slot: int) -> None:
-    made = world()
-    made.fronts[0].submit(prompt(3), 2, slot=slot)
-    good = made.fronts[0].submit(prompt(3), 2)
-    made.finish()
-    assert good.ended == FINISH_LENGTH
-    assert made.counter("requests_rejected") == 1
-
-
-def test_an_entry_for_a_busy_slot_has_no_effect_on_its_owner() -> None:
-    made = world()
-    owner = made.fronts[0].submit(prompt(3), 6)
-    made.step()
-    made.fronts[0].submit(prompt(7, 2), 2, slot=0)
-    made.finish()
-    assert owner.ended == FINISH_LENGTH
-    assert made.counter("requests_rejected") == 1
-
-
-def test_hashes_may_be_left_out_by_those_that_do_not_share() -> None:
-    made = world()
-    sent = made.fronts[0].submit(prompt(9), 2, flags=SUBMIT_NO_PREFIX_CACHE, hash_count=0)
-    made.finish()
-    assert sent.ended == FINISH_LENGTH
+@pytest.mark.parametrize("slot", [-1, 4, 2**31 - 1, 0])
+def test_an_entry_for_no_slot_or_a_busy_one_is_counted_and_skipped(slot: int) -> None:
+    case = make_case()
+    owner = case.submit(tokens(3), 6)
+    case.turn()
+    case.submit(tokens(7, 2), 2, entry={"slot": slot})
+    good = case.submit(tokens(3), 2)
+    case.finish()
+    assert owner.ended == good.ended == FINISH_LENGTH
+    assert case.counter("requests_rejected") == 1

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from numba import njit
-from support.scheduler_world import Sizes, World
+from support.scheduler_cases import make_case, tokens
 
 from blinkpy.config import ConfigError
 from blinkpy.scheduler.policies import SHIPPED, RequestFields, load_policy
@@ -15,12 +15,10 @@ from blinkpy.verify.policy_check.policy_calls import compile_for_gpu
 
 def test_a_user_function_decides_the_order(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("LIMIT = 100\n\ndef longest(request):\n    return LIMIT - request.prompt_length\n")
-    made = World(Sizes(pairs=1, rows=1), "python", load_policy(f"{tmp_path}/mine.py:longest"))
-    made.attach()
-    front = made.fronts[0]
-    sent = [front.submit([1] * n, 2) for n in (3, 9, 6)]
-    made.finish()
-    assert [front.done.index(request) for request in sent] == [2, 0, 1]
+    case = make_case(load_policy(f"{tmp_path}/mine.py:longest"), pairs=1, rows=1)
+    requests = [case.submit(tokens(n), 2) for n in (3, 9, 6)]
+    case.finish()
+    assert [requests.index(request) for request in case.done] == [1, 2, 0]
 
 
 def test_a_policy_may_call_functions_of_its_file(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.front_end.hash_reference import page_hashes
-from support.scheduler_world import MULTIPLIERS, Sizes, World
+from support.scheduler_cases import MULTIPLIERS, Case, make_case, tokens
 
 from blinkpy.device.array_trees import as_memoryviews
 from blinkpy.kv.page_allocator import compact_ring
@@ -19,201 +19,195 @@ from blinkpy.queues.page_hash import HASH_MODULUS_1, HASH_MODULUS_2
 from blinkpy.queues.submission import SUBMIT_NO_PREFIX_CACHE
 
 
-def world(lanes: int = 1, **sizes: Any) -> World:
-    made = World(Sizes(**{"pages": 32, "tokens": 32} | sizes), "python" if lanes == 1 else lanes)
-    made.attach()
-    return made
+def make(lanes: int = 1, **sizes: Any) -> Case:
+    return make_case(lanes=lanes, **{"pages": 32, "tokens": 32} | sizes)
 
 
-def run(made: World, prompt: list[int], max_tokens: int = 3, **fields: Any) -> int:
+def run(case: Case, prompt: list[int], max_tokens: int = 3, **fields: Any) -> int:
     """Serve one request alone; the number of tokens that were found in the cache."""
-    before = made.counter("prefix_hit_tokens")
-    sent = made.fronts[0].submit(prompt, max_tokens, **fields)
-    made.finish()
-    assert sent.ended == FINISH_LENGTH
-    return made.counter("prefix_hit_tokens") - before
-
-
-def tokens(n: int, start: int = 0) -> list[int]:
-    return [(start + 7 * i) % 50 for i in range(n)]
+    before = case.counter("prefix_hit_tokens")
+    request = case.submit(prompt, max_tokens, **fields)
+    case.finish()
+    assert request.ended == FINISH_LENGTH
+    return case.counter("prefix_hit_tokens") - before
 
 
 def test_a_prompt_is_computed_once() -> None:
-    made = world()
-    assert run(made, tokens(13)) == 0
-    assert run(made, tokens(13)) == 12
-    assert run(made, tokens(12)) == 8  # one token at least is computed
-    assert run(made, tokens(9) + [1, 2, 3, 4]) == 8
-    assert run(made, [1] + tokens(12)) == 0
+    case = make()
+    assert run(case, tokens(13)) == 0
+    assert run(case, tokens(13)) == 12
+    assert run(case, tokens(12)) == 8  # one token at least is computed
+    assert run(case, tokens(9) + [1, 2, 3, 4]) == 8
+    assert run(case, [1] + tokens(12)) == 0
 
 
 def test_generated_pages_are_shared_too() -> None:
-    made = world()
-    first = made.fronts[0].submit(tokens(6), 12)
-    made.finish()
-    assert run(made, tokens(6) + first.got, 2) == 16  # of 18 tokens; the last one generated was never computed
+    case = make()
+    first = case.submit(tokens(6), 12)
+    case.finish()
+    assert run(case, tokens(6) + first.got, 2) == 16  # of 18 tokens; the last one generated was never computed
 
 
 def test_pages_are_shared_while_they_are_in_use() -> None:
-    made = world()
-    made.fronts[0].submit(tokens(9), 12)
-    made.step()
-    made.fronts[1].submit(tokens(9), 12)
-    made.step()
-    table = made.state.requests.page_table
+    case = make()
+    case.submit(tokens(9), 12)
+    case.turn()
+    case.submit(tokens(9), 12, pair=1)
+    case.turn()
+    table = case.state.requests.page_table
     assert table[0, :2].tolist() == table[4, :2].tolist()
-    assert made.state.pages.refcount[table[0, :3]].tolist() == [2, 2, 1]
-    made.finish()
-    assert made.counter("prefix_hit_tokens") == 8
+    assert case.state.pages.refcount[table[0, :3]].tolist() == [2, 2, 1]
+    case.finish()
+    assert case.counter("prefix_hit_tokens") == 8
 
 
 def test_equal_prompts_at_the_same_time_leave_one_chain() -> None:
-    made = world(pairs=1, slots=4, intake_entries=4)
+    case = make(pairs=1, slots=4, intake_entries=4)
     for _ in range(3):
-        made.fronts[0].submit(tokens(13), 3)
-    made.finish()
-    keys = made.state.pages.key[made.state.pages.key >= 0]
+        case.submit(tokens(13), 3)
+    case.finish()
+    keys = case.state.pages.key[case.state.pages.key >= 0]
     assert len(keys) == len(set(keys.tolist())) == 3
-    assert run(made, tokens(13)) == 12
+    assert run(case, tokens(13)) == 12
 
 
 def test_what_follows_a_duplicate_page_is_found() -> None:
-    made = world(pairs=1, slots=4, intake_entries=4, pages=40)
+    case = make(pairs=1, slots=4, intake_entries=4, pages=40)
     longer = [tokens(8) + tokens(9, 20 + i) for i in range(3)]
     for prompt in longer:
-        made.fronts[0].submit(prompt, 2)
-    made.finish()
-    assert [run(made, prompt) for prompt in longer] == [16, 16, 16]
+        case.submit(prompt, 2)
+    case.finish()
+    assert [run(case, prompt) for prompt in longer] == [16, 16, 16]
 
 
 @pytest.mark.parametrize("chunk", [4, 5, 32])
 def test_chunked_prompts_are_indexed_as_they_are_computed(chunk: int) -> None:
-    made = world(tokens=chunk)
-    made.fronts[0].submit(tokens(25), 2)
-    made.step()
-    made.step()
+    case = make(tokens=chunk)
+    case.submit(tokens(25), 2)
+    case.turn()
+    case.turn()
     full = min(25, chunk if chunk < 25 else 25) // 4
-    assert made.state.requests.indexed[0] == full
-    made.finish()
-    assert run(made, tokens(25)) == 24
+    assert case.state.requests.indexed[0] == full
+    case.finish()
+    assert run(case, tokens(25)) == 24
 
 
 def test_salts_and_flags_keep_requests_apart() -> None:
-    made = world()
-    assert run(made, tokens(9), cache_salt=1) == 0
-    assert run(made, tokens(9), cache_salt=2) == 0
-    assert run(made, tokens(9), cache_salt=1) == 8
-    assert run(made, tokens(9), flags=SUBMIT_NO_PREFIX_CACHE) == 0
-    made = world()
-    assert run(made, tokens(9), flags=SUBMIT_NO_PREFIX_CACHE) == 0
-    assert made.state.counts[CACHED_COUNT] == 0
-    assert run(made, tokens(9)) == 0
+    case = make()
+    assert run(case, tokens(9), cache_salt=1) == 0
+    assert run(case, tokens(9), cache_salt=2) == 0
+    assert run(case, tokens(9), cache_salt=1) == 8
+    assert run(case, tokens(9), flags=SUBMIT_NO_PREFIX_CACHE) == 0
+    case = make()
+    assert run(case, tokens(9), flags=SUBMIT_NO_PREFIX_CACHE) == 0
+    assert case.state.counts[CACHED_COUNT] == 0
+    assert run(case, tokens(9)) == 0
 
 
 def test_prefix_caching_can_be_turned_off() -> None:
-    made = world(prefix_caching=False)
-    assert [run(made, tokens(9)), run(made, tokens(9))] == [0, 0]
-    assert made.state.counts[FREE_COUNT] == 32
+    case = make(prefix_caching=False)
+    assert [run(case, tokens(9)), run(case, tokens(9))] == [0, 0]
+    assert case.state.counts[FREE_COUNT] == 32
 
 
 @pytest.mark.parametrize("lanes", [1, 4])
 def test_a_hash_collision_is_not_a_hit(lanes: int) -> None:
     """With multipliers of 0 a hash is that of the page's last token. Only salt, tokens and parents tell pages apart."""
-    made = world(lanes, multipliers=(0, 0))
+    case = make(lanes, multipliers=(0, 0))
     same_end = [[1, 2, 3, 9, 5], [4, 2, 3, 9, 5], [1, 2, 3, 9, 8, 8, 8, 9, 5], [4, 2, 3, 9, 8, 8, 8, 9, 5]]
     keys = [page_hashes(p, 4, (0, 0)) for p in same_end]
     assert keys == [[keys[0][0]]] * 2 + [[keys[0][0]] * 2] * 2
-    assert [run(made, prompt, 1) for prompt in same_end] == [0, 0, 4, 4]
-    assert [run(made, prompt, 1) for prompt in same_end] == [4, 4, 8, 8]
-    assert run(made, same_end[0], 1, cache_salt=0) == 4
-    assert run(made, [9, 9, 9, 9, 8, 8, 8, 9, 5], 1) == 0  # the second page exists, after another first page
+    assert [run(case, prompt, 1) for prompt in same_end] == [0, 0, 4, 4]
+    assert [run(case, prompt, 1) for prompt in same_end] == [4, 4, 8, 8]
+    assert run(case, same_end[0], 1, cache_salt=0) == 4
+    assert run(case, [9, 9, 9, 9, 8, 8, 8, 9, 5], 1) == 0  # the second page exists, after another first page
 
 
 def test_the_salt_is_compared_and_not_only_hashed() -> None:
-    made = world(multipliers=(0, 0))  # the salt has no influence on these hashes
-    assert run(made, tokens(9), cache_salt=1) == 0
-    assert run(made, tokens(9), cache_salt=2) == 0
+    case = make(multipliers=(0, 0))  # the salt has no influence on these hashes
+    assert run(case, tokens(9), cache_salt=1) == 0
+    assert run(case, tokens(9), cache_salt=2) == 0
 
 
 def test_eviction_takes_the_oldest_and_the_tails_first() -> None:
-    made = world(pages=8, max_model_len=20)
-    run(made, tokens(17), 1)  # 4 pages cached
-    run(made, tokens(9, 3), 1)  # 2 pages cached
-    assert (made.state.counts[FREE_COUNT], made.state.counts[CACHED_COUNT]) == (2, 6)
-    run(made, tokens(15, 5), 1, flags=SUBMIT_NO_PREFIX_CACHE)  # 4 pages: 2 free ones, and the last 2 of the first prompt
-    assert made.counter("evictions") == 2
-    assert run(made, tokens(17), 1) == 8
-    assert run(made, tokens(9, 3), 1) == 8
+    case = make(pages=8, max_model_len=20)
+    run(case, tokens(17), 1)  # 4 pages cached
+    run(case, tokens(9, 3), 1)  # 2 pages cached
+    assert (case.state.counts[FREE_COUNT], case.state.counts[CACHED_COUNT]) == (2, 6)
+    run(case, tokens(15, 5), 1, flags=SUBMIT_NO_PREFIX_CACHE)  # 4 pages: 2 free ones, and the last 2 of the first prompt
+    assert case.counter("evictions") == 2
+    assert run(case, tokens(17), 1) == 8
+    assert run(case, tokens(9, 3), 1) == 8
 
 
 def test_a_used_page_moves_to_the_end_of_the_line() -> None:
-    made = world(pages=6, max_model_len=20)
-    run(made, tokens(9), 1)
-    run(made, tokens(9, 3), 1)
-    run(made, tokens(9), 1)  # used again
-    run(made, tokens(15, 5), 1, flags=SUBMIT_NO_PREFIX_CACHE)
-    assert run(made, tokens(9), 1) == 8
-    assert run(made, tokens(9, 3), 1) == 0
+    case = make(pages=6, max_model_len=20)
+    run(case, tokens(9), 1)
+    run(case, tokens(9, 3), 1)
+    run(case, tokens(9), 1)  # used again
+    run(case, tokens(15, 5), 1, flags=SUBMIT_NO_PREFIX_CACHE)
+    assert run(case, tokens(9), 1) == 8
+    assert run(case, tokens(9, 3), 1) == 0
 
 
 def test_a_child_of_an_evicted_page_is_not_found() -> None:
     """A page is evicted and its place filled with other tokens; a page that named it as its parent must not be reached."""
-    made = world(pages=8, max_model_len=20)
-    run(made, tokens(13), 1)
-    pages = made.state.pages
+    case = make(pages=8, max_model_len=20)
+    run(case, tokens(13), 1)
+    pages = case.state.pages
     root = int(np.flatnonzero((pages.key >= 0) & (pages.parent < 0))[0])
     pages.generation[root] += 1
-    assert run(made, tokens(13), 1) == 4
+    assert run(case, tokens(13), 1) == 4
 
 
 def test_a_request_whose_chain_was_evicted_stops_offering_pages() -> None:
-    made = world(pages=32, max_model_len=32)
-    made.fronts[0].submit(tokens(9), 20)
-    made.step()
-    made.step()
-    requests = made.state.requests
-    made.state.pages.generation[requests.canonical[0]] += 1
+    case = make(pages=32, max_model_len=32)
+    case.submit(tokens(9), 20)
+    case.turn()
+    case.turn()
+    requests = case.state.requests
+    case.state.pages.generation[requests.canonical[0]] += 1
     for _ in range(9):
-        made.step()
+        case.turn()
     assert requests.canonical[0] == CHAIN_EVICTED
     assert requests.indexed[0] == 2
-    made.finish()
+    case.finish()
 
 
 def test_the_ring_is_compacted_before_it_is_full() -> None:
-    made = world(pages=8, max_model_len=20)
+    case = make(pages=8, max_model_len=20)
     tails = []
     for _ in range(40):
-        run(made, tokens(17), 1)
-        tails.append(int(made.state.counts[RING_TAIL] - made.state.counts[RING_HEAD]))
-    assert max(tails) <= made.limits.ring_entries
+        run(case, tokens(17), 1)
+        tails.append(int(case.state.counts[RING_TAIL] - case.state.counts[RING_HEAD]))
+    assert max(tails) <= case.limits.ring_entries
     assert any(b < a for a, b in pairwise(tails))
 
 
 def test_compaction_keeps_the_order() -> None:
-    made = world(pages=8, max_model_len=20)
+    case = make(pages=8, max_model_len=20)
     for start in (0, 1, 0):
-        run(made, tokens(13, start), 1)
-    state, mask = made.state, made.limits.ring_entries - 1
+        run(case, tokens(13, start), 1)
+    state, mask = case.state, case.limits.ring_entries - 1
 
     def line() -> list[int]:
         entries = range(int(state.counts[RING_HEAD]), int(state.counts[RING_TAIL]))
         return [int(state.pages.ring[i & mask]) for i in entries if state.pages.ring_position[state.pages.ring[i & mask]] == i]
 
     before = line()
-    compact_ring(made.limits, as_memoryviews(state.pages), memoryview(state.counts), 0, 1)
+    compact_ring(case.limits, as_memoryviews(state.pages), memoryview(state.counts), 0, 1)
     assert line() == before
     assert state.counts[RING_TAIL] - state.counts[RING_HEAD] == len(before) == 6
 
 
 @pytest.mark.parametrize("salt", [0, 1, 2**31 - 1, 2**40 + 12345, 2**63 - 1])
 def test_hashes_of_generated_pages_continue_those_of_the_front_end(salt: int, rng: np.random.Generator) -> None:
-    made = world(page_size=4, vocab_size=1 << 24, max_model_len=32)
-    requests = made.state.requests
+    case = make(page_size=4, vocab_size=1 << 24, max_model_len=32)
+    requests = case.state.requests
     requests.tokens[1] = rng.integers(0, 1 << 24, 32)
     requests.cache_salt[1] = salt
     for k in range(8):
-        requests.page_hash[1, k] = extend_hash(made.limits, as_memoryviews(requests), 1, k)
+        requests.page_hash[1, k] = extend_hash(case.limits, as_memoryviews(requests), 1, k)
     assert requests.page_hash[1].tolist() == page_hashes(requests.tokens[1], 4, MULTIPLIERS, salt)
 
 

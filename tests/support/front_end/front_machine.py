@@ -14,7 +14,8 @@ import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from support.front_end.front_world import FrontWorld, Sent, WireTransport
+from support.expected_request import ExpectedRequest
+from support.scheduler_cases import Case
 
 from blinkpy.kv.state import DRAINED
 from blinkpy.queues.request_parameters import Sampling
@@ -30,13 +31,13 @@ from blinkpy.queues.words import (
     STATE_DRAINING,
 )
 from blinkpy.scheduler.policies import SHIPPED
+from blinkpy.verify.sim.world import make_world
 
 _CI = settings(max_examples=400, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
 PROFILES = {"ci": _CI, "nightly": settings(_CI, max_examples=2000, stateful_step_count=150)}
 PROFILE = PROFILES[os.environ.get("BLINKPY_PROFILE", "ci")]
 PAIRS, SEEDS = st.integers(0, 4), st.integers(0, 2**32)
 BEAT_EVERY = 8  # calls; a lease is 20
-ATTACH_S = 60.0  # the engine moves while the client waits, so this never passes
 
 
 class FrontMachine(RuleBasedStateMachine):
@@ -54,8 +55,9 @@ class FrontMachine(RuleBasedStateMachine):
     @initialize(seed=st.integers(0, 2**20), policy=st.sampled_from(sorted(SHIPPED)))
     def begin(self, seed: int, policy: str) -> None:
         scheduler = importlib.import_module("blinkpy.scheduler.cycle")
-        self.world = FrontWorld(seed, scheduler.make_turn(SHIPPED[policy]))
-        limits = self.world.limits
+        world = make_world(seed, 1, tight=True)
+        self.case = Case(world, scheduler.make_turn(SHIPPED[policy]), self.client.QueuePair)
+        limits = self.case.limits
         self.pairs: list[Any] = [None] * limits.pairs
         draw = np.random.default_rng(seed)
         self.stems = draw.integers(0, limits.vocab_size, (2, limits.max_model_len)).tolist()
@@ -69,7 +71,7 @@ class FrontMachine(RuleBasedStateMachine):
         """Requests of all kinds, drawn from a seed: prompts that share their start, any length, any limit."""
         client, draw = self._living(pair), random.Random(seed)
         for _ in range(many if client else 0):
-            sent = self.world.foresee(*self._request(draw))
+            sent = ExpectedRequest(self.case.limits, *self._request(draw))
             try:
                 client.submit(np.array(sent.prompt, np.int32), sent.sampling, sent)
             except self.client.Busy:
@@ -94,7 +96,7 @@ class FrontMachine(RuleBasedStateMachine):
         """Time passes. Everybody who lives says so; writes arrive, but those that are delayed."""
         for _ in range(steps):
             self._beat()
-            self.world.call()
+            self.case.turn()
 
     @rule(pair=PAIRS, which=st.integers(0, 5), at_once=st.booleans())
     def cancel(self, pair: int, which: int, at_once: bool) -> None:
@@ -152,7 +154,7 @@ class FrontMachine(RuleBasedStateMachine):
     @rule()
     def silence(self) -> None:
         """Nobody is heard for longer than a lease."""
-        self.world.now += 2 * self.world.limits.lease_ns
+        self.case.now += 2 * self.case.limits.lease_ns
         self.excused |= set(range(len(self.pairs)))
 
     @rule(pair=PAIRS)
@@ -170,22 +172,22 @@ class FrontMachine(RuleBasedStateMachine):
         if self.pairs[pair]:
             self.pairs[pair].transport.deliver(1 << 30)
         draw = random.Random(seed)
-        epoch = draw.randrange(max(1, int(self.world.views.pair[pair, PAIR_EPOCH])))
-        self.world.views.front[pair, word] = epoch << EPOCH_SHIFT | draw.randrange(1 << 20)
+        epoch = draw.randrange(max(1, int(self.case.views.pair[pair, PAIR_EPOCH])))
+        self.case.views.front[pair, word] = epoch << EPOCH_SHIFT | draw.randrange(1 << 20)
 
     @precondition(lambda self: not self.drained)
     @rule(sure=st.integers(0, 40))
     def drain(self, sure: int) -> None:
         if sure == 7:
             self.drained = True
-            self.world.views.control[CONTROL_COMMAND] = COMMAND_DRAIN
-            self.world.views.engine[ENGINE_STATE] = STATE_DRAINING
+            self.case.views.control[CONTROL_COMMAND] = COMMAND_DRAIN
+            self.case.views.engine[ENGINE_STATE] = STATE_DRAINING
 
     def teardown(self) -> None:
         """Everybody behaves: all requests end in a bounded number of calls, and all pages come back."""
-        if not hasattr(self, "world"):
+        if not hasattr(self, "case"):
             return
-        limits, world = self.world.limits, self.world
+        limits, case = self.case.limits, self.case
         self.delayed.clear()
         bound = 2 * limits.slots * (limits.max_model_len + 40) + 100
         for _ in range(bound):
@@ -196,15 +198,15 @@ class FrontMachine(RuleBasedStateMachine):
                     self._check(pair, client)
             for client in filter(None, self.pairs):
                 self._read(client)
-            if self.drained and world.bucket == DRAINED:
+            if self.drained and case.bucket == DRAINED:
                 break
-            if not any(client.in_flight for client in self.pairs if client) and (world.state.requests.status == 0).all():
+            if not any(client.in_flight for client in self.pairs if client) and (case.state.requests.status == 0).all():
                 break
             self._beat()
-            world.call()
+            case.turn()
         else:
             raise AssertionError(f"requests do not end within {bound} calls")
-        assert (world.state.pages.refcount == 0).all()
+        assert (case.state.pages.refcount == 0).all()
 
     # ---- what the rules share ------------------------------------------------------------------------------------------
 
@@ -212,25 +214,22 @@ class FrontMachine(RuleBasedStateMachine):
         return self.pairs[pair % len(self.pairs)]
 
     def _attach(self, pair: int) -> None:
-        transport = WireTransport(self.world, pair)
-        client = self.pairs[pair] = self.client.QueuePair(transport, engine_timeout_s=1e9)
+        self.pairs[pair] = None
         self.excused.discard(pair)
         self.excused |= self.delayed
-        transport.while_attaching = self._beat
-        client.attach(ATTACH_S)
-        transport.while_attaching = None
+        self.pairs[pair] = self.case.attach(pair, self._beat)
 
     def _beat(self) -> None:
         self.calls += 1
         for pair, client in enumerate(self.pairs):
-            if client is not None and client.transport.while_attaching is None:
+            if client is not None:
                 if self.calls % BEAT_EVERY == 0:
                     client.heartbeat()
                 if pair not in self.delayed:
                     client.transport.deliver(1 << 30)
 
     def _request(self, draw: random.Random) -> tuple[list[int], Sampling]:
-        limits = self.world.limits
+        limits = self.case.limits
         longest = min(limits.max_model_len - 1, limits.pages * limits.page_size)
         length = draw.randint(1, longest if draw.random() < 0.5 else max(1, longest // 3))
         own = draw.randint(0, min(2, length))
@@ -265,6 +264,5 @@ class FrontMachine(RuleBasedStateMachine):
 
     def _read(self, client: Any) -> None:
         for request, token, flags in client.poll():
-            sent: Sent = request.owner
-            self.world.take(sent, token, flags, request.records)
+            request.owner.take(token, flags, request.records)
         assert client.stray_completions == 0

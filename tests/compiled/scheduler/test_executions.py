@@ -1,0 +1,126 @@
+"""Storms of the simulator: the scheduler under everything that front ends may do, and the same in all its executions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from support.executions import in_lanes
+from support.scheduler_cases import case_sizes
+
+from blinkpy.device.array_trees import as_memoryviews
+from blinkpy.kv.state import FAST_PATH, RUNNING_COUNT, WAITING_COUNT
+from blinkpy.kv.state_snapshots import differences, snapshot
+from blinkpy.scheduler.cycle import make_phases, make_turn
+from blinkpy.scheduler.phases.plan import step_budget
+from blinkpy.scheduler.policies import SHIPPED, Policy, fcfs
+from blinkpy.verify.sim.simulation import Simulation
+from blinkpy.verify.sim.world import Odds, make_world
+
+# Long outputs and room for everything: turns in which every request decodes, and now and then an arrival.
+ROOMY = case_sizes(slots=6, cq_entries=64, rows=6, tokens=24, mixed_step_tokens=12, page_size=2, pages=64, max_model_len=48)
+CALM = Odds(**dict.fromkeys(Odds._fields, 0) | {"submit": 60, "answer": 40, "burst": 2, "comeback": 1000, "notice": 1000})
+# More queue pairs than are counted at once, many rows, and long prompts.
+LARGE = case_sizes(pairs=9, slots=20, cq_entries=64, rows=48, tokens=256, mixed_step_tokens=96, pages=300, max_model_len=200)
+FEW = ("python", "general", "overlapped", "njit")
+
+
+def storms(names: tuple[str, ...], seed: int, rounds: int, policy: Policy, **chosen: Any) -> list[Simulation]:
+    """The same storm for several executions of the scheduler; the first one has its checks in Python, too.
+
+    general: plain Python that never takes the fast path. overlapped: what needs no tokens runs before the model's step, as on a
+    GPU. lanes: threads in random order. chosen: of make_world.
+    """
+    options: dict[str, Callable[[], dict[str, Any]]] = {
+        "python": lambda: {"mode": "python", "checks": "python"},
+        "general": lambda: {"scheduler": make_phases(policy, fast_path=False).turn},
+        "overlapped": lambda: {"overlapped": True, "mode": "python"},
+        "njit": lambda: {"mode": "njit"},
+        "lanes": lambda: {"scheduler": in_lanes(make_turn(policy), 4, seed)},
+    }
+    worlds = [make_world(seed, rounds, **chosen) for _ in names]
+    return [Simulation(seed, rounds, policy, world=world, **options[name]()) for name, world in zip(names, worlds, strict=True)]
+
+
+def same(first: Simulation, other: Simulation) -> bool:
+    """Whether states, shared memory, front ends and what the checks remember are equal, bit for bit."""
+    assert not differences(snapshot(first.world.state), snapshot(other.world.state))
+    ours, theirs = ((*s.world.sim.fronts, *s.world.sim.watch) for s in (first, other))
+    return first.world.segment == other.world.segment and all(map(np.array_equal, ours, theirs))
+
+
+def agree(simulations: list[Simulation]) -> tuple[int, int]:
+    """Run them side by side to their ends, and compare after each round. Returns the number of rounds on the fast path, and of
+    those in which a request finished."""
+    fast = finished = 0
+    first = simulations[0]
+    for _ in range(first.turns):
+        before = first.counters()["requests_finished"]
+        assert all(simulation.advance() for simulation in simulations)
+        assert all(same(first, other) for other in simulations[1:])
+        if first.world.state.counts[FAST_PATH] != 0:
+            fast += 1
+            finished += first.counters()["requests_finished"] > before
+    outcomes = [simulation.calm() for simulation in simulations]
+    assert [outcome.failure for outcome in outcomes] == [None] * len(simulations)
+    assert len({outcome.calls for outcome in outcomes}) == 1 and all(same(first, other) for other in simulations[1:])
+    return fast, finished
+
+
+@pytest.mark.parametrize("policy", sorted(SHIPPED))
+def test_every_execution_leaves_the_same_state(seed: int, policy: str) -> None:
+    """Each request gets its tokens and its end in each of them, too: the simulator's checks see to that."""
+    for number in range(8):
+        agree(storms(FEW, seed + number, 150, SHIPPED[policy]))
+
+
+# Storms with bad entries, hashes that collide, a drain and a stop among their ends; and one of this run.
+@pytest.mark.parametrize(
+    ("number", "policy"), [(3, "fcfs"), (11, "priority"), (14, "shortest-first"), (23, "fcfs"), (29, "priority"), (0, "fcfs")]
+)
+def test_several_lanes_leave_the_same_state(seed: int, number: int, policy: str) -> None:
+    agree(storms(("python", "lanes"), number or seed, 60, SHIPPED[policy]))
+
+
+def test_the_fast_path_is_usual_where_it_should_be(seed: int) -> None:
+    """Turns of both kinds, hundreds of each, leave the same state."""
+    fast, finished, rounds = 0, 0, 0
+    for number in range(12):
+        more = agree(storms(("python", "general"), seed + number, 200, fcfs, chosen=ROOMY, odds=CALM))
+        fast, finished, rounds = fast + more[0], finished + more[1], rounds + 200
+    print(f"{rounds} rounds, {fast} of them fast; requests finished in {finished} of these")
+    assert rounds // 8 < fast < rounds - rounds // 8
+    assert finished > 10
+
+
+def test_the_budget_follows_from_who_decodes_and_what_waits(seed: int) -> None:
+    """Against the same rule in NumPy, in states of random storms."""
+    sizes = case_sizes(slots=6, rows=4, tokens=20, mixed_step_tokens=8, burst_step_tokens=14, burst_tokens=24, pages=40)
+    seen = {8: 0, 14: 0, 20: 0}
+    for number in range(24):
+        (storm,) = storms(("general",), seed + number, 60, fcfs, chosen=sizes)
+        limits, state = storm.world.limits, storm.world.state
+        for _ in range(60):
+            assert storm.advance()
+            r, running = state.requests, state.running[: state.counts[RUNNING_COUNT]]
+            lacking = (r.length - r.computed)[running][r.stalled[running] == 0]
+            prompts = np.concatenate([lacking[lacking > 1], r.length[state.waiting[: state.counts[WAITING_COUNT]]]])
+            expected = 20
+            if (lacking == 1).any() and prompts.sum() <= 24:
+                expected = 8
+            elif (lacking == 1).any() and prompts.mean() > 8:
+                expected = 14
+            assert step_budget(limits, as_memoryviews(state), 0, 1) == expected
+            seen[expected] += 1
+    assert min(seen.values()) > 15, seen
+
+
+def test_njit_on_larger_worlds(seed: int) -> None:
+    finished = 0
+    for number in range(6):
+        (storm,) = storms(("njit",), seed + number, 150, fcfs, chosen=LARGE)
+        assert storm.run().failure is None
+        finished += storm.counters()["requests_finished"]
+    assert finished > 50

@@ -1,0 +1,168 @@
+"""Cases: the real scheduler, the real clients of its queue pairs, and model, checks and storms of `blinkpy.verify.sim`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from support.executions import in_lanes
+from support.expected_request import ExpectedRequest
+from support.front_end.wire_transport import WireTransport
+
+from blinkpy.device.array_trees import as_memoryviews
+from blinkpy.device.expect import PROBLEMS
+from blinkpy.dpu.link.queue_pair import QueuePair
+from blinkpy.kv.integrity import check_integrity
+from blinkpy.kv.state import DECODE_ROWS, ROWS, TOKENS
+from blinkpy.queues.completion import FINISH_REJECTED
+from blinkpy.queues.header import EngineFacts
+from blinkpy.queues.layout import QueueSizes
+from blinkpy.queues.request_parameters import Sampling
+from blinkpy.queues.submission import SQ_ENTRY
+from blinkpy.queues.words import COUNTER, ENGINE_STATE, STATE_READY
+from blinkpy.scheduler.cycle import make_turn
+from blinkpy.scheduler.policies import Policy, fcfs
+from blinkpy.verify.sim.simulation import plain_sim
+from blinkpy.verify.sim.synthetic_model import check_padding, compute
+from blinkpy.verify.sim.turn_invariants import check_promises
+from blinkpy.verify.sim.world import TICK_NS, World, WorldSizes, make_world
+
+VOCAB, MULTIPLIERS = 50, (1_234_567, 7_654_321)
+UNANSWERED = {"slot", "epoch"}  # an entry with another value here gets no completion
+
+
+def case_sizes(
+    pairs: int = 2, slots: int = 4, cq_entries: int = 16, rows: int = 4, tokens: int = 16, page_size: int = 4, pages: int = 16,
+    max_model_len: int = 32, vocab_size: int = VOCAB, lease_ms: int = 1, multipliers: tuple[int, int] = MULTIPLIERS,
+    **options: Any,
+) -> WorldSizes:  # fmt: skip
+    """Small sizes, so that everything runs out. options: of make_limits."""
+    sq = max(2, 1 << (slots - 1).bit_length())
+    queue = QueueSizes(pairs, slots, sq, cq_entries, max(16, sq * max_model_len), sq * (max_model_len // page_size + 1))
+    facts = EngineFacts(1, *multipliers, max_model_len, vocab_size, page_size, pages, rows, lease_ms)
+    return queue, facts, {"max_num_batched_tokens": tokens, "intake_entries": 4, **options}
+
+
+def tokens(n: int, start: int = 0) -> list[int]:
+    """A prompt of n tokens; equal for equal arguments."""
+    return [(start + 7 * i) % VOCAB for i in range(n)]
+
+
+class Case:
+    """One world of the simulator in plain Python. Each turn is judged by the simulator's checks.
+
+    clients: that beat and deliver in each turn, unless their pair is in `silent`. judged: whether promises are checked.
+    """
+
+    def __init__(self, world: World, turn: Callable[..., int], client: Any = QueuePair) -> None:
+        self.world, self._turn, self._client = world, turn, client
+        self.limits, self.state, self.views, _, self.segment = world
+        self._arrays, self._queues, self._sim = as_memoryviews(self.state), as_memoryviews(self.views), plain_sim(world)
+        self.clients: list[Any] = [None] * self.limits.pairs
+        self.awaited: list[ExpectedRequest] = []
+        self.done: list[ExpectedRequest] = []
+        self.silent: set[int] = set()
+        self.now, self.bucket, self.judged = 1, -1, True
+        self.views.engine[ENGINE_STATE] = STATE_READY
+
+    def claim(self, pair: int) -> Any:
+        """A front end claims the pair; what its owner before it had in flight is lost. Returns its client."""
+        before, self.clients[pair] = self.clients[pair], None
+        lost = [sent.owner for sent in before.live()] if before else []
+        self.awaited = [request for request in self.awaited if request not in lost]
+        self.clients[pair] = self.attach(pair)
+        return self.clients[pair]
+
+    def attach(self, pair: int, while_attaching: Callable[[], None] = lambda: None) -> Any:
+        """A client that has the pair. while_attaching: what others do meanwhile, in each turn."""
+        transport = WireTransport(self, pair)
+        client = self._client(transport, engine_timeout_s=1e9)
+        transport.while_attaching = while_attaching
+        client.attach(60.0)  # the engine moves while the client waits
+        transport.while_attaching = None
+        return client
+
+    def turn(self, times: int = 1) -> int:
+        """Turns of the scheduler, and steps of the model. Returns what the last turn returned."""
+        for _ in range(times):
+            self.now += TICK_NS
+            for pair, client in enumerate(self.clients):
+                if client is not None and pair not in self.silent:
+                    client.heartbeat()
+                    client.transport.deliver(1 << 30)
+            self.bucket = self._turn(self.limits, self._queues, self._arrays, self.now, 0, 1)
+            problems = check_integrity(self.limits, self.state)
+            assert not problems, problems
+            fault = self.judged and check_promises(self.limits, self._queues, self._arrays, self._sim, self.now)
+            assert not fault, PROBLEMS[fault]
+            assert (self.bucket >= 0) == (self.state.batch.counts[ROWS] > 0)
+            if self.bucket >= 0:
+                fault = check_padding(self._arrays, self.bucket) or compute(self.limits, self._arrays, self._sim.cache, -1)
+                assert fault == 0, PROBLEMS[fault]
+        return self.bucket
+
+    def submit(
+        self, prompt: list[int], max_tokens: int = 4, pair: int = 0, *, rejected: bool = False, entry: Any = (), **sampling: Any
+    ) -> ExpectedRequest:
+        """A request, which is in the engine's memory on return. rejected: it must be. entry: fields of its entry with other
+        values than the client wrote."""
+        request = ExpectedRequest(self.limits, prompt, Sampling(**{"max_tokens": max_tokens, "seed": 5} | sampling))
+        client = self.clients[pair]
+        sent = client.submit(np.array(prompt, np.int32), request.sampling, request)
+        client.transport.deliver(1 << 30)
+        words = self.views.sq[pair, sent.after - 1 & self.limits.sq_entries - 1].view(SQ_ENTRY)
+        for name in entry:
+            words[name] = entry[name]
+        if rejected:
+            request.expected, request.finish = [], FINISH_REJECTED
+        if not UNANSWERED & set(entry):
+            self.awaited.append(request)
+        return request
+
+    def cancel(self, request: ExpectedRequest) -> None:
+        """It reaches the engine in the next turn."""
+        client, sent = next((c, s) for c in self.clients for s in c.live() if s.owner is request)
+        request.cancelled = True
+        client.cancel(sent)
+
+    def read(self, *pairs: int) -> None:
+        """Front ends read their completions, and check each."""
+        for pair in pairs:
+            for sent, token, flags in self.clients[pair].poll():
+                sent.owner.take(token, flags, sent.records)
+                if sent.owner.ended:
+                    self.done.append(sent.owner)
+
+    def finish(self, most: int = 2000) -> None:
+        """Turns in which everybody reads, until each request has its end; bounded: nothing hangs."""
+        everybody = [pair for pair, client in enumerate(self.clients) if client is not None and pair not in self.silent]
+        for _ in range(most):
+            self.read(*everybody)
+            if all(request.ended for request in self.awaited) and not self.state.requests.status.any():
+                return
+            self.turn()
+        raise AssertionError(f"requests do not end within {most} turns")
+
+    def counter(self, name: str) -> int:
+        return int(self.views.engine[COUNTER[name]])
+
+    def word(self, index: int, pair: int = 0) -> int:
+        """PAIR_*, as published."""
+        return int(self.views.pair[pair, index])
+
+    def statuses(self, pair: int = 0) -> list[int]:
+        return self.state.requests.status.reshape(self.limits.pairs, -1)[pair].tolist()
+
+    def batch(self) -> list[int]:
+        """Rows, tokens and decoding rows."""
+        return [int(self.state.batch.counts[i]) for i in (ROWS, TOKENS, DECODE_ROWS)]
+
+
+def make_case(policy: Policy = fcfs, lanes: int = 1, *, attached: bool = True, **sizes: Any) -> Case:
+    """sizes: of case_sizes. attached: every pair has its client."""
+    turn = make_turn(policy)
+    case = Case(make_world(1, 1, chosen=case_sizes(**sizes)), turn if lanes == 1 else in_lanes(turn, lanes))
+    for pair in range(case.limits.pairs if attached else 0):
+        case.claim(pair)
+    return case
