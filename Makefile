@@ -10,8 +10,8 @@
 #   make test-gpu   the tests that need an NVIDIA GPU; without one it says so, and tests nothing. ARGS='-n 8': eight at a time
 #   make bench      the benchmarks that need no GPU, into benchmarks/results: a quarter of an hour on an idle machine
 #   make paper      the grid of request rates, isolated and interfered, for MODEL: hours, and it can be interrupted
-#   make tables     the README's figures, from benchmarks/results
-#   make measure    all of the README's figures measured again on this machine: bench, and with a GPU decode steps and grids
+#   make tables     the figures of README and docs, and the plots, from benchmarks/results
+#   make measure    all of these figures measured again on this machine: bench, and with a GPU decode steps and grids
 #   make docs       write the generated pages of docs/ again
 #   make clean      remove the environment and everything that was built
 #
@@ -137,10 +137,11 @@ else
 endif
 
 bench: $(call STAMP,bench)
-	@for name in queue_round_trip control_overhead front_end_cpu cpu_engine rdma_cpu tokenizer_rate; do $(RUNNER) -m benchmarks.parts.$$name $(ARGS) || exit 1; done
+	@for name in queue_round_trip control_overhead front_end_cpu cpu_engine rdma_cpu; do $(RUNNER) -m benchmarks.parts.$$name $(ARGS) || exit 1; done
 
 paper: $(call STAMP,bench)
 	@$(RUNNER) -m benchmarks.serving.grid --model '$(MODEL)' $(ARGS)
+	@$(RUNNER) -m benchmarks.report.pages
 
 tables: $(call STAMP,bench)
 	@$(RUNNER) -m benchmarks.report.pages
@@ -148,14 +149,11 @@ tables: $(call STAMP,bench)
 SHAPES = llama-3-8b qwen3-30b-a3b
 DECODE = $(RUNNER) -m benchmarks.parts.decode_step --out benchmarks/results/decode-
 
-# The grids that the README shows, on a machine with 16 cores (others: ARGS='--server-cores LIST ...'; the last option counts).
+# The grids of docs/results.md, one model after another, on a machine with 16 cores (others: ARGS='--server-cores LIST ...'; the last option counts).
 GRID = $(RUNNER) -m benchmarks.serving.grid --quick --drain-s 10 --idle-s 5 --server-cores 0-11 --client-cores 12-15 --frontend-cores 10-11 \
   $(foreach name,blinkpy blinkpy-host blinkpy-8192,--extra '$(name):--workers 2')
 ALL = --system blinkpy --system blinkpy-host --system vllm --streams 1 8 64 256 --shared-rates 16 --repeats 2
 EQUAL = --system blinkpy-8192 --streams 64 256 --rates 16 --modes isolated
-# A smaller one, into a file of its own: each system alone on the machine.
-OWN_FILE = --no-plot --output benchmarks/results/$(1).json --state build/benchmarks/$(1)-state
-ALONE = --model llama-3-8b --system blinkpy --system vllm --streams 1 64 256 --rates 16 --modes isolated $(call OWN_FILE,alone-llama-3-8b)
 
 measure: $(call STAMP,bench) $(if $(GPU),$(call STAMP,dev))
 	@$(MAKE) --no-print-directory bench ARGS=
@@ -164,7 +162,6 @@ ifneq ($(GPU),)
 	@$(RUNNER) -m benchmarks.parts.whole_steps --shape llama-3-8b
 	@$(DECODE)scheduler.json --shape small --spin-us 5000 --rows 1 64 256 1024 --prompt 48
 	@for shape in $(SHAPES); do $(GRID) --model $$shape $(EQUAL) $(ARGS) && $(GRID) --model $$shape $(ALL) $(ARGS) || exit 1; done
-	@$(GRID) $(ALONE) $(ARGS)
 	-@$(RUN) -m pytest tests/gpu -m 'not whole_gpu' --junitxml=build/gpu-tests.xml
 	-@$(RUN) -m pytest tests/gpu -m whole_gpu --junitxml=build/gpu-tests-alone.xml
 	@$(RUNNER) -m benchmarks.report.gpu_tests build/gpu-tests.xml build/gpu-tests-alone.xml \

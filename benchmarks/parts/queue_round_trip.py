@@ -5,7 +5,6 @@
 The other process is an engine reduced to its polling loop: compiled by njit with the engine's own memory primitives, it
 waits for the doorbell and publishes completions at once. What is measured from the front end's side, in Python:
 
-    memory       doorbell word -> completion word, the front end's side compiled too: what the machine itself takes
     transport    ShmTransport.ring -> ShmTransport.read_completions sees the completion word
     request_N    QueuePair.submit of a prompt of N tokens -> QueuePair.poll returns its final completion; the engine's side
                  reads the entry and the whole prompt, and answers with a checksum of them
@@ -21,7 +20,6 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -160,24 +158,6 @@ class Engine:
 # ---- the front end's side -------------------------------------------------------------------------------------------------
 
 
-@njit(nogil=True)
-def memory_round_trips(front, cq, cq_entries, first, count, times):  # type: ignore[no-untyped-def]
-    """Compiled round trips; times: int64 [count], ns. Returns how many words were wrong."""
-    wrong = 0
-    for i in range(count):
-        position = first + i
-        lap = position // cq_entries % LAPS + 1
-        began = now_ns()
-        store_release(front, (0, FRONT_DOORBELL), position + 1)
-        while True:
-            word = load_acquire(cq, (0, position % cq_entries))
-            if word >> LAP_SHIFT == lap:
-                break
-        times[i] = now_ns() - began
-        wrong += word >> TOKEN_SHIFT & TOKEN_MASK != position & TOKEN_MASK
-    return wrong
-
-
 def transport_round_trips(transport: ShmTransport, first: int, count: int) -> NDArray[np.float64]:
     """Round trips of a doorbell and one completion word; us."""
     times, clock, size = np.empty(count), time.perf_counter_ns, SIZES.cq_entries
@@ -235,26 +215,13 @@ def measure(options: argparse.Namespace, run: Run) -> dict[str, Any]:
     gc.disable()
     try:
         run.progress("doorbell and completion word")
-        with Engine(False, allowed[1]) as (transport, views):
-            position = 0
-            raw = np.empty(count, np.int64)
-
-            def memory(position: int, n: int) -> None:
-                check(memory_round_trips(views.front, views.cq, SIZES.cq_entries, position, n, raw) == 0, "a wrong word")
-
-            steps: tuple[tuple[str, Callable[[int, int], Any]], ...] = (
-                ("memory", memory),
-                ("transport", lambda position, n: transport_round_trips(transport, position, n)),
-            )
-            for _, step in steps:  # warm up, compile
-                step(position, min(count, 200))
-                position += min(count, 200)
+        with Engine(False, allowed[1]) as (transport, _):
+            position = min(count, 200)
+            transport_round_trips(transport, 0, position)  # warm up, compile
             for _ in range(rounds):
-                for name, step in steps:
-                    times = step(position, count)
-                    add(name, raw / 1000 if times is None else times)
-                    position += count
-                    gc.collect()
+                add("transport", transport_round_trips(transport, position, count))
+                position += count
+                gc.collect()
         run.progress("whole requests")
         with Engine(True, allowed[1]) as (transport, _):
             pair = QueuePair(transport)
@@ -283,7 +250,7 @@ def benchmark(options: argparse.Namespace) -> None:
     run.write(
         """Front end pinned to one core, the polling engine to another. One sample is one round trip on the front end's clock,
         one request in flight at a time; rounds of the kinds alternate, the garbage collector runs between rounds only. Every
-        word or checksum is compared. "memory", "transport" and "request_N" as in the module's text; "submit_N" is the part of
+        word or checksum is compared. "transport" and "request_N" as in the module's text; "submit_N" is the part of
         request_N until QueuePair.submit returns.""",
         results,
     )

@@ -10,8 +10,6 @@ driver does in those calls. One request at a time:
     news        QueuePair.poll that returns the request's only completion
     nothing     QueuePair.poll that finds none
     request_N   submit_N and the look with news
-
-Instructions of request_N are counted too, where Valgrind is installed: some two minutes.
 """
 
 from __future__ import annotations
@@ -19,11 +17,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import gc
-import os
-import re
 import secrets
-import shutil
-import subprocess
 import sys
 import time
 from types import SimpleNamespace
@@ -33,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.common.distribution import describe
-from benchmarks.common.harness import ROOT, Run, UsageError, check, main, parser
+from benchmarks.common.harness import Run, check, main, parser
 from blinkpy.dpu.link import connect_rdma, rdma_writes
 from blinkpy.dpu.link.connect_rdma import DEPTH, RdmaTransport
 from blinkpy.dpu.link.queue_pair import QueuePair
@@ -61,11 +55,6 @@ FACTS = EngineFacts(1, 65_537, 131_071, 8192, 4096, 16, 1 << 14, 256, 3_600_000)
 PROMPTS = (32, 128, 1024, 4096)  # tokens
 FLAGS = HAS_TOKEN | FINISH_LENGTH
 HEARTBEAT_EVERY = 100  # requests
-COUNTED = re.compile(r"I +refs: +([\d,]+)")  # what Valgrind says
-COUNT_S = 600  # in which it has to end
-# One thread, and the same order of everything in each run.
-FIXED = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
-FEW, MANY = 100, 500  # requests for which instructions are counted; the difference is what counts
 
 
 class Card:
@@ -210,57 +199,6 @@ def measure(options: argparse.Namespace, run: Run) -> dict[str, Any]:
     return {name: describe(times, "us") for name, times in sorted(parts.items())}
 
 
-def requests(length: int, count: int, *, answers_alone: bool = False) -> None:
-    """So many requests, as in measure() but with nothing else; answers_alone: only what the engine's side of them does."""
-    prompt, sampling = np.zeros(length, np.int32), Sampling(max_tokens=1, seed=1)
-    segment = create_segment(f"serve-benchmark-{secrets.token_hex(6)}", SIZES, FACTS)
-    try:
-        answers = Answers(segment)
-        if answers_alone:
-            for _ in range(count):
-                answers.one(0, prompt)
-            return
-        pair = QueuePair(connect(segment, Card()))
-        answers.grant()
-        pair.attach(1.0)
-        for _ in range(count):
-            answers.one(pair.submit(prompt, sampling).slot, prompt)
-            check(len(pair.poll()) == 1, "another number of completions came")
-    finally:
-        segment.close()
-
-
-def instructions_each(program: str, few: int, many: int) -> float:
-    """Instructions of one round, in user mode. program: Python text that does {rounds} rounds, from the repository's root.
-
-    It is run with few rounds and with many: what start and end take is in both. Raises UsageError when Valgrind can't run it.
-    """
-    return (_instructions(program.format(rounds=many)) - _instructions(program.format(rounds=few))) / (many - few)
-
-
-def _instructions(program: str) -> int:
-    valgrind = ["valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null"]
-    command = [*valgrind, sys.executable, "-c", program]
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | FIXED, capture_output=True, text=True, timeout=COUNT_S)
-    found = COUNTED.search(done.stderr)
-    if done.returncode != 0 or found is None:
-        raise UsageError(f"valgrind failed: {(done.stderr.strip() or 'no message').splitlines()[-1]}")
-    return int(found[1].replace(",", ""))
-
-
-def count_instructions(run: Run) -> dict[str, Any]:
-    """Instructions of each request_N."""
-    if not shutil.which("valgrind"):
-        return {"missing": "valgrind is not installed"}
-    found: dict[str, Any] = {"unit": "instructions"}
-    for done, length in enumerate(PROMPTS):
-        run.progress("instructions", done, len(PROMPTS))
-        program = f"from benchmarks.parts.rdma_cpu import requests; requests({length}, {{rounds}}, answers_alone=%s)"
-        both, answers = (instructions_each(program % alone, FEW, MANY) for alone in (False, True))
-        found[f"request_{length}"] = round(both - answers)
-    return found
-
-
 def benchmark(options: argparse.Namespace) -> None:
     run = Run("parts.rdma_cpu", options)
     if options.smoke:
@@ -269,13 +207,9 @@ def benchmark(options: argparse.Namespace) -> None:
     for length in PROMPTS:
         what = f"CPU of a request of {length} tokens and one completion, median"
         run.target(what, results[f"request_{length}"]["p50"]["value"], TARGET_US, "us")
-    if not options.smoke:
-        results["instructions"] = count_instructions(run)
     run.write(
         """CPU time of the thread (CLOCK_THREAD_CPUTIME_ID), one request in flight at a time, everything in one process; verbs go
-        to a stand-in in Python that copies at once. Every prompt and completion is compared. Names as in the module's text.
-        Instructions: of user mode, by Valgrind's count, as the difference of runs with more and fewer requests, without those of
-        the engine's side.""",
+        to a stand-in in Python that copies at once. Every prompt and completion is compared. Names as in the module's text.""",
         results,
     )
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.report.figure_files import figure_row, plain_log
-from benchmarks.report.grid_summary import FIGURES, MODES, Document, Figure, counts, placement, series, systems
+from benchmarks.report.grid_summary import FIGURES, Document, Figure, counts, placement, series, systems
+from benchmarks.serving.load_figures import MODES
 
 STYLES = {  # colour (Okabe and Ito, told apart by the colour-blind too) and marker; the same on every page
     "blinkpy": ("#0072B2", "o"),

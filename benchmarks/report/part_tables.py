@@ -35,6 +35,7 @@ CHOICES = (  # that are shown: policy, max_num_batched_tokens, mixed_step_tokens
     ("short-prompts", 2048, 512, 4096, 0),
     ("short-prompts", 8192, 512, 4096, 2048),
 )
+LOADS = ("16 requests/s", "64 streams")  # that are shown
 CHOICE = ("policy", "tokens", "mixed", "burst", "burst_step")
 PREDICTED = ("ttft_p50", "ttft_mean", "ttft_p99", "tpot_p50", "tpot_mean", "tpot_p99", "itl_p99", "itl_max", "e2e_mean")
 
@@ -184,11 +185,9 @@ def rdma(results: Results) -> dict[str, Any]:
     measured, limit = found["results"], found["targets"][0]["limit"]
     sizes = sorted(int(name.removeprefix("request_")) for name in measured if name.startswith("request_"))
     times = [measured[f"request_{size}"]["p50"]["value"] for size in sizes]
-    counted = [measured["instructions"].get(f"request_{size}") for size in sizes]
     rows = [
         ["tokens of the prompt", *(f"{size:,}" for size in sizes)],
         ["CPU time, median", *(f"{time:.0f} us" + ("" if time <= limit else ": **missed**") for time in times)],
-        ["instructions", *(f"{count:,}" if count else "not counted" for count in counted)],
     ]
     others = percent(found["others"]["other_processes"])
     return {"rows": rows, "hardware": hardware(found), "when": when(found), "others": others}
@@ -201,7 +200,7 @@ def capacity(results: Results) -> dict[str, Any]:
         name = f"{load['streams']} streams" if load["streams"] else f"{load['rate']:g} requests/s"
         choices = [row for row in load["choices"] if tuple(row[key] for key in CHOICE) in CHOICES]
         rows = [[row["name"], *(f"{row[key]:g}" for key in PREDICTED)] for row in choices]
-        loads.append((name, load["requests"], rows))
+        loads += [(name, load["requests"], rows)] if name in LOADS else []
     return {"loads": loads, "head": ["policy, step tokens", *(key.replace("_", " ") for key in PREDICTED)]}
 
 

@@ -8,7 +8,6 @@ from typing import Any
 from benchmarks.report.grid_summary import (
     FIGURES,
     MEDIANS,
-    MODES,
     Figure,
     alongside,
     closed_loops,
@@ -26,6 +25,7 @@ from benchmarks.report.grid_summary import (
     unmeasured,
 )
 from benchmarks.report.words import percent, word
+from benchmarks.serving.load_figures import MODES
 
 Document = dict[str, Any]
 Rows = list[list[str]]
@@ -107,11 +107,10 @@ def alone(found: dict[str, Document]) -> dict[str, Any]:
     for title, file in found.items():
         if file:
             document = file["results"]
-            figures = [
-                [name, *(series(document, name, MODES[0], value).get(HEADLINE_RATE) for _, value in FIGURES.values())]
-                for name in ours_first(document)
-            ]
-            rows = [[name, *map(word, values)] for name, *values in figures if any(values)]
+            rows = []
+            for name in ours_first(document):
+                figures = [series(document, name, MODES[0], value).get(HEADLINE_RATE) for _, value in FIGURES.values()]
+                rows += [[name, *map(word, figures)]] if any(figures) else []
             models.append({"title": title, "origin": machine(file), "closed": closed(document), "rows": rows})
     return {"models": models, "ours": OURS, "rate": HEADLINE_RATE}
 
@@ -310,7 +309,7 @@ def energy_rows(document: Document) -> Rows:
             found.setdefault(load_name(cell), {})[key["system"]] = cell
     rows = []
     for load, cells in sorted(found.items(), key=lambda item: (item[0].endswith("/s"), float(item[0].split()[0]))):
-        for name in systems(document):
+        for name in (OURS, PEER):
             if name in cells:
                 energy, steps = cells[name]["energy"], cells[name]["steps"]
                 step = joules_a_step(cells[name])

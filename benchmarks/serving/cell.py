@@ -7,20 +7,20 @@ import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common.harness import ROOT, UsageError
+from benchmarks.common.load import LoadResult, Request, Target, offer
 from benchmarks.common.model_shapes import SHAPES, write_folder
 from benchmarks.common.nvml import EnergyMeter
 from benchmarks.serving.host_counters import Counters
-from benchmarks.serving.load import LoadResult, Target, offer
 from benchmarks.serving.load_figures import Slo, figures, levels
 from benchmarks.serving.neighbours import KINDS, Neighbours
 from benchmarks.serving.systems import Cores, Model, Running, ServerError, System, find_system, on_cores, parse_cores, running
-from benchmarks.serving.workload import Dataset, Request, closed_loop, open_loop, read_dataset
+from benchmarks.serving.workload import Dataset, closed_loop, open_loop, read_dataset
 from blinkpy.progress import Progress
 
 WARM_TOKENS = 16  # of an answer
@@ -40,7 +40,6 @@ class Load:
 
     data: str
     rate: float = 0.0
-    arrivals: str = "poisson"
     seconds: float = 60.0
     drain_s: float = 60.0
     streams: int = 0
@@ -102,21 +101,11 @@ class Bench:
     def requests(self, load: Load) -> list[Request]:
         data = self._datasets.get(load.data)
         if data is None:
-            data = self._datasets[load.data] = read_dataset(load.data, self.model.length, self._counter())
+            data = self._datasets[load.data] = read_dataset(load.data, self.model.length)
         text = load.text or self.chat
         if load.streams:
             return closed_loop(data, load.streams, load.rounds, load.seed, self.model.vocabulary, text)
-        return open_loop(data, load.arrivals, load.rate, load.seconds, load.seed, self.model.vocabulary, text)
-
-    def _counter(self) -> Callable[[str], int] | None:
-        """Tokens of a text by the model's own tokenizer, where the model is a folder."""
-        path = Path(self.model.folder) / "tokenizer.json"
-        if not path.is_file():
-            return None
-        from tokenizers import Tokenizer
-
-        tokenizer = Tokenizer.from_file(str(path))
-        return lambda text: len(tokenizer.encode(text).ids)
+        return open_loop(data, load.rate, load.seconds, load.seed, self.model.vocabulary, text)
 
     def _offer(self, server: Running, load: Load, requests: Sequence[Request], name: str = "") -> LoadResult:
         target = Target(server.host, server.port, self.model.name, self.chat, self.api_key, self.temperature)
@@ -145,6 +134,12 @@ class Bench:
         server.check()
         front_end = "own" if (cores or self.cores).front_end else "shared"
         return {"load": dataclasses.asdict(load), "front_end": front_end, "neighbours": neighbours.count, **found, **counted}
+
+
+def placements(cores: Cores) -> dict[str, Cores]:
+    """Where front ends may be: on cores of their own, if they have them, and among the neighbours."""
+    shared = dataclasses.replace(cores, front_end=())
+    return {"own": cores, "shared": shared} if cores.front_end else {"shared": shared}
 
 
 COLUMNS = "load | system | front end | TTFT p50 / p99 ms | TPOT p50 / p99 ms | output tok/s | J per token | errors | client"

@@ -47,7 +47,7 @@ def loads(options: argparse.Namespace) -> list[Load]:
     """The loads of the options: closed loops first."""
     common: dict[str, Any] = {"seed": options.seed, "drain_s": options.drain_s, "text": options.text}
     closed = [Load(options.closed_data, streams=n, rounds=options.rounds, **common) for n in options.streams]
-    common |= {"arrivals": options.arrivals, "seconds": options.seconds, "kinds": tuple(options.kinds)}
+    common |= {"seconds": options.seconds, "kinds": tuple(options.kinds)}
     open_ = [Load(options.open_data, rate, per_core=n, **common) for n in options.per_core for rate in options.rate]
     return closed + open_
 
@@ -93,10 +93,7 @@ def options() -> argparse.Namespace:
     result.add_argument("--per-core", type=int, nargs="+", default=[0], help=help_text)
     result.add_argument("--seconds", type=float, default=60.0, help="of arrivals, of an open loop")
     result.add_argument("--drain-s", type=float, default=60.0, help="after which what hasn't ended is given up")
-    result.add_argument("--open-data", default="azure", metavar="DATA", help="fixed:IN:OUT, azure, azure:FILE, sharegpt:FILE")
-    result.add_argument(
-        "--arrivals", choices=("poisson", "trace"), default="poisson", help="trace: the data set's own, at --rate"
-    )
+    result.add_argument("--open-data", default="azure", metavar="DATA", help="fixed:IN:OUT, azure, azure:FILE")
     help_text = "for which the power of the idle GPU, and with the server idle, is measured"
     result.add_argument("--idle-s", type=float, default=0.0, help=help_text)
     result.add_argument("--text", action="store_true", help="prompts are texts, which the server has to tokenize")

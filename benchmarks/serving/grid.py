@@ -35,9 +35,8 @@ from benchmarks.common.harness import (
     revision,
     to_json,
 )
-from benchmarks.serving.cell import Bench, Load, add_options, bench, table
+from benchmarks.serving.cell import Bench, Load, add_options, bench, placements, table
 from benchmarks.serving.compare import METHOD, end
-from benchmarks.serving.interference import placements
 from benchmarks.serving.load_figures import MODES, verdict
 from benchmarks.serving.systems import Running, ServerError, System
 
@@ -46,7 +45,7 @@ QUICK_RATES = (2, 8, 16, 32)
 SMOKE_RATES = (4, 12)
 SECONDS, QUICK_SECONDS = 60.0, 20.0
 SAME = (  # what the cells of one result have in common
-    *("model", "seconds", "drain_s", "data", "closed_data", "rounds", "arrivals", "seed"),
+    *("model", "seconds", "drain_s", "data", "closed_data", "rounds", "seed"),
     *("per_core", "kinds", "server_cores", "client_cores", "frontend_cores", "temperature", "chat"),
 )
 CELL_SPARE_S = 5.0  # of a cell, besides arrivals and drain: prompts, client processes, neighbours, and the figures
@@ -219,7 +218,7 @@ def load_of(cell: Cell, options: argparse.Namespace) -> Load:
         )
     per_core = options.per_core if cell.mode == MODES[1] else 0
     common = {"seed": options.seed, "per_core": per_core, "kinds": tuple(options.kinds)}
-    return Load(options.data, cell.rate, options.arrivals, options.seconds, options.drain_s, **common)
+    return Load(options.data, cell.rate, options.seconds, options.drain_s, **common)
 
 
 def gather(state: State, cells: list[Cell], means: Bench, errors: dict[str, str]) -> dict[str, Any]:
@@ -243,8 +242,7 @@ def options() -> argparse.Namespace:
     result.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
     result.add_argument("--seconds", type=float, help=f"of arrivals in a cell (default: {SECONDS:g})")
     result.add_argument("--drain-s", type=float, default=60.0, help="after which what hasn't ended is given up")
-    result.add_argument("--data", default="azure", help="fixed:IN:OUT, azure, azure:FILE, sharegpt:FILE")
-    result.add_argument("--arrivals", choices=("poisson", "trace"), default="poisson")
+    result.add_argument("--data", default="azure", help="fixed:IN:OUT, azure, azure:FILE")
     result.add_argument("--per-core", type=int, default=8, help="neighbours on each of the server's cores, when interfered")
     result.add_argument(
         "--streams", type=int, nargs="*", default=[], help="closed loops with so many requests in flight, isolated"

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common.distribution import describe
+from benchmarks.common.load import UNFINISHED, LoadResult, Record
 from benchmarks.common.nvml import EnergyMeter
-from benchmarks.serving.load import UNFINISHED, LoadResult, Record
 
 MODES = ("isolated", "interfered")  # without neighbours, and with
 LEVELS = (50.0, 90.0, 99.0)

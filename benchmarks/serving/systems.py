@@ -43,15 +43,6 @@ VLLM = (
     "--max-model-len {length} {dummy} --max-num-seqs 256 --gpu-memory-utilization 0.85 --no-enable-prefix-caching "
     "--disable-uvicorn-access-log"
 )
-SGLANG = (
-    "{python} -m sglang.launch_server --model-path {model} --served-model-name {name} --host 127.0.0.1 --port {port} "
-    "--context-length {length} {dummy} --max-running-requests 256 --mem-fraction-static 0.85 --disable-radix-cache"
-)
-TENSORRT = (
-    "trtllm-serve {model} --host 127.0.0.1 --port {port} --max_seq_len {length} --max_batch_size 256 "
-    "--kv_cache_free_gpu_memory_fraction 0.85"
-)
-TRANSFORMERS = "transformers serve {model} --host 127.0.0.1 --port {port} --continuous-batching"
 
 
 class ServerError(Exception):
@@ -84,9 +75,6 @@ SYSTEMS = {
         System("blinkpy-host", BLINKPY + " --control host", front_end=DPU_PART),
         System("blinkpy-8192", BLINKPY + ONE_SIZE, front_end=DPU_PART),
         System("vllm", VLLM, front_end=r"vllm\.entrypoints|APIServer", environment={**OFFLINE, "VLLM_NO_USAGE_STATS": "1"}),
-        System("sglang", SGLANG, front_end=r"sglang\.launch_server|detokenizer", environment=OFFLINE),
-        System("tensorrt-llm", TENSORRT, dummy="", front_end=r"trtllm-serve", environment=OFFLINE),
-        System("transformers", TRANSFORMERS, dummy="", environment=OFFLINE),
     )
 }
 

@@ -7,8 +7,6 @@ run, so that no cache has met them.
 from __future__ import annotations
 
 import csv
-import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.common.harness import ROOT, UsageError
+from benchmarks.common.load import Request
 
 AZURE = ROOT / "benchmarks" / "data" / "azure_conversations_2023.csv"
-CHARACTERS_PER_TOKEN = 4.0  # of a text whose tokenizer isn't known
 
 
 class DatasetError(UsageError):
@@ -27,31 +25,17 @@ class DatasetError(UsageError):
 
 @dataclass(frozen=True)
 class Dataset:
-    """lengths: int32 [n, 2], tokens of prompt and answer; times: float64 [n], seconds, of a trace; texts: the prompts, if
-    known."""
+    """lengths: int32 [n, 2], tokens of prompt and answer."""
 
     name: str
     lengths: NDArray[np.int32]
-    times: NDArray[np.float64] | None = None
-    texts: tuple[str, ...] | None = None
 
 
-@dataclass(frozen=True)
-class Request:
-    """due: seconds after the start of the load. prompt: token ids, or a text of about prompt_tokens tokens."""
-
-    due: float
-    prompt: list[int] | str
-    prompt_tokens: int
-    max_tokens: int
-
-
-def read_dataset(name: str, limit: int, count: Callable[[str], int] | None = None) -> Dataset:
+def read_dataset(name: str, limit: int) -> Dataset:
     """A data set by name; sequences of more than limit tokens (prompt and answer) are left out.
 
-    name: fixed:IN:OUT; azure, the sample that ships; azure:FILE, the whole trace or another one with its columns; sharegpt:FILE,
-    a list of {"conversations": [{"from", "value"}, ...]}, of which the first human turn and the answer to it are taken.
-    count: tokens of a text (sharegpt; without it, four characters are one). Raises DatasetError.
+    name: fixed:IN:OUT; azure, the sample that ships; azure:FILE, the whole trace or another one with its columns. Raises
+    DatasetError.
     """
     kind, _, rest = name.partition(":")
     try:
@@ -62,41 +46,21 @@ def read_dataset(name: str, limit: int, count: Callable[[str], int] | None = Non
             found = Dataset(name, np.array([[prompt, answer]], np.int32))
         elif kind == "azure":
             found = _read_azure(Path(rest) if rest else AZURE)
-        elif kind == "sharegpt" and rest:
-            found = _read_sharegpt(Path(rest), count or (lambda text: max(1, round(len(text) / CHARACTERS_PER_TOKEN))))
         else:
-            raise ValueError("it is none of fixed:IN:OUT, azure, azure:FILE, sharegpt:FILE")
+            raise ValueError("it is none of fixed:IN:OUT, azure, azure:FILE")
     except (OSError, KeyError, TypeError, ValueError, IndexError) as error:
         raise DatasetError(f"data set {name}: {error}") from error
     keep = (found.lengths.sum(1) <= limit) & (found.lengths.min(1) >= 1)
     if not keep.any():
         raise DatasetError(f"data set {name}: nothing fits into {limit} tokens")
-    texts = None if found.texts is None else tuple(text for text, fits in zip(found.texts, keep, strict=True) if fits)
-    times = None if found.times is None else found.times[keep]
-    return Dataset(f"{kind}:{Path(rest).name}" if kind != "fixed" and rest else name, found.lengths[keep], times, texts)
+    return Dataset(f"{kind}:{Path(rest).name}" if kind != "fixed" and rest else name, found.lengths[keep])
 
 
 def _read_azure(path: Path) -> Dataset:
-    """Columns TIMESTAMP (a date, or seconds), ContextTokens, GeneratedTokens."""
+    """Columns ContextTokens, GeneratedTokens."""
     with path.open(newline="") as lines:
-        rows = [(row["TIMESTAMP"], row["ContextTokens"], row["GeneratedTokens"]) for row in csv.DictReader(lines)]
-    first = rows[0][0]
-    if first.replace(".", "").isdigit():
-        times = np.array([float(row[0]) for row in rows])
-    else:
-        dates = np.array([row[0] for row in rows], "datetime64[ns]")
-        times = (dates - dates[0]).astype(np.int64) / 1e9
-    return Dataset(str(path), np.array([row[1:] for row in rows], np.int32), times)
-
-
-def _read_sharegpt(path: Path, count: Callable[[str], int]) -> Dataset:
-    texts, lengths = [], []
-    for conversation in json.loads(path.read_text()):
-        turns = conversation.get("conversations", [])[:2]
-        if len(turns) == 2 and turns[0]["from"] in ("human", "user") and turns[1]["from"] in ("gpt", "assistant", "chatgpt"):
-            texts.append(str(turns[0]["value"]))
-            lengths.append((count(texts[-1]), count(str(turns[1]["value"]))))
-    return Dataset(str(path), np.array(lengths, np.int32).reshape(-1, 2), None, tuple(texts))
+        rows = [(row["ContextTokens"], row["GeneratedTokens"]) for row in csv.DictReader(lines)]
+    return Dataset(str(path), np.array(rows, np.int32))
 
 
 def poisson(rate: float, seconds: float, rng: np.random.Generator) -> NDArray[np.float64]:
@@ -108,33 +72,11 @@ def poisson(rate: float, seconds: float, rng: np.random.Generator) -> NDArray[np
     return times[times < seconds]
 
 
-def trace_rows(
-    times: NDArray[np.float64], rate: float, seconds: float, rng: np.random.Generator
-) -> tuple[int, NDArray[np.float64]]:
-    """A stretch of a trace with its own pattern of arrivals, its clock changed so that the whole trace has the wanted mean rate.
-
-    Returns the first row and the arrival times in [0, seconds). Raises DatasetError when the trace is shorter.
-    """
-    scaled = (times - times[0]) * ((len(times) - 1) / (times[-1] - times[0]) / rate)
-    if scaled[-1] < seconds:
-        raise DatasetError(f"the trace lasts {scaled[-1]:.0f} s at {rate:g} requests a second: less than {seconds:g} s")
-    begin = rng.uniform(0, scaled[-1] - seconds)
-    first, end = np.searchsorted(scaled, [begin, begin + seconds])
-    return int(first), scaled[first:end] - begin
-
-
-def open_loop(data: Dataset, arrivals: str, rate: float, seconds: float, seed: int, vocabulary: int, text: bool) -> list[Request]:
-    """Requests at given times, whether or not the server keeps up. arrivals: poisson, or trace for the data set's own."""
+def open_loop(data: Dataset, rate: float, seconds: float, seed: int, vocabulary: int, text: bool) -> list[Request]:
+    """Requests at times of their own, Poisson, whether or not the server keeps up."""
     rng = np.random.default_rng([seed, round(1000 * rate)])
-    if arrivals == "trace":
-        if data.times is None:
-            raise DatasetError(f"data set {data.name} has no arrival times")
-        first, due = trace_rows(data.times, rate, seconds, rng)
-        rows = np.arange(first, first + len(due))
-    else:
-        due = poisson(rate, seconds, rng)
-        rows = rng.integers(0, len(data.lengths), len(due))
-    return _requests(data, due, rows, vocabulary, text)
+    due = poisson(rate, seconds, rng)
+    return _requests(data, due, rng.integers(0, len(data.lengths), len(due)), vocabulary, text)
 
 
 def closed_loop(data: Dataset, streams: int, rounds: int, seed: int, vocabulary: int, text: bool) -> list[Request]:
@@ -148,9 +90,8 @@ def _requests(data: Dataset, due: NDArray[np.float64], rows: NDArray[np.int64], 
     result = []
     for when, row in zip(due, rows, strict=True):
         tokens, answer = (int(value) for value in data.lengths[row])
-        if text and data.texts is not None:
-            prompt: list[int] | str = data.texts[row]
-        elif text:
+        prompt: list[int] | str
+        if text:
             prompt = " ".join(f"{word:x}" for word in fresh.integers(0, 1 << 16, max(1, tokens // 3)))
         else:
             prompt = fresh.integers(0, vocabulary, tokens).tolist()

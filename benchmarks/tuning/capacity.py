@@ -254,7 +254,7 @@ def options() -> argparse.Namespace:
         result.add_argument(
             f"--{name.replace('_', '-')}", type=float, help=f"see the method (default: {getattr(StepTimes, name):g})"
         )
-    result.add_argument("--data", default="azure", help="fixed:IN:OUT, azure, azure:FILE, sharegpt:FILE")
+    result.add_argument("--data", default="azure", help="fixed:IN:OUT, azure, azure:FILE")
     result.add_argument("--rate", type=float, nargs="*", default=[8.0, 16.0, 20.0], help="requests a second")
     result.add_argument("--seconds", type=float, default=600.0, help="of arrivals")
     result.add_argument("--streams", type=int, nargs="*", default=[64, 256], help="closed loops with so many requests in flight")

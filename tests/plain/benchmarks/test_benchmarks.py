@@ -23,7 +23,6 @@ TARGETS = {  # of a smoke run
     "parts.front_end_cpu": 1,
     "parts.queue_round_trip": 1,
     "parts.rdma_cpu": 4,
-    "parts.tokenizer_rate": 0,
 }
 
 

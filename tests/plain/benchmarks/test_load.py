@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from support.front_end.scripted_server import Exchange, answer, scripted
 
-from benchmarks.serving.load import Record, Target, events_of, offer
-from benchmarks.serving.workload import Request
+from benchmarks.common.load import Record, Request, Target, events_of, offer
 
 LIMIT_S = 20.0
 

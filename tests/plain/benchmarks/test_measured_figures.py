@@ -16,7 +16,8 @@ from benchmarks.report.figure_files import shows
 from benchmarks.report.gpu_tests import gpu_tests, joined, read_report
 from benchmarks.report.grid_plot import draw
 from benchmarks.report.named_figures import NAMED
-from benchmarks.report.pages import FIGURE, PAGES, PART, TEMPLATES, Results, grid_page, part, rewritten
+from benchmarks.report.pages import FIGURE, PAGES, PART, TEMPLATES, grid_page, part, rewritten
+from benchmarks.report.part_tables import Results
 from benchmarks.report.serving_tables import behind, claim, energy_rows, serving
 
 

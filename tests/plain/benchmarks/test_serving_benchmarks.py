@@ -16,13 +16,13 @@ import pytest
 from support.front_end.scripted_server import scripted
 
 from benchmarks.common.harness import UsageError
+from benchmarks.common.load import LoadResult, Record
 from benchmarks.common.model_shapes import SHAPES, write_folder
 from benchmarks.common.nvml import EnergyMeter, interpolated
 from benchmarks.report.grid_summary import ratios, series
 from benchmarks.report.pages import grid_page
-from benchmarks.serving.host_counters import parse_perf, switches
-from benchmarks.serving.interference import conditions, placements
-from benchmarks.serving.load import LoadResult, Record
+from benchmarks.serving.cell import placements
+from benchmarks.serving.host_counters import switches
 from benchmarks.serving.load_figures import Slo, figures, steps_of
 from benchmarks.serving.neighbours import KINDS, Neighbours
 from benchmarks.serving.systems import (
@@ -51,57 +51,39 @@ MODEL = Model("folder", "m", 1000, 500, True)
 
 def test_data_sets(tmp_path: Path) -> None:
     azure = read_dataset("azure", 8192)
-    assert azure.times is not None
     assert len(azure.lengths) == len(AZURE.read_text().splitlines()) - 1 == 2000
     assert tuple(azure.lengths[0]) == (1209, 396)
-    assert (np.diff(azure.times) >= 0).all()
     short = read_dataset("azure", 1000)
-    assert 0 < len(short.lengths) == len(short.times) < 2000
+    assert 0 < len(short.lengths) < 2000
     assert short.lengths.sum(1).max() <= 1000
 
     dated = tmp_path / "trace.csv"
     dated.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.50,3,4\n2023-11-16 18:16:46.75,5,6\n")
     trace = read_dataset(f"azure:{dated}", 100)
     assert trace.lengths.tolist() == [[3, 4], [5, 6]]
-    assert list(trace.times) == pytest.approx([0, 60.25])
     assert str(tmp_path) not in trace.name
-
-    share = tmp_path / "share.json"
-    turns = [[("human", "one two three"), ("gpt", "four five")], [("gpt", "hello")], [("human", "a " * 200), ("gpt", "b")]]
-    share.write_text(json.dumps([{"conversations": [{"from": who, "value": text} for who, text in turn]} for turn in turns]))
-    found = read_dataset(f"sharegpt:{share}", 100, lambda text: len(text.split()))
-    assert found.lengths.tolist() == [[3, 2]]
-    assert found.texts == ("one two three",)
-
-    for wrong in ("fixed:0:4", "fixed:4", "azure:/nowhere.csv", "sharegpt", "else", "fixed:50:60"):
+    for wrong in ("fixed:0:4", "fixed:4", "azure:/nowhere.csv", "else", "fixed:50:60"):
         with pytest.raises(DatasetError, match=wrong.partition(":")[0]):
             read_dataset(wrong, 100)
 
 
 def test_the_same_is_offered_to_all_with_new_contents(rng: np.random.Generator) -> None:
     data, seed = read_dataset("azure", 8192), int(rng.integers(1 << 30))
-    for arrivals in ("poisson", "trace"):
-        first, second = (open_loop(data, arrivals, 20.0, 30.0, seed, 1000, False) for _ in range(2))
-        assert [(r.due, r.prompt_tokens, r.max_tokens) for r in first] == [(r.due, r.prompt_tokens, r.max_tokens) for r in second]
-        assert [r.prompt for r in first] != [r.prompt for r in second]
-        assert all(len(r.prompt) == r.prompt_tokens and 0 <= min(r.prompt) and max(r.prompt) < 1000 for r in first)
-        due = np.array([r.due for r in first])
-        assert (np.diff(due) >= 0).all() and 0 <= due.min() and due.max() < 30
-        pairs = {tuple(row) for row in data.lengths.tolist()}
-        assert all((r.prompt_tokens, r.max_tokens) in pairs for r in first)
-        if arrivals == "poisson":
-            assert 450 < len(first) < 750  # 600 expected, standard deviation 24.5
-            gaps = np.diff(due) * 20
-            assert abs(np.mean(gaps > 1) - np.exp(-1)) < 0.12  # exponential
+    first, second = (open_loop(data, 20.0, 30.0, seed, 1000, False) for _ in range(2))
+    assert [(r.due, r.prompt_tokens, r.max_tokens) for r in first] == [(r.due, r.prompt_tokens, r.max_tokens) for r in second]
+    assert [r.prompt for r in first] != [r.prompt for r in second]
+    assert all(len(r.prompt) == r.prompt_tokens and 0 <= min(r.prompt) and max(r.prompt) < 1000 for r in first)
+    due = np.array([r.due for r in first])
+    assert (np.diff(due) >= 0).all() and 0 <= due.min() and due.max() < 30
+    pairs = {tuple(row) for row in data.lengths.tolist()}
+    assert all((r.prompt_tokens, r.max_tokens) in pairs for r in first)
+    assert 450 < len(first) < 750  # 600 expected, standard deviation 24.5
+    assert abs(np.mean(np.diff(due) * 20 > 1) - np.exp(-1)) < 0.12  # exponential
     streams = closed_loop(data, 4, 3, seed, 1000, False)
     assert len(streams) == 12
     texts = closed_loop(data, 4, 3, seed, 1000, True)
     assert [r.max_tokens for r in texts] == [r.max_tokens for r in streams]
     assert all(isinstance(r.prompt, str) and r.prompt for r in texts)
-    with pytest.raises(DatasetError, match="no arrival times"):
-        open_loop(read_dataset("fixed:3:4", 100), "trace", 1.0, 1.0, 1, 10, False)
-    with pytest.raises(DatasetError, match="lasts"):
-        open_loop(data, "trace", 1000.0, 60.0, 1, 10, False)
 
 
 def test_a_shape_is_a_folder_that_blinkpy_reads(tmp_path: Path, rng: np.random.Generator) -> None:
@@ -354,7 +336,6 @@ def test_cores() -> None:
     assert (Cores((0,)).loading, Cores((0,)).watching) == ((), ())
     assert {name: place.contended for name, place in placements(cores).items()} == {"own": (0, 1), "shared": (0, 1, 2, 3)}
     assert list(placements(Cores((0, 1)))) == ["shared"]
-    assert conditions(["build", "memory"], [0, 2]) == [("none", 0), ("build", 2), ("memory", 2)]
 
 
 def test_ports_are_not_those_of_connections() -> None:
@@ -418,12 +399,6 @@ def worked(pid: int) -> bool:
     return int(user) + int(system) + int(of_children) + int(system_of_children) >= 10  # ticks
 
 
-def test_perf_output() -> None:
-    output = "123;;LLC-loads;100;100.00;;\n7;;LLC-load-misses:u;100;100.00;5;of all\n"
-    assert parse_perf(output) == {"LLC-loads": 123, "LLC-load-misses": 7}
-    assert "missing" in parse_perf("<not supported>;;LLC-loads;0;100.00;;\n")
-
-
 # ---- the whole ----------------------------------------------------------------------------------------------------------
 
 NULL = ["--extra", "blinkpy:--device null --null-step-us 3000"]
@@ -479,19 +454,15 @@ def test_smoke_grid_is_measured_once(tmp_path: Path) -> None:
     assert refused.returncode == 2 and "cells of another grid (seed)" in refused.stderr
 
 
-@pytest.mark.parametrize("name", ["serving.compare", "serving.interference"])
-def test_smoke(name: str, tmp_path: Path) -> None:
+def test_smoke_comparison(tmp_path: Path) -> None:
+    """A closed loop and an open one, with the null engine."""
     output = tmp_path / "result.json"
-    cores = sorted(os.sched_getaffinity(0))
-    both = name == "serving.interference" and len(cores) > 1  # placements of the front end
-    places = ["--frontend-cores", str(cores[-1])] if both else []
-    done = command(name, output, *NULL, *places)
+    done = command("serving.compare", output, *NULL)
     found = json.loads(output.read_text())["results"]["systems"]["blinkpy"]
     (start,) = found["starts"]
     assert start["version"] and start["start_to_healthy_s"] > 0
-    assert [cell["front_end"] for cell in found["cells"]] == ["own"] * 2 * both + ["shared"] * 2
-    for cell in found["cells"]:
-        assert cell["errors"] == {} and cell["completed"] > 0
+    assert [cell["load"]["streams"] for cell in found["cells"]] == [4, 0]
+    assert all(cell["errors"] == {} and cell["completed"] > 0 for cell in found["cells"])
     assert "| blinkpy |" in done.stdout
     assert str(ROOT) not in output.read_text()
 

@@ -19,8 +19,8 @@ from benchmarks.common.model_shapes import SHAPES  # noqa: E402
 from benchmarks.common.nvml import EnergyMeter, slope  # noqa: E402
 from benchmarks.common.roofline import multiplications  # noqa: E402
 from benchmarks.parts import whole_steps as program  # noqa: E402
-from benchmarks.report.pages import Results, rewritten  # noqa: E402
-from benchmarks.report.part_tables import step_row  # noqa: E402
+from benchmarks.report.pages import rewritten  # noqa: E402
+from benchmarks.report.part_tables import Results, step_row  # noqa: E402
 from blinkpy.kv.state import DECODE_ROWS, EMITS, MAX_CONTEXT, ROWS, TOKENS  # noqa: E402
 from blinkpy.models.description.decoder_description import Architecture, read_architecture  # noqa: E402
 from blinkpy.models.gpu.step_shapes import bucket_shapes, step_shapes  # noqa: E402

@@ -30,7 +30,6 @@ import orjson
 from numpy.typing import NDArray
 
 from benchmarks.common.harness import WrongAnswer
-from benchmarks.serving.workload import Request
 
 TICK_S = 0.02
 START_LEAD_S = 0.2  # between "all client processes are ready" and the start
@@ -42,6 +41,16 @@ HEAD_END = b"\r\n\r\n"
 EVENT_END = re.compile(rb"\n\n|\r\n\r\n")
 UNFINISHED = "unfinished"  # the error of a request that had not ended when the load was over
 RETRIES = 2  # of a request whose idle connection the server closed meanwhile
+
+
+@dataclass(frozen=True)
+class Request:
+    """due: seconds after the start of the load. prompt: token ids, or a text of about prompt_tokens tokens."""
+
+    due: float
+    prompt: list[int] | str
+    prompt_tokens: int
+    max_tokens: int
 
 
 @dataclass(frozen=True)
