@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from benchmarks.common.harness import UsageError
 from blinkpy.kv.state import BATCH_COUNTS, DECODE_ROWS, EMITS, MAX_CONTEXT, ROWS, TOKENS
-from blinkpy.models.gpu.gpu_step import GpuStep, StepGraph
+from blinkpy.models.gpu.gpu_step import GpuStep
 from blinkpy.queues.submission import WORD_LOGPROBS, WORD_REPETITION_PENALTY, WORD_TOP_P
 
 Int32 = NDArray[np.int32]
@@ -131,8 +131,3 @@ def graph_index(step: GpuStep, rows: Rows) -> int:
         if shape.mixed == rows.mixed and shape.tokens >= rows.tokens and shape.rows >= count:
             return index
     raise ValueError(f"no step graph holds {count} rows of {rows.tokens} tokens")
-
-
-def graph_for(step: GpuStep, rows: Rows) -> StepGraph:
-    """The graph of graph_index()."""
-    return step.graphs[graph_index(step, rows)]

@@ -1,14 +1,13 @@
-"""Time of a decode step on one GPU: inside the loop, and of its step graph alone, next to the floor that memory bandwidth sets.
+"""Time of a decode step on one GPU, inside the loop, next to the floor that memory bandwidth sets.
 
     python -m benchmarks.parts.decode_step --shape llama-3-8b --out results/decode.json
 
 The engine runs in this process with random weights; a client in another thread submits requests through the real queues.
-Per batch size: step time (from one end of a step to the next, so scheduling included), the step graph replayed alone, and their
-difference: what the loop adds to a step. Of the scheduler: the time from the moment at which its kernel sees that the step is
-complete until it has decided (turns of the short way, whose tokens are published beside the next step, and of the general
-one), how long before that moment its other half was done, and the gap: from the end of a step's last kernel to the begin of the
-next step, noted by kernels of one thread behind that one and at the root of each step graph. Times are of the GPU's clock, in
-microseconds: median and 99th percentile.
+Per batch size: step time (from one end of a step to the next, so scheduling included). Of the scheduler: the time from the moment
+at which its kernel sees that the step is complete until it has decided (turns of the short way, whose tokens are published beside
+the next step, and of the general one), how long before that moment its other half was done, and the gap: from the end of a step's
+last kernel to the begin of the next step, noted by kernels of one thread behind that one and at the root of each step graph.
+Times are of the GPU's clock, in microseconds: median and 99th percentile.
 
 With --spin-us each step is one kernel that does nothing for so long: the scheduler with warm caches, at any number of rows.
 """
@@ -34,7 +33,6 @@ sys.path[:0] = [str(Path(__file__).parents[2] / "tests")]
 
 from support.gpu.gpu_serving import config_for, generate  # noqa: E402
 
-from benchmarks.common.hand_batches import decoding, graph_for, put  # noqa: E402
 from benchmarks.common.harness import revision  # noqa: E402
 from benchmarks.common.model_shapes import SHAPES  # noqa: E402
 from benchmarks.common.roofline import floor_us  # noqa: E402
@@ -59,26 +57,6 @@ from blinkpy.queues.request_parameters import Sampling  # noqa: E402
 
 def percentiles(values: np.ndarray) -> dict[str, float]:
     return {"p50": round(float(np.percentile(values, 50)), 2), "p99": round(float(np.percentile(values, 99)), 2)}
-
-
-def graph_alone(engine: CudaEngine, rows: int, context: int, repeats: int = 50) -> np.ndarray:
-    """Times of the decode graph of so many rows, replayed by the host one after another, in microseconds."""
-    step, sizes, work = engine._gpu_step, engine.sizes, decoding(rows, context)
-    pages = np.arange(sizes.num_pages, dtype=np.int32)
-    put(engine.device_state, work, sizes.page_size, pages, step.decoder.a.vocab_size)
-    graph = graph_for(step, work).graph
-    graph.instantiate()
-    times = []
-    torch.cuda.synchronize()
-    for _ in range(repeats):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        graph.replay()  # the second one of each pair is timed: the GPU is never idle before it
-        begin.record()
-        graph.replay()
-        end.record()
-        times.append((begin, end))
-    torch.cuda.synchronize()
-    return np.array([begin.elapsed_time(end) * 1e3 for begin, end in times])
 
 
 class Spinning(CudaEngine):
@@ -184,13 +162,8 @@ def _measure(engine: CudaEngine, a: Architecture, arguments: argparse.Namespace)
             "wall": wall.get(rows),
         }
         if not arguments.spin_us:
-            alone, floor = graph_alone(engine, rows, context), floor_us(a, rows, context)
-            result["rows"][rows] |= {
-                "graph_alone_us": percentiles(alone),
-                "loop_adds_us": round(step["p50"] - float(np.median(alone)), 2),
-                "floor_us": round(floor, 1),
-                "share_of_floor": round(floor / step["p50"], 3),
-            }
+            floor = floor_us(a, rows, context)
+            result["rows"][rows] |= {"floor_us": round(floor, 1), "share_of_floor": round(floor / step["p50"], 3)}
     return result
 
 

@@ -23,7 +23,7 @@ UNANSWERED = 0.01  # share of requests without an answer, above which a point is
 LATENCIES = {"P99 TTFT": "ttft_ms", "P99 TPOT": "tpot_ms"}
 MARKS: dict[str, dict[str, Any]] = {
     "hollow: more than 1 % not answered": {"linestyle": "none", "marker": "o", "markerfacecolor": "white"},
-    "x: disturbed, or client fell behind: doesn't count": {"linestyle": "none", "marker": "x"},
+    "x: the client fell behind, or excluded: doesn't count": {"linestyle": "none", "marker": "x"},
     "dotted: the same, isolated": {"linestyle": ":", "linewidth": 1.2},
 }
 

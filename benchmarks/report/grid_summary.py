@@ -148,47 +148,15 @@ def repeated(document: Document) -> dict[tuple[str, str, float], dict[str, float
 
 
 def page(document: Document) -> dict[str, Any]:
-    """The context of templates/grid.md.j2: tables of how much neighbours cost each system, how the systems compare, each cell's
-    figures, and repeated cells."""
-    names = systems(document)
-    slowed = {
-        front_end: ratio_rows(document, [(name, (name, MODES[1], front_end), (name, MODES[0], front_end)) for name in names])
-        for front_end in ("own", "shared")
-    }
-    first, *others = names
-    pairs = [(f"{name} / {first}, {mode}", (name, mode, ""), (first, mode, "")) for name in others for mode in MODES]
+    """The context of templates/grid.md.j2: every load of a model."""
     return {
         "document": document,
         "gpu": document["gpu"].get("gpu", "no GPU"),
-        "missing": [] if document["smoke"] else unmeasured(document, names),
+        "missing": [] if document["smoke"] else unmeasured(document, systems(document)),
         "beside": alongside(document),
-        "slowed": slowed,
-        "first": first,
-        "compared": ratio_rows(document, pairs),
-        "repeated": [
-            [system, mode, f"{rate:g}", *(f"{found[name]:.3f}" if name in found else "none" for name in MEDIANS)]
-            for (system, mode, rate), found in repeated(document).items()
-        ],
         "cells": [cell_row(cell) for cell in document["cells"]],
         "busiest": max((cell["client"].get("busiest_core_share", 0.0) for cell in document["cells"]), default=0.0),
-        "idle": {cell["cell"]["system"]: cell["server"] for cell in document["cells"] if cell["server"].get("idle_w")},
     }
-
-
-Which = tuple[str, str, str]  # system, mode, front end ("": the grid's)
-
-
-def ratio_rows(document: Document, rows: list[tuple[str, Which, Which]]) -> list[list[str]]:
-    """Geometric means over rates, with their range, of each of FIGURES. rows: label, numerator, denominator."""
-    result = []
-    for label, above, below in rows:
-        found = [
-            ratios(series(document, above[0], above[1], value, above[2]), series(document, below[0], below[1], value, below[2]))
-            for _, value in FIGURES.values()
-        ]
-        words = [f"{geometric_mean(one):.2f} ({min(one):.2f} to {max(one):.2f})" if one else "none" for one in found]
-        result += [[label, *words]] if any(found) else []
-    return result
 
 
 def cell_row(cell: dict[str, Any]) -> list[str]:

@@ -16,7 +16,6 @@ from benchmarks.common.harness import ROOT, UsageError
 from benchmarks.common.load import LoadResult, Request, Target, offer
 from benchmarks.common.model_shapes import SHAPES, write_folder
 from benchmarks.common.nvml import EnergyMeter
-from benchmarks.serving.host_counters import Counters
 from benchmarks.serving.load_figures import Slo, figures, levels
 from benchmarks.serving.neighbours import KINDS, Neighbours
 from benchmarks.serving.systems import Cores, Model, Running, ServerError, System, find_system, on_cores, parse_cores, running
@@ -127,13 +126,11 @@ class Bench:
             raise UsageError(f"{load.name}: no request within {load.seconds:g} s; use more seconds or another seed")
         life = load.seconds + load.drain_s + SPARE_S
         with Neighbours(load.kinds, load.per_core, (cores or self.cores).contended, life) as neighbours:
-            counters = Counters(server.pids)
             result = self._offer(server, load, requests, name or f"{server.system.name}: {load.name}")
-            counted = counters.facts()
         found = figures(result, 0.0 if load.streams else load.seconds, self.slo, self.meter)
         server.check()
         front_end = "own" if (cores or self.cores).front_end else "shared"
-        return {"load": dataclasses.asdict(load), "front_end": front_end, "neighbours": neighbours.count, **found, **counted}
+        return {"load": dataclasses.asdict(load), "front_end": front_end, "neighbours": neighbours.count, **found}
 
 
 def placements(cores: Cores) -> dict[str, Cores]:

@@ -14,7 +14,7 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,15 +35,6 @@ outside_ms to the engine, evenly distributed. An answer has the tokens that it h
 
 
 COLUMNS = ("ttft_p50", "ttft_mean", "ttft_p99", "tpot_p50", "tpot_mean", "tpot_p99", "itl_p99", "itl_max", "e2e_mean")
-
-
-class Times(Protocol):
-    """What steps cost, and outside_ms, the way through the front end."""
-
-    @property
-    def outside_ms(self) -> float: ...
-
-    def step_ms(self, work: Work) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -79,7 +70,7 @@ class TimedMachine(Machine):
     step_us: float = 0.0  # not used, as the next two
     row_us: float = 0.0
     token_us: float = 0.0
-    times: Times = dataclasses.field(default_factory=lambda: StepTimes(((1, 1.0),)))
+    times: StepTimes = dataclasses.field(default_factory=lambda: StepTimes(((1, 1.0),)))
 
     def step_ns(self, work: Work) -> int:
         return int(1e6 * self.times.step_ms(work))
@@ -130,7 +121,9 @@ def closed_loop(lengths: NDArray[Any], streams: int, rng: np.random.Generator, t
     return dataclasses.replace(requests_of(np.zeros(len(lengths)), lengths[:, 0], lengths[:, 1]), arrival_ns=delays)
 
 
-def predict(choice: Choice, times: Times, requests: Workload, options: argparse.Namespace, streams: int = 0) -> dict[str, float]:
+def predict(
+    choice: Choice, times: StepTimes, requests: Workload, options: argparse.Namespace, streams: int = 0
+) -> dict[str, float]:
     """Latencies in ms of one choice under one load. streams: in flight in a closed loop; 0: each request at its own time."""
     machine = TimedMachine(
         max_num_seqs=options.max_num_seqs,
@@ -163,16 +156,8 @@ def predict(choice: Choice, times: Times, requests: Workload, options: argparse.
         "itl_p99": np.percentile(itl, 99),
         "itl_max": itl.max(),
         "e2e_mean": (1000 * out.end_to_end_s + times.outside_ms).mean(),
-        "goodput": ((ttft <= options.slo_ttft_ms) & (np.where(long, _spread(tpot, long), 0) <= options.slo_tpot_ms)).mean(),
     }
     return {name: float(f"{value:.4g}") for name, value in figures.items()}
-
-
-def _spread(values: NDArray[np.float64], where: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """values at the places that are true, 0 elsewhere."""
-    result = np.zeros(len(where))
-    result[where] = values
-    return result
 
 
 def choices(options: argparse.Namespace) -> list[Choice]:
@@ -273,8 +258,6 @@ def options() -> argparse.Namespace:
     result.add_argument("--max-model-len", type=int, default=8192, help="longer sequences of the data are left out")
     result.add_argument("--page-size", type=int, default=16)
     result.add_argument("--num-pages", type=int, default=40_000, help="of the KV cache")
-    result.add_argument("--slo-ttft-ms", type=float, default=1000.0, help="objective of goodput")
-    result.add_argument("--slo-tpot-ms", type=float, default=50.0, help="objective of goodput")
     return result.parse_args()
 
 
