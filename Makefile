@@ -109,6 +109,7 @@ lint: $(call STAMP,dev)
 	  echo "make lint: a merge left these conflict markers" >&2; exit 1; fi
 	@$(RUNNER) -m ruff check .
 	@$(RUNNER) -m mypy
+	@$(RUNNER) tools/sizes.py
 
 fuzz: $(VENV)/.dev
 	@PYTHONPATH=tests $(RUN) tools/fuzz.py --seconds $(SECONDS)
@@ -171,6 +172,7 @@ endif
 
 docs: $(call STAMP,dev)
 	@$(RUNNER) tools/write_cli_reference.py > docs/cli.md
+	@$(RUNNER) tools/write_api_fields.py
 
 clean:
 	rm -rf $(if $(call STAMP,dev),$(VENV)) build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis

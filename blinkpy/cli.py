@@ -10,151 +10,72 @@ import argparse
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any, NamedTuple, NoReturn
 
-from blinkpy.config import Config, ConfigError, load_file, option_type, options
+from blinkpy.config import Config, ConfigError, help_text, load_file, option_type, options
 from blinkpy.version import __version__
 
 ENVIRONMENT = {"BLINKPY_API_KEY": "api_key"}
 
-# Options of a half; `serve` has those of both, without the ways to connect them.
-ENGINE_SECTIONS = ("model", "cache", "scheduler", "queue", "engine", "transport")
-FRONTEND_SECTIONS = ("frontend", "transport")
-ENGINE_EXTRA = frozenset({"workers", "shutdown_s"})  # one queue pair for each worker; how long a drain may take
-ENGINE_WITHOUT = frozenset({"served_model_name", "chat_template", "engine_timeout_ms", "engine"})
-FRONTEND_WITHOUT = frozenset({"listen", "queue_memory"})
-DOCTOR_OPTIONS = frozenset({"rdma_device", "rdma_gid_index"})
-FRONTEND_EXTRA = frozenset({"model", "served_model_name", "chat_template", "name", "engine_timeout_ms"})
-
 METAVARS: dict[type, str] = {int: "N", float: "X"}
 
-Item = tuple[str, dataclasses.Field[Any]]
 
+class Command(NamedTuple):
+    """A subcommand with the options of blinkpy.config that name it.
 
-def serve_options() -> list[Item]:
-    return [(section, item) for section, item in options() if section != "transport"]
-
-
-def engine_options() -> list[Item]:
-    return [
-        (section, item)
-        for section, item in options()
-        if (section in ENGINE_SECTIONS and item.name not in ENGINE_WITHOUT) or item.name in ENGINE_EXTRA
-    ]
-
-
-def frontend_options() -> list[Item]:
-    return [
-        (section, item)
-        for section, item in options()
-        if (section in FRONTEND_SECTIONS and item.name not in FRONTEND_WITHOUT) or item.name in FRONTEND_EXTRA
-    ]
-
-
-def doctor_options() -> list[Item]:
-    return [(section, item) for section, item in options() if item.name in DOCTOR_OPTIONS]
-
-
-@dataclasses.dataclass(frozen=True)
-class Command:
-    """One subcommand. run gets the config and the names of the options that somebody gave; it returns the exit code.
-    model: whether it is about one."""
+    run: "module:function" below blinkpy, which gets the config and the names of the options that somebody gave, and returns the
+    exit code. model: whether it is about one.
+    """
 
     name: str
     help: str
-    options: Callable[[], list[Item]]
-    run: Callable[[Config, frozenset[str]], int]
+    run: str
     model: bool = True
 
 
-def run_serve(config: Config, given: frozenset[str]) -> int:
-    from blinkpy.serving.serve import serve
-
-    return serve(config, named="name" in given)
-
-
-def run_engine(config: Config, given: frozenset[str]) -> int:
-    from blinkpy.serving.engine_process import engine_alone
-
-    return engine_alone(config, given)
-
-
-def run_frontend(config: Config, given: frozenset[str]) -> int:
-    from blinkpy.serving.frontend_process import frontend_alone
-
-    return frontend_alone(config, given)
-
-
-def run_doctor(config: Config, given: frozenset[str]) -> int:
-    from blinkpy.doctor import doctor
-
-    return doctor(config)
-
-
-@dataclasses.dataclass(frozen=True)
-class Tool:
+class Tool(NamedTuple):
     """A subcommand that serves nobody, with a dataclass of options of its own.
 
-    load: that class; called late, to keep the start light. argument: its field that is given without a flag, "?" after it if
-    it may be missing. run gets the class's instance and returns the exit code.
+    argument: its field that is given without a flag, "?" after it if it may be missing. prefix: of its two modules below blinkpy:
+    prefix_options has the class NameOptions, prefix_command the function run_NAME, which gets an instance and returns the exit
+    code.
     """
 
     name: str
     help: str
     argument: str
-    load: Callable[[], type]
-    run: Callable[[Any], int]
+    prefix: str
+
+    def options(self) -> type:
+        kind: type = loaded(f"{self.prefix}_options:{self.name.title()}Options")
+        return kind
+
+    def run(self, values: Mapping[str, Any]) -> int:
+        return int(loaded(f"{self.prefix}_command:run_{self.name}")(self.options()(**values)))
 
 
-def check_options() -> type:
-    from blinkpy.verify.policy_check.check_options import CheckOptions
-
-    return CheckOptions
-
-
-def run_check(options: Any) -> int:
-    from blinkpy.verify.policy_check.check_command import run_check
-
-    return run_check(options)
-
-
-def record_options() -> type:
-    from blinkpy.verify.replay.replay_options import RecordOptions
-
-    return RecordOptions
-
-
-def run_record(options: Any) -> int:
-    from blinkpy.verify.replay.replay_command import run_record
-
-    return run_record(options)
-
-
-def replay_options() -> type:
-    from blinkpy.verify.replay.replay_options import ReplayOptions
-
-    return ReplayOptions
-
-
-def run_replay(options: Any) -> int:
-    from blinkpy.verify.replay.replay_command import run_replay
-
-    return run_replay(options)
-
-
-TOOLS = (
-    Tool("check", "check a scheduling policy and compare it with the shipped ones", "policy", check_options, run_check),
-    Tool("record", "save the last steps of a running engine", "name?", record_options, run_record),
-    Tool("replay", "run saved steps again, and tell what happened and why", "file", replay_options, run_replay),
-)
-
+ENGINE = "start an engine alone; front ends attach to it by --name, or over RDMA"
+FRONT_END = "start front ends alone, for an engine of this --name, or over RDMA"
 COMMANDS = (
-    Command("serve", "serve a model over HTTP: starts an engine and front ends", serve_options, run_serve),
-    Command("engine", "start an engine alone; front ends attach to it by --name, or over RDMA", engine_options, run_engine),
-    Command("frontend", "start front ends alone, for an engine of this --name, or over RDMA", frontend_options, run_frontend),
-    Command("doctor", "look whether this machine is ready for --transport rdma", doctor_options, run_doctor, model=False),
+    Command("serve", "serve a model over HTTP: starts an engine and front ends", "serving.serve:serve"),
+    Command("engine", ENGINE, "serving.engine_process:engine_alone"),
+    Command("frontend", FRONT_END, "serving.frontend_process:frontend_alone"),
+    Command("doctor", "look whether this machine is ready for --transport rdma", "doctor:doctor", model=False),
 )
+CHECK, REPLAY = "verify.policy_check.check", "verify.replay.replay"
+TOOLS = (
+    Tool("check", "check a scheduling policy and compare it with the shipped ones", "policy", CHECK),
+    Tool("record", "save the last steps of a running engine", "name?", REPLAY),
+    Tool("replay", "run saved steps again, and tell what happened and why", "file", REPLAY),
+)
+
+
+def loaded(name: str) -> Any:
+    """What "module:name" stands for; the module is below blinkpy. Imported late, to keep the start light."""
+    module, _, attribute = name.partition(":")
+    return getattr(import_module(f"blinkpy.{module}"), attribute)
 
 
 class Parser(argparse.ArgumentParser):
@@ -179,7 +100,7 @@ def describe(item: dataclasses.Field[Any]) -> str:
         notes.append(f"default: {'on' if item.default else 'off'}")
     elif item.default != "":
         notes.append(f"default: {item.default}")
-    return str(item.metadata["help"]) + (f" [{'; '.join(notes)}]" if notes else "")
+    return help_text(item) + (f" [{'; '.join(notes)}]" if notes else "")
 
 
 def add_option(group: argparse._ArgumentGroup, item: dataclasses.Field[Any]) -> None:
@@ -195,29 +116,25 @@ def add_option(group: argparse._ArgumentGroup, item: dataclasses.Field[Any]) -> 
 
 
 def make_parser() -> Parser:
+    load_transports()
     parser = Parser(prog="blinkpy", description="Serve large language models.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"blinkpy {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command in COMMANDS:
-        usage = f"blinkpy {command.name} {'[MODEL] ' if command.model else ''}[options]"
-        sub = commands.add_parser(
-            command.name, usage=usage, help=command.help, description=command.help + ".", allow_abbrev=False
-        )
+        sub = add_command(commands, command, "[MODEL]" if command.model else "")
         if command.model:
             sub.add_argument("model_argument", nargs="?", metavar="MODEL", help="the same as --model")
         sub.add_argument("--config", metavar="FILE", help="TOML file with options; flags win over it")
         groups: dict[str, argparse._ArgumentGroup] = {}
-        for section, item in command.options():
+        for section, item in options(command.name):
             if section not in groups:
                 groups[section] = sub.add_argument_group(section, section_help(section))
             add_option(groups[section], item)
     for tool in TOOLS:
         argument = tool.argument.removesuffix("?")
         optional = argument != tool.argument
-        metavar = f"[{argument.upper()}]" if optional else argument.upper()
-        usage = f"blinkpy {tool.name} {metavar} [options]"
-        sub = commands.add_parser(tool.name, usage=usage, help=tool.help, description=tool.help + ".", allow_abbrev=False)
-        kind = tool.load()
+        sub = add_command(commands, tool, f"[{argument.upper()}]" if optional else argument.upper())
+        kind = tool.options()
         group = sub.add_argument_group("options", section_line(kind))
         for item in dataclasses.fields(kind):
             if item.name == argument:
@@ -226,6 +143,21 @@ def make_parser() -> Parser:
             else:
                 add_option(group, item)
     return parser
+
+
+def add_command(commands: Any, command: Command | Tool, argument: str) -> argparse.ArgumentParser:
+    """The parser of a subcommand. argument: as its usage shows the one without a flag; "" if there is none."""
+    usage = " ".join(filter(None, ["blinkpy", command.name, argument, "[options]"]))
+    sub: argparse.ArgumentParser = commands.add_parser(
+        command.name, usage=usage, help=command.help, description=command.help + ".", allow_abbrev=False
+    )
+    return sub
+
+
+def load_transports() -> None:
+    """Make the options of all transports known to Config."""
+    import_module("blinkpy.dpu.link.connectors")
+    import_module("blinkpy.engine.link.listeners")
 
 
 def section_help(section: str) -> str:
@@ -262,10 +194,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         for tool in TOOLS:
             if arguments["command"] == tool.name:
                 del arguments["command"]
-                return tool.run(tool.load()(**arguments))
+                return tool.run(arguments)
         command = next(c for c in COMMANDS if c.name == arguments["command"])
-        config, given = resolve(arguments, os.environ)
-        return command.run(config, given)
+        return int(loaded(command.run)(*resolve(arguments, os.environ)))
     except ConfigError as error:
         print(f"blinkpy: error: {error}", file=sys.stderr)
         return 2

@@ -1,34 +1,71 @@
 """Every option and limit, in one tree of dataclasses. The command line and `--config FILE` are generated from it.
 
-A field's metadata holds its help text, its bounds and how it is spelled on the command line; `validate` checks the bounds,
-so a value is checked in the same way wherever it comes from.
+A field's metadata holds its help text, its bounds and the commands that have it as a flag. A value is checked in the same way
+wherever it comes from. Modules that this one does not know, such as transports, add options by `extends`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+Options = TypeVar("Options")
+
+TRANSPORTS: dict[str, str] = {}
+"""What each transport is for, by name: blinkpy.transport.transport_kinds fills it."""
+_EXTENSIONS: dict[type, str] = {}  # dataclasses of options, and the sections that they extend
+
+ENGINE, FRONT, LINK, ALL = "serve engine", "serve frontend", "engine frontend", "serve engine frontend"
+# The commands that have the flags of a section.
+COMMANDS = {
+    **dict.fromkeys(("model", "cache", "scheduler", "queue", "engine"), ENGINE),
+    "transport": LINK,
+    "frontend": FRONT,
+}
 
 
 class ConfigError(ValueError):
     """An option, a model or a file that blinkpy can't work with. The message is one line, made for the user."""
 
 
-def option(default: Any, help: str, *, low: float | None = None, high: float | None = None, choices: tuple[str, ...] = ()) -> Any:
-    """A dataclass field that is an option. low, high: inclusive bounds. choices: allowed strings."""
-    return field(default=default, metadata={"help": help, "low": low, "high": high, "choices": choices})
+def option(
+    default: Any,
+    help: str = "",
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple[str, ...] | Mapping[str, str] = (),
+    commands: str = "",
+) -> Any:
+    """A dataclass field that is an option.
+
+    low, high: inclusive bounds. choices: allowed strings, or a mapping from them to what they mean. commands: names of the
+    commands that have the flag, where these are not those of its section.
+    """
+    return field(default=default, metadata={"help": help, "low": low, "high": high, "choices": choices, "commands": commands})
+
+
+def extends(section: str) -> Callable[[type[Options]], type[Options]]:
+    """Decorate a frozen dataclass of options: their flags and TOML names stand in the section, their values are those of
+    Config.extension(the class)."""
+
+    def add(kind: type[Options]) -> type[Options]:
+        _EXTENSIONS[kind] = section
+        return kind
+
+    return add
 
 
 @dataclass(frozen=True)
 class ModelOptions:
     """Which model, and how it is loaded."""
 
-    model: str = option("demo", "model folder, Hugging Face hub id, or 'demo' for the built-in model")
-    served_model_name: str = option("", "name in the API (default: the model argument)")
+    model: str = option("demo", "model folder, Hugging Face hub id, or 'demo' for the built-in model", commands=ALL)
+    served_model_name: str = option("", "name in the API (default: the model argument)", commands=FRONT)
     dtype: str = option("auto", "type of weights and KV cache", choices=("auto", "float32", "bfloat16"))
     load_format: str = option(
         "auto", "'dummy' makes random weights for any config.json", choices=("auto", "safetensors", "dummy")
@@ -36,7 +73,7 @@ class ModelOptions:
     max_model_len: int = option(
         0, "tokens of a sequence, prompt and output together (0: what model and cache allow)", low=0, high=1 << 22
     )
-    chat_template: str = option("", "file with a Jinja chat template (default: the model's own)")
+    chat_template: str = option("", "file with a Jinja chat template (default: the model's own)", commands=FRONT)
     seed: int = option(0, "seed of random weights", low=0, high=2**63 - 1)
 
 
@@ -92,7 +129,9 @@ class QueueOptions:
     cq_entries: int = option(8192, "entries of a worker's completion ring, 176 bytes each; a power of two", low=2, high=1 << 24)
     prompt_arena_tokens: int = option(0, "prompt arena of a worker, tokens (0: from max_model_len)", low=0, high=1 << 28)
     lease_ms: int = option(5000, "a front end silent for so long loses its requests and its queue pair", low=50, high=3_600_000)
-    engine_timeout_ms: int = option(2000, "an engine silent for so long is answered with 503", low=50, high=3_600_000)
+    engine_timeout_ms: int = option(
+        2000, "an engine silent for so long is answered with 503", low=50, high=3_600_000, commands=FRONT
+    )
 
 
 @dataclass(frozen=True)
@@ -101,7 +140,11 @@ class EngineOptions:
 
     device: str = option("auto", "auto, cpu, cuda, or null (made-up tokens, no model)", choices=("auto", "cpu", "cuda", "null"))
     control: str = option("auto", "who runs the scheduler: the GPU or the host", choices=("auto", "gpu", "host"))
-    name: str = option("blinkpy", "name of the shared-memory segment, when engine and front ends are separate processes")
+    name: str = option(
+        "blinkpy",
+        "name of the shared-memory segment, when engine and front ends are separate processes",
+        commands=ALL,
+    )
     threads: int = option(0, "torch threads of the CPU engine (0: one for each core)", low=0, high=1024)
     null_step_us: int = option(0, "time that one step of the null engine takes, us", low=0, high=10_000_000)
     check_integrity: str = option("idle", "check the whole scheduler state", choices=("never", "idle", "always"))
@@ -113,17 +156,7 @@ class EngineOptions:
 class TransportOptions:
     """How front ends and the engine reach each other when they are started separately."""
 
-    transport: str = option("shm", "shm: one machine, shared memory; rdma: several, over RDMA", choices=("shm", "rdma"))
-    listen: str = option("", "HOST:PORT where the engine gives queue pairs to front ends, with --transport rdma")
-    engine: str = option("", "HOST:PORT of the engine's --listen, with --transport rdma")
-    rdma_device: str = option("", "RDMA device, as in `ibv_devices` (default: the first with an active port)")
-    queue_memory: str = option(
-        "host",
-        "where the engine's queue pairs lie, with --transport rdma: host memory, or GPU memory that the network card reaches by "
-        "dma-buf or by peer-memory",
-        choices=("host", "dmabuf", "peermem"),
-    )
-    rdma_gid_index: int = option(-1, "GID to send from, as in `blinkpy doctor` (-1: RoCE v2 over IPv4, if any)", low=-1, high=255)
+    transport: str = option("shm", choices=TRANSPORTS)
 
 
 @dataclass(frozen=True)
@@ -132,7 +165,7 @@ class FrontendOptions:
 
     host: str = option("127.0.0.1", "address to listen on")
     port: int = option(8000, "port to listen on (0: any free one)", low=0, high=65535)
-    workers: int = option(1, "front-end processes; each has its own queue pair", low=1, high=64)
+    workers: int = option(1, "front-end processes; each has its own queue pair", low=1, high=64, commands=ALL)
     api_key: str = option("", "key that requests must bring as 'Authorization: Bearer KEY' (also from BLINKPY_API_KEY)")
     max_body_bytes: int = option(8 << 20, "largest request body", low=1024, high=1 << 30)
     max_output_backlog: int = option(
@@ -140,7 +173,7 @@ class FrontendOptions:
     )
     keep_alive_s: int = option(30, "seconds that an idle connection is kept", low=1, high=3600)
     max_connections: int = option(4096, "open connections per worker; more are answered 503", low=1, high=1 << 20)
-    shutdown_s: int = option(10, "seconds that running requests get at shutdown", low=0, high=3600)
+    shutdown_s: int = option(10, "seconds that running requests get at shutdown", low=0, high=3600, commands=ALL)
     log_level: str = option("info", "what is logged", choices=("debug", "info", "warning", "error"))
 
 
@@ -155,11 +188,12 @@ class Config:
     engine: EngineOptions = field(default_factory=EngineOptions)
     transport: TransportOptions = field(default_factory=TransportOptions)
     frontend: FrontendOptions = field(default_factory=FrontendOptions)
+    extensions: Mapping[type, Any] = field(default_factory=dict)  # those that differ from their defaults
 
     def __post_init__(self) -> None:
-        for section, item in options():
-            check_value(item, getattr(getattr(self, section), item.name))
         values = as_table(self)
+        for _, item in options():
+            check_value(item, values[item.name])
         for name in ("page_size", "cq_entries", "sq_entries"):
             value = values[name]
             if value & (value - 1):
@@ -168,31 +202,55 @@ class Config:
             raise ConfigError(f"sq_entries ({self.queue.sq_entries}) must be at least slots ({self.queue.slots})")
         check_step_sizes(*(values[name] for name in STEP_SIZES), settled=False)
 
+    def extension(self, kind: type[Options]) -> Options:
+        """Options that another module added; kind: their class."""
+        return self.extensions.get(kind) or kind()
+
     def with_options(self, values: Mapping[str, Any]) -> Config:
         """A copy with options replaced, by their flat names. Raises ConfigError for an unknown name or a bad value."""
-        sections = {item.name: section for section, item in options()}
-        changes: dict[str, dict[str, Any]] = {}
+        homes = {item.name: kind for _, kind in _kinds() for item in dataclasses.fields(kind)}
+        changes: dict[type, dict[str, Any]] = {}
         for name, value in values.items():
-            if name not in sections:
+            if name not in homes:
                 raise ConfigError(f"unknown option {name!r}")
-            changes.setdefault(sections[name], {})[name] = value
-        return dataclasses.replace(
-            self, **{section: dataclasses.replace(getattr(self, section), **given) for section, given in changes.items()}
-        )
+            changes.setdefault(homes[name], {})[name] = value
+        sections, extensions = {}, dict(self.extensions)
+        for name, kind in _kinds():
+            if kind in _EXTENSIONS:
+                changed = dataclasses.replace(self.extension(kind), **changes.get(kind, {}))
+                extensions.pop(kind, None)
+                extensions |= {kind: changed} if changed != kind() else {}
+            else:
+                sections[name] = dataclasses.replace(getattr(self, name), **changes.get(kind, {}))
+        return dataclasses.replace(self, **sections, extensions=extensions)
 
 
-def options() -> Iterator[tuple[str, dataclasses.Field[Any]]]:
-    """(section name, field) of every option, in order."""
+def _kinds() -> Iterator[tuple[str, Any]]:
+    """(section name, class of options), extensions behind what they extend."""
     for section in dataclasses.fields(Config):
-        assert isinstance(section.default_factory, type)
-        for item in dataclasses.fields(section.default_factory):
-            yield section.name, item
+        if section.name in COMMANDS:
+            yield section.name, section.default_factory
+            yield from ((section.name, kind) for kind, name in _EXTENSIONS.items() if name == section.name)
+
+
+def options(command: str = "") -> Iterator[tuple[str, dataclasses.Field[Any]]]:
+    """(section name, field) of every option, in order; of a command, those that it has as flags."""
+    for section, kind in _kinds():
+        for item in dataclasses.fields(kind):
+            if not command or command in (item.metadata["commands"] or COMMANDS[section]).split():
+                yield section, item
+
+
+def help_text(item: dataclasses.Field[Any]) -> str:
+    """What an option is for; of one without a text of its own, what its choices are."""
+    choices = item.metadata["choices"]
+    return str(item.metadata["help"]) or "; ".join(f"{name}: {choices[name]}" for name in choices)
 
 
 def option_type(item: dataclasses.Field[Any]) -> type:
     """str, int, float or bool."""
     names: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
-    return names[str(item.type)]
+    return names[getattr(item.type, "__name__", str(item.type))]  # a string where annotations are
 
 
 def check_value(item: dataclasses.Field[Any], value: Any) -> None:
@@ -239,7 +297,7 @@ def step_sizes(options: SchedulerOptions, *, gpu: bool, experts: bool) -> dict[s
     """The options that make up the steps' sizes, with what is in force where they were left open. experts: whether the model has
     layers of experts.
 
-    docs/tuning.md says why the sizes on a GPU are as they are. Steps have one size elsewhere, where a step of thousands of tokens
+    docs/tuning.md explains the sizes on a GPU. Steps have one size elsewhere, where a step of thousands of tokens
     takes seconds; with experts, since a few hundred tokens use all of them, so small chunks cost nearly as much as large ones;
     and where half of a small step would not be left for prompts. Raises ConfigError where what was given fits no such choice.
     """
@@ -278,12 +336,11 @@ def load_file(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"can't read {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from error
-    sections = {section.name for section in dataclasses.fields(Config)}
     home = {item.name: section for section, item in options()}
     values: dict[str, Any] = {}
     for key, value in content.items():
         # "model" is a section and an option: a table is the section.
-        entries = value.items() if key in sections and isinstance(value, dict) else ((key, value),)
+        entries = value.items() if key in COMMANDS and isinstance(value, dict) else ((key, value),)
         for name, entry in entries:
             if name not in home or (isinstance(value, dict) and home[name] != key):
                 shown = f"{key}.{name}" if isinstance(value, dict) and name != key else name
@@ -294,4 +351,5 @@ def load_file(path: str | Path) -> dict[str, Any]:
 
 def as_table(config: Config) -> Mapping[str, Any]:
     """All options by flat name, for display and for handing a config to another process."""
-    return {item.name: getattr(getattr(config, section), item.name) for section, item in options()}
+    parts = [config.extension(kind) if kind in _EXTENSIONS else getattr(config, section) for section, kind in _kinds()]
+    return {item.name: getattr(part, item.name) for part in parts for item in dataclasses.fields(part)}

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from blinkpy.config import Config
 from blinkpy.dpu.link.store_fence import FenceError, store_fence
 from blinkpy.transport.contract import TransportError
-from blinkpy.transport.verbs import INLINE_LEAST, Port, QueuePairEnd, device_names
+from blinkpy.transport.verbs import INLINE_LEAST, Port, QueuePairEnd, RdmaOptions, device_names
 
 OK, NOTE, BAD = "ok", "note", "BAD"  # NOTE: missing, and needed only on some machines
 LOCKED_LEAST = 64 << 20  # bytes of memory that an engine or a worker registers, roughly
@@ -37,9 +37,9 @@ class Finding(NamedTuple):
     text: str
 
 
-def doctor(config: Config) -> int:
+def doctor(config: Config, given: frozenset[str] = frozenset()) -> int:
     """Print the findings; exit code 1 when something is bad."""
-    options = config.transport
+    options = config.extension(RdmaOptions)
     bad = 0
     for finding in (*front_end(options.rdma_device, options.rdma_gid_index), *engine()):
         bad += finding.state == BAD

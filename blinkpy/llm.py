@@ -19,25 +19,28 @@ from typing import Any
 import numpy as np
 
 from blinkpy.config import Config, ConfigError
+from blinkpy.config import options as config_options
 from blinkpy.dpu.generation import Generation
-from blinkpy.dpu.link.connect_shm import attach_segment
-from blinkpy.dpu.link.queue_pair import Busy, EngineLost, QueuePair
+from blinkpy.dpu.generation_defaults import default_sampling
+from blinkpy.dpu.link.connectors import connect
+from blinkpy.dpu.link.queue_pair import EngineLostError, NoRoomError, QueuePair
 from blinkpy.dpu.text.chat_template import ChatError, load_template
 from blinkpy.dpu.text.detokenizer import Detokenizer
 from blinkpy.dpu.text.tokenizer import Tokenizer
-from blinkpy.dpu.token_logprobs import Speller, TokenLogprobs
+from blinkpy.dpu.token_logprobs import TokenLogprobs, TokenSpeller
 from blinkpy.models.weights.model_folder import find_model
 from blinkpy.outputs import CompletionOutput, Logprob, RequestOutput
 from blinkpy.process_exit import describe_exit
 from blinkpy.progress import Progress
 from blinkpy.queues.array_types import Int32
 from blinkpy.queues.completion import FINISH_MASK, HAS_TOKEN
-from blinkpy.queues.request_parameters import Sampling, default_sampling
+from blinkpy.queues.request_parameters import PARAMETERS, RequestParameters
 from blinkpy.sampling_params import SamplingParams
 from blinkpy.serving.engine_process import ENGINE_STOP_S, START_SILENCE_S
 from blinkpy.serving.processes import Child, ChildError
 from blinkpy.serving.segment_names import private_name, remove_leftovers
 from blinkpy.transport.segment import unlink_stale
+from blinkpy.transport.transport_kinds import WorkerIdentity
 
 ATTACH_S = 10.0
 POLL_S = 0.0005
@@ -52,7 +55,13 @@ class _Work:
     """One prompt on its way; the sink of its generation's text."""
 
     def __init__(
-        self, index: int, prompt: str | None, ids: Int32, sampling: Sampling, detokenizer: Detokenizer, stops: tuple[str, ...]
+        self,
+        index: int,
+        prompt: str | None,
+        ids: Int32,
+        sampling: RequestParameters,
+        detokenizer: Detokenizer,
+        stops: tuple[str, ...],
     ):
         self.prompt, self.ids, self.sampling = prompt, ids, sampling
         self.generation = Generation(index, len(ids), detokenizer, stops, time.monotonic(), self, sampling.logprobs)
@@ -60,7 +69,7 @@ class _Work:
         self._parts: list[str] = []
         self._logprobs: list[TokenLogprobs] = []
 
-    def more(self, generation: Generation, text: str, logprobs: list[TokenLogprobs]) -> None:
+    def on_text(self, generation: Generation, text: str, logprobs: list[TokenLogprobs]) -> None:
         self._parts.append(text)
         self._logprobs += logprobs
 
@@ -77,7 +86,7 @@ class _Work:
             self.tokens.append(token)
         return generation.push(token, flags)
 
-    def output(self, spell: Speller) -> RequestOutput:
+    def output(self, spell: TokenSpeller) -> RequestOutput:
         """The result, once the request has ended. spell: of the tokenizer."""
 
         def table(entry: TokenLogprobs) -> dict[int, Logprob]:
@@ -98,7 +107,7 @@ class LLM:
     """
 
     def __init__(self, model: str = "demo", *, show_progress: bool | None = None, **options: Any):
-        allowed = _engine_option_names()
+        allowed = _option_names()
         for name in options:
             if name not in allowed:
                 raise ConfigError(f"unknown option {name!r} of LLM; it has {', '.join(sorted(allowed))}")
@@ -118,7 +127,7 @@ class LLM:
             try:
                 child.wait_ready(START_SILENCE_S, progress, progress.tick)
                 self._engine = child
-                self._pair = QueuePair(attach_segment(name, 0, ATTACH_S), self.config.queue.engine_timeout_ms / 1000)
+                self._pair = QueuePair(connect(self.config, WorkerIdentity(0)), self.config.queue.engine_timeout_ms / 1000)
             except ChildError as error:
                 self._end()
                 raise ConfigError(str(error)) if error.usage else RuntimeError(str(error)) from error
@@ -144,14 +153,7 @@ class LLM:
 
     def default_sampling_params(self) -> SamplingParams:
         """What generate() uses when it is given none: the model's generation_config.json."""
-        own = self._default
-        return SamplingParams(
-            temperature=own.temperature,
-            top_p=own.top_p,
-            top_k=own.top_k,
-            min_p=own.min_p,
-            repetition_penalty=own.repetition_penalty,
-        )
+        return SamplingParams(**{p.name: getattr(self._default, p.name) for p in PARAMETERS if p.from_model})
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt], sampling_params: SamplingParams | Sequence[SamplingParams] | None = None
@@ -198,17 +200,17 @@ class LLM:
             try:
                 self._attach()
                 self._drive(works)
-            except EngineLost as error:
+            except EngineLostError as error:
                 raise RuntimeError(f"the engine failed: {error}") from error
         return [work.output(self.tokenizer.spell) for work in works]
 
     def _attach(self) -> None:
-        """Claim a new epoch: whatever an interrupted call left is fenced, and no thread has to keep a lease meanwhile."""
+        """Claim a new epoch: whatever an interrupted call left is revoked, and no thread has to keep a lease meanwhile."""
         deadline = time.monotonic() + ATTACH_S
         while True:
             try:
                 return self._pair.attach(CHECK_S)
-            except EngineLost:
+            except EngineLostError:
                 if self._engine.exit_code() is not None or time.monotonic() > deadline:
                     raise
 
@@ -221,17 +223,17 @@ class LLM:
                 raise ValueError(f"its token ids are not within 0 to {self._pair.facts.vocab_size - 1}")
             if len(ids) >= min(context, self._pair.longest_prompt + 1):
                 raise ValueError(f"it has {len(ids)} tokens, and the context {context}")
-            sampling = params.sampling(context - len(ids), self.tokenizer.eos_ids)
+            sampling = params.request_parameters(context - len(ids), self.tokenizer.eos_ids)
         except ValueError as error:
             raise ValueError(f"prompt {index}: {error}") from error
         return _Work(index, text, ids, sampling, self.tokenizer.detokenizer(ids), params.stops())
 
     def _drive(self, works: Iterable[_Work]) -> None:
-        """Keep the queue pair full until everything has ended. Ends by EngineLost if the engine falls silent."""
+        """Keep the queue pair full until everything has ended. Ends by EngineLostError if the engine falls silent."""
         pair, waiting, running = self._pair, deque(works), 0
         looked = time.monotonic()
         while waiting or running:
-            with contextlib.suppress(Busy):
+            with contextlib.suppress(NoRoomError):
                 while waiting:
                     waiting[0].generation.request = pair.submit(waiting[0].ids, waiting[0].sampling, waiting[0])
                     waiting.popleft()
@@ -267,9 +269,7 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return list(prompts)  # type: ignore[arg-type]
 
 
-def _engine_option_names() -> set[str]:
+def _option_names() -> set[str]:
     """Options that mean something here."""
-    from blinkpy.cli import engine_options
-
-    without = {"model", "name", "workers", "shutdown_s"}
-    return {item.name for _, item in engine_options()} - without | {"chat_template", "engine_timeout_ms"}
+    names = {item.name for _, item in config_options("engine")} - {"model", "name", "workers", "shutdown_s"}
+    return names | {"chat_template", "engine_timeout_ms"}

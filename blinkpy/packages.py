@@ -15,12 +15,18 @@ def installed(name: str) -> bool:
         return False
 
 
-def require_packages(who: str, *names: str, extra: str = "") -> None:
-    """Raise ConfigError, with all that is missing and what to install, unless these packages are there.
+def missing_packages(who: str, *names: str, extra: str = "") -> str:
+    """All of these packages that are missing, and what to install; "" when they are there.
 
     who: what needs them, as the message's subject. extra: of blinkpy-serve, that brings them; "" for the base install.
     """
     missing = [name for name in names if not installed(name)]
-    if missing:
-        source = f"'blinkpy-serve[{extra}]'" if extra else "blinkpy-serve"
-        raise ConfigError(f"{who} needs {', '.join(missing)}: pip install {source}")
+    source = f"'blinkpy-serve[{extra}]'" if extra else "blinkpy-serve"
+    return f"{who} needs {', '.join(missing)}: pip install {source}" if missing else ""
+
+
+def require_packages(who: str, *names: str, extra: str = "") -> None:
+    """Raise ConfigError with missing_packages() unless there are none."""
+    problem = missing_packages(who, *names, extra=extra)
+    if problem:
+        raise ConfigError(problem)

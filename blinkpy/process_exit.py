@@ -49,7 +49,7 @@ class Signals:
                 signal.signal(number, signal.SIG_IGN if self.count else handler)
 
 
-def complain(message: str) -> int:
+def print_error(message: str) -> int:
     """Say a failure in one line; the exit code for it."""
     print(f"blinkpy: error: {message}", file=sys.stderr, flush=True)
     return 1
@@ -62,7 +62,7 @@ def describe_exit(code: int) -> str:
     return f"was ended by {signal.Signals(-code).name}"
 
 
-def leave(code: int) -> NoReturn:
+def exit_process(code: int) -> NoReturn:
     """End this process without taking the interpreter and its libraries down first, when all that matters is closed.
 
     After a fault of the GPU destructors of torch fail and abort the process; and at any time a thread that wakes up while

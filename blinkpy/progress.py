@@ -10,10 +10,29 @@ from typing import Protocol, TextIO
 SPINNER = "|/-\\"
 
 
-class Report(Protocol):
+class ProgressCallback(Protocol):
     """How the parts of a start-up say what they do. done of total, in any unit; total 0: unknown."""
 
     def __call__(self, phase: str, done: float = 0, total: float = 0) -> None: ...
+
+
+class TimedPhases:
+    """A ProgressCallback that passes all on, and keeps how long each phase took. seconds: by phase, once it has ended."""
+
+    def __init__(self, report: ProgressCallback | None, clock: Callable[[], float] = time.monotonic):
+        self._report, self._clock = report, clock
+        self.phase, self._began = "", 0.0
+        self.seconds: dict[str, float] = {}
+
+    def __call__(self, phase: str, done: float = 0, total: float = 0) -> None:
+        """A phase is under way; "" ends the last one."""
+        if phase != self.phase:
+            now = self._clock()
+            if self.phase:
+                self.seconds[self.phase] = now - self._began
+            self.phase, self._began = phase, now
+        if phase and self._report is not None:
+            self._report(phase, done, total)
 
 
 def bar(done: float, total: float, width: int = 20) -> str:

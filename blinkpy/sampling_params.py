@@ -3,48 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import field, make_dataclass
+from typing import Any
 
 from blinkpy.dpu.text.stop_strings import MAX_STOP_LENGTH, MAX_STOPS
-from blinkpy.queues.request_parameters import Sampling, in_limits
+from blinkpy.queues.request_parameters import PARAMETERS, RequestParameters
 from blinkpy.queues.submission import STOP_IDS
 
-OPTIONAL = frozenset({"max_tokens", "seed", "logprobs"})  # sampling parameters that may be None
+OFFLINE = tuple(p for p in PARAMETERS if p.offline)
 
 
-@dataclass(frozen=True)
-class SamplingParams:
-    """How to generate; vLLM's names and defaults. max_tokens None: up to the model's context. logprobs: of the generated
-    tokens and of that many (0 to 20) most likely ones, from the model's distribution before penalties and temperature.
+def _type(is_float: bool, optional: bool) -> Any:
+    kind: Any = float if is_float else int
+    return kind | None if optional else kind
 
-    Raises ValueError for a value outside its range. temperature 0 is greedy; top_k 0 or -1 is off.
+
+_FIELDS: list[Any] = [(p.name, _type(p.is_float, p.optional), field(default=p.default)) for p in OFFLINE]
+_OWN: list[Any] = [
+    ("stop", str | Sequence[str], field(default=())),
+    ("stop_token_ids", Sequence[int], field(default=())),
+    ("ignore_eos", bool, field(default=False)),
+]
+_Values: Any = make_dataclass("_Values", _FIELDS + _OWN, frozen=True, namespace={"__post_init__": lambda self: None})
+
+
+class SamplingParams(_Values):
+    """How to generate; vLLM's names and defaults, a field for each parameter of docs/api.md but cache_salt.
+
+    max_tokens None: up to the model's context. seed None: a random one. logprobs: of the generated tokens and of this number (0
+    to 20) of most likely ones, from the model's distribution before penalties and temperature; None: of none. temperature 0 is
+    greedy; top_k 0 or -1 is off. Raises ValueError for a value outside its range.
     """
 
-    max_tokens: int | None = 16
-    min_tokens: int = 0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    seed: int | None = None
-    stop: str | Sequence[str] = ()
-    stop_token_ids: Sequence[int] = ()
-    ignore_eos: bool = False
-    priority: int = 0
-    logprobs: int | None = None
-
     def __post_init__(self) -> None:
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if item.name in ("stop", "stop_token_ids", "ignore_eos") or (value is None and item.name in OPTIONAL):
+        for parameter in OFFLINE:
+            value = getattr(self, parameter.name)
+            if value is None and parameter.optional:
                 continue
-            whole = not isinstance(item.default, float)
-            fine = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
-            if not fine or not in_limits(item.name, value):
-                raise ValueError(f"{item.name} is {value!r}")
+            fine = isinstance(value, (int, float) if parameter.is_float else int) and not isinstance(value, bool)
+            if not fine or not parameter.in_bounds(value):
+                raise ValueError(f"{parameter.name} is {value!r}")
         stops = self.stops()
         if len(stops) > MAX_STOPS or not all(1 <= len(stop) <= MAX_STOP_LENGTH for stop in stops):
             raise ValueError(f"stop must be at most {MAX_STOPS} strings of 1 to {MAX_STOP_LENGTH} characters, not {self.stop!r}")
@@ -52,25 +50,13 @@ class SamplingParams:
     def stops(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
-    def sampling(self, room: int, eos_ids: Sequence[int]) -> Sampling:
+    def request_parameters(self, room: int, eos_ids: Sequence[int]) -> RequestParameters:
         """What the engine gets. room: tokens that the context leaves for the output."""
         ids = tuple(dict.fromkeys([*self.stop_token_ids, *(() if self.ignore_eos else eos_ids)]))
         if len(ids) > STOP_IDS:
             raise ValueError(f"{len(ids)} stop token ids with the model's own; at most {STOP_IDS} are possible")
         if self.max_tokens is not None and self.max_tokens > room:
             raise ValueError(f"max_tokens is {self.max_tokens}, and the context leaves {room}")
-        return Sampling(
-            max_tokens=room if self.max_tokens is None else self.max_tokens,
-            min_tokens=self.min_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=max(0, self.top_k),
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            seed=self.seed,
-            priority=self.priority,
-            logprobs=-1 if self.logprobs is None else self.logprobs,
-            stop_ids=ids,
-        )
+        values = {p.name: p.from_request(getattr(self, p.name)) for p in OFFLINE}
+        values["max_tokens"] = room if self.max_tokens is None else self.max_tokens
+        return RequestParameters(**values, stop_ids=ids)

@@ -15,10 +15,11 @@ PACKAGE = Path(__file__).parent
 
 SCHEDULER = ("queues", "device", "kv", "scheduler")
 """What the scheduler's decisions are made of: a recording replays on the same sources."""
-DEVICE_CODE = (*SCHEDULER, "kernels", "models/cpu", "engine/devices/null_device.py", "verify/sim")
+DEVICE_CODE = (*SCHEDULER, "kernels", "models/cpu", "engine/devices/null_step.py", "verify/sim")
 """What compiled code that outlives the process is made of."""
 VERIFIED = (
-    *("queues", "kv", "scheduler/cycle.py", "scheduler/host_scheduler.py", "scheduler/phases", "engine/devices/null_device.py"),
+    *("queues", "kv", "scheduler/cycle.py", "scheduler/host_scheduler.py", "scheduler/phases"),
+    *("engine/devices/null_step.py", "engine/devices/host_turns.py"),
     *("dpu/link/arenas.py", "dpu/link/connect_shm.py", "dpu/link/queue_pair.py", "dpu/link/store_fence.py"),
     "transport/segment.py",
 )

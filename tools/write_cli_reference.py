@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from blinkpy import cli
-from blinkpy.config import option_type, options
+from blinkpy.config import help_text, option_type, options
 
 HEAD = """\
 # Command line
@@ -37,9 +37,10 @@ failed at run time, 2 for wrong options or a model that can't be served.
 
 
 def main() -> None:
+    cli.load_transports()
     halves = {item.name: "" for _, item in options()}
-    for half, chosen in (("engine", cli.engine_options()), ("frontend", cli.frontend_options())):
-        for _, item in chosen:
+    for half in ("engine", "frontend"):
+        for _, item in options(half):
             halves[item.name] = (halves[item.name] + ", " + half).lstrip(", ")
     print(HEAD)
     for section, entries in groupby(options(), key=lambda entry: entry[0]):
@@ -48,12 +49,12 @@ def main() -> None:
         )
         for _, item in entries:
             flag, default, bounds = spelled(item)
-            print(f"| `{flag}` | {default} | {bounds} | {halves[item.name]} | {item.metadata['help']} |")
+            print(f"| `{flag}` | {default} | {bounds} | {halves[item.name]} | {help_text(item)} |")
         print()
     for tool in cli.TOOLS:
-        print(f"## blinkpy {tool.name}\n\n{cli.section_line(tool.load())}\n")
+        print(f"## blinkpy {tool.name}\n\n{cli.section_line(tool.options())}\n")
         print("| option | default | bounds | meaning |\n|---|---|---|---|")
-        for item in dataclasses.fields(tool.load()):
+        for item in dataclasses.fields(tool.options()):
             flag, default, bounds = spelled(item)
             shown = item.name.upper() if item.name == tool.argument.removesuffix("?") else f"`{flag}`"
             print(f"| {shown} | {default} | {bounds} | {item.metadata['help']} |")

@@ -9,9 +9,10 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.common.harness import UsageError
+from blinkpy.device.cuda.cuda_graphs import StepGraph
 from blinkpy.kv.state import BATCH_COUNTS, DECODE_ROWS, EMITS, MAX_CONTEXT, ROWS, TOKENS
 from blinkpy.models.gpu.gpu_step import GpuStep
-from blinkpy.queues.submission import WORD_LOGPROBS, WORD_REPETITION_PENALTY, WORD_TOP_P
+from blinkpy.queues.submission import WORD_TEMPERATURE, neutral_entries
 
 Int32 = NDArray[np.int32]
 
@@ -115,10 +116,9 @@ def put(state: Any, rows: Rows, page_size: int, pages: Int32, vocab_size: int, s
     for name, array in batch_arrays(rows, table, page_size, len(batch.row_slots), token_ids).items():
         getattr(batch, name).copy_(torch.from_numpy(array))
     requests.page_table[: len(table)] = torch.from_numpy(table).to(requests.page_table.device)
-    requests.entry.zero_()  # greedy
-    requests.entry[:, WORD_LOGPROBS] = -1
-    reals = requests.entry.view(torch.float32)
-    reals[:, WORD_TOP_P], reals[:, WORD_REPETITION_PENALTY] = 1, 1
+    neutral = torch.from_numpy(neutral_entries(1).view(np.int32))
+    requests.entry[:] = neutral.to(requests.entry.device)
+    requests.entry[:, WORD_TEMPERATURE] = 0  # greedy
 
 
 def graph_index(step: GpuStep, rows: Rows) -> int:
@@ -131,3 +131,8 @@ def graph_index(step: GpuStep, rows: Rows) -> int:
         if shape.mixed == rows.mixed and shape.tokens >= rows.tokens and shape.rows >= count:
             return index
     raise ValueError(f"no step graph holds {count} rows of {rows.tokens} tokens")
+
+
+def graph_for(step: GpuStep, rows: Rows) -> StepGraph:
+    """The graph of graph_index()."""
+    return step.graphs[graph_index(step, rows)]

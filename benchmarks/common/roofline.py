@@ -5,20 +5,20 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from benchmarks.common.hand_batches import Rows
-from blinkpy.models.description.decoder_description import Architecture
+from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.weights.checkpoint import weight_elements
 
 READ_GBPS = 4434.0  # read-only bandwidth of an H200's memory, measured
 
 
-def floor_us(a: Architecture, rows: int, context: int) -> float:
+def floor_us(a: DecoderDescription, rows: int, context: int) -> float:
     """Microseconds to read what a decode step of random tokens reads: weights, of the experts those that any of the rows is
     expected to visit, and the cached context. The embedding is a gather and counts as nothing."""
     elements = weight_elements(a) - (0 if a.tied_embeddings else a.vocab_size * a.hidden_size)
-    if any(a.sparse):
-        unused = (1 - a.experts_per_token / a.experts) ** rows
-        elements -= int(unused * sum(a.sparse) * a.experts * 3 * a.expert_size * a.hidden_size)
-    cache = rows * context * 2 * a.layers * a.kv_size
+    if any(a.expert_layers):
+        unused = (1 - a.experts.top_k / a.experts.number) ** rows
+        elements -= int(unused * sum(a.expert_layers) * a.experts.number * 3 * a.experts.size * a.hidden_size)
+    cache = rows * context * 2 * len(a.layers) * a.kv_size
     return 2 * (elements + cache) / READ_GBPS / 1e3
 
 
@@ -35,7 +35,7 @@ class Multiplications(NamedTuple):
         return 2 * (self.linear + self.attention) / 1e12
 
 
-def multiplications(a: Architecture, rows: Rows, *, narrows: bool) -> Multiplications:
+def multiplications(a: DecoderDescription, rows: Rows, *, narrows: bool) -> Multiplications:
     """Of a whole step in which every row emits. Padding up to the size of a step graph is not counted.
 
     narrows: the last layer goes on with the rows' last tokens, once keys and values of all tokens are in the cache
@@ -44,16 +44,16 @@ def multiplications(a: Architecture, rows: Rows, *, narrows: bool) -> Multiplica
     count = len(rows.lengths)
     linear = count * a.hidden_size * a.vocab_size
     attention = 0
-    for layer in range(a.layers):
-        narrow = narrows and layer == a.layers - 1
+    for layer in range(len(a.layers)):
+        narrow = narrows and layer == len(a.layers) - 1
         lines = count if narrow else rows.tokens
-        if a.sparse[layer]:
-            mlp = a.hidden_size * (a.experts + 3 * a.experts_per_token * a.expert_size)
+        if a.expert_layers[layer]:
+            mlp = a.hidden_size * (a.experts.number + 3 * a.experts.top_k * a.experts.size)
         else:
-            mlp = 3 * a.hidden_size * a.intermediate_size
+            mlp = 3 * a.hidden_size * a.mlp_size
         linear += rows.tokens * a.hidden_size * (a.q_size + 2 * a.kv_size) + lines * (a.q_size * a.hidden_size + mlp)
         seen = sum(
-            _seen(context - (1 if narrow else length), context, a.windows[layer])
+            _seen(context - (1 if narrow else length), context, a.layers[layer].attention.window)
             for length, context in zip(rows.lengths, rows.contexts, strict=True)
         )
         attention += 2 * a.q_size * seen

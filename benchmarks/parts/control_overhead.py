@@ -28,14 +28,14 @@ from benchmarks.common.distribution import describe
 from benchmarks.common.harness import Run, check, main, parser
 from blinkpy.config import Config
 from blinkpy.dpu.link.connect_shm import attach_segment
-from blinkpy.dpu.link.queue_pair import InFlight, QueuePair
+from blinkpy.dpu.link.queue_pair import InFlightRequest, QueuePair
 from blinkpy.kv.limits import Limits, make_limits
 from blinkpy.kv.state import DECODE_ROWS, EMITS, ROWS, RUNNING_COUNT, State
 from blinkpy.kv.state_memory import make_state
 from blinkpy.queues.completion import FINISH_CANCELLED, FINISH_LENGTH, FINISH_MASK, HAS_TOKEN
 from blinkpy.queues.header import EngineFacts
 from blinkpy.queues.layout import QueueSizes
-from blinkpy.queues.request_parameters import Sampling
+from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.submission import LONG_SEED
 from blinkpy.queues.words import COUNTER, ENGINE_STATE, STATE_READY
 from blinkpy.scheduler.host_scheduler import Scheduler
@@ -132,7 +132,7 @@ class World:
 
     def _submit(self, prompt: NDArray[np.int32], max_tokens: int, cancel_at: int = -1) -> None:
         owner = Owner(int(self.rng.integers(1 << 31)), len(prompt), max_tokens, cancel_at)
-        self.pair.submit(prompt, Sampling(max_tokens=max_tokens, seed=owner.seed), owner)
+        self.pair.submit(prompt, RequestParameters(max_tokens=max_tokens, seed=owner.seed), owner)
 
     def take(self, churn: bool) -> None:
         """Take completions; check what has ended; replace it if the load churns."""
@@ -147,7 +147,7 @@ class World:
                 if churn:
                     self.submit_churn()
 
-    def _check(self, request: InFlight, finish: int) -> None:
+    def _check(self, request: InFlightRequest, finish: int) -> None:
         owner: Owner = request.owner
         count = len(owner.tokens)
         positions = owner.prompt_length + np.arange(count)

@@ -28,7 +28,7 @@ from blinkpy.dpu.link.connect_shm import attach_segment
 from blinkpy.dpu.link.queue_pair import QueuePair
 from blinkpy.kv.state import DECODE_ROWS, MAX_CONTEXT, ROWS, Batch, Requests
 from blinkpy.queues.completion import FINISH_LENGTH, FINISH_MASK, HAS_TOKEN
-from blinkpy.queues.request_parameters import Sampling
+from blinkpy.queues.request_parameters import RequestParameters
 
 STREAMS = (1, 4, 8, 16, 32)
 STEP_STREAMS = 16
@@ -54,12 +54,12 @@ def bare_model(rows: int, room: int) -> Any:
     sys.path.append(str(ROOT / "tests"))
     from support.models.bare_forward import BareForward  # type: ignore[import-not-found,unused-ignore]
 
-    from blinkpy.models.description.decoder_description import read_architecture
+    from blinkpy.models.families.describe_model import describe_model
     from blinkpy.models.weights.decoder_weights import choose_dtype, load_weights
     from blinkpy.models.weights.model_folder import resolve_model
 
     folder = resolve_model("demo")
-    architecture = read_architecture(folder)
+    architecture = describe_model(folder)
     return BareForward(architecture, load_weights(architecture, folder, choose_dtype(architecture, "auto", "cpu")), rows, room)
 
 
@@ -115,16 +115,16 @@ class Watch:
 
 def decode(options: argparse.Namespace, run: Run, streams: int, tokens: int, temperature: float, bare: bool) -> Any:
     """Let the engine's loop answer streams; the samples of Watch, float64 [n, 4], and of some streams (prompt, tokens)."""
-    from blinkpy.engine.engine import Engine
+    from blinkpy.engine.engine import make_engine
 
     name = f"serve-benchmark-{os.getpid()}-{streams}-{int(bare)}"
     limit = PROMPT_TOKENS + tokens + 1
     values = {"device": "cpu", "model": "demo", "name": name, "lease_ms": LEASE_MS, "threads": options.threads}
     values |= {"max_model_len": limit, "enable_prefix_caching": False}
-    instance = Engine(Config().with_options(values), run.progress)
+    instance = make_engine(Config().with_options(values), run.progress)
     instance.start()
-    watch = Watch(instance._step, streams, bare_model(streams, limit) if bare else None)
-    instance._step = watch
+    loop: Any = instance.runner
+    watch = loop.step = Watch(loop.step, streams, bare_model(streams, limit) if bare else None)
     problems: list[BaseException] = []
     answers: list[tuple[NDArray[np.int32], list[int]]] = []
 
@@ -134,7 +134,7 @@ def decode(options: argparse.Namespace, run: Run, streams: int, tokens: int, tem
             pair.attach(ATTACH_S)
             for prompt in prompts(pair.facts.vocab_size, streams):
                 answers.append((prompt, []))
-                pair.submit(prompt, Sampling(max_tokens=tokens, seed=1, temperature=temperature), answers[-1][1])
+                pair.submit(prompt, RequestParameters(max_tokens=tokens, seed=1, temperature=temperature), answers[-1][1])
             deadline = time.monotonic() + ANSWER_S
             while pair.in_flight:
                 time.sleep(POLL_S)

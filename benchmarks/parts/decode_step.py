@@ -36,37 +36,30 @@ from support.gpu.gpu_serving import config_for, generate  # noqa: E402
 from benchmarks.common.harness import revision  # noqa: E402
 from benchmarks.common.model_shapes import SHAPES  # noqa: E402
 from benchmarks.common.roofline import floor_us  # noqa: E402
+from blinkpy.device.cuda.cuda_graphs import StepGraph  # noqa: E402
 from blinkpy.dpu.link.connect_shm import attach_segment  # noqa: E402
 from blinkpy.dpu.link.queue_pair import QueuePair  # noqa: E402
-from blinkpy.engine.devices.cuda_device import CudaEngine  # noqa: E402
-from blinkpy.kernels.loop.loop_words import (  # noqa: E402
-    TRACE_BEGIN,
-    TRACE_END,
-    TRACE_FAST_PATH,
-    TRACE_GRAPH,
-    TRACE_OVERLAP_BEGIN,
-    TRACE_OVERLAP_END,
-    TRACE_ROWS,
-    TRACE_STEP_BEGIN,
-    TRACE_STEP_END,
-)
-from blinkpy.models.description.decoder_description import Architecture, read_architecture  # noqa: E402
-from blinkpy.models.gpu.gpu_step import StepGraph  # noqa: E402
-from blinkpy.queues.request_parameters import Sampling  # noqa: E402
+from blinkpy.engine.devices.cuda_device import CudaDevice  # noqa: E402
+from blinkpy.engine.devices.gpu_loop import GpuLoop  # noqa: E402
+from blinkpy.engine.engine import Engine, make_engine  # noqa: E402
+from blinkpy.kernels.loop import loop_words as L  # noqa: E402
+from blinkpy.models.description.decoder_description import DecoderDescription  # noqa: E402
+from blinkpy.models.families.describe_model import describe_model  # noqa: E402
+from blinkpy.queues.request_parameters import RequestParameters  # noqa: E402
 
 
 def percentiles(values: np.ndarray) -> dict[str, float]:
     return {"p50": round(float(np.percentile(values, 50)), 2), "p99": round(float(np.percentile(values, 99)), 2)}
 
 
-class Spinning(CudaEngine):
+class Spinning(GpuLoop):
     """Every step is a kernel that spins, and its tokens are all the same."""
 
     cycles = 0
 
-    def _build_executive(self, policy: Any, queues: Any, graph_of: np.ndarray, stream: torch.cuda.Stream) -> Any:
+    def build_loop(self, queues: Any) -> Any:
         state = cast(Any, self.device_state)
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(self.stream):
             graph = torch.cuda.CUDAGraph(keep_graph=True)
             graph.capture_begin(capture_error_mode="relaxed")
             torch.cuda._sleep(1)  # a step's first kernel
@@ -74,12 +67,11 @@ class Spinning(CudaEngine):
             for _ in range(4):  # with the spinning one, as many kernels as a model's output has
                 state.batch.sampled.fill_(7)
             graph.capture_end()
-        step = self._gpu_step
-        step.graphs[:] = [StepGraph(graph, layers=1)] * len(step.graphs)
-        return super()._build_executive(policy, queues, graph_of, stream)
+        self.step.graphs[:] = [StepGraph(graph, layers=1)] * len(self.step.graphs)
+        return super().build_loop(queues)
 
 
-def drive(engine: CudaEngine, sizes: list[int], prompt: int, new: int, out: dict[int, dict[str, float]]) -> None:
+def drive(engine: Engine, sizes: list[int], prompt: int, new: int, out: dict[int, dict[str, float]]) -> None:
     """The client: for each batch size so many requests at once; wall-clock TPOT as a client sees it."""
     try:
         rng = np.random.default_rng(1)
@@ -88,7 +80,7 @@ def drive(engine: CudaEngine, sizes: list[int], prompt: int, new: int, out: dict
         for rows in sizes:
             prompts = [rng.integers(0, 30000, prompt).tolist() for _ in range(rows)]
             began = time.monotonic()
-            tokens, _ = generate(pair, prompts, [Sampling(max_tokens=new, temperature=0.0)] * rows, 120)
+            tokens, _ = generate(pair, prompts, [RequestParameters(max_tokens=new, temperature=0.0)] * rows, 120)
             out[rows] = {"wall_s": round(time.monotonic() - began, 4), "tokens": sum(map(len, tokens))}
         pair.close()
     finally:
@@ -111,17 +103,17 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             control=arguments.control,
             record_steps=arguments.record_steps,
         )
-        engine = (Spinning if arguments.spin_us else CudaEngine)(config, trace_rows=200_000, pdl=arguments.pdl)
-        if isinstance(engine, Spinning):
-            engine.cycles = arguments.spin_us * torch.cuda.get_device_properties(0).clock_rate // 1000
+        Spinning.cycles = arguments.spin_us * torch.cuda.get_device_properties(0).clock_rate // 1000
+        loop = Spinning if arguments.spin_us else GpuLoop
+        engine = make_engine(config, device=CudaDevice(trace_rows=200_000, pdl=arguments.pdl, loop=loop))
         engine.start()
         try:
-            return _measure(engine, read_architecture(folder), arguments)
+            return _measure(engine, describe_model(folder), arguments)
         finally:
             engine.close()
 
 
-def _measure(engine: CudaEngine, a: Architecture, arguments: argparse.Namespace) -> dict[str, Any]:
+def _measure(engine: Engine, a: DecoderDescription, arguments: argparse.Namespace) -> dict[str, Any]:
     wall: dict[int, dict[str, float]] = {}
     client = threading.Thread(target=drive, args=(engine, arguments.rows, arguments.prompt, arguments.new, wall), daemon=True)
     client.start()
@@ -129,7 +121,7 @@ def _measure(engine: CudaEngine, a: Architecture, arguments: argparse.Namespace)
     client.join(20)
     result: dict[str, Any] = {
         "shape": arguments.shape,
-        "control": engine.control,
+        "control": arguments.control,
         "pdl": arguments.pdl,
         "spin_us": arguments.spin_us,
         "prompt": arguments.prompt,
@@ -138,19 +130,19 @@ def _measure(engine: CudaEngine, a: Architecture, arguments: argparse.Namespace)
         "environment": environment(),
         "rows": {},
     }
-    if engine.executive is None:
+    runner = engine.runner
+    if not isinstance(runner, GpuLoop) or runner.loop is None:
         for rows, seen in wall.items():
             result["rows"][rows] = {"wall": seen}
         return result
-    executive = engine.executive
-    result["scheduler_kernels"] = {name: asdict(needs) for name, needs in executive.kernel_resources.items()}
-    trace = executive.traced()
-    interval = np.diff(trace[:, TRACE_BEGIN]) / 1e3
-    shapes = engine._gpu_step.shapes
+    result["scheduler_kernels"] = {name: asdict(needs) for name, needs in runner.loop.kernel_resources.items()}
+    trace = runner.loop.traced()
+    interval = np.diff(trace[:, L.TRACE_BEGIN]) / 1e3
+    shapes = runner.step.shapes
     context = arguments.prompt + arguments.new // 2
     for rows in arguments.rows:
-        decode = np.array([not shapes[g].mixed for g in trace[:, TRACE_GRAPH]])
-        steady = decode & (trace[:, TRACE_ROWS] == rows)
+        decode = np.array([not shapes[g].mixed for g in trace[:, L.TRACE_GRAPH]])
+        steady = decode & (trace[:, L.TRACE_ROWS] == rows)
         pairs = steady[:-1] & steady[1:]
         if not pairs.any():
             continue
@@ -169,19 +161,19 @@ def _measure(engine: CudaEngine, a: Architecture, arguments: argparse.Namespace)
 
 def scheduler_times(turn: np.ndarray, following: np.ndarray, chosen: np.ndarray) -> dict[str, Any]:
     """Times of the scheduler in the chosen turns. turn, following: rows of the trace, each with the row after it."""
-    times = (turn[:, TRACE_END] - turn[:, TRACE_BEGIN]) / 1e3
-    gap = (following[:, TRACE_STEP_BEGIN] - turn[:, TRACE_STEP_END]) / 1e3
-    chosen = chosen & (turn[:, TRACE_STEP_END] > turn[:, TRACE_STEP_BEGIN])  # else its stamp came too late
-    steady = turn[:, TRACE_FAST_PATH] == 1
+    times = (turn[:, L.TRACE_END] - turn[:, L.TRACE_BEGIN]) / 1e3
+    gap = (following[:, L.TRACE_STEP_BEGIN] - turn[:, L.TRACE_STEP_END]) / 1e3
+    chosen = chosen & (turn[:, L.TRACE_STEP_END] > turn[:, L.TRACE_STEP_BEGIN])  # else its stamp came too late
+    steady = turn[:, L.TRACE_FAST_PATH] == 1
     result: dict[str, Any] = {}
     for name, kind in (("", chosen & steady), ("general_", chosen & ~steady)):
         if kind.any():
             result[f"{name}turns"] = int(kind.sum())
             result[f"{name}scheduler_us"] = percentiles(times[kind])
             result[f"{name}gap_us"] = percentiles(gap[kind])
-    result["scheduler_began_after_us"] = percentiles((turn[:, TRACE_BEGIN] - turn[:, TRACE_STEP_END])[chosen] / 1e3)
-    result["ahead_us"] = percentiles((turn[:, TRACE_OVERLAP_END] - turn[:, TRACE_OVERLAP_BEGIN])[chosen] / 1e3)
-    result["ahead_done_before_us"] = percentiles((turn[:, TRACE_BEGIN] - turn[:, TRACE_OVERLAP_END])[chosen] / 1e3)
+    result["scheduler_began_after_us"] = percentiles((turn[:, L.TRACE_BEGIN] - turn[:, L.TRACE_STEP_END])[chosen] / 1e3)
+    result["ahead_us"] = percentiles((turn[:, L.TRACE_OVERLAP_END] - turn[:, L.TRACE_OVERLAP_BEGIN])[chosen] / 1e3)
+    result["ahead_done_before_us"] = percentiles((turn[:, L.TRACE_BEGIN] - turn[:, L.TRACE_OVERLAP_END])[chosen] / 1e3)
     return result
 
 

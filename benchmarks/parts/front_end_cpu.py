@@ -30,7 +30,7 @@ from benchmarks.common.harness import Run, check, main, parser, pinned
 from benchmarks.common.load import Request, Target, offer
 from blinkpy.config import Config
 from blinkpy.models.weights.model_folder import find_model
-from blinkpy.progress import Report
+from blinkpy.progress import ProgressCallback
 from blinkpy.serving.processes import Child
 
 TARGET_US = 25.0
@@ -44,7 +44,7 @@ WORDS = ("the", "king", "ship", "of", "and", "a", "sea", "old", "house", "night"
 
 
 @contextlib.contextmanager
-def child(name: str, config: Config, core: int, report: Report) -> Iterator[tuple[Child, dict[str, Any]]]:
+def child(name: str, config: Config, core: int, report: ProgressCallback) -> Iterator[tuple[Child, dict[str, Any]]]:
     """A process of `blinkpy serve` ("engine" or "frontend"), pinned to a core; gives what it said when it was ready, too."""
     with pinned(core):
         process = Child(name, config)
@@ -55,7 +55,7 @@ def child(name: str, config: Config, core: int, report: Report) -> Iterator[tupl
 
 
 @contextlib.contextmanager
-def serving(report: Report, **options: Any) -> Iterator[tuple[int, int]]:
+def serving(report: ProgressCallback, **options: Any) -> Iterator[tuple[int, int]]:
     """A null engine and a front end with one worker, each on its core; gives (port, process id of the worker)."""
     name = f"serve-benchmark-{os.getpid()}-{secrets.token_hex(4)}"
     values = {"name": name, "model": "demo", "device": "null", "load_format": "dummy", **options}

@@ -4,7 +4,7 @@
 
 The other process is an engine reduced to its polling loop: compiled by njit with the engine's own memory primitives, it
 waits for the doorbell and publishes completions at once. What is measured is the front end's side, in Python: from
-ShmTransport.ring until ShmTransport.read_completions sees the completion word.
+ShmTransport.ring_doorbell until ShmTransport.read_completions sees the completion word.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def engine(core: int) -> Iterator[ShmTransport]:
 def round_trips(transport: ShmTransport, first: int, count: int) -> NDArray[np.float64]:
     """Round trips of a doorbell and one completion word; us."""
     times, clock, size = np.empty(count), time.perf_counter_ns, SIZES.cq_entries
-    ring, read = transport.ring, transport.read_completions
+    ring, read = transport.ring_doorbell, transport.read_completions
     for i in range(count):
         position = first + i
         lap, index = lap_of(position, size), position & size - 1

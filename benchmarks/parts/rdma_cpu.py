@@ -34,7 +34,7 @@ from blinkpy.dpu.link.queue_pair import QueuePair
 from blinkpy.queues.completion import FINISH_LENGTH, HAS_TOKEN, TOKEN_MASK, lap_of, pack_completion
 from blinkpy.queues.header import HEADER, EngineFacts
 from blinkpy.queues.layout import BLOCK_WORDS, QueueSizes
-from blinkpy.queues.request_parameters import Sampling
+from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.submission import WORD_PROMPT_OFFSET
 from blinkpy.queues.words import (
     ENGINE_HEARTBEAT,
@@ -127,8 +127,8 @@ def connect(segment: Segment, card: Card, pairs: int = 0) -> RdmaTransport:
     first = (pairs or base + layout.first_pair) - layout.first_pair
     regions = (
         Region(base + layout.engine_words, 1, 2 * BLOCK_WORDS * 8),
-        Region(first + layout.front(0), 2, layout.front_bytes),
-        Region(first + layout.back(0), 3, layout.back_bytes),
+        Region(first + layout.front_region(0), 2, layout.front_region_bytes),
+        Region(first + layout.engine_region(0), 3, layout.engine_region_bytes),
     )
     welcome = Welcome(bytes(segment.buffer[: HEADER.itemsize]), 0, Endpoint(0, 0, "::1", 0, 5, 16), *regions)
     transport = RdmaTransport(card, card, DEPTH, welcome)  # type: ignore[arg-type]
@@ -162,7 +162,7 @@ def measure(options: argparse.Namespace, run: Run) -> dict[str, Any]:
     rng = np.random.default_rng(options.seed)
     segment = create_segment(f"serve-benchmark-{secrets.token_hex(6)}", SIZES, FACTS)
     parts: dict[str, list[float]] = {}
-    clock, sampling = time.thread_time_ns, Sampling(max_tokens=1, seed=1)
+    clock, sampling = time.thread_time_ns, RequestParameters(max_tokens=1, seed=1)
     gc.disable()
     try:
         answers = Answers(segment)

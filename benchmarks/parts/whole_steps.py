@@ -27,8 +27,11 @@ from benchmarks.common.model_shapes import SHAPES
 from benchmarks.common.nvml import EnergyMeter
 from benchmarks.common.roofline import floor_us, multiplications
 from blinkpy.config import Config, ConfigError, step_sizes
-from blinkpy.engine.devices.cuda_device import CudaEngine
-from blinkpy.models.description.decoder_description import Architecture, read_architecture
+from blinkpy.engine.devices.cuda_device import CudaDevice
+from blinkpy.engine.devices.gpu_loop import GpuLoop
+from blinkpy.engine.engine import make_engine
+from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.families.describe_model import describe_model
 from blinkpy.models.weights.decoder_weights import DUMMY_RANGE
 
 DECODE_CONTEXT, MIXED_CONTEXT = 256, 1100  # of decode rows, tokens: in steps of their own, and beside a chunk
@@ -80,10 +83,10 @@ class Timing(NamedTuple):
     ended: float
 
 
-class LooplessEngine(CudaEngine):
-    """Starts up to the step graphs; the loop around them is not built, and run() is not for use."""
+class NoLoop(GpuLoop):
+    """Stops at the step graphs; the loop around them is not built, and run() is not for use."""
 
-    def _build_executive(self, policy: Any, queues: Any, graph_of: np.ndarray, stream: torch.cuda.Stream) -> Any:
+    def build_loop(self, queues: Any) -> None:
         return None
 
 
@@ -136,16 +139,18 @@ def replayed(graph: Any, seconds: float, warm_s: float = WARM_S) -> Timing:
     return Timing(group * len(times), times, began, now)
 
 
-def measured(engine: Any, a: Architecture, case: Case, meter: EnergyMeter, seconds: float, pages: np.ndarray) -> dict[str, Any]:
+def measured(
+    engine: Any, a: DecoderDescription, case: Case, meter: EnergyMeter, seconds: float, pages: np.ndarray
+) -> dict[str, Any]:
     """One case on an engine that has started. pages: int32, of the pool, in the order in which rows take them."""
-    step, rows = engine._gpu_step, case.rows
+    step, state, rows = engine.runner.step, engine.runner.device_state, case.rows
     index = graph_index(step, rows)
     shape = step.shapes[index]
-    put(engine.device_state, rows, engine.sizes.page_size, pages, a.vocab_size)
+    put(state, rows, engine.sizes.page_size, pages, a.vocab_size)
     torch.cuda.synchronize()
     timing = replayed(step.graphs[index].graph, seconds)
     count = len(rows.lengths)
-    check_tokens(step.decoder.buffers.logits[:count], engine.device_state.batch.sampled[:count], case.kind)
+    check_tokens(step.decoder.buffers.logits[:count], state.batch.sampled[:count], case.kind)
     step_ms = statistics.median(timing.group_ms)
     counted = multiplications(a, rows, narrows=shape.narrows)
     result: dict[str, Any] = {
@@ -190,7 +195,7 @@ def benchmark(options: argparse.Namespace) -> None:
     run = Run("parts.whole_steps", options)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(SHAPES[options.shape]))
-        a = read_architecture(folder)
+        a = describe_model(folder)
         config = Config().with_options(
             {
                 "model": folder,
@@ -202,24 +207,26 @@ def benchmark(options: argparse.Namespace) -> None:
                 "record_steps": 0,
             }
         )
-        most = step_sizes(config.scheduler, gpu=True, experts=any(a.sparse))["max_num_batched_tokens"]
+        most = step_sizes(config.scheduler, gpu=True, experts=any(a.expert_layers))["max_num_batched_tokens"]
         chosen = cases(options.rows, options.tokens or [n for n in TOKENS if n <= most], options.decodes, most)
-        engine = LooplessEngine(config, run.progress)
+        engine = None
         try:
+            engine = make_engine(config, run.progress, CudaDevice(loop=NoLoop))
             engine.start()
             results = measure(engine, a, chosen, options.seconds, run)
         except ConfigError as error:
             raise UsageError(str(error)) from error
         finally:
-            engine.close()
+            if engine is not None:
+                engine.close()
     run.write(METHOD, {"shape": options.shape, **results})
     for step in results["steps"]:
         print(f"{step['kind']:8}{step['tokens']:6,} tokens {step['step_ms']:8.3g} ms {step.get('mean_w', 0):6.0f} W")
 
 
-def measure(engine: Any, a: Architecture, chosen: list[Case], seconds: float, run: Run) -> dict[str, Any]:
+def measure(engine: Any, a: DecoderDescription, chosen: list[Case], seconds: float, run: Run) -> dict[str, Any]:
     """All cases, one after another, on an engine that has started."""
-    step, sizes = engine._gpu_step, engine.sizes
+    step, sizes = engine.runner.step, engine.sizes
     for tensor in (*step.decoder.cache.keys, *step.decoder.cache.values):
         tensor.normal_(std=DUMMY_RANGE * (a.hidden_size / 3) ** 0.5)  # as the random weights make them of a normed token
     for index in {graph_index(step, case.rows) for case in chosen}:

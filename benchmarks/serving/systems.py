@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.harness import ROOT, UsageError
-from blinkpy.progress import Report
+from blinkpy.progress import ProgressCallback
 
 STOP_S = 20.0
 POLL_S = 0.05
@@ -204,7 +204,7 @@ class Running:
 
 
 @contextlib.contextmanager
-def running(system: System, model: Model, cores: Cores, log: Path, limit_s: float, report: Report) -> Iterator[Running]:
+def running(system: System, model: Model, cores: Cores, log: Path, limit_s: float, report: ProgressCallback) -> Iterator[Running]:
     """Start a server, wait until it is healthy, and end it afterwards, come what may. log: where its output goes.
 
     Raises ServerError with the end of the log if it is not healthy within limit_s."""

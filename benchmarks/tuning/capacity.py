@@ -24,7 +24,7 @@ from benchmarks.serving.workload import poisson, read_dataset
 from blinkpy.models.gpu.step_shapes import SMALLEST_MIXED, bucket_shapes
 from blinkpy.scheduler.policies import SHIPPED
 from blinkpy.verify.policy_check.check_workload import Workload
-from blinkpy.verify.policy_check.timed_server import Machine, Simulation, Work, serve_closed, serve_open
+from blinkpy.verify.policy_check.timed_server import ServerModel, TimedSimulation, Work, serve_closed, serve_open
 
 METHOD = """The scheduler, compiled, behind a queue pair, with a made-up clock: a step that only decodes takes the measured time
 of its number of rows (interpolated in the logarithm) and context_ns for each token of context; a step with prefill takes the
@@ -64,7 +64,7 @@ class StepTimes:
 
 
 @dataclass(frozen=True)
-class TimedMachine(Machine):
+class TimedMachine(ServerModel):
     """A server with these times, and with the steps that a GPU has."""
 
     step_us: float = 0.0  # not used, as the next two
@@ -135,7 +135,7 @@ def predict(
         burst_step_tokens=choice.burst_step,
         times=times,
     )
-    server = Simulation(SHIPPED[choice.policy], machine, requests)
+    server = TimedSimulation(SHIPPED[choice.policy], machine, requests)
     if streams:
         serve_closed(server, streams)
     else:

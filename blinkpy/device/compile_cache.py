@@ -95,7 +95,7 @@ class _SharedCache(FunctionCache):
 
 
 class _KeyedCache(_SharedCache):
-    """A cache whose user says what tells one closure from another: Numba compares pickles of what they hold, and those of
+    """A cache whose user gives the key of a closure: Numba compares pickles of what they hold, and those of
     intrinsics differ from process to process."""
 
     def __init__(self, function: Callable[..., Any], key: tuple[Any, ...]):

@@ -1,15 +1,88 @@
-"""What can be found wrong, as numbers: compiled code can't return text."""
+"""Fault codes: what can be found wrong, as numbers, since compiled code returns no text; and `expect`, which checks one in place.
+
+A *fault* is a fault code, and above it the place: a page, a slot, an index. 0 is none.
+"""
 
 from __future__ import annotations
 
 import zlib
 
-PROBLEMS: dict[int, str] = {}
+from numba.extending import overload, register_jitable
+
+from blinkpy.device.tables import TableArrayType, TableType
+
+FAULT_TEXTS: dict[int, str] = {}
+PLACE_SHIFT = 32
+CODE_MASK = (1 << PLACE_SHIFT) - 1
 
 
-def problem(text: str) -> int:
-    """The number of a problem, above 0. It depends on the text alone, as compiled code that holds it outlives the process."""
+class BrokenInvariantError(RuntimeError):
+    """Plain Python met a condition that must hold and does not. fault: its code."""
+
+    def __init__(self, fault: int):
+        super().__init__(describe_fault(fault))
+        self.fault = fault
+
+
+def fault_code(text: str) -> int:
+    """The code of a fault, above 0. It depends on the text alone, as compiled code that holds it outlives the process.
+
+    text: a clause; {} is where the place goes. Raises ValueError when another text has the same code.
+    """
     number = zlib.crc32(text.encode()) or 1
-    if PROBLEMS.setdefault(number, text) != text:
-        raise ValueError(f"two problems have the number {number}: {PROBLEMS[number]!r} and {text!r}")
+    if FAULT_TEXTS.setdefault(number, text) != text:
+        raise ValueError(f"two faults have the code {number}: {FAULT_TEXTS[number]!r} and {text!r}")
     return number
+
+
+def describe_fault(fault: int) -> str:
+    """The text of a fault, with its place."""
+    return FAULT_TEXTS[fault & CODE_MASK].format(fault >> PLACE_SHIFT)
+
+
+@register_jitable
+def fault_at(code, place):
+    """A fault with its place, at least 0."""
+    return code | place << PLACE_SHIFT
+
+
+def expect(state, condition, code):
+    """Check what must hold. Any lane may call it; conditions only read.
+
+    Plain Python raises BrokenInvariantError. Compiled code does nothing, unless the state was made to be checked: then the first
+    fault stays in state.fault, and the turn goes on. Whether it was is a part of the state's type, so the two are compiled and
+    cached apart.
+    """
+    if not condition:
+        raise BrokenInvariantError(code)
+
+
+def is_faulted(state):
+    """Whether an expect of compiled code failed since the state was made. The same for all lanes behind a barrier."""
+    return False
+
+
+def is_checked(state_type):
+    """Whether the type of a table is that of a state with a fault word."""
+    return isinstance(state_type, TableType) and isinstance(state_type.fields["fault"][1], TableArrayType)
+
+
+def _compile_expect(state, condition, code):
+    def set_fault(state, condition, code):
+        if not condition and state.fault[0] == 0:
+            state.fault[0] = code
+
+    return set_fault if is_checked(state) else lambda state, condition, code: None
+
+
+def _compile_is_faulted(state):
+    return (lambda state: state.fault[0] != 0) if is_checked(state) else lambda state: False
+
+
+def register_expect(overload, target):
+    """Add the compiled bodies for a target. overload: the decorator of its compiler."""
+    overload(expect, target=target)(_compile_expect)
+    overload(is_faulted, target=target)(_compile_is_faulted)
+
+
+register_expect(overload, "cpu")

@@ -24,6 +24,7 @@ from functools import cache
 
 from numba.extending import overload, register_jitable
 
+from blinkpy.device.expect import register_expect
 from blinkpy.device.lanes import team_of
 from blinkpy.device.table_codegen import is_words, register_cuda_tables
 from blinkpy.device.targets import cpu_primitives
@@ -178,14 +179,14 @@ def _njit_block_max(value, lane, lanes):
 @cache
 def register_cuda():
     """Add the CUDA bodies, once, and return the module numba.cuda. Raises ImportError without numba-cuda."""
-    from numba import cuda
-    from numba.cuda.extending import overload as cuda_overload
-
+    from blinkpy.device.cuda.kernel_compiler import cuda
+    from blinkpy.device.cuda.kernel_compiler import overload as cuda_overload
     from blinkpy.device.targets import cuda_collectives, cuda_primitives
     from blinkpy.device.targets.cuda_strided import make_strided
 
     register_cuda_tables()
     _register_primitives(cuda_overload, "cuda", cuda_primitives)
+    register_expect(cuda_overload, "cuda")
     cuda_overload(strided, target="cuda")(lambda first, last, lanes: lambda first, last, lanes: make_strided(first, last, lanes))
     cuda_overload(barrier, target="cuda")(lambda lanes: cuda_collectives.barrier)
     cuda_overload(block_scan, target="cuda")(lambda value, lane, lanes: cuda_collectives.block_scan)

@@ -1,9 +1,10 @@
-"""Numba's code for trees.py: reading fields, loading and storing elements; for njit at once, for numba.cuda when asked."""
+"""Numba's code for device/tables.py: reading fields, loading and storing elements; for njit at once, for CUDA when asked."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from llvmlite import ir
@@ -190,40 +191,38 @@ def _unbox_table(typ, table, c):
 
 # ---- CUDA ---------------------------------------------------------------------------------------------------------------
 
-_cuda_registered = False
 
-
+@cache
 def register_cuda_tables() -> None:
     """Teach numba-cuda the same, once. Raises ImportError without numba-cuda."""
-    global _cuda_registered
-    if _cuda_registered:
-        return
-    from numba.cuda import models as cuda_models
-    from numba.cuda.cudadecl import registry as typing_registry
-    from numba.cuda.cudaimpl import registry as lowering_registry
-    from numba.cuda.extending import core_models
-    from numba.cuda.typing.templates import AbstractTemplate as CudaAbstractTemplate
-    from numba.cuda.typing.templates import AttributeTemplate as CudaAttributeTemplate
+    from blinkpy.device.cuda.kernel_compiler import (
+        AbstractTemplate,
+        AttributeTemplate,
+        core_models,
+        lowering_registry,
+        models,
+        typing_registry,
+    )
 
-    cuda_models.register_model(TableType)(core_models.OpaqueModel)
-    cuda_models.register_model(TableArrayType)(core_models.OpaqueModel)
+    models.register_model(TableType)(core_models.OpaqueModel)
+    models.register_model(TableArrayType)(core_models.OpaqueModel)
     _add_to_target(
         typing_registry.register_global,
         typing_registry.register_attr,
-        CudaAbstractTemplate,
-        CudaAttributeTemplate,
+        AbstractTemplate,
+        AttributeTemplate,
         lowering_registry.lower,
         lowering_registry.lower_getattr_generic,
     )
-    _cuda_registered = True
 
 
 def cuda_table_reader(kind: TableType) -> Callable[[Any], Any]:
     """A device function for kernels: takes the words of a table, an int64 array in any of the GPU's memories, and returns
     the tree. Shared memory is best: each access to an array of the tree looks there first."""
+    from blinkpy.device.cuda.kernel_compiler import cgutils as cuda_cgutils
+    from blinkpy.device.cuda.kernel_compiler import intrinsic as cuda_intrinsic
+
     register_cuda_tables()
-    from numba.cuda import cgutils as cuda_cgutils
-    from numba.cuda.extending import intrinsic as cuda_intrinsic
 
     @cuda_intrinsic
     def read_tree(typing_context, words):

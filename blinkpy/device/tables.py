@@ -4,7 +4,7 @@ The scheduler works on some ninety arrays. As arguments they would be copied thr
 costs most of the compile time, 12 us in every call from Python, and more than the 4 KB that a kernel's parameters may
 have. So compiled code gets them as a *table*: the integers of the tree, and address and strides of its arrays, one int64
 word each. A tree, a nested tree and an array are all a pointer into the table; `tree.field` moves it, and `array[i]` loads
-the address there. The device code can't tell: it reads `state.requests.length[slot]` from tuples and arrays, in plain
+the address there. Device code is the same for both: it reads `state.requests.length[slot]` from tuples and arrays, in plain
 Python, and from a table alike.
 
 Indices are taken as they are: not negative, not checked. A table must not change while it is in use.
@@ -42,8 +42,8 @@ class TableType(types.Type):
         return self._key
 
 
-class ArrayFacts(NamedTuple):
-    """What a table says about an array, from its (CUDA) array interface."""
+class ArrayProperties(NamedTuple):
+    """Properties of an array, from its (CUDA) array interface."""
 
     address: int
     shape: tuple[int, ...]
@@ -51,14 +51,14 @@ class ArrayFacts(NamedTuple):
     dtype: np.dtype
 
 
-def array_properties(array: Any) -> ArrayFacts:
+def array_properties(array: Any) -> ArrayProperties:
     """Of a NumPy array, or of anything with __cuda_array_interface__ (torch tensors, Numba device arrays)."""
     interface = getattr(array, "__cuda_array_interface__", None) or array.__array_interface__
     dtype, shape = np.dtype(interface["typestr"]), tuple(interface["shape"])
     strides = interface.get("strides")
     if strides is None:
         strides = dense_strides(shape, dtype.itemsize)
-    return ArrayFacts(int(interface["data"][0]), shape, tuple(strides), dtype)
+    return ArrayProperties(int(interface["data"][0]), shape, tuple(strides), dtype)
 
 
 def dense_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
@@ -84,14 +84,14 @@ def make_table(tree: Any, strided: bool = False, strided_parts: tuple[str, ...] 
                 words.append(item)
                 fields.append((name, offset, types.int64))
             else:
-                facts = array_properties(item)
-                if facts.dtype not in (np.int32, np.int64):
-                    raise TypeError(f"{name} has dtype {facts.dtype}; tables hold int32 and int64 arrays")
-                if not strided and facts.strides != dense_strides(facts.shape, facts.dtype.itemsize):
+                described = array_properties(item)
+                if described.dtype not in (np.int32, np.int64):
+                    raise TypeError(f"{name} has dtype {described.dtype}; tables hold int32 and int64 arrays")
+                if not strided and described.strides != dense_strides(described.shape, described.dtype.itemsize):
                     raise TypeError(f"{name} is not contiguous")
-                element = types.int64 if facts.dtype == np.int64 else types.int32
-                words.extend((facts.address, *facts.strides))
-                fields.append((name, offset, TableArrayType(element, len(facts.shape), not strided)))
+                element = types.int64 if described.dtype == np.int64 else types.int32
+                words.extend((described.address, *described.strides))
+                fields.append((name, offset, TableArrayType(element, len(described.shape), not strided)))
         return TableType(type(node).__name__, tuple(fields))
 
     return add(tree, strided), np.array(words, np.int64)

@@ -26,7 +26,7 @@ class ApiError(Exception):
         self.retry_after_s = retry_after_s
 
     def body(self) -> bytes:
-        """The JSON object. What a client sent may be quoted in it, lone surrogates and all: those are replaced."""
+        """The JSON object. Lone surrogates, which a client may have sent and the message quotes, are replaced."""
         message = self.message.encode("utf-8", "replace").decode()
         param = None if self.param is None else self.param.encode("utf-8", "replace").decode()
         kind = TYPES.get(self.status, INVALID_REQUEST)
@@ -44,5 +44,5 @@ def busy(message: str) -> ApiError:
 
 
 def unavailable(message: str) -> ApiError:
-    """A 503: the engine is not there, or takes nothing."""
+    """A 503: there is no engine, or it accepts nothing."""
     return ApiError(503, message, code="engine_unavailable", retry_after_s=1)

@@ -1,9 +1,9 @@
-"""The queue pair on an event loop: one poll for all streams, one look at the engine's health, and reattachment.
+"""The queue pair on an event loop: one poll for all streams, checks of the engine's health, and reattachment.
 
-While requests are in flight a timer polls the completion ring: all tokens of an engine's step are taken in one go,
-which is what makes them cheap. An engine's steps are about equally long, so after news nothing is looked at for most
-of such an interval, and then every millisecond; when a look finds two tokens of one request, steps have become
-shorter, and every millisecond it is again. Without requests nothing is polled; only heartbeats go on.
+While requests are in flight a timer polls the completion ring and takes all tokens of a step at once, which makes them
+cheap. Steps take about equally long, so after new completions it waits for most of that interval, and then polls every
+millisecond. A poll that finds two tokens of one request shows that steps became shorter: it polls every millisecond
+again. Without requests nothing is polled; only heartbeats go on.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from collections.abc import Callable
 
 from blinkpy.dpu.api_errors import ApiError, busy, unavailable
 from blinkpy.dpu.generation import Generation
-from blinkpy.dpu.link.queue_pair import Busy, EngineLost, Event, QueuePair, Unavailable
+from blinkpy.dpu.link.queue_pair import CompletionEvent, EngineLostError, EngineUnavailableError, NoRoomError, QueuePair
 from blinkpy.dpu.metrics import Metrics
 from blinkpy.queues.array_types import Int32
 from blinkpy.queues.completion import HAS_TOKEN
 from blinkpy.queues.layout import LayoutError
-from blinkpy.queues.request_parameters import Sampling
+from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.words import STATE_READY
 from blinkpy.transport.contract import TransportError
 
 POLL_S = 0.001
-QUIET_SHARE = 0.75  # of the interval between two news in which no third is expected
+QUIET_SHARE = 0.75  # of the interval between the last two steps, in which the next one is not expected yet
 QUIET_LIMIT_S = 0.05
 RECONNECT_S = 0.2
 CONNECT_POLL_S = 0.005
@@ -34,8 +34,8 @@ CHECK_S = 0.1  # at most; a quarter of the lease if that is less
 logger = logging.getLogger("blinkpy.frontend")
 
 
-class EngineClient:
-    """Submits generations and feeds them. connect: makes an attached QueuePair, blocking for about a second at most."""
+class EngineLink:
+    """Submits generations and passes completions to them. connect: returns an attached QueuePair, within about a second."""
 
     def __init__(self, connect: Callable[[], QueuePair], metrics: Metrics):
         self._connect, self._metrics = connect, metrics
@@ -44,10 +44,10 @@ class EngineClient:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._poll_timer: asyncio.TimerHandle | None = None
-        self._last_news = self._interval = 0.0  # of completions, s
+        self._last_step = self._interval = 0.0  # when completions came last, and how long after those before, s
 
     def start(self) -> None:
-        """Start connecting; on the running loop."""
+        """Begin to connect, on the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._keeper = self._loop.create_task(self._keep_connected())
 
@@ -59,7 +59,7 @@ class EngineClient:
         return self.pair is not None
 
     async def close(self) -> None:
-        """Stop, failing what is in flight, and give the queue pair up."""
+        """End what is in flight with an error, and give the queue pair up."""
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
@@ -93,13 +93,13 @@ class EngineClient:
     # ---- requests ----------------------------------------------------------------------------------------------------
 
     def require(self) -> QueuePair:
-        """The queue pair. Raises ApiError with status 503 when there is none or the engine takes nothing."""
+        """The queue pair. Raises ApiError with status 503 when there is none or the engine accepts nothing."""
         problem = self.status()
         if problem is not None or self.pair is None:
             raise unavailable(problem or self._problem)
         return self.pair
 
-    def submit(self, work: list[tuple[Generation, Int32, Sampling]]) -> None:
+    def submit(self, work: list[tuple[Generation, Int32, RequestParameters]]) -> None:
         """Submit all of a request's choices, or none. Raises ApiError with status 429 or 503."""
         pair = self.require()
         if len(work) > pair.free_slots:
@@ -110,13 +110,13 @@ class EngineClient:
                 generation.request = pair.submit(prompt, sampling, generation)
                 submitted.append(generation)
                 self._metrics.count("prompt_tokens", len(prompt))
-        except (Busy, Unavailable, EngineLost, TransportError) as error:
+        except (NoRoomError, EngineUnavailableError, EngineLostError, TransportError) as error:
             for generation in submitted:
                 generation.open = False
                 self.cancel(generation)
-            if isinstance(error, Busy):
+            if isinstance(error, NoRoomError):
                 raise busy(str(error)) from error
-            if not isinstance(error, Unavailable):
+            if not isinstance(error, EngineUnavailableError):
                 self._lose(error)
             raise unavailable(_sentence(error)) from error
         finally:
@@ -125,7 +125,7 @@ class EngineClient:
                 self._schedule(POLL_S)
 
     def cancel(self, generation: Generation) -> None:
-        """Tell the engine to drop it. Its slot comes back with the final completion."""
+        """Ask the engine to end it. Its slot comes back with the final completion."""
         if self.pair is not None and generation.request is not None:
             try:
                 self.pair.cancel(generation.request)
@@ -144,11 +144,11 @@ class EngineClient:
 
     def _schedule(self, delay_s: float) -> None:
         if self._loop is None:
-            raise RuntimeError("the client was not started")
+            raise RuntimeError("the link was not started")
         self._poll_timer = self._loop.call_later(delay_s, self._poll)
 
     def _poll(self) -> None:
-        """Timer: take what has come, write it out, and come back while anything is in flight."""
+        """Timer: take completions, write their text out, and set the timer again while anything is in flight."""
         self._poll_timer = None
         pair = self.pair
         if pair is None:
@@ -163,14 +163,14 @@ class EngineClient:
             now = time.monotonic()
             clumped = self._feed(completions, now)
             # The shorter of the last two intervals: a long pause before does not delay what comes after.
-            interval = now - self._last_news
+            interval = now - self._last_step
             delay = 0.0 if clumped else min(QUIET_SHARE * min(interval, self._interval), QUIET_LIMIT_S)
             delay = max(POLL_S, delay)
-            self._last_news, self._interval = now, 0.0 if clumped else interval
+            self._last_step, self._interval = now, 0.0 if clumped else interval
         if self.pair is pair and pair.in_flight:
             self._schedule(delay)
 
-    def _feed(self, completions: list[Event], now: float) -> bool:
+    def _feed(self, completions: list[CompletionEvent], now: float) -> bool:
         """Hand completions to their generations. Returns whether one of them had several."""
         touched: list[Generation] = []
         tokens = 0
@@ -179,7 +179,7 @@ class EngineClient:
             if flags & HAS_TOKEN:
                 tokens += 1
             if not generation.open or generation.finish_reason is not None:
-                continue  # what the engine had sent before it saw the cancel word
+                continue  # sent before the engine saw the cancel word
             if generation.push(token, flags):
                 self.cancel(generation)
             if not generation.touched:
@@ -204,7 +204,7 @@ class EngineClient:
     # ---- health ------------------------------------------------------------------------------------------------------
 
     def _lose(self, error: Exception) -> None:
-        """The engine or the lease is gone: every request in flight fails now."""
+        """The engine or the lease is gone: end every request in flight with an error."""
         pair, self.pair = self.pair, None
         if pair is None:
             return
@@ -234,7 +234,7 @@ class EngineClient:
             try:
                 pair.heartbeat()
                 pair.check()
-            except (EngineLost, TransportError) as error:
+            except (EngineLostError, TransportError) as error:
                 self._lose(error)
                 continue
             self._metrics.gauge("requests_in_flight", pair.in_flight)
@@ -246,7 +246,7 @@ class EngineClient:
     async def _try_connect(self) -> QueuePair | None:
         try:
             pair = await asyncio.to_thread(self._connect)
-        except (EngineLost, LayoutError, OSError) as error:
+        except (EngineLostError, LayoutError, OSError) as error:
             problem = _sentence(error)
             if problem != self._problem:
                 logger.warning("%s", problem)

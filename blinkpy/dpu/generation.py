@@ -1,11 +1,12 @@
-"""One choice on its way: completions go in, text comes out, until it ends for one of many reasons."""
+"""One choice on its way: completions go in, text comes out, until it ends."""
 
 from __future__ import annotations
 
+from dataclasses import InitVar, dataclass, field
 from typing import Protocol
 
 from blinkpy.dpu.api_errors import ApiError, bad_request, unavailable
-from blinkpy.dpu.link.queue_pair import InFlight
+from blinkpy.dpu.link.queue_pair import InFlightRequest
 from blinkpy.dpu.text.detokenizer import Detokenizer
 from blinkpy.dpu.text.stop_strings import StopStrings
 from blinkpy.dpu.token_logprobs import TokenLogprobs, token_logprobs
@@ -28,83 +29,63 @@ from blinkpy.queues.completion import (
 STOP, LENGTH = "stop", "length"
 
 
+# Message, parameter and code. What the front end should have seen itself is a server error.
+REJECTIONS = {
+    REJECT_LENGTH: ("The request goes beyond the model's context length.", "max_tokens", "context_length_exceeded"),
+    REJECT_PAGES: ("The request can never fit into the KV cache.", "max_tokens", "context_length_exceeded"),
+    REJECT_TOKEN: ("The prompt has a token id outside the vocabulary.", "prompt", "invalid_value"),
+    REJECT_PROMPT: ("The engine does not accept this prompt.", "prompt", "invalid_value"),
+    REJECT_PARAMETER: ("The engine does not accept a parameter of this request.", None, "invalid_value"),
+}
+
+
 def rejection(reason: int) -> ApiError:
-    """The error for a request that the engine refused; what the front end should have seen itself is a server error."""
-    if reason == REJECT_LENGTH:
-        return bad_request("The request goes beyond the model's context length.", "max_tokens", "context_length_exceeded")
-    if reason == REJECT_PAGES:
-        return bad_request("The request can never fit into the KV cache.", "max_tokens", "context_length_exceeded")
-    if reason == REJECT_TOKEN:
-        return bad_request("The prompt has a token id outside the vocabulary.", "prompt", "invalid_value")
-    if reason == REJECT_PROMPT:
-        return bad_request("The engine does not accept this prompt.", "prompt", "invalid_value")
-    if reason == REJECT_PARAMETER:
-        return bad_request("The engine does not accept a sampling parameter of this request.", None, "invalid_value")
+    """The error for a request that the engine refused. reason: REJECT_*."""
+    if reason in REJECTIONS:
+        return bad_request(*REJECTIONS[reason])
     return ApiError(500, f"The engine refused the request (reason {reason}).", code="engine_rejected")
 
 
 class Sink(Protocol):
-    """Where a choice's text goes. Both are called from the event loop's thread, and must not block or raise."""
+    """Where a choice's text goes. Both methods are called from the event loop's thread, and must not block or raise."""
 
-    def more(self, generation: Generation, text: str, logprobs: list[TokenLogprobs]) -> None:
+    def on_text(self, generation: Generation, text: str, logprobs: list[TokenLogprobs]) -> None:
         """More text; it may be empty for the first token. logprobs: of the tokens since the last call, if asked for."""
 
     def ended(self, generation: Generation) -> None:
         """No more text follows. finish_reason or error says why."""
 
 
+@dataclass(slots=True, eq=False)
 class Generation:
     """State of one choice. It is the `owner` of its request in the queue pair.
 
     prompt_length, tokens: prompt and generated tokens. arrival: when the HTTP request came, s of the monotonic clock.
-    top_logprobs: of how many of the most likely tokens the request wants log probabilities; -1: of none, nor of its own.
+    top_logprobs: number of most likely tokens whose log probabilities the request asks for; -1: it asks for none at all.
+    open: until the sink was told the end. touched: in the list of those to flush. last_event: when text went out last, s.
     """
 
-    __slots__ = (
-        "_characters",
-        "_logprobs",
-        "_sink",
-        "_text",
-        "arrival",
-        "detokenizer",
-        "error",
-        "finish_reason",
-        "index",
-        "last_event",
-        "open",
-        "prompt_length",
-        "request",
-        "stops",
-        "tokens",
-        "top_logprobs",
-        "touched",
-    )
+    index: int
+    prompt_length: int
+    detokenizer: Detokenizer
+    stops: InitVar[tuple[str, ...]]
+    arrival: float
+    sink: Sink
+    top_logprobs: int = -1
+    request: InFlightRequest | None = None
+    tokens: int = 0
+    finish_reason: str | None = None
+    error: ApiError | None = None
+    open: bool = True
+    touched: bool = False
+    last_event: float = 0.0
+    _stops: StopStrings | None = None
+    _text: str = ""
+    _logprobs: list[TokenLogprobs] = field(default_factory=list)
+    _characters: int = 0  # of the output, for requests with log probabilities
 
-    def __init__(
-        self,
-        index: int,
-        prompt_length: int,
-        detokenizer: Detokenizer,
-        stops: tuple[str, ...],
-        arrival: float,
-        sink: Sink,
-        top_logprobs: int = -1,
-    ):
-        self.index, self.prompt_length, self.arrival = index, prompt_length, arrival
-        self.detokenizer = detokenizer
-        self.stops = StopStrings(stops) if stops else None
-        self.request: InFlight | None = None
-        self.tokens = 0
-        self.finish_reason: str | None = None
-        self.error: ApiError | None = None
-        self.open = True  # until the sink was told the end
-        self.touched = False  # in the list of those to flush
-        self.last_event = 0.0
-        self._sink = sink
-        self._text = ""
-        self.top_logprobs = top_logprobs
-        self._logprobs: list[TokenLogprobs] = []
-        self._characters = 0  # of the output, for those who want log probabilities
+    def __post_init__(self, stops: tuple[str, ...]) -> None:
+        self._stops = StopStrings(stops) if stops else None
 
     def push(self, token: int, flags: int) -> bool:
         """Take a completion. Returns True when the engine should be told to stop: a stop string was met."""
@@ -116,7 +97,7 @@ class Generation:
             if finish != FINISH_STOP:  # the token that ends a text is no part of it
                 text = self.detokenizer.push(token)
                 self._characters += len(text)
-                stops = self.stops
+                stops = self._stops
                 if stops is not None and text:
                     text = stops.push(text)
                     if stops.stopped:
@@ -128,8 +109,8 @@ class Generation:
             return False
         if finish in (FINISH_STOP, FINISH_LENGTH):
             self.finish_reason = STOP if finish == FINISH_STOP else LENGTH
-            if self.stops is not None:
-                self._text += self.stops.finish()
+            if self._stops is not None:
+                self._text += self._stops.finish()
         elif finish == FINISH_REJECTED:
             self.error = rejection(token)
         elif finish == FINISH_CANCELLED:
@@ -150,14 +131,14 @@ class Generation:
         text, self._text = self._text, ""
         logprobs, self._logprobs = self._logprobs, []
         if text or logprobs or not self.last_event:
-            self._sink.more(self, text, logprobs)
+            self.sink.on_text(self, text, logprobs)
         if self.finish_reason is not None or self.error is not None:
             self.open = False
-            self._sink.ended(self)
+            self.sink.ended(self)
 
     def fail(self, error: ApiError) -> None:
         """End with an error, unless it ended already."""
         if self.open:
             self.error, self.finish_reason = error, None
             self.open = False
-            self._sink.ended(self)
+            self.sink.ended(self)

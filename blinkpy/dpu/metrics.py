@@ -1,7 +1,7 @@
-"""Figures of the front end, and the engine's from shared memory, as Prometheus text.
+"""Metrics of the front end, and the engine's from shared memory, as Prometheus text.
 
-Every worker writes its own block of float64 in memory that all workers share, so whichever worker is asked answers
-for all. The engine's counters are read from the queue segment: reporting them costs the engine nothing.
+Every worker writes its own block of float64 in memory that all workers share, so each of them can answer for all. The
+engine's counters are read from the queue segment, at no cost to the engine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COUNTERS = {
 GAUGES = {"requests_in_flight": "Requests that hold a slot", "attached": "1 while the worker has its queue pair"}
 
 
-Family = Callable[[str, str, str], None]  # name, type and help text of the samples that follow
+SampleHead = Callable[[str, str, str], None]  # name, type and help text of the samples that follow
 
 
 class HistogramShape(NamedTuple):
@@ -87,7 +87,7 @@ class Metrics:
         self.worker, self.workers = worker, workers
         self._all = (memory if memory is not None else memoryview(bytearray(workers * BLOCK_BYTES))).cast("B").cast("d")
         self._own = self._all[worker * BLOCK : (worker + 1) * BLOCK]
-        for i in range(BLOCK):  # of an earlier worker in this place
+        for i in range(BLOCK):  # an earlier worker may have left values
             self._own[i] = 0.0
         self.time_to_first_token, self.inter_token_latency, self.request_duration = (
             Histogram(self._own, which) for which in range(len(HISTOGRAMS))
@@ -113,28 +113,28 @@ class Metrics:
         """The exposition. engine: the words of the engine's block, None while there is no engine."""
         lines: list[str] = []
 
-        def family(name: str, kind: str, help: str) -> None:
+        def head(name: str, kind: str, help: str) -> None:
             lines.append(f"# HELP blinkpy_{name} {help}")
             lines.append(f"# TYPE blinkpy_{name} {kind}")
 
-        family("engine_up", "gauge", "1 while this worker has a queue pair of a running engine")
+        head("engine_up", "gauge", "1 while this worker has a queue pair of a running engine")
         lines.append(f"blinkpy_engine_up {int(engine is not None)}")
         if engine is not None:
-            self._render_engine(engine, lines, family)
+            self._render_engine(engine, lines, head)
         blocks = [(w, self._all[w * BLOCK : (w + 1) * BLOCK]) for w in range(self.workers)]
-        family("http_responses_total", "counter", "HTTP responses by status")
+        head("http_responses_total", "counter", "HTTP responses by status")
         for worker, values in blocks:
             for status, index in [*_STATUS_INDEX.items(), ("other", _COUNTER_AT - 1)]:
                 if values[index]:
                     lines.append(f'blinkpy_http_responses_total{{worker="{worker}",status="{status}"}} {values[index]:.0f}')
         for name, help in COUNTERS.items():
-            family(f"{name}_total", "counter", help)
+            head(f"{name}_total", "counter", help)
             lines.extend(f'blinkpy_{name}_total{{worker="{w}"}} {values[_COUNTER_INDEX[name]]:.0f}' for w, values in blocks)
         for name, help in GAUGES.items():
-            family(name, "gauge", help)
+            head(name, "gauge", help)
             lines.extend(f'blinkpy_{name}{{worker="{w}"}} {values[_GAUGE_INDEX[name]]:.0f}' for w, values in blocks)
         for shape, start in zip(HISTOGRAMS, _HISTOGRAM_AT, strict=True):
-            family(shape.name, "histogram", shape.help)
+            head(shape.name, "histogram", shape.help)
             for w, values in blocks:
                 total = 0.0
                 for i, bound in enumerate((*shape.bounds, float("inf"))):
@@ -146,13 +146,13 @@ class Metrics:
         return ("\n".join(lines) + "\n").encode()
 
     @staticmethod
-    def _render_engine(engine: list[int], lines: list[str], family: Family) -> None:
-        family("engine_state", "gauge", "1 for the state that the engine is in")
+    def _render_engine(engine: list[int], lines: list[str], head: SampleHead) -> None:
+        head("engine_state", "gauge", "1 for the state that the engine is in")
         for i, name in enumerate(STATE_NAMES):
             lines.append(f'blinkpy_engine_state{{state="{name}"}} {int(engine[ENGINE_STATE] == i)}')
         for name, index in {"heartbeats": ENGINE_HEARTBEAT, "steps": ENGINE_STEPS, **COUNTER}.items():
-            family(f"engine_{name}_total", "counter", f"The engine's count of {name.replace('_', ' ')}")
+            head(f"engine_{name}_total", "counter", f"The engine's count of {name.replace('_', ' ')}")
             lines.append(f"blinkpy_engine_{name}_total {engine[index]}")
         for name, index in GAUGE.items():
-            family(f"engine_{name}", "gauge", f"The engine's {name.replace('_', ' ')} as of its last step")
+            head(f"engine_{name}", "gauge", f"The engine's {name.replace('_', ' ')} as of its last step")
             lines.append(f"blinkpy_engine_{name} {engine[index]}")

@@ -1,9 +1,8 @@
-"""The front end's parent: makes the sockets, starts one process for each worker, and starts a dead one again, within
-a limit.
+"""The front end's parent: opens the sockets, starts one process for each worker, and restarts one that died, within a limit.
 
-Each worker has a listening socket of its own on the one address (SO_REUSEPORT): the kernel spreads connections over
-them, where workers that share a socket would let the first to wake up take a whole burst. The supervisor keeps the
-sockets, so connections to a worker that died wait for its successor.
+Each worker has its own listening socket on the address (SO_REUSEPORT): the kernel spreads connections over them, while of
+workers that share a socket the first to wake up would take a whole burst. The supervisor keeps the sockets, so connections
+to a worker that died wait for its successor.
 """
 
 from __future__ import annotations
@@ -102,7 +101,7 @@ class WorkerProcess:
             stdin.write(json.dumps(self._orders).encode() + b"\n")
             stdin.flush()
         except BrokenPipeError:
-            pass  # it died at once, which the next look at it finds out
+            pass  # it died at once, which look() finds
 
     @staticmethod
     def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
@@ -116,13 +115,13 @@ class WorkerProcess:
         return self._process.pid if self._process is not None else 0
 
     def report_fd(self) -> int | None:
-        """What to select on for its report, until it has come."""
+        """The descriptor to select on for its report, until it has come."""
         if self._process is None or self._process.stdout is None or self._process.stdout.closed or self.ready or self.error:
             return None
         return self._process.stdout.fileno()
 
     def read_report(self) -> None:
-        """Take what it has written."""
+        """Read what it has written."""
         fd = self.report_fd()
         if fd is None:
             return
@@ -150,7 +149,7 @@ class WorkerProcess:
             return 0
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):  # what it was told last had not been read
+                with contextlib.suppress(BrokenPipeError):  # its last orders were not read
                     pipe.close()
         return process.wait()
 
@@ -166,7 +165,7 @@ class WorkerProcess:
             self.start()
 
     def terminate(self) -> None:
-        """Ask it to end in order."""
+        """Ask it to shut down."""
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
 

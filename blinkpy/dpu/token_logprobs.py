@@ -1,6 +1,6 @@
 """Log probabilities of generated tokens: from the engine's records to the objects of OpenAI's API.
 
-One entry stands for each token that a request's usage counts, the token that ends the text included.
+Each token that a request's usage counts has one entry, the token that ends the text too.
 """
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-LOWEST = -9999.0  # what stands for minus infinity, which JSON does not have
+LOWEST = -9999.0  # in place of minus infinity, which JSON does not have
 
-Speller = Callable[[int], tuple[str, bytes]]
+TokenSpeller = Callable[[int], tuple[str, bytes]]
 """Text and bytes of one token by itself: Tokenizer.spell."""
 
 
 class TokenLogprobs(NamedTuple):
-    """Natural logarithms of probabilities for one place of an output.
+    """Natural logarithms of probabilities at one place of an output.
 
     token, logprob: the generated one. top: (token, logprob) of the most likely ones, as many as the request asked for, in
     descending order. offset: characters of the output before the token.
@@ -37,7 +37,7 @@ def _finite(logprob: float) -> float:
     return logprob if logprob > LOWEST else LOWEST  # NaN is above nothing
 
 
-def chat_logprobs(entries: Sequence[TokenLogprobs], spell: Speller) -> dict[str, Any]:
+def chat_logprobs(entries: Sequence[TokenLogprobs], spell: TokenSpeller) -> dict[str, Any]:
     """The object `logprobs` of a choice of /v1/chat/completions."""
 
     def entry(token: int, logprob: float) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def chat_logprobs(entries: Sequence[TokenLogprobs], spell: Speller) -> dict[str,
     return {"content": content, "refusal": None}
 
 
-def completion_logprobs(entries: Sequence[TokenLogprobs], spell: Speller) -> dict[str, Any]:
+def completion_logprobs(entries: Sequence[TokenLogprobs], spell: TokenSpeller) -> dict[str, Any]:
     """The object `logprobs` of a choice of /v1/completions. The generated token is always among the top ones."""
 
     def name(token: int) -> str:

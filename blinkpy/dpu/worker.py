@@ -19,47 +19,21 @@ from typing import Any
 
 import uvicorn
 
-from blinkpy.config import Config, ConfigError, TransportOptions, split_address
+from blinkpy.config import Config, ConfigError, options
 from blinkpy.dpu.api_errors import unavailable
-from blinkpy.dpu.engine_link import EngineClient
+from blinkpy.dpu.engine_link import EngineLink
 from blinkpy.dpu.http.app import App
 from blinkpy.dpu.http.connection import Connection
 from blinkpy.dpu.http.service import Service
-from blinkpy.dpu.link.connect_rdma import attach_rdma
-from blinkpy.dpu.link.connect_shm import attach_segment
-from blinkpy.dpu.link.queue_pair import QueuePair
+from blinkpy.dpu.link.connectors import open_queue_pair
 from blinkpy.dpu.metrics import Metrics
-from blinkpy.transport.contract import Transport
 from blinkpy.transport.handshake import new_owner
+from blinkpy.transport.transport_kinds import WorkerIdentity
 
-GRANT_TIMEOUT_S = 1.0
 CONNECT_S = 2.0  # longest wait for the engine's grant before a worker says that it is ready
 LAST_WORDS_S = 2.0  # for the errors that end requests at shutdown to go out
 
 logger = logging.getLogger("blinkpy.frontend")
-
-
-def shm_connector(name: str, pair: int, engine_timeout_s: float) -> Callable[[], QueuePair]:
-    """A function that attaches a queue pair over shared memory, once, or raises. pair: the one that it would like."""
-
-    return lambda: claim(attach_segment(name, pair, or_another=True), engine_timeout_s)
-
-
-def rdma_connector(options: TransportOptions, owner: int, engine_timeout_s: float) -> Callable[[], QueuePair]:
-    """A function that attaches a queue pair over RDMA, once, or raises. owner: as of blinkpy.transport.handshake.Hello."""
-    host, port = split_address(options.engine, "engine")
-    return lambda: claim(attach_rdma(host, port, owner, options.rdma_device, options.rdma_gid_index), engine_timeout_s)
-
-
-def claim(transport: Transport, engine_timeout_s: float) -> QueuePair:
-    """An attached queue pair over a transport, which is closed when the engine does not grant it."""
-    try:
-        queue_pair = QueuePair(transport, engine_timeout_s)
-        queue_pair.attach(GRANT_TIMEOUT_S)
-    except BaseException:
-        transport.close()
-        raise
-    return queue_pair
 
 
 class Server(uvicorn.Server):
@@ -90,10 +64,10 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        self.app.service.client.start()
+        self.app.service.engine.start()
         await super().startup(sockets)
         # Who waits for "ready" sends a request next. Without an engine there is an end to waiting, and 503 until it comes.
-        await self.app.service.client.connected(CONNECT_S)
+        await self.app.service.engine.connected(CONNECT_S)
         gc.collect()
         gc.freeze()  # the tokenizer's tables live as long as the process: no collection needs to walk them
         if self._on_ready is not None:
@@ -103,15 +77,15 @@ class Server(uvicorn.Server):
         """Stop accepting, let requests finish for shutdown_s, then end them with an error."""
         app = self.app
         app.draining = True
-        client = app.service.client
+        engine = app.service.engine
         timer = asyncio.get_running_loop().call_later(
-            self._shutdown_s, lambda: client.fail_all(unavailable("The server is shutting down."))
+            self._shutdown_s, lambda: engine.fail_all(unavailable("The server is shutting down."))
         )
         try:
             await super().shutdown(sockets)
         finally:
             timer.cancel()
-            await client.close()
+            await engine.close()
             app.service.close()
 
 
@@ -125,14 +99,10 @@ def make_server(
 ) -> Server:
     """The server of one worker. owner: who it is to an engine on another machine, 0 for a new one. Raises ConfigError."""
     metrics = Metrics(pair_index, config.frontend.workers, metrics_memory)
-    timeout_s = config.queue.engine_timeout_ms / 1000
-    if config.transport.transport == "rdma":
-        connect = rdma_connector(config.transport, owner or new_owner(), timeout_s)
-    else:
-        connect = shm_connector(config.engine.name, pair_index, timeout_s)
-    service = Service(config, folder, EngineClient(connect, metrics), metrics)
-    options = config.frontend
-    return Server(App(service, options), options.shutdown_s, options.keep_alive_s, on_ready)
+    identity = WorkerIdentity(pair_index, owner or new_owner())
+    service = Service(config, folder, EngineLink(lambda: open_queue_pair(config, identity), metrics), metrics)
+    front = config.frontend
+    return Server(App(service, front), front.shutdown_s, front.keep_alive_s, on_ready)
 
 
 def run_worker(
@@ -173,7 +143,8 @@ def main() -> int:
             return 1
         handed += piece
     orders = json.loads(handed)
-    config = Config().with_options(orders["options"])
+    known = {item.name for _, item in options()}  # options of the engine's end of a link need not be
+    config = Config().with_options({name: value for name, value in orders["options"].items() if name in known})
     log_to_stderr(config.frontend.log_level, orders["pair"])
     threading.Thread(target=_follow_supervisor, name="supervisor", daemon=True).start()
     with socket.socket(fileno=orders["listen_fd"]) as sock:

@@ -3,7 +3,7 @@
     schedule
     WHILE (running) {
         SWITCH (step graph) {
-            for each step graph:  WHILE (the next step has it too) { step, beside it: publish, overlap, rehearsal ; schedule }
+            for each step graph:  WHILE (the next step has it too) { step, beside it: publish, overlap ; schedule }
             now and then:         a copy of the scheduler's state, for the flight recorder; then the step
             without a step:       WHILE (there is nothing to do) { overlap ; schedule }
         }
@@ -13,9 +13,9 @@ The kernels `overlap` and `schedule` (blinkpy.kernels.loop.loop_kernels) are par
 `overlap` takes a branch of its own near the end of the step; `schedule` waits for both. It is the last node of each step graph,
 launched programmatically: it starts while the step's last kernel runs, and waits in it. Then it decides which graph is next.
 What it has to tell the host is left to `publish`, a branch behind the first kernel of the next step. The inner WHILE is there for
-speed: to repeat a body takes half the time of leaving it and choosing another. So is the rehearsal (blinkpy.engine.rehearsal).
+speed: to repeat a body takes half the time of leaving it and choosing another.
 
-A step graph is chosen by bucket and by whether the batch has prefill chunks (`StepTable`): a batch of decode rows alone
+A step graph is chosen by bucket and by whether the batch has prefill chunks (`StepGraphs`): a batch of decode rows alone
 needs no prefill attention.
 """
 
@@ -31,51 +31,35 @@ import torch
 from cuda.bindings import driver, runtime
 
 from blinkpy.device.cuda.cubin import KernelResources, read_cubin
-from blinkpy.device.cuda.cuda_calls import check
+from blinkpy.device.cuda.cuda_calls import check_cuda
 from blinkpy.device.cuda.cuda_graphs import (
     FULL,
     PROGRAMMATIC,
     SWITCH,
     WHILE,
     Node,
+    StepGraph,
     add_conditional,
     capture_into,
     chain_of,
     nodes_of,
     only,
 )
-from blinkpy.device.cuda.kernel_compiler import KernelCode
+from blinkpy.device.cuda.kernel_compiler import KernelCode, array_words
+from blinkpy.kernels.loop import loop_words as L
 from blinkpy.kernels.loop.loop_code import LoopCode
 from blinkpy.kernels.loop.loop_kernels import LANES, MAX_BUCKETS
-from blinkpy.kernels.loop.loop_words import (
-    LOOP_BUDGET_NS,
-    LOOP_COPY_AT,
-    LOOP_COPY_EVERY,
-    LOOP_COPY_GRAPH,
-    LOOP_RESULT,
-    LOOP_TRACED,
-    LOOP_TURNS,
-    LOOP_WORDS,
-    TRACE_COLUMNS,
-    TRACE_STEP_BEGIN,
-    TRACE_STEP_END,
-)
-from blinkpy.models.gpu.gpu_step import StepGraph
 
-AHEAD_KERNELS = 12
-"""`overlap` may begin so many kernels before the end of a step's layers: late, so that it sees late arrivals, and early enough to
-end before the step. It has to find a multiprocessor with room. The large product behind the layers can leave none for as long
-as it runs (0.25 ms of a Llama-3-8B step on an H200), so it begins a layer or two before."""
-
-REHEARSAL_KERNELS = 3
-"""The rehearsal begins so many kernels before a step's end: behind the product with the vocabulary's matrix, which would push out
-again what it brings near."""
+OVERLAP_LEAD_KERNELS = 12
+"""`overlap` may begin this many kernels before the end of a step's layers: late, so that it sees late arrivals, and early
+enough to end before the step. It has to find a multiprocessor with room. The large product behind the layers can leave none
+for as long as it runs (0.25 ms of a Llama-3-8B step on an H200), so it begins a layer or two before."""
 
 NEVER = 1 << 62  # words
 
 
 @dataclass(frozen=True)
-class StepTable:
+class StepGraphs:
     """Which graph runs a batch. graph_of: int32 [buckets, 2], by bucket and by 1 if the batch has prefill chunks."""
 
     graphs: tuple[StepGraph, ...]  # kept for as long as the loop
@@ -83,40 +67,39 @@ class StepTable:
 
 
 @dataclass(frozen=True)
-class Copies:
-    """Copies of the scheduler's state by the loop. graph: torch.cuda.CUDAGraph of one. every: words of records between two.
-    progress: Recorder.progress, where the loop says how many it began and ended."""
+class StateCopies:
+    """How the loop copies the scheduler's state. graph: torch.cuda.CUDAGraph of one copy. every: words of records between two.
+    progress: Recorder.progress, where the loop counts those that it began and ended."""
 
     graph: Any
     every: int
     progress: torch.Tensor
 
 
-class Executive:
+class LoopGraph:
     """The instantiated loop. launch() starts it; from then on it runs until a control word or its time budget ends it.
 
     code: the loop's kernels, compiled (blinkpy.kernels.loop.loop_kernels.loop_code). table: their table's words, int64, with the
     addresses of the queues and of the scheduler's state; keep: whatever those addresses belong to. trace_rows: turns whose times
-    are recorded, for benchmarks: then stamps also note when each step begins and ends. rehearsal: a table like the first one, of
-    a state of its own (blinkpy.engine.rehearsal). Raises CudaError if the graph can't be built.
+    are recorded, for benchmarks: then stamps also note when each step begins and ends. Raises CudaError if the
+    graph can't be built.
     """
 
     def __init__(
         self,
         code: LoopCode,
         table: np.ndarray,
-        steps: StepTable,
+        steps: StepGraphs,
         stream: torch.cuda.Stream,
         keep: object,
         trace_rows: int = 0,
         lanes: int = LANES,
-        copies: Copies | None = None,
-        rehearsal: np.ndarray | None = None,
+        copies: StateCopies | None = None,
     ):
         self.stream, self._steps, self._keep, self._lanes = stream, steps, keep, lanes
         self._capturing = torch.cuda.Stream(priority=-1)  # its kernels are one block each, and should not queue for a place
-        self.loop = torch.zeros(LOOP_WORDS, dtype=torch.int64, device="cuda")
-        self.trace = torch.zeros((max(1, trace_rows), TRACE_COLUMNS), dtype=torch.int64, device="cuda")
+        self.loop = torch.zeros(L.LOOP_WORDS, dtype=torch.int64, device="cuda")
+        self.trace = torch.zeros((max(1, trace_rows), L.TRACE_COLUMNS), dtype=torch.int64, device="cuda")
         self._trace_rows = trace_rows
         if len(steps.graph_of) > MAX_BUCKETS:
             raise ValueError(f"{len(steps.graph_of)} buckets, and the loop holds {MAX_BUCKETS}")
@@ -124,33 +107,18 @@ class Executive:
         self._branches = len(steps.graphs) + 1 + (copies is not None)  # a copy of the state before the last, which is idle
         self._repeat = torch.zeros(self._branches, dtype=torch.int64, device="cuda")
         self._table = torch.from_numpy(np.concatenate([table, steps.graph_of.astype(np.int64).ravel()])).cuda()
-        self._rehearsal: list[torch.Tensor] = []
-        if rehearsal is not None:
-            self._rehearsal = self._rehearsal_arrays(rehearsal)
         self.kernel_resources = {name: resources_of(part) for name, part in code._asdict().items()}
         self._libraries: list[Any] = []
         self._launched = False
         self._overlap, self._schedule, self._publish, self._stamp, self._after_copy = (self._load(part) for part in code)
         self._graph = self._build(steps.graphs)
-        self._executable = check(runtime.cudaGraphInstantiate(self._graph, 0), "instantiate the loop")
-
-    def _rehearsal_arrays(self, table: np.ndarray) -> list[torch.Tensor]:
-        """What `schedule` gets in place of the table, the handles, the loop's words and the trace."""
-        loop = torch.zeros(LOOP_WORDS, dtype=torch.int64)
-        loop[LOOP_TRACED] = 1  # the trace is full
-        graph_of = np.zeros(2, np.int64)  # of the only bucket
-        return [
-            torch.from_numpy(np.concatenate([table, graph_of])).cuda(),
-            torch.zeros(1, dtype=torch.int64, device="cuda"),
-            loop.cuda(),
-            torch.zeros((1, TRACE_COLUMNS), dtype=torch.int64, device="cuda"),
-        ]
+        self._executable = check_cuda(runtime.cudaGraphInstantiate(self._graph, 0), "instantiate the loop")
 
     def _load(self, code: KernelCode) -> Any:
-        library = check(driver.cuLibraryLoadData(code.cubin, [], [], 0, [], [], 0), "load the loop's kernels")
+        library = check_cuda(driver.cuLibraryLoadData(code.cubin, [], [], 0, [], [], 0), "load the loop's kernels")
         self._libraries.append(library)
-        kernel = check(driver.cuLibraryGetKernel(library, code.entry.encode()), "find the loop's kernels")
-        return check(driver.cuKernelGetFunction(kernel), "load the loop's kernels")
+        kernel = check_cuda(driver.cuLibraryGetKernel(library, code.entry.encode()), "find the loop's kernels")
+        return check_cuda(driver.cuKernelGetFunction(kernel), "load the loop's kernels")
 
     def launch(self, budget_s: float = 0) -> None:
         """Start the loop and return at once. budget_s: seconds after which it ends by itself, for tests; 0: never.
@@ -160,59 +128,59 @@ class Executive:
         if self._launched:
             raise RuntimeError("the loop was launched before: its state is not fresh")
         self._launched = True
-        words = torch.zeros(LOOP_WORDS, dtype=torch.int64)
-        words[LOOP_BUDGET_NS] = int(budget_s * 1e9)
-        words[LOOP_COPY_GRAPH] = self._branches - 2
-        words[LOOP_COPY_AT] = words[LOOP_COPY_EVERY] = self._copies.every if self._copies is not None else NEVER
-        words[LOOP_TRACED] = 0 if self._trace_rows else 1  # without a trace it is full from the start
+        words = torch.zeros(L.LOOP_WORDS, dtype=torch.int64)
+        words[L.LOOP_BUDGET_NS] = int(budget_s * 1e9)
+        words[L.LOOP_COPY_GRAPH] = self._branches - 2
+        words[L.LOOP_COPY_AT] = words[L.LOOP_COPY_EVERY] = self._copies.every if self._copies is not None else NEVER
+        words[L.LOOP_TRACED] = 0 if self._trace_rows else 1  # without a trace it is full from the start
         with torch.cuda.stream(self.stream):
             self.loop.copy_(words)
         self.stream.synchronize()
-        check(runtime.cudaGraphLaunch(self._executable, self.stream.cuda_stream), "launch the loop")
+        check_cuda(runtime.cudaGraphLaunch(self._executable, self.stream.cuda_stream), "launch the loop")
 
     def running(self) -> bool:
         """Whether the loop still runs. Raises CudaError when it ended with a fault."""
         status = runtime.cudaStreamQuery(self.stream.cuda_stream)[0]
         if status == runtime.cudaError_t.cudaErrorNotReady:
             return True
-        check((status,), "the loop on the GPU")
+        check_cuda((status,), "the loop on the GPU")
         return False
 
     def result(self) -> int:
         """What ended the loop: STOPPED, DRAINED or TIME_OVER. Waits for its end."""
-        check(runtime.cudaStreamSynchronize(self.stream.cuda_stream), "the loop on the GPU")
-        return int(self.loop[LOOP_RESULT].item())
+        check_cuda(runtime.cudaStreamSynchronize(self.stream.cuda_stream), "the loop on the GPU")
+        return int(self.loop[L.LOOP_RESULT].item())
 
     def turns(self) -> int:
         """Turns of the last run, idle ones included. After its end."""
-        return int(self.loop[LOOP_TURNS].item())
+        return int(self.loop[L.LOOP_TURNS].item())
 
     def traced(self) -> np.ndarray:
         """The trace of the last run, int64 [turns that made a batch, TRACE_COLUMNS]. After its end."""
-        rows = int(self.loop[LOOP_TRACED].item()) if self._trace_rows else 0
+        rows = int(self.loop[L.LOOP_TRACED].item()) if self._trace_rows else 0
         return self.trace[:rows].cpu().numpy()
 
     def close(self) -> None:
         """Free the graphs. Not while the loop runs."""
         if self._executable is not None:
-            check(runtime.cudaGraphExecDestroy(self._executable), "destroy the loop")
-            check(runtime.cudaGraphDestroy(self._graph), "destroy the graph")
+            check_cuda(runtime.cudaGraphExecDestroy(self._executable), "destroy the loop")
+            check_cuda(runtime.cudaGraphDestroy(self._graph), "destroy the graph")
             for library in self._libraries:
-                check(driver.cuLibraryUnload(library), "unload the loop's kernels")
+                check_cuda(driver.cuLibraryUnload(library), "unload the loop's kernels")
             self._executable = self._graph = None
 
     def _build(self, steps: Sequence[StepGraph]) -> Any:
-        graph = check(runtime.cudaGraphCreate(0), "create a graph")
+        graph = check_cuda(runtime.cudaGraphCreate(0), "create a graph")
         # The flag: the default value is set anew at each launch of the graph.
-        loop_handle = check(runtime.cudaGraphConditionalHandleCreate(graph, 1, 1), "create the loop's condition")
+        loop_handle = check_cuda(runtime.cudaGraphConditionalHandleCreate(graph, 1, 1), "create the loop's condition")
         (body,) = add_conditional(graph, loop_handle, WHILE, 1)
         loop_node = only(nodes_of(graph))
-        switch_handle = check(runtime.cudaGraphConditionalHandleCreate(body, 0, 0), "create the SWITCH condition")
+        switch_handle = check_cuda(runtime.cudaGraphConditionalHandleCreate(body, 0, 0), "create the SWITCH condition")
         branches = add_conditional(body, switch_handle, SWITCH, self._branches)
         handles = int(loop_handle), int(switch_handle)
         repeat = []
         for own, branch in enumerate(branches):
-            handle = check(runtime.cudaGraphConditionalHandleCreate(branch, 0, 0), "create a step's condition")
+            handle = check_cuda(runtime.cudaGraphConditionalHandleCreate(branch, 0, 0), "create a step's condition")
             (repeated,) = add_conditional(branch, handle, WHILE, 1)
             repeat.append(int(handle))
             if own < len(steps):
@@ -220,40 +188,37 @@ class Executive:
             elif self._copies is not None and own == len(steps):
                 self._add_copy(repeated, self._copies, int(switch_handle), own)
             else:
-                overlap = self._add_beside(repeated, self._overlap, [])
+                overlap = self._add_branch(repeated, self._overlap, [])
                 self._add_schedule(repeated, [(overlap, FULL)], handles, own)
         first = self._add_schedule(graph, [], handles, -1)
-        check(runtime.cudaGraphAddDependencies(graph, [first], [loop_node], None, 1), "order the first turn")
+        check_cuda(runtime.cudaGraphAddDependencies(graph, [first], [loop_node], None, 1), "order the first turn")
         self._repeat.copy_(torch.tensor(repeat, dtype=torch.int64))
         return graph
 
     def _add_step(self, graph: Any, step: StepGraph, handles: tuple[int, int], own: int) -> None:
         """Put a step graph and the parts of the turn into a graph."""
-        whole = check(runtime.cudaGraphClone(runtime.cudaGraph_t(step.graph.raw_cuda_graph())), "copy a step graph")
+        whole = check_cuda(runtime.cudaGraphClone(runtime.cudaGraph_t(step.graph.raw_cuda_graph())), "copy a step graph")
         chain = chain_of(whole)
         before_overlap, output = overlap_anchors(chain, step.layers)
-        publish = self._add_beside(whole, self._publish, chain[:1])
+        publish = self._add_branch(whole, self._publish, chain[:1])
         # It reads the last step's tokens, and the sampling writes new ones.
-        check(runtime.cudaGraphAddDependencies(whole, [publish], [output], None, 1), "order publishing before the sampling")
-        overlap = self._add_beside(whole, self._overlap, [*before_overlap, publish])
-        if self._rehearsal:
-            before = chain[-1 - REHEARSAL_KERNELS :][0]  # the first of them in a chain that is shorter
-            self._add_kernel(whole, [(before, FULL)], self._schedule, self._lanes, [*arrays(self._rehearsal), 0, 0, 0])
+        check_cuda(runtime.cudaGraphAddDependencies(whole, [publish], [output], None, 1), "order publishing before the sampling")
+        overlap = self._add_branch(whole, self._overlap, [*before_overlap, publish])
         self._add_schedule(whole, [(chain[-1], PROGRAMMATIC), (overlap, FULL)], handles, own)
         if self._trace_rows:
             words = arrays([self.loop, self.trace])
-            for after, column in ([], TRACE_STEP_BEGIN), ([(chain[-1], PROGRAMMATIC)], TRACE_STEP_END):
+            for after, column in ([], L.TRACE_STEP_BEGIN), ([(chain[-1], PROGRAMMATIC)], L.TRACE_STEP_END):
                 self._add_kernel(whole, after, self._stamp, 1, [*words, column])
-        check(runtime.cudaGraphAddChildGraphNode(graph, None, 0, whole), "add a step graph")
+        check_cuda(runtime.cudaGraphAddChildGraphNode(graph, None, 0, whole), "add a step graph")
 
-    def _add_copy(self, graph: Any, copies: Copies, switch_handle: int, own: int) -> None:
+    def _add_copy(self, graph: Any, copies: StateCopies, switch_handle: int, own: int) -> None:
         """Put a copy of the state into a graph, and what goes on with the step behind it."""
         copy = runtime.cudaGraph_t(copies.graph.raw_cuda_graph())
-        node = check(runtime.cudaGraphAddChildGraphNode(graph, None, 0, copy), "add the copy of the state")
+        node = check_cuda(runtime.cudaGraphAddChildGraphNode(graph, None, 0, copy), "add the copy of the state")
         words = arrays([self._repeat, self.loop, copies.progress])
         self._add_kernel(graph, [(node, FULL)], self._after_copy, 1, [*words, switch_handle, own])
 
-    def _add_beside(self, graph: Any, function: Any, after: list[Any]) -> Any:
+    def _add_branch(self, graph: Any, function: Any, after: list[Any]) -> Any:
         """Add a part of the turn that runs beside a step: `publish` or `overlap`."""
         words = arrays([self._table, self.loop])
         return self._add_kernel(graph, [(node, FULL) for node in after], function, self._lanes, words)
@@ -268,7 +233,7 @@ class Executive:
         with capture_into(graph, self._capturing, after):
             parameters = (tuple(words), (ctypes.c_int64,) * len(words))
             call = driver.cuLaunchKernel(function, 1, 1, 1, lanes, 1, 1, 0, self._capturing.cuda_stream, parameters, 0)
-            check(call, "add a kernel to the loop")
+            check_cuda(call, "add a kernel to the loop")
         return only([node for node in nodes_of(graph) if int(node) not in before])
 
 
@@ -276,8 +241,8 @@ def overlap_anchors(chain: Sequence[Node], layers: int) -> tuple[list[Node], Nod
     """Of a step's chain, whose first `layers` nodes are its layers: the node that `overlap` follows on (none in a short chain),
     and the first one of the output. Raises ValueError where the chain has no layers or no output."""
     if not 0 < layers < len(chain):
-        raise ValueError(f"a step graph of {len(chain)} nodes says that {layers} of them are its layers")
-    return list(chain[:layers][:-AHEAD_KERNELS][-1:]), chain[layers]
+        raise ValueError(f"a step graph of {len(chain)} nodes can't have {layers} nodes of layers")
+    return list(chain[:layers][:-OVERLAP_LEAD_KERNELS][-1:]), chain[layers]
 
 
 def resources_of(code: KernelCode) -> KernelResources:
@@ -285,10 +250,5 @@ def resources_of(code: KernelCode) -> KernelResources:
 
 
 def arrays(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """Contiguous tensors as Numba passes arrays to a kernel, each: no owner (two words), elements, their size, address, shape,
-    strides in bytes."""
-    words: list[int] = []
-    for tensor in tensors:
-        size = tensor.element_size()
-        words += [0, 0, tensor.numel(), size, tensor.data_ptr(), *tensor.shape, *(n * size for n in tensor.stride())]
-    return words
+    """Contiguous tensors as arguments of a kernel."""
+    return [word for t in tensors for word in array_words(t.data_ptr(), tuple(t.shape), t.element_size())]

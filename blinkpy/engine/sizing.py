@@ -34,12 +34,12 @@ class EngineSizes:
 
 
 def pages_for(tokens: int, page_size: int) -> int:
-    """Pages that hold so many tokens."""
+    """Pages that hold a number of tokens."""
     return -(-tokens // page_size)
 
 
 def queue_sizes(config: Config, max_model_len: int) -> QueueSizes:
-    """Sizes of the queue pairs of an engine whose sequences have so many tokens at the most."""
+    """Sizes of the queue pairs of an engine whose sequences have at most max_model_len tokens."""
     queue, arena_tokens = config.queue, max(ARENA_PROMPTS * max_model_len, ARENA_MINIMUM)
     return QueueSizes(
         pairs=config.frontend.workers,

@@ -38,12 +38,12 @@ class Limits(NamedTuple):
     hash_multiplier_2: int
     prefix_caching: int  # 0 or 1
     lease_ns: int
-    intake_entries: int  # submission entries consumed in one call
-    intake_tokens: int  # prompt tokens after which intake stops for this call
-    index_items: int  # pages put into the prefix index in one call
+    intake_entries: int  # submission entries consumed in one turn
+    intake_tokens: int  # prompt tokens after which intake stops for this turn
+    index_items: int  # pages put into the prefix index in one turn
     index_buckets: int  # a power of two, >= N
     ring_entries: int  # a power of two, >= 4 N
-    record_turns: int  # calls that the recorder keeps at least, when all rows decode; 0: it is off
+    record_turns: int  # turns that the recorder keeps at least, when all rows decode; 0: it is off
     record_words: int  # of its ring, a power of two
 
 
@@ -109,13 +109,13 @@ def make_limits(
     )
 
 
-def _record_words(sizes: QueueSizes, facts: EngineFacts, calls: int, entries: int, tokens: int) -> int:
-    """Words for so many calls that decode with all rows, and for two that take in as much as one can."""
+def _record_words(sizes: QueueSizes, facts: EngineFacts, turns: int, entries: int, tokens: int) -> int:
+    """Words for `turns` turns that decode with all rows, and for two that take in as much as one can."""
     fixed, rows = S.RECORD_HEADER + 4 * sizes.pairs, 2 * facts.max_num_seqs
-    taken = min(tokens + facts.max_model_len, entries * facts.max_model_len)  # prompt tokens of one call
+    taken = min(tokens + facts.max_model_len, entries * facts.max_model_len)  # prompt tokens of one turn
     prompts = taken // 2 + taken // facts.page_size
     largest = fixed + rows + entries * S.RECORD_ENTRY + prompts + sizes.pairs * sizes.slots + 2
-    return _power_of_two(max(calls * (fixed + rows), 2 * largest))
+    return _power_of_two(max(turns * (fixed + rows), 2 * largest))
 
 
 def default_buckets(limits: Limits) -> list[tuple[int, int]]:

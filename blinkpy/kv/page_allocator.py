@@ -19,7 +19,7 @@ _LOW = 0xFFFFFFFF
 
 @device
 def release_pages(limits: Any, requests: Any, pages: Any, counts: Any, slot: Any, lane: Any, lanes: Any) -> None:
-    """Drop a request's references. Indexed pages that nobody else has become cached, the last one first in line for
+    """Drop a request's references. Indexed pages without another reference become cached, the last one first in line for
     eviction (the tail of a prefix is worth least); pages that are not indexed become free."""
     held = requests.num_pages[slot]
     if counts[S.RING_TAIL] - counts[S.RING_HEAD] + held > limits.ring_entries:
@@ -85,7 +85,7 @@ def cached_at(limits: Any, pages: Any, position: Any, tail: Any) -> Any:
 
 @device
 def evict_pages(limits: Any, pages: Any, counts: Any, counters: Any, wanted: Any, lane: Any, lanes: Any) -> None:
-    """Make at least `wanted` pages free, by evicting the cached pages that were released longest ago. The caller knows
+    """Make at least `wanted` pages free, by evicting the cached pages that were released longest ago. The caller ensures
     that free + cached >= wanted."""
     free, head, tail = counts[S.FREE_COUNT], counts[S.RING_HEAD], counts[S.RING_TAIL]
     missing = wanted - free
@@ -124,7 +124,7 @@ def evict_pages(limits: Any, pages: Any, counts: Any, counters: Any, wanted: Any
 def take_pages(
     limits: Any, requests: Any, pages: Any, counts: Any, counters: Any, slot: Any, amount: Any, lane: Any, lanes: Any
 ) -> None:
-    """Give a request `amount` more pages. The caller knows that free + cached >= amount."""
+    """Give a request `amount` more pages. The caller ensures that free + cached >= amount."""
     evict_pages(limits, pages, counts, counters, amount, lane, lanes)
     free, held = counts[S.FREE_COUNT], requests.num_pages[slot]
     for i in strided(lane, amount, lanes):
@@ -139,7 +139,7 @@ def take_pages(
 @device
 def extend_table(requests: Any, pages: Any, slot: Any, short: Any, top: Any, lane: Any, lanes: Any) -> Any:
     """Where short is 1, give this lane's request one more page from the free stack, whose height is `top`: the higher the
-    lane, the deeper the page. Returns how many pages all lanes took; the caller lowers the stack by so many."""
+    lane, the deeper the page. Returns how many pages all lanes took; the caller lowers the stack by that number."""
     before, total = block_scan(short, lane, lanes)
     if short > 0:
         own_page(requests, pages, slot, requests.num_pages[slot], pages.free[top - 1 - before])
@@ -149,7 +149,7 @@ def extend_table(requests: Any, pages: Any, slot: Any, short: Any, top: Any, lan
 
 @device
 def own_page(requests: Any, pages: Any, slot: Any, k: Any, page: Any) -> None:
-    """One lane: make a free page the request's k-th. Its old content is nobody's any more."""
+    """One lane: make a free page the request's k-th. Its old content is void."""
     requests.page_table[slot, k] = page
     pages.refcount[page] = 1
     pages.generation[page] += 1

@@ -1,4 +1,4 @@
-"""Everything the scheduler remembers between two calls, as NamedTuples of arrays.
+"""Everything the scheduler remembers between two turns, as NamedTuples of arrays.
 
 The same tuples are used with NumPy arrays (njit), with memoryviews of them (plain Python, whose elements are then exact
 Python integers) and with arrays in GPU memory. kv/state_memory.py allocates all of it once; the sizes follow from kv/limits.py.
@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from blinkpy.queues.submission import STOP_IDS
+from blinkpy.queues.submission import SQ_ENTRY_WORDS, STOP_IDS
 from blinkpy.queues.words import COUNTER_NAMES
 
 Int32 = NDArray[np.int32]
@@ -27,7 +27,7 @@ EMPTY, WAITING, RUNNING, FINISHING = range(4)
 (
     RUNNING_COUNT,  # requests in `running`
     WAITING_COUNT,  # requests in the sorted part of `waiting`
-    UNRANKED_COUNT,  # requests after it that have no rank yet; 0 between calls
+    UNRANKED_COUNT,  # requests after it that have no rank yet; 0 between turns
     FINISHING_COUNT,  # requests in `finishing`
     STALLED_COUNT,  # running requests whose completion queue is full
     FREE_COUNT,  # pages on the free stack
@@ -56,7 +56,7 @@ BATCH_COUNTS = 8
     FORECAST_LENGTH,  # tokens of the request, with the one that is sampled
     FORECAST_CACHE_SLOT,  # page * P + offset for that token's keys and values
     FORECAST_FLAGS,  # FORECAST_IS_LAST, FORECAST_RECORD
-    FORECAST_STOPS,  # stop ids that count, so many of the first ones
+    FORECAST_STOPS,  # number of leading stop ids that count
 ) = range(8)
 FORECAST_STOP_IDS = 8
 FORECAST_WORDS = FORECAST_STOP_IDS + STOP_IDS
@@ -68,13 +68,13 @@ FORECAST_RECORD = 2  # the token goes out with its log probabilities
 COUNTER_INDEX = {name: i for i, name in enumerate(COUNTER_NAMES)}
 
 REVOKE, GRANT, EXPIRED, BROKEN = 1, 2, 4, 8  # Pairs.verdict
-OWNER_GONE = -1  # Requests.finish: the owner of the request is gone, nobody waits for its end
+OWNER_GONE = -1  # Requests.finish: the owner of the request is gone, so its end is not published
 FINISH_REASON_SHIFT = 8  # Requests.finish: FINISH_* | reason << 8
 FINISH_CODE_MASK = 0xFF
 
 # The recorder's ring, see scheduler/phases/recorder.py. Int64 words of a record's head, and of each entry beside prompt and
 # hashes.
-RECORD_HEADER, RECORD_ENTRY = 8, 19
+RECORD_HEADER, RECORD_ENTRY = 8, 3 + SQ_ENTRY_WORDS // 2
 RECORD_MARK = 0x0B11
 RECORDED_ENTRY, RECORDED_CANCELS = 1, 2
 NOTE_SHIFT = 8
@@ -84,7 +84,7 @@ NOTE_SHIFT = 8
     POSITION,  # words that complete records have, since the start
     RECORDS,  # complete records since the start
     NOTES,  # words of notes in the open record
-    COMMITS,  # rows that the next call commits
+    COMMITS,  # rows that the next turn commits
     COPIES_BEGUN,  # progress alone: copies of the state that a loop on the GPU began
     COPIES_DONE,
 ) = range(6)
@@ -101,7 +101,7 @@ class Requests(NamedTuple):
 
     status: Int32  # EMPTY, WAITING, RUNNING, FINISHING
     pair: Int32  # queue pair of the slot; constant
-    entry: Int32  # [S, 32] submission entry, verbatim
+    entry: Int32  # [S, 64] submission entry, verbatim
     request_id: Int64
     cache_salt: Int64
     tokens: Int32  # [S, max_model_len] prompt and generated tokens
@@ -162,9 +162,9 @@ class Pairs(NamedTuple):
 
 
 class Inbox(NamedTuple):
-    """What other parties said when they were last asked: each word as it was read, believed or not."""
+    """The words of other parties as they were last read, valid or not."""
 
-    now_ns: Int64  # [1] clock of the call
+    now_ns: Int64  # [1] clock of the turn
     command: Int64  # [1] the host's
     heartbeat: Int64  # [Q] FRONT_HEARTBEAT, and so on
     claim: Int64  # [Q]
@@ -206,16 +206,16 @@ class Buckets(NamedTuple):
 
 
 class Recorder(NamedTuple):
-    """The last calls of schedule(), with all that they were told and what they decided: see scheduler/phases/recorder.py."""
+    """The last turns, with all their inputs and decisions: see scheduler/phases/recorder.py."""
 
     words: Int64  # [record_words] ring of records, which are contiguous but for its end
     progress: Int64  # [8] as the last record left it: written for readers
     cursor: Int64  # [8] the same, and what the open record has; read by the scheduler
-    seen: Int64  # [5 Q + 48] words by which it is told whether an idle call changed anything
+    seen: Int64  # [5 Q + 48] words as of the last idle turn, to see whether another one changed anything
 
 
 class Scratch(NamedTuple):
-    """Working memory of one call; its content means nothing afterwards. M items, the largest list that a phase makes."""
+    """Working memory of one turn; its content means nothing afterwards. M items, the largest list that a phase makes."""
 
     slot: Int32  # [M]
     page: Int32  # [M]
@@ -229,6 +229,10 @@ class Scratch(NamedTuple):
     word: Int64  # [M]
     total: Int64  # [Q]
     entry: Int32  # [32]
+
+
+class NoFaultWord(NamedTuple):
+    """In place of State.fault: the state is not checked, and compiled code has nothing to do with faults."""
 
 
 class State(NamedTuple):
@@ -248,3 +252,4 @@ class State(NamedTuple):
     finishing: Int32  # [S]
     counts: Int64  # [COUNTS]
     counters: Int64  # [len(COUNTER_NAMES)]
+    fault: Int64 | NoFaultWord = NoFaultWord()  # [1] first fault that an expect of compiled code found: see device/expect.py

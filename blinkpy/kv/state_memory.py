@@ -22,6 +22,7 @@ from blinkpy.kv.state import (
     Inbox,
     Int32,
     Int64,
+    NoFaultWord,
     Pages,
     Pairs,
     Recorder,
@@ -34,8 +35,9 @@ from blinkpy.queues.submission import SQ_ENTRY_WORDS
 from blinkpy.queues.words import COUNTER_NAMES
 
 
-def make_state(limits: Limits, buckets: Sequence[tuple[int, int]] = ()) -> State:
+def make_state(limits: Limits, buckets: Sequence[tuple[int, int]] = (), *, checked: bool = False) -> State:
     """All of the scheduler's memory, with every page free. buckets: see Buckets; default_buckets(limits) if empty.
+    checked: with a fault word, for which compiled code checks every expect.
 
     Raises ConfigError when the buckets are not ascending, or the largest batch fits into none.
     """
@@ -146,4 +148,5 @@ def make_state(limits: Limits, buckets: Sequence[tuple[int, int]] = ()) -> State
         finishing=i32(S),
         counts=counts,
         counters=i64(len(COUNTER_NAMES)),
+        fault=i64(1) if checked else NoFaultWord(),
     )

@@ -40,18 +40,6 @@ class Completion(NamedTuple):
     flags: int
     lap: int
 
-    @property
-    def finish(self) -> int:
-        return self.flags & FINISH_MASK
-
-    @property
-    def has_token(self) -> bool:
-        return bool(self.flags & HAS_TOKEN)
-
-    @property
-    def has_logprobs(self) -> bool:
-        return bool(self.flags & HAS_LOGPROBS)
-
 
 def pack_completion(slot: int, token: int, flags: int, lap: int) -> int:
     return slot | token << TOKEN_SHIFT | flags << FLAG_SHIFT | lap << LAP_SHIFT

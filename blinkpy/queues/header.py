@@ -1,4 +1,4 @@
-"""The header of a segment: by it a front end notices another build or another engine before it touches anything else."""
+"""The header of a segment, by which a front end detects another build or another engine before it reads anything else."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy as np
 from blinkpy.queues.completion import CQ_ENTRY_BYTES
 from blinkpy.queues.layout import LayoutError, QueueLayout, QueueSizes
 from blinkpy.queues.logprob_record import RECORD_BYTES
-from blinkpy.queues.submission import SQ_ENTRY_BYTES
+from blinkpy.queues.submission import SQ_ENTRY_BYTES, SQ_ENTRY_FIELDS
 
 MAGIC = b"BLINKPYQ"
-VERSION = 2
+VERSION = 3
 
 HEADER = np.dtype(
     [
@@ -30,7 +30,8 @@ HEADER = np.dtype(
         ("sq_entry_bytes", "<u4"),
         ("cq_entry_bytes", "<u4"),
         ("record_bytes", "<u4"),
-        # Facts about the engine, for checks at the front end's door.
+        ("sq_entry_fields", "<u4"),  # checksum of the names, types and places of an entry's fields
+        # Engine facts: front ends check requests by them.
         ("instance", "<i8"),  # random; a front end notices by it that the engine was restarted
         ("hash_multiplier_1", "<i8"),  # secret of this engine: page hashes can't be steered from outside
         ("hash_multiplier_2", "<i8"),
@@ -43,10 +44,18 @@ HEADER = np.dtype(
     ],
     align=True,
 )
+BUILD = {  # what both sides must have in common
+    "version": VERSION,
+    "header_bytes": HEADER.itemsize,
+    "sq_entry_bytes": SQ_ENTRY_BYTES,
+    "cq_entry_bytes": CQ_ENTRY_BYTES,
+    "record_bytes": RECORD_BYTES,
+    "sq_entry_fields": SQ_ENTRY_FIELDS,
+}
 
 
 class EngineFacts(NamedTuple):
-    """What a front end must know of the engine; see HEADER for units."""
+    """What front ends need to know about the engine; see HEADER for units."""
 
     instance: int
     hash_multiplier_1: int
@@ -60,15 +69,14 @@ class EngineFacts(NamedTuple):
 
 
 def write_header(buffer: memoryview, sizes: QueueSizes, facts: EngineFacts) -> QueueLayout:
-    """Fill in the header of a zeroed segment. The magic goes last: an attaching front end sees all or nothing."""
+    """Fill in the header of a zeroed segment. The magic is written last: a front end sees a whole header or none."""
     layout = QueueLayout(sizes)
     if len(buffer) < layout.total_bytes:
         raise LayoutError(f"the segment has {len(buffer)} bytes, the layout needs {layout.total_bytes}")
     header = np.ndarray((1,), HEADER, buffer)
-    for name, value in (asdict(sizes) | facts._asdict()).items():
+    for name, value in (BUILD | asdict(sizes) | facts._asdict()).items():
         header[name] = value
-    header["version"], header["header_bytes"], header["total_bytes"] = VERSION, HEADER.itemsize, layout.total_bytes
-    header["sq_entry_bytes"], header["cq_entry_bytes"], header["record_bytes"] = SQ_ENTRY_BYTES, CQ_ENTRY_BYTES, RECORD_BYTES
+    header["total_bytes"] = layout.total_bytes
     header["magic"] = MAGIC
     return layout
 
@@ -84,14 +92,7 @@ def read_header(buffer: memoryview | bytes) -> tuple[QueueLayout, EngineFacts]:
     magic = bytes(header["magic"])
     if magic != MAGIC:
         raise LayoutError(f"not a blinkpy queue segment: the engine wrote {magic!r}, this front end expects {MAGIC!r}")
-    ours = {
-        "version": VERSION,
-        "header_bytes": HEADER.itemsize,
-        "sq_entry_bytes": SQ_ENTRY_BYTES,
-        "cq_entry_bytes": CQ_ENTRY_BYTES,
-        "record_bytes": RECORD_BYTES,
-    }
-    for name, value in ours.items():
+    for name, value in BUILD.items():
         if int(header[name]) != value:
             raise LayoutError(f"queue layout mismatch: the engine has {name} {int(header[name])}, this front end has {value}")
     layout = QueueLayout(QueueSizes(**{field.name: int(header[field.name]) for field in fields(QueueSizes)}))

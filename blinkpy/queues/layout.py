@@ -4,7 +4,7 @@ A *segment* belongs to one engine. It is little-endian and naturally aligned, an
 
     region            writer      holds
     ----------------  ----------  -------------------------------------------------------------------------------
-    header            engine      magic, version, sizes, facts about the engine; written once, before state READY
+    header            engine      magic, version, sizes, engine facts; written once, before state READY
     engine words      engine      state, heartbeat, steps, counters (ENGINE_*)
     control words     host        drain and stop requests, a fault seen by the host (CONTROL_*)
     then, for each queue pair, two regions aligned to 4,096 bytes, so that each can be a memory region of its own:
@@ -18,12 +18,12 @@ word, so it can't be torn, and its lap counter tells a new one from what the las
 whose request asked for log probabilities has a record as well, at the same position of an area beside the ring; it is
 written before the word, whose store is then a release, and stays until the completion head has passed.
 
-*Epochs.* A front end owns a pair from the moment that the engine grants its claim (PAIR_EPOCH == FRONT_CLAIM and
+*Epochs.* A front end owns a queue pair from the moment that the engine grants its claim (PAIR_EPOCH == FRONT_CLAIM and
 PAIR_ATTACHED == 1) until its lease ends. Doorbells and completion heads carry the epoch in their upper half, and request
-ids in theirs, so whatever an earlier owner writes late is recognised and changes nothing.
+ids in theirs, so late writes of an earlier owner are recognised and have no effect.
 
 *Order.* What both sides rely on in the order of memory accesses has names, O1 to O8, and is checked for all machines by
-blinkpy/verify/memory_model/queue_protocol.py; change the one with the other.
+tests/verified/memory_model/queue_protocol.py; change the one with the other.
 
 What lies in the regions has modules of its own: header, words, submission, completion and logprob_record. All of them need
 NumPy alone, so that a front end on a DPU can import them.
@@ -93,18 +93,18 @@ class QueueLayout:
         self.cancel = self.sq + sizes.sq_entries * SQ_ENTRY_BYTES
         self.hashes = self.cancel + sizes.slots * 8
         self.prompt = self.hashes + sizes.hash_entries * 8
-        self.front_bytes = _aligned(self.prompt + sizes.prompt_tokens * 4)
+        self.front_region_bytes = _aligned(self.prompt + sizes.prompt_tokens * 4)
         # ... and within its engine region.
         self.cq = PAIR_WORDS * 8
         self.records = self.cq + sizes.cq_entries * CQ_ENTRY_BYTES
-        self.back_bytes = _aligned(self.records + sizes.cq_entries * RECORD_BYTES)
-        self.pair_bytes = self.front_bytes + self.back_bytes
+        self.engine_region_bytes = _aligned(self.records + sizes.cq_entries * RECORD_BYTES)
+        self.pair_bytes = self.front_region_bytes + self.engine_region_bytes
         self.total_bytes = self.first_pair + sizes.pairs * self.pair_bytes
 
-    def front(self, pair: int) -> int:
+    def front_region(self, pair: int) -> int:
         """Offset of a pair's front-end region in the segment."""
         return self.first_pair + pair * self.pair_bytes
 
-    def back(self, pair: int) -> int:
+    def engine_region(self, pair: int) -> int:
         """Offset of a pair's engine region in the segment."""
-        return self.front(pair) + self.front_bytes
+        return self.front_region(pair) + self.front_region_bytes

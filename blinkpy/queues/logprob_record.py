@@ -1,4 +1,4 @@
-"""The log probability record: what stands beside a completion whose request asked for log probabilities."""
+"""The log probability record: stored beside a completion whose request asked for log probabilities."""
 
 from __future__ import annotations
 

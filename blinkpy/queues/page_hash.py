@@ -31,7 +31,7 @@ class PageHasher:
     """Hashes the pages of prompts for one engine: see the module.
 
     page_size: tokens, at most 256. multipliers: the engine's secrets. (One that its modulus divides gives hashes of each page's
-    last token alone: for worlds in which hashes collide.) vocab_size: tokens are less; at most 2**24.
+    last token alone: for tests in which hashes collide.) vocab_size: tokens are less; at most 2**24.
 
     Page after page would be a loop in Python: hash = before * m**page_size + own. Divided by m**(tokens up to the page's end) the
     recurrence is a plain sum, so all pages are done at once; division is multiplication by the inverse, exact modulo a prime.
@@ -52,7 +52,7 @@ class PageHasher:
         self._grow(FIRST_PAGES)
 
     def _grow(self, pages: int) -> None:
-        """Tables for prompts of up to so many pages, int64 [pages, 2]: what each page's hash is divided by, here and there, and
+        """Tables for prompts of up to `pages` pages, int64 [pages, 2]: what each page's hash is divided by, here and there, and
         two that repeat one row, because NumPy takes several times as long where it has to broadcast rows of two."""
         self._down, self._up = _powers(self._step_back, pages), _powers(self._step, pages)
         self._moduli, self._ones = np.repeat([_MODULI], pages, axis=0), np.repeat([self._for_the_ones], pages, axis=0)

@@ -1,143 +1,134 @@
-"""What a request asks of the engine: limits and sampling, as they go into a submission entry."""
+"""The parameters of a request: one table, from which everything else about them is made.
+
+From PARAMETERS come the fields of the submission entry with their packing and the indices that device code and samplers use
+(blinkpy.queues.submission), the engine's check of entries (blinkpy.scheduler.phases.intake), RequestParameters below, the
+defaults of a model (blinkpy.dpu.generation_defaults), the HTTP fields and their page docs/api.md
+(blinkpy.dpu.http.request_fields), the fields of blinkpy.SamplingParams, and the values that the simulator submits.
+A new scalar is a row here, and the code of the samplers that applies it.
+"""
 
 from __future__ import annotations
 
-import secrets
-import struct
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import field, make_dataclass
+from typing import Any, NamedTuple
 
 from blinkpy.queues.logprob_record import TOP_LOGPROBS
-from blinkpy.queues.submission import SQ_ENTRY, SQ_ENTRY_BYTES, STOP_IDS
 
-SEED_RANGE = (-(2**63), 2**63 - 1)
-INT32_RANGE = (-(2**31), 2**31 - 1)
+Bounds = tuple[float, float]  # inclusive
 
-# One struct.pack for the 128 bytes, from the one definition of the record in blinkpy.queues.submission.
-_KINDS = {"i8": "q", "i4": "i", "f4": "f"}
+INT32_RANGE: tuple[int, int] = (-(2**31), 2**31 - 1)
+INT64_RANGE: tuple[int, int] = (-(2**63), 2**63 - 1)
+INT32_MAX, INT64_MAX = INT32_RANGE[1], INT64_RANGE[1]
+FLOAT32_MAX = float.fromhex("0x1.fffffep127")
+FINITE = (-FLOAT32_MAX, FLOAT32_MAX)
 
-
-def _format() -> str:
-    parts = ["<"]
-    for name in SQ_ENTRY.names or ():
-        field = SQ_ENTRY[name]
-        count = field.shape[0] if field.shape else 1
-        parts.append(_KINDS[field.base.str[1:]] * count)
-    return "".join(parts)
+SUBMIT_NO_PREFIX_CACHE = 1  # of `flags`: neither reuse nor offer pages
 
 
-ENTRY = struct.Struct(_format())
-if ENTRY.size != SQ_ENTRY_BYTES:
-    raise ImportError(f"a submission entry packs to {ENTRY.size} bytes, the layout has {SQ_ENTRY_BYTES}")
+class Parameter(NamedTuple):
+    """One parameter.
 
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """Limits and sampling parameters of one request; fields as in blinkpy.queues.submission.SQ_ENTRY.
-
-    Values are checked where they come from (the protocol, or blinkpy.LLM), against LIMITS. stop_ids: at most STOP_IDS
-    token ids that end the request, end-of-sequence ids included. seed None: a random one.
+    dtype: in the entry: i4, i8 or f4. neutral: the value without effect; None is a random one. accepted: what the engine takes;
+    NaN and infinity are never among it. above_low: the lower bound itself is refused. requested: what the APIs take, where that
+    differs; a value below what the engine takes means the neutral one. http: which endpoint has the parameter as a field of
+    this name and kind: "both", "completions" or "". offline: SamplingParams has it. from_model: generation_config.json may
+    set the default. doc: for docs/api.md, behind the range; with `kind` in place of the range.
     """
 
-    max_tokens: int = 16
-    min_tokens: int = 0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    top_k: int = 0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    seed: int | None = None
-    priority: int = 0
-    cache_salt: int = 0
-    flags: int = 0
-    logprobs: int = -1
-    stop_ids: tuple[int, ...] = ()
+    name: str
+    dtype: str
+    neutral: float | None
+    accepted: Bounds
+    doc: str = ""
+    above_low: bool = False
+    requested: Bounds | None = None
+    http: str = "both"
+    offline: bool = True
+    from_model: bool = False
+    kind: str = ""
 
-    def pack(
-        self, request_id: int, epoch: int, slot: int, prompt_offset: int, prompt_length: int, hash_offset: int, hash_count: int
-    ) -> bytes:
-        """The submission entry. Raises ValueError when there are more stop ids than an entry holds, or a value
-        overflows."""
-        stops = self.stop_ids
-        if len(stops) > STOP_IDS:
-            raise ValueError(f"at most {STOP_IDS} stop ids fit into a submission entry, not {len(stops)}")
-        try:
-            return ENTRY.pack(
-                request_id,
-                random_seed() if self.seed is None else self.seed,
-                self.cache_salt,
-                epoch,
-                slot,
-                prompt_offset,
-                prompt_length,
-                hash_offset,
-                hash_count,
-                self.max_tokens,
-                self.min_tokens,
-                self.priority,
-                self.flags,
-                self.temperature,
-                self.top_p,
-                self.min_p,
-                self.top_k,
-                self.repetition_penalty,
-                self.presence_penalty,
-                self.frequency_penalty,
-                self.logprobs,
-                *stops,
-                *(-1,) * (STOP_IDS - len(stops)),
-            )
-        except (struct.error, OverflowError) as error:
-            raise ValueError(f"a sampling parameter does not fit into a submission entry: {error}") from error
+    @property
+    def bounds(self) -> Bounds:
+        """What the APIs take."""
+        return self.requested or self.accepted
+
+    @property
+    def is_float(self) -> bool:
+        return self.dtype == "f4"
+
+    @property
+    def optional(self) -> bool:
+        """Whether absent is a value of its own in SamplingParams."""
+        return self.default is None or self.name == "max_tokens"
+
+    @property
+    def default(self) -> float | None:
+        """Of the APIs; None: absent."""
+        return None if self.neutral is None or not self.in_bounds(self.neutral) else self.neutral
+
+    def in_bounds(self, value: float) -> bool:
+        """Whether the APIs take a value."""
+        low, high = self.bounds
+        return low <= value <= high and not (self.above_low and value == low)
+
+    def from_request(self, value: float | None) -> float | None:
+        """What the engine gets for a value within the bounds of the APIs, or for None, an absent one."""
+        if value is None or value < self.accepted[0]:
+            return self.neutral
+        return value + 0.0 if self.is_float else value  # -0.0 becomes 0.0
 
 
-# Inclusive bounds; (low, high). Below-zero top_k means off, as in vLLM.
-LIMITS: dict[str, tuple[float, float]] = {
-    "temperature": (0.0, 100.0),
-    "top_p": (0.0, 1.0),  # 0 itself is refused
-    "min_p": (0.0, 1.0),
-    "top_k": (-1, INT32_RANGE[1]),
-    "repetition_penalty": (0.0, 100.0),  # 0 itself is refused
-    "presence_penalty": (-2.0, 2.0),
-    "frequency_penalty": (-2.0, 2.0),
-    "seed": SEED_RANGE,
-    "priority": INT32_RANGE,
-    "min_tokens": (0, INT32_RANGE[1]),
-    "max_tokens": (1, INT32_RANGE[1]),
-    "logprobs": (0, TOP_LOGPROBS),
-    "top_logprobs": (0, TOP_LOGPROBS),
-}
-ABOVE_ZERO = frozenset({"top_p", "repetition_penalty"})  # their lower bound is not allowed itself
-GENERATION_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+# In the order of RequestParameters, of SamplingParams and, but for those of 8 bytes, of the entry.
+PARAMETERS = (
+    Parameter("max_tokens", "i4", 16, (1, INT32_MAX), http=""),  # request_fields.token_limit settles it
+    Parameter(
+        "min_tokens",
+        "i4",
+        0,
+        (0, INT32_MAX),
+        "tokens before which stop ids, the end-of-sequence ids among them, are not generated",
+    ),
+    Parameter("temperature", "f4", 1.0, (-0.0, FLOAT32_MAX), "0 is greedy", requested=(0, 100), from_model=True),
+    Parameter("top_p", "f4", 1.0, (0, 1), "1 is off", above_low=True, from_model=True),
+    Parameter("top_k", "i4", 0, (0, INT32_MAX), "-1 and 0 are off", requested=(-1, INT32_MAX), from_model=True),
+    Parameter("min_p", "f4", 0.0, (0, 1), "relative to the most likely token", from_model=True),
+    Parameter("repetition_penalty", "f4", 1.0, (0, FLOAT32_MAX), above_low=True, requested=(0, 100), from_model=True),
+    Parameter("presence_penalty", "f4", 0.0, FINITE, requested=(-2, 2)),
+    Parameter("frequency_penalty", "f4", 0.0, FINITE, requested=(-2, 2)),
+    Parameter("seed", "i8", None, INT64_RANGE, "the same seed gives the same tokens, whatever else is in the batch"),
+    Parameter("priority", "i4", 0, INT32_RANGE, "lower first; used by the policy `priority`"),
+    Parameter(
+        "logprobs",
+        "i4",
+        -1,
+        (-1, TOP_LOGPROBS),
+        "log probabilities of the generated tokens, and of this number of most likely ones at each place",
+        requested=(0, TOP_LOGPROBS),
+        http="completions",
+    ),
+    Parameter(
+        "cache_salt",
+        "i8",
+        0,
+        (0, INT64_MAX),
+        "prefixes are shared only among requests with the same salt",
+        offline=False,
+        kind="a string",
+    ),
+    Parameter("flags", "i4", 0, (0, SUBMIT_NO_PREFIX_CACHE), http="", offline=False),
+)
+PARAMETER = {parameter.name: parameter for parameter in PARAMETERS}
+
+_FIELDS: list[Any] = [(p.name, float if p.is_float else int, field(default=p.neutral)) for p in PARAMETERS]
+_STOP_IDS = ("stop_ids", tuple[int, ...], field(default=()))
+_Values: Any = make_dataclass("_Values", [*_FIELDS, _STOP_IDS], frozen=True, slots=True)
 
 
-def random_seed() -> int:
-    """A seed for a request that brings none."""
-    return secrets.randbits(63)
+class RequestParameters(_Values):
+    """Limits and sampling parameters of one request, one field for each of PARAMETERS, and stop_ids.
 
-
-def in_limits(name: str, value: float) -> bool:
-    """Whether a parameter's value is allowed."""
-    low, high = LIMITS[name]
-    return low <= value <= high and not (name in ABOVE_ZERO and value == low)
-
-
-def default_sampling(generation_config: Mapping[str, Any]) -> Sampling:
-    """Defaults from a model's generation_config.json, as vLLM takes them; `do_sample: false` there means greedy.
-
-    Values that are null are skipped. Raises ValueError for one that is out of range.
+    Values are checked where they come from (request_fields, or SamplingParams). seed None: a random one. stop_ids: at most
+    submission.STOP_IDS token ids that end the request, end-of-sequence ids included.
     """
-    values: dict[str, Any] = {}
-    for name in GENERATION_DEFAULTS:
-        value = generation_config.get(name)
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not in_limits(name, value):
-            raise ValueError(f"generation_config.json: {name} is {value!r}")
-        values[name] = max(0, int(value)) if name == "top_k" else float(value)
-    if generation_config.get("do_sample") is False:
-        values["temperature"] = 0.0
-    return replace(Sampling(), **values)
+
+    __slots__ = ()

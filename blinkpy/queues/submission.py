@@ -1,67 +1,110 @@
-"""The submission entry: what a front end writes into the submission ring for one request."""
+"""The submission entry: what a front end writes into the submission ring for one request.
+
+Fields of 8 bytes come first, so that all are naturally aligned; request parameters stand in the order of PARAMETERS.
+"""
 
 from __future__ import annotations
 
+import secrets
+import struct
+import zlib
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
 import numpy as np
+from numpy.typing import NDArray
+
+from blinkpy.queues.request_parameters import INT32_MAX, INT64_MAX, INT64_RANGE, PARAMETERS, Parameter, RequestParameters
+from blinkpy.queues.request_parameters import SUBMIT_NO_PREFIX_CACHE as SUBMIT_NO_PREFIX_CACHE
 
 STOP_IDS = 8
-
-SQ_ENTRY = np.dtype(
-    [
-        ("request_id", "<i8"),  # epoch << 32 | counter: never used twice
-        ("seed", "<i8"),  # of the request's random numbers
-        ("cache_salt", "<i8"),  # >= 0; prefixes are shared only among requests with the same salt
-        ("epoch", "<i4"),
-        ("slot", "<i4"),  # of this queue pair; free again once the final completion was read
-        ("prompt_offset", "<i4"),  # tokens into the prompt arena
-        ("prompt_length", "<i4"),  # tokens
-        ("hash_offset", "<i4"),  # entries into the hash arena
-        ("hash_count", "<i4"),  # full pages of the prompt
-        ("max_tokens", "<i4"),
-        ("min_tokens", "<i4"),  # stop ids are ignored before so many tokens
-        ("priority", "<i4"),  # lower is served first, under the policies that look at it
-        ("flags", "<i4"),  # SUBMIT_*
-        ("temperature", "<f4"),  # 0: greedy
-        ("top_p", "<f4"),  # 1: off
-        ("min_p", "<f4"),  # 0: off
-        ("top_k", "<i4"),  # 0: off
-        ("repetition_penalty", "<f4"),  # 1: off
-        ("presence_penalty", "<f4"),  # 0: off
-        ("frequency_penalty", "<f4"),  # 0: off
-        ("logprobs", "<i4"),  # most likely tokens that are reported beside the sampled one, 0 to TOP_LOGPROBS; -1: off
-        ("stop_ids", "<i4", (STOP_IDS,)),  # -1: unused; the model's end-of-sequence ids are among them
-    ]
-)
-SQ_ENTRY_BYTES = SQ_ENTRY.itemsize
+SQ_ENTRY_BYTES = 256
 SQ_ENTRY_WORDS = SQ_ENTRY_BYTES // 4
 
-SUBMIT_NO_PREFIX_CACHE = 1  # neither reuse nor offer pages
+_PARAMETERS = sorted(PARAMETERS, key=lambda p: p.dtype != "i8")  # a stable order
+_SCALARS = [
+    ("request_id", "<i8"),  # epoch << 32 | counter: never used twice
+    *((p.name, f"<{p.dtype}") for p in _PARAMETERS),
+    ("epoch", "<i4"),
+    ("slot", "<i4"),  # of this queue pair; free again once the final completion was read
+    ("prompt_offset", "<i4"),  # tokens into the prompt arena
+    ("prompt_length", "<i4"),  # tokens
+    ("hash_offset", "<i4"),  # entries into the hash arena
+    ("hash_count", "<i4"),  # full pages of the prompt
+]
+_USED = sum(int(dtype[-1]) for _, dtype in _SCALARS) + 4 * STOP_IDS
+SQ_ENTRY = np.dtype(
+    [
+        *_SCALARS,
+        ("stop_ids", "<i4", (STOP_IDS,)),  # -1: unused; the model's end-of-sequence ids are among them
+        ("spare", "<i4", ((SQ_ENTRY_BYTES - _USED) // 4,)),  # 0
+    ]
+)
+SQ_ENTRY_FIELDS = zlib.crc32(repr(SQ_ENTRY.descr).encode())  # tells entries with other fields apart: part of the header
+
+# Device code reads entries as arrays of words: WORD_NAME is a field's index in int32 [.., 64], and LONG_NAME that of a field of
+# 8 bytes in int64 [.., 32].
+WORD = {name: int(place[1]) // 4 for name, place in (SQ_ENTRY.fields or {}).items()}
+globals().update({f"WORD_{name.upper()}": word for name, word in WORD.items()})
+globals().update({f"LONG_{name.upper()}": WORD[name] // 2 for name, dtype in _SCALARS if dtype == "<i8"})
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> int: ...
 
 
-def _word(name: str) -> int:
-    """Index of a field in the entry seen as int32 words."""
-    return int(SQ_ENTRY.fields[name][1]) // 4  # type: ignore[index]
+def neutral_entries(count: int) -> NDArray[np.void]:
+    """Entries of neutral parameters and no stop ids, SQ_ENTRY [count]; everything else, random seeds included, is 0."""
+    entries = np.zeros(count, SQ_ENTRY)
+    for p in PARAMETERS:
+        entries[p.name] = p.neutral or 0
+    entries["stop_ids"] = -1
+    return entries
 
 
-# Device code reads entries as arrays of words: int32 [.., 32], and int64 [.., 16] for the first three fields.
-LONG_REQUEST_ID, LONG_SEED, LONG_CACHE_SALT = (_word(n) // 2 for n in ("request_id", "seed", "cache_salt"))
-WORD_SEED = _word("seed")
-WORD_EPOCH = _word("epoch")
-WORD_SLOT = _word("slot")
-WORD_PROMPT_OFFSET = _word("prompt_offset")
-WORD_PROMPT_LENGTH = _word("prompt_length")
-WORD_HASH_OFFSET = _word("hash_offset")
-WORD_HASH_COUNT = _word("hash_count")
-WORD_MAX_TOKENS = _word("max_tokens")
-WORD_MIN_TOKENS = _word("min_tokens")
-WORD_PRIORITY = _word("priority")
-WORD_FLAGS = _word("flags")
-WORD_TEMPERATURE = _word("temperature")
-WORD_TOP_P = _word("top_p")
-WORD_MIN_P = _word("min_p")
-WORD_TOP_K = _word("top_k")
-WORD_REPETITION_PENALTY = _word("repetition_penalty")
-WORD_PRESENCE_PENALTY = _word("presence_penalty")
-WORD_FREQUENCY_PENALTY = _word("frequency_penalty")
-WORD_LOGPROBS = _word("logprobs")
-WORD_STOP_IDS = _word("stop_ids")
+# ---- packing -----------------------------------------------------------------------------------------------------------
+
+_CODES = {"<i8": "q", "<i4": "i", "<f4": "f"}
+_PACKED = struct.Struct("<" + "".join(_CODES[dtype] for _, dtype in _SCALARS) + f"{STOP_IDS}i{SQ_ENTRY_BYTES - _USED}x")
+_values_of = attrgetter(*(p.name for p in _PARAMETERS))
+_SEED = [p.name for p in _PARAMETERS].index("seed")
+
+
+def pack_entry(parameters: RequestParameters, request_id: int, *place: int) -> bytes:
+    """A submission entry; seed None becomes a random one. place: epoch, slot, prompt offset and length, hash offset and count.
+
+    Raises ValueError when there are more stop ids than an entry holds, or a value overflows.
+    """
+    stops = parameters.stop_ids
+    if len(stops) > STOP_IDS:
+        raise ValueError(f"at most {STOP_IDS} stop ids fit into a submission entry, not {len(stops)}")
+    values = list(_values_of(parameters))
+    if values[_SEED] is None:
+        values[_SEED] = secrets.randbits(63)
+    try:
+        return _PACKED.pack(request_id, *values, *place, *stops, *(-1,) * (STOP_IDS - len(stops)))
+    except (struct.error, OverflowError) as error:
+        raise ValueError(f"a request parameter does not fit into a submission entry: {error}") from error
+
+
+# ---- the engine's check ------------------------------------------------------------------------------------------------
+
+
+def order_key(bits: int) -> int:
+    """From a float32's bits as int32 to integers in its order: -0.0 is -1, 0.0 is 0; NaN and infinity lie beyond all others."""
+    return bits ^ INT32_MAX if bits < 0 else bits
+
+
+def _check(p: Parameter) -> tuple[int, int, int, int]:
+    low, high = p.accepted
+    if p.is_float:
+        lowest, highest = (order_key(int(np.float32(bound).view(np.int32))) for bound in p.accepted)
+        return WORD[p.name], lowest + p.above_low, highest, 1
+    if p.dtype == "i4":
+        return WORD[p.name], int(low), int(high), 0
+    if p.accepted not in ((0, INT64_MAX), INT64_RANGE):
+        raise ImportError(f"{p.name}: of 8 bytes the engine can check the sign alone")
+    return WORD[p.name] + 1, 0 if low == 0 else -INT32_MAX - 1, INT32_MAX, 0  # the half with the sign
+
+
+# For device code: (word, lowest key, highest key, 1 for a float) of each parameter.
+CHECKS = tuple(_check(p) for p in PARAMETERS)

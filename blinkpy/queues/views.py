@@ -17,7 +17,7 @@ class EngineViews(NamedTuple):
     """The whole segment as the engine sees it. Q pairs, L slots a pair; arrays are strided over the pairs.
 
     engine: int64 [BLOCK_WORDS]. control: int64 [BLOCK_WORDS]. front: int64 [Q, PAIR_WORDS], the front ends' words.
-    sq: int32 [Q, sq_entries, 32]. sq_long: the same memory as int64 [Q, sq_entries, 16]. cancel: int64 [Q, L], request id
+    sq: int32 [Q, sq_entries, 64]. sq_long: the same memory as int64 [Q, sq_entries, 32]. cancel: int64 [Q, L], request id
     to cancel. hashes: int64 [Q, hash_entries]. prompt: int32 [Q, prompt_tokens]. pair: int64 [Q, PAIR_WORDS], the engine's
     words. cq: int64 [Q, cq_entries]. records: int64 [Q, cq_entries, RECORD_PAIRS], RECORD_PAIR in each word.
     """
@@ -37,7 +37,7 @@ class EngineViews(NamedTuple):
 
 def engine_views(buffer: memoryview, layout: QueueLayout) -> EngineViews:
     """Views of a writable segment for the engine; no copies."""
-    sizes, base, back = layout.sizes, layout.front(0), layout.back(0)
+    sizes, front, engine = layout.sizes, layout.front_region(0), layout.engine_region(0)
 
     def over_pairs(offset: int, dtype: type, *shape: int) -> NDArray:
         inner = np.zeros(shape, dtype).strides
@@ -46,13 +46,13 @@ def engine_views(buffer: memoryview, layout: QueueLayout) -> EngineViews:
     return EngineViews(
         engine=np.ndarray((BLOCK_WORDS,), np.int64, buffer, layout.engine_words),
         control=np.ndarray((BLOCK_WORDS,), np.int64, buffer, layout.control_words),
-        front=over_pairs(base, np.int64, PAIR_WORDS),
-        sq=over_pairs(base + layout.sq, np.int32, sizes.sq_entries, SQ_ENTRY_WORDS),
-        sq_long=over_pairs(base + layout.sq, np.int64, sizes.sq_entries, SQ_ENTRY_WORDS // 2),
-        cancel=over_pairs(base + layout.cancel, np.int64, sizes.slots),
-        hashes=over_pairs(base + layout.hashes, np.int64, sizes.hash_entries),
-        prompt=over_pairs(base + layout.prompt, np.int32, sizes.prompt_tokens),
-        pair=over_pairs(back, np.int64, PAIR_WORDS),
-        cq=over_pairs(back + layout.cq, np.int64, sizes.cq_entries),
-        records=over_pairs(back + layout.records, np.int64, sizes.cq_entries, RECORD_PAIRS),
+        front=over_pairs(front, np.int64, PAIR_WORDS),
+        sq=over_pairs(front + layout.sq, np.int32, sizes.sq_entries, SQ_ENTRY_WORDS),
+        sq_long=over_pairs(front + layout.sq, np.int64, sizes.sq_entries, SQ_ENTRY_WORDS // 2),
+        cancel=over_pairs(front + layout.cancel, np.int64, sizes.slots),
+        hashes=over_pairs(front + layout.hashes, np.int64, sizes.hash_entries),
+        prompt=over_pairs(front + layout.prompt, np.int32, sizes.prompt_tokens),
+        pair=over_pairs(engine, np.int64, PAIR_WORDS),
+        cq=over_pairs(engine + layout.cq, np.int64, sizes.cq_entries),
+        records=over_pairs(engine + layout.records, np.int64, sizes.cq_entries, RECORD_PAIRS),
     )

@@ -12,7 +12,7 @@ FRONT_CLAIM = 3  # epoch that the front end asks for: the granted one + 1
 PAIR_SQ_HEAD = 0  # entries consumed since the segment was made
 PAIR_CQ_TAIL = 1  # completions published since the segment was made
 PAIR_EPOCH = 2  # the granted epoch
-PAIR_ATTACHED = 3  # 1 while that epoch is live, 0 once it is fenced
+PAIR_ATTACHED = 3  # 1 while that epoch is live, 0 once it is revoked
 
 EPOCH_SHIFT = 32
 POSITION_MASK = 0xFFFFFFFF
@@ -20,9 +20,9 @@ EPOCH_LIMIT = 0x7FFFFFFF
 
 # Engine block, int64. Counters count since the start; gauges are as of the last step.
 ENGINE_STATE = 0  # STATE_*
-ENGINE_HEARTBEAT = 1  # iterations of the loop, idle ones included
+ENGINE_HEARTBEAT = 1  # turns of the loop, idle ones included
 ENGINE_STEPS = 2
-ENGINE_TIME_NS = 3  # the engine's clock at the last iteration
+ENGINE_TIME_NS = 3  # the engine's clock at the last turn
 COUNTER_NAMES = (
     "requests_accepted",
     "requests_rejected",

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Literal
 
-import numpy as np
 from numba import njit, types
 
 from blinkpy.device.array_trees import as_memoryviews
 from blinkpy.device.compile_cache import cached_njit
 from blinkpy.device.table_codegen import ArgumentTable
-from blinkpy.engine.devices.null_device import compiled_fill, fill_sampled
-from blinkpy.kv import state as S
-from blinkpy.kv.integrity import check_integrity
+from blinkpy.kv.invariants.check_state import state_faults
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import State
 from blinkpy.queues.layout import QueueLayout, QueueSizes
-from blinkpy.queues.logprob_record import RECORD_PAIR
 from blinkpy.queues.views import EngineViews, engine_views
 from blinkpy.scheduler.cycle import make_turn
 from blinkpy.scheduler.policies import Policy, fcfs
@@ -45,18 +39,18 @@ class Scheduler:
         self.limits, self.state, self.policy, self.mode = limits, state, policy, mode
         self._function: Callable[..., int]
         self._limits: Any
-        self._state: Any
+        self.state_argument: Any  # the state as compiled functions, or the source, take it
         self._queues: Any
         if mode == "njit":
-            self._limits, self._state = ArgumentTable(limits), ArgumentTable(state)
+            self._limits, self.state_argument = ArgumentTable(limits), ArgumentTable(state)
             self._queues = ArgumentTable(_some_views(), strided=True)
-            kinds = (self._limits.kind, self._queues.kind, self._state.kind, types.int64, types.int64, types.int64)
+            kinds = (self._limits.kind, self._queues.kind, self.state_argument.kind, types.int64, types.int64, types.int64)
             function = compiled_turn(policy)
             function.compile(kinds)
             # The compiled code itself: the dispatcher would look at the arguments' types again in every call.
             self._function = function.overloads[kinds].entry_point
         else:
-            self._limits, self._state = limits, as_memoryviews(state)
+            self._limits, self.state_argument = limits, as_memoryviews(state)
             self._function = make_turn(policy)
         self._attached = False
 
@@ -69,44 +63,11 @@ class Scheduler:
         """Commit the last step's state.batch.sampled and plan the next one. now_ns: monotonic clock. See make_turn."""
         if not self._attached:
             raise RuntimeError("attach() the queues before the first turn")
-        return self._function(self._limits, self._queues, self._state, now_ns, 0, 1)
-
-    def run_null(
-        self, tokens: range, step_ns: int, idle_ns: int, deadline_ns: int, after_call: Callable[[], None] | None = None
-    ) -> int:
-        """Serve with made-up tokens (made_up_token) instead of a model.
-
-        tokens: what to draw from. step_ns: time that a step takes. Returns NO_BATCH after idle_ns without work or when
-        time.monotonic_ns() reaches deadline_ns, or else STOPPED or DRAINED. Two compiled calls a step, and after_call between
-        them.
-        """
-        state, low, high = self._state, tokens.start, tokens.stop
-        even = int(np.array((0, -math.log(high - low)), RECORD_PAIR).view(np.int64))
-        make_up: Callable[..., None] = fill_sampled
-        if self.mode == "njit":
-            kinds = (state.kind, types.int64, types.int64, types.int64)
-            function = compiled_fill()
-            function.compile(kinds)
-            make_up = function.overloads[kinds].entry_point
-        now = worked = time.monotonic_ns()
-        while now < deadline_ns and now - worked <= idle_ns:
-            result = self.turn(now)
-            if after_call is not None:
-                after_call()
-            if result in (S.STOPPED, S.DRAINED):
-                return result
-            if result >= 0:
-                make_up(state, low, high, even)
-                worked = time.monotonic_ns()
-                if now + step_ns > worked:
-                    time.sleep((now + step_ns - worked) / 1e9)
-                    worked = time.monotonic_ns()
-            now = time.monotonic_ns()
-        return S.NO_BATCH
+        return self._function(self._limits, self._queues, self.state_argument, now_ns, 0, 1)
 
     def check(self) -> list[str]:
         """What is wrong with the state, for people; empty when nothing is."""
-        return check_integrity(self.limits, self.state)
+        return state_faults(self.limits, self.state)
 
 
 def _some_views() -> EngineViews:

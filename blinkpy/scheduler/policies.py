@@ -52,7 +52,8 @@ def priority(request):
 
 
 def short_prompts(request):
-    """Short prompts first, within bounds: nobody is overtaken by what arrives SHORT_PROMPT_US a token of its prompt later."""
+    """Short prompts first, within bounds: no request is overtaken by one that arrives SHORT_PROMPT_US a token of its prompt
+    later."""
     return request.arrival_us + SHORT_PROMPT_US * request.prompt_length
 
 
@@ -156,11 +157,11 @@ def _check_compiles(function: Policy, what: str) -> None:
 
 
 def _first_reason(message: str, function: Policy) -> str:
-    """Numba's message in one line: what it says first, and the line of the source that it points at."""
+    """Numba's message in one line: its first sentence, and the line of the source that it names."""
     file = function.__code__.co_filename
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     place = next((line for line in lines if line.startswith(f'File "{file}"')), "")
-    told = [line for line in lines if not line.startswith(("Failed in", "File ", "-", "^", "During", "Invalid use"))]
+    messages = [line for line in lines if not line.startswith(("Failed in", "File ", "-", "^", "During", "Invalid use"))]
     unknown = next((line for line in lines if "Unknown attribute" in line or "NameError" in line), "")
-    reason = unknown or (told[0] if told else lines[0])
+    reason = unknown or (messages[0] if messages else lines[0])
     return f"{reason}{f' [{place}]' if place else ''}"

@@ -1,4 +1,4 @@
-"""What tells one policy's compiled code from another's: a digest of all that Numba would compile in.
+"""The key of a policy's compiled code: a digest of all that Numba would compile in.
 
 Numba takes the values of globals, of what a closure holds and of other modules' attributes when it compiles. So all of that is
 followed here, by value. Library code is named by its package's version.

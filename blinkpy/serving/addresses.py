@@ -6,22 +6,7 @@ import json
 import shlex
 import socket
 
-from blinkpy.config import Config, ConfigError, split_address
-
-
-def check_transport(config: Config, given: frozenset[str], address: str) -> None:
-    """Raise ConfigError when options of the transport don't fit each other. address: name of the option with HOST:PORT."""
-    if config.transport.transport == "shm":
-        for name in ("listen", "engine", "queue_memory", "rdma_device", "rdma_gid_index"):
-            if name in given:
-                raise ConfigError(f"--{name.replace('_', '-')} needs --transport rdma")
-        return
-    text = getattr(config.transport, address)
-    if not text:
-        raise ConfigError(f"--transport rdma needs --{address} HOST:PORT")
-    split_address(text, address)
-    if address == "engine" and "name" in given:
-        raise ConfigError("--name is for front ends on the engine's machine; --transport rdma finds the engine by --engine")
+from blinkpy.config import Config, ConfigError
 
 
 def check_address(host: str, port: int) -> None:
@@ -41,15 +26,16 @@ def base_url(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def welcome(config: Config, port: int, seconds: float | None = None) -> str:
-    """The lines that a person sees when the server is ready, with a request to paste."""
+def print_ready(config: Config, port: int, seconds: float | None = None) -> None:
+    """Print the address of a server that is ready, with a request to paste. seconds: that its start took."""
     name, url = config.model.served_model_name, base_url(config.frontend.host, port)
     body = json.dumps(
         {"model": name, "messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 64, "stream": True}
     )
     key = " -H 'Authorization: Bearer YOUR-KEY'" if config.frontend.api_key else ""
     after = "" if seconds is None else f"ready after {seconds:.1f} s; "
-    return (
+    print(
         f"blinkpy serves {name} on {url} ({after}Ctrl-C ends it). Try:\n\n"
-        f"curl -N {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d {shlex.quote(body)}\n"
+        f"curl -N {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d {shlex.quote(body)}\n",
+        flush=True,
     )

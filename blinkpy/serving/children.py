@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from blinkpy.process_exit import leave
+from blinkpy.process_exit import exit_process
 from blinkpy.serving.engine_process import engine_child
 from blinkpy.serving.frontend_process import frontend_child
 from blinkpy.serving.processes import Entry, child_main
@@ -12,4 +12,4 @@ from blinkpy.serving.processes import Entry, child_main
 CHILD_ENTRIES: dict[str, Entry] = {"engine": engine_child, "frontend": frontend_child}
 
 if __name__ == "__main__":
-    leave(child_main(CHILD_ENTRIES, sys.argv[1:]))
+    exit_process(child_main(CHILD_ENTRIES, sys.argv[1:]))

@@ -6,20 +6,16 @@ import os
 import shlex
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from blinkpy.config import Config, ConfigError, split_address
+from blinkpy.config import Config, ConfigError
 from blinkpy.device.cuda.cuda_calls import CudaError
+from blinkpy.engine.link.listeners import ENDS, open_listener
 from blinkpy.models.weights.model_folder import find_model
-from blinkpy.process_exit import Signals, Stopped, complain, leave
-from blinkpy.progress import Progress, Report
-from blinkpy.serving.addresses import check_transport
+from blinkpy.process_exit import Signals, Stopped, exit_process, print_error
+from blinkpy.progress import Progress, ProgressCallback
 from blinkpy.serving.processes import Reporter
 from blinkpy.transport.contract import TransportError
-
-if TYPE_CHECKING:
-    from blinkpy.engine.link.listen_rdma import RdmaListener
-
+from blinkpy.transport.transport_kinds import check_end
 
 START_SILENCE_S = 600.0  # longest silence of an engine that starts; it reports every phase and every shard of weights
 ENGINE_STOP_S = 10.0  # longest time for an orderly end
@@ -31,41 +27,40 @@ def engine_alone(config: Config, given: frozenset[str]) -> int:
 
     given: names of the options that somebody set.
     """
-    check_transport(config, given, "listen")
+    check_end(ENDS, config, given)
     progress = Progress()
 
-    def ready(address: str) -> None:
+    def ready(flags: str) -> None:
         name = shlex.quote(config.model.served_model_name)
-        how = f"--transport rdma --engine {address}" if address else f"--name {config.engine.name}"
         progress.say(f"blinkpy: engine {config.engine.name} is ready after {progress.close():.1f} s; attach front ends with\n")
-        print(f"blinkpy frontend {name} {how}", flush=True)
+        print(f"blinkpy frontend {name} {flags}", flush=True)
 
     config = find_model(config, progress, tokenizer=False)
     try:
         return run_engine(config, progress, ready)
     except CudaError as error:
         progress.close()
-        leave(complain(f"the GPU failed: {error}"))
+        exit_process(print_error(f"the GPU failed: {error}"))
 
 
 def engine_child(config: Config, reporter: Reporter) -> int:
     """The engine as a child of `serve` or `LLM`."""
     try:
-        return run_engine(config, reporter, lambda address: reporter.ready())
+        return run_engine(config, reporter, lambda flags: reporter.ready())
     except CudaError as error:
         reporter.error(f"the GPU failed: {error}")  # one line from the parent, and no traceback
-        leave(1)
+        exit_process(1)
 
 
-def run_engine(config: Config, report: Report, on_ready: Callable[[str], None]) -> int:
+def run_engine(config: Config, report: ProgressCallback, on_ready: Callable[[str], None]) -> int:
     """Run an engine in this process until a signal. The first one drains for --shutdown-s at most, the second one stops.
 
-    on_ready gets HOST:PORT for front ends on other machines, or "". Raises ConfigError for what the user can mend, an engine
+    on_ready gets the flags that make front ends reach this engine. Raises ConfigError for what the user can mend, an engine
     that isn't installed included, and CudaError when the GPU fails.
     """
     spare_cores()
     try:
-        from blinkpy.engine.devices.choose_device import make_engine
+        from blinkpy.engine.engine import make_engine
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] == "blinkpy":
             raise
@@ -87,13 +82,9 @@ def run_engine(config: Config, report: Report, on_ready: Callable[[str], None]) 
     with Signals(react).caught():
         try:
             engine.start()
-            address = ""
-            if listener is not None:
-                listener.start(engine.segment, engine.pair_memory)
-                host, port = listener.address
-                address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            listener.start(engine.segment, engine.pair_memory)
             running = True
-            on_ready(address)
+            on_ready(listener.flags)
             engine.run()
         except Stopped:
             pass
@@ -103,23 +94,9 @@ def run_engine(config: Config, report: Report, on_ready: Callable[[str], None]) 
             timer.cancel()
             if timer.is_alive():
                 timer.join(1)  # a thread that the interpreter's end meets half way takes the process down with it
-            if listener is not None:
-                listener.close()
+            listener.close()
             engine.close()
     return 0
-
-
-def open_listener(config: Config) -> RdmaListener | None:
-    """The door for front ends on other machines, if there is to be one; before minutes go into loading a model."""
-    if config.transport.transport == "shm":
-        return None
-    from blinkpy.engine.link.listen_rdma import RdmaListener
-
-    host, port = split_address(config.transport.listen, "listen")
-    try:
-        return RdmaListener(host, port, config.transport.rdma_device, config.transport.rdma_gid_index)
-    except TransportError as error:
-        raise ConfigError(str(error)) from error
 
 
 def spare_cores() -> None:

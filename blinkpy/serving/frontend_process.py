@@ -7,11 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from blinkpy.config import Config
+from blinkpy.dpu.link.connectors import ENDS
 from blinkpy.models.weights.model_folder import find_model
 from blinkpy.packages import require_packages
 from blinkpy.progress import Progress
-from blinkpy.serving.addresses import check_address, check_transport, welcome
+from blinkpy.serving.addresses import check_address, print_ready
 from blinkpy.serving.processes import Reporter
+from blinkpy.transport.transport_kinds import check_end
 
 FRONTEND_START_S = 60.0
 PACKAGES = ("httptools", "jinja2", "orjson", "tokenizers", "uvicorn", "uvloop")
@@ -23,10 +25,10 @@ def frontend_alone(config: Config, given: frozenset[str]) -> int:
     given: names of the options that somebody set.
     """
     check_packages()
-    check_transport(config, given, "engine")
+    check_end(ENDS, config, given)
     check_address(config.frontend.host, config.frontend.port)
     config = find_model(config, Progress(), weights=False)
-    return run_front(config, lambda host, port: print(welcome(config, port), flush=True))
+    return run_front(config, lambda host, port: print_ready(config, port))
 
 
 def check_packages() -> None:

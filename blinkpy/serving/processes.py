@@ -39,7 +39,7 @@ class ChildError(RuntimeError):
 
 
 class Reporter:
-    """The child's end: sends reports to the parent. It is a `blinkpy.progress.Report`."""
+    """The child's end: sends reports to the parent. It is a `blinkpy.progress.ProgressCallback`."""
 
     def __init__(self, fd: int):
         self._fd = fd
@@ -157,7 +157,7 @@ class Child:
             return None
 
     def end(self, timeout: float, hurry: Callable[[], bool] = lambda: False) -> int:
-        """End it: in order if it does so within timeout seconds and before hurry() says so, by SIGKILL otherwise.
+        """End it: in order if it does so within timeout seconds and before hurry() is true, by SIGKILL otherwise.
 
         Returns the exit code.
         """

@@ -15,15 +15,17 @@ import time
 from collections.abc import Callable
 
 from blinkpy.config import Config, ConfigError
+from blinkpy.dpu.link.connectors import ENDS
 from blinkpy.models.weights.model_folder import find_model
-from blinkpy.process_exit import Signals, Stopped, complain, describe_exit
+from blinkpy.process_exit import Signals, Stopped, describe_exit, print_error
 from blinkpy.progress import Progress
-from blinkpy.serving.addresses import check_address, welcome
+from blinkpy.serving.addresses import check_address, print_ready
 from blinkpy.serving.engine_process import ENGINE_STOP_S, START_SILENCE_S
 from blinkpy.serving.frontend_process import FRONTEND_START_S, check_packages
 from blinkpy.serving.processes import Child, ChildError
 from blinkpy.serving.segment_names import private_name, remove_leftovers
 from blinkpy.transport.segment import unlink_stale
+from blinkpy.transport.transport_kinds import chosen_end
 from blinkpy.verify.recording.crash_dump import crash_folder, save_crash
 from blinkpy.verify.recording.recording_errors import RecordingError
 from blinkpy.verify.recording.recording_links import remove_dead_links
@@ -33,12 +35,13 @@ FAULT_GRACE_S = 5.0  # how long front ends go on answering errors after the engi
 POLL_S = 0.1
 
 
-def serve(config: Config, named: bool) -> int:
-    """Serve until a signal or a failure; returns the exit code. named: the user chose the segment's name."""
-    if config.transport.transport != "shm":
-        raise ConfigError("serve runs everything on one machine: for RDMA start `blinkpy engine` and `blinkpy frontend`")
+def serve(config: Config, given: frozenset[str]) -> int:
+    """Serve until a signal or a failure; returns the exit code. given: names of the options that somebody set."""
+    if chosen_end(ENDS, config).crosses_machines:
+        way = f"--transport {config.transport.transport}"
+        raise ConfigError(f"serve runs everything on one machine: for {way} start `blinkpy engine` and `blinkpy frontend`")
     check_packages()
-    if not named:
+    if "name" not in given:
         config = config.with_options({"name": private_name()})
     remove_leftovers()
     progress = Progress()
@@ -58,7 +61,7 @@ def serve(config: Config, named: bool) -> int:
             progress("starting front ends")
             frontend = start(stack, "frontend", config, signals, config.frontend.shutdown_s + ENGINE_STOP_S)
             facts = frontend.wait_ready(FRONTEND_START_S, None, tick)
-            print(welcome(config, int(facts["port"]), progress.close()), flush=True)
+            print_ready(config, int(facts["port"]), progress.close())
             return watch(engine, frontend, signals, crash_saver(config))
         except Stopped:
             progress.close()
@@ -67,7 +70,7 @@ def serve(config: Config, named: bool) -> int:
             progress.close()
             if error.usage:
                 raise ConfigError(str(error)) from error
-            return complain(str(error))
+            return print_error(str(error))
 
 
 def start(stack: contextlib.ExitStack, entry: str, config: Config, signals: Signals, grace_s: float) -> Child:
@@ -106,11 +109,11 @@ def watch(engine: Child, frontend: Child, signals: Signals, save: Callable[[str]
             if ended < 0:
                 save(f"the engine {describe_exit(ended)}")
             how = describe_exit(ended) + (f" ({reason})" if reason else "")
-            code = complain(f"the engine {how}; clients get errors for {FAULT_GRACE_S:.0f} s")
+            code = print_error(f"the engine {how}; clients get errors for {FAULT_GRACE_S:.0f} s")
             deadline = time.monotonic() + FAULT_GRACE_S
             while time.monotonic() < deadline and not signals.count and frontend.exit_code() is None:
                 time.sleep(POLL_S)
             return code
         if frontend.exit_code() is not None:
-            return complain(f"the front end {describe_exit(frontend.exit_code() or 0)}")
+            return print_error(f"the front end {describe_exit(frontend.exit_code() or 0)}")
     return 0

@@ -1,6 +1,6 @@
 """The contract between a queue pair's client and the memory that it shares with the engine.
 
-A transport gives one process one queue pair. It moves bytes and keeps their order; it knows nothing of requests. `shm`
+A transport gives one process one queue pair. It moves bytes and keeps their order, whatever they mean. `shm`
 implements it with loads and stores, `rdma` with one-sided reads and writes.
 
 What every transport promises:
@@ -36,7 +36,7 @@ class TransportError(OSError):
     """The engine's memory can't be reached (any more)."""
 
 
-class PairWords(NamedTuple):
+class EngineWords(NamedTuple):
     """The engine's words of a queue pair, by the names PAIR_* of blinkpy.queues.words."""
 
     sq_head: int
@@ -61,7 +61,7 @@ class Transport(Protocol):
     def write_entry(self, index: int, entry: bytes) -> None:
         """Copy one submission entry (SQ_ENTRY_BYTES) to a place in the ring."""
 
-    def ring(self, doorbell: int) -> None:
+    def ring_doorbell(self, doorbell: int) -> None:
         """Store FRONT_DOORBELL, behind everything written so far. Ringing again with the same value changes nothing."""
 
     def write_cancel(self, slot: int, request_id: int) -> None:
@@ -73,7 +73,7 @@ class Transport(Protocol):
     def read_completions(self, position: int, limit: int) -> list[int]:
         """Up to `limit` words of the completion ring from a position on, in ring order, never past the ring's end.
 
-        Fewer, or none, when the transport knows of no more new ones.
+        Fewer, or none, when the transport has no more new ones.
         """
 
     def read_logprobs(self, position: int, count: int) -> Records:
@@ -84,7 +84,7 @@ class Transport(Protocol):
         FRONT_CQ_HEAD.
         """
 
-    def read_pair(self) -> PairWords:
+    def read_pair(self) -> EngineWords:
         """The engine's words of this pair. attached and epoch are read before the positions."""
 
     def read_engine_state(self) -> int:

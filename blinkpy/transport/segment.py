@@ -64,7 +64,7 @@ class Segment:
         Raises TransportError when one of them has a front end already.
         """
         try:
-            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, pair_lock(self.layout.front(0), 0))
+            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, pair_lock(self.layout.front_region(0), 0))
         except (BlockingIOError, PermissionError) as error:
             raise TransportError(f"a front end is attached to the segment {self.name!r}") from error
 

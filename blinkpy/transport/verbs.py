@@ -14,10 +14,13 @@ import importlib
 import ipaddress
 import secrets
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from blinkpy.config import ConfigError, extends, option, split_address
+from blinkpy.queues.submission import SQ_ENTRY_BYTES
 from blinkpy.transport.contract import TransportError
 
 INSTALL = "install the distribution's pyverbs (Debian, Ubuntu: apt install python3-pyverbs) for this Python"
@@ -30,8 +33,41 @@ RETRIES = 6
 READ_DEPTH = 16  # reads in flight, at most
 HOP_LIMIT = 64
 INLINE_LEAST = 32  # bytes: doorbells have to be taken at the time of posting
-INLINE_WANTED = 128  # bytes: a submission entry
+INLINE_WANTED = SQ_ENTRY_BYTES  # where a device can't, entries are read from their registered copy
 SCANNED_GIDS = 64
+
+
+@extends("transport")
+@dataclass(frozen=True)
+class RdmaOptions:
+    """Options of --transport rdma, of both ends."""
+
+    listen: str = option(
+        "", "HOST:PORT where the engine gives queue pairs to front ends, with --transport rdma", commands="engine"
+    )
+    engine: str = option("", "HOST:PORT of the engine's --listen, with --transport rdma", commands="frontend")
+    rdma_device: str = option(
+        "", "RDMA device, as in `ibv_devices` (default: the first with an active port)", commands="engine frontend doctor"
+    )
+    queue_memory: str = option(
+        "host",
+        "where the engine's queue pairs lie, with --transport rdma: host memory, or GPU memory that the network card reaches by "
+        "dma-buf or by peer-memory",
+        choices=("host", "dmabuf", "peermem"),
+        commands="engine",
+    )
+    rdma_gid_index: int = option(
+        *(-1, "GID to send from, as in `blinkpy doctor` (-1: RoCE v2 over IPv4, if any)"),
+        low=-1,
+        high=255,
+        commands="engine frontend doctor",
+    )
+
+    def address(self, name: str) -> tuple[str, int]:
+        """(host, port) of the option with this name. Raises ConfigError."""
+        if not getattr(self, name):
+            raise ConfigError(f"--transport rdma needs --{name} HOST:PORT")
+        return split_address(getattr(self, name), name)
 
 
 class Endpoint(NamedTuple):
@@ -159,7 +195,7 @@ def _open(wanted: str) -> tuple[Any, int]:
     if wanted and wanted not in names:
         raise TransportError(f"there is no RDMA device {wanted!r}; this machine has {', '.join(names) or 'none'}")
     if not names:
-        raise TransportError("this machine has no RDMA device; `blinkpy doctor` says more")
+        raise TransportError("this machine has no RDMA device; `blinkpy doctor` shows more")
     active = int(constants().IBV_PORT_ACTIVE)
     for name in [wanted] if wanted else names:
         with reported(f"open the RDMA device {name}"):
@@ -277,5 +313,5 @@ class QueuePairEnd:
 
 
 def _long(gid: str) -> str:
-    """A GID as pyverbs wants it: eight groups of four digits."""
+    """A GID as pyverbs takes it: eight groups of four digits."""
     return ipaddress.IPv6Address(gid).exploded

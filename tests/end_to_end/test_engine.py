@@ -15,12 +15,12 @@ import torch
 
 from blinkpy.config import Config
 from blinkpy.dpu.link.connect_shm import attach_segment
-from blinkpy.dpu.link.queue_pair import InFlight, QueuePair
-from blinkpy.engine.engine import Engine
+from blinkpy.dpu.link.queue_pair import InFlightRequest, QueuePair
+from blinkpy.engine.engine import Engine, make_engine
 from blinkpy.models.weights.model_folder import DEMO_FOLDER
 from blinkpy.queues.completion import FINISH_CANCELLED, FINISH_LENGTH, FINISH_MASK, HAS_TOKEN
-from blinkpy.queues.request_parameters import Sampling
-from blinkpy.queues.words import COUNTER, ENGINE_STATE, GAUGE, STATE_FAULTED
+from blinkpy.queues.request_parameters import RequestParameters
+from blinkpy.queues.words import COUNTER, ENGINE_STATE, GAUGE, STATE_FAULTED, STATE_STOPPED
 from blinkpy.scheduler.policies import short_prompts
 from blinkpy.verify.recording.dump_file import read_dump
 from blinkpy.verify.replay.replayer import Replay
@@ -33,7 +33,7 @@ ROUNDING = 1e-4  # of a logit in float32, and more: up to 2e-5 off float64's; on
 def running_engine(**options: object) -> Iterator[tuple[Engine, QueuePair]]:
     """An engine in a thread, with its state checked after every call of the scheduler, and a client."""
     defaults = {"device": "cpu", "dtype": "float32", "check_integrity": "always", "name": f"test-{secrets.token_hex(6)}"}
-    engine = Engine(Config().with_options({**defaults, **options}))
+    engine = make_engine(Config().with_options({**defaults, **options}))
     engine.start()
     errors: list[BaseException] = []
 
@@ -68,7 +68,7 @@ def holds_nothing(engine: Engine) -> bool:
 
 
 def collect(
-    client: QueuePair, requests: list[InFlight], cancel_after: dict[int, int] | None = None
+    client: QueuePair, requests: list[InFlightRequest], cancel_after: dict[int, int] | None = None
 ) -> list[tuple[list[int], int]]:
     """Poll until all have ended: (tokens, finish) of each. cancel_after: tokens after which to cancel, by index."""
     index = {id(request): i for i, request in enumerate(requests)}
@@ -123,7 +123,7 @@ def test_mixed_batches_chunks_hits_and_preemption_change_no_token(rng: np.random
     prompts = prompts_with_common_starts(rng, 20, 40)
     options = {"max_model_len": 128, "num_pages": 24, "max_num_seqs": 12, "max_num_batched_tokens": 32, "slots": 32}
     with running_engine(**options) as (engine, client):
-        sampling = Sampling(max_tokens=64, temperature=0)
+        sampling = RequestParameters(max_tokens=64, temperature=0)
         results = collect(client, [client.submit(prompt, sampling) for prompt in prompts])
         # The request of the last rank ended last, so its pages are cached: the next turn of its conversation finds them.
         prompts.append(np.concatenate([prompts[-1], np.array(results[-1][0], np.int32)])[:60])
@@ -140,8 +140,8 @@ def test_mixed_batches_chunks_hits_and_preemption_change_no_token(rng: np.random
 
 def test_seeded_samples_do_not_depend_on_neighbours(rng: np.random.Generator) -> None:
     prompts = prompts_with_common_starts(rng, 6, 60)
-    sampled = Sampling(max_tokens=16, temperature=0.9, top_p=0.95, top_k=200, seed=int(rng.integers(2**62)))
-    other = Sampling(max_tokens=30, temperature=1.3, seed=7)
+    sampled = RequestParameters(max_tokens=16, temperature=0.9, top_p=0.95, top_k=200, seed=int(rng.integers(2**62)))
+    other = RequestParameters(max_tokens=30, temperature=1.3, seed=7)
     with running_engine(max_model_len=256, slots=32) as (_, client):
         alone = [collect(client, [client.submit(prompt, sampled)])[0] for prompt in prompts]
         crowd = [client.submit(prompt[::-1].copy(), other) for prompt in prompts]
@@ -152,12 +152,12 @@ def test_seeded_samples_do_not_depend_on_neighbours(rng: np.random.Generator) ->
 def test_cancelled_requests_give_everything_back(rng: np.random.Generator) -> None:
     prompts = prompts_with_common_starts(rng, 12, 60)
     with running_engine(max_model_len=256, slots=16) as (engine, client):
-        requests = [client.submit(prompt, Sampling(max_tokens=150, temperature=0)) for prompt in prompts]
+        requests = [client.submit(prompt, RequestParameters(max_tokens=150, temperature=0)) for prompt in prompts]
         results = collect(client, requests, cancel_after={i: int(rng.integers(1, 6)) for i in range(12)})
         assert [finish for _, finish in results] == [FINISH_CANCELLED] * 12
         assert client.free_slots == 16
         assert holds_nothing(engine)
-        (after,) = collect(client, [client.submit(prompts[0], Sampling(max_tokens=4, temperature=0))])
+        (after,) = collect(client, [client.submit(prompts[0], RequestParameters(max_tokens=4, temperature=0))])
         assert after[1] == FINISH_LENGTH
 
 
@@ -169,8 +169,8 @@ def test_a_failing_step_is_announced_and_recorded_before_the_engine_ends(
 
     options = {"max_model_len": 64, "record_folder": str(tmp_path)}
     with pytest.raises(ArithmeticError, match="on purpose"), running_engine(**options) as (engine, client):
-        monkeypatch.setattr(engine._step, "run", broken)
-        client.submit(np.array([1, 2, 3], np.int32), Sampling())
+        monkeypatch.setattr(engine.runner.step, "run", broken)
+        client.submit(np.array([1, 2, 3], np.int32), RequestParameters())
         deadline = time.monotonic() + 10
         while engine.views.engine[ENGINE_STATE] != STATE_FAULTED:
             assert time.monotonic() < deadline
@@ -182,3 +182,17 @@ def test_a_failing_step_is_announced_and_recorded_before_the_engine_ends(
     replay = Replay(capture, short_prompts)
     assert [differences for _, differences in replay.run() if differences] == []
     assert replay.calls[-1].planned[:, 1].tolist() == [3], "the step that failed is the last one"
+
+
+@pytest.mark.parametrize("device", ["null", "cpu"])
+def test_an_engine_ends_by_itself_when_its_time_is_over(device: str) -> None:
+    engine = make_engine(Config().with_options({"device": device, "max_model_len": 64, "name": f"test-{secrets.token_hex(6)}"}))
+    engine.start()
+    try:
+        began = time.monotonic()
+        engine.run(budget_s=0.3)
+        assert 0.3 <= time.monotonic() - began < 10
+        assert engine.views.engine[ENGINE_STATE] == STATE_STOPPED
+        assert {"reading the model", "compiling the scheduler"} < set(engine.timings)
+    finally:
+        engine.close()

@@ -16,7 +16,7 @@ from support.front_end.http_server import MODEL, serving
 from blinkpy.config import Config
 from blinkpy.dpu.text.chat_template import load_template
 from blinkpy.dpu.text.tokenizer import Tokenizer
-from blinkpy.engine.engine import Engine
+from blinkpy.engine.engine import make_engine
 from blinkpy.models.weights.model_folder import DEMO_FOLDER
 
 TOLERANCE = 1e-3  # of two float32 forward passes
@@ -46,7 +46,7 @@ def model() -> torch.nn.Module:
 def client() -> Iterator[openai.OpenAI]:
     options = {"device": "cpu", "dtype": "float32", "check_integrity": "always", "name": f"test-{secrets.token_hex(6)}"}
     limits = {"max_model_len": 256, "max_num_batched_tokens": 32, "max_num_seqs": 8}
-    engine = Engine(Config().with_options({**options, **limits}))
+    engine = make_engine(Config().with_options({**options, **limits}))
     engine.start()
     thread = threading.Thread(target=engine.run)
     thread.start()

@@ -10,8 +10,8 @@ import torch
 from support.models.model_zoo import MAX_MODEL_LEN, VOCAB, ZOO, save_model
 from support.models.paged_batch import PagedBatches, Sequence
 
-from blinkpy.models.cpu.torch_decoder import Decoder, emitting_tokens
-from blinkpy.models.description.decoder_description import read_architecture
+from blinkpy.models.cpu.torch_decoder import TorchDecoder, emitting_tokens
+from blinkpy.models.families.describe_model import describe_model
 from blinkpy.models.paged_cache import PagedCache
 from blinkpy.models.weights.decoder_weights import load_weights
 
@@ -20,21 +20,21 @@ NEW_TOKENS = 32
 TOLERANCE = 1e-4
 
 
-def make_decoder(name: str, folder: Path, *, reference: bool = False, num_pages: int = 160) -> Decoder:
-    architecture = read_architecture(folder)
+def make_decoder(name: str, folder: Path, *, reference: bool = False, num_pages: int = 160) -> TorchDecoder:
+    architecture = describe_model(folder)
     weights = load_weights(architecture, folder, torch.float32)
     cache = PagedCache(architecture, num_pages, PAGE, torch.float32)
     # Whatever lies in pages that were never written must not matter.
     for tensor in cache.keys + cache.values:
         tensor.fill_(float("nan"))
-    return Decoder(architecture, weights, cache, MAX_MODEL_LEN, 512, reference=reference)
+    return TorchDecoder(architecture, weights, cache, MAX_MODEL_LEN, 512, reference=reference)
 
 
 def make_batches(rng: np.random.Generator) -> PagedBatches:
     return PagedBatches(rng, page_size=PAGE, num_pages=160, slots=12, max_model_len=256, max_tokens=512, max_rows=12)
 
 
-def run(decoder: Decoder, batches: PagedBatches, work: list[tuple[Sequence, int]]) -> list[tuple[Sequence, int, np.ndarray]]:
+def run(decoder: TorchDecoder, batches: PagedBatches, work: list[tuple[Sequence, int]]) -> list[tuple[Sequence, int, np.ndarray]]:
     """One greedy step. Returns (sequence, position, logits [vocab]) of every token of the batch."""
     batch = batches.batch(work)
     logits = decoder.logits(decoder.forward(batch, batches.requests.page_table)).numpy()
@@ -138,17 +138,17 @@ def test_one_sequence_is_split_over_threads(tmp_path: Path, rng: np.random.Gener
     comparison.check(300)
 
 
-@pytest.mark.parametrize("name", ["llama3", "qwen3-moe", "phi3"])
+@pytest.mark.parametrize("name", ["llama3", "qwen3-moe", "mixtral", "phi3"])
 def test_bfloat16_follows_float32(name: str, tmp_path: Path, rng: np.random.Generator) -> None:
     """In bfloat16 the fast path agrees with the reference as closely as rounding allows, and both with float32."""
     save_model(name, tmp_path, int(rng.integers(2**31)), dtype=torch.bfloat16)
-    architecture = read_architecture(tmp_path)
+    architecture = describe_model(tmp_path)
     assert architecture.dtype == "bfloat16"
     tokens, results = prompt(rng, 40), []
     for dtype, reference in ((torch.float32, True), (torch.bfloat16, True), (torch.bfloat16, False)):
         cache = PagedCache(architecture, 160, PAGE, dtype)
         weights = load_weights(architecture, tmp_path, dtype)
-        decoder, batches = Decoder(architecture, weights, cache, 256, 512, reference=reference), make_batches(rng)
+        decoder, batches = TorchDecoder(architecture, weights, cache, 256, 512, reference=reference), make_batches(rng)
         sequence = batches.add(tokens[:24])
         seen = run(decoder, batches, [(sequence, 24)])
         for token in tokens[24:]:
@@ -158,7 +158,7 @@ def test_bfloat16_follows_float32(name: str, tmp_path: Path, rng: np.random.Gene
     exact, plain, fast = results
     errors, fast_errors = (np.abs(some - exact).mean(-1) for some in (plain, fast))  # of each token's logits
     assert errors.mean() < 0.1 * exact.std(), "the reference itself is off"
-    if any(architecture.sparse):  # a token may go to another of two nearly equal experts, and most behind it see that
+    if any(architecture.expert_layers):  # a token may go to another of two nearly equal experts, and most behind it see that
         assert np.quantile(fast_errors, 0.1) < 4 * np.quantile(errors, 0.1)
     else:
         assert fast_errors.mean() < 1.5 * errors.mean()

@@ -15,7 +15,7 @@ from support.models import model_zoo
 
 from benchmarks.common.model_shapes import SHAPES
 from blinkpy.kernels.linear.linear_config import LinearTable
-from blinkpy.models.description.decoder_description import parse_architecture, read_architecture
+from blinkpy.models.families.describe_model import describe_config, describe_model
 from blinkpy.models.weights.decoder_weights import load_weights, random_weights
 
 LIMIT = 1.5
@@ -32,15 +32,15 @@ def exact_float32() -> None:
 @pytest.mark.parametrize("name", list(model_zoo.ZOO))
 def test_families(rng: np.random.Generator, tmp_path: Path, name: str) -> None:
     model_zoo.save_model(name, tmp_path, int(rng.integers(2**31)), dtype=torch.bfloat16)
-    a = read_architecture(tmp_path)
-    tokens, prompt = rng.integers(0, a.vocab_size, (64, 40)), int(rng.integers(20, 30))
-    weights = load_weights(a, tmp_path, torch.bfloat16, "cuda")
-    forced = model_logits.ForcedSteps(rng, a, weights, slots=8, length=128, limits=(8, 256))
+    model = describe_model(tmp_path)
+    tokens, prompt = rng.integers(0, model.vocab_size, (64, 40)), int(rng.integers(20, 30))
+    weights = load_weights(model, tmp_path, torch.bfloat16, "cuda")
+    forced = model_logits.ForcedSteps(rng, model, weights, slots=8, length=128, limits=(8, 256))
     ours = forced.follow(tokens, prompt, 8)
     found = []
     for dtype in (torch.bfloat16, torch.float32):
-        model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype).cuda()
-        found.append(model_logits.logits_of(model, tokens, prompt, 64))
+        reference = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype).cuda()
+        found.append(model_logits.logits_of(reference, tokens, prompt, 64))
     mine, theirs = model_logits.errors(ours, *found)
     print(f"{name}: error {mine:.2e}, transformers' {theirs:.2e}, ratio {mine / theirs:.2f}")
     assert mine <= LIMIT * theirs
@@ -51,19 +51,19 @@ def test_families(rng: np.random.Generator, tmp_path: Path, name: str) -> None:
 def test_full_size(rng: np.random.Generator, tmp_path: Path, shape: str) -> None:
     """Random weights, full depth; and what a token's neighbours change, alone, by 8 and by 64."""
     facts: dict[str, Any] = SHAPES[shape]
-    a = parse_architecture(facts)
-    weights = random_weights(a, int(rng.integers(2**31)), torch.bfloat16, "cuda")
+    model = describe_config(facts)
+    weights = random_weights(model, int(rng.integers(2**31)), torch.bfloat16, "cuda")
     table = LinearTable.load(torch.cuda.get_device_name())
-    forced = model_logits.ForcedSteps(rng, a, weights, slots=64, length=128, limits=(64, 1024), table=table)
-    tokens, prompt, alone = rng.integers(0, a.vocab_size, (64, 32)), 16, 32
+    forced = model_logits.ForcedSteps(rng, model, weights, slots=64, length=128, limits=(64, 1024), table=table)
+    tokens, prompt, alone = rng.integers(0, model.vocab_size, (64, 32)), 16, 32
     ours = {group: forced.follow(tokens[: alone if group == 1 else 64], prompt, group) for group in (64, 8, 1)}
 
     (tmp_path / "config.json").write_text(json.dumps({**facts, "model_type": MODEL_TYPES[facts["architectures"][0]]}))
-    model = model_logits.transformers_view(a, weights, transformers.AutoConfig.from_pretrained(tmp_path))
-    narrow = model_logits.logits_of(model, tokens, prompt)
-    with model_logits.widened(model):
-        exact = model_logits.logits_of(model, tokens, prompt)
-    assert model.lm_head.weight.dtype == torch.bfloat16
+    reference = model_logits.transformers_view(model, weights, transformers.AutoConfig.from_pretrained(tmp_path))
+    narrow = model_logits.logits_of(reference, tokens, prompt)
+    with model_logits.widened(reference):
+        exact = model_logits.logits_of(reference, tokens, prompt)
+    assert reference.lm_head.weight.dtype == torch.bfloat16
 
     greedy = ours[1].argmax(-1)
     for group, logits in ours.items():
@@ -74,4 +74,4 @@ def test_full_size(rng: np.random.Generator, tmp_path: Path, shape: str) -> None
             f"greedy token other than alone: {changed} of {greedy.numel()}"
         )
         assert mine <= LIMIT * theirs
-    model_logits.in_one_bucket(forced, rng, a.vocab_size)
+    model_logits.in_one_bucket(forced, rng, model.vocab_size)

@@ -12,17 +12,17 @@ from support.models import model_zoo, step_cases
 from support.models.paged_batch import PagedBatches
 
 from blinkpy.config import ConfigError
-from blinkpy.engine.devices.cuda_device import CudaEngine
+from blinkpy.engine.engine import make_engine
 from blinkpy.models.cpu.cpu_step import CpuStep
-from blinkpy.models.description.decoder_description import read_architecture
+from blinkpy.models.families.describe_model import describe_model
 from blinkpy.models.weights.decoder_weights import load_weights
 from blinkpy.queues.completion import FINISH_LENGTH
-from blinkpy.queues.request_parameters import Sampling
+from blinkpy.queues.request_parameters import RequestParameters
 
 
 def cpu_tokens(folder: Path, prompts: list[list[int]], new: int) -> list[list[int]]:
     """Greedy continuations by the CPU engine's step, one request at a time."""
-    a, page = read_architecture(folder), step_cases.PAGE
+    a, page = describe_model(folder), step_cases.PAGE
     weights = load_weights(a, folder, torch.float32)
     out = []
     for prompt in prompts:
@@ -49,12 +49,12 @@ def test_greedy_tokens_are_the_cpus(rng: np.random.Generator, tmp_path: Path, co
     save_model(rng, tmp_path)
     prompts = [rng.integers(0, model_zoo.VOCAB, int(n)).tolist() for n in rng.integers(1, 150, 24)]
     prompts.append(prompts[0] + [1, 2, 3])  # shares pages
-    engine = CudaEngine(config_for(tmp_path, control=control, dtype="float32"))
-    greedy = Sampling(max_tokens=20, temperature=0.0)
+    engine = make_engine(config_for(tmp_path, control=control, dtype="float32"))
+    greedy = RequestParameters(max_tokens=20, temperature=0.0)
     with serving(engine) as pair:
         first, flags = generate(pair, prompts, [greedy] * len(prompts))
         assert flags == [FINISH_LENGTH] * len(prompts)
-        sampled = [Sampling(max_tokens=20, temperature=1.0, seed=7 + i, top_p=0.9) for i in range(len(prompts))]
+        sampled = [RequestParameters(max_tokens=20, temperature=1.0, seed=7 + i, top_p=0.9) for i in range(len(prompts))]
         drawn, _ = generate(pair, prompts, sampled)
         again, _ = generate(pair, prompts, sampled)
     assert first == cpu_tokens(tmp_path, prompts, 20)
@@ -64,6 +64,6 @@ def test_greedy_tokens_are_the_cpus(rng: np.random.Generator, tmp_path: Path, co
 
 def test_a_model_that_does_not_fit_is_refused_before_loading(rng: np.random.Generator, tmp_path: Path) -> None:
     save_model(rng, tmp_path)
-    engine = CudaEngine(config_for(tmp_path, num_pages=1 << 24, page_size=256))
+    engine = make_engine(config_for(tmp_path, num_pages=1 << 24, page_size=256))
     with pytest.raises(ConfigError, match=r"does not fit on the GPU: .* GiB needed \(weights .* usable"):
         engine.start()

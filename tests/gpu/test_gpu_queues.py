@@ -18,9 +18,9 @@ from support.models import model_zoo
 from benchmarks.parts.rdma_cpu import Card, connect
 from blinkpy.config import ConfigError
 from blinkpy.dpu.link import connect_rdma, rdma_writes
-from blinkpy.engine.devices.cuda_device import CudaEngine
+from blinkpy.engine.engine import make_engine
 from blinkpy.engine.link import pair_placement
-from blinkpy.queues.request_parameters import Sampling
+from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.words import PAIR_ATTACHED
 
 
@@ -33,11 +33,11 @@ class CopyingCard(Card):
     def __init__(self) -> None:
         from cuda.bindings import runtime
 
-        from blinkpy.device.cuda.cuda_calls import check
+        from blinkpy.device.cuda.cuda_calls import check_cuda
 
         super().__init__()
-        self._runtime, self._check, self._pinned = runtime, check, list[int]()
-        self._stream = check(runtime.cudaStreamCreateWithFlags(runtime.cudaStreamNonBlocking))
+        self._runtime, self._check, self._pinned = runtime, check_cuda, list[int]()
+        self._stream = check_cuda(runtime.cudaStreamCreateWithFlags(runtime.cudaStreamNonBlocking))
 
     def register(self, address: int, length: int, access: int) -> Any:
         self._check(self._runtime.cudaHostRegister(address, length, self._runtime.cudaHostRegisterPortable), "pin")
@@ -68,25 +68,25 @@ def test_answers_are_those_of_queues_in_host_memory(rng, folder, way, monkeypatc
         monkeypatch.setattr(module, name, getattr(module, name))  # put back what connect() replaces
     prompts = [rng.integers(0, model_zoo.VOCAB, int(n)).tolist() for n in rng.integers(1, 150, 48)]
     prompts += [prompts[0] + [1, 2, 3]]  # shares pages, by the front end's hashes
-    samplings = [Sampling(max_tokens=20, temperature=0.0, logprobs=int(rng.integers(-1, 5))) for _ in prompts]
-    with serving(CudaEngine(config_for(folder, dtype="float32"))) as pair:
+    samplings = [RequestParameters(max_tokens=20, temperature=0.0, logprobs=int(rng.integers(-1, 5))) for _ in prompts]
+    with serving(make_engine(config_for(folder, dtype="float32"))) as pair:
         wanted = [generate(pair, prompts, samplings) for _ in range(3)]
 
-    engine = CudaEngine(config_for(folder, dtype="float32", transport="rdma", queue_memory=way))
+    engine = make_engine(config_for(folder, dtype="float32", transport="rdma", queue_memory=way))
 
     cards: list[CopyingCard] = []
 
     def attach() -> connect_rdma.RdmaTransport:
         cards.append(CopyingCard())
-        return connect(engine.segment, cards[0], engine.placed_pairs.address)
+        return connect(engine.segment, cards[0], engine.runner.placed_pairs.address)
 
     with serving(engine, attach=attach) as pair:
         layout = engine.segment.layout
         found = [generate(pair, prompts, samplings) for _ in range(3)]
         # What the listener asks while the loop runs.
-        assert engine.pair_memory.read_word(layout.back(0) - layout.first_pair + 8 * PAIR_ATTACHED) == 1
+        assert engine.pair_memory.read_word(layout.engine_region(0) - layout.first_pair + 8 * PAIR_ATTACHED) == 1
         if way == "dmabuf":
-            assert "dmabuf" in os.readlink(f"/proc/self/fd/{engine.placed_pairs.export()}")
+            assert "dmabuf" in os.readlink(f"/proc/self/fd/{engine.runner.placed_pairs.export()}")
         own_place = np.frombuffer(engine.segment.buffer, np.uint8, offset=layout.first_pair)
         assert not own_place.any()  # nothing went through host memory
         del own_place
@@ -99,6 +99,5 @@ def test_answers_are_those_of_queues_in_host_memory(rng, folder, way, monkeypatc
 )
 def test_a_machine_that_can_not_do_it_is_told_before_the_model_is_read(folder, way, attribute, value, monkeypatch) -> None:
     monkeypatch.setattr(pair_placement, attribute, value)
-    engine = CudaEngine(config_for(folder / "nothing", transport="rdma", queue_memory=way))
     with pytest.raises(ConfigError, match=f"--queue-memory {way} does not work on this machine .*use host"):
-        engine.start()
+        make_engine(config_for(folder / "nothing", transport="rdma", queue_memory=way))

@@ -22,9 +22,9 @@ from support.gpu import gpu_serving
 from benchmarks.common.model_shapes import SHAPES
 from blinkpy.config import as_table
 from blinkpy.dpu.link.connect_shm import attach_segment
-from blinkpy.dpu.link.queue_pair import EngineLost, InFlight, QueuePair
+from blinkpy.dpu.link.queue_pair import EngineLostError, InFlightRequest, QueuePair
 from blinkpy.queues.completion import FINISH_LENGTH, FINISH_MASK, HAS_TOKEN
-from blinkpy.queues.request_parameters import Sampling
+from blinkpy.queues.request_parameters import RequestParameters
 
 pytestmark = pytest.mark.whole_gpu  # it looks at how long clients wait
 
@@ -69,7 +69,7 @@ def tell(process: subprocess.Popen[str], word: str) -> None:
 def test_clients_notice_nothing_while_the_engines_process_is_stopped(rng: np.random.Generator, tmp_path: Path) -> None:
     options = {"max_num_seqs": STREAMS, "slots": 2 * STREAMS, "num_pages": 0, "max_model_len": 4096}
     with engine_process(tmp_path, **options) as (process, pair):
-        last: dict[InFlight, float] = {}
+        last: dict[InFlightRequest, float] = {}
         gaps: list[tuple[float, float]] = []  # (when, length) of the pauses between two tokens of a stream
         ended = {"before": 0, "stopped": 0, "after": 0}
         phase, began, beat = "before", time.monotonic(), 0.0
@@ -77,7 +77,7 @@ def test_clients_notice_nothing_while_the_engines_process_is_stopped(rng: np.ran
         def submit() -> None:
             prompt = rng.integers(0, 32000, int(rng.integers(4, 60))).astype(np.int32)
             # Random lengths: streams end and new ones begin all the time, also while the host is stopped.
-            pair.submit(prompt, Sampling(max_tokens=int(rng.integers(50, 2000)), temperature=0.0))
+            pair.submit(prompt, RequestParameters(max_tokens=int(rng.integers(50, 2000)), temperature=0.0))
 
         for _ in range(STREAMS):
             submit()
@@ -127,7 +127,7 @@ def test_clients_notice_nothing_while_the_engines_process_is_stopped(rng: np.ran
 @pytest.mark.timeout(300)
 def test_a_fault_of_the_gpu_is_noticed(rng: np.random.Generator, tmp_path: Path) -> None:
     with engine_process(tmp_path, num_pages=2048, max_model_len=4096) as (process, pair):
-        pair.submit(rng.integers(0, 32000, 20).astype(np.int32), Sampling(max_tokens=4000, temperature=0.0))
+        pair.submit(rng.integers(0, 32000, 20).astype(np.int32), RequestParameters(max_tokens=4000, temperature=0.0))
         until = time.monotonic() + 1
         while time.monotonic() < until:
             pair.poll()
@@ -135,7 +135,7 @@ def test_a_fault_of_the_gpu_is_noticed(rng: np.random.Generator, tmp_path: Path)
             time.sleep(0.01)
         tell(process, "fault")
         began = time.monotonic()
-        with pytest.raises(EngineLost, match=r"died|faulted"):
+        with pytest.raises(EngineLostError, match=r"died|faulted"):
             while time.monotonic() - began < 10:
                 pair.check()
                 time.sleep(0.01)

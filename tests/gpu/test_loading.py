@@ -10,19 +10,19 @@ import safetensors.torch
 import torch
 from support.models import model_zoo
 
-from blinkpy.models.description.decoder_description import read_architecture
+from blinkpy.models.families.describe_model import describe_model
 from blinkpy.models.weights.checkpoint import open_checkpoint
-from blinkpy.models.weights.tensor_loader import Loader
+from blinkpy.models.weights.tensor_loader import TensorLoader
 
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("wanted", [torch.float32, torch.bfloat16])
 def test_pieces_come_together(rng: np.random.Generator, tmp_path: Path, stored: torch.dtype, wanted: torch.dtype) -> None:
     model_zoo.save_model("qwen3-moe", tmp_path, int(rng.integers(2**31)), dtype=stored)
-    tensors = open_checkpoint(read_architecture(tmp_path), tmp_path)
+    tensors = open_checkpoint(describe_model(tmp_path), tmp_path)
     targets = {name: torch.full(tensor.shape, torch.nan, dtype=wanted, device="cuda") for name, tensor in tensors.items()}
     seen: list[float] = []
-    with Loader(torch.device("cuda"), threads=4, piece_bytes=4 * int(rng.integers(50, 5000))) as loader:
+    with TensorLoader(torch.device("cuda"), threads=4, piece_bytes=4 * int(rng.integers(50, 5000))) as loader:
         for name, tensor in tensors.items():
             loader.add(name, tensor, targets[name])
         loader.finish(seen.append)

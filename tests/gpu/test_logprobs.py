@@ -12,20 +12,20 @@ import torch
 from support.gpu.gpu_serving import config_for, serving
 from support.models import model_zoo
 
-from blinkpy.dpu.link.queue_pair import InFlight, QueuePair
-from blinkpy.engine.devices.cuda_device import CudaEngine
+from blinkpy.dpu.link.queue_pair import InFlightRequest, QueuePair
+from blinkpy.engine.engine import make_engine
 from blinkpy.queues.completion import HAS_TOKEN
 from blinkpy.queues.logprob_record import TOP_LOGPROBS
-from blinkpy.queues.request_parameters import Sampling
+from blinkpy.queues.request_parameters import RequestParameters
 
 TOLERANCE = 1e-3  # of two float32 forward passes
 DEADLINE_S = 60.0
 
 
-def collect(pair: QueuePair, prompts: list[list[int]], samplings: list[Sampling]) -> dict[InFlight, list[int]]:
+def collect(pair: QueuePair, prompts: list[list[int]], samplings: list[RequestParameters]) -> dict[InFlightRequest, list[int]]:
     """Tokens of each request, in the order of the prompts."""
     requests = [pair.submit(np.array(prompt, np.int32), sampling) for prompt, sampling in zip(prompts, samplings, strict=True)]
-    tokens: dict[InFlight, list[int]] = {request: [] for request in requests}
+    tokens: dict[InFlightRequest, list[int]] = {request: [] for request in requests}
     deadline = time.monotonic() + DEADLINE_S
     while pair.in_flight:
         assert time.monotonic() < deadline, f"{pair.in_flight} requests did not end"
@@ -43,10 +43,10 @@ def test_records_are_the_models_distribution(rng: np.random.Generator, tmp_path:
     model = model_zoo.save_model("llama3", tmp_path, int(rng.integers(2**31)))
     (tmp_path / "tokenizer.json").write_text("{}")  # the engine reads none, but a model's folder has one
     prompts = [rng.integers(0, model_zoo.VOCAB, int(n)).tolist() for n in rng.integers(1, 150, 24)]
-    greedy, sampled = Sampling(max_tokens=20, temperature=0.0), Sampling(max_tokens=20, temperature=1.3, seed=5)
+    greedy, sampled = RequestParameters(max_tokens=20, temperature=0.0), RequestParameters(max_tokens=20, temperature=1.3, seed=5)
     sampled = replace(sampled, repetition_penalty=1.3, presence_penalty=0.5)
     samplings = [replace((greedy, sampled)[i % 2], logprobs=(-1, 0, 20)[i % 3]) for i in range(len(prompts))]
-    with serving(CudaEngine(config_for(tmp_path, control=control, dtype="float32"))) as pair:
+    with serving(make_engine(config_for(tmp_path, control=control, dtype="float32"))) as pair:
         found = collect(pair, prompts, samplings)
     for prompt, sampling, (request, tokens) in zip(prompts, samplings, found.items(), strict=True):
         assert len(tokens) == 20

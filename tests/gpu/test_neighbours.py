@@ -12,29 +12,31 @@ from support.models import model_zoo
 from support.models.kernel_reference import relative_error
 
 from blinkpy.dpu.text.tokenizer import Tokenizer
-from blinkpy.models.description.decoder_description import read_architecture
+from blinkpy.models.families.describe_model import describe_model
 from blinkpy.models.weights.decoder_weights import load_weights
 from blinkpy.models.weights.model_folder import DEMO_FOLDER
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("name", ["llama3", "mistral-window", "qwen3-moe"])
+@pytest.mark.parametrize("name", ["llama3", "mistral-window", "qwen3-moe", "mixtral"])
 def test_within_a_bucket_nothing(rng: np.random.Generator, tmp_path: Path, name: str, dtype: torch.dtype) -> None:
     model_zoo.save_model(name, tmp_path, int(rng.integers(2**31)), dtype=dtype)
-    a = read_architecture(tmp_path)
-    forced = model_logits.ForcedSteps(rng, a, load_weights(a, tmp_path, dtype, "cuda"), slots=20, length=128, limits=(8, 64))
-    model_logits.in_one_bucket(forced, rng, a.vocab_size)
+    model = describe_model(tmp_path)
+    forced = model_logits.ForcedSteps(
+        rng, model, load_weights(model, tmp_path, dtype, "cuda"), slots=20, length=128, limits=(8, 64)
+    )
+    model_logits.in_one_bucket(forced, rng, model.vocab_size)
 
 
 def test_between_buckets_almost_nothing(rng: np.random.Generator) -> None:
     """A trained model on English text: how many greedy tokens are others than alone. Printed; few, or something is wrong."""
-    a = read_architecture(DEMO_FOLDER)
+    model = describe_model(DEMO_FOLDER)
     text = (Path(__file__).parents[2] / "README.md").read_text() + (DEMO_FOLDER / "README.md").read_text()
     ids = Tokenizer(DEMO_FOLDER).encode(text)
     starts = rng.integers(0, len(ids) - 64, 64)
     tokens = np.stack([ids[start : start + 64] for start in starts])
     forced = model_logits.ForcedSteps(
-        rng, a, load_weights(a, DEMO_FOLDER, torch.bfloat16, "cuda"), slots=64, length=128, limits=(64, 1024)
+        rng, model, load_weights(model, DEMO_FOLDER, torch.bfloat16, "cuda"), slots=64, length=128, limits=(64, 1024)
     )
     alone = forced.follow(tokens, 16, 1)
     for group in (8, 64):

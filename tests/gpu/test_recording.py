@@ -14,10 +14,10 @@ from support.models import model_zoo
 from blinkpy.config import as_table
 from blinkpy.dpu.link.connect_shm import attach_segment
 from blinkpy.dpu.link.queue_pair import QueuePair
-from blinkpy.engine.devices.cuda_device import CudaEngine
+from blinkpy.engine.engine import make_engine
 from blinkpy.kv.state import COPIES_BEGUN, COPIES_DONE, COUNTER_INDEX
 from blinkpy.queues.completion import FINISH_LENGTH
-from blinkpy.queues.request_parameters import Sampling
+from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.verify.recording.dump_file import read_dump
 from blinkpy.verify.recording.recorded_policy import recorded_policy
 from blinkpy.verify.recording.recording_reader import RecordingReader
@@ -27,15 +27,15 @@ from blinkpy.verify.replay.replayer import Replay
 def test_what_the_loop_recorded_replays_on_the_cpu(rng: np.random.Generator, tmp_path: Path) -> None:
     model_zoo.save_model("llama3", tmp_path, int(rng.integers(2**31)))
     (tmp_path / "tokenizer.json").write_text("{}")
-    engine = CudaEngine(config_for(tmp_path, dtype="float32", record_steps=64, num_pages=120))  # too few pages for all
+    engine = make_engine(config_for(tmp_path, dtype="float32", record_steps=64, num_pages=120))  # too few pages for all
     replayed, preemptions = 0, 0
     with serving(engine) as pair:
         reader = RecordingReader(engine.config.engine.name)
-        words = engine.limits.record_words
+        words = engine.runner.limits.record_words
         for _ in range(40):
             stem = rng.integers(0, model_zoo.VOCAB, 40).tolist()
             prompts = [stem + rng.integers(0, model_zoo.VOCAB, int(n)).tolist() for n in rng.integers(1, 60, 40)]
-            samplings = [Sampling(max_tokens=int(n), temperature=1.0, seed=5) for n in rng.integers(1, 140, 40)]
+            samplings = [RequestParameters(max_tokens=int(n), temperature=1.0, seed=5) for n in rng.integers(1, 140, 40)]
             generate(pair, prompts, samplings)
             if reader.position > 3 * words:
                 break
@@ -68,7 +68,7 @@ def test_the_recording_outlives_a_fault_of_the_gpu(rng: np.random.Generator, tmp
     assert process.stdout.readline() == "ready\n"
     pair = QueuePair(attach_segment(config.engine.name, 0, 20))
     pair.attach(20)
-    _, flags = generate(pair, [[1, 2, 3]] * 3, [Sampling(max_tokens=30, temperature=0.0)] * 3)
+    _, flags = generate(pair, [[1, 2, 3]] * 3, [RequestParameters(max_tokens=30, temperature=0.0)] * 3)
     assert flags == [FINISH_LENGTH] * 3
     process.stdin.write("fault\n")
     process.stdin.flush()

@@ -24,15 +24,15 @@ import torch
 from blinkpy.device.array_trees import map_arrays
 from blinkpy.dpu.link import queue_pair
 from blinkpy.dpu.link.connect_shm import attach_segment
-from blinkpy.dpu.link.queue_pair import Busy, InFlight, QueuePair
-from blinkpy.kv.integrity import check_integrity
+from blinkpy.dpu.link.queue_pair import InFlightRequest, NoRoomError, QueuePair
+from blinkpy.kv.invariants.check_state import state_faults
 from blinkpy.kv.limits import Limits, make_limits
 from blinkpy.kv.state import FAST_PATH, ROWS, State
 from blinkpy.kv.state_memory import make_state
 from blinkpy.kv.state_snapshots import differences, snapshot
 from blinkpy.queues.header import EngineFacts
 from blinkpy.queues.layout import QueueSizes
-from blinkpy.queues.request_parameters import Sampling
+from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.views import EngineViews
 from blinkpy.queues.words import COUNTER, ENGINE_STATE, STATE_READY
 from blinkpy.scheduler.cycle import make_phases
@@ -108,7 +108,7 @@ class FrontEnds:
     def __init__(self, rng: np.random.Generator, segment: Segment, step: Callable[[], Any]):
         self.rng, self.segment, self.step = rng, segment, step
         self.pairs = [self.attach(i) for i in range(PAIRS)]
-        self.live: list[set[InFlight]] = [set() for _ in range(PAIRS)]
+        self.live: list[set[InFlightRequest]] = [set() for _ in range(PAIRS)]
         self.prefixes = [rng.integers(0, VOCAB, 40).astype(np.int32) for _ in range(4)]
         self.finished = 0
 
@@ -143,7 +143,7 @@ class FrontEnds:
         rng = self.rng
         own = rng.integers(0, VOCAB, int(rng.integers(1, 30))).astype(np.int32)
         prefix = self.prefixes[rng.integers(4)][: int(rng.integers(0, 40))]
-        sampling = Sampling(
+        sampling = RequestParameters(
             max_tokens=int(rng.integers(1, 40)),
             temperature=0.0,
             stop_ids=(3,),
@@ -153,7 +153,7 @@ class FrontEnds:
         )
         try:
             self.live[index].add(pair.submit(np.concatenate([prefix, own]), sampling))
-        except Busy:
+        except NoRoomError:
             return
 
 
@@ -196,7 +196,7 @@ def test_python_njit_and_the_kernels_leave_the_same_state(seed: int) -> None:
             fronts.act(quiet=turns[0] // QUIET_STEPS % 2 == 1)
             step()
             if turns[0] % 500 == 0:
-                assert not check_integrity(limits, state)
+                assert not state_faults(limits, state)
         seen = {name: int(state.counters[i - COUNTER["requests_accepted"]]) for name, i in COUNTER.items()}
         python_steps, rows = min(turns[0], PYTHON_STEPS), int(state.batch.counts[ROWS])
         print(f"{turns[0]} steps, {steady[0]} of them steady, {python_steps} also in Python; {fronts.finished} finished")

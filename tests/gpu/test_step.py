@@ -11,7 +11,7 @@ import torch
 from cuda.bindings import driver, runtime
 from support.models import model_zoo, step_cases
 
-from blinkpy.device.cuda.cuda_calls import check
+from blinkpy.device.cuda.cuda_calls import check_cuda
 from blinkpy.device.cuda.cuda_graphs import chain_of
 
 
@@ -34,7 +34,7 @@ def test_the_kernel_for_many_rows(rng: np.random.Generator, tmp_path: Path, name
     assert error < 3e-2
 
 
-@pytest.mark.parametrize("name", ["llama-biased-mqa", "qwen3-moe-mixed"])
+@pytest.mark.parametrize("name", ["llama-biased-mqa", "qwen3-moe-mixed", "mixtral"])
 def test_sums_in_parts(rng: np.random.Generator, name: str, tmp_path: Path) -> None:
     """The norms add up what split sums left."""
     error = step_cases.step_case(rng, "cuda", name, tmp_path, torch.float32, steps=8, table=step_cases.SplitTable())
@@ -55,8 +55,8 @@ def test_a_capture_knows_where_the_layers_end(rng: np.random.Generator, tmp_path
 
 def kernel_name(node: Any) -> str:
     """The name of a node's kernel; "" for nodes of other kinds."""
-    if check(runtime.cudaGraphNodeGetType(node)) != runtime.cudaGraphNodeType.cudaGraphNodeTypeKernel:
+    if check_cuda(runtime.cudaGraphNodeGetType(node)) != runtime.cudaGraphNodeType.cudaGraphNodeTypeKernel:
         return ""
-    parameters = check(driver.cuGraphKernelNodeGetParams(driver.CUgraphNode(int(node))))
+    parameters = check_cuda(driver.cuGraphKernelNodeGetParams(driver.CUgraphNode(int(node))))
     kernel, function = parameters.kern, parameters.func
-    return check(driver.cuKernelGetName(kernel) if int(kernel) else driver.cuFuncGetName(function)).decode()
+    return check_cuda(driver.cuKernelGetName(kernel) if int(kernel) else driver.cuFuncGetName(function)).decode()

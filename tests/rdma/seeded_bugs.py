@@ -128,8 +128,8 @@ RDMA_BUGS = (
         Bug(
             "the region of a pair is longer than the pair",
             "listen_rdma",
-            "layout.first_pair, layout.front_bytes, write)",
-            "layout.first_pair, layout.front_bytes + 4096, write)",
+            "layout.first_pair, layout.front_region_bytes, write)",
+            "layout.first_pair, layout.front_region_bytes + 4096, write)",
         ),
         RIGHTS,
     ),
@@ -137,8 +137,8 @@ RDMA_BUGS = (
         Bug(
             "the engine's region may be written",
             "listen_rdma",
-            "layout.first_pair, layout.back_bytes, e.IBV_ACCESS_REMOTE_READ)",
-            "layout.first_pair, layout.back_bytes, write | e.IBV_ACCESS_REMOTE_READ)",
+            "layout.first_pair, layout.engine_region_bytes, e.IBV_ACCESS_REMOTE_READ",
+            "layout.first_pair, layout.engine_region_bytes, write | e.IBV_ACCESS_REMOTE_READ",
         ),
         RIGHTS,
     ),

@@ -12,9 +12,9 @@ from rdma.processes import engine
 
 from blinkpy.config import split_address
 from blinkpy.dpu.link.connect_rdma import attach_rdma
-from blinkpy.dpu.link.queue_pair import Busy, InFlight, QueuePair
+from blinkpy.dpu.link.queue_pair import InFlightRequest, NoRoomError, QueuePair
 from blinkpy.queues.completion import FINISH_CANCELLED, FINISH_LENGTH, FINISH_MASK, HAS_TOKEN
-from blinkpy.queues.request_parameters import Sampling
+from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.words import COUNTER
 from blinkpy.transport.handshake import new_owner
 
@@ -40,15 +40,15 @@ def front_end(address: str, seed: int, result: Any) -> None:
     pair = QueuePair(attach_rdma(*split_address(address, "engine"), new_owner()), 20.0)
     pair.attach(10)
     vocab, problems, cancelled, sent = pair.facts.vocab_size, list[str](), 0, 0
-    answers: dict[InFlight, list[int]] = {}
+    answers: dict[InFlightRequest, list[int]] = {}
     began = beaten = time.monotonic()
     while (sent < REQUESTS or pair.in_flight) and not problems:
         while sent < REQUESTS and pair.free_slots:
             prompt = rng.integers(0, vocab, int(rng.integers(1, 300)), dtype=np.int32)
-            sampling = Sampling(max_tokens=int(rng.integers(1, 12)), seed=int(rng.integers(0, 2**31)))
+            sampling = RequestParameters(max_tokens=int(rng.integers(1, 12)), seed=int(rng.integers(0, 2**31)))
             try:
                 answers[pair.submit(prompt, sampling, (len(prompt), sampling))] = []
-            except Busy:
+            except NoRoomError:
                 break
             sent += 1
         for request, token, flags in pair.poll():

@@ -16,7 +16,7 @@ from blinkpy.engine.link.listen_rdma import RdmaListener
 from blinkpy.queues.completion import FINISH_LENGTH, HAS_TOKEN, lap_of, pack_completion
 from blinkpy.queues.header import EngineFacts
 from blinkpy.queues.layout import QueueSizes
-from blinkpy.queues.request_parameters import Sampling
+from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.views import EngineViews
 from blinkpy.queues.words import (
     ENGINE_HEARTBEAT,
@@ -85,7 +85,7 @@ def attached() -> Iterator[tuple[QueuePair, Engine]]:
 
 def test_memory_does_not_grow() -> None:
     """Over 100,000 requests, their looks and their heartbeats."""
-    prompt, sampling, used = np.arange(1, 9, dtype=np.int32), Sampling(max_tokens=1), []
+    prompt, sampling, used = np.arange(1, 9, dtype=np.int32), RequestParameters(max_tokens=1), []
     rounds = -(-REQUESTS // SLOTS)
     with attached() as (pair, engine):
         for number in range(rounds):

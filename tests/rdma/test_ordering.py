@@ -43,7 +43,7 @@ def watch(name: str, result: Any) -> None:
     layout = QueueLayout(SIZES)
     with open(segment_path(name), "r+b") as file:
         memory = memoryview(mmap.mmap(file.fileno(), 0))
-    front = memory[layout.front(0) :][: layout.front_bytes]
+    front = memory[layout.front_region(0) :][: layout.front_region_bytes]
     doorbell = front.cast("q")[FRONT_DOORBELL:][:1]
     entries = front[layout.sq :][: PLACES * SQ_ENTRY_BYTES].cast("q")
     prompts = front[layout.prompt :].cast("i")
@@ -97,7 +97,7 @@ def test_a_doorbell_never_comes_before_its_entry_nor_an_entry_before_its_prompt(
                 entry.fill(number)
                 transport.write_prompt(STARTS[place], prompts[place])
                 transport.write_entry(place, entry.tobytes())
-                transport.ring(number)
+                transport.ring_doorbell(number)
                 deadline = time.monotonic() + 60
                 # A place of the copy may be written again only when the network card has read it.
                 while queue.posted - queue.done > 3 * (PLACES - 2):

@@ -13,12 +13,13 @@ from support.front_end.fake_engine import FACTS, FakeEngine, running
 from support.front_end.hash_reference import page_hashes
 
 from blinkpy.dpu.link.connect_rdma import RdmaTransport, attach_rdma
-from blinkpy.dpu.link.queue_pair import Busy, EngineLost, InFlight, QueuePair
+from blinkpy.dpu.link.queue_pair import EngineLostError, InFlightRequest, NoRoomError, QueuePair
 from blinkpy.engine.link.listen_rdma import RdmaListener
 from blinkpy.queues.completion import FINISH_CANCELLED, FINISH_MASK
 from blinkpy.queues.header import EngineFacts
 from blinkpy.queues.layout import QueueSizes
-from blinkpy.queues.request_parameters import Sampling
+from blinkpy.queues.request_parameters import RequestParameters
+from blinkpy.queues.submission import SQ_ENTRY_BYTES
 from blinkpy.queues.words import COUNTER, EPOCH_SHIFT, FRONT_CQ_HEAD, FRONT_HEARTBEAT
 from blinkpy.transport.contract import TransportError
 from blinkpy.transport.handshake import Hello, new_owner
@@ -74,8 +75,8 @@ def wait(condition: Callable[[], bool], timeout_s: float = NOTICED_S) -> float:
     return time.monotonic() - began
 
 
-def drain(pair: QueuePair, timeout_s: float = 60.0) -> dict[InFlight, list[tuple[int, int]]]:
-    got: dict[InFlight, list[tuple[int, int]]] = {}
+def drain(pair: QueuePair, timeout_s: float = 60.0) -> dict[InFlightRequest, list[tuple[int, int]]]:
+    got: dict[InFlightRequest, list[tuple[int, int]]] = {}
     deadline = time.monotonic() + timeout_s
     while pair.in_flight:
         assert time.monotonic() < deadline, f"still in flight: {pair.in_flight}"
@@ -93,7 +94,7 @@ def test_prompts_hashes_tokens_and_log_probabilities_arrive(fabric, rng) -> None
         for _ in range(12):
             prompt = rng.integers(0, FACTS.vocab_size, int(rng.choice([1, 15, 16, 100, 4096])), dtype=np.int32)
             asked = int(rng.choice([-1, 0, 5]))
-            sampling = Sampling(max_tokens=int(rng.integers(1, 12)), logprobs=asked)
+            sampling = RequestParameters(max_tokens=int(rng.integers(1, 12)), logprobs=asked)
             wanted[pair.submit(prompt, sampling, prompt)] = sampling
         if turn % 2:
             pair.heartbeat()
@@ -120,7 +121,7 @@ def test_a_request_costs_four_verbs_and_a_look_one(fabric, rng) -> None:
     for _ in range(count):
         prompt = rng.integers(0, FACTS.vocab_size, int(rng.integers(1, 4097)), dtype=np.int32)
         posted, reads, batches = queue.posted, queue.reads, queue.batches
-        pair.submit(prompt, Sampling(max_tokens=3))
+        pair.submit(prompt, RequestParameters(max_tokens=3))
         refreshes += queue.reads - reads
         assert queue.posted - posted - (queue.reads - reads) <= 4
         assert queue.batches - batches <= 1 + queue.reads - reads
@@ -159,7 +160,7 @@ FORBIDDEN = {
 @pytest.mark.parametrize("case", FORBIDDEN)
 def test_a_front_end_reaches_its_own_queues_and_nothing_else(fabric, case) -> None:
     other, bad = fabric.pair(), fabric.transport()
-    memory = bytes(fabric.engine.segment.buffer[fabric.engine.segment.layout.front(0) :][: SIZES.slots * 128])
+    memory = bytes(fabric.engine.segment.buffer[fabric.engine.segment.layout.front_region(0) :][: SIZES.slots * SQ_ENTRY_BYTES])
     read, region, offset = FORBIDDEN[case](bad._welcome, other.transport._welcome)
     bad._words[0] = 0x0DDBA11
     if read:
@@ -171,10 +172,10 @@ def test_a_front_end_reaches_its_own_queues_and_nothing_else(fabric, case) -> No
     with pytest.raises(TransportError, match="RDMA failed"):
         bad.read_engine_state()
     with pytest.raises(TransportError, match="RDMA failed"):
-        bad.ring(1 << 32)
-    now = bytes(fabric.engine.segment.buffer[fabric.engine.segment.layout.front(0) :][: SIZES.slots * 128])
+        bad.ring_doorbell(1 << 32)
+    now = bytes(fabric.engine.segment.buffer[fabric.engine.segment.layout.front_region(0) :][: SIZES.slots * SQ_ENTRY_BYTES])
     assert now[32:] == memory[32:]  # the other's heartbeat may have changed, nothing else
-    other.submit(np.arange(1, 9, dtype=np.int32), Sampling(max_tokens=2))
+    other.submit(np.arange(1, 9, dtype=np.int32), RequestParameters(max_tokens=2))
     assert [len(tokens) for tokens in drain(other).values()] == [2]
 
 
@@ -183,7 +184,7 @@ def test_each_heartbeat_arrives_with_the_completion_head(fabric) -> None:
     front = fabric.engine.views.front[pair.transport.pair]
     for count in (1, 3, 2):
         for _ in range(count):
-            pair.submit(np.arange(1, 5, dtype=np.int32), Sampling(max_tokens=1))
+            pair.submit(np.arange(1, 5, dtype=np.int32), RequestParameters(max_tokens=1))
         drain(pair)
         before = int(front[FRONT_HEARTBEAT])
         pair.heartbeat()
@@ -199,7 +200,7 @@ def leased() -> Iterator[Fabric]:
 
 
 def test_what_an_old_epoch_writes_changes_nothing(leased) -> None:
-    """A front end that was silent beyond its lease wakes up: first its pair is only fenced, then it is another's."""
+    """A front end that was silent beyond its lease wakes up: first its pair is only revoked, then it is another's."""
     old = leased.pair()
     engine, owner = leased.engine, new_owner()
     other = leased.pair()
@@ -207,18 +208,18 @@ def test_what_an_old_epoch_writes_changes_nothing(leased) -> None:
     beat = wait(lambda: other.heartbeat() or engine.fences == 1)
     assert beat < 3 * engine.facts.lease_ms / 1000
     taken = len(engine.submitted)
-    old.submit(prompt, Sampling(max_tokens=3))  # it does not know yet
+    old.submit(prompt, RequestParameters(max_tokens=3))  # it does not know yet
     old.poll()
     time.sleep(0.1)
     assert len(engine.submitted) == taken
     assert engine.views.engine[COUNTER["requests_accepted"]] == taken
 
-    def fenced() -> bool:
+    def revoked() -> bool:
         old.check()
         return False
 
-    with pytest.raises(EngineLost, match="was fenced"):
-        wait(fenced)
+    with pytest.raises(EngineLostError, match="was revoked"):
+        wait(revoked)
     new = leased.pair(owner)  # the first pair, which has no living owner
     assert new.transport.pair == old.transport.pair
     assert new.epoch == old.epoch + 1
@@ -229,7 +230,7 @@ def test_what_an_old_epoch_writes_changes_nothing(leased) -> None:
 
     with pytest.raises(TransportError, match="RDMA failed"):
         wait(refused)
-    new.submit(prompt, Sampling(max_tokens=4))
+    new.submit(prompt, RequestParameters(max_tokens=4))
     assert [len(tokens) for tokens in drain(new).values()] == [4]
 
 
@@ -241,7 +242,7 @@ def test_pairs_go_to_their_owners_and_then_to_who_asks(fabric) -> None:
         fabric.transport()
     again = fabric.pair(owner)  # its successor does not wait for the lease
     assert (again.transport.pair, again.epoch) == (first.transport.pair, first.epoch + 1)
-    again.submit(np.arange(1, 5, dtype=np.int32), Sampling(max_tokens=1))
+    again.submit(np.arange(1, 5, dtype=np.int32), RequestParameters(max_tokens=1))
     assert len(drain(again)) == 1
 
 
@@ -249,9 +250,9 @@ def test_a_full_submission_ring_is_busy_and_drains(fabric) -> None:
     pair, engine = fabric.pair(), fabric.engine
     engine.consume_nothing = True
     for _ in range(SIZES.slots):
-        pair.submit(np.arange(1, 5, dtype=np.int32), Sampling(max_tokens=2))
-    with pytest.raises(Busy):
-        pair.submit(np.arange(1, 5, dtype=np.int32), Sampling(max_tokens=2))
+        pair.submit(np.arange(1, 5, dtype=np.int32), RequestParameters(max_tokens=2))
+    with pytest.raises(NoRoomError):
+        pair.submit(np.arange(1, 5, dtype=np.int32), RequestParameters(max_tokens=2))
     engine.consume_nothing = False
     assert [len(tokens) for tokens in drain(pair).values()] == [2] * SIZES.slots
 
@@ -260,7 +261,7 @@ def test_a_full_completion_ring_loses_nothing(fabric, rng) -> None:
     """A reader that sleeps holds up its own requests; afterwards each token is there, once and in order."""
     pair, engine = fabric.pair(), fabric.engine
     prompts = [rng.integers(0, FACTS.vocab_size, 40, dtype=np.int32) for _ in range(SIZES.slots)]
-    requests = [pair.submit(prompt, Sampling(max_tokens=20)) for prompt in prompts]  # 640 tokens, 256 places
+    requests = [pair.submit(prompt, RequestParameters(max_tokens=20)) for prompt in prompts]  # 640 tokens, 256 places
     wait(lambda: engine.stalls > 0)
     got = drain(pair)
     for request, prompt in zip(requests, prompts, strict=True):
@@ -270,7 +271,7 @@ def test_a_full_completion_ring_loses_nothing(fabric, rng) -> None:
 def test_cancelled_requests_end_and_leave_their_slots(fabric) -> None:
     pair, engine = fabric.pair(), fabric.engine
     engine.hold = True
-    requests = [pair.submit(np.arange(1, 5, dtype=np.int32), Sampling(max_tokens=50)) for _ in range(10)]
+    requests = [pair.submit(np.arange(1, 5, dtype=np.int32), RequestParameters(max_tokens=50)) for _ in range(10)]
     for request in requests:
         pair.cancel(request)
     got = drain(pair)
@@ -280,7 +281,7 @@ def test_cancelled_requests_end_and_leave_their_slots(fabric) -> None:
 def test_an_engine_that_goes_is_noticed() -> None:
     with weaving() as fabric:
         pair = fabric.pair()
-        pair.submit(np.arange(1, 5, dtype=np.int32), Sampling(max_tokens=5000))
+        pair.submit(np.arange(1, 5, dtype=np.int32), RequestParameters(max_tokens=5000))
         fabric.listener.close()  # as when its process dies: the queue pair is gone
 
         def lost() -> bool:
@@ -308,7 +309,7 @@ def test_nonsense_at_the_door_hurts_nobody(fabric, said) -> None:
                 answer += piece
         assert said[:1] == b"x" or b'"error"' in answer
     pair = fabric.pair()
-    pair.submit(np.arange(1, 5, dtype=np.int32), Sampling(max_tokens=1))
+    pair.submit(np.arange(1, 5, dtype=np.int32), RequestParameters(max_tokens=1))
     assert len(drain(pair)) == 1
 
 

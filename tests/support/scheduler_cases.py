@@ -11,25 +11,24 @@ from support.expected_request import ExpectedRequest
 from support.front_end.wire_transport import WireTransport
 
 from blinkpy.device.array_trees import as_memoryviews
-from blinkpy.device.expect import PROBLEMS
+from blinkpy.device.expect import describe_fault
 from blinkpy.dpu.link.queue_pair import QueuePair
-from blinkpy.kv.integrity import check_integrity
-from blinkpy.kv.state import DECODE_ROWS, ROWS, TOKENS
+from blinkpy.kv import state as S
+from blinkpy.kv.invariants.check_state import check_state
 from blinkpy.queues.completion import FINISH_REJECTED
 from blinkpy.queues.header import EngineFacts
 from blinkpy.queues.layout import QueueSizes
-from blinkpy.queues.request_parameters import Sampling
+from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.submission import SQ_ENTRY
 from blinkpy.queues.words import COUNTER, ENGINE_STATE, STATE_READY
 from blinkpy.scheduler.cycle import make_turn
 from blinkpy.scheduler.policies import Policy, fcfs
 from blinkpy.verify.sim.simulation import plain_sim
 from blinkpy.verify.sim.synthetic_model import check_padding, compute
-from blinkpy.verify.sim.turn_invariants import check_promises
+from blinkpy.verify.sim.turn_invariants import check_turn
 from blinkpy.verify.sim.world import TICK_NS, World, WorldSizes, make_world
 
 VOCAB, MULTIPLIERS = 50, (1_234_567, 7_654_321)
-UNANSWERED = {"slot", "epoch"}  # an entry with another value here gets no completion
 
 
 def case_sizes(
@@ -58,7 +57,7 @@ class Case:
     def __init__(self, world: World, turn: Callable[..., int], client: Any = QueuePair) -> None:
         self.world, self._turn, self._client = world, turn, client
         self.limits, self.state, self.views, _, self.segment = world
-        self._arrays, self._queues, self._sim = as_memoryviews(self.state), as_memoryviews(self.views), plain_sim(world)
+        self._arguments = self.limits, as_memoryviews(self.views), as_memoryviews(self.state), plain_sim(world)
         self.clients: list[Any] = [None] * self.limits.pairs
         self.awaited: list[ExpectedRequest] = []
         self.done: list[ExpectedRequest] = []
@@ -69,8 +68,8 @@ class Case:
     def claim(self, pair: int) -> Any:
         """A front end claims the pair; what its owner before it had in flight is lost. Returns its client."""
         before, self.clients[pair] = self.clients[pair], None
-        lost = [sent.owner for sent in before.live()] if before else []
-        self.awaited = [request for request in self.awaited if request not in lost]
+        for sent in before.live() if before else ():
+            self.awaited.remove(sent.owner)
         self.clients[pair] = self.attach(pair)
         return self.clients[pair]
 
@@ -85,21 +84,21 @@ class Case:
 
     def turn(self, times: int = 1) -> int:
         """Turns of the scheduler, and steps of the model. Returns what the last turn returned."""
+        limits, queues, state, sim = self._arguments
         for _ in range(times):
             self.now += TICK_NS
             for pair, client in enumerate(self.clients):
                 if client is not None and pair not in self.silent:
                     client.heartbeat()
                     client.transport.deliver(1 << 30)
-            self.bucket = self._turn(self.limits, self._queues, self._arrays, self.now, 0, 1)
-            problems = check_integrity(self.limits, self.state)
-            assert not problems, problems
-            fault = self.judged and check_promises(self.limits, self._queues, self._arrays, self._sim, self.now)
-            assert not fault, PROBLEMS[fault]
-            assert (self.bucket >= 0) == (self.state.batch.counts[ROWS] > 0)
+            self.bucket = self._turn(limits, queues, state, self.now, 0, 1)
+            fault = check_state(limits, state, sim.references, sim.seen)
+            if self.judged:
+                fault = fault or check_turn(limits, queues, state, sim, self.now)
+            assert (self.bucket >= 0) == (state.batch.counts[S.ROWS] > 0)
             if self.bucket >= 0:
-                fault = check_padding(self._arrays, self.bucket) or compute(self.limits, self._arrays, self._sim.cache, -1)
-                assert fault == 0, PROBLEMS[fault]
+                fault = fault or check_padding(state, self.bucket) or compute(limits, state, sim.cache, -1)
+            assert fault == 0, describe_fault(fault)
         return self.bucket
 
     def submit(
@@ -107,16 +106,15 @@ class Case:
     ) -> ExpectedRequest:
         """A request, which is in the engine's memory on return. rejected: it must be. entry: fields of its entry with other
         values than the client wrote."""
-        request = ExpectedRequest(self.limits, prompt, Sampling(**{"max_tokens": max_tokens, "seed": 5} | sampling))
+        request = ExpectedRequest(self.limits, prompt, RequestParameters(**{"max_tokens": max_tokens, "seed": 5} | sampling))
         client = self.clients[pair]
         sent = client.submit(np.array(prompt, np.int32), request.sampling, request)
         client.transport.deliver(1 << 30)
-        words = self.views.sq[pair, sent.after - 1 & self.limits.sq_entries - 1].view(SQ_ENTRY)
         for name in entry:
-            words[name] = entry[name]
+            self.views.sq[pair, sent.after - 1 & self.limits.sq_entries - 1].view(SQ_ENTRY)[name] = entry[name]
         if rejected:
             request.expected, request.finish = [], FINISH_REJECTED
-        if not UNANSWERED & set(entry):
+        if not {"slot", "epoch"} & set(entry):  # else it is skipped, without a completion
             self.awaited.append(request)
         return request
 
@@ -150,13 +148,6 @@ class Case:
     def word(self, index: int, pair: int = 0) -> int:
         """PAIR_*, as published."""
         return int(self.views.pair[pair, index])
-
-    def statuses(self, pair: int = 0) -> list[int]:
-        return self.state.requests.status.reshape(self.limits.pairs, -1)[pair].tolist()
-
-    def batch(self) -> list[int]:
-        """Rows, tokens and decoding rows."""
-        return [int(self.state.batch.counts[i]) for i in (ROWS, TOKENS, DECODE_ROWS)]
 
 
 def make_case(policy: Policy = fcfs, lanes: int = 1, *, attached: bool = True, **sizes: Any) -> Case:

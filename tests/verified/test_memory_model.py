@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-from blinkpy.verify.memory_model.machines import (
+from verified.memory_model.machines import (
     RDMA,
     WEAK,
     X86,
@@ -15,12 +14,12 @@ from blinkpy.verify.memory_model.machines import (
     Fence,
     Load,
     LoadLater,
-    Machine,
+    MemoryOrder,
     Program,
     Store,
     Value,
 )
-from blinkpy.verify.memory_model.queue_protocol import BUGS, SCENARIOS, TRANSPORTS, Transport, check
+from verified.memory_model.queue_protocol import BUGS, SCENARIOS, TRANSPORTS, Transport, check
 
 CPU, GPU, ARM, REMOTE = TRANSPORTS
 ALL = {CPU, GPU, ARM, REMOTE}
@@ -54,13 +53,13 @@ def test_a_protocol_with_a_bug_is_found_where_it_matters(name: str) -> None:
 # ---- litmus tests: what each machine may show ---------------------------------------------------------------------------
 
 
-def reachable(machine: Machine, first: Program, second: Program, words: dict[str, Any]) -> bool:
+def reachable(machine: MemoryOrder, first: Program, second: Program, words: dict[str, Any]) -> bool:
     """Whether an assertion of the programs can fail."""
     return Checker([first, second], [machine, machine], words).run() is not None
 
 
 @pytest.mark.parametrize(("machine", "shows"), [(X86, False), (RDMA, False), (WEAK, True)])
-def test_message_passing_needs_order_on_weak_machines(machine: Machine, shows: bool) -> None:
+def test_message_passing_needs_order_on_weak_machines(machine: MemoryOrder, shows: bool) -> None:
     def writer() -> Any:
         yield Store("data", 1)
         yield Store("flag", 1)
@@ -90,7 +89,7 @@ def test_message_passing_with_release_and_acquire(release: bool, acquire: bool) 
 
 @pytest.mark.parametrize("fenced", [False, True])
 @pytest.mark.parametrize("machine", [X86, WEAK])
-def test_store_buffers_delay_stores_behind_loads(machine: Machine, fenced: bool) -> None:
+def test_store_buffers_delay_stores_behind_loads(machine: MemoryOrder, fenced: bool) -> None:
     def party(own: str, other: str) -> Program:
         def run() -> Any:
             yield Store(own, 1)
@@ -123,7 +122,7 @@ def test_loads_of_one_word_do_not_go_back_in_time() -> None:
 
 
 @pytest.mark.parametrize(("machine", "shows"), [(X86, False), (WEAK, True)])
-def test_a_load_may_happen_after_a_later_store(machine: Machine, shows: bool) -> None:
+def test_a_load_may_happen_after_a_later_store(machine: MemoryOrder, shows: bool) -> None:
     def copier() -> Any:
         ticket = yield LoadLater("x")
         yield Store("y", 1)

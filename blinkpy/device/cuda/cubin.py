@@ -1,6 +1,6 @@
 """A small reader of CUDA machine code (cubin, an ELF file), in pure Python: no CUDA tools, no GPU.
 
-It answers what a build gate wants to know about each kernel: registers per thread, bytes of stack (where spilled
+It gives what a build gate checks of each kernel: registers per thread, bytes of stack (where spilled
 registers live), static shared memory, and which symbols the file expects from elsewhere. The attribute numbers are
 those that `cuobjdump --dump-elf` prints for the `.nv.info` section (EIATTR_REGCOUNT, EIATTR_FRAME_SIZE,
 EIATTR_MIN_STACK_SIZE).
@@ -21,7 +21,7 @@ DRIVER_SYMBOLS = frozenset(
 """Undefined symbols that the driver resolves when it loads the module."""
 
 _ATTRIBUTES = {0x2F: "registers", 0x11: "stack_frame", 0x12: "min_stack"}
-_FORMAT_SIZED = 4  # EIFMT_SVAL: a 16-bit size and so many bytes follow; other formats hold their value in those 16 bits
+_FORMAT_SIZED = 4  # EIFMT_SVAL: a 16-bit size and that many bytes follow; other formats hold their value in those 16 bits
 _SECTION_HEADER = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
 

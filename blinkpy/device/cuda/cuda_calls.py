@@ -1,4 +1,4 @@
-"""Calls of the CUDA runtime through cuda.bindings: one way to check them."""
+"""Calls of the CUDA runtime through cuda.bindings: errors as exceptions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class CudaError(RuntimeError):
         self.code = code
 
 
-def check(result: tuple[Any, ...], what: str = "CUDA call") -> Any:
+def check_cuda(result: tuple[Any, ...], what: str = "CUDA call") -> Any:
     """The values of a call without its status: None, one value, or a tuple. Raises CudaError when the status is an error."""
     status, *values = result
     if int(status) != 0:

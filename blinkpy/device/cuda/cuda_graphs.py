@@ -1,15 +1,16 @@
-"""CUDA graphs as the loop on the GPU is built of them: their nodes in order, conditional nodes, and captures into a graph."""
+"""CUDA graphs as the loop on the GPU is built of them: step graphs, their nodes, conditional nodes, captures into a graph."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from cuda.bindings import runtime
 
-from blinkpy.device.cuda.cuda_calls import check
+from blinkpy.device.cuda.cuda_calls import check_cuda
 
 Node = TypeVar("Node", bound=Hashable)
 
@@ -20,6 +21,15 @@ PROGRAMMATIC = runtime.cudaGraphDependencyType.cudaGraphDependencyTypeProgrammat
 PORT_PROGRAMMATIC = 1  # cudaGraphKernelNodePortProgrammatic
 
 
+@dataclass(frozen=True)
+class StepGraph:
+    """A captured step: a chain of nodes. layers: how many of them, from the first, embed the tokens and run the layers; the
+    others are the output: the last norm, the product with the vocabulary's matrix, sampling and log probabilities."""
+
+    graph: torch.cuda.CUDAGraph
+    layers: int
+
+
 def add_conditional(graph: Any, handle: Any, kind: Any, bodies: int) -> list[Any]:
     """Add a conditional node; returns the graphs of its bodies, to be filled."""
     parameters = runtime.cudaGraphNodeParams()
@@ -27,14 +37,14 @@ def add_conditional(graph: Any, handle: Any, kind: Any, bodies: int) -> list[Any
     parameters.conditional.handle = handle
     parameters.conditional.type = kind
     parameters.conditional.size = bodies
-    check(runtime.cudaGraphAddNode(graph, None, None, 0, parameters), "add a conditional node")
+    check_cuda(runtime.cudaGraphAddNode(graph, None, None, 0, parameters), "add a conditional node")
     return [parameters.conditional.phGraph_out[i] for i in range(bodies)]
 
 
 def nodes_of(graph: Any) -> list[Any]:
     """All nodes of a graph, without those of its bodies and child graphs."""
-    _, count = check(runtime.cudaGraphGetNodes(graph, 0), "count nodes")
-    nodes, count = check(runtime.cudaGraphGetNodes(graph, count), "list nodes")
+    _, count = check_cuda(runtime.cudaGraphGetNodes(graph, 0), "count nodes")
+    nodes, count = check_cuda(runtime.cudaGraphGetNodes(graph, count), "list nodes")
     return list(nodes)[: int(count)]
 
 
@@ -47,15 +57,15 @@ def only(nodes: list[Any]) -> Any:
 
 def captured_nodes(stream: torch.cuda.Stream) -> int:
     """How many nodes the capture that runs on a stream has so far."""
-    _, _, graph, *_ = check(runtime.cudaStreamGetCaptureInfo(stream.cuda_stream), "look at a capture")
+    _, _, graph, *_ = check_cuda(runtime.cudaStreamGetCaptureInfo(stream.cuda_stream), "look at a capture")
     return len(nodes_of(graph))
 
 
 def chain_of(graph: Any) -> list[Any]:
     """The nodes of a step graph in the order in which they run. Raises RuntimeError unless each follows on one other."""
     nodes = {int(node): node for node in nodes_of(graph)}
-    *_, count = check(runtime.cudaGraphGetEdges(graph, 0), "count edges")
-    sources, targets, _, count = check(runtime.cudaGraphGetEdges(graph, count), "list edges")
+    *_, count = check_cuda(runtime.cudaGraphGetEdges(graph, 0), "count edges")
+    sources, targets, _, count = check_cuda(runtime.cudaGraphGetEdges(graph, count), "list edges")
     edges = [(int(a), int(b)) for a, b in zip(sources[: int(count)], targets[: int(count)], strict=True)]
     return [nodes[key] for key in in_order(list(nodes), edges)]
 
@@ -77,11 +87,11 @@ def capture_into(graph: Any, stream: torch.cuda.Stream, after: Sequence[tuple[An
     mode = runtime.cudaStreamCaptureMode.cudaStreamCaptureModeRelaxed
     nodes, edges = [node for node, _ in after] or None, [edge(kind) for _, kind in after] or None
     call = runtime.cudaStreamBeginCaptureToGraph(stream.cuda_stream, graph, nodes, edges, len(after), mode)
-    check(call, "begin a capture")
+    check_cuda(call, "begin a capture")
     try:
         yield
     finally:
-        check(runtime.cudaStreamEndCapture(stream.cuda_stream), "end a capture")
+        check_cuda(runtime.cudaStreamEndCapture(stream.cuda_stream), "end a capture")
 
 
 def edge(kind: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The same memory for everybody: state copied to the GPU, and host memory that the GPU reads and writes in place.
+"""Memory for both sides: state copied to the GPU, and host memory that the GPU reads and writes in place.
 
 Compiled device code finds its arrays through a table of addresses, shapes and strides (device/tables.py), which is made from
 whatever has a `__cuda_array_interface__`: torch tensors have one, and `DeviceArray` is one.
@@ -13,13 +13,13 @@ import torch
 from cuda.bindings import runtime
 
 from blinkpy.device.array_trees import map_arrays
-from blinkpy.device.cuda.cuda_calls import check
+from blinkpy.device.cuda.cuda_calls import check_cuda
 
 Tree = TypeVar("Tree", bound=tuple[Any, ...])
 
 
 class DeviceArray:
-    """An array at an address that the GPU knows, with the shape, strides (bytes) and dtype of a NumPy array.
+    """An array at an address of the GPU, with the shape, strides (bytes) and dtype of a NumPy array.
 
     keep: owner of the memory; lives as long as this.
     """
@@ -60,8 +60,8 @@ class MappedMemory:
         self._keep, self._what = np.frombuffer(buffer, np.uint8), what
         self._base = int(self._keep.ctypes.data)
         flags = runtime.cudaHostRegisterMapped | runtime.cudaHostRegisterPortable
-        check(runtime.cudaHostRegister(self._base, len(buffer), flags), f"register {what}")
-        self._device_base = int(check(runtime.cudaHostGetDevicePointer(self._base, 0), f"map {what}"))
+        check_cuda(runtime.cudaHostRegister(self._base, len(buffer), flags), f"register {what}")
+        self._device_base = int(check_cuda(runtime.cudaHostGetDevicePointer(self._base, 0), f"map {what}"))
 
     def moved(self, array: np.ndarray) -> DeviceArray:
         """An array in this memory, as the GPU sees it."""
@@ -69,7 +69,7 @@ class MappedMemory:
 
     def close(self) -> None:
         if self._base:
-            check(runtime.cudaHostUnregister(self._base), f"unregister {self._what}")
+            check_cuda(runtime.cudaHostUnregister(self._base), f"unregister {self._what}")
             self._base = 0
 
 
@@ -80,5 +80,5 @@ def pinned(array: np.ndarray) -> np.ndarray:
 
 def host_tensor_on_device(array: np.ndarray) -> torch.Tensor:
     """A tensor of device type "cuda" over a `pinned` array: the GPU reads host memory in place, over the bus."""
-    pointer = int(check(runtime.cudaHostGetDevicePointer(int(array.ctypes.data), 0), "map pinned memory"))
+    pointer = int(check_cuda(runtime.cudaHostGetDevicePointer(int(array.ctypes.data), 0), "map pinned memory"))
     return torch.as_tensor(DeviceArray(pointer, array, array), device="cuda")

@@ -1,4 +1,8 @@
-"""The scheduler as a CUDA kernel, and compiling kernels for a GPU that this machine need not have."""
+"""numba-cuda: all that the package knows of it stands here, so that its successor is one module's work.
+
+Others take from here its decorators, registries and type bases, the types of kernel arguments and how they are packed, the
+version for keys of kept code, and `compile_kernel`, which needs no GPU. Importing this module needs numba-cuda.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,40 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from blinkpy.device.portable import register_cuda
+import numba
+import numba_cuda
+from numba import cuda, types
+from numba.cuda import cgutils, compiler, dispatcher, models
+from numba.cuda.core.imputils import RefType, iternext_impl
+from numba.cuda.cudadecl import registry as typing_registry
+from numba.cuda.cudaimpl import registry as lowering_registry
+from numba.cuda.extending import core_models, intrinsic, overload
+from numba.cuda.typing.templates import AbstractTemplate, AttributeTemplate
 
+__all__ = [
+    "VERSION",
+    "AbstractTemplate",
+    "AttributeTemplate",
+    "KernelCode",
+    "RefType",
+    "array_of",
+    "array_words",
+    "cgutils",
+    "compile_kernel",
+    "core_models",
+    "cuda",
+    "intrinsic",
+    "iternext_impl",
+    "kernel_signature",
+    "lowering_registry",
+    "models",
+    "overload",
+    "types",
+    "typing_registry",
+]
+
+VERSION = (numba.__version__, numba_cuda.__version__)
+"""What compiled code depends on beside its source."""
 SM_90 = (9, 0)
 
 
@@ -20,11 +56,29 @@ class KernelCode(NamedTuple):
     cubin: bytes
 
 
-def compile_kernel(function: Callable[..., None], signature: Any, cc: tuple[int, int] = SM_90) -> KernelCode:
-    """Compile a kernel's Python function for a compute capability; needs no GPU. signature: numba.types.void(...)."""
-    register_cuda()
-    from numba.cuda import compiler
+def array_of(element: types.Integer, ndim: int = 1) -> types.Array:
+    """The type of a C-contiguous array argument."""
+    return types.Array(element, ndim, "C")
 
+
+def kernel_signature(*arguments: types.Type) -> Any:
+    """The signature of a kernel with these arguments."""
+    return types.void(*arguments)
+
+
+def array_words(address: int, shape: tuple[int, ...], itemsize: int) -> list[int]:
+    """A C-contiguous array as numba-cuda passes it to a kernel, 64-bit words: meminfo, parent, elements, itemsize, address,
+    shape, strides (bytes)."""
+    count, strides = 1, list[int]()
+    for extent in reversed(shape):
+        strides.insert(0, count * itemsize)
+        count *= extent
+    return [0, 0, count, itemsize, address, *shape, *strides]
+
+
+def compile_kernel(function: Callable[..., None], signature: Any, cc: tuple[int, int] = SM_90) -> KernelCode:
+    """Compile a kernel's Python function for a compute capability; needs no GPU. signature: of kernel_signature. The CUDA bodies
+    of the portable language must be registered: device.portable.register_cuda."""
     with _pretend_device(cc):
         library, _ = compiler._compile_pyfunc_with_fixup(function, signature, device=False, abi="numba", cc=cc, lto=False)
         library._lto = False
@@ -34,8 +88,6 @@ def compile_kernel(function: Callable[..., None], signature: Any, cc: tuple[int,
 @contextlib.contextmanager
 def _pretend_device(cc: tuple[int, int]) -> Iterator[None]:
     """Nested device functions ask the current device for its compute capability, whatever the kernel is compiled for."""
-    from numba.cuda import dispatcher
-
     before = dispatcher.get_current_device
     dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=cc)
     try:

@@ -6,9 +6,8 @@ Needs numba-cuda: `portable.register_cuda` imports it.
 from __future__ import annotations
 
 from llvmlite import ir
-from numba import cuda, types
-from numba.cuda import cgutils
-from numba.cuda.extending import intrinsic
+
+from blinkpy.device.cuda.kernel_compiler import cgutils, cuda, intrinsic, types
 
 ALL_LANES = 0xFFFFFFFF
 WARPS_AT_MOST = 32

@@ -6,10 +6,8 @@ Each one is a Numba intrinsic with the arguments of the primitive. Needs numba-c
 from __future__ import annotations
 
 from llvmlite import ir
-from numba import types
-from numba.cuda import cgutils
-from numba.cuda.extending import intrinsic
 
+from blinkpy.device.cuda.kernel_compiler import cgutils, intrinsic, types
 from blinkpy.device.table_codegen import word_pointer
 
 _I64, _VOID = ir.IntType(64), ir.VoidType()

@@ -6,11 +6,17 @@ Needs numba-cuda: `portable.register_cuda` imports it.
 from __future__ import annotations
 
 from llvmlite import ir
-from numba import types
-from numba.cuda import cgutils, models
-from numba.cuda.core.imputils import RefType, iternext_impl
-from numba.cuda.cudaimpl import registry
-from numba.cuda.extending import core_models, intrinsic
+
+from blinkpy.device.cuda.kernel_compiler import (
+    RefType,
+    cgutils,
+    core_models,
+    intrinsic,
+    iternext_impl,
+    lowering_registry,
+    models,
+    types,
+)
 
 
 class StridedIterator(types.SimpleIteratorType):
@@ -54,7 +60,7 @@ def make_strided(typing_context, first, last, lanes):
     return kind(first, last, lanes), generate
 
 
-@registry.lower("getiter", Strided)
+@lowering_registry.lower("getiter", Strided)
 def get_iterator(context, builder, sig, args):
     made = cgutils.create_struct_proxy(sig.args[0])(context, builder, value=args[0])
     iterator = cgutils.create_struct_proxy(sig.return_type)(context, builder)
@@ -64,7 +70,7 @@ def get_iterator(context, builder, sig, args):
     return iterator._getvalue()
 
 
-@registry.lower("iternext", StridedIterator)
+@lowering_registry.lower("iternext", StridedIterator)
 @iternext_impl(RefType.UNTRACKED)
 def get_next(context, builder, sig, args, result):
     iterator = cgutils.create_struct_proxy(sig.args[0])(context, builder, value=args[0])

@@ -7,9 +7,8 @@ kernel that calls it can only run inside a graph that owns the handle.
 from __future__ import annotations
 
 from llvmlite import ir
-from numba import types
-from numba.cuda import cgutils
-from numba.cuda.extending import intrinsic
+
+from blinkpy.device.cuda.kernel_compiler import cgutils, intrinsic, types
 
 
 @intrinsic

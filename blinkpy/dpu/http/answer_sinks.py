@@ -1,4 +1,4 @@
-"""Where text goes: collected for a whole answer, or written to the client as it comes."""
+"""Sinks of text: collected for a whole answer, or written to the client as it comes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Collector:
         self._logprobs: dict[int, list[TokenLogprobs]] = {}
         self._ended = 0
 
-    def more(self, generation: Generation, text: str, logprobs: list[TokenLogprobs]) -> None:
+    def on_text(self, generation: Generation, text: str, logprobs: list[TokenLogprobs]) -> None:
         self._texts.setdefault(generation.index, []).append(text)
         if logprobs:
             self._logprobs.setdefault(generation.index, []).extend(logprobs)
@@ -43,7 +43,7 @@ class Collector:
         return self.error
 
     def usage(self) -> Usage:
-        """Tokens over all choices; a stop string's rest, generated and not shown, is not among them."""
+        """Tokens over all choices, without those generated after a stop string."""
         return Usage(sum(g.prompt_length for g in self.generations), sum(g.tokens for g in self.generations))
 
     def body(self) -> bytes:
@@ -57,8 +57,8 @@ class Collector:
 
 
 class Streamer(Collector):
-    """Writes events to the connection. started: set when there is something to say, so that an early error can still be
-    an answer of its own. on_slow: called once, when the client leaves too much unread."""
+    """Writes events to the connection. started: set with the first event, so that an error before it can still be an answer
+    with a status of its own. on_slow: called once, when the client leaves too much unread."""
 
     def __init__(
         self,
@@ -76,12 +76,12 @@ class Streamer(Collector):
         self._backlog = 0  # events since the client had read everything
 
     def open(self) -> None:
-        """The response has started: write what waits, and from now on at once."""
+        """The response has started: write the events that wait, and from now on each at once."""
         waiting, self._waiting = self._waiting or [], None
         if waiting:
             self._write(b"".join(waiting))
 
-    def more(self, generation: Generation, text: str, logprobs: list[TokenLogprobs]) -> None:
+    def on_text(self, generation: Generation, text: str, logprobs: list[TokenLogprobs]) -> None:
         self._write(self.answer.event(generation.index, text, logprobs))
 
     def ended(self, generation: Generation) -> None:

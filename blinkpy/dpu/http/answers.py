@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from blinkpy.dpu.token_logprobs import Speller, TokenLogprobs, chat_logprobs, completion_logprobs
+from blinkpy.dpu.token_logprobs import TokenLogprobs, TokenSpeller, chat_logprobs, completion_logprobs
 
 DONE = b"data: [DONE]\n\n"
 
@@ -43,7 +43,7 @@ class Answer:
     """The envelope of one request's answer. chat: of /v1/chat/completions, otherwise of /v1/completions. spell: needed for
     answers with log probabilities."""
 
-    def __init__(self, chat: bool, model: str, spell: Speller):
+    def __init__(self, chat: bool, model: str, spell: TokenSpeller):
         self.chat, self._spell = chat, spell
         self.id = f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}"
         self._model, self._created = model, int(time.time())

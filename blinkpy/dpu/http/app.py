@@ -38,7 +38,7 @@ logger = logging.getLogger("blinkpy.frontend")
 
 
 class ClientGone(Exception):
-    """Nobody is there to be answered."""
+    """The client has disconnected."""
 
 
 class App:
@@ -72,7 +72,7 @@ class App:
                     logger.exception("a request failed")
                     await self._send_error(send, ApiError(500, "Internal server error.", code="internal_error"), deadline)
         except TimeoutError:
-            connection.abort()  # it does not read its answer
+            connection.abort()  # the client does not read its answer
         finally:
             connection.on_lost = None
 
@@ -101,20 +101,20 @@ class App:
             return
         given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         scheme, _, key = given.partition(b" ")
-        # Both are always compared in full, so the time says nothing about how much was right.
+        # Both are always compared in full, so the time tells nothing about how much was right.
         if not (hmac.compare_digest(key.strip(), self._key) and scheme.lower() == b"bearer"):
             raise ApiError(401, "The API key is missing or wrong.", code="invalid_api_key")
 
     # ---- GET ---------------------------------------------------------------------------------------------------------
 
     def _health(self, _path: str) -> tuple[bytes, bytes]:
-        problem = "The server is shutting down." if self.draining else self.service.client.status()
+        problem = "The server is shutting down." if self.draining else self.service.engine.status()
         if problem is not None:
             raise unavailable(problem)
         return JSON, b'{"status":"ok"}'
 
     def _metrics(self, _path: str) -> tuple[bytes, bytes]:
-        return TEXT, self.service.metrics.render(self.service.client.engine_words())
+        return TEXT, self.service.metrics.render(self.service.engine.engine_words())
 
     def _version(self, _path: str) -> tuple[bytes, bytes]:
         return JSON, orjson.dumps({"version": __version__})
@@ -128,7 +128,7 @@ class App:
         return JSON, orjson.dumps(self._card())
 
     def _card(self) -> dict[str, Any]:
-        pair = self.service.client.pair
+        pair = self.service.engine.pair
         return {
             "id": self.service.model,
             "object": "model",
@@ -151,7 +151,7 @@ class App:
         service.check_model(request)
         if request.stream and scope["http_version"] == "1.0":
             raise ApiError(400, "Streaming needs HTTP/1.1.", param="stream", code="invalid_value")
-        service.client.require()
+        service.engine.require()
         prompts = await service.prompts(request)
         if connection.gone:
             raise ClientGone
@@ -183,15 +183,15 @@ class App:
             self._drop(sink)  # nothing to do unless something failed
 
     def _drop(self, sink: Collector) -> None:
-        """Nobody wants the rest: cancel what runs, and wake who waits."""
+        """Cancel the generations that still run, and end whoever waits for the answer."""
         for generation in sink.generations:
             if generation.open:
                 generation.open = False
-                self.service.client.cancel(generation)
+                self.service.engine.cancel(generation)
         for future in (sink.done, getattr(sink, "started", sink.done)):
             if not future.done():
                 future.set_exception(ClientGone())
-                future.exception()  # seen, also when nobody waits
+                future.exception()  # marks it as retrieved, in case nobody waits
 
     async def _stream(
         self, sink: Streamer, send: Send, include_usage: bool, connection: Connection, deadline: asyncio.Timeout
@@ -226,7 +226,7 @@ class App:
             elif name == b"content-encoding" and value.strip().lower() != b"identity":
                 raise ApiError(415, "Compressed bodies are not supported.", code="unsupported_encoding")
         if content_type != JSON:
-            # Browsers send other types to any server without asking it first.
+            # Browsers send other types to any server without a preflight request.
             raise ApiError(415, "The content type must be application/json.", code="unsupported_media_type")
         body = bytearray()
         try:

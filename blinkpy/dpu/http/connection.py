@@ -1,9 +1,9 @@
-"""One HTTP connection: uvicorn's protocol on httptools, with limits on headers, and a way to write events straight out.
+"""One HTTP connection: uvicorn's protocol on httptools, with limits on headers, and direct writes of events.
 
-uvicorn's own limits start after the first request and don't cover headers; here a connection must bring its headers
-within a time and a size. A stream's events go from the poll loop to the socket's transport without a task in between,
-which takes about half of the cost out of a token. uvicorn promises none of what this builds on: its range in pyproject.toml
-ends at the newest release that was tried, and tests/plain/front_end/test_uvicorn.py names what another one changed.
+uvicorn's own limits start after the first request and don't cover headers; here headers have a limit on their time and
+size. A stream's events go from the poll loop to the socket's transport without a task in between, which halves the cost of
+a token. This builds on internals of uvicorn: its range in pyproject.toml ends at the newest release that was tried, and
+tests/plain/front_end/test_uvicorn.py names what another release changed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Connection(HttpToolsProtocol):
         super().data_received(data)
         if not self._in_headers or self.transport.is_closing():
             return
-        # Of a piece in which a request ended, the next one's part is unknown; what follows is counted.
+        # How much of a piece belongs to the next request is unknown where one ended in it; later pieces are counted.
         if complete == self._complete:
             self._header_bytes += len(data)
         if self._header_bytes > MAX_HEADER_BYTES:
@@ -83,7 +83,7 @@ class Connection(HttpToolsProtocol):
         self._refuse(400, msg)
 
     def abort(self) -> None:
-        """Drop the connection and what was not sent yet."""
+        """Close the connection at once, with what was not sent yet."""
         if self.cycle is not None:
             self.cycle.disconnected = True
         self.transport.abort()
@@ -97,10 +97,10 @@ class Connection(HttpToolsProtocol):
             self._header_timer = None
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answer what is no proper request, and close."""
+        """Answer an invalid request, and close."""
         cycle = self.cycle
         if cycle is None or cycle.response_complete or not cycle.response_started:
-            if cycle is not None:  # whoever works on it finds the client gone
+            if cycle is not None:  # its handler finds the client gone
                 cycle.disconnected = True
                 cycle.message_event.set()
             body = ApiError(status, message).body()

@@ -1,6 +1,7 @@
-"""Requests of the OpenAI API, from bytes to checked values. Nothing is ignored: what has no effect here is a 400.
+"""Requests of the OpenAI API, from bytes to checked values. A field that has no effect here is refused, never ignored.
 
-FIELDS is the whole truth about what is accepted: one line for each field, with its check. A field that is null counts
+CHAT_FIELDS and COMPLETION_FIELDS are all that is accepted: a row for each field, with its check and its line in docs/api.md.
+Request parameters have their rows from the table of blinkpy.queues.request_parameters. A field that is null counts
 as absent, as in OpenAI's API. Of a key that comes twice the last one counts, as in most JSON parsers.
 """
 
@@ -9,19 +10,29 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
 from blinkpy.dpu.api_errors import ApiError, bad_request
 from blinkpy.dpu.text.stop_strings import MAX_STOP_LENGTH, MAX_STOPS
-from blinkpy.queues.request_parameters import ABOVE_ZERO, INT32_RANGE, LIMITS, Sampling
+from blinkpy.queues.logprob_record import TOP_LOGPROBS
+from blinkpy.queues.request_parameters import (
+    INT32_MAX,
+    INT32_RANGE,
+    INT64_RANGE,
+    PARAMETER,
+    PARAMETERS,
+    Bounds,
+    Parameter,
+    RequestParameters,
+)
 from blinkpy.queues.submission import STOP_IDS
 
 MAX_PROMPTS = 128  # in one request
 MAX_MESSAGES = 10_000
 ROLES = ("system", "developer", "user", "assistant")
-# Fields of a message; name and refusal say nothing to a template.
+# Of a message; templates do not use `name` and `refusal`.
 MESSAGE_FIELDS = frozenset({"role", "content", "name", "refusal"})
 
 Message = dict[str, Any]
@@ -31,11 +42,12 @@ Message = dict[str, Any]
 class Request:
     """One checked request. Exactly one of messages and prompts is set.
 
-    prompts: texts or lists of token ids. max_tokens: None when the request leaves it to the context. sampling:
-    everything but max_tokens and the model's end-of-sequence ids. stop_ids: the request's own.
+    prompts: texts or lists of token ids. max_tokens: None when the request leaves it to the context. parameters:
+    everything but max_tokens and the model's end-of-sequence ids. stop_ids: the request's own. logprobs: of a chat;
+    parameters.logprobs combines it with top_logprobs.
     """
 
-    sampling: Sampling
+    parameters: RequestParameters
     model: str | None = None
     messages: list[Message] | None = None
     prompts: list[str | list[int]] = field(default_factory=list)
@@ -45,7 +57,7 @@ class Request:
     ignore_eos: bool = False
     stream: bool = False
     include_usage: bool = False
-    logprobs: bool = False  # of a chat; sampling.logprobs has what came of both
+    logprobs: bool = False
     top_logprobs: int = 0
 
 
@@ -59,30 +71,22 @@ def _wrong(name: str, wanted: str, value: Any) -> ApiError:
     return bad_request(f"'{name}' must be {wanted}, not {kinds.get(type(value), type(value).__name__)}.", name, "invalid_type")
 
 
-def _range(name: str, value: float, low: float, high: float, above: bool) -> None:
-    if not low <= value <= high or (above and value == low):
-        bounds = f"above {low:g} and at most {high:g}" if above else f"{low:g} to {high:g}"
-        if isinstance(value, int) and abs(high) > 2**20:
-            bounds = f"{low} to {high}"
-        raise bad_request(f"'{name}' must be {bounds}, not {value}.", name, "invalid_value")
+def _scalar(parameter: Parameter) -> Check:
+    """The check of a field with the type and bounds of a parameter. Returns what the engine gets."""
+    low, high = parameter.bounds
+    bounds = f"{low:g} to {high:g}" if parameter.is_float else f"{low} to {high}"
+    if parameter.above_low:
+        bounds = f"above {low:g} and at most {high:g}"
+    types, wanted = ((int, float), "a number") if parameter.is_float else ((int,), "an integer")
 
+    def check(name: str, value: Any) -> Any:
+        if type(value) not in types:  # bool is an int to Python, and not to JSON
+            raise _wrong(name, wanted, value)
+        if not parameter.in_bounds(value):
+            raise bad_request(f"'{name}' must be {bounds}, not {value}.", name, "invalid_value")
+        return parameter.from_request(value)
 
-def _integer(name: str, value: Any) -> int:
-    if type(value) is not int:  # bool is an int to Python, and not to JSON
-        raise _wrong(name, "an integer", value)
-    _range(name, value, *LIMITS.get(name, (1, INT32_RANGE[1])), above=False)
-    return int(value)
-
-
-def _number(name: str, value: Any) -> float:
-    if type(value) not in (int, float):
-        raise _wrong(name, "a number", value)
-    _range(name, value, *LIMITS[name], above=name in ABOVE_ZERO)
-    return float(value)
-
-
-def _top_k(name: str, value: Any) -> int:
-    return max(0, _integer(name, value))
+    return check
 
 
 def _boolean(name: str, value: Any) -> bool:
@@ -115,7 +119,8 @@ def _stop_ids(name: str, value: Any) -> tuple[int, ...]:
     if len(value) > STOP_IDS:
         raise bad_request(f"'{name}' can hold at most {STOP_IDS} token ids, not {len(value)}.", name, "invalid_value")
     for token in value:
-        _range(name, token, 0, INT32_RANGE[1], above=False)
+        if not 0 <= token <= INT32_MAX:
+            raise bad_request(f"'{name}' must be 0 to {INT32_MAX}, not {token}.", name, "invalid_value")
     return tuple(dict.fromkeys(value))
 
 
@@ -187,79 +192,98 @@ def _prompts(name: str, value: Any) -> list[str | list[int]]:
     return several
 
 
-def _only(*allowed: Any) -> Check:
-    """For what has one meaning here: other values are refused by name."""
-
-    def check(name: str, value: Any) -> None:
-        if not any(value == one and type(value) is type(one) for one in allowed):
-            wanted = " or ".join(orjson.dumps(one).decode() for one in allowed)
-            message = f"'{name}' is supported with the value {wanted} only." if allowed else f"'{name}' is not supported."
-            raise bad_request(message, name, "unsupported_parameter")
-
-    return check
-
-
 def _metadata(name: str, value: Any) -> None:
     if type(value) is not dict:
         raise _wrong(name, "an object", value)
 
 
 # ---- the fields ------------------------------------------------------------------------------------------------------
-# name: (attribute of Request, or of Sampling after "sampling.", or "" when there is none; check)
-
-_COMMON: dict[str, tuple[str, Check]] = {
-    "model": ("model", _text),
-    "max_tokens": ("max_tokens", _integer),
-    "temperature": ("sampling.temperature", _number),
-    "top_p": ("sampling.top_p", _number),
-    "top_k": ("sampling.top_k", _top_k),
-    "min_p": ("sampling.min_p", _number),
-    "repetition_penalty": ("sampling.repetition_penalty", _number),
-    "presence_penalty": ("sampling.presence_penalty", _number),
-    "frequency_penalty": ("sampling.frequency_penalty", _number),
-    "seed": ("sampling.seed", _integer),
-    "priority": ("sampling.priority", _integer),
-    "min_tokens": ("sampling.min_tokens", _integer),
-    "cache_salt": ("sampling.cache_salt", _salt),
-    "stop": ("stop", _stop),
-    "stop_token_ids": ("stop_ids", _stop_ids),
-    "ignore_eos": ("ignore_eos", _boolean),
-    "stream": ("stream", _boolean),
-    "stream_options": ("include_usage", _stream_options),
-    # One answer per prompt, without edits of its distribution.
-    "n": ("", _only(1)),
-    "logit_bias": ("", _only({})),
-    # Remarks for the operator of a service, with no effect on the answer. Nothing is stored here.
-    "user": ("", _text),
-    "metadata": ("", _metadata),
-    "store": ("", _only(False)),
-    "service_tier": ("", _only("auto", "default")),
-    "safety_identifier": ("", _text),
-    "prompt_cache_key": ("", _text),  # a hint for routing; prefixes are shared in any case
-}
-CHAT_FIELDS: dict[str, tuple[str, Check]] = {
-    **_COMMON,
-    "messages": ("messages", _messages),
-    "max_completion_tokens": ("max_tokens", _integer),
-    "logprobs": ("logprobs", _boolean),
-    "top_logprobs": ("top_logprobs", _integer),
-    "response_format": ("", _only({"type": "text"})),
-    "modalities": ("", _only(["text"])),
-    "tools": ("", _only([])),
-    "tool_choice": ("", _only("none")),
-    "chat_template": ("", _only()),  # templates come from the model or the operator
-}
-COMPLETION_FIELDS: dict[str, tuple[str, Check]] = {
-    **_COMMON,
-    "prompt": ("prompts", _prompts),
-    "best_of": ("", _only(1)),
-    "echo": ("", _only(False)),
-    "suffix": ("", _only("")),
-    "logprobs": ("sampling.logprobs", _integer),
-}
 
 
-def parse(body: bytes | bytearray, fields: dict[str, tuple[str, Check]], defaults: Sampling) -> Request:
+class Field(NamedTuple):
+    """attribute: of Request, or of RequestParameters after "parameters.", or "" when there is none. values, default: for
+    docs/api.md."""
+
+    attribute: str
+    check: Check
+    values: str = "accepted; no effect on the answer"
+    default: str = ""
+
+
+def _only(*allowed: Any, why: str = "") -> Field:
+    """A field that has one meaning here: other values are refused by name."""
+    shown = [orjson.dumps(one).decode() for one in allowed]
+
+    def check(name: str, value: Any) -> None:
+        if not any(value == one and type(value) is type(one) for one in allowed):
+            rule = f"supported with the value {' or '.join(shown)} only" if allowed else "not supported"
+            raise bad_request(f"'{name}' is {rule}.", name, "unsupported_parameter")
+
+    return Field("", check, (f"`{'` or `'.join(shown)}` only" if allowed else "refused") + why)
+
+
+def _parameter_field(p: Parameter) -> Field:
+    low, high = p.bounds
+    ranges: dict[Bounds, str] = {INT32_RANGE: "a 32-bit integer", INT64_RANGE: "a 64-bit integer"}
+    values = f"above {low:g}, to {high:g}" if p.above_low else f"at least {low}" if high == INT32_MAX else f"{low:g} to {high:g}"
+    values = p.kind or ranges.get(p.bounds) or values
+    default = "random" if p.neutral is None else "none" if p.kind or p.default is None else f"{p.neutral:g}"
+    default = f"the model's generation_config.json, else {default}" if p.from_model else default
+    check = _salt if p.name == "cache_salt" else _scalar(p)
+    return Field(f"parameters.{p.name}", check, f"{values}; {p.doc}" if p.doc else values, default)
+
+
+_limit, _top_logprobs = _scalar(PARAMETER["max_tokens"]), _scalar(PARAMETER["logprobs"])
+_LIMIT_VALUES = "at least 1; prompt and output together have to fit into the context"
+_USAGE_VALUES = '`{"include_usage": true}`: a last event with the token counts; only with `stream`'
+_MESSAGES_VALUES = (
+    f'1 to {MAX_MESSAGES:,} of `{{"role": ROLE, "content": text}}`, where ROLE is {", ".join(ROLES)}; content may '
+    'also be a list of `{"type": "text", "text": ...}`'
+)
+_TOP_LOGPROBS_VALUES = f"0 to {TOP_LOGPROBS}: also of this number of most likely tokens at each place; only with `logprobs`"
+
+COMMON_FIELDS = {
+    "model": Field("model", _text, "the served name; another one is a 404", "the served model"),
+    "max_tokens": Field("max_tokens", _limit, _LIMIT_VALUES, "the rest of the context"),
+    **{p.name: _parameter_field(p) for p in PARAMETERS if p.http == "both"},
+    "stop": Field("stop", _stop, f"a string, or up to {MAX_STOPS}, of 1 to {MAX_STOP_LENGTH:,} characters each", "none"),
+    "stop_token_ids": Field("stop_ids", _stop_ids, f"up to {STOP_IDS} ids, the model's end-of-sequence ids included", "none"),
+    "ignore_eos": Field("ignore_eos", _boolean, "true: end-of-sequence ids don't end the output", "false"),
+    "stream": Field("stream", _boolean, "true: server-sent events", "false"),
+    "stream_options": Field("include_usage", _stream_options, _USAGE_VALUES),
+    "n": _only(1),
+    "logit_bias": _only({}),
+    # Remarks for the operator of a service. Nothing is stored here.
+    "user": Field("", _text),
+    "metadata": Field("", _metadata),
+    "store": _only(False, why=": nothing is stored"),
+    "service_tier": _only("auto", "default"),
+    "safety_identifier": Field("", _text),
+    "prompt_cache_key": Field("", _text),  # a hint for routing; prefixes are shared in any case
+}
+CHAT_ONLY_FIELDS = {
+    "messages": Field("messages", _messages, _MESSAGES_VALUES),
+    "max_completion_tokens": Field("max_tokens", _limit, "the same as `max_tokens`"),
+    "logprobs": Field("logprobs", _boolean, "true: log probabilities of the generated tokens"),
+    "top_logprobs": Field("top_logprobs", _top_logprobs, _TOP_LOGPROBS_VALUES),
+    "response_format": _only({"type": "text"}),
+    "modalities": _only(["text"]),
+    "tools": _only([]),
+    "tool_choice": _only("none"),
+    "chat_template": _only(why=": templates come from the model or from `--chat-template`"),
+}
+COMPLETION_ONLY_FIELDS = {
+    "prompt": Field("prompts", _prompts, f"a text, a list of token ids, or a list of up to {MAX_PROMPTS} of one of these"),
+    "best_of": _only(1),
+    "echo": _only(False, why=": there are no log probabilities of prompts"),
+    "suffix": _only(""),
+    **{p.name: _parameter_field(p) for p in PARAMETERS if p.http == "completions"},
+}
+CHAT_FIELDS = COMMON_FIELDS | CHAT_ONLY_FIELDS
+COMPLETION_FIELDS = COMMON_FIELDS | COMPLETION_ONLY_FIELDS
+
+
+def parse(body: bytes | bytearray, fields: dict[str, Field], defaults: RequestParameters) -> Request:
     """Check a request's body. fields: CHAT_FIELDS or COMPLETION_FIELDS. Raises ApiError with status 400."""
     try:
         content = orjson.loads(body)
@@ -268,16 +292,16 @@ def parse(body: bytes | bytearray, fields: dict[str, tuple[str, Check]], default
     if type(content) is not dict:
         raise bad_request("The body must be a JSON object.", code="invalid_json")
     values: dict[str, Any] = {}
-    sampling: dict[str, Any] = {}
+    parameters: dict[str, Any] = {}
     for name, value in content.items():
         if name not in fields:
             raise bad_request(f"'{name[:100]}' is not supported.", name[:100], "unsupported_parameter")
         if value is None:
             continue
-        attribute, check = fields[name]
-        checked = check(name, value)
-        if attribute.startswith("sampling."):
-            sampling[attribute[9:]] = checked
+        attribute = fields[name].attribute
+        checked = fields[name].check(name, value)
+        if attribute.startswith("parameters."):
+            parameters[name] = checked
         elif attribute:
             if attribute in values and values[attribute] != checked:
                 raise bad_request("'max_tokens' and 'max_completion_tokens' contradict each other.", name, "invalid_value")
@@ -286,9 +310,9 @@ def parse(body: bytes | bytearray, fields: dict[str, tuple[str, Check]], default
     if needed not in values:
         name = "messages" if needed == "messages" else "prompt"
         raise bad_request(f"'{name}' is missing.", name, "missing_required_parameter")
-    request = Request(sampling=replace(defaults, **sampling) if sampling else defaults, **values)
+    request = Request(parameters=replace(defaults, **parameters) if parameters else defaults, **values)
     if request.logprobs:
-        request.sampling = replace(request.sampling, logprobs=request.top_logprobs)
+        request.parameters = replace(request.parameters, logprobs=request.top_logprobs)
     elif request.top_logprobs:
         raise bad_request("'top_logprobs' can only be used with 'logprobs': true.", "top_logprobs", "invalid_value")
     if "stream_options" in content and content["stream_options"] is not None and not request.stream:
@@ -297,7 +321,7 @@ def parse(body: bytes | bytearray, fields: dict[str, tuple[str, Check]], default
 
 
 def token_limit(request: Request, prompt_length: int, context: int) -> int:
-    """max_tokens of a request with a prompt of so many tokens; the rest of the context if it asks for no limit.
+    """max_tokens of a request with a prompt of prompt_length tokens; without one, the rest of the context.
 
     Raises ApiError with status 400 and code context_length_exceeded when the request goes beyond the context.
     """
@@ -312,9 +336,9 @@ def token_limit(request: Request, prompt_length: int, context: int) -> int:
             prompt if room < 1 or request.max_tokens is None else "max_tokens",
             "context_length_exceeded",
         )
-    if request.sampling.min_tokens > limit:
+    if request.parameters.min_tokens > limit:
         raise bad_request(
-            f"'min_tokens' ({request.sampling.min_tokens}) is above the {limit} tokens that may be generated.",
+            f"'min_tokens' ({request.parameters.min_tokens}) is above the {limit} tokens that may be generated.",
             "min_tokens",
             "invalid_value",
         )

@@ -1,4 +1,4 @@
-"""What a worker knows of the model, and how a checked request becomes submissions."""
+"""The model as a worker serves it, and the way of a checked request to submissions."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ import numpy as np
 
 from blinkpy.config import Config, ConfigError
 from blinkpy.dpu.api_errors import ApiError, bad_request
-from blinkpy.dpu.engine_link import EngineClient
+from blinkpy.dpu.engine_link import EngineLink
 from blinkpy.dpu.generation import Generation
+from blinkpy.dpu.generation_defaults import default_sampling
 from blinkpy.dpu.http.answer_sinks import Collector
 from blinkpy.dpu.http.request_fields import Message, Request, token_limit
 from blinkpy.dpu.metrics import Metrics
 from blinkpy.dpu.text.chat_template import ChatError, load_template
 from blinkpy.dpu.text.tokenizer import Tokenizer
 from blinkpy.queues.array_types import Int32
-from blinkpy.queues.request_parameters import Sampling, default_sampling
+from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.submission import STOP_IDS
 
 INLINE_CHARACTERS = 2048  # longer texts are tokenized in a thread; a text of this length takes under a millisecond
@@ -29,16 +30,16 @@ TEMPLATE_SLACK = 1 << 20  # characters that a chat template may add to the messa
 
 
 class Service:
-    """Model name, tokenizer, template and defaults of one worker. Raises ConfigError for a folder that it can't use."""
+    """Model name, tokenizer, template and defaults of one worker. Raises ConfigError for a folder that can't be used."""
 
-    def __init__(self, config: Config, folder: Path, client: EngineClient, metrics: Metrics):
-        self.client, self.metrics = client, metrics
+    def __init__(self, config: Config, folder: Path, engine: EngineLink, metrics: Metrics):
+        self.engine, self.metrics = engine, metrics
         self.model = config.model.served_model_name or config.model.model
         self.api_key = config.frontend.api_key or os.environ.get("BLINKPY_API_KEY", "")
         self.started = int(time.time())
         self.tokenizer = Tokenizer(folder)
         try:
-            self.defaults: Sampling = default_sampling(self.tokenizer.generation_config)
+            self.defaults: RequestParameters = default_sampling(self.tokenizer.generation_config)
         except ValueError as error:
             raise ConfigError(f"{folder}: {error}") from error
         limit = config.frontend.max_body_bytes + TEMPLATE_SLACK
@@ -81,8 +82,8 @@ class Service:
             if len(prompt) <= INLINE_CHARACTERS:
                 return self.tokenizer.encode(prompt)
             return await asyncio.get_running_loop().run_in_executor(self._threads, self.tokenizer.encode, prompt)
-        pair = self.client.require()
-        if len(prompt) > pair.context:  # before anything is made of it; the exact check follows
+        pair = self.engine.require()
+        if len(prompt) > pair.context:  # no array of unlimited size; the exact check follows
             return np.zeros(len(prompt), np.int32)
         for token in prompt:
             if not 0 <= token < pair.facts.vocab_size:
@@ -91,8 +92,8 @@ class Service:
         return np.array(prompt, np.int32)
 
     def submit(self, request: Request, prompts: list[Int32], sink: Collector, arrival: float) -> None:
-        """Hand all choices to the engine, or none. Raises ApiError."""
-        pair = self.client.require()
+        """Submit all choices to the engine, or none. Raises ApiError."""
+        pair = self.engine.require()
         stop_ids = (*request.stop_ids, *(() if request.ignore_eos else self.tokenizer.eos_ids))
         stop_ids = tuple(dict.fromkeys(stop_ids))
         if len(stop_ids) > STOP_IDS:
@@ -105,9 +106,9 @@ class Service:
             if len(prompt) > pair.longest_prompt:  # of small arenas, set by hand
                 message = f"The prompt has {len(prompt)} tokens; this server takes at most {pair.longest_prompt}."
                 raise bad_request(message, "prompt", "context_length_exceeded")
-            sampling = replace(request.sampling, max_tokens=limit, stop_ids=stop_ids)
+            parameters = replace(request.parameters, max_tokens=limit, stop_ids=stop_ids)
             detokenizer = self.tokenizer.detokenizer(prompt)
-            generation = Generation(index, len(prompt), detokenizer, request.stop, arrival, sink, sampling.logprobs)
-            work.append((generation, prompt, sampling))
+            generation = Generation(index, len(prompt), detokenizer, request.stop, arrival, sink, parameters.logprobs)
+            work.append((generation, prompt, parameters))
         sink.generations = [generation for generation, _, _ in work]
-        self.client.submit(work)
+        self.engine.submit(work)

@@ -21,7 +21,8 @@ import time
 
 import numpy as np
 
-from blinkpy.dpu.link.rdma_writes import Piece, SendQueue
+from blinkpy.config import Config, ConfigError
+from blinkpy.dpu.link.rdma_writes import SendQueue, WritePiece
 from blinkpy.queues.array_types import Int32, Int64
 from blinkpy.queues.completion import CQ_ENTRY_BYTES, FLAG_SHIFT, HAS_LOGPROBS, LAP_SHIFT, lap_of
 from blinkpy.queues.header import read_header
@@ -40,9 +41,10 @@ from blinkpy.queues.words import (
     PAIR_SQ_HEAD,
     POSITION_MASK,
 )
-from blinkpy.transport.contract import PairWords, TransportError
-from blinkpy.transport.handshake import Hello, Welcome, introduce
-from blinkpy.transport.verbs import Port, QueuePairEnd, constants
+from blinkpy.transport.contract import EngineWords, TransportError
+from blinkpy.transport.handshake import Hello, Welcome, introduce, new_owner
+from blinkpy.transport.transport_kinds import End, WorkerIdentity
+from blinkpy.transport.verbs import Port, QueuePairEnd, RdmaOptions, constants
 
 READ_SPIN_NS = 20_000  # longest wait within a look for completions
 WINDOW_LEAST, WINDOW_MOST = 16, 256  # words of the completion ring in one read
@@ -57,7 +59,7 @@ CLOSE_S = 0.05  # for the last writes to get out
 WRITES, LOOK, RECORDS, PAIR, HEALTH = range(5)  # tags of batches
 
 
-class Look:
+class CompletionRead:
     """What one read of the completion ring brought: new words from a position on, and how many of them were handed out.
 
     full: all words that it read were new, so there may be more."""
@@ -69,7 +71,7 @@ class Look:
         self.records: Records | None = None
 
 
-class Memory:
+class RegisteredMemory:
     """Page-aligned memory that pyverbs can register. address: of its first byte."""
 
     def __init__(self, length: int):
@@ -87,14 +89,14 @@ class RdmaTransport:
         self.layout, self.facts = read_header(welcome.header)
         self.pair = welcome.pair
         layout, sizes = self.layout, self.layout.sizes
-        lengths = {"engine": (BLOCK_WORDS * 2) * 8, "front": layout.front_bytes, "back": layout.back_bytes}
+        lengths = {"engine": (BLOCK_WORDS * 2) * 8, "front": layout.front_region_bytes, "back": layout.engine_region_bytes}
         for name, length in lengths.items():
             if getattr(welcome, name).length != length:
                 raise LayoutError(f"the engine offers {getattr(welcome, name).length} bytes as region {name!r}, not {length}")
         self._port, self._end, self._welcome = port, end, welcome
         self.queue = SendQueue(end, depth)
 
-        self._copy = Memory(layout.front_bytes)
+        self._copy = RegisteredMemory(layout.front_region_bytes)
         copied = memoryview(self._copy.buffer).cast("q")
         self._words, self._cancel = copied[:FRONT_WORDS], copied[layout.cancel // 8 :][: sizes.slots]
         self._copy_at, self._front_at = self._copy.address, welcome.front.address
@@ -102,8 +104,8 @@ class RdmaTransport:
         self._prompt = np.ndarray((sizes.prompt_tokens,), np.int32, self._copy.buffer, layout.prompt)
         self._front_key = welcome.front.rkey
         self._all_words = self._piece(0, FRONT_WORDS * 8)
-        self._batch: list[Piece] = []  # of the submission that the next doorbell announces
-        self._copy_key = int(end.register(self._copy.address, layout.front_bytes, 0).lkey)
+        self._batch: list[WritePiece] = []  # of the submission that the next doorbell announces
+        self._copy_key = int(end.register(self._copy.address, layout.front_region_bytes, 0).lkey)
 
         # Where reads arrive: one place for each kind, of which one is in flight at a time.
         window = min(WINDOW_MOST, sizes.cq_entries)
@@ -113,7 +115,7 @@ class RdmaTransport:
         for tag, length in parts.items():
             self._place[tag] = total
             total += -(-length // 64) * 64
-        self._landing = Memory(total)
+        self._landing = RegisteredMemory(total)
         self._landing_key = int(end.register(self._landing.address, total, constants().IBV_ACCESS_LOCAL_WRITE).lkey)
         buffer, place = self._landing.buffer, self._place
         self._look_words = memoryview(buffer)[place[LOOK] :][: window * 8].cast("q")
@@ -124,9 +126,9 @@ class RdmaTransport:
         self._window = self._narrowest = min(WINDOW_LEAST, window)
         self._widest = window
         self._asked: tuple[int, int] | None = None  # position and words of the look in flight
-        self._pending: Look | None = None  # waits for its records
-        self._look: Look | None = None
-        self._records: Look | None = None  # the one whose words went out last
+        self._pending: CompletionRead | None = None  # waits for its records
+        self._look: CompletionRead | None = None
+        self._records: CompletionRead | None = None  # the one whose words went out last
         self._in_flight = {PAIR: False, HEALTH: False}
         self._pair_before = self._pair_now = [0] * PAIR_READ_WORDS
         self._health = [0] * ENGINE_READ_WORDS
@@ -153,7 +155,7 @@ class RdmaTransport:
         self._batch.append(self._piece(start, len(entry)))
         self._used_entries += 1
 
-    def ring(self, doorbell: int) -> None:
+    def ring_doorbell(self, doorbell: int) -> None:
         self._words[FRONT_DOORBELL] = doorbell
         self._post_words()
 
@@ -170,7 +172,7 @@ class RdmaTransport:
                 return
         self._post_words()
 
-    def _piece(self, offset: int, length: int) -> Piece:
+    def _piece(self, offset: int, length: int) -> WritePiece:
         """A piece of our region, from the copy to the engine."""
         return self._copy_at + offset, length, self._front_at + offset
 
@@ -192,7 +194,7 @@ class RdmaTransport:
             if look.served < len(look.words):
                 return self._serve(look, limit)
             self._look = None
-            if look.full:  # and the caller wants more: more is on its way when it looks again
+            if look.full:  # more may be on its way when the caller looks again
                 self._ask(position)
             return []
         self._look = None
@@ -209,7 +211,7 @@ class RdmaTransport:
         look = self._look
         return self._serve(look, limit) if look is not None and look.position == position else []
 
-    def _serve(self, look: Look, limit: int) -> list[int]:
+    def _serve(self, look: CompletionRead, limit: int) -> list[int]:
         words = look.words[look.served : look.served + limit]
         look.served += len(words)
         self._records = look
@@ -251,7 +253,7 @@ class RdmaTransport:
             self._window = max(self._window // 2, self._narrowest)
         if not new:
             return
-        look = Look(position, words[:new], new == asked)
+        look = CompletionRead(position, words[:new], new == asked)
         if flags >> FLAG_SHIFT & HAS_LOGPROBS:
             self._pending = look
             index = position & self.layout.sizes.cq_entries - 1
@@ -265,7 +267,7 @@ class RdmaTransport:
             raise TransportError(f"no records of log probabilities were read for {count} completions from {position} on")
         return look.records[position - look.position : position - look.position + count]
 
-    def read_pair(self) -> PairWords:
+    def read_pair(self) -> EngineWords:
         self._reap()
         sizes, now, before = self.layout.sizes, self._pair_now, self._pair_before
         short = (
@@ -277,7 +279,7 @@ class RdmaTransport:
         if short or now[PAIR_EPOCH] != self._words[FRONT_CLAIM] or before[PAIR_EPOCH] != now[PAIR_EPOCH]:
             self._ask_pair()
         # Epoch and attached are from a read that was over when the positions were read.
-        return PairWords(now[PAIR_SQ_HEAD], now[PAIR_CQ_TAIL], before[PAIR_EPOCH], before[PAIR_ATTACHED])
+        return EngineWords(now[PAIR_SQ_HEAD], now[PAIR_CQ_TAIL], before[PAIR_EPOCH], before[PAIR_ATTACHED])
 
     def _ask_pair(self) -> None:
         if not self._in_flight[PAIR]:
@@ -333,7 +335,7 @@ class RdmaTransport:
         self._pair_before = self._pair_now
 
     def lost(self) -> bool:
-        """False: a queue pair that fails says so at the next call of whatever kind."""
+        """False: a queue pair that fails raises at the next call, whichever it is."""
         self._reap()
         return False
 
@@ -374,3 +376,20 @@ def attach_rdma(
         rdma_port.close()
         raise
     return transport
+
+
+def connect(config: Config, worker: WorkerIdentity) -> RdmaTransport:
+    """Take a queue pair of the engine at --engine. As attach_rdma otherwise."""
+    options = config.extension(RdmaOptions)
+    host, port = options.address("engine")
+    return attach_rdma(host, port, worker.owner or new_owner(), options.rdma_device, options.rdma_gid_index)
+
+
+def check(config: Config, given: frozenset[str]) -> None:
+    """See blinkpy.transport.transport_kinds.End."""
+    config.extension(RdmaOptions).address("engine")
+    if "name" in given:
+        raise ConfigError("--name is for front ends on the engine's machine; --transport rdma finds the engine by --engine")
+
+
+END = End("rdma", "several, over RDMA", True, RdmaOptions, connect, check)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from blinkpy.config import Config
 from blinkpy.dpu.link.store_fence import store_fence
 from blinkpy.queues.array_types import Int32, Int64
 from blinkpy.queues.header import read_header
@@ -30,8 +31,9 @@ from blinkpy.queues.words import (
     PAIR_EPOCH,
     PAIR_SQ_HEAD,
 )
-from blinkpy.transport.contract import PairWords, TransportError
+from blinkpy.transport.contract import EngineWords, TransportError
 from blinkpy.transport.segment import RETRY_S, pair_lock, segment_path
+from blinkpy.transport.transport_kinds import End, WorkerIdentity
 
 
 class ShmTransport:
@@ -43,7 +45,7 @@ class ShmTransport:
         self._path, self._fd, self._mapping = path, fd, mapping
         self._fence = store_fence()
         layout, sizes = self.layout, self.layout.sizes
-        front, back = layout.front(pair), layout.back(pair)
+        front, back = layout.front_region(pair), layout.engine_region(pair)
         self._bytes = memoryview(mapping)
         # Words that the other side polls are accessed through this view: CPython turns each access into one aligned
         # 8-byte load or store, while a copy of many bytes may be made in pieces of any size.
@@ -69,7 +71,7 @@ class ShmTransport:
         start = self._sq + index * len(entry)
         self._bytes[start : start + len(entry)] = entry
 
-    def ring(self, doorbell: int) -> None:
+    def ring_doorbell(self, doorbell: int) -> None:
         self._fence()  # the doorbell comes after the entry: O1 of docs/verification.md
         self._words[self._front + FRONT_DOORBELL] = doorbell
 
@@ -92,11 +94,11 @@ class ShmTransport:
         self._fence()  # and before the store of the head that gives the place back
         return records
 
-    def read_pair(self) -> PairWords:
+    def read_pair(self) -> EngineWords:
         words, base = self._words, self._pair_words
         attached, epoch = words[base + PAIR_ATTACHED], words[base + PAIR_EPOCH]
         self._fence()  # the positions are read after the epoch: O5 of docs/verification.md
-        return PairWords(words[base + PAIR_SQ_HEAD], words[base + PAIR_CQ_TAIL], epoch, attached)
+        return EngineWords(words[base + PAIR_SQ_HEAD], words[base + PAIR_CQ_TAIL], epoch, attached)
 
     def read_engine_state(self) -> int:
         return self._words[self._engine + ENGINE_STATE]
@@ -186,7 +188,15 @@ def _attach(path: Path, pair: int, or_another: bool) -> ShmTransport:
 def _lock_pair(fd: int, layout: QueueLayout, pair: int) -> bool:
     """Lock a pair for the time that fd is open; False where somebody else has it."""
     try:
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, pair_lock(layout.front(pair), 1))
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, pair_lock(layout.front_region(pair), 1))
     except (BlockingIOError, PermissionError):
         return False
     return True
+
+
+def connect(config: Config, worker: WorkerIdentity) -> ShmTransport:
+    """Take the worker's queue pair of the engine --name, or another one that nobody has. As attach_segment otherwise."""
+    return attach_segment(config.engine.name, worker.pair, or_another=True)
+
+
+END = End("shm", "one machine, shared memory", False, None, connect)

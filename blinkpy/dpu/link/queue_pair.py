@@ -26,7 +26,8 @@ from blinkpy.queues.completion import (
     lap_of,
 )
 from blinkpy.queues.page_hash import PageHasher
-from blinkpy.queues.request_parameters import Sampling
+from blinkpy.queues.request_parameters import RequestParameters
+from blinkpy.queues.submission import pack_entry
 from blinkpy.queues.words import (
     ENGINE_HEARTBEAT,
     ENGINE_STATE,
@@ -49,22 +50,22 @@ CLAIM_POLL_S = 0.0005
 REQUEST_LIMIT = 0xFFFFFFFE  # requests of one epoch: ids never repeat
 
 
-class Busy(Exception):
+class NoRoomError(Exception):
     """No slot, ring entry or arena space now; try again later."""
 
 
-class Unavailable(Exception):
+class EngineUnavailableError(Exception):
     """The engine takes no requests now: it is starting or draining."""
 
 
-class EngineLost(Exception):
+class EngineLostError(Exception):
     """The queue pair is of no use any more; every request in flight has failed. The message says why."""
 
 
 LogprobPairs = list[tuple[int, float]]  # one record: (token, log probability), as in logprob_record.RECORD_PAIR
 
 
-class InFlight:
+class InFlightRequest:
     """One submitted request.
 
     owner: whatever the caller passed in. after: the ring's position after its entry. records: those of its completions with
@@ -81,7 +82,7 @@ class InFlight:
 
 # One completion: the request, a token id (of a rejected request: completion.REJECT_*), and FINISH_* with
 # HAS_TOKEN and HAS_LOGPROBS. A plain tuple, since there is one for every token.
-Event = tuple[InFlight, int, int]
+CompletionEvent = tuple[InFlightRequest, int, int]
 
 
 class QueuePair:
@@ -97,7 +98,7 @@ class QueuePair:
         self.stray_completions = 0  # for slots without a request: the engine broke the protocol
         # Tokens of a prompt that fits into the arenas at all.
         self.longest_prompt = min(self.sizes.prompt_tokens, (self.sizes.hash_entries + 1) * self.facts.page_size - 1)
-        self._live: list[InFlight | None] = [None] * self.sizes.slots
+        self._live: list[InFlightRequest | None] = [None] * self.sizes.slots
         self._beat = 0
         self._engine_beat = -1
         self._engine_beat_seen = time.monotonic()
@@ -119,12 +120,12 @@ class QueuePair:
     def attach(self, timeout_s: float) -> None:
         """Claim the next epoch and wait for the engine's grant; requests of before are forgotten.
 
-        Raises EngineLost when the engine does not grant it in time, or can't.
+        Raises EngineLostError when the engine does not grant it in time, or can't.
         """
         self._attached = False
         granted = self.transport.read_pair().epoch
         if granted >= EPOCH_LIMIT:
-            raise EngineLost("the queue pair has used up its epochs; restart the engine")
+            raise EngineLostError("the queue pair has used up its epochs; restart the engine")
         claim = granted + 1
         self.transport.write_word(FRONT_CLAIM, claim)
         deadline = time.monotonic() + timeout_s
@@ -134,10 +135,10 @@ class QueuePair:
             if words.epoch == claim and words.attached == 1:
                 break
             if words.epoch > claim:
-                raise EngineLost(f"the engine granted epoch {words.epoch}, this front end had asked for {claim}")
+                raise EngineLostError(f"the engine granted epoch {words.epoch}, this front end had asked for {claim}")
             if time.monotonic() >= deadline:
                 state = self.state_name()
-                raise EngineLost(f"the engine ({state}) did not grant the queue pair within {timeout_s:g} s")
+                raise EngineLostError(f"the engine ({state}) did not grant the queue pair within {timeout_s:g} s")
             time.sleep(CLAIM_POLL_S)
         self.epoch = claim
         self._reset(words.sq_head, words.cq_tail)
@@ -161,42 +162,44 @@ class QueuePair:
         return self.epoch << EPOCH_SHIFT | position & POSITION_MASK
 
     def _ring(self) -> None:
-        self.transport.ring(self._stamp(self._sq_tail))
+        self.transport.ring_doorbell(self._stamp(self._sq_tail))
 
     def check(self) -> None:
         """Look whether engine and lease are alive; a few times a second is enough.
 
-        Raises EngineLost when the engine is silent, stopped, faulted or replaced, or when this epoch was fenced.
+        Raises EngineLostError when the engine is silent, stopped, faulted or replaced, or when this epoch was revoked.
         """
         transport = self.transport
         words = transport.read_engine()
         state, beat = words[ENGINE_STATE], words[ENGINE_HEARTBEAT]
         now = time.monotonic()
         if transport.read_fault():
-            raise EngineLost("the host reports that the engine died")
+            raise EngineLostError("the host reports that the engine died")
         if state in (STATE_STOPPED, STATE_FAULTED):
-            raise EngineLost(f"the engine is {STATE_NAMES[state]}")
+            raise EngineLostError(f"the engine is {STATE_NAMES[state]}")
         if self._attached:
             pair = transport.read_pair()
             if pair.epoch != self.epoch or pair.attached != 1:
-                raise EngineLost(f"epoch {self.epoch} of the queue pair was fenced (now {pair.epoch}): the lease had expired")
+                raise EngineLostError(
+                    f"epoch {self.epoch} of the queue pair was revoked (now {pair.epoch}): the lease had expired"
+                )
         if beat != self._engine_beat:
             self._engine_beat, self._engine_beat_seen = beat, now
         elif now - self._engine_beat_seen > self.engine_timeout_s:
-            raise EngineLost(f"the engine has not moved for {now - self._engine_beat_seen:.1f} s")
+            raise EngineLostError(f"the engine has not moved for {now - self._engine_beat_seen:.1f} s")
         if transport.lost():
-            raise EngineLost("the engine is gone")
+            raise EngineLostError("the engine is gone")
 
     def state_name(self) -> str:
         """The engine's state in words."""
         state = self.transport.read_engine()[ENGINE_STATE]
         return STATE_NAMES[state] if 0 <= state < len(STATE_NAMES) else f"in the unknown state {state}"
 
-    def live(self) -> list[InFlight]:
+    def live(self) -> list[InFlightRequest]:
         """Requests in flight, in order of their slots."""
         return [request for request in self._live if request is not None]
 
-    def abandon(self) -> list[InFlight]:
+    def abandon(self) -> list[InFlightRequest]:
         """Forget all requests in flight and return them; for when the engine or the lease is lost."""
         lost = self.live()
         self._attached = False
@@ -227,37 +230,37 @@ class QueuePair:
         """Tokens of a sequence that the engine can hold: its max_model_len, or all pages if that is less."""
         return min(self.facts.max_model_len, self.facts.num_pages * self.facts.page_size)
 
-    def submit(self, prompt: Int32, sampling: Sampling, owner: Any = None) -> InFlight:
+    def submit(self, prompt: Int32, sampling: RequestParameters, owner: Any = None) -> InFlightRequest:
         """Hand a request to the engine. prompt: int32 [n], n >= 1.
 
-        Raises Busy when there is no room now, Unavailable when the engine takes nothing, EngineLost when it is gone,
-        and ValueError for a prompt that can never fit.
+        Raises NoRoomError when there is no room now, EngineUnavailableError when the engine takes nothing, EngineLostError
+        when it is gone, and ValueError for a prompt that can never fit.
         """
         if not self._attached:
-            raise EngineLost("no queue pair is attached")
+            raise EngineLostError("no queue pair is attached")
         state = self.transport.read_engine_state()
         if state != STATE_READY:
             if state == STATE_DRAINING:
-                raise Unavailable("the engine is draining: it finishes what it has and takes nothing new")
-            raise Unavailable(f"the engine is {self.state_name()}")
+                raise EngineUnavailableError("the engine is draining: it finishes what it has and takes nothing new")
+            raise EngineUnavailableError(f"the engine is {self.state_name()}")
         length, count = len(prompt), len(prompt) // self.facts.page_size
         if not 1 <= length <= self.longest_prompt:
             raise ValueError(f"a prompt has 1 to {self.longest_prompt} tokens, not {length}")
         if self._requests >= REQUEST_LIMIT:
-            raise EngineLost("the request ids of this epoch are used up")
+            raise EngineLostError("the request ids of this epoch are used up")
         if not self._free:
-            raise Busy("all slots are in use")
+            raise NoRoomError("all slots are in use")
         self._consume()
         # A free slot means room in the ring: it has as many entries as there are slots, and that of an ended request is free.
         before = self._prompts.tail, self._hashes.tail
         slot = self._free[-1]
-        request = InFlight(self.epoch << EPOCH_SHIFT | self._requests + 1, slot, owner, self._sq_tail + 1)
+        request = InFlightRequest(self.epoch << EPOCH_SHIFT | self._requests + 1, slot, owner, self._sq_tail + 1)
         try:
             prompt_offset, hash_offset = self._prompts.take(length), self._hashes.take(count)
             if prompt_offset is None or hash_offset is None:
-                raise Busy("the prompt arena is full" if prompt_offset is None else "the hash arena is full")
-            entry = sampling.pack(request.request_id, self.epoch, slot, prompt_offset, length, hash_offset, count)
-        except (Busy, ValueError):
+                raise NoRoomError("the prompt arena is full" if prompt_offset is None else "the hash arena is full")
+            entry = pack_entry(sampling, request.request_id, self.epoch, slot, prompt_offset, length, hash_offset, count)
+        except (NoRoomError, ValueError):
             self._prompts.undo(before[0])
             self._hashes.undo(before[1])
             raise
@@ -283,23 +286,25 @@ class QueuePair:
         # Relies on O2 of docs/verification.md: what lies before the head was read, so it may be written over.
         head = max(self.transport.read_pair().sq_head, self._ended)
         if not self._sq_head <= head <= self._sq_tail:
-            raise EngineLost(f"the engine says that it consumed {head} entries, of {self._sq_head} to {self._sq_tail}")
+            raise EngineLostError(
+                f"the engine has consumed {head} entries, not {self._sq_head} to {self._sq_tail}"
+            )
         self._sq_head = head
         while self._unconsumed and self._unconsumed[0][0] <= head:
             _, prompt_tail, hash_tail = self._unconsumed.popleft()
             self._prompts.give_back(prompt_tail)
             self._hashes.give_back(hash_tail)
 
-    def cancel(self, request: InFlight) -> None:
+    def cancel(self, request: InFlightRequest) -> None:
         """Ask the engine to drop a request. Its final completion still comes; after that one, this does nothing."""
         if self._live[request.slot] is request and not request.cancelled:
             request.cancelled = True
             # Keeps O7 of docs/verification.md: the word names the request, whose id is used once.
             self.transport.write_cancel(request.slot, request.request_id)
 
-    def poll(self) -> list[Event]:
+    def poll(self) -> list[CompletionEvent]:
         """Completions that have come, in order, at most a ring full. Slots of finished requests are free on return."""
-        events: list[Event] = []
+        events: list[CompletionEvent] = []
         if not self._attached:
             return events
         live, free, size = self._live, self._free, self.sizes.cq_entries
@@ -310,7 +315,7 @@ class QueuePair:
             window = WINDOW
             lap = lap_of(position, size)
             count = 0
-            asked: list[tuple[InFlight, int]] = []  # requests with records, and where in this window
+            asked: list[tuple[InFlightRequest, int]] = []  # requests with records, and where in this window
             for word in words:
                 if word >> LAP_SHIFT != lap:  # relies on O3 of docs/verification.md: an older word has an older lap
                     break
@@ -340,7 +345,7 @@ class QueuePair:
             self.transport.write_word(FRONT_CQ_HEAD, self._stamp(position))
         return events
 
-    def _take_records(self, position: int, asked: list[tuple[InFlight, int]]) -> None:
+    def _take_records(self, position: int, asked: list[tuple[InFlightRequest, int]]) -> None:
         """Read the records of a window of completions, which begins at a position, in one piece."""
         first, last = asked[0][1], asked[-1][1]
         records = self.transport.read_logprobs(position + first, last - first + 1)

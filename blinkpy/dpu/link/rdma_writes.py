@@ -24,7 +24,7 @@ REASONS = {
 
 # One write or read: address in registered memory (of a short write, which is taken at once: any memory), length in bytes, and
 # address at the engine. A plain tuple, since there are four for every request.
-Piece = tuple[int, int, int]
+WritePiece = tuple[int, int, int]
 
 
 class SendQueue:
@@ -39,7 +39,7 @@ class SendQueue:
         self.posted = self.done = self.batches = self.reads = 0
         self.failure: TransportError | None = None
 
-    def write(self, pieces: list[Piece], lkey: int, rkey: int, tag: int) -> None:
+    def write(self, pieces: list[WritePiece], lkey: int, rkey: int, tag: int) -> None:
         """Post writes, in order; reap() returns the tag when all of them are done. lkey, rkey: of the regions here and there."""
         qp, sge, inline, inlined = self._qp, self._sge, self._inline, self._inlined
         left = len(pieces)
@@ -58,7 +58,7 @@ class SendQueue:
                 qp.wr_set_sge(sge)
         self._end()
 
-    def read(self, piece: Piece, lkey: int, rkey: int, tag: int) -> None:
+    def read(self, piece: WritePiece, lkey: int, rkey: int, tag: int) -> None:
         """Post one read; otherwise as write()."""
         qp, sge = self._qp, self._sge
         local, length, remote = piece

@@ -11,7 +11,7 @@ A front end stores prompt, hashes and entry, and then the doorbell. Whoever sees
   the call takes about a microsecond, once for each submission, and needs no privilege. The kernel skips the barriers
   when only one CPU is online, where there is nobody to see a difference.
 
-(O1 of docs/verification.md; blinkpy/verify/memory_model/queue_protocol.py finds a front end without this fence wrong on Arm, and
+(O1 of docs/verification.md; tests/verified/memory_model/queue_protocol.py finds a front end without this fence wrong on Arm, and
 only there.)
 
 The return leg needs no barrier. A completion is one word. The positions that a front end publishes (its completion

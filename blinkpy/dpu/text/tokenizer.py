@@ -18,7 +18,7 @@ from blinkpy.dpu.text.detokenizer import Detokenizer, TokenTexts
 from blinkpy.queues.array_types import Int32
 from blinkpy.queues.submission import STOP_IDS
 
-# One text is one task: threads of the library would only fight with the other workers for cores.
+# One text is one task: the library's threads would compete with the other workers for cores.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
@@ -49,7 +49,7 @@ class Tokenizer:
     """Reads tokenizer.json, tokenizer_config.json, generation_config.json and config.json of a folder.
 
     eos_ids: ids that end a text, at most STOP_IDS; bos_id: the id at the start of one, or None; vocab_size: ids, added
-    tokens included (the model's vocabulary may be larger). Raises ConfigError for a folder that it can't work with.
+    tokens included (the model's vocabulary may be larger). Raises ConfigError for a folder that can't be used.
     """
 
     def __init__(self, folder: Path):
@@ -93,7 +93,7 @@ class Tokenizer:
         return tuple(found)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> Int32:
-        """Token ids of a text, int32 [n]. add_special_tokens: with the BOS token (and others) that the model wants.
+        """Token ids of a text, int32 [n]. add_special_tokens: with the BOS token (and others) that the model expects.
 
         Text made by a chat template has its BOS already: encode that without. The GIL is released meanwhile.
         """
@@ -108,7 +108,7 @@ class Tokenizer:
         return ids
 
     def detokenizer(self, prompt: Int32 | None = None) -> Detokenizer:
-        """A detokenizer for a request's output. prompt: its prompt, which matters to a few kinds of tokenizers."""
+        """A detokenizer for a request's output. prompt: its prompt, which a few kinds of tokenizers need."""
         tail = None if prompt is None or self._texts.texts is not None else prompt[-16:].tolist()
         return Detokenizer(self._texts, tail)
 

@@ -1,41 +1,48 @@
-"""The null engine's step: tokens that are made up, and no model."""
+"""--device null: real queues and scheduler, and synthetic tokens; no model."""
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Any
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
 
-from blinkpy.device.compile_cache import cached_njit
-from blinkpy.device.portable import device
-from blinkpy.kv import state as S
-from blinkpy.queues.logprob_record import NO_RECORD_PAIR, RECORD_PAIRS
-from blinkpy.queues.page_hash import HASH_MODULUS_1
-from blinkpy.queues.submission import WORD_LOGPROBS, WORD_SEED
+from blinkpy.config import Config
+from blinkpy.engine.devices.device_contract import Runner, Setup, needs_gpu
 
+if TYPE_CHECKING:
+    from blinkpy.models.description.decoder_description import DecoderDescription
 
-@device
-def made_up_token(seed, position, low, high):
-    """A token of [low, high) for a position of a request, the same in every run. seed: the request's, int64."""
-    mixed = (seed % HASH_MODULUS_1 * 48271 + position * 69621 + 1) % HASH_MODULUS_1
-    mixed = mixed * 48271 % HASH_MODULUS_1
-    return low + (mixed * 69621 % HASH_MODULUS_1) % (high - low)
+PAGE_BYTES = 1  # it keeps no keys and values
+PAGES = 1 << 16
 
 
-@device
-def fill_sampled(state, low, high, even):
-    """Made-up tokens for all rows of the batch, and log probabilities of the distribution that they are drawn from: all
-    tokens of [low, high) are equally likely. even: the log probability as a pair of a record for token 0."""
-    batch, entry = state.batch, state.requests.entry
-    for row in range(batch.counts[S.ROWS]):
-        slot = batch.row_slots[row]
-        seed = entry[slot, WORD_SEED + 1] << 32 | (entry[slot, WORD_SEED] & 0xFFFFFFFF)
-        batch.sampled[row] = made_up_token(seed, batch.context_lengths[row], low, high)
-        if entry[slot, WORD_LOGPROBS] >= 0:
-            batch.logprobs[row, 0] = even | batch.sampled[row]
-            for k in range(1, RECORD_PAIRS):
-                batch.logprobs[row, k] = even | low + k - 1 if low + k <= high else NO_RECORD_PAIR
+class NullDevice:
+    """See blinkpy.engine.devices.device_contract.Device."""
+
+    name, gpu, reads_weights = "null", False, False
+    start_errors = nullcontext
+
+    def auto_rank(self) -> int:
+        return 0
+
+    def unusable(self, config: Config) -> str:
+        return needs_gpu(config, self.name)
+
+    def page_bytes(self, config: Config, model: DecoderDescription) -> int:
+        return PAGE_BYTES
+
+    def cache_bytes(self, config: Config, model: DecoderDescription) -> int:
+        return PAGES * PAGE_BYTES
+
+    def load(self, setup: Setup) -> Runner:
+        from blinkpy.engine.devices.host_loop import HostLoop
+        from blinkpy.engine.devices.null_step import synthetic_step
+        from blinkpy.kv.state_memory import make_state
+
+        setup.report("allocating queues and pages")
+        loop = HostLoop(setup, setup.recorder.attach(make_state(setup.limits, checked=setup.checked)))
+        vocab = setup.model.vocab_size  # special tokens, which have no text, come first in most vocabularies
+        loop.compute = synthetic_step(loop.scheduler, range(vocab // 16, vocab), setup.config.engine.null_step_us * 1000)
+        return loop
 
 
-@lru_cache(maxsize=1)
-def compiled_fill() -> Any:
-    return cached_njit(fill_sampled, nogil=True)
+DEVICE = NullDevice

@@ -19,7 +19,7 @@ import numpy as np
 from cuda.bindings import driver, runtime
 
 from blinkpy.device.array_trees import map_arrays
-from blinkpy.device.cuda.cuda_calls import check
+from blinkpy.device.cuda.cuda_calls import check_cuda
 from blinkpy.device.cuda.dmabuf import export_dmabuf
 from blinkpy.device.cuda.gpu_memory_views import MappedMemory, array_at, pinned
 from blinkpy.queues.layout import QueueLayout
@@ -44,10 +44,10 @@ class GpuQueues:
         first = layout.first_pair
         self._words = MappedMemory(buffer[:first], "the engine's words")
         self.length = pairs_length(layout)
-        self.address = int(check(driver.cuMemAlloc(self.length), f"allocate {self.length >> 20} MiB of queues"))
-        check(driver.cuMemsetD8(self.address, 0, self.length), "clear the queues")
-        check(runtime.cudaDeviceSynchronize(), "clear the queues")  # before a card looks
-        self._stream = check(runtime.cudaStreamCreateWithFlags(runtime.cudaStreamNonBlocking), "create a stream")
+        self.address = int(check_cuda(driver.cuMemAlloc(self.length), f"allocate {self.length >> 20} MiB of queues"))
+        check_cuda(driver.cuMemsetD8(self.address, 0, self.length), "clear the queues")
+        check_cuda(runtime.cudaDeviceSynchronize(), "clear the queues")  # before a card looks
+        self._stream = check_cuda(runtime.cudaStreamCreateWithFlags(runtime.cudaStreamNonBlocking), "create a stream")
         self._descriptor = -1
         self._word = pinned(np.zeros(1, np.int64))
         views = engine_views(buffer, layout)
@@ -64,10 +64,10 @@ class GpuQueues:
     def read_word(self, offset: int) -> int:
         """A copy of one word; the loop goes on meanwhile. Raises CudaError."""
         kind, stream = runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost, self._stream
-        check(
+        check_cuda(
             runtime.cudaMemcpyAsync(self._word.ctypes.data, self.address + offset, 8, kind, stream), "read a word of the queues"
         )
-        check(runtime.cudaStreamSynchronize(stream), "read a word of the queues")
+        check_cuda(runtime.cudaStreamSynchronize(stream), "read a word of the queues")
         return int(self._word[0])
 
     def close(self) -> None:
@@ -75,8 +75,8 @@ class GpuQueues:
             os.close(self._descriptor)
             self._descriptor = -1
         if self.address:
-            check(runtime.cudaStreamDestroy(self._stream), "destroy a stream")
-            check(driver.cuMemFree(self.address), "free the queues")
+            check_cuda(runtime.cudaStreamDestroy(self._stream), "destroy a stream")
+            check_cuda(driver.cuMemFree(self.address), "free the queues")
             self.address = 0
         self._words.close()
 

@@ -5,7 +5,7 @@ the front-end region of its pair (write only), and the engine's region of its pa
 no other front end can use its keys. After the handshake nothing here runs for it any more: its reads and writes are served by
 the network card, also while this process is stopped.
 
-A pair belongs to its owner, a random number that a worker and its successors keep, until the engine has fenced it and somebody
+A pair belongs to its owner, a random number that a worker and its successors keep, until the engine has revoked it and somebody
 else asks. Whoever gets a pair, the queue pair of before is destroyed first: from then on the network card itself refuses what
 the last owner still writes.
 """
@@ -22,17 +22,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from blinkpy.config import ConfigError
+from blinkpy.config import Config, ConfigError
 from blinkpy.engine.link.pair_memory import HostMemory, QueueMemory
 from blinkpy.queues.header import HEADER
 from blinkpy.queues.layout import BLOCK_WORDS, QueueLayout
 from blinkpy.queues.words import PAIR_ATTACHED
+from blinkpy.transport.contract import TransportError
 from blinkpy.transport.handshake import HandshakeError, Hello, Region, Welcome, receive_line, refusal
 from blinkpy.transport.segment import Segment
-from blinkpy.transport.verbs import Port, QueuePairEnd, constants
+from blinkpy.transport.transport_kinds import End
+from blinkpy.transport.verbs import Port, QueuePairEnd, RdmaOptions, constants
 
 BACKLOG = 64
-HELLO_S = 2.0  # in which a front end has to say what it wants; others wait meanwhile
+HELLO_S = 2.0  # in which a front end must send its line; others wait meanwhile
 WAKE_S = 0.5  # longest time until close() is noticed
 
 logger = logging.getLogger("blinkpy.engine")
@@ -64,6 +66,8 @@ class RdmaListener:
             self.rdma_port.close()
             raise ConfigError(f"can't listen for front ends on {host} port {port}: {error.strerror}") from error
         self.address: tuple[str, int] = self._socket.getsockname()[:2]
+        host, port = self.address
+        self.flags = f"--transport rdma --engine {f'[{host}]' if ':' in host else host}:{port}"
         self._grants: dict[int, Grant] = {}
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
@@ -149,11 +153,13 @@ class RdmaListener:
         e, layout, register = constants(), self._layout, self._pairs.register
         # The standard asks for local write where there is remote write.
         write = e.IBV_ACCESS_LOCAL_WRITE | e.IBV_ACCESS_REMOTE_WRITE
-        front = register(end, layout.front(pair) - layout.first_pair, layout.front_bytes, write)
-        return front, register(end, layout.back(pair) - layout.first_pair, layout.back_bytes, e.IBV_ACCESS_REMOTE_READ)
+        front = register(end, layout.front_region(pair) - layout.first_pair, layout.front_region_bytes, write)
+        return front, register(
+            end, layout.engine_region(pair) - layout.first_pair, layout.engine_region_bytes, e.IBV_ACCESS_REMOTE_READ
+        )
 
     def _attached(self, pair: int) -> int:
-        return self._pairs.read_word(self._layout.back(pair) - self._layout.first_pair + 8 * PAIR_ATTACHED)
+        return self._pairs.read_word(self._layout.engine_region(pair) - self._layout.first_pair + 8 * PAIR_ATTACHED)
 
     def _choose(self, owner: int) -> int:
         """The owner's own pair, or one that nobody has, or the one that was given first of those whose lease has ended."""
@@ -167,10 +173,10 @@ class RdmaListener:
                 return pair
         # Who was given a pair has the time of a lease to claim it.
         claimed = time.monotonic() - self._lease_s
-        fenced = [p for p in range(pairs) if grants[p].since < claimed and not self._attached(p)]
-        if not fenced:
+        revoked = [p for p in range(pairs) if grants[p].since < claimed and not self._attached(p)]
+        if not revoked:
             raise HandshakeError(f"all {pairs} queue pairs are in use: start the engine with more --workers")
-        return min(fenced, key=lambda pair: grants[pair].since)
+        return min(revoked, key=lambda pair: grants[pair].since)
 
     def close(self) -> None:
         """Stop listening and end all connections. Before the segment goes."""
@@ -182,3 +188,21 @@ class RdmaListener:
             grant.end.close()
         self._grants.clear()
         self.rdma_port.close()
+
+
+def listen(config: Config) -> RdmaListener:
+    """Listen at --listen. Raises ConfigError."""
+    options = config.extension(RdmaOptions)
+    host, port = options.address("listen")
+    try:
+        return RdmaListener(host, port, options.rdma_device, options.rdma_gid_index)
+    except TransportError as error:
+        raise ConfigError(str(error)) from error
+
+
+def check(config: Config, given: frozenset[str]) -> None:
+    """See blinkpy.transport.transport_kinds.End."""
+    config.extension(RdmaOptions).address("listen")
+
+
+END = End("rdma", "several, over RDMA", True, RdmaOptions, listen, check)

@@ -1,8 +1,8 @@
 """How a network card is let into the queue pairs of an engine, which lie in host memory or in memory of its GPU.
 
-Memory of a GPU is registered in one of two ways; which one a machine has, `blinkpy doctor` says:
+Memory of a GPU is registered in one of two ways; `blinkpy doctor` shows which one a machine has:
 - dma-buf: the driver exports a file descriptor (cuMemGetHandleForAddressRange), the kernel's RDMA stack imports it. It needs
-  NVIDIA's open kernel modules, Linux 5.12 or newer and a driver of the card that knows dma-buf (mlx5 does).
+  NVIDIA's open kernel modules, Linux 5.12 or newer and a driver of the card with dma-buf (mlx5 has it).
 - peer-memory: the GPU's address is registered as if it were host memory, which works where nvidia-peermem is loaded.
 """
 
@@ -86,7 +86,7 @@ class PeerMemory:
 
 
 ADVICE = {
-    DMABUF: "it needs NVIDIA's open kernel modules, Linux 5.12 and a network card whose driver knows dma-buf",
+    DMABUF: "it needs NVIDIA's open kernel modules, Linux 5.12 and a network card whose driver has dma-buf",
     PEERMEM: "modprobe nvidia-peermem",
 }
 

@@ -8,7 +8,7 @@ import torch
 from cuda.bindings import driver
 
 from blinkpy.config import ConfigError
-from blinkpy.device.cuda.cuda_calls import check
+from blinkpy.device.cuda.cuda_calls import check_cuda
 from blinkpy.engine.link.gpu_queues import GpuQueues, MappedSegment, pairs_length
 from blinkpy.engine.link.pair_memory import DMABUF, HOST, PEERMEM, DmaBufMemory, PeerMemory, QueueMemory, refused
 from blinkpy.queues.layout import QueueLayout
@@ -20,16 +20,16 @@ PEER_MEMORY_MODULE = Path("/sys/module/nvidia_peermem")
 PlacedPairs = MappedSegment | GpuQueues
 
 
-def check_pair_memory(way: str) -> None:
-    """Raise ConfigError when this GPU's memory can't be used for queues, before minutes go into loading a model."""
+def placement_problem(way: str) -> str:
+    """Why this GPU's memory can't be used for queues, or "": known before minutes go into loading a model. Raises CudaError."""
     if way == HOST:
-        return
-    check(driver.cuInit(0), "load the NVIDIA driver")
-    device = check(driver.cuDeviceGet(torch.cuda.current_device()), "find the GPU")
+        return ""
+    check_cuda(driver.cuInit(0), "load the NVIDIA driver")
+    device = check_cuda(driver.cuDeviceGet(torch.cuda.current_device()), "find the GPU")
     attributes = driver.CUdevice_attribute
 
     def attribute(name: str) -> int:
-        return int(check(driver.cuDeviceGetAttribute(getattr(attributes, f"CU_DEVICE_ATTRIBUTE_{name}"), device), name))
+        return int(check_cuda(driver.cuDeviceGetAttribute(getattr(attributes, f"CU_DEVICE_ATTRIBUTE_{name}"), device), name))
 
     problem = pair_memory_problem(
         way,
@@ -38,8 +38,7 @@ def check_pair_memory(way: str) -> None:
         ordering=attribute("GPU_DIRECT_RDMA_WRITES_ORDERING"),
         peer_memory=PEER_MEMORY_MODULE.exists(),
     )
-    if problem:
-        raise ConfigError(str(refused(way, problem)))
+    return str(refused(way, problem)) if problem else ""
 
 
 def pair_memory_problem(way: str, *, rdma: int, dmabuf: int, ordering: int, peer_memory: bool) -> str:
@@ -56,12 +55,12 @@ def pair_memory_problem(way: str, *, rdma: int, dmabuf: int, ordering: int, peer
 
 
 def gpu_bytes(layout: QueueLayout, way: str) -> int:
-    """Bytes of GPU memory that queue pairs of a layout take where --queue-memory wants them."""
+    """Bytes of GPU memory that queue pairs of a layout take where --queue-memory puts them."""
     return 0 if way == HOST else pairs_length(layout)
 
 
 def place_pairs(segment: Segment, way: str) -> tuple[PlacedPairs, QueueMemory | None]:
-    """Queue pairs where --queue-memory wants them, and how network cards are let in where that is not the segment.
+    """Queue pairs where --queue-memory puts them, and how network cards are let in where that is not the segment.
 
     Raises ConfigError where the driver can't export them.
     """

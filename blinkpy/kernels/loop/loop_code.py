@@ -10,10 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numba
-
 from blinkpy.device.compile_cache import cache_folder
-from blinkpy.device.cuda.kernel_compiler import KernelCode, compile_kernel
+from blinkpy.device.cuda.kernel_compiler import VERSION, KernelCode, compile_kernel
 from blinkpy.kernels.loop.loop_kernels import (
     AFTER_COPY_SIGNATURE,
     OVERLAP_SIGNATURE,
@@ -77,9 +75,7 @@ def _cached_at(name: str, policy: Policy, kind: Any, words: int, capability: tup
     folder, digest = cache_folder(), policy_digest(policy)
     if folder is None or digest is None:
         return None
-    import numba_cuda
-
-    what = (digest, kind.key, words, capability, numba.__version__, numba_cuda.__version__)
+    what = (digest, kind.key, words, capability, *VERSION)
     return folder / f"{name}-{hashlib.sha256(repr(what).encode()).hexdigest()[:24]}.kernel"
 
 

@@ -1,7 +1,7 @@
 """The kernels that the loop on the GPU runs beside and after each step: the parts of a turn.
 
-Each is one block. `schedule` commits the step, plans the next one, tells the graph's conditional nodes which step graph that is
-and whether there is one, and notes times for whoever measures. `publish` and `overlap` run beside a step: `publish` at its begin,
+Each is one block. `schedule` commits the step, plans the next one, sets the graph's conditional nodes to the step graph,
+and writes times into the trace. `publish` and `overlap` run beside a step: `publish` at its begin,
 with what `schedule` left, `overlap` near its end. See blinkpy.engine.loop_graph.
 """
 
@@ -10,61 +10,30 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from numba import int64, types
-
+from blinkpy.device.cuda.kernel_compiler import array_of, cuda, kernel_signature, types
+from blinkpy.device.expect import is_faulted
 from blinkpy.device.portable import nanosleep, now_ns, register_cuda
 from blinkpy.device.targets.graph_conditions import set_condition, wait_for_predecessors
+from blinkpy.kernels.loop import loop_words as L
 from blinkpy.kernels.loop.loop_arguments import table_reader
-from blinkpy.kernels.loop.loop_words import (
-    LOOP_BEGAN_NS,
-    LOOP_BUDGET_NS,
-    LOOP_COPIES,
-    LOOP_COPY_AT,
-    LOOP_COPY_DUE,
-    LOOP_COPY_EVERY,
-    LOOP_COPY_GRAPH,
-    LOOP_DELAYED_GRAPH,
-    LOOP_OVERLAP_BEGIN,
-    LOOP_OVERLAP_END,
-    LOOP_PUBLISH_DUE,
-    LOOP_RESULT,
-    LOOP_TRACED,
-    LOOP_TURNS,
-    TIME_OVER,
-    TRACE_BEGIN,
-    TRACE_END,
-    TRACE_FAST_PATH,
-    TRACE_GRAPH,
-    TRACE_OVERLAP_BEGIN,
-    TRACE_OVERLAP_END,
-    TRACE_ROWS,
-    TRACE_STEP_END,
-)
 from blinkpy.kv import state as S
 from blinkpy.queues.words import ENGINE_STATE, STATE_STOPPED
 from blinkpy.scheduler.cycle import Phases
 from blinkpy.scheduler.phases.fast_path import prefetch_forecast
 
-cuda = register_cuda()
+register_cuda()
 
+int64, uint64 = types.int64, types.uint64
 LANES = 256
 IDLE_SLEEP_NS = 500
 
 MAX_BUCKETS = 128
-WORDS = types.Array(int64, 1, "C")
-OVERLAP_SIGNATURE = types.void(WORDS, WORDS)
-PUBLISH_SIGNATURE = types.void(WORDS, WORDS)
-SCHEDULE_SIGNATURE = types.void(
-    WORDS,
-    types.Array(types.uint64, 1, "C"),
-    WORDS,
-    types.Array(int64, 2, "C"),
-    types.uint64,
-    types.uint64,
-    int64,
-)
-STAMP_SIGNATURE = types.void(WORDS, types.Array(int64, 2, "C"), int64)
-AFTER_COPY_SIGNATURE = types.void(types.Array(types.uint64, 1, "C"), WORDS, WORDS, types.uint64, int64)
+WORDS, HANDLES, TRACE = array_of(int64), array_of(uint64), array_of(int64, 2)
+OVERLAP_SIGNATURE = kernel_signature(WORDS, WORDS)
+PUBLISH_SIGNATURE = kernel_signature(WORDS, WORDS)
+SCHEDULE_SIGNATURE = kernel_signature(WORDS, HANDLES, WORDS, TRACE, uint64, uint64, int64)
+STAMP_SIGNATURE = kernel_signature(WORDS, TRACE, int64)
+AFTER_COPY_SIGNATURE = kernel_signature(HANDLES, WORDS, WORDS, uint64, int64)
 
 
 def overlap_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None]:
@@ -81,26 +50,26 @@ def overlap_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None]
         cuda.syncthreads()  # one time for all lanes: their decisions depend on it
         run(arguments.limits, arguments.queues, arguments.state, clock[0], lane, lanes)
         if lane == 0:
-            loop[LOOP_OVERLAP_BEGIN] = clock[0]
-            loop[LOOP_OVERLAP_END] = now_ns()
+            loop[L.LOOP_OVERLAP_BEGIN] = clock[0]
+            loop[L.LOOP_OVERLAP_END] = now_ns()
 
     return overlap
 
 
 def publish_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None]:
     """The Python function of `publish`, for the turn before the step that it runs in: counters, gauges and the heartbeat go to
-    the host's memory, and nobody waits for them. Arguments as of `overlap`."""
+    the host's memory, and no kernel waits for them. Arguments as of `overlap`."""
     read, publish, shared_words = table_reader(kind), phases.publish, words + 2 * MAX_BUCKETS
 
     def publish_after(table, loop):
         lane, lanes = cuda.threadIdx.x, cuda.blockDim.x
         engine = read(table, cuda.shared.array(shared_words, int64), lane, lanes)
-        due = loop[LOOP_PUBLISH_DUE]
+        due = loop[L.LOOP_PUBLISH_DUE]
         cuda.syncthreads()
         if due != 0:
             publish(engine.limits, engine.queues, engine.state, lane, lanes)
             if lane == 0:
-                loop[LOOP_PUBLISH_DUE] = 0
+                loop[L.LOOP_PUBLISH_DUE] = 0
                 ask_for_copy(loop, engine.state.recorder.cursor[S.POSITION])
 
     return publish_after
@@ -109,8 +78,8 @@ def publish_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None]
 @cuda.jit(device=True)
 def ask_for_copy(loop, position):
     """One lane, after publishing: is a copy of the state due? position: words recorded."""
-    if position >= loop[LOOP_COPY_AT]:
-        loop[LOOP_COPY_DUE] = 1
+    if position >= loop[L.LOOP_COPY_AT]:
+        loop[L.LOOP_COPY_DUE] = 1
 
 
 def schedule_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None]:
@@ -124,15 +93,17 @@ def schedule_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None
     def schedule_and_select(table, repeat, loop, trace, while_handle, switch_handle, own):
         lane, lanes = cuda.threadIdx.x, cuda.blockDim.x
         # Before the step's end: all that the decision needs. Each load may go to memory, so nothing waits for one alone.
-        turns, began, budget, traced = loop[LOOP_TURNS], loop[LOOP_BEGAN_NS], loop[LOOP_BUDGET_NS], loop[LOOP_TRACED]
-        due, copies, copy_graph = loop[LOOP_COPY_DUE], loop[LOOP_COPIES], loop[LOOP_COPY_GRAPH]
-        ahead_begin, ahead_end = loop[LOOP_OVERLAP_BEGIN], loop[LOOP_OVERLAP_END]
+        turns, began, budget, traced = loop[L.LOOP_TURNS], loop[L.LOOP_BEGAN_NS], loop[L.LOOP_BUDGET_NS], loop[L.LOOP_TRACED]
+        due, copies, copy_graph = loop[L.LOOP_COPY_DUE], loop[L.LOOP_COPIES], loop[L.LOOP_COPY_GRAPH]
+        ahead_begin, ahead_end = loop[L.LOOP_OVERLAP_BEGIN], loop[L.LOOP_OVERLAP_END]
         shared = cuda.shared.array(shared_words, int64)
         engine = read(table, shared, lane, lanes)
         prefetch_forecast(engine.limits, engine.state, lane, lanes)
         wait_for_predecessors()
         begin = now_ns()
         bucket = schedule(engine.limits, engine.queues, engine.state, lane, lanes)
+        if is_faulted(engine.state):  # never, where the state is not checked
+            bucket = S.STOPPED
         counts = engine.state.batch.counts
         graph = int64(repeat.shape[0] - 1)  # without a step
         step = graph
@@ -145,18 +116,18 @@ def schedule_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None
         if bucket in (S.STOPPED, S.DRAINED):
             result = bucket
         elif budget != 0 and began != 0 and engine.state.inbox.now_ns[0] - began > budget:
-            result = TIME_OVER
+            result = L.TIME_OVER
         publishes = bucket < 0 or result != 0 or graph != step  # otherwise publishing can wait until the step began
         if lane == 0:
             if graph != own:
                 select_graph(repeat, switch_handle, own, graph)
-            loop[LOOP_TURNS] = turns + 1
-            loop[LOOP_PUBLISH_DUE] = 0 if publishes else 1
+            loop[L.LOOP_TURNS] = turns + 1
+            loop[L.LOOP_PUBLISH_DUE] = 0 if publishes else 1
             if began == 0:
-                loop[LOOP_BEGAN_NS] = begin
+                loop[L.LOOP_BEGAN_NS] = begin
             if result != 0:
                 end_loop(repeat, while_handle, own, graph)
-                loop[LOOP_RESULT] = result
+                loop[L.LOOP_RESULT] = result
                 engine.queues.engine[ENGINE_STATE] = STATE_STOPPED
             if bucket < 0:
                 nanosleep(IDLE_SLEEP_NS)
@@ -165,21 +136,21 @@ def schedule_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None
             if lane == 0:
                 recorder = engine.state.recorder
                 if graph != step:  # the copy comes first, of the state as it is now
-                    loop[LOOP_DELAYED_GRAPH], loop[LOOP_COPIES], loop[LOOP_COPY_DUE] = step, copies + 1, 0
-                    loop[LOOP_COPY_AT] = recorder.cursor[S.POSITION] + loop[LOOP_COPY_EVERY]
+                    loop[L.LOOP_DELAYED_GRAPH], loop[L.LOOP_COPIES], loop[L.LOOP_COPY_DUE] = step, copies + 1, 0
+                    loop[L.LOOP_COPY_AT] = recorder.cursor[S.POSITION] + loop[L.LOOP_COPY_EVERY]
                     recorder.progress[S.COPIES_BEGUN] = copies + 1
                 else:
                     ask_for_copy(loop, recorder.cursor[S.POSITION])
         if lane == 0 and bucket >= 0 and traced < trace.shape[0]:
             end = now_ns()
-            trace[traced, TRACE_BEGIN] = begin
-            trace[traced, TRACE_END] = end
-            trace[traced, TRACE_GRAPH] = step
-            trace[traced, TRACE_ROWS] = counts[S.ROWS]
-            trace[traced, TRACE_OVERLAP_BEGIN] = ahead_begin
-            trace[traced, TRACE_OVERLAP_END] = ahead_end
-            trace[traced, TRACE_FAST_PATH] = engine.state.counts[S.FAST_PATH]
-            loop[LOOP_TRACED] = traced + 1
+            trace[traced, L.TRACE_BEGIN] = begin
+            trace[traced, L.TRACE_END] = end
+            trace[traced, L.TRACE_GRAPH] = step
+            trace[traced, L.TRACE_ROWS] = counts[S.ROWS]
+            trace[traced, L.TRACE_OVERLAP_BEGIN] = ahead_begin
+            trace[traced, L.TRACE_OVERLAP_END] = ahead_end
+            trace[traced, L.TRACE_FAST_PATH] = engine.state.counts[S.FAST_PATH]
+            loop[L.LOOP_TRACED] = traced + 1
 
     return schedule_and_select
 
@@ -209,8 +180,8 @@ def stamp_kernel() -> Callable[..., None]:
 
     def stamp(loop, trace, column):
         at = now_ns()
-        row = loop[LOOP_TRACED]
-        if column == TRACE_STEP_END:
+        row = loop[L.LOOP_TRACED]
+        if column == L.TRACE_STEP_END:
             wait_for_predecessors()
             at = now_ns()
         if row < trace.shape[0]:
@@ -224,7 +195,7 @@ def after_copy_kernel() -> Callable[..., None]:
     handles as of `schedule`; the loop's words; Recorder.progress; handle of the SWITCH node; index of the graph that it is in."""
 
     def after_copy(repeat, loop, progress, switch_handle, own):
-        select_graph(repeat, switch_handle, own, loop[LOOP_DELAYED_GRAPH])
-        progress[S.COPIES_DONE] = loop[LOOP_COPIES]
+        select_graph(repeat, switch_handle, own, loop[L.LOOP_DELAYED_GRAPH])
+        progress[S.COPIES_DONE] = loop[L.LOOP_COPIES]
 
     return after_copy

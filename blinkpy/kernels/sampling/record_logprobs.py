@@ -100,7 +100,7 @@ def _logprobs(
     sampled_ptr,  # int32 [B]
     records_ptr,  # int64 [B, 1 + TOP] output: the sampled token's pair, then the largest in descending order
     keys_ptr,  # int64 [B, CAPACITY] scratch
-    entry_ptr,  # int32 [S, 32]
+    entry_ptr,  # int32 [S, 64]
     row_slots_ptr,  # int32 [B]
     emits_ptr,  # int32 [B]
     counts_ptr,  # int64 [8] batch header
@@ -153,7 +153,7 @@ def logprobs(
 ) -> None:
     """Log probabilities (before penalties and temperature) for the emitting rows whose entry asks for them; others stay.
 
-    logits: float32 [B, V] as the model gave them; sampled, row_slots, emits: int32 [at least B]; entry: int32 [S, 32];
+    logits: float32 [B, V] as the model gave them; sampled, row_slots, emits: int32 [at least B]; entry: int32 [S, 64];
     records: int64 [at least B, RECORD_PAIRS] of RECORD_PAIR, the sampled token's first, then the largest, descending,
     lower id first among equals; token -1 with -inf where there are fewer tokens of finite logit.
     """

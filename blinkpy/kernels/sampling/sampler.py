@@ -76,7 +76,7 @@ def _adjust(
     adjusted_ptr,  # float32 [B, V], rows adjusted_stride apart: written for requests whose logits change
     chunk_max_ptr,  # float32 [B, chunks] largest logit of each chunk
     chunk_id_ptr,  # int32 [B, chunks] its lowest token id
-    entry_ptr,  # int32 [S, 32] submission entries
+    entry_ptr,  # int32 [S, 64] submission entries
     tokens_ptr,  # int32 [S, L] prompt and generated tokens
     prompt_length_ptr,  # int32 [S]
     row_slots_ptr,  # int32 [B]
@@ -142,7 +142,7 @@ def _sample(
     chunk_id_ptr,  # int32 [B, chunks]
     keys_ptr,  # int64 [B, CAPACITY] scratch
     sampled_ptr,  # int32 [B] output
-    entry_ptr,  # int32 [S, 32]
+    entry_ptr,  # int32 [S, 64]
     prompt_length_ptr,  # int32 [S]
     row_slots_ptr,  # int32 [B]
     emits_ptr,  # int32 [B]
@@ -238,7 +238,7 @@ def sample(
 ) -> None:
     """sampled[row] = the next token of each emitting row; others stay.
 
-    logits: float32 [B, V], rows of any stride, not changed; entry: int32 [S, 32] submission entries, tokens: int32 [S,
+    logits: float32 [B, V], rows of any stride, not changed; entry: int32 [S, 64] submission entries, tokens: int32 [S,
     L] history, prompt_length: int32 [S], by slot; row_slots, emits, context_lengths, sampled: int32 [at least B], by
     row. The uniform of a token is Philox4x32-10 of the request's seed at the token's position, as triton.language.rand.
     """

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from blinkpy.device.expect import problem
+from blinkpy.device.expect import fault_at, fault_code
 from blinkpy.device.portable import device
 from blinkpy.kv import state as S
 
-BATCH_SIZE = problem("the batch's size is wrong")
-TWO_ROWS = problem("a request has two rows")
-ROW_IDLE = problem("a row's request does not run")
-ROW_PAUSED = problem("a row's request is paused")
-ROW_EMPTY = problem("a row has no tokens")
-DECODE_LONG = problem("a decode row has several tokens")
-UNCOVERED = problem("the rows do not cover the batch's tokens")
-CONTEXT_WRONG = problem("a context length is wrong")
-EMITS_WRONG = problem("a row emits and should not, or the other way")
-TOKEN_ROW = problem("a token has the wrong row")
-TOKEN_POSITION = problem("a token has the wrong position")
-TOKEN_WRONG = problem("a token is wrong")
-TOKEN_PAGELESS = problem("a token has no page")
-CACHE_SLOT = problem("a token has the wrong cache slot")
-SHARED_WRITE = problem("a step writes into a shared page")
-ROOM_LEFT = problem("a prompt waits although the step has room")
+BATCH_SIZE = fault_code("the batch's size is wrong")
+TWO_ROWS = fault_code("row {}: its request has two rows")
+ROW_IDLE = fault_code("row {}: its request does not run")
+ROW_STALLED = fault_code("row {}: its request is stalled")
+ROW_EMPTY = fault_code("row {} has no tokens")
+DECODE_LONG = fault_code("decode row {} has several tokens")
+UNCOVERED = fault_code("the rows do not cover the batch's tokens")
+CONTEXT_WRONG = fault_code("row {}: its context length is wrong")
+EMITS_WRONG = fault_code("row {} emits and should not, or the other way")
+TOKEN_ROW = fault_code("token {} has the wrong row")
+TOKEN_POSITION = fault_code("token {} has the wrong position")
+TOKEN_WRONG = fault_code("token {} is wrong")
+TOKEN_PAGELESS = fault_code("token {} has no page")
+CACHE_SLOT = fault_code("token {} has the wrong cache slot")
+SHARED_WRITE = fault_code("token {} is written into a shared page")
+ROOM_LEFT = fault_code("a prompt waits although the step has room")
 
 
 @device
@@ -33,19 +33,19 @@ def check_rows(limits, state, rows, decodes, seen):
     for row in range(rows):
         slot = b.row_slots[row]
         if slot < 0 or slot >= limits.slots or r.status[slot] != S.RUNNING:
-            return ROW_IDLE
+            return fault_at(ROW_IDLE, row)
         if seen[slot] != 0:
-            return TWO_ROWS
+            return fault_at(TWO_ROWS, row)
         seen[slot] = 1
         if r.stalled[slot] != 0:
-            return ROW_PAUSED
+            return fault_at(ROW_STALLED, row)
         length = b.query_starts[row + 1] - b.query_starts[row]
         if length < 1 or b.query_starts[row] < 0:
-            return ROW_EMPTY
+            return fault_at(ROW_EMPTY, row)
         if row < decodes and length != 1:
-            return DECODE_LONG
+            return fault_at(DECODE_LONG, row)
         if b.context_lengths[row] != r.computed[slot] + length:
-            return CONTEXT_WRONG
+            return fault_at(CONTEXT_WRONG, row)
     return 0
 
 
@@ -56,17 +56,17 @@ def check_token(limits, state, row, i):
     slot = b.row_slots[row]
     position = r.computed[slot] + i - b.query_starts[row]
     if b.token_rows[i] != row:
-        return TOKEN_ROW
+        return fault_at(TOKEN_ROW, i)
     if b.positions[i] != position:
-        return TOKEN_POSITION
+        return fault_at(TOKEN_POSITION, i)
     if b.token_ids[i] != r.tokens[slot, position]:
-        return TOKEN_WRONG
+        return fault_at(TOKEN_WRONG, i)
     page = r.page_table[slot, position >> limits.page_shift]
     if page < 0:
-        return TOKEN_PAGELESS
+        return fault_at(TOKEN_PAGELESS, i)
     if b.cache_slots[i] != page * limits.page_size + (position & (limits.page_size - 1)):
-        return CACHE_SLOT
-    return 0 if state.pages.refcount[page] == 1 else SHARED_WRITE
+        return fault_at(CACHE_SLOT, i)
+    return 0 if state.pages.refcount[page] == 1 else fault_at(SHARED_WRITE, i)
 
 
 @device
@@ -87,7 +87,7 @@ def check_batch(limits, state, seen):
         slot = b.row_slots[row]
         ends = b.context_lengths[row] == r.length[slot]
         if b.emits[row] != (1 if ends else 0) or b.context_lengths[row] > r.length[slot]:
-            return EMITS_WRONG
+            return fault_at(EMITS_WRONG, row)
         for i in range(b.query_starts[row], b.query_starts[row + 1]):
             fault = check_token(limits, state, row, i)
             if fault != 0:

@@ -1,20 +1,33 @@
-"""The checks of blinkpy.kv.integrity as device code: compiled, they take microseconds, so that a simulation can afford them after
-every step. A test holds the two against each other on random states and random damage.
+"""What must be true of the scheduler's state between two turns. Each invariant is device code of this folder, and nowhere else.
 
-Each group returns the number of the first problem that it finds, or 0; texts are those of blinkpy.kv.integrity.
+Compiled, all of them take microseconds, so a simulation can afford them after every turn. `state_faults` is for the host, and its
+answer for people.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numba import types
+
+from blinkpy.device.array_trees import map_arrays
+from blinkpy.device.compile_cache import cached_njit
+from blinkpy.device.expect import describe_fault
 from blinkpy.device.portable import device
+from blinkpy.device.table_codegen import ArgumentTable
 from blinkpy.kv.invariants.batch_invariants import check_batch
 from blinkpy.kv.invariants.page_invariants import check_index, check_pages, check_ring
 from blinkpy.kv.invariants.request_invariants import check_lists, check_pairs, check_requests
+from blinkpy.kv.limits import Limits
+from blinkpy.kv.state import NoFaultWord, State
 
 
 @device
-def find_problem(limits, state, references, seen):
-    """The number of what is wrong with the scheduler's state, 0 for nothing. references, seen: int64 [max(S, N)], any content.
+def check_state(limits, state, references, seen):
+    """The first fault of the scheduler's state, 0 for none. references, seen: int64 [max(S, N)], any content.
 
     Later groups rely on what earlier ones have checked.
     """
@@ -32,3 +45,25 @@ def find_problem(limits, state, references, seen):
     if fault == 0:
         fault = check_batch(limits, state, seen)
     return fault
+
+
+@lru_cache(maxsize=4)
+def compiled_check(kinds: tuple[Any, ...]) -> Callable[..., int]:
+    """check_state, compiled. kinds: types of the tables of limits and state, which do not depend on sizes."""
+    vector = types.Array(types.int64, 1, "C")
+    function = cached_njit(check_state)
+    function.compile((*kinds, vector, vector))
+    entry: Callable[..., int] = function.overloads[(*kinds, vector, vector)].entry_point
+    return entry
+
+
+def state_faults(limits: Limits, state: State) -> list[str]:
+    """What is wrong with the state, in words: what an expect of compiled code found, or else the first invariant that does not
+    hold, with its page, slot, row or token. Empty when all is well. Takes NumPy arrays or memoryviews."""
+    host: State = map_arrays(np.asarray, state)
+    fault = 0 if isinstance(host.fault, NoFaultWord) else int(host.fault[0])
+    if fault == 0:
+        tables = ArgumentTable(limits), ArgumentTable(host)
+        scratch = np.zeros((2, max(limits.slots, limits.pages)), np.int64)
+        fault = compiled_check(tuple(table.kind for table in tables))(*tables, *scratch)
+    return [describe_fault(fault)] if fault else []

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from blinkpy.device.expect import problem
+from blinkpy.device.expect import fault_at, fault_code
 from blinkpy.device.portable import device
 from blinkpy.kv import state as S
 
-FREE_RANGE = problem("the free stack names a page that is none")
-REFERENCES = problem("a reference count is not the number of page tables with the page")
-FREE_WRONG = problem("the number of free pages is wrong")
-FREE_TWICE = problem("a page is twice on the free stack")
-ONE_OF = problem("a page is not exactly one of free, cached and held")
-CACHED_WRONG = problem("the number of cached pages is wrong")
-CACHED_UNINDEXED = problem("a cached page is not indexed")
-FREE_INDEXED = problem("a free page is indexed")
-SHARED_UNINDEXED = problem("a page is shared that is not indexed")
-HELD_TWICE = problem("a request holds a page twice")
+FREE_RANGE = fault_code("free stack: entry {} is a page id out of range")
+REFERENCES = fault_code("page {}: its reference count is not the number of page tables that hold it")
+FREE_WRONG = fault_code("the number of free pages is wrong")
+FREE_TWICE = fault_code("page {} is twice on the free stack")
+ONE_OF = fault_code("page {} is not exactly one of free, cached and held")
+CACHED_WRONG = fault_code("the number of cached pages is wrong")
+CACHED_UNINDEXED = fault_code("page {} is cached and not indexed")
+FREE_INDEXED = fault_code("page {} is free and indexed")
+SHARED_UNINDEXED = fault_code("page {} is shared and not indexed")
+HELD_TWICE = fault_code("slot {} holds a page twice")
 
 
 @device
@@ -31,40 +31,40 @@ def check_pages(limits, state, references, seen):
             page = table[slot, k]
             if page >= 0:
                 if seen[page] == slot:
-                    return HELD_TWICE
+                    return fault_at(HELD_TWICE, slot)
                 seen[page] = slot
                 references[page] += 1
     for page in range(limits.pages):
         if pages.refcount[page] != references[page]:
-            return REFERENCES
+            return fault_at(REFERENCES, page)
         if references[page] > 1 and pages.key[page] < 0:
-            return SHARED_UNINDEXED
+            return fault_at(SHARED_UNINDEXED, page)
         seen[page] = 0
     if not 0 <= free <= limits.pages:
         return FREE_WRONG
     for i in range(free):
         page = pages.free[i]
         if page < 0 or page >= limits.pages:
-            return FREE_RANGE
+            return fault_at(FREE_RANGE, i)
         if seen[page] != 0:
-            return FREE_TWICE
+            return fault_at(FREE_TWICE, page)
         seen[page] = 1
         if pages.key[page] >= 0:
-            return FREE_INDEXED
+            return fault_at(FREE_INDEXED, page)
     cached = 0
     for page in range(limits.pages):
         is_cached = 1 if pages.ring_position[page] >= 0 else 0
         if is_cached == 1 and pages.key[page] < 0:
-            return CACHED_UNINDEXED
+            return fault_at(CACHED_UNINDEXED, page)
         if seen[page] + is_cached + (1 if references[page] > 0 else 0) != 1:
-            return ONE_OF
+            return fault_at(ONE_OF, page)
         cached += is_cached
     return 0 if cached == state.counts[S.CACHED_COUNT] else CACHED_WRONG
 
 
-RING_LONG = problem("the eviction ring is longer than its memory")
-RING_OUTSIDE = problem("a cached page is outside the eviction ring")
-RING_ENTRY = problem("a ring entry is another page's")
+RING_LONG = fault_code("the eviction ring is longer than its memory")
+RING_OUTSIDE = fault_code("cached page {} is outside the eviction ring")
+RING_ENTRY = fault_code("page {}: its entry of the eviction ring is another page's")
 
 
 @device
@@ -76,18 +76,18 @@ def check_ring(limits, state):
         position = pages.ring_position[page]
         if position >= 0:
             if position < head or position >= tail:
-                return RING_OUTSIDE
+                return fault_at(RING_OUTSIDE, page)
             if pages.ring[position & (limits.ring_entries - 1)] != page:
-                return RING_ENTRY
+                return fault_at(RING_ENTRY, page)
     return 0
 
 
-CHAIN_BUCKET = problem("where its key does not belong")
-CHAIN_LINKS = problem("is not doubly linked")
-CHAIN_TWICE = problem("is twice in the index")
-KEY_UNINDEXED = problem("a page with a key is not in the index, or the other way round")
-PARENT_RANGE = problem("a parent is no page")
-CANONICAL = problem("does not hold the tokens of page")
+CHAIN_BUCKET = fault_code("page {} is in a chain of the index where its key does not belong")
+CHAIN_LINKS = fault_code("page {}: its chain of the index is not doubly linked")
+CHAIN_TWICE = fault_code("chain {} of the index: a page is twice in the index, or its id is out of range")
+KEY_UNINDEXED = fault_code("page {} has a key and is not in the index, or the other way round")
+PARENT_RANGE = fault_code("page {}: its parent is out of range")
+CANONICAL = fault_code("slot {}: its canonical page does not hold the tokens of its last indexed page")
 
 
 @device
@@ -96,12 +96,12 @@ def check_chain(limits, pages, bucket, seen):
     page, before = pages.bucket_head[bucket], -1
     while page >= 0:
         if page >= limits.pages or seen[page] != 0:
-            return CHAIN_TWICE
+            return fault_at(CHAIN_TWICE, bucket)
         seen[page] = 1
         if pages.key[page] < 0 or pages.key[page] & (limits.index_buckets - 1) != bucket:
-            return CHAIN_BUCKET
+            return fault_at(CHAIN_BUCKET, page)
         if pages.bucket_previous[page] != before:
-            return CHAIN_LINKS
+            return fault_at(CHAIN_LINKS, page)
         before, page = page, pages.bucket_next[page]
     return 0
 
@@ -135,9 +135,9 @@ def check_index(limits, state, seen):
             return fault
     for page in range(limits.pages):
         if (seen[page] != 0) != (pages.key[page] >= 0):
-            return KEY_UNINDEXED
+            return fault_at(KEY_UNINDEXED, page)
         if pages.parent[page] < -1 or pages.parent[page] >= limits.pages or pages.parent[page] == page:
-            return PARENT_RANGE
+            return fault_at(PARENT_RANGE, page)
     for slot in range(limits.slots):
         if (
             r.status[slot] == S.RUNNING
@@ -145,5 +145,5 @@ def check_index(limits, state, seen):
             and r.canonical[slot] != S.CHAIN_EVICTED
             and not canonical_fine(limits, state, slot)
         ):
-            return CANONICAL
+            return fault_at(CANONICAL, slot)
     return 0

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from blinkpy.device.expect import problem
+from blinkpy.device.expect import fault_at, fault_code
 from blinkpy.device.portable import device
 from blinkpy.kv import state as S
 
-UNRANKED = problem("requests without a rank are left over")
-NO_STATUS = problem("a request has no legal status")
-RUNNING_LIST = problem("running lists the slots")
-WAITING_LIST = problem("waiting lists the slots")
-FINISHING_LIST = problem("finishing lists the slots")
-UNSORTED = problem("waiting is not sorted by (rank, arrival)")
+UNRANKED = fault_code("requests without a rank are left over")
+NO_STATUS = fault_code("slot {} has no legal status")
+RUNNING_LIST = fault_code("running does not list the slots with that status")
+WAITING_LIST = fault_code("waiting does not list the slots with that status")
+FINISHING_LIST = fault_code("finishing does not list the slots with that status")
+UNSORTED = fault_code("waiting is not sorted by (rank, arrival) at {}")
 
 
 @device
@@ -39,7 +39,7 @@ def check_lists(limits, state, seen):
         return UNRANKED
     for slot in range(limits.slots):
         if requests.status[slot] < S.EMPTY or requests.status[slot] > S.FINISHING:
-            return NO_STATUS
+            return fault_at(NO_STATUS, slot)
     if counts[S.RUNNING_COUNT] > limits.rows or not check_list(
         state.running, counts[S.RUNNING_COUNT], limits.slots, requests.status, S.RUNNING, seen
     ):
@@ -53,23 +53,23 @@ def check_lists(limits, state, seen):
         if requests.rank[before] > requests.rank[after] or (
             requests.rank[before] == requests.rank[after] and requests.arrival[before] > requests.arrival[after]
         ):
-            return UNSORTED
+            return fault_at(UNSORTED, i)
     return 0
 
 
-PROMPT_LONGER = problem("a prompt is longer than its request")
-CONTEXT_EXCEEDED = problem("a request is longer than the context")
-NOTHING_TO_COMPUTE = problem("a running request has nothing to compute")
-IDLE_CACHE = problem("a request that does not run has a cache")
-IDLE_PAGES = problem("a request that does not run holds pages")
-MORE_COMPUTED = problem("more is computed than the pages hold")
-TABLE_END = problem("a page table does not end with its pages")
-TABLE_RANGE = problem("a page table names a page that is none")
-INDEXED_HELD = problem("more pages are indexed than held")
-INDEXED_COMPUTED = problem("a page is indexed that is not computed")
-IDLE_PAUSED = problem("a request is paused that does not run")
-PAUSED_WRONG = problem("the number of paused requests is wrong")
-VOCABULARY = problem("a token is outside the vocabulary")
+PROMPT_LONGER = fault_code("slot {}: its prompt is longer than its request, or empty")
+CONTEXT_EXCEEDED = fault_code("slot {}: its request is longer than the context")
+NOTHING_TO_COMPUTE = fault_code("slot {} runs and has nothing to compute")
+IDLE_CACHE = fault_code("slot {} does not run and has a cache")
+IDLE_PAGES = fault_code("slot {} does not run and holds pages")
+MORE_COMPUTED = fault_code("slot {}: more tokens are computed than its pages hold")
+TABLE_END = fault_code("slot {}: its page table does not end with its pages")
+TABLE_RANGE = fault_code("slot {}: a page id of its page table is out of range")
+INDEXED_HELD = fault_code("slot {}: more pages are indexed than held")
+INDEXED_COMPUTED = fault_code("slot {}: a page is indexed that is not computed")
+IDLE_STALLED = fault_code("slot {} is stalled and does not run")
+STALLED_WRONG = fault_code("the number of stalled requests is wrong")
+VOCABULARY = fault_code("slot {}: a token is outside the vocabulary")
 
 
 @device
@@ -79,50 +79,52 @@ def check_request(limits, r, slot):
     live = running or r.status[slot] == S.WAITING
     computed, length, held = r.computed[slot], r.length[slot], r.num_pages[slot]
     if live and not 1 <= r.prompt_length[slot] <= length:
-        return PROMPT_LONGER
+        return fault_at(PROMPT_LONGER, slot)
     if live and length > limits.max_model_len:
-        return CONTEXT_EXCEEDED
+        return fault_at(CONTEXT_EXCEEDED, slot)
     if computed < 0 or (running and computed >= length):
-        return NOTHING_TO_COMPUTE
+        return fault_at(NOTHING_TO_COMPUTE, slot)
     if not running and computed != 0 and r.status[slot] != S.EMPTY:
-        return IDLE_CACHE
+        return fault_at(IDLE_CACHE, slot)
     if not running and held != 0:
-        return IDLE_PAGES
+        return fault_at(IDLE_PAGES, slot)
     if computed > held * limits.page_size:
-        return MORE_COMPUTED
+        return fault_at(MORE_COMPUTED, slot)
+    if held > limits.pages_per_sequence:
+        return fault_at(TABLE_END, slot)
     for k in range(limits.pages_per_sequence):
         page = r.page_table[slot, k]
         if (k < held) != (page >= 0):
-            return TABLE_END
+            return fault_at(TABLE_END, slot)
         if page < -1 or page >= limits.pages:
-            return TABLE_RANGE
+            return fault_at(TABLE_RANGE, slot)
     if running and r.indexed[slot] > held:
-        return INDEXED_HELD
+        return fault_at(INDEXED_HELD, slot)
     if running and r.indexed[slot] * limits.page_size > computed:
-        return INDEXED_COMPUTED
+        return fault_at(INDEXED_COMPUTED, slot)
     if r.stalled[slot] != 0 and not running:
-        return IDLE_PAUSED
+        return fault_at(IDLE_STALLED, slot)
     if live:
         for i in range(length):
             if r.tokens[slot, i] < 0 or r.tokens[slot, i] >= limits.vocab_size:
-                return VOCABULARY
+                return fault_at(VOCABULARY, slot)
     return 0
 
 
 @device
 def check_requests(limits, state):
-    paused = 0
+    stalled = 0
     for slot in range(limits.slots):
         fault = check_request(limits, state.requests, slot)
         if fault != 0:
             return fault
-        paused += state.requests.stalled[slot]
-    return 0 if paused == state.counts[S.STALLED_COUNT] else PAUSED_WRONG
+        stalled += state.requests.stalled[slot]
+    return 0 if stalled == state.counts[S.STALLED_COUNT] else STALLED_WRONG
 
 
-SUBMISSIONS = problem("a submission queue overflowed")
-COMPLETIONS = problem("a completion queue overflowed")
-OWNER_GONE = problem("a request's owner is gone")
+SUBMISSIONS = fault_code("queue pair {}: its submission ring overflowed")
+COMPLETIONS = fault_code("queue pair {}: its completion ring overflowed")
+OWNERLESS = fault_code("slot {}: the owner of its request is gone")
 
 
 @device
@@ -130,10 +132,10 @@ def check_pairs(limits, state):
     p, r = state.pairs, state.requests
     for pair in range(limits.pairs):
         if not 0 <= p.sq_tail[pair] - p.sq_head[pair] <= limits.sq_entries:
-            return SUBMISSIONS
+            return fault_at(SUBMISSIONS, pair)
         if not 0 <= p.cq_tail[pair] - p.cq_head[pair] <= limits.cq_entries:
-            return COMPLETIONS
+            return fault_at(COMPLETIONS, pair)
     for slot in range(limits.slots):
         if r.status[slot] != S.EMPTY and p.attached[r.pair[slot]] != 1:
-            return OWNER_GONE
+            return fault_at(OWNERLESS, slot)
     return 0

@@ -18,7 +18,7 @@ from blinkpy.kv.state import Batch
 from blinkpy.models.cpu.cpu_attention_pass import ARGUMENTS, compile_pass
 from blinkpy.models.cpu.cpu_threads import run_on_threads, team_size
 from blinkpy.models.cpu.torch_attention import attend, prompt_rows
-from blinkpy.models.description.decoder_description import Architecture
+from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.paged_cache import PagedCache
 from blinkpy.models.weights.decoder_weights import LayerWeights
 
@@ -28,7 +28,7 @@ class CpuAttention:
 
     def __init__(
         self,
-        a: Architecture,
+        model: DecoderDescription,
         layers: list[LayerWeights],
         cache: PagedCache,
         cos: torch.Tensor,
@@ -38,32 +38,32 @@ class CpuAttention:
     ):
         if cache.page_size % 4:
             raise ConfigError(f"page_size must be a multiple of 4 on the CPU, not {cache.page_size}")
-        self.a, self.cache, self.threads = a, cache, team_size()
+        self.model, self.cache, self.threads = model, cache, team_size()
         dtype = cache.keys[0].dtype
-        self.compiled = compile_pass(dtype == torch.bfloat16, cache.page_size, a.head_dim)
+        self.compiled = compile_pass(dtype == torch.bfloat16, cache.page_size, model.head_dim)
         self.room = -(-max_model_len // cache.page_size) * cache.page_size
-        self.out = torch.empty(max_tokens, a.heads, a.head_dim, dtype=dtype)
-        queries, sums = torch.empty(2, self.threads, a.heads, a.head_dim, dtype=torch.float32)
-        scores = torch.empty(self.threads, a.heads, self.room, dtype=torch.float32)
+        self.out = torch.empty(max_tokens, model.heads, model.head_dim, dtype=dtype)
+        queries, sums = torch.empty(2, self.threads, model.heads, model.head_dim, dtype=torch.float32)
+        scores = torch.empty(self.threads, model.heads, self.room, dtype=torch.float32)
         self.kept = (layers, cos, sin, queries, sums, scores)  # the arguments point into them
-        self.arguments = np.zeros(a.layers, ARGUMENTS)
+        self.arguments = np.zeros(len(model.layers), ARGUMENTS)
         for name, tensor in {"out": self.out, "cos": cos, "sin": sin, "queries": queries, "sums": sums, "scores": scores}.items():
             self.arguments[name] = tensor.data_ptr()
         for name, number in {
-            "heads": a.heads,
-            "kv_heads": a.kv_heads,
+            "heads": model.heads,
+            "kv_heads": model.kv_heads,
             "num_pages": cache.num_pages,
             "max_positions": len(cos),
-            "half": a.rope.rotary_dim // 2,
+            "half": model.attention.rope.rotary_dim // 2,
             "room": self.room,
-            "eps": a.rms_norm_eps,
+            "eps": model.norm.eps,
         }.items():
             self.arguments[name] = number
-        for own, weights, keys, values, window in zip(self.arguments, layers, cache.keys, cache.values, a.windows, strict=True):
-            own["keys"], own["values"], own["window"] = keys.data_ptr(), values.data_ptr(), window
+        for own, weights, keys, values, block in zip(self.arguments, layers, cache.keys, cache.values, model.layers, strict=True):
+            own["keys"], own["values"], own["window"] = keys.data_ptr(), values.data_ptr(), block.attention.window
             if weights.q_norm is not None and weights.k_norm is not None:
                 own["q_norm"], own["k_norm"] = weights.q_norm.data_ptr(), weights.k_norm.data_ptr()
-        self.addresses = [self.arguments[layer:].ctypes.data for layer in range(a.layers)]
+        self.addresses = [self.arguments[layer:].ctypes.data for layer in range(len(model.layers))]
 
     def begin(self, batch: Batch, page_table: NDArray[np.int32]) -> None:
         """Take over the metadata of one step. page_table: int32 [slots, pages]."""
@@ -87,12 +87,12 @@ class CpuAttention:
 
         Returns [tokens, q_size], valid until the next run.
         """
-        a, out = self.a, self.out[: self.tokens]
+        model, out = self.model, self.out[: self.tokens]
         self.arguments["qkv"][layer] = qkv.data_ptr()
         run_on_threads(self.compiled.address, self.addresses[layer], self.threads)
         if self.prompts:
-            q = qkv[:, : a.q_size].unflatten(-1, (a.heads, a.head_dim))
+            q = qkv[:, : model.q_size].unflatten(-1, (model.heads, model.head_dim))
             keys, values = self.cache.keys[layer], self.cache.values[layer]
             for start, end, context, pages in self.prompts:
-                attend(q[start:end], keys, values, pages, context, a.windows[layer], out[start:end])
-        return out.view(self.tokens, a.q_size)
+                attend(q[start:end], keys, values, pages, context, model.layers[layer].attention.window, out[start:end])
+        return out.view(self.tokens, model.q_size)

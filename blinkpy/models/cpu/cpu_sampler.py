@@ -25,19 +25,7 @@ from numpy.typing import NDArray
 from blinkpy.device.compile_cache import cached_njit
 from blinkpy.models.cpu.njit_math import bits_of, exp2
 from blinkpy.queues.logprob_record import NO_RECORD_PAIR, RECORD_PAIR, RECORD_PAIRS, TOP_LOGPROBS
-from blinkpy.queues.submission import (
-    LONG_SEED,
-    SQ_ENTRY_WORDS,
-    WORD_FREQUENCY_PENALTY,
-    WORD_MIN_P,
-    WORD_MIN_TOKENS,
-    WORD_PRESENCE_PENALTY,
-    WORD_REPETITION_PENALTY,
-    WORD_STOP_IDS,
-    WORD_TEMPERATURE,
-    WORD_TOP_K,
-    WORD_TOP_P,
-)
+from blinkpy.queues.submission import SQ_ENTRY
 
 Float32 = NDArray[np.float32]
 Int32 = NDArray[np.int32]
@@ -64,19 +52,9 @@ class SamplingParameters(NamedTuple):
 
 
 def read_parameters(entries: Int32) -> SamplingParameters:
-    """From submission entries, int32 [rows, 32]."""
-    entries = np.ascontiguousarray(entries)
-    reals = entries.view(np.float32)
-    return SamplingParameters(
-        seed=entries.view(np.int64)[:, LONG_SEED],
-        temperature=reals[:, WORD_TEMPERATURE],
-        top_p=reals[:, WORD_TOP_P],
-        min_p=reals[:, WORD_MIN_P],
-        top_k=entries[:, WORD_TOP_K],
-        repetition_penalty=reals[:, WORD_REPETITION_PENALTY],
-        presence_penalty=reals[:, WORD_PRESENCE_PENALTY],
-        frequency_penalty=reals[:, WORD_FREQUENCY_PENALTY],
-    )
+    """From submission entries, int32 [rows, 64]."""
+    fields = np.ascontiguousarray(entries).view(SQ_ENTRY)[:, 0]
+    return SamplingParameters(*(fields[name] for name in SamplingParameters._fields))
 
 
 @njit
@@ -202,7 +180,7 @@ def _draw(logits, weights, number, top_k, top_p, min_p, mass, counts):  # type: 
 
 
 @partial(cached_njit, nogil=True)
-def _sample_rows(logits, seeds, positions, temperatures, top_ks, top_ps, min_ps, result):  # type: ignore[no-untyped-def]
+def _draw_rows(logits, seeds, positions, temperatures, top_ks, top_ps, min_ps, result):  # type: ignore[no-untyped-def]
     weights = np.empty(logits.shape[1], np.float32)
     mass = np.empty(_BUCKETS, np.float64)
     counts = np.empty(_BUCKETS, np.int64)
@@ -234,7 +212,7 @@ def penalize(logits: Float32, row: int, parameters: SamplingParameters, tokens: 
     target[used] -= parameters.frequency_penalty[row] * counts[used].astype(np.float32) + parameters.presence_penalty[row]
 
 
-def sample(logits: Float32, parameters: SamplingParameters, positions: Int32) -> Int32:
+def sample_rows(logits: Float32, parameters: SamplingParameters, positions: Int32) -> Int32:
     """One token for each row. logits: [rows, vocab], penalties applied. positions: of the new tokens, [rows].
 
     Logits that are all NaN or infinite give some token of the vocabulary.
@@ -244,24 +222,25 @@ def sample(logits: Float32, parameters: SamplingParameters, positions: Int32) ->
     if not (p.temperature > 0).any():
         return logits.argmax(axis=1).astype(np.int32)  # the first of equal maxima
     result = np.empty(len(logits), np.int32)
-    _sample_rows(logits, p.seed, positions, p.temperature, p.top_k, p.top_p, p.min_p, result)
+    _draw_rows(logits, p.seed, positions, p.temperature, p.top_k, p.top_p, p.min_p, result)
     return result
 
 
 def warm_up() -> None:
     """Compile the sampler now, so that no request waits for it."""
-    entries = np.zeros((1, SQ_ENTRY_WORDS), np.int32)
-    entries.view(np.float32)[0, WORD_TEMPERATURE] = 1
-    sample(np.zeros((1, 2), np.float32), read_parameters(entries), np.zeros(1, np.int32))
+    entries = np.zeros((1, 1), SQ_ENTRY)
+    entries["temperature"] = 1
+    sample_rows(np.zeros((1, 2), np.float32), read_parameters(entries.view(np.int32)), np.zeros(1, np.int32))
 
 
 def mask_stop_ids(logits: Float32, entries: Int32, generated: Int32) -> None:
     """Make the stop ids of requests that have not reached min_tokens impossible, in place.
 
-    logits: [rows, vocab], penalties applied. entries: [rows, 32]. generated: tokens of the output so far, [rows].
+    logits: [rows, vocab], penalties applied. entries: [rows, 64]. generated: tokens of the output so far, [rows].
     """
-    for row in np.flatnonzero(generated < entries[:, WORD_MIN_TOKENS]).tolist():
-        stop_ids = entries[row, WORD_STOP_IDS:]
+    fields = np.ascontiguousarray(entries).view(SQ_ENTRY)[:, 0]
+    for row in np.flatnonzero(generated < fields["min_tokens"]).tolist():
+        stop_ids = fields["stop_ids"][row]
         logits[row, stop_ids[(stop_ids >= 0) & (stop_ids < logits.shape[1])]] = -np.inf
 
 

@@ -7,12 +7,12 @@ from numpy.typing import NDArray
 
 from blinkpy.kv import state as S
 from blinkpy.kv.state import Batch, Requests
-from blinkpy.models.cpu.cpu_sampler import logprob_records, mask_stop_ids, penalize, read_parameters, sample, warm_up
-from blinkpy.models.cpu.torch_decoder import Decoder, emitting_tokens
-from blinkpy.models.description.decoder_description import Architecture
+from blinkpy.models.cpu.cpu_sampler import logprob_records, mask_stop_ids, penalize, read_parameters, sample_rows, warm_up
+from blinkpy.models.cpu.torch_decoder import TorchDecoder, emitting_tokens
+from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.paged_cache import PagedCache
 from blinkpy.models.weights.decoder_weights import Weights
-from blinkpy.queues import submission
+from blinkpy.queues.submission import SQ_ENTRY
 
 
 class CpuStep:
@@ -21,9 +21,11 @@ class CpuStep:
     num_pages, page_size: of the KV cache. max_model_len: largest context, tokens. max_tokens: largest batch, tokens.
     """
 
-    def __init__(self, a: Architecture, weights: Weights, num_pages: int, page_size: int, max_model_len: int, max_tokens: int):
-        self.cache = PagedCache(a, num_pages, page_size, weights.dtype, weights.device)
-        self.decoder = Decoder(a, weights, self.cache, max_model_len, max_tokens)
+    def __init__(
+        self, model: DecoderDescription, weights: Weights, num_pages: int, page_size: int, max_model_len: int, max_tokens: int
+    ):
+        self.cache = PagedCache(model, num_pages, page_size, weights.dtype, weights.device)
+        self.decoder = TorchDecoder(model, weights, self.cache, max_model_len, max_tokens)
         warm_up()
 
     def run(self, batch: Batch, requests: Requests) -> None:
@@ -41,22 +43,15 @@ class CpuStep:
         slots, contexts = batch.row_slots[rows], batch.context_lengths[rows]
         entries = requests.entry[slots]
         parameters = read_parameters(entries)
-        asked = np.flatnonzero(entries[:, submission.WORD_LOGPROBS] >= 0)
+        asked = np.flatnonzero(entries.view(SQ_ENTRY)["logprobs"] >= 0)
         unchanged = logits[asked]  # a copy: penalties work in place
-        for index in np.flatnonzero(_penalized(entries)).tolist():
+        penalized = (
+            (parameters.repetition_penalty != 1) | (parameters.presence_penalty != 0) | (parameters.frequency_penalty != 0)
+        )
+        for index in np.flatnonzero(penalized).tolist():
             slot, known = slots[index], contexts[index]
             penalize(logits, index, parameters, requests.tokens[slot, :known], int(requests.prompt_length[slot]))
         mask_stop_ids(logits, entries, contexts - requests.prompt_length[slots])
-        batch.sampled[rows] = sample(logits, parameters, contexts)
+        batch.sampled[rows] = sample_rows(logits, parameters, contexts)
         if len(asked):
             batch.logprobs[rows[asked]] = logprob_records(unchanged, batch.sampled[rows[asked]])
-
-
-def _penalized(entries: NDArray[np.int32]) -> NDArray[np.bool_]:
-    """Which requests have a penalty. entries: int32 [rows, 32]."""
-    reals = entries.view(np.float32)
-    return (
-        (reals[:, submission.WORD_REPETITION_PENALTY] != 1)
-        | (reals[:, submission.WORD_PRESENCE_PENALTY] != 0)
-        | (reals[:, submission.WORD_FREQUENCY_PENALTY] != 0)
-    )

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from blinkpy.kv import state as S
 from blinkpy.kv.state import Batch
-from blinkpy.models.description.decoder_description import Architecture
+from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.paged_cache import PagedCache
 from blinkpy.models.weights.decoder_weights import LayerWeights
 
@@ -78,8 +78,10 @@ def prompt_rows(batch: Batch, page_table: NDArray[np.int32], first: int) -> list
 class TorchAttention:
     """Norms and rotation of queries and keys, the write into the cache, and attention, for all rows of a batch."""
 
-    def __init__(self, a: Architecture, layers: list[LayerWeights], cache: PagedCache, cos: torch.Tensor, sin: torch.Tensor):
-        self.a, self.layers, self.cache, self.cos, self.sin = a, layers, cache, cos, sin
+    def __init__(
+        self, model: DecoderDescription, layers: list[LayerWeights], cache: PagedCache, cos: torch.Tensor, sin: torch.Tensor
+    ):
+        self.model, self.layers, self.cache, self.cos, self.sin = model, layers, cache, cos, sin
 
     def begin(self, batch: Batch, page_table: NDArray[np.int32]) -> None:
         """Take over the metadata of one step. page_table: int32 [slots, pages]."""
@@ -95,18 +97,18 @@ class TorchAttention:
 
     def run(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
         """qkv: [tokens, q_size + 2 * kv_size]. Returns [tokens, q_size]."""
-        a, weights = self.a, self.layers[layer]
+        model, weights = self.model, self.layers[layer]
         keys, values = self.cache.keys[layer], self.cache.values[layer]
         q, k, v = (
-            part.unflatten(-1, (-1, a.head_dim)) for part in qkv.split((a.q_size, a.kv_size, a.kv_size), dim=-1)
+            part.unflatten(-1, (-1, model.head_dim)) for part in qkv.split((model.q_size, model.kv_size, model.kv_size), dim=-1)
         )  # [tokens, heads, head_dim]
         if weights.q_norm is not None and weights.k_norm is not None:
-            q = F.rms_norm(q, (a.head_dim,), weights.q_norm, a.rms_norm_eps)
-            k = F.rms_norm(k, (a.head_dim,), weights.k_norm, a.rms_norm_eps)
+            q = F.rms_norm(q, (model.head_dim,), weights.q_norm, model.norm.eps)
+            k = F.rms_norm(k, (model.head_dim,), weights.k_norm, model.norm.eps)
         q = rotate(q, self.step_cos, self.step_sin)
         keys[self.page, :, self.offset] = rotate(k, self.step_cos, self.step_sin)
         values[self.page, :, self.offset] = v
         out = torch.empty_like(q)
         for start, end, context, pages in self.rows:
-            attend(q[start:end], keys, values, pages, context, a.windows[layer], out[start:end])
+            attend(q[start:end], keys, values, pages, context, model.layers[layer].attention.window, out[start:end])
         return out.flatten(1)

@@ -5,6 +5,9 @@ On the CPU it is the engine's step. On any device it is the reference that kerne
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -14,12 +17,13 @@ from blinkpy.kv import state as S
 from blinkpy.kv.state import Batch
 from blinkpy.models.cpu.cpu_attention import CpuAttention
 from blinkpy.models.cpu.torch_attention import TorchAttention
-from blinkpy.models.description.decoder_description import Architecture
+from blinkpy.models.description.blocks import Activation, BlockType, Experts, Mlp, NormPlacement, RouterKind
+from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.paged_cache import PagedCache
 from blinkpy.models.weights.decoder_weights import LayerWeights, Weights
 
 
-class Decoder:
+class TorchDecoder:
     """All layers of one model.
 
     max_model_len: largest context, tokens. max_tokens: largest batch, tokens. reference: use the plain torch attention on
@@ -28,7 +32,7 @@ class Decoder:
 
     def __init__(
         self,
-        a: Architecture,
+        model: DecoderDescription,
         weights: Weights,
         cache: PagedCache,
         max_model_len: int,
@@ -36,13 +40,14 @@ class Decoder:
         *,
         reference: bool = False,
     ):
-        self.a, self.weights = a, weights
-        cos, sin = (torch.from_numpy(table).to(weights.device) for table in a.rope.tables(max_model_len))
+        model.require_blocks(BLOCKS, "the CPU's decoder")
+        self.model, self.weights = model, weights
+        cos, sin = (torch.from_numpy(table).to(weights.device) for table in model.attention.rope.tables(max_model_len))
         self.attention: CpuAttention | TorchAttention
         if weights.device.type == "cpu" and not reference:
-            self.attention = CpuAttention(a, weights.layers, cache, cos, sin, max_model_len, max_tokens)
+            self.attention = CpuAttention(model, weights.layers, cache, cos, sin, max_model_len, max_tokens)
         else:
-            self.attention = TorchAttention(a, weights.layers, cache, cos, sin)
+            self.attention = TorchAttention(model, weights.layers, cache, cos, sin)
 
     @torch.inference_mode()
     def forward(self, batch: Batch, page_table: NDArray[np.int32], wanted: NDArray[np.int64] | None = None) -> torch.Tensor:
@@ -51,51 +56,70 @@ class Decoder:
         page_table: int32 [slots, pages of a sequence]. wanted: tokens of the batch, ascending; by default all. Returns their
         residual stream behind the last layer, [wanted tokens, hidden]; behind its attention the last layer leaves the others out.
         """
-        a = self.a
         ids = torch.from_numpy(batch.token_ids[: int(batch.counts[S.TOKENS])]).to(self.weights.device)
         self.attention.begin(batch, page_table)
         x = F.embedding(ids, self.weights.embedding)
-        narrow = None if wanted is None or len(wanted) == len(ids) else torch.from_numpy(wanted).to(x.device)
+        kept = None if wanted is None or len(wanted) == len(ids) else torch.from_numpy(wanted).to(x.device)
+        run_layer, last = BLOCKS[self.model.placement], len(self.weights.layers) - 1
         for index, layer in enumerate(self.weights.layers):
-            normed = F.rms_norm(x, (a.hidden_size,), layer.input_norm, a.rms_norm_eps)
-            attended = self.attention.run(index, F.linear(normed, layer.qkv, layer.qkv_bias))
-            if narrow is not None and index == len(self.weights.layers) - 1:
-                if len(narrow) == 0:
-                    return x[:0]
-                x, attended = x[narrow], attended[narrow]
-            x = _add_linear(x, attended, layer.o, layer.o_bias)
-            normed = F.rms_norm(x, (a.hidden_size,), layer.post_norm, a.rms_norm_eps)
-            if layer.router is not None:
-                x = x + self._experts(normed, layer, layer.router)
-            else:
-                x = _add_linear(x, _gated(normed, layer.gate_up, layer.gate_up_bias), layer.down, layer.down_bias)
+            x = run_layer(self, x, index, layer, kept if index == last else None)
         return x
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """float32 [tokens, vocab] from the residual stream [tokens, hidden]."""
-        normed = F.rms_norm(hidden, (self.a.hidden_size,), self.weights.final_norm, self.a.rms_norm_eps)
-        return F.linear(normed, self.weights.lm_head).float()
+        return F.linear(self._norm(hidden, self.weights.final_norm), self.weights.lm_head).float()
 
-    def _experts(self, x: torch.Tensor, layer: LayerWeights, router: torch.Tensor) -> torch.Tensor:
-        """Each token through its experts, weighted by the router's probabilities. x: [tokens, hidden]."""
-        probabilities = F.linear(x, router).softmax(dim=-1, dtype=torch.float32)
-        shares, chosen = probabilities.topk(self.a.experts_per_token, dim=-1)  # [tokens, experts_per_token]
-        if self.a.normalize_experts:
-            shares = shares / shares.sum(dim=-1, keepdim=True)
-        experts, order = chosen.flatten().sort(stable=True)  # visits, by expert
-        tokens = order // self.a.experts_per_token
-        visits = torch.bincount(experts, minlength=self.a.experts).tolist()
-        results = torch.empty(len(order), x.shape[1], dtype=x.dtype, device=x.device)
-        start = 0
-        for expert, count in enumerate(visits):
-            if count:
-                part = slice(start, start + count)
-                inner = _gated(x[tokens[part]], layer.gate_up[expert], None)
-                results[order[part]] = F.linear(inner, layer.down[expert])
-                start += count
-        # Summed per token in the order of its experts, so the result doesn't depend on the rest of the batch.
-        return torch.einsum("tkh,tk->th", results.view(*chosen.shape, -1), shares.to(x.dtype))
+    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, (self.model.hidden_size,), weight, self.model.norm.eps)
+
+    def _pre_norm_layer(self, x: torch.Tensor, index: int, layer: LayerWeights, kept: torch.Tensor | None) -> torch.Tensor:
+        """One layer. x: [tokens, hidden]. kept: the tokens that go on behind the attention; None: all."""
+        attended = self.attention.run(index, F.linear(self._norm(x, layer.input_norm), layer.qkv, layer.qkv_bias))
+        if kept is not None:
+            x, attended = x[kept], attended[kept]
+        if len(x) == 0:
+            return x
+        x = _add_linear(x, attended, layer.o, layer.o_bias)
+        mlp = self.model.layers[index].mlp
+        return BLOCKS[type(mlp)](x, self._norm(x, layer.post_norm), layer, mlp)
+
+
+def _mlp(x: torch.Tensor, normed: torch.Tensor, layer: LayerWeights, mlp: Mlp) -> torch.Tensor:
+    """x + the MLP's result. x, normed: [tokens, hidden]."""
+    return _add_linear(x, _gated(normed, layer.gate_up, layer.gate_up_bias, mlp.activation), layer.down, layer.down_bias)
+
+
+def _experts(x: torch.Tensor, normed: torch.Tensor, layer: LayerWeights, experts: Experts) -> torch.Tensor:
+    """x + the results of each token's experts, weighted by their shares. x, normed: [tokens, hidden]."""
+    if layer.router is None:
+        raise ValueError("an expert layer without a router")
+    shares, chosen = BLOCKS[experts.router](F.linear(normed, layer.router), experts)  # [tokens, top_k]
+    order_of, order = chosen.flatten().sort(stable=True)  # assignments, by expert
+    tokens = order // experts.top_k
+    assignments = torch.bincount(order_of, minlength=experts.number).tolist()
+    results = torch.empty(len(order), x.shape[1], dtype=x.dtype, device=x.device)
+    start = 0
+    for expert, count in enumerate(assignments):
+        if count:
+            part = slice(start, start + count)
+            inner = _gated(normed[tokens[part]], layer.gate_up[expert], None, experts.activation)
+            results[order[part]] = F.linear(inner, layer.down[expert])
+            start += count
+    # Summed per token in the order of its experts, so the result doesn't depend on the rest of the batch.
+    return x + torch.einsum("tkh,tk->th", results.view(*chosen.shape, -1), shares.to(x.dtype))
+
+
+def _softmax_top_k(scores: torch.Tensor, experts: Experts) -> tuple[torch.Tensor, torch.Tensor]:
+    """Shares, float32, and numbers of each token's experts, [tokens, top_k] each. scores: [tokens, number]."""
+    shares, chosen = scores.softmax(dim=-1, dtype=torch.float32).topk(experts.top_k, dim=-1)
+    return (shares / shares.sum(dim=-1, keepdim=True) if experts.normalize else shares), chosen
+
+
+def _top_k_softmax(scores: torch.Tensor, experts: Experts) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same, for RouterKind.TOP_K_SOFTMAX."""
+    scores, chosen = scores.topk(experts.top_k, dim=-1)
+    return scores.softmax(dim=-1, dtype=torch.float32), chosen
 
 
 def _add_linear(x: torch.Tensor, inner: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -104,10 +128,21 @@ def _add_linear(x: torch.Tensor, inner: torch.Tensor, weight: torch.Tensor, bias
     return x if bias is None else x.add_(bias)
 
 
-def _gated(x: torch.Tensor, gate_up: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """silu(gate) * up, where both come from one product."""
+def _gated(x: torch.Tensor, gate_up: torch.Tensor, bias: torch.Tensor | None, activation: Activation) -> torch.Tensor:
+    """activation(gate) * up, where both come from one product."""
     gate, up = F.linear(x, gate_up, bias).chunk(2, dim=-1)
-    return F.silu(gate).mul_(up)
+    return BLOCKS[activation](gate).mul_(up)
+
+
+BLOCKS: dict[BlockType, Callable[..., Any]] = {
+    NormPlacement.PRE: TorchDecoder._pre_norm_layer,
+    Mlp: _mlp,
+    Experts: _experts,
+    Activation.SILU: F.silu,
+    RouterKind.SOFTMAX_TOP_K: _softmax_top_k,
+    RouterKind.TOP_K_SOFTMAX: _top_k_softmax,
+}
+"""What computes each type of block here. Other types are refused."""
 
 
 def emitting_tokens(batch: Batch) -> NDArray[np.int64]:

@@ -9,7 +9,7 @@ import torch
 from blinkpy.kernels.moe.expert_config import ExpertConfig, ExpertShape, ExpertTable
 from blinkpy.kernels.moe.expert_gemv import GEMV_TOKENS
 from blinkpy.kernels.moe.routing import Routing
-from blinkpy.models.description.decoder_description import Architecture
+from blinkpy.models.description.decoder_description import DecoderDescription
 
 
 @dataclass
@@ -27,20 +27,20 @@ class Buffers:
     logits: torch.Tensor  # float32 [B, vocab]
 
     @classmethod
-    def allocate(cls, a: Architecture, tokens: int, rows: int, dtype: torch.dtype, device: str) -> Buffers:
+    def allocate(cls, model: DecoderDescription, tokens: int, rows: int, dtype: torch.dtype, device: str) -> Buffers:
         def zeros(*shape: int, kind: torch.dtype = dtype) -> torch.Tensor:
             return torch.zeros(shape, dtype=kind, device=device)
 
         return cls(
-            zeros(tokens, a.hidden_size),
-            zeros(tokens, a.hidden_size),
-            zeros(tokens, a.q_size + 2 * a.kv_size),
-            zeros(tokens, a.q_size),
-            zeros(tokens, a.intermediate_size),
-            zeros(rows, a.hidden_size),
+            zeros(tokens, model.hidden_size),
+            zeros(tokens, model.hidden_size),
+            zeros(tokens, model.q_size + 2 * model.kv_size),
+            zeros(tokens, model.q_size),
+            zeros(tokens, model.mlp_size),
+            zeros(rows, model.hidden_size),
             zeros(8, kind=torch.int64),
-            zeros(rows, a.hidden_size),
-            zeros(rows, a.vocab_size, kind=torch.float32),
+            zeros(rows, model.hidden_size),
+            zeros(rows, model.vocab_size, kind=torch.float32),
         )
 
 
@@ -76,15 +76,15 @@ class ExpertBuffers:
     results: torch.Tensor  # [T * experts_per_token * hidden]
 
     @classmethod
-    def allocate(cls, a: Architecture, lines: set[int], dtype: torch.dtype, device: str) -> ExpertBuffers:
+    def allocate(cls, model: DecoderDescription, lines: set[int], dtype: torch.dtype, device: str) -> ExpertBuffers:
         table = ExpertTable.load(torch.cuda.get_device_name(device)) if device.startswith("cuda") else ExpertTable()
-        shape = ExpertShape(a.experts, a.experts_per_token, a.hidden_size, a.expert_size)
+        shape = ExpertShape(model.experts.number, model.experts.top_k, model.hidden_size, model.experts.size)
         configs = {count: table.config(shape, count, dtype) for count in lines if count > GEMV_TOKENS}
         most = max(lines)
         return cls(
-            {n: Routing.allocate(n, a.experts, a.experts_per_token, c.block_m, device) for n, c in configs.items()},
+            {n: Routing.allocate(n, model.experts.number, model.experts.top_k, c.block_m, device) for n, c in configs.items()},
             configs,
-            torch.zeros(most, a.experts, dtype=torch.float32, device=device),
-            torch.zeros(most * a.experts_per_token * a.expert_size, dtype=dtype, device=device),
-            torch.zeros(most * a.experts_per_token * a.hidden_size, dtype=dtype, device=device),
+            torch.zeros(most, model.experts.number, dtype=torch.float32, device=device),
+            torch.zeros(most * model.experts.top_k * model.experts.size, dtype=dtype, device=device),
+            torch.zeros(most * model.experts.top_k * model.hidden_size, dtype=dtype, device=device),
         )

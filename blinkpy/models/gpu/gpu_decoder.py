@@ -8,6 +8,8 @@ buckets; within one bucket a row depends on itself alone.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from blinkpy.kernels.attention.decode_attention import NewTokens, decode_attention
@@ -23,7 +25,8 @@ from blinkpy.kernels.moe.grouped_experts import experts
 from blinkpy.kernels.moe.routing import FUSED_ROUTER_TOKENS, route, router_logits
 from blinkpy.kernels.norm import last_token_norm, rms_norm
 from blinkpy.kv.state import Batch, Requests
-from blinkpy.models.description.decoder_description import Architecture
+from blinkpy.models.description.blocks import Activation, BlockType, Experts, Mlp, NormPlacement, RouterKind
+from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.gpu.gpu_buffers import Buffers, ExpertBuffers, ResidualStream
 from blinkpy.models.gpu.step_shapes import StepShape
 from blinkpy.models.paged_cache import PagedCache
@@ -39,7 +42,7 @@ class GpuDecoder:
 
     def __init__(
         self,
-        a: Architecture,
+        model: DecoderDescription,
         weights: Weights,
         cache: PagedCache,
         batch: Batch,
@@ -50,28 +53,29 @@ class GpuDecoder:
         pdl: bool = False,
         processors: int = 132,
     ):
+        model.require_blocks(BLOCKS, "the GPU's decoder")
         self.experts: ExpertBuffers | None = None
-        self.a, self.weights, self.cache, self.batch, self.requests = a, weights, cache, batch, requests
+        self.model, self.weights, self.cache, self.batch, self.requests = model, weights, cache, batch, requests
         self.table, self.pdl = table or LinearTable(), pdl
         device, dtype = str(weights.device), weights.dtype
-        cosines, sines = a.rope.tables(max_model_len)
+        cosines, sines = model.attention.rope.tables(max_model_len)
         self.cos, self.sin = torch.from_numpy(cosines).to(device), torch.from_numpy(sines).to(device)
         tokens, rows = max(s.tokens for s in shapes), max(s.rows for s in shapes)
-        self.buffers = Buffers.allocate(a, tokens, rows, dtype, device)
+        self.buffers = Buffers.allocate(model, tokens, rows, dtype, device)
         self.stream = ResidualStream(self.buffers.hidden, batch.counts)  # of the step that is being launched
         self.plans: dict[tuple[int, bool], DecodePlan] = {  # by rows, and by whether there are prefill chunks
-            (s.rows, mixed): plan_decode(s.rows, a.kv_heads, max_model_len, processors, dtype, mixed=mixed)
+            (s.rows, mixed): plan_decode(s.rows, model.kv_heads, max_model_len, processors, dtype, mixed=mixed)
             for s in shapes
             for mixed in (False, True)
         }
         self.processors = processors
         sizes = [(rows, plan) for (rows, _), plan in self.plans.items()]
-        self.attention_workspace = DecodeWorkspace.allocate(sizes, a.heads, a.kv_heads, a.head_dim, device)
+        self.attention_workspace = DecodeWorkspace.allocate(sizes, model.heads, model.kv_heads, model.head_dim, device)
         # Norms are fused or taken into `normed`, so what cuBLAS needs scratch for is gate and up before SwiGLU joins them.
-        self.linear_workspace = LinearWorkspace.allocate(device, dtype, rows=tokens * 2 * a.intermediate_size)
-        if any(a.sparse):
+        self.linear_workspace = LinearWorkspace.allocate(device, dtype, rows=tokens * 2 * model.mlp_size)
+        if any(model.expert_layers):
             lines = {s.tokens for s in shapes} | {s.rows for s in shapes if s.narrows}
-            self.experts = ExpertBuffers.allocate(a, lines, dtype, device)
+            self.experts = ExpertBuffers.allocate(model, lines, dtype, device)
 
     def layers(self, shape: StepShape) -> None:
         """Launch the embedding and the layers of a step, on the current stream. Where the shape narrows, the last layer ends with
@@ -80,13 +84,12 @@ class GpuDecoder:
         self.stream = ResidualStream(self.buffers.hidden[: shape.tokens], counts)
         embed(self.batch.token_ids, self.weights.embedding, counts, self.stream.hidden, pdl=self.pdl)
         for index, layer in enumerate(layers):
-            self._attention(shape, layer, index, narrow=shape.narrows and index == len(layers) - 1)
-            self._mlp(layer)
+            BLOCKS[self.model.placement](self, shape, layer, index, narrow=shape.narrows and index == len(layers) - 1)
 
     def output(self, shape: StepShape) -> torch.Tensor:
         """Launch what follows the layers: the last norm and the product with the vocabulary's matrix. Returns float32 [rows of
         the shape, vocab]."""
-        batch, counts, norm, eps = self.batch, self.stream.counts, self.weights.final_norm, self.a.rms_norm_eps
+        batch, counts, norm, eps = self.batch, self.stream.counts, self.weights.final_norm, self.model.norm.eps
         last, logits = self.buffers.last[: shape.rows], self.buffers.logits[: shape.rows]
         source, residual = self.stream.take()
         if shape.narrows:
@@ -96,9 +99,14 @@ class GpuDecoder:
         self._linear(last, self.weights.lm_head, logits)
         return logits
 
+    def _pre_norm_layer(self, shape: StepShape, layer: LayerWeights, index: int, *, narrow: bool) -> None:
+        mlp = self.model.layers[index].mlp
+        self._attention(shape, layer, index, narrow=narrow)
+        BLOCKS[type(mlp)](self, layer, mlp)
+
     def _attention(self, shape: StepShape, layer: LayerWeights, index: int, *, narrow: bool) -> None:
         """narrow: keys and values of all tokens enter the cache, but only the rows' last tokens go on from there."""
-        a, batch, pdl = self.a, self.batch, self.pdl
+        model, batch, pdl = self.model, self.batch, self.pdl
         qkv = self.buffers.qkv[: shape.tokens]
         self._linear(self.stream.hidden, layer.qkv, qkv, norm=layer.input_norm, bias=layer.qkv_bias)
         keys, values = self.cache.keys[index], self.cache.values[index]
@@ -114,16 +122,16 @@ class GpuDecoder:
                 keys,
                 values,
                 batch.counts,
-                heads=a.heads,
+                heads=model.heads,
                 norms=norms,
-                eps=a.rms_norm_eps,
+                eps=model.norm.eps,
                 pdl=pdl,
             )
         if narrow:
             self._narrow(shape)
         attended = self.buffers.attended[: self.stream.lines]
-        queries = qkv.view(shape.tokens, a.heads + 2 * a.kv_heads, a.head_dim)[:, : a.heads]
-        scale, window = a.head_dim**-0.5, a.windows[index]
+        queries = qkv.view(shape.tokens, model.heads + 2 * model.kv_heads, model.head_dim)[:, : model.heads]
+        scale, window = model.head_dim**-0.5, model.layers[index].attention.window
         chunks = shape.mixed and not narrow
         if chunks:
             prefill_attention(
@@ -158,10 +166,10 @@ class GpuDecoder:
             scale=scale,
             window=window,
             query_starts=batch.query_starts if narrow else None,
-            new=NewTokens(qkv, self.cos, self.sin, batch.cache_slots, norms, a.rms_norm_eps) if fused else None,
+            new=NewTokens(qkv, self.cos, self.sin, batch.cache_slots, norms, model.norm.eps) if fused else None,
             pdl=pdl,
         )
-        self._add_linear(attended, layer.o, layer.o_bias, norm_follows=layer.router is None)
+        self._add_linear(attended, layer.o, layer.o_bias, norm_follows=isinstance(model.layers[index].mlp, Mlp))
 
     def _narrow(self, shape: StepShape) -> None:
         """Go on with the residual stream of the rows' last tokens. Nothing may be left to add to it."""
@@ -170,30 +178,27 @@ class GpuDecoder:
         starts, counts = self.batch.query_starts, self.batch.counts
         last_tokens(whole.hidden, starts, counts, self.stream.hidden, self.stream.counts, pdl=self.pdl)
 
-    def _mlp(self, layer: LayerWeights) -> None:
-        if layer.router is not None:
-            self._experts(layer, layer.router)
-            return
+    def _mlp(self, layer: LayerWeights, mlp: Mlp) -> None:
         inner = self.buffers.inner[: self.stream.lines]
-        self._linear(self.stream.hidden, layer.gate_up, inner, norm=layer.post_norm, bias=layer.gate_up_bias, swiglu=True)
+        gate = BLOCKS[mlp.activation]
+        self._linear(self.stream.hidden, layer.gate_up, inner, norm=layer.post_norm, bias=layer.gate_up_bias, **gate)
         self._add_linear(inner, layer.down, layer.down_bias, norm_follows=True)
 
-    def _experts(self, layer: LayerWeights, router: torch.Tensor) -> None:
-        a, scratch, pdl = self.a, self.experts, self.pdl
+    def _experts(self, layer: LayerWeights, block: Experts) -> None:
+        model, scratch, router, pdl = self.model, self.experts, layer.router, self.pdl
         hidden, counts, lines = self.stream.hidden, self.stream.counts, self.stream.lines
-        if scratch is None:
-            raise ValueError("a layer has a router, but the architecture has no experts")
+        if scratch is None or router is None:
+            raise ValueError("an expert layer without a router, or without buffers")
         logits = scratch.router[:lines]
         if lines <= FUSED_ROUTER_TOKENS:
             normed = self.buffers.normed[:lines]
-            router_logits(hidden, (layer.post_norm, a.rms_norm_eps), router, counts, normed, logits, pdl=pdl)
+            router_logits(hidden, (layer.post_norm, model.norm.eps), router, counts, normed, logits, pdl=pdl)
         else:
             normed = self._norm(layer.post_norm)
             self._linear(normed, router, logits)
-        weights, inner, normalize = (layer.gate_up, layer.down), scratch.inner, a.normalize_experts
+        weights, inner, normalize = (layer.gate_up, layer.down), scratch.inner, BLOCKS[block.router](block)
         if lines <= GEMV_TOKENS:
-            top_k = a.experts_per_token
-            expert_gemv(normed, logits, *weights, counts, hidden, inner, top_k=top_k, normalize=normalize, pdl=pdl)
+            expert_gemv(normed, logits, *weights, counts, hidden, inner, top_k=block.top_k, normalize=normalize, pdl=pdl)
             return
         routing, config = scratch.routings[lines], scratch.configs[lines]
         route(logits, counts, routing, normalize=normalize, pdl=pdl)
@@ -203,7 +208,7 @@ class GpuDecoder:
         """The norm of the residual stream, completed first, for what does not take it fused."""
         normed = self.buffers.normed[: self.stream.lines]
         source, residual = self.stream.take()
-        rms_norm(source, weight, self.a.rms_norm_eps, self.stream.counts, normed, residual, pdl=self.pdl)
+        rms_norm(source, weight, self.model.norm.eps, self.stream.counts, normed, residual, pdl=self.pdl)
         return normed
 
     def _linear(
@@ -220,7 +225,7 @@ class GpuDecoder:
         config = self.linear_config(x.shape[0], weight, swiglu)
         fused = None
         if norm is not None and config.kind == "gemv" and self.stream.unadded is None:
-            fused = (norm, self.a.rms_norm_eps)
+            fused = (norm, self.model.norm.eps)
         elif norm is not None:
             x = self._norm(norm)
         linear(
@@ -249,3 +254,15 @@ class GpuDecoder:
         """How a linear layer runs in a bucket of so many rows."""
         outputs = weight.shape[0] // (2 if swiglu else 1)
         return self.table.config(outputs, weight.shape[1], rows, weight.dtype, swiglu=swiglu)
+
+
+BLOCKS: dict[BlockType, Any] = {
+    NormPlacement.PRE: GpuDecoder._pre_norm_layer,
+    Mlp: GpuDecoder._mlp,
+    Experts: GpuDecoder._experts,
+    Activation.SILU: {"swiglu": True},  # arguments of the product before it; the kernels of experts have it fused in
+    # Whether the kernels scale a token's shares to a sum of 1. A softmax over all experts is then one over the top k.
+    RouterKind.SOFTMAX_TOP_K: lambda block: block.normalize,
+    RouterKind.TOP_K_SOFTMAX: lambda block: True,
+}
+"""What computes each type of block here. Other types are refused."""

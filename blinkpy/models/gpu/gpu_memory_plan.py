@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from blinkpy.config import Config, ConfigError
-from blinkpy.models.description.decoder_description import Architecture
+from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.weights.checkpoint import weight_elements
 
 GRAPHS_AND_MODULES = 1 << 30
@@ -69,14 +69,14 @@ def gib(n: int) -> str:
     return f"{n / 2**30:.2f} GiB"
 
 
-def activation_bytes(a: Architecture, tokens: int, rows: int, max_model_len: int, itemsize: int) -> int:
+def activation_bytes(model: DecoderDescription, tokens: int, rows: int, max_model_len: int, itemsize: int) -> int:
     """Upper bound of the decoder's buffers and workspaces for the largest step."""
-    expert_width = a.experts_per_token * (3 * a.expert_size + a.hidden_size)
-    width = 3 * a.hidden_size + 2 * a.q_size + 2 * a.kv_size + 3 * a.intermediate_size + expert_width
-    last = 2 * rows * a.hidden_size  # of each row: residual stream and its norm
-    logits = 3 * rows * a.vocab_size * 4  # and what the sampler keeps of them
-    decode = rows * a.heads * DECODE_SPLITS * (a.head_dim + 2) * 4
-    rope = 8 * max_model_len * a.rope.rotary_dim // 2
+    expert_width = model.experts.top_k * (3 * model.experts.size + model.hidden_size)
+    width = 3 * model.hidden_size + 2 * model.q_size + 2 * model.kv_size + 3 * model.mlp_size + expert_width
+    last = 2 * rows * model.hidden_size  # of each row: residual stream and its norm
+    logits = 3 * rows * model.vocab_size * 4  # and what the sampler keeps of them
+    decode = rows * model.heads * DECODE_SPLITS * (model.head_dim + 2) * 4
+    rope = 8 * max_model_len * model.attention.rope.rotary_dim // 2
     return (tokens * width + last) * itemsize + logits + min(decode, 1 << 30) + rope + (64 << 20)
 
 
@@ -87,17 +87,17 @@ def state_bytes(slots: int, max_model_len: int, page_size: int, pages: int) -> i
 
 
 def plan_memory(
-    config: Config, a: Architecture, itemsize: int, page_bytes: int, free: int, total: int, queue_bytes: int = 0
+    config: Config, model: DecoderDescription, itemsize: int, page_bytes: int, free: int, total: int, queue_bytes: int = 0
 ) -> MemoryPlan:
     """The plan for a model on a GPU with so many bytes free and in total; itemsize: bytes of a weight; queue_bytes: of queue
     pairs in the GPU's memory. The flight recorder copies the scheduler's state."""
     scheduler, slots = config.scheduler, config.frontend.workers * config.queue.slots
-    length = config.model.max_model_len or a.max_position
+    length = config.model.max_model_len or model.max_position
     pages = config.cache.num_pages or total // page_bytes
     rows = min(scheduler.max_num_seqs, slots)
     return MemoryPlan(
-        weights=weight_elements(a) * itemsize,
-        activations=activation_bytes(a, scheduler.max_num_batched_tokens, rows, length, itemsize),
+        weights=weight_elements(model) * itemsize,
+        activations=activation_bytes(model, scheduler.max_num_batched_tokens, rows, length, itemsize),
         state=state_bytes(slots, length, config.cache.page_size, pages) * (2 if config.engine.record_steps else 1),
         queues=queue_bytes,
         reserve=GRAPHS_AND_MODULES,

@@ -4,31 +4,21 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
-from blinkpy.device.cuda.cuda_graphs import captured_nodes
+from blinkpy.device.cuda.cuda_graphs import StepGraph, captured_nodes
 from blinkpy.kernels.linear.linear_config import LinearTable
 from blinkpy.kernels.sampling.record_logprobs import logprobs
 from blinkpy.kernels.sampling.sampler import SamplingWorkspace, sample
 from blinkpy.kv.state import Batch, Requests
-from blinkpy.models.description.decoder_description import Architecture
+from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.gpu.gpu_decoder import GpuDecoder
 from blinkpy.models.gpu.step_shapes import StepShape
 from blinkpy.models.paged_cache import PagedCache
 from blinkpy.models.weights.decoder_weights import Weights
 
 Report = Callable[[float], None]
-
-
-@dataclass(frozen=True)
-class StepGraph:
-    """A captured step: a chain of nodes. layers: how many of them, from the first, embed the tokens and run the layers; the
-    others are the output: the last norm, the product with the vocabulary's matrix, sampling and log probabilities."""
-
-    graph: torch.cuda.CUDAGraph
-    layers: int
 
 
 class GpuStep:
@@ -40,7 +30,7 @@ class GpuStep:
 
     def __init__(
         self,
-        a: Architecture,
+        model: DecoderDescription,
         weights: Weights,
         cache: PagedCache,
         batch: Batch,
@@ -51,10 +41,10 @@ class GpuStep:
         pdl: bool = False,
         processors: int = 132,
     ):
-        self.decoder = GpuDecoder(a, weights, cache, batch, requests, shapes, max_model_len, table, pdl, processors)
+        self.decoder = GpuDecoder(model, weights, cache, batch, requests, shapes, max_model_len, table, pdl, processors)
         self.shapes = shapes
         rows = max(shape.rows for shape in shapes)
-        self._sampling = SamplingWorkspace.allocate(rows, a.vocab_size, str(weights.device))
+        self._sampling = SamplingWorkspace.allocate(rows, model.vocab_size, str(weights.device))
         self._batch, self._requests, self._pdl = batch, requests, pdl
         self.graphs: list[StepGraph] = []
 

@@ -13,7 +13,7 @@ import torch
 from cuda.bindings import runtime
 
 from blinkpy.device.array_trees import map_arrays
-from blinkpy.device.cuda.cuda_calls import check
+from blinkpy.device.cuda.cuda_calls import check_cuda
 from blinkpy.device.cuda.gpu_memory_views import host_tensor_on_device, pinned
 from blinkpy.kv import state as S
 from blinkpy.kv.state import Batch, Requests, State
@@ -89,7 +89,7 @@ class HostDrivenStep:
             self._sampled[0].copy_(self._sampled[1], non_blocking=True)
             if (requests.entry[slots, WORD_LOGPROBS] >= 0).any():
                 self._logprobs[0].copy_(self._logprobs[1], non_blocking=True)
-        check(runtime.cudaStreamSynchronize(self._stream.cuda_stream), "a step on the GPU")
+        check_cuda(runtime.cudaStreamSynchronize(self._stream.cuda_stream), "a step on the GPU")
 
     def _copy_tables(self, max_context: int) -> None:
         """As many columns of all page tables as the batch's longest context needs."""
@@ -101,4 +101,4 @@ class HostDrivenStep:
         call = runtime.cudaMemcpy2DAsync(
             target.data_ptr(), pitch, source.ctypes.data, pitch, width, source.shape[0], kind, stream
         )
-        check(call, "copy the page tables")
+        check_cuda(call, "copy the page tables")

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from blinkpy.config import ConfigError
-from blinkpy.models.description.decoder_description import Architecture
+from blinkpy.models.description.blocks import Mlp
+from blinkpy.models.description.decoder_description import DecoderDescription
 
 MAX_HEADER_BYTES = 100_000_000
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+Source = tuple[str, tuple[int, ...], int, int]
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Part:
 
     field: str
     shape: tuple[int, ...]
-    sources: tuple[tuple[str, tuple[int, ...], int, int], ...]
+    sources: tuple[Source, ...]
 
 
 def _joined(field: str, width: int | None, parts: list[tuple[str, int]]) -> Part:
@@ -44,73 +46,64 @@ def _joined(field: str, width: int | None, parts: list[tuple[str, int]]) -> Part
     return Part(field, (row, *tail), tuple(sources))
 
 
-def layer_parts(a: Architecture, layer: int) -> list[Part]:
+def _of_experts(field: str, number: int, stored: Sequence[str], rows: int, width: int) -> Part:
+    """A weight of all experts, each stacked from [rows, width] tensors. stored: their names, with {expert}."""
+    sources = tuple((x.format(expert=e), (rows, width), e, rows * i) for e in range(number) for i, x in enumerate(stored))
+    return Part(field, (number, rows * len(stored), width), sources)
+
+
+def layer_parts(model: DecoderDescription, layer: int) -> list[Part]:
     """The weights of one layer."""
-    prefix, hidden = f"model.layers.{layer}.", a.hidden_size
-    attention, mlp = prefix + "self_attn.", prefix + "mlp."
+    names, hidden, (attention, mlp) = model.tensors, model.hidden_size, model.layers[layer]
+    prefix = names.layer.format(layer=layer)
 
-    def qkv(kind: str) -> list[tuple[str, int]]:
-        if a.fused:
-            return [(f"{attention}qkv_proj.{kind}", a.q_size + 2 * a.kv_size)]
-        return [(f"{attention}{x}_proj.{kind}", rows) for x, rows in zip("qkv", (a.q_size, a.kv_size, a.kv_size), strict=True)]
+    def vector(field: str, name: str, size: int) -> Part:
+        return _joined(field, None, [(f"{prefix}{name}.weight", size)])
 
-    def gate_up(kind: str) -> list[tuple[str, int]]:
-        if a.fused:
-            return [(f"{mlp}gate_up_proj.{kind}", 2 * a.intermediate_size)]
-        return [(f"{mlp}{x}_proj.{kind}", a.intermediate_size) for x in ("gate", "up")]
-
-    parts = [
-        _joined("input_norm", None, [(prefix + "input_layernorm.weight", hidden)]),
-        _joined("qkv", hidden, qkv("weight")),
-        _joined("o", a.q_size, [(attention + "o_proj.weight", hidden)]),
-        _joined("post_norm", None, [(prefix + "post_attention_layernorm.weight", hidden)]),
-    ]
-    if a.qkv_bias:
-        parts.append(_joined("qkv_bias", None, qkv("bias")))
-    if a.o_bias:
-        parts.append(_joined("o_bias", None, [(attention + "o_proj.bias", hidden)]))
-    if a.qk_norm:
-        parts += [_joined(f"{x}_norm", None, [(f"{attention}{x}_norm.weight", a.head_dim)]) for x in "qk"]
-    if a.sparse[layer]:
-        width, experts = a.expert_size, range(a.experts)
-        up = [
-            (f"{mlp}experts.{e}.{x}_proj.weight", (width, hidden), e, width * i)
-            for e in experts
-            for i, x in enumerate(("gate", "up"))
-        ]
-        down = [(f"{mlp}experts.{e}.down_proj.weight", (hidden, width), e, 0) for e in experts]
-        parts.append(_joined("router", hidden, [(mlp + "gate.weight", a.experts)]))
-        parts.append(Part("gate_up", (a.experts, 2 * width, hidden), tuple(up)))
-        parts.append(Part("down", (a.experts, hidden, width), tuple(down)))
+    def matrix(field: str, stored: Sequence[str], rows: Sequence[int], width: int, bias: bool = False) -> list[Part]:
+        """A projection, and its bias. rows: of the tensors, which the checkpoint may have as a single one."""
+        sizes = list(zip(stored, rows, strict=True)) if len(stored) > 1 else [(stored[0], sum(rows))]
+        parts = [_joined(field, width, [(f"{prefix}{name}.weight", count) for name, count in sizes])]
+        if bias:
+            parts.append(_joined(f"{field}_bias", None, [(f"{prefix}{name}.bias", count) for name, count in sizes]))
         return parts
-    parts.append(_joined("gate_up", hidden, gate_up("weight")))
-    parts.append(_joined("down", a.intermediate_size, [(mlp + "down_proj.weight", hidden)]))
-    if a.mlp_bias:
-        parts.append(_joined("gate_up_bias", None, gate_up("bias")))
-        parts.append(_joined("down_bias", None, [(mlp + "down_proj.bias", hidden)]))
-    return parts
 
-
-def outer_parts(a: Architecture) -> list[Part]:
-    """The weights outside of the layers. Tied embeddings have no lm_head."""
     parts = [
-        _joined("embedding", a.hidden_size, [("model.embed_tokens.weight", a.vocab_size)]),
-        _joined("final_norm", None, [("model.norm.weight", a.hidden_size)]),
+        vector("input_norm", names.input_norm, hidden),
+        *matrix("qkv", names.qkv, (model.q_size, model.kv_size, model.kv_size), hidden, attention.qkv_bias),
+        *matrix("o", (names.o,), (hidden,), model.q_size, attention.o_bias),
+        vector("post_norm", names.post_norm, hidden),
     ]
-    if not a.tied_embeddings:
-        parts.append(_joined("lm_head", a.hidden_size, [("lm_head.weight", a.vocab_size)]))
-    return parts
+    if attention.qk_norm:
+        parts += [vector("q_norm", names.q_norm, model.head_dim), vector("k_norm", names.k_norm, model.head_dim)]
+    if isinstance(mlp, Mlp):
+        parts += matrix("gate_up", names.gate_up, (mlp.size, mlp.size), hidden, mlp.bias)
+        return parts + matrix("down", (names.down,), (hidden,), mlp.size, mlp.bias)
+    parts += matrix("router", (names.router,), (mlp.number,), hidden)
+    gate_up, down = (tuple(f"{prefix}{name}.weight" for name in some) for some in (names.expert_gate_up, (names.expert_down,)))
+    parts.append(_of_experts("gate_up", mlp.number, gate_up, mlp.size, hidden))
+    return [*parts, _of_experts("down", mlp.number, down, hidden, mlp.size)]
 
 
-def expected_tensors(a: Architecture) -> dict[str, tuple[int, ...]]:
+def outer_parts(model: DecoderDescription) -> list[Part]:
+    """The weights outside of the layers. Tied embeddings have no lm_head."""
+    names, hidden, vocab = model.tensors, model.hidden_size, model.vocab_size
+    parts = [
+        _joined("embedding", hidden, [(f"{names.embedding}.weight", vocab)]),
+        _joined("final_norm", None, [(f"{names.final_norm}.weight", hidden)]),
+    ]
+    return parts if model.tied_embeddings else [*parts, _joined("lm_head", hidden, [(f"{names.lm_head}.weight", vocab)])]
+
+
+def expected_tensors(model: DecoderDescription) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor that a checkpoint of this architecture has to hold."""
-    parts = outer_parts(a) + [part for layer in range(a.layers) for part in layer_parts(a, layer)]
+    parts = outer_parts(model) + [part for layer in range(len(model.layers)) for part in layer_parts(model, layer)]
     return {name: shape for part in parts for name, shape, _, _ in part.sources}
 
 
-def weight_elements(a: Architecture) -> int:
+def weight_elements(model: DecoderDescription) -> int:
     """Number of parameters; tied embeddings count once."""
-    return sum(math.prod(shape) for shape in expected_tensors(a).values())
+    return sum(math.prod(shape) for shape in expected_tensors(model).values())
 
 
 @dataclass(frozen=True)
@@ -173,7 +166,7 @@ def _files(folder: Path) -> list[Path]:
     return [folder / name for name in sorted(names)]
 
 
-def open_checkpoint(a: Architecture, folder: str | Path) -> dict[str, StoredTensor]:
+def open_checkpoint(model: DecoderDescription, folder: str | Path) -> dict[str, StoredTensor]:
     """All tensors of a checkpoint by name, after checking that they are just those that the architecture needs.
 
     Reads headers alone. Raises ConfigError that says which tensor is missing, surplus, misshapen or of another type, and
@@ -185,21 +178,21 @@ def open_checkpoint(a: Architecture, folder: str | Path) -> dict[str, StoredTens
             if name in found:
                 raise ConfigError(f"{name} is both in {found[name].path} and in {path}")
             found[name] = tensor
-    expected = expected_tensors(a)
+    expected = expected_tensors(model)
 
     def listed(names: list[str]) -> str:
         return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
     missing = [name for name in expected if name not in found]
     if missing:
-        raise ConfigError(f"{folder}: the checkpoint lacks {listed(missing)}, which {a.name} needs with this config.json")
+        raise ConfigError(f"{folder}: the checkpoint lacks {listed(missing)}, which {model.name} needs with this config.json")
     # Not parameters: old checkpoints store the frequencies of the rotary embedding, some a copy of tied embeddings.
     ignored = {name for name in found if name.endswith(".rotary_emb.inv_freq")}
-    if a.tied_embeddings:
-        ignored.add("lm_head.weight")
+    if model.tied_embeddings:
+        ignored.add(f"{model.tensors.lm_head}.weight")
     surplus = [name for name in found if name not in expected and name not in ignored]
     if surplus:
-        raise ConfigError(f"{folder}: the checkpoint has {listed(surplus)}, unknown to {a.name} with this config.json")
+        raise ConfigError(f"{folder}: the checkpoint has {listed(surplus)}, unknown to {model.name} with this config.json")
     for name, shape in expected.items():
         tensor = found[name]
         if tensor.shape != shape:

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from blinkpy.config import ConfigError
-from blinkpy.models.description.decoder_description import Architecture
+from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.weights.checkpoint import Part, layer_parts, open_checkpoint, outer_parts
-from blinkpy.models.weights.tensor_loader import Loader
+from blinkpy.models.weights.tensor_loader import TensorLoader
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -61,9 +61,9 @@ class Weights:
         return self.embedding.device
 
 
-def choose_dtype(a: Architecture, requested: str, device: str) -> torch.dtype:
+def choose_dtype(model: DecoderDescription, requested: str, device: str) -> torch.dtype:
     """Type to compute in. requested: an option's value; "auto" takes the checkpoint's, with float16 widened on the CPU."""
-    name = a.dtype if requested == "auto" else requested
+    name = model.dtype if requested == "auto" else requested
     if name not in TORCH_DTYPES:
         raise ConfigError(f"dtype {requested!r} is not supported (supported: auto, {', '.join(TORCH_DTYPES)})")
     if name == "float16" and device == "cpu":
@@ -73,14 +73,16 @@ def choose_dtype(a: Architecture, requested: str, device: str) -> torch.dtype:
     return TORCH_DTYPES[name]
 
 
-def _assemble(a: Architecture, make: Callable[[Part], torch.Tensor]) -> Weights:
-    outer = {part.field: make(part) for part in outer_parts(a)}
-    layers = [LayerWeights(**{part.field: make(part) for part in layer_parts(a, layer)}) for layer in range(a.layers)]
+def _assemble(model: DecoderDescription, make: Callable[[Part], torch.Tensor]) -> Weights:
+    outer = {part.field: make(part) for part in outer_parts(model)}
+    layers = [
+        LayerWeights(**{part.field: make(part) for part in layer_parts(model, layer)}) for layer in range(len(model.layers))
+    ]
     return Weights(outer["embedding"], layers, outer["final_norm"], outer.get("lm_head", outer["embedding"]))
 
 
 def load_weights(
-    a: Architecture,
+    model: DecoderDescription,
     folder: str | Path,
     dtype: torch.dtype,
     device: str = "cpu",
@@ -91,8 +93,8 @@ def load_weights(
     Headers are checked first, before anything is allocated; then tensors are read piece by piece, each into its place. Raises
     ConfigError (see open_checkpoint), also for a file that can't be read to its end.
     """
-    stored = open_checkpoint(a, folder)
-    with Loader(torch.device(device)) as loader:
+    stored = open_checkpoint(model, folder)
+    with TensorLoader(torch.device(device)) as loader:
 
         def make(part: Part) -> torch.Tensor:
             result = torch.empty(part.shape, dtype=dtype, device=device)
@@ -101,12 +103,12 @@ def load_weights(
                 loader.add(name, stored[name], target[row : row + shape[0]])
             return result
 
-        weights = _assemble(a, make)
+        weights = _assemble(model, make)
         loader.finish(progress)
     return weights
 
 
-def random_weights(a: Architecture, seed: int, dtype: torch.dtype, device: str = "cpu") -> Weights:
+def random_weights(model: DecoderDescription, seed: int, dtype: torch.dtype, device: str = "cpu") -> Weights:
     """Random weights of the architecture's shapes, for tests. The same for the same seed.
 
     Projections are normal, scaled by 1 / sqrt(in), so that activations keep their size; norms are 1.
@@ -117,17 +119,17 @@ def random_weights(a: Architecture, seed: int, dtype: torch.dtype, device: str =
         scale = 0.02 if len(part.shape) == 1 else part.shape[-1] ** -0.5
         piece.copy_(torch.randn(piece.shape, generator=generator, device=device).mul_(scale))
 
-    return _made(a, fill, dtype, device)
+    return _made(model, fill, dtype, device)
 
 
-def dummy_weights(a: Architecture, seed: int, dtype: torch.dtype, device: str = "cpu") -> Weights:
+def dummy_weights(model: DecoderDescription, seed: int, dtype: torch.dtype, device: str = "cpu") -> Weights:
     """Weights for measurements without a checkpoint (`--load-format dummy`): uniform within DUMMY_RANGE, norms 1. The same
     for the same seed."""
     generator = torch.Generator(device).manual_seed(int(np.int64(seed)))
-    return _made(a, lambda piece, part: piece.uniform_(-DUMMY_RANGE, DUMMY_RANGE, generator=generator), dtype, device)
+    return _made(model, lambda piece, part: piece.uniform_(-DUMMY_RANGE, DUMMY_RANGE, generator=generator), dtype, device)
 
 
-def _made(a: Architecture, fill: Callable[[torch.Tensor, Part], object], dtype: torch.dtype, device: str) -> Weights:
+def _made(model: DecoderDescription, fill: Callable[[torch.Tensor, Part], object], dtype: torch.dtype, device: str) -> Weights:
     def make(part: Part) -> torch.Tensor:
         if part.field.endswith("norm"):
             return torch.ones(part.shape, dtype=dtype, device=device)
@@ -137,4 +139,4 @@ def _made(a: Architecture, fill: Callable[[torch.Tensor, Part], object], dtype: 
             fill(piece, part)
         return result
 
-    return _assemble(a, make)
+    return _assemble(model, make)

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from blinkpy.config import Config, ConfigError
-from blinkpy.progress import Report
+from blinkpy.progress import ProgressCallback
 
 DEMO_FOLDER = Path(__file__).parents[1] / "demo"
 # Only what is needed: weights in safetensors as transformers names them, not a repository's other copies of them.
@@ -23,7 +23,7 @@ PATTERNS = [
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
-def find_model(config: Config, progress: Report, weights: bool = True, tokenizer: bool = True) -> Config:
+def find_model(config: Config, progress: ProgressCallback, weights: bool = True, tokenizer: bool = True) -> Config:
     """The config with the model's folder in place of its name, downloaded if need be; the API keeps the name."""
     progress(f"finding model {config.model.model}")
     weights = weights and config.engine.device != "null" and config.model.load_format != "dummy"

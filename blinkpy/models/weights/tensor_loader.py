@@ -49,7 +49,7 @@ class Staging:
                 self._copied.record(self._stream)
 
 
-class Loader:
+class TensorLoader:
     """Loads tensors into place, as a context: add() each of them, then finish().
 
     Leaving the context without finish() abandons what is left. piece_bytes: of one read and copy.
@@ -66,7 +66,7 @@ class Loader:
         self._files: dict[Path, int] = {}
         self._closing = ExitStack()
 
-    def __enter__(self) -> Loader:
+    def __enter__(self) -> TensorLoader:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

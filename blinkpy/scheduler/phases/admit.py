@@ -8,8 +8,10 @@ fits the pool alone, the one with the lowest (rank, arrival) always goes on.
 
 from __future__ import annotations
 
+from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, block_sum, device, strided
 from blinkpy.kv import state as S
+from blinkpy.kv.invariants import phase_faults as F
 from blinkpy.kv.page_allocator import share_pages, take_pages
 from blinkpy.kv.prefix_cache import find_prefix, uses_prefixes
 from blinkpy.scheduler.phases.preempt import missing_pages, preempt, preemption_victim
@@ -108,6 +110,9 @@ def fits_now(limits, state, slot, lane, lanes):
 def start_request(limits, state, slot, lane, lanes):
     """Give a waiting request that fits its pages and let it run. Returns the number of pages that were hits."""
     requests, pages, counts, scratch = state.requests, state.pages, state.counts, state.scratch
+    expect(state, requests.status[slot] == S.WAITING, F.STARTED_IDLE)
+    expect(state, counts[S.RUNNING_COUNT] < limits.rows, F.ROWS_FULL)
+    expect(state, state.pairs.unclaimed_entries[requests.pair[slot]] > 0, F.NO_ENTRY)
     hits = requests.hit_tokens[slot] >> limits.page_shift
     total = missing_pages(limits, requests, slot)
     if hits > 0:

@@ -1,12 +1,14 @@
 """The results of the last step: append its tokens, publish them, end what is finished.
 
-The step must be complete. So pages that are released here are in nobody's use.
+The step must be complete, so no kernel uses the pages that are released here.
 """
 
 from __future__ import annotations
 
+from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, block_scan, block_sum, device, strided
 from blinkpy.kv import state as S
+from blinkpy.kv.invariants import phase_faults as F
 from blinkpy.queues.completion import FINISH_ERROR, FINISH_LENGTH, FINISH_NONE, FINISH_STOP, HAS_LOGPROBS, HAS_TOKEN
 from blinkpy.queues.submission import STOP_IDS, WORD_LOGPROBS, WORD_MAX_TOKENS, WORD_MIN_TOKENS, WORD_STOP_IDS
 from blinkpy.scheduler.phases.completions import completion_word, publish_completions
@@ -25,6 +27,7 @@ def commit(limits, queues, state, lane, lanes):
     generated = 0
     for row in strided(lane, rows, lanes):
         slot = batch.row_slots[row]
+        expect(state, requests.status[slot] == S.RUNNING, F.COMMIT_IDLE)
         requests.finish[slot] = FINISH_NONE
         scratch.pair[row] = -1
         if batch.emits[row] != 0:
@@ -40,6 +43,7 @@ def commit(limits, queues, state, lane, lanes):
     for tile in strided(0, rows, lanes):
         row = tile + lane
         ends = 1 if row < rows and requests.finish[batch.row_slots[row]] != FINISH_NONE else 0
+        expect(state, row >= rows or scratch.pair[row] < 0, F.COMPLETION_DROPPED)
         before, total = block_scan(ends, lane, lanes)
         if ends == 1:
             scratch.slot[ended + before] = batch.row_slots[row]

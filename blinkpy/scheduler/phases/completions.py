@@ -1,6 +1,6 @@
 """Completion words: their positions in the completion queues, and publishing them.
 
-A list of items (rows of a batch, or requests that wait to be told their end) goes to the queues of several pairs. The
+A list of items (rows of a batch, or requests whose last completion waits for room) goes to the queues of several pairs. The
 position of an item is its number among the items of its pair, in list order, from a scan that counts four pairs at once.
 """
 
@@ -11,7 +11,7 @@ from blinkpy.queues.completion import FLAG_SHIFT, HAS_LOGPROBS, LAP_SHIFT, LAPS,
 from blinkpy.queues.logprob_record import RECORD_PAIRS
 from blinkpy.queues.words import PAIR_CQ_TAIL
 
-PAIRS_AT_ONCE = 4  # counts of 16 bits in one int64: a pair has at most 65,535 slots, and so many items
+PAIRS_AT_ONCE = 4  # counts of 16 bits in one int64: a pair has at most 65,535 slots, so at most as many items
 COUNT_BITS = 16
 COUNT_MASK = 0xFFFF
 LOGPROBS_BIT = HAS_LOGPROBS << FLAG_SHIFT
@@ -60,7 +60,7 @@ def position_in_pair(limits, scratch, n, lane, lanes):
 def store_completion(queues, pair, entry, word, logprobs, i):
     """Store a completion word at its place in a queue, behind its record, logprobs[i], if it has HAS_LOGPROBS.
 
-    Keeps O3 and O8 of docs/verification.md: a word alone says everything by one store, and its lap counter tells that it is
+    Keeps O3 and O8 of docs/verification.md: a word alone is complete with one store, and its lap counter shows that it is
     new, so it needs no release; one with a record does, as who sees the word reads the record.
     """
     if word & LOGPROBS_BIT != 0:

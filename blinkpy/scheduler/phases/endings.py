@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, block_scan, block_sum, device, strided
 from blinkpy.kv import state as S
+from blinkpy.kv.invariants import phase_faults as F
 from blinkpy.kv.page_allocator import release_pages
 from blinkpy.queues.completion import FINISH_CANCELLED, FINISH_NONE
 from blinkpy.scheduler.phases.completions import completion_word, publish_completions
@@ -16,7 +18,7 @@ REQUESTS_CANCELLED = S.COUNTER_INDEX["requests_cancelled"]
 @device
 def mark_ending(state, lane, lanes):
     """Mark the requests that a cancel or a revoked queue pair ends, in Requests.finish. Returns the number of those that run or
-    wait; those that only wait for room to be told their end are dropped with their owner."""
+    wait; those whose last completion waits for room are dropped with their owner."""
     requests, verdict, counts = state.requests, state.pairs.verdict, state.counts
     ending = mark_in_list(state, state.running, counts[S.RUNNING_COUNT], lane, lanes)
     ending += mark_in_list(state, state.waiting, counts[S.WAITING_COUNT], lane, lanes)
@@ -49,7 +51,8 @@ def mark_in_list(state, slots, n, lane, lanes):
 
 @device
 def release_ended(limits, state, ending, lane, lanes):
-    """End the `ending` requests that mark_ending marked: pages at once, the slot when its owner was told (or is gone)."""
+    """End the `ending` requests that mark_ending marked: their pages at once, a slot when its last completion is out or its
+    owner is gone."""
     requests, counts, scratch = state.requests, state.counts, state.scratch
     if ending == 0:
         return
@@ -66,32 +69,33 @@ def release_ended(limits, state, ending, lane, lanes):
             scratch.slot[ended + before] = slot
         ended += total
     barrier(lanes)
+    expect(state, ended == ending, F.ENDING_MISCOUNTED)
     record_cancels(limits, state, ended, FINISH_CANCELLED, lane, lanes)
     finishing, unstalled = counts[S.FINISHING_COUNT], 0
     for i in range(ended):
         if requests.status[scratch.slot[i]] == S.RUNNING:
             release_pages(limits, requests, state.pages, counts, scratch.slot[i], lane, lanes)
     barrier(lanes)
-    told = 0
+    notified = 0
     for tile in strided(0, ended, lanes):
         i = tile + lane
-        tells = 0
+        notifies = 0
         if i < ended:
             slot = scratch.slot[i]
-            tells = 1 if requests.finish[slot] == FINISH_CANCELLED else 0
-            requests.status[slot] = S.FINISHING if tells == 1 else S.EMPTY
+            notifies = 1 if requests.finish[slot] == FINISH_CANCELLED else 0
+            requests.status[slot] = S.FINISHING if notifies == 1 else S.EMPTY
             unstalled += requests.stalled[slot]
             requests.stalled[slot] = 0
-        before, total = block_scan(tells, lane, lanes)
-        if tells == 1:
-            state.finishing[finishing + told + before] = scratch.slot[i]
-        told += total
+        before, total = block_scan(notifies, lane, lanes)
+        if notifies == 1:
+            state.finishing[finishing + notified + before] = scratch.slot[i]
+        notified += total
     unstalled = block_sum(unstalled, lane, lanes)
     kept_running = keep_with_status(state.running, running, requests.status, S.RUNNING, lane, lanes)
     kept_waiting = keep_with_status(state.waiting, waiting, requests.status, S.WAITING, lane, lanes)
     if lane == 0:
         counts[S.RUNNING_COUNT], counts[S.WAITING_COUNT] = kept_running, kept_waiting
-        counts[S.FINISHING_COUNT] = finishing + told
+        counts[S.FINISHING_COUNT] = finishing + notified
         counts[S.STALLED_COUNT] -= unstalled
         state.counters[REQUESTS_CANCELLED] += ended
     barrier(lanes)
@@ -107,6 +111,7 @@ def notify_ends(limits, queues, state, lane, lanes):
     for i in strided(lane, n, lanes):
         slot = state.finishing[i]
         finish = requests.finish[slot]
+        expect(state, requests.status[slot] == S.FINISHING and finish & S.FINISH_CODE_MASK != FINISH_NONE, F.NOTIFIED_UNENDED)
         scratch.pair[i] = requests.pair[slot]
         scratch.word[i] = completion_word(limits, requests, slot, finish >> S.FINISH_REASON_SHIFT, finish & S.FINISH_CODE_MASK)
     publish_completions(limits, queues, state.pairs, scratch, state.batch.logprobs, n, lane, lanes)  # these words have no records

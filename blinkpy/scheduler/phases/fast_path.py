@@ -1,15 +1,17 @@
-"""The short way from a step's tokens to the next batch, for the usual turn: everybody decodes, and nobody enters.
+"""The fast path from a step's tokens to the next batch: every request decodes, and none enters.
 
-`ahead` has written down all but the tokens (State.forecast), so one pass over the rows commits a token and writes the row of the
-next batch. Requests may end in it, if nobody waits for their place. The tokens' words are published when the next step has begun
-(`publish_deferred`, a part of report): nobody on the GPU waits for them, and the way to the host's memory is long. What both
-leave behind is, bit for bit, what the general phases leave: tests run both on the same worlds.
+`overlap` has written down all but the tokens (State.forecast), so one pass over the rows commits a token and writes the row of
+the next batch. Requests may end in it, if no other waits for their place. Their completions are published when the next step has
+begun (phases/publish.py): no kernel waits for them, and the way to the host's memory is long. Both paths leave the same state,
+bit for bit: tests run them against each other.
 """
 
 from __future__ import annotations
 
+from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, block_max, block_scan, block_sum, device, prefetch, strided
 from blinkpy.kv import state as S
+from blinkpy.kv.invariants import phase_faults as F
 from blinkpy.queues.completion import (
     FINISH_ERROR,
     FINISH_LENGTH,
@@ -31,20 +33,20 @@ NOT_FAST = -4  # instead of a bucket: the general phases have to decide
 
 
 @device
-def completion_flags(limits, facts, row, token):
+def completion_flags(limits, forecasts, row, token):
     """The completion's flags for a sampled token; as of commit.append_token."""
     if token < 0 or token >= limits.vocab_size:
         return FINISH_ERROR
-    finish = FINISH_LENGTH if facts[row, S.FORECAST_FLAGS] & S.FORECAST_IS_LAST != 0 else FINISH_NONE
-    for i in range(facts[row, S.FORECAST_STOPS]):
-        if facts[row, S.FORECAST_STOP_IDS + i] == token:
+    finish = FINISH_LENGTH if forecasts[row, S.FORECAST_FLAGS] & S.FORECAST_IS_LAST != 0 else FINISH_NONE
+    for i in range(forecasts[row, S.FORECAST_STOPS]):
+        if forecasts[row, S.FORECAST_STOP_IDS + i] == token:
             finish = FINISH_STOP
     return finish | HAS_TOKEN
 
 
 @device
 def prefetch_forecast(limits, state, lane, lanes):
-    """Bring near what take_fast_path will read; the step's kernels have pushed it out of the caches."""
+    """Load into the cache what take_fast_path will read; the step's kernels have evicted it."""
     for row in strided(lane, limits.rows, lanes):  # all of them: their number is not near yet either
         prefetch(state.forecast.rows, (row, 0))
     if lane == 0:
@@ -58,11 +60,12 @@ def prefetch_forecast(limits, state, lane, lanes):
 @device
 def take_fast_path(limits, queues, state, lane, lanes):
     """Commit the step and write the next batch. Returns its bucket, -1 without rows, or NOT_FAST, with nothing changed."""
-    batch, counts, counters, facts = state.batch, state.counts, state.counters, state.forecast.rows
+    batch, counts, counters, forecasts = state.batch, state.counts, state.counters, state.forecast.rows
     rows, waiting, bucket = batch.counts[S.ROWS], counts[S.WAITING_COUNT], batch.counts[S.BUCKET]
+    expect(state, rows == counts[S.RUNNING_COUNT], F.FAST_PATH_ROWS)
     ended = 0
     for row in strided(lane, rows, lanes):
-        if completion_flags(limits, facts, row, batch.sampled[row]) & FINISH_MASK != 0:
+        if completion_flags(limits, forecasts, row, batch.sampled[row]) & FINISH_MASK != 0:
             ended += 1
     ended = block_sum(ended, lane, lanes)
     if ended > 0 and waiting > 0:
@@ -79,14 +82,14 @@ def take_fast_path(limits, queues, state, lane, lanes):
         row = tile + lane
         place, slot, token, flags = row, 0, 0, FINISH_ERROR
         if row < rows:
-            slot, token = facts[row, S.FORECAST_SLOT], batch.sampled[row]
-            flags = completion_flags(limits, facts, row, token)
+            slot, token = forecasts[row, S.FORECAST_SLOT], batch.sampled[row]
+            flags = completion_flags(limits, forecasts, row, token)
         if ended > 0:
             before, total = block_scan(1 if flags & FINISH_MASK == 0 else 0, lane, lanes)
             place = kept + before
             kept += total
         if row < rows:
-            length = facts[row, S.FORECAST_LENGTH]
+            length = forecasts[row, S.FORECAST_LENGTH]
             commit_row(state, row, slot, length, token, flags)
             failed += 1 if flags & HAS_TOKEN == 0 else 0
             if flags & FINISH_MASK != 0:
@@ -94,7 +97,7 @@ def take_fast_path(limits, queues, state, lane, lanes):
             else:
                 batch.token_ids[place] = token
                 batch.positions[place] = length - 1
-                batch.cache_slots[place] = facts[row, S.FORECAST_CACHE_SLOT]
+                batch.cache_slots[place] = forecasts[row, S.FORECAST_CACHE_SLOT]
                 batch.context_lengths[place] = length
                 if ended > 0:
                     state.running[place] = slot
@@ -116,12 +119,13 @@ def take_fast_path(limits, queues, state, lane, lanes):
 @device
 def commit_row(state, row, slot, length, token, flags):
     """One lane: append a row's token to its request, and write its completion word. length: of the request, with this token."""
-    requests, facts = state.requests, state.forecast.rows
-    mark = facts[row, S.FORECAST_SLOT_LAP]
+    requests, forecasts = state.requests, state.forecast.rows
+    expect(state, requests.length[slot] == length - 1 and requests.status[slot] == S.RUNNING, F.FORECAST_STALE)
+    mark = forecasts[row, S.FORECAST_SLOT_LAP]
     word = mark & SLOT_MASK | mark >> S.FORECAST_LAP_SHIFT << LAP_SHIFT | flags << FLAG_SHIFT
     if flags & HAS_TOKEN != 0:
         word |= token << TOKEN_SHIFT
-        if facts[row, S.FORECAST_FLAGS] & S.FORECAST_RECORD != 0:
+        if forecasts[row, S.FORECAST_FLAGS] & S.FORECAST_RECORD != 0:
             word |= LOGPROBS_BIT
         requests.tokens[slot, length - 1] = token
         requests.length[slot] = length

@@ -1,14 +1,15 @@
-"""What is done while the step still runs: everything that doesn't depend on its tokens.
+"""What overlap does for the tokens that the step samples: count them, give them pages, and forecast what each row leads to.
 
-`ahead` reads the inbox, takes new requests in, moves the step's requests on and gives them the pages that they grow into,
-and writes down what each row will lead to (State.forecast). It may run beside a step, for it changes nothing that a step
-reads: not the batch, nor the entry, tokens or pages of a request in the batch; and it releases no page.
+It runs beside the step, so it changes nothing that a step reads: not the batch, nor the entry, tokens or pages of a request in
+the batch; and it releases no page.
 """
 
 from __future__ import annotations
 
+from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, block_max, block_sum, device, strided
 from blinkpy.kv import state as S
+from blinkpy.kv.invariants import phase_faults as F
 from blinkpy.kv.page_allocator import evict_pages, extend_table
 from blinkpy.kv.prefix_cache import index_pages
 from blinkpy.queues.completion import LAPS
@@ -28,6 +29,8 @@ def count_computed(limits, state, lane, lanes):
         return
     for row in strided(lane, rows, lanes):
         requests.computed[batch.row_slots[row]] += batch.query_starts[row + 1] - batch.query_starts[row]
+        slot = batch.row_slots[row]
+        expect(state, requests.computed[slot] <= requests.length[slot], F.COMPUTED_BEYOND)
     if lane == 0:
         state.counters[COMPUTED_TOKENS] += batch.counts[S.TOKENS]
     barrier(lanes)
@@ -52,7 +55,7 @@ def needs_page(limits, requests, slot):
 
 @device
 def grow_for_forecast(limits, state, lane, lanes):
-    """Pages for the tokens that the step samples. Returns whether there were enough; else nobody got one, and grow() will
+    """Pages for the tokens that the step samples. Returns whether there were enough; else no request got one, and grow_pages will
     preempt."""
     requests, pages, counts, batch = state.requests, state.pages, state.counts, state.batch
     rows = batch.counts[S.ROWS]
@@ -67,6 +70,7 @@ def grow_for_forecast(limits, state, lane, lanes):
         return False
     evict_pages(limits, pages, counts, state.counters, demand, lane, lanes)
     free = counts[S.FREE_COUNT]
+    expect(state, free >= demand, F.STACK_SHORT)
     for tile in strided(0, rows, lanes):
         row = tile + lane
         slot, short = 0, 0
@@ -83,11 +87,11 @@ def grow_for_forecast(limits, state, lane, lanes):
 
 @device
 def forecast(limits, state, grown, lane, lanes):
-    """Fill State.forecast and set counts[FAST_PATH], if what follows can be told but for the tokens: every running request
-    decodes in this step, nobody else could run, and no one outside wants anything. grown: see grow_for_forecast."""
+    """Fill State.forecast and set counts[FAST_PATH], if all that follows but the tokens is certain: every running request
+    decodes in this step, no other could run, and no word from outside asks for a change. grown: see grow_for_forecast."""
     counts, batch, pairs = state.counts, state.batch, state.pairs
     rows = batch.counts[S.ROWS]
-    steady = (
+    predictable = (
         grown
         and rows > 0
         and rows == batch.counts[S.DECODE_ROWS]
@@ -97,17 +101,17 @@ def forecast(limits, state, grown, lane, lanes):
         and state.inbox.command[0] == COMMAND_RUN
     )
     blocked = 0
-    if steady:
+    if predictable:
         for pair in strided(lane, limits.pairs, lanes):
-            if free_entries(limits, pairs, pair) < 2 * limits.rows:  # for this step, and for the next whoever will run
+            if free_entries(limits, pairs, pair) < 2 * limits.rows:  # for this step and the next, whichever requests run
                 blocked = 1
         blocked |= cancelled(state, state.running, rows, lane, lanes)
         blocked |= cancelled(state, state.waiting, counts[S.WAITING_COUNT], lane, lanes)
     blocked = block_max(blocked, lane, lanes)
-    steady = steady and blocked == 0
+    predictable = predictable and blocked == 0
     if lane == 0:
-        counts[S.FAST_PATH] = 1 if steady else 0
-    if steady:
+        counts[S.FAST_PATH] = 1 if predictable else 0
+    if predictable:
         forecast_rows(limits, state, rows, lane, lanes)
     barrier(lanes)
 
@@ -128,7 +132,7 @@ def forecast_rows(limits, state, rows, lane, lanes):
     for row in strided(lane, rows, lanes):
         scratch.pair[row] = requests.pair[batch.row_slots[row]]
     position_in_pair(limits, scratch, rows, lane, lanes)
-    context, facts = 0, forecast.rows
+    context, forecasts = 0, forecast.rows
     for row in strided(lane, rows, lanes):
         slot, pair = batch.row_slots[row], scratch.pair[row]
         position = pairs.cq_tail[pair] + scratch.position[row]
@@ -136,23 +140,25 @@ def forecast_rows(limits, state, rows, lane, lanes):
         length = requests.length[slot] + 1
         last = is_last_token(limits, requests, slot)
         page = 0 if last else requests.page_table[slot, (length - 1) >> limits.page_shift]
+        expect(state, page >= 0, F.FORECAST_PAGELESS)
+        expect(state, batch.emits[row] == 1 and requests.status[slot] == S.RUNNING, F.FORECAST_ROWS)
         stops = 0
         if length - requests.prompt_length[slot] > requests.entry[slot, WORD_MIN_TOKENS]:
             for i in range(STOP_IDS):
                 stop_id = requests.entry[slot, WORD_STOP_IDS + i]
-                facts[row, S.FORECAST_STOP_IDS + i] = stop_id
+                forecasts[row, S.FORECAST_STOP_IDS + i] = stop_id
                 if stop_id >= 0:
                     stops = i + 1
-        facts[row, S.FORECAST_SLOT] = slot
-        facts[row, S.FORECAST_PAIR] = pair
-        facts[row, S.FORECAST_CQ_INDEX] = position & (limits.cq_entries - 1)
-        facts[row, S.FORECAST_SLOT_LAP] = slot - pair * limits.slots_per_pair | lap << S.FORECAST_LAP_SHIFT
-        facts[row, S.FORECAST_LENGTH] = length
-        facts[row, S.FORECAST_CACHE_SLOT] = page << limits.page_shift | ((length - 1) & (limits.page_size - 1))
-        facts[row, S.FORECAST_FLAGS] = (S.FORECAST_IS_LAST if last else 0) | (
+        forecasts[row, S.FORECAST_SLOT] = slot
+        forecasts[row, S.FORECAST_PAIR] = pair
+        forecasts[row, S.FORECAST_CQ_INDEX] = position & (limits.cq_entries - 1)
+        forecasts[row, S.FORECAST_SLOT_LAP] = slot - pair * limits.slots_per_pair | lap << S.FORECAST_LAP_SHIFT
+        forecasts[row, S.FORECAST_LENGTH] = length
+        forecasts[row, S.FORECAST_CACHE_SLOT] = page << limits.page_shift | ((length - 1) & (limits.page_size - 1))
+        forecasts[row, S.FORECAST_FLAGS] = (S.FORECAST_IS_LAST if last else 0) | (
             S.FORECAST_RECORD if requests.entry[slot, WORD_LOGPROBS] >= 0 else 0
         )
-        facts[row, S.FORECAST_STOPS] = stops
+        forecasts[row, S.FORECAST_STOPS] = stops
         context = max(context, length)
     context = block_max(context, lane, lanes)
     for pair in strided(lane, limits.pairs, lanes):

@@ -1,14 +1,16 @@
 """The words of other parties, read once. The only place where the scheduler looks at words that others may change.
 
 `read_inbox` copies the host's command, each front end's words and the cancel words of requests in the engine into State.inbox.
-All later phases look at these copies alone, so every lane sees the same values, and the inputs of a call (the inbox, new entries
+All later phases look at these copies alone, so every lane sees the same values, and the inputs of a turn (the inbox, new entries
 with their prompts, the last step's tokens, the time) can be written down and given to it again.
 """
 
 from __future__ import annotations
 
+from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, device, load_acquire, load_relaxed, strided
 from blinkpy.kv import state as S
+from blinkpy.kv.invariants import phase_faults as F
 from blinkpy.queues.words import CONTROL_COMMAND, FRONT_CLAIM, FRONT_CQ_HEAD, FRONT_DOORBELL, FRONT_HEARTBEAT
 
 
@@ -19,6 +21,7 @@ def read_inbox(limits, queues, state, now_ns, lane, lanes):
     Each load may cross a bus, so independent ones are made before their values are used.
     """
     inbox, counts = state.inbox, state.counts
+    expect(state, counts[S.UNRANKED_COUNT] == 0, F.UNRANKED_LEFT)
     if lane == lanes - 1:
         inbox.now_ns[0] = now_ns
         inbox.command[0] = load_relaxed(queues.control, CONTROL_COMMAND)
@@ -43,6 +46,7 @@ def read_cancels(limits, queues, state, slots, n, lane, lanes):
     """The cancel words of a list's requests."""
     for i in strided(lane, n, lanes):
         slot = slots[i]
-        pair = state.requests.pair[slot]
+        pair, status = state.requests.pair[slot], state.requests.status[slot]
+        expect(state, status == S.RUNNING or status == S.WAITING, F.LISTED_IDLE)
         # Relies on O7 of docs/verification.md: a cancel names its request, so it may come at any time.
         state.inbox.cancel[slot] = load_relaxed(queues.cancel, (pair, slot - pair * limits.slots_per_pair))

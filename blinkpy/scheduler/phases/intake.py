@@ -1,12 +1,14 @@
-"""New requests from the submission queues. The door: what gets past it can't harm the engine.
+"""New requests from the submission queues. All of it is checked here, so later phases can rely on it.
 
-Entries are copied once and judged on the copy, so a front end that writes while the engine reads can only harm itself.
+Entries are copied once and the copy is checked, so a front end that writes while the engine reads can only harm itself.
 """
 
 from __future__ import annotations
 
+from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, block_sum, device, store_release, strided
 from blinkpy.kv import state as S
+from blinkpy.kv.invariants import phase_faults as F
 from blinkpy.queues.completion import (
     FINISH_NONE,
     FINISH_REJECTED,
@@ -17,30 +19,22 @@ from blinkpy.queues.completion import (
     REJECT_PROMPT,
     REJECT_TOKEN,
 )
-from blinkpy.queues.logprob_record import TOP_LOGPROBS
 from blinkpy.queues.page_hash import HASH_SHIFT
+from blinkpy.queues.request_parameters import INT32_MAX
 from blinkpy.queues.submission import (
+    CHECKS,
     LONG_CACHE_SALT,
     LONG_REQUEST_ID,
     SQ_ENTRY_WORDS,
     SUBMIT_NO_PREFIX_CACHE,
     WORD_EPOCH,
     WORD_FLAGS,
-    WORD_FREQUENCY_PENALTY,
     WORD_HASH_COUNT,
     WORD_HASH_OFFSET,
-    WORD_LOGPROBS,
     WORD_MAX_TOKENS,
-    WORD_MIN_P,
-    WORD_MIN_TOKENS,
-    WORD_PRESENCE_PENALTY,
     WORD_PROMPT_LENGTH,
     WORD_PROMPT_OFFSET,
-    WORD_REPETITION_PENALTY,
     WORD_SLOT,
-    WORD_TEMPERATURE,
-    WORD_TOP_K,
-    WORD_TOP_P,
 )
 from blinkpy.queues.words import COMMAND_RUN, PAIR_SQ_HEAD
 from blinkpy.scheduler.phases.recorder import record_entry
@@ -52,11 +46,6 @@ STALE_ENTRIES = S.COUNTER_INDEX["stale_entries"]
 
 MICROSECOND_NS = 1000
 HASH_LIMIT = 1 << 2 * HASH_SHIFT
-
-# Entries hold float32 values, which are compared as their bit patterns: non-negative floats are ordered as integers are.
-FLOAT_ONE = 0x3F800000
-FLOAT_INFINITY = 0x7F800000  # and, beyond it, NaN
-FLOAT_MINUS_ZERO = -0x80000000
 
 
 @device
@@ -99,6 +88,7 @@ def consume_entry(limits, queues, state, pair, lane, lanes):
     for word in strided(lane, SQ_ENTRY_WORDS, lanes):
         entry[word] = queues.sq[pair, where, word]
     barrier(lanes)
+    expect(state, state.pairs.attached[pair] == 1, F.ENTRY_UNOWNED)
     local = entry[WORD_SLOT]
     usable = 0 <= local < limits.slots_per_pair
     slot = pair * limits.slots_per_pair + local if usable else 0
@@ -113,6 +103,8 @@ def consume_entry(limits, queues, state, pair, lane, lanes):
             counters[STALE_ENTRIES if stale else REQUESTS_REJECTED] += 1
         record_entry(limits, state, pair, 0, 0, lane, lanes)
         return 0
+    expect(state, requests.num_pages[slot] == 0, F.SLOT_HOLDS_PAGES)
+    expect(state, waiting + entering < limits.slots and finishing < limits.slots, F.LISTS_FULL)
     reason = check_entry(limits, entry, state.pairs.epoch[pair])
     length, copied = entry[WORD_PROMPT_LENGTH], 0
     if reason == 0:
@@ -179,19 +171,24 @@ def check_entry(limits, entry, epoch):
     return reason
 
 
-@device
-def parameters_in_range(entry):
-    """Whether the sampling parameters and limits are within their ranges."""
-    penalties = (entry[WORD_PRESENCE_PENALTY] & FLOAT_INFINITY) != FLOAT_INFINITY and (
-        entry[WORD_FREQUENCY_PENALTY] & FLOAT_INFINITY
-    ) != FLOAT_INFINITY  # finite
-    repetition = 0 < entry[WORD_REPETITION_PENALTY] < FLOAT_INFINITY
-    temperature = 0 <= entry[WORD_TEMPERATURE] < FLOAT_INFINITY or entry[WORD_TEMPERATURE] == FLOAT_MINUS_ZERO
-    top = 0 < entry[WORD_TOP_P] <= FLOAT_ONE and entry[WORD_TOP_K] >= 0 and 0 <= entry[WORD_MIN_P] <= FLOAT_ONE
-    tokens = entry[WORD_MAX_TOKENS] >= 1 and 0 <= entry[WORD_MIN_TOKENS]
-    others = -1 <= entry[WORD_LOGPROBS] <= TOP_LOGPROBS and long_word(entry, LONG_CACHE_SALT) >= 0
-    flags = entry[WORD_FLAGS] & ~SUBMIT_NO_PREFIX_CACHE == 0
-    return penalties and repetition and temperature and top and tokens and others and flags
+def make_range_check(checks):
+    """A device function from an entry to whether it passes all of submission.CHECKS. Each check is a function with its numbers as
+    constants: for a loop over the tuple, numba-cuda needs ten minutes."""
+    if not checks:
+        return device(lambda entry: True)
+    (word, low, high, is_float), rest = checks[0], make_range_check(checks[1:])
+
+    @device
+    def in_range(entry):
+        key = entry[word]
+        if is_float and key < 0:
+            key = key ^ INT32_MAX  # submission.order_key
+        return low <= key <= high and rest(entry)
+
+    return in_range
+
+
+parameters_in_range = make_range_check(CHECKS)
 
 
 @device

@@ -1,13 +1,15 @@
 """Who owns each queue pair: leases, claims, and the words of front ends, validated.
 
 Every word of a front end is checked before it is used, and carries the epoch that it was written under. A front end that is
-silent for too long, claims its pair again or breaks the protocol loses its requests; nobody else notices.
+silent for too long, claims its pair again or breaks the protocol loses its requests; no other front end is affected.
 """
 
 from __future__ import annotations
 
+from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, block_sum, device, store_release, strided
 from blinkpy.kv import state as S
+from blinkpy.kv.invariants import phase_faults as F
 from blinkpy.queues.words import EPOCH_LIMIT, EPOCH_SHIFT, PAIR_ATTACHED, PAIR_EPOCH, PAIR_SQ_HEAD, POSITION_MASK
 from blinkpy.scheduler.phases.slot_lists import keep_with_status
 
@@ -46,6 +48,8 @@ def validate_front_words(limits, state, lane, lanes):
                     verdict |= S.REVOKE | S.BROKEN
                 else:
                     pairs.cq_head[pair] = pairs.cq_tail[pair] - unread
+        expect(state, 0 <= pairs.sq_tail[pair] - pairs.sq_head[pair] <= limits.sq_entries, F.SUBMISSIONS_BEYOND)
+        expect(state, 0 <= pairs.cq_tail[pair] - pairs.cq_head[pair] <= limits.cq_entries, F.COMPLETIONS_BEYOND)
         if claim == epoch + 1 and epoch < EPOCH_LIMIT:
             verdict |= S.GRANT
             if pairs.attached[pair] != 0:
@@ -76,6 +80,7 @@ def apply_verdicts(limits, queues, state, lane, lanes):
             pairs.cq_head[pair] = pairs.cq_tail[pair]  # the next owner reads from the tail on
         if verdict & S.GRANT:
             pairs.epoch[pair] += 1
+            expect(state, pairs.epoch[pair] == state.inbox.claim[pair], F.GRANT_SKIPS)
             # Keeps O5 of docs/verification.md: who sees the grant sees the positions stored before it, so the epoch is released
             # after them.
             pairs.attached[pair] = 1

@@ -7,8 +7,10 @@ ours: docs/tuning.md).
 
 from __future__ import annotations
 
+from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, block_max, block_scan, block_sum, device, strided
 from blinkpy.kv import state as S
+from blinkpy.kv.invariants import phase_faults as F
 
 _COUNT_BITS = 16  # rows in the low bits, tokens above, in one scan
 _COUNT_MASK = 0xFFFF
@@ -59,6 +61,7 @@ def plan_batch(limits, state, budget, lane, lanes):
     rows, tokens, emits = decode_rows, decode_rows, decode_rows
     if others > 0:
         rows, tokens, emits, context = plan_chunks(limits, state, running, budget, decode_rows, context, lane, lanes)
+    expect(state, tokens <= limits.tokens and rows <= limits.rows, F.BATCH_BEYOND)
     return finish_batch(state, rows, tokens, decode_rows, emits, block_max(context, lane, lanes), lane, lanes)
 
 
@@ -91,6 +94,7 @@ def plan_decodes(limits, state, running, lane, lanes):
         slot, kind = 0, 0
         if i < running:
             slot = state.running[i]
+            expect(state, requests.computed[slot] < requests.length[slot], F.PLANNED_COMPUTED)
             if requests.stalled[slot] == 0:
                 kind = 1 if requests.length[slot] - requests.computed[slot] == 1 else 1 << _HALF
         before, total = block_scan(kind, lane, lanes)
@@ -137,6 +141,7 @@ def plan_chunks(limits, state, running, budget, decode_rows, context, lane, lane
         past = batch.query_starts[row + 1] if row + 1 < rows else tokens
         for i in strided(first + lane, past, lanes):
             write_token(limits, requests, batch, i, row, slot, requests.computed[slot] + i - first)
+            expect(state, batch.cache_slots[i] >= 0, F.CHUNK_PAGELESS)
     return rows, tokens, decode_rows + (ends >> _HALF), context
 
 

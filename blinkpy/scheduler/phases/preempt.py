@@ -7,8 +7,10 @@ fits the pool alone, the one with the lowest (rank, arrival) always goes on."""
 
 from __future__ import annotations
 
+from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, block_max, block_sum, device, strided
 from blinkpy.kv import state as S
+from blinkpy.kv.invariants import phase_faults as F
 from blinkpy.kv.page_allocator import evict_pages, extend_table, release_pages
 from blinkpy.scheduler.phases.slot_lists import keep_with_status
 
@@ -40,11 +42,13 @@ def grow_pages(limits, state, lane, lanes):
         return
     while demand > counts[S.FREE_COUNT] + counts[S.CACHED_COUNT]:
         victim = preemption_victim(state, False, lane, lanes)
+        expect(state, victim >= 0, F.NO_VICTIM)
         if requests.stalled[victim] == 0 and missing_pages(limits, requests, victim) > 0:
             demand -= 1
         preempt(limits, state, victim, lane, lanes)
     evict_pages(limits, pages, counts, state.counters, demand, lane, lanes)
     free = counts[S.FREE_COUNT]
+    expect(state, free >= demand, F.STACK_SHORT)
     for tile in strided(0, n, lanes):
         i = tile + lane
         slot, short = 0, 0
@@ -88,6 +92,7 @@ def preemption_victim(state, paused_only, lane, lanes):
 def preempt(limits, state, slot, lane, lanes):
     """Take a running request's pages and let it wait again. It stays in `running` until the caller drops it there."""
     requests, counts = state.requests, state.counts
+    expect(state, requests.status[slot] == S.RUNNING, F.VICTIM_IDLE)
     release_pages(limits, requests, state.pages, counts, slot, lane, lanes)
     if lane == 0:
         counts[S.STALLED_COUNT] -= requests.stalled[slot]

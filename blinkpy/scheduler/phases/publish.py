@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, device, store_relaxed, strided
 from blinkpy.kv import state as S
+from blinkpy.kv.invariants import phase_faults as F
 from blinkpy.queues.words import (
     COUNTER_NAMES,
     ENGINE_COUNTERS,
@@ -32,6 +34,7 @@ def publish_status(limits, queues, state, lane, lanes):
         running, waiting = counts[S.RUNNING_COUNT], counts[S.WAITING_COUNT]
         free, cached = counts[S.FREE_COUNT], counts[S.CACHED_COUNT]
         rows, tokens = state.batch.counts[S.ROWS], state.batch.counts[S.TOKENS]
+        expect(state, free >= 0 and cached >= 0 and free + cached <= limits.pages, F.POOL_BEYOND)
         turns, steps, now = counts[S.TURNS] + 1, counts[S.STEPS], state.inbox.now_ns[0]
         store_relaxed(engine, GAUGE_RUNNING, running)
         store_relaxed(engine, GAUGE_WAITING, waiting)
@@ -50,14 +53,15 @@ def publish_status(limits, queues, state, lane, lanes):
 def publish_deferred(limits, queues, state, lane, lanes):
     """Publish the completions that take_fast_path left. Before the next overlap, which writes new forecasts."""
     forecast, pairs, words = state.forecast, state.pairs, state.scratch.word
-    facts, rows = forecast.rows, forecast.unpublished[0]
-    barrier(lanes)  # all lanes know how many there are
+    forecasts, rows = forecast.rows, forecast.unpublished[0]
+    barrier(lanes)  # all lanes have loaded the count
+    expect(state, 0 <= rows <= limits.rows, F.DEFERRED_BEYOND)
     if rows == 0:
         return
     for row in strided(lane, rows, lanes):
         # Relies on O4 of docs/verification.md: ahead.forecast saw that the reader is past this entry; the fast path depends
         # on that.
-        pair, entry = facts[row, S.FORECAST_PAIR], facts[row, S.FORECAST_CQ_INDEX]
+        pair, entry = forecasts[row, S.FORECAST_PAIR], forecasts[row, S.FORECAST_CQ_INDEX]
         store_completion(queues, pair, entry, words[row], state.batch.logprobs, row)
     for pair in strided(lane, limits.pairs, lanes):
         published, tail, head = forecast.published[pair], pairs.cq_tail[pair], pairs.cq_head[pair]

@@ -1,32 +1,35 @@
-"""The flight recorder: each call of schedule() writes down what it was told and what it decided, in a ring of memory.
+"""The flight recorder: each turn writes its inputs and its decisions into a ring of memory.
 
-A record has all inputs of one call, so the calls that follow a known state can be run again, anywhere, and must decide the same:
-blinkpy/verify/replay does that. Integers only. The usual call writes a few words a row, side by side, and reads nothing back.
+A record has all inputs of one turn, so the turns that follow a known state can be run again, anywhere, and must decide the
+same: blinkpy/verify/replay does that. Integers only. A turn on the fast path writes a few words a row, side by side,
+and reads nothing back.
 
 Layout, int64 words:
 
-    head      RECORD_HEADER words: length in words | RECORD_MARK << 32; number of the call; now, ns; the host's command;
-              rows of the step that the call commits | rows that it plans << 32; words of the notes; free pages | cached << 32
-              after the call; bucket, or -1
-    inbox     for each pair: heartbeat, claim, completion head, doorbell, as the call read them
+    head      RECORD_HEADER words: length in words | RECORD_MARK << 32; number of the turn; now, ns; the host's command;
+              rows of the step that the turn commits | rows that it plans << 32; words of the notes; free pages | cached << 32
+              after the turn; bucket, or -1
+    inbox     for each pair: heartbeat, claim, completion head, doorbell, as the turn read them
     sampled   a token for each row of the step before
     notes     what is rare, each with a word in front: kind | words << 8
                   RECORDED_ENTRY: pair | prompt tokens << 32; the entry, 16 words; the prompt, two tokens a word; its page hashes
                   RECORDED_CANCELS: slots whose cancel word named them, or -1, a word each
     planned   for each row: slot | tokens << 32
 
-A call that changed nothing but its own number leaves no record: an idle loop turns every few microseconds. The next record's
-number says how many there were.
+A turn that changed nothing but its own number leaves no record: an idle loop turns every few microseconds. The next record's
+number shows how many there were.
 
-The ring's oldest records are overwritten, so only a position that is known, as that of a copy of the state
-(blinkpy/verify/recording/recording_memory.py), says where one begins. A reader in another process reads `progress` before the
+The ring's oldest records are overwritten, so a reader starts at a known position, such as that of a copy of the state
+(blinkpy/verify/recording/recording_memory.py). A reader in another process reads `progress` before the
 ring: it is written last.
 """
 
 from __future__ import annotations
 
+from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, block_sum, device, strided
 from blinkpy.kv import state as S
+from blinkpy.kv.invariants import phase_faults as F
 from blinkpy.queues.submission import SQ_ENTRY_WORDS, WORD_HASH_COUNT
 
 HALF = 32
@@ -59,6 +62,7 @@ def record_turn(limits, state, lane, lanes):
         tokens = batch.query_starts[row + 1] - batch.query_starts[row]
         words[(at + row) & mask] = batch.row_slots[row] | tokens << HALF
     length = at + planned - position
+    expect(state, length <= limits.record_words, F.RECORD_BEYOND)
     barrier(lanes)
     if lane == 0:
         counts = state.counts
@@ -77,7 +81,7 @@ def record_turn(limits, state, lane, lanes):
 
 @device
 def changed_words(limits, state, lane, lanes):
-    """Words that are not as an earlier call without a batch left them; 0 says that this one changed nothing."""
+    """Number of words that differ from those after the last turn without a batch; 0: this turn changed nothing."""
     seen, inbox, pairs = state.recorder.seen, state.inbox, limits.pairs
     changed = 0
     for pair in strided(lane, pairs, lanes):
@@ -119,6 +123,7 @@ def record_entry(limits, state, pair, slot, copied, lane, lanes):
     requests, entry, recorder = state.requests, state.scratch.entry, state.recorder
     words, mask, at = recorder.words, limits.record_words - 1, open_note(limits, state)
     hashes = entry[WORD_HASH_COUNT] if copied > 0 else 0
+    expect(state, 0 <= copied <= limits.max_model_len, F.COPIED_BEYOND)
     pairs_of_tokens = (copied + 1) >> 1
     barrier(lanes)  # lane 0 moves the cursor below
     for i in strided(lane, SQ_ENTRY_WORDS >> 1, lanes):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, block_scan, device, strided
 from blinkpy.kv import state as S
+from blinkpy.kv.invariants import phase_faults as F
 from blinkpy.kv.page_allocator import release_pages
 from blinkpy.queues.completion import FINISH_NONE
 
@@ -13,8 +15,10 @@ def release_slots(limits, state, ended, lane, lanes):
     """Release the pages of the requests scratch.slot[0:ended], one after another, and their slots. Ends with a barrier."""
     requests, scratch = state.requests, state.scratch
     for i in range(ended):
+        expect(state, requests.status[scratch.slot[i]] == S.RUNNING, F.RELEASED_IDLE)
         release_pages(limits, requests, state.pages, state.counts, scratch.slot[i], lane, lanes)
     for i in strided(lane, ended, lanes):
+        expect(state, requests.num_pages[scratch.slot[i]] == 0, F.RELEASED_HOLDS)
         requests.status[scratch.slot[i]] = S.EMPTY
         requests.finish[scratch.slot[i]] = FINISH_NONE
     barrier(lanes)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, block_max, block_sum, device, strided
 from blinkpy.kv import state as S
+from blinkpy.kv.invariants import phase_faults as F
 from blinkpy.scheduler.phases.completions import free_entries, position_in_pair
 
 READER_STALLS = S.COUNTER_INDEX["reader_stalls"]
@@ -22,13 +24,15 @@ def update_stalls(limits, state, lane, lanes):
     tight = 0
     for pair in strided(lane, limits.pairs, lanes):
         pairs.unclaimed_entries[pair] = free_entries(limits, pairs, pair)
-        if pairs.unclaimed_entries[pair] < limits.rows:  # else there is enough, whoever will run
+        expect(state, 0 <= pairs.unclaimed_entries[pair] <= limits.cq_entries, F.CLAIMED_TWICE)
+        if pairs.unclaimed_entries[pair] < limits.rows:  # else there are enough, whichever requests run
             tight = 1
     tight = block_max(tight, lane, lanes)
     if tight == 0 and counts[S.STALLED_COUNT] == 0:
         return
     n = counts[S.RUNNING_COUNT]
     for i in strided(lane, n, lanes):
+        expect(state, requests.status[state.running[i]] == S.RUNNING, F.STALLED_IDLE)
         scratch.pair[i] = requests.pair[state.running[i]]
     position_in_pair(limits, scratch, n, lane, lanes)
     paused, stalls = 0, 0

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, block_sum, device, strided
 from blinkpy.kv import state as S
+from blinkpy.kv.invariants import phase_faults as F
 from blinkpy.queues.submission import WORD_MAX_TOKENS, WORD_PRIORITY
 from blinkpy.scheduler.policies import Policy, RequestFields
 
@@ -23,6 +25,8 @@ def make_rank_waiting(policy: Policy) -> Callable[..., None]:
             return
         for i in strided(ranked + lane, ranked + unranked, lanes):
             slot = waiting[i]
+            expect(state, requests.status[slot] == S.WAITING, F.RANKED_IDLE)
+            expect(state, 0 <= requests.arrival[slot] < counts[S.ARRIVALS], F.RANKED_UNKNOWN)
             fields = RequestFields(
                 requests.arrival[slot],
                 requests.arrival_us[slot],

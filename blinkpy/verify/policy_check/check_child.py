@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -19,20 +20,14 @@ import numpy as np
 
 from blinkpy.config import ConfigError
 from blinkpy.scheduler.policies import SHIPPED, Policy, load_policy, read_policy
+from blinkpy.verify.policy_check import policy_calls
 from blinkpy.verify.policy_check.check_options import CheckOptions
 from blinkpy.verify.policy_check.check_workload import Workload, load_workload
 from blinkpy.verify.policy_check.findings import Finding, Level
-from blinkpy.verify.policy_check.policy_calls import (
-    call_again,
-    call_in_python,
-    compare_compiled,
-    compile_for_gpu,
-    compile_ranks,
-    show,
-)
+from blinkpy.verify.policy_check.policy_calls import show
 from blinkpy.verify.policy_check.policy_source import read_source
 from blinkpy.verify.policy_check.sample_requests import sample_requests
-from blinkpy.verify.policy_check.timed_server import Machine, Outcome, StuckError, simulate
+from blinkpy.verify.policy_check.timed_server import ServerModel, ServerOutcome, StuckError, simulate
 from blinkpy.verify.policy_check.waiting_bounds import flood, overtaking
 from blinkpy.verify.sim import run
 
@@ -83,14 +78,14 @@ class Child:
         self.stage("calls", CALLS_S)
         requests = sample_requests(SAMPLES, self.options.seed)
         path = Path(function.__code__.co_filename)
-        ranks, findings = _within(path, lambda: call_in_python(function, requests))
+        ranks, findings = _within(path, lambda: policy_calls.call_in_python(function, requests))
         if not self.report(*findings):
             return None
-        if not self.report(*_within(path, lambda: call_again(function, requests, ranks, "when asked again"))):
+        if not self.report(*_within(path, lambda: policy_calls.call_again(function, requests, ranks, "when asked again"))):
             return None
         if name not in SHIPPED:
-            other = _within(path, lambda: read_policy(name))
-            if not self.report(*_within(path, lambda: call_again(other, requests, ranks, "when the file is loaded again"))):
+            other, when = _within(path, lambda: read_policy(name)), "when the file is loaded again"
+            if not self.report(*_within(path, lambda: policy_calls.call_again(other, requests, ranks, when))):
                 return None
         self.report(Finding("fine", "calls", f"{len(requests):,} requests: an integer each, the same when asked again"))
         self._requests, self._ranks = requests, ranks
@@ -101,11 +96,11 @@ class Child:
         name = self.options.policy
         self.stage("compile", COMPILE_S)
         policy = load_policy(name)
-        if not self.report(compile_for_gpu(policy)):
+        if not self.report(policy_calls.compile_for_gpu(policy)):
             return
-        rank_many = compile_ranks(policy)
+        rank_many = policy_calls.compile_ranks(policy)
         self.stage("compiled calls", CALLS_S)
-        findings = compare_compiled(policy, rank_many, self._requests, self._ranks)
+        findings = policy_calls.compare_compiled(policy, rank_many, self._requests, self._ranks)
         if not self.report(*(findings or [Finding("fine", "determinism", "compiled code gives Python's ranks")])):
             return
         if self.options.storm:
@@ -113,14 +108,14 @@ class Child:
             self.report(storm_finding(policy, self.options))
         self.stage("waiting", COMPILE_S + self.options.timeout_s)
         self.report(*waiting_findings(policy, rank_many, self.options))
-        machine, requests = machine_of(self.options), requests_of(self.options)
+        model, requests = model_of(self.options), requests_of(self.options)
         others = [shipped for shipped in SHIPPED if shipped != name]
         if len(set(requests.priority.tolist())) == 1 and "priority" in others:
             others.remove("priority")  # without priorities it is fcfs
         for other in [name, *others]:
             self.stage(f"simulation of {other}", COMPILE_S + self.options.timeout_s)
             try:
-                outcome = simulate(policy if other == name else SHIPPED[other], machine, requests)
+                outcome = simulate(policy if other == name else SHIPPED[other], model, requests)
             except StuckError as error:
                 self.report(Finding("error", "liveness", f"{other}: {error}"))
                 continue
@@ -143,9 +138,8 @@ def storm_finding(policy: Policy, options: CheckOptions) -> Finding:
     report = run(policy, options.seed + 1, options.storm, seconds=options.timeout_s)
     if report.failures:
         return Finding("error", "storm", str(report.failures[0][1]))
-    return Finding(
-        "fine", "storm", f"{report.calls:,} calls in {report.worlds:,} simulated worlds of faults: every promise is kept"
-    )
+    text = f"{report.calls:,} calls in {report.worlds:,} simulated worlds of faults: every promise is kept"
+    return Finding("fine", "storm", text)
 
 
 def waiting_findings(policy: Policy, rank_many: Any, options: CheckOptions) -> list[Finding]:
@@ -176,16 +170,15 @@ def _duration(seconds: float) -> str:
     return f"{seconds * 1000:.2g} ms" if seconds < 1 else f"{seconds:.3g} s" if seconds < 600 else f"{seconds / 60:.3g} min"
 
 
-def machine_of(o: CheckOptions) -> Machine:
-    sizes = o.mixed_step_tokens, o.burst_step_tokens, o.burst_tokens
-    return Machine(o.max_num_seqs, o.max_num_batched_tokens, o.page_size, o.num_pages, o.step_us, o.row_us, o.token_us, *sizes)
+def model_of(options: CheckOptions) -> ServerModel:
+    return ServerModel(*(getattr(options, field.name) for field in fields(ServerModel)))
 
 
 def requests_of(options: CheckOptions) -> Workload:
     return load_workload(options.workload).first(options.requests).at_rate(options.rate)
 
 
-def summary(name: str, outcome: Outcome) -> dict[str, Any]:
+def summary(name: str, outcome: ServerOutcome) -> dict[str, Any]:
     """One policy's results: percentiles in seconds, and the samples that the plot needs."""
     overtakers = outcome.overtakers()
     facts: dict[str, Any] = {"policy": name, "steps": outcome.steps, "seconds": float(outcome.ended.max() / 1e9)}

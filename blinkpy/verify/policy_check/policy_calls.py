@@ -77,9 +77,8 @@ def call_in_python(function: Policy, requests: list[RequestFields]) -> tuple[lis
             text = f"returns {rank!r} ({type(rank).__name__}), not an integer, for {show(request)}"
             return ranks, [Finding("error", "calls", text, counted.line)]
         if rank not in INT64:
-            return ranks, [
-                Finding("error", "calls", f"returns {rank}, more than 64 bits hold, for {show(request)}", counted.line)
-            ]
+            text = f"returns {rank}, more than 64 bits hold, for {show(request)}"
+            return ranks, [Finding("error", "calls", text, counted.line)]
         longest = max(longest, counted.lines)
         ranks.append(rank)
     if longest > MANY_LINES:
@@ -134,14 +133,14 @@ def compare_compiled(function: Policy, rank_many: RankMany, requests: list[Reque
 
 def compile_for_gpu(function: Policy) -> Finding:
     """Compile for sm_90; no GPU is needed."""
+    from blinkpy.device.portable import device, register_cuda
+
     try:
-        import numba_cuda  # noqa: F401
+        from blinkpy.device.cuda.kernel_compiler import array_of, compile_kernel, kernel_signature, types
+
+        register_cuda()
     except ImportError:
         return Finding("note", "compiles", "for the CPU; numba-cuda is not installed here, so not tried for a GPU")
-    from numba import types
-
-    from blinkpy.device.cuda.kernel_compiler import compile_kernel
-    from blinkpy.device.portable import device
 
     rank_of = device(function)
 
@@ -150,7 +149,7 @@ def compile_for_gpu(function: Policy) -> Finding:
         ranks[0] = rank_of(request)
 
     try:
-        compile_kernel(kernel, types.void(types.int64[::1], types.int64[::1]))
+        compile_kernel(kernel, kernel_signature(array_of(types.int64), array_of(types.int64)))
     except Exception as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         return Finding("error", "compiles", f"not for a GPU: {lines[0] if lines else type(error).__name__}")

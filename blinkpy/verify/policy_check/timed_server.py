@@ -2,7 +2,7 @@
 
 Nothing of the scheduler is imitated: requests are submitted through a queue pair and results are read from it, so what is
 measured (order, batches, chunks, preemptions) is what an engine with these limits does. Only the clock is made up: see
-Machine.step_ns.
+ServerModel.step_ns.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from blinkpy.kv.state_memory import make_state
 from blinkpy.queues.completion import FINISH_MASK, FLAG_MASK, FLAG_SHIFT, SLOT_MASK
 from blinkpy.queues.header import EngineFacts, write_header
 from blinkpy.queues.layout import QueueLayout, QueueSizes
-from blinkpy.queues.submission import SQ_ENTRY
+from blinkpy.queues.submission import neutral_entries
 from blinkpy.queues.views import engine_views
 from blinkpy.queues.words import EPOCH_SHIFT, FRONT_CLAIM, FRONT_CQ_HEAD, FRONT_DOORBELL, FRONT_HEARTBEAT, PAIR_CQ_TAIL
 from blinkpy.scheduler.host_scheduler import Scheduler
@@ -55,7 +55,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Machine:
+class ServerModel:
     """Limits as of the options of `serve`, and the time of a step in us. Another model of the time overrides step_ns."""
 
     max_num_seqs: int
@@ -79,7 +79,7 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ServerOutcome:
     """What became of each request, arrays [n]; times are ns since the first arrival, NEVER if it did not come to it."""
 
     arrival: NDArray[np.int64]
@@ -114,14 +114,14 @@ class Outcome:
         return counts[::-1]
 
 
-class Simulation:
+class TimedSimulation:
     """One server. requests: those that may be submitted, by number; submit() and turn() drive it.
 
     due: when each request arrives, ns; in a closed loop it is settled as others end. over: requests that had ended when the last
     turn began, which was at read_ns.
     durations, decoding: of each step so far, ns, and rows that got a token beyond their first."""
 
-    def __init__(self, policy: Policy, machine: Machine, requests: Workload):
+    def __init__(self, policy: Policy, machine: ServerModel, requests: Workload):
         self.machine, self.requests = machine, requests
         n, longest = len(requests), requests.longest
         if longest > machine.num_pages * machine.page_size:
@@ -150,10 +150,8 @@ class Simulation:
         self._state = make_state(limits, machine.buckets())
         self._scheduler = Scheduler(limits, self._state, policy)
         self._scheduler.attach(self._views)
-        self._entry = np.zeros(1, SQ_ENTRY)
-        for name, value in {"epoch": 1, "top_p": 1, "repetition_penalty": 1, "logprobs": -1, "stop_ids": -1}.items():
-            self._entry[name] = value
-        self._entry["stop_ids"][0, 0] = STOP
+        self._entry = neutral_entries(1)
+        self._entry["epoch"], self._entry["stop_ids"][0, 0] = 1, STOP
         self.now = 0
         self._free = list(range(slots))[::-1]
         self._number = np.full(slots, NEVER)  # request in each slot
@@ -161,7 +159,7 @@ class Simulation:
         self._sq_tail = self._cq_head = 0
         started, first_token, ended = (np.full(n, NEVER) for _ in range(3))
         self.due = requests.arrival_ns.copy()
-        self._outcome = Outcome(self.due, started, first_token, ended, np.zeros(n, np.int64), 0)
+        self._outcome = ServerOutcome(self.due, started, first_token, ended, np.zeros(n, np.int64), 0)
         self.durations: list[int] = []  # of each step, ns
         self.decoding: list[int] = []  # rows of each step that decode
         self.ended = 0
@@ -171,7 +169,7 @@ class Simulation:
         self._scheduler.turn(0)
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> ServerOutcome:
         return dataclasses.replace(self._outcome, steps=len(self.durations))
 
     @property
@@ -242,25 +240,21 @@ class Simulation:
         self._views.front[0, FRONT_CQ_HEAD] = 1 << EPOCH_SHIFT | tail
 
 
-def simulate(policy: Policy, machine: Machine, requests: Workload) -> Outcome:
+def simulate(policy: Policy, machine: ServerModel, requests: Workload) -> ServerOutcome:
     """Serve all requests, each submitted when it arrives (open loop). Raises StuckError when some never end."""
-    server = Simulation(policy, machine, requests)
+    server = TimedSimulation(policy, machine, requests)
     serve_open(server)
     return server.outcome
 
 
-def serve_open(server: Simulation) -> None:
+def serve_open(server: TimedSimulation) -> None:
     """Run a server until all its requests have ended, each submitted when it arrives. Raises StuckError."""
-    _serve(server, len(server.requests))
+    serve_closed(server, len(server.requests))
 
 
-def serve_closed(server: Simulation, streams: int) -> None:
+def serve_closed(server: TimedSimulation, streams: int) -> None:
     """Run a server until all its requests have ended. The first `streams` are submitted when they arrive, request i so long after
     the end of request i - streams as its own arrival is after 0. Raises StuckError."""
-    _serve(server, streams)
-
-
-def _serve(server: Simulation, streams: int) -> None:
     n, due, idle = len(server.requests), server.due, 0
     coming = [(int(due[number]), number) for number in range(min(streams, n))]
     heapify(coming)

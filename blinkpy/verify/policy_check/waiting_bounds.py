@@ -17,7 +17,7 @@ from blinkpy.scheduler.policies import Policy, RequestFields
 from blinkpy.verify.policy_check.check_workload import Workload
 from blinkpy.verify.policy_check.policy_calls import RankMany
 from blinkpy.verify.policy_check.sample_requests import ordinary
-from blinkpy.verify.policy_check.timed_server import NEVER, Machine, Simulation
+from blinkpy.verify.policy_check.timed_server import NEVER, ServerModel, TimedSimulation
 
 KINDS = 512  # of requests that are compared, each with each
 BEGINNINGS_S = (1, 3600, 30 * 86_400)  # engine clocks at which the one that waits arrived
@@ -112,7 +112,7 @@ def flood(policy: Policy, worst: Overtaking) -> Flood:
     priority[victim] = worst.waits.priority
     requests = Workload(np.zeros(n, np.int64), prompt, np.minimum(limit, FLOOD_OUTPUT), limit, priority)
     pages = FLOOD_TOKENS // 16 * (FLOOD_ROWS + 1)
-    server = Simulation(policy, Machine(FLOOD_ROWS, 2048, 16, pages, 4500.0, 22.0, 27.0), requests)
+    server = TimedSimulation(policy, ServerModel(FLOOD_ROWS, 2048, 16, pages, 4500.0, 22.0, 27.0), requests)
     arrived = np.zeros(n, np.int64)
     submitted = 0
     while submitted < n and server.outcome.started[victim] == NEVER:

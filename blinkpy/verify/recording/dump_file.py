@@ -16,15 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blinkpy.verify.recording.recording_errors import RecordingError
-from blinkpy.verify.recording.recording_reader import Capture
+from blinkpy.verify.recording.recording_reader import Snapshot
 from blinkpy.version import __version__
 
-FORMAT = 2
+FORMAT = 3
 COMPRESSION = 1  # zlib's fastest: a dump is mostly zeros
 ABOUT, WORDS, STATE = "about", "words", "state/"
 
 
-def write_dump(path: Path, capture: Capture, reason: str) -> None:
+def write_dump(path: Path, capture: Snapshot, reason: str) -> None:
     """Write a dump, whole or not at all. Raises RecordingError when it can't be written."""
     about = {
         **capture.description,
@@ -51,7 +51,7 @@ def write_dump(path: Path, capture: Capture, reason: str) -> None:
         raise RecordingError(f"can't write {path}: {error.strerror}") from error
 
 
-def read_dump(path: Path) -> Capture:
+def read_dump(path: Path) -> Snapshot:
     """Read a dump. Raises RecordingError, in one line, for what is not one or is damaged."""
     try:
         with zipfile.ZipFile(path) as source:
@@ -72,7 +72,7 @@ def read_dump(path: Path) -> Capture:
             raise RecordingError(f"{path} is damaged: array {name} is missing or has another shape")
     if words.dtype != np.int64 or words.ndim != 1:
         raise RecordingError(f"{path} is damaged: its records are no words")
-    return Capture(about, words, state)
+    return Snapshot(about, words, state)
 
 
 def _read(source: zipfile.ZipFile, name: str) -> NDArray[Any]:

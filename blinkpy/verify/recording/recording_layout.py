@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 MAGIC = b"BLINKREC"
 ALIGNMENT = 4096
-NOT_COPIED = ("scratch.", "recorder.", "forecast.")  # working memory of one call, and the recording itself
+NOT_COPIED = ("scratch.", "recorder.", "forecast.", "fault")  # working memory of one call, the recording itself, what stops it
 
 # Head of a snapshot, int64.
 WRITES = 0  # odd while it is being written

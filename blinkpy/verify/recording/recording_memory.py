@@ -25,22 +25,15 @@ from blinkpy.device.array_trees import named_arrays
 from blinkpy.kv import state as S
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import Recorder, State
+from blinkpy.verify.recording import recording_layout as layouts
 from blinkpy.verify.recording.recording_errors import RecordingError
-from blinkpy.verify.recording.recording_layout import (
-    MAGIC,
-    NOT_COPIED,
-    SNAPSHOT_HEAD,
-    TAKEN_AT,
-    WRITES,
-    RecordingLayout,
-    RecordingViews,
-)
+from blinkpy.verify.recording.recording_layout import RecordingLayout, RecordingViews
 from blinkpy.verify.recording.recording_links import link_path
 
 SNAPSHOT_LIMIT = 2 << 30  # bytes of one copy of the state
 
 
-class Snapshot:
+class OpenSnapshot:
     """A snapshot that is being taken. content: uint8, all arrays. position: of the first record after it, set at the end."""
 
     def __init__(self, content: NDArray[np.uint8]):
@@ -57,7 +50,7 @@ class RecordingMemory:
     def __init__(self, limits: Limits, state: State, facts: Mapping[str, Any]):
         self._words, self._due, self._next = limits.record_words, 0, 0
         self._link: Path | None = None
-        arrays = [[n, a.dtype.str, list(a.shape)] for n, a in named_arrays(state) if not n.startswith(NOT_COPIED)]
+        arrays = [[n, a.dtype.str, list(a.shape)] for n, a in named_arrays(state) if not n.startswith(layouts.NOT_COPIED)]
         buckets = [[int(t), int(r)] for t, r in zip(state.buckets.tokens, state.buckets.rows, strict=True)]
         layout = RecordingLayout({"limits": limits._asdict(), "buckets": buckets, "arrays": arrays, **facts})
         if layout.snapshot_bytes > SNAPSHOT_LIMIT:
@@ -72,7 +65,7 @@ class RecordingMemory:
         """What the scheduler writes itself, on page boundaries: recorder.progress and recorder.words."""
         self.memory[8:16] = len(layout.text).to_bytes(8, "little")
         self.memory[16 : 16 + len(layout.text)] = layout.text
-        self.memory[0:8] = MAGIC
+        self.memory[0:8] = layouts.MAGIC
         self.recorder = Recorder(
             words=self._views.ring, progress=self._views.progress, cursor=state.recorder.cursor, seen=state.recorder.seen
         )
@@ -91,7 +84,7 @@ class RecordingMemory:
         """Take a snapshot if one is due: between a call of the scheduler and the step that it asked for."""
         position = int(state.recorder.cursor[S.POSITION])
         if position >= self._due:
-            self.snapshot({name: array for name, array in named_arrays(state) if not name.startswith(NOT_COPIED)}, position)
+            self.snapshot({n: a for n, a in named_arrays(state) if not n.startswith(layouts.NOT_COPIED)}, position)
 
     def snapshot(self, arrays: Mapping[str, NDArray[Any]], position: int) -> None:
         """Copy the state's arrays, which are as they were before the record at `position`."""
@@ -108,14 +101,14 @@ class RecordingMemory:
         self._due = position + self._words // 2
 
     @contextlib.contextmanager
-    def open_snapshot(self) -> Iterator[Snapshot]:
+    def open_snapshot(self) -> Iterator[OpenSnapshot]:
         """The older snapshot's place, to be written over. Readers pass it over until it has a position."""
-        head, snapshot = self._views.heads[self._next], Snapshot(self._views.contents[self._next])
-        head[WRITES] |= 1
+        head, snapshot = self._views.heads[self._next], OpenSnapshot(self._views.contents[self._next])
+        head[layouts.WRITES] |= 1
         yield snapshot
         if snapshot.position >= 0:
-            head[TAKEN_AT] = snapshot.position
-            head[WRITES] += 1
+            head[layouts.TAKEN_AT] = snapshot.position
+            head[layouts.WRITES] += 1
             self._next ^= 1
 
     @property
@@ -125,7 +118,7 @@ class RecordingMemory:
 
     def offset(self, name: str) -> int:
         """Where an array begins in a snapshot's content, bytes."""
-        return self._layout.offsets[name] - SNAPSHOT_HEAD * 8
+        return self._layout.offsets[name] - layouts.SNAPSHOT_HEAD * 8
 
     @property
     def copy_every(self) -> int:

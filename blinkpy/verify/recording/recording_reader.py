@@ -19,7 +19,7 @@ from blinkpy.verify.recording.recording_links import link_path
 TRIES = 20
 
 
-class Capture:
+class Snapshot:
     """A consistent copy of a recording, out of the memory of an engine that may go on writing.
 
     description: the JSON. words: int64, records from the snapshot on. arrays: the snapshot, by name.
@@ -63,7 +63,7 @@ class RecordingReader:
         """Calls that the engine has recorded."""
         return int(self._views.progress[S.RECORDS])
 
-    def capture(self) -> Capture:
+    def capture(self) -> Snapshot:
         """Copy what can be replayed. Raises RecordingError when there is no snapshot, or the engine overwrites it too soon."""
         for _ in range(TRIES):
             end = self.position
@@ -76,6 +76,6 @@ class RecordingReader:
                 words = self._views.ring[np.arange(first, end) & (self._words - 1)]
                 overwritten = self.position - first > 7 * self._words // 8
                 if int(head[WRITES]) == writes and not overwritten:
-                    return Capture(self.description, words, arrays)
+                    return Snapshot(self.description, words, arrays)
             time.sleep(0.01)
         raise RecordingError("the recording has no state to start from: it is overwritten faster than it can be copied")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from blinkpy.verify.replay.call_records import Call
 from blinkpy.verify.replay.replay_options import ReplayOptions
 from blinkpy.verify.replay.replayer import Replay
-from blinkpy.verify.replay.request_events import Event, Tracer
+from blinkpy.verify.replay.request_events import Event, EventTracer
 
 MOST_DIFFERENCES = 10  # calls that are shown with what differs; others are counted
 
 
 class Narration:
-    """Prints what the options ask for. Made before the replay runs; call `tell` after each call, and `verdict` at the end.
+    """Prints what the options ask for. Made before the replay runs; call `narrate` after each call, and `verdict` at the end.
 
     different: calls so far that decided differently from the recording.
     """
@@ -19,7 +19,7 @@ class Narration:
     def __init__(self, replay: Replay, options: ReplayOptions):
         self.different = 0
         self._replay, self._options = replay, options
-        self._tracer = Tracer(replay.limits, replay.state)
+        self._tracer = EventTracer(replay.limits, replay.state)
         self._begin_ns = replay.calls[0].now_ns if replay.calls else 0
 
     @property
@@ -28,7 +28,7 @@ class Narration:
         calls = self._replay.calls
         return (calls[-1].now_ns - self._begin_ns) / 1e9 if calls else 0.0
 
-    def tell(self, call: Call, differences: list[str]) -> None:
+    def narrate(self, call: Call, differences: list[str]) -> None:
         options = self._options
         events = self._tracer.after(call)
         if options.trace and options.step in (-1, call.number):

@@ -26,7 +26,7 @@ class Seen:
     generated: int = 0
 
 
-class Requests:
+class RecordedRequests:
     """Collects the requests that are accepted during a replay: call `take` after each call. state: as before the first one."""
 
     def __init__(self, state: State) -> None:
@@ -54,7 +54,7 @@ class Requests:
         return self._arrivals - before
 
     def write(self, path: Path) -> int:
-        """Write the CSV file; returns the number of requests. Raises OSError. Requests without a token are left out."""
+        """Write the CSV file; returns the number of requests. Raises OSError. RecordedRequests without a token are left out."""
         chosen = [seen for _, seen in sorted(self.seen.items()) if seen.generated > 0]
         first = chosen[0].arrived_ns if chosen else 0
         lines = [

@@ -44,7 +44,7 @@ def run_replay(options: ReplayOptions) -> int:
     from blinkpy.verify.recording.dump_file import read_dump
     from blinkpy.verify.recording.recorded_policy import recorded_policy
     from blinkpy.verify.replay.narration import Narration
-    from blinkpy.verify.replay.recorded_requests import Requests
+    from blinkpy.verify.replay.recorded_requests import RecordedRequests
     from blinkpy.verify.replay.replayer import Replay
     from blinkpy.verify.replay.timeline import Timeline
 
@@ -54,10 +54,10 @@ def run_replay(options: ReplayOptions) -> int:
     if about.get("sources") != source_digest(SCHEDULER):
         print("blinkpy: this is not the version that made the recording: it may decide differently", file=sys.stderr)
     replay = Replay(capture, recorded_policy(about, options.policy), "njit" if options.compiled else "python")
-    narration, timeline, requests = Narration(replay, options), Timeline(), Requests(replay.state)
+    narration, timeline, requests = Narration(replay, options), Timeline(), RecordedRequests(replay.state)
     print(f"{options.file}: {about['reason']}, {about['written']}, {about.get('device', '')} engine, policy {about['policy']}")
     for call, differences in replay.run():
-        narration.tell(call, differences)
+        narration.narrate(call, differences)
         timeline.take(call, replay.state)
         requests.take(call, replay.state)
     print(narration.verdict())

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from blinkpy.device.array_trees import named_arrays
+from blinkpy.device.expect import BrokenInvariantError
 from blinkpy.kv import state as S
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import State
@@ -22,7 +23,7 @@ from blinkpy.scheduler.host_scheduler import Scheduler
 from blinkpy.scheduler.policies import Policy
 from blinkpy.verify.recording.recording_errors import RecordingError
 from blinkpy.verify.recording.recording_layout import NOT_COPIED
-from blinkpy.verify.recording.recording_reader import Capture
+from blinkpy.verify.recording.recording_reader import Snapshot
 from blinkpy.verify.replay.call_records import BrokenRecordError, Call, parse_calls
 
 
@@ -39,7 +40,7 @@ class Replay:
     is some hundred times faster. Raises RecordingError for a recording that does not fit this version.
     """
 
-    def __init__(self, capture: Capture, policy: Policy, mode: Literal["python", "njit"] = "python"):
+    def __init__(self, capture: Snapshot, policy: Policy, mode: Literal["python", "njit"] = "python"):
         self.about = capture.description
         try:
             self.limits: Limits
@@ -62,10 +63,14 @@ class Replay:
         self._scheduler.attach(self.views)
 
     def run(self) -> Iterator[tuple[Call, list[str]]]:
-        """Each call after it was run again, with what differs from the recording."""
+        """Each call after it was run again, with what differs from the recording. Plain Python ends where an expect fails."""
         for call in self.calls:
             self._set_inputs(call)
-            bucket = self._scheduler.turn(call.now_ns)
+            try:
+                bucket = self._scheduler.turn(call.now_ns)
+            except BrokenInvariantError as error:
+                yield call, [f"the state is broken: {error}"]
+                return
             yield call, self._differences(call, bucket)
 
     def _set_inputs(self, call: Call) -> None:

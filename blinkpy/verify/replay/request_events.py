@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +23,7 @@ REJECTIONS = {
     REJECT_TOKEN: "a prompt token is outside the vocabulary",
     REJECT_PARAMETER: "a parameter is out of range",
 }
+REVOKED = ((S.EXPIRED, "its lease ended"), (S.BROKEN, "it broke the protocol"))
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Event:
     text: str
 
 
-class Tracer:
+class EventTracer:
     """Watches a replay. Call `before` and `after` around each call; the state is the replay's."""
 
     def __init__(self, limits: Limits, state: State):
@@ -55,9 +57,9 @@ class Tracer:
         """What the call did, in the order of its phases."""
         self._call = call
         self._cancelled = set(call.cancelled)
-        events = self._ends() + self._pairs() + self._intake()
-        preempted, resumed = self._preempted(), self._paused_or_resumed()
-        return events + resumed + preempted + self._starts() + self._chunks() + self._waits(bool(preempted))
+        events = [*self._ends(), *self._pairs(), *map(self._taken, call.entries), *self._paused_or_resumed()]
+        preempted = list(self._preempted())
+        return [*events, *preempted, *self._starts(), *self._chunks(), *self._waits(bool(preempted))]
 
     # ---- one phase each -------------------------------------------------------------------------------------------------
 
@@ -68,8 +70,8 @@ class Tracer:
         """Whether the slot still belongs to the request that it had before the call."""
         return bool(self.state.requests.request_id[slot] == self._id[slot])
 
-    def _ends(self) -> list[Event]:
-        requests, events = self.state.requests, []
+    def _ends(self) -> Iterator[Event]:
+        requests = self.state.requests
         alive = (self._status == S.RUNNING) | (self._status == S.WAITING)
         for slot in np.flatnonzero(alive).tolist():
             same, status = self._same(slot), int(requests.status[slot])
@@ -79,16 +81,15 @@ class Tracer:
             self._reasons.pop(request, None)
             finish = self._finish(slot, same)
             if finish:
-                events.append(self._event(request, "finished", finish))
+                yield self._event(request, "finished", finish)
             elif slot in self._cancelled:
-                events.append(self._event(request, "cancelled", f"its front end cancelled it while it was {was}"))
+                yield self._event(request, "cancelled", f"its front end cancelled it while it was {was}")
             elif self._was_fenced(slot):
                 text = f"its front end lost queue pair {requests.pair[slot]} while it was {was}"
-                events.append(self._event(request, "dropped", text))
+                yield self._event(request, "dropped", text)
             else:
                 generated = int(requests.length[slot] - requests.prompt_length[slot])
-                events.append(self._event(request, "finished", f"by an error of the step, after {generated} tokens"))
-        return events
+                yield self._event(request, "finished", f"by an error of the step, after {generated} tokens")
 
     def _was_fenced(self, slot: int) -> bool:
         pair = int(self.state.requests.pair[slot])
@@ -112,25 +113,14 @@ class Tracer:
             return f"at max_tokens, after {generated} tokens"
         return f"at the context of {limits.max_model_len} tokens" if length >= limits.max_model_len else ""
 
-    def _pairs(self) -> list[Event]:
-        events = []
+    def _pairs(self) -> Iterator[Event]:
         for pair, (before, now) in enumerate(zip(self._attached.tolist(), self.state.pairs.attached.tolist(), strict=True)):
             verdict = int(self.state.pairs.verdict[pair])
             if before and verdict & S.REVOKE:
-                why = (
-                    "its lease ended"
-                    if verdict & S.EXPIRED
-                    else "it broke the protocol"
-                    if verdict & S.BROKEN
-                    else "it was claimed again"
-                )
-                events.append(self._event(-1, "fenced", f"queue pair {pair}: {why}"))
+                why = next((text for bit, text in REVOKED if verdict & bit), "it was claimed again")
+                yield self._event(-1, "fenced", f"queue pair {pair}: {why}")
             if verdict & S.GRANT and now:
-                events.append(self._event(-1, "granted", f"queue pair {pair} to its claimant"))
-        return events
-
-    def _intake(self) -> list[Event]:
-        return [self._taken(entry) for entry in self._call.entries]
+                yield self._event(-1, "granted", f"queue pair {pair} to its claimant")
 
     def _taken(self, entry: Entry) -> Event:
         requests, limits = self.state.requests, self.limits
@@ -159,28 +149,26 @@ class Tracer:
     def _active(self, status: int) -> list[int]:
         return np.flatnonzero(self.state.requests.status == status).tolist()
 
-    def _preempted(self) -> list[Event]:
-        requests, events = self.state.requests, []
+    def _preempted(self) -> Iterator[Event]:
+        requests = self.state.requests
         for slot in self._active(S.WAITING):
             if self._same(slot) and requests.preemptions[slot] > self._preemptions[slot]:
                 why = "its reader is behind, and a better request needs its pages"
                 if not self._paused[slot]:
                     why = f"no page was free; its rank {int(requests.rank[slot])} was the last of those that ran"
                 text = f"{why}; it has {int(requests.length[slot])} tokens to compute again"
-                events.append(self._event(int(requests.arrival[slot]), "preempted", text))
-        return events
+                yield self._event(int(requests.arrival[slot]), "preempted", text)
 
-    def _paused_or_resumed(self) -> list[Event]:
-        requests, events = self.state.requests, []
+    def _paused_or_resumed(self) -> Iterator[Event]:
+        requests = self.state.requests
         for slot in self._active(S.RUNNING):
             before, now = bool(self._paused[slot]) and self._same(slot), bool(requests.stalled[slot])
             if before != now:
                 text = f"the completion queue of pair {int(requests.pair[slot])} {'is full' if now else 'has room again'}"
-                events.append(self._event(int(requests.arrival[slot]), "paused" if now else "resumed", text))
-        return events
+                yield self._event(int(requests.arrival[slot]), "paused" if now else "resumed", text)
 
-    def _starts(self) -> list[Event]:
-        requests, events = self.state.requests, []
+    def _starts(self) -> Iterator[Event]:
+        requests = self.state.requests
         for slot in self._active(S.RUNNING):
             if self._status[slot] == S.RUNNING and self._same(slot) and requests.preemptions[slot] == self._preemptions[slot]:
                 continue
@@ -189,11 +177,10 @@ class Tracer:
             if request in self._arrived_ns:
                 text += f"; {(self._call.now_ns - self._arrived_ns[request]) / 1e6:.3f} ms after its arrival"
             self._reasons.pop(request, None)
-            events.append(self._event(request, "starts", text))
-        return events
+            yield self._event(request, "starts", text)
 
-    def _chunks(self) -> list[Event]:
-        requests, events = self.state.requests, []
+    def _chunks(self) -> Iterator[Event]:
+        requests = self.state.requests
         size = int(self._call.planned[:, 1].sum())
         for slot, tokens in self._call.planned.tolist():
             length, computed = int(requests.length[slot]), int(requests.computed[slot])
@@ -201,14 +188,13 @@ class Tracer:
                 rest = length - computed - tokens
                 text = f"prompt tokens {computed} to {computed + tokens} of {length}"
                 text += f": the step's {size} tokens leave {rest} for later" if rest else ", the last ones"
-                events.append(self._event(int(requests.arrival[slot]), "chunk", text))
-        return events
+                yield self._event(int(requests.arrival[slot]), "chunk", text)
 
     # ---- why somebody waits ---------------------------------------------------------------------------------------------
 
-    def _waits(self, preempted: bool) -> list[Event]:
+    def _waits(self, preempted: bool) -> Iterator[Event]:
         """The reason of each waiting request, when it is another one than before."""
-        state, events = self.state, []
+        state = self.state
         requests, counts = state.requests, state.counts
         blocker = -1
         for slot in state.waiting[: int(counts[S.WAITING_COUNT])].tolist():
@@ -222,8 +208,7 @@ class Tracer:
             kind = reason.split(":")[0].split(" #")[0]
             if self._reasons.get(request) != kind:
                 self._reasons[request] = kind
-                events.append(self._event(request, "waits", reason))
-        return events
+                yield self._event(request, "waits", reason)
 
     def _shortage(self, slot: int, preempted: bool) -> str:
         """What the first waiting request lacks."""

@@ -113,14 +113,9 @@ class Timeline:
         figure, axis = pyplot.subplots(figsize=(12, min(60.0, 1.5 + 0.16 * len(lines))), layout="constrained")
         for what, colour in COLOURS.items():
             chosen = [span for span in self.spans if span.what == what and span.request in lines]
-            axis.barh(
-                [lines[span.request] for span in chosen],
-                [(span.end - span.begin) / 1e6 for span in chosen],
-                left=[(span.begin - first) / 1e6 for span in chosen],
-                color=colour,
-                label=what,
-                height=0.8,
-            )
+            rows, begins = [lines[span.request] for span in chosen], [(span.begin - first) / 1e6 for span in chosen]
+            lengths = [(span.end - span.begin) / 1e6 for span in chosen]
+            axis.barh(rows, lengths, left=begins, color=colour, label=what, height=0.8)
         axis.set(xlabel="ms", ylabel="request, in order of arrival", title=title)
         axis.invert_yaxis()
         axis.legend(loc="upper right", ncols=len(COLOURS), fontsize=8)

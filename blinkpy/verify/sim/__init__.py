@@ -4,6 +4,6 @@ The scheduler that serves is the function that runs here. `run` simulates many s
 the command line. What is checked, and what is not: docs/verification.md.
 """
 
-from blinkpy.verify.sim.runs import Report, run
+from blinkpy.verify.sim.runs import RunReport, run
 
-__all__ = ["Report", "run"]
+__all__ = ["RunReport", "run"]

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from blinkpy.config import ConfigError
 from blinkpy.scheduler.policies import SHIPPED, load_policy
-from blinkpy.verify.sim.failure_story import tell
-from blinkpy.verify.sim.runs import TURNS, Report, run
-from blinkpy.verify.sim.shrink import Schedule, shrink
+from blinkpy.verify.sim.failure_story import narrate
+from blinkpy.verify.sim.runs import ROUNDS, RunReport, run
+from blinkpy.verify.sim.shrink import Scenario, shrink
 from blinkpy.verify.sim.simulation import Simulation
 
 TOLD_EVERY = 1000  # worlds between two lines of progress
@@ -25,14 +25,14 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m blinkpy.verify.sim", description=about)
     made.add_argument("--seed", type=int, default=1, help="first seed [1]")
     made.add_argument("--steps", type=int, default=1_000_000, help="scheduler calls, over all seeds [1000000]")
-    made.add_argument("--turns", type=int, default=TURNS, help=f"stormy turns of each seed's world [{TURNS}]")
+    made.add_argument("--turns", type=int, default=ROUNDS, help=f"stormy turns of each seed's world [{ROUNDS}]")
     made.add_argument("--seconds", type=float, default=float("inf"), help="time after which no new seed begins [no limit]")
     made.add_argument("--policy", default="all", help="a shipped policy, FILE.py:FUNCTION, or all shipped ones in turn [all]")
     made.add_argument("--python", action="store_true", help="plain Python instead of compiled code: a hundred times slower")
     made.add_argument("--check-every", type=int, default=1, help="turns between two checks of the whole state [1]")
-    made.add_argument("--save", type=Path, default=Path("build/sim"), help="folder for failing schedules [build/sim]")
+    made.add_argument("--save", type=Path, default=Path("build/sim"), help="folder for failing scenarios [build/sim]")
     made.add_argument(
-        "--replay", type=Path, metavar="FILE", help="repeat a saved schedule in plain Python, and tell what happens"
+        "--replay", type=Path, metavar="FILE", help="repeat a saved scenario in plain Python, and narrate what happens"
     )
     return made
 
@@ -47,9 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _replay(path: Path) -> int:
-    schedule = Schedule.load(path)
+    scenario = Scenario.load(path)
     line = ""
-    for line in tell(schedule, load_policy(schedule.policy)):
+    for line in narrate(scenario, load_policy(scenario.policy)):
         print(line)
     return 0 if line.startswith("all ended well") else 1
 
@@ -61,7 +61,7 @@ def _run(arguments: argparse.Namespace) -> int:
     names = list(SHIPPED) if arguments.policy == "all" else [arguments.policy]
     policies = {load_policy(name): name for name in names}
 
-    def progress(report: Report) -> None:
+    def progress(report: RunReport) -> None:
         if report.worlds % TOLD_EVERY == 0:
             print(report, flush=True)
 
@@ -79,11 +79,11 @@ def _run(arguments: argparse.Namespace) -> int:
     for policy, failure in report.failures:
         print(f"{policies[policy]}: {failure}")
         actors = Simulation(failure.seed, 1, policy).world.limits.pairs + 1
-        schedule = shrink(failure, policy, policies[policy], actors)
+        scenario = shrink(failure, policy, policies[policy], actors)
         path = arguments.save / f"seed-{failure.seed}.json"
-        schedule.save(path)
-        print(f"shrunk to {len(schedule.keep)} acts: python -m blinkpy.verify.sim --replay {path}")
-        for line in list(tell(schedule, policy))[-40:]:
+        scenario.save(path)
+        print(f"shrunk to {len(scenario.keep)} acts: python -m blinkpy.verify.sim --replay {path}")
+        for line in list(narrate(scenario, policy))[-40:]:
             print(f"  {line}")
     return 1 if report.failures else 0
 

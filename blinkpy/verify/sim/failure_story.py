@@ -7,32 +7,32 @@ from typing import Any
 
 import numpy as np
 
-from blinkpy.device.expect import PROBLEMS
+from blinkpy.device.expect import describe_fault
 from blinkpy.kv import state as S
 from blinkpy.queues.words import COMMAND_RUN
 from blinkpy.scheduler.policies import Policy
-from blinkpy.verify.sim.shrink import Schedule
+from blinkpy.verify.sim.shrink import Scenario
 from blinkpy.verify.sim.simulation import Simulation
 
 STATUS_NAMES = ("empty", "waiting", "running", "finishing")
 RESULTS = {S.NO_BATCH: "nothing to compute", S.STOPPED: "stopped", S.DRAINED: "drained"}
 
 
-def tell(schedule: Schedule, policy: Policy, **options: Any) -> Iterator[str]:
-    """Repeat a schedule; what happens in each call, line by line, and at the end what is wrong. options: of Simulation."""
-    blank = Simulation(schedule.seed, schedule.turns, policy, mode="python", checks="python", **options)
+def narrate(scenario: Scenario, policy: Policy, **options: Any) -> Iterator[str]:
+    """Repeat a scenario; what happens in each call, line by line, and at the end what is wrong. options: of Simulation."""
+    blank = Simulation(scenario.seed, scenario.turns, policy, mode="python", checks="python", **options)
     actors = blank.world.limits.pairs + 1
-    muted = schedule.muted(actors)
-    simulation = Simulation(schedule.seed, schedule.turns, policy, mode="python", checks="python", muted=muted, **options)
+    muted = scenario.muted(actors)
+    simulation = Simulation(scenario.seed, scenario.turns, policy, mode="python", checks="python", muted=muted, **options)
     limits = simulation.world.limits
-    yield f"world of seed {schedule.seed}: {limits}"
+    yield f"world of seed {scenario.seed}: {limits}"
     outcome = None
-    for _ in range(schedule.turns):
+    for _ in range(scenario.turns):
         before, seen = _statuses(simulation), int(simulation.world.sim.logged[0])
         fine = simulation.advance(COMMAND_RUN)
         yield from _turn(simulation, before, seen)
         if not fine:
-            yield f"call {simulation.turn - 1}: {PROBLEMS[simulation.code]} {simulation.detail}".rstrip()
+            yield f"call {simulation.turn - 1}: {describe_fault(simulation.code)} {simulation.detail}".rstrip()
             return
     outcome = simulation.calm()
     yield str(outcome.failure) if outcome.failure else f"all ended well, after {outcome.calls} calls"

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from blinkpy.scheduler.policies import Policy, fcfs
 from blinkpy.verify.sim.simulation import Failure, Mode, simulate
 
-TURNS = 4000  # stormy turns of one world
+ROUNDS = 4000  # stormy turns of one world
 
 
 @dataclass
-class Report:
+class RunReport:
     """What a run of many seeds did. calls: of the scheduler. seconds: wall clock, without compiling."""
 
     first_seed: int
@@ -35,13 +35,13 @@ def run(
     seed: int = 1,
     steps: int = 1_000_000,
     *,
-    turns: int = TURNS,
+    turns: int = ROUNDS,
     seconds: float = float("inf"),
     mode: Mode = "njit",
     check_every: int = 1,
     most_failures: int = 1,
-    progress: Callable[[Report], None] | None = None,
-) -> Report:
+    progress: Callable[[RunReport], None] | None = None,
+) -> RunReport:
     """Simulate worlds from `seed` on, until the scheduler was called `steps` times, the time is over or enough seeds failed.
 
     policy: one, or several that take turns. turns: stormy turns of each world. mode: of scheduler and checks alike.
@@ -50,7 +50,7 @@ def run(
     policies = [policy] if callable(policy) else list(policy)
     for each in policies:
         simulate(seed, 1, each, mode=mode, checks=mode)  # compile, before the clock starts
-    report = Report(seed)
+    report = RunReport(seed)
     started = time.monotonic()
     while report.calls < steps and report.seconds < seconds and len(report.failures) < most_failures:
         chosen = policies[report.worlds % len(policies)]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from blinkpy.config import ConfigError
+from blinkpy.device.expect import CODE_MASK
 from blinkpy.scheduler.policies import Policy
 from blinkpy.verify.sim.simulation import Failure, Mute, Outcome, simulate
 
@@ -17,7 +18,7 @@ Try = Callable[[list[Mute]], Outcome]
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Scenario:
     """A run that can be repeated: the world of a seed, in which only some actors act in some turns.
 
     keep: (turn, actor) in order; the actor after the last front end is the world. policy: name, as of load_policy.
@@ -38,8 +39,8 @@ class Schedule:
         path.write_text(json.dumps(asdict(self)) + "\n")
 
     @classmethod
-    def load(cls, path: Path) -> Schedule:
-        """Raises ConfigError when the file can't be read or is no schedule."""
+    def load(cls, path: Path) -> Scenario:
+        """Raises ConfigError when the file can't be read or is no scenario."""
         try:
             values = json.loads(path.read_text())
             keep = [(int(turn), int(actor)) for turn, actor in values["keep"]]
@@ -47,11 +48,11 @@ class Schedule:
         except OSError as error:
             raise ConfigError(f"can't read {path}: {error.strerror}") from error
         except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"{path} is not a schedule: {type(error).__name__}: {error}") from error
+            raise ConfigError(f"{path} is not a scenario: {type(error).__name__}: {error}") from error
 
 
-def shrink(failure: Failure, policy: Policy, policy_name: str, actors: int, seconds: float = 20.0, **options: Any) -> Schedule:
-    """A schedule with the same problem and as few acts as can be found in the time. actors: front ends and the world. options: of
+def shrink(failure: Failure, policy: Policy, policy_name: str, actors: int, seconds: float = 20.0, **options: Any) -> Scenario:
+    """A scenario with the same fault and as few acts as can be found in the time. actors: front ends and the world. options: of
     Simulation.
 
     Delta debugging (A. Zeller, R. Hildebrandt: Simplifying and isolating failure-inducing input, 2002), by complements alone.
@@ -62,7 +63,7 @@ def shrink(failure: Failure, policy: Policy, policy_name: str, actors: int, seco
 
     everything = [(turn, actor) for turn in range(failure.turns) for actor in range(actors)]
     keep = minimise(everything, failure, attempt, time.monotonic() + seconds)
-    return Schedule(failure.seed, failure.turns, policy_name, keep)
+    return Scenario(failure.seed, failure.turns, policy_name, keep)
 
 
 def minimise(everything: list[Mute], failure: Failure, attempt: Try, deadline: float) -> list[Mute]:
@@ -88,7 +89,7 @@ def minimise(everything: list[Mute], failure: Failure, attempt: Try, deadline: f
 
 
 def _same(outcome: Outcome, failure: Failure) -> bool:
-    return outcome.failure is not None and outcome.failure.code == failure.code
+    return outcome.failure is not None and outcome.failure.code & CODE_MASK == failure.code & CODE_MASK
 
 
 def _without(everything: list[Mute], keep: list[Mute]) -> list[Mute]:

@@ -1,30 +1,30 @@
-"""One turn of a simulation: judge the last call of the scheduler, let front ends act, and move the clock; then its step."""
+"""One turn of a simulation: check_round the last call of the scheduler, let front ends act, and move the clock; then its step."""
 
 from __future__ import annotations
 
-from blinkpy.device.expect import problem
+from blinkpy.device.expect import fault_code
 from blinkpy.device.portable import device
 from blinkpy.kv import state as S
-from blinkpy.kv.invariants.check_state import find_problem
+from blinkpy.kv.invariants.check_state import check_state
 from blinkpy.queues.words import CONTROL_COMMAND
 from blinkpy.verify.sim.draws import chance, draw, start_draws
 from blinkpy.verify.sim.events import EVENT_JUMP, EVENT_POISON, note
 from blinkpy.verify.sim.front_ends.front_end_actions import front_turn
 from blinkpy.verify.sim.synthetic_model import check_padding, compute
-from blinkpy.verify.sim.turn_invariants import check_promises
+from blinkpy.verify.sim.turn_invariants import check_turn
 from blinkpy.verify.sim.world import TICK_NS
 
-LEFT_OVER = problem("a step is asked for although the batch is empty, or the other way round")
+LEFT_OVER = fault_code("a step is asked for although the batch is empty, or the other way round")
 
 
 @device
-def judge(limits, queues, state, sim, turn, bucket):
-    """What the scheduler's last call did, and the step that it asked for. Returns a problem, or 0."""
+def check_round(limits, queues, state, sim, turn, bucket):
+    """What the scheduler's last call did, and the step that it asked for. Returns a fault, or 0."""
     fault = 0
     if turn % sim.check_every == 0:
-        fault = find_problem(limits, state, sim.references, sim.seen)
+        fault = check_state(limits, state, sim.references, sim.seen)
     if fault == 0:
-        fault = check_promises(limits, queues, state, sim, sim.clock[0])
+        fault = check_turn(limits, queues, state, sim, sim.clock[0])
     if fault == 0 and (bucket >= 0) != (state.batch.counts[S.ROWS] > 0):
         fault = LEFT_OVER
     if fault == 0 and bucket >= 0:
@@ -48,14 +48,14 @@ def poison(limits, state, sim, turn):
 
 
 @device
-def play_turn(limits, queues, state, sim, turn, bucket, command):
+def play_round(limits, queues, state, sim, turn, bucket, command):
     """Judge the call of the turn before, which returned `bucket`, and prepare the next one.
 
     turn: from 0; the bucket before the first does not matter. command: COMMAND_*, of the host. Returns the time of the
-    scheduler's next call, ns, or minus the number of a problem.
+    scheduler's next call, ns, or minus a fault.
     """
     if turn > 0:
-        fault = judge(limits, queues, state, sim, turn, bucket)
+        fault = check_round(limits, queues, state, sim, turn, bucket)
         if fault != 0:
             return -fault
     queues.control[CONTROL_COMMAND] = command
@@ -72,13 +72,13 @@ def play_turn(limits, queues, state, sim, turn, bucket, command):
 
 
 @device
-def play_step(limits, state, sim):
-    """The step that the scheduler's last call asked for. Returns a problem, or 0."""
+def play_step(limits, queues, state, sim):
+    """The step that the scheduler's last call asked for. Returns a fault, or 0."""
     return compute(limits, state, sim.cache, sim.poison[0])
 
 
 @device
-def is_quiet(limits, state, sim):
+def is_quiet(limits, queues, state, sim):
     """Whether no front end waits for anything, and the engine has nothing left."""
     for slot in range(limits.slots):
         if sim.fronts.request_id[slot] != 0 or state.requests.status[slot] != 0:

@@ -17,32 +17,33 @@ from numba import types
 
 from blinkpy.device.array_trees import as_memoryviews, map_arrays
 from blinkpy.device.compile_cache import cached_njit
-from blinkpy.device.expect import PROBLEMS, problem
+from blinkpy.device.expect import BrokenInvariantError, describe_fault, fault_code
 from blinkpy.device.table_codegen import ArgumentTable
 from blinkpy.kv import state as S
+from blinkpy.kv.state import NoFaultWord
 from blinkpy.queues.words import COMMAND_DRAIN, COMMAND_RUN, COMMAND_STOP, COUNTER_NAMES
 from blinkpy.scheduler.cycle import make_phases
 from blinkpy.scheduler.host_scheduler import Scheduler
 from blinkpy.scheduler.policies import Policy, fcfs
 from blinkpy.verify.sim.events import EVENT_NAMES, LOG
-from blinkpy.verify.sim.sim_round import is_quiet, play_step, play_turn
+from blinkpy.verify.sim.sim_round import is_quiet, play_round, play_step
 from blinkpy.verify.sim.world import World, make_world
 
 Mode = Literal["njit", "python"]
 Mute = tuple[int, int]  # turn and actor; the last actor is the world
 
-ENDLESS = problem("not everything has ended, although everybody behaves")
-NOT_DRAINED = problem("a drain or a stop is not answered")
-ACCEPTED_LATE = problem("a request was accepted after the engine was told to drain or stop")
-RAISED = problem("the scheduler raised an exception")
-COUNTERS_WRONG = problem("requests accepted are not those that finished and those that were cancelled")
+ENDLESS = fault_code("not everything has ended, although everybody behaves")
+NOT_DRAINED = fault_code("a drain or a stop is not answered")
+ACCEPTED_LATE = fault_code("a request was accepted after the engine was told to drain or stop")
+RAISED = fault_code("the scheduler raised an exception")
+COUNTERS_WRONG = fault_code("requests accepted are not those that finished and those that were cancelled")
 CALM_SHARE = 40  # turns of the calm that each slot gets, beside those for its tokens
 QUIET_EVERY = 16  # turns between two looks whether all has ended
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What a seed found. turn: of the scheduler's call that was wrong."""
+    """What a seed found. turn: of the scheduler that was wrong. code: a fault."""
 
     seed: int
     turns: int
@@ -52,7 +53,7 @@ class Failure:
 
     def __str__(self) -> str:
         detail = f" ({self.detail})" if self.detail else ""
-        return f"seed {self.seed}, call {self.turn}: {PROBLEMS[self.code]}{detail}"
+        return f"seed {self.seed}, call {self.turn}: {describe_fault(self.code)}{detail}"
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,8 @@ class Simulation:
 
     mode: of the scheduler; checks: of front ends, model and checks. scheduler: another one's step function, (limits, queues,
     state, now, lane, lanes) -> bucket, in plain Python. overlapped: the shipped one in plain Python, where what needs no tokens
-    runs before the model's step. world: of make_world with the same seed and turns, in place of a new one.
+    runs before the model's step. world: of make_world with the same seed and turns, in place of a new one. checked: the compiled
+    scheduler checks what its phases expect, as plain Python always does.
     """
 
     def __init__(
@@ -84,9 +86,10 @@ class Simulation:
         scheduler: Callable[..., int] | None = None,
         overlapped: bool = False,
         world: World | None = None,
+        checked: bool = False,
     ) -> None:
         self.seed, self.turns = seed, turns
-        self.world: World = world or make_world(seed, turns, check_every)
+        self.world: World = world or make_world(seed, turns, check_every, checked=checked)
         for turn, actor in muted:
             self.world.sim.muted[turn, actor] = 1
         limits, state, queues = self.world[:3]
@@ -112,13 +115,22 @@ class Simulation:
             return False
         try:
             self.bucket = self._step(now)
+            self.code = self.code or self._expected()
             if self.code:
                 return False
+        except BrokenInvariantError as error:
+            self.code = error.fault
+            return False
         except (IndexError, ValueError, OverflowError, TypeError) as error:  # plain Python checks what compiled code does not
             self.code, self.detail = RAISED, f"{type(error).__name__}: {error}"
             return False
         self.turn += 1
         return True
+
+    def _expected(self) -> int:
+        """What an expect of the compiled scheduler found, or 0."""
+        fault = self.world.state.fault
+        return 0 if isinstance(fault, NoFaultWord) else int(fault[0])
 
     def _in_turn(self, step: Callable[[int], int]) -> Callable[[int], int]:
         """The model's step, then the scheduler."""
@@ -201,19 +213,14 @@ class Simulation:
 
 
 def _bind(world: World, mode: Mode) -> tuple[Callable[..., int], Callable[..., int], Callable[..., Any], tuple[Any, ...]]:
-    """play_turn, play_step and is_quiet, all with the same arguments, which come last; compiled or not."""
+    """play_round, play_step and is_quiet, all with the same arguments, which come last; compiled or not."""
     limits, state, queues, sim, _ = world
     if mode == "python":
         arguments: tuple[Any, ...] = (limits, as_memoryviews(queues), as_memoryviews(state), plain_sim(world))
-        return play_turn, _without_queues(play_step), _without_queues(is_quiet), arguments
+        return play_round, play_step, is_quiet, arguments
     arguments = (ArgumentTable(limits), ArgumentTable(queues, strided=True), ArgumentTable(state), ArgumentTable(sim))
-    kinds = tuple(table.kind for table in arguments)
-    play, step, quiet = compiled_turn(kinds)
-    return play, _without_queues(step), _without_queues(quiet), arguments
-
-
-def _without_queues(function: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda limits, queues, state, sim: function(limits, state, sim)
+    play, step, quiet = compiled_round(tuple(table.kind for table in arguments))
+    return play, step, quiet, arguments
 
 
 def plain_sim(world: World) -> Any:
@@ -221,12 +228,11 @@ def plain_sim(world: World) -> Any:
     return map_arrays(lambda item: item if isinstance(item, int) else np.asarray(item).data, world.sim)
 
 
-@lru_cache(maxsize=1)
-def compiled_turn(kinds: tuple[Any, ...]) -> list[Callable[..., Any]]:
-    """play_turn, play_step and is_quiet, compiled. kinds: types of the four tables, which do not depend on sizes."""
-    whole, part = (*kinds, types.int64, types.int64, types.int64), (kinds[0], kinds[2], kinds[3])
+@lru_cache(maxsize=2)
+def compiled_round(kinds: tuple[Any, ...]) -> list[Callable[..., Any]]:
+    """play_round, play_step and is_quiet, compiled. kinds: types of the four tables, which do not depend on sizes."""
     entries = []
-    for function, signature in ((play_turn, whole), (play_step, part), (is_quiet, part)):
+    for function, signature in ((play_round, (*kinds, *[types.int64] * 3)), (play_step, kinds), (is_quiet, kinds)):
         compiled = cached_njit(function, nogil=True)
         compiled.compile(signature)
         entries.append(compiled.overloads[signature].entry_point)

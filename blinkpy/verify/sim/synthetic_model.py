@@ -7,7 +7,7 @@ request gives a wrong token, and a front end knows the right ones from the promp
 
 from __future__ import annotations
 
-from blinkpy.device.expect import problem
+from blinkpy.device.expect import fault_code
 from blinkpy.device.portable import device
 from blinkpy.kv import state as S
 from blinkpy.queues.logprob_record import RECORD_PAIRS
@@ -16,9 +16,9 @@ from blinkpy.queues.submission import WORD_LOGPROBS, WORD_SEED
 MODULUS = 1_000_003
 UNWRITTEN = -77  # in rows that emit nothing, where nobody may look
 
-BUCKET_WRONG = problem("the bucket is not the smallest that holds the batch")
-PADDING_WRONG = problem("the batch's padding is not as Batch says")
-EMITS_WRONG = problem("the number of emitting rows is wrong")
+BUCKET_WRONG = fault_code("the bucket is not the smallest that holds the batch")
+PADDING_WRONG = fault_code("the batch's padding is not as Batch says")
+EMITS_WRONG = fault_code("the number of emitting rows is wrong")
 
 
 @device
@@ -50,7 +50,7 @@ def token_after(total, seed, vocab_size):
 @device
 def compute(limits, state, cache, poisoned_row):
     """One step: fill batch.sampled. cache: int64 [pages * page_size]. poisoned_row: its token is none, -1 for no row.
-    Returns a problem, or 0."""
+    Returns a fault, or 0."""
     batch, requests = state.batch, state.requests
     rows, tokens = batch.counts[S.ROWS], batch.counts[S.TOKENS]
     for i in range(tokens):
@@ -79,7 +79,7 @@ def compute(limits, state, cache, poisoned_row):
 
 @device
 def check_padding(state, bucket):
-    """The bucket that schedule() returned, and what the batch arrays hold beyond the batch. Returns a problem, or 0."""
+    """The bucket that schedule() returned, and what the batch arrays hold beyond the batch. Returns a fault, or 0."""
     batch, buckets = state.batch, state.buckets
     rows, tokens = batch.counts[S.ROWS], batch.counts[S.TOKENS]
     if bucket != batch.counts[S.BUCKET] or rows < 1 or batch.counts[S.DECODE_ROWS] > rows:

@@ -6,27 +6,27 @@ bound, and the request with the lowest rank goes on.
 
 from __future__ import annotations
 
-from blinkpy.device.expect import problem
+from blinkpy.device.expect import fault_code
 from blinkpy.device.portable import device
 from blinkpy.kv import state as S
 from blinkpy.kv.prefix_cache import parent_lives
 from blinkpy.queues.words import FRONT_CLAIM, FRONT_HEARTBEAT, PAIR_ATTACHED, PAIR_CQ_TAIL, PAIR_EPOCH, PAIR_SQ_HEAD
 
-ILLEGAL_CHANGE = problem("a request changed its status in a way that is not legal")
-ID_REUSED = problem("a slot got a request with an id that is not newer")
-CANCEL_LOST = problem("a request goes on although its cancel could be seen")
-LEASE_IGNORED = problem("a front end whose lease ended still has its pair")
-FENCED_WRONGLY = problem("a pair was fenced without a reason")
-EPOCH_WRONG = problem("an epoch was granted that was not asked for")
-WORD_DIFFERS = problem("a published word is not what the scheduler remembers")
-POSITION_FELL = problem("a position of a queue went backwards")
-INTAKE_EXCEEDED = problem("more entries were consumed than one call may take")
-PASSED_OVER = problem("intake passes a pair over")
-INDEXED_TWICE = problem("the index has a page twice: the same tokens behind the same page")
-STARVES = problem("the request with the lowest rank stands still")
+ILLEGAL_CHANGE = fault_code("a request changed its status in a way that is not legal")
+ID_REUSED = fault_code("a slot got a request with an id that is not newer")
+CANCEL_LOST = fault_code("a request goes on although its cancel could be seen")
+LEASE_IGNORED = fault_code("a front end whose lease ended still has its pair")
+FENCED_WRONGLY = fault_code("a pair was fenced without a reason")
+EPOCH_WRONG = fault_code("an epoch was granted that was not asked for")
+WORD_DIFFERS = fault_code("a published word is not what the scheduler remembers")
+POSITION_FELL = fault_code("a position of a queue went backwards")
+INTAKE_EXCEEDED = fault_code("more entries were consumed than one call may take")
+PASSED_OVER = fault_code("intake passes a pair over")
+INDEXED_TWICE = fault_code("the index has a page twice: the same tokens behind the same page")
+STARVES = fault_code("the request with the lowest rank stands still")
 
 SEEN_CALLS = 1  # calls after which a cancel that could be seen must have been seen
-ID, PROGRESS, STILL = range(3)  # Watch.best
+ID, PROGRESS, STILL = range(3)  # Observed.best
 
 
 @device
@@ -36,54 +36,54 @@ def legal(before, after):
 
 
 @device
-def check_slots(limits, queues, state, watch):
+def check_slots(limits, queues, state, observed):
     """Statuses and cancels."""
     r = state.requests
     for slot in range(limits.slots):
-        before, after, request_id = watch.status[slot], r.status[slot], r.request_id[slot]
+        before, after, request_id = observed.status[slot], r.status[slot], r.request_id[slot]
         pair = r.pair[slot]
-        if request_id == watch.request_id[slot]:
+        if request_id == observed.request_id[slot]:
             if not legal(before, after):
                 return ILLEGAL_CHANGE
             cancelled = queues.cancel[pair, slot - pair * limits.slots_per_pair] == request_id
             live = (before == S.WAITING or before == S.RUNNING) and (after == S.WAITING or after == S.RUNNING)
-            watch.cancel_age[slot] = watch.cancel_age[slot] + 1 if cancelled and live else 0
-            if watch.cancel_age[slot] > SEEN_CALLS:
+            observed.cancel_age[slot] = observed.cancel_age[slot] + 1 if cancelled and live else 0
+            if observed.cancel_age[slot] > SEEN_CALLS:
                 return CANCEL_LOST
         else:
             if before != S.EMPTY:
                 return ILLEGAL_CHANGE
-            if request_id <= watch.request_id[slot]:
+            if request_id <= observed.request_id[slot]:
                 return ID_REUSED
-            watch.cancel_age[slot] = 0
-        watch.status[slot], watch.request_id[slot] = after, request_id
+            observed.cancel_age[slot] = 0
+        observed.status[slot], observed.request_id[slot] = after, request_id
     return 0
 
 
 @device
 def check_ownership(limits, queues, state, sim, now, pair):
     """Leases, claims and fences of one pair."""
-    watch, word = sim.watch, queues.front[pair, FRONT_HEARTBEAT]
+    observed, word = sim.observed, queues.front[pair, FRONT_HEARTBEAT]
     attached, epoch = queues.pair[pair, PAIR_ATTACHED], queues.pair[pair, PAIR_EPOCH]
-    granted = epoch != watch.epoch[pair]
-    if granted and (epoch != watch.epoch[pair] + 1 or queues.front[pair, FRONT_CLAIM] != epoch or attached != 1):
+    granted = epoch != observed.epoch[pair]
+    if granted and (epoch != observed.epoch[pair] + 1 or queues.front[pair, FRONT_CLAIM] != epoch or attached != 1):
         return EPOCH_WRONG
-    if word != watch.beat[pair] or watch.attached[pair] == 0:
-        watch.beat[pair], watch.beat_ns[pair] = word, now
-    silent = now - watch.beat_ns[pair] > limits.lease_ns
+    if word != observed.beat[pair] or observed.attached[pair] == 0:
+        observed.beat[pair], observed.beat_ns[pair] = word, now
+    silent = now - observed.beat_ns[pair] > limits.lease_ns
     if silent and attached == 1 and not granted:
         return LEASE_IGNORED
-    if watch.attached[pair] == 1 and attached == 0 and not silent and sim.fronts.broke[pair] == 0:
+    if observed.attached[pair] == 1 and attached == 0 and not silent and sim.fronts.broke[pair] == 0:
         return FENCED_WRONGLY
     if granted:
-        watch.beat_ns[pair] = now
-    watch.attached[pair], watch.epoch[pair] = attached, epoch
+        observed.beat_ns[pair] = now
+    observed.attached[pair], observed.epoch[pair] = attached, epoch
     return 0
 
 
 @device
-def check_words(limits, queues, state, watch):
-    """The engine's words of all pairs. Returns a problem, or 0."""
+def check_words(limits, queues, state, observed):
+    """The engine's words of all pairs. Returns a fault, or 0."""
     pairs, consumed = state.pairs, 0
     for pair in range(limits.pairs):
         words = queues.pair
@@ -94,19 +94,19 @@ def check_words(limits, queues, state, watch):
             or words[pair, PAIR_ATTACHED] != pairs.attached[pair]
         ):
             return WORD_DIFFERS
-        if pairs.sq_head[pair] < watch.sq_head[pair] or pairs.cq_tail[pair] < watch.cq_tail[pair]:
+        if pairs.sq_head[pair] < observed.sq_head[pair] or pairs.cq_tail[pair] < observed.cq_tail[pair]:
             return POSITION_FELL
-        moved = pairs.sq_head[pair] - watch.sq_head[pair]
-        if pairs.attached[pair] == watch.attached[pair] and pairs.epoch[pair] == watch.epoch[pair]:
+        moved = pairs.sq_head[pair] - observed.sq_head[pair]
+        if pairs.attached[pair] == observed.attached[pair] and pairs.epoch[pair] == observed.epoch[pair]:
             consumed += moved
         if moved != 0 or pairs.sq_head[pair] == pairs.sq_tail[pair]:
-            watch.passed[pair] = -1  # has nothing that waits, or had its turn
-        watch.sq_head[pair], watch.cq_tail[pair] = pairs.sq_head[pair], pairs.cq_tail[pair]
+            observed.passed[pair] = -1  # has nothing that waits, or had its turn
+        observed.sq_head[pair], observed.cq_tail[pair] = pairs.sq_head[pair], pairs.cq_tail[pair]
     if consumed > limits.intake_entries:
         return INTAKE_EXCEEDED
     for pair in range(limits.pairs):
-        watch.passed[pair] = 0 if watch.passed[pair] < 0 else watch.passed[pair] + consumed
-        if watch.passed[pair] >= limits.pairs:
+        observed.passed[pair] = 0 if observed.passed[pair] < 0 else observed.passed[pair] + consumed
+        if observed.passed[pair] >= limits.pairs:
             return PASSED_OVER
     return 0
 
@@ -171,7 +171,7 @@ def better_runs(limits, state, slot):
 @device
 def check_progress(limits, state, sim):
     """The best request gets on."""
-    r, best = state.requests, sim.watch.best
+    r, best = state.requests, sim.observed.best
     slot = best_request(limits, state)
     if slot < 0 or better_runs(limits, state, slot):
         best[STILL] = 0
@@ -185,11 +185,11 @@ def check_progress(limits, state, sim):
 
 
 @device
-def check_promises(limits, queues, state, sim, now):
-    """Judge one call of the scheduler, made at `now`. Returns a problem, or 0."""
-    fault = check_slots(limits, queues, state, sim.watch)
+def check_turn(limits, queues, state, sim, now):
+    """Judge one call of the scheduler, made at `now`. Returns a fault, or 0."""
+    fault = check_slots(limits, queues, state, sim.observed)
     if fault == 0:
-        fault = check_words(limits, queues, state, sim.watch)
+        fault = check_words(limits, queues, state, sim.observed)
     for pair in range(limits.pairs):
         if fault == 0:
             fault = check_ownership(limits, queues, state, sim, now, pair)

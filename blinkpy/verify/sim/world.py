@@ -16,7 +16,8 @@ from blinkpy.kv.state import Int32, Int64, State
 from blinkpy.kv.state_memory import make_state
 from blinkpy.queues.header import EngineFacts, write_header
 from blinkpy.queues.layout import QueueLayout, QueueSizes
-from blinkpy.queues.submission import SQ_ENTRY_WORDS
+from blinkpy.queues.request_parameters import INT32_MAX, PARAMETERS
+from blinkpy.queues.submission import CHECKS, SQ_ENTRY_WORDS, neutral_entries, order_key
 from blinkpy.queues.views import EngineViews, engine_views
 from blinkpy.verify.sim.events import LOG, LOG_WORDS
 
@@ -73,7 +74,7 @@ class Fronts(NamedTuple):
     poisoned: Int64  # the model failed for this request
     tokens: Int32  # [S, C] prompt, and after it what must be generated
     page_hash: Int64  # [S, K]
-    entry: Int32  # [Q, sq_entries, 32] as submitted
+    entry: Int32  # [Q, sq_entries, 64] as submitted
     wire_kind: Int64  # [Q, W]
     wire_index: Int64  # [Q, W]
     wire_value: Int64  # [Q, W]
@@ -81,7 +82,7 @@ class Fronts(NamedTuple):
     wire_tail: Int64  # [Q]
 
 
-class Watch(NamedTuple):
+class Observed(NamedTuple):
     """What was true after the last call of the scheduler, to judge the next one by."""
 
     status: Int64  # [S]
@@ -106,7 +107,7 @@ class Sim(NamedTuple):
     progress_bound: int  # calls that the request of the lowest rank may stand still
     odds: Odds
     fronts: Fronts
-    watch: Watch
+    observed: Observed
     stems: Int32  # [STEMS, C]
     cache: Int64  # [N * P] the model's keys and values
     muted: Int32  # [turns, Q + 1] 1: this actor does nothing of its own in this turn; the last one is the world
@@ -115,7 +116,9 @@ class Sim(NamedTuple):
     poison: Int64  # [1] row of the next batch whose token is none, or -1
     references: Int64  # [max(S, N)] scratch
     seen: Int64  # [max(S, N)] scratch
-    entry: Int32  # [32] scratch
+    entry: Int32  # [64] scratch
+    good: Int32  # [GOOD_ENTRIES, 64] entries whose parameters are neutral, the lowest and the highest that are accepted
+    bad: Int32  # [BAD_WORDS, 2] word of an entry, and a value that it must be refused for
     log: Int64  # [LOG, LOG_WORDS]
     logged: Int64  # [1]
 
@@ -199,6 +202,27 @@ def random_odds(draw: random.Random, limits: Limits) -> Odds:
     )
 
 
+def good_entries() -> Int32:
+    """Sim.good."""
+    entries = neutral_entries(3)
+    for p in PARAMETERS:
+        low, high = (np.dtype(p.dtype).type(bound) for bound in p.accepted)
+        entries[p.name][1:] = np.nextafter(low, high) if p.above_low else low, high
+    return entries.view(np.int32).reshape(3, SQ_ENTRY_WORDS)
+
+
+def bad_words() -> list[tuple[int, int]]:
+    """Sim.bad: the values next to each parameter's range, and NaN."""
+    pairs = []
+    for word, low, high, is_float in CHECKS:
+        keys = {low - 1, high + 1, *((INT32_MAX, -INT32_MAX - 1) if is_float else ())}
+        pairs += [(word, order_key(key) if is_float else key) for key in sorted(keys) if -INT32_MAX - 1 <= key <= INT32_MAX]
+    return pairs
+
+
+GOOD_ENTRIES, BAD_WORDS = len(good_entries()), len(bad_words())
+
+
 def make_world(
     seed: int,
     turns: int,
@@ -206,10 +230,11 @@ def make_world(
     tight: bool = False,
     chosen: WorldSizes | None = None,
     odds: Odds | None = None,
+    checked: bool = False,
 ) -> World:
     """The world of a seed. turns: length of the stormy part. check_every: see Sim. tight: the arenas hold little more than one
     prompt, else one for each entry of the ring, as the simulated front ends use them. chosen, odds: sizes, with the default
-    buckets, and odds in place of random ones."""
+    buckets, and odds in place of random ones. checked: see make_state."""
     draw = random.Random(seed)
     sizes, facts, options = chosen or random_limits(draw, tight)
     layout = QueueLayout(sizes)
@@ -226,7 +251,7 @@ def make_world(
         progress_bound=2 * limits.max_model_len + 50,
         odds=odds,
         fronts=_make_fronts(limits),
-        watch=_make_watch(limits),
+        observed=_make_observed(limits),
         stems=stems,
         cache=np.full(limits.pages * limits.page_size, -1, np.int64),
         muted=np.zeros((turns, limits.pairs + 1), np.int32),
@@ -236,11 +261,13 @@ def make_world(
         references=np.zeros(scratch, np.int64),
         seen=np.zeros(scratch, np.int64),
         entry=np.zeros(SQ_ENTRY_WORDS, np.int32),
+        good=good_entries(),
+        bad=np.array(bad_words(), np.int32),
         log=np.zeros((LOG, LOG_WORDS), np.int64),
         logged=np.zeros(1, np.int64),
     )
     buckets = [] if chosen else random_buckets(draw, limits)
-    return World(limits, make_state(limits, buckets), engine_views(segment, layout), sim, segment)
+    return World(limits, make_state(limits, buckets, checked=checked), engine_views(segment, layout), sim, segment)
 
 
 def _make_fronts(limits: Limits) -> Fronts:
@@ -254,7 +281,7 @@ def _make_fronts(limits: Limits) -> Fronts:
     return Fronts(**{name: np.zeros(shape, np.int32 if name in words else np.int64) for name, shape in shapes.items()})
 
 
-def _make_watch(limits: Limits) -> Watch:
+def _make_observed(limits: Limits) -> Observed:
     per_slot = ("status", "request_id", "cancel_age")
-    sizes = {name: limits.slots if name in per_slot else limits.pairs for name in Watch._fields} | {"best": 3}
-    return Watch(**{name: np.zeros(size, np.int64) for name, size in sizes.items()})
+    sizes = {name: limits.slots if name in per_slot else limits.pairs for name in Observed._fields} | {"best": 3}
+    return Observed(**{name: np.zeros(size, np.int64) for name, size in sizes.items()})

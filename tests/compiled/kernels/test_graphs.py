@@ -7,8 +7,11 @@ import itertools
 import numpy as np
 import pytest
 
-executive = pytest.importorskip("blinkpy.engine.loop_graph")
-graphs = pytest.importorskip("blinkpy.device.cuda.cuda_graphs")
+pytest.importorskip("numba_cuda")
+pytest.importorskip("cuda.bindings")
+
+from blinkpy.device.cuda import cuda_graphs
+from blinkpy.engine import loop_graph
 
 
 def test_a_chain_comes_in_order_whatever_order_the_driver_lists_it_in(rng: np.random.Generator) -> None:
@@ -16,7 +19,7 @@ def test_a_chain_comes_in_order_whatever_order_the_driver_lists_it_in(rng: np.ra
     edges = list(itertools.pairwise(chain))
     for _ in range(5):
         rng.shuffle(edges)
-        assert graphs.in_order(rng.permutation(chain).tolist(), [tuple(edge) for edge in edges]) == chain
+        assert cuda_graphs.in_order(rng.permutation(chain).tolist(), [tuple(edge) for edge in edges]) == chain
 
 
 @pytest.mark.parametrize(
@@ -32,18 +35,18 @@ def test_a_chain_comes_in_order_whatever_order_the_driver_lists_it_in(rng: np.ra
 )
 def test_what_is_not_one_chain_is_refused(edges: list[tuple[int, int]]) -> None:
     with pytest.raises(RuntimeError, match="is not one chain"):
-        graphs.in_order([0, 1, 2, 3], edges)
+        cuda_graphs.in_order([0, 1, 2, 3], edges)
 
 
-def test_ahead_begins_before_the_output_however_many_kernels_that_has(rng: np.random.Generator) -> None:
-    layers = int(rng.integers(executive.AHEAD_KERNELS + 1, 400))
+def test_overlap_begins_before_the_output_however_many_kernels_that_has(rng: np.random.Generator) -> None:
+    layers = int(rng.integers(loop_graph.OVERLAP_LEAD_KERNELS + 1, 400))
     for output in (2, 5, 9):
-        after, first = executive.around_output(list(range(layers + output)), layers)
-        assert (after, first) == ([layers - executive.AHEAD_KERNELS - 1], layers)
-    assert executive.around_output(list(range(9)), 7) == ([], 7)  # shorter than `ahead` needs: from the start on
+        after, first = loop_graph.overlap_anchors(list(range(layers + output)), layers)
+        assert (after, first) == ([layers - loop_graph.OVERLAP_LEAD_KERNELS - 1], layers)
+    assert loop_graph.overlap_anchors(list(range(9)), 7) == ([], 7)  # shorter than `overlap` needs: from the start on
 
 
 @pytest.mark.parametrize("layers", [-1, 0, 20, 21])
 def test_a_capture_that_says_nothing_useful_is_refused(layers: int) -> None:
-    with pytest.raises(ValueError, match="of 20 nodes says that"):
-        executive.around_output(list(range(20)), layers)
+    with pytest.raises(ValueError, match="of 20 nodes can't have"):
+        loop_graph.overlap_anchors(list(range(20)), layers)

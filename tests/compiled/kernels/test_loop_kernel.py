@@ -12,6 +12,7 @@ from support.scheduler_cases import make_case
 from blinkpy.device.cuda.cubin import read_cubin
 from blinkpy.device.cuda.kernel_compiler import KernelCode, compile_kernel
 from blinkpy.device.portable import device, load_acquire
+from blinkpy.kernels.loop import loop_words as L
 from blinkpy.kernels.loop.loop_arguments import device_arguments
 from blinkpy.kernels.loop.loop_code import _load, _store
 from blinkpy.kernels.loop.loop_kernels import (
@@ -26,7 +27,6 @@ from blinkpy.kernels.loop.loop_kernels import (
     schedule_kernel,
     stamp_kernel,
 )
-from blinkpy.kernels.loop.loop_words import LOOP_WORDS, TRACE_COLUMNS
 from blinkpy.scheduler.cycle import Phases
 
 
@@ -81,7 +81,7 @@ def test_the_loops_kernels_compile(name: str) -> None:
 
 def test_the_loops_memory_has_the_shapes_of_the_signature() -> None:
     _, _, words, trace, *_ = SCHEDULE_SIGNATURE.args
-    assert (np.zeros(LOOP_WORDS).ndim, np.zeros((1, TRACE_COLUMNS)).ndim) == (words.ndim, trace.ndim)
+    assert (np.zeros(L.LOOP_WORDS).ndim, np.zeros((1, L.TRACE_COLUMNS)).ndim) == (words.ndim, trace.ndim)
 
 
 def test_compiled_code_is_kept(tmp_path) -> None:

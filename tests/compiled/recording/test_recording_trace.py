@@ -10,13 +10,13 @@ from support.recorded_cases import RecordedCase, RecordedStorm, Recording, crowd
 from blinkpy.queues.words import COMMAND_RUN
 from blinkpy.scheduler.policies import fcfs
 from blinkpy.verify.replay.replayer import Replay
-from blinkpy.verify.replay.request_events import Event, Tracer
+from blinkpy.verify.replay.request_events import Event, EventTracer
 from blinkpy.verify.replay.timeline import Timeline
 
 
 def told(recording: Recording) -> list[Event]:
     replay = Replay(recording.reader.capture(), fcfs)
-    tracer, events = Tracer(replay.limits, replay.state), []
+    tracer, events = EventTracer(replay.limits, replay.state), []
     for call, differences in replay.run():
         assert not differences
         events += tracer.after(call)

@@ -6,20 +6,10 @@ import numpy as np
 import pytest
 from support.scheduler_cases import make_case, tokens
 
-from blinkpy.kv.state import EMPTY, FINISHING, FREE_COUNT
-from blinkpy.queues.completion import FINISH_CANCELLED, FINISH_LENGTH
-from blinkpy.queues.request_parameters import Sampling
-from blinkpy.queues.words import (
-    EPOCH_LIMIT,
-    FRONT_CLAIM,
-    FRONT_CQ_HEAD,
-    FRONT_DOORBELL,
-    PAIR_ATTACHED,
-    PAIR_CQ_TAIL,
-    PAIR_EPOCH,
-    PAIR_SQ_HEAD,
-    POSITION_MASK,
-)
+from blinkpy.kv import state as S
+from blinkpy.queues import completion as C
+from blinkpy.queues import words as W
+from blinkpy.queues.submission import neutral_entries
 
 # ---- cancel -------------------------------------------------------------------------------------------------------------
 
@@ -30,9 +20,9 @@ def test_cancel_before_the_entry_is_read_and_while_waiting() -> None:
     case.cancel(waiting)
     case.turn(2)
     case.read(0)
-    assert (waiting.ended, waiting.got) == (FINISH_CANCELLED, [])
+    assert (waiting.ended, waiting.got) == (C.FINISH_CANCELLED, [])
     case.finish()
-    assert running.ended == FINISH_LENGTH
+    assert running.ended == C.FINISH_LENGTH
 
 
 @pytest.mark.parametrize("turns", [1, 2, 3, 6])
@@ -42,10 +32,10 @@ def test_cancel_in_prefill_and_decode_gives_everything_back_at_once(turns: int) 
     case.turn(turns)
     case.cancel(request)
     case.turn()
-    assert case.state.counts[FREE_COUNT] == case.limits.pages
+    assert case.state.counts[S.FREE_COUNT] == case.limits.pages
     case.read(0)
-    assert request.ended == FINISH_CANCELLED
-    assert case.statuses()[0] == EMPTY
+    assert request.ended == C.FINISH_CANCELLED
+    assert case.state.requests.status[0] == S.EMPTY
 
 
 def test_a_cancel_after_the_end_means_nothing() -> None:
@@ -57,7 +47,7 @@ def test_a_cancel_after_the_end_means_nothing() -> None:
     second = case.submit(tokens(4), 3)
     assert case.clients[0].live()[0].slot == first.slot
     case.finish()
-    assert second.ended == FINISH_LENGTH
+    assert second.ended == C.FINISH_LENGTH
     assert case.counter("requests_cancelled") == 0
 
 
@@ -71,7 +61,7 @@ def test_a_slow_reader_stops_itself_alone_and_loses_nothing() -> None:
         case.turn()
         case.read(1)
     assert case.done and {id(request) for request in case.done} == {id(request) for request in fast}
-    assert case.word(PAIR_CQ_TAIL) == 4
+    assert case.word(W.PAIR_CQ_TAIL) == 4
     assert case.counter("reader_stalls") > 0
     case.finish()
     assert [len(request.got) for request in slow] == [8] * 3
@@ -87,9 +77,9 @@ def test_requests_of_a_slow_reader_give_way(rows: int, pages: int) -> None:
     for _ in range(60):
         case.turn()
         case.read(1)
-    assert [request.ended for request in others] == [FINISH_LENGTH] * 2
+    assert [request.ended for request in others] == [C.FINISH_LENGTH] * 2
     case.finish()
-    assert [request.ended for request in slow] == [FINISH_LENGTH] * 2
+    assert [request.ended for request in slow] == [C.FINISH_LENGTH] * 2
 
 
 def test_a_cancel_is_told_when_the_reader_has_room_again() -> None:
@@ -98,10 +88,10 @@ def test_a_cancel_is_told_when_the_reader_has_room_again() -> None:
     case.turn(4)
     case.cancel(request)
     case.turn(3)
-    assert case.statuses()[0] == FINISHING
+    assert case.state.requests.status[0] == S.FINISHING
     assert case.state.requests.num_pages[0] == 0
     case.finish()
-    assert (len(request.got), request.ended) == (2, FINISH_CANCELLED)
+    assert (len(request.got), request.ended) == (2, C.FINISH_CANCELLED)
 
 
 # ---- epochs and leases --------------------------------------------------------------------------------------------------
@@ -114,13 +104,13 @@ def test_a_silent_front_end_loses_its_requests_and_nobody_else_does() -> None:
     for _ in range(30):  # 1.5 ms
         case.turn()
         case.read(1)
-    assert case.word(PAIR_ATTACHED) == 0
-    assert case.statuses() == [EMPTY] * 4
+    assert case.word(W.PAIR_ATTACHED) == 0
+    assert not case.state.requests.status[:4].any()
     assert case.counter("leases_expired") == 1
-    assert case.word(PAIR_CQ_TAIL) < 25
+    assert case.word(W.PAIR_CQ_TAIL) < 25
     case.awaited.remove(lost)
     case.finish()
-    assert other.ended == FINISH_LENGTH
+    assert other.ended == C.FINISH_LENGTH
 
 
 def test_a_claim_fences_the_owner_before_it() -> None:
@@ -130,26 +120,26 @@ def test_a_claim_fences_the_owner_before_it() -> None:
     case.turn(3)
     late = case.clients[0].live()[0].request_id
     assert case.claim(0).epoch == 2
-    assert case.statuses() == [EMPTY] * 4
+    assert not case.state.requests.status[:4].any()
     # What the owner before it still sends: a doorbell, completions read, a cancel, and an entry under the new doorbell.
-    case.views.front[0, FRONT_DOORBELL] = 1 << 32 | 3
-    case.views.front[0, FRONT_CQ_HEAD] = 1 << 32 | 1000
+    case.views.front[0, W.FRONT_DOORBELL] = 1 << 32 | 3
+    case.views.front[0, W.FRONT_CQ_HEAD] = 1 << 32 | 1000
     case.views.cancel[0, :] = late
     case.silent.add(0)  # else its heartbeat would cover them
     case.turn()
     case.silent.clear()
     assert case.counter("stale_entries") == 0
-    assert case.word(PAIR_SQ_HEAD) == 2
+    assert case.word(W.PAIR_SQ_HEAD) == 2
     case.submit(tokens(3), 2, entry={"epoch": 1})
     good = case.submit(tokens(3), 2)
     case.finish()
     assert case.counter("stale_entries") == 1
-    assert good.ended == FINISH_LENGTH
+    assert good.ended == C.FINISH_LENGTH
 
 
 @pytest.mark.parametrize(
     ("word", "value"),
-    [(FRONT_DOORBELL, 5), (FRONT_DOORBELL, POSITION_MASK), (FRONT_CQ_HEAD, 1), (FRONT_CQ_HEAD, 1 << 31)],
+    [(W.FRONT_DOORBELL, 5), (W.FRONT_DOORBELL, W.POSITION_MASK), (W.FRONT_CQ_HEAD, 1), (W.FRONT_CQ_HEAD, 1 << 31)],
 )
 def test_a_broken_protocol_fences_that_pair_alone(word: int, value: int) -> None:
     case = make_case()
@@ -159,12 +149,12 @@ def test_a_broken_protocol_fences_that_pair_alone(word: int, value: int) -> None
     case.world.sim.fronts.broke[0] = 1  # what the checks know of it
     case.turn()
     case.silent.clear()
-    assert [case.word(PAIR_ATTACHED, pair) for pair in range(2)] == [0, 1]
+    assert [case.word(W.PAIR_ATTACHED, pair) for pair in range(2)] == [0, 1]
     assert case.counter("stale_entries") == 1
     case.claim(0)
     again = case.submit(tokens(3), 5)
     case.finish()
-    assert again.ended == other.ended == FINISH_LENGTH
+    assert again.ended == other.ended == C.FINISH_LENGTH
 
 
 def test_entries_that_were_announced_before_a_fence_are_skipped() -> None:
@@ -175,23 +165,23 @@ def test_entries_that_were_announced_before_a_fence_are_skipped() -> None:
     case.claim(0)
     accepted = case.counter("requests_accepted")
     assert 1 <= accepted < 4
-    assert case.word(PAIR_SQ_HEAD) == 4
+    assert case.word(W.PAIR_SQ_HEAD) == 4
     request = case.submit(tokens(4), 2)
     case.finish()
     assert case.counter("requests_accepted") == accepted + 1
-    assert request.ended == FINISH_LENGTH
+    assert request.ended == C.FINISH_LENGTH
 
 
 def test_only_the_next_epoch_can_be_claimed_and_epochs_end() -> None:
     case = make_case(pairs=1)
     for claim in (0, 1, 3, 1 << 40):
-        case.views.front[0, FRONT_CLAIM] = claim
+        case.views.front[0, W.FRONT_CLAIM] = claim
         case.turn()
-        assert case.word(PAIR_EPOCH) == 1
-    case.state.pairs.epoch[0], case.judged = EPOCH_LIMIT, False
-    case.views.front[0, FRONT_CLAIM] = EPOCH_LIMIT + 1
+        assert case.word(W.PAIR_EPOCH) == 1
+    case.state.pairs.epoch[0], case.judged = W.EPOCH_LIMIT, False
+    case.views.front[0, W.FRONT_CLAIM] = W.EPOCH_LIMIT + 1
     case.turn()
-    assert case.state.pairs.epoch[0] == EPOCH_LIMIT
+    assert case.state.pairs.epoch[0] == W.EPOCH_LIMIT
 
 
 def test_positions_wrap_at_32_bits() -> None:
@@ -199,17 +189,17 @@ def test_positions_wrap_at_32_bits() -> None:
     case.judged, start = False, (1 << 32) - 3
     for name in ("sq_head", "sq_tail", "cq_head", "cq_tail"):
         getattr(case.state.pairs, name)[0] = start
-    case.views.pair[0, PAIR_SQ_HEAD] = case.views.pair[0, PAIR_CQ_TAIL] = start
+    case.views.pair[0, W.PAIR_SQ_HEAD] = case.views.pair[0, W.PAIR_CQ_TAIL] = start
     case.claim(0)
     for _ in range(6):
         case.submit(tokens(3), 2)
         case.finish()
-    assert case.word(PAIR_CQ_TAIL) == start + 12
+    assert case.word(W.PAIR_CQ_TAIL) == start + 12
 
 
 def test_a_front_end_without_a_claim_is_not_served() -> None:
     case = make_case(pairs=1, attached=False)
-    case.views.sq[0, 0] = np.frombuffer(Sampling(max_tokens=2, seed=5).pack(1, 0, 0, 0, 3, 0, 0), np.int32)
-    case.views.front[0, FRONT_DOORBELL] = 1
+    case.views.sq[0, 0] = neutral_entries(1).view(np.int32)
+    case.views.front[0, W.FRONT_DOORBELL] = 1
     case.turn(3)
-    assert case.counter("requests_accepted") == case.word(PAIR_SQ_HEAD) == 0
+    assert case.counter("requests_accepted") == case.word(W.PAIR_SQ_HEAD) == 0

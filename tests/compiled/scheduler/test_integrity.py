@@ -1,176 +1,332 @@
-"""The checks of the scheduler's state find what is broken in it: each fault, in a state that has something of everything."""
+"""The check of the scheduler's state finds damage, names its place, and finds nothing where nothing is damaged."""
 
 from __future__ import annotations
 
-import contextlib
+import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from support.scheduler_cases import Case, make_case, tokens
 
-from blinkpy.device.array_trees import as_memoryviews
-from blinkpy.device.expect import PROBLEMS
+from blinkpy.device.array_trees import as_memoryviews, named_arrays
+from blinkpy.device.expect import CODE_MASK, describe_fault
+from blinkpy.device.table_codegen import ArgumentTable
 from blinkpy.kv import state as S
-from blinkpy.kv.integrity import check_integrity
-from blinkpy.kv.invariants.batch_invariants import check_batch
-from blinkpy.kv.invariants.check_state import find_problem
+from blinkpy.kv.invariants import batch_invariants as B
+from blinkpy.kv.invariants import page_invariants as P
+from blinkpy.kv.invariants import request_invariants as R
+from blinkpy.kv.invariants.check_state import check_state, compiled_check, state_faults
+from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import State
+from blinkpy.verify.sim.simulation import Simulation
 
-A, SHARING, LONG, NEXT, LAST = range(5)  # slots: two that decode, a prompt in chunks, and two that wait
-PAGES = 24
-
-
-@pytest.fixture
-def case() -> Case:
-    """Pages are free, cached, held by one request and by two; and a batch with decodes and a cut prompt."""
-    case = make_case(slots=6, rows=3, tokens=8, pages=PAGES, cq_entries=8)
-    ended = case.submit(tokens(5, 40), 20, pair=1)
-    case.turn(11)  # its reader does not read: its ring is full
-    case.cancel(ended)
-    case.submit(tokens(9, 30), 1)
-    turns(case, 4)
-    case.submit(tokens(5), 12)
-    turns(case, 2)
-    case.submit(tokens(4) + [9], 12)
-    turns(case, 2)
-    for start, length in ((20, 20), (2, 3), (3, 3)):
-        case.submit(tokens(length, start), 3)
-    turns(case, 1)
-    assert case.statuses()[: LAST + 1] == [S.RUNNING] * 3 + [S.WAITING] * 2
-    assert case.statuses(1)[0] == S.FINISHING
-    assert case.batch() == [3, 8, 2]
-    return case
+NAMES = {code: name for module in (B, P, R) for name, code in vars(module).items() if name.isupper() and isinstance(code, int)}
+ARRAYS = "requests.", "pages.", "pairs.", "batch.", "forecast.", "running", "waiting", "finishing", "counts", "counters"
+CONSTANT = "requests.pair", "requests.entry"
+WORLDS, DAMAGES = 60, 1500  # enough to see every code but those of CRAFTED
 
 
-def turns(case: Case, n: int) -> None:
-    for _ in range(n):
-        case.turn()
-        case.read(0)
+class Damage(NamedTuple):
+    """One word of a state: what it was, and what it is."""
+
+    limits: Limits
+    state: State
+    place: tuple[int, ...]
+    before: int
+    after: int
+
+    @property
+    def first(self) -> int:
+        return self.place[0]
+
+    @property
+    def runs(self) -> bool:
+        return bool(self.state.requests.status[self.first] == S.RUNNING)
+
+    @property
+    def lives(self) -> bool:
+        return bool(self.state.requests.status[self.first] in (S.RUNNING, S.WAITING))
+
+    @property
+    def indexed(self) -> bool:
+        return bool(self.state.pages.key[self.first] >= 0)
+
+    def request(self, field: str) -> int:
+        return int(getattr(self.state.requests, field)[self.first])
+
+    def below(self, count: int) -> bool:
+        """Whether the word is one of the first ones of a list, as many as State.counts has at an index."""
+        return self.first < int(self.state.counts[count])
+
+    def in_batch(self, count: int, more: int = 0) -> bool:
+        rows, listed = int(self.state.batch.counts[S.ROWS]), int(self.state.batch.counts[count])
+        return rows > 0 and self.first < listed + more
 
 
-def plus(n: int) -> Callable[[State, Any], Any]:
-    return lambda state, value: value + n
+def batch_size_is_wrong(d: Damage) -> bool | None:
+    rows, tokens, decodes = (int(d.state.batch.counts[i]) for i in (S.ROWS, S.TOKENS, S.DECODE_ROWS))
+    wrong = not (0 <= decodes <= rows <= d.limits.rows and rows <= tokens <= d.limits.tokens)
+    return False if d.first > S.DECODE_ROWS else True if wrong else None
 
 
-def cached(state: State, which: int = 0) -> int:
-    """A page in line for eviction."""
-    return int(np.flatnonzero(state.pages.ring_position >= 0)[which])
+def count_is_wrong(d: Damage) -> bool | None:
+    return True if d.first <= S.CACHED_COUNT else None if d.first <= S.RING_TAIL else False
 
 
-def shared(state: State) -> int:
-    """The page that two requests hold."""
-    return int(state.requests.page_table[A, 0])
+def overflows(head: str, tail: str, entries: str) -> Callable[[Damage], bool]:
+    def wrong(d: Damage) -> bool:
+        pairs = d.state.pairs
+        return not 0 <= getattr(pairs, tail)[d.first] - getattr(pairs, head)[d.first] <= getattr(d.limits, entries)
+
+    return wrong
 
 
-def written(state: State) -> tuple[int, int]:
-    """Where the page table has the page that the next token of A is written to."""
-    return A, int(state.requests.computed[A]) // 4
+LISTS = {R.RUNNING_LIST, R.WAITING_LIST, R.FINISHING_LIST}
+CHAINS = {P.CHAIN_BUCKET, P.CHAIN_LINKS, P.CHAIN_TWICE, P.KEY_UNINDEXED}
+FREE = {P.FREE_RANGE, P.FREE_TWICE, P.FREE_INDEXED, P.ONE_OF}
+# For each array: whether damage of one word must be found (None: it depends on more than this table looks at), and as what.
+# Damage of an array that is not listed breaks nothing that is checked.
+EXPECTED: dict[str, tuple[Callable[[Damage], bool | None], set[int]]] = {
+    "requests.status": (lambda d: True, LISTS | {R.NO_STATUS}),
+    "running": (lambda d: d.below(S.RUNNING_COUNT), {R.RUNNING_LIST}),
+    "waiting": (lambda d: d.below(S.WAITING_COUNT), {R.WAITING_LIST}),
+    "finishing": (lambda d: d.below(S.FINISHING_COUNT), {R.FINISHING_LIST}),
+    "counts": (
+        count_is_wrong,
+        LISTS | FREE | {R.UNRANKED, R.STALLED_WRONG, P.FREE_WRONG, P.CACHED_WRONG, P.RING_LONG, P.RING_OUTSIDE},
+    ),
+    "requests.prompt_length": (
+        lambda d: d.lives and not 1 <= d.after <= d.request("length"),
+        {R.PROMPT_LONGER},
+    ),
+    "requests.length": (
+        lambda d: (not d.request("prompt_length") <= d.after <= d.limits.max_model_len or None) if d.lives else False,
+        {R.PROMPT_LONGER, R.CONTEXT_EXCEEDED, R.NOTHING_TO_COMPUTE, R.VOCABULARY, B.EMITS_WRONG},
+    ),
+    "requests.computed": (
+        lambda d: not d.runs or not 0 <= d.after < d.request("length") or None,
+        {R.NOTHING_TO_COMPUTE, R.IDLE_CACHE, R.MORE_COMPUTED, R.INDEXED_COMPUTED, B.CONTEXT_WRONG},
+    ),
+    "requests.num_pages": (lambda d: True, {R.IDLE_PAGES, R.MORE_COMPUTED, R.TABLE_END}),
+    "requests.page_table": (lambda d: True, {R.TABLE_END, R.TABLE_RANGE, P.HELD_TWICE, P.REFERENCES}),
+    "requests.indexed": (
+        lambda d: (d.runs and d.after > d.request("num_pages")) or (None if d.runs else False),
+        {R.INDEXED_HELD, R.INDEXED_COMPUTED, P.CANONICAL},
+    ),
+    "requests.canonical": (
+        lambda d: (d.runs and d.request("indexed") > 0 and d.after != S.CHAIN_EVICTED and not 0 <= d.after < d.limits.pages)
+        or (None if d.runs else False),
+        {P.CANONICAL},
+    ),
+    "requests.canonical_generation": (lambda d: None if d.runs else False, {P.CANONICAL}),
+    "requests.stalled": (lambda d: True, {R.IDLE_STALLED, R.STALLED_WRONG}),
+    "requests.tokens": (
+        lambda d: (d.lives and d.place[1] < d.request("length") and not 0 <= d.after < d.limits.vocab_size)
+        or (None if d.lives else False),
+        {R.VOCABULARY, P.CANONICAL, B.TOKEN_WRONG},
+    ),
+    "requests.rank": (lambda d: None if d.lives else False, {R.UNSORTED}),
+    "requests.arrival": (lambda d: None if d.lives else False, {R.UNSORTED}),
+    "pages.refcount": (lambda d: True, {P.REFERENCES}),
+    "pages.free": (lambda d: d.below(S.FREE_COUNT), FREE),
+    "pages.ring_position": (
+        lambda d: d.before >= 0 > d.after or d.after >= 0 > d.before or (None if d.after >= 0 else False),
+        {P.ONE_OF, P.CACHED_UNINDEXED, P.RING_OUTSIDE, P.RING_ENTRY},
+    ),
+    "pages.ring": (
+        lambda d: any(p >= 0 and p & (d.limits.ring_entries - 1) == d.first for p in d.state.pages.ring_position.tolist()),
+        {P.RING_ENTRY},
+    ),
+    "pages.bucket_head": (lambda d: d.before >= 0 or d.after >= 0, CHAINS),
+    "pages.bucket_next": (lambda d: d.indexed and (d.before >= 0 or d.after >= 0), CHAINS),
+    "pages.bucket_previous": (lambda d: d.indexed, {P.CHAIN_LINKS}),
+    "pages.key": (
+        lambda d: (d.before >= 0) != (d.after >= 0) or (None if d.after >= 0 else False),
+        {*CHAINS, P.CACHED_UNINDEXED, P.FREE_INDEXED, P.SHARED_UNINDEXED},
+    ),
+    "pages.parent": (lambda d: not -1 <= d.after < d.limits.pages or d.after == d.first, {P.PARENT_RANGE}),
+    "pages.tokens": (lambda d: None if d.indexed else False, {P.CANONICAL}),
+    "pages.generation": (lambda d: None, {P.CANONICAL}),
+    "pairs.attached": (
+        lambda d: bool(((d.state.requests.pair == d.first) & (d.state.requests.status != S.EMPTY)).any()) and d.after != 1,
+        {R.OWNERLESS},
+    ),
+    "pairs.sq_head": (overflows("sq_head", "sq_tail", "sq_entries"), {R.SUBMISSIONS}),
+    "pairs.sq_tail": (overflows("sq_head", "sq_tail", "sq_entries"), {R.SUBMISSIONS}),
+    "pairs.cq_head": (overflows("cq_head", "cq_tail", "cq_entries"), {R.COMPLETIONS}),
+    "pairs.cq_tail": (overflows("cq_head", "cq_tail", "cq_entries"), {R.COMPLETIONS}),
+    "batch.counts": (batch_size_is_wrong, {B.BATCH_SIZE, B.ROW_IDLE, B.TWO_ROWS, B.UNCOVERED, B.DECODE_LONG, B.ROOM_LEFT}),
+    "batch.row_slots": (lambda d: d.in_batch(S.ROWS), {B.ROW_IDLE, B.TWO_ROWS, B.ROW_STALLED, B.CONTEXT_WRONG, B.EMITS_WRONG}),
+    "batch.query_starts": (
+        lambda d: d.in_batch(S.ROWS, more=1),
+        {B.ROW_EMPTY, B.DECODE_LONG, B.CONTEXT_WRONG, B.UNCOVERED, B.TOKEN_ROW},
+    ),
+    "batch.context_lengths": (lambda d: d.in_batch(S.ROWS), {B.CONTEXT_WRONG}),
+    "batch.emits": (lambda d: d.in_batch(S.ROWS), {B.EMITS_WRONG}),
+    "batch.token_rows": (lambda d: d.in_batch(S.TOKENS), {B.TOKEN_ROW}),
+    "batch.positions": (lambda d: d.in_batch(S.TOKENS), {B.TOKEN_POSITION}),
+    "batch.token_ids": (lambda d: d.in_batch(S.TOKENS), {B.TOKEN_WRONG}),
+    "batch.cache_slots": (lambda d: d.in_batch(S.TOKENS), {B.CACHE_SLOT}),
+}
 
 
-def bucket_of_shared(state: State) -> int:
-    return int(state.pages.key[shared(state)]) & (len(state.pages.bucket_head) - 1)
+def in_python(limits: Limits, state: State) -> int:
+    scratch = np.zeros((2, max(limits.slots, limits.pages)), np.int64)
+    return int(check_state(limits, as_memoryviews(state), *(row.data for row in scratch)))
 
 
-# What is said, and one array's element that is changed: the index, or where to find it; the value, or how to get it.
-STATE_FAULTS = [
-    ("requests without a rank are left over", "counts", S.UNRANKED_COUNT, 1),
-    ("a request has no legal status", "requests.status", 5, 9),
-    ("running lists the slots", "requests.status", 5, S.RUNNING),
-    ("running lists the slots", "running", 1, A),
-    ("running lists the slots", "counts", S.RUNNING_COUNT, -1),
-    ("waiting lists the slots", "waiting", 0, A),
-    ("finishing lists the slots", "finishing", 0, A),
-    ("waiting is not sorted by (rank, arrival)", "requests.rank", NEXT, 1 << 40),
-    ("a prompt is longer than its request", "requests.prompt_length", A, 99),
-    ("a request is longer than the context", "requests.length", NEXT, 33),
-    ("a running request has nothing to compute", "requests.computed", A, plus(50)),
-    ("a request that does not run has a cache", "requests.computed", NEXT, 1),
-    ("a request that does not run holds pages", "requests.num_pages", NEXT, 1),
-    ("more is computed than the pages hold", "requests.num_pages", A, 0),
-    ("a page table does not end with its pages", "requests.num_pages", A, plus(1)),
-    ("a page table names a page that is none", "requests.page_table", (A, 0), PAGES),
-    ("more pages are indexed than held", "requests.indexed", A, 8),
-    ("a page is indexed that is not computed", "requests.indexed", LONG, 1),
-    ("a request is paused that does not run", "requests.stalled", NEXT, 1),
-    ("the number of paused requests is wrong", "requests.stalled", A, 1),
-    ("a token is outside the vocabulary", "requests.tokens", (NEXT, 0), 50),
-    ("a request holds a page twice", "requests.page_table", (LONG, 1), lambda s, v: s.requests.page_table[LONG, 0]),
-    ("a reference count is not the number of page tables with the page", "pages.refcount", 0, plus(1)),
-    ("a page is shared that is not indexed", "pages.key", shared, -1),
-    ("the number of free pages is wrong", "counts", S.FREE_COUNT, -1),
-    ("the free stack names a page that is none", "pages.free", 0, PAGES),
-    ("a page is twice on the free stack", "pages.free", 0, lambda s, v: s.pages.free[1]),
-    ("a free page is indexed", "pages.key", lambda s: s.pages.free[0], 5),
-    ("a cached page is not indexed", "pages.key", cached, -1),
-    ("a page is not exactly one of free, cached and held", "counts", S.FREE_COUNT, plus(-1)),
-    ("a page is not exactly one of free, cached and held", "pages.free", 0, lambda s, v: s.requests.page_table[LONG, 0]),
-    ("the number of cached pages is wrong", "counts", S.CACHED_COUNT, 0),
-    ("the eviction ring is longer than its memory", "counts", S.RING_TAIL, 1 << 40),
-    ("a cached page is outside the eviction ring", "pages.ring_position", cached, 1 << 20),
-    ("a ring entry is another page's", "pages.ring_position", cached, lambda s, v: s.pages.ring_position[cached(s, 1)]),
-    ("is twice in the index", "pages.bucket_next", shared, lambda s, v: shared(s)),
-    ("where its key does not belong", "pages.key", shared, lambda s, v: v ^ 1),
-    ("is not doubly linked", "pages.bucket_previous", shared, 7),
-    ("a page with a key is not in the index, or the other way round", "pages.bucket_head", bucket_of_shared, -1),
-    ("a parent is no page", "pages.parent", 0, PAGES),
-    ("does not hold the tokens of page", "requests.canonical", A, PAGES),
-    ("does not hold the tokens of page", "requests.canonical", A, lambda s, v: s.requests.page_table[LONG, 0]),
-    ("does not hold the tokens of page", "pages.tokens", lambda s: (shared(s), 0), plus(1)),
-    ("", "requests.canonical_generation", A, plus(1)),  # evicted meanwhile: the next turn sees that
-    ("a submission queue overflowed", "pairs.sq_tail", 0, 1 << 20),
-    ("a completion queue overflowed", "pairs.cq_tail", 0, 1 << 20),
-    ("a request's owner is gone", "pairs.attached", 0, 0),
-]
-# These are shown to the batch's checks alone: the others would find them first.
-BATCH_FAULTS = [
-    ("the batch's size is wrong", "batch.counts", S.ROWS, 99),
-    ("a request has two rows", "batch.row_slots", 1, A),
-    ("a row's request does not run", "batch.row_slots", 0, NEXT),
-    ("a row's request is paused", "requests.stalled", A, 1),
-    ("a row has no tokens", "batch.query_starts", 1, 0),
-    ("a decode row has several tokens", "batch.query_starts", 1, 2),
-    ("the rows do not cover the batch's tokens", "batch.counts", S.TOKENS, 7),
-    ("a context length is wrong", "batch.context_lengths", 0, plus(1)),
-    ("a row emits and should not, or the other way", "batch.emits", 0, 0),
-    ("a token has the wrong row", "batch.token_rows", 0, 1),
-    ("a token has the wrong position", "batch.positions", 0, 31),
-    ("a token is wrong", "batch.token_ids", 0, plus(1)),
-    ("a token has no page", "requests.page_table", written, -1),
-    ("a token has the wrong cache slot", "batch.cache_slots", 0, plus(1)),
-    ("a step writes into a shared page", "pages.refcount", lambda s: s.requests.page_table[written(s)], 2),
-]
+def compiled(limits: Limits, state: State) -> Callable[[], int]:
+    tables, scratch = (ArgumentTable(limits), ArgumentTable(state)), np.zeros((2, max(limits.slots, limits.pages)), np.int64)
+    check = compiled_check(tuple(table.kind for table in tables))
+    return lambda: int(check(*tables, *scratch))
 
 
-def damage(state: State, name: str, index: Any, value: Any) -> None:
-    array: Any = state
-    for part in name.split("."):
-        array = getattr(array, part)
-    index = index(state) if callable(index) else index
-    array[index] = value(state, array[index]) if callable(value) else value
+def test_random_damage_is_found(seed: int) -> None:
+    """Random states of random worlds, one word of each damaged; compiled, and the first of each kind in plain Python too."""
+    draw, found = random.Random(seed), set()
+    for number in range(WORLDS):
+        simulation = Simulation(seed + number, 400)
+        for _ in range(draw.randint(20, 400)):
+            assert simulation.advance()
+        limits, state = simulation.world.limits, simulation.world.state
+        check = compiled(limits, state)
+        assert check() == in_python(limits, state) == 0
+        arrays = [(n, a) for n, a in named_arrays(state) if a.size and n.startswith(ARRAYS) and not n.startswith(CONSTANT)]
+        for _ in range(DAMAGES):
+            name, array = draw.choice(arrays)
+            index = tuple(draw.randrange(n) for n in array.shape)
+            before = int(array[index])
+            after = draw.choice((before + 1, before - 1, before ^ 1, 0, -1, draw.randrange(limits.pages)))
+            if after == before:
+                continue
+            array[index] = after
+            fault = check()
+            must, codes = EXPECTED.get(name, (lambda d: False, set()))
+            wanted = must(Damage(limits, state, index, before, after))
+            where = f"seed {seed + number}: {name}{list(index)} {before} -> {after}: {NAMES.get(fault & CODE_MASK)}"
+            assert wanted is None or bool(fault) == wanted, where
+            assert not fault or fault & CODE_MASK in codes, where
+            if fault and (name, fault & CODE_MASK) not in found:
+                found.add((name, fault & CODE_MASK))
+                assert in_python(limits, state) == fault
+            array[index] = before
+    assert {NAMES[code] for _, code in found} >= set(NAMES.values()) - {damage.__name__.upper() for damage in CRAFTED}
 
 
-@pytest.mark.parametrize(("message", "name", "index", "value"), STATE_FAULTS)
-def test_faults_of_the_state_are_found(message: str, name: str, index: Any, value: Any, case: Case) -> None:
-    damage(case.state, name, index, value)
-    scratch = (np.zeros(PAGES, np.int64).data for _ in range(2))
-    fault = find_problem(case.limits, as_memoryviews(case.state), *scratch)
-    assert (PROBLEMS[fault] if fault else "") == message
-    with contextlib.suppress(IndexError):  # which says it, too
-        problems = check_integrity(case.limits, case.state)
-        assert any(message in problem for problem in problems) if message else not problems, problems
+# ---- what one random word hardly breaks: each returns whether the state has what it damages ---------------------------------
 
 
-@pytest.mark.parametrize(("message", "name", "index", "value"), BATCH_FAULTS)
-def test_faults_of_the_batch_are_found(message: str, name: str, index: Any, value: Any, case: Case) -> None:
-    damage(case.state, name, index, value)
-    fault = check_batch(case.limits, as_memoryviews(case.state), np.zeros(PAGES, np.int64).data)
-    assert PROBLEMS[fault] == message
-    assert check_integrity(case.limits, case.state)
+def free_wrong(limits: Limits, state: State) -> bool:
+    state.counts[S.FREE_COUNT] = limits.pages + 1
+    return True
 
 
-def test_a_prompt_that_waits_although_the_step_has_room_is_found(case: Case) -> None:
-    limits = case.limits._replace(tokens=9, mixed_tokens=9, burst_step_tokens=9)
-    fault = check_batch(limits, as_memoryviews(case.state), np.zeros(PAGES, np.int64).data)
-    assert PROBLEMS[fault] == "a prompt waits although the step has room"
+def context_exceeded(limits: Limits, state: State) -> bool:
+    if state.counts[S.RUNNING_COUNT]:
+        state.requests.length[state.running[0]] = limits.max_model_len + 1
+    return bool(state.counts[S.RUNNING_COUNT])
+
+
+def held_twice(limits: Limits, state: State) -> bool:
+    slots = np.flatnonzero(state.requests.num_pages > 1)
+    if slots.size:
+        state.requests.page_table[slots[0], 1] = state.requests.page_table[slots[0], 0]
+    return bool(slots.size)
+
+
+def shared_unindexed(limits: Limits, state: State) -> bool:
+    shared = np.flatnonzero(state.pages.refcount > 1)
+    state.pages.key[shared[:1]] = -1
+    return bool(shared.size)
+
+
+def row_stalled(limits: Limits, state: State) -> bool:
+    if state.batch.counts[S.ROWS]:
+        state.requests.stalled[state.batch.row_slots[0]] = 1
+        state.counts[S.STALLED_COUNT] += 1
+    return bool(state.batch.counts[S.ROWS])
+
+
+def room_left(limits: Limits, state: State) -> bool:
+    """The last one of several rows that decode is left out."""
+    counts = state.batch.counts
+    several = bool(1 < counts[S.DECODE_ROWS] == counts[S.ROWS] and counts[S.TOKENS] - 1 not in (limits.mixed_tokens,))
+    if several:
+        counts[[S.ROWS, S.TOKENS, S.DECODE_ROWS]] -= 1
+    return several and bool(counts[S.TOKENS] not in (limits.tokens, limits.mixed_tokens, limits.burst_step_tokens))
+
+
+def last_own_page(limits: Limits, state: State) -> tuple[int, int]:
+    """(slot, page) of the first row, whose last page no computed token is in; (-1, -1) where it is not so."""
+    r, slot = state.requests, int(state.batch.row_slots[0])
+    if not state.batch.counts[S.ROWS] or r.computed[slot] > (r.num_pages[slot] - 1) * limits.page_size:
+        return -1, -1
+    reached = int(state.batch.context_lengths[0]) > (int(r.num_pages[slot]) - 1) * limits.page_size
+    return (slot, int(r.page_table[slot, r.num_pages[slot] - 1])) if reached else (-1, -1)
+
+
+def token_pageless(limits: Limits, state: State) -> bool:
+    """A page that the step writes is given back."""
+    slot, page = last_own_page(limits, state)
+    if slot >= 0:
+        state.requests.num_pages[slot] -= 1
+        state.requests.page_table[slot, state.requests.num_pages[slot]] = -1
+        state.pages.refcount[page] = 0
+        state.pages.free[state.counts[S.FREE_COUNT]] = page
+        state.counts[S.FREE_COUNT] += 1
+    return slot >= 0
+
+
+def shared_write(limits: Limits, state: State) -> bool:
+    """A page that the step writes is indexed, and another request gets it."""
+    slot, page = last_own_page(limits, state)
+    r, pages = state.requests, state.pages
+    others = np.flatnonzero((r.status == S.RUNNING) & (r.num_pages < limits.pages_per_sequence))
+    others = others[others != slot]
+    empty = np.flatnonzero(pages.bucket_head < 0)
+    if slot < 0 or not others.size or not empty.size:
+        return False
+    r.page_table[others[0], r.num_pages[others[0]]] = page
+    r.num_pages[others[0]] += 1
+    pages.refcount[page] = 2
+    pages.bucket_head[empty[0]], pages.key[page] = page, empty[0]
+    pages.bucket_next[page] = pages.bucket_previous[page] = pages.parent[page] = -1
+    return True
+
+
+CRAFTED = (free_wrong, context_exceeded, held_twice, shared_unindexed, row_stalled, room_left, token_pageless, shared_write)
+
+
+@pytest.mark.parametrize("damage", CRAFTED, ids=lambda damage: damage.__name__)
+def test_crafted_damage_is_found(damage: Callable[[Limits, State], bool], seed: int) -> None:
+    for number in range(1000):
+        simulation = Simulation(seed + number, 200)
+        for _ in range(30 + number % 100):
+            assert simulation.advance()
+        limits, state = simulation.world.limits, simulation.world.state
+        if damage(limits, state):
+            fault = compiled(limits, state)()
+            assert NAMES.get(fault & CODE_MASK) == damage.__name__.upper(), seed + number
+            assert in_python(limits, state) == fault
+            return
+    raise AssertionError("no world has what is damaged")
+
+
+def test_messages_name_the_place(seed: int) -> None:
+    simulation = Simulation(seed, 100)
+    limits, state = simulation.world.limits, simulation.world.state
+    page, slot = int(state.pages.free[2]), limits.slots - 1
+    breaks: list[tuple[Any, Any, int, str]] = [
+        (state.pages.refcount, page, 1, f"page {page}: its reference count is not the number of page tables that hold it"),
+        (state.pages.free, 1, -1, "free stack: entry 1 is a page id out of range"),
+        (state.requests.num_pages, slot, 1, f"slot {slot} does not run and holds pages"),
+        (state.pairs.cq_tail, 0, 1 << 20, "queue pair 0: its completion ring overflowed"),
+        (state.counts, S.FREE_COUNT, -1, "the number of free pages is wrong"),
+    ]
+    for array, index, value, message in breaks:
+        before = array[index]
+        array[index] = value
+        assert state_faults(limits, state) == [message] == [describe_fault(in_python(limits, state))]
+        array[index] = before
+    assert state_faults(limits, as_memoryviews(state)) == []

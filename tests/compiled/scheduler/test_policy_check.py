@@ -19,7 +19,7 @@ from blinkpy.verify.policy_check.guard import require_sane, run_child, vetted_po
 from blinkpy.verify.policy_check.policy_calls import call_again, call_in_python, compare_compiled, compile_ranks
 from blinkpy.verify.policy_check.policy_source import read_source
 from blinkpy.verify.policy_check.sample_requests import sample_requests
-from blinkpy.verify.policy_check.timed_server import Machine, Outcome, simulate
+from blinkpy.verify.policy_check.timed_server import ServerModel, ServerOutcome, simulate
 from blinkpy.verify.policy_check.waiting_bounds import flood, overtaking
 
 FOLDER_POLICY = "def rank(request):\n    return request.arrival_us // 1000 + 10 * request.prompt_length\n"
@@ -52,18 +52,12 @@ def test_python_that_a_device_has_no_word_for_is_named_with_its_line(tmp_path: P
     assert [(errors[0].line, what in errors[0].text)] == [(line, True)]
 
 
-def test_imports_floats_and_hidden_state_are_warned_about(tmp_path: Path) -> None:
-    policy_file(
-        tmp_path,
-        "import socket\nfrom typing import Any\nTABLE = [1]\ndef rank(request):\n    return TABLE[0] + int(request.pair * 0.5)\n",
-    )
-    found = {(f.line, f.level) for f in read_source(tmp_path / "mine.py", "rank")}
-    assert found == {(1, "warning"), (5, "warning")}
-    assert len(read_source(tmp_path / "mine.py", "rank")) == 3
+def test_imports_floats_and_hidden_state_are_warned_about_and_plain_arithmetic_is_not(tmp_path: Path) -> None:
+    source = "import socket\nimport typing\nTABLE = [1]\ndef rank(request):\n    return TABLE[0] + int(request.pair * 0.5)\n"
+    policy_file(tmp_path, source)
+    found = read_source(tmp_path / "mine.py", "rank")
+    assert sorted((f.line, f.level) for f in found) == [(1, "warning"), (5, "warning"), (5, "warning")]
     assert [f.line for f in read_source(tmp_path / "mine.py", "other")] == [1]  # functions that nobody calls may do anything
-
-
-def test_plain_arithmetic_has_no_findings(tmp_path: Path) -> None:
     policy_file(tmp_path, FOLDER_POLICY)
     assert read_source(tmp_path / "mine.py", "rank") == []
 
@@ -185,7 +179,7 @@ def made_workload(n: int, seed: int) -> Workload:
 
 def test_one_request_alone_takes_the_time_that_its_steps_take() -> None:
     one = Workload(*(np.array([value], np.int64) for value in (0, 250, 5, 9, 0)))
-    outcome = simulate(fcfs, Machine(4, 100, 16, 64, step_us=1000, row_us=7, token_us=3), one)
+    outcome = simulate(fcfs, ServerModel(4, 100, 16, 64, step_us=1000, row_us=7, token_us=3), one)
     assert outcome.steps == 3 + 4  # chunks of 100, 100 and 50 tokens, which give the first token; four more
     assert outcome.started.tolist() == [0]
     assert outcome.first_token.tolist() == [3 * 1_000_000 + 250 * 3000]
@@ -194,7 +188,7 @@ def test_one_request_alone_takes_the_time_that_its_steps_take() -> None:
 
 def test_every_request_of_a_crowded_server_ends_and_fcfs_overtakes_nobody(seed: int) -> None:
     requests = made_workload(300, seed)
-    tight = Machine(16, 64, 16, 40, step_us=1000, row_us=10, token_us=10)
+    tight = ServerModel(16, 64, 16, 40, step_us=1000, row_us=10, token_us=10)
     fair, short = simulate(fcfs, tight, requests), simulate(shortest_first, tight, requests)
     for outcome in (fair, short):
         assert (requests.arrival_ns <= outcome.started).all()
@@ -209,7 +203,7 @@ def test_every_request_of_a_crowded_server_ends_and_fcfs_overtakes_nobody(seed: 
 def test_overtakers_are_counted(seed: int) -> None:
     draw = random.Random(seed)
     started = np.array(draw.sample(range(1000), 60))
-    outcome = Outcome(np.arange(60), started, started, started, started, 0)
+    outcome = ServerOutcome(np.arange(60), started, started, started, started, 0)
     assert outcome.overtakers() == [int((started[i + 1 :] < started[i]).sum()) for i in range(60)]
 
 

@@ -11,7 +11,6 @@ from support.front_end.hash_reference import page_hashes
 from support.scheduler_cases import MULTIPLIERS, Case, make_case, tokens
 
 from blinkpy.device.array_trees import as_memoryviews
-from blinkpy.kv.page_allocator import compact_ring
 from blinkpy.kv.prefix_cache import extend_hash, remainder
 from blinkpy.kv.state import CACHED_COUNT, CHAIN_EVICTED, FREE_COUNT, RING_HEAD, RING_TAIL
 from blinkpy.queues.completion import FINISH_LENGTH
@@ -61,23 +60,15 @@ def test_pages_are_shared_while_they_are_in_use() -> None:
     assert case.counter("prefix_hit_tokens") == 8
 
 
-def test_equal_prompts_at_the_same_time_leave_one_chain() -> None:
-    case = make(pairs=1, slots=4, intake_entries=4)
-    for _ in range(3):
-        case.submit(tokens(13), 3)
-    case.finish()
-    keys = case.state.pages.key[case.state.pages.key >= 0]
-    assert len(keys) == len(set(keys.tolist())) == 3
-    assert run(case, tokens(13)) == 12
-
-
-def test_what_follows_a_duplicate_page_is_found() -> None:
-    case = make(pairs=1, slots=4, intake_entries=4, pages=40)
-    longer = [tokens(8) + tokens(9, 20 + i) for i in range(3)]
-    for prompt in longer:
+def test_equal_prompts_at_the_same_time_leave_one_chain_and_what_follows_it_is_found() -> None:
+    case = make(pairs=1, pages=40)
+    prompts = [tokens(8) + tokens(9, 20 + i) for i in range(3)]
+    for prompt in prompts:
         case.submit(prompt, 2)
     case.finish()
-    assert [run(case, prompt) for prompt in longer] == [16, 16, 16]
+    keys = case.state.pages.key[case.state.pages.key >= 0].tolist()
+    assert len(keys) == len(set(keys)) == 2 + 3 * 2
+    assert [run(case, prompt) for prompt in prompts] == [16, 16, 16]
 
 
 @pytest.mark.parametrize("chunk", [4, 5, 32])
@@ -92,19 +83,14 @@ def test_chunked_prompts_are_indexed_as_they_are_computed(chunk: int) -> None:
     assert run(case, tokens(25)) == 24
 
 
-def test_salts_and_flags_keep_requests_apart() -> None:
+def test_salts_flags_and_the_option_keep_requests_apart() -> None:
     case = make()
-    assert run(case, tokens(9), cache_salt=1) == 0
-    assert run(case, tokens(9), cache_salt=2) == 0
-    assert run(case, tokens(9), cache_salt=1) == 8
-    assert run(case, tokens(9), flags=SUBMIT_NO_PREFIX_CACHE) == 0
+    hits = [run(case, tokens(9), cache_salt=salt) for salt in (1, 2, 1)]
+    assert [*hits, run(case, tokens(9), flags=SUBMIT_NO_PREFIX_CACHE)] == [0, 0, 8, 0]
     case = make()
     assert run(case, tokens(9), flags=SUBMIT_NO_PREFIX_CACHE) == 0
     assert case.state.counts[CACHED_COUNT] == 0
     assert run(case, tokens(9)) == 0
-
-
-def test_prefix_caching_can_be_turned_off() -> None:
     case = make(prefix_caching=False)
     assert [run(case, tokens(9)), run(case, tokens(9))] == [0, 0]
     assert case.state.counts[FREE_COUNT] == 32
@@ -182,22 +168,6 @@ def test_the_ring_is_compacted_before_it_is_full() -> None:
         tails.append(int(case.state.counts[RING_TAIL] - case.state.counts[RING_HEAD]))
     assert max(tails) <= case.limits.ring_entries
     assert any(b < a for a, b in pairwise(tails))
-
-
-def test_compaction_keeps_the_order() -> None:
-    case = make(pages=8, max_model_len=20)
-    for start in (0, 1, 0):
-        run(case, tokens(13, start), 1)
-    state, mask = case.state, case.limits.ring_entries - 1
-
-    def line() -> list[int]:
-        entries = range(int(state.counts[RING_HEAD]), int(state.counts[RING_TAIL]))
-        return [int(state.pages.ring[i & mask]) for i in entries if state.pages.ring_position[state.pages.ring[i & mask]] == i]
-
-    before = line()
-    compact_ring(case.limits, as_memoryviews(state.pages), memoryview(state.counts), 0, 1)
-    assert line() == before
-    assert state.counts[RING_TAIL] - state.counts[RING_HEAD] == len(before) == 6
 
 
 @pytest.mark.parametrize("salt", [0, 1, 2**31 - 1, 2**40 + 12345, 2**63 - 1])

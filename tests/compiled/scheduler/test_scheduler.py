@@ -1,64 +1,63 @@
-"""The scheduler's batches, pages, order and ends of requests, one behaviour at a time, in plain Python."""
+"""The scheduler's batches, pages, order, ends of requests and host commands, one behaviour at a time, in plain Python."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 from support.scheduler_cases import VOCAB, Case, make_case, tokens
 
-from blinkpy.kv.state import BUCKET, RUNNING, WAITING
+from blinkpy.kv import state as S
+from blinkpy.queues import words as W
 from blinkpy.queues.completion import FINISH_ERROR, FINISH_LENGTH, FINISH_STOP
 from blinkpy.scheduler.policies import SHIPPED, priority
 
 # ---- batches: rows, tokens and decoding rows ----------------------------------------------------------------------------
 
 
+PROMPTS = {  # sizes; then, in order, prompts (tokens, max_tokens) that arrive, and the batches of the next turns
+    "in chunks, mixed with decodes": (
+        {"tokens": 8},
+        [([(4, 10)], [[1, 4, 0]]), ([(17, 3)], [[2, 8, 1], [2, 8, 1], [2, 4, 1], [2, 2, 2]])],  # 7 + 7 + 3 tokens of the prompt
+    ),
+    "few ones in smaller steps beside decodes": (
+        {"mixed_step_tokens": 8, "burst_tokens": 12, "rows": 3},
+        [
+            ([(10, 12)], [[1, 10, 0]]),  # nobody decodes
+            ([(12, 12)], [[2, 8, 1], [2, 6, 1], [2, 2, 2]]),  # 7 + 5 tokens
+            ([(13, 12)], [[3, 15, 2]]),  # more than burst_tokens
+        ],
+    ),
+    "a burst of long ones in larger steps, and one of short ones in the largest": (
+        {"tokens": 20, "mixed_step_tokens": 8, "burst_step_tokens": 12, "burst_tokens": 16},
+        [
+            ([(2, 12)], [[1, 2, 0]]),
+            ([(20, 8)], [[2, 12, 1], [2, 8, 1], [2, 3, 1]]),  # 20, then 9, then 2 lack
+            ([(8, 8)] * 3, [[4, 18, 2]]),  # 24 tokens of three prompts, of which there are rows for two
+        ],
+    ),
+    "those that can't run yet count as waiting": (
+        {"mixed_step_tokens": 4, "burst_tokens": 12, "rows": 2},
+        [([(4, 12)], [[1, 4, 0]]), ([(7, 12)] * 2, [[2, 8, 1]])],  # 14 tokens wait, though there is a row for 7 of them
+    ),
+}
+
+
 def batches(case: Case, turns: int) -> list[list[int]]:
-    """Of the next turns."""
-    return [case.batch() for _ in range(turns) if case.turn() >= 0]
+    counts = case.state.batch.counts
+    return [counts[[S.ROWS, S.TOKENS, S.DECODE_ROWS]].tolist() for _ in range(turns) if case.turn() >= 0]
 
 
-def test_prefill_is_chunked_and_mixed_with_decode() -> None:
-    case = make_case(tokens=8)
-    first = case.submit(tokens(4), 10)
-    assert batches(case, 1) == [[1, 4, 0]]
-    second = case.submit(tokens(17, 1), 3)
-    assert batches(case, 4) == [[2, 8, 1], [2, 8, 1], [2, 4, 1], [2, 2, 2]]  # 7 + 7 + 3 tokens of the prompt
+@pytest.mark.parametrize("how", PROMPTS)
+def test_prompts_are_computed(how: str) -> None:
+    sizes, arrivals = PROMPTS[how]
+    case = make_case(slots=5, pages=64, prefix_caching=False, **sizes)
+    requests: list[Any] = []
+    for prompts, expected in arrivals:
+        requests += [case.submit(tokens(n, len(requests) + i), most) for i, (n, most) in enumerate(prompts)]
+        assert batches(case, len(expected)) == expected
     case.finish()
-    assert [len(request.got) for request in (first, second)] == [10, 3]
-
-
-def test_few_waiting_prompts_ride_beside_decodes_in_smaller_steps() -> None:
-    case = make_case(tokens=16, mixed_step_tokens=8, burst_tokens=12, rows=3, pages=32, prefix_caching=False)
-    case.submit(tokens(10), 12)
-    assert batches(case, 1) == [[1, 10, 0]]  # nobody decodes
-    case.submit(tokens(12, 1), 12)
-    assert batches(case, 3) == [[2, 8, 1], [2, 6, 1], [2, 2, 2]]  # 7 + 5 tokens
-    case.submit(tokens(13, 2), 12)
-    assert batches(case, 1) == [[3, 15, 2]]  # more than burst_tokens
-    case.finish()
-
-
-def test_a_burst_of_long_prompts_gets_larger_steps_and_one_of_short_prompts_the_largest() -> None:
-    sizes = {"mixed_step_tokens": 8, "burst_step_tokens": 12, "burst_tokens": 16, "rows": 4, "slots": 5, "pages": 64}
-    case = make_case(tokens=20, prefix_caching=False, **sizes)
-    case.submit(tokens(2), 12)
-    case.turn()
-    case.submit(tokens(20, 1), 8)
-    assert batches(case, 3) == [[2, 12, 1], [2, 8, 1], [2, 3, 1]]  # 20, then 9, then 2 lack
-    for start in (2, 3, 4):
-        case.submit(tokens(8, start), 8)
-    assert batches(case, 1) == [[4, 18, 2]]  # 24 tokens of three prompts, of which there are rows for two
-    case.finish()
-
-
-def test_prompts_that_can_not_run_yet_count_as_waiting() -> None:
-    case = make_case(tokens=16, mixed_step_tokens=4, burst_tokens=12, rows=2, pages=32, prefix_caching=False)
-    case.submit(tokens(4), 12)
-    case.turn()
-    for start in (1, 2):
-        case.submit(tokens(7, start), 12)
-    assert batches(case, 1) == [[2, 8, 1]]  # 14 tokens wait, though there is a row for 7 of them
-    case.finish()
+    assert all(request.ended == FINISH_LENGTH for request in requests)
 
 
 def test_the_bucket_is_the_smallest_that_fits() -> None:
@@ -66,7 +65,7 @@ def test_the_bucket_is_the_smallest_that_fits() -> None:
     assert case.state.buckets.tokens.tolist() == [1, 2, 4, 8, 16]
     for length, bucket in ((1, 0), (3, 2), (8, 3), (9, 4)):
         case.submit(tokens(length), 1)
-        assert case.turn() == bucket == case.state.batch.counts[BUCKET]
+        assert case.turn() == bucket == case.state.batch.counts[S.BUCKET]
         case.finish()
 
 
@@ -156,12 +155,12 @@ def test_a_better_request_that_does_not_fit_is_not_overtaken() -> None:
     case = make_case(pages=6, tokens=32)
     first, second, third = (case.submit(tokens(n, n), 4) for n in (15, 16, 2))
     case.turn()
-    assert case.statuses()[:3] == [RUNNING, WAITING, WAITING]
+    assert case.state.requests.status[:3].tolist() == [S.RUNNING, S.WAITING, S.WAITING]
     while not first.ended:
         case.turn()
         case.read(0)
     case.turn()
-    assert case.statuses()[1] == RUNNING
+    assert case.state.requests.status[1] == S.RUNNING
     case.finish()
     assert second.ended == third.ended == FINISH_LENGTH
 
@@ -178,3 +177,49 @@ def test_policies_decide_the_order(policy: str, order: list[int]) -> None:
     requests = [case.submit(tokens(n), 2, priority=p) for n, p in ((5, 9), (9, 1), (2, 1))]
     case.finish()
     assert [requests.index(request) for request in case.done] == order
+
+
+# ---- what the host asks for, and is told --------------------------------------------------------------------------------
+
+
+def test_drain_ends_what_was_accepted_and_takes_nothing_new() -> None:
+    case = make_case(pairs=1, rows=1)
+    accepted = [case.submit(tokens(3), 3) for _ in range(2)]
+    case.turn()
+    case.views.control[W.CONTROL_COMMAND] = W.COMMAND_DRAIN
+    case.submit(tokens(3), 3)
+    for _ in range(20):
+        case.turn()
+        case.read(0)
+    assert case.bucket == S.DRAINED
+    assert [request.ended for request in accepted] == [FINISH_LENGTH] * 2
+    assert case.counter("requests_accepted") == 2
+
+
+def test_stop_publishes_what_was_computed_and_returns_at_once() -> None:
+    case = make_case()
+    case.submit(tokens(3), 9)
+    case.turn()
+    case.views.control[W.CONTROL_COMMAND] = W.COMMAND_STOP
+    assert case.turn() == case.turn() == S.STOPPED
+    assert case.state.inbox.command[0] == W.COMMAND_STOP
+    assert case.word(W.PAIR_CQ_TAIL) == 1
+
+
+def test_the_engine_reports_gauges_and_its_heartbeat() -> None:
+    case = make_case(pairs=1)
+    engine = case.views.engine
+    calls = int(engine[W.ENGINE_HEARTBEAT])
+    assert case.turn() == S.NO_BATCH
+    case.submit(tokens(6), 2)
+    case.turn()
+    assert {name: int(engine[index]) for name, index in W.GAUGE.items()} == {
+        "requests_running": 1,
+        "requests_waiting": 0,
+        "pages_free": 14,
+        "pages_cached": 0,
+        "pages_held": 2,
+        "batch_rows": 1,
+        "batch_tokens": 6,
+    }
+    assert (engine[W.ENGINE_HEARTBEAT], engine[W.ENGINE_STEPS], engine[W.ENGINE_TIME_NS]) == (calls + 2, 1, case.now)

@@ -39,7 +39,7 @@ from benchmarks.serving.systems import (
 )
 from benchmarks.serving.workload import AZURE, DatasetError, closed_loop, open_loop, read_dataset
 from blinkpy.dpu.text.tokenizer import Tokenizer
-from blinkpy.models.description.decoder_description import read_architecture
+from blinkpy.models.families.describe_model import describe_model
 from blinkpy.progress import Progress
 
 ROOT = Path(__file__).parents[3]
@@ -88,7 +88,7 @@ def test_the_same_is_offered_to_all_with_new_contents(rng: np.random.Generator) 
 
 def test_a_shape_is_a_folder_that_blinkpy_reads(tmp_path: Path, rng: np.random.Generator) -> None:
     folder = write_folder("small", tmp_path / "small")
-    assert read_architecture(folder).vocab_size == SHAPES["small"]["vocab_size"]
+    assert describe_model(folder).vocab_size == SHAPES["small"]["vocab_size"]
     tokenizer = Tokenizer(folder)
     assert tokenizer.vocab_size == SHAPES["small"]["vocab_size"]
     ids = rng.integers(300, tokenizer.vocab_size, 50).tolist()

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("blinkpy.engine.devices.cuda_device")
+pytest.importorskip("numba_cuda")
+pytest.importorskip("cuda.bindings")
 
 from benchmarks.common.hand_batches import Rows, batch_arrays, decoding, graph_index, mixed, page_table, prompts  # noqa: E402
 from benchmarks.common.harness import UsageError, WrongAnswer, main  # noqa: E402
@@ -22,7 +23,8 @@ from benchmarks.parts import whole_steps as program  # noqa: E402
 from benchmarks.report.pages import rewritten  # noqa: E402
 from benchmarks.report.part_tables import Results, step_row  # noqa: E402
 from blinkpy.kv.state import DECODE_ROWS, EMITS, MAX_CONTEXT, ROWS, TOKENS  # noqa: E402
-from blinkpy.models.description.decoder_description import Architecture, read_architecture  # noqa: E402
+from blinkpy.models.description.decoder_description import DecoderDescription  # noqa: E402
+from blinkpy.models.families.describe_model import describe_model  # noqa: E402
 from blinkpy.models.gpu.step_shapes import bucket_shapes, step_shapes  # noqa: E402
 from blinkpy.models.weights.checkpoint import expected_tensors  # noqa: E402
 from blinkpy.queues.submission import SQ_ENTRY, SQ_ENTRY_WORDS  # noqa: E402
@@ -49,9 +51,9 @@ EXPERTS = {
 }
 
 
-def architecture(folder: Path, config: dict[str, Any]) -> Architecture:
+def architecture(folder: Path, config: dict[str, Any]) -> DecoderDescription:
     (folder / "config.json").write_text(json.dumps(config))
-    return read_architecture(folder)
+    return describe_model(folder)
 
 
 def random_rows(rng: np.random.Generator) -> Rows:
@@ -137,16 +139,16 @@ def test_multiplications_one_by_one(tmp_path: Path, rng: np.random.Generator, co
     window = config.get("sliding_window") or 10**9
     linear = attention = 0
     for name, shape in expected_tensors(a).items():
-        last = f".layers.{a.layers - 1}." in name
+        last = f".layers.{len(a.layers) - 1}." in name
         behind = not name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))
         if name == "model.embed_tokens.weight" or len(shape) != 2:
             continue
         lines = rows.tokens if name != "lm_head.weight" and not (narrows and last and behind) else len(rows.lengths)
         linear += lines * shape[0] * shape[1] * (3 if ".experts." in name else 8)  # of 8 experts a token visits 3
     assert linear % 8 == 0
-    for layer in range(a.layers):
+    for layer in range(len(a.layers)):
         for length, context in zip(rows.lengths, rows.contexts, strict=True):
-            for query in range(context - 1 if narrows and layer == a.layers - 1 else context - length, context):
+            for query in range(context - 1 if narrows and layer == len(a.layers) - 1 else context - length, context):
                 keys = sum(1 for key in range(query + 1) if query - key < window)
                 attention += keys * a.heads * 2 * a.head_dim
     found = multiplications(a, rows, narrows=narrows)
@@ -240,12 +242,14 @@ def made_up_engine(graph: Any, layers: int) -> Any:
     logits = torch.tensor([[0.5, 1.0, 7.0, -1.0]]).repeat(slots, 1)
     keys, values = ([torch.zeros(4) for _ in range(layers)] for _ in range(2))
     return SimpleNamespace(
-        _gpu_step=SimpleNamespace(
-            shapes=shapes,
-            graphs=[SimpleNamespace(graph=graph) for _ in shapes],
-            decoder=SimpleNamespace(cache=SimpleNamespace(keys=keys, values=values), buffers=SimpleNamespace(logits=logits)),
+        runner=SimpleNamespace(
+            step=SimpleNamespace(
+                shapes=shapes,
+                graphs=[SimpleNamespace(graph=graph) for _ in shapes],
+                decoder=SimpleNamespace(cache=SimpleNamespace(keys=keys, values=values), buffers=SimpleNamespace(logits=logits)),
+            ),
+            device_state=SimpleNamespace(batch=batch, requests=requests),
         ),
-        device_state=SimpleNamespace(batch=batch, requests=requests),
         sizes=SimpleNamespace(**sizes),
         timings={"reading the model": 0.123},
     )
@@ -259,7 +263,7 @@ def test_every_case_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("benchmarks.parts.whole_steps.time", SimpleNamespace(perf_counter=gpu.perf_counter))
     monkeypatch.setattr(program, "EnergyMeter", MadeUpMeter)
     a = architecture(tmp_path, SHAPES["llama-3-8b"])
-    engine = made_up_engine(gpu, a.layers)
+    engine = made_up_engine(gpu, len(a.layers))
     chosen = program.cases([1, 256], [1024, 8192], 30, 8192)
     run = SimpleNamespace(progress=lambda *words: None, keep=lambda results: None)
     results = program.measure(engine, a, chosen, 1.5, run)
@@ -282,9 +286,9 @@ def test_every_case_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert (step["mean_w"], step["joules"], step["clock_mhz"]) == (500, 20, 1700)
     assert found[1]["share_of_floor"] == pytest.approx(found[1]["floor_ms"] / 40, abs=1e-3) and "floor_ms" not in found[2]
     assert len(gpu.ready) == len({step["graph"] for step in found})
-    assert all((tensor != 0).all() for tensor in engine._gpu_step.decoder.cache.keys)
-    assert engine.device_state.batch.counts[TOKENS] == 8192  # of the last case
-    entry = engine.device_state.requests.entry.numpy().view(SQ_ENTRY)
+    assert all((tensor != 0).all() for tensor in engine.runner.step.decoder.cache.keys)
+    assert engine.runner.device_state.batch.counts[TOKENS] == 8192  # of the last case
+    entry = engine.runner.device_state.requests.entry.numpy().view(SQ_ENTRY)
     assert (entry["temperature"] == 0).all() and (entry["top_p"] == 1).all() and (entry["logprobs"] == -1).all()
     assert (entry["repetition_penalty"] == 1).all()
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import runpy
+from pathlib import Path
 
 import openai
 import orjson
@@ -15,11 +17,13 @@ from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.http.answers import Answer, Choice, Usage
 from blinkpy.dpu.http.request_fields import CHAT_FIELDS, COMPLETION_FIELDS, Request, parse, token_limit
 from blinkpy.dpu.token_logprobs import TokenLogprobs, token_logprobs
-from blinkpy.queues.request_parameters import Sampling
+from blinkpy.queues.request_parameters import RequestParameters
+from blinkpy.queues.submission import pack_entry
 
 RELAXED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
 
-DEFAULTS = Sampling(temperature=0.6, top_p=0.9)
+ROOT = Path(__file__).parents[3]
+DEFAULTS = RequestParameters(temperature=0.6, top_p=0.9)
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
@@ -47,10 +51,10 @@ def refused(body: bytes, fields=CHAT_FIELDS) -> ApiError:
 
 def test_defaults_come_from_the_model() -> None:
     request = chat()
-    assert request.sampling == DEFAULTS
+    assert request.parameters == DEFAULTS
     assert (request.max_tokens, request.stop, request.stream, request.ignore_eos) == (None, (), False, False)
     assert request.messages == HELLO
-    assert chat(temperature=None, top_p=None, max_tokens=None, stop=None, seed=None).sampling == DEFAULTS
+    assert chat(temperature=None, top_p=None, max_tokens=None, stop=None, seed=None).parameters == DEFAULTS
 
 
 def test_every_field_arrives() -> None:
@@ -60,10 +64,10 @@ def test_every_field_arrives() -> None:
         stream=True, stream_options={"include_usage": True}, n=1, user="u", metadata={"a": "b"}, store=False, service_tier="auto",
         logit_bias={}, best_of=1, echo=False, suffix=None, logprobs=None,
     )  # fmt: skip
-    sampling = request.sampling
-    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.0, 1.0, 0, 0.1)
-    assert (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) == (1.1, -2.0, 2.0)
-    assert (sampling.seed, sampling.priority, sampling.min_tokens) == (-3, -7, 2)
+    given = request.parameters
+    assert (given.temperature, given.top_p, given.top_k, given.min_p) == (0.0, 1.0, 0, 0.1)
+    assert (given.repetition_penalty, given.presence_penalty, given.frequency_penalty) == (1.1, -2.0, 2.0)
+    assert (given.seed, given.priority, given.min_tokens) == (-3, -7, 2)
     assert (request.model, request.max_tokens, request.stop, request.stop_ids) == ("m", 5, ("a", "b"), (3, 4))
     assert (request.ignore_eos, request.stream, request.include_usage) == (True, True, True)
     assert request.prompts == ["Hello"]
@@ -92,18 +96,18 @@ def test_prompts_in_all_their_shapes(prompt, expected) -> None:
 
 
 def test_salts_separate_caches() -> None:
-    salts = {completion(cache_salt=salt).sampling.cache_salt for salt in ("a", "b", "c")}
+    salts = {completion(cache_salt=salt).parameters.cache_salt for salt in ("a", "b", "c")}
     assert len(salts) == 3
     assert all(1 <= salt < 2**63 for salt in salts)
-    assert completion(cache_salt="a").sampling.cache_salt == completion(cache_salt="a").sampling.cache_salt
-    assert completion().sampling.cache_salt == 0
+    assert completion(cache_salt="a").parameters.cache_salt == completion(cache_salt="a").parameters.cache_salt
+    assert completion().parameters.cache_salt == 0
 
 
 def test_log_probabilities_are_asked_for_in_two_ways() -> None:
-    assert [completion(logprobs=count).sampling.logprobs for count in (None, 0, 20)] == [-1, 0, 20]
-    assert [chat(logprobs=wanted).sampling.logprobs for wanted in (None, False, True)] == [-1, -1, 0]
-    assert [chat(logprobs=True, top_logprobs=count).sampling.logprobs for count in (None, 0, 20)] == [0, 0, 20]
-    assert chat(top_logprobs=0).sampling == DEFAULTS
+    assert [completion(logprobs=count).parameters.logprobs for count in (None, 0, 20)] == [-1, 0, 20]
+    assert [chat(logprobs=wanted).parameters.logprobs for wanted in (None, False, True)] == [-1, -1, 0]
+    assert [chat(logprobs=True, top_logprobs=count).parameters.logprobs for count in (None, 0, 20)] == [0, 0, 20]
+    assert chat(top_logprobs=0).parameters == DEFAULTS
 
 
 def test_last_of_two_equal_keys_counts() -> None:
@@ -286,7 +290,13 @@ def test_any_values_parse_or_are_refused_in_words(fields) -> None:
         assert outcome.status == 400
         assert orjson.loads(outcome.body())["error"]["message"]
     else:  # what is accepted fits into a submission entry
-        outcome.sampling.pack(1, 1, 0, 0, 1, 0, 0)
+        pack_entry(outcome.parameters, 1, 1, 0, 0, 1, 0, 0)
+
+
+def test_the_page_of_fields_is_current() -> None:
+    tool = runpy.run_path(str(ROOT / "tools" / "write_api_fields.py"))
+    page = (ROOT / "docs" / "api.md").read_text()
+    assert tool["written"](page) == page, "the fields changed: run `make docs`"
 
 
 # ---- lengths

@@ -237,7 +237,7 @@ def test_transport_on_a_machine_that_reorders_uses_the_fence(name, monkeypatch) 
     monkeypatch.setattr("blinkpy.dpu.link.connect_shm.store_fence", lambda: lambda: calls.append(1))
     segment = create_segment(name, SIZES, FACTS)
     transport = attach_segment(name, 0)
-    transport.ring(5)
+    transport.ring_doorbell(5)
     transport.read_pair()
     assert len(calls) == 2
     transport.read_logprobs(0, 1)

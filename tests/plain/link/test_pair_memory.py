@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from blinkpy.config import Config, ConfigError
-from blinkpy.engine.devices.choose_device import make_engine
+from blinkpy.engine.engine import make_engine
 from blinkpy.engine.link import pair_memory
 from blinkpy.engine.link.pair_memory import DmaBufMemory, HostMemory, PeerMemory
 from blinkpy.queues.layout import QueueLayout, QueueSizes
@@ -223,7 +223,7 @@ def test_pairs_in_gpu_memory_have_the_layout_of_the_segment(monkeypatch) -> None
     assert not any(segment[layout.first_pair :])
     assert gpu[: layout.total_bytes - layout.first_pair].tobytes() == whole[layout.first_pair :].tobytes()
 
-    at = layout.back(2) - layout.first_pair + 8 * PAIR_ATTACHED
-    assert queues.read_word(at) == int(whole.view(np.int64)[(layout.back(2) + 8 * PAIR_ATTACHED) // 8])
+    at = layout.engine_region(2) - layout.first_pair + 8 * PAIR_ATTACHED
+    assert queues.read_word(at) == int(whole.view(np.int64)[(layout.engine_region(2) + 8 * PAIR_ATTACHED) // 8])
     assert copied == [(int(gpu.ctypes.data) + at, 8)]
     queues.close()

@@ -53,7 +53,7 @@ def test_header_survives(sizes: QueueSizes) -> None:
 
 
 def test_records_have_the_documented_sizes() -> None:
-    assert SQ_ENTRY.itemsize == 128
+    assert SQ_ENTRY.itemsize == 256
     assert RECORD_BYTES == 168
     pair = np.array([NO_RECORD_PAIR]).view(RECORD_PAIR)[0]
     assert (pair["token"], pair["logprob"]) == (-1, -np.inf)
@@ -80,9 +80,9 @@ def test_no_two_regions_share_a_byte(sizes: QueueSizes) -> None:
 def test_regions_can_be_registered_on_their_own(sizes: QueueSizes) -> None:
     layout = QueueLayout(sizes)
     for pair in range(sizes.pairs):
-        assert layout.front(pair) % ALIGNMENT == 0
-        assert layout.back(pair) % ALIGNMENT == 0
-    assert layout.back(sizes.pairs - 1) + layout.back_bytes == layout.total_bytes
+        assert layout.front_region(pair) % ALIGNMENT == 0
+        assert layout.engine_region(pair) % ALIGNMENT == 0
+    assert layout.engine_region(sizes.pairs - 1) + layout.engine_region_bytes == layout.total_bytes
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,8 @@ def test_regions_can_be_registered_on_their_own(sizes: QueueSizes) -> None:
     [
         ("magic", b"SOMETHNG", "not a blinkpy queue segment"),
         ("version", VERSION + 1, f"version {VERSION + 1}, this front end has {VERSION}"),
-        ("sq_entry_bytes", 64, "sq_entry_bytes 64, this front end has 128"),
+        ("sq_entry_bytes", 64, "sq_entry_bytes 64, this front end has 256"),
+        ("sq_entry_fields", 7, "sq_entry_fields 7"),
         ("cq_entry_bytes", 16, "cq_entry_bytes 16, this front end has 8"),
         ("record_bytes", 88, "record_bytes 88, this front end has 168"),
         ("header_bytes", 8, "header_bytes 8"),

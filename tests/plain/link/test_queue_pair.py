@@ -14,13 +14,12 @@ from support.front_end.hash_reference import page_hashes
 
 from blinkpy.dpu.link.arenas import Arena
 from blinkpy.dpu.link.connect_shm import ShmTransport, attach_segment
-from blinkpy.dpu.link.queue_pair import Busy, EngineLost, InFlight, QueuePair, Unavailable
+from blinkpy.dpu.link.queue_pair import EngineLostError, EngineUnavailableError, InFlightRequest, NoRoomError, QueuePair
 from blinkpy.queues import completion
 from blinkpy.queues.array_types import Int32
 from blinkpy.queues.completion import FINISH_CANCELLED, FINISH_LENGTH, FINISH_MASK, FINISH_STOP, HAS_TOKEN
 from blinkpy.queues.layout import QueueSizes
-from blinkpy.queues.request_parameters import Sampling, default_sampling
-from blinkpy.queues.submission import SQ_ENTRY, SUBMIT_NO_PREFIX_CACHE
+from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.words import (
     CONTROL_FAULT,
     FRONT_DOORBELL,
@@ -58,9 +57,9 @@ def attached(engine: FakeEngine, index: int = 0, engine_timeout_s: float = 2.0) 
     return pair
 
 
-def drain(pair: QueuePair, until=None, timeout: float = 10.0) -> dict[InFlight, list[tuple[int, int]]]:
+def drain(pair: QueuePair, until=None, timeout: float = 10.0) -> dict[InFlightRequest, list[tuple[int, int]]]:
     """Poll until nothing is in flight, or until a condition."""
-    got: dict[InFlight, list[tuple[int, int]]] = {}
+    got: dict[InFlightRequest, list[tuple[int, int]]] = {}
     deadline = time.monotonic() + timeout
     while not (until() if until else not pair.in_flight):
         assert time.monotonic() < deadline, f"still in flight: {pair.in_flight}"
@@ -122,55 +121,16 @@ def test_arena_refuses_nonsense() -> None:
         arena.give_back(1)
 
 
-def test_entry_is_what_the_layout_says(rng) -> None:
-    values = {
-        "seed": int(rng.integers(-(2**63), 2**63 - 1)),
-        "cache_salt": int(rng.integers(0, 2**63 - 1)),
-        "max_tokens": 17,
-        "min_tokens": 3,
-        "priority": -5,
-        "flags": SUBMIT_NO_PREFIX_CACHE,
-        "temperature": 0.75,
-        "top_p": 0.5,
-        "min_p": 0.125,
-        "top_k": 40,
-        "repetition_penalty": 1.25,
-        "presence_penalty": -1.5,
-        "frequency_penalty": 2.0,
-        "logprobs": 11,
-    }
-    entry = np.frombuffer(Sampling(**values, stop_ids=(7, 9)).pack(11, 12, 13, 14, 15, 16, 17), SQ_ENTRY)[0]
-    for name, value in values.items():
-        assert entry[name] == value, name
-    names = ("request_id", "epoch", "slot", "prompt_offset", "prompt_length", "hash_offset", "hash_count")
-    assert [int(entry[name]) for name in names] == [11, 12, 13, 14, 15, 16, 17]
-    assert entry["stop_ids"].tolist() == [7, 9] + [-1] * 6
-    assert np.frombuffer(Sampling().pack(1, 1, 0, 0, 1, 0, 0), SQ_ENTRY)["logprobs"] == -1
-    with pytest.raises(ValueError, match="at most 8"):
-        Sampling(stop_ids=tuple(range(9))).pack(1, 1, 0, 0, 1, 0, 0)
-    with pytest.raises(ValueError, match="does not fit"):
-        Sampling(seed=2**63).pack(1, 1, 0, 0, 1, 0, 0)
-
-
-def test_defaults_of_a_model() -> None:
-    assert default_sampling({"temperature": 0.6, "top_k": 20, "top_p": None, "pad_token_id": 3}) == Sampling(
-        temperature=0.6, top_k=20
-    )
-    assert default_sampling({"do_sample": False, "temperature": 0.6}).temperature == 0.0
-    with pytest.raises(ValueError, match="top_p"):
-        default_sampling({"top_p": "high"})
-
-
 # ---- requests
 
 
 def test_many_requests_come_back_whole_and_in_order(engine, pair, rng) -> None:
     """Random lengths, more requests than slots, rings that wrap: each answer is exactly the expected one, and so are the
     records of those that asked for log probabilities."""
-    expected: dict[InFlight, list[int]] = {}
-    asked: set[InFlight] = set()
+    expected: dict[InFlightRequest, list[int]] = {}
+    asked: set[InFlightRequest] = set()
     waiting = 120
-    got: dict[InFlight, list[tuple[int, int]]] = {}
+    got: dict[InFlightRequest, list[tuple[int, int]]] = {}
     deadline = time.monotonic() + 20
     while waiting or pair.in_flight:
         assert time.monotonic() < deadline
@@ -179,8 +139,8 @@ def test_many_requests_come_back_whole_and_in_order(engine, pair, rng) -> None:
             count = int(rng.integers(1, 20))
             try:
                 logprobs = int(rng.integers(-1, 2))
-                request = pair.submit(prompt, Sampling(max_tokens=count, logprobs=logprobs), owner=waiting)
-            except Busy:
+                request = pair.submit(prompt, RequestParameters(max_tokens=count, logprobs=logprobs), owner=waiting)
+            except NoRoomError:
                 break
             assert request not in expected
             if logprobs >= 0:
@@ -205,7 +165,7 @@ def test_many_requests_come_back_whole_and_in_order(engine, pair, rng) -> None:
 
 def test_engine_gets_prompt_hashes_and_parameters(engine, pair, rng) -> None:
     prompt = rng.integers(0, 600, 23).astype(np.int32)
-    pair.submit(prompt, Sampling(max_tokens=1, cache_salt=77, temperature=0.25))
+    pair.submit(prompt, RequestParameters(max_tokens=1, cache_salt=77, temperature=0.25))
     drain(pair)
     (request,) = engine.submitted
     assert request.prompt == prompt.tolist()
@@ -218,13 +178,13 @@ def test_engine_gets_prompt_hashes_and_parameters(engine, pair, rng) -> None:
 
 def test_busy_when_slots_are_out_and_free_again(engine, pair) -> None:
     engine.hold = True
-    requests = [pair.submit(token_array([i + 1]), Sampling(max_tokens=1)) for i in range(SIZES.slots)]
-    with pytest.raises(Busy, match="slots"):
-        pair.submit(token_array([1]), Sampling(max_tokens=1))
+    requests = [pair.submit(token_array([i + 1]), RequestParameters(max_tokens=1)) for i in range(SIZES.slots)]
+    with pytest.raises(NoRoomError, match="slots"):
+        pair.submit(token_array([1]), RequestParameters(max_tokens=1))
     engine.hold = False
     assert len(drain(pair)) == SIZES.slots
     assert sorted(request.slot for request in requests) == list(range(SIZES.slots))
-    pair.submit(token_array([1]), Sampling(max_tokens=1))
+    pair.submit(token_array([1]), RequestParameters(max_tokens=1))
     drain(pair)
 
 
@@ -232,9 +192,9 @@ def test_busy_when_the_arenas_are_full_and_nothing_is_overwritten(engine, pair) 
     engine.consume_nothing = True
     longest = FACTS.max_model_len - 1
     for i in range(SIZES.prompt_tokens // longest):
-        pair.submit(np.full(longest, i, np.int32), Sampling(max_tokens=1))
-    with pytest.raises(Busy, match="arena"):
-        pair.submit(np.full(longest, 99, np.int32), Sampling(max_tokens=1))
+        pair.submit(np.full(longest, i, np.int32), RequestParameters(max_tokens=1))
+    with pytest.raises(NoRoomError, match="arena"):
+        pair.submit(np.full(longest, 99, np.int32), RequestParameters(max_tokens=1))
     engine.consume_nothing = False
     drain(pair)
     assert [set(request.prompt) for request in engine.submitted] == [{0}, {1}, {2}, {3}]
@@ -243,26 +203,26 @@ def test_busy_when_the_arenas_are_full_and_nothing_is_overwritten(engine, pair) 
 def test_refused_sampling_takes_no_room(engine, pair) -> None:
     for _ in range(50):
         with pytest.raises(ValueError, match="fit"):
-            pair.submit(np.zeros(100, np.int32), Sampling(seed=2**70))
+            pair.submit(np.zeros(100, np.int32), RequestParameters(seed=2**70))
     assert pair.in_flight == 0
-    pair.submit(np.zeros(120, np.int32), Sampling(max_tokens=1))
+    pair.submit(np.zeros(120, np.int32), RequestParameters(max_tokens=1))
     drain(pair)
 
 
 def test_prompt_lengths_that_can_never_fit(pair) -> None:
     for length in (0, SIZES.prompt_tokens + 1):
         with pytest.raises(ValueError, match="tokens"):
-            pair.submit(np.zeros(length, np.int32), Sampling())
+            pair.submit(np.zeros(length, np.int32), RequestParameters())
 
 
 def test_slow_reader_stalls_only_itself() -> None:
     sizes = QueueSizes(2, 8, 8, 16, 512, 128)
     with running(sizes=sizes) as engine:
         slow, quick = attached(engine, 0), attached(engine, 1)
-        request = slow.submit(token_array([5, 6, 7]), Sampling(max_tokens=60))
+        request = slow.submit(token_array([5, 6, 7]), RequestParameters(max_tokens=60))
         wait(lambda: engine.stalls > 3)
         for _ in range(3):
-            quick.submit(token_array([1, 2]), Sampling(max_tokens=40))
+            quick.submit(token_array([1, 2]), RequestParameters(max_tokens=40))
         assert len(drain(quick)) == 3
         events = drain(slow)[request]
         assert [token for token, _ in events] == [5, 6, 7] * 20
@@ -275,7 +235,7 @@ def test_slow_reader_stalls_only_itself() -> None:
 
 def test_cancel_ends_a_request_once(engine, pair) -> None:
     engine.hold = True
-    request = pair.submit(token_array([1]), Sampling(max_tokens=100))
+    request = pair.submit(token_array([1]), RequestParameters(max_tokens=100))
     pair.cancel(request)
     pair.cancel(request)
     events = drain(pair)[request]
@@ -283,7 +243,7 @@ def test_cancel_ends_a_request_once(engine, pair) -> None:
     assert engine.cancels == 1
     pair.cancel(request)  # long over: its slot may be another's by now
     engine.hold = False
-    other = pair.submit(token_array([4]), Sampling(max_tokens=5))
+    other = pair.submit(token_array([4]), RequestParameters(max_tokens=5))
     assert other.slot == request.slot
     pair.cancel(request)
     assert len(drain(pair)[other]) == 5
@@ -291,10 +251,10 @@ def test_cancel_ends_a_request_once(engine, pair) -> None:
 
 
 def test_late_cancel_does_not_undo_anothers(engine, pair) -> None:
-    old = pair.submit(token_array([4]), Sampling(max_tokens=1))
+    old = pair.submit(token_array([4]), RequestParameters(max_tokens=1))
     drain(pair)
     engine.hold = True
-    new = pair.submit(token_array([4]), Sampling(max_tokens=50))
+    new = pair.submit(token_array([4]), RequestParameters(max_tokens=50))
     assert new.slot == old.slot
     wait(lambda: bool(engine.pairs[0].requests))
     engine.paused = True
@@ -311,13 +271,13 @@ def test_late_cancel_does_not_undo_anothers(engine, pair) -> None:
 def test_epochs_count_up_and_old_requests_are_forgotten(engine) -> None:
     pair = attached(engine)
     engine.hold = True
-    old = pair.submit(token_array([9]), Sampling(max_tokens=50))
+    old = pair.submit(token_array([9]), RequestParameters(max_tokens=50))
     first = pair.epoch
     pair.attach(5)
     assert pair.epoch == first + 1
     engine.hold = False
     assert pair.in_flight == 0
-    new = pair.submit(token_array([3]), Sampling(max_tokens=50))
+    new = pair.submit(token_array([3]), RequestParameters(max_tokens=50))
     assert new.slot == old.slot
     events = drain(pair)
     assert list(events) == [new]
@@ -329,14 +289,14 @@ def test_late_writes_of_an_old_epoch_change_nothing(engine) -> None:
     """A front end that was fenced, and writes on as if nothing had happened."""
     old = attached(engine)
     engine.fence(0)
-    with pytest.raises(EngineLost, match="fenced"):
+    with pytest.raises(EngineLostError, match="revoked"):
         old.check()
-    old.submit(token_array([1]), Sampling(max_tokens=3))  # it hasn't noticed
+    old.submit(token_array([1]), RequestParameters(max_tokens=3))  # it hasn't noticed
     time.sleep(0.02)
     assert engine.submitted == []
     old.transport.close()
     new = attached(engine)
-    request = new.submit(token_array([2]), Sampling(max_tokens=3))
+    request = new.submit(token_array([2]), RequestParameters(max_tokens=3))
     assert [token for token, _ in drain(new)[request]] == [2, 2, 2]
     assert len(engine.submitted) == 1
     new.close()
@@ -351,7 +311,7 @@ def test_a_lease_that_runs_out_fences(engine) -> None:
             pair.heartbeat()
         pair.check()
         wait(lambda: engine.fences == 1)
-        with pytest.raises(EngineLost, match="lease"):
+        with pytest.raises(EngineLostError, match="lease"):
             pair.check()
         assert pair.abandon() == []
         pair.attach(5)
@@ -362,22 +322,22 @@ def test_a_lease_that_runs_out_fences(engine) -> None:
 def test_a_stopped_engine_loses_everything_at_once(engine) -> None:
     pair = attached(engine, engine_timeout_s=0.05)
     engine.hold = True
-    request = pair.submit(token_array([1]), Sampling())
+    request = pair.submit(token_array([1]), RequestParameters())
     pair.check()
     engine.paused = True
 
     def lost() -> bool:
         try:
             pair.check()
-        except EngineLost as error:
+        except EngineLostError as error:
             return "not moved" in str(error)
         return False
 
     wait(lost, 1.0)
     assert pair.abandon() == [request]
-    with pytest.raises(EngineLost):
-        pair.submit(token_array([1]), Sampling())
-    with pytest.raises(EngineLost, match="grant"):
+    with pytest.raises(EngineLostError):
+        pair.submit(token_array([1]), RequestParameters())
+    with pytest.raises(EngineLostError, match="grant"):
         pair.attach(0.05)
     engine.paused = False
     pair.attach(5)
@@ -387,13 +347,13 @@ def test_a_stopped_engine_loses_everything_at_once(engine) -> None:
 @pytest.mark.parametrize("state", [STATE_STOPPED, STATE_FAULTED])
 def test_engine_states_that_are_the_end(engine, pair, state) -> None:
     engine.state(state)
-    with pytest.raises(EngineLost, match=STATE_NAMES[state]):
+    with pytest.raises(EngineLostError, match=STATE_NAMES[state]):
         pair.check()
 
 
 def test_fault_seen_by_the_host(engine, pair) -> None:
     engine.views.control[CONTROL_FAULT] = 1
-    with pytest.raises(EngineLost, match="died"):
+    with pytest.raises(EngineLostError, match="died"):
         pair.check()
 
 
@@ -401,17 +361,17 @@ def test_fault_seen_by_the_host(engine, pair) -> None:
 def test_engine_states_that_take_nothing(engine, pair, state) -> None:
     engine.state(state)
     pair.check()
-    with pytest.raises(Unavailable, match=r"starting|draining"):
-        pair.submit(token_array([1]), Sampling())
+    with pytest.raises(EngineUnavailableError, match=r"starting|draining"):
+        pair.submit(token_array([1]), RequestParameters())
 
 
 def test_restarted_engine_is_another_one(engine) -> None:
     pair = attached(engine)
     engine.stop()
-    with pytest.raises(EngineLost):
+    with pytest.raises(EngineLostError):
         pair.check()
     with running(name=engine.segment_name) as second:
-        with pytest.raises(EngineLost):
+        with pytest.raises(EngineLostError):
             pair.check()
         other = attached(second)
         assert other.facts.instance != pair.facts.instance
@@ -423,8 +383,8 @@ def test_impossible_head_is_noticed(engine, pair) -> None:
     engine.paused = True
     time.sleep(0.01)
     engine.views.pair[0, PAIR_SQ_HEAD] = 1000
-    with pytest.raises(EngineLost, match="1000"):
-        pair.submit(token_array([1]), Sampling())
+    with pytest.raises(EngineLostError, match="1000"):
+        pair.submit(token_array([1]), RequestParameters())
 
 
 def test_stray_completions_are_counted_and_skipped(engine, pair) -> None:
@@ -434,7 +394,7 @@ def test_stray_completions_are_counted_and_skipped(engine, pair) -> None:
     engine._publish(0, fake, 3, 1, HAS_TOKEN)
     engine._publish(0, fake, 60000, 1, HAS_TOKEN)
     engine.paused = False
-    request = pair.submit(token_array([2]), Sampling(max_tokens=2))
+    request = pair.submit(token_array([2]), RequestParameters(max_tokens=2))
     assert [token for token, _ in drain(pair)[request]] == [2, 2]
     assert pair.stray_completions == 2
 
@@ -446,7 +406,7 @@ def test_laps_wrap(monkeypatch) -> None:
     with running(sizes=sizes) as engine:
         pair = attached(engine)
         for i in range(12):
-            request = pair.submit(token_array([i + 1]), Sampling(max_tokens=5))
+            request = pair.submit(token_array([i + 1]), RequestParameters(max_tokens=5))
             assert [token for token, _ in drain(pair)[request]] == [i + 1] * 5
         pair.close()
 
@@ -466,12 +426,12 @@ def test_doorbell_comes_after_the_entry_behind_a_fence(engine, monkeypatch) -> N
         calls.append("fence before doorbell" if now == bell else "fence after doorbell")
 
     monkeypatch.setattr(transport, "_fence", fence)
-    for name in ("write_prompt", "write_hashes", "write_entry", "ring"):
+    for name in ("write_prompt", "write_hashes", "write_entry", "ring_doorbell"):
         method = getattr(transport, name)
         monkeypatch.setattr(transport, name, lambda *a, name=name, method=method: (calls.append(name), method(*a))[1])
-    pair.submit(np.arange(9, dtype=np.int32), Sampling(max_tokens=1))
+    pair.submit(np.arange(9, dtype=np.int32), RequestParameters(max_tokens=1))
     after = calls[calls.index("write_prompt") :]
-    assert after == ["write_prompt", "write_hashes", "write_entry", "ring", "fence before doorbell"]
+    assert after == ["write_prompt", "write_hashes", "write_entry", "ring_doorbell", "fence before doorbell"]
     assert transport._words[transport._front + FRONT_DOORBELL] != bell
     engine.paused = False
     drain(pair)
@@ -480,7 +440,7 @@ def test_doorbell_comes_after_the_entry_behind_a_fence(engine, monkeypatch) -> N
 
 def test_fake_engine_gives_every_sampling_word(engine, pair) -> None:
     """The fake itself: the stop id ends an answer, and not before min_tokens."""
-    request = pair.submit(token_array([4, 5, 6]), Sampling(max_tokens=50, min_tokens=4, stop_ids=(5,)))
+    request = pair.submit(token_array([4, 5, 6]), RequestParameters(max_tokens=50, min_tokens=4, stop_ids=(5,)))
     events = drain(pair)[request]
     assert [token for token, _ in events] == [4, 5, 6, 4, 5]
     assert events[-1][1] == HAS_TOKEN | FINISH_STOP

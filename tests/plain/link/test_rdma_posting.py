@@ -12,8 +12,10 @@ import pytest
 from benchmarks.parts.rdma_cpu import FACTS, SIZES, Card, connect
 from blinkpy.dpu.link import connect_rdma, rdma_writes
 from blinkpy.dpu.link.connect_rdma import RdmaTransport
+from blinkpy.queues.submission import SQ_ENTRY_BYTES
 from blinkpy.queues.words import FRONT_CQ_HEAD, FRONT_DOORBELL, FRONT_HEARTBEAT
 from blinkpy.transport.segment import Segment, create_segment
+from blinkpy.transport.verbs import INLINE_LEAST, INLINE_WANTED
 
 
 class LateCard(Card):
@@ -50,7 +52,7 @@ def test_words_are_taken_when_they_are_posted(wired) -> None:
     transport, segment = wired
     front = segment.views().front[0]
     for value in (7, 8, 9):
-        transport.ring(value)
+        transport.ring_doorbell(value)
         assert front[FRONT_DOORBELL] == value
         transport.write_word(FRONT_HEARTBEAT, 10 * value)
         assert front[FRONT_HEARTBEAT] == 10 * value
@@ -60,19 +62,21 @@ def test_words_are_taken_when_they_are_posted(wired) -> None:
         assert segment.views().cancel[0, 3] == 100 * value
 
 
-def test_prompts_stay_in_the_copy_until_the_card_has_read_them(wired, rng) -> None:
+@pytest.mark.parametrize("inline", [INLINE_LEAST, INLINE_WANTED])
+def test_what_is_not_inline_stays_in_the_copy_until_the_card_has_read_it(wired, rng, inline: int) -> None:
     transport, segment = wired
+    transport.queue._inline = inline
     prompts = [rng.integers(0, 4096, 1000, dtype=np.int32) for _ in range(3)]
     given = np.empty(1000, np.int32)  # the caller's, which uses it again
     for i, prompt in enumerate(prompts):
         given[:] = prompt
         transport.write_prompt(1000 * i, given)
-        transport.write_entry(i, bytes([i]) * 128)
-        transport.ring(i + 1)
+        transport.write_entry(i, bytes([i]) * SQ_ENTRY_BYTES)
+        transport.ring_doorbell(i + 1)
     transport.lost()  # the card reads now
     views = segment.views()
     assert (views.prompt[0, :3000] == np.concatenate(prompts)).all()
-    assert [int(word) for word in views.sq[0, :3, 0]] == [0x01010101 * i for i in range(3)]
+    assert (views.sq[0, :3] == 0x01010101 * np.arange(3)[:, None]).all()
 
 
 def test_completions_come_as_they_are_when_the_card_reads(wired) -> None:

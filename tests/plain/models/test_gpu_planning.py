@@ -12,7 +12,8 @@ from benchmarks.common.model_shapes import SHAPES
 from blinkpy.config import Config, ConfigError
 from blinkpy.kv.limits import make_limits
 from blinkpy.kv.state_memory import make_state
-from blinkpy.models.description.decoder_description import Architecture, parse_architecture
+from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.families.describe_model import describe_config
 from blinkpy.models.gpu.gpu_memory_plan import plan_memory
 from blinkpy.models.gpu.step_shapes import SMALLEST_MIXED, bucket_shapes, step_shapes
 from blinkpy.queues.header import EngineFacts
@@ -22,8 +23,8 @@ from blinkpy.queues.views import engine_views
 GIB = 1 << 30
 
 
-def llama_8b() -> Architecture:
-    return parse_architecture(SHAPES["llama-3-8b"])
+def llama_8b() -> DecoderDescription:
+    return describe_config(SHAPES["llama-3-8b"])
 
 
 @pytest.mark.parametrize(("rows", "tokens"), [(256, 2048), (1, 1), (1, 512), (7, 7), (48, 300), (1024, 4096), (33, 33)])
@@ -49,16 +50,16 @@ def test_every_batch_has_a_graph_that_holds_it(rows: int, tokens: int, rng: np.r
 
 
 def test_memory_by_part() -> None:
-    config, a = Config().with_options({"max_model_len": 4096, "max_num_batched_tokens": 2048}), llama_8b()
+    config, model = Config().with_options({"max_model_len": 4096, "max_num_batched_tokens": 2048}), llama_8b()
     page = 2 * 32 * 8 * 128 * 16 * 2
-    plan = plan_memory(config, a, 2, page, free=139 * GIB, total=140 * GIB)
+    plan = plan_memory(config, model, 2, page, free=139 * GIB, total=140 * GIB)
     assert plan.weights == 2 * 8_030_261_248
     assert plan.usable == int(140 * GIB * 0.9) - GIB
     assert plan.cache == plan.usable - plan.needed > 100 * GIB
     plan.require(plan.cache)
     with pytest.raises(ConfigError, match=r"does not fit on the GPU: .*weights 14\.96 GiB.*, 125\.00 GiB usable"):
         plan.require(plan.cache + 1)
-    with_queues = plan_memory(config, a, 2, page, free=139 * GIB, total=140 * GIB, queue_bytes=3 * GIB)
+    with_queues = plan_memory(config, model, 2, page, free=139 * GIB, total=140 * GIB, queue_bytes=3 * GIB)
     assert (with_queues.needed - plan.needed, plan.cache - with_queues.cache) == (3 * GIB, 3 * GIB)
     small = dataclasses.replace(plan, free=8 * GIB, total=16 * GIB)
     with pytest.raises(ConfigError, match=r"6\.40 GiB usable"):
@@ -66,14 +67,16 @@ def test_memory_by_part() -> None:
 
 
 def test_the_gpu_sees_the_segment_as_the_host_does() -> None:
-    device_views = pytest.importorskip("blinkpy.device.cuda.gpu_memory_views")
+    pytest.importorskip("cuda.bindings")
+    from blinkpy.engine.link.gpu_queues import views_at
+
     layout = QueueLayout(QueueSizes(pairs=3, slots=4, sq_entries=4, cq_entries=8, prompt_tokens=32, hash_entries=4))
     buffer = np.zeros(layout.total_bytes, np.uint8)
     views, base = engine_views(memoryview(buffer), layout), int(buffer.ctypes.data)
     elsewhere = 0x7000_0000_0000
-    views_at = device_views.views_at(views, base, elsewhere, buffer)
+    elsewhere_views = views_at(views, base, elsewhere, buffer)
     for name, array in views._asdict().items():
-        moved = getattr(views_at, name)
+        moved = getattr(elsewhere_views, name)
         facts = moved.__cuda_array_interface__
         assert facts["data"][0] - elsewhere == array.ctypes.data - base
         assert (facts["shape"], facts["strides"], facts["typestr"]) == (array.shape, array.strides, array.dtype.str)
@@ -91,10 +94,10 @@ def test_arrays_as_kernel_arguments() -> None:
 
 def test_without_a_gpu_the_engine_says_so(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
-    provision = pytest.importorskip("blinkpy.engine.devices.cuda_device")
+    pytest.importorskip("numba_cuda")
+    from blinkpy.engine.engine import make_engine
+
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    engine = provision.CudaEngine(Config().with_options({"model": str(tmp_path), "device": "cuda"}))
     with pytest.raises(ConfigError, match="no usable NVIDIA GPU"):
-        engine.start()
-    engine.close()  # nothing was started
+        make_engine(Config().with_options({"model": str(tmp_path), "device": "cuda"}))

@@ -16,17 +16,21 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-provision = pytest.importorskip("blinkpy.engine.devices.cuda_device")
+runtime = pytest.importorskip("cuda.bindings").runtime
+pytest.importorskip("numba_cuda")
 
 from support.models.model_zoo import save_model  # noqa: E402
 
 from benchmarks.common.model_shapes import SHAPES  # noqa: E402
 from blinkpy import cli  # noqa: E402
 from blinkpy.config import Config, ConfigError  # noqa: E402
-from blinkpy.engine.devices import choose_device  # noqa: E402
+from blinkpy.engine.devices import cuda_device  # noqa: E402
+from blinkpy.engine.engine import make_engine  # noqa: E402
+from blinkpy.engine.link import pair_placement  # noqa: E402
 from blinkpy.kv.state import BATCH_COUNTS, ROWS, TOKENS  # noqa: E402
 from blinkpy.models.gpu import host_driven_step  # noqa: E402
 from blinkpy.models.gpu.step_shapes import StepShape  # noqa: E402
+from blinkpy.models.weights import decoder_weights  # noqa: E402
 
 GIB = 1 << 30
 LLAMA_8B = SHAPES["llama-3-8b"]
@@ -45,13 +49,13 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA Made-Up")
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, total))
-        monkeypatch.setattr(provision.runtime, "cudaDriverGetVersion", lambda: (0, driver))
+        monkeypatch.setattr(runtime, "cudaDriverGetVersion", lambda: (0, driver))
 
         def began(*arguments: object) -> None:
             raise LoadingBegan
 
-        monkeypatch.setattr(provision, "dummy_weights", began)
-        monkeypatch.setattr(choose_device, "gpu_usable", lambda: True)
+        monkeypatch.setattr(decoder_weights, "dummy_weights", began)
+        monkeypatch.setattr(cuda_device, "gpu_usable", lambda: True)
 
     return make
 
@@ -101,7 +105,7 @@ def test_the_driver_knows_no_conditional_nodes(
     assert "the NVIDIA driver supports CUDA 12.4; conditional graph nodes" in line
     assert "need 12.8 (or use --control host)" in line
     with pytest.raises(LoadingBegan):  # which needs none
-        provision.CudaEngine(config(folder, control="host")).start()
+        make_engine(config(folder, control="host")).start()
 
 
 def config(folder: Path, **values: Any) -> Config:
@@ -121,15 +125,15 @@ def test_the_model_does_not_fit(gpu: Callable[..., None], folder: Path, capsys: 
 def test_queue_pairs_in_gpu_memory_are_part_of_what_does_not_fit(
     gpu: Callable[..., None], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(provision, "check_pair_memory", lambda way: None)
+    monkeypatch.setattr(pair_placement, "placement_problem", lambda way: "")
     gpu(free=14 * GIB, total=16 * GIB)
     # 2**26 tokens of 4 bytes in each of 4 arenas, and less than 2 MiB a pair for rings, records and page hashes.
     options = {"transport": "rdma", "workers": 4, "prompt_arena_tokens": 1 << 26, "max_model_len": 1024}
     for way in ("dmabuf", "peermem"):
         with pytest.raises(ConfigError, match=r"does not fit on the GPU: .*scheduler state .*, queue pairs 1\.0[01] GiB, "):
-            provision.CudaEngine(config(folder, queue_memory=way, **options)).start()
+            make_engine(config(folder, queue_memory=way, **options)).start()
     with pytest.raises(ConfigError, match="does not fit") as caught:
-        provision.CudaEngine(config(folder, queue_memory="host", **options)).start()
+        make_engine(config(folder, queue_memory="host", **options)).start()
     assert "queue pairs" not in str(caught.value)
 
 
@@ -138,7 +142,7 @@ def test_the_context_that_was_asked_for_does_not_fit(
 ) -> None:
     gpu(free=21 * GIB, total=22 * GIB)
     with pytest.raises(LoadingBegan):
-        provision.CudaEngine(config(folder, max_model_len=1024)).start()
+        make_engine(config(folder, max_model_len=1024)).start()
     line = refused(capsys, folder, "--load-format", "dummy", "--num-pages", "40000", "--max-model-len", "8192")
     assert "does not fit" in line
     assert "KV cache at least 78.12 GiB" in line
@@ -152,7 +156,7 @@ def test_memory_that_is_gone_while_it_loads(
     def taken(*arguments: object) -> None:
         raise torch.cuda.OutOfMemoryError("CUDA out of memory.\nSee the documentation.")
 
-    monkeypatch.setattr(provision, "dummy_weights", taken)
+    monkeypatch.setattr(decoder_weights, "dummy_weights", taken)
     line = refused(capsys, folder, "--load-format", "dummy")
     assert (
         "out of GPU memory while loading weights: 139.00 GiB of 140.00 GiB are free, and the plan was weights 14.96 GiB" in line

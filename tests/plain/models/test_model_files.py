@@ -17,11 +17,11 @@ import torch
 from support.models.model_zoo import save_model
 
 from blinkpy.config import ConfigError
-from blinkpy.models.description.decoder_description import read_architecture
+from blinkpy.models.families.describe_model import describe_model
 from blinkpy.models.weights.checkpoint import expected_tensors, open_checkpoint
 from blinkpy.models.weights.decoder_weights import Weights, choose_dtype, dummy_weights, load_weights, random_weights
 from blinkpy.models.weights.model_folder import DEMO_FOLDER, resolve_model
-from blinkpy.models.weights.tensor_loader import Loader
+from blinkpy.models.weights.tensor_loader import TensorLoader
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def write_file(path: Path, header: dict, data: bytes) -> None:
 
 def refused(folder: Path, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        load_weights(read_architecture(folder), folder, torch.float32)
+        load_weights(describe_model(folder), folder, torch.float32)
 
 
 # ---- checkpoints ----
@@ -61,7 +61,7 @@ def refused(folder: Path, words: str) -> None:
 
 def test_single_and_sharded_are_the_same(saved: Path) -> None:
     assert len(list((saved / "sharded").glob("*.safetensors"))) > 2
-    single, sharded = (load_weights(read_architecture(saved / n), saved / n, torch.float32) for n in ("single", "sharded"))
+    single, sharded = (load_weights(describe_model(saved / n), saved / n, torch.float32) for n in ("single", "sharded"))
     for ours, theirs in zip(single.layers, sharded.layers, strict=True):
         for name, value in vars(ours).items():
             other = getattr(theirs, name)
@@ -71,13 +71,13 @@ def test_single_and_sharded_are_the_same(saved: Path) -> None:
 
 
 def test_tied_embeddings_share_memory(saved: Path) -> None:
-    weights = load_weights(read_architecture(saved / "tied"), saved / "tied", torch.float32)
+    weights = load_weights(describe_model(saved / "tied"), saved / "tied", torch.float32)
     assert weights.lm_head.data_ptr() == weights.embedding.data_ptr()
 
 
 def test_progress_and_types(saved: Path) -> None:
     seen: list[float] = []
-    weights = load_weights(read_architecture(saved / "single"), saved / "single", torch.bfloat16, progress=seen.append)
+    weights = load_weights(describe_model(saved / "single"), saved / "single", torch.bfloat16, progress=seen.append)
     assert seen == sorted(set(seen))
     assert len(seen) > 10
     assert seen[-1] == 1
@@ -87,23 +87,23 @@ def test_progress_and_types(saved: Path) -> None:
 @pytest.mark.parametrize("stored", [torch.float64, torch.float16, torch.bfloat16])
 def test_stored_types_are_converted(stored: torch.dtype, tmp_path: Path) -> None:
     reference = save_model("llama2", tmp_path, 5, dtype=stored)
-    weights = load_weights(read_architecture_of(tmp_path), tmp_path, torch.float32)
+    weights = load_weights(describe_model_of(tmp_path), tmp_path, torch.float32)
     assert torch.equal(weights.lm_head, reference.lm_head.weight.float())
 
 
-def read_architecture_of(folder: Path):  # type: ignore[no-untyped-def]
+def describe_model_of(folder: Path):  # type: ignore[no-untyped-def]
     """Of a folder whose config may name a dtype that only tensors can have."""
     path = folder / "config.json"
     path.write_text(path.read_text().replace('"float64"', '"float32"'))
-    return read_architecture(folder)
+    return describe_model(folder)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_pieces_come_together(saved: Path, dtype: torch.dtype, rng: np.random.Generator) -> None:
     """Pieces smaller than a tensor, more of them than buffers, and of a size that divides nothing."""
-    stored = open_checkpoint(read_architecture(saved / "single"), saved / "single")
+    stored = open_checkpoint(describe_model(saved / "single"), saved / "single")
     targets = {name: torch.full(tensor.shape, torch.nan, dtype=dtype) for name, tensor in stored.items()}
-    with Loader(torch.device("cpu"), threads=3, piece_bytes=4 * int(rng.integers(50, 5000))) as loader:
+    with TensorLoader(torch.device("cpu"), threads=3, piece_bytes=4 * int(rng.integers(50, 5000))) as loader:
         for name, tensor in stored.items():
             loader.add(name, tensor, targets[name])
         loader.finish()
@@ -112,17 +112,17 @@ def test_pieces_come_together(saved: Path, dtype: torch.dtype, rng: np.random.Ge
 
 
 def test_a_file_that_is_cut_short_while_it_is_read(model: Path) -> None:
-    a, path = read_architecture(model), model / "model.safetensors"
-    stored = open_checkpoint(a, model)
+    path = model / "model.safetensors"
+    stored = open_checkpoint(describe_model(model), model)
     last = max(stored, key=lambda name: stored[name].offset)
     os.truncate(path, stored[last].offset + 5)
-    with Loader(torch.device("cpu")) as loader:
+    with TensorLoader(torch.device("cpu")) as loader:
         for name, tensor in stored.items():
             loader.add(name, tensor, torch.empty(tensor.shape))
         with pytest.raises(ConfigError, match=f"model.safetensors was cut short while it was read: {re.escape(last)} lacks"):
             loader.finish()
     path.unlink()
-    with Loader(torch.device("cpu")) as loader, pytest.raises(ConfigError, match=r"can't read .*: No such file"):
+    with TensorLoader(torch.device("cpu")) as loader, pytest.raises(ConfigError, match=r"can't read .*: No such file"):
         loader.add(last, stored[last], torch.empty(stored[last].shape))
 
 
@@ -183,18 +183,18 @@ def test_random_damage_never_crashes(model: Path, rng: np.random.Generator) -> N
     """Any bytes in the header: a clear error, or a checkpoint that still fits."""
     content = (model / "model.safetensors").read_bytes()
     length = 8 + struct.unpack("<Q", content[:8])[0]
-    a = read_architecture(model)
+    description = describe_model(model)
     for _ in range(200):
         damaged = bytearray(content)
         for _ in range(int(rng.integers(1, 4))):
             damaged[int(rng.integers(length))] = int(rng.integers(256))
         (model / "model.safetensors").write_bytes(damaged)
         try:
-            found = open_checkpoint(a, model)
+            found = open_checkpoint(description, model)
         except ConfigError:
             continue
-        assert {name: tensor.shape for name, tensor in found.items()} == expected_tensors(a)
-        load_weights(a, model, torch.float32)
+        assert {name: tensor.shape for name, tensor in found.items()} == expected_tensors(description)
+        load_weights(description, model, torch.float32)
 
 
 def test_index_of_shards(saved: Path, tmp_path: Path) -> None:
@@ -216,12 +216,12 @@ def test_index_of_shards(saved: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("make", "deviation"), [(random_weights, 1.0), (dummy_weights, 1e-3 / 3**0.5)])
 def test_random_weights(saved: Path, make: Callable[..., Weights], deviation: float) -> None:
-    a = read_architecture(saved / "experts")
-    first, again, other = (make(a, seed, torch.float32) for seed in (1, 1, 2))
+    model = describe_model(saved / "experts")
+    first, again, other = (make(model, seed, torch.float32) for seed in (1, 1, 2))
     width = 1.0 if make is dummy_weights else first.layers[2].gate_up.shape[-1] ** 0.5
     assert first.layers[2].gate_up.std() * width == pytest.approx(deviation, rel=0.1)
     assert (first.layers[2].input_norm == 1).all()
-    loaded = load_weights(a, saved / "experts", torch.float32)
+    loaded = load_weights(model, saved / "experts", torch.float32)
     for layer, mine in enumerate(first.layers):
         for name, value in vars(loaded.layers[layer]).items():
             ours = getattr(mine, name)
@@ -231,14 +231,14 @@ def test_random_weights(saved: Path, make: Callable[..., Weights], deviation: fl
 
 
 def test_choice_of_dtype(saved: Path) -> None:
-    a = read_architecture(saved / "single")
-    assert choose_dtype(a, "auto", "cpu") == torch.float32
-    assert choose_dtype(a, "bfloat16", "cpu") == torch.bfloat16
-    half = type(a)(**{**vars(a), "dtype": "float16"})
+    model = describe_model(saved / "single")
+    assert choose_dtype(model, "auto", "cpu") == torch.float32
+    assert choose_dtype(model, "bfloat16", "cpu") == torch.bfloat16
+    half = type(model)(**{**vars(model), "dtype": "float16"})
     assert choose_dtype(half, "auto", "cpu") == torch.float32
     assert choose_dtype(half, "auto", "cuda") == torch.float16
     with pytest.raises(ConfigError, match="float16"):
-        choose_dtype(a, "float16", "cpu")
+        choose_dtype(model, "float16", "cpu")
 
 
 # ---- the MODEL argument ----

@@ -19,17 +19,17 @@ from blinkpy.models.cpu.cpu_sampler import (
     penalize,
     philox,
     read_parameters,
-    sample,
+    sample_rows,
     uniform,
 )
 from blinkpy.queues.logprob_record import RECORD_PAIR
-from blinkpy.queues.submission import SQ_ENTRY, SQ_ENTRY_WORDS, WORD_MIN_TOKENS, WORD_STOP_IDS
+from blinkpy.queues.submission import SQ_ENTRY_WORDS, STOP_IDS, WORD_MIN_TOKENS, WORD_STOP_IDS, neutral_entries
 
 
 def entries_of(rows: list[dict[str, float]]) -> np.ndarray:
-    entries = np.zeros(len(rows), SQ_ENTRY)
+    entries = neutral_entries(len(rows))
     for entry, fields in zip(entries, rows, strict=True):
-        for name, value in {"top_p": 1, "repetition_penalty": 1, **fields}.items():
+        for name, value in fields.items():
             entry[name] = value
     return entries.view(np.int32).reshape(len(rows), SQ_ENTRY_WORDS)
 
@@ -162,7 +162,7 @@ def test_filters(vocab: int, spread: float, rng: np.random.Generator) -> None:
     if spread == 1.0:
         logits = np.round(logits, 1)  # many equal ones
     positions = rng.integers(0, 2**20, len(rows)).astype(np.int32)
-    tokens = sample(logits.copy(), parameters_of(rows), positions)
+    tokens = sample_rows(logits.copy(), parameters_of(rows), positions)
     for row, fields in enumerate(rows):
         number = float(uniform(np.int64(fields["seed"]), positions[row]))
         check_token(logits[row], fields, number, int(tokens[row]))
@@ -171,7 +171,7 @@ def test_filters(vocab: int, spread: float, rng: np.random.Generator) -> None:
 def test_top_k_keeps_low_ids_among_equals(rng: np.random.Generator) -> None:
     logits = np.zeros((400, 50), np.float32)
     rows = [{"temperature": 1, "top_k": 3, "seed": int(s)} for s in rng.integers(2**62, size=400)]
-    assert set(sample(logits, parameters_of(rows), np.zeros(400, np.int32)).tolist()) == {0, 1, 2}
+    assert set(sample_rows(logits, parameters_of(rows), np.zeros(400, np.int32)).tolist()) == {0, 1, 2}
 
 
 def test_distribution(rng: np.random.Generator) -> None:
@@ -179,7 +179,7 @@ def test_distribution(rng: np.random.Generator) -> None:
     logits = rng.standard_normal(12).astype(np.float32) * 1.5
     rows = [{"temperature": 0.8, "seed": int(rng.integers(2**62))}]
     count = 20000
-    tokens = sample(
+    tokens = sample_rows(
         np.tile(logits, (count, 1)),
         SamplingParameters(*(np.repeat(p, count) for p in parameters_of(rows))),
         np.arange(count, dtype=np.int32),
@@ -190,20 +190,20 @@ def test_distribution(rng: np.random.Generator) -> None:
 
 def test_greedy_takes_the_lowest_of_equal_tokens() -> None:
     logits = np.array([[1, 3, 3, 2], [5, 0, 5, 5], [0, 0, 0, 0]], np.float32)
-    assert sample(logits, parameters_of([{"temperature": 0}] * 3), np.zeros(3, np.int32)).tolist() == [1, 0, 0]
+    assert sample_rows(logits, parameters_of([{"temperature": 0}] * 3), np.zeros(3, np.int32)).tolist() == [1, 0, 0]
     mixed = parameters_of([{"temperature": 0}, {"temperature": 1, "seed": 3}, {"temperature": 0}])
-    assert sample(logits, mixed, np.zeros(3, np.int32))[[0, 2]].tolist() == [1, 0]
+    assert sample_rows(logits, mixed, np.zeros(3, np.int32))[[0, 2]].tolist() == [1, 0]
 
 
 def test_rows_are_independent(rng: np.random.Generator) -> None:
     rows = random_rows(rng, 30)
     logits = (rng.standard_normal((30, 5000)) * 2).astype(np.float32)
     positions = rng.integers(0, 1000, 30).astype(np.int32)
-    together = sample(logits.copy(), parameters_of(rows), positions)
+    together = sample_rows(logits.copy(), parameters_of(rows), positions)
     chosen = rng.permutation(30)[:7]
-    apart = sample(logits[chosen], parameters_of([rows[i] for i in chosen]), positions[chosen])
+    apart = sample_rows(logits[chosen], parameters_of([rows[i] for i in chosen]), positions[chosen])
     assert together[chosen].tolist() == apart.tolist()
-    alone = [int(sample(logits[i : i + 1], parameters_of([rows[i]]), positions[i : i + 1])[0]) for i in range(30)]
+    alone = [int(sample_rows(logits[i : i + 1], parameters_of([rows[i]]), positions[i : i + 1])[0]) for i in range(30)]
     assert together.tolist() == alone
 
 
@@ -216,12 +216,12 @@ def test_broken_logits_give_a_token(rng: np.random.Generator) -> None:
     logits[3, 7] = np.inf
     logits[4, :99] = -np.inf
     rows = [{"temperature": 1, "seed": 1}] * 6
-    tokens = sample(logits.copy(), parameters_of(rows), np.zeros(6, np.int32))
+    tokens = sample_rows(logits.copy(), parameters_of(rows), np.zeros(6, np.int32))
     assert ((tokens >= 0) & (tokens < 100)).all()
     assert tokens[3] == 7
     assert tokens[4] == 99
-    assert tokens[5] == sample(logits[5:], parameters_of(rows[5:]), np.zeros(1, np.int32))[0]
-    assert sample(logits.copy(), parameters_of([{"temperature": 0}] * 6), np.zeros(6, np.int32)).max() < 100
+    assert tokens[5] == sample_rows(logits[5:], parameters_of(rows[5:]), np.zeros(1, np.int32))[0]
+    assert sample_rows(logits.copy(), parameters_of([{"temperature": 0}] * 6), np.zeros(6, np.int32)).max() < 100
 
 
 # ---- penalties, stop ids, log probabilities ----
@@ -272,7 +272,7 @@ def test_records_of_few_or_broken_logits() -> None:
 
 def test_stop_ids_are_impossible_before_min_tokens(rng: np.random.Generator) -> None:
     entries = np.zeros((4, SQ_ENTRY_WORDS), np.int32)
-    entries[:, WORD_STOP_IDS:] = [3, 5, 999, -1, -1, -1, -1, -1]  # 999: outside this vocabulary
+    entries[:, WORD_STOP_IDS : WORD_STOP_IDS + STOP_IDS] = [3, 5, 999, -1, -1, -1, -1, -1]  # 999: outside this vocabulary
     entries[:, WORD_MIN_TOKENS] = [0, 2, 2, 2]
     logits = rng.standard_normal((4, 10)).astype(np.float32)
     masked = logits.copy()

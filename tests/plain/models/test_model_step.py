@@ -11,7 +11,8 @@ from support.models.paged_batch import PagedBatches, Sequence
 from blinkpy.config import ConfigError
 from blinkpy.kv.state import TOKENS
 from blinkpy.models.cpu.cpu_step import CpuStep
-from blinkpy.models.description.decoder_description import Architecture, parse_architecture
+from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.families.describe_model import describe_config
 from blinkpy.models.paged_cache import PagedCache, kv_bytes_per_page
 from blinkpy.models.weights.decoder_weights import random_weights
 
@@ -19,8 +20,8 @@ VOCAB, PAGE, PAGES = 300, 8, 200
 
 
 @pytest.fixture(scope="module")
-def architecture() -> Architecture:
-    return parse_architecture(
+def architecture() -> DecoderDescription:
+    return describe_config(
         {
             "architectures": ["LlamaForCausalLM"],
             "vocab_size": VOCAB,
@@ -34,7 +35,7 @@ def architecture() -> Architecture:
     )
 
 
-def make_step(architecture: Architecture) -> CpuStep:
+def make_step(architecture: DecoderDescription) -> CpuStep:
     return CpuStep(architecture, random_weights(architecture, 7, torch.float32), PAGES, PAGE, 256, 512)
 
 
@@ -66,7 +67,7 @@ PARAMETERS = [
 ]
 
 
-def test_requests_do_not_feel_each_other(architecture: Architecture, rng: np.random.Generator) -> None:
+def test_requests_do_not_feel_each_other(architecture: DecoderDescription, rng: np.random.Generator) -> None:
     """The same tokens alone, together, in chunks, and after a preemption; other tokens with another seed."""
     prompts = [rng.integers(0, VOCAB, int(n)).tolist() for n in rng.integers(5, 60, len(PARAMETERS))]
     alone = []
@@ -90,7 +91,7 @@ def test_requests_do_not_feel_each_other(architecture: Architecture, rng: np.ran
     assert other.tokens != alone[1]
 
 
-def test_repetition_penalty_prevents_loops(architecture: Architecture, rng: np.random.Generator) -> None:
+def test_repetition_penalty_prevents_loops(architecture: DecoderDescription, rng: np.random.Generator) -> None:
     """A penalty so strong that no token comes twice, neither from the prompt nor from the output."""
     step, batches = make_step(architecture), make_batches(rng)
     sequence = batches.add(rng.choice(VOCAB, 20, replace=False).tolist(), frequency_penalty=2.0, repetition_penalty=1e6)
@@ -99,7 +100,7 @@ def test_repetition_penalty_prevents_loops(architecture: Architecture, rng: np.r
     assert not positive, "a token came again"
 
 
-def test_prefill_without_emission(architecture: Architecture, rng: np.random.Generator) -> None:
+def test_prefill_without_emission(architecture: DecoderDescription, rng: np.random.Generator) -> None:
     step, batches = make_step(architecture), make_batches(rng)
     sequence = batches.add(rng.integers(0, VOCAB, 30).tolist())
     batch = batches.batch([(sequence, 20)])
@@ -109,10 +110,12 @@ def test_prefill_without_emission(architecture: Architecture, rng: np.random.Gen
 
 
 @pytest.mark.parametrize("experts", [False, True])
-def test_wanted_tokens_are_those_of_the_whole_batch(architecture: Architecture, rng: np.random.Generator, experts: bool) -> None:
+def test_wanted_tokens_are_those_of_the_whole_batch(
+    architecture: DecoderDescription, rng: np.random.Generator, experts: bool
+) -> None:
     """The last layer may leave tokens out, but not their keys and values."""
     if experts:
-        architecture = parse_architecture(
+        architecture = describe_config(
             {
                 "architectures": ["Qwen3MoeForCausalLM"],
                 "vocab_size": VOCAB,
@@ -144,7 +147,7 @@ def test_wanted_tokens_are_those_of_the_whole_batch(architecture: Architecture, 
         batches.commit(batch)
 
 
-def test_agrees_with_the_bare_forward(architecture: Architecture, rng: np.random.Generator) -> None:
+def test_agrees_with_the_bare_forward(architecture: DecoderDescription, rng: np.random.Generator) -> None:
     """The baseline of the benchmark computes the same logits, over a dense cache."""
     step, batches = make_step(architecture), make_batches(rng)
     bare = BareForward(architecture, step.decoder.weights, 6, 64)
@@ -158,14 +161,14 @@ def test_agrees_with_the_bare_forward(architecture: Architecture, rng: np.random
         batches.commit(batch)
 
 
-def test_cache_size(architecture: Architecture) -> None:
+def test_cache_size(architecture: DecoderDescription) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         cache = PagedCache(architecture, 10, PAGE, dtype)
         total = sum(t.numel() * t.element_size() for t in cache.keys + cache.values)
         assert total == 10 * kv_bytes_per_page(architecture, PAGE, dtype)
 
 
-def test_batches_beyond_the_memory_are_refused(architecture: Architecture, rng: np.random.Generator) -> None:
+def test_batches_beyond_the_memory_are_refused(architecture: DecoderDescription, rng: np.random.Generator) -> None:
     """Compiled code writes where it is told to: what doesn't fit must not reach it."""
     small = CpuStep(architecture, random_weights(architecture, 7, torch.float32), PAGES, PAGE, 32, 16)
     batches = make_batches(rng)

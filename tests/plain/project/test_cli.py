@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from blinkpy import __version__, cli
-from blinkpy.config import STEP_SIZES, Config, ConfigError, option_type, options
+from blinkpy.config import STEP_SIZES, Config, ConfigError, as_table, option_type, options
 
 ROOT = Path(__file__).parents[3]
 
@@ -76,8 +76,8 @@ def test_every_option_is_a_flag_with_its_default_and_bounds_in_the_help() -> Non
 
 
 def test_each_half_has_its_own_options() -> None:
-    engine = {item.name for _, item in cli.engine_options()}
-    frontend = {item.name for _, item in cli.frontend_options()}
+    engine = {item.name for _, item in options("engine")}
+    frontend = {item.name for _, item in options("frontend")}
     assert {"model", "name", "max_num_seqs", "num_pages", "workers"} <= engine
     assert {"model", "name", "host", "port", "workers", "api_key", "chat_template"} <= frontend
     assert not {"host", "port", "api_key"} & engine
@@ -134,7 +134,7 @@ def test_numbers_at_the_bounds_are_accepted() -> None:
             if bound is None or item.name in together:  # those are checked against each other as well
                 continue
             config, _ = parse(command, cli.flag(item), str(option_type(item)(bound)))
-            assert bound in [getattr(getattr(config, s), i.name) for s, i in options() if i.name == item.name]
+            assert as_table(config)[item.name] == bound
 
 
 def test_the_module_runs_as_a_command() -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from blinkpy.config import Config, ConfigError, as_table, load_file, options, step_sizes
+import blinkpy.dpu.link.connectors  # noqa: F401  the options of transports are those of their files
+from blinkpy.config import Config, ConfigError, as_table, help_text, load_file, options, step_sizes
 
 
 def read(tmp_path: Path, text: str | bytes) -> dict[str, Any]:
@@ -26,7 +27,7 @@ def test_a_table_makes_the_same_config_again() -> None:
 def test_option_names_are_unique_and_explained() -> None:
     names = [item.name for _, item in options()]
     assert len(names) == len(set(names))
-    assert all(item.metadata["help"] for _, item in options())
+    assert all(help_text(item) for _, item in options())
 
 
 def test_a_file_may_use_tables_or_the_top_level(tmp_path: Path) -> None:

@@ -7,10 +7,11 @@ import resource
 import pytest
 
 from blinkpy import cli, doctor
-from blinkpy.config import Config
+from blinkpy.config import Config, options
 from blinkpy.doctor import BAD, NOTE, OK, gpu_findings, locked_memory
 from blinkpy.transport import verbs
 from blinkpy.transport.contract import TransportError
+from blinkpy.transport.verbs import RdmaOptions
 
 GPUS = {
     "H200, open modules": ((1, 1, 100, False, "6.8.0-31-generic"), {"GPU memory": OK, "GPU write order": OK}, "dma-buf"),
@@ -58,5 +59,5 @@ def test_doctor_needs_no_model_and_has_its_own_options(capsys) -> None:
     assert cli.main(["doctor", "demo"]) == 2
     assert cli.main(["doctor", "--port", "1"]) == 2
     capsys.readouterr()
-    assert {item.name for _, item in cli.doctor_options()} == {"rdma_device", "rdma_gid_index"}
-    assert Config().transport.rdma_gid_index == -1
+    assert {item.name for _, item in options("doctor")} == {"rdma_device", "rdma_gid_index"}
+    assert Config().extension(RdmaOptions).rdma_gid_index == -1

@@ -21,11 +21,11 @@ def environment(folder: Path) -> dict[str, str]:
 def main(folder: Path) -> None:
     os.environ.update(environment(folder))  # before Numba is imported
     from blinkpy.config import Config
-    from blinkpy.engine.engine import Engine
+    from blinkpy.engine.engine import make_engine
 
     for device in ("null", "cpu"):
         options = {"device": device, "threads": 1, "name": f"compile-{secrets.token_hex(4)}", "max_model_len": 64}
-        engine = Engine(Config().with_options(options))
+        engine = make_engine(Config().with_options(options))
         try:
             engine.start()
         finally:

@@ -18,18 +18,9 @@ from support.expected_request import ExpectedRequest
 from support.scheduler_cases import Case
 
 from blinkpy.kv.state import DRAINED
-from blinkpy.queues.request_parameters import Sampling
+from blinkpy.queues import words as W
+from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.submission import SUBMIT_NO_PREFIX_CACHE
-from blinkpy.queues.words import (
-    COMMAND_DRAIN,
-    CONTROL_COMMAND,
-    ENGINE_STATE,
-    EPOCH_SHIFT,
-    FRONT_CQ_HEAD,
-    FRONT_DOORBELL,
-    PAIR_EPOCH,
-    STATE_DRAINING,
-)
 from blinkpy.scheduler.policies import SHIPPED
 from blinkpy.verify.sim.world import make_world
 
@@ -74,10 +65,10 @@ class FrontMachine(RuleBasedStateMachine):
             sent = ExpectedRequest(self.case.limits, *self._request(draw))
             try:
                 client.submit(np.array(sent.prompt, np.int32), sent.sampling, sent)
-            except self.client.Busy:
+            except self.client.NoRoomError:
                 assert client.in_flight, "busy with nothing"
                 return
-            except self.client.Unavailable:
+            except self.client.EngineUnavailableError:
                 assert self.drained
                 return
 
@@ -164,7 +155,7 @@ class FrontMachine(RuleBasedStateMachine):
         if client:
             self._check(pair % len(self.pairs), client)
 
-    @rule(pair=PAIRS, seed=SEEDS, word=st.sampled_from((FRONT_DOORBELL, FRONT_CQ_HEAD)))
+    @rule(pair=PAIRS, seed=SEEDS, word=st.sampled_from((W.FRONT_DOORBELL, W.FRONT_CQ_HEAD)))
     def late(self, pair: int, seed: int, word: int) -> None:
         """A write of an earlier epoch lands, on top of what has just arrived."""
         self.submit(pair, 2, seed)
@@ -172,16 +163,16 @@ class FrontMachine(RuleBasedStateMachine):
         if self.pairs[pair]:
             self.pairs[pair].transport.deliver(1 << 30)
         draw = random.Random(seed)
-        epoch = draw.randrange(max(1, int(self.case.views.pair[pair, PAIR_EPOCH])))
-        self.case.views.front[pair, word] = epoch << EPOCH_SHIFT | draw.randrange(1 << 20)
+        epoch = draw.randrange(max(1, int(self.case.views.pair[pair, W.PAIR_EPOCH])))
+        self.case.views.front[pair, word] = epoch << W.EPOCH_SHIFT | draw.randrange(1 << 20)
 
     @precondition(lambda self: not self.drained)
     @rule(sure=st.integers(0, 40))
     def drain(self, sure: int) -> None:
         if sure == 7:
             self.drained = True
-            self.case.views.control[CONTROL_COMMAND] = COMMAND_DRAIN
-            self.case.views.engine[ENGINE_STATE] = STATE_DRAINING
+            self.case.views.control[W.CONTROL_COMMAND] = W.COMMAND_DRAIN
+            self.case.views.engine[W.ENGINE_STATE] = W.STATE_DRAINING
 
     def teardown(self) -> None:
         """Everybody behaves: all requests end in a bounded number of calls, and all pages come back."""
@@ -228,14 +219,14 @@ class FrontMachine(RuleBasedStateMachine):
                 if pair not in self.delayed:
                     client.transport.deliver(1 << 30)
 
-    def _request(self, draw: random.Random) -> tuple[list[int], Sampling]:
+    def _request(self, draw: random.Random) -> tuple[list[int], RequestParameters]:
         limits = self.case.limits
         longest = min(limits.max_model_len - 1, limits.pages * limits.page_size)
         length = draw.randint(1, longest if draw.random() < 0.5 else max(1, longest // 3))
         own = draw.randint(0, min(2, length))
         prompt = draw.choice(self.stems)[: length - own] + [draw.randrange(limits.vocab_size) for _ in range(own)]
         room = min(limits.max_model_len, limits.pages * limits.page_size + 1) - length
-        sampling = Sampling(
+        sampling = RequestParameters(
             max_tokens=draw.randint(1, room),
             min_tokens=draw.choice((0, 0, 3)),
             seed=draw.randrange(1 << 20),
@@ -253,7 +244,7 @@ class FrontMachine(RuleBasedStateMachine):
         try:
             client.check()
             assert lives, "a client did not notice that it was fenced"
-        except self.client.EngineLost:
+        except self.client.EngineLostError:
             assert not lives, "a client thinks that it was fenced"
             assert pair in self.excused, "a client was fenced that did nothing wrong"
             client.abandon()

@@ -29,7 +29,7 @@ class RunningServer:
         self.server, self.port = server, port
         self.url = f"http://127.0.0.1:{port}"
         self.client = httpx.Client(base_url=self.url, timeout=20)
-        self.engine_client = server.app.service.client
+        self.engine_client = server.app.service.engine
 
     def post(self, path: str, **fields: object) -> httpx.Response:
         return self.client.post(path, json=fields)

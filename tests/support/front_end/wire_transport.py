@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from blinkpy.queues import words as W
 from blinkpy.queues.array_types import Int32, Int64
 from blinkpy.queues.header import read_header
 from blinkpy.queues.logprob_record import RECORD_PAIR, Records
-from blinkpy.queues.words import ENGINE_STATE, FRONT_DOORBELL, PAIR_ATTACHED, PAIR_CQ_TAIL, PAIR_EPOCH, PAIR_SQ_HEAD
-from blinkpy.transport.contract import PairWords
+from blinkpy.transport.contract import EngineWords
 
 if TYPE_CHECKING:
     from support.scheduler_cases import Case
@@ -48,8 +48,8 @@ class WireTransport:
     def write_entry(self, index: int, entry: bytes) -> None:
         self._write(self.case.views.sq[self.pair], index, np.frombuffer(entry, np.int32))
 
-    def ring(self, doorbell: int) -> None:
-        self.write_word(FRONT_DOORBELL, doorbell)
+    def ring_doorbell(self, doorbell: int) -> None:
+        self.write_word(W.FRONT_DOORBELL, doorbell)
 
     def write_cancel(self, slot: int, request_id: int) -> None:
         self._write(self.case.views.cancel[self.pair], slot, request_id)
@@ -66,16 +66,16 @@ class WireTransport:
         index = position % self.case.views.cq.shape[1]
         return self.case.views.records[self.pair, index : index + count].copy().view(RECORD_PAIR)
 
-    def read_pair(self) -> PairWords:
+    def read_pair(self) -> EngineWords:
         if self.while_attaching is not None:  # the client waits for its grant: let it come
             self.deliver(len(self.wire))
             self.while_attaching()
             self.case.turn()
         words = self.case.views.pair[self.pair]
-        return PairWords(*(int(words[i]) for i in (PAIR_SQ_HEAD, PAIR_CQ_TAIL, PAIR_EPOCH, PAIR_ATTACHED)))
+        return EngineWords(*(int(words[i]) for i in (W.PAIR_SQ_HEAD, W.PAIR_CQ_TAIL, W.PAIR_EPOCH, W.PAIR_ATTACHED)))
 
     def read_engine_state(self) -> int:
-        return int(self.case.views.engine[ENGINE_STATE])
+        return int(self.case.views.engine[W.ENGINE_STATE])
 
     def read_engine(self) -> list[int]:
         words: list[int] = self.case.views.engine.tolist()

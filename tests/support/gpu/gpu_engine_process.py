@@ -17,11 +17,11 @@ import torch  # noqa: E402
 
 from blinkpy.config import Config  # noqa: E402
 from blinkpy.device.cuda.cuda_calls import CudaError  # noqa: E402
-from blinkpy.engine.devices.cuda_device import CudaEngine  # noqa: E402
+from blinkpy.engine.engine import make_engine  # noqa: E402
 
 
 def main() -> int:
-    engine = CudaEngine(Config().with_options(json.loads(sys.argv[1])))
+    engine = make_engine(Config().with_options(json.loads(sys.argv[1])))
     engine.start()
     values, good = torch.zeros(8, device="cuda"), torch.zeros(1, dtype=torch.int64, device="cuda")
     bad = good + (1 << 40)

@@ -13,10 +13,10 @@ import numpy as np
 
 from blinkpy.config import Config
 from blinkpy.dpu.link.connect_shm import attach_segment
-from blinkpy.dpu.link.queue_pair import InFlight, QueuePair
-from blinkpy.engine.devices.cuda_device import CudaEngine
+from blinkpy.dpu.link.queue_pair import InFlightRequest, QueuePair
+from blinkpy.engine.engine import Engine
 from blinkpy.queues.completion import FINISH_MASK, HAS_TOKEN
-from blinkpy.queues.request_parameters import Sampling
+from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.transport.contract import Transport
 
 ATTACH_S, STOP_S = 20.0, 30.0
@@ -40,7 +40,7 @@ def config_for(folder: object, **values: Any) -> Config:
 
 
 @contextlib.contextmanager
-def serving(engine: CudaEngine, budget_s: float = BUDGET_S, attach: Callable[[], Transport] | None = None) -> Iterator[QueuePair]:
+def serving(engine: Engine, budget_s: float = BUDGET_S, attach: Callable[[], Transport] | None = None) -> Iterator[QueuePair]:
     """Start the engine, run it in a thread, attach to it; stop and close it at the end. Raises what run() raised.
 
     attach: makes the client's transport, before the loop is launched; default: shared memory.
@@ -79,12 +79,12 @@ def serving(engine: CudaEngine, budget_s: float = BUDGET_S, attach: Callable[[],
 
 
 def generate(
-    pair: QueuePair, prompts: list[list[int]], samplings: list[Sampling], timeout_s: float = 60.0
+    pair: QueuePair, prompts: list[list[int]], samplings: list[RequestParameters], timeout_s: float = 60.0
 ) -> tuple[list[list[int]], list[int]]:
     """Submit all, wait for all: tokens and final flags of each request. Raises TimeoutError."""
     tokens: list[list[int]] = [[] for _ in prompts]
     flags = [0] * len(prompts)
-    requests: list[InFlight] = [
+    requests: list[InFlightRequest] = [
         pair.submit(np.array(prompt, np.int32), sampling, index)
         for index, (prompt, sampling) in enumerate(zip(prompts, samplings, strict=True))
     ]

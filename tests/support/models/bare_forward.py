@@ -10,7 +10,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from blinkpy.models.description.decoder_description import Architecture
+from blinkpy.models.description.blocks import Attention, Layer, Mlp
+from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.weights.decoder_weights import Weights
 
 
@@ -20,34 +21,38 @@ class BareForward:
     keys, values: per layer [rows, kv_heads, room, head_dim], whose first `length` tokens are the context so far.
     """
 
-    def __init__(self, a: Architecture, weights: Weights, rows: int, room: int):
-        biased = a.qkv_bias or a.o_bias or a.mlp_bias
-        if a.qk_norm or biased or any(a.windows) or any(a.sparse) or a.rope.rotary_dim != a.head_dim:
-            raise ValueError(f"{a.name} with these options is not a plain Llama")
-        self.a, self.weights = a, weights
+    def __init__(self, model: DecoderDescription, weights: Weights, rows: int, room: int):
+        plain = Layer(Attention(model.heads, model.kv_heads, model.head_dim, model.attention.rope), Mlp(model.mlp_size))
+        if set(model.layers) != {plain} or model.attention.rope.rotary_dim != model.head_dim:
+            raise ValueError(f"{model.name} with these options is not a plain Llama")
+        self.model, self.weights = model, weights
         self.keys, self.values = (
-            [torch.zeros(rows, a.kv_heads, room, a.head_dim, dtype=weights.dtype) for _ in range(a.layers)] for _ in range(2)
+            [torch.zeros(rows, model.kv_heads, room, model.head_dim, dtype=weights.dtype) for _ in model.layers] for _ in range(2)
         )
-        self.cos, self.sin = (torch.cat((t, t), dim=-1).to(weights.dtype) for t in map(torch.from_numpy, a.rope.tables(room)))
+        self.cos, self.sin = (
+            torch.cat((t, t), dim=-1).to(weights.dtype) for t in map(torch.from_numpy, model.attention.rope.tables(room))
+        )
 
     @torch.inference_mode()
     def __call__(self, token_ids: torch.Tensor, length: int) -> torch.Tensor:
         """Logits [rows, vocab] of the next token. token_ids: [rows], at position `length` of their sequences."""
-        a, rows = self.a, len(token_ids)
+        model, rows = self.model, len(token_ids)
         cos, sin = self.cos[length], self.sin[length]
         x = F.embedding(token_ids, self.weights.embedding)
         for layer, keys, values in zip(self.weights.layers, self.keys, self.values, strict=True):
-            qkv = F.linear(F.rms_norm(x, (a.hidden_size,), layer.input_norm, a.rms_norm_eps), layer.qkv)
-            heads = qkv.view(rows, a.heads + 2 * a.kv_heads, a.head_dim)
-            turning = heads[:, : a.heads + a.kv_heads]
+            qkv = F.linear(F.rms_norm(x, (model.hidden_size,), layer.input_norm, model.norm.eps), layer.qkv)
+            heads = qkv.view(rows, model.heads + 2 * model.kv_heads, model.head_dim)
+            turning = heads[:, : model.heads + model.kv_heads]
             low, high = turning.chunk(2, dim=-1)
             turned = turning * cos + torch.cat((-high, low), dim=-1) * sin
-            keys[:, :, length] = turned[:, a.heads :]
-            values[:, :, length] = heads[:, a.heads + a.kv_heads :]
+            keys[:, :, length] = turned[:, model.heads :]
+            values[:, :, length] = heads[:, model.heads + model.kv_heads :]
             attended = F.scaled_dot_product_attention(
-                turned[:, : a.heads, None], keys[:, :, : length + 1], values[:, :, : length + 1], enable_gqa=True
+                turned[:, : model.heads, None], keys[:, :, : length + 1], values[:, :, : length + 1], enable_gqa=True
             )
-            x = torch.addmm(x, attended.view(rows, a.q_size), layer.o.t())
-            gate, up = F.linear(F.rms_norm(x, (a.hidden_size,), layer.post_norm, a.rms_norm_eps), layer.gate_up).chunk(2, dim=-1)
+            x = torch.addmm(x, attended.view(rows, model.q_size), layer.o.t())
+            gate, up = F.linear(F.rms_norm(x, (model.hidden_size,), layer.post_norm, model.norm.eps), layer.gate_up).chunk(
+                2, dim=-1
+            )
             x = torch.addmm(x, F.silu(gate).mul_(up), layer.down.t())
-        return F.linear(F.rms_norm(x, (a.hidden_size,), self.weights.final_norm, a.rms_norm_eps), self.weights.lm_head)
+        return F.linear(F.rms_norm(x, (model.hidden_size,), self.weights.final_norm, model.norm.eps), self.weights.lm_head)

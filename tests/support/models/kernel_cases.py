@@ -45,6 +45,7 @@ from blinkpy.queues.submission import (
     WORD_TEMPERATURE,
     WORD_TOP_K,
     WORD_TOP_P,
+    neutral_entries,
 )
 
 LIMITS = {torch.bfloat16: 1e-2, torch.float32: 1e-4}
@@ -428,7 +429,7 @@ def split_linear_case(
 class Requests:
     """Random requests, one a slot, and a batch of rows over some of them; NumPy, int32."""
 
-    entry: np.ndarray  # [S, 32]
+    entry: np.ndarray  # [S, 64]
     tokens: np.ndarray  # [S, L]
     prompt_length: np.ndarray  # [S]
     row_slots: np.ndarray  # [B]
@@ -455,14 +456,14 @@ def draw_requests(
     """Every row with its own mixture of sampling parameters but for the `fixed` ones (word -> value); about one row in
     eight emits nothing."""
     slots = bucket + 2
-    entry = np.full((slots, SQ_ENTRY_WORDS), -1, np.int32)
+    entry = neutral_entries(slots).view(np.int32).reshape(slots, SQ_ENTRY_WORDS)
     reals = entry.view(np.float32)
     for word, values in PARAMETERS.items():
         reals[:, word] = rng.choice(values, slots)
     entry[:, WORD_TOP_K] = rng.choice([0, -1, 1, 7, vocabulary // 2, 2 * vocabulary], slots)
     entry[:, WORD_LOGPROBS] = rng.choice([-1, 0, 5], slots)
     entry[:, WORD_MIN_TOKENS] = rng.choice([0, 0, history // 3, 2 * history], slots)
-    for stop_ids in entry[:, WORD_STOP_IDS:]:
+    for stop_ids in entry[:, WORD_STOP_IDS : WORD_STOP_IDS + STOP_IDS]:
         count = rng.integers(0, min(STOP_IDS, vocabulary // 2) + 1)
         stop_ids[:count] = rng.choice(vocabulary, count, replace=False)
     for word, value in fixed.items():
@@ -527,7 +528,7 @@ def sampling_case(
             logits[row], r.tokens[slot, :length], int(r.prompt_length[slot]), *(float(reals[word]) for word in PENALTIES)
         )
         if max(0, length - int(r.prompt_length[slot])) < words[WORD_MIN_TOKENS]:
-            adjusted[[stop for stop in words[WORD_STOP_IDS:] if stop >= 0]] = -np.inf
+            adjusted[[stop for stop in words[WORD_STOP_IDS : WORD_STOP_IDS + STOP_IDS] if stop >= 0]] = -np.inf
         temperature, top_p, min_p = (float(reals[word]) for word in FILTERS)
         number = kernel_reference.uniform(int(words.view(np.int64)[LONG_SEED]), length)
         expected = kernel_reference.sample_span(adjusted, temperature, int(words[WORD_TOP_K]), top_p, min_p, number, slack)

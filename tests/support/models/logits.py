@@ -14,7 +14,7 @@ from support.models.paged_batch import PagedBatches, Sequence
 from support.models.step_cases import PAGE, OnDevice
 
 from blinkpy.kernels.linear.linear_config import LinearTable
-from blinkpy.models.description.decoder_description import Architecture
+from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.gpu.gpu_step import GpuStep
 from blinkpy.models.gpu.step_shapes import StepShape
 from blinkpy.models.weights.checkpoint import layer_parts
@@ -25,8 +25,8 @@ class ForcedSteps:
     """A model's step on a device, run on tokens that are known beforehand. limits: rows and tokens of the largest step."""
 
     def __init__(
-        self, rng: np.random.Generator, a: Architecture, weights: Weights, *, slots: int, length: int, limits: tuple[int, int],
-        table: LinearTable | None = None,
+        self, rng: np.random.Generator, model: DecoderDescription, weights: Weights, *, slots: int, length: int,
+        limits: tuple[int, int], table: LinearTable | None = None,
     ):  # fmt: skip
         pages = slots * -(-length // PAGE)
         rows, tokens = limits
@@ -34,7 +34,7 @@ class ForcedSteps:
             rng, page_size=PAGE, num_pages=pages, slots=slots, max_model_len=length, max_tokens=tokens, max_rows=rows
         )
         empty = self.batches.batch([])
-        self.on = OnDevice(GpuStep, a, weights, pages, length, empty, self.batches.requests, limits, table)
+        self.on = OnDevice(GpuStep, model, weights, pages, length, empty, self.batches.requests, limits, table)
         self.ran: list[StepShape] = []
         self._graphs: dict[StepShape, torch.cuda.CUDAGraph] = {}
 
@@ -132,24 +132,26 @@ def errors(ours: torch.Tensor, theirs: torch.Tensor, exact: torch.Tensor) -> tup
     return kernel_reference.relative_error(ours, exact), kernel_reference.relative_error(theirs, exact)
 
 
-def transformers_view(a: Architecture, weights: Weights, config: Any) -> transformers.PreTrainedModel:
+def transformers_view(model: DecoderDescription, weights: Weights, config: Any) -> transformers.PreTrainedModel:
     """The transformers model over our weights: its parameters are views of them, so that no memory is needed for it."""
     config._experts_implementation = "eager"
     with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=weights.dtype)
+        reference = transformers.AutoModelForCausalLM.from_config(config, dtype=weights.dtype)
     state = {"model.embed_tokens.weight": weights.embedding, "model.norm.weight": weights.final_norm}
     state["lm_head.weight"] = weights.lm_head
     for index, layer in enumerate(weights.layers):
-        for part in layer_parts(a, index):
+        for part in layer_parts(model, index):
             tensor = getattr(layer, part.field)
-            if a.sparse[index] and part.field in ("gate_up", "down"):
+            if model.expert_layers[index] and part.field in ("gate_up", "down"):
                 state[f"model.layers.{index}.mlp.experts.{part.field}_proj"] = tensor
                 continue
             for name, shape, _, row in part.sources:
                 state[name] = tensor[row : row + shape[0]]
-    model.load_state_dict(state, assign=True)
-    model.model.rotary_emb = type(model.model.rotary_emb)(config).to(weights.device)  # its buffers are no part of the state
-    return model.eval()
+    reference.load_state_dict(state, assign=True)
+    reference.model.rotary_emb = type(reference.model.rotary_emb)(config).to(
+        weights.device
+    )  # its buffers are no part of the state
+    return reference.eval()
 
 
 @contextlib.contextmanager

@@ -81,6 +81,7 @@ ZOO: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-moe": ("Qwen3MoeConfig", {**MOE, "norm_topk_prob": True}),
     "qwen3-moe-mixed": ("Qwen3MoeConfig", {**MOE, "norm_topk_prob": False, "mlp_only_layers": [1]}),
     "qwen3-moe-stride": ("Qwen3MoeConfig", {**MOE, "norm_topk_prob": True, "decoder_sparse_step": 2, "num_experts_per_tok": 1}),
+    "mixtral": ("MixtralConfig", {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 32}),
     "phi3": ("Phi3Config", {"sliding_window": 17}),
     "phi4-mini-short": ("Phi3Config", {**_longrope(256, 0.75, 6), "max_position_embeddings": 1024, "tie_word_embeddings": True}),
     "phi4-mini-long": ("Phi3Config", _longrope(16, 0.75, 6)),

@@ -11,7 +11,7 @@ import numpy as np
 
 from blinkpy.kv.state import BATCH_COUNTS, DECODE_ROWS, EMITS, MAX_CONTEXT, ROWS, TOKENS, Batch, Requests
 from blinkpy.queues.logprob_record import RECORD_PAIRS
-from blinkpy.queues.submission import SQ_ENTRY, SQ_ENTRY_WORDS
+from blinkpy.queues.submission import SQ_ENTRY, SQ_ENTRY_WORDS, neutral_entries
 
 
 @dataclass
@@ -64,9 +64,9 @@ class PagedBatches:
             sequence.computed = share_pages * self.page_size
             assert share.computed >= sequence.computed
             assert share.tokens[: sequence.computed] == tokens[: sequence.computed]
+        self.requests.entry[sequence.slot] = neutral_entries(1).view(np.int32)
         entry = self.requests.entry[sequence.slot].view(SQ_ENTRY)[0]
-        entry["stop_ids"] = -1
-        for name, value in {"top_p": 1, "repetition_penalty": 1, "logprobs": -1, **parameters}.items():
+        for name, value in {"temperature": 0, **parameters}.items():
             entry[name] = value
         return sequence
 

@@ -14,7 +14,7 @@ from blinkpy.device.array_trees import map_arrays
 from blinkpy.kernels.linear.linear_config import LinearConfig, LinearTable
 from blinkpy.kv.state import DECODE_ROWS, ROWS, TOKENS, Batch, Requests
 from blinkpy.models.cpu.cpu_step import CpuStep
-from blinkpy.models.description.decoder_description import read_architecture
+from blinkpy.models.families.describe_model import describe_model
 from blinkpy.models.gpu.gpu_step import GpuStep
 from blinkpy.models.gpu.step_shapes import StepShape, bucket_shapes, step_shapes
 from blinkpy.models.paged_cache import PagedCache
@@ -30,7 +30,7 @@ class OnDevice:
     """A GpuStep over tensors on a device, fed with batches of NumPy arrays. limits: rows and tokens of the largest step."""
 
     def __init__(
-        self, step_type: Any, a: Any, weights: Any, pages: int, model_len: int, batch: Batch, requests: Requests,
+        self, step_type: Any, model: Any, weights: Any, pages: int, model_len: int, batch: Batch, requests: Requests,
         limits: tuple[int, int] = (ROWS_AT_MOST, TOKENS_AT_MOST), table: LinearTable | None = None,
     ):  # fmt: skip
         device = str(weights.device)
@@ -40,9 +40,9 @@ class OnDevice:
         self.requests = requests._replace(**tensors)
         self.buckets = bucket_shapes(*limits)
         self.shapes, self.graph_of = step_shapes(self.buckets)
-        self.cache = PagedCache(a, pages, PAGE, weights.dtype, device)
+        self.cache = PagedCache(model, pages, PAGE, weights.dtype, device)
         self.step = step_type(
-            a, weights, self.cache, self.batch, self.requests, self.shapes, model_len, table or LinearTable(), device != "cpu"
+            model, weights, self.cache, self.batch, self.requests, self.shapes, model_len, table or LinearTable(), device != "cpu"
         )
 
     def give(self, batch: Batch, requests: Requests) -> StepShape:
@@ -108,24 +108,24 @@ def step_case(
     rows: of the largest step.
     """
     model_zoo.save_model(name, folder, int(rng.integers(2**31)), dtype=dtype)
-    a = read_architecture(folder)
+    model = describe_model(folder)
     model_len, pages = 128, ROWS_AT_MOST * 128 // PAGE
     batches = PagedBatches(
         rng, page_size=PAGE, num_pages=pages, slots=ROWS_AT_MOST + 2, max_model_len=model_len, max_tokens=TOKENS_AT_MOST,
         max_rows=rows,
     )  # fmt: skip
-    cpu_weights = load_weights(a, folder, dtype)
-    cpu = CpuStep(a, cpu_weights, pages, PAGE, model_len, TOKENS_AT_MOST)
+    cpu_weights = load_weights(model, folder, dtype)
+    cpu = CpuStep(model, cpu_weights, pages, PAGE, model_len, TOKENS_AT_MOST)
     lengths = [1, 40, 17, 23, 5]
     waiting = [
         batches.add(
-            rng.integers(0, a.vocab_size, n).tolist(), **(parameters(rng, i) if sampled and dtype == torch.float32 else {})
+            rng.integers(0, model.vocab_size, n).tolist(), **(parameters(rng, i) if sampled and dtype == torch.float32 else {})
         )
         for i, n in enumerate(lengths)
     ]
     empty = batches.batch([])
-    limits, weights = (rows, TOKENS_AT_MOST), load_weights(a, folder, dtype, device)
-    on = OnDevice(GpuStep, a, weights, pages, model_len, empty, batches.requests, limits, table)
+    limits, weights = (rows, TOKENS_AT_MOST), load_weights(model, folder, dtype, device)
+    on = OnDevice(GpuStep, model, weights, pages, model_len, empty, batches.requests, limits, table)
     stream = torch.cuda.Stream() if graphs else None
     if stream is not None:
         on.step.capture(stream)
@@ -162,7 +162,9 @@ def step_case(
             _check_records(expected, batch, given, batches.requests, batch.logprobs, emitting)
             _check_records(expected, batch, given, batches.requests, on.batch.logprobs.cpu().numpy(), emitting)
         batches.commit(batch)
-    if dtype == torch.float32 or not any(a.sparse):  # in bfloat16 another expert may be chosen where two are nearly equal
+    if dtype == torch.float32 or not any(
+        model.expert_layers
+    ):  # in bfloat16 another expert may be chosen where two are nearly equal
         _compare_caches(cpu.cache, on.cache, running, dtype)
     return worst
 
@@ -172,12 +174,12 @@ def on_device(
 ) -> tuple[OnDevice, PagedBatches]:
     """The step of a random model over an empty batch, and what makes batches for it."""
     model_zoo.save_model(name, folder, int(rng.integers(2**31)), dtype=dtype)
-    a, model_len, pages = read_architecture(folder), 128, 128 // PAGE
+    model, model_len, pages = describe_model(folder), 128, 128 // PAGE
     batches = PagedBatches(
         rng, page_size=PAGE, num_pages=pages, slots=2, max_model_len=model_len, max_tokens=TOKENS_AT_MOST, max_rows=ROWS_AT_MOST
     )
-    weights = load_weights(a, folder, dtype, device)
-    return OnDevice(GpuStep, a, weights, pages, model_len, batches.batch([]), batches.requests, table=table), batches
+    weights = load_weights(model, folder, dtype, device)
+    return OnDevice(GpuStep, model, weights, pages, model_len, batches.batch([]), batches.requests, table=table), batches
 
 
 def _cpu_logits(cpu: CpuStep, batch: Batch, requests: Requests, emitting: np.ndarray) -> torch.Tensor:

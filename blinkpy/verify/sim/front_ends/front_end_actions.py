@@ -21,7 +21,7 @@ LONGEST_SILENCE = 60  # turns; a lease is 20
 
 @device
 def front_turn(limits, queues, sim, turn, pair, command):
-    """What one front end does in one turn. command: COMMAND_*, of the host. Returns a problem, or 0."""
+    """What one front end does in one turn. command: COMMAND_*, of the host. Returns a fault, or 0."""
     fronts, draws, odds = sim.fronts, sim.draws, sim.odds
     start_draws(draws, sim.seed, turn, pair)
     calm = turn >= sim.turns

@@ -3,18 +3,7 @@
 from __future__ import annotations
 
 from blinkpy.device.portable import device
-from blinkpy.queues.words import (
-    EPOCH_SHIFT,
-    FRONT_CLAIM,
-    FRONT_CQ_HEAD,
-    FRONT_DOORBELL,
-    FRONT_HEARTBEAT,
-    PAIR_ATTACHED,
-    PAIR_CQ_TAIL,
-    PAIR_EPOCH,
-    PAIR_SQ_HEAD,
-    POSITION_MASK,
-)
+from blinkpy.queues import words
 from blinkpy.verify.sim.events import EVENT_CLAIM, note
 from blinkpy.verify.sim.front_ends.wire import WIRE_WORD, send
 
@@ -22,7 +11,7 @@ from blinkpy.verify.sim.front_ends.wire import WIRE_WORD, send
 @device
 def owns(queues, pair, epoch):
     """Whether the engine says that the pair belongs to an epoch."""
-    return epoch > 0 and queues.pair[pair, PAIR_EPOCH] == epoch and queues.pair[pair, PAIR_ATTACHED] == 1
+    return epoch > 0 and queues.pair[pair, words.PAIR_EPOCH] == epoch and queues.pair[pair, words.PAIR_ATTACHED] == 1
 
 
 @device
@@ -39,9 +28,9 @@ def claim_pair(limits, queues, sim, turn, pair):
     """Ask for the next epoch."""
     fronts = sim.fronts
     forget(limits, fronts, pair)
-    fronts.claim[pair] = queues.pair[pair, PAIR_EPOCH] + 1
+    fronts.claim[pair] = queues.pair[pair, words.PAIR_EPOCH] + 1
     note(sim, turn, pair, EVENT_CLAIM, fronts.claim[pair], 0)
-    send(fronts, pair, WIRE_WORD, FRONT_CLAIM, fronts.claim[pair])
+    send(fronts, pair, WIRE_WORD, words.FRONT_CLAIM, fronts.claim[pair])
 
 
 @device
@@ -51,8 +40,8 @@ def settle(limits, queues, sim, turn, pair):
     claim = fronts.claim[pair]
     if owns(queues, pair, claim):
         fronts.epoch[pair], fronts.counter[pair], fronts.broke[pair] = claim, 0, 0
-        fronts.sq_tail[pair], fronts.cq_head[pair] = queues.pair[pair, PAIR_SQ_HEAD], queues.pair[pair, PAIR_CQ_TAIL]
-    elif claim == 0 or queues.pair[pair, PAIR_EPOCH] >= claim:
+        fronts.sq_tail[pair], fronts.cq_head[pair] = queues.pair[pair, words.PAIR_SQ_HEAD], queues.pair[pair, words.PAIR_CQ_TAIL]
+    elif claim == 0 or queues.pair[pair, words.PAIR_EPOCH] >= claim:
         claim_pair(limits, queues, sim, turn, pair)
 
 
@@ -60,19 +49,19 @@ def settle(limits, queues, sim, turn, pair):
 def beat(fronts, pair):
     """Say that this front end lives, and repeat doorbell and head: a late write may have covered them."""
     fronts.beat[pair] += 1
-    send(fronts, pair, WIRE_WORD, FRONT_HEARTBEAT, fronts.beat[pair])
+    send(fronts, pair, WIRE_WORD, words.FRONT_HEARTBEAT, fronts.beat[pair])
     if fronts.epoch[pair] > 0:
         ring(fronts, pair)
-        send(fronts, pair, WIRE_WORD, FRONT_CQ_HEAD, stamp(fronts, pair, fronts.cq_head[pair]))
+        send(fronts, pair, WIRE_WORD, words.FRONT_CQ_HEAD, stamp(fronts, pair, fronts.cq_head[pair]))
     else:
-        send(fronts, pair, WIRE_WORD, FRONT_CLAIM, fronts.claim[pair])
+        send(fronts, pair, WIRE_WORD, words.FRONT_CLAIM, fronts.claim[pair])
 
 
 @device
 def stamp(fronts, pair, position):
-    return fronts.epoch[pair] << EPOCH_SHIFT | (position & POSITION_MASK)
+    return fronts.epoch[pair] << words.EPOCH_SHIFT | (position & words.POSITION_MASK)
 
 
 @device
 def ring(fronts, pair):
-    send(fronts, pair, WIRE_WORD, FRONT_DOORBELL, stamp(fronts, pair, fronts.sq_tail[pair]))
+    send(fronts, pair, WIRE_WORD, words.FRONT_DOORBELL, stamp(fronts, pair, fronts.sq_tail[pair]))

@@ -3,15 +3,7 @@
 from __future__ import annotations
 
 from blinkpy.device.portable import device
-from blinkpy.queues.words import (
-    EPOCH_SHIFT,
-    FRONT_CLAIM,
-    FRONT_CQ_HEAD,
-    FRONT_DOORBELL,
-    FRONT_HEARTBEAT,
-    PAIR_EPOCH,
-    POSITION_MASK,
-)
+from blinkpy.queues import words
 from blinkpy.verify.sim.draws import draw
 from blinkpy.verify.sim.events import EVENT_BREAK, EVENT_CRASH, EVENT_LATE, note
 from blinkpy.verify.sim.front_ends.pair_ownership import forget, stamp
@@ -36,20 +28,20 @@ def crash(limits, queues, sim, turn, pair):
 def late_write(limits, queues, sim, turn, pair):
     """A word that was written under an earlier epoch lands now."""
     draws = sim.draws
-    epoch = queues.pair[pair, PAIR_EPOCH]
+    epoch = queues.pair[pair, words.PAIR_EPOCH]
     if epoch == 0:
         return
-    value = draw(draws, epoch) << EPOCH_SHIFT | draw(draws, 1 << 20)
+    value = draw(draws, epoch) << words.EPOCH_SHIFT | draw(draws, 1 << 20)
     word = draw(draws, LATE_WORDS)
     note(sim, turn, pair, EVENT_LATE, word, value)
-    if word == FRONT_HEARTBEAT:
-        queues.front[pair, word] = value & POSITION_MASK
-    elif word == FRONT_CLAIM:
-        queues.front[pair, word] = 1 + (value >> EPOCH_SHIFT)
-    elif word < FRONT_CLAIM:
+    if word == words.FRONT_HEARTBEAT:
+        queues.front[pair, word] = value & words.POSITION_MASK
+    elif word == words.FRONT_CLAIM:
+        queues.front[pair, word] = 1 + (value >> words.EPOCH_SHIFT)
+    elif word < words.FRONT_CLAIM:
         queues.front[pair, word] = value
     else:
-        queues.cancel[pair, draw(draws, limits.slots_per_pair)] = value & ~(POSITION_MASK ^ 7)
+        queues.cancel[pair, draw(draws, limits.slots_per_pair)] = value & ~(words.POSITION_MASK ^ 7)
 
 
 @device
@@ -60,7 +52,7 @@ def break_protocol(limits, sim, turn, pair):
     fronts.broke[pair] = 1
     if draw(sim.draws, 2) == 0:
         position = fronts.sq_tail[pair] + limits.sq_entries + 1 + draw(sim.draws, FAR_OFF)
-        send(fronts, pair, WIRE_WORD, FRONT_DOORBELL, stamp(fronts, pair, position))
+        send(fronts, pair, WIRE_WORD, words.FRONT_DOORBELL, stamp(fronts, pair, position))
     else:
         position = fronts.cq_head[pair] + limits.cq_entries + 1 + draw(sim.draws, FAR_OFF)
-        send(fronts, pair, WIRE_WORD, FRONT_CQ_HEAD, stamp(fronts, pair, position))
+        send(fronts, pair, WIRE_WORD, words.FRONT_CQ_HEAD, stamp(fronts, pair, position))

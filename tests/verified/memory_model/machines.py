@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 Predicate = Callable[[Any], bool]
 
 
-class Machine(NamedTuple):
+class MemoryOrder(NamedTuple):
     """What a party's hardware may reorder."""
 
     name: str
@@ -33,9 +33,9 @@ class Machine(NamedTuple):
     newest_loads: bool
 
 
-X86 = Machine("x86", ordered_stores=True, newest_loads=True)
-RDMA = Machine("rdma", ordered_stores=True, newest_loads=True)
-WEAK = Machine("weak", ordered_stores=False, newest_loads=False)
+X86 = MemoryOrder("x86", ordered_stores=True, newest_loads=True)
+RDMA = MemoryOrder("rdma", ordered_stores=True, newest_loads=True)
+WEAK = MemoryOrder("weak", ordered_stores=False, newest_loads=False)
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ UNBOUND = "unbound"
 class Checker:
     """Explores all states of some programs. initial: values of all words. machines: one for each program."""
 
-    def __init__(self, programs: Sequence[Program], machines: Sequence[Machine], initial: dict[str, Any]) -> None:
+    def __init__(self, programs: Sequence[Program], machines: Sequence[MemoryOrder], initial: dict[str, Any]) -> None:
         self._programs, self._machines = programs, machines
         self._start = Memory(tuple(sorted(initial.items())), (), tuple(Party() for _ in programs))
         self._operations: dict[tuple[int, tuple[Any, ...]], Operation | None] = {}
@@ -220,7 +220,7 @@ def _value(state: Memory, word: str, writes: int) -> Any:
     return dict(state.base)[word]
 
 
-def _may_land(machine: Machine, buffer: tuple[Pending, ...], place: int) -> bool:
+def _may_land(machine: MemoryOrder, buffer: tuple[Pending, ...], place: int) -> bool:
     """Whether a store may become visible before those that wait with it."""
     pending = buffer[place]
     for earlier in buffer[:place]:
@@ -231,7 +231,7 @@ def _may_land(machine: Machine, buffer: tuple[Pending, ...], place: int) -> bool
     return True
 
 
-def _trimmed(state: Memory, machines: Sequence[Machine]) -> Memory:
+def _trimmed(state: Memory, machines: Sequence[MemoryOrder]) -> Memory:
     """Forget old values that no load can return any more."""
     now = len(state.recent)
     needed = min([now, *(p.floor for p, machine in zip(state.parties, machines, strict=True) if not machine.newest_loads)])
@@ -246,7 +246,7 @@ def _trimmed(state: Memory, machines: Sequence[Machine]) -> Memory:
 
 
 def _perform(
-    state: Memory, index: int, party: Party, machine: Machine, operation: Operation, checker: Checker
+    state: Memory, index: int, party: Party, machine: MemoryOrder, operation: Operation, checker: Checker
 ) -> Iterator[tuple[str, Memory]]:
     """The ways in which an operation can go now."""
     done = party._replace(results=(*party.results, None))
@@ -282,7 +282,7 @@ def _perform(
             yield from _loads(state, index, party, machine, operation)
 
 
-def _visible(state: Memory, party: Party, machine: Machine, word: str) -> dict[Any, int]:
+def _visible(state: Memory, party: Party, machine: MemoryOrder, word: str) -> dict[Any, int]:
     """The values that a load of a word may return, each with the oldest moment (number of recent writes) at which it does."""
     now = len(state.recent)
     own = [pending.value for pending in party.buffer if pending.word == word]
@@ -292,7 +292,7 @@ def _visible(state: Memory, party: Party, machine: Machine, word: str) -> dict[A
     return {_value(state, word, writes): writes for writes in range(now, oldest - 1, -1)}
 
 
-def _loads(state: Memory, index: int, party: Party, machine: Machine, load: Load) -> Iterator[tuple[str, Memory]]:
+def _loads(state: Memory, index: int, party: Party, machine: MemoryOrder, load: Load) -> Iterator[tuple[str, Memory]]:
     """The values that a load may return; one that waits may also see the newest value, and go on waiting."""
     for value, writes in _visible(state, party, machine, load.word).items():
         seen = tuple(sorted((dict(party.seen) | {load.word: writes}).items()))

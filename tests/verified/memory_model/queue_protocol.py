@@ -18,8 +18,8 @@ One thing is assumed and not checked: bulk writes of an earlier owner (entries, 
 before its successor submits. Shared memory keeps that because the process is dead (its lock on the pair is free); an RDMA
 transport has to tear down the old connection before it lets a new one in.
 
-`python -m blinkpy.verify.memory_model.queue_protocol` checks everything, and shows which protocol bugs are found on which
-machines.
+`PYTHONPATH=tests python -m verified.memory_model.queue_protocol` checks everything, and shows which protocol bugs are found on
+which machines.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
-from blinkpy.verify.memory_model.machines import (
+from verified.memory_model.machines import (
     RDMA,
     WEAK,
     X86,
@@ -36,7 +36,7 @@ from blinkpy.verify.memory_model.machines import (
     Fence,
     Load,
     LoadLater,
-    Machine,
+    MemoryOrder,
     Operation,
     Program,
     Silence,
@@ -52,9 +52,9 @@ class Transport(NamedTuple):
     """A front end's machine, whether it fences (dpu/link/store_fence.py), and the engine's machine."""
 
     name: str
-    front: Machine
+    front: MemoryOrder
     fences: bool
-    engine: Machine
+    engine: MemoryOrder
 
 
 TRANSPORTS = (
@@ -99,7 +99,7 @@ def fence(transport: Transport, wanted: bool) -> Steps:
 REQUESTS = 2  # through a ring of one entry, so that entry and prompt are written again
 
 
-def submission(transport: Transport, protocol: Protocol) -> tuple[list[Program], list[Machine], dict[str, Any]]:
+def submission(transport: Transport, protocol: Protocol) -> tuple[list[Program], list[MemoryOrder], dict[str, Any]]:
     """A front end submits requests through a ring with room for one; the engine copies each."""
 
     def front() -> Steps:
@@ -140,7 +140,7 @@ def _between(least: int, most: int) -> Callable[[Any], bool]:
     return lambda word: bool(least <= word[0] <= most)
 
 
-def completion(transport: Transport, protocol: Protocol) -> tuple[list[Program], list[Machine], dict[str, Any]]:
+def completion(transport: Transport, protocol: Protocol) -> tuple[list[Program], list[MemoryOrder], dict[str, Any]]:
     """The engine publishes more tokens than the ring has entries; the front end reads each once, in order."""
 
     def lap_of(position: int) -> int:
@@ -170,7 +170,7 @@ def completion(transport: Transport, protocol: Protocol) -> tuple[list[Program],
 # ---- ownership: O5, O6 --------------------------------------------------------------------------------------------------
 
 
-def ownership(transport: Transport, protocol: Protocol) -> tuple[list[Program], list[Machine], dict[str, Any]]:
+def ownership(transport: Transport, protocol: Protocol) -> tuple[list[Program], list[MemoryOrder], dict[str, Any]]:
     """An owner dies, its last doorbell still under way; its successor claims the pair, and submits."""
 
     def predecessor() -> Steps:
@@ -233,7 +233,7 @@ def ownership(transport: Transport, protocol: Protocol) -> tuple[list[Program], 
 # ---- cancel: O7 ---------------------------------------------------------------------------------------------------------
 
 
-def cancellation(transport: Transport, protocol: Protocol) -> tuple[list[Program], list[Machine], dict[str, Any]]:
+def cancellation(transport: Transport, protocol: Protocol) -> tuple[list[Program], list[MemoryOrder], dict[str, Any]]:
     """A cancel comes when its request has just ended, and the slot has a new one."""
 
     def front() -> Steps:
@@ -256,7 +256,7 @@ def cancellation(transport: Transport, protocol: Protocol) -> tuple[list[Program
 # ---- log probabilities: O8 ----------------------------------------------------------------------------------------------
 
 
-def record(transport: Transport, protocol: Protocol) -> tuple[list[Program], list[Machine], dict[str, Any]]:
+def record(transport: Transport, protocol: Protocol) -> tuple[list[Program], list[MemoryOrder], dict[str, Any]]:
     """Completions with records, through a ring of one entry, so that a record is written again."""
     tokens = 2
 

@@ -1,18 +1,21 @@
-"""config.json -> Architecture: published models in their own spelling, and everything that has to be refused."""
+"""config.json to DecoderDescription: published models in their own spelling, and everything that has to be refused."""
 
 from __future__ import annotations
 
 import json
+import secrets
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from blinkpy.config import ConfigError
-from blinkpy.models.description.decoder_description import parse_architecture, read_architecture
-from blinkpy.models.families.family import FAMILIES
+from blinkpy.models.description.blocks import Activation, Attention, Experts, Layer, Mlp, NormPlacement, RouterKind
+from blinkpy.models.families.describe_model import describe_config, describe_model
+from blinkpy.models.families.family import families
 from blinkpy.models.weights.checkpoint import weight_elements
 
 LLAMA_31_8B = {
@@ -154,6 +157,29 @@ PHI4 = {
 }
 
 
+MIXTRAL_8X7B = {
+    "architectures": ["MixtralForCausalLM"],
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 32768,
+    "num_attention_heads": 32,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "num_local_experts": 8,
+    "output_router_logits": False,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 1000000.0,
+    "router_aux_loss_coef": 0.02,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 32000,
+}
+PUBLISHED = (LLAMA_31_8B, MISTRAL_7B, QWEN25_7B, QWEN3_30B_A3B, QWEN3_8B, PHI3_MINI, PHI4_MINI, PHI4, MIXTRAL_8X7B)
+
+
 @pytest.mark.parametrize(
     ("config", "parameters"),
     [
@@ -165,35 +191,46 @@ PHI4 = {
         (PHI3_MINI, 3_821_079_552),
         (PHI4_MINI, 3_836_021_760),
         (PHI4, 14_659_507_200),
+        (MIXTRAL_8X7B, 46_702_792_704),
     ],
     ids=lambda value: "" if isinstance(value, int) else value["architectures"][0],
 )
 def test_published_models_have_their_published_size(config: dict[str, Any], parameters: int) -> None:
-    assert weight_elements(parse_architecture(config)) == parameters
+    assert weight_elements(describe_config(config)) == parameters
 
 
 def test_fields_of_published_models() -> None:
-    a = parse_architecture(LLAMA_31_8B)
-    assert (a.head_dim, a.q_size, a.kv_size, a.dtype) == (128, 4096, 1024, "bfloat16")
-    assert (a.rope.kind, a.rope.theta, a.rope.factor, a.rope.original_max_position) == ("llama3", 500000.0, 8.0, 8192)
-    assert not any((a.qkv_bias, a.o_bias, a.mlp_bias, a.tied_embeddings, *a.windows, *a.sparse))
-    assert parse_architecture(MISTRAL_7B).windows == (4096,) * 32
-    assert parse_architecture({k: v for k, v in MISTRAL_7B.items() if k != "sliding_window"}).windows == (4096,) * 32
-    a = parse_architecture(QWEN25_7B)
-    assert a.qkv_bias
-    assert not a.o_bias
-    assert not any(a.windows)
-    a = parse_architecture(QWEN25_7B | {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 20})
-    assert a.windows == (0,) * 20 + (4096,) * 8
-    a = parse_architecture(QWEN3_30B_A3B)
-    assert a.qk_norm
-    assert (a.experts, a.experts_per_token, a.expert_size, a.normalize_experts, all(a.sparse)) == (128, 8, 768, True, True)
-    a = parse_architecture(QWEN3_30B_A3B | {"decoder_sparse_step": 2, "mlp_only_layers": [1, 5]})
-    assert a.sparse[:8] == (False, False, False, True, False, False, False, True)
-    assert parse_architecture(PHI3_MINI).windows == (2047,) * 32
-    a = parse_architecture(PHI4_MINI)
-    assert (a.rope.kind, a.rope.rotary_dim, a.rope.original_max_position, a.rope.factor) == ("longrope", 96, 4096, 32.0)
-    assert abs(a.rope.attention_factor - 1.1902380714238083) < 1e-9
+    model = describe_config(LLAMA_31_8B)
+    rope = model.attention.rope
+    assert (model.head_dim, model.q_size, model.kv_size, model.dtype) == (128, 4096, 1024, "bfloat16")
+    assert (rope.kind, rope.theta, rope.factor, rope.original_max_position) == ("llama3", 500000.0, 8.0, 8192)
+    assert model.layers == (Layer(Attention(32, 8, 128, rope), Mlp(14336)),) * 32
+    assert not model.tied_embeddings
+    assert windows(MISTRAL_7B) == (4096,) * 32
+    assert windows({k: v for k, v in MISTRAL_7B.items() if k != "sliding_window"}) == (4096,) * 32
+    model = describe_config(QWEN25_7B)
+    assert (model.attention.qkv_bias, model.attention.o_bias, windows(QWEN25_7B)) == (True, False, (0,) * 28)
+    changes = {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 20}
+    assert windows(QWEN25_7B | changes) == (0,) * 20 + (4096,) * 8
+    model = describe_config(QWEN3_30B_A3B)
+    assert model.attention.qk_norm
+    assert all(model.expert_layers)
+    assert model.experts == Experts(128, 8, 768, RouterKind.SOFTMAX_TOP_K, Activation.SILU, normalize=True)
+    model = describe_config(QWEN3_30B_A3B | {"decoder_sparse_step": 2, "mlp_only_layers": [1, 5]})
+    assert model.expert_layers[:8] == (False, False, False, True, False, False, False, True)
+    assert (model.mlp_size, model.experts.size) == (6144, 768)
+    model = describe_config(MIXTRAL_8X7B)
+    assert all(model.expert_layers)
+    assert model.experts == Experts(8, 2, 14336, RouterKind.TOP_K_SOFTMAX, Activation.SILU, normalize=True)
+    assert (model.attention.rope.theta, windows(MIXTRAL_8X7B)) == (1e6, (0,) * 32)
+    assert windows(PHI3_MINI) == (2047,) * 32
+    rope = describe_config(PHI4_MINI).attention.rope
+    assert (rope.kind, rope.rotary_dim, rope.original_max_position, rope.factor) == ("longrope", 96, 4096, 32.0)
+    assert abs(rope.attention_factor - 1.1902380714238083) < 1e-9
+
+
+def windows(config: dict[str, Any]) -> tuple[int, ...]:
+    return tuple(layer.attention.window for layer in describe_config(config).layers)
 
 
 def test_both_spellings_give_the_same() -> None:
@@ -209,10 +246,10 @@ def test_both_spellings_give_the_same() -> None:
 
     for config in (LLAMA_31_8B, MISTRAL_7B, QWEN3_30B_A3B, PHI3_MINI, PHI4_MINI):
         assert "rope_theta" not in modern(config)
-        assert parse_architecture(modern(config)) == parse_architecture(config)
+        assert describe_config(modern(config)) == describe_config(config)
     for old in ("su", "yarn"):
         config = PHI4_MINI | {"rope_scaling": PHI4_MINI["rope_scaling"] | {"type": old}}  # type: ignore[operator]
-        assert parse_architecture(config) == parse_architecture(PHI4_MINI)
+        assert describe_config(config) == describe_config(PHI4_MINI)
 
 
 LLAMA3_ROPE: dict[str, Any] = LLAMA_31_8B["rope_scaling"]  # type: ignore[assignment]
@@ -228,7 +265,9 @@ LONGROPE: dict[str, Any] = PHI4_MINI["rope_scaling"]  # type: ignore[assignment]
         (LLAMA_31_8B, {"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         (LLAMA_31_8B, {"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
         (LLAMA_31_8B, {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
-        (LLAMA_31_8B, {"sliding_window": 4096}, "sliding_window"),
+        (LLAMA_31_8B, {"sliding_window": 4096}, "sliding_window is not supported by LlamaForCausalLM"),
+        (LLAMA_31_8B, {"rope_interleaved": True}, "rope_interleaved"),
+        (LLAMA_31_8B, {"layer_types": ["sliding_attention"] * 32}, "sliding_attention, but sliding_window is not set"),
         (LLAMA_31_8B, {"hidden_size": None}, "hidden_size is missing"),
         (LLAMA_31_8B, {"hidden_size": "4096"}, "hidden_size must be an integer"),
         (LLAMA_31_8B, {"num_hidden_layers": 0}, "num_hidden_layers"),
@@ -256,23 +295,99 @@ LONGROPE: dict[str, Any] = PHI4_MINI["rope_scaling"]  # type: ignore[assignment]
         (QWEN25_7B, {"mlp_bias": True}, "mlp_bias"),
         (QWEN3_30B_A3B, {"num_experts_per_tok": 129}, "num_experts_per_tok"),
         (QWEN3_30B_A3B, {"mlp_only_layers": [48]}, "mlp_only_layers"),
+        (MIXTRAL_8X7B, {"num_experts_per_tok": 9}, "num_experts_per_tok"),
+        (MIXTRAL_8X7B, {"attention_bias": True}, "attention_bias is not supported by MixtralForCausalLM"),
         (QWEN3_30B_A3B, {"shared_expert_intermediate_size": 512}, "shared_expert_intermediate_size"),
     ],
 )
 def test_refusals(config: dict[str, Any], changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        parse_architecture(config | changes)
+        describe_config(config | changes)
+
+
+# What published models and other software add, and what does not change the computation.
+ADDED = {
+    "_name_or_path": "somewhere",
+    "attention_dropout": 0.0,
+    "auto_map": {},
+    "bos_token_id": 1,
+    "eos_token_id": [1, 2],
+    "initializer_range": 0.02,
+    "pretraining_tp": 1,
+    "transformers_version": "4.46.0",
+    "use_cache": True,
+    "mlp_bias": False,
+    "attention_bias": False,
+    "lm_head_bias": False,
+    "use_mrope": False,
+    "rope_interleaved": False,
+    "vision_config": None,
+    "unsloth_version": "2025.1",
+}
+
+
+@pytest.mark.parametrize("config", PUBLISHED, ids=lambda config: config["architectures"][0])
+def test_keys_without_an_effect_load_in_silence(config: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    assert describe_config(ADDED | config) == describe_config(config)
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("name", ["Llama", "Mistral", "Qwen2", "Qwen3", "Qwen3Moe", "Phi3", "Mixtral"])
+def test_defaults_are_those_of_transformers(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """All that transformers writes loads in silence, and what is left out means what transformers takes it for."""
+    transformers = pytest.importorskip("transformers")
+    written = json.loads(getattr(transformers, f"{name}Config")().to_json_string(use_diff=False))
+    written["architectures"] = [f"{name}ForCausalLM"]
+    sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    model = describe_config({key: written[key] for key in (*sizes, "architectures")})
+    assert describe_config(written) == model
+    assert len(model.layers) == written["num_hidden_layers"]
+    assert caplog.messages == []
+
+
+def test_unknown_keys_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    keys = [f"made_up_{secrets.token_hex(4)}" for _ in range(2)]
+    for _ in range(2):
+        describe_config(LLAMA_31_8B | dict.fromkeys(keys, 1))
+    assert caplog.messages == [f"config.json: keys unknown to LlamaForCausalLM are ignored: {', '.join(sorted(keys))}"]
+
+
+def test_every_kind_of_block_has_both_implementations_or_is_refused() -> None:
+    pytest.importorskip("torch")
+    from blinkpy.models.cpu import torch_decoder
+    from blinkpy.models.gpu import gpu_decoder
+
+    assert torch_decoder.BLOCKS.keys() == gpu_decoder.BLOCKS.keys()
+    plain = describe_config(LLAMA_31_8B)
+    plain.require_blocks(torch_decoder.BLOCKS, "it")
+    for changed, block in (
+        (replace(plain, placement=NormPlacement.SANDWICH), "NormPlacement.SANDWICH"),
+        (replace(plain, layers=(Layer(plain.attention, Mlp(8, Activation.GELU_TANH)),)), "Activation.GELU_TANH"),
+    ):
+        with pytest.raises(ConfigError, match=f"LlamaForCausalLM needs {block}, which it does not support"):
+            changed.require_blocks(torch_decoder.BLOCKS, "it")
+
+
+def test_layers_that_differ_by_more_than_the_window_are_refused() -> None:
+    plain = describe_config(LLAMA_31_8B)
+    for other in (
+        Layer(plain.attention._replace(heads=8), plain.layers[0].mlp),
+        Layer(plain.attention, Mlp(99)),
+    ):
+        with pytest.raises(ConfigError, match="layers that differ by more than the window"):
+            replace(plain, layers=(plain.layers[0], other))
+    replace(plain, layers=(plain.layers[0], Layer(plain.attention._replace(window=7), Experts(8, 2, 16))))
 
 
 def test_model_type_stands_in_for_a_missing_class() -> None:
-    for name, family in FAMILIES.items():
+    for name, family in families().items():
         config = {k: v for k, v in QWEN3_30B_A3B.items() if k != "architectures"} | {"model_type": family.model_type}
-        assert parse_architecture(config).name == name
+        assert describe_config(config).name == name
 
 
 def test_files(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"can't read .*config\.json"):
-        read_architecture(tmp_path)
+        describe_model(tmp_path)
     for content, words in (
         ("{", "not JSON"),
         ("[" * 100_000, "not JSON"),
@@ -281,16 +396,16 @@ def test_files(tmp_path: Path) -> None:
     ):
         (tmp_path / "config.json").write_text(content)
         with pytest.raises(ConfigError, match=words):
-            read_architecture(tmp_path)
+            describe_model(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_31_8B))
-    assert read_architecture(tmp_path).layers == 32
+    assert len(describe_model(tmp_path).layers) == 32
 
 
 def test_the_base_install_is_enough() -> None:
-    """Architecture, hub and checkpoint headers work without torch and numba."""
+    """Descriptions, hub and checkpoint headers work without torch and numba."""
     script = (
         "import sys; sys.modules.update(torch=None, numba=None, safetensors=None)\n"
-        "import blinkpy.models.description.decoder_description\n"
+        "from blinkpy.models.families.family import families; families()\n"
         "import blinkpy.models.weights.model_folder, blinkpy.models.weights.checkpoint"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)

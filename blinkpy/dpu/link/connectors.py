@@ -1,0 +1,33 @@
+"""The front end's ends of all transports, and what an EngineLink needs of them: an attached queue pair."""
+
+from __future__ import annotations
+
+from blinkpy.config import Config
+from blinkpy.dpu.link.queue_pair import QueuePair
+from blinkpy.transport.contract import Transport
+from blinkpy.transport.transport_kinds import WorkerIdentity, chosen_end, ends_in
+
+ENDS = ends_in("blinkpy.dpu.link")
+GRANT_TIMEOUT_S = 1.0
+
+
+def connect(config: Config, worker: WorkerIdentity) -> Transport:
+    """A queue pair's memory, over the transport that the config names. Raises TransportError, LayoutError and ConfigError."""
+    transport: Transport = chosen_end(ENDS, config).open(config, worker)
+    return transport
+
+
+def open_queue_pair(config: Config, worker: WorkerIdentity) -> QueuePair:
+    """An attached queue pair. Raises EngineLostError, and as connect() does."""
+    return claim(connect(config, worker), config.queue.engine_timeout_ms / 1000)
+
+
+def claim(transport: Transport, engine_timeout_s: float) -> QueuePair:
+    """An attached queue pair over a transport, which is closed when the engine does not grant it."""
+    try:
+        queue_pair = QueuePair(transport, engine_timeout_s)
+        queue_pair.attach(GRANT_TIMEOUT_S)
+    except BaseException:
+        transport.close()
+        raise
+    return queue_pair

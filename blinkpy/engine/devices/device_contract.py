@@ -1,0 +1,128 @@
+"""What an engine needs of the device that runs its model.
+
+A device is one file beside this one, NAME_device.py, which holds its class as `DEVICE`; --device names it. The files are light:
+what needs torch, Numba or CUDA is imported when a device is asked for its sizes or loads.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from blinkpy.config import Config
+from blinkpy.engine.link.pair_memory import HOST, QueueMemory
+from blinkpy.transport.segment import Segment
+from blinkpy.transport.verbs import RdmaOptions
+
+if TYPE_CHECKING:
+    from blinkpy.engine.flight_recorder import FlightRecorder
+    from blinkpy.engine.sizing import EngineSizes
+    from blinkpy.kv.limits import Limits
+    from blinkpy.models.description.decoder_description import DecoderDescription
+    from blinkpy.progress import TimedPhases
+    from blinkpy.scheduler.policies import Policy
+
+SUFFIX = "_device"
+
+
+class BrokenStateError(RuntimeError):
+    """The scheduler's state is not what it must be. faults: what is wrong, for people."""
+
+    def __init__(self, faults: list[str]):
+        super().__init__("the scheduler's state is broken: " + "; ".join(faults))
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What an engine has settled by the time at which its device loads. folder: the model's, which `model` describes.
+    report: where the phases of the start are said."""
+
+    config: Config
+    folder: Path
+    model: DecoderDescription
+    sizes: EngineSizes
+    limits: Limits
+    policy: Policy
+    recorder: FlightRecorder
+    report: TimedPhases
+
+    @property
+    def checked(self) -> bool:
+        """Whether the scheduler checks what its phases expect, and its state after each turn."""
+        return self.config.engine.check_integrity == "always"
+
+
+class Runner(Protocol):
+    """A loaded model with its scheduler: serves the queue pairs of one segment."""
+
+    faults: tuple[type[BaseException], ...]
+    """What run() raises when nothing writes the engine's words any more."""
+    pair_memory: QueueMemory | None
+    """Where the queue pairs lie for a network card, if not in the segment. After attach()."""
+
+    def attach(self, segment: Segment) -> None:
+        """Get ready to serve a segment: all that is not compiled yet is. Raises ConfigError."""
+
+    def run(self, budget_s: float) -> int:
+        """Serve until a control word ends it: STOPPED or DRAINED, or another result after budget_s seconds, if not 0."""
+
+    def check(self) -> list[str]:
+        """What is wrong with the scheduler's state; empty when nothing is. Not while it runs."""
+
+    def close(self) -> None:
+        """Free what it has. After run() has returned or raised, or without it."""
+
+
+class Device(Protocol):
+    """One way to run a model. An instance serves one engine. gpu: whether it has the step sizes of a GPU. reads_weights: whether
+    it needs the model's weights."""
+
+    name: str
+    gpu: bool
+    reads_weights: bool
+
+    def auto_rank(self) -> int:
+        """--device auto takes the device with the highest rank; 0: never."""
+
+    def unusable(self, config: Config) -> str:
+        """Why it can't be used with these options on this machine; "" when it can."""
+
+    def page_bytes(self, config: Config, model: DecoderDescription) -> int:
+        """Bytes of one page of the KV cache, keys and values of all layers."""
+
+    def cache_bytes(self, config: Config, model: DecoderDescription) -> int:
+        """Bytes that there are for the KV cache. Raises ConfigError when the model does not fit."""
+
+    def start_errors(self, report: TimedPhases) -> AbstractContextManager[object]:
+        """Raises ConfigError for errors of a start, within the block, that the user can mend."""
+
+    def load(self, setup: Setup) -> Runner:
+        """Load the model and make the scheduler's state. Raises ConfigError."""
+
+
+def device_kinds() -> dict[str, Callable[[], Device]]:
+    """The classes of all devices by their names."""
+    package = __name__.rpartition(".")[0]
+    files = [module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]) if module.name.endswith(SUFFIX)]
+    return {name.removesuffix(SUFFIX): import_module(f"{package}.{name}").DEVICE for name in files}
+
+
+def choose_device(name: str) -> Device:
+    """The device with this name, or for "auto" the one with the highest rank on this machine."""
+    devices = {each: kind() for each, kind in device_kinds().items()}
+    return devices[name] if name != "auto" else max(devices.values(), key=lambda device: device.auto_rank())
+
+
+def needs_gpu(config: Config, name: str) -> str:
+    """Why a device that is no GPU can't be used with these options, or ""."""
+    way = config.extension(RdmaOptions).queue_memory
+    if way != HOST:
+        return f"--queue-memory {way} needs --device cuda; the engine would run on {name}"
+    if config.engine.control == "gpu":
+        return f"--control gpu needs --device cuda; the engine would run on {name}"
+    return ""

@@ -1,0 +1,99 @@
+"""The loop on the GPU as its engine sees it: the host launches it and looks, a few times a second, whether it still runs; it may
+as well be stopped. When the GPU faults, run() raises CudaError, and the queues' words are the host's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from blinkpy.device.cuda.cuda_calls import CudaError
+from blinkpy.device.cuda.gpu_memory_views import to_device, to_host
+from blinkpy.engine.devices.device_contract import Setup
+from blinkpy.engine.link.pair_memory import QueueMemory
+from blinkpy.engine.link.pair_placement import PlacedPairs, place_pairs
+from blinkpy.engine.loop_graph import LoopGraph, StateCopies, StepGraphs
+from blinkpy.kernels.loop.loop_arguments import device_arguments
+from blinkpy.kernels.loop.loop_code import loop_code
+from blinkpy.kv.invariants.check_state import state_faults
+from blinkpy.kv.state import Batch, Requests, State
+from blinkpy.models.gpu.gpu_step import GpuStep
+from blinkpy.queues.views import EngineViews
+from blinkpy.transport.segment import Segment
+from blinkpy.transport.verbs import RdmaOptions
+from blinkpy.verify.recording.gpu_recording import GpuRecording
+
+WATCH_S = 0.05  # between two looks at the loop
+MakeStep = Callable[[Batch, Requests], GpuStep]
+
+
+class GpuLoop:
+    """See blinkpy.engine.devices.device_contract.Runner.
+
+    state: the scheduler's, on the host. make_step: gives the captured step graphs for the batch and the requests of the state on
+    the GPU. graph_of: as in StepGraphs. trace_rows: as of LoopGraph.
+    """
+
+    faults: tuple[type[BaseException], ...] = (CudaError,)
+
+    def __init__(
+        self, setup: Setup, state: State, make_step: MakeStep, graph_of: np.ndarray, stream: torch.cuda.Stream, trace_rows: int
+    ):
+        self.setup, self.limits, self.stream = setup, setup.limits, stream
+        self.pair_memory: QueueMemory | None = None
+        self.placed_pairs: PlacedPairs | None = None
+        self.loop: LoopGraph | None = None
+        self._graph_of, self._trace_rows = graph_of, trace_rows
+        state = setup.recorder.attach(state)
+        memory = setup.recorder.memory
+        self._recording = GpuRecording(memory, state) if memory is not None else None
+        self.device_state: State = to_device(state) if self._recording is None else self._recording.state
+        try:
+            self.step = make_step(self.device_state.batch, self.device_state.requests)
+        except BaseException:
+            self.close()
+            raise
+
+    def attach(self, segment: Segment) -> None:
+        self.setup.report("compiling the scheduler and building the loop")
+        way = self.setup.config.extension(RdmaOptions).queue_memory
+        self.placed_pairs, self.pair_memory = place_pairs(segment, way)
+        self.loop = self.build_loop(self.placed_pairs.device)
+
+    def build_loop(self, queues: EngineViews) -> LoopGraph | None:
+        """The loop over queues that the GPU sees, ready to be launched."""
+        kind, table = device_arguments(self.limits, queues, self.device_state)
+        code = loop_code(self.setup.policy, kind, len(table), torch.cuda.get_device_capability())
+        steps = StepGraphs(tuple(self.step.graphs), self._graph_of)
+        copies, recording, memory = None, self._recording, self.setup.recorder.memory
+        if recording is not None and memory is not None:
+            copies = StateCopies(recording.capture(self.stream), memory.copy_every, recording.progress)
+        keep = (queues, self.device_state, recording)
+        return LoopGraph(code, table, steps, self.stream, keep, self._trace_rows, copies=copies)
+
+    def run(self, budget_s: float) -> int:
+        """As of Runner; the loop ends by itself after budget_s seconds, and its result is TIME_OVER then."""
+        if self.loop is None:
+            raise RuntimeError("attach() a segment before the loop runs")
+        self.loop.launch(budget_s)
+        while self.loop.running():
+            time.sleep(WATCH_S)
+            if self._recording is not None:
+                self._recording.fetch()
+        return self.loop.result()
+
+    def check(self) -> list[str]:
+        return state_faults(self.limits, to_host(self.device_state))
+
+    def close(self) -> None:
+        """Free the loop and the mapping."""
+        try:
+            for part in (self.loop, self.placed_pairs, self._recording):
+                if part is not None:
+                    part.close()
+        except CudaError:
+            pass  # after a fault every call fails; the driver frees all of it with the process
+        self.loop = self.placed_pairs = self._recording = None

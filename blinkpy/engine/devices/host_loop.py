@@ -1,0 +1,89 @@
+"""A loop that the host drives: the scheduler compiled for the CPU, and a step that it asks for.
+
+One thread runs both: a turn, then its step. While there is nothing to do the loop sleeps, for longer and longer up to a bound,
+so that an idle engine costs no core.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from blinkpy.engine.devices.device_contract import BrokenStateError, Setup
+from blinkpy.engine.devices.host_turns import Compute, run_turns
+from blinkpy.engine.link.pair_memory import QueueMemory
+from blinkpy.kv import state as S
+from blinkpy.kv.state import State
+from blinkpy.queues.views import EngineViews
+from blinkpy.queues.words import COUNTER
+from blinkpy.scheduler.host_scheduler import Scheduler
+from blinkpy.transport.segment import Segment
+
+IDLE_SPIN_NS = 200_000  # an engine that just worked looks again at once
+IDLE_SLEEP_S = (20e-6, 1e-3)  # then it sleeps: first, and longest, pause
+INTEGRITY_PERIOD_NS = 1_000_000_000  # while idle
+NO_DEADLINE_NS = 1 << 62
+
+
+class HostLoop:
+    """See blinkpy.engine.devices.device_contract.Runner.
+
+    state: the scheduler's, on the host, with its recorder. step: run(batch, requests) writes keys and values of the batch's
+    tokens, and batch.sampled for the rows that emit. Without one, whoever makes the loop sets `compute`.
+    """
+
+    faults: tuple[type[BaseException], ...] = (BaseException,)
+    pair_memory: QueueMemory | None = None
+
+    def __init__(self, setup: Setup, state: State, step: Any = None):
+        self.state, self._recorder, self._when = state, setup.recorder, setup.config.engine.check_integrity
+        setup.report("compiling the scheduler")
+        self.scheduler = Scheduler(setup.limits, self.state, setup.policy)
+        self.step = step
+        self.compute: Compute = lambda began_ns: self.step.run(self.state.batch, self.state.requests)
+        self._views: EngineViews
+        self._integrity_due = 0
+
+    def attach(self, segment: Segment) -> None:
+        self._views = segment.views()
+        self.scheduler.attach(self._views)
+        self.scheduler.turn(time.monotonic_ns())  # the first call loads what was compiled
+        self.check()  # so does the first check
+
+    def run(self, budget_s: float) -> int:
+        counts, (shortest, longest) = self.state.counts, IDLE_SLEEP_S
+        now = time.monotonic_ns()
+        deadline = now + int(budget_s * 1e9) if budget_s else NO_DEADLINE_NS
+        spin_ns, pause = IDLE_SPIN_NS, shortest
+        while now < deadline:
+            steps = counts[S.STEPS]
+            result = run_turns(self.scheduler, self.compute, spin_ns, deadline, self._after_turn)
+            if result in (S.STOPPED, S.DRAINED):
+                return result
+            now = time.monotonic_ns()
+            if counts[S.STEPS] != steps:
+                spin_ns, pause = IDLE_SPIN_NS, shortest
+                continue
+            if self._when != "never" and now >= self._integrity_due:
+                self._integrity_due = now + INTEGRITY_PERIOD_NS
+                self._require_integrity()
+            time.sleep(pause)
+            spin_ns, pause = 0, min(2 * pause, longest)
+        return S.NO_BATCH
+
+    def _after_turn(self) -> None:
+        self._recorder.keep(self.state)
+        if self._when == "always":
+            self._require_integrity()
+
+    def _require_integrity(self) -> None:
+        faults = self.check()
+        if faults:
+            self._views.engine[COUNTER["integrity_errors"]] += len(faults)
+            raise BrokenStateError(faults)
+
+    def check(self) -> list[str]:
+        return self.scheduler.check()
+
+    def close(self) -> None:
+        """Nothing is to be freed."""

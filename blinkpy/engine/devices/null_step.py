@@ -1,0 +1,72 @@
+"""The null device's step: synthetic tokens, and no model."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numba import types
+
+from blinkpy.device.compile_cache import cached_njit
+from blinkpy.device.portable import device
+from blinkpy.engine.devices.host_turns import Compute
+from blinkpy.kv import state as S
+from blinkpy.queues.logprob_record import NO_RECORD_PAIR, RECORD_PAIR, RECORD_PAIRS
+from blinkpy.queues.page_hash import HASH_MODULUS_1
+from blinkpy.queues.submission import WORD_LOGPROBS, WORD_SEED
+from blinkpy.scheduler.host_scheduler import Scheduler
+
+
+@device
+def synthetic_token(seed, position, low, high):
+    """A token of [low, high) for a position of a request, the same in every run. seed: the request's, int64."""
+    mixed = (seed % HASH_MODULUS_1 * 48271 + position * 69621 + 1) % HASH_MODULUS_1
+    mixed = mixed * 48271 % HASH_MODULUS_1
+    return low + (mixed * 69621 % HASH_MODULUS_1) % (high - low)
+
+
+@device
+def fill_sampled(state, low, high, even):
+    """Synthetic tokens for all rows of the batch, and log probabilities of the distribution that they are drawn from: all
+    tokens of [low, high) are equally likely. even: the log probability as a pair of a record for token 0."""
+    batch, entry = state.batch, state.requests.entry
+    for row in range(batch.counts[S.ROWS]):
+        slot = batch.row_slots[row]
+        seed = entry[slot, WORD_SEED + 1] << 32 | (entry[slot, WORD_SEED] & 0xFFFFFFFF)
+        batch.sampled[row] = synthetic_token(seed, batch.context_lengths[row], low, high)
+        if entry[slot, WORD_LOGPROBS] >= 0:
+            batch.logprobs[row, 0] = even | batch.sampled[row]
+            for k in range(1, RECORD_PAIRS):
+                batch.logprobs[row, k] = even | low + k - 1 if low + k <= high else NO_RECORD_PAIR
+
+
+@lru_cache(maxsize=1)
+def compiled_fill() -> Any:
+    return cached_njit(fill_sampled, nogil=True)
+
+
+def synthetic_step(scheduler: Scheduler, tokens: range, step_ns: int) -> Compute:
+    """A step with synthetic tokens (synthetic_token) in place of a model's, compiled as the scheduler is.
+
+    tokens: what to draw from. step_ns: the time from the begin of a turn to the end of its step, at least.
+    """
+    state, low, high = scheduler.state_argument, tokens.start, tokens.stop
+    even = int(np.array((0, -math.log(high - low)), RECORD_PAIR).view(np.int64))
+    fill: Callable[..., None] = fill_sampled
+    if scheduler.mode == "njit":
+        kinds = (state.kind, types.int64, types.int64, types.int64)
+        function = compiled_fill()
+        function.compile(kinds)
+        fill = function.overloads[kinds].entry_point
+
+    def compute(began_ns: int) -> None:
+        fill(state, low, high, even)
+        left_ns = began_ns + step_ns - time.monotonic_ns()
+        if left_ns > 0:
+            time.sleep(left_ns / 1e9)
+
+    return compute

@@ -1,0 +1,69 @@
+"""The flight recorder of an engine: memory that others can read for as long as it lives, and a file after a crash."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+
+from blinkpy.config import Config
+from blinkpy.kv.limits import Limits
+from blinkpy.kv.state import State
+from blinkpy.queues.layout import QueueSizes
+from blinkpy.scheduler.policies import Policy
+from blinkpy.sources import SCHEDULER, source_digest
+from blinkpy.verify.recording.crash_dump import crash_folder, save_crash
+from blinkpy.verify.recording.recorded_policy import policy_facts
+from blinkpy.verify.recording.recording_errors import RecordingError
+from blinkpy.verify.recording.recording_memory import RecordingMemory
+from blinkpy.verify.recording.recording_reader import RecordingReader
+
+
+class FlightRecorder:
+    """Records a scheduler, if --record-steps is not 0. memory: where, once a state has a recorder."""
+
+    def __init__(self, config: Config, sizes: QueueSizes, limits: Limits, policy: Policy):
+        self.memory: RecordingMemory | None = None
+        self._config, self._sizes, self._limits, self._policy = config, sizes, limits, policy
+
+    def attach(self, state: State) -> State:
+        """The state with a recorder in memory that others can read, if there is to be one and there is room for it."""
+        if self._limits.record_turns == 0:
+            return state
+        facts = {
+            "queue": dataclasses.asdict(self._sizes),
+            "device": self._config.engine.device,
+            "sources": source_digest(SCHEDULER),
+            **policy_facts(self._config.scheduler.policy, self._policy),
+        }
+        try:
+            self.memory = RecordingMemory(self._limits, state, facts)
+        except RecordingError as error:
+            print(f"blinkpy: the flight recorder is off: {error}", file=sys.stderr, flush=True)
+            return state
+        recorded = state._replace(recorder=self.memory.recorder)
+        self.memory.keep(recorded)
+        return recorded
+
+    def publish(self) -> None:
+        """Make the recording known by the engine's name."""
+        if self.memory is not None:
+            self.memory.publish(self._config.engine.name)
+
+    def keep(self, state: State) -> None:
+        """Take a copy of the state if one is due: after a turn, before the step that it asked for."""
+        if self.memory is not None:
+            self.memory.keep(state)
+
+    def save_crash(self, error: BaseException) -> None:
+        """Save what led to a fault, and print where."""
+        if self.memory is not None and isinstance(error, Exception):
+            name, folder = self._config.engine.name, crash_folder(self._config.engine.record_folder)
+            with contextlib.suppress(RecordingError):
+                saved = save_crash(RecordingReader(name), folder, name, f"{type(error).__name__}: {error}"[:500])
+                print(f"blinkpy: {saved}", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        if self.memory is not None:
+            self.memory.close()
+            self.memory = None

@@ -1,0 +1,24 @@
+"""The engine's end for front ends on its own machine: they find the segment by its name and map it, so nothing is to be done."""
+
+from __future__ import annotations
+
+from blinkpy.config import Config
+from blinkpy.engine.link.pair_memory import QueueMemory
+from blinkpy.transport.segment import Segment
+from blinkpy.transport.transport_kinds import End
+
+
+class ShmListener:
+    """See blinkpy.engine.link.listeners.Listener."""
+
+    def __init__(self, config: Config) -> None:
+        self.flags = f"--name {config.engine.name}"
+
+    def start(self, segment: Segment, pairs: QueueMemory | None) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+END = End("shm", "one machine, shared memory", False, None, ShmListener)

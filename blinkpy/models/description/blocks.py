@@ -1,0 +1,85 @@
+"""The blocks that a decoder consists of: named types, with their sizes in elements. Families choose them, decoders compute them.
+
+A new type is a member or a class here, and an implementation in the table of both decoders (`BLOCKS` in torch_decoder.py and
+gpu_decoder.py). A decoder whose table lacks a type refuses models that need it.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+from blinkpy.models.description.rope_tables import Rope
+
+
+class NormPlacement(Enum):
+    """Where the norms of a layer stand."""
+
+    PRE = "norms before attention and MLP"
+    SANDWICH = "norms before and after attention and MLP"
+
+
+class Activation(Enum):
+    """What a gated MLP makes of its gate; up is multiplied with the result."""
+
+    SILU = "silu"
+    GELU_TANH = "gelu, approximated with tanh"
+
+
+class RouterKind(Enum):
+    """How a router makes the shares of a token's experts out of its scores."""
+
+    SOFTMAX_TOP_K = "softmax over all experts, of which the top k are taken"
+    TOP_K_SOFTMAX = "softmax over the top k scores"
+
+
+class Norm(NamedTuple):
+    """An RMSNorm. eps: added to the mean square."""
+
+    eps: float
+
+
+class Attention(NamedTuple):
+    """Attention with `heads` queries that share `kv_heads` keys and values.
+
+    window: how many of the last tokens a token sees, itself included (0: all). qk_norm: each head of queries and keys has a norm.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rope: Rope
+    window: int = 0
+    qk_norm: bool = False
+    qkv_bias: bool = False
+    o_bias: bool = False
+
+
+class Mlp(NamedTuple):
+    """A gated MLP: down(activation(gate(x)) * up(x)). size: width of gate and up."""
+
+    size: int
+    activation: Activation = Activation.SILU
+    bias: bool = False
+
+
+class Experts(NamedTuple):
+    """`number` gated MLPs of width `size`, `top_k` of which a token visits. normalize: a token's shares are scaled to a sum of 1,
+    which those of TOP_K_SOFTMAX have anyway."""
+
+    number: int
+    top_k: int
+    size: int
+    router: RouterKind = RouterKind.SOFTMAX_TOP_K
+    activation: Activation = Activation.SILU
+    normalize: bool = False
+
+
+class Layer(NamedTuple):
+    """One layer: attention, then an MLP or a mixture of experts."""
+
+    attention: Attention
+    mlp: Mlp | Experts
+
+
+BlockType = Enum | type[Mlp] | type[Experts]

@@ -1,0 +1,115 @@
+"""Typed look-ups in a Hugging Face config.json, with errors that name the key.
+
+It remembers which keys were looked up. Of the others those that change the computation are refused, and unknown ones warned of.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from blinkpy.config import ConfigError
+
+logger = logging.getLogger("blinkpy.engine")
+DEFAULTS = {
+    "hidden_act": "silu",
+    "max_position_embeddings": 32768,
+    "partial_rotary_factor": 1.0,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+}
+"""What missing keys mean in most families."""
+
+_UNSUPPORTED: list[tuple[tuple[Any, ...], str]] = [
+    ((None,), "quantization_config compression_config query_pre_attn_scalar attention_multiplier clip_qkv vision_config"),
+    ((None,), "attention_chunk_size sliding_window"),
+    ((None, 0), "attn_logit_softcapping final_logit_softcapping shared_expert_intermediate_size n_shared_experts"),
+    ((None, 1), "logit_scale logits_scaling embedding_multiplier residual_multiplier"),
+    ((None, False), "alibi qk_layernorm is_encoder_decoder add_cross_attention attention_bias mlp_bias lm_head_bias"),
+    ((None, False), "use_mrope rope_interleaved"),
+    ((None, []), "no_rope_layers"),
+]
+NEUTRAL: dict[str, tuple[Any, ...]] = {key: values for values, keys in _UNSUPPORTED for key in keys.split()}
+"""Options that change the computation. Where a family does not read one, all values but these are refused."""
+
+_INERT = """
+    architectures model_type auto_map torch_dtype dtype transformers_version use_cache initializer_range attention_dropout
+    hidden_dropout pretraining_tp bos_token_id eos_token_id pad_token_id sep_token_id unk_token_id decoder_start_token_id
+    tokenizer_class prefix return_dict output_hidden_states output_attentions output_scores torchscript use_bfloat16
+    tf_legacy_loss pruned_heads is_decoder cross_attention_hidden_size tie_encoder_decoder chunk_size_feed_forward max_length
+    min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p typical_p
+    repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids num_return_sequences
+    return_dict_in_generate forced_bos_token_id forced_eos_token_id remove_invalid_values exponential_decay_length_penalty
+    suppress_tokens begin_suppress_tokens finetuning_task id2label label2id task_specific_params problem_type
+    max_sequence_length model_max_length seq_length use_sliding_window max_window_layers transformers.js_config unsloth_fixed
+    unsloth_version original_max_position_embeddings"""
+INERT = frozenset(_INERT.split())
+"""Keys of known configs that do not change the computation, or not by themselves."""
+_warned: set[str] = set()
+
+
+class HfConfig(Mapping[str, Any]):
+    """A config.json, or a section of it, called `where` in errors. name: the model class. defaults: what missing keys mean."""
+
+    def __init__(self, name: str, values: Mapping[str, Any], defaults: Mapping[str, Any], where: str = "config.json"):
+        self.name, self.where, self._values, self._defaults = name, where, values, defaults
+        self._read: set[str] = set()
+
+    def __getitem__(self, key: str) -> Any:
+        self._read.add(key)
+        return self._values[key] if key in self._values else self._defaults[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def _first(self, names: tuple[str, ...], default: Any) -> Any:
+        """The first of the names that is there and not null, else what it means if missing, else the default."""
+        self._read.update(names)
+        found = [source.get(name) for source in (self._values, self._defaults) for name in names]
+        value = next((value for value in found if value is not None), default)
+        if value is None:
+            raise ConfigError(f"{self.where}: {names[0]} is missing")
+        return value
+
+    def integer(self, *names: str, default: int | None = None, low: int = 1, high: int = 1 << 31) -> int:
+        """The value of the first name that has one, or the default. Without a default it must be there."""
+        value = self._first(names, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise ConfigError(f"{self.where}: {names[0]} must be an integer from {low} to {high}, not {value!r}")
+        return value
+
+    def number(self, name: str, default: float | None = None, below: float = math.inf) -> float:
+        """A number above 0. Without a default it must be there."""
+        value = self._first((name,), default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < below:
+            limit = "" if below == math.inf else f" and below {below:g}"
+            raise ConfigError(f"{self.where}: {name} must be a number above 0{limit}, not {value!r}")
+        return float(value)
+
+    def flag(self, name: str) -> bool:
+        """A truth value, False where it is missing or null."""
+        value = self.get(name)
+        if value is not None and not isinstance(value, bool):
+            raise ConfigError(f"{self.where}: {name} must be true or false, not {value!r}")
+        return bool(value)
+
+    def check_rest(self, ignores: tuple[str, ...]) -> None:
+        """Raise ConfigError for a key that nobody looked up and that changes the computation; warn of unknown keys, of each once.
+
+        ignores: keys without an effect in this family.
+        """
+        rest = set(self._values) - self._read - set(ignores)
+        for key in sorted(rest & set(NEUTRAL)):
+            if self._values[key] not in NEUTRAL[key]:
+                raise ConfigError(
+                    f"config.json: {key} is not supported by {self.name} here (found {str(self._values[key])[:80]})"
+                )
+        unknown = sorted(key for key in rest - set(NEUTRAL) - INERT - _warned if not key.startswith("_"))
+        if unknown:
+            logger.warning("config.json: keys unknown to %s are ignored: %s", self.name, ", ".join(unknown)[:300])
+            _warned.update(unknown)

@@ -1,0 +1,14 @@
+"""Llama 2 and 3."""
+
+from __future__ import annotations
+
+from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.families.block_readers import gated_mlp, grouped_attention, pre_norm_decoder
+from blinkpy.models.families.family import family
+from blinkpy.models.families.hf_config import HfConfig
+
+
+@family("LlamaForCausalLM", model_type="llama", defaults={"max_position_embeddings": 2048}, ignores=("is_llama_config",))
+def llama(c: HfConfig) -> DecoderDescription:
+    bias = c.flag("attention_bias")
+    return pre_norm_decoder(c, grouped_attention(c, qkv_bias=bias, o_bias=bias), gated_mlp(c, bias=c.flag("mlp_bias")))

@@ -1,0 +1,13 @@
+"""Mistral."""
+
+from __future__ import annotations
+
+from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.families.block_readers import gated_mlp, grouped_attention, pre_norm_decoder, sliding_windows
+from blinkpy.models.families.family import family
+from blinkpy.models.families.hf_config import HfConfig
+
+
+@family("MistralForCausalLM", model_type="mistral", defaults={"max_position_embeddings": 131072, "sliding_window": 4096})
+def mistral(c: HfConfig) -> DecoderDescription:
+    return pre_norm_decoder(c, grouped_attention(c), gated_mlp(c), sliding_windows(c))

@@ -1,0 +1,116 @@
+"""The rotary embedding of a config.json, in the classic spelling (rope_theta, rope_scaling) or that of transformers 5
+(rope_parameters). What the parameters mean: blinkpy.models.description.rope_tables, with the sources.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from blinkpy.config import ConfigError
+from blinkpy.models.description.rope_tables import Rope
+from blinkpy.models.families.hf_config import HfConfig
+
+# Every parameter of a rope section that means something here. Another one would change the model if it were ignored.
+KNOWN_PARAMETERS = {
+    *("rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings"),
+    *("low_freq_factor", "high_freq_factor", "short_factor", "long_factor", "attention_factor"),
+    *("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
+}
+KINDS = ("default", "linear", "llama3", "longrope", "yarn")
+
+
+def _section(c: HfConfig) -> HfConfig:
+    """The part of a config.json that describes the rotary embedding; empty where there is none."""
+    parameters, scaling = c.get("rope_parameters"), c.get("rope_scaling")
+    where, values = ("rope_scaling", scaling) if scaling else ("rope_parameters", parameters or {})
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{where} must be an object, not {values!r}")
+    if any(isinstance(value, Mapping) for value in values.values()):
+        raise ConfigError(f"{where}: different rotary embeddings per layer type are not supported")
+    unknown = sorted(set(values) - KNOWN_PARAMETERS)
+    if unknown:
+        raise ConfigError(f"{where}: {', '.join(unknown)} not supported (known: {', '.join(sorted(KNOWN_PARAMETERS))})")
+    return HfConfig(c.name, values, {}, where)
+
+
+def read_rope(
+    c: HfConfig,
+    head_dim: int,
+    *,
+    partial: bool = False,
+    original_default: int = 0,
+    aliases: Mapping[str, str] = MappingProxyType({}),
+) -> Rope:
+    """The rotary embedding that a config.json describes.
+
+    partial: the family can rotate a part of each head. original_default: original context of a family whose configs may
+    leave it out (0: the model's own maximum). aliases: older names of rope types in this family.
+    Raises ConfigError for anything that is unknown, missing or out of range.
+    """
+    section, max_position = _section(c), c.integer("max_position_embeddings")
+    kind = section.get("rope_type") or section.get("type") or "default"
+    kind = aliases.get(kind, kind) if isinstance(kind, str) else kind
+    if kind not in KINDS:
+        raise ConfigError(f"{section.where}: rope type {kind!r} is not supported (supported: {', '.join(KINDS)})")
+    theta, share = (section.number(key, c.number(key)) for key in ("rope_theta", "partial_rotary_factor"))
+    if share > 1 or (share != 1 and not partial):
+        raise ConfigError(f"partial_rotary_factor {share:g} is not supported by this architecture")
+    rotary_dim = int(head_dim * share)
+    if rotary_dim < 2 or rotary_dim % 2:
+        raise ConfigError(f"rotary embedding needs an even number of dimensions, not {rotary_dim} (head_dim {head_dim})")
+    rope = Rope(kind, theta, rotary_dim)
+    if kind == "default":
+        return rope
+    if kind == "linear":
+        return replace(rope, factor=section.number("factor"))
+
+    original = c.get("original_max_position_embeddings") or section.get("original_max_position_embeddings")
+    original = original or original_default or max_position
+    if isinstance(original, bool) or not isinstance(original, int) or original < 2:
+        raise ConfigError(f"original_max_position_embeddings must be an integer above 1, not {original!r}")
+    rope = replace(rope, original_max_position=original)
+    if kind == "llama3":
+        return _read_llama3(section, rope)
+    rope = replace(rope, factor=section.number("factor", max_position / original))
+    return _read_longrope(section, rope) if kind == "longrope" else _read_yarn(section, rope)
+
+
+def _read_llama3(section: HfConfig, rope: Rope) -> Rope:
+    low, high = section.number("low_freq_factor"), section.number("high_freq_factor")
+    if high <= low:
+        raise ConfigError(f"{section.where}: high_freq_factor ({high:g}) must be above low_freq_factor ({low:g})")
+    return replace(rope, factor=section.number("factor"), low_freq_factor=low, high_freq_factor=high)
+
+
+def _read_longrope(section: HfConfig, rope: Rope) -> Rope:
+    def stretches(name: str) -> tuple[float, ...]:
+        """A positive number for each rotated pair of dimensions."""
+        value, count = section.get(name), rope.rotary_dim // 2
+        if not isinstance(value, list) or not all(isinstance(x, (int, float)) and x > 0 for x in value):
+            raise ConfigError(f"{section.where}: {name} must be a list of positive numbers, not {value!r}")
+        if len(value) != count:
+            raise ConfigError(f"{section.where}: {name} must have {count} numbers, one per rotated pair, not {len(value)}")
+        return tuple(float(x) for x in value)
+
+    usual = math.sqrt(1 + math.log(rope.factor) / math.log(rope.original_max_position)) if rope.factor > 1 else 1.0
+    scaled = replace(rope, attention_factor=section.number("attention_factor", usual))
+    return replace(scaled, short_factor=stretches("short_factor"), long_factor=stretches("long_factor"))
+
+
+def _read_yarn(section: HfConfig, rope: Rope) -> Rope:
+    def magnitude(scale: float) -> float:
+        return 0.1 * scale * math.log(rope.factor) + 1 if rope.factor > 1 else 1.0
+
+    usual = magnitude(1)
+    if section.get("mscale") and section.get("mscale_all_dim"):
+        usual = magnitude(section.number("mscale")) / magnitude(section.number("mscale_all_dim"))
+    return replace(
+        rope,
+        attention_factor=section.number("attention_factor", usual),
+        beta_fast=section.number("beta_fast", 32.0),
+        beta_slow=section.number("beta_slow", 1.0),
+        truncate=section.get("truncate") is not False,
+    )

@@ -1,0 +1,74 @@
+"""The kinds of transports. The two ends of one are found by their file names: `connect_NAME.py` in blinkpy/dpu/link, the front
+end's, and `listen_NAME.py` in blinkpy/engine/link, the engine's. Each file has an `END`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pkgutil
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from blinkpy.config import TRANSPORTS, Config, ConfigError
+
+PREFIXES = ("connect_", "listen_")
+
+
+class WorkerIdentity(NamedTuple):
+    """Who asks for a queue pair. pair: the preferred one. owner: see blinkpy.transport.handshake.Hello; 0 for a new one."""
+
+    pair: int
+    owner: int = 0
+
+
+def no_check(config: Config, given: frozenset[str]) -> None:
+    """For ends without options that could be wrong."""
+
+
+class End(NamedTuple):
+    """One end of a transport.
+
+    doc: what the transport is for. options: dataclass with its options, decorated with config.extends, or None. open: of a front
+    end, (config, WorkerIdentity) -> blinkpy.transport.contract.Transport; of an engine, config -> blinkpy.engine.link.listeners
+    .Listener. check: raises ConfigError where the options don't fit, given the names of those that somebody set; it is called
+    before anything starts.
+    """
+
+    name: str
+    doc: str
+    crosses_machines: bool
+    options: type | None
+    open: Callable[..., Any]
+    check: Callable[[Config, frozenset[str]], None] = no_check
+
+
+@cache
+def ends_in(package: str) -> Mapping[str, End]:
+    """The ends of the transports whose files are in a package, by name; first those within one machine. Their options are known
+    to Config afterwards."""
+    modules = pkgutil.iter_modules(import_module(package).__path__)
+    found = [import_module(f"{package}.{module.name}").END for module in modules if module.name.startswith(PREFIXES)]
+    ends = {end.name: end for end in sorted(found, key=lambda end: (end.crosses_machines, end.name))}
+    TRANSPORTS.update((end.name, end.doc) for end in ends.values())
+    return ends
+
+
+def chosen_end(ends: Mapping[str, End], config: Config) -> End:
+    """The end that --transport names. Raises ConfigError for an unknown one."""
+    name = config.transport.transport
+    if name not in ends:
+        raise ConfigError(f"transport must be one of {', '.join(ends)}, not {name!r}")
+    return ends[name]
+
+
+def check_end(ends: Mapping[str, End], config: Config, given: frozenset[str]) -> None:
+    """Raise ConfigError when options of the transports don't fit each other. given: names of the options that somebody set."""
+    chosen = chosen_end(ends, config)
+    for end in ends.values():
+        if end.options is not None and end.options is not chosen.options:
+            for item in dataclasses.fields(end.options):
+                if item.name in given:
+                    raise ConfigError(f"--{item.name.replace('_', '-')} needs --transport {end.name}")
+    chosen.check(config, given)

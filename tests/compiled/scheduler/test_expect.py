@@ -1,0 +1,151 @@
+"""What phases expect: raised in Python, a fault word in checked code, nothing at all in the code that serves."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections import Counter
+from importlib.machinery import SourceFileLoader
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from numba import njit
+from support.seeded_bugs import Bug, planted
+
+from blinkpy.device.expect import (
+    FAULT_TEXTS,
+    BrokenInvariantError,
+    describe_fault,
+    expect,
+    fault_at,
+    fault_code,
+    is_faulted,
+)
+from blinkpy.device.table_codegen import ArgumentTable
+from blinkpy.kv.invariants import phase_faults
+from blinkpy.kv.invariants.check_state import state_faults
+from blinkpy.kv.state import FINISHING, RUNNING, WAITING
+from blinkpy.kv.state_snapshots import differences, snapshot
+from blinkpy.sources import PACKAGE
+from blinkpy.verify.sim.simulation import Mode, Simulation, simulate
+from blinkpy.verify.sim.world import make_world
+
+BROKEN = fault_code("slot {} is broken by a test")
+OTHER = fault_code("something else is broken by a test")
+CODES = {name: code for name, code in vars(phase_faults).items() if name.isupper()}
+PHASES = sorted(path for path in (PACKAGE / "scheduler" / "phases").glob("*.py") if path.name != "__init__.py")
+RECORDED = {"RECORD_BEYOND", "COPIED_BEYOND"}  # the simulator's worlds have no recorder; tests of recordings reach these
+# completions.py computes for other phases, and does not get the state.
+EXPECTING = {path: len(re.findall(r"^ +expect\(state, .*, F\.[A-Z_]+\)$", path.read_text(), re.M)) for path in PHASES}
+
+
+def test_python_raises() -> None:
+    state = SimpleNamespace()
+    expect(state, True, BROKEN)
+    with pytest.raises(BrokenInvariantError, match="slot 7 is broken by a test") as raised:
+        expect(state, False, fault_at(BROKEN, 7))
+    assert raised.value.fault == fault_at(BROKEN, 7) and not is_faulted(state)
+
+
+def test_codes_are_told_apart_and_a_clash_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert fault_code("slot {} is broken by a test") == BROKEN != OTHER
+    assert describe_fault(fault_at(OTHER, 3)) == "something else is broken by a test"
+    monkeypatch.setitem(FAULT_TEXTS, BROKEN, "another text")
+    with pytest.raises(ValueError, match="two faults have the code"):
+        fault_code("slot {} is broken by a test")
+
+
+@njit
+def check_both(state: Any, slot: Any) -> Any:
+    expect(state, state.requests.status[slot] == 0, fault_at(BROKEN, slot))
+    expect(state, state.requests.num_pages[slot] == 0, OTHER)
+    return is_faulted(state)
+
+
+@pytest.mark.parametrize("checked", [False, True])
+def test_compiled_code_keeps_the_first_fault_of_a_checked_state(checked: bool) -> None:
+    world = make_world(1, 1, checked=checked)
+    table = ArgumentTable(world.state)
+    assert not check_both(table, 0)
+    world.state.requests.status[0] = world.state.requests.num_pages[0] = 1
+    assert check_both(table, 0) == checked
+    faults = state_faults(world.limits, world.state)
+    assert (faults == ["slot 0 is broken by a test"]) == checked and faults
+
+
+def test_every_phase_expects_two_things_and_storms_look_at_all_of_them(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    assert [path.name for path, count in EXPECTING.items() if count < 2] == ["completions.py"]
+    seen: Counter[int] = Counter()
+
+    def counting(state: Any, condition: Any, code: int) -> None:
+        seen[code] += 1
+        expect(state, condition, code)
+
+    for path in PHASES:
+        monkeypatch.setattr(importlib.import_module(f"blinkpy.scheduler.phases.{path.stem}"), "expect", counting, raising=False)
+    for number in range(200):
+        assert simulate(seed + number, 300, mode="python").failure is None
+        if len(seen) == len(CODES) - len(RECORDED):
+            break
+    assert {name for name, code in CODES.items() if not seen[code]} == RECORDED
+
+
+
+def test_a_checked_scheduler_leaves_the_same_state(seed: int) -> None:
+    for number in range(10):
+        runs = [Simulation(seed + number, 300, checked=checked) for checked in (False, True)]
+        assert [run.run().failure for run in runs] == [None, None]
+        plain, checked = (run.world for run in runs)
+        assert not differences(snapshot(plain.state), snapshot(checked.state)) and plain.segment == checked.segment
+        assert not len(plain.state.fault) and checked.state.fault.tolist() == [0]
+
+
+@pytest.mark.parametrize("mode", ["python", "njit"])
+def test_damage_is_found_where_a_phase_relies_on_it(mode: Mode, seed: int) -> None:
+    run = Simulation(seed, 300, mode=mode, checked=True, check_every=1000)
+    status = run.world.state.requests.status
+    while not (listed := np.flatnonzero((status == RUNNING) | (status == WAITING))).size:
+        assert run.advance()
+    status[listed[0]] = FINISHING
+    assert not run.advance()
+    assert run.code == phase_faults.LISTED_IDLE
+    if mode == "njit":
+        assert state_faults(run.world.limits, run.world.state) == [FAULT_TEXTS[run.code]]
+
+
+def test_the_code_that_serves_has_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop's kernels for sm_90, from the sources and from the sources without a line that expects: the same machine code."""
+    pytest.importorskip("numba_cuda")
+    assert sum(EXPECTING.values()) >= 2 * (len(PHASES) - 1)
+    own = loop_code()
+
+    def without_expects(loader: SourceFileLoader, name: str) -> Any:
+        source = re.sub(r"^ +expect\(.*\)\n", "", loader.get_source(name) or "", flags=re.M)
+        assert "    expect(" not in source or name == "blinkpy.device.expect"
+        return compile(source, loader.path, "exec")
+
+    with planted(Bug("nothing", "phase_faults", "# inbox", "# inbox")):  # all phases import it
+        monkeypatch.setattr(SourceFileLoader, "get_code", without_expects)
+        stripped = loop_code()
+    assert own == stripped
+
+
+def loop_code() -> dict[str, tuple[bytes, ...]]:
+    """Machine code of the loop's kernels, by name."""
+    from blinkpy.device.cuda.cubin import _sections
+    from blinkpy.device.cuda.kernel_compiler import compile_kernel
+
+    make_phases = importlib.import_module("blinkpy.scheduler.cycle").make_phases
+    kernels = importlib.import_module("blinkpy.kernels.loop.loop_kernels")
+    arguments = importlib.import_module("blinkpy.kernels.loop.loop_arguments").device_arguments
+    world = make_world(1, 1)
+    kind, table = arguments(world.limits, world.queues, world.state)
+    phases = make_phases()
+    code = {}
+    for name in ("overlap", "schedule", "publish"):
+        kernel = getattr(kernels, f"{name}_kernel")(phases, kind, len(table))
+        cubin = compile_kernel(kernel, getattr(kernels, f"{name.upper()}_SIGNATURE")).cubin
+        code[name] = tuple(cubin[s.offset : s.offset + s.size] for s in _sections(cubin) if s.name.startswith(".text."))
+    return code

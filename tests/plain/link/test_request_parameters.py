@@ -1,0 +1,121 @@
+"""What the table of request parameters gives: entries, defaults, SamplingParams."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+from blinkpy import SamplingParams
+from blinkpy.dpu.generation_defaults import default_sampling
+from blinkpy.queues.request_parameters import RequestParameters
+from blinkpy.queues.submission import (
+    SQ_ENTRY,
+    SQ_ENTRY_BYTES,
+    SQ_ENTRY_WORDS,
+    SUBMIT_NO_PREFIX_CACHE,
+    WORD,
+    neutral_entries,
+    pack_entry,
+)
+
+
+def test_entry_is_what_the_layout_says(rng: np.random.Generator) -> None:
+    values = {
+        "seed": int(rng.integers(-(2**63), 2**63 - 1)),
+        "cache_salt": int(rng.integers(0, 2**63 - 1)),
+        "max_tokens": 17,
+        "min_tokens": 3,
+        "priority": -5,
+        "flags": SUBMIT_NO_PREFIX_CACHE,
+        "temperature": 0.75,
+        "top_p": 0.5,
+        "min_p": 0.125,
+        "top_k": 40,
+        "repetition_penalty": 1.25,
+        "presence_penalty": -1.5,
+        "frequency_penalty": 2.0,
+        "logprobs": 11,
+    }
+    packed = pack_entry(RequestParameters(**values, stop_ids=(7, 9)), 11, 12, 13, 14, 15, 16, 17)
+    assert len(packed) == SQ_ENTRY_BYTES == SQ_ENTRY.itemsize == 4 * SQ_ENTRY_WORDS
+    entry = np.frombuffer(packed, SQ_ENTRY)[0]
+    for name, value in values.items():
+        assert entry[name] == value, name
+    names = ("request_id", "epoch", "slot", "prompt_offset", "prompt_length", "hash_offset", "hash_count")
+    assert [int(entry[name]) for name in names] == [11, 12, 13, 14, 15, 16, 17]
+    assert entry["stop_ids"].tolist() == [7, 9] + [-1] * 6
+    assert not entry["spare"].any()
+    assert len(entry["spare"]) >= 8
+    default = np.frombuffer(pack_entry(RequestParameters(seed=0, max_tokens=16), 0, 0, 0, 0, 0, 0, 0), SQ_ENTRY)
+    assert default == neutral_entries(1)
+    with pytest.raises(ValueError, match="at most 8"):
+        pack_entry(RequestParameters(stop_ids=tuple(range(9))), 1, 1, 0, 0, 1, 0, 0)
+    with pytest.raises(ValueError, match="does not fit"):
+        pack_entry(RequestParameters(seed=2**63), 1, 1, 0, 0, 1, 0, 0)
+
+
+def test_words_are_where_the_fields_are(rng: np.random.Generator) -> None:
+    words = rng.integers(-(2**31), 2**31, SQ_ENTRY_WORDS, dtype=np.int32)
+    entry = words.view(SQ_ENTRY)[0]
+    for name, word in WORD.items():
+        field = np.atleast_1d(np.asarray(entry[name]))
+        assert field.tobytes() == words[word:].tobytes()[: field.nbytes], name
+    from blinkpy.queues import submission
+
+    assert (submission.WORD_TOP_P, submission.WORD_STOP_IDS) == (WORD["top_p"], WORD["stop_ids"])
+    assert words.view(np.int64)[submission.LONG_SEED] == entry["seed"]
+
+
+def test_seeds_are_drawn_for_requests_without_one() -> None:
+    entries = [np.frombuffer(pack_entry(RequestParameters(), 1, 1, 0, 0, 1, 0, 0), SQ_ENTRY)[0] for _ in range(3)]
+    assert len({int(entry["seed"]) for entry in entries}) == 3
+
+
+def test_defaults_of_a_model() -> None:
+    found = default_sampling({"temperature": 0.6, "top_k": 20.0, "top_p": None, "min_p": -0.0, "pad_token_id": 3, "seed": 4})
+    assert found == RequestParameters(temperature=0.6, top_k=20)
+    assert (type(found.top_k), math.copysign(1, found.min_p)) == (int, 1)
+    assert default_sampling({"top_k": -1}).top_k == 0
+    assert default_sampling({"do_sample": False, "temperature": 0.6}).temperature == 0.0
+    for name, value in (("top_p", "high"), ("top_p", 0), ("temperature", math.nan), ("min_p", True), ("top_k", -2)):
+        with pytest.raises(ValueError, match=name):
+            default_sampling({name: value})
+
+
+def test_sampling_params_become_request_parameters() -> None:
+    given = SamplingParams(temperature=0, top_k=-1, min_p=-0.0, logprobs=3, stop_token_ids=[7, 7, 2])
+    found = given.request_parameters(100, [2, 5])
+    assert found == RequestParameters(max_tokens=16, temperature=0.0, logprobs=3, stop_ids=(7, 2, 5))
+    assert SamplingParams(max_tokens=None, ignore_eos=True).request_parameters(100, [2]) == RequestParameters(max_tokens=100)
+    names = [item.name for item in fields(SamplingParams)]
+    assert names[:3] == ["max_tokens", "min_tokens", "temperature"]
+    assert {"stop", "stop_token_ids", "ignore_eos", "seed", "priority", "logprobs"} < set(names)
+    assert not {"cache_salt", "flags"} & set(names)
+    with pytest.raises(ValueError, match="context leaves"):
+        SamplingParams(max_tokens=101).request_parameters(100, [])
+    with pytest.raises(ValueError, match="at most 8"):
+        SamplingParams(stop_token_ids=range(9)).request_parameters(100, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_tokens", 0),
+        ("min_tokens", None),
+        ("temperature", 100.5),
+        ("temperature", True),
+        ("top_p", 0),
+        ("top_k", 1.0),
+        ("presence_penalty", 2.1),
+        ("seed", 2**63),
+        ("logprobs", -1),
+        ("stop", ""),
+        ("stop", ["a"] * 17),
+    ],
+)
+def test_sampling_params_have_bounds(name: str, value: object) -> None:
+    with pytest.raises(ValueError, match=name):
+        SamplingParams(**{name: value})

@@ -1,0 +1,103 @@
+"""Transports: each has both ends, found by their files' names; which one a server uses follows from its options alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blinkpy import config as config_module
+from blinkpy.config import Config, ConfigError, as_table, options
+from blinkpy.dpu.link import connectors
+from blinkpy.engine.link import listeners
+from blinkpy.transport.transport_kinds import check_end, chosen_end, ends_in
+from blinkpy.transport.verbs import RdmaOptions
+
+PACKAGE = Path(config_module.__file__).parent
+
+
+def test_each_transport_has_both_ends() -> None:
+    names = {"dpu/link": "connect_*.py", "engine/link": "listen_*.py"}
+    for (folder, pattern), ends in zip(names.items(), (connectors.ENDS, listeners.ENDS), strict=True):
+        files = [path.stem.partition("_")[2] for path in (PACKAGE / folder).glob(pattern)]
+        assert sorted(files) == sorted(ends) and next(iter(ends)) == "shm"
+    for front, back in zip(connectors.ENDS.values(), listeners.ENDS.values(), strict=True):
+        assert front[:3] == back[:3]  # name, doc, crosses_machines
+        assert front.open is not back.open
+        assert config_module.TRANSPORTS[front.name] == front.doc
+    assert {"shm", "rdma"} <= set(connectors.ENDS)
+
+
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A package with one end and an option of its own; what it adds to Config is taken away again."""
+    (tmp_path / "toys").mkdir()
+    (tmp_path / "toys" / "__init__.py").write_text("")
+    (tmp_path / "toys" / "no_transport.py").write_text("raise AssertionError('not a transport')")
+    (tmp_path / "toys" / "connect_toy.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from blinkpy.config import extends, option\n"
+        "from blinkpy.transport.transport_kinds import End\n"
+        "@extends('transport')\n@dataclass(frozen=True)\n"
+        "class ToyOptions:\n    toy_size: int = option(3, 'of a toy', low=1, high=9)\n"
+        "def connect(config, worker):\n    return worker, config.extension(ToyOptions).toy_size\n"
+        "END = End('toy', 'to play with', True, ToyOptions, connect)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    registries: list[dict[Any, str]] = [config_module.TRANSPORTS, config_module._EXTENSIONS]
+    before = [dict(registry) for registry in registries]
+    yield ends_in("toys")
+    for registry, kept in zip(registries, before, strict=True):
+        registry.clear()
+        registry.update(kept)
+    for name in [name for name in sys.modules if name.split(".")[0] == "toys"]:
+        del sys.modules[name]
+    ends_in.cache_clear()
+
+
+def test_a_file_with_an_end_is_a_transport(toy: Any) -> None:
+    assert list(toy) == ["toy"]
+    config = Config().with_options({"transport": "toy", "toy_size": 7})
+    assert chosen_end(toy, config).open(config, "somebody") == ("somebody", 7)
+    assert "toy_size" in {item.name for _, item in options("engine")} & {item.name for _, item in options("frontend")}
+    assert Config().with_options(as_table(config)) == config
+    with pytest.raises(ConfigError, match="toy_size must be 1 to 9"):
+        config.with_options({"toy_size": 10})
+    with pytest.raises(ConfigError, match=r"transport must be one of shm, .*toy, not 'pigeon'"):
+        config.with_options({"transport": "pigeon"})
+    with pytest.raises(ConfigError, match="transport must be one of toy, not 'shm'"):
+        chosen_end(toy, Config())
+
+
+@pytest.mark.parametrize(
+    ("values", "front", "back"),
+    [
+        ({}, "", ""),
+        ({"rdma_device": "x"}, "--rdma-device needs --transport rdma", "--rdma-device needs --transport rdma"),
+        ({"queue_memory": "dmabuf"}, *["--queue-memory needs --transport rdma"] * 2),
+        ({"transport": "rdma"}, "--transport rdma needs --engine HOST:PORT", "--transport rdma needs --listen HOST:PORT"),
+        ({"transport": "rdma", "engine": "here", "listen": "[::1]:7"}, "engine must be HOST:PORT, not 'here'", ""),
+        ({"transport": "rdma", "engine": "[::1]:7", "listen": "here:x"}, "", "listen must be HOST:PORT, not 'here:x'"),
+        ({"transport": "rdma", "engine": "a:1", "listen": "a:1", "name": "b"}, "--name is for front ends on the engine's", ""),
+    ],
+)
+def test_options_that_do_not_fit_are_refused_before_anything_starts(values: dict[str, str], front: str, back: str) -> None:
+    config = Config().with_options(values)
+    for ends, expected in ((connectors.ENDS, front), (listeners.ENDS, back)):
+        if expected:
+            with pytest.raises(ConfigError, match=re.escape(expected)):
+                check_end(ends, config, frozenset(values))
+        else:
+            check_end(ends, config, frozenset(values))
+
+
+def test_an_extension_has_its_defaults_until_it_is_changed() -> None:
+    assert Config().extension(RdmaOptions) == RdmaOptions()
+    changed = Config().with_options({"rdma_gid_index": 3, "port": 1})
+    assert changed.extension(RdmaOptions) == dataclasses.replace(RdmaOptions(), rdma_gid_index=3)
+    assert changed.with_options({"rdma_gid_index": -1}) == Config().with_options({"port": 1})
