@@ -12,7 +12,8 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,17 +23,30 @@ from triton.runtime.jit import JITFunction
 
 from blinkpy.device.cuda.cubin import SHARED_MEMORY_LIMIT, read_cubin
 from blinkpy.kernels import activation, embedding, norm
-from blinkpy.kernels.attention import decode_attention, prefill_attention, rotate_and_cache, split_plan
+from blinkpy.kernels.attention import rotate_and_cache, split_plan
+from blinkpy.kernels.attention.attention import attend
+from blinkpy.kernels.attention.attention_variants import LAST_TOKENS, AttentionCall, NewTokens, PagedKV
+from blinkpy.kernels.attention.attention_variants import VARIANTS as ATTENTION
+from blinkpy.kernels.attention.prefill_attention import plan_prefill
+from blinkpy.kernels.batch_view import BatchView
 from blinkpy.kernels.last_tokens import last_tokens
-from blinkpy.kernels.linear import linear
-from blinkpy.kernels.linear.linear_config import LinearTable
+from blinkpy.kernels.linear.linear import can_leave_partials, linear
+from blinkpy.kernels.linear.linear_config import LinearConfig
+from blinkpy.kernels.linear.linear_table import LinearTable
+from blinkpy.kernels.linear.linear_variants import VARIANTS as LINEARS
+from blinkpy.kernels.linear.linear_variants import LinearCall, LinearShape, LinearWorkspace
 from blinkpy.kernels.moe import routing
 from blinkpy.kernels.moe.expert_config import ExpertShape, ExpertTable
-from blinkpy.kernels.moe.expert_gemv import GEMV_TOKENS, expert_gemv
-from blinkpy.kernels.moe.grouped_experts import experts
-from blinkpy.kernels.sampling import record_logprobs, sampler
+from blinkpy.kernels.moe.expert_variants import VARIANTS as EXPERTS
+from blinkpy.kernels.moe.expert_variants import ExpertCall, ExpertCase, ExpertWorkspace
+from blinkpy.kernels.moe.experts import experts, plan_experts
+from blinkpy.kernels.sampling.record_logprobs import write_logprobs
+from blinkpy.kernels.sampling.sample_tokens import sample_tokens
+from blinkpy.kernels.sampling.sampling_variants import VARIANTS as SAMPLERS
+from blinkpy.kernels.sampling.sampling_variants import RequestView, SamplingCall, SamplingWorkspace
 from blinkpy.models.gpu.step_shapes import StepShape
-from blinkpy.queues.logprob_record import RECORD_PAIRS
+from blinkpy.queues.logprob_record import LOGPROB_ENTRIES
+from blinkpy.queues.submission import SQ_ENTRY_WORDS
 
 CAPABILITY = 90
 REGISTER_LIMIT = 255
@@ -179,33 +193,25 @@ def launches(model: Shape, tokens: int, rows: int, mixed: bool, pdl: bool) -> It
     angles = meta(8192, model.head_dim // 2, dtype=torch.float32)
     head_weight = meta(model.head_dim, dtype=dtype)
     norms = (head_weight, head_weight) if model.qk_norm else None
-    mixed_heads = meta(tokens, model.heads * model.head_dim, dtype=dtype)
-    scale = model.head_dim**-0.5
+    attended = meta(tokens, model.heads * model.head_dim, dtype=dtype)
     yield lambda: embedding.embed(ids, meta(model.vocabulary, model.hidden, dtype=dtype), counts, hidden, pdl=pdl)
     yield lambda: norm.rms_norm(hidden, weight, 1e-5, counts, hidden, pdl=pdl)
     yield lambda: norm.rms_norm(hidden, weight, 1e-5, counts, hidden, hidden, pdl=pdl)
-    yield lambda: rotate_and_cache.rope_and_cache(
-        qkv, angles, angles, ids, ids, cache, cache, counts, heads=model.heads, norms=norms, pdl=pdl
-    )
+    new, paged = NewTokens(qkv, angles, angles, norms), PagedKV(cache, cache, table)
+    batch = BatchView(counts, slots, starts, slots, slots, ids, ids)
+    yield lambda: rotate_and_cache.rope_and_cache(new, paged, batch, heads=model.heads, pdl=pdl)
     plan, last_plan = (split_plan.plan_decode(rows, model.kv_heads, 8192, SM_COUNT, dtype, mixed=m) for m in (mixed, False))
     workspace = split_plan.DecodeWorkspace.allocate(
         [(rows, plan), (rows, last_plan)], model.heads, model.kv_heads, model.head_dim, "meta"
     )
-    new = None if mixed else decode_attention.NewTokens(qkv, angles, angles, ids, norms)
-    yield lambda: decode_attention.decode_attention(
-        q, cache, cache, table, slots, slots, counts, mixed_heads, workspace, plan, rows=rows, scale=scale, new=new, pdl=pdl
-    )
+    call = AttentionCall(q, paged, batch, attended, rows, model.head_dim**-0.5, 0, workspace, None if mixed else new, pdl=pdl)
+    yield lambda: attend(call, plan)
     if mixed:
-        yield lambda: prefill_attention.prefill_attention(
-            q, cache, cache, table, slots, starts, slots, counts, mixed_heads, rows=rows, scale=scale, beside=True, pdl=pdl
-        )
+        yield lambda: attend(call, plan_prefill(dtype, SM_COUNT, overlap_prefill=True))
     yield from linear_launches(model, tokens, rows, pdl)
     last = meta(rows, model.hidden, dtype=dtype)
-    if StepShape(tokens, rows, mixed).narrows:
-        ends: dict[str, Any] = {"rows": rows, "scale": scale, "query_starts": starts}
-        yield lambda: decode_attention.decode_attention(
-            q, cache, cache, table, slots, slots, counts, mixed_heads, workspace, last_plan, **ends, pdl=pdl
-        )
+    if StepShape(tokens, rows, mixed).last_tokens_only:
+        yield lambda: attend(replace(call, last_tokens=True), last_plan)
         yield lambda: last_tokens(hidden, starts, counts, last, counts, pdl=pdl)
         yield from linear_launches(model, rows, rows, pdl)
     yield lambda: norm.last_token_norm(hidden, weight, 1e-5, counts, starts, slots, last, hidden, pdl=pdl)
@@ -214,45 +220,38 @@ def launches(model: Shape, tokens: int, rows: int, mixed: bool, pdl: bool) -> It
 
 def sampling_launches(model: Shape, rows: int, pdl: bool) -> Iterator[Callable[[], None]]:
     logits = meta(rows, model.vocabulary, dtype=torch.float32)
-    entry, tokens = meta(512, 32, dtype=torch.int32), meta(512, 8192, dtype=torch.int32)
     by_slot, by_row = meta(512, dtype=torch.int32), meta(rows, dtype=torch.int32)
-    counts = meta(8, dtype=torch.int64)
-    workspace = sampler.SamplingWorkspace.allocate(rows, model.vocabulary, "meta")
-    yield lambda: sampler.sample(logits, entry, tokens, by_slot, by_row, by_row, by_row, counts, by_row, workspace, pdl=pdl)
-    records = meta(rows, RECORD_PAIRS, dtype=torch.int64)
-    yield lambda: record_logprobs.logprobs(logits, by_row, entry, by_row, by_row, counts, records, workspace, pdl=pdl)
+    requests = RequestView(meta(512, SQ_ENTRY_WORDS, dtype=torch.int32), meta(512, 8192, dtype=torch.int32), by_slot)
+    batch, records = BatchView(meta(8, dtype=torch.int64), *[by_row] * 6), meta(rows, LOGPROB_ENTRIES, dtype=torch.int64)
+    workspace = SamplingWorkspace.allocate(rows, model.vocabulary, "meta")
+    call = SamplingCall(logits, requests, batch, by_row, records, workspace, pdl)
+    for name in SAMPLERS:
+        yield partial(sample_tokens, call, name)
+    yield lambda: write_logprobs(call)
 
 
 def linear_launches(model: Shape, tokens: int, rows: int, pdl: bool) -> Iterator[Callable[[], None]]:
     """The linear layers as a decode step runs them: norms, SwiGLU and residual additions fused in."""
-    dtype, hidden, width = model.dtype, model.hidden, model.width
-    counts = meta(8, dtype=torch.int64)
-    workspace = linear.LinearWorkspace.allocate("meta", dtype, partial=2**24, rows=tokens * (hidden + 2 * width))
-    scales = (meta(hidden, dtype=dtype), 1e-5)
+    hidden, width = model.hidden, model.width
 
-    def layer(n: int, k: int, m: int, result: torch.dtype = dtype, **fused: Any) -> Callable[[], None]:
-        swiglu = fused.get("swiglu", False)
-        config = TABLE.config(n, k, m, dtype, swiglu=swiglu)
-        weight, out = meta(2 * n if swiglu else n, k, dtype=dtype), meta(m, n, dtype=result)
-        if fused.pop("residual", False):
-            if config.split_k > 1:
-                out = meta(config.split_k, m, n, dtype=torch.float32)  # left to the next norm
-            else:
-                fused["residual"] = out
-        x = meta(m, k, dtype=dtype)
-        return lambda: linear.linear(x, weight, out, config, workspace, counts, pdl=pdl, **fused)
+    def layer(n: int, k: int, m: int, **around: Any) -> Callable[[], None]:
+        shape = LinearShape(m, n, k, dtype=model.dtype, **around)
+        config = TABLE.config(n, k, m, model.dtype, swiglu=shape.swiglu)
+        if shape.residual and can_leave_partials(config):  # left to the next norm
+            shape = shape._replace(residual=False, partials=True)
+        return linear_launch(config, shape, pdl)
 
-    yield layer((model.heads + 2 * model.kv_heads) * model.head_dim, hidden, tokens, norm=scales)
+    yield layer((model.heads + 2 * model.kv_heads) * model.head_dim, hidden, tokens, norm=True)
     yield layer(hidden, model.heads * model.head_dim, tokens, residual=True)
     if model.experts:
-        yield layer(model.experts, hidden, tokens, torch.float32)
+        yield layer(model.experts, hidden, tokens, result=torch.float32)
         yield from expert_launches(model, tokens, pdl)
     else:
-        yield layer(width, hidden, tokens, norm=scales, swiglu=True)
+        yield layer(width, hidden, tokens, norm=True, swiglu=True)
         yield layer(hidden, width, tokens, residual=True)
-        up = meta(tokens, 2 * width, dtype=dtype)
-        yield lambda: activation.swiglu(up, counts, meta(tokens, width, dtype=dtype), pdl=pdl)
-    yield layer(model.vocabulary, hidden, rows, torch.float32)
+        up, counts = meta(tokens, 2 * width, dtype=model.dtype), meta(8, dtype=torch.int64)
+        yield lambda: activation.swiglu(up, counts, meta(tokens, width, dtype=model.dtype), pdl=pdl)
+    yield layer(model.vocabulary, hidden, rows, result=torch.float32)
 
 
 def expert_launches(model: Shape, tokens: int, pdl: bool) -> Iterator[Callable[[], None]]:
@@ -262,15 +261,68 @@ def expert_launches(model: Shape, tokens: int, pdl: bool) -> Iterator[Callable[[
     router = meta(model.experts, hidden, dtype=dtype)
     if tokens <= routing.FUSED_ROUTER_TOKENS:
         yield lambda: routing.router_logits(stream, scales, router, counts, stream, logits, pdl=pdl)
+    shape = ExpertShape(model.experts, top_k, hidden, width)
     weights = meta(model.experts, 2 * width, hidden, dtype=dtype), meta(model.experts, hidden, width, dtype=dtype)
-    inner, results = (meta(tokens * top_k * size, dtype=dtype) for size in (width, hidden))
-    if tokens <= GEMV_TOKENS:
-        yield lambda: expert_gemv(stream, logits, *weights, counts, stream, inner, top_k=top_k, normalize=True, pdl=pdl)
-        return
-    config = EXPERT_TABLE.config(ExpertShape(model.experts, top_k, hidden, width), tokens, dtype)
-    routed = routing.Routing.allocate(tokens, model.experts, top_k, config.block_m, "meta")
-    yield lambda: routing.route(logits, counts, routed, normalize=True, pdl=pdl)
-    yield lambda: experts(stream, *weights, routed, config, counts, stream, inner, results, pdl=pdl)
+    workspace = ExpertWorkspace.allocate(shape, tokens, dtype, "meta")
+    call = ExpertCall(stream, logits, *weights, counts, stream, workspace, top_k, True, pdl)
+    yield lambda: experts(call, plan_experts(shape, tokens, dtype, "meta", EXPERT_TABLE))
+
+
+def case_launches() -> Iterator[tuple[str, Callable[[], None]]]:
+    """(label, launch) of the cases that every registered variant declares, in bfloat16: what no model here may use yet."""
+    for name, linear_variant in LINEARS.items():
+        for linear_case in linear_variant.cases:
+            yield f"case of {name}", linear_launch(*linear_case)
+    for name, expert_variant in EXPERTS.items():
+        for case in expert_variant.cases:
+            yield f"case of {name}", expert_launch(name, case)
+    for name, attention_variant in ATTENTION.items():
+        for plan in attention_variant.plans(torch.bfloat16):
+            model, last_tokens = MODELS[0], attention_variant.rows == {LAST_TOKENS}
+            yield f"plan of {name}", attention_launch(model, 64, plan, last_tokens)
+
+
+def linear_launch(config: LinearConfig, shape: LinearShape, pdl: bool = False) -> Callable[[], None]:
+    make: dict[str, Any] = {"dtype": shape.dtype}
+    x, weight = meta(shape.rows, shape.k, **make), meta(shape.weight_rows, shape.k, **make)
+    bias, scales = (meta(size, **make) if given else None for size, given in ((len(weight), shape.bias), (shape.k, shape.norm)))
+    split = (config.split_k,) if shape.partials else ()
+    out = meta(*split, shape.rows, shape.n, dtype=torch.float32 if shape.partials else shape.result or shape.dtype)
+    workspace = LinearWorkspace.allocate("meta", shape.dtype, partial=2**24, rows=shape.rows * (shape.k + shape.weight_rows))
+    norm, residual = None if scales is None else (scales, 1e-5), out if shape.residual else None
+    call = LinearCall(x, weight, out, workspace, meta(8, dtype=torch.int64), bias, norm, residual, shape.swiglu, pdl)
+    return lambda: linear(call, config)
+
+
+def expert_launch(name: str, case: ExpertCase, dtype: torch.dtype = torch.bfloat16) -> Callable[[], None]:
+    shape, tokens = case.shape, case.bucket
+    table = ExpertTable({} if case.config is None else {shape.key(dtype): {tokens: case.config}})
+    x, logits = meta(tokens, shape.hidden, dtype=dtype), meta(tokens, shape.experts, dtype=torch.float32)
+    gate_up = meta(shape.experts, 2 * shape.width, shape.hidden, dtype=dtype)
+    down = meta(shape.experts, shape.hidden, shape.width, dtype=dtype)
+    workspace = ExpertWorkspace.allocate(shape, tokens, dtype, "meta")
+    call = ExpertCall(x, logits, gate_up, down, meta(8, dtype=torch.int64), x, workspace, shape.top_k, case.normalize)
+    return lambda: experts(call, plan_experts(shape, tokens, dtype, "meta", table, name))
+
+
+def attention_launch(model: Shape, tokens: int, plan: Any, last_tokens: bool) -> Callable[[], None]:
+    """Decode rows, chunks or last tokens of one size, by the variant of a plan."""
+    make: dict[str, Any] = {"dtype": model.dtype}
+    q, out = meta(tokens, model.heads, model.head_dim, **make), meta(tokens, model.heads * model.head_dim, **make)
+    cache, ids = meta(1024, model.kv_heads, model.page, model.head_dim, **make), meta(tokens + 1, dtype=torch.int32)
+    batch, paged = BatchView(meta(8, dtype=torch.int64), *[ids] * 6), PagedKV(cache, cache, meta(512, 512, dtype=torch.int32))
+    sizes = split_plan.DecodePlan(64, 1, 64)  # scratch for any plan
+    workspace = split_plan.DecodeWorkspace.allocate([(tokens, sizes)], model.heads, model.kv_heads, model.head_dim, "meta")
+    call = AttentionCall(q, paged, batch, out, tokens, model.head_dim**-0.5, 0, workspace, last_tokens=last_tokens)
+    return lambda: attend(call, plan)
+
+
+def fits(launch: Callable[[], None]) -> bool:
+    """Whether what this launches fits the GPU without spills. It is compiled into Triton's cache; Triton's driver is replaced."""
+    triton.runtime.driver.set_active(CompileOnlyDriver())
+    gate = Gate()
+    gate.run("candidate", launch)
+    return not any(variant.problems() for variant in gate.variants)
 
 
 def compile_all() -> list[Variant]:
@@ -282,6 +334,8 @@ def compile_all() -> list[Variant]:
             for pdl in (False, True) if model.name == "Llama-3-8B" and tokens == 1 else (False,):
                 for launch in launches(model, tokens, rows, mixed, pdl):
                     gate.run(f"{model.name} T={tokens}{' PDL' if pdl else ''}", launch)
+    for label, launch in case_launches():
+        gate.run(label, launch)
     return gate.variants
 
 

@@ -35,17 +35,17 @@ class Multiplications(NamedTuple):
         return 2 * (self.linear + self.attention) / 1e12
 
 
-def multiplications(a: DecoderDescription, rows: Rows, *, narrows: bool) -> Multiplications:
+def multiplications(a: DecoderDescription, rows: Rows, *, last_tokens_only: bool) -> Multiplications:
     """Of a whole step in which every row emits. Padding up to the size of a step graph is not counted.
 
-    narrows: the last layer goes on with the rows' last tokens, once keys and values of all tokens are in the cache
-    (blinkpy.models.gpu.step_shapes.StepShape.narrows).
+    last_tokens_only: the last layer goes on with the rows' last tokens, once keys and values of all tokens are in the cache
+    (blinkpy.models.gpu.step_shapes.StepShape.last_tokens_only).
     """
     count = len(rows.lengths)
     linear = count * a.hidden_size * a.vocab_size
     attention = 0
     for layer in range(len(a.layers)):
-        narrow = narrows and layer == len(a.layers) - 1
+        narrow = last_tokens_only and layer == len(a.layers) - 1
         lines = count if narrow else rows.tokens
         if a.expert_layers[layer]:
             mlp = a.hidden_size * (a.experts.number + 3 * a.experts.top_k * a.experts.size)

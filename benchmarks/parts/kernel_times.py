@@ -30,15 +30,22 @@ import triton
 
 from benchmarks.common.graph_timing import graph_ms, header, rand, read_bandwidth
 from blinkpy.kernels import activation, norm
-from blinkpy.kernels.attention import decode_attention, prefill_attention, rotate_and_cache
+from blinkpy.kernels.attention.attention import attend
+from blinkpy.kernels.attention.attention_variants import AttentionCall, NewTokens, PagedKV
+from blinkpy.kernels.attention.prefill_attention import plan_prefill
+from blinkpy.kernels.attention.rotate_and_cache import rope_and_cache
 from blinkpy.kernels.attention.split_plan import DecodeWorkspace, plan_decode
-from blinkpy.kernels.linear.linear import LinearWorkspace, linear
-from blinkpy.kernels.linear.linear_config import LinearTable
-from blinkpy.kernels.moe import routing
+from blinkpy.kernels.batch_view import BatchView
+from blinkpy.kernels.linear.linear import leaves_partials, linear
+from blinkpy.kernels.linear.linear_table import LinearTable
+from blinkpy.kernels.linear.linear_variants import LinearCall, LinearWorkspace
 from blinkpy.kernels.moe.expert_config import ExpertShape, ExpertTable
-from blinkpy.kernels.moe.expert_gemv import GEMV_TOKENS, expert_gemv
-from blinkpy.kernels.moe.grouped_experts import experts
-from blinkpy.kernels.sampling import sampler
+from blinkpy.kernels.moe.expert_variants import ExpertCall, ExpertWorkspace
+from blinkpy.kernels.moe.experts import experts, plan_experts
+from blinkpy.kernels.sampling.sample_tokens import sample_tokens
+from blinkpy.kernels.sampling.sampling_variants import RequestView, SamplingCall, SamplingWorkspace
+from blinkpy.queues.logprob_record import LOGPROB_ENTRIES
+from blinkpy.queues.submission import SQ_ENTRY_WORDS, WORD_REPETITION_PENALTY, WORD_TEMPERATURE, WORD_TOP_P
 
 CACHE_BYTES = 300_000_000
 """Inputs of one graph are at least this large together: several times the L2 cache."""
@@ -80,6 +87,12 @@ MODELS = {
 }
 
 
+def view(counts: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor) -> BatchView:
+    """A batch whose row and whose token i have the number i, as slot, position and cache slot."""
+    starts, lengths, ids = (array.to("cuda", torch.int32) for array in (starts, lengths, torch.arange(8192)))
+    return BatchView(counts, ids[: len(lengths)], starts, lengths, torch.ones_like(lengths), ids, ids)
+
+
 def agree(out: torch.Tensor, expected: torch.Tensor, what: str) -> None:
     error = float((out.float() - expected.float()).norm() / expected.float().norm())
     if not error < 2e-2:
@@ -116,18 +129,18 @@ class Bench:
             out, plain = torch.zeros(m, n, device="cuda", dtype=dtype), rand(m, wide)
             config = self.table.config(n, k, m, torch.bfloat16, swiglu=swiglu)
             fused: dict[str, Any] = {"norm": (scale, 1e-5) if normed else None, "swiglu": swiglu}
-            if config.kind == "tma" and config.split_k > 1:  # the next norm adds the parts up
+            if leaves_partials(config):  # the next norm adds them up
                 out = torch.zeros(config.split_k, m, n, device="cuda")
 
             def ours(pdl: bool = False) -> None:
                 for weight in weights:
-                    linear(x, weight, out, config, workspace, counts, pdl=pdl, **fused)
+                    linear(LinearCall(x, weight, out, workspace, counts, pdl=pdl, **fused), config)
 
             def cublas() -> None:
                 for weight in weights:
                     torch.mm(x, weight.T, out=plain)
 
-            linear(x, weights[0], out, config, workspace, counts, **fused)
+            linear(LinearCall(x, weights[0], out, workspace, counts, **fused), config)
             expected = F.linear(F.rms_norm(x.float(), (k,), eps=1e-5) if normed else x.float(), weights[0].float())
             found = out.sum(0) if out.dim() == 3 else out
             agree(found, F.silu(expected[:, :n]) * expected[:, n:] if swiglu else expected, f"linear {layer}")
@@ -145,19 +158,16 @@ class Bench:
         shape = (pages, model.kv_heads, page, model.head_dim)
         caches = [(rand(*shape), rand(*shape)) for _ in range(copies)]
         table = torch.randperm(pages, device="cuda").to(torch.int32).view(rows, per_row)
-        slots = torch.arange(rows, device="cuda", dtype=torch.int32)
         lengths = torch.full((rows,), context, device="cuda", dtype=torch.int32)
-        counts = header(rows, rows, rows)
         q, out = rand(rows, model.heads, model.head_dim), rand(rows, model.heads * model.head_dim)
-        processors = torch.cuda.get_device_properties(0).multi_processor_count
-        plan = plan_decode(rows, model.kv_heads, max(context, 8192), processors)
+        sm_count = torch.cuda.get_device_properties(0).multi_processor_count
+        plan = plan_decode(rows, model.kv_heads, max(context, 8192), sm_count)
         workspace = DecodeWorkspace.allocate([(rows, plan)], model.heads, model.kv_heads, model.head_dim, "cuda")
+        batch, scale = view(header(rows, rows, rows), torch.arange(rows + 1), lengths), model.head_dim**-0.5
 
         def ours() -> None:
             for k, v in caches:
-                decode_attention.decode_attention(
-                    q, k, v, table, slots, lengths, counts, out, workspace, plan, rows=rows, scale=model.head_dim**-0.5
-                )
+                attend(AttentionCall(q, PagedKV(k, v, table), batch, out, rows, scale, workspace=workspace), plan)
 
         k, v = (c[table.long()].transpose(2, 3).reshape(rows, per_row * page, model.kv_heads, -1)[:, :context].transpose(1, 2)
                 for c in caches[-1])  # fmt: skip
@@ -178,14 +188,11 @@ class Bench:
         k, v = (rand(pages, model.kv_heads, page, model.head_dim) for _ in range(2))
         table = torch.randperm(pages, device="cuda").to(torch.int32)[None]
         q, out = rand(tokens, model.heads, model.head_dim), rand(tokens, model.heads * model.head_dim)
-        slots, starts, lengths = (
-            torch.tensor(values, device="cuda", dtype=torch.int32) for values in ([0], [0, tokens], [context])
-        )
-        counts = header(1, tokens, 0)
+        batch = view(header(1, tokens, 0), torch.tensor([0, tokens]), torch.tensor([context]))
+        call = AttentionCall(q, PagedKV(k, v, table), batch, out, 1, model.head_dim**-0.5)
 
         def ours() -> None:
-            scale = model.head_dim**-0.5
-            prefill_attention.prefill_attention(q, k, v, table, slots, starts, lengths, counts, out, rows=1, scale=scale)
+            attend(call, plan_prefill(torch.bfloat16))
 
         kd, vd = (c[table[0].long()].transpose(1, 2).reshape(pages * page, model.kv_heads, -1)[:context].transpose(0, 1)[None]
                   for c in (k, v))  # fmt: skip
@@ -230,10 +237,11 @@ class Bench:
         keys, values = (rand(tokens, model.kv_heads, 16, model.head_dim) for _ in range(2))
         angles = torch.zeros(8192, model.head_dim // 2, device="cuda")
         ids = torch.arange(tokens, device="cuda", dtype=torch.int32)
+        batch, new, cache = view(counts, ids, ids), NewTokens(qkv, angles, angles), PagedKV(keys, values, ids[None])
 
         def rotated() -> None:
             for _ in range(copies):
-                rotate_and_cache.rope_and_cache(qkv, angles, angles, ids, ids, keys, values, counts, heads=model.heads)
+                rope_and_cache(new, cache, batch, heads=model.heads)
 
         self.add("rope_and_cache", f"{name} T={tokens}", graph_ms(rotated) / copies, qkv.numel() * 4)
         wide, inner = rand(tokens, 2 * model.width), rand(tokens, model.width)
@@ -252,25 +260,19 @@ class Bench:
     def mixture(self, name: str, model: Model, tokens: int) -> None:
         """Routing and expert layers."""
         shape = ExpertShape(model.experts, model.top_k, model.hidden, model.width)
-        config = ExpertTable.load(torch.cuda.get_device_name()).config(shape, tokens, torch.bfloat16)
-        routed = routing.Routing.allocate(tokens, model.experts, model.top_k, config.block_m, "cuda")
+        plan = plan_experts(shape, tokens, torch.bfloat16, "cuda", ExpertTable.load(torch.cuda.get_device_name()))
         counts, logits = header(tokens, tokens, 0), torch.randn(tokens, model.experts, device="cuda")
         x, out = rand(tokens, model.hidden), rand(tokens, model.hidden)
         copies = 3
         gate_up = [rand(model.experts, 2 * model.width, model.hidden, scale=0.02) for _ in range(copies)]
         down = [rand(model.experts, model.hidden, model.width, scale=0.02) for _ in range(copies)]
-        inner, results = (rand(tokens * model.top_k * size) for size in (model.width, model.hidden))
+        workspace = ExpertWorkspace.allocate(shape, tokens, torch.bfloat16, "cuda")
 
         def ours() -> None:
-            for first, second in zip(gate_up, down, strict=True):
-                if tokens <= GEMV_TOKENS:
-                    expert_gemv(x, logits, first, second, counts, out, inner, top_k=model.top_k, normalize=True)
-                else:
-                    routing.route(logits, counts, routed, normalize=True)
-                    experts(x, first, second, routed, config, counts, out, inner, results)
+            for weights in zip(gate_up, down, strict=True):
+                experts(ExpertCall(x, logits, *weights, counts, out, workspace, model.top_k, True), plan)
 
-        routing.route(logits, counts, routed, normalize=True)
-        used = len(torch.unique(routed.ids))
+        used = len(torch.unique(logits.topk(model.top_k).indices))
         bytes_read = used * 3 * model.width * model.hidden * 2
         ms = graph_ms(ours) / copies
         flops = 6 * tokens * model.top_k * model.width * model.hidden
@@ -278,13 +280,10 @@ class Bench:
 
     def samplers(self, name: str, model: Model, rows: int) -> None:
         """Greedy, nucleus and unfiltered sampling, peaked and flat."""
-        from blinkpy.queues.submission import SQ_ENTRY_WORDS, WORD_REPETITION_PENALTY, WORD_TEMPERATURE, WORD_TOP_P
-
-        workspace = sampler.SamplingWorkspace.allocate(rows, model.vocabulary, "cuda")
-        ids = torch.arange(rows, device="cuda", dtype=torch.int32)
-        ones = torch.ones(rows, device="cuda", dtype=torch.int32)
-        tokens, sampled = torch.zeros(rows, 64, device="cuda", dtype=torch.int32), torch.zeros_like(ids)
-        counts = header(rows, rows, rows)
+        workspace = SamplingWorkspace.allocate(rows, model.vocabulary, "cuda")
+        ones, history = (torch.ones(shape, device="cuda", dtype=torch.int32) for shape in (rows, (rows, 64)))
+        batch = view(header(rows, rows, rows), torch.arange(rows + 1), ones)
+        records = torch.zeros(rows, LOGPROB_ENTRIES, device="cuda", dtype=torch.int64)
         for label, temperature, top_p, spread in (
             ("greedy", 0.0, 1.0, 3.0), ("top_p 0.95 peaked", 1.0, 0.95, 4.0), ("top_p 0.95 flat", 1.0, 0.95, 1.0),
             ("unfiltered flat", 1.0, 1.0, 1.0),
@@ -295,19 +294,10 @@ class Bench:
             reals[:, WORD_TEMPERATURE], reals[:, WORD_TOP_P] = temperature, top_p
             reals[:, WORD_REPETITION_PENALTY] = 1.0
 
+            call = SamplingCall(logits, RequestView(entry, history, ones), batch, torch.zeros_like(ones), records, workspace)
+
             def ours() -> None:
-                sampler.sample(
-                    logits,
-                    entry,
-                    tokens,
-                    ones,
-                    ids,
-                    ones,
-                    ones,
-                    counts,
-                    sampled,
-                    workspace,
-                )
+                sample_tokens(call)
 
             def sorted_draw() -> None:
                 probability = torch.softmax(logits, -1)

@@ -152,7 +152,7 @@ def measured(
     count = len(rows.lengths)
     check_tokens(step.decoder.buffers.logits[:count], state.batch.sampled[:count], case.kind)
     step_ms = statistics.median(timing.group_ms)
-    counted = multiplications(a, rows, narrows=shape.narrows)
+    counted = multiplications(a, rows, last_tokens_only=shape.last_tokens_only)
     result: dict[str, Any] = {
         **case.facts(),
         "graph": shape.name,

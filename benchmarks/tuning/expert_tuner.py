@@ -23,7 +23,7 @@ import triton
 
 from benchmarks.common import aot_compile
 from benchmarks.common.graph_timing import graph_ms, header, rand
-from blinkpy.kernels.moe.expert_config import ExpertConfig, ExpertShape, ExpertTable, Tile
+from blinkpy.kernels.moe.expert_config import ExpertConfig, ExpertShape, ExpertTable, ExpertTile
 from blinkpy.kernels.moe.grouped_experts import grouped_linear
 from blinkpy.kernels.moe.routing import Routing, route
 
@@ -39,7 +39,7 @@ class Candidate(NamedTuple):
     shape: ExpertShape
     up: bool
     block_m: int
-    tile: Tile
+    tile: ExpertTile
 
 
 def candidates(shape: ExpertShape, tokens: int) -> Iterator[Candidate]:
@@ -53,7 +53,7 @@ def candidates(shape: ExpertShape, tokens: int) -> Iterator[Candidate]:
         used = stages * (block_m + wide) * k * 2
         accumulators = block_m * wide // (warps * 32)  # registers of a thread
         if 40_000 < used < SHARED_MEMORY and accumulators <= 128 and wide * k >= 8192 and (warps == 4 or accumulators >= 16):
-            yield Candidate(shape, up, block_m, Tile(n, k, warps, stages))
+            yield Candidate(shape, up, block_m, ExpertTile(n, k, warps, stages))
 
 
 def launch(candidate: Candidate, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, routing: Routing) -> None:
@@ -70,7 +70,6 @@ def sizes(candidate: Candidate) -> tuple[tuple[int, ...], int, int]:
 
 def compile_candidate(candidate: Candidate) -> bool:
     """In a worker process: compile into Triton's cache. False where it does not fit the GPU or spills."""
-    triton.runtime.driver.set_active(aot_compile.CompileOnlyDriver())
     weights, k, n = sizes(candidate)
     tokens, top_k = 1024, candidate.shape.top_k
 
@@ -79,18 +78,16 @@ def compile_candidate(candidate: Candidate) -> bool:
 
     x, out = meta(tokens if candidate.up else tokens * top_k, k), meta(tokens * top_k, n)
     routing = Routing.allocate(tokens, candidate.shape.experts, top_k, candidate.block_m, "meta")
-    gate = aot_compile.Gate()
-    gate.run("candidate", lambda: launch(candidate, x, meta(*weights), out, routing))
-    return not any(variant.problems() for variant in gate.variants)
+    return aot_compile.fits(lambda: launch(candidate, x, meta(*weights), out, routing))
 
 
-def fastest(found: list[Candidate], tokens: int, routings: dict[int, Routing]) -> dict[int, tuple[float, Tile]]:
+def fastest(found: list[Candidate], tokens: int, routings: dict[int, Routing]) -> dict[int, tuple[float, ExpertTile]]:
     """Time the candidates of one product: for each block size the least microseconds of a layer, and the tile."""
     shape, up = found[0].shape, found[0].up
     size, k, n = sizes(found[0])
     weights = [rand(*size, scale=0.02) for _ in range(LAYERS)]
     x, out = rand(tokens if up else tokens * shape.top_k, k), rand(tokens * shape.top_k, n)
-    best: dict[int, tuple[float, Tile]] = {}
+    best: dict[int, tuple[float, ExpertTile]] = {}
     for candidate in found:
         routing = routings[candidate.block_m]
 

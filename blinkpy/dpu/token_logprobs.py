@@ -28,7 +28,7 @@ class TokenLogprobs(NamedTuple):
 
 
 def token_logprobs(record: Sequence[tuple[int, float]], count: int, offset: int) -> TokenLogprobs:
-    """From a record (logprob_record.RECORD_PAIR) of a request that asked for the `count` most likely tokens."""
+    """From a record (logprob_record.LOGPROB_ENTRY) of a request that asked for the `count` most likely tokens."""
     (token, logprob), *top = record[: 1 + count]
     return TokenLogprobs(token, _finite(logprob), [(other, _finite(value)) for other, value in top if other >= 0], offset)
 

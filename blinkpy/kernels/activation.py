@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from blinkpy.kernels.launch import COUNT_TOKENS, check, check_one_device, options, release_successor, wait_for_predecessor
+from blinkpy.kernels.launch import COUNT_TOKENS, HEADER, check_tensors, launch_options, release_successor, wait_for_predecessor
 
 
 @triton.jit
@@ -20,10 +20,8 @@ def _swiglu(
     x_ptr,  # [T, 2 * WIDTH] gate, then up
     out_ptr,  # [T, WIDTH]
     counts_ptr,  # int64 [8] batch header
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
-):
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     token = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     release_successor(PDL)
@@ -39,11 +37,8 @@ def _swiglu(
 def swiglu(x: torch.Tensor, counts: torch.Tensor, out: torch.Tensor, *, pdl: bool = False) -> None:
     """out = silu(x[:, :width]) * x[:, width:] of the first counts[TOKENS] rows. x: [T, 2 * width]; out: [T, width]."""
     tokens, width = out.shape
-    check(out, "out", (None, None))
-    check(x, "x", (tokens, 2 * width), out.dtype)
-    check(counts, "counts", (8,), torch.int64)
-    check_one_device(x, counts, out)
+    check_tensors((out, "out", (tokens, width)), (x, "x", (tokens, 2 * width), out.dtype), (counts, "counts", *HEADER))
     block = min(2048, triton.next_power_of_2(width))
     _swiglu[(tokens, triton.cdiv(width, block))](
-        x, out, counts, WIDTH=width, BLOCK=block, PDL=pdl, num_warps=max(1, min(4, block // 256)), **options(pdl)
+        x, out, counts, WIDTH=width, BLOCK=block, PDL=pdl, num_warps=max(1, min(4, block // 256)), **launch_options(pdl)
     )

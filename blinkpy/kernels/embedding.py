@@ -6,7 +6,15 @@ import torch
 import triton
 import triton.language as tl
 
-from blinkpy.kernels.launch import COUNT_TOKENS, check, check_one_device, options, release_successor, wait_for_predecessor
+from blinkpy.kernels.launch import (
+    COUNT_TOKENS,
+    HEADER,
+    INDICES,
+    check_tensors,
+    launch_options,
+    release_successor,
+    wait_for_predecessor,
+)
 
 
 @triton.jit
@@ -16,10 +24,8 @@ def _embed(
     out_ptr,  # [T, HIDDEN]
     counts_ptr,  # int64 [8] batch header
     vocabulary,  # V
-    HIDDEN: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
-):
+    HIDDEN: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     token = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     release_successor(PDL)
@@ -38,14 +44,15 @@ def embed(token_ids: torch.Tensor, table: torch.Tensor, counts: torch.Tensor, ou
     token_ids: int32 [at least T]; table: [V, hidden]; out: [T, hidden].
     """
     tokens, hidden = out.shape
-    check(out, "out", (None, None))
-    check(table, "table", (None, hidden), out.dtype)
-    check(token_ids, "token_ids", (None,), torch.int32)
-    check(counts, "counts", (8,), torch.int64)
-    check_one_device(token_ids, table, counts, out)
+    check_tensors(
+        (out, "out", (tokens, hidden)),
+        (table, "table", (None, hidden), out.dtype),
+        (token_ids, "token_ids", *INDICES),
+        (counts, "counts", *HEADER),
+    )
     if len(token_ids) < tokens:
         raise ValueError(f"token_ids [{len(token_ids)}] too short for {tokens} tokens")
     block = min(2048, triton.next_power_of_2(hidden))
     _embed[(tokens, triton.cdiv(hidden, block))](
-        token_ids, table, out, counts, table.shape[0], HIDDEN=hidden, BLOCK=block, PDL=pdl, num_warps=2, **options(pdl)
+        token_ids, table, out, counts, table.shape[0], HIDDEN=hidden, BLOCK=block, PDL=pdl, num_warps=2, **launch_options(pdl)
     )

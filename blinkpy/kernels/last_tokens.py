@@ -9,9 +9,10 @@ import triton.language as tl
 from blinkpy.kernels.launch import (
     COUNT_ROWS,
     COUNT_TOKENS,
-    check,
-    check_one_device,
-    options,
+    HEADER,
+    INDICES,
+    check_tensors,
+    launch_options,
     release_successor,
     wait_for_predecessor,
 )
@@ -24,10 +25,8 @@ def _last_tokens(
     counts_ptr,  # int64 [8] batch header
     out_ptr,  # [B, HIDDEN]
     out_counts_ptr,  # int64 [8] batch header of the gathered tokens
-    HIDDEN: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
-):
+    HIDDEN: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     release_successor(PDL)
@@ -59,15 +58,16 @@ def last_tokens(
     TypeError where shapes, dtypes or devices do not fit together.
     """
     rows, hidden = out.shape
-    check(x, "x", (None, hidden))
-    check(out, "out", (None, hidden), x.dtype)
-    check(query_starts, "query_starts", (None,), torch.int32)
-    check(counts, "counts", (8,), torch.int64)
-    check(out_counts, "out_counts", (8,), torch.int64)
-    check_one_device(x, query_starts, counts, out, out_counts)
+    check_tensors(
+        (x, "x", (None, hidden)),
+        (out, "out", (rows, hidden), x.dtype),
+        (query_starts, "query_starts", *INDICES),
+        (counts, "counts", *HEADER),
+        (out_counts, "out_counts", *HEADER),
+    )
     if len(query_starts) < rows + 1:
         raise ValueError(f"query_starts [{len(query_starts)}] too short for {rows} rows")
     block = min(2048, triton.next_power_of_2(hidden))
     _last_tokens[(rows, triton.cdiv(hidden, block))](
-        x, query_starts, counts, out, out_counts, HIDDEN=hidden, BLOCK=block, PDL=pdl, num_warps=2, **options(pdl)
+        x, query_starts, counts, out, out_counts, HIDDEN=hidden, BLOCK=block, PDL=pdl, num_warps=2, **launch_options(pdl)
     )

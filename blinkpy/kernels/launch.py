@@ -23,18 +23,21 @@ import triton.language as tl
 STORAGE_DTYPES = (torch.bfloat16, torch.float32)
 """Dtypes in which weights and activations are stored; all arithmetic is in float32."""
 
+HEADER = ((8,), torch.int64)
+INDICES = ((None,), torch.int32)
+"""Shape and dtype of a batch header, and of an array of indices of any length: for `check_tensors`."""
+
 COUNT_ROWS = tl.constexpr(0)
 COUNT_TOKENS = tl.constexpr(1)
 COUNT_DECODE_ROWS = tl.constexpr(2)
 """Indices into `counts`, the int64 [8] header of a batch."""
 
 
-def check(
+def check_tensor(
     tensor: torch.Tensor,
     name: str,
     shape: Sequence[int | None],
     dtypes: torch.dtype | Sequence[torch.dtype] = STORAGE_DTYPES,
-    *,
     row_strided: bool = False,
 ) -> None:
     """Raise ValueError or TypeError unless `tensor` has this shape (None: any size), one of the dtypes, and is
@@ -56,6 +59,15 @@ def check(
         raise ValueError(f"{name}: strides {tensor.stride()} of shape {list(found)} are not row-major")
 
 
+def check_tensors(*declared: tuple[Any, ...]) -> None:
+    """`check_tensor` of each (tensor, name, shape, and perhaps dtypes and row_strided) whose tensor is not None; ValueError
+    too unless all are on one device."""
+    for tensor, *expected in declared:
+        if tensor is not None:
+            check_tensor(tensor, *expected)
+    check_one_device(*(tensor for tensor, *_ in declared))
+
+
 def check_one_device(*tensors: torch.Tensor | None) -> None:
     """Raise ValueError unless all tensors are on one device."""
     devices = {tensor.device for tensor in tensors if tensor is not None}
@@ -63,7 +75,7 @@ def check_one_device(*tensors: torch.Tensor | None) -> None:
         raise ValueError(f"tensors on different devices: {', '.join(sorted(map(str, devices)))}")
 
 
-def options(pdl: bool) -> dict[str, Any]:
+def launch_options(pdl: bool) -> dict[str, Any]:
     """Launch options for a kernel that is (or is not) part of a chain of programmatic dependent launches."""
     return {"launch_pdl": True} if pdl else {}
 

@@ -9,9 +9,11 @@ import triton.language as tl
 from blinkpy.kernels.launch import (
     COUNT_ROWS,
     COUNT_TOKENS,
-    check,
-    check_one_device,
-    options,
+    HEADER,
+    INDICES,
+    STORAGE_DTYPES,
+    check_tensors,
+    launch_options,
     release_successor,
     wait_for_predecessor,
 )
@@ -34,11 +36,10 @@ def _rms_norm(
     eps,  # float, added to the mean square
     HIDDEN: tl.constexpr,
     BLOCK: tl.constexpr,  # power of two >= HIDDEN
-    PARTS: tl.constexpr,
-    RESIDUAL: tl.constexpr,
+    PARTS: tl.constexpr, RESIDUAL: tl.constexpr,
     LAST_TOKENS: tl.constexpr,  # normalise only the last token of each emitting row, and gather them
     PDL: tl.constexpr,
-):
+):  # fmt: skip
     row = tl.program_id(0)
     columns = tl.arange(0, BLOCK)
     inside = columns < HIDDEN
@@ -107,8 +108,7 @@ def last_token_norm(
     """
     rows, hidden = out.shape
     _check(x, weight, counts, out, residual, hidden)
-    check(query_starts, "query_starts", (None,), torch.int32)
-    check(emits, "emits", (None,), torch.int32)
+    check_tensors((out, "out", (rows, hidden)), (query_starts, "query_starts", *INDICES), (emits, "emits", *INDICES))
     if len(query_starts) < rows + 1 or len(emits) < rows:
         raise ValueError(f"query_starts [{len(query_starts)}] or emits [{len(emits)}] too short for {rows} rows")
     _launch(rows, x, weight, eps, counts, out, residual, query_starts, emits, pdl)
@@ -117,39 +117,23 @@ def last_token_norm(
 def _check(x, weight, counts, out, residual, hidden: int) -> None:
     if hidden > MAX_HIDDEN:
         raise ValueError(f"hidden size {hidden} is over the limit of {MAX_HIDDEN}")
-    if x.dim() == 3:
-        check(x, "x", (None, None, hidden), torch.float32)
-        check(out, "out", (None, hidden))
-    else:
-        check(x, "x", (None, hidden), row_strided=True)
-        check(out, "out", (None, hidden), x.dtype)
-    check(weight, "weight", (hidden,))
-    check(counts, "counts", (8,), torch.int64)
-    if residual is not None:
-        check(residual, "residual", (x.shape[-2], hidden), out.dtype)
-    check_one_device(x, weight, counts, out, residual)
+    partials = x.dim() == 3
+    check_tensors(
+        (x, "x", (None, None, hidden), torch.float32) if partials else (x, "x", (None, hidden), STORAGE_DTYPES, True),
+        (out, "out", (None, hidden), STORAGE_DTYPES if partials else x.dtype),
+        (weight, "weight", (hidden,)),
+        (counts, "counts", *HEADER),
+        (residual, "residual", (x.shape[-2], hidden), out.dtype),
+    )
 
 
 def _launch(programs, x, weight, eps, counts, out, residual, query_starts, emits, pdl) -> None:
     hidden = out.shape[1]
     block = triton.next_power_of_2(hidden)
     _rms_norm[(programs,)](
-        x,
-        x if residual is None else residual,
-        weight,
-        out,
-        counts,
-        counts if query_starts is None else query_starts,
-        counts if emits is None else emits,
-        x.stride(0),
-        x.stride(-2),
-        eps,
-        HIDDEN=hidden,
-        BLOCK=block,
-        PARTS=x.shape[0] if x.dim() == 3 else 1,
-        RESIDUAL=residual is not None,
+        x, x if residual is None else residual, weight, out, counts, counts if query_starts is None else query_starts,
+        counts if emits is None else emits, x.stride(0), x.stride(-2), eps,
+        HIDDEN=hidden, BLOCK=block, PARTS=x.shape[0] if x.dim() == 3 else 1, RESIDUAL=residual is not None,
         LAST_TOKENS=query_starts is not None,
-        PDL=pdl,
-        num_warps=min(16, max(1, block // 512)),
-        **options(pdl),
-    )
+        PDL=pdl, num_warps=min(16, max(1, block // 512)), **launch_options(pdl),
+    )  # fmt: skip

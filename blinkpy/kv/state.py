@@ -194,7 +194,7 @@ class Batch(NamedTuple):
     context_lengths: Int32  # [B] tokens in the cache after this step; padding 0
     emits: Int32  # [B] 1: the row's last token produces a sampled token; padding 0
     sampled: Int32  # [B] the step's output
-    logprobs: Int64  # [B, RECORD_PAIRS] the step's output for rows whose request asked: pairs of logprob_record.RECORD_PAIR
+    logprobs: Int64  # [B, LOGPROB_ENTRIES] the step's output for rows whose request asked: logprob_record.LOGPROB_ENTRY
     counts: Int64  # [8] ROWS, TOKENS, DECODE_ROWS, BUCKET, MAX_CONTEXT, EMITS
 
 

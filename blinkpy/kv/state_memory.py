@@ -30,7 +30,7 @@ from blinkpy.kv.state import (
     Scratch,
     State,
 )
-from blinkpy.queues.logprob_record import RECORD_PAIRS
+from blinkpy.queues.logprob_record import LOGPROB_ENTRIES
 from blinkpy.queues.submission import SQ_ENTRY_WORDS
 from blinkpy.queues.words import COUNTER_NAMES
 
@@ -108,7 +108,7 @@ def make_state(limits: Limits, buckets: Sequence[tuple[int, int]] = (), *, check
         context_lengths=i32(B),
         emits=i32(B),
         sampled=i32(B),
-        logprobs=i64(B, RECORD_PAIRS),
+        logprobs=i64(B, LOGPROB_ENTRIES),
         counts=i64(BATCH_COUNTS),
     )
     scratch = Scratch(

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from blinkpy.queues.array_types import Int32, Int64
 from blinkpy.queues.layout import BLOCK_WORDS, PAIR_WORDS, QueueLayout
-from blinkpy.queues.logprob_record import RECORD_PAIRS
+from blinkpy.queues.logprob_record import LOGPROB_ENTRIES
 from blinkpy.queues.submission import SQ_ENTRY_WORDS
 
 
@@ -19,7 +19,7 @@ class EngineViews(NamedTuple):
     engine: int64 [BLOCK_WORDS]. control: int64 [BLOCK_WORDS]. front: int64 [Q, PAIR_WORDS], the front ends' words.
     sq: int32 [Q, sq_entries, 64]. sq_long: the same memory as int64 [Q, sq_entries, 32]. cancel: int64 [Q, L], request id
     to cancel. hashes: int64 [Q, hash_entries]. prompt: int32 [Q, prompt_tokens]. pair: int64 [Q, PAIR_WORDS], the engine's
-    words. cq: int64 [Q, cq_entries]. records: int64 [Q, cq_entries, RECORD_PAIRS], RECORD_PAIR in each word.
+    words. cq: int64 [Q, cq_entries]. records: int64 [Q, cq_entries, LOGPROB_ENTRIES], LOGPROB_ENTRY in each word.
     """
 
     engine: Int64
@@ -54,5 +54,5 @@ def engine_views(buffer: memoryview, layout: QueueLayout) -> EngineViews:
         prompt=over_pairs(front + layout.prompt, np.int32, sizes.prompt_tokens),
         pair=over_pairs(engine, np.int64, PAIR_WORDS),
         cq=over_pairs(engine + layout.cq, np.int64, sizes.cq_entries),
-        records=over_pairs(engine + layout.records, np.int64, sizes.cq_entries, RECORD_PAIRS),
+        records=over_pairs(engine + layout.records, np.int64, sizes.cq_entries, LOGPROB_ENTRIES),
     )

@@ -14,7 +14,7 @@ from support.models import logits as model_logits
 from support.models import model_zoo
 
 from benchmarks.common.model_shapes import SHAPES
-from blinkpy.kernels.linear.linear_config import LinearTable
+from blinkpy.kernels.linear.linear_table import LinearTable
 from blinkpy.models.families.describe_model import describe_config, describe_model
 from blinkpy.models.weights.decoder_weights import load_weights, random_weights
 

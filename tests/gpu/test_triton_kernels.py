@@ -10,10 +10,16 @@ import support.models.kernel_cases as cases
 import torch
 
 from blinkpy.kernels.attention.split_plan import DecodePlan, plan_decode
-from blinkpy.kernels.linear.linear_config import LinearConfig, LinearTable, default_config
-from blinkpy.kernels.moe.expert_config import ExpertShape, ExpertTable, default_expert_config
-from blinkpy.kernels.moe.expert_gemv import GEMV_TOKENS
-from blinkpy.kernels.sampling.sampler import SamplingWorkspace
+from blinkpy.kernels.linear.linear import leaves_partials, linear
+from blinkpy.kernels.linear.linear_config import LinearConfig
+from blinkpy.kernels.linear.linear_table import LinearTable, default_config
+from blinkpy.kernels.linear.linear_variants import VARIANTS, LinearCall, LinearShape, LinearWorkspace
+from blinkpy.kernels.moe.expert_config import ExpertShape, ExpertTable
+from blinkpy.kernels.moe.expert_variants import VARIANTS as EXPERTS
+from blinkpy.kernels.moe.expert_variants import ExpertCase
+from blinkpy.kernels.norm import rms_norm
+from blinkpy.kernels.sampling.sampling_variants import VARIANTS as SAMPLERS
+from blinkpy.kernels.sampling.sampling_variants import SamplingWorkspace
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 CUDA = "cuda"
@@ -49,8 +55,8 @@ def test_rope(rng: np.random.Generator, dtype: torch.dtype, shape: int, norm: bo
 def test_attention_of_a_mixed_batch(rng: np.random.Generator, dtype: torch.dtype, shape: dict[str, int]) -> None:
     lengths = [1] * 9 + [300, 77, 2, 128, 33]
     contexts = [1, 63, 64, 65, 129, 1000, 2500, 17, 16, 300, 900, 2, 1128, 512]
-    for beside in (False, True):
-        cases.attention_case(rng, CUDA, dtype, lengths, contexts, beside=beside, bucket_tokens=640, bucket_rows=32, **shape)
+    for overlap in (False, True):
+        cases.attention_case(rng, CUDA, dtype, lengths, contexts, overlap=overlap, bucket_tokens=640, bucket_rows=32, **shape)
 
 
 @both_dtypes
@@ -78,12 +84,12 @@ def test_one_long_sequence(rng: np.random.Generator, context: int) -> None:
 
 def test_many_decode_rows(rng: np.random.Generator) -> None:
     contexts = rng.integers(1, 3000, 200).tolist()
-    processors = torch.cuda.get_device_properties(0).multi_processor_count
-    plan, mixed = (plan_decode(256, 8, 8192, processors, mixed=mixed) for mixed in (False, True))
+    sm_count = torch.cuda.get_device_properties(0).multi_processor_count
+    plan, mixed = (plan_decode(256, 8, 8192, sm_count, mixed=mixed) for mixed in (False, True))
     for chosen in (plan, mixed, DecodePlan(splits=2, min_tiles=1, block_n=64)):
         cases.attention_case(
-            rng, CUDA, torch.bfloat16, [1] * 200, contexts, page=16, plan=chosen, beside=chosen.beside, bucket_tokens=256,
-            bucket_rows=256, **LLAMA,
+            rng, CUDA, torch.bfloat16, [1] * 200, contexts, page=16, plan=chosen, overlap=chosen.overlap_prefill,
+            bucket_tokens=256, bucket_rows=256, **LLAMA,
         )  # fmt: skip
 
 
@@ -95,51 +101,56 @@ def test_swiglu_and_embedding(rng: np.random.Generator, dtype: torch.dtype) -> N
         cases.embedding_case(rng, CUDA, dtype, tokens=60, bucket=64, hidden=hidden)
 
 
-FUSED: list[dict[str, Any]] = [
-    {"n": 6144, "k": 4096, "norm": True, "bias": True},
-    {"n": 4096, "k": 4096, "residual": True},
-    {"n": 14_336, "k": 4096, "norm": True, "swiglu": True},
-    {"n": 4096, "k": 14_336, "residual": True},
-    {"n": 1000, "k": 1300, "residual": True, "bias": True},
+LAYERS = [
+    LinearShape(0, 6144, 4096, norm=True, bias=True),
+    LinearShape(0, 4096, 4096, residual=True),
+    LinearShape(0, 14_336, 4096, norm=True, swiglu=True),
+    LinearShape(0, 4096, 14_336, residual=True),
+    LinearShape(0, 1000, 1300, residual=True, bias=True),
 ]
 
 
 @both_dtypes
-@pytest.mark.parametrize("fused", FUSED, ids=str)
+@pytest.mark.parametrize("layer", LAYERS, ids=str)
 @pytest.mark.parametrize("m", [1, 3, 16, 31, 64, 128, 200])
-def test_linear(rng: np.random.Generator, dtype: torch.dtype, fused: dict[str, Any], m: int) -> None:
-    swiglu = fused.get("swiglu", False)
+def test_linear(rng: np.random.Generator, dtype: torch.dtype, layer: LinearShape, m: int) -> None:
+    """With the default, with what the GPU's table has, and with the configurations that variants declare for real sizes."""
+    shape = layer._replace(rows=m, dtype=dtype)
     table = LinearTable.load(torch.cuda.get_device_name())
-    configs = {default_config(fused["n"], fused["k"], m, dtype, swiglu=swiglu)}
-    configs.add(table.config(fused["n"], fused["k"], m, dtype, swiglu=swiglu))
-    if m <= 64:
-        block_m = 16 if m <= 16 else 64
-        configs.add(LinearConfig(block_m=block_m, block_n=64, block_k=64, split_k=3, swap=True, stages=3))
-    if dtype == torch.bfloat16 and fused["k"] % 8 == 0:
-        configs.add(LinearConfig(kind="tma", block_m=128, block_n=112, block_k=64, warps=8, stages=4))
-        configs.add(LinearConfig(kind="tma", block_m=64, block_n=64, block_k=64, warps=4, stages=4, swap=True))
+    configs = {default_config(shape.n, shape.k, m, dtype, swiglu=shape.swiglu)}
+    configs.add(table.config(shape.n, shape.k, m, dtype, swiglu=shape.swiglu))
+    for variant in VARIANTS.values():
+        configs |= {case.config for case in variant.cases if case.large and variant.supports(shape)}
     for config in configs:
-        if config.kind == "tma" and config.split_k > 1:  # adds nothing up
-            cases.split_linear_case(rng, CUDA, dtype, config, m=m, n=fused["n"], k=fused["k"])
+        if leaves_partials(config):
+            cases.linear_case(rng, CUDA, config, LinearShape(m, shape.n, shape.k, partials=True, dtype=dtype))
         else:
-            cases.linear_case(rng, CUDA, dtype, config, m=m, **fused)
+            cases.linear_case(rng, CUDA, config, shape)
+
+
+@both_dtypes
+@pytest.mark.parametrize("name", VARIANTS)
+def test_cases_of_a_linear_variant(rng: np.random.Generator, dtype: torch.dtype, name: str) -> None:
+    for case in VARIANTS[name].cases:
+        shape = case.shape._replace(dtype=dtype)
+        if VARIANTS[name].supports(shape):
+            cases.linear_case(rng, CUDA, case.config, shape)
 
 
 def test_logits(rng: np.random.Generator) -> None:
     for m in (1, 17, 128):
         config = default_config(128_256, 1024, m, torch.bfloat16)
-        cases.linear_case(rng, CUDA, torch.bfloat16, config, m=m, n=128_256, k=1024, out_dtype=torch.float32)
+        cases.linear_case(rng, CUDA, config, LinearShape(m, 128_256, 1024, result=torch.float32))
 
 
 @both_dtypes
-@pytest.mark.parametrize(("tokens", "bucket"), [(1, 1), (5, 8), (60, 64), (300, 512)])
-@pytest.mark.parametrize("one_expert", [False, True])
-def test_experts(rng: np.random.Generator, dtype: torch.dtype, tokens: int, bucket: int, one_expert: bool) -> None:
-    """Tiles without a table, and those that were measured for a shape of which this one is a smaller copy."""
-    shape = {"count": 128, "top_k": 8, "hidden": 512, "width": 256}
-    measured = ExpertTable.load("NVIDIA H200").config(ExpertShape(128, 8, 2048, 768), bucket, dtype)
-    for config in {default_expert_config(ExpertShape(*shape.values()), bucket, dtype), measured}:
-        cases.experts_case(rng, CUDA, dtype, config, tokens=tokens, bucket=bucket, one_expert=one_expert, **shape)
+@pytest.mark.parametrize(("name", "case"), [(name, case) for name, variant in EXPERTS.items() for case in variant.cases])
+def test_experts(rng: np.random.Generator, dtype: torch.dtype, name: str, case: ExpertCase) -> None:
+    """With the case's tiles, and with those that were measured for a shape of which it may be a smaller copy."""
+    measured = ExpertTable.load("NVIDIA H200").config(ExpertShape(128, 8, 2048, 768), case.bucket, dtype)
+    for config in (None, measured) if case.large else (None,):
+        cases.experts_case(rng, CUDA, dtype, name, case, config)
+    cases.routing_case(rng, CUDA, case, measured.block_m)
 
 
 @both_dtypes
@@ -148,38 +159,22 @@ def test_router(rng: np.random.Generator, dtype: torch.dtype, tokens: int, bucke
     cases.router_case(rng, CUDA, dtype, tokens=tokens, bucket=bucket, count=128, hidden=hidden)
 
 
-@both_dtypes
-@pytest.mark.parametrize(
-    "shape",
-    [
-        {"tokens": 1, "bucket": 1, "count": 128, "top_k": 8, "hidden": 2048, "width": 768},
-        {"tokens": GEMV_TOKENS, "bucket": GEMV_TOKENS, "count": 128, "top_k": 8, "hidden": 512, "width": 384},
-        {"tokens": 2, "bucket": 4, "count": 60, "top_k": 6, "hidden": 500, "width": 330, "normalize": False},
-        {"tokens": 3, "bucket": 3, "count": 8, "top_k": 2, "hidden": 512, "width": 900, "ties": True},
-    ],
-)
-def test_expert_gemv(rng: np.random.Generator, dtype: torch.dtype, shape: dict[str, Any]) -> None:
-    cases.expert_gemv_case(rng, CUDA, dtype, **shape)
-
-
 @pytest.mark.parametrize("vocabulary", [32_000, 128_256, 151_936, 200_064])
 @pytest.mark.parametrize(("spread", "ties"), [(1.0, False), (4.0, False), (2.0, True)])
-def test_sampling(rng: np.random.Generator, vocabulary: int, spread: float, ties: bool) -> None:
+@pytest.mark.parametrize("variant", SAMPLERS)
+def test_sampling(rng: np.random.Generator, vocabulary: int, spread: float, ties: bool, variant: str) -> None:
     """The kernel sums weights in float32, so its uniform number may be off by a few parts in a million; a filter's boundary may
     also fall on the other side for one row."""
     workspace = SamplingWorkspace.allocate(64, vocabulary, CUDA)
     cases.sampling_case(
         rng, CUDA, rows=60, bucket=64, vocabulary=vocabulary, spread=spread, ties=ties, workspace=workspace,
-        history=2000, mismatches=1, slack=1e-5,
+        history=2000, mismatches=1, slack=1e-5, variant=variant,
     )  # fmt: skip
 
 
 def test_captured_chain_with_dependent_launches(rng: np.random.Generator) -> None:
     """A chain of layers as a CUDA graph, with and without programmatic dependent launch: bit-equal, replay after
     replay."""
-    from blinkpy.kernels.linear.linear import LinearWorkspace, linear
-    from blinkpy.kernels.norm import rms_norm
-
     hidden, layers, rows = 1024, 24, 4
     make: dict[str, Any] = {"dtype": torch.bfloat16, "device": CUDA}
     weights = [cases.draw(rng, hidden, hidden, scale=hidden**-0.5, **make) for _ in range(layers)]
@@ -193,7 +188,7 @@ def test_captured_chain_with_dependent_launches(rng: np.random.Generator) -> Non
     def chain(pdl: bool) -> None:
         for weight in weights:
             rms_norm(state, scale, 1e-5, counts, normed, pdl=pdl)
-            linear(normed, weight, state, config, workspace, counts, residual=state, pdl=pdl)
+            linear(LinearCall(normed, weight, state, workspace, counts, residual=state, pdl=pdl), config)
 
     chain(False)
     expected = state.clone()

@@ -9,7 +9,7 @@ import numpy as np
 
 from blinkpy.kv.limits import Limits
 from blinkpy.queues import completion as C
-from blinkpy.queues.logprob_record import RECORD_PAIR, RECORD_PAIRS
+from blinkpy.queues.logprob_record import LOGPROB_ENTRIES, LOGPROB_ENTRY
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.verify.sim.synthetic_model import record_word, token_after, value_of
 
@@ -33,8 +33,8 @@ class ExpectedRequest:
         assert bool(flags & C.HAS_LOGPROBS) == bool(flags & C.HAS_TOKEN and self.sampling.logprobs >= 0)
         if flags & C.HAS_LOGPROBS:
             context = len(self.prompt) + len(self.got) - 1
-            record = np.array([record_word(token, context, k) for k in range(RECORD_PAIRS)])
-            assert records.popleft() == record.view(RECORD_PAIR).tolist(), "the log probabilities of another token"
+            record = np.array([record_word(token, context, k) for k in range(LOGPROB_ENTRIES)])
+            assert records.popleft() == record.view(LOGPROB_ENTRY).tolist(), "the log probabilities of another token"
         assert finish or len(self.got) < len(self.expected), "all tokens have come, and no end"
         if finish in (C.FINISH_STOP, C.FINISH_LENGTH):
             assert (self.got, finish) == (self.expected, self.finish)

@@ -27,7 +27,7 @@ from blinkpy.queues.array_types import Int32, Int64
 from blinkpy.queues.completion import CQ_ENTRY_BYTES, FLAG_SHIFT, HAS_LOGPROBS, LAP_SHIFT, lap_of
 from blinkpy.queues.header import read_header
 from blinkpy.queues.layout import BLOCK_WORDS, LayoutError
-from blinkpy.queues.logprob_record import RECORD_BYTES, RECORD_PAIR, RECORD_PAIRS, Records
+from blinkpy.queues.logprob_record import LOGPROB_ENTRIES, LOGPROB_ENTRY, RECORD_BYTES, Records
 from blinkpy.queues.words import (
     CONTROL_FAULT,
     ENGINE_STATE,
@@ -119,7 +119,7 @@ class RdmaTransport:
         self._landing_key = int(end.register(self._landing.address, total, constants().IBV_ACCESS_LOCAL_WRITE).lkey)
         buffer, place = self._landing.buffer, self._place
         self._look_words = memoryview(buffer)[place[LOOK] :][: window * 8].cast("q")
-        self._look_records = np.ndarray((window, RECORD_PAIRS), RECORD_PAIR, buffer, place[RECORDS])
+        self._look_records = np.ndarray((window, LOGPROB_ENTRIES), LOGPROB_ENTRY, buffer, place[RECORDS])
         self._pair_words = np.ndarray((PAIR_READ_WORDS,), np.int64, buffer, place[PAIR])
         self._health_words = np.ndarray((ENGINE_READ_WORDS,), np.int64, buffer, place[HEALTH])
 

@@ -21,7 +21,7 @@ from blinkpy.dpu.link.store_fence import store_fence
 from blinkpy.queues.array_types import Int32, Int64
 from blinkpy.queues.header import read_header
 from blinkpy.queues.layout import BLOCK_WORDS, QueueLayout
-from blinkpy.queues.logprob_record import RECORD_PAIR, RECORD_PAIRS, Records
+from blinkpy.queues.logprob_record import LOGPROB_ENTRIES, LOGPROB_ENTRY, Records
 from blinkpy.queues.words import (
     CONTROL_FAULT,
     ENGINE_STATE,
@@ -59,7 +59,7 @@ class ShmTransport:
         self._sq = front + layout.sq
         self._prompt = np.ndarray((sizes.prompt_tokens,), np.int32, mapping, front + layout.prompt)
         self._hashes = np.ndarray((sizes.hash_entries,), np.int64, mapping, front + layout.hashes)
-        self._records = np.ndarray((sizes.cq_entries, RECORD_PAIRS), RECORD_PAIR, mapping, back + layout.records)
+        self._records = np.ndarray((sizes.cq_entries, LOGPROB_ENTRIES), LOGPROB_ENTRY, mapping, back + layout.records)
 
     def write_prompt(self, offset: int, tokens: Int32) -> None:
         self._prompt[offset : offset + len(tokens)] = tokens

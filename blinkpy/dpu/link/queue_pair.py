@@ -62,7 +62,7 @@ class EngineLostError(Exception):
     """The queue pair is of no use any more; every request in flight has failed. The message says why."""
 
 
-LogprobPairs = list[tuple[int, float]]  # one record: (token, log probability), as in logprob_record.RECORD_PAIR
+LogprobPairs = list[tuple[int, float]]  # one record: (token, log probability), as in logprob_record.LOGPROB_ENTRY
 
 
 class InFlightRequest:

@@ -140,7 +140,7 @@ class CudaDevice:
     def load(self, setup: Setup) -> Runner:
         import torch
 
-        from blinkpy.kernels.linear.linear_config import LinearTable
+        from blinkpy.kernels.linear.linear_table import LinearTable
         from blinkpy.kv.state_memory import make_state
         from blinkpy.models.gpu.gpu_step import GpuStep
         from blinkpy.models.gpu.step_shapes import bucket_shapes, step_shapes
@@ -157,9 +157,9 @@ class CudaDevice:
 
         def make_step(batch: Batch, requests: Requests) -> GpuStep:
             """The captured step graphs. batch, requests: of the scheduler's state, on the GPU."""
-            processors = torch.cuda.get_device_properties(0).multi_processor_count
+            sm_count = torch.cuda.get_device_properties(0).multi_processor_count
             table, length = LinearTable.load(torch.cuda.get_device_name()), sizes.max_model_len
-            step = GpuStep(model, weights, cache, batch, requests, shapes, length, table, self._pdl, processors)
+            step = GpuStep(model, weights, cache, batch, requests, shapes, length, table, self._pdl, sm_count)
             report(CAPTURING)
             step.capture(stream, lambda share: report(CAPTURING, share, 1))
             return step

@@ -15,7 +15,7 @@ from blinkpy.device.compile_cache import cached_njit
 from blinkpy.device.portable import device
 from blinkpy.engine.devices.host_turns import Compute
 from blinkpy.kv import state as S
-from blinkpy.queues.logprob_record import NO_RECORD_PAIR, RECORD_PAIR, RECORD_PAIRS
+from blinkpy.queues.logprob_record import LOGPROB_ENTRIES, LOGPROB_ENTRY, NO_LOGPROB_ENTRY
 from blinkpy.queues.page_hash import HASH_MODULUS_1
 from blinkpy.queues.submission import WORD_LOGPROBS, WORD_SEED
 from blinkpy.scheduler.host_scheduler import Scheduler
@@ -40,8 +40,8 @@ def fill_sampled(state, low, high, even):
         batch.sampled[row] = synthetic_token(seed, batch.context_lengths[row], low, high)
         if entry[slot, WORD_LOGPROBS] >= 0:
             batch.logprobs[row, 0] = even | batch.sampled[row]
-            for k in range(1, RECORD_PAIRS):
-                batch.logprobs[row, k] = even | low + k - 1 if low + k <= high else NO_RECORD_PAIR
+            for k in range(1, LOGPROB_ENTRIES):
+                batch.logprobs[row, k] = even | low + k - 1 if low + k <= high else NO_LOGPROB_ENTRY
 
 
 @lru_cache(maxsize=1)
@@ -55,7 +55,7 @@ def synthetic_step(scheduler: Scheduler, tokens: range, step_ns: int) -> Compute
     tokens: what to draw from. step_ns: the time from the begin of a turn to the end of its step, at least.
     """
     state, low, high = scheduler.state_argument, tokens.start, tokens.stop
-    even = int(np.array((0, -math.log(high - low)), RECORD_PAIR).view(np.int64))
+    even = int(np.array((0, -math.log(high - low)), LOGPROB_ENTRY).view(np.int64))
     fill: Callable[..., None] = fill_sampled
     if scheduler.mode == "njit":
         kinds = (state.kind, types.int64, types.int64, types.int64)

@@ -6,136 +6,38 @@ that finishes last adds the splits of its row in their fixed order, so the resul
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 
+from blinkpy.kernels.attention.attend_tile import LOG2_E, MASKED, attend_tile, paged_offsets
+from blinkpy.kernels.attention.attention_variants import (
+    DECODE_ROWS,
+    LAST_TOKENS,
+    VARIANTS,
+    AttentionCall,
+    AttentionVariant,
+    NewTokens,
+)
 from blinkpy.kernels.attention.rotate_and_cache import load_rotated
 from blinkpy.kernels.attention.split_plan import DecodePlan, DecodeWorkspace
 from blinkpy.kernels.launch import (
     COUNT_DECODE_ROWS,
     COUNT_ROWS,
-    check,
-    check_one_device,
+    INDICES,
+    check_tensors,
     dot_precision,
-    options,
+    launch_options,
     release_successor,
     wait_for_predecessor,
 )
 
-LOG2_E = math.log2(math.e)
-MASKED = tl.constexpr(-1.0e30)
-"""Score of a hidden position: finite, so that a tile without visible positions gives no NaN."""
-
-MAX_GROUP = 16
-MAX_HEAD_DIM = 256
-
 
 @triton.jit
-def paged_offsets(page_table_ptr, position, visible, kv_head, KVH: tl.constexpr, P: tl.constexpr, D: tl.constexpr):
-    """Element offset in the cache of each position [BLOCK_N] of one sequence and head; hidden positions read page 0."""
-    page = tl.load(page_table_ptr + position // P, mask=visible, other=0).to(tl.int64)
-    return ((page * KVH + kv_head) * P + position % P) * D
-
-
-@triton.jit
-def attend_tile(
-    q,  # [BLOCK_M, BLOCK_D] queries
-    accumulator,  # float32 [BLOCK_M, BLOCK_D]
-    maximum,  # float32 [BLOCK_M] largest score so far, base 2
-    total,  # float32 [BLOCK_M] sum of 2 ** (score - maximum)
-    k_ptr,  # key cache
-    v_ptr,  # value cache
-    at,  # [BLOCK_N] element offsets of the positions
-    loaded,  # [BLOCK_N] positions that exist; nothing else is read
-    visible,  # [BLOCK_M, BLOCK_N] or [1, BLOCK_N] positions that each query may see (MASK only)
-    scale,  # float, base-2 softmax scale
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    MASK: tl.constexpr,
-    ALL: tl.constexpr,  # every position exists
-    PRECISION: tl.constexpr,
-):
-    column = tl.arange(0, BLOCK_D)
-    if ALL and BLOCK_D == D:
-        k = tl.load(k_ptr + at[:, None] + column[None, :])
-        v = tl.load(v_ptr + at[:, None] + column[None, :])
-    else:
-        inside = loaded[:, None] & (column < D)[None, :]
-        k = tl.load(k_ptr + at[:, None] + column[None, :], mask=inside, other=0.0)
-        v = tl.load(v_ptr + at[:, None] + column[None, :], mask=inside, other=0.0)
-    score = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
-    if MASK:
-        score = tl.where(visible, score, MASKED)
-    new_maximum = tl.maximum(maximum, tl.max(score, 1))
-    weight = tl.math.exp2(score - new_maximum[:, None])
-    shrink = tl.math.exp2(maximum - new_maximum)
-    total = total * shrink + tl.sum(weight, 1)
-    accumulator = accumulator * shrink[:, None]
-    accumulator = tl.dot(weight.to(v.dtype), v, accumulator, input_precision=PRECISION)
-    return accumulator, new_maximum, total
-
-
-@triton.jit
-def _decode_attention(
-    q_ptr,  # [T, H, D] queries, tokens q_stride elements apart; that of decode row r is token r
-    k_ptr,  # [N, KVH, P, D]
-    v_ptr,  # [N, KVH, P, D]
-    out_ptr,  # [T, H * D], a line for each row
-    partial_ptr,  # float32 [B, KVH, SPLITS, G, D] weighted values of each split
-    state_ptr,  # float32 [2, B, KVH, SPLITS, G] maximum, then sum of each split
-    arrivals_ptr,  # int32 [B, KVH] splits that have finished; 0 before and after
-    page_table_ptr,  # int32 [S, K]
-    row_slots_ptr,  # int32 [B]
-    context_lengths_ptr,  # int32 [B]
-    query_starts_ptr,  # int32 [B + 1] first token of each row (LAST_TOKENS only)
-    counts_ptr,  # int64 [8] batch header
-    q_weight_ptr,  # [D] norm weight of the queries (FUSED and NORM only)
-    k_weight_ptr,  # [D] norm weight of the keys (FUSED and NORM only)
-    cos_ptr,  # float32 [max_len, ROTARY / 2] by position (FUSED only)
-    sin_ptr,  # float32 [max_len, ROTARY / 2] by position (FUSED only)
-    cache_slots_ptr,  # int32 [T] page * P + offset; negative: not written (FUSED only)
-    q_stride,  # elements
-    pages_per_slot,  # K
-    scale,  # float, softmax scale * log2(e)
-    eps,  # float, of the q/k norm
-    H: tl.constexpr,
-    KVH: tl.constexpr,
-    D: tl.constexpr,
-    P: tl.constexpr,
-    WINDOW: tl.constexpr,  # tokens that a query sees including its own; 0: all
-    LAST_TOKENS: tl.constexpr,  # all rows, prefill chunks too, each with its last token
-    FUSED: tl.constexpr,  # queries come unrotated, the new keys and values behind them and not yet in the cache
-    ROTARY: tl.constexpr,
-    NORM: tl.constexpr,
-    SPLITS: tl.constexpr,  # most splits of a row, power of two
-    MIN_TILES: tl.constexpr,  # fewest tiles of BLOCK_N positions worth a split
-    BLOCK_N: tl.constexpr,
-    BLOCK_M: tl.constexpr,  # query heads of a group and the new key, padded for tl.dot
-    BLOCK_G: tl.constexpr,  # power of two >= H / KVH
-    BLOCK_D: tl.constexpr,  # power of two >= D
-    CHUNK: tl.constexpr,  # splits that are added at a time
-    PRECISION: tl.constexpr,
-    EARLY: tl.constexpr,  # the successor may start at once
-    BESIDE: tl.constexpr,  # the predecessor is prefill attention, which has nothing to do with these rows
-    PDL: tl.constexpr,
-):
-    G: tl.constexpr = H // KVH
-    kv_head = tl.program_id(0)
-    row = tl.program_id(2 if BESIDE else 1)
-    split = tl.program_id(1 if BESIDE else 2)
-    if EARLY:
-        release_successor(PDL)
-
-    # The batch was written before the step, so it may be read before the wait; past the L1 cache, which may still hold what
-    # was there a step ago. The arithmetic is the same in every split of a row: which tiles of its context are whose.
-    rows = tl.load(counts_ptr + (COUNT_ROWS if LAST_TOKENS else COUNT_DECODE_ROWS), cache_modifier=".cg")
-    context = tl.load(context_lengths_ptr + row, cache_modifier=".cg")
-    slot = tl.load(row_slots_ptr + row, cache_modifier=".cg")
-    token = tl.load(query_starts_ptr + row + 1, cache_modifier=".cg") - 1 if LAST_TOKENS else row
+def split_bounds(context, WINDOW: tl.constexpr, SPLITS: tl.constexpr, MIN_TILES: tl.constexpr, BLOCK_N: tl.constexpr,
+                 OVERLAP_PREFILL: tl.constexpr):  # fmt: skip
+    """(first visible position, first tile, tiles, tiles of a split, splits in use) of a row with this context. The arithmetic is
+    the same in every split of a row."""
     if WINDOW > 0:
         first_position = tl.maximum(context - WINDOW, 0)
     else:
@@ -143,46 +45,197 @@ def _decode_attention(
     first_tile = first_position // BLOCK_N
     tiles = tl.cdiv(context, BLOCK_N) - first_tile
     per_split = tl.maximum(tl.cdiv(tiles, SPLITS), MIN_TILES)
-    if BESIDE:  # evenly: 18 tiles are 3 splits of 6, not 2 of 8 and one of 2
+    if OVERLAP_PREFILL:  # evenly: 18 tiles are 3 splits of 6, not 2 of 8 and one of 2
         per_split = tl.cdiv(tiles, tl.maximum(tl.cdiv(tiles, per_split), 1))
     active = tl.cdiv(tiles, tl.maximum(per_split, 1))
-    if not BESIDE:
+    return first_position, first_tile, tiles, per_split, active
+
+
+@triton.jit
+def begin_split(
+    q_ptr,  # [T, (H + 2 * KVH) * D] fused projections, tokens q_stride elements apart
+    k_ptr, v_ptr,  # [N, KVH, P, D]
+    q_weight_ptr, k_weight_ptr,  # [D]
+    cos_ptr, sin_ptr,  # float32 [max_len, ROTARY / 2]
+    cache_slots_ptr,  # int32 [T]
+    row, token, q_stride, split, kv_head,  # integers
+    context,  # with the new token
+    scale, eps,  # floats
+    H: tl.constexpr, KVH: tl.constexpr, D: tl.constexpr, P: tl.constexpr, FUSED: tl.constexpr, ROTARY: tl.constexpr,
+    NORM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """(queries [BLOCK_M, BLOCK_D], and accumulator, maximum, total, float32 [BLOCK_M, BLOCK_D], [BLOCK_M], [BLOCK_M], to begin
+    with). FUSED: the queries are rotated here; split 0 writes the new key and value to the cache, its sums begin with them."""
+    G: tl.constexpr = H // KVH
+    group = tl.arange(0, BLOCK_M)
+    column = tl.arange(0, BLOCK_D)
+    query_inside = (group < G)[:, None] & (column < D)[None, :]
+    token_at = q_ptr + token.to(tl.int64) * q_stride
+    accumulator = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    maximum = tl.full([BLOCK_M], MASKED, tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    if FUSED:
+        # The new key is row G, behind the queries of its group: all are loaded and rotated at once.
+        present = column < D
+        v_new = tl.load(token_at + (H + KVH + kv_head) * D + column, mask=present, other=0.0)
+        is_query = (group < G)[:, None]
+        source = tl.where(group < G, kv_head * G + group, H + kv_head)[:, None]
+        loaded = (group <= G)[:, None] & present[None, :]
+        q = load_rotated(
+            token_at + source * D, loaded, is_query, group[:, None] <= G, q_weight_ptr, k_weight_ptr, cos_ptr, sin_ptr,
+            context - 1, eps, D, ROTARY, NORM, BLOCK_D,
+        ).to(q_ptr.dtype.element_ty)  # fmt: skip
+        k_new = tl.sum(tl.where((group == G)[:, None], q.to(tl.float32), 0.0), 0)
+        if split == 0:
+            maximum = tl.sum(q.to(tl.float32) * k_new[None, :], 1) * scale
+            total += 1.0
+            accumulator += v_new[None, :].to(tl.float32)
+            cache_slot = tl.load(cache_slots_ptr + row).to(tl.int64)
+            cache_at = ((cache_slot // P * KVH + kv_head) * P + cache_slot % P) * D + column
+            tl.store(k_ptr + cache_at, k_new.to(k_ptr.dtype.element_ty), mask=present & (cache_slot >= 0))
+            tl.store(v_ptr + cache_at, v_new, mask=present & (cache_slot >= 0))
+    else:
+        q = tl.load(token_at + (kv_head * G + group)[:, None] * D + column[None, :], mask=query_inside, other=0.0)
+    return q, accumulator, maximum, total
+
+
+@triton.jit
+def add_splits(
+    partial_ptr,  # float32 [B, KVH, SPLITS, G, D]
+    state_ptr,  # float32 [2, B, KVH, SPLITS, G]
+    out_ptr,  # [T, H * D]
+    out_at,  # element of the row and key/value head
+    group_index,  # row * KVH + key/value head
+    sums,  # elements between the maxima and the sums in `state`
+    active,  # splits in use
+    G: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
+    SPLITS_AT_ONCE: tl.constexpr,
+):  # fmt: skip
+    """The result of a row and key/value head from all of its splits, in their order."""
+    head = tl.arange(0, BLOCK_G)
+    every = tl.arange(0, SPLITS)
+    column = tl.arange(0, BLOCK_D)
+    base = group_index.to(tl.int64) * SPLITS * G
+    state_at = base + every[:, None] * G + head[None, :]  # [SPLITS, BLOCK_G]
+    used = (every < active)[:, None] & (head < G)[None, :]
+    maxima = tl.load(state_ptr + state_at, mask=used, other=MASKED, cache_modifier=".cg")
+    totals = tl.load(state_ptr + sums + state_at, mask=used, other=0.0, cache_modifier=".cg")
+    overall = tl.max(maxima, 0)  # [BLOCK_G]
+    denominator = tl.sum(totals * tl.math.exp2(maxima - overall[None, :]), 0)
+    denominator = tl.where(head < G, denominator, 1.0)
+    combined = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
+    for first in range(0, active, SPLITS_AT_ONCE):
+        some = first + tl.arange(0, SPLITS_AT_ONCE)
+        some_used = (some < active)[:, None] & (head < G)[None, :]  # [SPLITS_AT_ONCE, BLOCK_G]
+        some_at = base + some[:, None] * G + head[None, :]
+        factor = tl.load(state_ptr + some_at, mask=some_used, other=MASKED, cache_modifier=".cg")
+        factor = tl.math.exp2(factor - overall[None, :])
+        values = tl.load(
+            partial_ptr + some_at[:, :, None] * D + column[None, None, :],
+            mask=some_used[:, :, None] & (column < D)[None, None, :],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        combined += tl.sum(values * factor[:, :, None], 0)
+    out = (combined / denominator[:, None]).to(out_ptr.dtype.element_ty)
+    out_inside = (head < G)[:, None] & (column < D)[None, :]
+    tl.store(out_ptr + out_at + head[:, None] * D + column[None, :], out, mask=out_inside)
+
+
+@triton.jit
+def store_split(
+    accumulator, maximum, total,  # float32 [BLOCK_M, BLOCK_D] weighted values, [BLOCK_M], [BLOCK_M] sum of weights
+    out_ptr,  # [T, H * D]
+    partial_ptr,  # float32 [B, KVH, SPLITS, G, D]
+    state_ptr,  # float32 [2, B, KVH, SPLITS, G]
+    arrivals_ptr,  # int32 [B, KVH]
+    row, kv_head, split,  # integers
+    active,  # splits of the row in use
+    H: tl.constexpr, KVH: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_G: tl.constexpr,
+    BLOCK_D: tl.constexpr, SPLITS_AT_ONCE: tl.constexpr,
+    ROW_AXIS: tl.constexpr,  # of the grid
+):  # fmt: skip
+    """The result where there is one split; else this split's share, and from the one that finishes last the result."""
+    G: tl.constexpr = H // KVH
+    group = tl.arange(0, BLOCK_M)
+    column = tl.arange(0, BLOCK_D)
+    query_inside = (group < G)[:, None] & (column < D)[None, :]
+    out_at = row.to(tl.int64) * (H * D) + kv_head * (G * D)
+    if active == 1:
+        out = (accumulator / total[:, None]).to(out_ptr.dtype.element_ty)
+        tl.store(out_ptr + out_at + group[:, None] * D + column[None, :], out, mask=query_inside)
+    else:
+        group_index = row * KVH + kv_head
+        base = (group_index.to(tl.int64) * SPLITS + split) * G
+        sums = tl.num_programs(ROW_AXIS).to(tl.int64) * (KVH * SPLITS * G)
+        tl.store(partial_ptr + (base + group[:, None]) * D + column[None, :], accumulator, mask=query_inside)
+        tl.store(state_ptr + base + group, maximum, mask=group < G)
+        tl.store(state_ptr + sums + base + group, total, mask=group < G)
+        tl.debug_barrier()  # all threads have stored before one announces it
+        last = tl.atomic_add(arrivals_ptr + group_index, 1, sem="acq_rel") == active - 1
+        tl.debug_barrier()  # all threads go the same way
+        if last:
+            tl.store(arrivals_ptr + group_index, 0)
+            add_splits(
+                partial_ptr, state_ptr, out_ptr, out_at, group_index, sums, active, G, D, SPLITS, BLOCK_G, BLOCK_D,
+                SPLITS_AT_ONCE,
+            )  # fmt: skip
+
+
+@triton.jit
+def _decode_attention(
+    q_ptr,  # [T, H, D] queries, tokens q_stride elements apart; that of decode row r is token r
+    k_ptr, v_ptr,  # [N, KVH, P, D]
+    out_ptr,  # [T, H * D], by row
+    partial_ptr,  # float32 [B, KVH, SPLITS, G, D] weighted values of each split
+    state_ptr,  # float32 [2, B, KVH, SPLITS, G] maximum, then sum of each split
+    arrivals_ptr,  # int32 [B, KVH] splits that have finished; 0 before and after
+    page_table_ptr,  # int32 [S, K]
+    row_slots_ptr, context_lengths_ptr,  # int32 [B]
+    query_starts_ptr,  # int32 [B + 1] first token of each row (LAST_TOKENS only)
+    counts_ptr,  # int64 [8] batch header
+    q_weight_ptr, k_weight_ptr,  # [D] norm weights of queries and keys (FUSED and NORM only)
+    cos_ptr, sin_ptr,  # float32 [max_len, ROTARY / 2] by position (FUSED only)
+    cache_slots_ptr,  # int32 [T] page * P + offset; negative: not written (FUSED only)
+    q_stride, pages_per_slot,  # elements; K
+    scale, eps,  # floats: softmax scale * log2(e); of the q/k norm
+    H: tl.constexpr, KVH: tl.constexpr, D: tl.constexpr, P: tl.constexpr,
+    WINDOW: tl.constexpr,  # tokens that a query sees including its own; 0: all
+    LAST_TOKENS: tl.constexpr,  # all rows, prefill chunks too, each with its last token
+    FUSED: tl.constexpr,  # queries come unrotated, the new keys and values behind them and not yet in the cache
+    ROTARY: tl.constexpr, NORM: tl.constexpr,
+    SPLITS: tl.constexpr,  # most splits of a row, power of two
+    MIN_TILES: tl.constexpr,  # fewest tiles of BLOCK_N positions worth a split
+    BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,  # query heads of a group and the new key, padded for tl.dot
+    BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,  # powers of two >= H / KVH, >= D
+    SPLITS_AT_ONCE: tl.constexpr,  # that are added at a time
+    PRECISION: tl.constexpr,
+    EARLY_TRIGGER: tl.constexpr,  # the successor may start at once
+    OVERLAP_PREFILL: tl.constexpr,  # the predecessor is prefill attention, which has nothing to do with these rows
+    PDL: tl.constexpr,
+):  # fmt: skip
+    ROW_AXIS: tl.constexpr = 2 if OVERLAP_PREFILL else 1
+    kv_head, row, split = tl.program_id(0), tl.program_id(ROW_AXIS), tl.program_id(3 - ROW_AXIS)
+    if EARLY_TRIGGER:
+        release_successor(PDL)
+    # Written before the step, so it may be read before the wait; past the L1 cache, which may still hold the step before.
+    rows = tl.load(counts_ptr + (COUNT_ROWS if LAST_TOKENS else COUNT_DECODE_ROWS), cache_modifier=".cg")
+    context = tl.load(context_lengths_ptr + row, cache_modifier=".cg")
+    slot = tl.load(row_slots_ptr + row, cache_modifier=".cg")
+    token = tl.load(query_starts_ptr + row + 1, cache_modifier=".cg") - 1 if LAST_TOKENS else row
+    bounds = split_bounds(context, WINDOW, SPLITS, MIN_TILES, BLOCK_N, OVERLAP_PREFILL)
+    first_position, first_tile, tiles, per_split, active = bounds
+    if not OVERLAP_PREFILL:
         wait_for_predecessor(PDL)
     if (row < rows) & (split < active):
         table = page_table_ptr + slot.to(tl.int64) * pages_per_slot
-        begin = first_tile + split * per_split
-        end = first_tile + tl.minimum(tiles, (split + 1) * per_split)
+        begin, end = first_tile + split * per_split, first_tile + tl.minimum(tiles, (split + 1) * per_split)
         cached = context - 1 if FUSED else context
-        group = tl.arange(0, BLOCK_M)
-        column = tl.arange(0, BLOCK_D)
-        query_inside = (group < G)[:, None] & (column < D)[None, :]
-        token_at = q_ptr + token.to(tl.int64) * q_stride
-        accumulator = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-        maximum = tl.full([BLOCK_M], MASKED, tl.float32)
-        total = tl.zeros([BLOCK_M], tl.float32)
-        if FUSED:
-            # The new key is line G behind the queries of its group: all are loaded and rotated at once.
-            present = column < D
-            v_new = tl.load(token_at + (H + KVH + kv_head) * D + column, mask=present, other=0.0)
-            is_query = (group < G)[:, None]
-            source = tl.where(group < G, kv_head * G + group, H + kv_head)[:, None]
-            loaded = (group <= G)[:, None] & present[None, :]
-            q = load_rotated(
-                token_at + source * D, loaded, is_query, group[:, None] <= G, q_weight_ptr, k_weight_ptr, cos_ptr, sin_ptr,
-                context - 1, eps, D, ROTARY, NORM, BLOCK_D,
-            ).to(q_ptr.dtype.element_ty)  # fmt: skip
-            k_new = tl.sum(tl.where((group == G)[:, None], q.to(tl.float32), 0.0), 0)
-            if split == 0:
-                # The sums begin with the new token itself.
-                maximum = tl.sum(q.to(tl.float32) * k_new[None, :], 1) * scale
-                total += 1.0
-                accumulator += v_new[None, :].to(tl.float32)
-                cache_slot = tl.load(cache_slots_ptr + row).to(tl.int64)
-                cache_at = ((cache_slot // P * KVH + kv_head) * P + cache_slot % P) * D + column
-                tl.store(k_ptr + cache_at, k_new.to(k_ptr.dtype.element_ty), mask=present & (cache_slot >= 0))
-                tl.store(v_ptr + cache_at, v_new, mask=present & (cache_slot >= 0))
-        else:
-            q = tl.load(token_at + (kv_head * G + group)[:, None] * D + column[None, :], mask=query_inside, other=0.0)
+        q, accumulator, maximum, total = begin_split(
+            q_ptr, k_ptr, v_ptr, q_weight_ptr, k_weight_ptr, cos_ptr, sin_ptr, cache_slots_ptr, row, token, q_stride, split,
+            kv_head, context, scale, eps, H, KVH, D, P, FUSED, ROTARY, NORM, BLOCK_M, BLOCK_D,
+        )  # fmt: skip
         for tile in range(begin, end):
             position = tile * BLOCK_N + tl.arange(0, BLOCK_N)
             visible = (position < cached) & (position >= first_position)
@@ -191,202 +244,83 @@ def _decode_attention(
                 q, accumulator, maximum, total, k_ptr, v_ptr, at, visible, visible[None, :], scale,
                 D, BLOCK_D, MASK=True, ALL=False, PRECISION=PRECISION,
             )  # fmt: skip
-        out_at = row.to(tl.int64) * (H * D) + kv_head * (G * D)
-        if active == 1:
-            out = (accumulator / total[:, None]).to(out_ptr.dtype.element_ty)
-            tl.store(out_ptr + out_at + group[:, None] * D + column[None, :], out, mask=query_inside)
-        else:
-            pair = row * KVH + kv_head
-            base = (pair.to(tl.int64) * SPLITS + split) * G
-            sums = tl.num_programs(2 if BESIDE else 1).to(tl.int64) * (KVH * SPLITS * G)
-            tl.store(partial_ptr + (base + group[:, None]) * D + column[None, :], accumulator, mask=query_inside)
-            tl.store(state_ptr + base + group, maximum, mask=group < G)
-            tl.store(state_ptr + sums + base + group, total, mask=group < G)
-            tl.debug_barrier()  # all threads have stored before one announces it
-            last = tl.atomic_add(arrivals_ptr + pair, 1, sem="acq_rel") == active - 1
-            tl.debug_barrier()  # all threads go the same way
-            if last:
-                tl.store(arrivals_ptr + pair, 0)
-                head = tl.arange(0, BLOCK_G)
-                every = tl.arange(0, SPLITS)
-                base = pair.to(tl.int64) * SPLITS * G
-                state_at = base + every[:, None] * G + head[None, :]  # [SPLITS, BLOCK_G]
-                used = (every < active)[:, None] & (head < G)[None, :]
-                maxima = tl.load(state_ptr + state_at, mask=used, other=MASKED, cache_modifier=".cg")
-                totals = tl.load(state_ptr + sums + state_at, mask=used, other=0.0, cache_modifier=".cg")
-                overall = tl.max(maxima, 0)  # [BLOCK_G]
-                denominator = tl.sum(totals * tl.math.exp2(maxima - overall[None, :]), 0)
-                denominator = tl.where(head < G, denominator, 1.0)
-                combined = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
-                for first in range(0, active, CHUNK):
-                    some = first + tl.arange(0, CHUNK)
-                    chunk_used = (some < active)[:, None] & (head < G)[None, :]  # [CHUNK, BLOCK_G]
-                    chunk_at = base + some[:, None] * G + head[None, :]
-                    factor = tl.load(state_ptr + chunk_at, mask=chunk_used, other=MASKED, cache_modifier=".cg")
-                    factor = tl.math.exp2(factor - overall[None, :])
-                    values = tl.load(
-                        partial_ptr + chunk_at[:, :, None] * D + column[None, None, :],
-                        mask=chunk_used[:, :, None] & (column < D)[None, None, :],
-                        other=0.0,
-                        cache_modifier=".cg",
-                    )
-                    combined += tl.sum(values * factor[:, :, None], 0)
-                out = (combined / denominator[:, None]).to(out_ptr.dtype.element_ty)
-                out_inside = (head < G)[:, None] & (column < D)[None, :]
-                tl.store(out_ptr + out_at + head[:, None] * D + column[None, :], out, mask=out_inside)
-    if not EARLY:
+        store_split(
+            accumulator, maximum, total, out_ptr, partial_ptr, state_ptr, arrivals_ptr, row, kv_head, split, active,
+            H, KVH, D, SPLITS, BLOCK_M, BLOCK_G, BLOCK_D, SPLITS_AT_ONCE, ROW_AXIS,
+        )  # fmt: skip
+    if not EARLY_TRIGGER:
         release_successor(PDL)
-    if BESIDE and (row == 0) & (kv_head == 0) & (split == 0):
+    if OVERLAP_PREFILL and (row == 0) & (kv_head == 0) & (split == 0):
         wait_for_predecessor(PDL)  # so that this kernel's end still means the end of all before it
 
 
-@dataclass(frozen=True)
-class NewTokens:
-    """Fused projections from which `decode_attention` rotates its queries and completes the cache by itself."""
+def decode_attention(call: AttentionCall, plan: DecodePlan) -> None:
+    """Launch the kernel. With `plan.overlap_prefill`, the launch before this one must be prefill attention of the same batch with
+    its own `overlap_prefill`; both then run at the same time."""
+    scratch = check_decode(call, plan)
+    (keys, values, page_table), batch, new = call.cache, call.batch, call.new
+    (_, heads, head_dim), (_, kv_heads, page_size, _) = call.q.shape, keys.shape
+    norms = None if new is None else new.norms
+    block_d, block_g = triton.next_power_of_2(head_dim), triton.next_power_of_2(heads // kv_heads)
+    across = (plan.splits, call.rows) if plan.overlap_prefill else (call.rows, plan.splits)
+    _decode_attention[(kv_heads, *across)](
+        call.q, keys, values, call.out, scratch.partial, scratch.state, scratch.arrivals, page_table, batch.row_slots,
+        batch.context_lengths, batch.query_starts if call.last_tokens else batch.context_lengths, batch.counts,
+        call.q if norms is None else norms[0], call.q if norms is None else norms[1], call.q if new is None else new.cos,
+        call.q if new is None else new.sin, batch.counts if new is None else batch.cache_slots, call.q.stride(0),
+        page_table.shape[1], call.scale * LOG2_E, 0.0 if new is None else new.eps,
+        H=heads, KVH=kv_heads, D=head_dim, P=page_size, WINDOW=call.window, LAST_TOKENS=call.last_tokens, FUSED=new is not None,
+        ROTARY=0 if new is None else 2 * new.cos.shape[1], NORM=norms is not None, SPLITS=plan.splits, MIN_TILES=plan.min_tiles,
+        BLOCK_N=plan.block_n, BLOCK_M=max(16, triton.next_power_of_2(heads // kv_heads + 1)), BLOCK_G=block_g, BLOCK_D=block_d,
+        SPLITS_AT_ONCE=min(plan.splits, max(1, 4096 // (block_g * block_d))), PRECISION=dot_precision(call.q.dtype),
+        EARLY_TRIGGER=plan.early_trigger, OVERLAP_PREFILL=plan.overlap_prefill,
+        PDL=call.pdl, num_warps=plan.warps, num_stages=plan.stages, **launch_options(call.pdl),
+    )  # fmt: skip
 
-    qkv: torch.Tensor  # [T, (heads + 2 * kv_heads) * head_dim], whose query part is q
-    cos: torch.Tensor  # float32 [max_len, rotary / 2]
-    sin: torch.Tensor  # float32 [max_len, rotary / 2]
-    cache_slots: torch.Tensor  # int32 [at least T]; negative: not written
-    norms: tuple[torch.Tensor, torch.Tensor] | None = None  # RMSNorm weights [head_dim] of queries and keys
-    eps: float = 1e-6
 
-
-def decode_attention(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    page_table: torch.Tensor,
-    row_slots: torch.Tensor,
-    context_lengths: torch.Tensor,
-    counts: torch.Tensor,
-    out: torch.Tensor,
-    workspace: DecodeWorkspace,
-    plan: DecodePlan,
-    *,
-    rows: int,
-    scale: float,
-    window: int = 0,
-    query_starts: torch.Tensor | None = None,
-    new: NewTokens | None = None,
-    pdl: bool = False,
-) -> None:
-    """Attention of the decode rows [0, counts[DECODE_ROWS]) of a bucket of at most `rows` rows; other rows of out stay.
-
-    q: [T, heads, head_dim], rotated, tokens of any stride (a view of the fused projections); caches: [N, kv_heads,
-    page_size, head_dim], which hold the new keys and values already; page_table: int32 [S, K]; row_slots, context_lengths:
-    int32 [at least rows]; out: [T, heads * head_dim]; scale: usually head_dim ** -0.5; window: tokens that a query sees
-    including itself, 0 for all. With `new`, q is not rotated yet and the cache lacks the rows' last tokens: this does what
-    `blinkpy.kernels.attention.rotate_and_cache.rope_and_cache` does, but leaves q as it is. With `plan.beside`, the launch
-    before this one must be prefill attention of the same batch with its own `beside`; both then run at the same time. A row's
-    result depends on its own context and on `plan`, never on other rows.
-
-    query_starts, int32 [at least rows + 1]: all rows [0, counts[ROWS]) instead, prefill chunks too, each with its last token
-    only, that before query_starts[row + 1]; its result is line `row` of out, [at least rows, heads * head_dim]. Neither with
-    `new` nor with `plan.beside`. Raises ValueError or TypeError where the arguments do not fit together.
-    """
-    check_attention(q, k_cache, v_cache, page_table, row_slots, context_lengths, counts, out)
-    _, heads, head_dim = q.shape
-    _, kv_heads, page_size, _ = k_cache.shape
-    if not 0 < rows <= min(len(q), len(out), len(row_slots), len(context_lengths)):
-        raise ValueError(f"rows {rows} exceeds q [{len(q)}], out [{len(out)}], row_slots [{len(row_slots)}] or context_lengths")
+def check_decode(call: AttentionCall, plan: DecodePlan) -> DecodeWorkspace:
+    """The workspace. Raises ValueError or TypeError unless plan, workspace and new tokens fit the call."""
+    (_, heads, head_dim), kv_heads, rows, scratch = call.q.shape, call.cache.keys.shape[1], call.rows, call.workspace
+    if rows > min(len(call.q), len(call.out)):
+        raise ValueError(f"rows {rows} exceeds q [{len(call.q)}] or out [{len(call.out)}]")
     if plan.splits & (plan.splits - 1) or plan.min_tiles < 1:
         raise ValueError(f"{plan}: splits must be a power of two and min_tiles positive")
     needed = rows * heads * plan.splits
-    if workspace.partial.numel() < needed * head_dim or workspace.state.numel() < 2 * needed:
+    if scratch is None or scratch.partial.numel() < needed * head_dim or scratch.state.numel() < 2 * needed:
         raise ValueError(f"decode workspace is too small for {rows} rows of {plan.splits} splits")
-    if workspace.arrivals.numel() < rows * kv_heads:
-        raise ValueError(f"decode workspace has {workspace.arrivals.numel()} counters, {rows * kv_heads} needed")
-    if query_starts is not None:
-        check(query_starts, "query_starts", (None,), torch.int32)
-        check_one_device(q, query_starts)
-        if len(query_starts) < rows + 1:
-            raise ValueError(f"query_starts [{len(query_starts)}] too short for {rows} rows")
-        if new is not None or plan.beside:
-            raise ValueError("last tokens are rotated and cached before, by a launch that is not prefill attention")
-    if new is not None:
-        check_new_tokens(new, q, kv_heads)
-    norms = None if new is None else new.norms
-    block_d = triton.next_power_of_2(head_dim)
-    block_g = triton.next_power_of_2(heads // kv_heads)
-    _decode_attention[(kv_heads, plan.splits, rows) if plan.beside else (kv_heads, rows, plan.splits)](
-        q,
-        k_cache,
-        v_cache,
-        out,
-        workspace.partial,
-        workspace.state,
-        workspace.arrivals,
-        page_table,
-        row_slots,
-        context_lengths,
-        context_lengths if query_starts is None else query_starts,
-        counts,
-        q if norms is None else norms[0],
-        q if norms is None else norms[1],
-        q if new is None else new.cos,
-        q if new is None else new.sin,
-        counts if new is None else new.cache_slots,
-        q.stride(0),
-        page_table.shape[1],
-        scale * LOG2_E,
-        0.0 if new is None else new.eps,
-        H=heads,
-        KVH=kv_heads,
-        D=head_dim,
-        P=page_size,
-        WINDOW=window,
-        LAST_TOKENS=query_starts is not None,
-        FUSED=new is not None,
-        ROTARY=0 if new is None else 2 * new.cos.shape[1],
-        NORM=norms is not None,
-        SPLITS=plan.splits,
-        MIN_TILES=plan.min_tiles,
-        BLOCK_N=plan.block_n,
-        BLOCK_M=max(16, triton.next_power_of_2(heads // kv_heads + 1)),
-        BLOCK_G=block_g,
-        BLOCK_D=block_d,
-        CHUNK=min(plan.splits, max(1, 4096 // (block_g * block_d))),
-        PRECISION=dot_precision(q.dtype),
-        EARLY=plan.early,
-        BESIDE=plan.beside,
-        PDL=pdl,
-        num_warps=plan.warps,
-        num_stages=plan.stages,
-        **options(pdl),
+    if scratch.arrivals.numel() < rows * kv_heads:
+        raise ValueError(f"decode workspace has {scratch.arrivals.numel()} counters, {rows * kv_heads} needed")
+    if call.last_tokens and (call.new is not None or plan.overlap_prefill):
+        raise ValueError("last tokens are rotated and cached before, by a launch that is not prefill attention")
+    if call.new is not None:
+        check_new_tokens(call, call.new)
+    return scratch
+
+
+def check_new_tokens(call: AttentionCall, new: NewTokens) -> None:
+    """Raise ValueError or TypeError unless the new tokens fit the queries."""
+    (_, heads, head_dim), kv_heads, (qkv, cos, sin, norms, _) = call.q.shape, call.cache.keys.shape[1], new
+    q_norm, k_norm = norms or (None, None)
+    check_tensors(
+        (qkv, "qkv", (len(call.q), (heads + 2 * kv_heads) * head_dim), call.q.dtype),
+        (cos, "cos", (None, None), torch.float32),
+        (sin, "sin", tuple(cos.shape), torch.float32),
+        (call.batch.cache_slots, "cache_slots", *INDICES),
+        (q_norm, "q norm", (head_dim,)),
+        (k_norm, "k norm", (head_dim,)),
     )
-
-
-def check_new_tokens(new: NewTokens, q: torch.Tensor, kv_heads: int) -> None:
-    """Raise ValueError or TypeError unless `new` fits the queries."""
-    tokens, heads, head_dim = q.shape
-    check(new.qkv, "qkv", (tokens, (heads + 2 * kv_heads) * head_dim), q.dtype)
-    if new.qkv.data_ptr() != q.data_ptr() or new.qkv.stride(0) != q.stride(0):
+    if qkv.data_ptr() != call.q.data_ptr() or qkv.stride(0) != call.q.stride(0):
         raise ValueError("q is not the query part of the fused projections")
-    check(new.cos, "cos", (None, None), torch.float32)
-    check(new.sin, "sin", tuple(new.cos.shape), torch.float32)
-    check(new.cache_slots, "cache_slots", (None,), torch.int32)
-    if 2 * new.cos.shape[1] > head_dim:
-        raise ValueError(f"rotary dimension {2 * new.cos.shape[1]} is over the head dimension {head_dim}")
-    for name, weight in zip(("q norm", "k norm"), new.norms or (), strict=False):
-        check(weight, name, (head_dim,))
-    check_one_device(q, new.cos, new.sin, new.cache_slots, *(new.norms or ()))
+    if 2 * cos.shape[1] > head_dim:
+        raise ValueError(f"rotary dimension {2 * cos.shape[1]} is over the head dimension {head_dim}")
 
 
-def check_attention(q, k_cache, v_cache, page_table, row_slots, context_lengths, counts, out) -> None:
-    """Raise ValueError or TypeError unless the arguments of an attention launch fit together."""
-    check(k_cache, "k_cache", (None, None, None, None))
-    check(v_cache, "v_cache", tuple(k_cache.shape), k_cache.dtype)
-    _, kv_heads, page_size, head_dim = k_cache.shape
-    check(q, "q", (None, None, head_dim), k_cache.dtype, row_strided=True)
-    heads = q.shape[1]
-    check(out, "out", (None, heads * head_dim), k_cache.dtype)
-    check(page_table, "page_table", (None, None), torch.int32)
-    check(row_slots, "row_slots", (None,), torch.int32)
-    check(context_lengths, "context_lengths", (None,), torch.int32)
-    check(counts, "counts", (8,), torch.int64)
-    check_one_device(q, k_cache, v_cache, page_table, row_slots, context_lengths, counts, out)
-    if heads % kv_heads or heads // kv_heads > MAX_GROUP:
-        raise ValueError(f"{heads} query heads over {kv_heads} key/value heads: the group must be 1 to {MAX_GROUP}")
-    if head_dim > MAX_HEAD_DIM or page_size & (page_size - 1):
-        raise ValueError(f"head dimension {head_dim} over {MAX_HEAD_DIM}, or page size {page_size} not a power of two")
+VARIANTS.add(
+    AttentionVariant(
+        "split",
+        frozenset({DECODE_ROWS, LAST_TOKENS}),
+        decode_attention,
+        plans=lambda dtype: (DecodePlan(splits=4, min_tiles=1, block_n=64 if dtype == torch.bfloat16 else 32),),
+        kernels=(_decode_attention,),
+    )
+)

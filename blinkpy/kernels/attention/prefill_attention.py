@@ -13,13 +13,13 @@ import torch
 import triton
 import triton.language as tl
 
-from blinkpy.kernels.attention.decode_attention import LOG2_E, MASKED, attend_tile, check_attention, paged_offsets
+from blinkpy.kernels.attention.attend_tile import LOG2_E, MASKED, attend_tile, paged_offsets
+from blinkpy.kernels.attention.attention_variants import CHUNKS, VARIANTS, AttentionCall, AttentionVariant
 from blinkpy.kernels.launch import (
     COUNT_DECODE_ROWS,
     COUNT_ROWS,
-    check,
     dot_precision,
-    options,
+    launch_options,
     release_successor,
     wait_for_predecessor,
 )
@@ -37,54 +37,132 @@ class PrefillPlan:
     stages: int
     """Stages of the software pipeline; the page numbers take every second one, the keys and values the others."""
     programs: int = 2
-    """Programs of a multiprocessor; each takes tile after tile."""
+    """Programs of an SM; each takes tile after tile."""
+    sm_count: int = 132
+    """SMs of the GPU."""
+    overlap_prefill: bool = False
+    """Decode attention of the same batch is launched next, with a plan that has this too, and may run at the same time."""
+    variant: str = "tiles"
+    """Name of an `AttentionVariant`."""
 
 
-def plan_prefill(dtype: torch.dtype) -> PrefillPlan:
-    """The plan for a dtype. Chosen for Llama-3-8B's heads in whole steps of 256 to 8,192 tokens on an H200, by the time from the
-    end of the rotary embedding to the begin of the next layer: two small tiles on a multiprocessor leave decode attention room
-    beside them, and hide each other's loads."""
-    return PrefillPlan(64, 64, 4, 3) if dtype == torch.bfloat16 else PrefillPlan(32, 32, 4, 2)
+def plan_prefill(dtype: torch.dtype, sm_count: int = 132, *, overlap_prefill: bool = False) -> PrefillPlan:
+    """The plan for a dtype and a GPU of `sm_count` SMs. Chosen for Llama-3-8B's heads in whole steps of 256 to 8,192 tokens on an
+    H200, by the time from the end of the rotary embedding to the begin of the next layer: two small tiles on an SM leave decode
+    attention room beside them, and hide each other's loads."""
+    sizes = (64, 64, 4, 3) if dtype == torch.bfloat16 else (32, 32, 4, 2)
+    return PrefillPlan(*sizes, sm_count=sm_count, overlap_prefill=overlap_prefill)
+
+
+@triton.jit
+def find_tile(
+    tile,  # of the prefill rows, ascending by row
+    first_tiles,  # [ROWS] first tile of each row
+    is_prefill,  # [ROWS]
+    first_row,
+    first_token,  # of the prefill rows
+    query_starts_ptr,  # int32 [B + 1]
+    BLOCK_Q: tl.constexpr,
+):
+    """(row, its first token, its tokens, first query of the tile among them): the row is found by counting."""
+    before = tl.sum((is_prefill & (first_tiles <= tile)).to(tl.int32), 0)
+    row = first_row + before - 1
+    start = tl.load(query_starts_ptr + row)
+    length = tl.load(query_starts_ptr + row + 1) - start
+    return row, start, length, (tile - (start - first_token) // BLOCK_Q - before + 1) * BLOCK_Q
+
+
+@triton.jit
+def attend_chunk(
+    q_ptr,  # [T, H, D]
+    k_ptr, v_ptr,  # [N, KVH, P, D]
+    out_ptr,  # [T, H * D]
+    table,  # pointer to the row's page table, int32 [K]
+    q_stride, scale, kv_head,
+    start, length,  # first token of the chunk; its tokens
+    context,  # tokens of the sequence
+    first_query,  # of the tile, in the chunk
+    H: tl.constexpr, KVH: tl.constexpr, D: tl.constexpr, P: tl.constexpr, WINDOW: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One tile: BLOCK_M / BLOCK_G queries of a chunk, for the heads of one group."""
+    G: tl.constexpr = H // KVH
+    BLOCK_Q: tl.constexpr = BLOCK_M // BLOCK_G
+    index = tl.arange(0, BLOCK_M)
+    column = tl.arange(0, BLOCK_D)
+    query = first_query + index // BLOCK_G  # token of the chunk
+    head = index % BLOCK_G
+    inside = ((query < length) & (head < G))[:, None] & (column < D)[None, :]
+    token = (start + query).to(tl.int64)
+    head_at = (kv_head * G + head)[:, None] * D + column[None, :]
+    q = tl.load(q_ptr + token[:, None] * q_stride + head_at, mask=inside, other=0.0)
+
+    query_position = context - length + query  # [BLOCK_M] position in the sequence
+    first_position = context - length + first_query
+    end = tl.minimum(context, first_position + BLOCK_Q)  # past the last position that any query here sees
+    if WINDOW > 0:
+        begin = tl.maximum(first_position - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
+        unmasked_end = begin
+    else:
+        begin = 0
+        unmasked_end = (first_position + 1) // BLOCK_N * BLOCK_N  # every query here sees all before this
+    accumulator = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    maximum = tl.full([BLOCK_M], MASKED, tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    for first in range(begin, unmasked_end, BLOCK_N):
+        position = first + tl.arange(0, BLOCK_N)
+        present = position < end
+        at = paged_offsets(table, position, present, kv_head, KVH, P, D)
+        accumulator, maximum, total = attend_tile(
+            q, accumulator, maximum, total, k_ptr, v_ptr, at, present, present, scale,
+            D, BLOCK_D, MASK=False, ALL=True, PRECISION=PRECISION,
+        )  # fmt: skip
+    for first in range(unmasked_end, end, BLOCK_N):
+        position = first + tl.arange(0, BLOCK_N)
+        present = position < end
+        at = paged_offsets(table, position, present, kv_head, KVH, P, D)
+        visible = position[None, :] <= query_position[:, None]
+        if WINDOW > 0:
+            visible = visible & (position[None, :] > query_position[:, None] - WINDOW)
+        accumulator, maximum, total = attend_tile(
+            q, accumulator, maximum, total, k_ptr, v_ptr, at, present, visible, scale,
+            D, BLOCK_D, MASK=True, ALL=False, PRECISION=PRECISION,
+        )  # fmt: skip
+    out = (accumulator / total[:, None]).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + token[:, None] * (H * D) + head_at, out, mask=inside)
 
 
 @triton.jit
 def _prefill_attention(
     q_ptr,  # [T, H, D] queries, tokens q_stride elements apart
-    k_ptr,  # [N, KVH, P, D]
-    v_ptr,  # [N, KVH, P, D]
+    k_ptr, v_ptr,  # [N, KVH, P, D]
     out_ptr,  # [T, H * D]
     page_table_ptr,  # int32 [S, K]
     row_slots_ptr,  # int32 [B]
     query_starts_ptr,  # int32 [B + 1] first token of each row
     context_lengths_ptr,  # int32 [B] tokens in the cache after this step
     counts_ptr,  # int64 [8] batch header
-    q_stride,  # elements
-    pages_per_slot,  # K
+    q_stride, pages_per_slot,  # elements; K
     scale,  # float, softmax scale * log2(e)
-    H: tl.constexpr,
-    KVH: tl.constexpr,
-    D: tl.constexpr,
-    P: tl.constexpr,
+    H: tl.constexpr, KVH: tl.constexpr, D: tl.constexpr, P: tl.constexpr,
     WINDOW: tl.constexpr,  # tokens that a query sees including its own; 0: all
     ROWS: tl.constexpr,  # power of two >= B
     BLOCK_M: tl.constexpr,  # query tokens of a tile * BLOCK_G
     BLOCK_N: tl.constexpr,  # positions of a step
-    BLOCK_G: tl.constexpr,  # power of two >= H / KVH
-    BLOCK_D: tl.constexpr,  # power of two >= D
+    BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,  # powers of two >= H / KVH, >= D
     PRECISION: tl.constexpr,
-    BESIDE: tl.constexpr,  # the successor is decode attention, which needs what this kernel waits for, but not this kernel
+    OVERLAP_PREFILL: tl.constexpr,  # the successor is decode attention: it needs what this kernel waits for, but not this kernel
     PDL: tl.constexpr,
-):
-    G: tl.constexpr = H // KVH
+):  # fmt: skip
     BLOCK_Q: tl.constexpr = BLOCK_M // BLOCK_G
-    if not BESIDE:
+    if not OVERLAP_PREFILL:
         release_successor(PDL)
     wait_for_predecessor(PDL)
-    if BESIDE:
+    if OVERLAP_PREFILL:
         release_successor(PDL)
 
     # Row r owns the tiles from starts[r] // BLOCK_Q + r (relative to the first prefill row) to the next row's first.
-    # That is never too few for its tokens, at most one too many, and rises with r: the row is found by counting.
+    # That is never too few for its tokens, at most one too many, and rises with r.
     rows = tl.load(counts_ptr + COUNT_ROWS).to(tl.int32)
     first_row = tl.load(counts_ptr + COUNT_DECODE_ROWS).to(tl.int32)
     every = tl.arange(0, ROWS)
@@ -97,127 +175,43 @@ def _prefill_attention(
     for index in range(tl.program_id(0), tiles * KVH, tl.num_programs(0)):
         kv_head = index % KVH
         tile = tiles - 1 - index // KVH
-        before = tl.sum((is_prefill & (first_tiles <= tile)).to(tl.int32), 0)
-        row = first_row + before - 1
-        start = tl.load(query_starts_ptr + row)
-        length = tl.load(query_starts_ptr + row + 1) - start
-        first_query = (tile - (start - first_token) // BLOCK_Q - before + 1) * BLOCK_Q
+        row, start, length, first_query = find_tile(
+            tile, first_tiles, is_prefill, first_row, first_token, query_starts_ptr, BLOCK_Q
+        )  # fmt: skip
         if first_query < length:
             context = tl.load(context_lengths_ptr + row)
             table = page_table_ptr + tl.load(row_slots_ptr + row).to(tl.int64) * pages_per_slot
-            line = tl.arange(0, BLOCK_M)
-            column = tl.arange(0, BLOCK_D)
-            query = first_query + line // BLOCK_G  # token of the chunk
-            head = line % BLOCK_G
-            inside = ((query < length) & (head < G))[:, None] & (column < D)[None, :]
-            token = (start + query).to(tl.int64)
-            head_at = (kv_head * G + head)[:, None] * D + column[None, :]
-            q = tl.load(q_ptr + token[:, None] * q_stride + head_at, mask=inside, other=0.0)
-
-            query_position = context - length + query  # [BLOCK_M] position in the sequence
-            first_position = context - length + first_query
-            end = tl.minimum(context, first_position + BLOCK_Q)  # past the last position that any query here sees
-            if WINDOW > 0:
-                begin = tl.maximum(first_position - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
-                unmasked_end = begin
-            else:
-                begin = 0
-                unmasked_end = (first_position + 1) // BLOCK_N * BLOCK_N  # every query here sees all before this
-            accumulator = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-            maximum = tl.full([BLOCK_M], MASKED, tl.float32)
-            total = tl.zeros([BLOCK_M], tl.float32)
-            for first in range(begin, unmasked_end, BLOCK_N):
-                position = first + tl.arange(0, BLOCK_N)
-                present = position < end
-                at = paged_offsets(table, position, present, kv_head, KVH, P, D)
-                accumulator, maximum, total = attend_tile(
-                    q, accumulator, maximum, total, k_ptr, v_ptr, at, present, present, scale,
-                    D, BLOCK_D, MASK=False, ALL=True, PRECISION=PRECISION,
-                )  # fmt: skip
-            for first in range(unmasked_end, end, BLOCK_N):
-                position = first + tl.arange(0, BLOCK_N)
-                present = position < end
-                at = paged_offsets(table, position, present, kv_head, KVH, P, D)
-                visible = position[None, :] <= query_position[:, None]
-                if WINDOW > 0:
-                    visible = visible & (position[None, :] > query_position[:, None] - WINDOW)
-                accumulator, maximum, total = attend_tile(
-                    q, accumulator, maximum, total, k_ptr, v_ptr, at, present, visible, scale,
-                    D, BLOCK_D, MASK=True, ALL=False, PRECISION=PRECISION,
-                )  # fmt: skip
-            out = (accumulator / total[:, None]).to(out_ptr.dtype.element_ty)
-            tl.store(out_ptr + token[:, None] * (H * D) + head_at, out, mask=inside)
+            attend_chunk(
+                q_ptr, k_ptr, v_ptr, out_ptr, table, q_stride, scale, kv_head, start, length, context, first_query,
+                H, KVH, D, P, WINDOW, BLOCK_M, BLOCK_N, BLOCK_G, BLOCK_D, PRECISION,
+            )  # fmt: skip
 
 
-def prefill_attention(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    page_table: torch.Tensor,
-    row_slots: torch.Tensor,
-    query_starts: torch.Tensor,
-    context_lengths: torch.Tensor,
-    counts: torch.Tensor,
-    out: torch.Tensor,
-    *,
-    rows: int,
-    scale: float,
-    window: int = 0,
-    plan: PrefillPlan | None = None,
-    processors: int = 132,
-    beside: bool = False,
-    pdl: bool = False,
-) -> None:
-    """Attention of the rows [counts[DECODE_ROWS], counts[ROWS]) of a bucket of at most `rows` rows; other rows of out
-    stay.
-
-    q: [T, heads, head_dim], rotated, tokens of any stride; caches: [N, kv_heads, page_size, head_dim], which already
-    hold the chunk's own keys and values; page_table: int32 [S, K]; row_slots, context_lengths: int32 [at least rows];
-    query_starts: int32 [at least rows + 1]; out: [T, heads * head_dim]; scale: usually head_dim ** -0.5; window: tokens
-    that a query sees including itself, 0 for all; plan: by default the one for the dtype; processors: of the GPU. beside: decode
-    attention of the same batch is launched next, with a plan that says so too, and may run at the same time. A token's result
-    depends on its own context and on `plan`, never on other rows. Leave this launch out of buckets that hold decode rows only.
-    """
-    check_attention(q, k_cache, v_cache, page_table, row_slots, context_lengths, counts, out)
-    check(query_starts, "query_starts", (None,), torch.int32)
-    if not 0 < rows <= min(len(row_slots), len(context_lengths), len(query_starts) - 1):
-        raise ValueError(f"rows {rows} exceeds row_slots, context_lengths or query_starts")
-    tokens, heads, head_dim = q.shape
-    _, kv_heads, page_size, _ = k_cache.shape
-    block_g = triton.next_power_of_2(heads // kv_heads)
-    block_d = triton.next_power_of_2(head_dim)
-    plan = plan or plan_prefill(q.dtype)
-    block_m = plan.block_m
+def prefill_attention(call: AttentionCall, plan: PrefillPlan) -> None:
+    """Launch the kernel. The cache holds the chunks' own keys and values already. Leave this launch out of buckets that hold
+    decode rows only. Raises ValueError where the plan does not fit the heads."""
+    (keys, values, page_table), batch = call.cache, call.batch
+    (tokens, heads, head_dim), (_, kv_heads, page_size, _) = call.q.shape, keys.shape
+    block_g, block_m = triton.next_power_of_2(heads // kv_heads), plan.block_m
     if block_m < max(16, block_g) or block_m & (block_m - 1):
         raise ValueError(f"block_m {block_m} must be a power of two, at least 16 and at least the head group {block_g}")
-    tiles = tokens // (block_m // block_g) + min(rows, tokens)
-    _prefill_attention[(min(kv_heads * tiles, processors * plan.programs),)](
-        q,
-        k_cache,
-        v_cache,
-        out,
-        page_table,
-        row_slots,
-        query_starts,
-        context_lengths,
-        counts,
-        q.stride(0),
-        page_table.shape[1],
-        scale * LOG2_E,
-        H=heads,
-        KVH=kv_heads,
-        D=head_dim,
-        P=page_size,
-        WINDOW=window,
-        ROWS=triton.next_power_of_2(rows),
-        BLOCK_M=block_m,
-        BLOCK_N=plan.block_n,
-        BLOCK_G=block_g,
-        BLOCK_D=block_d,
-        PRECISION=dot_precision(q.dtype),
-        BESIDE=beside,
-        PDL=pdl,
-        num_warps=plan.warps,
-        num_stages=plan.stages,
-        **options(pdl),
+    tiles = tokens // (block_m // block_g) + min(call.rows, tokens)
+    _prefill_attention[(min(kv_heads * tiles, plan.sm_count * plan.programs),)](
+        call.q, keys, values, call.out, page_table, batch.row_slots, batch.query_starts, batch.context_lengths, batch.counts,
+        call.q.stride(0), page_table.shape[1], call.scale * LOG2_E,
+        H=heads, KVH=kv_heads, D=head_dim, P=page_size, WINDOW=call.window, ROWS=triton.next_power_of_2(call.rows),
+        BLOCK_M=block_m, BLOCK_N=plan.block_n, BLOCK_G=block_g, BLOCK_D=triton.next_power_of_2(head_dim),
+        PRECISION=dot_precision(call.q.dtype), OVERLAP_PREFILL=plan.overlap_prefill,
+        PDL=call.pdl, num_warps=plan.warps, num_stages=plan.stages, **launch_options(call.pdl),
+    )  # fmt: skip
+
+
+VARIANTS.add(
+    AttentionVariant(
+        "tiles",
+        frozenset({CHUNKS}),
+        prefill_attention,
+        plans=lambda dtype: (plan_prefill(dtype), PrefillPlan(32, 64 if dtype == torch.bfloat16 else 32, 4, 2)),
+        kernels=(_prefill_attention,),
     )
+)

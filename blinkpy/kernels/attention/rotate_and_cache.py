@@ -6,7 +6,17 @@ import torch
 import triton
 import triton.language as tl
 
-from blinkpy.kernels.launch import COUNT_TOKENS, check, check_one_device, options, release_successor, wait_for_predecessor
+from blinkpy.kernels.attention.attention_variants import NewTokens, PagedKV
+from blinkpy.kernels.batch_view import BatchView
+from blinkpy.kernels.launch import (
+    COUNT_TOKENS,
+    HEADER,
+    INDICES,
+    check_tensors,
+    launch_options,
+    release_successor,
+    wait_for_predecessor,
+)
 
 
 @triton.jit
@@ -15,17 +25,10 @@ def load_rotated(
     inside,  # [HEADS, BLOCK] elements that exist
     is_query,  # [HEADS, 1] query heads
     rotates,  # [HEADS, 1] query and key heads; the others are loaded as they are
-    q_weight_ptr,  # [D] norm weight of the queries (NORM only)
-    k_weight_ptr,  # [D] norm weight of the keys (NORM only)
-    cos_ptr,  # float32 [max_len, ROTARY / 2] by position
-    sin_ptr,  # float32 [max_len, ROTARY / 2] by position
-    position,
-    eps,
-    D: tl.constexpr,
-    ROTARY: tl.constexpr,
-    NORM: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    q_weight_ptr, k_weight_ptr,  # [D] norm weights of queries and keys (NORM only)
+    cos_ptr, sin_ptr,  # float32 [max_len, ROTARY / 2] by position
+    position, eps, D: tl.constexpr, ROTARY: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """float32 [HEADS, BLOCK]: heads of one token, normed and rotated for its position."""
     # The partner of element i is i + ROTARY / 2 in the lower half, i - ROTARY / 2 in the upper one.
     HALF: tl.constexpr = ROTARY // 2
@@ -54,20 +57,15 @@ def load_rotated(
 @triton.jit
 def _rope_and_cache(
     qkv_ptr,  # [T, (H + 2 * KVH) * D] fused projections: query heads, key heads, value heads; queries replaced in place
-    q_weight_ptr,  # [D] norm weight of the queries (NORM only)
-    k_weight_ptr,  # [D] norm weight of the keys (NORM only)
-    cos_ptr,  # float32 [max_len, ROTARY / 2] by position
-    sin_ptr,  # float32 [max_len, ROTARY / 2] by position
+    q_weight_ptr, k_weight_ptr,  # [D] norm weights of queries and keys (NORM only)
+    cos_ptr, sin_ptr,  # float32 [max_len, ROTARY / 2] by position
     positions_ptr,  # int32 [T] position of each token in its sequence
     cache_slots_ptr,  # int32 [T] page * P + offset; negative: not written
-    k_cache_ptr,  # [N, KVH, P, D]
-    v_cache_ptr,  # [N, KVH, P, D]
+    k_cache_ptr, v_cache_ptr,  # [N, KVH, P, D]
     counts_ptr,  # int64 [8] batch header
     eps,  # float, of the q/k norm
-    H: tl.constexpr,  # query heads
-    KVH: tl.constexpr,  # key/value heads
-    D: tl.constexpr,  # elements of a head
-    P: tl.constexpr,  # tokens of a page
+    H: tl.constexpr, KVH: tl.constexpr,  # query heads, key/value heads
+    D: tl.constexpr, P: tl.constexpr,  # elements of a head, tokens of a page
     ROTARY: tl.constexpr,  # leading elements of a head that rotate, halves paired (i, i + ROTARY / 2)
     NORM: tl.constexpr,  # RMSNorm of each query and key head first (Qwen3)
     HEADS: tl.constexpr,  # heads of one program, power of two
@@ -102,70 +100,37 @@ def _rope_and_cache(
         tl.store(v_cache_ptr + value_at, x.to(v_cache_ptr.dtype.element_ty), mask=kept & (head >= H + KVH))
 
 
-def rope_and_cache(
-    qkv: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    positions: torch.Tensor,
-    cache_slots: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    counts: torch.Tensor,
-    *,
-    heads: int,
-    norms: tuple[torch.Tensor, torch.Tensor] | None = None,
-    eps: float = 1e-6,
-    pdl: bool = False,
-) -> None:
+def rope_and_cache(new: NewTokens, cache: PagedKV, batch: BatchView, *, heads: int, pdl: bool = False) -> None:
     """Rotate the queries in place, write the rotated keys and the values to the cache.
 
-    qkv: [T, (heads + 2 * kv_heads) * head_dim]; its query part is replaced, the rest stays as it is.
-    cos, sin: float32 [max_len, rotary / 2]; rotary may be less than head_dim (partial rotary embedding), and every
-    scaling of the rotary embedding is in these tables. positions, cache_slots: int32 [at least T]; k_cache, v_cache:
-    [pages, kv_heads, page_size, head_dim]. norms: RMSNorm weights [head_dim] of queries and keys. Only the first
-    counts[TOKENS] tokens are touched. A token depends on itself alone.
+    The query part of new.qkv is replaced, the rest stays as it is. The rotary dimension may be less than head_dim (partial rotary
+    embedding), and every scaling of the rotary embedding is in cos and sin. Only the first counts[TOKENS] tokens are touched. A
+    token depends on itself alone. Raises ValueError or TypeError where shapes, dtypes or devices do not fit together.
     """
-    _, kv_heads, page_size, head_dim = k_cache.shape
-    tokens = qkv.shape[0]
-    rotary = 2 * cos.shape[-1]
-    check(qkv, "qkv", (None, (heads + 2 * kv_heads) * head_dim))
-    check(k_cache, "k_cache", (None, kv_heads, page_size, head_dim), qkv.dtype)
-    check(v_cache, "v_cache", tuple(k_cache.shape), qkv.dtype)
-    check(cos, "cos", (None, None), torch.float32)
-    check(sin, "sin", tuple(cos.shape), torch.float32)
-    check(positions, "positions", (None,), torch.int32)
-    check(cache_slots, "cache_slots", (None,), torch.int32)
-    check(counts, "counts", (8,), torch.int64)
+    (qkv, cos, sin, norms, eps), (keys, values, _) = new, cache
+    _, kv_heads, page_size, head_dim = keys.shape
+    tokens, rotary, size, (q_norm, k_norm) = len(qkv), 2 * cos.shape[-1], heads + 2 * kv_heads, norms or (None, None)
+    check_tensors(
+        (qkv, "qkv", (None, size * head_dim)),
+        (keys, "keys", (None, kv_heads, page_size, head_dim), qkv.dtype),
+        (values, "values", tuple(keys.shape), qkv.dtype),
+        (cos, "cos", (None, None), torch.float32),
+        (sin, "sin", tuple(cos.shape), torch.float32),
+        (batch.positions, "positions", *INDICES),
+        (batch.cache_slots, "cache_slots", *INDICES),
+        (batch.counts, "counts", *HEADER),
+        (q_norm, "q norm", (head_dim,)),
+        (k_norm, "k norm", (head_dim,)),
+    )
     if rotary > head_dim:
         raise ValueError(f"rotary dimension {rotary} is over the head dimension {head_dim}")
-    if len(positions) < tokens or len(cache_slots) < tokens:
-        raise ValueError(f"positions [{len(positions)}] or cache_slots [{len(cache_slots)}] too short for {tokens} tokens")
-    for name, weight in zip(("q norm", "k norm"), norms or (), strict=False):
-        check(weight, name, (head_dim,))
-    check_one_device(qkv, cos, sin, positions, cache_slots, k_cache, v_cache, counts, *(norms or ()))
+    if len(batch.positions) < tokens or len(batch.cache_slots) < tokens:
+        raise ValueError(f"positions [{len(batch.positions)}] or cache_slots [{len(batch.cache_slots)}] for {tokens} tokens")
     block = triton.next_power_of_2(head_dim)
-    per_program = min(triton.next_power_of_2(heads + 2 * kv_heads), max(1, 1024 // block))
-    _rope_and_cache[(tokens, triton.cdiv(heads + 2 * kv_heads, per_program))](
-        qkv,
-        norms[0] if norms else qkv,
-        norms[1] if norms else qkv,
-        cos,
-        sin,
-        positions,
-        cache_slots,
-        k_cache,
-        v_cache,
-        counts,
-        eps,
-        H=heads,
-        KVH=kv_heads,
-        D=head_dim,
-        P=page_size,
-        ROTARY=rotary,
-        NORM=norms is not None,
-        HEADS=per_program,
-        BLOCK=block,
-        PDL=pdl,
-        num_warps=4,
-        **options(pdl),
-    )
+    per_program = min(triton.next_power_of_2(size), max(1, 1024 // block))
+    _rope_and_cache[(tokens, triton.cdiv(size, per_program))](
+        qkv, qkv if q_norm is None else q_norm, qkv if k_norm is None else k_norm, cos, sin, batch.positions, batch.cache_slots,
+        keys, values, batch.counts, eps,
+        H=heads, KVH=kv_heads, D=head_dim, P=page_size, ROTARY=rotary, NORM=norms is not None, HEADS=per_program, BLOCK=block,
+        PDL=pdl, num_warps=4, **launch_options(pdl),
+    )  # fmt: skip

@@ -22,12 +22,14 @@ class DecodePlan:
     warps: int = 2
     stages: int = 3
     """Stages of the software pipeline; the page numbers take every second one, the keys and values the others."""
-    early: bool = True
+    early_trigger: bool = True
     """Release the dependent launch at the start, not at the end. Not where the programs of the next layer would take the places
     of splits that have yet to start."""
-    beside: bool = False
+    overlap_prefill: bool = False
     """For mixed steps: runs at the same time as prefill attention. Their buckets have many more rows than decode, so the splits
     of a row lie next to each other in the grid, before all rows that are not there, and share its tiles evenly."""
+    variant: str = "split"
+    """Name of an `AttentionVariant`."""
 
 
 def plan_decode(
@@ -48,12 +50,12 @@ def plan_decode(
     if groups >= 2 * sm_count:
         stages = 2 if mixed or groups >= 8 * sm_count else 3
         most = min(4, triton.next_power_of_2(tiles))
-        return DecodePlan(most, 8 if mixed else 16, block_n, warps, stages, beside=mixed)
+        return DecodePlan(most, 8 if mixed else 16, block_n, warps, stages, overlap_prefill=mixed)
     wanted = max(8, -(-2 * sm_count // groups))
     splits = min(64, triton.next_power_of_2(min(wanted, tiles)))
     if rows == 1:
-        return DecodePlan(splits, 1, block_n, warps, beside=mixed)
-    return DecodePlan(splits, 4 if 2 * groups < sm_count else 8, block_n, warps, early=False, beside=mixed)
+        return DecodePlan(splits, 1, block_n, warps, overlap_prefill=mixed)
+    return DecodePlan(splits, 4 if 2 * groups < sm_count else 8, block_n, warps, early_trigger=False, overlap_prefill=mixed)
 
 
 @dataclass(frozen=True)

@@ -14,19 +14,15 @@ def finish_tile(
     up,  # the same of the other half (SWIGLU only)
     bias_ptr,  # [N] (BIAS only; with SWIGLU [2 * N])
     residual_ptr,  # [M, N] added to the result (RESIDUAL only); may be out
-    out_ptr,  # [M, N], or float32 [splits, M, N] with LEAVE
+    out_ptr,  # [M, N], or float32 [splits, M, N] with KEEP_PARTIALS
     m,  # [rows] rows of the tile
     n,  # [columns] columns of the tile
-    split,  # which part of K these are the sums of
-    M,
-    N: tl.constexpr,
-    BIAS: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-    SWIGLU: tl.constexpr,
-    LEAVE: tl.constexpr,  # the parts of the sums are the result, of which the first has the bias
-):
+    split,  # of K, whose sums these are
+    M, N: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, SWIGLU: tl.constexpr,
+    KEEP_PARTIALS: tl.constexpr,  # the partials are the result; the first has the bias
+):  # fmt: skip
     if BIAS:
-        y += tl.load(bias_ptr + n, mask=(n < N) & (split == 0 if LEAVE else True), other=0.0).to(tl.float32)[None, :]
+        y += tl.load(bias_ptr + n, mask=(n < N) & (split == 0 if KEEP_PARTIALS else True), other=0.0).to(tl.float32)[None, :]
     if SWIGLU:
         if BIAS:
             up += tl.load(bias_ptr + N + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
@@ -35,6 +31,6 @@ def finish_tile(
     at = m[:, None].to(tl.int64) * N + n[None, :]
     if RESIDUAL:
         y += tl.load(residual_ptr + at, mask=inside, other=0.0).to(tl.float32)
-    if LEAVE:
+    if KEEP_PARTIALS:
         at += split.to(tl.int64) * M * N
     tl.store(out_ptr + at, y.to(out_ptr.dtype.element_ty), mask=inside)

@@ -2,19 +2,23 @@
 
 Each program takes BLOCK_N outputs and all of K. The weights of its first tile are loaded into registers before the wait
 for the kernel before, so that under programmatic dependent launch the memory is busy while that one ends; a program is
-small, several share a multiprocessor, and their loads overlap. RMSNorm of x, bias, SwiGLU and the residual addition are
+small, several share an SM, and their loads overlap. RMSNorm of x, bias, SwiGLU and the residual addition are
 fused in: with a single row none of them costs a pass.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
 
 import torch
 import triton
 import triton.language as tl
 
 from blinkpy.kernels.activation import silu_times
-from blinkpy.kernels.launch import options, release_successor, wait_for_predecessor
-from blinkpy.kernels.linear.linear_config import LinearConfig
+from blinkpy.kernels.launch import launch_options, release_successor, wait_for_predecessor
+from blinkpy.kernels.linear.linear_config import LinearConfig, check_sizes
+from blinkpy.kernels.linear.linear_variants import VARIANTS, LinearCall, LinearCase, LinearShape, LinearVariant
 
 
 @triton.jit
@@ -41,17 +45,10 @@ def _gemv(
     residual_ptr,  # [N] added to the result (RESIDUAL only); may be out
     out_ptr,  # [N]
     eps,  # float, of the RMSNorm
-    N: tl.constexpr,
-    K: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     VECTOR: tl.constexpr,  # elements of one 16-byte load
-    BIAS: tl.constexpr,
-    NORM: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-    SWIGLU: tl.constexpr,
-    PDL: tl.constexpr,
-):
+    BIAS: tl.constexpr, NORM: tl.constexpr, RESIDUAL: tl.constexpr, SWIGLU: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     EVEN: tl.constexpr = N % BLOCK_N == 0 and K % BLOCK_K == 0
     VECTORS: tl.constexpr = BLOCK_K // VECTOR
     release_successor(PDL)
@@ -97,37 +94,43 @@ def _gemv(
     tl.store(out_ptr + n, y.to(out_ptr.dtype.element_ty), mask=n < N)
 
 
-def gemv(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    out: torch.Tensor,
-    config: LinearConfig,
-    bias: torch.Tensor | None,
-    norm: tuple[torch.Tensor, float] | None,
-    residual: torch.Tensor | None,
-    swiglu: bool,
-    pdl: bool,
-) -> None:
-    """One row of `blinkpy.kernels.linear.linear`, which has checked the arguments."""
-    n, k = out.shape[1], x.shape[1]
+def gemv(call: LinearCall, config: LinearConfig) -> None:
+    """Launch the kernel: one row, everything fused."""
+    x, out, n, k = call.x, call.out, call.out.shape[1], call.x.shape[1]
+    norm, eps = call.norm or (x, 0.0)
     _gemv[(triton.cdiv(n, config.block_n),)](
-        x,
-        weight,
-        x if bias is None else bias,
-        x if norm is None else norm[0],
-        out if residual is None else residual,
-        out,
-        0.0 if norm is None else norm[1],
-        N=n,
-        K=k,
-        BLOCK_N=config.block_n,
-        BLOCK_K=config.block_k,
-        VECTOR=16 // x.element_size(),
-        BIAS=bias is not None,
-        NORM=norm is not None,
-        RESIDUAL=residual is not None,
-        SWIGLU=swiglu,
-        PDL=pdl,
-        num_warps=config.warps,
-        **options(pdl),
+        x, call.weight, x if call.bias is None else call.bias, norm, out if call.residual is None else call.residual, out, eps,
+        N=n, K=k, BLOCK_N=config.block_n, BLOCK_K=config.block_k, VECTOR=16 // x.element_size(), BIAS=call.bias is not None,
+        NORM=call.norm is not None, RESIDUAL=call.residual is not None, SWIGLU=call.swiglu,
+        PDL=call.pdl, num_warps=config.warps, **launch_options(call.pdl),
+    )  # fmt: skip
+
+
+def candidates(shape: LinearShape, sm_count: int) -> Iterator[LinearConfig]:
+    """Tiles of 8 to 64 KiB of weights."""
+    halves = 2 if shape.swiglu else 1
+    for block_k in (1024, 2048, 4096):
+        for kilobytes, warps in ((8, 4), (16, 4), (16, 8), (32, 8), (64, 16)):
+            block_n = kilobytes * 512 // block_k // halves
+            if 1 <= block_n <= 16 and shape.k % block_k == 0:
+                yield LinearConfig("gemv", 16, block_n, block_k, 1, warps)
+
+
+VARIANTS.add(
+    LinearVariant(
+        "gemv",
+        gemv,
+        frozenset({"norm", "bias", "swiglu", "residual"}),
+        (
+            LinearCase(LinearConfig("gemv", 16, 4, 32), LinearShape(1, 70, 96, bias=True, norm=True)),
+            LinearCase(LinearConfig("gemv", 16, 1, 128), LinearShape(1, 7, 72, residual=True, norm=True)),
+            LinearCase(LinearConfig("gemv", 16, 8, 32), LinearShape(1, 45, 150, norm=True, swiglu=True, residual=True)),
+            LinearCase(LinearConfig("gemv", 16, 2, 64), LinearShape(1, 9, 64, swiglu=True, bias=True)),
+            LinearCase(LinearConfig("gemv", 16, 32, 32), LinearShape(1, 50, 64, norm=True, result=torch.float32)),
+        ),
+        (_gemv,),
+        supports=lambda shape: shape.rows == 1,
+        check=partial(check_sizes, block_n=1),
+        candidates=candidates,
     )
+)

@@ -2,20 +2,25 @@
 
 The accelerator spares the programs the addresses of what they load, which pays from 64 rows on. A tile may be as wide as a sum of
 up to three powers of two: 14,336 columns, with gate and up for each, make 128 tiles of 112 = 64 + 32 + 16 columns, one for nearly
-each of 132 multiprocessors; of 64 columns they are 224, so that a third of the GPU has nothing to do in the last wave. The pieces
+each of 132 SMs; of 64 columns they are 224, so that a third of the GPU has nothing to do in the last wave. The strips
 of a tile are products of their own with the same rows.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
 
 import torch
 import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from blinkpy.kernels.launch import options, release_successor, wait_for_predecessor
+from blinkpy.config import ConfigError
+from blinkpy.kernels.launch import launch_options, release_successor, wait_for_predecessor
 from blinkpy.kernels.linear.epilogue import finish_tile
-from blinkpy.kernels.linear.linear_config import LinearConfig, pieces
+from blinkpy.kernels.linear.linear_config import LinearConfig, check_sizes
+from blinkpy.kernels.linear.linear_variants import VARIANTS, LinearCall, LinearCase, LinearShape, LinearVariant
 
 
 @triton.jit
@@ -24,15 +29,12 @@ def _product(
     w_desc,  # [HALVES, N, K] in blocks [HALVES, WIDTH, BLOCK_K]
     n,  # first column
     k,  # first input
-    sums,  # float32 [BLOCK_M, HALVES * WIDTH]; with SWAP transposed
-    HALVES: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    SWAP: tl.constexpr,
-):
-    """sums + x w^T for one piece of a tile; gate and up of SwiGLU lie next to each other."""
+    sums,  # float32 [BLOCK_M, HALVES * WIDTH]; with WEIGHTS_FIRST transposed
+    HALVES: tl.constexpr, WIDTH: tl.constexpr, BLOCK_K: tl.constexpr, WEIGHTS_FIRST: tl.constexpr,
+):  # fmt: skip
+    """sums + x w^T for one strip of a tile; gate and up of SwiGLU lie next to each other."""
     w = tl.reshape(w_desc.load([0, n, k]), [HALVES * WIDTH, BLOCK_K])
-    if SWAP:
+    if WEIGHTS_FIRST:
         sums = tl.dot(w, x.T, sums)
     else:
         sums = tl.dot(x, w.T, sums)
@@ -41,30 +43,22 @@ def _product(
 
 @triton.jit
 def _finish(
-    sums,  # float32 [BLOCK_M, HALVES * WIDTH]; with SWAP transposed
+    sums,  # float32 [BLOCK_M, HALVES * WIDTH]; with WEIGHTS_FIRST transposed
     bias_ptr,  # [N] (BIAS only; with SWIGLU [2 * N])
     residual_ptr,  # [M, N] (RESIDUAL only)
-    out_ptr,  # [M, N], or float32 [SPLIT_K, M, N] with LEAVE
+    out_ptr,  # [M, N], or float32 [SPLIT_K, M, N] with KEEP_PARTIALS
     m,  # [BLOCK_M] rows
     first,  # column
-    split,
-    M,
-    N: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BIAS: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-    SWIGLU: tl.constexpr,
-    SWAP: tl.constexpr,
-    LEAVE: tl.constexpr,
-):
-    """The gate and the up half of one piece, and what follows its products."""
+    split, M, N: tl.constexpr, BLOCK_M: tl.constexpr, WIDTH: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
+    SWIGLU: tl.constexpr, WEIGHTS_FIRST: tl.constexpr, KEEP_PARTIALS: tl.constexpr,
+):  # fmt: skip
+    """The gate and the up half of one strip, and what follows its products."""
     n = first + tl.arange(0, WIDTH)
-    y = tl.trans(sums) if SWAP else sums
+    y = tl.trans(sums) if WEIGHTS_FIRST else sums
     up = y
     if SWIGLU:
         y, up = tl.split(tl.permute(tl.reshape(y, [BLOCK_M, 2, WIDTH]), (0, 2, 1)))
-    finish_tile(y, up, bias_ptr, residual_ptr, out_ptr, m, n, split, M, N, BIAS, RESIDUAL, SWIGLU, LEAVE)
+    finish_tile(y, up, bias_ptr, residual_ptr, out_ptr, m, n, split, M, N, BIAS, RESIDUAL, SWIGLU, KEEP_PARTIALS)
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -75,118 +69,137 @@ def _linear_tma(
     w_desc_2,  # and of WIDTH_2
     bias_ptr,  # [N] (BIAS only; with SWIGLU [2 * N])
     residual_ptr,  # [M, N] added to the result (RESIDUAL only); may be out
-    out_ptr,  # [M, N], or float32 [SPLIT_K, M, N] with LEAVE
+    out_ptr,  # [M, N], or float32 [SPLIT_K, M, N] with KEEP_PARTIALS
     M,  # rows
-    N: tl.constexpr,
-    K: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    WIDTH_0: tl.constexpr,  # columns of the pieces of a tile; 0: no such piece
-    WIDTH_1: tl.constexpr,
-    WIDTH_2: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    SPLIT_K: tl.constexpr,
-    BIAS: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-    SWIGLU: tl.constexpr,
-    SWAP: tl.constexpr,  # weights as the first operand of the matrix unit
-    LEAVE: tl.constexpr,  # the parts of the sums are the result
-    EARLY: tl.constexpr,  # the successor may start at once
+    N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr,
+    WIDTH_0: tl.constexpr,  # columns of the strips of a tile; 0: no such strip
+    WIDTH_1: tl.constexpr, WIDTH_2: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT_K: tl.constexpr, BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr, SWIGLU: tl.constexpr,
+    WEIGHTS_FIRST: tl.constexpr,  # as the first operand of the matrix unit
+    KEEP_PARTIALS: tl.constexpr,  # the partials are the result
+    EARLY_TRIGGER: tl.constexpr,  # the successor may start at once
     PDL: tl.constexpr,
-):
-    PART: tl.constexpr = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT_K) * BLOCK_K
+):  # fmt: skip
+    SPLIT: tl.constexpr = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT_K) * BLOCK_K
     HALVES: tl.constexpr = 2 if SWIGLU else 1
     row_tile = tl.program_id(0)  # fastest: the row tiles of one column tile share its weights in the cache
     first_0 = tl.program_id(1) * (WIDTH_0 + WIDTH_1 + WIDTH_2)
     first_1 = first_0 + WIDTH_0
     first_2 = first_1 + WIDTH_1
     split = tl.program_id(2)
-    begin = split * PART
-    end = tl.minimum(begin + PART, K)
-    if EARLY:
+    begin = split * SPLIT
+    end = tl.minimum(begin + SPLIT, K)
+    if EARLY_TRIGGER:
         release_successor(PDL)
     wait_for_predecessor(PDL)
 
     SHAPE_0: tl.constexpr = HALVES * WIDTH_0
     SHAPE_1: tl.constexpr = HALVES * (WIDTH_1 if WIDTH_1 > 0 else 16)
     SHAPE_2: tl.constexpr = HALVES * (WIDTH_2 if WIDTH_2 > 0 else 16)
-    sums_0 = tl.zeros([SHAPE_0, BLOCK_M] if SWAP else [BLOCK_M, SHAPE_0], tl.float32)
-    sums_1 = tl.zeros([SHAPE_1, BLOCK_M] if SWAP else [BLOCK_M, SHAPE_1], tl.float32)
-    sums_2 = tl.zeros([SHAPE_2, BLOCK_M] if SWAP else [BLOCK_M, SHAPE_2], tl.float32)
+    sums_0 = tl.zeros([SHAPE_0, BLOCK_M] if WEIGHTS_FIRST else [BLOCK_M, SHAPE_0], tl.float32)
+    sums_1 = tl.zeros([SHAPE_1, BLOCK_M] if WEIGHTS_FIRST else [BLOCK_M, SHAPE_1], tl.float32)
+    sums_2 = tl.zeros([SHAPE_2, BLOCK_M] if WEIGHTS_FIRST else [BLOCK_M, SHAPE_2], tl.float32)
     for k in range(begin, end, BLOCK_K):
         x = x_desc.load([row_tile * BLOCK_M, k])
-        sums_0 = _product(x, w_desc_0, first_0, k, sums_0, HALVES, WIDTH_0, BLOCK_K, SWAP)
+        sums_0 = _product(x, w_desc_0, first_0, k, sums_0, HALVES, WIDTH_0, BLOCK_K, WEIGHTS_FIRST)
         if WIDTH_1 > 0:
-            sums_1 = _product(x, w_desc_1, first_1, k, sums_1, HALVES, WIDTH_1, BLOCK_K, SWAP)
+            sums_1 = _product(x, w_desc_1, first_1, k, sums_1, HALVES, WIDTH_1, BLOCK_K, WEIGHTS_FIRST)
         if WIDTH_2 > 0:
-            sums_2 = _product(x, w_desc_2, first_2, k, sums_2, HALVES, WIDTH_2, BLOCK_K, SWAP)
-    if not EARLY:
+            sums_2 = _product(x, w_desc_2, first_2, k, sums_2, HALVES, WIDTH_2, BLOCK_K, WEIGHTS_FIRST)
+    if not EARLY_TRIGGER:
         release_successor(PDL)
 
     m = row_tile * BLOCK_M + tl.arange(0, BLOCK_M)
     _finish(
-        sums_0, bias_ptr, residual_ptr, out_ptr, m, first_0, split, M, N,
-        BLOCK_M, WIDTH_0, BIAS, RESIDUAL, SWIGLU, SWAP, LEAVE,
+        sums_0, bias_ptr, residual_ptr, out_ptr, m, first_0, split, M, N, BLOCK_M, WIDTH_0, BIAS, RESIDUAL, SWIGLU, WEIGHTS_FIRST,
+        KEEP_PARTIALS,
     )  # fmt: skip
     if WIDTH_1 > 0:
         _finish(
             sums_1, bias_ptr, residual_ptr, out_ptr, m, first_1, split, M, N,
-            BLOCK_M, WIDTH_1, BIAS, RESIDUAL, SWIGLU, SWAP, LEAVE,
+            BLOCK_M, WIDTH_1, BIAS, RESIDUAL, SWIGLU, WEIGHTS_FIRST, KEEP_PARTIALS,
         )  # fmt: skip
     if WIDTH_2 > 0:
         _finish(
             sums_2, bias_ptr, residual_ptr, out_ptr, m, first_2, split, M, N,
-            BLOCK_M, WIDTH_2, BIAS, RESIDUAL, SWIGLU, SWAP, LEAVE,
+            BLOCK_M, WIDTH_2, BIAS, RESIDUAL, SWIGLU, WEIGHTS_FIRST, KEEP_PARTIALS,
         )  # fmt: skip
 
 
-def linear_tma(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    out: torch.Tensor,
-    config: LinearConfig,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    swiglu: bool,
-    pdl: bool,
-) -> None:
-    """As `blinkpy.kernels.linear.linear`, which has checked the shapes; bfloat16. Raises TypeError for another dtype, and
-    ValueError where the accelerator can't address a tensor."""
-    if x.dtype != torch.bfloat16:
-        raise TypeError(f"{config}: {x.dtype} needs a configuration of another kind")
-    rows, k = x.shape
-    n = out.shape[-1]
+def tile_widths(width: int) -> tuple[int, int, int]:
+    """The powers of two that a tile's width is the sum of, descending, 0 where there are fewer than three. Raises ConfigError
+    where it has more of them, or some below 16, which the matrix unit does not take."""
+    powers = [1 << bit for bit in reversed(range(width.bit_length())) if width >> bit & 1]
+    if not 1 <= len(powers) <= 3 or powers[-1] < 16 or width > 256:
+        raise ConfigError(f"linear configuration: block_n {width} must be a sum of up to three powers of two from 16 to 256")
+    first, second, third = powers + [0] * (3 - len(powers))
+    return first, second, third
+
+
+def check_config(config: LinearConfig) -> None:
+    """Raise ConfigError unless a kernel can be built from the configuration."""
+    tile_widths(config.block_n)
+    check_sizes(config, block_n=0)
+
+
+def wide_tiles_linear(call: LinearCall, config: LinearConfig) -> None:
+    """Launch the kernel: all but the norm fused. Raises ValueError where the accelerator can't address a tensor."""
+    x, weight, out, (rows, k), n = call.x, call.weight, call.out, call.x.shape, call.out.shape[-1]
     for tensor, name in ((x, "x"), (weight, "weight")):
         if tensor.data_ptr() % 16 or tensor.stride(0) * tensor.element_size() % 16:
             raise ValueError(f"{name}: the tensor memory accelerator needs rows that begin at multiples of 16 bytes")
-    widths = pieces(config.block_n)
-    halves = 2 if swiglu else 1
+    widths = tile_widths(config.block_n)
+    halves = 2 if call.swiglu else 1
 
     def weights_by(width: int) -> TensorDescriptor:
         return TensorDescriptor(weight, [halves, n, k], [n * k, k, 1], [halves, width or widths[0], config.block_k])
 
     _linear_tma[(triton.cdiv(rows, config.block_m), triton.cdiv(n, config.block_n), config.split_k)](
-        TensorDescriptor(x, [rows, k], [x.stride(0), 1], [config.block_m, config.block_k]),
-        *map(weights_by, widths),
-        x if bias is None else bias,
-        out if residual is None else residual,
-        out,
-        rows,
-        N=n,
-        K=k,
-        BLOCK_M=config.block_m,
-        WIDTH_0=widths[0],
-        WIDTH_1=widths[1],
-        WIDTH_2=widths[2],
-        BLOCK_K=config.block_k,
-        SPLIT_K=config.split_k,
-        BIAS=bias is not None,
-        RESIDUAL=residual is not None,
-        SWIGLU=swiglu,
-        SWAP=config.swap,
-        LEAVE=out.dim() == 3,
-        EARLY=config.early,
-        PDL=pdl,
-        num_warps=config.warps,
-        num_stages=config.stages,
-        **options(pdl),
+        TensorDescriptor(x, [rows, k], [x.stride(0), 1], [config.block_m, config.block_k]), *map(weights_by, widths),
+        x if call.bias is None else call.bias, out if call.residual is None else call.residual, out, rows,
+        N=n, K=k, BLOCK_M=config.block_m, WIDTH_0=widths[0], WIDTH_1=widths[1], WIDTH_2=widths[2], BLOCK_K=config.block_k,
+        SPLIT_K=config.split_k, BIAS=call.bias is not None, RESIDUAL=call.residual is not None, SWIGLU=call.swiglu,
+        WEIGHTS_FIRST=config.weights_first, KEEP_PARTIALS=call.partials, EARLY_TRIGGER=config.early_trigger,
+        PDL=call.pdl, num_warps=config.warps, num_stages=config.stages, **launch_options(call.pdl),
+    )  # fmt: skip
+
+
+def candidates(shape: LinearShape, sm_count: int) -> Iterator[LinearConfig]:
+    """Tiles of widths that leave few SMs without one in the last wave."""
+    if shape.rows < 64:
+        return
+    splits = (1,) if shape.swiglu or shape.result == torch.float32 else (1, 2, 4)
+    for block_m, block_n, block_k, split_k in product((64, 128), (64, 96, 112, 128, 224, 256), (64, 128), splits):
+        waves = -(-shape.rows // block_m) * -(-shape.n // block_n) * split_k / sm_count
+        width, columns = block_n * (2 if shape.swiglu else 1), block_k * split_k
+        if block_m > shape.rows or width > 256 or shape.k % columns or not 0.6 < waves < 8 or waves / -(-waves // 1) < 0.7:
+            continue
+        stages = min(8, 222_000 // ((block_m + width) * block_k * 2))
+        if stages >= 3:
+            warps = 8 if block_m * width > 128 * 128 else 4
+            yield LinearConfig("tma", block_m, block_n, block_k, split_k, warps, stages, early_trigger=True)
+
+
+VARIANTS.add(
+    LinearVariant(
+        "tma",
+        wide_tiles_linear,
+        frozenset({"bias", "swiglu", "residual", "partials"}),
+        (
+            LinearCase(LinearConfig("tma", 16, 32, 32), LinearShape(19, 70, 104, bias=True, residual=True)),
+            LinearCase(LinearConfig("tma", 16, 48, 32), LinearShape(33, 112, 96, norm=True, swiglu=True, bias=True)),
+            LinearCase(LinearConfig("tma", 16, 112, 32), LinearShape(16, 224, 64, swiglu=True, residual=True)),
+            LinearCase(LinearConfig("tma", 16, 112, 32, weights_first=True), LinearShape(7, 120, 72, swiglu=True)),
+            LinearCase(LinearConfig("tma", 16, 80, 32), LinearShape(9, 90, 200, bias=True)),
+            LinearCase(LinearConfig("tma", 16, 32, 32), LinearShape(18, 50, 64, norm=True, result=torch.float32)),
+            LinearCase(LinearConfig("tma", 16, 48, 32, 2), LinearShape(19, 70, 136, bias=True, partials=True)),
+            LinearCase(LinearConfig("tma", 16, 48, 32, 3, weights_first=True), LinearShape(19, 70, 136, partials=True)),
+            LinearCase(LinearConfig("tma", 128, 112, 64, warps=8), LinearShape(200, 14_336, 4096, norm=True, swiglu=True)),
+            LinearCase(LinearConfig("tma", 64, 64, 64, weights_first=True), LinearShape(64, 4096, 4096, residual=True)),
+        ),
+        (_linear_tma,),
+        supports=lambda shape: shape.dtype == torch.bfloat16 and shape.k % 8 == 0,
+        check=check_config,
+        candidates=candidates,
     )
+)

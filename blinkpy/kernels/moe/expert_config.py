@@ -17,7 +17,7 @@ from blinkpy.kernels.config_files import FOLDER, gpu_slug, read_table, write_tab
 
 
 @dataclass(frozen=True)
-class Tile:
+class ExpertTile:
     """How one of the two products is cut."""
 
     block_n: int
@@ -31,10 +31,10 @@ class ExpertConfig:
     """Tiles of a bucket."""
 
     block_m: int
-    """Pairs of a block; that of the Routing."""
-    up: Tile
+    """Assignments of a block; that of the Routing."""
+    up: ExpertTile
     """Gate and up, block_n rows of each."""
-    down: Tile
+    down: ExpertTile
 
     def validate(self) -> None:
         """Raise ConfigError unless kernels can be built from this."""
@@ -51,7 +51,7 @@ class ExpertConfig:
 
 @dataclass(frozen=True)
 class ExpertShape:
-    """A mixture: experts, how many of them a token visits, hidden size, width of an expert."""
+    """An expert layer: experts, how many of them a token is assigned to, hidden size, width of an expert."""
 
     experts: int
     top_k: int
@@ -68,15 +68,15 @@ def default_expert_config(shape: ExpertShape, tokens: int, dtype: torch.dtype) -
     """Tiles that work for any shape, without measurement: narrow blocks while experts see few tokens and reading weights
     is the cost."""
     if dtype == torch.float32:
-        return ExpertConfig(16, Tile(32, 32, stages=3), Tile(32, 32, stages=3))
+        return ExpertConfig(16, ExpertTile(32, 32, stages=3), ExpertTile(32, 32, stages=3))
     each = tokens * shape.top_k / shape.experts  # tokens of an expert on average
     if each <= 8:
-        return ExpertConfig(16, Tile(32, 128), Tile(64, 128))
+        return ExpertConfig(16, ExpertTile(32, 128), ExpertTile(64, 128))
     if each <= 32:
-        return ExpertConfig(32, Tile(64, 128, stages=3), Tile(64, 128, stages=3))
+        return ExpertConfig(32, ExpertTile(64, 128, stages=3), ExpertTile(64, 128, stages=3))
     if each <= 64:
-        return ExpertConfig(64, Tile(64, 64, stages=3), Tile(128, 64, stages=3))
-    return ExpertConfig(128, Tile(128, 64, warps=8, stages=4), Tile(128, 64, warps=8, stages=3))
+        return ExpertConfig(64, ExpertTile(64, 64, stages=3), ExpertTile(128, 64, stages=3))
+    return ExpertConfig(128, ExpertTile(128, 64, warps=8, stages=4), ExpertTile(128, 64, warps=8, stages=3))
 
 
 class ExpertTable:
@@ -97,7 +97,7 @@ class ExpertTable:
 
         def parse(buckets: dict[str, Any]) -> dict[int, ExpertConfig]:
             return {
-                int(tokens): ExpertConfig(fields["block_m"], Tile(**fields["up"]), Tile(**fields["down"]))
+                int(tokens): ExpertConfig(fields["block_m"], ExpertTile(**fields["up"]), ExpertTile(**fields["down"]))
                 for tokens, fields in buckets.items()
             }
 
@@ -108,7 +108,7 @@ class ExpertTable:
         return cls(entries)
 
     def save(self, gpu_name: str, measured: dict[str, Any], folder: Path = FOLDER) -> Path:
-        """Write the table; `measured` says with what (versions, date)."""
+        """Write the table; measured: with what (versions, date)."""
         entries = {
             shape: {str(tokens): asdict(config) for tokens, config in sorted(buckets.items())}
             for shape, buckets in self.entries.items()
@@ -116,7 +116,7 @@ class ExpertTable:
         return write_table(self.path(gpu_name, folder), "experts", gpu_name, measured, entries)
 
     def config(self, shape: ExpertShape, tokens: int, dtype: torch.dtype) -> ExpertConfig:
-        """The configuration for a bucket of so many tokens: the one measured at the next larger number, or the largest."""
+        """The configuration for a bucket of `tokens` tokens: the one measured at the next larger number, or the largest."""
         buckets = self.entries.get(shape.key(dtype))
         if not buckets:
             return default_expert_config(shape, tokens, dtype)

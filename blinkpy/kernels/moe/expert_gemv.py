@@ -3,26 +3,22 @@
 Two kernels: choice of the experts, gate, up and SwiGLU; down, the weighted sum of the experts and the residual. Nothing
 is sorted, and no tile of a matrix unit is filled with padding. Both kernels make the choice from the logits themselves,
 which costs less than one more kernel before them; the second one while the first still runs. Programs are small, most of
-one warp: many of them on a multiprocessor keep more reads in flight than a few that wait at barriers.
+one warp: many of them on an SM keep more reads in flight than a few that wait at barriers.
 """
 
 from __future__ import annotations
 
-import torch
+from typing import Any
+
 import triton
 import triton.language as tl
 
 from blinkpy.kernels.activation import silu_times
-from blinkpy.kernels.launch import (
-    COUNT_TOKENS,
-    check,
-    check_one_device,
-    options,
-    release_successor,
-    wait_for_predecessor,
-)
-from blinkpy.kernels.linear.linear import weight_tile
-from blinkpy.kernels.moe.routing import choose
+from blinkpy.kernels.launch import COUNT_TOKENS, check_tensor, launch_options, release_successor, wait_for_predecessor
+from blinkpy.kernels.moe.expert_config import ExpertShape
+from blinkpy.kernels.moe.expert_variants import VARIANTS, ExpertCall, ExpertCase, ExpertVariant
+from blinkpy.kernels.moe.routing import pick_experts
+from blinkpy.kernels.weight_tile import weight_tile
 
 GEMV_TOKENS = 4
 """Most tokens for which this is faster than sorting them, with 8 of 128 experts each."""
@@ -35,28 +31,22 @@ def _expert_gate_up(
     logits_ptr,  # float32 [T, E]
     counts_ptr,  # int64 [8] batch header
     out_ptr,  # [T * TOP_K, N]
-    N: tl.constexpr,
-    K: tl.constexpr,
-    E: tl.constexpr,
-    TOP_K: tl.constexpr,
+    N: tl.constexpr, K: tl.constexpr, E: tl.constexpr, TOP_K: tl.constexpr,
     BLOCK_E: tl.constexpr,  # power of two >= E
     BLOCK_TOP: tl.constexpr,  # power of two >= TOP_K
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    STAGES: tl.constexpr,
-    PDL: tl.constexpr,
-):
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     EVEN_N: tl.constexpr = N % BLOCK_N == 0
     EVEN_K: tl.constexpr = K % BLOCK_K == 0
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    pair = tl.program_id(1)
-    token = pair // TOP_K
+    assignment = tl.program_id(1)
+    token = assignment // TOP_K
     wait_for_predecessor(PDL)
     release_successor(PDL)  # not before the wait: _expert_down reads the logits before its own
     valid = token < tl.load(counts_ptr + COUNT_TOKENS)
-    ids, _ = choose(logits_ptr + token * E, E, TOP_K, True, BLOCK_E, BLOCK_TOP)
+    ids, _ = pick_experts(logits_ptr + token * E, E, TOP_K, True, BLOCK_E, BLOCK_TOP)
     if valid:
-        expert = tl.sum(tl.where(tl.arange(0, BLOCK_TOP) == pair % TOP_K, ids, 0), 0)
+        expert = tl.sum(tl.where(tl.arange(0, BLOCK_TOP) == assignment % TOP_K, ids, 0), 0)
         weights = w_ptr + expert.to(tl.int64) * (2 * N * K)
         gate = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
         up = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
@@ -66,7 +56,7 @@ def _expert_gate_up(
             gate += x * weight_tile(weights, n, k, N, K, EVEN_N, EVEN_K).to(tl.float32)
             up += x * weight_tile(weights + N * K, n, k, N, K, EVEN_N, EVEN_K).to(tl.float32)
         y = silu_times(tl.sum(gate, 1), tl.sum(up, 1))
-        tl.store(out_ptr + pair * N + n, y.to(out_ptr.dtype.element_ty), mask=n < N)
+        tl.store(out_ptr + assignment * N + n, y.to(out_ptr.dtype.element_ty), mask=n < N)
 
 
 @triton.jit
@@ -76,27 +66,18 @@ def _expert_down(
     logits_ptr,  # float32 [T, E]
     counts_ptr,  # int64 [8] batch header
     out_ptr,  # [T, N] residual stream, to which the weighted sum is added
-    N: tl.constexpr,
-    K: tl.constexpr,
-    E: tl.constexpr,
-    TOP_K: tl.constexpr,
-    NORMALIZE: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    BLOCK_TOP: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    STAGES: tl.constexpr,
-    PDL: tl.constexpr,
-):
+    N: tl.constexpr, K: tl.constexpr, E: tl.constexpr, TOP_K: tl.constexpr, NORMALIZE: tl.constexpr, BLOCK_E: tl.constexpr,
+    BLOCK_TOP: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     EVEN: tl.constexpr = N % BLOCK_N == 0 and K % BLOCK_K == 0 and TOP_K == BLOCK_TOP
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     token = tl.program_id(1)
     choice = tl.arange(0, BLOCK_TOP)
     chosen = choice < TOP_K
     # _expert_gate_up lets this kernel start after its own wait, so the logits, written before that, are there.
-    ids, shares = choose(logits_ptr + token * E, E, TOP_K, NORMALIZE, BLOCK_E, BLOCK_TOP)
+    ids, shares = pick_experts(logits_ptr + token * E, E, TOP_K, NORMALIZE, BLOCK_E, BLOCK_TOP)
     row = w_ptr + (ids.to(tl.int64)[:, None] * N + n[None, :]) * K
-    line = x_ptr + (token * TOP_K + choice)[:, None] * K
+    x_row = x_ptr + (token * TOP_K + choice)[:, None] * K
     wait_for_predecessor(PDL)
     release_successor(PDL)
     inside = (n < N) & (token < tl.load(counts_ptr + COUNT_TOKENS))
@@ -104,7 +85,7 @@ def _expert_down(
     total = tl.zeros([BLOCK_TOP, BLOCK_N, BLOCK_K], tl.float32)
     for first in tl.range(0, K, BLOCK_K, num_stages=STAGES):
         k = first + tl.arange(0, BLOCK_K)
-        x = tl.load(line + k[None, :], mask=chosen[:, None] & (k < K)[None, :], other=0.0).to(tl.float32)
+        x = tl.load(x_row + k[None, :], mask=chosen[:, None] & (k < K)[None, :], other=0.0).to(tl.float32)
         at = row[:, :, None] + k[None, None, :]
         if EVEN:
             w = tl.load(at, eviction_policy="evict_first")
@@ -116,75 +97,47 @@ def _expert_down(
     tl.store(out_ptr + token * N + n, y.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-def expert_gemv(
-    x: torch.Tensor,
-    logits: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    counts: torch.Tensor,
-    out: torch.Tensor,
-    inner: torch.Tensor,
-    *,
-    top_k: int,
-    normalize: bool,
-    pdl: bool = False,
-) -> None:
-    """out += weighted sum over each token's experts of down(silu(gate(x)) * up(x)), for the first counts[TOKENS] tokens.
+def expert_gemv(call: ExpertCall, prepared: None) -> None:
+    """Launch both kernels."""
+    shape, inner, pdl = call.shape, call.workspace.inner, call.pdl
+    check_tensor(call.x, "x", (None, shape.hidden))  # tokens behind each other
+    sizes: dict[str, Any] = {
+        "E": shape.experts,
+        "TOP_K": shape.top_k,
+        "BLOCK_E": triton.next_power_of_2(shape.experts),
+        "BLOCK_TOP": triton.next_power_of_2(shape.top_k),
+        "BLOCK_N": 4,
+        "STAGES": 4,
+        "PDL": pdl,
+        **launch_options(pdl),
+    }
+    _expert_gate_up[(triton.cdiv(shape.width, 4), len(call.x) * shape.top_k)](
+        call.x, call.gate_up, call.logits, call.counts, inner,
+        N=shape.width, K=shape.hidden, BLOCK_K=128,
+        num_warps=1, **sizes,
+    )  # fmt: skip
+    _expert_down[(triton.cdiv(shape.hidden, 4), len(call.x))](
+        inner, call.down, call.logits, call.counts, call.out,
+        N=shape.hidden, K=shape.width, NORMALIZE=call.normalize, BLOCK_K=64,
+        num_warps=2, **sizes,
+    )  # fmt: skip
 
-    x: [T, hidden]; logits: float32 [T, E] of the router, chosen from as `blinkpy.kernels.moe.routing.route` does; gate_up: [E,
-    2 * width, hidden], gate rows then up rows; down: [E, hidden, width]; out: [T, hidden], the residual stream; inner:
-    scratch of at least T * top_k * width elements; normalize: a token's weights sum to 1. A token depends on itself
-    alone.
-    """
-    (tokens, hidden), (count, double, _), dtype = x.shape, gate_up.shape, x.dtype
-    width = double // 2
-    check(x, "x", (tokens, hidden))
-    check(logits, "logits", (tokens, count), torch.float32)
-    check(gate_up, "gate_up", (count, 2 * width, hidden), dtype)
-    check(down, "down", (count, hidden, width), dtype)
-    check(counts, "counts", (8,), torch.int64)
-    check(out, "out", (tokens, hidden), dtype)
-    check(inner, "inner", (None,), dtype)
-    check_one_device(x, logits, gate_up, down, counts, out, inner)
-    if inner.numel() < tokens * top_k * width:
-        raise ValueError(f"scratch too small for {tokens} tokens of {top_k} experts, width {width}")
-    block_e, block_top = triton.next_power_of_2(count), triton.next_power_of_2(top_k)
-    _expert_gate_up[(triton.cdiv(width, 4), tokens * top_k)](
-        x,
-        gate_up,
-        logits,
-        counts,
-        inner,
-        N=width,
-        K=hidden,
-        E=count,
-        TOP_K=top_k,
-        BLOCK_E=block_e,
-        BLOCK_TOP=block_top,
-        BLOCK_N=4,
-        BLOCK_K=128,
-        STAGES=4,
-        PDL=pdl,
-        num_warps=1,
-        **options(pdl),
+
+VARIANTS.add(
+    ExpertVariant(
+        "gemv",
+        lambda shape, tokens: tokens <= GEMV_TOKENS,
+        lambda shape, tokens, dtype, device, table: None,
+        expert_gemv,
+        (
+            ExpertCase(1, 1, ExpertShape(8, 4, 32, 128)),  # no tile is cut
+            ExpertCase(1, 1, ExpertShape(6, 3, 50, 42), normalize=False),
+            ExpertCase(3, 4, ExpertShape(11, 3, 48, 40), ties=True),
+            ExpertCase(1, 1, ExpertShape(128, 8, 2048, 768)),
+            ExpertCase(GEMV_TOKENS, GEMV_TOKENS, ExpertShape(128, 8, 512, 384)),
+            ExpertCase(2, 4, ExpertShape(60, 6, 500, 330), normalize=False),
+            ExpertCase(3, 3, ExpertShape(8, 2, 512, 900), ties=True),
+        ),
+        (_expert_gate_up, _expert_down),
     )
-    _expert_down[(triton.cdiv(hidden, 4), tokens)](
-        inner,
-        down,
-        logits,
-        counts,
-        out,
-        N=hidden,
-        K=width,
-        E=count,
-        TOP_K=top_k,
-        NORMALIZE=normalize,
-        BLOCK_E=block_e,
-        BLOCK_TOP=block_top,
-        BLOCK_N=4,
-        BLOCK_K=64,
-        STAGES=4,
-        PDL=pdl,
-        num_warps=2,
-        **options(pdl),
-    )
+)

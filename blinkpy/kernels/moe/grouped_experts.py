@@ -1,45 +1,33 @@
-"""Mixture of experts, products: grouped linear layers over blocks of pairs, and the weighted sum of each token's
+"""Expert layers of many tokens: grouped linear layers over blocks of assignments, and the weighted sum of each token's
 experts."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
 from blinkpy.kernels.activation import silu_times
-from blinkpy.kernels.launch import (
-    COUNT_TOKENS,
-    check,
-    check_one_device,
-    dot_precision,
-    options,
-    release_successor,
-    wait_for_predecessor,
-)
-from blinkpy.kernels.linear.linear import weight_tile
-from blinkpy.kernels.moe.expert_config import ExpertConfig, Tile
-from blinkpy.kernels.moe.routing import Routing
+from blinkpy.kernels.launch import COUNT_TOKENS, dot_precision, launch_options, release_successor, wait_for_predecessor
+from blinkpy.kernels.moe.expert_config import ExpertConfig, ExpertShape, ExpertTable, ExpertTile
+from blinkpy.kernels.moe.expert_variants import VARIANTS, ExpertCall, ExpertCase, ExpertVariant
+from blinkpy.kernels.moe.routing import Routing, _route, _sort_assignments, route
+from blinkpy.kernels.weight_tile import weight_tile
 
 
 @triton.jit
 def _expert_linear(
-    x_ptr,  # [rows, K] inputs, rows x_stride elements apart; the row of a pair is pair // DIVIDE
+    x_ptr,  # [rows, K] inputs, rows x_stride elements apart; the row of a assignment is assignment // DIVIDE
     w_ptr,  # [E, N, K] weights; with SWIGLU [E, 2 * N, K], gate rows then up rows
-    out_ptr,  # [T * TOP_K, N] results by pair
-    pairs_ptr,  # int32 [blocks * BLOCK_M] pair of each line, -1 for none
+    out_ptr,  # [T * TOP_K, N] results by assignment
+    assignments_ptr,  # int32 [blocks * BLOCK_M] assignment of each row of a block, -1 for none
     block_experts_ptr,  # int32 [blocks] expert of each block, -1 for unused blocks
     x_stride,  # elements
-    N: tl.constexpr,
-    K: tl.constexpr,
-    DIVIDE: tl.constexpr,
-    SWIGLU: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    PRECISION: tl.constexpr,
-    PDL: tl.constexpr,
-):
+    N: tl.constexpr, K: tl.constexpr, DIVIDE: tl.constexpr, SWIGLU: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     EVEN_N: tl.constexpr = N % BLOCK_N == 0
     EVEN_K: tl.constexpr = K % BLOCK_K == 0
     ROWS: tl.constexpr = 2 * N if SWIGLU else N
@@ -49,10 +37,10 @@ def _expert_linear(
     wait_for_predecessor(PDL)
     release_successor(PDL)
     expert = tl.load(block_experts_ptr + block)
-    pair = tl.load(pairs_ptr + block * BLOCK_M + tl.arange(0, BLOCK_M))
+    assignment = tl.load(assignments_ptr + block * BLOCK_M + tl.arange(0, BLOCK_M))
     if expert >= 0:
-        valid = pair >= 0
-        x_at = tl.where(valid, pair // DIVIDE, 0).to(tl.int64) * x_stride
+        valid = assignment >= 0
+        x_at = tl.where(valid, assignment // DIVIDE, 0).to(tl.int64) * x_stride
         weights = w_ptr + expert.to(tl.int64) * (ROWS * K)
         accumulator = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         upper = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
@@ -71,21 +59,18 @@ def _expert_linear(
         y = accumulator
         if SWIGLU:
             y = silu_times(accumulator, upper)
-        at = tl.where(valid, pair, 0).to(tl.int64)[:, None] * N + n[None, :]
+        at = tl.where(valid, assignment, 0).to(tl.int64)[:, None] * N + n[None, :]
         tl.store(out_ptr + at, y.to(out_ptr.dtype.element_ty), mask=valid[:, None] & (n < N)[None, :])
 
 
 @triton.jit
 def _combine(
-    y_ptr,  # [T * TOP_K, HIDDEN] results by pair
+    y_ptr,  # [T * TOP_K, HIDDEN] results by assignment
     weights_ptr,  # float32 [T, TOP_K]
     out_ptr,  # [T, HIDDEN] residual stream, to which the weighted sum is added
     counts_ptr,  # int64 [8] batch header
-    HIDDEN: tl.constexpr,
-    TOP_K: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
-):
+    HIDDEN: tl.constexpr, TOP_K: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     token = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     wait_for_predecessor(PDL)
@@ -107,89 +92,73 @@ def grouped_linear(
     weight: torch.Tensor,
     out: torch.Tensor,
     routing: Routing,
-    tile: Tile,
+    tile: ExpertTile,
     *,
     swiglu: bool = False,
     pdl: bool = False,
 ) -> None:
-    """Each pair's row of x through the linear layer of its expert.
+    """Each assignment's row of x through the linear layer of its expert.
 
-    x: [T or T * top_k, K], rows of any stride: a row for a token or for a pair; weight: [E, N, K], with swiglu [E, 2 * N,
-    K], gate then up; out: [T * top_k, N], of which only the rows of routed pairs are written.
+    x: [T or T * top_k, K], rows of any stride: by token or by assignment; weight: [E, N, K], with swiglu [E, 2 * N, K], gate
+    then up; out: [T * top_k, N], of which only the rows of routed assignments are written.
     """
-    pairs, n, k = routing.ids.numel(), out.shape[1], x.shape[1]
+    assignments, n, k = routing.ids.numel(), out.shape[1], x.shape[1]
     _expert_linear[(len(routing.block_experts) * triton.cdiv(n, tile.block_n),)](
-        x,
-        weight,
-        out,
-        routing.pairs,
-        routing.block_experts,
-        x.stride(0),
-        N=n,
-        K=k,
-        DIVIDE=pairs // x.shape[0],
-        SWIGLU=swiglu,
-        BLOCK_M=routing.block_m,
-        BLOCK_N=tile.block_n,
-        BLOCK_K=min(tile.block_k, max(16, triton.next_power_of_2(k))),
-        PRECISION=dot_precision(x.dtype),
-        PDL=pdl,
-        num_warps=tile.warps,
-        num_stages=tile.stages,
-        **options(pdl),
+        x, weight, out, routing.assignments, routing.block_experts, x.stride(0),
+        N=n, K=k, DIVIDE=assignments // x.shape[0], SWIGLU=swiglu, BLOCK_M=routing.block_m, BLOCK_N=tile.block_n,
+        BLOCK_K=min(tile.block_k, max(16, triton.next_power_of_2(k))), PRECISION=dot_precision(x.dtype),
+        PDL=pdl, num_warps=tile.warps, num_stages=tile.stages, **launch_options(pdl),
+    )  # fmt: skip
+
+
+class Grouped(NamedTuple):
+    """What a bucket keeps."""
+
+    routing: Routing
+    config: ExpertConfig
+
+
+def prepare(shape: ExpertShape, tokens: int, dtype: torch.dtype, device: str, table: ExpertTable) -> Grouped:
+    """The configuration of a bucket, and memory for its routing."""
+    config = table.config(shape, tokens, dtype)
+    return Grouped(Routing.allocate(tokens, shape.experts, shape.top_k, config.block_m, device), config)
+
+
+def grouped_experts(call: ExpertCall, prepared: Grouped) -> None:
+    """Launch the kernels: routing, gate and up, down, weighted sum. Raises ValueError where the routing is for other sizes."""
+    (routing, config), shape, tokens, pdl = prepared, call.shape, len(call.x), call.pdl
+    if tuple(routing.ids.shape) != (tokens, shape.top_k) or routing.experts != shape.experts:
+        raise ValueError(f"a routing of {list(routing.ids.shape)} does not fit {tokens} tokens of {shape}")
+    route(call.logits, call.counts, routing, normalize=call.normalize, pdl=pdl)
+    assignments = tokens * shape.top_k
+    inner = call.workspace.inner[: assignments * shape.width].view(-1, shape.width)
+    results = call.workspace.results[: assignments * shape.hidden].view(-1, shape.hidden)
+    grouped_linear(call.x, call.gate_up, inner, routing, config.up, swiglu=True, pdl=pdl)
+    grouped_linear(inner, call.down, results, routing, config.down, pdl=pdl)
+    block = min(1024, triton.next_power_of_2(shape.hidden))
+    _combine[(tokens, triton.cdiv(shape.hidden, block))](
+        results, routing.weights, call.out, call.counts,
+        HIDDEN=shape.hidden, TOP_K=shape.top_k, BLOCK=block,
+        PDL=pdl, num_warps=max(1, min(4, block // 256)), **launch_options(pdl),
+    )  # fmt: skip
+
+
+SMALL = ExpertConfig(16, ExpertTile(32, 32), ExpertTile(16, 32))
+QWEN = ExpertShape(128, 8, 512, 256)  # a smaller copy
+
+VARIANTS.add(
+    ExpertVariant(
+        "grouped",
+        lambda shape, tokens: True,
+        prepare,
+        grouped_experts,
+        (
+            ExpertCase(1, 5, ExpertShape(8, 2, 48, 40), SMALL),
+            ExpertCase(5, 9, ExpertShape(6, 3, 48, 40), SMALL, normalize=False),
+            ExpertCase(37, 40, ExpertShape(4, 2, 48, 40), SMALL, one_expert=True),  # three blocks of one expert
+            ExpertCase(4, 6, ExpertShape(11, 3, 48, 40), SMALL, ties=True),
+            *(ExpertCase(n, m, QWEN, one_expert=one) for n, m in ((1, 1), (5, 8), (60, 64), (300, 512)) for one in (False, True)),
+        ),
+        (_route, _sort_assignments, _expert_linear, _combine),
     )
-
-
-def experts(
-    x: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    routing: Routing,
-    config: ExpertConfig,
-    counts: torch.Tensor,
-    out: torch.Tensor,
-    inner: torch.Tensor,
-    results: torch.Tensor,
-    *,
-    pdl: bool = False,
-) -> None:
-    """out += weighted sum over each token's experts of down(silu(gate(x)) * up(x)), for the first counts[TOKENS]
-    tokens.
-
-    x: [T, hidden], rows of any stride; gate_up: [E, 2 * width, hidden], gate rows then up rows; down: [E, hidden,
-    width]; routing: filled by `route` with the same T and block_m; out: [T, hidden], the residual stream; inner,
-    results: scratch of at least T * top_k * width and T * top_k * hidden elements. A token depends on itself and on
-    `config` alone.
-    """
-    tokens, top_k = routing.ids.shape
-    count, double, hidden = gate_up.shape
-    width = double // 2
-    dtype = x.dtype
-    check(x, "x", (tokens, hidden), row_strided=True)
-    check(gate_up, "gate_up", (routing.experts, 2 * width, hidden), dtype)
-    check(down, "down", (count, hidden, width), dtype)
-    check(out, "out", (tokens, hidden), dtype)
-    check(inner, "inner", (None,), dtype)
-    check(results, "results", (None,), dtype)
-    check(counts, "counts", (8,), torch.int64)
-    check_one_device(x, gate_up, down, out, inner, results, counts, routing.ids)
-    if inner.numel() < tokens * top_k * width or results.numel() < tokens * top_k * hidden:
-        raise ValueError(f"scratch too small for {tokens} tokens of {top_k} experts, width {width}, hidden size {hidden}")
-    if config.block_m != routing.block_m:
-        raise ValueError(f"{config} does not fit a routing with blocks of {routing.block_m}")
-    inner, results = inner[: tokens * top_k * width].view(-1, width), results[: tokens * top_k * hidden].view(-1, hidden)
-    grouped_linear(x, gate_up, inner, routing, config.up, swiglu=True, pdl=pdl)
-    grouped_linear(inner, down, results, routing, config.down, pdl=pdl)
-    block = min(1024, triton.next_power_of_2(hidden))
-    _combine[(tokens, triton.cdiv(hidden, block))](
-        results,
-        routing.weights,
-        out,
-        counts,
-        HIDDEN=hidden,
-        TOP_K=top_k,
-        BLOCK=block,
-        PDL=pdl,
-        num_warps=max(1, min(4, block // 256)),
-        **options(pdl),
-    )
+)

@@ -1,7 +1,7 @@
-"""Mixture of experts, routing: which tokens go to which experts, and the sorting for the grouped products, all on the device.
+"""Routing of expert layers: which tokens go to which experts, and the sorting for the grouped products, all on the device.
 
-A pair is one choice of a token: pair = token * top_k + choice. Pairs are put into blocks of one expert each (the form
-of MegaBlocks, Gale et al., 2022), in the order of their tokens: the positions come from counting, not from atomics, so
+An assignment is one token at one expert: token * top_k + choice. Assignments are put into blocks of one expert each (the
+form of MegaBlocks, Gale et al., 2022), in the order of their tokens: the positions come from counting, not from atomics, so
 they depend on the inputs alone.
 """
 
@@ -13,16 +13,9 @@ import torch
 import triton
 import triton.language as tl
 
-from blinkpy.kernels.launch import (
-    COUNT_TOKENS,
-    check,
-    check_one_device,
-    options,
-    release_successor,
-    wait_for_predecessor,
-)
+from blinkpy.kernels.launch import COUNT_TOKENS, HEADER, check_tensors, launch_options, release_successor, wait_for_predecessor
 
-PAIRS_AT_ONCE = tl.constexpr(1024)
+ASSIGNMENTS_PER_SCAN = tl.constexpr(1024)
 
 FUSED_ROUTER_TOKENS = 64
 """Most tokens for which norm and router in one kernel are faster than a norm and a matrix product."""
@@ -37,12 +30,11 @@ def _router(
     logits_ptr,  # float32 [T, E] output
     counts_ptr,  # int64 [8] batch header
     eps,  # float, added to the mean square
-    HIDDEN: tl.constexpr,
-    E: tl.constexpr,
+    HIDDEN: tl.constexpr, E: tl.constexpr,
     BLOCK_E: tl.constexpr,  # experts of a program
     BLOCK: tl.constexpr,  # power of two >= HIDDEN
     PDL: tl.constexpr,
-):
+):  # fmt: skip
     token = tl.program_id(1)
     expert = tl.program_id(0) * BLOCK_E + tl.arange(0, BLOCK_E)
     column = tl.arange(0, BLOCK)
@@ -64,14 +56,13 @@ def _router(
 
 
 @triton.jit
-def choose(
+def pick_experts(
     logits_ptr,  # float32 [E] router logits of a token
-    E: tl.constexpr,
-    TOP_K: tl.constexpr,
+    E: tl.constexpr, TOP_K: tl.constexpr,
     NORMALIZE: tl.constexpr,  # weights sum to 1
     BLOCK_E: tl.constexpr,  # power of two >= E
     BLOCK_TOP: tl.constexpr,  # power of two >= TOP_K
-):
+):  # fmt: skip
     """Experts of a token [BLOCK_TOP], and their weights: softmax in float32, the lower id first among equals."""
     expert = tl.arange(0, BLOCK_E)
     choice = tl.arange(0, BLOCK_TOP)
@@ -104,80 +95,75 @@ def _route(
     weights_ptr,  # float32 [T, TOP_K] output
     ids_ptr,  # int32 [T, TOP_K] output: experts
     counts_ptr,  # int64 [8] batch header
-    E: tl.constexpr,
-    TOP_K: tl.constexpr,
-    NORMALIZE: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    BLOCK_TOP: tl.constexpr,
+    E: tl.constexpr, TOP_K: tl.constexpr, NORMALIZE: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_TOP: tl.constexpr,
     PDL: tl.constexpr,
-):
+):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     choice = tl.arange(0, BLOCK_TOP)
     wait_for_predecessor(PDL)
     release_successor(PDL)
     valid = (choice < TOP_K) & (token < tl.load(counts_ptr + COUNT_TOKENS))
-    ids, weights = choose(logits_ptr + token * E, E, TOP_K, NORMALIZE, BLOCK_E, BLOCK_TOP)
+    ids, weights = pick_experts(logits_ptr + token * E, E, TOP_K, NORMALIZE, BLOCK_E, BLOCK_TOP)
     tl.store(weights_ptr + token * TOP_K + choice, weights, mask=valid)
     tl.store(ids_ptr + token * TOP_K + choice, ids, mask=valid)
 
 
 @triton.jit
-def _sort_pairs(
-    ids_ptr,  # int32 [T, TOP_K] expert of each pair
-    pairs_ptr,  # int32 [blocks * BLOCK_M] output: pair of each line, -1 for none
+def _sort_assignments(
+    ids_ptr,  # int32 [T, TOP_K] expert of each assignment
+    assignments_ptr,  # int32 [blocks * BLOCK_M] output: assignment of each row of a block, -1 for none
     block_experts_ptr,  # int32 [blocks] output: expert of each block, -1 for unused blocks
     counts_ptr,  # int64 [8] batch header
-    pairs,  # of the bucket
-    blocks,  # of the bucket
+    assignments, blocks,  # of the bucket
     TOP_K: tl.constexpr,
     BLOCK_E: tl.constexpr,  # power of two >= experts
     BLOCK_M: tl.constexpr,
     BLOCK_B: tl.constexpr,  # power of two >= blocks
     PDL: tl.constexpr,
-):
+):  # fmt: skip
     expert = tl.program_id(0)
     wait_for_predecessor(PDL)
     release_successor(PDL)
     total = (tl.load(counts_ptr + COUNT_TOKENS) * TOP_K).to(tl.int32)
     histogram = tl.zeros([BLOCK_E], tl.int32)
-    for first in range(0, pairs, PAIRS_AT_ONCE):  # of the bucket: the ids are loaded while the counts are
-        pair = first + tl.arange(0, PAIRS_AT_ONCE)
-        ids = tl.load(ids_ptr + pair, mask=pair < pairs, other=0)
-        histogram += tl.histogram(ids, BLOCK_E, mask=pair < total)
+    for first in range(0, assignments, ASSIGNMENTS_PER_SCAN):  # of the bucket: the ids are loaded while the counts are
+        assignment = first + tl.arange(0, ASSIGNMENTS_PER_SCAN)
+        ids = tl.load(ids_ptr + assignment, mask=assignment < assignments, other=0)
+        histogram += tl.histogram(ids, BLOCK_E, mask=assignment < total)
     every = tl.arange(0, BLOCK_E)
     block_counts = (histogram + BLOCK_M - 1) // BLOCK_M
     first_block = tl.sum(tl.where(every < expert, block_counts, 0), 0)
     own_blocks = tl.sum(tl.where(every == expert, block_counts, 0), 0)
-    own_pairs = tl.sum(tl.where(every == expert, histogram, 0), 0)
+    own_assignments = tl.sum(tl.where(every == expert, histogram, 0), 0)
     block = tl.arange(0, BLOCK_B)
     tl.store(block_experts_ptr + first_block + block, expert, mask=block < own_blocks)
     if expert == tl.num_programs(0) - 1:
         used = tl.sum(block_counts, 0)
         tl.store(block_experts_ptr + block, -1, mask=(block >= used) & (block < blocks))
-    if own_pairs > 0:
-        at = pairs_ptr + first_block * BLOCK_M
+    if own_assignments > 0:
+        at = assignments_ptr + first_block * BLOCK_M
         last = (own_blocks - 1) * BLOCK_M + tl.arange(0, BLOCK_M)
-        tl.store(at + last, -1, mask=last >= own_pairs)
+        tl.store(at + last, -1, mask=last >= own_assignments)
         found = tl.zeros([], tl.int32)
-        for first in range(0, total, PAIRS_AT_ONCE):
-            pair = first + tl.arange(0, PAIRS_AT_ONCE)
-            ids = tl.load(ids_ptr + pair, mask=pair < total, other=-1)
+        for first in range(0, total, ASSIGNMENTS_PER_SCAN):
+            assignment = first + tl.arange(0, ASSIGNMENTS_PER_SCAN)
+            ids = tl.load(ids_ptr + assignment, mask=assignment < total, other=-1)
             own = (ids == expert).to(tl.int32)
-            tl.store(at + found + tl.cumsum(own, 0) - 1, pair, mask=own != 0)
+            tl.store(at + found + tl.cumsum(own, 0) - 1, assignment, mask=own != 0)
             found += tl.sum(own, 0)
 
 
 @dataclass(frozen=True)
 class Routing:
-    """Where the pairs of a step go; scratch of the expert layers, for one bucket of `tokens` tokens."""
+    """Where the assignments of a step go; scratch of the expert layers, for one bucket of `tokens` tokens."""
 
     weights: torch.Tensor  # float32 [T, top_k]
     ids: torch.Tensor  # int32 [T, top_k]
-    pairs: torch.Tensor  # int32 [blocks * block_m]
+    assignments: torch.Tensor  # int32 [blocks * block_m]
     block_experts: torch.Tensor  # int32 [blocks]
     experts: int
     block_m: int
-    """Pairs of a block."""
+    """Assignments of a block."""
 
     @classmethod
     def allocate(cls, tokens: int, experts: int, top_k: int, block_m: int, device: str) -> Routing:
@@ -197,8 +183,8 @@ class Routing:
 
 def block_bound(tokens: int, experts: int, top_k: int, block_m: int) -> int:
     """The most blocks that any routing of `tokens` tokens fills."""
-    pairs = tokens * top_k
-    return pairs // block_m + min(pairs, experts)
+    assignments = tokens * top_k
+    return assignments // block_m + min(assignments, experts)
 
 
 def router_logits(
@@ -217,72 +203,45 @@ def router_logits(
     router: [E, hidden size]; logits: float32 [T, E]. A row depends on itself alone.
     """
     (tokens, size), experts = hidden.shape, router.shape[0]
-    check(hidden, "hidden", (tokens, size))
-    check(norm[0], "norm weight", (size,), hidden.dtype)
-    check(router, "router", (experts, size), hidden.dtype)
-    check(normed, "normed", (tokens, size), hidden.dtype)
-    check(logits, "logits", (tokens, experts), torch.float32)
-    check(counts, "counts", (8,), torch.int64)
-    check_one_device(hidden, norm[0], router, counts, normed, logits)
+    check_tensors(
+        (hidden, "hidden", (tokens, size)),
+        (norm[0], "norm weight", (size,), hidden.dtype),
+        (router, "router", (experts, size), hidden.dtype),
+        (normed, "normed", (tokens, size), hidden.dtype),
+        (logits, "logits", (tokens, experts), torch.float32),
+        (counts, "counts", *HEADER),
+    )
     block = triton.next_power_of_2(size)
     per_program = 4 if tokens == 1 else 8
     block_e = max(1, min(per_program, 32_768 // (block * hidden.element_size())))
     _router[(triton.cdiv(experts, block_e), tokens)](
-        hidden,
-        norm[0],
-        router,
-        normed,
-        logits,
-        counts,
-        norm[1],
-        HIDDEN=size,
-        E=experts,
-        BLOCK_E=block_e,
-        BLOCK=block,
-        PDL=pdl,
-        num_warps=4 if block <= 8192 else 8,
-        **options(pdl),
-    )
+        hidden, norm[0], router, normed, logits, counts, norm[1],
+        HIDDEN=size, E=experts, BLOCK_E=block_e, BLOCK=block,
+        PDL=pdl, num_warps=4 if block <= 8192 else 8, **launch_options(pdl),
+    )  # fmt: skip
 
 
 def route(logits: torch.Tensor, counts: torch.Tensor, routing: Routing, *, normalize: bool, pdl: bool = False) -> None:
-    """Choose each token's experts (softmax in float32, the lower id first among equals) and sort the pairs into blocks.
+    """Choose each token's experts (softmax in float32, the lower id first among equals) and sort the assignments into blocks.
 
     logits: float32 [T, experts], of which the first counts[TOKENS] rows count; normalize: a token's weights sum to 1.
     Fills all of `routing`; a token's experts and weights depend on itself alone.
     """
     tokens, top_k = routing.ids.shape
-    check(logits, "logits", (tokens, routing.experts), torch.float32)
-    check(counts, "counts", (8,), torch.int64)
-    check_one_device(logits, counts, routing.ids)
+    check_tensors(
+        (logits, "logits", (tokens, routing.experts), torch.float32),
+        (counts, "counts", *HEADER),
+        (routing.ids, "ids", (tokens, top_k), torch.int32),
+    )
     block_e = triton.next_power_of_2(routing.experts)
     blocks = len(routing.block_experts)
     _route[(tokens,)](
-        logits,
-        routing.weights,
-        routing.ids,
-        counts,
-        E=routing.experts,
-        TOP_K=top_k,
-        NORMALIZE=normalize,
-        BLOCK_E=block_e,
-        BLOCK_TOP=triton.next_power_of_2(top_k),
-        PDL=pdl,
-        num_warps=1,
-        **options(pdl),
-    )
-    _sort_pairs[(routing.experts,)](
-        routing.ids,
-        routing.pairs,
-        routing.block_experts,
-        counts,
-        tokens * top_k,
-        blocks,
-        TOP_K=top_k,
-        BLOCK_E=block_e,
-        BLOCK_M=routing.block_m,
-        BLOCK_B=triton.next_power_of_2(blocks),
-        PDL=pdl,
-        num_warps=4,
-        **options(pdl),
-    )
+        logits, routing.weights, routing.ids, counts,
+        E=routing.experts, TOP_K=top_k, NORMALIZE=normalize, BLOCK_E=block_e, BLOCK_TOP=triton.next_power_of_2(top_k),
+        PDL=pdl, num_warps=1, **launch_options(pdl),
+    )  # fmt: skip
+    _sort_assignments[(routing.experts,)](
+        routing.ids, routing.assignments, routing.block_experts, counts, tokens * top_k, blocks,
+        TOP_K=top_k, BLOCK_E=block_e, BLOCK_M=routing.block_m, BLOCK_B=triton.next_power_of_2(blocks),
+        PDL=pdl, num_warps=4, **launch_options(pdl),
+    )  # fmt: skip

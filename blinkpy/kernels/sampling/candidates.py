@@ -72,21 +72,22 @@ def pick(values, index):
 
 
 @triton.jit
-def collect(row_ptr, vocabulary, maximum, temperature, low, high, keys_ptr, CAPACITY: tl.constexpr, BLOCK: tl.constexpr):
-    """Sorted keys [CAPACITY] of the candidates with low < key <= high, PAST_ALL behind them; there must be at most
-    CAPACITY.
+def collect(
+    row_ptr, vocabulary, maximum, temperature, low, high, keys_ptr, MAX_CANDIDATES: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Sorted keys [MAX_CANDIDATES] of the candidates with low < key <= high, PAST_ALL behind them; there must not be more.
 
-    keys_ptr: int64 [CAPACITY] scratch of this row.
+    keys_ptr: int64 [MAX_CANDIDATES] scratch of this row.
     """
     found = tl.zeros([], tl.int32)
     for first in tl.range(0, vocabulary, BLOCK, num_stages=STAGES):
         keys, _ = keys_of(row_ptr, first + tl.arange(0, BLOCK), vocabulary, maximum, temperature)
         chosen = ((keys > low) & (keys <= high)).to(tl.int32)
         at = found + tl.cumsum(chosen, 0) - 1
-        tl.store(keys_ptr + at, keys, mask=(chosen != 0) & (at < CAPACITY))
+        tl.store(keys_ptr + at, keys, mask=(chosen != 0) & (at < MAX_CANDIDATES))
         found += tl.sum(chosen, 0)
     tl.debug_barrier()  # other threads' stores are read below
-    index = tl.arange(0, CAPACITY)
+    index = tl.arange(0, MAX_CANDIDATES)
     collected = tl.load(keys_ptr + index, mask=index < found, other=PAST_ALL)
     tl.debug_barrier()  # and may be overwritten by the next search
     return tl.sort(collected, 0)

@@ -28,6 +28,83 @@ DONE = tl.constexpr(5)
 
 
 @triton.jit
+def first_distances():
+    """[THRESHOLDS] distances of the first pass: 0.4, 1.6, 3.6 ... 19.6, all."""
+    step = tl.arange(0, THRESHOLDS).to(tl.float32)
+    return tl.where(step < THRESHOLDS - 1, 0.4 * (step + 1) * (step + 1), 3.0e38)
+
+
+@triton.jit
+def draw_from_head(
+    keys,  # int64 [MAX_CANDIDATES] sorted, of the head
+    each,  # float32 [MAX_CANDIDATES] their weights
+    inside,  # how many there are
+    head_distance,  # float32, the largest in the head
+    candidates,  # of finite logit, in the whole row
+    kept_weight,  # of all candidates
+    top_k, top_p, min_p, uniform, token, stage, MAX_CANDIDATES: tl.constexpr,
+):  # fmt: skip
+    """(token, stage): the sampled token's key and DRAW, where the head is enough to know it; else as they were."""
+    index = tl.arange(0, MAX_CANDIDATES)
+    in_top_k = index < tl.minimum(top_k, inside)
+    each = tl.where(in_top_k, each, 0.0)
+    sums = tl.cumsum(each, 0)
+    head_weight = tl.sum(each, 0)
+    complete = top_k <= inside  # all that top_k leaves is in the head
+    known = complete | (top_k == candidates)  # the weight of what top_k leaves is known
+    nucleus = top_p * tl.where(complete, head_weight, kept_weight)
+    nucleus = tl.where(top_p < 1.0, nucleus, float("inf"))
+    # What is kept ends inside the head if any filter ends there.
+    ends = complete | (nucleus <= head_weight) | ((min_p > 0.0) & (tl.exp(-head_distance) < min_p))
+    kept = in_top_k & ((((sums - each) < nucleus) & (each >= min_p)) | (index == 0))
+    total = tl.where(ends, tl.sum(tl.where(kept, each, 0.0), 0), kept_weight)
+    goal = uniform * total
+    unfiltered = (top_p >= 1.0) & (min_p <= 0.0)
+    if known & (ends | (unfiltered & (goal < head_weight))):
+        at = tl.sum((kept & (sums <= goal)).to(tl.int32), 0)
+        at = tl.minimum(at, tl.sum(kept.to(tl.int32), 0) - 1)
+        token = tl.sum(tl.where(index == at, keys, 0), 0)
+        stage = tl.full([], DRAW, tl.int32)  # nothing is left to do
+    return token, stage
+
+
+@triton.jit
+def find_in_bracket(
+    keys,  # int64 [MAX_CANDIDATES] sorted, of the bracket
+    each,  # float32 [MAX_CANDIDATES] their weights
+    inside,  # how many there are
+    count,  # candidates below the bracket
+    weight,  # their weight
+    goal,  # weight
+    top_k, limit, kept_weight, stage, MAX_CANDIDATES: tl.constexpr,
+):  # fmt: skip
+    """(key that the stage looks for, limit, kept weight): of a filter, that key is the last one that it leaves."""
+    index = tl.arange(0, MAX_CANDIDATES)
+    sums = weight + tl.cumsum(each, 0)
+    at = tl.sum(((index < inside) & (sums <= goal)).to(tl.int32), 0)
+    at = tl.where(stage == TOP_K, top_k - count - 1, at)
+    at = tl.maximum(tl.minimum(at, inside - 1), 0)
+    token = tl.sum(tl.where(index == at, keys, 0), 0)
+    if stage != DRAW:
+        limit = token
+        kept_weight = tl.sum(tl.where(index == at, sums, 0.0), 0)
+    return token, limit, kept_weight
+
+
+@triton.jit
+def next_stage(stage, top_k, candidates, top_p, min_p):
+    """The stage behind this one; filters that leave everything are skipped."""
+    stage += 1
+    if (stage == TOP_K) & (top_k >= candidates):
+        stage += 1
+    if (stage == TOP_P) & (top_p >= 1.0):
+        stage += 1
+    if (stage == MIN_P) & (min_p <= 0.0):
+        stage += 1
+    return stage
+
+
+@triton.jit
 def draw(
     row_ptr,  # float32 [V] logits of the row
     vocabulary,
@@ -37,48 +114,33 @@ def draw(
     top_p,  # float32, >= 1: off
     min_p,  # float32, <= 0: off
     uniform,  # float32 in [0, 1)
-    keys_ptr,  # int64 [CAPACITY] scratch
-    CAPACITY: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """The sampled token id.
-
-    A sequence of stages, each of one or more passes over the row. HEAD collects the best candidates, as many as fit,
-    and in most cases ends there. Otherwise TOP_K, TOP_P and MIN_P each find the last key that they leave, and DRAW the
-    token.
-    """
-    index = tl.arange(0, CAPACITY)
+    keys_ptr,  # int64 [MAX_CANDIDATES] scratch
+    MAX_CANDIDATES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The sampled token id, by stages of one or more passes over the row. HEAD collects the best candidates, as many as fit,
+    and in most cases ends there. Otherwise TOP_K, TOP_P and MIN_P each find the last key that they leave, and DRAW the token."""
     nothing = tl.full([], NO_KEY, tl.int64)
-    step = tl.arange(0, THRESHOLDS).to(tl.float32)
-    steps = tl.where(step < THRESHOLDS - 1, 0.4 * (step + 1) * (step + 1), 3.0e38)  # 0.4, 1.6, 3.6 ... 19.6, all
+    steps = first_distances()
     thresholds = distance_key(steps)
     limit = tl.full([], LAST_FINITE, tl.int64)  # the last key that the filters so far leave
-    low = nothing  # the bracket, and what is below it
-    high = limit
-    count = tl.zeros([], tl.int32)
-    weight = tl.zeros([], tl.float32)
-    candidates = tl.zeros([], tl.int32)  # of finite logit
-    kept_weight = tl.zeros([], tl.float32)  # of the candidates up to `limit`
+    low, high = nothing, limit  # the bracket, and what is below it
+    count, weight = tl.zeros([], tl.int32), tl.zeros([], tl.float32)
+    candidates, kept_weight = tl.zeros([], tl.int32), tl.zeros([], tl.float32)  # of finite logit; up to `limit`
     token = tl.zeros([], tl.int64)
     stage = tl.full([], HEAD, tl.int32)
     while stage < DONE:
         counts, weights = measure(row_ptr, vocabulary, maximum, temperature, low, thresholds, BLOCK)
         head_distance = tl.zeros([], tl.float32)
         if stage == HEAD:
-            candidates = pick(counts, THRESHOLDS - 1)
-            kept_weight = pick(weights, THRESHOLDS - 1)
+            candidates, kept_weight = pick(counts, THRESHOLDS - 1), pick(weights, THRESHOLDS - 1)
             top_k = tl.where((top_k <= 0) | (top_k > candidates), candidates, top_k)
-            fits = tl.sum((counts <= CAPACITY).to(tl.int32), 0) - 1  # counts ascend; -1: not even the first
-            head_distance = pick(steps, fits)
-            inside = pick(counts, fits)
+            fits = tl.sum((counts <= MAX_CANDIDATES).to(tl.int32), 0) - 1  # counts ascend; -1: not even the first
+            head_distance, inside = pick(steps, fits), pick(counts, fits)
             high = distance_key(head_distance)
-            ready = inside > 0
-            finished = inside <= 0
+            ready, finished = inside > 0, inside <= 0
         elif stage == MIN_P:
             kept_weight = pick(weights, 0)
-            inside = 0
-            ready = False
-            finished = True
+            inside, ready, finished = 0, False, True
         else:
             goal = tl.where(stage == TOP_P, top_p, uniform) * kept_weight
             short = tl.where(stage == TOP_K, count + counts < top_k, weight + weights <= goal)
@@ -88,54 +150,26 @@ def draw(
             weight += pick(weights, section - 1)
             high = pick(thresholds, section)
             low = tl.where(section > 0, pick(thresholds, section - 1), low)
-            ready = inside <= CAPACITY
+            ready = inside <= MAX_CANDIDATES
             finished = ready
         if ready:
-            keys = collect(row_ptr, vocabulary, maximum, temperature, low, high, keys_ptr, CAPACITY, BLOCK)
+            keys = collect(row_ptr, vocabulary, maximum, temperature, low, high, keys_ptr, MAX_CANDIDATES, BLOCK)
             each = weights_of(keys)
             if stage == HEAD:
-                in_top_k = index < tl.minimum(top_k, inside)
-                each = tl.where(in_top_k, each, 0.0)
-                sums = tl.cumsum(each, 0)
-                head_weight = tl.sum(each, 0)
-                complete = top_k <= inside  # all that top_k leaves is in the head
-                known = complete | (top_k == candidates)  # the weight of what top_k leaves is known
-                nucleus = top_p * tl.where(complete, head_weight, kept_weight)
-                nucleus = tl.where(top_p < 1.0, nucleus, float("inf"))
-                # What is kept ends inside the head if any filter ends there.
-                ends = complete | (nucleus <= head_weight) | ((min_p > 0.0) & (tl.exp(-head_distance) < min_p))
-                kept = in_top_k & ((((sums - each) < nucleus) & (each >= min_p)) | (index == 0))
-                total = tl.where(ends, tl.sum(tl.where(kept, each, 0.0), 0), kept_weight)
-                goal = uniform * total
-                unfiltered = (top_p >= 1.0) & (min_p <= 0.0)
-                if known & (ends | (unfiltered & (goal < head_weight))):
-                    at = tl.sum((kept & (sums <= goal)).to(tl.int32), 0)
-                    at = tl.minimum(at, tl.sum(kept.to(tl.int32), 0) - 1)
-                    token = tl.sum(tl.where(index == at, keys, 0), 0)
-                    stage = tl.full([], DRAW, tl.int32)  # nothing is left to do
+                token, stage = draw_from_head(
+                    keys, each, inside, head_distance, candidates, kept_weight, top_k, top_p, min_p, uniform, token, stage,
+                    MAX_CANDIDATES,
+                )  # fmt: skip
             else:
-                sums = weight + tl.cumsum(each, 0)
                 goal = tl.where(stage == TOP_P, top_p, uniform) * kept_weight
-                at = tl.sum(((index < inside) & (sums <= goal)).to(tl.int32), 0)
-                at = tl.where(stage == TOP_K, top_k - count - 1, at)
-                at = tl.maximum(tl.minimum(at, inside - 1), 0)
-                token = tl.sum(tl.where(index == at, keys, 0), 0)
-                if stage != DRAW:
-                    limit = token
-                    kept_weight = tl.sum(tl.where(index == at, sums, 0.0), 0)
+                token, limit, kept_weight = find_in_bracket(
+                    keys, each, inside, count, weight, goal, top_k, limit, kept_weight, stage, MAX_CANDIDATES
+                )
             finished = True
         if finished:
-            stage += 1
-            if (stage == TOP_K) & (top_k >= candidates):
-                stage += 1
-            if (stage == TOP_P) & (top_p >= 1.0):
-                stage += 1
-            if (stage == MIN_P) & (min_p <= 0.0):
-                stage += 1
-            low = nothing
-            high = limit
-            count = tl.zeros([], tl.int32)
-            weight = tl.zeros([], tl.float32)
+            stage = next_stage(stage, top_k, candidates, top_p, min_p)
+            low, high = nothing, limit
+            count, weight = tl.zeros([], tl.int32), tl.zeros([], tl.float32)
         thresholds = split(low, high)
         if stage == MIN_P:
             limit = tl.minimum(limit, distance_key(tl.maximum(-tl.log(min_p), 0.0)))

@@ -6,7 +6,15 @@ import torch
 import triton
 import triton.language as tl
 
-from blinkpy.kernels.launch import COUNT_ROWS, check, check_one_device, options, release_successor, wait_for_predecessor
+from blinkpy.kernels.launch import (
+    COUNT_ROWS,
+    HEADER,
+    INDICES,
+    check_tensors,
+    launch_options,
+    release_successor,
+    wait_for_predecessor,
+)
 from blinkpy.kernels.sampling.candidates import (
     LAST_FINITE,
     NO_KEY,
@@ -18,37 +26,31 @@ from blinkpy.kernels.sampling.candidates import (
     section_of,
     split,
 )
-from blinkpy.kernels.sampling.sampler import ENTRY_WORDS, SamplingWorkspace
+from blinkpy.kernels.sampling.sampler import ENTRY_WORDS
+from blinkpy.kernels.sampling.sampling_variants import SamplingCall
 from blinkpy.queues import submission
-from blinkpy.queues.logprob_record import RECORD_PAIRS, TOP_LOGPROBS
+from blinkpy.queues.logprob_record import LOGPROB_ENTRIES, TOP_LOGPROBS
 
 TOP = tl.constexpr(TOP_LOGPROBS)
-PAIRS = tl.constexpr(RECORD_PAIRS)
+ENTRIES = tl.constexpr(LOGPROB_ENTRIES)
 WORD_LOGPROBS = tl.constexpr(submission.WORD_LOGPROBS)
 
 PROGRAMS = 128
-"""At most so many programs, since only one of them fits on a multiprocessor: a step where nobody asks waits for one wave."""
+"""Most programs. Only one of them fits on an SM: a step where no row asks waits for one wave."""
 
 
 @triton.jit
-def record_pair(token, logprob):
+def logprob_entry(token, logprob):
     """An int64 word of a record: the token id in the lower half, the bits of the float32 in the upper one."""
     return (logprob.to(tl.int32, bitcast=True).to(tl.int64) << 32) | (token.to(tl.int64) & 0xFFFFFFFF)
 
 
 @triton.jit
 def write_record(
-    row,
-    logits_ptr,
-    sampled_ptr,
-    records_ptr,
-    keys_ptr,
-    vocabulary,
-    logits_stride,
-    CAPACITY: tl.constexpr,
+    row, logits_ptr, sampled_ptr, records_ptr, keys_ptr, vocabulary, logits_stride, MAX_CANDIDATES: tl.constexpr,
     BLOCK: tl.constexpr,
-):
-    """The record of one row; arguments as of _logprobs."""
+):  # fmt: skip
+    """The record of one row; arguments as of _write_logprobs."""
     row_ptr = logits_ptr + row.to(tl.int64) * logits_stride
     best = tl.full([BLOCK], float("-inf"), tl.float32)
     for first in tl.range(0, vocabulary, BLOCK, num_stages=STAGES):
@@ -73,9 +75,9 @@ def write_record(
     high = tl.full([], LAST_FINITE, tl.int64)
     count = tl.zeros([], tl.int32)
     target = tl.minimum(tl.sum(finite, 0), TOP)
-    inside = tl.full([], CAPACITY, tl.int32)
+    inside = tl.full([], MAX_CANDIDATES, tl.int32)
     temperature = tl.full([], 1.0, tl.float32)
-    while count + inside > CAPACITY - 1:
+    while count + inside > MAX_CANDIDATES - 1:
         thresholds = split(low, high)
         counts, _ = measure(row_ptr, vocabulary, maximum, temperature, low, thresholds, BLOCK)
         section = section_of(count + counts < target, counts)
@@ -83,35 +85,32 @@ def write_record(
         count += pick(counts, section - 1)
         high = pick(thresholds, section)
         low = tl.where(section > 0, pick(thresholds, section - 1), low)
-    scratch = keys_ptr + row.to(tl.int64) * CAPACITY
-    keys = collect(row_ptr, vocabulary, maximum, temperature, nothing, high, scratch, CAPACITY, BLOCK)
-    index = tl.arange(0, CAPACITY)
+    scratch = keys_ptr + row.to(tl.int64) * MAX_CANDIDATES
+    keys = collect(row_ptr, vocabulary, maximum, temperature, nothing, high, scratch, MAX_CANDIDATES, BLOCK)
+    index = tl.arange(0, MAX_CANDIDATES)
     known = keys <= LAST_FINITE
-    record = records_ptr + row.to(tl.int64) * PAIRS
+    record = records_ptr + row.to(tl.int64) * ENTRIES
     values = tl.where(known, -distance_of(keys) - log_sum, float("-inf"))
     ids = tl.where(known, keys & 0x7FFFFFFF, -1)
-    tl.store(record, record_pair(token, sampled_value))
-    tl.store(record + 1 + index, record_pair(ids, values), mask=index < TOP)
+    tl.store(record, logprob_entry(token, sampled_value))
+    tl.store(record + 1 + index, logprob_entry(ids, values), mask=index < TOP)
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _logprobs(
+def _write_logprobs(
     logits_ptr,  # float32 [B, V], rows logits_stride elements apart
     sampled_ptr,  # int32 [B]
-    records_ptr,  # int64 [B, 1 + TOP] output: the sampled token's pair, then the largest in descending order
-    keys_ptr,  # int64 [B, CAPACITY] scratch
+    records_ptr,  # int64 [B, 1 + TOP] output: the sampled token's entry, then the largest in descending order
+    keys_ptr,  # int64 [B, MAX_CANDIDATES] scratch
     entry_ptr,  # int32 [S, 64]
-    row_slots_ptr,  # int32 [B]
-    emits_ptr,  # int32 [B]
+    row_slots_ptr, emits_ptr,  # int32 [B]
     counts_ptr,  # int64 [8] batch header
     rows,  # B
     vocabulary,  # V
     logits_stride,
     EACH: tl.constexpr,  # rows of one program, a power of two
-    CAPACITY: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
-):
+    MAX_CANDIDATES: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     program, programs = tl.program_id(0), tl.num_programs(0)
     release_successor(PDL)
     wait_for_predecessor(PDL)
@@ -134,61 +133,39 @@ def _logprobs(
                     keys_ptr,
                     vocabulary,
                     logits_stride,
-                    CAPACITY,
+                    MAX_CANDIDATES,
                     BLOCK,
                 )
 
 
-def logprobs(
-    logits: torch.Tensor,
-    sampled: torch.Tensor,
-    entry: torch.Tensor,
-    row_slots: torch.Tensor,
-    emits: torch.Tensor,
-    counts: torch.Tensor,
-    records: torch.Tensor,
-    workspace: SamplingWorkspace,
-    *,
-    pdl: bool = False,
-) -> None:
+def write_logprobs(call: SamplingCall) -> None:
     """Log probabilities (before penalties and temperature) for the emitting rows whose entry asks for them; others stay.
 
-    logits: float32 [B, V] as the model gave them; sampled, row_slots, emits: int32 [at least B]; entry: int32 [S, 64];
-    records: int64 [at least B, RECORD_PAIRS] of RECORD_PAIR, the sampled token's first, then the largest, descending,
-    lower id first among equals; token -1 with -inf where there are fewer tokens of finite logit.
+    logits are as the model gave them, and sampled has the tokens. records: int64 [at least B, LOGPROB_ENTRIES] of LOGPROB_ENTRY,
+    the sampled token's first, then the largest, descending, lower id first among equals; token -1 with -inf where there are
+    fewer tokens of finite logit. Raises ValueError or TypeError where the tensors do not fit together.
     """
+    logits, entry, batch, scratch = call.logits, call.requests.entry, call.batch, call.workspace
     rows, vocabulary = logits.shape
-    check(logits, "logits", (None, None), torch.float32, row_strided=True)
-    check(entry, "entry", (None, submission.SQ_ENTRY_WORDS), torch.int32)
-    check(counts, "counts", (8,), torch.int64)
-    check(records, "records", (None, RECORD_PAIRS), torch.int64)
-    by_row = {"sampled": sampled, "row_slots": row_slots, "emits": emits}
-    for name, tensor in by_row.items():
-        check(tensor, name, (None,), torch.int32)
-    for name, tensor in {**by_row, "records": records}.items():
-        if len(tensor) < rows:
-            raise ValueError(f"{name} [{len(tensor)}] too short for {rows} rows")
-    capacity = workspace.keys.shape[1]
-    if workspace.keys.shape[0] < rows or capacity < RECORD_PAIRS:
-        raise ValueError(f"sampling workspace {list(workspace.keys.shape)} is too small for {rows} rows of {TOP_LOGPROBS}")
-    check_one_device(logits, entry, counts, records, workspace.keys, *by_row.values())
-    programs = min(rows, PROGRAMS)
-    _logprobs[(programs,)](
-        logits,
-        sampled,
-        records,
-        workspace.keys,
-        entry,
-        row_slots,
-        emits,
-        counts,
-        rows,
-        vocabulary,
-        logits.stride(0),
-        EACH=triton.next_power_of_2(triton.cdiv(rows, programs)),
-        CAPACITY=capacity,
-        BLOCK=workspace.block,
-        PDL=pdl,
-        num_warps=8,
-        **options(pdl),
+    capacity = scratch.keys.shape[1]
+    check_tensors(
+        (logits, "logits", (rows, vocabulary), torch.float32, True),
+        (entry, "entry", (None, submission.SQ_ENTRY_WORDS), torch.int32),
+        (batch.counts, "counts", *HEADER),
+        (call.records, "records", (None, LOGPROB_ENTRIES), torch.int64),
+        (call.sampled, "sampled", *INDICES),
+        (batch.row_slots, "row_slots", *INDICES),
+        (batch.emits, "emits", *INDICES),
+        (scratch.keys, "keys", (None, capacity), torch.int64),
     )
+    if min(map(len, (call.records, call.sampled, batch.row_slots, batch.emits))) < rows:
+        raise ValueError(f"records, sampled, row_slots or emits too short for {rows} rows")
+    if len(scratch.keys) < rows or capacity < LOGPROB_ENTRIES:
+        raise ValueError(f"sampling workspace {list(scratch.keys.shape)} is too small for {rows} rows of {TOP_LOGPROBS}")
+    programs = min(rows, PROGRAMS)
+    _write_logprobs[(programs,)](
+        logits, call.sampled, call.records, scratch.keys, entry, batch.row_slots, batch.emits, batch.counts, rows, vocabulary,
+        logits.stride(0),
+        EACH=triton.next_power_of_2(triton.cdiv(rows, programs)), MAX_CANDIDATES=capacity, BLOCK=scratch.block,
+        PDL=call.pdl, num_warps=8, **launch_options(call.pdl),
+    )  # fmt: skip

@@ -1,9 +1,9 @@
-"""Sampling on the GPU: penalties, min_tokens, temperature, top-k, top-p, min-p, a seeded uniform.
+"""Sampling by search: penalties, min_tokens, temperature, top-k, top-p, min-p, a seeded uniform.
 
-Two kernels. The first works on chunks of a row: it applies the penalties, masks the stop ids before min_tokens, and finds each
-chunk's maximum. The second takes one row per program: greedy rows end there with the best
-chunk; the others collect the head of the distribution, sort it, filter it and draw. Where the head is not enough (a
-flat distribution without filters), the boundaries are searched in the whole row (candidates.py).
+Two kernels. The first works on chunks of the vocabulary: it applies the penalties, masks the stop ids before min_tokens, and
+finds their maxima. The second takes one row per program: greedy rows end there with the best chunk; the others collect the
+head of the distribution, sort it, filter it and draw. Where the head is not enough (a flat distribution without filters), the
+boundaries are searched in the whole row (candidates.py).
 
 A row's token depends on its own logits, history, seed and position alone. Order of the filters: repetition, presence
 and frequency penalty, stop ids, temperature, top_k, top_p (of what top_k left), min_p (relative to the largest probability).
@@ -11,14 +11,12 @@ and frequency penalty, stop ids, temperature, top_k, top_p (of what top_k left),
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import torch
 import triton
 import triton.language as tl
 
-from blinkpy.kernels.launch import COUNT_ROWS, check, check_one_device, options, release_successor, wait_for_predecessor
+from blinkpy.kernels.launch import COUNT_ROWS, launch_options, release_successor, wait_for_predecessor
 from blinkpy.kernels.sampling.draw import draw
+from blinkpy.kernels.sampling.sampling_variants import VARIANTS, SamplingCall, SamplingVariant
 from blinkpy.queues import submission
 
 ENTRY_WORDS = tl.constexpr(submission.SQ_ENTRY_WORDS)
@@ -34,9 +32,6 @@ WORD_MIN_TOKENS = tl.constexpr(submission.WORD_MIN_TOKENS)
 WORD_STOP_IDS = tl.constexpr(submission.WORD_STOP_IDS)
 STOP_IDS = tl.constexpr(submission.STOP_IDS)
 
-CHUNK = 2048
-CAPACITY = 1024
-BLOCK = 1024
 HISTORY_BLOCK = tl.constexpr(512)
 
 
@@ -79,17 +74,14 @@ def _adjust(
     entry_ptr,  # int32 [S, 64] submission entries
     tokens_ptr,  # int32 [S, L] prompt and generated tokens
     prompt_length_ptr,  # int32 [S]
-    row_slots_ptr,  # int32 [B]
-    emits_ptr,  # int32 [B]
+    row_slots_ptr, emits_ptr,  # int32 [B]
     context_lengths_ptr,  # int32 [B] tokens before the new one
     counts_ptr,  # int64 [8] batch header
     vocabulary,  # V
-    logits_stride,
-    adjusted_stride,
+    logits_stride, adjusted_stride,
     history_stride,  # L
-    CHUNK: tl.constexpr,
-    PDL: tl.constexpr,
-):
+    VOCAB_CHUNK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     chunk = tl.program_id(0)
     row = tl.program_id(1)
     release_successor(PDL)
@@ -98,8 +90,8 @@ def _adjust(
     wait_for_predecessor(PDL)
     if emitting:
         entry = entry_ptr + slot * ENTRY_WORDS
-        first_id = chunk * CHUNK
-        ids = first_id + tl.arange(0, CHUNK)
+        first_id = chunk * VOCAB_CHUNK
+        ids = first_id + tl.arange(0, VOCAB_CHUNK)
         inside = ids < vocabulary
         logit = tl.load(logits_ptr + row.to(tl.int64) * logits_stride + ids, mask=inside, other=float("-inf"))
         logit = tl.where(logit == logit, logit, float("-inf"))
@@ -109,15 +101,15 @@ def _adjust(
         if penalized:
             prompt_length = tl.load(prompt_length_ptr + slot)
             history = tokens_ptr + slot * history_stride
-            seen = tl.zeros([CHUNK], tl.int32)  # times in prompt and output
-            generated = tl.zeros([CHUNK], tl.int32)  # times in the output
+            seen = tl.zeros([VOCAB_CHUNK], tl.int32)  # times in prompt and output
+            generated = tl.zeros([VOCAB_CHUNK], tl.int32)  # times in the output
             for first in range(0, length, HISTORY_BLOCK):
                 index = first + tl.arange(0, HISTORY_BLOCK)
                 token = tl.load(history + index, mask=index < length, other=-1) - first_id
-                here = (token >= 0) & (token < CHUNK) & (index < length)
+                here = (token >= 0) & (token < VOCAB_CHUNK) & (index < length)
                 token = tl.where(here, token, 0)
-                seen += tl.histogram(token, CHUNK, mask=here)
-                generated += tl.histogram(token, CHUNK, mask=here & (index >= prompt_length))
+                seen += tl.histogram(token, VOCAB_CHUNK, mask=here)
+                generated += tl.histogram(token, VOCAB_CHUNK, mask=here & (index >= prompt_length))
             repetition = float_word(entry, WORD_REPETITION_PENALTY)
             repeated = tl.where(logit > 0, logit / repetition, logit * repetition)
             logit = tl.where(seen > 0, repeated, logit)
@@ -135,28 +127,23 @@ def _adjust(
 
 
 @triton.jit
-def _sample(
+def _sample_tokens(
     logits_ptr,  # float32 [B, V], rows logits_stride elements apart
     adjusted_ptr,  # float32 [B, V], rows adjusted_stride apart
     chunk_max_ptr,  # float32 [B, chunks]
     chunk_id_ptr,  # int32 [B, chunks]
-    keys_ptr,  # int64 [B, CAPACITY] scratch
+    keys_ptr,  # int64 [B, MAX_CANDIDATES] scratch
     sampled_ptr,  # int32 [B] output
     entry_ptr,  # int32 [S, 64]
     prompt_length_ptr,  # int32 [S]
-    row_slots_ptr,  # int32 [B]
-    emits_ptr,  # int32 [B]
+    row_slots_ptr, emits_ptr,  # int32 [B]
     context_lengths_ptr,  # int32 [B] position of the new token
     counts_ptr,  # int64 [8] batch header
     vocabulary,  # V
-    chunks,
-    logits_stride,
-    adjusted_stride,
+    chunks, logits_stride, adjusted_stride,
     CHUNKS: tl.constexpr,  # power of two >= chunks
-    CAPACITY: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
-):
+    MAX_CANDIDATES: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0)
     release_successor(PDL)
     emitting = is_emitting(counts_ptr, emits_ptr, row)
@@ -187,120 +174,30 @@ def _sample(
                 float_word(entry, WORD_TOP_P),
                 float_word(entry, WORD_MIN_P),
                 tl.rand((seed_high << 32) | seed_low, position),
-                keys_ptr + row.to(tl.int64) * CAPACITY,
-                CAPACITY,
+                keys_ptr + row.to(tl.int64) * MAX_CANDIDATES,
+                MAX_CANDIDATES,
                 BLOCK,
             )
         tl.store(sampled_ptr + row, token)
 
 
-@dataclass(frozen=True)
-class SamplingWorkspace:
-    """Scratch of the sampling kernels, for up to `rows` rows."""
-
-    adjusted: torch.Tensor  # float32 [rows, V]
-    chunk_max: torch.Tensor  # float32 [rows, chunks]
-    chunk_id: torch.Tensor  # int32 [rows, chunks]
-    keys: torch.Tensor  # int64 [rows, capacity]
-    chunk: int
-    block: int
-
-    @classmethod
-    def allocate(
-        cls, rows: int, vocabulary: int, device: str, *, chunk: int = CHUNK, capacity: int = CAPACITY, block: int = BLOCK
-    ) -> SamplingWorkspace:
-        """chunk: tokens of one program of the first kernel; capacity: candidates that are sorted at once, at least 32;
-        block: tokens of one iteration of the second kernel. All powers of two; smaller ones make tests small."""
-        chunks = triton.cdiv(vocabulary, chunk)
-        return cls(
-            torch.zeros(rows, vocabulary, dtype=torch.float32, device=device),
-            torch.zeros(rows, chunks, dtype=torch.float32, device=device),
-            torch.zeros(rows, chunks, dtype=torch.int32, device=device),
-            torch.zeros(rows, capacity, dtype=torch.int64, device=device),
-            chunk,
-            block,
-        )
-
-
-def sample(
-    logits: torch.Tensor,
-    entry: torch.Tensor,
-    tokens: torch.Tensor,
-    prompt_length: torch.Tensor,
-    row_slots: torch.Tensor,
-    emits: torch.Tensor,
-    context_lengths: torch.Tensor,
-    counts: torch.Tensor,
-    sampled: torch.Tensor,
-    workspace: SamplingWorkspace,
-    *,
-    pdl: bool = False,
-) -> None:
-    """sampled[row] = the next token of each emitting row; others stay.
-
-    logits: float32 [B, V], rows of any stride, not changed; entry: int32 [S, 64] submission entries, tokens: int32 [S,
-    L] history, prompt_length: int32 [S], by slot; row_slots, emits, context_lengths, sampled: int32 [at least B], by
-    row. The uniform of a token is Philox4x32-10 of the request's seed at the token's position, as triton.language.rand.
-    """
-    rows, vocabulary = logits.shape
-    slots = entry.shape[0]
-    check(logits, "logits", (None, None), torch.float32, row_strided=True)
-    check(entry, "entry", (None, submission.SQ_ENTRY_WORDS), torch.int32)
-    check(tokens, "tokens", (slots, None), torch.int32)
-    check(prompt_length, "prompt_length", (slots,), torch.int32)
-    check(counts, "counts", (8,), torch.int64)
-    by_row = {"row_slots": row_slots, "emits": emits, "context_lengths": context_lengths, "sampled": sampled}
-    for name, tensor in by_row.items():
-        check(tensor, name, (None,), torch.int32)
-        if len(tensor) < rows:
-            raise ValueError(f"{name} [{len(tensor)}] too short for {rows} rows")
-    if workspace.adjusted.shape[0] < rows or workspace.adjusted.shape[1] != vocabulary:
-        raise ValueError(f"sampling workspace {list(workspace.adjusted.shape)} does not fit logits {[rows, vocabulary]}")
-    check_one_device(logits, entry, tokens, prompt_length, counts, workspace.adjusted, *by_row.values())
-    chunks = workspace.chunk_max.shape[1]
+def sample_by_search(call: SamplingCall) -> None:
+    """Launch both kernels."""
+    logits, (entry, tokens, prompt_length), batch, scratch, pdl = call.logits, call.requests, call.batch, call.workspace, call.pdl
+    (rows, vocabulary), chunks = logits.shape, scratch.chunk_max.shape[1]
+    by_row = (batch.row_slots, batch.emits, batch.context_lengths)
     _adjust[(chunks, rows)](
-        logits,
-        workspace.adjusted,
-        workspace.chunk_max,
-        workspace.chunk_id,
-        entry,
-        tokens,
-        prompt_length,
-        row_slots,
-        emits,
-        context_lengths,
-        counts,
-        vocabulary,
-        logits.stride(0),
-        workspace.adjusted.stride(0),
-        tokens.shape[1],
-        CHUNK=workspace.chunk,
-        PDL=pdl,
-        num_warps=8,
-        maxnreg=64,
-        **options(pdl),
-    )
-    _sample[(rows,)](
-        logits,
-        workspace.adjusted,
-        workspace.chunk_max,
-        workspace.chunk_id,
-        workspace.keys,
-        sampled,
-        entry,
-        prompt_length,
-        row_slots,
-        emits,
-        context_lengths,
-        counts,
-        vocabulary,
-        chunks,
-        logits.stride(0),
-        workspace.adjusted.stride(0),
-        CHUNKS=triton.next_power_of_2(chunks),
-        CAPACITY=workspace.keys.shape[1],
-        BLOCK=workspace.block,
-        PDL=pdl,
-        num_warps=8,
-        **options(pdl),
-    )
+        logits, scratch.adjusted, scratch.chunk_max, scratch.chunk_id, entry, tokens, prompt_length, *by_row, batch.counts,
+        vocabulary, logits.stride(0), scratch.adjusted.stride(0), tokens.shape[1],
+        VOCAB_CHUNK=scratch.chunk,
+        PDL=pdl, num_warps=8, maxnreg=64, **launch_options(pdl),
+    )  # fmt: skip
+    _sample_tokens[(rows,)](
+        logits, scratch.adjusted, scratch.chunk_max, scratch.chunk_id, scratch.keys, call.sampled, entry, prompt_length,
+        *by_row, batch.counts, vocabulary, chunks, logits.stride(0), scratch.adjusted.stride(0),
+        CHUNKS=triton.next_power_of_2(chunks), MAX_CANDIDATES=scratch.keys.shape[1], BLOCK=scratch.block,
+        PDL=pdl, num_warps=8, **launch_options(pdl),
+    )  # fmt: skip
+
+
+VARIANTS.add(SamplingVariant("search", sample_by_search, (_adjust, _sample_tokens)))

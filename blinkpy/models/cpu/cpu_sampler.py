@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from blinkpy.device.compile_cache import cached_njit
 from blinkpy.models.cpu.njit_math import bits_of, exp2
-from blinkpy.queues.logprob_record import NO_RECORD_PAIR, RECORD_PAIR, RECORD_PAIRS, TOP_LOGPROBS
+from blinkpy.queues.logprob_record import LOGPROB_ENTRIES, LOGPROB_ENTRY, NO_LOGPROB_ENTRY, TOP_LOGPROBS
 from blinkpy.queues.submission import SQ_ENTRY
 
 Float32 = NDArray[np.float32]
@@ -245,9 +245,9 @@ def mask_stop_ids(logits: Float32, entries: Int32, generated: Int32) -> None:
 
 
 def logprob_records(logits: Float32, tokens: Int32) -> Int64:
-    """Records of log probabilities (RECORD_PAIR) of the model's own distribution, before penalties and temperature.
+    """Records of log probabilities (LOGPROB_ENTRY) of the model's own distribution, before penalties and temperature.
 
-    logits: [rows, vocab]; NaN counts as -inf. tokens: the sampled ones, [rows]. Returns [rows, RECORD_PAIRS], the lower id
+    logits: [rows, vocab]; NaN counts as -inf. tokens: the sampled ones, [rows]. Returns [rows, LOGPROB_ENTRIES], the lower id
     first among equals.
     """
     rows, vocab = logits.shape
@@ -257,8 +257,8 @@ def logprob_records(logits: Float32, tokens: Int32) -> Int64:
     with np.errstate(invalid="ignore"):  # rows that are infinite throughout
         log_total = np.log(np.exp(logits - highest).sum(axis=1, dtype=np.float64, keepdims=True)) + highest
         values = (logits - log_total).astype(np.float32)
-    records = np.full((rows, RECORD_PAIRS), NO_RECORD_PAIR, np.int64)
-    pairs = records.view(RECORD_PAIR)
+    records = np.full((rows, LOGPROB_ENTRIES), NO_LOGPROB_ENTRY, np.int64)
+    pairs = records.view(LOGPROB_ENTRY)
     pairs["token"][:, 0] = tokens
     pairs["logprob"][:, 0] = values[np.arange(rows), tokens]
     # All that reach the k-th highest value, then in the order of (value, token id).

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from blinkpy.kernels.moe.expert_config import ExpertConfig, ExpertShape, ExpertTable
-from blinkpy.kernels.moe.expert_gemv import GEMV_TOKENS
-from blinkpy.kernels.moe.routing import Routing
+from blinkpy.kernels.moe.expert_config import ExpertShape, ExpertTable
+from blinkpy.kernels.moe.expert_variants import ExpertWorkspace
+from blinkpy.kernels.moe.experts import ExpertPlan, plan_experts
 from blinkpy.models.description.decoder_description import DecoderDescription
 
 
@@ -46,45 +46,38 @@ class Buffers:
 
 @dataclass
 class ResidualStream:
-    """The residual stream while a step is launched: a line for each token or, where the last layer has narrowed it, for each
-    row's last token."""
+    """The residual stream while a step is launched: a row for each token or, once only the rows' last
+    tokens are left, for each of these."""
 
     hidden: torch.Tensor  # [M, hidden]
-    counts: torch.Tensor  # int64 [8] batch header, whose TOKENS says how many of the lines there are
-    unadded: torch.Tensor | None = None  # float32 [parts, M, hidden] what hidden still lacks
+    counts: torch.Tensor  # int64 [8] batch header, whose TOKENS is how many of the rows there are
+    partials: torch.Tensor | None = None  # float32 [parts, M, hidden] what hidden still lacks
 
     @property
-    def lines(self) -> int:
+    def rows(self) -> int:
         """M, of the bucket."""
         return self.hidden.shape[0]
 
     def take(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The input and the residual of a norm that completes the stream, if it lacks something."""
-        unadded, self.unadded = self.unadded, None
-        return (self.hidden, None) if unadded is None else (unadded, self.hidden)
+        partials, self.partials = self.partials, None
+        return (self.hidden, None) if partials is None else (partials, self.hidden)
 
 
 @dataclass
 class ExpertBuffers:
-    """What layers with experts need besides: activations of the largest bucket, and routing and tiles by the lines of the
-    residual stream, without the few that are not sorted."""
+    """What layers with experts need besides: activations of the largest bucket, and plans by the rows of the residual stream."""
 
-    routings: dict[int, Routing]
-    configs: dict[int, ExpertConfig]
+    plans: dict[int, ExpertPlan]
     router: torch.Tensor  # float32 [T, experts]
-    inner: torch.Tensor  # [T * experts_per_token * expert_size]
-    results: torch.Tensor  # [T * experts_per_token * hidden]
+    workspace: ExpertWorkspace
 
     @classmethod
-    def allocate(cls, model: DecoderDescription, lines: set[int], dtype: torch.dtype, device: str) -> ExpertBuffers:
+    def allocate(cls, model: DecoderDescription, rows: set[int], dtype: torch.dtype, device: str) -> ExpertBuffers:
         table = ExpertTable.load(torch.cuda.get_device_name(device)) if device.startswith("cuda") else ExpertTable()
         shape = ExpertShape(model.experts.number, model.experts.top_k, model.hidden_size, model.experts.size)
-        configs = {count: table.config(shape, count, dtype) for count in lines if count > GEMV_TOKENS}
-        most = max(lines)
         return cls(
-            {n: Routing.allocate(n, model.experts.number, model.experts.top_k, c.block_m, device) for n, c in configs.items()},
-            configs,
-            torch.zeros(most, model.experts.number, dtype=torch.float32, device=device),
-            torch.zeros(most * model.experts.top_k * model.experts.size, dtype=dtype, device=device),
-            torch.zeros(most * model.experts.top_k * model.hidden_size, dtype=dtype, device=device),
+            {count: plan_experts(shape, count, dtype, device, table) for count in rows},
+            torch.zeros(max(rows), model.experts.number, dtype=torch.float32, device=device),
+            ExpertWorkspace.allocate(shape, max(rows), dtype, device),
         )

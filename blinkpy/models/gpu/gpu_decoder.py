@@ -8,21 +8,26 @@ buckets; within one bucket a row depends on itself alone.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from blinkpy.kernels.attention.decode_attention import NewTokens, decode_attention
-from blinkpy.kernels.attention.prefill_attention import prefill_attention
+from blinkpy.kernels.attention.attention import attend
+from blinkpy.kernels.attention.attention_variants import AttentionCall, NewTokens, PagedKV
+from blinkpy.kernels.attention.prefill_attention import plan_prefill
 from blinkpy.kernels.attention.rotate_and_cache import rope_and_cache
 from blinkpy.kernels.attention.split_plan import DecodePlan, DecodeWorkspace, plan_decode
+from blinkpy.kernels.batch_view import BatchView
 from blinkpy.kernels.embedding import embed
 from blinkpy.kernels.last_tokens import last_tokens
-from blinkpy.kernels.linear.linear import LinearWorkspace, linear
-from blinkpy.kernels.linear.linear_config import LinearConfig, LinearTable
-from blinkpy.kernels.moe.expert_gemv import GEMV_TOKENS, expert_gemv
-from blinkpy.kernels.moe.grouped_experts import experts
-from blinkpy.kernels.moe.routing import FUSED_ROUTER_TOKENS, route, router_logits
+from blinkpy.kernels.linear.linear import can_fuse, can_leave_partials, leaves_partials, linear
+from blinkpy.kernels.linear.linear_config import LinearConfig
+from blinkpy.kernels.linear.linear_table import LinearTable
+from blinkpy.kernels.linear.linear_variants import LinearCall, LinearWorkspace
+from blinkpy.kernels.moe.expert_variants import ExpertCall
+from blinkpy.kernels.moe.experts import experts
+from blinkpy.kernels.moe.routing import FUSED_ROUTER_TOKENS, router_logits
 from blinkpy.kernels.norm import last_token_norm, rms_norm
 from blinkpy.kv.state import Batch, Requests
 from blinkpy.models.description.blocks import Activation, BlockType, Experts, Mlp, NormPlacement, RouterKind
@@ -37,7 +42,7 @@ class GpuDecoder:
     """One model with its cache on the GPU, launching whole forward passes: `layers`, then `output`.
 
     max_model_len: largest context, tokens. shapes: the steps that will be launched; memory is sized for them. table: measured
-    configurations of the linear layers. pdl: chain kernels by programmatic dependent launch. processors: of the GPU.
+    configurations of the linear layers. pdl: chain kernels by programmatic dependent launch. sm_count: of the GPU.
     """
 
     def __init__(
@@ -51,7 +56,7 @@ class GpuDecoder:
         max_model_len: int,
         table: LinearTable | None = None,
         pdl: bool = False,
-        processors: int = 132,
+        sm_count: int = 132,
     ):
         model.require_blocks(BLOCKS, "the GPU's decoder")
         self.experts: ExpertBuffers | None = None
@@ -64,27 +69,29 @@ class GpuDecoder:
         self.buffers = Buffers.allocate(model, tokens, rows, dtype, device)
         self.stream = ResidualStream(self.buffers.hidden, batch.counts)  # of the step that is being launched
         self.plans: dict[tuple[int, bool], DecodePlan] = {  # by rows, and by whether there are prefill chunks
-            (s.rows, mixed): plan_decode(s.rows, model.kv_heads, max_model_len, processors, dtype, mixed=mixed)
+            (s.rows, mixed): plan_decode(s.rows, model.kv_heads, max_model_len, sm_count, dtype, mixed=mixed)
             for s in shapes
             for mixed in (False, True)
         }
-        self.processors = processors
+        self.prefill_plan = plan_prefill(dtype, sm_count, overlap_prefill=True)
+        self.view = BatchView.of(batch)
         sizes = [(rows, plan) for (rows, _), plan in self.plans.items()]
         self.attention_workspace = DecodeWorkspace.allocate(sizes, model.heads, model.kv_heads, model.head_dim, device)
         # Norms are fused or taken into `normed`, so what cuBLAS needs scratch for is gate and up before SwiGLU joins them.
         self.linear_workspace = LinearWorkspace.allocate(device, dtype, rows=tokens * 2 * model.mlp_size)
         if any(model.expert_layers):
-            lines = {s.tokens for s in shapes} | {s.rows for s in shapes if s.narrows}
-            self.experts = ExpertBuffers.allocate(model, lines, dtype, device)
+            rows_of_stream = {s.tokens for s in shapes} | {s.rows for s in shapes if s.last_tokens_only}
+            self.experts = ExpertBuffers.allocate(model, rows_of_stream, dtype, device)
 
     def layers(self, shape: StepShape) -> None:
-        """Launch the embedding and the layers of a step, on the current stream. Where the shape narrows, the last layer ends with
+        """Launch the embedding and the layers of a step, on the current stream. With `last_tokens_only`, the last layer ends with
         the rows' last tokens, and the others stay as they entered its attention."""
         counts, layers = self.batch.counts, self.weights.layers
         self.stream = ResidualStream(self.buffers.hidden[: shape.tokens], counts)
         embed(self.batch.token_ids, self.weights.embedding, counts, self.stream.hidden, pdl=self.pdl)
         for index, layer in enumerate(layers):
-            BLOCKS[self.model.placement](self, shape, layer, index, narrow=shape.narrows and index == len(layers) - 1)
+            last = shape.last_tokens_only and index == len(layers) - 1
+            BLOCKS[self.model.placement](self, shape, layer, index, last_tokens_only=last)
 
     def output(self, shape: StepShape) -> torch.Tensor:
         """Launch what follows the layers: the last norm and the product with the vocabulary's matrix. Returns float32 [rows of
@@ -92,86 +99,50 @@ class GpuDecoder:
         batch, counts, norm, eps = self.batch, self.stream.counts, self.weights.final_norm, self.model.norm.eps
         last, logits = self.buffers.last[: shape.rows], self.buffers.logits[: shape.rows]
         source, residual = self.stream.take()
-        if shape.narrows:
+        if shape.last_tokens_only:
             rms_norm(source, norm, eps, counts, last, residual, pdl=self.pdl)
         else:
             last_token_norm(source, norm, eps, counts, batch.query_starts, batch.emits, last, residual, pdl=self.pdl)
         self._linear(last, self.weights.lm_head, logits)
         return logits
 
-    def _pre_norm_layer(self, shape: StepShape, layer: LayerWeights, index: int, *, narrow: bool) -> None:
+    def _pre_norm_layer(self, shape: StepShape, layer: LayerWeights, index: int, *, last_tokens_only: bool) -> None:
         mlp = self.model.layers[index].mlp
-        self._attention(shape, layer, index, narrow=narrow)
+        self._attention(shape, layer, index, last_tokens_only=last_tokens_only)
         BLOCKS[type(mlp)](self, layer, mlp)
 
-    def _attention(self, shape: StepShape, layer: LayerWeights, index: int, *, narrow: bool) -> None:
-        """narrow: keys and values of all tokens enter the cache, but only the rows' last tokens go on from there."""
-        model, batch, pdl = self.model, self.batch, self.pdl
+    def _attention(self, shape: StepShape, layer: LayerWeights, index: int, *, last_tokens_only: bool) -> None:
+        """last_tokens_only: keys and values of all tokens enter the cache, but only the rows' last tokens go on from there."""
+        model, pdl = self.model, self.pdl
         qkv = self.buffers.qkv[: shape.tokens]
         self._linear(self.stream.hidden, layer.qkv, qkv, norm=layer.input_norm, bias=layer.qkv_bias)
-        keys, values = self.cache.keys[index], self.cache.values[index]
         norms = (layer.q_norm, layer.k_norm) if layer.q_norm is not None and layer.k_norm is not None else None
-        fused = not shape.mixed  # decode attention rotates and caches by itself; prefill needs it done before
-        if not fused:
-            rope_and_cache(
-                qkv,
-                self.cos,
-                self.sin,
-                batch.positions,
-                batch.cache_slots,
-                keys,
-                values,
-                batch.counts,
-                heads=model.heads,
-                norms=norms,
-                eps=model.norm.eps,
-                pdl=pdl,
-            )
-        if narrow:
-            self._narrow(shape)
-        attended = self.buffers.attended[: self.stream.lines]
-        queries = qkv.view(shape.tokens, model.heads + 2 * model.kv_heads, model.head_dim)[:, : model.heads]
-        scale, window = model.head_dim**-0.5, model.layers[index].attention.window
-        chunks = shape.mixed and not narrow
-        if chunks:
-            prefill_attention(
-                queries,
-                keys,
-                values,
-                self.requests.page_table,
-                batch.row_slots,
-                batch.query_starts,
-                batch.context_lengths,
-                batch.counts,
-                attended,
-                rows=shape.rows,
-                scale=scale,
-                window=window,
-                processors=self.processors,
-                beside=True,
-                pdl=pdl,
-            )
-        decode_attention(
-            queries,
-            keys,
-            values,
-            self.requests.page_table,
-            batch.row_slots,
-            batch.context_lengths,
-            batch.counts,
-            attended,
+        new = NewTokens(qkv, self.cos, self.sin, norms, model.norm.eps)
+        cache = PagedKV(self.cache.keys[index], self.cache.values[index], self.requests.page_table)
+        if shape.mixed:  # prefill needs it done before; else decode attention rotates and caches by itself
+            rope_and_cache(new, cache, self.view, heads=model.heads, pdl=pdl)
+        if last_tokens_only:
+            self._keep_last_tokens(shape)
+        call = AttentionCall(
+            qkv.view(shape.tokens, model.heads + 2 * model.kv_heads, model.head_dim)[:, : model.heads],
+            cache,
+            self.view,
+            self.buffers.attended[: self.stream.rows],
+            shape.rows,
+            model.head_dim**-0.5,
+            model.layers[index].attention.window,
             self.attention_workspace,
-            self.plans[shape.rows, chunks],
-            rows=shape.rows,
-            scale=scale,
-            window=window,
-            query_starts=batch.query_starts if narrow else None,
-            new=NewTokens(qkv, self.cos, self.sin, batch.cache_slots, norms, model.norm.eps) if fused else None,
-            pdl=pdl,
+            None if shape.mixed else new,
+            last_tokens_only,
+            pdl,
         )
-        self._add_linear(attended, layer.o, layer.o_bias, norm_follows=isinstance(model.layers[index].mlp, Mlp))
+        chunks = shape.mixed and not last_tokens_only
+        if chunks:
+            attend(call, self.prefill_plan)
+        attend(call, self.plans[shape.rows, chunks])
+        self._add_linear(call.out, layer.o, layer.o_bias, norm_follows=isinstance(model.layers[index].mlp, Mlp))
 
-    def _narrow(self, shape: StepShape) -> None:
+    def _keep_last_tokens(self, shape: StepShape) -> None:
         """Go on with the residual stream of the rows' last tokens. Nothing may be left to add to it."""
         whole, buffers = self.stream, self.buffers
         self.stream = ResidualStream(buffers.last_hidden[: shape.rows], buffers.last_counts)
@@ -179,34 +150,30 @@ class GpuDecoder:
         last_tokens(whole.hidden, starts, counts, self.stream.hidden, self.stream.counts, pdl=self.pdl)
 
     def _mlp(self, layer: LayerWeights, mlp: Mlp) -> None:
-        inner = self.buffers.inner[: self.stream.lines]
+        inner = self.buffers.inner[: self.stream.rows]
         gate = BLOCKS[mlp.activation]
         self._linear(self.stream.hidden, layer.gate_up, inner, norm=layer.post_norm, bias=layer.gate_up_bias, **gate)
         self._add_linear(inner, layer.down, layer.down_bias, norm_follows=True)
 
     def _experts(self, layer: LayerWeights, block: Experts) -> None:
         model, scratch, router, pdl = self.model, self.experts, layer.router, self.pdl
-        hidden, counts, lines = self.stream.hidden, self.stream.counts, self.stream.lines
+        hidden, counts, rows = self.stream.hidden, self.stream.counts, self.stream.rows
         if scratch is None or router is None:
             raise ValueError("an expert layer without a router, or without buffers")
-        logits = scratch.router[:lines]
-        if lines <= FUSED_ROUTER_TOKENS:
-            normed = self.buffers.normed[:lines]
+        logits = scratch.router[:rows]
+        if rows <= FUSED_ROUTER_TOKENS:
+            normed = self.buffers.normed[:rows]
             router_logits(hidden, (layer.post_norm, model.norm.eps), router, counts, normed, logits, pdl=pdl)
         else:
             normed = self._norm(layer.post_norm)
             self._linear(normed, router, logits)
-        weights, inner, normalize = (layer.gate_up, layer.down), scratch.inner, BLOCKS[block.router](block)
-        if lines <= GEMV_TOKENS:
-            expert_gemv(normed, logits, *weights, counts, hidden, inner, top_k=block.top_k, normalize=normalize, pdl=pdl)
-            return
-        routing, config = scratch.routings[lines], scratch.configs[lines]
-        route(logits, counts, routing, normalize=normalize, pdl=pdl)
-        experts(normed, *weights, routing, config, counts, hidden, inner, scratch.results, pdl=pdl)
+        sizes, workspace = (block.top_k, BLOCKS[block.router](block)), scratch.workspace
+        call = ExpertCall(normed, logits, layer.gate_up, layer.down, counts, hidden, workspace, *sizes, pdl)
+        experts(call, scratch.plans[rows])
 
     def _norm(self, weight: torch.Tensor) -> torch.Tensor:
         """The norm of the residual stream, completed first, for what does not take it fused."""
-        normed = self.buffers.normed[: self.stream.lines]
+        normed = self.buffers.normed[: self.stream.rows]
         source, residual = self.stream.take()
         rms_norm(source, weight, self.model.norm.eps, self.stream.counts, normed, residual, pdl=self.pdl)
         return normed
@@ -222,33 +189,27 @@ class GpuDecoder:
         swiglu: bool = False,
     ) -> None:
         """out = f(norm(x) weight^T + bias); with a norm, x is the residual stream."""
-        config = self.linear_config(x.shape[0], weight, swiglu)
-        fused = None
-        if norm is not None and config.kind == "gemv" and self.stream.unadded is None:
+        config, fused = self.linear_config(x.shape[0], weight, swiglu), None
+        if norm is not None and can_fuse(config, "norm") and self.stream.partials is None:
             fused = (norm, self.model.norm.eps)
         elif norm is not None:
             x = self._norm(norm)
-        linear(
-            x, weight, out, config, self.linear_workspace, self.stream.counts, bias=bias, norm=fused, swiglu=swiglu, pdl=self.pdl
-        )
+        workspace, counts = self.linear_workspace, self.stream.counts
+        linear(LinearCall(x, weight, out, workspace, counts, bias, fused, swiglu=swiglu, pdl=self.pdl), config)
 
     def _add_linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, norm_follows: bool) -> None:
-        """Add x weight^T + bias to the residual stream. Where a norm of it follows, adding up the parts of split sums is left to
-        that: it reads all of the stream anyway, and here the programs would have to wait for each other."""
+        """Add x weight^T + bias to the residual stream. Where a norm of it follows, the partials of split sums are left to that:
+        it reads all of the stream anyway, and here the programs would have to wait for each other."""
         config, workspace = self.linear_config(x.shape[0], weight, False), self.linear_workspace
-        hidden, counts = self.stream.hidden, self.stream.counts
-        if config.kind in ("triton", "tma") and config.split_k > 1 and norm_follows:
+        hidden = self.stream.hidden
+        call = LinearCall(x, weight, hidden, workspace, self.stream.counts, bias, residual=hidden, pdl=self.pdl)
+        if norm_follows and can_leave_partials(config):
             size = config.split_k * hidden.numel()
-            unadded = workspace.partial[:size].view(config.split_k, *hidden.shape)
-            self.stream.unadded = unadded
-            linear(x, weight, unadded, config, workspace, counts, bias=bias, pdl=self.pdl)
-            return
-        if config.kind == "tma" and config.split_k > 1:
-            config = LinearConfig(kind="cublas")  # that kernel leaves adding up to somebody
-        if config.kind == "cublas" and bias is not None:
-            hidden += bias  # the product is then added to it
-            bias = None
-        linear(x, weight, hidden, config, workspace, counts, bias=bias, residual=hidden, pdl=self.pdl)
+            self.stream.partials = workspace.partial[:size].view(config.split_k, *hidden.shape)
+            call = replace(call, out=self.stream.partials, residual=None)
+        elif leaves_partials(config):
+            config = LinearConfig("cublas")  # nobody would add them up
+        linear(call, config)
 
     def linear_config(self, rows: int, weight: torch.Tensor, swiglu: bool) -> LinearConfig:
         """How a linear layer runs in a bucket of so many rows."""

@@ -8,9 +8,11 @@ from collections.abc import Callable
 import torch
 
 from blinkpy.device.cuda.cuda_graphs import StepGraph, captured_nodes
-from blinkpy.kernels.linear.linear_config import LinearTable
-from blinkpy.kernels.sampling.record_logprobs import logprobs
-from blinkpy.kernels.sampling.sampler import SamplingWorkspace, sample
+from blinkpy.kernels.batch_view import BatchView
+from blinkpy.kernels.linear.linear_table import LinearTable
+from blinkpy.kernels.sampling.record_logprobs import write_logprobs
+from blinkpy.kernels.sampling.sample_tokens import sample_tokens
+from blinkpy.kernels.sampling.sampling_variants import RequestView, SamplingCall, SamplingWorkspace
 from blinkpy.kv.state import Batch, Requests
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.gpu.gpu_decoder import GpuDecoder
@@ -39,9 +41,9 @@ class GpuStep:
         max_model_len: int,
         table: LinearTable | None = None,
         pdl: bool = False,
-        processors: int = 132,
+        sm_count: int = 132,
     ):
-        self.decoder = GpuDecoder(model, weights, cache, batch, requests, shapes, max_model_len, table, pdl, processors)
+        self.decoder = GpuDecoder(model, weights, cache, batch, requests, shapes, max_model_len, table, pdl, sm_count)
         self.shapes = shapes
         rows = max(shape.rows for shape in shapes)
         self._sampling = SamplingWorkspace.allocate(rows, model.vocab_size, str(weights.device))
@@ -56,31 +58,10 @@ class GpuStep:
 
     def _output(self, shape: StepShape) -> None:
         logits = self.decoder.output(shape)
-        batch, requests = self._batch, self._requests
-        sample(
-            logits,
-            requests.entry,
-            requests.tokens,
-            requests.prompt_length,
-            batch.row_slots,
-            batch.emits,
-            batch.context_lengths,
-            batch.counts,
-            batch.sampled,
-            self._sampling,
-            pdl=self._pdl,
-        )
-        logprobs(
-            logits,
-            batch.sampled,
-            requests.entry,
-            batch.row_slots,
-            batch.emits,
-            batch.counts,
-            batch.logprobs,
-            self._sampling,
-            pdl=self._pdl,
-        )
+        batch, requests = BatchView.of(self._batch), RequestView.of(self._requests)
+        call = SamplingCall(logits, requests, batch, self._batch.sampled, self._batch.logprobs, self._sampling, self._pdl)
+        sample_tokens(call)
+        write_logprobs(call)
 
     def capture(self, stream: torch.cuda.Stream, progress: Report | None = None) -> list[StepGraph]:
         """Compile and load every kernel, then capture one graph per shape. The batch must be empty (counts all 0)."""

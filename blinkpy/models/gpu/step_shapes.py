@@ -27,7 +27,7 @@ class StepShape:
         return f"{'mixed' if self.mixed else 'decode'} {self.tokens}x{self.rows}"
 
     @property
-    def narrows(self) -> bool:
+    def last_tokens_only(self) -> bool:
         """Whether the last layer, once its keys and values are in the cache, goes on with the rows' last tokens alone."""
         return self.mixed and self.rows < self.tokens
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from blinkpy.device.portable import barrier, block_scan, device, load_relaxed, store_relaxed, store_release, strided
 from blinkpy.queues.completion import FLAG_SHIFT, HAS_LOGPROBS, LAP_SHIFT, LAPS, TOKEN_SHIFT
-from blinkpy.queues.logprob_record import RECORD_PAIRS
+from blinkpy.queues.logprob_record import LOGPROB_ENTRIES
 from blinkpy.queues.words import PAIR_CQ_TAIL
 
 PAIRS_AT_ONCE = 4  # counts of 16 bits in one int64: a pair has at most 65,535 slots, so at most as many items
@@ -64,7 +64,7 @@ def store_completion(queues, pair, entry, word, logprobs, i):
     new, so it needs no release; one with a record does, as who sees the word reads the record.
     """
     if word & LOGPROBS_BIT != 0:
-        for k in range(RECORD_PAIRS):
+        for k in range(LOGPROB_ENTRIES):
             queues.records[pair, entry, k] = load_relaxed(logprobs, (i, k))
         store_release(queues.cq, (pair, entry), word)
     else:

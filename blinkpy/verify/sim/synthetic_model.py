@@ -10,7 +10,7 @@ from __future__ import annotations
 from blinkpy.device.expect import fault_code
 from blinkpy.device.portable import device
 from blinkpy.kv import state as S
-from blinkpy.queues.logprob_record import RECORD_PAIRS
+from blinkpy.queues.logprob_record import LOGPROB_ENTRIES
 from blinkpy.queues.submission import WORD_LOGPROBS, WORD_SEED
 
 MODULUS = 1_000_003
@@ -69,7 +69,7 @@ def compute(limits, state, cache, poisoned_row):
                 total += cached(limits, state, cache, slot, position) * (position + 1)
             batch.sampled[row] = token_after(total, requests.entry[slot, WORD_SEED], limits.vocab_size)
             if requests.entry[slot, WORD_LOGPROBS] >= 0:
-                for k in range(RECORD_PAIRS):
+                for k in range(LOGPROB_ENTRIES):
                     batch.logprobs[row, k] = record_word(batch.sampled[row], batch.context_lengths[row], k)
             emitted += 1
     if 0 <= poisoned_row < rows:

@@ -10,14 +10,14 @@ import torch
 
 from blinkpy.config import ConfigError
 from blinkpy.device.cuda.cubin import SHARED_MEMORY_LIMIT
-from blinkpy.kernels.moe.expert_config import ExpertConfig, ExpertShape, ExpertTable, Tile, default_expert_config
+from blinkpy.kernels.moe.expert_config import ExpertConfig, ExpertShape, ExpertTable, ExpertTile, default_expert_config
 
 SHAPE = ExpertShape(experts=128, top_k=8, hidden=2048, width=768)
 GOOD = {"block_m": 16, "up": {"block_n": 32, "block_k": 128}, "down": {"block_n": 32, "block_k": 128}}
 
 
 def test_round_trip_and_lookup(tmp_path: Path) -> None:
-    few, many = (ExpertConfig(m, Tile(32, 128, stages=3), Tile(64, 64, warps=8)) for m in (16, 64))
+    few, many = (ExpertConfig(m, ExpertTile(32, 128, stages=3), ExpertTile(64, 64, warps=8)) for m in (16, 64))
     table = ExpertTable({SHAPE.key(torch.bfloat16): {16: few, 256: many}})
     table.save("NVIDIA H200", {"torch": "x"}, tmp_path)
     again = ExpertTable.load("NVIDIA H200", tmp_path)

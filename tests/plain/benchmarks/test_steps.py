@@ -132,8 +132,8 @@ def test_the_graph_is_the_one_that_the_scheduler_takes(rng: np.random.Generator)
 
 
 @pytest.mark.parametrize("config", [DENSE, WINDOW, EXPERTS], ids=["dense", "window", "experts"])
-@pytest.mark.parametrize("narrows", [True, False])
-def test_multiplications_one_by_one(tmp_path: Path, rng: np.random.Generator, config: dict[str, Any], narrows: bool) -> None:
+@pytest.mark.parametrize("narrowed", [True, False])
+def test_multiplications_one_by_one(tmp_path: Path, rng: np.random.Generator, config: dict[str, Any], narrowed: bool) -> None:
     """Against the matrices of a checkpoint, and every query with every key that it may see."""
     a, rows = architecture(tmp_path, TINY | config), random_rows(rng)
     window = config.get("sliding_window") or 10**9
@@ -143,15 +143,15 @@ def test_multiplications_one_by_one(tmp_path: Path, rng: np.random.Generator, co
         behind = not name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))
         if name == "model.embed_tokens.weight" or len(shape) != 2:
             continue
-        lines = rows.tokens if name != "lm_head.weight" and not (narrows and last and behind) else len(rows.lengths)
+        lines = rows.tokens if name != "lm_head.weight" and not (narrowed and last and behind) else len(rows.lengths)
         linear += lines * shape[0] * shape[1] * (3 if ".experts." in name else 8)  # of 8 experts a token visits 3
     assert linear % 8 == 0
     for layer in range(len(a.layers)):
         for length, context in zip(rows.lengths, rows.contexts, strict=True):
-            for query in range(context - 1 if narrows and layer == len(a.layers) - 1 else context - length, context):
+            for query in range(context - 1 if narrowed and layer == len(a.layers) - 1 else context - length, context):
                 keys = sum(1 for key in range(query + 1) if query - key < window)
                 attention += keys * a.heads * 2 * a.head_dim
-    found = multiplications(a, rows, narrows=narrows)
+    found = multiplications(a, rows, last_tokens_only=narrowed)
     assert (found.linear, found.attention) == (linear // 8, attention)
     assert found.tflop == pytest.approx(2e-12 * (linear // 8 + attention))
 

@@ -10,7 +10,7 @@ import pytest
 from blinkpy.queues.completion import FLAG_MASK, LAP_MASK, LAPS, SLOT_MASK, TOKEN_MASK, lap_of, pack_completion, unpack_completion
 from blinkpy.queues.header import HEADER, VERSION, EngineFacts, read_header, write_header
 from blinkpy.queues.layout import ALIGNMENT, LayoutError, QueueLayout, QueueSizes
-from blinkpy.queues.logprob_record import NO_RECORD_PAIR, RECORD_BYTES, RECORD_PAIR
+from blinkpy.queues.logprob_record import LOGPROB_ENTRY, NO_LOGPROB_ENTRY, RECORD_BYTES
 from blinkpy.queues.submission import SQ_ENTRY
 from blinkpy.queues.views import engine_views
 
@@ -55,7 +55,7 @@ def test_header_survives(sizes: QueueSizes) -> None:
 def test_records_have_the_documented_sizes() -> None:
     assert SQ_ENTRY.itemsize == 256
     assert RECORD_BYTES == 168
-    pair = np.array([NO_RECORD_PAIR]).view(RECORD_PAIR)[0]
+    pair = np.array([NO_LOGPROB_ENTRY]).view(LOGPROB_ENTRY)[0]
     assert (pair["token"], pair["logprob"]) == (-1, -np.inf)
     assert all(offset % dtype.base.itemsize == 0 for dtype, offset in (f[:2] for f in SQ_ENTRY.fields.values()))
 

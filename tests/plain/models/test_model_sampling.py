@@ -22,7 +22,7 @@ from blinkpy.models.cpu.cpu_sampler import (
     sample_rows,
     uniform,
 )
-from blinkpy.queues.logprob_record import RECORD_PAIR
+from blinkpy.queues.logprob_record import LOGPROB_ENTRY
 from blinkpy.queues.submission import SQ_ENTRY_WORDS, STOP_IDS, WORD_MIN_TOKENS, WORD_STOP_IDS, neutral_entries
 
 
@@ -247,7 +247,7 @@ def test_penalties(rng: np.random.Generator) -> None:
 def test_logprob_records(rng: np.random.Generator) -> None:
     logits = np.round(rng.standard_normal((5, 200)) * 3, 1).astype(np.float32)
     tokens = rng.integers(0, 200, 5).astype(np.int32)
-    records = logprob_records(logits, tokens).view(RECORD_PAIR)
+    records = logprob_records(logits, tokens).view(LOGPROB_ENTRY)
     for row in range(5):
         total = math.log(sum(math.exp(x) for x in logits[row].tolist()))
         order = [int(tokens[row]), *sorted(range(200), key=lambda t, row=row: (-logits[row, t], t))[:20]]
@@ -262,7 +262,7 @@ def test_records_of_few_or_broken_logits() -> None:
     logits[1] = np.nan
     logits[2, 4] = np.inf
     logits[3, :2] = np.nan, 2
-    records = logprob_records(logits, np.array([2, 0, 4, 1], np.int32)).view(RECORD_PAIR)
+    records = logprob_records(logits, np.array([2, 0, 4, 1], np.int32)).view(LOGPROB_ENTRY)
     assert records["token"].tolist() == [[2, 2, 5, 6] + [-1] * 17, [0] + [-1] * 20, [4] + [-1] * 20, [1, 1] + [-1] * 19]
     total = math.log(math.exp(3) + 2 * math.e)
     np.testing.assert_allclose(records["logprob"][0, :4], [3 - total, 3 - total, 1 - total, 1 - total], atol=1e-6)

@@ -30,7 +30,7 @@ from blinkpy.queues.completion import (
 )
 from blinkpy.queues.header import EngineFacts
 from blinkpy.queues.layout import QueueSizes
-from blinkpy.queues.logprob_record import RECORD_PAIR, TOP_LOGPROBS
+from blinkpy.queues.logprob_record import LOGPROB_ENTRY, TOP_LOGPROBS
 from blinkpy.queues.submission import SQ_ENTRY
 from blinkpy.queues.words import (
     COUNTER,
@@ -241,7 +241,7 @@ class FakeEngine(threading.Thread):
     def _publish(self, index: int, pair: Pair, slot: int, token: int, flags: int) -> None:
         size = self.sizes.cq_entries
         if flags & HAS_LOGPROBS:
-            pairs = self.views.records[index, pair.cq_tail % size].view(RECORD_PAIR)
+            pairs = self.views.records[index, pair.cq_tail % size].view(LOGPROB_ENTRY)
             pairs["token"], pairs["logprob"] = self.likely(token)
         word = pack_completion(slot, token, flags, lap_of(pair.cq_tail, size))
         self.views.cq[index, pair.cq_tail % size] = word

@@ -11,7 +11,7 @@ import numpy as np
 from blinkpy.queues import words as W
 from blinkpy.queues.array_types import Int32, Int64
 from blinkpy.queues.header import read_header
-from blinkpy.queues.logprob_record import RECORD_PAIR, Records
+from blinkpy.queues.logprob_record import LOGPROB_ENTRY, Records
 from blinkpy.transport.contract import EngineWords
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class WireTransport:
 
     def read_logprobs(self, position: int, count: int) -> Records:
         index = position % self.case.views.cq.shape[1]
-        return self.case.views.records[self.pair, index : index + count].copy().view(RECORD_PAIR)
+        return self.case.views.records[self.pair, index : index + count].copy().view(LOGPROB_ENTRY)
 
     def read_pair(self) -> EngineWords:
         if self.while_attaching is not None:  # the client waits for its grant: let it come

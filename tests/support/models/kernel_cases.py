@@ -7,7 +7,8 @@ padding was neither written nor read. A case returns nothing and raises Assertio
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,22 +16,25 @@ from support.models import kernel_reference
 from torch import Tensor
 
 from blinkpy.kernels.activation import swiglu
-from blinkpy.kernels.attention.decode_attention import NewTokens, decode_attention
-from blinkpy.kernels.attention.prefill_attention import PrefillPlan, prefill_attention
+from blinkpy.kernels.attention.attention import attend
+from blinkpy.kernels.attention.attention_variants import VARIANTS, AttentionCall, NewTokens, PagedKV
 from blinkpy.kernels.attention.rotate_and_cache import rope_and_cache
 from blinkpy.kernels.attention.split_plan import DecodePlan, DecodeWorkspace
+from blinkpy.kernels.batch_view import BatchView
 from blinkpy.kernels.embedding import embed
 from blinkpy.kernels.last_tokens import last_tokens
-from blinkpy.kernels.linear.linear import LinearWorkspace, linear
+from blinkpy.kernels.linear.linear import linear
 from blinkpy.kernels.linear.linear_config import LinearConfig
-from blinkpy.kernels.moe.expert_config import ExpertConfig
-from blinkpy.kernels.moe.expert_gemv import expert_gemv
-from blinkpy.kernels.moe.grouped_experts import experts
+from blinkpy.kernels.linear.linear_variants import LinearCall, LinearShape, LinearWorkspace
+from blinkpy.kernels.moe.expert_config import ExpertConfig, ExpertTable
+from blinkpy.kernels.moe.expert_variants import ExpertCall, ExpertCase, ExpertWorkspace
+from blinkpy.kernels.moe.experts import experts, plan_experts
 from blinkpy.kernels.moe.routing import Routing, route, router_logits
 from blinkpy.kernels.norm import last_token_norm, rms_norm
-from blinkpy.kernels.sampling.record_logprobs import logprobs
-from blinkpy.kernels.sampling.sampler import SamplingWorkspace, sample
-from blinkpy.queues.logprob_record import RECORD_PAIR, RECORD_PAIRS, TOP_LOGPROBS
+from blinkpy.kernels.sampling.record_logprobs import write_logprobs
+from blinkpy.kernels.sampling.sample_tokens import sample_tokens
+from blinkpy.kernels.sampling.sampling_variants import RequestView, SamplingCall, SamplingWorkspace
+from blinkpy.queues.logprob_record import LOGPROB_ENTRIES, LOGPROB_ENTRY, TOP_LOGPROBS
 from blinkpy.queues.submission import (
     LONG_SEED,
     SQ_ENTRY_WORDS,
@@ -89,13 +93,8 @@ def ints(values: object, device: str) -> Tensor:
 class Ragged:
     """A random batch of decode rows and prefill chunks over a scattered page table."""
 
-    counts: Tensor
-    row_slots: Tensor
-    query_starts: Tensor
-    context_lengths: Tensor
+    view: BatchView
     page_table: Tensor
-    positions: Tensor
-    cache_slots: Tensor
     lengths: list[int]
     contexts: list[int]
     tokens: int
@@ -141,10 +140,10 @@ def ragged(
         span = slice(starts[row], starts[row] + lengths[row])
         positions[span] = position
         cache_slots[span] = pages[position // page] * page + position % page
-    return Ragged(
-        header(rows, tokens, decode_rows, device), ints(row_slots, device), ints(starts, device), ints(context_lengths, device),
-        ints(table, device), ints(positions, device), ints(cache_slots, device), lengths, contexts, tokens, decode_rows, total,
-    )  # fmt: skip
+    emits = np.ones(bucket_rows)
+    arrays = [ints(array, device) for array in (row_slots, starts, context_lengths, emits, positions, cache_slots)]
+    view = BatchView(header(rows, tokens, decode_rows, device), *arrays)
+    return Ragged(view, ints(table, device), lengths, contexts, tokens, decode_rows, total)
 
 
 def norm_case(rng: np.random.Generator, device: str, dtype: torch.dtype, tokens: int, bucket: int, hidden: int) -> None:
@@ -209,22 +208,22 @@ def rope_case(
         bucket_rows=bucket,
         device=device,
     )
-    batch.cache_slots[tokens - 1] = -1  # a token that is not to be cached
+    batch.view.cache_slots[tokens - 1] = -1  # a token that is not to be cached
     qkv = draw(rng, bucket, size * head_dim, dtype=dtype, device=device)
     cos, sin = (draw(rng, 128, rotary // 2, dtype=torch.float32, device=device) for _ in range(2))
-    norms = tuple(draw(rng, head_dim, dtype=dtype, device=device) for _ in range(2)) if norm else None
+    norms = (draw(rng, head_dim, dtype=dtype, device=device), draw(rng, head_dim, dtype=dtype, device=device)) if norm else None
     caches = [poison(batch.pages, kv_heads, page, head_dim, dtype=dtype, device=device) for _ in range(2)]
     out = qkv.clone()
-    rope_and_cache(out, cos, sin, batch.positions, batch.cache_slots, *caches, batch.counts, heads=heads, norms=norms, eps=1e-6)
+    rope_and_cache(NewTokens(out, cos, sin, norms), PagedKV(*caches, batch.page_table), batch.view, heads=heads)
     q, k, v = qkv.view(bucket, size, head_dim)[:tokens].double().split([heads, kv_heads, kv_heads], 1)
     if norms:
         q, k = kernel_reference.rms_norm(q, norms[0], 1e-6), kernel_reference.rms_norm(k, norms[1], 1e-6)
-    q, k = (kernel_reference.rope(t, cos, sin, batch.positions[:tokens]) for t in (q, k))
+    q, k = (kernel_reference.rope(t, cos, sin, batch.view.positions[:tokens]) for t in (q, k))
     found = out.view(bucket, size, head_dim)
     close(found[:tokens, :heads], q, dtype, "rotated queries")
     assert torch.equal(found[:, heads:], qkv.view(bucket, size, head_dim)[:, heads:])
     assert torch.equal(found[tokens:], qkv.view(bucket, size, head_dim)[tokens:])
-    slots = batch.cache_slots[: tokens - 1].long()
+    slots = batch.view.cache_slots[: tokens - 1].long()
     for cache, expected, name in zip(caches, (k, v), ("keys", "values"), strict=True):
         flat = cache.transpose(1, 2).reshape(-1, kv_heads, head_dim)
         close(flat[slots], expected[: tokens - 1], dtype, name)
@@ -235,11 +234,11 @@ def rope_case(
 
 def attention_case(
     rng: np.random.Generator, device: str, dtype: torch.dtype, lengths: list[int], contexts: list[int], *, heads: int,
-    kv_heads: int, head_dim: int, page: int, window: int = 0, plan: DecodePlan | None = None, block_m: int | None = None,
-    beside: bool = False, bucket_tokens: int, bucket_rows: int,
+    kv_heads: int, head_dim: int, page: int, window: int = 0, plan: DecodePlan | None = None, tiles: Any = None,
+    overlap: bool = False, bucket_tokens: int, bucket_rows: int,
 ) -> None:  # fmt: skip
-    """A mixed batch through both attention kernels, in the form for mixed steps or not; the decode kernel twice, since it must
-    leave its counters at zero."""
+    """A mixed batch through a variant for decode rows and one for chunks, in the form for mixed steps or not; the first twice,
+    since it must leave its counters at zero."""
     batch = ragged(rng, lengths, contexts, page=page, bucket_tokens=bucket_tokens, bucket_rows=bucket_rows, device=device)
     size = heads + 2 * kv_heads
     qkv = draw(rng, bucket_tokens, size * head_dim, dtype=dtype, device=device)
@@ -248,59 +247,48 @@ def attention_case(
     for _ in range(2):  # only what belongs to a sequence is finite
         cache = poison(batch.pages, kv_heads, page, head_dim, dtype=dtype, device=device)
         for row, context in enumerate(batch.contexts):
-            pages = batch.page_table[batch.row_slots[row]]
+            pages = batch.page_table[batch.view.row_slots[row]]
             at = torch.arange(context, device=device)
             values = draw(rng, context, kv_heads, head_dim, dtype=dtype, device=device)
             cache[pages[at // page].long(), :, at % page] = values
         caches.append(cache)
     scale = head_dim**-0.5
-    shared = (batch.page_table, batch.row_slots)
-    block_n = 64 if dtype == torch.bfloat16 else 32
-    plan = replace(plan or DecodePlan(splits=4, min_tiles=1, block_n=block_n), beside=beside)
-    tiles = None if block_m is None else PrefillPlan(block_m, block_n, warps=4, stages=2)
-    processors = int(rng.integers(1, 133))  # few of them take several tiles each
+    plan = replace(plan or VARIANTS["split"].plans(dtype)[0], overlap_prefill=overlap)
+    sm_count = int(rng.integers(1, 133))  # few of them take several tiles each
+    tiles = replace(tiles or VARIANTS["tiles"].plans(dtype)[0], sm_count=sm_count, overlap_prefill=overlap)
     workspace = DecodeWorkspace.allocate([(bucket_rows, plan)], heads, kv_heads, head_dim, device)
+    make, rows, given = {"dtype": dtype, "device": device}, min(bucket_rows, bucket_tokens), batch.view
+    call = AttentionCall(q, PagedKV(*caches, batch.page_table), given, q, rows, scale, window, workspace)
     outs = []
     for _ in range(2):
-        out = poison(bucket_tokens, heads * head_dim, dtype=dtype, device=device)
-        rows = min(bucket_rows, bucket_tokens)
-        decode_attention(
-            q, *caches, *shared, batch.context_lengths, batch.counts, out, workspace, plan, rows=rows, scale=scale, window=window
-        )
+        out = poison(bucket_tokens, heads * head_dim, **make)
+        attend(replace(call, out=out), plan)
         assert not workspace.arrivals.any()
         untouched(out[batch.decode_rows :], "decode attention")
-        prefill_attention(
-            q, *caches, *shared, batch.query_starts, batch.context_lengths, batch.counts, out, rows=rows, scale=scale,
-            window=window, plan=tiles, processors=processors, beside=beside,
-        )  # fmt: skip
+        attend(replace(call, out=out), tiles)
         untouched(out[batch.tokens :], "attention")
         outs.append(out)
     assert torch.equal(outs[0][: batch.tokens], outs[1][: batch.tokens]), "two runs differ"
     if batch.decode_rows:  # the first row on its own in the same bucket: not one bit may change
-        alone = poison(bucket_tokens, heads * head_dim, dtype=dtype, device=device)
-        decode_attention(
-            q, *caches, *shared, batch.context_lengths, header(1, 1, 1, device), alone, workspace, plan, rows=rows, scale=scale,
-            window=window,
-        )  # fmt: skip
+        alone = poison(bucket_tokens, heads * head_dim, **make)
+        attend(replace(call, out=alone, batch=given._replace(counts=header(1, 1, 1, device))), plan)
         assert torch.equal(alone[0], outs[0][0]), "a decode row depends on its neighbours"
         untouched(alone[1:], "decode attention")
     present, lasts = len(batch.lengths), []
     for count in (present, present, max(1, present - 1)):  # twice, then without the last row
-        last = poison(bucket_rows, heads * head_dim, dtype=dtype, device=device)
-        decode_attention(
-            q, *caches, *shared, batch.context_lengths, header(count, batch.tokens, batch.decode_rows, device), last, workspace,
-            replace(plan, beside=False), rows=rows, scale=scale, window=window, query_starts=batch.query_starts,
-        )  # fmt: skip
+        last = poison(bucket_rows, heads * head_dim, **make)
+        some = given._replace(counts=header(count, batch.tokens, batch.decode_rows, device))
+        attend(replace(call, out=last, batch=some, last_tokens=True), replace(plan, overlap_prefill=False))
         assert not workspace.arrivals.any()
         untouched(last[count:], "attention of last tokens")
         lasts.append(last)
     assert torch.equal(lasts[0][:present], lasts[1][:present]), "two runs differ"
     assert torch.equal(lasts[0][:count], lasts[2][:count]), "a last token depends on its neighbours"
-    if not beside:  # else the splits are others
+    if not overlap:  # else the splits are others
         assert torch.equal(lasts[0][: batch.decode_rows], outs[0][: batch.decode_rows]), "a decode row is its own last token"
     start = 0
     for row, (length, context) in enumerate(zip(batch.lengths, batch.contexts, strict=True)):
-        pages = batch.page_table[batch.row_slots[row]]
+        pages = batch.page_table[batch.view.row_slots[row]]
         expected = kernel_reference.attention(q[start : start + length], *caches, pages, context, scale, window)
         found = outs[0][start : start + length].view(length, heads, head_dim)
         close(found, expected, dtype, f"row {row}: {length} tokens of {context}")
@@ -316,9 +304,9 @@ def new_tokens_case(
     rows, size = len(contexts), heads + 2 * kv_heads
     batch = ragged(rng, [1] * rows, contexts, page=page, bucket_tokens=bucket, bucket_rows=bucket, device=device)
     silent = rows - 1  # a token that is not to be cached
-    written = batch.cache_slots[:silent].long()
-    own = int(batch.cache_slots[silent])
-    batch.cache_slots[silent] = -1
+    written = batch.view.cache_slots[:silent].long()
+    own = int(batch.view.cache_slots[silent])
+    batch.view.cache_slots[silent] = -1
     qkv = draw(rng, bucket, size * head_dim, dtype=dtype, device=device)
     given = qkv.clone()
     heads_of = qkv.view(bucket, size, head_dim)
@@ -327,22 +315,20 @@ def new_tokens_case(
     q, k, v = heads_of[:rows].double().split([heads, kv_heads, kv_heads], 1)
     if norms is not None:
         q, k = kernel_reference.rms_norm(q, norms[0], 1e-6), kernel_reference.rms_norm(k, norms[1], 1e-6)
-    q, k = (kernel_reference.rope(t, cos, sin, batch.positions[:rows]) for t in (q, k))
+    q, k = (kernel_reference.rope(t, cos, sin, batch.view.positions[:rows]) for t in (q, k))
     workspace = DecodeWorkspace.allocate([(bucket, plan)], heads, kv_heads, head_dim, device)
     start = [poison(batch.pages, kv_heads, page, head_dim, dtype=dtype, device=device) for _ in range(2)]
     for cache in start:
         for row, context in enumerate(batch.contexts):
             at = torch.arange(context - 1, device=device)
-            pages = batch.page_table[batch.row_slots[row]][at // page].long()
+            pages = batch.page_table[batch.view.row_slots[row]][at // page].long()
             cache[pages, :, at % page] = draw(rng, context - 1, kv_heads, head_dim, dtype=dtype, device=device)
     outs = []
     for _ in range(repeats(device)):
         caches, out = [cache.clone() for cache in start], poison(bucket, heads * head_dim, dtype=dtype, device=device)
-        decode_attention(
-            heads_of[:, :heads], *caches, batch.page_table, batch.row_slots, batch.context_lengths, batch.counts, out, workspace,
-            plan, rows=bucket, scale=head_dim**-0.5, window=window,
-            new=NewTokens(qkv, cos, sin, batch.cache_slots, norms, 1e-6),
-        )  # fmt: skip
+        paged = PagedKV(*caches, batch.page_table)
+        new = NewTokens(qkv, cos, sin, norms)
+        attend(AttentionCall(heads_of[:, :heads], paged, batch.view, out, bucket, head_dim**-0.5, window, workspace, new), plan)
         assert not workspace.arrivals.any()
         outs.append(out)
     assert torch.equal(qkv, given)
@@ -356,7 +342,7 @@ def new_tokens_case(
         assert torch.equal(flat[rest].nan_to_num(9.0), flat_before[rest].nan_to_num(9.0)), f"other {name} were written"
         cache[own // page, :, own % page] = expected[silent].to(dtype)  # the kernel sees it all the same
     for row, context in enumerate(batch.contexts):
-        pages = batch.page_table[batch.row_slots[row]]
+        pages = batch.page_table[batch.view.row_slots[row]]
         result = kernel_reference.attention(q[row : row + 1].to(dtype), *caches, pages, context, head_dim**-0.5, window)
         close(outs[0][row].view(1, heads, head_dim), result, dtype, f"row {row} of context {context}")
 
@@ -381,48 +367,30 @@ def embedding_case(rng: np.random.Generator, device: str, dtype: torch.dtype, to
     assert not out[0].any()
 
 
-def linear_case(
-    rng: np.random.Generator, device: str, dtype: torch.dtype, config: LinearConfig, *, m: int, n: int, k: int,
-    bias: bool = False, norm: bool = False, residual: bool = False, swiglu: bool = False,
-    out_dtype: torch.dtype | None = None,
-) -> None:  # fmt: skip
-    wide = 2 * n if swiglu else n
-    x = draw(rng, m, k + 8, dtype=dtype, device=device)[:, :k]
-    weight = draw(rng, wide, k, dtype=dtype, device=device, scale=k**-0.5)
-    offsets = draw(rng, wide, dtype=dtype, device=device) if bias else None
-    scales = draw(rng, k, dtype=dtype, device=device) if norm else None
-    added = draw(rng, m, n, dtype=out_dtype or dtype, device=device) if residual else None
+def linear_case(rng: np.random.Generator, device: str, config: LinearConfig, shape: LinearShape) -> None:
+    m, n, k, dtype, make = shape.rows, shape.n, shape.k, shape.dtype, {"dtype": shape.dtype, "device": device}
+    wide, result = shape.weight_rows, torch.float32 if shape.partials else shape.result or dtype
+    x = draw(rng, m, k + 8, **make)[:, :k]
+    weight = draw(rng, wide, k, scale=k**-0.5, **make)
+    bias = draw(rng, wide, **make) if shape.bias else None
+    scales = draw(rng, k, **make) if shape.norm else None
+    added = draw(rng, m, n, dtype=result, device=device) if shape.residual else None
     expected = x.double() if scales is None else kernel_reference.rms_norm(x, scales, 1e-5)
-    expected = kernel_reference.linear(expected, weight, offsets)
-    expected = kernel_reference.swiglu(expected) if swiglu else expected
+    expected = kernel_reference.linear(expected, weight, bias)
+    expected = kernel_reference.swiglu(expected) if shape.swiglu else expected
     expected = expected if added is None else expected + added.double()
     partial = config.split_k * (m + config.block_m) * (wide + 2 * config.block_n)
     workspace = LinearWorkspace.allocate(device, dtype, partial=partial, tiles=4096, rows=m * (k + wide))
-    outs = []
+    sizes, outs = (config.split_k, m, n) if shape.partials else (m, n), []
+    norm, counts = None if scales is None else (scales, 1e-5), header(m, m, 0, device)
     for _ in range(2):  # twice, since split sums must leave their counters at zero
-        out = poison(m, n, dtype=out_dtype or dtype, device=device) if added is None else added.clone()
-        linear(
-            x, weight, out, config, workspace, header(m, m, 0, device), bias=offsets,
-            norm=None if scales is None else (scales, 1e-5), residual=None if added is None else out, swiglu=swiglu,
-        )  # fmt: skip
+        out = poison(*sizes, dtype=result, device=device) if added is None else added.clone()
+        residual = None if added is None else out
+        linear(LinearCall(x, weight, out, workspace, counts, bias, norm, residual, shape.swiglu), config)
         assert not workspace.arrivals.any()
-        close(out, expected, dtype, f"linear {m}x{n}x{k} {config}")
+        close(out.double().sum(0) if shape.partials else out, expected, dtype, f"{shape} {config}")
         outs.append(out)
     assert torch.equal(*outs), "two runs differ"
-    if config.kind in ("triton", "tma") and not swiglu and not residual and not norm:
-        split_linear_case(rng, device, dtype, config, m=m, n=n, k=k, bias=bias)
-
-
-def split_linear_case(
-    rng: np.random.Generator, device: str, dtype: torch.dtype, config: LinearConfig, *, m: int, n: int, k: int, bias: bool = False
-) -> None:
-    """The parts of split sums as the result."""
-    x, weight = draw(rng, m, k, dtype=dtype, device=device), draw(rng, n, k, dtype=dtype, device=device, scale=k**-0.5)
-    offsets = draw(rng, n, dtype=dtype, device=device) if bias else None
-    parts = poison(config.split_k, m, n, dtype=torch.float32, device=device)
-    linear(x, weight, parts, config, LinearWorkspace.allocate(device, dtype), header(m, m, 0, device), bias=offsets)
-    expected = kernel_reference.linear(x.double(), weight, offsets)
-    close(parts.double().sum(0), expected, dtype, f"parts of linear {m}x{n}x{k} {config}")
 
 
 @dataclass
@@ -490,7 +458,7 @@ def draw_requests(
 def sampling_case(
     rng: np.random.Generator, device: str, *, rows: int, bucket: int, vocabulary: int, spread: float, ties: bool = False,
     workspace: SamplingWorkspace, history: int = 40, mismatches: int = 0, slack: float = 0.0,
-    fixed: dict[int, float] | None = None,
+    fixed: dict[int, float] | None = None, variant: str | None = None,
 ) -> None:  # fmt: skip
     """Tokens and log probabilities against the CPU sampler. spread: of the logits; ties: many equal ones."""
     logits = rng.standard_normal((bucket, vocabulary)).astype(np.float32) * spread
@@ -500,21 +468,20 @@ def sampling_case(
     r = draw_requests(rng, rows, bucket, vocabulary, history, fixed or {})
     counts = header(rows, rows, rows, device)
     given = torch.from_numpy(logits.copy()).to(device)
-    on_device = {name: ints(getattr(r, name), device) for name in ("entry", "tokens", "prompt_length", "row_slots", "emits")}
-    context = ints(r.context_lengths, device)
+    requests = RequestView(*(ints(getattr(r, name), device) for name in RequestView._fields))
+    slots, emits, context = (ints(array, device) for array in (r.row_slots, r.emits, r.context_lengths))
+    batch = BatchView(counts, slots, slots, context, emits, slots, slots)
+    records = torch.full((bucket, LOGPROB_ENTRIES), -7, dtype=torch.int64, device=device)
     runs = []
     for _ in range(repeats(device)):
         sampled = torch.full((bucket,), -7, dtype=torch.int32, device=device)
-        sample(
-            given, on_device["entry"], on_device["tokens"], on_device["prompt_length"], on_device["row_slots"],
-            on_device["emits"], context, counts, sampled, workspace,
-        )  # fmt: skip
+        call = SamplingCall(given, requests, batch, sampled, records, workspace)
+        sample_tokens(call, variant)
         runs.append(sampled)
     assert torch.equal(runs[0], runs[-1]), "two runs differ"
     assert torch.equal(given.cpu(), torch.from_numpy(logits)), "logits were changed"
-    records = torch.full((bucket, RECORD_PAIRS), -7, dtype=torch.int64, device=device)
-    logprobs(given, sampled, on_device["entry"], on_device["row_slots"], on_device["emits"], counts, records, workspace)
-    pairs = records.cpu().numpy().view(RECORD_PAIR)
+    write_logprobs(call)
+    entries = records.cpu().numpy().view(LOGPROB_ENTRY)
 
     emitting = np.flatnonzero(r.emits[:rows])
     silent = np.setdiff1d(np.arange(bucket), emitting)
@@ -539,9 +506,9 @@ def sampling_case(
             continue
         every, top = kernel_reference.top_logprobs(logits[row], TOP_LOGPROBS)
         top = top[np.isfinite(every[top])]
-        assert pairs["token"][row].tolist() == [found[row], *top, *[-1] * (TOP_LOGPROBS - len(top))]
-        np.testing.assert_allclose(pairs["logprob"][row, : len(top) + 1], every[[found[row], *top]], atol=1e-4)
-        assert (pairs["logprob"][row, len(top) + 1 :] == -np.inf).all()
+        assert entries["token"][row].tolist() == [found[row], *top, *[-1] * (TOP_LOGPROBS - len(top))]
+        np.testing.assert_allclose(entries["logprob"][row, : len(top) + 1], every[[found[row], *top]], atol=1e-4)
+        assert (entries["logprob"][row, len(top) + 1 :] == -np.inf).all()
     assert len(wrong) <= mismatches, f"(row, found, expected, temperature, top_k, top_p, min_p, uniform): {wrong}"
     assert (records[silent.tolist()] == -7).all(), "log probabilities of rows that emit nothing"
 
@@ -561,70 +528,66 @@ def router_case(
     untouched(logits[tokens:], "logits of the router")
 
 
-def expert_gemv_case(
-    rng: np.random.Generator, device: str, dtype: torch.dtype, *, tokens: int, bucket: int, count: int, top_k: int,
-    hidden: int, width: int, normalize: bool = True, ties: bool = False,
-) -> None:  # fmt: skip
-    """A few tokens straight from the weights of their experts. ties: logits of few values, zeros of both signs, and NaN."""
-    logits = draw(rng, bucket, count, dtype=torch.float32, device=device)
-    if ties:
-        logits = logits.round().clamp(-1, 0)
-        logits[0, count // 2] = float("nan")
-    weights, ids = kernel_reference.route(torch.nan_to_num(logits[:tokens], nan=-float("inf")), top_k, normalize)
-    logits[tokens:] = float("nan")
-    x = draw(rng, bucket, hidden, dtype=dtype, device=device)
-    x[tokens:] = float("nan")
-    gate_up = draw(rng, count, 2 * width, hidden, dtype=dtype, device=device, scale=hidden**-0.5)
-    down = draw(rng, count, hidden, width, dtype=dtype, device=device, scale=width**-0.5)
-    residual = draw(rng, tokens, hidden, dtype=dtype, device=device)
-    counts = header(tokens, tokens, 0, device)
-    outs = []
-    for live in (tokens, tokens if tokens == 1 else tokens - 1):
-        inner = poison(bucket * top_k * width, dtype=dtype, device=device)
-        out = poison(bucket, hidden, dtype=dtype, device=device)
-        out[:live] = residual[:live]
-        counts[1] = live
-        expert_gemv(x, logits, gate_up, down, counts, out, inner, top_k=top_k, normalize=normalize)
-        untouched(out[live:], "experts")
-        untouched(inner.view(-1, width)[live * top_k :], "inner results of experts")
-        outs.append(out[:live])
-    assert torch.equal(outs[0][: len(outs[1])], outs[1]), "a token depends on its neighbours, or two runs differ"
-    close(outs[0], kernel_reference.experts(x[:tokens], gate_up, down, weights, ids) + residual.double(), dtype, "experts")
-
-
-def experts_case(
-    rng: np.random.Generator, device: str, dtype: torch.dtype, config: ExpertConfig, *, tokens: int, bucket: int,
-    count: int, top_k: int, hidden: int, width: int, normalize: bool = True, one_expert: bool = False,
-) -> None:  # fmt: skip
-    """Routing, sorting and products. one_expert: every token chooses expert 0 first, so that its blocks fill."""
-    logits = draw(rng, bucket, count, dtype=torch.float32, device=device)
-    if one_expert:
-        logits[:, 0] = 9.0
-    logits[tokens:] = float("nan")
-    counts = header(tokens, tokens, 0, device)
-    routing = Routing.allocate(bucket, count, top_k, config.block_m, device)
-    routing.pairs.fill_(12345)
+def routing_case(rng: np.random.Generator, device: str, case: ExpertCase, block_m: int) -> None:
+    """The choice of the experts, and the sorting of the assignments into blocks."""
+    tokens, (count, top_k, *_) = case.tokens, astuple(case.shape)
+    logits = expert_logits(rng, device, case)
+    routing = Routing.allocate(case.bucket, count, top_k, block_m, device)
+    routing.assignments.fill_(12345)
     routing.block_experts.fill_(12345)
-    weights, ids = kernel_reference.route(logits[:tokens], top_k, normalize)
-    x = draw(rng, bucket, hidden, dtype=dtype, device=device)
-    x[tokens:] = float("nan")
-    gate_up = draw(rng, count, 2 * width, hidden, dtype=dtype, device=device, scale=hidden**-0.5)
-    down = draw(rng, count, hidden, width, dtype=dtype, device=device, scale=width**-0.5)
-    expected = kernel_reference.experts(x[:tokens], gate_up, down, weights, ids)
-    outs = []
-    for _ in range(repeats(device)):
-        route(logits, counts, routing, normalize=normalize)
-        inner = poison(bucket * top_k * width, dtype=dtype, device=device)
-        results = poison(bucket * top_k * hidden, dtype=dtype, device=device)
-        out = torch.zeros(bucket, hidden, dtype=dtype, device=device)
-        out[tokens:] = float("nan")
-        experts(x, gate_up, down, routing, config, counts, out, inner, results)
-        outs.append(out)
+    route(logits, header(tokens, tokens, 0, device), routing, normalize=case.normalize)
+    weights, ids = reference_route(logits[:tokens], case)
     assert torch.equal(routing.ids[:tokens].long(), ids), "experts"
     close(routing.weights[:tokens], weights, torch.float32, "weights of experts")
     used = routing.block_experts >= 0
-    lines = routing.pairs.view(-1, config.block_m)[used]
-    assert torch.equal(lines[lines >= 0].sort().values, torch.arange(tokens * top_k, device=device, dtype=torch.int32))
-    assert torch.equal(outs[0][:tokens], outs[-1][:tokens]), "two runs differ"
-    close(outs[0][:tokens], expected, dtype, "experts")
-    untouched(outs[0][tokens:], "experts")
+    blocks = routing.assignments.view(-1, block_m)[used]
+    assert sorted(blocks[blocks >= 0].tolist()) == list(range(tokens * top_k))
+    for expert, block in zip(routing.block_experts[used].tolist(), blocks, strict=True):
+        assert (ids.reshape(-1)[block[block >= 0].long()] == expert).all(), "a block of another expert"
+
+
+def expert_logits(rng: np.random.Generator, device: str, case: ExpertCase) -> Tensor:
+    """float32 [bucket, experts], NaN for the tokens that are not there."""
+    logits = draw(rng, case.bucket, case.shape.experts, dtype=torch.float32, device=device)
+    if case.one_expert:
+        logits[:, 0] = 9.0
+    if case.ties:
+        logits = logits.round().clamp(-1, 0)
+        logits[0, case.shape.experts // 2] = float("nan")
+    logits[case.tokens :] = float("nan")
+    return logits
+
+
+def reference_route(logits: Tensor, case: ExpertCase) -> tuple[Tensor, Tensor]:
+    return kernel_reference.route(torch.nan_to_num(logits, nan=-float("inf")), case.shape.top_k, case.normalize)
+
+
+def experts_case(
+    rng: np.random.Generator, device: str, dtype: torch.dtype, name: str, case: ExpertCase, config: ExpertConfig | None = None
+) -> None:
+    """A whole expert layer by a variant, with all tokens and without the last one. config: in place of the case's."""
+    tokens, bucket, shape, config = case.tokens, case.bucket, case.shape, config or case.config
+    make = {"dtype": dtype, "device": device}
+    table = ExpertTable({} if config is None else {shape.key(dtype): {bucket: config}})
+    plan = plan_experts(shape, bucket, dtype, device, table, name)
+    logits = expert_logits(rng, device, case)
+    weights, ids = reference_route(logits[:tokens], case)
+    x = draw(rng, bucket, shape.hidden, **make)
+    x[tokens:] = float("nan")
+    gate_up = draw(rng, shape.experts, 2 * shape.width, shape.hidden, scale=shape.hidden**-0.5, **make)
+    down = draw(rng, shape.experts, shape.hidden, shape.width, scale=shape.width**-0.5, **make)
+    residual = draw(rng, tokens, shape.hidden, **make)
+    outs = []
+    for live in (tokens, tokens if tokens == 1 else tokens - 1):
+        inner = poison(bucket * shape.top_k * shape.width, **make)
+        workspace = ExpertWorkspace(inner, poison(bucket * shape.top_k * shape.hidden, **make))
+        out = poison(bucket, shape.hidden, **make)
+        out[:live] = residual[:live]
+        counts = header(tokens, live, 0, device)
+        experts(ExpertCall(x, logits, gate_up, down, counts, out, workspace, shape.top_k, case.normalize), plan)
+        untouched(out[live:], "experts")
+        untouched(inner.view(-1, shape.width)[live * shape.top_k :], "inner results of experts")
+        outs.append(out[:live])
+    assert torch.equal(outs[0][: len(outs[1])], outs[1]), "a token depends on its neighbours, or two runs differ"
+    expected = kernel_reference.experts(x[:tokens], gate_up, down, weights, ids) + residual.double()
+    close(outs[0], expected, dtype, f"experts by {name}")

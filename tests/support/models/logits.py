@@ -13,7 +13,7 @@ from support.models import kernel_reference
 from support.models.paged_batch import PagedBatches, Sequence
 from support.models.step_cases import PAGE, OnDevice
 
-from blinkpy.kernels.linear.linear_config import LinearTable
+from blinkpy.kernels.linear.linear_table import LinearTable
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.gpu.gpu_step import GpuStep
 from blinkpy.models.gpu.step_shapes import StepShape

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from blinkpy.kv.state import BATCH_COUNTS, DECODE_ROWS, EMITS, MAX_CONTEXT, ROWS, TOKENS, Batch, Requests
-from blinkpy.queues.logprob_record import RECORD_PAIRS
+from blinkpy.queues.logprob_record import LOGPROB_ENTRIES
 from blinkpy.queues.submission import SQ_ENTRY, SQ_ENTRY_WORDS, neutral_entries
 
 
@@ -94,7 +94,7 @@ class PagedBatches:
             context_lengths=np.zeros(self.max_rows, np.int32),
             emits=np.zeros(self.max_rows, np.int32),
             sampled=self.rng.integers(-(2**31), 2**31, self.max_rows).astype(np.int32),
-            logprobs=self.rng.integers(-(2**63), 2**63, (self.max_rows, RECORD_PAIRS)),
+            logprobs=self.rng.integers(-(2**63), 2**63, (self.max_rows, LOGPROB_ENTRIES)),
             counts=np.zeros(BATCH_COUNTS, np.int64),
         )
         at = 0

@@ -11,7 +11,8 @@ from support.models import kernel_reference, model_zoo
 from support.models.paged_batch import PagedBatches, Sequence
 
 from blinkpy.device.array_trees import map_arrays
-from blinkpy.kernels.linear.linear_config import LinearConfig, LinearTable
+from blinkpy.kernels.linear.linear_config import LinearConfig
+from blinkpy.kernels.linear.linear_table import LinearTable
 from blinkpy.kv.state import DECODE_ROWS, ROWS, TOKENS, Batch, Requests
 from blinkpy.models.cpu.cpu_step import CpuStep
 from blinkpy.models.families.describe_model import describe_model
@@ -19,7 +20,7 @@ from blinkpy.models.gpu.gpu_step import GpuStep
 from blinkpy.models.gpu.step_shapes import StepShape, bucket_shapes, step_shapes
 from blinkpy.models.paged_cache import PagedCache
 from blinkpy.models.weights.decoder_weights import load_weights
-from blinkpy.queues.logprob_record import RECORD_PAIR, TOP_LOGPROBS
+from blinkpy.queues.logprob_record import LOGPROB_ENTRY, TOP_LOGPROBS
 from blinkpy.queues.submission import WORD_LOGPROBS
 
 PAGE, ROWS_AT_MOST, TOKENS_AT_MOST = 16, 8, 64
@@ -87,7 +88,7 @@ class CublasTable(LinearTable):
     """Every product by cuBLAS (on the CPU, by torch): norms and SwiGLU are kernels of their own then, with scratch between."""
 
     def config(self, n: int, k: int, rows: int, dtype: torch.dtype, *, swiglu: bool = False) -> LinearConfig:
-        return LinearConfig(kind="cublas")
+        return LinearConfig("cublas")
 
 
 class TmaTable(LinearTable):
@@ -199,7 +200,7 @@ def _check_records(
     every = torch.log_softmax(logits.double(), -1)
     for index in asked.tolist():
         row = emitting[index]
-        pairs = records[row].view(RECORD_PAIR)
+        pairs = records[row].view(LOGPROB_ENTRY)
         assert pairs["token"][0] == batch.sampled[row]
         assert len(set(pairs["token"][1:].tolist())) == TOP_LOGPROBS
         own = every[index][pairs["token"].tolist()]

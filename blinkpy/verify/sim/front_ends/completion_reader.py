@@ -5,7 +5,7 @@ from __future__ import annotations
 from blinkpy.device.expect import fault_code
 from blinkpy.device.portable import device
 from blinkpy.queues import completion
-from blinkpy.queues.logprob_record import RECORD_PAIRS
+from blinkpy.queues.logprob_record import LOGPROB_ENTRIES
 from blinkpy.queues.words import FRONT_CQ_HEAD
 from blinkpy.verify.sim.front_ends.pair_ownership import stamp
 from blinkpy.verify.sim.front_ends.submissions import REASON_SHIFT
@@ -52,7 +52,7 @@ def check_record(limits, queues, fronts, pair, place):
         return RECORD_WRONG
     if wanted:
         context = fronts.prompt_length[slot] + fronts.got[slot] - 1
-        for k in range(RECORD_PAIRS):
+        for k in range(LOGPROB_ENTRIES):
             if queues.records[pair, place, k] != record_word(token, context, k):
                 return RECORD_WRONG
     return 0

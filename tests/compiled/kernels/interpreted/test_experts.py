@@ -2,50 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import support.models.kernel_cases as cases
 import torch
 
-from blinkpy.kernels.moe.expert_config import ExpertConfig, Tile
+from blinkpy.kernels.moe.expert_config import ExpertShape, ExpertTable
+from blinkpy.kernels.moe.expert_gemv import GEMV_TOKENS
+from blinkpy.kernels.moe.expert_variants import VARIANTS, ExpertCase
+from blinkpy.kernels.moe.experts import plan_experts
 from blinkpy.kernels.moe.routing import block_bound
 
-SMALL = ExpertConfig(block_m=16, up=Tile(32, 32), down=Tile(16, 32))
 BOTH_DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+SMALL = [(name, case) for name, variant in VARIANTS.items() for case in variant.cases if not case.large]
 
 
 @BOTH_DTYPES
-@pytest.mark.parametrize(
-    "shape",
-    [
-        {"tokens": 1, "bucket": 5, "count": 8, "top_k": 2},
-        {"tokens": 5, "bucket": 9, "count": 6, "top_k": 3, "normalize": False},
-        {"tokens": 37, "bucket": 40, "count": 4, "top_k": 2, "one_expert": True},  # three blocks of one expert
-    ],
-)
-def test_experts(rng: np.random.Generator, dtype: torch.dtype, shape: dict[str, Any]) -> None:
-    cases.experts_case(rng, "cpu", dtype, SMALL, hidden=48, width=40, **shape)
+@pytest.mark.parametrize(("name", "case"), SMALL)
+def test_experts(rng: np.random.Generator, dtype: torch.dtype, name: str, case: ExpertCase) -> None:
+    cases.experts_case(rng, "cpu", dtype, name, case)
+
+
+@pytest.mark.parametrize(("name", "case"), SMALL)
+def test_routing(rng: np.random.Generator, name: str, case: ExpertCase) -> None:
+    cases.routing_case(rng, "cpu", case, 16)
+
+
+def test_the_first_variant_that_supports_a_bucket_computes_it() -> None:
+    shape, table = ExpertShape(8, 2, 48, 40), ExpertTable()
+    chosen = [plan_experts(shape, tokens, torch.float32, "cpu", table).variant for tokens in (1, GEMV_TOKENS, GEMV_TOKENS + 1)]
+    assert chosen == ["gemv", "gemv", "grouped"]
 
 
 @BOTH_DTYPES
 @pytest.mark.parametrize(("tokens", "bucket", "count", "hidden"), [(1, 1, 6, 48), (3, 4, 21, 80)])
 def test_router(rng: np.random.Generator, dtype: torch.dtype, tokens: int, bucket: int, count: int, hidden: int) -> None:
     cases.router_case(rng, "cpu", dtype, tokens=tokens, bucket=bucket, count=count, hidden=hidden)
-
-
-@BOTH_DTYPES
-@pytest.mark.parametrize(
-    "shape",
-    [
-        {"tokens": 1, "bucket": 1, "count": 8, "top_k": 4, "hidden": 32, "width": 128},  # no tile is cut
-        {"tokens": 1, "bucket": 1, "count": 6, "top_k": 3, "hidden": 50, "width": 42, "normalize": False},
-        {"tokens": 3, "bucket": 4, "count": 11, "top_k": 3, "hidden": 48, "width": 40, "ties": True},
-    ],
-)
-def test_expert_gemv(rng: np.random.Generator, dtype: torch.dtype, shape: dict[str, Any]) -> None:
-    cases.expert_gemv_case(rng, "cpu", dtype, **shape)
 
 
 def test_block_bound(rng: np.random.Generator) -> None:

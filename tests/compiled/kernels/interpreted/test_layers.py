@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 import support.models.kernel_cases as cases
 import torch
 
-from blinkpy.kernels.attention.decode_attention import NewTokens, decode_attention
+from blinkpy.kernels.attention.attention import attend
+from blinkpy.kernels.attention.attention_variants import CHUNKS, VARIANTS, AttentionCall, NewTokens, PagedKV
+from blinkpy.kernels.attention.prefill_attention import plan_prefill
 from blinkpy.kernels.attention.split_plan import DecodePlan, DecodeWorkspace
+from blinkpy.kernels.batch_view import BatchView
 
 CPU = "cpu"
 both_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -48,9 +50,9 @@ def test_rope(rng: np.random.Generator, dtype: torch.dtype, shape: dict[str, int
     "shape",
     [
         {"heads": 4, "kv_heads": 1, "head_dim": 32, "page": 16},
-        {"heads": 3, "kv_heads": 3, "head_dim": 96, "page": 32, "beside": True},
+        {"heads": 3, "kv_heads": 3, "head_dim": 96, "page": 32, "overlap": True},
         {"heads": 10, "kv_heads": 2, "head_dim": 64, "page": 16, "window": 50},
-        {"heads": 4, "kv_heads": 2, "head_dim": 32, "page": 16, "window": 50, "beside": True},
+        {"heads": 4, "kv_heads": 2, "head_dim": 32, "page": 16, "window": 50, "overlap": True},
         {"heads": 16, "kv_heads": 1, "head_dim": 128, "page": 64},
     ],
 )
@@ -65,7 +67,7 @@ def test_attention(rng: np.random.Generator, dtype: torch.dtype, shape: dict[str
         contexts,
         bucket_tokens=40,
         bucket_rows=8,
-        block_m=32,
+        tiles=VARIANTS["tiles"].plans(dtype)[1],
         **shape,  # type: ignore[arg-type]
     )
 
@@ -101,15 +103,24 @@ def test_last_tokens_that_do_not_fit_are_refused() -> None:
     qkv, cache, angles = torch.zeros(8, 4 * 32), torch.zeros(2, 1, 16, 32), torch.zeros(16, 16)
     q, numbers = qkv.view(8, 4, 32)[:, :2], torch.zeros(8, dtype=torch.int32)
     workspace = DecodeWorkspace.allocate([(rows, plan)], 2, 1, 32, CPU)
-    new = NewTokens(qkv, angles, angles, numbers)
-    refused: dict[str, dict[str, Any]] = {
-        "rotated and cached before": {"query_starts": numbers, "new": new},
-        "not prefill attention": {"query_starts": numbers, "plan": replace(plan, beside=True)},
-        "too short for 3 rows": {"query_starts": numbers[:3]},
-    }
-    for message, arguments in refused.items():
+    batch = BatchView(torch.zeros(8, dtype=torch.int64), *[numbers] * 6)
+    call = AttentionCall(q, PagedKV(cache, cache, numbers.view(1, 8)), batch, torch.zeros(3, 64), rows, 1.0, workspace=workspace)
+    call, short = replace(call, last_tokens=True), batch._replace(query_starts=numbers[:3])
+    for message, refused, chosen in (
+        ("rotated and cached before", replace(call, new=NewTokens(qkv, angles, angles)), plan),
+        ("not prefill attention", call, replace(plan, overlap_prefill=True)),
+        ("are for", replace(call, batch=short), plan),
+        ("computes chunks", call, plan_prefill(torch.float32)),
+    ):
         with pytest.raises(ValueError, match=message):
-            decode_attention(
-                q, cache, cache, numbers.view(1, 8), numbers, numbers, torch.zeros(8, dtype=torch.int64), torch.zeros(3, 64),
-                workspace, rows=rows, scale=1.0, **{"plan": plan} | arguments,
-            )  # fmt: skip
+            attend(refused, chosen)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_plans_of_a_variant(rng: np.random.Generator, name: str) -> None:
+    """A registered variant is named by its plans, and each of them computes what the others do."""
+    shape = {"heads": 4, "kv_heads": 2, "head_dim": 32, "page": 16, "bucket_tokens": 24, "bucket_rows": 4}
+    for plan in VARIANTS[name].plans(torch.float32):
+        assert plan.variant == name
+        role = {"tiles": plan} if CHUNKS in VARIANTS[name].rows else {"plan": plan}
+        cases.attention_case(rng, CPU, torch.float32, [1, 1, 9, 4], [70, 1, 40, 4], **shape, **role)

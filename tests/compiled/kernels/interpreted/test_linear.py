@@ -1,80 +1,60 @@
-"""Linear layers with everything that can be fused into them, in the interpreter."""
+"""The cases that each linear variant declares, in the interpreter; and calls that no variant may take."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import support.models.kernel_cases as cases
 import torch
 
+from blinkpy.kernels.linear.linear import linear
 from blinkpy.kernels.linear.linear_config import LinearConfig
+from blinkpy.kernels.linear.linear_variants import VARIANTS, LinearCall, LinearCase, LinearShape, LinearWorkspace
 
-both_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-SMALL = {"block_m": 16, "block_n": 32, "block_k": 32}
-
-
-@both_dtypes
-@pytest.mark.parametrize(
-    ("config", "shape"),
-    [
-        ({"split_k": 1}, {"m": 3, "n": 70, "k": 96}),
-        ({"split_k": 3}, {"m": 5, "n": 70, "k": 200, "bias": True, "residual": True}),
-        ({"split_k": 4}, {"m": 16, "n": 64, "k": 40, "bias": True}),  # parts without work
-        ({"split_k": 1, "swap": True}, {"m": 17, "n": 45, "k": 70, "norm": True, "bias": True}),
-        ({"split_k": 2, "swap": True}, {"m": 7, "n": 64, "k": 128, "swiglu": True, "residual": True}),
-        ({"kind": "gemv", "block_n": 4, "block_k": 32}, {"m": 1, "n": 70, "k": 96, "bias": True, "norm": True}),
-        ({"kind": "gemv", "block_n": 1, "block_k": 128}, {"m": 1, "n": 7, "k": 72, "residual": True, "norm": True}),
-        ({"kind": "gemv", "block_n": 8}, {"m": 1, "n": 45, "k": 150, "norm": True, "swiglu": True, "residual": True}),
-        ({"kind": "gemv", "block_n": 2, "block_k": 64}, {"m": 1, "n": 9, "k": 64, "swiglu": True, "bias": True}),
-        ({"split_k": 1, "block_m": 32}, {"m": 33, "n": 40, "k": 64, "norm": True, "swiglu": True, "bias": True}),
-    ],
-)
-def test_linear(rng: np.random.Generator, dtype: torch.dtype, config: dict[str, Any], shape: dict[str, Any]) -> None:
-    cases.linear_case(rng, "cpu", dtype, LinearConfig(**SMALL | config), **shape)
+SMALL = [
+    LinearCase(case.config, shape)
+    for variant in VARIANTS.values()
+    for case in variant.cases
+    for shape in (case.shape, case.shape._replace(dtype=torch.float32))
+    if not case.large and variant.supports(shape)
+]
 
 
-@pytest.mark.parametrize(
-    ("config", "shape"),
-    [
-        ({"block_n": 32}, {"m": 19, "n": 70, "k": 104, "bias": True, "residual": True}),
-        ({"block_n": 48}, {"m": 33, "n": 112, "k": 96, "norm": True, "swiglu": True, "bias": True}),
-        ({"block_n": 112}, {"m": 16, "n": 224, "k": 64, "swiglu": True, "residual": True}),
-        ({"block_n": 112, "swap": True}, {"m": 7, "n": 120, "k": 72, "swiglu": True}),
-        ({"block_n": 80}, {"m": 9, "n": 90, "k": 200, "bias": True}),
-    ],
-)
-def test_tma(rng: np.random.Generator, config: dict[str, Any], shape: dict[str, Any]) -> None:
-    cases.linear_case(rng, "cpu", torch.bfloat16, LinearConfig(**SMALL | {"kind": "tma"} | config), **shape)
+@pytest.mark.parametrize("case", SMALL, ids=lambda case: case.config.variant)
+def test_linear(rng: np.random.Generator, case: LinearCase) -> None:
+    cases.linear_case(rng, "cpu", case.config, case.shape)
 
 
-def test_tma_leaves_split_sums(rng: np.random.Generator) -> None:
-    for split, swap, bias in ((2, False, True), (3, True, False)):
-        config = LinearConfig(kind="tma", block_m=16, block_n=48, block_k=32, split_k=split, swap=swap)
-        cases.split_linear_case(rng, "cpu", torch.bfloat16, config, m=19, n=70, k=136, bias=bias)
+@pytest.mark.parametrize("name", VARIANTS)
+def test_cases_cover_what_a_variant_declares(name: str) -> None:
+    """A feature that no case of it has would not be tested."""
+    around = [case.shape for case in VARIANTS[name].cases]
+    for feature in VARIANTS[name].fuses - {"split sums"}:
+        assert any(getattr(shape, feature) for shape in around), feature
+    assert all(case.config.variant == name for case in VARIANTS[name].cases)
 
 
-def test_float32_result(rng: np.random.Generator) -> None:
-    """Logits: bfloat16 in, float32 out."""
-    for kind, m in (("triton", 2), ("gemv", 1), ("tma", 18)):
-        config = LinearConfig(**SMALL | {"kind": kind})
-        cases.linear_case(rng, "cpu", torch.bfloat16, config, m=m, n=50, k=64, norm=True, out_dtype=torch.float32)
-
-
-@both_dtypes
-@pytest.mark.parametrize(
-    "shape",
-    [
-        {},
-        {"norm": True},
-        {"bias": True, "norm": True},
-        {"bias": True, "residual": True},
-        {"norm": True, "swiglu": True},
-        {"bias": True, "swiglu": True},
-    ],
-)
-def test_composed(rng: np.random.Generator, dtype: torch.dtype, shape: dict[str, Any]) -> None:
-    """The path of the large batches: the matrix product from torch, the layers around it from their own kernels."""
-    for kind in ("cublas", "cublas-halves"):
-        cases.linear_case(rng, "cpu", dtype, LinearConfig(kind=kind), m=9, n=24, k=40, **shape)
+def test_calls_that_a_variant_does_not_compute_are_refused() -> None:
+    x, weight, counts = torch.zeros(3, 64), torch.zeros(32, 64), torch.zeros(8, dtype=torch.int64)
+    workspace, out = LinearWorkspace.allocate("cpu", torch.float32), torch.zeros(3, 32)
+    call, partials = LinearCall(x, weight, out, workspace, counts), torch.zeros(2, 3, 32)
+    small = LinearWorkspace.allocate("cpu", torch.float32, tiles=0)
+    tma, wide = LinearConfig("tma", split_k=2), replace(call, x=x.bfloat16(), weight=weight.bfloat16(), out=out.bfloat16())
+    refused = {
+        "does not compute": [(call, LinearConfig("gemv")), (call, LinearConfig("tma"))],
+        "nobody adds": [(wide, tma)],
+        "leaves partial sums": [
+            (replace(call, out=torch.zeros(1, 3, 32)), LinearConfig("cublas")),
+            (replace(call, out=partials, residual=out), LinearConfig(split_k=2)),
+        ],
+        "no residual together": [(replace(call, weight=torch.zeros(64, 64), swiglu=True, residual=out), LinearConfig("cublas"))],
+        "scratch elements": [(replace(call, norm=(torch.zeros(64), 1e-5)), LinearConfig())],
+        "workspace too small": [(replace(call, workspace=small), LinearConfig(split_k=2))],
+    }  # fmt: skip
+    for message, calls in refused.items():
+        for given, config in calls:
+            with pytest.raises(ValueError, match=message):
+                linear(given, config)
+    assert LinearShape(3, 32, 64).weight_rows == 32

@@ -1,0 +1,53 @@
+"""Attention over the paged cache: one entry point. A plan says which variant computes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from blinkpy.kernels.attention import decode_attention, prefill_attention  # noqa: F401 (each registers its variant)
+from blinkpy.kernels.attention.attention_variants import DECODE_ROWS, LAST_TOKENS, VARIANTS, AttentionCall
+from blinkpy.kernels.launch import HEADER, INDICES, STORAGE_DTYPES, check_tensors
+
+MAX_GROUP = 16
+MAX_HEAD_DIM = 256
+
+
+def attend(call: AttentionCall, plan: Any) -> None:
+    """Compute what `call` describes by the variant of `plan`: of a plan for prefill chunks the rows [counts[DECODE_ROWS],
+    counts[ROWS]), of one for decode rows those before, or with last_tokens the last token of all rows.
+
+    Raises ValueError or TypeError where call and plan do not fit together.
+    """
+    variant = VARIANTS[plan.variant]
+    check_call(call)
+    needed = {LAST_TOKENS} if call.last_tokens else {DECODE_ROWS} if call.new is not None else set()
+    if not variant.rows.issuperset(needed):
+        raise ValueError(f"attention variant {variant.name!r} computes {', '.join(sorted(variant.rows))}")
+    variant.launch(call, plan)
+
+
+def check_call(call: AttentionCall) -> None:
+    """Raise ValueError or TypeError unless the tensors fit together."""
+    (keys, values, page_table), batch, dtype = call.cache, call.batch, call.cache.keys.dtype
+    check_tensors((keys, "keys", (None, None, None, None)), (call.q, "q", (None, None, None), STORAGE_DTYPES, True))
+    (_, kv_heads, page_size, head_dim), heads = keys.shape, call.q.shape[1]
+    check_tensors(
+        (keys, "keys", (None, kv_heads, page_size, head_dim), dtype),
+        (values, "values", tuple(keys.shape), dtype),
+        (call.q, "q", (None, heads, head_dim), dtype, True),
+        (call.out, "out", (None, heads * head_dim), dtype),
+        (page_table, "page_table", (None, None), torch.int32),
+        (batch.row_slots, "row_slots", *INDICES),
+        (batch.query_starts, "query_starts", *INDICES),
+        (batch.context_lengths, "context_lengths", *INDICES),
+        (batch.counts, "counts", *HEADER),
+    )
+    lengths = (len(batch.row_slots), len(batch.context_lengths), len(batch.query_starts) - 1)
+    if not 0 < call.rows <= min(lengths):
+        raise ValueError(f"rows {call.rows}: row_slots, context_lengths and query_starts are for {lengths} rows")
+    if heads % kv_heads or heads // kv_heads > MAX_GROUP:
+        raise ValueError(f"{heads} query heads over {kv_heads} key/value heads: the group must be 1 to {MAX_GROUP}")
+    if head_dim > MAX_HEAD_DIM or page_size & (page_size - 1):
+        raise ValueError(f"head dimension {head_dim} over {MAX_HEAD_DIM}, or page size {page_size} not a power of two")

@@ -1,0 +1,92 @@
+"""Which configuration a linear layer runs with, by shape and bucket: a table for each GPU model, and defaults without one.
+
+The tables in configs/ are measured by `python benchmarks/parts/kernel_times.py --tune` and shipped with the package, so that
+nothing is tuned at start.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from blinkpy.kernels.config_files import FOLDER, gpu_slug, read_table, write_table
+from blinkpy.kernels.linear.linear import check_config
+from blinkpy.kernels.linear.linear_config import LinearConfig
+
+ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 384, 448)
+"""Row counts with entries of their own in a table; others use the next larger one. Above the last: cuBLAS."""
+
+JSON_KEYS = {"variant": "kind", "weights_first": "swap", "early_trigger": "early"}
+"""Fields of LinearConfig with another name in the files, which users may have written."""
+FIELDS = {JSON_KEYS.get(field.name, field.name): field.name for field in fields(LinearConfig)}
+
+
+def default_config(n: int, k: int, rows: int, dtype: torch.dtype, *, swiglu: bool = False) -> LinearConfig:
+    """A configuration that works for any shape, without measurement; n: outputs, k: inputs, rows: of the bucket."""
+    if rows > 64:
+        return LinearConfig("cublas")
+    if rows == 1:
+        # 16 or 32 KiB of weights a tile: 16 or 32 registers of a thread, so that several programs fit an SM.
+        block_k = min(2048, max(128, 1 << (k - 1).bit_length()))
+        block_n = (16_384 if k <= 4096 else 32_768) // dtype.itemsize // block_k // (2 if swiglu else 1)
+        return LinearConfig("gemv", block_n=min(block_n, 16), block_k=block_k, warps=8)
+    block_m = 16 if rows <= 16 else 32 if rows <= 32 else 64
+    if dtype == torch.float32:
+        return LinearConfig(block_m=block_m, block_n=32, block_k=32, split_k=1, stages=3)
+    block_n = 16 if n < 8192 or (swiglu and n < 32_768) else 32
+    split_k = 1
+    if not swiglu and n <= 4096 and k >= 2048:
+        block_n, split_k = 32, 4 if k >= 8192 else 2
+    if block_m == 64:
+        block_n = max(32, block_n)
+    block_k = 128 if block_m == 64 or k < 1024 else 256
+    tile = (block_m + block_n * (2 if swiglu else 1)) * block_k * 2
+    return LinearConfig(block_m=block_m, block_n=block_n, block_k=block_k, split_k=split_k, stages=max(2, min(5, 98_304 // tile)))
+
+
+def key(n: int, k: int, rows: int, dtype: torch.dtype, swiglu: bool) -> str:
+    """Name of an entry in a table."""
+    return f"n{n} k{k} m{rows} {str(dtype).removeprefix('torch.')}{' swiglu' if swiglu else ''}"
+
+
+def from_json(entry: dict[str, Any]) -> LinearConfig:
+    """A configuration from its entry in a file; KeyError for an unknown name."""
+    return LinearConfig(**{FIELDS[name]: value for name, value in entry.items()})
+
+
+def to_json(config: LinearConfig) -> dict[str, Any]:
+    """The entry of a configuration in a file."""
+    return {JSON_KEYS.get(name, name): value for name, value in asdict(config).items()}
+
+
+class LinearTable:
+    """Measured configurations of one GPU model; shapes that were not measured get the defaults."""
+
+    def __init__(self, entries: dict[str, LinearConfig] | None = None) -> None:
+        self.entries = entries or {}
+
+    @classmethod
+    def load(cls, gpu_name: str, folder: Path = FOLDER) -> LinearTable:
+        """The shipped table of a GPU model; an empty one where none is shipped. A damaged table is a ConfigError."""
+        path = folder / f"{gpu_slug(gpu_name)}.json"
+        entries = read_table(path, "linear", "linear configurations", from_json)
+        for config in entries.values():
+            check_config(config)
+        return cls(entries)
+
+    def save(self, gpu_name: str, measured: dict[str, Any], folder: Path = FOLDER) -> Path:
+        """Write the table; measured: with what (versions, date)."""
+        entries = {name: to_json(config) for name, config in self.entries.items()}
+        return write_table(folder / f"{gpu_slug(gpu_name)}.json", "linear", gpu_name, measured, entries)
+
+    def config(self, n: int, k: int, rows: int, dtype: torch.dtype, *, swiglu: bool = False) -> LinearConfig:
+        """The configuration for `rows` rows: measured at the next larger row count of ROW_BUCKETS, else the default."""
+        bucket = next((size for size in ROW_BUCKETS if size >= rows), None)
+        if bucket is not None:
+            found = self.entries.get(key(n, k, bucket, dtype, swiglu))
+            if found is not None:
+                return found
+        return default_config(n, k, rows, dtype, swiglu=swiglu)

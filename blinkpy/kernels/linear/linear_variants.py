@@ -1,0 +1,119 @@
+"""What a variant of the linear layer declares, and the registry of them: see `LinearVariant`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from blinkpy.kernels.linear.linear_config import LinearConfig, check_sizes
+from blinkpy.kernels.registry import Registry
+
+
+class LinearShape(NamedTuple):
+    """Sizes of a linear layer, and what is around its product."""
+
+    rows: int
+    n: int  # outputs
+    k: int  # inputs
+    norm: bool = False
+    bias: bool = False
+    swiglu: bool = False
+    residual: bool = False
+    partials: bool = False  # the result is partial sums
+    dtype: torch.dtype = torch.bfloat16  # of x and weights
+    result: torch.dtype | None = None  # None: dtype
+
+    @property
+    def weight_rows(self) -> int:
+        """Gate and up are rows of one weight."""
+        return 2 * self.n if self.swiglu else self.n
+
+
+class LinearCase(NamedTuple):
+    """A test of a variant. It is compiled ahead of time, and runs on a GPU and, unless it is large, in the interpreter."""
+
+    config: LinearConfig
+    shape: LinearShape
+
+    @property
+    def large(self) -> bool:
+        """Of real sizes: too slow for the interpreter."""
+        return self.shape.n * self.shape.k > 1_000_000
+
+
+@dataclass(frozen=True)
+class LinearWorkspace:
+    """Scratch of the linear layers of a step, shared by all of them."""
+
+    partial: torch.Tensor  # float32 [elements] partials of split sums
+    arrivals: torch.Tensor  # int32 [tiles], zero between launches
+    rows: torch.Tensor  # storage dtype [elements] normalised inputs, and results before SwiGLU, where these are not fused
+
+    @classmethod
+    def allocate(
+        cls, device: str, dtype: torch.dtype, *, partial: int = 4_194_304, tiles: int = 65_536, rows: int = 1
+    ) -> LinearWorkspace:
+        """partial: floats; tiles: counters; rows: at least T * 2 * width where SwiGLU is not fused, and T * K more where a norm
+        is given and not fused."""
+        return cls(
+            torch.zeros(partial, dtype=torch.float32, device=device),
+            torch.zeros(tiles, dtype=torch.int32, device=device),
+            torch.zeros(rows, dtype=dtype, device=device),
+        )
+
+
+@dataclass(frozen=True)
+class LinearCall:
+    """One linear layer: out = f(norm(x) weight^T + bias) + residual, for all M rows of the bucket."""
+
+    x: torch.Tensor  # [M, K], rows of any stride
+    weight: torch.Tensor  # [N, K]; with swiglu [2 * N, K], gate then up, and f(gate, up) = silu(gate) * up
+    out: torch.Tensor  # [M, N] in x's dtype or float32; or float32 [split_k, M, N], whose sum over the splits is the result
+    workspace: LinearWorkspace
+    counts: torch.Tensor  # int64 [8] batch header
+    bias: torch.Tensor | None = None  # [rows of weight]
+    norm: tuple[torch.Tensor, float] | None = None  # weight [K] and eps of an RMSNorm of x
+    residual: torch.Tensor | None = None  # [M, N] in out's dtype; may be out itself
+    swiglu: bool = False
+    pdl: bool = False
+
+    @property
+    def partials(self) -> bool:
+        """The result is partial sums, which `blinkpy.kernels.norm.rms_norm` takes as they are."""
+        return self.out.dim() == 3
+
+    @property
+    def shape(self) -> LinearShape:
+        """The sizes of this call."""
+        around = (self.norm is not None, self.bias is not None, self.swiglu, self.residual is not None, self.partials)
+        return LinearShape(len(self.x), self.out.shape[-1], self.x.shape[1], *around, self.x.dtype, self.out.dtype)
+
+
+@dataclass(frozen=True)
+class LinearVariant:
+    """One way to compute a linear layer. A new one is a file that adds it, and an import of that file in linear.py."""
+
+    name: str
+    """`LinearConfig.variant`; "kind" in configs/*.json."""
+    launch: Callable[[LinearCall, LinearConfig], None]
+    """Launches the kernels. The call is checked, and asks for nothing but what `fuses` has."""
+    fuses: frozenset[str]
+    """What it does besides the product: "norm" of x before; "bias", "swiglu", "residual" after; "partials": leave the partials of
+    sums that are split over K as the result; "split sums": add them up. `linear` runs norm and SwiGLU apart where they miss."""
+    cases: tuple[LinearCase, ...]
+    """Tests; without them nothing proves a variant."""
+    kernels: tuple[Any, ...] = ()
+    """The Triton kernels that `launch` starts."""
+    supports: Callable[[LinearShape], bool] = lambda shape: True
+    """Whether it computes layers of these rows, sizes and dtype."""
+    check: Callable[[LinearConfig], None] = check_sizes
+    """Raises ConfigError unless a kernel can be built from the configuration."""
+    candidates: Callable[[LinearShape, int], Iterator[LinearConfig]] = lambda shape, sm_count: iter(())
+    """For the tuner: configurations that may be good for a shape that it supports, on a GPU with this many SMs."""
+
+
+VARIANTS: Registry[LinearVariant] = Registry()
+"""By name; filled when blinkpy.kernels.linear.linear is imported."""

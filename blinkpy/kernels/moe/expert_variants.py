@@ -1,0 +1,90 @@
+"""What a variant of the expert layer takes and declares, and the registry of them: see `ExpertVariant`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from blinkpy.kernels.moe.expert_config import ExpertConfig, ExpertShape, ExpertTable
+from blinkpy.kernels.registry import Registry
+
+
+@dataclass(frozen=True)
+class ExpertWorkspace:
+    """Scratch of the expert layers, shared by all buckets."""
+
+    inner: torch.Tensor  # storage dtype [T * top_k * width] results of gate and up
+    results: torch.Tensor  # storage dtype [T * top_k * hidden]
+
+    @classmethod
+    def allocate(cls, shape: ExpertShape, tokens: int, dtype: torch.dtype, device: str) -> ExpertWorkspace:
+        """For up to `tokens` tokens."""
+        sizes = (tokens * shape.top_k * shape.width, tokens * shape.top_k * shape.hidden)
+        return cls(*(torch.zeros(size, dtype=dtype, device=device) for size in sizes))
+
+
+@dataclass(frozen=True)
+class ExpertCall:
+    """out += weighted sum over each token's experts of down(silu(gate(x)) * up(x)), for the first counts[TOKENS] tokens. The
+    top_k experts of a token are those of the largest logits, the lower id first among equals; weights are their softmax."""
+
+    x: torch.Tensor  # [T, hidden]
+    logits: torch.Tensor  # float32 [T, E] of the router
+    gate_up: torch.Tensor  # [E, 2 * width, hidden], gate rows then up rows
+    down: torch.Tensor  # [E, hidden, width]
+    counts: torch.Tensor  # int64 [8] batch header
+    out: torch.Tensor  # [T, hidden], the residual stream
+    workspace: ExpertWorkspace
+    top_k: int
+    normalize: bool  # a token's weights sum to 1
+    pdl: bool = False
+
+    @property
+    def shape(self) -> ExpertShape:
+        """Of the layer."""
+        experts, hidden, width = self.down.shape
+        return ExpertShape(experts, self.top_k, hidden, width)
+
+
+class ExpertCase(NamedTuple):
+    """A test of a variant. It is compiled ahead of time, and runs on a GPU and, unless it is large, in the interpreter."""
+
+    tokens: int
+    bucket: int
+    shape: ExpertShape
+    config: ExpertConfig | None = None  # None: the default
+    normalize: bool = True
+    one_expert: bool = False  # every token chooses expert 0 first, so that its blocks fill
+    ties: bool = False  # logits of few values, zeros of both signs, and NaN
+
+    @property
+    def large(self) -> bool:
+        """Of real sizes: too slow for the interpreter."""
+        return self.shape.hidden > 200
+
+
+@dataclass(frozen=True)
+class ExpertVariant:
+    """One way to compute an expert layer. A new one is a file that adds it, and an import of that file in experts.py.
+
+    A token's result depends on itself and on what was prepared, never on other tokens.
+    """
+
+    name: str
+    supports: Callable[[ExpertShape, int], bool]
+    """Whether it is for buckets of this many tokens. The first variant that supports a bucket computes it."""
+    prepare: Callable[[ExpertShape, int, torch.dtype, str, ExpertTable], Any]
+    """Makes what a bucket of so many tokens needs on a device: configuration and scratch of its own."""
+    launch: Callable[[ExpertCall, Any], None]
+    """Launches the kernels. The call is checked; takes it and what was prepared."""
+    cases: tuple[ExpertCase, ...]
+    """Tests; without them nothing proves a variant."""
+    kernels: tuple[Any, ...] = ()
+    """The Triton kernels that `launch` starts."""
+
+
+VARIANTS: Registry[ExpertVariant] = Registry()
+"""By name, in the order of preference; filled when blinkpy.kernels.moe.experts is imported."""

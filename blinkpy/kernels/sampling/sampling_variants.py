@@ -1,0 +1,93 @@
+"""What a sampling variant takes and declares, and the registry of them: see `SamplingVariant`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import triton
+
+from blinkpy.kernels.batch_view import BatchView
+from blinkpy.kernels.registry import Registry
+
+VOCAB_CHUNK = 2048
+MAX_CANDIDATES = 1024
+BLOCK = 1024
+
+
+@dataclass(frozen=True)
+class SamplingWorkspace:
+    """Scratch of the sampling kernels, for up to `rows` rows."""
+
+    adjusted: torch.Tensor  # float32 [rows, V]
+    chunk_max: torch.Tensor  # float32 [rows, chunks]
+    chunk_id: torch.Tensor  # int32 [rows, chunks]
+    keys: torch.Tensor  # int64 [rows, capacity]
+    chunk: int
+    block: int
+
+    @classmethod
+    def allocate(
+        cls,
+        rows: int,
+        vocabulary: int,
+        device: str,
+        *,
+        chunk: int = VOCAB_CHUNK,
+        capacity: int = MAX_CANDIDATES,
+        block: int = BLOCK,
+    ) -> SamplingWorkspace:
+        """chunk: tokens of one program of the first kernel; capacity: candidates that are sorted at once, at least 32;
+        block: tokens of one iteration of the second kernel. All powers of two; smaller ones make tests small."""
+        chunks = triton.cdiv(vocabulary, chunk)
+        return cls(
+            torch.zeros(rows, vocabulary, dtype=torch.float32, device=device),
+            torch.zeros(rows, chunks, dtype=torch.float32, device=device),
+            torch.zeros(rows, chunks, dtype=torch.int32, device=device),
+            torch.zeros(rows, capacity, dtype=torch.int64, device=device),
+            chunk,
+            block,
+        )
+
+
+class RequestView(NamedTuple):
+    """What sampling reads of the requests, by slot. See `blinkpy.kv.state.Requests`, which has it all."""
+
+    entry: torch.Tensor  # int32 [S, words] submission entries
+    tokens: torch.Tensor  # int32 [S, L] prompt and output
+    prompt_length: torch.Tensor  # int32 [S]
+
+    @classmethod
+    def of(cls, requests: Any) -> RequestView:
+        """The view of a `kv.state.Requests` of tensors."""
+        return cls(*(getattr(requests, name) for name in cls._fields))
+
+
+@dataclass(frozen=True)
+class SamplingCall:
+    """The next token of each emitting row, from its logits and its request's parameters; other rows stay as they are."""
+
+    logits: torch.Tensor  # float32 [B, V], rows of any stride; not changed
+    requests: RequestView
+    batch: BatchView  # context_lengths are the positions of the new tokens
+    sampled: torch.Tensor  # int32 [B] result: token ids
+    records: torch.Tensor  # int64 [B, LOGPROB_ENTRIES] result of `write_logprobs`
+    workspace: SamplingWorkspace
+    pdl: bool = False
+
+
+@dataclass(frozen=True)
+class SamplingVariant:
+    """One way to sample. A new one is a file that adds it, and an import of that file in sample_tokens.py."""
+
+    name: str
+    launch: Callable[[SamplingCall], None]
+    """Launches the kernels, which write `sampled`. The call is checked."""
+    kernels: tuple[Any, ...] = ()
+    """The Triton kernels that `launch` starts."""
+
+
+VARIANTS: Registry[SamplingVariant] = Registry()
+"""By name, the default first; filled when blinkpy.kernels.sampling.sample_tokens is imported."""
