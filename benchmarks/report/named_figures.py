@@ -45,11 +45,16 @@ def interference(shape: str, system: str, figure: str) -> Source:
 
 
 def bugs(file: str) -> Source:
-    """How many patches a file of seeded bugs has."""
+    """How many patches a file of seeded bugs has: Bug(what, ...) or (what, before, after), with texts."""
+
+    def is_bug(node: ast.AST) -> bool:
+        called = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Bug"
+        texts = node.args[:1] if isinstance(node, ast.Call) and called else getattr(node, "elts", ())
+        wanted = 1 if called else 3
+        return len(texts) == wanted and all(isinstance(text, ast.Constant) and isinstance(text.value, str) for text in texts)
 
     def count(results: Results) -> str:
-        calls = [node for node in ast.walk(ast.parse((ROOT / file).read_text())) if isinstance(node, ast.Call)]
-        return str(sum(isinstance(call.func, ast.Name) and call.func.id == "Bug" for call in calls))
+        return str(sum(is_bug(node) for node in ast.walk(ast.parse((ROOT / file).read_text()))))
 
     return count
 

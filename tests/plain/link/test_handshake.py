@@ -121,7 +121,7 @@ WRONG = {
     "device without rdma": (("frontend", "--rdma-device", "mlx5_0"), "--rdma-device needs --transport rdma"),
     "no address at all": (("engine", "--transport", "rdma", "--listen", "x"), "listen must be HOST:PORT, not 'x'"),
     "two ways": (("frontend", "--transport", "rdma", "--engine", "x:1", "--name", "y"), "--name is for front ends on"),
-    "unknown way": (("engine", "--transport", "tcp"), "transport must be one of shm, rdma"),
+    "unknown way": (("engine", "--transport", "tcp"), "transport must be one of shm"),
     "the other half's": (("frontend", "--listen", "x:1"), "--listen"),
     "the other half's memory": (("frontend", "--queue-memory", "host"), "--queue-memory"),
     "serve": (("serve", "--transport", "rdma"), "--transport"),
