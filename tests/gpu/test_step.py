@@ -43,12 +43,12 @@ def test_sums_in_parts(rng: np.random.Generator, name: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", ["llama3", "qwen3-moe-mixed"])
 def test_a_capture_knows_where_the_layers_end(rng: np.random.Generator, tmp_path: Path, name: str) -> None:
-    """Behind them: the last norm, then the product with the vocabulary's matrix, beside which `ahead` runs; then sampling."""
+    """Behind them: the last norm, then the product with the vocabulary's matrix, beside which `overlap` runs; then sampling."""
     step = step_cases.on_device(rng, "cuda", name, tmp_path, torch.bfloat16)[0].step
     for shape, captured in zip(step.shapes, step.capture(torch.cuda.Stream()), strict=True):
         names = [kernel_name(node) for node in chain_of(runtime.cudaGraph_t(captured.graph.raw_cuda_graph()))]
         assert names[captured.layers] == "_rms_norm", shape.name
-        assert names[-3:] == ["_adjust", "_sample", "_logprobs"], shape.name
+        assert names[-3:] == ["_adjust", "_sample_tokens", "_write_logprobs"], shape.name
         assert len(names) >= captured.layers + 5, shape.name
         assert not any("norm" in name for name in names[captured.layers + 1 :]), shape.name
 
