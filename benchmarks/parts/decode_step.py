@@ -103,9 +103,9 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             control=arguments.control,
             record_steps=arguments.record_steps,
         )
-        Spinning.cycles = arguments.spin_us * torch.cuda.get_device_properties(0).clock_rate // 1000
         loop = Spinning if arguments.spin_us else GpuLoop
         engine = make_engine(config, device=CudaDevice(trace_rows=200_000, pdl=arguments.pdl, loop=loop))
+        Spinning.cycles = arguments.spin_us * torch.cuda.get_device_properties(0).clock_rate // 1000
         engine.start()
         try:
             return _measure(engine, describe_model(folder), arguments)
