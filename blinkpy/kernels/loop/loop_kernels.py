@@ -105,8 +105,7 @@ def schedule_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None
         if is_faulted(engine.state):  # never, where the state is not checked
             bucket = S.STOPPED
         counts = engine.state.batch.counts
-        graph = int64(repeat.shape[0] - 1)  # without a step
-        step = graph
+        graph = step = int64(repeat.shape[0] - 1)  # without a step
         if bucket >= 0:
             graph = shared[words + 2 * bucket + (1 if counts[S.DECODE_ROWS] < counts[S.ROWS] else 0)]
             step = graph
