@@ -37,7 +37,7 @@ CHOICES = (  # that are shown: policy, max_num_batched_tokens, mixed_step_tokens
 )
 LOADS = ("16 requests/s", "64 streams")  # that are shown
 CHOICE = ("policy", "tokens", "mixed", "burst", "burst_step")
-PREDICTED = ("ttft_p50", "ttft_mean", "ttft_p99", "tpot_p50", "tpot_mean", "tpot_p99", "itl_p99", "itl_max", "e2e_mean")
+PREDICTED = ("ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99", "itl_p99", "itl_max", "e2e_mean")
 
 
 class Results:
@@ -84,13 +84,16 @@ def decode(results: Results) -> dict[str, Any]:
         took = alone["rows"][most]["scheduler_us"]["p50"]
         made_up = f"a made-up step of {alone['spin_us'] / 1000:g} ms"
         text += f" At {int(most):,} rows, with {made_up}, the scheduler takes {took:.1f} us."
+    origins: dict[str, list[str]] = {}
+    for title, found in shown.items():
+        origins.setdefault(origin_of(found), []).append(title)
     return {
         "shown": shown,
         "prompt": next(iter(shown.values()))["prompt"],
         "head": ["rows", *(word for title in shown for word in (f"{title} step, ms", "floor, ms", "share"))],
         "rows": rows,
         "text": text,
-        "origins": " ".join(f"{title}: {origin_of(found)}." for title, found in shown.items()),
+        "origins": " ".join(f"{' and '.join(titles)}: {origin}." for origin, titles in origins.items()),
     }
 
 
@@ -115,7 +118,7 @@ def gap(results: Results) -> dict[str, Any]:
             if "gap_us" in step:
                 began, decides, whole = (step[key]["p50"] for key in ("scheduler_began_after_us", "scheduler_us", "gap_us"))
                 parts = (began, decides, whole - decides - began, whole)
-                rows.append([what, f"{int(count):,}", *(f"{round(part, 1) + 0.0:.1f} us" for part in parts)])
+                rows.append([what, f"{int(count):,}", *(f"{round(part, 1) + 0.0:.1f}" for part in parts)])
     return {"rows": rows}
 
 
@@ -135,12 +138,9 @@ def step_row(step: Document) -> list[str]:
     """One step; what was not read is left empty."""
     return [
         step_title(step),
-        f"{step['tokens']:,}",
         f"{step['step_ms']:.3g}",
         f"{step['mean_w']:.0f}" if "mean_w" in step else "",
-        f"{step['joules']:.3g}" if "joules" in step else "",
         f"{step['clock_mhz']:,}" if "clock_mhz" in step else "",
-        f"{sum(step['tflop'].values()):.3g}",
         f"{step['tflop_per_s']:.0f}",
         percent(step["share_of_floor"]) if "share_of_floor" in step else "",
     ]
@@ -155,7 +155,7 @@ def step_title(step: Document) -> str:
     if step["kind"] == "prompts":
         return f"{len(lengths)} prompts of {lengths[0]:,}" if len(lengths) > 1 else f"a prompt of {lengths[0]:,}"
     behind = f" behind {step['cached']:,} cached" if step["cached"] else ""
-    return f"mixed: {rows + ', ' if step['decodes'] else ''}chunk of {lengths[0]:,}{behind}"
+    return f"{rows + ', ' if step['decodes'] else ''}chunk of {lengths[0]:,}{behind}"
 
 
 def cpu(results: Results) -> dict[str, Any]:
@@ -170,10 +170,11 @@ def cpu(results: Results) -> dict[str, Any]:
                 sign, met = ("at most" if target["at_most"] else "at least"), "" if target["met"] else " (**missed**)"
                 value, limit = (number(target[key], target["unit"]) for key in ("value", "limit"))
                 rows.append([label, f"{value}{met}", f"{sign} {limit}"])
+    shares = {name: percent(found["others"]["other_processes"]) for name, found in sources.items()}
     return {
         "rows": rows,
         "cores": " or ".join(dict.fromkeys(str(found["machine"]["cores"]) for found in sources.values())),
-        "others": ", ".join(f"{percent(found['others']['other_processes'])} in `{name}`" for name, found in sources.items()),
+        "others": ", ".join(f"{share} in `{name}`" for name, share in shares.items() if share != percent(0)),
     }
 
 

@@ -3,6 +3,7 @@ energy.md.j2. A table is a list of rows of words; without rows there is none."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 from benchmarks.report.grid_summary import (
@@ -77,10 +78,13 @@ def endurance(document: Document, title: str, name: str) -> list[str]:
 
 def serving(found: dict[str, Document]) -> dict[str, Any]:
     """All models; found as of claim()."""
+    models = [model(title, file) for title, file in found.items() if file]
+    for before, after in reversed(list(pairwise(models))):
+        if after["origin"] == before["origin"]:
+            after["origin"] = "Systems, machine, commit and date as above."
     return {
-        "models": [model(title, file) for title, file in found.items() if file],
+        "models": models,
         "missing": [title for title, file in found.items() if not file],
-        "ours": OURS,
         "rate": HEADLINE_RATE,
     }
 
@@ -112,7 +116,7 @@ def alone(found: dict[str, Document]) -> dict[str, Any]:
                 figures = [series(document, name, MODES[0], value).get(HEADLINE_RATE) for _, value in FIGURES.values()]
                 rows += [[name, *map(word, figures)]] if any(figures) else []
             models.append({"title": title, "origin": machine(file), "closed": closed(document), "rows": rows})
-    return {"models": models, "ours": OURS, "rate": HEADLINE_RATE}
+    return {"models": models, "rate": HEADLINE_RATE}
 
 
 def machine(file: Document) -> str:
@@ -178,27 +182,27 @@ def headline(document: Document) -> Rows:
     for front_end in ("own", "shared"):
         if any(key_of(cell)[2:] == (HEADLINE_RATE, front_end) for cell in document["cells"]):
             for mode in MODES:
-                beside = "none" if mode == MODES[0] else f"{per_core} per core"
-                for name in dict.fromkeys([*systems(document), *COMPARED]):
+                beside = "0" if mode == MODES[0] else str(per_core)
+                for name in systems(document):
                     if words := headline_words(document, name, mode, front_end):
                         rows.append([beside, where(front_end), name, *words])
     return rows
 
 
 def headline_words(document: Document, name: str, mode: str, front_end: str) -> list[str]:
-    """A system's figures at the headline rate, or why there are none; empty if nobody asks for them."""
+    """A system's figures at the headline rate, or why they don't count; empty if they were not measured."""
     some = [cell for cell in document["cells"] if key_of(cell) == (name, mode, HEADLINE_RATE, front_end)]
     cells = [cell for cell in some if counts(document, cell)]
     if not cells:
-        why = "the client fell behind" if some else "not measured"
-        return [why, *[""] * (len(FIGURES) + 1)] if some or name in COMPARED else []
+        return ["the client fell behind", *[""] * (len(FIGURES) + 1)] if some else []
     words = [word(series(document, name, mode, value, front_end).get(HEADLINE_RATE)) for _, value in FIGURES.values()]
     words.insert(3, f"{sum(cell['goodput_per_s'] for cell in cells) / len(cells):.3g}")
     return [*words, str(sum(sum(cell["errors"].values()) for cell in cells))]
 
 
 def where(front_end: str) -> str:
-    return "own cores" if front_end == "own" else "contended cores"
+    """The cores of the front end."""
+    return "own" if front_end == "own" else "contended"
 
 
 def key_of(cell: Document) -> tuple[str, str, float, str]:
@@ -219,7 +223,7 @@ def slowdowns(document: Document) -> Rows:
     for front_end in ("own", "shared"):
         for name in systems(document):
             found = [slowdown(document, name, figure, front_end) for figure in FIGURES]
-            rows.append((f"{name}, front end on {where(front_end)}: interfered / isolated", found))
+            rows.append((f"{name}, {where(front_end)} cores", found))
     for name in systems(document):
         for mode in MODES if name != OURS else ():
             some = [ratios(*[series(document, one, mode, value) for one in (name, OURS)]) for _, value in FIGURES.values()]
@@ -296,11 +300,11 @@ def worse(name: str, where: str, ours: float, peers: float) -> list[str]:
 def energy(found: dict[str, Document]) -> dict[str, Any]:
     """Joules for each token, taken apart, of each model; found as of claim()."""
     tables = [(title, file["commit"]["hash"][:7], energy_rows(file["results"])) for title, file in found.items() if file]
-    return {"tables": [one for one in tables if one[2]], "peer": PEER}
+    return {"tables": [one for one in tables if one[2]], "ours": OURS, "peer": PEER}
 
 
 def energy_rows(document: Document) -> Rows:
-    """Each isolated load, system by system; for blinkpy the ratios to the peer. Empty without an energy counter."""
+    """Each isolated load of both systems: blinkpy's figures / the peer's, and their ratios. Empty without an energy counter."""
     found: dict[str, dict[str, Document]] = {}
     for cell in document["cells"]:
         key = cell["cell"]
@@ -309,14 +313,17 @@ def energy_rows(document: Document) -> Rows:
             found.setdefault(load_name(cell), {})[key["system"]] = cell
     rows = []
     for load, cells in sorted(found.items(), key=lambda item: (item[0].endswith("/s"), float(item[0].split()[0]))):
-        for name in (OURS, PEER):
-            if name in cells:
-                energy, steps = cells[name]["energy"], cells[name]["steps"]
-                step = joules_a_step(cells[name])
-                words = [load, name, f"{energy['mean_w']:.0f}", str(energy.get("clock_mhz") or "not read")]
-                words += [f"{steps['per_s']:.0f}", f"{steps['tokens']:.3g}", f"{step:.3g}", f"{step / steps['tokens']:.3g}"]
-                rows.append([*words, shares(cells[name], cells[PEER]) if name == OURS and PEER in cells else ""])
+        if {OURS, PEER} <= cells.keys():
+            both = cells[OURS], cells[PEER]
+            figures = zip(*map(energy_figures, both), strict=True)
+            rows.append([load, *(f"{ours} / {peers}" for ours, peers in figures), shares(*both)])
     return rows
+
+
+def energy_figures(cell: Document) -> list[str]:
+    """Power, tokens a step, J a step, J/token."""
+    tokens, step = cell["steps"]["tokens"], joules_a_step(cell)
+    return [f"{cell['energy']['mean_w']:.0f}", f"{tokens:.3g}", f"{step:.3g}", f"{step / tokens:.3g}"]
 
 
 def joules_a_step(cell: Document) -> float:

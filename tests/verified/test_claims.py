@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 
 from support.seeded_bugs import FRONT_BUGS, SCHEDULER_BUGS
@@ -35,3 +36,6 @@ def test_code_that_relies_on_the_order_of_accesses_is_listed_there() -> None:
 def test_the_numbers_of_seeded_bugs_are_right() -> None:
     assert f"Found by the simulator, {len(SCHEDULER_BUGS)}:" in PAGE
     assert f"Found by the state machine, {len(FRONT_BUGS)}:" in PAGE
+    for bugs in SCHEDULER_BUGS, FRONT_BUGS:
+        for module, count in Counter(bug.module for bug in bugs).items():
+            assert f"`{module}` {count}" in PAGE
