@@ -64,7 +64,7 @@ def main() -> None:
     options = parser.parse_args()
     table = rows(lines_now(), lines_at(options.against) if options.against else None)
     if options.markdown:
-        print("| folder | lines | at most |\n|---|---|---|")
+        print("| folder | lines | goal |\n|---|---|---|")
         for name, lines, limit, _ in table:
             print(f"| `{name}/` | {lines} | {limit.removeprefix('of ')} |")
         return

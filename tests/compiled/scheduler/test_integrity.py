@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -330,3 +331,18 @@ def test_messages_name_the_place(seed: int) -> None:
         assert state_faults(limits, state) == [message] == [describe_fault(in_python(limits, state))]
         array[index] = before
     assert state_faults(limits, as_memoryviews(state)) == []
+
+
+def test_what_hardly_any_damage_reaches() -> None:
+    """Counts beyond their lists, a canonical page that left the index under its old generation, more pages than a table has."""
+    assert R.check_list([0], 1, 1, [S.RUNNING], S.RUNNING, [0])
+    assert not R.check_list([0], -1, 1, [S.RUNNING], S.RUNNING, [0])
+    assert not R.check_list([0, 0], 2, 1, [S.RUNNING], S.RUNNING, [0])
+    limits = SimpleNamespace(pages=1, page_size=1, pages_per_sequence=1, max_model_len=9)
+    requests = SimpleNamespace(canonical=[0], indexed=[1], canonical_generation=[4], tokens=np.array([[7]]))
+    for key, fine in ((5, True), (-1, False)):
+        pages = SimpleNamespace(generation=[4], key=[key], tokens=np.array([[7]]))
+        assert P.canonical_fine(limits, SimpleNamespace(pages=pages, requests=requests), 0) == fine
+    fields = {"status": S.RUNNING, "computed": 1, "length": 2, "num_pages": 2, "prompt_length": 1}
+    request = SimpleNamespace(**{name: [value] for name, value in fields.items()})
+    assert R.check_request(limits, request, 0) & CODE_MASK == R.TABLE_END

@@ -10,13 +10,14 @@ import pytest
 
 from blinkpy import SamplingParams
 from blinkpy.dpu.generation_defaults import default_sampling
-from blinkpy.queues.request_parameters import RequestParameters
+from blinkpy.queues.request_parameters import Parameter, RequestParameters
 from blinkpy.queues.submission import (
     SQ_ENTRY,
     SQ_ENTRY_BYTES,
     SQ_ENTRY_WORDS,
     SUBMIT_NO_PREFIX_CACHE,
     WORD,
+    _check,
     neutral_entries,
     pack_entry,
 )
@@ -119,3 +120,8 @@ def test_sampling_params_become_request_parameters() -> None:
 def test_sampling_params_have_bounds(name: str, value: object) -> None:
     with pytest.raises(ValueError, match=name):
         SamplingParams(**{name: value})
+
+
+def test_an_eight_byte_parameter_has_bounds_that_its_sign_tells() -> None:
+    with pytest.raises(ImportError, match="the engine can check the sign alone"):
+        _check(Parameter("cache_salt", "i8", 0, (0, 9)))
