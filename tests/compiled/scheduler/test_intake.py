@@ -112,9 +112,9 @@ def test_parameters_at_their_bounds_are_accepted(fields: dict[str, Any]) -> None
     assert request.ended == C.FINISH_LENGTH
 
 
-@pytest.mark.parametrize("slot", [-1, 4, 2**31 - 1, 0])
-def test_an_entry_for_no_slot_or_a_busy_one_is_counted_and_skipped(slot: int) -> None:
-    case = make_case()
+@pytest.mark.parametrize(("slot", "lanes"), [(-1, 1), (4, 4), (2**31 - 1, 1), (0, 4)])
+def test_an_entry_for_no_slot_or_a_busy_one_is_counted_and_skipped(slot: int, lanes: int) -> None:
+    case = make_case(lanes=lanes)
     owner = case.submit(tokens(3), 6)
     case.turn()
     case.submit(tokens(7, 2), 2, entry={"slot": slot})
