@@ -14,6 +14,7 @@ from support.scheduler_cases import tokens
 from blinkpy.device.array_trees import named_arrays
 from blinkpy.kv.state import EMPTY, FAST_PATH, FINISHING, RECORDS, TURNS
 from blinkpy.kv.state_snapshots import snapshot as copies
+from blinkpy.queues.completion import FINISH_CANCELLED
 from blinkpy.queues.words import COMMAND_DRAIN, COMMAND_RUN, CONTROL_COMMAND
 from blinkpy.scheduler.cycle import make_turn
 from blinkpy.scheduler.policies import fcfs, priority, shortest_first
@@ -79,6 +80,20 @@ def test_every_execution_writes_the_same_records(other: str, seed: int) -> None:
     for name in ("recorder.words", "recorder.progress", "recorder.cursor", "recorder.seen"):
         assert (first[name] == second[name]).all(), name
     assert replayed(Replay(storms[1].recording.reader.capture(), fcfs, "njit" if other == "njit" else "python")) > 0
+
+
+def test_several_lanes_record_cancels_as_one_does() -> None:
+    rings = []
+    for lanes in (1, 4):
+        case = RecordedCase()
+        case._turn = make_turn(fcfs) if lanes == 1 else in_lanes(make_turn(fcfs), lanes)
+        request = case.submit(tokens(5), 9)
+        case.turn(2)
+        case.cancel(request)
+        case.finish()
+        assert request.ended == FINISH_CANCELLED
+        rings.append(case.state.recorder.words.copy())
+    assert rings[0].any() and np.array_equal(*rings)
 
 
 def test_calls_that_leave_no_record_changed_nothing(rng: np.random.Generator) -> None:
