@@ -62,3 +62,13 @@ def test_a_part_that_is_gone_is_an_error(package: Path) -> None:
     shutil.rmtree(package / "kv")
     with pytest.raises(FileNotFoundError, match="blinkpy has no kv"):
         source_digest(SCHEDULER, package)
+
+
+def test_a_move_that_keeps_the_order_of_files_changes_the_digest(tmp_path: Path) -> None:
+    """With one file alone, nothing but its path can tell."""
+    (tmp_path / "part" / "below").mkdir(parents=True)
+    file = tmp_path / "part" / "one.py"
+    file.write_text("ONE = 1\n")
+    before = source_digest(("part",), tmp_path)
+    file.rename(tmp_path / "part" / "below" / "one.py")
+    assert source_digest(("part",), tmp_path) != before
