@@ -26,9 +26,8 @@ from blinkpy.serving.processes import Child, ChildError
 from blinkpy.serving.segment_names import private_name, remove_leftovers
 from blinkpy.transport.segment import unlink_stale
 from blinkpy.transport.transport_kinds import chosen_end
-from blinkpy.verify.recording.crash_dump import crash_folder, save_crash
-from blinkpy.verify.recording.recording_errors import RecordingError
-from blinkpy.verify.recording.recording_links import remove_dead_links
+from blinkpy.verify.recording.dump_file import save_crash
+from blinkpy.verify.recording.recording_links import RecordingError, remove_dead_links
 from blinkpy.verify.recording.recording_reader import RecordingReader
 
 FAULT_GRACE_S = 5.0  # how long front ends go on answering errors after the engine died
@@ -93,7 +92,7 @@ def crash_saver(config: Config) -> Callable[[str], None]:
 
     def save(reason: str) -> None:
         if reader is not None:
-            saved = save_crash(reader, crash_folder(config.engine.record_folder), name, reason)
+            saved = save_crash(reader, config.engine.record_folder, name, reason)
             print(f"blinkpy: {saved}", file=sys.stderr, flush=True)
 
     return save
