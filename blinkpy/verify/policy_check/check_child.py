@@ -137,20 +137,18 @@ def waiting_findings(policy: Policy, rank_many: Any, options: CheckOptions) -> l
     for preempted in (False, True):
         worst = overtaking(rank_many, options.seed, preempted)
         who = "a request that was preempted" if preempted else "a request"
-        if worst.bounded:
-            if worst.window_s == 0:
-                text = f"{who} is never overtaken by later ones"
-            else:
-                text = f"{who} is overtaken only by those that arrive within {_duration(worst.window_s)} of it"
-            findings.append(Finding("fine", "waiting", text))
-            continue
-        text = f"{who} may starve: {show(worst.waits)} is overtaken even by {show(worst.overtakes)}, a day later"
-        if not preempted:
+        if worst.window_s == 0:
+            text = f"{who} is never overtaken by later ones"
+        elif worst.bounded:
+            text = f"{who} is overtaken only by those that arrive within {_duration(worst.window_s)} of it"
+        else:
+            text = f"{who} may starve: {show(worst.waits)} is overtaken even by {show(worst.overtakes)}, a day later"
+        if not worst.bounded and not preempted:
             shown = flood(policy, worst)
             fate = "it waits" if shown.started else "still waiting after"
             text += f"; simulated at full load: {fate} {shown.waited_s:.1f} s, overtaken by {shown.overtaken_by:,} later requests"
             text += f", the last of which arrived {shown.last_arrived_s:.1f} s after it"
-        findings.append(Finding(level, "waiting", text))
+        findings.append(Finding("fine" if worst.bounded else level, "waiting", text))
     return findings
 
 

@@ -41,7 +41,7 @@ def run_replay(options: ReplayOptions) -> int:
     from blinkpy.sources import SCHEDULER, source_digest
     from blinkpy.verify.recording.dump_file import read_dump
     from blinkpy.verify.recording.recorded_policy import recorded_policy
-    from blinkpy.verify.replay.narration import Narration
+    from blinkpy.verify.replay.narration import narrate
     from blinkpy.verify.replay.recorded_requests import RecordedRequests
     from blinkpy.verify.replay.replayer import Replay
     from blinkpy.verify.replay.timeline import SUFFIXES, Timeline
@@ -56,13 +56,13 @@ def run_replay(options: ReplayOptions) -> int:
     if about.get("sources") != source_digest(SCHEDULER):
         print("blinkpy: this is not the version that made the recording: it may decide differently", file=sys.stderr)
     replay = Replay(capture, recorded_policy(about, options.policy), "njit" if options.compiled else "python")
-    narration, timeline, requests = Narration(replay, options), Timeline(), RecordedRequests(replay.state)
+    timeline, requests, different = Timeline(), RecordedRequests(replay.state), 0
     print(f"{options.file}: {about['reason']}, {about['written']}, {about.get('device', '')} engine, policy {about['policy']}")
-    for turn, differences in replay.run():
-        narration.narrate(turn, differences)
+    for turn, differs in narrate(replay, options):
+        different += differs
         timeline.take(turn, replay.state)
         requests.take(turn, replay.state)
-    different, total = narration.different, len(replay.turns)
+    total = len(replay.turns)
     span_s = (replay.turns[-1].now_ns - replay.turns[0].now_ns) / 1e9 if replay.turns else 0.0
     verdict = f"{different:,} of {total:,} turns decided differently from the recording" if different else ""
     print(f"{verdict or f'all {total:,} turns decided as recorded'}, over {span_s:.3f} s")
