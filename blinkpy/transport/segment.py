@@ -72,10 +72,7 @@ class Segment:
         """Remove the name and drop the lock. The mapping stays until its last view is gone."""
         if self._fd < 0:
             return
-        path = segment_path(self.name)
-        with contextlib.suppress(FileNotFoundError):
-            if os.stat(path).st_ino == os.fstat(self._fd).st_ino:
-                os.unlink(path)
+        _unlink(segment_path(self.name), self._fd)
         os.close(self._fd)
         self._fd = -1
 
@@ -105,9 +102,8 @@ def create_segment(name: str, sizes: QueueSizes, facts: EngineFacts) -> Segment:
     except OSError as error:
         os.close(fd)
         if error.errno == errno.ENOSPC:
-            raise TransportError(
-                error.errno, f"no room for {total >> 20} MiB of queues in {FOLDER}: make it larger, or use fewer workers"
-            ) from error
+            reason = f"no room for {total >> 20} MiB of queues in {FOLDER}: make it larger, or use fewer workers"
+            raise TransportError(error.errno, reason) from error
         raise
     finally:
         os.unlink(temporary)
@@ -126,12 +122,16 @@ def _remove_stale(path: Path) -> None:
             if attempts == 0:
                 raise TransportError(f"an engine with the name {path.name!r} is running: choose another --name")
             time.sleep(RETRY_S)
-        # The name may have passed on to a new segment between open and lock.
-        with contextlib.suppress(FileNotFoundError):
-            if os.stat(path).st_ino == os.fstat(fd).st_ino:
-                os.unlink(path)
+        _unlink(path, fd)
     finally:
         os.close(fd)
+
+
+def _unlink(path: Path, fd: int) -> None:
+    """Remove the name of an open file, unless it has passed on to a new segment."""
+    with contextlib.suppress(FileNotFoundError):
+        if os.stat(path).st_ino == os.fstat(fd).st_ino:
+            os.unlink(path)
 
 
 def _locked(fd: int) -> bool:
