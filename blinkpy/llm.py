@@ -21,7 +21,6 @@ import numpy as np
 from blinkpy.config import Config, ConfigError
 from blinkpy.config import options as config_options
 from blinkpy.dpu.generation import Generation
-from blinkpy.dpu.generation_defaults import default_sampling
 from blinkpy.dpu.link.connectors import connect
 from blinkpy.dpu.link.queue_pair import EngineLostError, NoRoomError, QueuePair
 from blinkpy.dpu.text.chat_template import ChatError, load_template
@@ -121,7 +120,7 @@ class LLM:
             self.config = find_model(self.config, progress)
             folder = Path(self.config.model.model)
             self.tokenizer = Tokenizer(folder)
-            self._default = default_sampling(self.tokenizer.generation_config)
+            self._default = RequestParameters.of_model(self.tokenizer.generation_config)
             child = Child("engine", self.config)
             self._end = weakref.finalize(self, _end_engine, child, name)
             try:

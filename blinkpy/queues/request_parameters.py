@@ -1,14 +1,15 @@
 """The parameters of a request: one table, from which everything else about them is made.
 
 From PARAMETERS come the fields of the submission entry with their packing and the indices that device code and samplers use
-(blinkpy.queues.submission), the engine's check of entries (blinkpy.scheduler.phases.intake), RequestParameters below, the
-defaults of a model (blinkpy.dpu.generation_defaults), the HTTP fields and their page docs/api.md
-(blinkpy.dpu.http.request_fields), the fields of blinkpy.SamplingParams, and the values that the simulator submits.
+(blinkpy.queues.submission), the engine's check of entries (blinkpy.scheduler.phases.intake), RequestParameters below with the
+defaults of a model, the HTTP fields and their page docs/api.md (blinkpy.dpu.http.request_fields), the fields of
+blinkpy.SamplingParams, and the values that the simulator submits.
 A new scalar is a row here, and the code of the samplers that applies it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import field, make_dataclass
 from typing import Any, NamedTuple
 
@@ -132,3 +133,21 @@ class RequestParameters(_Values):
     """
 
     __slots__ = ()
+
+    @classmethod
+    def of_model(cls, generation_config: Mapping[str, Any]) -> RequestParameters:
+        """Defaults from a model's generation_config.json, as vLLM takes them; `do_sample: false` there means greedy.
+
+        Values that are null are skipped. Raises ValueError for one that is out of range.
+        """
+        values: dict[str, Any] = {}
+        for p in PARAMETERS:
+            value = generation_config.get(p.name)
+            if value is None or not p.from_model:
+                continue
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not p.in_bounds(value):
+                raise ValueError(f"generation_config.json: {p.name} is {value!r}")
+            values[p.name] = p.from_request(value if p.is_float else int(value))
+        if generation_config.get("do_sample") is False:
+            values["temperature"] = 0.0
+        return cls(**values)

@@ -17,7 +17,6 @@ from blinkpy.config import Config, ConfigError
 from blinkpy.dpu.api_errors import ApiError, bad_request
 from blinkpy.dpu.engine_link import EngineLink
 from blinkpy.dpu.generation import Generation
-from blinkpy.dpu.generation_defaults import default_sampling
 from blinkpy.dpu.http.answer_sinks import Collector
 from blinkpy.dpu.http.request_fields import Message, Request, token_limit
 from blinkpy.dpu.metrics import Metrics
@@ -41,7 +40,7 @@ class Service:
         self.started = int(time.time())
         self.tokenizer = Tokenizer(folder)
         try:
-            self.defaults: RequestParameters = default_sampling(self.tokenizer.generation_config)
+            self.defaults: RequestParameters = RequestParameters.of_model(self.tokenizer.generation_config)
         except ValueError as error:
             raise ConfigError(f"{folder}: {error}") from error
         limit = config.frontend.max_body_bytes + TEMPLATE_SLACK

@@ -38,16 +38,9 @@ def byte_alphabet() -> dict[str, int]:
     return table
 
 
-def _stages(decoder: Any) -> list[dict[str, Any]]:
+def _stages(node: dict[str, Any]) -> list[dict[str, Any]]:
     """A decoder's description, flattened: nested sequences become one list of stages."""
-    state = json.loads(decoder.__getstate__()) if decoder is not None else {"type": None}
-
-    def flatten(node: dict[str, Any]) -> list[dict[str, Any]]:
-        if node["type"] == "Sequence":
-            return [stage for inner in node["decoders"] for stage in flatten(inner)]
-        return [node]
-
-    return flatten(state)
+    return [stage for inner in node["decoders"] for stage in _stages(inner)] if node["type"] == "Sequence" else [node]
 
 
 class TokenTexts:
@@ -61,7 +54,8 @@ class TokenTexts:
         self.encoder = encoder
         self.pieces: list[bytes] | None = None
         self.texts: list[str | None] | None = None
-        spell = self._speller(_stages(encoder.decoder))
+        state = {"type": None} if encoder.decoder is None else json.loads(encoder.decoder.__getstate__())
+        spell = self._speller(_stages(state))
         if spell is None:
             return
         added = encoder.get_added_tokens_decoder()

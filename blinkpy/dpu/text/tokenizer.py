@@ -22,13 +22,11 @@ from blinkpy.queues.submission import STOP_IDS
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
-def read_json(path: Path, required: bool = False) -> dict[str, Any]:
-    """A JSON object from a model's folder; {} when an optional file isn't there. Raises ConfigError otherwise."""
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a model's folder; {} when it isn't there. Raises ConfigError when it is no such thing."""
     try:
         content = json.loads(path.read_bytes())
-    except FileNotFoundError as error:
-        if required:
-            raise ConfigError(f"{path.parent} has no {path.name}") from error
+    except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"can't read {path}: {error}") from error
