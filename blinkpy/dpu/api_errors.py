@@ -18,12 +18,9 @@ MAX_MESSAGE = 1000  # characters
 class ApiError(Exception):
     """An answer that is not a completion. param: the request's parameter at fault; code: for programs."""
 
-    def __init__(
-        self, status: int, message: str, *, param: str | None = None, code: str | None = None, retry_after_s: int | None = None
-    ):
+    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None):
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message[:MAX_MESSAGE], param, code
-        self.retry_after_s = retry_after_s
 
     def body(self) -> bytes:
         """The JSON object. Lone surrogates, which a client may have sent and the message quotes, are replaced."""
@@ -40,9 +37,9 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
 
 def busy(message: str) -> ApiError:
     """A 429: no room now."""
-    return ApiError(429, f"The server is busy: {message}.", code="no_free_slot", retry_after_s=1)
+    return ApiError(429, f"The server is busy: {message}.", code="no_free_slot")
 
 
 def unavailable(message: str) -> ApiError:
     """A 503: there is no engine, or it accepts nothing."""
-    return ApiError(503, message, code="engine_unavailable", retry_after_s=1)
+    return ApiError(503, message, code="engine_unavailable")

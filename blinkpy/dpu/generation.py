@@ -49,27 +49,22 @@ class Sink(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Generation:
-    """State of one choice. It is the `owner` of its request in the queue pair.
-
-    prompt_length, tokens: prompt and generated tokens. arrival: when the HTTP request came, s of the monotonic clock.
-    top_logprobs: number of most likely tokens whose log probabilities the request asks for; -1: it asks for none at all.
-    open: until the sink was told the end. touched: in the list of those to flush. last_event: when text went out last, s.
-    """
+    """State of one choice. It is the `owner` of its request in the queue pair."""
 
     index: int
-    prompt_length: int
+    prompt_length: int  # tokens
     detokenizer: Detokenizer
     stops: InitVar[tuple[str, ...]]
-    arrival: float
+    arrival: float  # when the HTTP request came, s of the monotonic clock
     sink: Sink
-    top_logprobs: int = -1
+    top_logprobs: int = -1  # most likely tokens whose log probabilities the request asks for; -1: it asks for none at all
     request: InFlightRequest | None = None
-    tokens: int = 0
+    tokens: int = 0  # generated
     finish_reason: str | None = None
     error: ApiError | None = None
-    open: bool = True
-    touched: bool = False
-    last_event: float = 0.0
+    open: bool = True  # until the sink was told the end
+    touched: bool = False  # in the list of those to flush
+    last_event: float = 0.0  # when text went out last, s
     _stops: StopStrings | None = None
     _text: str = ""
     _logprobs: list[TokenLogprobs] = field(default_factory=list)

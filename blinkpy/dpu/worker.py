@@ -92,11 +92,8 @@ def make_server(
     on_ready: Callable[[], None] = lambda: None,
     owner: int = 0,
 ) -> Server:
-    """The server of one worker. owner: who it is to an engine on another machine, 0 for a new one.
-
-    The engine need not be there: until it is, requests are answered 503. Raises ConfigError for a model that the
-    front end can't work with.
-    """
+    """The server of one worker; until the engine is there, it answers 503. owner: who it is to an engine on another machine, 0
+    for a new one. Raises ConfigError for a model that the front end can't work with."""
     metrics = Metrics(pair, config.frontend.workers, metrics_memory)
     identity = WorkerIdentity(pair, owner or new_owner())
     service = Service(config, folder, EngineLink(lambda: open_queue_pair(config, identity), metrics), metrics)

@@ -48,18 +48,14 @@ class LayoutError(ValueError):
 
 @dataclass(frozen=True)
 class QueueSizes:
-    """Sizes of one segment; every queue pair of it has the same.
+    """Sizes of one segment; every queue pair of it has the same."""
 
-    pairs: queue pairs, one for each front-end worker. slots: requests in flight in one pair. sq_entries, cq_entries: ring
-    sizes, powers of two, sq_entries >= slots. prompt_tokens: prompt arena. hash_entries: page-hash arena.
-    """
-
-    pairs: int
-    slots: int
-    sq_entries: int
+    pairs: int  # queue pairs, one for each front-end worker
+    slots: int  # requests in flight in one pair
+    sq_entries: int  # ring sizes, powers of two, sq_entries >= slots
     cq_entries: int
-    prompt_tokens: int
-    hash_entries: int
+    prompt_tokens: int  # prompt arena
+    hash_entries: int  # page-hash arena
 
     def __post_init__(self) -> None:
         def require(fine: bool, what: str) -> None:

@@ -58,10 +58,8 @@ class PageHasher:
         self._moduli, self._ones = np.repeat([_MODULI], pages, axis=0), np.repeat([self._for_the_ones], pages, axis=0)
 
     def hashes(self, tokens: NDArray[np.int32], cache_salt: int = 0) -> NDArray[np.int64]:
-        """The hash of each full page of a prompt.
-
-        tokens: int32 [n], each in [0, vocab_size). cache_salt: in [0, 2**63). Returns int64 [n // page_size], each in [0, 2**62).
-        """
+        """The hash of each full page of a prompt, int64 [n // page_size], each in [0, 2**62). tokens: int32 [n], each in
+        [0, vocab_size). cache_salt: in [0, 2**63)."""
         size = self.page_size
         count = len(tokens) // size
         while count > len(self._moduli):

@@ -27,26 +27,19 @@ SUBMIT_NO_PREFIX_CACHE = 1  # of `flags`: neither reuse nor offer pages
 
 
 class Parameter(NamedTuple):
-    """One parameter.
-
-    dtype: in the entry: i4, i8 or f4. neutral: the value without effect; None is a random one. accepted: what the engine takes;
-    NaN and infinity are never among it. above_low: the lower bound itself is refused. requested: what the APIs take, where that
-    differs; a value below what the engine takes means the neutral one. http: which endpoint has the parameter as a field of
-    this name and kind: "both", "completions" or "". offline: SamplingParams has it. from_model: generation_config.json may
-    set the default. doc: for docs/api.md, behind the range; with `kind` in place of the range.
-    """
+    """One parameter."""
 
     name: str
-    dtype: str
-    neutral: float | None
-    accepted: Bounds
-    doc: str = ""
-    above_low: bool = False
-    requested: Bounds | None = None
-    http: str = "both"
-    offline: bool = True
-    from_model: bool = False
-    kind: str = ""
+    dtype: str  # in the entry: i4, i8 or f4
+    neutral: float | None  # the value without effect; None is a random one
+    accepted: Bounds  # what the engine takes; NaN and infinity are never among it
+    doc: str = ""  # for docs/api.md, behind the range
+    above_low: bool = False  # the lower bound itself is refused
+    requested: Bounds | None = None  # what the APIs take, where that differs; below `accepted` means the neutral value
+    http: str = "both"  # which endpoint has a field of this name and kind: "both", "completions" or ""
+    offline: bool = True  # SamplingParams has it
+    from_model: bool = False  # generation_config.json may set the default
+    kind: str = ""  # for docs/api.md, in place of the range
 
     @property
     def bounds(self) -> Bounds:
@@ -136,10 +129,8 @@ class RequestParameters(_Values):
 
     @classmethod
     def of_model(cls, generation_config: Mapping[str, Any]) -> RequestParameters:
-        """Defaults from a model's generation_config.json, as vLLM takes them; `do_sample: false` there means greedy.
-
-        Values that are null are skipped. Raises ValueError for one that is out of range.
-        """
+        """Defaults from a model's generation_config.json, as vLLM takes them: null counts as absent, `do_sample: false` means
+        greedy. Raises ValueError for a value out of range."""
         values: dict[str, Any] = {}
         for p in PARAMETERS:
             value = generation_config.get(p.name)

@@ -105,11 +105,8 @@ def refusal(reason: str) -> bytes:
 
 
 def introduce(host: str, port: int, hello: Hello, timeout_s: float) -> Welcome:
-    """Say hello to the engine and return its answer.
-
-    Raises OSError when nobody is there, TransportError when the engine refuses or is silent for timeout_s seconds, and
-    LayoutError when it speaks another version.
-    """
+    """Say hello to the engine; its answer. Raises LayoutError when it speaks another version, and TransportError when nobody is
+    there, when it refuses, or is silent for timeout_s seconds."""
     deadline = time.monotonic() + timeout_s
     where = f"{host} port {port}"
     try:
@@ -127,10 +124,8 @@ def introduce(host: str, port: int, hello: Hello, timeout_s: float) -> Welcome:
 
 
 def receive_line(connection: socket.socket, deadline: float) -> bytes:
-    """A line of the other side, without more than MESSAGE_LIMIT bytes being kept. deadline: of the monotonic clock.
-
-    Raises TimeoutError, and HandshakeError when the line is too long or ends early.
-    """
+    """A line of the other side. deadline: of the monotonic clock. Raises TimeoutError, and HandshakeError when the line ends
+    early or has more than MESSAGE_LIMIT bytes."""
     received = b""
     while not received.endswith(b"\n"):
         left = deadline - time.monotonic()

@@ -59,10 +59,8 @@ class Segment:
         return engine_views(self.buffer, self.layout)
 
     def lock_pairs(self) -> None:
-        """Keep front ends from attaching to this segment by its name: its pairs are given out in another way.
-
-        Raises TransportError when one of them has a front end already.
-        """
+        """Keep front ends from attaching by this segment's name: its pairs are given out in another way. Raises TransportError
+        when one of them has a front end already."""
         try:
             fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, pair_lock(self.layout.front_region(0), 0))
         except (BlockingIOError, PermissionError) as error:
@@ -78,10 +76,8 @@ class Segment:
 
 
 def create_segment(name: str, sizes: QueueSizes, facts: EngineFacts) -> Segment:
-    """Make a segment and own it until close() or death; what a dead engine of the same name left is removed.
-
-    Raises TransportError when a living engine has that name, or when there is no room.
-    """
+    """Make a segment and own it until close() or death; what a dead engine of the same name left is removed. Raises
+    TransportError when a living engine has that name, or when there is no room."""
     path = segment_path(name)
     total = QueueLayout(sizes).total_bytes
     temporary = path.with_name(f"{path.name}.{os.getpid()}.new")

@@ -71,15 +71,14 @@ class RdmaOptions:
 
 
 class Endpoint(NamedTuple):
-    """What the other end must know to connect. gid: 16 bytes as an IPv6 address. lid: 0 on Ethernet. mtu: IBV_MTU_* (1: 256
-    bytes, each one more doubles it). reads: RDMA reads that it can have open."""
+    """What the other end must know to connect."""
 
     qpn: int
     psn: int
-    gid: str
-    lid: int
-    mtu: int
-    reads: int
+    gid: str  # 16 bytes as an IPv6 address
+    lid: int  # 0 on Ethernet
+    mtu: int  # IBV_MTU_* (1: 256 bytes, each one more doubles it)
+    reads: int  # RDMA reads that it can have open
 
 
 @cache

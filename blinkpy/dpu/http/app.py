@@ -77,7 +77,7 @@ class App:
         if get is None and path not in self._posts:
             raise ApiError(404, f"There is no {path[:200]} here.", code="not_found")
         if len(exchange.connection.connections) > self.options.max_connections and path != "/health":
-            raise ApiError(503, "Too many connections.", code="too_many_connections", retry_after_s=1)
+            raise ApiError(503, "Too many connections.", code="too_many_connections")
         if path not in ("/health", "/metrics"):
             self._check_key(exchange)
         allowed = ("POST",) if get is None else ("GET", "HEAD")

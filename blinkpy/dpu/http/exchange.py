@@ -13,6 +13,7 @@ from blinkpy.dpu.metrics import Metrics
 BODY_TIMEOUT_S = 60.0  # for a request's body to arrive
 SEND_TIMEOUT_S = 60.0  # for a client to take the rest of an answer
 JSON = b"application/json"
+LATER = frozenset({429, 503})  # the same request may be served a second later
 CLOSING = frozenset({408, 413})  # the rest of the body is not read: the connection can't go on
 
 Scope = dict[str, Any]
@@ -86,8 +87,8 @@ class Exchange:
     async def answer_error(self, error: ApiError) -> None:
         """Send an error object."""
         headers: Headers = []
-        if error.retry_after_s is not None:
-            headers.append((b"retry-after", b"%d" % error.retry_after_s))
+        if error.status in LATER:
+            headers.append((b"retry-after", b"1"))
         if error.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
         if error.status in CLOSING or error.code == "too_many_connections":

@@ -40,24 +40,19 @@ Message = dict[str, Any]
 
 @dataclass(slots=True)
 class Request:
-    """One checked request. Exactly one of messages and prompts is set.
+    """One checked request. Exactly one of messages and prompts is set."""
 
-    prompts: texts or lists of token ids. max_tokens: None when the request leaves it to the context. parameters:
-    everything but max_tokens and the model's end-of-sequence ids. stop_ids: the request's own. logprobs: of a chat;
-    parameters.logprobs combines it with top_logprobs.
-    """
-
-    parameters: RequestParameters
+    parameters: RequestParameters  # everything but max_tokens and the model's end-of-sequence ids
     model: str | None = None
     messages: list[Message] | None = None
-    prompts: list[str | list[int]] = field(default_factory=list)
-    max_tokens: int | None = None
+    prompts: list[str | list[int]] = field(default_factory=list)  # texts or lists of token ids
+    max_tokens: int | None = None  # None leaves it to the context
     stop: tuple[str, ...] = ()
-    stop_ids: tuple[int, ...] = ()
+    stop_ids: tuple[int, ...] = ()  # the request's own
     ignore_eos: bool = False
     stream: bool = False
     include_usage: bool = False
-    logprobs: bool = False
+    logprobs: bool = False  # of a chat; parameters.logprobs combines it with top_logprobs
     top_logprobs: int = 0
 
 
@@ -191,12 +186,11 @@ def _prompts(name: str, value: Any) -> list[str | list[int]]:
 
 
 class Field(NamedTuple):
-    """attribute: of Request, or of RequestParameters after "parameters.", or "" when there is none. values, default: for
-    docs/api.md."""
+    """A field of a request's body."""
 
-    attribute: str
+    attribute: str  # of Request, or of RequestParameters after "parameters.", or "" when there is none
     check: Check
-    values: str = "accepted; no effect on the answer"
+    values: str = "accepted; no effect on the answer"  # for docs/api.md, as is default
     default: str = ""
 
 
@@ -310,10 +304,7 @@ def parse(body: bytes | bytearray, fields: dict[str, Field], defaults: RequestPa
 
 
 def token_limit(request: Request, prompt_length: int, context: int) -> int:
-    """max_tokens of a request with a prompt of prompt_length tokens; without one, the rest of the context.
-
-    Raises ApiError with status 400 and code context_length_exceeded when the request goes beyond the context.
-    """
+    """max_tokens of a request; without one, what its prompt leaves of the context. Raises ApiError where that is too little."""
     prompt = "messages" if request.messages is not None else "prompt"
     room = context - prompt_length
     limit = request.max_tokens if request.max_tokens is not None else room

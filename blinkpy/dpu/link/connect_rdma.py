@@ -70,10 +70,7 @@ class RegisteredMemory:
 
 
 class RdmaTransport:
-    """One queue pair of an engine on another machine; see the module, and blinkpy.transport.contract for the promises.
-
-    queue: counts the verbs that were posted.
-    """
+    """One queue pair of an engine on another machine; see the module. queue: counts the verbs that were posted."""
 
     def __init__(self, port: Port, end: QueuePairEnd, depth: int, welcome: Welcome):
         self.layout, self.facts = read_header(welcome.header)
@@ -309,10 +306,7 @@ class RdmaTransport:
                 self._health = self._health_words.tolist()
 
     def first_look(self, timeout_s: float) -> None:
-        """Read the engine's words until they are there. Raises TransportError when they don't come in time.
-
-        The one call that waits; it belongs to connecting.
-        """
+        """Read the engine's words until they are there: the one call that waits. Raises TransportError after timeout_s."""
         deadline = time.monotonic() + timeout_s
         self.read_engine()
         while self._in_flight[HEALTH] or self._in_flight[PAIR]:
@@ -339,10 +333,9 @@ class RdmaTransport:
 
 
 def attach_rdma(host: str, port: int, owner: int, device: str = "", gid_index: int = -1) -> RdmaTransport:
-    """Connect to an engine that listens at host and port, and take a queue pair of it.
+    """Take a queue pair of the engine that listens at host and port. Raises TransportError and LayoutError.
 
-    owner: see blinkpy.transport.handshake.Hello. device, gid_index: see blinkpy.transport.verbs.Port. Raises TransportError and
-    LayoutError.
+    owner: see blinkpy.transport.handshake.Hello. device, gid_index: see blinkpy.transport.verbs.Port.
     """
     with contextlib.ExitStack() as opened:
         rdma_port = opened.enter_context(contextlib.closing(Port(device, gid_index)))

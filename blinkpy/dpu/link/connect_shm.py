@@ -133,9 +133,8 @@ class ShmTransport:
 def attach_segment(name: str, pair: int, timeout_s: float = 0.0, *, or_another: bool = False) -> ShmTransport:
     """Take a queue pair of a running engine, waiting up to timeout_s for the engine and for the pair.
 
-    or_another: where another front end has this pair, the next one that nobody has. Raises LayoutError when the engine's
-    layout is another one, and TransportError when there is no such engine or pair, when it is in use, or when the segment
-    belongs to another user.
+    or_another: where another front end has this pair, the next one that nobody has. Raises LayoutError, and TransportError when
+    there is no such engine or pair, when it is in use, or when the segment belongs to another user.
     """
     path = segment_path(name)
     deadline = time.monotonic() + timeout_s

@@ -52,11 +52,8 @@ LogprobPairs = list[tuple[int, float]]  # one record: (token, log probability), 
 
 
 class InFlightRequest:
-    """One submitted request.
-
-    owner: whatever the caller passed in. after: the ring's position after its entry. records: those of its completions with
-    HAS_LOGPROBS, in their order; who takes such a completion takes one from the left.
-    """
+    """One submitted request. owner: whatever the caller passed in. after: the ring's position after its entry. records: of its
+    completions with HAS_LOGPROBS, in their order; who takes such a completion takes one from the left."""
 
     __slots__ = ("after", "cancelled", "owner", "records", "request_id", "slot")
 
@@ -102,10 +99,7 @@ class QueuePair:
     # ---- ownership ---------------------------------------------------------------------------------------------------
 
     def attach(self, timeout_s: float) -> None:
-        """Claim the next epoch and wait for the engine's grant; requests of before are forgotten.
-
-        Raises EngineLostError when the engine does not grant it in time, or can't.
-        """
+        """Claim the next epoch and wait for the engine's grant. Raises EngineLostError where it does not come in time."""
         self._attached = False
         granted = self.transport.read_pair().epoch
         if granted >= W.EPOCH_LIMIT:
@@ -149,10 +143,8 @@ class QueuePair:
         self.transport.ring_doorbell(self._stamp(self._sq_tail))
 
     def check(self) -> None:
-        """Look whether engine and lease are alive; a few times a second is enough.
-
-        Raises EngineLostError when the engine is silent, stopped, faulted or replaced, or when this epoch was revoked.
-        """
+        """Raise EngineLostError when the engine is silent, stopped, faulted or replaced, or when this epoch was revoked. To be
+        called a few times a second."""
         transport = self.transport
         words = transport.read_engine()
         state, beat = words[W.ENGINE_STATE], words[W.ENGINE_HEARTBEAT]
@@ -214,11 +206,8 @@ class QueuePair:
         return min(self.facts.max_model_len, self.facts.num_pages * self.facts.page_size)
 
     def submit(self, prompt: Int32, sampling: RequestParameters, owner: Any = None) -> InFlightRequest:
-        """Hand a request to the engine. prompt: int32 [n], n >= 1.
-
-        Raises NoRoomError when there is no room now, EngineUnavailableError when the engine takes nothing, EngineLostError
-        when it is gone, and ValueError for a prompt that can never fit.
-        """
+        """Hand a request to the engine. prompt: int32 [n], n >= 1. Raises NoRoomError when there is no room now,
+        EngineUnavailableError, EngineLostError, and ValueError for a prompt that can never fit."""
         if not self._attached:
             raise EngineLostError("no queue pair is attached")
         state = self.transport.read_engine_state()
@@ -261,11 +250,8 @@ class QueuePair:
         return request
 
     def _consume(self) -> None:
-        """Take back arena and ring space of entries that the engine has consumed.
-
-        Entries are consumed in order, so that of a request that has ended, and those before it, are: a transport whose
-        reads take a while may not know yet.
-        """
+        """Take back arena and ring space of entries that the engine has consumed. It does so in order: that of a request that
+        has ended, and those before it, are consumed, even where a transport does not know yet."""
         # Relies on O2 of docs/verification.md: what lies before the head was read, so it may be written over.
         head = max(self.transport.read_pair().sq_head, self._ended)
         if not self._sq_head <= head <= self._sq_tail:

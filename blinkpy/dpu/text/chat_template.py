@@ -89,10 +89,7 @@ class ChatTemplate:
 
 
 def find_template(folder: Path, tokenizer_config: Mapping[str, Any], override: str = "") -> str | None:
-    """Source of the chat template: the operator's file, chat_template.jinja, tokenizer_config.json, or None.
-
-    Raises ConfigError for a file that can't be read.
-    """
+    """Source of the template: the operator's file, chat_template.jinja, tokenizer_config.json, or None. Raises ConfigError."""
     path = Path(override).expanduser() if override else folder / "chat_template.jinja"
     if override or path.exists():
         try:

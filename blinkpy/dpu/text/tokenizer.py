@@ -97,13 +97,12 @@ class Tokenizer:
         """
         explicit = add_special_tokens and isinstance(self._add_bos, bool)
         encoding = self.encoder.encode_batch_fast([text], add_special_tokens=add_special_tokens and not explicit)[0]
-        ids = np.array(encoding.ids, np.int32)
+        ids = encoding.ids
         if explicit:
             before = [self.bos_id] if self._add_bos and self.bos_id is not None else []
             after = [self.eos_ids[-1]] if self._add_eos and self.eos_ids else []
-            if before or after:
-                ids = np.concatenate([np.array(before, np.int32), ids, np.array(after, np.int32)])
-        return ids
+            ids = [*before, *ids, *after]
+        return np.array(ids, np.int32)
 
     def detokenizer(self, prompt: Int32 | None = None) -> Detokenizer:
         """A detokenizer for a request's output. prompt: its prompt, which a few kinds of tokenizers need."""
