@@ -25,8 +25,7 @@ ids in theirs, so late writes of an earlier owner are recognised and have no eff
 *Order.* What both sides rely on in the order of memory accesses has names, O1 to O8, and is checked for all machines by
 tests/verified/memory_model/queue_protocol.py; change the one with the other.
 
-What lies in the regions has modules of its own: header, words, submission, completion and logprob_record. All of them need
-NumPy alone, so that a front end on a DPU can import them.
+What lies in the regions has modules of its own: header, words, submission, completion and logprob_record.
 """
 
 from __future__ import annotations

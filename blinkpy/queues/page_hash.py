@@ -8,8 +8,6 @@ another request's page. For a polynomial modulo a prime below 2**31 with a secre
 
 a prompt whose hashes collide can't be made without knowing m. There are two of them, with multipliers that each engine draws at
 its start; no product exceeds 2**62, so NumPy, njit and CUDA compute the same number.
-
-This module needs NumPy alone, so that a front end on a DPU can import it.
 """
 
 from __future__ import annotations

@@ -18,15 +18,11 @@ DONE = b"data: [DONE]\n\n"
 class Usage(NamedTuple):
     """Tokens of a request, over all of its choices."""
 
-    prompt: int
-    completion: int
+    prompt_tokens: int
+    completion_tokens: int
 
     def table(self) -> dict[str, int]:
-        return {
-            "prompt_tokens": self.prompt,
-            "completion_tokens": self.completion,
-            "total_tokens": self.prompt + self.completion,
-        }
+        return self._asdict() | {"total_tokens": sum(self)}
 
 
 @dataclass(frozen=True, slots=True)

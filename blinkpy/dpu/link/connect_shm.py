@@ -21,10 +21,10 @@ from blinkpy.dpu.link.store_fence import store_fence
 from blinkpy.queues import words as W
 from blinkpy.queues.array_types import Int32, Int64
 from blinkpy.queues.header import read_header
-from blinkpy.queues.layout import BLOCK_WORDS, QueueLayout
+from blinkpy.queues.layout import BLOCK_WORDS
 from blinkpy.queues.logprob_record import LOGPROB_ENTRIES, LOGPROB_ENTRY, Records
 from blinkpy.transport.contract import EngineWords, TransportError
-from blinkpy.transport.segment import RETRY_S, pair_lock, segment_path
+from blinkpy.transport.segment import RETRY_S, lock_bytes, lock_file, segment_path
 from blinkpy.transport.transport_kinds import End, WorkerIdentity
 
 
@@ -111,10 +111,7 @@ class ShmTransport:
         except FileNotFoundError:
             return True
         try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            return False
+            return lock_file(fd, fcntl.LOCK_SH)
         finally:
             os.close(fd)
 
@@ -165,7 +162,7 @@ def _attach(path: Path, pair: int, or_another: bool) -> ShmTransport:
         if not 0 <= pair < pairs:
             raise TransportError(f"the engine has queue pairs 0 to {pairs - 1}, there is no pair {pair}")
         wanted = [(pair + i) % pairs for i in range(pairs if or_another else 1)]
-        taken = next((each for each in wanted if _lock_pair(fd, layout, each)), None)
+        taken = next((each for each in wanted if lock_bytes(fd, layout.front_region(each), 1)), None)
         if taken is None:
             none = f"all {pairs} queue pairs are in use by front ends: start the engine with more --workers"
             raise BlockingIOError(errno.EAGAIN, none if or_another else f"queue pair {pair} is in use by another front end")
@@ -173,15 +170,6 @@ def _attach(path: Path, pair: int, or_another: bool) -> ShmTransport:
     except BaseException:
         os.close(fd)
         raise
-
-
-def _lock_pair(fd: int, layout: QueueLayout, pair: int) -> bool:
-    """Lock a pair for the time that fd is open; False where somebody else has it."""
-    try:
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, pair_lock(layout.front_region(pair), 1))
-    except (BlockingIOError, PermissionError):
-        return False
-    return True
 
 
 def connect(config: Config, worker: WorkerIdentity) -> ShmTransport:

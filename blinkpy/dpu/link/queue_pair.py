@@ -8,6 +8,7 @@ is the right one.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from typing import Any
@@ -48,9 +49,6 @@ class EngineLostError(Exception):
     """The queue pair is of no use any more; every request in flight has failed. The message says why."""
 
 
-LogprobPairs = list[tuple[int, float]]  # one record: (token, log probability), as in logprob_record.LOGPROB_ENTRY
-
-
 class InFlightRequest:
     """One submitted request. owner: whatever the caller passed in. after: the ring's position after its entry. records: of its
     completions with HAS_LOGPROBS, in their order; who takes such a completion takes one from the left."""
@@ -60,7 +58,7 @@ class InFlightRequest:
     def __init__(self, request_id: int, slot: int, owner: Any, after: int):
         self.request_id, self.slot, self.owner, self.after = request_id, slot, owner, after
         self.cancelled = False
-        self.records: deque[LogprobPairs] = deque()
+        self.records: deque[list[tuple[int, float]]] = deque()  # (token, log probability), as in LOGPROB_ENTRY
 
 
 # One completion: the request, a token id (of a rejected request: completion.REJECT_*), and FINISH_* with
@@ -183,11 +181,9 @@ class QueuePair:
 
     def close(self) -> None:
         """Cancel what is in flight and give the pair up."""
-        try:
+        with contextlib.suppress(TransportError):  # nobody is left to read it
             for request in self.abandon():
                 self.transport.write_cancel(request.slot, request.request_id)
-        except TransportError:
-            pass  # nobody is left to read it
         self.transport.close()
 
     # ---- requests ----------------------------------------------------------------------------------------------------

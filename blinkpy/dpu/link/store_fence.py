@@ -14,10 +14,9 @@ A front end stores prompt, hashes and entry, and then the doorbell. Whoever sees
 only there.)
 
 The return leg needs no barrier. A completion is one word. The positions that a front end publishes (its completion
-head, the reuse of ring and arena space) depend on words that it loaded, through data or a branch, and every machine
-keeps a store behind the loads that it depends on. Two loads in a row are not kept in order: a fence stands between
-reading the engine's grant of a claim and the positions (O4 and O5 there). A record of log probabilities, on which no
-position depends, is read between two fences: after its completion word, and before the completion head moves on (O8).
+head, the reuse of ring and arena space) depend on words that it loaded, and every machine keeps a store behind the loads
+that it depends on (O4 there). Two loads in a row are not kept in order: a fence stands between a grant and the positions
+(O5), and on both sides of reading a record of log probabilities, on which no position depends (O8).
 """
 
 from __future__ import annotations
