@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import orjson
 
-INVALID_REQUEST = "invalid_request_error"
-TYPES = {
+TYPES = {  # of other statuses: invalid_request_error
     401: "authentication_error",
     404: "not_found_error",
     429: "rate_limit_error",
@@ -26,7 +25,7 @@ class ApiError(Exception):
         """The JSON object. Lone surrogates, which a client may have sent and the message quotes, are replaced."""
         message = self.message.encode("utf-8", "replace").decode()
         param = None if self.param is None else self.param.encode("utf-8", "replace").decode()
-        kind = TYPES.get(self.status, INVALID_REQUEST)
+        kind = TYPES.get(self.status, "invalid_request_error")
         return orjson.dumps({"error": {"message": message, "type": kind, "param": param, "code": self.code}})
 
 

@@ -79,9 +79,8 @@ class Metrics:
         self._own = self._all[worker * BLOCK : (worker + 1) * BLOCK]
         for i in range(BLOCK):  # an earlier worker may have left values
             self._own[i] = 0.0
-        self.time_to_first_token, self.inter_token_latency, self.request_duration = (
-            Histogram(self._own, which) for which in range(len(HISTOGRAMS))
-        )
+        histograms = (Histogram(self._own, which) for which in range(len(HISTOGRAMS)))
+        self.time_to_first_token, self.inter_token_latency, self.request_duration = histograms
 
     def count(self, name: str, amount: float = 1.0) -> None:
         """Add to one of COUNTERS."""

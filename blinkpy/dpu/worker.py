@@ -73,9 +73,8 @@ class Server(uvicorn.Server):
         app = self.app
         app.draining = True
         engine = app.service.engine
-        timer = asyncio.get_running_loop().call_later(
-            app.options.shutdown_s, lambda: engine.fail_all(unavailable("The server is shutting down."))
-        )
+        error = unavailable("The server is shutting down.")
+        timer = asyncio.get_running_loop().call_later(app.options.shutdown_s, engine.fail_all, error)
         try:
             await super().shutdown(sockets)
         finally:

@@ -81,9 +81,7 @@ def read_header(buffer: memoryview | bytes) -> tuple[QueueLayout, EngineFacts]:
         if int(header[name]) != value:
             raise LayoutError(f"queue layout mismatch: the engine has {name} {int(header[name])}, this front end has {value}")
     layout = QueueLayout(QueueSizes(**{field.name: int(header[field.name]) for field in fields(QueueSizes)}))
-    total = int(header["total_bytes"])
-    if total != layout.total_bytes:
-        raise LayoutError(
-            f"queue layout mismatch: the engine has total_bytes {total}, this front end computes {layout.total_bytes}"
-        )
+    total, own = int(header["total_bytes"]), layout.total_bytes
+    if total != own:
+        raise LayoutError(f"queue layout mismatch: the engine has total_bytes {total}, this front end computes {own}")
     return layout, EngineFacts(*(int(header[name]) for name in EngineFacts._fields))

@@ -119,11 +119,8 @@ _Values: Any = make_dataclass("_Values", [*_FIELDS, _STOP_IDS], frozen=True, slo
 
 
 class RequestParameters(_Values):
-    """Limits and sampling parameters of one request, one field for each of PARAMETERS, and stop_ids.
-
-    Values are checked where they come from (request_fields, or SamplingParams). seed None: a random one. stop_ids: at most
-    submission.STOP_IDS token ids that end the request, end-of-sequence ids included.
-    """
+    """Limits and sampling parameters of one request: a field for each of PARAMETERS, checked where they come from, and stop_ids,
+    at most submission.STOP_IDS token ids that end the request, end-of-sequence ids included."""
 
     __slots__ = ()
 

@@ -115,8 +115,7 @@ class Port:
     """An open device, one of its ports, and the GID that it sends from.
 
     device: its name, "" for the first with an active port. gid_index: -1 for the best one: RoCE v2 over IPv4, which routers
-    know, before RoCE v2 over IPv6 and InfiniBand's own. mtu: IBV_MTU_* in use. reads: RDMA reads that a queue pair can have
-    open. Raises TransportError.
+    know, before RoCE v2 over IPv6 and InfiniBand's own. Raises TransportError.
     """
 
     def __init__(self, device: str = "", gid_index: int = -1):
@@ -127,8 +126,8 @@ class Port:
                 self.attributes = self.context.query_port(self.number)
                 self.limits = self.context.query_device()
             self.ethernet = int(self.attributes.link_layer) == int(constants().IBV_LINK_LAYER_ETHERNET)
-            self.mtu = int(self.attributes.active_mtu)
-            self.reads = max(1, min(READ_DEPTH, int(self.limits.max_qp_rd_atom)))
+            self.mtu = int(self.attributes.active_mtu)  # IBV_MTU_*
+            self.reads = max(1, min(READ_DEPTH, int(self.limits.max_qp_rd_atom)))  # that a queue pair can have open
             self.gid_index, self.gid, self.gid_kind = self._choose_gid(gid_index)
         except BaseException:
             self.context.close()
@@ -193,11 +192,8 @@ def _open(wanted: str) -> tuple[Any, int]:
 
 
 class QueuePairEnd:
-    """One end of a reliable connection (RC): protection domain, completion queue, queue pair, memory regions.
-
-    depth: work requests that may be outstanding; 0 for an end that only answers. Ends of other protection domains can't reach
-    this one's regions, even if they know their keys.
-    """
+    """One end of a reliable connection (RC): protection domain, completion queue, queue pair, memory regions, which other ends
+    can't reach, even if they know their keys. depth: work requests that may be outstanding; 0 for an end that only answers."""
 
     def __init__(self, port: Port, depth: int = 0):
         e = constants()

@@ -43,7 +43,7 @@ class App:
         # Each gives content type and body.
         self._gets: dict[str, Callable[[], tuple[bytes, bytes]]] = {
             "/health": self._health,
-            "/metrics": self._metrics,
+            "/metrics": lambda: (TEXT, service.metrics.render(service.engine.engine_words())),
             "/version": lambda: (JSON, orjson.dumps({"version": __version__})),
             MODELS: lambda: (JSON, orjson.dumps({"object": "list", "data": [self._card()]})),
         }
@@ -104,9 +104,6 @@ class App:
         if problem is not None:
             raise unavailable(problem)
         return JSON, b'{"status":"ok"}'
-
-    def _metrics(self) -> tuple[bytes, bytes]:
-        return TEXT, self.service.metrics.render(self.service.engine.engine_words())
 
     def _model(self, name: str) -> tuple[bytes, bytes]:
         if name != self.service.model:

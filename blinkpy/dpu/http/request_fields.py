@@ -310,16 +310,10 @@ def token_limit(request: Request, prompt_length: int, context: int) -> int:
     limit = request.max_tokens if request.max_tokens is not None else room
     if room < 1 or limit > room:
         asked = "" if request.max_tokens is None else f" and {request.max_tokens} in the completion"
-        raise bad_request(
-            f"This model's maximum context length is {context} tokens. However, you requested {prompt_length} tokens in the "
-            f"prompt{asked}.",
-            prompt if room < 1 or request.max_tokens is None else "max_tokens",
-            "context_length_exceeded",
-        )
+        at_fault = prompt if room < 1 or request.max_tokens is None else "max_tokens"
+        message = f"This model's maximum context length is {context} tokens. However, you requested {prompt_length} tokens in"
+        raise bad_request(f"{message} the prompt{asked}.", at_fault, "context_length_exceeded")
     if request.parameters.min_tokens > limit:
-        raise bad_request(
-            f"'min_tokens' ({request.parameters.min_tokens}) is above the {limit} tokens that may be generated.",
-            "min_tokens",
-            "invalid_value",
-        )
+        message = f"'min_tokens' ({request.parameters.min_tokens}) is above the {limit} tokens that may be generated."
+        raise bad_request(message, "min_tokens", "invalid_value")
     return limit

@@ -40,7 +40,7 @@ class Service:
         self.started = int(time.time())
         self.tokenizer = Tokenizer(folder)
         try:
-            self.defaults: RequestParameters = RequestParameters.of_model(self.tokenizer.generation_config)
+            self.defaults = RequestParameters.of_model(self.tokenizer.generation_config)
         except ValueError as error:
             raise ConfigError(f"{folder}: {error}") from error
         limit = config.frontend.max_body_bytes + TEMPLATE_SLACK

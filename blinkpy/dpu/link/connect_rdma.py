@@ -10,8 +10,6 @@ it, which is enough where the network is fast; otherwise the next look finds it.
 news and shrinks when it does not. Where a word has HAS_LOGPROBS, the records are read next, and the words are held back until
 they are there. Health and the engine's words of the pair are read when somebody looks at the engine's health, which happens
 several times a second, and before the submission ring or an arena may seem full.
-
-The completion head costs no write of its own: it goes with the next words, or when the engine would else be short of room.
 """
 
 from __future__ import annotations
@@ -19,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import time
+from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
@@ -49,16 +48,15 @@ CLOSE_S = 0.05  # for the last writes to get out
 WRITES, LOOK, RECORDS, PAIR, HEALTH = range(5)  # tags of batches
 
 
+@dataclass(slots=True, eq=False)
 class CompletionRead:
-    """What one read of the completion ring brought: new words from a position on, and how many of them were handed out.
+    """What one read of the completion ring brought: new words from a position on."""
 
-    full: all words that it read were new, so there may be more."""
-
-    __slots__ = ("full", "position", "records", "served", "words")
-
-    def __init__(self, position: int, words: list[int], full: bool):
-        self.position, self.words, self.full, self.served = position, words, full, 0
-        self.records: Records | None = None
+    position: int
+    words: list[int]
+    full: bool  # all words that it read were new, so there may be more
+    served: int = 0  # words that were handed out
+    records: Records | None = None
 
 
 class RegisteredMemory:

@@ -13,8 +13,7 @@ GRANT_TIMEOUT_S = 1.0
 
 def connect(config: Config, worker: WorkerIdentity) -> Transport:
     """A queue pair's memory, over the transport that the config names. Raises TransportError, LayoutError and ConfigError."""
-    transport: Transport = chosen_end(ENDS, config).open(config, worker)
-    return transport
+    return chosen_end(ENDS, config).open(config, worker)
 
 
 def open_queue_pair(config: Config, worker: WorkerIdentity) -> QueuePair:

@@ -45,16 +45,13 @@ def _stages(node: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 class TokenTexts:
-    """What every token stands for; made once for a tokenizer and shared by its detokenizers.
-
-    texts[token]: its text, or None when its bytes alone are no text. pieces[token]: its bytes. Both are None for a
-    tokenizer whose decoder has no such table. Ids past the end stand for nothing, as in `Tokenizer.decode`.
-    """
+    """What every token stands for, unless the decoder has no such table; made once for a tokenizer and shared by its
+    detokenizers. Ids past the end stand for nothing, as in `Tokenizer.decode`."""
 
     def __init__(self, encoder: Encoder):
         self.encoder = encoder
-        self.pieces: list[bytes] | None = None
-        self.texts: list[str | None] | None = None
+        self.pieces: list[bytes] | None = None  # bytes of each token
+        self.texts: list[str | None] | None = None  # its text, or None when its bytes alone are no text
         state = {"type": None} if encoder.decoder is None else json.loads(encoder.decoder.__getstate__())
         spell = self._speller(_stages(state))
         if spell is None:
@@ -82,8 +79,14 @@ class TokenTexts:
         kinds = [stage["type"] for stage in stages]
         if kinds == ["ByteLevel"]:
             alphabet = byte_alphabet()
-            known = alphabet.keys()  # an added token with other characters is spelled as it is
-            return lambda word: bytes([alphabet[c] for c in word]) if known >= set(word) else word.encode()
+
+            def byte_level(word: str) -> bytes:
+                try:
+                    return bytes([alphabet[character] for character in word])
+                except KeyError:  # an added token, spelled as it is
+                    return word.encode()
+
+            return byte_level
         if kinds == ["Metaspace"]:
             mark = stages[0]["replacement"]
             return lambda word: word.replace(mark, " ").encode()
