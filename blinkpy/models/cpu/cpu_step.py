@@ -24,7 +24,7 @@ class CpuStep:
     def __init__(
         self, model: DecoderDescription, weights: Weights, num_pages: int, page_size: int, max_model_len: int, max_tokens: int
     ):
-        self.cache = PagedCache(model, num_pages, page_size, weights.dtype, weights.device)
+        self.cache = PagedCache(model, num_pages, page_size, weights.dtype)
         self.decoder = TorchDecoder(model, weights, self.cache, max_model_len, max_tokens)
         warm_up()
 
@@ -39,7 +39,7 @@ class CpuStep:
         rows = np.flatnonzero(batch.emits[: int(batch.counts[S.ROWS])])
         if len(rows) == 0:
             return
-        logits: NDArray[np.float32] = self.decoder.logits(hidden).cpu().numpy()
+        logits: NDArray[np.float32] = self.decoder.logits(hidden).numpy()
         slots, contexts = batch.row_slots[rows], batch.context_lengths[rows]
         entries = requests.entry[slots].view(SQ_ENTRY)[:, 0]
         p = read_parameters(entries)
