@@ -1,7 +1,5 @@
 """What a child process runs: `python -m blinkpy.serving.children ENTRY FD`, started by blinkpy.serving.processes.Child."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

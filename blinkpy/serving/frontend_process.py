@@ -1,7 +1,5 @@
 """Front ends below this process: as `blinkpy frontend`, or as a child of `serve`."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from pathlib import Path

@@ -5,8 +5,6 @@ gone, also when the parent was killed. Reports go to the parent: {"phase", "done
 once, {"error": text} before a failed end.
 """
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import os

@@ -7,8 +7,6 @@ Whatever dies, nothing hinders the next start: children end when this process do
 without a living engine is removed (see blinkpy.transport.segment), and segments of `serve` have names of their own.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import time

@@ -5,8 +5,6 @@ on torch's threads (cpu_attention_pass.py): gathering pages into a dense batch f
 because both are bound by memory. Prefill chunks, which have work for a matrix product, attend through torch.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 import torch.nn.functional as F

@@ -8,8 +8,6 @@ are also compiled with its options, by which sums may be reordered.
 bfloat16 is handled as its bits, int16: Numba has no such type. All arithmetic is float32.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -13,8 +13,6 @@ No row is sorted as a whole. A candidate's weight, exp((logit - highest) / tempe
 power of two; masses of buckets tell in which one a cut or the pick lies, and only that one is sorted.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """One engine step on the CPU: forward, penalties, sampling, log probabilities."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

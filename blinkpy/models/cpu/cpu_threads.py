@@ -6,8 +6,6 @@ the entry point of GNU OpenMP that compilers call for a parallel region. Where t
 runs on one thread.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import sys

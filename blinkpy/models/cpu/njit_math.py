@@ -1,7 +1,5 @@
 """Small functions for njit code that NumPy has no names for."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

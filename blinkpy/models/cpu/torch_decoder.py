@@ -1,7 +1,5 @@
 """The decoder on the CPU: one forward pass over a batch that mixes decode tokens and prefill chunks, in torch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

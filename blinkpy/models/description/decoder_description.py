@@ -1,7 +1,5 @@
 """A decoder as data: what its blocks are, and what its weights are called. No torch: it works in the base install."""
 
-from __future__ import annotations
-
 from collections.abc import Container
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Qwen3, dense and with experts."""
 
-from __future__ import annotations
-
 from blinkpy.config import ConfigError
 from blinkpy.models.description.blocks import Experts, Mlp, RouterKind
 from blinkpy.models.description.decoder_description import DecoderDescription

@@ -1,7 +1,5 @@
 """The memory that the steps of the GPU's decoder work in: allocated once for the largest, shared by all."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -6,8 +6,6 @@ launch. The order of the sums in a linear layer depends on the bucket, so a resu
 buckets; within one bucket a row depends on itself alone.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What an engine on a GPU needs of its memory, by part, before anything is loaded. Pure arithmetic."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from blinkpy.config import Config, ConfigError

@@ -1,7 +1,5 @@
 """Whole steps on the GPU, forward and sampling, captured as CUDA graphs: one graph per step shape."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 

@@ -4,8 +4,6 @@ The step graphs are those of the loop on the GPU. What differs is what this modu
 a wait by the host. It is for debugging, and the baseline that shows what taking the host out of the loop is worth.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

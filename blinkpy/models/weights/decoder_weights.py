@@ -1,7 +1,5 @@
 """A decoder's weights as torch tensors: loaded from a checkpoint, or random ones of the same shapes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

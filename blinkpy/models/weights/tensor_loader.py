@@ -4,8 +4,6 @@ For a GPU the buffers are pinned, so that a copy runs while the next pieces are 
 on the host. Files are read and not mapped: a file that is cut short meanwhile is an error with a name, and not a SIGBUS.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -265,16 +265,16 @@ def test_hub(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (model / "tokenizer.json").write_text("{}")
     asked = []
 
-    def download(name: str, revision: str | None, allow_patterns: list[str]) -> str:
-        asked.append((name, revision, allow_patterns))
+    def download(name: str, allow_patterns: list[str]) -> str:
+        asked.append((name, allow_patterns))
         return str(model)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    assert resolve_model("owner/model", revision="v1") == model
+    assert resolve_model("owner/model") == model
     assert resolve_model("owner/model", weights=False) == model
-    assert [(name, revision) for name, revision, _ in asked] == [("owner/model", "v1"), ("owner/model", None)]
-    assert "model-*.safetensors" in asked[0][2]
-    assert not any("safetensors" in pattern for pattern in asked[1][2])
+    assert [name for name, _ in asked] == ["owner/model", "owner/model"]
+    assert "model-*.safetensors" in asked[0][1]
+    assert not any("safetensors" in pattern for pattern in asked[1][1])
 
     def offline(*_: object, **__: object) -> str:
         raise LocalEntryNotFoundError("no connection")
