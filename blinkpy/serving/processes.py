@@ -20,6 +20,7 @@ from typing import Any
 
 from blinkpy.config import Config, as_table
 from blinkpy.process_exit import describe_exit
+from blinkpy.progress import ProgressCallback
 
 
 class ChildError(RuntimeError):
@@ -98,7 +99,7 @@ class Child:
         return next((report["error"] for report in self.reports(0) if "error" in report), "")
 
     def wait_ready(
-        self, deadline_s: float, on_progress: Callable[..., None] | None = None, on_tick: Callable[[], None] | None = None
+        self, deadline_s: float, on_progress: ProgressCallback = lambda *report: None, on_tick: Callable[[], None] = lambda: None
     ) -> dict[str, Any]:
         """Wait for {"ready"} and return its facts. deadline_s: longest silence between two reports, in seconds.
 
@@ -115,14 +116,12 @@ class Child:
                     raise ChildError(report["error"], usage=self.wait(10) == 2)
                 if "ready" in report:
                     return dict(report["ready"])
-                if on_progress is not None:
-                    on_progress(report["phase"], report["done"], report["total"])
+                on_progress(report["phase"], report["done"], report["total"])
             if ended is not None and not reports:
                 raise ChildError(f"the {self.entry} process {describe_exit(ended)} while starting")
             if time.monotonic() - last > deadline_s:
                 raise ChildError(f"the {self.entry} process said nothing for {deadline_s:.0f} s while starting")
-            if on_tick is not None:
-                on_tick()
+            on_tick()
 
     def wait(self, timeout: float) -> int | None:
         """Exit code, or None when it still runs after timeout seconds."""

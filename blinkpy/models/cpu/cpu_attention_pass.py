@@ -177,10 +177,7 @@ def score_page(q, page, scale, scores, base):  # type: ignore[no-untyped-def]
     """
     P, D = page.shape
     for t in range(0, P, 4):
-        a = np.float32(0)
-        b = np.float32(0)
-        c = np.float32(0)
-        e = np.float32(0)
+        a = b = c = e = np.float32(0)
         for d in range(D):
             x = q[d]
             a += x * load(page[t, d])

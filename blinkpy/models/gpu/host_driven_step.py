@@ -42,11 +42,7 @@ class HostDrivenStep:
     tensors of batch and requests on the GPU. graph_of: see `step_shapes`."""
 
     def __init__(
-        self,
-        state: State,
-        make_step: Callable[[Batch, Requests], GpuStep],
-        graph_of: np.ndarray,
-        stream: torch.cuda.Stream,
+        self, state: State, make_step: Callable[[Batch, Requests], GpuStep], graph_of: np.ndarray, stream: torch.cuda.Stream
     ):
         # Batch and page tables are copies, renewed in each step.
         batch = map_arrays(lambda array: torch.from_numpy(array).cuda(), state.batch)
