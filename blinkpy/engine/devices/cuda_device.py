@@ -142,6 +142,7 @@ class CudaDevice:
 
         from blinkpy.kernels.linear.linear_table import LinearTable
         from blinkpy.kv.state_memory import make_state
+        from blinkpy.models.gpu.gpu_decoder import GpuDecoder
         from blinkpy.models.gpu.gpu_step import GpuStep
         from blinkpy.models.gpu.step_shapes import bucket_shapes, step_shapes
         from blinkpy.models.paged_cache import PagedCache
@@ -157,9 +158,8 @@ class CudaDevice:
 
         def make_step(batch: Batch, requests: Requests) -> GpuStep:
             """The captured step graphs. batch, requests: of the scheduler's state, on the GPU."""
-            sm_count = torch.cuda.get_device_properties(0).multi_processor_count
             table, length = LinearTable.load(torch.cuda.get_device_name()), sizes.max_model_len
-            step = GpuStep(model, weights, cache, batch, requests, shapes, length, table, self._pdl, sm_count)
+            step = GpuStep(GpuDecoder(model, weights, cache, batch, requests, shapes, length, table, self._pdl))
             report(CAPTURING)
             step.capture(stream, lambda share: report(CAPTURING, share, 1))
             return step
@@ -169,12 +169,10 @@ class CudaDevice:
 
             return (self._loop or GpuLoop)(setup, state, make_step, graph_of, stream, self._trace_rows)
         from blinkpy.engine.devices.host_loop import HostLoop
-        from blinkpy.models.gpu.host_driven_step import HostDrivenStep, device_side, pin_state
+        from blinkpy.models.gpu.host_driven_step import HostDrivenStep, pin_state
 
         state = setup.recorder.attach(pin_state(state))
-        batch, requests = device_side(state)
-        step = HostDrivenStep(make_step(batch, requests), graph_of, state, batch, requests, sizes.page_size, stream)
-        return HostLoop(setup, state, step)
+        return HostLoop(setup, state, HostDrivenStep(state, make_step, graph_of, stream))
 
     def _load_weights(self, setup: Setup, dtype: torch.dtype) -> Weights:
         import torch

@@ -53,7 +53,7 @@ def test_memory_by_part() -> None:
     config, model = Config().with_options({"max_model_len": 4096, "max_num_batched_tokens": 2048}), llama_8b()
     page = 2 * 32 * 8 * 128 * 16 * 2
     plan = plan_memory(config, model, 2, page, free=139 * GIB, total=140 * GIB)
-    assert plan.weights == 2 * 8_030_261_248
+    assert plan.parts["weights"] == 2 * 8_030_261_248
     assert plan.usable == int(140 * GIB * 0.9) - GIB
     assert plan.cache == plan.usable - plan.needed > 100 * GIB
     plan.require(plan.cache)
