@@ -16,21 +16,10 @@ from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.families.describe_model import describe_model
 from blinkpy.models.weights.model_folder import resolve_model
 from blinkpy.progress import ProgressCallback, TimedPhases
+from blinkpy.queues import words as W
 from blinkpy.queues.header import EngineFacts
 from blinkpy.queues.page_hash import HASH_MULTIPLIER_RANGE
 from blinkpy.queues.views import EngineViews
-from blinkpy.queues.words import (
-    COMMAND_DRAIN,
-    COMMAND_STOP,
-    CONTROL_COMMAND,
-    CONTROL_FAULT,
-    COUNTER,
-    ENGINE_STATE,
-    STATE_DRAINING,
-    STATE_FAULTED,
-    STATE_READY,
-    STATE_STOPPED,
-)
 from blinkpy.transport.segment import Segment, create_segment
 from blinkpy.transport.transport_kinds import chosen_end
 from blinkpy.transport.verbs import RdmaOptions
@@ -100,7 +89,7 @@ class Engine:
         self._recorder.publish()
         self.views = self.segment.views()
         self.runner.attach(self.segment)
-        self.views.engine[ENGINE_STATE] = STATE_READY
+        self.views.engine[W.ENGINE_STATE] = W.STATE_READY
 
     def _choose_step_sizes(self, model: DecoderDescription) -> Config:
         """Choose the options that depend on the model, where they were left open."""
@@ -151,26 +140,26 @@ class Engine:
         except faults as error:
             self._announce_fault(error)
             raise
-        self.views.engine[ENGINE_STATE] = STATE_STOPPED
+        self.views.engine[W.ENGINE_STATE] = W.STATE_STOPPED
 
     def _require_integrity(self, runner: Runner) -> None:
         faults = runner.check()
         if faults:
-            self.views.engine[COUNTER["integrity_errors"]] += len(faults)
+            self.views.engine[W.COUNTER["integrity_errors"]] += len(faults)
             raise BrokenStateError(faults)
 
     def _announce_fault(self, error: BaseException) -> None:
         """Tell the front ends that the engine is gone, and keep what it recorded."""
-        self.views.control[CONTROL_FAULT] = 1
-        self.views.engine[ENGINE_STATE] = STATE_FAULTED
+        self.views.control[W.CONTROL_FAULT] = 1
+        self.views.engine[W.ENGINE_STATE] = W.STATE_FAULTED
         if self._recorder is not None:
             self._recorder.save_crash(error)
 
     def stop(self, drain: bool = False) -> None:
         """Ask run() to return: at once, or when all accepted requests have ended. From any thread or a signal handler."""
-        self.views.control[CONTROL_COMMAND] = COMMAND_DRAIN if drain else COMMAND_STOP
-        if drain and self.views.engine[ENGINE_STATE] == STATE_READY:
-            self.views.engine[ENGINE_STATE] = STATE_DRAINING
+        self.views.control[W.CONTROL_COMMAND] = W.COMMAND_DRAIN if drain else W.COMMAND_STOP
+        if drain and self.views.engine[W.ENGINE_STATE] == W.STATE_READY:
+            self.views.engine[W.ENGINE_STATE] = W.STATE_DRAINING
 
     def close(self) -> None:
         """Free what the device has, and remove the segment; front ends notice. After run() has returned or raised."""

@@ -31,20 +31,15 @@ def check_state(limits, state, references, seen):
 
     Later groups rely on what earlier ones have checked.
     """
-    fault = check_lists(limits, state, seen)
-    if fault == 0:
-        fault = check_requests(limits, state)
-    if fault == 0:
-        fault = check_pages(limits, state, references, seen)
-    if fault == 0:
-        fault = check_ring(limits, state)
-    if fault == 0:
-        fault = check_index(limits, state, seen)
-    if fault == 0:
-        fault = check_pairs(limits, state)
-    if fault == 0:
-        fault = check_batch(limits, state, seen)
-    return fault
+    return (
+        check_lists(limits, state, seen)
+        or check_requests(limits, state)
+        or check_pages(limits, state, references, seen)
+        or check_ring(limits, state)
+        or check_index(limits, state, seen)
+        or check_pairs(limits, state)
+        or check_batch(limits, state, seen)
+    )
 
 
 @lru_cache(maxsize=4)
