@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from blinkpy.config import Config
 from blinkpy.dpu.link.store_fence import FenceError, store_fence
+from blinkpy.engine.link.pair_memory import ORDERED_FOR_OWNER
 from blinkpy.transport.contract import TransportError
 from blinkpy.transport.verbs import INLINE_LEAST, Port, QueuePairEnd, RdmaOptions, device_names
 
@@ -26,7 +27,6 @@ MTU_GOOD = 4096
 
 # CUdevice_attribute of the driver's API.
 GPU_DIRECT_RDMA_SUPPORTED, WRITES_ORDERING, DMA_BUF_SUPPORTED = 116, 118, 124
-ORDERED_FOR_OWNER = 100  # CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER
 
 
 class Finding(NamedTuple):

@@ -53,23 +53,18 @@ def cache_folder() -> Path | None:
         folder = root / digest.hexdigest()[:16]
         folder.mkdir(parents=True, exist_ok=True)
         os.utime(folder)
-        _prune(root)
+        folders = sorted((path for path in root.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)
+        for path in folders[:-KEPT]:
+            shutil.rmtree(path, ignore_errors=True)
     except (OSError, RuntimeError):  # the latter: no home
         return None
     return folder if os.access(folder, os.W_OK) else None
 
 
-def _prune(root: Path) -> None:
-    folders = sorted((path for path in root.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)
-    for path in folders[:-KEPT]:
-        shutil.rmtree(path, ignore_errors=True)
-
-
 class _SharedCache(FunctionCache):
     """Numba's cache of one function's variants, for processes that fill it at the same time.
 
-    key: of a closure, from its user: Numba compares pickles of what closures hold, and those of intrinsics differ from process to
-    process. None for functions without.
+    key: as of cached_njit, where there is one: Numba compares pickles, and those of intrinsics differ from process to process.
     """
 
     def __init__(self, function: Callable[..., Any], key: tuple[Any, ...] | None):
@@ -121,3 +116,9 @@ def cached_cfunc(function: Callable[..., Any], signature: Any, key: tuple[Any, .
     compiled = _keep(CFunc(function, normalize_signature(signature), locals={}, options=options), function, key)
     compiled.compile()
     return compiled
+
+
+def compiled_for(function: Any, kinds: tuple[Any, ...]) -> Any:
+    """The code of an njit function for arguments of these types. A call of the function itself would look at them again."""
+    function.compile(kinds)
+    return function.overloads[kinds].entry_point

@@ -137,10 +137,7 @@ _add_to_target(typing_registry, lowering_registry, AbstractTemplate, AttributeTe
 
 
 class ArgumentTable:
-    """A tree for njit functions: they take it as an argument, at the cost of one pointer.
-
-    tree, strided: as of make_table; the arrays are kept alive.
-    """
+    """A tree for njit functions, which take it as one pointer; its arrays are kept alive. tree, strided: as of make_table."""
 
     def __init__(self, tree: Any, strided: bool = False) -> None:
         self.tree = tree

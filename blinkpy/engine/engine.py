@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 
 from blinkpy.config import Config, ConfigError, step_sizes
-from blinkpy.engine.devices.device_contract import BrokenStateError, Device, Runner, Setup, choose_device
+from blinkpy.engine.devices.device_contract import BrokenStateError, Device, Runner, Setup, choose_device, require_integrity
 from blinkpy.engine.flight_recorder import FlightRecorder
 from blinkpy.engine.link.listeners import ENDS
 from blinkpy.engine.link.pair_memory import HOST, QueueMemory
@@ -77,7 +77,8 @@ class Engine:
         weights = device.reads_weights and self.config.model.load_format != "dummy"
         folder = resolve_model(self.config.model.model, weights=weights, tokenizer=False)
         model = describe_model(folder)
-        config = self.config = self._choose_step_sizes(model)
+        sizes = step_sizes(self.config.scheduler, gpu=device.gpu, experts=any(model.expert_layers))
+        config = self.config = self.config.with_options(sizes)  # what depends on the model, where it was left open
         page_bytes, cache_bytes = device.page_bytes(config, model), device.cache_bytes(config, model)
         self.sizes = engine_sizes(config, model.max_position, page_bytes, cache_bytes)
         facts = self._facts(model)
@@ -91,17 +92,12 @@ class Engine:
         self.runner.attach(self.segment)
         self.views.engine[W.ENGINE_STATE] = W.STATE_READY
 
-    def _choose_step_sizes(self, model: DecoderDescription) -> Config:
-        """Choose the options that depend on the model, where they were left open."""
-        return self.config.with_options(step_sizes(self.config.scheduler, gpu=self.device.gpu, experts=any(model.expert_layers)))
-
     def _make_limits(self, facts: EngineFacts) -> Limits:
-        """The scheduler's limits, from the options and what was worked out from them."""
         options = self.config.scheduler
         return make_limits(
             self.sizes.queue,
             facts,
-            max_num_batched_tokens=self.sizes.max_num_batched_tokens,
+            max_num_batched_tokens=options.max_num_batched_tokens,
             mixed_step_tokens=options.mixed_step_tokens,
             burst_step_tokens=options.burst_step_tokens,
             burst_tokens=options.burst_tokens,
@@ -124,10 +120,8 @@ class Engine:
         )
 
     def run(self, budget_s: float = 0) -> None:
-        """Serve until stopped or drained. A fault is announced to the front ends before it is raised.
-
-        budget_s: seconds after which it ends by itself, for tests and benchmarks; 0: never.
-        """
+        """Serve until stopped or drained. A fault is announced to the front ends before it is raised. budget_s: seconds after
+        which it ends by itself, for tests and benchmarks; 0: never."""
         runner = self.runner
         if runner is None:
             raise RuntimeError("start() the engine before it runs")
@@ -136,20 +130,16 @@ class Engine:
         try:
             result = runner.run(budget_s)
             if when == "always" or (result == S.DRAINED and when != "never"):
-                self._require_integrity(runner)
+                require_integrity(runner.check())
         except faults as error:
             self._announce_fault(error)
             raise
         self.views.engine[W.ENGINE_STATE] = W.STATE_STOPPED
 
-    def _require_integrity(self, runner: Runner) -> None:
-        faults = runner.check()
-        if faults:
-            self.views.engine[W.COUNTER["integrity_errors"]] += len(faults)
-            raise BrokenStateError(faults)
-
     def _announce_fault(self, error: BaseException) -> None:
         """Tell the front ends that the engine is gone, and keep what it recorded."""
+        if isinstance(error, BrokenStateError):
+            self.views.engine[W.COUNTER["integrity_errors"]] += len(error.faults)
         self.views.control[W.CONTROL_FAULT] = 1
         self.views.engine[W.ENGINE_STATE] = W.STATE_FAULTED
         if self._recorder is not None:

@@ -1,4 +1,4 @@
-"""The scheduler's memory: all arrays of State, allocated once and filled as an empty engine has them."""
+"""The scheduler's memory: all arrays of State, allocated once and filled as an empty engine has them; copied and compared."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from itertools import pairwise
 from typing import Any, get_type_hints
 
 import numpy as np
+from numpy.typing import NDArray
 
 from blinkpy.config import ConfigError
+from blinkpy.device.array_trees import named_arrays
 from blinkpy.kv import state as kinds
 from blinkpy.kv.limits import Limits, default_buckets
 from blinkpy.queues.logprob_record import LOGPROB_ENTRIES
@@ -86,3 +88,19 @@ def _arrays(kind: Any, shape: tuple[int, ...], *, none: Sequence[str] = (), **sh
     that `none` names."""
     dtypes = {name: np.int32 if hint == kinds.Int32 else np.int64 for name, hint in get_type_hints(kind).items()}
     return kind(*(np.full(shapes.get(name, shape), -1 if name in none else 0, dtype) for name, dtype in dtypes.items()))
+
+
+def snapshot(state: kinds.State) -> dict[str, NDArray[Any]]:
+    """Copies of all arrays that must not depend on how schedule() was executed: everything but the scratch memory."""
+    return {name: np.array(array) for name, array in named_arrays(state) if not name.startswith("scratch.")}
+
+
+def differences(a: dict[str, NDArray[Any]], b: dict[str, NDArray[Any]]) -> list[str]:
+    """Where two snapshots differ, one line for each array: its name, the first index and both values."""
+    lines = []
+    for name in a:
+        where = np.argwhere(a[name] != b[name])
+        if len(where):
+            index = tuple(int(i) for i in where[0])
+            lines.append(f"{name}{list(index)}: {a[name][index]} != {b[name][index]} ({len(where)} differ)")
+    return lines

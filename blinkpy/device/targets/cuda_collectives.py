@@ -1,7 +1,4 @@
-"""What the collectives of device/portable.py are for numba.cuda: warp shuffles, and a word of shared memory for each warp.
-
-Needs numba-cuda: `portable.register_cuda` imports it.
-"""
+"""What the collectives of device/portable.py are for numba.cuda: warp shuffles, and a word of shared memory for each warp."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What `strided` of device/portable.py is for numba.cuda: an iterable that adds and compares, and never divides.
-
-Needs numba-cuda: `portable.register_cuda` imports it.
-"""
+"""What `strided` of device/portable.py is for numba.cuda: an iterable that adds and compares, and never divides."""
 
 from __future__ import annotations
 

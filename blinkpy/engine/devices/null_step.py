@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from blinkpy.device.compile_cache import cached_njit
+from blinkpy.device.compile_cache import cached_njit, compiled_for
 from blinkpy.device.portable import device
 from blinkpy.engine.devices.host_turns import Compute
 from blinkpy.kv import state as S
@@ -59,9 +59,7 @@ def synthetic_step(scheduler: Scheduler, tokens: range, step_ns: int) -> Compute
     fill: Callable[..., None] = fill_sampled
     if scheduler.mode == "njit":
         kinds = (state.kind, types.int64, types.int64, types.int64)
-        function = compiled_fill()
-        function.compile(kinds)
-        fill = function.overloads[kinds].entry_point
+        fill = compiled_for(compiled_fill(), kinds)
 
     def compute(began_ns: int) -> None:
         fill(state, low, high, even)

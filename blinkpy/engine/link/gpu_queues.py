@@ -20,8 +20,7 @@ from cuda.bindings import driver, runtime
 
 from blinkpy.device.array_trees import map_arrays
 from blinkpy.device.cuda.cuda_calls import check_cuda
-from blinkpy.device.cuda.dmabuf import export_dmabuf
-from blinkpy.device.cuda.gpu_memory_views import MappedMemory, array_at, pinned
+from blinkpy.device.cuda.gpu_memory_views import MappedMemory, array_at, export_dmabuf, pinned
 from blinkpy.queues.layout import QueueLayout
 from blinkpy.queues.views import EngineViews, engine_views
 
