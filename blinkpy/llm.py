@@ -155,8 +155,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Continue prompts: a text, token ids, or a list of these. sampling_params: one for all, or one for each.
 
-        Returns one output for each prompt, in their order. Raises ValueError for a prompt or a parameter that can't be
-        served, before anything is generated, and RuntimeError when the engine fails.
+        Returns an output for each prompt, in order. Raises ValueError for a prompt or parameter that can't be served, before
+        anything is generated, and RuntimeError when the engine fails.
         """
         given = _as_list(prompts)
         texts = [prompt if isinstance(prompt, str) else None for prompt in given]

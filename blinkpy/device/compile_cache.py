@@ -31,11 +31,8 @@ KEPT = 8  # states of the sources; the ones used longest ago go first
 
 
 def _number_functions_apart() -> None:
-    """Let this process number what it compiles from a random number on.
-
-    Numba tells the symbols of closures of one function apart by a number that each process counts from 1. Code of two
-    processes may then have the same symbols, and a process that loads both from the cache runs the first one's for both.
-    """
+    """Let this process number what it compiles from a random number on. Numba counts from 1 to tell symbols of closures of one
+    function apart; a process that loads code of two others with the same symbols would run the first one's for both."""
     FunctionIdentity._unique_ids = itertools.count(secrets.randbits(48))
 
 

@@ -42,11 +42,7 @@ def make_engine(config: Config, on_progress: ProgressCallback | None = None, dev
 
 
 class Engine:
-    """One engine on this machine.
-
-    start() allocates and compiles everything and announces the engine; run() serves until it is told to stop; close()
-    removes the queue segment. Raises ConfigError for what the user can mend. timings: seconds of the start's phases.
-    """
+    """One engine on this machine. timings: seconds of the start's phases. Raises ConfigError for what the user can mend."""
 
     def __init__(self, config: Config, device: Device, on_progress: ProgressCallback | None = None):
         self.config, self.device = config, device
@@ -65,7 +61,7 @@ class Engine:
         return self.runner.pair_memory if self.runner is not None else None
 
     def start(self) -> None:
-        """Load, allocate, compile, warm up; on return the engine answers front ends once run() is called."""
+        """Load, allocate, compile, warm up, announce the engine; then it answers front ends once run() is called."""
         with self.device.start_errors(self._report):
             self._start()
         self._report("")

@@ -19,11 +19,9 @@ from blinkpy.queues.words import COUNTER_NAMES
 
 
 def make_state(limits: Limits, buckets: Sequence[tuple[int, int]] = (), *, checked: bool = False) -> kinds.State:
-    """All of the scheduler's memory, with every page free. buckets: see Buckets; default_buckets(limits) if empty.
-    checked: with a fault word, for which compiled code checks every expect.
-
-    Raises ConfigError when the buckets are not ascending, or the largest batch fits into none.
-    """
+    """All of the scheduler's memory, with every page free. buckets: see Buckets; default_buckets(limits) if empty. checked: with
+    a fault word, for which compiled code checks every expect. Raises ConfigError for buckets that are not ascending, or don't end
+    with the largest batch."""
     shapes = list(buckets) or default_buckets(limits)
     if any(a[0] >= b[0] or a[1] > b[1] for a, b in pairwise(shapes)):
         raise ConfigError(f"buckets must be ascending in tokens and rows: {shapes}")

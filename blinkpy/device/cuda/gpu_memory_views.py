@@ -45,10 +45,8 @@ def array_at(array: np.ndarray, host: int, device: int, keep: object) -> DeviceA
 
 
 class MappedMemory:
-    """Host memory, pinned and mapped so that the GPU reads and writes it in place. what: of it, for errors.
-
-    Raises CudaError where the memory can't be registered. close() unmaps; the GPU must not use it afterwards.
-    """
+    """Host memory, pinned and mapped so that the GPU reads and writes it in place, until close(). what: of it, for errors.
+    Raises CudaError."""
 
     def __init__(self, buffer: memoryview, what: str):
         self._keep, self._what = np.frombuffer(buffer, np.uint8), what

@@ -60,11 +60,8 @@ def gpu_problem(control: str) -> str:
 
 
 class CudaDevice:
-    """See blinkpy.engine.devices.device_contract.Device.
-
-    trace_rows: turns whose times the loop records, for benchmarks. pdl: chain kernels by programmatic dependent launch. loop: a
-    class in place of blinkpy.engine.devices.gpu_loop.GpuLoop, for benchmarks.
-    """
+    """See blinkpy.engine.devices.device_contract.Device. For benchmarks: trace_rows, turns whose times the loop records; pdl,
+    whether kernels are chained by programmatic dependent launch; loop, in place of GpuLoop."""
 
     name, gpu, reads_weights = "cuda", True, True
 

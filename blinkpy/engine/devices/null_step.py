@@ -50,10 +50,8 @@ def compiled_fill() -> Any:
 
 
 def synthetic_step(scheduler: Scheduler, tokens: range, step_ns: int) -> Compute:
-    """A step with synthetic tokens (synthetic_token) in place of a model's, compiled as the scheduler is.
-
-    tokens: what to draw from. step_ns: the time from the begin of a turn to the end of its step, at least.
-    """
+    """A step with synthetic tokens, compiled as the scheduler is. tokens: what to draw from. step_ns: the time from the begin of
+    a turn to the end of its step, at least."""
     state, low, high = scheduler.state_argument, tokens.start, tokens.stop
     even = int(np.array((0, -math.log(high - low)), LOGPROB_ENTRY).view(np.int64))
     fill: Callable[..., None] = fill_sampled

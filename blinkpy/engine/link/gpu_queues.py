@@ -33,11 +33,8 @@ def pairs_length(layout: QueueLayout) -> int:
 
 
 class GpuQueues:
-    """The pairs of a segment in GPU memory, zeros at first. device: EngineViews for the GPU. Offsets count from the first pair.
-
-    buffer: the segment, whose words that are no pair's are mapped. Raises CudaError where there is no room. close() frees it; the
-    GPU must not use it afterwards.
-    """
+    """The pairs of a segment in GPU memory, zeros at first, until close(). device: EngineViews for the GPU. Offsets count from
+    the first pair. buffer: the segment, whose words that are no pair's are mapped. Raises CudaError where there is no room."""
 
     def __init__(self, buffer: memoryview, layout: QueueLayout):
         first = layout.first_pair

@@ -26,10 +26,8 @@ from blinkpy.kv.state import NoFaultWord, State
 
 @device
 def check_state(limits, state, references, seen):
-    """The first fault of the scheduler's state, 0 for none. references, seen: int64 [max(S, N)], any content.
-
-    Later groups rely on what earlier ones have checked.
-    """
+    """The first fault of the scheduler's state, 0 for none; each group relies on those before it. references, seen: int64
+    [max(S, N)], any content."""
     return (
         check_lists(limits, state, seen)
         or check_requests(limits, state)

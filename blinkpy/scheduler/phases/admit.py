@@ -62,7 +62,7 @@ def budget_left(state, budget, lane, lanes):
 
 @device
 def fits_after_preemption(limits, state, slot, lane, lanes):
-    """Whether a waiting request can run now; paused requests are preempted for it. scratch.found: see fits_now."""
+    """Whether a waiting request can run now; stalled requests are preempted for it. scratch.found: see fits_now."""
     while not fits_now(limits, state, slot, lane, lanes):
         victim = -1
         if state.counts[S.STALLED_COUNT] > 0:

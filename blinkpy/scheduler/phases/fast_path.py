@@ -18,7 +18,7 @@ from blinkpy.scheduler.phases.completions import LOGPROBS_BIT
 from blinkpy.scheduler.phases.plan import finish_batch, write_row
 from blinkpy.scheduler.phases.slot_lists import release_slots
 
-NOT_FAST = -4  # instead of a bucket: the general phases have to decide
+NOT_FAST = -4  # instead of a bucket: the full path has to decide
 
 
 @device
