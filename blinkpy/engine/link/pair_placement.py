@@ -10,16 +10,7 @@ from cuda.bindings import driver
 from blinkpy.config import ConfigError
 from blinkpy.device.cuda.cuda_calls import check_cuda
 from blinkpy.engine.link.gpu_queues import GpuQueues, MappedSegment
-from blinkpy.engine.link.pair_memory import (
-    DMABUF,
-    HOST,
-    ORDERED_FOR_OWNER,
-    PEERMEM,
-    DmaBufMemory,
-    PeerMemory,
-    QueueMemory,
-    refused,
-)
+from blinkpy.engine.link.pair_memory import DMABUF, HOST, PEERMEM, WRITES_ORDERED, DmaBufMemory, PeerMemory, QueueMemory, refused
 from blinkpy.transport.segment import Segment
 
 PEER_MEMORY_MODULE = Path("/sys/module/nvidia_peermem")
@@ -52,7 +43,7 @@ def pair_memory_problem(way: str, *, rdma: int, dmabuf: int, ordering: int, peer
     """Why queues can't be in GPU memory in this way, from the driver's attributes and whether nvidia-peermem is loaded; or ""."""
     if not rdma:
         return "network cards can't reach this GPU"
-    if ordering < ORDERED_FOR_OWNER:
+    if ordering < WRITES_ORDERED:
         return "the GPU would see a network card's writes in another order without a flush"
     if way == DMABUF and not dmabuf:
         return "the driver exports no dma-buf"
