@@ -1,8 +1,8 @@
 """Processes of blinkpy that another one starts: the config goes in, reports come out, and no child outlives its parent.
 
 A child gets one end of a socket. It brings the config and orders; it then stays open, and its end tells the child that the
-parent is gone, also when the parent was killed. Reports go to the parent: {"phase", "done", "total"} while starting, {"ready": {...}}
-once, {"error": text} before a failed end.
+parent is gone, also when the parent was killed. Reports go to the parent: {"phase", "done", "total"} while starting,
+{"ready": {...}} once, {"error": text} before a failed end.
 """
 
 from __future__ import annotations

@@ -28,8 +28,7 @@ from blinkpy.dpu.link.queue_pair import InFlightRequest, NoRoomError, QueuePair
 from blinkpy.kv.invariants.check_state import state_faults
 from blinkpy.kv.limits import Limits, make_limits
 from blinkpy.kv.state import FAST_PATH, ROWS, State
-from blinkpy.kv.state_memory import make_state
-from blinkpy.kv.state_snapshots import differences, snapshot
+from blinkpy.kv.state_memory import differences, make_state, snapshot
 from blinkpy.queues.header import EngineFacts
 from blinkpy.queues.layout import QueueSizes
 from blinkpy.queues.request_parameters import RequestParameters

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from blinkpy.device.cuda.kernel_compiler import array_of, cuda, kernel_signature, types
+from blinkpy.device.cuda.kernel_compiler import cuda, types
 from blinkpy.device.expect import is_faulted
 from blinkpy.device.portable import nanosleep, now_ns, register_cuda
 from blinkpy.device.targets.graph_conditions import set_condition, wait_for_predecessors
@@ -28,12 +28,12 @@ LANES = 256
 IDLE_SLEEP_NS = 500
 
 MAX_BUCKETS = 128
-WORDS, HANDLES, TRACE = array_of(int64), array_of(uint64), array_of(int64, 2)
-OVERLAP_SIGNATURE = kernel_signature(WORDS, WORDS)
-PUBLISH_SIGNATURE = kernel_signature(WORDS, WORDS)
-SCHEDULE_SIGNATURE = kernel_signature(WORDS, HANDLES, WORDS, TRACE, uint64, uint64, int64)
-STAMP_SIGNATURE = kernel_signature(WORDS, TRACE, int64)
-AFTER_COPY_SIGNATURE = kernel_signature(HANDLES, WORDS, WORDS, uint64, int64)
+WORDS, HANDLES, TRACE = int64[::1], uint64[::1], int64[:, ::1]
+OVERLAP_SIGNATURE = types.void(WORDS, WORDS)
+PUBLISH_SIGNATURE = types.void(WORDS, WORDS)
+SCHEDULE_SIGNATURE = types.void(WORDS, HANDLES, WORDS, TRACE, uint64, uint64, int64)
+STAMP_SIGNATURE = types.void(WORDS, TRACE, int64)
+AFTER_COPY_SIGNATURE = types.void(HANDLES, WORDS, WORDS, uint64, int64)
 
 
 def overlap_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None]:

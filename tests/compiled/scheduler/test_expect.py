@@ -27,7 +27,7 @@ from blinkpy.device.table_codegen import ArgumentTable
 from blinkpy.kv.invariants import phase_faults
 from blinkpy.kv.invariants.check_state import state_faults
 from blinkpy.kv.state import FINISHING, RUNNING, WAITING
-from blinkpy.kv.state_snapshots import differences, snapshot
+from blinkpy.kv.state_memory import differences, snapshot
 from blinkpy.sources import PACKAGE
 from blinkpy.verify.sim.simulation import Mode, Simulation, simulate
 from blinkpy.verify.sim.world import make_world

@@ -85,11 +85,10 @@ def test_the_gpu_sees_the_segment_as_the_host_does() -> None:
 def test_arrays_as_kernel_arguments() -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("numba_cuda")
-    pytest.importorskip("cuda.bindings")
-    from blinkpy.engine import loop_graph
+    from blinkpy.device.cuda.kernel_compiler import array_words
 
     first, second = torch.zeros(3, 5, dtype=torch.int32), torch.zeros(2, dtype=torch.int64)
-    assert loop_graph.arrays([first, second]) == [
+    assert array_words(first, second) == [
         *(0, 0, 15, 4, first.data_ptr(), 3, 5, 20, 4),
         *(0, 0, 2, 8, second.data_ptr(), 2, 8),
     ]

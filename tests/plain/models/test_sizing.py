@@ -15,7 +15,7 @@ def test_what_is_left_open_comes_from_the_model_and_the_memory(rng: np.random.Ge
     sizes = engine_sizes(Config(), context, page_bytes, pages * page_bytes + page_bytes // 2)
     assert sizes.num_pages == pages
     assert sizes.max_model_len == min(context, pages * 16)
-    assert sizes.pages_per_sequence == pages_for(sizes.max_model_len, 16) <= sizes.num_pages
+    assert pages_for(sizes.max_model_len, 16) <= sizes.num_pages
     assert sizes.queue.prompt_tokens >= sizes.max_model_len
     assert sizes.queue.sq_entries >= sizes.queue.slots
     assert sizes.max_num_seqs <= sizes.slots
