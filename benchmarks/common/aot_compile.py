@@ -24,25 +24,25 @@ from triton.runtime.jit import JITFunction
 from blinkpy.device.cuda.cubin import SHARED_MEMORY_LIMIT, read_cubin
 from blinkpy.kernels import activation, embedding, norm
 from blinkpy.kernels.attention import rotate_and_cache, split_plan
+from blinkpy.kernels.attention.attention import VARIANTS as ATTENTION
 from blinkpy.kernels.attention.attention import attend
 from blinkpy.kernels.attention.attention_variants import LAST_TOKENS, AttentionCall, NewTokens, PagedKV
-from blinkpy.kernels.attention.attention_variants import VARIANTS as ATTENTION
 from blinkpy.kernels.attention.prefill_attention import plan_prefill
 from blinkpy.kernels.batch_view import BatchView
 from blinkpy.kernels.last_tokens import last_tokens
+from blinkpy.kernels.linear.linear import VARIANTS as LINEARS
 from blinkpy.kernels.linear.linear import can_leave_partials, linear
 from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_table import LinearTable
-from blinkpy.kernels.linear.linear_variants import VARIANTS as LINEARS
 from blinkpy.kernels.linear.linear_variants import LinearCall, LinearShape, LinearWorkspace
 from blinkpy.kernels.moe import routing
 from blinkpy.kernels.moe.expert_config import ExpertShape, ExpertTable
-from blinkpy.kernels.moe.expert_variants import VARIANTS as EXPERTS
 from blinkpy.kernels.moe.expert_variants import ExpertCall, ExpertCase, ExpertWorkspace
+from blinkpy.kernels.moe.experts import VARIANTS as EXPERTS
 from blinkpy.kernels.moe.experts import experts, plan_experts
 from blinkpy.kernels.sampling.record_logprobs import write_logprobs
+from blinkpy.kernels.sampling.sample_tokens import VARIANTS as SAMPLERS
 from blinkpy.kernels.sampling.sample_tokens import sample_tokens
-from blinkpy.kernels.sampling.sampling_variants import VARIANTS as SAMPLERS
 from blinkpy.kernels.sampling.sampling_variants import RequestView, SamplingCall, SamplingWorkspace
 from blinkpy.models.gpu.step_shapes import StepShape
 from blinkpy.queues.logprob_record import LOGPROB_ENTRIES
@@ -214,7 +214,7 @@ def launches(model: Shape, tokens: int, rows: int, mixed: bool, pdl: bool) -> It
         yield lambda: attend(replace(call, last_tokens=True), last_plan)
         yield lambda: last_tokens(hidden, starts, counts, last, counts, pdl=pdl)
         yield from linear_launches(model, rows, rows, pdl)
-    yield lambda: norm.last_token_norm(hidden, weight, 1e-5, counts, starts, slots, last, hidden, pdl=pdl)
+    yield lambda: norm.rms_norm(hidden, weight, 1e-5, counts, last, hidden, last_tokens_of=batch, pdl=pdl)
     yield from sampling_launches(model, rows, pdl)
 
 

@@ -6,15 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from blinkpy.kernels.launch import (
-    COUNT_TOKENS,
-    HEADER,
-    INDICES,
-    check_tensors,
-    launch_options,
-    release_successor,
-    wait_for_predecessor,
-)
+from blinkpy.kernels import launch
 
 
 @triton.jit
@@ -28,9 +20,9 @@ def _embed(
 ):  # fmt: skip
     token = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    release_successor(PDL)
-    wait_for_predecessor(PDL)
-    if token < tl.load(counts_ptr + COUNT_TOKENS):
+    launch.release_successor(PDL)
+    launch.wait_for_predecessor(PDL)
+    if token < tl.load(counts_ptr + launch.COUNT_TOKENS):
         identity = tl.load(token_ids_ptr + token)
         known = (identity >= 0) & (identity < vocabulary)  # an id that is not in the table reads nothing and gives zeros
         at = table_ptr + identity.to(tl.int64) * HIDDEN + column
@@ -44,15 +36,13 @@ def embed(token_ids: torch.Tensor, table: torch.Tensor, counts: torch.Tensor, ou
     token_ids: int32 [at least T]; table: [V, hidden]; out: [T, hidden].
     """
     tokens, hidden = out.shape
-    check_tensors(
+    launch.check_tensors(
         (out, "out", (tokens, hidden)),
         (table, "table", (None, hidden), out.dtype),
-        (token_ids, "token_ids", *INDICES),
-        (counts, "counts", *HEADER),
+        (token_ids, "token_ids", (launch.AtLeast(tokens),), torch.int32),
+        (counts, "counts", *launch.HEADER),
     )
-    if len(token_ids) < tokens:
-        raise ValueError(f"token_ids [{len(token_ids)}] too short for {tokens} tokens")
     block = min(2048, triton.next_power_of_2(hidden))
     _embed[(tokens, triton.cdiv(hidden, block))](
-        token_ids, table, out, counts, table.shape[0], HIDDEN=hidden, BLOCK=block, PDL=pdl, num_warps=2, **launch_options(pdl)
+        token_ids, table, out, counts, len(table), HIDDEN=hidden, BLOCK=block, PDL=pdl, num_warps=2, **launch.options(pdl)
     )

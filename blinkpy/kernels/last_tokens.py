@@ -6,16 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from blinkpy.kernels.launch import (
-    COUNT_ROWS,
-    COUNT_TOKENS,
-    HEADER,
-    INDICES,
-    check_tensors,
-    launch_options,
-    release_successor,
-    wait_for_predecessor,
-)
+from blinkpy.kernels import launch
 
 
 @triton.jit
@@ -29,13 +20,13 @@ def _last_tokens(
 ):  # fmt: skip
     row = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    release_successor(PDL)
-    rows = tl.load(counts_ptr + COUNT_ROWS, cache_modifier=".cg")
+    launch.release_successor(PDL)
+    rows = tl.load(counts_ptr + launch.COUNT_ROWS, cache_modifier=".cg")
     token = tl.load(query_starts_ptr + row + 1, cache_modifier=".cg") - 1
-    wait_for_predecessor(PDL)
+    launch.wait_for_predecessor(PDL)
     if (row == 0) & (tl.program_id(1) == 0):
-        tl.store(out_counts_ptr + COUNT_ROWS, rows)
-        tl.store(out_counts_ptr + COUNT_TOKENS, rows)
+        tl.store(out_counts_ptr + launch.COUNT_ROWS, rows)
+        tl.store(out_counts_ptr + launch.COUNT_TOKENS, rows)
     if row < rows:
         x = tl.load(x_ptr + token.to(tl.int64) * HIDDEN + column, mask=column < HIDDEN, other=0.0)
         tl.store(out_ptr + row.to(tl.int64) * HIDDEN + column, x, mask=column < HIDDEN)
@@ -58,16 +49,14 @@ def last_tokens(
     TypeError where shapes, dtypes or devices do not fit together.
     """
     rows, hidden = out.shape
-    check_tensors(
+    launch.check_tensors(
         (x, "x", (None, hidden)),
         (out, "out", (rows, hidden), x.dtype),
-        (query_starts, "query_starts", *INDICES),
-        (counts, "counts", *HEADER),
-        (out_counts, "out_counts", *HEADER),
+        (query_starts, "query_starts", (launch.AtLeast(rows + 1),), torch.int32),
+        (counts, "counts", *launch.HEADER),
+        (out_counts, "out_counts", *launch.HEADER),
     )
-    if len(query_starts) < rows + 1:
-        raise ValueError(f"query_starts [{len(query_starts)}] too short for {rows} rows")
     block = min(2048, triton.next_power_of_2(hidden))
     _last_tokens[(rows, triton.cdiv(hidden, block))](
-        x, query_starts, counts, out, out_counts, HIDDEN=hidden, BLOCK=block, PDL=pdl, num_warps=2, **launch_options(pdl)
+        x, query_starts, counts, out, out_counts, HIDDEN=hidden, BLOCK=block, PDL=pdl, num_warps=2, **launch.options(pdl)
     )

@@ -10,15 +10,15 @@ import support.models.kernel_cases as cases
 import torch
 
 from blinkpy.kernels.attention.split_plan import DecodePlan, plan_decode
-from blinkpy.kernels.linear.linear import leaves_partials, linear
+from blinkpy.kernels.linear.linear import VARIANTS, leaves_partials, linear
 from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_table import LinearTable, default_config
-from blinkpy.kernels.linear.linear_variants import VARIANTS, LinearCall, LinearShape, LinearWorkspace
+from blinkpy.kernels.linear.linear_variants import LinearCall, LinearShape, LinearWorkspace
 from blinkpy.kernels.moe.expert_config import ExpertShape, ExpertTable
-from blinkpy.kernels.moe.expert_variants import VARIANTS as EXPERTS
 from blinkpy.kernels.moe.expert_variants import ExpertCase
+from blinkpy.kernels.moe.experts import VARIANTS as EXPERTS
 from blinkpy.kernels.norm import rms_norm
-from blinkpy.kernels.sampling.sampling_variants import VARIANTS as SAMPLERS
+from blinkpy.kernels.sampling.sample_tokens import VARIANTS as SAMPLERS
 from blinkpy.kernels.sampling.sampling_variants import SamplingWorkspace
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")

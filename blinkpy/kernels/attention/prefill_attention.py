@@ -13,16 +13,9 @@ import torch
 import triton
 import triton.language as tl
 
+from blinkpy.kernels import launch
 from blinkpy.kernels.attention.attend_tile import LOG2_E, MASKED, attend_tile, paged_offsets
-from blinkpy.kernels.attention.attention_variants import CHUNKS, VARIANTS, AttentionCall, AttentionVariant
-from blinkpy.kernels.launch import (
-    COUNT_DECODE_ROWS,
-    COUNT_ROWS,
-    dot_precision,
-    launch_options,
-    release_successor,
-    wait_for_predecessor,
-)
+from blinkpy.kernels.attention.attention_variants import CHUNKS, AttentionCall, AttentionVariant
 
 
 @dataclass(frozen=True)
@@ -156,15 +149,15 @@ def _prefill_attention(
 ):  # fmt: skip
     BLOCK_Q: tl.constexpr = BLOCK_M // BLOCK_G
     if not OVERLAP_PREFILL:
-        release_successor(PDL)
-    wait_for_predecessor(PDL)
+        launch.release_successor(PDL)
+    launch.wait_for_predecessor(PDL)
     if OVERLAP_PREFILL:
-        release_successor(PDL)
+        launch.release_successor(PDL)
 
     # Row r owns the tiles from starts[r] // BLOCK_Q + r (relative to the first prefill row) to the next row's first.
     # That is never too few for its tokens, at most one too many, and rises with r.
-    rows = tl.load(counts_ptr + COUNT_ROWS).to(tl.int32)
-    first_row = tl.load(counts_ptr + COUNT_DECODE_ROWS).to(tl.int32)
+    rows = tl.load(counts_ptr + launch.COUNT_ROWS).to(tl.int32)
+    first_row = tl.load(counts_ptr + launch.COUNT_DECODE_ROWS).to(tl.int32)
     every = tl.arange(0, ROWS)
     is_prefill = (every >= first_row) & (every < rows)
     first_token = tl.load(query_starts_ptr + first_row)
@@ -201,17 +194,15 @@ def prefill_attention(call: AttentionCall, plan: PrefillPlan) -> None:
         call.q.stride(0), page_table.shape[1], call.scale * LOG2_E,
         H=heads, KVH=kv_heads, D=head_dim, P=page_size, WINDOW=call.window, ROWS=triton.next_power_of_2(call.rows),
         BLOCK_M=block_m, BLOCK_N=plan.block_n, BLOCK_G=block_g, BLOCK_D=triton.next_power_of_2(head_dim),
-        PRECISION=dot_precision(call.q.dtype), OVERLAP_PREFILL=plan.overlap_prefill,
-        PDL=call.pdl, num_warps=plan.warps, num_stages=plan.stages, **launch_options(call.pdl),
+        PRECISION=launch.dot_precision(call.q.dtype), OVERLAP_PREFILL=plan.overlap_prefill,
+        PDL=call.pdl, num_warps=plan.warps, num_stages=plan.stages, **launch.options(call.pdl),
     )  # fmt: skip
 
 
-VARIANTS.add(
-    AttentionVariant(
-        "tiles",
-        frozenset({CHUNKS}),
-        prefill_attention,
-        plans=lambda dtype: (plan_prefill(dtype), PrefillPlan(32, 64 if dtype == torch.bfloat16 else 32, 4, 2)),
-        kernels=(_prefill_attention,),
-    )
+VARIANT = AttentionVariant(
+    "tiles",
+    frozenset({CHUNKS}),
+    prefill_attention,
+    plans=lambda dtype: (plan_prefill(dtype), PrefillPlan(32, 64 if dtype == torch.bfloat16 else 32, 4, 2)),
+    kernels=(_prefill_attention,),
 )

@@ -1,4 +1,4 @@
-"""What a variant of the linear layer declares, and the registry of them: see `LinearVariant`."""
+"""What a variant of the linear layer declares; see `LinearVariant`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import torch
 
 from blinkpy.kernels.linear.linear_config import LinearConfig, check_sizes
-from blinkpy.kernels.registry import Registry
 
 
 class LinearShape(NamedTuple):
@@ -94,7 +93,7 @@ class LinearCall:
 
 @dataclass(frozen=True)
 class LinearVariant:
-    """One way to compute a linear layer. A new one is a file that adds it, and an import of that file in linear.py."""
+    """One way to compute a linear layer. A new one is a file, and its name in VARIANTS of linear.py."""
 
     name: str
     """`LinearConfig.variant`; "kind" in configs/*.json."""
@@ -113,7 +112,3 @@ class LinearVariant:
     """Raises ConfigError unless a kernel can be built from the configuration."""
     candidates: Callable[[LinearShape, int], Iterator[LinearConfig]] = lambda shape, sm_count: iter(())
     """For the tuner: configurations that may be good for a shape that it supports, on a GPU with this many SMs."""
-
-
-VARIANTS: Registry[LinearVariant] = Registry()
-"""By name; filled when blinkpy.kernels.linear.linear is imported."""

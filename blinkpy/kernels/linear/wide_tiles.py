@@ -17,10 +17,11 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from blinkpy.config import ConfigError
-from blinkpy.kernels.launch import launch_options, release_successor, wait_for_predecessor
+from blinkpy.kernels import launch
 from blinkpy.kernels.linear.epilogue import finish_tile
 from blinkpy.kernels.linear.linear_config import LinearConfig, check_sizes
-from blinkpy.kernels.linear.linear_variants import VARIANTS, LinearCall, LinearCase, LinearShape, LinearVariant
+from blinkpy.kernels.linear.linear_variants import LinearCall, LinearCase, LinearShape, LinearVariant
+from blinkpy.kernels.tile_product import multiply
 
 
 @triton.jit
@@ -34,11 +35,7 @@ def _product(
 ):  # fmt: skip
     """sums + x w^T for one strip of a tile; gate and up of SwiGLU lie next to each other."""
     w = tl.reshape(w_desc.load([0, n, k]), [HALVES * WIDTH, BLOCK_K])
-    if WEIGHTS_FIRST:
-        sums = tl.dot(w, x.T, sums)
-    else:
-        sums = tl.dot(x, w.T, sums)
-    return sums
+    return multiply(x, w, sums, WEIGHTS_FIRST, "ieee")
 
 
 @triton.jit
@@ -90,8 +87,8 @@ def _linear_tma(
     begin = split * SPLIT
     end = tl.minimum(begin + SPLIT, K)
     if EARLY_TRIGGER:
-        release_successor(PDL)
-    wait_for_predecessor(PDL)
+        launch.release_successor(PDL)
+    launch.wait_for_predecessor(PDL)
 
     SHAPE_0: tl.constexpr = HALVES * WIDTH_0
     SHAPE_1: tl.constexpr = HALVES * (WIDTH_1 if WIDTH_1 > 0 else 16)
@@ -107,7 +104,7 @@ def _linear_tma(
         if WIDTH_2 > 0:
             sums_2 = _product(x, w_desc_2, first_2, k, sums_2, HALVES, WIDTH_2, BLOCK_K, WEIGHTS_FIRST)
     if not EARLY_TRIGGER:
-        release_successor(PDL)
+        launch.release_successor(PDL)
 
     m = row_tile * BLOCK_M + tl.arange(0, BLOCK_M)
     _finish(
@@ -160,7 +157,7 @@ def wide_tiles_linear(call: LinearCall, config: LinearConfig) -> None:
         N=n, K=k, BLOCK_M=config.block_m, WIDTH_0=widths[0], WIDTH_1=widths[1], WIDTH_2=widths[2], BLOCK_K=config.block_k,
         SPLIT_K=config.split_k, BIAS=call.bias is not None, RESIDUAL=call.residual is not None, SWIGLU=call.swiglu,
         WEIGHTS_FIRST=config.weights_first, KEEP_PARTIALS=call.partials, EARLY_TRIGGER=config.early_trigger,
-        PDL=call.pdl, num_warps=config.warps, num_stages=config.stages, **launch_options(call.pdl),
+        PDL=call.pdl, num_warps=config.warps, num_stages=config.stages, **launch.options(call.pdl),
     )  # fmt: skip
 
 
@@ -180,26 +177,24 @@ def candidates(shape: LinearShape, sm_count: int) -> Iterator[LinearConfig]:
             yield LinearConfig("tma", block_m, block_n, block_k, split_k, warps, stages, early_trigger=True)
 
 
-VARIANTS.add(
-    LinearVariant(
-        "tma",
-        wide_tiles_linear,
-        frozenset({"bias", "swiglu", "residual", "partials"}),
-        (
-            LinearCase(LinearConfig("tma", 16, 32, 32), LinearShape(19, 70, 104, bias=True, residual=True)),
-            LinearCase(LinearConfig("tma", 16, 48, 32), LinearShape(33, 112, 96, norm=True, swiglu=True, bias=True)),
-            LinearCase(LinearConfig("tma", 16, 112, 32), LinearShape(16, 224, 64, swiglu=True, residual=True)),
-            LinearCase(LinearConfig("tma", 16, 112, 32, weights_first=True), LinearShape(7, 120, 72, swiglu=True)),
-            LinearCase(LinearConfig("tma", 16, 80, 32), LinearShape(9, 90, 200, bias=True)),
-            LinearCase(LinearConfig("tma", 16, 32, 32), LinearShape(18, 50, 64, norm=True, result=torch.float32)),
-            LinearCase(LinearConfig("tma", 16, 48, 32, 2), LinearShape(19, 70, 136, bias=True, partials=True)),
-            LinearCase(LinearConfig("tma", 16, 48, 32, 3, weights_first=True), LinearShape(19, 70, 136, partials=True)),
-            LinearCase(LinearConfig("tma", 128, 112, 64, warps=8), LinearShape(200, 14_336, 4096, norm=True, swiglu=True)),
-            LinearCase(LinearConfig("tma", 64, 64, 64, weights_first=True), LinearShape(64, 4096, 4096, residual=True)),
-        ),
-        (_linear_tma,),
-        supports=lambda shape: shape.dtype == torch.bfloat16 and shape.k % 8 == 0,
-        check=check_config,
-        candidates=candidates,
-    )
+VARIANT = LinearVariant(
+    "tma",
+    wide_tiles_linear,
+    frozenset({"bias", "swiglu", "residual", "partials"}),
+    (
+        LinearCase(LinearConfig("tma", 16, 32, 32), LinearShape(19, 70, 104, bias=True, residual=True)),
+        LinearCase(LinearConfig("tma", 16, 48, 32), LinearShape(33, 112, 96, norm=True, swiglu=True, bias=True)),
+        LinearCase(LinearConfig("tma", 16, 112, 32), LinearShape(16, 224, 64, swiglu=True, residual=True)),
+        LinearCase(LinearConfig("tma", 16, 112, 32, weights_first=True), LinearShape(7, 120, 72, swiglu=True)),
+        LinearCase(LinearConfig("tma", 16, 80, 32), LinearShape(9, 90, 200, bias=True)),
+        LinearCase(LinearConfig("tma", 16, 32, 32), LinearShape(18, 50, 64, norm=True, result=torch.float32)),
+        LinearCase(LinearConfig("tma", 16, 48, 32, 2), LinearShape(19, 70, 136, bias=True, partials=True)),
+        LinearCase(LinearConfig("tma", 16, 48, 32, 3, weights_first=True), LinearShape(19, 70, 136, partials=True)),
+        LinearCase(LinearConfig("tma", 128, 112, 64, warps=8), LinearShape(200, 14_336, 4096, norm=True, swiglu=True)),
+        LinearCase(LinearConfig("tma", 64, 64, 64, weights_first=True), LinearShape(64, 4096, 4096, residual=True)),
+    ),
+    (_linear_tma,),
+    supports=lambda shape: shape.dtype == torch.bfloat16 and shape.k % 8 == 0,
+    check=check_config,
+    candidates=candidates,
 )

@@ -9,12 +9,12 @@ import torch
 import triton
 import triton.language as tl
 
+from blinkpy.kernels import launch
 from blinkpy.kernels.activation import silu_times
-from blinkpy.kernels.launch import COUNT_TOKENS, dot_precision, launch_options, release_successor, wait_for_predecessor
 from blinkpy.kernels.moe.expert_config import ExpertConfig, ExpertShape, ExpertTable, ExpertTile
-from blinkpy.kernels.moe.expert_variants import VARIANTS, ExpertCall, ExpertCase, ExpertVariant
+from blinkpy.kernels.moe.expert_variants import ExpertCall, ExpertCase, ExpertVariant
 from blinkpy.kernels.moe.routing import Routing, _route, _sort_assignments, route
-from blinkpy.kernels.weight_tile import weight_tile
+from blinkpy.kernels.tile_product import weight_tile
 
 
 @triton.jit
@@ -34,8 +34,8 @@ def _expert_linear(
     TILES: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     block = tl.program_id(0) // TILES  # programs that run together read neighbouring rows of one expert
     n = tl.program_id(0) % TILES * BLOCK_N + tl.arange(0, BLOCK_N)
-    wait_for_predecessor(PDL)
-    release_successor(PDL)
+    launch.wait_for_predecessor(PDL)
+    launch.release_successor(PDL)
     expert = tl.load(block_experts_ptr + block)
     assignment = tl.load(assignments_ptr + block * BLOCK_M + tl.arange(0, BLOCK_M))
     if expert >= 0:
@@ -73,9 +73,9 @@ def _combine(
 ):  # fmt: skip
     token = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    wait_for_predecessor(PDL)
-    release_successor(PDL)
-    if token < tl.load(counts_ptr + COUNT_TOKENS):
+    launch.wait_for_predecessor(PDL)
+    launch.release_successor(PDL)
+    if token < tl.load(counts_ptr + launch.COUNT_TOKENS):
         inside = column < HIDDEN
         first = token.to(tl.int64) * TOP_K
         total = tl.zeros([BLOCK], tl.float32)
@@ -106,8 +106,8 @@ def grouped_linear(
     _expert_linear[(len(routing.block_experts) * triton.cdiv(n, tile.block_n),)](
         x, weight, out, routing.assignments, routing.block_experts, x.stride(0),
         N=n, K=k, DIVIDE=assignments // x.shape[0], SWIGLU=swiglu, BLOCK_M=routing.block_m, BLOCK_N=tile.block_n,
-        BLOCK_K=min(tile.block_k, max(16, triton.next_power_of_2(k))), PRECISION=dot_precision(x.dtype),
-        PDL=pdl, num_warps=tile.warps, num_stages=tile.stages, **launch_options(pdl),
+        BLOCK_K=min(tile.block_k, max(16, triton.next_power_of_2(k))), PRECISION=launch.dot_precision(x.dtype),
+        PDL=pdl, num_warps=tile.warps, num_stages=tile.stages, **launch.options(pdl),
     )  # fmt: skip
 
 
@@ -139,26 +139,24 @@ def grouped_experts(call: ExpertCall, prepared: Grouped) -> None:
     _combine[(tokens, triton.cdiv(shape.hidden, block))](
         results, routing.weights, call.out, call.counts,
         HIDDEN=shape.hidden, TOP_K=shape.top_k, BLOCK=block,
-        PDL=pdl, num_warps=max(1, min(4, block // 256)), **launch_options(pdl),
+        PDL=pdl, num_warps=max(1, min(4, block // 256)), **launch.options(pdl),
     )  # fmt: skip
 
 
 SMALL = ExpertConfig(16, ExpertTile(32, 32), ExpertTile(16, 32))
 QWEN = ExpertShape(128, 8, 512, 256)  # a smaller copy
 
-VARIANTS.add(
-    ExpertVariant(
-        "grouped",
-        lambda shape, tokens: True,
-        prepare,
-        grouped_experts,
-        (
-            ExpertCase(1, 5, ExpertShape(8, 2, 48, 40), SMALL),
-            ExpertCase(5, 9, ExpertShape(6, 3, 48, 40), SMALL, normalize=False),
-            ExpertCase(37, 40, ExpertShape(4, 2, 48, 40), SMALL, one_expert=True),  # three blocks of one expert
-            ExpertCase(4, 6, ExpertShape(11, 3, 48, 40), SMALL, ties=True),
-            *(ExpertCase(n, m, QWEN, one_expert=one) for n, m in ((1, 1), (5, 8), (60, 64), (300, 512)) for one in (False, True)),
-        ),
-        (_route, _sort_assignments, _expert_linear, _combine),
-    )
+VARIANT = ExpertVariant(
+    "grouped",
+    lambda shape, tokens: True,
+    prepare,
+    grouped_experts,
+    (
+        ExpertCase(1, 5, ExpertShape(8, 2, 48, 40), SMALL),
+        ExpertCase(5, 9, ExpertShape(6, 3, 48, 40), SMALL, normalize=False),
+        ExpertCase(37, 40, ExpertShape(4, 2, 48, 40), SMALL, one_expert=True),  # three blocks of one expert
+        ExpertCase(4, 6, ExpertShape(11, 3, 48, 40), SMALL, ties=True),
+        *(ExpertCase(n, m, QWEN, one_expert=one) for n, m in ((1, 1), (5, 8), (60, 64), (300, 512)) for one in (False, True)),
+    ),
+    (_route, _sort_assignments, _expert_linear, _combine),
 )

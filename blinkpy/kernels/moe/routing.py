@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from blinkpy.kernels.launch import COUNT_TOKENS, HEADER, check_tensors, launch_options, release_successor, wait_for_predecessor
+from blinkpy.kernels import launch
 
 ASSIGNMENTS_PER_SCAN = tl.constexpr(1024)
 
@@ -43,9 +43,9 @@ def _router(
     at = router_ptr + expert[:, None] * HIDDEN + column[None, :]
     weight = tl.load(at, mask=(expert < E)[:, None] & inside[None, :], other=0.0)
     scale = tl.load(norm_ptr + column, mask=inside, other=0.0).to(tl.float32)
-    wait_for_predecessor(PDL)
-    release_successor(PDL)
-    valid = token < tl.load(counts_ptr + COUNT_TOKENS)
+    launch.wait_for_predecessor(PDL)
+    launch.release_successor(PDL)
+    valid = token < tl.load(counts_ptr + launch.COUNT_TOKENS)
     at = token.to(tl.int64) * HIDDEN + column
     x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
     normed = (x * tl.math.rsqrt(tl.sum(x * x, 0) / HIDDEN + eps) * scale).to(normed_ptr.dtype.element_ty)
@@ -100,9 +100,9 @@ def _route(
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     choice = tl.arange(0, BLOCK_TOP)
-    wait_for_predecessor(PDL)
-    release_successor(PDL)
-    valid = (choice < TOP_K) & (token < tl.load(counts_ptr + COUNT_TOKENS))
+    launch.wait_for_predecessor(PDL)
+    launch.release_successor(PDL)
+    valid = (choice < TOP_K) & (token < tl.load(counts_ptr + launch.COUNT_TOKENS))
     ids, weights = pick_experts(logits_ptr + token * E, E, TOP_K, NORMALIZE, BLOCK_E, BLOCK_TOP)
     tl.store(weights_ptr + token * TOP_K + choice, weights, mask=valid)
     tl.store(ids_ptr + token * TOP_K + choice, ids, mask=valid)
@@ -122,9 +122,9 @@ def _sort_assignments(
     PDL: tl.constexpr,
 ):  # fmt: skip
     expert = tl.program_id(0)
-    wait_for_predecessor(PDL)
-    release_successor(PDL)
-    total = (tl.load(counts_ptr + COUNT_TOKENS) * TOP_K).to(tl.int32)
+    launch.wait_for_predecessor(PDL)
+    launch.release_successor(PDL)
+    total = (tl.load(counts_ptr + launch.COUNT_TOKENS) * TOP_K).to(tl.int32)
     histogram = tl.zeros([BLOCK_E], tl.int32)
     for first in range(0, assignments, ASSIGNMENTS_PER_SCAN):  # of the bucket: the ids are loaded while the counts are
         assignment = first + tl.arange(0, ASSIGNMENTS_PER_SCAN)
@@ -203,13 +203,13 @@ def router_logits(
     router: [E, hidden size]; logits: float32 [T, E]. A row depends on itself alone.
     """
     (tokens, size), experts = hidden.shape, router.shape[0]
-    check_tensors(
+    launch.check_tensors(
         (hidden, "hidden", (tokens, size)),
         (norm[0], "norm weight", (size,), hidden.dtype),
         (router, "router", (experts, size), hidden.dtype),
         (normed, "normed", (tokens, size), hidden.dtype),
         (logits, "logits", (tokens, experts), torch.float32),
-        (counts, "counts", *HEADER),
+        (counts, "counts", *launch.HEADER),
     )
     block = triton.next_power_of_2(size)
     per_program = 4 if tokens == 1 else 8
@@ -217,7 +217,7 @@ def router_logits(
     _router[(triton.cdiv(experts, block_e), tokens)](
         hidden, norm[0], router, normed, logits, counts, norm[1],
         HIDDEN=size, E=experts, BLOCK_E=block_e, BLOCK=block,
-        PDL=pdl, num_warps=4 if block <= 8192 else 8, **launch_options(pdl),
+        PDL=pdl, num_warps=4 if block <= 8192 else 8, **launch.options(pdl),
     )  # fmt: skip
 
 
@@ -228,9 +228,9 @@ def route(logits: torch.Tensor, counts: torch.Tensor, routing: Routing, *, norma
     Fills all of `routing`; a token's experts and weights depend on itself alone.
     """
     tokens, top_k = routing.ids.shape
-    check_tensors(
+    launch.check_tensors(
         (logits, "logits", (tokens, routing.experts), torch.float32),
-        (counts, "counts", *HEADER),
+        (counts, "counts", *launch.HEADER),
         (routing.ids, "ids", (tokens, top_k), torch.int32),
     )
     block_e = triton.next_power_of_2(routing.experts)
@@ -238,10 +238,10 @@ def route(logits: torch.Tensor, counts: torch.Tensor, routing: Routing, *, norma
     _route[(tokens,)](
         logits, routing.weights, routing.ids, counts,
         E=routing.experts, TOP_K=top_k, NORMALIZE=normalize, BLOCK_E=block_e, BLOCK_TOP=triton.next_power_of_2(top_k),
-        PDL=pdl, num_warps=1, **launch_options(pdl),
+        PDL=pdl, num_warps=1, **launch.options(pdl),
     )  # fmt: skip
     _sort_assignments[(routing.experts,)](
         routing.ids, routing.assignments, routing.block_experts, counts, tokens * top_k, blocks,
         TOP_K=top_k, BLOCK_E=block_e, BLOCK_M=routing.block_m, BLOCK_B=triton.next_power_of_2(blocks),
-        PDL=pdl, num_warps=4, **launch_options(pdl),
+        PDL=pdl, num_warps=4, **launch.options(pdl),
     )  # fmt: skip

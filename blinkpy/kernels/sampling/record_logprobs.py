@@ -6,15 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from blinkpy.kernels.launch import (
-    COUNT_ROWS,
-    HEADER,
-    INDICES,
-    check_tensors,
-    launch_options,
-    release_successor,
-    wait_for_predecessor,
-)
+from blinkpy.kernels import launch
 from blinkpy.kernels.sampling.candidates import (
     LAST_FINITE,
     NO_KEY,
@@ -112,15 +104,15 @@ def _write_logprobs(
     MAX_CANDIDATES: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     program, programs = tl.program_id(0), tl.num_programs(0)
-    release_successor(PDL)
-    wait_for_predecessor(PDL)
+    launch.release_successor(PDL)
+    launch.wait_for_predecessor(PDL)
     # In nearly every step nobody asks, and this is all that is done: three loads at once, then one.
     index = tl.arange(0, EACH)
     own = program + index * programs
     inside = own < rows
     emits = tl.load(emits_ptr + own, mask=inside, other=0)
     slots = tl.load(row_slots_ptr + own, mask=inside, other=-1).to(tl.int64)
-    wanted = (own < tl.load(counts_ptr + COUNT_ROWS)) & (emits != 0)
+    wanted = (own < tl.load(counts_ptr + launch.COUNT_ROWS)) & (emits != 0)
     asked = (tl.load(entry_ptr + slots * ENTRY_WORDS + WORD_LOGPROBS, mask=wanted, other=-1) >= 0).to(tl.int32)
     if tl.sum(asked, 0) > 0:
         for i in range(EACH):
@@ -146,26 +138,20 @@ def write_logprobs(call: SamplingCall) -> None:
     fewer tokens of finite logit. Raises ValueError or TypeError where the tensors do not fit together.
     """
     logits, entry, batch, scratch = call.logits, call.requests.entry, call.batch, call.workspace
-    rows, vocabulary = logits.shape
-    capacity = scratch.keys.shape[1]
-    check_tensors(
+    (rows, vocabulary), capacity = logits.shape, scratch.keys.shape[1]
+    rows_or_more = launch.AtLeast(rows)
+    launch.check_tensors(
         (logits, "logits", (rows, vocabulary), torch.float32, True),
         (entry, "entry", (None, submission.SQ_ENTRY_WORDS), torch.int32),
-        (batch.counts, "counts", *HEADER),
-        (call.records, "records", (None, LOGPROB_ENTRIES), torch.int64),
-        (call.sampled, "sampled", *INDICES),
-        (batch.row_slots, "row_slots", *INDICES),
-        (batch.emits, "emits", *INDICES),
-        (scratch.keys, "keys", (None, capacity), torch.int64),
+        (call.records, "records", (rows_or_more, LOGPROB_ENTRIES), torch.int64),
+        (call.sampled, "sampled", (rows_or_more,), torch.int32),
+        (scratch.keys, "keys", (rows_or_more, launch.AtLeast(LOGPROB_ENTRIES)), torch.int64),
+        *batch.declared(rows, "row_slots", "emits"),
     )
-    if min(map(len, (call.records, call.sampled, batch.row_slots, batch.emits))) < rows:
-        raise ValueError(f"records, sampled, row_slots or emits too short for {rows} rows")
-    if len(scratch.keys) < rows or capacity < LOGPROB_ENTRIES:
-        raise ValueError(f"sampling workspace {list(scratch.keys.shape)} is too small for {rows} rows of {TOP_LOGPROBS}")
     programs = min(rows, PROGRAMS)
     _write_logprobs[(programs,)](
         logits, call.sampled, call.records, scratch.keys, entry, batch.row_slots, batch.emits, batch.counts, rows, vocabulary,
         logits.stride(0),
         EACH=triton.next_power_of_2(triton.cdiv(rows, programs)), MAX_CANDIDATES=capacity, BLOCK=scratch.block,
-        PDL=call.pdl, num_warps=8, **launch_options(call.pdl),
+        PDL=call.pdl, num_warps=8, **launch.options(call.pdl),
     )  # fmt: skip

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from blinkpy.kernels.launch import HEADER, INDICES, check_tensors
-from blinkpy.kernels.sampling import sampler  # noqa: F401 (registers its variant)
-from blinkpy.kernels.sampling.sampling_variants import VARIANTS, SamplingCall
+from blinkpy.kernels.launch import AtLeast, by_name, check_tensors
+from blinkpy.kernels.sampling import sampler
+from blinkpy.kernels.sampling.sampling_variants import SamplingCall, SamplingVariant
 from blinkpy.queues.submission import SQ_ENTRY_WORDS
+
+VARIANTS: dict[str, SamplingVariant] = by_name(sampler.VARIANT)  # the default first
 
 
 def sample_tokens(call: SamplingCall, variant: str | None = None) -> None:
@@ -22,19 +24,13 @@ def sample_tokens(call: SamplingCall, variant: str | None = None) -> None:
 
 def check_call(call: SamplingCall) -> None:
     """Raise ValueError or TypeError unless the tensors fit together."""
-    (rows, vocabulary), slots, batch, scratch = call.logits.shape, len(call.requests.entry), call.batch, call.workspace
-    by_row = {"sampled": call.sampled} | {name: getattr(batch, name) for name in ("row_slots", "emits", "context_lengths")}
+    (rows, vocabulary), slots, scratch = call.logits.shape, len(call.requests.entry), call.workspace
     check_tensors(
         (call.logits, "logits", (rows, vocabulary), torch.float32, True),
         (call.requests.entry, "entry", (slots, SQ_ENTRY_WORDS), torch.int32),
         (call.requests.tokens, "tokens", (slots, None), torch.int32),
         (call.requests.prompt_length, "prompt_length", (slots,), torch.int32),
-        (batch.counts, "counts", *HEADER),
-        (scratch.adjusted, "adjusted", (None, vocabulary), torch.float32),
-        *((tensor, name, *INDICES) for name, tensor in by_row.items()),
+        (call.sampled, "sampled", (AtLeast(rows),), torch.int32),
+        (scratch.adjusted, "adjusted", (AtLeast(rows), vocabulary), torch.float32),
+        *call.batch.declared(rows, "row_slots", "emits", "context_lengths"),
     )
-    for name, tensor in by_row.items():
-        if len(tensor) < rows:
-            raise ValueError(f"{name} [{len(tensor)}] too short for {rows} rows")
-    if len(scratch.adjusted) < rows:
-        raise ValueError(f"a sampling workspace of {len(scratch.adjusted)} rows does not fit {rows}")

@@ -14,9 +14,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from blinkpy.kernels.launch import COUNT_ROWS, launch_options, release_successor, wait_for_predecessor
+from blinkpy.kernels import launch
 from blinkpy.kernels.sampling.draw import draw
-from blinkpy.kernels.sampling.sampling_variants import VARIANTS, SamplingCall, SamplingVariant
+from blinkpy.kernels.sampling.sampling_variants import SamplingCall, SamplingVariant
 from blinkpy.queues import submission
 
 ENTRY_WORDS = tl.constexpr(submission.SQ_ENTRY_WORDS)
@@ -44,7 +44,7 @@ def float_word(entry_ptr, word):
 @triton.jit
 def is_emitting(counts_ptr, emits_ptr, row):
     """Does this row produce a token in this step? Reads the batch only, so it may be called before the wait."""
-    rows = tl.load(counts_ptr + COUNT_ROWS, cache_modifier=".cg")
+    rows = tl.load(counts_ptr + launch.COUNT_ROWS, cache_modifier=".cg")
     return (row < rows) & (tl.load(emits_ptr + row, cache_modifier=".cg") != 0)
 
 
@@ -84,10 +84,10 @@ def _adjust(
 ):  # fmt: skip
     chunk = tl.program_id(0)
     row = tl.program_id(1)
-    release_successor(PDL)
+    launch.release_successor(PDL)
     emitting = is_emitting(counts_ptr, emits_ptr, row)
     slot = tl.load(row_slots_ptr + row, cache_modifier=".cg").to(tl.int64)
-    wait_for_predecessor(PDL)
+    launch.wait_for_predecessor(PDL)
     if emitting:
         entry = entry_ptr + slot * ENTRY_WORDS
         first_id = chunk * VOCAB_CHUNK
@@ -145,10 +145,10 @@ def _sample_tokens(
     MAX_CANDIDATES: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
-    release_successor(PDL)
+    launch.release_successor(PDL)
     emitting = is_emitting(counts_ptr, emits_ptr, row)
     slot = tl.load(row_slots_ptr + row, cache_modifier=".cg").to(tl.int64)
-    wait_for_predecessor(PDL)
+    launch.wait_for_predecessor(PDL)
     if emitting:
         entry = entry_ptr + slot * ENTRY_WORDS
         chunk = tl.arange(0, CHUNKS)
@@ -190,14 +190,14 @@ def sample_by_search(call: SamplingCall) -> None:
         logits, scratch.adjusted, scratch.chunk_max, scratch.chunk_id, entry, tokens, prompt_length, *by_row, batch.counts,
         vocabulary, logits.stride(0), scratch.adjusted.stride(0), tokens.shape[1],
         VOCAB_CHUNK=scratch.chunk,
-        PDL=pdl, num_warps=8, maxnreg=64, **launch_options(pdl),
+        PDL=pdl, num_warps=8, maxnreg=64, **launch.options(pdl),
     )  # fmt: skip
     _sample_tokens[(rows,)](
         logits, scratch.adjusted, scratch.chunk_max, scratch.chunk_id, scratch.keys, call.sampled, entry, prompt_length,
         *by_row, batch.counts, vocabulary, chunks, logits.stride(0), scratch.adjusted.stride(0),
         CHUNKS=triton.next_power_of_2(chunks), MAX_CANDIDATES=scratch.keys.shape[1], BLOCK=scratch.block,
-        PDL=pdl, num_warps=8, **launch_options(pdl),
+        PDL=pdl, num_warps=8, **launch.options(pdl),
     )  # fmt: skip
 
 
-VARIANTS.add(SamplingVariant("search", sample_by_search, (_adjust, _sample_tokens)))
+VARIANT = SamplingVariant("search", sample_by_search, (_adjust, _sample_tokens))

@@ -1,4 +1,4 @@
-"""What a sampling variant takes and declares, and the registry of them: see `SamplingVariant`."""
+"""What a sampling variant takes and declares; see `SamplingVariant`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 import triton
 
 from blinkpy.kernels.batch_view import BatchView
-from blinkpy.kernels.registry import Registry
 
 VOCAB_CHUNK = 2048
 MAX_CANDIDATES = 1024
@@ -80,14 +79,10 @@ class SamplingCall:
 
 @dataclass(frozen=True)
 class SamplingVariant:
-    """One way to sample. A new one is a file that adds it, and an import of that file in sample_tokens.py."""
+    """One way to sample. A new one is a file, and its name in VARIANTS of sample_tokens.py."""
 
     name: str
     launch: Callable[[SamplingCall], None]
     """Launches the kernels, which write `sampled`. The call is checked."""
     kernels: tuple[Any, ...] = ()
     """The Triton kernels that `launch` starts."""
-
-
-VARIANTS: Registry[SamplingVariant] = Registry()
-"""By name, the default first; filled when blinkpy.kernels.sampling.sample_tokens is imported."""

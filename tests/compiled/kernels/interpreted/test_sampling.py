@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import support.models.kernel_cases as cases
 
-from blinkpy.kernels.sampling.sampling_variants import VARIANTS as SAMPLERS
+from blinkpy.kernels.sampling.sample_tokens import VARIANTS as SAMPLERS
 from blinkpy.kernels.sampling.sampling_variants import SamplingWorkspace
 from blinkpy.queues.submission import (
     WORD_FREQUENCY_PENALTY,
