@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from blinkpy.kernels import launch
+from blinkpy.kernels.launch import COUNT_TOKENS
 
 
 @triton.jit
@@ -26,7 +27,7 @@ def _swiglu(
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     launch.release_successor(PDL)
     launch.wait_for_predecessor(PDL)
-    if token < tl.load(counts_ptr + launch.COUNT_TOKENS):
+    if token < tl.load(counts_ptr + COUNT_TOKENS):
         at = x_ptr + token.to(tl.int64) * (2 * WIDTH) + column
         gate = tl.load(at, mask=column < WIDTH, other=0.0).to(tl.float32)
         up = tl.load(at + WIDTH, mask=column < WIDTH, other=0.0).to(tl.float32)

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from blinkpy.kernels import launch
+from blinkpy.kernels.launch import COUNT_TOKENS
 
 
 @triton.jit
@@ -22,7 +23,7 @@ def _embed(
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     launch.release_successor(PDL)
     launch.wait_for_predecessor(PDL)
-    if token < tl.load(counts_ptr + launch.COUNT_TOKENS):
+    if token < tl.load(counts_ptr + COUNT_TOKENS):
         identity = tl.load(token_ids_ptr + token)
         known = (identity >= 0) & (identity < vocabulary)  # an id that is not in the table reads nothing and gives zeros
         at = table_ptr + identity.to(tl.int64) * HIDDEN + column

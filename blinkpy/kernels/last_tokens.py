@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from blinkpy.kernels import launch
+from blinkpy.kernels.launch import COUNT_ROWS, COUNT_TOKENS
 
 
 @triton.jit
@@ -21,12 +22,12 @@ def _last_tokens(
     row = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     launch.release_successor(PDL)
-    rows = tl.load(counts_ptr + launch.COUNT_ROWS, cache_modifier=".cg")
+    rows = tl.load(counts_ptr + COUNT_ROWS, cache_modifier=".cg")
     token = tl.load(query_starts_ptr + row + 1, cache_modifier=".cg") - 1
     launch.wait_for_predecessor(PDL)
     if (row == 0) & (tl.program_id(1) == 0):
-        tl.store(out_counts_ptr + launch.COUNT_ROWS, rows)
-        tl.store(out_counts_ptr + launch.COUNT_TOKENS, rows)
+        tl.store(out_counts_ptr + COUNT_ROWS, rows)
+        tl.store(out_counts_ptr + COUNT_TOKENS, rows)
     if row < rows:
         x = tl.load(x_ptr + token.to(tl.int64) * HIDDEN + column, mask=column < HIDDEN, other=0.0)
         tl.store(out_ptr + row.to(tl.int64) * HIDDEN + column, x, mask=column < HIDDEN)

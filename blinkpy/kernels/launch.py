@@ -31,7 +31,8 @@ HEADER = ((8,), torch.int64)
 COUNT_ROWS = tl.constexpr(0)
 COUNT_TOKENS = tl.constexpr(1)
 COUNT_DECODE_ROWS = tl.constexpr(2)
-"""Indices into `counts`, the int64 [8] header of a batch."""
+"""Indices into `counts`, the int64 [8] header of a batch. Kernels import constants by name: Triton keeps compiled kernels by the
+values of the names they use, but not of the attributes of modules."""
 
 
 class AtLeast(int):

@@ -8,6 +8,7 @@ import triton.language as tl
 
 from blinkpy.kernels import launch
 from blinkpy.kernels.batch_view import BatchView
+from blinkpy.kernels.launch import COUNT_ROWS, COUNT_TOKENS
 
 MAX_HIDDEN = 32_768
 """Widest row: one program holds a row in registers."""
@@ -38,11 +39,11 @@ def _rms_norm(
     launch.release_successor(PDL)
     launch.wait_for_predecessor(PDL)
     if LAST_TOKENS:
-        active = row < tl.load(counts_ptr + launch.COUNT_ROWS)
+        active = row < tl.load(counts_ptr + COUNT_ROWS)
         token = tl.load(query_starts_ptr + row + 1, mask=active, other=1) - 1
         active = active & (tl.load(emits_ptr + row, mask=active, other=0) != 0)
     else:
-        active = row < tl.load(counts_ptr + launch.COUNT_TOKENS)
+        active = row < tl.load(counts_ptr + COUNT_TOKENS)
         token = row
     if active:
         line = token.to(tl.int64)

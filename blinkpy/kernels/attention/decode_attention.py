@@ -15,6 +15,7 @@ from blinkpy.kernels.attention.attend_tile import LOG2_E, MASKED, attend_tile, p
 from blinkpy.kernels.attention.attention_variants import DECODE_ROWS, LAST_TOKENS, AttentionCall, AttentionVariant, NewTokens
 from blinkpy.kernels.attention.rotate_and_cache import check_new_tokens, load_rotated
 from blinkpy.kernels.attention.split_plan import DecodePlan, DecodeWorkspace
+from blinkpy.kernels.launch import COUNT_DECODE_ROWS, COUNT_ROWS
 
 
 @triton.jit
@@ -204,7 +205,7 @@ def _decode_attention(
     if EARLY_TRIGGER:
         launch.release_successor(PDL)
     # Written before the step, so it may be read before the wait; past the L1 cache, which may still hold the step before.
-    rows = tl.load(counts_ptr + (launch.COUNT_ROWS if LAST_TOKENS else launch.COUNT_DECODE_ROWS), cache_modifier=".cg")
+    rows = tl.load(counts_ptr + (COUNT_ROWS if LAST_TOKENS else COUNT_DECODE_ROWS), cache_modifier=".cg")
     context = tl.load(context_lengths_ptr + row, cache_modifier=".cg")
     slot = tl.load(row_slots_ptr + row, cache_modifier=".cg")
     token = tl.load(query_starts_ptr + row + 1, cache_modifier=".cg") - 1 if LAST_TOKENS else row

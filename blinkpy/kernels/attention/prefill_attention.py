@@ -16,6 +16,7 @@ import triton.language as tl
 from blinkpy.kernels import launch
 from blinkpy.kernels.attention.attend_tile import LOG2_E, MASKED, attend_tile, paged_offsets
 from blinkpy.kernels.attention.attention_variants import CHUNKS, AttentionCall, AttentionVariant
+from blinkpy.kernels.launch import COUNT_DECODE_ROWS, COUNT_ROWS
 
 
 @dataclass(frozen=True)
@@ -156,8 +157,8 @@ def _prefill_attention(
 
     # Row r owns the tiles from starts[r] // BLOCK_Q + r (relative to the first prefill row) to the next row's first.
     # That is never too few for its tokens, at most one too many, and rises with r.
-    rows = tl.load(counts_ptr + launch.COUNT_ROWS).to(tl.int32)
-    first_row = tl.load(counts_ptr + launch.COUNT_DECODE_ROWS).to(tl.int32)
+    rows = tl.load(counts_ptr + COUNT_ROWS).to(tl.int32)
+    first_row = tl.load(counts_ptr + COUNT_DECODE_ROWS).to(tl.int32)
     every = tl.arange(0, ROWS)
     is_prefill = (every >= first_row) & (every < rows)
     first_token = tl.load(query_starts_ptr + first_row)

@@ -9,6 +9,7 @@ import triton.language as tl
 from blinkpy.kernels import launch
 from blinkpy.kernels.attention.attention_variants import NewTokens, PagedKV
 from blinkpy.kernels.batch_view import BatchView
+from blinkpy.kernels.launch import COUNT_TOKENS
 
 
 @triton.jit
@@ -69,7 +70,7 @@ def _rope_and_cache(
     column = tl.arange(0, BLOCK)[None, :]  # [1, BLOCK]
     launch.release_successor(PDL)
     launch.wait_for_predecessor(PDL)
-    if token < tl.load(counts_ptr + launch.COUNT_TOKENS):
+    if token < tl.load(counts_ptr + COUNT_TOKENS):
         inside = (head < H + 2 * KVH) & (column < D)
         at = qkv_ptr + token.to(tl.int64) * ((H + 2 * KVH) * D) + head * D
         position = tl.load(positions_ptr + token)

@@ -15,6 +15,7 @@ import triton.language as tl
 
 from blinkpy.kernels import launch
 from blinkpy.kernels.activation import silu_times
+from blinkpy.kernels.launch import COUNT_TOKENS
 from blinkpy.kernels.moe.expert_config import ExpertShape
 from blinkpy.kernels.moe.expert_variants import ExpertCall, ExpertCase, ExpertVariant
 from blinkpy.kernels.moe.routing import pick_experts
@@ -43,7 +44,7 @@ def _expert_gate_up(
     token = assignment // TOP_K
     launch.wait_for_predecessor(PDL)
     launch.release_successor(PDL)  # not before the wait: _expert_down reads the logits before its own
-    valid = token < tl.load(counts_ptr + launch.COUNT_TOKENS)
+    valid = token < tl.load(counts_ptr + COUNT_TOKENS)
     ids, _ = pick_experts(logits_ptr + token * E, E, TOP_K, True, BLOCK_E, BLOCK_TOP)
     if valid:
         expert = tl.sum(tl.where(tl.arange(0, BLOCK_TOP) == assignment % TOP_K, ids, 0), 0)
@@ -80,7 +81,7 @@ def _expert_down(
     x_row = x_ptr + (token * TOP_K + choice)[:, None] * K
     launch.wait_for_predecessor(PDL)
     launch.release_successor(PDL)
-    inside = (n < N) & (token < tl.load(counts_ptr + launch.COUNT_TOKENS))
+    inside = (n < N) & (token < tl.load(counts_ptr + COUNT_TOKENS))
     residual = tl.load(out_ptr + token * N + n, mask=inside, other=0.0).to(tl.float32)
     total = tl.zeros([BLOCK_TOP, BLOCK_N, BLOCK_K], tl.float32)
     for first in tl.range(0, K, BLOCK_K, num_stages=STAGES):

@@ -11,6 +11,7 @@ import triton.language as tl
 
 from blinkpy.kernels import launch
 from blinkpy.kernels.activation import silu_times
+from blinkpy.kernels.launch import COUNT_TOKENS
 from blinkpy.kernels.moe.expert_config import ExpertConfig, ExpertShape, ExpertTable, ExpertTile
 from blinkpy.kernels.moe.expert_variants import ExpertCall, ExpertCase, ExpertVariant
 from blinkpy.kernels.moe.routing import Routing, _route, _sort_assignments, route
@@ -75,7 +76,7 @@ def _combine(
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     launch.wait_for_predecessor(PDL)
     launch.release_successor(PDL)
-    if token < tl.load(counts_ptr + launch.COUNT_TOKENS):
+    if token < tl.load(counts_ptr + COUNT_TOKENS):
         inside = column < HIDDEN
         first = token.to(tl.int64) * TOP_K
         total = tl.zeros([BLOCK], tl.float32)

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from blinkpy.kernels import launch
+from blinkpy.kernels.launch import COUNT_TOKENS
 
 ASSIGNMENTS_PER_SCAN = tl.constexpr(1024)
 
@@ -45,7 +46,7 @@ def _router(
     scale = tl.load(norm_ptr + column, mask=inside, other=0.0).to(tl.float32)
     launch.wait_for_predecessor(PDL)
     launch.release_successor(PDL)
-    valid = token < tl.load(counts_ptr + launch.COUNT_TOKENS)
+    valid = token < tl.load(counts_ptr + COUNT_TOKENS)
     at = token.to(tl.int64) * HIDDEN + column
     x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
     normed = (x * tl.math.rsqrt(tl.sum(x * x, 0) / HIDDEN + eps) * scale).to(normed_ptr.dtype.element_ty)
@@ -102,7 +103,7 @@ def _route(
     choice = tl.arange(0, BLOCK_TOP)
     launch.wait_for_predecessor(PDL)
     launch.release_successor(PDL)
-    valid = (choice < TOP_K) & (token < tl.load(counts_ptr + launch.COUNT_TOKENS))
+    valid = (choice < TOP_K) & (token < tl.load(counts_ptr + COUNT_TOKENS))
     ids, weights = pick_experts(logits_ptr + token * E, E, TOP_K, NORMALIZE, BLOCK_E, BLOCK_TOP)
     tl.store(weights_ptr + token * TOP_K + choice, weights, mask=valid)
     tl.store(ids_ptr + token * TOP_K + choice, ids, mask=valid)
@@ -124,7 +125,7 @@ def _sort_assignments(
     expert = tl.program_id(0)
     launch.wait_for_predecessor(PDL)
     launch.release_successor(PDL)
-    total = (tl.load(counts_ptr + launch.COUNT_TOKENS) * TOP_K).to(tl.int32)
+    total = (tl.load(counts_ptr + COUNT_TOKENS) * TOP_K).to(tl.int32)
     histogram = tl.zeros([BLOCK_E], tl.int32)
     for first in range(0, assignments, ASSIGNMENTS_PER_SCAN):  # of the bucket: the ids are loaded while the counts are
         assignment = first + tl.arange(0, ASSIGNMENTS_PER_SCAN)
@@ -167,9 +168,7 @@ class Routing:
 
     @classmethod
     def allocate(cls, tokens: int, experts: int, top_k: int, block_m: int, device: str) -> Routing:
-        """For up to `tokens` tokens; block_m: a power of two of at least 16."""
-        if block_m < 16 or block_m & (block_m - 1):
-            raise ValueError(f"block_m {block_m} must be a power of two of at least 16")
+        """For up to `tokens` tokens; block_m: of an `ExpertConfig`."""
         blocks = block_bound(tokens, experts, top_k, block_m)
         return cls(
             torch.zeros(tokens, top_k, dtype=torch.float32, device=device),

@@ -7,17 +7,9 @@ import triton
 import triton.language as tl
 
 from blinkpy.kernels import launch
-from blinkpy.kernels.sampling.candidates import (
-    LAST_FINITE,
-    NO_KEY,
-    STAGES,
-    collect,
-    distance_of,
-    measure,
-    pick,
-    section_of,
-    split,
-)
+from blinkpy.kernels.launch import COUNT_ROWS
+from blinkpy.kernels.sampling import candidates as search
+from blinkpy.kernels.sampling.candidates import LAST_FINITE, NO_KEY, STAGES
 from blinkpy.kernels.sampling.sampler import ENTRY_WORDS
 from blinkpy.kernels.sampling.sampling_variants import SamplingCall
 from blinkpy.queues import submission
@@ -70,19 +62,19 @@ def write_record(
     inside = tl.full([], MAX_CANDIDATES, tl.int32)
     temperature = tl.full([], 1.0, tl.float32)
     while count + inside > MAX_CANDIDATES - 1:
-        thresholds = split(low, high)
-        counts, _ = measure(row_ptr, vocabulary, maximum, temperature, low, thresholds, BLOCK)
-        section = section_of(count + counts < target, counts)
-        inside = pick(counts, section) - pick(counts, section - 1)
-        count += pick(counts, section - 1)
-        high = pick(thresholds, section)
-        low = tl.where(section > 0, pick(thresholds, section - 1), low)
+        thresholds = search.split(low, high)
+        counts, _ = search.measure(row_ptr, vocabulary, maximum, temperature, low, thresholds, BLOCK)
+        section = search.section_of(count + counts < target, counts)
+        inside = search.pick(counts, section) - search.pick(counts, section - 1)
+        count += search.pick(counts, section - 1)
+        high = search.pick(thresholds, section)
+        low = tl.where(section > 0, search.pick(thresholds, section - 1), low)
     scratch = keys_ptr + row.to(tl.int64) * MAX_CANDIDATES
-    keys = collect(row_ptr, vocabulary, maximum, temperature, nothing, high, scratch, MAX_CANDIDATES, BLOCK)
+    keys = search.collect(row_ptr, vocabulary, maximum, temperature, nothing, high, scratch, MAX_CANDIDATES, BLOCK)
     index = tl.arange(0, MAX_CANDIDATES)
     known = keys <= LAST_FINITE
     record = records_ptr + row.to(tl.int64) * ENTRIES
-    values = tl.where(known, -distance_of(keys) - log_sum, float("-inf"))
+    values = tl.where(known, -search.distance_of(keys) - log_sum, float("-inf"))
     ids = tl.where(known, keys & 0x7FFFFFFF, -1)
     tl.store(record, logprob_entry(token, sampled_value))
     tl.store(record + 1 + index, logprob_entry(ids, values), mask=index < TOP)
@@ -112,7 +104,7 @@ def _write_logprobs(
     inside = own < rows
     emits = tl.load(emits_ptr + own, mask=inside, other=0)
     slots = tl.load(row_slots_ptr + own, mask=inside, other=-1).to(tl.int64)
-    wanted = (own < tl.load(counts_ptr + launch.COUNT_ROWS)) & (emits != 0)
+    wanted = (own < tl.load(counts_ptr + COUNT_ROWS)) & (emits != 0)
     asked = (tl.load(entry_ptr + slots * ENTRY_WORDS + WORD_LOGPROBS, mask=wanted, other=-1) >= 0).to(tl.int32)
     if tl.sum(asked, 0) > 0:
         for i in range(EACH):

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from blinkpy.kernels import launch
+from blinkpy.kernels.launch import COUNT_ROWS
 from blinkpy.kernels.sampling.draw import draw
 from blinkpy.kernels.sampling.sampling_variants import SamplingCall, SamplingVariant
 from blinkpy.queues import submission
@@ -44,7 +45,7 @@ def float_word(entry_ptr, word):
 @triton.jit
 def is_emitting(counts_ptr, emits_ptr, row):
     """Does this row produce a token in this step? Reads the batch only, so it may be called before the wait."""
-    rows = tl.load(counts_ptr + launch.COUNT_ROWS, cache_modifier=".cg")
+    rows = tl.load(counts_ptr + COUNT_ROWS, cache_modifier=".cg")
     return (row < rows) & (tl.load(emits_ptr + row, cache_modifier=".cg") != 0)
 
 

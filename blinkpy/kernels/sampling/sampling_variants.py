@@ -11,10 +11,6 @@ import triton
 
 from blinkpy.kernels.batch_view import BatchView
 
-VOCAB_CHUNK = 2048
-MAX_CANDIDATES = 1024
-BLOCK = 1024
-
 
 @dataclass(frozen=True)
 class SamplingWorkspace:
@@ -29,14 +25,7 @@ class SamplingWorkspace:
 
     @classmethod
     def allocate(
-        cls,
-        rows: int,
-        vocabulary: int,
-        device: str,
-        *,
-        chunk: int = VOCAB_CHUNK,
-        capacity: int = MAX_CANDIDATES,
-        block: int = BLOCK,
+        cls, rows: int, vocabulary: int, device: str, *, chunk: int = 2048, capacity: int = 1024, block: int = 1024
     ) -> SamplingWorkspace:
         """chunk: tokens of one program of the first kernel; capacity: candidates that are sorted at once, at least 32;
         block: tokens of one iteration of the second kernel. All powers of two; smaller ones make tests small."""
