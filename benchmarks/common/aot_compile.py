@@ -22,14 +22,13 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from blinkpy.device.cuda.cubin import SHARED_MEMORY_LIMIT, read_cubin
-from blinkpy.kernels import activation, embedding, norm
+from blinkpy.kernels import activation, gather, norm
 from blinkpy.kernels.attention import rotate_and_cache, split_plan
 from blinkpy.kernels.attention.attention import VARIANTS as ATTENTION
 from blinkpy.kernels.attention.attention import attend
 from blinkpy.kernels.attention.attention_variants import LAST_TOKENS, AttentionCall, NewTokens, PagedKV
 from blinkpy.kernels.attention.prefill_attention import plan_prefill
 from blinkpy.kernels.batch_view import BatchView
-from blinkpy.kernels.last_tokens import last_tokens
 from blinkpy.kernels.linear.linear import VARIANTS as LINEARS
 from blinkpy.kernels.linear.linear import can_leave_partials, linear
 from blinkpy.kernels.linear.linear_config import LinearConfig
@@ -194,7 +193,7 @@ def launches(model: Shape, tokens: int, rows: int, mixed: bool, pdl: bool) -> It
     head_weight = meta(model.head_dim, dtype=dtype)
     norms = (head_weight, head_weight) if model.qk_norm else None
     attended = meta(tokens, model.heads * model.head_dim, dtype=dtype)
-    yield lambda: embedding.embed(ids, meta(model.vocabulary, model.hidden, dtype=dtype), counts, hidden, pdl=pdl)
+    yield lambda: gather.embed(ids, meta(model.vocabulary, model.hidden, dtype=dtype), counts, hidden, pdl=pdl)
     yield lambda: norm.rms_norm(hidden, weight, 1e-5, counts, hidden, pdl=pdl)
     yield lambda: norm.rms_norm(hidden, weight, 1e-5, counts, hidden, hidden, pdl=pdl)
     new, paged = NewTokens(qkv, angles, angles, norms), PagedKV(cache, cache, table)
@@ -212,7 +211,7 @@ def launches(model: Shape, tokens: int, rows: int, mixed: bool, pdl: bool) -> It
     last = meta(rows, model.hidden, dtype=dtype)
     if StepShape(tokens, rows, mixed).last_tokens_only:
         yield lambda: attend(replace(call, last_tokens=True), last_plan)
-        yield lambda: last_tokens(hidden, starts, counts, last, counts, pdl=pdl)
+        yield lambda: gather.last_tokens(hidden, starts, counts, last, counts, pdl=pdl)
         yield from linear_launches(model, rows, rows, pdl)
     yield lambda: norm.rms_norm(hidden, weight, 1e-5, counts, last, hidden, last_tokens_of=batch, pdl=pdl)
     yield from sampling_launches(model, rows, pdl)

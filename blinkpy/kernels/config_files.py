@@ -24,17 +24,15 @@ def check_power_of_two(what: str, value: int, least: int) -> None:
 class ConfigTable(Generic[T]):
     """Measured configurations of one GPU model, by the names of shapes; shapes that were not measured get defaults."""
 
-    section: ClassVar[str]
-    """Key of the entries in the file."""
-    suffix: ClassVar[str] = ""
-    """Of the file's name."""
+    section: ClassVar[str]  # key of the entries in the file
+    suffix: ClassVar[str] = ""  # of the file's name
 
     def __init__(self, entries: dict[str, T] | None = None) -> None:
         self.entries = entries or {}
 
     @staticmethod
     def from_json(entry: Any) -> T:
-        """An entry of the file. Raises ConfigError, ValueError, KeyError or TypeError for a damaged one."""
+        """An entry of the file. Raises ValueError, KeyError or TypeError for a damaged one."""
         raise NotImplementedError
 
     @staticmethod
@@ -58,7 +56,7 @@ class ConfigTable(Generic[T]):
             if document["version"] != VERSION:
                 raise ConfigError(f"version {document['version']}, expected {VERSION}")
             return cls({name: cls.from_json(entry) for name, entry in document[cls.section].items()})
-        except (ConfigError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(f"{path}: not a table of configurations, {cls.section!r}: {error}") from error
 
     def save(self, gpu_name: str, measured: dict[str, Any], folder: Path = FOLDER) -> Path:

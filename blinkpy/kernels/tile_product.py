@@ -1,9 +1,11 @@
-"""Products with tiles of a weight matrix, for kernels that read each weight once."""
+"""Products with tiles of a weight matrix, for kernels that read each weight once, and what follows them."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+from blinkpy.kernels.activation import silu_times
 
 
 @triton.jit
@@ -26,3 +28,32 @@ def multiply(x, w, accumulator, WEIGHTS_FIRST: tl.constexpr, PRECISION: tl.const
     else:
         accumulator = tl.dot(x, tl.trans(w), accumulator, input_precision=PRECISION)
     return accumulator
+
+
+@triton.jit
+def finish_tile(
+    y,  # float32 [rows, columns] sums; with SWIGLU of the gate
+    up,  # the same of the other half (SWIGLU only)
+    bias_ptr,  # [N] (BIAS only; with SWIGLU [2 * N])
+    residual_ptr,  # [M, N] added to the result (RESIDUAL only); may be out
+    out_ptr,  # [M, N], or float32 [splits, M, N] with KEEP_PARTIALS
+    m,  # [rows] rows of the tile
+    n,  # [columns] columns of the tile
+    split,  # of K, whose sums these are
+    M, N: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, SWIGLU: tl.constexpr,
+    KEEP_PARTIALS: tl.constexpr,  # the partials are the result; the first has the bias
+):  # fmt: skip
+    """What follows the products of a tile: bias, SwiGLU, the residual addition, and the store."""
+    if BIAS:
+        y += tl.load(bias_ptr + n, mask=(n < N) & (split == 0 if KEEP_PARTIALS else True), other=0.0).to(tl.float32)[None, :]
+    if SWIGLU:
+        if BIAS:
+            up += tl.load(bias_ptr + N + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
+        y = silu_times(y, up)
+    inside = (m < M)[:, None] & (n < N)[None, :]
+    at = m[:, None].to(tl.int64) * N + n[None, :]
+    if RESIDUAL:
+        y += tl.load(residual_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    if KEEP_PARTIALS:
+        at += split.to(tl.int64) * M * N
+    tl.store(out_ptr + at, y.to(out_ptr.dtype.element_ty), mask=inside)

@@ -57,13 +57,9 @@ class AttentionVariant:
     A row's result depends on its own context and on the plan, never on other rows.
     """
 
-    name: str
-    """`variant` of its plans."""
-    rows: frozenset[str]
-    """Which rows it computes: of DECODE_ROWS, CHUNKS and LAST_TOKENS."""
+    name: str  # `variant` of its plans
+    rows: frozenset[str]  # which rows it computes: of DECODE_ROWS, CHUNKS and LAST_TOKENS
     launch: Callable[[AttentionCall, Any], None]
     """Checks what it needs of the call besides `attend`'s checks, and launches the kernels. Takes a call and a plan."""
-    plans: Callable[[torch.dtype], tuple[Any, ...]]
-    """Plans that tests run, small enough for the interpreter."""
-    kernels: tuple[Any, ...] = ()
-    """The Triton kernels that `launch` starts."""
+    plans: Callable[[torch.dtype], tuple[Any, ...]]  # plans that tests run, small enough for the interpreter
+    kernels: tuple[Any, ...] = ()  # the Triton kernels that `launch` starts

@@ -23,21 +23,16 @@ from blinkpy.kernels.launch import COUNT_DECODE_ROWS, COUNT_ROWS
 class PrefillPlan:
     """How prefill attention is cut into tiles. Results depend on it in the last bits."""
 
-    block_m: int
-    """Query tokens of a tile, times the heads of a group (padded to a power of two)."""
-    block_n: int
-    """Positions that a tile looks at in one go."""
+    block_m: int  # query tokens of a tile, times the heads of a group (padded to a power of two)
+    block_n: int  # positions that a tile looks at in one go
     warps: int
     stages: int
     """Stages of the software pipeline; the page numbers take every second one, the keys and values the others."""
-    programs: int = 2
-    """Programs of an SM; each takes tile after tile."""
-    sm_count: int = 132
-    """SMs of the GPU."""
+    programs: int = 2  # programs of an SM; each takes tile after tile
+    sm_count: int = 132  # SMs of the GPU
     overlap_prefill: bool = False
     """Decode attention of the same batch is launched next, with a plan that has this too, and may run at the same time."""
-    variant: str = "tiles"
-    """Name of an `AttentionVariant`."""
+    variant: str = "tiles"  # name of an `AttentionVariant`
 
 
 def plan_prefill(dtype: torch.dtype, sm_count: int = 132, *, overlap_prefill: bool = False) -> PrefillPlan:

@@ -12,16 +12,14 @@ from blinkpy.kernels.config_files import check_power_of_two
 class LinearConfig:
     """How one linear layer is computed. What a variant does not use keeps its default."""
 
-    variant: str = "triton"
-    """Name of a `LinearVariant`."""
+    variant: str = "triton"  # name of a `LinearVariant`
     block_m: int = 16
     block_n: int = 32
     block_k: int = 256
     split_k: int = 1
     warps: int = 4
     stages: int = 4
-    weights_first: bool = False
-    """Weights as the first operand of the matrix unit."""
+    weights_first: bool = False  # weights as the first operand of the matrix unit
     early_trigger: bool = False
     """Release the dependent launch at the start, not after the products. Good where one program fills an SM; otherwise the
     programs of the next layer crowd on the few SMs that get free first."""

@@ -95,17 +95,14 @@ class LinearCall:
 class LinearVariant:
     """One way to compute a linear layer. A new one is a file, and its name in VARIANTS of linear.py."""
 
-    name: str
-    """`LinearConfig.variant`; "kind" in configs/*.json."""
+    name: str  # `LinearConfig.variant`; "kind" in configs/*.json
     launch: Callable[[LinearCall, LinearConfig], None]
     """Launches the kernels. The call is checked, and asks for nothing but what `fuses` has."""
     fuses: frozenset[str]
     """What it does besides the product: "norm" of x before; "bias", "swiglu", "residual" after; "partials": leave the partials of
     sums that are split over K as the result; "split sums": add them up. `linear` runs norm and SwiGLU apart where they miss."""
-    cases: tuple[LinearCase, ...]
-    """Tests; without them nothing proves a variant."""
-    kernels: tuple[Any, ...] = ()
-    """The Triton kernels that `launch` starts."""
+    cases: tuple[LinearCase, ...]  # tests; without them nothing proves a variant
+    kernels: tuple[Any, ...] = ()  # the Triton kernels that `launch` starts
     supports: Callable[[LinearShape], bool] = lambda shape: True
     """Whether it computes layers of these rows, sizes and dtype."""
     check: Callable[[LinearConfig], None] = check_sizes

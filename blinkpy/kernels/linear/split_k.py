@@ -14,10 +14,9 @@ import triton
 import triton.language as tl
 
 from blinkpy.kernels import launch
-from blinkpy.kernels.linear.epilogue import finish_tile
 from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_variants import LinearCall, LinearCase, LinearShape, LinearVariant
-from blinkpy.kernels.tile_product import multiply, weight_tile
+from blinkpy.kernels.tile_product import finish_tile, multiply, weight_tile
 
 
 @triton.jit

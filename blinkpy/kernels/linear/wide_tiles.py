@@ -18,10 +18,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from blinkpy.config import ConfigError
 from blinkpy.kernels import launch
-from blinkpy.kernels.linear.epilogue import finish_tile
 from blinkpy.kernels.linear.linear_config import LinearConfig, check_sizes
 from blinkpy.kernels.linear.linear_variants import LinearCall, LinearCase, LinearShape, LinearVariant
-from blinkpy.kernels.tile_product import multiply
+from blinkpy.kernels.tile_product import finish_tile, multiply
 
 
 @triton.jit

@@ -29,10 +29,8 @@ class ExpertTile:
 class ExpertConfig:
     """Tiles of a bucket. Raises ConfigError unless kernels can be built from them."""
 
-    block_m: int
-    """Assignments of a block; that of the Routing."""
-    up: ExpertTile
-    """Gate and up, block_n rows of each."""
+    block_m: int  # assignments of a block; that of the Routing
+    up: ExpertTile  # gate and up, block_n rows of each
     down: ExpertTile
 
     def __post_init__(self) -> None:

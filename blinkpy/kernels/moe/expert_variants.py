@@ -79,7 +79,5 @@ class ExpertVariant:
     """Makes what a bucket of so many tokens needs on a device: configuration and scratch of its own."""
     launch: Callable[[ExpertCall, Any], None]
     """Launches the kernels. The call is checked; takes it and what was prepared."""
-    cases: tuple[ExpertCase, ...]
-    """Tests; without them nothing proves a variant."""
-    kernels: tuple[Any, ...] = ()
-    """The Triton kernels that `launch` starts."""
+    cases: tuple[ExpertCase, ...]  # tests; without them nothing proves a variant
+    kernels: tuple[Any, ...] = ()  # the Triton kernels that `launch` starts

@@ -3,8 +3,6 @@ experts."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
@@ -112,20 +110,13 @@ def grouped_linear(
     )  # fmt: skip
 
 
-class Grouped(NamedTuple):
-    """What a bucket keeps."""
-
-    routing: Routing
-    config: ExpertConfig
-
-
-def prepare(shape: ExpertShape, tokens: int, dtype: torch.dtype, device: str, table: ExpertTable) -> Grouped:
-    """The configuration of a bucket, and memory for its routing."""
+def prepare(shape: ExpertShape, tokens: int, dtype: torch.dtype, device: str, table: ExpertTable) -> tuple[Routing, ExpertConfig]:
+    """What a bucket keeps: memory for its routing, and its configuration."""
     config = table.config(shape, tokens, dtype)
-    return Grouped(Routing.allocate(tokens, shape.experts, shape.top_k, config.block_m, device), config)
+    return Routing.allocate(tokens, shape.experts, shape.top_k, config.block_m, device), config
 
 
-def grouped_experts(call: ExpertCall, prepared: Grouped) -> None:
+def grouped_experts(call: ExpertCall, prepared: tuple[Routing, ExpertConfig]) -> None:
     """Launch the kernels: routing, gate and up, down, weighted sum. Raises ValueError where the routing is for other sizes."""
     (routing, config), shape, tokens, pdl = prepared, call.shape, len(call.x), call.pdl
     if tuple(routing.ids.shape) != (tokens, shape.top_k) or routing.experts != shape.experts:

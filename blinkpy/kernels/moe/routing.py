@@ -163,8 +163,7 @@ class Routing:
     assignments: torch.Tensor  # int32 [blocks * block_m]
     block_experts: torch.Tensor  # int32 [blocks]
     experts: int
-    block_m: int
-    """Assignments of a block."""
+    block_m: int  # assignments of a block
 
     @classmethod
     def allocate(cls, tokens: int, experts: int, top_k: int, block_m: int, device: str) -> Routing:
@@ -224,14 +223,9 @@ def route(logits: torch.Tensor, counts: torch.Tensor, routing: Routing, *, norma
     """Choose each token's experts (softmax in float32, the lower id first among equals) and sort the assignments into blocks.
 
     logits: float32 [T, experts], of which the first counts[TOKENS] rows count; normalize: a token's weights sum to 1.
-    Fills all of `routing`; a token's experts and weights depend on itself alone.
+    Fills all of `routing`; a token's experts and weights depend on itself alone. The caller has checked the tensors.
     """
     tokens, top_k = routing.ids.shape
-    launch.check_tensors(
-        (logits, "logits", (tokens, routing.experts), torch.float32),
-        (counts, "counts", *launch.HEADER),
-        (routing.ids, "ids", (tokens, top_k), torch.int32),
-    )
     block_e = triton.next_power_of_2(routing.experts)
     blocks = len(routing.block_experts)
     _route[(tokens,)](

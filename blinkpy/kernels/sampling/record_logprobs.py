@@ -109,16 +109,9 @@ def _write_logprobs(
     if tl.sum(asked, 0) > 0:
         for i in range(EACH):
             if tl.sum(tl.where(index == i, asked, 0), 0) > 0:
+                row = program + i * programs
                 write_record(
-                    program + i * programs,
-                    logits_ptr,
-                    sampled_ptr,
-                    records_ptr,
-                    keys_ptr,
-                    vocabulary,
-                    logits_stride,
-                    MAX_CANDIDATES,
-                    BLOCK,
+                    row, logits_ptr, sampled_ptr, records_ptr, keys_ptr, vocabulary, logits_stride, MAX_CANDIDATES, BLOCK
                 )
 
 

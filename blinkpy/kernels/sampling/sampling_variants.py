@@ -73,5 +73,4 @@ class SamplingVariant:
     name: str
     launch: Callable[[SamplingCall], None]
     """Launches the kernels, which write `sampled`. The call is checked."""
-    kernels: tuple[Any, ...] = ()
-    """The Triton kernels that `launch` starts."""
+    kernels: tuple[Any, ...] = ()  # the Triton kernels that `launch` starts

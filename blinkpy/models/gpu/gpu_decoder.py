@@ -19,8 +19,7 @@ from blinkpy.kernels.attention.prefill_attention import plan_prefill
 from blinkpy.kernels.attention.rotate_and_cache import rope_and_cache
 from blinkpy.kernels.attention.split_plan import DecodePlan, DecodeWorkspace, plan_decode
 from blinkpy.kernels.batch_view import BatchView
-from blinkpy.kernels.embedding import embed
-from blinkpy.kernels.last_tokens import last_tokens
+from blinkpy.kernels.gather import embed, last_tokens
 from blinkpy.kernels.linear.linear import can_fuse, can_leave_partials, leaves_partials, linear
 from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_table import LinearTable

@@ -21,8 +21,7 @@ from blinkpy.kernels.attention.attention_variants import AttentionCall, NewToken
 from blinkpy.kernels.attention.rotate_and_cache import rope_and_cache
 from blinkpy.kernels.attention.split_plan import DecodePlan, DecodeWorkspace
 from blinkpy.kernels.batch_view import BatchView
-from blinkpy.kernels.embedding import embed
-from blinkpy.kernels.last_tokens import last_tokens
+from blinkpy.kernels.gather import embed, last_tokens
 from blinkpy.kernels.linear.linear import linear
 from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_variants import LinearCall, LinearShape, LinearWorkspace
