@@ -13,7 +13,6 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -40,9 +39,8 @@ from blinkpy.kernels.moe.expert_variants import ExpertCall, ExpertCase, ExpertWo
 from blinkpy.kernels.moe.experts import VARIANTS as EXPERTS
 from blinkpy.kernels.moe.experts import experts, plan_experts
 from blinkpy.kernels.sampling.record_logprobs import write_logprobs
-from blinkpy.kernels.sampling.sample_tokens import VARIANTS as SAMPLERS
-from blinkpy.kernels.sampling.sample_tokens import sample_tokens
-from blinkpy.kernels.sampling.sampling_variants import RequestView, SamplingCall, SamplingWorkspace
+from blinkpy.kernels.sampling.sampler import sample_tokens
+from blinkpy.kernels.sampling.sampling_call import RequestView, SamplingCall, SamplingWorkspace
 from blinkpy.models.gpu.step_shapes import StepShape
 from blinkpy.queues.logprob_record import LOGPROB_ENTRIES
 from blinkpy.queues.submission import SQ_ENTRY_WORDS
@@ -224,8 +222,7 @@ def sampling_launches(model: Shape, rows: int, pdl: bool) -> Iterator[Callable[[
     batch, records = BatchView(meta(8, dtype=torch.int64), *[by_row] * 6), meta(rows, LOGPROB_ENTRIES, dtype=torch.int64)
     workspace = SamplingWorkspace.allocate(rows, model.vocabulary, "meta")
     call = SamplingCall(logits, requests, batch, by_row, records, workspace, pdl)
-    for name in SAMPLERS:
-        yield partial(sample_tokens, call, name)
+    yield lambda: sample_tokens(call)
     yield lambda: write_logprobs(call)
 
 

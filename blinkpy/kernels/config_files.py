@@ -1,4 +1,4 @@
-"""Files of measured configurations: one for each GPU model and each kind of kernel, shipped in configs/."""
+"""Files of measured configurations: one for each GPU model and kind of kernel, shipped in configs/: nothing is tuned at start."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ class ConfigTable(Generic[T]):
     section: ClassVar[str]  # key of the entries in the file
     suffix: ClassVar[str] = ""  # of the file's name
 
-    def __init__(self, entries: dict[str, T] | None = None) -> None:
-        self.entries = entries or {}
-
     @staticmethod
-    def from_json(entry: Any) -> T:
+    def from_json(entry: Any) -> Any:
         """An entry of the file. Raises ValueError, KeyError or TypeError for a damaged one."""
         raise NotImplementedError
 
     @staticmethod
-    def to_json(entry: T) -> Any:
+    def to_json(entry: Any) -> Any:
         raise NotImplementedError
+
+    def __init__(self, entries: dict[str, T] | None = None) -> None:
+        self.entries = entries or {}
 
     @classmethod
     def path(cls, gpu_name: str, folder: Path) -> Path:

@@ -25,8 +25,7 @@ V = TypeVar("V", bound=Any)
 STORAGE_DTYPES = (torch.bfloat16, torch.float32)
 """Dtypes in which weights and activations are stored; all arithmetic is in float32."""
 
-HEADER = ((8,), torch.int64)
-"""Shape and dtype of a batch header, for `check_tensors`."""
+HEADER = ((8,), torch.int64)  # shape and dtype of a batch header, for `check_tensors`
 
 COUNT_ROWS = tl.constexpr(0)
 COUNT_TOKENS = tl.constexpr(1)
@@ -96,8 +95,7 @@ def options(pdl: bool) -> dict[str, Any]:
 
 
 def dot_precision(dtype: torch.dtype) -> str:
-    """`input_precision` of tl.dot: three tf32 products keep float32's accuracy on tensor cores; bfloat16 is exact
-    anyway."""
+    """`input_precision` of tl.dot: three tf32 products keep float32's accuracy on tensor cores; bfloat16 is exact anyway."""
     return "tf32x3" if dtype == torch.float32 else "ieee"
 
 

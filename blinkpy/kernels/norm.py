@@ -73,10 +73,9 @@ def rms_norm(
     """out = norm(x + residual) * weight, and residual = x + residual in place; without residual, out = norm(x) * weight.
 
     x, out, residual: [T, hidden] in one storage dtype; or x: float32 [parts, T, hidden], the parts of a sum that
-    `blinkpy.kernels.linear.linear` left; weight: [hidden]; counts: int64 [8]. Only the first counts[TOKENS] rows are
-    read or written. The norm is computed in float32 from the unrounded sum. A row depends on itself alone.
-    last_tokens_of: only the last token of each emitting row of this batch, gathered: out [B, hidden], whose other rows stay as
-    they are.
+    `blinkpy.kernels.linear.linear` left; weight: [hidden]; counts: int64 [8]. Only the first counts[TOKENS] rows are read or
+    written. The norm is computed in float32 from the unrounded sum. A row depends on itself alone. last_tokens_of: only the
+    last token of each emitting row of this batch, gathered: out [B, hidden], whose other rows stay as they are.
     """
     rows, hidden = out.shape
     if hidden > MAX_HIDDEN:

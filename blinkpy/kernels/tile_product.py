@@ -10,8 +10,7 @@ from blinkpy.kernels.activation import silu_times
 
 @triton.jit
 def weight_tile(w_ptr, row, column, N, K: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr):
-    """W[row, column] of W [N, K] row-major as [rows, columns]; zeros outside. Read once: it need not stay in the
-    cache."""
+    """W[row, column] of W [N, K] row-major as [rows, columns]; zeros outside. Read once: it need not stay in the cache."""
     at = w_ptr + row[:, None].to(tl.int64) * K + column[None, :]
     if EVEN_N and EVEN_K:
         return tl.load(at, eviction_policy="evict_first")
@@ -21,8 +20,7 @@ def weight_tile(w_ptr, row, column, N, K: tl.constexpr, EVEN_N: tl.constexpr, EV
 
 @triton.jit
 def multiply(x, w, accumulator, WEIGHTS_FIRST: tl.constexpr, PRECISION: tl.constexpr):
-    """accumulator + x w^T for x [BLOCK_M, BLOCK_K], w [BLOCK_N, BLOCK_K]; with WEIGHTS_FIRST the accumulator is [BLOCK_N,
-    BLOCK_M]."""
+    """accumulator + x w^T for x [BLOCK_M, BLOCK_K], w [BLOCK_N, BLOCK_K]; the accumulator is transposed with WEIGHTS_FIRST."""
     if WEIGHTS_FIRST:
         accumulator = tl.dot(w, tl.trans(x), accumulator, input_precision=PRECISION)
     else:

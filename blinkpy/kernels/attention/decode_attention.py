@@ -23,10 +23,7 @@ def split_bounds(context, WINDOW: tl.constexpr, SPLITS: tl.constexpr, MIN_TILES:
                  OVERLAP_PREFILL: tl.constexpr):  # fmt: skip
     """(first visible position, first tile, tiles, tiles of a split, splits in use) of a row with this context. The arithmetic is
     the same in every split of a row."""
-    if WINDOW > 0:
-        first_position = tl.maximum(context - WINDOW, 0)
-    else:
-        first_position = 0
+    first_position = tl.maximum(context - WINDOW, 0) if WINDOW > 0 else 0
     first_tile = first_position // BLOCK_N
     tiles = tl.cdiv(context, BLOCK_N) - first_tile
     per_split = tl.maximum(tl.cdiv(tiles, SPLITS), MIN_TILES)

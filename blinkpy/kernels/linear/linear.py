@@ -1,7 +1,6 @@
 """Linear layers, y = x W^T, with the layers around them: RMSNorm of x before; bias, SwiGLU and the residual addition after.
 
-A configuration says which of VARIANTS computes a layer.
-A row's result depends on itself and on the configuration, never on other rows.
+A configuration says which of VARIANTS computes a layer. A row's result depends on itself and on it, never on other rows.
 """
 
 from __future__ import annotations

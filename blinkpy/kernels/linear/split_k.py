@@ -127,12 +127,8 @@ def _linear(
             accumulator, upper, partial_ptr, arrivals_ptr, index, tiles, split, SPLIT_K, SHAPE_0, SHAPE_1, SWIGLU
         )
     if last:
-        if WEIGHTS_FIRST:
-            y = tl.trans(accumulator)
-            y_upper = tl.trans(upper)
-        else:
-            y = accumulator
-            y_upper = upper
+        y = tl.trans(accumulator) if WEIGHTS_FIRST else accumulator
+        y_upper = tl.trans(upper) if WEIGHTS_FIRST else upper
         finish_tile(y, y_upper, bias_ptr, residual_ptr, out_ptr, m, n, split, M, N, BIAS, RESIDUAL, SWIGLU, KEEP_PARTIALS)
 
 

@@ -32,9 +32,11 @@ def _product(
     sums,  # float32 [BLOCK_M, HALVES * WIDTH]; with WEIGHTS_FIRST transposed
     HALVES: tl.constexpr, WIDTH: tl.constexpr, BLOCK_K: tl.constexpr, WEIGHTS_FIRST: tl.constexpr,
 ):  # fmt: skip
-    """sums + x w^T for one strip of a tile; gate and up of SwiGLU lie next to each other."""
-    w = tl.reshape(w_desc.load([0, n, k]), [HALVES * WIDTH, BLOCK_K])
-    return multiply(x, w, sums, WEIGHTS_FIRST, "ieee")
+    """sums + x w^T for one strip of a tile, if it exists; gate and up of SwiGLU lie next to each other."""
+    if WIDTH > 0:
+        w = tl.reshape(w_desc.load([0, n, k]), [HALVES * WIDTH, BLOCK_K])
+        sums = multiply(x, w, sums, WEIGHTS_FIRST, "ieee")
+    return sums
 
 
 @triton.jit
@@ -48,13 +50,14 @@ def _finish(
     split, M, N: tl.constexpr, BLOCK_M: tl.constexpr, WIDTH: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
     SWIGLU: tl.constexpr, WEIGHTS_FIRST: tl.constexpr, KEEP_PARTIALS: tl.constexpr,
 ):  # fmt: skip
-    """The gate and the up half of one strip, and what follows its products."""
-    n = first + tl.arange(0, WIDTH)
-    y = tl.trans(sums) if WEIGHTS_FIRST else sums
-    up = y
-    if SWIGLU:
-        y, up = tl.split(tl.permute(tl.reshape(y, [BLOCK_M, 2, WIDTH]), (0, 2, 1)))
-    finish_tile(y, up, bias_ptr, residual_ptr, out_ptr, m, n, split, M, N, BIAS, RESIDUAL, SWIGLU, KEEP_PARTIALS)
+    """The gate and the up half of one strip, if it exists, and what follows its products."""
+    if WIDTH > 0:
+        n = first + tl.arange(0, WIDTH)
+        y = tl.trans(sums) if WEIGHTS_FIRST else sums
+        up = y
+        if SWIGLU:
+            y, up = tl.split(tl.permute(tl.reshape(y, [BLOCK_M, 2, WIDTH]), (0, 2, 1)))
+        finish_tile(y, up, bias_ptr, residual_ptr, out_ptr, m, n, split, M, N, BIAS, RESIDUAL, SWIGLU, KEEP_PARTIALS)
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -98,28 +101,24 @@ def _linear_tma(
     for k in range(begin, end, BLOCK_K):
         x = x_desc.load([row_tile * BLOCK_M, k])
         sums_0 = _product(x, w_desc_0, first_0, k, sums_0, HALVES, WIDTH_0, BLOCK_K, WEIGHTS_FIRST)
-        if WIDTH_1 > 0:
-            sums_1 = _product(x, w_desc_1, first_1, k, sums_1, HALVES, WIDTH_1, BLOCK_K, WEIGHTS_FIRST)
-        if WIDTH_2 > 0:
-            sums_2 = _product(x, w_desc_2, first_2, k, sums_2, HALVES, WIDTH_2, BLOCK_K, WEIGHTS_FIRST)
+        sums_1 = _product(x, w_desc_1, first_1, k, sums_1, HALVES, WIDTH_1, BLOCK_K, WEIGHTS_FIRST)
+        sums_2 = _product(x, w_desc_2, first_2, k, sums_2, HALVES, WIDTH_2, BLOCK_K, WEIGHTS_FIRST)
     if not EARLY_TRIGGER:
         launch.release_successor(PDL)
 
     m = row_tile * BLOCK_M + tl.arange(0, BLOCK_M)
     _finish(
-        sums_0, bias_ptr, residual_ptr, out_ptr, m, first_0, split, M, N, BLOCK_M, WIDTH_0, BIAS, RESIDUAL, SWIGLU, WEIGHTS_FIRST,
-        KEEP_PARTIALS,
+        sums_0, bias_ptr, residual_ptr, out_ptr, m, first_0, split, M, N,
+        BLOCK_M, WIDTH_0, BIAS, RESIDUAL, SWIGLU, WEIGHTS_FIRST, KEEP_PARTIALS,
     )  # fmt: skip
-    if WIDTH_1 > 0:
-        _finish(
-            sums_1, bias_ptr, residual_ptr, out_ptr, m, first_1, split, M, N,
-            BLOCK_M, WIDTH_1, BIAS, RESIDUAL, SWIGLU, WEIGHTS_FIRST, KEEP_PARTIALS,
-        )  # fmt: skip
-    if WIDTH_2 > 0:
-        _finish(
-            sums_2, bias_ptr, residual_ptr, out_ptr, m, first_2, split, M, N,
-            BLOCK_M, WIDTH_2, BIAS, RESIDUAL, SWIGLU, WEIGHTS_FIRST, KEEP_PARTIALS,
-        )  # fmt: skip
+    _finish(
+        sums_1, bias_ptr, residual_ptr, out_ptr, m, first_1, split, M, N,
+        BLOCK_M, WIDTH_1, BIAS, RESIDUAL, SWIGLU, WEIGHTS_FIRST, KEEP_PARTIALS,
+    )  # fmt: skip
+    _finish(
+        sums_2, bias_ptr, residual_ptr, out_ptr, m, first_2, split, M, N,
+        BLOCK_M, WIDTH_2, BIAS, RESIDUAL, SWIGLU, WEIGHTS_FIRST, KEEP_PARTIALS,
+    )  # fmt: skip
 
 
 def tile_widths(width: int) -> tuple[int, int, int]:

@@ -1,7 +1,7 @@
 """Tiles of the grouped products of expert layers, by shape and bucket: a table per GPU model, and defaults without one.
 
-The tables in configs/ are measured by `python benchmarks/tuning/expert_tuner.py` and shipped with the package, so that nothing
-is tuned at start. A configuration decides the order of the sums: it is fixed per bucket, and with it every result.
+Measured by `python benchmarks/tuning/expert_tuner.py`. A configuration decides the order of the sums: it is fixed per bucket,
+and with it every result.
 """
 
 from __future__ import annotations
@@ -58,8 +58,7 @@ class ExpertShape:
 
 
 def default_expert_config(shape: ExpertShape, tokens: int, dtype: torch.dtype) -> ExpertConfig:
-    """Tiles that work for any shape, without measurement: narrow blocks while experts see few tokens and reading weights
-    is the cost."""
+    """Tiles that work for any shape, without measurement: narrow while experts see few tokens and reading weights is the cost."""
     if dtype == torch.float32:
         return ExpertConfig(16, ExpertTile(32, 32, stages=3), ExpertTile(32, 32, stages=3))
     each = tokens * shape.top_k / shape.experts  # tokens of an expert on average

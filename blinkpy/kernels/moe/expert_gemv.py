@@ -102,16 +102,9 @@ def expert_gemv(call: ExpertCall, prepared: None) -> None:
     """Launch both kernels."""
     shape, inner, pdl = call.shape, call.workspace.inner, call.pdl
     launch.check_tensors((call.x, "x", (None, shape.hidden)))  # tokens behind each other
-    sizes: dict[str, Any] = {
-        "E": shape.experts,
-        "TOP_K": shape.top_k,
-        "BLOCK_E": triton.next_power_of_2(shape.experts),
-        "BLOCK_TOP": triton.next_power_of_2(shape.top_k),
-        "BLOCK_N": 4,
-        "STAGES": 4,
-        "PDL": pdl,
-        **launch.options(pdl),
-    }
+    padded = {"BLOCK_E": triton.next_power_of_2(shape.experts), "BLOCK_TOP": triton.next_power_of_2(shape.top_k)}
+    sizes: dict[str, Any] = {"E": shape.experts, "TOP_K": shape.top_k, "BLOCK_N": 4, "STAGES": 4, "PDL": pdl, **padded}
+    sizes |= launch.options(pdl)
     _expert_gate_up[(triton.cdiv(shape.width, 4), len(call.x) * shape.top_k)](
         call.x, call.gate_up, call.logits, call.counts, inner,
         N=shape.width, K=shape.hidden, BLOCK_K=128,

@@ -1,5 +1,4 @@
-"""Expert layers of many tokens: grouped linear layers over blocks of assignments, and the weighted sum of each token's
-experts."""
+"""Expert layers of many tokens: linear layers over blocks of assignments, and the weighted sum of each token's experts."""
 
 from __future__ import annotations
 
@@ -55,9 +54,7 @@ def _expert_linear(
             if SWIGLU:
                 w_upper = weight_tile(weights + N * K, n, k, N, K, EVEN_N, EVEN_K)
                 upper = tl.dot(x, tl.trans(w_upper), upper, input_precision=PRECISION)
-        y = accumulator
-        if SWIGLU:
-            y = silu_times(accumulator, upper)
+        y = silu_times(accumulator, upper) if SWIGLU else accumulator
         at = tl.where(valid, assignment, 0).to(tl.int64)[:, None] * N + n[None, :]
         tl.store(out_ptr + at, y.to(out_ptr.dtype.element_ty), mask=valid[:, None] & (n < N)[None, :])
 

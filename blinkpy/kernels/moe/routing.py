@@ -83,10 +83,7 @@ def pick_experts(
     largest = tl.max(logit, 0)
     weights = tl.exp((best ^ ((best >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True) - largest)
     weights = tl.where(choice < TOP_K, weights, 0.0)
-    if NORMALIZE:
-        total = tl.sum(weights, 0)
-    else:
-        total = tl.sum(tl.exp(logit - largest), 0)
+    total = tl.sum(weights if NORMALIZE else tl.exp(logit - largest), 0)
     return ids, weights / total
 
 

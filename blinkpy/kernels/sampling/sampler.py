@@ -11,13 +11,14 @@ and frequency penalty, stop ids, temperature, top_k, top_p (of what top_k left),
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 
 from blinkpy.kernels import launch
 from blinkpy.kernels.launch import COUNT_ROWS
 from blinkpy.kernels.sampling.draw import draw
-from blinkpy.kernels.sampling.sampling_variants import SamplingCall, SamplingVariant
+from blinkpy.kernels.sampling.sampling_call import SamplingCall
 from blinkpy.queues import submission
 
 ENTRY_WORDS = tl.constexpr(submission.SQ_ENTRY_WORDS)
@@ -166,24 +167,20 @@ def _sample_tokens(
                 row_ptr = logits_ptr + row.to(tl.int64) * logits_stride
             seed_low = tl.load(entry + WORD_SEED).to(tl.uint32, bitcast=True).to(tl.uint64)
             seed_high = tl.load(entry + WORD_SEED + 1).to(tl.uint32, bitcast=True).to(tl.uint64)
-            token = draw(
-                row_ptr,
-                vocabulary,
-                maximum,
-                temperature,
-                tl.load(entry + WORD_TOP_K),
-                float_word(entry, WORD_TOP_P),
-                float_word(entry, WORD_MIN_P),
-                tl.rand((seed_high << 32) | seed_low, position),
-                keys_ptr + row.to(tl.int64) * MAX_CANDIDATES,
-                MAX_CANDIDATES,
-                BLOCK,
-            )
+            top_k, top_p, min_p = tl.load(entry + WORD_TOP_K), float_word(entry, WORD_TOP_P), float_word(entry, WORD_MIN_P)
+            uniform = tl.rand((seed_high << 32) | seed_low, position)
+            scratch = keys_ptr + row.to(tl.int64) * MAX_CANDIDATES
+            token = draw(row_ptr, vocabulary, maximum, temperature, top_k, top_p, min_p, uniform, scratch, MAX_CANDIDATES, BLOCK)
         tl.store(sampled_ptr + row, token)
 
 
-def sample_by_search(call: SamplingCall) -> None:
-    """Launch both kernels."""
+def sample_tokens(call: SamplingCall) -> None:
+    """sampled[row] = the next token of each emitting row.
+
+    The uniform of a token is Philox4x32-10 of the request's seed at the token's position, as triton.language.rand. Raises
+    ValueError or TypeError where the tensors do not fit together.
+    """
+    check_call(call)
     logits, (entry, tokens, prompt_length), batch, scratch, pdl = call.logits, call.requests, call.batch, call.workspace, call.pdl
     (rows, vocabulary), chunks = logits.shape, scratch.chunk_max.shape[1]
     by_row = (batch.row_slots, batch.emits, batch.context_lengths)
@@ -201,4 +198,15 @@ def sample_by_search(call: SamplingCall) -> None:
     )  # fmt: skip
 
 
-VARIANT = SamplingVariant("search", sample_by_search, (_adjust, _sample_tokens))
+def check_call(call: SamplingCall) -> None:
+    """Raise ValueError or TypeError unless the tensors fit together."""
+    (rows, vocabulary), slots, scratch = call.logits.shape, len(call.requests.entry), call.workspace
+    launch.check_tensors(
+        (call.logits, "logits", (rows, vocabulary), torch.float32, True),
+        (call.requests.entry, "entry", (slots, submission.SQ_ENTRY_WORDS), torch.int32),
+        (call.requests.tokens, "tokens", (slots, None), torch.int32),
+        (call.requests.prompt_length, "prompt_length", (slots,), torch.int32),
+        (call.sampled, "sampled", (launch.AtLeast(rows),), torch.int32),
+        (scratch.adjusted, "adjusted", (launch.AtLeast(rows), vocabulary), torch.float32),
+        *call.batch.declared(rows, "row_slots", "emits", "context_lengths"),
+    )

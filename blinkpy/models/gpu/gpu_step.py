@@ -11,8 +11,8 @@ from blinkpy.device.cuda.cuda_graphs import StepGraph, captured_nodes
 from blinkpy.kernels.batch_view import BatchView
 from blinkpy.kernels.linear.linear_table import LinearTable
 from blinkpy.kernels.sampling.record_logprobs import write_logprobs
-from blinkpy.kernels.sampling.sample_tokens import sample_tokens
-from blinkpy.kernels.sampling.sampling_variants import RequestView, SamplingCall, SamplingWorkspace
+from blinkpy.kernels.sampling.sampler import sample_tokens
+from blinkpy.kernels.sampling.sampling_call import RequestView, SamplingCall, SamplingWorkspace
 from blinkpy.kv.state import Batch, Requests
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.gpu.gpu_decoder import GpuDecoder

@@ -31,8 +31,8 @@ from blinkpy.kernels.moe.experts import experts, plan_experts
 from blinkpy.kernels.moe.routing import Routing, route, router_logits
 from blinkpy.kernels.norm import rms_norm
 from blinkpy.kernels.sampling.record_logprobs import write_logprobs
-from blinkpy.kernels.sampling.sample_tokens import sample_tokens
-from blinkpy.kernels.sampling.sampling_variants import RequestView, SamplingCall, SamplingWorkspace
+from blinkpy.kernels.sampling.sampler import sample_tokens
+from blinkpy.kernels.sampling.sampling_call import RequestView, SamplingCall, SamplingWorkspace
 from blinkpy.queues.logprob_record import LOGPROB_ENTRIES, LOGPROB_ENTRY, TOP_LOGPROBS
 from blinkpy.queues.submission import (
     LONG_SEED,
@@ -458,7 +458,7 @@ def draw_requests(
 def sampling_case(
     rng: np.random.Generator, device: str, *, rows: int, bucket: int, vocabulary: int, spread: float, ties: bool = False,
     workspace: SamplingWorkspace, history: int = 40, mismatches: int = 0, slack: float = 0.0,
-    fixed: dict[int, float] | None = None, variant: str | None = None,
+    fixed: dict[int, float] | None = None,
 ) -> None:  # fmt: skip
     """Tokens and log probabilities against the CPU sampler. spread: of the logits; ties: many equal ones."""
     logits = rng.standard_normal((bucket, vocabulary)).astype(np.float32) * spread
@@ -476,7 +476,7 @@ def sampling_case(
     for _ in range(repeats(device)):
         sampled = torch.full((bucket,), -7, dtype=torch.int32, device=device)
         call = SamplingCall(given, requests, batch, sampled, records, workspace)
-        sample_tokens(call, variant)
+        sample_tokens(call)
         runs.append(sampled)
     assert torch.equal(runs[0], runs[-1]), "two runs differ"
     assert torch.equal(given.cpu(), torch.from_numpy(logits)), "logits were changed"
