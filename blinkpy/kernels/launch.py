@@ -44,7 +44,7 @@ class AtLeast(int):
 def check_tensors(*declared: tuple[Any, ...]) -> None:
     """Raise ValueError or TypeError unless all tensors are as declared, and on one device.
 
-    Each is declared as (tensor, name, shape, dtypes, row_strided); one that is None is left out. shape: sizes, AtLeast, or None
+    Each is declared as (tensor, name, shape, dtypes, row_strided); None is left out. shape: sizes, AtLeast, or None
     for any. dtypes: one or several, STORAGE_DTYPES unless given. row_strided: the first dimension may have any stride (a slice
     of the columns of a wider tensor). Else all is contiguous.
     """
