@@ -54,7 +54,7 @@ class KernelTwin:
         from numba import cuda
         from support.gpu.phase_kernels import phase_kernels
 
-        from blinkpy.kernels.loop.loop_arguments import device_arguments
+        from blinkpy.kernels.loop.loop_kernels import device_arguments
 
         self.state = map_arrays(lambda a: torch.from_numpy(a.copy()).cuda(), state)
         self.queues = map_arrays(lambda a: torch.from_numpy(np.ascontiguousarray(a)).cuda(), queues)

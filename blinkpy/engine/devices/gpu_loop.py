@@ -16,8 +16,8 @@ from blinkpy.engine.devices.device_contract import Setup
 from blinkpy.engine.link.pair_memory import QueueMemory
 from blinkpy.engine.link.pair_placement import PlacedPairs, place_pairs
 from blinkpy.engine.loop_graph import LoopGraph, StateCopies
-from blinkpy.kernels.loop.loop_arguments import device_arguments
 from blinkpy.kernels.loop.loop_code import loop_code
+from blinkpy.kernels.loop.loop_kernels import device_arguments
 from blinkpy.kv.invariants.check_state import state_faults
 from blinkpy.kv.state import Batch, Requests, State
 from blinkpy.models.gpu.gpu_step import GpuStep

@@ -17,8 +17,7 @@ from blinkpy.kernels.attention.prefill_attention import plan_prefill
 from blinkpy.kernels.attention.rotate_and_cache import rope_and_cache
 from blinkpy.kernels.attention.split_plan import DecodePlan, DecodeWorkspace, plan_decode
 from blinkpy.kernels.batch_view import BatchView
-from blinkpy.kernels.embedding import embed
-from blinkpy.kernels.last_tokens import last_tokens
+from blinkpy.kernels.gather import embed, last_tokens
 from blinkpy.kernels.linear.linear import can_fuse, can_leave_partials, leaves_partials, linear
 from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_table import LinearTable
@@ -26,7 +25,7 @@ from blinkpy.kernels.linear.linear_variants import LinearCall, LinearWorkspace
 from blinkpy.kernels.moe.expert_variants import ExpertCall
 from blinkpy.kernels.moe.experts import experts
 from blinkpy.kernels.moe.routing import FUSED_ROUTER_TOKENS, router_logits
-from blinkpy.kernels.norm import last_token_norm, rms_norm
+from blinkpy.kernels.norm import rms_norm
 from blinkpy.kv.state import Batch, Requests
 from blinkpy.models.description.blocks import Activation, BlockType, Experts, Mlp, NormPlacement, RouterKind
 from blinkpy.models.description.decoder_description import DecoderDescription
@@ -91,13 +90,11 @@ class GpuDecoder:
     def output(self, shape: StepShape) -> torch.Tensor:
         """Launch what follows the layers: the last norm and the product with the vocabulary's matrix. Returns float32 [rows of
         the shape, vocab]."""
-        batch, counts, norm, eps = self.batch, self.stream.counts, self.weights.final_norm, self.model.norm.eps
+        counts, norm, eps = self.stream.counts, self.weights.final_norm, self.model.norm.eps
         last, logits = self.buffers.last[: shape.rows], self.buffers.logits[: shape.rows]
         source, residual = self.stream.take()
-        if shape.last_tokens_only:
-            rms_norm(source, norm, eps, counts, last, residual, pdl=self.pdl)
-        else:
-            last_token_norm(source, norm, eps, counts, batch.query_starts, batch.emits, last, residual, pdl=self.pdl)
+        every = None if shape.last_tokens_only else self.view
+        rms_norm(source, norm, eps, counts, last, residual, last_tokens_of=every, pdl=self.pdl)
         self._linear(last, self.weights.lm_head, logits)
         return logits
 

@@ -139,9 +139,8 @@ def loop_code() -> dict[str, tuple[bytes, ...]]:
 
     make_phases = importlib.import_module("blinkpy.scheduler.cycle").make_phases
     kernels = importlib.import_module("blinkpy.kernels.loop.loop_kernels")
-    arguments = importlib.import_module("blinkpy.kernels.loop.loop_arguments").device_arguments
     world = make_world(1, 1)
-    kind, table = arguments(world.limits, world.queues, world.state)
+    kind, table = kernels.device_arguments(world.limits, world.queues, world.state)
     phases = make_phases()
     code = {}
     for name in ("overlap", "schedule", "publish"):
