@@ -56,13 +56,12 @@ SPILL_ALLOWED = {"linear": 16, "adjust": 64}
 the epilogue of `linear` on the stack although registers are free. `adjust` is given fewer registers than it would take, so
 that more programs share a multiprocessor; what it spills belongs to the penalties."""
 
-LLAMA, DEMO = SHAPES["llama-3-8b"], json.loads((DEMO_FOLDER / "config.json").read_text())
-PHI = {"hidden_size": 5120, "intermediate_size": 17920, "num_attention_heads": 40, "num_key_value_heads": 10, "vocab_size": 100352}
+DEMO = json.loads((DEMO_FOLDER / "config.json").read_text())
 ONE, MANY, MIXED = StepShape(1, 1, False), StepShape(64, 64, False), StepShape(2048, 256, True)
 STEPS: dict[str, tuple[dict[str, Any], tuple[StepShape, ...]]] = {
-    "Llama-3-8B": (LLAMA, (ONE, MANY, MIXED)),
+    "Llama-3-8B": (SHAPES["llama-3-8b"], (ONE, MANY, MIXED)),
     "Qwen3-30B-A3B": (SHAPES["qwen3-30b-a3b"], (ONE, MANY, MIXED)),
-    "Phi-4": (LLAMA | PHI, (ONE, MIXED)),
+    "Phi-4": (SHAPES["phi-4"], (ONE, MIXED)),
     "demo": (DEMO, (StepShape(64, 64, True),)),
     "demo float32": (DEMO | {"torch_dtype": "float32"}, (StepShape(64, 64, True),)),
 }

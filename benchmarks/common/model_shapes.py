@@ -12,21 +12,31 @@ import random
 from pathlib import Path
 from typing import Any
 
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 8192,
+    "rope_theta": 500000.0,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "dtype": "bfloat16",
+}
 SHAPES: dict[str, dict[str, Any]] = {
-    "llama-3-8b": {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": 128256,
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 8192,
-        "rope_theta": 500000.0,
-        "rms_norm_eps": 1e-5,
-        "tie_word_embeddings": False,
-        "dtype": "bfloat16",
+    "llama-3-8b": LLAMA,
+    "phi-4": LLAMA
+    | {
+        "vocab_size": 100352,
+        "hidden_size": 5120,
+        "intermediate_size": 17920,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 10,
     },
     "qwen3-30b-a3b": {
         "architectures": ["Qwen3MoeForCausalLM"],
@@ -47,18 +57,14 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
         "dtype": "bfloat16",
     },
-    "small": {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+    "small": LLAMA
+    | {
         "vocab_size": 32000,
         "hidden_size": 1024,
         "intermediate_size": 2816,
         "num_hidden_layers": 8,
         "num_attention_heads": 16,
         "num_key_value_heads": 4,
-        "max_position_embeddings": 8192,
-        "tie_word_embeddings": False,
-        "dtype": "bfloat16",
     },
 }
 LETTERS = "abcdefghijklmnopqrstuvwxyz"

@@ -1,6 +1,6 @@
 """The tuner of the expert layers: finds the tiles of the grouped products on this GPU and writes the table that is shipped.
 
-    python benchmarks/tuning/expert_tuner.py --tokens 8 16 32 64 128 256 512 1024 2048 8192
+    python -m benchmarks.tuning.expert_tuner
 
 All candidates are compiled first, in parallel processes that only fill Triton's cache. Then each product is timed alone, over
 the weights of several layers and a random routing; the block size whose fastest tiles have the least sum wins.
@@ -10,19 +10,16 @@ from __future__ import annotations
 
 import argparse
 import os
-import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from itertools import product
 from multiprocessing import get_context
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
-import triton
 
 from benchmarks.common import aot_compile
-from benchmarks.common.graph_timing import graph_ms, header, rand
+from benchmarks.common.graph_timing import about_tables, graph_ms, header, rand
 from blinkpy.kernels.moe.expert_config import ExpertConfig, ExpertShape, ExpertTable, ExpertTile
 from blinkpy.kernels.moe.grouped_experts import grouped_linear
 from blinkpy.kernels.moe.routing import Routing, route
@@ -120,7 +117,6 @@ def measure(shape: ExpertShape, tokens: int, usable: list[Candidate]) -> ExpertC
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tokens", type=int, nargs="+", default=[8, 16, 32, 64, 128, 256, 512, 1024, 2048, 8192])
-    parser.add_argument("--out", type=Path, help="folder of the table; default: the package's")
     arguments = parser.parse_args()
     gpu = torch.cuda.get_device_name()
     table = ExpertTable.load(gpu)
@@ -133,14 +129,8 @@ def main() -> None:
         buckets = table.entries.setdefault(shape.key(torch.bfloat16), {})
         for tokens, found in wanted.items():
             buckets[tokens] = measure(shape, tokens, [candidate for candidate in found if fits[candidate]])
-    about = {
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "cuda": torch.version.cuda,
-        "date": time.strftime("%Y-%m-%d"),
-        "how": f"each product alone, CUDA graph replays over {LAYERS} layers' weights, random routing, dependent launches",
-    }
-    print(table.save(gpu, about, *([arguments.out] if arguments.out else [])))
+    how = f"each product alone, CUDA graph replays over {LAYERS} layers' weights, random routing, dependent launches"
+    print(table.save(gpu, about_tables() | {"how": how}))
 
 
 if __name__ == "__main__":

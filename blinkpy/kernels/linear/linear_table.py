@@ -1,6 +1,6 @@
 """Which configuration a linear layer runs with, by shape and bucket: a table for each GPU model, and defaults without one.
 
-The tables in configs/ are measured by `python benchmarks/parts/kernel_times.py --tune` and shipped with the package, so that
+The tables in configs/ are measured by `python -m benchmarks.tuning.kernel_tuner` and shipped with the package, so that
 nothing is tuned at start.
 """
 

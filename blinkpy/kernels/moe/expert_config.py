@@ -1,6 +1,6 @@
 """Tiles of the grouped products of expert layers, by shape and bucket: a table per GPU model, and defaults without one.
 
-The tables in configs/ are measured by `python benchmarks/tuning/expert_tuner.py` and shipped with the package, so that nothing
+The tables in configs/ are measured by `python -m benchmarks.tuning.expert_tuner` and shipped with the package, so that nothing
 is tuned at start. A configuration decides the order of the sums: it is fixed per bucket, and with it every result.
 """
 
