@@ -17,7 +17,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -159,10 +159,10 @@ def machine() -> dict[str, Any]:
     }
 
 
-def origin(machine: dict[str, Any], commit: dict[str, Any]) -> dict[str, Any]:
+def origin() -> dict[str, Any]:
     """What parts of one result must have in common: the machine, but for its memory, which a virtual one may be given as it is
     needed; and the commit."""
-    return {"machine": {key: value for key, value in machine.items() if key != "memory_gib"}, "commit": commit}
+    return {"machine": {key: value for key, value in machine().items() if key != "memory_gib"}, "commit": revision()}
 
 
 def software() -> dict[str, str]:
@@ -235,14 +235,14 @@ def wait_quiet(limit_s: float, progress: Progress) -> float:
 
 
 @contextlib.contextmanager
-def pinned(*cores: int) -> Iterator[None]:
-    """Keep this process (and what it starts) on some of the cores it may use, by their place in that set; none: on all."""
-    allowed = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {allowed[core % len(allowed)] for core in cores} or allowed)
+def on_cores(cores: Collection[int]) -> Iterator[None]:
+    """This thread, and what it starts, on some cores; empty: where it is."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores or before)
     try:
         yield
     finally:
-        os.sched_setaffinity(0, allowed)
+        os.sched_setaffinity(0, before)
 
 
 def main(run: Any, options: argparse.Namespace) -> int:

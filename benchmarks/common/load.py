@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import http.client
 import json
 import multiprocessing
 import os
@@ -83,6 +84,16 @@ class Target:
         key = f"Authorization: Bearer {self.api_key}\r\n" if self.api_key else ""
         head = f"POST {self.path} HTTP/1.1\r\nHost: {self.host}:{self.port}\r\nContent-Type: application/json\r\n{key}"
         return head.encode() + b"Content-Length: %d\r\n\r\n" % len(content) + content
+
+
+def get(host: str, port: int, path: str) -> tuple[int, bytes]:
+    """Status and body of a GET; status 0 if nobody answers."""
+    connection = http.client.HTTPConnection(host, port, timeout=5)
+    with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
+        connection.request("GET", path)
+        response = connection.getresponse()
+        return response.status, response.read()
+    return 0, b""
 
 
 @dataclass

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import http.client
 import os
 import random
 import secrets
@@ -26,15 +25,15 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common.distribution import describe
-from benchmarks.common.harness import Run, check, main, parser, pinned
-from benchmarks.common.load import Request, Target, offer
+from benchmarks.common.harness import Run, check, main, on_cores, parser
+from benchmarks.common.load import Request, Target, get, offer
 from blinkpy.config import Config
 from blinkpy.models.weights.model_folder import find_model
 from blinkpy.progress import ProgressCallback
 from blinkpy.serving.processes import Child
 
 TARGET_US = 25.0
-FRONT_CORE, OTHER_CORE = 0, 1
+FRONT_CORE, OTHER_CORE = (sorted(os.sched_getaffinity(0)) * 2)[:2]
 TURNOVER_TOKENS = 64
 LEAD_S = 1.5  # of a load before it is measured
 DRAIN_S = 60.0  # longest time for the answers to end
@@ -46,7 +45,7 @@ WORDS = ("the", "king", "ship", "of", "and", "a", "sea", "old", "house", "night"
 @contextlib.contextmanager
 def child(name: str, config: Config, core: int, report: ProgressCallback) -> Iterator[tuple[Child, dict[str, Any]]]:
     """A process of `blinkpy serve` ("engine" or "frontend"), pinned to a core; gives what it said when it was ready, too."""
-    with pinned(core):
+    with on_cores([core]):
         process = Child(name, config)
     try:
         yield process, process.wait_ready(START_S, report) or {}
@@ -66,18 +65,10 @@ def serving(report: ProgressCallback, **options: Any) -> Iterator[tuple[int, int
             workers = (Path(f"/proc/{front.pid}/task") / str(front.pid) / "children").read_text().split()
             check(len(workers) == 1, f"the front end has {len(workers)} workers, not one")
             port, deadline = int(facts["port"]), time.monotonic() + START_S
-            while not healthy(port):
+            while get("127.0.0.1", port, "/health")[0] != 200:
                 check(time.monotonic() < deadline, "the front end found no engine")
                 time.sleep(0.05)
             yield port, int(workers[0])
-
-
-def healthy(port: int) -> bool:
-    """Whether the front end has its engine."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-    with contextlib.closing(connection):
-        connection.request("GET", "/health")
-        return connection.getresponse().status == 200
 
 
 def cpu_s(pid: int) -> float:
@@ -100,10 +91,9 @@ def load(port: int, pid: int, streams: int, rounds: int, tokens: int, seconds: f
         if (not marks and now >= LEAD_S) or (len(marks) == 1 and now >= marks[0][0] + seconds):
             marks.append((now, cpu_s(pid)))
 
-    cores = sorted(os.sched_getaffinity(0))
     requests = [Request(0.0, prompt, 30, tokens) for prompt in prompts]
     limit_s = LEAD_S + seconds + DRAIN_S
-    result = offer(Target("127.0.0.1", port, "demo"), requests, streams, 1, cores[OTHER_CORE:][:1], limit_s, tick)
+    result = offer(Target("127.0.0.1", port, "demo"), requests, streams, 1, [OTHER_CORE], limit_s, tick)
     failed = {record.error for record in result.records} - {""}
     check(not failed, f"answers failed: {'; '.join(sorted(failed))}")
     check(len(marks) == 2, "the answers ended before the window did; ask for more tokens")
@@ -135,7 +125,7 @@ def benchmark(options: argparse.Namespace) -> None:
     # The answers outlast the window, by half as much again and a second; the null engine has no model that could limit them.
     steps = int(1.5 * (options.seconds + 2 * LEAD_S) / (options.step_ms / 1000)) + 50
     results: dict[str, Any] = {kind: [] for kind in KINDS}
-    with serving(run.progress, null_step_us=int(1000 * options.step_ms)) as (port, pid), pinned(OTHER_CORE):
+    with serving(run.progress, null_step_us=int(1000 * options.step_ms)) as (port, pid), on_cores([OTHER_CORE]):
         for i in range(options.rounds):
             run.progress("paced streams", i, options.rounds)
             results["paced"].append(load(port, pid, options.streams, 1, steps, options.seconds, options.seed + i))

@@ -26,7 +26,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from benchmarks.common.distribution import describe
-from benchmarks.common.harness import Run, check, main, parser
+from benchmarks.common.harness import Run, check, main, on_cores, parser
 from blinkpy.device.portable import load_acquire, load_relaxed, now_ns, store_relaxed, store_release
 from blinkpy.dpu.link.connect_shm import ShmTransport, attach_segment
 from blinkpy.queues.completion import FINISH_LENGTH, FLAG_SHIFT, HAS_TOKEN, LAP_SHIFT, LAPS, TOKEN_MASK, TOKEN_SHIFT, lap_of
@@ -132,18 +132,14 @@ def measure(options: argparse.Namespace, run: Run) -> dict[str, Any]:
     allowed = sorted(os.sched_getaffinity(0))
     check(len(allowed) >= 2, "this benchmark needs two cores")
     times = []
-    os.sched_setaffinity(0, {allowed[0]})
     gc.disable()
-    try:
-        with engine(allowed[1]) as transport:
-            round_trips(transport, 0, WARM)
-            for i in range(options.rounds):
-                run.progress("doorbell and completion word", i, options.rounds)
-                times.append(round_trips(transport, WARM + i * options.count, options.count))
-                gc.collect()
-    finally:
-        gc.enable()
-        os.sched_setaffinity(0, allowed)
+    with on_cores(allowed[:1]), engine(allowed[1]) as transport:
+        round_trips(transport, 0, WARM)
+        for i in range(options.rounds):
+            run.progress("doorbell and completion word", i, options.rounds)
+            times.append(round_trips(transport, WARM + i * options.count, options.count))
+            gc.collect()
+    gc.enable()
     return {"transport": describe(np.concatenate(times), "us")}
 
 

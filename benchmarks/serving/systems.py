@@ -9,7 +9,6 @@ and share of memory, and no prefix cache, since every prompt is new.
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import os
 import random
@@ -26,7 +25,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.harness import ROOT, UsageError
+from benchmarks.common.harness import ROOT, UsageError, on_cores
+from benchmarks.common.load import get
 from blinkpy.progress import ProgressCallback
 
 STOP_S = 20.0
@@ -52,16 +52,13 @@ class ServerError(Exception):
 @dataclass(frozen=True)
 class System:
     """One server. command: a template, or empty for a server that runs at url. front_end: a pattern for the command lines of
-    those of its processes that a DPU could take over (HTTP and text); they can be given cores of their own. dummy: option for
-    random weights.
+    those of its processes that a DPU could take over (HTTP and text); they can be given cores of their own.
     """
 
     name: str
     command: str = ""
     url: str = ""
     front_end: str = ""
-    dummy: str = "--load-format dummy"
-    health: str = "/health"
     environment: dict[str, str] = field(default_factory=dict)
     extra: str = ""
 
@@ -91,25 +88,19 @@ def find_system(text: str, extras: Sequence[str] = (), environment: Sequence[str
             raise UsageError(f"unknown system {name!r}: one of {', '.join(SYSTEMS)}, NAME=SYSTEM, NAME=URL or NAME=COMMAND")
         system = SYSTEMS[name]
     elif rest in SYSTEMS:
-        system = replace(SYSTEMS[rest], name=name)
+        system = SYSTEMS[rest]
     elif rest.startswith("http://"):
         system = System(name, url=rest.rstrip("/"))
     else:
         system = System(name, command=rest)
-    for option in extras:
-        owner, _, words = option.partition(":")
-        if owner == name:
-            system = replace(system, extra=f"{system.extra} {words}".strip())
-    for option in environment:
-        owner, _, assignment = option.partition(":")
-        variable, _, value = assignment.partition("=")
-        if owner == name:
-            system = replace(system, environment={**system.environment, variable: value})
-    for option in front_ends:
-        owner, _, pattern = option.partition(":")
-        if owner == name:
-            system = replace(system, front_end=pattern)
-    return system
+
+    def own(options: Sequence[str]) -> list[str]:
+        return [words for owner, _, words in (option.partition(":") for option in options) if owner == name]
+
+    variables = dict(assignment.split("=", 1) for assignment in own(environment))
+    front_end = [system.front_end, *own(front_ends)][-1]
+    extra, environs = " ".join(own(extras)), {**system.environment, **variables}
+    return replace(system, name=name, extra=extra, environment=environs, front_end=front_end)
 
 
 @dataclass(frozen=True)
@@ -131,6 +122,11 @@ class Cores:
     server: tuple[int, ...]
     client: tuple[int, ...] = ()
     front_end: tuple[int, ...] = ()
+
+    @property
+    def shared(self) -> Cores:
+        """With the front ends among all others."""
+        return replace(self, front_end=())
 
     @property
     def contended(self) -> tuple[int, ...]:
@@ -186,7 +182,13 @@ class Running:
         return [] if self.process is None else tree(self.process.pid)
 
     def healthy(self) -> bool:
-        return get(self.host, self.port, self.system.health)[0] == 200
+        return get(self.host, self.port, "/health")[0] == 200
+
+    def version(self) -> str:
+        """What the server says about itself; empty if nothing."""
+        with contextlib.suppress(ValueError, AttributeError):
+            return str(json.loads(get(self.host, self.port, "/version")[1]).get("version", ""))
+        return ""
 
     def place(self, cores: Cores) -> None:
         """Put front-end processes on their cores and the others on theirs, with all their threads."""
@@ -212,8 +214,8 @@ def running(system: System, model: Model, cores: Cores, log: Path, limit_s: floa
         parts = urllib.parse.urlsplit(system.url)
         server = Running(system, model, parts.hostname or "127.0.0.1", parts.port or 80, None)
         if not server.healthy():
-            raise ServerError(f"{system.name}: {system.url}{system.health} does not answer 200")
-        server.facts["version"] = version(server)
+            raise ServerError(f"{system.name}: {system.url}/health does not answer 200")
+        server.facts["version"] = server.version()
         yield server
         return
     port = free_port()
@@ -242,7 +244,7 @@ def running(system: System, model: Model, cores: Cores, log: Path, limit_s: floa
                 raise ServerError(f"{error}; the end of its output:\n{tail}") from None
             time.sleep(POLL_S)
         server.facts["start_to_healthy_s"] = round(time.monotonic() - began, 2)
-        server.facts["version"] = version(server)
+        server.facts["version"] = server.version()
         if cores.front_end:
             server.place(cores)
         yield server
@@ -252,7 +254,7 @@ def running(system: System, model: Model, cores: Cores, log: Path, limit_s: floa
 
 def command_of(system: System, model: Model, port: int) -> list[str]:
     """The words of a system's command."""
-    dummy = system.dummy if model.shape else ""
+    dummy = "--load-format dummy" if model.shape else ""  # random weights
     values = {"python": sys.executable, "model": model.folder, "name": model.name, "port": port, "length": model.length}
     return shlex.split(system.command.format(dummy=dummy, **values)) + shlex.split(system.extra)
 
@@ -310,17 +312,6 @@ def set_affinity(pid: int, cores: Sequence[int]) -> None:
                 os.sched_setaffinity(int(task.name), cores)
 
 
-@contextlib.contextmanager
-def on_cores(cores: Sequence[int]) -> Iterator[None]:
-    """This thread, and what it starts, on some cores; empty: where it is."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores or before)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
-
-
 def free_port() -> int:
     """A port that nobody listens on, and that the kernel gives to no connection either: a server may take its port minutes after
     it is told, while another benchmark's client connects. Raises ServerError."""
@@ -330,23 +321,3 @@ def free_port() -> int:
             probe.bind(("127.0.0.1", random.randrange(LOWEST_PORT, max(low, LOWEST_PORT + 1000))))
             return int(probe.getsockname()[1])
     raise ServerError(f"none of {PORT_TRIES} ports is free")
-
-
-def get(host: str, port: int, path: str) -> tuple[int, bytes]:
-    """Status and body of a GET; status 0 if nobody answers."""
-    connection = http.client.HTTPConnection(host, port, timeout=5)
-    try:
-        connection.request("GET", path)
-        response = connection.getresponse()
-        return response.status, response.read()
-    except (OSError, http.client.HTTPException):
-        return 0, b""
-    finally:
-        connection.close()
-
-
-def version(server: Running) -> str:
-    """What the server says about itself; empty if nothing."""
-    with contextlib.suppress(ValueError, AttributeError):
-        return str(json.loads(get(server.host, server.port, "/version")[1]).get("version", ""))
-    return ""

@@ -22,7 +22,6 @@ from benchmarks.common.nvml import EnergyMeter, interpolated
 from benchmarks.report.grid_summary import ratios, repeated, series
 from benchmarks.report.pages import grid_page
 from benchmarks.report.serving_tables import slowdown
-from benchmarks.serving.cell import placements
 from benchmarks.serving.load_figures import Slo, figures, steps_of
 from benchmarks.serving.neighbours import KINDS, Neighbours
 from benchmarks.serving.systems import (
@@ -335,8 +334,7 @@ def test_cores() -> None:
     alone = Cores((0,), (1,))
     assert (alone.loading, alone.watching) == ((1,), (1,))
     assert (Cores((0,)).loading, Cores((0,)).watching) == ((), ())
-    assert {name: place.contended for name, place in placements(cores).items()} == {"own": (0, 1), "shared": (0, 1, 2, 3)}
-    assert list(placements(Cores((0, 1)))) == ["shared"]
+    assert cores.shared.contended == (0, 1, 2, 3)
 
 
 def test_ports_are_not_those_of_connections() -> None:
@@ -401,14 +399,11 @@ def worked(pid: int) -> bool:
 
 # ---- the whole ----------------------------------------------------------------------------------------------------------
 
-NULL = ["--extra", "blinkpy:--device null --null-step-us 3000"]
-
-
-def command(name: str, output: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def grid(output: Path, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
     places = ["--output", str(output), "--logs", str(output.parent)]
-    words = [sys.executable, "-m", f"benchmarks.{name}", "--smoke", *places, *arguments]
+    words = [sys.executable, "-m", "benchmarks.serving.grid", "--smoke", *places, *arguments]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == code, done.stdout + done.stderr
     return done
 
 
@@ -421,7 +416,7 @@ def test_smoke_grid_is_measured_once(tmp_path: Path) -> None:
     # Beside neighbours on one core an engine may pause for seconds: that is no error here.
     patient = ["--extra", "blinkpy:--device cpu --engine-timeout-ms 60000", "--env", "blinkpy:OMP_NUM_THREADS=1"]
     arguments = ["--state", str(state), *patient, *places]
-    done = command("serving.grid", output, *arguments, "--streams", "3")
+    done = grid(output, *arguments, "--streams", "3")
     document = json.loads(output.read_text())
     results = document["results"]
     assert results["complete"]
@@ -435,45 +430,30 @@ def test_smoke_grid_is_measured_once(tmp_path: Path) -> None:
         assert cell["steps"]["per_s"] > 0
         assert (cell["neighbours"] > 0) == (cell["cell"]["mode"] == "interfered")
         assert cell["front_end"] == cell["cell"]["front_end"]
+        assert cell["server"]["version"] and cell["server"]["start_to_healthy_s"] > 0
         assert cell["server"]["environment"] == {"OMP_NUM_THREADS": "1"}
         assert not both or cell["server"]["front_end_processes"] == 2 * (own == cell["front_end"])  # the worker and its parent
-    assert "| fixed:24:12, 12 requests/s, 1 per core: compress and build | blinkpy |" in done.stdout
+    assert f"| blinkpy, interfered, 12 requests/s, front end {own} |" in done.stdout
     assert grid_page(results)
     assert str(ROOT) not in output.read_text() and str(tmp_path) not in output.read_text()
 
     kept = {path.name: path.read_bytes() for path in state.iterdir()}
     lost = f"blinkpy-isolated-4-{own}-0.json"
     (state / lost).unlink()
-    again = command("serving.grid", output, *arguments, "--budget", "1")  # no time to measure it again
+    again = grid(output, *arguments, "--budget", "1")  # no time to measure it again
     assert f"{len(found) - 2} of {len(found) - 1} cells are done" in again.stdout  # the closed loop isn't asked for, but kept
     assert "starting" not in again.stderr
     assert {path.name: path.read_bytes() for path in state.iterdir()} == {n: data for n, data in kept.items() if n != lost}
     assert len(json.loads(output.read_text())["results"]["cells"]) == len(found) - 1
-    words = [sys.executable, "-m", "benchmarks.serving.grid", "--smoke", "--output", str(output), *arguments, "--seed", "2"]
-    refused = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=100)
-    assert refused.returncode == 2 and "cells of another grid (seed)" in refused.stderr
-
-
-def test_smoke_comparison(tmp_path: Path) -> None:
-    """A closed loop and an open one, with the null engine."""
-    output = tmp_path / "result.json"
-    done = command("serving.compare", output, *NULL)
-    found = json.loads(output.read_text())["results"]["systems"]["blinkpy"]
-    (start,) = found["starts"]
-    assert start["version"] and start["start_to_healthy_s"] > 0
-    assert [cell["load"]["streams"] for cell in found["cells"]] == [4, 0]
-    assert all(cell["errors"] == {} and cell["completed"] > 0 for cell in found["cells"])
-    assert "| blinkpy |" in done.stdout
-    assert str(ROOT) not in output.read_text()
+    refused = grid(output, *arguments, "--seed", "2", code=2)
+    assert "cells of another grid (seed)" in refused.stderr
 
 
 def test_a_system_that_fails_is_said(tmp_path: Path) -> None:
     output = tmp_path / "result.json"
-    words = [sys.executable, "-m", "benchmarks.serving.compare", "--smoke", "--output", str(output), "--logs", str(tmp_path)]
-    done = subprocess.run([*words, "--system", "gone=/nowhere/server"], cwd=ROOT, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 1
+    arguments = ["--state", str(tmp_path / "state"), "--system"]
+    done = grid(output, *arguments, "gone=/nowhere/server", code=1)
     assert "can't start /nowhere/server" in done.stderr and "Traceback" not in done.stderr
-    assert "can't start" in json.loads(output.read_text())["results"]["systems"]["gone"]["error"]
-    done = subprocess.run([*words, "--system", "vlm"], cwd=ROOT, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 2
+    assert "can't start" in json.loads(output.read_text())["results"]["errors"]["gone"]
+    done = grid(output, *arguments, "vlm", code=2)
     assert "unknown system 'vlm'" in done.stderr and "Traceback" not in done.stderr
