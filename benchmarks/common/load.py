@@ -1,6 +1,6 @@
 """Offers requests to a server over HTTP from several processes, and measures its own lag meanwhile.
 
-Each process runs one epoll loop over raw sockets, keeps what comes with its time, and looks into it only when the load is over.
+Each process runs one epoll loop over raw sockets, keeps what comes with its time, and reads it only when the load is over.
 That takes some microseconds for each event, so a process follows tens of thousands of events a second.
 
 Lag: every TICK_S a tick is due; how late the loop comes to it is how late it may have noticed anything else. The reasons don't
@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import http.client
-import json
 import multiprocessing
 import os
 import re
@@ -22,10 +21,11 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
+import httptools
 import numpy as np
 import orjson
 from numpy.typing import NDArray
@@ -37,8 +37,6 @@ START_LEAD_S = 0.2  # between "all client processes are ready" and the start
 READY_S = 60.0
 PARSE_S = 120.0  # for looking into the answers afterwards
 RECEIVE = 1 << 16
-LAST_CHUNK = b"0\r\n\r\n"
-HEAD_END = b"\r\n\r\n"
 EVENT_END = re.compile(rb"\n\n|\r\n\r\n")
 UNFINISHED = "unfinished"  # the error of a request that had not ended when the load was over
 RETRIES = 2  # of a request whose idle connection the server closed meanwhile
@@ -46,11 +44,10 @@ RETRIES = 2  # of a request whose idle connection the server closed meanwhile
 
 @dataclass(frozen=True)
 class Request:
-    """due: seconds after the start of the load. prompt: token ids, or a text of about prompt_tokens tokens."""
+    """due: seconds after the start of the load. prompt: token ids, or a text."""
 
     due: float
     prompt: list[int] | str
-    prompt_tokens: int
     max_tokens: int
 
 
@@ -65,12 +62,9 @@ class Target:
     api_key: str = ""
     temperature: float = 0.0
 
-    @property
-    def path(self) -> str:
-        return "/v1/chat/completions" if self.chat else "/v1/completions"
-
     def request_bytes(self, request: Request) -> bytes:
         """The POST request, streaming, for exactly request.max_tokens tokens."""
+        path = "/v1/chat/completions" if self.chat else "/v1/completions"
         body: dict[str, Any] = {
             "model": self.model,
             "max_tokens": request.max_tokens,
@@ -82,7 +76,7 @@ class Target:
         body |= {"messages": [{"role": "user", "content": request.prompt}]} if self.chat else {"prompt": request.prompt}
         content = orjson.dumps(body)
         key = f"Authorization: Bearer {self.api_key}\r\n" if self.api_key else ""
-        head = f"POST {self.path} HTTP/1.1\r\nHost: {self.host}:{self.port}\r\nContent-Type: application/json\r\n{key}"
+        head = f"POST {path} HTTP/1.1\r\nHost: {self.host}:{self.port}\r\nContent-Type: application/json\r\n{key}"
         return head.encode() + b"Content-Length: %d\r\n\r\n" % len(content) + content
 
 
@@ -105,11 +99,9 @@ class Record:
 
     due: float
     sent: float
-    prompt_tokens: int
-    max_tokens: int
-    tokens: int = 0
-    error: str = ""
-    times: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    tokens: int
+    error: str
+    times: NDArray[np.float64]
 
 
 @dataclass
@@ -186,37 +178,32 @@ def _receive(pipe: Pipe, timeout: float) -> Any:
 
 
 class Answer:
-    """One request in flight, and what came for it. pieces: (time.perf_counter(), bytes), as received."""
+    """One request in flight, and what came for it. pieces: (time.perf_counter(), bytes of the body), as received; status 0:
+    nothing yet."""
 
     def __init__(self, index: int, data: bytes, due: float):
         self.index, self.data, self.due = index, data, due
-        self.sent = 0.0
-        self.tries = 0
+        self.sent = self.last = 0.0  # last: when something came
+        self.tries = self.status = 0
+        self.whole = False
         self.pieces: list[tuple[float, bytes]] = []
-        self.tail = b""
-        self.missing = -1  # bytes of a body that has a Content-Length
         self.error = ""
+        self._parser = httptools.HttpResponseParser(self)  # calls the methods on_*
 
     def more(self, now: float, data: bytes) -> bool:
-        """Take what came; whether the answer is whole."""
-        first = not self.pieces
-        self.pieces.append((now, data))
-        if first or (self.missing < 0 and len(self.pieces) < 8):
-            self._look_at_head()
-        elif self.missing >= 0:
-            self.missing -= len(data)
-        if self.missing >= 0:
-            return self.missing == 0
-        self.tail = data[-len(LAST_CHUNK) :] if len(data) >= len(LAST_CHUNK) else (self.tail + data)[-len(LAST_CHUNK) :]
-        return self.tail == LAST_CHUNK
+        """Take what came; whether the answer is whole. Raises HttpParserError."""
+        self.last = now
+        self._parser.feed_data(data)
+        return self.whole
 
-    def _look_at_head(self) -> None:
-        raw = b"".join(data for _, data in self.pieces)
-        head, end, body = raw.partition(HEAD_END)
-        if end:
-            length = _header(head, b"content-length")
-            if length.isdigit():
-                self.missing = int(length) - len(body)
+    def on_headers_complete(self) -> None:
+        self.status = self._parser.get_status_code()
+
+    def on_body(self, body: bytes) -> None:
+        self.pieces.append((self.last, body))
+
+    def on_message_complete(self) -> None:
+        self.whole = True
 
 
 class Connection:
@@ -320,7 +307,13 @@ class Client:
         now = time.perf_counter()
         if not data or answer is None:
             self._lost(connection, "connection closed", began)
-        elif answer.more(now, data):
+            return
+        try:
+            whole = answer.more(now, data)
+        except httptools.HttpParserError as error:
+            self._lost(connection, f"malformed answer: {error}", began)
+            return
+        if whole:
             connection.answer, connection.used = None, True
             self._idle.append(connection)
             self._ended(answer, began)
@@ -334,7 +327,7 @@ class Client:
             self._idle.remove(connection)
         if answer is None:
             return
-        if connection.used and not answer.pieces and answer.tries <= RETRIES:
+        if connection.used and not answer.last and answer.tries <= RETRIES:
             self._send(answer, time.perf_counter() - began)
             return
         answer.error = why
@@ -373,76 +366,46 @@ def _client(
 def record_of(answer: Answer, request: Request, began: float, closed: bool) -> Record:
     """The record of an answer: when text came, how many tokens, and what was wrong. In a closed loop a request is due when it is
     sent."""
-    due = answer.sent if closed else answer.due
-    record = Record(due, answer.sent, request.prompt_tokens, request.max_tokens, error=answer.error)
+    tokens, times = 0, []
+    errors = [answer.error]
     try:
-        status, events = events_of(answer.pieces)
-    except (ValueError, IndexError) as error:
-        record.error = record.error or f"malformed answer: {error}"
-        return record
-    if status != 200:
-        record.error = record.error or (f"status {status}" if status else "no answer")
-        return record
-    times = []
+        events = events_of(answer.pieces) if answer.status == 200 else []
+    except ValueError as error:
+        events, errors = [], [*errors, f"malformed answer: {error}"]
+    if answer.status != 200:
+        errors.append(f"status {answer.status}" if answer.status else "no answer")
     for when, event in events:
         if "error" in event:
-            record.error = record.error or f"error event: {str(event['error'])[:80]}"
+            errors.append(f"error event: {str(event['error'])[:80]}")
         for choice in event.get("choices", ()):
             # Text may be empty, when a token is half a character; an end that brings nothing is no token.
             text = choice.get("text") or (choice.get("delta") or {}).get("content")
             if text or ("text" in choice and choice.get("finish_reason") is None):
                 times.append(when - began)
-        record.tokens = (event.get("usage") or {}).get("completion_tokens") or record.tokens
-    record.times = np.array(times)
-    if not record.error and record.tokens != request.max_tokens:
-        record.error = f"{record.tokens} tokens instead of {request.max_tokens}" if record.tokens else "no usage"
-    if not record.error and not times:
-        record.error = "no text"
-    return record
+        tokens = (event.get("usage") or {}).get("completion_tokens") or tokens
+    if tokens != request.max_tokens:
+        errors.append(f"{tokens} tokens instead of {request.max_tokens}" if tokens else "no usage")
+    if not times:
+        errors.append("no text")
+    first_error = next(filter(None, errors), "")
+    return Record(answer.sent if closed else answer.due, answer.sent, tokens, first_error, np.array(times))
 
 
-def events_of(pieces: list[tuple[float, bytes]]) -> tuple[int, list[tuple[float, dict[str, Any]]]]:
-    """HTTP status, and (time of arrival, event) of a chunked answer of server-sent events; [DONE] is left out.
+def events_of(pieces: list[tuple[float, bytes]]) -> list[tuple[float, dict[str, Any]]]:
+    """(time of arrival, event) of a body of server-sent events; [DONE] is left out.
 
-    An answer that was cut off gives the events that came whole. Status 0: nothing came. Raises ValueError for nonsense.
+    A body that was cut off gives the events that came whole. Raises ValueError for nonsense.
     """
-    raw = b"".join(data for _, data in pieces)
-    head, end, body = raw.partition(HEAD_END)
-    if not end:
-        return 0, []
-    status = int(head.split(b" ", 2)[1])
-    if status != 200 or _header(head, b"transfer-encoding") != b"chunked":
-        return status, []
-    text, marks = bytearray(), []  # marks: (end of a chunk in text, end of it in raw)
-    at, base = 0, len(raw) - len(body)
-    while (line_end := body.find(b"\r\n", at)) >= 0:
-        size = int(body[at:line_end].partition(b";")[0], 16)
-        at = line_end + 2 + size + 2
-        if size == 0 or at > len(body):
-            break
-        text += body[line_end + 2 : at - 2]
-        marks.append((len(text), base + at - 2))
+    text = b"".join(data for _, data in pieces)
     arrived = np.cumsum([len(data) for _, data in pieces])
     result: list[tuple[float, dict[str, Any]]] = []
-    position, mark = 0, 0
-    for end_of_event in EVENT_END.finditer(text):
-        block, position = bytes(text[position : end_of_event.start()]), end_of_event.end()
-        while mark < len(marks) - 1 and marks[mark][0] < position:
-            mark += 1
+    position = 0
+    for end in EVENT_END.finditer(text):
+        block, position = text[position : end.start()], end.end()
         data = b"".join(line[5:].strip() for line in block.split(b"\n") if line.startswith(b"data:"))
         if data and data != b"[DONE]":
-            when = pieces[int(np.searchsorted(arrived, marks[mark][1]))][0]
             event = orjson.loads(data)
             if not isinstance(event, dict):
-                raise ValueError(f"not an event: {json.dumps(event)[:60]}")
-            result.append((when, event))
-    return status, result
-
-
-def _header(head: bytes, name: bytes) -> bytes:
-    """The value of a header field, lower case; empty if there is none."""
-    for line in head.split(b"\r\n")[1:]:
-        key, _, value = line.partition(b":")
-        if key.strip().lower() == name:
-            return value.strip().lower()
-    return b""
+                raise ValueError(f"not an event: {data[:60]!r}")
+            result.append((pieces[int(np.searchsorted(arrived, position))][0], event))
+    return result

@@ -91,7 +91,7 @@ def load(port: int, pid: int, streams: int, rounds: int, tokens: int, seconds: f
         if (not marks and now >= LEAD_S) or (len(marks) == 1 and now >= marks[0][0] + seconds):
             marks.append((now, cpu_s(pid)))
 
-    requests = [Request(0.0, prompt, 30, tokens) for prompt in prompts]
+    requests = [Request(0.0, prompt, tokens) for prompt in prompts]
     limit_s = LEAD_S + seconds + DRAIN_S
     result = offer(Target("127.0.0.1", port, "demo"), requests, streams, 1, [OTHER_CORE], limit_s, tick)
     failed = {record.error for record in result.records} - {""}

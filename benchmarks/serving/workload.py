@@ -95,5 +95,5 @@ def _requests(data: Dataset, due: NDArray[np.float64], rows: NDArray[np.int64], 
             prompt = " ".join(f"{word:x}" for word in fresh.integers(0, 1 << 16, max(1, tokens // 3)))
         else:
             prompt = fresh.integers(0, vocabulary, tokens).tolist()
-        result.append(Request(float(when), prompt, tokens, answer))
+        result.append(Request(float(when), prompt, answer))
     return result
