@@ -13,9 +13,7 @@ prefixes, geometric output lengths (64 tokens on average) and some cancelled req
 
 from __future__ import annotations
 
-import argparse
 import secrets
-import sys
 import threading
 import time
 from dataclasses import dataclass, field
@@ -25,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.common.distribution import describe
-from benchmarks.common.harness import Run, check, main, parser
+from benchmarks.common.harness import Flag, Run, check, run_benchmark
 from blinkpy.config import Config
 from blinkpy.dpu.link.connect_shm import attach_segment
 from blinkpy.dpu.link.queue_pair import InFlightRequest, QueuePair
@@ -41,7 +39,6 @@ from blinkpy.queues.words import COUNTER, ENGINE_STATE, STATE_READY
 from blinkpy.scheduler.host_scheduler import Scheduler
 from blinkpy.transport.segment import create_segment
 
-SIZES = (1, 16, 64, 128, 256, 1024)
 TARGETS_US = {64: 100.0, 256: 300.0}  # medians
 VOCAB, MODEL_LEN, PAGE = 4096, 8192, 16
 PROMPT_TOKENS = (64, 192)  # of a steady request
@@ -234,17 +231,11 @@ def measure(running: int, steps: int, seed: int, run: Run) -> dict[str, Any]:
         world.close()
 
 
-def benchmark(options: argparse.Namespace) -> None:
-    run = Run("parts.control_overhead", options)
-    if options.smoke:
-        options.steps, options.running = 30, options.running or [1, 16]
-    running = options.running or list(SIZES)
+def benchmark(run: Run) -> None:
+    options = run.options
     run.progress("compiling the scheduler")
-    world = World(1, np.random.default_rng(0))
-    world.close()
-    results: dict[str, Any] = {}
-    for count in running:
-        results[str(count)] = measure(count, options.steps, options.seed, run)
+    World(1, np.random.default_rng(0)).close()
+    results = {str(count): measure(count, options.steps, options.seed, run) for count in options.running}
     for count, limit in TARGETS_US.items():
         for load in ("steady", "churn"):
             if str(count) in results:
@@ -258,13 +249,12 @@ def benchmark(options: argparse.Namespace) -> None:
     )
 
 
-def options() -> argparse.Namespace:
-    result = parser("parts.control_overhead", "Control overhead of the njit loop, per step.")
-    result.add_argument("--running", type=int, nargs="+", help=f"running sequences (default: {' '.join(map(str, SIZES))})")
-    result.add_argument("--steps", type=int, default=2500, help="measured steps of each load")
-    result.add_argument("--seed", type=int, default=1, help="of the prompts and lengths")
-    return result.parse_args()
-
-
 if __name__ == "__main__":
-    sys.exit(main(benchmark, options()))
+    run_benchmark(
+        "parts.control_overhead",
+        "Control overhead of the njit loop, per step.",
+        benchmark,
+        running=Flag((1, 16, 64, 128, 256, 1024), "running sequences", smoke=(1, 16)),
+        steps=Flag(2500, "measured steps of each load", smoke=30),
+        seed=Flag(1, "of the prompts and lengths"),
+    )

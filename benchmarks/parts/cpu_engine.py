@@ -11,7 +11,6 @@ step     the same at 16 streams, and after each step the bare torch forward (tes
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import threading
@@ -22,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.common.distribution import describe
-from benchmarks.common.harness import ROOT, Run, check, main, parser
+from benchmarks.common.harness import ROOT, Flag, Run, check, run_benchmark
 from blinkpy.config import Config
 from blinkpy.dpu.link.connect_shm import attach_segment
 from blinkpy.dpu.link.queue_pair import QueuePair
@@ -30,7 +29,6 @@ from blinkpy.kv.state import DECODE_ROWS, MAX_CONTEXT, ROWS, Batch, Requests
 from blinkpy.queues.completion import FINISH_LENGTH, FINISH_MASK, HAS_TOKEN
 from blinkpy.queues.request_parameters import RequestParameters
 
-STREAMS = (1, 4, 8, 16, 32)
 STEP_STREAMS = 16
 PROMPT_TOKENS = 48
 RATE_RATIO, STEP_RATIO = 3.0, 1.3
@@ -113,13 +111,13 @@ class Watch:
         return 1000 * (time.perf_counter() - began)
 
 
-def decode(options: argparse.Namespace, run: Run, streams: int, tokens: int, temperature: float, bare: bool) -> Any:
+def decode(run: Run, streams: int, tokens: int, temperature: float, bare: bool) -> Any:
     """Let the engine's loop answer streams; the samples of Watch, float64 [n, 4], and of some streams (prompt, tokens)."""
     from blinkpy.engine.engine import make_engine
 
     name = f"serve-benchmark-{os.getpid()}-{streams}-{int(bare)}"
     limit = PROMPT_TOKENS + tokens + 1
-    values = {"device": "cpu", "model": "demo", "name": name, "lease_ms": LEASE_MS, "threads": options.threads}
+    values = {"device": "cpu", "model": "demo", "name": name, "lease_ms": LEASE_MS, "threads": run.options.threads}
     values |= {"max_model_len": limit, "enable_prefix_caching": False}
     instance = make_engine(Config().with_options(values), run.progress)
     instance.start()
@@ -164,13 +162,14 @@ def decode(options: argparse.Namespace, run: Run, streams: int, tokens: int, tem
     return samples, answers[:COMPARED]
 
 
-def rates(options: argparse.Namespace, run: Run) -> dict[str, Any]:
+def rates(run: Run) -> dict[str, Any]:
     """Tokens per second by number of streams; rounds alternate over these."""
+    options = run.options
     found: dict[int, list[float]] = {count: [] for count in options.streams}
     for i in range(options.rounds):
         for count in options.streams:
             run.progress("token rates", i * len(options.streams), options.rounds * len(options.streams))
-            samples, answers = decode(options, run, count, options.tokens, 0.0, False)
+            samples, answers = decode(run, count, options.tokens, 0.0, False)
             found[count].append(1000 * count * len(samples) / float(samples[:, :2].sum()))
             if i == 0:
                 behind = behind_the_best([prompt for prompt, _ in answers], [words[:COMPARED_TOKENS] for _, words in answers])
@@ -178,10 +177,10 @@ def rates(options: argparse.Namespace, run: Run) -> dict[str, Any]:
     return {"tokens_per_s": {str(count): describe(values, "tokens/s") for count, values in found.items()}}
 
 
-def steps(options: argparse.Namespace, run: Run) -> dict[str, Any]:
+def steps(run: Run) -> dict[str, Any]:
     """Steps of the engine next to the bare forward."""
     run.progress("engine steps next to the bare forward")
-    samples, _ = decode(options, run, STEP_STREAMS, options.step_tokens, options.temperature, True)
+    samples, _ = decode(run, STEP_STREAMS, run.options.step_tokens, run.options.temperature, True)
     scheduling, step, bare, contexts = samples.T
     return {
         "streams": STEP_STREAMS,
@@ -194,17 +193,15 @@ def steps(options: argparse.Namespace, run: Run) -> dict[str, Any]:
     }
 
 
-def benchmark(options: argparse.Namespace) -> None:
-    if options.smoke:
-        options.rounds, options.tokens, options.step_tokens, options.streams = 1, 32, 64, [1, 16]
-    run = Run("parts.cpu_engine", options)
+def benchmark(run: Run) -> None:
     import torch
 
+    options = run.options
     if options.threads:
         torch.set_num_threads(options.threads)
     results: dict[str, Any] = {"torch_threads": torch.get_num_threads()}
-    results["step"] = steps(options, run)
-    results["rates"] = rates(options, run)
+    results["step"] = steps(run)
+    results["rates"] = rates(run)
     found = {int(count): item["p50"]["value"] for count, item in results["rates"]["tokens_per_s"].items()}
     if 1 in found and STEP_STREAMS in found:
         ratio = found[STEP_STREAMS] / found[1]
@@ -222,16 +219,15 @@ def benchmark(options: argparse.Namespace) -> None:
     )
 
 
-def options() -> argparse.Namespace:
-    result = parser("parts.cpu_engine", "The CPU engine with the demonstration model.")
-    result.add_argument("--streams", type=int, nargs="+", default=list(STREAMS))
-    result.add_argument("--rounds", type=int, default=10)
-    result.add_argument("--tokens", type=int, default=128, help="of each stream, for the rates")
-    result.add_argument("--step-tokens", type=int, default=1000, help="of each stream, for the steps")
-    result.add_argument("--temperature", type=float, default=0.8, help="of the streams whose steps are measured")
-    result.add_argument("--threads", type=int, default=0, help="torch threads (0: one for each core)")
-    return result.parse_args()
-
-
 if __name__ == "__main__":
-    sys.exit(main(benchmark, options()))
+    run_benchmark(
+        "parts.cpu_engine",
+        "The CPU engine with the demonstration model.",
+        benchmark,
+        streams=Flag((1, 4, 8, 16, 32), smoke=(1, 16)),
+        rounds=Flag(10, smoke=1),
+        tokens=Flag(128, "of each stream, for the rates", smoke=32),
+        step_tokens=Flag(1000, "of each stream, for the steps", smoke=64),
+        temperature=Flag(0.8, "of the streams whose steps are measured"),
+        threads=Flag(0, "torch threads; 0: one for each core"),
+    )

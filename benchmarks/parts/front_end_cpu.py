@@ -11,12 +11,10 @@ scheduler over the real queues and makes tokens up.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import random
 import secrets
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common.distribution import describe
-from benchmarks.common.harness import Run, check, main, on_cores, parser
+from benchmarks.common.harness import Flag, Run, check, on_cores, run_benchmark
 from benchmarks.common.load import Request, Target, get, offer
 from blinkpy.config import Config
 from blinkpy.models.weights.model_folder import find_model
@@ -38,7 +36,6 @@ TURNOVER_TOKENS = 64
 LEAD_S = 1.5  # of a load before it is measured
 DRAIN_S = 60.0  # longest time for the answers to end
 START_S, STOP_S = 600.0, 20.0
-KINDS = ("paced", "turnover")
 WORDS = ("the", "king", "ship", "of", "and", "a", "sea", "old", "house", "night", "went", "said", "to", "with", "river", "long")
 
 
@@ -117,24 +114,20 @@ def load(port: int, pid: int, streams: int, rounds: int, tokens: int, seconds: f
     }
 
 
-def benchmark(options: argparse.Namespace) -> None:
-    if options.smoke:
-        options.seconds, options.step_ms, options.rounds, options.streams = 0.5, 10.0, 1, 8
-    run = Run("parts.front_end_cpu", options)
-    check(len(os.sched_getaffinity(0)) >= 2, "this benchmark needs two cores")
+def benchmark(run: Run) -> None:
+    options = run.options
+    check(FRONT_CORE != OTHER_CORE, "this benchmark needs two cores")
     # The answers outlast the window, by half as much again and a second; the null engine has no model that could limit them.
     steps = int(1.5 * (options.seconds + 2 * LEAD_S) / (options.step_ms / 1000)) + 50
-    results: dict[str, Any] = {kind: [] for kind in KINDS}
+    answers = -(-steps // TURNOVER_TOKENS)
+    kinds = {"paced": (1, steps), "turnover": (answers, TURNOVER_TOKENS)}  # answers of a stream, and their tokens
+    rounds: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
     with serving(run.progress, null_step_us=int(1000 * options.step_ms)) as (port, pid), on_cores([OTHER_CORE]):
         for i in range(options.rounds):
-            run.progress("paced streams", i, options.rounds)
-            results["paced"].append(load(port, pid, options.streams, 1, steps, options.seconds, options.seed + i))
-            run.progress("paced streams with turnover", i, options.rounds)
-            answers = -(-steps // TURNOVER_TOKENS)
-            found = load(port, pid, options.streams, answers, TURNOVER_TOKENS, options.seconds, options.seed + 100 + i)
-            results["turnover"].append(found)
-    for kind in KINDS:
-        results[kind] = gather(results[kind])
+            for kind, sizes in kinds.items():
+                run.progress(f"{kind} streams", i, options.rounds)
+                rounds[kind].append(load(port, pid, options.streams, *sizes, options.seconds, options.seed + i))
+    results = {kind: gather(rounds[kind]) for kind in kinds}
     paced = results["paced"]["cpu_us_per_token_event"]
     run.target(f"CPU of a worker per token event, {options.streams} paced streams, median round", paced, TARGET_US, "us")
     run.write(
@@ -153,15 +146,14 @@ def gather(rounds: list[dict[str, Any]]) -> dict[str, Any]:
     return {name: float(f"{np.median([one[name] for one in rounds]):.5g}") for name in names} | {"rounds": rounds}
 
 
-def options() -> argparse.Namespace:
-    result = parser("parts.front_end_cpu", "CPU time of a front-end worker per token event.")
-    result.add_argument("--streams", type=int, default=64)
-    result.add_argument("--step-ms", type=float, default=20.0, help="of the paced null engine")
-    result.add_argument("--seconds", type=float, default=10.0, help="window of one round")
-    result.add_argument("--rounds", type=int, default=5)
-    result.add_argument("--seed", type=int, default=1, help="of the prompts")
-    return result.parse_args()
-
-
 if __name__ == "__main__":
-    sys.exit(main(benchmark, options()))
+    run_benchmark(
+        "parts.front_end_cpu",
+        "CPU time of a front-end worker per token event.",
+        benchmark,
+        streams=Flag(64, smoke=8),
+        step_ms=Flag(20.0, "of the paced null engine", smoke=10.0),
+        seconds=Flag(10.0, "window of one round", smoke=0.5),
+        rounds=Flag(5, smoke=1),
+        seed=Flag(1, "of the prompts"),
+    )

@@ -9,14 +9,12 @@ ShmTransport.ring_doorbell until ShmTransport.read_completions sees the completi
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import gc
 import mmap
 import multiprocessing
 import os
 import secrets
-import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -26,7 +24,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from benchmarks.common.distribution import describe
-from benchmarks.common.harness import Run, check, main, on_cores, parser
+from benchmarks.common.harness import Flag, Run, check, on_cores, run_benchmark
 from blinkpy.device.portable import load_acquire, load_relaxed, now_ns, store_relaxed, store_release
 from blinkpy.dpu.link.connect_shm import ShmTransport, attach_segment
 from blinkpy.queues.completion import FINISH_LENGTH, FLAG_SHIFT, HAS_TOKEN, LAP_SHIFT, LAPS, TOKEN_MASK, TOKEN_SHIFT, lap_of
@@ -128,8 +126,8 @@ def round_trips(transport: ShmTransport, first: int, count: int) -> NDArray[np.f
     return times / 1000
 
 
-def measure(options: argparse.Namespace, run: Run) -> dict[str, Any]:
-    allowed = sorted(os.sched_getaffinity(0))
+def measure(run: Run) -> dict[str, Any]:
+    options, allowed = run.options, sorted(os.sched_getaffinity(0))
     check(len(allowed) >= 2, "this benchmark needs two cores")
     times = []
     gc.disable()
@@ -143,11 +141,8 @@ def measure(options: argparse.Namespace, run: Run) -> dict[str, Any]:
     return {"transport": describe(np.concatenate(times), "us")}
 
 
-def benchmark(options: argparse.Namespace) -> None:
-    run = Run("parts.queue_round_trip", options)
-    if options.smoke:
-        options.rounds, options.count = 2, 200
-    results = measure(options, run)
+def benchmark(run: Run) -> None:
+    results = measure(run)
     run.target("round trip through the transport, median", results["transport"]["p50"]["value"], TARGET_US, "us")
     run.write(
         """Front end pinned to one core, the polling engine to another. One sample is one round trip on the front end's clock,
@@ -156,12 +151,11 @@ def benchmark(options: argparse.Namespace) -> None:
     )
 
 
-def options() -> argparse.Namespace:
-    result = parser("parts.queue_round_trip", "Round trip over a queue pair in shared memory.")
-    result.add_argument("--rounds", type=int, default=20)
-    result.add_argument("--count", type=int, default=2000, help="round trips in a round")
-    return result.parse_args()
-
-
 if __name__ == "__main__":
-    sys.exit(main(benchmark, options()))
+    run_benchmark(
+        "parts.queue_round_trip",
+        "Round trip over a queue pair in shared memory.",
+        benchmark,
+        rounds=Flag(20, smoke=2),
+        count=Flag(2000, "round trips in a round", smoke=200),
+    )

@@ -14,11 +14,9 @@ driver does in those calls. One request at a time:
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import gc
 import secrets
-import sys
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.common.distribution import describe
-from benchmarks.common.harness import Run, check, main, parser
+from benchmarks.common.harness import Flag, Run, check, run_benchmark
 from blinkpy.dpu.link import connect_rdma, rdma_writes
 from blinkpy.dpu.link.connect_rdma import DEPTH, RdmaTransport
 from blinkpy.dpu.link.queue_pair import QueuePair
@@ -111,12 +109,9 @@ def stand_in_for_verbs() -> None:
         "wr": SimpleNamespace(SGE=lambda a, b, c: SimpleNamespace(addr=a, length=b, lkey=c)),
         "pyverbs_error": SimpleNamespace(PyverbsError=RuntimeError),
     }
-    for target, name, value in (
-        (rdma_writes, "module", modules.__getitem__),
-        (rdma_writes, "constants", lambda: constants),
-        (connect_rdma, "constants", lambda: constants),
-    ):
-        setattr(target, name, value)
+    setattr(rdma_writes, "module", modules.__getitem__)  # noqa: B010 (not their types)
+    for target in (rdma_writes, connect_rdma):
+        setattr(target, "constants", lambda: constants)  # noqa: B010
 
 
 def connect(segment: Segment, card: Card, pairs: int = 0) -> RdmaTransport:
@@ -158,8 +153,8 @@ class Answers:
         self._views.pair[0, PAIR_SQ_HEAD] = self._views.pair[0, PAIR_CQ_TAIL] = self._made
 
 
-def measure(options: argparse.Namespace, run: Run) -> dict[str, Any]:
-    rng = np.random.default_rng(options.seed)
+def measure(run: Run) -> dict[str, Any]:
+    options, rng = run.options, np.random.default_rng(run.options.seed)
     segment = create_segment(f"serve-benchmark-{secrets.token_hex(6)}", SIZES, FACTS)
     parts: dict[str, list[float]] = {}
     clock, sampling = time.thread_time_ns, RequestParameters(max_tokens=1, seed=1)
@@ -182,13 +177,12 @@ def measure(options: argparse.Namespace, run: Run) -> dict[str, Any]:
                     answers.one(request.slot, prompt)
                     answered = clock()
                     events = pair.poll()
-                    ended = clock()
+                    news = clock() - answered
                     check(len(events) == 1 and events[0][0] is request, "another completion came")
-                    if round_:
-                        times = {f"submit_{length}": submitted - began, "nothing": looked - submitted, "news": ended - answered}
-                        times[f"request_{length}"] = times[f"submit_{length}"] + times["news"]
-                        for name, value in times.items():
-                            parts.setdefault(name, []).append(value / 1000)
+                    submit = submitted - began
+                    times = {f"submit_{length}": submit, "nothing": looked - submitted, "news": news}
+                    for name, value in (times | {f"request_{length}": submit + news}).items() if round_ else ():
+                        parts.setdefault(name, []).append(value / 1000)
                     if number % HEARTBEAT_EVERY == 0:
                         pair.heartbeat()
                         pair.check()
@@ -199,11 +193,8 @@ def measure(options: argparse.Namespace, run: Run) -> dict[str, Any]:
     return {name: describe(times, "us") for name, times in sorted(parts.items())}
 
 
-def benchmark(options: argparse.Namespace) -> None:
-    run = Run("parts.rdma_cpu", options)
-    if options.smoke:
-        options.rounds, options.count = 1, 100
-    results = measure(options, run)
+def benchmark(run: Run) -> None:
+    results = measure(run)
     for length in PROMPTS:
         what = f"CPU of a request of {length} tokens and one completion, median"
         run.target(what, results[f"request_{length}"]["p50"]["value"], TARGET_US, "us")
@@ -214,13 +205,12 @@ def benchmark(options: argparse.Namespace) -> None:
     )
 
 
-def options() -> argparse.Namespace:
-    result = parser("parts.rdma_cpu", "CPU time of a front end over RDMA, with a stand-in for the network card.")
-    result.add_argument("--rounds", type=int, default=10, help="rounds, in each of which every length is measured")
-    result.add_argument("--count", type=int, default=1000, help="requests of one length in a round")
-    result.add_argument("--seed", type=int, default=1, help="of the prompts")
-    return result.parse_args()
-
-
 if __name__ == "__main__":
-    sys.exit(main(benchmark, options()))
+    run_benchmark(
+        "parts.rdma_cpu",
+        "CPU time of a front end over RDMA, with a stand-in for the network card.",
+        benchmark,
+        rounds=Flag(10, "rounds, in each of which every length is measured", smoke=1),
+        count=Flag(1000, "requests of one length in a round", smoke=100),
+        seed=Flag(1, "of the prompts"),
+    )

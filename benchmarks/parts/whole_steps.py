@@ -245,7 +245,6 @@ def measure(engine: Any, a: DecoderDescription, chosen: list[Case], seconds: flo
         for done, case in enumerate(chosen):
             run.progress(case.kind, done, len(chosen))
             results["steps"].append(measured(engine, a, case, meter, seconds, pages))
-            run.keep(results)
     return results
 
 

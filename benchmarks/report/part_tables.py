@@ -45,7 +45,7 @@ class Results:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.names = sorted(path.stem for path in folder.glob("*.json") if not path.stem.endswith(".partial"))
+        self.names = sorted(path.stem for path in folder.glob("*.json"))
 
     def read(self, name: str) -> Document:
         """A result; empty if there is none."""

@@ -265,7 +265,7 @@ def test_every_case_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     a = architecture(tmp_path, SHAPES["llama-3-8b"])
     engine = made_up_engine(gpu, len(a.layers))
     chosen = program.cases([1, 256], [1024, 8192], 30, 8192)
-    run = SimpleNamespace(progress=lambda *words: None, keep=lambda results: None)
+    run = SimpleNamespace(progress=lambda *words: None)
     results = program.measure(engine, a, chosen, 1.5, run)
     found = results["steps"]
     assert [(step["tokens"], step["decodes"], step["graph"]) for step in found] == [
