@@ -9,7 +9,6 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.common.harness import UsageError
-from blinkpy.device.cuda.cuda_graphs import StepGraph
 from blinkpy.kv.state import BATCH_COUNTS, DECODE_ROWS, EMITS, MAX_CONTEXT, ROWS, TOKENS
 from blinkpy.models.gpu.gpu_step import GpuStep
 from blinkpy.queues.submission import WORD_TEMPERATURE, neutral_entries
@@ -48,7 +47,7 @@ def prompts(count: int, length: int) -> Rows:
 
 
 def mixed(decodes: int, context: int, chunk: int, cached: int = 0) -> Rows:
-    """Decode rows at a context, and one chunk of a prompt behind so many cached tokens of it."""
+    """Decode rows at a context, and one chunk of a prompt behind some cached tokens of it."""
     return Rows((1,) * decodes + (chunk,), (context,) * decodes + (cached + chunk,))
 
 
@@ -122,7 +121,7 @@ def put(state: Any, rows: Rows, page_size: int, pages: Int32, vocab_size: int, s
 
 
 def graph_index(step: GpuStep, rows: Rows) -> int:
-    """Index of the step's smallest graph that holds so many rows and tokens, which is the one that the scheduler takes.
+    """Index of the step's smallest graph that holds its rows and tokens, which is the one that the scheduler takes.
 
     Raises ValueError when there is none.
     """
@@ -131,8 +130,3 @@ def graph_index(step: GpuStep, rows: Rows) -> int:
         if shape.mixed == rows.mixed and shape.tokens >= rows.tokens and shape.rows >= count:
             return index
     raise ValueError(f"no step graph holds {count} rows of {rows.tokens} tokens")
-
-
-def graph_for(step: GpuStep, rows: Rows) -> StepGraph:
-    """The graph of graph_index()."""
-    return step.graphs[graph_index(step, rows)]

@@ -17,7 +17,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -148,6 +148,12 @@ def to_json(value: Any, indent: int = 0) -> str:
         lines = [f"{pad}{json.dumps(str(key))}: {to_json(item, indent + 1)}" for key, item in value.items()]
         return "{\n" + ",\n".join(lines) + "\n" + "  " * indent + "}"
     return "[\n" + ",\n".join(pad + to_json(item, indent + 1) for item in value) + "\n" + "  " * indent + "]"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|", *(f"| {' | '.join(row)} |" for row in rows)]
+    return "\n".join(lines)
 
 
 # ---- the machine --------------------------------------------------------------------------------------------------------

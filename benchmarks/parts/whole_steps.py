@@ -9,6 +9,7 @@ weights and a cache full of noise, for long enough that the GPU's power limit se
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import secrets
 import statistics
@@ -22,7 +23,7 @@ import numpy as np
 import torch
 
 from benchmarks.common.hand_batches import Rows, decoding, graph_index, mixed, prompts, put
-from benchmarks.common.harness import RESULTS, Run, UsageError, check, main, parser
+from benchmarks.common.harness import RESULTS, Flag, Run, UsageError, check, main, parser
 from benchmarks.common.model_shapes import SHAPES
 from benchmarks.common.nvml import EnergyMeter
 from benchmarks.common.roofline import floor_us, multiplications
@@ -37,7 +38,7 @@ from blinkpy.models.weights.decoder_weights import DUMMY_RANGE
 DECODE_CONTEXT, MIXED_CONTEXT = 256, 1100  # of decode rows, tokens: in steps of their own, and beside a chunk
 TOKENS = (256, 448, 512, 1024, 2048, 4096, 8192)
 PROMPTS = ((1, 512), (1, 2048), (1, 8192), (64, 128))  # number, length
-CACHED, CACHED_STEP = 4000, 1024  # a chunk behind so many tokens of its prompt, in a step of so many
+CACHED, CACHED_STEP = 4000, 1024  # a chunk behind this many tokens of its prompt, and the tokens of its step
 MOST_ROWS, LONGEST = 256, 8192  # max_num_seqs and max_model_len, of the model's if that is less
 WARM_S = 0.3
 GROUP_S = 0.05  # steps between two events, together
@@ -109,7 +110,7 @@ def cases(decode_rows: list[int], step_tokens: list[int], decodes: int, most_tok
 
 
 def replayed(graph: Any, seconds: float, warm_s: float = WARM_S) -> Timing:
-    """Replay a graph for so many seconds and those before that warm the GPU up."""
+    """Replay a graph for some seconds, and for those before that warm the GPU up."""
 
     def event() -> Any:
         result = torch.cuda.Event(enable_timing=True)
@@ -196,29 +197,17 @@ def benchmark(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(SHAPES[options.shape]))
         a = describe_model(folder)
-        config = Config().with_options(
-            {
-                "model": folder,
-                "device": "cuda",
-                "name": f"steps-{secrets.token_hex(6)}",
-                "load_format": "dummy",
-                "max_num_seqs": MOST_ROWS,
-                "max_model_len": min(a.max_position, LONGEST),
-                "record_steps": 0,
-            }
-        )
+        values = {"model": folder, "device": "cuda", "load_format": "dummy", "name": f"steps-{secrets.token_hex(6)}"}
+        sizes = {"max_num_seqs": MOST_ROWS, "max_model_len": min(a.max_position, LONGEST), "record_steps": 0}
+        config = Config().with_options({**values, **sizes})
         most = step_sizes(config.scheduler, gpu=True, experts=any(a.expert_layers))["max_num_batched_tokens"]
         chosen = cases(options.rows, options.tokens or [n for n in TOKENS if n <= most], options.decodes, most)
-        engine = None
         try:
-            engine = make_engine(config, run.progress, CudaDevice(loop=NoLoop))
-            engine.start()
-            results = measure(engine, a, chosen, options.seconds, run)
+            with contextlib.closing(make_engine(config, run.progress, CudaDevice(loop=NoLoop))) as engine:
+                engine.start()
+                results = measure(engine, a, chosen, options.seconds, run)
         except ConfigError as error:
             raise UsageError(str(error)) from error
-        finally:
-            if engine is not None:
-                engine.close()
     run.write(METHOD, {"shape": options.shape, **results})
     for step in results["steps"]:
         print(f"{step['kind']:8}{step['tokens']:6,} tokens {step['step_ms']:8.3g} ms {step.get('mean_w', 0):6.0f} W")
@@ -249,15 +238,16 @@ def measure(engine: Any, a: DecoderDescription, chosen: list[Case], seconds: flo
 
 
 def options() -> argparse.Namespace:
-    result = parser("parts.whole_steps", "Whole steps on one GPU, back to back, with their power.")
-    result.add_argument("--shape", choices=list(SHAPES), default="llama-3-8b", help="of the model; writes steps-SHAPE.json")
-    result.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32, 64, 128, 256], help="of the decode steps")
-    listed = ", ".join(map(str, TOKENS))
-    result.add_argument(
-        "--tokens", type=int, nargs="+", help=f"of the mixed steps (default: {listed}, as far as a step's size allows)"
+    result = parser(
+        "parts.whole_steps",
+        "Whole steps on one GPU, back to back, with their power.",
+        rows=Flag((1, 8, 32, 64, 128, 256), "of the decode steps"),
+        decodes=Flag(30, "decode rows of a mixed step"),
+        seconds=Flag(1.5, "for which each step is replayed, after 0.3 that don't count"),
     )
-    result.add_argument("--decodes", type=int, default=30, help="decode rows of a mixed step")
-    result.add_argument("--seconds", type=float, default=1.5, help="for which each step is replayed, after 0.3 that don't count")
+    result.add_argument("--shape", choices=list(SHAPES), default="llama-3-8b", help="of the model; writes steps-SHAPE.json")
+    help_text = f"of the mixed steps (default: {' '.join(map(str, TOKENS))}, as far as a step's size allows)"
+    result.add_argument("--tokens", type=int, nargs="+", help=help_text)
     return result.parse_args()
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from benchmarks.common.harness import RESULTS, ROOT, UsageError
+from benchmarks.common.harness import RESULTS, ROOT, UsageError, table
 from benchmarks.report import grid_summary, part_tables, serving_tables, words
 from benchmarks.report.figure_files import digest, percentile_plot, save_figure, shows
 from benchmarks.report.gpu_tests import gpu_tests
@@ -38,7 +38,7 @@ TEMPLATES = Environment(
     lstrip_blocks=True,
     keep_trailing_newline=True,
 )
-TEMPLATES.globals |= {"table": words.table, "FIGURES": list(grid_summary.FIGURES)}
+TEMPLATES.globals |= {"table": table, "FIGURES": list(grid_summary.FIGURES)}
 TEMPLATES.filters |= {"wrap": words.wrap}
 PARTS: dict[str, Callable[[Results], dict[str, Any]]] = {
     "claim": lambda results: serving_tables.claim(results.by_shape(GRID)),

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.harness import RESULTS, ROOT, Run, UsageError, WrongAnswer, main, origin, parser, to_json
+from benchmarks.common.harness import RESULTS, ROOT, Run, UsageError, WrongAnswer, main, origin, parser, table, to_json
 from benchmarks.serving.cell import Bench, Load, add_options, bench
 from benchmarks.serving.load_figures import MODES, levels, verdict
 from benchmarks.serving.systems import Running, ServerError, System
@@ -167,23 +167,23 @@ def benchmark(options: argparse.Namespace) -> None:
             "smoke": options.smoke,
         }
     run.write(METHOD, document)
-    print(table(document["cells"]))
+    print(shown(document["cells"]))
     if not document["complete"]:
         print(f"{done} of {len(cells)} cells are done: run the same command again to go on")
     if errors:
         sys.exit(1)
 
 
-def table(cells: list[dict[str, Any]]) -> str:
-    """The main figures of cells as a Markdown table, for a terminal."""
-    head = ("load", "TTFT p50 / p99 ms", "TPOT p50 / p99 ms", "output tok/s", "J per token", "errors", "client")
-    lines = [head, ["---"] * len(head)]
+def shown(cells: list[dict[str, Any]]) -> str:
+    """The main figures of cells, for a terminal."""
+    rows = []
     for cell in cells:
         joules = cell["energy"].get("joules_per_token")
         words = [Cell(**cell["cell"]).name, levels(cell, "ttft_ms"), levels(cell, "tpot_ms"), f"{cell['output_tokens_per_s']:g}"]
         words += ["" if joules is None else f"{joules:.3g}", str(sum(cell["errors"].values()))]
-        lines.append([*words, "kept up" if cell["client"]["valid"] else "INVALID"])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        rows.append([*words, "kept up" if cell["client"]["valid"] else "INVALID"])
+    head = ("load", "TTFT p50 / p99 ms", "TPOT p50 / p99 ms", "output tok/s", "J per token", "errors", "client")
+    return table(head, rows)
 
 
 def measure(means: Bench, state: State, cells: list[Cell], options: argparse.Namespace, deadline: float) -> dict[str, str]:

@@ -12,6 +12,7 @@ import argparse
 import dataclasses
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.common.harness import ROOT, Run, UsageError, main, parser
+from benchmarks.common.harness import ROOT, Flag, Run, UsageError, main, parser, table
 from benchmarks.serving.workload import poisson, read_dataset
 from blinkpy.models.gpu.step_shapes import SMALLEST_MIXED, bucket_shapes
 from blinkpy.scheduler.policies import SHIPPED
@@ -33,8 +34,13 @@ its decodes attend to, and attention_ns for each pair of a prompt token and one 
 through the front end. Arrivals are Poisson, or each stream sends its next request after an answer, and it takes 0 to 2
 outside_ms to the engine, evenly distributed. An answer has the tokens that it had in the data. ITL is between two tokens."""
 
-
-COLUMNS = ("ttft_p50", "ttft_mean", "ttft_p99", "tpot_p50", "tpot_mean", "tpot_p99", "itl_p99", "itl_max", "e2e_mean")
+FIGURES: dict[str, Callable[[NDArray[np.float64]], Any]] = {
+    "p50": np.median,
+    "p99": lambda times: np.percentile(times, 99),
+    "mean": np.mean,
+    "max": np.max,
+}
+COLUMNS = ("ttft_p50", "ttft_mean", "ttft_p99", "ttft_max", "tpot_p50", "tpot_mean", "tpot_p99", "itl_p99", "itl_max", "e2e_mean")
 
 
 @dataclass(frozen=True)
@@ -145,18 +151,8 @@ def predict(
     long = requests.output > 1
     tpot = (out.ended - out.first_token)[long] / (requests.output[long] - 1) / 1e6
     itl = np.repeat(np.asarray(server.durations), server.decoding) / 1e6
-    figures = {
-        "ttft_p50": np.median(ttft),
-        "ttft_mean": ttft.mean(),
-        "ttft_p99": np.percentile(ttft, 99),
-        "ttft_max": ttft.max(),
-        "tpot_p50": np.median(tpot),
-        "tpot_mean": tpot.mean(),
-        "tpot_p99": np.percentile(tpot, 99),
-        "itl_p99": np.percentile(itl, 99),
-        "itl_max": itl.max(),
-        "e2e_mean": (1000 * out.end_to_end_s + times.outside_ms).mean(),
-    }
+    times_of = {"ttft": ttft, "tpot": tpot, "itl": itl, "e2e": 1000 * out.end_to_end_s + times.outside_ms}
+    figures = {name: FIGURES[level](times_of[what]) for name in COLUMNS for what, _, level in [name.partition("_")]}
     return {name: float(f"{value:.4g}") for name, value in figures.items()}
 
 
@@ -195,8 +191,8 @@ def benchmark(options: argparse.Namespace) -> None:
         options.rate, options.seconds, options.steps, options.mixed, options.burst = [8.0], 4.0, [1024, 2048], [512], [4096]
         options.streams, options.rounds = [4], 1
     run = Run("tuning.capacity", options)
-    times = StepTimes(read_decode(ROOT / options.decode, options.context_ns), options.context_ns)
-    times = dataclasses.replace(times, **{name: getattr(options, name) for name in TIMES if getattr(options, name) is not None})
+    constants = {field.name: getattr(options, field.name) for field in dataclasses.fields(StepTimes)[1:]}
+    times = StepTimes(read_decode(ROOT / options.decode, options.context_ns), **constants)
     loads = []
     for load, requests in offered(options, times):
         found = []
@@ -206,8 +202,10 @@ def benchmark(options: argparse.Namespace) -> None:
             found.append({"name": choice.name, **dataclasses.asdict(choice), **figures})
         loads.append({**load, "requests": len(requests), "choices": found})
     run.write(METHOD, {"times": dataclasses.asdict(times), "loads": loads})
+    head = ["policy, step tokens", *(name.replace("_", " ") for name in COLUMNS)]
     for load in loads:
-        print(f"\n{load_name(load)}, ms\n\n{table(load['choices'])}")
+        rows = [[choice["name"], *(f"{choice[name]:g}" for name in COLUMNS)] for choice in load["choices"]]
+        print(f"\n{load_name(load)}, ms\n\n{table(head, rows)}")
 
 
 def load_name(load: dict[str, Any]) -> str:
@@ -215,49 +213,32 @@ def load_name(load: dict[str, Any]) -> str:
     return f"{load['streams']} streams" if load["streams"] else f"{load['rate']:g} requests/s"
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """The main figures as a Markdown table, ms."""
-    lines = [
-        "| policy, step tokens | " + " | ".join(name.replace("_", " ") for name in COLUMNS) + " |",
-        "|---" * (len(COLUMNS) + 1) + "|",
-    ]
-    lines += ["| " + " | ".join([row["name"], *(f"{row[name]:g}" for name in COLUMNS)]) + " |" for row in rows]
-    return "\n".join(lines)
-
-
-TIMES = ("weights_ms", "overhead_ms", "prefill_tokens_s", "attention_ns", "outside_ms")
-
-
 def options() -> argparse.Namespace:
-    result = parser("tuning.capacity", "Latencies under load, predicted from the times of steps.")
+    result = parser(
+        "tuning.capacity",
+        "Latencies under load, predicted from the times of steps.",
+        **{field.name: Flag(field.default, "see the method") for field in dataclasses.fields(StepTimes)[1:]},
+        seconds=Flag(600.0, "of arrivals"),
+        rounds=Flag(4, "requests of each stream"),
+        seed=Flag(1, "of lengths and arrivals"),
+        steps=Flag((512, 1024, 2048, 4096, 8192), "max_num_batched_tokens"),
+        burst=Flag((2048, 4096, 6144, 8192), "burst_tokens"),
+        full=Flag(2048, "tokens of a step beside mixed_step_tokens, in a burst"),
+        short=Flag(8192, "the same in a burst of short prompts; 0: only --full"),
+        max_num_seqs=Flag(256),
+        max_model_len=Flag(8192, "longer sequences of the data are left out"),
+        page_size=Flag(16),
+        num_pages=Flag(40_000, "of the KV cache"),
+    )
     decode = "benchmarks/results/decode-llama-3-8b.json"
     result.add_argument("--decode", default=decode, metavar="FILE", help="decode steps, of benchmarks/parts/decode_step.py")
-    result.add_argument(
-        "--context-ns", type=float, default=StepTimes.context_ns, help="of a step, a token that a decode attends to"
-    )
-    for name in TIMES:
-        result.add_argument(
-            f"--{name.replace('_', '-')}", type=float, help=f"see the method (default: {getattr(StepTimes, name):g})"
-        )
     result.add_argument("--data", default="azure", help="fixed:IN:OUT, azure, azure:FILE")
-    result.add_argument("--rate", type=float, nargs="*", default=[8.0, 16.0, 20.0], help="requests a second")
-    result.add_argument("--seconds", type=float, default=600.0, help="of arrivals")
-    result.add_argument("--streams", type=int, nargs="*", default=[64, 256], help="closed loops with so many requests in flight")
-    result.add_argument("--rounds", type=int, default=4, help="requests of each stream")
     result.add_argument("--closed-data", default="fixed:128:256", metavar="DATA", help="lengths of the closed loops")
-    result.add_argument("--seed", type=int, default=1, help="of lengths and arrivals")
-    result.add_argument(
-        "--policy", nargs="+", choices=sorted(SHIPPED), default=["fcfs", "short-prompts"], help="shipped policies"
-    )
-    result.add_argument("--steps", type=int, nargs="+", default=[512, 1024, 2048, 4096, 8192], help="max_num_batched_tokens")
+    result.add_argument("--rate", type=float, nargs="*", default=[8.0, 16.0, 20.0], help="requests a second")
+    result.add_argument("--streams", type=int, nargs="*", default=[64, 256], help="requests in flight of each closed loop")
     result.add_argument("--mixed", type=int, nargs="*", default=[512], help="mixed_step_tokens")
-    result.add_argument("--burst", type=int, nargs="+", default=[2048, 4096, 6144, 8192], help="burst_tokens")
-    result.add_argument("--full", type=int, default=2048, help="tokens of a step beside mixed_step_tokens, in a burst")
-    result.add_argument("--short", type=int, default=8192, help="the same in a burst of short prompts (0: only --full)")
-    result.add_argument("--max-num-seqs", type=int, default=256)
-    result.add_argument("--max-model-len", type=int, default=8192, help="longer sequences of the data are left out")
-    result.add_argument("--page-size", type=int, default=16)
-    result.add_argument("--num-pages", type=int, default=40_000, help="of the KV cache")
+    policies = ["fcfs", "short-prompts"]
+    result.add_argument("--policy", nargs="+", choices=sorted(SHIPPED), default=policies, help="shipped policies")
     return result.parse_args()
 
 

@@ -165,7 +165,8 @@ def test_parser_on_random_cuts(rng: np.random.Generator) -> None:
         blocks = [b"data: " + json.dumps(event).encode() + separator for event in events] + [b"data: [DONE]" + separator]
         text = b"".join(blocks)
         cuts = np.unique([0, *rng.integers(0, len(text), int(rng.integers(0, 10))), len(text)])
-        raw, place = CHUNKED, []  # place: behind each byte of the text, in raw
+        raw = CHUNKED
+        place: list[int] = []  # behind each byte of the text, in raw
         for low, high in itertools.pairwise(cuts):
             raw += b"%x\r\n" % (high - low)
             place += range(len(raw) + 1, len(raw) + 1 + high - low)
