@@ -60,7 +60,6 @@ class Target:
     model: str
     chat: bool = False
     api_key: str = ""
-    temperature: float = 0.0
 
     def request_bytes(self, request: Request) -> bytes:
         """The POST request, streaming, for exactly request.max_tokens tokens."""
@@ -69,7 +68,7 @@ class Target:
             "model": self.model,
             "max_tokens": request.max_tokens,
             "ignore_eos": True,
-            "temperature": self.temperature,
+            "temperature": 0,
             "stream": True,
             "stream_options": {"include_usage": True},
         }

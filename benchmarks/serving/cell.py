@@ -22,10 +22,10 @@ from benchmarks.serving.systems import Cores, Model, Running, ServerError, Syste
 from benchmarks.serving.workload import Dataset, closed_loop, open_loop, read_dataset
 from blinkpy.progress import Progress
 
+START_S = 600.0  # longest start of a system
 WARM_TOKENS = 16  # of an answer
 WARM_LOADS = ((2048, 4), (128, 32))  # (longest prompt, streams): long prompts, then many at once
 WARM_ROUNDS, WARM_LIMIT_S = 2, 60.0
-SPARE_S = 60.0  # that neighbours live longer than a load may
 DEFAULT_KINDS = ("compress", "build")
 LOGS = ROOT / "build" / "benchmarks" / "logs"
 MODELS = ROOT / "build" / "benchmarks" / "models"  # folders of shapes: always the same path, which servers' caches depend on
@@ -58,7 +58,7 @@ class Bench:
         if len({system.name for system in self.systems}) < len(self.systems):
             raise UsageError("each system needs a name of its own")
         self.cores = cores
-        self.processes = options.client_processes or len(cores.loading) or min(4, max(1, len(cores.server) // 2))
+        self.processes = len(cores.loading) or min(4, max(1, len(cores.server) // 2))
         self.slo = Slo(options.slo_ttft_ms, options.slo_tpot_ms)
         self.options = options
         if not set(cores.front_end) < set(cores.server):
@@ -76,7 +76,7 @@ class Bench:
         """A system, started, healthy and warm. Raises ServerError."""
         self._log_count += 1
         log = Path(self.options.logs) / f"{system.name}-{self._log_count}.log"
-        with running(system, self.model, self.cores, log, self.options.start_s, self.progress) as server:
+        with running(system, self.model, self.cores, log, START_S, self.progress) as server:
             self._warm_up(server)
             yield server
 
@@ -101,8 +101,7 @@ class Bench:
             requests = open_loop(data, load.rate, load.seconds, *contents)
         if not requests:
             raise UsageError(f"{name}: no request within {load.seconds:g} s; use more seconds or another seed")
-        chat, key, temperature = self.options.chat, self.options.api_key, self.options.temperature
-        target = Target(server.host, server.port, self.model.name, chat, key, temperature)
+        target = Target(server.host, server.port, self.model.name, self.options.chat, self.options.api_key)
         limit = load.seconds + load.drain_s
 
         def tick(now: float) -> None:
@@ -115,8 +114,7 @@ class Bench:
         """Offer a load, beside its neighbours; its figures. name: for people; cores: how the server is placed.
 
         Raises UsageError when there is nothing to offer, ServerError when the server has ended."""
-        life = load.seconds + load.drain_s + SPARE_S
-        with Neighbours(load.kinds, load.per_core, cores.contended, life) as neighbours:
+        with Neighbours(load.kinds, load.per_core, cores.contended) as neighbours:
             result = self._offer(server, load, name)
         found = figures(result, 0.0 if load.streams else load.seconds, self.slo, self.meter)
         server.check()
@@ -134,7 +132,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", action="append", default=[], metavar="SYSTEM", help=f"{help_text} (default: blinkpy)")
     parser.add_argument("--extra", action="append", default=[], metavar="NAME:ARGUMENTS", help="more arguments for a system")
     parser.add_argument("--env", action="append", default=[], metavar="NAME:VARIABLE=VALUE", help="environment of a system")
-    parser.add_argument("--start-s", type=float, default=600.0, help="longest start of a system, seconds")
     parser.add_argument("--server-cores", default="", metavar="LIST", help="cores of the servers, as 0-11 (default: all)")
     help_text = "cores of the client, the last one to watch and to count energy (default: all)"
     parser.add_argument("--client-cores", default="", metavar="LIST", help=help_text)
@@ -142,16 +139,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--frontend-cores", default="", metavar="LIST", help=help_text)
     help_text = "which of a system's processes are front ends: a regular expression for their command lines"
     parser.add_argument("--front-end", action="append", default=[], metavar="NAME:PATTERN", help=help_text)
-    parser.add_argument("--client-processes", type=int, default=0, help="(0: one for each of its cores but the last)")
     parser.add_argument("--chat", action="store_true", help="/v1/chat/completions with texts, instead of token ids")
     parser.add_argument("--text", action="store_true", help="prompts are texts, which the server has to tokenize")
-    parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--api-key", default=os.environ.get("BLINKPY_API_KEY", ""))
     parser.add_argument("--slo-ttft-ms", type=float, default=1000.0, help="for goodput")
     parser.add_argument("--slo-tpot-ms", type=float, default=50.0, help="for goodput")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=DEFAULT_KINDS, help="of neighbours")
-    help_text = "whose energy is counted; of those in CUDA_VISIBLE_DEVICES, if that is set"
-    parser.add_argument("--gpu", type=int, default=0, help=help_text)
     parser.add_argument("--logs", default=str(LOGS), metavar="FOLDER", help="where the servers' output goes")
 
 
@@ -162,10 +155,7 @@ def bench(options: argparse.Namespace, progress: Progress) -> Iterator[Bench]:
         parse_cores(text) for text in (options.server_cores, options.client_cores, options.frontend_cores)
     )
     cores = Cores(server or tuple(sorted(os.sched_getaffinity(0))), client, front_end)
-    with (
-        on_cores(cores.watching),  # this process stays away from the servers, and from the client's processes
-        EnergyMeter(options.gpu) as meter,
-    ):
+    with on_cores(cores.watching), EnergyMeter() as meter:  # away from the servers, and from the client's processes
         yield Bench(options, find_model(options), cores, meter, progress)
 
 

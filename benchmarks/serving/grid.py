@@ -42,7 +42,7 @@ SMOKE_RATES = (4, 12)
 SECONDS, QUICK_SECONDS = 60.0, 20.0
 SAME = (  # what the cells of one result have in common
     *("model", "seconds", "drain_s", "data", "closed_data", "rounds", "seed"),
-    *("per_core", "kinds", "server_cores", "client_cores", "frontend_cores", "temperature", "chat", "text"),
+    *("per_core", "kinds", "server_cores", "client_cores", "frontend_cores", "chat", "text"),
 )
 CELL_SPARE_S = 5.0  # of a cell, besides arrivals and drain: prompts, client processes, neighbours, and the figures
 

@@ -334,7 +334,7 @@ def test_power_of_a_counter_that_moves_in_steps(rng: np.random.Generator) -> Non
         times = rng.uniform(0, 0.1) + np.cumsum(rng.uniform(0.02, 0.023, 70))
         marks = [(when, 70 * np.floor(when / 0.1)) for when in times.tolist()]
         assert slope(marks) == pytest.approx(700, rel=0.015)
-    meter = EnergyMeter(index=10_000)
+    meter = EnergyMeter()
     meter._marks = [(-9.0, -1e9), *marks, (99.0, 1e9)]
     assert meter.power_w(0, 50) == slope(marks) and meter.power_w(times[0], times[3]) is None
 
