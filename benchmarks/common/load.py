@@ -177,8 +177,8 @@ def _receive(pipe: Pipe, timeout: float) -> Any:
 
 
 class Answer:
-    """One request in flight, and what came for it. pieces: (time.perf_counter(), bytes of the body), as received; status 0:
-    nothing yet."""
+    """One request, and what came for it. pieces: (time.perf_counter(), bytes of the body), as received; status 0: nothing yet;
+    follower: the next one of a closed loop's stream."""
 
     def __init__(self, index: int, data: bytes, due: float):
         self.index, self.data, self.due = index, data, due
@@ -186,6 +186,7 @@ class Answer:
         self.tries = self.status = 0
         self.whole = False
         self.pieces: list[tuple[float, bytes]] = []
+        self.follower: Answer | None = None
         self.error = ""
         self._parser = httptools.HttpResponseParser(self)  # calls the methods on_*
 
@@ -222,32 +223,30 @@ class Connection:
 class Client:
     """One process's share of the load."""
 
-    def __init__(self, target: Target, requests: list[tuple[int, Request]], streams: int, limit_s: float, spin: bool = False):
+    def __init__(self, target: Target, requests: list[tuple[int, Request]], streams: int, limit_s: float, spin: bool):
         self.target, self.limit_s, self._spin = target, limit_s, spin
         self._poll = select.epoll()
         self._connections: dict[int, Connection] = {}
         self._idle: list[Connection] = []
-        self._queues: dict[int, deque[Answer]] = {}  # closed loop: what each stream asks
-        self._arrivals: deque[Answer] = deque()  # open loop
-        self.answers: list[Answer] = []
-        self.lags: list[float] = []
-        self.busy_s = 0.0
-        self._streams, self._live = streams, 0
-        for index, request in requests:
-            answer = Answer(index, target.request_bytes(request), request.due)
-            self.answers.append(answer)
-            if streams:
-                self._queues.setdefault(index % streams, deque()).append(answer)
+        self._live = 0
+        self.answers = [Answer(index, target.request_bytes(request), request.due) for index, request in requests]
+        self._arrivals: deque[Answer] = deque()  # not sent yet, and waiting for no other answer
+        last: dict[int, Answer] = {}  # of each stream
+        for answer in self.answers:
+            stream = answer.index % streams if streams else answer.index
+            if stream in last:
+                last[stream].follower = answer
             else:
                 self._arrivals.append(answer)
+            last[stream] = answer
+        self.lags: list[float] = []
+        self.busy_s = 0.0
 
     def run(self, began: float) -> None:
         """Send everything at its time and collect what comes, from time.perf_counter() == began on."""
         end, tick = began + self.limit_s, began + TICK_S
         while time.perf_counter() < began:
             time.sleep(0.001)
-        for queue in self._queues.values():
-            self._send(queue.popleft(), time.perf_counter() - began)
         while (self._live or self._arrivals) and (now := time.perf_counter()) < end:
             wake = min(tick, end, began + self._arrivals[0].due if self._arrivals else end)
             if wake > now and not self._spin:  # epoll's own timeout has whole milliseconds
@@ -257,11 +256,10 @@ class Client:
             for fd, mask in events:
                 self._event(self._connections[fd], mask, began)
             now = time.perf_counter()
-            sent = 0
+            waiting = len(self._arrivals)
             while self._arrivals and began + self._arrivals[0].due <= now:
                 self._send(self._arrivals.popleft(), now - began)
-                sent += 1
-            if events or sent:
+            if events or len(self._arrivals) < waiting:
                 self.busy_s += time.perf_counter() - looked
             if now >= tick:
                 self.lags.append(now - tick)
@@ -270,8 +268,9 @@ class Client:
             if connection.answer is not None:
                 connection.answer.error = UNFINISHED
             connection.sock.close()
-        for answer in [*self._arrivals, *(answer for queue in self._queues.values() for answer in queue)]:
-            answer.error = answer.error or "not sent"
+        for answer in self.answers:
+            if not answer.tries:
+                answer.error = "not sent"
 
     def _send(self, answer: Answer, now: float) -> None:
         """now: seconds since the start."""
@@ -303,16 +302,15 @@ class Client:
         except OSError as error:
             self._lost(connection, os.strerror(error.errno or 0).lower(), began)
             return
-        now = time.perf_counter()
-        if not data or answer is None:
-            self._lost(connection, "connection closed", began)
-            return
-        try:
-            whole = answer.more(now, data)
-        except httptools.HttpParserError as error:
-            self._lost(connection, f"malformed answer: {error}", began)
-            return
-        if whole:
+        whole, why = False, "connection closed"
+        if data and answer is not None:
+            try:
+                whole, why = answer.more(time.perf_counter(), data), ""
+            except httptools.HttpParserError as error:
+                why = f"malformed answer: {error}"
+        if why:
+            self._lost(connection, why, began)
+        elif whole and answer is not None:
             connection.answer, connection.used = None, True
             self._idle.append(connection)
             self._ended(answer, began)
@@ -335,14 +333,14 @@ class Client:
     def _ended(self, answer: Answer, began: float) -> None:
         self._live -= 1
         answer.data = b""
-        if self._streams and (queue := self._queues[answer.index % self._streams]):
-            self._send(queue.popleft(), time.perf_counter() - began)
+        if answer.follower is not None:
+            self._send(answer.follower, time.perf_counter() - began)
 
 
 def _client(
     pipe: Pipe, target: Target, requests: list[tuple[int, Request]], streams: int, core: int | None, limit_s: float, spin: bool
 ) -> None:
-    """A client process: prepare, say so, wait for the start, run, look into the answers, send the records."""
+    """A client process: prepare, tell it, wait for the start, run, read the answers, send the records."""
     if core is not None:
         os.sched_setaffinity(0, {core})
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
