@@ -9,20 +9,18 @@ the weights of several layers and a random routing; the block size whose fastest
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from itertools import product
-from multiprocessing import get_context
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from benchmarks.common import aot_compile
-from benchmarks.common.graph_timing import about_tables, graph_ms, header, rand
+from benchmarks.tuning.kernel_tuner import about_tables, compiled, layer_us
 from blinkpy.kernels.moe.expert_config import ExpertConfig, ExpertShape, ExpertTable, ExpertTile
 from blinkpy.kernels.moe.grouped_experts import grouped_linear
 from blinkpy.kernels.moe.routing import Routing, route
+from blinkpy.kv.state import ROWS, TOKENS
 
 SHARED_MEMORY = 227 * 1024
 SHAPES = {"Qwen3-30B-A3B": ExpertShape(experts=128, top_k=8, hidden=2048, width=768)}
@@ -82,8 +80,9 @@ def fastest(found: list[Candidate], tokens: int, routings: dict[int, Routing]) -
     """Time the candidates of one product: for each block size the least microseconds of a layer, and the tile."""
     shape, up = found[0].shape, found[0].up
     size, k, n = sizes(found[0])
-    weights = [rand(*size, scale=0.02) for _ in range(LAYERS)]
-    x, out = rand(tokens if up else tokens * shape.top_k, k), rand(tokens * shape.top_k, n)
+    make: dict[str, Any] = {"dtype": torch.bfloat16, "device": "cuda"}
+    weights = [torch.randn(*size, **make) * 0.02 for _ in range(LAYERS)]
+    x, out = torch.randn(tokens if up else tokens * shape.top_k, k, **make), torch.empty(tokens * shape.top_k, n, **make)
     best: dict[int, tuple[float, ExpertTile]] = {}
     for candidate in found:
         routing = routings[candidate.block_m]
@@ -92,7 +91,7 @@ def fastest(found: list[Candidate], tokens: int, routings: dict[int, Routing]) -
             for weight in weights:
                 launch(candidate, x, weight, out, routing)
 
-        us = graph_ms(layers, 10) * 1e3 / LAYERS
+        us = layer_us(layers, LAYERS)
         if us < best.get(candidate.block_m, (float("inf"),))[0]:
             best[candidate.block_m] = us, candidate.tile
     return best
@@ -100,7 +99,8 @@ def fastest(found: list[Candidate], tokens: int, routings: dict[int, Routing]) -
 
 def measure(shape: ExpertShape, tokens: int, usable: list[Candidate]) -> ExpertConfig:
     """The best configuration of a bucket; prints what it reaches."""
-    logits, counts = torch.randn(tokens, shape.experts, device="cuda"), header(tokens, tokens, 0)
+    logits, counts = torch.randn(tokens, shape.experts, device="cuda"), torch.zeros(8, device="cuda", dtype=torch.int64)
+    counts[ROWS] = counts[TOKENS] = tokens
     routings = {m: Routing.allocate(tokens, shape.experts, shape.top_k, m, "cuda") for m in {c.block_m for c in usable}}
     for routing in routings.values():
         route(logits, counts, routing, normalize=True)
@@ -124,11 +124,10 @@ def main() -> None:
         wanted = {tokens: list(candidates(shape, tokens)) for tokens in arguments.tokens}
         every = list(dict.fromkeys(candidate for found in wanted.values() for candidate in found))
         print(f"{name}: compiling {len(every)} candidates", flush=True)
-        with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
-            fits = dict(zip(every, pool.map(compile_candidate, every, chunksize=4), strict=True))
+        usable = set(compiled(compile_candidate, every))
         buckets = table.entries.setdefault(shape.key(torch.bfloat16), {})
         for tokens, found in wanted.items():
-            buckets[tokens] = measure(shape, tokens, [candidate for candidate in found if fits[candidate]])
+            buckets[tokens] = measure(shape, tokens, [candidate for candidate in found if candidate in usable])
     how = f"each product alone, CUDA graph replays over {LAYERS} layers' weights, random routing, dependent launches"
     print(table.save(gpu, about_tables() | {"how": how}))
 

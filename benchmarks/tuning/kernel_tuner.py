@@ -9,17 +9,20 @@ and the fastest is stored. From 2 to 16 rows the work is the same, so those row 
 from __future__ import annotations
 
 import argparse
+import datetime
 import os
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from itertools import compress
 from multiprocessing import get_context
 from typing import Any
 
 import torch
+import triton
+from triton.testing import do_bench_cudagraph
 
 from benchmarks.common import aot_compile
-from benchmarks.common.graph_timing import about_tables, graph_ms
 from benchmarks.common.model_shapes import SHAPES
 from blinkpy.kernels.linear.linear import leaves_partials, linear
 from blinkpy.kernels.linear.linear_config import LinearConfig
@@ -67,6 +70,23 @@ def compile_candidate(job: tuple[LinearShape, LinearConfig, bool]) -> bool:
     return aot_compile.fits(lambda: run(config))
 
 
+def compiled(compile_one: Callable[[Any], bool], candidates: list[Any]) -> list[Any]:
+    """Those of the candidates that compile_one, called in worker processes, finds fit for the GPU."""
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
+        return list(compress(candidates, pool.map(compile_one, candidates, chunksize=8)))
+
+
+def layer_us(launch: Callable[[], object], layers: int) -> float:
+    """Microseconds of one of the layers that this launches."""
+    return float(do_bench_cudagraph(launch, return_mode="median")) * 1e3 / layers
+
+
+def about_tables() -> dict[str, str | None]:
+    """What a table of measured configurations says of its origin."""
+    versions = {"torch": torch.__version__, "triton": triton.__version__, "cuda": torch.version.cuda}
+    return {**versions, "date": datetime.date.today().isoformat()}
+
+
 def layer_shapes(models: list[str], rows_wanted: list[int]) -> list[LinearShape]:
     """The linear layers of models, each once, at each row count."""
     found = set()
@@ -98,9 +118,7 @@ def main() -> None:
         for config in variant.candidates(shape, sm_count)
     ]
     print(f"compiling {len(jobs)} candidates", flush=True)
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
-        fits = list(pool.map(compile_candidate, jobs, chunksize=8))
-    usable = [job for job, fit in zip(jobs, fits, strict=True) if fit]
+    usable = compiled(compile_candidate, jobs)
     for shape in dict.fromkeys(shape for shape, *_ in jobs):
         best = measure(shape, [config for measured, config, _ in usable if measured == shape], options.pdl)
         for row_count in MEASURED_ROWS[shape.rows]:
@@ -111,13 +129,12 @@ def main() -> None:
 def measure(shape: LinearShape, configs: list[LinearConfig], pdl: bool) -> LinearConfig:
     """The best configuration of a layer; prints the best few."""
     run, copies = prepare(shape, "cuda", pdl)
-    times = {config: graph_ms(partial(run, config), 10) for config in configs}
-    other, size = times[CUBLAS] / copies * 1e3, shape.weight_rows * shape.k * 2
+    times = {config: layer_us(partial(run, config), copies) for config in configs}
+    size = shape.weight_rows * shape.k * 2
     ranked = sorted(times, key=lambda config: times[config] * (1 if VARIANTS[config.variant].kernels else MARGIN))
-    print(f"{shape.weight_rows}x{shape.k} rows {shape.rows}: cuBLAS {other:.1f} us")
+    print(f"{shape.weight_rows}x{shape.k} rows {shape.rows}: cuBLAS {times[CUBLAS]:.1f} us")
     for config in ranked[:PRINTED]:
-        us = times[config] / copies * 1e3
-        print(f"{us:9.1f} us {size / us / 1e3:6.0f} GB/s  {config}", flush=True)
+        print(f"{times[config]:9.1f} us {size / times[config] / 1e3:6.0f} GB/s  {config}", flush=True)
     return ranked[0]
 
 
