@@ -19,7 +19,7 @@ import resource
 import select
 import socket
 import time
-from collections import deque
+from collections import ChainMap, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection as Pipe
@@ -49,6 +49,9 @@ class Request:
     due: float
     prompt: list[int] | str
     max_tokens: int
+
+
+Requests = list[tuple[int, Request]]  # with their numbers
 
 
 @dataclass(frozen=True)
@@ -134,8 +137,8 @@ def offer(
         for i in range(processes):
             mine = [(k, request) for k, request in enumerate(requests) if (k % streams if streams else k) % processes == i]
             here, there = context.Pipe()
-            core = cores[i % len(cores)] if cores else None
-            worker = context.Process(target=_client, args=(there, target, mine, streams, core, limit_s, spin), daemon=True)
+            own = [cores[i % len(cores)]] if cores else []
+            worker = context.Process(target=_client, args=(there, own, target, mine, streams, limit_s, spin), daemon=True)
             worker.start()
             there.close()
             workers.append(worker)
@@ -157,11 +160,9 @@ def offer(
         for worker in workers:
             worker.join(1)
             worker.kill()
-    records: dict[int, Record] = {}
-    for found, _, _ in results:
-        records |= found
-    lags = np.concatenate([lags for _, lags, _ in results])
-    return LoadResult([records[k] for k in range(len(requests))], lags, max(busy for _, _, busy in results), began, limit_s)
+    found, lags, busy = zip(*results, strict=True)
+    records = dict(ChainMap(*found))
+    return LoadResult([records[k] for k in range(len(requests))], np.concatenate(lags), max(busy), began, limit_s)
 
 
 def _receive(pipe: Pipe, timeout: float) -> Any:
@@ -223,7 +224,7 @@ class Connection:
 class Client:
     """One process's share of the load."""
 
-    def __init__(self, target: Target, requests: list[tuple[int, Request]], streams: int, limit_s: float, spin: bool):
+    def __init__(self, target: Target, requests: Requests, streams: int, limit_s: float, spin: bool):
         self.target, self.limit_s, self._spin = target, limit_s, spin
         self._poll = select.epoll()
         self._connections: dict[int, Connection] = {}
@@ -337,12 +338,10 @@ class Client:
             self._send(answer.follower, time.perf_counter() - began)
 
 
-def _client(
-    pipe: Pipe, target: Target, requests: list[tuple[int, Request]], streams: int, core: int | None, limit_s: float, spin: bool
-) -> None:
+def _client(pipe: Pipe, cores: list[int], target: Target, requests: Requests, streams: int, limit_s: float, spin: bool) -> None:
     """A client process: prepare, tell it, wait for the start, run, read the answers, send the records."""
-    if core is not None:
-        os.sched_setaffinity(0, {core})
+    if cores:
+        os.sched_setaffinity(0, cores)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # one connection for each request in flight
     client = Client(target, requests, streams, limit_s, spin)

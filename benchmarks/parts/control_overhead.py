@@ -27,8 +27,8 @@ from benchmarks.common.harness import Flag, Run, check, run_benchmark
 from blinkpy.config import Config
 from blinkpy.dpu.link.connect_shm import attach_segment
 from blinkpy.dpu.link.queue_pair import InFlightRequest, QueuePair
-from blinkpy.kv.limits import Limits, make_limits
-from blinkpy.kv.state import DECODE_ROWS, EMITS, ROWS, RUNNING_COUNT, State
+from blinkpy.kv.limits import make_limits
+from blinkpy.kv.state import DECODE_ROWS, EMITS, ROWS, RUNNING_COUNT
 from blinkpy.kv.state_memory import make_state
 from blinkpy.queues.completion import FINISH_CANCELLED, FINISH_LENGTH, FINISH_MASK, HAS_TOKEN
 from blinkpy.queues.header import EngineFacts
@@ -73,20 +73,10 @@ class World:
         self.running, self.rng = running, rng
         rows = max(running, Config().scheduler.max_num_seqs)
         sizes = QueueSizes(pairs=1, slots=rows, sq_entries=rows, cq_entries=8192, prompt_tokens=1 << 18, hash_entries=1 << 14)
-        facts = EngineFacts(
-            instance=secrets.randbits(62) | 1,
-            hash_multiplier_1=secrets.randbelow(1 << 30) + (1 << 16),
-            hash_multiplier_2=secrets.randbelow(1 << 30) + (1 << 16),
-            max_model_len=MODEL_LEN,
-            vocab_size=VOCAB,
-            page_size=PAGE,
-            num_pages=running * MODEL_LEN // PAGE,
-            max_num_seqs=rows,
-            lease_ms=3_600_000,
-        )
-        budget = max(rows, 2048)
-        self.limits: Limits = make_limits(sizes, facts, max_num_batched_tokens=budget)
-        self.state: State = make_state(self.limits)
+        pages = running * MODEL_LEN // PAGE
+        facts = EngineFacts(secrets.randbits(62) | 1, 65_537, 131_071, MODEL_LEN, VOCAB, PAGE, pages, rows, 3_600_000)
+        self.limits = make_limits(sizes, facts, max_num_batched_tokens=max(rows, 2048))
+        self.state = make_state(self.limits)
         self.scheduler = Scheduler(self.limits, self.state)
         name = f"serve-benchmark-{secrets.token_hex(6)}"
         self.segment = create_segment(name, sizes, facts)
@@ -97,13 +87,9 @@ class World:
         self.weights = np.ones(WEIGHTS // 8)
         self.prefixes = rng.integers(0, VOCAB, (PREFIXES, PREFIX_TOKENS), dtype=np.int32)
         self.rows_seen: list[int] = []
-        self.finished = self.cancelled = 0
-        self._attach()
-
-    def _attach(self) -> None:
-        """Claim the pair; the scheduler grants it in this same thread."""
+        self.finished = 0
         self.scheduler.turn(time.monotonic_ns())  # compiles, the first time
-        claim = threading.Thread(target=self.pair.attach, args=(60.0,))
+        claim = threading.Thread(target=self.pair.attach, args=(60.0,))  # granted in this thread
         claim.start()
         while claim.is_alive():
             self.scheduler.turn(time.monotonic_ns())
@@ -152,7 +138,6 @@ class World:
         check(owner.tokens == expected, f"a request of {count} tokens got other tokens than the model made")
         if finish == FINISH_CANCELLED:
             check(request.cancelled, "a request was cancelled that nobody wanted to cancel")
-            self.cancelled += 1
         else:
             check(finish == FINISH_LENGTH and count == owner.max_tokens, f"{count} of {owner.max_tokens} tokens, end {finish}")
             self.finished += 1
@@ -183,6 +168,10 @@ class World:
             self.take(churn)
         return times / 1000
 
+    def counters(self) -> NDArray[np.int64]:
+        """Requests that finished, and tokens that were prefix hits, so far."""
+        return np.array([self.finished, self.views.engine[COUNTER["prefix_hit_tokens"]]])
+
     def drain(self) -> None:
         """Let everything end by cancelling it, and look whether all pages came back and the state is sound."""
         for request in self.pair.live():
@@ -198,9 +187,8 @@ def measure(running: int, steps: int, seed: int, run: Run) -> dict[str, Any]:
     """All loads at one number of running requests."""
     world = World(running, np.random.default_rng(seed))
     try:
-        result: dict[str, Any] = {"max_num_seqs": world.limits.rows}
         idle = world.steps(max(steps // 4, 20), cold=True, churn=False)
-        result["idle"] = describe(idle, "us")
+        result: dict[str, Any] = {"max_num_seqs": world.limits.rows, "idle": describe(idle, "us")}
         settle = min(SETTLE, steps)
         for _ in range(running):
             world.submit_steady(MODEL_LEN - PROMPT_TOKENS[1])
@@ -219,12 +207,11 @@ def measure(running: int, steps: int, seed: int, run: Run) -> dict[str, Any]:
             world.submit_churn()
         world.steps(settle, cold=True, churn=True)
         world.rows_seen.clear()
-        finished, hits = world.finished, int(world.views.engine[COUNTER["prefix_hit_tokens"]])
+        before = world.counters()
         churn = describe(world.steps(steps, cold=True, churn=True), "us")
-        churn["rows_mean"] = round(float(np.mean(world.rows_seen)), 1)
-        churn["finished_per_step"] = round((world.finished - finished) / steps, 3)
-        churn["hit_tokens_per_step"] = round((int(world.views.engine[COUNTER["prefix_hit_tokens"]]) - hits) / steps, 1)
-        result["churn"] = churn
+        finished, hits = world.counters() - before
+        churn |= {"finished_per_step": round(finished / steps, 3), "hit_tokens_per_step": round(hits / steps, 1)}
+        result["churn"] = churn | {"rows_mean": round(float(np.mean(world.rows_seen)), 1)}
         world.drain()
         return result
     finally:

@@ -11,10 +11,11 @@ step     the same at 16 streams, and after each step the bare torch forward (tes
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -39,12 +40,6 @@ MOST_BEHIND = 0.02  # of the largest logit: some roundings of bfloat16
 LEASE_MS = 600_000
 SETTLE = 16  # steps that are not measured
 APART = 16  # tokens, that the contexts of the streams may differ by in a measured step
-
-
-def prompts(vocabulary: int, count: int) -> list[NDArray[np.int32]]:
-    """Different prompts of one length; no two share a page."""
-    rng = np.random.default_rng(0)
-    return [rng.integers(16, vocabulary, PROMPT_TOKENS, dtype=np.int32) for _ in range(count)]
 
 
 def bare_model(rows: int, room: int) -> Any:
@@ -96,13 +91,12 @@ class Watch:
         if not full or context - int(batch.context_lengths[:rows].min()) > APART:
             self._left = 0.0
             return
-        bare = self._time_bare(batch, rows, context) if self._bare else 0.0
+        bare = self._bare_ms(batch, rows, context) if self._bare else 0.0
         if self._left:
             self.samples.append((1000 * (entered - self._left), 1000 * (done - entered), bare, context))
         self._left = time.perf_counter()
 
-    def _time_bare(self, batch: Batch, rows: int, context: int) -> float:
-        """The bare forward of the same batch, ms."""
+    def _bare_ms(self, batch: Batch, rows: int, context: int) -> float:
         import torch
 
         ids = torch.from_numpy(batch.token_ids[:rows].astype(np.int64))
@@ -123,14 +117,14 @@ def decode(run: Run, streams: int, tokens: int, temperature: float, bare: bool) 
     instance.start()
     loop: Any = instance.runner
     watch = loop.step = Watch(loop.step, streams, bare_model(streams, limit) if bare else None)
-    problems: list[BaseException] = []
     answers: list[tuple[NDArray[np.int32], list[int]]] = []
 
     def client() -> None:
         try:
             pair = QueuePair(attach_segment(name, 0))
             pair.attach(ATTACH_S)
-            for prompt in prompts(pair.facts.vocab_size, streams):
+            rng = np.random.default_rng(0)
+            for prompt in rng.integers(16, pair.facts.vocab_size, (streams, PROMPT_TOKENS), dtype=np.int32):
                 answers.append((prompt, []))
                 pair.submit(prompt, RequestParameters(max_tokens=tokens, seed=1, temperature=temperature), answers[-1][1])
             deadline = time.monotonic() + ANSWER_S
@@ -143,20 +137,13 @@ def decode(run: Run, streams: int, tokens: int, temperature: float, bare: bool) 
                 check(time.monotonic() < deadline, "the engine did not finish")
             pair.close()
             check(all(len(found) == tokens for _, found in answers), "tokens are missing")
-        except BaseException as error:
-            problems.append(error)
         finally:
             instance.stop()
 
-    thread = threading.Thread(target=client)
-    try:
-        thread.start()
+    with contextlib.closing(instance), ThreadPoolExecutor(1) as pool:
+        done = pool.submit(client)
         instance.run()
-    finally:
-        thread.join()
-        instance.close()
-    if problems:
-        raise problems[0]
+        done.result()
     samples = np.array(watch.samples[SETTLE:])
     check(len(samples) >= 4, f"only {len(samples)} steps had all {streams} streams")
     return samples, answers[:COMPARED]

@@ -27,20 +27,11 @@ from benchmarks.common.distribution import describe
 from benchmarks.common.harness import Flag, Run, check, on_cores, run_benchmark
 from blinkpy.device.portable import load_acquire, load_relaxed, now_ns, store_relaxed, store_release
 from blinkpy.dpu.link.connect_shm import ShmTransport, attach_segment
+from blinkpy.queues import words as W
 from blinkpy.queues.completion import FINISH_LENGTH, FLAG_SHIFT, HAS_TOKEN, LAP_SHIFT, LAPS, TOKEN_MASK, TOKEN_SHIFT, lap_of
 from blinkpy.queues.header import EngineFacts
 from blinkpy.queues.layout import QueueSizes
 from blinkpy.queues.views import engine_views
-from blinkpy.queues.words import (
-    COMMAND_STOP,
-    CONTROL_COMMAND,
-    ENGINE_STATE,
-    FRONT_DOORBELL,
-    PAIR_CQ_TAIL,
-    PAIR_SQ_HEAD,
-    POSITION_MASK,
-    STATE_READY,
-)
 from blinkpy.transport.segment import create_segment, segment_path
 
 TARGET_US = 5.0
@@ -60,17 +51,18 @@ def serve(queues, cq_entries):  # type: ignore[no-untyped-def]
     last = now_ns()
     turns = 0
     while True:
-        if load_acquire(queues.front, (0, FRONT_DOORBELL)) & POSITION_MASK != head & POSITION_MASK:
+        if load_acquire(queues.front, (0, W.FRONT_DOORBELL)) & W.POSITION_MASK != head & W.POSITION_MASK:
             lap = head // cq_entries % LAPS + 1
             word = (head & TOKEN_MASK) << TOKEN_SHIFT | FLAGS << FLAG_SHIFT | lap << LAP_SHIFT
             store_release(queues.cq, (0, head % cq_entries), word)
             head += 1
-            store_relaxed(queues.pair, (0, PAIR_SQ_HEAD), head)
-            store_relaxed(queues.pair, (0, PAIR_CQ_TAIL), head)
+            store_relaxed(queues.pair, (0, W.PAIR_SQ_HEAD), head)
+            store_relaxed(queues.pair, (0, W.PAIR_CQ_TAIL), head)
             last = now_ns()
             continue
         turns += 1
-        if turns & 0xFFF == 0 and (load_relaxed(queues.control, CONTROL_COMMAND) == COMMAND_STOP or now_ns() - last > SILENCE_NS):
+        stopped = turns & 0xFFF == 0 and load_relaxed(queues.control, W.CONTROL_COMMAND) == W.COMMAND_STOP
+        if stopped or (turns & 0xFFF == 0 and now_ns() - last > SILENCE_NS):
             return head
 
 
@@ -79,10 +71,10 @@ def engine_process(name: str, core: int, ready: Any) -> None:
     os.sched_setaffinity(0, {core})
     segment = create_segment(name, SIZES, FACTS)
     views = segment.views()
-    views.control[CONTROL_COMMAND] = COMMAND_STOP
+    views.control[W.CONTROL_COMMAND] = W.COMMAND_STOP
     serve(views, SIZES.cq_entries)  # compiles
-    views.control[CONTROL_COMMAND] = 0
-    views.engine[ENGINE_STATE] = STATE_READY
+    views.control[W.CONTROL_COMMAND] = 0
+    views.engine[W.ENGINE_STATE] = W.STATE_READY
     ready.set()
     serve(views, SIZES.cq_entries)
     segment.close()
@@ -102,7 +94,7 @@ def engine(core: int) -> Iterator[ShmTransport]:
     finally:
         with open(segment_path(name), "r+b") as file:
             views = engine_views(memoryview(mmap.mmap(file.fileno(), 0)), transport.layout)
-        views.control[CONTROL_COMMAND] = COMMAND_STOP
+        views.control[W.CONTROL_COMMAND] = W.COMMAND_STOP
         process.join(READY_S)
         transport.close()
 

@@ -29,20 +29,12 @@ from benchmarks.common.harness import Flag, Run, check, run_benchmark
 from blinkpy.dpu.link import connect_rdma, rdma_writes
 from blinkpy.dpu.link.connect_rdma import DEPTH, RdmaTransport
 from blinkpy.dpu.link.queue_pair import QueuePair
+from blinkpy.queues import words as W
 from blinkpy.queues.completion import FINISH_LENGTH, HAS_TOKEN, TOKEN_MASK, lap_of, pack_completion
 from blinkpy.queues.header import HEADER, EngineFacts
 from blinkpy.queues.layout import BLOCK_WORDS, QueueSizes
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.submission import WORD_PROMPT_OFFSET
-from blinkpy.queues.words import (
-    ENGINE_HEARTBEAT,
-    ENGINE_STATE,
-    PAIR_ATTACHED,
-    PAIR_CQ_TAIL,
-    PAIR_EPOCH,
-    PAIR_SQ_HEAD,
-    STATE_READY,
-)
 from blinkpy.transport.handshake import Region, Welcome
 from blinkpy.transport.segment import Segment, create_segment
 from blinkpy.transport.verbs import INLINE_WANTED, Endpoint
@@ -136,11 +128,11 @@ class Answers:
 
     def __init__(self, segment: Segment):
         self._views, self._made = segment.views(), 0
-        self._views.engine[ENGINE_STATE] = STATE_READY
+        self._views.engine[W.ENGINE_STATE] = W.STATE_READY
 
     def grant(self) -> None:
         """What the front end is going to ask for."""
-        self._views.pair[0, PAIR_EPOCH] = self._views.pair[0, PAIR_ATTACHED] = 1
+        self._views.pair[0, W.PAIR_EPOCH] = self._views.pair[0, W.PAIR_ATTACHED] = 1
 
     def one(self, slot: int, prompt: NDArray[np.int32]) -> None:
         entry = self._views.sq[0, self._made % SIZES.sq_entries]
@@ -149,8 +141,8 @@ class Answers:
         token, size = self._made & TOKEN_MASK, SIZES.cq_entries
         self._views.cq[0, self._made % size] = pack_completion(slot, token, FLAGS, lap_of(self._made, size))
         self._made += 1
-        self._views.engine[ENGINE_HEARTBEAT] += 1
-        self._views.pair[0, PAIR_SQ_HEAD] = self._views.pair[0, PAIR_CQ_TAIL] = self._made
+        self._views.engine[W.ENGINE_HEARTBEAT] += 1
+        self._views.pair[0, W.PAIR_SQ_HEAD] = self._views.pair[0, W.PAIR_CQ_TAIL] = self._made
 
 
 def measure(run: Run) -> dict[str, Any]:

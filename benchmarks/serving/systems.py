@@ -165,8 +165,8 @@ def parse_cores(text: str) -> tuple[int, ...]:
 class Running:
     """A server that answers. facts: what a result file says about it."""
 
-    def __init__(self, system: System, model: Model, host: str, port: int, process: subprocess.Popen[bytes] | None):
-        self.system, self.model, self.host, self.port, self.process = system, model, host, port, process
+    def __init__(self, system: System, host: str, port: int, process: subprocess.Popen[bytes] | None):
+        self.system, self.host, self.port, self.process = system, host, port, process
         self.facts: dict[str, Any] = {
             "command": " ".join([system.command, system.extra]).strip() or "was running already",
             "environment": {name: "a path" if os.sep in value else value for name, value in system.environment.items()},
@@ -176,10 +176,6 @@ class Running:
         """Raise ServerError if the process has ended."""
         if self.process is not None and self.process.poll() is not None:
             raise ServerError(f"{self.system.name} ended with exit code {self.process.returncode}")
-
-    def pids(self) -> list[int]:
-        """The server's processes, parents first; none if somebody else started it."""
-        return [] if self.process is None else tree(self.process.pid)
 
     def healthy(self) -> bool:
         return get(self.host, self.port, "/health")[0] == 200
@@ -194,15 +190,14 @@ class Running:
         """Put front-end processes on their cores and the others on theirs, with all their threads."""
         pattern = re.compile(self.system.front_end) if self.system.front_end else None
         moved = 0
-        for pid in self.pids():
+        for pid in tree(self.process.pid) if self.process else ():  # else somebody started it
             front = bool(cores.front_end and pattern and pattern.search(command_line(pid)))
             moved += front
             set_affinity(pid, cores.front_end if front else cores.contended)
         self.facts["front_end_processes"] = moved
         if cores.front_end and not moved:
-            raise UsageError(
-                f"{self.system.name}: no process is known to be a front end, so none can have cores of its own (--front-end)"
-            )
+            reason = "no process is known to be a front end, so none can have cores of its own (--front-end)"
+            raise UsageError(f"{self.system.name}: {reason}")
 
 
 @contextlib.contextmanager
@@ -212,7 +207,7 @@ def running(system: System, model: Model, cores: Cores, log: Path, limit_s: floa
     Raises ServerError with the end of the log if it is not healthy within limit_s."""
     if system.url:
         parts = urllib.parse.urlsplit(system.url)
-        server = Running(system, model, parts.hostname or "127.0.0.1", parts.port or 80, None)
+        server = Running(system, parts.hostname or "127.0.0.1", parts.port or 80, None)
         if not server.healthy():
             raise ServerError(f"{system.name}: {system.url}/health does not answer 200")
         server.facts["version"] = server.version()
@@ -225,13 +220,12 @@ def running(system: System, model: Model, cores: Cores, log: Path, limit_s: floa
     environment = {**os.environ, "PYTHONPATH": paths, **system.environment}
     began = time.monotonic()
     with log.open("wb") as out, on_cores(cores.server):
+        pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": out}
         try:
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment, start_new_session=True
-            )
+            process = subprocess.Popen(command, **pipes, env=environment, start_new_session=True)
         except OSError as error:
             raise ServerError(f"{system.name}: can't start {command[0]}: {error.strerror}") from error
-    server = Running(system, model, "127.0.0.1", port, process)
+    server = Running(system, "127.0.0.1", port, process)
     try:
         while not server.healthy():
             report(f"starting {system.name}", time.monotonic() - began, limit_s)
@@ -262,14 +256,12 @@ def command_of(system: System, model: Model, port: int) -> list[str]:
 def stop(process: subprocess.Popen[bytes]) -> None:
     """End a server in order, and whatever it leaves behind by force; returns when all of it is gone, or STOP_S later."""
     everybody = tree(process.pid)
-    if process.poll() is None:
-        process.send_signal(signal.SIGINT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(STOP_S)
-    for pid in everybody:
-        if alive(pid):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+    process.send_signal(signal.SIGINT)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(STOP_S)
+    for pid in filter(alive, everybody):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
     deadline = time.monotonic() + STOP_S
     while (process.poll() is None or any(map(alive, everybody))) and time.monotonic() < deadline:
         time.sleep(POLL_S)
@@ -306,10 +298,9 @@ def command_line(pid: int) -> str:
 
 def set_affinity(pid: int, cores: Sequence[int]) -> None:
     """Put all threads of a process on some cores."""
-    with contextlib.suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            with contextlib.suppress(OSError):
-                os.sched_setaffinity(int(task.name), cores)
+    for task in Path(f"/proc/{pid}/task").glob("*"):
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(int(task.name), cores)
 
 
 def free_port() -> int:
