@@ -19,9 +19,7 @@ from benchmarks.common.harness import UsageError
 from benchmarks.common.load import LoadResult, Record
 from benchmarks.common.model_shapes import SHAPES, write_folder
 from benchmarks.common.nvml import EnergyMeter, interpolated
-from benchmarks.report.grid_summary import mean_ratio, repeated, series
 from benchmarks.report.pages import grid_page
-from benchmarks.report.serving_tables import slowdown
 from benchmarks.serving.load_figures import Slo, figures, steps_of
 from benchmarks.serving.neighbours import KINDS, Neighbours
 from benchmarks.serving.systems import (
@@ -182,20 +180,28 @@ def test_energy_between_readings(monkeypatch: pytest.MonkeyPatch) -> None:
         assert meter.missing and meter.joules(0, 1) is None and meter.watts(1) is None
 
 
-def test_energy_and_clock_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A library that counts 300 W, and whose clock changes."""
-    began, clocks = time.perf_counter(), itertools.cycle([1000, 1980])
-    library = SimpleNamespace(
+def nvml(uuids: tuple[str, ...] = ("GPU-abcd", "GPU-bbcd", "GPU-cdef"), **more: object) -> SimpleNamespace:
+    """NVML with some GPUs, whose handles are their numbers, and whose clock changes."""
+    clocks = itertools.cycle([1000, 1980])
+    return SimpleNamespace(
         NVML_CLOCK_SM=1,
         nvmlInit=lambda: None,
-        nvmlDeviceGetHandleByIndex=lambda index: f"handle {index}",
-        nvmlDeviceGetName=lambda handle: handle.encode(),
+        nvmlDeviceGetCount=lambda: len(uuids),
+        nvmlDeviceGetHandleByIndex=lambda number: number,
+        nvmlDeviceGetUUID=lambda handle: uuids[handle],
+        nvmlDeviceGetName=lambda handle: uuids[handle].encode(),
         nvmlSystemGetDriverVersion=lambda: "5",
         nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(total=2**30),
         nvmlDeviceGetPowerManagementLimit=lambda handle: 700_000,
-        nvmlDeviceGetTotalEnergyConsumption=lambda handle: 300_000 * (time.perf_counter() - began),
+        **{"nvmlDeviceGetTotalEnergyConsumption": lambda handle: 1000 * handle} | more,
         nvmlDeviceGetClockInfo=lambda handle, kind: next(clocks),
     )
+
+
+def test_energy_and_clock_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library that counts 300 W."""
+    began = time.perf_counter()
+    library = nvml(nvmlDeviceGetTotalEnergyConsumption=lambda handle: 300_000 * (time.perf_counter() - began))
     monkeypatch.setitem(sys.modules, "pynvml", library)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with EnergyMeter() as meter:
@@ -203,7 +209,7 @@ def test_energy_and_clock_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         while len(meter._clocks) < 3 and time.monotonic() < deadline:
             time.sleep(0.05)
         assert meter.watts(0.2) == pytest.approx(300, rel=0.05)
-    assert meter.facts == {"gpu": "handle 0", "driver": "5", "memory_gib": 1.0, "power_limit_w": 700.0}
+    assert meter.facts == {"gpu": "GPU-abcd", "driver": "5", "memory_gib": 1.0, "power_limit_w": 700.0}
     (first, low), (second, high), *_ = meter._clocks
     assert {low, high} == {1000, 1980}
     assert meter.clock_mhz(first, second) == 1490 and meter.clock_mhz(second, second) == high
@@ -213,86 +219,22 @@ def test_energy_and_clock_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("visible", "expected"),
     [
-        (None, "GPU-abcd"),
-        ("1", "GPU-bbcd"),
-        ("2, 0", "GPU-cdef"),
-        ("GPU-bbcd", "GPU-bbcd"),
-        ("GPU-c,0", "GPU-cdef"),
+        *((None, 0), ("1", 1), ("2, 0", 2), ("GPU-bbcd", 1), ("GPU-c,0", 2)),
         *((text, "names no GPU") for text in ("", "-1", "GPU-x")),
     ],
 )
 def test_the_meter_reads_the_gpu_that_the_servers_see(
-    visible: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+    visible: str | None, expected: int | str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    uuids = ["GPU-abcd", "GPU-bbcd", "GPU-cdef"]
-    library = SimpleNamespace(
-        NVML_CLOCK_SM=1,
-        nvmlInit=lambda: None,
-        nvmlDeviceGetCount=lambda: len(uuids),
-        nvmlDeviceGetHandleByIndex=lambda number: number,
-        nvmlDeviceGetUUID=lambda handle: uuids[handle],
-        nvmlDeviceGetName=lambda handle: uuids[handle],
-        nvmlSystemGetDriverVersion=lambda: "5",
-        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(total=2**30),
-        nvmlDeviceGetPowerManagementLimit=lambda handle: 700_000,
-        nvmlDeviceGetTotalEnergyConsumption=lambda handle: 1000 * handle,
-        nvmlDeviceGetClockInfo=lambda handle, kind: 1000,
-    )
-    monkeypatch.setitem(sys.modules, "pynvml", library)
-    if visible is None:
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    else:
+    monkeypatch.setitem(sys.modules, "pynvml", nvml())
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     meter = EnergyMeter()
-    if expected in uuids:
-        assert meter.facts["gpu"] == expected and meter._joules() == uuids.index(expected)
+    if isinstance(expected, int):
+        assert meter._joules() == expected and not meter.missing
     else:
         assert expected in meter.missing and not meter.facts
-
-
-def test_grid_summary() -> None:
-    def cell(
-        system: str,
-        mode: str,
-        rate: float,
-        ttft: float,
-        repeat: int = 0,
-        valid: bool = True,
-        front_end: str = "own",
-        streams: int = 0,
-    ) -> dict:
-        level = {"value": ttft, "low": ttft, "high": ttft}
-        times = {"p50": level, "p99": level}
-        key = {"system": system, "mode": mode, "rate": rate, "streams": streams, "front_end": front_end, "repeat": repeat}
-        client = {"lag_ms": {"p50": 0.1, "p99": 0.1 if valid else 99.0}}
-        common = {"errors": {}, "client": client, "energy": {"missing": "x"}, "goodput_per_s": 1.0, "server": {"idle_w": None}}
-        return {"cell": key, "ttft_ms": times, "tpot_ms": times, "output_tokens_per_s": 100.0, **common}
-
-    cells = [
-        cell("a", "isolated", 1, 10),
-        cell("a", "isolated", 2, 20),
-        cell("a", "interfered", 1, 20),
-        cell("a", "interfered", 2, 160),
-    ]
-    cells += [cell("b", "isolated", 1, 40), cell("b", "isolated", 2, 7, valid=False), cell("b", "isolated", 1, 50, repeat=1)]
-    cells += [cell("a", "isolated", 1, 10, front_end="shared"), cell("a", "interfered", 1, 70, front_end="shared")]
-    cells += [cell("a", "isolated", 0, 5, streams=64)]
-    common = {"model": "m", "gpu": {}, "cores": {"front_end": [1]}, "errors": {}, "smoke": False}
-    document = {**common, "complete": True, "cells": cells}
-
-    def ttft(found: dict) -> float:
-        return found["ttft_ms"]["p99"]["value"]
-
-    quiet, noisy = (series(document, "a", mode, ttft) for mode in ("isolated", "interfered"))
-    assert mean_ratio(noisy, quiet) == pytest.approx(4)  # of 2 and 8
-    assert series(document, "b", "isolated", ttft) == {1: pytest.approx((40 * 50) ** 0.5)}  # the invalid cell is left out
-    text = grid_page(document)
-    assert "| a | own | isolated | 64 streams | 5 / 5 |" in text
-    assert text.count(" INVALID |") == 1
-    assert list(repeated(document)) == [("b", "isolated", 1)]
-    assert repeated(document)["b", "isolated", 1]["median TTFT"] == pytest.approx(1.25)
-    assert slowdown(document, "a", "P99 TTFT") == pytest.approx(4) and slowdown(document, "b", "P99 TTFT") is None
-    assert slowdown(document, "a", "P99 TPOT", "shared") == pytest.approx(7)  # front ends among the neighbours
 
 
 # ---- what is started ----------------------------------------------------------------------------------------------------
