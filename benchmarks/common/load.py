@@ -82,6 +82,11 @@ class Target:
         return head.encode() + b"Content-Length: %d\r\n\r\n" % len(content) + content
 
 
+def load_name(rate: float, streams: int) -> str:
+    """An open loop by its rate, a closed one by its streams."""
+    return f"{streams:g} stream{'' if streams == 1 else 's'}" if streams else f"{rate:g} requests/s"
+
+
 def get(host: str, port: int, path: str) -> tuple[int, bytes]:
     """Status and body of a GET; status 0 if nobody answers."""
     connection = http.client.HTTPConnection(host, port, timeout=5)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.common.load import load_name
 from benchmarks.serving.load_figures import MODES, levels, verdict
 
 Document = dict[str, Any]
@@ -104,17 +105,13 @@ def fallen_behind(document: Document) -> list[str]:
         key = cell["cell"]
         where = "" if key["front_end"] == placement(document) else ", front end on contended cores"
         if not counts(document, cell):
-            found.append(f"{key['system']} {load_name(cell)}, {key['mode']}{where}")
+            found.append(f"{key['system']} {cell_load(cell)}, {key['mode']}{where}")
     return found
 
 
-def load_name(cell: Document) -> str:
-    key = cell["cell"]
-    return stream_words(key["streams"]) if key["streams"] else f"{key['rate']:g} requests/s"
-
-
-def stream_words(count: float) -> str:
-    return f"{count:g} stream{'' if count == 1 else 's'}"
+def cell_load(cell: Document) -> str:
+    """What was offered in a cell."""
+    return load_name(cell["cell"]["rate"], cell["cell"]["streams"])
 
 
 def enumerated(values: Iterable[float]) -> str:
@@ -171,5 +168,5 @@ def cell_row(cell: Document) -> list[str]:
     errors = ", ".join(f"{count} {error}" for error, count in cell["errors"].items())
     lag = f"{cell['client']['lag_ms']['p99']:g}{'' if verdict(cell)['valid'] else ' INVALID'}"
     throughput, goodput = f"{cell['output_tokens_per_s']:g}", f"{cell['goodput_per_s']:g}"
-    words = [key["system"], key["front_end"], key["mode"], load_name(cell), levels(cell, "ttft_ms"), levels(cell, "tpot_ms")]
+    words = [key["system"], key["front_end"], key["mode"], cell_load(cell), levels(cell, "ttft_ms"), levels(cell, "tpot_ms")]
     return [*words, throughput, goodput, "" if joules is None else f"{joules:.3g}", errors or "0", lag]

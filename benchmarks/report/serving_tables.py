@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import benchmarks.report.grid_summary as grid
+from benchmarks.common.load import load_name
 from benchmarks.report.grid_summary import FIGURES, MEDIANS, Document, Figure
 from benchmarks.report.words import percent, word
 from benchmarks.serving.load_figures import MODES
@@ -232,16 +233,13 @@ def remarks(document: Document) -> list[str]:
 
 def server_remarks(document: Document) -> list[str]:
     """Times to start, and power when idle."""
-    servers: dict[str, list[Document]] = {}
-    for cell in document["cells"]:
-        servers.setdefault(cell["cell"]["system"], []).append(cell["server"])
     starts, idle = [], []
-    for name, some in servers.items():
-        seconds = sorted({round(server["start_to_healthy_s"]) for server in some if "start_to_healthy_s" in server})
-        if seconds:
+    for name in grid.systems(document):
+        servers = [cell["server"] for cell in grid.cells_of(document, system=name)]
+        if seconds := sorted({round(server["start_to_healthy_s"]) for server in servers if "start_to_healthy_s" in server}):
             starts.append(f"{name} {' or '.join(map(str, seconds))} s")
-        if known := next((server for server in some if server.get("idle_w") and server.get("idle_before_w")), None):
-            idle.append(f"{name} {known['idle_w']:.0f} W ({known['idle_before_w']:.0f} W before its start)")
+        if known := [server for server in servers if server.get("idle_w") and server.get("idle_before_w")]:
+            idle.append(f"{name} {known[0]['idle_w']:.0f} W ({known[0]['idle_before_w']:.0f} W before its start)")
     lines = []
     if starts:
         lines.append(f"From start to healthy: {', '.join(starts)}; of several, the longest was the first, with empty caches.")
@@ -263,7 +261,7 @@ def behind(document: Document) -> str:
     for name, value in closed_figures.items():
         ours, peers = grid.closed_loops(document, OURS, value), grid.closed_loops(document, PEER, value)
         for streams in sorted(ours.keys() & peers.keys()):
-            found += worse(name, grid.stream_words(streams), ours[streams], peers[streams])
+            found += worse(name, load_name(0, int(streams)), ours[streams], peers[streams])
     what = "; ".join(found) if found else "nothing that was measured"
     return f"{OURS} is behind {PEER} by more than {percent(BEHIND - 1)} in: {what}."
 
@@ -287,28 +285,19 @@ def energy_rows(document: Document) -> Rows:
     found: dict[str, dict[str, Document]] = {}
     for cell in grid.valid_cells(document, mode=MODES[0], front_end=grid.placement(document), repeat=0):
         if cell["energy"].get("mean_w") and cell.get("steps"):
-            found.setdefault(grid.load_name(cell), {})[cell["cell"]["system"]] = cell
+            found.setdefault(grid.cell_load(cell), {})[cell["cell"]["system"]] = cell
     rows = []
     for load, cells in sorted(found.items(), key=lambda item: (item[0].endswith("/s"), float(item[0].split()[0]))):
         if {OURS, PEER} <= cells.keys():
-            both = cells[OURS], cells[PEER]
-            figures = zip(*map(energy_figures, both), strict=True)
-            rows.append([load, *(f"{ours} / {peers}" for ours, peers in figures), shares(*both)])
+            ours, peers = energy_figures(cells[OURS]), energy_figures(cells[PEER])
+            digits = (".0f", ".3g", ".3g", ".3g")
+            words = [f"{one:{form}} / {other:{form}}" for one, other, form in zip(ours, peers, digits, strict=True)]
+            step, steps = ours[2] / peers[2], peers[1] / ours[1]  # J for each step, and steps for each token
+            rows.append([load, *words, f"{step * steps:.2f} = {step:.2f} x {steps:.2f}"])
     return rows
 
 
-def energy_figures(cell: Document) -> list[str]:
-    """Power, tokens a step, J a step, J/token."""
-    tokens, step = cell["steps"]["tokens"], joules_a_step(cell)
-    return [f"{cell['energy']['mean_w']:.0f}", f"{tokens:.3g}", f"{step:.3g}", f"{step / tokens:.3g}"]
-
-
-def joules_a_step(cell: Document) -> float:
-    """Of the GPU, idle power included."""
-    return float(cell["energy"]["mean_w"] / cell["steps"]["per_s"])
-
-
-def shares(ours: Document, peers: Document) -> str:
-    """The ratio of joules for each token as a product: of joules for each step, and of steps for each token."""
-    step, steps = joules_a_step(ours) / joules_a_step(peers), peers["steps"]["tokens"] / ours["steps"]["tokens"]
-    return f"{step * steps:.2f} = {step:.2f} x {steps:.2f}"
+def energy_figures(cell: Document) -> list[float]:
+    """Power, idle power included, tokens a step, J a step, J/token."""
+    watts, tokens, step = cell["energy"]["mean_w"], cell["steps"]["tokens"], cell["energy"]["mean_w"] / cell["steps"]["per_s"]
+    return [watts, tokens, step, step / tokens]

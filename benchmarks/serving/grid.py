@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.harness import RESULTS, ROOT, Run, UsageError, WrongAnswer, main, origin, parser, table, to_json
+from benchmarks.common.load import load_name
 from benchmarks.serving.cell import Bench, Load, add_options, bench
 from benchmarks.serving.load_figures import MODES, levels, verdict
 from benchmarks.serving.systems import Running, ServerError, System
@@ -67,9 +68,8 @@ class Cell:
     @property
     def name(self) -> str:
         """For people."""
-        what = f"{self.streams} streams" if self.streams else f"{self.rate:g} requests/s"
         again = f", again ({self.repeat})" if self.repeat else ""
-        return f"{self.system}, {self.mode}, {what}, front end {self.front_end}{again}"
+        return f"{self.system}, {self.mode}, {load_name(self.rate, self.streams)}, front end {self.front_end}{again}"
 
 
 class State:

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.common.harness import ROOT, Flag, Run, UsageError, main, parser, table
+from benchmarks.common.load import load_name
 from benchmarks.serving.workload import poisson, read_dataset
 from blinkpy.models.gpu.step_shapes import SMALLEST_MIXED, bucket_shapes
 from blinkpy.scheduler.policies import SHIPPED
@@ -197,7 +198,7 @@ def benchmark(options: argparse.Namespace) -> None:
     for load, requests in offered(options, times):
         found = []
         for i, choice in enumerate(every := choices(options)):
-            run.progress(f"{load_name(load)}: {choice.name}", i, len(every))
+            run.progress(f"{load_name(**load)}: {choice.name}", i, len(every))
             figures = predict(choice, times, requests, options, load["streams"])
             found.append({"name": choice.name, **dataclasses.asdict(choice), **figures})
         loads.append({**load, "requests": len(requests), "choices": found})
@@ -205,12 +206,7 @@ def benchmark(options: argparse.Namespace) -> None:
     head = ["policy, step tokens", *(name.replace("_", " ") for name in COLUMNS)]
     for load in loads:
         rows = [[choice["name"], *(f"{choice[name]:g}" for name in COLUMNS)] for choice in load["choices"]]
-        print(f"\n{load_name(load)}, ms\n\n{table(head, rows)}")
-
-
-def load_name(load: dict[str, Any]) -> str:
-    """An open loop by its rate, a closed one by its streams."""
-    return f"{load['streams']} streams" if load["streams"] else f"{load['rate']:g} requests/s"
+        print(f"\n{load_name(load['rate'], load['streams'])}, ms\n\n{table(head, rows)}")
 
 
 def options() -> argparse.Namespace:
