@@ -106,7 +106,7 @@ class Run:
             {"what": what, "value": float(f"{value:.4g}"), "limit": limit, "at_most": at_most, "unit": unit, "met": met}
         )
 
-    def write(self, method: str, results: dict[str, Any]) -> None:
+    def write(self, method: str | None, results: dict[str, Any]) -> None:
         """Write the result file, and say the targets. method: how it was measured, in a few sentences."""
         self.progress.close()
         arguments = {k: v for k, v in vars(self.options).items() if k not in UNSAID and v is not None}
@@ -122,7 +122,7 @@ class Run:
             "machine": machine(),
             "software": software(),
             "others": {"load_average_before": self._load, "waited_s": round(self._waited, 1), **self._others.shares()},
-            "method": " ".join(method.split()),
+            "method": " ".join((method or "").split()),
             "targets": self.targets,
             "results": results,
         }

@@ -2,10 +2,11 @@
 
     python -m benchmarks.parts.control_overhead
 
-The scheduler runs as in the engine (Scheduler.step, compiled by njit, called from Python, real queue pair), and a made-up
+The scheduler runs as in the engine (Scheduler.turn, compiled by njit, called from Python, real queue pair), and a synthetic
 step stands in for the model: it writes tokens that follow from the request's seed and the position, and then reads through as
 much memory as a small model has weights, so that the scheduler finds the caches as cold as it would in an engine.
-A client on the same queue pair submits requests and takes completions, outside of the measured time.
+A client on the same queue pair submits requests and takes completions, outside of the measured time. One thread, no pinning.
+Every request's tokens are compared with those that the model gives, and the scheduler's state is checked after each load.
 
 Loads: "steady" decodes without arrivals; "churn" replaces each finished request at once by a new one, with shared prompt
 prefixes, geometric output lengths (64 tokens on average) and some cancelled requests. "warm" is steady without the reading.
@@ -45,12 +46,12 @@ PROMPT_TOKENS = (64, 192)  # of a steady request
 PREFIXES, PREFIX_TOKENS, TAIL_TOKENS = 8, 64, (16, 96)  # of a churning one
 MEAN_OUTPUT, LONGEST_OUTPUT = 64, 512
 CANCELLED = 0.02  # share of the churning requests
-WEIGHTS = 16 << 20  # bytes that the made-up step reads
+WEIGHTS = 16 << 20  # bytes that the synthetic step reads
 SETTLE = 200  # steps of a load before it is measured
 
 
 def token_of(seeds: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The made-up model: a token for each (seed of the request, position of the token)."""
+    """The synthetic model: a token for each (seed of the request, position of the token)."""
     mixed = (seeds & 0xFFFFFFFF) * 2654435761 + positions * 40503
     return (mixed ^ mixed >> 17) % VOCAB
 
@@ -228,12 +229,7 @@ def benchmark(run: Run) -> None:
             if str(count) in results:
                 median = results[str(count)][load]["p50"]["value"]
                 run.target(f"scheduler call at {count} running, {load}, median", median, limit, "us")
-    run.write(
-        """One thread, no pinning. The time of each call of Scheduler.step with time.monotonic_ns() is one sample (us);
-        between calls the made-up step, the reading of 16 MiB, and the client. Every request's tokens are compared with
-        those that the made-up model gives, and the scheduler's state is checked after each load.""",
-        results,
-    )
+    run.write(__doc__, results)
 
 
 if __name__ == "__main__":

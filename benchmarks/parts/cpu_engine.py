@@ -3,10 +3,11 @@
     python -m benchmarks.parts.cpu_engine
 
 rates    the engine's own loop in this process, with requests from a thread over a queue pair: tokens per second while all streams
-         decode, for 1 to 32 streams, by the time from the end of one step to the end of the next
+         decode greedily, for 1 to 32 streams, by the time from the end of one step to the end of the next; rounds alternate over
+         the numbers of streams, and the first tokens of some streams are compared with the bare forward's
 step     the same at 16 streams, and after each step the bare torch forward (tests/support/models/bare_forward.py: the same
-         weights, batch and context; dense cache, no sampling, no scheduler), so that both meet the same disturbances: a ratio
-         for each step
+         weights, batch and context; dense cache, no sampling, no scheduler), so that both meet the same disturbances; engine_ms
+         is everything from the end of one step to the end of the next, and ratio is engine_ms to bare_ms of that step
 """
 
 from __future__ import annotations
@@ -196,14 +197,7 @@ def benchmark(run: Run) -> None:
         run.target(f"token rate of {STEP_STREAMS} streams to that of one", ratio, RATE_RATIO, "x", at_most=False)
     ratio = results["step"]["ratio"]["p50"]["value"]
     run.target(f"engine step to bare forward at {STEP_STREAMS} streams, median of the steps' ratios", ratio, STEP_RATIO, "x")
-    run.write(
-        f"""Built-in demonstration model, prompts of {PROMPT_TOKENS} tokens, all of one length. rates: greedy, rounds alternate
-        over the numbers of streams; a rate is that of the steps in which all streams decode, scheduling included; the first
-        tokens of some streams are compared with the bare forward's. step: one sample for each step
-        with all {STEP_STREAMS} streams in decode; engine_ms is everything from the end of one step to the end of the next,
-        scheduling and sampling (temperature {options.temperature:g}) included; ratio is engine_ms to bare_ms of that step.""",
-        results,
-    )
+    run.write(__doc__, results)
 
 
 if __name__ == "__main__":

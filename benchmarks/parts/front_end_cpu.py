@@ -3,7 +3,10 @@
     python -m benchmarks.parts.front_end_cpu
 
 The worker has one core for itself, by pinning; the engine and the client share another one. The engine runs the real
-scheduler over the real queues and makes tokens up.
+scheduler over the real queues and makes tokens up. A token event is a server-sent event with text; CPU time is that of all of
+the worker's threads from /proc/PID/task/*/schedstat, the idle share not subtracted, over the token events that the client
+received within the window. Every answer must have all of its tokens. Rounds alternate between the kinds; figures are medians
+of rounds. interval_ms: between two token events of one stream, at the client.
 
     paced       64 streams, all in decode, one token each in every step of --step-ms: what the target is about
     turnover    the same with short answers, each replaced by the next when it ends: parsing, tokenizing, submitting included
@@ -130,14 +133,7 @@ def benchmark(run: Run) -> None:
     results = {kind: gather(rounds[kind]) for kind in kinds}
     paced = results["paced"]["cpu_us_per_token_event"]
     run.target(f"CPU of a worker per token event, {options.streams} paced streams, median round", paced, TARGET_US, "us")
-    run.write(
-        """One worker pinned to one core; null engine and client on another. A token event is a server-sent event with text; CPU
-        time is that of all of the worker's threads from /proc/PID/task/*/schedstat, the idle share not subtracted,
-        divided by the token events that the client received within the window. Every answer is parsed after the load and must
-        have all of its tokens. Requests go to /v1/completions with prompts of 30 words. Rounds alternate between the kinds;
-        figures are medians of rounds. interval_ms: between two token events of one stream, at the client.""",
-        results,
-    )
+    run.write(__doc__, results)
 
 
 def gather(rounds: list[dict[str, Any]]) -> dict[str, Any]:

@@ -4,7 +4,8 @@
 
 The other process is an engine reduced to its polling loop: compiled by njit with the engine's own memory primitives, it
 waits for the doorbell and publishes completions at once. What is measured is the front end's side, in Python: from
-ShmTransport.ring_doorbell until ShmTransport.read_completions sees the completion word.
+ShmTransport.ring_doorbell until ShmTransport.read_completions sees the completion word: one sample, one at a time; the garbage
+collector runs between rounds only. Every word is compared.
 """
 
 from __future__ import annotations
@@ -136,11 +137,7 @@ def measure(run: Run) -> dict[str, Any]:
 def benchmark(run: Run) -> None:
     results = measure(run)
     run.target("round trip through the transport, median", results["transport"]["p50"]["value"], TARGET_US, "us")
-    run.write(
-        """Front end pinned to one core, the polling engine to another. One sample is one round trip on the front end's clock,
-        one at a time; the garbage collector runs between rounds only. Every word is compared.""",
-        results,
-    )
+    run.write(__doc__, results)
 
 
 if __name__ == "__main__":

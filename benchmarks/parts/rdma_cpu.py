@@ -4,7 +4,8 @@
 
 The transport runs as it is; the verbs below it go to a stand-in in plain Python that copies the bytes at once, so what is
 measured includes the stand-in's calls and copies, where pyverbs makes one call into C each: an upper bound, but for what a
-driver does in those calls. One request at a time:
+driver does in those calls. CPU time of the thread (CLOCK_THREAD_CPUTIME_ID), everything in one process, one request at a time;
+every prompt and completion is compared:
 
     submit_N    QueuePair.submit of a prompt of N tokens, page hashes included
     news        QueuePair.poll that returns the request's only completion
@@ -190,11 +191,7 @@ def benchmark(run: Run) -> None:
     for length in PROMPTS:
         what = f"CPU of a request of {length} tokens and one completion, median"
         run.target(what, results[f"request_{length}"]["p50"]["value"], TARGET_US, "us")
-    run.write(
-        """CPU time of the thread (CLOCK_THREAD_CPUTIME_ID), one request in flight at a time, everything in one process; verbs go
-        to a stand-in in Python that copies at once. Every prompt and completion is compared. Names as in the module's text.""",
-        results,
-    )
+    run.write(__doc__, results)
 
 
 if __name__ == "__main__":

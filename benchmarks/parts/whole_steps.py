@@ -2,8 +2,14 @@
 
     python -m benchmarks.parts.whole_steps --shape llama-3-8b
 
-The step graphs are those that a server with its defaults captures; the host replays each on a batch made by hand, with random
-weights and a cache full of noise, for long enough that the GPU's power limit sets its clock. No scheduler runs.
+The step graphs are those that a server with its defaults captures (kernels chained by programmatic dependent launch); the host
+replays each on one batch made by hand, two groups of about 50 ms ahead, for long enough that its power limit sets the clock. No
+scheduler runs. Weights are random, keys and values noise as large as theirs on pages drawn from all of the pool, sampling is
+greedy. After 0.3 s of it, step_ms is the median over groups of a group's time, by CUDA events, over its steps; lowest_ms and
+highest_ms are of single groups. mean_w: the slope of NVML's energy counter, read every 20 ms meanwhile; joules: of a step, mean_w
+times step_ms. clock_mhz: mean of the multiprocessors' clock by NVML, read every 0.1 s. tflop: two for each multiplication of
+linear layers and attention that the batch needs; what a graph computes for its padding is not counted. floor_ms: weights and
+cached context, read once at the bandwidth of an H200's memory as measured.
 """
 
 from __future__ import annotations
@@ -22,6 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from benchmarks.common.distribution import rounded
 from benchmarks.common.hand_batches import Rows, decoding, graph_index, mixed, prompts, put
 from benchmarks.common.harness import RESULTS, Flag, Run, UsageError, check, main, parser
 from benchmarks.common.model_shapes import SHAPES
@@ -45,14 +52,6 @@ GROUP_S = 0.05  # steps between two events, together
 AHEAD = 2  # groups that are submitted before the GPU has done them, so that it never waits for the host
 PERIOD_S, CLOCK_EVERY = 0.02, 5  # between two readings of the energy counter; of these to one of the clock
 SIZES = ("max_num_batched_tokens", "max_num_seqs", "max_model_len", "page_size", "num_pages")
-METHOD = """Step graphs as a server with default options captures them (kernels chained by programmatic dependent launch),
-random weights, keys and values of noise as large as theirs on pages drawn from all of the pool, greedy sampling. The host
-replays one graph over and over on one batch, two groups of about 50 ms ahead. After 0.3 s of it, step_ms is the median over
-groups of a group's time, by CUDA events, over its steps; lowest_ms and highest_ms are of single groups. mean_w: the slope of
-NVML's energy counter, read every 20 ms meanwhile; joules: of a step, mean_w times step_ms. clock_mhz: mean of the
-multiprocessors' clock by NVML, read every 0.1 s. tflop: two for each multiplication of linear layers and attention that the
-batch needs; what a graph computes for its padding is not counted. floor_ms: weights and cached context, read once at the
-bandwidth of an H200's memory as measured."""
 
 
 class Case(NamedTuple):
@@ -158,20 +157,20 @@ def measured(
         **case.facts(),
         "graph": shape.name,
         "steps": timing.steps,
-        "step_ms": rounded(step_ms),
-        "lowest_ms": rounded(min(timing.group_ms)),
-        "highest_ms": rounded(max(timing.group_ms)),
-        "tflop": {"linear": rounded(2e-12 * counted.linear), "attention": rounded(2e-12 * counted.attention)},
-        "tflop_per_s": rounded(counted.tflop / step_ms * 1e3),
+        "step_ms": rounded(step_ms, 5),
+        "lowest_ms": rounded(min(timing.group_ms), 5),
+        "highest_ms": rounded(max(timing.group_ms), 5),
+        "tflop": {"linear": rounded(2e-12 * counted.linear, 5), "attention": rounded(2e-12 * counted.attention, 5)},
+        "tflop_per_s": rounded(counted.tflop / step_ms * 1e3, 5),
     }
     watts, mhz = meter.power_w(timing.began, timing.ended), meter.clock_mhz(timing.began, timing.ended)
     if watts is not None:
-        result |= {"mean_w": round(watts, 1), "joules": rounded(watts * step_ms / 1e3)}
+        result |= {"mean_w": round(watts, 1), "joules": rounded(watts * step_ms / 1e3, 5)}
     if mhz is not None:
         result["clock_mhz"] = round(mhz)
     if case.kind == "decode":
         floor_ms = floor_us(a, count, DECODE_CONTEXT) / 1e3
-        result |= {"floor_ms": rounded(floor_ms), "share_of_floor": round(floor_ms / step_ms, 3)}
+        result |= {"floor_ms": rounded(floor_ms, 5), "share_of_floor": round(floor_ms / step_ms, 3)}
     return result
 
 
@@ -181,11 +180,6 @@ def check_tokens(logits: torch.Tensor, sampled: torch.Tensor, what: str) -> None
     check(bool(((sampled >= 0) & (sampled < logits.shape[1])).all()), f"{what}: tokens that the vocabulary doesn't have")
     chosen = logits.gather(1, sampled.long()[:, None])[:, 0]
     check(torch.equal(chosen, logits.max(1).values), f"{what}: tokens are not the likeliest")
-
-
-def rounded(value: float) -> float:
-    """Five digits."""
-    return float(f"{value:.5g}")
 
 
 def benchmark(options: argparse.Namespace) -> None:
@@ -208,7 +202,7 @@ def benchmark(options: argparse.Namespace) -> None:
                 results = measure(engine, a, chosen, options.seconds, run)
         except ConfigError as error:
             raise UsageError(str(error)) from error
-    run.write(METHOD, {"shape": options.shape, **results})
+    run.write(__doc__, {"shape": options.shape, **results})
     for step in results["steps"]:
         print(f"{step['kind']:8}{step['tokens']:6,} tokens {step['step_ms']:8.3g} ms {step.get('mean_w', 0):6.0f} W")
 

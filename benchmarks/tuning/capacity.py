@@ -2,8 +2,13 @@
 
     python -m benchmarks.tuning.capacity --rate 8 16 20 --streams 64 256
 
-The scheduler is the real one (blinkpy/verify/policy_check/timed_server.py); only the clock is made up. docs/tuning.md says what
-to make of it, and how good the prediction is.
+The scheduler is the real one, compiled, behind a queue pair (blinkpy/verify/policy_check/timed_server.py); only the clock is
+synthetic: a step that only decodes takes the measured time of its number of rows (interpolated in the logarithm) and context_ns
+for each token of context; a step with prefill takes the root of order three of weights_ms^3 + (overhead_ms + tokens of its bucket
+/ prefill_tokens_s)^3, context_ns for each token that its decodes attend to, and attention_ns for each pair of a prompt token and
+one that it attends to. outside_ms is the way through the front end. Arrivals are Poisson, or each stream sends its next request
+after an answer, and it takes 0 to 2 outside_ms to the engine, evenly distributed. An answer has the tokens that it had in the
+data. ITL is between two tokens. docs/tuning.md says what to make of it, and how good the prediction is.
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.common.distribution import rounded
 from benchmarks.common.harness import ROOT, Flag, Run, UsageError, main, parser, table
 from benchmarks.common.load import load_name
 from benchmarks.serving.workload import poisson, read_dataset
@@ -27,13 +33,6 @@ from blinkpy.models.gpu.step_shapes import SMALLEST_MIXED, bucket_shapes
 from blinkpy.scheduler.policies import SHIPPED
 from blinkpy.verify.policy_check.check_workload import Workload
 from blinkpy.verify.policy_check.timed_server import ServerModel, TimedSimulation, Work, serve_closed, serve_open
-
-METHOD = """The scheduler, compiled, behind a queue pair, with a made-up clock: a step that only decodes takes the measured time
-of its number of rows (interpolated in the logarithm) and context_ns for each token of context; a step with prefill takes the
-root of order three of weights_ms^3 + (overhead_ms + tokens of its bucket / prefill_tokens_s)^3, context_ns for each token that
-its decodes attend to, and attention_ns for each pair of a prompt token and one that it attends to. outside_ms is the way
-through the front end. Arrivals are Poisson, or each stream sends its next request after an answer, and it takes 0 to 2
-outside_ms to the engine, evenly distributed. An answer has the tokens that it had in the data. ITL is between two tokens."""
 
 FIGURES: dict[str, Callable[[NDArray[np.float64]], Any]] = {
     "p50": np.median,
@@ -154,7 +153,7 @@ def predict(
     itl = np.repeat(np.asarray(server.durations), server.decoding) / 1e6
     times_of = {"ttft": ttft, "tpot": tpot, "itl": itl, "e2e": 1000 * out.end_to_end_s + times.outside_ms}
     figures = {name: FIGURES[level](times_of[what]) for name in COLUMNS for what, _, level in [name.partition("_")]}
-    return {name: float(f"{value:.4g}") for name, value in figures.items()}
+    return {name: rounded(value) for name, value in figures.items()}
 
 
 def choices(options: argparse.Namespace) -> list[Choice]:
@@ -202,7 +201,7 @@ def benchmark(options: argparse.Namespace) -> None:
             figures = predict(choice, times, requests, options, load["streams"])
             found.append({"name": choice.name, **dataclasses.asdict(choice), **figures})
         loads.append({**load, "requests": len(requests), "choices": found})
-    run.write(METHOD, {"times": dataclasses.asdict(times), "loads": loads})
+    run.write(__doc__, {"times": dataclasses.asdict(times), "loads": loads})
     head = ["policy, step tokens", *(name.replace("_", " ") for name in COLUMNS)]
     for load in loads:
         rows = [[choice["name"], *(f"{choice[name]:g}" for name in COLUMNS)] for choice in load["choices"]]
