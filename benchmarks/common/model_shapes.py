@@ -1,7 +1,7 @@
-"""Model folders with random weights in view: the published shapes of known models, and a tokenizer made up to fit.
+"""Model folders with random weights in view: the published shapes of known models, and a synthetic tokenizer that fits.
 
 A server that is measured by shape alone needs config.json and a tokenizer (`--load-format dummy` makes the weights). The
-tokenizer is a byte-level BPE whose tokens are letters and made-up words of up to eight letters, so that turning ids into text
+tokenizer is a byte-level BPE whose tokens are letters and synthetic words of up to eight letters, so that turning ids into text
 costs what it costs with a real one; only the bytes themselves, 256 of all, can be half a character.
 """
 
@@ -83,7 +83,7 @@ def write_folder(shape: str, folder: Path) -> Path:
 
 
 def write_tokenizer(size: int, path: Path) -> None:
-    """Write a tokenizer with exactly so many ids, the same each time. size: at least 256."""
+    """Write a tokenizer, the same each time. size: of its vocabulary, at least 256."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     vocabulary = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}

@@ -45,7 +45,7 @@ class EnergyMeter:
             }
         except ImportError:
             self.missing = "nvidia-ml-py is not installed"
-        except Exception as error:  # the library's own classes, made up at run time
+        except Exception as error:  # the library makes its classes at run time
             self.missing = f"no energy counter: {error}"
 
     def _joules(self) -> float:

@@ -33,7 +33,7 @@ MODELS = ROOT / "build" / "benchmarks" / "models"  # folders of shapes: always t
 
 @dataclass(frozen=True)
 class Load:
-    """What is offered. An open loop has a rate (requests a second) for so many seconds, and drain_s more until the rest is
+    """What is offered. An open loop has a rate (requests a second) for some seconds, and drain_s more until the rest is
     given up; a closed loop has streams, each asking rounds times, within seconds + drain_s. per_core: neighbours on each of
     the cores that the server shares, of these kinds."""
 

@@ -139,7 +139,7 @@ class Cores:
         return self.client[:-1] or self.client
 
     def spare(self, processes: int) -> bool:
-        """Whether so many client processes have a core each, and none of them is a server's: they may then spin."""
+        """Whether this number of client processes have a core each, and none of them is a server's: they may then spin."""
         return processes <= len(set(self.loading)) and not set(self.loading) & set(self.server)
 
     @property

@@ -38,7 +38,7 @@ class Candidate(NamedTuple):
 
 
 def candidates(shape: ExpertShape, tokens: int) -> Iterator[Candidate]:
-    """A few dozen around what is known to be good for so many tokens."""
+    """A few dozen around what is known to be good for this number of tokens."""
     each = tokens * shape.top_k / shape.experts
     blocks = (16,) if each <= 4 else (16, 32) if each <= 16 else (32, 64) if each <= 64 else (64, 128)
     for up, block_m, n, k, warps, stages in product((True, False), blocks, (32, 64, 128, 256), (64, 128, 256), (4, 8), (3, 4, 5)):

@@ -236,7 +236,7 @@ def test_prefers_sentences_to_shuffled_words(own_model, tokenizer, rng):
 
 
 def test_training_script_writes_a_model(tmp_path, monkeypatch, capsys):
-    """A few steps on a made-up book: a complete folder that transformers loads, the same bits on a second run."""
+    """A few steps on a synthetic book: a complete folder that transformers loads, the same bits on a second run."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     monkeypatch.syspath_prepend(ROOT / "tools")
