@@ -86,9 +86,7 @@ def batch_arrays(rows: Rows, table: Int32, page_size: int, most_rows: int, token
     slot = table[row, position // page_size] * page_size + position % page_size
 
     def padded(values: NDArray, size: int, padding: int) -> Int32:
-        result = np.full(size, padding, np.int32)
-        result[: len(values)] = values
-        return result
+        return np.pad(values.astype(np.int32), (0, size - len(values)), constant_values=padding)
 
     counts = np.zeros(BATCH_COUNTS, np.int64)
     counts[[ROWS, TOKENS, DECODE_ROWS, EMITS]] = count, rows.tokens, rows.decodes, count

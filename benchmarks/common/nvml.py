@@ -38,8 +38,8 @@ class EnergyMeter:
             self._joules()
             self._mhz()
             self.facts = {
-                "gpu": _text(pynvml.nvmlDeviceGetName(self._handle)),
-                "driver": _text(pynvml.nvmlSystemGetDriverVersion()),
+                "gpu": pynvml.nvmlDeviceGetName(self._handle),
+                "driver": pynvml.nvmlSystemGetDriverVersion(),
                 "memory_gib": round(pynvml.nvmlDeviceGetMemoryInfo(self._handle).total / 2**30, 1),
                 "power_limit_w": pynvml.nvmlDeviceGetPowerManagementLimit(self._handle) / 1000,
             }
@@ -122,11 +122,7 @@ def _visible(nvml: Any) -> Any:
     if first.isdecimal():
         return nvml.nvmlDeviceGetHandleByIndex(int(first))
     handles = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
-    found = [handle for handle in handles if first and _text(nvml.nvmlDeviceGetUUID(handle)).startswith(first)]
+    found = [handle for handle in handles if first and nvml.nvmlDeviceGetUUID(handle).startswith(first)]
     if len(found) != 1:
         raise LookupError(f"CUDA_VISIBLE_DEVICES={listed} names no GPU")
     return found[0]
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value

@@ -60,27 +60,23 @@ class Card:
     def wr_start(self) -> None:
         pass
 
+    wr_complete = close = wr_start
+
     def wr_rdma_read(self, rkey: int, remote: int) -> None:
         self._read, self._remote = True, remote
 
     def wr_rdma_write(self, rkey: int, remote: int) -> None:
         self._read, self._remote = False, remote
 
-    def wr_set_inline_data(self, address: int, length: int) -> None:
-        self._move(address, length)
-
     def wr_set_sge(self, sge: Any) -> None:
-        self._move(sge.addr, sge.length)
+        self.wr_set_inline_data(sge.addr, sge.length)
 
-    def _move(self, local: int, length: int) -> None:
+    def wr_set_inline_data(self, local: int, length: int) -> None:
         self._copy(*((local, self._remote) if self._read else (self._remote, local)), length)
         if self.wr_flags & 1:
             self._done.append(SimpleNamespace(status=0, wr_id=self.wr_id))
 
     _copy = staticmethod(ctypes.memmove)  # to, from, bytes
-
-    def wr_complete(self) -> None:
-        pass
 
     def poll(self, most: int) -> tuple[int, list[Any]]:
         done, self._done = self._done, []
@@ -88,9 +84,6 @@ class Card:
 
     def register(self, address: int, length: int, access: int) -> Any:
         return SimpleNamespace(lkey=1)
-
-    def close(self) -> None:
-        pass
 
 
 def stand_in_for_verbs() -> None:

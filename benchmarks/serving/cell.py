@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from benchmarks.common.harness import ROOT, UsageError, on_cores
 from benchmarks.common.load import LoadResult, Target, offer
 from benchmarks.common.model_shapes import SHAPES, write_folder
@@ -19,7 +22,7 @@ from benchmarks.common.nvml import EnergyMeter
 from benchmarks.serving.load_figures import Slo, figures
 from benchmarks.serving.neighbours import KINDS, Neighbours
 from benchmarks.serving.systems import Cores, Model, Running, ServerError, System, find_system, parse_cores, running
-from benchmarks.serving.workload import Dataset, closed_loop, open_loop, read_dataset
+from benchmarks.serving.workload import closed_loop, open_loop, read_dataset
 from blinkpy.progress import Progress
 
 START_S = 600.0  # longest start of a system
@@ -63,7 +66,7 @@ class Bench:
         self.options = options
         if not set(cores.front_end) < set(cores.server):
             raise UsageError("front ends get some of the server's cores, and not all of them")
-        self._datasets: dict[str, Dataset] = {}
+        self._datasets: dict[str, NDArray[np.int32]] = {}
         self._log_count = 0
 
     def facts(self) -> dict[str, Any]:

@@ -177,11 +177,11 @@ def offered(options: argparse.Namespace, times: StepTimes) -> list[tuple[dict[st
     for rate in options.rate:
         rng = np.random.default_rng([options.seed, round(1000 * rate)])
         due = poisson(rate, options.seconds, rng)
-        lengths = data.lengths[rng.integers(0, len(data.lengths), len(due))]
+        lengths = data[rng.integers(0, len(data), len(due))]
         loads.append(({"rate": rate, "streams": 0}, requests_of(due, lengths[:, 0], lengths[:, 1])))
     for streams in options.streams:
         rng = np.random.default_rng([options.seed, streams])
-        lengths = closed.lengths[rng.integers(0, len(closed.lengths), streams * options.rounds)]
+        lengths = closed[rng.integers(0, len(closed), streams * options.rounds)]
         loads.append(({"rate": 0.0, "streams": streams}, closed_loop(lengths, streams, rng, times)))
     return loads
 
