@@ -53,8 +53,8 @@ def bare_model(rows: int, room: int) -> Any:
     from blinkpy.models.weights.model_folder import resolve_model
 
     folder = resolve_model("demo")
-    architecture = describe_model(folder)
-    return BareForward(architecture, load_weights(architecture, folder, choose_dtype(architecture, "auto", "cpu")), rows, room)
+    model = describe_model(folder)
+    return BareForward(model, load_weights(model, folder, choose_dtype(model, "auto", "cpu")), rows, room)
 
 
 def behind_the_best(given: list[np.ndarray], answers: list[list[int]]) -> float:

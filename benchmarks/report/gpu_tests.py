@@ -66,8 +66,7 @@ def gpu_tests(found: dict[str, Any]) -> str:
 
 def benchmark(options: argparse.Namespace) -> None:
     runs = [read_report(path) for path in options.reports]
-    commit = revision()
-    if not commit:
+    if not (commit := revision()):
         raise UsageError("the commit is not known: set BLINKPY_COMMIT")
     now = max(run["date"] for run in runs) or datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     result = {

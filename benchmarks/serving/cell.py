@@ -154,9 +154,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 @contextlib.contextmanager
 def bench(options: argparse.Namespace, progress: Progress) -> Iterator[Bench]:
     """The means of a benchmark, from its options."""
-    server, client, front_end = (
-        parse_cores(text) for text in (options.server_cores, options.client_cores, options.frontend_cores)
-    )
+    lists = options.server_cores, options.client_cores, options.frontend_cores
+    server, client, front_end = map(parse_cores, lists)
     cores = Cores(server or tuple(sorted(os.sched_getaffinity(0))), client, front_end)
     with on_cores(cores.watching), EnergyMeter() as meter:  # away from the servers, and from the client's processes
         yield Bench(options, find_model(options), cores, meter, progress)
@@ -164,17 +163,14 @@ def bench(options: argparse.Namespace, progress: Progress) -> Iterator[Bench]:
 
 def find_model(options: argparse.Namespace) -> Model:
     """The model of the options; a shape is written into its folder."""
-    name, shape = options.model, options.model in SHAPES
-    if shape:
-        config = SHAPES[name]
-        path = str(write_folder(name, MODELS / name))
-    else:
-        from blinkpy.models.weights.model_folder import DEMO_FOLDER
+    from blinkpy.models.weights.model_folder import DEMO_FOLDER
 
-        path = name
-        source = (DEMO_FOLDER if name == "demo" else Path(name)) / "config.json"
-        config = json.loads(source.read_text()) if source.is_file() else {}
-        name = Path(name).name
+    path, shape = options.model, options.model in SHAPES
+    name = Path(path).name
+    if shape:
+        path = str(write_folder(name, MODELS / name))
+    source = (DEMO_FOLDER if path == "demo" else Path(path)) / "config.json"
+    config = json.loads(source.read_text()) if source.is_file() else {}
     length = options.max_model_len or min(8192, int(config.get("max_position_embeddings", 8192)))
     vocabulary = options.vocabulary or int(config.get("vocab_size", 0))
     if not vocabulary:

@@ -15,10 +15,9 @@ import select
 import signal
 import subprocess
 import sys
-import time
 
 KINDS = ("compress", "build", "memory")
-READY_S = 60.0
+READY_S = 60.0  # longest time in which none starts
 PR_SET_PDEATHSIG = 1
 BLOCK = 900_000  # bytes, pbzip2's own
 COPY = 32 << 20
@@ -44,12 +43,11 @@ class Neighbours:
             for i in range(self.count):
                 command = [sys.executable, "-I", "-S", __file__, self.kinds[i % len(self.kinds)], str(tell)]
                 self._processes.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(tell,), process_group=0))
-            deadline, missing = time.monotonic() + READY_S, self.count
-            while missing and (left := deadline - time.monotonic()) > 0:
-                if select.select([ready], [], [], left)[0]:
-                    missing -= len(os.read(ready, missing))
-            if missing:
-                raise TimeoutError(f"{missing} of {self.count} neighbours did not start within {READY_S:.0f} s")
+            missing = self.count
+            while missing:
+                if not select.select([ready], [], [], READY_S)[0]:
+                    raise TimeoutError(f"{missing} of {self.count} neighbours did not start within {READY_S:.0f} s")
+                missing -= len(os.read(ready, missing))
         except BaseException:
             self.__exit__()
             raise
