@@ -97,7 +97,7 @@ def find_system(text: str, extras: Sequence[str] = (), environment: Sequence[str
     def own(options: Sequence[str]) -> list[str]:
         return [words for owner, _, words in (option.partition(":") for option in options) if owner == name]
 
-    variables = dict(assignment.split("=", 1) for assignment in own(environment))
+    variables = dict(assignment.partition("=")[::2] for assignment in own(environment))
     front_end = [system.front_end, *own(front_ends)][-1]
     extra, environs = " ".join(own(extras)), {**system.environment, **variables}
     return replace(system, name=name, extra=extra, environment=environs, front_end=front_end)
