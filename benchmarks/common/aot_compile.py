@@ -95,24 +95,19 @@ class Variant:
         return found
 
 
-class CompileOnlyDriver:
-    """Stands where Triton's CUDA driver stands; launches nothing."""
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", CAPABILITY, 32)
+COMPILE_ONLY = SimpleNamespace(
+    get_current_device=lambda: 0,
+    get_current_stream=lambda device: 0,
+    get_current_target=lambda: GPUTarget("cuda", CAPABILITY, 32),
+)
+"""Stands where Triton's CUDA driver stands; launches nothing."""
 
 
 class Gate:
     """Collects the variants that launches compile. Triton's driver is replaced, in the whole process."""
 
     def __init__(self) -> None:
-        triton.runtime.driver.set_active(CompileOnlyDriver())
+        triton.runtime.driver.set_active(COMPILE_ONLY)
         self.variants: dict[str, Variant] = {}
 
     def run(self, label: str, launch: Callable[[], object]) -> None:

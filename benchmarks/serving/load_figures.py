@@ -59,14 +59,10 @@ def figures(result: LoadResult, window_s: float, slo: Slo, meter: EnergyMeter) -
         tpots = [tpot for record in fine if (tpot := tpot_s(record)) is not None]
         ends = np.concatenate([record.times[1:] for record in fine])
         gaps = np.concatenate([np.diff(record.times) for record in fine])[np.argsort(ends, kind="stable")]
-        for name, seconds in (
-            ("ttft_ms", np.array(waits_s(result))),
-            ("tpot_ms", np.array(tpots)),
-            ("itl_ms", gaps),
-            ("e2e_ms", np.array([record.times[-1] - record.due for record in fine])),
-        ):
+        whole = [record.times[-1] - record.due for record in fine]
+        for name, seconds in (("ttft_ms", waits_s(result)), ("tpot_ms", tpots), ("itl_ms", gaps), ("e2e_ms", whole)):
             if len(seconds):
-                found[name] = describe(1000 * seconds, "ms", percentiles=LEVELS, tail=0)
+                found[name] = describe(1000 * np.array(seconds), "ms", percentiles=LEVELS, tail=0)
     found["client"] |= verdict(found)
     found["steps"] = steps_of(records, window_s)
     return found

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import sys
 from collections.abc import Callable
@@ -131,16 +132,9 @@ def predict(
     choice: Choice, times: StepTimes, requests: Workload, options: argparse.Namespace, streams: int = 0
 ) -> dict[str, float]:
     """Latencies in ms of one choice under one load. streams: in flight in a closed loop; 0: each request at its own time."""
-    machine = TimedMachine(
-        max_num_seqs=options.max_num_seqs,
-        max_num_batched_tokens=choice.tokens,
-        page_size=options.page_size,
-        num_pages=options.num_pages,
-        mixed_step_tokens=choice.mixed,
-        burst_tokens=choice.burst,
-        burst_step_tokens=choice.burst_step,
-        times=times,
-    )
+    sizes = options.max_num_seqs, choice.tokens, options.page_size, options.num_pages
+    steps = {"mixed_step_tokens": choice.mixed, "burst_tokens": choice.burst, "burst_step_tokens": choice.burst_step}
+    machine = TimedMachine(*sizes, **steps, times=times)
     server = TimedSimulation(SHIPPED[choice.policy], machine, requests)
     if streams:
         serve_closed(server, streams)
@@ -159,14 +153,9 @@ def predict(
 def choices(options: argparse.Namespace) -> list[Choice]:
     """Every policy with every step size, and with every pair and triple of sizes under every threshold."""
     sizes = [(options.full, 0)] + ([(options.short, options.full)] if options.short else [])
-    several = [
-        Choice(policy, most, mixed, burst, burst_step)
-        for policy in options.policy
-        for mixed in options.mixed
-        for most, burst_step in sizes
-        for burst in options.burst
-    ]
-    return [Choice(policy, tokens) for policy in options.policy for tokens in options.steps] + several
+    several = itertools.product(options.policy, options.mixed, sizes, options.burst)
+    one = [Choice(policy, tokens) for policy, tokens in itertools.product(options.policy, options.steps)]
+    return one + [Choice(policy, most, mixed, burst, step) for policy, mixed, (most, step), burst in several]
 
 
 def offered(options: argparse.Namespace, times: StepTimes) -> list[tuple[dict[str, Any], Workload]]:
