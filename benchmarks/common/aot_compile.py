@@ -1,18 +1,18 @@
 """Compiles every Triton kernel variant that the served models use for sm_90, without a GPU, and reads what each one
 needs.
 
-The launchers themselves are called, with meta tensors (shapes, no memory) and Triton's driver replaced by one that only
-names the target: each launch is specialised exactly as the JIT would specialise it (alignment, arguments equal to 1)
-and compiled, but not started. `python benchmarks/common/aot_compile.py` prints the table; `--json` prints it for the test.
+Whole steps are launched, and each case that a variant declares, with meta tensors (shapes, no memory) and Triton's driver
+replaced by one that only names the target: each launch is specialised exactly as the JIT would specialise it (alignment,
+arguments equal to 1) and compiled, but not started. `python -m benchmarks.common.aot_compile` prints a JSON object for each.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -20,28 +20,33 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
+from benchmarks.common.model_shapes import SHAPES
 from blinkpy.device.cuda.cubin import SHARED_MEMORY_LIMIT, read_cubin
-from blinkpy.kernels import activation, gather, norm
-from blinkpy.kernels.attention import rotate_and_cache, split_plan
+from blinkpy.kernels.attention import split_plan
 from blinkpy.kernels.attention.attention import VARIANTS as ATTENTION
 from blinkpy.kernels.attention.attention import attend
-from blinkpy.kernels.attention.attention_variants import LAST_TOKENS, AttentionCall, NewTokens, PagedKV
-from blinkpy.kernels.attention.prefill_attention import plan_prefill
+from blinkpy.kernels.attention.attention_variants import LAST_TOKENS, AttentionCall, PagedKV
 from blinkpy.kernels.batch_view import BatchView
 from blinkpy.kernels.linear.linear import VARIANTS as LINEARS
-from blinkpy.kernels.linear.linear import can_leave_partials, linear
+from blinkpy.kernels.linear.linear import linear
 from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_table import LinearTable
 from blinkpy.kernels.linear.linear_variants import LinearCall, LinearShape, LinearWorkspace
-from blinkpy.kernels.moe import routing
 from blinkpy.kernels.moe.expert_config import ExpertShape, ExpertTable
 from blinkpy.kernels.moe.expert_variants import ExpertCall, ExpertCase, ExpertWorkspace
 from blinkpy.kernels.moe.experts import VARIANTS as EXPERTS
 from blinkpy.kernels.moe.experts import experts, plan_experts
-from blinkpy.kernels.sampling.record_logprobs import write_logprobs
-from blinkpy.kernels.sampling.sampler import sample_tokens
+from blinkpy.kernels.sampling.sample_tokens import VARIANTS as SAMPLERS
+from blinkpy.kernels.sampling.sample_tokens import sample_tokens
 from blinkpy.kernels.sampling.sampling_call import RequestView, SamplingCall, SamplingWorkspace
+from blinkpy.models.families.describe_model import describe_config
+from blinkpy.models.gpu.gpu_decoder import GpuDecoder
+from blinkpy.models.gpu.gpu_step import GpuStep
 from blinkpy.models.gpu.step_shapes import StepShape
+from blinkpy.models.paged_cache import PagedCache
+from blinkpy.models.weights.checkpoint import Part, layer_parts, outer_parts
+from blinkpy.models.weights.decoder_weights import TORCH_DTYPES, LayerWeights, Weights
+from blinkpy.models.weights.model_folder import DEMO_FOLDER
 from blinkpy.queues.logprob_record import LOGPROB_ENTRIES
 from blinkpy.queues.submission import SQ_ENTRY_WORDS
 
@@ -51,6 +56,19 @@ SPILL_ALLOWED = {"linear": 16, "adjust": 64}
 """Bytes of stack frame that a kernel may use, by name; all others must not spill. The assembler sometimes keeps two words of
 the epilogue of `linear` on the stack although registers are free. `adjust` is given fewer registers than it would take, so
 that more programs share a multiprocessor; what it spills belongs to the penalties."""
+
+DEMO = json.loads((DEMO_FOLDER / "config.json").read_text())
+ONE, MANY, MIXED = StepShape(1, 1, False), StepShape(64, 64, False), StepShape(2048, 256, True)
+STEPS: dict[str, tuple[dict[str, Any], tuple[StepShape, ...]]] = {
+    "Llama-3-8B": (SHAPES["llama-3-8b"], (ONE, MANY, MIXED)),
+    "Qwen3-30B-A3B": (SHAPES["qwen3-30b-a3b"], (ONE, MANY, MIXED)),
+    "Phi-4": (SHAPES["phi-4"], (ONE, MIXED)),
+    "demo": (DEMO, (StepShape(64, 64, True),)),
+    "demo float32": (DEMO | {"torch_dtype": "float32"}, (StepShape(64, 64, True),)),
+}
+"""config.json of a model, and the steps of it that are launched; two layers stand for all."""
+LAYERS, MAX_MODEL_LEN, SLOTS = 2, 8192, 512
+GPU = "NVIDIA H200"  # whose measured configurations are taken
 
 
 @dataclass(frozen=True)
@@ -64,7 +82,6 @@ class Variant:
     shared: int
     stack_frame: int
     unresolved: tuple[str, ...]
-    seconds: float
 
     def problems(self) -> list[str]:
         found = []
@@ -79,35 +96,28 @@ class Variant:
         return found
 
 
-class CompileOnlyDriver:
-    """Stands where Triton's CUDA driver stands; launches nothing."""
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", CAPABILITY, 32)
+COMPILE_ONLY = SimpleNamespace(
+    get_current_device=lambda: 0,
+    get_current_stream=lambda device: 0,
+    get_current_target=lambda: GPUTarget("cuda", CAPABILITY, 32),
+)
+"""Stands where Triton's CUDA driver stands; launches nothing."""
 
 
 class Gate:
-    """Collects the variants that launches compile while it is active."""
+    """Collects the variants that launches compile. Triton's driver is replaced, in the whole process."""
 
     def __init__(self) -> None:
-        self.variants: list[Variant] = []
-        self._seen: set[str] = set()
-        self._label = ""
+        triton.runtime.driver.set_active(COMPILE_ONLY)
+        self.variants: dict[str, Variant] = {}
 
-    def run(self, label: str, launch: Callable[[], None]) -> None:
-        self._label = label
+    def run(self, label: str, launch: Callable[[], object]) -> None:
         original = JITFunction.run
 
         def compile_only(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-            begin = time.perf_counter()
             compiled = original(kernel, *args, grid=grid, warmup=True, **kwargs)
-            self._record(compiled, time.perf_counter() - begin)
+            if compiled.hash not in self.variants:
+                self.variants[compiled.hash] = needs_of(compiled, label)
             return compiled
 
         JITFunction.run = compile_only
@@ -116,155 +126,59 @@ class Gate:
         finally:
             JITFunction.run = original
 
-    def _record(self, compiled: Any, seconds: float) -> None:
-        if compiled.hash in self._seen:
-            return
-        self._seen.add(compiled.hash)
-        cubin = read_cubin(compiled.asm["cubin"])
-        name = compiled.metadata.name
-        needs = cubin.kernels[name]
-        self.variants.append(
-            Variant(
-                self._label,
-                name.lstrip("_"),
-                compiled.metadata.num_warps,
-                needs.registers,
-                compiled.metadata.shared + needs.shared,
-                needs.stack_frame,
-                cubin.unresolved,
-                round(seconds, 2),
-            )
-        )
+
+def needs_of(compiled: Any, label: str) -> Variant:
+    """What a compiled kernel needs, from its cubin."""
+    cubin, name, warps = read_cubin(compiled.asm["cubin"]), compiled.metadata.name, compiled.metadata.num_warps
+    needs = cubin.kernels[name]
+    shared = compiled.metadata.shared + needs.shared
+    return Variant(label, name.lstrip("_"), warps, needs.registers, shared, needs.stack_frame, cubin.unresolved)
 
 
-@dataclass(frozen=True)
-class Shape:
-    """What the kernels see of a model."""
-
-    name: str
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    width: int  # of the feed-forward layer, or of one expert
-    vocabulary: int
-    qk_norm: bool = False
-    experts: int = 0
-    top_k: int = 0
-    dtype: torch.dtype = torch.bfloat16
-    page: int = 16
+def fits(launch: Callable[[], object]) -> bool:
+    """Whether what this launches fits the GPU without spills. It is compiled into Triton's cache; Triton's driver is replaced."""
+    gate = Gate()
+    gate.run("candidate", launch)
+    return not any(variant.problems() for variant in gate.variants.values())
 
 
-MODELS = (
-    Shape("Llama-3-8B", 4096, 32, 8, 128, 14336, 128256),
-    Shape("Qwen3-30B-A3B", 2048, 32, 4, 128, 768, 151936, qk_norm=True, experts=128, top_k=8),
-    Shape("Phi-4", 5120, 40, 10, 128, 17920, 100352),
-    Shape("demo", 256, 8, 4, 32, 704, 4096),
-    Shape("demo float32", 256, 8, 4, 32, 704, 4096, dtype=torch.float32),
-)
-TABLE = LinearTable.load("NVIDIA H200")
-EXPERT_TABLE = ExpertTable.load("NVIDIA H200")
-ONE, MANY, MIXED = (1, 1, False), (64, 64, False), (2048, 256, True)
-"""(tokens, rows, holds prefill chunks)"""
-BUCKETS = {"Phi-4": (ONE, MIXED), "demo": ((64, 64, True),), "demo float32": ((64, 64, True),)}
-"""Buckets of a model; the others get all three."""
-SM_COUNT = 132
-
-
-def meta(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+def meta(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
     return torch.empty(*shape, dtype=dtype, device="meta")
 
 
-def launches(model: Shape, tokens: int, rows: int, mixed: bool, pdl: bool) -> Iterator[Callable[[], None]]:
-    """The launches of one layer and of the ends of a step."""
-    dtype = model.dtype
-    counts = meta(8, dtype=torch.int64)
-    ids, slots = meta(tokens, dtype=torch.int32), meta(rows, dtype=torch.int32)
-    starts, table = meta(rows + 1, dtype=torch.int32), meta(512, 512, dtype=torch.int32)
-    hidden = meta(tokens, model.hidden, dtype=dtype)
-    weight = meta(model.hidden, dtype=dtype)
-    size = model.heads + 2 * model.kv_heads
-    qkv = meta(tokens, size * model.head_dim, dtype=dtype)
-    q = qkv.view(tokens, size, model.head_dim)[:, : model.heads]
-    cache = meta(1024, model.kv_heads, model.page, model.head_dim, dtype=dtype)
-    angles = meta(8192, model.head_dim // 2, dtype=torch.float32)
-    head_weight = meta(model.head_dim, dtype=dtype)
-    norms = (head_weight, head_weight) if model.qk_norm else None
-    attended = meta(tokens, model.heads * model.head_dim, dtype=dtype)
-    yield lambda: gather.embed(ids, meta(model.vocabulary, model.hidden, dtype=dtype), counts, hidden, pdl=pdl)
-    yield lambda: norm.rms_norm(hidden, weight, 1e-5, counts, hidden, pdl=pdl)
-    yield lambda: norm.rms_norm(hidden, weight, 1e-5, counts, hidden, hidden, pdl=pdl)
-    new, paged = NewTokens(qkv, angles, angles, norms), PagedKV(cache, cache, table)
-    batch = BatchView(counts, slots, starts, slots, slots, ids, ids)
-    yield lambda: rotate_and_cache.rope_and_cache(new, paged, batch, heads=model.heads, pdl=pdl)
-    plan, last_plan = (split_plan.plan_decode(rows, model.kv_heads, 8192, SM_COUNT, dtype, mixed=m) for m in (mixed, False))
-    workspace = split_plan.DecodeWorkspace.allocate(
-        [(rows, plan), (rows, last_plan)], model.heads, model.kv_heads, model.head_dim, "meta"
+def meta_step(config: dict[str, Any], shape: StepShape, pdl: bool) -> GpuStep:
+    """The steps of a model on the GPU, but on meta tensors."""
+    model = describe_config(config | {"num_hidden_layers": LAYERS})
+    dtype = TORCH_DTYPES[model.dtype]
+
+    def parts(described: list[Part]) -> dict[str, torch.Tensor]:
+        return {part.field: meta(*part.shape, dtype=dtype) for part in described}
+
+    outer = parts(outer_parts(model))
+    layers = [LayerWeights(**parts(layer_parts(model, layer))) for layer in range(LAYERS)]
+    weights = Weights(outer["embedding"], layers, outer["final_norm"], outer.get("lm_head", outer["embedding"]))
+    batch: Any = SimpleNamespace(
+        **{name: meta(shape.tokens) for name in ("token_ids", "positions", "cache_slots")},
+        **{name: meta(shape.rows) for name in ("row_slots", "context_lengths", "emits", "sampled")},
+        query_starts=meta(shape.rows + 1),
+        counts=meta(8, dtype=torch.int64),
+        logprobs=meta(shape.rows, LOGPROB_ENTRIES, dtype=torch.int64),
     )
-    call = AttentionCall(q, paged, batch, attended, rows, model.head_dim**-0.5, 0, workspace, None if mixed else new, pdl=pdl)
-    yield lambda: attend(call, plan)
-    if mixed:
-        yield lambda: attend(call, plan_prefill(dtype, SM_COUNT, overlap_prefill=True))
-    yield from linear_launches(model, tokens, rows, pdl)
-    last = meta(rows, model.hidden, dtype=dtype)
-    if StepShape(tokens, rows, mixed).last_tokens_only:
-        yield lambda: attend(replace(call, last_tokens=True), last_plan)
-        yield lambda: gather.last_tokens(hidden, starts, counts, last, counts, pdl=pdl)
-        yield from linear_launches(model, rows, rows, pdl)
-    yield lambda: norm.rms_norm(hidden, weight, 1e-5, counts, last, hidden, last_tokens_of=batch, pdl=pdl)
-    yield from sampling_launches(model, rows, pdl)
+    requests: Any = SimpleNamespace(page_table=meta(SLOTS, MAX_MODEL_LEN // 16), **meta_requests()._asdict())
+    cache, table = PagedCache(model, 1024, 16, dtype, "meta"), LinearTable.load(GPU)
+    step = GpuStep(GpuDecoder(model, weights, cache, batch, requests, [shape], MAX_MODEL_LEN, table, pdl))
+    if scratch := step.decoder.experts:
+        sizes = ExpertShape(model.experts.number, model.experts.top_k, model.hidden_size, model.experts.size)
+        of_gpu = ExpertTable.load(GPU)
+        scratch.plans = {rows: plan_experts(sizes, rows, dtype, "meta", of_gpu) for rows in scratch.plans}
+    return step
 
 
-def sampling_launches(model: Shape, rows: int, pdl: bool) -> Iterator[Callable[[], None]]:
-    logits = meta(rows, model.vocabulary, dtype=torch.float32)
-    by_slot, by_row = meta(512, dtype=torch.int32), meta(rows, dtype=torch.int32)
-    requests = RequestView(meta(512, SQ_ENTRY_WORDS, dtype=torch.int32), meta(512, 8192, dtype=torch.int32), by_slot)
-    batch, records = BatchView(meta(8, dtype=torch.int64), *[by_row] * 6), meta(rows, LOGPROB_ENTRIES, dtype=torch.int64)
-    workspace = SamplingWorkspace.allocate(rows, model.vocabulary, "meta")
-    call = SamplingCall(logits, requests, batch, by_row, records, workspace, pdl)
-    yield lambda: sample_tokens(call)
-    yield lambda: write_logprobs(call)
+def meta_requests() -> RequestView:
+    return RequestView(meta(SLOTS, SQ_ENTRY_WORDS), meta(SLOTS, MAX_MODEL_LEN), meta(SLOTS))
 
 
-def linear_launches(model: Shape, tokens: int, rows: int, pdl: bool) -> Iterator[Callable[[], None]]:
-    """The linear layers as a decode step runs them: norms, SwiGLU and residual additions fused in."""
-    hidden, width = model.hidden, model.width
-
-    def layer(n: int, k: int, m: int, **around: Any) -> Callable[[], None]:
-        shape = LinearShape(m, n, k, dtype=model.dtype, **around)
-        config = TABLE.config(n, k, m, model.dtype, swiglu=shape.swiglu)
-        if shape.residual and can_leave_partials(config):  # left to the next norm
-            shape = shape._replace(residual=False, partials=True)
-        return linear_launch(config, shape, pdl)
-
-    yield layer((model.heads + 2 * model.kv_heads) * model.head_dim, hidden, tokens, norm=True)
-    yield layer(hidden, model.heads * model.head_dim, tokens, residual=True)
-    if model.experts:
-        yield layer(model.experts, hidden, tokens, result=torch.float32)
-        yield from expert_launches(model, tokens, pdl)
-    else:
-        yield layer(width, hidden, tokens, norm=True, swiglu=True)
-        yield layer(hidden, width, tokens, residual=True)
-        up, counts = meta(tokens, 2 * width, dtype=model.dtype), meta(8, dtype=torch.int64)
-        yield lambda: activation.swiglu(up, counts, meta(tokens, width, dtype=model.dtype), pdl=pdl)
-    yield layer(model.vocabulary, hidden, rows, result=torch.float32)
-
-
-def expert_launches(model: Shape, tokens: int, pdl: bool) -> Iterator[Callable[[], None]]:
-    dtype, hidden, width, top_k = model.dtype, model.hidden, model.width, model.top_k
-    counts, stream = meta(8, dtype=torch.int64), meta(tokens, hidden, dtype=dtype)
-    logits, scales = meta(tokens, model.experts, dtype=torch.float32), (meta(hidden, dtype=dtype), 1e-5)
-    router = meta(model.experts, hidden, dtype=dtype)
-    if tokens <= routing.FUSED_ROUTER_TOKENS:
-        yield lambda: routing.router_logits(stream, scales, router, counts, stream, logits, pdl=pdl)
-    shape = ExpertShape(model.experts, top_k, hidden, width)
-    weights = meta(model.experts, 2 * width, hidden, dtype=dtype), meta(model.experts, hidden, width, dtype=dtype)
-    workspace = ExpertWorkspace.allocate(shape, tokens, dtype, "meta")
-    call = ExpertCall(stream, logits, *weights, counts, stream, workspace, top_k, True, pdl)
-    yield lambda: experts(call, plan_experts(shape, tokens, dtype, "meta", EXPERT_TABLE))
-
-
-def case_launches() -> Iterator[tuple[str, Callable[[], None]]]:
+def case_launches() -> Iterator[tuple[str, Callable[[], object]]]:
     """(label, launch) of the cases that every registered variant declares, in bfloat16: what no model here may use yet."""
     for name, linear_variant in LINEARS.items():
         for linear_case in linear_variant.cases:
@@ -274,11 +188,12 @@ def case_launches() -> Iterator[tuple[str, Callable[[], None]]]:
             yield f"case of {name}", expert_launch(name, case)
     for name, attention_variant in ATTENTION.items():
         for plan in attention_variant.plans(torch.bfloat16):
-            model, last_tokens = MODELS[0], attention_variant.rows == {LAST_TOKENS}
-            yield f"plan of {name}", attention_launch(model, 64, plan, last_tokens)
+            yield f"plan of {name}", attention_launch(plan, attention_variant.rows == {LAST_TOKENS})
+    for name in SAMPLERS:
+        yield f"case of {name}", sampling_launch(name)
 
 
-def linear_launch(config: LinearConfig, shape: LinearShape, pdl: bool = False) -> Callable[[], None]:
+def linear_launch(config: LinearConfig, shape: LinearShape) -> Callable[[], object]:
     make: dict[str, Any] = {"dtype": shape.dtype}
     x, weight = meta(shape.rows, shape.k, **make), meta(shape.weight_rows, shape.k, **make)
     bias, scales = (meta(size, **make) if given else None for size, given in ((len(weight), shape.bias), (shape.k, shape.norm)))
@@ -286,11 +201,11 @@ def linear_launch(config: LinearConfig, shape: LinearShape, pdl: bool = False) -
     out = meta(*split, shape.rows, shape.n, dtype=torch.float32 if shape.partials else shape.result or shape.dtype)
     workspace = LinearWorkspace.allocate("meta", shape.dtype, partial=2**24, rows=shape.rows * (shape.k + shape.weight_rows))
     norm, residual = None if scales is None else (scales, 1e-5), out if shape.residual else None
-    call = LinearCall(x, weight, out, workspace, meta(8, dtype=torch.int64), bias, norm, residual, shape.swiglu, pdl)
-    return lambda: linear(call, config)
+    call = LinearCall(x, weight, out, workspace, meta(8, dtype=torch.int64), bias, norm, residual, shape.swiglu)
+    return partial(linear, call, config)
 
 
-def expert_launch(name: str, case: ExpertCase, dtype: torch.dtype = torch.bfloat16) -> Callable[[], None]:
+def expert_launch(name: str, case: ExpertCase, dtype: torch.dtype = torch.bfloat16) -> Callable[[], object]:
     shape, tokens = case.shape, case.bucket
     table = ExpertTable({} if case.config is None else {shape.key(dtype): {tokens: case.config}})
     x, logits = meta(tokens, shape.hidden, dtype=dtype), meta(tokens, shape.experts, dtype=torch.float32)
@@ -301,55 +216,41 @@ def expert_launch(name: str, case: ExpertCase, dtype: torch.dtype = torch.bfloat
     return lambda: experts(call, plan_experts(shape, tokens, dtype, "meta", table, name))
 
 
-def attention_launch(model: Shape, tokens: int, plan: Any, last_tokens: bool) -> Callable[[], None]:
-    """Decode rows, chunks or last tokens of one size, by the variant of a plan."""
-    make: dict[str, Any] = {"dtype": model.dtype}
-    q, out = meta(tokens, model.heads, model.head_dim, **make), meta(tokens, model.heads * model.head_dim, **make)
-    cache, ids = meta(1024, model.kv_heads, model.page, model.head_dim, **make), meta(tokens + 1, dtype=torch.int32)
-    batch, paged = BatchView(meta(8, dtype=torch.int64), *[ids] * 6), PagedKV(cache, cache, meta(512, 512, dtype=torch.int32))
+def attention_launch(plan: Any, last_tokens: bool, dtype: torch.dtype = torch.bfloat16) -> Callable[[], object]:
+    """64 decode rows, chunks or last tokens, by the variant of a plan."""
+    tokens, heads, kv_heads, head_dim = 64, 32, 8, 128
+    q, out = meta(tokens, heads, head_dim, dtype=dtype), meta(tokens, heads * head_dim, dtype=dtype)
+    cache, ids = meta(1024, kv_heads, 16, head_dim, dtype=dtype), meta(tokens + 1)
+    batch, paged = BatchView(meta(8, dtype=torch.int64), *[ids] * 6), PagedKV(cache, cache, meta(SLOTS, 512))
     sizes = split_plan.DecodePlan(64, 1, 64)  # scratch for any plan
-    workspace = split_plan.DecodeWorkspace.allocate([(tokens, sizes)], model.heads, model.kv_heads, model.head_dim, "meta")
-    call = AttentionCall(q, paged, batch, out, tokens, model.head_dim**-0.5, 0, workspace, last_tokens=last_tokens)
-    return lambda: attend(call, plan)
+    workspace = split_plan.DecodeWorkspace.allocate([(tokens, sizes)], heads, kv_heads, head_dim, "meta")
+    call = AttentionCall(q, paged, batch, out, tokens, head_dim**-0.5, 0, workspace, last_tokens=last_tokens)
+    return partial(attend, call, plan)
 
 
-def fits(launch: Callable[[], None]) -> bool:
-    """Whether what this launches fits the GPU without spills. It is compiled into Triton's cache; Triton's driver is replaced."""
-    triton.runtime.driver.set_active(CompileOnlyDriver())
-    gate = Gate()
-    gate.run("candidate", launch)
-    return not any(variant.problems() for variant in gate.variants)
+def sampling_launch(name: str, rows: int = 64, vocabulary: int = 128256) -> Callable[[], object]:
+    logits, batch = meta(rows, vocabulary, dtype=torch.float32), BatchView(meta(8, dtype=torch.int64), *[meta(rows)] * 6)
+    records, workspace = meta(rows, LOGPROB_ENTRIES, dtype=torch.int64), SamplingWorkspace.allocate(rows, vocabulary, "meta")
+    return partial(sample_tokens, SamplingCall(logits, meta_requests(), batch, meta(rows), records, workspace), name)
 
 
 def compile_all() -> list[Variant]:
     """Compile every variant of every model and bucket. Kernels already in Triton's cache are only read."""
-    triton.runtime.driver.set_active(CompileOnlyDriver())
     gate = Gate()
-    for model in MODELS:
-        for tokens, rows, mixed in BUCKETS.get(model.name, (ONE, MANY, MIXED)):
-            for pdl in (False, True) if model.name == "Llama-3-8B" and tokens == 1 else (False,):
-                for launch in launches(model, tokens, rows, mixed, pdl):
-                    gate.run(f"{model.name} T={tokens}{' PDL' if pdl else ''}", launch)
+    for name, (config, shapes) in STEPS.items():
+        for shape in shapes:
+            for pdl in (False, True) if name == "Llama-3-8B" and shape == ONE else (False,):
+                step = meta_step(config, shape, pdl)
+                gate.run(f"{name} T={shape.tokens}{' PDL' if pdl else ''}", partial(step.launch, shape))
     for label, launch in case_launches():
         gate.run(label, launch)
-    return gate.variants
+    return list(gate.variants.values())
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON list instead of a table")
-    begin = time.perf_counter()
-    as_json = parser.parse_args().json
     variants = compile_all()
-    if as_json:
-        print(json.dumps([asdict(variant) | {"problems": variant.problems()} for variant in variants]))
-    else:
-        print(f"{'kernel':28}{'variant':28}{'warps':>6}{'regs':>6}{'shared':>8}{'stack':>6}{'s':>7}")
-        for v in variants:
-            print(
-                f"{v.kernel:28}{v.label:28}{v.warps:6}{v.registers:6}{v.shared:8}{v.stack_frame:6}{v.seconds:7.2f}", *v.problems()
-            )
-        print(f"{len(variants)} variants, {time.perf_counter() - begin:.1f} s")
+    for variant in variants:
+        print(json.dumps(asdict(variant) | {"problems": variant.problems()}))
     return int(any(variant.problems() for variant in variants))
 
 

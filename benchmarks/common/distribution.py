@@ -6,7 +6,6 @@ bootstrap (Künsch 1989): whole stretches of consecutive samples are drawn with 
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -40,9 +39,9 @@ def describe(
         some = x[np.sort(np.random.default_rng(seed).choice(len(x), INTERVAL_SAMPLES, replace=False))]
     lows, highs = _intervals(some, levels, seed)
     result: dict[str, Any] = {"unit": unit, "count": len(x)}
-    result |= {"min": _short(x.min()), "mean": _short(x.mean()), "max": _short(x.max())}
+    result |= {"min": rounded(x.min()), "mean": rounded(x.mean()), "max": rounded(x.max())}
     for level, value, low, high in zip(levels, values, lows, highs, strict=True):
-        result[f"p{level:g}"] = {"value": _short(value), "low": _short(low), "high": _short(high)}
+        result[f"p{level:g}"] = {"value": rounded(value), "low": rounded(low), "high": rounded(high)}
     return result
 
 
@@ -61,6 +60,6 @@ def _intervals(x: NDArray[np.float64], levels: list[float], seed: int) -> tuple[
     return low, high
 
 
-def _short(value: float) -> float:
-    """A number with four significant digits: what a measurement is worth, and small in a file."""
-    return float(f"{value:.4g}") if math.isfinite(value) else value
+def rounded(value: float, digits: int = 4) -> float:
+    """A number with the digits that a measurement is worth, and small in a file."""
+    return float(f"{value:.{digits}g}")

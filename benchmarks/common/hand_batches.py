@@ -9,7 +9,6 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.common.harness import UsageError
-from blinkpy.device.cuda.cuda_graphs import StepGraph
 from blinkpy.kv.state import BATCH_COUNTS, DECODE_ROWS, EMITS, MAX_CONTEXT, ROWS, TOKENS
 from blinkpy.models.gpu.gpu_step import GpuStep
 from blinkpy.queues.submission import WORD_TEMPERATURE, neutral_entries
@@ -48,7 +47,7 @@ def prompts(count: int, length: int) -> Rows:
 
 
 def mixed(decodes: int, context: int, chunk: int, cached: int = 0) -> Rows:
-    """Decode rows at a context, and one chunk of a prompt behind so many cached tokens of it."""
+    """Decode rows at a context, and one chunk of a prompt behind some cached tokens of it."""
     return Rows((1,) * decodes + (chunk,), (context,) * decodes + (cached + chunk,))
 
 
@@ -87,9 +86,7 @@ def batch_arrays(rows: Rows, table: Int32, page_size: int, most_rows: int, token
     slot = table[row, position // page_size] * page_size + position % page_size
 
     def padded(values: NDArray, size: int, padding: int) -> Int32:
-        result = np.full(size, padding, np.int32)
-        result[: len(values)] = values
-        return result
+        return np.pad(values.astype(np.int32), (0, size - len(values)), constant_values=padding)
 
     counts = np.zeros(BATCH_COUNTS, np.int64)
     counts[[ROWS, TOKENS, DECODE_ROWS, EMITS]] = count, rows.tokens, rows.decodes, count
@@ -122,7 +119,7 @@ def put(state: Any, rows: Rows, page_size: int, pages: Int32, vocab_size: int, s
 
 
 def graph_index(step: GpuStep, rows: Rows) -> int:
-    """Index of the step's smallest graph that holds so many rows and tokens, which is the one that the scheduler takes.
+    """Index of the step's smallest graph that holds its rows and tokens, which is the one that the scheduler takes.
 
     Raises ValueError when there is none.
     """
@@ -131,8 +128,3 @@ def graph_index(step: GpuStep, rows: Rows) -> int:
         if shape.mixed == rows.mixed and shape.tokens >= rows.tokens and shape.rows >= count:
             return index
     raise ValueError(f"no step graph holds {count} rows of {rows.tokens} tokens")
-
-
-def graph_for(step: GpuStep, rows: Rows) -> StepGraph:
-    """The graph of graph_index()."""
-    return step.graphs[graph_index(step, rows)]

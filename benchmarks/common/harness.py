@@ -13,13 +13,13 @@ import importlib.metadata
 import json
 import os
 import platform
-import resource
+import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 from blinkpy.progress import Progress
 
@@ -47,15 +47,36 @@ def check(fine: bool, what: str) -> None:
         raise WrongAnswer(what)
 
 
-def parser(name: str, description: str) -> argparse.ArgumentParser:
-    """The options that every benchmark has. name: of its module, within benchmarks."""
+class Flag(NamedTuple):
+    """An option of a benchmark: a number, or several as a tuple. smoke: its value with --smoke; None: the same."""
+
+    default: Any
+    help: str = ""
+    smoke: Any = None
+
+
+def parser(name: str, description: str, **flags: Flag) -> argparse.ArgumentParser:
+    """The options that every benchmark has, and its own. name: of its module, within benchmarks."""
     result = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=description)
     result.add_argument("--output", type=Path, help=f"result file (default: benchmarks/results/{stem(name)}.json)")
     result.add_argument("--smoke", action="store_true", help="a few seconds, to see that it works; the figures mean nothing")
     help_text = "wait up to S seconds until other processes rest"
     result.add_argument("--wait-quiet", type=float, default=0.0, metavar="S", help=help_text)
     result.add_argument("--note", default="", help="a remark for the result file")
+    for flag, (default, text, _) in flags.items():
+        several = isinstance(default, tuple)
+        kind = type(default[0] if several else default)
+        text = f"{text} (default: {' '.join(map(str, default)) if several else default})".strip()
+        result.add_argument(f"--{flag.replace('_', '-')}", type=kind, nargs="+" if several else None, default=default, help=text)
     return result
+
+
+def run_benchmark(name: str, description: str, benchmark: Callable[[Run], None], **flags: Flag) -> NoReturn:
+    """A benchmark as a command, with its own options."""
+    options = parser(name, description, **flags).parse_args()
+    if options.smoke:
+        vars(options).update({flag: smoke for flag, (_, _, smoke) in flags.items() if smoke is not None})
+    sys.exit(main(lambda options: benchmark(Run(name, options)), options))
 
 
 def stem(name: str) -> str:
@@ -72,7 +93,6 @@ class Run:
         if options.output is None and options.smoke:
             options.output = ROOT / "build" / "benchmarks" / f"{stem(name)}.json"
         self.output: Path = options.output or RESULTS / f"{stem(name)}.json"
-        self._partial = self.output.with_suffix(".partial.json")
         self.targets: list[dict[str, Any]] = []
         self._waited = wait_quiet(options.wait_quiet, self.progress) if options.wait_quiet else 0.0
         self._load = os.getloadavg()
@@ -86,7 +106,7 @@ class Run:
             {"what": what, "value": float(f"{value:.4g}"), "limit": limit, "at_most": at_most, "unit": unit, "met": met}
         )
 
-    def write(self, method: str, results: dict[str, Any]) -> None:
+    def write(self, method: str | None, results: dict[str, Any]) -> None:
         """Write the result file, and say the targets. method: how it was measured, in a few sentences."""
         self.progress.close()
         arguments = {k: v for k, v in vars(self.options).items() if k not in UNSAID and v is not None}
@@ -102,25 +122,20 @@ class Run:
             "machine": machine(),
             "software": software(),
             "others": {"load_average_before": self._load, "waited_s": round(self._waited, 1), **self._others.shares()},
-            "method": " ".join(method.split()),
+            "method": " ".join((method or "").split()),
             "targets": self.targets,
             "results": results,
         }
         self.output.parent.mkdir(parents=True, exist_ok=True)
         partial = self.output.with_name(self.output.name + ".new")
         partial.write_text(to_json(document) + "\n")
-        os.replace(partial, self.output)
-        self._partial.unlink(missing_ok=True)
+        partial.replace(self.output)
         for target in self.targets:
             sign = "at most" if target["at_most"] else "at least"
             state = "met" if target["met"] else "MISSED"
             print(f"{state:7}{target['what']}: {target['value']:g} {target['unit']} (target: {sign} {target['limit']:g})")
         print(f"written: {os.path.relpath(self.output)}")
 
-    def keep(self, results: dict[str, Any]) -> None:
-        """Write what there is so far beside the result file, where it stays if the benchmark doesn't come to its end."""
-        self.output.parent.mkdir(parents=True, exist_ok=True)
-        self._partial.write_text(to_json({"benchmark": self.name, "commit": revision(), "results": results}) + "\n")
 
 def to_json(value: Any, indent: int = 0) -> str:
     """JSON: what is short, and lists of numbers, on one line; of the rest one line for each key or item."""
@@ -135,34 +150,34 @@ def to_json(value: Any, indent: int = 0) -> str:
     return "[\n" + ",\n".join(pad + to_json(item, indent + 1) for item in value) + "\n" + "  " * indent + "]"
 
 
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|", *(f"| {' | '.join(row)} |" for row in rows)]
+    return "\n".join(lines)
+
+
 # ---- the machine --------------------------------------------------------------------------------------------------------
 
 
 def machine() -> dict[str, Any]:
     """The hardware and the operating system; nothing that names a host or its owner."""
-    model, memory = platform.machine(), 0
-    with contextlib.suppress(OSError), open("/proc/cpuinfo") as lines:
-        model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), model)
-    with contextlib.suppress(OSError), open("/proc/meminfo") as lines:
-        memory = next((int(line.split()[1]) for line in lines if line.startswith("MemTotal")), 0)
-    virtual = False
-    with contextlib.suppress(OSError):
-        virtual = " hypervisor " in Path("/proc/cpuinfo").read_text()
+    cpu = Path("/proc/cpuinfo").read_text()
+    model = re.search(r"^model name\s*: (.*)", cpu, re.MULTILINE)
     return {
-        "cpu": model,
+        "cpu": model[1] if model else platform.machine(),
         "architecture": platform.machine(),
         "cores": os.cpu_count(),
         "usable_cores": len(os.sched_getaffinity(0)),
-        "virtual_machine": virtual,
-        "memory_gib": round(memory / 2**20, 1),
+        "virtual_machine": " hypervisor " in cpu,
+        "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
         "kernel": f"{platform.system()} {platform.release().split('-')[0]}",
     }
 
 
-def origin(machine: dict[str, Any], commit: dict[str, Any]) -> dict[str, Any]:
+def origin() -> dict[str, Any]:
     """What parts of one result must have in common: the machine, but for its memory, which a virtual one may be given as it is
     needed; and the commit."""
-    return {"machine": {key: value for key, value in machine.items() if key != "memory_gib"}, "commit": commit}
+    return {"machine": {key: value for key, value in machine().items() if key != "memory_gib"}, "commit": revision()}
 
 
 def software() -> dict[str, str]:
@@ -196,30 +211,21 @@ class Others:
     """How much of the machine others took while this benchmark ran: other processes, and other virtual machines (steal)."""
 
     def __init__(self) -> None:
-        self._began, self._start, self._own = time.monotonic(), _cpu_times(), _own_cpu_s()
+        self._began, self._start = time.monotonic(), _cpu_times()
 
     def shares(self) -> dict[str, float]:
         """Shares of all cores' time since the start. For when all children of this process have ended."""
         wall = (time.monotonic() - self._began) * (os.cpu_count() or 1)
-        busy, steal = (b - a for a, b in zip(self._start, _cpu_times(), strict=True))
-        others = max(0.0, busy - (_own_cpu_s() - self._own))
-        return {"other_processes": round(others / wall, 4), "steal": round(steal / wall, 4)}
+        busy, steal, own = (after - before for before, after in zip(self._start, _cpu_times(), strict=True))
+        return {"other_processes": round(max(0.0, busy - own) / wall, 4), "steal": round(steal / wall, 4)}
 
 
-def _cpu_times() -> tuple[float, float]:
-    """(busy, stolen) seconds of all cores together, since the machine started."""
+def _cpu_times() -> tuple[float, float, float]:
+    """CPU seconds: (busy, stolen) of all cores together, since the machine started; of this process and its ended children."""
     with open("/proc/stat") as lines:
         user, nice, system, _, _, irq, softirq, steal = (int(word) for word in lines.readline().split()[1:9])
     tick = os.sysconf("SC_CLK_TCK")
-    return (user + nice + system + irq + softirq) / tick, steal / tick
-
-
-def _own_cpu_s() -> float:
-    """CPU seconds of this process and of its children that have ended."""
-    return sum(
-        usage.ru_utime + usage.ru_stime
-        for usage in (resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN))
-    )
+    return (user + nice + system + irq + softirq) / tick, steal / tick, sum(os.times()[:4])
 
 
 def wait_quiet(limit_s: float, progress: Progress) -> float:
@@ -235,17 +241,17 @@ def wait_quiet(limit_s: float, progress: Progress) -> float:
 
 
 @contextlib.contextmanager
-def pinned(*cores: int) -> Iterator[None]:
-    """Keep this process (and what it starts) on some of the cores it may use, by their place in that set; none: on all."""
-    allowed = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {allowed[core % len(allowed)] for core in cores} or allowed)
+def on_cores(cores: Collection[int]) -> Iterator[None]:
+    """This thread, and what it starts, on some cores; empty: where it is."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores or before)
     try:
         yield
     finally:
-        os.sched_setaffinity(0, allowed)
+        os.sched_setaffinity(0, before)
 
 
-def main(run: Any, options: argparse.Namespace) -> int:
+def main(run: Callable[[argparse.Namespace], None], options: argparse.Namespace) -> int:
     """Run a benchmark's function; a wrong answer is exit code 1, wrong options are 2, and both write nothing."""
     try:
         run(options)

@@ -1,6 +1,6 @@
 """Offers requests to a server over HTTP from several processes, and measures its own lag meanwhile.
 
-Each process runs one epoll loop over raw sockets, keeps what comes with its time, and looks into it only when the load is over.
+Each process runs one epoll loop over raw sockets, keeps what comes with its time, and reads it only when the load is over.
 That takes some microseconds for each event, so a process follows tens of thousands of events a second.
 
 Lag: every TICK_S a tick is due; how late the loop comes to it is how late it may have noticed anything else. The reasons don't
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
+import http.client
 import multiprocessing
 import os
 import re
@@ -19,12 +19,13 @@ import resource
 import select
 import socket
 import time
-from collections import deque
+from collections import ChainMap, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
+import httptools
 import numpy as np
 import orjson
 from numpy.typing import NDArray
@@ -36,8 +37,6 @@ START_LEAD_S = 0.2  # between "all client processes are ready" and the start
 READY_S = 60.0
 PARSE_S = 120.0  # for looking into the answers afterwards
 RECEIVE = 1 << 16
-LAST_CHUNK = b"0\r\n\r\n"
-HEAD_END = b"\r\n\r\n"
 EVENT_END = re.compile(rb"\n\n|\r\n\r\n")
 UNFINISHED = "unfinished"  # the error of a request that had not ended when the load was over
 RETRIES = 2  # of a request whose idle connection the server closed meanwhile
@@ -45,12 +44,14 @@ RETRIES = 2  # of a request whose idle connection the server closed meanwhile
 
 @dataclass(frozen=True)
 class Request:
-    """due: seconds after the start of the load. prompt: token ids, or a text of about prompt_tokens tokens."""
+    """due: seconds after the start of the load. prompt: token ids, or a text."""
 
     due: float
     prompt: list[int] | str
-    prompt_tokens: int
     max_tokens: int
+
+
+Requests = list[tuple[int, Request]]  # with their numbers
 
 
 @dataclass(frozen=True)
@@ -62,27 +63,38 @@ class Target:
     model: str
     chat: bool = False
     api_key: str = ""
-    temperature: float = 0.0
-
-    @property
-    def path(self) -> str:
-        return "/v1/chat/completions" if self.chat else "/v1/completions"
 
     def request_bytes(self, request: Request) -> bytes:
         """The POST request, streaming, for exactly request.max_tokens tokens."""
+        path = "/v1/chat/completions" if self.chat else "/v1/completions"
         body: dict[str, Any] = {
             "model": self.model,
             "max_tokens": request.max_tokens,
             "ignore_eos": True,
-            "temperature": self.temperature,
+            "temperature": 0,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
         body |= {"messages": [{"role": "user", "content": request.prompt}]} if self.chat else {"prompt": request.prompt}
         content = orjson.dumps(body)
         key = f"Authorization: Bearer {self.api_key}\r\n" if self.api_key else ""
-        head = f"POST {self.path} HTTP/1.1\r\nHost: {self.host}:{self.port}\r\nContent-Type: application/json\r\n{key}"
+        head = f"POST {path} HTTP/1.1\r\nHost: {self.host}:{self.port}\r\nContent-Type: application/json\r\n{key}"
         return head.encode() + b"Content-Length: %d\r\n\r\n" % len(content) + content
+
+
+def load_name(rate: float, streams: int) -> str:
+    """An open loop by its rate, a closed one by its streams."""
+    return f"{streams:g} stream{'' if streams == 1 else 's'}" if streams else f"{rate:g} requests/s"
+
+
+def get(host: str, port: int, path: str) -> tuple[int, bytes]:
+    """Status and body of a GET; status 0 if nobody answers."""
+    connection = http.client.HTTPConnection(host, port, timeout=5)
+    with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
+        connection.request("GET", path)
+        response = connection.getresponse()
+        return response.status, response.read()
+    return 0, b""
 
 
 @dataclass
@@ -94,11 +106,9 @@ class Record:
 
     due: float
     sent: float
-    prompt_tokens: int
-    max_tokens: int
-    tokens: int = 0
-    error: str = ""
-    times: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    tokens: int
+    error: str
+    times: NDArray[np.float64]
 
 
 @dataclass
@@ -132,8 +142,8 @@ def offer(
         for i in range(processes):
             mine = [(k, request) for k, request in enumerate(requests) if (k % streams if streams else k) % processes == i]
             here, there = context.Pipe()
-            core = cores[i % len(cores)] if cores else None
-            worker = context.Process(target=_client, args=(there, target, mine, streams, core, limit_s, spin), daemon=True)
+            own = [cores[i % len(cores)]] if cores else []
+            worker = context.Process(target=_client, args=(there, own, target, mine, streams, limit_s, spin), daemon=True)
             worker.start()
             there.close()
             workers.append(worker)
@@ -155,11 +165,9 @@ def offer(
         for worker in workers:
             worker.join(1)
             worker.kill()
-    records: dict[int, Record] = {}
-    for found, _, _ in results:
-        records |= found
-    lags = np.concatenate([lags for _, lags, _ in results])
-    return LoadResult([records[k] for k in range(len(requests))], lags, max(busy for _, _, busy in results), began, limit_s)
+    found, lags, busy = zip(*results, strict=True)
+    records = dict(ChainMap(*found))
+    return LoadResult([records[k] for k in range(len(requests))], np.concatenate(lags), max(busy), began, limit_s)
 
 
 def _receive(pipe: Pipe, timeout: float) -> Any:
@@ -175,37 +183,33 @@ def _receive(pipe: Pipe, timeout: float) -> Any:
 
 
 class Answer:
-    """One request in flight, and what came for it. pieces: (time.perf_counter(), bytes), as received."""
+    """One request, and what came for it. pieces: (time.perf_counter(), bytes of the body), as received; status 0: nothing yet;
+    follower: the next one of a closed loop's stream."""
 
     def __init__(self, index: int, data: bytes, due: float):
         self.index, self.data, self.due = index, data, due
-        self.sent = 0.0
-        self.tries = 0
+        self.sent = self.last = 0.0  # last: when something came
+        self.tries = self.status = 0
+        self.whole = False
         self.pieces: list[tuple[float, bytes]] = []
-        self.tail = b""
-        self.missing = -1  # bytes of a body that has a Content-Length
+        self.follower: Answer | None = None
         self.error = ""
+        self._parser = httptools.HttpResponseParser(self)  # calls the methods on_*
 
     def more(self, now: float, data: bytes) -> bool:
-        """Take what came; whether the answer is whole."""
-        first = not self.pieces
-        self.pieces.append((now, data))
-        if first or (self.missing < 0 and len(self.pieces) < 8):
-            self._look_at_head()
-        elif self.missing >= 0:
-            self.missing -= len(data)
-        if self.missing >= 0:
-            return self.missing == 0
-        self.tail = data[-len(LAST_CHUNK) :] if len(data) >= len(LAST_CHUNK) else (self.tail + data)[-len(LAST_CHUNK) :]
-        return self.tail == LAST_CHUNK
+        """Take what came; whether the answer is whole. Raises HttpParserError."""
+        self.last = now
+        self._parser.feed_data(data)
+        return self.whole
 
-    def _look_at_head(self) -> None:
-        raw = b"".join(data for _, data in self.pieces)
-        head, end, body = raw.partition(HEAD_END)
-        if end:
-            length = _header(head, b"content-length")
-            if length.isdigit():
-                self.missing = int(length) - len(body)
+    def on_headers_complete(self) -> None:
+        self.status = self._parser.get_status_code()
+
+    def on_body(self, body: bytes) -> None:
+        self.pieces.append((self.last, body))
+
+    def on_message_complete(self) -> None:
+        self.whole = True
 
 
 class Connection:
@@ -225,32 +229,30 @@ class Connection:
 class Client:
     """One process's share of the load."""
 
-    def __init__(self, target: Target, requests: list[tuple[int, Request]], streams: int, limit_s: float, spin: bool = False):
+    def __init__(self, target: Target, requests: Requests, streams: int, limit_s: float, spin: bool):
         self.target, self.limit_s, self._spin = target, limit_s, spin
         self._poll = select.epoll()
         self._connections: dict[int, Connection] = {}
         self._idle: list[Connection] = []
-        self._queues: dict[int, deque[Answer]] = {}  # closed loop: what each stream asks
-        self._arrivals: deque[Answer] = deque()  # open loop
-        self.answers: list[Answer] = []
-        self.lags: list[float] = []
-        self.busy_s = 0.0
-        self._streams, self._live = streams, 0
-        for index, request in requests:
-            answer = Answer(index, target.request_bytes(request), request.due)
-            self.answers.append(answer)
-            if streams:
-                self._queues.setdefault(index % streams, deque()).append(answer)
+        self._live = 0
+        self.answers = [Answer(index, target.request_bytes(request), request.due) for index, request in requests]
+        self._arrivals: deque[Answer] = deque()  # not sent yet, and waiting for no other answer
+        last: dict[int, Answer] = {}  # of each stream
+        for answer in self.answers:
+            stream = answer.index % streams if streams else answer.index
+            if stream in last:
+                last[stream].follower = answer
             else:
                 self._arrivals.append(answer)
+            last[stream] = answer
+        self.lags: list[float] = []
+        self.busy_s = 0.0
 
     def run(self, began: float) -> None:
         """Send everything at its time and collect what comes, from time.perf_counter() == began on."""
         end, tick = began + self.limit_s, began + TICK_S
         while time.perf_counter() < began:
             time.sleep(0.001)
-        for queue in self._queues.values():
-            self._send(queue.popleft(), time.perf_counter() - began)
         while (self._live or self._arrivals) and (now := time.perf_counter()) < end:
             wake = min(tick, end, began + self._arrivals[0].due if self._arrivals else end)
             if wake > now and not self._spin:  # epoll's own timeout has whole milliseconds
@@ -260,11 +262,10 @@ class Client:
             for fd, mask in events:
                 self._event(self._connections[fd], mask, began)
             now = time.perf_counter()
-            sent = 0
+            waiting = len(self._arrivals)
             while self._arrivals and began + self._arrivals[0].due <= now:
                 self._send(self._arrivals.popleft(), now - began)
-                sent += 1
-            if events or sent:
+            if events or len(self._arrivals) < waiting:
                 self.busy_s += time.perf_counter() - looked
             if now >= tick:
                 self.lags.append(now - tick)
@@ -273,8 +274,9 @@ class Client:
             if connection.answer is not None:
                 connection.answer.error = UNFINISHED
             connection.sock.close()
-        for answer in [*self._arrivals, *(answer for queue in self._queues.values() for answer in queue)]:
-            answer.error = answer.error or "not sent"
+        for answer in self.answers:
+            if not answer.tries:
+                answer.error = "not sent"
 
     def _send(self, answer: Answer, now: float) -> None:
         """now: seconds since the start."""
@@ -306,10 +308,15 @@ class Client:
         except OSError as error:
             self._lost(connection, os.strerror(error.errno or 0).lower(), began)
             return
-        now = time.perf_counter()
-        if not data or answer is None:
-            self._lost(connection, "connection closed", began)
-        elif answer.more(now, data):
+        whole, why = False, "connection closed"
+        if data and answer is not None:
+            try:
+                whole, why = answer.more(time.perf_counter(), data), ""
+            except httptools.HttpParserError as error:
+                why = f"malformed answer: {error}"
+        if why:
+            self._lost(connection, why, began)
+        elif whole and answer is not None:
             connection.answer, connection.used = None, True
             self._idle.append(connection)
             self._ended(answer, began)
@@ -323,7 +330,7 @@ class Client:
             self._idle.remove(connection)
         if answer is None:
             return
-        if connection.used and not answer.pieces and answer.tries <= RETRIES:
+        if connection.used and not answer.last and answer.tries <= RETRIES:
             self._send(answer, time.perf_counter() - began)
             return
         answer.error = why
@@ -332,16 +339,14 @@ class Client:
     def _ended(self, answer: Answer, began: float) -> None:
         self._live -= 1
         answer.data = b""
-        if self._streams and (queue := self._queues[answer.index % self._streams]):
-            self._send(queue.popleft(), time.perf_counter() - began)
+        if answer.follower is not None:
+            self._send(answer.follower, time.perf_counter() - began)
 
 
-def _client(
-    pipe: Pipe, target: Target, requests: list[tuple[int, Request]], streams: int, core: int | None, limit_s: float, spin: bool
-) -> None:
-    """A client process: prepare, say so, wait for the start, run, look into the answers, send the records."""
-    if core is not None:
-        os.sched_setaffinity(0, {core})
+def _client(pipe: Pipe, cores: list[int], target: Target, requests: Requests, streams: int, limit_s: float, spin: bool) -> None:
+    """A client process: prepare, tell it, wait for the start, run, read the answers, send the records."""
+    if cores:
+        os.sched_setaffinity(0, cores)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # one connection for each request in flight
     client = Client(target, requests, streams, limit_s, spin)
@@ -362,76 +367,46 @@ def _client(
 def record_of(answer: Answer, request: Request, began: float, closed: bool) -> Record:
     """The record of an answer: when text came, how many tokens, and what was wrong. In a closed loop a request is due when it is
     sent."""
-    due = answer.sent if closed else answer.due
-    record = Record(due, answer.sent, request.prompt_tokens, request.max_tokens, error=answer.error)
+    tokens, times = 0, []
+    errors = [answer.error]
     try:
-        status, events = events_of(answer.pieces)
-    except (ValueError, IndexError) as error:
-        record.error = record.error or f"malformed answer: {error}"
-        return record
-    if status != 200:
-        record.error = record.error or (f"status {status}" if status else "no answer")
-        return record
-    times = []
+        events = events_of(answer.pieces) if answer.status == 200 else []
+    except ValueError as error:
+        events, errors = [], [*errors, f"malformed answer: {error}"]
+    if answer.status != 200:
+        errors.append(f"status {answer.status}" if answer.status else "no answer")
     for when, event in events:
         if "error" in event:
-            record.error = record.error or f"error event: {str(event['error'])[:80]}"
+            errors.append(f"error event: {str(event['error'])[:80]}")
         for choice in event.get("choices", ()):
             # Text may be empty, when a token is half a character; an end that brings nothing is no token.
             text = choice.get("text") or (choice.get("delta") or {}).get("content")
             if text or ("text" in choice and choice.get("finish_reason") is None):
                 times.append(when - began)
-        record.tokens = (event.get("usage") or {}).get("completion_tokens") or record.tokens
-    record.times = np.array(times)
-    if not record.error and record.tokens != request.max_tokens:
-        record.error = f"{record.tokens} tokens instead of {request.max_tokens}" if record.tokens else "no usage"
-    if not record.error and not times:
-        record.error = "no text"
-    return record
+        tokens = (event.get("usage") or {}).get("completion_tokens") or tokens
+    if tokens != request.max_tokens:
+        errors.append(f"{tokens} tokens instead of {request.max_tokens}" if tokens else "no usage")
+    if not times:
+        errors.append("no text")
+    first_error = next(filter(None, errors), "")
+    return Record(answer.sent if closed else answer.due, answer.sent, tokens, first_error, np.array(times))
 
 
-def events_of(pieces: list[tuple[float, bytes]]) -> tuple[int, list[tuple[float, dict[str, Any]]]]:
-    """HTTP status, and (time of arrival, event) of a chunked answer of server-sent events; [DONE] is left out.
+def events_of(pieces: list[tuple[float, bytes]]) -> list[tuple[float, dict[str, Any]]]:
+    """(time of arrival, event) of a body of server-sent events; [DONE] is left out.
 
-    An answer that was cut off gives the events that came whole. Status 0: nothing came. Raises ValueError for nonsense.
+    A body that was cut off gives the events that came whole. Raises ValueError for nonsense.
     """
-    raw = b"".join(data for _, data in pieces)
-    head, end, body = raw.partition(HEAD_END)
-    if not end:
-        return 0, []
-    status = int(head.split(b" ", 2)[1])
-    if status != 200 or _header(head, b"transfer-encoding") != b"chunked":
-        return status, []
-    text, marks = bytearray(), []  # marks: (end of a chunk in text, end of it in raw)
-    at, base = 0, len(raw) - len(body)
-    while (line_end := body.find(b"\r\n", at)) >= 0:
-        size = int(body[at:line_end].partition(b";")[0], 16)
-        at = line_end + 2 + size + 2
-        if size == 0 or at > len(body):
-            break
-        text += body[line_end + 2 : at - 2]
-        marks.append((len(text), base + at - 2))
+    text = b"".join(data for _, data in pieces)
     arrived = np.cumsum([len(data) for _, data in pieces])
     result: list[tuple[float, dict[str, Any]]] = []
-    position, mark = 0, 0
-    for end_of_event in EVENT_END.finditer(text):
-        block, position = bytes(text[position : end_of_event.start()]), end_of_event.end()
-        while mark < len(marks) - 1 and marks[mark][0] < position:
-            mark += 1
+    position = 0
+    for end in EVENT_END.finditer(text):
+        block, position = text[position : end.start()], end.end()
         data = b"".join(line[5:].strip() for line in block.split(b"\n") if line.startswith(b"data:"))
         if data and data != b"[DONE]":
-            when = pieces[int(np.searchsorted(arrived, marks[mark][1]))][0]
             event = orjson.loads(data)
             if not isinstance(event, dict):
-                raise ValueError(f"not an event: {json.dumps(event)[:60]}")
-            result.append((when, event))
-    return status, result
-
-
-def _header(head: bytes, name: bytes) -> bytes:
-    """The value of a header field, lower case; empty if there is none."""
-    for line in head.split(b"\r\n")[1:]:
-        key, _, value = line.partition(b":")
-        if key.strip().lower() == name:
-            return value.strip().lower()
-    return b""
+                raise ValueError(f"not an event: {data[:60]!r}")
+            result.append((pieces[int(np.searchsorted(arrived, position))][0], event))
+    return result

@@ -1,7 +1,7 @@
-"""Model folders with random weights in view: the published shapes of known models, and a tokenizer made up to fit.
+"""Model folders with random weights in view: the published shapes of known models, and a synthetic tokenizer that fits.
 
 A server that is measured by shape alone needs config.json and a tokenizer (`--load-format dummy` makes the weights). The
-tokenizer is a byte-level BPE whose tokens are letters and made-up words of up to eight letters, so that turning ids into text
+tokenizer is a byte-level BPE whose tokens are letters and synthetic words of up to eight letters, so that turning ids into text
 costs what it costs with a real one; only the bytes themselves, 256 of all, can be half a character.
 """
 
@@ -12,21 +12,31 @@ import random
 from pathlib import Path
 from typing import Any
 
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 8192,
+    "rope_theta": 500000.0,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "dtype": "bfloat16",
+}
 SHAPES: dict[str, dict[str, Any]] = {
-    "llama-3-8b": {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": 128256,
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 8192,
-        "rope_theta": 500000.0,
-        "rms_norm_eps": 1e-5,
-        "tie_word_embeddings": False,
-        "dtype": "bfloat16",
+    "llama-3-8b": LLAMA,
+    "phi-4": LLAMA
+    | {
+        "vocab_size": 100352,
+        "hidden_size": 5120,
+        "intermediate_size": 17920,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 10,
     },
     "qwen3-30b-a3b": {
         "architectures": ["Qwen3MoeForCausalLM"],
@@ -47,18 +57,14 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
         "dtype": "bfloat16",
     },
-    "small": {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+    "small": LLAMA
+    | {
         "vocab_size": 32000,
         "hidden_size": 1024,
         "intermediate_size": 2816,
         "num_hidden_layers": 8,
         "num_attention_heads": 16,
         "num_key_value_heads": 4,
-        "max_position_embeddings": 8192,
-        "tie_word_embeddings": False,
-        "dtype": "bfloat16",
     },
 }
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -77,7 +83,7 @@ def write_folder(shape: str, folder: Path) -> Path:
 
 
 def write_tokenizer(size: int, path: Path) -> None:
-    """Write a tokenizer with exactly so many ids, the same each time. size: at least 256."""
+    """Write a tokenizer, the same each time. size: of its vocabulary, at least 256."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     vocabulary = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}

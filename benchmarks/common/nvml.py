@@ -18,10 +18,10 @@ SLACK_S = 0.5  # that readings may begin too late or end too early
 class EnergyMeter:
     """Reads the energy counter of one GPU several times a second, within a with block. missing: why there is none, or empty.
 
-    index: of the GPUs that this process's servers see, as CUDA counts them (CUDA_VISIBLE_DEVICES). period_s: between two
-    readings of the counter; clock_every: of these to one of the clock."""
+    It is the first one that this process's servers see (CUDA_VISIBLE_DEVICES). period_s: between two readings of the counter;
+    clock_every: of these to one of the clock."""
 
-    def __init__(self, index: int = 0, period_s: float = PERIOD_S, clock_every: int = CLOCK_EVERY):
+    def __init__(self, period_s: float = PERIOD_S, clock_every: int = CLOCK_EVERY):
         self.missing = ""
         self.facts: dict[str, Any] = {}
         self._marks: list[tuple[float, float]] = []  # (time.perf_counter(), joules)
@@ -34,18 +34,18 @@ class EnergyMeter:
 
             self._nvml = pynvml
             pynvml.nvmlInit()
-            self._handle = _visible(pynvml, index)
+            self._handle = _visible(pynvml)
             self._joules()
             self._mhz()
             self.facts = {
-                "gpu": _text(pynvml.nvmlDeviceGetName(self._handle)),
-                "driver": _text(pynvml.nvmlSystemGetDriverVersion()),
+                "gpu": pynvml.nvmlDeviceGetName(self._handle),
+                "driver": pynvml.nvmlSystemGetDriverVersion(),
                 "memory_gib": round(pynvml.nvmlDeviceGetMemoryInfo(self._handle).total / 2**30, 1),
                 "power_limit_w": pynvml.nvmlDeviceGetPowerManagementLimit(self._handle) / 1000,
             }
         except ImportError:
             self.missing = "nvidia-ml-py is not installed"
-        except Exception as error:  # the library's own classes, made up at run time
+        except Exception as error:  # the library makes its classes at run time
             self.missing = f"no energy counter: {error}"
 
     def _joules(self) -> float:
@@ -111,24 +111,18 @@ def interpolated(marks: list[tuple[float, float]], begin: float, end: float) -> 
     return float(high - low)
 
 
-def _visible(nvml: Any, index: int) -> Any:
-    """NVML's handle of a GPU. NVML has all GPUs of the machine, in the order of the bus; CUDA has those of CUDA_VISIBLE_DEVICES:
-    UUIDs, which may be cut short, or numbers, which mean the same as NVML's with CUDA_DEVICE_ORDER=PCI_BUS_ID.
+def _visible(nvml: Any) -> Any:
+    """NVML's handle of the first GPU that CUDA sees. NVML has all GPUs of the machine, in the order of the bus; CUDA has those of
+    CUDA_VISIBLE_DEVICES: UUIDs, which may be cut short, or numbers, which mean the same as NVML's with
+    CUDA_DEVICE_ORDER=PCI_BUS_ID.
 
     Raises LookupError when that names no such GPU."""
-    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if listed is None:
-        return nvml.nvmlDeviceGetHandleByIndex(index)
-    words = [word.strip() for word in listed.split(",")]
-    word = words[index] if index < len(words) else ""
-    if word.isdecimal():
-        return nvml.nvmlDeviceGetHandleByIndex(int(word))
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+    first = listed.partition(",")[0].strip()
+    if first.isdecimal():
+        return nvml.nvmlDeviceGetHandleByIndex(int(first))
     handles = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
-    found = [handle for handle in handles if word and _text(nvml.nvmlDeviceGetUUID(handle)).startswith(word)]
+    found = [handle for handle in handles if first and nvml.nvmlDeviceGetUUID(handle).startswith(first)]
     if len(found) != 1:
-        raise LookupError(f"CUDA_VISIBLE_DEVICES={listed} names no GPU number {index}")
+        raise LookupError(f"CUDA_VISIBLE_DEVICES={listed} names no GPU")
     return found[0]
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value

@@ -2,10 +2,11 @@
 
     python -m benchmarks.parts.control_overhead
 
-The scheduler runs as in the engine (Scheduler.step, compiled by njit, called from Python, real queue pair), and a made-up
+The scheduler runs as in the engine (Scheduler.turn, compiled by njit, called from Python, real queue pair), and a synthetic
 step stands in for the model: it writes tokens that follow from the request's seed and the position, and then reads through as
 much memory as a small model has weights, so that the scheduler finds the caches as cold as it would in an engine.
-A client on the same queue pair submits requests and takes completions, outside of the measured time.
+A client on the same queue pair submits requests and takes completions, outside of the measured time. One thread, no pinning.
+Every request's tokens are compared with those that the model gives, and the scheduler's state is checked after each load.
 
 Loads: "steady" decodes without arrivals; "churn" replaces each finished request at once by a new one, with shared prompt
 prefixes, geometric output lengths (64 tokens on average) and some cancelled requests. "warm" is steady without the reading.
@@ -13,9 +14,7 @@ prefixes, geometric output lengths (64 tokens on average) and some cancelled req
 
 from __future__ import annotations
 
-import argparse
 import secrets
-import sys
 import threading
 import time
 from dataclasses import dataclass, field
@@ -25,12 +24,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.common.distribution import describe
-from benchmarks.common.harness import Run, check, main, parser
+from benchmarks.common.harness import Flag, Run, check, run_benchmark
 from blinkpy.config import Config
 from blinkpy.dpu.link.connect_shm import attach_segment
 from blinkpy.dpu.link.queue_pair import InFlightRequest, QueuePair
-from blinkpy.kv.limits import Limits, make_limits
-from blinkpy.kv.state import DECODE_ROWS, EMITS, ROWS, RUNNING_COUNT, State
+from blinkpy.kv.limits import make_limits
+from blinkpy.kv.state import DECODE_ROWS, EMITS, ROWS, RUNNING_COUNT
 from blinkpy.kv.state_memory import make_state
 from blinkpy.queues.completion import FINISH_CANCELLED, FINISH_LENGTH, FINISH_MASK, HAS_TOKEN
 from blinkpy.queues.header import EngineFacts
@@ -41,19 +40,18 @@ from blinkpy.queues.words import COUNTER, ENGINE_STATE, STATE_READY
 from blinkpy.scheduler.host_scheduler import Scheduler
 from blinkpy.transport.segment import create_segment
 
-SIZES = (1, 16, 64, 128, 256, 1024)
 TARGETS_US = {64: 100.0, 256: 300.0}  # medians
 VOCAB, MODEL_LEN, PAGE = 4096, 8192, 16
 PROMPT_TOKENS = (64, 192)  # of a steady request
 PREFIXES, PREFIX_TOKENS, TAIL_TOKENS = 8, 64, (16, 96)  # of a churning one
 MEAN_OUTPUT, LONGEST_OUTPUT = 64, 512
 CANCELLED = 0.02  # share of the churning requests
-WEIGHTS = 16 << 20  # bytes that the made-up step reads
+WEIGHTS = 16 << 20  # bytes that the synthetic step reads
 SETTLE = 200  # steps of a load before it is measured
 
 
 def token_of(seeds: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The made-up model: a token for each (seed of the request, position of the token)."""
+    """The synthetic model: a token for each (seed of the request, position of the token)."""
     mixed = (seeds & 0xFFFFFFFF) * 2654435761 + positions * 40503
     return (mixed ^ mixed >> 17) % VOCAB
 
@@ -76,20 +74,10 @@ class World:
         self.running, self.rng = running, rng
         rows = max(running, Config().scheduler.max_num_seqs)
         sizes = QueueSizes(pairs=1, slots=rows, sq_entries=rows, cq_entries=8192, prompt_tokens=1 << 18, hash_entries=1 << 14)
-        facts = EngineFacts(
-            instance=secrets.randbits(62) | 1,
-            hash_multiplier_1=secrets.randbelow(1 << 30) + (1 << 16),
-            hash_multiplier_2=secrets.randbelow(1 << 30) + (1 << 16),
-            max_model_len=MODEL_LEN,
-            vocab_size=VOCAB,
-            page_size=PAGE,
-            num_pages=running * MODEL_LEN // PAGE,
-            max_num_seqs=rows,
-            lease_ms=3_600_000,
-        )
-        budget = max(rows, 2048)
-        self.limits: Limits = make_limits(sizes, facts, max_num_batched_tokens=budget)
-        self.state: State = make_state(self.limits)
+        pages = running * MODEL_LEN // PAGE
+        facts = EngineFacts(secrets.randbits(62) | 1, 65_537, 131_071, MODEL_LEN, VOCAB, PAGE, pages, rows, 3_600_000)
+        self.limits = make_limits(sizes, facts, max_num_batched_tokens=max(rows, 2048))
+        self.state = make_state(self.limits)
         self.scheduler = Scheduler(self.limits, self.state)
         name = f"serve-benchmark-{secrets.token_hex(6)}"
         self.segment = create_segment(name, sizes, facts)
@@ -100,13 +88,9 @@ class World:
         self.weights = np.ones(WEIGHTS // 8)
         self.prefixes = rng.integers(0, VOCAB, (PREFIXES, PREFIX_TOKENS), dtype=np.int32)
         self.rows_seen: list[int] = []
-        self.finished = self.cancelled = 0
-        self._attach()
-
-    def _attach(self) -> None:
-        """Claim the pair; the scheduler grants it in this same thread."""
+        self.finished = 0
         self.scheduler.turn(time.monotonic_ns())  # compiles, the first time
-        claim = threading.Thread(target=self.pair.attach, args=(60.0,))
+        claim = threading.Thread(target=self.pair.attach, args=(60.0,))  # granted in this thread
         claim.start()
         while claim.is_alive():
             self.scheduler.turn(time.monotonic_ns())
@@ -155,7 +139,6 @@ class World:
         check(owner.tokens == expected, f"a request of {count} tokens got other tokens than the model made")
         if finish == FINISH_CANCELLED:
             check(request.cancelled, "a request was cancelled that nobody wanted to cancel")
-            self.cancelled += 1
         else:
             check(finish == FINISH_LENGTH and count == owner.max_tokens, f"{count} of {owner.max_tokens} tokens, end {finish}")
             self.finished += 1
@@ -186,6 +169,10 @@ class World:
             self.take(churn)
         return times / 1000
 
+    def counters(self) -> NDArray[np.int64]:
+        """Requests that finished, and tokens that were prefix hits, so far."""
+        return np.array([self.finished, self.views.engine[COUNTER["prefix_hit_tokens"]]])
+
     def drain(self) -> None:
         """Let everything end by cancelling it, and look whether all pages came back and the state is sound."""
         for request in self.pair.live():
@@ -201,9 +188,8 @@ def measure(running: int, steps: int, seed: int, run: Run) -> dict[str, Any]:
     """All loads at one number of running requests."""
     world = World(running, np.random.default_rng(seed))
     try:
-        result: dict[str, Any] = {"max_num_seqs": world.limits.rows}
         idle = world.steps(max(steps // 4, 20), cold=True, churn=False)
-        result["idle"] = describe(idle, "us")
+        result: dict[str, Any] = {"max_num_seqs": world.limits.rows, "idle": describe(idle, "us")}
         settle = min(SETTLE, steps)
         for _ in range(running):
             world.submit_steady(MODEL_LEN - PROMPT_TOKENS[1])
@@ -222,49 +208,36 @@ def measure(running: int, steps: int, seed: int, run: Run) -> dict[str, Any]:
             world.submit_churn()
         world.steps(settle, cold=True, churn=True)
         world.rows_seen.clear()
-        finished, hits = world.finished, int(world.views.engine[COUNTER["prefix_hit_tokens"]])
+        before = world.counters()
         churn = describe(world.steps(steps, cold=True, churn=True), "us")
-        churn["rows_mean"] = round(float(np.mean(world.rows_seen)), 1)
-        churn["finished_per_step"] = round((world.finished - finished) / steps, 3)
-        churn["hit_tokens_per_step"] = round((int(world.views.engine[COUNTER["prefix_hit_tokens"]]) - hits) / steps, 1)
-        result["churn"] = churn
+        finished, hits = world.counters() - before
+        churn |= {"finished_per_step": round(finished / steps, 3), "hit_tokens_per_step": round(hits / steps, 1)}
+        result["churn"] = churn | {"rows_mean": round(float(np.mean(world.rows_seen)), 1)}
         world.drain()
         return result
     finally:
         world.close()
 
 
-def benchmark(options: argparse.Namespace) -> None:
-    run = Run("parts.control_overhead", options)
-    if options.smoke:
-        options.steps, options.running = 30, options.running or [1, 16]
-    running = options.running or list(SIZES)
+def benchmark(run: Run) -> None:
+    options = run.options
     run.progress("compiling the scheduler")
-    world = World(1, np.random.default_rng(0))
-    world.close()
-    results: dict[str, Any] = {}
-    for count in running:
-        results[str(count)] = measure(count, options.steps, options.seed, run)
+    World(1, np.random.default_rng(0)).close()
+    results = {str(count): measure(count, options.steps, options.seed, run) for count in options.running}
     for count, limit in TARGETS_US.items():
         for load in ("steady", "churn"):
             if str(count) in results:
                 median = results[str(count)][load]["p50"]["value"]
                 run.target(f"scheduler call at {count} running, {load}, median", median, limit, "us")
-    run.write(
-        """One thread, no pinning. The time of each call of Scheduler.step with time.monotonic_ns() is one sample (us);
-        between calls the made-up step, the reading of 16 MiB, and the client. Every request's tokens are compared with
-        those that the made-up model gives, and the scheduler's state is checked after each load.""",
-        results,
-    )
-
-
-def options() -> argparse.Namespace:
-    result = parser("parts.control_overhead", "Control overhead of the njit loop, per step.")
-    result.add_argument("--running", type=int, nargs="+", help=f"running sequences (default: {' '.join(map(str, SIZES))})")
-    result.add_argument("--steps", type=int, default=2500, help="measured steps of each load")
-    result.add_argument("--seed", type=int, default=1, help="of the prompts and lengths")
-    return result.parse_args()
+    run.write(__doc__, results)
 
 
 if __name__ == "__main__":
-    sys.exit(main(benchmark, options()))
+    run_benchmark(
+        "parts.control_overhead",
+        "Control overhead of the njit loop, per step.",
+        benchmark,
+        running=Flag((1, 16, 64, 128, 256, 1024), "running sequences", smoke=(1, 16)),
+        steps=Flag(2500, "measured steps of each load", smoke=30),
+        seed=Flag(1, "of the prompts and lengths"),
+    )

@@ -3,26 +3,27 @@
     python -m benchmarks.parts.cpu_engine
 
 rates    the engine's own loop in this process, with requests from a thread over a queue pair: tokens per second while all streams
-         decode, for 1 to 32 streams, by the time from the end of one step to the end of the next
+         decode greedily, for 1 to 32 streams, by the time from the end of one step to the end of the next; rounds alternate over
+         the numbers of streams, and the first tokens of some streams are compared with the bare forward's
 step     the same at 16 streams, and after each step the bare torch forward (tests/support/models/bare_forward.py: the same
-         weights, batch and context; dense cache, no sampling, no scheduler), so that both meet the same disturbances: a ratio
-         for each step
+         weights, batch and context; dense cache, no sampling, no scheduler), so that both meet the same disturbances; engine_ms
+         is everything from the end of one step to the end of the next, and ratio is engine_ms to bare_ms of that step
 """
 
 from __future__ import annotations
 
-import argparse
+import contextlib
 import os
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.common.distribution import describe
-from benchmarks.common.harness import ROOT, Run, check, main, parser
+from benchmarks.common.harness import ROOT, Flag, Run, check, run_benchmark
 from blinkpy.config import Config
 from blinkpy.dpu.link.connect_shm import attach_segment
 from blinkpy.dpu.link.queue_pair import QueuePair
@@ -30,7 +31,6 @@ from blinkpy.kv.state import DECODE_ROWS, MAX_CONTEXT, ROWS, Batch, Requests
 from blinkpy.queues.completion import FINISH_LENGTH, FINISH_MASK, HAS_TOKEN
 from blinkpy.queues.request_parameters import RequestParameters
 
-STREAMS = (1, 4, 8, 16, 32)
 STEP_STREAMS = 16
 PROMPT_TOKENS = 48
 RATE_RATIO, STEP_RATIO = 3.0, 1.3
@@ -43,12 +43,6 @@ SETTLE = 16  # steps that are not measured
 APART = 16  # tokens, that the contexts of the streams may differ by in a measured step
 
 
-def prompts(vocabulary: int, count: int) -> list[NDArray[np.int32]]:
-    """Different prompts of one length; no two share a page."""
-    rng = np.random.default_rng(0)
-    return [rng.integers(16, vocabulary, PROMPT_TOKENS, dtype=np.int32) for _ in range(count)]
-
-
 def bare_model(rows: int, room: int) -> Any:
     """The bare forward of the demonstration model."""
     sys.path.append(str(ROOT / "tests"))
@@ -59,8 +53,8 @@ def bare_model(rows: int, room: int) -> Any:
     from blinkpy.models.weights.model_folder import resolve_model
 
     folder = resolve_model("demo")
-    architecture = describe_model(folder)
-    return BareForward(architecture, load_weights(architecture, folder, choose_dtype(architecture, "auto", "cpu")), rows, room)
+    model = describe_model(folder)
+    return BareForward(model, load_weights(model, folder, choose_dtype(model, "auto", "cpu")), rows, room)
 
 
 def behind_the_best(given: list[np.ndarray], answers: list[list[int]]) -> float:
@@ -98,13 +92,12 @@ class Watch:
         if not full or context - int(batch.context_lengths[:rows].min()) > APART:
             self._left = 0.0
             return
-        bare = self._time_bare(batch, rows, context) if self._bare else 0.0
+        bare = self._bare_ms(batch, rows, context) if self._bare else 0.0
         if self._left:
             self.samples.append((1000 * (entered - self._left), 1000 * (done - entered), bare, context))
         self._left = time.perf_counter()
 
-    def _time_bare(self, batch: Batch, rows: int, context: int) -> float:
-        """The bare forward of the same batch, ms."""
+    def _bare_ms(self, batch: Batch, rows: int, context: int) -> float:
         import torch
 
         ids = torch.from_numpy(batch.token_ids[:rows].astype(np.int64))
@@ -113,26 +106,26 @@ class Watch:
         return 1000 * (time.perf_counter() - began)
 
 
-def decode(options: argparse.Namespace, run: Run, streams: int, tokens: int, temperature: float, bare: bool) -> Any:
+def decode(run: Run, streams: int, tokens: int, temperature: float, bare: bool) -> Any:
     """Let the engine's loop answer streams; the samples of Watch, float64 [n, 4], and of some streams (prompt, tokens)."""
     from blinkpy.engine.engine import make_engine
 
     name = f"serve-benchmark-{os.getpid()}-{streams}-{int(bare)}"
     limit = PROMPT_TOKENS + tokens + 1
-    values = {"device": "cpu", "model": "demo", "name": name, "lease_ms": LEASE_MS, "threads": options.threads}
+    values = {"device": "cpu", "model": "demo", "name": name, "lease_ms": LEASE_MS, "threads": run.options.threads}
     values |= {"max_model_len": limit, "enable_prefix_caching": False}
     instance = make_engine(Config().with_options(values), run.progress)
     instance.start()
     loop: Any = instance.runner
     watch = loop.step = Watch(loop.step, streams, bare_model(streams, limit) if bare else None)
-    problems: list[BaseException] = []
     answers: list[tuple[NDArray[np.int32], list[int]]] = []
 
     def client() -> None:
         try:
             pair = QueuePair(attach_segment(name, 0))
             pair.attach(ATTACH_S)
-            for prompt in prompts(pair.facts.vocab_size, streams):
+            rng = np.random.default_rng(0)
+            for prompt in rng.integers(16, pair.facts.vocab_size, (streams, PROMPT_TOKENS), dtype=np.int32):
                 answers.append((prompt, []))
                 pair.submit(prompt, RequestParameters(max_tokens=tokens, seed=1, temperature=temperature), answers[-1][1])
             deadline = time.monotonic() + ANSWER_S
@@ -145,32 +138,26 @@ def decode(options: argparse.Namespace, run: Run, streams: int, tokens: int, tem
                 check(time.monotonic() < deadline, "the engine did not finish")
             pair.close()
             check(all(len(found) == tokens for _, found in answers), "tokens are missing")
-        except BaseException as error:
-            problems.append(error)
         finally:
             instance.stop()
 
-    thread = threading.Thread(target=client)
-    try:
-        thread.start()
+    with contextlib.closing(instance), ThreadPoolExecutor(1) as pool:
+        done = pool.submit(client)
         instance.run()
-    finally:
-        thread.join()
-        instance.close()
-    if problems:
-        raise problems[0]
+        done.result()
     samples = np.array(watch.samples[SETTLE:])
     check(len(samples) >= 4, f"only {len(samples)} steps had all {streams} streams")
     return samples, answers[:COMPARED]
 
 
-def rates(options: argparse.Namespace, run: Run) -> dict[str, Any]:
+def rates(run: Run) -> dict[str, Any]:
     """Tokens per second by number of streams; rounds alternate over these."""
+    options = run.options
     found: dict[int, list[float]] = {count: [] for count in options.streams}
     for i in range(options.rounds):
         for count in options.streams:
             run.progress("token rates", i * len(options.streams), options.rounds * len(options.streams))
-            samples, answers = decode(options, run, count, options.tokens, 0.0, False)
+            samples, answers = decode(run, count, options.tokens, 0.0, False)
             found[count].append(1000 * count * len(samples) / float(samples[:, :2].sum()))
             if i == 0:
                 behind = behind_the_best([prompt for prompt, _ in answers], [words[:COMPARED_TOKENS] for _, words in answers])
@@ -178,10 +165,10 @@ def rates(options: argparse.Namespace, run: Run) -> dict[str, Any]:
     return {"tokens_per_s": {str(count): describe(values, "tokens/s") for count, values in found.items()}}
 
 
-def steps(options: argparse.Namespace, run: Run) -> dict[str, Any]:
+def steps(run: Run) -> dict[str, Any]:
     """Steps of the engine next to the bare forward."""
     run.progress("engine steps next to the bare forward")
-    samples, _ = decode(options, run, STEP_STREAMS, options.step_tokens, options.temperature, True)
+    samples, _ = decode(run, STEP_STREAMS, run.options.step_tokens, run.options.temperature, True)
     scheduling, step, bare, contexts = samples.T
     return {
         "streams": STEP_STREAMS,
@@ -194,17 +181,15 @@ def steps(options: argparse.Namespace, run: Run) -> dict[str, Any]:
     }
 
 
-def benchmark(options: argparse.Namespace) -> None:
-    if options.smoke:
-        options.rounds, options.tokens, options.step_tokens, options.streams = 1, 32, 64, [1, 16]
-    run = Run("parts.cpu_engine", options)
+def benchmark(run: Run) -> None:
     import torch
 
+    options = run.options
     if options.threads:
         torch.set_num_threads(options.threads)
     results: dict[str, Any] = {"torch_threads": torch.get_num_threads()}
-    results["step"] = steps(options, run)
-    results["rates"] = rates(options, run)
+    results["step"] = steps(run)
+    results["rates"] = rates(run)
     found = {int(count): item["p50"]["value"] for count, item in results["rates"]["tokens_per_s"].items()}
     if 1 in found and STEP_STREAMS in found:
         ratio = found[STEP_STREAMS] / found[1]
@@ -212,26 +197,18 @@ def benchmark(options: argparse.Namespace) -> None:
         run.target(f"token rate of {STEP_STREAMS} streams to that of one", ratio, RATE_RATIO, "x", at_most=False)
     ratio = results["step"]["ratio"]["p50"]["value"]
     run.target(f"engine step to bare forward at {STEP_STREAMS} streams, median of the steps' ratios", ratio, STEP_RATIO, "x")
-    run.write(
-        f"""Built-in demonstration model, prompts of {PROMPT_TOKENS} tokens, all of one length. rates: greedy, rounds alternate
-        over the numbers of streams; a rate is that of the steps in which all streams decode, scheduling included; the first
-        tokens of some streams are compared with the bare forward's. step: one sample for each step
-        with all {STEP_STREAMS} streams in decode; engine_ms is everything from the end of one step to the end of the next,
-        scheduling and sampling (temperature {options.temperature:g}) included; ratio is engine_ms to bare_ms of that step.""",
-        results,
-    )
-
-
-def options() -> argparse.Namespace:
-    result = parser("parts.cpu_engine", "The CPU engine with the demonstration model.")
-    result.add_argument("--streams", type=int, nargs="+", default=list(STREAMS))
-    result.add_argument("--rounds", type=int, default=10)
-    result.add_argument("--tokens", type=int, default=128, help="of each stream, for the rates")
-    result.add_argument("--step-tokens", type=int, default=1000, help="of each stream, for the steps")
-    result.add_argument("--temperature", type=float, default=0.8, help="of the streams whose steps are measured")
-    result.add_argument("--threads", type=int, default=0, help="torch threads (0: one for each core)")
-    return result.parse_args()
+    run.write(__doc__, results)
 
 
 if __name__ == "__main__":
-    sys.exit(main(benchmark, options()))
+    run_benchmark(
+        "parts.cpu_engine",
+        "The CPU engine with the demonstration model.",
+        benchmark,
+        streams=Flag((1, 4, 8, 16, 32), smoke=(1, 16)),
+        rounds=Flag(10, smoke=1),
+        tokens=Flag(128, "of each stream, for the rates", smoke=32),
+        step_tokens=Flag(1000, "of each stream, for the steps", smoke=64),
+        temperature=Flag(0.8, "of the streams whose steps are measured"),
+        threads=Flag(0, "torch threads; 0: one for each core"),
+    )

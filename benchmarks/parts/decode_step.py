@@ -4,20 +4,18 @@
 
 The engine runs in this process with random weights; a client in another thread submits requests through the real queues.
 Per batch size: step time (from one end of a step to the next, so scheduling included). Of the scheduler: the time from the moment
-at which its kernel sees that the step is complete until it has decided (turns of the short way, whose tokens are published beside
-the next step, and of the general one), how long before that moment its other half was done, and the gap: from the end of a step's
+at which its kernel sees that the step is complete until it has decided (turns of the fast path, whose tokens are published beside
+the next step, and of the full one), how long before that moment its other half was done, and the gap: from the end of a step's
 last kernel to the begin of the next step, noted by kernels of one thread behind that one and at the root of each step graph.
 Times are of the GPU's clock, in microseconds: median and 99th percentile.
 
-With --spin-us each step is one kernel that does nothing for so long: the scheduler with warm caches, at any number of rows.
+With --spin-us each step is one kernel that does nothing for that long: the scheduler with warm caches, at any number of rows.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import platform
-import subprocess
 import sys
 import tempfile
 import threading
@@ -33,8 +31,9 @@ sys.path[:0] = [str(Path(__file__).parents[2] / "tests")]
 
 from support.gpu.gpu_serving import config_for, generate  # noqa: E402
 
-from benchmarks.common.harness import revision  # noqa: E402
+from benchmarks.common.harness import revision, software  # noqa: E402
 from benchmarks.common.model_shapes import SHAPES  # noqa: E402
+from benchmarks.common.nvml import EnergyMeter  # noqa: E402
 from benchmarks.common.roofline import floor_us  # noqa: E402
 from blinkpy.device.cuda.cuda_graphs import StepGraph  # noqa: E402
 from blinkpy.dpu.link.connect_shm import attach_segment  # noqa: E402
@@ -72,7 +71,7 @@ class Spinning(GpuLoop):
 
 
 def drive(engine: Engine, sizes: list[int], prompt: int, new: int, out: dict[int, dict[str, float]]) -> None:
-    """The client: for each batch size so many requests at once; wall-clock TPOT as a client sees it."""
+    """The client: for each batch size as many requests at once; wall-clock TPOT as a client sees it."""
     try:
         rng = np.random.default_rng(1)
         pair = QueuePair(attach_segment(engine.config.engine.name, 0, 30))
@@ -120,21 +119,14 @@ def _measure(engine: Engine, a: DecoderDescription, arguments: argparse.Namespac
     engine.run(budget_s=arguments.budget)
     client.join(20)
     result: dict[str, Any] = {
-        "shape": arguments.shape,
-        "control": arguments.control,
-        "pdl": arguments.pdl,
-        "spin_us": arguments.spin_us,
-        "prompt": arguments.prompt,
-        "new": arguments.new,
+        **{name: getattr(arguments, name) for name in ("shape", "control", "pdl", "spin_us", "prompt", "new")},
         "start_s": {name: round(seconds, 2) for name, seconds in engine.timings.items()},
         "environment": environment(),
         "rows": {},
     }
     runner = engine.runner
     if not isinstance(runner, GpuLoop) or runner.loop is None:
-        for rows, seen in wall.items():
-            result["rows"][rows] = {"wall": seen}
-        return result
+        return result | {"rows": {rows: {"wall": seen} for rows, seen in wall.items()}}
     result["scheduler_kernels"] = {name: asdict(needs) for name, needs in runner.loop.kernel_resources.items()}
     trace = runner.loop.traced()
     interval = np.diff(trace[:, L.TRACE_BEGIN]) / 1e3
@@ -177,28 +169,9 @@ def scheduler_times(turn: np.ndarray, following: np.ndarray, chosen: np.ndarray)
     return result
 
 
-def environment() -> dict[str, str]:
-    import numba
-    import numba_cuda
-    import triton
-
-    def output(*command: str) -> str:
-        try:
-            return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
-        except (OSError, subprocess.SubprocessError):
-            return "unknown"
-
-    return {
-        "gpu": torch.cuda.get_device_name(),
-        "driver": output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").partition("\n")[0],  # a line a GPU
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "numba": numba.__version__,
-        "numba_cuda": numba_cuda.__version__,
-        "commit": revision(),
-        "date": time.strftime("%Y-%m-%d"),
-    }
+def environment() -> dict[str, Any]:
+    facts = {"gpu": torch.cuda.get_device_name(), "driver": EnergyMeter().facts.get("driver", "unknown")}
+    return {**facts, **software(), "commit": revision(), "date": time.strftime("%Y-%m-%d")}
 
 
 def main() -> None:
@@ -208,7 +181,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=128, help="tokens of a prompt")
     parser.add_argument("--new", type=int, default=128, help="tokens to generate")
     parser.add_argument("--control", choices=["gpu", "host"], default="gpu")
-    parser.add_argument("--spin-us", type=int, default=0, help="a step does nothing but take so long (0: it is the model's)")
+    parser.add_argument("--spin-us", type=int, default=0, help="a step does nothing but take this long (0: it is the model's)")
     parser.add_argument("--no-pdl", dest="pdl", action="store_false", help="no programmatic dependent launches")
     parser.add_argument("--record-steps", type=int, default=2048, help="flight recorder: steps kept (0: off)")
     parser.add_argument("--budget", type=float, default=120, help="seconds after which the loop ends by itself")

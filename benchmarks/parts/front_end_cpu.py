@@ -3,7 +3,10 @@
     python -m benchmarks.parts.front_end_cpu
 
 The worker has one core for itself, by pinning; the engine and the client share another one. The engine runs the real
-scheduler over the real queues and makes tokens up.
+scheduler over the real queues and makes tokens up. A token event is a server-sent event with text; CPU time is that of all of
+the worker's threads from /proc/PID/task/*/schedstat, the idle share not subtracted, over the token events that the client
+received within the window. Every answer must have all of its tokens. Rounds alternate between the kinds; figures are medians
+of rounds. interval_ms: between two token events of one stream, at the client.
 
     paced       64 streams, all in decode, one token each in every step of --step-ms: what the target is about
     turnover    the same with short answers, each replaced by the next when it ends: parsing, tokenizing, submitting included
@@ -11,13 +14,10 @@ scheduler over the real queues and makes tokens up.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import http.client
 import os
 import random
 import secrets
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,27 +26,26 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common.distribution import describe
-from benchmarks.common.harness import Run, check, main, parser, pinned
-from benchmarks.common.load import Request, Target, offer
+from benchmarks.common.harness import Flag, Run, check, on_cores, run_benchmark
+from benchmarks.common.load import Request, Target, get, offer
 from blinkpy.config import Config
 from blinkpy.models.weights.model_folder import find_model
 from blinkpy.processes import Child
 from blinkpy.progress import ProgressCallback
 
 TARGET_US = 25.0
-FRONT_CORE, OTHER_CORE = 0, 1
+FRONT_CORE, OTHER_CORE = (sorted(os.sched_getaffinity(0)) * 2)[:2]
 TURNOVER_TOKENS = 64
 LEAD_S = 1.5  # of a load before it is measured
 DRAIN_S = 60.0  # longest time for the answers to end
 START_S, STOP_S = 600.0, 20.0
-KINDS = ("paced", "turnover")
 WORDS = ("the", "king", "ship", "of", "and", "a", "sea", "old", "house", "night", "went", "said", "to", "with", "river", "long")
 
 
 @contextlib.contextmanager
 def child(name: str, config: Config, core: int, report: ProgressCallback) -> Iterator[tuple[Child, dict[str, Any]]]:
     """A process of `blinkpy serve` ("engine" or "frontend"), pinned to a core; gives what it said when it was ready, too."""
-    with pinned(core):
+    with on_cores([core]):
         process = Child(name, config)
     try:
         yield process, process.wait_ready(START_S, report) or {}
@@ -66,18 +65,10 @@ def serving(report: ProgressCallback, **options: Any) -> Iterator[tuple[int, int
             workers = (Path(f"/proc/{front.pid}/task") / str(front.pid) / "children").read_text().split()
             check(len(workers) == 1, f"the front end has {len(workers)} workers, not one")
             port, deadline = int(facts["port"]), time.monotonic() + START_S
-            while not healthy(port):
+            while get("127.0.0.1", port, "/health")[0] != 200:
                 check(time.monotonic() < deadline, "the front end found no engine")
                 time.sleep(0.05)
             yield port, int(workers[0])
-
-
-def healthy(port: int) -> bool:
-    """Whether the front end has its engine."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-    with contextlib.closing(connection):
-        connection.request("GET", "/health")
-        return connection.getresponse().status == 200
 
 
 def cpu_s(pid: int) -> float:
@@ -90,7 +81,7 @@ def cpu_s(pid: int) -> float:
 
 
 def load(port: int, pid: int, streams: int, rounds: int, tokens: int, seconds: float, seed: int) -> dict[str, Any]:
-    """Keep streams busy, each with so many answers one after another; the worker's CPU time for each token event within the
+    """Keep streams busy, each with rounds answers one after another; the worker's CPU time for each token event within the
     window, which must end before the answers do."""
     rng = random.Random(seed)
     prompts = [" ".join(rng.choice(WORDS) for _ in range(30)) for _ in range(streams * rounds)]
@@ -100,10 +91,9 @@ def load(port: int, pid: int, streams: int, rounds: int, tokens: int, seconds: f
         if (not marks and now >= LEAD_S) or (len(marks) == 1 and now >= marks[0][0] + seconds):
             marks.append((now, cpu_s(pid)))
 
-    cores = sorted(os.sched_getaffinity(0))
-    requests = [Request(0.0, prompt, 30, tokens) for prompt in prompts]
+    requests = [Request(0.0, prompt, tokens) for prompt in prompts]
     limit_s = LEAD_S + seconds + DRAIN_S
-    result = offer(Target("127.0.0.1", port, "demo"), requests, streams, 1, cores[OTHER_CORE:][:1], limit_s, tick)
+    result = offer(Target("127.0.0.1", port, "demo"), requests, streams, 1, [OTHER_CORE], limit_s, tick)
     failed = {record.error for record in result.records} - {""}
     check(not failed, f"answers failed: {'; '.join(sorted(failed))}")
     check(len(marks) == 2, "the answers ended before the window did; ask for more tokens")
@@ -127,34 +117,23 @@ def load(port: int, pid: int, streams: int, rounds: int, tokens: int, seconds: f
     }
 
 
-def benchmark(options: argparse.Namespace) -> None:
-    if options.smoke:
-        options.seconds, options.step_ms, options.rounds, options.streams = 0.5, 10.0, 1, 8
-    run = Run("parts.front_end_cpu", options)
-    check(len(os.sched_getaffinity(0)) >= 2, "this benchmark needs two cores")
+def benchmark(run: Run) -> None:
+    options = run.options
+    check(FRONT_CORE != OTHER_CORE, "this benchmark needs two cores")
     # The answers outlast the window, by half as much again and a second; the null engine has no model that could limit them.
     steps = int(1.5 * (options.seconds + 2 * LEAD_S) / (options.step_ms / 1000)) + 50
-    results: dict[str, Any] = {kind: [] for kind in KINDS}
-    with serving(run.progress, null_step_us=int(1000 * options.step_ms)) as (port, pid), pinned(OTHER_CORE):
+    answers = -(-steps // TURNOVER_TOKENS)
+    kinds = {"paced": (1, steps), "turnover": (answers, TURNOVER_TOKENS)}  # answers of a stream, and their tokens
+    rounds: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
+    with serving(run.progress, null_step_us=int(1000 * options.step_ms)) as (port, pid), on_cores([OTHER_CORE]):
         for i in range(options.rounds):
-            run.progress("paced streams", i, options.rounds)
-            results["paced"].append(load(port, pid, options.streams, 1, steps, options.seconds, options.seed + i))
-            run.progress("paced streams with turnover", i, options.rounds)
-            answers = -(-steps // TURNOVER_TOKENS)
-            found = load(port, pid, options.streams, answers, TURNOVER_TOKENS, options.seconds, options.seed + 100 + i)
-            results["turnover"].append(found)
-    for kind in KINDS:
-        results[kind] = gather(results[kind])
+            for kind, sizes in kinds.items():
+                run.progress(f"{kind} streams", i, options.rounds)
+                rounds[kind].append(load(port, pid, options.streams, *sizes, options.seconds, options.seed + i))
+    results = {kind: gather(rounds[kind]) for kind in kinds}
     paced = results["paced"]["cpu_us_per_token_event"]
     run.target(f"CPU of a worker per token event, {options.streams} paced streams, median round", paced, TARGET_US, "us")
-    run.write(
-        """One worker pinned to one core; null engine and client on another. A token event is a server-sent event with text; CPU
-        time is that of all of the worker's threads from /proc/PID/task/*/schedstat, the idle share not subtracted,
-        divided by the token events that the client received within the window. Every answer is parsed after the load and must
-        have all of its tokens. Requests go to /v1/completions with prompts of 30 words. Rounds alternate between the kinds;
-        figures are medians of rounds. interval_ms: between two token events of one stream, at the client.""",
-        results,
-    )
+    run.write(__doc__, results)
 
 
 def gather(rounds: list[dict[str, Any]]) -> dict[str, Any]:
@@ -163,15 +142,14 @@ def gather(rounds: list[dict[str, Any]]) -> dict[str, Any]:
     return {name: float(f"{np.median([one[name] for one in rounds]):.5g}") for name in names} | {"rounds": rounds}
 
 
-def options() -> argparse.Namespace:
-    result = parser("parts.front_end_cpu", "CPU time of a front-end worker per token event.")
-    result.add_argument("--streams", type=int, default=64)
-    result.add_argument("--step-ms", type=float, default=20.0, help="of the paced null engine")
-    result.add_argument("--seconds", type=float, default=10.0, help="window of one round")
-    result.add_argument("--rounds", type=int, default=5)
-    result.add_argument("--seed", type=int, default=1, help="of the prompts")
-    return result.parse_args()
-
-
 if __name__ == "__main__":
-    sys.exit(main(benchmark, options()))
+    run_benchmark(
+        "parts.front_end_cpu",
+        "CPU time of a front-end worker per token event.",
+        benchmark,
+        streams=Flag(64, smoke=8),
+        step_ms=Flag(20.0, "of the paced null engine", smoke=10.0),
+        seconds=Flag(10.0, "window of one round", smoke=0.5),
+        rounds=Flag(5, smoke=1),
+        seed=Flag(1, "of the prompts"),
+    )

@@ -4,19 +4,18 @@
 
 The other process is an engine reduced to its polling loop: compiled by njit with the engine's own memory primitives, it
 waits for the doorbell and publishes completions at once. What is measured is the front end's side, in Python: from
-ShmTransport.ring_doorbell until ShmTransport.read_completions sees the completion word.
+ShmTransport.ring_doorbell until ShmTransport.read_completions sees the completion word: one sample, one at a time; the garbage
+collector runs between rounds only. Every word is compared.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import gc
 import mmap
 import multiprocessing
 import os
 import secrets
-import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -26,23 +25,14 @@ from numba import njit
 from numpy.typing import NDArray
 
 from benchmarks.common.distribution import describe
-from benchmarks.common.harness import Run, check, main, parser
+from benchmarks.common.harness import Flag, Run, check, on_cores, run_benchmark
 from blinkpy.device.portable import load_acquire, load_relaxed, now_ns, store_relaxed, store_release
 from blinkpy.dpu.link.connect_shm import ShmTransport, attach_segment
+from blinkpy.queues import words as W
 from blinkpy.queues.completion import FINISH_LENGTH, FLAG_SHIFT, HAS_TOKEN, LAP_SHIFT, LAPS, TOKEN_MASK, TOKEN_SHIFT, lap_of
 from blinkpy.queues.header import EngineFacts
 from blinkpy.queues.layout import QueueSizes
 from blinkpy.queues.views import engine_views
-from blinkpy.queues.words import (
-    COMMAND_STOP,
-    CONTROL_COMMAND,
-    ENGINE_STATE,
-    FRONT_DOORBELL,
-    PAIR_CQ_TAIL,
-    PAIR_SQ_HEAD,
-    POSITION_MASK,
-    STATE_READY,
-)
 from blinkpy.transport.segment import create_segment, segment_path
 
 TARGET_US = 5.0
@@ -62,17 +52,18 @@ def serve(queues, cq_entries):  # type: ignore[no-untyped-def]
     last = now_ns()
     turns = 0
     while True:
-        if load_acquire(queues.front, (0, FRONT_DOORBELL)) & POSITION_MASK != head & POSITION_MASK:
+        if load_acquire(queues.front, (0, W.FRONT_DOORBELL)) & W.POSITION_MASK != head & W.POSITION_MASK:
             lap = head // cq_entries % LAPS + 1
             word = (head & TOKEN_MASK) << TOKEN_SHIFT | FLAGS << FLAG_SHIFT | lap << LAP_SHIFT
             store_release(queues.cq, (0, head % cq_entries), word)
             head += 1
-            store_relaxed(queues.pair, (0, PAIR_SQ_HEAD), head)
-            store_relaxed(queues.pair, (0, PAIR_CQ_TAIL), head)
+            store_relaxed(queues.pair, (0, W.PAIR_SQ_HEAD), head)
+            store_relaxed(queues.pair, (0, W.PAIR_CQ_TAIL), head)
             last = now_ns()
             continue
         turns += 1
-        if turns & 0xFFF == 0 and (load_relaxed(queues.control, CONTROL_COMMAND) == COMMAND_STOP or now_ns() - last > SILENCE_NS):
+        stopped = turns & 0xFFF == 0 and load_relaxed(queues.control, W.CONTROL_COMMAND) == W.COMMAND_STOP
+        if stopped or (turns & 0xFFF == 0 and now_ns() - last > SILENCE_NS):
             return head
 
 
@@ -81,10 +72,10 @@ def engine_process(name: str, core: int, ready: Any) -> None:
     os.sched_setaffinity(0, {core})
     segment = create_segment(name, SIZES, FACTS)
     views = segment.views()
-    views.control[CONTROL_COMMAND] = COMMAND_STOP
+    views.control[W.CONTROL_COMMAND] = W.COMMAND_STOP
     serve(views, SIZES.cq_entries)  # compiles
-    views.control[CONTROL_COMMAND] = 0
-    views.engine[ENGINE_STATE] = STATE_READY
+    views.control[W.CONTROL_COMMAND] = 0
+    views.engine[W.ENGINE_STATE] = W.STATE_READY
     ready.set()
     serve(views, SIZES.cq_entries)
     segment.close()
@@ -104,7 +95,7 @@ def engine(core: int) -> Iterator[ShmTransport]:
     finally:
         with open(segment_path(name), "r+b") as file:
             views = engine_views(memoryview(mmap.mmap(file.fileno(), 0)), transport.layout)
-        views.control[CONTROL_COMMAND] = COMMAND_STOP
+        views.control[W.CONTROL_COMMAND] = W.COMMAND_STOP
         process.join(READY_S)
         transport.close()
 
@@ -128,44 +119,32 @@ def round_trips(transport: ShmTransport, first: int, count: int) -> NDArray[np.f
     return times / 1000
 
 
-def measure(options: argparse.Namespace, run: Run) -> dict[str, Any]:
-    allowed = sorted(os.sched_getaffinity(0))
+def measure(run: Run) -> dict[str, Any]:
+    options, allowed = run.options, sorted(os.sched_getaffinity(0))
     check(len(allowed) >= 2, "this benchmark needs two cores")
     times = []
-    os.sched_setaffinity(0, {allowed[0]})
     gc.disable()
-    try:
-        with engine(allowed[1]) as transport:
-            round_trips(transport, 0, WARM)
-            for i in range(options.rounds):
-                run.progress("doorbell and completion word", i, options.rounds)
-                times.append(round_trips(transport, WARM + i * options.count, options.count))
-                gc.collect()
-    finally:
-        gc.enable()
-        os.sched_setaffinity(0, allowed)
+    with on_cores(allowed[:1]), engine(allowed[1]) as transport:
+        round_trips(transport, 0, WARM)
+        for i in range(options.rounds):
+            run.progress("doorbell and completion word", i, options.rounds)
+            times.append(round_trips(transport, WARM + i * options.count, options.count))
+            gc.collect()
+    gc.enable()
     return {"transport": describe(np.concatenate(times), "us")}
 
 
-def benchmark(options: argparse.Namespace) -> None:
-    run = Run("parts.queue_round_trip", options)
-    if options.smoke:
-        options.rounds, options.count = 2, 200
-    results = measure(options, run)
+def benchmark(run: Run) -> None:
+    results = measure(run)
     run.target("round trip through the transport, median", results["transport"]["p50"]["value"], TARGET_US, "us")
-    run.write(
-        """Front end pinned to one core, the polling engine to another. One sample is one round trip on the front end's clock,
-        one at a time; the garbage collector runs between rounds only. Every word is compared.""",
-        results,
-    )
-
-
-def options() -> argparse.Namespace:
-    result = parser("parts.queue_round_trip", "Round trip over a queue pair in shared memory.")
-    result.add_argument("--rounds", type=int, default=20)
-    result.add_argument("--count", type=int, default=2000, help="round trips in a round")
-    return result.parse_args()
+    run.write(__doc__, results)
 
 
 if __name__ == "__main__":
-    sys.exit(main(benchmark, options()))
+    run_benchmark(
+        "parts.queue_round_trip",
+        "Round trip over a queue pair in shared memory.",
+        benchmark,
+        rounds=Flag(20, smoke=2),
+        count=Flag(2000, "round trips in a round", smoke=200),
+    )

@@ -4,7 +4,8 @@
 
 The transport runs as it is; the verbs below it go to a stand-in in plain Python that copies the bytes at once, so what is
 measured includes the stand-in's calls and copies, where pyverbs makes one call into C each: an upper bound, but for what a
-driver does in those calls. One request at a time:
+driver does in those calls. CPU time of the thread (CLOCK_THREAD_CPUTIME_ID), everything in one process, one request at a time;
+every prompt and completion is compared:
 
     submit_N    QueuePair.submit of a prompt of N tokens, page hashes included
     news        QueuePair.poll that returns the request's only completion
@@ -14,11 +15,9 @@ driver does in those calls. One request at a time:
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import gc
 import secrets
-import sys
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -27,24 +26,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.common.distribution import describe
-from benchmarks.common.harness import Run, check, main, parser
+from benchmarks.common.harness import Flag, Run, check, run_benchmark
 from blinkpy.dpu.link import connect_rdma, rdma_writes
 from blinkpy.dpu.link.connect_rdma import DEPTH, RdmaTransport
 from blinkpy.dpu.link.queue_pair import QueuePair
+from blinkpy.queues import words as W
 from blinkpy.queues.completion import FINISH_LENGTH, HAS_TOKEN, TOKEN_MASK, lap_of, pack_completion
 from blinkpy.queues.header import HEADER, EngineFacts
 from blinkpy.queues.layout import BLOCK_WORDS, QueueSizes
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.submission import WORD_PROMPT_OFFSET
-from blinkpy.queues.words import (
-    ENGINE_HEARTBEAT,
-    ENGINE_STATE,
-    PAIR_ATTACHED,
-    PAIR_CQ_TAIL,
-    PAIR_EPOCH,
-    PAIR_SQ_HEAD,
-    STATE_READY,
-)
 from blinkpy.transport.handshake import Region, Welcome
 from blinkpy.transport.segment import Segment, create_segment
 from blinkpy.transport.verbs import INLINE_WANTED, Endpoint
@@ -69,27 +60,23 @@ class Card:
     def wr_start(self) -> None:
         pass
 
+    wr_complete = close = wr_start
+
     def wr_rdma_read(self, rkey: int, remote: int) -> None:
         self._read, self._remote = True, remote
 
     def wr_rdma_write(self, rkey: int, remote: int) -> None:
         self._read, self._remote = False, remote
 
-    def wr_set_inline_data(self, address: int, length: int) -> None:
-        self._move(address, length)
-
     def wr_set_sge(self, sge: Any) -> None:
-        self._move(sge.addr, sge.length)
+        self.wr_set_inline_data(sge.addr, sge.length)
 
-    def _move(self, local: int, length: int) -> None:
+    def wr_set_inline_data(self, local: int, length: int) -> None:
         self._copy(*((local, self._remote) if self._read else (self._remote, local)), length)
         if self.wr_flags & 1:
             self._done.append(SimpleNamespace(status=0, wr_id=self.wr_id))
 
     _copy = staticmethod(ctypes.memmove)  # to, from, bytes
-
-    def wr_complete(self) -> None:
-        pass
 
     def poll(self, most: int) -> tuple[int, list[Any]]:
         done, self._done = self._done, []
@@ -97,9 +84,6 @@ class Card:
 
     def register(self, address: int, length: int, access: int) -> Any:
         return SimpleNamespace(lkey=1)
-
-    def close(self) -> None:
-        pass
 
 
 def stand_in_for_verbs() -> None:
@@ -111,12 +95,9 @@ def stand_in_for_verbs() -> None:
         "wr": SimpleNamespace(SGE=lambda a, b, c: SimpleNamespace(addr=a, length=b, lkey=c)),
         "pyverbs_error": SimpleNamespace(PyverbsError=RuntimeError),
     }
-    for target, name, value in (
-        (rdma_writes, "module", modules.__getitem__),
-        (rdma_writes, "constants", lambda: constants),
-        (connect_rdma, "constants", lambda: constants),
-    ):
-        setattr(target, name, value)
+    setattr(rdma_writes, "module", modules.__getitem__)  # noqa: B010 (not their types)
+    for target in (rdma_writes, connect_rdma):
+        setattr(target, "constants", lambda: constants)  # noqa: B010
 
 
 def connect(segment: Segment, card: Card, pairs: int = 0) -> RdmaTransport:
@@ -141,11 +122,11 @@ class Answers:
 
     def __init__(self, segment: Segment):
         self._views, self._made = segment.views(), 0
-        self._views.engine[ENGINE_STATE] = STATE_READY
+        self._views.engine[W.ENGINE_STATE] = W.STATE_READY
 
     def grant(self) -> None:
         """What the front end is going to ask for."""
-        self._views.pair[0, PAIR_EPOCH] = self._views.pair[0, PAIR_ATTACHED] = 1
+        self._views.pair[0, W.PAIR_EPOCH] = self._views.pair[0, W.PAIR_ATTACHED] = 1
 
     def one(self, slot: int, prompt: NDArray[np.int32]) -> None:
         entry = self._views.sq[0, self._made % SIZES.sq_entries]
@@ -154,12 +135,12 @@ class Answers:
         token, size = self._made & TOKEN_MASK, SIZES.cq_entries
         self._views.cq[0, self._made % size] = pack_completion(slot, token, FLAGS, lap_of(self._made, size))
         self._made += 1
-        self._views.engine[ENGINE_HEARTBEAT] += 1
-        self._views.pair[0, PAIR_SQ_HEAD] = self._views.pair[0, PAIR_CQ_TAIL] = self._made
+        self._views.engine[W.ENGINE_HEARTBEAT] += 1
+        self._views.pair[0, W.PAIR_SQ_HEAD] = self._views.pair[0, W.PAIR_CQ_TAIL] = self._made
 
 
-def measure(options: argparse.Namespace, run: Run) -> dict[str, Any]:
-    rng = np.random.default_rng(options.seed)
+def measure(run: Run) -> dict[str, Any]:
+    options, rng = run.options, np.random.default_rng(run.options.seed)
     segment = create_segment(f"serve-benchmark-{secrets.token_hex(6)}", SIZES, FACTS)
     parts: dict[str, list[float]] = {}
     clock, sampling = time.thread_time_ns, RequestParameters(max_tokens=1, seed=1)
@@ -182,13 +163,12 @@ def measure(options: argparse.Namespace, run: Run) -> dict[str, Any]:
                     answers.one(request.slot, prompt)
                     answered = clock()
                     events = pair.poll()
-                    ended = clock()
+                    news = clock() - answered
                     check(len(events) == 1 and events[0][0] is request, "another completion came")
-                    if round_:
-                        times = {f"submit_{length}": submitted - began, "nothing": looked - submitted, "news": ended - answered}
-                        times[f"request_{length}"] = times[f"submit_{length}"] + times["news"]
-                        for name, value in times.items():
-                            parts.setdefault(name, []).append(value / 1000)
+                    submit = submitted - began
+                    times = {f"submit_{length}": submit, "nothing": looked - submitted, "news": news}
+                    for name, value in (times | {f"request_{length}": submit + news}).items() if round_ else ():
+                        parts.setdefault(name, []).append(value / 1000)
                     if number % HEARTBEAT_EVERY == 0:
                         pair.heartbeat()
                         pair.check()
@@ -199,28 +179,20 @@ def measure(options: argparse.Namespace, run: Run) -> dict[str, Any]:
     return {name: describe(times, "us") for name, times in sorted(parts.items())}
 
 
-def benchmark(options: argparse.Namespace) -> None:
-    run = Run("parts.rdma_cpu", options)
-    if options.smoke:
-        options.rounds, options.count = 1, 100
-    results = measure(options, run)
+def benchmark(run: Run) -> None:
+    results = measure(run)
     for length in PROMPTS:
         what = f"CPU of a request of {length} tokens and one completion, median"
         run.target(what, results[f"request_{length}"]["p50"]["value"], TARGET_US, "us")
-    run.write(
-        """CPU time of the thread (CLOCK_THREAD_CPUTIME_ID), one request in flight at a time, everything in one process; verbs go
-        to a stand-in in Python that copies at once. Every prompt and completion is compared. Names as in the module's text.""",
-        results,
-    )
-
-
-def options() -> argparse.Namespace:
-    result = parser("parts.rdma_cpu", "CPU time of a front end over RDMA, with a stand-in for the network card.")
-    result.add_argument("--rounds", type=int, default=10, help="rounds, in each of which every length is measured")
-    result.add_argument("--count", type=int, default=1000, help="requests of one length in a round")
-    result.add_argument("--seed", type=int, default=1, help="of the prompts")
-    return result.parse_args()
+    run.write(__doc__, results)
 
 
 if __name__ == "__main__":
-    sys.exit(main(benchmark, options()))
+    run_benchmark(
+        "parts.rdma_cpu",
+        "CPU time of a front end over RDMA, with a stand-in for the network card.",
+        benchmark,
+        rounds=Flag(10, "rounds, in each of which every length is measured", smoke=1),
+        count=Flag(1000, "requests of one length in a round", smoke=100),
+        seed=Flag(1, "of the prompts"),
+    )

@@ -2,13 +2,20 @@
 
     python -m benchmarks.parts.whole_steps --shape llama-3-8b
 
-The step graphs are those that a server with its defaults captures; the host replays each on a batch made by hand, with random
-weights and a cache full of noise, for long enough that the GPU's power limit sets its clock. No scheduler runs.
+The step graphs are those that a server with its defaults captures (kernels chained by programmatic dependent launch); the host
+replays each on one batch made by hand, two groups of about 50 ms ahead, for long enough that its power limit sets the clock. No
+scheduler runs. Weights are random, keys and values noise as large as theirs on pages drawn from all of the pool, sampling is
+greedy. After 0.3 s of it, step_ms is the median over groups of a group's time, by CUDA events, over its steps; lowest_ms and
+highest_ms are of single groups. mean_w: the slope of NVML's energy counter, read every 20 ms meanwhile; joules: of a step, mean_w
+times step_ms. clock_mhz: mean of the multiprocessors' clock by NVML, read every 0.1 s. tflop: two for each multiplication of
+linear layers and attention that the batch needs; what a graph computes for its padding is not counted. floor_ms: weights and
+cached context, read once at the bandwidth of an H200's memory as measured.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import secrets
 import statistics
@@ -21,8 +28,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from benchmarks.common.distribution import rounded
 from benchmarks.common.hand_batches import Rows, decoding, graph_index, mixed, prompts, put
-from benchmarks.common.harness import RESULTS, Run, UsageError, check, main, parser
+from benchmarks.common.harness import RESULTS, Flag, Run, UsageError, check, main, parser
 from benchmarks.common.model_shapes import SHAPES
 from benchmarks.common.nvml import EnergyMeter
 from benchmarks.common.roofline import floor_us, multiplications
@@ -37,21 +45,13 @@ from blinkpy.models.weights.decoder_weights import DUMMY_RANGE
 DECODE_CONTEXT, MIXED_CONTEXT = 256, 1100  # of decode rows, tokens: in steps of their own, and beside a chunk
 TOKENS = (256, 448, 512, 1024, 2048, 4096, 8192)
 PROMPTS = ((1, 512), (1, 2048), (1, 8192), (64, 128))  # number, length
-CACHED, CACHED_STEP = 4000, 1024  # a chunk behind so many tokens of its prompt, in a step of so many
+CACHED, CACHED_STEP = 4000, 1024  # a chunk behind this many tokens of its prompt, and the tokens of its step
 MOST_ROWS, LONGEST = 256, 8192  # max_num_seqs and max_model_len, of the model's if that is less
 WARM_S = 0.3
 GROUP_S = 0.05  # steps between two events, together
 AHEAD = 2  # groups that are submitted before the GPU has done them, so that it never waits for the host
 PERIOD_S, CLOCK_EVERY = 0.02, 5  # between two readings of the energy counter; of these to one of the clock
 SIZES = ("max_num_batched_tokens", "max_num_seqs", "max_model_len", "page_size", "num_pages")
-METHOD = """Step graphs as a server with default options captures them (kernels chained by programmatic dependent launch),
-random weights, keys and values of noise as large as theirs on pages drawn from all of the pool, greedy sampling. The host
-replays one graph over and over on one batch, two groups of about 50 ms ahead. After 0.3 s of it, step_ms is the median over
-groups of a group's time, by CUDA events, over its steps; lowest_ms and highest_ms are of single groups. mean_w: the slope of
-NVML's energy counter, read every 20 ms meanwhile; joules: of a step, mean_w times step_ms. clock_mhz: mean of the
-multiprocessors' clock by NVML, read every 0.1 s. tflop: two for each multiplication of linear layers and attention that the
-batch needs; what a graph computes for its padding is not counted. floor_ms: weights and cached context, read once at the
-bandwidth of an H200's memory as measured."""
 
 
 class Case(NamedTuple):
@@ -109,7 +109,7 @@ def cases(decode_rows: list[int], step_tokens: list[int], decodes: int, most_tok
 
 
 def replayed(graph: Any, seconds: float, warm_s: float = WARM_S) -> Timing:
-    """Replay a graph for so many seconds and those before that warm the GPU up."""
+    """Replay a graph for some seconds, and for those before that warm the GPU up."""
 
     def event() -> Any:
         result = torch.cuda.Event(enable_timing=True)
@@ -157,20 +157,20 @@ def measured(
         **case.facts(),
         "graph": shape.name,
         "steps": timing.steps,
-        "step_ms": rounded(step_ms),
-        "lowest_ms": rounded(min(timing.group_ms)),
-        "highest_ms": rounded(max(timing.group_ms)),
-        "tflop": {"linear": rounded(2e-12 * counted.linear), "attention": rounded(2e-12 * counted.attention)},
-        "tflop_per_s": rounded(counted.tflop / step_ms * 1e3),
+        "step_ms": rounded(step_ms, 5),
+        "lowest_ms": rounded(min(timing.group_ms), 5),
+        "highest_ms": rounded(max(timing.group_ms), 5),
+        "tflop": {"linear": rounded(2e-12 * counted.linear, 5), "attention": rounded(2e-12 * counted.attention, 5)},
+        "tflop_per_s": rounded(counted.tflop / step_ms * 1e3, 5),
     }
     watts, mhz = meter.power_w(timing.began, timing.ended), meter.clock_mhz(timing.began, timing.ended)
     if watts is not None:
-        result |= {"mean_w": round(watts, 1), "joules": rounded(watts * step_ms / 1e3)}
+        result |= {"mean_w": round(watts, 1), "joules": rounded(watts * step_ms / 1e3, 5)}
     if mhz is not None:
         result["clock_mhz"] = round(mhz)
     if case.kind == "decode":
         floor_ms = floor_us(a, count, DECODE_CONTEXT) / 1e3
-        result |= {"floor_ms": rounded(floor_ms), "share_of_floor": round(floor_ms / step_ms, 3)}
+        result |= {"floor_ms": rounded(floor_ms, 5), "share_of_floor": round(floor_ms / step_ms, 3)}
     return result
 
 
@@ -182,11 +182,6 @@ def check_tokens(logits: torch.Tensor, sampled: torch.Tensor, what: str) -> None
     check(torch.equal(chosen, logits.max(1).values), f"{what}: tokens are not the likeliest")
 
 
-def rounded(value: float) -> float:
-    """Five digits."""
-    return float(f"{value:.5g}")
-
-
 def benchmark(options: argparse.Namespace) -> None:
     if options.smoke:
         options.shape, options.seconds = "small", 0.3
@@ -196,30 +191,18 @@ def benchmark(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(SHAPES[options.shape]))
         a = describe_model(folder)
-        config = Config().with_options(
-            {
-                "model": folder,
-                "device": "cuda",
-                "name": f"steps-{secrets.token_hex(6)}",
-                "load_format": "dummy",
-                "max_num_seqs": MOST_ROWS,
-                "max_model_len": min(a.max_position, LONGEST),
-                "record_steps": 0,
-            }
-        )
+        values = {"model": folder, "device": "cuda", "load_format": "dummy", "name": f"steps-{secrets.token_hex(6)}"}
+        sizes = {"max_num_seqs": MOST_ROWS, "max_model_len": min(a.max_position, LONGEST), "record_steps": 0}
+        config = Config().with_options({**values, **sizes})
         most = step_sizes(config.scheduler, gpu=True, experts=any(a.expert_layers))["max_num_batched_tokens"]
         chosen = cases(options.rows, options.tokens or [n for n in TOKENS if n <= most], options.decodes, most)
-        engine = None
         try:
-            engine = make_engine(config, run.progress, CudaDevice(loop=NoLoop))
-            engine.start()
-            results = measure(engine, a, chosen, options.seconds, run)
+            with contextlib.closing(make_engine(config, run.progress, CudaDevice(loop=NoLoop))) as engine:
+                engine.start()
+                results = measure(engine, a, chosen, options.seconds, run)
         except ConfigError as error:
             raise UsageError(str(error)) from error
-        finally:
-            if engine is not None:
-                engine.close()
-    run.write(METHOD, {"shape": options.shape, **results})
+    run.write(__doc__, {"shape": options.shape, **results})
     for step in results["steps"]:
         print(f"{step['kind']:8}{step['tokens']:6,} tokens {step['step_ms']:8.3g} ms {step.get('mean_w', 0):6.0f} W")
 
@@ -245,20 +228,20 @@ def measure(engine: Any, a: DecoderDescription, chosen: list[Case], seconds: flo
         for done, case in enumerate(chosen):
             run.progress(case.kind, done, len(chosen))
             results["steps"].append(measured(engine, a, case, meter, seconds, pages))
-            run.keep(results)
     return results
 
 
 def options() -> argparse.Namespace:
-    result = parser("parts.whole_steps", "Whole steps on one GPU, back to back, with their power.")
-    result.add_argument("--shape", choices=list(SHAPES), default="llama-3-8b", help="of the model; writes steps-SHAPE.json")
-    result.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32, 64, 128, 256], help="of the decode steps")
-    listed = ", ".join(map(str, TOKENS))
-    result.add_argument(
-        "--tokens", type=int, nargs="+", help=f"of the mixed steps (default: {listed}, as far as a step's size allows)"
+    result = parser(
+        "parts.whole_steps",
+        "Whole steps on one GPU, back to back, with their power.",
+        rows=Flag((1, 8, 32, 64, 128, 256), "of the decode steps"),
+        decodes=Flag(30, "decode rows of a mixed step"),
+        seconds=Flag(1.5, "for which each step is replayed, after 0.3 that don't count"),
     )
-    result.add_argument("--decodes", type=int, default=30, help="decode rows of a mixed step")
-    result.add_argument("--seconds", type=float, default=1.5, help="for which each step is replayed, after 0.3 that don't count")
+    result.add_argument("--shape", choices=list(SHAPES), default="llama-3-8b", help="of the model; writes steps-SHAPE.json")
+    help_text = f"of the mixed steps (default: {' '.join(map(str, TOKENS))}, as far as a step's size allows)"
+    result.add_argument("--tokens", type=int, nargs="+", help=help_text)
     return result.parse_args()
 
 

@@ -51,26 +51,24 @@ def shows(path: Path, results: list[Path]) -> bool:
 
 
 def percentile_plot(document: dict[str, Any]) -> Any:
-    """Every distribution of a result, one panel for each unit: a line from the lowest to the highest percentile, thick from p10
-    to p90, a dot at the median."""
-    units: dict[str, dict[str, Any]] = {}
+    """Every distribution of a result, one panel for each unit: a line from the lowest to the highest percentile, a box from p10
+    to p90 with the median."""
+    units: dict[str, list[dict[str, Any]]] = {}
     for name, found in distributions(document["results"]):
-        units.setdefault(found["unit"], {})[name] = found
+        values = [found[level]["value"] for level in LEVELS if level in found]
+        low, high = (found.get(level, found["p50"])["value"] for level in ("p10", "p90"))
+        box = {"label": name, "med": found["p50"]["value"], "q1": low, "q3": high, "whislo": values[0], "whishi": values[-1]}
+        units.setdefault(found["unit"], []).append(box)
     most = max(map(len, units.values()))
     figure, axes = figure_row(len(units), 6.0, 1.2 + 0.22 * most)
-    for ax, (unit, named) in zip(np.atleast_1d(axes), units.items(), strict=True):
-        for y, found in enumerate(named.values()):
-            values = [found[level]["value"] for level in LEVELS if level in found]
-            ax.plot([values[0], values[-1]], [y, y], color="tab:blue", linewidth=1)
-            if "p10" in found:
-                ax.plot([found["p10"]["value"], found["p90"]["value"]], [y, y], color="tab:blue", linewidth=4, alpha=0.5)
-            ax.plot(found["p50"]["value"], y, "ko", markersize=4)
+    for ax, (unit, boxes) in zip(np.atleast_1d(axes), units.items(), strict=True):
+        ax.bxp(boxes, showfliers=False, orientation="horizontal")
         plain_log(ax, "x")
-        ax.set_yticks(range(len(named)), list(named), fontsize=8)
         ax.invert_yaxis()
+        ax.tick_params("y", labelsize=8)
         ax.set(xlabel=unit or "ratio")
         ax.grid(alpha=0.3)
-    figure.suptitle("median, p10 to p90 (thick), and the lowest to the highest percentile (thin)", fontsize=9)
+    figure.suptitle("median, p10 to p90 (box), and the lowest to the highest percentile", fontsize=9)
     return figure
 
 

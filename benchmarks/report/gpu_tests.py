@@ -23,35 +23,29 @@ OUTCOMES = ("failed", "skipped", "passed")  # the first that a test had in any o
 
 
 def read_report(path: Path) -> dict[str, Any]:
-    """One run: when it began, how long it took, and the outcome of each test. Raises UsageError."""
+    """One run: when it began, how long it took, and the outcomes of each test. Raises UsageError."""
     try:
         suites = list(ElementTree.parse(path).getroot().iter("testsuite"))
     except (OSError, ElementTree.ParseError) as error:
         raise UsageError(f"{path}: {error}") from error
-    outcomes: dict[str, str] = {}
-    for suite in suites:
-        for case in suite.iter("testcase"):
-            kinds = {child.tag for child in case}
-            found = "failed" if kinds & {"failure", "error"} else "skipped" if "skipped" in kinds else "passed"
-            name = f"{case.get('classname')}::{case.get('name')}"
-            outcomes[name] = worst(found, outcomes.get(name, found))  # a test and its teardown may be two cases
+    outcomes: dict[str, set[str]] = {}
+    for case in (case for suite in suites for case in suite.iter("testcase")):
+        kinds = {child.tag for child in case}
+        found = "failed" if kinds & {"failure", "error"} else "skipped" if "skipped" in kinds else "passed"
+        # A test and its teardown may be two cases.
+        outcomes.setdefault(f"{case.get('classname')}::{case.get('name')}", set()).add(found)
     if not outcomes:
         raise UsageError(f"{path}: no test in it")
     seconds = sum(float(suite.get("time", 0)) for suite in suites)
     return {"date": suites[0].get("timestamp", ""), "seconds": round(seconds, 1), "outcomes": outcomes}
 
 
-def worst(one: str, other: str) -> str:
-    return min(one, other, key=OUTCOMES.index)
-
-
 def joined(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """Names of the tests that failed or were skipped, over all runs, and how many passed."""
-    outcomes: dict[str, str] = {}
-    for run in runs:
-        for name, outcome in run["outcomes"].items():
-            outcomes[name] = worst(outcome, outcomes.get(name, outcome))
-    named = {kind: sorted(name for name, outcome in outcomes.items() if outcome == kind) for kind in OUTCOMES}
+    named: dict[str, list[str]] = {kind: [] for kind in OUTCOMES}
+    for name in sorted({name for run in runs for name in run["outcomes"]}):
+        had = {outcome for run in runs for outcome in run["outcomes"].get(name, ())}
+        named[min(had, key=OUTCOMES.index)].append(name)
     return {**named, "passed": len(named["passed"])}
 
 
@@ -72,8 +66,7 @@ def gpu_tests(found: dict[str, Any]) -> str:
 
 def benchmark(options: argparse.Namespace) -> None:
     runs = [read_report(path) for path in options.reports]
-    commit = revision()
-    if not commit:
+    if not (commit := revision()):
         raise UsageError("the commit is not known: set BLINKPY_COMMIT")
     now = max(run["date"] for run in runs) or datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     result = {

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
 import numpy as np
 
 from benchmarks.report.figure_files import figure_row, plain_log
-from benchmarks.report.grid_summary import FIGURES, Document, Figure, counts, placement, series, systems
+from benchmarks.report.grid_summary import FIGURES, Document, Figure, cells_of, counts, placement, series, systems
 from benchmarks.serving.load_figures import MODES
 
 STYLES = {  # colour (Okabe and Ito, told apart by the colour-blind too) and marker; the same on every page
@@ -85,10 +86,8 @@ class Curves:
 
     def __init__(self, document: Document):
         self.document = document
-        names = systems(document)
-        unknown = [name for name in names if name not in STYLES]
-        styles = STYLES | {name: OTHERS[i % len(OTHERS)] for i, name in enumerate(unknown)}
-        self.styles = {name: styles[name] for name in names}
+        others = itertools.cycle(OTHERS)
+        self.styles = {name: STYLES[name] if name in STYLES else next(others) for name in systems(document)}
         self.rates = sorted({cell["cell"]["rate"] for cell in document["cells"] if cell["cell"]["rate"]})
 
     def line(self, ax: Any, name: str, mode: str, value: Figure, **style: Any) -> None:
@@ -100,20 +99,19 @@ class Curves:
     def points(self, ax: Any, name: str, mode: str, title: str, value: Figure) -> None:
         """Every cell: a latency with its interval; hollow if many requests had no answer; a cross if it doesn't count."""
         colour, marker = self.styles[name]
-        own = placement(self.document)
-        for cell in self.document["cells"]:
-            key, height = cell["cell"], value(cell)
-            if not height or not key["rate"] or (key["system"], key["mode"], key["front_end"]) != (name, mode, own):
+        for cell in cells_of(self.document, system=name, mode=mode, streams=0, front_end=placement(self.document)):
+            rate, height = cell["cell"]["rate"], value(cell)
+            if not height:
                 continue
             style = {"color": colour, "marker": marker, "markersize": 5, "zorder": 10 + self._above(name)}
             if not counts(self.document, cell):
                 style |= {"marker": "x"}
             elif sum(cell["errors"].values()) > UNANSWERED * cell["requests"]:
                 style |= {"markerfacecolor": "white"}
-            ax.plot(key["rate"], height, **style)
+            ax.plot(rate, height, **style)
             if title in LATENCIES and counts(self.document, cell):
                 level = cell[LATENCIES[title]]["p99"]
-                ax.vlines(key["rate"], level["low"], level["high"], color=colour, linewidth=3, alpha=0.3)
+                ax.vlines(rate, level["low"], level["high"], color=colour, linewidth=3, alpha=0.3)
 
     def rate_axis(self, ax: Any) -> None:
         """Ticks at the rates, but for those that would lie on each other."""

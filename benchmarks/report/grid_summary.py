@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.common.load import load_name
 from benchmarks.serving.load_figures import MODES, levels, verdict
 
 Document = dict[str, Any]
-Figure = Callable[[dict[str, Any]], float | None]
+Figure = Callable[[Document], float | None]
 
 
 def latency(what: str, level: str) -> Figure:
@@ -36,29 +37,36 @@ def placement(document: Document) -> str:
     return "own" if document["cores"]["front_end"] else "shared"
 
 
-def counts(document: Document, cell: dict[str, Any]) -> bool:
+def counts(document: Document, cell: Document) -> bool:
     """Whether a cell says something about its server: the client kept up, or nothing means anything. It is judged anew: the
     rule may have changed since the cell was measured."""
     return bool(document["smoke"] or verdict(cell)["valid"])
 
 
+def cells_of(document: Document, **wanted: Any) -> list[Document]:
+    """The cells with these values in their keys."""
+    return [cell for cell in document["cells"] if wanted.items() <= cell["cell"].items()]
+
+
+def valid_cells(document: Document, **wanted: Any) -> list[Document]:
+    """Those of them that count."""
+    return [cell for cell in cells_of(document, **wanted) if counts(document, cell)]
+
+
 def series(document: Document, system: str, mode: str, figure: Figure, front_end: str = "") -> dict[float, float]:
     """A figure by rate; the geometric mean where cells were repeated. Invalid cells are left out. front_end: own or shared; by
     default the grid's."""
-    wanted = (system, mode, front_end or placement(document))
     found: dict[float, list[float]] = {}
-    for cell in document["cells"]:
-        key = cell["cell"]
-        same = key["rate"] and (key["system"], key["mode"], key["front_end"]) == wanted
-        if same and counts(document, cell) and (value := figure(cell)):
-            found.setdefault(key["rate"], []).append(value)
+    for cell in valid_cells(document, system=system, mode=mode, streams=0, front_end=front_end or placement(document)):
+        if value := figure(cell):
+            found.setdefault(cell["cell"]["rate"], []).append(value)
     return {rate: geometric_mean(values) for rate, values in sorted(found.items())}
 
 
 def closed_loops(document: Document, system: str, figure: Figure) -> dict[float, float]:
     """A figure by the number of streams, without invalid cells."""
-    cells = [cell for cell in document["cells"] if cell["cell"]["streams"] and cell["cell"]["system"] == system]
-    return {cell["cell"]["streams"]: value for cell in cells if counts(document, cell) and (value := figure(cell))}
+    cells = valid_cells(document, system=system, rate=0)
+    return {cell["cell"]["streams"]: value for cell in cells if (value := figure(cell))}
 
 
 def systems(document: Document) -> list[str]:
@@ -91,24 +99,19 @@ def unmeasured(document: Document, names: Iterable[str], rates: Iterable[float] 
 
 
 def fallen_behind(document: Document) -> list[str]:
-    """The loads that don't count, in words."""
-    return [whole_name(document, cell) for cell in document["cells"] if not counts(document, cell)]
+    """The loads that don't count, in words; with where their front ends were, if that is not where the grid's are."""
+    found = []
+    for cell in document["cells"]:
+        key = cell["cell"]
+        where = "" if key["front_end"] == placement(document) else ", front end on contended cores"
+        if not counts(document, cell):
+            found.append(f"{key['system']} {cell_load(cell)}, {key['mode']}{where}")
+    return found
 
 
-def whole_name(document: Document, cell: dict[str, Any]) -> str:
-    """A load with its system and mode; and where its front end was, if that is not where the grid's are."""
-    key = cell["cell"]
-    where = "" if key["front_end"] == placement(document) else ", front end on contended cores"
-    return f"{key['system']} {load_name(cell)}, {key['mode']}{where}"
-
-
-def load_name(cell: dict[str, Any]) -> str:
-    key = cell["cell"]
-    return stream_words(key["streams"]) if key["streams"] else f"{key['rate']:g} requests/s"
-
-
-def stream_words(count: float) -> str:
-    return f"{count:g} stream{'' if count == 1 else 's'}"
+def cell_load(cell: Document) -> str:
+    """What was offered in a cell."""
+    return load_name(cell["cell"]["rate"], cell["cell"]["streams"])
 
 
 def enumerated(values: Iterable[float]) -> str:
@@ -126,19 +129,19 @@ def geometric_mean(values: Iterable[float]) -> float:
     return float(np.exp(np.mean(np.log(list(values)))))
 
 
-def ratios(above: dict[float, float], below: dict[float, float]) -> list[float]:
-    """Ratios at the rates that both have."""
-    return [above[rate] / below[rate] for rate in sorted(above.keys() & below.keys())]
+def mean_ratio(above: dict[float, float], below: dict[float, float]) -> float | None:
+    """Geometric mean of the ratios at the rates that both have; None without any."""
+    rates = sorted(above.keys() & below.keys())
+    return geometric_mean(above[rate] / below[rate] for rate in rates) if rates else None
 
 
 def repeated(document: Document) -> dict[tuple[str, str, float], dict[str, float]]:
     """Of each cell of the grid that was measured several times, by system, mode and rate: the largest over the smallest of each
     of MEDIANS."""
-    groups: dict[tuple[str, str, float], list[dict[str, Any]]] = {}
-    for cell in document["cells"]:
+    groups: dict[tuple[str, str, float], list[Document]] = {}
+    for cell in valid_cells(document, streams=0, front_end=placement(document)):
         key = cell["cell"]
-        if key["rate"] and key["front_end"] == placement(document) and counts(document, cell):
-            groups.setdefault((key["system"], key["mode"], key["rate"]), []).append(cell)
+        groups.setdefault((key["system"], key["mode"], key["rate"]), []).append(cell)
     found: dict[tuple[str, str, float], dict[str, float]] = {}
     for which, cells in groups.items():
         values = {name: [value for cell in cells if (value := figure(cell))] for name, figure in MEDIANS.items()}
@@ -159,11 +162,11 @@ def page(document: Document) -> dict[str, Any]:
     }
 
 
-def cell_row(cell: dict[str, Any]) -> list[str]:
+def cell_row(cell: Document) -> list[str]:
     """Every figure of one load, in words."""
     key, joules = cell["cell"], cell["energy"].get("joules_per_token")
     errors = ", ".join(f"{count} {error}" for error, count in cell["errors"].items())
     lag = f"{cell['client']['lag_ms']['p99']:g}{'' if verdict(cell)['valid'] else ' INVALID'}"
     throughput, goodput = f"{cell['output_tokens_per_s']:g}", f"{cell['goodput_per_s']:g}"
-    words = [key["system"], key["front_end"], key["mode"], load_name(cell), levels(cell, "ttft_ms"), levels(cell, "tpot_ms")]
+    words = [key["system"], key["front_end"], key["mode"], cell_load(cell), levels(cell, "ttft_ms"), levels(cell, "tpot_ms")]
     return [*words, throughput, goodput, "" if joules is None else f"{joules:.3g}", errors or "0", lag]

@@ -1,6 +1,6 @@
 """Every figure that a page shows, from the result files: rewrites what lies between its markers, and draws the plots.
 
-    python -m benchmarks.report.pages              # after a new result; --check only says whether anything would change
+    python -m benchmarks.report.pages              # after a new result
 
 A part of a page begins with the comment `measured: NAME` and ends with `end of measured`; NAME is one of PARTS, and its text is
 templates/NAME.md.j2. A figure in a sentence stands between the comments `figure: NAME` and `/`; NAME is one of
@@ -9,9 +9,7 @@ named_figures.NAMED. Neither is written by hand, and a test fails when a page an
 
 from __future__ import annotations
 
-import argparse
 import re
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -19,7 +17,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from benchmarks.common.harness import RESULTS, ROOT, UsageError, main
+from benchmarks.common.harness import RESULTS, ROOT, UsageError, table
 from benchmarks.report import grid_summary, part_tables, serving_tables, words
 from benchmarks.report.figure_files import digest, percentile_plot, save_figure, shows
 from benchmarks.report.gpu_tests import gpu_tests
@@ -40,7 +38,7 @@ TEMPLATES = Environment(
     lstrip_blocks=True,
     keep_trailing_newline=True,
 )
-TEMPLATES.globals |= {"table": words.table, "FIGURES": list(grid_summary.FIGURES), "MEDIANS": list(grid_summary.MEDIANS)}
+TEMPLATES.globals |= {"table": table, "FIGURES": list(grid_summary.FIGURES)}
 TEMPLATES.filters |= {"wrap": words.wrap}
 PARTS: dict[str, Callable[[Results], dict[str, Any]]] = {
     "claim": lambda results: serving_tables.claim(results.by_shape(GRID)),
@@ -100,32 +98,22 @@ def plots(results: Results) -> dict[Path, tuple[list[Path], Callable[[], Any]]]:
     return found
 
 
-def benchmark(options: argparse.Namespace) -> None:
+def main() -> None:
     results = Results(RESULTS)
     changed = []
     for path, (sources, plot) in plots(results).items():
         if not shows(path, sources):
+            save_figure(plot(), path, digest(sources))
             changed.append(path)
-            if not options.check:
-                save_figure(plot(), path, digest(sources))
     texts = {RESULTS / f"{name}.md": grid_page(results.read(name)["results"]) for name in results.names if name.startswith(GRID)}
     texts |= {page: rewritten(page.read_text(), results) for page in PAGES}
     for path, text in texts.items():
         if not path.exists() or path.read_text() != text:
+            path.write_text(text)
             changed.append(path)
-            if not options.check:
-                path.write_text(text)
     for path in changed:
-        print(f"{'would change' if options.check else 'written'}: {path.relative_to(ROOT)}")
-    if changed and options.check:
-        sys.exit(1)
-
-
-def options() -> argparse.Namespace:
-    result = argparse.ArgumentParser(prog="python -m benchmarks.report.pages", description=(__doc__ or "").splitlines()[0])
-    result.add_argument("--check", action="store_true", help="write nothing; exit code 1 if something would change")
-    return result.parse_args()
+        print(f"written: {path.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":
-    sys.exit(main(benchmark, options()))
+    main()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.harness import ROOT
+from benchmarks.common.load import load_name
 from benchmarks.report.words import milliseconds, number, percent
 
 Document = dict[str, Any]
@@ -45,7 +46,7 @@ class Results:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.names = sorted(path.stem for path in folder.glob("*.json") if not path.stem.endswith(".partial"))
+        self.names = sorted(path.stem for path in folder.glob("*.json"))
 
     def read(self, name: str) -> Document:
         """A result; empty if there is none."""
@@ -65,14 +66,10 @@ def decode(results: Results) -> dict[str, Any]:
         return {"shown": shown}
     rows = []
     for count in dict.fromkeys(count for found in shown.values() for count in found["rows"]):
-        row = [count]
-        for found in shown.values():
-            step = found["rows"].get(count, {})
-            if "step_us" in step:
-                row += [milliseconds(step["step_us"]["p50"]), milliseconds(step["floor_us"]), percent(step["share_of_floor"])]
-            else:
-                row += ["", "", ""]
-        rows.append(row)
+        rows.append([count])
+        for step in (found["rows"].get(count, {}) for found in shown.values()):
+            times = [milliseconds(us) for us in (step["step_us"]["p50"], step["floor_us"])] if "step_us" in step else ["", ""]
+            rows[-1] += [*times, percent(step["share_of_floor"]) if "step_us" in step else ""]
     steps = measured_steps(results)
     text = (
         f"Between two steps the scheduler's kernel takes {spread(steps, 'scheduler_us')} us, and the GPU waits "
@@ -82,8 +79,8 @@ def decode(results: Results) -> dict[str, Any]:
     if alone := results.read(SCHEDULER):
         most = max(alone["rows"], key=int)
         took = alone["rows"][most]["scheduler_us"]["p50"]
-        made_up = f"a made-up step of {alone['spin_us'] / 1000:g} ms"
-        text += f" At {int(most):,} rows, with {made_up}, the scheduler takes {took:.1f} us."
+        spins = f"a made-up step of {alone['spin_us'] / 1000:g} ms"
+        text += f" At {int(most):,} rows, with {spins}, the scheduler takes {took:.1f} us."
     origins: dict[str, list[str]] = {}
     for title, found in shown.items():
         origins.setdefault(origin_of(found), []).append(title)
@@ -136,14 +133,9 @@ def steps(results: Results) -> dict[str, Any]:
 
 def step_row(step: Document) -> list[str]:
     """One step; what was not read is left empty."""
-    return [
-        step_title(step),
-        f"{step['step_ms']:.3g}",
-        f"{step['mean_w']:.0f}" if "mean_w" in step else "",
-        f"{step['clock_mhz']:,}" if "clock_mhz" in step else "",
-        f"{step['tflop_per_s']:.0f}",
-        percent(step["share_of_floor"]) if "share_of_floor" in step else "",
-    ]
+    watts, mhz = (f"{step[name]:,.0f}" if name in step else "" for name in ("mean_w", "clock_mhz"))
+    share = percent(step["share_of_floor"]) if "share_of_floor" in step else ""
+    return [step_title(step), f"{step['step_ms']:.3g}", watts, mhz, f"{step['tflop_per_s']:.0f}", share]
 
 
 def step_title(step: Document) -> str:
@@ -198,7 +190,7 @@ def capacity(results: Results) -> dict[str, Any]:
     """Some of the predicted latencies, under each load."""
     loads = []
     for load in results.read("capacity").get("results", {}).get("loads", ()):
-        name = f"{load['streams']} streams" if load["streams"] else f"{load['rate']:g} requests/s"
+        name = load_name(load["rate"], load["streams"])
         choices = [row for row in load["choices"] if tuple(row[key] for key in CHOICE) in CHOICES]
         rows = [[row["name"], *(f"{row[key]:g}" for key in PREDICTED)] for row in choices]
         loads += [(name, load["requests"], rows)] if name in LOADS else []
@@ -217,14 +209,13 @@ def files(results: Results) -> dict[str, Any]:
 
 def maker(name: str) -> str:
     """The command that writes a result file, by that file's name; a benchmark may be gone since."""
-    found = next((ROOT / "benchmarks").glob(f"*/{name}.py"), None)
-    module = next((module for start, module in MAKERS.items() if name.startswith(start)), "")
-    module = module or (f"{found.parent.name}.{name}" if found else "")
-    return f"`python -m benchmarks.{module}`" if module else "a benchmark of that commit"
+    known = [module for start, module in MAKERS.items() if name.startswith(start)]
+    known += [f"{path.parent.name}.{name}" for path in (ROOT / "benchmarks").glob(f"*/{name}.py")]
+    return f"`python -m benchmarks.{known[0]}`" if known else "a benchmark of that commit"
 
 
 def hardware(found: Document) -> str:
-    """What a result was measured on, in a few words."""
+    """What a result was measured on."""
     gpu = found.get("environment", {}).get("gpu") or (found.get("results") or {}).get("gpu", {}).get("gpu")
     return gpu or f"{found['machine']['cores']} cores, {found['machine']['cpu']}"
 

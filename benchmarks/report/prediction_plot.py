@@ -24,11 +24,9 @@ def draw_predictions(document: dict[str, Any]) -> Any:
         for kind, rows in series.items():
             xs, ys = ([row[name] for row in rows] for name in ("ttft_p99", "tpot_p99"))
             ax.plot(xs, ys, "o--" if rows[0]["mixed"] else "s-", markersize=4, label=kind)
-            for row in rows:
+            for x, y, row in zip(xs, ys, rows, strict=True):
                 size = row["burst"] if row["mixed"] else row["tokens"]
-                ax.annotate(
-                    f"{size:,}", (row["ttft_p99"], row["tpot_p99"]), fontsize=7, xytext=(4, 3), textcoords="offset points"
-                )
+                ax.annotate(f"{size:,}", (x, y), fontsize=7, xytext=(4, 3), textcoords="offset points")
         plain_log(ax, "x")
         ax.set(xlabel="P99 TTFT, ms", ylabel="P99 TPOT, ms", title=f"{load['rate']:g} requests/s (simulated)")
         ax.grid(alpha=0.3)

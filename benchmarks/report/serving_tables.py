@@ -6,29 +6,12 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-from benchmarks.report.grid_summary import (
-    FIGURES,
-    MEDIANS,
-    Figure,
-    alongside,
-    closed_loops,
-    counts,
-    fallen_behind,
-    geometric_mean,
-    latency,
-    load_name,
-    placement,
-    ratios,
-    repeated,
-    series,
-    stream_words,
-    systems,
-    unmeasured,
-)
+import benchmarks.report.grid_summary as grid
+from benchmarks.common.load import load_name
+from benchmarks.report.grid_summary import FIGURES, MEDIANS, Document, Figure
 from benchmarks.report.words import percent, word
 from benchmarks.serving.load_figures import MODES
 
-Document = dict[str, Any]
 Rows = list[list[str]]
 HEADLINE_RATE = 16.0
 OURS, PEER = "blinkpy", "vllm"
@@ -56,7 +39,7 @@ def claim(found: dict[str, Document]) -> dict[str, Any]:
             rows += both
             neighbours = max(cell["load"]["per_core"] for cell in document["cells"])
             where.add((document["gpu"].get("gpu", "GPU"), neighbours))
-            together = together or bool(alongside(document))
+            together = together or bool(grid.alongside(document))
     if len(where) > 1:
         raise ValueError(f"the models were not measured alike: {'; '.join(map(str, sorted(where)))}")
     gpu, neighbours = next(iter(where), ("", 0))
@@ -67,13 +50,18 @@ def endurance(document: Document, title: str, name: str) -> list[str]:
     """The row of a system: its figures without and with neighbours. Empty where one is missing."""
     words = []
     for figure in ("P99 TPOT", "P99 TTFT", "throughput"):
-        values = [series(document, name, mode, FIGURES[figure][1]).get(HEADLINE_RATE) for mode in MODES]
+        values = [grid.series(document, name, mode, FIGURES[figure][1]).get(HEADLINE_RATE) for mode in MODES]
         if not all(values):
             return []
         words.append(f"{word(values[0])} → {word(values[1])}")
-    keys = [(name, mode, HEADLINE_RATE, placement(document)) for mode in MODES]
-    lost = [sum(sum(cell["errors"].values()) for cell in document["cells"] if key_of(cell) == key) for key in keys]
+    key = {"system": name, "rate": HEADLINE_RATE, "front_end": grid.placement(document)}
+    lost = [failed(grid.cells_of(document, mode=mode, **key)) for mode in MODES]
     return [title, name, *words, f"{lost[0]} → {lost[1]}"]
+
+
+def failed(cells: list[Document]) -> int:
+    """Requests without a whole answer."""
+    return sum(sum(cell["errors"].values()) for cell in cells)
 
 
 def serving(found: dict[str, Document]) -> dict[str, Any]:
@@ -96,7 +84,7 @@ def model(title: str, file: Document) -> dict[str, Any]:
         "title": title,
         "name": f"paper-{document['model']}",
         "origin": machine(file),
-        "beside": alongside(document),
+        "beside": grid.alongside(document),
         "closed": closed(document),
         "kinds": document["cells"][0]["load"]["kinds"],
         "headline": headline(document),
@@ -113,7 +101,7 @@ def alone(found: dict[str, Document]) -> dict[str, Any]:
             document = file["results"]
             rows = []
             for name in ours_first(document):
-                figures = [series(document, name, MODES[0], value).get(HEADLINE_RATE) for _, value in FIGURES.values()]
+                figures = [grid.series(document, name, MODES[0], value).get(HEADLINE_RATE) for _, value in FIGURES.values()]
                 rows += [[name, *map(word, figures)]] if any(figures) else []
             models.append({"title": title, "origin": machine(file), "closed": closed(document), "rows": rows})
     return {"models": models, "rate": HEADLINE_RATE}
@@ -147,8 +135,8 @@ def explained(document: Document, system: str) -> str:
 
 
 CLOSED_FIGURES: tuple[tuple[str, Figure, bool], ...] = (  # title, figure, whether more is better
-    ("median TTFT, ms", latency("ttft_ms", "p50"), False),
-    ("median TPOT, ms", latency("tpot_ms", "p50"), False),
+    ("median TTFT, ms", grid.latency("ttft_ms", "p50"), False),
+    ("median TPOT, ms", grid.latency("tpot_ms", "p50"), False),
     ("tokens/s", FIGURES["throughput"][1], True),
     ("J/token", JOULES, False),
 )
@@ -156,8 +144,8 @@ CLOSED_FIGURES: tuple[tuple[str, Figure, bool], ...] = (  # title, figure, wheth
 
 def closed(document: Document) -> Rows:
     """Figures against the number of streams; behind the others' how they compare with blinkpy's: above 1 it is ahead."""
-    names = [name for name in ours_first(document) if closed_loops(document, name, CLOSED_FIGURES[0][1])]
-    found = {(name, title): closed_loops(document, name, figure) for name in names for title, figure, _ in CLOSED_FIGURES}
+    names = [name for name in ours_first(document) if grid.closed_loops(document, name, CLOSED_FIGURES[0][1])]
+    found = {(name, title): grid.closed_loops(document, name, figure) for name in names for title, figure, _ in CLOSED_FIGURES}
     rows = []
     for streams in sorted({streams for figures in found.values() for streams in figures}):
         for name in names:
@@ -172,7 +160,7 @@ def closed(document: Document) -> Rows:
 
 
 def ours_first(document: Document) -> list[str]:
-    return sorted(systems(document), key=lambda name: name != OURS)
+    return sorted(grid.systems(document), key=lambda name: name != OURS)
 
 
 def headline(document: Document) -> Rows:
@@ -180,24 +168,22 @@ def headline(document: Document) -> Rows:
     per_core = max((cell["load"]["per_core"] for cell in document["cells"]), default=0)
     rows = []
     for front_end in ("own", "shared"):
-        if any(key_of(cell)[2:] == (HEADLINE_RATE, front_end) for cell in document["cells"]):
-            for mode in MODES:
-                beside = "0" if mode == MODES[0] else str(per_core)
-                for name in systems(document):
-                    if words := headline_words(document, name, mode, front_end):
-                        rows.append([beside, where(front_end), name, *words])
+        for beside, mode in zip((0, per_core), MODES, strict=True):
+            for name in grid.systems(document):
+                if words := headline_words(document, name, mode, front_end):
+                    rows.append([str(beside), where(front_end), name, *words])
     return rows
 
 
 def headline_words(document: Document, name: str, mode: str, front_end: str) -> list[str]:
     """A system's figures at the headline rate, or why they don't count; empty if they were not measured."""
-    some = [cell for cell in document["cells"] if key_of(cell) == (name, mode, HEADLINE_RATE, front_end)]
-    cells = [cell for cell in some if counts(document, cell)]
+    some = grid.cells_of(document, system=name, mode=mode, rate=HEADLINE_RATE, front_end=front_end)
+    cells = [cell for cell in some if grid.counts(document, cell)]
     if not cells:
         return ["the client fell behind", *[""] * (len(FIGURES) + 1)] if some else []
-    words = [word(series(document, name, mode, value, front_end).get(HEADLINE_RATE)) for _, value in FIGURES.values()]
+    words = [word(grid.series(document, name, mode, value, front_end).get(HEADLINE_RATE)) for _, value in FIGURES.values()]
     words.insert(3, f"{sum(cell['goodput_per_s'] for cell in cells) / len(cells):.3g}")
-    return [*words, str(sum(sum(cell["errors"].values()) for cell in cells))]
+    return [*words, str(failed(cells))]
 
 
 def where(front_end: str) -> str:
@@ -205,36 +191,30 @@ def where(front_end: str) -> str:
     return "own" if front_end == "own" else "contended"
 
 
-def key_of(cell: Document) -> tuple[str, str, float, str]:
-    key = cell["cell"]
-    return key["system"], key["mode"], key["rate"], key["front_end"]
-
-
 def slowdown(document: Document, name: str, figure: str, front_end: str = "") -> float | None:
     """How many times a figure is, beside neighbours, what it is without: geometric mean over rates."""
-    value = FIGURES[figure][1]
-    found = ratios(series(document, name, MODES[1], value, front_end), series(document, name, MODES[0], value, front_end))
-    return geometric_mean(found) if found else None
+    beside, isolated = (grid.series(document, name, mode, FIGURES[figure][1], front_end) for mode in reversed(MODES))
+    return grid.mean_ratio(beside, isolated)
 
 
 def slowdowns(document: Document) -> Rows:
     """Interfered over isolated, mean over rates; the other systems over blinkpy."""
     rows = []
     for front_end in ("own", "shared"):
-        for name in systems(document):
+        for name in grid.systems(document):
             found = [slowdown(document, name, figure, front_end) for figure in FIGURES]
             rows.append((f"{name}, {where(front_end)} cores", found))
-    for name in systems(document):
+    for name in grid.systems(document):
         for mode in MODES if name != OURS else ():
-            some = [ratios(*[series(document, one, mode, value) for one in (name, OURS)]) for _, value in FIGURES.values()]
-            rows.append((f"{name} / {OURS}, {mode}", [geometric_mean(one) if one else None for one in some]))
+            both = [[grid.series(document, one, mode, value) for one in (name, OURS)] for _, value in FIGURES.values()]
+            rows.append((f"{name} / {OURS}, {mode}", [grid.mean_ratio(*one) for one in both]))
     return [[label, *(f"{ratio:.2f}" if ratio else "" for ratio in found)] for label, found in rows if any(found)]
 
 
 def remarks(document: Document) -> list[str]:
     """Where blinkpy is behind, how much two runs differ, power when idle, times to start, loads that don't count."""
-    lines = [behind(document)] if {OURS, PEER} <= set(systems(document)) else []
-    if again := repeated(document):
+    lines = [behind(document)] if {OURS, PEER} <= set(grid.systems(document)) else []
+    if again := grid.repeated(document):
         largest = {name: max(found[name] for found in again.values() if name in found) for name in MEDIANS}
         words = ", ".join(f"{name} {percent(value - 1, 1)}" for name, value in largest.items())
         lines.append(
@@ -243,26 +223,23 @@ def remarks(document: Document) -> list[str]:
     else:
         lines.append("No cell of the grid was measured twice.")
     lines += server_remarks(document)
-    if left_out := fallen_behind(document):
+    if left_out := grid.fallen_behind(document):
         how_many = f"{len(left_out)} of {len(document['cells'])}"
         lines.append(f"In {how_many} loads the client fell behind; they are left out: {'; '.join(left_out)}.")
-    if missing := unmeasured(document, COMPARED, RATES):
+    if missing := grid.unmeasured(document, COMPARED, RATES):
         lines.append(f"Not measured: {'; '.join(missing)}.")
     return lines
 
 
 def server_remarks(document: Document) -> list[str]:
     """Times to start, and power when idle."""
-    servers: dict[str, list[Document]] = {}
-    for cell in document["cells"]:
-        servers.setdefault(cell["cell"]["system"], []).append(cell["server"])
     starts, idle = [], []
-    for name, some in servers.items():
-        seconds = sorted({round(server["start_to_healthy_s"]) for server in some if "start_to_healthy_s" in server})
-        if seconds:
+    for name in grid.systems(document):
+        servers = [cell["server"] for cell in grid.cells_of(document, system=name)]
+        if seconds := sorted({round(server["start_to_healthy_s"]) for server in servers if "start_to_healthy_s" in server}):
             starts.append(f"{name} {' or '.join(map(str, seconds))} s")
-        if known := next((server for server in some if server.get("idle_w") and server.get("idle_before_w")), None):
-            idle.append(f"{name} {known['idle_w']:.0f} W ({known['idle_before_w']:.0f} W before its start)")
+        if known := [server for server in servers if server.get("idle_w") and server.get("idle_before_w")]:
+            idle.append(f"{name} {known[0]['idle_w']:.0f} W ({known[0]['idle_before_w']:.0f} W before its start)")
     lines = []
     if starts:
         lines.append(f"From start to healthy: {', '.join(starts)}; of several, the longest was the first, with empty caches.")
@@ -277,14 +254,14 @@ def behind(document: Document) -> str:
     plotted = {name: value for name, (_, value) in FIGURES.items()}
     for name, value in (MEDIANS | plotted).items():
         for mode in MODES:
-            ours, peers = series(document, OURS, mode, value), series(document, PEER, mode, value)
+            ours, peers = grid.series(document, OURS, mode, value), grid.series(document, PEER, mode, value)
             for rate in sorted(ours.keys() & peers.keys()):
                 found += worse(name, f"{rate:g} requests/s, {mode}", ours[rate], peers[rate])
     closed_figures: dict[str, Figure] = MEDIANS | {"energy": JOULES}
     for name, value in closed_figures.items():
-        ours, peers = closed_loops(document, OURS, value), closed_loops(document, PEER, value)
+        ours, peers = grid.closed_loops(document, OURS, value), grid.closed_loops(document, PEER, value)
         for streams in sorted(ours.keys() & peers.keys()):
-            found += worse(name, stream_words(streams), ours[streams], peers[streams])
+            found += worse(name, load_name(0, int(streams)), ours[streams], peers[streams])
     what = "; ".join(found) if found else "nothing that was measured"
     return f"{OURS} is behind {PEER} by more than {percent(BEHIND - 1)} in: {what}."
 
@@ -306,32 +283,21 @@ def energy(found: dict[str, Document]) -> dict[str, Any]:
 def energy_rows(document: Document) -> Rows:
     """Each isolated load of both systems: blinkpy's figures / the peer's, and their ratios. Empty without an energy counter."""
     found: dict[str, dict[str, Document]] = {}
-    for cell in document["cells"]:
-        key = cell["cell"]
-        plain = key["mode"] == MODES[0] and key["front_end"] == placement(document) and not key["repeat"]
-        if plain and counts(document, cell) and cell["energy"].get("mean_w") and cell.get("steps"):
-            found.setdefault(load_name(cell), {})[key["system"]] = cell
+    for cell in grid.valid_cells(document, mode=MODES[0], front_end=grid.placement(document), repeat=0):
+        if cell["energy"].get("mean_w") and cell.get("steps"):
+            found.setdefault(grid.cell_load(cell), {})[cell["cell"]["system"]] = cell
     rows = []
     for load, cells in sorted(found.items(), key=lambda item: (item[0].endswith("/s"), float(item[0].split()[0]))):
         if {OURS, PEER} <= cells.keys():
-            both = cells[OURS], cells[PEER]
-            figures = zip(*map(energy_figures, both), strict=True)
-            rows.append([load, *(f"{ours} / {peers}" for ours, peers in figures), shares(*both)])
+            ours, peers = energy_figures(cells[OURS]), energy_figures(cells[PEER])
+            digits = (".0f", ".3g", ".3g", ".3g")
+            words = [f"{one:{form}} / {other:{form}}" for one, other, form in zip(ours, peers, digits, strict=True)]
+            step, steps = ours[2] / peers[2], peers[1] / ours[1]  # J for each step, and steps for each token
+            rows.append([load, *words, f"{step * steps:.2f} = {step:.2f} x {steps:.2f}"])
     return rows
 
 
-def energy_figures(cell: Document) -> list[str]:
-    """Power, tokens a step, J a step, J/token."""
-    tokens, step = cell["steps"]["tokens"], joules_a_step(cell)
-    return [f"{cell['energy']['mean_w']:.0f}", f"{tokens:.3g}", f"{step:.3g}", f"{step / tokens:.3g}"]
-
-
-def joules_a_step(cell: Document) -> float:
-    """Of the GPU, idle power included."""
-    return float(cell["energy"]["mean_w"] / cell["steps"]["per_s"])
-
-
-def shares(ours: Document, peers: Document) -> str:
-    """The ratio of joules for each token as a product: of joules for each step, and of steps for each token."""
-    step, steps = joules_a_step(ours) / joules_a_step(peers), peers["steps"]["tokens"] / ours["steps"]["tokens"]
-    return f"{step * steps:.2f} = {step:.2f} x {steps:.2f}"
+def energy_figures(cell: Document) -> list[float]:
+    """Power, idle power included, tokens a step, J a step, J/token."""
+    watts, tokens, step = cell["energy"]["mean_w"], cell["steps"]["tokens"], cell["energy"]["mean_w"] / cell["steps"]["per_s"]
+    return [watts, tokens, step, step / tokens]

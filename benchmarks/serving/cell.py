@@ -1,4 +1,4 @@
-"""One load offered to one running server, with its figures; and the options that all serving benchmarks have in common."""
+"""One load offered to one running server, with its figures; and the options for model, systems, cores and client."""
 
 from __future__ import annotations
 
@@ -7,25 +7,28 @@ import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.harness import ROOT, UsageError
-from benchmarks.common.load import LoadResult, Request, Target, offer
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.common.harness import ROOT, UsageError, on_cores
+from benchmarks.common.load import LoadResult, Target, offer
 from benchmarks.common.model_shapes import SHAPES, write_folder
 from benchmarks.common.nvml import EnergyMeter
-from benchmarks.serving.load_figures import Slo, figures, levels
+from benchmarks.serving.load_figures import Slo, figures
 from benchmarks.serving.neighbours import KINDS, Neighbours
-from benchmarks.serving.systems import Cores, Model, Running, ServerError, System, find_system, on_cores, parse_cores, running
-from benchmarks.serving.workload import Dataset, closed_loop, open_loop, read_dataset
+from benchmarks.serving.systems import Cores, Model, Running, ServerError, System, find_system, parse_cores, running
+from benchmarks.serving.workload import closed_loop, open_loop, read_dataset
 from blinkpy.progress import Progress
 
+START_S = 600.0  # longest start of a system
 WARM_TOKENS = 16  # of an answer
 WARM_LOADS = ((2048, 4), (128, 32))  # (longest prompt, streams): long prompts, then many at once
 WARM_ROUNDS, WARM_LIMIT_S = 2, 60.0
-SPARE_S = 60.0  # that neighbours live longer than a load may
 DEFAULT_KINDS = ("compress", "build")
 LOGS = ROOT / "build" / "benchmarks" / "logs"
 MODELS = ROOT / "build" / "benchmarks" / "models"  # folders of shapes: always the same path, which servers' caches depend on
@@ -33,7 +36,7 @@ MODELS = ROOT / "build" / "benchmarks" / "models"  # folders of shapes: always t
 
 @dataclass(frozen=True)
 class Load:
-    """What is offered. An open loop has a rate (requests a second) for so many seconds, and drain_s more until the rest is
+    """What is offered. An open loop has a rate (requests a second) for some seconds, and drain_s more until the rest is
     given up; a closed loop has streams, each asking rounds times, within seconds + drain_s. per_core: neighbours on each of
     the cores that the server shares, of these kinds."""
 
@@ -48,13 +51,6 @@ class Load:
     per_core: int = 0
     kinds: tuple[str, ...] = DEFAULT_KINDS
 
-    @property
-    def name(self) -> str:
-        """For people."""
-        what = f"{self.streams} streams" if self.streams else f"{self.rate:g} requests/s"
-        beside = f", {self.per_core} per core: {' and '.join(self.kinds)}" if self.per_core else ""
-        return f"{self.data}, {what}{beside}"
-
 
 class Bench:
     """What one run of a serving benchmark works with: model, systems, cores, client and meter."""
@@ -65,13 +61,12 @@ class Bench:
         if len({system.name for system in self.systems}) < len(self.systems):
             raise UsageError("each system needs a name of its own")
         self.cores = cores
-        self.processes = options.client_processes or len(cores.loading) or min(4, max(1, len(cores.server) // 2))
+        self.processes = len(cores.loading) or min(4, max(1, len(cores.server) // 2))
         self.slo = Slo(options.slo_ttft_ms, options.slo_tpot_ms)
-        self.start_s, self.logs = options.start_s, options.logs
-        self.chat, self.temperature, self.api_key = options.chat, options.temperature, options.api_key
+        self.options = options
         if not set(cores.front_end) < set(cores.server):
             raise UsageError("front ends get some of the server's cores, and not all of them")
-        self._datasets: dict[str, Dataset] = {}
+        self._datasets: dict[str, NDArray[np.int32]] = {}
         self._log_count = 0
 
     def facts(self) -> dict[str, Any]:
@@ -80,80 +75,54 @@ class Bench:
         return {"model": self.model.name, "gpu": gpu, "cores": dataclasses.asdict(self.cores), "client_processes": self.processes}
 
     @contextlib.contextmanager
-    def server(self, system: System, cores: Cores | None = None) -> Iterator[Running]:
+    def server(self, system: System) -> Iterator[Running]:
         """A system, started, healthy and warm. Raises ServerError."""
         self._log_count += 1
-        log = Path(self.logs) / f"{system.name}-{self._log_count}.log"
-        with running(system, self.model, cores or self.cores, log, self.start_s, self.progress) as server:
-            self._warm_up(server, system.name)
+        log = Path(self.options.logs) / f"{system.name}-{self._log_count}.log"
+        with running(system, self.model, self.cores, log, START_S, self.progress) as server:
+            self._warm_up(server)
             yield server
 
-    def _warm_up(self, server: Running, name: str) -> None:
-        self.progress(f"warming up {name}")
+    def _warm_up(self, server: Running) -> None:
+        name = f"warming up {server.system.name}"
         for longest, streams in WARM_LOADS:
             data = f"fixed:{min(longest, self.model.length // 2)}:{WARM_TOKENS}"
-            load = Load(data, streams=streams, rounds=WARM_ROUNDS, seconds=0, drain_s=WARM_LIMIT_S)
-            result = self._offer(server, load, self.requests(load))
+            load = Load(data, streams=streams, rounds=WARM_ROUNDS, seconds=0, drain_s=WARM_LIMIT_S, text=self.options.text)
+            result = self._offer(server, load, name)
             if all(record.error for record in result.records):
-                raise ServerError(f"{name} does not answer: {result.records[0].error}")
+                raise ServerError(f"{server.system.name} does not answer: {result.records[0].error}")
 
-    def requests(self, load: Load) -> list[Request]:
+    def _offer(self, server: Running, load: Load, name: str) -> LoadResult:
+        """Raises UsageError when there is nothing to offer."""
         data = self._datasets.get(load.data)
         if data is None:
             data = self._datasets[load.data] = read_dataset(load.data, self.model.length)
-        text = load.text or self.chat
+        contents = load.seed, self.model.vocabulary, load.text or self.options.chat
         if load.streams:
-            return closed_loop(data, load.streams, load.rounds, load.seed, self.model.vocabulary, text)
-        return open_loop(data, load.rate, load.seconds, load.seed, self.model.vocabulary, text)
-
-    def _offer(self, server: Running, load: Load, requests: Sequence[Request], name: str = "") -> LoadResult:
-        target = Target(server.host, server.port, self.model.name, self.chat, self.api_key, self.temperature)
+            requests = closed_loop(data, load.streams, load.rounds, *contents)
+        else:
+            requests = open_loop(data, load.rate, load.seconds, *contents)
+        if not requests:
+            raise UsageError(f"{name}: no request within {load.seconds:g} s; use more seconds or another seed")
+        target = Target(server.host, server.port, self.model.name, self.options.chat, self.options.api_key)
         limit = load.seconds + load.drain_s
 
         def tick(now: float) -> None:
-            if name:
-                self.progress(name, max(0.0, now), load.seconds or limit)
+            self.progress(name, max(0.0, now), load.seconds or limit)
 
         spin = self.cores.spare(self.processes)
         return offer(target, requests, load.streams, self.processes, self.cores.loading, limit, tick, spin)
 
-    def measure(self, server: Running, load: Load, name: str = "", cores: Cores | None = None) -> dict[str, Any]:
-        """Offer a load, beside its neighbours; its figures. cores: how the server is placed, if not as it was started.
+    def measure(self, server: Running, load: Load, name: str, cores: Cores) -> dict[str, Any]:
+        """Offer a load, beside its neighbours; its figures. name: for people; cores: how the server is placed.
 
         Raises UsageError when there is nothing to offer, ServerError when the server has ended."""
-        requests = self.requests(load)
-        if not requests:
-            raise UsageError(f"{load.name}: no request within {load.seconds:g} s; use more seconds or another seed")
-        life = load.seconds + load.drain_s + SPARE_S
-        with Neighbours(load.kinds, load.per_core, (cores or self.cores).contended, life) as neighbours:
-            result = self._offer(server, load, requests, name or f"{server.system.name}: {load.name}")
+        with Neighbours(load.kinds, load.per_core, cores.contended) as neighbours:
+            result = self._offer(server, load, name)
         found = figures(result, 0.0 if load.streams else load.seconds, self.slo, self.meter)
         server.check()
-        front_end = "own" if (cores or self.cores).front_end else "shared"
+        front_end = "own" if cores.front_end else "shared"
         return {"load": dataclasses.asdict(load), "front_end": front_end, "neighbours": neighbours.count, **found}
-
-
-def placements(cores: Cores) -> dict[str, Cores]:
-    """Where front ends may be: on cores of their own, if they have them, and among the neighbours."""
-    shared = dataclasses.replace(cores, front_end=())
-    return {"own": cores, "shared": shared} if cores.front_end else {"shared": shared}
-
-
-COLUMNS = "load | system | front end | TTFT p50 / p99 ms | TPOT p50 / p99 ms | output tok/s | J per token | errors | client"
-
-
-def table(cells: Iterable[tuple[str, dict[str, Any]]]) -> str:
-    """The main figures of loads as a Markdown table, for a terminal. cells: (system, figures)."""
-    found = [(Load(**cell["load"]).name, system, cell) for system, cell in cells]
-    order = list(dict.fromkeys(load for load, _, _ in found))
-    lines = [f"| {COLUMNS} |", "|---" * len(COLUMNS.split(" | ")) + "|"]
-    for load, system, cell in sorted(found, key=lambda item: order.index(item[0])):
-        joules = cell["energy"].get("joules_per_token")
-        words = [load, system, cell["front_end"], levels(cell, "ttft_ms"), levels(cell, "tpot_ms")]
-        words += [f"{cell['output_tokens_per_s']:g}", "" if joules is None else f"{joules:.3g}"]
-        words += [str(sum(cell["errors"].values())), "kept up" if cell["client"]["valid"] else "INVALID"]
-        lines.append(f"| {' | '.join(words)} |")
-    return "\n".join(lines)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -166,59 +135,42 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", action="append", default=[], metavar="SYSTEM", help=f"{help_text} (default: blinkpy)")
     parser.add_argument("--extra", action="append", default=[], metavar="NAME:ARGUMENTS", help="more arguments for a system")
     parser.add_argument("--env", action="append", default=[], metavar="NAME:VARIABLE=VALUE", help="environment of a system")
-    parser.add_argument("--start-s", type=float, default=600.0, help="longest start of a system, seconds")
     parser.add_argument("--server-cores", default="", metavar="LIST", help="cores of the servers, as 0-11 (default: all)")
-    parser.add_argument(
-        "--client-cores",
-        default="",
-        metavar="LIST",
-        help="cores of the client, the last one to watch and to count energy (default: all)",
-    )
-    parser.add_argument(
-        "--frontend-cores", default="", metavar="LIST", help="those of the server's cores that front ends get alone"
-    )
+    help_text = "cores of the client, the last one to watch and to count energy (default: all)"
+    parser.add_argument("--client-cores", default="", metavar="LIST", help=help_text)
+    help_text = "those of the server's cores that front ends get alone"
+    parser.add_argument("--frontend-cores", default="", metavar="LIST", help=help_text)
     help_text = "which of a system's processes are front ends: a regular expression for their command lines"
     parser.add_argument("--front-end", action="append", default=[], metavar="NAME:PATTERN", help=help_text)
-    parser.add_argument("--client-processes", type=int, default=0, help="(0: one for each of its cores but the last)")
     parser.add_argument("--chat", action="store_true", help="/v1/chat/completions with texts, instead of token ids")
-    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--text", action="store_true", help="prompts are texts, which the server has to tokenize")
     parser.add_argument("--api-key", default=os.environ.get("BLINKPY_API_KEY", ""))
     parser.add_argument("--slo-ttft-ms", type=float, default=1000.0, help="for goodput")
     parser.add_argument("--slo-tpot-ms", type=float, default=50.0, help="for goodput")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=DEFAULT_KINDS, help="of neighbours")
-    help_text = "whose energy is counted; of those in CUDA_VISIBLE_DEVICES, if that is set"
-    parser.add_argument("--gpu", type=int, default=0, help=help_text)
     parser.add_argument("--logs", default=str(LOGS), metavar="FOLDER", help="where the servers' output goes")
 
 
 @contextlib.contextmanager
 def bench(options: argparse.Namespace, progress: Progress) -> Iterator[Bench]:
     """The means of a benchmark, from its options."""
-    options.system = options.system or ["blinkpy"]
-    server, client, front_end = (
-        parse_cores(text) for text in (options.server_cores, options.client_cores, options.frontend_cores)
-    )
+    lists = options.server_cores, options.client_cores, options.frontend_cores
+    server, client, front_end = map(parse_cores, lists)
     cores = Cores(server or tuple(sorted(os.sched_getaffinity(0))), client, front_end)
-    with (
-        on_cores(cores.watching),  # this process stays away from the servers, and from the client's processes
-        EnergyMeter(options.gpu) as meter,
-    ):
+    with on_cores(cores.watching), EnergyMeter() as meter:  # away from the servers, and from the client's processes
         yield Bench(options, find_model(options), cores, meter, progress)
 
 
 def find_model(options: argparse.Namespace) -> Model:
     """The model of the options; a shape is written into its folder."""
-    name, shape = options.model, options.model in SHAPES
-    if shape:
-        config = SHAPES[name]
-        path = str(write_folder(name, MODELS / name))
-    else:
-        from blinkpy.models.weights.model_folder import DEMO_FOLDER
+    from blinkpy.models.weights.model_folder import DEMO_FOLDER
 
-        path = name
-        source = (DEMO_FOLDER if name == "demo" else Path(name)) / "config.json"
-        config = json.loads(source.read_text()) if source.is_file() else {}
-        name = Path(name).name
+    path, shape = options.model, options.model in SHAPES
+    name = Path(path).name
+    if shape:
+        path = str(write_folder(name, MODELS / name))
+    source = (DEMO_FOLDER if path == "demo" else Path(path)) / "config.json"
+    config = json.loads(source.read_text()) if source.is_file() else {}
     length = options.max_model_len or min(8192, int(config.get("max_position_embeddings", 8192)))
     vocabulary = options.vocabulary or int(config.get("vocab_size", 0))
     if not vocabulary:

@@ -3,10 +3,10 @@
     python -m benchmarks.serving.grid --model llama-3-8b --system blinkpy --system blinkpy-host --system vllm
 
 --streams adds closed loops, and --shared-rates repeats some rates with the front ends among the neighbours; each system is
-started once for all of it. Each cell is kept in a state folder once it is measured, so the same command goes on where the last
-one ended: with --budget 540 a long grid is measured in parts of under ten minutes. The parts may name other systems and rates:
-the result has all cells of the folder. --quick has 4 rates of 20 s. benchmarks.report.pages makes a page
-and plots of the result.
+started once for all of it. --rates without a number leaves the grid out. Each cell is kept in a state folder once it is
+measured, so the same command goes on where the last one ended: with --budget 540 a long grid is measured in parts of under ten
+minutes. The parts may name other systems and rates: the result has all cells of the folder. --quick has 4 rates of 20 s.
+benchmarks.report.pages makes a page and plots of the result.
 """
 
 from __future__ import annotations
@@ -22,31 +22,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.harness import (
-    RESULTS,
-    ROOT,
-    Run,
-    UsageError,
-    WrongAnswer,
-    machine,
-    main,
-    origin,
-    parser,
-    revision,
-    to_json,
-)
-from benchmarks.serving.cell import Bench, Load, add_options, bench, placements, table
-from benchmarks.serving.compare import METHOD, end
-from benchmarks.serving.load_figures import MODES, verdict
+from benchmarks.common.harness import RESULTS, ROOT, Run, UsageError, WrongAnswer, main, origin, parser, table, to_json
+from benchmarks.common.load import load_name
+from benchmarks.serving.cell import Bench, Load, add_options, bench
+from benchmarks.serving.load_figures import MODES, levels, verdict
 from benchmarks.serving.systems import Running, ServerError, System
 
+METHOD = """Each system is started on the same cores, warmed up, offered the same loads in the same order, and ended. Lengths
+and arrival times follow from the seed and are the same for all; the prompts' token ids are random and new each time. All
+answers are asked for with ignore_eos and must bring exactly the tokens that were asked for. The client runs in several
+processes and measures its own lag; a load in which it fell behind is marked invalid. TTFT counts from when a request was due
+(open loop) or sent (closed loop) to its first text; TPOT is one figure for each request, from first to last text over its
+tokens but one; ITL is between two events of a stream. Latencies are those of the requests that were answered completely; the
+others are counted under errors. Throughput, goodput and energy are taken over window_s from the start: the time of the
+arrivals, or until the first stream had nothing more to ask. Energy is the GPU's own counter, idle power included. Intervals:
+95%, block bootstrap."""
 RATES = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32)
 QUICK_RATES = (2, 8, 16, 32)
 SMOKE_RATES = (4, 12)
 SECONDS, QUICK_SECONDS = 60.0, 20.0
 SAME = (  # what the cells of one result have in common
     *("model", "seconds", "drain_s", "data", "closed_data", "rounds", "seed"),
-    *("per_core", "kinds", "server_cores", "client_cores", "frontend_cores", "temperature", "chat"),
+    *("per_core", "kinds", "server_cores", "client_cores", "frontend_cores", "chat", "text"),
 )
 CELL_SPARE_S = 5.0  # of a cell, besides arrivals and drain: prompts, client processes, neighbours, and the figures
 
@@ -71,9 +68,8 @@ class Cell:
     @property
     def name(self) -> str:
         """For people."""
-        what = f"{self.streams} streams" if self.streams else f"{self.rate:g} requests/s"
         again = f", again ({self.repeat})" if self.repeat else ""
-        return f"{self.system}, {self.mode}, {what}, front end {self.front_end}{again}"
+        return f"{self.system}, {self.mode}, {load_name(self.rate, self.streams)}, front end {self.front_end}{again}"
 
 
 class State:
@@ -155,18 +151,39 @@ def benchmark(options: argparse.Namespace) -> None:
         options.output = RESULTS / f"{name}.json"
     state_folder = Path(options.state or ROOT / "build" / "benchmarks" / f"{name}-state")
     deadline = time.monotonic() + options.budget if options.budget else float("inf")
-    plan = {key: getattr(options, key) for key in SAME} | origin(machine(), revision())
+    plan = {key: getattr(options, key) for key in SAME} | origin()
     run = Run("serving.grid", options)
     with bench(options, run.progress) as means:
         state = State(state_folder, plan)
         cells = grid(options, means.systems)
         errors = measure(means, state, cells, options, deadline)
-        document = {**gather(state, cells, means, errors), "smoke": options.smoke}
+        done = sum(map(state.done, cells))  # of this command's cells
+        document = {
+            **means.facts(),
+            "complete": done == len(cells),
+            "done": done,
+            "errors": errors,
+            "cells": state.all([system.name for system in means.systems]),
+            "smoke": options.smoke,
+        }
     run.write(METHOD, document)
-    print(table((cell["cell"]["system"], cell) for cell in document["cells"]))
+    print(shown(document["cells"]))
     if not document["complete"]:
-        print(f"{document['done']} of {len(cells)} cells are done: run the same command again to go on")
-    end(errors.values())
+        print(f"{done} of {len(cells)} cells are done: run the same command again to go on")
+    if errors:
+        sys.exit(1)
+
+
+def shown(cells: list[dict[str, Any]]) -> str:
+    """The main figures of cells, for a terminal."""
+    rows = []
+    for cell in cells:
+        joules = cell["energy"].get("joules_per_token")
+        words = [Cell(**cell["cell"]).name, levels(cell, "ttft_ms"), levels(cell, "tpot_ms"), f"{cell['output_tokens_per_s']:g}"]
+        words += ["" if joules is None else f"{joules:.3g}", str(sum(cell["errors"].values()))]
+        rows.append([*words, "kept up" if cell["client"]["valid"] else "INVALID"])
+    head = ("load", "TTFT p50 / p99 ms", "TPOT p50 / p99 ms", "output tok/s", "J per token", "errors", "client")
+    return table(head, rows)
 
 
 def measure(means: Bench, state: State, cells: list[Cell], options: argparse.Namespace, deadline: float) -> dict[str, str]:
@@ -184,7 +201,7 @@ def measure(means: Bench, state: State, cells: list[Cell], options: argparse.Nam
             with means.server(system) as server:
                 if options.idle_s:
                     server.facts |= {"idle_w": means.meter.watts(options.idle_s), "idle_before_w": before}
-                for cell, found in _cells(means, server, missing, options, deadline - needed):
+                for cell, found in measured(means, server, missing, options, deadline - needed):
                     state.keep(cell, {"server": server.facts, **found})
         except (ServerError, WrongAnswer, TimeoutError) as error:
             errors[system.name] = str(error)
@@ -192,7 +209,7 @@ def measure(means: Bench, state: State, cells: list[Cell], options: argparse.Nam
     return errors
 
 
-def _cells(
+def measured(
     means: Bench, server: Running, cells: list[Cell], options: argparse.Namespace, last_start: float
 ) -> Iterator[tuple[Cell, dict[str, Any]]]:
     """Measure cells on a running server, one after another; none is started after last_start."""
@@ -200,7 +217,7 @@ def _cells(
     for number, cell in enumerate(cells):
         if time.monotonic() > last_start:
             return
-        cores = placements(means.cores)[cell.front_end]
+        cores = means.cores if cell.front_end == "own" else means.cores.shared
         if placed != cell.front_end:
             server.place(cores)
             placed = cell.front_end
@@ -211,26 +228,12 @@ def _cells(
 
 def load_of(cell: Cell, options: argparse.Namespace) -> Load:
     """What is offered in a cell; a closed loop may take as long as an open one."""
+    common: dict[str, Any] = {"seed": options.seed, "text": options.text, "kinds": tuple(options.kinds)}
     if cell.streams:
-        limit = options.seconds + options.drain_s
-        return Load(
-            options.closed_data, streams=cell.streams, rounds=options.rounds, seed=options.seed, seconds=0.0, drain_s=limit
-        )
+        common |= {"streams": cell.streams, "rounds": options.rounds}
+        return Load(options.closed_data, seconds=0.0, drain_s=options.seconds + options.drain_s, **common)
     per_core = options.per_core if cell.mode == MODES[1] else 0
-    common = {"seed": options.seed, "per_core": per_core, "kinds": tuple(options.kinds)}
-    return Load(options.data, cell.rate, options.seconds, options.drain_s, **common)
-
-
-def gather(state: State, cells: list[Cell], means: Bench, errors: dict[str, str]) -> dict[str, Any]:
-    """The results of all cells that are done. complete, done: of this command's cells."""
-    done = sum(map(state.done, cells))
-    return {
-        **means.facts(),
-        "complete": done == len(cells),
-        "done": done,
-        "errors": errors,
-        "cells": state.all([system.name for system in means.systems]),
-    }
+    return Load(options.data, cell.rate, options.seconds, options.drain_s, per_core=per_core, **common)
 
 
 def options() -> argparse.Namespace:
@@ -244,17 +247,15 @@ def options() -> argparse.Namespace:
     result.add_argument("--drain-s", type=float, default=60.0, help="after which what hasn't ended is given up")
     result.add_argument("--data", default="azure", help="fixed:IN:OUT, azure, azure:FILE")
     result.add_argument("--per-core", type=int, default=8, help="neighbours on each of the server's cores, when interfered")
-    result.add_argument(
-        "--streams", type=int, nargs="*", default=[], help="closed loops with so many requests in flight, isolated"
-    )
+    help_text = "requests in flight of each closed loop, isolated"
+    result.add_argument("--streams", type=int, nargs="*", default=[], help=help_text)
     result.add_argument("--rounds", type=int, default=4, help="requests of each stream of a closed loop")
     result.add_argument("--closed-data", default="fixed:128:256", metavar="DATA", help="lengths of the closed loops")
     help_text = "rates that are repeated with the front ends among the neighbours"
     result.add_argument("--shared-rates", type=float, nargs="*", default=[], metavar="RATE", help=help_text)
     result.add_argument("--repeats", type=int, default=1, help="how often the grid is measured, to see how much it varies")
-    result.add_argument(
-        "--idle-s", type=float, default=0.0, help="for which power is measured before a server starts, and when it is idle"
-    )
+    help_text = "for which power is measured before a server starts, and when it is idle"
+    result.add_argument("--idle-s", type=float, default=0.0, help=help_text)
     result.add_argument("--seed", type=int, default=1, help="of lengths and arrivals")
     result.add_argument("--state", default="", metavar="FOLDER", help="cells that are done (default: in build/benchmarks)")
     result.add_argument("--redo-invalid", action="store_true", help="measure cells again in which the client fell behind")

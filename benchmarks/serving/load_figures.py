@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.common.distribution import describe
+from benchmarks.common.distribution import describe, rounded
 from benchmarks.common.load import UNFINISHED, LoadResult, Record
 from benchmarks.common.nvml import EnergyMeter
 
@@ -26,12 +25,11 @@ LAG_LIMIT_MS = 2.0  # that the lag's 99th percentile may always be
 LAG_SHARE = 0.05  # of a figure, that the lag may be
 
 
-@dataclass(frozen=True)
-class Slo:
+class Slo(NamedTuple):
     """What a request must keep to count for goodput, milliseconds."""
 
-    ttft_ms: float = 1000.0
-    tpot_ms: float = 50.0
+    ttft_ms: float
+    tpot_ms: float
 
 
 def figures(result: LoadResult, window_s: float, slo: Slo, meter: EnergyMeter) -> dict[str, Any]:
@@ -50,10 +48,10 @@ def figures(result: LoadResult, window_s: float, slo: Slo, meter: EnergyMeter) -
         "completed": len(fine),
         "errors": dict(Counter(record.error for record in records if record.error).most_common()),
         "window_s": round(window_s, 3),
-        "output_tokens_per_s": _short(tokens / window_s),
-        "requests_per_s": _short(sum(record.times[-1] <= window_s for record in fine) / window_s),
-        "goodput_per_s": _short(good / window_s),
-        "slo": {"ttft_ms": slo.ttft_ms, "tpot_ms": slo.tpot_ms},
+        "output_tokens_per_s": rounded(tokens / window_s),
+        "requests_per_s": rounded(sum(record.times[-1] <= window_s for record in fine) / window_s),
+        "goodput_per_s": rounded(good / window_s),
+        "slo": slo._asdict(),
         "energy": _energy(result, window_s, tokens, meter),
         "client": client_figures(result),
     }
@@ -61,14 +59,10 @@ def figures(result: LoadResult, window_s: float, slo: Slo, meter: EnergyMeter) -
         tpots = [tpot for record in fine if (tpot := tpot_s(record)) is not None]
         ends = np.concatenate([record.times[1:] for record in fine])
         gaps = np.concatenate([np.diff(record.times) for record in fine])[np.argsort(ends, kind="stable")]
-        for name, seconds in (
-            ("ttft_ms", np.array(waits_s(result))),
-            ("tpot_ms", np.array(tpots)),
-            ("itl_ms", gaps),
-            ("e2e_ms", np.array([record.times[-1] - record.due for record in fine])),
-        ):
+        whole = [record.times[-1] - record.due for record in fine]
+        for name, seconds in (("ttft_ms", waits_s(result)), ("tpot_ms", tpots), ("itl_ms", gaps), ("e2e_ms", whole)):
             if len(seconds):
-                found[name] = describe(1000 * seconds, "ms", percentiles=LEVELS, tail=0)
+                found[name] = describe(1000 * np.array(seconds), "ms", percentiles=LEVELS, tail=0)
     found["client"] |= verdict(found)
     found["steps"] = steps_of(records, window_s)
     return found
@@ -116,7 +110,7 @@ def steps_of(records: Sequence[Record], window_s: float) -> dict[str, float] | N
             steps += (when - at) * rate / running
             tokens += (when - at) * rate
         at, running, rate = when, running + more, rate + faster
-    return {"per_s": _short(steps / window_s, 6), "tokens": _short(tokens / steps, 6)} if steps else None
+    return {"per_s": rounded(steps / window_s, 6), "tokens": rounded(tokens / steps, 6)} if steps else None
 
 
 def client_figures(result: LoadResult) -> dict[str, Any]:
@@ -125,8 +119,8 @@ def client_figures(result: LoadResult) -> dict[str, Any]:
     late = 1000 * np.array([record.sent - record.due for record in result.records])
     p50, p99 = (float(np.percentile(lags, level)) for level in (50, 99))
     return {
-        "lag_ms": {"p50": _short(p50), "p99": _short(p99), "max": _short(float(lags.max())), "ticks": len(result.lags_s)},
-        "sent_late_ms": {"p99": _short(float(np.percentile(late, 99))), "max": _short(float(late.max()))},
+        "lag_ms": {"p50": rounded(p50), "p99": rounded(p99), "max": rounded(float(lags.max())), "ticks": len(result.lags_s)},
+        "sent_late_ms": {"p99": rounded(float(np.percentile(late, 99))), "max": rounded(float(late.max()))},
         "busiest_core_share": round(result.busy, 4),
     }
 
@@ -171,12 +165,8 @@ def _energy(result: LoadResult, window_s: float, tokens: float, meter: EnergyMet
         return {"missing": meter.missing or "the counter was not read meanwhile"}
     clock = meter.clock_mhz(result.began, result.began + window_s)
     return {
-        "joules": _short(joules),
-        "mean_w": _short(joules / window_s),
-        "joules_per_token": _short(joules / tokens) if tokens else None,
+        "joules": rounded(joules),
+        "mean_w": rounded(joules / window_s),
+        "joules_per_token": rounded(joules / tokens) if tokens else None,
         "clock_mhz": None if clock is None else round(clock),
     }
-
-
-def _short(value: float, digits: int = 4) -> float:
-    return float(f"{value:.{digits}g}")

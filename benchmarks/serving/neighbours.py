@@ -4,23 +4,20 @@
     build       what a parallel build does: short processes, each of which compiles some modules of Python's own library
     memory      what a copy or a scan of large data does: blocks that fit into no cache, copied to and fro
 
-They may run on any of their cores, as a user's processes may. Each ends by itself after a limit, and with its parent; what it
-started ends with it.
+They may run on any of their cores, as a user's processes may. Each ends with its parent; what it started ends with it.
 Run as a script, this file is one neighbour; it needs Python alone.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import signal
 import subprocess
 import sys
-import time
 
 KINDS = ("compress", "build", "memory")
-READY_S = 60.0
+READY_S = 60.0  # longest time in which none starts
 PR_SET_PDEATHSIG = 1
 BLOCK = 900_000  # bytes, pbzip2's own
 COPY = 32 << 20
@@ -30,11 +27,11 @@ MODULES = ("argparse", "ast", "datetime", "difflib", "inspect", "doctest", "tarf
 class Neighbours:
     """Processes that keep cores busy, within a with block. kinds are dealt out in turn.
 
-    cores: where all of them may run; per_core: how many for each; limit_s: seconds after which they end whatever happens.
+    cores: where all of them may run; per_core: how many for each.
     """
 
-    def __init__(self, kinds: tuple[str, ...], per_core: int, cores: tuple[int, ...], limit_s: float):
-        self.kinds, self.cores, self.limit_s = kinds, cores, limit_s
+    def __init__(self, kinds: tuple[str, ...], per_core: int, cores: tuple[int, ...]):
+        self.kinds, self.cores = kinds, cores
         self.count = per_core * len(cores)
         self._processes: list[subprocess.Popen[bytes]] = []
 
@@ -44,15 +41,13 @@ class Neighbours:
         try:
             os.sched_setaffinity(0, self.cores or before)
             for i in range(self.count):
-                command = [sys.executable, "-I", "-S", __file__, self.kinds[i % len(self.kinds)], str(self.limit_s), str(tell)]
+                command = [sys.executable, "-I", "-S", __file__, self.kinds[i % len(self.kinds)], str(tell)]
                 self._processes.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(tell,), process_group=0))
-            os.sched_setaffinity(0, before)
-            deadline, missing = time.monotonic() + READY_S, self.count
-            while missing and (left := deadline - time.monotonic()) > 0:
-                if select.select([ready], [], [], left)[0]:
-                    missing -= len(os.read(ready, missing))
-            if missing:
-                raise TimeoutError(f"{missing} of {self.count} neighbours did not start within {READY_S:.0f} s")
+            missing = self.count
+            while missing:
+                if not select.select([ready], [], [], READY_S)[0]:
+                    raise TimeoutError(f"{missing} of {self.count} neighbours did not start within {READY_S:.0f} s")
+                missing -= len(os.read(ready, missing))
         except BaseException:
             self.__exit__()
             raise
@@ -72,41 +67,38 @@ class Neighbours:
 
 
 def main() -> None:
-    kind, limit_s, tell = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
+    kind, tell = sys.argv[1], int(sys.argv[2])
     die_with_parent()
     with open(__file__, "rb") as file:
         text = file.read()
     block = (text * (BLOCK // len(text) + 1))[:BLOCK]
-    end = time.monotonic() + limit_s
     os.write(tell, b"x")
     os.close(tell)
-    {"compress": compress, "build": build, "memory": memory}[kind](end, block)
+    {"compress": compress, "build": build, "memory": memory}[kind](block)
 
 
-def compress(end: float, block: bytes) -> None:
+def compress(block: bytes) -> None:
     import bz2
     import lzma
     import zlib
 
-    while time.monotonic() < end:
+    while True:
         zlib.compress(block, 6)
         bz2.compress(block)
         lzma.compress(block[: BLOCK // 4], preset=1)
 
 
-def build(end: float, block: bytes) -> None:
+def build(block: bytes) -> None:
     folder = os.path.dirname(os.__file__)
     paths = [os.path.join(folder, f"{name}.py") for name in MODULES]
     job = "import sys\nfor path in sys.argv[1:]:\n    compile(open(path, 'rb').read(), path, 'exec')\n"
-    while time.monotonic() < end:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            command = [sys.executable, "-I", "-S", "-c", job, *paths]
-            subprocess.run(command, check=True, timeout=max(0.1, end - time.monotonic()))
+    while True:
+        subprocess.run([sys.executable, "-I", "-S", "-c", job, *paths], check=True)
 
 
-def memory(end: float, block: bytes) -> None:
+def memory(block: bytes) -> None:
     here, there = memoryview(bytearray(COPY)), memoryview(bytearray(COPY))
-    while time.monotonic() < end:
+    while True:
         here[:] = there
         there[:] = here
 

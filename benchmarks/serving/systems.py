@@ -9,7 +9,6 @@ and share of memory, and no prefix cache, since every prompt is new.
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import os
 import random
@@ -26,7 +25,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.harness import ROOT, UsageError
+from benchmarks.common.harness import ROOT, UsageError, on_cores
+from benchmarks.common.load import get
 from blinkpy.progress import ProgressCallback
 
 STOP_S = 20.0
@@ -52,16 +52,13 @@ class ServerError(Exception):
 @dataclass(frozen=True)
 class System:
     """One server. command: a template, or empty for a server that runs at url. front_end: a pattern for the command lines of
-    those of its processes that a DPU could take over (HTTP and text); they can be given cores of their own. dummy: option for
-    random weights.
+    those of its processes that a DPU could take over (HTTP and text); they can be given cores of their own.
     """
 
     name: str
     command: str = ""
     url: str = ""
     front_end: str = ""
-    dummy: str = "--load-format dummy"
-    health: str = "/health"
     environment: dict[str, str] = field(default_factory=dict)
     extra: str = ""
 
@@ -91,25 +88,19 @@ def find_system(text: str, extras: Sequence[str] = (), environment: Sequence[str
             raise UsageError(f"unknown system {name!r}: one of {', '.join(SYSTEMS)}, NAME=SYSTEM, NAME=URL or NAME=COMMAND")
         system = SYSTEMS[name]
     elif rest in SYSTEMS:
-        system = replace(SYSTEMS[rest], name=name)
+        system = SYSTEMS[rest]
     elif rest.startswith("http://"):
         system = System(name, url=rest.rstrip("/"))
     else:
         system = System(name, command=rest)
-    for option in extras:
-        owner, _, words = option.partition(":")
-        if owner == name:
-            system = replace(system, extra=f"{system.extra} {words}".strip())
-    for option in environment:
-        owner, _, assignment = option.partition(":")
-        variable, _, value = assignment.partition("=")
-        if owner == name:
-            system = replace(system, environment={**system.environment, variable: value})
-    for option in front_ends:
-        owner, _, pattern = option.partition(":")
-        if owner == name:
-            system = replace(system, front_end=pattern)
-    return system
+
+    def own(options: Sequence[str]) -> list[str]:
+        return [words for owner, _, words in (option.partition(":") for option in options) if owner == name]
+
+    variables = dict(assignment.partition("=")[::2] for assignment in own(environment))
+    front_end = [system.front_end, *own(front_ends)][-1]
+    extra, environs = " ".join(own(extras)), {**system.environment, **variables}
+    return replace(system, name=name, extra=extra, environment=environs, front_end=front_end)
 
 
 @dataclass(frozen=True)
@@ -133,6 +124,11 @@ class Cores:
     front_end: tuple[int, ...] = ()
 
     @property
+    def shared(self) -> Cores:
+        """With the front ends among all others."""
+        return replace(self, front_end=())
+
+    @property
     def contended(self) -> tuple[int, ...]:
         """Where neighbours run: the server's cores, without those that the front end has for itself."""
         return tuple(core for core in self.server if core not in self.front_end)
@@ -143,7 +139,7 @@ class Cores:
         return self.client[:-1] or self.client
 
     def spare(self, processes: int) -> bool:
-        """Whether so many client processes have a core each, and none of them is a server's: they may then spin."""
+        """Whether this number of client processes have a core each, and none of them is a server's: they may then spin."""
         return processes <= len(set(self.loading)) and not set(self.loading) & set(self.server)
 
     @property
@@ -169,8 +165,8 @@ def parse_cores(text: str) -> tuple[int, ...]:
 class Running:
     """A server that answers. facts: what a result file says about it."""
 
-    def __init__(self, system: System, model: Model, host: str, port: int, process: subprocess.Popen[bytes] | None):
-        self.system, self.model, self.host, self.port, self.process = system, model, host, port, process
+    def __init__(self, system: System, host: str, port: int, process: subprocess.Popen[bytes] | None):
+        self.system, self.host, self.port, self.process = system, host, port, process
         self.facts: dict[str, Any] = {
             "command": " ".join([system.command, system.extra]).strip() or "was running already",
             "environment": {name: "a path" if os.sep in value else value for name, value in system.environment.items()},
@@ -181,26 +177,27 @@ class Running:
         if self.process is not None and self.process.poll() is not None:
             raise ServerError(f"{self.system.name} ended with exit code {self.process.returncode}")
 
-    def pids(self) -> list[int]:
-        """The server's processes, parents first; none if somebody else started it."""
-        return [] if self.process is None else tree(self.process.pid)
-
     def healthy(self) -> bool:
-        return get(self.host, self.port, self.system.health)[0] == 200
+        return get(self.host, self.port, "/health")[0] == 200
+
+    def version(self) -> str:
+        """What the server says about itself; empty if nothing."""
+        with contextlib.suppress(ValueError, AttributeError):
+            return str(json.loads(get(self.host, self.port, "/version")[1]).get("version", ""))
+        return ""
 
     def place(self, cores: Cores) -> None:
         """Put front-end processes on their cores and the others on theirs, with all their threads."""
         pattern = re.compile(self.system.front_end) if self.system.front_end else None
         moved = 0
-        for pid in self.pids():
+        for pid in tree(self.process.pid) if self.process else ():  # else somebody started it
             front = bool(cores.front_end and pattern and pattern.search(command_line(pid)))
             moved += front
             set_affinity(pid, cores.front_end if front else cores.contended)
         self.facts["front_end_processes"] = moved
         if cores.front_end and not moved:
-            raise UsageError(
-                f"{self.system.name}: no process is known to be a front end, so none can have cores of its own (--front-end)"
-            )
+            reason = "no process is known to be a front end, so none can have cores of its own (--front-end)"
+            raise UsageError(f"{self.system.name}: {reason}")
 
 
 @contextlib.contextmanager
@@ -210,10 +207,10 @@ def running(system: System, model: Model, cores: Cores, log: Path, limit_s: floa
     Raises ServerError with the end of the log if it is not healthy within limit_s."""
     if system.url:
         parts = urllib.parse.urlsplit(system.url)
-        server = Running(system, model, parts.hostname or "127.0.0.1", parts.port or 80, None)
+        server = Running(system, parts.hostname or "127.0.0.1", parts.port or 80, None)
         if not server.healthy():
-            raise ServerError(f"{system.name}: {system.url}{system.health} does not answer 200")
-        server.facts["version"] = version(server)
+            raise ServerError(f"{system.name}: {system.url}/health does not answer 200")
+        server.facts["version"] = server.version()
         yield server
         return
     port = free_port()
@@ -223,13 +220,12 @@ def running(system: System, model: Model, cores: Cores, log: Path, limit_s: floa
     environment = {**os.environ, "PYTHONPATH": paths, **system.environment}
     began = time.monotonic()
     with log.open("wb") as out, on_cores(cores.server):
+        pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": out}
         try:
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment, start_new_session=True
-            )
+            process = subprocess.Popen(command, **pipes, env=environment, start_new_session=True)
         except OSError as error:
             raise ServerError(f"{system.name}: can't start {command[0]}: {error.strerror}") from error
-    server = Running(system, model, "127.0.0.1", port, process)
+    server = Running(system, "127.0.0.1", port, process)
     try:
         while not server.healthy():
             report(f"starting {system.name}", time.monotonic() - began, limit_s)
@@ -242,7 +238,7 @@ def running(system: System, model: Model, cores: Cores, log: Path, limit_s: floa
                 raise ServerError(f"{error}; the end of its output:\n{tail}") from None
             time.sleep(POLL_S)
         server.facts["start_to_healthy_s"] = round(time.monotonic() - began, 2)
-        server.facts["version"] = version(server)
+        server.facts["version"] = server.version()
         if cores.front_end:
             server.place(cores)
         yield server
@@ -252,7 +248,7 @@ def running(system: System, model: Model, cores: Cores, log: Path, limit_s: floa
 
 def command_of(system: System, model: Model, port: int) -> list[str]:
     """The words of a system's command."""
-    dummy = system.dummy if model.shape else ""
+    dummy = "--load-format dummy" if model.shape else ""  # random weights
     values = {"python": sys.executable, "model": model.folder, "name": model.name, "port": port, "length": model.length}
     return shlex.split(system.command.format(dummy=dummy, **values)) + shlex.split(system.extra)
 
@@ -260,14 +256,12 @@ def command_of(system: System, model: Model, port: int) -> list[str]:
 def stop(process: subprocess.Popen[bytes]) -> None:
     """End a server in order, and whatever it leaves behind by force; returns when all of it is gone, or STOP_S later."""
     everybody = tree(process.pid)
-    if process.poll() is None:
-        process.send_signal(signal.SIGINT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(STOP_S)
-    for pid in everybody:
-        if alive(pid):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+    process.send_signal(signal.SIGINT)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(STOP_S)
+    for pid in filter(alive, everybody):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
     deadline = time.monotonic() + STOP_S
     while (process.poll() is None or any(map(alive, everybody))) and time.monotonic() < deadline:
         time.sleep(POLL_S)
@@ -304,21 +298,9 @@ def command_line(pid: int) -> str:
 
 def set_affinity(pid: int, cores: Sequence[int]) -> None:
     """Put all threads of a process on some cores."""
-    with contextlib.suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            with contextlib.suppress(OSError):
-                os.sched_setaffinity(int(task.name), cores)
-
-
-@contextlib.contextmanager
-def on_cores(cores: Sequence[int]) -> Iterator[None]:
-    """This thread, and what it starts, on some cores; empty: where it is."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores or before)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
+    for task in Path(f"/proc/{pid}/task").glob("*"):
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(int(task.name), cores)
 
 
 def free_port() -> int:
@@ -330,23 +312,3 @@ def free_port() -> int:
             probe.bind(("127.0.0.1", random.randrange(LOWEST_PORT, max(low, LOWEST_PORT + 1000))))
             return int(probe.getsockname()[1])
     raise ServerError(f"none of {PORT_TRIES} ports is free")
-
-
-def get(host: str, port: int, path: str) -> tuple[int, bytes]:
-    """Status and body of a GET; status 0 if nobody answers."""
-    connection = http.client.HTTPConnection(host, port, timeout=5)
-    try:
-        connection.request("GET", path)
-        response = connection.getresponse()
-        return response.status, response.read()
-    except (OSError, http.client.HTTPException):
-        return 0, b""
-    finally:
-        connection.close()
-
-
-def version(server: Running) -> str:
-    """What the server says about itself; empty if nothing."""
-    with contextlib.suppress(ValueError, AttributeError):
-        return str(json.loads(get(server.host, server.port, "/version")[1]).get("version", ""))
-    return ""

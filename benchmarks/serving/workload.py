@@ -7,7 +7,6 @@ run, so that no cache has met them.
 from __future__ import annotations
 
 import csv
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,23 +18,11 @@ from benchmarks.common.load import Request
 AZURE = ROOT / "benchmarks" / "data" / "azure_conversations_2023.csv"
 
 
-class DatasetError(UsageError):
-    """A data set that can't be used; the message is one line."""
-
-
-@dataclass(frozen=True)
-class Dataset:
-    """lengths: int32 [n, 2], tokens of prompt and answer."""
-
-    name: str
-    lengths: NDArray[np.int32]
-
-
-def read_dataset(name: str, limit: int) -> Dataset:
-    """A data set by name; sequences of more than limit tokens (prompt and answer) are left out.
+def read_dataset(name: str, limit: int) -> NDArray[np.int32]:
+    """Tokens of prompts and answers, int32 [n, 2]; sequences of more than limit tokens, both together, are left out.
 
     name: fixed:IN:OUT; azure, the sample that ships; azure:FILE, the whole trace or another one with its columns. Raises
-    DatasetError.
+    UsageError.
     """
     kind, _, rest = name.partition(":")
     try:
@@ -43,24 +30,19 @@ def read_dataset(name: str, limit: int) -> Dataset:
             prompt, answer = (int(word) for word in rest.split(":"))
             if min(prompt, answer) < 1:
                 raise ValueError("lengths are at least 1")
-            found = Dataset(name, np.array([[prompt, answer]], np.int32))
+            found = np.array([[prompt, answer]], np.int32)
         elif kind == "azure":
-            found = _read_azure(Path(rest) if rest else AZURE)
+            with (Path(rest) if rest else AZURE).open(newline="") as lines:
+                rows = [(row["ContextTokens"], row["GeneratedTokens"]) for row in csv.DictReader(lines)]
+            found = np.array(rows, np.int32)
         else:
             raise ValueError("it is none of fixed:IN:OUT, azure, azure:FILE")
     except (OSError, KeyError, TypeError, ValueError, IndexError) as error:
-        raise DatasetError(f"data set {name}: {error}") from error
-    keep = (found.lengths.sum(1) <= limit) & (found.lengths.min(1) >= 1)
+        raise UsageError(f"data set {name}: {error}") from error
+    keep = (found.sum(1) <= limit) & (found.min(1) >= 1)
     if not keep.any():
-        raise DatasetError(f"data set {name}: nothing fits into {limit} tokens")
-    return Dataset(f"{kind}:{Path(rest).name}" if kind != "fixed" and rest else name, found.lengths[keep])
-
-
-def _read_azure(path: Path) -> Dataset:
-    """Columns ContextTokens, GeneratedTokens."""
-    with path.open(newline="") as lines:
-        rows = [(row["ContextTokens"], row["GeneratedTokens"]) for row in csv.DictReader(lines)]
-    return Dataset(str(path), np.array(rows, np.int32))
+        raise UsageError(f"data set {name}: nothing fits into {limit} tokens")
+    return found[keep]
 
 
 def poisson(rate: float, seconds: float, rng: np.random.Generator) -> NDArray[np.float64]:
@@ -72,28 +54,27 @@ def poisson(rate: float, seconds: float, rng: np.random.Generator) -> NDArray[np
     return times[times < seconds]
 
 
-def open_loop(data: Dataset, rate: float, seconds: float, seed: int, vocabulary: int, text: bool) -> list[Request]:
+def open_loop(lengths: NDArray[np.int32], rate: float, seconds: float, seed: int, vocabulary: int, text: bool) -> list[Request]:
     """Requests at times of their own, Poisson, whether or not the server keeps up."""
     rng = np.random.default_rng([seed, round(1000 * rate)])
     due = poisson(rate, seconds, rng)
-    return _requests(data, due, rng.integers(0, len(data.lengths), len(due)), vocabulary, text)
+    return _requests(due, lengths[rng.integers(0, len(lengths), len(due))], vocabulary, text)
 
 
-def closed_loop(data: Dataset, streams: int, rounds: int, seed: int, vocabulary: int, text: bool) -> list[Request]:
+def closed_loop(lengths: NDArray[np.int32], streams: int, rounds: int, seed: int, vocabulary: int, text: bool) -> list[Request]:
     """rounds requests for each of the streams: request i belongs to stream i % streams, and waits for its predecessor's end."""
-    rows = np.random.default_rng([seed, streams]).integers(0, len(data.lengths), streams * rounds)
-    return _requests(data, np.zeros(len(rows)), rows, vocabulary, text)
+    rows = np.random.default_rng([seed, streams]).integers(0, len(lengths), streams * rounds)
+    return _requests(np.zeros(len(rows)), lengths[rows], vocabulary, text)
 
 
-def _requests(data: Dataset, due: NDArray[np.float64], rows: NDArray[np.int64], vocabulary: int, text: bool) -> list[Request]:
+def _requests(due: NDArray[np.float64], lengths: NDArray[np.int32], vocabulary: int, text: bool) -> list[Request]:
     fresh = np.random.default_rng()  # contents: new ones each time
     result = []
-    for when, row in zip(due, rows, strict=True):
-        tokens, answer = (int(value) for value in data.lengths[row])
+    for when, (tokens, answer) in zip(due, lengths.tolist(), strict=True):
         prompt: list[int] | str
         if text:
             prompt = " ".join(f"{word:x}" for word in fresh.integers(0, 1 << 16, max(1, tokens // 3)))
         else:
             prompt = fresh.integers(0, vocabulary, tokens).tolist()
-        result.append(Request(float(when), prompt, tokens, answer))
+        result.append(Request(float(when), prompt, answer))
     return result

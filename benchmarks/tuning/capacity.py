@@ -2,16 +2,23 @@
 
     python -m benchmarks.tuning.capacity --rate 8 16 20 --streams 64 256
 
-The scheduler is the real one (blinkpy/verify/policy_check/timed_server.py); only the clock is made up. docs/tuning.md says what
-to make of it, and how good the prediction is.
+The scheduler is the real one, compiled, behind a queue pair (blinkpy/verify/policy_check/timed_server.py); only the clock is
+synthetic: a step that only decodes takes the measured time of its number of rows (interpolated in the logarithm) and context_ns
+for each token of context; a step with prefill takes the root of order three of weights_ms^3 + (overhead_ms + tokens of its bucket
+/ prefill_tokens_s)^3, context_ns for each token that its decodes attend to, and attention_ns for each pair of a prompt token and
+one that it attends to. outside_ms is the way through the front end. Arrivals are Poisson, or each stream sends its next request
+after an answer, and it takes 0 to 2 outside_ms to the engine, evenly distributed. An answer has the tokens that it had in the
+data. ITL is between two tokens. docs/tuning.md says what to make of it, and how good the prediction is.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,22 +26,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.common.harness import ROOT, Run, UsageError, main, parser
+from benchmarks.common.distribution import rounded
+from benchmarks.common.harness import ROOT, Flag, Run, UsageError, main, parser, table
+from benchmarks.common.load import load_name
 from benchmarks.serving.workload import poisson, read_dataset
 from blinkpy.models.gpu.step_shapes import SMALLEST_MIXED, bucket_shapes
 from blinkpy.scheduler.policies import SHIPPED
 from blinkpy.verify.policy_check.check_workload import Workload
 from blinkpy.verify.policy_check.timed_server import ServerModel, TimedSimulation, Work, serve
 
-METHOD = """The scheduler, compiled, behind a queue pair, with a made-up clock: a step that only decodes takes the measured time
-of its number of rows (interpolated in the logarithm) and context_ns for each token of context; a step with prefill takes the
-root of order three of weights_ms^3 + (overhead_ms + tokens of its bucket / prefill_tokens_s)^3, context_ns for each token that
-its decodes attend to, and attention_ns for each pair of a prompt token and one that it attends to. outside_ms is the way
-through the front end. Arrivals are Poisson, or each stream sends its next request after an answer, and it takes 0 to 2
-outside_ms to the engine, evenly distributed. An answer has the tokens that it had in the data. ITL is between two tokens."""
-
-
-COLUMNS = ("ttft_p50", "ttft_mean", "ttft_p99", "tpot_p50", "tpot_mean", "tpot_p99", "itl_p99", "itl_max", "e2e_mean")
+FIGURES: dict[str, Callable[[NDArray[np.float64]], Any]] = {
+    "p50": np.median,
+    "p99": lambda times: np.percentile(times, 99),
+    "mean": np.mean,
+    "max": np.max,
+}
+COLUMNS = ("ttft_p50", "ttft_mean", "ttft_p99", "ttft_max", "tpot_p50", "tpot_mean", "tpot_p99", "itl_p99", "itl_max", "e2e_mean")
 
 
 @dataclass(frozen=True)
@@ -125,48 +132,26 @@ def predict(
     choice: Choice, times: StepTimes, requests: Workload, options: argparse.Namespace, streams: int = 0
 ) -> dict[str, float]:
     """Latencies in ms of one choice under one load. streams: in flight in a closed loop; 0: each request at its own time."""
-    machine = TimedMachine(
-        max_num_seqs=options.max_num_seqs,
-        max_num_batched_tokens=choice.tokens,
-        page_size=options.page_size,
-        num_pages=options.num_pages,
-        mixed_step_tokens=choice.mixed,
-        burst_tokens=choice.burst,
-        burst_step_tokens=choice.burst_step,
-        times=times,
-    )
+    sizes = options.max_num_seqs, choice.tokens, options.page_size, options.num_pages
+    steps = {"mixed_step_tokens": choice.mixed, "burst_tokens": choice.burst, "burst_step_tokens": choice.burst_step}
+    machine = TimedMachine(*sizes, **steps, times=times)
     server = TimedSimulation(SHIPPED[choice.policy], machine, requests)
     out = serve(server, streams)
     ttft = 1000 * out.ttft_s + times.outside_ms
     long = requests.output > 1
     tpot = (out.ended - out.first_token)[long] / (requests.output[long] - 1) / 1e6
     itl = np.repeat(np.asarray(server.durations), server.decoding) / 1e6
-    figures = {
-        "ttft_p50": np.median(ttft),
-        "ttft_mean": ttft.mean(),
-        "ttft_p99": np.percentile(ttft, 99),
-        "ttft_max": ttft.max(),
-        "tpot_p50": np.median(tpot),
-        "tpot_mean": tpot.mean(),
-        "tpot_p99": np.percentile(tpot, 99),
-        "itl_p99": np.percentile(itl, 99),
-        "itl_max": itl.max(),
-        "e2e_mean": (1000 * out.end_to_end_s + times.outside_ms).mean(),
-    }
-    return {name: float(f"{value:.4g}") for name, value in figures.items()}
+    times_of = {"ttft": ttft, "tpot": tpot, "itl": itl, "e2e": 1000 * out.end_to_end_s + times.outside_ms}
+    figures = {name: FIGURES[level](times_of[what]) for name in COLUMNS for what, _, level in [name.partition("_")]}
+    return {name: rounded(value) for name, value in figures.items()}
 
 
 def choices(options: argparse.Namespace) -> list[Choice]:
     """Every policy with every step size, and with every pair and triple of sizes under every threshold."""
     sizes = [(options.full, 0)] + ([(options.short, options.full)] if options.short else [])
-    several = [
-        Choice(policy, most, mixed, burst, burst_step)
-        for policy in options.policy
-        for mixed in options.mixed
-        for most, burst_step in sizes
-        for burst in options.burst
-    ]
-    return [Choice(policy, tokens) for policy in options.policy for tokens in options.steps] + several
+    several = itertools.product(options.policy, options.mixed, sizes, options.burst)
+    one = [Choice(policy, tokens) for policy, tokens in itertools.product(options.policy, options.steps)]
+    return one + [Choice(policy, most, mixed, burst, step) for policy, mixed, (most, step), burst in several]
 
 
 def offered(options: argparse.Namespace, times: StepTimes) -> list[tuple[dict[str, Any], Workload]]:
@@ -177,11 +162,11 @@ def offered(options: argparse.Namespace, times: StepTimes) -> list[tuple[dict[st
     for rate in options.rate:
         rng = np.random.default_rng([options.seed, round(1000 * rate)])
         due = poisson(rate, options.seconds, rng)
-        lengths = data.lengths[rng.integers(0, len(data.lengths), len(due))]
+        lengths = data[rng.integers(0, len(data), len(due))]
         loads.append(({"rate": rate, "streams": 0}, requests_of(due, lengths[:, 0], lengths[:, 1])))
     for streams in options.streams:
         rng = np.random.default_rng([options.seed, streams])
-        lengths = closed.lengths[rng.integers(0, len(closed.lengths), streams * options.rounds)]
+        lengths = closed[rng.integers(0, len(closed), streams * options.rounds)]
         loads.append(({"rate": 0.0, "streams": streams}, closed_loop(lengths, streams, rng, times)))
     return loads
 
@@ -191,69 +176,49 @@ def benchmark(options: argparse.Namespace) -> None:
         options.rate, options.seconds, options.steps, options.mixed, options.burst = [8.0], 4.0, [1024, 2048], [512], [4096]
         options.streams, options.rounds = [4], 1
     run = Run("tuning.capacity", options)
-    times = StepTimes(read_decode(ROOT / options.decode, options.context_ns), options.context_ns)
-    times = dataclasses.replace(times, **{name: getattr(options, name) for name in TIMES if getattr(options, name) is not None})
+    constants = {field.name: getattr(options, field.name) for field in dataclasses.fields(StepTimes)[1:]}
+    times = StepTimes(read_decode(ROOT / options.decode, options.context_ns), **constants)
     loads = []
     for load, requests in offered(options, times):
         found = []
         for i, choice in enumerate(every := choices(options)):
-            run.progress(f"{load_name(load)}: {choice.name}", i, len(every))
+            run.progress(f"{load_name(**load)}: {choice.name}", i, len(every))
             figures = predict(choice, times, requests, options, load["streams"])
             found.append({"name": choice.name, **dataclasses.asdict(choice), **figures})
         loads.append({**load, "requests": len(requests), "choices": found})
-    run.write(METHOD, {"times": dataclasses.asdict(times), "loads": loads})
+    run.write(__doc__, {"times": dataclasses.asdict(times), "loads": loads})
+    head = ["policy, step tokens", *(name.replace("_", " ") for name in COLUMNS)]
     for load in loads:
-        print(f"\n{load_name(load)}, ms\n\n{table(load['choices'])}")
-
-
-def load_name(load: dict[str, Any]) -> str:
-    """An open loop by its rate, a closed one by its streams."""
-    return f"{load['streams']} streams" if load["streams"] else f"{load['rate']:g} requests/s"
-
-
-def table(rows: list[dict[str, Any]]) -> str:
-    """The main figures as a Markdown table, ms."""
-    lines = [
-        "| policy, step tokens | " + " | ".join(name.replace("_", " ") for name in COLUMNS) + " |",
-        "|---" * (len(COLUMNS) + 1) + "|",
-    ]
-    lines += ["| " + " | ".join([row["name"], *(f"{row[name]:g}" for name in COLUMNS)]) + " |" for row in rows]
-    return "\n".join(lines)
-
-
-TIMES = ("weights_ms", "overhead_ms", "prefill_tokens_s", "attention_ns", "outside_ms")
+        rows = [[choice["name"], *(f"{choice[name]:g}" for name in COLUMNS)] for choice in load["choices"]]
+        print(f"\n{load_name(load['rate'], load['streams'])}, ms\n\n{table(head, rows)}")
 
 
 def options() -> argparse.Namespace:
-    result = parser("tuning.capacity", "Latencies under load, predicted from the times of steps.")
+    result = parser(
+        "tuning.capacity",
+        "Latencies under load, predicted from the times of steps.",
+        **{field.name: Flag(field.default, "see the method") for field in dataclasses.fields(StepTimes)[1:]},
+        seconds=Flag(600.0, "of arrivals"),
+        rounds=Flag(4, "requests of each stream"),
+        seed=Flag(1, "of lengths and arrivals"),
+        steps=Flag((512, 1024, 2048, 4096, 8192), "max_num_batched_tokens"),
+        burst=Flag((2048, 4096, 6144, 8192), "burst_tokens"),
+        full=Flag(2048, "tokens of a step beside mixed_step_tokens, in a burst"),
+        short=Flag(8192, "the same in a burst of short prompts; 0: only --full"),
+        max_num_seqs=Flag(256),
+        max_model_len=Flag(8192, "longer sequences of the data are left out"),
+        page_size=Flag(16),
+        num_pages=Flag(40_000, "of the KV cache"),
+    )
     decode = "benchmarks/results/decode-llama-3-8b.json"
     result.add_argument("--decode", default=decode, metavar="FILE", help="decode steps, of benchmarks/parts/decode_step.py")
-    result.add_argument(
-        "--context-ns", type=float, default=StepTimes.context_ns, help="of a step, a token that a decode attends to"
-    )
-    for name in TIMES:
-        result.add_argument(
-            f"--{name.replace('_', '-')}", type=float, help=f"see the method (default: {getattr(StepTimes, name):g})"
-        )
     result.add_argument("--data", default="azure", help="fixed:IN:OUT, azure, azure:FILE")
-    result.add_argument("--rate", type=float, nargs="*", default=[8.0, 16.0, 20.0], help="requests a second")
-    result.add_argument("--seconds", type=float, default=600.0, help="of arrivals")
-    result.add_argument("--streams", type=int, nargs="*", default=[64, 256], help="closed loops with so many requests in flight")
-    result.add_argument("--rounds", type=int, default=4, help="requests of each stream")
     result.add_argument("--closed-data", default="fixed:128:256", metavar="DATA", help="lengths of the closed loops")
-    result.add_argument("--seed", type=int, default=1, help="of lengths and arrivals")
-    result.add_argument(
-        "--policy", nargs="+", choices=sorted(SHIPPED), default=["fcfs", "short-prompts"], help="shipped policies"
-    )
-    result.add_argument("--steps", type=int, nargs="+", default=[512, 1024, 2048, 4096, 8192], help="max_num_batched_tokens")
+    result.add_argument("--rate", type=float, nargs="*", default=[8.0, 16.0, 20.0], help="requests a second")
+    result.add_argument("--streams", type=int, nargs="*", default=[64, 256], help="requests in flight of each closed loop")
     result.add_argument("--mixed", type=int, nargs="*", default=[512], help="mixed_step_tokens")
-    result.add_argument("--burst", type=int, nargs="+", default=[2048, 4096, 6144, 8192], help="burst_tokens")
-    result.add_argument("--full", type=int, default=2048, help="tokens of a step beside mixed_step_tokens, in a burst")
-    result.add_argument("--short", type=int, default=8192, help="the same in a burst of short prompts (0: only --full)")
-    result.add_argument("--max-num-seqs", type=int, default=256)
-    result.add_argument("--max-model-len", type=int, default=8192, help="longer sequences of the data are left out")
-    result.add_argument("--page-size", type=int, default=16)
-    result.add_argument("--num-pages", type=int, default=40_000, help="of the KV cache")
+    policies = ["fcfs", "short-prompts"]
+    result.add_argument("--policy", nargs="+", choices=sorted(SHIPPED), default=policies, help="shipped policies")
     return result.parse_args()
 
 

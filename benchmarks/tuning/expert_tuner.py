@@ -1,6 +1,6 @@
 """The tuner of the expert layers: finds the tiles of the grouped products on this GPU and writes the table that is shipped.
 
-    python benchmarks/tuning/expert_tuner.py --tokens 8 16 32 64 128 256 512 1024 2048 8192
+    python -m benchmarks.tuning.expert_tuner
 
 All candidates are compiled first, in parallel processes that only fill Triton's cache. Then each product is timed alone, over
 the weights of several layers and a random routing; the block size whose fastest tiles have the least sum wins.
@@ -9,23 +9,18 @@ the weights of several layers and a random routing; the block size whose fastest
 from __future__ import annotations
 
 import argparse
-import os
-import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from itertools import product
-from multiprocessing import get_context
-from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-import triton
 
 from benchmarks.common import aot_compile
-from benchmarks.common.graph_timing import graph_ms, header, rand
+from benchmarks.tuning.kernel_tuner import about_tables, compiled, layer_us
 from blinkpy.kernels.moe.expert_config import ExpertConfig, ExpertShape, ExpertTable, ExpertTile
 from blinkpy.kernels.moe.grouped_experts import grouped_linear
 from blinkpy.kernels.moe.routing import Routing, route
+from blinkpy.kv.state import ROWS, TOKENS
 
 SHARED_MEMORY = 227 * 1024
 SHAPES = {"Qwen3-30B-A3B": ExpertShape(experts=128, top_k=8, hidden=2048, width=768)}
@@ -43,7 +38,7 @@ class Candidate(NamedTuple):
 
 
 def candidates(shape: ExpertShape, tokens: int) -> Iterator[Candidate]:
-    """A few dozen around what is known to be good for so many tokens."""
+    """A few dozen around what is known to be good for this number of tokens."""
     each = tokens * shape.top_k / shape.experts
     blocks = (16,) if each <= 4 else (16, 32) if each <= 16 else (32, 64) if each <= 64 else (64, 128)
     for up, block_m, n, k, warps, stages in product((True, False), blocks, (32, 64, 128, 256), (64, 128, 256), (4, 8), (3, 4, 5)):
@@ -85,8 +80,9 @@ def fastest(found: list[Candidate], tokens: int, routings: dict[int, Routing]) -
     """Time the candidates of one product: for each block size the least microseconds of a layer, and the tile."""
     shape, up = found[0].shape, found[0].up
     size, k, n = sizes(found[0])
-    weights = [rand(*size, scale=0.02) for _ in range(LAYERS)]
-    x, out = rand(tokens if up else tokens * shape.top_k, k), rand(tokens * shape.top_k, n)
+    make: dict[str, Any] = {"dtype": torch.bfloat16, "device": "cuda"}
+    weights = [torch.randn(*size, **make) * 0.02 for _ in range(LAYERS)]
+    x, out = torch.randn(tokens if up else tokens * shape.top_k, k, **make), torch.empty(tokens * shape.top_k, n, **make)
     best: dict[int, tuple[float, ExpertTile]] = {}
     for candidate in found:
         routing = routings[candidate.block_m]
@@ -95,7 +91,7 @@ def fastest(found: list[Candidate], tokens: int, routings: dict[int, Routing]) -
             for weight in weights:
                 launch(candidate, x, weight, out, routing)
 
-        us = graph_ms(layers, 10) * 1e3 / LAYERS
+        us = layer_us(layers, LAYERS)
         if us < best.get(candidate.block_m, (float("inf"),))[0]:
             best[candidate.block_m] = us, candidate.tile
     return best
@@ -103,7 +99,8 @@ def fastest(found: list[Candidate], tokens: int, routings: dict[int, Routing]) -
 
 def measure(shape: ExpertShape, tokens: int, usable: list[Candidate]) -> ExpertConfig:
     """The best configuration of a bucket; prints what it reaches."""
-    logits, counts = torch.randn(tokens, shape.experts, device="cuda"), header(tokens, tokens, 0)
+    logits, counts = torch.randn(tokens, shape.experts, device="cuda"), torch.zeros(8, device="cuda", dtype=torch.int64)
+    counts[ROWS] = counts[TOKENS] = tokens
     routings = {m: Routing.allocate(tokens, shape.experts, shape.top_k, m, "cuda") for m in {c.block_m for c in usable}}
     for routing in routings.values():
         route(logits, counts, routing, normalize=True)
@@ -120,7 +117,6 @@ def measure(shape: ExpertShape, tokens: int, usable: list[Candidate]) -> ExpertC
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tokens", type=int, nargs="+", default=[8, 16, 32, 64, 128, 256, 512, 1024, 2048, 8192])
-    parser.add_argument("--out", type=Path, help="folder of the table; default: the package's")
     arguments = parser.parse_args()
     gpu = torch.cuda.get_device_name()
     table = ExpertTable.load(gpu)
@@ -128,19 +124,12 @@ def main() -> None:
         wanted = {tokens: list(candidates(shape, tokens)) for tokens in arguments.tokens}
         every = list(dict.fromkeys(candidate for found in wanted.values() for candidate in found))
         print(f"{name}: compiling {len(every)} candidates", flush=True)
-        with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
-            fits = dict(zip(every, pool.map(compile_candidate, every, chunksize=4), strict=True))
+        usable = set(compiled(compile_candidate, every))
         buckets = table.entries.setdefault(shape.key(torch.bfloat16), {})
         for tokens, found in wanted.items():
-            buckets[tokens] = measure(shape, tokens, [candidate for candidate in found if fits[candidate]])
-    about = {
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "cuda": torch.version.cuda,
-        "date": time.strftime("%Y-%m-%d"),
-        "how": f"each product alone, CUDA graph replays over {LAYERS} layers' weights, random routing, dependent launches",
-    }
-    print(table.save(gpu, about, *([arguments.out] if arguments.out else [])))
+            buckets[tokens] = measure(shape, tokens, [candidate for candidate in found if candidate in usable])
+    how = f"each product alone, CUDA graph replays over {LAYERS} layers' weights, random routing, dependent launches"
+    print(table.save(gpu, about_tables() | {"how": how}))
 
 
 if __name__ == "__main__":

@@ -1,27 +1,35 @@
-"""The tuner of the linear layers: `python benchmarks/parts/kernel_times.py --tune`.
+"""The tuner of the linear layers: finds the fastest configuration of each on this GPU and writes the table that is shipped.
+
+    python -m benchmarks.tuning.kernel_tuner
 
 All candidates are compiled first, in parallel processes that only fill Triton's cache; then each is timed against cuBLAS,
 and the fastest is stored. From 2 to 16 rows the work is the same, so those row counts share one measurement.
 """
 
-# ruff: noqa: B023
-
 from __future__ import annotations
 
+import argparse
+import datetime
 import os
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from itertools import compress
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
 import torch
+import triton
+from triton.testing import do_bench_cudagraph
 
 from benchmarks.common import aot_compile
+from benchmarks.common.model_shapes import SHAPES
 from blinkpy.kernels.linear.linear import VARIANTS, leaves_partials, linear
 from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_table import LinearTable, key
 from blinkpy.kernels.linear.linear_variants import LinearCall, LinearShape, LinearWorkspace
+from blinkpy.models.families.describe_model import describe_config
+from blinkpy.models.weights.checkpoint import layer_parts, outer_parts
 
 MEASURED_ROWS = {1: (1,), 16: (2, 4, 8, 16), 32: (32,), 64: (64,), 128: (128,), 256: (256,), 448: (448,)}
 """Rows of the measurement -> rows of the table that it stands for."""
@@ -62,43 +70,73 @@ def compile_candidate(job: tuple[LinearShape, LinearConfig, bool]) -> bool:
     return aot_compile.fits(lambda: run(config))
 
 
-def layer_shapes(models: dict[str, Any], rows_wanted: list[int]) -> list[LinearShape]:
-    """The linear layers of `models`, each once, at each row count."""
-    found = {
-        LinearShape(rows, n, k, norm, swiglu=swiglu, result=torch.float32 if name in ("lm_head", "router") else torch.bfloat16)
-        for model in models.values()
-        for name, (n, k, norm, swiglu) in model.linears().items()
-        for rows in rows_wanted
-    }
+def compiled(compile_one: Callable[[Any], bool], candidates: list[Any]) -> list[Any]:
+    """Those of the candidates that compile_one, called in worker processes, finds fit for the GPU."""
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
+        return list(compress(candidates, pool.map(compile_one, candidates, chunksize=8)))
+
+
+def layer_us(launch: Callable[[], object], layers: int) -> float:
+    """Microseconds of one of the layers that this launches."""
+    return float(do_bench_cudagraph(launch, return_mode="median")) * 1e3 / layers
+
+
+def about_tables() -> dict[str, str | None]:
+    """What a table of measured configurations says of its origin."""
+    versions = {"torch": torch.__version__, "triton": triton.__version__, "cuda": torch.version.cuda}
+    return {**versions, "date": datetime.date.today().isoformat()}
+
+
+def layer_shapes(models: list[str], rows_wanted: list[int]) -> list[LinearShape]:
+    """The linear layers of models, each once, at each row count."""
+    found = set()
+    for described in (describe_config(SHAPES[name]) for name in models):
+        for part in [*layer_parts(described, 0), *outer_parts(described)]:
+            if len(part.shape) == 2 and part.field != "embedding":
+                n, k = part.shape
+                norm, swiglu = part.field in ("qkv", "gate_up"), part.field == "gate_up"
+                result = torch.float32 if part.field in ("lm_head", "router") else torch.bfloat16
+                found |= {LinearShape(m, n // (1 + swiglu), k, norm, swiglu=swiglu, result=result) for m in rows_wanted}
     return sorted(found, key=str)
 
 
-def tune(
-    models: dict[str, Any], gpu: str, about: dict[str, Any], graph_ms: Callable[..., float], pdl: bool, rows_wanted: list[int]
-) -> Path:
-    """Measure every linear layer of `models`; returns the path of the table. Its entries of other shapes are kept."""
+def main() -> None:
+    """Measure every linear layer. The table's entries of other shapes are kept."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--models", nargs="+", default=["llama-3-8b", "qwen3-30b-a3b", "phi-4"], choices=list(SHAPES))
+    parser.add_argument("--rows", type=int, nargs="+", choices=MEASURED_ROWS, default=list(MEASURED_ROWS), help="row counts")
+    parser.add_argument("--pdl", action="store_true", help="with programmatic dependent launch")
+    options = parser.parse_args()
+    gpu = torch.cuda.get_device_name()
     table = LinearTable.load(gpu)
     sm_count = torch.cuda.get_device_properties(0).multi_processor_count
     jobs = [
-        (shape, config, pdl)
-        for shape in layer_shapes(models, rows_wanted)
+        (shape, config, options.pdl)
+        for shape in layer_shapes(options.models, options.rows)
         for variant in VARIANTS.values()
         if variant.supports(shape)
         for config in variant.candidates(shape, sm_count)
     ]
     print(f"compiling {len(jobs)} candidates", flush=True)
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
-        fits = list(pool.map(compile_candidate, jobs, chunksize=8))
-    usable = [job for job, fit in zip(jobs, fits, strict=True) if fit]
+    usable = compiled(compile_candidate, jobs)
     for shape in dict.fromkeys(shape for shape, *_ in jobs):
-        run, copies = prepare(shape, "cuda", pdl)
-        times = {config: graph_ms(lambda: run(config), 10) for measured, config, _ in usable if measured == shape}
-        other, size = times[CUBLAS] / copies * 1e3, shape.weight_rows * shape.k * 2
-        ranked = sorted(times, key=lambda config: times[config] * (1 if VARIANTS[config.variant].kernels else MARGIN))
-        print(f"{shape.weight_rows}x{shape.k} rows {shape.rows}: cuBLAS {other:.1f} us")
-        for config in ranked[:PRINTED]:
-            us = times[config] / copies * 1e3
-            print(f"{us:9.1f} us {size / us / 1e3:6.0f} GB/s  {config}", flush=True)
+        best = measure(shape, [config for measured, config, _ in usable if measured == shape], options.pdl)
         for row_count in MEASURED_ROWS[shape.rows]:
-            table.entries[key(shape.n, shape.k, row_count, torch.bfloat16, shape.swiglu)] = ranked[0]
-    return table.save(gpu, about | {"dependent_launches": pdl})
+            table.entries[key(shape.n, shape.k, row_count, torch.bfloat16, shape.swiglu)] = best
+    print("wrote", table.save(gpu, about_tables() | {"dependent_launches": options.pdl}))
+
+
+def measure(shape: LinearShape, configs: list[LinearConfig], pdl: bool) -> LinearConfig:
+    """The best configuration of a layer; prints the best few."""
+    run, copies = prepare(shape, "cuda", pdl)
+    times = {config: layer_us(partial(run, config), copies) for config in configs}
+    size = shape.weight_rows * shape.k * 2
+    ranked = sorted(times, key=lambda config: times[config] * (1 if VARIANTS[config.variant].kernels else MARGIN))
+    print(f"{shape.weight_rows}x{shape.k} rows {shape.rows}: cuBLAS {times[CUBLAS]:.1f} us")
+    for config in ranked[:PRINTED]:
+        print(f"{times[config]:9.1f} us {size / times[config] / 1e3:6.0f} GB/s  {config}", flush=True)
+    return ranked[0]
+
+
+if __name__ == "__main__":
+    main()

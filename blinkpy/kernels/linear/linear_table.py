@@ -1,6 +1,6 @@
 """Which configuration a linear layer runs with, by shape and bucket: a table for each GPU model, and defaults without one.
 
-Measured by `python benchmarks/parts/kernel_times.py --tune`.
+Measured by `python -m benchmarks.tuning.kernel_tuner`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Tiles of the grouped products of expert layers, by shape and bucket: a table per GPU model, and defaults without one.
 
-Measured by `python benchmarks/tuning/expert_tuner.py`. A configuration decides the order of the sums: it is fixed per bucket,
+Measured by `python -m benchmarks.tuning.expert_tuner`. A configuration decides the order of the sums: it is fixed per bucket,
 and with it every result.
 """
 

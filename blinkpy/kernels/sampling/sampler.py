@@ -11,14 +11,13 @@ and frequency penalty, stop ids, temperature, top_k, top_p (of what top_k left),
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
 from blinkpy.kernels import launch
 from blinkpy.kernels.launch import COUNT_ROWS
 from blinkpy.kernels.sampling.draw import draw
-from blinkpy.kernels.sampling.sampling_call import SamplingCall
+from blinkpy.kernels.sampling.sampling_call import SamplingCall, SamplingVariant
 from blinkpy.queues import submission
 
 ENTRY_WORDS = tl.constexpr(submission.SQ_ENTRY_WORDS)
@@ -174,13 +173,8 @@ def _sample_tokens(
         tl.store(sampled_ptr + row, token)
 
 
-def sample_tokens(call: SamplingCall) -> None:
-    """sampled[row] = the next token of each emitting row.
-
-    The uniform of a token is Philox4x32-10 of the request's seed at the token's position, as triton.language.rand. Raises
-    ValueError or TypeError where the tensors do not fit together.
-    """
-    check_call(call)
+def search(call: SamplingCall) -> None:
+    """The uniform of a token is Philox4x32-10 of the request's seed at the token's position, as triton.language.rand."""
     logits, (entry, tokens, prompt_length), batch, scratch, pdl = call.logits, call.requests, call.batch, call.workspace, call.pdl
     (rows, vocabulary), chunks = logits.shape, scratch.chunk_max.shape[1]
     by_row = (batch.row_slots, batch.emits, batch.context_lengths)
@@ -198,15 +192,4 @@ def sample_tokens(call: SamplingCall) -> None:
     )  # fmt: skip
 
 
-def check_call(call: SamplingCall) -> None:
-    """Raise ValueError or TypeError unless the tensors fit together."""
-    (rows, vocabulary), slots, scratch = call.logits.shape, len(call.requests.entry), call.workspace
-    launch.check_tensors(
-        (call.logits, "logits", (rows, vocabulary), torch.float32, True),
-        (call.requests.entry, "entry", (slots, submission.SQ_ENTRY_WORDS), torch.int32),
-        (call.requests.tokens, "tokens", (slots, None), torch.int32),
-        (call.requests.prompt_length, "prompt_length", (slots,), torch.int32),
-        (call.sampled, "sampled", (launch.AtLeast(rows),), torch.int32),
-        (scratch.adjusted, "adjusted", (launch.AtLeast(rows), vocabulary), torch.float32),
-        *call.batch.declared(rows, "row_slots", "emits", "context_lengths"),
-    )
+VARIANT = SamplingVariant("search", search, (_adjust, _sample_tokens))

@@ -1,7 +1,8 @@
-"""What sampling takes: logits, requests, and scratch."""
+"""What sampling takes: logits, requests, and scratch; and what a variant of it declares."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -63,3 +64,14 @@ class SamplingCall:
     records: torch.Tensor  # int64 [B, LOGPROB_ENTRIES] result of `write_logprobs`
     workspace: SamplingWorkspace
     pdl: bool = False
+
+
+@dataclass(frozen=True)
+class SamplingVariant:
+    """One way to sample. A new one is a file, and its name in VARIANTS of sample_tokens.py."""
+
+    name: str
+    launch: Callable[[SamplingCall], None]
+    """Launches the kernels, which write `sampled`. The call is checked."""
+    kernels: tuple[Any, ...] = ()
+    """The Triton kernels that `launch` starts."""

@@ -7,7 +7,7 @@ import torch
 
 from blinkpy.device.cuda.cuda_graphs import StepGraph, captured_nodes
 from blinkpy.kernels.sampling.record_logprobs import write_logprobs
-from blinkpy.kernels.sampling.sampler import sample_tokens
+from blinkpy.kernels.sampling.sample_tokens import sample_tokens
 from blinkpy.kernels.sampling.sampling_call import RequestView, SamplingCall, SamplingWorkspace
 from blinkpy.models.gpu.gpu_decoder import GpuDecoder
 from blinkpy.models.gpu.step_shapes import StepShape

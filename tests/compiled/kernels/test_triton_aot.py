@@ -21,10 +21,10 @@ ROOT = Path(__file__).parents[3]
 @pytest.mark.timeout(420)
 def test_every_variant_compiles_within_the_limits() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "benchmarks.common.aot_compile", "--json"]
+    command = [sys.executable, "-m", "benchmarks.common.aot_compile"]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=400)
     assert done.stdout, done.stderr[-4000:]
-    variants = json.loads(done.stdout)
+    variants = [json.loads(line) for line in done.stdout.splitlines()]
     registries = [import_module(f"blinkpy.kernels.{name}").VARIANTS for name in ENTRIES]
     registered = [variant for variants in registries for variant in variants.values()]
     names = {kernel.__name__.lstrip("_") for variant in registered for kernel in variant.kernels}
@@ -41,19 +41,18 @@ def test_the_gate_rejects_an_oversized_tile() -> None:
     code = """
 import sys
 sys.path[:0] = [{root!r}]
-import torch, triton
+import torch
 from benchmarks.common import aot_compile as aot
 from blinkpy.kernels.linear.linear import linear
 from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_variants import LinearCall, LinearWorkspace
-triton.runtime.driver.set_active(aot.CompileOnlyDriver())
 gate = aot.Gate()
 x = aot.meta(64, 4096, dtype=torch.bfloat16)
 config = LinearConfig(block_m=64, block_n=256, block_k=128, stages=5, warps=8)
 workspace = LinearWorkspace.allocate("meta", torch.bfloat16)
 call = LinearCall(x, aot.meta(4096, 4096, dtype=torch.bfloat16), x, workspace, aot.meta(8, dtype=torch.int64))
 gate.run("large", lambda: linear(call, config))
-print(gate.variants[0].problems())
+print(*(variant.problems() for variant in gate.variants.values()))
 """
     filled = code.format(root=str(ROOT))
     done = subprocess.run([sys.executable, "-c", filled], capture_output=True, text=True, timeout=120)

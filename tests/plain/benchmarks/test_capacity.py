@@ -6,7 +6,6 @@ import argparse
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -31,19 +30,12 @@ class Watched(ServerModel):
         return 1_000_000
 
 
-def some_requests(rng: np.random.Generator, n: int = 40) -> Any:
-    return requests_of(np.sort(rng.uniform(0, 0.2, n)), rng.integers(1, 300, n), rng.integers(2, 40, n))
-
-
 def test_the_work_of_steps_adds_up_to_that_of_the_requests(rng: np.random.Generator) -> None:
-    requests = some_requests(rng)
+    requests = requests_of(np.sort(rng.uniform(0, 0.2, 40)), rng.integers(1, 300, 40), rng.integers(2, 40, 40))
     machine = Watched(16, 200, 16, 4096, 0, 0, 0, mixed_step_tokens=64, burst_tokens=300)
     serve(TimedSimulation(fcfs, machine, requests))
     prompts, outputs = requests.prompt.tolist(), requests.output.tolist()
-    assert (
-        sum(work.prefill for work in machine.seen) + sum(work.decoding for work in machine.seen)
-        == sum(prompts) + sum(outputs) - 40
-    )
+    assert sum(work.prefill + work.decoding for work in machine.seen) == sum(prompts) + sum(outputs) - 40
     attended = sum(work.prefill_context + work.decode_context for work in machine.seen)
     assert attended == sum(sum(range(1, n + m)) for n, m in zip(prompts, outputs, strict=True))
     sizes = {work.prefill + work.decoding for work in machine.seen if work.decoding and work.prefill}

@@ -15,10 +15,11 @@ from benchmarks.report import pages
 from benchmarks.report.figure_files import shows
 from benchmarks.report.gpu_tests import gpu_tests, joined, read_report
 from benchmarks.report.grid_plot import draw
+from benchmarks.report.grid_summary import FIGURES, MEDIANS, mean_ratio, repeated, series
 from benchmarks.report.named_figures import NAMED
 from benchmarks.report.pages import FIGURE, PAGES, PART, TEMPLATES, grid_page, part, rewritten
 from benchmarks.report.part_tables import Results
-from benchmarks.report.serving_tables import behind, claim, energy_rows, serving
+from benchmarks.report.serving_tables import behind, claim, energy_rows, serving, slowdown
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -115,6 +116,7 @@ def shown(name: str, context: dict[str, Any]) -> str:
     return TEMPLATES.get_template(f"{name}.md.j2").render(context)
 
 
+LOADS = (("isolated", 1, 10), ("isolated", 2, 20), ("interfered", 1, 20), ("interfered", 2, 160))
 CELLS = [
     cell("blinkpy", "isolated", 16, 8.0),
     cell("blinkpy", "isolated", 16, 8.4, output_tokens_per_s=909.0),  # measured again
@@ -141,6 +143,22 @@ def test_serving_tables() -> None:
     assert "differ by at most: median TTFT 5.0 %, median TPOT 5.0 %, throughput 1.0 %" in text
     assert "idle server: blinkpy 120 W (70 W before its start), vllm 120 W" in text
     assert "En under load, next to another server: not measured yet." in text
+
+
+def test_grid_summary() -> None:
+    lagging = {"lag_ms": {"p50": 0.1, "p99": 99.0}}
+    cells = [cell("a", mode, rate, tpot) for mode, rate, tpot in LOADS]
+    cells += [cell("b", "isolated", 1, 40), cell("b", "isolated", 2, 7, client=lagging), cell("b", "isolated", 1, 50)]
+    cells += [cell("a", "isolated", 1, 10, front_end="shared"), cell("a", "interfered", 1, 70, front_end="shared")]
+    found = document([*cells, cell("a", "isolated", 0, 5, streams=64)])["results"]
+    quiet, noisy = (series(found, "a", mode, FIGURES["P99 TTFT"][1]) for mode in ("isolated", "interfered"))
+    assert mean_ratio(noisy, quiet) == pytest.approx(4)  # of 2 and 8
+    assert series(found, "b", "isolated", MEDIANS["median TTFT"]) == {1: pytest.approx((40 * 50) ** 0.5)}  # not the invalid cell
+    text = grid_page(found)
+    assert "| a | own | isolated | 64 streams | 5 / 15 |" in text and text.count(" INVALID |") == 1
+    assert {key: values["median TTFT"] for key, values in repeated(found).items()} == {("b", "isolated", 1): pytest.approx(1.25)}
+    assert slowdown(found, "a", "P99 TTFT") == pytest.approx(4) and slowdown(found, "b", "P99 TTFT") is None
+    assert slowdown(found, "a", "P99 TPOT", "shared") == pytest.approx(7)  # front ends among the neighbours
 
 
 def test_claim() -> None:

@@ -19,10 +19,7 @@ from benchmarks.common.harness import UsageError
 from benchmarks.common.load import LoadResult, Record
 from benchmarks.common.model_shapes import SHAPES, write_folder
 from benchmarks.common.nvml import EnergyMeter, interpolated
-from benchmarks.report.grid_summary import ratios, repeated, series
 from benchmarks.report.pages import grid_page
-from benchmarks.report.serving_tables import slowdown
-from benchmarks.serving.cell import placements
 from benchmarks.serving.load_figures import Slo, figures, steps_of
 from benchmarks.serving.neighbours import KINDS, Neighbours
 from benchmarks.serving.systems import (
@@ -37,7 +34,7 @@ from benchmarks.serving.systems import (
     parse_cores,
     running,
 )
-from benchmarks.serving.workload import AZURE, DatasetError, closed_loop, open_loop, read_dataset
+from benchmarks.serving.workload import AZURE, closed_loop, open_loop, read_dataset
 from blinkpy.dpu.text.tokenizer import Tokenizer
 from blinkpy.models.families.describe_model import describe_model
 from blinkpy.progress import Progress
@@ -51,32 +48,30 @@ MODEL = Model("folder", "m", 1000, 500, True)
 
 def test_data_sets(tmp_path: Path) -> None:
     azure = read_dataset("azure", 8192)
-    assert len(azure.lengths) == len(AZURE.read_text().splitlines()) - 1 == 2000
-    assert tuple(azure.lengths[0]) == (1209, 396)
+    assert len(azure) == len(AZURE.read_text().splitlines()) - 1 == 2000
+    assert tuple(azure[0]) == (1209, 396)
     short = read_dataset("azure", 1000)
-    assert 0 < len(short.lengths) < 2000
-    assert short.lengths.sum(1).max() <= 1000
+    assert 0 < len(short) < 2000
+    assert short.sum(1).max() <= 1000
 
     dated = tmp_path / "trace.csv"
     dated.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.50,3,4\n2023-11-16 18:16:46.75,5,6\n")
-    trace = read_dataset(f"azure:{dated}", 100)
-    assert trace.lengths.tolist() == [[3, 4], [5, 6]]
-    assert str(tmp_path) not in trace.name
+    assert read_dataset(f"azure:{dated}", 100).tolist() == [[3, 4], [5, 6]]
     for wrong in ("fixed:0:4", "fixed:4", "azure:/nowhere.csv", "else", "fixed:50:60"):
-        with pytest.raises(DatasetError, match=wrong.partition(":")[0]):
+        with pytest.raises(UsageError, match=wrong.partition(":")[0]):
             read_dataset(wrong, 100)
 
 
 def test_the_same_is_offered_to_all_with_new_contents(rng: np.random.Generator) -> None:
     data, seed = read_dataset("azure", 8192), int(rng.integers(1 << 30))
     first, second = (open_loop(data, 20.0, 30.0, seed, 1000, False) for _ in range(2))
-    assert [(r.due, r.prompt_tokens, r.max_tokens) for r in first] == [(r.due, r.prompt_tokens, r.max_tokens) for r in second]
+    assert [(r.due, len(r.prompt), r.max_tokens) for r in first] == [(r.due, len(r.prompt), r.max_tokens) for r in second]
     assert [r.prompt for r in first] != [r.prompt for r in second]
-    assert all(len(r.prompt) == r.prompt_tokens and 0 <= min(r.prompt) and max(r.prompt) < 1000 for r in first)
+    assert all(0 <= min(r.prompt) and max(r.prompt) < 1000 for r in first)
     due = np.array([r.due for r in first])
     assert (np.diff(due) >= 0).all() and 0 <= due.min() and due.max() < 30
-    pairs = {tuple(row) for row in data.lengths.tolist()}
-    assert all((r.prompt_tokens, r.max_tokens) in pairs for r in first)
+    pairs = {tuple(row) for row in data.tolist()}
+    assert all((len(r.prompt), r.max_tokens) in pairs for r in first)
     assert 450 < len(first) < 750  # 600 expected, standard deviation 24.5
     assert abs(np.mean(np.diff(due) * 20 > 1) - np.exp(-1)) < 0.12  # exponential
     streams = closed_loop(data, 4, 3, seed, 1000, False)
@@ -101,7 +96,7 @@ def test_a_shape_is_a_folder_that_blinkpy_reads(tmp_path: Path, rng: np.random.G
 
 
 def record(due: float, times: list[float], tokens: int | None = None, error: str = "") -> Record:
-    return Record(due, due + 0.001, 10, len(times), len(times) if tokens is None else tokens, error, np.array(times))
+    return Record(due, due + 0.001, len(times) if tokens is None else tokens, error, np.array(times))
 
 
 def figures_of(records: list[Record], window_s: float = 10.0, lags: list[float] = [0.0001] * 200) -> dict:
@@ -175,61 +170,18 @@ def test_nothing_completed_is_a_result_too() -> None:
     assert found["output_tokens_per_s"] == 0
 
 
-def test_energy_between_readings() -> None:
+def test_energy_between_readings(monkeypatch: pytest.MonkeyPatch) -> None:
     marks = [(0.0, 100.0), (1.0, 300.0), (3.0, 400.0)]
     assert interpolated(marks, 0.5, 2.0) == pytest.approx(150)
-    with EnergyMeter(index=10_000) as meter:  # no machine has so many
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with EnergyMeter() as meter:
         assert meter.missing and meter.joules(0, 1) is None and meter.watts(1) is None
 
 
-def test_energy_and_clock_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A library that counts 300 W, and whose clock changes."""
-    began, clocks = time.perf_counter(), itertools.cycle([1000, 1980])
-    library = SimpleNamespace(
-        NVML_CLOCK_SM=1,
-        nvmlInit=lambda: None,
-        nvmlDeviceGetHandleByIndex=lambda index: f"handle {index}",
-        nvmlDeviceGetName=lambda handle: handle.encode(),
-        nvmlSystemGetDriverVersion=lambda: "5",
-        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(total=2**30),
-        nvmlDeviceGetPowerManagementLimit=lambda handle: 700_000,
-        nvmlDeviceGetTotalEnergyConsumption=lambda handle: 300_000 * (time.perf_counter() - began),
-        nvmlDeviceGetClockInfo=lambda handle, kind: next(clocks),
-    )
-    monkeypatch.setitem(sys.modules, "pynvml", library)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    with EnergyMeter(2) as meter:
-        deadline = time.monotonic() + 60
-        while len(meter._clocks) < 3 and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert meter.watts(0.2) == pytest.approx(300, rel=0.05)
-    assert meter.facts == {"gpu": "handle 2", "driver": "5", "memory_gib": 1.0, "power_limit_w": 700.0}
-    (first, low), (second, high), *_ = meter._clocks
-    assert {low, high} == {1000, 1980}
-    assert meter.clock_mhz(first, second) == 1490 and meter.clock_mhz(second, second) == high
-    assert meter.clock_mhz(second + 1000, second + 2000) is None
-
-
-@pytest.mark.parametrize(
-    ("visible", "index", "expected"),
-    [
-        (None, 1, "GPU-bbcd"),
-        ("1", 0, "GPU-bbcd"),
-        ("2, 0", 0, "GPU-cdef"),
-        ("2, 0", 1, "GPU-abcd"),
-        ("GPU-bbcd", 0, "GPU-bbcd"),
-        ("0,GPU-c", 1, "GPU-cdef"),
-        ("1", 1, "names no GPU number 1"),
-        ("", 0, "names no GPU number 0"),
-        ("-1", 0, "names no GPU number 0"),
-        ("GPU-x", 0, "names no GPU number 0"),
-    ],
-)
-def test_the_meter_reads_the_gpu_that_the_servers_see(
-    visible: str | None, index: int, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    uuids = ["GPU-abcd", "GPU-bbcd", "GPU-cdef"]
-    library = SimpleNamespace(
+def nvml(uuids: tuple[str, ...] = ("GPU-abcd", "GPU-bbcd", "GPU-cdef"), **more: object) -> SimpleNamespace:
+    """NVML with some GPUs, whose handles are their numbers, and whose clock changes."""
+    clocks = itertools.cycle([1000, 1980])
+    return SimpleNamespace(
         NVML_CLOCK_SM=1,
         nvmlInit=lambda: None,
         nvmlDeviceGetCount=lambda: len(uuids),
@@ -239,64 +191,48 @@ def test_the_meter_reads_the_gpu_that_the_servers_see(
         nvmlSystemGetDriverVersion=lambda: "5",
         nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(total=2**30),
         nvmlDeviceGetPowerManagementLimit=lambda handle: 700_000,
-        nvmlDeviceGetTotalEnergyConsumption=lambda handle: 1000 * handle,
-        nvmlDeviceGetClockInfo=lambda handle, kind: 1000,
+        **{"nvmlDeviceGetTotalEnergyConsumption": lambda handle: 1000 * handle} | more,
+        nvmlDeviceGetClockInfo=lambda handle, kind: next(clocks),
     )
+
+
+def test_energy_and_clock_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library that counts 300 W."""
+    began = time.perf_counter()
+    library = nvml(nvmlDeviceGetTotalEnergyConsumption=lambda handle: 300_000 * (time.perf_counter() - began))
     monkeypatch.setitem(sys.modules, "pynvml", library)
-    if visible is None:
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    else:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with EnergyMeter() as meter:
+        deadline = time.monotonic() + 60
+        while len(meter._clocks) < 3 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert meter.watts(0.2) == pytest.approx(300, rel=0.05)
+    assert meter.facts == {"gpu": "GPU-abcd", "driver": "5", "memory_gib": 1.0, "power_limit_w": 700.0}
+    (first, low), (second, high), *_ = meter._clocks
+    assert {low, high} == {1000, 1980}
+    assert meter.clock_mhz(first, second) == 1490 and meter.clock_mhz(second, second) == high
+    assert meter.clock_mhz(second + 1000, second + 2000) is None
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [
+        *((None, 0), ("1", 1), ("2, 0", 2), ("GPU-bbcd", 1), ("GPU-c,0", 2)),
+        *((text, "names no GPU") for text in ("", "-1", "GPU-x")),
+    ],
+)
+def test_the_meter_reads_the_gpu_that_the_servers_see(
+    visible: str | None, expected: int | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", nvml())
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    meter = EnergyMeter(index)
-    if expected in uuids:
-        assert meter.facts["gpu"] == expected and meter._joules() == uuids.index(expected)
+    meter = EnergyMeter()
+    if isinstance(expected, int):
+        assert meter._joules() == expected and not meter.missing
     else:
         assert expected in meter.missing and not meter.facts
-
-
-def test_grid_summary() -> None:
-    def cell(
-        system: str,
-        mode: str,
-        rate: float,
-        ttft: float,
-        repeat: int = 0,
-        valid: bool = True,
-        front_end: str = "own",
-        streams: int = 0,
-    ) -> dict:
-        level = {"value": ttft, "low": ttft, "high": ttft}
-        times = {"p50": level, "p99": level}
-        key = {"system": system, "mode": mode, "rate": rate, "streams": streams, "front_end": front_end, "repeat": repeat}
-        client = {"lag_ms": {"p50": 0.1, "p99": 0.1 if valid else 99.0}}
-        common = {"errors": {}, "client": client, "energy": {"missing": "x"}, "goodput_per_s": 1.0, "server": {"idle_w": None}}
-        return {"cell": key, "ttft_ms": times, "tpot_ms": times, "output_tokens_per_s": 100.0, **common}
-
-    cells = [
-        cell("a", "isolated", 1, 10),
-        cell("a", "isolated", 2, 20),
-        cell("a", "interfered", 1, 20),
-        cell("a", "interfered", 2, 160),
-    ]
-    cells += [cell("b", "isolated", 1, 40), cell("b", "isolated", 2, 7, valid=False), cell("b", "isolated", 1, 50, repeat=1)]
-    cells += [cell("a", "isolated", 1, 10, front_end="shared"), cell("a", "interfered", 1, 70, front_end="shared")]
-    cells += [cell("a", "isolated", 0, 5, streams=64)]
-    common = {"model": "m", "gpu": {}, "cores": {"front_end": [1]}, "errors": {}, "smoke": False}
-    document = {**common, "complete": True, "cells": cells}
-
-    def ttft(found: dict) -> float:
-        return found["ttft_ms"]["p99"]["value"]
-
-    quiet, noisy = (series(document, "a", mode, ttft) for mode in ("isolated", "interfered"))
-    assert ratios(noisy, quiet) == pytest.approx([2, 8])
-    assert series(document, "b", "isolated", ttft) == {1: pytest.approx((40 * 50) ** 0.5)}  # the invalid cell is left out
-    text = grid_page(document)
-    assert "| a | own | isolated | 64 streams | 5 / 5 |" in text
-    assert text.count(" INVALID |") == 1
-    assert list(repeated(document)) == [("b", "isolated", 1)]
-    assert repeated(document)["b", "isolated", 1]["median TTFT"] == pytest.approx(1.25)
-    assert slowdown(document, "a", "P99 TTFT") == pytest.approx(4) and slowdown(document, "b", "P99 TTFT") is None
-    assert slowdown(document, "a", "P99 TPOT", "shared") == pytest.approx(7)  # front ends among the neighbours
 
 
 # ---- what is started ----------------------------------------------------------------------------------------------------
@@ -335,8 +271,7 @@ def test_cores() -> None:
     alone = Cores((0,), (1,))
     assert (alone.loading, alone.watching) == ((1,), (1,))
     assert (Cores((0,)).loading, Cores((0,)).watching) == ((), ())
-    assert {name: place.contended for name, place in placements(cores).items()} == {"own": (0, 1), "shared": (0, 1, 2, 3)}
-    assert list(placements(Cores((0, 1)))) == ["shared"]
+    assert cores.shared.contended == (0, 1, 2, 3)
 
 
 def test_ports_are_not_those_of_connections() -> None:
@@ -380,7 +315,7 @@ def test_a_server_at_a_url_is_left_alone(tmp_path: Path) -> None:
 
 def test_neighbours_work_and_end() -> None:
     cores = tuple(sorted(os.sched_getaffinity(0)))[:1]
-    with Neighbours(KINDS, len(KINDS), cores, 600.0) as neighbours:
+    with Neighbours(KINDS, len(KINDS), cores) as neighbours:
         pids = [process.pid for process in neighbours._processes]
         assert neighbours.count == len(pids) == len(KINDS)
         deadline = time.monotonic() + 60
@@ -389,7 +324,7 @@ def test_neighbours_work_and_end() -> None:
         assert all(worked(pid) for pid in pids)
         assert all(os.sched_getaffinity(pid) == set(cores) for pid in pids)
     assert not any(alive(pid) for pid in pids)
-    with Neighbours(KINDS, 0, cores, 60.0) as nobody:
+    with Neighbours(KINDS, 0, cores) as nobody:
         assert nobody.count == 0
 
 
@@ -401,14 +336,11 @@ def worked(pid: int) -> bool:
 
 # ---- the whole ----------------------------------------------------------------------------------------------------------
 
-NULL = ["--extra", "blinkpy:--device null --null-step-us 3000"]
-
-
-def command(name: str, output: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def grid(output: Path, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
     places = ["--output", str(output), "--logs", str(output.parent)]
-    words = [sys.executable, "-m", f"benchmarks.{name}", "--smoke", *places, *arguments]
+    words = [sys.executable, "-m", "benchmarks.serving.grid", "--smoke", *places, *arguments]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == code, done.stdout + done.stderr
     return done
 
 
@@ -421,7 +353,7 @@ def test_smoke_grid_is_measured_once(tmp_path: Path) -> None:
     # Beside neighbours on one core an engine may pause for seconds: that is no error here.
     patient = ["--extra", "blinkpy:--device cpu --engine-timeout-ms 60000", "--env", "blinkpy:OMP_NUM_THREADS=1"]
     arguments = ["--state", str(state), *patient, *places]
-    done = command("serving.grid", output, *arguments, "--streams", "3")
+    done = grid(output, *arguments, "--streams", "3")
     document = json.loads(output.read_text())
     results = document["results"]
     assert results["complete"]
@@ -435,45 +367,30 @@ def test_smoke_grid_is_measured_once(tmp_path: Path) -> None:
         assert cell["steps"]["per_s"] > 0
         assert (cell["neighbours"] > 0) == (cell["cell"]["mode"] == "interfered")
         assert cell["front_end"] == cell["cell"]["front_end"]
+        assert cell["server"]["version"] and cell["server"]["start_to_healthy_s"] > 0
         assert cell["server"]["environment"] == {"OMP_NUM_THREADS": "1"}
         assert not both or cell["server"]["front_end_processes"] == 2 * (own == cell["front_end"])  # the worker and its parent
-    assert "| fixed:24:12, 12 requests/s, 1 per core: compress and build | blinkpy |" in done.stdout
+    assert f"| blinkpy, interfered, 12 requests/s, front end {own} |" in done.stdout
     assert grid_page(results)
     assert str(ROOT) not in output.read_text() and str(tmp_path) not in output.read_text()
 
     kept = {path.name: path.read_bytes() for path in state.iterdir()}
     lost = f"blinkpy-isolated-4-{own}-0.json"
     (state / lost).unlink()
-    again = command("serving.grid", output, *arguments, "--budget", "1")  # no time to measure it again
+    again = grid(output, *arguments, "--budget", "1")  # no time to measure it again
     assert f"{len(found) - 2} of {len(found) - 1} cells are done" in again.stdout  # the closed loop isn't asked for, but kept
     assert "starting" not in again.stderr
     assert {path.name: path.read_bytes() for path in state.iterdir()} == {n: data for n, data in kept.items() if n != lost}
     assert len(json.loads(output.read_text())["results"]["cells"]) == len(found) - 1
-    words = [sys.executable, "-m", "benchmarks.serving.grid", "--smoke", "--output", str(output), *arguments, "--seed", "2"]
-    refused = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=100)
-    assert refused.returncode == 2 and "cells of another grid (seed)" in refused.stderr
-
-
-def test_smoke_comparison(tmp_path: Path) -> None:
-    """A closed loop and an open one, with the null engine."""
-    output = tmp_path / "result.json"
-    done = command("serving.compare", output, *NULL)
-    found = json.loads(output.read_text())["results"]["systems"]["blinkpy"]
-    (start,) = found["starts"]
-    assert start["version"] and start["start_to_healthy_s"] > 0
-    assert [cell["load"]["streams"] for cell in found["cells"]] == [4, 0]
-    assert all(cell["errors"] == {} and cell["completed"] > 0 for cell in found["cells"])
-    assert "| blinkpy |" in done.stdout
-    assert str(ROOT) not in output.read_text()
+    refused = grid(output, *arguments, "--seed", "2", code=2)
+    assert "cells of another grid (seed)" in refused.stderr
 
 
 def test_a_system_that_fails_is_said(tmp_path: Path) -> None:
     output = tmp_path / "result.json"
-    words = [sys.executable, "-m", "benchmarks.serving.compare", "--smoke", "--output", str(output), "--logs", str(tmp_path)]
-    done = subprocess.run([*words, "--system", "gone=/nowhere/server"], cwd=ROOT, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 1
+    arguments = ["--state", str(tmp_path / "state"), "--system"]
+    done = grid(output, *arguments, "gone=/nowhere/server", code=1)
     assert "can't start /nowhere/server" in done.stderr and "Traceback" not in done.stderr
-    assert "can't start" in json.loads(output.read_text())["results"]["systems"]["gone"]["error"]
-    done = subprocess.run([*words, "--system", "vlm"], cwd=ROOT, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 2
+    assert "can't start" in json.loads(output.read_text())["results"]["errors"]["gone"]
+    done = grid(output, *arguments, "vlm", code=2)
     assert "unknown system 'vlm'" in done.stderr and "Traceback" not in done.stderr

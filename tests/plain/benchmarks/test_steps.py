@@ -1,4 +1,4 @@
-"""The benchmark of whole steps, but for the GPU: batches, multiplications, the measuring itself on a made-up clock, the table."""
+"""The benchmark of whole steps, but for the GPU: batches, multiplications, measuring on a synthetic clock, the table."""
 
 from __future__ import annotations
 
@@ -23,37 +23,18 @@ from benchmarks.parts import whole_steps as program  # noqa: E402
 from benchmarks.report.pages import rewritten  # noqa: E402
 from benchmarks.report.part_tables import Results, step_row  # noqa: E402
 from blinkpy.kv.state import DECODE_ROWS, EMITS, MAX_CONTEXT, ROWS, TOKENS  # noqa: E402
-from blinkpy.models.description.decoder_description import DecoderDescription  # noqa: E402
-from blinkpy.models.families.describe_model import describe_model  # noqa: E402
+from blinkpy.models.families.describe_model import describe_config  # noqa: E402
 from blinkpy.models.gpu.step_shapes import bucket_shapes, step_shapes  # noqa: E402
 from blinkpy.models.weights.checkpoint import expected_tensors  # noqa: E402
 from blinkpy.queues.submission import SQ_ENTRY, SQ_ENTRY_WORDS  # noqa: E402
 
 PAGE = 16
-TINY = {
-    "vocab_size": 53,
-    "hidden_size": 12,
-    "intermediate_size": 20,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 6,
-    "max_position_embeddings": 512,
-}
+TINY = {"vocab_size": 53, "hidden_size": 12, "intermediate_size": 20, "num_hidden_layers": 3, "max_position_embeddings": 512}
+TINY |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6}
 DENSE = {"architectures": ["MistralForCausalLM"], "sliding_window": None}
 WINDOW = {"architectures": ["MistralForCausalLM"], "sliding_window": 7}
-EXPERTS = {
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "num_experts": 8,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 10,
-    "mlp_only_layers": [1],
-}
-
-
-def architecture(folder: Path, config: dict[str, Any]) -> DecoderDescription:
-    (folder / "config.json").write_text(json.dumps(config))
-    return describe_model(folder)
+EXPERTS = {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 10}
+EXPERTS |= {"mlp_only_layers": [1]}
 
 
 def random_rows(rng: np.random.Generator) -> Rows:
@@ -113,15 +94,8 @@ def test_the_graph_is_the_one_that_the_scheduler_takes(rng: np.random.Generator)
     buckets = bucket_shapes(32, 512)
     shapes, table = step_shapes(buckets)
     step = SimpleNamespace(shapes=shapes)
-    for rows in (
-        decoding(1, 9),
-        decoding(3, 9),
-        decoding(32, 9),
-        prompts(1, 2),
-        prompts(1, 512),
-        mixed(30, 40, 200),
-        random_rows(rng),
-    ):
+    some = [decoding(1, 9), decoding(3, 9), decoding(32, 9), prompts(1, 2), prompts(1, 512), mixed(30, 40, 200)]
+    for rows in (*some, random_rows(rng)):
         bucket = next(i for i, (tokens, most) in enumerate(buckets) if tokens >= rows.tokens and most >= len(rows.lengths))
         assert graph_index(step, rows) == table[bucket, int(rows.mixed)]
     with pytest.raises(ValueError, match="no step graph holds 1 rows of 513 tokens"):
@@ -133,9 +107,9 @@ def test_the_graph_is_the_one_that_the_scheduler_takes(rng: np.random.Generator)
 
 @pytest.mark.parametrize("config", [DENSE, WINDOW, EXPERTS], ids=["dense", "window", "experts"])
 @pytest.mark.parametrize("narrowed", [True, False])
-def test_multiplications_one_by_one(tmp_path: Path, rng: np.random.Generator, config: dict[str, Any], narrowed: bool) -> None:
+def test_multiplications_one_by_one(rng: np.random.Generator, config: dict[str, Any], narrowed: bool) -> None:
     """Against the matrices of a checkpoint, and every query with every key that it may see."""
-    a, rows = architecture(tmp_path, TINY | config), random_rows(rng)
+    a, rows = describe_config(TINY | config), random_rows(rng)
     window = config.get("sliding_window") or 10**9
     linear = attention = 0
     for name, shape in expected_tensors(a).items():
@@ -159,15 +133,17 @@ def test_multiplications_one_by_one(tmp_path: Path, rng: np.random.Generator, co
 # ---- measuring ----------------------------------------------------------------------------------------------------------
 
 
-class MadeUpGpu:
+class SyntheticGpu:
     """A GPU that does one replay after another, and the host's clock, which moves on when the host waits for it."""
 
-    step_ms = 40.0
-
-    def __init__(self) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, step_ms: float = 40.0) -> None:
+        self.step_ms = step_ms
         self.now = self.done = 0.0
-        self.replays = self.furthest = 0
+        self.replays = 0
         self.ready: list[float] = []
+        monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: SyntheticEvent(self))
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+        monkeypatch.setattr("benchmarks.parts.whole_steps.time", SimpleNamespace(perf_counter=lambda: self.now))
 
     def instantiate(self) -> None:
         self.ready.append(self.now)
@@ -178,15 +154,9 @@ class MadeUpGpu:
         self.done = max(self.done, self.now) + self.step_ms / 1e3
         self.replays += 1
 
-    def perf_counter(self) -> float:
-        return self.now
 
-    def event(self, enable_timing: bool) -> Any:
-        return MadeUpEvent(self)
-
-
-class MadeUpEvent:
-    def __init__(self, gpu: MadeUpGpu):
+class SyntheticEvent:
+    def __init__(self, gpu: SyntheticGpu):
         self.gpu, self.at = gpu, 0.0
 
     def record(self) -> None:
@@ -195,17 +165,17 @@ class MadeUpEvent:
     def synchronize(self) -> None:
         self.gpu.now = max(self.gpu.now, self.at)
 
-    def elapsed_time(self, other: MadeUpEvent) -> float:
+    def elapsed_time(self, other: SyntheticEvent) -> float:
         return (other.at - self.at) * 1e3
 
 
-class MadeUpMeter(EnergyMeter):
+class SyntheticMeter(EnergyMeter):
     """At 500 W and 1,700 MHz whenever it is asked."""
 
     def __init__(self, period_s: float, clock_every: int):
         self.missing, self.facts = "", {"gpu": "G", "power_limit_w": 700.0}
 
-    def __enter__(self) -> MadeUpMeter:
+    def __enter__(self) -> SyntheticMeter:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -219,9 +189,9 @@ class MadeUpMeter(EnergyMeter):
         return 1700.0
 
 
-def made_up_engine(graph: Any, layers: int) -> Any:
+def synthetic_engine(graph: Any, layers: int) -> Any:
     """What the benchmark takes of an engine that has started, on the CPU."""
-    slots, tokens, pages = 256, 8192, 5000
+    slots, tokens = 256, 8192
     shapes, _ = step_shapes(bucket_shapes(slots, tokens))
 
     def zeros(*size: int) -> Any:
@@ -232,53 +202,29 @@ def made_up_engine(graph: Any, layers: int) -> Any:
     counts = torch.zeros(8, dtype=torch.int64)
     batch = SimpleNamespace(**by_token, **by_row, query_starts=zeros(slots + 1), sampled=zeros(slots) + 2, counts=counts)
     requests = SimpleNamespace(page_table=zeros(slots, 8192 // PAGE), entry=zeros(slots, SQ_ENTRY_WORDS))
-    sizes = {
-        "max_num_batched_tokens": tokens,
-        "max_num_seqs": slots,
-        "max_model_len": 8192,
-        "page_size": PAGE,
-        "num_pages": pages,
-    }
+    sizes = dict(zip(program.SIZES, (tokens, slots, 8192, PAGE, 5000), strict=True))
     logits = torch.tensor([[0.5, 1.0, 7.0, -1.0]]).repeat(slots, 1)
     keys, values = ([torch.zeros(4) for _ in range(layers)] for _ in range(2))
-    return SimpleNamespace(
-        runner=SimpleNamespace(
-            step=SimpleNamespace(
-                shapes=shapes,
-                graphs=[SimpleNamespace(graph=graph) for _ in shapes],
-                decoder=SimpleNamespace(cache=SimpleNamespace(keys=keys, values=values), buffers=SimpleNamespace(logits=logits)),
-            ),
-            device_state=SimpleNamespace(batch=batch, requests=requests),
-        ),
-        sizes=SimpleNamespace(**sizes),
-        timings={"reading the model": 0.123},
-    )
+    decoder = SimpleNamespace(cache=SimpleNamespace(keys=keys, values=values), buffers=SimpleNamespace(logits=logits))
+    step = SimpleNamespace(shapes=shapes, graphs=[SimpleNamespace(graph=graph) for _ in shapes], decoder=decoder)
+    runner = SimpleNamespace(step=step, device_state=SimpleNamespace(batch=batch, requests=requests))
+    return SimpleNamespace(runner=runner, sizes=SimpleNamespace(**sizes), timings={"reading the model": 0.123})
 
 
-def test_every_case_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_case_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """All that is measured by default, with another architecture's layers: the time of a step, and what follows from it."""
-    gpu = MadeUpGpu()
-    monkeypatch.setattr(torch.cuda, "Event", gpu.event)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr("benchmarks.parts.whole_steps.time", SimpleNamespace(perf_counter=gpu.perf_counter))
-    monkeypatch.setattr(program, "EnergyMeter", MadeUpMeter)
-    a = architecture(tmp_path, SHAPES["llama-3-8b"])
-    engine = made_up_engine(gpu, len(a.layers))
+    gpu = SyntheticGpu(monkeypatch)
+    monkeypatch.setattr(program, "EnergyMeter", SyntheticMeter)
+    a = describe_config(SHAPES["llama-3-8b"])
+    engine = synthetic_engine(gpu, len(a.layers))
     chosen = program.cases([1, 256], [1024, 8192], 30, 8192)
-    run = SimpleNamespace(progress=lambda *words: None, keep=lambda results: None)
+    run = SimpleNamespace(progress=lambda *words: None)
     results = program.measure(engine, a, chosen, 1.5, run)
     found = results["steps"]
-    assert [(step["tokens"], step["decodes"], step["graph"]) for step in found] == [
-        (1, 1, "decode 1x1"),
-        (256, 256, "decode 256x256"),
-        (512, 0, "mixed 512x256"),
-        (2048, 0, "mixed 2048x256"),
-        (8192, 0, "mixed 8192x256"),
-        (8192, 0, "mixed 8192x256"),
-        (1024, 30, "mixed 1024x256"),
-        (1024, 30, "mixed 1024x256"),
-        (8192, 30, "mixed 8192x256"),
-    ]
+    decodes = [(1, 1, "decode 1x1"), (256, 256, "decode 256x256")]
+    chunks = [(512, 0), (2048, 0), (8192, 0), (8192, 0), (1024, 30), (1024, 30), (8192, 30)]
+    expected = decodes + [(tokens, rows, f"mixed {tokens}x256") for tokens, rows in chunks]
+    assert [(step["tokens"], step["decodes"], step["graph"]) for step in found] == expected
     for step in found:
         assert step["step_ms"] == step["lowest_ms"] == step["highest_ms"] == pytest.approx(40)
         assert 1.5 / 0.04 <= step["steps"] <= 1.5 / 0.04 + 4
@@ -294,10 +240,8 @@ def test_every_case_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_gpu_never_waits_for_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = MadeUpGpu()
-    gpu.step_ms, gpu.ready = 0.9, [0.0]
-    monkeypatch.setattr(torch.cuda, "Event", gpu.event)
-    monkeypatch.setattr("benchmarks.parts.whole_steps.time", SimpleNamespace(perf_counter=gpu.perf_counter))
+    gpu = SyntheticGpu(monkeypatch, 0.9)
+    gpu.instantiate()
     timing = program.replayed(gpu, 0.5)
     assert timing.steps % round(50 / 0.9) == 0 and timing.ended - timing.began >= 0.5
     assert timing.group_ms == pytest.approx([0.9] * len(timing.group_ms))
@@ -334,7 +278,7 @@ def test_power_of_a_counter_that_moves_in_steps(rng: np.random.Generator) -> Non
         times = rng.uniform(0, 0.1) + np.cumsum(rng.uniform(0.02, 0.023, 70))
         marks = [(when, 70 * np.floor(when / 0.1)) for when in times.tolist()]
         assert slope(marks) == pytest.approx(700, rel=0.015)
-    meter = EnergyMeter(index=10_000)
+    meter = EnergyMeter()
     meter._marks = [(-9.0, -1e9), *marks, (99.0, 1e9)]
     assert meter.power_w(0, 50) == slope(marks) and meter.power_w(times[0], times[3]) is None
 
@@ -345,21 +289,14 @@ def test_power_of_a_counter_that_moves_in_steps(rng: np.random.Generator) -> Non
 def test_table(tmp_path: Path) -> None:
     facts = {"step_ms": 9.8765, "tflop": {"linear": 3.0, "attention": 0.5}, "tflop_per_s": 354.4}
     power = {"mean_w": 698.7, "joules": 6.9, "clock_mhz": 1650}
-    shown = [
-        program.Case("decode", decoding(256, 256)).facts() | facts | power | {"share_of_floor": 0.502},
-        program.Case("prompts", prompts(1, 8192)).facts() | facts,
-        program.Case("prompts", prompts(64, 128)).facts() | facts,
-        program.Case("mixed", mixed(30, 1100, 994, 4000), 4000).facts() | facts,
-        program.Case("mixed", mixed(0, 1100, 512)).facts() | facts,
-    ]
+    cases = [("prompts", prompts(1, 8192)), ("prompts", prompts(64, 128)), ("mixed", mixed(30, 1100, 994, 4000), 4000)]
+    shown = [program.Case(*case).facts() | facts for case in [*cases, ("mixed", mixed(0, 1100, 512))]]
+    shown.insert(0, program.Case("decode", decoding(256, 256)).facts() | facts | power | {"share_of_floor": 0.502})
     rows = [step_row(step) for step in shown]
     assert rows[0] == ["decode, 256 rows at 256", "9.88", "699", "1,650", "354", "50 %"]
     assert rows[1] == ["a prompt of 8,192", "9.88", "", "", "354", ""]
-    assert [row[0] for row in rows[2:]] == [
-        "64 prompts of 128",
-        "30 rows at 1,100, chunk of 994 behind 4,000 cached",
-        "chunk of 512",
-    ]
+    others = ["64 prompts of 128", "30 rows at 1,100, chunk of 994 behind 4,000 cached", "chunk of 512"]
+    assert [row[0] for row in rows[2:]] == others
     page = "<!-- measured: steps -->\nold\n<!-- end of measured -->\n"
     assert "Not measured yet." in rewritten(page, Results(tmp_path))
     document = {

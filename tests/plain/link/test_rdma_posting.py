@@ -31,7 +31,7 @@ class LateCard(Card):
     def poll(self, most: int) -> tuple[int, list[Any]]:
         for read, remote, number, flags, local, length in self._late:
             self._read, self._remote, self.wr_id, self.wr_flags = read, remote, number, flags
-            self._move(local, length)
+            self.wr_set_inline_data(local, length)
         self._late.clear()
         return super().poll(most)
 

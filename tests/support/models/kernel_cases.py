@@ -31,7 +31,7 @@ from blinkpy.kernels.moe.experts import experts, plan_experts
 from blinkpy.kernels.moe.routing import Routing, route, router_logits
 from blinkpy.kernels.norm import rms_norm
 from blinkpy.kernels.sampling.record_logprobs import write_logprobs
-from blinkpy.kernels.sampling.sampler import sample_tokens
+from blinkpy.kernels.sampling.sample_tokens import sample_tokens
 from blinkpy.kernels.sampling.sampling_call import RequestView, SamplingCall, SamplingWorkspace
 from blinkpy.queues.logprob_record import LOGPROB_ENTRIES, LOGPROB_ENTRY, TOP_LOGPROBS
 from blinkpy.queues.submission import (
