@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 import openai
 import pytest
 import torch
+from support.engine_serving import running
 from support.front_end.http_server import MODEL, serving
 
 from blinkpy.config import Config
@@ -48,16 +48,8 @@ def client() -> Iterator[openai.OpenAI]:
     limits = {"max_model_len": 256, "max_num_batched_tokens": 32, "max_num_seqs": 8}
     engine = make_engine(Config().with_options({**options, **limits}))
     engine.start()
-    thread = threading.Thread(target=engine.run)
-    thread.start()
-    try:
-        with serving(engine.config.engine.name, DEMO_FOLDER) as server:
-            yield openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
-    finally:
-        engine.stop()
-        thread.join(30)
-        engine.close()
-    assert not thread.is_alive()
+    with running(engine), serving(engine.config.engine.name, DEMO_FOLDER) as server:
+        yield openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
 
 
 def log_softmax(model: torch.nn.Module, prompt: list[int], tokens: list[int]) -> torch.Tensor:

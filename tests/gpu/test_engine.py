@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.gpu.gpu_serving import config_for, generate, serving
+from support.engine_serving import config_for, generate, serving
 from support.models import model_zoo, step_cases
 from support.models.paged_batch import PagedBatches
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.gpu.gpu_serving import config_for, generate, serving
+from support.engine_serving import config_for, generate, serving
 from support.models import model_zoo
 
 from benchmarks.parts.rdma_cpu import Card, connect

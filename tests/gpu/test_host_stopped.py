@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.gpu import gpu_serving
+from support.engine_serving import config_for
 
 from benchmarks.common.model_shapes import SHAPES
 from blinkpy.config import as_table
@@ -40,7 +40,7 @@ def engine_process(folder: Path, **options: Any) -> Iterator[tuple[subprocess.Po
     """An engine with random weights in another process, and a client of it."""
     (folder / "config.json").write_text(json.dumps(MODEL))
     (folder / "tokenizer.json").write_text("{}")
-    config = gpu_serving.config_for(folder, load_format="dummy", **options)
+    config = config_for(folder, load_format="dummy", **options)
     command = [sys.executable, str(ENGINE), json.dumps(dict(as_table(config)))]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:

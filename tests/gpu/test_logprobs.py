@@ -2,39 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from support.gpu.gpu_serving import config_for, serving
+from support.engine_serving import collect, config_for, serving
 from support.models import model_zoo
 
-from blinkpy.dpu.link.queue_pair import InFlightRequest, QueuePair
 from blinkpy.engine.engine import make_engine
-from blinkpy.queues.completion import HAS_TOKEN
 from blinkpy.queues.logprob_record import TOP_LOGPROBS
 from blinkpy.queues.request_parameters import RequestParameters
 
 TOLERANCE = 1e-3  # of two float32 forward passes
-DEADLINE_S = 60.0
-
-
-def collect(pair: QueuePair, prompts: list[list[int]], samplings: list[RequestParameters]) -> dict[InFlightRequest, list[int]]:
-    """Tokens of each request, in the order of the prompts."""
-    requests = [pair.submit(np.array(prompt, np.int32), sampling) for prompt, sampling in zip(prompts, samplings, strict=True)]
-    tokens: dict[InFlightRequest, list[int]] = {request: [] for request in requests}
-    deadline = time.monotonic() + DEADLINE_S
-    while pair.in_flight:
-        assert time.monotonic() < deadline, f"{pair.in_flight} requests did not end"
-        pair.heartbeat()
-        for request, token, flags in pair.poll():
-            if flags & HAS_TOKEN:
-                tokens[request].append(token)
-        time.sleep(0.0002)
-    return tokens
 
 
 @pytest.mark.parametrize("control", ["gpu", "host"])
@@ -47,8 +28,9 @@ def test_records_are_the_models_distribution(rng: np.random.Generator, tmp_path:
     sampled = replace(sampled, repetition_penalty=1.3, presence_penalty=0.5)
     samplings = [replace((greedy, sampled)[i % 2], logprobs=(-1, 0, 20)[i % 3]) for i in range(len(prompts))]
     with serving(make_engine(config_for(tmp_path, control=control, dtype="float32"))) as pair:
-        found = collect(pair, prompts, samplings)
-    for prompt, sampling, (request, tokens) in zip(prompts, samplings, found.items(), strict=True):
+        requests = [pair.submit(np.array(prompt, np.int32), samplings[i]) for i, prompt in enumerate(prompts)]
+        found = collect(pair, requests)
+    for prompt, sampling, request, (tokens, _) in zip(prompts, samplings, requests, found, strict=True):
         assert len(tokens) == 20
         if sampling.logprobs < 0:
             assert not request.records

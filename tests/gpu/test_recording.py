@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from support.gpu.gpu_serving import config_for, generate, serving
+from support.engine_serving import config_for, generate, serving
 from support.models import model_zoo
 
 from blinkpy.config import as_table

@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from rdma.processes import START_S, Command, counter, engine, free_address, frontends, health, serving, wait_until
+from rdma.processes import counter, engine, free_address, frontends, health, serving
+from support.commands import START_S, Command, wait_until
 from support.front_end.completion_requests import requests, said
 
 pytestmark = pytest.mark.timeout(900)  # conditions have limits of their own; this one is for a machine that is busy

@@ -7,9 +7,8 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from support.executions import in_lanes
 from support.recorded_cases import RecordedCase, RecordedStorm, crowded, replayed
-from support.scheduler_cases import tokens
+from support.scheduler_cases import in_lanes, tokens
 
 from blinkpy.device.array_trees import named_arrays
 from blinkpy.kv.state import EMPTY, FAST_PATH, FINISHING, RECORDS, TURNS
