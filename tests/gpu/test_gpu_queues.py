@@ -54,13 +54,6 @@ class CopyingCard(Card):
             self._check(self._runtime.cudaHostUnregister(self._pinned.pop()), "unpin")
 
 
-@pytest.fixture
-def folder(rng: np.random.Generator, tmp_path: Path) -> Path:
-    model_zoo.save_model("llama3", tmp_path, int(rng.integers(2**31)))
-    (tmp_path / "tokenizer.json").write_text("{}")
-    return tmp_path
-
-
 @pytest.mark.parametrize("way", ["dmabuf", "peermem"])
 def test_answers_are_those_of_queues_in_host_memory(rng, folder, way, monkeypatch) -> None:
     monkeypatch.setattr(pair_placement, "PEER_MEMORY_MODULE", folder)  # the card is not real, so its module need not be loaded

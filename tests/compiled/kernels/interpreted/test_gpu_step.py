@@ -55,7 +55,7 @@ def test_parts_that_no_norm_would_add_are_not_left(rng: np.random.Generator, tmp
     states, seed = [], int(rng.integers(2**31))
     for table in (step_cases.TmaTable(), step_cases.CublasTable()):
         same = np.random.default_rng(seed)
-        on, _ = step_cases.on_device(same, "cpu", "qwen3-moe", tmp_path, torch.bfloat16, table=table)
+        on = step_cases.on_device(same, "cpu", "qwen3-moe", tmp_path, torch.bfloat16, table=table)
         decoder, generator = on.step.decoder, torch.Generator().manual_seed(seed)
         hidden = decoder.buffers.hidden[:8].normal_(generator=generator)
         decoder.stream = ResidualStream(hidden, decoder.batch.counts)
@@ -68,14 +68,14 @@ def test_parts_that_no_norm_would_add_are_not_left(rng: np.random.Generator, tmp
 
 def test_scratch_of_linear_layers_holds_the_largest_step(rng: np.random.Generator, tmp_path: Path) -> None:
     table = step_cases.CublasTable()
-    on, _ = step_cases.on_device(rng, "cpu", "llama3", tmp_path, torch.float32, table=table)
+    on = step_cases.on_device(rng, "cpu", "llama3", tmp_path, torch.float32, table=table)
     on.step.launch(max(on.step.shapes, key=lambda shape: shape.tokens))  # an empty batch; too little is a ValueError
 
 
 def test_the_layers_end_before_the_last_norm(rng: np.random.Generator, tmp_path: Path) -> None:
     """What a capture takes for the layers computes the residual stream, and what it takes for the output leaves that alone."""
-    on, batches = step_cases.on_device(rng, "cpu", "llama3", tmp_path, torch.float32)
-    shape = on.give(batches.batch([(batches.add(list(range(9))), 9)]), batches.requests)
+    on = step_cases.on_device(rng, "cpu", "llama3", tmp_path, torch.float32)
+    shape = on.give(on.batches.batch([(on.batches.add(list(range(9))), 9)]))
     decoder = on.step.decoder
     hidden, last, logits = decoder.buffers.hidden, decoder.buffers.last, decoder.buffers.logits
     for buffer in (last, logits):
