@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.engine_serving import collect, serving
+from support.engine_serving import collect, records_case, serving
 
 from blinkpy.config import Config
 from blinkpy.dpu.link.queue_pair import QueuePair
@@ -95,6 +95,11 @@ def test_mixed_batches_chunks_hits_and_preemption_change_no_token(rng: np.random
         assert finish == FINISH_LENGTH
         assert len(tokens) == 64
         assert is_greedy(reference, prompt, tokens)
+
+
+def test_records_are_the_models_distribution(rng: np.random.Generator, reference: torch.nn.Module) -> None:
+    with running_engine(max_model_len=256, max_num_seqs=16, max_num_batched_tokens=32, slots=32) as (_, client):
+        records_case(rng, client, reference, 4096)
 
 
 def test_seeded_samples_do_not_depend_on_neighbours(rng: np.random.Generator) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.engine_serving import config_for, generate, serving
+import transformers
+from support.engine_serving import config_for, generate, records_case, serving
 from support.models import model_zoo, step_cases
 from support.models.paged_batch import PagedBatches
 
@@ -60,3 +61,9 @@ def test_a_model_that_does_not_fit_is_refused_before_loading(folder: Path) -> No
     engine = make_engine(config_for(folder, num_pages=1 << 24, page_size=256))
     with pytest.raises(ConfigError, match=r"does not fit on the GPU: .* GiB needed \(weights .* usable"):
         engine.start()
+
+
+@pytest.mark.parametrize("control", ["gpu", "host"])
+def test_records_are_the_models_distribution(rng: np.random.Generator, folder: Path, control: str) -> None:
+    with serving(make_engine(config_for(folder, control=control, dtype="float32"))) as pair:
+        records_case(rng, pair, transformers.AutoModelForCausalLM.from_pretrained(folder), model_zoo.VOCAB)

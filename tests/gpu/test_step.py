@@ -29,15 +29,14 @@ def test_bfloat16_from_graphs(rng: np.random.Generator, tmp_path: Path, name: st
 
 @pytest.mark.parametrize("name", ["llama3", "llama-biased-mqa"])
 def test_the_kernel_for_many_rows(rng: np.random.Generator, tmp_path: Path, name: str) -> None:
-    table = step_cases.TmaTable()
-    error = step_cases.step_case(rng, "cuda", name, tmp_path, torch.bfloat16, steps=8, graphs=True, table=table)
+    error = step_cases.step_case(rng, "cuda", name, tmp_path, torch.bfloat16, steps=8, graphs=True, table=step_cases.TMA_TABLE)
     assert error < 3e-2
 
 
 @pytest.mark.parametrize("name", ["llama-biased-mqa", "qwen3-moe-mixed", "mixtral"])
 def test_sums_in_parts(rng: np.random.Generator, name: str, tmp_path: Path) -> None:
     """The norms add up what split sums left."""
-    error = step_cases.step_case(rng, "cuda", name, tmp_path, torch.float32, steps=8, table=step_cases.SplitTable())
+    error = step_cases.step_case(rng, "cuda", name, tmp_path, torch.float32, steps=8, table=step_cases.SPLIT_TABLE)
     assert error < 1e-4
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+from support.commands import wait_until
 from support.front_end.fake_engine import FACTS, FakeEngine, running
 from support.front_end.hash_reference import page_hashes
 
@@ -66,17 +67,13 @@ def fabric() -> Iterator[Fabric]:
         yield made
 
 
-def wait(condition: Callable[[], bool], timeout_s: float = NOTICED_S) -> float:
-    began = time.monotonic()
-    while not condition():
-        assert time.monotonic() - began < timeout_s, "it did not happen in time"
-        time.sleep(0.001)
-    return time.monotonic() - began
+def wait(condition: Callable[[], bool]) -> float:
+    return wait_until(condition, NOTICED_S, "what the test waits for")
 
 
-def drain(pair: QueuePair, timeout_s: float = 60.0) -> dict[InFlightRequest, list[tuple[int, int]]]:
+def drain(pair: QueuePair) -> dict[InFlightRequest, list[tuple[int, int]]]:
     got: dict[InFlightRequest, list[tuple[int, int]]] = {}
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + 60
     while pair.in_flight:
         assert time.monotonic() < deadline, f"still in flight: {pair.in_flight}"
         for request, token, flags in pair.poll():

@@ -7,20 +7,24 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from blinkpy.config import Config
 from blinkpy.dpu.link.connect_shm import attach_segment
 from blinkpy.dpu.link.queue_pair import InFlightRequest, QueuePair
 from blinkpy.engine.engine import Engine
 from blinkpy.queues.completion import FINISH_MASK, HAS_TOKEN
+from blinkpy.queues.logprob_record import TOP_LOGPROBS
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.transport.contract import Transport
 
 ATTACH_S, STOP_S, ANSWERS_S = 20.0, 30.0, 120.0
 BUDGET_S = 240.0  # a loop that nobody stops ends by itself
+ROUNDING = 1e-3  # of log probabilities, by two float32 forward passes
 
 
 def config_for(folder: object, **values: Any) -> Config:
@@ -119,3 +123,26 @@ def generate(pair: QueuePair, prompts: list[list[int]], samplings: list[RequestP
     requests = [pair.submit(np.array(prompt, np.int32), sampling) for prompt, sampling in zip(prompts, samplings, strict=True)]
     results = collect(pair, requests)
     return [tokens for tokens, _ in results], [finish for _, finish in results]
+
+
+def records_case(rng: np.random.Generator, pair: QueuePair, model: torch.nn.Module, vocabulary: int) -> None:
+    """Log probabilities against a transformers model: of greedy and sampled requests, with penalties and without. Every third
+    one asks for nothing, and prompts share their start."""
+    stem = rng.integers(6, vocabulary, 20).tolist()
+    prompts = [stem[: int(n) % 24] + rng.integers(6, vocabulary, int(n)).tolist() for n in rng.integers(1, 150, 24)]
+    greedy, sampled = RequestParameters(max_tokens=20, temperature=0.0), RequestParameters(max_tokens=20, temperature=1.3, seed=5)
+    sampled = replace(sampled, repetition_penalty=1.3, presence_penalty=0.5)
+    samplings = [replace((greedy, sampled)[i % 2], logprobs=(-1, 0, 20)[i % 3]) for i in range(len(prompts))]
+    requests = [pair.submit(np.array(prompt, np.int32), samplings[i]) for i, prompt in enumerate(prompts)]
+    for prompt, sampling, request, (tokens, _) in zip(prompts, samplings, requests, collect(pair, requests), strict=True):
+        assert len(tokens) == 20
+        if sampling.logprobs < 0:
+            assert not request.records
+            continue
+        with torch.inference_mode():
+            logits = model(torch.tensor([[*prompt, *tokens]])[:, :-1]).logits[0, len(prompt) - 1 :]
+        expected = torch.log_softmax(logits.double(), -1)
+        ids, values = (np.array(list(request.records))[:, :, part] for part in (0, 1))
+        assert ids[:, 0].tolist() == tokens
+        np.testing.assert_allclose(values[:, 1:], expected.topk(TOP_LOGPROBS).values, atol=ROUNDING)
+        np.testing.assert_allclose(values, np.take_along_axis(expected.numpy(), ids.astype(np.int64), 1), atol=ROUNDING)

@@ -116,11 +116,6 @@ def penalize(
     return (logits - np.float32(presence) * (times > 0) - np.float32(frequency) * times.astype(np.float32)).astype(np.float32)
 
 
-def sample(logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float, number: float) -> int:
-    """One token from penalised logits float32 [V] and a uniform number. Sorts everything."""
-    return int(sample_span(logits, temperature, top_k, top_p, min_p, number, 0.0)[0])
-
-
 def sample_span(
     logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float, number: float, slack: float
 ) -> np.ndarray:

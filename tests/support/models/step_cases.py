@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -79,30 +80,27 @@ def parameters(rng: np.random.Generator, index: int) -> dict[str, float]:
     }
 
 
-class SplitTable(LinearTable):
-    """Sums in two parts, which the residual stream's norms then add where they can. Of one row, only those that end in that
-    stream: what reads it is a matrix-vector product, which has its norm fused in."""
+class ChosenTable(LinearTable):
+    """Configurations by a function of outputs and rows; the defaults where it gives None."""
+
+    def __init__(self, choose: Callable[[int, int], LinearConfig | None]):
+        super().__init__()
+        self._choose = choose
 
     def config(self, n: int, k: int, rows: int, dtype: torch.dtype, *, swiglu: bool = False) -> LinearConfig:
-        usual = super().config(n, k, rows, dtype, swiglu=swiglu)
-        if rows == 1 and n != model_zoo.BASE["hidden_size"]:
-            return usual
-        return LinearConfig(block_m=16, block_n=32, block_k=32, split_k=2)
+        return self._choose(n, rows) or super().config(n, k, rows, dtype, swiglu=swiglu)
 
 
-class CublasTable(LinearTable):
-    """Every product by cuBLAS (on the CPU, by torch): norms and SwiGLU are kernels of their own then, with scratch between."""
-
-    def config(self, n: int, k: int, rows: int, dtype: torch.dtype, *, swiglu: bool = False) -> LinearConfig:
-        return LinearConfig("cublas")
-
-
-class TmaTable(LinearTable):
-    """Every product by the kernel for many rows; what ends in the residual stream in two parts. bfloat16."""
-
-    def config(self, n: int, k: int, rows: int, dtype: torch.dtype, *, swiglu: bool = False) -> LinearConfig:
-        parts = 2 if n == model_zoo.BASE["hidden_size"] else 1
-        return LinearConfig("tma", block_m=16, block_n=48, block_k=32, split_k=parts, stages=3)
+HIDDEN = model_zoo.BASE["hidden_size"]
+# Sums in two parts, which the residual stream's norms then add where they can. Of one row, only those that end in that stream:
+# what reads it is a matrix-vector product, which has its norm fused in.
+SUMS = LinearConfig(block_m=16, block_n=32, block_k=32, split_k=2)
+SPLIT_TABLE = ChosenTable(lambda n, rows: None if rows == 1 and n != HIDDEN else SUMS)
+# Every product by cuBLAS (on the CPU, by torch): norms and SwiGLU are kernels of their own then, with scratch between.
+CUBLAS_TABLE = ChosenTable(lambda n, rows: LinearConfig("cublas"))
+# Every product by the kernel for many rows; what ends in the residual stream in two parts. bfloat16.
+WIDE = {parts: LinearConfig("tma", block_m=16, block_n=48, block_k=32, split_k=parts, stages=3) for parts in (1, 2)}
+TMA_TABLE = ChosenTable(lambda n, rows: WIDE[2 if n == HIDDEN else 1])
 
 
 def step_case(

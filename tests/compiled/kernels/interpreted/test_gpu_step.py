@@ -15,7 +15,7 @@ from blinkpy.kernels.linear.linear_table import LinearTable
 from blinkpy.models.gpu import gpu_decoder
 from blinkpy.models.gpu.gpu_buffers import ResidualStream
 
-TABLES = {"default": LinearTable(), "split": step_cases.SplitTable(), "cublas": step_cases.CublasTable()}
+TABLES = {"default": LinearTable(), "split": step_cases.SPLIT_TABLE, "cublas": step_cases.CUBLAS_TABLE}
 
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
@@ -46,14 +46,14 @@ def test_mixed_steps(
 
 
 def test_step_by_the_kernel_for_many_rows(rng: np.random.Generator, tmp_path: Path) -> None:
-    table = step_cases.TmaTable()
+    table = step_cases.TMA_TABLE
     assert step_cases.step_case(rng, "cpu", "llama3", tmp_path, torch.bfloat16, steps=3, table=table) < 3e-2
 
 
 def test_parts_that_no_norm_would_add_are_not_left(rng: np.random.Generator, tmp_path: Path) -> None:
     """Behind attention of a layer of experts: the kernel for many rows can't add parts up by itself."""
     states, seed = [], int(rng.integers(2**31))
-    for table in (step_cases.TmaTable(), step_cases.CublasTable()):
+    for table in (step_cases.TMA_TABLE, step_cases.CUBLAS_TABLE):
         same = np.random.default_rng(seed)
         on = step_cases.on_device(same, "cpu", "qwen3-moe", tmp_path, torch.bfloat16, table=table)
         decoder, generator = on.step.decoder, torch.Generator().manual_seed(seed)
@@ -67,7 +67,7 @@ def test_parts_that_no_norm_would_add_are_not_left(rng: np.random.Generator, tmp
 
 
 def test_scratch_of_linear_layers_holds_the_largest_step(rng: np.random.Generator, tmp_path: Path) -> None:
-    table = step_cases.CublasTable()
+    table = step_cases.CUBLAS_TABLE
     on = step_cases.on_device(rng, "cpu", "llama3", tmp_path, torch.float32, table=table)
     on.step.launch(max(on.step.shapes, key=lambda shape: shape.tokens))  # an empty batch; too little is a ValueError
 
