@@ -9,39 +9,16 @@ import pytest
 import torch
 import transformers
 from support.engine_serving import config_for, generate, records_case, serving
-from support.models import model_zoo, step_cases
-from support.models.paged_batch import PagedBatches
+from support.models import model_zoo
 
 from blinkpy.config import ConfigError
 from blinkpy.engine.engine import make_engine
-from blinkpy.models.cpu.cpu_step import CpuStep
-from blinkpy.models.families.describe_model import describe_model
-from blinkpy.models.weights.decoder_weights import load_weights
 from blinkpy.queues.completion import FINISH_LENGTH
 from blinkpy.queues.request_parameters import RequestParameters
 
 
-def cpu_tokens(folder: Path, prompts: list[list[int]], new: int) -> list[list[int]]:
-    """Greedy continuations by the CPU engine's step, one request at a time."""
-    a, page = describe_model(folder), step_cases.PAGE
-    weights = load_weights(a, folder, torch.float32)
-    out = []
-    for prompt in prompts:
-        batches = PagedBatches(
-            np.random.default_rng(0), page_size=page, num_pages=16, slots=2, max_model_len=256, max_tokens=256, max_rows=1
-        )
-        step = CpuStep(a, weights, 16, page, 256, 256)
-        sequence = batches.add(prompt)
-        for _ in range(new):
-            batch = batches.batch([(sequence, len(sequence.tokens) - sequence.computed)])
-            step.run(batch, batches.requests)
-            batches.commit(batch)
-        out.append(sequence.tokens[len(prompt) :])
-    return out
-
-
 @pytest.mark.parametrize("control", ["gpu", "host"])
-def test_greedy_tokens_are_the_cpus(rng: np.random.Generator, folder: Path, control: str) -> None:
+def test_greedy_tokens_are_those_of_transformers(rng: np.random.Generator, folder: Path, control: str) -> None:
     prompts = [rng.integers(0, model_zoo.VOCAB, int(n)).tolist() for n in rng.integers(1, 150, 24)]
     prompts.append(prompts[0] + [1, 2, 3])  # shares pages
     engine = make_engine(config_for(folder, control=control, dtype="float32"))
@@ -52,7 +29,9 @@ def test_greedy_tokens_are_the_cpus(rng: np.random.Generator, folder: Path, cont
         sampled = [RequestParameters(max_tokens=20, temperature=1.0, seed=7 + i, top_p=0.9) for i in range(len(prompts))]
         drawn, _ = generate(pair, prompts, sampled)
         again, _ = generate(pair, prompts, sampled)
-    assert first == cpu_tokens(folder, prompts, 20)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    wanted = [model.generate(torch.tensor([prompt]), max_new_tokens=20, do_sample=False)[0, len(prompt) :] for prompt in prompts]
+    assert first == [tokens.tolist() for tokens in wanted]
     assert drawn == again
     assert drawn != first
 

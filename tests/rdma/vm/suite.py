@@ -40,12 +40,7 @@ def main(arguments: list[str]) -> int:
     os.chdir(ROOT)
     if arguments[:1] == [SEEDED_BUGS]:  # their tests need no compiled code
         return run_inside([sys.executable, "-m", "rdma.seeded_bugs", *arguments[1:]])
-    subprocess.run(
-        [sys.executable, "-m", "rdma.vm.compile", str(CACHE)],
-        env=os.environ | compile.environment(CACHE),
-        stdout=subprocess.DEVNULL,
-        check=True,
-    )
+    subprocess.run([sys.executable, "-m", "rdma.vm.compile", str(CACHE)], stdout=subprocess.DEVNULL, check=True)
     if arguments:
         return run_tests(arguments)
     with ThreadPoolExecutor() as pool:
