@@ -64,20 +64,15 @@ def counter(name: str, counted: str) -> int:
 
 
 @contextlib.contextmanager
-def serving(
-    transports: tuple[str, ...], engine_options: tuple[str, ...], frontend_options: tuple[str, ...]
-) -> Iterator[dict[str, httpx.Client]]:
+def serving(engine_options: tuple[str, ...], frontend_options: tuple[str, ...]) -> Iterator[dict[str, httpx.Client]]:
     """For each transport an engine and a front end, which all start at the same time."""
-    address, name = free_address(), f"test-{secrets.token_hex(4)}"
+    address, name, rdma = free_address(), f"test-{secrets.token_hex(4)}", ("--transport", "rdma")
     ways = {
         "shm": (("--name", name), ("--name", name)),
-        "rdma": (
-            ("--transport", "rdma", "--listen", address, "--name", name + "r"),
-            ("--transport", "rdma", "--engine", address),
-        ),
+        "rdma": ((*rdma, "--listen", address, "--name", name + "r"), (*rdma, "--engine", address)),
     }
-    engines = [Command("engine", *ways[way][0], *engine_options) for way in transports]
-    fronts = {way: Command("frontend", "--port", "0", *ways[way][1], *frontend_options) for way in transports}
+    engines = [Command("engine", *way, *engine_options) for way, _ in ways.values()]
+    fronts = {name: Command("frontend", "--port", "0", *way, *frontend_options) for name, (_, way) in ways.items()}
     try:
         with contextlib.ExitStack() as stack:
             clients = {}

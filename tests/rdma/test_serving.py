@@ -24,7 +24,7 @@ def test_answers_are_the_same_as_over_shared_memory(device, count, words, tokens
     def answers(client: httpx.Client) -> list[list[object]]:
         return [said(client.post("/v1/completions", json=body)) for body in bodies]
 
-    with serving(("shm", "rdma"), options, ("--engine-timeout-ms", "60000")) as clients, ThreadPoolExecutor() as pool:
+    with serving(options, ("--engine-timeout-ms", "60000")) as clients, ThreadPoolExecutor() as pool:
         over_shm, over_rdma = pool.map(answers, clients.values())
     assert over_rdma == over_shm
     assert any(any(answer) for answer in over_rdma)
