@@ -118,8 +118,8 @@ def test_log_probabilities_come_with_each_token(demo: LLM, null: LLM) -> None:
     assert [next(iter(table)) for table in first.logprobs] == first.token_ids, "greedy takes the likeliest"
     assert "".join(table[t].decoded_token for t, table in zip(first.token_ids, first.logprobs, strict=True)) == first.text
     vocab = demo.tokenizer.vocab_size
-    (made_up,) = null.generate("x", SamplingParams(max_tokens=3, logprobs=2, ignore_eos=True))[0].outputs
-    for table in made_up.logprobs or [{}]:
+    (synthetic,) = null.generate("x", SamplingParams(max_tokens=3, logprobs=2, ignore_eos=True))[0].outputs
+    for table in synthetic.logprobs or [{}]:
         assert [entry.logprob for entry in table.values()] == pytest.approx([-math.log(vocab - vocab // 16)] * len(table))
     assert null.generate("x", SamplingParams(max_tokens=3))[0].outputs[0].logprobs is None
 

@@ -49,7 +49,7 @@ def run(decoder: TorchDecoder, batches: PagedBatches, work: list[tuple[Sequence,
 
 
 def compare(model: torch.nn.Module, seen: Seen, minimum: int) -> None:
-    """Our logits, of at least so many tokens, with those of transformers over the same tokens."""
+    """Our logits, of `minimum` tokens or more, with those of transformers over the same tokens."""
     assert len(seen) >= minimum
     spread = 0.0
     for sequence in {id(s): s for s, _, _ in seen}.values():

@@ -53,7 +53,7 @@ class Server(Command):
         return answer.choices[0].message.content or ""
 
     def stream(self, tokens: int) -> Iterator[ChatCompletionChunk]:
-        """A streamed answer of so many tokens."""
+        """A streamed answer of this length."""
         options = {"model": self.model, "max_tokens": tokens, "stream": True, "extra_body": {"ignore_eos": True}}
         return iter(self.client.chat.completions.create(messages=STORY, **options))
 

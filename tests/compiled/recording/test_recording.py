@@ -53,7 +53,7 @@ def changed_by_replay(world: World, replay: Replay) -> list[str]:
         if not (a == b).all():
             different.append(name)
     # Calls without news have a number, but no record. And a cancel is not recorded where the request ended by itself in that
-    # call: the replay may then take the short way where the scheduler did not, to the same state.
+    # call: the replay may then take the fast path where the scheduler did not, to the same state.
     numbers = ~np.isin(np.arange(len(ours["counts"])), (TURNS, FAST_PATH))
     return different + ([] if (ours["counts"][numbers] == theirs["counts"][numbers]).all() else ["counts"])
 

@@ -34,7 +34,7 @@ def engine_process(config: Config) -> Iterator[tuple[subprocess.Popen[str], Queu
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
     try:
-        assert select.select([process.stdout], [], [], START_S)[0], "the engine is not ready in time"
+        assert select.select([process.stdout.fileno()], [], [], START_S)[0], "the engine is not ready in time"
         assert process.stdout.readline() == "ready\n"
         pair = QueuePair(attach_segment(config.engine.name, 0, ATTACH_S))
         pair.attach(ATTACH_S)

@@ -46,8 +46,7 @@ def gather_pages(cache: Tensor, pages: Tensor, length: int) -> Tensor:
 
 
 def attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, pages: Tensor, context: int, scale: float, window: int = 0) -> Tensor:
-    """Causal attention of one row whose last q.shape[0] tokens are the queries. q: [n, heads, head_dim] -> the same
-    shape."""
+    """Causal attention of one row whose last q.shape[0] tokens are the queries. q: [n, heads, head_dim] -> the same shape."""
     n, heads, _ = q.shape
     group = heads // k_cache.shape[1]
     k = gather_pages(k_cache, pages, context).repeat_interleave(group, 1)
@@ -71,8 +70,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def route(logits: Tensor, top_k: int, normalize: bool) -> tuple[Tensor, Tensor]:
-    """Softmax over experts, the top_k of each token (lower id first among equals): (weights, ids), both [tokens,
-    top_k]."""
+    """Softmax over experts, the top_k of each token (lower id first among equals): (weights, ids), both [tokens, top_k]."""
     probability = torch.softmax(logits.double(), -1)
     ids = torch.argsort(probability, dim=-1, descending=True, stable=True)[:, :top_k]
     weights = probability.gather(1, ids)

@@ -73,7 +73,7 @@ class Memory(NamedTuple):
     parties: tuple[Party, ...]
 
     def value(self, word: str, writes: int) -> Any:
-        """Of a word, after so many of the recent writes."""
+        """Of a word, after the first `writes` of the recent ones."""
         for name, value in reversed(self.recent[:writes]):
             if name == word:
                 return value
