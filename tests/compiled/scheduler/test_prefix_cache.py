@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from support.scheduler_cases import MULTIPLIERS, Case, make_case, tokens
 
 from blinkpy.device.array_trees import as_memoryviews
 from blinkpy.kv.prefix_cache import extend_hash, remainder
-from blinkpy.kv.state import CACHED_COUNT, CHAIN_EVICTED, FREE_COUNT
+from blinkpy.kv.state import CACHED_COUNT, CHAIN_EVICTED, FREE_COUNT, RING_HEAD, RING_TAIL
 from blinkpy.queues.completion import FINISH_LENGTH
 from blinkpy.queues.page_hash import HASH_MODULUS_1, HASH_MODULUS_2
 from blinkpy.queues.submission import SUBMIT_NO_PREFIX_CACHE
@@ -157,6 +158,16 @@ def test_a_request_whose_chain_was_evicted_stops_offering_pages() -> None:
     assert requests.canonical[0] == CHAIN_EVICTED
     assert requests.indexed[0] == 2
     case.finish()
+
+
+def test_the_ring_is_compacted_before_it_is_full() -> None:
+    case = make(pages=8, max_model_len=20)
+    tails = []
+    for _ in range(40):
+        run(case, tokens(17), 1)
+        tails.append(int(case.state.counts[RING_TAIL] - case.state.counts[RING_HEAD]))
+    assert max(tails) <= case.limits.ring_entries
+    assert any(b < a for a, b in pairwise(tails))
 
 
 @pytest.mark.parametrize("salt", [0, 1, 2**31 - 1, 2**40 + 12345, 2**63 - 1])
