@@ -52,12 +52,12 @@ PATCHES = {  # of modules, by the test that must find them: (what, before, after
     ],
     (FULL_RING, "connect_rdma"): [
         ("the completion head is not written",
-         "self._words[index] = value", "self._words[index] = 0 if index == FRONT_CQ_HEAD else value"),
+         "self._words[index] = value", "self._words[index] = 0 if index == W.FRONT_CQ_HEAD else value"),
         ("the completion head waits for a doorbell, however full the ring is", "if ahead < self._head_step:", "if ahead >= 0:"),
     ],
     (HEARTBEAT, "connect_rdma"): [
         ("the heartbeat is not written",
-         "self._words[index] = value", "self._words[index] = 0 if index > FRONT_CQ_HEAD and index < FRONT_CLAIM else value"),
+         "self._words[index] = value", "self._words[index] = 0 if W.FRONT_CQ_HEAD < index < W.FRONT_CLAIM else value"),
     ],
     (CONTENTS, "connect_rdma"): [
         ("the window wraps too early", "index = position & size - 1", "index = position % (size - 1)"),

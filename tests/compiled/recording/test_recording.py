@@ -18,12 +18,11 @@ from blinkpy.queues.completion import FINISH_CANCELLED
 from blinkpy.queues.words import COMMAND_DRAIN, COMMAND_RUN, CONTROL_COMMAND
 from blinkpy.scheduler.cycle import make_turn
 from blinkpy.scheduler.policies import fcfs, priority, shortest_first
-from blinkpy.verify.recording.recording_errors import RecordingError
 from blinkpy.verify.recording.recording_layout import NOT_COPIED
-from blinkpy.verify.recording.recording_links import link_path, remove_dead_links
+from blinkpy.verify.recording.recording_links import RecordingError, link_path, remove_dead_links
 from blinkpy.verify.recording.recording_reader import RecordingReader
-from blinkpy.verify.replay.call_records import parse_calls
 from blinkpy.verify.replay.replayer import Replay
+from blinkpy.verify.replay.turn_records import parse_turns
 from blinkpy.verify.sim.simulation import Simulation
 from blinkpy.verify.sim.world import World
 
@@ -135,9 +134,9 @@ def test_another_policy_or_token_is_a_difference() -> None:
     other = [d for _, differences in Replay(capture, shortest_first).run() for d in differences]
     assert any(d.startswith("rows (slot, tokens)") for d in other)
     # A page less at the start: the first difference is the number of free pages.
-    changed = dataclasses.replace(next(iter(parse_calls(capture.words, 1))), free=3)
+    changed = dataclasses.replace(next(iter(parse_turns(capture.words, 1))), free=3)
     replay = Replay(capture, fcfs)
-    replay.calls[0] = changed
+    replay.turns[0] = changed
     assert next(replay.run())[1] == ["free pages: 8 here, 3 recorded"]
 
 
@@ -149,7 +148,7 @@ def test_control_words_of_a_drain_are_recorded() -> None:
     case.turn(6)
     replay = Replay(case.recording.reader.capture(), fcfs)
     assert replayed(replay) > 3
-    assert {call.command for call in replay.calls} == {COMMAND_RUN, COMMAND_DRAIN}
+    assert {turn.command for turn in replay.turns} == {COMMAND_RUN, COMMAND_DRAIN}
 
 
 # ---- in the memory of an engine, as other processes find and read it --------------------------------------------------------
@@ -164,7 +163,7 @@ def test_a_reader_takes_the_older_copy_while_its_records_last(rng: np.random.Gen
         case.read(0)
         capture = case.recording.reader.capture()
         spans.append(len(capture.words))
-        assert sum(1 for _ in parse_calls(capture.words, case.limits.pairs)) > 0
+        assert sum(1 for _ in parse_turns(capture.words, case.limits.pairs)) > 0
     words = case.limits.record_words
     settled = spans[len(spans) // 2 :]
     assert case.recording.reader.position > 2 * words

@@ -314,7 +314,7 @@ def test_slow_headers_are_cut_off(server, monkeypatch) -> None:
 
 
 def test_slow_bodies_are_cut_off(server, monkeypatch) -> None:
-    monkeypatch.setattr("blinkpy.dpu.http.app.BODY_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("blinkpy.dpu.http.exchange.BODY_TIMEOUT_S", 0.1)
     head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 50\r\n\r\n{"
     assert b" 408 " in server.raw(head)
 
