@@ -29,7 +29,7 @@ import torch
 
 sys.path[:0] = [str(Path(__file__).parents[2] / "tests")]
 
-from support.gpu.gpu_serving import config_for, generate  # noqa: E402
+from support.engine_serving import config_for, generate  # noqa: E402
 
 from benchmarks.common.harness import revision, software  # noqa: E402
 from benchmarks.common.model_shapes import SHAPES  # noqa: E402
@@ -79,7 +79,7 @@ def drive(engine: Engine, sizes: list[int], prompt: int, new: int, out: dict[int
         for rows in sizes:
             prompts = [rng.integers(0, 30000, prompt).tolist() for _ in range(rows)]
             began = time.monotonic()
-            tokens, _ = generate(pair, prompts, [RequestParameters(max_tokens=new, temperature=0.0)] * rows, 120)
+            tokens, _ = generate(pair, prompts, [RequestParameters(max_tokens=new, temperature=0.0)] * rows)
             out[rows] = {"wall_s": round(time.monotonic() - began, 4), "tokens": sum(map(len, tokens))}
         pair.close()
     finally:

@@ -1,6 +1,4 @@
-"""Make an aarch64 Python with blinkpy's base install, which runs here under user-mode emulation.
-
-    PYTHONPATH=tests python -m aarch64.machine      makes it under ~/.cache/blinkpy/aarch64, if it is not there; prints its path
+"""Make an aarch64 Python with blinkpy's base install under ~/.cache/blinkpy/aarch64, which runs here under user-mode emulation.
 
 Debian's aarch64 packages of Python and pyverbs are fetched and unpacked, and an environment gets the wheels of pyproject.toml's
 dependencies, chosen and installed by pip on that Python: neither torch nor Numba. Processes run in this machine's own file
@@ -16,7 +14,6 @@ import shlex
 import shutil
 import sys
 import tomllib
-from collections.abc import Iterable
 from pathlib import Path
 
 from support.debian_packages import SetupError, cache_folder, install_packages, missing_packages, run
@@ -105,16 +102,4 @@ def make_environment(folder: Path, python: Path) -> None:
     run(sys.executable, "-m", "pip", "download", "-qq", "--no-deps", "--only-binary=:all:", "-d", str(folder / "pip"), "pip")
     pip = next((folder / "pip").glob("pip-*.whl")) / "pip"  # a wheel is an archive that Python runs as it is
     options = ("--no-compile", "--disable-pip-version-check", "--no-input", "--only-binary=:all:")
-    emulated(python, [str(pip), "install", "-qq", *options, *requirements()])
-
-
-def emulated(python: Path, arguments: Iterable[str]) -> str:
-    """Standard output of the emulated Python with these arguments. Raises SetupError."""
-    return run(str(python), *arguments, env={"PYTHONPATH": ""})
-
-
-if __name__ == "__main__":
-    try:
-        print(ensure_machine())
-    except SetupError as error:
-        sys.exit(f"aarch64: {error}")
+    run(str(python), str(pip), "install", "-qq", *options, *requirements(), env={"PYTHONPATH": ""})

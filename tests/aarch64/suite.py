@@ -21,16 +21,13 @@ LIMIT_S = 1800
 PYTHON_HERE = "BLINKPY_AARCH64_PYTHON"  # for tests on this machine: the emulated Python
 
 # Tests of what runs on a front end, that need neither torch nor Numba.
-FRONT_END = [
-    "tests/aarch64/test_base_install.py",
-    *(
-        f"tests/plain/test_{name}.py"
-        for name in (
-            *("queue_layout", "queue_pair", "queue_shm", "page_hash", "handshake", "rdma_posting", "doctor"),
-            *("protocol", "protocol_chat", "detokenizer", "detokenizer_stops", "frontend_http", "frontend_logprobs"),
-        )
-    ),
-]
+FRONT_END = {
+    "link": ("queue_layout", "queue_pair", "connect_shm", "page_hash", "handshake", "rdma_posting"),
+    "front_end": ("request_fields", "chat_fields", "detokenizer", "detokenizer_stops", "frontend_http", "frontend_logprobs"),
+    "project": ("doctor",),
+}
+ON_FRONT_END = ["tests/aarch64/test_base_install.py"]
+ON_FRONT_END += [f"tests/plain/{folder}/test_{name}.py" for folder, names in FRONT_END.items() for name in names]
 BOTH_SIDES = ["tests/aarch64/test_same_answers.py"]
 
 
@@ -42,7 +39,7 @@ def main(arguments: list[str]) -> int:
         return 1
     pytest = ["-m", "pytest", "-p", "no:cacheprovider", "--color=no", "--durations=5"]
     environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", PYTHON_HERE: str(python)}
-    runs = [[str(python), *pytest, *(arguments or FRONT_END)]]
+    runs = [[str(python), *pytest, *(arguments or ON_FRONT_END)]]
     if not arguments:
         runs.append([sys.executable, *pytest, *BOTH_SIDES])
     codes = [subprocess.run(command, cwd=ROOT, env=environment, timeout=LIMIT_S).returncode for command in runs]

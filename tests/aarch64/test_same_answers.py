@@ -13,7 +13,8 @@ import sys
 import httpx
 import pytest
 from aarch64.suite import PYTHON_HERE
-from rdma.processes import START_S, URL, Command, counter, health, wait_until
+from rdma.processes import URL, counter, health
+from support.commands import START_S, Command, wait_until
 from support.front_end.completion_requests import requests, said
 
 READY = re.compile("is ready after")
@@ -35,20 +36,13 @@ def answers_of(python: str, name: str, bodies: list[dict]) -> list[list[object]]
         front.end()
 
 
-# The model's numbers are rounded in another way where a prefix was found in the cache; made-up tokens are not.
+# The model's numbers are rounded in another way where a prefix was found in the cache; synthetic tokens are not.
 @pytest.mark.parametrize(("device", "prefixes"), [("null", True), ("cpu", False)])
 def test_answers_are_those_of_a_front_end_on_this_processor(device, prefixes, rng) -> None:
     assert PYTHON is not None
     name, bodies = f"test-{secrets.token_hex(4)}", requests(rng, 24, 120, 24)
-    options = (
-        "--max-model-len",
-        "512",
-        "--lease-ms",
-        "60000",
-        "--threads",
-        "1",
-        *(() if prefixes else ("--no-enable-prefix-caching",)),
-    )
+    options = ["--max-model-len", "512", "--lease-ms", "60000", "--threads", "1"]
+    options += [] if prefixes else ["--no-enable-prefix-caching"]
     engine = Command("engine", "demo", "--device", device, "--name", name, *options)
     try:
         engine.find(READY)

@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import secrets
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from support.engine_serving import collect, records_case, serving
 
 from blinkpy.config import Config
-from blinkpy.dpu.link.connect_shm import attach_segment
-from blinkpy.dpu.link.queue_pair import InFlightRequest, QueuePair
+from blinkpy.dpu.link.queue_pair import QueuePair
 from blinkpy.engine.engine import Engine, make_engine
 from blinkpy.kv.state import FINISHING, Batch, Requests
 from blinkpy.models.weights.model_folder import DEMO_FOLDER
-from blinkpy.queues.completion import FINISH_CANCELLED, FINISH_LENGTH, FINISH_MASK, HAS_TOKEN
+from blinkpy.queues.completion import FINISH_CANCELLED, FINISH_LENGTH
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.words import COUNTER, ENGINE_STATE, GAUGE, STATE_FAULTED, STATE_STOPPED
 from blinkpy.scheduler.policies import short_prompts
 from blinkpy.verify.recording.dump_file import read_dump
 from blinkpy.verify.replay.replayer import Replay
 
-DEADLINE_S = 120.0
 ROUNDING = 1e-4  # of a logit in float32, and more: up to 2e-5 off float64's; one token in 15,000 has two candidates so close
 
 
@@ -35,60 +33,20 @@ def running_engine(**options: object) -> Iterator[tuple[Engine, QueuePair]]:
     """An engine in a thread, with its state checked after every call of the scheduler, and a client."""
     defaults = {"device": "cpu", "dtype": "float32", "check_integrity": "always", "name": f"test-{secrets.token_hex(6)}"}
     engine = make_engine(Config().with_options({**defaults, **options}))
-    engine.start()
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            engine.run()
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    client = QueuePair(attach_segment(engine.config.engine.name, 0), engine_timeout_s=60)
-    try:
-        client.attach(10)
+    with serving(engine) as client:
         yield engine, client
-    finally:
-        engine.stop()
-        thread.join(30)
-        client.close()
-        engine.close()
-    assert not thread.is_alive()
-    if errors:
-        raise errors[0]
 
 
-def holds_nothing(engine: Engine) -> bool:
-    """Whether every page comes back. A call publishes its gauges after its last completions, so a client may be ahead of them."""
+def wait_for(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 10
-    while engine.views.engine[GAUGE["pages_held"]] != 0 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return bool(engine.views.engine[GAUGE["pages_held"]] == 0)
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
-def collect(
-    client: QueuePair, requests: list[InFlightRequest], cancel_after: dict[int, int] | None = None
-) -> list[tuple[list[int], int]]:
-    """Poll until all have ended: (tokens, finish) of each. cancel_after: tokens after which to cancel, by index."""
-    index = {id(request): i for i, request in enumerate(requests)}
-    tokens: list[list[int]] = [[] for _ in requests]
-    finish = [0] * len(requests)
-    deadline = time.monotonic() + DEADLINE_S
-    while not all(finish):
-        assert time.monotonic() < deadline, f"not all ended: {finish}"
-        client.heartbeat()
-        for request, token, flags in client.poll():
-            i = index[id(request)]
-            assert not finish[i], "a completion after the last one"
-            if flags & HAS_TOKEN:
-                tokens[i].append(token)
-            finish[i] = flags & FINISH_MASK
-            if cancel_after and cancel_after.get(i) == len(tokens[i]):
-                client.cancel(request)
-        time.sleep(0.0005)
-    return list(zip(tokens, finish, strict=True))
+def wait_for_pages(engine: Engine) -> None:
+    """Every page comes back. A call publishes its gauges after its last completions, so a client may be ahead of them."""
+    wait_for(lambda: engine.views.engine[GAUGE["pages_held"]] == 0)
 
 
 @pytest.fixture(scope="module")
@@ -132,11 +90,16 @@ def test_mixed_batches_chunks_hits_and_preemption_change_no_token(rng: np.random
         words = engine.views.engine
         assert words[COUNTER["preemptions"]] > 0, "the pool was meant to be too small"
         assert words[COUNTER["prefix_hit_tokens"]] > 0
-        assert holds_nothing(engine)
+        wait_for_pages(engine)
     for prompt, (tokens, finish) in zip(prompts, results, strict=True):
         assert finish == FINISH_LENGTH
         assert len(tokens) == 64
         assert is_greedy(reference, prompt, tokens)
+
+
+def test_records_are_the_models_distribution(rng: np.random.Generator, reference: torch.nn.Module) -> None:
+    with running_engine(max_model_len=256, max_num_seqs=16, max_num_batched_tokens=32, slots=32) as (_, client):
+        records_case(rng, client, reference, 4096)
 
 
 def test_seeded_samples_do_not_depend_on_neighbours(rng: np.random.Generator) -> None:
@@ -154,10 +117,10 @@ def test_cancelled_requests_give_everything_back(rng: np.random.Generator) -> No
     prompts = prompts_with_common_starts(rng, 12, 60)
     with running_engine(max_model_len=256, slots=16) as (engine, client):
         requests = [client.submit(prompt, RequestParameters(max_tokens=150, temperature=0)) for prompt in prompts]
-        results = collect(client, requests, cancel_after={i: int(rng.integers(1, 6)) for i in range(12)})
+        results = collect(client, requests, cancel_after={request: int(rng.integers(1, 6)) for request in requests})
         assert [finish for _, finish in results] == [FINISH_CANCELLED] * 12
         assert client.free_slots == 16
-        assert holds_nothing(engine)
+        wait_for_pages(engine)
         (after,) = collect(client, [client.submit(prompts[0], RequestParameters(max_tokens=4, temperature=0))])
         assert after[1] == FINISH_LENGTH
 
@@ -172,10 +135,7 @@ def test_a_failing_step_is_announced_and_recorded_before_the_engine_ends(
     with pytest.raises(ArithmeticError, match="on purpose"), running_engine(**options) as (engine, client):
         monkeypatch.setattr(engine.runner.step, "run", broken)
         client.submit(np.array([1, 2, 3], np.int32), RequestParameters())
-        deadline = time.monotonic() + 10
-        while engine.views.engine[ENGINE_STATE] != STATE_FAULTED:
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        wait_for(lambda: engine.views.engine[ENGINE_STATE] == STATE_FAULTED)
     (saved,) = tmp_path.glob("crash-*.recording")
     assert f"the last steps before it are in {saved}" in capfd.readouterr().err
     capture = read_dump(saved)
@@ -197,10 +157,7 @@ def test_a_broken_invariant_stops_a_checked_engine_and_is_recorded(monkeypatch: 
 
         monkeypatch.setattr(engine.runner.step, "run", damage)
         client.submit(np.array([1, 2, 3], np.int32), RequestParameters())
-        deadline = time.monotonic() + 10
-        while engine.views.engine[ENGINE_STATE] != STATE_FAULTED:
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        wait_for(lambda: engine.views.engine[ENGINE_STATE] == STATE_FAULTED)
         assert engine.views.engine[COUNTER["integrity_errors"]] == 1
     (saved,) = tmp_path.glob("crash-*.recording")
     assert read_dump(saved).description["reason"] == f"BrokenStateError: {message}"

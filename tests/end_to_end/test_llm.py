@@ -71,7 +71,6 @@ def test_a_stop_string_ends_a_text_and_is_not_in_it(null: LLM) -> None:
 @pytest.mark.parametrize(
     ("prompt", "options", "reason"),
     [
-        ([], {}, None),
         ([[]], {}, "prompt 0: it is empty"),
         ([[1, -1]], {}, "prompt 0: its token ids are not within 0 to"),
         ([[1], [1 << 30]], {}, "prompt 1: its token ids are not within 0 to"),
@@ -80,41 +79,9 @@ def test_a_stop_string_ends_a_text_and_is_not_in_it(null: LLM) -> None:
         (["x"], {"stop_token_ids": range(9)}, "stop token ids"),
     ],
 )
-def test_a_wrong_prompt_is_an_error_before_anything_runs(
-    null: LLM, prompt: list[Any], options: dict[str, Any], reason: str | None
-) -> None:
-    if reason is None:
-        assert null.generate(prompt, SamplingParams(**options)) == []
-        return
+def test_a_wrong_prompt_is_told_before_anything_runs(null: LLM, prompt: list[Any], options: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=re.escape(reason)):
         null.generate(prompt, SamplingParams(**options))
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"max_tokens": 0},
-        {"max_tokens": 1.5},
-        {"max_tokens": True},
-        {"temperature": -0.1},
-        {"temperature": float("nan")},
-        {"top_p": 0.0},
-        {"top_k": -2},
-        {"min_p": 1.1},
-        {"repetition_penalty": 0.0},
-        {"presence_penalty": 2.5},
-        {"seed": 1 << 63},
-        {"seed": "x"},
-        {"stop": [""]},
-        {"stop": ["x"] * 17},
-        {"logprobs": 21},
-        {"logprobs": -1},
-        {"logprobs": True},
-    ],
-)
-def test_wrong_sampling_parameters_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        SamplingParams(**wrong)
 
 
 def test_options_are_the_engines_alone() -> None:
@@ -141,7 +108,6 @@ def test_log_probabilities_come_with_each_token(demo: LLM, null: LLM) -> None:
     greedy, sampled = (SamplingParams(max_tokens=12, temperature=t, seed=2, logprobs=3) for t in (0.0, 1.5))
     (first,), (second,) = (output.outputs for output in demo.generate(["It was", "The ship"], [greedy, sampled]))
     for done in (first, second):
-        assert done.logprobs is not None
         assert len(done.logprobs) == len(done.token_ids)
         for token, table in zip(done.token_ids, done.logprobs, strict=True):
             assert token in table
@@ -149,12 +115,11 @@ def test_log_probabilities_come_with_each_token(demo: LLM, null: LLM) -> None:
             assert len(values) in (3, 4)
             assert values == sorted(values, reverse=True)
             assert sum(map(math.exp, values)) < 1 + 1e-5
-    assert first.logprobs is not None
     assert [next(iter(table)) for table in first.logprobs] == first.token_ids, "greedy takes the likeliest"
     assert "".join(table[t].decoded_token for t, table in zip(first.token_ids, first.logprobs, strict=True)) == first.text
     vocab = demo.tokenizer.vocab_size
-    (made_up,) = null.generate("x", SamplingParams(max_tokens=3, logprobs=2, ignore_eos=True))[0].outputs
-    for table in made_up.logprobs or [{}]:
+    (synthetic,) = null.generate("x", SamplingParams(max_tokens=3, logprobs=2, ignore_eos=True))[0].outputs
+    for table in synthetic.logprobs or [{}]:
         assert [entry.logprob for entry in table.values()] == pytest.approx([-math.log(vocab - vocab // 16)] * len(table))
     assert null.generate("x", SamplingParams(max_tokens=3))[0].outputs[0].logprobs is None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,23 +19,22 @@ from blinkpy.models.weights.decoder_weights import load_weights
 PAGE = 8
 NEW_TOKENS = 32
 TOLERANCE = 1e-4
-
-
-def make_decoder(folder: Path, dtype: torch.dtype = torch.float32) -> TorchDecoder:
-    architecture = describe_model(folder)
-    weights = load_weights(architecture, folder, dtype)
-    cache = PagedCache(architecture, 160, PAGE, dtype)
-    # Whatever lies in pages that were never written must not matter.
-    for tensor in cache.keys + cache.values:
-        tensor.fill_(float("nan"))
-    return TorchDecoder(architecture, weights, cache, MAX_MODEL_LEN, 512)
+Seen = list[tuple[Sequence, int, np.ndarray]]
 
 
 def make_batches(rng: np.random.Generator) -> PagedBatches:
     return PagedBatches(rng, page_size=PAGE, num_pages=160, slots=12, max_model_len=256, max_tokens=512, max_rows=12)
 
 
-def run(decoder: TorchDecoder, batches: PagedBatches, work: list[tuple[Sequence, int]]) -> list[tuple[Sequence, int, np.ndarray]]:
+def make_decoder(folder: Path, dtype: torch.dtype = torch.float32) -> TorchDecoder:
+    model = describe_model(folder)
+    cache = PagedCache(model, 160, PAGE, dtype)
+    for tensor in cache.keys + cache.values:  # whatever lies in pages that were never written must not matter
+        tensor.fill_(float("nan"))
+    return TorchDecoder(model, load_weights(model, folder, dtype), cache, MAX_MODEL_LEN, 512)
+
+
+def run(decoder: TorchDecoder, batches: PagedBatches, work: list[tuple[Sequence, int]]) -> Seen:
     """One greedy step. Returns (sequence, position, logits [vocab]) of every token of the batch."""
     batch = batches.batch(work)
     logits = decoder.logits(decoder.forward(batch, batches.requests.page_table)).numpy()
@@ -48,24 +48,18 @@ def run(decoder: TorchDecoder, batches: PagedBatches, work: list[tuple[Sequence,
     return seen
 
 
-class Comparison:
-    """Collects our logits, and compares them with those of transformers over the same tokens."""
-
-    def __init__(self, model: torch.nn.Module):
-        self.model = model
-        self.seen: list[tuple[Sequence, int, np.ndarray]] = []
-
-    def check(self, minimum: int) -> None:
-        assert len(self.seen) >= minimum
-        spread = 0.0
-        for sequence in {id(s): s for s, _, _ in self.seen}.values():
-            with torch.no_grad():
-                expected = self.model(torch.tensor([sequence.tokens])).logits[0].numpy()
-            spread = max(spread, float(expected.std()))
-            for _, position, ours in (item for item in self.seen if item[0] is sequence):
-                error = float(np.abs(ours - expected[position]).max())
-                assert error < TOLERANCE, f"position {position} of {len(sequence.tokens)} is off by {error}"
-        assert spread > 0.5, "logits too flat to show an error"
+def compare(model: torch.nn.Module, seen: Seen, minimum: int) -> None:
+    """Our logits, of `minimum` tokens or more, with those of transformers over the same tokens."""
+    assert len(seen) >= minimum
+    spread = 0.0
+    for sequence in {id(s): s for s, _, _ in seen}.values():
+        with torch.no_grad():
+            expected = model(torch.tensor([sequence.tokens])).logits[0].numpy()
+        spread = max(spread, float(expected.std()))
+        for _, position, ours in (item for item in seen if item[0] is sequence):
+            error = float(np.abs(ours - expected[position]).max())
+            assert error < TOLERANCE, f"position {position} of {len(sequence.tokens)} is off by {error}"
+    assert spread > 0.5, "logits too flat to show an error"
 
 
 def prompt(rng: np.random.Generator, length: int) -> list[int]:
@@ -77,12 +71,11 @@ def test_prompt_and_greedy_tokens(name: str, tmp_path: Path, rng: np.random.Gene
     """One sequence alone: the prompt in one chunk, then 32 greedy tokens."""
     model = save_model(name, tmp_path, int(rng.integers(2**31)), sharded=bool(rng.integers(2)))
     decoder, batches = make_decoder(tmp_path), make_batches(rng)
-    comparison = Comparison(model)
     sequence = batches.add(prompt(rng, int(rng.integers(20, 60))))
-    comparison.seen += run(decoder, batches, [(sequence, len(sequence.tokens))])
+    seen = run(decoder, batches, [(sequence, len(sequence.tokens))])
     for _ in range(NEW_TOKENS):
-        comparison.seen += run(decoder, batches, [(sequence, 1)])
-    comparison.check(20 + NEW_TOKENS)
+        seen += run(decoder, batches, [(sequence, 1)])
+    compare(model, seen, 20 + NEW_TOKENS)
     # What we sampled is what transformers would have: its own greedy continuation, token by token.
     with torch.no_grad():
         choices = model(torch.tensor([sequence.tokens])).logits[0].argmax(dim=-1).tolist()
@@ -93,13 +86,10 @@ def test_prompt_and_greedy_tokens(name: str, tmp_path: Path, rng: np.random.Gene
 def test_mixed_batches(name: str, tmp_path: Path, rng: np.random.Generator) -> None:
     """Decodes and prefill chunks together, two rows on shared pages, and a preempted sequence that is computed again."""
     model = save_model(name, tmp_path, int(rng.integers(2**31)), sharded=bool(rng.integers(2)))
-    decoder, batches = make_decoder(tmp_path), make_batches(rng)
-    comparison = Comparison(model)
+    decoder, batches, seen = make_decoder(tmp_path), make_batches(rng), list[Any]()
     common = prompt(rng, 3 * PAGE)
     first = batches.add(common + prompt(rng, int(rng.integers(1, 30))))
-    sequences = [first]
-    for _ in range(3):
-        sequences.append(batches.add(prompt(rng, int(rng.integers(18, 70)))))
+    sequences = [first, *(batches.add(prompt(rng, int(rng.integers(18, 70)))) for _ in range(3))]
 
     preempted_at = int(rng.integers(6, 20))
     for step in range(200):
@@ -119,22 +109,21 @@ def test_mixed_batches(name: str, tmp_path: Path, rng: np.random.Generator) -> N
             work.append((chosen, count))
         if not work:
             break
-        comparison.seen += run(decoder, batches, work)
+        seen += run(decoder, batches, work)
     assert all(len(s.tokens) - s.prompt_length == NEW_TOKENS for s in sequences)
-    comparison.check(5 * (18 + NEW_TOKENS))
+    compare(model, seen, 5 * (18 + NEW_TOKENS))
 
 
 def test_one_sequence_is_split_over_threads(tmp_path: Path, rng: np.random.Generator) -> None:
     """A batch of one token divides its heads, not its rows, among the threads; the result is the same."""
     model = save_model("qwen3", tmp_path, int(rng.integers(2**31)))
-    decoder, batches = make_decoder(tmp_path), make_batches(rng)
-    comparison = Comparison(model)
+    decoder, batches, seen = make_decoder(tmp_path), make_batches(rng), list[Any]()
     sequences = [batches.add(prompt(rng, 50)) for _ in range(6)]
     for sequence in sequences:
-        comparison.seen += run(decoder, batches, [(sequence, 50)])
-    comparison.seen += run(decoder, batches, [(sequence, 1) for sequence in sequences])
-    comparison.seen += run(decoder, batches, [(sequences[0], 1)])
-    comparison.check(300)
+        seen += run(decoder, batches, [(sequence, 50)])
+    seen += run(decoder, batches, [(sequence, 1) for sequence in sequences])
+    seen += run(decoder, batches, [(sequences[0], 1)])
+    compare(model, seen, 300)
 
 
 @pytest.mark.parametrize("name", ["llama3", "qwen3-moe", "mixtral", "phi3"])

@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,71 +17,45 @@ import httpx
 import pytest
 from openai import APIError, OpenAI
 from openai.types.chat import ChatCompletionChunk
+from support.commands import ROOT, START_S, Command, wait_until
 
 from benchmarks.serving.systems import SYSTEMS, command_line, tree
 from blinkpy import cli
 from blinkpy.serving.engine_process import OPENMP_SPINS
 
-ROOT = Path(__file__).parents[2]
-START_S = 150.0
+STORY = [{"role": "user", "content": "Tell me a story."}]
 LINE = re.compile(r"blinkpy serves (\S+) on (http://\S+) ")
 
 
-class Server:
-    """A running `blinkpy serve`; the last word on its own process and children."""
+class Server(Command):
+    """A running `blinkpy serve`."""
 
-    def __init__(self, process: subprocess.Popen[str], errors: list[str], ready: list[str]):
-        self.process, self.errors, self.ready = process, errors, ready
-        match = LINE.search("".join(ready))
-        assert match is not None
-        self.model, self.url = match[1], match[2]
+    def connect(self) -> None:
+        """Wait until it is ready."""
+        self.model, self.url = self.find(LINE).groups()
+        self.find(re.compile("^curl "))
         self.client = OpenAI(base_url=self.url + "/v1", api_key="none", max_retries=0, timeout=30)
 
     def child(self, entry: str) -> int:
         """Process id of the engine or the front end."""
-        for pid in children(self.process.pid):
-            if entry.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
-                return pid
-        raise AssertionError(f"no {entry}")
+        return next(pid for pid in self.children() if f" {entry} " in command_line(pid))
+
+    def children(self) -> list[int]:
+        """All processes below it."""
+        return sorted(set(tree(self.process.pid)) - {self.process.pid})
 
     def segments(self) -> list[str]:
         return [path.name for path in Path("/dev/shm").glob(f"blinkpy.serve-{self.process.pid}-*")]
 
     def chat(self, **more: object) -> str:
-        answer = self.client.chat.completions.create(
-            model=self.model, messages=[{"role": "user", "content": "Tell me a story."}], max_tokens=16, **more
-        )
-        assert answer.usage is not None
+        answer = self.client.chat.completions.create(model=self.model, messages=STORY, max_tokens=16, **more)
         assert answer.usage.completion_tokens <= 16
         return answer.choices[0].message.content or ""
 
     def stream(self, tokens: int) -> Iterator[ChatCompletionChunk]:
-        """A streamed answer of so many tokens."""
-        return iter(
-            self.client.chat.completions.create(
-                model=self.model,
-                messages=[{"role": "user", "content": "x"}],
-                max_tokens=tokens,
-                stream=True,
-                extra_body={"ignore_eos": True},
-            )
-        )
-
-
-def children(pid: int) -> list[int]:
-    """All processes below a process."""
-    found = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            found += [int(child) for child in task.read_text().split()]
-    return found + [grandchild for child in found for grandchild in children(child)]
-
-
-def wait_until(condition: object, seconds: float, what: str) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.02)
+        """A streamed answer of this length."""
+        options = {"model": self.model, "max_tokens": tokens, "stream": True, "extra_body": {"ignore_eos": True}}
+        return iter(self.client.chat.completions.create(messages=STORY, **options))
 
 
 def alive(pid: int) -> bool:
@@ -95,43 +68,12 @@ def alive(pid: int) -> bool:
 
 @contextlib.contextmanager
 def serving(*arguments: str) -> Iterator[Server]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "blinkpy", "serve", "--port", "0", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-    )
-    errors: list[str] = []
-    lines: list[str] = []
-    assert process.stdout is not None
-    assert process.stderr is not None
-    readers = [
-        threading.Thread(target=lambda: errors.extend(process.stderr), daemon=True),
-        threading.Thread(target=lambda: lines.extend(process.stdout), daemon=True),
-    ]
-    for reader in readers:
-        reader.start()
-    below: list[int] = []
+    server = Server("serve", "--port", "0", *arguments)
     try:
-        wait_until(lambda: any("curl" in line for line in lines) or process.poll() is not None, START_S, "ready")
-        assert process.poll() is None, "".join(errors)
-        yield Server(process, errors, lines)
+        server.connect()
+        yield server
     finally:
-        below = children(process.pid) if process.poll() is None else below
-        process.terminate()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        for pid in below:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        for reader in readers:  # whoever could write is gone
-            reader.join(10)
-        process.stdout.close()
-        process.stderr.close()
+        server.end(30)
 
 
 @pytest.fixture(scope="module")
@@ -144,12 +86,7 @@ def test_the_official_client_gets_an_answer_whole_and_streamed(null_server: Serv
     assert [model.id for model in null_server.client.models.list()] == ["demo"]
     whole = null_server.chat(seed=3)
     stream = null_server.client.chat.completions.create(
-        model="demo",
-        messages=[{"role": "user", "content": "Tell me a story."}],
-        max_tokens=16,
-        seed=3,
-        stream=True,
-        stream_options={"include_usage": True},
+        model="demo", messages=STORY, max_tokens=16, seed=3, stream=True, stream_options={"include_usage": True}
     )
     events = list(stream)
     assert "".join(event.choices[0].delta.content or "" for event in events if event.choices) == whole
@@ -159,19 +96,11 @@ def test_the_official_client_gets_an_answer_whole_and_streamed(null_server: Serv
 
 
 def test_the_curl_line_that_is_printed_works(null_server: Server) -> None:
-    (line,) = (line for line in null_server.ready if line.startswith("curl "))
+    (line,) = (line for line in null_server.said if line.startswith("curl "))
     done = subprocess.run(line, shell=True, capture_output=True, text=True, timeout=60)
     events = [event.removeprefix("data: ") for event in done.stdout.split("\n\n") if event]
     assert events[-1] == "[DONE]"
     assert json.loads(events[0])["choices"][0]["delta"]["role"] == "assistant"
-
-
-def test_start_is_shown_phase_by_phase_without_control_characters(null_server: Server) -> None:
-    shown = "".join(null_server.errors)
-    assert "blinkpy: finding model demo ..." in shown
-    assert "blinkpy: starting front ends ..." in shown
-    assert "\x1b" not in shown
-    assert "\r" not in shown
 
 
 def test_benchmarks_know_the_front_end_by_its_command_lines(null_server: Server) -> None:
@@ -190,7 +119,7 @@ def test_two_servers_run_side_by_side_and_end_without_a_trace(null_server: Serve
         other.client.api_key = "secret"
         assert other.chat()
         assert null_server.chat()
-        below = children(other.process.pid)
+        below = other.children()
         assert len(below) == 4, "engine, front end, two workers"
         other.process.send_signal(signal.SIGTERM)
         assert other.process.wait(20) == 0
@@ -220,8 +149,8 @@ def test_more_signals_hurry_the_end_and_the_exit_code_stays(null_server: Server)
         while server.process.poll() is None:
             server.process.send_signal(signal.SIGTERM)
             time.sleep(0.005)
-        assert server.process.wait() == 0
-        wait_until(lambda: "".join(server.errors).count("a second signal: ending at once\n") == 1, 5, "it says so, once")
+        assert server.wait(20) == 0
+        assert "".join(server.said).count("a second signal: ending at once\n") == 1
         with pytest.raises((APIError, httpx.HTTPError)):
             list(events)
         assert not server.segments()
@@ -256,8 +185,8 @@ def test_a_killed_engine_means_errors_within_two_seconds_then_exit_code_1(tmp_pa
             server.chat()
         assert refused.value.status_code == 503  # type: ignore[attr-defined]
         assert time.monotonic() - killed < 3
-        assert server.process.wait(20) == 1
-        assert any("blinkpy: error: the engine was ended by SIGKILL" in line for line in server.errors)
+        assert server.wait(20) == 1
+        assert any("blinkpy: error: the engine was ended by SIGKILL" in line for line in server.said)
         assert not server.segments()
     (saved,) = tmp_path.glob("crash-*.recording")
     assert cli.main(["replay", str(saved), "--no-trace"]) == 0
@@ -286,19 +215,18 @@ def test_the_servers_last_line_says_why_the_engine_ended(tmp_path: Path) -> None
     policy = tmp_path / "broken.py"
     policy.write_text(BROKEN)
     with serving("--device", "null", "--policy", f"{policy}:rank") as server:
-        assert server.process.wait(20) == 1
-        wait_until(lambda: server.errors and "error" in server.errors[-1], 5, "a last line")
-        assert server.errors[-1] == (
+        assert server.wait(20) == 1
+        assert server.said[-1] == (
             "blinkpy: error: the engine ended with exit code 1 "
             "(the GPU failed: the loop on the GPU: cudaErrorIllegalAddress (700)); clients get errors for 5 s\n"
         )
-        assert not any("Traceback" in line for line in server.errors)
+        assert not any("Traceback" in line for line in server.said)
         assert not server.segments()
 
 
 def test_children_end_with_a_killed_parent_and_the_next_start_is_clean() -> None:
     with serving("--device", "null") as server:
-        below = children(server.process.pid)
+        below = server.children()
         engine = server.child("engine")
         left = Path("/dev/shm") / server.segments()[0]
         os.kill(engine, signal.SIGKILL)
@@ -312,27 +240,18 @@ def test_children_end_with_a_killed_parent_and_the_next_start_is_clean() -> None
 
 def test_engine_and_front_end_run_separately_by_name() -> None:
     name = f"test-{os.getpid()}"
-
-    def start(*arguments: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "blinkpy", *arguments, "--name", name]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
-
-    with start("engine", "--device", "null") as engine, start("frontend", "--port", "0") as front:
-        try:
-            assert front.stdout is not None
-            match = LINE.search(front.stdout.readline())
-            assert match is not None
-            wait_until(lambda: httpx.get(match[2] + "/health").status_code == 200, START_S, "healthy")
-            body = {"model": "demo", "prompt": "x", "max_tokens": 3}
-            assert httpx.post(match[2] + "/v1/completions", json=body).json()["usage"]["completion_tokens"] == 3
-            front.terminate()
-            engine.terminate()
-            assert front.wait(20) == 0
-            assert engine.wait(20) == 0
-            assert not Path(f"/dev/shm/blinkpy.{name}").exists()
-        finally:
-            front.kill()
-            engine.kill()
+    engine = Command("engine", "--device", "null", "--name", name)
+    front = Command("frontend", "--port", "0", "--name", name)
+    try:
+        url = front.find(LINE)[2]
+        wait_until(lambda: httpx.get(url + "/health").status_code == 200, START_S, "healthy")
+        body = {"model": "demo", "prompt": "x", "max_tokens": 3}
+        assert httpx.post(url + "/v1/completions", json=body).json()["usage"]["completion_tokens"] == 3
+        assert [front.end(), engine.end()] == [0, 0]
+        assert not Path(f"/dev/shm/blinkpy.{name}").exists()
+    finally:
+        front.kill()
+        engine.kill()
 
 
 @pytest.mark.parametrize(

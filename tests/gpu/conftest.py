@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from support.models import model_zoo
 
 WITHOUT = "needs an NVIDIA GPU, and torch finds none on this machine: nothing was tested"
 
@@ -17,3 +19,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.filterwarnings("default::pytest.PytestUnraisableExceptionWarning"))
             if not torch.cuda.is_available():
                 item.add_marker(pytest.mark.skip(reason=WITHOUT))
+
+
+@pytest.fixture
+def folder(rng: np.random.Generator, tmp_path: Path) -> Path:
+    """A small model's. The engine reads no tokenizer, but a model's folder has one."""
+    model_zoo.save_model("llama3", tmp_path, int(rng.integers(2**31)))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    return tmp_path

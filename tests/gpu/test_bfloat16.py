@@ -12,6 +12,7 @@ import torch
 import transformers
 from support.models import logits as model_logits
 from support.models import model_zoo
+from support.models.kernel_reference import relative_error
 
 from benchmarks.common.model_shapes import SHAPES
 from blinkpy.kernels.linear.linear_table import LinearTable
@@ -41,7 +42,8 @@ def test_families(rng: np.random.Generator, tmp_path: Path, name: str) -> None:
     for dtype in (torch.bfloat16, torch.float32):
         reference = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype).cuda()
         found.append(model_logits.logits_of(reference, tokens, prompt, 64))
-    mine, theirs = model_logits.errors(ours, *found)
+    narrow, exact = found
+    mine, theirs = relative_error(ours, exact), relative_error(narrow, exact)
     print(f"{name}: error {mine:.2e}, transformers' {theirs:.2e}, ratio {mine / theirs:.2f}")
     assert mine <= LIMIT * theirs
 
@@ -67,7 +69,7 @@ def test_full_size(rng: np.random.Generator, tmp_path: Path, shape: str) -> None
 
     greedy = ours[1].argmax(-1)
     for group, logits in ours.items():
-        mine, theirs = model_logits.errors(logits, narrow[: len(logits)], exact[: len(logits)])
+        mine, theirs = (relative_error(some, exact[: len(logits)]) for some in (logits, narrow[: len(logits)]))
         changed = int((logits[:alone].argmax(-1) != greedy).sum())
         print(
             f"{shape}, {group} at a time: error {mine:.2e}, transformers' {theirs:.2e}, ratio {mine / theirs:.2f}; "

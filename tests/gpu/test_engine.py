@@ -7,49 +7,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.gpu.gpu_serving import config_for, generate, serving
-from support.models import model_zoo, step_cases
-from support.models.paged_batch import PagedBatches
+import transformers
+from support.engine_serving import config_for, generate, records_case, serving
+from support.models import model_zoo
 
 from blinkpy.config import ConfigError
 from blinkpy.engine.engine import make_engine
-from blinkpy.models.cpu.cpu_step import CpuStep
-from blinkpy.models.families.describe_model import describe_model
-from blinkpy.models.weights.decoder_weights import load_weights
 from blinkpy.queues.completion import FINISH_LENGTH
 from blinkpy.queues.request_parameters import RequestParameters
 
 
-def cpu_tokens(folder: Path, prompts: list[list[int]], new: int) -> list[list[int]]:
-    """Greedy continuations by the CPU engine's step, one request at a time."""
-    a, page = describe_model(folder), step_cases.PAGE
-    weights = load_weights(a, folder, torch.float32)
-    out = []
-    for prompt in prompts:
-        batches = PagedBatches(
-            np.random.default_rng(0), page_size=page, num_pages=16, slots=2, max_model_len=256, max_tokens=256, max_rows=1
-        )
-        step = CpuStep(a, weights, 16, page, 256, 256)
-        sequence = batches.add(prompt)
-        for _ in range(new):
-            batch = batches.batch([(sequence, len(sequence.tokens) - sequence.computed)])
-            step.run(batch, batches.requests)
-            batches.commit(batch)
-        out.append(sequence.tokens[len(prompt) :])
-    return out
-
-
-def save_model(rng: np.random.Generator, folder: Path) -> None:
-    model_zoo.save_model("llama3", folder, int(rng.integers(2**31)))
-    (folder / "tokenizer.json").write_text("{}")  # the engine reads none, but a model's folder has one
-
-
 @pytest.mark.parametrize("control", ["gpu", "host"])
-def test_greedy_tokens_are_the_cpus(rng: np.random.Generator, tmp_path: Path, control: str) -> None:
-    save_model(rng, tmp_path)
+def test_greedy_tokens_are_those_of_transformers(rng: np.random.Generator, folder: Path, control: str) -> None:
     prompts = [rng.integers(0, model_zoo.VOCAB, int(n)).tolist() for n in rng.integers(1, 150, 24)]
     prompts.append(prompts[0] + [1, 2, 3])  # shares pages
-    engine = make_engine(config_for(tmp_path, control=control, dtype="float32"))
+    engine = make_engine(config_for(folder, control=control, dtype="float32"))
     greedy = RequestParameters(max_tokens=20, temperature=0.0)
     with serving(engine) as pair:
         first, flags = generate(pair, prompts, [greedy] * len(prompts))
@@ -57,13 +29,20 @@ def test_greedy_tokens_are_the_cpus(rng: np.random.Generator, tmp_path: Path, co
         sampled = [RequestParameters(max_tokens=20, temperature=1.0, seed=7 + i, top_p=0.9) for i in range(len(prompts))]
         drawn, _ = generate(pair, prompts, sampled)
         again, _ = generate(pair, prompts, sampled)
-    assert first == cpu_tokens(tmp_path, prompts, 20)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    wanted = [model.generate(torch.tensor([prompt]), max_new_tokens=20, do_sample=False)[0, len(prompt) :] for prompt in prompts]
+    assert first == [tokens.tolist() for tokens in wanted]
     assert drawn == again
     assert drawn != first
 
 
-def test_a_model_that_does_not_fit_is_refused_before_loading(rng: np.random.Generator, tmp_path: Path) -> None:
-    save_model(rng, tmp_path)
-    engine = make_engine(config_for(tmp_path, num_pages=1 << 24, page_size=256))
+def test_a_model_that_does_not_fit_is_refused_before_loading(folder: Path) -> None:
+    engine = make_engine(config_for(folder, num_pages=1 << 24, page_size=256))
     with pytest.raises(ConfigError, match=r"does not fit on the GPU: .* GiB needed \(weights .* usable"):
         engine.start()
+
+
+@pytest.mark.parametrize("control", ["gpu", "host"])
+def test_records_are_the_models_distribution(rng: np.random.Generator, folder: Path, control: str) -> None:
+    with serving(make_engine(config_for(folder, control=control, dtype="float32"))) as pair:
+        records_case(rng, pair, transformers.AutoModelForCausalLM.from_pretrained(folder), model_zoo.VOCAB)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -15,10 +12,10 @@ from typing import Any
 
 import httpx
 import pytest
+from support.commands import Command
 
 from blinkpy.models.weights.model_folder import DEMO_FOLDER
 
-ROOT = Path(__file__).parents[2]
 POLICY = Path(__file__).parents[1] / "support" / "gpu" / "faulty_policy.py"
 START_S, STREAMS, NOTICED_S = 200.0, 8, 2.0
 # Large enough that a stream of 4,000 tokens lasts for seconds.
@@ -51,24 +48,11 @@ def test_every_stream_is_told_and_the_server_says_why(tmp_path: Path, control: s
     facts = json.loads((DEMO_FOLDER / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(facts | SIZES))
     told = tmp_path / "fault"
-    command = [sys.executable, "-m", "blinkpy", "serve", str(tmp_path), "--served-model-name", "demo", "--port", "0"]
-    command += ["--device", "cuda", "--control", control, "--load-format", "dummy", "--num-pages", "2304"]
-    command += ["--max-num-seqs", "8", "--max-num-batched-tokens", "64", "--policy", f"{POLICY}:rank"]
-    errors: list[str] = []
-    environment = {**os.environ, "BLINKPY_TEST_FAULT": str(told)}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment)
-    assert process.stdout is not None
-    assert process.stderr is not None
-    reader = threading.Thread(target=errors.extend, args=(process.stderr,), daemon=True)
-    reader.start()
+    options = ["--served-model-name", "demo", "--port", "0", "--device", "cuda", "--control", control, "--load-format", "dummy"]
+    options += ["--num-pages", "2304", "--max-num-seqs", "8", "--max-num-batched-tokens", "64", "--policy", f"{POLICY}:rank"]
+    server = Command("serve", str(tmp_path), *options, env={"BLINKPY_TEST_FAULT": str(told)})
     try:
-        watchdog = threading.Timer(START_S, process.kill)
-        watchdog.start()
-        ready = process.stdout.readline()
-        watchdog.cancel()
-        match = re.search(r"http://\S+", ready)
-        assert match is not None, "".join(errors)
-        url = match[0]
+        url = server.find(re.compile(r"on (http://\S+) "), START_S)[1]
         clients = [Client(url) for _ in range(STREAMS)]
         deadline = time.monotonic() + 30
         while not all(len(client.events) > 3 for client in clients):
@@ -88,15 +72,10 @@ def test_every_stream_is_told_and_the_server_says_why(tmp_path: Path, control: s
         assert (health.status_code, health.json()["error"]["code"]) == (503, "engine_unavailable")
         assert all(event.get("error", {}).get("code") == "engine_unavailable" for _, event in ends), ends
         assert all(at - began < NOTICED_S for at, _ in ends)
-        assert process.wait(20) == 1
-        reader.join(5)
-        (line,) = (line for line in errors if line.startswith("blinkpy: error: "))
+        assert server.wait(20) == 1
+        (line,) = (line for line in server.said if line.startswith("blinkpy: error: "))
         assert re.search(r"the engine ended with exit code 1 \(the GPU failed: .*cudaError\w+ \(\d+\)\)", line), line
-        assert not any("Traceback" in line for line in errors), "".join(errors)
+        assert not any("Traceback" in line for line in server.said), "".join(server.said)
         print(line.strip())
     finally:
-        process.kill()
-        process.wait()
-        reader.join(5)
-        process.stdout.close()
-        process.stderr.close()
+        server.kill()

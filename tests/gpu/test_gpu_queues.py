@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.gpu.gpu_serving import config_for, generate, serving
+from support.engine_serving import config_for, generate, serving
 from support.models import model_zoo
 
 from benchmarks.parts.rdma_cpu import Card, connect
@@ -52,13 +52,6 @@ class CopyingCard(Card):
     def unpin(self) -> None:
         while self._pinned:
             self._check(self._runtime.cudaHostUnregister(self._pinned.pop()), "unpin")
-
-
-@pytest.fixture
-def folder(rng: np.random.Generator, tmp_path: Path) -> Path:
-    model_zoo.save_model("llama3", tmp_path, int(rng.integers(2**31)))
-    (tmp_path / "tokenizer.json").write_text("{}")
-    return tmp_path
 
 
 @pytest.mark.parametrize("way", ["dmabuf", "peermem"])

@@ -22,9 +22,7 @@ from blinkpy.models.weights.model_folder import DEMO_FOLDER
 def test_within_a_bucket_nothing(rng: np.random.Generator, tmp_path: Path, name: str, dtype: torch.dtype) -> None:
     model_zoo.save_model(name, tmp_path, int(rng.integers(2**31)), dtype=dtype)
     model = describe_model(tmp_path)
-    forced = model_logits.ForcedSteps(
-        rng, model, load_weights(model, tmp_path, dtype, "cuda"), slots=20, length=128, limits=(8, 64)
-    )
+    forced = model_logits.ForcedSteps(rng, model, load_weights(model, tmp_path, dtype, "cuda"), slots=20)
     model_logits.in_one_bucket(forced, rng, model.vocab_size)
 
 
@@ -35,9 +33,8 @@ def test_between_buckets_almost_nothing(rng: np.random.Generator) -> None:
     ids = Tokenizer(DEMO_FOLDER).encode(text)
     starts = rng.integers(0, len(ids) - 64, 64)
     tokens = np.stack([ids[start : start + 64] for start in starts])
-    forced = model_logits.ForcedSteps(
-        rng, model, load_weights(model, DEMO_FOLDER, torch.bfloat16, "cuda"), slots=64, length=128, limits=(64, 1024)
-    )
+    weights = load_weights(model, DEMO_FOLDER, torch.bfloat16, "cuda")
+    forced = model_logits.ForcedSteps(rng, model, weights, slots=64, limits=(64, 1024))
     alone = forced.follow(tokens, 16, 1)
     for group in (8, 64):
         logits = forced.follow(tokens, 16, group)

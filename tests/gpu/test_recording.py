@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
-from support.gpu.gpu_serving import config_for, generate, serving
+from support.engine_serving import config_for, generate, serving
+from support.gpu.gpu_engine_process import engine_process, tell
 from support.models import model_zoo
 
-from blinkpy.config import as_table
-from blinkpy.dpu.link.connect_shm import attach_segment
-from blinkpy.dpu.link.queue_pair import QueuePair
 from blinkpy.engine.engine import make_engine
 from blinkpy.kv.state import COPIES_BEGUN, COPIES_DONE, COUNTER_INDEX
 from blinkpy.queues.completion import FINISH_LENGTH
@@ -24,10 +19,8 @@ from blinkpy.verify.recording.recording_reader import RecordingReader
 from blinkpy.verify.replay.replayer import Replay
 
 
-def test_what_the_loop_recorded_replays_on_the_cpu(rng: np.random.Generator, tmp_path: Path) -> None:
-    model_zoo.save_model("llama3", tmp_path, int(rng.integers(2**31)))
-    (tmp_path / "tokenizer.json").write_text("{}")
-    engine = make_engine(config_for(tmp_path, dtype="float32", record_steps=64, num_pages=120))  # too few pages for all
+def test_what_the_loop_recorded_replays_on_the_cpu(rng: np.random.Generator, folder: Path) -> None:
+    engine = make_engine(config_for(folder, dtype="float32", record_steps=64, num_pages=120))  # too few pages for all
     replayed, preemptions = 0, 0
     with serving(engine) as pair:
         reader = RecordingReader(engine.config.engine.name)
@@ -52,30 +45,15 @@ def test_what_the_loop_recorded_replays_on_the_cpu(rng: np.random.Generator, tmp
     assert preemptions > 0, "nothing was preempted: the test says less than it should"
 
 
-def test_the_recording_outlives_a_fault_of_the_gpu(rng: np.random.Generator, tmp_path: Path) -> None:
+def test_the_recording_outlives_a_fault_of_the_gpu(folder: Path) -> None:
     """The ring and the copies are host memory: a failing loop's last steps can be saved."""
-    model_zoo.save_model("llama3", tmp_path, int(rng.integers(2**31)))
-    (tmp_path / "tokenizer.json").write_text("{}")
-    config = config_for(tmp_path, dtype="float32", record_folder=str(tmp_path / "crashes"))
-    options = dict(as_table(config))
-    process = subprocess.Popen(
-        [sys.executable, str(Path(__file__).parents[1] / "support" / "gpu" / "gpu_engine_process.py"), json.dumps(options)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None and process.stdin is not None
-    assert process.stdout.readline() == "ready\n"
-    pair = QueuePair(attach_segment(config.engine.name, 0, 20))
-    pair.attach(20)
-    _, flags = generate(pair, [[1, 2, 3]] * 3, [RequestParameters(max_tokens=30, temperature=0.0)] * 3)
-    assert flags == [FINISH_LENGTH] * 3
-    process.stdin.write("fault\n")
-    process.stdin.flush()
-    assert process.wait(60) == 3
-    process.stdin.close()
-    process.stdout.close()
-    (saved,) = (tmp_path / "crashes").glob("crash-*.recording")
+    config = config_for(folder, dtype="float32", record_folder=str(folder / "crashes"))
+    with engine_process(config) as (process, pair):
+        _, flags = generate(pair, [[1, 2, 3]] * 3, [RequestParameters(max_tokens=30, temperature=0.0)] * 3)
+        assert flags == [FINISH_LENGTH] * 3
+        tell(process, "fault")
+        assert process.wait(60) == 3
+    (saved,) = (folder / "crashes").glob("crash-*.recording")
     capture = read_dump(saved)
     replay = Replay(capture, recorded_policy(capture.description, ""))
     assert [d for _, d in replay.run() if d] == []

@@ -1,5 +1,5 @@
-"""The scheduler in plain Python, compiled by njit, and as two CUDA kernels of 256 lanes: the same inputs leave the same
-state, bit for bit, step by step. Python, a hundred times slower, takes part in the first steps (BLINKPY_PYTHON_STEPS).
+"""The scheduler compiled by njit, and as two CUDA kernels of 256 lanes: the same inputs leave the same state, bit for bit, step
+by step. That plain Python does what njit does needs no GPU: tests/compiled/scheduler/test_executions.py.
 
 Three front ends write random requests into the segment that the njit scheduler works on: cancels, slow readers, a crash and a
 new claim, shared prefixes, and a page pool so small that pages are evicted and requests preempted; between such times there
@@ -39,7 +39,6 @@ from blinkpy.scheduler.host_scheduler import Scheduler
 from blinkpy.transport.segment import Segment, create_segment
 
 STEPS = int(os.environ.get("BLINKPY_STEPS", "10000"))
-PYTHON_STEPS = int(os.environ.get("BLINKPY_PYTHON_STEPS", "2500"))
 PAIRS, VOCAB, LANES = 3, 50, 256
 STEP_NS = 1_000_000
 QUIET_STEPS = 100
@@ -79,26 +78,6 @@ class KernelTwin:
     def written(self) -> dict[str, np.ndarray]:
         state = map_arrays(lambda tensor: tensor.cpu().numpy(), self.state)
         return snapshot(state) | {name: getattr(self.queues, name).cpu().numpy() for name in ENGINE_WRITES}
-
-
-class PythonTwin:
-    """The same scheduler as plain Python."""
-
-    def __init__(self, limits: Limits, state: State, queues: EngineViews):
-        self.state = map_arrays(np.copy, state)
-        self.queues = map_arrays(np.ascontiguousarray, map_arrays(np.copy, queues))
-        self.queues = self.queues._replace(sq_long=self.queues.sq.view(np.int64))
-        self.scheduler = Scheduler(limits, self.state, mode="python")
-        self.scheduler.attach(self.queues)
-
-    def step(self, queues: EngineViews, now_ns: int, sampled: np.ndarray, logprobs: np.ndarray) -> int:
-        for name in FRONT_WRITES:
-            getattr(self.queues, name)[...] = getattr(queues, name)
-        self.state.batch.sampled[:], self.state.batch.logprobs[:] = sampled, logprobs
-        return self.scheduler.turn(now_ns)
-
-    def written(self) -> dict[str, np.ndarray]:
-        return snapshot(self.state) | {name: getattr(self.queues, name) for name in ENGINE_WRITES}
 
 
 class FrontEnds:
@@ -157,7 +136,7 @@ class FrontEnds:
 
 
 @pytest.mark.timeout(600)
-def test_python_njit_and_the_kernels_leave_the_same_state(seed: int) -> None:
+def test_njit_and_the_kernels_leave_the_same_state(seed: int) -> None:
     rng = np.random.default_rng(seed)
     sizes = QueueSizes(PAIRS, 12, 16, 64, 2048, 256)
     facts = EngineFacts(1, 70001, 70003, 96, VOCAB, 8, 40, 16, 3_600_000)
@@ -166,11 +145,11 @@ def test_python_njit_and_the_kernels_leave_the_same_state(seed: int) -> None:
     segment = create_segment(f"same-{secrets.token_hex(6)}", sizes, facts)
     try:
         queues = segment.views()
-        twin, python = KernelTwin(limits, state, queues), PythonTwin(limits, state, queues)
+        twin = KernelTwin(limits, state, queues)
         scheduler = Scheduler(limits, state)
         scheduler.attach(queues)
         queues.engine[ENGINE_STATE] = STATE_READY
-        twin.queues.engine[ENGINE_STATE] = python.queues.engine[ENGINE_STATE] = STATE_READY
+        twin.queues.engine[ENGINE_STATE] = STATE_READY
         turns, steady = [0], [0]
 
         def step() -> None:
@@ -180,15 +159,10 @@ def test_python_njit_and_the_kernels_leave_the_same_state(seed: int) -> None:
             logprobs = rng.integers(-(2**63), 2**63, state.batch.logprobs.shape)
             state.batch.sampled[:], state.batch.logprobs[:] = sampled, logprobs
             found = twin.step(queues, now, sampled, logprobs)
-            if turns[0] <= PYTHON_STEPS:  # before njit writes into the segment
-                assert python.step(queues, now, sampled, logprobs) == found
             assert scheduler.turn(now) == found
             steady[0] += int(state.counts[FAST_PATH])
             mine = snapshot(state) | {name: np.array(getattr(queues, name)) for name in ENGINE_WRITES}
             assert not differences(mine, twin.written()), f"step {turns[0]}: {differences(mine, twin.written())[:5]}"
-            if turns[0] <= PYTHON_STEPS:
-                others = python.written()
-                assert not differences(mine, others), f"step {turns[0]}, Python: {differences(mine, others)[:5]}"
 
         fronts = FrontEnds(rng, segment, step)
         for _ in range(STEPS):
@@ -197,9 +171,8 @@ def test_python_njit_and_the_kernels_leave_the_same_state(seed: int) -> None:
             if turns[0] % 500 == 0:
                 assert not state_faults(limits, state)
         seen = {name: int(state.counters[i - COUNTER["requests_accepted"]]) for name, i in COUNTER.items()}
-        python_steps, rows = min(turns[0], PYTHON_STEPS), int(state.batch.counts[ROWS])
-        print(f"{turns[0]} steps, {steady[0]} of them steady, {python_steps} also in Python; {fronts.finished} finished")
-        print(f"{seen}, last batch {rows} rows")
+        print(f"{turns[0]} steps, {steady[0]} of them steady; {fronts.finished} finished")
+        print(f"{seen}, last batch {int(state.batch.counts[ROWS])} rows")
         for name in ("requests_cancelled", "prefix_hit_tokens", "preemptions", "evictions", "reader_stalls"):
             assert seen[name] > 0 or STEPS < 2000, f"the inputs never caused {name}"
         assert STEPS < 2000 or STEPS // 100 < steady[0] < STEPS

@@ -14,37 +14,26 @@ from support.models import model_zoo, step_cases
 from blinkpy.device.cuda.cuda_calls import check_cuda
 from blinkpy.device.cuda.cuda_graphs import chain_of
 
-
-@pytest.mark.parametrize("name", list(model_zoo.ZOO))
-def test_float32(rng: np.random.Generator, tmp_path: Path, name: str) -> None:
-    error = step_cases.step_case(rng, "cuda", name, tmp_path, torch.float32, steps=8)
-    assert error < 1e-4
-
-
-@pytest.mark.parametrize("name", ["llama3", "qwen3", "phi4-mini-long"])
-def test_bfloat16_from_graphs(rng: np.random.Generator, tmp_path: Path, name: str) -> None:
-    error = step_cases.step_case(rng, "cuda", name, tmp_path, torch.bfloat16, steps=8, graphs=True)
-    assert error < 3e-2
+GRAPHS, WIDE = {"graphs": True}, {"graphs": True, "table": step_cases.TMA_TABLE}
+STEPS = [
+    *((name, torch.float32, {}) for name in model_zoo.ZOO),
+    *((name, torch.bfloat16, GRAPHS) for name in ("llama3", "qwen3", "phi4-mini-long")),
+    *((name, torch.bfloat16, WIDE) for name in ("llama3", "llama-biased-mqa")),  # the kernel for many rows
+    # The norms add up what split sums left.
+    *((name, torch.float32, {"table": step_cases.SPLIT_TABLE}) for name in ("llama-biased-mqa", "qwen3-moe-mixed", "mixtral")),
+]
 
 
-@pytest.mark.parametrize("name", ["llama3", "llama-biased-mqa"])
-def test_the_kernel_for_many_rows(rng: np.random.Generator, tmp_path: Path, name: str) -> None:
-    table = step_cases.TmaTable()
-    error = step_cases.step_case(rng, "cuda", name, tmp_path, torch.bfloat16, steps=8, graphs=True, table=table)
-    assert error < 3e-2
-
-
-@pytest.mark.parametrize("name", ["llama-biased-mqa", "qwen3-moe-mixed", "mixtral"])
-def test_sums_in_parts(rng: np.random.Generator, name: str, tmp_path: Path) -> None:
-    """The norms add up what split sums left."""
-    error = step_cases.step_case(rng, "cuda", name, tmp_path, torch.float32, steps=8, table=step_cases.SplitTable())
-    assert error < 1e-4
+@pytest.mark.parametrize(("name", "dtype", "options"), STEPS)
+def test_steps(rng: np.random.Generator, tmp_path: Path, name: str, dtype: torch.dtype, options: dict[str, Any]) -> None:
+    error = step_cases.step_case(rng, "cuda", name, tmp_path, dtype, steps=8, **options)
+    assert error < (1e-4 if dtype == torch.float32 else 3e-2)
 
 
 @pytest.mark.parametrize("name", ["llama3", "qwen3-moe-mixed"])
 def test_a_capture_knows_where_the_layers_end(rng: np.random.Generator, tmp_path: Path, name: str) -> None:
     """Behind them: the last norm, then the product with the vocabulary's matrix, beside which `overlap` runs; then sampling."""
-    step = step_cases.on_device(rng, "cuda", name, tmp_path, torch.bfloat16)[0].step
+    step = step_cases.on_device(rng, "cuda", name, tmp_path, torch.bfloat16).step
     for shape, captured in zip(step.shapes, step.capture(torch.cuda.Stream()), strict=True):
         names = [kernel_name(node) for node in chain_of(runtime.cudaGraph_t(captured.graph.raw_cuda_graph()))]
         assert names[captured.layers] == "_rms_norm", shape.name

@@ -171,8 +171,7 @@ def test_sampling(rng: np.random.Generator, vocabulary: int, spread: float, ties
 
 
 def test_captured_chain_with_dependent_launches(rng: np.random.Generator) -> None:
-    """A chain of layers as a CUDA graph, with and without programmatic dependent launch: bit-equal, replay after
-    replay."""
+    """A chain of layers as a CUDA graph, with and without programmatic dependent launch: bit-equal, replay after replay."""
     hidden, layers, rows = 1024, 24, 4
     make: dict[str, Any] = {"dtype": torch.bfloat16, "device": CUDA}
     weights = [cases.draw(rng, hidden, hidden, scale=hidden**-0.5, **make) for _ in range(layers)]

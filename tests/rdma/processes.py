@@ -3,101 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import secrets
-import signal
 import socket
-import subprocess
-import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import httpx
+from support.commands import START_S, Command, wait_until
 
 from blinkpy.queues.header import HEADER, read_header
 from blinkpy.queues.words import COUNTER
 from blinkpy.transport.segment import segment_path
 
-ROOT = Path(__file__).parents[2]
-START_S = 400.0  # the emulation is slow, and a busy machine makes it slower
 ADDRESS = re.compile(r"--engine (\S+:\d+)")
 URL = re.compile(r"on (http://\S+) ")
-
-
-class Command:
-    """A running blinkpy command. said: its lines, of both outputs, so far."""
-
-    def __init__(self, *arguments: str, python: str = sys.executable):
-        self.said: list[str] = []
-        self._process = subprocess.Popen(
-            [python, "-m", "blinkpy", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            cwd=ROOT,
-            start_new_session=True,
-        )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as lines:
-            for line in lines:
-                self.said.append(line)
-
-    def find(self, pattern: re.Pattern[str], timeout_s: float = START_S) -> re.Match[str]:
-        """Wait for a line."""
-        found: list[re.Match[str]] = []
-
-        def look() -> bool:
-            found.extend(match for line in list(self.said) if (match := pattern.search(line)))
-            return bool(found) or self._process.poll() is not None
-
-        wait_until(look, timeout_s, lambda: f"{pattern.pattern!r} in {self.said}")
-        assert found, "".join(self.said)
-        return found[0]
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def wait(self, timeout_s: float) -> int:
-        """The exit code of a command that ends by itself, once all that it said is there."""
-        code = self._process.wait(timeout_s)
-        self._reader.join(timeout_s)
-        return code
-
-    def kill(self) -> None:
-        """End it and all that it started, without a chance to tidy up."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
-        self._process.wait()
-
-    def send(self, number: int) -> None:
-        """A signal to it and all that it started."""
-        os.killpg(self.pid, number)
-
-    def end(self, timeout_s: float = 20.0) -> int:
-        """End it in order; the exit code."""
-        self._process.terminate()
-        try:
-            return self._process.wait(timeout_s)
-        finally:
-            self.kill()
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float, what: Callable[[], str] | str) -> float:
-    """Seconds until the condition held."""
-    began = time.monotonic()
-    while not condition():
-        missed = time.monotonic() - began > timeout_s
-        assert not missed, f"not within {timeout_s:g} s: {what() if callable(what) else what}"
-        time.sleep(0.01)
-    return time.monotonic() - began
 
 
 def free_address() -> str:
@@ -145,20 +64,15 @@ def counter(name: str, counted: str) -> int:
 
 
 @contextlib.contextmanager
-def serving(
-    transports: tuple[str, ...], engine_options: tuple[str, ...], frontend_options: tuple[str, ...]
-) -> Iterator[dict[str, httpx.Client]]:
+def serving(engine_options: tuple[str, ...], frontend_options: tuple[str, ...]) -> Iterator[dict[str, httpx.Client]]:
     """For each transport an engine and a front end, which all start at the same time."""
-    address, name = free_address(), f"test-{secrets.token_hex(4)}"
+    address, name, rdma = free_address(), f"test-{secrets.token_hex(4)}", ("--transport", "rdma")
     ways = {
         "shm": (("--name", name), ("--name", name)),
-        "rdma": (
-            ("--transport", "rdma", "--listen", address, "--name", name + "r"),
-            ("--transport", "rdma", "--engine", address),
-        ),
+        "rdma": ((*rdma, "--listen", address, "--name", name + "r"), (*rdma, "--engine", address)),
     }
-    engines = [Command("engine", *ways[way][0], *engine_options) for way in transports]
-    fronts = {way: Command("frontend", "--port", "0", *ways[way][1], *frontend_options) for way in transports}
+    engines = [Command("engine", *way, *engine_options) for way, _ in ways.values()]
+    fronts = {name: Command("frontend", "--port", "0", *way, *frontend_options) for name, (_, way) in ways.items()}
     try:
         with contextlib.ExitStack() as stack:
             clients = {}

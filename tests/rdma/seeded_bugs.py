@@ -34,137 +34,61 @@ HEARTBEAT = "test_transport.py::test_each_heartbeat_arrives_with_the_completion_
 OLD_EPOCH = "test_transport.py::test_what_an_old_epoch_writes_changes_nothing"
 OWNERS = "test_transport.py::test_pairs_go_to_their_owners_and_then_to_who_asks"
 
-# Each with the test that must find it.
-RDMA_BUGS = (
-    # order and completion of writes
-    (
-        Bug(
-            "the doorbell goes before the entry",
-            "connect_rdma",
-            "batch.append(self._all_words)",
-            "batch.insert(0, self._all_words)",
-        ),
-        ORDERING,
-    ),
-    (
-        Bug(
-            "the entry goes before the prompt",
-            "connect_rdma",
-            "self._batch.append(self._piece(start, len(entry)))",
-            "self._batch.insert(0, self._piece(start, len(entry)))",
-        ),
-        ORDERING,
-    ),
-    (
-        Bug(
-            "the doorbell's memory is read by the card later, when it may have changed",
-            "rdma_writes",
-            "if length <= inline:",
-            "if length < 32:",
-        ),
-        POSTING,
-    ),
-    (Bug("no write is signalled", "rdma_writes", "flags = 0 if left else self._signaled", "flags = 0"), ORDERING),
-    (
-        Bug(
-            "a failed completion counts as a good one",
-            "rdma_writes",
-            "if completion.status != self._success:",
-            "if completion.status == 77:",
-        ),
-        RIGHTS,
-    ),
-    (Bug("each completion head costs a write", "connect_rdma", "if ahead < self._head_step:", "if ahead < 1:"), VERBS),
-    # words
-    (
-        Bug(
-            "the completion head is not written",
-            "connect_rdma",
-            "self._words[index] = value",
-            "self._words[index] = 0 if index == W.FRONT_CQ_HEAD else value",
-        ),
-        FULL_RING,
-    ),
-    (
-        Bug(
-            "the completion head waits for a doorbell, however full the ring is",
-            "connect_rdma",
-            "if ahead < self._head_step:",
-            "if ahead >= 0:",
-        ),
-        FULL_RING,
-    ),
-    (
-        Bug(
-            "the heartbeat is not written",
-            "connect_rdma",
-            "self._words[index] = value",
-            "self._words[index] = 0 if W.FRONT_CQ_HEAD < index < W.FRONT_CLAIM else value",
-        ),
-        HEARTBEAT,
-    ),
-    # windows of the completion ring
-    (Bug("the window wraps too early", "connect_rdma", "index = position & size - 1", "index = position % (size - 1)"), CONTENTS),
-    (
-        Bug(
-            "records are read from the area's start",
-            "connect_rdma",
-            "self._read(RECORDS, self.layout.records + index * RECORD_BYTES,",
-            "self._read(RECORDS, self.layout.records + 0 * RECORD_BYTES,",
-        ),
-        CONTENTS,
-    ),
-    (
-        Bug(
-            "words are handed out before their records are there",
-            "connect_rdma",
-            "            self._pending = look\n",
-            "            self._pending = self._look = look\n",
-        ),
-        CONTENTS,
-    ),
-    # rights and pairs
-    (
-        Bug(
-            "the region of a pair is longer than the pair",
-            "listen_rdma",
-            "layout.first_pair, layout.front_region_bytes, write)",
-            "layout.first_pair, layout.front_region_bytes + 4096, write)",
-        ),
-        RIGHTS,
-    ),
-    (
-        Bug(
-            "the engine's region may be written",
-            "listen_rdma",
-            "layout.first_pair, layout.engine_region_bytes, e.IBV_ACCESS_REMOTE_READ",
-            "layout.first_pair, layout.engine_region_bytes, write | e.IBV_ACCESS_REMOTE_READ",
-        ),
-        RIGHTS,
-    ),
-    (
-        Bug(
-            "all front ends share a protection domain",
-            "verbs",
-            'self.pd = self._made(module("pd").PD(port.context))',
-            'self.pd = port.__dict__.setdefault("shared_pd", module("pd").PD(port.context))',
-        ),
-        RIGHTS,
-    ),
-    (
-        Bug(
-            "a pair's old connection lives on",
-            "listen_rdma",
-            "            before.end.close()\n",
-            "            self.__dict__.setdefault('kept', []).append(before)\n",
-        ),
-        OLD_EPOCH,
-    ),
-    (
-        Bug("nobody gets the own pair back", "listen_rdma", "if grant.owner == owner:", "if grant.owner == -owner:"),
-        OWNERS,
-    ),
-)
+# fmt: off
+PATCHES = {  # of modules, by the test that must find them: (what, before, after)
+    (ORDERING, "connect_rdma"): [
+        ("the doorbell goes before the entry", "batch.append(self._all_words)", "batch.insert(0, self._all_words)"),
+        ("the entry goes before the prompt",
+         "self._batch.append(self._piece(start, len(entry)))", "self._batch.insert(0, self._piece(start, len(entry)))"),
+    ],
+    (ORDERING, "rdma_writes"): [
+        ("no write is signalled", "flags = 0 if left else self._signaled", "flags = 0"),
+    ],
+    (POSTING, "rdma_writes"): [
+        ("the doorbell's memory is read by the card later, when it may have changed", "if length <= inline:", "if length < 32:"),
+    ],
+    (VERBS, "connect_rdma"): [
+        ("each completion head costs a write", "if ahead < self._head_step:", "if ahead < 1:"),
+    ],
+    (FULL_RING, "connect_rdma"): [
+        ("the completion head is not written",
+         "self._words[index] = value", "self._words[index] = 0 if index == W.FRONT_CQ_HEAD else value"),
+        ("the completion head waits for a doorbell, however full the ring is", "if ahead < self._head_step:", "if ahead >= 0:"),
+    ],
+    (HEARTBEAT, "connect_rdma"): [
+        ("the heartbeat is not written",
+         "self._words[index] = value", "self._words[index] = 0 if W.FRONT_CQ_HEAD < index < W.FRONT_CLAIM else value"),
+    ],
+    (CONTENTS, "connect_rdma"): [
+        ("the window wraps too early", "index = position & size - 1", "index = position % (size - 1)"),
+        ("records are read from the area's start", "self.layout.records + index * RECORD", "self.layout.records + 0 * RECORD"),
+        ("words are handed out before their records are there",
+         "            self._pending = look\n", "            self._pending = self._look = look\n"),
+    ],
+    (RIGHTS, "rdma_writes"): [
+        ("a failed completion counts as a good one", "if completion.status != self._success:", "if completion.status == 77:"),
+    ],
+    (RIGHTS, "listen_rdma"): [
+        ("the region of a pair is longer than the pair",
+         "layout.front_region_bytes, write)", "layout.front_region_bytes + 4096, write)"),
+        ("the engine's region may be written",
+         "layout.engine_region_bytes, e.IBV_ACCESS_REMOTE_READ", "layout.engine_region_bytes, write | e.IBV_ACCESS_REMOTE_READ"),
+    ],
+    (RIGHTS, "verbs"): [
+        ("all front ends share a protection domain",
+         'self.pd = self._made(module("pd").PD(port.context))',
+         'self.pd = port.__dict__.setdefault("shared_pd", module("pd").PD(port.context))'),
+    ],
+    (OLD_EPOCH, "listen_rdma"): [
+        ("a pair's old connection lives on",
+         "            before.end.close()\n", "            self.__dict__.setdefault('kept', []).append(before)\n"),
+    ],
+    (OWNERS, "listen_rdma"): [
+        ("nobody gets the own pair back", "if grant.owner == owner:", "if grant.owner == -owner:"),
+    ],
+}
+# fmt: on
+RDMA_BUGS = tuple((Bug(patch[0], module, *patch[1:]), test) for (test, module), patches in PATCHES.items() for patch in patches)
 
 
 def run(folder: Path, *tests: str, must_pass: bool = False) -> int:

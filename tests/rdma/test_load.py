@@ -13,6 +13,7 @@ from rdma.processes import engine
 from blinkpy.config import split_address
 from blinkpy.dpu.link.connect_rdma import attach_rdma
 from blinkpy.dpu.link.queue_pair import InFlightRequest, NoRoomError, QueuePair
+from blinkpy.engine.devices.null_step import synthetic_token
 from blinkpy.queues.completion import FINISH_CANCELLED, FINISH_LENGTH, FINISH_MASK, HAS_TOKEN
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.words import COUNTER
@@ -24,14 +25,9 @@ CANCELLED = 0.15  # share of the requests
 OPTIONS = ("--device", "null", "--workers", str(FRONT_ENDS), "--slots", "128", "--cq-entries", "512", "--max-model-len", "512")
 
 
-def expected(seed: int, prompt: int, count: int, vocab: int) -> list[int]:
-    """What the null engine answers: a token for each position, of all but the first sixteenth of the vocabulary."""
-    prime, low, tokens = 2**31 - 1, vocab // 16, []
-    for position in range(prompt, prompt + count):
-        mixed = (seed % prime * 48271 + position * 69621 + 1) % prime
-        mixed = mixed * 48271 % prime
-        tokens.append(low + mixed * 69621 % prime % (vocab - low))
-    return tokens
+def expected(sampling: RequestParameters, prompt: int, vocab: int) -> list[int]:
+    """What the null engine answers: of all but the first sixteenth of the vocabulary."""
+    return [synthetic_token(sampling.seed, prompt + i, vocab // 16, vocab) for i in range(sampling.max_tokens)]
 
 
 def front_end(address: str, seed: int, result: Any) -> None:
@@ -60,7 +56,7 @@ def front_end(address: str, seed: int, result: Any) -> None:
                 answers[request].append(token)
             finish = flags & FINISH_MASK
             if finish:
-                got, wanted = answers.pop(request), expected(sampling.seed, length, sampling.max_tokens, vocab)
+                got, wanted = answers.pop(request), expected(sampling, length, vocab)
                 if finish == FINISH_CANCELLED:
                     cancelled += 1
                     wanted = wanted[: len(got)] if request.cancelled else []
@@ -79,7 +75,6 @@ def front_end(address: str, seed: int, result: Any) -> None:
             problems.append(f"{len(answers)} requests did not end in {LIMIT_S:g} s; {sent} were sent")
     if pair.stray_completions:
         problems.append(f"{pair.stray_completions} completions for slots without a request")
-    words = pair.transport.read_engine()
     time.sleep(0.3)
     words = pair.transport.read_engine()
     result.send((problems[:5], cancelled, time.monotonic() - began, words[COUNTER["integrity_errors"]]))

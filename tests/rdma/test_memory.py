@@ -13,22 +13,12 @@ import numpy as np
 from blinkpy.dpu.link.connect_rdma import attach_rdma
 from blinkpy.dpu.link.queue_pair import QueuePair
 from blinkpy.engine.link.listen_rdma import RdmaListener
+from blinkpy.queues import words as W
 from blinkpy.queues.completion import FINISH_LENGTH, HAS_TOKEN, lap_of, pack_completion
 from blinkpy.queues.header import EngineFacts
 from blinkpy.queues.layout import QueueSizes
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.views import EngineViews
-from blinkpy.queues.words import (
-    ENGINE_HEARTBEAT,
-    ENGINE_STATE,
-    FRONT_DOORBELL,
-    PAIR_ATTACHED,
-    PAIR_CQ_TAIL,
-    PAIR_EPOCH,
-    PAIR_SQ_HEAD,
-    POSITION_MASK,
-    STATE_READY,
-)
 from blinkpy.transport.handshake import new_owner
 from blinkpy.transport.segment import create_segment
 
@@ -43,24 +33,24 @@ class Engine:
 
     def __init__(self, views: EngineViews):
         self._views, self._made = views, 0
-        self._views.engine[ENGINE_STATE] = STATE_READY
+        self._views.engine[W.ENGINE_STATE] = W.STATE_READY
 
     def grant(self) -> None:
         """What the front end is going to claim."""
-        self._views.pair[0, PAIR_EPOCH] = self._views.pair[0, PAIR_ATTACHED] = 1
+        self._views.pair[0, W.PAIR_EPOCH] = self._views.pair[0, W.PAIR_ATTACHED] = 1
 
     def answer(self, slots: list[int]) -> None:
         """Wait for the doorbell of these requests, and end them."""
         views, size, before = self._views, SIZES.cq_entries, self._made
         self._made += len(slots)
         deadline = time.monotonic() + WAIT_S
-        while views.front[0, FRONT_DOORBELL] & POSITION_MASK != self._made:
+        while views.front[0, W.FRONT_DOORBELL] & W.POSITION_MASK != self._made:
             assert time.monotonic() < deadline, "the doorbell did not come"
         flags = HAS_TOKEN | FINISH_LENGTH
         at = (before + np.arange(len(slots))) % size
         views.cq[0, at] = [pack_completion(slot, 7, flags, lap_of(before + i, size)) for i, slot in enumerate(slots)]
-        views.pair[0, [PAIR_SQ_HEAD, PAIR_CQ_TAIL]] = self._made
-        views.engine[ENGINE_HEARTBEAT] += 1
+        views.pair[0, [W.PAIR_SQ_HEAD, W.PAIR_CQ_TAIL]] = self._made
+        views.engine[W.ENGINE_HEARTBEAT] += 1
 
 
 @contextlib.contextmanager

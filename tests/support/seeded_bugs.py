@@ -7,11 +7,10 @@ nothing else in the process changes. A patch that no longer fits its module is a
 from __future__ import annotations
 
 import contextlib
-import importlib.abc
+import importlib
 import importlib.util
 import sys
 from collections.abc import Iterator
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -156,24 +155,6 @@ FRONT_BUGS = _bugs({
 # fmt: on
 
 
-class _Patched(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Loads one module from other source text."""
-
-    def __init__(self, name: str, path: Path, source: str) -> None:
-        self._name, self._path, self._source = name, path, source
-
-    def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        if fullname != self._name:
-            return None
-        return importlib.util.spec_from_file_location(fullname, self._path, loader=self)
-
-    def create_module(self, spec: ModuleSpec) -> None:
-        return None
-
-    def exec_module(self, module: ModuleType) -> None:
-        exec(compile(self._source, str(self._path), "exec"), module.__dict__)
-
-
 def module_of(bug: Bug) -> tuple[str, Path]:
     """The module's dotted name and its file."""
     (path,) = PACKAGE.rglob(f"{bug.module}.py")
@@ -193,21 +174,24 @@ def planted(bug: Bug | None) -> Iterator[None]:
     """Within the block, imports of the patched module, and of all that import it, give new modules; without a bug, of the
     scheduler's. Afterwards all is as before."""
     name, path = ("blinkpy.kv.page_allocator", PACKAGE) if bug is None else module_of(bug)
+    source = None if bug is None else patched_source(bug)
     names = sorted(({name} | importers_of(name)) - {"blinkpy"})
     before = {name: sys.modules.pop(name) for name in names if name in sys.modules}
-    finder = None
-    if bug is not None:
-        finder = _Patched(name, path, patched_source(bug))
-        sys.meta_path.insert(0, finder)
     try:
+        if source is not None:
+            module = importlib.util.module_from_spec(importlib.util.spec_from_file_location(name, path))
+            _enter(name, module)
+            exec(compile(source, str(path), "exec"), module.__dict__)
         yield
     finally:
-        if finder is not None:
-            sys.meta_path.remove(finder)
         for name in names:
             sys.modules.pop(name, None)
-        sys.modules.update(before)
         for name, module in before.items():
-            parent, _, child = name.rpartition(".")
-            if parent:
-                setattr(sys.modules[parent], child, module)
+            _enter(name, module)
+
+
+def _enter(name: str, module: ModuleType) -> None:
+    """Make it what imports of the name give."""
+    sys.modules[name] = module
+    parent, _, child = name.rpartition(".")
+    setattr(importlib.import_module(parent), child, module)

@@ -5,20 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from verified.memory_model.machines import (
-    RDMA,
-    WEAK,
-    X86,
-    Bulk,
-    Checker,
-    Fence,
-    Load,
-    LoadLater,
-    MemoryOrder,
-    Program,
-    Store,
-    Value,
-)
+from verified.memory_model.machines import RDMA, WEAK, X86, Checker, MemoryOrder
+from verified.memory_model.operations import Bulk, Fence, Load, LoadLater, Program, Store, Value
 from verified.memory_model.queue_protocol import BUGS, SCENARIOS, TRANSPORTS, Transport, check
 
 CPU, GPU, ARM, REMOTE = TRANSPORTS
@@ -40,7 +28,7 @@ FOUND_ON = dict.fromkeys(BUGS, ALL) | {
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
 def test_the_protocol_is_right(scenario: Any, transport: Transport) -> None:
     violation, states = check(scenario, transport)
-    assert violation is None, str(violation)
+    assert not violation, violation
     assert states > 20
 
 
@@ -55,26 +43,13 @@ def test_a_protocol_with_a_bug_is_found_where_it_matters(name: str) -> None:
 
 def reachable(machine: MemoryOrder, first: Program, second: Program, words: dict[str, Any]) -> bool:
     """Whether an assertion of the programs can fail."""
-    return Checker([first, second], [machine, machine], words).run() is not None
-
-
-@pytest.mark.parametrize(("machine", "shows"), [(X86, False), (RDMA, False), (WEAK, True)])
-def test_message_passing_needs_order_on_weak_machines(machine: MemoryOrder, shows: bool) -> None:
-    def writer() -> Any:
-        yield Store("data", 1)
-        yield Store("flag", 1)
-
-    def reader() -> Any:
-        yield Load("flag", wanted=bool)
-        data = yield Load("data")
-        assert data == 1
-
-    assert reachable(machine, writer, reader, {"data": 0, "flag": 0}) == shows
+    return Checker([first, second], [machine, machine], words).run() != ""
 
 
 @pytest.mark.parametrize("release", [False, True])
 @pytest.mark.parametrize("acquire", [False, True])
-def test_message_passing_with_release_and_acquire(release: bool, acquire: bool) -> None:
+@pytest.mark.parametrize("machine", [X86, RDMA, WEAK])
+def test_message_passing_needs_release_and_acquire_on_weak_machines(machine: MemoryOrder, release: bool, acquire: bool) -> None:
     def writer() -> Any:
         yield Store("data", 1)
         yield Store("flag", 1, release)
@@ -84,7 +59,8 @@ def test_message_passing_with_release_and_acquire(release: bool, acquire: bool) 
         data = yield Load("data")
         assert data == 1
 
-    assert reachable(WEAK, writer, reader, {"data": 0, "flag": 0}) == (not (release and acquire))
+    shows = machine is WEAK and not (release and acquire)
+    assert reachable(machine, writer, reader, {"data": 0, "flag": 0}) == shows
 
 
 @pytest.mark.parametrize("fenced", [False, True])
@@ -163,7 +139,7 @@ def test_a_program_that_waits_for_ever_is_found() -> None:
         yield Store("y", 1)
 
     violation = Checker([waiter, other], [WEAK, WEAK], {"x": 0, "y": 0}).run()
-    assert violation is not None and "nobody can go on" in str(violation)
+    assert "nobody can go on" in violation
 
 
 def test_too_many_states_are_an_error() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -18,14 +19,14 @@ from blinkpy.dpu.link import store_fence
 from blinkpy.dpu.link.queue_pair import REQUEST_LIMIT, EngineLostError, QueuePair
 from blinkpy.engine.devices.host_turns import run_turns
 from blinkpy.engine.devices.null_step import synthetic_step, synthetic_token
+from blinkpy.kv import state as S
 from blinkpy.kv.page_allocator import compact_ring
-from blinkpy.kv.state import NO_BATCH, RING_HEAD, RING_TAIL, RUNNING, STOPPED
 from blinkpy.kv.state_memory import differences, snapshot
+from blinkpy.queues import words as W
 from blinkpy.queues.completion import FINISH_LENGTH, FINISH_MASK, HAS_TOKEN, lap_of, pack_completion
 from blinkpy.queues.header import write_header
 from blinkpy.queues.layout import LayoutError
 from blinkpy.queues.request_parameters import RequestParameters
-from blinkpy.queues.words import COMMAND_STOP, CONTROL_COMMAND, EPOCH_LIMIT, FRONT_DOORBELL, PAIR_EPOCH
 from blinkpy.scheduler.host_scheduler import Scheduler
 from blinkpy.scheduler.phases.fast_path import prefetch_forecast
 from blinkpy.scheduler.policies import fcfs
@@ -34,7 +35,7 @@ from blinkpy.transport.contract import TransportError
 from blinkpy.verify.sim.simulation import Simulation
 from blinkpy.verify.sim.world import make_world
 
-PROMPT = np.array([1, 0, 1], np.int32)
+PROMPT, ONE_TOKEN = np.array([1, 0, 1], np.int32), RequestParameters(max_tokens=1, seed=1)
 
 # ---- several lanes ------------------------------------------------------------------------------------------------------
 
@@ -52,10 +53,10 @@ def test_lanes_compact_the_ring_as_one_lane_does() -> None:
                 state.pages.ring[position & mask] = i
                 state.pages.ring_position[i] = position
         state.pages.ring_position[1] = -1  # was revived
-        state.counts[RING_HEAD], state.counts[RING_TAIL] = head, head + 2 * limits.pages
+        state.counts[S.RING_HEAD], state.counts[S.RING_TAIL] = head, head + 2 * limits.pages
         arrays = as_memoryviews(state)
         Team(lanes, 1).run(lambda lane, lanes: compact_ring(limits, arrays.pages, arrays.counts, lane, lanes))
-        assert state.counts[RING_TAIL] == head + limits.pages - 1
+        assert state.counts[S.RING_TAIL] == head + limits.pages - 1
         kept = [int(state.pages.ring[(head + i) & mask]) for i in range(limits.pages - 1)]
         assert kept == [page for page in range(limits.pages) if page != 1]
         return snapshot(state)
@@ -72,7 +73,7 @@ def test_a_scheduler_needs_its_queues_first() -> None:
     with pytest.raises(RuntimeError, match="attach"):
         scheduler.turn(1)
     assert scheduler.check() == []
-    world.state.requests.status[0] = RUNNING
+    world.state.requests.status[0] = S.RUNNING
     assert "running does not list" in scheduler.check()[0]
 
 
@@ -86,16 +87,16 @@ def test_the_null_engine_makes_tokens_up(mode: Any, step_ns: int, logprobs: int)
     scheduler.attach(case.views)
     calls: list[int] = []
     step = synthetic_step(scheduler, range(10, 40), step_ns)
-    assert run_turns(scheduler, step, 20_000_000, 1 << 62, lambda: calls.append(1)) == NO_BATCH
+    assert run_turns(scheduler, step, 20_000_000, 1 << 62, lambda: calls.append(1)) == S.NO_BATCH
     assert len(calls) > 4
     completions = client.poll()
     tokens = [token for _, token, _ in completions]
     assert tokens == [synthetic_token(-(2**62), len(PROMPT) + i, 10, 40) for i in range(4)]
     assert all(10 <= token < 40 for token in tokens) and completions[-1][2] & FINISH_MASK == FINISH_LENGTH
     assert [[pair[0] for pair in record[:3]] for record in sent.records] == [[token, 10, 11] for token in tokens if logprobs >= 0]
-    case.views.control[CONTROL_COMMAND] = COMMAND_STOP
-    assert run_turns(scheduler, step, 20_000_000, 0) == NO_BATCH  # its deadline is past
-    assert run_turns(scheduler, step, 20_000_000, 1 << 62) == STOPPED
+    case.views.control[W.CONTROL_COMMAND] = W.COMMAND_STOP
+    assert run_turns(scheduler, step, 20_000_000, 0) == S.NO_BATCH  # its deadline is past
+    assert run_turns(scheduler, step, 20_000_000, 1 << 62) == S.STOPPED
 
 
 def test_what_a_turn_fetches_ahead_it_does_not_change() -> None:
@@ -111,7 +112,7 @@ def test_what_a_turn_fetches_ahead_it_does_not_change() -> None:
 def test_snapshots_say_where_they_differ() -> None:
     world = make_world(1, 1)
     before = snapshot(world.state)
-    world.state.requests.status[1] = RUNNING
+    world.state.requests.status[1] = S.RUNNING
     assert differences(before, snapshot(world.state)) == ["requests.status[1]: 0 != 2 (1 differ)"]
 
 
@@ -124,57 +125,40 @@ def case() -> Case:
     return make_case(pairs=1)
 
 
-@pytest.fixture
-def unclaimed() -> Case:
-    return make_case(pairs=1, attached=False)
-
-
-def test_epochs_are_used_up(unclaimed: Case) -> None:
-    unclaimed.views.pair[0, PAIR_EPOCH] = EPOCH_LIMIT
+def test_a_lost_engine_is_noticed_wherever_it_shows(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = case.clients[0]
+    with monkeypatch.context() as lost:
+        lost.setattr(client.transport, "lost", lambda: True)
+        with pytest.raises(EngineLostError, match="gone"):
+            client.check()
+    client._requests = REQUEST_LIMIT
+    with pytest.raises(EngineLostError, match="ids of this epoch"):
+        client.submit(PROMPT, ONE_TOKEN)
+    epoch = case.views.pair[0, W.PAIR_EPOCH :][:1]
+    monkeypatch.setattr(client.transport, "write_word", lambda index, value: epoch.fill(7))
+    with pytest.raises(EngineLostError, match="granted epoch 7, this front end had asked for 2"):
+        client.attach(1)
+    epoch[0] = W.EPOCH_LIMIT
     with pytest.raises(EngineLostError, match="used up its epochs"):
-        QueuePair(WireTransport(unclaimed, 0)).attach(1)
+        client.attach(1)
 
 
-def test_a_later_epoch_than_asked_for_is_someone_elses(unclaimed: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    transport = WireTransport(unclaimed, 0)
-    monkeypatch.setattr(transport, "write_word", lambda index, value: unclaimed.views.pair.__setitem__((0, PAIR_EPOCH), 7))
-    with pytest.raises(EngineLostError, match="granted epoch 7, this front end had asked for 1"):
-        QueuePair(transport).attach(1)
-
-
-def test_a_client_without_a_pair_beats_looks_and_reads_nothing(unclaimed: Case) -> None:
+def test_a_client_without_a_pair_beats_looks_and_reads_nothing() -> None:
+    unclaimed = make_case(pairs=1, attached=False)
     client = QueuePair(WireTransport(unclaimed, 0))
     client.heartbeat()
     client.check()
     assert client.poll() == []
-    assert unclaimed.views.front[0, FRONT_DOORBELL] == 0
+    assert unclaimed.views.front[0, W.FRONT_DOORBELL] == 0
     assert client.context == min(client.facts.max_model_len, client.facts.num_pages * client.facts.page_size)
-
-
-def test_a_lost_engine_is_noticed(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    client = case.clients[0]
-    monkeypatch.setattr(client.transport, "lost", lambda: True)
-    with pytest.raises(EngineLostError, match="gone"):
-        client.check()
 
 
 def test_closing_without_an_engine_is_no_error(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     client = case.clients[0]
-    client.submit(PROMPT, RequestParameters(max_tokens=1, seed=1))
-
-    def gone(slot: int, request_id: int) -> None:
-        raise TransportError("no engine")
-
-    monkeypatch.setattr(client.transport, "write_cancel", gone)
+    client.submit(PROMPT, ONE_TOKEN)
+    monkeypatch.setattr(client.transport, "write_cancel", Mock(side_effect=TransportError("no engine")))
     client.close()
     assert client.in_flight == 0
-
-
-def test_request_ids_are_used_up(case: Case) -> None:
-    client = case.clients[0]
-    client._requests = REQUEST_LIMIT
-    with pytest.raises(EngineLostError, match="ids of this epoch"):
-        client.submit(PROMPT, RequestParameters(max_tokens=1, seed=1))
 
 
 def test_a_request_that_has_ended_was_consumed(case: Case) -> None:
@@ -182,7 +166,7 @@ def test_a_request_that_has_ended_was_consumed(case: Case) -> None:
     client = case.clients[0]
     position = client._cq_position
     for number in range(2 * case.limits.sq_entries):
-        request = client.submit(PROMPT, RequestParameters(max_tokens=1, seed=1))
+        request = client.submit(PROMPT, ONE_TOKEN)
         lap = lap_of(position + number, case.limits.cq_entries)
         word = pack_completion(request.slot, 1, FINISH_LENGTH | HAS_TOKEN, lap)
         case.views.cq[0, (position + number) % case.limits.cq_entries] = word

@@ -1,4 +1,4 @@
-"""Where the parts of a scheduler's turn are put beside a step graph, on made-up graphs."""
+"""Where the parts of a scheduler's turn are put beside a step graph, on synthetic graphs."""
 
 from __future__ import annotations
 

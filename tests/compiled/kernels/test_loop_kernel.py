@@ -1,86 +1,58 @@
-"""The kernels of the loop compile for sm_90 without a GPU; stand-ins for the scheduler's phases keep that short."""
+"""The kernels of the loop, scheduler included, compile for sm_90 without a GPU, within the limits of one block of 256 threads."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-pytest.importorskip("numba_cuda")
+pytest.importorskip("numba_cuda", reason="numba-cuda is not installed: nothing can be compiled for a GPU here")
 
 from support.scheduler_cases import make_case
 
 from blinkpy.device.cuda.cubin import read_cubin
 from blinkpy.device.cuda.kernel_compiler import KernelCode, compile_kernel
-from blinkpy.device.portable import device, load_acquire
+from blinkpy.kernels.loop import loop_kernels as K
 from blinkpy.kernels.loop import loop_words as L
 from blinkpy.kernels.loop.loop_code import _load, _store
-from blinkpy.kernels.loop.loop_kernels import (
-    AFTER_COPY_SIGNATURE,
-    OVERLAP_SIGNATURE,
-    PUBLISH_SIGNATURE,
-    SCHEDULE_SIGNATURE,
-    STAMP_SIGNATURE,
-    after_copy_kernel,
-    device_arguments,
-    overlap_kernel,
-    publish_kernel,
-    schedule_kernel,
-    stamp_kernel,
-)
-from blinkpy.scheduler.cycle import Phases
+from blinkpy.kernels.loop.loop_kernels import device_arguments
+from blinkpy.scheduler.cycle import make_phases
 
-
-@device
-def overlap(limits, queues, state, now, lane, lanes):
-    if lane == 0:
-        state.counts[0] += limits.rows + now
-
-
-@device
-def schedule(limits, queues, state, lane, lanes):
-    return load_acquire(queues.control, 0)
-
-
-@device
-def publish(limits, queues, state, lane, lanes):
-    pass
-
-
+REGISTERS, STACK_BYTES, SHARED_BYTES, CODE_BYTES = 128, 128, 8192, 384 << 10
 WORLD = make_case(attached=False)
 KIND, TABLE = device_arguments(WORLD.limits, WORLD.views, WORLD.state)
-STAND_IN = Phases(overlap, schedule, publish, turn=schedule)
-KERNELS = {
+PHASE = make_phases(), KIND, len(TABLE)
+CONDITION = ("cudaGraphSetConditional",)
+LANES = ("shfl.sync", "bar.sync")
+KERNELS = {  # how to make it, words of its parameters, what the driver provides, and what it must have in it
     # What blinkpy.engine.loop_graph packs: arrays of one dimension as 7 words, of two as 9, and handles and numbers as one.
-    "overlap": (lambda: overlap_kernel(STAND_IN, KIND, len(TABLE)), OVERLAP_SIGNATURE, 7 + 7, ()),
-    "publish": (lambda: publish_kernel(STAND_IN, KIND, len(TABLE)), PUBLISH_SIGNATURE, 7 + 7, ()),
-    "schedule": (
-        lambda: schedule_kernel(STAND_IN, KIND, len(TABLE)),
-        SCHEDULE_SIGNATURE,
-        7 + 7 + 7 + 9 + 3,
-        ("cudaGraphSetConditional",),
-    ),
-    "after_copy": (after_copy_kernel, AFTER_COPY_SIGNATURE, 7 + 7 + 7 + 2, ("cudaGraphSetConditional",)),
-    "stamp": (stamp_kernel, STAMP_SIGNATURE, 7 + 9 + 1, ()),
+    "overlap": (lambda: K.overlap_kernel(*PHASE), 7 + 7, (), ("ld.acquire.sys", "ld.relaxed.sys", "st.release.sys", *LANES)),
+    "schedule": (lambda: K.schedule_kernel(*PHASE), 7 + 7 + 7 + 9 + 3, CONDITION, ("st.release.sys", *LANES)),
+    "publish": (lambda: K.publish_kernel(*PHASE), 7 + 7, (), ("st.relaxed.sys",)),
+    "after_copy": (K.after_copy_kernel, 7 + 7 + 7 + 2, CONDITION, ()),
+    "stamp": (K.stamp_kernel, 7 + 9 + 1, (), ()),
 }
 
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_the_loops_kernels_compile(name: str) -> None:
-    make, signature, parameters, undefined = KERNELS[name]
-    code = compile_kernel(make(), signature)
+    make, parameters, undefined, instructions = KERNELS[name]
+    code = compile_kernel(make(), getattr(K, f"{name.upper()}_SIGNATURE"))
     cubin = read_cubin(code.cubin)
-    needs = cubin.kernels[code.entry]
     assert cubin.undefined == undefined
     assert not cubin.unresolved  # the driver provides it
-    assert needs.registers <= 255
-    assert needs.stack_frame == 0
+    assert len(code.cubin) < CODE_BYTES
+    for function, needs in cubin.kernels.items():
+        assert needs.registers <= REGISTERS, (function, needs)
+        assert needs.min_stack <= STACK_BYTES, (function, needs)
+        assert needs.shared <= SHARED_BYTES, (function, needs)
+    assert all(instruction in code.ptx for instruction in (".target sm_90", *instructions))
     head = code.ptx[code.ptx.index(".entry") :]
     assert head[: head.index("{")].count(".param") == parameters
     assert ("griddepcontrol.wait" in code.ptx) == (name in ("schedule", "stamp"))
 
 
 def test_the_loops_memory_has_the_shapes_of_the_signature() -> None:
-    _, _, words, trace, *_ = SCHEDULE_SIGNATURE.args
+    _, _, words, trace, *_ = K.SCHEDULE_SIGNATURE.args
     assert (np.zeros(L.LOOP_WORDS).ndim, np.zeros((1, L.TRACE_COLUMNS)).ndim) == (words.ndim, trace.ndim)
 
 

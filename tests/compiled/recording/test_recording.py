@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections import Counter
 
 import numpy as np
 import pytest
-from support.executions import in_lanes
 from support.recorded_cases import RecordedCase, RecordedStorm, crowded, replayed
-from support.scheduler_cases import tokens
+from support.scheduler_cases import in_lanes, tokens
 
 from blinkpy.device.array_trees import named_arrays
 from blinkpy.kv.state import EMPTY, FAST_PATH, FINISHING, RECORDS, TURNS
@@ -19,6 +19,8 @@ from blinkpy.queues.words import COMMAND_DRAIN, COMMAND_RUN, CONTROL_COMMAND
 from blinkpy.scheduler.cycle import make_turn
 from blinkpy.scheduler.policies import fcfs, priority, shortest_first
 from blinkpy.verify.recording.recording_layout import NOT_COPIED
+from blinkpy.verify.recording.recording_links import RecordingError, link_path, remove_dead_links
+from blinkpy.verify.recording.recording_reader import RecordingReader
 from blinkpy.verify.replay.replayer import Replay
 from blinkpy.verify.replay.turn_records import parse_turns
 from blinkpy.verify.sim.simulation import Simulation
@@ -50,7 +52,7 @@ def changed_by_replay(world: World, replay: Replay) -> list[str]:
         if not (a == b).all():
             different.append(name)
     # Calls without news have a number, but no record. And a cancel is not recorded where the request ended by itself in that
-    # call: the replay may then take the short way where the scheduler did not, to the same state.
+    # call: the replay may then take the fast path where the scheduler did not, to the same state.
     numbers = ~np.isin(np.arange(len(ours["counts"])), (TURNS, FAST_PATH))
     return different + ([] if (ours["counts"][numbers] == theirs["counts"][numbers]).all() else ["counts"])
 
@@ -147,3 +149,54 @@ def test_control_words_of_a_drain_are_recorded() -> None:
     replay = Replay(case.recording.reader.capture(), fcfs)
     assert replayed(replay) > 3
     assert {turn.command for turn in replay.turns} == {COMMAND_RUN, COMMAND_DRAIN}
+
+
+# ---- in the memory of an engine, as other processes find and read it --------------------------------------------------------
+
+
+def test_a_reader_takes_the_older_copy_while_its_records_last(rng: np.random.Generator) -> None:
+    case, spans = RecordedCase(record=16), []
+    for _ in range(400):
+        if case.clients[0].free_slots:
+            case.submit(tokens(int(rng.integers(1, 20)), int(rng.integers(50))), int(rng.integers(1, 12)))
+        case.turn()
+        case.read(0)
+        capture = case.recording.reader.capture()
+        spans.append(len(capture.words))
+        assert sum(1 for _ in parse_turns(capture.words, case.limits.pairs)) > 0
+    words = case.limits.record_words
+    settled = spans[len(spans) // 2 :]
+    assert case.recording.reader.position > 2 * words
+    assert max(settled) <= 3 * words // 4
+    assert min(settled) >= words // 4 - 160  # a record has up to 160 words here
+
+
+def test_there_is_nothing_to_read_without_an_engine() -> None:
+    with pytest.raises(RecordingError, match="no engine with the name 'nobody' records"):
+        RecordingReader("nobody")
+
+
+def test_copies_that_would_be_too_large_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blinkpy.verify.recording.recording_memory.SNAPSHOT_LIMIT", 4096)
+    with pytest.raises(RecordingError, match="a copy of the scheduler's state has"):
+        RecordedCase()
+
+
+def test_links_of_engines_that_were_killed_are_removed() -> None:
+    dead = link_path(f"test-{os.getpid()}-dead")
+    dead.symlink_to("/proc/0/fd/0")
+    recording = RecordedCase(linked=True).recording
+    remove_dead_links()
+    assert not dead.is_symlink()
+    recording.reader.capture()
+    assert recording.memory._link is not None and recording.memory._link.exists()
+    recording.memory.close()
+    assert not recording.memory._link.is_symlink()
+
+
+def test_a_copy_that_is_being_written_is_not_used() -> None:
+    recording = crowded().recording
+    for head in recording.memory._views.heads:
+        head[0] += 1
+    with pytest.raises(RecordingError, match="no state to start from"):
+        recording.reader.capture()

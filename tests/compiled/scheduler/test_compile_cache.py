@@ -40,11 +40,9 @@ def results(script: Path, cache: Path) -> list[str]:
     """What processes print that compile different closures of one function at the same time, each of its number."""
     running = [start(script, cache, constant) for constant in range(PROCESSES)]
     for process in running:
-        assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
     found = []
     for process in running:
-        assert process.stdin is not None
         process.stdin.write("go\n")
         process.stdin.flush()
     for process in running:

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.executions import in_lanes
-from support.scheduler_cases import case_sizes
+from support.scheduler_cases import case_sizes, in_lanes
 
 from blinkpy.device.array_trees import as_memoryviews
 from blinkpy.kv.state import FAST_PATH, RUNNING_COUNT, WAITING_COUNT

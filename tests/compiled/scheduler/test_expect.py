@@ -14,15 +14,7 @@ import pytest
 from numba import njit
 from support.seeded_bugs import Bug, planted
 
-from blinkpy.device.expect import (
-    FAULT_TEXTS,
-    BrokenInvariantError,
-    describe_fault,
-    expect,
-    fault_at,
-    fault_code,
-    is_faulted,
-)
+from blinkpy.device.expect import FAULT_TEXTS, BrokenInvariantError, describe_fault, expect, fault_at, fault_code, is_faulted
 from blinkpy.device.table_codegen import ArgumentTable
 from blinkpy.kv.invariants import phase_faults
 from blinkpy.kv.invariants.check_state import state_faults
@@ -90,7 +82,6 @@ def test_every_phase_expects_two_things_and_storms_look_at_all_of_them(monkeypat
         if len(seen) == len(CODES) - len(RECORDED):
             break
     assert {name for name, code in CODES.items() if not seen[code]} == RECORDED
-
 
 
 def test_a_checked_scheduler_leaves_the_same_state(seed: int) -> None:

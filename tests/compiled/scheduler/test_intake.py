@@ -1,41 +1,22 @@
-"""What the scheduler takes in, how much of it, and what it refuses at the door."""
+"""What is refused: limits that clash, entries that can't be served, and parameters, bit by bit against a list of its own."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import pytest
-from support.scheduler_cases import VOCAB, make_case, tokens
+from numba import njit
+from support.scheduler_cases import VOCAB, case_sizes, make_case, tokens
 
-from blinkpy.dpu.link.queue_pair import NoRoomError
+from blinkpy.config import ConfigError
+from blinkpy.kv.limits import Limits, make_limits
+from blinkpy.kv.state_memory import make_state
 from blinkpy.queues import completion as C
-from blinkpy.queues import words as W
-from blinkpy.queues.submission import SUBMIT_NO_PREFIX_CACHE
-
-
-def test_intake_is_bounded_and_takes_turns() -> None:
-    case = make_case(pairs=3, slots=4, intake_entries=2, rows=12, tokens=32)
-    for pair in range(3):
-        for _ in range(4):
-            case.submit(tokens(2), 1, pair)
-    heads = []
-    for _ in range(6):
-        case.turn()
-        heads.append([case.word(W.PAIR_SQ_HEAD, pair) for pair in range(3)])
-    assert heads == [[1, 1, 0], [2, 1, 1], [2, 2, 2], [3, 3, 2], [4, 3, 3], [4, 4, 4]]
-    case.finish()
-
-
-def test_a_full_submission_queue_holds_the_front_end_back() -> None:
-    case = make_case(pairs=1, slots=4, intake_entries=1)
-    for _ in range(4):
-        case.submit(tokens(2), 1)
-    with pytest.raises(NoRoomError):
-        case.submit(tokens(2), 1)
-    case.finish()
-    case.submit(tokens(2), 1)
-
+from blinkpy.queues.request_parameters import PARAMETERS
+from blinkpy.queues.submission import SQ_ENTRY, SUBMIT_NO_PREFIX_CACHE, neutral_entries
+from blinkpy.scheduler.phases.intake import parameters_in_range
 
 BAD_ENTRIES = [
     (C.REJECT_PROMPT, {"prompt_length": 0}),
@@ -50,21 +31,6 @@ BAD_ENTRIES = [
     (C.REJECT_HASHES, {"hash_count": 2}),
     (C.REJECT_HASHES, {"hash_offset": -1}),
     (C.REJECT_HASHES, {"hash_offset": 2**31 - 1}),
-    (C.REJECT_PARAMETER, {"max_tokens": 0}),
-    (C.REJECT_PARAMETER, {"min_tokens": -1}),
-    (C.REJECT_PARAMETER, {"temperature": -0.1}),
-    (C.REJECT_PARAMETER, {"temperature": np.nan}),
-    (C.REJECT_PARAMETER, {"temperature": np.inf}),
-    (C.REJECT_PARAMETER, {"top_p": 0}),
-    (C.REJECT_PARAMETER, {"top_p": 1.01}),
-    (C.REJECT_PARAMETER, {"min_p": -0.5}),
-    (C.REJECT_PARAMETER, {"min_p": 1.5}),
-    (C.REJECT_PARAMETER, {"top_k": -1}),
-    (C.REJECT_PARAMETER, {"repetition_penalty": 0}),
-    (C.REJECT_PARAMETER, {"presence_penalty": -np.nan}),
-    (C.REJECT_PARAMETER, {"frequency_penalty": -np.inf}),
-    (C.REJECT_PARAMETER, {"logprobs": 21}),
-    (C.REJECT_PARAMETER, {"cache_salt": -1}),
     (C.REJECT_PARAMETER, {"flags": 2}),
     (C.REJECT_PARAMETER, {"request_id": 7}),
 ]
@@ -98,16 +64,9 @@ def test_tokens_and_page_hashes_out_of_range_are_rejected(array: str, index: int
     assert (bad.ended, bad.reason) == (C.FINISH_REJECTED, reason)
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        *({"temperature": -0.0}, {"temperature": 2}, {"min_p": 1}, {"logprobs": 20}, {"top_k": 9}),
-        {"flags": SUBMIT_NO_PREFIX_CACHE, "entry": {"hash_count": 0}},  # only those that share need hashes
-    ],
-)
-def test_parameters_at_their_bounds_are_accepted(fields: dict[str, Any]) -> None:
+def test_only_requests_that_share_pages_need_hashes() -> None:
     case = make_case()
-    request = case.submit(tokens(9), 2, **fields)
+    request = case.submit(tokens(9), 2, flags=SUBMIT_NO_PREFIX_CACHE, entry={"hash_count": 0})
     case.finish()
     assert request.ended == C.FINISH_LENGTH
 
@@ -122,3 +81,104 @@ def test_an_entry_for_no_slot_or_a_busy_one_is_counted_and_skipped(slot: int, la
     case.finish()
     assert owner.ended == good.ended == C.FINISH_LENGTH
     assert case.counter("requests_rejected") == 1
+
+
+# ---- parameters -----------------------------------------------------------------------------------------------------------
+
+# What the engine accepts, written down apart from the table. Signs and bits count: -0.0 is a temperature and no min_p.
+ACCEPTED = {
+    "max_tokens": lambda v: v >= 1,
+    "min_tokens": lambda v: v >= 0,
+    "temperature": lambda v: math.isfinite(v) and v >= 0,
+    "top_p": lambda v: 0 < v <= 1,
+    "top_k": lambda v: v >= 0,
+    "min_p": lambda v: 0 <= v <= 1 and math.copysign(1, v) > 0,
+    "repetition_penalty": lambda v: 0 < v < math.inf,
+    "presence_penalty": math.isfinite,
+    "frequency_penalty": math.isfinite,
+    "seed": lambda v: True,
+    "priority": lambda v: True,
+    "logprobs": lambda v: -1 <= v <= 20,
+    "cache_salt": lambda v: v >= 0,
+    "flags": lambda v: v in (0, 1),
+}
+compiled = njit(parameters_in_range)
+# Around 0, 1, 20, the largest finite number, infinity, and both signs of each.
+EDGES = [base + step for base in (0, 1, 20, 0x3F800000, 0x7F800000, 0x7FFFFFFF) for step in (-1, 0, 1)]
+
+
+def accepted(entry: np.ndarray) -> bool:
+    return all(fine(entry[name].item()) for name, fine in ACCEPTED.items())
+
+
+def both(entry: np.ndarray) -> set[bool]:
+    words = np.frombuffer(entry.tobytes(), np.int32)
+    return {bool(parameters_in_range(words.tolist())), bool(compiled(words))}
+
+
+def test_the_list_has_all_parameters() -> None:
+    assert list(ACCEPTED) == [p.name for p in PARAMETERS]
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_the_engine_accepts_exactly_these_bits_of_a_parameter(name: str, rng: np.random.Generator) -> None:
+    """One parameter of any bits in an otherwise neutral entry; compiled, and as plain Python."""
+    entry = neutral_entries(1)[0]
+    entry["max_tokens"] = 1
+    edges = np.array([edge & 0xFFFFFFFF for edge in EDGES], np.uint32)
+    bits = np.concatenate([edges, edges ^ 0x80000000, rng.integers(0, 2**32, 300, dtype=np.uint32)])
+    if SQ_ENTRY[name].itemsize == 8:
+        bits = np.stack([rng.permutation(bits), bits], axis=1)
+    seen = set()
+    for value in np.ascontiguousarray(bits).view(SQ_ENTRY[name]).reshape(-1):
+        entry[name] = value
+        fine = accepted(entry)
+        seen.add(fine)
+        assert both(entry) == {fine}, (name, value)
+    assert seen == ({True} if name in ("seed", "priority") else {True, False})
+
+
+def test_the_engine_checks_all_parameters_at_once(rng: np.random.Generator) -> None:
+    """Whole entries of which at most two parameters are drawn from all bits."""
+    for _ in range(300):
+        entry = neutral_entries(1)[0]
+        entry["max_tokens"] = 1
+        for name in rng.choice(list(ACCEPTED), rng.integers(0, 3)):
+            entry[name] = np.frombuffer(rng.bytes(SQ_ENTRY[name].itemsize), SQ_ENTRY[name])[0]
+        assert both(entry) == {accepted(entry)}
+
+
+# ---- limits ---------------------------------------------------------------------------------------------------------------
+
+MIXED = r"mixed_step_tokens \({}\) must be at least twice max_num_seqs \(4\)"
+BURST = r"burst_step_tokens \({}\) needs mixed_step_tokens \({}\)"
+
+
+def limits_of(**sizes: Any) -> Limits:
+    queue, facts, options = case_sizes(**sizes)
+    return make_limits(queue, facts, **options)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"rows": 5000, "tokens": 8192}, "max_num_seqs must be 1 to 4096"),
+        ({"page_size": 3}, "page_size must be a power of two"),
+        ({"pages": 0}, "num_pages must be at least 1"),
+        ({"rows": 8, "tokens": 7}, r"max_num_batched_tokens \(7\) must be at least max_num_seqs \(8\)"),
+        *(({"mixed_step_tokens": mixed}, MIXED.format(mixed)) for mixed in (7, 17)),
+        *(
+            ({"mixed_step_tokens": mixed, "burst_step_tokens": burst}, BURST.format(burst, mixed))
+            for mixed, burst in ((0, 12), (12, 11), (12, 17))
+        ),
+    ],
+)
+def test_limits_that_clash_are_named(sizes: dict[str, int], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        limits_of(**sizes)
+
+
+@pytest.mark.parametrize("buckets", [[(4, 4)], [(8, 4), (4, 4), (16, 4)], [(0, 0), (16, 4)]])
+def test_buckets_must_hold_the_largest_batch(buckets: list[tuple[int, int]]) -> None:
+    with pytest.raises(ConfigError, match="bucket"):
+        make_state(limits_of(), buckets)

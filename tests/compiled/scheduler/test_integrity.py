@@ -20,6 +20,7 @@ from blinkpy.kv.invariants import request_invariants as R
 from blinkpy.kv.invariants.check_state import check_state, compiled_check, state_faults
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import State
+from blinkpy.kv.state_memory import differences, snapshot
 from blinkpy.verify.sim.simulation import Simulation
 
 NAMES = {code: name for module in (B, P, R) for name, code in vars(module).items() if name.isupper() and isinstance(code, int)}
@@ -97,10 +98,7 @@ EXPECTED: dict[str, tuple[Callable[[Damage], bool | None], set[int]]] = {
         count_is_wrong,
         LISTS | FREE | {R.UNRANKED, R.STALLED_WRONG, P.FREE_WRONG, P.CACHED_WRONG, P.RING_LONG, P.RING_OUTSIDE},
     ),
-    "requests.prompt_length": (
-        lambda d: d.lives and not 1 <= d.after <= d.request("length"),
-        {R.PROMPT_LONGER},
-    ),
+    "requests.prompt_length": (lambda d: d.lives and not 1 <= d.after <= d.request("length"), {R.PROMPT_LONGER}),
     "requests.length": (
         lambda d: (not d.request("prompt_length") <= d.after <= d.limits.max_model_len or None) if d.lives else False,
         {R.PROMPT_LONGER, R.CONTEXT_EXCEEDED, R.NOTHING_TO_COMPUTE, R.VOCABULARY, B.EMITS_WRONG},
@@ -215,47 +213,37 @@ def test_random_damage_is_found(seed: int) -> None:
     assert {NAMES[code] for _, code in found} >= set(NAMES.values()) - {damage.__name__.upper() for damage in CRAFTED}
 
 
-# ---- what one random word hardly breaks: each returns whether the state has what it damages ---------------------------------
+# ---- what one random word hardly breaks: each changes a state that has what it damages, and leaves others as they are --------
 
 
-def free_wrong(limits: Limits, state: State) -> bool:
+def free_wrong(limits: Limits, state: State) -> None:
     state.counts[S.FREE_COUNT] = limits.pages + 1
-    return True
 
 
-def context_exceeded(limits: Limits, state: State) -> bool:
-    if state.counts[S.RUNNING_COUNT]:
-        state.requests.length[state.running[0]] = limits.max_model_len + 1
-    return bool(state.counts[S.RUNNING_COUNT])
+def context_exceeded(limits: Limits, state: State) -> None:
+    state.requests.length[state.running[: state.counts[S.RUNNING_COUNT]][:1]] = limits.max_model_len + 1
 
 
-def held_twice(limits: Limits, state: State) -> bool:
-    slots = np.flatnonzero(state.requests.num_pages > 1)
-    if slots.size:
-        state.requests.page_table[slots[0], 1] = state.requests.page_table[slots[0], 0]
-    return bool(slots.size)
+def held_twice(limits: Limits, state: State) -> None:
+    slots = np.flatnonzero(state.requests.num_pages > 1)[:1]
+    state.requests.page_table[slots, 1] = state.requests.page_table[slots, 0]
 
 
-def shared_unindexed(limits: Limits, state: State) -> bool:
-    shared = np.flatnonzero(state.pages.refcount > 1)
-    state.pages.key[shared[:1]] = -1
-    return bool(shared.size)
+def shared_unindexed(limits: Limits, state: State) -> None:
+    state.pages.key[np.flatnonzero(state.pages.refcount > 1)[:1]] = -1
 
 
-def row_stalled(limits: Limits, state: State) -> bool:
-    if state.batch.counts[S.ROWS]:
-        state.requests.stalled[state.batch.row_slots[0]] = 1
-        state.counts[S.STALLED_COUNT] += 1
-    return bool(state.batch.counts[S.ROWS])
+def row_stalled(limits: Limits, state: State) -> None:
+    slots = state.batch.row_slots[: state.batch.counts[S.ROWS]][:1]
+    state.requests.stalled[slots] = 1
+    state.counts[S.STALLED_COUNT] += len(slots)
 
 
-def room_left(limits: Limits, state: State) -> bool:
+def room_left(limits: Limits, state: State) -> None:
     """The last one of several rows that decode is left out."""
-    counts = state.batch.counts
-    several = bool(1 < counts[S.DECODE_ROWS] == counts[S.ROWS] and counts[S.TOKENS] - 1 not in (limits.mixed_tokens,))
-    if several:
+    counts, full = state.batch.counts, (limits.tokens, limits.mixed_tokens, limits.burst_step_tokens)
+    if 1 < counts[S.DECODE_ROWS] == counts[S.ROWS] and counts[S.TOKENS] - 1 not in full:
         counts[[S.ROWS, S.TOKENS, S.DECODE_ROWS]] -= 1
-    return several and bool(counts[S.TOKENS] not in (limits.tokens, limits.mixed_tokens, limits.burst_step_tokens))
 
 
 def last_own_page(limits: Limits, state: State) -> tuple[int, int]:
@@ -267,7 +255,7 @@ def last_own_page(limits: Limits, state: State) -> tuple[int, int]:
     return (slot, int(r.page_table[slot, r.num_pages[slot] - 1])) if reached else (-1, -1)
 
 
-def token_pageless(limits: Limits, state: State) -> bool:
+def token_pageless(limits: Limits, state: State) -> None:
     """A page that the step writes is given back."""
     slot, page = last_own_page(limits, state)
     if slot >= 0:
@@ -276,37 +264,35 @@ def token_pageless(limits: Limits, state: State) -> bool:
         state.pages.refcount[page] = 0
         state.pages.free[state.counts[S.FREE_COUNT]] = page
         state.counts[S.FREE_COUNT] += 1
-    return slot >= 0
 
 
-def shared_write(limits: Limits, state: State) -> bool:
+def shared_write(limits: Limits, state: State) -> None:
     """A page that the step writes is indexed, and another request gets it."""
     slot, page = last_own_page(limits, state)
     r, pages = state.requests, state.pages
     others = np.flatnonzero((r.status == S.RUNNING) & (r.num_pages < limits.pages_per_sequence))
-    others = others[others != slot]
-    empty = np.flatnonzero(pages.bucket_head < 0)
-    if slot < 0 or not others.size or not empty.size:
-        return False
-    r.page_table[others[0], r.num_pages[others[0]]] = page
-    r.num_pages[others[0]] += 1
-    pages.refcount[page] = 2
-    pages.bucket_head[empty[0]], pages.key[page] = page, empty[0]
-    pages.bucket_next[page] = pages.bucket_previous[page] = pages.parent[page] = -1
-    return True
+    others, empty = others[others != slot][:1], np.flatnonzero(pages.bucket_head < 0)[:1]
+    if slot >= 0 and others.size and empty.size:
+        r.page_table[others, r.num_pages[others]] = page
+        r.num_pages[others] += 1
+        pages.refcount[page] = 2
+        pages.bucket_head[empty], pages.key[page] = page, empty[0]
+        pages.bucket_next[page] = pages.bucket_previous[page] = pages.parent[page] = -1
 
 
 CRAFTED = (free_wrong, context_exceeded, held_twice, shared_unindexed, row_stalled, room_left, token_pageless, shared_write)
 
 
 @pytest.mark.parametrize("damage", CRAFTED, ids=lambda damage: damage.__name__)
-def test_crafted_damage_is_found(damage: Callable[[Limits, State], bool], seed: int) -> None:
+def test_crafted_damage_is_found(damage: Callable[[Limits, State], None], seed: int) -> None:
     for number in range(1000):
         simulation = Simulation(seed + number, 200)
         for _ in range(30 + number % 100):
             assert simulation.advance()
         limits, state = simulation.world.limits, simulation.world.state
-        if damage(limits, state):
+        before = snapshot(state)
+        damage(limits, state)
+        if differences(before, snapshot(state)):
             fault = compiled(limits, state)()
             assert NAMES.get(fault & CODE_MASK) == damage.__name__.upper(), seed + number
             assert in_python(limits, state) == fault

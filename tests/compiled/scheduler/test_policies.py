@@ -1,24 +1,40 @@
-"""Policies of the user: what is accepted, and what is told about the others."""
+"""Policies: their order, what is told about wrong ones, and what tells the compiled code of one from that of another."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from numba import njit
 from support.scheduler_cases import make_case, tokens
 
 from blinkpy.config import ConfigError
-from blinkpy.scheduler.policies import SHIPPED, RequestFields, load_policy
+from blinkpy.kernels.loop import loop_code
+from blinkpy.scheduler.host_scheduler import compiled_turn
+from blinkpy.scheduler.policies import SHIPPED, RequestFields, load_policy, read_policy
+from blinkpy.scheduler.policy_key import policy_digest
 from blinkpy.verify.policy_check.policy_calls import compile_for_gpu
 
+ROOT = Path(__file__).parents[3]
+NAMES = "fcfs, priority, short-prompts, shortest-first"
 
-def test_a_user_function_decides_the_order(tmp_path: Path) -> None:
+
+@pytest.mark.parametrize(
+    ("policy", "order"),
+    [
+        *(("fcfs", [0, 1, 2]), ("priority", [1, 2, 0]), ("shortest-first", [2, 0, 1]), ("short-prompts", [2, 0, 1])),
+        ("{folder}/mine.py:longest", [1, 0, 2]),
+    ],
+)
+def test_policies_decide_the_order(tmp_path: Path, policy: str, order: list[int]) -> None:
     (tmp_path / "mine.py").write_text("LIMIT = 100\n\ndef longest(request):\n    return LIMIT - request.prompt_length\n")
-    case = make_case(load_policy(f"{tmp_path}/mine.py:longest"), pairs=1, rows=1)
-    requests = [case.submit(tokens(n), 2) for n in (3, 9, 6)]
+    case = make_case(load_policy(policy.format(folder=tmp_path)), pairs=1, rows=1)
+    requests = [case.submit(tokens(n), 2, priority=p) for n, p in ((5, 9), (9, 1), (2, 1))]
     case.finish()
-    assert [requests.index(request) for request in case.done] == [1, 2, 0]
+    assert [requests.index(request) for request in case.done] == order
 
 
 def test_a_policy_may_call_functions_of_its_file(tmp_path: Path) -> None:
@@ -32,12 +48,6 @@ def test_a_policy_may_call_functions_of_its_file(tmp_path: Path) -> None:
     request = RequestFields(1, 2, 3, 4, 5, 6, 7, 8)
     assert policy(request) == njit(policy)(request) == 14
     assert compile_for_gpu(policy).level == "fine"
-
-
-@pytest.mark.parametrize("name", sorted(SHIPPED))
-def test_shipped_policies_are_found_by_name(name: str) -> None:
-    assert load_policy(name) is SHIPPED[name]
-    assert isinstance(load_policy(name)(RequestFields(1, 2, 3, 4, 5, 6, 7, 8)), int)
 
 
 @pytest.mark.parametrize(
@@ -65,12 +75,120 @@ def test_what_is_wrong_with_a_policy_is_told(tmp_path: Path, source: str, messag
     assert "mine.py" in str(told.value)
 
 
-@pytest.mark.parametrize("name", ["fastest", "mine.py", "mine:rank", "", ":rank"])
-def test_unknown_policies_are_named(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"policy must be fcfs, priority, short-prompts, shortest-first or FILE\.py:FUNCTION"):
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        *((name, rf"policy must be {NAMES} or FILE\.py:FUNCTION") for name in ("fastest", "mine.py", "mine:rank", "", ":rank")),
+        ("/nowhere/none.py:rank", "does not exist"),
+    ],
+)
+def test_unknown_policies_are_named(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         load_policy(name)
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="does not exist"):
-        load_policy(f"{tmp_path}/none.py:rank")
+# ---- the digest: the same in every process, and another one when any value changed ----------------------------------------
+
+POLICY = """
+import numpy as np
+from numba import int64, njit
+
+import {helpers}
+
+WEIGHT = 3
+TABLE = np.array([1, 2, 4])
+
+@njit
+def half(x):
+    return x // 2
+
+def make(offset, scale=5):
+    def rank(request):
+        if request.pair in (1, 2):
+            return int64(np.minimum(request.arrival, offset)) * scale
+        return WEIGHT * half(request.prompt_length) + TABLE[request.pair & 1] + {helpers}.STEPS + offset
+    return rank
+
+rank = make(11)
+"""
+
+CHANGES = {
+    "a global": ("WEIGHT = 3", "WEIGHT = 4"),
+    "an array": ("[1, 2, 4]", "[1, 2, 5]"),
+    "the type of an array": ("[1, 2, 4]", "[1, 2, 4.0]"),
+    "a helper": ("x // 2", "x // 3"),
+    "how a helper is compiled": ("@njit", "@njit(fastmath=True)"),
+    "what a closure holds": ("make(11)", "make(12)"),
+    "a default": ("scale=5", "scale=6"),
+    "a constant of the code": ("(1, 2)", "(1, 3)"),
+    "a function of a library": ("np.minimum", "np.maximum"),
+}
+
+
+def digest_of(folder: Path, helpers: str, change: tuple[str, str] = ("", "")) -> str | None:
+    """The digest of the policy, with one text of its file replaced."""
+    source = POLICY.format(helpers=helpers)
+    assert change[0] in source
+    file = folder / "policy.py"
+    file.write_text(source.replace(*change) if change[0] else source)
+    return policy_digest(read_policy(f"{file}:rank"))
+
+
+@pytest.fixture
+def helpers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module of constants that policies import, with a name of its own."""
+    name = f"helpers_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text("STEPS = 7\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    return name
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_change_is_noticed(tmp_path: Path, helpers: str, what: str) -> None:
+    before = digest_of(tmp_path, helpers)
+    assert before is not None
+    assert digest_of(tmp_path, helpers) == before
+    assert digest_of(tmp_path, helpers, CHANGES[what]) not in (before, None)
+
+
+def test_a_change_in_another_module_is_noticed(tmp_path: Path, helpers: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = digest_of(tmp_path, helpers)
+    monkeypatch.setattr(f"{helpers}.STEPS", 8)
+    assert digest_of(tmp_path, helpers) not in (before, None)
+
+
+def test_other_processes_find_the_same(tmp_path: Path, helpers: str) -> None:
+    here = digest_of(tmp_path, helpers)
+    code = f"""
+import sys
+sys.path[:0] = [{str(tmp_path)!r}, {str(ROOT)!r}]
+from blinkpy.scheduler.policies import read_policy
+from blinkpy.scheduler.policy_key import policy_digest
+print(policy_digest(read_policy("{tmp_path}/policy.py:rank")))
+"""
+    there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert there.stdout == f"{here}\n", there.stderr
+
+
+def test_kept_code_is_of_the_very_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the host and on the GPU: a policy whose global changed doesn't get the code that was compiled before, nor byte code that
+    was kept within the same second."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    file = tmp_path / "policy.py"
+    host, gpu = set(), set()
+    for weight in (3, 4, 3):
+        file.write_text(f"WEIGHT = {weight}\n\ndef rank(request):\n    return WEIGHT * request.arrival\n")
+        policy = read_policy(f"{file}:rank")
+        host.add(compiled_turn(policy)._cache._key)
+        gpu.add(loop_code._cached_at("turn", policy, SimpleNamespace(key="kind"), 8, (9, 0)))
+    assert (len(host), len(gpu), None in gpu) == (2, 2, False)
+
+
+def test_the_shipped_policies_differ() -> None:
+    digests = {policy_digest(policy) for policy in SHIPPED.values()}
+    assert len(digests - {None}) == len(SHIPPED)
+
+
+def test_what_cannot_be_compared_has_no_digest(tmp_path: Path) -> None:
+    (tmp_path / "policy.py").write_text("class Thing:\n    pass\n\nTHING = Thing()\n\ndef rank(request):\n    return THING.x\n")
+    assert policy_digest(read_policy(f"{tmp_path / 'policy.py'}:rank")) is None

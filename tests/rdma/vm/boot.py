@@ -1,15 +1,12 @@
-"""Run a command in a virtual machine with a software RDMA device, and end with its exit code.
+"""Run a command in a virtual machine with a software RDMA device (Soft-RoCE).
 
-    PYTHONPATH=tests python -m rdma.vm.boot [--limit SECONDS] [--smp N] [--memory MIB] -- COMMAND...
-
-The guest sees this machine's file system, read-only; what it writes is gone afterwards, except in /guest_out (the folder of
---out). Its PYTHONPATH has pyverbs. Everything is emulated (no KVM is needed), ten to thirty times slower than the machine itself:
-it shows what works, and not how fast. Exit code 125: the guest did not come to an end; 124: out of time.
+The guest sees this machine's file system, read-only; what it writes is gone afterwards, except in /guest_out. Its PYTHONPATH has
+pyverbs. Everything is emulated (no KVM is needed), ten to thirty times slower than the machine itself: it shows what works, and
+not how fast.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import shlex
 import subprocess
@@ -20,7 +17,6 @@ from functools import partial
 from pathlib import Path
 
 from rdma.vm.image import ensure_image
-from support.debian_packages import SetupError
 
 # Without erms and fsrm the guest's kernel copies whole words (rep movsq). With them it would copy by rep movsb, which real
 # processors do in large pieces, and the emulator byte by byte: then a queue's 8-byte words could be seen half written.
@@ -29,16 +25,17 @@ KERNEL = (
     "console=ttyS0 quiet loglevel=3 panic=-1 mitigations=off nokaslr nowatchdog tsc=reliable no_timer_check "
     "random.trust_cpu=on cryptomgr.notests"
 )
+MEMORY_MIB = 4096  # two engines with the demonstration model take three quarters of it
 NO_END, OUT_OF_TIME = 125, 124
 TAIL = 3000  # characters of the console that are shown when the guest did not come to an end
 
 
-def qemu(image: Path, out: Path, smp: int, memory: int) -> list[str]:
+def qemu(image: Path, out: Path) -> list[str]:
     """The emulator's command line. ttyS0 is the kernel's console, ttyS1 what the command says."""
     share = "security_model=none"
     # fmt: off
     return [
-        "qemu-system-x86_64", "-M", "q35", "-accel", "tcg,thread=multi", "-cpu", CPU, "-smp", str(smp), "-m", str(memory),
+        "qemu-system-x86_64", "-M", "q35", "-accel", "tcg,thread=multi", "-cpu", CPU, "-smp", "2", "-m", str(MEMORY_MIB),
         "-nodefaults", "-no-user-config", "-display", "none", "-monitor", "none", "-nic", "none", "-no-reboot",
         "-serial", f"file:{out / 'console.txt'}", "-serial", "stdio",
         "-kernel", str(image / "vmlinux"), "-initrd", str(image / "initrd.img"), "-append", KERNEL,
@@ -50,22 +47,25 @@ def qemu(image: Path, out: Path, smp: int, memory: int) -> list[str]:
     # fmt: on
 
 
-def run(command: list[str], out: Path, limit_s: float, smp: int, memory: int, title: str = "") -> int:
-    """Boot, run, show what the command says, and return its exit code.
+def run(command: list[str], limit_s: float, title: str = "") -> int:
+    """Boot, run, show what the command says, and return its exit code; 125: the guest did not come to an end; 124: out of time.
 
     title: stands before each line, and lines are then shown whole.
     """
+    with tempfile.TemporaryDirectory(prefix="rdma-vm-") as out:
+        return _run(command, Path(out).resolve(), limit_s, title)
+
+
+def _run(command: list[str], out: Path, limit_s: float, title: str) -> int:
     image = ensure_image()
     path = os.pathsep.join(filter(None, [str(image / "python"), os.environ.get("PYTHONPATH")]))
     lines = [f"export PYTHONPATH={shlex.quote(path)}", f"cd {shlex.quote(os.getcwd())}", shlex.join(command)]
     (out / "command.sh").write_text("\n".join(lines) + "\n")
     status = out / "status"
-    status.unlink(missing_ok=True)
-    machine = subprocess.Popen(qemu(image, out, smp, memory), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    machine = subprocess.Popen(qemu(image, out), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
     timer = threading.Timer(limit_s, machine.kill)
     timer.start()
     try:
-        assert machine.stdout is not None
         for piece in machine.stdout if title else iter(partial(os.read, machine.stdout.fileno(), 4096), b""):
             sys.stdout.buffer.write(title.encode() + piece.replace(b"\r\n", b"\n"))
             sys.stdout.buffer.flush()
@@ -81,25 +81,3 @@ def run(command: list[str], out: Path, limit_s: float, smp: int, memory: int, ti
     print((kernel.read_text(errors="replace") if kernel.exists() else "")[-TAIL:], file=sys.stderr)
     print("rdma-vm: " + ("the guest did not come to an end" if in_time else f"out of time after {limit_s:g} s"), file=sys.stderr)
     return NO_END if in_time else OUT_OF_TIME
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--limit", type=float, default=300, help="seconds until the machine is switched off")
-    parser.add_argument("--smp", type=int, default=2, help="processors")
-    parser.add_argument("--memory", type=int, default=3072, help="MiB")
-    parser.add_argument("--out", type=Path, help="folder that the guest can write to, as /guest_out")
-    parser.add_argument("command", nargs="+")
-    options = parser.parse_args()
-    try:
-        with tempfile.TemporaryDirectory(prefix="rdma-vm-") as scratch:
-            out = options.out or Path(scratch)
-            out.mkdir(parents=True, exist_ok=True)
-            return run(options.command, out.resolve(), options.limit, options.smp, options.memory)
-    except SetupError as error:
-        print(f"rdma-vm: {error}", file=sys.stderr)
-        return 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

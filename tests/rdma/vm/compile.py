@@ -2,7 +2,7 @@
 
     PYTHONPATH=tests python -m rdma.vm.compile FOLDER
 
-Code for "generic" processors runs in both places; the guest finds it with the same environment, which is printed as NAME=VALUE.
+Code for "generic" processors runs in both places; the guest finds it with the same environment.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ def main(folder: Path) -> None:
             engine.start()
         finally:
             engine.close()
-    print("\n".join(f"{name}={value}" for name, value in environment(folder).items()))
 
 
 if __name__ == "__main__":

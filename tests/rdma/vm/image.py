@@ -1,6 +1,5 @@
-"""Build what a virtual machine with a software RDMA device (Soft-RoCE) needs: a kernel and an initial file system.
-
-    PYTHONPATH=tests python -m rdma.vm.image      makes them under ~/.cache/blinkpy/rdma-vm, if they are not there
+"""Build what a virtual machine with a software RDMA device (Soft-RoCE) needs, a kernel and an initial file system, under
+~/.cache/blinkpy/rdma-vm.
 
 The guest runs over this machine's own root file system, so there is no disk image: Debian's stock kernel, fetched and unpacked
 but not installed (the cloud flavour has no rdma_rxe), and a busybox with its modules. Needs Debian 12 and, the first time, root:
@@ -11,12 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import lzma
-import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 from support.debian_packages import SetupError, cache_folder, install_packages, missing_packages, run
@@ -32,14 +29,9 @@ FOLDERS = ("bin", "modules", "proc", "sys", "dev", "host", "over", "new")
 XZ_MAGIC, ELF_MAGIC = b"\xfd7zXZ\x00", b"\x7fELF"
 
 
-def image_folder() -> Path:
-    """Where the image is kept; all clones share it."""
-    return cache_folder("rdma-vm")
-
-
 def ensure_image() -> Path:
     """The folder with vmlinux, initrd.img and python/pyverbs, built if need be. Raises SetupError."""
-    folder = image_folder()
+    folder = cache_folder("rdma-vm")
     init = Path(__file__).with_name("guest_init.sh").read_bytes()
     stamp = folder / "guest_init.sh"  # written last: an image of another init is built again
     if stamp.exists() and stamp.read_bytes() == init and not missing_packages(PACKAGES):
@@ -69,11 +61,10 @@ def build(scratch: Path, folder: Path, init: bytes) -> None:
     if not package:
         raise SetupError("apt knows no linux-image-amd64: run apt-get update")
     version = package.removeprefix("linux-image-")
-    with working_in(scratch):
-        run("apt-get", "download", "-qq", "-o", "APT::Sandbox::User=root", package)
-        archive = next(scratch.glob("linux-image-*.deb"))
-        run("dpkg-deb", "--extract", str(archive), "kernel")
     kernel = scratch / "kernel"
+    with contextlib.chdir(scratch):
+        run("apt-get", "download", "-qq", "-o", "APT::Sandbox::User=root", package)
+        run("dpkg-deb", "--extract", str(next(scratch.glob("linux-image-*.deb"))), str(kernel))
     run("depmod", "-b", str(kernel), version)
     print("[rdma-vm] make the first file system", flush=True)
     (folder / "vmlinux").write_bytes(unpacked_kernel((kernel / f"boot/vmlinuz-{version}").read_bytes()))
@@ -112,20 +103,3 @@ def unpacked_kernel(packed: bytes) -> bytes:
                 return unpacked
         at = packed.find(XZ_MAGIC, at + 1)
     raise SetupError("the kernel is not compressed with xz, as Debian 12's are")
-
-
-@contextlib.contextmanager
-def working_in(folder: Path) -> Iterator[None]:
-    before = os.getcwd()
-    os.chdir(folder)
-    try:
-        yield
-    finally:
-        os.chdir(before)
-
-
-if __name__ == "__main__":
-    try:
-        print(ensure_image())
-    except SetupError as error:
-        sys.exit(f"rdma-vm: {error}")

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,7 +21,6 @@ from support.debian_packages import SetupError
 ROOT = Path(__file__).parents[3]
 CACHE = ROOT / "build" / "rdma"  # of compiled host code
 LIMIT_S = 1500  # twice what it takes on a busy machine
-MEMORY_MIB = 4096  # of each machine; two engines with the demonstration model take three quarters of it
 # Tests wait half of the time, so two machines run side by side: whole servers in one, the rest in the other.
 GROUPS = {"serving": ["tests/rdma/test_serving.py"], "transport": ["tests/rdma", "--ignore=tests/rdma/test_serving.py"]}
 SEEDED_BUGS = "seeded-bugs"  # instead of tests: rdma.seeded_bugs
@@ -42,12 +40,7 @@ def main(arguments: list[str]) -> int:
     os.chdir(ROOT)
     if arguments[:1] == [SEEDED_BUGS]:  # their tests need no compiled code
         return run_inside([sys.executable, "-m", "rdma.seeded_bugs", *arguments[1:]])
-    subprocess.run(
-        [sys.executable, "-m", "rdma.vm.compile", str(CACHE)],
-        env=os.environ | compile.environment(CACHE),
-        stdout=subprocess.DEVNULL,
-        check=True,
-    )
+    subprocess.run([sys.executable, "-m", "rdma.vm.compile", str(CACHE)], stdout=subprocess.DEVNULL, check=True)
     if arguments:
         return run_tests(arguments)
     with ThreadPoolExecutor() as pool:
@@ -68,8 +61,7 @@ def run_inside(program: list[str], title: str = "") -> int:
     inside += [f"{name}={os.environ[name]}" for name in ("BLINKPY_SEED", "BLINKPY_ORDER_TRIES") if os.environ.get(name)]
     command = ["bash", "-c", COPY, str(CACHE), "env", "OMP_NUM_THREADS=1", *inside, *program]
     limit_s = LIMIT_S + int(os.environ.get("BLINKPY_ORDER_TRIES") or 0) / 40
-    with tempfile.TemporaryDirectory(prefix="rdma-vm-") as out:
-        return boot.run(command, Path(out).resolve(), limit_s, smp=2, memory=MEMORY_MIB, title=title)
+    return boot.run(command, limit_s, title)
 
 
 if __name__ == "__main__":

@@ -1,39 +1,82 @@
-"""A CUDA engine in a process of its own, for tests that stop it, break it or drain it. Not a test itself.
+"""A CUDA engine in a process of its own, for tests that stop it, break it or drain it.
 
-Reads its options as JSON from the first argument, says "ready" on standard output, and then takes one word a line from
+Its process reads options as JSON from the first argument, says "ready" on standard output, and then takes one word a line from
 standard input: drain, stop, fault (an illegal access on the GPU). Ends with exit code 0, or 3 after a fault of the GPU.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import select
+import signal
+import subprocess
 import sys
 import threading
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
-sys.path[:0] = [str(Path(__file__).parents[3])]
+import torch
 
-import torch  # noqa: E402
+from blinkpy.config import Config, as_table
+from blinkpy.device.cuda.cuda_calls import CudaError
+from blinkpy.dpu.link.connect_shm import attach_segment
+from blinkpy.dpu.link.queue_pair import QueuePair
+from blinkpy.engine.engine import make_engine
 
-from blinkpy.config import Config  # noqa: E402
-from blinkpy.device.cuda.cuda_calls import CudaError  # noqa: E402
-from blinkpy.engine.engine import make_engine  # noqa: E402
+START_S, ATTACH_S = 150.0, 20.0
+
+
+@contextlib.contextmanager
+def engine_process(config: Config) -> Iterator[tuple[subprocess.Popen[str], QueuePair]]:
+    """The process, and a client of its engine."""
+    command = [sys.executable, __file__, json.dumps(dict(as_table(config)))]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+    try:
+        assert select.select([process.stdout.fileno()], [], [], START_S)[0], "the engine is not ready in time"
+        assert process.stdout.readline() == "ready\n"
+        pair = QueuePair(attach_segment(config.engine.name, 0, ATTACH_S))
+        pair.attach(ATTACH_S)
+        yield process, pair
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGCONT)
+            process.kill()
+        process.wait(20)
+        process.stdin.close()
+        process.stdout.close()
+
+
+def tell(process: subprocess.Popen[str], word: str) -> None:
+    process.stdin.write(word + "\n")
+    process.stdin.flush()
+
+
+def illegal_access() -> Callable[[], None]:
+    """A function that makes the GPU read far outside of its memory."""
+    values, good = torch.zeros(8, device="cuda"), torch.zeros(1, dtype=torch.int64, device="cuda")
+    bad = good + (1 << 40)
+    values[good].sum()  # loaded now: a kernel that is loaded while the loop runs would wait for its end
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+
+    def access() -> None:
+        with torch.cuda.stream(side):
+            values[bad]
+
+    return access
 
 
 def main() -> int:
     engine = make_engine(Config().with_options(json.loads(sys.argv[1])))
     engine.start()
-    values, good = torch.zeros(8, device="cuda"), torch.zeros(1, dtype=torch.int64, device="cuda")
-    bad = good + (1 << 40)
-    values[good].sum()  # loaded now: a kernel that is loaded while the loop runs would wait for its end
-    torch.cuda.synchronize()
+    access = illegal_access()
 
     def obey() -> None:
-        side = torch.cuda.Stream()
         for line in sys.stdin:
             if line.strip() == "fault":
-                with torch.cuda.stream(side):
-                    values[bad]
+                access()
             else:
                 engine.stop(drain=line.strip() == "drain")
 

@@ -33,26 +33,13 @@ from blinkpy.kernels.norm import rms_norm
 from blinkpy.kernels.sampling.record_logprobs import write_logprobs
 from blinkpy.kernels.sampling.sample_tokens import sample_tokens
 from blinkpy.kernels.sampling.sampling_call import RequestView, SamplingCall, SamplingWorkspace
+from blinkpy.queues import submission as E
 from blinkpy.queues.logprob_record import LOGPROB_ENTRIES, LOGPROB_ENTRY, TOP_LOGPROBS
-from blinkpy.queues.submission import (
-    LONG_SEED,
-    SQ_ENTRY_WORDS,
-    STOP_IDS,
-    WORD_FREQUENCY_PENALTY,
-    WORD_LOGPROBS,
-    WORD_MIN_P,
-    WORD_MIN_TOKENS,
-    WORD_PRESENCE_PENALTY,
-    WORD_REPETITION_PENALTY,
-    WORD_STOP_IDS,
-    WORD_TEMPERATURE,
-    WORD_TOP_K,
-    WORD_TOP_P,
-    neutral_entries,
-)
 
 LIMITS = {torch.bfloat16: 1e-2, torch.float32: 1e-4}
 """Largest relative error by storage dtype."""
+LONGEST = 4096
+"""Positions that have angles."""
 
 
 def draw(rng: np.random.Generator, *shape: int, dtype: torch.dtype, device: str, scale: float = 1.0) -> Tensor:
@@ -102,16 +89,10 @@ class Ragged:
 
 
 def ragged(
-    rng: np.random.Generator,
-    lengths: list[int],
-    contexts: list[int],
-    *,
-    page: int,
-    bucket_tokens: int,
-    bucket_rows: int,
-    device: str,
+    rng: np.random.Generator, lengths: list[int], contexts: list[int], *, page: int, tokens: int, rows: int, device: str
 ) -> Ragged:
-    """Rows with these chunk lengths and contexts (after the step); decode rows (length 1) come first."""
+    """Rows with these chunk lengths and contexts (after the step), decode rows (length 1) first, in a bucket."""
+    bucket_tokens, bucket_rows = tokens, rows
     order = sorted(range(len(lengths)), key=lambda i: lengths[i] != 1)
     lengths, contexts = [lengths[i] for i in order], [contexts[i] for i in order]
     rows, tokens = len(lengths), sum(lengths)
@@ -143,6 +124,49 @@ def ragged(
     arrays = [ints(array, device) for array in (row_slots, starts, context_lengths, emits, positions, cache_slots)]
     view = BatchView(header(rows, tokens, decode_rows, device), *arrays)
     return Ragged(view, ints(table, device), lengths, contexts, tokens, decode_rows, total)
+
+
+def filled_cache(rng: np.random.Generator, batch: Ragged, lengths: list[int], *sizes: int, dtype: torch.dtype) -> Tensor:
+    """Random keys or values of the first `lengths` tokens of each row, and else NaN. sizes: kv_heads, page, head_dim."""
+    kv_heads, page, head_dim = sizes
+    device = str(batch.page_table.device)
+    cache = poison(batch.pages, *sizes, dtype=dtype, device=device)
+    for row, length in enumerate(lengths):
+        at = torch.arange(length, device=device)
+        pages = batch.page_table[batch.view.row_slots[row]][at // page].long()
+        cache[pages, :, at % page] = draw(rng, length, kv_heads, head_dim, dtype=dtype, device=device)
+    return cache
+
+
+def check_new_tokens(batch: Ragged, caches: list[Tensor], before: list[Tensor], new: list[Tensor], tokens: int) -> None:
+    """Keys and values of the first tokens are in the caches, and nothing else was written there."""
+    slots = batch.view.cache_slots[:tokens].long()
+    for cache, old, expected, name in zip(caches, before, new, ("keys", "values"), strict=True):
+        flat, flat_before = (t.transpose(1, 2).reshape(-1, t.shape[1], t.shape[3]) for t in (cache, old))
+        close(flat[slots], expected[:tokens], cache.dtype, f"new {name}")
+        rest = torch.ones(len(flat), dtype=torch.bool, device=cache.device)
+        rest[slots] = False
+        assert torch.equal(flat[rest].nan_to_num(9.0), flat_before[rest].nan_to_num(9.0)), f"other {name} were written"
+
+
+def draw_new_tokens(
+    rng: np.random.Generator, shape: tuple[int, int, int], rotary: int, norm: bool, dtype: torch.dtype, device: str
+) -> NewTokens:
+    """Projections, angles and norms. shape: bucket, heads of all kinds, head_dim."""
+    bucket, size, head_dim = shape
+    qkv = draw(rng, bucket, size * head_dim, dtype=dtype, device=device)
+    cos, sin = (draw(rng, LONGEST, rotary // 2, dtype=torch.float32, device=device) for _ in range(2))
+    norms = tuple(draw(rng, head_dim, dtype=dtype, device=device) for _ in range(2)) if norm else None
+    return NewTokens(qkv, cos, sin, norms)
+
+
+def rotated(heads_of: Tensor, new: NewTokens, heads: int, positions: Tensor) -> list[Tensor]:
+    """Queries, keys and values, float64, normed and rotated. heads_of: [tokens, heads + 2 * kv_heads, head_dim]."""
+    kv_heads = (heads_of.shape[1] - heads) // 2
+    q, k, v = heads_of.double().split([heads, kv_heads, kv_heads], 1)
+    if new.norms:
+        q, k = (kernel_reference.rms_norm(t, norm, 1e-6) for t, norm in zip((q, k), new.norms, strict=True))
+    return [*(kernel_reference.rope(t, new.cos, new.sin, positions) for t in (q, k)), v]
 
 
 def norm_case(rng: np.random.Generator, device: str, dtype: torch.dtype, tokens: int, bucket: int, hidden: int) -> None:
@@ -197,39 +221,20 @@ def rope_case(
     rng: np.random.Generator, device: str, dtype: torch.dtype, *, heads: int, kv_heads: int, head_dim: int, rotary: int,
     page: int, norm: bool, tokens: int, bucket: int,
 ) -> None:  # fmt: skip
-    size = heads + 2 * kv_heads
     lengths = [1] * (tokens // 2) + [tokens - tokens // 2]
-    batch = ragged(
-        rng,
-        lengths,
-        [n + int(rng.integers(40)) for n in lengths],
-        page=page,
-        bucket_tokens=bucket,
-        bucket_rows=bucket,
-        device=device,
-    )
+    contexts = [n + int(rng.integers(40)) for n in lengths]
+    batch = ragged(rng, lengths, contexts, page=page, tokens=bucket, rows=bucket, device=device)
     batch.view.cache_slots[tokens - 1] = -1  # a token that is not to be cached
-    qkv = draw(rng, bucket, size * head_dim, dtype=dtype, device=device)
-    cos, sin = (draw(rng, 128, rotary // 2, dtype=torch.float32, device=device) for _ in range(2))
-    norms = (draw(rng, head_dim, dtype=dtype, device=device), draw(rng, head_dim, dtype=dtype, device=device)) if norm else None
-    caches = [poison(batch.pages, kv_heads, page, head_dim, dtype=dtype, device=device) for _ in range(2)]
-    out = qkv.clone()
-    rope_and_cache(NewTokens(out, cos, sin, norms), PagedKV(*caches, batch.page_table), batch.view, heads=heads)
-    q, k, v = qkv.view(bucket, size, head_dim)[:tokens].double().split([heads, kv_heads, kv_heads], 1)
-    if norms:
-        q, k = kernel_reference.rms_norm(q, norms[0], 1e-6), kernel_reference.rms_norm(k, norms[1], 1e-6)
-    q, k = (kernel_reference.rope(t, cos, sin, batch.view.positions[:tokens]) for t in (q, k))
-    found = out.view(bucket, size, head_dim)
+    new = draw_new_tokens(rng, (bucket, heads + 2 * kv_heads, head_dim), rotary, norm, dtype, device)
+    before, given = [filled_cache(rng, batch, [0], kv_heads, page, head_dim, dtype=dtype) for _ in range(2)], new.qkv.clone()
+    caches = [cache.clone() for cache in before]
+    rope_and_cache(new, PagedKV(*caches, batch.page_table), batch.view, heads=heads)
+    found, given = (t.view(bucket, -1, head_dim) for t in (new.qkv, given))
+    q, k, v = rotated(given[:tokens], new, heads, batch.view.positions[:tokens])
     close(found[:tokens, :heads], q, dtype, "rotated queries")
-    assert torch.equal(found[:, heads:], qkv.view(bucket, size, head_dim)[:, heads:])
-    assert torch.equal(found[tokens:], qkv.view(bucket, size, head_dim)[tokens:])
-    slots = batch.view.cache_slots[: tokens - 1].long()
-    for cache, expected, name in zip(caches, (k, v), ("keys", "values"), strict=True):
-        flat = cache.transpose(1, 2).reshape(-1, kv_heads, head_dim)
-        close(flat[slots], expected[: tokens - 1], dtype, name)
-        rest = torch.ones(len(flat), dtype=torch.bool, device=device)
-        rest[slots] = False
-        untouched(flat[rest], name)
+    assert torch.equal(found[:, heads:], given[:, heads:])
+    assert torch.equal(found[tokens:], given[tokens:])
+    check_new_tokens(batch, caches, before, [k, v], tokens - 1)
 
 
 def attention_case(
@@ -239,19 +244,11 @@ def attention_case(
 ) -> None:  # fmt: skip
     """A mixed batch through a variant for decode rows and one for chunks, in the form for mixed steps or not; the first twice,
     since it must leave its counters at zero."""
-    batch = ragged(rng, lengths, contexts, page=page, bucket_tokens=bucket_tokens, bucket_rows=bucket_rows, device=device)
+    batch = ragged(rng, lengths, contexts, page=page, tokens=bucket_tokens, rows=bucket_rows, device=device)
     size = heads + 2 * kv_heads
     qkv = draw(rng, bucket_tokens, size * head_dim, dtype=dtype, device=device)
     q = qkv.view(bucket_tokens, size, head_dim)[:, :heads]
-    caches = []
-    for _ in range(2):  # only what belongs to a sequence is finite
-        cache = poison(batch.pages, kv_heads, page, head_dim, dtype=dtype, device=device)
-        for row, context in enumerate(batch.contexts):
-            pages = batch.page_table[batch.view.row_slots[row]]
-            at = torch.arange(context, device=device)
-            values = draw(rng, context, kv_heads, head_dim, dtype=dtype, device=device)
-            cache[pages[at // page].long(), :, at % page] = values
-        caches.append(cache)
+    caches = [filled_cache(rng, batch, batch.contexts, kv_heads, page, head_dim, dtype=dtype) for _ in range(2)]
     scale = head_dim**-0.5
     plan = replace(plan or VARIANTS["split"].plans(dtype)[0], overlap_prefill=overlap)
     sm_count = int(rng.integers(1, 133))  # few of them take several tiles each
@@ -301,45 +298,29 @@ def new_tokens_case(
     head_dim: int, rotary: int, page: int, norm: bool = False, window: int = 0, plan: DecodePlan, bucket: int,
 ) -> None:  # fmt: skip
     """Decode rows whose queries are rotated, and whose new keys and values enter the cache, in the attention kernel itself."""
-    rows, size = len(contexts), heads + 2 * kv_heads
-    batch = ragged(rng, [1] * rows, contexts, page=page, bucket_tokens=bucket, bucket_rows=bucket, device=device)
+    rows = len(contexts)
+    batch = ragged(rng, [1] * rows, contexts, page=page, tokens=bucket, rows=bucket, device=device)
     silent = rows - 1  # a token that is not to be cached
-    written = batch.view.cache_slots[:silent].long()
     own = int(batch.view.cache_slots[silent])
     batch.view.cache_slots[silent] = -1
-    qkv = draw(rng, bucket, size * head_dim, dtype=dtype, device=device)
-    given = qkv.clone()
-    heads_of = qkv.view(bucket, size, head_dim)
-    cos, sin = (draw(rng, max(contexts), rotary // 2, dtype=torch.float32, device=device) for _ in range(2))
-    norms = (draw(rng, head_dim, dtype=dtype, device=device), draw(rng, head_dim, dtype=dtype, device=device)) if norm else None
-    q, k, v = heads_of[:rows].double().split([heads, kv_heads, kv_heads], 1)
-    if norms is not None:
-        q, k = kernel_reference.rms_norm(q, norms[0], 1e-6), kernel_reference.rms_norm(k, norms[1], 1e-6)
-    q, k = (kernel_reference.rope(t, cos, sin, batch.view.positions[:rows]) for t in (q, k))
+    new = draw_new_tokens(rng, (bucket, heads + 2 * kv_heads, head_dim), rotary, norm, dtype, device)
+    given, heads_of = new.qkv.clone(), new.qkv.view(bucket, -1, head_dim)
+    q, k, v = rotated(heads_of[:rows], new, heads, batch.view.positions[:rows])
     workspace = DecodeWorkspace.allocate([(bucket, plan)], heads, kv_heads, head_dim, device)
-    start = [poison(batch.pages, kv_heads, page, head_dim, dtype=dtype, device=device) for _ in range(2)]
-    for cache in start:
-        for row, context in enumerate(batch.contexts):
-            at = torch.arange(context - 1, device=device)
-            pages = batch.page_table[batch.view.row_slots[row]][at // page].long()
-            cache[pages, :, at % page] = draw(rng, context - 1, kv_heads, head_dim, dtype=dtype, device=device)
+    computed = [context - 1 for context in batch.contexts]
+    before = [filled_cache(rng, batch, computed, kv_heads, page, head_dim, dtype=dtype) for _ in range(2)]
     outs = []
     for _ in range(repeats(device)):
-        caches, out = [cache.clone() for cache in start], poison(bucket, heads * head_dim, dtype=dtype, device=device)
+        caches, out = [cache.clone() for cache in before], poison(bucket, heads * head_dim, dtype=dtype, device=device)
         paged = PagedKV(*caches, batch.page_table)
-        new = NewTokens(qkv, cos, sin, norms)
         attend(AttentionCall(heads_of[:, :heads], paged, batch.view, out, bucket, head_dim**-0.5, window, workspace, new), plan)
         assert not workspace.arrivals.any()
         outs.append(out)
-    assert torch.equal(qkv, given)
+    assert torch.equal(new.qkv, given)
     assert torch.equal(outs[0][:rows], outs[-1][:rows]), "two runs differ"
     untouched(outs[0][rows:], "decode attention")
-    for cache, before, expected, name in zip(caches, start, (k, v), ("keys", "values"), strict=True):
-        flat, flat_before = (t.transpose(1, 2).reshape(-1, kv_heads, head_dim) for t in (cache, before))
-        close(flat[written], expected[:silent], dtype, f"new {name}")
-        rest = torch.ones(len(flat), dtype=torch.bool, device=device)
-        rest[written] = False
-        assert torch.equal(flat[rest].nan_to_num(9.0), flat_before[rest].nan_to_num(9.0)), f"other {name} were written"
+    check_new_tokens(batch, caches, before, [k, v], silent)
+    for cache, expected in zip(caches, (k, v), strict=True):
         cache[own // page, :, own % page] = expected[silent].to(dtype)  # the kernel sees it all the same
     for row, context in enumerate(batch.contexts):
         pages = batch.page_table[batch.view.row_slots[row]]
@@ -407,15 +388,15 @@ class Requests:
 
 
 PARAMETERS = {
-    WORD_TEMPERATURE: (0.0, 0.3, 1.0, 1.7),
-    WORD_TOP_P: (1.0, 1.0, 0.9, 0.5, 0.01),
-    WORD_MIN_P: (0.0, 0.0, 0.05, 0.5),
-    WORD_REPETITION_PENALTY: (1.0, 1.0, 1.3),
-    WORD_PRESENCE_PENALTY: (0.0, 0.0, 0.7),
-    WORD_FREQUENCY_PENALTY: (0.0, 0.0, -0.4),
+    E.WORD_TEMPERATURE: (0.0, 0.3, 1.0, 1.7),
+    E.WORD_TOP_P: (1.0, 1.0, 0.9, 0.5, 0.01),
+    E.WORD_MIN_P: (0.0, 0.0, 0.05, 0.5),
+    E.WORD_REPETITION_PENALTY: (1.0, 1.0, 1.3),
+    E.WORD_PRESENCE_PENALTY: (0.0, 0.0, 0.7),
+    E.WORD_FREQUENCY_PENALTY: (0.0, 0.0, -0.4),
 }
-PENALTIES = (WORD_REPETITION_PENALTY, WORD_PRESENCE_PENALTY, WORD_FREQUENCY_PENALTY)
-FILTERS = (WORD_TEMPERATURE, WORD_TOP_P, WORD_MIN_P)
+PENALTIES = (E.WORD_REPETITION_PENALTY, E.WORD_PRESENCE_PENALTY, E.WORD_FREQUENCY_PENALTY)
+FILTERS = (E.WORD_TEMPERATURE, E.WORD_TOP_P, E.WORD_MIN_P)
 
 
 def draw_requests(
@@ -424,15 +405,15 @@ def draw_requests(
     """Every row with its own mixture of sampling parameters but for the `fixed` ones (word -> value); about one row in
     eight emits nothing."""
     slots = bucket + 2
-    entry = neutral_entries(slots).view(np.int32).reshape(slots, SQ_ENTRY_WORDS)
+    entry = E.neutral_entries(slots).view(np.int32).reshape(slots, E.SQ_ENTRY_WORDS)
     reals = entry.view(np.float32)
     for word, values in PARAMETERS.items():
         reals[:, word] = rng.choice(values, slots)
-    entry[:, WORD_TOP_K] = rng.choice([0, -1, 1, 7, vocabulary // 2, 2 * vocabulary], slots)
-    entry[:, WORD_LOGPROBS] = rng.choice([-1, 0, 5], slots)
-    entry[:, WORD_MIN_TOKENS] = rng.choice([0, 0, history // 3, 2 * history], slots)
-    for stop_ids in entry[:, WORD_STOP_IDS : WORD_STOP_IDS + STOP_IDS]:
-        count = rng.integers(0, min(STOP_IDS, vocabulary // 2) + 1)
+    entry[:, E.WORD_TOP_K] = rng.choice([0, -1, 1, 7, vocabulary // 2, 2 * vocabulary], slots)
+    entry[:, E.WORD_LOGPROBS] = rng.choice([-1, 0, 5], slots)
+    entry[:, E.WORD_MIN_TOKENS] = rng.choice([0, 0, history // 3, 2 * history], slots)
+    for stop_ids in entry[:, E.WORD_STOP_IDS : E.WORD_STOP_IDS + E.STOP_IDS]:
+        count = rng.integers(0, min(E.STOP_IDS, vocabulary // 2) + 1)
         stop_ids[:count] = rng.choice(vocabulary, count, replace=False)
     for word, value in fixed.items():
         (reals if word in PARAMETERS else entry)[:, word] = value
@@ -445,7 +426,7 @@ def draw_requests(
     for row in range(1, rows, 2):
         mine, position = seeds[row_slots[row]], int(context[row])
         mine[0] = max(mine.tolist(), key=lambda seed: kernel_reference.uniform(seed, position))
-    entry.view(np.int64)[:, LONG_SEED] = seeds[:, 0]
+    entry.view(np.int64)[:, E.LONG_SEED] = seeds[:, 0]
     emits = (rng.random(bucket) < 0.875).astype(np.int32)
     emits[0] = 1
     tokens = np.full((slots, history), vocabulary + 5, np.int32)  # past its length a history means nothing
@@ -458,7 +439,7 @@ def draw_requests(
 def sampling_case(
     rng: np.random.Generator, device: str, *, rows: int, bucket: int, vocabulary: int, spread: float, ties: bool = False,
     workspace: SamplingWorkspace, history: int = 40, mismatches: int = 0, slack: float = 0.0,
-    fixed: dict[int, float] | None = None,
+    fixed: dict[int, float] | None = None, variant: str = "",
 ) -> None:  # fmt: skip
     """Tokens and log probabilities against the CPU sampler. spread: of the logits; ties: many equal ones."""
     logits = rng.standard_normal((bucket, vocabulary)).astype(np.float32) * spread
@@ -476,7 +457,7 @@ def sampling_case(
     for _ in range(repeats(device)):
         sampled = torch.full((bucket,), -7, dtype=torch.int32, device=device)
         call = SamplingCall(given, requests, batch, sampled, records, workspace)
-        sample_tokens(call)
+        sample_tokens(call, variant)
         runs.append(sampled)
     assert torch.equal(runs[0], runs[-1]), "two runs differ"
     assert torch.equal(given.cpu(), torch.from_numpy(logits)), "logits were changed"
@@ -494,14 +475,14 @@ def sampling_case(
         adjusted = kernel_reference.penalize(
             logits[row], r.tokens[slot, :length], int(r.prompt_length[slot]), *(float(reals[word]) for word in PENALTIES)
         )
-        if max(0, length - int(r.prompt_length[slot])) < words[WORD_MIN_TOKENS]:
-            adjusted[[stop for stop in words[WORD_STOP_IDS : WORD_STOP_IDS + STOP_IDS] if stop >= 0]] = -np.inf
+        if max(0, length - int(r.prompt_length[slot])) < words[E.WORD_MIN_TOKENS]:
+            adjusted[[stop for stop in words[E.WORD_STOP_IDS : E.WORD_STOP_IDS + E.STOP_IDS] if stop >= 0]] = -np.inf
         temperature, top_p, min_p = (float(reals[word]) for word in FILTERS)
-        number = kernel_reference.uniform(int(words.view(np.int64)[LONG_SEED]), length)
-        expected = kernel_reference.sample_span(adjusted, temperature, int(words[WORD_TOP_K]), top_p, min_p, number, slack)
+        number = kernel_reference.uniform(int(words.view(np.int64)[E.LONG_SEED]), length)
+        expected = kernel_reference.sample_span(adjusted, temperature, int(words[E.WORD_TOP_K]), top_p, min_p, number, slack)
         if found[row] not in expected:
-            wrong.append((row, found[row], expected, temperature, int(words[WORD_TOP_K]), top_p, min_p, number))
-        if words[WORD_LOGPROBS] < 0:
+            wrong.append((row, found[row], expected, temperature, int(words[E.WORD_TOP_K]), top_p, min_p, number))
+        if words[E.WORD_LOGPROBS] < 0:
             assert (records[row] == -7).all(), "log probabilities that nobody asked for"
             continue
         every, top = kernel_reference.top_logprobs(logits[row], TOP_LOGPROBS)

@@ -46,8 +46,7 @@ def gather_pages(cache: Tensor, pages: Tensor, length: int) -> Tensor:
 
 
 def attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, pages: Tensor, context: int, scale: float, window: int = 0) -> Tensor:
-    """Causal attention of one row whose last q.shape[0] tokens are the queries. q: [n, heads, head_dim] -> the same
-    shape."""
+    """Causal attention of one row whose last q.shape[0] tokens are the queries. q: [n, heads, head_dim] -> the same shape."""
     n, heads, _ = q.shape
     group = heads // k_cache.shape[1]
     k = gather_pages(k_cache, pages, context).repeat_interleave(group, 1)
@@ -71,8 +70,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def route(logits: Tensor, top_k: int, normalize: bool) -> tuple[Tensor, Tensor]:
-    """Softmax over experts, the top_k of each token (lower id first among equals): (weights, ids), both [tokens,
-    top_k]."""
+    """Softmax over experts, the top_k of each token (lower id first among equals): (weights, ids), both [tokens, top_k]."""
     probability = torch.softmax(logits.double(), -1)
     ids = torch.argsort(probability, dim=-1, descending=True, stable=True)[:, :top_k]
     weights = probability.gather(1, ids)
@@ -114,11 +112,6 @@ def penalize(
     repeated = np.where(logits > 0, logits / np.float32(repetition), logits * np.float32(repetition))
     logits = np.where(seen & (repetition != 1), repeated, logits)
     return (logits - np.float32(presence) * (times > 0) - np.float32(frequency) * times.astype(np.float32)).astype(np.float32)
-
-
-def sample(logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float, number: float) -> int:
-    """One token from penalised logits float32 [V] and a uniform number. Sorts everything."""
-    return int(sample_span(logits, temperature, top_k, top_p, min_p, number, 0.0)[0])
 
 
 def sample_span(

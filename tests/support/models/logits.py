@@ -9,56 +9,41 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from support.models import kernel_reference
-from support.models.paged_batch import PagedBatches, Sequence
-from support.models.step_cases import PAGE, OnDevice
+from support.models.paged_batch import Sequence
+from support.models.step_cases import OnDevice
 
-from blinkpy.kernels.linear.linear_table import LinearTable
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.gpu.step_shapes import StepShape
 from blinkpy.models.weights.checkpoint import layer_parts
 from blinkpy.models.weights.decoder_weights import Weights
 
 
-class ForcedSteps:
-    """A model's step on a device, run on tokens that are known beforehand. limits: rows and tokens of the largest step."""
+class ForcedSteps(OnDevice):
+    """A model's step on a device, run on tokens that are known beforehand. ran: shapes of its steps."""
 
-    def __init__(
-        self, rng: np.random.Generator, model: DecoderDescription, weights: Weights, *, slots: int, length: int,
-        limits: tuple[int, int], table: LinearTable | None = None,
-    ):  # fmt: skip
-        pages = slots * -(-length // PAGE)
-        rows, tokens = limits
-        self.batches = PagedBatches(
-            rng, page_size=PAGE, num_pages=pages, slots=slots, max_model_len=length, max_tokens=tokens, max_rows=rows
-        )
-        empty = self.batches.batch([])
-        self.on = OnDevice(model, weights, pages, length, empty, self.batches.requests, limits, table)
+    def __init__(self, rng: np.random.Generator, model: DecoderDescription, weights: Weights, **options: Any):
+        super().__init__(rng, model, weights, **options)
         self.ran: list[StepShape] = []
         self._graphs: dict[StepShape, torch.cuda.CUDAGraph] = {}
 
-    def begin(self, prompt: list[int]) -> Sequence:
-        """A sequence of which nothing is computed yet."""
-        return self.batches.add(prompt)
-
-    def step(self, work: list[tuple[Sequence, int]]) -> torch.Tensor:
+    def logits(self, work: list[tuple[Sequence, int]]) -> torch.Tensor:
         """Compute the next tokens of each sequence; float32 [len(work), vocab], logits behind the last of them."""
         batch = self.batches.batch(work)
-        self._run(self.on.give(batch, self.batches.requests))
+        self._run(self.give(batch))
         rows = {id(sequence): row for row, sequence in enumerate(self.batches.rows)}
         for sequence, count in work:
             sequence.computed += count
-        return self.on.step.decoder.buffers.logits[[rows[id(sequence)] for sequence, _ in work]].clone()
+        return self.step.decoder.buffers.logits[[rows[id(sequence)] for sequence, _ in work]].clone()
 
     def _run(self, shape: StepShape) -> None:
         """A shape is launched the first time, which compiles its kernels, and runs from a graph from then on."""
-        if shape not in self.ran or self.on.device == "cpu":
-            self.on.step.launch(shape)
+        if shape not in self.ran or self.device == "cpu":
+            self.step.launch(shape)
         else:
             if shape not in self._graphs:
                 self._graphs[shape] = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(self._graphs[shape]):
-                    self.on.step.launch(shape)
+                    self.step.launch(shape)
             self._graphs[shape].replay()
         self.ran.append(shape)
 
@@ -70,12 +55,12 @@ class ForcedSteps:
         found = []
         for first in range(0, len(tokens), group):
             some = tokens[first : first + group].tolist()
-            sequences = [self.begin(row[:prompt]) for row in some]
-            steps = [self.step([(sequence, prompt) for sequence in sequences])]
+            sequences = [self.batches.add(row[:prompt]) for row in some]
+            steps = [self.logits([(sequence, prompt) for sequence in sequences])]
             for position in range(prompt, tokens.shape[1]):
                 for sequence, row in zip(sequences, some, strict=True):
                     sequence.tokens.append(row[position])
-                steps.append(self.step([(sequence, 1) for sequence in sequences]))
+                steps.append(self.logits([(sequence, 1) for sequence in sequences]))
             found.append(torch.stack(steps, 1))
             for sequence in sequences:
                 self.batches.preempt(sequence)
@@ -92,18 +77,19 @@ def in_one_bucket(forced: ForcedSteps, rng: np.random.Generator, vocab: int) -> 
     def some(n: int) -> list[int]:
         return rng.integers(0, vocab, n).tolist()
 
+    begin = forced.batches.add
     prompts, more = [some(int(n)) for n in rng.integers(20, 41, 5)], [some(4) for _ in range(5)]
 
     def run(crowded: bool) -> tuple[list[torch.Tensor], list[StepShape]]:
         """All logits of the five, and the shapes that they ran in; crowded: among others, longer ones, in any order."""
-        mine = [forced.begin(prompt) for prompt in prompts]
-        others = [forced.begin(some(60)) for _ in range(3)] if crowded else []
+        mine = [begin(prompt) for prompt in prompts]
+        others = [begin(some(60)) for _ in range(3)] if crowded else []
         for other in others:
-            forced.step([(other, 60)])
+            forced.logits([(other, 60)])
         found, before = [], len(forced.ran)
         for sequence in mine:
-            beside = [(forced.begin(some(20)), 20)] if crowded else []
-            found.append(forced.step([(sequence, len(sequence.tokens)), *beside])[0])
+            beside = [(begin(some(20)), 20)] if crowded else []
+            found.append(forced.logits([(sequence, len(sequence.tokens)), *beside])[0])
         for index in range(4):
             for sequence, tokens in zip(mine, more, strict=True):
                 sequence.tokens.append(tokens[index])
@@ -111,12 +97,12 @@ def in_one_bucket(forced: ForcedSteps, rng: np.random.Generator, vocab: int) -> 
                 other.tokens += some(1)
             work = [(sequence, 1) for sequence in [*mine, *others]]
             order = rng.permutation(len(work))
-            logits = forced.step([work[i] for i in order])
+            logits = forced.logits([work[i] for i in order])
             found += [logits[int(np.flatnonzero(order == i)[0])] for i in range(len(mine))]
         for sequence in mine:  # one more time, beside a prompt
             sequence.tokens.append(sequence.tokens[0])
         chunk = int(rng.integers(30, 50)) if crowded else 30
-        found += list(forced.step([*((sequence, 1) for sequence in mine), (forced.begin(some(chunk)), chunk)])[: len(mine)])
+        found += list(forced.logits([*((sequence, 1) for sequence in mine), (begin(some(chunk)), chunk)])[: len(mine)])
         return found, forced.ran[before:]
 
     (alone, shapes), (crowded, same_shapes) = run(False), run(True)
@@ -124,11 +110,6 @@ def in_one_bucket(forced: ForcedSteps, rng: np.random.Generator, vocab: int) -> 
     assert {(shape.tokens, shape.mixed) for shape in shapes} == {(8, False), (64, True)}
     different = [i for i, (x, y) in enumerate(zip(alone, crowded, strict=True)) if not torch.equal(x, y)]
     assert not different, f"{len(different)} of {len(alone)} rows depend on their neighbours, the first is {different[0]}"
-
-
-def errors(ours: torch.Tensor, theirs: torch.Tensor, exact: torch.Tensor) -> tuple[float, float]:
-    """Relative errors of our logits and of transformers'. [S, n, vocab] each; exact: of the float32 run."""
-    return kernel_reference.relative_error(ours, exact), kernel_reference.relative_error(theirs, exact)
 
 
 def transformers_view(model: DecoderDescription, weights: Weights, config: Any) -> transformers.PreTrainedModel:
@@ -147,9 +128,8 @@ def transformers_view(model: DecoderDescription, weights: Weights, config: Any) 
             for name, shape, _, row in part.sources:
                 state[name] = tensor[row : row + shape[0]]
     reference.load_state_dict(state, assign=True)
-    reference.model.rotary_emb = type(reference.model.rotary_emb)(config).to(
-        weights.device
-    )  # its buffers are no part of the state
+    # Its buffers are no part of the state.
+    reference.model.rotary_emb = type(reference.model.rotary_emb)(config).to(weights.device)
     return reference.eval()
 
 

@@ -33,19 +33,15 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+LINEAR = {"rope_type": "linear", "factor": 2.0}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+WINDOW = {"use_sliding_window": True, "sliding_window": 19, "max_window_layers": 1}
 
 
-def _longrope(original: int, share: float, pairs: int) -> dict[str, Any]:
-    return {
-        "original_max_position_embeddings": original,
-        "rope_parameters": {
-            "rope_type": "longrope",
-            "rope_theta": 10000.0,
-            "partial_rotary_factor": share,
-            "short_factor": [1.0 + 0.1 * i for i in range(pairs)],
-            "long_factor": [1.5 + 0.7 * i for i in range(pairs)],
-        },
-    }
+def _longrope(original: int) -> dict[str, Any]:
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.75}
+    factors = {"short_factor": [1.0 + 0.1 * i for i in range(6)], "long_factor": [1.5 + 0.7 * i for i in range(6)]}
+    return {"original_max_position_embeddings": original, "rope_parameters": rope | factors}
 
 
 MOE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "head_dim": 32}
@@ -56,26 +52,12 @@ ZOO: dict[str, tuple[str, dict[str, Any]]] = {
     "llama3": ("LlamaConfig", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
     "llama-biased-mqa": (
         "LlamaConfig",
-        {
-            "attention_bias": True,
-            "mlp_bias": True,
-            "num_key_value_heads": 1,
-            "rope_parameters": {"rope_type": "linear", "factor": 2.0},
-        },
+        {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 1, "rope_parameters": LINEAR},
     ),
     "mistral": ("MistralConfig", {"sliding_window": None, "head_dim": 32}),
     "mistral-window": ("MistralConfig", {"sliding_window": 21}),
     "qwen2": ("Qwen2Config", {}),
-    "qwen2-window-yarn": (
-        "Qwen2Config",
-        {
-            "use_sliding_window": True,
-            "sliding_window": 19,
-            "max_window_layers": 1,
-            "tie_word_embeddings": True,
-            "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
-        },
-    ),
+    "qwen2-window-yarn": ("Qwen2Config", {**WINDOW, "tie_word_embeddings": True, "rope_parameters": YARN}),
     "qwen3": ("Qwen3Config", {"head_dim": 32}),
     "qwen3-biased": ("Qwen3Config", {"head_dim": 16, "attention_bias": True, "tie_word_embeddings": True}),
     "qwen3-moe": ("Qwen3MoeConfig", {**MOE, "norm_topk_prob": True}),
@@ -83,8 +65,8 @@ ZOO: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-moe-stride": ("Qwen3MoeConfig", {**MOE, "norm_topk_prob": True, "decoder_sparse_step": 2, "num_experts_per_tok": 1}),
     "mixtral": ("MixtralConfig", {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 32}),
     "phi3": ("Phi3Config", {"sliding_window": 17}),
-    "phi4-mini-short": ("Phi3Config", {**_longrope(256, 0.75, 6), "max_position_embeddings": 1024, "tie_word_embeddings": True}),
-    "phi4-mini-long": ("Phi3Config", _longrope(16, 0.75, 6)),
+    "phi4-mini-short": ("Phi3Config", {**_longrope(256), "max_position_embeddings": 1024, "tie_word_embeddings": True}),
+    "phi4-mini-long": ("Phi3Config", _longrope(16)),
 }
 # The context to run them with. phi4-mini-short stays within its original context and so uses its short factors;
 # phi4-mini-long uses its long ones, as transformers does once a sequence is longer than the original 16.

@@ -24,21 +24,17 @@ class Sequence:
     computed: int = 0
     pages: list[int] = field(default_factory=list)
 
+    def decodes(self, count: int) -> bool:
+        return count == 1 and self.computed >= self.prompt_length
+
 
 class PagedBatches:
     """A page pool and request slots, and batches over them."""
 
     def __init__(
-        self,
-        rng: np.random.Generator,
-        *,
-        page_size: int,
-        num_pages: int,
-        slots: int,
-        max_model_len: int,
-        max_tokens: int,
+        self, rng: np.random.Generator, *, page_size: int, num_pages: int, slots: int, max_model_len: int, max_tokens: int,
         max_rows: int,
-    ):
+    ):  # fmt: skip
         self.rng, self.page_size, self.max_tokens, self.max_rows = rng, page_size, max_tokens, max_rows
         self.free = rng.permutation(num_pages).tolist()
         self.free_slots = rng.permutation(slots).tolist()
@@ -81,9 +77,8 @@ class PagedBatches:
         A row emits if it computes the sequence's last known token. What is behind the rows is filled with rubbish where
         the contract allows it.
         """
-        decodes = [item for item in work if item[1] == 1 and item[0].computed >= item[0].prompt_length]
-        prompts = [item for item in work if not (item[1] == 1 and item[0].computed >= item[0].prompt_length)]
-        rows = decodes + prompts
+        rows = sorted(work, key=lambda item: not item[0].decodes(item[1]))
+        decode_rows = sum(sequence.decodes(count) for sequence, count in rows)
         batch = Batch(
             token_ids=np.zeros(self.max_tokens, np.int32),
             positions=np.zeros(self.max_tokens, np.int32),
@@ -123,7 +118,7 @@ class PagedBatches:
             batch.emits[row] = end == len(sequence.tokens)
             at += count
         batch.query_starts[len(rows) :] = at
-        batch.counts[[ROWS, TOKENS, DECODE_ROWS]] = len(rows), at, len(decodes)
+        batch.counts[[ROWS, TOKENS, DECODE_ROWS]] = len(rows), at, decode_rows
         batch.counts[MAX_CONTEXT] = batch.context_lengths.max()
         batch.counts[EMITS] = batch.emits.sum()
         self.rows = [sequence for sequence, _ in rows]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,40 +15,47 @@ from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_table import LinearTable
 from blinkpy.kv.state import DECODE_ROWS, ROWS, TOKENS, Batch, Requests
 from blinkpy.models.cpu.cpu_step import CpuStep
+from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.families.describe_model import describe_model
 from blinkpy.models.gpu.gpu_decoder import GpuDecoder
 from blinkpy.models.gpu.gpu_step import GpuStep
 from blinkpy.models.gpu.step_shapes import StepShape, bucket_shapes, step_shapes
 from blinkpy.models.paged_cache import PagedCache
-from blinkpy.models.weights.decoder_weights import load_weights
+from blinkpy.models.weights.decoder_weights import Weights, load_weights
 from blinkpy.queues.logprob_record import LOGPROB_ENTRY, TOP_LOGPROBS
 from blinkpy.queues.submission import WORD_LOGPROBS
 
-PAGE, ROWS_AT_MOST, TOKENS_AT_MOST = 16, 8, 64
+PAGE, LENGTH, ROWS_AT_MOST, TOKENS_AT_MOST = 16, 128, 8, 64
 READ = ("page_table", "entry", "tokens", "prompt_length")  # of the requests, by a step
 
 
 class OnDevice:
-    """A GpuStep over tensors on a device, fed with batches of NumPy arrays. limits: rows and tokens of the largest step."""
+    """A GpuStep over tensors on a device, and what makes its batches. slots, length: of the requests; limits: rows and tokens of
+    the largest step."""
 
     def __init__(
-        self, model: Any, weights: Any, pages: int, model_len: int, batch: Batch, requests: Requests,
+        self, rng: np.random.Generator, model: DecoderDescription, weights: Weights, *, slots: int, length: int = LENGTH,
         limits: tuple[int, int] = (ROWS_AT_MOST, TOKENS_AT_MOST), table: LinearTable | None = None,
     ):  # fmt: skip
-        device = str(weights.device)
-        self.device = device
-        self.batch = map_arrays(lambda array: torch.from_numpy(array.copy()).to(device), batch)
+        device, (rows, tokens) = str(weights.device), limits
+        self.device, self.pages = device, slots * -(-length // PAGE)
+        self.batches = PagedBatches(
+            rng, page_size=PAGE, num_pages=self.pages, slots=slots, max_model_len=length, max_tokens=tokens, max_rows=rows
+        )
+        empty, requests = self.batches.batch([]), self.batches.requests
+        self.batch = map_arrays(lambda array: torch.from_numpy(array.copy()).to(device), empty)
         tensors = {name: torch.from_numpy(getattr(requests, name).copy()).to(device) for name in READ}
         self.requests = requests._replace(**tensors)
         self.buckets = bucket_shapes(*limits)
         self.shapes, self.graph_of = step_shapes(self.buckets)
-        self.cache = PagedCache(model, pages, PAGE, weights.dtype, device)
+        self.cache = PagedCache(model, self.pages, PAGE, weights.dtype, device)
         table, pdl = table or LinearTable(), device != "cpu"
-        decoder = GpuDecoder(model, weights, self.cache, self.batch, self.requests, self.shapes, model_len, table, pdl)
+        decoder = GpuDecoder(model, weights, self.cache, self.batch, self.requests, self.shapes, length, table, pdl)
         self.step = GpuStep(decoder)
 
-    def give(self, batch: Batch, requests: Requests) -> StepShape:
+    def give(self, batch: Batch) -> StepShape:
         """Copy a batch over; returns the shape of the graph that runs it."""
+        requests = self.batches.requests
         for target, source in zip(self.batch, batch, strict=True):
             target.copy_(torch.from_numpy(source))
         for name in READ:
@@ -74,30 +81,27 @@ def parameters(rng: np.random.Generator, index: int) -> dict[str, float]:
     }
 
 
-class SplitTable(LinearTable):
-    """Sums in two parts, which the residual stream's norms then add where they can. Of one row, only those that end in that
-    stream: what reads it is a matrix-vector product, which has its norm fused in."""
+class ChosenTable(LinearTable):
+    """Configurations by a function of outputs and rows; the defaults where it gives None."""
+
+    def __init__(self, choose: Callable[[int, int], LinearConfig | None]):
+        super().__init__()
+        self._choose = choose
 
     def config(self, n: int, k: int, rows: int, dtype: torch.dtype, *, swiglu: bool = False) -> LinearConfig:
-        usual = super().config(n, k, rows, dtype, swiglu=swiglu)
-        if rows == 1 and n != model_zoo.BASE["hidden_size"]:
-            return usual
-        return LinearConfig(block_m=16, block_n=32, block_k=32, split_k=2)
+        return self._choose(n, rows) or super().config(n, k, rows, dtype, swiglu=swiglu)
 
 
-class CublasTable(LinearTable):
-    """Every product by cuBLAS (on the CPU, by torch): norms and SwiGLU are kernels of their own then, with scratch between."""
-
-    def config(self, n: int, k: int, rows: int, dtype: torch.dtype, *, swiglu: bool = False) -> LinearConfig:
-        return LinearConfig("cublas")
-
-
-class TmaTable(LinearTable):
-    """Every product by the kernel for many rows; what ends in the residual stream in two parts. bfloat16."""
-
-    def config(self, n: int, k: int, rows: int, dtype: torch.dtype, *, swiglu: bool = False) -> LinearConfig:
-        parts = 2 if n == model_zoo.BASE["hidden_size"] else 1
-        return LinearConfig("tma", block_m=16, block_n=48, block_k=32, split_k=parts, stages=3)
+HIDDEN = model_zoo.BASE["hidden_size"]
+# Sums in two parts, which the residual stream's norms then add where they can. Of one row, only those that end in that stream:
+# what reads it is a matrix-vector product, which has its norm fused in.
+SUMS = LinearConfig(block_m=16, block_n=32, block_k=32, split_k=2)
+SPLIT_TABLE = ChosenTable(lambda n, rows: None if rows == 1 and n != HIDDEN else SUMS)
+# Every product by cuBLAS (on the CPU, by torch): norms and SwiGLU are kernels of their own then, with scratch between.
+CUBLAS_TABLE = ChosenTable(lambda n, rows: LinearConfig("cublas"))
+# Every product by the kernel for many rows; what ends in the residual stream in two parts. bfloat16.
+WIDE = {parts: LinearConfig("tma", block_m=16, block_n=48, block_k=32, split_k=parts, stages=3) for parts in (1, 2)}
+TMA_TABLE = ChosenTable(lambda n, rows: WIDE[2 if n == HIDDEN else 1])
 
 
 def step_case(
@@ -111,23 +115,14 @@ def step_case(
     """
     model_zoo.save_model(name, folder, int(rng.integers(2**31)), dtype=dtype)
     model = describe_model(folder)
-    model_len, pages = 128, ROWS_AT_MOST * 128 // PAGE
-    batches = PagedBatches(
-        rng, page_size=PAGE, num_pages=pages, slots=ROWS_AT_MOST + 2, max_model_len=model_len, max_tokens=TOKENS_AT_MOST,
-        max_rows=rows,
-    )  # fmt: skip
-    cpu_weights = load_weights(model, folder, dtype)
-    cpu = CpuStep(model, cpu_weights, pages, PAGE, model_len, TOKENS_AT_MOST)
-    lengths = [1, 40, 17, 23, 5]
-    waiting = [
-        batches.add(
-            rng.integers(0, model.vocab_size, n).tolist(), **(parameters(rng, i) if sampled and dtype == torch.float32 else {})
-        )
-        for i, n in enumerate(lengths)
-    ]
-    empty = batches.batch([])
     limits, weights = (rows, TOKENS_AT_MOST), load_weights(model, folder, dtype, device)
-    on = OnDevice(model, weights, pages, model_len, empty, batches.requests, limits, table)
+    on = OnDevice(rng, model, weights, slots=ROWS_AT_MOST + 2, limits=limits, table=table)
+    batches = on.batches
+    cpu = CpuStep(model, load_weights(model, folder, dtype), on.pages, PAGE, LENGTH, TOKENS_AT_MOST)
+    waiting = []
+    for i, n in enumerate([1, 40, 17, 23, 5]):
+        chosen = parameters(rng, i) if sampled and dtype == torch.float32 else {}
+        waiting.append(batches.add(rng.integers(0, model.vocab_size, n).tolist(), **chosen))
     stream = torch.cuda.Stream() if graphs else None
     if stream is not None:
         on.step.capture(stream)
@@ -142,7 +137,7 @@ def step_case(
             budget -= count
             work.append((sequence, count))
         batch = batches.batch(work)
-        shape, given = on.give(batch, batches.requests), batch.logprobs.copy()
+        shape, given = on.give(batch), batch.logprobs.copy()
         buffers = on.step.decoder.buffers
         for buffer in (buffers.last_hidden, buffers.last, buffers.logits):  # nothing of the step before is read
             buffer.fill_(float("nan"))
@@ -164,24 +159,19 @@ def step_case(
             _check_records(expected, batch, given, batches.requests, batch.logprobs, emitting)
             _check_records(expected, batch, given, batches.requests, on.batch.logprobs.cpu().numpy(), emitting)
         batches.commit(batch)
-    if dtype == torch.float32 or not any(
-        model.expert_layers
-    ):  # in bfloat16 another expert may be chosen where two are nearly equal
+    # In bfloat16 another expert may be chosen where two are nearly equal.
+    if dtype == torch.float32 or not any(model.expert_layers):
         _compare_caches(cpu.cache, on.cache, running, dtype)
     return worst
 
 
 def on_device(
     rng: np.random.Generator, device: str, name: str, folder: Path, dtype: torch.dtype, table: LinearTable | None = None
-) -> tuple[OnDevice, PagedBatches]:
-    """The step of a random model over an empty batch, and what makes batches for it."""
+) -> OnDevice:
+    """The step of a random model over an empty batch."""
     model_zoo.save_model(name, folder, int(rng.integers(2**31)), dtype=dtype)
-    model, model_len, pages = describe_model(folder), 128, 128 // PAGE
-    batches = PagedBatches(
-        rng, page_size=PAGE, num_pages=pages, slots=2, max_model_len=model_len, max_tokens=TOKENS_AT_MOST, max_rows=ROWS_AT_MOST
-    )
-    weights = load_weights(model, folder, dtype, device)
-    return OnDevice(model, weights, pages, model_len, batches.batch([]), batches.requests, table=table), batches
+    model = describe_model(folder)
+    return OnDevice(rng, model, load_weights(model, folder, dtype, device), slots=2, table=table)
 
 
 def _cpu_logits(cpu: CpuStep, batch: Batch, requests: Requests, emitting: np.ndarray) -> torch.Tensor:

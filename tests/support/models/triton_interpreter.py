@@ -12,24 +12,15 @@ Programs run one after another, so a kernel must not wait for another program.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
 
 
 def install() -> None:
-    """Patch the interpreter of this process. TRITON_INTERPRET=1 must have been set before Triton was first imported.
-
-    Raises RuntimeError where it was not: kernels that were decorated before would still be compiled for a GPU.
-    """
-    if os.environ.get("TRITON_INTERPRET") != "1":
-        raise RuntimeError("set TRITON_INTERPRET=1 before importing triton to run kernels in the interpreter")
+    """Patch the interpreter of this process, once. TRITON_INTERPRET=1 must have been set before Triton was first imported."""
     import triton.language as tl
     import triton.runtime.interpreter as interpreter
-
-    if getattr(interpreter, "_blinkpy_installed", False):
-        return
 
     original_patch = interpreter._patch_lang_tensor
 
@@ -68,7 +59,6 @@ def install() -> None:
     interpreter._patch_lang_tensor = patch_tensor
     interpreter._convert_float = convert_float
     builder.create_dot = create_dot
-    interpreter._blinkpy_installed = True
 
 
 def _round_to_bfloat16(data: np.ndarray) -> np.ndarray:

@@ -1,8 +1,8 @@
 """An explicit-state checker for small programs that share memory: all interleavings, with the reorderings that a machine permits.
 
-A program is a generator that yields what it does to memory, and gets the loaded values back; an AssertionError in it is a
-violation, and so is a program that can't go on. Memory is one sequence of visible writes (all machines here are multi-copy
-atomic between two parties); what differs is when a party's stores become visible, and how old a value its loads may return:
+An AssertionError in a program (operations.py) is a violation, and so is a program that can't go on. Memory is one sequence of
+visible writes (all machines here are multi-copy atomic between two parties); what differs is when a party's stores become
+visible, and how old a value its loads may return:
 
     machine   stores become visible               loads return
     X86       in order, later (TSO)               the newest value
@@ -18,11 +18,10 @@ on yet: on a weak machine it may happen as late as its Value is asked for, after
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-Predicate = Callable[[Any], bool]
+from verified.memory_model.operations import Bulk, Fence, Load, LoadLater, Operation, Program, Silence, Store, Value
 
 
 class MemoryOrder(NamedTuple):
@@ -36,71 +35,6 @@ class MemoryOrder(NamedTuple):
 X86 = MemoryOrder("x86", ordered_stores=True, newest_loads=True)
 RDMA = MemoryOrder("rdma", ordered_stores=True, newest_loads=True)
 WEAK = MemoryOrder("weak", ordered_stores=False, newest_loads=False)
-
-
-@dataclass(frozen=True)
-class Load:
-    """The value of a word. wanted: waits until a value is seen that it accepts, as a polling loop does."""
-
-    word: str
-    acquire: bool = False
-    wanted: Predicate | None = None
-
-
-@dataclass(frozen=True)
-class LoadLater:
-    """Begin to copy a word. Returns a ticket for Value."""
-
-    word: str
-
-
-@dataclass(frozen=True)
-class Value:
-    """The value that a LoadLater got."""
-
-    ticket: int
-
-
-@dataclass(frozen=True)
-class Store:
-    """Write a word."""
-
-    word: str
-    value: Any
-    release: bool = False
-
-
-@dataclass(frozen=True)
-class Bulk:
-    """Write several words, in no order among themselves."""
-
-    words: tuple[tuple[str, Any], ...]
-
-
-@dataclass(frozen=True)
-class Fence:
-    """All accesses before it happen before all accesses after it."""
-
-
-@dataclass(frozen=True)
-class Silence:
-    """Wait until another party has ended and all its stores are visible."""
-
-    party: int
-
-
-Operation = Load | LoadLater | Value | Store | Bulk | Fence | Silence
-Program = Callable[[], Generator[Operation, Any, None]]
-
-
-class Violation(NamedTuple):
-    """What went wrong, and the steps that lead there."""
-
-    what: str
-    steps: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return "\n".join((*self.steps, self.what))
 
 
 class Pending(NamedTuple):
@@ -122,6 +56,14 @@ class Party(NamedTuple):
     seen: tuple[tuple[str, int], ...] = ()  # per word: the visible writes at the last load
     tickets: tuple[tuple[int, str, Any], ...] = ()  # (number, word, value or UNBOUND)
 
+    def returns(self, result: Any, **changes: Any) -> Party:
+        """After its next operation."""
+        return self._replace(results=(*self.results, result), **changes)
+
+    def copies(self) -> bool:
+        """Whether a LoadLater has no value yet."""
+        return any(value is UNBOUND for _, _, value in self.tickets)
+
 
 class Memory(NamedTuple):
     """The state of everything: values before `recent`, visible writes since, and the parties."""
@@ -129,6 +71,16 @@ class Memory(NamedTuple):
     base: tuple[tuple[str, Any], ...]
     recent: tuple[tuple[str, Any], ...]
     parties: tuple[Party, ...]
+
+    def value(self, word: str, writes: int) -> Any:
+        """Of a word, after the first `writes` of the recent ones."""
+        for name, value in reversed(self.recent[:writes]):
+            if name == word:
+                return value
+        return dict(self.base)[word]
+
+    def changed(self, index: int, party: Party) -> Memory:
+        return self._replace(parties=(*self.parties[:index], party, *self.parties[index + 1 :]))
 
 
 UNBOUND = "unbound"
@@ -143,8 +95,9 @@ class Checker:
         self._operations: dict[tuple[int, tuple[Any, ...]], Operation | None] = {}
         self.states = 0
 
-    def run(self, most_states: int = 1_000_000) -> Violation | None:
-        """The first violation that is found, or None when there is none. Raises RuntimeError beyond most_states."""
+    def run(self, most_states: int = 1_000_000) -> str:
+        """The steps to the first violation that is found, and what it is; "" if there is none. Raises RuntimeError beyond
+        most_states."""
         seen = {self._start}
         stack: list[tuple[Memory, tuple[str, ...]]] = [(self._start, ())]
         while stack:
@@ -152,35 +105,32 @@ class Checker:
             self.states += 1
             if self.states > most_states:
                 raise RuntimeError(f"more than {most_states} states")
-            moved = False
             try:
-                for step, after in self._steps(state):
-                    moved = True
-                    if after not in seen:
-                        seen.add(after)
-                        stack.append((after, (*path, step)))
+                steps = list(self._steps(state))
             except AssertionError as error:
-                return Violation(f"violated: {error}", path)
-            if not moved and any(self._next(i, party) is not None for i, party in enumerate(state.parties)):
-                waiting = [
-                    f"party {i} at {self._next(i, party)}" for i, party in enumerate(state.parties) if self._next(i, party)
-                ]
-                return Violation(f"nobody can go on: {'; '.join(waiting)}", path)
-        return None
+                return "\n".join((*path, f"violated: {error}"))
+            operations = [self._next(state, i) for i in range(len(state.parties))]
+            if not steps and any(operation is not None for operation in operations):
+                return "\n".join((*path, f"nobody can go on: the parties are at {operations}"))
+            for step, after in steps:
+                if after not in seen:
+                    seen.add(after)
+                    stack.append((after, (*path, step)))
+        return ""
 
-    def _next(self, index: int, party: Party) -> Operation | None:
-        """The party's next operation, None at its end. Raises AssertionError where the program does."""
-        key = index, party.results
-        if key not in self._operations:
+    def _next(self, state: Memory, index: int) -> Operation | None:
+        """A party's next operation, None at its end. Raises AssertionError where the program does."""
+        results = state.parties[index].results
+        if (index, results) not in self._operations:
             program = self._programs[index]()
+            operation: Operation | None = next(program)
             try:
-                operation = next(program)
-                for result in party.results:
+                for result in results:
                     operation = program.send(result)
-                self._operations[key] = operation
             except StopIteration:
-                self._operations[key] = None
-        return self._operations[key]
+                operation = None
+            self._operations[index, results] = operation
+        return self._operations[index, results]
 
     def _steps(self, state: Memory) -> Iterator[tuple[str, Memory]]:
         """All that can happen next."""
@@ -188,98 +138,68 @@ class Checker:
             machine = self._machines[i]
             for place, pending in enumerate(party.buffer):
                 if _may_land(machine, party.buffer, place):
-                    rest = party.buffer[:place] + party.buffer[place + 1 :]
-                    after = _with(state, i, party._replace(buffer=rest))
+                    after = state.changed(i, party._replace(buffer=party.buffer[:place] + party.buffer[place + 1 :]))
                     after = after._replace(recent=(*state.recent, (pending.word, pending.value)))
-                    yield f"{i}: {pending.word} = {pending.value} is visible", _trimmed(after, self._machines)
+                    yield f"{i}: {pending.word} = {pending.value} is visible", self._trimmed(after)
             for place, (ticket, word, value) in enumerate(party.tickets):
                 if value is UNBOUND:
                     for found in _visible(state, party, machine, word):
                         tickets = (*party.tickets[:place], (ticket, word, found), *party.tickets[place + 1 :])
-                        yield f"{i}: copies {word} = {found}", _with(state, i, party._replace(tickets=tickets))
-            operation = self._next(i, party)
+                        yield f"{i}: copies {word} = {found}", state.changed(i, party._replace(tickets=tickets))
+            operation = self._next(state, i)
             if operation is not None:
-                for step, after in _perform(state, i, party, machine, operation, self):
-                    yield f"{i}: {step}", _trimmed(after, self._machines)
+                for step, changed in self._perform(state, party, machine, operation):
+                    yield f"{i}: {step}", self._trimmed(state.changed(i, changed))
 
-    def ended(self, state: Memory, index: int) -> bool:
-        """Whether a party has ended and all its stores are visible."""
-        party = state.parties[index]
-        return self._next(index, party) is None and not party.buffer
+    def _perform(self, state: Memory, party: Party, machine: MemoryOrder, operation: Operation) -> Iterator[tuple[str, Party]]:
+        """The ways in which an operation of a party can go now."""
+        now = len(state.recent)
+        match operation:
+            case Store(word, value, release):
+                if not (release and party.copies()):
+                    buffer = (*party.buffer, Pending(party.group, word, value, release))
+                    yield f"stores {word} = {value}", party.returns(None, buffer=buffer, group=party.group + 1)
+            case Bulk(words):
+                buffer = (*party.buffer, *(Pending(party.group, word, value, False) for word, value in words))
+                yield f"writes {words}", party.returns(None, buffer=buffer, group=party.group + 1)
+            case Fence():
+                if not party.buffer and not party.copies():
+                    yield "fence", party.returns(None, floor=now, seen=())
+            case Silence(other):
+                if self._next(state, other) is None and not state.parties[other].buffer:
+                    yield f"party {other} is silent", party.returns(None)
+            case LoadLater(word):
+                ticket, first = len(party.results), state.value(word, now) if machine.newest_loads else UNBOUND
+                yield f"begins to copy {word}", party.returns(ticket, tickets=(*party.tickets, (ticket, word, first)))
+            case Value(ticket):
+                value = next(value for number, _, value in party.tickets if number == ticket)
+                if value is not UNBOUND:
+                    rest = tuple(entry for entry in party.tickets if entry[0] != ticket)
+                    yield f"uses {value}", party.returns(value, tickets=rest)
+            case Load():
+                yield from _loads(state, party, machine, operation)
 
-
-def _with(state: Memory, index: int, party: Party) -> Memory:
-    return state._replace(parties=(*state.parties[:index], party, *state.parties[index + 1 :]))
-
-
-def _value(state: Memory, word: str, writes: int) -> Any:
-    """Of a word, after so many of the recent writes."""
-    for name, value in reversed(state.recent[:writes]):
-        if name == word:
-            return value
-    return dict(state.base)[word]
+    def _trimmed(self, state: Memory) -> Memory:
+        """Forget old values that no load can return any more."""
+        floors = [p.floor for p, machine in zip(state.parties, self._machines, strict=True) if not machine.newest_loads]
+        needed = min([len(state.recent), *floors])
+        if needed == 0:
+            return state
+        base = dict(state.base) | dict(state.recent[:needed])
+        parties = tuple(
+            p._replace(floor=max(0, p.floor - needed), seen=tuple((w, n - needed) for w, n in p.seen if n > needed))
+            for p in state.parties
+        )
+        return Memory(tuple(sorted(base.items())), state.recent[needed:], parties)
 
 
 def _may_land(machine: MemoryOrder, buffer: tuple[Pending, ...], place: int) -> bool:
     """Whether a store may become visible before those that wait with it."""
     pending = buffer[place]
-    for earlier in buffer[:place]:
-        if earlier.word == pending.word or pending.release:
-            return False
-        if machine.ordered_stores and earlier.group != pending.group:
-            return False
-    return True
-
-
-def _trimmed(state: Memory, machines: Sequence[MemoryOrder]) -> Memory:
-    """Forget old values that no load can return any more."""
-    now = len(state.recent)
-    needed = min([now, *(p.floor for p, machine in zip(state.parties, machines, strict=True) if not machine.newest_loads)])
-    if needed == 0:
-        return state
-    base = dict(state.base) | dict(state.recent[:needed])
-    parties = tuple(
-        p._replace(floor=max(0, p.floor - needed), seen=tuple((w, n - needed) for w, n in p.seen if n > needed))
-        for p in state.parties
+    return not any(
+        earlier.word == pending.word or pending.release or (machine.ordered_stores and earlier.group != pending.group)
+        for earlier in buffer[:place]
     )
-    return Memory(tuple(sorted(base.items())), state.recent[needed:], parties)
-
-
-def _perform(
-    state: Memory, index: int, party: Party, machine: MemoryOrder, operation: Operation, checker: Checker
-) -> Iterator[tuple[str, Memory]]:
-    """The ways in which an operation can go now."""
-    done = party._replace(results=(*party.results, None))
-    now = len(state.recent)
-    match operation:
-        case Store(word, value, release):
-            if not (release and any(value is UNBOUND for _, _, value in party.tickets)):
-                pending = Pending(party.group, word, value, release)
-                yield (
-                    f"stores {word} = {value}",
-                    _with(state, index, done._replace(buffer=(*party.buffer, pending), group=party.group + 1)),
-                )
-        case Bulk(words):
-            pendings = tuple(Pending(party.group, word, value, False) for word, value in words)
-            yield f"writes {words}", _with(state, index, done._replace(buffer=(*party.buffer, *pendings), group=party.group + 1))
-        case Fence():
-            if not party.buffer and not any(value is UNBOUND for _, _, value in party.tickets):
-                yield "fence", _with(state, index, done._replace(floor=now, seen=()))
-        case Silence(other):
-            if checker.ended(state, other):
-                yield f"party {other} is silent", _with(state, index, done)
-        case LoadLater(word):
-            ticket = len(party.results)
-            first = _value(state, word, now) if machine.newest_loads else UNBOUND
-            tickets = (*party.tickets, (ticket, word, first))
-            yield f"begins to copy {word}", _with(state, index, party._replace(results=(*party.results, ticket), tickets=tickets))
-        case Value(ticket):
-            value = next(value for number, _, value in party.tickets if number == ticket)
-            if value is not UNBOUND:
-                rest = tuple(entry for entry in party.tickets if entry[0] != ticket)
-                yield f"uses {value}", _with(state, index, party._replace(results=(*party.results, value), tickets=rest))
-        case Load():
-            yield from _loads(state, index, party, machine, operation)
 
 
 def _visible(state: Memory, party: Party, machine: MemoryOrder, word: str) -> dict[Any, int]:
@@ -289,16 +209,16 @@ def _visible(state: Memory, party: Party, machine: MemoryOrder, word: str) -> di
     if own:
         return {own[-1]: now}
     oldest = now if machine.newest_loads else max(party.floor, dict(party.seen).get(word, 0))
-    return {_value(state, word, writes): writes for writes in range(now, oldest - 1, -1)}
+    return {state.value(word, writes): writes for writes in range(now, oldest - 1, -1)}
 
 
-def _loads(state: Memory, index: int, party: Party, machine: MemoryOrder, load: Load) -> Iterator[tuple[str, Memory]]:
+def _loads(state: Memory, party: Party, machine: MemoryOrder, load: Load) -> Iterator[tuple[str, Party]]:
     """The values that a load may return; one that waits may also see the newest value, and go on waiting."""
+    before = dict(party.seen)
     for value, writes in _visible(state, party, machine, load.word).items():
-        seen = tuple(sorted((dict(party.seen) | {load.word: writes}).items()))
+        seen = tuple(sorted((before | {load.word: writes}).items()))
         if load.wanted is None or load.wanted(value):
             floor = max(party.floor, writes) if load.acquire else party.floor
-            after = party._replace(results=(*party.results, value), floor=floor, seen=seen)
-            yield f"loads {load.word} = {value}", _with(state, index, after)
-        elif writes > dict(party.seen).get(load.word, 0) and not machine.newest_loads:
-            yield f"waits for {load.word}, sees {value}", _with(state, index, party._replace(seen=seen))
+            yield f"loads {load.word} = {value}", party.returns(value, floor=floor, seen=seen)
+        elif writes > before.get(load.word, 0) and not machine.newest_loads:
+            yield f"waits for {load.word}, sees {value}", party._replace(seen=seen)

@@ -15,13 +15,13 @@ from blinkpy.kernels.linear.linear_table import LinearTable
 from blinkpy.models.gpu import gpu_decoder
 from blinkpy.models.gpu.gpu_buffers import ResidualStream
 
-TABLES = {"default": LinearTable(), "split": step_cases.SplitTable(), "cublas": step_cases.CublasTable()}
+TABLES = {name: getattr(step_cases, f"{name}_TABLE") for name in ("SPLIT", "CUBLAS", "TMA")} | {"default": LinearTable()}
 
 
-@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
-def test_step(rng: np.random.Generator, tmp_path: Path, table: LinearTable) -> None:
-    error = step_cases.step_case(rng, "cpu", "llama3", tmp_path, torch.float32, steps=3, table=table)
-    assert error < 1e-4
+@pytest.mark.parametrize("table", TABLES)
+def test_step(rng: np.random.Generator, tmp_path: Path, table: str) -> None:
+    dtype, limit = (torch.bfloat16, 3e-2) if table == "TMA" else (torch.float32, 1e-4)
+    assert step_cases.step_case(rng, "cpu", "llama3", tmp_path, dtype, steps=3, table=TABLES[table]) < limit
 
 
 @pytest.mark.parametrize(
@@ -45,17 +45,12 @@ def test_mixed_steps(
     assert narrowed.call_count == (steps - 1 if rows < step_cases.TOKENS_AT_MOST else 0)
 
 
-def test_step_by_the_kernel_for_many_rows(rng: np.random.Generator, tmp_path: Path) -> None:
-    table = step_cases.TmaTable()
-    assert step_cases.step_case(rng, "cpu", "llama3", tmp_path, torch.bfloat16, steps=3, table=table) < 3e-2
-
-
 def test_parts_that_no_norm_would_add_are_not_left(rng: np.random.Generator, tmp_path: Path) -> None:
     """Behind attention of a layer of experts: the kernel for many rows can't add parts up by itself."""
     states, seed = [], int(rng.integers(2**31))
-    for table in (step_cases.TmaTable(), step_cases.CublasTable()):
+    for table in (step_cases.TMA_TABLE, step_cases.CUBLAS_TABLE):
         same = np.random.default_rng(seed)
-        on, _ = step_cases.on_device(same, "cpu", "qwen3-moe", tmp_path, torch.bfloat16, table=table)
+        on = step_cases.on_device(same, "cpu", "qwen3-moe", tmp_path, torch.bfloat16, table=table)
         decoder, generator = on.step.decoder, torch.Generator().manual_seed(seed)
         hidden = decoder.buffers.hidden[:8].normal_(generator=generator)
         decoder.stream = ResidualStream(hidden, decoder.batch.counts)
@@ -67,15 +62,15 @@ def test_parts_that_no_norm_would_add_are_not_left(rng: np.random.Generator, tmp
 
 
 def test_scratch_of_linear_layers_holds_the_largest_step(rng: np.random.Generator, tmp_path: Path) -> None:
-    table = step_cases.CublasTable()
-    on, _ = step_cases.on_device(rng, "cpu", "llama3", tmp_path, torch.float32, table=table)
+    table = step_cases.CUBLAS_TABLE
+    on = step_cases.on_device(rng, "cpu", "llama3", tmp_path, torch.float32, table=table)
     on.step.launch(max(on.step.shapes, key=lambda shape: shape.tokens))  # an empty batch; too little is a ValueError
 
 
 def test_the_layers_end_before_the_last_norm(rng: np.random.Generator, tmp_path: Path) -> None:
     """What a capture takes for the layers computes the residual stream, and what it takes for the output leaves that alone."""
-    on, batches = step_cases.on_device(rng, "cpu", "llama3", tmp_path, torch.float32)
-    shape = on.give(batches.batch([(batches.add(list(range(9))), 9)]), batches.requests)
+    on = step_cases.on_device(rng, "cpu", "llama3", tmp_path, torch.float32)
+    shape = on.give(on.batches.batch([(on.batches.add(list(range(9))), 9)]))
     decoder = on.step.decoder
     hidden, last, logits = decoder.buffers.hidden, decoder.buffers.last, decoder.buffers.logits
     for buffer in (last, logits):

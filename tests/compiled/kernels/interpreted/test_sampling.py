@@ -7,16 +7,7 @@ import pytest
 import support.models.kernel_cases as cases
 
 from blinkpy.kernels.sampling.sampling_call import SamplingWorkspace
-from blinkpy.queues.submission import (
-    WORD_FREQUENCY_PENALTY,
-    WORD_MIN_P,
-    WORD_MIN_TOKENS,
-    WORD_PRESENCE_PENALTY,
-    WORD_REPETITION_PENALTY,
-    WORD_TEMPERATURE,
-    WORD_TOP_K,
-    WORD_TOP_P,
-)
+from blinkpy.queues import submission as E
 
 
 # Flat: searches in the whole row; peaked: the head is enough.
@@ -40,34 +31,34 @@ def test_programs_with_several_rows(rng: np.random.Generator, monkeypatch: pytes
     cases.sampling_case(rng, "cpu", rows=10, bucket=11, vocabulary=40, spread=1.0, workspace=workspace)
 
 
-@pytest.mark.parametrize("filters", [{WORD_TOP_K: 120}, {WORD_TOP_P: 0.9}, {WORD_MIN_P: 0.2}, {}])
+@pytest.mark.parametrize("filters", [{E.WORD_TOP_K: 120}, {E.WORD_TOP_P: 0.9}, {E.WORD_MIN_P: 0.2}, {}])
 def test_filters_beyond_the_capacity(rng: np.random.Generator, filters: dict[int, float]) -> None:
     """Flat distributions of which each filter keeps more than can be sorted at once."""
     workspace = SamplingWorkspace.allocate(4, 300, "cpu", chunk=512, capacity=32, block=512)
-    off = {WORD_TOP_K: 0, WORD_TOP_P: 1.0, WORD_MIN_P: 0.0, WORD_TEMPERATURE: 1.7}
+    off = {E.WORD_TOP_K: 0, E.WORD_TOP_P: 1.0, E.WORD_MIN_P: 0.0, E.WORD_TEMPERATURE: 1.7}
     cases.sampling_case(rng, "cpu", rows=4, bucket=4, vocabulary=300, spread=0.5, workspace=workspace, fixed=off | filters)
 
 
-@pytest.mark.parametrize("word", [WORD_REPETITION_PENALTY, WORD_PRESENCE_PENALTY, WORD_FREQUENCY_PENALTY])
+@pytest.mark.parametrize("word", [E.WORD_REPETITION_PENALTY, E.WORD_PRESENCE_PENALTY, E.WORD_FREQUENCY_PENALTY])
 def test_penalties(rng: np.random.Generator, word: int) -> None:
     """Greedy with few tokens, so that the wrong penalty of one shows."""
     workspace = SamplingWorkspace.allocate(30, 10, "cpu", chunk=4, capacity=32, block=16)
-    fixed = {name: 1.0 if name == WORD_REPETITION_PENALTY else 0.0 for name in cases.PARAMETERS} | {word: 1.4}
+    fixed = {name: 1.0 if name == E.WORD_REPETITION_PENALTY else 0.0 for name in cases.PARAMETERS} | {word: 1.4}
     cases.sampling_case(rng, "cpu", rows=30, bucket=30, vocabulary=10, spread=1.0, workspace=workspace, history=30, fixed=fixed)
 
 
-@pytest.mark.parametrize("word", [None, WORD_FREQUENCY_PENALTY])
+@pytest.mark.parametrize("word", [None, E.WORD_FREQUENCY_PENALTY])
 def test_stop_ids_before_min_tokens(rng: np.random.Generator, word: int | None) -> None:
     """Few tokens, many of them stop ids: draws from the wrong logits show, with penalties and without."""
     workspace = SamplingWorkspace.allocate(30, 12, "cpu", chunk=4, capacity=32, block=16)
-    fixed = {name: 1.0 if name == WORD_REPETITION_PENALTY else 0.0 for name in cases.PENALTIES}
-    fixed |= {WORD_MIN_TOKENS: 1000, WORD_TEMPERATURE: 1.7} | ({} if word is None else {word: 1.4})
+    fixed = {name: 1.0 if name == E.WORD_REPETITION_PENALTY else 0.0 for name in cases.PENALTIES}
+    fixed |= {E.WORD_MIN_TOKENS: 1000, E.WORD_TEMPERATURE: 1.7} | ({} if word is None else {word: 1.4})
     cases.sampling_case(rng, "cpu", rows=30, bucket=30, vocabulary=12, spread=1.0, workspace=workspace, fixed=fixed)
 
 
-@pytest.mark.parametrize("filters", [{WORD_TOP_K: 3}, {WORD_TOP_P: 0.6}, {WORD_MIN_P: 0.3}])
+@pytest.mark.parametrize("filters", [{E.WORD_TOP_K: 3}, {E.WORD_TOP_P: 0.6}, {E.WORD_MIN_P: 0.3}])
 def test_filters_within_the_head(rng: np.random.Generator, filters: dict[int, float]) -> None:
     """Peaked distributions of which each filter keeps a few candidates; half of the draws are for the last one kept."""
     workspace = SamplingWorkspace.allocate(12, 60, "cpu", chunk=64, capacity=32, block=64)
-    off = {WORD_TOP_K: 0, WORD_TOP_P: 1.0, WORD_MIN_P: 0.0, WORD_TEMPERATURE: 1.7}
+    off = {E.WORD_TOP_K: 0, E.WORD_TOP_P: 1.0, E.WORD_MIN_P: 0.0, E.WORD_TEMPERATURE: 1.7}
     cases.sampling_case(rng, "cpu", rows=12, bucket=12, vocabulary=60, spread=2.0, workspace=workspace, fixed=off | filters)

@@ -1,0 +1,106 @@
+"""Tables of measured configurations: round trip, lookup, defaults that fit the GPU, and damaged files."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from blinkpy.config import ConfigError
+from blinkpy.device.cuda.cubin import SHARED_MEMORY_LIMIT
+from blinkpy.kernels.config_files import FOLDER
+from blinkpy.kernels.linear.linear import check_config
+from blinkpy.kernels.linear.linear_config import LinearConfig
+from blinkpy.kernels.linear.linear_table import LinearTable, default_config, key
+from blinkpy.kernels.moe.expert_config import ExpertConfig, ExpertShape, ExpertTable, ExpertTile, default_expert_config
+
+GPU = "NVIDIA H200"
+SHAPE = ExpertShape(experts=128, top_k=8, hidden=2048, width=768)
+GOOD = {"block_m": 16, "up": {"block_n": 32, "block_k": 128}, "down": {"block_n": 32, "block_k": 128}}
+BF16 = torch.bfloat16
+
+
+def test_round_trip_and_lookup_of_linear_configs(tmp_path: Path) -> None:
+    measured = LinearConfig(block_n=64, split_k=2, weights_first=True, early_trigger=True)
+    table = LinearTable({key(4096, 1024, 16, BF16, False): measured})
+    table.save(GPU, {"torch": "x"}, tmp_path)
+    written = json.loads((tmp_path / "nvidia_h200.json").read_text())["linear"]["n4096 k1024 m16 bfloat16"]
+    assert (written["kind"], written["swap"], written["early"]) == ("triton", True, True)  # users' files have these names
+    again = LinearTable.load(GPU, tmp_path)
+    assert again.entries == table.entries
+    assert again.config(4096, 1024, 9, BF16) == measured  # the next larger row count
+    assert again.config(4096, 1024, 17, BF16) == default_config(4096, 1024, 17, BF16)
+    assert again.config(4096, 1024, 9, BF16, swiglu=True) != measured
+    assert again.config(4096, 1024, 4096, BF16).variant == "cublas"
+
+
+def test_round_trip_and_lookup_of_expert_configs(tmp_path: Path) -> None:
+    few, many = (ExpertConfig(m, ExpertTile(32, 128, stages=3), ExpertTile(64, 64, warps=8)) for m in (16, 64))
+    table = ExpertTable({SHAPE.key(BF16): {16: few, 256: many}})
+    table.save(GPU, {"torch": "x"}, tmp_path)
+    again = ExpertTable.load(GPU, tmp_path)
+    assert again.entries == table.entries
+    for tokens, expected in ((8, few), (16, few), (17, many), (256, many), (8192, many)):
+        assert again.config(SHAPE, tokens, BF16) == expected
+    assert again.config(SHAPE, 16, torch.float32) == default_expert_config(SHAPE, 16, torch.float32)
+    other = replace(SHAPE, experts=64)
+    assert again.config(other, 16, BF16) == default_expert_config(other, 16, BF16)
+
+
+@pytest.mark.parametrize("table", [LinearTable, ExpertTable])
+def test_an_unknown_gpu_has_no_entries(tmp_path: Path, table: Any) -> None:
+    assert table.load("Some Other GPU", tmp_path).entries == {}
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        "{",
+        [],
+        {"version": 2, "linear": {}, "experts": {}},
+        *({"version": 1, "linear": {"x": damaged}} for damaged in ({"block_m": 17}, {"tile": 16}, {"kind": "none"})),
+        {"version": 1, "linear": {"x": {"kind": "tma", "block_n": 24}}},
+        {"version": 1, "experts": {"x": {"16": GOOD | {"block_m": 24}}}},
+        {"version": 1, "experts": {"x": {"16": GOOD | {"up": {"block_n": 8, "block_k": 64}}}}},
+        {"version": 1, "experts": {"x": {"16": GOOD | {"down": {"block_n": 32, "block_k": 64, "stages": 0}}}}},
+        {"version": 1, "experts": {"x": {"16": GOOD | {"down": {"tile": 32}}}}},
+        {"version": 1, "experts": {"x": {"many": GOOD}}},
+    ],
+)
+def test_damaged_tables_are_refused(tmp_path: Path, document: Any) -> None:
+    text, known = document if document == "{" else json.dumps(document), document if isinstance(document, dict) else {}
+    for table, kind, file in ((LinearTable, "linear", "nvidia_h200.json"), (ExpertTable, "experts", "nvidia_h200_experts.json")):
+        (tmp_path / file).write_text(text)
+        if kind in known or not known:
+            with pytest.raises(ConfigError, match=rf"{file}|linear configuration|configuration of experts"):
+                table.load(GPU, tmp_path)
+
+
+@pytest.mark.parametrize("rows", [1, 16, 17, 64, 65, 2048])
+@pytest.mark.parametrize("dtype", [BF16, torch.float32])
+def test_defaults_of_linear_layers_are_valid(rows: int, dtype: torch.dtype) -> None:
+    for n, k in ((32, 32), (6144, 4096), (4096, 14336), (151_936, 2048)):
+        for swiglu in (False, True):
+            config = default_config(n, k, rows, dtype, swiglu=swiglu)
+            check_config(config)
+            assert (config.variant == "gemv") == (rows == 1)
+
+
+def test_shipped_tables_load() -> None:
+    for path in FOLDER.glob("*.json"):
+        assert LinearTable.load(json.loads(path.read_text())["gpu"]).entries, path
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float32])
+def test_defaults_and_shipped_tables_of_experts_fit(dtype: torch.dtype) -> None:
+    """Tiles in shared memory, by the operands' sizes: what the compiler needs besides is in the list of compiled kernels."""
+    shipped = ExpertTable.load(GPU)
+    assert shipped.entries
+    found = [default_expert_config(SHAPE, tokens, dtype) for tokens in (8, 64, 256, 1000, 8192)]
+    for config in [*found, *(config for buckets in shipped.entries.values() for config in buckets.values())]:
+        for tile, rows in ((config.up, 2 * config.up.block_n), (config.down, config.down.block_n)):
+            assert tile.stages * (config.block_m + rows) * tile.block_k * 2 <= SHARED_MEMORY_LIMIT[90]

@@ -1,0 +1,80 @@
+"""Processes of their own, started by the commands that people use."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+START_S = 400.0  # the emulation is slow, and a busy machine makes it slower
+
+
+class Command:
+    """A running blinkpy command. said: its lines, of both outputs, so far."""
+
+    def __init__(self, *arguments: str, python: str = sys.executable, env: dict[str, str] | None = None):
+        self.said: list[str] = []
+        command, pipe, env = [python, "-m", "blinkpy", *arguments], subprocess.PIPE, os.environ | (env or {})
+        self.process = subprocess.Popen(
+            command, stdout=pipe, stderr=subprocess.STDOUT, text=True, cwd=ROOT, env=env, start_new_session=True
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        with self.process.stdout as lines:
+            self.said.extend(lines)
+
+    def find(self, pattern: re.Pattern[str], timeout_s: float = START_S) -> re.Match[str]:
+        """Wait for a line."""
+        found: list[re.Match[str]] = []
+
+        def look() -> bool:
+            found.extend(match for line in list(self.said) if (match := pattern.search(line)))
+            return bool(found) or self.process.poll() is not None
+
+        wait_until(look, timeout_s, lambda: f"{pattern.pattern!r} in {self.said}")
+        assert found, "".join(self.said)
+        return found[0]
+
+    def wait(self, timeout_s: float) -> int:
+        """The exit code of a command that ends by itself, once all that it said is there."""
+        code = self.process.wait(timeout_s)
+        self._reader.join(timeout_s)
+        return code
+
+    def kill(self) -> None:
+        """End it and all that it started, without a chance to tidy up."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.wait(10)
+
+    def send(self, number: int) -> None:
+        """A signal to it and all that it started."""
+        os.killpg(self.process.pid, number)
+
+    def end(self, timeout_s: float = 20.0) -> int:
+        """End it in order; the exit code."""
+        self.process.terminate()
+        try:
+            return self.process.wait(timeout_s)
+        finally:
+            self.kill()
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float, what: Callable[[], str] | str) -> float:
+    """Seconds until the condition held."""
+    began = time.monotonic()
+    while not condition():
+        missed = time.monotonic() - began > timeout_s
+        assert not missed, f"not within {timeout_s:g} s: {what() if callable(what) else what}"
+        time.sleep(0.01)
+    return time.monotonic() - began
