@@ -6,7 +6,6 @@ every answer beforehand. Attributes may be changed while it runs.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import secrets
 import threading
@@ -17,42 +16,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from blinkpy.queues.completion import (
-    FINISH_CANCELLED,
-    FINISH_LENGTH,
-    FINISH_MASK,
-    FINISH_REJECTED,
-    FINISH_STOP,
-    HAS_LOGPROBS,
-    HAS_TOKEN,
-    lap_of,
-    pack_completion,
-)
+from blinkpy.queues import completion as C
+from blinkpy.queues import words as W
 from blinkpy.queues.header import EngineFacts
 from blinkpy.queues.layout import QueueSizes
 from blinkpy.queues.logprob_record import LOGPROB_ENTRY, TOP_LOGPROBS
 from blinkpy.queues.submission import SQ_ENTRY
-from blinkpy.queues.words import (
-    COUNTER,
-    ENGINE_HEARTBEAT,
-    ENGINE_STATE,
-    EPOCH_SHIFT,
-    FRONT_CLAIM,
-    FRONT_CQ_HEAD,
-    FRONT_DOORBELL,
-    FRONT_HEARTBEAT,
-    GAUGE,
-    PAIR_ATTACHED,
-    PAIR_CQ_TAIL,
-    PAIR_EPOCH,
-    PAIR_SQ_HEAD,
-    POSITION_MASK,
-    STATE_READY,
-    STATE_STOPPED,
-)
 from blinkpy.transport.segment import create_segment
 
-WORDS = {name: SQ_ENTRY.fields[name][1] for name in SQ_ENTRY.names}
 SIZES = QueueSizes(pairs=1, slots=8, sq_entries=8, cq_entries=64, prompt_tokens=512, hash_entries=128)
 FACTS = EngineFacts(
     instance=1,
@@ -120,21 +91,26 @@ class FakeEngine(threading.Thread):
         self.reject = 0
         self.stalls = self.fences = self.cancels = 0
         self._stop_asked = threading.Event()
-        self.views.engine[ENGINE_STATE] = STATE_READY
+        self.views.engine[W.ENGINE_STATE] = W.STATE_READY
 
     def state(self, state: int) -> None:
         """Say another state."""
-        self.views.engine[ENGINE_STATE] = state
+        self.views.engine[W.ENGINE_STATE] = state
 
     def count(self, name: str, amount: int = 1) -> None:
-        self.views.engine[COUNTER[name]] += amount
+        self.views.engine[W.COUNTER[name]] += amount
+
+    def pause(self) -> None:
+        """Nothing moves from now on, until `paused` is False."""
+        self.paused = True
+        time.sleep(0.01)  # a step that had begun
 
     def stop(self) -> None:
         """End the thread and remove the segment."""
         self._stop_asked.set()
         if self.is_alive():
             self.join(10)
-        self.views.engine[ENGINE_STATE] = STATE_STOPPED
+        self.views.engine[W.ENGINE_STATE] = W.STATE_STOPPED
         self.segment.close()
 
     def run(self) -> None:
@@ -148,7 +124,7 @@ class FakeEngine(threading.Thread):
     def step(self) -> None:
         """One iteration over all pairs."""
         views = self.views
-        views.engine[ENGINE_HEARTBEAT] += 1
+        views.engine[W.ENGINE_HEARTBEAT] += 1
         for index, pair in enumerate(self.pairs):
             self._lease(index, pair)
             if not pair.attached:
@@ -157,14 +133,14 @@ class FakeEngine(threading.Thread):
             if not self.consume_nothing:
                 self._take_in(index, pair)
             self._generate(index, pair)
-        views.engine[GAUGE["requests_running"]] = sum(len(pair.requests) for pair in self.pairs)
+        views.engine[W.GAUGE["requests_running"]] = sum(len(pair.requests) for pair in self.pairs)
 
     # ---- ownership
 
     def fence(self, index: int) -> None:
         """End the epoch of a pair, as an expired lease does."""
         pair = self.pairs[index]
-        self.views.pair[index, PAIR_ATTACHED] = 0
+        self.views.pair[index, W.PAIR_ATTACHED] = 0
         pair.attached = False
         pair.requests.clear()
         pair.owed.clear()
@@ -172,32 +148,31 @@ class FakeEngine(threading.Thread):
 
     def _lease(self, index: int, pair: Pair) -> None:
         front = self.views.front[index]
-        now, beat = time.monotonic(), int(front[FRONT_HEARTBEAT])
+        now, beat = time.monotonic(), int(front[W.FRONT_HEARTBEAT])
         if beat != pair.heartbeat:
             pair.heartbeat, pair.seen = beat, now
         elif pair.attached and now - pair.seen > self.facts.lease_ms / 1000:
             self.fence(index)
-            self.count("leases_expired")
-        claim = int(front[FRONT_CLAIM])
+        claim = int(front[W.FRONT_CLAIM])
         if claim == pair.epoch + 1:
             if pair.attached:
                 self.fence(index)
-            tail = int(front[FRONT_DOORBELL]) & POSITION_MASK
-            pair.sq_head += (tail - pair.sq_head) & POSITION_MASK
+            tail = int(front[W.FRONT_DOORBELL]) & W.POSITION_MASK
+            pair.sq_head += (tail - pair.sq_head) & W.POSITION_MASK
             words = self.views.pair[index]
-            words[PAIR_SQ_HEAD] = pair.sq_head
+            words[W.PAIR_SQ_HEAD] = pair.sq_head
             pair.epoch, pair.attached, pair.seen = claim, True, now
-            words[PAIR_EPOCH] = claim
-            words[PAIR_ATTACHED] = 1
+            words[W.PAIR_EPOCH] = claim
+            words[W.PAIR_ATTACHED] = 1
 
     # ---- requests
 
     def _take_in(self, index: int, pair: Pair) -> None:
         views, sizes = self.views, self.sizes
-        doorbell = int(views.front[index, FRONT_DOORBELL])
-        if doorbell >> EPOCH_SHIFT != pair.epoch:
+        doorbell = int(views.front[index, W.FRONT_DOORBELL])
+        if doorbell >> W.EPOCH_SHIFT != pair.epoch:
             return
-        waiting = ((doorbell & POSITION_MASK) - pair.sq_head) & POSITION_MASK
+        waiting = ((doorbell & W.POSITION_MASK) - pair.sq_head) & W.POSITION_MASK
         if waiting > sizes.sq_entries:
             raise AssertionError(f"doorbell {waiting} entries ahead")
         for _ in range(waiting):
@@ -205,7 +180,6 @@ class FakeEngine(threading.Thread):
             pair.sq_head += 1
             entry = np.frombuffer(raw, SQ_ENTRY)[0]
             if int(entry["epoch"]) != pair.epoch:
-                self.count("stale_entries")
                 continue
             start, length = int(entry["prompt_offset"]), int(entry["prompt_length"])
             first, count = int(entry["hash_offset"]), int(entry["hash_count"])
@@ -216,37 +190,36 @@ class FakeEngine(threading.Thread):
                 raise AssertionError(f"slot {slot} is busy")
             self.submitted.append(request)
             if self.reject:
-                pair.owed.append((slot, self.reject, FINISH_REJECTED))
+                pair.owed.append((slot, self.reject, C.FINISH_REJECTED))
                 self.reject = 0
                 continue
             pair.requests[slot] = request
             self.count("requests_accepted")
-        views.pair[index, PAIR_SQ_HEAD] = pair.sq_head
+        views.pair[index, W.PAIR_SQ_HEAD] = pair.sq_head
 
     def _cancel(self, index: int, pair: Pair) -> None:
         for slot, request in list(pair.requests.items()):
             if int(self.views.cancel[index, slot]) == int(request.entry["request_id"]):
                 del pair.requests[slot]
-                pair.owed.append((slot, 0, FINISH_CANCELLED))
+                pair.owed.append((slot, 0, C.FINISH_CANCELLED))
                 self.cancels += 1
-                self.count("requests_cancelled")
 
     def _room(self, index: int, pair: Pair) -> int:
-        head = int(self.views.front[index, FRONT_CQ_HEAD])
-        if head >> EPOCH_SHIFT != pair.epoch:
+        head = int(self.views.front[index, W.FRONT_CQ_HEAD])
+        if head >> W.EPOCH_SHIFT != pair.epoch:
             return 0
-        unread = (pair.cq_tail - (head & POSITION_MASK)) & POSITION_MASK
+        unread = (pair.cq_tail - (head & W.POSITION_MASK)) & W.POSITION_MASK
         return self.sizes.cq_entries - unread
 
     def _publish(self, index: int, pair: Pair, slot: int, token: int, flags: int) -> None:
         size = self.sizes.cq_entries
-        if flags & HAS_LOGPROBS:
+        if flags & C.HAS_LOGPROBS:
             pairs = self.views.records[index, pair.cq_tail % size].view(LOGPROB_ENTRY)
             pairs["token"], pairs["logprob"] = self.likely(token)
-        word = pack_completion(slot, token, flags, lap_of(pair.cq_tail, size))
+        word = C.pack_completion(slot, token, flags, C.lap_of(pair.cq_tail, size))
         self.views.cq[index, pair.cq_tail % size] = word
         pair.cq_tail += 1
-        self.views.pair[index, PAIR_CQ_TAIL] = pair.cq_tail
+        self.views.pair[index, W.PAIR_CQ_TAIL] = pair.cq_tail
 
     def _generate(self, index: int, pair: Pair) -> None:
         room = self._room(index, pair)
@@ -258,20 +231,19 @@ class FakeEngine(threading.Thread):
         for slot, request in list(pair.requests.items()):
             if not room:
                 self.stalls += 1
-                self.count("reader_stalls")
                 break
             room -= 1
             entry = request.entry
             token = self.script(request.prompt, request.made)
             request.made += 1
-            flags = HAS_TOKEN | (HAS_LOGPROBS if entry["logprobs"] >= 0 else 0)
+            flags = C.HAS_TOKEN | (C.HAS_LOGPROBS if entry["logprobs"] >= 0 else 0)
             if token in entry["stop_ids"].tolist() and request.made > int(entry["min_tokens"]):
-                flags |= FINISH_STOP
+                flags |= C.FINISH_STOP
             elif request.made >= int(entry["max_tokens"]):
-                flags |= FINISH_LENGTH
+                flags |= C.FINISH_LENGTH
             self._publish(index, pair, slot, token, flags)
             self.count("generated_tokens")
-            if flags & FINISH_MASK:
+            if flags & C.FINISH_MASK:
                 del pair.requests[slot]
                 self.count("requests_finished")
 
@@ -290,23 +262,3 @@ def running(**options: object) -> Iterator[FakeEngine]:
         yield engine
     finally:
         engine.stop()
-
-
-def main() -> None:
-    """An engine as a process of its own, until it is killed."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--name", required=True)
-    parser.add_argument("--pairs", type=int, default=1)
-    parser.add_argument("--slots", type=int, default=256)
-    parser.add_argument("--step-ms", type=float, default=20.0)
-    parser.add_argument("--max-model-len", type=int, default=8192)
-    parser.add_argument("--vocab-size", type=int, default=600)
-    options = parser.parse_args()
-    sizes = QueueSizes(options.pairs, options.slots, 1 << (options.slots - 1).bit_length(), 8192, 65536, 16384)
-    facts = FACTS._replace(max_model_len=options.max_model_len, vocab_size=options.vocab_size, page_size=16, num_pages=1 << 16)
-    with running(name=options.name, sizes=sizes, facts=facts, step_s=options.step_ms / 1000):
-        threading.Event().wait()
-
-
-if __name__ == "__main__":
-    main()
