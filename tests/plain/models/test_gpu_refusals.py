@@ -98,6 +98,7 @@ def test_served_it_needs_a_tokenizer_too(folder, capsys) -> None:
 OLD_DRIVER = {"driver": 12040}
 SMALL = {"free": 14 * GIB, "total": 16 * GIB}
 LARGE_CONTEXT = ("--num-pages", "40000", "--max-model-len", "8192")
+PLANNED = ("weights 14.96 GiB", "activations ", "scheduler state ", "graphs and kernels 1.00 GiB", "KV cache at least ")
 USABLE = "12.40 GiB usable (gpu_memory_utilization 0.9 of 16.00 GiB, of which 14.00 GiB are free)"
 TAKEN = "out of GPU memory while loading weights: 139.00 GiB of 140.00 GiB are free, and the plan was weights 14.96 GiB"
 
@@ -107,8 +108,7 @@ TAKEN = "out of GPU memory while loading weights: 139.00 GiB of 140.00 GiB are f
     [
         ({"capability": (7, 5)}, (), ["NVIDIA Made-Up has compute capability 7.5; 8.0 or newer is needed"]),
         (OLD_DRIVER, (), ["the NVIDIA driver supports CUDA 12.4; conditional graph nodes", "need 12.8 (or use --control host)"]),
-        (SMALL, (), ["the model does not fit on the GPU: ", "weights 14.96 GiB", "activations ", "scheduler state ", USABLE]),
-        (SMALL, (), ["graphs and kernels 1.00 GiB", "KV cache at least "]),
+        (SMALL, (), ["the model does not fit on the GPU: ", *PLANNED, USABLE]),
         ({"free": 21 * GIB, "total": 22 * GIB}, LARGE_CONTEXT, ["does not fit", "KV cache at least 78.12 GiB"]),
         ({"loading": torch.cuda.OutOfMemoryError("CUDA out of memory.\nSee the documentation.")}, (), [TAKEN]),
     ],

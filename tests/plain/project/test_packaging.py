@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import subprocess
 import sys
@@ -10,10 +9,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from support.import_graph import package_modules
+from support.import_graph import imports_of, package_modules
 
 import blinkpy
-from blinkpy.dpu.http import request_fields
 from blinkpy.serving.frontend_process import PACKAGES
 
 ROOT = Path(__file__).parents[3]
@@ -31,8 +29,12 @@ sys.meta_path.insert(0, Blocked())
 """
 
 
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+
 def without_heavy(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", BLOCKED + code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    return python(BLOCKED + code)
 
 
 def test_the_block_works() -> None:
@@ -70,19 +72,14 @@ sys.modules["uvicorn"] = sys.modules["orjson"] = None  # as if they were not ins
 from blinkpy.cli import main
 sys.exit(main([{command!r}, "--port", "0"]))
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = python(code)
     expected = "blinkpy: error: a front end needs orjson, uvicorn: pip install blinkpy-serve\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", expected)
 
 
 def test_what_a_front_end_looks_for_is_what_it_imports() -> None:
-    imported = {
-        name.partition(".")[0]
-        for file in (ROOT / "blinkpy" / "dpu").rglob("*.py")
-        for node in ast.walk(ast.parse(file.read_text()))
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        for name in ([node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
-    }
+    files = (ROOT / "blinkpy" / "dpu").rglob("*.py")
+    imported = {module.partition(".")[0] for file in files for module, _ in imports_of(file)}
     others = {"blinkpy", "numpy", "pyverbs"}  # NumPy comes with the first import of all; pyverbs is for RDMA alone
     assert imported - sys.stdlib_module_names - others == set(PACKAGES) - {"httptools", "uvloop"}  # those, uvicorn imports
 
@@ -94,7 +91,7 @@ assert "numpy" not in sys.modules
 from blinkpy import LLM, SamplingParams
 assert "torch" not in sys.modules
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = python(code)
     assert done.returncode == 0, done.stderr
     with pytest.raises(AttributeError, match="nothing"):
         _ = blinkpy.nothing
@@ -153,9 +150,3 @@ def test_makefile_and_ci_agree_with_the_readme() -> None:
     assert "make test" in readme
     assert "make test" in ci
     assert "make lint" in ci
-
-
-def test_the_api_page_names_every_field() -> None:
-    page = (ROOT / "docs" / "api.md").read_text()
-    for name in request_fields.CHAT_FIELDS.keys() | request_fields.COMPLETION_FIELDS.keys():
-        assert f"`{name}`" in page, f"docs/api.md does not explain {name}"
