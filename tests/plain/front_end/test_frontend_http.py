@@ -7,8 +7,8 @@ import json
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import httpx
 import openai
@@ -20,7 +20,6 @@ from support.waiting import wait_for
 
 from blinkpy.dpu.text.tokenizer import Tokenizer
 from blinkpy.queues.completion import REJECT_PAGES, REJECT_SLOT_BUSY, REJECT_TOKEN
-from blinkpy.queues.words import STATE_READY
 
 JSON = {"content-type": "application/json"}
 
@@ -35,35 +34,18 @@ def tokenizer(folder):
     return Tokenizer(folder)
 
 
-@pytest.fixture(scope="module")
-def running_engine():
+@pytest.fixture
+def engine() -> Iterator[FakeEngine]:
     with running() as engine:
         yield engine
 
 
-@pytest.fixture(scope="module")
-def running_server(running_engine, folder):
-    with serving(running_engine, folder, max_body_bytes=65536) as server:
+@pytest.fixture
+def server(engine, folder) -> Iterator[RunningServer]:
+    with serving(engine, folder, max_body_bytes=65536) as server:
         yield server
-
-
-@pytest.fixture
-def engine(running_engine) -> FakeEngine:
-    """The engine, as it was."""
-    running_engine.submitted.clear()
-    before = (running_engine.script, running_engine.step_s)
-    yield running_engine
-    running_engine.hold = running_engine.paused = False
-    running_engine.reject = 0
-    running_engine.script, running_engine.step_s = before
-    running_engine.state(STATE_READY)
-
-
-@pytest.fixture
-def server(running_server, engine) -> RunningServer:
-    yield running_server
-    running_server.idle()
-    assert running_server.engine_client.pair.free_slots == engine.sizes.slots
+        server.idle()
+        assert server.engine_client.pair.free_slots == engine.sizes.slots
 
 
 def error(response: httpx.Response, status: int) -> dict:
@@ -121,10 +103,6 @@ def test_stream_is_the_same_text(server, tokenizer) -> None:
     assert not any(chunk.get("usage") for chunk in chunks)
 
 
-def test_no_usage_unless_asked(server) -> None:
-    assert not any("usage" in event for event in events(server.complete(max_tokens=3, stream=True)))
-
-
 def test_first_chunk_has_the_first_token(server, engine) -> None:
     """Nothing is sent before there is a token: clients time their first token by the first chunk."""
     engine.hold = True
@@ -164,6 +142,7 @@ def test_several_prompts(server, tokenizer) -> None:
     assert [choice["index"] for choice in body["choices"]] == [0, 1, 2]
     assert body["usage"]["prompt_tokens"] == sum(map(len, prompts))
     chunks = events(server.complete([[10, 11], [12, 13]], max_tokens=4, stream=True))
+    assert not any("usage" in chunk for chunk in chunks), "it was not asked for"
     for index, ids in enumerate(([10, 11], [12, 13])):
         text = "".join(c["choices"][0]["text"] for c in chunks if c["choices"][0]["index"] == index)
         assert text == tokenizer.decode(ids * 2)
@@ -192,25 +171,16 @@ def test_long_prompts_are_tokenized_in_a_thread(server, engine) -> None:
     assert engine.submitted == []
 
 
-def test_official_client(server, tokenizer) -> None:
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
-    messages = [{"role": "user", "content": "the dog"}]
-    ask = partial(client.chat.completions.create, messages=messages, max_tokens=12)
-    whole = ask(model=MODEL)
-    stream = ask(model=MODEL, stream=True, stream_options={"include_usage": True})
-    *chunks, last = stream
-    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
-    assert text == whole.choices[0].message.content
-    assert last.usage == whole.usage
-    assert client.completions.create(model=MODEL, prompt="the dog", max_tokens=3).usage.completion_tokens == 3
-    assert [model.id for model in client.models.list()] == [MODEL]
-    assert client.models.retrieve(MODEL).id == MODEL
-    with pytest.raises(openai.NotFoundError):
-        ask(model="other")
-    with pytest.raises(openai.BadRequestError) as caught:
-        ask(model=MODEL, n=2)
-    assert caught.value.param == "n"
-    client.close()
+def test_official_client(server) -> None:
+    """Its answers: tests/plain/front_end/test_frontend_logprobs.py."""
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        assert [model.id for model in client.models.list()] == [MODEL]
+        assert client.models.retrieve(MODEL).id == MODEL
+        with pytest.raises(openai.NotFoundError):
+            client.completions.create(model="other", prompt="the dog")
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.completions.create(model=MODEL, prompt="the dog", n=2)
+        assert caught.value.param == "n"
 
 
 def test_other_routes(server) -> None:
@@ -240,12 +210,9 @@ def test_errors_of_requests(server, engine) -> None:
     assert error(server.chat("refuse"), 400)["message"] == "refused by the template"
     assert error(server.complete(stop_token_ids=list(range(10, 18))), 400)["param"] == "stop_token_ids"
     assert error(server.complete(nonsense=1), 400)["param"] == "nonsense"
+    assert error(server.client.post("/v1/completions", content=b"[" * 5000, headers=JSON), 400)["code"] == "invalid_json"
+    assert error(server.client.post("/v1/completions", content=b"", headers=JSON), 400)["code"] == "invalid_json"
     assert engine.submitted == []
-
-
-@pytest.mark.parametrize("body", [b"{", b"\xff", b"\0", b"[" * 5000, b'{"prompt":"\\ud800"}', b""])
-def test_bodies_that_are_no_json(server, body) -> None:
-    assert error(server.client.post("/v1/completions", content=body, headers=JSON), 400)["code"] == "invalid_json"
 
 
 def test_content_types(server) -> None:

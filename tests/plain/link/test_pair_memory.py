@@ -88,32 +88,34 @@ def descriptor() -> Iterator[int]:
     os.close(made)
 
 
-def test_a_dma_buf_is_registered_by_offset(card, descriptor) -> None:
-    memory, end = DmaBufMemory(descriptor, read_word), End()
-    assert memory.register(end, 4096, 8192, 5) == Region(4096, 22, 8192)
-    assert memory.register(end, 65536, 4096, 4) == Region(65536, 22, 4096)
-    assert end.made == [("dma-buf", 4096, 8192, 5), ("dma-buf", 65536, 4096, 4)]
-    assert memory.read_word(6) == 42
+@pytest.mark.parametrize("way", ["dmabuf", "peermem", "host"])
+def test_memory_is_registered(card, descriptor, way) -> None:
+    """A dma-buf by offset, other memory by address."""
+    words, end = np.array([5, -6], np.int64), End()
+    start = int(words.ctypes.data)
+    memories = {
+        "dmabuf": (DmaBufMemory(descriptor, read_word), ("dma-buf", 4096, 8192, 5), Region(4096, 22, 8192)),
+        "peermem": (PeerMemory(ADDRESS, read_word), ("memory", ADDRESS + 4096, 8192, 5), Region(ADDRESS + 4096, 11, 8192)),
+        "host": (HostMemory(start), ("memory", start + 4096, 8192, 5), Region(start + 4096, 11, 8192)),
+    }
+    memory, made, region = memories[way]
+    assert memory.register(end, 4096, 8192, 5) == region
+    assert end.made == [made]
+    assert [memory.read_word(0), memory.read_word(8)] == ([5, -6] if way == "host" else [0, 56])
 
 
-def test_peer_memory_is_registered_by_address() -> None:
-    memory, end = PeerMemory(ADDRESS, read_word), End()
-    assert memory.register(end, 4096, 8192, 5) == Region(ADDRESS + 4096, 11, 8192)
-    assert end.made == [("memory", ADDRESS + 4096, 8192, 5)]
-    assert memory.read_word(6) == 42
+WAYS_OUT = {"dmabuf": "open kernel modules.*or use host", "peermem": "nvidia-peermem, or use host"}
 
 
-@pytest.mark.parametrize("error", sorted(pair_memory.NO_DMABUF))
-def test_without_dma_buf_it_is_said_what_to_do(card, descriptor, error) -> None:
+@pytest.mark.parametrize(
+    ("way", "error"),
+    [*(("dmabuf", error) for error in pair_memory.NO_DMABUF), *(("peermem", error) for error in pair_memory.NO_PEER_MEMORY)],
+)
+def test_what_to_do_without_a_way_is_said(card, descriptor, way, error) -> None:
     card(error)
-    with pytest.raises(TransportError, match=f"--queue-memory dmabuf .*{os.strerror(error)}.*open kernel modules.*or use host"):
-        DmaBufMemory(descriptor, read_word).register(End(), 0, 4096, 5)
-
-
-@pytest.mark.parametrize("error", sorted(pair_memory.NO_PEER_MEMORY))
-def test_without_peer_memory_it_is_said_what_to_do(card, error) -> None:
-    with pytest.raises(TransportError, match=f"--queue-memory peermem .*{os.strerror(error)}.*nvidia-peermem, or use host"):
-        PeerMemory(ADDRESS, read_word).register(End(error), 0, 4096, 5)
+    memory = DmaBufMemory(descriptor, read_word) if way == "dmabuf" else PeerMemory(ADDRESS, read_word)
+    with pytest.raises(TransportError, match=f"--queue-memory {way} .*{os.strerror(error)}.*{WAYS_OUT[way]}"):
+        memory.register(End(error), 0, 4096, 5)
 
 
 @pytest.mark.parametrize("error", [errno.ENOMEM, errno.EPERM, errno.ENOSPC])
@@ -124,14 +126,6 @@ def test_other_errors_are_not_taken_for_a_missing_way(card, descriptor, error) -
             memory.register(end, 0, 4096, 5)
         assert caught.value.errno == error
         assert "--queue-memory" not in str(caught.value)
-
-
-def test_host_memory_is_registered_where_it_lies() -> None:
-    end, words = End(), np.array([5, -6], np.int64)
-    assert HostMemory(ADDRESS).register(end, 4096, 8192, 3) == Region(ADDRESS + 4096, 11, 8192)
-    assert end.made == [("memory", ADDRESS + 4096, 8192, 3)]
-    memory = HostMemory(int(words.ctypes.data))
-    assert [memory.read_word(0), memory.read_word(8)] == [5, -6]
 
 
 @pytest.mark.parametrize(
@@ -187,24 +181,23 @@ def test_pairs_in_gpu_memory_have_the_layout_of_the_segment(monkeypatch) -> None
         ctypes.memmove(to, source, length)
         return (0,)
 
+    class Runtime:
+        """Host memory is the GPU's as well. Calls that are not here succeed."""
+
+        cudaHostRegisterMapped, cudaHostRegisterPortable, cudaStreamNonBlocking = 1, 2, 1
+        cudaMemcpyKind = SimpleNamespace(cudaMemcpyDeviceToHost=2)
+        cudaHostGetDevicePointer = staticmethod(lambda address, flags: (0, address))
+        cudaStreamCreateWithFlags = staticmethod(lambda flags: (0, 1))
+        cudaMemcpyAsync = staticmethod(copy)
+
+        def __getattr__(self, name: str) -> Callable[..., tuple[int]]:
+            return lambda *_: (0,)
+
+    runtime = Runtime()
     driver = SimpleNamespace(
         cuMemAlloc=lambda length: (0, int(gpu.ctypes.data)),
         cuMemsetD8=lambda address, value, length: (ctypes.memset(address, value, length) and 0,),
         cuMemFree=lambda address: (0,),
-    )
-    runtime = SimpleNamespace(
-        cudaHostRegisterMapped=1,
-        cudaHostRegisterPortable=2,
-        cudaHostRegister=lambda address, length, flags: (0,),
-        cudaHostUnregister=lambda address: (0,),
-        cudaHostGetDevicePointer=lambda address, flags: (0, address),
-        cudaDeviceSynchronize=lambda: (0,),
-        cudaStreamNonBlocking=1,
-        cudaStreamCreateWithFlags=lambda flags: (0, 1),
-        cudaStreamSynchronize=lambda stream: (0,),
-        cudaStreamDestroy=lambda stream: (0,),
-        cudaMemcpyKind=SimpleNamespace(cudaMemcpyDeviceToHost=2),
-        cudaMemcpyAsync=copy,
     )
     monkeypatch.setattr(gpu_queues, "driver", driver)
     for module in (gpu_queues, gpu_memory_views):
