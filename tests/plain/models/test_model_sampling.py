@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -43,38 +38,10 @@ def parameters_of(rows: list[dict[str, float]]) -> SamplingParameters:
 
 
 def test_numbers_are_those_of_the_paper(rng: np.random.Generator) -> None:
+    """tests/compiled/kernels/interpreted/test_sampling.py compares them with Triton's."""
     for seed in [0, 1, -1, 2**63 - 1, -(2**63), *rng.integers(-(2**63), 2**63, 50).tolist()]:
         position = int(rng.integers(0, 2**31))
         assert uniform(np.int64(seed), np.int32(position)) == kernel_reference.uniform(seed, position)
-
-
-TRITON_SCRIPT = """
-import json, sys
-import torch, triton, triton.language as tl
-@triton.jit
-def draw(seed, positions, out, n: tl.constexpr):
-    i = tl.arange(0, n)
-    tl.store(out + i, tl.rand(seed, tl.load(positions + i)))
-results = []
-for seed, positions in json.load(sys.stdin):
-    out = torch.empty(len(positions))
-    draw[(1,)](seed, torch.tensor(positions, dtype=torch.int32), out, len(positions))
-    results.append(out.tolist())
-print(json.dumps(results))
-"""
-
-
-def test_numbers_are_those_of_triton(rng: np.random.Generator, tmp_path: Path) -> None:
-    cases = [(int(seed), rng.integers(0, 2**20, 64).tolist()) for seed in [0, 7, *rng.integers(0, 2**63, 4)]]
-    script = tmp_path / "draw.py"  # Triton reads a kernel's source from its file
-    script.write_text(TRITON_SCRIPT)
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
-    command = [sys.executable, str(script)]
-    done = subprocess.run(command, input=json.dumps(cases), env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    for (seed, positions), expected in zip(cases, json.loads(done.stdout), strict=True):
-        ours = [float(uniform(np.int64(seed), np.int32(position))) for position in positions]
-        assert ours == expected
 
 
 # ---- the filters ----

@@ -5,9 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import support.models.kernel_cases as cases
+import torch
+import triton
+import triton.language as tl
 
 from blinkpy.kernels.sampling.sampling_variants import VARIANTS as SAMPLERS
 from blinkpy.kernels.sampling.sampling_variants import SamplingWorkspace
+from blinkpy.models.cpu.cpu_sampler import uniform
 from blinkpy.queues.submission import (
     WORD_FREQUENCY_PENALTY,
     WORD_MIN_P,
@@ -73,3 +77,18 @@ def test_filters_within_the_head(rng: np.random.Generator, filters: dict[int, fl
     workspace = SamplingWorkspace.allocate(12, 60, "cpu", chunk=64, capacity=32, block=64)
     off = {WORD_TOP_K: 0, WORD_TOP_P: 1.0, WORD_MIN_P: 0.0, WORD_TEMPERATURE: 1.7}
     cases.sampling_case(rng, "cpu", rows=12, bucket=12, vocabulary=60, spread=2.0, workspace=workspace, fixed=off | filters)
+
+
+@triton.jit
+def numbers_kernel(seed, positions, out, count: tl.constexpr):  # type: ignore[no-untyped-def]
+    """out[i] = the number of positions[i]. positions, out: [count]."""
+    places = tl.arange(0, count)
+    tl.store(out + places, tl.rand(seed, tl.load(positions + places)))
+
+
+def test_the_cpu_samplers_numbers_are_tritons(rng: np.random.Generator) -> None:
+    positions = rng.integers(0, 2**20, 64, dtype=np.int32)
+    for seed in (0, 7, *rng.integers(0, 2**63, 4).tolist()):
+        found = torch.empty(64)
+        numbers_kernel[(1,)](seed, torch.from_numpy(positions), found, 64)
+        assert found.tolist() == [float(uniform(np.int64(seed), position)) for position in positions]
