@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -157,11 +159,8 @@ def test_engine_that_gives_up_on_a_request(folder, flags, status) -> None:
 
 def accepts(port: int) -> bool:
     """Whether somebody listens."""
-    try:
-        socket.create_connection(("127.0.0.1", port), timeout=2).close()
-    except ConnectionRefusedError:
-        return False
-    return True
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_shutdown_lets_requests_finish(folder) -> None:
@@ -235,46 +234,41 @@ def test_workers_share_metrics() -> None:
 # ---- workers as processes
 
 
-@pytest.fixture
-def supervised(folder):
-    """A supervisor with two workers on a thread, and the engine."""
-    sizes = QueueSizes(2, 8, 8, 64, 512, 128)
-    with running(sizes=sizes) as engine:
-        options = {"served_model_name": "tiny", "workers": 2, "port": 0, "shutdown_s": 2, "log_level": "error"}
-        config = Config().with_options({"name": engine.segment_name, **options})
-        ready = threading.Event()
-        supervisor = Supervisor(config, folder, lambda host, port: ready.set())
-        codes: list[int] = []
-        thread = threading.Thread(target=lambda: codes.append(supervisor.run()))
-        thread.start()
+@contextlib.contextmanager
+def supervised(folder: Path, name: str) -> Iterator[Supervisor]:
+    """A supervisor with two workers, on a thread."""
+    options = {"served_model_name": "tiny", "workers": 2, "port": 0, "shutdown_s": 2, "log_level": "error"}
+    ready = threading.Event()
+    supervisor = Supervisor(Config().with_options({"name": name, **options}), folder, lambda host, port: ready.set())
+    with ThreadPoolExecutor(1) as pool:
+        code = pool.submit(supervisor.run)
         try:
             assert ready.wait(20)
-            yield supervisor, engine
+            yield supervisor
         finally:
             supervisor.stop()
-            thread.join(20)
-        assert codes == [0]
+    assert code.result() == 0
 
 
-def test_workers_serve_and_a_dead_one_is_replaced(supervised) -> None:
-    supervisor, engine = supervised
-    url = f"http://127.0.0.1:{supervisor.port}"
-    wait_for(lambda: all(pair.attached for pair in engine.pairs), 10)
-    for _ in range(100):  # each on a connection of its own: the kernel spreads them
-        assert httpx.post(f"{url}/v1/completions", json={"prompt": [7], "max_tokens": 2}, timeout=10).status_code == 200
-        if {request.pair for request in engine.submitted} == {0, 1}:
-            break
-    else:
-        raise AssertionError("one worker got all connections")
-    text = httpx.get(f"{url}/metrics", timeout=10).text
-    counted = [float(value) for value in re.findall(r'blinkpy_prompt_tokens_total\{worker="\d"\} (\d+)', text)]
-    assert sum(counted) == len(engine.submitted), "any worker reports for all"
-    victim = supervisor.workers[0]
-    old = victim.pid
-    os.kill(old, signal.SIGKILL)
-    wait_for(lambda: victim.pid not in (0, old) and victim.ready and engine.pairs[0].epoch >= 2, 15)
-    wait_for(lambda: httpx.get(f"{url}/health", timeout=10).status_code == 200, 10)
-    assert engine.pairs[1].epoch == 1, "the other worker did not notice"
+def test_workers_serve_and_a_dead_one_is_replaced(folder) -> None:
+    with running(sizes=QueueSizes(2, 8, 8, 64, 512, 128)) as engine, supervised(folder, engine.segment_name) as supervisor:
+        url = f"http://127.0.0.1:{supervisor.port}"
+        wait_for(lambda: all(pair.attached for pair in engine.pairs), 10)
+        for _ in range(100):  # each on a connection of its own: the kernel spreads them
+            assert httpx.post(f"{url}/v1/completions", json={"prompt": [7], "max_tokens": 2}, timeout=10).status_code == 200
+            if {request.pair for request in engine.submitted} == {0, 1}:
+                break
+        else:
+            raise AssertionError("one worker got all connections")
+        text = httpx.get(f"{url}/metrics", timeout=10).text
+        counted = [float(value) for value in re.findall(r'blinkpy_prompt_tokens_total\{worker="\d"\} (\d+)', text)]
+        assert sum(counted) == len(engine.submitted), "any worker reports for all"
+        victim = supervisor.workers[0]
+        old = victim.pid
+        os.kill(old, signal.SIGKILL)
+        wait_for(lambda: victim.pid not in (0, old) and victim.ready and engine.pairs[0].epoch >= 2, 15)
+        wait_for(lambda: httpx.get(f"{url}/health", timeout=10).status_code == 200, 10)
+        assert engine.pairs[1].epoch == 1, "the other worker did not notice"
 
 
 def test_worker_that_refuses_its_model_ends_the_front_end(tmp_path) -> None:

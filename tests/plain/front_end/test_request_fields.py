@@ -331,12 +331,6 @@ def test_log_probabilities_have_openais_shape() -> None:
     answer = Answer(True, "m", spell)
     whole = openai.types.chat.ChatCompletion.model_validate_json(answer.whole([Choice(0, "a", "stop", ENTRIES)], Usage(1, 2)))
     assert whole.choices[0].logprobs.model_dump() == {"content": expected, "refusal": None}
-    event = openai.types.chat.ChatCompletionChunk.model_validate_json(answer.event(0, "a", ENTRIES[:1])[6:])
-    assert event.choices[0].logprobs.model_dump() == {"content": expected[:1], "refusal": None}
-    assert event.choices[0].delta.content == "a"
-    plain = orjson.loads(Answer(False, "m", spell).event(0, "a", ENTRIES[1:])[6:])["choices"][0]
-    assert plain["logprobs"]["text_offset"] == [1]
-    assert plain["finish_reason"] is None
 
 
 @pytest.mark.parametrize(
