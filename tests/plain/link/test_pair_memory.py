@@ -211,6 +211,7 @@ def test_pairs_in_gpu_memory_have_the_layout_of_the_segment(monkeypatch) -> None
         seen = getattr(queues.device, name).__cuda_array_interface__
         raw = (ctypes.c_char * (view.strides[0] * view.shape[0])).from_address(seen["data"][0])
         there = np.ndarray(view.shape, view.dtype, raw, strides=seen["strides"])
+        assert (seen["shape"], seen["typestr"]) == (view.shape, view.dtype.str)
         there[...] = view[...] = np.arange(view.size).reshape(view.shape) + len(name)
     assert bytes(segment[: layout.first_pair]) == whole[: layout.first_pair].tobytes()
     assert not any(segment[layout.first_pair :])

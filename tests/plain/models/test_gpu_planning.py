@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,8 +16,7 @@ from blinkpy.models.families.describe_model import describe_config
 from blinkpy.models.gpu.gpu_memory_plan import plan_memory
 from blinkpy.models.gpu.step_shapes import SMALLEST_MIXED, bucket_shapes, step_shapes
 from blinkpy.queues.header import EngineFacts
-from blinkpy.queues.layout import QueueLayout, QueueSizes
-from blinkpy.queues.views import engine_views
+from blinkpy.queues.layout import QueueSizes
 
 GIB = 1 << 30
 
@@ -66,22 +64,6 @@ def test_memory_by_part() -> None:
         small.require(page)
 
 
-def test_the_gpu_sees_the_segment_as_the_host_does() -> None:
-    pytest.importorskip("cuda.bindings")
-    from blinkpy.engine.link.gpu_queues import views_at
-
-    layout = QueueLayout(QueueSizes(pairs=3, slots=4, sq_entries=4, cq_entries=8, prompt_tokens=32, hash_entries=4))
-    buffer = np.zeros(layout.total_bytes, np.uint8)
-    views, base = engine_views(memoryview(buffer), layout), int(buffer.ctypes.data)
-    elsewhere = 0x7000_0000_0000
-    elsewhere_views = views_at(views, base, elsewhere, buffer)
-    for name, array in views._asdict().items():
-        moved = getattr(elsewhere_views, name)
-        facts = moved.__cuda_array_interface__
-        assert facts["data"][0] - elsewhere == array.ctypes.data - base
-        assert (facts["shape"], facts["strides"], facts["typestr"]) == (array.shape, array.strides, array.dtype.str)
-
-
 def test_arrays_as_kernel_arguments() -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("numba_cuda")
@@ -93,14 +75,3 @@ def test_arrays_as_kernel_arguments() -> None:
         *(0, 0, 15, 4, first.data_ptr(), 3, 5, 20, 4),
         *(0, 0, 2, 8, second.data_ptr(), 2, 8),
     ]
-
-
-def test_without_a_gpu_the_engine_says_so(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
-    pytest.importorskip("numba_cuda")
-    from blinkpy.engine.engine import make_engine
-
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
-    with pytest.raises(ConfigError, match="no usable NVIDIA GPU"):
-        make_engine(Config().with_options({"model": str(tmp_path), "device": "cuda"}))

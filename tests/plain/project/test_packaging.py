@@ -41,11 +41,15 @@ def test_the_block_works() -> None:
     assert "blocked: torch" in without_heavy("import torch").stderr
 
 
-def test_the_front_end_imports_without_torch_numba_and_triton() -> None:
+def test_the_base_install_imports_without_torch_numba_and_triton() -> None:
+    """The front end; and of models their descriptions, folders and the headers of their checkpoints."""
     modules = [name for name in package_modules() if name.startswith(("blinkpy.dpu.", "blinkpy.transport.", "blinkpy.queues."))]
-    done = without_heavy(f"import importlib\nfor name in {modules!r}: importlib.import_module(name)\nprint(len(sys.modules))")
+    modules += ["blinkpy.models.weights.model_folder", "blinkpy.models.weights.checkpoint"]
+    done = without_heavy(
+        f"import importlib\nfor name in {modules!r}: importlib.import_module(name)\n"
+        "from blinkpy.models.families.family import families; families()"
+    )
     assert done.returncode == 0, done.stderr
-    assert modules
 
 
 COMMANDS = ("frontend", "serve", "engine", "check", "record", "replay")
