@@ -154,14 +154,6 @@ def test_without_a_limit_the_context_is_used(server) -> None:
     assert body["choices"][0]["finish_reason"] == "length"
 
 
-def test_seeds(server, engine) -> None:
-    for fields in ({"seed": 42}, {"seed": -42}, {}, {}):
-        server.complete([7], max_tokens=1, **fields)
-    first, second, *drawn = (int(request.entry["seed"]) for request in engine.submitted)
-    assert (first, second) == (42, -42)
-    assert drawn[0] != drawn[1]
-
-
 def test_long_prompts_are_tokenized_in_a_thread(server, engine) -> None:
     """Too long for the context, which shows that all of it was seen; /health answers meanwhile."""
     slow = threading.Thread(target=lambda: error(server.complete("the dog " * 7000, max_tokens=1), 400))

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import secrets
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.front_end.fake_engine import FACTS, SIZES
 
 from blinkpy import config as config_module
 from blinkpy.config import Config, ConfigError, as_table, options
 from blinkpy.dpu.link import connectors
 from blinkpy.engine.link import listeners
-from blinkpy.transport.contract import TransportError
-from blinkpy.transport.segment import create_segment
-from blinkpy.transport.transport_kinds import WorkerIdentity, check_end, chosen_end, ends_in
+from blinkpy.transport.transport_kinds import check_end, chosen_end, ends_in
 from blinkpy.transport.verbs import RdmaOptions
 
 PACKAGE = Path(config_module.__file__).parent
@@ -89,17 +85,3 @@ def test_an_extension_has_its_defaults_until_it_is_changed() -> None:
     changed = Config().with_options({"rdma_gid_index": 3, "port": 1})
     assert changed.extension(RdmaOptions) == dataclasses.replace(RdmaOptions(), rdma_gid_index=3)
     assert changed.with_options({"rdma_gid_index": -1}) == Config().with_options({"port": 1})
-
-
-def test_the_front_ends_shm_end_takes_the_workers_queue_pair() -> None:
-    name = f"test-{secrets.token_hex(6)}"
-    segment = create_segment(name, SIZES, FACTS)
-    try:
-        config = Config().with_options({"name": name})
-        transport = connectors.connect(config, WorkerIdentity(0))
-        assert transport.facts == FACTS
-        with pytest.raises(TransportError, match=name):
-            connectors.connect(config, WorkerIdentity(0))  # the only one
-        transport.close()
-    finally:
-        segment.close()
