@@ -40,14 +40,6 @@ def test_equals_the_reference_and_holds_back_no_more_than_needed(pieces, stops) 
     assert out + filter_.finish() == whole
 
 
-def test_stop_string_over_three_tokens_and_a_false_start() -> None:
-    filter_ = StopStrings(("\n\nUser:",))
-    pieces = ("Hi.\n", "\nUs", "age\n", "\nUser", ":", " more")
-    assert [filter_.push(piece) for piece in pieces] == ["Hi.", "", "\n\nUsage", "", "", ""]
-    assert filter_.stopped
-    assert filter_.finish() == ""
-
-
 def test_special_characters_are_plain() -> None:
     for stop in ("]", "^", "-", "\\", ".*", "[a]"):
         filter_ = StopStrings((stop,))

@@ -251,7 +251,8 @@ def test_hub(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve_model("owner/model", revision="v1") == model
     assert resolve_model("owner/model", weights=False) == model
     first, second = download.call_args_list
-    assert [(call.args, call.kwargs["revision"]) for call in (first, second)] == [(("owner/model",), "v1"), (("owner/model",), None)]
+    assert (first.args, first.kwargs["revision"]) == (("owner/model",), "v1")
+    assert (second.args, second.kwargs["revision"]) == (("owner/model",), None)
     assert "model-*.safetensors" in first.kwargs["allow_patterns"]
     assert not any("safetensors" in pattern for pattern in second.kwargs["allow_patterns"])
     download.side_effect = LocalEntryNotFoundError("no connection")

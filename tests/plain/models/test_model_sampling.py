@@ -100,12 +100,6 @@ def test_filters(vocab: int, spread: float, rng: np.random.Generator) -> None:
         check_token(logits[row], fields, number, int(tokens[row]))
 
 
-def test_top_k_keeps_low_ids_among_equals(rng: np.random.Generator) -> None:
-    logits = np.zeros((400, 50), np.float32)
-    rows = [{"temperature": 1, "top_k": 3, "seed": int(s)} for s in rng.integers(2**62, size=400)]
-    assert set(sample_rows(logits, parameters_of(rows), np.zeros(400, np.int32)).tolist()) == {0, 1, 2}
-
-
 def test_greedy_takes_the_lowest_of_equal_tokens() -> None:
     logits = np.array([[1, 3, 3, 2], [5, 0, 5, 5], [0, 0, 0, 0]], np.float32)
     assert sample_rows(logits, parameters_of([{"temperature": 0}] * 3), np.zeros(3, np.int32)).tolist() == [1, 0, 0]

@@ -1,7 +1,7 @@
 """The engine's side of the queues in plain Python, for tests of the front end: correct, slow, and easy to disturb.
 
-It generates by echo: token i of an answer is prompt[i % len(prompt)], unless `script` says otherwise, so a test knows
-every answer beforehand. Attributes may be changed while it runs.
+It generates by echo: token i of an answer is prompt[i % len(prompt)], so a test knows every answer beforehand. Attributes may be
+changed while it runs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -67,8 +67,7 @@ class FakeEngine(threading.Thread):
     """Runs from start() to stop(). step_s: time of one step, in which every running request gets one token.
 
     paused: nothing moves, heartbeat included. hold: requests are taken in and cancelled, but make no tokens.
-    reject: reason for the next request, 0 for none. script: (prompt, position) -> token. submitted: all requests so
-    far.
+    reject: reason for the next request, 0 for none. submitted: all requests so far.
     """
 
     def __init__(
@@ -77,14 +76,12 @@ class FakeEngine(threading.Thread):
         sizes: QueueSizes = SIZES,
         facts: EngineFacts = FACTS,
         step_s: float = 0.0005,
-        script: Callable[[list[int], int], int] | None = None,
     ):
         super().__init__(daemon=True)
         self.segment_name = name or f"test-{secrets.token_hex(6)}"
         self.sizes, self.facts, self.step_s = sizes, facts._replace(instance=secrets.randbits(62)), step_s
         self.segment = create_segment(self.segment_name, sizes, self.facts)
         self.views = self.segment.views()
-        self.script = script or (lambda prompt, position: prompt[position % len(prompt)])
         self.pairs = [Pair() for _ in range(sizes.pairs)]
         self.submitted: list[Request] = []
         self.paused = self.hold = self.consume_nothing = False
@@ -123,8 +120,7 @@ class FakeEngine(threading.Thread):
 
     def step(self) -> None:
         """One iteration over all pairs."""
-        views = self.views
-        views.engine[W.ENGINE_HEARTBEAT] += 1
+        self.views.engine[W.ENGINE_HEARTBEAT] += 1
         for index, pair in enumerate(self.pairs):
             self._lease(index, pair)
             if not pair.attached:
@@ -133,7 +129,6 @@ class FakeEngine(threading.Thread):
             if not self.consume_nothing:
                 self._take_in(index, pair)
             self._generate(index, pair)
-        views.engine[W.GAUGE["requests_running"]] = sum(len(pair.requests) for pair in self.pairs)
 
     # ---- ownership
 
@@ -234,7 +229,7 @@ class FakeEngine(threading.Thread):
                 break
             room -= 1
             entry = request.entry
-            token = self.script(request.prompt, request.made)
+            token = request.prompt[request.made % len(request.prompt)]
             request.made += 1
             flags = C.HAS_TOKEN | (C.HAS_LOGPROBS if entry["logprobs"] >= 0 else 0)
             if token in entry["stop_ids"].tolist() and request.made > int(entry["min_tokens"]):
