@@ -21,15 +21,13 @@ LIMIT_S = 1800
 PYTHON_HERE = "BLINKPY_AARCH64_PYTHON"  # for tests on this machine: the emulated Python
 
 # Tests of what runs on a front end, that need neither torch nor Numba.
+LINK = ("queue_layout", "queue_pair", "connect_shm", "page_hash", "handshake", "rdma_posting")
+TEXT_AND_HTTP = ("request_fields", "chat_fields", "detokenizer", "frontend_http", "frontend_logprobs")
 FRONT_END = [
     "tests/aarch64/test_base_install.py",
-    *(
-        f"tests/plain/test_{name}.py"
-        for name in (
-            *("queue_layout", "queue_pair", "queue_shm", "page_hash", "handshake", "rdma_posting", "doctor"),
-            *("protocol", "protocol_chat", "detokenizer", "detokenizer_stops", "frontend_http", "frontend_logprobs"),
-        )
-    ),
+    *(f"tests/plain/link/test_{name}.py" for name in LINK),
+    *(f"tests/plain/front_end/test_{name}.py" for name in TEXT_AND_HTTP),
+    "tests/plain/project/test_doctor.py",
 ]
 BOTH_SIDES = ["tests/aarch64/test_same_answers.py"]
 

@@ -1,4 +1,4 @@
-"""Text of tokens, one by one, against the tokenizer's own decoding of the whole."""
+"""Text of tokens, one by one, against the tokenizer's own decoding of the whole; and up to stop strings."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from support.front_end.tiny_tokenizer import byte_fallback_json, byte_level_json, word_piece_json, write_model
 from tokenizers import Tokenizer as Encoder
 
 from blinkpy.config import ConfigError
 from blinkpy.dpu.text.detokenizer import REPLACEMENT, Detokenizer, TokenTexts, byte_alphabet
+from blinkpy.dpu.text.stop_strings import StopStrings
 from blinkpy.dpu.text.tokenizer import Tokenizer
 
 SAMPLES = ["a", "Z", " ", "\n", "é", "ß", "日", "本", "😀", "👩\u200d👧", "\u0301", "\u200f", "ﷺ", "the ", "worst of times"]
@@ -48,8 +51,8 @@ def test_text_comes_back(source, rng) -> None:
 
 
 def test_byte_level_equals_full_decode_of_any_tokens(rng) -> None:
-    """Also where the bytes are no UTF-8: the same replacement characters, at the latest when the end is known. Special tokens have no
-    text, and added ones have."""
+    """Special tokens have no text, and added ones have. Bytes that are no UTF-8 give the same replacement characters, at the
+    latest when the end is known."""
     encoder, table = texts_of(byte_level_json)
     size = encoder.get_vocab_size()
     for _ in range(300):
@@ -102,6 +105,56 @@ def test_long_outputs_cost_the_same_per_token() -> None:
         start = time.perf_counter()
         assert sum(len(detokenizer.push(token)) for _ in range(100_000)) >= 99_990
         assert time.perf_counter() - start < 2.0
+
+
+# ---- stop strings
+
+
+def reference(text: str, stops: tuple[str, ...]) -> tuple[str, bool]:
+    """The text before the stop string that is complete first; of several at once, before the longest."""
+    for end in range(1, len(text) + 1):
+        met = [stop for stop in stops if text[:end].endswith(stop)]
+        if met:
+            return text[: end - max(map(len, met))], True
+    return text, False
+
+
+LETTERS = "ab"  # so that texts almost match
+TEXTS = st.lists(st.text(LETTERS, max_size=4), max_size=20)
+STOPS = st.lists(st.text(LETTERS, min_size=1, max_size=6), min_size=1, max_size=4, unique=True).map(tuple)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=300)  # the machine may be busy
+@given(pieces=TEXTS, stops=STOPS)
+def test_equals_the_reference_and_holds_back_no_more_than_needed(pieces, stops) -> None:
+    filter_ = StopStrings(stops)
+    whole, _ = reference("".join(pieces), stops)
+    text = out = ""
+    for piece in pieces:
+        text += piece
+        out += filter_.push(piece)
+        assert whole.startswith(out), "something was sent that had to be held back"
+        assert filter_.stopped == reference(text, stops)[1]
+        held = text[len(out) :]
+        assert filter_.stopped or not held or any(stop.startswith(held) and stop != held for stop in stops)
+    assert out + filter_.finish() == whole
+
+
+def test_special_characters_are_plain() -> None:
+    for stop in ("]", "^", "-", "\\", ".*", "[a]"):
+        filter_ = StopStrings((stop,))
+        assert filter_.push(f"x{stop}y") == "x"
+        assert filter_.stopped
+
+
+def test_many_long_stops_stay_cheap() -> None:
+    """Periodic stop strings, and a text that keeps almost matching them all."""
+    stops = tuple("a" * 1000 + chr(ord("b") + i) for i in range(16))
+    filter_ = StopStrings(stops)
+    start = time.perf_counter()
+    total = sum(len(filter_.push("aaaa")) for _ in range(2500))
+    assert total == 10_000 - 1000
+    assert time.perf_counter() - start < 2.0
 
 
 # ---- the tokenizer

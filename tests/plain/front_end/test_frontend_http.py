@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
-import openai
 import pytest
 from support.front_end.fake_engine import FACTS, FakeEngine, running
 from support.front_end.http_server import COMPLETIONS_HEAD, MODEL, RunningServer, completion_bytes, events, serving, text_and_end
@@ -161,18 +160,6 @@ def test_long_prompts_are_tokenized_in_a_thread(server, engine) -> None:
     assert httpx.get(f"{server.url}/health", timeout=5).status_code == 200
     slow.join(10)
     assert engine.submitted == []
-
-
-def test_official_client(server) -> None:
-    """Its answers: tests/plain/front_end/test_frontend_logprobs.py."""
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-        assert [model.id for model in client.models.list()] == [MODEL]
-        assert client.models.retrieve(MODEL).id == MODEL
-        with pytest.raises(openai.NotFoundError):
-            client.completions.create(model="other", prompt="the dog")
-        with pytest.raises(openai.BadRequestError) as caught:
-            client.completions.create(model=MODEL, prompt="the dog", n=2)
-        assert caught.value.param == "n"
 
 
 def test_other_routes(server) -> None:
