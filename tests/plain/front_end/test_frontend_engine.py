@@ -19,7 +19,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from support.front_end.fake_engine import FakeEngine, running
+from support.front_end.fake_engine import FakeEngine
 from support.front_end.http_server import RunningServer, events, serving
 from support.front_end.tiny_tokenizer import write_model
 from support.waiting import wait_for
@@ -84,7 +84,7 @@ def test_engine_that_comes_late(folder) -> None:
         assert "retry-after" in response.headers
         assert "blinkpy_engine_up 0" in server.client.get("/metrics").text
         assert server.client.get("/v1/models").json()["data"][0]["max_model_len"] is None
-        with running(name=name):
+        with FakeEngine(name=name):
             server.ready()
             assert server.complete([7], max_tokens=1).status_code == 200
 
@@ -92,7 +92,7 @@ def test_engine_that_comes_late(folder) -> None:
 @pytest.mark.parametrize("how", ["paused", "faulted", "killed by the host's account", "gone"])
 def test_engine_that_is_lost(folder, how) -> None:
     """Streams get an error event at once, whole answers a 503; with a new engine all is well again."""
-    with running(step_s=0.005) as engine, serving(engine, folder, **QUICK) as server, ThreadPoolExecutor(1) as pool:
+    with FakeEngine(step_s=0.005) as engine, serving(engine, folder, **QUICK) as server, ThreadPoolExecutor(1) as pool:
         whole = pool.submit(server.complete, [7], max_tokens=100)
         stream = Stream(server)
         start = time.monotonic()
@@ -120,7 +120,7 @@ def test_engine_that_is_lost(folder, how) -> None:
 
 
 def test_a_fenced_lease_fails_requests_and_reattaches(folder) -> None:
-    with running(step_s=0.005) as engine, serving(engine, folder) as server:
+    with FakeEngine(step_s=0.005) as engine, serving(engine, folder) as server:
         stream = Stream(server)
         engine.paused = True
         time.sleep(0.02)
@@ -133,7 +133,7 @@ def test_a_fenced_lease_fails_requests_and_reattaches(folder) -> None:
 
 
 def test_draining_engine_finishes_and_takes_nothing(folder) -> None:
-    with running(step_s=0.002) as engine, serving(engine, folder) as server:
+    with FakeEngine(step_s=0.002) as engine, serving(engine, folder) as server:
         stream = Stream(server)
         engine.state(STATE_DRAINING)
         response = server.complete([7], max_tokens=1)
@@ -145,7 +145,7 @@ def test_draining_engine_finishes_and_takes_nothing(folder) -> None:
 
 @pytest.mark.parametrize(("flags", "status"), [(FINISH_ERROR, 500), (FINISH_CANCELLED, 503)])
 def test_engine_that_gives_up_on_a_request(folder, flags, status) -> None:
-    with running(step_s=0.002) as engine, serving(engine, folder) as server, ThreadPoolExecutor(1) as pool:
+    with FakeEngine(step_s=0.002) as engine, serving(engine, folder) as server, ThreadPoolExecutor(1) as pool:
         engine.hold = True
         answer = pool.submit(server.complete, [7], max_tokens=9)
         wait_for(lambda: bool(engine.pairs[0].requests))
@@ -164,7 +164,7 @@ def accepts(port: int) -> bool:
 
 
 def test_shutdown_lets_requests_finish(folder) -> None:
-    with running(step_s=0.004) as engine:
+    with FakeEngine(step_s=0.004) as engine:
         with serving(engine, folder, shutdown_s=10) as server:
             stream = Stream(server)
             server.server.should_exit = True
@@ -175,7 +175,7 @@ def test_shutdown_lets_requests_finish(folder) -> None:
 
 
 def test_shutdown_ends_what_takes_too_long(folder) -> None:
-    with running(step_s=0.05) as engine:
+    with FakeEngine(step_s=0.05) as engine:
         start = time.monotonic()
         with serving(engine, folder, shutdown_s=0) as server:
             stream = Stream(server, max_tokens=120)
@@ -188,7 +188,7 @@ def test_shutdown_ends_what_takes_too_long(folder) -> None:
 
 
 def test_metrics_say_what_happened(folder) -> None:
-    with running(step_s=0.001) as engine, serving(engine, folder) as server:
+    with FakeEngine(step_s=0.001) as engine, serving(engine, folder) as server:
         events(server.complete([7, 8, 9], max_tokens=10, stream=True))
         server.complete([7], max_tokens=1)
         server.complete([7], max_tokens=0)
@@ -251,7 +251,7 @@ def supervised(folder: Path, name: str) -> Iterator[Supervisor]:
 
 
 def test_workers_serve_and_a_dead_one_is_replaced(folder) -> None:
-    with running(sizes=QueueSizes(2, 8, 8, 64, 512, 128)) as engine, supervised(folder, engine.segment_name) as supervisor:
+    with FakeEngine(sizes=QueueSizes(2, 8, 8, 64, 512, 128)) as engine, supervised(folder, engine.segment_name) as supervisor:
         url = f"http://127.0.0.1:{supervisor.port}"
         wait_for(lambda: all(pair.attached for pair in engine.pairs), 10)
         for _ in range(100):  # each on a connection of its own: the kernel spreads them

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from support.front_end.fake_engine import FACTS, FakeEngine, running
+from support.front_end.fake_engine import FACTS, FakeEngine
 from support.front_end.http_server import COMPLETIONS_HEAD, MODEL, RunningServer, completion_bytes, events, serving, text_and_end
 from support.front_end.tiny_tokenizer import write_model
 from support.waiting import wait_for
@@ -35,7 +35,7 @@ def tokenizer(folder):
 
 @pytest.fixture
 def engine() -> Iterator[FakeEngine]:
-    with running() as engine:
+    with FakeEngine() as engine:
         yield engine
 
 
@@ -292,7 +292,7 @@ def test_client_that_goes_gives_its_slot_back(server, engine, stream) -> None:
 def test_slow_reader_is_cancelled_and_hinders_nobody(folder) -> None:
     facts = FACTS._replace(max_model_len=100_000, num_pages=100_000)
     limits = {"max_output_backlog": 50, "send_buffer": 4096}
-    with running(facts=facts, step_s=0.0002) as engine, serving(engine, folder, **limits) as server:
+    with FakeEngine(facts=facts, step_s=0.0002) as engine, serving(engine, folder, **limits) as server:
         with socket.socket() as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             sock.connect(("127.0.0.1", server.port))
@@ -308,7 +308,7 @@ def test_slow_reader_is_cancelled_and_hinders_nobody(folder) -> None:
 
 def test_fast_reader_of_a_long_answer_is_not_slow(folder, tokenizer) -> None:
     facts = FACTS._replace(max_model_len=10_000, num_pages=10_000)
-    with running(facts=facts, step_s=0.0002) as engine, serving(engine, folder, max_output_backlog=16) as server:
+    with FakeEngine(facts=facts, step_s=0.0002) as engine, serving(engine, folder, max_output_backlog=16) as server:
         *chunks, last = events(server.complete([7, 8], max_tokens=3000, stream=True, stream_options={"include_usage": True}))
         assert last["usage"]["completion_tokens"] == 3000
         assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == echo(tokenizer, [7, 8], 3000)
@@ -316,7 +316,7 @@ def test_fast_reader_of_a_long_answer_is_not_slow(folder, tokenizer) -> None:
 
 
 def test_api_key(folder) -> None:
-    with running() as engine, serving(engine, folder, api_key="sécret") as server:
+    with FakeEngine() as engine, serving(engine, folder, api_key="sécret") as server:
         for path in ("/v1/models", "/version"):
             response = server.client.get(path)
             assert error(response, 401)["code"] == "invalid_api_key"
@@ -333,7 +333,7 @@ def test_api_key(folder) -> None:
 
 
 def test_too_many_connections(folder) -> None:
-    with running() as engine, serving(engine, folder, max_connections=2) as server:
+    with FakeEngine() as engine, serving(engine, folder, max_connections=2) as server:
         idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(2)]
         time.sleep(0.1)
         assert error(server.complete([7], max_tokens=1), 503)["code"] == "too_many_connections"

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import openai
 import pytest
-from support.front_end.fake_engine import FakeEngine, running
+from support.front_end.fake_engine import FakeEngine
 from support.front_end.http_server import MODEL, serving
 from support.front_end.tiny_tokenizer import byte_fallback_json, word_piece_json, write_model
 from tokenizers import Tokenizer as Encoder
@@ -31,7 +31,7 @@ class Served(NamedTuple):
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = write_model(tmp_path_factory.mktemp("model"))
     with (
-        running() as engine,
+        FakeEngine() as engine,
         serving(engine, folder) as server,
         openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
     ):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.front_end.fake_engine import FACTS, SIZES, FakeEngine, running
+from support.front_end.fake_engine import FACTS, SIZES, FakeEngine
 from support.front_end.hash_reference import page_hashes
 from support.waiting import wait_for
 
@@ -25,7 +23,7 @@ RELAXED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow]) 
 
 @pytest.fixture
 def engine():
-    with running() as engine:
+    with FakeEngine() as engine:
         yield engine
 
 
@@ -201,37 +199,6 @@ def test_late_cancel_does_not_undo_anothers(engine, pair) -> None:
 
 
 # ---- ownership and loss
-
-
-def test_epochs_count_up_and_old_requests_are_forgotten(engine, pair) -> None:
-    engine.hold = True
-    old = submit(pair, [9], max_tokens=50)
-    first = pair.epoch
-    pair.attach(5)
-    assert (pair.epoch, pair.in_flight) == (first + 1, 0)
-    engine.hold = False
-    new = submit(pair, [3], max_tokens=50)
-    assert new.slot == old.slot
-    events = drain(pair)
-    assert list(events) == [new]
-    assert tokens_of(events[new]) == [3] * 50
-
-
-def test_a_lease_that_runs_out_fences(engine) -> None:
-    facts = FACTS._replace(lease_ms=60)
-    with running(facts=facts) as engine:
-        pair = attached(engine)
-        for _ in range(10):
-            time.sleep(0.02)
-            pair.heartbeat()
-        pair.check()
-        wait_for(lambda: engine.fences == 1)
-        with pytest.raises(EngineLostError, match="lease"):
-            pair.check()
-        assert pair.abandon() == []
-        pair.attach(5)
-        pair.check()
-        pair.close()
 
 
 def test_a_stopped_engine_loses_everything_at_once(engine) -> None:

@@ -6,12 +6,10 @@ changed while it runs.
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -64,19 +62,15 @@ class Pair:
 
 
 class FakeEngine(threading.Thread):
-    """Runs from start() to stop(). step_s: time of one step, in which every running request gets one token.
+    """Runs from start() to stop(), or within a block. step_s: time of one step, in which every running request gets one token.
 
     paused: nothing moves, heartbeat included. hold: requests are taken in and cancelled, but make no tokens.
     reject: reason for the next request, 0 for none. submitted: all requests so far.
     """
 
     def __init__(
-        self,
-        name: str | None = None,
-        sizes: QueueSizes = SIZES,
-        facts: EngineFacts = FACTS,
-        step_s: float = 0.0005,
-    ):
+        self, name: str | None = None, sizes: QueueSizes = SIZES, facts: EngineFacts = FACTS, step_s: float = 0.0005
+    ) -> None:
         super().__init__(daemon=True)
         self.segment_name = name or f"test-{secrets.token_hex(6)}"
         self.sizes, self.facts, self.step_s = sizes, facts._replace(instance=secrets.randbits(62)), step_s
@@ -88,14 +82,11 @@ class FakeEngine(threading.Thread):
         self.reject = 0
         self.stalls = self.fences = self.cancels = 0
         self._stop_asked = threading.Event()
-        self.views.engine[W.ENGINE_STATE] = W.STATE_READY
+        self.state(W.STATE_READY)
 
     def state(self, state: int) -> None:
         """Say another state."""
         self.views.engine[W.ENGINE_STATE] = state
-
-    def count(self, name: str, amount: int = 1) -> None:
-        self.views.engine[W.COUNTER[name]] += amount
 
     def pause(self) -> None:
         """Nothing moves from now on, until `paused` is False."""
@@ -107,19 +98,25 @@ class FakeEngine(threading.Thread):
         self._stop_asked.set()
         if self.is_alive():
             self.join(10)
-        self.views.engine[W.ENGINE_STATE] = W.STATE_STOPPED
+        self.state(W.STATE_STOPPED)
         self.segment.close()
+
+    def __enter__(self) -> FakeEngine:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     def run(self) -> None:
         following = time.monotonic()
         while not self._stop_asked.is_set():
             if not self.paused:
-                self.step()
+                self._step()
             following = max(following + self.step_s, time.monotonic())
             time.sleep(max(0.0, following - time.monotonic()))
 
-    def step(self) -> None:
-        """One iteration over all pairs."""
+    def _step(self) -> None:
         self.views.engine[W.ENGINE_HEARTBEAT] += 1
         for index, pair in enumerate(self.pairs):
             self._lease(index, pair)
@@ -142,7 +139,7 @@ class FakeEngine(threading.Thread):
         self.fences += 1
 
     def _lease(self, index: int, pair: Pair) -> None:
-        front = self.views.front[index]
+        front, words = self.views.front[index], self.views.pair[index]
         now, beat = time.monotonic(), int(front[W.FRONT_HEARTBEAT])
         if beat != pair.heartbeat:
             pair.heartbeat, pair.seen = beat, now
@@ -154,106 +151,81 @@ class FakeEngine(threading.Thread):
                 self.fence(index)
             tail = int(front[W.FRONT_DOORBELL]) & W.POSITION_MASK
             pair.sq_head += (tail - pair.sq_head) & W.POSITION_MASK
-            words = self.views.pair[index]
-            words[W.PAIR_SQ_HEAD] = pair.sq_head
             pair.epoch, pair.attached, pair.seen = claim, True, now
-            words[W.PAIR_EPOCH] = claim
+            words[W.PAIR_SQ_HEAD], words[W.PAIR_EPOCH] = pair.sq_head, claim
             words[W.PAIR_ATTACHED] = 1
 
     # ---- requests
 
     def _take_in(self, index: int, pair: Pair) -> None:
-        views, sizes = self.views, self.sizes
+        views, size = self.views, self.sizes.sq_entries
         doorbell = int(views.front[index, W.FRONT_DOORBELL])
         if doorbell >> W.EPOCH_SHIFT != pair.epoch:
             return
         waiting = ((doorbell & W.POSITION_MASK) - pair.sq_head) & W.POSITION_MASK
-        if waiting > sizes.sq_entries:
-            raise AssertionError(f"doorbell {waiting} entries ahead")
-        for _ in range(waiting):
-            raw = views.sq[index, pair.sq_head % sizes.sq_entries].tobytes()
-            pair.sq_head += 1
-            entry = np.frombuffer(raw, SQ_ENTRY)[0]
-            if int(entry["epoch"]) != pair.epoch:
+        assert waiting <= size, f"doorbell {waiting} entries ahead"
+        for position in range(pair.sq_head, pair.sq_head + waiting):
+            entry = np.frombuffer(views.sq[index, position % size].tobytes(), SQ_ENTRY)[0]
+            if entry["epoch"] != pair.epoch:
                 continue
-            start, length = int(entry["prompt_offset"]), int(entry["prompt_length"])
-            first, count = int(entry["hash_offset"]), int(entry["hash_count"])
-            request = Request(index, entry, views.prompt[index, start : start + length].tolist(), [])
-            request.hashes = views.hashes[index, first : first + count].tolist()
-            slot = int(entry["slot"])
-            if slot in pair.requests:
-                raise AssertionError(f"slot {slot} is busy")
+            prompt = views.prompt[index, entry["prompt_offset"] :][: entry["prompt_length"]].tolist()
+            hashes = views.hashes[index, entry["hash_offset"] :][: entry["hash_count"]].tolist()
+            slot, request = int(entry["slot"]), Request(index, entry, prompt, hashes)
+            assert slot not in pair.requests, f"slot {slot} is busy"
             self.submitted.append(request)
             if self.reject:
                 pair.owed.append((slot, self.reject, C.FINISH_REJECTED))
                 self.reject = 0
-                continue
-            pair.requests[slot] = request
-            self.count("requests_accepted")
+            else:
+                pair.requests[slot] = request
+                views.engine[W.COUNTER["requests_accepted"]] += 1
+        pair.sq_head += waiting
         views.pair[index, W.PAIR_SQ_HEAD] = pair.sq_head
 
     def _cancel(self, index: int, pair: Pair) -> None:
         for slot, request in list(pair.requests.items()):
-            if int(self.views.cancel[index, slot]) == int(request.entry["request_id"]):
+            if self.views.cancel[index, slot] == request.entry["request_id"]:
                 del pair.requests[slot]
                 pair.owed.append((slot, 0, C.FINISH_CANCELLED))
                 self.cancels += 1
 
     def _room(self, index: int, pair: Pair) -> int:
         head = int(self.views.front[index, W.FRONT_CQ_HEAD])
-        if head >> W.EPOCH_SHIFT != pair.epoch:
-            return 0
         unread = (pair.cq_tail - (head & W.POSITION_MASK)) & W.POSITION_MASK
-        return self.sizes.cq_entries - unread
+        return self.sizes.cq_entries - unread if head >> W.EPOCH_SHIFT == pair.epoch else 0
 
     def _publish(self, index: int, pair: Pair, slot: int, token: int, flags: int) -> None:
         size = self.sizes.cq_entries
         if flags & C.HAS_LOGPROBS:
             pairs = self.views.records[index, pair.cq_tail % size].view(LOGPROB_ENTRY)
             pairs["token"], pairs["logprob"] = self.likely(token)
-        word = C.pack_completion(slot, token, flags, C.lap_of(pair.cq_tail, size))
-        self.views.cq[index, pair.cq_tail % size] = word
+        self.views.cq[index, pair.cq_tail % size] = C.pack_completion(slot, token, flags, C.lap_of(pair.cq_tail, size))
         pair.cq_tail += 1
         self.views.pair[index, W.PAIR_CQ_TAIL] = pair.cq_tail
 
     def _generate(self, index: int, pair: Pair) -> None:
-        room = self._room(index, pair)
+        room, counters = self._room(index, pair), self.views.engine
         while pair.owed and room:
             self._publish(index, pair, *pair.owed.popleft())
             room -= 1
-        if self.hold:
-            return
-        for slot, request in list(pair.requests.items()):
-            if not room:
-                self.stalls += 1
-                break
-            room -= 1
+        running = [] if self.hold else list(pair.requests.items())
+        self.stalls += len(running) > room
+        for slot, request in running[:room]:
             entry = request.entry
             token = request.prompt[request.made % len(request.prompt)]
             request.made += 1
             flags = C.HAS_TOKEN | (C.HAS_LOGPROBS if entry["logprobs"] >= 0 else 0)
-            if token in entry["stop_ids"].tolist() and request.made > int(entry["min_tokens"]):
+            if token in entry["stop_ids"] and request.made > entry["min_tokens"]:
                 flags |= C.FINISH_STOP
-            elif request.made >= int(entry["max_tokens"]):
+            elif request.made >= entry["max_tokens"]:
                 flags |= C.FINISH_LENGTH
             self._publish(index, pair, slot, token, flags)
-            self.count("generated_tokens")
+            counters[W.COUNTER["generated_tokens"]] += 1
             if flags & C.FINISH_MASK:
                 del pair.requests[slot]
-                self.count("requests_finished")
+                counters[W.COUNTER["requests_finished"]] += 1
 
     def likely(self, token: int) -> tuple[list[int], list[float]]:
         """A record's tokens and log probabilities: the generated one is the third of the most likely ones."""
         top = [(token + distance) % self.facts.vocab_size for distance in (-2, -1, *range(TOP_LOGPROBS - 2))]
         return [token, *top], [-2.5, *(-0.5 - rank for rank in range(TOP_LOGPROBS))]
-
-
-@contextlib.contextmanager
-def running(**options: object) -> Iterator[FakeEngine]:
-    """A started FakeEngine that is stopped at the end of the block."""
-    engine = FakeEngine(**options)  # type: ignore[arg-type]
-    engine.start()
-    try:
-        yield engine
-    finally:
-        engine.stop()

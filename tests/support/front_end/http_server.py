@@ -30,14 +30,11 @@ class RunningServer:
         self.client = httpx.Client(base_url=self.url, timeout=20)
         self.engine_client = server.app.service.engine
 
-    def post(self, path: str, **fields: object) -> httpx.Response:
-        return self.client.post(path, json=fields)
-
     def chat(self, content: str = "Hello", **fields: object) -> httpx.Response:
-        return self.post("/v1/chat/completions", messages=[{"role": "user", "content": content}], **fields)
+        return self.client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": content}], **fields})
 
     def complete(self, prompt: object = "Hello", **fields: object) -> httpx.Response:
-        return self.post("/v1/completions", prompt=prompt, **fields)
+        return self.client.post("/v1/completions", json={"prompt": prompt, **fields})
 
     def idle(self) -> None:
         """Wait until no slot is in use any more."""
