@@ -37,44 +37,38 @@ class PyverbsRDMAError(PyverbsError):
 
 
 class End:
-    """A queue pair's end that registers anything, or fails. made: (kind, start, length, access)."""
+    """A queue pair's end, and its protection domain, that registers anything, or fails. made: (kind, start, length, access)."""
 
-    def __init__(self, peer_memory_error: int = 0):
-        self.pd, self.error, self.made = object(), peer_memory_error, list[tuple[Any, ...]]()
+    def __init__(self, error: int = 0):
+        self.pd, self.error, self.made = self, error, list[tuple[Any, ...]]()
+
+    def take(self, *what: Any, rkey: int) -> Any:
+        if self.error:
+            raise PyverbsRDMAError("Failed to register a MR", self.error)
+        self.made.append(what)
+        return SimpleNamespace(rkey=rkey)
 
     def register(self, address: int, length: int, access: int) -> Any:
         with verbs.reported("register memory"):
-            if self.error:
-                raise PyverbsRDMAError("Failed to register a MR", self.error)
-        self.made.append(("memory", address, length, access))
-        return SimpleNamespace(rkey=11)
+            return self.take("memory", address, length, access, rkey=11)
 
     def keep(self, region: Any) -> Any:
-        self.made.append(region.what)
         return region
 
 
-@pytest.fixture
-def card(monkeypatch) -> Callable[[int], None]:
-    """Sets what registering a dma-buf answers: 0 or an errno."""
-    answer = [0]
+def register_dma_buf(pd: End, length: int, access: int, dmabuf: int, offset: int) -> Any:
+    os.fstat(dmabuf)  # an open descriptor
+    return pd.take("dma-buf", offset, length, access, rkey=22)
 
-    class DmaBufMR:
-        rkey = 22
 
-        def __init__(self, pd: object, length: int, access: int, dmabuf: int, offset: int):
-            if answer[0]:
-                raise PyverbsRDMAError("Failed to register a dma-buf MR", answer[0])
-            os.fstat(dmabuf)  # an open descriptor
-            self.what = ("dma-buf", offset, length, access)
-
+@pytest.fixture(autouse=True)
+def card(monkeypatch) -> None:
     modules = {
-        "mr": SimpleNamespace(DmaBufMR=DmaBufMR),
+        "mr": SimpleNamespace(DmaBufMR=register_dma_buf),
         "pyverbs_error": SimpleNamespace(PyverbsError=PyverbsError, PyverbsRDMAError=PyverbsRDMAError),
     }
-    monkeypatch.setattr(pair_memory, "module", modules.__getitem__)
-    monkeypatch.setattr(verbs, "module", modules.__getitem__)
-    return lambda error: answer.__setitem__(0, error)
+    for module in (pair_memory, verbs):
+        monkeypatch.setattr(module, "module", modules.__getitem__)
 
 
 def read_word(offset: int) -> int:
@@ -89,7 +83,7 @@ def descriptor() -> Iterator[int]:
 
 
 @pytest.mark.parametrize("way", ["dmabuf", "peermem", "host"])
-def test_memory_is_registered(card, descriptor, way) -> None:
+def test_memory_is_registered(descriptor, way) -> None:
     """A dma-buf by offset, other memory by address."""
     words, end = np.array([5, -6], np.int64), End()
     start = int(words.ctypes.data)
@@ -111,19 +105,17 @@ WAYS_OUT = {"dmabuf": "open kernel modules.*or use host", "peermem": "nvidia-pee
     ("way", "error"),
     [*(("dmabuf", error) for error in pair_memory.NO_DMABUF), *(("peermem", error) for error in pair_memory.NO_PEER_MEMORY)],
 )
-def test_what_to_do_without_a_way_is_said(card, descriptor, way, error) -> None:
-    card(error)
+def test_what_to_do_without_a_way_is_said(descriptor, way, error) -> None:
     memory = DmaBufMemory(descriptor, read_word) if way == "dmabuf" else PeerMemory(ADDRESS, read_word)
     with pytest.raises(TransportError, match=f"--queue-memory {way} .*{os.strerror(error)}.*{WAYS_OUT[way]}"):
         memory.register(End(error), 0, 4096, 5)
 
 
 @pytest.mark.parametrize("error", [errno.ENOMEM, errno.EPERM, errno.ENOSPC])
-def test_other_errors_are_not_taken_for_a_missing_way(card, descriptor, error) -> None:
-    card(error)
-    for memory, end in ((DmaBufMemory(descriptor, read_word), End()), (PeerMemory(ADDRESS, read_word), End(error))):
+def test_other_errors_are_not_taken_for_a_missing_way(descriptor, error) -> None:
+    for memory in (DmaBufMemory(descriptor, read_word), PeerMemory(ADDRESS, read_word)):
         with pytest.raises(TransportError) as caught:
-            memory.register(end, 0, 4096, 5)
+            memory.register(End(error), 0, 4096, 5)
         assert caught.value.errno == error
         assert "--queue-memory" not in str(caught.value)
 
