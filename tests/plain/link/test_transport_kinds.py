@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -48,12 +49,8 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         "END = End('toy', 'to play with', True, ToyOptions, connect)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    registries: list[dict[Any, str]] = [config_module.TRANSPORTS, config_module._EXTENSIONS]
-    before = [dict(registry) for registry in registries]
-    yield ends_in("toys")
-    for registry, kept in zip(registries, before, strict=True):
-        registry.clear()
-        registry.update(kept)
+    with patch.dict(config_module.TRANSPORTS), patch.dict(config_module._EXTENSIONS):
+        yield ends_in("toys")
     for name in [name for name in sys.modules if name.split(".")[0] == "toys"]:
         del sys.modules[name]
     ends_in.cache_clear()

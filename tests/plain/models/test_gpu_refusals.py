@@ -63,31 +63,21 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def engine_command(folder: Path, *arguments: str) -> list[str]:
-    return ["engine", str(folder), "--device", "cuda", "--name", f"test-{secrets.token_hex(6)}", *arguments]
-
-
 def refused(capsys, folder: Path, *arguments: str) -> str:
     """`blinkpy engine` ends with exit code 2 and one line, which is returned, and leaves no segment behind."""
-    command = engine_command(folder, *arguments)
-    code = cli.main(command)
+    name = f"test-{secrets.token_hex(6)}"
+    code = cli.main(["engine", str(folder), "--device", "cuda", "--name", name, *arguments])
     out, err = capsys.readouterr()
     errors = [line for line in err.splitlines() if "error" in line.lower()]
     assert (code, out, len(errors)) == (2, "", 1), err
     assert err.endswith(errors[0] + "\n"), "something followed the error"
     assert errors[0].startswith("blinkpy: error: ")
-    assert not Path(f"/dev/shm/blinkpy.{command[command.index('--name') + 1]}").exists()
+    assert not Path(f"/dev/shm/blinkpy.{name}").exists()
     return errors[0]
 
 
 def config(folder: Path, **values: Any) -> Config:
     return Config().with_options({"model": str(folder), "device": "cuda", "load_format": "dummy", **values})
-
-
-def test_a_config_alone_is_enough_for_random_weights(gpu, folder) -> None:
-    gpu()
-    with pytest.raises(LoadingBegan):
-        cli.main(engine_command(folder, "--load-format", "dummy"))
 
 
 def test_served_it_needs_a_tokenizer_too(folder, capsys) -> None:
@@ -122,10 +112,11 @@ def test_what_the_gpu_can_not_do(gpu, folder, capsys, made, arguments, parts) ->
 
 @pytest.mark.parametrize(
     ("made", "options"),
-    [(OLD_DRIVER, {"control": "host"}), ({"free": 21 * GIB, "total": 22 * GIB}, {"max_model_len": 1024})],
+    [({}, {}), (OLD_DRIVER, {"control": "host"}), ({"free": 21 * GIB, "total": 22 * GIB}, {"max_model_len": 1024})],
 )
 def test_what_the_gpu_can_do(gpu, folder, made, options) -> None:
-    """A loop on the host needs no conditional nodes; a smaller context needs less memory."""
+    """A config alone is enough for random weights; a loop on the host needs no conditional nodes; a smaller context needs less
+    memory."""
     gpu(**made)
     with pytest.raises(LoadingBegan):
         make_engine(config(folder, **options)).start()
