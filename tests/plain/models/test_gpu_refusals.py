@@ -1,6 +1,6 @@
 """What an engine on a GPU refuses at its start: one clear line, exit code 2, nothing loaded and nothing left behind.
 
-The GPU is made up: the driver's answers are replaced, so these tests run on any machine.
+The GPU is synthetic: the driver's answers are replaced, so these tests run on any machine.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class LoadingBegan(Exception):
 
 @pytest.fixture
 def gpu(monkeypatch) -> Callable[..., None]:
-    """Make up a GPU; by default an H200 with a new driver. Whatever would load weights raises LoadingBegan, or another error."""
+    """A synthetic GPU; by default an H200 with a new driver. What would load weights raises LoadingBegan, or another error."""
 
     def make(*, capability=(9, 0), driver=13000, free=139 * GIB, total=140 * GIB, loading: Exception | None = None) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA Made-Up")
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA Synthetic")
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, total))
         monkeypatch.setattr(runtime, "cudaDriverGetVersion", lambda: (0, driver))
@@ -96,7 +96,7 @@ TAKEN = "out of GPU memory while loading weights: 139.00 GiB of 140.00 GiB are f
 @pytest.mark.parametrize(
     ("made", "arguments", "parts"),
     [
-        ({"capability": (7, 5)}, (), ["NVIDIA Made-Up has compute capability 7.5; 8.0 or newer is needed"]),
+        ({"capability": (7, 5)}, (), ["NVIDIA Synthetic has compute capability 7.5; 8.0 or newer is needed"]),
         (OLD_DRIVER, (), ["the NVIDIA driver supports CUDA 12.4; conditional graph nodes", "need 12.8 (or use --control host)"]),
         (SMALL, (), ["the model does not fit on the GPU: ", *PLANNED, USABLE]),
         ({"free": 21 * GIB, "total": 22 * GIB}, LARGE_CONTEXT, ["does not fit", "KV cache at least 78.12 GiB"]),

@@ -229,7 +229,7 @@ def test_defaults_are_those_of_transformers(name: str, caplog: pytest.LogCapture
 
 
 def test_unknown_keys_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    keys = [f"made_up_{secrets.token_hex(4)}" for _ in range(2)]
+    keys = [f"unheard_of_{secrets.token_hex(4)}" for _ in range(2)]
     for _ in range(2):
         describe_config(LLAMA_31_8B | dict.fromkeys(keys, 1))
     assert caplog.messages == [f"config.json: keys unknown to LlamaForCausalLM are ignored: {', '.join(sorted(keys))}"]
