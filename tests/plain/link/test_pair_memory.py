@@ -87,7 +87,7 @@ def test_memory_is_registered(descriptor, way) -> None:
     """A dma-buf by offset, other memory by address."""
     words, end = np.array([5, -6], np.int64), End()
     start = int(words.ctypes.data)
-    memories = {
+    memories: dict[str, Any] = {
         "dmabuf": (DmaBufMemory(descriptor, read_word), ("dma-buf", 4096, 8192, 5), Region(4096, 22, 8192)),
         "peermem": (PeerMemory(ADDRESS, read_word), ("memory", ADDRESS + 4096, 8192, 5), Region(ADDRESS + 4096, 11, 8192)),
         "host": (HostMemory(start), ("memory", start + 4096, 8192, 5), Region(start + 4096, 11, 8192)),

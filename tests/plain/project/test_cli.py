@@ -6,6 +6,7 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,7 @@ def test_defaults_are_the_configs_own() -> None:
 
 
 # The spellings of vLLM that people bring along.
-KNOWN = {
+KNOWN: dict[str, dict[str, Any]] = {
     "frontend": {"host": "0.0.0.0", "port": 9000, "api_key": "secret", "workers": 3},
     "model": {"served_model_name": "tiny", "max_model_len": 512, "dtype": "bfloat16", "seed": 7, "chat_template": "chat.jinja"},
     "scheduler": {"max_num_seqs": 8, "max_num_batched_tokens": 1024, "policy": "priority"},
