@@ -21,7 +21,6 @@ import numpy as np
 from blinkpy.config import Config, ConfigError
 from blinkpy.config import options as config_options
 from blinkpy.dpu.generation import Generation
-from blinkpy.dpu.generation_defaults import default_sampling
 from blinkpy.dpu.link.connectors import connect
 from blinkpy.dpu.link.queue_pair import EngineLostError, NoRoomError, QueuePair
 from blinkpy.dpu.text.chat_template import ChatError, load_template
@@ -31,13 +30,13 @@ from blinkpy.dpu.token_logprobs import TokenLogprobs, TokenSpeller
 from blinkpy.models.weights.model_folder import find_model
 from blinkpy.outputs import CompletionOutput, Logprob, RequestOutput
 from blinkpy.process_exit import describe_exit
+from blinkpy.processes import Child, ChildError
 from blinkpy.progress import Progress
 from blinkpy.queues.array_types import Int32
 from blinkpy.queues.completion import FINISH_MASK, HAS_TOKEN
 from blinkpy.queues.request_parameters import PARAMETERS, RequestParameters
 from blinkpy.sampling_params import SamplingParams
 from blinkpy.serving.engine_process import ENGINE_STOP_S, START_SILENCE_S
-from blinkpy.serving.processes import Child, ChildError
 from blinkpy.serving.segment_names import private_name, remove_leftovers
 from blinkpy.transport.segment import unlink_stale
 from blinkpy.transport.transport_kinds import WorkerIdentity
@@ -121,7 +120,7 @@ class LLM:
             self.config = find_model(self.config, progress)
             folder = Path(self.config.model.model)
             self.tokenizer = Tokenizer(folder)
-            self._default = default_sampling(self.tokenizer.generation_config)
+            self._default = RequestParameters.of_model(self.tokenizer.generation_config)
             child = Child("engine", self.config)
             self._end = weakref.finalize(self, _end_engine, child, name)
             try:

@@ -30,8 +30,8 @@ from benchmarks.common.harness import Run, check, main, parser, pinned
 from benchmarks.common.load import Request, Target, offer
 from blinkpy.config import Config
 from blinkpy.models.weights.model_folder import find_model
+from blinkpy.processes import Child
 from blinkpy.progress import ProgressCallback
-from blinkpy.serving.processes import Child
 
 TARGET_US = 25.0
 FRONT_CORE, OTHER_CORE = 0, 1

@@ -24,7 +24,7 @@ from benchmarks.serving.workload import poisson, read_dataset
 from blinkpy.models.gpu.step_shapes import SMALLEST_MIXED, bucket_shapes
 from blinkpy.scheduler.policies import SHIPPED
 from blinkpy.verify.policy_check.check_workload import Workload
-from blinkpy.verify.policy_check.timed_server import ServerModel, TimedSimulation, Work, serve_closed, serve_open
+from blinkpy.verify.policy_check.timed_server import ServerModel, TimedSimulation, Work, serve
 
 METHOD = """The scheduler, compiled, behind a queue pair, with a made-up clock: a step that only decodes takes the measured time
 of its number of rows (interpolated in the logarithm) and context_ns for each token of context; a step with prefill takes the
@@ -116,7 +116,7 @@ def requests_of(arrival_s: NDArray[np.float64], prompt: NDArray[Any], output: ND
 
 
 def closed_loop(lengths: NDArray[Any], streams: int, rng: np.random.Generator, times: StepTimes) -> Workload:
-    """Requests of streams, for serve_closed. lengths: int [n, 2], tokens of prompt and answer; n is a multiple of streams."""
+    """Requests of streams, for a closed loop. lengths: int [n, 2], tokens of prompt and answer; n is a multiple of streams."""
     delays = rng.uniform(0, 2e6 * times.outside_ms, len(lengths)).astype(np.int64)
     return dataclasses.replace(requests_of(np.zeros(len(lengths)), lengths[:, 0], lengths[:, 1]), arrival_ns=delays)
 
@@ -136,11 +136,7 @@ def predict(
         times=times,
     )
     server = TimedSimulation(SHIPPED[choice.policy], machine, requests)
-    if streams:
-        serve_closed(server, streams)
-    else:
-        serve_open(server)
-    out = server.outcome
+    out = serve(server, streams)
     ttft = 1000 * out.ttft_s + times.outside_ms
     long = requests.output > 1
     tpot = (out.ended - out.first_token)[long] / (requests.output[long] - 1) / 1e6

@@ -1,2 +1,1 @@
-"""The front end: HTTP, tokenization and queue pairs. It runs on a DPU or on the host, and needs neither torch nor
-numba."""
+"""The front end: HTTP, tokenization and queue pairs, on a DPU or on the host, without torch and Numba."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import orjson
 
-INVALID_REQUEST = "invalid_request_error"
-TYPES = {
+TYPES = {  # of other statuses: invalid_request_error
     401: "authentication_error",
     404: "not_found_error",
     429: "rate_limit_error",
@@ -18,18 +17,15 @@ MAX_MESSAGE = 1000  # characters
 class ApiError(Exception):
     """An answer that is not a completion. param: the request's parameter at fault; code: for programs."""
 
-    def __init__(
-        self, status: int, message: str, *, param: str | None = None, code: str | None = None, retry_after_s: int | None = None
-    ):
+    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None):
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message[:MAX_MESSAGE], param, code
-        self.retry_after_s = retry_after_s
 
     def body(self) -> bytes:
         """The JSON object. Lone surrogates, which a client may have sent and the message quotes, are replaced."""
         message = self.message.encode("utf-8", "replace").decode()
         param = None if self.param is None else self.param.encode("utf-8", "replace").decode()
-        kind = TYPES.get(self.status, INVALID_REQUEST)
+        kind = TYPES.get(self.status, "invalid_request_error")
         return orjson.dumps({"error": {"message": message, "type": kind, "param": param, "code": self.code}})
 
 
@@ -40,9 +36,9 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
 
 def busy(message: str) -> ApiError:
     """A 429: no room now."""
-    return ApiError(429, f"The server is busy: {message}.", code="no_free_slot", retry_after_s=1)
+    return ApiError(429, f"The server is busy: {message}.", code="no_free_slot")
 
 
 def unavailable(message: str) -> ApiError:
     """A 503: there is no engine, or it accepts nothing."""
-    return ApiError(503, message, code="engine_unavailable", retry_after_s=1)
+    return ApiError(503, message, code="engine_unavailable")

@@ -41,13 +41,11 @@ class EngineLink:
         self._connect, self._metrics = connect, metrics
         self.pair: QueuePair | None = None
         self._problem = "The engine is not connected yet."
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._keeper: asyncio.Task[None] | None = None
         self._poll_timer: asyncio.TimerHandle | None = None
         self._last_step = self._interval = 0.0  # when completions came last, and how long after those before, s
 
     def start(self) -> None:
-        """Begin to connect, on the running event loop."""
+        """Begin to connect, on the running event loop; everything else comes later."""
         self._loop = asyncio.get_running_loop()
         self._keeper = self._loop.create_task(self._keep_connected())
 
@@ -60,9 +58,8 @@ class EngineLink:
 
     async def close(self) -> None:
         """End what is in flight with an error, and give the queue pair up."""
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.gather(self._keeper, return_exceptions=True)
+        self._keeper.cancel()
+        await asyncio.gather(self._keeper, return_exceptions=True)
         if self._poll_timer is not None:
             self._poll_timer.cancel()
         if self.pair is not None:
@@ -122,7 +119,7 @@ class EngineLink:
         finally:
             if submitted and self._poll_timer is None:
                 self._interval = 0.0
-                self._schedule(POLL_S)
+                self._poll_timer = self._loop.call_later(POLL_S, self._poll)
 
     def cancel(self, generation: Generation) -> None:
         """Ask the engine to end it. Its slot comes back with the final completion."""
@@ -141,11 +138,6 @@ class EngineLink:
             request.owner.fail(error)
 
     # ---- polling -----------------------------------------------------------------------------------------------------
-
-    def _schedule(self, delay_s: float) -> None:
-        if self._loop is None:
-            raise RuntimeError("the link was not started")
-        self._poll_timer = self._loop.call_later(delay_s, self._poll)
 
     def _poll(self) -> None:
         """Timer: take completions, write their text out, and set the timer again while anything is in flight."""
@@ -168,7 +160,7 @@ class EngineLink:
             delay = max(POLL_S, delay)
             self._last_step, self._interval = now, 0.0 if clumped else interval
         if self.pair is pair and pair.in_flight:
-            self._schedule(delay)
+            self._poll_timer = self._loop.call_later(delay, self._poll)
 
     def _feed(self, completions: list[CompletionEvent], now: float) -> bool:
         """Hand completions to their generations. Returns whether one of them had several."""

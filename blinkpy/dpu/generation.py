@@ -10,40 +10,31 @@ from blinkpy.dpu.link.queue_pair import InFlightRequest
 from blinkpy.dpu.text.detokenizer import Detokenizer
 from blinkpy.dpu.text.stop_strings import StopStrings
 from blinkpy.dpu.token_logprobs import TokenLogprobs, token_logprobs
-from blinkpy.queues.completion import (
-    FINISH_CANCELLED,
-    FINISH_ERROR,
-    FINISH_LENGTH,
-    FINISH_MASK,
-    FINISH_REJECTED,
-    FINISH_STOP,
-    HAS_LOGPROBS,
-    HAS_TOKEN,
-    REJECT_LENGTH,
-    REJECT_PAGES,
-    REJECT_PARAMETER,
-    REJECT_PROMPT,
-    REJECT_TOKEN,
-)
+from blinkpy.queues import completion
+from blinkpy.queues.completion import FINISH_MASK, FINISH_STOP, HAS_LOGPROBS, HAS_TOKEN
 
 STOP, LENGTH = "stop", "length"
-
-
 # Message, parameter and code. What the front end should have seen itself is a server error.
 REJECTIONS = {
-    REJECT_LENGTH: ("The request goes beyond the model's context length.", "max_tokens", "context_length_exceeded"),
-    REJECT_PAGES: ("The request can never fit into the KV cache.", "max_tokens", "context_length_exceeded"),
-    REJECT_TOKEN: ("The prompt has a token id outside the vocabulary.", "prompt", "invalid_value"),
-    REJECT_PROMPT: ("The engine does not accept this prompt.", "prompt", "invalid_value"),
-    REJECT_PARAMETER: ("The engine does not accept a parameter of this request.", None, "invalid_value"),
+    completion.REJECT_LENGTH: ("The request goes beyond the model's context length.", "max_tokens", "context_length_exceeded"),
+    completion.REJECT_PAGES: ("The request can never fit into the KV cache.", "max_tokens", "context_length_exceeded"),
+    completion.REJECT_TOKEN: ("The prompt has a token id outside the vocabulary.", "prompt", "invalid_value"),
+    completion.REJECT_PROMPT: ("The engine does not accept this prompt.", "prompt", "invalid_value"),
+    completion.REJECT_PARAMETER: ("The engine does not accept a parameter of this request.", None, "invalid_value"),
 }
 
 
-def rejection(reason: int) -> ApiError:
-    """The error for a request that the engine refused. reason: REJECT_*."""
-    if reason in REJECTIONS:
+def failure(finish: int, reason: int) -> ApiError:
+    """The error for a request that the engine ended. finish: FINISH_*; reason: REJECT_* of a request that it refused."""
+    if finish == completion.FINISH_REJECTED and reason in REJECTIONS:
         return bad_request(*REJECTIONS[reason])
-    return ApiError(500, f"The engine refused the request (reason {reason}).", code="engine_rejected")
+    if finish == completion.FINISH_REJECTED:
+        return ApiError(500, f"The engine refused the request (reason {reason}).", code="engine_rejected")
+    if finish == completion.FINISH_CANCELLED:
+        return unavailable("The engine cancelled the request.")
+    known = finish == completion.FINISH_ERROR
+    message = "The engine could not go on with this request." if known else f"Unknown end {finish}."
+    return ApiError(500, message, code="engine_error")
 
 
 class Sink(Protocol):
@@ -58,27 +49,22 @@ class Sink(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Generation:
-    """State of one choice. It is the `owner` of its request in the queue pair.
-
-    prompt_length, tokens: prompt and generated tokens. arrival: when the HTTP request came, s of the monotonic clock.
-    top_logprobs: number of most likely tokens whose log probabilities the request asks for; -1: it asks for none at all.
-    open: until the sink was told the end. touched: in the list of those to flush. last_event: when text went out last, s.
-    """
+    """State of one choice. It is the `owner` of its request in the queue pair."""
 
     index: int
-    prompt_length: int
+    prompt_length: int  # tokens
     detokenizer: Detokenizer
     stops: InitVar[tuple[str, ...]]
-    arrival: float
+    arrival: float  # when the HTTP request came, s of the monotonic clock
     sink: Sink
-    top_logprobs: int = -1
+    top_logprobs: int = -1  # most likely tokens whose log probabilities the request asks for; -1: it asks for none at all
     request: InFlightRequest | None = None
-    tokens: int = 0
+    tokens: int = 0  # generated
     finish_reason: str | None = None
     error: ApiError | None = None
-    open: bool = True
-    touched: bool = False
-    last_event: float = 0.0
+    open: bool = True  # until the sink was told the end
+    touched: bool = False  # in the list of those to flush
+    last_event: float = 0.0  # when text went out last, s
     _stops: StopStrings | None = None
     _text: str = ""
     _logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -92,8 +78,8 @@ class Generation:
         finish = flags & FINISH_MASK
         if flags & HAS_TOKEN:
             self.tokens += 1
-            if flags & HAS_LOGPROBS:
-                self._take_logprobs()
+            if flags & HAS_LOGPROBS and self.request is not None and self.top_logprobs >= 0:
+                self._logprobs.append(token_logprobs(self.request.records.popleft(), self.top_logprobs, self._characters))
             if finish != FINISH_STOP:  # the token that ends a text is no part of it
                 text = self.detokenizer.push(token)
                 self._characters += len(text)
@@ -107,22 +93,13 @@ class Generation:
                 self._text += text
         if not finish:
             return False
-        if finish in (FINISH_STOP, FINISH_LENGTH):
+        if finish in (FINISH_STOP, completion.FINISH_LENGTH):
             self.finish_reason = STOP if finish == FINISH_STOP else LENGTH
             if self._stops is not None:
                 self._text += self._stops.finish()
-        elif finish == FINISH_REJECTED:
-            self.error = rejection(token)
-        elif finish == FINISH_CANCELLED:
-            self.error = unavailable("The engine cancelled the request.")
         else:
-            known = "The engine could not go on with this request." if finish == FINISH_ERROR else f"Unknown end {finish}."
-            self.error = ApiError(500, known, code="engine_error")
+            self.error = failure(finish, token)
         return False
-
-    def _take_logprobs(self) -> None:
-        if self.request is not None and self.top_logprobs >= 0:
-            self._logprobs.append(token_logprobs(self.request.records.popleft(), self.top_logprobs, self._characters))
 
     def flush(self) -> None:
         """Hand the sink what has come since the last time."""

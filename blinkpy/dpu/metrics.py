@@ -7,7 +7,7 @@ engine's counters are read from the queue segment, at no cost to the engine.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from itertools import accumulate
 from typing import NamedTuple
 
 from blinkpy.queues.words import COUNTER, ENGINE_HEARTBEAT, ENGINE_STATE, ENGINE_STEPS, GAUGE, STATE_NAMES
@@ -22,9 +22,6 @@ COUNTERS = {
     "stray_completions": "Completions for slots without a request; should stay 0",
 }
 GAUGES = {"requests_in_flight": "Requests that hold a slot", "attached": "1 while the worker has its queue pair"}
-
-
-SampleHead = Callable[[str, str, str], None]  # name, type and help text of the samples that follow
 
 
 class HistogramShape(NamedTuple):
@@ -53,17 +50,10 @@ HISTOGRAMS = (
     ),
 )
 
-_STATUS_AT = 0
-_COUNTER_AT = _STATUS_AT + len(STATUSES) + 1  # the last is for any other status
-_GAUGE_AT = _COUNTER_AT + len(COUNTERS)
-_HISTOGRAM_AT = [_GAUGE_AT + len(GAUGES)]
-for _shape in HISTOGRAMS:
-    _HISTOGRAM_AT.append(_HISTOGRAM_AT[-1] + len(_shape.bounds) + 2)  # one for each bucket, one above all, the sum
-BLOCK = _HISTOGRAM_AT.pop()
+# A block has one place for each of these, and then those of the histograms: one for each bucket, one above all, the sum.
+_PLACES = {name: place for place, name in enumerate((*STATUSES, "other", *COUNTERS, *GAUGES))}
+*_HISTOGRAM_AT, BLOCK = accumulate((len(shape.bounds) + 2 for shape in HISTOGRAMS), initial=len(_PLACES))
 BLOCK_BYTES = BLOCK * 8
-_STATUS_INDEX = {status: _STATUS_AT + i for i, status in enumerate(STATUSES)}
-_COUNTER_INDEX = {name: _COUNTER_AT + i for i, name in enumerate(COUNTERS)}
-_GAUGE_INDEX = {name: _GAUGE_AT + i for i, name in enumerate(GAUGES)}
 
 
 class Histogram:
@@ -89,25 +79,20 @@ class Metrics:
         self._own = self._all[worker * BLOCK : (worker + 1) * BLOCK]
         for i in range(BLOCK):  # an earlier worker may have left values
             self._own[i] = 0.0
-        self.time_to_first_token, self.inter_token_latency, self.request_duration = (
-            Histogram(self._own, which) for which in range(len(HISTOGRAMS))
-        )
+        histograms = (Histogram(self._own, which) for which in range(len(HISTOGRAMS)))
+        self.time_to_first_token, self.inter_token_latency, self.request_duration = histograms
 
     def count(self, name: str, amount: float = 1.0) -> None:
         """Add to one of COUNTERS."""
-        self._own[_COUNTER_INDEX[name]] += amount
+        self._own[_PLACES[name]] += amount
 
     def gauge(self, name: str, value: float) -> None:
         """Set one of GAUGES."""
-        self._own[_GAUGE_INDEX[name]] = value
+        self._own[_PLACES[name]] = value
 
     def response(self, status: int) -> None:
         """Count a response by its status."""
-        self._own[_STATUS_INDEX.get(status, _COUNTER_AT - 1)] += 1.0
-
-    def total(self, name: str) -> float:
-        """One of COUNTERS over all workers."""
-        return sum(self._all[w * BLOCK + _COUNTER_INDEX[name]] for w in range(self.workers))
+        self._own[_PLACES.get(status, _PLACES["other"])] += 1.0
 
     def render(self, engine: list[int] | None) -> bytes:
         """The exposition. engine: the words of the engine's block, None while there is no engine."""
@@ -120,39 +105,33 @@ class Metrics:
         head("engine_up", "gauge", "1 while this worker has a queue pair of a running engine")
         lines.append(f"blinkpy_engine_up {int(engine is not None)}")
         if engine is not None:
-            self._render_engine(engine, lines, head)
+            head("engine_state", "gauge", "1 for the state that the engine is in")
+            for i, name in enumerate(STATE_NAMES):
+                lines.append(f'blinkpy_engine_state{{state="{name}"}} {int(engine[ENGINE_STATE] == i)}')
+            for name, index in {"heartbeats": ENGINE_HEARTBEAT, "steps": ENGINE_STEPS, **COUNTER}.items():
+                head(f"engine_{name}_total", "counter", f"The engine's count of {name.replace('_', ' ')}")
+                lines.append(f"blinkpy_engine_{name}_total {engine[index]}")
+            for name, index in GAUGE.items():
+                head(f"engine_{name}", "gauge", f"The engine's {name.replace('_', ' ')} as of its last step")
+                lines.append(f"blinkpy_engine_{name} {engine[index]}")
         blocks = [(w, self._all[w * BLOCK : (w + 1) * BLOCK]) for w in range(self.workers)]
         head("http_responses_total", "counter", "HTTP responses by status")
-        for worker, values in blocks:
-            for status, index in [*_STATUS_INDEX.items(), ("other", _COUNTER_AT - 1)]:
-                if values[index]:
-                    lines.append(f'blinkpy_http_responses_total{{worker="{worker}",status="{status}"}} {values[index]:.0f}')
-        for name, help in COUNTERS.items():
-            head(f"{name}_total", "counter", help)
-            lines.extend(f'blinkpy_{name}_total{{worker="{w}"}} {values[_COUNTER_INDEX[name]]:.0f}' for w, values in blocks)
-        for name, help in GAUGES.items():
-            head(name, "gauge", help)
-            lines.extend(f'blinkpy_{name}{{worker="{w}"}} {values[_GAUGE_INDEX[name]]:.0f}' for w, values in blocks)
+        for w, values in blocks:
+            for status in (*STATUSES, "other"):
+                if count := values[_PLACES[status]]:
+                    lines.append(f'blinkpy_http_responses_total{{worker="{w}",status="{status}"}} {count:.0f}')
+        for kind, ending, table in (("counter", "_total", COUNTERS), ("gauge", "", GAUGES)):
+            for name, help in table.items():
+                head(f"{name}{ending}", kind, help)
+                lines.extend(f'blinkpy_{name}{ending}{{worker="{w}"}} {values[_PLACES[name]]:.0f}' for w, values in blocks)
         for shape, start in zip(HISTOGRAMS, _HISTOGRAM_AT, strict=True):
             head(shape.name, "histogram", shape.help)
             for w, values in blocks:
                 total = 0.0
-                for i, bound in enumerate((*shape.bounds, float("inf"))):
+                for i, bound in enumerate((*shape.bounds, "+Inf")):
                     total += values[start + i]
-                    le = "+Inf" if bound == float("inf") else f"{bound:g}"
+                    le = bound if isinstance(bound, str) else f"{bound:g}"
                     lines.append(f'blinkpy_{shape.name}_bucket{{worker="{w}",le="{le}"}} {total:.0f}')
                 lines.append(f'blinkpy_{shape.name}_sum{{worker="{w}"}} {values[start + len(shape.bounds) + 1]:.9g}')
                 lines.append(f'blinkpy_{shape.name}_count{{worker="{w}"}} {total:.0f}')
         return ("\n".join(lines) + "\n").encode()
-
-    @staticmethod
-    def _render_engine(engine: list[int], lines: list[str], head: SampleHead) -> None:
-        head("engine_state", "gauge", "1 for the state that the engine is in")
-        for i, name in enumerate(STATE_NAMES):
-            lines.append(f'blinkpy_engine_state{{state="{name}"}} {int(engine[ENGINE_STATE] == i)}')
-        for name, index in {"heartbeats": ENGINE_HEARTBEAT, "steps": ENGINE_STEPS, **COUNTER}.items():
-            head(f"engine_{name}_total", "counter", f"The engine's count of {name.replace('_', ' ')}")
-            lines.append(f"blinkpy_engine_{name}_total {engine[index]}")
-        for name, index in GAUGE.items():
-            head(f"engine_{name}", "gauge", f"The engine's {name.replace('_', ' ')} as of its last step")
-            lines.append(f"blinkpy_engine_{name} {engine[index]}")

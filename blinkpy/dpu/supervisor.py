@@ -7,25 +7,18 @@ to a worker that died wait for its successor.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import logging
 import os
-import select
 import signal
-import site
 import socket
-import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
-from typing import IO
 
-from blinkpy.config import Config, ConfigError, as_table
+from blinkpy.config import Config, ConfigError
 from blinkpy.dpu.metrics import BLOCK_BYTES
+from blinkpy.processes import Child
 from blinkpy.transport.handshake import new_owner
 
 BACKLOG = 2048
@@ -65,11 +58,11 @@ class WorkerProcess:
     """One worker and its successors."""
 
     def __init__(self, index: int, config: Config, folder: Path, sock: socket.socket, metrics_fd: int):
-        self.index, self.sock, self._metrics_fd = index, sock, metrics_fd
+        self.index, self._config = index, config
         self.ready = False
         self.error = ""
+        self._fds = sock.fileno(), metrics_fd
         self._orders = {
-            "options": dict(as_table(config)),
             "pair": index,
             "owner": new_owner(),  # a successor gets its predecessor's queue pair at once
             "listen_fd": sock.fileno(),
@@ -77,81 +70,35 @@ class WorkerProcess:
             "folder": str(folder),
         }
         self._starts: deque[float] = deque()
-        self._output = b""
         self._next_start = 0.0
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Child | None = None
 
     def start(self) -> None:
         """Start the process; its predecessor is gone."""
         self._starts.append(time.monotonic())
-        environment = dict(os.environ)
-        root = str(Path(__file__).parents[2])
-        if root not in site.getsitepackages():  # the child must find this very package
-            environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, environment.get("PYTHONPATH")]))
-        self._output = b""
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "blinkpy.dpu.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            pass_fds=(self.sock.fileno(), self._metrics_fd),
-            env=environment,
-        )
-        try:
-            stdin = self._pipe(self._process.stdin)
-            stdin.write(json.dumps(self._orders).encode() + b"\n")
-            stdin.flush()
-        except BrokenPipeError:
-            pass  # it died at once, which look() finds
-
-    @staticmethod
-    def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
-        if pipe is None:
-            raise RuntimeError("the worker was started without pipes")
-        return pipe
+        # In the supervisor's session: who kills that kills the workers.
+        self._process = Child("worker", self._config, "blinkpy.dpu.worker", self._orders, self._fds, own_session=False)
 
     @property
     def pid(self) -> int:
         """Process id; 0 before the start."""
         return self._process.pid if self._process is not None else 0
 
-    def report_fd(self) -> int | None:
-        """The descriptor to select on for its report, until it has come."""
-        if self._process is None or self._process.stdout is None or self._process.stdout.closed or self.ready or self.error:
-            return None
-        return self._process.stdout.fileno()
-
-    def read_report(self) -> None:
-        """Read what it has written."""
-        fd = self.report_fd()
-        if fd is None:
-            return
-        self._output += os.read(fd, 4096)
-        line, newline, _ = self._output.partition(b"\n")
-        if newline:
-            if line == b"ready":
-                self.ready = True
-            else:
-                self.error = line.decode("utf-8", "replace").removeprefix("error ")
-
-    def look(self) -> int | None:
-        """Its exit code if it has just been found dead, otherwise None."""
-        if self._process is None or self._process.poll() is None:
-            return None
-        self.read_report()
-        code, self._process = self._reap(), None
-        self.ready = False
-        self._next_start = time.monotonic() + RESTART_DELAY_S
-        return code
-
-    def _reap(self) -> int:
+    def look(self, timeout_s: float) -> int | None:
+        """Wait for its reports. Returns its exit code if it has just been found dead, otherwise None."""
         process = self._process
         if process is None:
-            return 0
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):  # its last orders were not read
-                    pipe.close()
-        return process.wait()
+            time.sleep(timeout_s)
+            return None
+        code = process.exit_code()
+        for report in process.reports(timeout_s):
+            self.ready = self.ready or "ready" in report
+            self.error = report.get("error", self.error)
+        if code is not None:
+            process.end(0)
+            self.ready, self._process = False, None
+            self._next_start = time.monotonic() + RESTART_DELAY_S
+        return code
 
     def may_restart(self) -> bool:
         """Whether it has not died too often lately."""
@@ -166,50 +113,41 @@ class WorkerProcess:
 
     def terminate(self) -> None:
         """Ask it to shut down."""
-        if self._process is not None and self._process.poll() is None:
+        if self._process is not None:
             self._process.terminate()
 
-    def end(self, deadline: float) -> None:
-        """Wait for its end until a deadline (monotonic clock), then kill it."""
-        process = self._process
-        if process is None:
-            return
-        try:
-            process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            logger.error("worker %d did not end in time and is killed", self.index)
-            process.kill()
-        self._reap()
+    def end(self, deadline: float, hurry: Callable[[], bool]) -> None:
+        """Wait for its end until a deadline (monotonic clock) or until hurry() is true, then kill it."""
+        if self._process is not None and self._process.end(deadline - time.monotonic(), hurry) == -signal.SIGKILL:
+            logger.error("worker %d did not end in time and was killed", self.index)
         self._process = None
 
 
 class Supervisor:
-    """Runs config.frontend.workers workers. folder: the model's. on_ready: called once, with host and port."""
+    """Runs config.frontend.workers workers. folder: the model's, which must be local; clients see
+    config.model.served_model_name. on_ready: called with host and port once every worker listens; the engine may come later.
+    Raises ConfigError."""
 
     def __init__(self, config: Config, folder: Path, on_ready: Callable[[str, int], None] | None = None):
         self.config, self._on_ready = config, on_ready
         options = config.frontend
-        self._stop = False
+        self._stops = 0
         self._sockets = listen(options.host, options.port, options.workers)
         self.host, self.port = self._sockets[0].getsockname()[:2]
         self._metrics_fd = os.memfd_create("blinkpy-metrics")
         os.ftruncate(self._metrics_fd, options.workers * BLOCK_BYTES)
         self.workers = [WorkerProcess(i, config, folder, sock, self._metrics_fd) for i, sock in enumerate(self._sockets)]
 
-    @property
-    def stopping(self) -> bool:
-        return self._stop
-
     def stop(self) -> None:
-        """Ask run() to end; from any thread or signal handler."""
-        self._stop = True
+        """Ask run() to end, and the second time to end at once; from any thread or signal handler."""
+        self._stops += 1
 
     def run(self) -> int:
         """Serve until stop(); the exit code. Raises ConfigError when the workers refuse their options or the model."""
         try:
             for worker in self.workers:
                 worker.start()
-            while not self._stop:
+            while not self._stops:
                 code = self._step()
                 if code is not None:
                     return code
@@ -218,15 +156,10 @@ class Supervisor:
             self._end()
 
     def _step(self) -> int | None:
-        fds = {fd: worker for worker in self.workers if (fd := worker.report_fd()) is not None}
-        if fds:
-            for fd in select.select(list(fds), [], [], POLL_S)[0]:
-                fds[fd].read_report()
-        else:
-            time.sleep(POLL_S)
+        late = next((worker for worker in self.workers if not worker.ready), self.workers[0])
         for worker in self.workers:
-            code = worker.look()
-            if code is not None and not self._stop:
+            code = worker.look(POLL_S if worker is late else 0.0)
+            if code is not None and not self._stops:
                 if code == REFUSED:
                     raise ConfigError(worker.error or "a front-end worker refused its options")
                 logger.error("worker %d ended with code %d", worker.index, code)
@@ -244,26 +177,7 @@ class Supervisor:
             worker.terminate()
         deadline = time.monotonic() + self.config.frontend.shutdown_s + END_GRACE_S
         for worker in self.workers:
-            worker.end(deadline)
+            worker.end(deadline, lambda: self._stops > 1)
         for sock in self._sockets:
             sock.close()
         os.close(self._metrics_fd)
-
-
-def run_frontend(config: Config, folder: Path, on_ready: Callable[[str, int], None] | None = None) -> int:
-    """Serve with config.frontend.workers processes until SIGTERM or SIGINT; returns the exit code.
-
-    folder: the model's, which must be local; clients see config.model.served_model_name. on_ready: called with host
-    and port once every worker listens; the engine may come later. For the main thread. Raises ConfigError.
-    """
-    supervisor = Supervisor(config, folder, on_ready)
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        supervisor.stop()
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        return supervisor.run()
-    finally:
-        for number, handler in before.items():  # one more signal must not kill a process that is about to end anyway
-            signal.signal(number, signal.SIG_IGN if supervisor.stopping else handler)

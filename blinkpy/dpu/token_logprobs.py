@@ -15,16 +15,12 @@ TokenSpeller = Callable[[int], tuple[str, bytes]]
 
 
 class TokenLogprobs(NamedTuple):
-    """Natural logarithms of probabilities at one place of an output.
+    """Natural logarithms of probabilities at one place of an output."""
 
-    token, logprob: the generated one. top: (token, logprob) of the most likely ones, as many as the request asked for, in
-    descending order. offset: characters of the output before the token.
-    """
-
-    token: int
+    token: int  # the generated one
     logprob: float
-    top: list[tuple[int, float]]
-    offset: int
+    top: list[tuple[int, float]]  # of the most likely ones, as many as the request asked for, in descending order
+    offset: int  # characters of the output before the token
 
 
 def token_logprobs(record: Sequence[tuple[int, float]], count: int, offset: int) -> TokenLogprobs:

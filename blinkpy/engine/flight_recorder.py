@@ -12,9 +12,9 @@ from blinkpy.kv.state import State
 from blinkpy.queues.layout import QueueSizes
 from blinkpy.scheduler.policies import Policy
 from blinkpy.sources import SCHEDULER, source_digest
-from blinkpy.verify.recording.crash_dump import crash_folder, save_crash
+from blinkpy.verify.recording.dump_file import save_crash
 from blinkpy.verify.recording.recorded_policy import policy_facts
-from blinkpy.verify.recording.recording_errors import RecordingError
+from blinkpy.verify.recording.recording_links import RecordingError
 from blinkpy.verify.recording.recording_memory import RecordingMemory
 from blinkpy.verify.recording.recording_reader import RecordingReader
 
@@ -58,7 +58,7 @@ class FlightRecorder:
     def save_crash(self, error: BaseException) -> None:
         """Save what led to a fault, and print where."""
         if self.memory is not None and isinstance(error, Exception):
-            name, folder = self._config.engine.name, crash_folder(self._config.engine.record_folder)
+            name, folder = self._config.engine.name, self._config.engine.record_folder
             with contextlib.suppress(RecordingError):
                 saved = save_crash(RecordingReader(name), folder, name, f"{type(error).__name__}: {error}"[:500])
                 print(f"blinkpy: {saved}", file=sys.stderr, flush=True)

@@ -6,8 +6,6 @@ stays 0.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 CQ_ENTRY_BYTES = 8
 TOKEN_SHIFT, FLAG_SHIFT, LAP_SHIFT = 16, 40, 48
 SLOT_MASK, TOKEN_MASK, FLAG_MASK, LAP_MASK = 0xFFFF, 0xFFFFFF, 0xFF, 0x7FFF
@@ -32,23 +30,8 @@ REJECT_TOKEN = 6  # a prompt token is outside the vocabulary
 REJECT_PARAMETER = 7  # max_tokens below 1, or a value outside its range
 
 
-class Completion(NamedTuple):
-    """One decoded completion word."""
-
-    slot: int
-    token: int
-    flags: int
-    lap: int
-
-
 def pack_completion(slot: int, token: int, flags: int, lap: int) -> int:
     return slot | token << TOKEN_SHIFT | flags << FLAG_SHIFT | lap << LAP_SHIFT
-
-
-def unpack_completion(word: int) -> Completion:
-    return Completion(
-        word & SLOT_MASK, word >> TOKEN_SHIFT & TOKEN_MASK, word >> FLAG_SHIFT & FLAG_MASK, word >> LAP_SHIFT & LAP_MASK
-    )
 
 
 def lap_of(position: int, cq_entries: int) -> int:

@@ -15,32 +15,34 @@ from blinkpy.queues.submission import SQ_ENTRY_BYTES, SQ_ENTRY_FIELDS
 MAGIC = b"BLINKPYQ"
 VERSION = 3
 
+
+class EngineFacts(NamedTuple):
+    """What front ends need to know about the engine; they check requests by it."""
+
+    instance: int  # random; a front end notices by it that the engine was restarted
+    hash_multiplier_1: int  # secret of this engine: page hashes can't be steered from outside
+    hash_multiplier_2: int
+    max_model_len: int  # tokens, prompt and output together
+    vocab_size: int
+    page_size: int  # tokens
+    num_pages: int
+    max_num_seqs: int
+    lease_ms: int
+
+
+_LONG = ("instance", "hash_multiplier_1", "hash_multiplier_2")
 HEADER = np.dtype(
     [
         ("magic", "S8"),
         ("version", "<u4"),
         ("header_bytes", "<u4"),
         ("total_bytes", "<u8"),
-        ("pairs", "<u4"),
-        ("slots", "<u4"),
-        ("sq_entries", "<u4"),
-        ("cq_entries", "<u4"),
-        ("prompt_tokens", "<u4"),
-        ("hash_entries", "<u4"),
+        *((field.name, "<u4") for field in fields(QueueSizes)),
         ("sq_entry_bytes", "<u4"),
         ("cq_entry_bytes", "<u4"),
         ("record_bytes", "<u4"),
         ("sq_entry_fields", "<u4"),  # checksum of the names, types and places of an entry's fields
-        # Engine facts: front ends check requests by them.
-        ("instance", "<i8"),  # random; a front end notices by it that the engine was restarted
-        ("hash_multiplier_1", "<i8"),  # secret of this engine: page hashes can't be steered from outside
-        ("hash_multiplier_2", "<i8"),
-        ("max_model_len", "<u4"),  # tokens, prompt and output together
-        ("vocab_size", "<u4"),
-        ("page_size", "<u4"),  # tokens
-        ("num_pages", "<u4"),
-        ("max_num_seqs", "<u4"),
-        ("lease_ms", "<u4"),
+        *((name, "<i8" if name in _LONG else "<u4") for name in EngineFacts._fields),
     ],
     align=True,
 )
@@ -52,20 +54,6 @@ BUILD = {  # what both sides must have in common
     "record_bytes": RECORD_BYTES,
     "sq_entry_fields": SQ_ENTRY_FIELDS,
 }
-
-
-class EngineFacts(NamedTuple):
-    """What front ends need to know about the engine; see HEADER for units."""
-
-    instance: int
-    hash_multiplier_1: int
-    hash_multiplier_2: int
-    max_model_len: int
-    vocab_size: int
-    page_size: int
-    num_pages: int
-    max_num_seqs: int
-    lease_ms: int
 
 
 def write_header(buffer: memoryview, sizes: QueueSizes, facts: EngineFacts) -> QueueLayout:
@@ -82,10 +70,7 @@ def write_header(buffer: memoryview, sizes: QueueSizes, facts: EngineFacts) -> Q
 
 
 def read_header(buffer: memoryview | bytes) -> tuple[QueueLayout, EngineFacts]:
-    """Check a segment's header against this build and return its layout and the engine's facts.
-
-    Raises LayoutError, naming both sides, when magic, version, record sizes or total size differ.
-    """
+    """Layout and facts of the engine from a segment's header. Raises LayoutError, naming both sides, where they differ."""
     if len(buffer) < HEADER.itemsize:
         raise LayoutError(f"a queue segment starts with {HEADER.itemsize} bytes of header, this one has {len(buffer)} bytes")
     header = np.frombuffer(buffer, HEADER, 1)[0]
@@ -96,9 +81,7 @@ def read_header(buffer: memoryview | bytes) -> tuple[QueueLayout, EngineFacts]:
         if int(header[name]) != value:
             raise LayoutError(f"queue layout mismatch: the engine has {name} {int(header[name])}, this front end has {value}")
     layout = QueueLayout(QueueSizes(**{field.name: int(header[field.name]) for field in fields(QueueSizes)}))
-    total = int(header["total_bytes"])
-    if total != layout.total_bytes:
-        raise LayoutError(
-            f"queue layout mismatch: the engine has total_bytes {total}, this front end computes {layout.total_bytes}"
-        )
+    total, own = int(header["total_bytes"]), layout.total_bytes
+    if total != own:
+        raise LayoutError(f"queue layout mismatch: the engine has total_bytes {total}, this front end computes {own}")
     return layout, EngineFacts(*(int(header[name]) for name in EngineFacts._fields))

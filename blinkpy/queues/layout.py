@@ -25,8 +25,7 @@ ids in theirs, so late writes of an earlier owner are recognised and have no eff
 *Order.* What both sides rely on in the order of memory accesses has names, O1 to O8, and is checked for all machines by
 tests/verified/memory_model/queue_protocol.py; change the one with the other.
 
-What lies in the regions has modules of its own: header, words, submission, completion and logprob_record. All of them need
-NumPy alone, so that a front end on a DPU can import them.
+What lies in the regions has modules of its own: header, words, submission, completion and logprob_record.
 """
 
 from __future__ import annotations
@@ -48,18 +47,14 @@ class LayoutError(ValueError):
 
 @dataclass(frozen=True)
 class QueueSizes:
-    """Sizes of one segment; every queue pair of it has the same.
+    """Sizes of one segment; every queue pair of it has the same."""
 
-    pairs: queue pairs, one for each front-end worker. slots: requests in flight in one pair. sq_entries, cq_entries: ring
-    sizes, powers of two, sq_entries >= slots. prompt_tokens: prompt arena. hash_entries: page-hash arena.
-    """
-
-    pairs: int
-    slots: int
-    sq_entries: int
+    pairs: int  # queue pairs, one for each front-end worker
+    slots: int  # requests in flight in one pair
+    sq_entries: int  # ring sizes, powers of two, sq_entries >= slots
     cq_entries: int
-    prompt_tokens: int
-    hash_entries: int
+    prompt_tokens: int  # prompt arena
+    hash_entries: int  # page-hash arena
 
     def __post_init__(self) -> None:
         def require(fine: bool, what: str) -> None:

@@ -8,8 +8,6 @@ another request's page. For a polynomial modulo a prime below 2**31 with a secre
 
 a prompt whose hashes collide can't be made without knowing m. There are two of them, with multipliers that each engine draws at
 its start; no product exceeds 2**62, so NumPy, njit and CUDA compute the same number.
-
-This module needs NumPy alone, so that a front end on a DPU can import it.
 """
 
 from __future__ import annotations
@@ -58,10 +56,8 @@ class PageHasher:
         self._moduli, self._ones = np.repeat([_MODULI], pages, axis=0), np.repeat([self._for_the_ones], pages, axis=0)
 
     def hashes(self, tokens: NDArray[np.int32], cache_salt: int = 0) -> NDArray[np.int64]:
-        """The hash of each full page of a prompt.
-
-        tokens: int32 [n], each in [0, vocab_size). cache_salt: in [0, 2**63). Returns int64 [n // page_size], each in [0, 2**62).
-        """
+        """The hash of each full page of a prompt, int64 [n // page_size], each in [0, 2**62). tokens: int32 [n], each in
+        [0, vocab_size). cache_salt: in [0, 2**63)."""
         size = self.page_size
         count = len(tokens) // size
         while count > len(self._moduli):

@@ -1,14 +1,15 @@
 """The parameters of a request: one table, from which everything else about them is made.
 
 From PARAMETERS come the fields of the submission entry with their packing and the indices that device code and samplers use
-(blinkpy.queues.submission), the engine's check of entries (blinkpy.scheduler.phases.intake), RequestParameters below, the
-defaults of a model (blinkpy.dpu.generation_defaults), the HTTP fields and their page docs/api.md
-(blinkpy.dpu.http.request_fields), the fields of blinkpy.SamplingParams, and the values that the simulator submits.
+(blinkpy.queues.submission), the engine's check of entries (blinkpy.scheduler.phases.intake), RequestParameters below with the
+defaults of a model, the HTTP fields and their page docs/api.md (blinkpy.dpu.http.request_fields), the fields of
+blinkpy.SamplingParams, and the values that the simulator submits.
 A new scalar is a row here, and the code of the samplers that applies it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import field, make_dataclass
 from typing import Any, NamedTuple
 
@@ -26,26 +27,19 @@ SUBMIT_NO_PREFIX_CACHE = 1  # of `flags`: neither reuse nor offer pages
 
 
 class Parameter(NamedTuple):
-    """One parameter.
-
-    dtype: in the entry: i4, i8 or f4. neutral: the value without effect; None is a random one. accepted: what the engine takes;
-    NaN and infinity are never among it. above_low: the lower bound itself is refused. requested: what the APIs take, where that
-    differs; a value below what the engine takes means the neutral one. http: which endpoint has the parameter as a field of
-    this name and kind: "both", "completions" or "". offline: SamplingParams has it. from_model: generation_config.json may
-    set the default. doc: for docs/api.md, behind the range; with `kind` in place of the range.
-    """
+    """One parameter."""
 
     name: str
-    dtype: str
-    neutral: float | None
-    accepted: Bounds
-    doc: str = ""
-    above_low: bool = False
-    requested: Bounds | None = None
-    http: str = "both"
-    offline: bool = True
-    from_model: bool = False
-    kind: str = ""
+    dtype: str  # in the entry: i4, i8 or f4
+    neutral: float | None  # the value without effect; None is a random one
+    accepted: Bounds  # what the engine takes; NaN and infinity are never among it
+    doc: str = ""  # for docs/api.md, behind the range
+    above_low: bool = False  # the lower bound itself is refused
+    requested: Bounds | None = None  # what the APIs take, where that differs; below `accepted` means the neutral value
+    http: str = "both"  # which endpoint has a field of this name and kind: "both", "completions" or ""
+    offline: bool = True  # SamplingParams has it
+    from_model: bool = False  # generation_config.json may set the default
+    kind: str = ""  # for docs/api.md, in place of the range
 
     @property
     def bounds(self) -> Bounds:
@@ -125,10 +119,23 @@ _Values: Any = make_dataclass("_Values", [*_FIELDS, _STOP_IDS], frozen=True, slo
 
 
 class RequestParameters(_Values):
-    """Limits and sampling parameters of one request, one field for each of PARAMETERS, and stop_ids.
-
-    Values are checked where they come from (request_fields, or SamplingParams). seed None: a random one. stop_ids: at most
-    submission.STOP_IDS token ids that end the request, end-of-sequence ids included.
-    """
+    """Limits and sampling parameters of one request: a field for each of PARAMETERS, checked where they come from, and stop_ids,
+    at most submission.STOP_IDS token ids that end the request, end-of-sequence ids included."""
 
     __slots__ = ()
+
+    @classmethod
+    def of_model(cls, generation_config: Mapping[str, Any]) -> RequestParameters:
+        """Defaults from a model's generation_config.json, as vLLM takes them: null counts as absent, `do_sample: false` means
+        greedy. Raises ValueError for a value out of range."""
+        values: dict[str, Any] = {}
+        for p in PARAMETERS:
+            value = generation_config.get(p.name)
+            if value is None or not p.from_model:
+                continue
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not p.in_bounds(value):
+                raise ValueError(f"generation_config.json: {p.name} is {value!r}")
+            values[p.name] = p.from_request(value if p.is_float else int(value))
+        if generation_config.get("do_sample") is False:
+            values["temperature"] = 0.0
+        return cls(**values)

@@ -14,25 +14,19 @@ from blinkpy.queues.submission import SQ_ENTRY_WORDS
 
 
 class EngineViews(NamedTuple):
-    """The whole segment as the engine sees it. Q pairs, L slots a pair; arrays are strided over the pairs.
+    """The whole segment as the engine sees it. Q pairs, L slots a pair; arrays are strided over the pairs."""
 
-    engine: int64 [BLOCK_WORDS]. control: int64 [BLOCK_WORDS]. front: int64 [Q, PAIR_WORDS], the front ends' words.
-    sq: int32 [Q, sq_entries, 64]. sq_long: the same memory as int64 [Q, sq_entries, 32]. cancel: int64 [Q, L], request id
-    to cancel. hashes: int64 [Q, hash_entries]. prompt: int32 [Q, prompt_tokens]. pair: int64 [Q, PAIR_WORDS], the engine's
-    words. cq: int64 [Q, cq_entries]. records: int64 [Q, cq_entries, LOGPROB_ENTRIES], LOGPROB_ENTRY in each word.
-    """
-
-    engine: Int64
-    control: Int64
-    front: Int64
-    sq: Int32
-    sq_long: Int64
-    cancel: Int64
-    hashes: Int64
-    prompt: Int32
-    pair: Int64
-    cq: Int64
-    records: Int64
+    engine: Int64  # [BLOCK_WORDS]
+    control: Int64  # [BLOCK_WORDS]
+    front: Int64  # [Q, PAIR_WORDS], the front ends' words
+    sq: Int32  # [Q, sq_entries, 64]
+    sq_long: Int64  # [Q, sq_entries, 32], the same memory
+    cancel: Int64  # [Q, L], request id to cancel
+    hashes: Int64  # [Q, hash_entries]
+    prompt: Int32  # [Q, prompt_tokens]
+    pair: Int64  # [Q, PAIR_WORDS], the engine's words
+    cq: Int64  # [Q, cq_entries]
+    records: Int64  # [Q, cq_entries, LOGPROB_ENTRIES], LOGPROB_ENTRY in each word
 
 
 def engine_views(buffer: memoryview, layout: QueueLayout) -> EngineViews:

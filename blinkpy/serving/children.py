@@ -1,13 +1,13 @@
-"""What a child process runs: `python -m blinkpy.serving.children ENTRY ...`, started by blinkpy.serving.processes.Child."""
+"""What a child process runs: `python -m blinkpy.serving.children ENTRY ...`, started by blinkpy.processes.Child."""
 
 from __future__ import annotations
 
 import sys
 
 from blinkpy.process_exit import exit_process
+from blinkpy.processes import Entry, child_main
 from blinkpy.serving.engine_process import engine_child
 from blinkpy.serving.frontend_process import frontend_child
-from blinkpy.serving.processes import Entry, child_main
 
 CHILD_ENTRIES: dict[str, Entry] = {"engine": engine_child, "frontend": frontend_child}
 

@@ -12,8 +12,8 @@ from blinkpy.device.cuda.cuda_calls import CudaError
 from blinkpy.engine.link.listeners import ENDS, open_listener
 from blinkpy.models.weights.model_folder import find_model
 from blinkpy.process_exit import Signals, Stopped, exit_process, print_error
+from blinkpy.processes import Reporter
 from blinkpy.progress import Progress, ProgressCallback
-from blinkpy.serving.processes import Reporter
 from blinkpy.transport.contract import TransportError
 from blinkpy.transport.transport_kinds import check_end
 

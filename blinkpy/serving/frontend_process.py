@@ -10,9 +10,10 @@ from blinkpy.config import Config
 from blinkpy.dpu.link.connectors import ENDS
 from blinkpy.models.weights.model_folder import find_model
 from blinkpy.packages import require_packages
+from blinkpy.process_exit import Signals
+from blinkpy.processes import Reporter
 from blinkpy.progress import Progress
 from blinkpy.serving.addresses import check_address, print_ready
-from blinkpy.serving.processes import Reporter
 from blinkpy.transport.transport_kinds import check_end
 
 FRONTEND_START_S = 60.0
@@ -42,8 +43,10 @@ def frontend_child(config: Config, reporter: Reporter) -> int:
 
 
 def run_front(config: Config, on_ready: Callable[[str, int], None]) -> int:
-    """Run front ends until a signal; the model must be a folder already."""
-    from blinkpy.dpu.supervisor import run_frontend
+    """Run front ends until SIGTERM or SIGINT, in the main thread; the model must be a folder already."""
+    from blinkpy.dpu.supervisor import Supervisor
 
     logging.basicConfig(level=config.frontend.log_level.upper(), format="%(asctime)s frontend %(levelname)s %(message)s")
-    return run_frontend(config, Path(config.model.model), on_ready)
+    supervisor = Supervisor(config, Path(config.model.model), on_ready)
+    with Signals(lambda count: supervisor.stop()).caught():
+        return supervisor.run()

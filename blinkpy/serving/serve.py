@@ -3,7 +3,7 @@
 Order of a start: find the model, start the engine, wait until it is ready, start the front ends, say the address. Order of an
 end: front ends stop accepting and finish what they have (--shutdown-s), then the engine stops, then the segment is gone.
 
-Whatever dies, nothing hinders the next start: children end when this process does (see blinkpy.serving.processes), a segment
+Whatever dies, nothing hinders the next start: children end when this process does (see blinkpy.processes), a segment
 without a living engine is removed (see blinkpy.transport.segment), and segments of `serve` have names of their own.
 """
 
@@ -18,17 +18,16 @@ from blinkpy.config import Config, ConfigError
 from blinkpy.dpu.link.connectors import ENDS
 from blinkpy.models.weights.model_folder import find_model
 from blinkpy.process_exit import Signals, Stopped, describe_exit, print_error
+from blinkpy.processes import Child, ChildError
 from blinkpy.progress import Progress
 from blinkpy.serving.addresses import check_address, print_ready
 from blinkpy.serving.engine_process import ENGINE_STOP_S, START_SILENCE_S
 from blinkpy.serving.frontend_process import FRONTEND_START_S, check_packages
-from blinkpy.serving.processes import Child, ChildError
 from blinkpy.serving.segment_names import private_name, remove_leftovers
 from blinkpy.transport.segment import unlink_stale
 from blinkpy.transport.transport_kinds import chosen_end
-from blinkpy.verify.recording.crash_dump import crash_folder, save_crash
-from blinkpy.verify.recording.recording_errors import RecordingError
-from blinkpy.verify.recording.recording_links import remove_dead_links
+from blinkpy.verify.recording.dump_file import save_crash
+from blinkpy.verify.recording.recording_links import RecordingError, remove_dead_links
 from blinkpy.verify.recording.recording_reader import RecordingReader
 
 FAULT_GRACE_S = 5.0  # how long front ends go on answering errors after the engine died
@@ -93,7 +92,7 @@ def crash_saver(config: Config) -> Callable[[str], None]:
 
     def save(reason: str) -> None:
         if reader is not None:
-            saved = save_crash(reader, crash_folder(config.engine.record_folder), name, reason)
+            saved = save_crash(reader, config.engine.record_folder, name, reason)
             print(f"blinkpy: {saved}", file=sys.stderr, flush=True)
 
     return save

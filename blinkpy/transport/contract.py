@@ -71,18 +71,12 @@ class Transport(Protocol):
         """Store one of FRONT_CQ_HEAD, FRONT_HEARTBEAT and FRONT_CLAIM."""
 
     def read_completions(self, position: int, limit: int) -> list[int]:
-        """Up to `limit` words of the completion ring from a position on, in ring order, never past the ring's end.
-
-        Fewer, or none, when the transport has no more new ones.
-        """
+        """Up to `limit` words of the completion ring from a position on, never past its end; fewer, or none, when the
+        transport has no more new ones."""
 
     def read_logprobs(self, position: int, count: int) -> Records:
-        """A copy of `count` records of log probabilities from a position on, which is within the words that
-        read_completions returned last; never past the ring's end.
-
-        Only those mean something whose words were read, with HAS_LOGPROBS, and whose place was not yet given back by
-        FRONT_CQ_HEAD.
-        """
+        """A copy of `count` records of log probabilities from a position on, within the words that read_completions returned
+        last. Only those mean something whose words have HAS_LOGPROBS, and whose place FRONT_CQ_HEAD did not yet give back."""
 
     def read_pair(self) -> EngineWords:
         """The engine's words of this pair. attached and epoch are read before the positions."""

@@ -26,9 +26,10 @@ from blinkpy.transport.verbs import Endpoint
 PROTOCOL = 1
 MESSAGE_LIMIT = 16384  # bytes of a line
 OWNER_BITS = 63
+ENDPOINT_LIMITS = {"qpn": (0, 1 << 24), "psn": (0, 1 << 24), "lid": (0, 1 << 16), "mtu": (1, 6), "reads": (1, 1 << 16)}
 
 
-class HandshakeError(ValueError):
+class HandshakeError(Exception):
     """The other side said something that is not this protocol. The message is safe to send back."""
 
 
@@ -87,8 +88,6 @@ class Welcome(NamedTuple):
             header = base64.b64decode(message["header"], validate=True)
             regions = message["regions"]
             engine, front, back = (_region(regions[name]) for name in ("engine", "front", "back"))
-        except HandshakeError:
-            raise
         except (KeyError, TypeError, ValueError) as error:  # ValueError: what is not base64
             raise HandshakeError(f"the answer is not complete: {error!r}") from error
         return Welcome(header, _whole(message, "pair", 0, 1 << 16), _endpoint(message), engine, front, back)
@@ -105,11 +104,8 @@ def refusal(reason: str) -> bytes:
 
 
 def introduce(host: str, port: int, hello: Hello, timeout_s: float) -> Welcome:
-    """Say hello to the engine and return its answer.
-
-    Raises OSError when nobody is there, TransportError when the engine refuses or is silent for timeout_s seconds, and
-    LayoutError when it speaks another version.
-    """
+    """Say hello to the engine; its answer. Raises LayoutError when it speaks another version, and TransportError when nobody is
+    there, when it refuses, or is silent for timeout_s seconds."""
     deadline = time.monotonic() + timeout_s
     where = f"{host} port {port}"
     try:
@@ -127,10 +123,8 @@ def introduce(host: str, port: int, hello: Hello, timeout_s: float) -> Welcome:
 
 
 def receive_line(connection: socket.socket, deadline: float) -> bytes:
-    """A line of the other side, without more than MESSAGE_LIMIT bytes being kept. deadline: of the monotonic clock.
-
-    Raises TimeoutError, and HandshakeError when the line is too long or ends early.
-    """
+    """A line of the other side. deadline: of the monotonic clock. Raises TimeoutError, and HandshakeError when the line ends
+    early or has more than MESSAGE_LIMIT bytes."""
     received = b""
     while not received.endswith(b"\n"):
         left = deadline - time.monotonic()
@@ -175,14 +169,8 @@ def _endpoint(message: dict[str, Any]) -> Endpoint:
         packed = socket.inet_pton(socket.AF_INET6, gid)  # type: ignore[arg-type]
     except (OSError, TypeError) as error:
         raise HandshakeError("'gid' is not an IPv6 address") from error
-    return Endpoint(
-        qpn=_whole(given, "qpn", 0, 1 << 24),
-        psn=_whole(given, "psn", 0, 1 << 24),
-        gid=socket.inet_ntop(socket.AF_INET6, packed),
-        lid=_whole(given, "lid", 0, 1 << 16),
-        mtu=_whole(given, "mtu", 1, 6),
-        reads=_whole(given, "reads", 1, 1 << 16),
-    )
+    numbers = {name: _whole(given, name, *limits) for name, limits in ENDPOINT_LIMITS.items()}
+    return Endpoint(gid=socket.inet_ntop(socket.AF_INET6, packed), **numbers)
 
 
 def _region(given: Any) -> Region:

@@ -40,10 +40,24 @@ def segment_path(name: str) -> Path:
     return FOLDER / f"blinkpy.{name}"
 
 
-def pair_lock(start: int, length: int) -> bytes:
-    """What F_OFD_SETLK takes to lock bytes of a file, a struct flock of 64-bit Linux: type, whence, start, length (0: to the
-    end), pid (0 for an open file description)."""
-    return struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, start, length, 0)
+def lock_bytes(fd: int, start: int, length: int) -> bool:
+    """Lock bytes of a file (length 0: to the end) for the time that fd is open; False where somebody else has them."""
+    # A struct flock of 64-bit Linux: type, whence, start, length, pid (0 for an open file description).
+    wanted = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, start, length, 0)
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, wanted)
+    except (BlockingIOError, PermissionError):
+        return False
+    return True
+
+
+def lock_file(fd: int, kind: int = fcntl.LOCK_EX) -> bool:
+    """Take the lock of a segment's file, if nobody has it."""
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 class Segment:
@@ -59,32 +73,23 @@ class Segment:
         return engine_views(self.buffer, self.layout)
 
     def lock_pairs(self) -> None:
-        """Keep front ends from attaching to this segment by its name: its pairs are given out in another way.
-
-        Raises TransportError when one of them has a front end already.
-        """
-        try:
-            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, pair_lock(self.layout.front_region(0), 0))
-        except (BlockingIOError, PermissionError) as error:
-            raise TransportError(f"a front end is attached to the segment {self.name!r}") from error
+        """Keep front ends from attaching by this segment's name: its pairs are given out in another way. Raises TransportError
+        when one of them has a front end already."""
+        if not lock_bytes(self._fd, self.layout.front_region(0), 0):
+            raise TransportError(f"a front end is attached to the segment {self.name!r}")
 
     def close(self) -> None:
         """Remove the name and drop the lock. The mapping stays until its last view is gone."""
         if self._fd < 0:
             return
-        path = segment_path(self.name)
-        with contextlib.suppress(FileNotFoundError):
-            if os.stat(path).st_ino == os.fstat(self._fd).st_ino:
-                os.unlink(path)
+        _unlink(segment_path(self.name), self._fd)
         os.close(self._fd)
         self._fd = -1
 
 
 def create_segment(name: str, sizes: QueueSizes, facts: EngineFacts) -> Segment:
-    """Make a segment and own it until close() or death; what a dead engine of the same name left is removed.
-
-    Raises TransportError when a living engine has that name, or when there is no room.
-    """
+    """Make a segment and own it until close() or death; what a dead engine of the same name left is removed. Raises
+    TransportError when a living engine has that name, or when there is no room."""
     path = segment_path(name)
     total = QueueLayout(sizes).total_bytes
     temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
@@ -105,9 +110,8 @@ def create_segment(name: str, sizes: QueueSizes, facts: EngineFacts) -> Segment:
     except OSError as error:
         os.close(fd)
         if error.errno == errno.ENOSPC:
-            raise TransportError(
-                error.errno, f"no room for {total >> 20} MiB of queues in {FOLDER}: make it larger, or use fewer workers"
-            ) from error
+            reason = f"no room for {total >> 20} MiB of queues in {FOLDER}: make it larger, or use fewer workers"
+            raise TransportError(error.errno, reason) from error
         raise
     finally:
         os.unlink(temporary)
@@ -121,26 +125,21 @@ def _remove_stale(path: Path) -> None:
         return
     try:
         attempts = 3  # a front end that looks whether the engine lives holds the lock for a moment
-        while not _locked(fd):
+        while not lock_file(fd):
             attempts -= 1
             if attempts == 0:
                 raise TransportError(f"an engine with the name {path.name!r} is running: choose another --name")
             time.sleep(RETRY_S)
-        # The name may have passed on to a new segment between open and lock.
-        with contextlib.suppress(FileNotFoundError):
-            if os.stat(path).st_ino == os.fstat(fd).st_ino:
-                os.unlink(path)
+        _unlink(path, fd)
     finally:
         os.close(fd)
 
 
-def _locked(fd: int) -> bool:
-    """Take the lock of a segment's file, if nobody has it."""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    except BlockingIOError:
-        return False
+def _unlink(path: Path, fd: int) -> None:
+    """Remove the name of an open file, unless it has passed on to a new segment."""
+    with contextlib.suppress(FileNotFoundError):
+        if os.stat(path).st_ino == os.fstat(fd).st_ino:
+            os.unlink(path)
 
 
 def unlink_stale(name: str) -> bool:

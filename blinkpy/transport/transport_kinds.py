@@ -17,31 +17,26 @@ PREFIXES = ("connect_", "listen_")
 
 
 class WorkerIdentity(NamedTuple):
-    """Who asks for a queue pair. pair: the preferred one. owner: see blinkpy.transport.handshake.Hello; 0 for a new one."""
+    """Who asks for a queue pair."""
 
-    pair: int
-    owner: int = 0
-
-
-def no_check(config: Config, given: frozenset[str]) -> None:
-    """For ends without options that could be wrong."""
+    pair: int  # the preferred one
+    owner: int = 0  # see blinkpy.transport.handshake.Hello; 0 for a new one
 
 
 class End(NamedTuple):
     """One end of a transport.
 
-    doc: what the transport is for. options: dataclass with its options, decorated with config.extends, or None. open: of a front
-    end, (config, WorkerIdentity) -> blinkpy.transport.contract.Transport; of an engine, config -> blinkpy.engine.link.listeners
-    .Listener. check: raises ConfigError where the options don't fit, given the names of those that somebody set; it is called
-    before anything starts.
+    open: of a front end, (config, WorkerIdentity) -> blinkpy.transport.contract.Transport; of an engine, config ->
+    blinkpy.engine.link.listeners.Listener. check: raises ConfigError where the options don't fit, given the names of those that
+    somebody set; it is called before anything starts.
     """
 
     name: str
-    doc: str
+    doc: str  # what the transport is for
     crosses_machines: bool
-    options: type | None
+    options: type | None  # dataclass with its options, decorated with config.extends
     open: Callable[..., Any]
-    check: Callable[[Config, frozenset[str]], None] = no_check
+    check: Callable[[Config, frozenset[str]], None] = lambda config, given: None
 
 
 @cache

@@ -71,15 +71,14 @@ class RdmaOptions:
 
 
 class Endpoint(NamedTuple):
-    """What the other end must know to connect. gid: 16 bytes as an IPv6 address. lid: 0 on Ethernet. mtu: IBV_MTU_* (1: 256
-    bytes, each one more doubles it). reads: RDMA reads that it can have open."""
+    """What the other end must know to connect."""
 
     qpn: int
     psn: int
-    gid: str
-    lid: int
-    mtu: int
-    reads: int
+    gid: str  # 16 bytes as an IPv6 address
+    lid: int  # 0 on Ethernet
+    mtu: int  # IBV_MTU_* (1: 256 bytes, each one more doubles it)
+    reads: int  # RDMA reads that it can have open
 
 
 @cache
@@ -126,24 +125,13 @@ class Port:
                 self.name = _text(self.context.name)
                 self.attributes = self.context.query_port(self.number)
                 self.limits = self.context.query_device()
+            self.ethernet = int(self.attributes.link_layer) == int(constants().IBV_LINK_LAYER_ETHERNET)
+            self.mtu = int(self.attributes.active_mtu)  # IBV_MTU_*
+            self.reads = max(1, min(READ_DEPTH, int(self.limits.max_qp_rd_atom)))  # that a queue pair can have open
             self.gid_index, self.gid, self.gid_kind = self._choose_gid(gid_index)
         except BaseException:
             self.context.close()
             raise
-
-    @property
-    def ethernet(self) -> bool:
-        return int(self.attributes.link_layer) == int(constants().IBV_LINK_LAYER_ETHERNET)
-
-    @property
-    def mtu(self) -> int:
-        """IBV_MTU_* in use on the port."""
-        return int(self.attributes.active_mtu)
-
-    @property
-    def reads(self) -> int:
-        """RDMA reads that a queue pair of this device can have open."""
-        return max(1, min(READ_DEPTH, int(self.limits.max_qp_rd_atom)))
 
     def gids(self) -> list[tuple[int, str, str]]:
         """(index, address, kind) of the port's GIDs; kind: "RoCE v2", "RoCE v1" or "InfiniBand"."""
@@ -169,11 +157,7 @@ class Port:
         if not gids:
             raise TransportError(f"{self.name} has no GID: give its network interface an address and set it up")
 
-        def worth(entry: tuple[int, str, str]) -> tuple[bool, bool, int]:
-            index, gid, kind = entry
-            return kind == "RoCE v1", ipaddress.IPv6Address(gid).ipv4_mapped is None, index
-
-        return min(gids, key=worth)
+        return min(gids, key=lambda entry: (entry[2] == "RoCE v1", ipaddress.IPv6Address(entry[1]).ipv4_mapped is None, entry[0]))
 
     def close(self) -> None:
         self.context.close()
@@ -208,23 +192,19 @@ def _open(wanted: str) -> tuple[Any, int]:
 
 
 class QueuePairEnd:
-    """One end of a reliable connection (RC): protection domain, completion queue, queue pair, memory regions.
-
-    depth: work requests that may be outstanding; 0 for an end that only answers. Ends of other protection domains can't reach
-    this one's regions, even if they know their keys.
-    """
+    """One end of a reliable connection (RC): protection domain, completion queue, queue pair, memory regions, which other ends
+    can't reach, even if they know their keys. depth: work requests that may be outstanding; 0 for an end that only answers."""
 
     def __init__(self, port: Port, depth: int = 0):
         e = constants()
-        self.port = port
+        self.port, self.psn = port, secrets.randbits(PSN_BITS)
         self._regions: list[Any] = []
         self._parts: list[Any] = []  # in the order of making
-        self.psn = secrets.randbits(PSN_BITS)
         try:
             with reported("make an RDMA queue pair"):
                 self.pd = self._made(module("pd").PD(port.context))
                 self.cq = self._made(module("cq").CQ(port.context, max(1, depth)))
-                self.qp = self._made(self._sender(depth) if depth else self._responder())
+                self.qp = self._made(self._sender(depth, INLINE_WANTED) if depth else self._responder())
                 attributes = module("qp").QPAttr(port_num=port.number)
                 attributes.qp_access_flags = 0 if depth else e.IBV_ACCESS_REMOTE_WRITE | e.IBV_ACCESS_REMOTE_READ
                 self.qp.to_init(attributes)
@@ -241,30 +221,26 @@ class QueuePairEnd:
         cap = q.QPCap(max_send_wr=1, max_recv_wr=1, max_send_sge=1, max_recv_sge=1)
         return q.QP(self.pd, q.QPInitAttr(qp_type=constants().IBV_QPT_RC, scq=self.cq, rcq=self.cq, cap=cap, sq_sig_all=0))
 
-    def _sender(self, depth: int) -> Any:
-        """With the interface that posts without making objects (ibv_wr_*); inline as much as the device can."""
+    def _sender(self, depth: int, inline: int) -> Any:
+        """With the interface that posts without making objects (ibv_wr_*); inline as many bytes as the device can."""
         q, e = module("qp"), constants()
-        for inline in (INLINE_WANTED, INLINE_LEAST):
-            cap = q.QPCap(max_send_wr=depth, max_recv_wr=1, max_send_sge=1, max_recv_sge=1, max_inline_data=inline)
-            init = q.QPInitAttrEx(
-                qp_type=e.IBV_QPT_RC,
-                scq=self.cq,
-                rcq=self.cq,
-                cap=cap,
-                sq_sig_all=0,
-                pd=self.pd,
-                send_ops_flags=e.IBV_QP_EX_WITH_RDMA_WRITE | e.IBV_QP_EX_WITH_RDMA_READ,
-                comp_mask=e.IBV_QP_INIT_ATTR_PD | e.IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
-            )
-            try:
-                qp = q.QPEx(self.port.context, init)
-            except module("pyverbs_error").PyverbsError:
-                if inline == INLINE_LEAST:
-                    raise
-                continue
-            self.inline = inline
-            return qp
-        raise AssertionError("unreachable")
+        init = q.QPInitAttrEx(
+            qp_type=e.IBV_QPT_RC,
+            scq=self.cq,
+            rcq=self.cq,
+            cap=q.QPCap(max_send_wr=depth, max_recv_wr=1, max_send_sge=1, max_recv_sge=1, max_inline_data=inline),
+            sq_sig_all=0,
+            pd=self.pd,
+            send_ops_flags=e.IBV_QP_EX_WITH_RDMA_WRITE | e.IBV_QP_EX_WITH_RDMA_READ,
+            comp_mask=e.IBV_QP_INIT_ATTR_PD | e.IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+        )
+        self.inline = inline
+        try:
+            return q.QPEx(self.port.context, init)
+        except module("pyverbs_error").PyverbsError:
+            if inline == INLINE_LEAST:
+                raise
+            return self._sender(depth, INLINE_LEAST)
 
     def endpoint(self) -> Endpoint:
         """For the other end."""
@@ -290,7 +266,8 @@ class QueuePairEnd:
         attributes.max_dest_rd_atomic = min(self.port.reads, peer.reads)
         attributes.min_rnr_timer = RNR_TIMER
         address = module("addr")
-        route = address.GlobalRoute(dgid=address.GID(_long(peer.gid)), sgid_index=self.port.gid_index, hop_limit=HOP_LIMIT)
+        gid = address.GID(ipaddress.IPv6Address(peer.gid).exploded)  # pyverbs takes eight groups of four digits
+        route = address.GlobalRoute(dgid=gid, sgid_index=self.port.gid_index, hop_limit=HOP_LIMIT)
         attributes.ah_attr = address.AHAttr(port_num=self.port.number, is_global=1, gr=route, dlid=peer.lid)
         with reported(f"connect to the peer with GID {peer.gid}"):
             self.qp.to_rtr(attributes)
@@ -310,8 +287,3 @@ class QueuePairEnd:
         for part in [*self._regions, *reversed(self._parts)]:
             part.close()
         self._regions, self._parts = [], []
-
-
-def _long(gid: str) -> str:
-    """A GID as pyverbs takes it: eight groups of four digits."""
-    return ipaddress.IPv6Address(gid).exploded

@@ -182,7 +182,7 @@ def test_a_failing_step_is_announced_and_recorded_before_the_engine_ends(
     assert capture.description["reason"] == "ArithmeticError: broken on purpose"
     replay = Replay(capture, short_prompts)
     assert [differences for _, differences in replay.run() if differences] == []
-    assert replay.calls[-1].planned[:, 1].tolist() == [3], "the step that failed is the last one"
+    assert replay.turns[-1].planned[:, 1].tolist() == [3], "the step that failed is the last one"
 
 
 def test_a_broken_invariant_stops_a_checked_engine_and_is_recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ def test_benchmarks_know_the_front_end_by_its_command_lines(null_server: Server)
     lines = [command_line(pid) for pid in tree(null_server.process.pid)]
     front = [line for line in lines if re.search(SYSTEMS["blinkpy"].front_end, line)]
     assert len(front) == 2 < len(lines)
-    assert {" frontend " in line or line.rstrip().endswith("blinkpy.dpu.worker") for line in front} == {True}
+    assert {" frontend " in line or "blinkpy.dpu.worker" in line for line in front} == {True}
 
 
 def test_two_servers_run_side_by_side_and_end_without_a_trace(null_server: Server) -> None:

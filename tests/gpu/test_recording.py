@@ -42,8 +42,8 @@ def test_what_the_loop_recorded_replays_on_the_cpu(rng: np.random.Generator, tmp
         capture = reader.capture()
         replay = Replay(capture, recorded_policy(capture.description, ""), "njit")
         before = int(replay.state.counters[COUNTER_INDEX["preemptions"]])
-        for call, differences in replay.run():
-            assert not differences, (call.number, differences)
+        for turn, differences in replay.run():
+            assert not differences, (turn.number, differences)
             replayed += 1
         preemptions = int(replay.state.counters[COUNTER_INDEX["preemptions"]]) - before
         copies = reader._views.progress[[COPIES_BEGUN, COPIES_DONE]].tolist()
@@ -79,4 +79,4 @@ def test_the_recording_outlives_a_fault_of_the_gpu(rng: np.random.Generator, tmp
     capture = read_dump(saved)
     replay = Replay(capture, recorded_policy(capture.description, ""))
     assert [d for _, d in replay.run() if d] == []
-    assert len(replay.calls) > 30
+    assert len(replay.turns) > 30

@@ -83,7 +83,7 @@ def crowded(policy: Policy = fcfs) -> RecordedCase:
 
 
 def replayed(replay: Replay) -> int:
-    """Run it; every call must be as recorded. Returns the number of calls."""
-    for call, differences in replay.run():
-        assert not differences, (call.number, differences)
-    return len(replay.calls)
+    """Run it; every turn must be as recorded. Returns the number of turns."""
+    for turn, differences in replay.run():
+        assert not differences, (turn.number, differences)
+    return len(replay.turns)

@@ -97,7 +97,7 @@ class Case:
                 fault = fault or check_turn(limits, queues, state, sim, self.now)
             assert (self.bucket >= 0) == (state.batch.counts[S.ROWS] > 0)
             if self.bucket >= 0:
-                fault = fault or check_padding(state, self.bucket) or compute(limits, state, sim.cache, -1)
+                fault = fault or check_padding(state, self.bucket) or compute(limits, queues, state, sim)
             assert fault == 0, describe_fault(fault)
         return self.bucket
 

@@ -143,7 +143,7 @@ FRONT_BUGS = _bugs({
         ("the completion head runs ahead", "._stamp(position))\n        return", "._stamp(position + 1))\n        return"),
         ("arena space comes back too early", "self._unconsumed[0][0] <= head:", "self._unconsumed[0][0] <= head + 1:"),
         ("positions of before a claim are kept", "self._reset(words.sq_head, words.cq_tail)", "self._reset(words.sq_head, 0)"),
-        ("doorbells carry no epoch", "return self.epoch << EPOCH_SHIFT | position &", "return 1 << EPOCH_SHIFT | position &"),
+        ("doorbells carry no epoch", "return self.epoch << W.EPOCH_SHIFT | position", "return 1 << W.EPOCH_SHIFT | position"),
         ("a heartbeat does not repeat the doorbell", "._ring()\n            self.transport.write_word", ".transport.write_word"),
         ("a heartbeat is always the same", "self._beat += 1", "self._beat = 1"),
         ("a fence is not noticed", "if pair.epoch != self.epoch or pair.attached != 1:", "if pair.epoch != self.epoch:"),

@@ -223,14 +223,14 @@ def test_a_segment_whose_name_has_passed_on_leaves_it_alone(folder: Path) -> Non
 def test_a_name_that_passes_on_while_its_lock_is_taken_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = segment.segment_path("one")
     path.write_text("dead")
-    taken = segment._locked
+    lock = segment.lock_file
 
     def passes_on(fd: int) -> bool:
         os.unlink(path)
         path.write_text("new")
-        return taken(fd)
+        return lock(fd)
 
-    monkeypatch.setattr(segment, "_locked", passes_on)
+    monkeypatch.setattr(segment, "lock_file", passes_on)
     segment._remove_stale(path)
     assert path.read_text() == "new"
 

@@ -14,9 +14,8 @@ from blinkpy.device.expect import describe_fault
 from blinkpy.scheduler.policies import SHIPPED
 from blinkpy.verify.sim.__main__ import main
 from blinkpy.verify.sim.draws import draw, start_draws
-from blinkpy.verify.sim.failure_story import narrate
 from blinkpy.verify.sim.runs import RunReport, run
-from blinkpy.verify.sim.shrink import Scenario, shrink
+from blinkpy.verify.sim.scenario import Scenario, narrate, shrink
 from blinkpy.verify.sim.simulation import Failure, Simulation, simulate
 
 
@@ -72,8 +71,7 @@ def _failure(schedule: Callable[..., int]) -> Failure:
 def test_a_failure_is_shrunk_saved_and_repeated(broken: Callable[..., int], tmp_path: Path) -> None:
     failure = _failure(broken)
     assert simulate(failure.seed, 300, scheduler=broken).failure == failure
-    actors = Simulation(failure.seed, 1).world.limits.pairs + 1
-    scenario = shrink(failure, SHIPPED["fcfs"], "fcfs", actors, seconds=10, scheduler=broken)
+    scenario = shrink(failure, SHIPPED["fcfs"], "fcfs", seconds=10, scheduler=broken)
     assert 1 <= len(scenario.keep) <= 20
     path = tmp_path / "found" / "scenario.json"
     scenario.save(path)
@@ -97,7 +95,7 @@ def test_the_command_reports_a_failure_and_repeats_it(
     monkeypatch.setattr("blinkpy.verify.sim.__main__.run", lambda *arguments, **options: report)
     monkeypatch.setattr("blinkpy.verify.sim.__main__.shrink", lambda *arguments: Scenario(failure.seed, 30, "fcfs", [(2, 0)]))
     assert main(["--save", str(tmp_path)]) == 1
-    assert f"seed {failure.seed}, call {failure.turn}: {describe_fault(failure.code)}" in capsys.readouterr().out
+    assert f"seed {failure.seed}, turn {failure.turn}: {describe_fault(failure.code)}" in capsys.readouterr().out
     assert main(["--replay", str(tmp_path / f"seed-{failure.seed}.json")]) == 0
     assert "all ended well" in capsys.readouterr().out
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable
 
 from blinkpy.dpu.api_errors import ApiError
@@ -15,21 +16,22 @@ BACKLOG_BYTES = 8 << 20  # what a slow client may leave unread, whatever the num
 
 
 class Collector:
-    """Gathers the choices of one request. done: set when all have ended, or with the first error."""
+    """Gathers the choices of one request. done: set when all have ended, or with the first error, which error then is.
+    awaited: all that somebody may wait for."""
 
-    def __init__(self, answer: Answer, loop: asyncio.AbstractEventLoop):
+    def __init__(self, answer: Answer):
         self.answer = answer
         self.generations: list[Generation] = []
-        self.done: asyncio.Future[None] = loop.create_future()
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.awaited = [self.done]
         self.error: ApiError | None = None
-        self._texts: dict[int, list[str]] = {}
-        self._logprobs: dict[int, list[TokenLogprobs]] = {}
+        self._texts: defaultdict[int, list[str]] = defaultdict(list)
+        self._logprobs: defaultdict[int, list[TokenLogprobs]] = defaultdict(list)
         self._ended = 0
 
     def on_text(self, generation: Generation, text: str, logprobs: list[TokenLogprobs]) -> None:
-        self._texts.setdefault(generation.index, []).append(text)
-        if logprobs:
-            self._logprobs.setdefault(generation.index, []).extend(logprobs)
+        self._texts[generation.index].append(text)
+        self._logprobs[generation.index] += logprobs
 
     def ended(self, generation: Generation) -> None:
         self._ended += 1
@@ -38,42 +40,30 @@ class Collector:
         if (self._ended == len(self.generations) or self.error is not None) and not self.done.done():
             self.done.set_result(None)
 
-    def failure(self) -> ApiError | None:
-        """The first choice's error, if there was one."""
-        return self.error
-
     def usage(self) -> Usage:
         """Tokens over all choices, without those generated after a stop string."""
         return Usage(sum(g.prompt_length for g in self.generations), sum(g.tokens for g in self.generations))
 
     def body(self) -> bytes:
         """The whole answer, once done without an error."""
-        return self.answer.whole([self._choice(generation) for generation in self.generations], self.usage())
-
-    def _choice(self, generation: Generation) -> Choice:
-        index = generation.index
-        text = "".join(self._texts.get(index, ()))
-        return Choice(index, text, generation.finish_reason or "", self._logprobs.get(index, ()))
+        ended = [(g.index, g.finish_reason or "") for g in self.generations]
+        choices = [Choice(i, "".join(self._texts[i]), reason, self._logprobs[i]) for i, reason in ended]
+        return self.answer.whole(choices, self.usage())
 
 
 class Streamer(Collector):
     """Writes events to the connection. started: set with the first event, so that an error before it can still be an answer
     with a status of its own. on_slow: called once, when the client leaves too much unread."""
 
-    def __init__(
-        self,
-        answer: Answer,
-        loop: asyncio.AbstractEventLoop,
-        connection: Connection,
-        max_backlog: int,
-        on_slow: Callable[[], None],
-    ):
-        super().__init__(answer, loop)
-        self.started: asyncio.Future[None] = loop.create_future()
+    def __init__(self, answer: Answer, connection: Connection, max_backlog: int, on_slow: Callable[[], None]):
+        super().__init__(answer)
+        self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.awaited.append(self.started)
         self._connection, self._transport = connection, connection.transport
         self._max_backlog, self._on_slow = max_backlog, on_slow
         self._waiting: list[bytes] | None = []  # events from before the response has started
         self._backlog = 0  # events since the client had read everything
+        self._slow = False
 
     def open(self) -> None:
         """The response has started: write the events that wait, and from now on each at once."""
@@ -103,7 +93,7 @@ class Streamer(Collector):
             if not self.started.done():
                 self.started.set_result(None)
             return
-        if self._connection.gone:
+        if self._connection.gone or self._slow:
             return
         transport = self._transport
         transport.write(b"%x\r\n%b\r\n" % (len(data), data))  # a chunk of HTTP/1.1's chunked encoding
@@ -111,11 +101,7 @@ class Streamer(Collector):
         if unread:
             self._backlog += 1
             if self._backlog > self._max_backlog or unread > BACKLOG_BYTES:
-                on_slow, self._on_slow = self._on_slow, _nothing
-                on_slow()
+                self._slow = True
+                self._on_slow()
         else:
             self._backlog = 0
-
-
-def _nothing() -> None:
-    """Stands in for a callback that has been called."""

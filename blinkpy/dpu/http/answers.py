@@ -18,15 +18,11 @@ DONE = b"data: [DONE]\n\n"
 class Usage(NamedTuple):
     """Tokens of a request, over all of its choices."""
 
-    prompt: int
-    completion: int
+    prompt_tokens: int
+    completion_tokens: int
 
     def table(self) -> dict[str, int]:
-        return {
-            "prompt_tokens": self.prompt,
-            "completion_tokens": self.completion,
-            "total_tokens": self.prompt + self.completion,
-        }
+        return self._asdict() | {"total_tokens": sum(self)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +45,8 @@ class Answer:
         self._model, self._created = model, int(time.time())
         self._envelope = self._head("chat.completion.chunk" if chat else "text_completion")
         self._heads: dict[int, bytes] = {}
+        self._end = b'},"logprobs":%b,"finish_reason":null}]}\n\n' if chat else b',"logprobs":%b,"finish_reason":null}]}\n\n'
+        self._plain_end = self._end % b"null"
 
     def _head(self, kind: str) -> bytes:
         head = orjson.dumps({"id": self.id, "object": kind, "created": self._created, "model": self._model})
@@ -68,24 +66,14 @@ class Answer:
             first = head + (b'"delta":{"role":"assistant","content":' if self.chat else b'"text":')
             self._heads[index] = head + (b'"delta":{"content":' if self.chat else b'"text":')
             head = first
-        if logprobs:
-            tail = b'},"logprobs":' if self.chat else b',"logprobs":'
-            tail += orjson.dumps(self._logprobs(logprobs)) + b',"finish_reason":null}]}\n\n'
-        else:
-            tail = (
-                b'},"logprobs":null,"finish_reason":null}]}\n\n' if self.chat else b',"logprobs":null,"finish_reason":null}]}\n\n'
-            )
-        return head + orjson.dumps(text) + tail
+        end = self._end % orjson.dumps(self._logprobs(logprobs)) if logprobs else self._plain_end
+        return head + orjson.dumps(text) + end
 
     def last_event(self, index: int, finish_reason: str) -> bytes:
         """The event that ends a choice."""
         delta = b'"delta":{}' if self.chat else b'"text":""'
-        return b'data: %b"choices":[{"index":%d,%b,"logprobs":null,"finish_reason":"%b"}]}\n\n' % (
-            self._envelope,
-            index,
-            delta,
-            finish_reason.encode(),
-        )
+        choice = b'{"index":%d,%b,"logprobs":null,"finish_reason":"%b"}' % (index, delta, finish_reason.encode())
+        return b'data: %b"choices":[%b]}\n\n' % (self._envelope, choice)
 
     def usage_event(self, usage: Usage) -> bytes:
         """The event with the token counts; it has no choices."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -104,10 +105,7 @@ class Connection(HttpToolsProtocol):
                 cycle.disconnected = True
                 cycle.message_event.set()
             body = ApiError(status, message).body()
-            reason = {400: "Bad Request", 431: "Request Header Fields Too Large"}[status]
-            self.transport.write(
-                f"HTTP/1.1 {status} {reason}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
-                "connection: close\r\n\r\n".encode()
-                + body
-            )
+            head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
+            head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+            self.transport.write(head.encode() + body)
         self.transport.close()

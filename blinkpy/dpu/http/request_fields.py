@@ -40,24 +40,19 @@ Message = dict[str, Any]
 
 @dataclass(slots=True)
 class Request:
-    """One checked request. Exactly one of messages and prompts is set.
+    """One checked request. Exactly one of messages and prompts is set."""
 
-    prompts: texts or lists of token ids. max_tokens: None when the request leaves it to the context. parameters:
-    everything but max_tokens and the model's end-of-sequence ids. stop_ids: the request's own. logprobs: of a chat;
-    parameters.logprobs combines it with top_logprobs.
-    """
-
-    parameters: RequestParameters
+    parameters: RequestParameters  # everything but max_tokens and the model's end-of-sequence ids
     model: str | None = None
     messages: list[Message] | None = None
-    prompts: list[str | list[int]] = field(default_factory=list)
-    max_tokens: int | None = None
+    prompts: list[str | list[int]] = field(default_factory=list)  # texts or lists of token ids
+    max_tokens: int | None = None  # None leaves it to the context
     stop: tuple[str, ...] = ()
-    stop_ids: tuple[int, ...] = ()
+    stop_ids: tuple[int, ...] = ()  # the request's own
     ignore_eos: bool = False
     stream: bool = False
     include_usage: bool = False
-    logprobs: bool = False
+    logprobs: bool = False  # of a chat; parameters.logprobs combines it with top_logprobs
     top_logprobs: int = 0
 
 
@@ -66,9 +61,19 @@ class Request:
 Check = Callable[[str, Any], Any]
 
 
-def _wrong(name: str, wanted: str, value: Any) -> ApiError:
-    kinds = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", int: "an integer", float: "a number"}
-    return bad_request(f"'{name}' must be {wanted}, not {kinds.get(type(value), type(value).__name__)}.", name, "invalid_type")
+KINDS = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", int: "an integer", float: "a number"}
+
+
+def _typed(name: str, value: Any, *kinds: type) -> Any:
+    """The value, if it is of one of these very types: bool is an int to Python, and not to JSON."""
+    if type(value) not in kinds:
+        given = KINDS.get(type(value), type(value).__name__)
+        raise bad_request(f"'{name}' must be {KINDS[kinds[0]]}, not {given}.", name, "invalid_type")
+    return value
+
+
+def _unsupported(name: str) -> ApiError:
+    return bad_request(f"'{name}' is not supported.", name[:200], "unsupported_parameter")
 
 
 def _scalar(parameter: Parameter) -> Check:
@@ -77,12 +82,10 @@ def _scalar(parameter: Parameter) -> Check:
     bounds = f"{low:g} to {high:g}" if parameter.is_float else f"{low} to {high}"
     if parameter.above_low:
         bounds = f"above {low:g} and at most {high:g}"
-    types, wanted = ((int, float), "a number") if parameter.is_float else ((int,), "an integer")
+    kinds = (float, int) if parameter.is_float else (int,)
 
     def check(name: str, value: Any) -> Any:
-        if type(value) not in types:  # bool is an int to Python, and not to JSON
-            raise _wrong(name, wanted, value)
-        if not parameter.in_bounds(value):
+        if not parameter.in_bounds(_typed(name, value, *kinds)):
             raise bad_request(f"'{name}' must be {bounds}, not {value}.", name, "invalid_value")
         return parameter.from_request(value)
 
@@ -90,15 +93,11 @@ def _scalar(parameter: Parameter) -> Check:
 
 
 def _boolean(name: str, value: Any) -> bool:
-    if type(value) is not bool:
-        raise _wrong(name, "a boolean", value)
-    return bool(value)
+    return bool(_typed(name, value, bool))
 
 
 def _text(name: str, value: Any) -> str:
-    if type(value) is not str:
-        raise _wrong(name, "a string", value)
-    if "\0" in value:
+    if "\0" in _typed(name, value, str):
         raise bad_request(f"'{name}' contains a NUL character.", name, "invalid_value")
     return str(value)
 
@@ -125,11 +124,9 @@ def _stop_ids(name: str, value: Any) -> tuple[int, ...]:
 
 
 def _stream_options(name: str, value: Any) -> bool:
-    if type(value) is not dict:
-        raise _wrong(name, "an object", value)
-    for key in value:
+    for key in _typed(name, value, dict):
         if key != "include_usage":
-            raise bad_request(f"'{name}.{key}' is not supported.", f"{name}.{key}"[:200], "unsupported_parameter")
+            raise _unsupported(f"{name}.{key}")
     usage = value.get("include_usage")
     return False if usage is None else _boolean(f"{name}.include_usage", usage)
 
@@ -142,19 +139,15 @@ def _salt(name: str, value: Any) -> int:
 
 
 def _messages(name: str, value: Any) -> list[Message]:
-    if type(value) is not list:
-        raise _wrong(name, "an array", value)
-    if not 1 <= len(value) <= MAX_MESSAGES:
+    if not 1 <= len(_typed(name, value, list)) <= MAX_MESSAGES:
         raise bad_request(f"'{name}' must hold 1 to {MAX_MESSAGES} messages, not {len(value)}.", name, "invalid_value")
     return [_message(f"{name}[{i}]", message) for i, message in enumerate(value)]
 
 
 def _message(where: str, value: Any) -> Message:
-    if type(value) is not dict:
-        raise _wrong(where, "an object", value)
-    for key, entry in value.items():
+    for key, entry in _typed(where, value, dict).items():
         if key not in MESSAGE_FIELDS and entry is not None:
-            raise bad_request(f"'{where}.{key}' is not supported.", f"{where}.{key}"[:200], "unsupported_parameter")
+            raise _unsupported(f"{where}.{key}")
     role = value.get("role")
     if role not in ROLES:
         raise bad_request(f"'{where}.role' must be one of {', '.join(ROLES)}.", f"{where}.role", "invalid_value")
@@ -182,31 +175,22 @@ def _prompts(name: str, value: Any) -> list[str | list[int]]:
     if len(several) > MAX_PROMPTS:
         raise bad_request(f"'{name}' can hold at most {MAX_PROMPTS} prompts, not {len(several)}.", name, "invalid_value")
     for prompt in several:
-        if type(prompt) is list:
-            if not prompt:
-                raise bad_request(f"'{name}' must not be empty.", name, "invalid_value")
-            if not set(map(type, prompt)) <= {int}:
-                raise bad_request(f"'{name}' must be text, or an array of token ids, or an array of those.", name, "invalid_type")
-        elif not _text(name, prompt):
+        if type(prompt) is list and not set(map(type, prompt)) <= {int}:
+            raise bad_request(f"'{name}' must be text, or an array of token ids, or an array of those.", name, "invalid_type")
+        if not (prompt if type(prompt) is list else _text(name, prompt)):
             raise bad_request(f"'{name}' must not be empty.", name, "invalid_value")
     return several
-
-
-def _metadata(name: str, value: Any) -> None:
-    if type(value) is not dict:
-        raise _wrong(name, "an object", value)
 
 
 # ---- the fields ------------------------------------------------------------------------------------------------------
 
 
 class Field(NamedTuple):
-    """attribute: of Request, or of RequestParameters after "parameters.", or "" when there is none. values, default: for
-    docs/api.md."""
+    """A field of a request's body."""
 
-    attribute: str
+    attribute: str  # of Request, or of RequestParameters after "parameters.", or "" when there is none
     check: Check
-    values: str = "accepted; no effect on the answer"
+    values: str = "accepted; no effect on the answer"  # for docs/api.md, as is default
     default: str = ""
 
 
@@ -255,7 +239,7 @@ COMMON_FIELDS = {
     "logit_bias": _only({}),
     # Remarks for the operator of a service. Nothing is stored here.
     "user": Field("", _text),
-    "metadata": Field("", _metadata),
+    "metadata": Field("", lambda name, value: _typed(name, value, dict)),
     "store": _only(False, why=": nothing is stored"),
     "service_tier": _only("auto", "default"),
     "safety_identifier": Field("", _text),
@@ -295,7 +279,7 @@ def parse(body: bytes | bytearray, fields: dict[str, Field], defaults: RequestPa
     parameters: dict[str, Any] = {}
     for name, value in content.items():
         if name not in fields:
-            raise bad_request(f"'{name[:100]}' is not supported.", name[:100], "unsupported_parameter")
+            raise _unsupported(name[:100])
         if value is None:
             continue
         attribute = fields[name].attribute
@@ -306,40 +290,30 @@ def parse(body: bytes | bytearray, fields: dict[str, Field], defaults: RequestPa
             if attribute in values and values[attribute] != checked:
                 raise bad_request("'max_tokens' and 'max_completion_tokens' contradict each other.", name, "invalid_value")
             values[attribute] = checked
-    needed = "messages" if "messages" in fields else "prompts"
-    if needed not in values:
-        name = "messages" if needed == "messages" else "prompt"
-        raise bad_request(f"'{name}' is missing.", name, "missing_required_parameter")
+    needed = "messages" if "messages" in fields else "prompt"
+    if fields[needed].attribute not in values:
+        raise bad_request(f"'{needed}' is missing.", needed, "missing_required_parameter")
     request = Request(parameters=replace(defaults, **parameters) if parameters else defaults, **values)
     if request.logprobs:
         request.parameters = replace(request.parameters, logprobs=request.top_logprobs)
     elif request.top_logprobs:
         raise bad_request("'top_logprobs' can only be used with 'logprobs': true.", "top_logprobs", "invalid_value")
-    if "stream_options" in content and content["stream_options"] is not None and not request.stream:
+    if content.get("stream_options") is not None and not request.stream:
         raise bad_request("'stream_options' can only be used with 'stream': true.", "stream_options", "invalid_value")
     return request
 
 
 def token_limit(request: Request, prompt_length: int, context: int) -> int:
-    """max_tokens of a request with a prompt of prompt_length tokens; without one, the rest of the context.
-
-    Raises ApiError with status 400 and code context_length_exceeded when the request goes beyond the context.
-    """
+    """max_tokens of a request; without one, what its prompt leaves of the context. Raises ApiError where that is too little."""
     prompt = "messages" if request.messages is not None else "prompt"
     room = context - prompt_length
     limit = request.max_tokens if request.max_tokens is not None else room
     if room < 1 or limit > room:
         asked = "" if request.max_tokens is None else f" and {request.max_tokens} in the completion"
-        raise bad_request(
-            f"This model's maximum context length is {context} tokens. However, you requested {prompt_length} tokens in the "
-            f"prompt{asked}.",
-            prompt if room < 1 or request.max_tokens is None else "max_tokens",
-            "context_length_exceeded",
-        )
+        at_fault = prompt if room < 1 or request.max_tokens is None else "max_tokens"
+        message = f"This model's maximum context length is {context} tokens. However, you requested {prompt_length} tokens in"
+        raise bad_request(f"{message} the prompt{asked}.", at_fault, "context_length_exceeded")
     if request.parameters.min_tokens > limit:
-        raise bad_request(
-            f"'min_tokens' ({request.parameters.min_tokens}) is above the {limit} tokens that may be generated.",
-            "min_tokens",
-            "invalid_value",
-        )
+        message = f"'min_tokens' ({request.parameters.min_tokens}) is above the {limit} tokens that may be generated."
+        raise bad_request(message, "min_tokens", "invalid_value")
     return limit

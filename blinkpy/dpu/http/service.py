@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +17,6 @@ from blinkpy.config import Config, ConfigError
 from blinkpy.dpu.api_errors import ApiError, bad_request
 from blinkpy.dpu.engine_link import EngineLink
 from blinkpy.dpu.generation import Generation
-from blinkpy.dpu.generation_defaults import default_sampling
 from blinkpy.dpu.http.answer_sinks import Collector
 from blinkpy.dpu.http.request_fields import Message, Request, token_limit
 from blinkpy.dpu.metrics import Metrics
@@ -39,7 +40,7 @@ class Service:
         self.started = int(time.time())
         self.tokenizer = Tokenizer(folder)
         try:
-            self.defaults: RequestParameters = default_sampling(self.tokenizer.generation_config)
+            self.defaults = RequestParameters.of_model(self.tokenizer.generation_config)
         except ValueError as error:
             raise ConfigError(f"{folder}: {error}") from error
         limit = config.frontend.max_body_bytes + TEMPLATE_SLACK
@@ -58,16 +59,19 @@ class Service:
     async def prompts(self, request: Request) -> list[Int32]:
         """Token ids of each prompt. Raises ApiError with status 400 for one that can't be."""
         if request.messages is not None:
-            messages = request.messages
-            if sum(len(message["content"]) for message in messages) <= INLINE_CHARACTERS:
-                prompts = [self._chat_prompt(messages)]
-            else:
-                prompts = [await asyncio.get_running_loop().run_in_executor(self._threads, self._chat_prompt, messages)]
+            characters = sum(len(message["content"]) for message in request.messages)
+            prompts = [await self._run(characters, self._chat_prompt, request.messages)]
         else:
             prompts = [await self._prompt(prompt) for prompt in request.prompts]
         if any(len(prompt) == 0 for prompt in prompts):
             raise bad_request("The prompt is empty.", "prompt", "invalid_value")
         return prompts
+
+    async def _run(self, characters: int, tokenize: Callable[[Any], Int32], text: Any) -> Int32:
+        """tokenize(text), in a thread if it is a long one."""
+        if characters <= INLINE_CHARACTERS:
+            return tokenize(text)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, tokenize, text)
 
     def _chat_prompt(self, messages: list[Message]) -> Int32:
         if self.template is None:
@@ -79,9 +83,7 @@ class Service:
 
     async def _prompt(self, prompt: str | list[int]) -> Int32:
         if isinstance(prompt, str):
-            if len(prompt) <= INLINE_CHARACTERS:
-                return self.tokenizer.encode(prompt)
-            return await asyncio.get_running_loop().run_in_executor(self._threads, self.tokenizer.encode, prompt)
+            return await self._run(len(prompt), self.tokenizer.encode, prompt)
         pair = self.engine.require()
         if len(prompt) > pair.context:  # no array of unlimited size; the exact check follows
             return np.zeros(len(prompt), np.int32)
@@ -94,8 +96,7 @@ class Service:
     def submit(self, request: Request, prompts: list[Int32], sink: Collector, arrival: float) -> None:
         """Submit all choices to the engine, or none. Raises ApiError."""
         pair = self.engine.require()
-        stop_ids = (*request.stop_ids, *(() if request.ignore_eos else self.tokenizer.eos_ids))
-        stop_ids = tuple(dict.fromkeys(stop_ids))
+        stop_ids = tuple(dict.fromkeys((*request.stop_ids, *(() if request.ignore_eos else self.tokenizer.eos_ids))))
         if len(stop_ids) > STOP_IDS:
             own = STOP_IDS - len(self.tokenizer.eos_ids)
             message = f"'stop_token_ids' can hold at most {own} token ids, beside the model's end-of-sequence ids."

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 
 class Arena:
-    """A ring of `size` units, taken in order and given back in the same order; a piece never wraps.
-
-    Positions count units since the start. [head, tail) is in use, gaps before the ring's end included.
-    """
+    """A ring of `size` units, taken in order and given back in the same order; a piece never wraps. Positions count units since
+    the start: [head, tail) is in use, gaps before the ring's end included."""
 
     def __init__(self, size: int):
         self.size = size

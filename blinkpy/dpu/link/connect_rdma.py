@@ -10,37 +10,26 @@ it, which is enough where the network is fast; otherwise the next look finds it.
 news and shrinks when it does not. Where a word has HAS_LOGPROBS, the records are read next, and the words are held back until
 they are there. Health and the engine's words of the pair are read when somebody looks at the engine's health, which happens
 several times a second, and before the submission ring or an arena may seem full.
-
-The completion head costs no write of its own: it goes with the next words, or when the engine would else be short of room.
 """
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import time
+from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
 from blinkpy.config import Config, ConfigError
 from blinkpy.dpu.link.rdma_writes import SendQueue, WritePiece
+from blinkpy.queues import words as W
 from blinkpy.queues.array_types import Int32, Int64
 from blinkpy.queues.completion import CQ_ENTRY_BYTES, FLAG_SHIFT, HAS_LOGPROBS, LAP_SHIFT, lap_of
 from blinkpy.queues.header import read_header
 from blinkpy.queues.layout import BLOCK_WORDS, LayoutError
 from blinkpy.queues.logprob_record import LOGPROB_ENTRIES, LOGPROB_ENTRY, RECORD_BYTES, Records
-from blinkpy.queues.words import (
-    CONTROL_FAULT,
-    ENGINE_STATE,
-    EPOCH_SHIFT,
-    FRONT_CLAIM,
-    FRONT_CQ_HEAD,
-    FRONT_DOORBELL,
-    PAIR_ATTACHED,
-    PAIR_CQ_TAIL,
-    PAIR_EPOCH,
-    PAIR_SQ_HEAD,
-    POSITION_MASK,
-)
 from blinkpy.transport.contract import EngineWords, TransportError
 from blinkpy.transport.handshake import Hello, Welcome, introduce, new_owner
 from blinkpy.transport.transport_kinds import End, WorkerIdentity
@@ -50,7 +39,7 @@ READ_SPIN_NS = 20_000  # longest wait within a look for completions
 WINDOW_LEAST, WINDOW_MOST = 16, 256  # words of the completion ring in one read
 FRONT_WORDS = 4  # doorbell, completion head, heartbeat, claim: written together
 PAIR_READ_WORDS = 4
-ENGINE_READ_WORDS = BLOCK_WORDS + CONTROL_FAULT + 1  # the engine's block, and of the host's what lies up to the fault
+ENGINE_READ_WORDS = BLOCK_WORDS + W.CONTROL_FAULT + 1  # the engine's block, and of the host's what lies up to the fault
 DEPTH = 4096  # work requests that may be outstanding: some 800 submissions that the other side has not acknowledged
 HANDSHAKE_S = 2.0
 FIRST_LOOK_S = 2.0
@@ -59,16 +48,15 @@ CLOSE_S = 0.05  # for the last writes to get out
 WRITES, LOOK, RECORDS, PAIR, HEALTH = range(5)  # tags of batches
 
 
+@dataclass(slots=True, eq=False)
 class CompletionRead:
-    """What one read of the completion ring brought: new words from a position on, and how many of them were handed out.
+    """What one read of the completion ring brought: new words from a position on."""
 
-    full: all words that it read were new, so there may be more."""
-
-    __slots__ = ("full", "position", "records", "served", "words")
-
-    def __init__(self, position: int, words: list[int], full: bool):
-        self.position, self.words, self.full, self.served = position, words, full, 0
-        self.records: Records | None = None
+    position: int
+    words: list[int]
+    full: bool  # all words that it read were new, so there may be more
+    served: int = 0  # words that were handed out
+    records: Records | None = None
 
 
 class RegisteredMemory:
@@ -80,10 +68,7 @@ class RegisteredMemory:
 
 
 class RdmaTransport:
-    """One queue pair of an engine on another machine; see the module, and blinkpy.transport.contract for the promises.
-
-    queue: counts the verbs that were posted.
-    """
+    """One queue pair of an engine on another machine; see the module. queue: counts the verbs that were posted."""
 
     def __init__(self, port: Port, end: QueuePairEnd, depth: int, welcome: Welcome):
         self.layout, self.facts = read_header(welcome.header)
@@ -110,11 +95,8 @@ class RdmaTransport:
         # Where reads arrive: one place for each kind, of which one is in flight at a time.
         window = min(WINDOW_MOST, sizes.cq_entries)
         parts = {LOOK: window * 8, RECORDS: window * RECORD_BYTES, PAIR: PAIR_READ_WORDS * 8, HEALTH: ENGINE_READ_WORDS * 8}
-        self._place: dict[int, int] = {}
-        total = 0
-        for tag, length in parts.items():
-            self._place[tag] = total
-            total += -(-length // 64) * 64
+        *places, total = accumulate((-(-length // 64) * 64 for length in parts.values()), initial=0)
+        self._place = dict(zip(parts, places, strict=True))
         self._landing = RegisteredMemory(total)
         self._landing_key = int(end.register(self._landing.address, total, constants().IBV_ACCESS_LOCAL_WRITE).lkey)
         buffer, place = self._landing.buffer, self._place
@@ -156,7 +138,7 @@ class RdmaTransport:
         self._used_entries += 1
 
     def ring_doorbell(self, doorbell: int) -> None:
-        self._words[FRONT_DOORBELL] = doorbell
+        self._words[W.FRONT_DOORBELL] = doorbell
         self._post_words()
 
     def write_cancel(self, slot: int, request_id: int) -> None:
@@ -166,8 +148,8 @@ class RdmaTransport:
 
     def write_word(self, index: int, value: int) -> None:
         self._words[index] = value
-        if index == FRONT_CQ_HEAD and value >> EPOCH_SHIFT == self._published_head >> EPOCH_SHIFT:
-            ahead = (value - self._published_head) & POSITION_MASK
+        if index == W.FRONT_CQ_HEAD and value >> W.EPOCH_SHIFT == self._published_head >> W.EPOCH_SHIFT:
+            ahead = (value - self._published_head) & W.POSITION_MASK
             if ahead < self._head_step:
                 return
         self._post_words()
@@ -182,7 +164,7 @@ class RdmaTransport:
         batch = self._batch
         batch.append(self._all_words)
         self._batch = []
-        self._published_head = self._words[FRONT_CQ_HEAD]
+        self._published_head = self._words[W.FRONT_CQ_HEAD]
         self.queue.write(batch, self._copy_key, self._front_key, WRITES)
 
     # ---- reads ----------------------------------------------------------------------------------------------------------
@@ -276,10 +258,10 @@ class RdmaTransport:
             or 4 * self._used_hashes > sizes.hash_entries
         )
         # A claim that is not yet granted (or that was never written) has somebody waiting for these words.
-        if short or now[PAIR_EPOCH] != self._words[FRONT_CLAIM] or before[PAIR_EPOCH] != now[PAIR_EPOCH]:
+        if short or now[W.PAIR_EPOCH] != self._words[W.FRONT_CLAIM] or before[W.PAIR_EPOCH] != now[W.PAIR_EPOCH]:
             self._ask_pair()
         # Epoch and attached are from a read that was over when the positions were read.
-        return EngineWords(now[PAIR_SQ_HEAD], now[PAIR_CQ_TAIL], before[PAIR_EPOCH], before[PAIR_ATTACHED])
+        return EngineWords(now[W.PAIR_SQ_HEAD], now[W.PAIR_CQ_TAIL], before[W.PAIR_EPOCH], before[W.PAIR_ATTACHED])
 
     def _ask_pair(self) -> None:
         if not self._in_flight[PAIR]:
@@ -290,7 +272,7 @@ class RdmaTransport:
     def read_engine_state(self) -> int:
         if self.queue.failure is not None:
             raise self.queue.failure
-        return self._health[ENGINE_STATE]
+        return self._health[W.ENGINE_STATE]
 
     def read_engine(self) -> list[int]:
         self._reap()
@@ -302,7 +284,7 @@ class RdmaTransport:
         return self._health[:BLOCK_WORDS]
 
     def read_fault(self) -> int:
-        return self._health[BLOCK_WORDS + CONTROL_FAULT]
+        return self._health[BLOCK_WORDS + W.CONTROL_FAULT]
 
     def _reap(self) -> None:
         """Take what has been completed."""
@@ -322,10 +304,7 @@ class RdmaTransport:
                 self._health = self._health_words.tolist()
 
     def first_look(self, timeout_s: float) -> None:
-        """Read the engine's words until they are there. Raises TransportError when they don't come in time.
-
-        The one call that waits; it belongs to connecting.
-        """
+        """Read the engine's words until they are there: the one call that waits. Raises TransportError after timeout_s."""
         deadline = time.monotonic() + timeout_s
         self.read_engine()
         while self._in_flight[HEALTH] or self._in_flight[PAIR]:
@@ -344,37 +323,27 @@ class RdmaTransport:
             return
         self._closed = True
         deadline = time.monotonic() + CLOSE_S
-        try:
+        with contextlib.suppress(TransportError):  # what could not be written has nobody to read it
             while self.queue.done < self.queue.posted and time.monotonic() < deadline:
                 self._reap()
-        except TransportError:
-            pass  # what could not be written has nobody to read it
         self._end.close()
         self._port.close()
 
 
-def attach_rdma(
-    host: str, port: int, owner: int, device: str = "", gid_index: int = -1, timeout_s: float = HANDSHAKE_S
-) -> RdmaTransport:
-    """Connect to an engine that listens at host and port, and take a queue pair of it.
+def attach_rdma(host: str, port: int, owner: int, device: str = "", gid_index: int = -1) -> RdmaTransport:
+    """Take a queue pair of the engine that listens at host and port. Raises TransportError and LayoutError.
 
-    owner: see blinkpy.transport.handshake.Hello. device, gid_index: see blinkpy.transport.verbs.Port. Raises TransportError and
-    LayoutError.
+    owner: see blinkpy.transport.handshake.Hello. device, gid_index: see blinkpy.transport.verbs.Port.
     """
-    rdma_port = Port(device, gid_index)
-    end = None
-    try:
+    with contextlib.ExitStack() as opened:
+        rdma_port = opened.enter_context(contextlib.closing(Port(device, gid_index)))
         depth = min(DEPTH, int(rdma_port.limits.max_qp_wr), int(rdma_port.limits.max_cqe))
-        end = QueuePairEnd(rdma_port, depth)
-        welcome = introduce(host, port, Hello(owner, end.endpoint()), timeout_s)
+        end = opened.enter_context(contextlib.closing(QueuePairEnd(rdma_port, depth)))
+        welcome = introduce(host, port, Hello(owner, end.endpoint()), HANDSHAKE_S)
         end.send_to(welcome.endpoint)
         transport = RdmaTransport(rdma_port, end, depth, welcome)
         transport.first_look(FIRST_LOOK_S)
-    except BaseException:
-        if end is not None:
-            end.close()
-        rdma_port.close()
-        raise
+        opened.pop_all()  # the transport closes them
     return transport
 
 

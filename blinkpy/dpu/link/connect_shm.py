@@ -18,21 +18,13 @@ import numpy as np
 
 from blinkpy.config import Config
 from blinkpy.dpu.link.store_fence import store_fence
+from blinkpy.queues import words as W
 from blinkpy.queues.array_types import Int32, Int64
 from blinkpy.queues.header import read_header
-from blinkpy.queues.layout import BLOCK_WORDS, QueueLayout
+from blinkpy.queues.layout import BLOCK_WORDS
 from blinkpy.queues.logprob_record import LOGPROB_ENTRIES, LOGPROB_ENTRY, Records
-from blinkpy.queues.words import (
-    CONTROL_FAULT,
-    ENGINE_STATE,
-    FRONT_DOORBELL,
-    PAIR_ATTACHED,
-    PAIR_CQ_TAIL,
-    PAIR_EPOCH,
-    PAIR_SQ_HEAD,
-)
 from blinkpy.transport.contract import EngineWords, TransportError
-from blinkpy.transport.segment import RETRY_S, pair_lock, segment_path
+from blinkpy.transport.segment import RETRY_S, lock_bytes, lock_file, segment_path
 from blinkpy.transport.transport_kinds import End, WorkerIdentity
 
 
@@ -55,7 +47,7 @@ class ShmTransport:
         self._pair_words = back // 8
         self._cq = (back + layout.cq) // 8
         self._engine = layout.engine_words // 8
-        self._fault = layout.control_words // 8 + CONTROL_FAULT
+        self._fault = layout.control_words // 8 + W.CONTROL_FAULT
         self._sq = front + layout.sq
         self._prompt = np.ndarray((sizes.prompt_tokens,), np.int32, mapping, front + layout.prompt)
         self._hashes = np.ndarray((sizes.hash_entries,), np.int64, mapping, front + layout.hashes)
@@ -73,7 +65,7 @@ class ShmTransport:
 
     def ring_doorbell(self, doorbell: int) -> None:
         self._fence()  # the doorbell comes after the entry: O1 of docs/verification.md
-        self._words[self._front + FRONT_DOORBELL] = doorbell
+        self._words[self._front + W.FRONT_DOORBELL] = doorbell
 
     def write_cancel(self, slot: int, request_id: int) -> None:
         self._words[self._cancel + slot] = request_id
@@ -96,12 +88,12 @@ class ShmTransport:
 
     def read_pair(self) -> EngineWords:
         words, base = self._words, self._pair_words
-        attached, epoch = words[base + PAIR_ATTACHED], words[base + PAIR_EPOCH]
+        attached, epoch = words[base + W.PAIR_ATTACHED], words[base + W.PAIR_EPOCH]
         self._fence()  # the positions are read after the epoch: O5 of docs/verification.md
-        return EngineWords(words[base + PAIR_SQ_HEAD], words[base + PAIR_CQ_TAIL], epoch, attached)
+        return EngineWords(words[base + W.PAIR_SQ_HEAD], words[base + W.PAIR_CQ_TAIL], epoch, attached)
 
     def read_engine_state(self) -> int:
-        return self._words[self._engine + ENGINE_STATE]
+        return self._words[self._engine + W.ENGINE_STATE]
 
     def read_engine(self) -> list[int]:
         return self._words[self._engine : self._engine + BLOCK_WORDS].tolist()
@@ -119,10 +111,7 @@ class ShmTransport:
         except FileNotFoundError:
             return True
         try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            return False
+            return lock_file(fd, fcntl.LOCK_SH)
         finally:
             os.close(fd)
 
@@ -141,9 +130,8 @@ class ShmTransport:
 def attach_segment(name: str, pair: int, timeout_s: float = 0.0, *, or_another: bool = False) -> ShmTransport:
     """Take a queue pair of a running engine, waiting up to timeout_s for the engine and for the pair.
 
-    or_another: where another front end has this pair, the next one that nobody has. Raises LayoutError when the engine's
-    layout is another one, and TransportError when there is no such engine or pair, when it is in use, or when the segment
-    belongs to another user.
+    or_another: where another front end has this pair, the next one that nobody has. Raises LayoutError, and TransportError when
+    there is no such engine or pair, when it is in use, or when the segment belongs to another user.
     """
     path = segment_path(name)
     deadline = time.monotonic() + timeout_s
@@ -164,9 +152,8 @@ def _attach(path: Path, pair: int, or_another: bool) -> ShmTransport:
     try:
         status = os.fstat(fd)
         if status.st_uid not in (os.geteuid(), 0) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise TransportError(
-                f"{path} belongs to user {status.st_uid} with mode {status.st_mode & 0o777:o}: not ours to trust"
-            )
+            owner = f"user {status.st_uid} with mode {status.st_mode & 0o777:o}"
+            raise TransportError(f"{path} belongs to {owner}: not ours to trust")
         mapping = mmap.mmap(fd, 0)
         layout, _ = read_header(memoryview(mapping))
         if status.st_size < layout.total_bytes:
@@ -175,7 +162,7 @@ def _attach(path: Path, pair: int, or_another: bool) -> ShmTransport:
         if not 0 <= pair < pairs:
             raise TransportError(f"the engine has queue pairs 0 to {pairs - 1}, there is no pair {pair}")
         wanted = [(pair + i) % pairs for i in range(pairs if or_another else 1)]
-        taken = next((each for each in wanted if _lock_pair(fd, layout, each)), None)
+        taken = next((each for each in wanted if lock_bytes(fd, layout.front_region(each), 1)), None)
         if taken is None:
             none = f"all {pairs} queue pairs are in use by front ends: start the engine with more --workers"
             raise BlockingIOError(errno.EAGAIN, none if or_another else f"queue pair {pair} is in use by another front end")
@@ -183,15 +170,6 @@ def _attach(path: Path, pair: int, or_another: bool) -> ShmTransport:
     except BaseException:
         os.close(fd)
         raise
-
-
-def _lock_pair(fd: int, layout: QueueLayout, pair: int) -> bool:
-    """Lock a pair for the time that fd is open; False where somebody else has it."""
-    try:
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, pair_lock(layout.front_region(pair), 1))
-    except (BlockingIOError, PermissionError):
-        return False
-    return True
 
 
 def connect(config: Config, worker: WorkerIdentity) -> ShmTransport:

@@ -13,19 +13,14 @@ GRANT_TIMEOUT_S = 1.0
 
 def connect(config: Config, worker: WorkerIdentity) -> Transport:
     """A queue pair's memory, over the transport that the config names. Raises TransportError, LayoutError and ConfigError."""
-    transport: Transport = chosen_end(ENDS, config).open(config, worker)
-    return transport
+    return chosen_end(ENDS, config).open(config, worker)
 
 
 def open_queue_pair(config: Config, worker: WorkerIdentity) -> QueuePair:
-    """An attached queue pair. Raises EngineLostError, and as connect() does."""
-    return claim(connect(config, worker), config.queue.engine_timeout_ms / 1000)
-
-
-def claim(transport: Transport, engine_timeout_s: float) -> QueuePair:
-    """An attached queue pair over a transport, which is closed when the engine does not grant it."""
+    """An attached queue pair. Raises EngineLostError where the engine does not grant it, and as connect() does."""
+    transport = connect(config, worker)
     try:
-        queue_pair = QueuePair(transport, engine_timeout_s)
+        queue_pair = QueuePair(transport, config.queue.engine_timeout_ms / 1000)
         queue_pair.attach(GRANT_TIMEOUT_S)
     except BaseException:
         transport.close()

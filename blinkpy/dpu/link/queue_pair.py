@@ -8,11 +8,13 @@ is the right one.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from typing import Any
 
 from blinkpy.dpu.link.arenas import Arena
+from blinkpy.queues import words as W
 from blinkpy.queues.array_types import Int32
 from blinkpy.queues.completion import (
     FINISH_MASK,
@@ -28,21 +30,6 @@ from blinkpy.queues.completion import (
 from blinkpy.queues.page_hash import PageHasher
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.submission import pack_entry
-from blinkpy.queues.words import (
-    ENGINE_HEARTBEAT,
-    ENGINE_STATE,
-    EPOCH_LIMIT,
-    EPOCH_SHIFT,
-    FRONT_CLAIM,
-    FRONT_CQ_HEAD,
-    FRONT_HEARTBEAT,
-    POSITION_MASK,
-    STATE_DRAINING,
-    STATE_FAULTED,
-    STATE_NAMES,
-    STATE_READY,
-    STATE_STOPPED,
-)
 from blinkpy.transport.contract import Transport, TransportError
 
 FIRST_WINDOW, WINDOW = 16, 256  # completions read at once: by a look for news, and after it found some
@@ -62,22 +49,16 @@ class EngineLostError(Exception):
     """The queue pair is of no use any more; every request in flight has failed. The message says why."""
 
 
-LogprobPairs = list[tuple[int, float]]  # one record: (token, log probability), as in logprob_record.LOGPROB_ENTRY
-
-
 class InFlightRequest:
-    """One submitted request.
-
-    owner: whatever the caller passed in. after: the ring's position after its entry. records: those of its completions with
-    HAS_LOGPROBS, in their order; who takes such a completion takes one from the left.
-    """
+    """One submitted request. owner: whatever the caller passed in. after: the ring's position after its entry. records: of its
+    completions with HAS_LOGPROBS, in their order; who takes such a completion takes one from the left."""
 
     __slots__ = ("after", "cancelled", "owner", "records", "request_id", "slot")
 
     def __init__(self, request_id: int, slot: int, owner: Any, after: int):
         self.request_id, self.slot, self.owner, self.after = request_id, slot, owner, after
         self.cancelled = False
-        self.records: deque[LogprobPairs] = deque()
+        self.records: deque[list[tuple[int, float]]] = deque()  # (token, log probability), as in LOGPROB_ENTRY
 
 
 # One completion: the request, a token id (of a rejected request: completion.REJECT_*), and FINISH_* with
@@ -90,15 +71,13 @@ class QueuePair:
 
     def __init__(self, transport: Transport, engine_timeout_s: float = 2.0):
         self.transport, self.facts = transport, transport.facts
-        self.sizes = transport.layout.sizes
-        self.engine_timeout_s = engine_timeout_s
+        self.sizes, self.engine_timeout_s = transport.layout.sizes, engine_timeout_s
         facts = self.facts
         self._hasher = PageHasher(facts.page_size, (facts.hash_multiplier_1, facts.hash_multiplier_2), facts.vocab_size)
         self.epoch = 0
         self.stray_completions = 0  # for slots without a request: the engine broke the protocol
         # Tokens of a prompt that fits into the arenas at all.
         self.longest_prompt = min(self.sizes.prompt_tokens, (self.sizes.hash_entries + 1) * self.facts.page_size - 1)
-        self._live: list[InFlightRequest | None] = [None] * self.sizes.slots
         self._beat = 0
         self._engine_beat = -1
         self._engine_beat_seen = time.monotonic()
@@ -107,7 +86,7 @@ class QueuePair:
 
     def _reset(self, sq_tail: int, cq_position: int) -> None:
         sizes = self.sizes
-        self._live = [None] * sizes.slots
+        self._live: list[InFlightRequest | None] = [None] * sizes.slots
         self._free = list(range(sizes.slots - 1, -1, -1))  # last in, first out: the same few slots stay warm
         self._prompts, self._hashes = Arena(sizes.prompt_tokens), Arena(sizes.hash_entries)
         self._unconsumed: deque[tuple[int, int, int]] = deque()  # ring position after the entry, arena tails
@@ -118,16 +97,13 @@ class QueuePair:
     # ---- ownership ---------------------------------------------------------------------------------------------------
 
     def attach(self, timeout_s: float) -> None:
-        """Claim the next epoch and wait for the engine's grant; requests of before are forgotten.
-
-        Raises EngineLostError when the engine does not grant it in time, or can't.
-        """
+        """Claim the next epoch and wait for the engine's grant. Raises EngineLostError where it does not come in time."""
         self._attached = False
         granted = self.transport.read_pair().epoch
-        if granted >= EPOCH_LIMIT:
+        if granted >= W.EPOCH_LIMIT:
             raise EngineLostError("the queue pair has used up its epochs; restart the engine")
         claim = granted + 1
-        self.transport.write_word(FRONT_CLAIM, claim)
+        self.transport.write_word(W.FRONT_CLAIM, claim)
         deadline = time.monotonic() + timeout_s
         while True:
             self._bump()
@@ -152,37 +128,34 @@ class QueuePair:
         self._bump()
         if self._attached:
             self._ring()
-            self.transport.write_word(FRONT_CQ_HEAD, self._stamp(self._cq_position))
+            self.transport.write_word(W.FRONT_CQ_HEAD, self._stamp(self._cq_position))
 
     def _bump(self) -> None:
         self._beat += 1
-        self.transport.write_word(FRONT_HEARTBEAT, self._beat)
+        self.transport.write_word(W.FRONT_HEARTBEAT, self._beat)
 
     def _stamp(self, position: int) -> int:
-        return self.epoch << EPOCH_SHIFT | position & POSITION_MASK
+        return self.epoch << W.EPOCH_SHIFT | position & W.POSITION_MASK
 
     def _ring(self) -> None:
         self.transport.ring_doorbell(self._stamp(self._sq_tail))
 
     def check(self) -> None:
-        """Look whether engine and lease are alive; a few times a second is enough.
-
-        Raises EngineLostError when the engine is silent, stopped, faulted or replaced, or when this epoch was revoked.
-        """
+        """Raise EngineLostError when the engine is silent, stopped, faulted or replaced, or when this epoch was revoked. To be
+        called a few times a second."""
         transport = self.transport
         words = transport.read_engine()
-        state, beat = words[ENGINE_STATE], words[ENGINE_HEARTBEAT]
+        state, beat = words[W.ENGINE_STATE], words[W.ENGINE_HEARTBEAT]
         now = time.monotonic()
         if transport.read_fault():
             raise EngineLostError("the host reports that the engine died")
-        if state in (STATE_STOPPED, STATE_FAULTED):
-            raise EngineLostError(f"the engine is {STATE_NAMES[state]}")
+        if state in (W.STATE_STOPPED, W.STATE_FAULTED):
+            raise EngineLostError(f"the engine is {W.STATE_NAMES[state]}")
         if self._attached:
             pair = transport.read_pair()
             if pair.epoch != self.epoch or pair.attached != 1:
-                raise EngineLostError(
-                    f"epoch {self.epoch} of the queue pair was revoked (now {pair.epoch}): the lease had expired"
-                )
+                revoked = f"epoch {self.epoch} of the queue pair was revoked (now {pair.epoch})"
+                raise EngineLostError(f"{revoked}: the lease had expired")
         if beat != self._engine_beat:
             self._engine_beat, self._engine_beat_seen = beat, now
         elif now - self._engine_beat_seen > self.engine_timeout_s:
@@ -192,8 +165,8 @@ class QueuePair:
 
     def state_name(self) -> str:
         """The engine's state in words."""
-        state = self.transport.read_engine()[ENGINE_STATE]
-        return STATE_NAMES[state] if 0 <= state < len(STATE_NAMES) else f"in the unknown state {state}"
+        state = self.transport.read_engine()[W.ENGINE_STATE]
+        return W.STATE_NAMES[state] if 0 <= state < len(W.STATE_NAMES) else f"in the unknown state {state}"
 
     def live(self) -> list[InFlightRequest]:
         """Requests in flight, in order of their slots."""
@@ -208,11 +181,9 @@ class QueuePair:
 
     def close(self) -> None:
         """Cancel what is in flight and give the pair up."""
-        try:
+        with contextlib.suppress(TransportError):  # nobody is left to read it
             for request in self.abandon():
                 self.transport.write_cancel(request.slot, request.request_id)
-        except TransportError:
-            pass  # nobody is left to read it
         self.transport.close()
 
     # ---- requests ----------------------------------------------------------------------------------------------------
@@ -231,16 +202,13 @@ class QueuePair:
         return min(self.facts.max_model_len, self.facts.num_pages * self.facts.page_size)
 
     def submit(self, prompt: Int32, sampling: RequestParameters, owner: Any = None) -> InFlightRequest:
-        """Hand a request to the engine. prompt: int32 [n], n >= 1.
-
-        Raises NoRoomError when there is no room now, EngineUnavailableError when the engine takes nothing, EngineLostError
-        when it is gone, and ValueError for a prompt that can never fit.
-        """
+        """Hand a request to the engine. prompt: int32 [n], n >= 1. Raises NoRoomError when there is no room now,
+        EngineUnavailableError, EngineLostError, and ValueError for a prompt that can never fit."""
         if not self._attached:
             raise EngineLostError("no queue pair is attached")
         state = self.transport.read_engine_state()
-        if state != STATE_READY:
-            if state == STATE_DRAINING:
+        if state != W.STATE_READY:
+            if state == W.STATE_DRAINING:
                 raise EngineUnavailableError("the engine is draining: it finishes what it has and takes nothing new")
             raise EngineUnavailableError(f"the engine is {self.state_name()}")
         length, count = len(prompt), len(prompt) // self.facts.page_size
@@ -254,7 +222,7 @@ class QueuePair:
         # A free slot means room in the ring: it has as many entries as there are slots, and that of an ended request is free.
         before = self._prompts.tail, self._hashes.tail
         slot = self._free[-1]
-        request = InFlightRequest(self.epoch << EPOCH_SHIFT | self._requests + 1, slot, owner, self._sq_tail + 1)
+        request = InFlightRequest(self.epoch << W.EPOCH_SHIFT | self._requests + 1, slot, owner, self._sq_tail + 1)
         try:
             prompt_offset, hash_offset = self._prompts.take(length), self._hashes.take(count)
             if prompt_offset is None or hash_offset is None:
@@ -278,17 +246,12 @@ class QueuePair:
         return request
 
     def _consume(self) -> None:
-        """Take back arena and ring space of entries that the engine has consumed.
-
-        Entries are consumed in order, so that of a request that has ended, and those before it, are: a transport whose
-        reads take a while may not know yet.
-        """
+        """Take back arena and ring space of entries that the engine has consumed. It does so in order: that of a request that
+        has ended, and those before it, are consumed, even where a transport does not know yet."""
         # Relies on O2 of docs/verification.md: what lies before the head was read, so it may be written over.
         head = max(self.transport.read_pair().sq_head, self._ended)
         if not self._sq_head <= head <= self._sq_tail:
-            raise EngineLostError(
-                f"the engine has consumed {head} entries, not {self._sq_head} to {self._sq_tail}"
-            )
+            raise EngineLostError(f"the engine has consumed {head} entries, not {self._sq_head} to {self._sq_tail}")
         self._sq_head = head
         while self._unconsumed and self._unconsumed[0][0] <= head:
             _, prompt_tail, hash_tail = self._unconsumed.popleft()
@@ -342,7 +305,7 @@ class QueuePair:
         if position != start:
             self._cq_position = position
             # Keeps O4 of docs/verification.md: the head follows from the words that were read.
-            self.transport.write_word(FRONT_CQ_HEAD, self._stamp(position))
+            self.transport.write_word(W.FRONT_CQ_HEAD, self._stamp(position))
         return events
 
     def _take_records(self, position: int, asked: list[tuple[InFlightRequest, int]]) -> None:

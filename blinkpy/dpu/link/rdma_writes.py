@@ -34,6 +34,7 @@ class SendQueue:
         e = constants()
         self._qp, self._cq, self._inline, self._depth = end.qp, end.cq, end.inline, depth
         self._signaled, self._inlined, self._success = int(e.IBV_SEND_SIGNALED), int(e.IBV_SEND_INLINE), int(e.IBV_WC_SUCCESS)
+        self._reasons = {int(getattr(e, name)): reason for name, reason in REASONS.items()}
         self._error_type = module("pyverbs_error").PyverbsError
         self._sge = module("wr").SGE(0, 0, 0)
         self.posted = self.done = self.batches = self.reads = 0
@@ -96,7 +97,8 @@ class SendQueue:
             count, completions = self._cq.poll(AT_ONCE)
             for completion in completions:
                 if completion.status != self._success:
-                    self._fail(f"RDMA failed ({describe_status(completion.status)})")
+                    status = f"completion status {completion.status}"
+                    self._fail(f"RDMA failed ({self._reasons.get(completion.status, status)})")
                 done = completion.wr_id
                 self.done = done >> TAG_BITS
                 tags.append(done & TAG_MASK)
@@ -107,11 +109,3 @@ class SendQueue:
     def _fail(self, message: str) -> None:
         self.failure = TransportError(message)
         raise self.failure
-
-
-def describe_status(status: int) -> str:
-    """A completion's status in words."""
-    for name, reason in REASONS.items():
-        if status == int(getattr(constants(), name)):
-            return reason
-    return f"completion status {status}"

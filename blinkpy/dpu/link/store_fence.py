@@ -6,19 +6,17 @@ A front end stores prompt, hashes and entry, and then the doorbell. Whoever sees
   done.
 - Everywhere else (Arm first of all) membarrier(2) with MEMBARRIER_CMD_GLOBAL_EXPEDITED is issued in between. The kernel
   runs a full barrier (smp_mb, on arm64 `dmb ish`) on the calling CPU at the start and at the end of that call,
-  registered receivers or not, so no store from after it becomes visible before one from before it. The other side
-  needs no barrier from us: the engine reads the doorbell with an acquire load. Python has no cheaper store barrier;
-  the call takes about a microsecond, once for each submission, and needs no privilege. The kernel skips the barriers
-  when only one CPU is online, where there is nobody to see a difference.
+  registered receivers or not; with one CPU online it skips them, and nobody could see a difference. The engine reads the
+  doorbell with an acquire load. Python has no cheaper store barrier; the call takes about a microsecond, once for each
+  submission, and needs no privilege.
 
 (O1 of docs/verification.md; tests/verified/memory_model/queue_protocol.py finds a front end without this fence wrong on Arm, and
 only there.)
 
 The return leg needs no barrier. A completion is one word. The positions that a front end publishes (its completion
-head, the reuse of ring and arena space) depend on words that it loaded, through data or a branch, and every machine
-keeps a store behind the loads that it depends on. Two loads in a row are not kept in order: a fence stands between
-reading the engine's grant of a claim and the positions (O4 and O5 there). A record of log probabilities, on which no
-position depends, is read between two fences: after its completion word, and before the completion head moves on (O8).
+head, the reuse of ring and arena space) depend on words that it loaded, and every machine keeps a store behind the loads
+that it depends on (O4 there). Two loads in a row are not kept in order: a fence stands between a grant and the positions
+(O5), and on both sides of reading a record of log probabilities, on which no position depends (O8).
 """
 
 from __future__ import annotations
@@ -27,8 +25,7 @@ import ctypes
 import os
 import platform
 from collections.abc import Callable
-from functools import cache
-from typing import Any
+from functools import cache, partial
 
 ORDERED_STORES = frozenset({"x86_64", "amd64", "i386", "i686"})
 SYSTEM_CALL = {"x86_64": 324, "aarch64": 283, "arm64": 283, "riscv64": 283, "loongarch64": 283, "ppc64le": 365}
@@ -41,21 +38,20 @@ class FenceError(OSError):
 
 
 @cache
-def _system_call() -> tuple[Any, ctypes.c_long]:
-    """libc's syscall(), and membarrier's number on this machine."""
+def _system_call() -> Callable[..., int]:
+    """libc's syscall(), with membarrier's number on this machine."""
     number = SYSTEM_CALL.get(platform.machine().lower())
     if number is None:
         raise FenceError(f"no store barrier is known for machine type {platform.machine()!r}")
-    return ctypes.CDLL(None, use_errno=True).syscall, ctypes.c_long(number)
+    return partial(ctypes.CDLL(None, use_errno=True).syscall, ctypes.c_long(number))
 
 
 def _membarrier(command: int) -> int:
-    call, number = _system_call()
-    result = call(number, ctypes.c_int(command), ctypes.c_uint(0), ctypes.c_int(0))
+    result = _system_call()(ctypes.c_int(command), ctypes.c_uint(0), ctypes.c_int(0))
     if result < 0:
         error = ctypes.get_errno()
         raise FenceError(error, f"membarrier(2) failed: {os.strerror(error)} (Linux 4.16 or newer is needed)")
-    return int(result)
+    return result
 
 
 def membarrier() -> None:

@@ -46,10 +46,6 @@ def _raise_exception(message: object) -> None:
     raise ChatError(str(message))
 
 
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)
-
-
 def _tojson(
     value: Any, indent: int | None = None, ensure_ascii: bool = False, separators: Any = None, sort_keys: bool = False
 ) -> str:
@@ -64,7 +60,8 @@ class ChatTemplate:
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
         )
         environment.filters["tojson"] = _tojson
-        environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now, **tokens)
+        environment.globals.update(raise_exception=_raise_exception, **tokens)
+        environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
         self.max_characters = max_characters
         try:
             self._template = environment.from_string(source)
@@ -89,10 +86,7 @@ class ChatTemplate:
 
 
 def find_template(folder: Path, tokenizer_config: Mapping[str, Any], override: str = "") -> str | None:
-    """Source of the chat template: the operator's file, chat_template.jinja, tokenizer_config.json, or None.
-
-    Raises ConfigError for a file that can't be read.
-    """
+    """Source of the template: the operator's file, chat_template.jinja, tokenizer_config.json, or None. Raises ConfigError."""
     path = Path(override).expanduser() if override else folder / "chat_template.jinja"
     if override or path.exists():
         try:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 from tokenizers import Tokenizer as Encoder
@@ -38,41 +39,29 @@ def byte_alphabet() -> dict[str, int]:
     return table
 
 
-def _stages(decoder: Any) -> list[dict[str, Any]]:
+def _stages(node: dict[str, Any]) -> list[dict[str, Any]]:
     """A decoder's description, flattened: nested sequences become one list of stages."""
-    state = json.loads(decoder.__getstate__()) if decoder is not None else {"type": None}
-
-    def flatten(node: dict[str, Any]) -> list[dict[str, Any]]:
-        if node["type"] == "Sequence":
-            return [stage for inner in node["decoders"] for stage in flatten(inner)]
-        return [node]
-
-    return flatten(state)
+    return [stage for inner in node["decoders"] for stage in _stages(inner)] if node["type"] == "Sequence" else [node]
 
 
 class TokenTexts:
-    """What every token stands for; made once for a tokenizer and shared by its detokenizers.
-
-    texts[token]: its text, or None when its bytes alone are no text. pieces[token]: its bytes. Both are None for a
-    tokenizer whose decoder has no such table. Ids past the end stand for nothing, as in `Tokenizer.decode`.
-    """
+    """What every token stands for, unless the decoder has no such table; made once for a tokenizer and shared by its
+    detokenizers. Ids past the end stand for nothing, as in `Tokenizer.decode`."""
 
     def __init__(self, encoder: Encoder):
         self.encoder = encoder
-        self.pieces: list[bytes] | None = None
-        self.texts: list[str | None] | None = None
-        spell = self._speller(_stages(encoder.decoder))
+        self.pieces: list[bytes] | None = None  # bytes of each token
+        self.texts: list[str | None] | None = None  # its text, or None when its bytes alone are no text
+        state = {"type": None} if encoder.decoder is None else json.loads(encoder.decoder.__getstate__())
+        spell = self._speller(_stages(state))
         if spell is None:
             return
         added = encoder.get_added_tokens_decoder()
         size = max([encoder.get_vocab_size(with_added_tokens=True), *(token + 1 for token in added)])
         special = {token for token, content in added.items() if content.special}
-        pieces: list[bytes] = []
-        for token in range(size):
-            word = None if token in special else encoder.id_to_token(token)
-            pieces.append(b"" if word is None else spell(word))
-        self.pieces = pieces
-        self.texts = [_whole(piece) for piece in pieces]
+        words = (None if token in special else encoder.id_to_token(token) for token in range(size))
+        self.pieces = [b"" if word is None else spell(word) for word in words]
+        self.texts = [_whole(piece) for piece in self.pieces]
 
     def spell(self, token: int) -> tuple[str, bytes]:
         """Text and bytes of one token by itself, special ones included. Bytes that are no text are written as \\xNN, and an
@@ -85,7 +74,7 @@ class TokenTexts:
         return ("".join(f"\\x{byte:02x}" for byte in piece) if text is None else text), piece
 
     @staticmethod
-    def _speller(stages: list[dict[str, Any]]) -> Any:
+    def _speller(stages: list[dict[str, Any]]) -> Callable[[str], bytes] | None:
         """The function from a token's spelling to its bytes, or None when neighbours matter."""
         kinds = [stage["type"] for stage in stages]
         if kinds == ["ByteLevel"]:
@@ -104,23 +93,20 @@ class TokenTexts:
         # Strip removes spaces at the very start of a text, where a prompt stands.
         strips = [stage for stage in stages if stage["type"] == "Strip"]
         others = [kind for kind in kinds if kind != "Strip"]
-        if (
-            others in (["Replace", "ByteFallback", "Fuse"], ["Replace", "ByteFallback"], ["ByteFallback", "Fuse"])
-            and all(stage.get("stop") == 0 for stage in strips)
-            and (not strips or kinds.index("Strip") > kinds.index("ByteFallback") + ("Fuse" not in kinds))
-        ):
-            replace = stages[0] if kinds[0] == "Replace" else None
-            if replace is not None and "String" not in replace["pattern"]:
-                return None
+        if others not in (["Replace", "ByteFallback", "Fuse"], ["Replace", "ByteFallback"], ["ByteFallback", "Fuse"]):
+            return None
+        early = strips and kinds.index("Strip") <= kinds.index("ByteFallback") + ("Fuse" not in kinds)
+        replace = stages[0] if kinds[0] == "Replace" else None
+        if early or any(stage.get("stop") != 0 for stage in strips) or (replace and "String" not in replace["pattern"]):
+            return None
 
-            def fallback(word: str) -> bytes:
-                if replace is not None:
-                    word = word.replace(replace["pattern"]["String"], replace["content"])
-                byte = BYTE_PIECE.fullmatch(word)
-                return bytes([int(byte[1], 16)]) if byte else word.encode()
+        def fallback(word: str) -> bytes:
+            if replace is not None:
+                word = word.replace(replace["pattern"]["String"], replace["content"])
+            byte = BYTE_PIECE.fullmatch(word)
+            return bytes([int(byte[1], 16)]) if byte else word.encode()
 
-            return fallback
-        return None
+        return fallback
 
 
 def _whole(piece: bytes) -> str | None:

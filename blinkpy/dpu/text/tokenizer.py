@@ -22,13 +22,11 @@ from blinkpy.queues.submission import STOP_IDS
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
-def read_json(path: Path, required: bool = False) -> dict[str, Any]:
-    """A JSON object from a model's folder; {} when an optional file isn't there. Raises ConfigError otherwise."""
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a model's folder; {} when it isn't there. Raises ConfigError when it is no such thing."""
     try:
         content = json.loads(path.read_bytes())
-    except FileNotFoundError as error:
-        if required:
-            raise ConfigError(f"{path.parent} has no {path.name}") from error
+    except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"can't read {path}: {error}") from error
@@ -46,11 +44,7 @@ def special_token(tokenizer_config: dict[str, Any], name: str) -> str | None:
 
 
 class Tokenizer:
-    """Reads tokenizer.json, tokenizer_config.json, generation_config.json and config.json of a folder.
-
-    eos_ids: ids that end a text, at most STOP_IDS; bos_id: the id at the start of one, or None; vocab_size: ids, added
-    tokens included (the model's vocabulary may be larger). Raises ConfigError for a folder that can't be used.
-    """
+    """Reads tokenizer.json, tokenizer_config.json, generation_config.json and config.json of a folder. Raises ConfigError."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -65,9 +59,9 @@ class Tokenizer:
         # A tokenizer may come with the truncation that its model was trained with: a prompt is never cut silently.
         self.encoder.no_truncation()
         self.encoder.no_padding()
-        self.vocab_size = self.encoder.get_vocab_size(with_added_tokens=True)
-        self.bos_id = self._id(special_token(self.config, "bos_token"))
-        self.eos_ids = self._eos_ids(read_json(folder / "config.json"))
+        self.vocab_size = self.encoder.get_vocab_size(with_added_tokens=True)  # the model's may be larger
+        self.bos_id = self._id(special_token(self.config, "bos_token"))  # at the start of a text, if any
+        self.eos_ids = self._eos_ids(read_json(folder / "config.json"))  # each ends a text; at most STOP_IDS
         # As in Hugging Face's library: without an explicit add_bos_token the post-processor of tokenizer.json decides.
         self._add_bos = self.config.get("add_bos_token")
         self._add_eos = self.config.get("add_eos_token") is True
@@ -93,19 +87,16 @@ class Tokenizer:
         return tuple(found)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> Int32:
-        """Token ids of a text, int32 [n]. add_special_tokens: with the BOS token (and others) that the model expects.
-
-        Text made by a chat template has its BOS already: encode that without. The GIL is released meanwhile.
-        """
+        """Token ids of a text, int32 [n]. add_special_tokens: with the BOS token (and others) that the model expects; text made
+        by a chat template has its BOS already. The GIL is released meanwhile."""
         explicit = add_special_tokens and isinstance(self._add_bos, bool)
         encoding = self.encoder.encode_batch_fast([text], add_special_tokens=add_special_tokens and not explicit)[0]
-        ids = np.array(encoding.ids, np.int32)
+        ids = encoding.ids
         if explicit:
             before = [self.bos_id] if self._add_bos and self.bos_id is not None else []
             after = [self.eos_ids[-1]] if self._add_eos and self.eos_ids else []
-            if before or after:
-                ids = np.concatenate([np.array(before, np.int32), ids, np.array(after, np.int32)])
-        return ids
+            ids = [*before, *ids, *after]
+        return np.array(ids, np.int32)
 
     def detokenizer(self, prompt: Int32 | None = None) -> Detokenizer:
         """A detokenizer for a request's output. prompt: its prompt, which a few kinds of tokenizers need."""

@@ -1,15 +1,18 @@
-"""The part of a check that runs the user's code: a process of its own, which the parent ends when it is silent for too long.
+"""The part of a check that runs the user's code: a process of its own, with limits on its time.
 
-It writes one JSON object a line to its standard output: {"stage": name, "deadline_s": n} before each stage, {"finding": [...]},
+It writes one JSON object a line to its standard output: {"stage": name, "compute_s": n} before each stage, {"finding": [...]},
 {"outcome": {...}}, and {"done": true} at the end. What the policy prints goes nowhere.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import resource
 import signal
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -19,31 +22,26 @@ from typing import Any
 import numpy as np
 
 from blinkpy.config import ConfigError
-from blinkpy.scheduler.policies import SHIPPED, Policy, load_policy, read_policy
+from blinkpy.scheduler.policies import SHIPPED, Policy, RequestFields, load_policy, read_policy
 from blinkpy.verify.policy_check import policy_calls
 from blinkpy.verify.policy_check.check_options import CheckOptions
-from blinkpy.verify.policy_check.check_workload import Workload, load_workload
+from blinkpy.verify.policy_check.check_workload import load_workload
 from blinkpy.verify.policy_check.findings import Finding, Level
 from blinkpy.verify.policy_check.policy_calls import show
 from blinkpy.verify.policy_check.policy_source import read_source
 from blinkpy.verify.policy_check.sample_requests import sample_requests
 from blinkpy.verify.policy_check.timed_server import ServerModel, ServerOutcome, StuckError, simulate
 from blinkpy.verify.policy_check.waiting_bounds import flood, overtaking
-from blinkpy.verify.sim import run
+from blinkpy.verify.sim.runs import run
 
 SAMPLES = 1000
-LOAD_S, CALLS_S, COMPILE_S = 30, 60, 300
-ALARM_S, ALARM_WALL_S = 5.0, 15.0  # of one stage of plain Python, computing and in all; then the line is told where it hangs
-NO_END = f"no end after {ALARM_S:.0f} s of computing or {ALARM_WALL_S:.0f} s in all"
+LOAD_S, CALLS_S, COMPILE_S = 30, 60, 300  # of computing, for a stage
+CALL_S, CALL_WALL_S = 5.0, 60.0  # for one stretch of plain Python, computing and in all; then the line is told where it hangs
 PERCENTILES = (50, 90, 99, 100)
 
 
-class Hangs(BaseException):
-    """Plain Python that does not come back. line: in the policy's file, 0 if it is elsewhere."""
-
-    def __init__(self, line: int):
-        super().__init__(line)
-        self.line = line
+class Failed(BaseException):
+    """The check ends here. args: its last findings. Not an Exception, so that a policy that hangs does not catch it."""
 
 
 class Child:
@@ -51,69 +49,68 @@ class Child:
 
     def __init__(self, options: CheckOptions, send: Callable[[dict[str, Any]], None]):
         self.options, self._send = options, send
-        self._failed = False
 
-    def stage(self, name: str, deadline_s: float) -> None:
-        self._send({"stage": name, "deadline_s": deadline_s})
+    def stage(self, name: str, compute_s: float) -> None:
+        """Begin a part of the check. When it has computed for compute_s the kernel ends this process, whatever it does then."""
+        _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+        with contextlib.suppress(ValueError):  # the user's own limit is lower
+            resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time() + compute_s) + 1, hard))
+        self._send({"stage": name, "compute_s": compute_s})
 
-    def report(self, *findings: Finding) -> bool:
-        """Send findings. Whether the check can go on: none of them is an error."""
+    def report(self, *findings: Finding) -> None:
         for finding in findings:
-            self._send({"finding": list(finding)})
-            self._failed |= finding.level == "error"
-        return not self._failed
+            self._send({"finding": finding})
 
-    def quick(self) -> Policy | None:
-        """Source, import and calls: all that `serve` looks at too. None when something is wrong."""
+    def require(self, *findings: Finding) -> None:
+        """Report them; the check can't go on when one is an error."""
+        if any(finding.level == "error" for finding in findings):
+            raise Failed(*findings)
+        self.report(*findings)
+
+    def quick(self) -> tuple[list[RequestFields], list[int]]:
+        """Source, import and calls: all that `serve` looks at too. Returns requests and their ranks."""
         name = self.options.policy
         self.stage("source", LOAD_S)
-        if name in SHIPPED:
-            function = SHIPPED[name]
-        else:
-            file, _, function_name = name.rpartition(":")
-            if file.endswith(".py") and Path(file).is_file() and not self.report(*read_source(Path(file), function_name)):
-                return None
-            self.stage("load", 2 * LOAD_S)
-            function = _within(Path(file).absolute(), lambda: read_policy(name))
+        file, _, function_name = name.rpartition(":")
+        if file.endswith(".py") and Path(file).is_file():
+            self.require(*read_source(Path(file), function_name))
+        self.stage("load", LOAD_S)
+        function = within(Path(file).absolute(), lambda: read_policy(name))
         self.stage("calls", CALLS_S)
         requests = sample_requests(SAMPLES, self.options.seed)
         path = Path(function.__code__.co_filename)
-        ranks, findings = _within(path, lambda: policy_calls.call_in_python(function, requests))
-        if not self.report(*findings):
-            return None
-        if not self.report(*_within(path, lambda: policy_calls.call_again(function, requests, ranks, "when asked again"))):
-            return None
+        ranks, findings = within(path, lambda: policy_calls.call_in_python(function, requests))
+        self.require(*findings)
+        self.require(*within(path, lambda: policy_calls.call_again(function, requests, ranks, "when asked again")))
         if name not in SHIPPED:
-            other, when = _within(path, lambda: read_policy(name)), "when the file is loaded again"
-            if not self.report(*_within(path, lambda: policy_calls.call_again(other, requests, ranks, when))):
-                return None
+            other, when = within(path, lambda: read_policy(name)), "when the file is loaded again"
+            self.require(*within(path, lambda: policy_calls.call_again(other, requests, ranks, when)))
         self.report(Finding("fine", "calls", f"{len(requests):,} requests: an integer each, the same when asked again"))
-        self._requests, self._ranks = requests, ranks
-        return function
+        return requests, ranks
 
-    def thorough(self, function: Policy) -> None:
+    def thorough(self) -> None:
         """Compile, search for requests that starve, and compare with the shipped policies."""
-        name = self.options.policy
+        sampled, ranks = self.quick()
+        options, name = self.options, self.options.policy
         self.stage("compile", COMPILE_S)
         policy = load_policy(name)
-        if not self.report(policy_calls.compile_for_gpu(policy)):
-            return
+        self.require(policy_calls.compile_for_gpu(policy))
         rank_many = policy_calls.compile_ranks(policy)
         self.stage("compiled calls", CALLS_S)
-        findings = policy_calls.compare_compiled(policy, rank_many, self._requests, self._ranks)
-        if not self.report(*(findings or [Finding("fine", "determinism", "compiled code gives Python's ranks")])):
-            return
-        if self.options.storm:
-            self.stage("storm", COMPILE_S + self.options.timeout_s)
-            self.report(storm_finding(policy, self.options))
-        self.stage("waiting", COMPILE_S + self.options.timeout_s)
-        self.report(*waiting_findings(policy, rank_many, self.options))
-        model, requests = model_of(self.options), requests_of(self.options)
+        self.require(*policy_calls.compare_compiled(policy, rank_many, sampled, ranks))
+        self.report(Finding("fine", "determinism", "compiled code gives Python's ranks"))
+        if options.storm:
+            self.stage("storm", COMPILE_S + options.timeout_s)
+            self.report(storm_finding(policy, options))
+        self.stage("waiting", COMPILE_S + options.timeout_s)
+        self.report(*waiting_findings(policy, rank_many, options))
+        model = ServerModel(*(getattr(options, field.name) for field in fields(ServerModel)))
+        requests = load_workload(options.workload).first(options.requests).at_rate(options.rate)
         others = [shipped for shipped in SHIPPED if shipped != name]
         if len(set(requests.priority.tolist())) == 1 and "priority" in others:
             others.remove("priority")  # without priorities it is fcfs
         for other in [name, *others]:
-            self.stage(f"simulation of {other}", COMPILE_S + self.options.timeout_s)
+            self.stage(f"simulation of {other}", COMPILE_S + options.timeout_s)
             try:
                 outcome = simulate(policy if other == name else SHIPPED[other], model, requests)
             except StuckError as error:
@@ -123,22 +120,13 @@ class Child:
             if other == name:
                 self.report(Finding("fine", "liveness", f"all {len(requests):,} requests of the workload end"))
 
-    def run(self) -> None:
-        try:
-            function = self.quick()
-            if function is not None:
-                self.thorough(function)
-        except Hangs as hangs:
-            self.report(Finding("error", "calls", NO_END, hangs.line))
-        self._send({"done": True})
-
 
 def storm_finding(policy: Policy, options: CheckOptions) -> Finding:
     """What the simulator of docs/verification.md says: crashes, cancels, slow readers, late writes, too few pages."""
     report = run(policy, options.seed + 1, options.storm, seconds=options.timeout_s)
     if report.failures:
         return Finding("error", "storm", str(report.failures[0][1]))
-    text = f"{report.calls:,} calls in {report.worlds:,} simulated worlds of faults: every promise is kept"
+    text = f"{report.calls:,} turns in {report.worlds:,} simulated worlds of faults: every invariant holds"
     return Finding("fine", "storm", text)
 
 
@@ -149,20 +137,18 @@ def waiting_findings(policy: Policy, rank_many: Any, options: CheckOptions) -> l
     for preempted in (False, True):
         worst = overtaking(rank_many, options.seed, preempted)
         who = "a request that was preempted" if preempted else "a request"
-        if worst.bounded:
-            if worst.window_s == 0:
-                text = f"{who} is never overtaken by later ones"
-            else:
-                text = f"{who} is overtaken only by those that arrive within {_duration(worst.window_s)} of it"
-            findings.append(Finding("fine", "waiting", text))
-            continue
-        text = f"{who} may starve: {show(worst.waits)} is overtaken even by {show(worst.overtakes)}, a day later"
-        if not preempted:
+        if worst.window_s == 0:
+            text = f"{who} is never overtaken by later ones"
+        elif worst.bounded:
+            text = f"{who} is overtaken only by those that arrive within {_duration(worst.window_s)} of it"
+        else:
+            text = f"{who} may starve: {show(worst.waits)} is overtaken even by {show(worst.overtakes)}, a day later"
+        if not worst.bounded and not preempted:
             shown = flood(policy, worst)
             fate = "it waits" if shown.started else "still waiting after"
             text += f"; simulated at full load: {fate} {shown.waited_s:.1f} s, overtaken by {shown.overtaken_by:,} later requests"
             text += f", the last of which arrived {shown.last_arrived_s:.1f} s after it"
-        findings.append(Finding(level, "waiting", text))
+        findings.append(Finding("fine" if worst.bounded else level, "waiting", text))
     return findings
 
 
@@ -170,36 +156,27 @@ def _duration(seconds: float) -> str:
     return f"{seconds * 1000:.2g} ms" if seconds < 1 else f"{seconds:.3g} s" if seconds < 600 else f"{seconds / 60:.3g} min"
 
 
-def model_of(options: CheckOptions) -> ServerModel:
-    return ServerModel(*(getattr(options, field.name) for field in fields(ServerModel)))
-
-
-def requests_of(options: CheckOptions) -> Workload:
-    return load_workload(options.workload).first(options.requests).at_rate(options.rate)
-
-
 def summary(name: str, outcome: ServerOutcome) -> dict[str, Any]:
     """One policy's results: percentiles in seconds, and the samples that the plot needs."""
-    overtakers = outcome.overtakers()
     facts: dict[str, Any] = {"policy": name, "steps": outcome.steps, "seconds": float(outcome.ended.max() / 1e9)}
     for key, values in (("waiting_s", outcome.waiting_s), ("ttft_s", outcome.ttft_s), ("end_to_end_s", outcome.end_to_end_s)):
         facts[key] = {f"p{p}": float(np.percentile(values, p)) for p in PERCENTILES}
         facts[f"{key}_samples"] = np.sort(values).round(4).tolist()
     facts["preemptions"] = int(outcome.preemptions.sum())
-    facts["most_overtaken"] = max(overtakers)
+    facts["most_overtaken"] = max(outcome.overtakers())
     return facts
 
 
-def _within(path: Path, function: Callable[[], Any]) -> Any:
-    """function(), ended by Hangs when it computes for ALARM_S, or takes ALARM_WALL_S: on a busy machine an import may take
-    seconds. path: the policy's file."""
+def within(path: Path, function: Callable[[], Any]) -> Any:
+    """function(), ended by Failed when it computes for CALL_S, or takes CALL_WALL_S. path: the policy's file."""
 
     def handle(number: int, frame: FrameType | None) -> None:
         while frame is not None and Path(frame.f_code.co_filename) != path:
             frame = frame.f_back
-        raise Hangs(frame.f_lineno if frame is not None else 0)
+        text = f"no end after {CALL_S:.0f} s of computing or {CALL_WALL_S:.0f} s in all"
+        raise Failed(Finding("error", "calls", text, frame.f_lineno if frame is not None else 0))
 
-    timers = ((signal.ITIMER_PROF, signal.SIGPROF, ALARM_S), (signal.ITIMER_REAL, signal.SIGALRM, ALARM_WALL_S))
+    timers = ((signal.ITIMER_PROF, signal.SIGPROF, CALL_S), (signal.ITIMER_REAL, signal.SIGALRM, CALL_WALL_S))
     before = [signal.signal(number, handle) for _, number, _ in timers]
     for timer, _, seconds in timers:
         signal.setitimer(timer, seconds)
@@ -223,16 +200,12 @@ def main() -> None:
 
     child = Child(CheckOptions(**json.loads(sys.argv[1])), send)
     try:
-        if sys.argv[2] == "thorough":
-            child.run()
-        else:
-            child.quick()
-            send({"done": True})
-    except Hangs as hangs:
-        send({"finding": list(Finding("error", "calls", NO_END, hangs.line))})
-        send({"done": True})
+        getattr(child, sys.argv[2])()
+    except Failed as failed:
+        child.report(*failed.args)
     except ConfigError as error:
         send({"refused": str(error)})
+    send({"done": True})
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
-"""`blinkpy check`: run the checks and tell the results, on the terminal, as a plot and as JSON."""
+"""`blinkpy check`: run the checks and report the results, on the terminal, as a plot and as JSON."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 from blinkpy.config import ConfigError
 from blinkpy.packages import require_packages
+from blinkpy.process_exit import print_error
 from blinkpy.progress import Progress
 from blinkpy.verify.policy_check.check_options import CheckOptions
 from blinkpy.verify.policy_check.check_workload import load_workload
@@ -18,6 +18,7 @@ from blinkpy.verify.policy_check.guard import run_child
 
 MARKS = {"fine": "ok", "note": "note", "warning": "WARNING", "error": "ERROR"}
 PLOT_TYPES = (".png", ".svg", ".pdf")
+FLOOR_S = 1e-3  # of the plot's logarithmic axis: less is drawn there
 COLUMNS = (
     ("waiting P50", "waiting_s", "p50"),
     ("P90", "waiting_s", "p90"),
@@ -33,8 +34,6 @@ COLUMNS = (
 
 def run_check(options: CheckOptions) -> int:
     """Check a policy. Returns the exit code: 0, or 1 when an error was found. Raises ConfigError for wrong options."""
-    if not options.policy:
-        raise ConfigError("check needs a policy: FILE.py:FUNCTION, or the name of a shipped one")
     require_packages("check", "numba", extra="cpu")
     load_workload(options.workload)
     _check_output(options)
@@ -49,15 +48,16 @@ def run_check(options: CheckOptions) -> int:
                 outcomes.append(message["outcome"])
     finally:
         progress.close()
-    failed = any(finding.level == "error" for finding in findings)
     print(_report(options, findings, outcomes))
     if options.json:
-        _write_json(options, findings, outcomes)
+        facts = {"options": dataclasses.asdict(options), "findings": [f._asdict() for f in findings], "outcomes": outcomes}
+        try:
+            Path(options.json).write_text(json.dumps(facts, indent=1) + "\n")
+        except OSError as error:
+            print_error(f"can't write {options.json}: {error.strerror}")
     if options.plot and outcomes:
-        from blinkpy.verify.policy_check.waiting_plot import plot_outcomes
-
-        plot_outcomes(outcomes, _what(options), Path(options.plot))
-    return 1 if failed else 0
+        _plot(outcomes, _what(options), Path(options.plot))
+    return int(any(finding.level == "error" for finding in findings))
 
 
 def _check_output(options: CheckOptions) -> None:
@@ -84,18 +84,12 @@ def _report(options: CheckOptions, findings: list[Finding], outcomes: list[dict[
 
 
 def _table(outcomes: list[dict[str, Any]]) -> list[str]:
-    heads = ["policy", *(title for title, _, _ in COLUMNS), "preemptions", "most overtaken"]
-    rows = [
-        [
-            Path(outcome["policy"]).name,
-            *(_seconds(outcome[key][p]) for _, key, p in COLUMNS),
-            f"{outcome['preemptions']:,}",
-            f"{outcome['most_overtaken']:,}",
-        ]
-        for outcome in outcomes
-    ]
-    widths = [max(len(row[i]) for row in [heads, *rows]) for i in range(len(heads))]
-    return ["  " + "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in [heads, *rows]]
+    rows = [["policy", *(title for title, _, _ in COLUMNS), "preemptions", "most overtaken"]]
+    for outcome in outcomes:
+        times = [_seconds(outcome[key][p]) for _, key, p in COLUMNS]
+        rows.append([Path(outcome["policy"]).name, *times, f"{outcome['preemptions']:,}", f"{outcome['most_overtaken']:,}"])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  " + "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
 
 
 def _seconds(value: float) -> str:
@@ -109,13 +103,25 @@ def _what(o: CheckOptions) -> str:
     return f"{workload}, {rate}, {o.max_num_seqs} rows, {o.num_pages:,} pages of {o.page_size}; step {step}"
 
 
-def _write_json(options: CheckOptions, findings: list[Finding], outcomes: list[dict[str, Any]]) -> None:
-    told = {
-        "options": dataclasses.asdict(options),
-        "findings": [finding._asdict() for finding in findings],
-        "outcomes": outcomes,
-    }
-    try:
-        Path(options.json).write_text(json.dumps(told, indent=1) + "\n")
-    except OSError as error:
-        print(f"blinkpy: error: can't write {options.json}: {error.strerror}", file=sys.stderr)
+def _plot(outcomes: list[dict[str, Any]], title: str, path: Path) -> None:
+    """Draw which share of the requests waited how long, for each policy."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.2), sharey=True, layout="constrained")
+    for axis, key, label in ((axes[0], "waiting_s", "waiting, s"), (axes[1], "ttft_s", "time to first token, s")):
+        for i, outcome in enumerate(outcomes):
+            samples = outcome[f"{key}_samples"]
+            n = len(samples)
+            shares = [(n - j) / n for j in range(n)]
+            style = {"linewidth": 2.2} if i == 0 else {"linewidth": 1.2, "linestyle": "--"}
+            axis.step([max(FLOOR_S, s) for s in samples], shares, label=Path(outcome["policy"]).name, **style)
+        axis.set(xscale="log", yscale="log", xlabel=label)
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("share of requests with as much or more")
+    axes[0].legend()
+    figure.suptitle(title, fontsize=9)
+    figure.savefig(path, dpi=140)
+    pyplot.close(figure)

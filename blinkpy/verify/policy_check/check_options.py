@@ -25,10 +25,10 @@ class CheckOptions:
     step_us: float = option(4500.0, "time of a step without any work, us", low=0, high=1e7)
     row_us: float = option(22.0, "time that each decoding sequence adds to a step, us", low=0, high=1e6)
     token_us: float = option(27.0, "time that each prefill token adds to a step, us", low=0, high=1e6)
-    storm: int = option(200_000, "scheduler calls in a simulated storm of faults (0: none)", low=0, high=10**10)
+    storm: int = option(200_000, "turns in a simulated storm of faults (0: none)", low=0, high=10**10)
     allow_starvation: bool = option(False, "report requests that may wait for ever, and don't fail for it")
     timeout_s: int = option(300, "seconds for the simulation of one policy", low=1, high=86_400)
-    seed: int = option(0, "seed of the made-up requests", low=0, high=2**31 - 1)
+    seed: int = option(0, "seed of the synthetic requests", low=0, high=2**31 - 1)
     plot: str = option("", "file for a plot of the waiting times (.png, .svg or .pdf); needs matplotlib")
     json: str = option("", "file for the results as JSON")
 

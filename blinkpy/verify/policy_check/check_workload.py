@@ -13,10 +13,16 @@ from numpy.typing import NDArray
 from blinkpy.config import ConfigError
 
 AZURE = Path(__file__).parent / "workloads" / "azure_conversations.csv"
-REQUIRED = ("arrival_s", "prompt_tokens", "generated_tokens")
-OPTIONAL = ("max_tokens", "priority")
+TOKENS = (1, 1 << 20)
+COLUMNS = {  # and the values that they may have
+    "arrival_s": (0, 10**8),
+    "prompt_tokens": TOKENS,
+    "generated_tokens": TOKENS,
+    "max_tokens": TOKENS,
+    "priority": (-(1 << 31), (1 << 31) - 1),
+}
+REQUIRED = tuple(COLUMNS)[:3]
 SMALLEST_LIMIT = 16  # tokens
-TOKENS_AT_MOST = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -54,15 +60,11 @@ class Workload:
         return int((self.prompt + self.max_tokens).max())
 
 
-def usual_limit(output: NDArray[np.int64]) -> NDArray[np.int64]:
-    """max_tokens of a client that knows its answers roughly: the next power of two, SMALLEST_LIMIT at least."""
-    return np.maximum(SMALLEST_LIMIT, 2 ** np.ceil(np.log2(output)).astype(np.int64))
-
-
 def load_workload(name: str) -> Workload:
-    """'azure', or a CSV file: lines that begin with # are comments, then a head with the columns REQUIRED and maybe OPTIONAL.
+    """'azure', or a CSV file: lines that begin with # are comments, then a head with REQUIRED and maybe other COLUMNS.
 
-    Raises ConfigError, with the line, for what can't be read.
+    Without a column max_tokens it is that of a client that knows its answers roughly: the next power of two, SMALLEST_LIMIT at
+    least. Raises ConfigError, with the line, for what can't be read.
     """
     path = AZURE if name == "azure" else Path(name)
     try:
@@ -77,36 +79,30 @@ def load_workload(name: str) -> Workload:
         raise ConfigError(f"workload {path} has no column {missing[0]}; it needs {', '.join(REQUIRED)}")
     if len(numbered) < 3:
         raise ConfigError(f"workload {path} has fewer than two requests")
-    table = [_read(path, number, line, columns) for number, line in numbered[1:]]
+    table = [_read(f"workload {path}, line {number}", line, columns) for number, line in numbered[1:]]
     table.sort(key=lambda row: row["arrival_s"])
-    first = table[0]["arrival_s"]
-    output = np.array([row["generated_tokens"] for row in table], np.int64)
-    limits = usual_limit(output)
-    if "max_tokens" in columns:
-        limits = np.maximum(output, np.array([row["max_tokens"] for row in table], np.int64))
+    values = {column: np.array([row[column] for row in table]) for column in table[0]}
+    output = values["generated_tokens"].astype(np.int64)
+    limits = np.maximum(SMALLEST_LIMIT, 2 ** np.ceil(np.log2(output)).astype(np.int64))
+    if "max_tokens" in values:
+        limits = np.maximum(output, values["max_tokens"].astype(np.int64))
     return Workload(
-        arrival_ns=np.array([(row["arrival_s"] - first) * 1e9 for row in table], np.int64),
-        prompt=np.array([row["prompt_tokens"] for row in table], np.int64),
+        arrival_ns=((values["arrival_s"] - values["arrival_s"][0]) * 1e9).astype(np.int64),
+        prompt=values["prompt_tokens"].astype(np.int64),
         output=output,
         max_tokens=limits,
-        priority=np.array([row.get("priority", 0) for row in table], np.int64),
+        priority=values.get("priority", np.zeros(len(table))).astype(np.int64),
     )
 
 
-def _read(path: Path, number: int, line: str, columns: list[str]) -> dict[str, float]:
+def _read(where: str, line: str, columns: list[str]) -> dict[str, float]:
+    """The known columns of a line. where: the line, for ConfigError."""
     try:
-        row = {name: float(text) for name, text in zip(columns, next(csv.reader([line])), strict=True) if _known(name)}
+        row = {name: float(text) for name, text in zip(columns, next(csv.reader([line])), strict=True) if name in COLUMNS}
     except ValueError as error:
-        raise ConfigError(f"workload {path}, line {number}: {error}") from error
-    for name in ("prompt_tokens", "generated_tokens", "max_tokens"):
-        if not 1 <= row.get(name, 1) <= TOKENS_AT_MOST:
-            raise ConfigError(f"workload {path}, line {number}: {name} must be 1 to {TOKENS_AT_MOST}, not {row[name]:g}")
-    if not 0 <= row["arrival_s"] < 1e8:
-        raise ConfigError(f"workload {path}, line {number}: arrival_s must be 0 to 1e8, not {row['arrival_s']:g}")
-    if not -(1 << 31) <= row.get("priority", 0) < 1 << 31:
-        raise ConfigError(f"workload {path}, line {number}: priority must fit 32 bits")
+        raise ConfigError(f"{where}: {error}") from error
+    for name, value in row.items():
+        low, high = COLUMNS[name]
+        if not low <= value <= high:
+            raise ConfigError(f"{where}: {name} must be {low} to {high}, not {value:g}")
     return row
-
-
-def _known(name: str) -> bool:
-    return name in REQUIRED or name in OPTIONAL

@@ -14,9 +14,3 @@ class Finding(NamedTuple):
     part: str
     text: str
     line: int = 0
-
-
-def worst(findings: list[Finding]) -> Level:
-    """The gravest level among findings; "fine" of none."""
-    order: tuple[Level, ...] = ("fine", "note", "warning", "error")
-    return max((finding.level for finding in findings), key=order.index, default="fine")

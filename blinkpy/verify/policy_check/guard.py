@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import selectors
+import signal
 import subprocess
 import sys
 import time
@@ -22,12 +23,14 @@ if TYPE_CHECKING:
     from blinkpy.scheduler.policies import Policy
 
 START_S = 120.0  # until the child says something for the first time: it imports Numba
+BUSY = 10  # seconds by the clock for each that a stage may compute: a busy machine gives it little of the time
+NO_END = "no end within the time for it; the policy's process was ended"
 PACKAGE_ROOT = Path(__file__).parents[3]
 
 
 def run_child(options: CheckOptions, depth: Literal["quick", "thorough"]) -> Iterator[dict[str, Any]]:
-    """The child's messages (see blinkpy.verify.policy_check.check_child). A child that is silent for too long, or dies, ends in
-    an error finding.
+    """The child's messages (see blinkpy.verify.policy_check.check_child). A child that takes too long, or dies, ends in an error
+    finding.
 
     Raises ConfigError when the child refuses the options, or the policy can't be loaded at all.
     """
@@ -47,11 +50,7 @@ def _messages(child: subprocess.Popen[bytes]) -> Iterator[dict[str, Any]]:
     with selectors.DefaultSelector() as selector:
         selector.register(child.stdout, selectors.EVENT_READ)
         selector.register(child.stderr, selectors.EVENT_READ)
-        while True:
-            ready = selector.select(max(0.0, deadline - time.monotonic()))
-            if not ready:
-                yield _failed(stage, "no end within the time for it; the policy's process was ended")
-                return
+        while ready := selector.select(max(0.0, deadline - time.monotonic())):
             for key, _ in ready:
                 data = os.read(key.fd, 1 << 16)
                 if key.fileobj is child.stderr:
@@ -60,43 +59,41 @@ def _messages(child: subprocess.Popen[bytes]) -> Iterator[dict[str, Any]]:
                         selector.unregister(child.stderr)
                     continue
                 if not data:
-                    last = errors.decode(errors="replace").strip().splitlines()
-                    yield _failed(stage, f"the policy's process {describe_exit(child.wait())}{': ' + last[-1] if last else ''}")
+                    yield _finding(stage, _death(child.wait(), errors))
                     return
                 *lines, buffered = (buffered + data).split(b"\n")
-                for line in lines:
-                    message = json.loads(line)
+                for message in map(json.loads, lines):
                     if "refused" in message:
                         raise ConfigError(message["refused"])
                     if "stage" in message:
-                        stage, deadline = message["stage"], time.monotonic() + message["deadline_s"]
+                        stage, deadline = message["stage"], time.monotonic() + BUSY * message["compute_s"]
                     yield message
                     if "done" in message:
                         return
+    yield _finding(stage, NO_END)
 
 
-def _failed(stage: str, text: str) -> dict[str, Any]:
-    return {"finding": list(Finding("error", stage.split()[0], text))}
+def _death(code: int, errors: bytes) -> str:
+    """Why the child died. errors: the end of its standard error."""
+    if code == -signal.SIGXCPU:
+        return NO_END
+    last = errors.decode(errors="replace").strip().splitlines()
+    return f"the policy's process {describe_exit(code)}{': ' + last[-1] if last else ''}"
+
+
+def _finding(stage: str, text: str) -> dict[str, Any]:
+    return {"finding": Finding("error", stage.split()[0], text)}
 
 
 def vetted_policy(name: str) -> Policy:
-    """load_policy for a process that must not hang: a user's file runs in a process of its own first. Raises ConfigError."""
+    """load_policy for a process that must not hang: the source, import and calls of a user's file are tried in a process of their
+    own first. Raises ConfigError with the line for the first error."""
     from blinkpy.scheduler.policies import SHIPPED, load_policy
 
     if name not in SHIPPED:
-        require_sane(name)
-    return load_policy(name)
-
-
-def require_sane(policy: str) -> None:
-    """Source, import and calls of a policy, in a process of its own. Raises ConfigError with the line for the first error."""
-    for message in run_child(CheckOptions(policy=policy), "quick"):
-        if "finding" in message:
-            finding = Finding(*message["finding"])
+        for message in run_child(CheckOptions(policy=name), "quick"):
+            finding = Finding(*message.get("finding", ("fine", "", "")))
             if finding.level == "error":
-                raise ConfigError(f"policy {located(policy, finding)}: {finding.text}")
-
-
-def located(policy: str, finding: Finding) -> str:
-    """Where a finding is: the policy's file with the line, if there is one."""
-    return f"{policy.rpartition(':')[0]}, line {finding.line}" if finding.line else policy
+                where = f"{name.rpartition(':')[0]}, line {finding.line}" if finding.line else name
+                raise ConfigError(f"policy {where}: {finding.text}")
+    return load_policy(name)

@@ -42,22 +42,21 @@ class CountedCalls:
         """Raises EndlessCall after MOST_LINES, and whatever the function raises."""
         self.lines = 0
         before = sys.gettrace()
-        sys.settrace(self._enter)
+        sys.settrace(self._trace)
         try:
             return self.function(request)
         finally:
             sys.settrace(before)
 
-    def _enter(self, frame: FrameType, event: str, argument: Any) -> Any:
-        return self._count if frame.f_code.co_filename == self._file else None
-
-    def _count(self, frame: FrameType, event: str, argument: Any) -> Any:
+    def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if frame.f_code.co_filename != self._file:
+            return None
         if event == "line":
             self.lines += 1
             self.line = frame.f_lineno
             if self.lines > MOST_LINES:
                 raise EndlessCall
-        return self._count
+        return self._trace
 
 
 def call_in_python(function: Policy, requests: list[RequestFields]) -> tuple[list[int], list[Finding]]:
@@ -65,20 +64,20 @@ def call_in_python(function: Policy, requests: list[RequestFields]) -> tuple[lis
     counted, longest = CountedCalls(function), 0
     ranks: list[int] = []
     for request in requests:
+        problem = ""
         try:
             rank = counted(request)
         except EndlessCall:
-            text = f"no end after {MOST_LINES:,} lines for {show(request)}"
-            return ranks, [Finding("error", "calls", text, counted.line)]
+            problem = f"no end after {MOST_LINES:,} lines"
         except Exception as error:
-            text = f"{type(error).__name__}: {error} for {show(request)}"
-            return ranks, [Finding("error", "calls", text, counted.line)]
-        if type(rank) is not int:
-            text = f"returns {rank!r} ({type(rank).__name__}), not an integer, for {show(request)}"
-            return ranks, [Finding("error", "calls", text, counted.line)]
-        if rank not in INT64:
-            text = f"returns {rank}, more than 64 bits hold, for {show(request)}"
-            return ranks, [Finding("error", "calls", text, counted.line)]
+            problem = f"{type(error).__name__}: {error}"
+        else:
+            if type(rank) is not int:
+                problem = f"returns {rank!r} ({type(rank).__name__}), not an integer,"
+            elif rank not in INT64:
+                problem = f"returns {rank}, more than 64 bits hold,"
+        if problem:
+            return ranks, [Finding("error", "calls", f"{problem} for {show(request)}", counted.line)]
         longest = max(longest, counted.lines)
         ranks.append(rank)
     if longest > MANY_LINES:
@@ -102,14 +101,11 @@ def compile_ranks(function: Policy) -> RankMany:
     rank_of = njit(function)
 
     @njit
-    def rank_each(table: Any, ranks: Any) -> None:
+    def rank_many(table: Any) -> Any:
+        ranks = np.zeros(len(table), np.int64)
         for i in range(len(table)):
             row = table[i]
             ranks[i] = rank_of(RequestFields(row[0], row[1], row[2], row[3], row[4], row[5], row[6], row[7]))
-
-    def rank_many(table: NDArray[np.int64]) -> NDArray[np.int64]:
-        ranks = np.zeros(len(table), np.int64)
-        rank_each(table, ranks)
         return ranks
 
     return rank_many
@@ -118,16 +114,15 @@ def compile_ranks(function: Policy) -> RankMany:
 def compare_compiled(function: Policy, rank_many: RankMany, requests: list[RequestFields], ranks: list[int]) -> list[Finding]:
     """Whether compiled code gives Python's ranks, and the same ones twice."""
     table = np.array(requests, np.int64)
-    line = function.__code__.co_firstlineno
-    compiled = rank_many(table)
-    if (again := rank_many(table)).tolist() != compiled.tolist():
-        i = int(np.argmax(again != compiled))
-        text = f"compiled, {show(requests[i])} has rank {compiled[i]} first and {again[i]} later"
-        return [Finding("error", "determinism", text, line)]
-    if compiled.tolist() != ranks:
-        i = int(np.argmax(compiled != np.array(ranks, np.int64)))
-        text = f"Python gives {ranks[i]} and compiled code {compiled[i]} for {show(requests[i])}: does something exceed 64 bits?"
-        return [Finding("error", "determinism", text, line)]
+    first, again = rank_many(table).tolist(), rank_many(table).tolist()
+    for request, rank, compiled, later in zip(requests, ranks, first, again, strict=True):
+        if compiled != later:
+            text = f"compiled, {show(request)} has rank {compiled} first and {later} later"
+        elif compiled != rank:
+            text = f"Python gives {rank} and compiled code {compiled} for {show(request)}: does something exceed 64 bits?"
+        else:
+            continue
+        return [Finding("error", "determinism", text, function.__code__.co_firstlineno)]
     return []
 
 

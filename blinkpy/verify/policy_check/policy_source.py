@@ -17,27 +17,21 @@ PART = "source"
 # Modules whose import a policy may have for its own sake: annotations, or to be called by tests.
 USUAL_IMPORTS = frozenset({"__future__", "typing", "numba", "math", "blinkpy"})
 
-NOT_ON_A_DEVICE: dict[type[ast.AST], str] = {
-    ast.Dict: "a dictionary",
-    ast.DictComp: "a dictionary",
-    ast.Set: "a set",
-    ast.SetComp: "a set",
-    ast.List: "a list",
-    ast.ListComp: "a list",
-    ast.GeneratorExp: "a generator",
-    ast.Yield: "a generator",
-    ast.YieldFrom: "a generator",
-    ast.Await: "await",
-    ast.JoinedStr: "a string",
-    ast.Try: "try",
-    ast.TryStar: "try",
-    ast.With: "with",
-    ast.Raise: "raise (there is nobody to catch it)",
-    ast.Import: "an import inside the function",
-    ast.ImportFrom: "an import inside the function",
-    ast.ClassDef: "a class",
-    ast.Global: "global (a policy keeps no state: the same request must always get the same rank)",
-    ast.Nonlocal: "nonlocal (a policy keeps no state: the same request must always get the same rank)",
+STATELESS = "(a policy keeps no state: the same request must always get the same rank)"
+NOT_ON_A_DEVICE: dict[str, tuple[type[ast.AST], ...]] = {
+    "a dictionary": (ast.Dict, ast.DictComp),
+    "a set": (ast.Set, ast.SetComp),
+    "a list": (ast.List, ast.ListComp),
+    "a generator": (ast.GeneratorExp, ast.Yield, ast.YieldFrom),
+    "await": (ast.Await,),
+    "a string": (ast.JoinedStr,),
+    "try": (ast.Try, ast.TryStar),
+    "with": (ast.With,),
+    "raise (there is nobody to catch it)": (ast.Raise,),
+    "an import inside the function": (ast.Import, ast.ImportFrom),
+    "a class": (ast.ClassDef,),
+    f"global {STATELESS}": (ast.Global,),
+    f"nonlocal {STATELESS}": (ast.Nonlocal,),
 }
 
 
@@ -46,7 +40,7 @@ def read_source(path: Path, name: str) -> list[Finding]:
     try:
         tree = ast.parse(path.read_text(), str(path))
     except SyntaxError as error:
-        return [Finding("error", PART, f"{error.msg}", error.lineno or 0)]
+        return [Finding("error", PART, error.msg, error.lineno or 0)]
     except (UnicodeDecodeError, ValueError) as error:
         return [Finding("error", PART, f"not a Python file: {error}")]
     except OSError as error:
@@ -56,9 +50,7 @@ def read_source(path: Path, name: str) -> list[Finding]:
     if name in functions:
         mutable = _mutable_names(tree)
         for function in _reached(functions, name):
-            findings += _unsupported(function)
-            findings += _hidden_state(function, mutable)
-            findings += _floats(function)
+            findings += _broken_rules(function, mutable)
     return findings
 
 
@@ -89,13 +81,6 @@ def _reached(functions: dict[str, ast.FunctionDef], name: str) -> list[ast.Funct
     return [functions[each] for each in reached]
 
 
-def _unsupported(function: ast.FunctionDef) -> Iterator[Finding]:
-    for node in _body(function):
-        what = NOT_ON_A_DEVICE.get(type(node))
-        if what is not None:
-            yield Finding("error", PART, f"{function.name} uses {what}; device code has none", getattr(node, "lineno", 0))
-
-
 def _mutable_names(tree: ast.Module) -> set[str]:
     """Names of the module that hold something which can change: a list, a dictionary, a set, an array, an object."""
     names = set()
@@ -107,24 +92,20 @@ def _mutable_names(tree: ast.Module) -> set[str]:
     return names
 
 
-def _hidden_state(function: ast.FunctionDef, mutable: set[str]) -> Iterator[Finding]:
-    told = set()
-    for node in _body(function):
-        if isinstance(node, ast.Name) and node.id in mutable and node.id not in told:
-            told.add(node.id)
+def _broken_rules(function: ast.FunctionDef, mutable: set[str]) -> Iterator[Finding]:
+    """What a function's body does that device code can't; once each, mutable names that it reads, and floats."""
+    unseen, floats = set(mutable), False
+    for node in (node for statement in function.body for node in ast.walk(statement)):
+        line = getattr(node, "lineno", 0)
+        for what, kinds in NOT_ON_A_DEVICE.items():
+            if isinstance(node, kinds):
+                yield Finding("error", PART, f"{function.name} uses {what}; device code has none", line)
+        if isinstance(node, ast.Name) and node.id in unseen:
+            unseen.remove(node.id)
             text = f"{function.name} reads {node.id}, which can change; the compiled rank keeps the value of the engine's start"
-            yield Finding("warning", PART, text, node.lineno)
-
-
-def _floats(function: ast.FunctionDef) -> Iterator[Finding]:
-    for node in _body(function):
-        constant = isinstance(node, ast.Constant) and isinstance(node.value, float)
-        if constant or (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div)):
+            yield Finding("warning", PART, text, line)
+        divides = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div)
+        if not floats and (divides or (isinstance(node, ast.Constant) and isinstance(node.value, float))):
+            floats = True
             text = f"{function.name} computes with floats; a GPU may round the last bit differently, and a replay then parts ways"
-            yield Finding("warning", PART, text, getattr(node, "lineno", 0))
-            return
-
-
-def _body(function: ast.FunctionDef) -> Iterator[ast.AST]:
-    for statement in function.body:
-        yield from ast.walk(statement)
+            yield Finding("warning", PART, text, line)

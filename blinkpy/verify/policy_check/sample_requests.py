@@ -1,4 +1,4 @@
-"""Made-up requests that a policy is asked about: ordinary ones, and every field at its bounds."""
+"""Synthetic requests that a policy is asked about: ordinary ones, and every field at its bounds."""
 
 from __future__ import annotations
 

@@ -1,16 +1,15 @@
-"""A server in simulated time: the scheduler itself, compiled with the policy, and a model whose steps take made-up time.
+"""A server in simulated time: the scheduler itself, compiled with the policy, behind a queue pair, and a model of the time of
+its steps.
 
-Nothing of the scheduler is imitated: requests are submitted through a queue pair and results are read from it, so what is
-measured (order, batches, chunks, preemptions) is what an engine with these limits does. Only the clock is made up: see
-ServerModel.step_ns.
+So what is measured (order, batches, chunks, preemptions) is what an engine with these limits does. Only the clock is simulated.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from bisect import bisect_left, insort
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,8 +39,7 @@ class StuckError(RuntimeError):
     """Requests wait, nothing runs, and nothing will change that."""
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(NamedTuple):
     """What one step has to do. tokens: of its bucket, padding included; decoding: rows; prefill: tokens of prompt chunks.
 
     decode_context: tokens that the decoding rows attend to, all rows together; prefill_context: the same of all prompt tokens.
@@ -78,30 +76,30 @@ class ServerModel:
         return []
 
 
-@dataclass(frozen=True)
+@dataclass
 class ServerOutcome:
-    """What became of each request, arrays [n]; times are ns since the first arrival, NEVER if it did not come to it."""
+    """What became of each request, arrays [n]; times are ns since the first arrival, NEVER if it did not come to it.
+
+    waiting_s, ttft_s, end_to_end_s: seconds from the arrival to the first step, to the first token and to the last one.
+    """
 
     arrival: NDArray[np.int64]
     started: NDArray[np.int64]  # begin of the first step that it took part in
     first_token: NDArray[np.int64]
     ended: NDArray[np.int64]
     preemptions: NDArray[np.int64]
-    steps: int
+    steps: int = 0
 
     @property
     def waiting_s(self) -> NDArray[np.float64]:
-        """From arrival to the first step, seconds."""
         return (self.started - self.arrival) / 1e9
 
     @property
     def ttft_s(self) -> NDArray[np.float64]:
-        """From arrival to the first token, seconds."""
         return (self.first_token - self.arrival) / 1e9
 
     @property
     def end_to_end_s(self) -> NDArray[np.float64]:
-        """From arrival to the last token, seconds."""
         return (self.ended - self.arrival) / 1e9
 
     def overtakers(self) -> list[int]:
@@ -118,8 +116,9 @@ class TimedSimulation:
     """One server. requests: those that may be submitted, by number; submit() and turn() drive it.
 
     due: when each request arrives, ns; in a closed loop it is settled as others end. over: requests that had ended when the last
-    turn began, which was at read_ns.
-    durations, decoding: of each step so far, ns, and rows that got a token beyond their first."""
+    turn began, which was at read_ns. free: slots without a request. durations, decoding: of each step so far, ns, and rows that
+    got a token beyond their first.
+    """
 
     def __init__(self, policy: Policy, machine: ServerModel, requests: Workload):
         self.machine, self.requests = machine, requests
@@ -134,52 +133,36 @@ class TimedSimulation:
         sizes = QueueSizes(1, slots, ring, COMPLETIONS, max(16, longest), 1)
         facts = EngineFacts(1, 0, 0, longest, 2, machine.page_size, machine.num_pages, machine.max_num_seqs, 3_600_000)
         layout = QueueLayout(sizes)
-        self._memory = memoryview(bytearray(layout.total_bytes))
-        write_header(self._memory, sizes, facts)
-        self._views = engine_views(self._memory, layout)
-        limits = make_limits(
-            sizes,
-            facts,
-            max_num_batched_tokens=machine.max_num_batched_tokens,
-            mixed_step_tokens=machine.mixed_step_tokens,
-            burst_step_tokens=machine.burst_step_tokens,
-            burst_tokens=machine.burst_tokens,
-            prefix_caching=False,
-            intake_tokens=1 << 30,
-        )
+        memory = memoryview(bytearray(layout.total_bytes))
+        write_header(memory, sizes, facts)
+        self._views = engine_views(memory, layout)
+        step_sizes = ("max_num_batched_tokens", "mixed_step_tokens", "burst_step_tokens", "burst_tokens")
+        options: dict[str, Any] = {name: getattr(machine, name) for name in step_sizes}
+        limits = make_limits(sizes, facts, **options, prefix_caching=False, intake_tokens=1 << 30)
         self._state = make_state(limits, machine.buckets())
         self._scheduler = Scheduler(limits, self._state, policy)
         self._scheduler.attach(self._views)
         self._entry = neutral_entries(1)
         self._entry["epoch"], self._entry["stop_ids"][0, 0] = 1, STOP
         self.now = 0
-        self._free = list(range(slots))[::-1]
+        self.free = list(range(slots))[::-1]
         self._number = np.full(slots, NEVER)  # request in each slot
         self._generated = np.zeros(n, np.int64)
         self._sq_tail = self._cq_head = 0
-        started, first_token, ended = (np.full(n, NEVER) for _ in range(3))
         self.due = requests.arrival_ns.copy()
-        self._outcome = ServerOutcome(self.due, started, first_token, ended, np.zeros(n, np.int64), 0)
-        self.durations: list[int] = []  # of each step, ns
-        self.decoding: list[int] = []  # rows of each step that decode
+        started, first_token, ended = (np.full(n, NEVER) for _ in range(3))
+        self.outcome = ServerOutcome(self.due, started, first_token, ended, np.zeros(n, np.int64))
+        self.durations: list[int] = []
+        self.decoding: list[int] = []
         self.ended = 0
         self.over: list[int] = []
         self.read_ns = 0
         self._views.front[0, FRONT_CLAIM] = 1
         self._scheduler.turn(0)
 
-    @property
-    def outcome(self) -> ServerOutcome:
-        return dataclasses.replace(self._outcome, steps=len(self.durations))
-
-    @property
-    def room(self) -> bool:
-        """Whether another request can be submitted."""
-        return bool(self._free)
-
     def submit(self, number: int) -> None:
         """Hand a request to the server."""
-        slot, entry, requests = self._free.pop(), self._entry, self.requests
+        slot, entry, requests = self.free.pop(), self._entry, self.requests
         self._number[slot] = number
         entry["request_id"] = 1 << 32 | self._sq_tail + 1
         entry["slot"], entry["prompt_length"] = slot, requests.prompt[number]
@@ -189,8 +172,8 @@ class TimedSimulation:
         self._views.front[0, FRONT_DOORBELL] = 1 << EPOCH_SHIFT | self._sq_tail
 
     def turn(self) -> bool:
-        """One call of the scheduler and the step that it asks for. False when there was nothing to run."""
-        batch, machine, out = self._state.batch, self.machine, self._outcome
+        """One turn of the scheduler and the step that it asks for. False when there was nothing to run."""
+        batch, machine, out = self._state.batch, self.machine, self.outcome
         self._views.front[0, FRONT_HEARTBEAT] += 1
         bucket = self._scheduler.turn(self.now)
         self._read()
@@ -204,6 +187,7 @@ class TimedSimulation:
         batch.sampled[:rows] = np.where(self._generated[numbers] >= self.requests.output[numbers], STOP, OTHER)
         duration = machine.step_ns(self._work(bucket, rows, tokens, decoding))
         self.now += duration
+        out.steps += 1
         self.durations.append(duration)
         self.decoding.append(decoding)
         return True
@@ -223,7 +207,7 @@ class TimedSimulation:
 
     def _read(self) -> None:
         """Take the completions: tokens of the step that ended now."""
-        out, ring = self._outcome, self._views.cq.shape[1]
+        out, ring = self.outcome, self._views.cq.shape[1]
         tail = int(self._views.pair[0, PAIR_CQ_TAIL])
         words = self._views.cq[0, np.arange(self._cq_head, tail) % ring]
         slots, flags = words & SLOT_MASK, words >> FLAG_SHIFT & FLAG_MASK
@@ -234,7 +218,7 @@ class TimedSimulation:
         self.over, self.read_ns = numbers[over].tolist(), self.now
         out.ended[self.over] = self.now
         out.preemptions[numbers[over]] = self._state.requests.preemptions[slots[over]]
-        self._free += slots[over].tolist()
+        self.free += slots[over].tolist()
         self.ended += int(over.sum())
         self._cq_head = tail
         self._views.front[0, FRONT_CQ_HEAD] = 1 << EPOCH_SHIFT | tail
@@ -242,28 +226,24 @@ class TimedSimulation:
 
 def simulate(policy: Policy, machine: ServerModel, requests: Workload) -> ServerOutcome:
     """Serve all requests, each submitted when it arrives (open loop). Raises StuckError when some never end."""
-    server = TimedSimulation(policy, machine, requests)
-    serve_open(server)
-    return server.outcome
+    return serve(TimedSimulation(policy, machine, requests))
 
 
-def serve_open(server: TimedSimulation) -> None:
-    """Run a server until all its requests have ended, each submitted when it arrives. Raises StuckError."""
-    serve_closed(server, len(server.requests))
+def serve(server: TimedSimulation, streams: int = 0) -> ServerOutcome:
+    """Run a server until all its requests have ended, each submitted when it arrives. Raises StuckError.
 
-
-def serve_closed(server: TimedSimulation, streams: int) -> None:
-    """Run a server until all its requests have ended. The first `streams` are submitted when they arrive, request i so long after
-    the end of request i - streams as its own arrival is after 0. Raises StuckError."""
+    streams: in a closed loop. As many are submitted when they arrive, and request i as long after the end of request i - streams
+    as its own arrival is after 0.
+    """
     n, due, idle = len(server.requests), server.due, 0
-    coming = [(int(due[number]), number) for number in range(min(streams, n))]
-    heapify(coming)
+    streams = streams or n
+    coming = sorted((int(due[number]), number) for number in range(min(streams, n)))
     while server.ended < n:
-        while coming and server.room and coming[0][0] <= server.now:
+        while coming and server.free and coming[0][0] <= server.now:
             server.submit(heappop(coming)[1])
         if server.turn():
             idle = 0
-        elif coming and server.room:
+        elif coming and server.free:
             server.now = max(server.now, coming[0][0])
         elif not server.over:
             server.now += IDLE_NS
@@ -274,3 +254,4 @@ def serve_closed(server: TimedSimulation, streams: int) -> None:
             if (follower := number + streams) < n:
                 due[follower] += server.read_ns
                 heappush(coming, (int(due[follower]), follower))
+    return server.outcome

@@ -9,7 +9,8 @@ bound. It is searched for on ordinary requests and arrivals up to a day apart, s
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,14 +33,17 @@ FLOOD_QUEUE = 4 * FLOOD_ROWS  # requests in the server at any time
 FLOOD_REQUESTS = 2000
 
 
-@dataclass(frozen=True)
-class Overtaking:
-    """The worst pair that was found. window_s: longest time between their arrivals; bounded: whether that was the end of it."""
+class Overtaking(NamedTuple):
+    """The worst pair that was found. window_s: longest time between their arrivals."""
 
     window_s: float
-    bounded: bool
     waits: RequestFields
     overtakes: RequestFields
+
+    @property
+    def bounded(self) -> bool:
+        """Whether later ones don't overtake."""
+        return self.window_s < LATER_S[-1]
 
 
 def overtaking(rank_many: RankMany, seed: int, preempted: bool = False) -> Overtaking:
@@ -49,50 +53,32 @@ def overtaking(rank_many: RankMany, seed: int, preempted: bool = False) -> Overt
     waiting = newcomers
     if preempted:
         waiting = [r._replace(generated=draw.randint(0, r.max_tokens - 1), preemptions=draw.randint(1, 3)) for r in newcomers]
-    found = Overtaking(0.0, True, waiting[0], newcomers[0])
+    found = Overtaking(0.0, waiting[0], newcomers[0])
     for beginning in BEGINNINGS_S:
-        before = np.array([_arriving(request, beginning) for request in waiting], np.int64)
-        ranks = rank_many(before)
-        worst = int(ranks.argmax())
-        slowest = RequestFields(*before[worst].tolist())
-
+        greatest, slowest = max(_ranked(rank_many, waiting, beginning))
         longest = 0.0
         for later in LATER_S:
-            first = _first_rank(rank_many, newcomers, beginning + later)
-            if first[0] < ranks[worst]:
-                longest, found = later, _longer(found, later, slowest, first[1])
+            if min(_ranked(rank_many, newcomers, beginning + later))[0] < greatest:
+                longest = later
         beyond = next((later for later in LATER_S if later > longest), longest)
-        shorter = longest
         for _ in range(REFINEMENTS):
-            middle = (shorter + beyond) / 2
-            first = _first_rank(rank_many, newcomers, beginning + middle)
-            if first[0] < ranks[worst]:
-                shorter, found = middle, _longer(found, middle, slowest, first[1])
+            middle = (longest + beyond) / 2
+            if min(_ranked(rank_many, newcomers, beginning + middle))[0] < greatest:
+                longest = middle
             else:
                 beyond = middle
+        if longest > found.window_s:
+            found = Overtaking(longest, slowest, min(_ranked(rank_many, newcomers, beginning + longest))[1])
     return found
 
 
-def _first_rank(rank_many: RankMany, requests: list[RequestFields], at_s: float) -> tuple[int, RequestFields]:
-    """The lowest rank among requests that arrive at a time, and whose it is."""
-    table = np.array([_arriving(request, at_s) for request in requests], np.int64)
-    ranks = rank_many(table)
-    best = int(ranks.argmin())
-    return int(ranks[best]), RequestFields(*table[best].tolist())
+def _ranked(rank_many: RankMany, requests: list[RequestFields], at_s: float) -> Iterator[tuple[int, RequestFields]]:
+    """(rank, request) of requests that arrive at a time."""
+    arriving = [r._replace(arrival=int(at_s * ARRIVALS_PER_S) + 1, arrival_us=int(at_s * 1e6)) for r in requests]
+    return zip(rank_many(np.array(arriving, np.int64)).tolist(), arriving, strict=True)
 
 
-def _longer(found: Overtaking, window_s: float, waits: RequestFields, overtakes: RequestFields) -> Overtaking:
-    if window_s <= found.window_s:
-        return found
-    return Overtaking(window_s, window_s < LATER_S[-1], waits, overtakes)
-
-
-def _arriving(request: RequestFields, at_s: float) -> RequestFields:
-    return request._replace(arrival=int(at_s * ARRIVALS_PER_S) + 1, arrival_us=int(at_s * 1e6))
-
-
-@dataclass(frozen=True)
-class Flood:
+class Flood(NamedTuple):
     """What the scheduler did with one request under a load of those that overtake it."""
 
     waited_s: float  # until it started, or until the end of the demonstration
@@ -104,24 +90,21 @@ class Flood:
 def flood(policy: Policy, worst: Overtaking) -> Flood:
     """Keep a small server full of requests that overtake, and submit the one that waits among the first of them."""
     n, victim = FLOOD_REQUESTS, FLOOD_QUEUE
-    prompt = np.full(n, min(worst.overtakes.prompt_length, FLOOD_TOKENS // 2))
-    limit = np.full(n, min(worst.overtakes.max_tokens, FLOOD_TOKENS // 2))
-    priority = np.full(n, worst.overtakes.priority)
-    prompt[victim] = min(worst.waits.prompt_length, FLOOD_TOKENS // 2)
-    limit[victim] = min(worst.waits.max_tokens, FLOOD_TOKENS // 2)
-    priority[victim] = worst.waits.priority
+    prompt, limit, priority = (
+        np.where(np.arange(n) == victim, getattr(worst.waits, name), getattr(worst.overtakes, name))
+        for name in ("prompt_length", "max_tokens", "priority")
+    )
+    prompt, limit = np.minimum([prompt, limit], FLOOD_TOKENS // 2)
     requests = Workload(np.zeros(n, np.int64), prompt, np.minimum(limit, FLOOD_OUTPUT), limit, priority)
     pages = FLOOD_TOKENS // 16 * (FLOOD_ROWS + 1)
     server = TimedSimulation(policy, ServerModel(FLOOD_ROWS, 2048, 16, pages, 4500.0, 22.0, 27.0), requests)
-    arrived = np.zeros(n, np.int64)
-    submitted = 0
-    while submitted < n and server.outcome.started[victim] == NEVER:
+    arrived, submitted, started = np.zeros(n, np.int64), 0, server.outcome.started
+    while submitted < n and started[victim] == NEVER:
         while submitted < n and submitted - server.ended < FLOOD_QUEUE + 1:
             arrived[submitted] = server.now
             server.submit(submitted)
             submitted += 1
         server.turn()
-    started = server.outcome.started
     overtook = np.flatnonzero(started[victim + 1 :] != NEVER) + victim + 1
     end = server.now if started[victim] == NEVER else int(started[victim])
     return Flood(

@@ -5,6 +5,7 @@ It holds the prompts and the generated tokens of the requests that it covers, as
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import time
@@ -13,15 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.lib.format import read_array, write_array
 
-from blinkpy.verify.recording.recording_errors import RecordingError
-from blinkpy.verify.recording.recording_reader import Snapshot
+from blinkpy.verify.recording.recording_links import RecordingError
+from blinkpy.verify.recording.recording_reader import RecordingReader, Snapshot
 from blinkpy.version import __version__
 
 FORMAT = 3
 COMPRESSION = 1  # zlib's fastest: a dump is mostly zeros
 ABOUT, WORDS, STATE = "about", "words", "state/"
+CRASHES_KEPT = 10  # the newest dumps in a folder of crashes
 
 
 def write_dump(path: Path, capture: Snapshot, reason: str) -> None:
@@ -44,7 +46,7 @@ def write_dump(path: Path, capture: Snapshot, reason: str) -> None:
         ):
             for name, array in arrays.items():
                 with target.open(f"{name}.npy", "w", force_zip64=True) as member:
-                    np.lib.format.write_array(member, np.ascontiguousarray(array), allow_pickle=False)
+                    write_array(member, np.ascontiguousarray(array), allow_pickle=False)
         temporary.replace(path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
@@ -55,15 +57,13 @@ def read_dump(path: Path) -> Snapshot:
     """Read a dump. Raises RecordingError, in one line, for what is not one or is damaged."""
     try:
         with zipfile.ZipFile(path) as source:
-            arrays = {name.removesuffix(".npy"): _read(source, name) for name in source.namelist()}
+            arrays = {name.removesuffix(".npy"): read_array(io.BytesIO(source.read(name))) for name in source.namelist()}
         about: dict[str, Any] = json.loads(arrays.pop(ABOUT).tobytes())
         words = arrays.pop(WORDS)
     except OSError as error:
         raise RecordingError(f"can't read {path}: {error.strerror or error}") from error
-    except (zipfile.BadZipFile, ValueError, KeyError, EOFError, NotImplementedError) as error:
+    except Exception as error:  # zlib.error, for one, has no base class of its own
         raise RecordingError(f"{path} is not a recording, or it is damaged: {error}") from error
-    except Exception as error:  # zlib.error has no base class of its own
-        raise RecordingError(f"{path} is damaged: {error}") from error
     if about.get("format") != FORMAT:
         raise RecordingError(f"{path} has format {about.get('format')}; this version reads {FORMAT}")
     state = {name.removeprefix(STATE): array for name, array in arrays.items() if name.startswith(STATE)}
@@ -75,8 +75,17 @@ def read_dump(path: Path) -> Snapshot:
     return Snapshot(about, words, state)
 
 
-def _read(source: zipfile.ZipFile, name: str) -> NDArray[Any]:
-    with source.open(name) as member:
-        array: NDArray[Any] = np.lib.format.read_array(member, allow_pickle=False)
-        member.read()  # to the end: the checksum is compared there
-        return array
+def save_crash(reader: RecordingReader, folder: str, name: str, reason: str) -> str:
+    """Save the recording of an engine that died. folder: "" for one of the user's state. Returns a line: where it is, or why it
+    is not there. Raises nothing for what the disk or the recording are like, since something worse is being reported."""
+    try:
+        state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+        place = Path(folder or Path(state) / "blinkpy")
+        place.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path = place / f"crash-{name}-{time.strftime('%Y%m%d-%H%M%S')}.recording"
+        write_dump(path, reader.capture(), reason)
+        for old in sorted(place.glob("crash-*.recording"), key=lambda file: file.stat().st_mtime)[:-CRASHES_KEPT]:
+            old.unlink(missing_ok=True)
+    except (OSError, RuntimeError, RecordingError) as error:
+        return f"the recording of the last steps could not be saved: {error}"
+    return f"the last steps before it are in {path} (prompts included): blinkpy replay {path}"

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from blinkpy.device.array_trees import map_arrays, named_arrays
 from blinkpy.device.cuda.gpu_memory_views import MappedMemory
 from blinkpy.kv import state as S
 from blinkpy.kv.state import State
-from blinkpy.verify.recording.recording_layout import NOT_COPIED
 from blinkpy.verify.recording.recording_memory import RecordingMemory
 
 CURSOR_BYTES = 64
@@ -31,7 +31,7 @@ class GpuRecording:
     def __init__(self, recording: RecordingMemory, state: State):
         self._recording = recording
         self._mapped = MappedMemory(recording.shared, "the flight recorder's memory")
-        size = recording.copied_bytes
+        size = recording.layout.copied_bytes
         self._memory = torch.zeros(size + CURSOR_BYTES, dtype=torch.uint8, device="cuda")
         self._copy = torch.zeros_like(self._memory)
         self._fetched, self._stream = 0, torch.cuda.Stream()
@@ -47,21 +47,15 @@ class GpuRecording:
             piece.copy_(source)
             return piece
 
-        def place(tree: Any, prefix: str) -> Any:
-            items = []
-            for name, item in zip(tree._fields, tree, strict=True):
-                path = prefix + name
-                if isinstance(item, tuple):
-                    items.append(place(item, path + "."))
-                elif path.startswith(NOT_COPIED):
-                    items.append(torch.from_numpy(np.ascontiguousarray(item)).cuda())
-                else:
-                    items.append(tensor(item, self._recording.offset(path)))
-            return type(tree)(*items)
-
-        recorder, shared = state.recorder, self._recording.recorder
+        recorder, shared, offsets = state.recorder, self._recording.recorder, self._recording.layout.offsets
         small = state._replace(recorder=recorder._replace(words=recorder.words[:1]))
-        placed: State = place(small, "")
+        tensors = iter(
+            [
+                tensor(array, offsets[name]) if name in offsets else torch.from_numpy(np.ascontiguousarray(array)).cuda()
+                for name, array in named_arrays(small)
+            ]
+        )
+        placed: State = map_arrays(lambda array: next(tensors), small)
         ring, progress = (torch.as_tensor(self._mapped.moved(array), device="cuda") for array in (shared.words, shared.progress))
         cursor = tensor(recorder.cursor, cursor_at)
         return placed._replace(recorder=placed.recorder._replace(words=ring, progress=progress, cursor=cursor))
@@ -80,15 +74,16 @@ class GpuRecording:
 
     def fetch(self) -> None:
         """The host's part, now and then: take the last copy over, if there is a new one and no newer one overwrites it."""
-        progress, size = self._recording.recorder.progress, self._recording.copied_bytes
+        progress, size = self._recording.recorder.progress, self._recording.layout.copied_bytes
         begun = int(progress[S.COPIES_BEGUN])
         if begun == self._fetched or progress[S.COPIES_DONE] != begun:
             return
-        with self._recording.open_snapshot() as snapshot, torch.cuda.stream(self._stream):
-            torch.from_numpy(snapshot.content).copy_(self._copy[:size])
+        content = self._recording.begin_snapshot()
+        with torch.cuda.stream(self._stream):
+            torch.from_numpy(content).copy_(self._copy[:size])
             cursor = self._copy[size:].cpu().numpy().view(np.int64)
             if progress[S.COPIES_BEGUN] == begun:
-                snapshot.position = int(cursor[S.POSITION])
+                self._recording.finish_snapshot(int(cursor[S.POSITION]))
                 self._fetched = begun
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 MAGIC = b"BLINKREC"
 ALIGNMENT = 4096
-NOT_COPIED = ("scratch.", "recorder.", "forecast.", "fault")  # working memory of one call, the recording itself, what stops it
+NOT_COPIED = ("scratch.", "recorder.", "forecast.", "fault")  # working memory of one turn, the recording itself, what stops it
 
 # Head of a snapshot, int64.
 WRITES = 0  # odd while it is being written
@@ -23,7 +23,7 @@ Int64 = NDArray[np.int64]
 
 
 class RecordingLayout:
-    """Offsets in the memory, from the description alone."""
+    """Offsets in the memory, bytes. offsets: of arrays in the content of a snapshot, which has copied_bytes."""
 
     def __init__(self, description: Mapping[str, Any]):
         self.words = int(description["limits"]["record_words"])
@@ -34,32 +34,29 @@ class RecordingLayout:
         self.progress = _aligned(16 + len(self.text))
         self.ring = self.progress + ALIGNMENT
         self.first_snapshot = _aligned(self.ring + 8 * self.words)
-        self.offsets, at = {}, SNAPSHOT_HEAD * 8
+        self.offsets, self.copied_bytes = {}, 0
         for name, dtype, shape in self.arrays:
-            self.offsets[name] = at
-            at += -(-int(np.prod(shape)) * np.dtype(dtype).itemsize // 64) * 64
-        self.copied_bytes = at - SNAPSHOT_HEAD * 8
-        self.snapshot_bytes = _aligned(at)
+            self.offsets[name] = self.copied_bytes
+            self.copied_bytes += -(-int(np.prod(shape)) * np.dtype(dtype).itemsize // 64) * 64
+        self.snapshot_bytes = _aligned(SNAPSHOT_HEAD * 8 + self.copied_bytes)
         self.total_bytes = self.first_snapshot + 2 * self.snapshot_bytes
 
 
 class RecordingViews:
-    """NumPy arrays over the memory."""
+    """NumPy arrays over the memory. heads, contents: of the two snapshots; copies: the arrays in these contents, by name."""
 
     def __init__(self, memory: mmap.mmap, layout: RecordingLayout):
         self.progress: Int64 = np.ndarray((8,), np.int64, memory, layout.progress)
         self.ring: Int64 = np.ndarray((layout.words,), np.int64, memory, layout.ring)
-        self.heads: list[Int64] = []
-        self.contents: list[NDArray[np.uint8]] = []
-        self.copies: list[dict[str, NDArray[Any]]] = []
-        for i in range(2):
-            base = layout.first_snapshot + i * layout.snapshot_bytes
-            self.heads.append(np.ndarray((SNAPSHOT_HEAD,), np.int64, memory, base))
-            content = layout.copied_bytes
-            self.contents.append(np.ndarray((content,), np.uint8, memory, base + SNAPSHOT_HEAD * 8))
-            self.copies.append(
-                {name: np.ndarray(shape, dtype, memory, base + layout.offsets[name]) for name, dtype, shape in layout.arrays}
-            )
+        bases = [layout.first_snapshot + i * layout.snapshot_bytes for i in range(2)]
+        self.heads: list[Int64] = [np.ndarray((SNAPSHOT_HEAD,), np.int64, memory, base) for base in bases]
+        self.contents: list[NDArray[np.uint8]] = [
+            np.ndarray((layout.copied_bytes,), np.uint8, memory, base + SNAPSHOT_HEAD * 8) for base in bases
+        ]
+        self.copies: list[dict[str, NDArray[Any]]] = [
+            {name: np.ndarray(shape, dtype, content, layout.offsets[name]) for name, dtype, shape in layout.arrays}
+            for content in self.contents
+        ]
 
 
 def _aligned(n: int) -> int:

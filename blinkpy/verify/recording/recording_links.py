@@ -5,9 +5,14 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
+from blinkpy.config import ConfigError
 from blinkpy.transport.segment import FOLDER, segment_path
 
 LINK_PREFIX = "blinkpy-recording."
+
+
+class RecordingError(ConfigError):
+    """There is no recording, or none that can be used."""
 
 
 def link_path(name: str) -> Path:

@@ -2,7 +2,7 @@
 
 It is an anonymous file in memory, which needs no room in /dev/shm and vanishes with its last user; a symbolic link next to the
 queue segment leads to it. It holds a description in JSON, the recorder's ring, and two *snapshots*: copies of the scheduler's
-state between two calls. The ring alone can't be replayed, since it has forgotten how its first record came about; from a
+state between two turns. The ring alone can't be replayed, since it has forgotten how its first record came about; from a
 snapshot on it can.
 
 A new snapshot is due after half of the ring, and overwrites the older one. So at any moment one of them is at most half a ring
@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,37 +26,29 @@ from blinkpy.kv import state as S
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import Recorder, State
 from blinkpy.verify.recording import recording_layout as layouts
-from blinkpy.verify.recording.recording_errors import RecordingError
 from blinkpy.verify.recording.recording_layout import RecordingLayout, RecordingViews
-from blinkpy.verify.recording.recording_links import link_path
+from blinkpy.verify.recording.recording_links import RecordingError, link_path
 
 SNAPSHOT_LIMIT = 2 << 30  # bytes of one copy of the state
 
 
-class OpenSnapshot:
-    """A snapshot that is being taken. content: uint8, all arrays. position: of the first record after it, set at the end."""
-
-    def __init__(self, content: NDArray[np.uint8]):
-        self.content, self.position = content, -1
-
-
 class RecordingMemory:
-    """The engine's side. recorder: the arrays for State.recorder; the scheduler writes them.
+    """The engine's side. recorder: the arrays for State.recorder; the scheduler writes them. copy_every: words between two
+    snapshots.
 
-    facts: what a replay has to know beside the state (JSON). limits.record_turns must not be 0. publish() makes it known.
-    Raises RecordingError when copies of the state would be too large.
+    facts: what a replay has to know beside the state (JSON). limits.record_turns must not be 0. Raises RecordingError when copies
+    of the state would be too large.
     """
 
     def __init__(self, limits: Limits, state: State, facts: Mapping[str, Any]):
-        self._words, self._due, self._next = limits.record_words, 0, 0
+        self.copy_every, self._due, self._next = limits.record_words // 2, 0, 0
         self._link: Path | None = None
         arrays = [[n, a.dtype.str, list(a.shape)] for n, a in named_arrays(state) if not n.startswith(layouts.NOT_COPIED)]
-        buckets = [[int(t), int(r)] for t, r in zip(state.buckets.tokens, state.buckets.rows, strict=True)]
-        layout = RecordingLayout({"limits": limits._asdict(), "buckets": buckets, "arrays": arrays, **facts})
+        buckets = np.stack(state.buckets, axis=1).tolist()
+        self.layout = layout = RecordingLayout({"limits": limits._asdict(), "buckets": buckets, "arrays": arrays, **facts})
         if layout.snapshot_bytes > SNAPSHOT_LIMIT:
             size = layout.snapshot_bytes >> 20
             raise RecordingError(f"a copy of the scheduler's state has {size} MiB, over {SNAPSHOT_LIMIT >> 20}: fewer slots help")
-        self._layout = layout
         self._fd = os.memfd_create("blinkpy-recording", os.MFD_CLOEXEC)
         os.ftruncate(self._fd, layout.total_bytes)  # memory is taken when it is written
         self.memory = mmap.mmap(self._fd, layout.total_bytes)
@@ -81,49 +73,33 @@ class RecordingMemory:
         self._link.symlink_to(self._target)
 
     def keep(self, state: State) -> None:
-        """Take a snapshot if one is due: between a call of the scheduler and the step that it asked for."""
+        """Take a snapshot if one is due: between a turn of the scheduler and the step that it asked for."""
         position = int(state.recorder.cursor[S.POSITION])
-        if position >= self._due:
-            self.snapshot({n: a for n, a in named_arrays(state) if not n.startswith(layouts.NOT_COPIED)}, position)
+        if position < self._due:
+            return
+        arrays, copies = dict(named_arrays(state)), self._views.copies[self._next]
+        self.begin_snapshot()
+        for name, copy in copies.items():
+            if name == "requests.tokens":  # the largest array, most of it without meaning
+                for slot in np.flatnonzero(state.requests.status != S.EMPTY).tolist():
+                    length = state.requests.length[slot]
+                    copy[slot, :length] = arrays[name][slot, :length]
+            else:
+                np.copyto(copy, arrays[name])
+        self.finish_snapshot(position)
+        self._due = position + self.copy_every
 
-    def snapshot(self, arrays: Mapping[str, NDArray[Any]], position: int) -> None:
-        """Copy the state's arrays, which are as they were before the record at `position`."""
-        copy = self._views.copies[self._next]
-        with self.open_snapshot() as snapshot:
-            for name, array in arrays.items():
-                if name == "requests.tokens":  # the largest array, most of it without meaning
-                    for slot in np.flatnonzero(arrays["requests.status"] != S.EMPTY).tolist():
-                        length = arrays["requests.length"][slot]
-                        copy[name][slot, :length] = array[slot, :length]
-                else:
-                    np.copyto(copy[name], array)
-            snapshot.position = position
-        self._due = position + self._words // 2
+    def begin_snapshot(self) -> NDArray[np.uint8]:
+        """The content of the older snapshot, to be written over. Readers pass it over until it is finished."""
+        self._views.heads[self._next][layouts.WRITES] |= 1
+        return self._views.contents[self._next]
 
-    @contextlib.contextmanager
-    def open_snapshot(self) -> Iterator[OpenSnapshot]:
-        """The older snapshot's place, to be written over. Readers pass it over until it has a position."""
-        head, snapshot = self._views.heads[self._next], OpenSnapshot(self._views.contents[self._next])
-        head[layouts.WRITES] |= 1
-        yield snapshot
-        if snapshot.position >= 0:
-            head[layouts.TAKEN_AT] = snapshot.position
-            head[layouts.WRITES] += 1
-            self._next ^= 1
-
-    @property
-    def copied_bytes(self) -> int:
-        """Bytes of the arrays in a snapshot."""
-        return self._layout.copied_bytes
-
-    def offset(self, name: str) -> int:
-        """Where an array begins in a snapshot's content, bytes."""
-        return self._layout.offsets[name] - layouts.SNAPSHOT_HEAD * 8
-
-    @property
-    def copy_every(self) -> int:
-        """Words between two snapshots."""
-        return self._words // 2
+    def finish_snapshot(self, position: int) -> None:
+        """position: of the first record after it."""
+        head = self._views.heads[self._next]
+        head[layouts.TAKEN_AT] = position
+        head[layouts.WRITES] += 1
+        self._next ^= 1
 
     def close(self) -> None:
         """Remove the link; the memory goes with its last user."""

@@ -6,27 +6,25 @@ import json
 import mmap
 import os
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from blinkpy.kv import state as S
-from blinkpy.verify.recording.recording_errors import RecordingError
 from blinkpy.verify.recording.recording_layout import MAGIC, TAKEN_AT, WRITES, Int64, RecordingLayout, RecordingViews
-from blinkpy.verify.recording.recording_links import link_path
+from blinkpy.verify.recording.recording_links import RecordingError, link_path
 
 TRIES = 20
 
 
-class Snapshot:
-    """A consistent copy of a recording, out of the memory of an engine that may go on writing.
+class Snapshot(NamedTuple):
+    """A consistent copy of a recording. description: the JSON. words: int64, records from the snapshot on. arrays: the snapshot,
+    by name."""
 
-    description: the JSON. words: int64, records from the snapshot on. arrays: the snapshot, by name.
-    """
-
-    def __init__(self, description: dict[str, Any], words: Int64, arrays: dict[str, NDArray[Any]]):
-        self.description, self.words, self.arrays = description, words, arrays
+    description: dict[str, Any]
+    words: Int64
+    arrays: dict[str, NDArray[Any]]
 
 
 class RecordingReader:
@@ -57,11 +55,6 @@ class RecordingReader:
     def position(self) -> int:
         """Words that the engine has recorded."""
         return int(self._views.progress[S.POSITION])
-
-    @property
-    def records(self) -> int:
-        """Calls that the engine has recorded."""
-        return int(self._views.progress[S.RECORDS])
 
     def capture(self) -> Snapshot:
         """Copy what can be replayed. Raises RecordingError when there is no snapshot, or the engine overwrites it too soon."""

@@ -1,67 +1,40 @@
-"""A replay as a terminal tells it: events as they happen, calls that differ, and the verdict."""
+"""A replay as a terminal shows it: events as they happen, turns that differ."""
 
 from __future__ import annotations
 
-from blinkpy.verify.replay.call_records import Call
+from collections.abc import Iterator
+
+from blinkpy.kv.state import State
 from blinkpy.verify.replay.replay_options import ReplayOptions
 from blinkpy.verify.replay.replayer import Replay
-from blinkpy.verify.replay.request_events import Event, EventTracer
+from blinkpy.verify.replay.request_events import EventTracer
+from blinkpy.verify.replay.turn_records import Turn
 
-MOST_DIFFERENCES = 10  # calls that are shown with what differs; others are counted
+MOST_DIFFERENCES = 10  # turns that are shown with what differs; others are counted
 
 
-class Narration:
-    """Prints what the options ask for. Made before the replay runs; call `narrate` after each call, and `verdict` at the end.
+def narrate(replay: Replay, options: ReplayOptions) -> Iterator[tuple[Turn, bool]]:
+    """Run a replay and print what the options ask for. Yields each turn, and whether it decided differently than recorded."""
+    tracer, different, begin_ns = EventTracer(replay.limits, replay.state), 0, replay.turns[0].now_ns if replay.turns else 0
+    for turn, differences in replay.run():
+        for event in tracer.events_of(turn):
+            if options.trace and options.step in (-1, turn.number) and options.request in (-1, event.request):
+                at_ms, who = (turn.now_ns - begin_ns) / 1e6, f"#{event.request}" if event.request >= 0 else ""
+                print(f"{at_ms:12.3f} ms  turn {turn.number:<8} {who:>8}  {event.kind:<9} {event.text}")
+        if options.step == turn.number:
+            _print_turn(turn, replay.state)
+        different += bool(differences)
+        if differences and different <= MOST_DIFFERENCES:
+            print(f"turn {turn.number} differs: {'; '.join(differences)}")
+        yield turn, bool(differences)
 
-    different: calls so far that decided differently from the recording.
-    """
 
-    def __init__(self, replay: Replay, options: ReplayOptions):
-        self.different = 0
-        self._replay, self._options = replay, options
-        self._tracer = EventTracer(replay.limits, replay.state)
-        self._begin_ns = replay.calls[0].now_ns if replay.calls else 0
-
-    @property
-    def span_s(self) -> float:
-        """Seconds from the first call to the last."""
-        calls = self._replay.calls
-        return (calls[-1].now_ns - self._begin_ns) / 1e9 if calls else 0.0
-
-    def narrate(self, call: Call, differences: list[str]) -> None:
-        options = self._options
-        events = self._tracer.after(call)
-        if options.trace and options.step in (-1, call.number):
-            for event in events:
-                if options.request in (-1, event.request):
-                    self._tell_event(event)
-        if options.step == call.number:
-            self._tell_call(call)
-        if differences:
-            self.different += 1
-            if self.different <= MOST_DIFFERENCES:
-                print(f"call {call.number} differs: {'; '.join(differences)}")
-        self._tracer.before()
-
-    def verdict(self) -> str:
-        total = len(self._replay.calls)
-        if self.different:
-            return f"{self.different:,} of {total:,} calls decided differently from the recording, over {self.span_s:.3f} s"
-        return f"all {total:,} calls decided as recorded, over {self.span_s:.3f} s"
-
-    def _tell_event(self, event: Event) -> None:
-        who = f"#{event.request}" if event.request >= 0 else ""
-        at_ms = (event.now_ns - self._begin_ns) / 1e6
-        print(f"{at_ms:12.3f} ms  call {event.call:<8} {who:>8}  {event.kind:<9} {event.text}")
-
-    def _tell_call(self, call: Call) -> None:
-        """One call in full."""
-        requests = self._replay.state.requests
-        print(f"call {call.number}: bucket {call.bucket}, {call.free} pages free, {call.cached} cached")
-        for pair, (heartbeat, claim, head, doorbell) in enumerate(call.inbox.tolist()):
-            print(
-                f"  queue pair {pair}: heartbeat {heartbeat}, claim {claim}, completions read {head:#x}, doorbell {doorbell:#x}"
-            )
-        for slot, tokens in call.planned.tolist():
-            request, end, length = int(requests.arrival[slot]), int(requests.computed[slot]) + tokens, int(requests.length[slot])
-            print(f"  row of #{request}, slot {slot}: {tokens} tokens, up to {end} of {length}")
+def _print_turn(turn: Turn, state: State) -> None:
+    """One turn in full."""
+    requests = state.requests
+    print(f"turn {turn.number}: bucket {turn.bucket}, {turn.free} pages free, {turn.cached} cached")
+    for pair, (heartbeat, claim, head, doorbell) in enumerate(turn.inbox.tolist()):
+        print(f"  queue pair {pair}: heartbeat {heartbeat}, claim {claim}, completions read {head:#x}, doorbell {doorbell:#x}")
+    for slot, tokens in turn.planned.tolist():
+        end = requests.computed[slot] + tokens
+        print(f"  row of #{requests.arrival[slot]}, slot {slot}: {tokens} tokens, up to {end} of {requests.length[slot]}")

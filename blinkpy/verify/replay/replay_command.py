@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from blinkpy.config import ConfigError
-from blinkpy.packages import installed, require_packages
+from blinkpy.packages import require_packages
 from blinkpy.transport.segment import FOLDER
 from blinkpy.verify.replay.replay_options import RecordOptions, ReplayOptions
 
@@ -19,7 +17,7 @@ def run_record(options: RecordOptions) -> int:
     from blinkpy.verify.recording.dump_file import write_dump
     from blinkpy.verify.recording.recording_links import LINK_PREFIX
     from blinkpy.verify.recording.recording_reader import RecordingReader
-    from blinkpy.verify.replay.call_records import parse_calls
+    from blinkpy.verify.replay.turn_records import parse_turns
 
     name = options.name
     if not name:
@@ -28,11 +26,11 @@ def run_record(options: RecordOptions) -> int:
             raise ConfigError(f"name the engine: {', '.join(sorted(names))}" if names else "no engine records on this machine")
         name = names[0]
     capture = RecordingReader(name).capture()
-    calls = sum(1 for _ in parse_calls(capture.words, int(capture.description["limits"]["pairs"])))
+    turns = sum(1 for _ in parse_turns(capture.words, int(capture.description["limits"]["pairs"])))
     path = Path(options.output or f"blinkpy-{name}-{time.strftime('%Y%m%d-%H%M%S')}.recording")
     write_dump(path, capture, "asked for")
     size = path.stat().st_size / 2**20
-    print(f"{calls:,} calls of the scheduler are in {path} ({size:.1f} MiB, prompts included); see them with")
+    print(f"{turns:,} turns of the scheduler are in {path} ({size:.1f} MiB, prompts included); see them with")
     print(f"blinkpy replay {path}")
     return 0
 
@@ -43,53 +41,36 @@ def run_replay(options: ReplayOptions) -> int:
     from blinkpy.sources import SCHEDULER, source_digest
     from blinkpy.verify.recording.dump_file import read_dump
     from blinkpy.verify.recording.recorded_policy import recorded_policy
-    from blinkpy.verify.replay.narration import Narration
+    from blinkpy.verify.replay.narration import narrate
     from blinkpy.verify.replay.recorded_requests import RecordedRequests
     from blinkpy.verify.replay.replayer import Replay
-    from blinkpy.verify.replay.timeline import Timeline
+    from blinkpy.verify.replay.timeline import SUFFIXES, Timeline
 
-    picture = _picture_path(options.timeline)
+    picture, workload = Path(options.timeline), Path(options.workload)
+    if options.timeline and picture.suffix not in SUFFIXES:
+        raise ConfigError(f"timeline must end in {', '.join(SUFFIXES)}, not {options.timeline!r}")
+    if picture.suffix == ".png":
+        require_packages("a .png timeline (unlike .svg)", "matplotlib", extra="bench")
     capture = read_dump(Path(options.file))
     about = capture.description
     if about.get("sources") != source_digest(SCHEDULER):
         print("blinkpy: this is not the version that made the recording: it may decide differently", file=sys.stderr)
     replay = Replay(capture, recorded_policy(about, options.policy), "njit" if options.compiled else "python")
-    narration, timeline, requests = Narration(replay, options), Timeline(), RecordedRequests(replay.state)
+    timeline, requests, different = Timeline(), RecordedRequests(replay.state), 0
     print(f"{options.file}: {about['reason']}, {about['written']}, {about.get('device', '')} engine, policy {about['policy']}")
-    for call, differences in replay.run():
-        narration.narrate(call, differences)
-        timeline.take(call, replay.state)
-        requests.take(call, replay.state)
-    print(narration.verdict())
-    if picture is not None:
-        title = f"{Path(options.file).name}: {len(replay.calls):,} calls, {narration.span_s:.3f} s, policy {about['policy']}"
-        with _written(picture):
-            timeline.write(picture, title)
-    if options.workload:
-        with _written(options.workload):
-            count = requests.write(Path(options.workload))
-        print(f"{count:,} requests are in {options.workload}")
-    return 1 if narration.different else 0
-
-
-def _picture_path(name: str) -> Path | None:
-    """Where the picture goes, if one is wanted. Raises ConfigError before the work for what would fail after it."""
-    from blinkpy.verify.replay.timeline import SUFFIXES
-
-    if not name:
-        return None
-    picture = Path(name)
-    if picture.suffix not in SUFFIXES:
-        raise ConfigError(f"timeline must end in {', '.join(SUFFIXES)}, not {name!r}")
-    if picture.suffix == ".png" and not installed("matplotlib"):
-        raise ConfigError("a .png timeline needs matplotlib: pip install 'blinkpy-serve[bench]' (.svg needs nothing)")
-    return picture
-
-
-@contextlib.contextmanager
-def _written(path: Path | str) -> Iterator[None]:
-    """Say in one line what could not be written."""
+    for turn, differs in narrate(replay, options):
+        different += differs
+        timeline.take(turn, replay.state)
+        requests.take(turn, replay.state)
+    total = len(replay.turns)
+    span_s = (replay.turns[-1].now_ns - replay.turns[0].now_ns) / 1e9 if replay.turns else 0.0
+    verdict = f"{different:,} of {total:,} turns decided differently from the recording" if different else ""
+    print(f"{verdict or f'all {total:,} turns decided as recorded'}, over {span_s:.3f} s")
     try:
-        yield
+        if options.timeline:
+            timeline.write(picture, f"{Path(options.file).name}: {total:,} turns, {span_s:.3f} s, policy {about['policy']}")
+        if options.workload:
+            print(f"{requests.write(workload):,} requests are in {workload}")
     except OSError as error:
-        raise ConfigError(f"can't write {path}: {error.strerror}") from error
+        raise ConfigError(f"can't write {error.filename}: {error.strerror}") from error
+    return 1 if different else 0

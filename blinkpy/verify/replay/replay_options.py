@@ -14,10 +14,6 @@ class RecordOptions:
     name: str = option("", "name of the engine's segment (default: the only engine of this user that records)")
     output: str = option("", "file to write (default: blinkpy-NAME-TIME.recording)")
 
-    def __post_init__(self) -> None:
-        for item in fields(self):
-            check_value(item, getattr(self, item.name))
-
 
 @dataclass(frozen=True)
 class ReplayOptions:
@@ -27,7 +23,7 @@ class ReplayOptions:
     policy: str = option("", "the policy that the engine had, if it was a file: FILE.py:FUNCTION")
     request: int = option(-1, "tell only of the request with this number (-1: of all)", low=-1, high=2**63 - 1)
     step: int = option(
-        -1, "tell of the scheduler's call with this number in full (-1: of all calls in short)", low=-1, high=2**63 - 1
+        -1, "tell of the scheduler's turn with this number in full (-1: of all turns in short)", low=-1, high=2**63 - 1
     )
     trace: bool = option(True, "print what happened, a line for each event")
     compiled: bool = option(False, "run the scheduler compiled: faster for long recordings, after half a minute")

@@ -1,9 +1,9 @@
-"""What happened to each request, and why, told from two states of the scheduler: before a call and after it."""
+"""What happened to each request, and why, from two states of the scheduler: before a turn and after it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from blinkpy.kv.state import State
 from blinkpy.queues.completion import REJECT_HASHES, REJECT_LENGTH, REJECT_PAGES, REJECT_PARAMETER, REJECT_PROMPT, REJECT_TOKEN
 from blinkpy.queues.submission import STOP_IDS, WORD_MAX_TOKENS, WORD_MIN_TOKENS, WORD_STOP_IDS
 from blinkpy.scheduler.phases.admit import WATERMARK_SHIFT
-from blinkpy.verify.replay.call_records import Call, Entry
+from blinkpy.verify.replay.turn_records import Entry, Turn
 
 REJECTIONS = {
     REJECT_PROMPT: "its prompt is empty or outside the arena",
@@ -23,78 +23,65 @@ REJECTIONS = {
     REJECT_TOKEN: "a prompt token is outside the vocabulary",
     REJECT_PARAMETER: "a parameter is out of range",
 }
-REVOKED = ((S.EXPIRED, "its lease ended"), (S.BROKEN, "it broke the protocol"))
+WHY_REVOKED = ((S.EXPIRED, "its lease ended"), (S.BROKEN, "it broke the protocol"))
 
 
-@dataclass(frozen=True)
-class Event:
-    """One thing that one call did. request: its arrival number, -1 for none. kind: one word."""
+class Event(NamedTuple):
+    """One thing that one turn did. request: its arrival number, -1 for none. kind: one word."""
 
-    call: int
-    now_ns: int
     request: int
     kind: str
     text: str
 
 
 class EventTracer:
-    """Watches a replay. Call `before` and `after` around each call; the state is the replay's."""
+    """Watches a replay, whose state this is: ask for the events of each turn after it."""
 
     def __init__(self, limits: Limits, state: State):
         self.limits, self.state = limits, state
         self._reasons: dict[int, str] = {}
         self._arrived_ns: dict[int, int] = {}
-        self.before()
+        self._remember()
 
-    def before(self) -> None:
+    def _remember(self) -> None:
         r = self.state.requests
-        self._status, self._id = r.status.copy(), r.request_id.copy()
-        self._paused, self._preemptions, self._arrival = r.stalled.copy(), r.preemptions.copy(), r.arrival.copy()
-        self._length, self._attached = r.length.copy(), self.state.pairs.attached.copy()
-        self._arrivals = int(self.state.counts[S.ARRIVALS])
+        self._status, self._id, self._length = r.status.copy(), r.request_id.copy(), r.length.copy()
+        self._arrival, self._stalled, self._preemptions = r.arrival.copy(), r.stalled.copy(), r.preemptions.copy()
+        self._attached, self._arrivals = self.state.pairs.attached.copy(), int(self.state.counts[S.ARRIVALS])
 
-    def after(self, call: Call) -> list[Event]:
-        """What the call did, in the order of its phases."""
-        self._call = call
-        self._cancelled = set(call.cancelled)
-        events = [*self._ends(), *self._pairs(), *map(self._taken, call.entries), *self._paused_or_resumed()]
+    def events_of(self, turn: Turn) -> list[Event]:
+        """What the turn did, in the order of its phases."""
+        self._turn = turn
+        events = [*self._ends(), *self._pairs(), *map(self._taken, turn.entries), *self._stalls()]
         preempted = list(self._preempted())
-        return [*events, *preempted, *self._starts(), *self._chunks(), *self._waits(bool(preempted))]
+        events += [*preempted, *self._starts(), *self._chunks(), *self._waits(bool(preempted))]
+        self._remember()
+        return events
 
     # ---- one phase each -------------------------------------------------------------------------------------------------
 
-    def _event(self, request: int, kind: str, text: str) -> Event:
-        return Event(self._call.number, self._call.now_ns, request, kind, text)
-
     def _same(self, slot: int) -> bool:
-        """Whether the slot still belongs to the request that it had before the call."""
+        """Whether the slot still belongs to the request that it had before the turn."""
         return bool(self.state.requests.request_id[slot] == self._id[slot])
 
     def _ends(self) -> Iterator[Event]:
-        requests = self.state.requests
+        requests, pairs = self.state.requests, self.state.pairs
         alive = (self._status == S.RUNNING) | (self._status == S.WAITING)
         for slot in np.flatnonzero(alive).tolist():
-            same, status = self._same(slot), int(requests.status[slot])
-            if same and status in (S.RUNNING, S.WAITING):
+            same, pair = self._same(slot), int(requests.pair[slot])
+            if same and requests.status[slot] in (S.RUNNING, S.WAITING):
                 continue
             request, was = int(self._arrival[slot]), "running" if self._status[slot] == S.RUNNING else "waiting"
             self._reasons.pop(request, None)
-            finish = self._finish(slot, same)
-            if finish:
-                yield self._event(request, "finished", finish)
-            elif slot in self._cancelled:
-                yield self._event(request, "cancelled", f"its front end cancelled it while it was {was}")
-            elif self._was_fenced(slot):
-                text = f"its front end lost queue pair {requests.pair[slot]} while it was {was}"
-                yield self._event(request, "dropped", text)
+            if finish := self._finish(slot, same):
+                yield Event(request, "finished", finish)
+            elif slot in self._turn.cancelled:
+                yield Event(request, "cancelled", f"its front end cancelled it while it was {was}")
+            elif pairs.verdict[pair] & S.REVOKE or self._attached[pair] > pairs.attached[pair]:
+                yield Event(request, "dropped", f"its front end lost queue pair {pair} while it was {was}")
             else:
                 generated = int(requests.length[slot] - requests.prompt_length[slot])
-                yield self._event(request, "finished", f"by an error of the step, after {generated} tokens")
-
-    def _was_fenced(self, slot: int) -> bool:
-        pair = int(self.state.requests.pair[slot])
-        fenced = self._attached[pair] == 1 and self.state.pairs.attached[pair] == 0
-        return bool(fenced or self.state.pairs.verdict[pair] & S.REVOKE)
+                yield Event(request, "finished", f"by an error of the step, after {generated} tokens")
 
     def _finish(self, slot: int, same: bool) -> str:
         """Why the last token ended the request, as append_token() decides it; empty if it did not. When the slot has a new
@@ -117,34 +104,30 @@ class EventTracer:
         for pair, (before, now) in enumerate(zip(self._attached.tolist(), self.state.pairs.attached.tolist(), strict=True)):
             verdict = int(self.state.pairs.verdict[pair])
             if before and verdict & S.REVOKE:
-                why = next((text for bit, text in REVOKED if verdict & bit), "it was claimed again")
-                yield self._event(-1, "fenced", f"queue pair {pair}: {why}")
+                why = next((text for bit, text in WHY_REVOKED if verdict & bit), "it was claimed again")
+                yield Event(-1, "revoked", f"queue pair {pair}: {why}")
             if verdict & S.GRANT and now:
-                yield self._event(-1, "granted", f"queue pair {pair} to its claimant")
+                yield Event(-1, "granted", f"queue pair {pair} to its claimant")
 
     def _taken(self, entry: Entry) -> Event:
         requests, limits = self.state.requests, self.limits
         slot = entry.pair * limits.slots_per_pair + entry["slot"]
         usable = 0 <= entry["slot"] < limits.slots_per_pair
-        if not usable or requests.request_id[slot] != entry["request_id"] or self._still_before(slot):
-            return self._event(-1, "ignored", f"an entry of queue pair {entry.pair}: stale epoch, or its slot is in use")
-        # Its end may have been told in this call: its status does not say that it was rejected, but it got no arrival number.
+        repeated = usable and self._status[slot] != S.EMPTY and self._same(slot)
+        if not usable or requests.request_id[slot] != entry["request_id"] or repeated:
+            return Event(-1, "ignored", f"an entry of queue pair {entry.pair}: stale epoch, or its slot is in use")
+        # It may have ended in this turn: its status does not show that it was rejected, but it got no arrival number.
         if requests.arrival[slot] < self._arrivals or requests.prompt_length[slot] == 0:
             reason = REJECTIONS.get(int(requests.finish[slot]) >> S.FINISH_REASON_SHIFT, "its entry is not valid")
-            return self._event(-1, "rejected", f"an entry of queue pair {entry.pair}: {reason}")
+            return Event(-1, "rejected", f"an entry of queue pair {entry.pair}: {reason}")
         request = int(requests.arrival[slot])
-        self._arrived_ns[request] = self._call.now_ns
-        return self._event(
-            request,
-            "accepted",
+        self._arrived_ns[request] = self._turn.now_ns
+        text = (
             f"from queue pair {entry.pair}, id {entry['request_id'] >> 32}:{entry['request_id'] & 0xFFFFFFFF}: "
             f"{len(entry.prompt)} prompt tokens, at most {entry['max_tokens']} new, priority {entry['priority']}, "
-            f"rank {int(requests.rank[slot])}",
+            f"rank {requests.rank[slot]}"
         )
-
-    def _still_before(self, slot: int) -> bool:
-        """Whether the slot had the same request before this call: then the entry is a repetition."""
-        return bool(self._status[slot] != S.EMPTY and self._same(slot))
+        return Event(request, "accepted", text)
 
     def _active(self, status: int) -> list[int]:
         return np.flatnonzero(self.state.requests.status == status).tolist()
@@ -154,18 +137,18 @@ class EventTracer:
         for slot in self._active(S.WAITING):
             if self._same(slot) and requests.preemptions[slot] > self._preemptions[slot]:
                 why = "its reader is behind, and a better request needs its pages"
-                if not self._paused[slot]:
+                if not self._stalled[slot]:
                     why = f"no page was free; its rank {int(requests.rank[slot])} was the last of those that ran"
                 text = f"{why}; it has {int(requests.length[slot])} tokens to compute again"
-                yield self._event(int(requests.arrival[slot]), "preempted", text)
+                yield Event(int(requests.arrival[slot]), "preempted", text)
 
-    def _paused_or_resumed(self) -> Iterator[Event]:
+    def _stalls(self) -> Iterator[Event]:
         requests = self.state.requests
         for slot in self._active(S.RUNNING):
-            before, now = bool(self._paused[slot]) and self._same(slot), bool(requests.stalled[slot])
+            before, now = bool(self._stalled[slot]) and self._same(slot), bool(requests.stalled[slot])
             if before != now:
-                text = f"the completion queue of pair {int(requests.pair[slot])} {'is full' if now else 'has room again'}"
-                yield self._event(int(requests.arrival[slot]), "paused" if now else "resumed", text)
+                text = f"the completion ring of queue pair {int(requests.pair[slot])} {'is full' if now else 'has room again'}"
+                yield Event(int(requests.arrival[slot]), "stalled" if now else "continues", text)
 
     def _starts(self) -> Iterator[Event]:
         requests = self.state.requests
@@ -175,20 +158,20 @@ class EventTracer:
             request, hits = int(requests.arrival[slot]), int(requests.hit_tokens[slot])
             text = f"{int(requests.length[slot])} tokens, {hits} of them cached, {int(requests.num_pages[slot])} pages"
             if request in self._arrived_ns:
-                text += f"; {(self._call.now_ns - self._arrived_ns[request]) / 1e6:.3f} ms after its arrival"
+                text += f"; {(self._turn.now_ns - self._arrived_ns[request]) / 1e6:.3f} ms after its arrival"
             self._reasons.pop(request, None)
-            yield self._event(request, "starts", text)
+            yield Event(request, "starts", text)
 
     def _chunks(self) -> Iterator[Event]:
         requests = self.state.requests
-        size = int(self._call.planned[:, 1].sum())
-        for slot, tokens in self._call.planned.tolist():
+        size = int(self._turn.planned[:, 1].sum())
+        for slot, tokens in self._turn.planned.tolist():
             length, computed = int(requests.length[slot]), int(requests.computed[slot])
             if tokens > 1 or computed + tokens < length:
                 rest = length - computed - tokens
                 text = f"prompt tokens {computed} to {computed + tokens} of {length}"
                 text += f": the step's {size} tokens leave {rest} for later" if rest else ", the last ones"
-                yield self._event(int(requests.arrival[slot]), "chunk", text)
+                yield Event(int(requests.arrival[slot]), "chunk", text)
 
     # ---- why somebody waits ---------------------------------------------------------------------------------------------
 
@@ -200,7 +183,7 @@ class EventTracer:
         for slot in state.waiting[: int(counts[S.WAITING_COUNT])].tolist():
             request = int(requests.arrival[slot])
             if state.pairs.unclaimed_entries[requests.pair[slot]] <= 0:
-                reason = f"the completion queue of pair {int(requests.pair[slot])} is full"
+                reason = f"the completion ring of queue pair {int(requests.pair[slot])} is full"
             elif blocker >= 0:
                 reason = f"behind #{blocker}, which is served first"
             else:
@@ -208,7 +191,7 @@ class EventTracer:
             kind = reason.split(":")[0].split(" #")[0]
             if self._reasons.get(request) != kind:
                 self._reasons[request] = kind
-                yield self._event(request, "waits", reason)
+                yield Event(request, "waits", reason)
 
     def _shortage(self, slot: int, preempted: bool) -> str:
         """What the first waiting request lacks."""
@@ -217,10 +200,10 @@ class EventTracer:
         running = state.running[: int(counts[S.RUNNING_COUNT])]
         wanted = int(sum(requests.length[s] - requests.computed[s] for s in running.tolist() if not requests.stalled[s]))
         if preempted:
-            return "a request was preempted in this call, so nobody is admitted"
+            return "a request was preempted in this turn, so nobody is admitted"
         if len(running) == limits.rows:
             return f"all {limits.rows} rows are taken"
-        size = int(self._call.planned[:, 1].sum())
+        size = int(self._turn.planned[:, 1].sum())
         if wanted > size or size in (limits.tokens, limits.burst_step_tokens, limits.mixed_tokens):
             return f"the step's budget of {size} tokens is taken"
         hits = int(requests.hit_tokens[slot]) >> limits.page_shift

@@ -10,9 +10,9 @@ import numpy as np
 
 from blinkpy.kv import state as S
 from blinkpy.kv.state import State
-from blinkpy.verify.replay.call_records import Call
+from blinkpy.verify.replay.turn_records import Turn
 
-COLOURS = {"waiting": "#d9d9d9", "prefill": "#4c78a8", "decoding": "#72b7b2", "paused": "#f2cf5b", "preempted": "#e45756"}
+COLOURS = {"waiting": "#d9d9d9", "prefill": "#4c78a8", "decoding": "#72b7b2", "stalled": "#f2cf5b", "preempted": "#e45756"}
 SUFFIXES = (".svg", ".html", ".png")
 MOST_REQUESTS = 2000
 ROW, BAR, LEFT, WIDTH, TOP = 14, 10, 70, 1000, 40  # pixels
@@ -21,7 +21,7 @@ TICKS = 8
 
 @dataclass
 class Span:
-    """Time that a request spent in one way, from the begin of one call to that of another; ns."""
+    """Time that a request spent in one way, from the begin of one turn to that of another; ns."""
 
     request: int
     what: str
@@ -30,15 +30,15 @@ class Span:
 
 
 class Timeline:
-    """Collects spans during a replay: call `take` after each call."""
+    """Collects spans during a replay: call `take` after each turn."""
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
         self._open: dict[int, Span] = {}
 
-    def take(self, call: Call, state: State) -> None:
-        requests, now = state.requests, call.now_ns
-        tokens = dict(call.planned.tolist())
+    def take(self, turn: Turn, state: State) -> None:
+        requests, now = state.requests, turn.now_ns
+        tokens = dict(turn.planned.tolist())
         seen = set()
         for slot in np.flatnonzero((requests.status == S.RUNNING) | (requests.status == S.WAITING)).tolist():
             request = int(requests.arrival[slot])
@@ -46,7 +46,7 @@ class Timeline:
             if requests.status[slot] == S.WAITING:
                 what = "preempted" if requests.preemptions[slot] else "waiting"
             elif requests.stalled[slot]:
-                what = "paused"
+                what = "stalled"
             else:
                 prefills = tokens.get(slot, 0) > 1 or requests.length[slot] - requests.computed[slot] > 1
                 what = "prefill" if prefills else "decoding"

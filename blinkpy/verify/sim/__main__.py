@@ -12,10 +12,8 @@ from pathlib import Path
 
 from blinkpy.config import ConfigError
 from blinkpy.scheduler.policies import SHIPPED, load_policy
-from blinkpy.verify.sim.failure_story import narrate
 from blinkpy.verify.sim.runs import ROUNDS, RunReport, run
-from blinkpy.verify.sim.shrink import Scenario, shrink
-from blinkpy.verify.sim.simulation import Simulation
+from blinkpy.verify.sim.scenario import Scenario, narrate, shrink
 
 TOLD_EVERY = 1000  # worlds between two lines of progress
 
@@ -24,7 +22,7 @@ def parser() -> argparse.ArgumentParser:
     about = "Simulate the scheduler under a storm of events."
     made = argparse.ArgumentParser(prog="python -m blinkpy.verify.sim", description=about)
     made.add_argument("--seed", type=int, default=1, help="first seed [1]")
-    made.add_argument("--steps", type=int, default=1_000_000, help="scheduler calls, over all seeds [1000000]")
+    made.add_argument("--steps", type=int, default=1_000_000, help="turns of the scheduler, over all seeds [1000000]")
     made.add_argument("--turns", type=int, default=ROUNDS, help=f"stormy turns of each seed's world [{ROUNDS}]")
     made.add_argument("--seconds", type=float, default=float("inf"), help="time after which no new seed begins [no limit]")
     made.add_argument("--policy", default="all", help="a shipped policy, FILE.py:FUNCTION, or all shipped ones in turn [all]")
@@ -78,8 +76,7 @@ def _run(arguments: argparse.Namespace) -> int:
     print(report)
     for policy, failure in report.failures:
         print(f"{policies[policy]}: {failure}")
-        actors = Simulation(failure.seed, 1, policy).world.limits.pairs + 1
-        scenario = shrink(failure, policy, policies[policy], actors)
+        scenario = shrink(failure, policy, policies[policy])
         path = arguments.save / f"seed-{failure.seed}.json"
         scenario.save(path)
         print(f"shrunk to {len(scenario.keep)} acts: python -m blinkpy.verify.sim --replay {path}")

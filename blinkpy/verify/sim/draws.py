@@ -38,5 +38,5 @@ def draw(draws, n):
 
 @device
 def chance(draws, thousandths):
-    """True in so many of a thousand cases."""
+    """True in this many of a thousand cases."""
     return draw(draws, THOUSAND) < thousandths

@@ -33,7 +33,7 @@ EVENT_NAMES = (
     "breaks the protocol (word)",
     "reads at another pace (0 fast, 1 slow, 2 not at all)",
     "time jumps (ns)",
-    "the model gives a token that is none (row)",
+    "the model gives an invalid token (row)",
     "claims the pair (epoch)",
 )
 

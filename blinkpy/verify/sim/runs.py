@@ -1,4 +1,4 @@
-"""Many seeds: as many as a number of scheduler calls, or a time, allows."""
+"""Many seeds: as many as a number of turns, or a time, allows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROUNDS = 4000  # stormy turns of one world
 
 @dataclass
 class RunReport:
-    """What a run of many seeds did. calls: of the scheduler. seconds: wall clock, without compiling."""
+    """What a run of many seeds did. calls: turns of the scheduler. seconds: wall clock, without compiling."""
 
     first_seed: int
     worlds: int = 0
@@ -26,8 +26,8 @@ class RunReport:
         found = f"{len(self.failures)} failed" if self.failures else "no violation"
         rate = self.calls / self.seconds if self.seconds else 0.0
         seeds = f"seeds {self.first_seed} to {self.first_seed + self.worlds - 1}"
-        did = f"{self.calls:,} scheduler calls in {self.worlds:,} worlds ({seeds})"
-        return f"{did}, {self.seconds:.1f} s, {rate:,.0f} calls/s: {found}"
+        did = f"{self.calls:,} turns in {self.worlds:,} worlds ({seeds})"
+        return f"{did}, {self.seconds:.1f} s, {rate:,.0f} turns/s: {found}"
 
 
 def run(
@@ -39,10 +39,9 @@ def run(
     seconds: float = float("inf"),
     mode: Mode = "njit",
     check_every: int = 1,
-    most_failures: int = 1,
     progress: Callable[[RunReport], None] | None = None,
 ) -> RunReport:
-    """Simulate worlds from `seed` on, until the scheduler was called `steps` times, the time is over or enough seeds failed.
+    """Simulate worlds from `seed` on, until the scheduler made `steps` turns, the time is over or a seed failed.
 
     policy: one, or several that take turns. turns: stormy turns of each world. mode: of scheduler and checks alike.
     progress: called after every world.
@@ -52,7 +51,7 @@ def run(
         simulate(seed, 1, each, mode=mode, checks=mode)  # compile, before the clock starts
     report = RunReport(seed)
     started = time.monotonic()
-    while report.calls < steps and report.seconds < seconds and len(report.failures) < most_failures:
+    while report.calls < steps and report.seconds < seconds and not report.failures:
         chosen = policies[report.worlds % len(policies)]
         outcome = simulate(seed + report.worlds, turns, chosen, mode=mode, checks=mode, check_every=check_every)
         report.worlds += 1

@@ -1,4 +1,4 @@
-"""One turn of a simulation: check_round the last call of the scheduler, let front ends act, and move the clock; then its step."""
+"""One round of a simulation: check the scheduler's last turn, let front ends act, and move the clock."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from blinkpy.queues.words import CONTROL_COMMAND
 from blinkpy.verify.sim.draws import chance, draw, start_draws
 from blinkpy.verify.sim.events import EVENT_JUMP, EVENT_POISON, note
 from blinkpy.verify.sim.front_ends.front_end_actions import front_turn
-from blinkpy.verify.sim.synthetic_model import check_padding, compute
+from blinkpy.verify.sim.synthetic_model import check_padding
 from blinkpy.verify.sim.turn_invariants import check_turn
 from blinkpy.verify.sim.world import TICK_NS
 
@@ -19,7 +19,7 @@ LEFT_OVER = fault_code("a step is asked for although the batch is empty, or the 
 
 @device
 def check_round(limits, queues, state, sim, turn, bucket):
-    """What the scheduler's last call did, and the step that it asked for. Returns a fault, or 0."""
+    """What the scheduler's last turn did, and the step that it asked for. Returns a fault, or 0."""
     fault = 0
     if turn % sim.check_every == 0:
         fault = check_state(limits, state, sim.references, sim.seen)
@@ -49,10 +49,10 @@ def poison(limits, state, sim, turn):
 
 @device
 def play_round(limits, queues, state, sim, turn, bucket, command):
-    """Judge the call of the turn before, which returned `bucket`, and prepare the next one.
+    """Judge the turn before, which returned `bucket`, and prepare the next one.
 
-    turn: from 0; the bucket before the first does not matter. command: COMMAND_*, of the host. Returns the time of the
-    scheduler's next call, ns, or minus a fault.
+    turn: from 0; the bucket before the first does not matter. command: COMMAND_*, of the host. Returns the time of the turn, ns,
+    or minus a fault.
     """
     if turn > 0:
         fault = check_round(limits, queues, state, sim, turn, bucket)
@@ -69,21 +69,3 @@ def play_round(limits, queues, state, sim, turn, bucket, command):
             return -fault
     sim.clock[0] += TICK_NS
     return sim.clock[0]
-
-
-@device
-def play_step(limits, queues, state, sim):
-    """The step that the scheduler's last call asked for. Returns a fault, or 0."""
-    return compute(limits, state, sim.cache, sim.poison[0])
-
-
-@device
-def is_quiet(limits, queues, state, sim):
-    """Whether no front end waits for anything, and the engine has nothing left."""
-    for slot in range(limits.slots):
-        if sim.fronts.request_id[slot] != 0 or state.requests.status[slot] != 0:
-            return False
-    for page in range(limits.pages):
-        if state.pages.refcount[page] != 0:
-            return False
-    return True

@@ -1,7 +1,6 @@
 """Running a simulation: one seed makes a world, a storm of events, and then a calm in which everything must end.
 
-`simulate` runs a seed and says what went wrong, if anything did. The scheduler and the simulation are each compiled (njit) or
-plain Python, in any combination, and give the same run.
+The scheduler and the simulation are each compiled (njit) or plain Python, in any combination, and give the same run.
 """
 
 from __future__ import annotations
@@ -26,11 +25,12 @@ from blinkpy.scheduler.cycle import make_phases
 from blinkpy.scheduler.host_scheduler import Scheduler
 from blinkpy.scheduler.policies import Policy, fcfs
 from blinkpy.verify.sim.events import EVENT_NAMES, LOG
-from blinkpy.verify.sim.sim_round import is_quiet, play_round, play_step
+from blinkpy.verify.sim.sim_round import play_round
+from blinkpy.verify.sim.synthetic_model import compute
 from blinkpy.verify.sim.world import World, make_world
 
 Mode = Literal["njit", "python"]
-Mute = tuple[int, int]  # turn and actor; the last actor is the world
+Act = tuple[int, int]  # turn and actor: what it does there of its own; the last actor is the world
 
 ENDLESS = fault_code("not everything has ended, although everybody behaves")
 NOT_DRAINED = fault_code("a drain or a stop is not answered")
@@ -53,7 +53,7 @@ class Failure:
 
     def __str__(self) -> str:
         detail = f" ({self.detail})" if self.detail else ""
-        return f"seed {self.seed}, call {self.turn}: {describe_fault(self.code)}{detail}"
+        return f"seed {self.seed}, turn {self.turn}: {describe_fault(self.code)}{detail}"
 
 
 @dataclass(frozen=True)
@@ -67,10 +67,11 @@ class Outcome:
 class Simulation:
     """One world, ready to run.
 
-    mode: of the scheduler; checks: of front ends, model and checks. scheduler: another one's step function, (limits, queues,
-    state, now, lane, lanes) -> bucket, in plain Python. overlapped: the shipped one in plain Python, where what needs no tokens
-    runs before the model's step. world: of make_world with the same seed and turns, in place of a new one. checked: the compiled
-    scheduler checks what its phases expect, as plain Python always does.
+    mode: of the scheduler; checks: of front ends, model and checks. keep: the acts that are not left out, None for all.
+    scheduler: another one's turn, (limits, queues, state, now, lane, lanes) -> bucket, in plain Python. overlapped: the shipped
+    one in plain Python as on a GPU, where what needs no tokens goes ahead of the model's step. world: of make_world with the same
+    seed and turns, in place of a new one. checked: the compiled scheduler checks what its phases expect, as plain Python always
+    does.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Simulation:
         mode: Mode = "njit",
         checks: Mode = "njit",
         check_every: int = 1,
-        muted: Iterable[Mute] = (),
+        keep: Iterable[Act] | None = None,
         scheduler: Callable[..., int] | None = None,
         overlapped: bool = False,
         world: World | None = None,
@@ -90,117 +91,100 @@ class Simulation:
     ) -> None:
         self.seed, self.turns = seed, turns
         self.world: World = world or make_world(seed, turns, check_every, checked=checked)
-        for turn, actor in muted:
-            self.world.sim.muted[turn, actor] = 1
+        if keep is not None:
+            kept = set(keep)
+            for act in np.ndindex(self.world.sim.muted.shape):
+                self.world.sim.muted[act] = act not in kept
         limits, state, queues = self.world[:3]
-        if scheduler is None:
+        arrays, views = as_memoryviews(state), as_memoryviews(queues)
+        self._overlap: Callable[[int], None] = lambda now: None
+        self._step: Callable[[int], int]
+        if overlapped:
+            phases = make_phases(policy)
+
+            def rest_of_turn(now: int) -> int:
+                result = phases.schedule(limits, views, arrays, 0, 1)
+                phases.publish(limits, views, arrays, 0, 1)
+                return result
+
+            self._overlap = lambda now: phases.overlap(limits, views, arrays, now, 0, 1)
+            self._step = rest_of_turn
+        elif scheduler is None:
             compiled = Scheduler(limits, state, policy, mode=mode)
             compiled.attach(queues)
-            self._step: Callable[[int], int] = compiled.turn
+            self._step = compiled.turn
         else:
-            arrays, views, chosen = as_memoryviews(state), as_memoryviews(queues), scheduler
-            self._step = lambda now: chosen(limits, views, arrays, now, 0, 1)
-        self._play, self._compute, self._quiet, self._arguments = _bind(self.world, checks)
-        self._step = self._overlapped(policy) if overlapped else self._in_turn(self._step)
+            self._step = lambda now: scheduler(limits, views, arrays, now, 0, 1)
+        self._play, self._compute, self._arguments = _bind(self.world, checks)
         # How the run ends is drawn too: most serve everything, some are drained or stopped in the middle of it.
         self.ending = random.Random(seed + 1).choice((COMMAND_RUN, COMMAND_RUN, COMMAND_DRAIN, COMMAND_STOP))
         self.turn, self.bucket, self.code, self.detail = 0, S.NO_BATCH, 0, ""
         self._accepted = 0  # requests, when the calm begins
 
     def advance(self, command: int = COMMAND_RUN) -> bool:
-        """One turn, with one call of the scheduler. False when something is wrong: `code` and `detail` say what."""
+        """One round: front ends act, the model computes the step before, the scheduler makes its turn. False when something is
+        wrong: `code` and `detail` say what."""
         now = self._play(*self._arguments, self.turn, self.bucket, command)
         if now < 0:
             self.code = -now
             return False
         try:
-            self.bucket = self._step(now)
-            self.code = self.code or self._expected()
-            if self.code:
-                return False
+            self._overlap(now)
+            if self.bucket >= 0:
+                self.code = self._compute(*self._arguments)
+            if self.code == 0:
+                self.bucket = self._step(now)
+                fault = self.world.state.fault  # what an expect of the compiled scheduler found
+                self.code = 0 if isinstance(fault, NoFaultWord) else int(fault[0])
         except BrokenInvariantError as error:
             self.code = error.fault
-            return False
         except (IndexError, ValueError, OverflowError, TypeError) as error:  # plain Python checks what compiled code does not
             self.code, self.detail = RAISED, f"{type(error).__name__}: {error}"
+        if self.code:
             return False
         self.turn += 1
         return True
 
-    def _expected(self) -> int:
-        """What an expect of the compiled scheduler found, or 0."""
-        fault = self.world.state.fault
-        return 0 if isinstance(fault, NoFaultWord) else int(fault[0])
-
-    def _in_turn(self, step: Callable[[int], int]) -> Callable[[int], int]:
-        """The model's step, then the scheduler."""
-
-        def run(now: int) -> int:
-            if self.bucket >= 0:
-                self.code = self._compute(*self._arguments)
-            return S.NO_BATCH if self.code else step(now)
-
-        return run
-
-    def _overlapped(self, policy: Policy) -> Callable[[int], int]:
-        """As on a GPU: what needs no tokens goes ahead of the model's step, or runs beside it. In plain Python."""
-        limits, state, queues = self.world.limits, as_memoryviews(self.world.state), as_memoryviews(self.world.queues)
-        phases = make_phases(policy)
-
-        def run(now: int) -> int:
-            phases.overlap(limits, queues, state, now, 0, 1)
-            if self.bucket >= 0:
-                self.code = self._compute(*self._arguments)
-            result = S.NO_BATCH if self.code else phases.schedule(limits, queues, state, 0, 1)
-            phases.publish(limits, queues, state, 0, 1)
-            return result
-
-        return run
-
     def run(self) -> Outcome:
         """The storm and the calm."""
-        for _ in range(self.turns):
-            if not self.advance():
-                return self._failed()
-        return self.calm()
+        return self.calm() if all(self.advance() for _ in range(self.turns)) else self._outcome()
 
     def calm(self) -> Outcome:
         """Everybody behaves, and all requests end; or the engine is told to drain or stop, and does."""
         limits, self._accepted = self.world.limits, self.counters()["requests_accepted"]
         bound = limits.slots * (limits.max_model_len + CALM_SHARE) * 2 + 2 * CALM_SHARE
         for left in range(bound, 0, -1):
-            if left % QUIET_EVERY == 0 and self.ending == COMMAND_RUN and self._quiet(*self._arguments):
-                return self._quiet_end()
-            if not self.advance(self.ending):
-                return self._failed()
-            if self.bucket in (S.DRAINED, S.STOPPED):
-                return self._ended(self.bucket)
+            quiet = left % QUIET_EVERY == 0 and self.ending == COMMAND_RUN and self._quiet()
+            if quiet or not self.advance(self.ending) or self.bucket in (S.DRAINED, S.STOPPED):
+                self.code = self.code or self._ended()
+                return self._outcome()
         self.code = ENDLESS if self.ending == COMMAND_RUN else NOT_DRAINED
-        return self._failed()
+        return self._outcome()
 
-    def _quiet_end(self) -> Outcome:
-        if self.counters()["requests_accepted"] != self.counters()["requests_finished"] + self.counters()["requests_cancelled"]:
-            self.code = COUNTERS_WRONG
-            return self._failed()
-        return Outcome(self.turn, None)
+    def _quiet(self) -> bool:
+        """Whether no front end waits for anything, and the engine has nothing left."""
+        state, fronts = self.world.state, self.world.sim.fronts
+        return not (fronts.request_id.any() or state.requests.status.any() or state.pages.refcount.any())
 
-    def _ended(self, result: int) -> Outcome:
+    def _ended(self) -> int:
+        """What is wrong with the end of the calm, or 0."""
+        counters, left = self.counters(), int((self.world.state.requests.status != 0).sum())
+        if self.ending == COMMAND_RUN:
+            ended = counters["requests_finished"] + counters["requests_cancelled"]
+            return 0 if counters["requests_accepted"] == ended else COUNTERS_WRONG
         wanted = S.DRAINED if self.ending == COMMAND_DRAIN else S.STOPPED
-        left = int((self.world.state.requests.status != 0).sum())
-        if result != wanted or (wanted == S.DRAINED and left):
-            self.code, self.detail = NOT_DRAINED, f"{left} requests are left"
-            return self._failed()
-        if self.counters()["requests_accepted"] != self._accepted:
-            self.code = ACCEPTED_LATE
-            return self._failed()
-        return Outcome(self.turn, None)
+        if self.bucket != wanted or (wanted == S.DRAINED and left):
+            self.detail = f"{left} requests are left"
+            return NOT_DRAINED
+        return 0 if counters["requests_accepted"] == self._accepted else ACCEPTED_LATE
 
     def counters(self) -> dict[str, int]:
         """The engine's counters by name."""
         return dict(zip(COUNTER_NAMES, self.world.state.counters.tolist(), strict=True))
 
-    def _failed(self) -> Outcome:
-        return Outcome(self.turn, Failure(self.seed, self.turns, self.turn - 1, self.code, self.detail))
+    def _outcome(self) -> Outcome:
+        failure = Failure(self.seed, self.turns, self.turn - 1, self.code, self.detail) if self.code else None
+        return Outcome(self.turn, failure)
 
     def events(self, since: int) -> list[tuple[int, int, str]]:
         """(turn, actor, what) of the events from a number on, as far as they are remembered."""
@@ -212,15 +196,14 @@ class Simulation:
         return listed
 
 
-def _bind(world: World, mode: Mode) -> tuple[Callable[..., int], Callable[..., int], Callable[..., Any], tuple[Any, ...]]:
-    """play_round, play_step and is_quiet, all with the same arguments, which come last; compiled or not."""
+def _bind(world: World, mode: Mode) -> tuple[Callable[..., int], Callable[..., int], tuple[Any, ...]]:
+    """play_round and compute, compiled or not, and the arguments that both have first."""
     limits, state, queues, sim, _ = world
     if mode == "python":
-        arguments: tuple[Any, ...] = (limits, as_memoryviews(queues), as_memoryviews(state), plain_sim(world))
-        return play_round, play_step, is_quiet, arguments
-    arguments = (ArgumentTable(limits), ArgumentTable(queues, strided=True), ArgumentTable(state), ArgumentTable(sim))
-    play, step, quiet = compiled_round(tuple(table.kind for table in arguments))
-    return play, step, quiet, arguments
+        return play_round, compute, (limits, as_memoryviews(queues), as_memoryviews(state), plain_sim(world))
+    tables = (ArgumentTable(limits), ArgumentTable(queues, strided=True), ArgumentTable(state), ArgumentTable(sim))
+    play, step = compiled_round(tuple(table.kind for table in tables))
+    return play, step, tables
 
 
 def plain_sim(world: World) -> Any:
@@ -230,9 +213,9 @@ def plain_sim(world: World) -> Any:
 
 @lru_cache(maxsize=2)
 def compiled_round(kinds: tuple[Any, ...]) -> list[Callable[..., Any]]:
-    """play_round, play_step and is_quiet, compiled. kinds: types of the four tables, which do not depend on sizes."""
+    """play_round and compute, compiled. kinds: types of the four tables, which do not depend on sizes."""
     entries = []
-    for function, signature in ((play_round, (*kinds, *[types.int64] * 3)), (play_step, kinds), (is_quiet, kinds)):
+    for function, signature in ((play_round, (*kinds, *[types.int64] * 3)), (compute, kinds)):
         compiled = cached_njit(function, nogil=True)
         compiled.compile(signature)
         entries.append(compiled.overloads[signature].entry_point)

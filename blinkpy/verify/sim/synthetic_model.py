@@ -1,4 +1,4 @@
-"""A made-up model that makes mistakes of the scheduler visible.
+"""A synthetic model that makes mistakes of the scheduler visible.
 
 The "keys and values" of a token are one number, made from those before it and written to its cache slot; the next token is a
 hash of all numbers that the page table leads to, and of the request's seed. So a wrong page, slot, position, row, prefix or
@@ -48,10 +48,9 @@ def token_after(total, seed, vocab_size):
 
 
 @device
-def compute(limits, state, cache, poisoned_row):
-    """One step: fill batch.sampled. cache: int64 [pages * page_size]. poisoned_row: its token is none, -1 for no row.
-    Returns a fault, or 0."""
-    batch, requests = state.batch, state.requests
+def compute(limits, queues, state, sim):
+    """The step that the scheduler's last turn asked for: fill batch.sampled. Returns a fault, or 0."""
+    batch, requests, cache, poisoned_row = state.batch, state.requests, sim.cache, sim.poison[0]
     rows, tokens = batch.counts[S.ROWS], batch.counts[S.TOKENS]
     for i in range(tokens):
         slot = batch.row_slots[batch.token_rows[i]]

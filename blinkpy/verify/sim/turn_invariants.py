@@ -1,4 +1,4 @@
-"""What the scheduler promises from one call to the next, beyond the integrity of its state: checked after each call.
+"""Turn invariants: what is true from one turn to the next, beyond the integrity of the state; checked after each turn.
 
 Statuses change in legal ways only, cancels and leases take effect, what it published is what it remembers, intake keeps to its
 bound, and the request with the lowest rank goes on.
@@ -16,23 +16,17 @@ ILLEGAL_CHANGE = fault_code("a request changed its status in a way that is not l
 ID_REUSED = fault_code("a slot got a request with an id that is not newer")
 CANCEL_LOST = fault_code("a request goes on although its cancel could be seen")
 LEASE_IGNORED = fault_code("a front end whose lease ended still has its pair")
-FENCED_WRONGLY = fault_code("a pair was fenced without a reason")
+REVOKED_WRONGLY = fault_code("a queue pair is revoked without a reason")
 EPOCH_WRONG = fault_code("an epoch was granted that was not asked for")
 WORD_DIFFERS = fault_code("a published word is not what the scheduler remembers")
 POSITION_FELL = fault_code("a position of a queue went backwards")
-INTAKE_EXCEEDED = fault_code("more entries were consumed than one call may take")
+INTAKE_EXCEEDED = fault_code("more entries were consumed than one turn may take")
 PASSED_OVER = fault_code("intake passes a pair over")
 INDEXED_TWICE = fault_code("the index has a page twice: the same tokens behind the same page")
 STARVES = fault_code("the request with the lowest rank stands still")
 
-SEEN_CALLS = 1  # calls after which a cancel that could be seen must have been seen
+SEEN_TURNS = 1  # turns after which a cancel that could be seen must have been seen
 ID, PROGRESS, STILL = range(3)  # Observed.best
-
-
-@device
-def legal(before, after):
-    """Whether a request may go from one status to another within one call."""
-    return before == S.WAITING or before == S.RUNNING or after == before or after == S.EMPTY
 
 
 @device
@@ -43,12 +37,12 @@ def check_slots(limits, queues, state, observed):
         before, after, request_id = observed.status[slot], r.status[slot], r.request_id[slot]
         pair = r.pair[slot]
         if request_id == observed.request_id[slot]:
-            if not legal(before, after):
+            was_live, is_live = before == S.WAITING or before == S.RUNNING, after == S.WAITING or after == S.RUNNING
+            if not was_live and after != before and after != S.EMPTY:
                 return ILLEGAL_CHANGE
             cancelled = queues.cancel[pair, slot - pair * limits.slots_per_pair] == request_id
-            live = (before == S.WAITING or before == S.RUNNING) and (after == S.WAITING or after == S.RUNNING)
-            observed.cancel_age[slot] = observed.cancel_age[slot] + 1 if cancelled and live else 0
-            if observed.cancel_age[slot] > SEEN_CALLS:
+            observed.cancel_age[slot] = observed.cancel_age[slot] + 1 if cancelled and was_live and is_live else 0
+            if observed.cancel_age[slot] > SEEN_TURNS:
                 return CANCEL_LOST
         else:
             if before != S.EMPTY:
@@ -62,7 +56,7 @@ def check_slots(limits, queues, state, observed):
 
 @device
 def check_ownership(limits, queues, state, sim, now, pair):
-    """Leases, claims and fences of one pair."""
+    """Leases, claims, grants and revokes of one pair."""
     observed, word = sim.observed, queues.front[pair, FRONT_HEARTBEAT]
     attached, epoch = queues.pair[pair, PAIR_ATTACHED], queues.pair[pair, PAIR_EPOCH]
     granted = epoch != observed.epoch[pair]
@@ -74,7 +68,7 @@ def check_ownership(limits, queues, state, sim, now, pair):
     if silent and attached == 1 and not granted:
         return LEASE_IGNORED
     if observed.attached[pair] == 1 and attached == 0 and not silent and sim.fronts.broke[pair] == 0:
-        return FENCED_WRONGLY
+        return REVOKED_WRONGLY
     if granted:
         observed.beat_ns[pair] = now
     observed.attached[pair], observed.epoch[pair] = attached, epoch
@@ -186,7 +180,7 @@ def check_progress(limits, state, sim):
 
 @device
 def check_turn(limits, queues, state, sim, now):
-    """Judge one call of the scheduler, made at `now`. Returns a fault, or 0."""
+    """Judge one turn of the scheduler, made at `now`. Returns a fault, or 0."""
     fault = check_slots(limits, queues, state, sim.observed)
     if fault == 0:
         fault = check_words(limits, queues, state, sim.observed)

@@ -7,7 +7,7 @@ S = Q * L slots, K pages and C tokens of the longest sequence, W places of a fro
 from __future__ import annotations
 
 import random
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import numpy as np
 
@@ -22,31 +22,31 @@ from blinkpy.queues.views import EngineViews, engine_views
 from blinkpy.verify.sim.events import LOG, LOG_WORDS
 
 WIRE = 128  # writes of a front end that are still under way; a power of two
-STEMS = 3  # prompts begin with one of so many sequences, so that prefixes are shared
+STEMS = 3  # sequences that prompts begin with, so that prefixes are shared
 TICK_NS = 50_000
 FEW_PAGES = 24
 WorldSizes = tuple[QueueSizes, EngineFacts, dict[str, Any]]  # the last: options of make_limits
 
 
 class Odds(NamedTuple):
-    """How often something happens, in thousandths of a front end's turns."""
+    """How often something happens, in thousandths of a front end's rounds; and what a seed chooses from, calm or wild."""
 
-    submit: int
-    repeat: int  # of the requests: nothing of its own in the prompt
-    answer: int  # tokens that most requests may generate at most
-    burst: int  # most requests at once
-    cancel: int
-    crash: int
-    comeback: int  # of one that crashed
-    silent: int  # stops for a while, as a process under SIGSTOP does
-    late: int  # a write from an earlier epoch lands
-    broken: int  # a doorbell or a completion head that can't be
-    bad: int  # of the requests: entries that the engine must refuse
-    pace: int  # a reader becomes slow, gets stuck, or is fast again
-    delay: int  # writes stay under way
-    notice: int  # a front end that was fenced looks whether it was
-    jump: int  # of the world's turns: time passes and nobody is heard
-    poison: int  # of the world's turns: the model gives a token that is none
+    submit: Annotated[int, 20, 200, 600]
+    repeat: Annotated[int, 0, 1000]  # of the requests: nothing of its own in the prompt; 0 where pages are few
+    answer: Annotated[int, 1, 12]  # tokens that most requests may generate at most
+    burst: Annotated[int, 1, 3, 100]  # most requests at once
+    cancel: Annotated[int, 0, 10, 100]
+    crash: Annotated[int, 0, 2, 20]
+    comeback: Annotated[int, 50, 300]  # of one that crashed
+    silent: Annotated[int, 0, 0, 5]  # stops for a while, as a process under SIGSTOP does
+    late: Annotated[int, 0, 20, 100]  # a write from an earlier epoch lands
+    broken: Annotated[int, 0, 0, 3]  # a doorbell or a completion head that can't be
+    bad: Annotated[int, 0, 30, 200]  # of the requests: entries that the engine must refuse
+    pace: Annotated[int, 0, 4, 30]  # a reader becomes slow, gets stuck, or is fast again
+    delay: Annotated[int, 0, 100, 500]  # writes stay under way
+    notice: Annotated[int, 100, 1000]  # a front end whose queue pair was revoked looks whether it was
+    jump: Annotated[int, 0, 0, 2]  # of the world's rounds: time passes and nobody is heard
+    poison: Annotated[int, 0, 0, 20]  # of the world's rounds: the model gives an invalid token
 
 
 class Fronts(NamedTuple):
@@ -61,7 +61,7 @@ class Fronts(NamedTuple):
     beat: Int64  # [Q]
     sq_tail: Int64  # [Q]
     cq_head: Int64  # [Q]
-    broke: Int64  # [Q] 1: it broke the protocol, and may be fenced for it
+    broke: Int64  # [Q] 1: it broke the protocol, and may be revoked for it
     request_id: Int64
     cache_salt: Int64
     seed: Int64
@@ -83,11 +83,11 @@ class Fronts(NamedTuple):
 
 
 class Observed(NamedTuple):
-    """What was true after the last call of the scheduler, to judge the next one by."""
+    """What was true after the last turn of the scheduler, to judge the next one by."""
 
     status: Int64  # [S]
     request_id: Int64  # [S]
-    cancel_age: Int64  # [S] calls since a cancel could be seen
+    cancel_age: Int64  # [S] turns since a cancel could be seen
     attached: Int64  # [Q]
     epoch: Int64  # [Q]
     sq_head: Int64  # [Q]
@@ -95,7 +95,7 @@ class Observed(NamedTuple):
     passed: Int64  # [Q] entries of others that were consumed while this pair had one
     beat: Int64  # [Q] heartbeat word
     beat_ns: Int64  # [Q] when it changed, as the engine sees it
-    best: Int64  # [3] the request of the lowest rank: its id, its progress, calls without any
+    best: Int64  # [3] the request of the lowest rank: its id, its progress, turns without any
 
 
 class Sim(NamedTuple):
@@ -103,8 +103,8 @@ class Sim(NamedTuple):
 
     seed: int
     turns: int  # of the stormy part; after it everybody behaves, and all requests must end
-    check_every: int  # the state is checked in every so many turns
-    progress_bound: int  # calls that the request of the lowest rank may stand still
+    check_every: int  # turns from one check of the state to the next
+    progress_bound: int  # turns that the request of the lowest rank may stand still
     odds: Odds
     fronts: Fronts
     observed: Observed
@@ -176,30 +176,10 @@ def random_buckets(draw: random.Random, limits: Limits) -> list[tuple[int, int]]
 
 
 def random_odds(draw: random.Random, limits: Limits) -> Odds:
-    """Calm or wild, in a different way for each seed."""
-
-    def often(*choices: int) -> int:
-        return draw.choice(choices)
-
-    roomy = limits.pages > FEW_PAGES  # then pages should come back from the cache, over and over
-    return Odds(
-        submit=often(20, 200, 600),
-        repeat=often(0, 1000) if roomy else 0,
-        answer=often(1, 12),
-        burst=often(1, 3, 100),
-        cancel=often(0, 10, 100),
-        crash=often(0, 2, 20),
-        comeback=often(50, 300),
-        silent=often(0, 0, 5),
-        late=often(0, 20, 100),
-        broken=often(0, 0, 3),
-        bad=often(0, 30, 200),
-        pace=often(0, 4, 30),
-        delay=often(0, 100, 500),
-        notice=often(100, 1000),
-        jump=often(0, 0, 2),
-        poison=often(0, 0, 20),
-    )
+    """In a different way for each seed. In worlds of many pages they should come back from the cache, over and over."""
+    choices = {name: hint.__metadata__ for name, hint in get_type_hints(Odds, include_extras=True).items()}
+    few = limits.pages <= FEW_PAGES
+    return Odds(**{name: 0 if name == "repeat" and few else draw.choice(values) for name, values in choices.items()})
 
 
 def good_entries() -> Int32:

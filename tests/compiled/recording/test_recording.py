@@ -19,8 +19,8 @@ from blinkpy.queues.words import COMMAND_DRAIN, COMMAND_RUN, CONTROL_COMMAND
 from blinkpy.scheduler.cycle import make_turn
 from blinkpy.scheduler.policies import fcfs, priority, shortest_first
 from blinkpy.verify.recording.recording_layout import NOT_COPIED
-from blinkpy.verify.replay.call_records import parse_calls
 from blinkpy.verify.replay.replayer import Replay
+from blinkpy.verify.replay.turn_records import parse_turns
 from blinkpy.verify.sim.simulation import Simulation
 from blinkpy.verify.sim.world import World
 
@@ -132,9 +132,9 @@ def test_another_policy_or_token_is_a_difference() -> None:
     other = [d for _, differences in Replay(capture, shortest_first).run() for d in differences]
     assert any(d.startswith("rows (slot, tokens)") for d in other)
     # A page less at the start: the first difference is the number of free pages.
-    changed = dataclasses.replace(next(iter(parse_calls(capture.words, 1))), free=3)
+    changed = dataclasses.replace(next(iter(parse_turns(capture.words, 1))), free=3)
     replay = Replay(capture, fcfs)
-    replay.calls[0] = changed
+    replay.turns[0] = changed
     assert next(replay.run())[1] == ["free pages: 8 here, 3 recorded"]
 
 
@@ -146,4 +146,4 @@ def test_control_words_of_a_drain_are_recorded() -> None:
     case.turn(6)
     replay = Replay(case.recording.reader.capture(), fcfs)
     assert replayed(replay) > 3
-    assert {call.command for call in replay.calls} == {COMMAND_RUN, COMMAND_DRAIN}
+    assert {turn.command for turn in replay.turns} == {COMMAND_RUN, COMMAND_DRAIN}

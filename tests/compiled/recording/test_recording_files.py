@@ -17,8 +17,8 @@ from blinkpy.kv.state import TURNS
 from blinkpy.scheduler.policies import fcfs
 from blinkpy.verify.policy_check.check_workload import load_workload
 from blinkpy.verify.recording.dump_file import FORMAT, read_dump, write_dump
-from blinkpy.verify.replay.call_records import BrokenRecordError, parse_calls
 from blinkpy.verify.replay.replayer import Replay
+from blinkpy.verify.replay.turn_records import BrokenRecordError, parse_turns
 
 
 @pytest.fixture
@@ -97,10 +97,10 @@ def test_random_words_are_no_records(rng: np.random.Generator) -> None:
         at = int(rng.integers(len(words)))
         broken[at] = rng.integers(-(2**63), 2**63 - 1)
         try:
-            calls = list(parse_calls(broken, 1))
+            turns = list(parse_turns(broken, 1))
         except BrokenRecordError:
             continue
-        assert len(calls) > 0  # it hit a value, not the structure
+        assert len(turns) > 0  # it hit a value, not the structure
 
 
 def test_the_replay_command(dump: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,10 +111,10 @@ def test_the_replay_command(dump: Path, tmp_path: Path, capsys: pytest.CaptureFi
     out = capsys.readouterr().out
     assert " #1  preempted " in out
     assert " #0 " not in out
-    assert "calls decided as recorded" in out
+    assert "turns decided as recorded" in out
     number = read_dump(dump).arrays["counts"][TURNS] + 2
     assert cli.main(["replay", str(dump), "--step", str(number)]) == 0
-    assert f"call {number}: bucket" in capsys.readouterr().out
+    assert f"turn {number}: bucket" in capsys.readouterr().out
     assert cli.main(["replay", str(dump), "--timeline", "x.gif"]) == 2
     assert cli.main(["replay", str(dump), "--policy", "priority"]) == 2
 
@@ -129,12 +129,12 @@ def test_the_requests_of_a_recording_are_a_workload(dump: Path, tmp_path: Path, 
 
 def test_a_replay_that_differs_has_exit_code_1(dump: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = read_dump(dump).words.copy()
-    call = list(parse_calls(words, 1))[3]
-    where = int(np.flatnonzero(words == call.now_ns)[0]) + 4  # free and cached pages
+    turn = list(parse_turns(words, 1))[3]
+    where = int(np.flatnonzero(words == turn.now_ns)[0]) + 4  # free and cached pages
     words[where] += 1
     assert cli.main(["replay", str(rewritten(dump, words=words)), "--no-trace"]) == 1
     out = capsys.readouterr().out
-    assert f"call {call.number} differs: free pages" in out
+    assert f"turn {turn.number} differs: free pages" in out
     assert "1 of " in out
 
 

@@ -9,10 +9,9 @@ import pytest
 from support.recorded_cases import RecordedCase, crowded
 from support.scheduler_cases import tokens
 
-from blinkpy.verify.recording.recording_errors import RecordingError
-from blinkpy.verify.recording.recording_links import link_path, remove_dead_links
+from blinkpy.verify.recording.recording_links import RecordingError, link_path, remove_dead_links
 from blinkpy.verify.recording.recording_reader import RecordingReader
-from blinkpy.verify.replay.call_records import parse_calls
+from blinkpy.verify.replay.turn_records import parse_turns
 
 
 def test_a_reader_takes_the_older_copy_while_its_records_last(rng: np.random.Generator) -> None:
@@ -24,7 +23,7 @@ def test_a_reader_takes_the_older_copy_while_its_records_last(rng: np.random.Gen
         case.read(0)
         capture = case.recording.reader.capture()
         spans.append(len(capture.words))
-        assert sum(1 for _ in parse_calls(capture.words, case.limits.pairs)) > 0
+        assert sum(1 for _ in parse_turns(capture.words, case.limits.pairs)) > 0
     words = case.limits.record_words
     settled = spans[len(spans) // 2 :]
     assert case.recording.reader.position > 2 * words

@@ -17,10 +17,9 @@ from blinkpy.verify.replay.timeline import Timeline
 def told(recording: Recording) -> list[Event]:
     replay = Replay(recording.reader.capture(), fcfs)
     tracer, events = EventTracer(replay.limits, replay.state), []
-    for call, differences in replay.run():
+    for turn, differences in replay.run():
         assert not differences
-        events += tracer.after(call)
-        tracer.before()
+        events += tracer.events_of(turn)
     return events
 
 
@@ -42,7 +41,7 @@ def test_a_trace_says_why() -> None:
     assert len(texts(events, 1, "preempted")) == case.counter("preemptions") == 1
     assert texts(events, 1, "preempted")[0].startswith("no page was free; its rank 1 was the last of those that ran")
     assert texts(events, 1, "waits") == [
-        "a request was preempted in this call, so nobody is admitted",
+        "a request was preempted in this turn, so nobody is admitted",
         "pages: it needs 1 beside 2 that are cached; 2 are free or cached, 1 of them kept for those that run",
     ]
     assert texts(events, 0, "finished") == ["at max_tokens, after 10 tokens"]
@@ -65,11 +64,11 @@ def test_a_trace_tells_of_readers_cancels_leases_and_refusals() -> None:
     case.now += 3 * case.limits.lease_ns
     case.turn()
     events = told(case.recording)
-    assert texts(events, 0, "paused") == ["the completion queue of pair 0 is full"]
-    assert texts(events, 0, "resumed") == ["the completion queue of pair 0 has room again"]
+    assert texts(events, 0, "stalled") == ["the completion ring of queue pair 0 is full"]
+    assert texts(events, 0, "continues") == ["the completion ring of queue pair 0 has room again"]
     assert texts(events, -1, "rejected") == ["an entry of queue pair 1: a parameter is out of range"]
     assert texts(events, 1, "cancelled") == ["its front end cancelled it while it was running"]
-    assert "queue pair 0: its lease ended" in texts(events, -1, "fenced")
+    assert "queue pair 0: its lease ended" in texts(events, -1, "revoked")
     assert texts(events, 0, "dropped") == ["its front end lost queue pair 0 while it was running"]
 
 
@@ -93,8 +92,8 @@ def test_traces_of_random_storms_tell_the_story_of_each_request(seed: int) -> No
 def test_spans_of_a_timeline_cover_the_life_of_each_request() -> None:
     replay = Replay(crowded().recording.reader.capture(), fcfs)
     timeline = Timeline()
-    for call, _ in replay.run():
-        timeline.take(call, replay.state)
+    for turn, _ in replay.run():
+        timeline.take(turn, replay.state)
     for request in range(4):
         spans = [span for span in timeline.spans if span.request == request]
         assert all(first.end == second.begin for first, second in pairwise(spans))

@@ -14,7 +14,7 @@ import pytest
 from benchmarks.common.harness import UsageError
 from benchmarks.tuning.capacity import Choice, StepTimes, closed_loop, predict, read_decode, requests_of
 from blinkpy.scheduler.policies import fcfs
-from blinkpy.verify.policy_check.timed_server import ServerModel, TimedSimulation, Work, serve_closed, serve_open
+from blinkpy.verify.policy_check.timed_server import ServerModel, TimedSimulation, Work, serve
 
 DECODE = ((1, 3.0), (8, 4.0), (64, 5.0))
 OPTIONS = argparse.Namespace(max_num_seqs=64, page_size=16, num_pages=4096)
@@ -38,7 +38,7 @@ def some_requests(rng: np.random.Generator, n: int = 40) -> Any:
 def test_the_work_of_steps_adds_up_to_that_of_the_requests(rng: np.random.Generator) -> None:
     requests = some_requests(rng)
     machine = Watched(16, 200, 16, 4096, 0, 0, 0, mixed_step_tokens=64, burst_tokens=300)
-    serve_open(TimedSimulation(fcfs, machine, requests))
+    serve(TimedSimulation(fcfs, machine, requests))
     prompts, outputs = requests.prompt.tolist(), requests.output.tolist()
     assert (
         sum(work.prefill for work in machine.seen) + sum(work.decoding for work in machine.seen)
@@ -72,8 +72,7 @@ def test_a_stream_sends_its_next_request_after_an_answer(rng: np.random.Generato
     delays = requests.arrival_ns.copy()
     assert delays.max() < 1.4e6
     server = TimedSimulation(fcfs, Watched(3, 64, 16, 4096, 0, 0, 0), requests)
-    serve_closed(server, streams)
-    out = server.outcome
+    out = serve(server, streams)
     assert (out.arrival[:streams] == delays[:streams]).all()
     assert (out.arrival[streams:] == out.ended[:-streams] + delays[streams:]).all()
     assert (out.started >= out.arrival).all()

@@ -241,7 +241,7 @@ def test_slow_headers_are_cut_off(server, monkeypatch) -> None:
 
 
 def test_slow_bodies_are_cut_off(server, monkeypatch) -> None:
-    monkeypatch.setattr("blinkpy.dpu.http.app.BODY_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("blinkpy.dpu.http.exchange.BODY_TIMEOUT_S", 0.1)
     assert b" 408 " in server.raw(COMPLETIONS_HEAD + b"content-length: 50\r\n\r\n{")
 
 

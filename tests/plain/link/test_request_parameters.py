@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from blinkpy import SamplingParams
-from blinkpy.dpu.generation_defaults import default_sampling
 from blinkpy.queues import submission
 from blinkpy.queues.request_parameters import PARAMETERS, Parameter, RequestParameters
 from blinkpy.queues.submission import SQ_ENTRY, SQ_ENTRY_BYTES, SQ_ENTRY_WORDS, WORD, neutral_entries, pack_entry
@@ -55,14 +54,15 @@ def test_seeds_are_drawn_for_requests_without_one() -> None:
 
 
 def test_defaults_of_a_model() -> None:
-    found = default_sampling({"temperature": 0.6, "top_k": 20.0, "top_p": None, "min_p": -0.0, "pad_token_id": 3, "seed": 4})
+    of_model = RequestParameters.of_model
+    found = of_model({"temperature": 0.6, "top_k": 20.0, "top_p": None, "min_p": -0.0, "pad_token_id": 3, "seed": 4})
     assert found == RequestParameters(temperature=0.6, top_k=20)
     assert (type(found.top_k), math.copysign(1, found.min_p)) == (int, 1)
-    assert default_sampling({"top_k": -1}).top_k == 0
-    assert default_sampling({"do_sample": False, "temperature": 0.6}).temperature == 0.0
+    assert of_model({"top_k": -1}).top_k == 0
+    assert of_model({"do_sample": False, "temperature": 0.6}).temperature == 0.0
     for name, value in (("top_p", "high"), ("top_p", 0), ("temperature", math.nan), ("min_p", True), ("top_k", -2)):
         with pytest.raises(ValueError, match=name):
-            default_sampling({name: value})
+            of_model({name: value})
 
 
 def test_sampling_params_become_request_parameters() -> None:

@@ -23,16 +23,14 @@ ENDS_OTHERWISE = fault_code("a request ends for another reason than it must")
 
 @device
 def poll(limits, queues, fronts, pair, most):
-    """Read at most so many completions, and check them. Returns a fault, or 0."""
+    """Read at most `most` completions, and check them. Returns a fault, or 0."""
     head = fronts.cq_head[pair]
     for _ in range(most):
-        word = queues.cq[pair, head & (limits.cq_entries - 1)]
-        if word >> completion.LAP_SHIFT != (head >> limits.cq_shift) % completion.LAPS + 1:
+        place = head & (limits.cq_entries - 1)
+        if queues.cq[pair, place] >> completion.LAP_SHIFT != (head >> limits.cq_shift) % completion.LAPS + 1:
             break
         head += 1
-        fault = take(limits, fronts, pair, word)
-        if fault == 0:
-            fault = check_record(limits, queues, fronts, pair, (head - 1) & (limits.cq_entries - 1))
+        fault = take(limits, queues, fronts, pair, place)
         if fault != 0:
             return fault
     if head != fronts.cq_head[pair]:
@@ -42,36 +40,27 @@ def poll(limits, queues, fronts, pair, most):
 
 
 @device
-def check_record(limits, queues, fronts, pair, place):
-    """The log probabilities of the completion at a place of the ring. Returns a fault, or 0."""
+def take(limits, queues, fronts, pair, place):
+    """Check the completion at a place of the ring, with its log probabilities. Returns a fault, or 0."""
     word = queues.cq[pair, place]
-    slot = pair * limits.slots_per_pair + (word & completion.SLOT_MASK)
-    flags, token = word >> completion.FLAG_SHIFT & completion.FLAG_MASK, word >> completion.TOKEN_SHIFT & completion.TOKEN_MASK
-    wanted = flags & completion.HAS_TOKEN != 0 and fronts.logprobs[slot] >= 0
-    if (flags & completion.HAS_LOGPROBS != 0) != wanted:
-        return RECORD_WRONG
-    if wanted:
-        context = fronts.prompt_length[slot] + fronts.got[slot] - 1
-        for k in range(LOGPROB_ENTRIES):
-            if queues.records[pair, place, k] != record_word(token, context, k):
-                return RECORD_WRONG
-    return 0
-
-
-@device
-def take(limits, fronts, pair, word):
-    """Check one completion. Returns a fault, or 0."""
     flags, value = word >> completion.FLAG_SHIFT & completion.FLAG_MASK, word >> completion.TOKEN_SHIFT & completion.TOKEN_MASK
     local = word & completion.SLOT_MASK
     slot = pair * limits.slots_per_pair + local
     if local >= limits.slots_per_pair or fronts.request_id[slot] == 0:
         return STRAY
     finish, expected = flags & completion.FINISH_MASK, fronts.expected[slot]
+    wanted = flags & completion.HAS_TOKEN != 0 and fronts.logprobs[slot] >= 0
+    if (flags & completion.HAS_LOGPROBS != 0) != wanted:
+        return RECORD_WRONG
     if flags & completion.HAS_TOKEN:
+        context = fronts.prompt_length[slot] + fronts.got[slot]
         if fronts.got[slot] >= expected:
             return NO_TOKEN_DUE
-        if fronts.tokens[slot, fronts.prompt_length[slot] + fronts.got[slot]] != value:
+        if fronts.tokens[slot, context] != value:
             return TOKEN_DIFFERS
+        for k in range(LOGPROB_ENTRIES if wanted else 0):
+            if queues.records[pair, place, k] != record_word(value, context, k):
+                return RECORD_WRONG
         fronts.got[slot] += 1
     complete = fronts.got[slot] == expected
     if finish == completion.FINISH_NONE:

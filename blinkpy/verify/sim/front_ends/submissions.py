@@ -1,4 +1,4 @@
-"""Requests of a front end: made up at random, with what each one must get, submitted and cancelled."""
+"""Requests of a front end: drawn at random, with what each one must get, submitted and cancelled."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def free_slot(limits, fronts, pair):
 
 
 @device
-def make_up_prompt(limits, sim, slot):
+def draw_prompt(limits, sim, slot):
     """A prompt that shares its start with others, of any length up to the longest. Returns the length."""
     fronts, draws = sim.fronts, sim.draws
     longest = min(limits.max_model_len - 1, limits.pages * limits.page_size)
@@ -150,7 +150,7 @@ def submit(limits, queues, sim, turn, pair):
     fronts.counter[pair] += 1
     fronts.cache_salt[slot] = SALT if draw(draws, 4) == 0 else 0
     fronts.seed[slot] = draw(draws, 1 << 20)
-    fronts.prompt_length[slot] = make_up_prompt(limits, sim, slot)
+    fronts.prompt_length[slot] = draw_prompt(limits, sim, slot)
     fronts.got[slot], fronts.cancelled[slot], fronts.poisoned[slot] = 0, 0, 0
     fill_entry(limits, sim, pair, place, slot)
     for k in range(fronts.prompt_length[slot] >> limits.page_shift):

@@ -1,7 +1,7 @@
 """Processes of blinkpy that another one starts: the config goes in, reports come out, and no child outlives its parent.
 
-A child gets two pipes. The first brings its config as one line of JSON; it then stays open, and its end tells the child
-that the parent is gone, also when the parent was killed. The second takes reports to the parent, one JSON object a line:
+A child gets two pipes. The first brings its config and orders as one line of JSON; it then stays open, and its end tells the
+child that the parent is gone, also when the parent was killed. The second takes reports to the parent, one JSON object a line:
 {"phase", "done", "total"} while starting, {"ready": {...}} once, {"error": text} before a failed end.
 """
 
@@ -17,14 +17,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from blinkpy.config import Config, ConfigError, as_table
+from blinkpy.config import Config, ConfigError, as_table, options
 from blinkpy.process_exit import describe_exit
 
-Entry = Callable[[Config, "Reporter"], int]
+Entry = Callable[..., int]  # takes the config, a Reporter, and the orders by name
 
 
 class ChildError(RuntimeError):
@@ -55,28 +55,37 @@ class Reporter:
         self._send({"error": message})
 
     def _send(self, report: dict[str, Any]) -> None:
-        with contextlib.suppress(BrokenPipeError):  # the parent is gone, and the lifeline is about to say so
+        with contextlib.suppress(BrokenPipeError):  # the parent is gone, and this process about to end
             os.write(self._fd, json.dumps(report).encode() + b"\n")
 
 
 class Child:
-    """The parent's end: one process running an entry of blinkpy.serving.children, in a session of its own.
+    """The parent's end: one process running an entry of a module.
 
-    Ctrl-C at a terminal therefore reaches the parent alone, which then ends its children in order.
+    orders: what the entry gets beside the config. fds: open files that it inherits, under their numbers. own_session: Ctrl-C at
+    a terminal reaches the parent alone, which then ends its children in order.
     """
 
-    def __init__(self, entry: str, config: Config):
-        self.entry = entry
+    def __init__(
+        self,
+        entry: str,
+        config: Config,
+        module: str = "blinkpy.serving.children",
+        orders: Mapping[str, Any] | None = None,
+        fds: tuple[int, ...] = (),
+        own_session: bool = True,
+    ):
+        self.entry, self._own_session = entry, own_session
         self._partial = b""
         config_read, self._lifeline = os.pipe()
         self._reports, report_write = os.pipe()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "blinkpy.serving.children", entry, str(config_read), str(report_write)],
-                pass_fds=(config_read, report_write),
+                [sys.executable, "-P", "-m", module, entry, str(config_read), str(report_write)],
+                pass_fds=(config_read, report_write, *fds),
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # standard output belongs to the parent
-                start_new_session=True,
+                start_new_session=own_session,
                 env=child_environment(),
             )
         except OSError:
@@ -87,7 +96,8 @@ class Child:
             os.close(config_read)
             os.close(report_write)
         with contextlib.suppress(BrokenPipeError):  # it died at once: whoever waits for it sees that
-            os.write(self._lifeline, json.dumps(dict(as_table(config))).encode() + b"\n")
+            message = {"options": dict(as_table(config)), "orders": orders or {}}
+            os.write(self._lifeline, json.dumps(message).encode() + b"\n")
 
     @property
     def pid(self) -> int:
@@ -167,9 +177,10 @@ class Child:
         while self.wait(0.1) is None:
             if time.monotonic() > deadline or hurry():
                 break
-        with contextlib.suppress(ProcessLookupError):
-            # Its own children are in its session: none of them may stay behind.
-            os.killpg(self.pid, signal.SIGKILL)
+        if self._own_session:  # its own children are in it: none of them may stay behind
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+        self._process.kill()
         code = self._process.wait()
         for fd in (self._lifeline, self._reports):
             if fd >= 0:
@@ -212,8 +223,10 @@ def child_main(entries: dict[str, Entry], arguments: list[str]) -> int:
     follow_parent(lifeline)
     reporter = Reporter(reports)
     try:
-        config = Config().with_options(json.loads(handed))
-        return entries[name](config, reporter)
+        message = json.loads(handed)
+        known = {item.name for _, item in options()}  # of a front end, options of the engine's end of a link need not be
+        config = Config().with_options({option: value for option, value in message["options"].items() if option in known})
+        return entries[name](config, reporter, **message["orders"])
     except ConfigError as error:
         reporter.error(str(error))
         return 2

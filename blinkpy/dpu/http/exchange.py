@@ -1,0 +1,96 @@
+"""One HTTP request and its answer, over ASGI and blinkpy.dpu.http.connection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from blinkpy.dpu.api_errors import ApiError
+from blinkpy.dpu.http.connection import SCOPE_KEY, Connection
+from blinkpy.dpu.metrics import Metrics
+
+BODY_TIMEOUT_S = 60.0  # for a request's body to arrive
+SEND_TIMEOUT_S = 60.0  # for a client to take the rest of an answer
+JSON = b"application/json"
+LATER = frozenset({429, 503})  # the same request may be served a second later
+CLOSING = frozenset({408, 413})  # the rest of the body is not read: the connection can't go on
+
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+
+class ClientGone(Exception):
+    """The client has disconnected."""
+
+
+class Exchange:
+    """See the module. deadline: ends the exchange; it is set when the rest of the answer goes out."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, deadline: asyncio.Timeout, metrics: Metrics):
+        self.path, self.method, self.http_version = scope["path"], scope["method"], scope["http_version"]
+        self.headers: Headers = scope["headers"]
+        self.connection: Connection = scope[SCOPE_KEY]
+        self._receive, self._send, self._deadline, self._metrics = receive, send, deadline, metrics
+
+    async def read_body(self, limit: int) -> bytearray:
+        """The request's body of JSON, at most `limit` bytes. Raises ApiError and ClientGone."""
+        too_large = ApiError(413, f"The body is larger than {limit} bytes.", code="body_too_large")
+        content_type = b""
+        for name, value in self.headers:
+            if name == b"content-length" and (not value.isdigit() or int(value) > limit):
+                raise too_large
+            if name == b"content-type":
+                content_type = value.partition(b";")[0].strip().lower()
+            elif name == b"content-encoding" and value.strip().lower() != b"identity":
+                raise ApiError(415, "Compressed bodies are not supported.", code="unsupported_encoding")
+        if content_type != JSON:
+            # Browsers send other types to any server without a preflight request.
+            raise ApiError(415, "The content type must be application/json.", code="unsupported_media_type")
+        body = bytearray()
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                while True:
+                    message = await self._receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientGone
+                    body += message["body"]
+                    if len(body) > limit:
+                        raise too_large
+                    if not message["more_body"]:
+                        return body
+        except TimeoutError as error:
+            raise ApiError(408, f"The body did not arrive within {BODY_TIMEOUT_S:g} s.", code="timeout") from error
+
+    def limit_time(self) -> None:
+        """From now on the client has SEND_TIMEOUT_S to take what comes."""
+        self._deadline.reschedule(asyncio.get_running_loop().time() + SEND_TIMEOUT_S)
+
+    async def start(self, status: int, headers: Headers) -> None:
+        """Send the first part of the answer, and count it."""
+        self._metrics.response(status)
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def finish(self, body: bytes) -> None:
+        """Send the rest."""
+        self.limit_time()
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def answer(self, status: int, content_type: bytes, body: bytes, *headers: tuple[bytes, bytes]) -> None:
+        """Send a whole answer. headers: beside type and length."""
+        self.limit_time()
+        await self.start(status, [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *headers])
+        await self.finish(body)
+
+    async def answer_error(self, error: ApiError) -> None:
+        """Send an error object."""
+        headers: Headers = []
+        if error.status in LATER:
+            headers.append((b"retry-after", b"1"))
+        if error.status == 401:
+            headers.append((b"www-authenticate", b"Bearer"))
+        if error.status in CLOSING or error.code == "too_many_connections":
+            headers.append((b"connection", b"close"))
+        await self.answer(error.status, JSON, error.body(), *headers)

@@ -1,0 +1,100 @@
+"""Records of the scheduler's turns, as objects. The layout is explained in blinkpy/scheduler/phases/recorder.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blinkpy.kv import state as S
+from blinkpy.queues.submission import SQ_ENTRY, SQ_ENTRY_WORDS
+
+Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
+
+HALF, LOW = 32, 0xFFFFFFFF
+
+
+class BrokenRecordError(ValueError):
+    """Words that are no records."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A submission entry that a turn consumed. prompt: int32 [n], as far as it was read; hashes: int64, of its full pages."""
+
+    pair: int
+    words: Int32
+    prompt: Int32
+    hashes: Int64
+
+    def __getitem__(self, field: str) -> int:
+        return int(self.words.view(SQ_ENTRY)[0][field])
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One turn: inputs and decisions. planned: int64 [rows, 2], slot and tokens of each row. bucket: -1 without a batch."""
+
+    number: int
+    now_ns: int
+    command: int
+    inbox: Int64  # [Q, 4] heartbeat, claim, completion head, doorbell
+    sampled: Int64
+    entries: tuple[Entry, ...]
+    cancelled: tuple[int, ...]
+    planned: Int64
+    free: int
+    cached: int
+    bucket: int
+
+
+def parse_turns(words: Int64, pairs: int) -> Iterator[Turn]:
+    """The turns of consecutive records, int64 [n]. Raises BrokenRecordError at words that are no record."""
+    at = 0
+    while at < len(words):
+        length = int(words[at]) & LOW
+        if int(words[at]) >> HALF != S.RECORD_MARK or length < S.RECORD_HEADER + 4 * pairs or at + length > len(words):
+            raise BrokenRecordError(f"no record at word {at}")
+        yield _turn(words[at : at + length], pairs)
+        at += length
+
+
+def _turn(words: Int64, pairs: int) -> Turn:
+    _, number, now, command, rows, notes, pages, bucket = words[: S.RECORD_HEADER].tolist()
+    lengths = (S.RECORD_HEADER, 4 * pairs, rows & LOW, notes, rows >> HALF)
+    if sum(lengths) != len(words):
+        raise BrokenRecordError(f"the record of turn {number} contradicts itself")
+    _, inbox, sampled, note_words, row_words = np.split(words, np.cumsum(lengths)[:-1])
+    entries, cancelled = _notes(note_words, number)
+    planned = np.stack([row_words & LOW, row_words >> HALF], axis=1)
+    return Turn(
+        number, now, command, inbox.reshape(pairs, 4), sampled, entries, cancelled, planned, pages & LOW, pages >> HALF, bucket
+    )
+
+
+def _notes(words: Int64, number: int) -> tuple[tuple[Entry, ...], tuple[int, ...]]:
+    entries, cancelled, at = [], [], 0
+    while at < len(words):
+        kind, length = int(words[at]) & (1 << S.NOTE_SHIFT) - 1, int(words[at]) >> S.NOTE_SHIFT
+        note = words[at + 1 : at + length]
+        if length < 1 or at + length > len(words):
+            raise BrokenRecordError(f"a note of turn {number} is cut short")
+        if kind == S.RECORDED_ENTRY and length >= 2 + SQ_ENTRY_WORDS // 2:
+            entries.append(_entry(note))
+        elif kind == S.RECORDED_CANCELS:
+            cancelled += [slot for slot in note.tolist() if slot >= 0]
+        else:
+            raise BrokenRecordError(f"turn {number} has a note of kind {kind}")
+        at += length
+    return tuple(entries), tuple(cancelled)
+
+
+def _entry(note: Int64) -> Entry:
+    pair, copied = int(note[0]) & LOW, int(note[0]) >> HALF
+    entry, prompt, hashes = np.split(note[1:], np.cumsum([SQ_ENTRY_WORDS // 2, (copied + 1) // 2]))
+    if copied > 2 * len(prompt):
+        raise BrokenRecordError("a prompt is cut short")
+    return Entry(pair, entry.view(np.int32), prompt.view(np.int32)[:copied], hashes)

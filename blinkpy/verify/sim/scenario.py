@@ -1,0 +1,121 @@
+"""A failure as a scenario: made small, saved, and repeated in plain Python turn by turn."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from blinkpy.config import ConfigError
+from blinkpy.device.expect import CODE_MASK, describe_fault
+from blinkpy.kv import state as S
+from blinkpy.queues.words import COMMAND_RUN
+from blinkpy.scheduler.policies import Policy
+from blinkpy.verify.sim.simulation import Act, Failure, Simulation, simulate
+from blinkpy.verify.sim.world import make_world
+
+STATUS_NAMES = ("empty", "waiting", "running", "finishing")
+RESULTS = {S.NO_BATCH: "nothing to compute", S.STOPPED: "stopped", S.DRAINED: "drained"}
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A run that can be repeated: the world of a seed, in which only some actors act in some turns.
+
+    keep: (turn, actor) in order; the actor after the last front end is the world. policy: name, as of load_policy.
+    """
+
+    seed: int
+    turns: int
+    policy: str
+    keep: list[Act]
+
+    def save(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(asdict(self)) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> Scenario:
+        """Raises ConfigError when the file can't be read or is no scenario."""
+        try:
+            values = json.loads(path.read_text())
+            keep = [(int(turn), int(actor)) for turn, actor in values["keep"]]
+            return cls(int(values["seed"]), int(values["turns"]), str(values["policy"]), keep)
+        except OSError as error:
+            raise ConfigError(f"can't read {path}: {error.strerror}") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{path} is not a scenario: {type(error).__name__}: {error}") from error
+
+
+def shrink(failure: Failure, policy: Policy, policy_name: str, seconds: float = 20.0, **options: Any) -> Scenario:
+    """A scenario with the same fault and as few acts as can be found in the time. options: of Simulation.
+
+    Delta debugging (A. Zeller, R. Hildebrandt: Simplifying and isolating failure-inducing input, 2002), by complements alone.
+    """
+
+    def needed(keep: list[Act]) -> list[Act] | None:
+        """Of these acts those up to the fault, or None when they don't lead to it."""
+        found = simulate(failure.seed, failure.turns, policy, keep=keep, **options).failure
+        if found is None or found.code & CODE_MASK != failure.code & CODE_MASK:
+            return None
+        return [act for act in keep if act[0] <= found.turn]
+
+    deadline = time.monotonic() + seconds
+    actors = make_world(failure.seed, 1).limits.pairs + 1
+    everything = [(turn, actor) for turn in range(failure.turns) for actor in range(actors)]
+    keep = needed([act for act in everything if act[0] <= failure.turn])
+    if keep is None:  # it needs what was left out: the calm begins at another moment
+        return Scenario(failure.seed, failure.turns, policy_name, everything)
+    size = max(1, len(keep) // 2)
+    while size and time.monotonic() < deadline:
+        start, found = 0, False
+        while start < len(keep) and time.monotonic() < deadline:
+            shorter = needed(keep[:start] + keep[start + size :])
+            if shorter is None:
+                start += size
+            else:
+                keep, found = shorter, True
+        if not found or size > 1:
+            size //= 2
+    return Scenario(failure.seed, failure.turns, policy_name, keep)
+
+
+def narrate(scenario: Scenario, policy: Policy, **options: Any) -> Iterator[str]:
+    """Repeat a scenario; what happens in each turn, line by line, and at the end what is wrong. options: of Simulation."""
+    simulation = Simulation(scenario.seed, scenario.turns, policy, mode="python", checks="python", keep=scenario.keep, **options)
+    yield f"world of seed {scenario.seed}: {simulation.world.limits}"
+    for _ in range(scenario.turns):
+        before, seen = simulation.world.state.requests.status.tolist(), int(simulation.world.sim.logged[0])
+        fine = simulation.advance(COMMAND_RUN)
+        yield from _turn(simulation, before, seen)
+        if not fine:
+            yield f"turn {simulation.turn - 1}: {describe_fault(simulation.code)} {simulation.detail}".rstrip()
+            return
+    outcome = simulation.calm()
+    yield str(outcome.failure) if outcome.failure else f"all ended well, after {outcome.calls} turns"
+
+
+def _turn(simulation: Simulation, before: list[int], seen: int) -> Iterator[str]:
+    """What one turn did, if it did anything."""
+    limits, state = simulation.world.limits, simulation.world.state
+    turn = simulation.turn - 1
+    for when, actor, what in simulation.events(seen):
+        who = f"front end {actor}" if actor < limits.pairs else "world"
+        yield f"turn {when}: {who} {what}"
+    for slot, (old, new) in enumerate(zip(before, state.requests.status.tolist(), strict=True)):
+        if old != new:
+            pair, local = divmod(slot, limits.slots_per_pair)
+            yield f"turn {turn}:   pair {pair} slot {local}: {STATUS_NAMES[old]} -> {STATUS_NAMES[new]}"
+    if simulation.bucket >= 0:
+        counts, batch = state.batch.counts, state.batch
+        rows = ", ".join(
+            f"slot {batch.row_slots[row]} +{batch.query_starts[row + 1] - batch.query_starts[row]}"
+            for row in range(counts[S.ROWS])
+        )
+        decoding = f"{counts[S.DECODE_ROWS]} of {counts[S.ROWS]} rows decode"
+        yield f"turn {turn}:   step of {counts[S.TOKENS]} tokens, {decoding}: {rows}"
+    elif simulation.bucket != S.NO_BATCH:
+        yield f"turn {turn}:   {RESULTS[simulation.bucket]}"
