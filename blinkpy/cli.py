@@ -12,6 +12,8 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, NamedTuple, NoReturn
 
 from blinkpy.config import Config, ConfigError, help_text, load_file, option_type, options
@@ -19,28 +21,28 @@ from blinkpy.version import __version__
 
 ENVIRONMENT = {"BLINKPY_API_KEY": "api_key"}
 
-METAVARS: dict[type, str] = {int: "N", float: "X"}
-
 
 class Command(NamedTuple):
     """A subcommand with the options of blinkpy.config that name it.
 
-    run: "module:function" below blinkpy, which gets the config and the names of the options that somebody gave, and returns the
-    exit code. model: whether it is about one.
+    function: "module:function" below blinkpy, which gets the config and the names of the options that somebody gave, and returns
+    the exit code. model: whether it is about one.
     """
 
     name: str
     help: str
-    run: str
+    function: str
     model: bool = True
+
+    def run(self, arguments: Mapping[str, Any]) -> int:
+        return int(loaded(self.function)(*resolve(arguments, os.environ)))
 
 
 class Tool(NamedTuple):
     """A subcommand that serves nobody, with a dataclass of options of its own.
 
     argument: its field that is given without a flag, "?" after it if it may be missing. prefix: of its two modules below blinkpy:
-    prefix_options has the class NameOptions, prefix_command the function run_NAME, which gets an instance and returns the exit
-    code.
+    prefix_options has the class NameOptions, prefix_command the function run_NAME, from an instance to the exit code.
     """
 
     name: str
@@ -52,8 +54,8 @@ class Tool(NamedTuple):
         kind: type = loaded(f"{self.prefix}_options:{self.name.title()}Options")
         return kind
 
-    def run(self, values: Mapping[str, Any]) -> int:
-        return int(loaded(f"{self.prefix}_command:run_{self.name}")(self.options()(**values)))
+    def run(self, arguments: Mapping[str, Any]) -> int:
+        return int(loaded(f"{self.prefix}_command:run_{self.name}")(self.options()(**arguments)))
 
 
 ENGINE = "start an engine alone; front ends attach to it by --name, or over RDMA"
@@ -91,7 +93,7 @@ def flag(item: dataclasses.Field[Any]) -> str:
 
 
 def describe(item: dataclasses.Field[Any]) -> str:
-    """Help text of an option with its bounds and its default."""
+    """Help text of an option with its bounds and its default, as argparse takes it."""
     low, high = item.metadata["low"], item.metadata["high"]
     notes = []
     if low is not None:
@@ -100,19 +102,18 @@ def describe(item: dataclasses.Field[Any]) -> str:
         notes.append(f"default: {'on' if item.default else 'off'}")
     elif item.default != "":
         notes.append(f"default: {item.default}")
-    return help_text(item) + (f" [{'; '.join(notes)}]" if notes else "")
+    return (help_text(item) + (f" [{'; '.join(notes)}]" if notes else "")).replace("%", "%%")
 
 
 def add_option(group: argparse._ArgumentGroup, item: dataclasses.Field[Any]) -> None:
     """Add the flag of one option. An option that is not given leaves no trace, so that other sources can set it."""
     kind = option_type(item)
-    kwargs: dict[str, Any] = {"dest": item.name, "default": argparse.SUPPRESS, "help": describe(item).replace("%", "%%")}
-    if kind is bool:
-        group.add_argument(flag(item), action=argparse.BooleanOptionalAction, **kwargs)
-    else:
+    how: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
+    if kind is not bool:
         names = item.metadata["choices"]
-        metavar = "{" + ",".join(names) + "}" if names else METAVARS.get(kind, item.name.split("_")[-1].upper())
-        group.add_argument(flag(item), type=kind, metavar=metavar, **kwargs)
+        metavar = "{" + ",".join(names) + "}" if names else {int: "N", float: "X"}.get(kind, item.name.split("_")[-1].upper())
+        how = {"type": kind, "metavar": metavar}
+    group.add_argument(flag(item), dest=item.name, default=argparse.SUPPRESS, help=describe(item), **how)
 
 
 def make_parser() -> Parser:
@@ -125,11 +126,10 @@ def make_parser() -> Parser:
         if command.model:
             sub.add_argument("model_argument", nargs="?", metavar="MODEL", help="the same as --model")
         sub.add_argument("--config", metavar="FILE", help="TOML file with options; flags win over it")
-        groups: dict[str, argparse._ArgumentGroup] = {}
-        for section, item in options(command.name):
-            if section not in groups:
-                groups[section] = sub.add_argument_group(section, section_help(section))
-            add_option(groups[section], item)
+        for section, entries in groupby(options(command.name), key=itemgetter(0)):
+            group = sub.add_argument_group(section, section_help(section))
+            for _, item in entries:
+                add_option(group, item)
     for tool in TOOLS:
         argument = tool.argument.removesuffix("?")
         optional = argument != tool.argument
@@ -139,7 +139,7 @@ def make_parser() -> Parser:
         for item in dataclasses.fields(kind):
             if item.name == argument:
                 nargs: dict[str, Any] = {"nargs": "?", "default": item.default} if optional else {}
-                sub.add_argument(item.name, metavar=argument.upper(), help=describe(item).replace("%", "%%"), **nargs)
+                sub.add_argument(item.name, metavar=argument.upper(), help=describe(item), **nargs)
             else:
                 add_option(group, item)
     return parser
@@ -161,7 +161,6 @@ def load_transports() -> None:
 
 
 def section_help(section: str) -> str:
-    """What a section of the config is about, in one line."""
     return section_line(next(f.default_factory for f in dataclasses.fields(Config) if f.name == section))
 
 
@@ -191,12 +190,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     try:
         arguments = vars(make_parser().parse_args(argv))
-        for tool in TOOLS:
-            if arguments["command"] == tool.name:
-                del arguments["command"]
-                return tool.run(arguments)
-        command = next(c for c in COMMANDS if c.name == arguments["command"])
-        return int(loaded(command.run)(*resolve(arguments, os.environ)))
+        name = arguments.pop("command")
+        return next(each for each in (*COMMANDS, *TOOLS) if each.name == name).run(arguments)
     except ConfigError as error:
         print(f"blinkpy: error: {error}", file=sys.stderr)
         return 2

@@ -106,10 +106,7 @@ class SchedulerOptions:
         high=1 << 20,
     )
     burst_tokens: int = option(
-        0,
-        "waiting prompt tokens above which mixed_step_tokens doesn't hold (0: twice burst_step_tokens)",
-        low=0,
-        high=1 << 24,
+        0, "waiting prompt tokens above which mixed_step_tokens doesn't hold (0: twice burst_step_tokens)", low=0, high=1 << 24
     )
     burst_step_tokens: int = option(
         0,
@@ -141,9 +138,7 @@ class EngineOptions:
     device: str = option("auto", "auto, cpu, cuda, or null (made-up tokens, no model)", choices=("auto", "cpu", "cuda", "null"))
     control: str = option("auto", "who runs the scheduler: the GPU or the host", choices=("auto", "gpu", "host"))
     name: str = option(
-        "blinkpy",
-        "name of the shared-memory segment, when engine and front ends are separate processes",
-        commands=ALL,
+        "blinkpy", "name of the shared-memory segment, when engine and front ends are separate processes", commands=ALL
     )
     threads: int = option(0, "torch threads of the CPU engine (0: one for each core)", low=0, high=1024)
     null_step_us: int = option(0, "time that one step of the null engine takes, us", low=0, high=10_000_000)
@@ -214,15 +209,18 @@ class Config:
             if name not in homes:
                 raise ConfigError(f"unknown option {name!r}")
             changes.setdefault(homes[name], {})[name] = value
-        sections, extensions = {}, dict(self.extensions)
+        sections, extensions = {}, {}
         for name, kind in _kinds():
-            if kind in _EXTENSIONS:
-                changed = dataclasses.replace(self.extension(kind), **changes.get(kind, {}))
-                extensions.pop(kind, None)
-                extensions |= {kind: changed} if changed != kind() else {}
-            else:
-                sections[name] = dataclasses.replace(getattr(self, name), **changes.get(kind, {}))
+            changed = dataclasses.replace(self._part(name, kind), **changes.get(kind, {}))
+            if kind not in _EXTENSIONS:
+                sections[name] = changed
+            elif changed != kind():
+                extensions[kind] = changed
         return dataclasses.replace(self, **sections, extensions=extensions)
+
+    def _part(self, section: str, kind: type[Options]) -> Options:
+        part: Options = self.extension(kind) if kind in _EXTENSIONS else getattr(self, section)
+        return part
 
 
 def _kinds() -> Iterator[tuple[str, Any]]:
@@ -294,8 +292,7 @@ def check_step_sizes(
 
 
 def step_sizes(options: SchedulerOptions, *, gpu: bool, experts: bool) -> dict[str, int]:
-    """The options that make up the steps' sizes, with what is in force where they were left open. experts: whether the model has
-    layers of experts.
+    """The options that make up the steps' sizes, with what is in force where they were left open. experts: whether there are any.
 
     docs/tuning.md explains the sizes on a GPU. Steps have one size elsewhere, where a step of thousands of tokens
     takes seconds; with experts, since a few hundred tokens use all of them, so small chunks cost nearly as much as large ones;
@@ -351,5 +348,5 @@ def load_file(path: str | Path) -> dict[str, Any]:
 
 def as_table(config: Config) -> Mapping[str, Any]:
     """All options by flat name, for display and for handing a config to another process."""
-    parts = [config.extension(kind) if kind in _EXTENSIONS else getattr(config, section) for section, kind in _kinds()]
+    parts = [config._part(section, kind) for section, kind in _kinds()]
     return {item.name: getattr(part, item.name) for part in parts for item in dataclasses.fields(part)}

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from blinkpy.config import Config
 from blinkpy.dpu.link.store_fence import FenceError, store_fence
+from blinkpy.engine.link.pair_memory import WRITES_ORDERED
 from blinkpy.transport.contract import TransportError
 from blinkpy.transport.verbs import INLINE_LEAST, Port, QueuePairEnd, RdmaOptions, device_names
 
@@ -26,7 +27,6 @@ MTU_GOOD = 4096
 
 # CUdevice_attribute of the driver's API.
 GPU_DIRECT_RDMA_SUPPORTED, WRITES_ORDERING, DMA_BUF_SUPPORTED = 116, 118, 124
-ORDERED_FOR_OWNER = 100  # CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER
 
 
 class Finding(NamedTuple):
@@ -146,7 +146,7 @@ def gpu_findings(rdma: int, dmabuf: int, ordering: int, peer_memory: bool, relea
     else:
         text = "neither dma-buf (NVIDIA's open kernel modules, Linux 5.12) nor peer-memory: modprobe nvidia-peermem"
         yield Finding(NOTE, "GPU memory", text)
-    if ordering >= ORDERED_FOR_OWNER:
+    if ordering >= WRITES_ORDERED:
         yield Finding(OK, "GPU write order", "the GPU sees a network card's writes in order, without a flush")
     else:
         text = "writes of a network card to GPU memory would need a flush before they are seen: keep the queues in host memory"

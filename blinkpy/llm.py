@@ -24,7 +24,6 @@ from blinkpy.dpu.generation import Generation
 from blinkpy.dpu.link.connectors import connect
 from blinkpy.dpu.link.queue_pair import EngineLostError, NoRoomError, QueuePair
 from blinkpy.dpu.text.chat_template import ChatError, load_template
-from blinkpy.dpu.text.detokenizer import Detokenizer
 from blinkpy.dpu.text.tokenizer import Tokenizer
 from blinkpy.dpu.token_logprobs import TokenLogprobs, TokenSpeller
 from blinkpy.models.weights.model_folder import find_model
@@ -54,16 +53,11 @@ class _Work:
     """One prompt on its way; the sink of its generation's text."""
 
     def __init__(
-        self,
-        index: int,
-        prompt: str | None,
-        ids: Int32,
-        sampling: RequestParameters,
-        detokenizer: Detokenizer,
-        stops: tuple[str, ...],
+        self, index: int, text: str | None, ids: Int32, sampling: RequestParameters, stops: tuple[str, ...], tokenizer: Tokenizer
     ):
-        self.prompt, self.ids, self.sampling = prompt, ids, sampling
-        self.generation = Generation(index, len(ids), detokenizer, stops, time.monotonic(), self, sampling.logprobs)
+        self.prompt, self.ids, self.sampling = text, ids, sampling
+        began, detokenizer = time.monotonic(), tokenizer.detokenizer(ids)
+        self.generation = Generation(index, len(ids), detokenizer, stops, began, self, sampling.logprobs)
         self.tokens: list[int] = []
         self._parts: list[str] = []
         self._logprobs: list[TokenLogprobs] = []
@@ -106,7 +100,8 @@ class LLM:
     """
 
     def __init__(self, model: str = "demo", *, show_progress: bool | None = None, **options: Any):
-        allowed = _option_names()
+        foreign = {"model", "name", "workers", "shutdown_s"}
+        allowed = {item.name for _, item in config_options("engine")} - foreign | {"chat_template", "engine_timeout_ms"}
         for name in options:
             if name not in allowed:
                 raise ConfigError(f"unknown option {name!r} of LLM; it has {', '.join(sorted(allowed))}")
@@ -159,8 +154,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Continue prompts: a text, token ids, or a list of these. sampling_params: one for all, or one for each.
 
-        Returns one output for each prompt, in their order. Raises ValueError for a prompt or a parameter that can't be
-        served, before anything is generated, and RuntimeError when the engine fails.
+        Returns an output for each prompt, in order. Raises ValueError for a prompt or parameter that can't be served, before
+        anything is generated, and RuntimeError when the engine fails.
         """
         given = _as_list(prompts)
         texts = [prompt if isinstance(prompt, str) else None for prompt in given]
@@ -225,7 +220,7 @@ class LLM:
             sampling = params.request_parameters(context - len(ids), self.tokenizer.eos_ids)
         except ValueError as error:
             raise ValueError(f"prompt {index}: {error}") from error
-        return _Work(index, text, ids, sampling, self.tokenizer.detokenizer(ids), params.stops())
+        return _Work(index, text, ids, sampling, params.stops(), self.tokenizer)
 
     def _drive(self, works: Iterable[_Work]) -> None:
         """Keep the queue pair full until everything has ended. Ends by EngineLostError if the engine falls silent."""
@@ -266,9 +261,3 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if prompts and all(isinstance(item, int) for item in prompts):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
-
-
-def _option_names() -> set[str]:
-    """Options that mean something here."""
-    names = {item.name for _, item in config_options("engine")} - {"model", "name", "workers", "shutdown_s"}
-    return names | {"chat_template", "engine_timeout_ms"}

@@ -16,10 +16,8 @@ def installed(name: str) -> bool:
 
 
 def missing_packages(who: str, *names: str, extra: str = "") -> str:
-    """All of these packages that are missing, and what to install; "" when they are there.
-
-    who: what needs them, as the message's subject. extra: of blinkpy-serve, that brings them; "" for the base install.
-    """
+    """All of these packages that are missing, and what to install; "" when they are there. who: what needs them. extra: of
+    blinkpy-serve, that brings them; "" for the base install."""
     missing = [name for name in names if not installed(name)]
     source = f"'blinkpy-serve[{extra}]'" if extra else "blinkpy-serve"
     return f"{who} needs {', '.join(missing)}: pip install {source}" if missing else ""

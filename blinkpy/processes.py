@@ -1,16 +1,15 @@
 """Processes of blinkpy that another one starts: the config goes in, reports come out, and no child outlives its parent.
 
-A child gets two pipes. The first brings its config and orders as one line of JSON; it then stays open, and its end tells the
-child that the parent is gone, also when the parent was killed. The second takes reports to the parent, one JSON object a line:
-{"phase", "done", "total"} while starting, {"ready": {...}} once, {"error": text} before a failed end.
+A child gets one end of a socket. It brings the config and orders; it then stays open, and its end tells the child that the
+parent is gone, also when the parent was killed. Reports go to the parent: {"phase", "done", "total"} while starting,
+{"ready": {...}} once, {"error": text} before a failed end.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
+import multiprocessing
 import os
-import select
 import signal
 import site
 import subprocess
@@ -18,11 +17,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from blinkpy.config import Config, ConfigError, as_table, options
 from blinkpy.process_exit import describe_exit
+from blinkpy.progress import ProgressCallback
 
 Entry = Callable[..., int]  # takes the config, a Reporter, and the orders by name
 
@@ -41,22 +42,22 @@ class ChildError(RuntimeError):
 class Reporter:
     """The child's end: sends reports to the parent. It is a `blinkpy.progress.ProgressCallback`."""
 
-    def __init__(self, fd: int):
-        self._fd = fd
+    def __init__(self, parent: Connection):
+        self._parent = parent
 
     def __call__(self, phase: str, done: float = 0, total: float = 0) -> None:
         self._send({"phase": phase, "done": done, "total": total})
 
     def ready(self, **facts: Any) -> None:
-        """Say that the process does its work from now on."""
+        """The process does its work from now on."""
         self._send({"ready": facts})
 
     def error(self, message: str) -> None:
         self._send({"error": message})
 
     def _send(self, report: dict[str, Any]) -> None:
-        with contextlib.suppress(BrokenPipeError):  # the parent is gone, and this process about to end
-            os.write(self._fd, json.dumps(report).encode() + b"\n")
+        with contextlib.suppress(ConnectionError):  # the parent is gone, and the end of the socket is about to tell
+            self._parent.send(report)
 
 
 class Child:
@@ -76,28 +77,18 @@ class Child:
         own_session: bool = True,
     ):
         self.entry, self._own_session = entry, own_session
-        self._partial = b""
-        config_read, self._lifeline = os.pipe()
-        self._reports, report_write = os.pipe()
-        try:
+        self._socket, theirs = multiprocessing.Pipe()
+        with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", module, entry, str(config_read), str(report_write)],
-                pass_fds=(config_read, report_write, *fds),
+                [sys.executable, "-P", "-m", module, entry, str(theirs.fileno())],
+                pass_fds=(theirs.fileno(), *fds),
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # standard output belongs to the parent
                 start_new_session=own_session,
                 env=child_environment(),
             )
-        except OSError:
-            os.close(self._lifeline)
-            os.close(self._reports)
-            raise
-        finally:
-            os.close(config_read)
-            os.close(report_write)
-        with contextlib.suppress(BrokenPipeError):  # it died at once: whoever waits for it sees that
-            message = {"options": dict(as_table(config)), "orders": orders or {}}
-            os.write(self._lifeline, json.dumps(message).encode() + b"\n")
+        with contextlib.suppress(ConnectionError):  # it died at once: whoever waits for it sees that
+            self._socket.send((as_table(config), orders or {}))
 
     @property
     def pid(self) -> int:
@@ -109,27 +100,20 @@ class Child:
 
     def reports(self, timeout: float) -> list[dict[str, Any]]:
         """Reports that have come, waiting up to timeout seconds for the first."""
-        if self._reports < 0:
-            time.sleep(timeout)
-            return []
-        if not select.select([self._reports], [], [], timeout)[0]:
-            return []
-        piece = os.read(self._reports, 1 << 16)
-        if not piece:
-            os.close(self._reports)
-            self._reports = -1
-        *lines, self._partial = (self._partial + piece).split(b"\n")
-        return [json.loads(line) for line in lines]
+        found: list[dict[str, Any]] = []
+        try:
+            while self._socket.poll(0 if found else timeout):
+                found.append(self._socket.recv())
+        except (EOFError, ConnectionError):  # it has closed its end, or died
+            time.sleep(0 if found else timeout)
+        return found
 
     def last_error(self) -> str:
         """What it reported as its failure, and nobody has read yet; empty if it said nothing. After its end."""
-        error = ""
-        while reports := self.reports(0):
-            error = next((report["error"] for report in reports if "error" in report), error)
-        return error
+        return next((report["error"] for report in self.reports(0) if "error" in report), "")
 
     def wait_ready(
-        self, deadline_s: float, on_progress: Callable[..., None] | None = None, on_tick: Callable[[], None] | None = None
+        self, deadline_s: float, on_progress: ProgressCallback = lambda *report: None, on_tick: Callable[[], None] = lambda: None
     ) -> dict[str, Any]:
         """Wait for {"ready"} and return its facts. deadline_s: longest silence between two reports, in seconds.
 
@@ -146,14 +130,12 @@ class Child:
                     raise ChildError(report["error"], usage=self.wait(10) == 2)
                 if "ready" in report:
                     return dict(report["ready"])
-                if on_progress is not None:
-                    on_progress(report["phase"], report["done"], report["total"])
+                on_progress(report["phase"], report["done"], report["total"])
             if ended is not None and not reports:
                 raise ChildError(f"the {self.entry} process {describe_exit(ended)} while starting")
             if time.monotonic() - last > deadline_s:
                 raise ChildError(f"the {self.entry} process said nothing for {deadline_s:.0f} s while starting")
-            if on_tick is not None:
-                on_tick()
+            on_tick()
 
     def terminate(self) -> None:
         """Ask it to end in order."""
@@ -181,55 +163,43 @@ class Child:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
         self._process.kill()
-        code = self._process.wait()
-        for fd in (self._lifeline, self._reports):
-            if fd >= 0:
-                os.close(fd)
-        self._lifeline = self._reports = -1
-        return code
+        self._socket.close()
+        return self._process.wait()
 
 
 def child_environment() -> dict[str, str]:
     """The environment of a child that must find this very package, wherever it was imported from."""
     environment = dict(os.environ)
-    root = str(Path(__file__).parents[2])
+    root = str(Path(__file__).parents[1])
     if root not in site.getsitepackages():
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, environment.get("PYTHONPATH")]))
     return environment
 
 
-def follow_parent(lifeline: int) -> None:
-    """End this process in order when the parent is gone: the pipe from it then reads as ended."""
-
-    def watch() -> None:
-        while os.read(lifeline, 4096):
-            pass
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=watch, name="parent", daemon=True).start()
-
-
-def child_main(entries: dict[str, Entry], arguments: list[str]) -> int:
+def child_main(entries: Mapping[str, Entry], entry: str, fd: int) -> int:
     """What a child runs: reads its config, follows its parent, and calls the entry that the parent named."""
-    name, lifeline, reports = arguments[0], int(arguments[1]), int(arguments[2])
-    for fd in (lifeline, reports):
-        os.set_inheritable(fd, False)
-    handed = b""
-    while not handed.endswith(b"\n"):
-        piece = os.read(lifeline, 1 << 16)
-        if not piece:
-            return 1  # the parent died before it said anything
-        handed += piece
-    follow_parent(lifeline)
-    reporter = Reporter(reports)
+    os.set_inheritable(fd, False)
+    parent = Connection(fd)
     try:
-        message = json.loads(handed)
+        table, orders = parent.recv()
+    except (EOFError, OSError):
+        return 1  # the parent died before it said anything
+    threading.Thread(target=follow_parent, args=(parent,), name="parent", daemon=True).start()
+    reporter = Reporter(parent)
+    try:
         known = {item.name for _, item in options()}  # of a front end, options of the engine's end of a link need not be
-        config = Config().with_options({option: value for option, value in message["options"].items() if option in known})
-        return entries[name](config, reporter, **message["orders"])
+        config = Config().with_options({option: value for option, value in table.items() if option in known})
+        return entries[entry](config, reporter, **orders)
     except ConfigError as error:
         reporter.error(str(error))
         return 2
     except Exception as error:
         reporter.error(f"{type(error).__name__}: {error}")
         raise
+
+
+def follow_parent(parent: Connection) -> None:
+    """End this process in order when the parent is gone: its socket then reads as ended."""
+    with contextlib.suppress(EOFError, OSError):
+        parent.recv()
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -19,15 +19,15 @@ class ProgressCallback(Protocol):
 class TimedPhases:
     """A ProgressCallback that passes all on, and keeps how long each phase took. seconds: by phase, once it has ended."""
 
-    def __init__(self, report: ProgressCallback | None, clock: Callable[[], float] = time.monotonic):
-        self._report, self._clock = report, clock
+    def __init__(self, report: ProgressCallback | None):
+        self._report = report
         self.phase, self._began = "", 0.0
         self.seconds: dict[str, float] = {}
 
     def __call__(self, phase: str, done: float = 0, total: float = 0) -> None:
         """A phase is under way; "" ends the last one."""
         if phase != self.phase:
-            now = self._clock()
+            now = time.monotonic()
             if self.phase:
                 self.seconds[self.phase] = now - self._began
             self.phase, self._began = phase, now
@@ -43,10 +43,7 @@ def bar(done: float, total: float, width: int = 20) -> str:
 
 
 class Progress:
-    """Shows phases one after another. Not for use by several threads at once.
-
-    stream: where to; by default standard error. clock: seconds, for tests.
-    """
+    """Shows phases one after another, for one thread. stream: by default standard error. clock: seconds, for tests."""
 
     def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic):
         self._stream = sys.stderr if stream is None else stream
@@ -59,7 +56,6 @@ class Progress:
         self._turn = 0
 
     def __call__(self, phase: str, done: float = 0, total: float = 0) -> None:
-        """Say that a phase is under way, and how far it is."""
         if phase != self._phase:
             self._end_phase()
             self._phase, self._phase_began = phase, self._clock()

@@ -1,9 +1,5 @@
 """The manifest of the package's sources, for whatever must change when they do: compiled code that is kept, recordings,
-coverage and the tests' seeded bugs.
-
-Folders are walked to the bottom, and files count by their path below the package: a file that moves, appears or changes gives
-another digest.
-"""
+coverage and the tests' seeded bugs. A file that moves, appears or changes gives another digest."""
 
 from __future__ import annotations
 

@@ -13,7 +13,6 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -22,28 +21,26 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from blinkpy.device.cuda.cubin import SHARED_MEMORY_LIMIT, read_cubin
-from blinkpy.kernels import activation, embedding, norm
+from blinkpy.kernels import activation, gather, norm
 from blinkpy.kernels.attention import rotate_and_cache, split_plan
+from blinkpy.kernels.attention.attention import VARIANTS as ATTENTION
 from blinkpy.kernels.attention.attention import attend
 from blinkpy.kernels.attention.attention_variants import LAST_TOKENS, AttentionCall, NewTokens, PagedKV
-from blinkpy.kernels.attention.attention_variants import VARIANTS as ATTENTION
 from blinkpy.kernels.attention.prefill_attention import plan_prefill
 from blinkpy.kernels.batch_view import BatchView
-from blinkpy.kernels.last_tokens import last_tokens
+from blinkpy.kernels.linear.linear import VARIANTS as LINEARS
 from blinkpy.kernels.linear.linear import can_leave_partials, linear
 from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_table import LinearTable
-from blinkpy.kernels.linear.linear_variants import VARIANTS as LINEARS
 from blinkpy.kernels.linear.linear_variants import LinearCall, LinearShape, LinearWorkspace
 from blinkpy.kernels.moe import routing
 from blinkpy.kernels.moe.expert_config import ExpertShape, ExpertTable
-from blinkpy.kernels.moe.expert_variants import VARIANTS as EXPERTS
 from blinkpy.kernels.moe.expert_variants import ExpertCall, ExpertCase, ExpertWorkspace
+from blinkpy.kernels.moe.experts import VARIANTS as EXPERTS
 from blinkpy.kernels.moe.experts import experts, plan_experts
 from blinkpy.kernels.sampling.record_logprobs import write_logprobs
-from blinkpy.kernels.sampling.sample_tokens import sample_tokens
-from blinkpy.kernels.sampling.sampling_variants import VARIANTS as SAMPLERS
-from blinkpy.kernels.sampling.sampling_variants import RequestView, SamplingCall, SamplingWorkspace
+from blinkpy.kernels.sampling.sampler import sample_tokens
+from blinkpy.kernels.sampling.sampling_call import RequestView, SamplingCall, SamplingWorkspace
 from blinkpy.models.gpu.step_shapes import StepShape
 from blinkpy.queues.logprob_record import LOGPROB_ENTRIES
 from blinkpy.queues.submission import SQ_ENTRY_WORDS
@@ -194,7 +191,7 @@ def launches(model: Shape, tokens: int, rows: int, mixed: bool, pdl: bool) -> It
     head_weight = meta(model.head_dim, dtype=dtype)
     norms = (head_weight, head_weight) if model.qk_norm else None
     attended = meta(tokens, model.heads * model.head_dim, dtype=dtype)
-    yield lambda: embedding.embed(ids, meta(model.vocabulary, model.hidden, dtype=dtype), counts, hidden, pdl=pdl)
+    yield lambda: gather.embed(ids, meta(model.vocabulary, model.hidden, dtype=dtype), counts, hidden, pdl=pdl)
     yield lambda: norm.rms_norm(hidden, weight, 1e-5, counts, hidden, pdl=pdl)
     yield lambda: norm.rms_norm(hidden, weight, 1e-5, counts, hidden, hidden, pdl=pdl)
     new, paged = NewTokens(qkv, angles, angles, norms), PagedKV(cache, cache, table)
@@ -212,9 +209,9 @@ def launches(model: Shape, tokens: int, rows: int, mixed: bool, pdl: bool) -> It
     last = meta(rows, model.hidden, dtype=dtype)
     if StepShape(tokens, rows, mixed).last_tokens_only:
         yield lambda: attend(replace(call, last_tokens=True), last_plan)
-        yield lambda: last_tokens(hidden, starts, counts, last, counts, pdl=pdl)
+        yield lambda: gather.last_tokens(hidden, starts, counts, last, counts, pdl=pdl)
         yield from linear_launches(model, rows, rows, pdl)
-    yield lambda: norm.last_token_norm(hidden, weight, 1e-5, counts, starts, slots, last, hidden, pdl=pdl)
+    yield lambda: norm.rms_norm(hidden, weight, 1e-5, counts, last, hidden, last_tokens_of=batch, pdl=pdl)
     yield from sampling_launches(model, rows, pdl)
 
 
@@ -225,8 +222,7 @@ def sampling_launches(model: Shape, rows: int, pdl: bool) -> Iterator[Callable[[
     batch, records = BatchView(meta(8, dtype=torch.int64), *[by_row] * 6), meta(rows, LOGPROB_ENTRIES, dtype=torch.int64)
     workspace = SamplingWorkspace.allocate(rows, model.vocabulary, "meta")
     call = SamplingCall(logits, requests, batch, by_row, records, workspace, pdl)
-    for name in SAMPLERS:
-        yield partial(sample_tokens, call, name)
+    yield lambda: sample_tokens(call)
     yield lambda: write_logprobs(call)
 
 

@@ -42,8 +42,8 @@ from blinkpy.kernels.linear.linear_variants import LinearCall, LinearWorkspace
 from blinkpy.kernels.moe.expert_config import ExpertShape, ExpertTable
 from blinkpy.kernels.moe.expert_variants import ExpertCall, ExpertWorkspace
 from blinkpy.kernels.moe.experts import experts, plan_experts
-from blinkpy.kernels.sampling.sample_tokens import sample_tokens
-from blinkpy.kernels.sampling.sampling_variants import RequestView, SamplingCall, SamplingWorkspace
+from blinkpy.kernels.sampling.sampler import sample_tokens
+from blinkpy.kernels.sampling.sampling_call import RequestView, SamplingCall, SamplingWorkspace
 from blinkpy.queues.logprob_record import LOGPROB_ENTRIES
 from blinkpy.queues.submission import SQ_ENTRY_WORDS, WORD_REPETITION_PENALTY, WORD_TEMPERATURE, WORD_TOP_P
 

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 
 from benchmarks.common import aot_compile
-from blinkpy.kernels.linear.linear import leaves_partials, linear
+from blinkpy.kernels.linear.linear import VARIANTS, leaves_partials, linear
 from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_table import LinearTable, key
-from blinkpy.kernels.linear.linear_variants import VARIANTS, LinearCall, LinearShape, LinearWorkspace
+from blinkpy.kernels.linear.linear_variants import LinearCall, LinearShape, LinearWorkspace
 
 MEASURED_ROWS = {1: (1,), 16: (2, 4, 8, 16), 32: (32,), 64: (64,), 128: (128,), 256: (256,), 448: (448,)}
 """Rows of the measurement -> rows of the table that it stands for."""

@@ -6,7 +6,6 @@ each state of the sources has a folder of its own, named by a hash of all module
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import hashlib
 import itertools
@@ -14,7 +13,7 @@ import os
 import platform
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -32,11 +31,8 @@ KEPT = 8  # states of the sources; the ones used longest ago go first
 
 
 def _number_functions_apart() -> None:
-    """Let this process number what it compiles from a random number on.
-
-    Numba tells the symbols of closures of one function apart by a number that each process counts from 1. Code of two
-    processes may then have the same symbols, and a process that loads both from the cache runs the first one's for both.
-    """
+    """Let this process number what it compiles from a random number on. Numba counts from 1 to tell symbols of closures of one
+    function apart; a process that loads code of two others with the same symbols would run the first one's for both."""
     FunctionIdentity._unique_ids = itertools.count(secrets.randbits(48))
 
 
@@ -54,31 +50,28 @@ def cache_folder() -> Path | None:
         folder = root / digest.hexdigest()[:16]
         folder.mkdir(parents=True, exist_ok=True)
         os.utime(folder)
-        _prune(root)
+        folders = sorted((path for path in root.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)
+        for path in folders[:-KEPT]:
+            shutil.rmtree(path, ignore_errors=True)
     except (OSError, RuntimeError):  # the latter: no home
         return None
     return folder if os.access(folder, os.W_OK) else None
 
 
-def _prune(root: Path) -> None:
-    folders = sorted((path for path in root.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)
-    for path in folders[:-KEPT]:
-        shutil.rmtree(path, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _numba_cache_in(folder: Path) -> Iterator[None]:
-    """Numba decides on the folder when the function is wrapped, from a global setting."""
-    before = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = str(folder)
-    try:
-        yield
-    finally:
-        numba.config.CACHE_DIR = before
-
-
 class _SharedCache(FunctionCache):
-    """Numba's cache of one function's variants, for processes that fill it at the same time."""
+    """Numba's cache of one function's variants, for processes that fill it at the same time.
+
+    key: as of cached_njit, where there is one: Numba compares pickles, and those of intrinsics differ from process to process.
+    """
+
+    def __init__(self, function: Callable[..., Any], key: tuple[Any, ...] | None):
+        super().__init__(function)
+        self._key = key
+
+    def _index_key(self, signature: Any, codegen: Any) -> tuple[Any, ...]:
+        if self._key is None:
+            return super()._index_key(signature, codegen)
+        return (signature, codegen.magic_tuple(), self._key)
 
     def _save_overload(self, signature: Any, data: Any) -> None:
         # Numba looks for a free number, then takes it: two processes would take the same one, and one's code be loaded for the
@@ -94,16 +87,17 @@ class _SharedCache(FunctionCache):
             return None
 
 
-class _KeyedCache(_SharedCache):
-    """A cache whose user gives the key of a closure: Numba compares pickles of what they hold, and those of
-    intrinsics differ from process to process."""
-
-    def __init__(self, function: Callable[..., Any], key: tuple[Any, ...]):
-        super().__init__(function)
-        self._key = key
-
-    def _index_key(self, signature: Any, codegen: Any) -> tuple[Any, ...]:
-        return (signature, codegen.magic_tuple(), self._key)
+def _keep(compiled: Any, function: Callable[..., Any], key: tuple[Any, ...] | None) -> Any:
+    """Let a function that Numba wrapped keep its code in this state's folder, where there is one."""
+    folder = cache_folder()
+    if folder is not None:
+        before = numba.config.CACHE_DIR
+        numba.config.CACHE_DIR = str(folder)  # which the cache reads when it is made
+        try:
+            compiled._cache = _SharedCache(function, key)
+        finally:
+            numba.config.CACHE_DIR = before
+    return compiled
 
 
 def cached_njit(function: Callable[..., Any], key: tuple[Any, ...] | None = None, **options: Any) -> Any:
@@ -111,22 +105,17 @@ def cached_njit(function: Callable[..., Any], key: tuple[Any, ...] | None = None
 
     key: the constants that a closure is made for, all of them; None lets Numba compare what it holds.
     """
-    folder = cache_folder()
-    compiled = njit(**options)(function)
-    if folder is not None:
-        with _numba_cache_in(folder):
-            compiled.enable_caching()
-            compiled._cache = _SharedCache(function) if key is None else _KeyedCache(function, key)
-    return compiled
+    return _keep(njit(**options)(function), function, key)
 
 
 def cached_cfunc(function: Callable[..., Any], signature: Any, key: tuple[Any, ...], **options: Any) -> Any:
-    """numba.cfunc(signature, **options)(function), from the cache if possible; see cached_njit. key: the constants that a
-    closure is made for, all of them."""
-    compiled: Any = CFunc(function, normalize_signature(signature), locals={}, options=options)
-    folder = cache_folder()
-    if folder is not None:
-        with _numba_cache_in(folder):
-            compiled._cache = _KeyedCache(function, key)
+    """numba.cfunc(signature, **options)(function), from the cache if possible; see cached_njit."""
+    compiled = _keep(CFunc(function, normalize_signature(signature), locals={}, options=options), function, key)
     compiled.compile()
     return compiled
+
+
+def compiled_for(function: Any, kinds: tuple[Any, ...]) -> Any:
+    """The code of an njit function for arguments of these types. A call of the function itself would look at them again."""
+    function.compile(kinds)
+    return function.overloads[kinds].entry_point

@@ -49,9 +49,8 @@ def fault_at(code, place):
 def expect(state, condition, code):
     """Check what must hold. Any lane may call it; conditions only read.
 
-    Plain Python raises BrokenInvariantError. Compiled code does nothing, unless the state was made to be checked: then the first
-    fault stays in state.fault, and the turn goes on. Whether it was is a part of the state's type, so the two are compiled and
-    cached apart.
+    Plain Python raises BrokenInvariantError. Compiled code does nothing, unless the state was made to be checked, which is a part
+    of its type: then the first fault stays in state.fault, and the turn goes on.
     """
     if not condition:
         raise BrokenInvariantError(code)

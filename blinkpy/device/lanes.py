@@ -1,8 +1,7 @@
 """Several lanes in plain Python: what a block of threads is on a GPU, as real threads that take turns.
 
-Exactly one lane runs at a time, from one barrier to the next, and the order of the lanes is drawn anew for every such
-segment. So a result that depends on lane timing (a lane reads what another one writes without a barrier between them)
-comes out different in some order, and a seed repeats it.
+Exactly one lane runs at a time, from one barrier to the next, in an order that is drawn anew for every such segment. So a result
+that depends on it, as there is no barrier between a write and a read, comes out different in some order, and a seed repeats it.
 """
 
 from __future__ import annotations

@@ -111,69 +111,31 @@ def block_max(value, lane, lanes):
 
 def _register_primitives(overload, target, intrinsics):
     """The memory-model primitives for one target, from a module that has intrinsics of the same names."""
-    own_load_acquire, own_load_relaxed = intrinsics.load_acquire, intrinsics.load_relaxed
-    own_store_release, own_store_relaxed = intrinsics.store_release, intrinsics.store_relaxed
-    own_prefetch, own_fence, own_sleep, own_now = intrinsics.prefetch, intrinsics.fence, intrinsics.sleep, intrinsics.now
 
-    @overload(load_acquire, target=target)
-    def _load_acquire(array, index):
-        return (lambda array, index: own_load_acquire(array, index)) if is_words(array) else None
+    def load(own):
+        return lambda array, index: (lambda array, index: own(array, index)) if is_words(array) else None
 
-    @overload(load_relaxed, target=target)
-    def _load_relaxed(array, index):
-        return (lambda array, index: own_load_relaxed(array, index)) if is_words(array) else None
+    def store(own):
+        return lambda array, index, value: (lambda array, index, value: own(array, index, value)) if is_words(array) else None
 
-    @overload(store_release, target=target)
-    def _store_release(array, index, value):
-        return (lambda array, index, value: own_store_release(array, index, value)) if is_words(array) else None
-
-    @overload(store_relaxed, target=target)
-    def _store_relaxed(array, index, value):
-        return (lambda array, index, value: own_store_relaxed(array, index, value)) if is_words(array) else None
-
-    @overload(prefetch, target=target)
-    def _prefetch(array, index):
-        return (lambda array, index: own_prefetch(array, index)) if is_words(array) else None
-
-    @overload(fence, target=target)
-    def _fence():
-        return lambda: own_fence()
-
-    @overload(nanosleep, target=target)
-    def _nanosleep(nanoseconds):
-        return lambda nanoseconds: own_sleep(nanoseconds)
-
-    @overload(now_ns, target=target)
-    def _now_ns():
-        return lambda: own_now()
+    own_fence, own_sleep, own_now = intrinsics.fence, intrinsics.sleep, intrinsics.now
+    overload(load_acquire, target=target)(load(intrinsics.load_acquire))
+    overload(load_relaxed, target=target)(load(intrinsics.load_relaxed))
+    overload(prefetch, target=target)(load(intrinsics.prefetch))
+    overload(store_release, target=target)(store(intrinsics.store_release))
+    overload(store_relaxed, target=target)(store(intrinsics.store_relaxed))
+    overload(fence, target=target)(lambda: lambda: own_fence())
+    overload(nanosleep, target=target)(lambda nanoseconds: lambda nanoseconds: own_sleep(nanoseconds))
+    overload(now_ns, target=target)(lambda: lambda: own_now())
 
 
 _register_primitives(overload, "cpu", cpu_primitives)
-
-
-@overload(strided, target="cpu")
-def _njit_strided(first, last, lanes):
-    return lambda first, last, lanes: range(first, last)  # one lane
-
-
-@overload(barrier, target="cpu")
-def _njit_barrier(lanes):
-    return lambda lanes: None
-
-
-@overload(block_scan, target="cpu")
-def _njit_block_scan(value, lane, lanes):
-    return lambda value, lane, lanes: (0, value)
-
-
-@overload(block_sum, target="cpu")
-def _njit_block_sum(value, lane, lanes):
-    return lambda value, lane, lanes: value
-
-
-@overload(block_max, target="cpu")
-def _njit_block_max(value, lane, lanes):
-    return lambda value, lane, lanes: value
+# One lane:
+overload(strided, target="cpu")(lambda first, last, lanes: lambda first, last, lanes: range(first, last))
+overload(barrier, target="cpu")(lambda lanes: lambda lanes: None)
+overload(block_scan, target="cpu")(lambda value, lane, lanes: lambda value, lane, lanes: (0, value))
+overload(block_sum, target="cpu")(lambda value, lane, lanes: lambda value, lane, lanes: value)
+overload(block_max, target="cpu")(lambda value, lane, lanes: lambda value, lane, lanes: value)
 
 
 @cache

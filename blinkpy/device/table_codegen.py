@@ -10,17 +10,10 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.core.typing.templates import AbstractTemplate, AttributeTemplate, infer_global, signature
-from numba.extending import (
-    NativeValue,
-    infer_getattr,
-    lower_builtin,
-    lower_getattr_generic,
-    models,
-    register_model,
-    typeof_impl,
-    unbox,
-)
+from numba.core.imputils import builtin_registry as lowering_registry
+from numba.core.typing.templates import AbstractTemplate, AttributeTemplate, signature
+from numba.core.typing.templates import builtin_registry as typing_registry
+from numba.extending import NativeValue, models, register_model, typeof_impl, unbox
 
 from blinkpy.device.tables import TableArrayType, TableType, make_table
 
@@ -46,26 +39,22 @@ def _load_word(context, builder, pointer, i):
     return value
 
 
-def _field(context, builder, tree, pointer, name):
-    """A field of the tree at `pointer`: a pointer again, or an integer."""
-    offset, kind = tree.fields[name]
-    if isinstance(kind, types.Integer):
-        return _load_word(context, builder, pointer, offset)
-    return builder.gep(pointer, [_I64(offset * WORD)])
+def _indices(context, builder, index_type, index):
+    """An index, an integer or a tuple of them, as a list of int64."""
+    if not isinstance(index_type, types.BaseTuple):
+        return [context.cast(builder, index, index_type, types.int64)]
+    indices = cgutils.unpack_tuple(builder, index, len(index_type))
+    return [context.cast(builder, i, kind, types.int64) for i, kind in zip(indices, index_type, strict=True)]
 
 
-def element_pointer(context, builder, words, pointer, index_type, index):
-    """Address of an element of the array of type `words` at `pointer`; the index is an integer or a tuple of them."""
-    if isinstance(index_type, types.BaseTuple):
-        indices, index_types = cgutils.unpack_tuple(builder, index, len(index_type)), list(index_type)
-    else:
-        indices, index_types = [index], [index_type]
+def _element_pointer(context, builder, words, pointer, indices):
+    """Address of an element of the array of type `words` at `pointer`."""
     size = words.dtype.bitwidth // 8
     address = _load_word(context, builder, pointer, 0)
-    for axis, (i, kind) in enumerate(zip(indices, index_types, strict=True)):
+    for axis, index in enumerate(indices):
         inner = words.dense and axis == words.ndim - 1
         stride = _I64(size) if inner else _load_word(context, builder, pointer, 1 + axis)
-        address = builder.add(address, builder.mul(context.cast(builder, i, kind, types.int64), stride))
+        address = builder.add(address, builder.mul(index, stride))
     element = ir.IntType(8 * size)
     if not _for_gpu(context):
         return builder.inttoptr(address, element.as_pointer())
@@ -73,87 +62,70 @@ def element_pointer(context, builder, words, pointer, index_type, index):
     return builder.addrspacecast(place, element.as_pointer())
 
 
+def word_pointer(context, builder, signature, args):
+    """Address of args[0][args[1]]: of a plain array or of a table's one; the index is an integer or a tuple of them."""
+    array_type, index_type, *_ = signature.args
+    indices = _indices(context, builder, index_type, args[1])
+    if isinstance(array_type, TableArrayType):
+        return _element_pointer(context, builder, array_type, args[0], indices)
+    array = context.make_array(array_type)(context, builder, args[0])
+    return cgutils.get_item_pointer(context, builder, array_type, array, indices)
+
+
 def is_words(array):
     """Whether a type is an array of integers, of a table or a plain one."""
     return isinstance(array, TableArrayType) or (isinstance(array, types.Array) and isinstance(array.dtype, types.Integer))
 
 
-def word_pointer(utils, context, builder, signature, args):
-    """Address of args[0][args[1]]: of a plain array or of a table's one; the index is an integer or a tuple of them. utils: the
-    target's module cgutils."""
-    array_type, index_type = signature.args[0], signature.args[1]
-    if isinstance(array_type, TableArrayType):
-        return element_pointer(context, builder, array_type, args[0], index_type, args[1])
-    array = context.make_array(array_type)(context, builder, args[0])
-    if isinstance(index_type, types.BaseTuple):
-        indices, index_types = utils.unpack_tuple(builder, args[1], len(index_type)), list(index_type)
-    else:
-        indices, index_types = [args[1]], [index_type]
-    indices = [context.cast(builder, i, t, types.intp) for i, t in zip(indices, index_types, strict=True)]
-    return utils.get_item_pointer(context, builder, array_type, array, indices, wraparound=False)
-
-
-def _type_getitem(args):
-    words, index = args
-    if isinstance(words, TableArrayType) and _fits(words, index):
-        return signature(words.dtype, words, index)
-    return None
-
-
-def _type_setitem(args):
-    words, index, value = args
-    if isinstance(words, TableArrayType) and _fits(words, index) and isinstance(value, types.Integer | types.Boolean):
-        return signature(types.none, words, index, value)
-    return None
-
-
 def _fits(words, index):
+    """Whether an array of a table can be indexed so: an integer for each axis."""
     kinds = list(index) if isinstance(index, types.BaseTuple) else [index]
-    return len(kinds) == words.ndim and all(isinstance(kind, types.Integer) for kind in kinds)
+    return isinstance(words, TableArrayType) and len(kinds) == words.ndim and all(isinstance(k, types.Integer) for k in kinds)
 
 
-def _type_field(tree, name):
-    return tree.fields[name][1] if name in tree.fields else None
-
-
-def _add_to_target(infer_global, infer_getattr, abstract: Any, attribute: Any, lower, lower_getattr_generic) -> None:
+def _add_to_target(typing_registry, lowering_registry, abstract: Any, attribute: Any) -> None:
     """Typing and code of trees and words, for one target."""
 
-    @infer_global(operator.getitem)
+    @typing_registry.register_global(operator.getitem)
     class GetItem(abstract):
         key = operator.getitem
 
         def generic(self, args, kws):
-            return _type_getitem(args)
+            words, index = args
+            return signature(words.dtype, words, index) if _fits(words, index) else None
 
-    @infer_global(operator.setitem)
+    @typing_registry.register_global(operator.setitem)
     class SetItem(abstract):
         key = operator.setitem
 
         def generic(self, args, kws):
-            return _type_setitem(args)
+            words, index, value = args
+            fits = _fits(words, index) and isinstance(value, types.Integer | types.Boolean)
+            return signature(types.none, words, index, value) if fits else None
 
-    @infer_getattr
+    @typing_registry.register_attr
     class Fields(attribute):
         key = TableType
 
         def generic_resolve(self, typ, attr):
-            return _type_field(typ, attr)
+            return typ.fields[attr][1] if attr in typ.fields else None
 
-    @lower_getattr_generic(TableType)
+    @lowering_registry.lower_getattr_generic(TableType)
     def get_field(context, builder, typ, value, attr):
-        return _field(context, builder, typ, value, attr)
+        """A pointer again, or an integer."""
+        offset, kind = typ.fields[attr]
+        if isinstance(kind, types.Integer):
+            return _load_word(context, builder, value, offset)
+        return builder.gep(value, [_I64(offset * WORD)])
 
-    @lower(operator.getitem, TableArrayType, types.Any)
+    @lowering_registry.lower(operator.getitem, TableArrayType, types.Any)
     def get_item(context, builder, sig, args):
-        words, index = sig.args
-        return builder.load(element_pointer(context, builder, words, args[0], index, args[1]))
+        return builder.load(word_pointer(context, builder, sig, args))
 
-    @lower(operator.setitem, TableArrayType, types.Any, types.Any)
+    @lowering_registry.lower(operator.setitem, TableArrayType, types.Any, types.Any)
     def set_item(context, builder, sig, args):
-        words, index, kind = sig.args
-        place = element_pointer(context, builder, words, args[0], index, args[1])
-        builder.store(context.cast(builder, args[2], kind, words.dtype), place)
+        place = word_pointer(context, builder, sig, args)
+        builder.store(context.cast(builder, args[2], sig.args[2], sig.args[0].dtype), place)
         return context.get_dummy_value()
 
 
@@ -161,14 +133,11 @@ def _add_to_target(infer_global, infer_getattr, abstract: Any, attribute: Any, l
 
 register_model(TableType)(models.OpaqueModel)
 register_model(TableArrayType)(models.OpaqueModel)
-_add_to_target(infer_global, infer_getattr, AbstractTemplate, AttributeTemplate, lower_builtin, lower_getattr_generic)
+_add_to_target(typing_registry, lowering_registry, AbstractTemplate, AttributeTemplate)
 
 
 class ArgumentTable:
-    """A tree for njit functions: they take it as an argument, at the cost of one pointer.
-
-    tree, strided: as of make_table; the arrays are kept alive.
-    """
+    """A tree for njit functions, which take it as one pointer; its arrays are kept alive. tree, strided: as of make_table."""
 
     def __init__(self, tree: Any, strided: bool = False) -> None:
         self.tree = tree
@@ -195,40 +164,25 @@ def _unbox_table(typ, table, c):
 @cache
 def register_cuda_tables() -> None:
     """Teach numba-cuda the same, once. Raises ImportError without numba-cuda."""
-    from blinkpy.device.cuda.kernel_compiler import (
-        AbstractTemplate,
-        AttributeTemplate,
-        core_models,
-        lowering_registry,
-        models,
-        typing_registry,
-    )
+    from blinkpy.device.cuda import kernel_compiler as cuda
 
-    models.register_model(TableType)(core_models.OpaqueModel)
-    models.register_model(TableArrayType)(core_models.OpaqueModel)
-    _add_to_target(
-        typing_registry.register_global,
-        typing_registry.register_attr,
-        AbstractTemplate,
-        AttributeTemplate,
-        lowering_registry.lower,
-        lowering_registry.lower_getattr_generic,
-    )
+    cuda.models.register_model(TableType)(cuda.core_models.OpaqueModel)
+    cuda.models.register_model(TableArrayType)(cuda.core_models.OpaqueModel)
+    _add_to_target(cuda.typing_registry, cuda.lowering_registry, cuda.AbstractTemplate, cuda.AttributeTemplate)
 
 
 def cuda_table_reader(kind: TableType) -> Callable[[Any], Any]:
     """A device function for kernels: takes the words of a table, an int64 array in any of the GPU's memories, and returns
     the tree. Shared memory is best: each access to an array of the tree looks there first."""
-    from blinkpy.device.cuda.kernel_compiler import cgutils as cuda_cgutils
-    from blinkpy.device.cuda.kernel_compiler import intrinsic as cuda_intrinsic
+    from blinkpy.device.cuda.kernel_compiler import intrinsic
 
     register_cuda_tables()
 
-    @cuda_intrinsic
+    @intrinsic
     def read_tree(typing_context, words):
         def generate(context, builder, signature, args):
             array = context.make_array(signature.args[0])(context, builder, args[0])
-            return builder.bitcast(array.data, cuda_cgutils.voidptr_t)
+            return builder.bitcast(array.data, cgutils.voidptr_t)
 
         return kind(words), generate
 

@@ -13,7 +13,7 @@ Indices are taken as they are: not negative, not checked. A table must not chang
 from __future__ import annotations
 
 import zlib
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numba import types
@@ -42,23 +42,13 @@ class TableType(types.Type):
         return self._key
 
 
-class ArrayProperties(NamedTuple):
-    """Properties of an array, from its (CUDA) array interface."""
-
-    address: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]  # bytes
-    dtype: np.dtype
-
-
-def array_properties(array: Any) -> ArrayProperties:
-    """Of a NumPy array, or of anything with __cuda_array_interface__ (torch tensors, Numba device arrays)."""
+def array_properties(array: Any) -> tuple[int, np.dtype, tuple[int, ...], tuple[int, ...]]:
+    """(address, dtype, shape, strides in bytes) of a NumPy array, or of anything with __cuda_array_interface__ (torch tensors,
+    Numba device arrays)."""
     interface = getattr(array, "__cuda_array_interface__", None) or array.__array_interface__
     dtype, shape = np.dtype(interface["typestr"]), tuple(interface["shape"])
-    strides = interface.get("strides")
-    if strides is None:
-        strides = dense_strides(shape, dtype.itemsize)
-    return ArrayProperties(int(interface["data"][0]), shape, tuple(strides), dtype)
+    strides = interface.get("strides") or dense_strides(shape, dtype.itemsize)
+    return int(interface["data"][0]), dtype, shape, tuple(strides)
 
 
 def dense_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
@@ -84,14 +74,14 @@ def make_table(tree: Any, strided: bool = False, strided_parts: tuple[str, ...] 
                 words.append(item)
                 fields.append((name, offset, types.int64))
             else:
-                described = array_properties(item)
-                if described.dtype not in (np.int32, np.int64):
-                    raise TypeError(f"{name} has dtype {described.dtype}; tables hold int32 and int64 arrays")
-                if not strided and described.strides != dense_strides(described.shape, described.dtype.itemsize):
+                address, dtype, shape, strides = array_properties(item)
+                if dtype not in (np.int32, np.int64):
+                    raise TypeError(f"{name} has dtype {dtype}; tables hold int32 and int64 arrays")
+                if not strided and strides != dense_strides(shape, dtype.itemsize):
                     raise TypeError(f"{name} is not contiguous")
-                element = types.int64 if described.dtype == np.int64 else types.int32
-                words.extend((described.address, *described.strides))
-                fields.append((name, offset, TableArrayType(element, len(described.shape), not strided)))
+                words.extend((address, *strides))
+                element = types.int64 if dtype == np.int64 else types.int32
+                fields.append((name, offset, TableArrayType(element, len(shape), not strided)))
         return TableType(type(node).__name__, tuple(fields))
 
     return add(tree, strided), np.array(words, np.int64)

@@ -114,4 +114,4 @@ def serve_worker(
 
 
 if __name__ == "__main__":
-    sys.exit(child_main({"worker": serve_worker}, sys.argv[1:]))
+    sys.exit(child_main({"worker": serve_worker}, sys.argv[1], int(sys.argv[2])))

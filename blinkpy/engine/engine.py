@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 
 from blinkpy.config import Config, ConfigError, step_sizes
-from blinkpy.engine.devices.device_contract import BrokenStateError, Device, Runner, Setup, choose_device
+from blinkpy.engine.devices.device_contract import BrokenStateError, Device, Runner, Setup, choose_device, require_integrity
 from blinkpy.engine.flight_recorder import FlightRecorder
 from blinkpy.engine.link.listeners import ENDS
 from blinkpy.engine.link.pair_memory import HOST, QueueMemory
@@ -16,21 +16,10 @@ from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.families.describe_model import describe_model
 from blinkpy.models.weights.model_folder import resolve_model
 from blinkpy.progress import ProgressCallback, TimedPhases
+from blinkpy.queues import words as W
 from blinkpy.queues.header import EngineFacts
 from blinkpy.queues.page_hash import HASH_MULTIPLIER_RANGE
 from blinkpy.queues.views import EngineViews
-from blinkpy.queues.words import (
-    COMMAND_DRAIN,
-    COMMAND_STOP,
-    CONTROL_COMMAND,
-    CONTROL_FAULT,
-    COUNTER,
-    ENGINE_STATE,
-    STATE_DRAINING,
-    STATE_FAULTED,
-    STATE_READY,
-    STATE_STOPPED,
-)
 from blinkpy.transport.segment import Segment, create_segment
 from blinkpy.transport.transport_kinds import chosen_end
 from blinkpy.transport.verbs import RdmaOptions
@@ -53,11 +42,7 @@ def make_engine(config: Config, on_progress: ProgressCallback | None = None, dev
 
 
 class Engine:
-    """One engine on this machine.
-
-    start() allocates and compiles everything and announces the engine; run() serves until it is told to stop; close()
-    removes the queue segment. Raises ConfigError for what the user can mend. timings: seconds of the start's phases.
-    """
+    """One engine on this machine. timings: seconds of the start's phases. Raises ConfigError for what the user can mend."""
 
     def __init__(self, config: Config, device: Device, on_progress: ProgressCallback | None = None):
         self.config, self.device = config, device
@@ -76,7 +61,7 @@ class Engine:
         return self.runner.pair_memory if self.runner is not None else None
 
     def start(self) -> None:
-        """Load, allocate, compile, warm up; on return the engine answers front ends once run() is called."""
+        """Load, allocate, compile, warm up, announce the engine; then it answers front ends once run() is called."""
         with self.device.start_errors(self._report):
             self._start()
         self._report("")
@@ -88,7 +73,8 @@ class Engine:
         weights = device.reads_weights and self.config.model.load_format != "dummy"
         folder = resolve_model(self.config.model.model, weights=weights, tokenizer=False)
         model = describe_model(folder)
-        config = self.config = self._choose_step_sizes(model)
+        sizes = step_sizes(self.config.scheduler, gpu=device.gpu, experts=any(model.expert_layers))
+        config = self.config = self.config.with_options(sizes)  # what depends on the model, where it was left open
         page_bytes, cache_bytes = device.page_bytes(config, model), device.cache_bytes(config, model)
         self.sizes = engine_sizes(config, model.max_position, page_bytes, cache_bytes)
         facts = self._facts(model)
@@ -100,19 +86,14 @@ class Engine:
         self._recorder.publish()
         self.views = self.segment.views()
         self.runner.attach(self.segment)
-        self.views.engine[ENGINE_STATE] = STATE_READY
-
-    def _choose_step_sizes(self, model: DecoderDescription) -> Config:
-        """Choose the options that depend on the model, where they were left open."""
-        return self.config.with_options(step_sizes(self.config.scheduler, gpu=self.device.gpu, experts=any(model.expert_layers)))
+        self.views.engine[W.ENGINE_STATE] = W.STATE_READY
 
     def _make_limits(self, facts: EngineFacts) -> Limits:
-        """The scheduler's limits, from the options and what was worked out from them."""
         options = self.config.scheduler
         return make_limits(
             self.sizes.queue,
             facts,
-            max_num_batched_tokens=self.sizes.max_num_batched_tokens,
+            max_num_batched_tokens=options.max_num_batched_tokens,
             mixed_step_tokens=options.mixed_step_tokens,
             burst_step_tokens=options.burst_step_tokens,
             burst_tokens=options.burst_tokens,
@@ -135,10 +116,8 @@ class Engine:
         )
 
     def run(self, budget_s: float = 0) -> None:
-        """Serve until stopped or drained. A fault is announced to the front ends before it is raised.
-
-        budget_s: seconds after which it ends by itself, for tests and benchmarks; 0: never.
-        """
+        """Serve until stopped or drained. A fault is announced to the front ends before it is raised. budget_s: seconds after
+        which it ends by itself, for tests and benchmarks; 0: never."""
         runner = self.runner
         if runner is None:
             raise RuntimeError("start() the engine before it runs")
@@ -147,30 +126,26 @@ class Engine:
         try:
             result = runner.run(budget_s)
             if when == "always" or (result == S.DRAINED and when != "never"):
-                self._require_integrity(runner)
+                require_integrity(runner.check())
         except faults as error:
             self._announce_fault(error)
             raise
-        self.views.engine[ENGINE_STATE] = STATE_STOPPED
-
-    def _require_integrity(self, runner: Runner) -> None:
-        faults = runner.check()
-        if faults:
-            self.views.engine[COUNTER["integrity_errors"]] += len(faults)
-            raise BrokenStateError(faults)
+        self.views.engine[W.ENGINE_STATE] = W.STATE_STOPPED
 
     def _announce_fault(self, error: BaseException) -> None:
         """Tell the front ends that the engine is gone, and keep what it recorded."""
-        self.views.control[CONTROL_FAULT] = 1
-        self.views.engine[ENGINE_STATE] = STATE_FAULTED
+        if isinstance(error, BrokenStateError):
+            self.views.engine[W.COUNTER["integrity_errors"]] += len(error.faults)
+        self.views.control[W.CONTROL_FAULT] = 1
+        self.views.engine[W.ENGINE_STATE] = W.STATE_FAULTED
         if self._recorder is not None:
             self._recorder.save_crash(error)
 
     def stop(self, drain: bool = False) -> None:
         """Ask run() to return: at once, or when all accepted requests have ended. From any thread or a signal handler."""
-        self.views.control[CONTROL_COMMAND] = COMMAND_DRAIN if drain else COMMAND_STOP
-        if drain and self.views.engine[ENGINE_STATE] == STATE_READY:
-            self.views.engine[ENGINE_STATE] = STATE_DRAINING
+        self.views.control[W.CONTROL_COMMAND] = W.COMMAND_DRAIN if drain else W.COMMAND_STOP
+        if drain and self.views.engine[W.ENGINE_STATE] == W.STATE_READY:
+            self.views.engine[W.ENGINE_STATE] = W.STATE_DRAINING
 
     def close(self) -> None:
         """Free what the device has, and remove the segment; front ends notice. After run() has returned or raised."""

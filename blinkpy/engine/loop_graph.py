@@ -15,8 +15,7 @@ launched programmatically: it starts while the step's last kernel runs, and wait
 What it has to tell the host is left to `publish`, a branch behind the first kernel of the next step. The inner WHILE is there for
 speed: to repeat a body takes half the time of leaving it and choosing another.
 
-A step graph is chosen by bucket and by whether the batch has prefill chunks (`StepGraphs`): a batch of decode rows alone
-needs no prefill attention.
+A step graph is chosen by bucket and by whether the batch has prefill chunks: one of decode rows alone needs no prefill attention.
 """
 
 from __future__ import annotations
@@ -30,21 +29,9 @@ import numpy as np
 import torch
 from cuda.bindings import driver, runtime
 
-from blinkpy.device.cuda.cubin import KernelResources, read_cubin
+from blinkpy.device.cuda import cuda_graphs as G
+from blinkpy.device.cuda.cubin import read_cubin
 from blinkpy.device.cuda.cuda_calls import check_cuda
-from blinkpy.device.cuda.cuda_graphs import (
-    FULL,
-    PROGRAMMATIC,
-    SWITCH,
-    WHILE,
-    Node,
-    StepGraph,
-    add_conditional,
-    capture_into,
-    chain_of,
-    nodes_of,
-    only,
-)
 from blinkpy.device.cuda.kernel_compiler import KernelCode, array_words
 from blinkpy.kernels.loop import loop_words as L
 from blinkpy.kernels.loop.loop_code import LoopCode
@@ -56,14 +43,6 @@ enough to end before the step. It has to find a multiprocessor with room. The la
 for as long as it runs (0.25 ms of a Llama-3-8B step on an H200), so it begins a layer or two before."""
 
 NEVER = 1 << 62  # words
-
-
-@dataclass(frozen=True)
-class StepGraphs:
-    """Which graph runs a batch. graph_of: int32 [buckets, 2], by bucket and by 1 if the batch has prefill chunks."""
-
-    graphs: tuple[StepGraph, ...]  # kept for as long as the loop
-    graph_of: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -79,39 +58,39 @@ class StateCopies:
 class LoopGraph:
     """The instantiated loop. launch() starts it; from then on it runs until a control word or its time budget ends it.
 
-    code: the loop's kernels, compiled (blinkpy.kernels.loop.loop_kernels.loop_code). table: their table's words, int64, with the
-    addresses of the queues and of the scheduler's state; keep: whatever those addresses belong to. trace_rows: turns whose times
-    are recorded, for benchmarks: then stamps also note when each step begins and ends. Raises CudaError if the
-    graph can't be built.
+    code: the loop's kernels, compiled. table: their table's words, int64, with the addresses of the queues and of the scheduler's
+    state; keep: whatever those addresses belong to. steps: kept for as long as the loop. graph_of: which of them runs a batch,
+    int32 [buckets, 2], by bucket and by 1 if the batch has prefill chunks. trace_rows: turns whose times are recorded, for
+    benchmarks: then stamps also note when each step begins and ends. Raises CudaError if the graph can't be built.
     """
 
     def __init__(
         self,
         code: LoopCode,
         table: np.ndarray,
-        steps: StepGraphs,
+        steps: Sequence[G.StepGraph],
+        graph_of: np.ndarray,
         stream: torch.cuda.Stream,
         keep: object,
-        trace_rows: int = 0,
-        lanes: int = LANES,
-        copies: StateCopies | None = None,
+        trace_rows: int,
+        copies: StateCopies | None,
     ):
-        self.stream, self._steps, self._keep, self._lanes = stream, steps, keep, lanes
+        self.stream, self._steps, self._keep = stream, steps, keep
         self._capturing = torch.cuda.Stream(priority=-1)  # its kernels are one block each, and should not queue for a place
         self.loop = torch.zeros(L.LOOP_WORDS, dtype=torch.int64, device="cuda")
         self.trace = torch.zeros((max(1, trace_rows), L.TRACE_COLUMNS), dtype=torch.int64, device="cuda")
         self._trace_rows = trace_rows
-        if len(steps.graph_of) > MAX_BUCKETS:
-            raise ValueError(f"{len(steps.graph_of)} buckets, and the loop holds {MAX_BUCKETS}")
+        if len(graph_of) > MAX_BUCKETS:
+            raise ValueError(f"{len(graph_of)} buckets, and the loop holds {MAX_BUCKETS}")
         self._copies = copies
-        self._branches = len(steps.graphs) + 1 + (copies is not None)  # a copy of the state before the last, which is idle
+        self._branches = len(steps) + 1 + (copies is not None)  # a copy of the state before the last, which is idle
         self._repeat = torch.zeros(self._branches, dtype=torch.int64, device="cuda")
-        self._table = torch.from_numpy(np.concatenate([table, steps.graph_of.astype(np.int64).ravel()])).cuda()
-        self.kernel_resources = {name: resources_of(part) for name, part in code._asdict().items()}
+        self._table = torch.from_numpy(np.concatenate([table, graph_of.astype(np.int64).ravel()])).cuda()
+        self.kernel_resources = {name: read_cubin(part.cubin).kernels[part.entry] for name, part in code._asdict().items()}
         self._libraries: list[Any] = []
         self._launched = False
         self._overlap, self._schedule, self._publish, self._stamp, self._after_copy = (self._load(part) for part in code)
-        self._graph = self._build(steps.graphs)
+        self._graph = self._build()
         self._executable = check_cuda(runtime.cudaGraphInstantiate(self._graph, 0), "instantiate the loop")
 
     def _load(self, code: KernelCode) -> Any:
@@ -151,10 +130,6 @@ class LoopGraph:
         check_cuda(runtime.cudaStreamSynchronize(self.stream.cuda_stream), "the loop on the GPU")
         return int(self.loop[L.LOOP_RESULT].item())
 
-    def turns(self) -> int:
-        """Turns of the last run, idle ones included. After its end."""
-        return int(self.loop[L.LOOP_TURNS].item())
-
     def traced(self) -> np.ndarray:
         """The trace of the last run, int64 [turns that made a batch, TRACE_COLUMNS]. After its end."""
         rows = int(self.loop[L.LOOP_TRACED].item()) if self._trace_rows else 0
@@ -169,45 +144,45 @@ class LoopGraph:
                 check_cuda(driver.cuLibraryUnload(library), "unload the loop's kernels")
             self._executable = self._graph = None
 
-    def _build(self, steps: Sequence[StepGraph]) -> Any:
+    def _build(self) -> Any:
         graph = check_cuda(runtime.cudaGraphCreate(0), "create a graph")
         # The flag: the default value is set anew at each launch of the graph.
         loop_handle = check_cuda(runtime.cudaGraphConditionalHandleCreate(graph, 1, 1), "create the loop's condition")
-        (body,) = add_conditional(graph, loop_handle, WHILE, 1)
-        loop_node = only(nodes_of(graph))
+        (body,) = G.add_conditional(graph, loop_handle, G.WHILE, 1)
+        loop_node = G.only(G.nodes_of(graph))
         switch_handle = check_cuda(runtime.cudaGraphConditionalHandleCreate(body, 0, 0), "create the SWITCH condition")
-        branches = add_conditional(body, switch_handle, SWITCH, self._branches)
+        branches = G.add_conditional(body, switch_handle, G.SWITCH, self._branches)
         handles = int(loop_handle), int(switch_handle)
         repeat = []
         for own, branch in enumerate(branches):
             handle = check_cuda(runtime.cudaGraphConditionalHandleCreate(branch, 0, 0), "create a step's condition")
-            (repeated,) = add_conditional(branch, handle, WHILE, 1)
+            (repeated,) = G.add_conditional(branch, handle, G.WHILE, 1)
             repeat.append(int(handle))
-            if own < len(steps):
-                self._add_step(repeated, steps[own], handles, own)
-            elif self._copies is not None and own == len(steps):
+            if own < len(self._steps):
+                self._add_step(repeated, self._steps[own], handles, own)
+            elif self._copies is not None and own == len(self._steps):
                 self._add_copy(repeated, self._copies, int(switch_handle), own)
             else:
                 overlap = self._add_branch(repeated, self._overlap, [])
-                self._add_schedule(repeated, [(overlap, FULL)], handles, own)
+                self._add_schedule(repeated, [(overlap, G.FULL)], handles, own)
         first = self._add_schedule(graph, [], handles, -1)
         check_cuda(runtime.cudaGraphAddDependencies(graph, [first], [loop_node], None, 1), "order the first turn")
         self._repeat.copy_(torch.tensor(repeat, dtype=torch.int64))
         return graph
 
-    def _add_step(self, graph: Any, step: StepGraph, handles: tuple[int, int], own: int) -> None:
+    def _add_step(self, graph: Any, step: G.StepGraph, handles: tuple[int, int], own: int) -> None:
         """Put a step graph and the parts of the turn into a graph."""
         whole = check_cuda(runtime.cudaGraphClone(runtime.cudaGraph_t(step.graph.raw_cuda_graph())), "copy a step graph")
-        chain = chain_of(whole)
+        chain = G.chain_of(whole)
         before_overlap, output = overlap_anchors(chain, step.layers)
         publish = self._add_branch(whole, self._publish, chain[:1])
         # It reads the last step's tokens, and the sampling writes new ones.
         check_cuda(runtime.cudaGraphAddDependencies(whole, [publish], [output], None, 1), "order publishing before the sampling")
         overlap = self._add_branch(whole, self._overlap, [*before_overlap, publish])
-        self._add_schedule(whole, [(chain[-1], PROGRAMMATIC), (overlap, FULL)], handles, own)
+        self._add_schedule(whole, [(chain[-1], G.PROGRAMMATIC), (overlap, G.FULL)], handles, own)
         if self._trace_rows:
-            words = arrays([self.loop, self.trace])
-            for after, column in ([], L.TRACE_STEP_BEGIN), ([(chain[-1], PROGRAMMATIC)], L.TRACE_STEP_END):
+            words = array_words(self.loop, self.trace)
+            for after, column in ([], L.TRACE_STEP_BEGIN), ([(chain[-1], G.PROGRAMMATIC)], L.TRACE_STEP_END):
                 self._add_kernel(whole, after, self._stamp, 1, [*words, column])
         check_cuda(runtime.cudaGraphAddChildGraphNode(graph, None, 0, whole), "add a step graph")
 
@@ -215,40 +190,31 @@ class LoopGraph:
         """Put a copy of the state into a graph, and what goes on with the step behind it."""
         copy = runtime.cudaGraph_t(copies.graph.raw_cuda_graph())
         node = check_cuda(runtime.cudaGraphAddChildGraphNode(graph, None, 0, copy), "add the copy of the state")
-        words = arrays([self._repeat, self.loop, copies.progress])
-        self._add_kernel(graph, [(node, FULL)], self._after_copy, 1, [*words, switch_handle, own])
+        words = array_words(self._repeat, self.loop, copies.progress)
+        self._add_kernel(graph, [(node, G.FULL)], self._after_copy, 1, [*words, switch_handle, own])
 
     def _add_branch(self, graph: Any, function: Any, after: list[Any]) -> Any:
         """Add a part of the turn that runs beside a step: `publish` or `overlap`."""
-        words = arrays([self._table, self.loop])
-        return self._add_kernel(graph, [(node, FULL) for node in after], function, self._lanes, words)
+        words = array_words(self._table, self.loop)
+        return self._add_kernel(graph, [(node, G.FULL) for node in after], function, LANES, words)
 
     def _add_schedule(self, graph: Any, after: list[tuple[Any, Any]], handles: tuple[int, int], own: int) -> Any:
-        words = arrays([self._table, self._repeat, self.loop, self.trace])
-        return self._add_kernel(graph, after, self._schedule, self._lanes, [*words, *handles, own])
+        words = array_words(self._table, self._repeat, self.loop, self.trace)
+        return self._add_kernel(graph, after, self._schedule, LANES, [*words, *handles, own])
 
     def _add_kernel(self, graph: Any, after: list[tuple[Any, Any]], function: Any, lanes: int, words: list[int]) -> Any:
         """Add a kernel of one block that depends on `after`: (node, kind of the edge). Returns its node."""
-        before = {int(node) for node in nodes_of(graph)}
-        with capture_into(graph, self._capturing, after):
+        before = {int(node) for node in G.nodes_of(graph)}
+        with G.capture_into(graph, self._capturing, after):
             parameters = (tuple(words), (ctypes.c_int64,) * len(words))
             call = driver.cuLaunchKernel(function, 1, 1, 1, lanes, 1, 1, 0, self._capturing.cuda_stream, parameters, 0)
             check_cuda(call, "add a kernel to the loop")
-        return only([node for node in nodes_of(graph) if int(node) not in before])
+        return G.only([node for node in G.nodes_of(graph) if int(node) not in before])
 
 
-def overlap_anchors(chain: Sequence[Node], layers: int) -> tuple[list[Node], Node]:
+def overlap_anchors(chain: Sequence[G.Node], layers: int) -> tuple[list[G.Node], G.Node]:
     """Of a step's chain, whose first `layers` nodes are its layers: the node that `overlap` follows on (none in a short chain),
     and the first one of the output. Raises ValueError where the chain has no layers or no output."""
     if not 0 < layers < len(chain):
         raise ValueError(f"a step graph of {len(chain)} nodes can't have {layers} nodes of layers")
     return list(chain[:layers][:-OVERLAP_LEAD_KERNELS][-1:]), chain[layers]
-
-
-def resources_of(code: KernelCode) -> KernelResources:
-    return read_cubin(code.cubin).kernels[code.entry]
-
-
-def arrays(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """Contiguous tensors as arguments of a kernel."""
-    return [word for t in tensors for word in array_words(t.data_ptr(), tuple(t.shape), t.element_size())]

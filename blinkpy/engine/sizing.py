@@ -14,23 +14,18 @@ HISTORY_LIMIT = 8 << 30  # bytes of token history that an engine may keep
 
 @dataclass(frozen=True)
 class EngineSizes:
-    """Sizes of one engine. max_model_len, max_num_batched_tokens and page_size are in tokens."""
+    """Sizes of one engine. max_model_len and page_size are in tokens."""
 
     queue: QueueSizes
     max_model_len: int
     page_size: int
     num_pages: int
     max_num_seqs: int
-    max_num_batched_tokens: int
 
     @property
     def slots(self) -> int:
         """Requests in flight over all queue pairs."""
         return self.queue.pairs * self.queue.slots
-
-    @property
-    def pages_per_sequence(self) -> int:
-        return pages_for(self.max_model_len, self.page_size)
 
 
 def pages_for(tokens: int, page_size: int) -> int:
@@ -80,7 +75,6 @@ def engine_sizes(config: Config, context_limit: int, page_bytes: int, cache_byte
         page_size=page_size,
         num_pages=num_pages,
         max_num_seqs=min(config.scheduler.max_num_seqs, config.frontend.workers * config.queue.slots),
-        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
     )
     if sizes.queue.prompt_tokens < max_model_len:
         raise ConfigError(

@@ -6,7 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
-from blinkpy.kernels.launch import COUNT_TOKENS, HEADER, check_tensors, launch_options, release_successor, wait_for_predecessor
+from blinkpy.kernels import launch
+from blinkpy.kernels.launch import COUNT_TOKENS
 
 
 @triton.jit
@@ -24,8 +25,8 @@ def _swiglu(
 ):  # fmt: skip
     token = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    release_successor(PDL)
-    wait_for_predecessor(PDL)
+    launch.release_successor(PDL)
+    launch.wait_for_predecessor(PDL)
     if token < tl.load(counts_ptr + COUNT_TOKENS):
         at = x_ptr + token.to(tl.int64) * (2 * WIDTH) + column
         gate = tl.load(at, mask=column < WIDTH, other=0.0).to(tl.float32)
@@ -37,8 +38,9 @@ def _swiglu(
 def swiglu(x: torch.Tensor, counts: torch.Tensor, out: torch.Tensor, *, pdl: bool = False) -> None:
     """out = silu(x[:, :width]) * x[:, width:] of the first counts[TOKENS] rows. x: [T, 2 * width]; out: [T, width]."""
     tokens, width = out.shape
-    check_tensors((out, "out", (tokens, width)), (x, "x", (tokens, 2 * width), out.dtype), (counts, "counts", *HEADER))
+    header = (counts, "counts", *launch.HEADER)
+    launch.check_tensors((out, "out", (tokens, width)), (x, "x", (tokens, 2 * width), out.dtype), header)
     block = min(2048, triton.next_power_of_2(width))
     _swiglu[(tokens, triton.cdiv(width, block))](
-        x, out, counts, WIDTH=width, BLOCK=block, PDL=pdl, num_warps=max(1, min(4, block // 256)), **launch_options(pdl)
+        x, out, counts, WIDTH=width, BLOCK=block, PDL=pdl, num_warps=max(1, min(4, block // 256)), **launch.options(pdl)
     )

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from blinkpy.kernels.launch import HEADER, AtLeast
+
 
 class BatchView(NamedTuple):
     """B rows and T tokens of a bucket; an array may be longer. See `blinkpy.kv.state.Batch`, which has them all."""
@@ -22,3 +24,9 @@ class BatchView(NamedTuple):
     def of(cls, batch: Any) -> BatchView:
         """The view of a `kv.state.Batch` of tensors."""
         return cls(*(getattr(batch, name) for name in cls._fields))
+
+    def declared(self, size: int, *names: str) -> list[tuple[Any, ...]]:
+        """For `check_tensors`: counts, and these arrays for at least `size` rows or tokens."""
+        sizes = {name: AtLeast(size + 1 if name == "query_starts" else size) for name in names}
+        arrays = [(getattr(self, name), name, (least,), torch.int32) for name, least in sizes.items()]
+        return [(self.counts, "counts", *HEADER), *arrays]

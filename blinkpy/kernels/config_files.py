@@ -1,12 +1,11 @@
-"""Files of measured configurations: one for each GPU model and each kind of kernel, shipped in configs/."""
+"""Files of measured configurations: one for each GPU model and kind of kernel, shipped in configs/: nothing is tuned at start."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from blinkpy.config import ConfigError
 
@@ -16,32 +15,55 @@ VERSION = 1
 T = TypeVar("T")
 
 
-def gpu_slug(name: str) -> str:
-    """File name of a GPU model: "NVIDIA H200" -> "nvidia_h200"."""
-    return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+def check_power_of_two(what: str, value: int, least: int) -> None:
+    """Raise ConfigError unless a size of a configuration is a power of two, and not too small."""
+    if value < least or value & (value - 1):
+        raise ConfigError(f"{what} {value} must be a power of two of at least {least}")
 
 
-def read_table(path: Path, section: str, what: str, parse: Callable[[Any], T]) -> dict[str, T]:
-    """The entries of a file, each parsed; none where there is no file. section: the key that holds them.
+class ConfigTable(Generic[T]):
+    """Measured configurations of one GPU model, by the names of shapes; shapes that were not measured get defaults."""
 
-    Raises ConfigError for a damaged file, which is then called "not a table of `what`".
-    """
-    if not path.exists():
-        return {}
-    try:
-        document: dict[str, Any] = json.loads(path.read_text())
-        if document["version"] != VERSION:
-            raise ConfigError(f"{path}: version {document['version']}, expected {VERSION}")
-        return {name: parse(entry) for name, entry in document[section].items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(f"{path}: not a table of {what}: {error}") from error
+    section: ClassVar[str]  # key of the entries in the file
+    suffix: ClassVar[str] = ""  # of the file's name
 
+    @staticmethod
+    def from_json(entry: Any) -> Any:
+        """An entry of the file. Raises ValueError, KeyError or TypeError for a damaged one."""
+        raise NotImplementedError
 
-def write_table(path: Path, section: str, gpu_name: str, measured: dict[str, Any], entries: Mapping[str, Any]) -> Path:
-    """Write the entries, JSON each, in the order of their names. measured: with what (versions, date)."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    document = {"version": VERSION, "gpu": gpu_name, "measured": measured, section: dict(sorted(entries.items()))}
-    path.write_text(json.dumps(document, indent=1) + "\n")
-    return path
+    @staticmethod
+    def to_json(entry: Any) -> Any:
+        raise NotImplementedError
+
+    def __init__(self, entries: dict[str, T] | None = None) -> None:
+        self.entries = entries or {}
+
+    @classmethod
+    def path(cls, gpu_name: str, folder: Path) -> Path:
+        """Of the table of a GPU model: nvidia_h200.json for "NVIDIA H200"."""
+        slug = re.sub(r"[^a-z0-9]+", "_", gpu_name.lower()).strip("_")
+        return folder / f"{slug}{cls.suffix}.json"
+
+    @classmethod
+    def load(cls, gpu_name: str, folder: Path = FOLDER) -> Self:
+        """The shipped table of a GPU model; an empty one where none is shipped. A damaged table is a ConfigError."""
+        path = cls.path(gpu_name, folder)
+        if not path.exists():
+            return cls()
+        try:
+            document: dict[str, Any] = json.loads(path.read_text())
+            if document["version"] != VERSION:
+                raise ConfigError(f"version {document['version']}, expected {VERSION}")
+            return cls({name: cls.from_json(entry) for name, entry in document[cls.section].items()})
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{path}: not a table of configurations, {cls.section!r}: {error}") from error
+
+    def save(self, gpu_name: str, measured: dict[str, Any], folder: Path = FOLDER) -> Path:
+        """Write the table; measured: with what (versions, date)."""
+        path = self.path(gpu_name, folder)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        entries = {name: self.to_json(entry) for name, entry in sorted(self.entries.items())}
+        document = {"version": VERSION, "gpu": gpu_name, "measured": measured, self.section: entries}
+        path.write_text(json.dumps(document, indent=1) + "\n")
+        return path

@@ -14,42 +14,60 @@ starts when all of these have begun. Rules that keep a chain of such kernels rig
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import triton
 import triton.language as tl
 
+V = TypeVar("V", bound=Any)
+
 STORAGE_DTYPES = (torch.bfloat16, torch.float32)
 """Dtypes in which weights and activations are stored; all arithmetic is in float32."""
 
-HEADER = ((8,), torch.int64)
-INDICES = ((None,), torch.int32)
-"""Shape and dtype of a batch header, and of an array of indices of any length: for `check_tensors`."""
+HEADER = ((8,), torch.int64)  # shape and dtype of a batch header, for `check_tensors`
 
 COUNT_ROWS = tl.constexpr(0)
 COUNT_TOKENS = tl.constexpr(1)
 COUNT_DECODE_ROWS = tl.constexpr(2)
-"""Indices into `counts`, the int64 [8] header of a batch."""
+"""Indices into `counts`, the int64 [8] header of a batch. Kernels import constants by name: Triton keeps compiled kernels by the
+values of the names they use, but not of the attributes of modules."""
 
 
-def check_tensor(
+class AtLeast(int):
+    """A size of a dimension that may be larger, for `check_tensors`."""
+
+    def __str__(self) -> str:
+        return f"at least {int(self)}"
+
+
+def check_tensors(*declared: tuple[Any, ...]) -> None:
+    """Raise ValueError or TypeError unless all tensors are as declared, and on one device.
+
+    Each is declared as (tensor, name, shape, dtypes, row_strided); None is left out. shape: sizes, AtLeast, or None
+    for any. dtypes: one or several, STORAGE_DTYPES unless given. row_strided: the first dimension may have any stride (a slice
+    of the columns of a wider tensor). Else all is contiguous.
+    """
+    for tensor, *expected in declared:
+        if tensor is not None:
+            _check_tensor(tensor, *expected)
+    devices = {tensor.device for tensor, *_ in declared if tensor is not None}
+    if len(devices) > 1:
+        raise ValueError(f"tensors on different devices: {', '.join(sorted(map(str, devices)))}")
+
+
+def _check_tensor(
     tensor: torch.Tensor,
     name: str,
     shape: Sequence[int | None],
     dtypes: torch.dtype | Sequence[torch.dtype] = STORAGE_DTYPES,
     row_strided: bool = False,
 ) -> None:
-    """Raise ValueError or TypeError unless `tensor` has this shape (None: any size), one of the dtypes, and is
-    contiguous.
-
-    row_strided: the first dimension may have any stride (a slice of the columns of a wider tensor); the rest is dense.
-    """
     allowed = (dtypes,) if isinstance(dtypes, torch.dtype) else tuple(dtypes)
     if tensor.dtype not in allowed:
         raise TypeError(f"{name}: dtype {tensor.dtype}, expected {' or '.join(map(str, allowed))}")
     found = tuple(tensor.shape)
-    if len(found) != len(shape) or any(want is not None and want != have for want, have in zip(shape, found, strict=True)):
+    if len(found) != len(shape) or not all(map(_is_size, shape, found)):
         expected = ", ".join("any" if want is None else str(want) for want in shape)
         raise ValueError(f"{name}: shape {list(found)}, expected [{expected}]")
     if tensor.numel() == 0:
@@ -59,30 +77,25 @@ def check_tensor(
         raise ValueError(f"{name}: strides {tensor.stride()} of shape {list(found)} are not row-major")
 
 
-def check_tensors(*declared: tuple[Any, ...]) -> None:
-    """`check_tensor` of each (tensor, name, shape, and perhaps dtypes and row_strided) whose tensor is not None; ValueError
-    too unless all are on one device."""
-    for tensor, *expected in declared:
-        if tensor is not None:
-            check_tensor(tensor, *expected)
-    check_one_device(*(tensor for tensor, *_ in declared))
+def _is_size(want: int | None, have: int) -> bool:
+    return want is None or (have >= want if isinstance(want, AtLeast) else have == want)
 
 
-def check_one_device(*tensors: torch.Tensor | None) -> None:
-    """Raise ValueError unless all tensors are on one device."""
-    devices = {tensor.device for tensor in tensors if tensor is not None}
-    if len(devices) > 1:
-        raise ValueError(f"tensors on different devices: {', '.join(sorted(map(str, devices)))}")
+def by_name(*variants: V) -> dict[str, V]:
+    """Variants, ways to compute one operation, by their `name`. Raises ValueError where two have the same."""
+    found = {variant.name: variant for variant in variants}
+    if len(found) < len(variants):
+        raise ValueError(f"two variants of one name: {', '.join(variant.name for variant in variants)}")
+    return found
 
 
-def launch_options(pdl: bool) -> dict[str, Any]:
+def options(pdl: bool) -> dict[str, Any]:
     """Launch options for a kernel that is (or is not) part of a chain of programmatic dependent launches."""
     return {"launch_pdl": True} if pdl else {}
 
 
 def dot_precision(dtype: torch.dtype) -> str:
-    """`input_precision` of tl.dot: three tf32 products keep float32's accuracy on tensor cores; bfloat16 is exact
-    anyway."""
+    """`input_precision` of tl.dot: three tf32 products keep float32's accuracy on tensor cores; bfloat16 is exact anyway."""
     return "tf32x3" if dtype == torch.float32 else "ieee"
 
 

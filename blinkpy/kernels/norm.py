@@ -6,17 +6,9 @@ import torch
 import triton
 import triton.language as tl
 
-from blinkpy.kernels.launch import (
-    COUNT_ROWS,
-    COUNT_TOKENS,
-    HEADER,
-    INDICES,
-    STORAGE_DTYPES,
-    check_tensors,
-    launch_options,
-    release_successor,
-    wait_for_predecessor,
-)
+from blinkpy.kernels import launch
+from blinkpy.kernels.batch_view import BatchView
+from blinkpy.kernels.launch import COUNT_ROWS, COUNT_TOKENS
 
 MAX_HIDDEN = 32_768
 """Widest row: one program holds a row in registers."""
@@ -44,8 +36,8 @@ def _rms_norm(
     columns = tl.arange(0, BLOCK)
     inside = columns < HIDDEN
     weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
-    release_successor(PDL)
-    wait_for_predecessor(PDL)
+    launch.release_successor(PDL)
+    launch.wait_for_predecessor(PDL)
     if LAST_TOKENS:
         active = row < tl.load(counts_ptr + COUNT_ROWS)
         token = tl.load(query_starts_ptr + row + 1, mask=active, other=1) - 1
@@ -75,65 +67,32 @@ def rms_norm(
     out: torch.Tensor,
     residual: torch.Tensor | None = None,
     *,
+    last_tokens_of: BatchView | None = None,
     pdl: bool = False,
 ) -> None:
-    """out = norm(x + residual) * weight, and residual = x + residual in place; without residual, out = norm(x) *
-    weight.
+    """out = norm(x + residual) * weight, and residual = x + residual in place; without residual, out = norm(x) * weight.
 
     x, out, residual: [T, hidden] in one storage dtype; or x: float32 [parts, T, hidden], the parts of a sum that
-    `blinkpy.kernels.linear.linear` left; weight: [hidden]; counts: int64 [8]. Only the first counts[TOKENS] rows are
-    read or written. The norm is computed in float32 from the unrounded sum. A row depends on itself alone.
-    """
-    tokens, hidden = out.shape
-    _check(x, weight, counts, out, residual, hidden)
-    _launch(tokens, x, weight, eps, counts, out, residual, None, None, pdl)
-
-
-def last_token_norm(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float,
-    counts: torch.Tensor,
-    query_starts: torch.Tensor,
-    emits: torch.Tensor,
-    out: torch.Tensor,
-    residual: torch.Tensor | None = None,
-    *,
-    pdl: bool = False,
-) -> None:
-    """The final norm, of the last token of each emitting row only, gathered: out[row] = norm(x[last] + residual[last]).
-
-    x, residual: [T, hidden], or x: float32 [parts, T, hidden]; query_starts: int32 [at least B + 1]; emits: int32 [at
-    least B]; out: [B, hidden], whose rows of other rows stay as they are. The residual of those tokens is replaced by the sum.
+    `blinkpy.kernels.linear.linear` left; weight: [hidden]; counts: int64 [8]. Only the first counts[TOKENS] rows are read or
+    written. The norm is computed in float32 from the unrounded sum. A row depends on itself alone. last_tokens_of: only the
+    last token of each emitting row of this batch, gathered: out [B, hidden], whose other rows stay as they are.
     """
     rows, hidden = out.shape
-    _check(x, weight, counts, out, residual, hidden)
-    check_tensors((out, "out", (rows, hidden)), (query_starts, "query_starts", *INDICES), (emits, "emits", *INDICES))
-    if len(query_starts) < rows + 1 or len(emits) < rows:
-        raise ValueError(f"query_starts [{len(query_starts)}] or emits [{len(emits)}] too short for {rows} rows")
-    _launch(rows, x, weight, eps, counts, out, residual, query_starts, emits, pdl)
-
-
-def _check(x, weight, counts, out, residual, hidden: int) -> None:
     if hidden > MAX_HIDDEN:
         raise ValueError(f"hidden size {hidden} is over the limit of {MAX_HIDDEN}")
-    partials = x.dim() == 3
-    check_tensors(
-        (x, "x", (None, None, hidden), torch.float32) if partials else (x, "x", (None, hidden), STORAGE_DTYPES, True),
-        (out, "out", (None, hidden), STORAGE_DTYPES if partials else x.dtype),
+    partials, batch = x.dim() == 3, last_tokens_of
+    launch.check_tensors(
+        (x, "x", (None, None, hidden), torch.float32) if partials else (x, "x", (None, hidden), launch.STORAGE_DTYPES, True),
+        (out, "out", (rows, hidden), launch.STORAGE_DTYPES if partials else x.dtype),
         (weight, "weight", (hidden,)),
-        (counts, "counts", *HEADER),
+        (counts, "counts", *launch.HEADER),
         (residual, "residual", (x.shape[-2], hidden), out.dtype),
+        *([] if batch is None else batch.declared(rows, "query_starts", "emits")),
     )
-
-
-def _launch(programs, x, weight, eps, counts, out, residual, query_starts, emits, pdl) -> None:
-    hidden = out.shape[1]
     block = triton.next_power_of_2(hidden)
-    _rms_norm[(programs,)](
-        x, x if residual is None else residual, weight, out, counts, counts if query_starts is None else query_starts,
-        counts if emits is None else emits, x.stride(0), x.stride(-2), eps,
-        HIDDEN=hidden, BLOCK=block, PARTS=x.shape[0] if x.dim() == 3 else 1, RESIDUAL=residual is not None,
-        LAST_TOKENS=query_starts is not None,
-        PDL=pdl, num_warps=min(16, max(1, block // 512)), **launch_options(pdl),
+    _rms_norm[(rows,)](
+        x, x if residual is None else residual, weight, out, counts, counts if batch is None else batch.query_starts,
+        counts if batch is None else batch.emits, x.stride(0), x.stride(-2), eps,
+        HIDDEN=hidden, BLOCK=block, PARTS=len(x) if partials else 1, RESIDUAL=residual is not None, LAST_TOKENS=batch is not None,
+        PDL=pdl, num_warps=min(16, max(1, block // 512)), **launch.options(pdl),
     )  # fmt: skip

@@ -6,8 +6,6 @@ one after another and the pages of one request in parallel: they are distinct, s
 
 from __future__ import annotations
 
-from typing import Any
-
 from blinkpy.device.portable import barrier, block_max, block_scan, block_sum, device, strided
 from blinkpy.kv import state as S
 from blinkpy.kv.prefix_cache import forget, unlink
@@ -18,7 +16,7 @@ _LOW = 0xFFFFFFFF
 
 
 @device
-def release_pages(limits: Any, requests: Any, pages: Any, counts: Any, slot: Any, lane: Any, lanes: Any) -> None:
+def release_pages(limits, requests, pages, counts, slot, lane, lanes):
     """Drop a request's references. Indexed pages without another reference become cached, the last one first in line for
     eviction (the tail of a prefix is worth least); pages that are not indexed become free."""
     held = requests.num_pages[slot]
@@ -55,7 +53,7 @@ def release_pages(limits: Any, requests: Any, pages: Any, counts: Any, slot: Any
 
 
 @device
-def compact_ring(limits: Any, pages: Any, counts: Any, lane: Any, lanes: Any) -> None:
+def compact_ring(limits, pages, counts, lane, lanes):
     """Drop the ring's stale entries. Happens at most once for every 2 N pages that become cached."""
     mask = limits.ring_entries - 1
     head, tail = counts[S.RING_HEAD], counts[S.RING_TAIL]
@@ -75,7 +73,7 @@ def compact_ring(limits: Any, pages: Any, counts: Any, lane: Any, lanes: Any) ->
 
 
 @device
-def cached_at(limits: Any, pages: Any, position: Any, tail: Any) -> Any:
+def cached_at(limits, pages, position, tail):
     """The page at a position of the eviction ring; NO_PAGE for a stale entry, and from the tail on."""
     if position >= tail:
         return S.NO_PAGE
@@ -84,7 +82,7 @@ def cached_at(limits: Any, pages: Any, position: Any, tail: Any) -> Any:
 
 
 @device
-def evict_pages(limits: Any, pages: Any, counts: Any, counters: Any, wanted: Any, lane: Any, lanes: Any) -> None:
+def evict_pages(limits, pages, counts, counters, wanted, lane, lanes):
     """Make at least `wanted` pages free, by evicting the cached pages that were released longest ago. The caller ensures
     that free + cached >= wanted."""
     free, head, tail = counts[S.FREE_COUNT], counts[S.RING_HEAD], counts[S.RING_TAIL]
@@ -121,9 +119,7 @@ def evict_pages(limits: Any, pages: Any, counts: Any, counters: Any, wanted: Any
 
 
 @device
-def take_pages(
-    limits: Any, requests: Any, pages: Any, counts: Any, counters: Any, slot: Any, amount: Any, lane: Any, lanes: Any
-) -> None:
+def take_pages(limits, requests, pages, counts, counters, slot, amount, lane, lanes):
     """Give a request `amount` more pages. The caller ensures that free + cached >= amount."""
     evict_pages(limits, pages, counts, counters, amount, lane, lanes)
     free, held = counts[S.FREE_COUNT], requests.num_pages[slot]
@@ -137,7 +133,7 @@ def take_pages(
 
 
 @device
-def extend_table(requests: Any, pages: Any, slot: Any, short: Any, top: Any, lane: Any, lanes: Any) -> Any:
+def extend_table(requests, pages, slot, short, top, lane, lanes):
     """Where short is 1, give this lane's request one more page from the free stack, whose height is `top`: the higher the
     lane, the deeper the page. Returns how many pages all lanes took; the caller lowers the stack by that number."""
     before, total = block_scan(short, lane, lanes)
@@ -148,7 +144,7 @@ def extend_table(requests: Any, pages: Any, slot: Any, short: Any, top: Any, lan
 
 
 @device
-def own_page(requests: Any, pages: Any, slot: Any, k: Any, page: Any) -> None:
+def own_page(requests, pages, slot, k, page):
     """One lane: make a free page the request's k-th. Its old content is void."""
     requests.page_table[slot, k] = page
     pages.refcount[page] = 1
@@ -156,7 +152,7 @@ def own_page(requests: Any, pages: Any, slot: Any, k: Any, page: Any) -> None:
 
 
 @device
-def share_pages(requests: Any, pages: Any, counts: Any, found: Any, slot: Any, hits: Any, lane: Any, lanes: Any) -> None:
+def share_pages(requests, pages, counts, found, slot, hits, lane, lanes):
     """Give a request without pages the indexed pages found[0:hits] as its first ones."""
     revived = 0
     for k in strided(lane, hits, lanes):

@@ -16,8 +16,6 @@ are changed by the lane that owns the bucket, in list order.
 
 from __future__ import annotations
 
-from typing import Any
-
 from blinkpy.device.portable import barrier, block_scan, block_sum, device, strided
 from blinkpy.kv import state as S
 from blinkpy.queues.page_hash import HASH_MODULUS_1, HASH_MODULUS_2, HASH_SHIFT
@@ -29,13 +27,13 @@ _HALF = 32  # two counts travel in one scan
 
 
 @device
-def uses_prefixes(limits: Any, requests: Any, slot: Any) -> Any:
+def uses_prefixes(limits, requests, slot):
     """Whether the request reuses and offers pages."""
     return limits.prefix_caching != 0 and requests.entry[slot, WORD_FLAGS] & SUBMIT_NO_PREFIX_CACHE == 0
 
 
 @device
-def extend_hash(limits: Any, requests: Any, slot: Any, k: Any) -> Any:
+def extend_hash(limits, requests, slot, k):
     """Hash of the request's k-th page, from that of the page before it; equals that of blinkpy.queues.page_hash."""
     if k == 0:
         salt = requests.cache_salt[slot]
@@ -51,7 +49,7 @@ def extend_hash(limits: Any, requests: Any, slot: Any, k: Any) -> Any:
 
 
 @device
-def remainder(x: Any, modulus: Any) -> Any:
+def remainder(x, modulus):
     """x % modulus for a modulus 2**31 - c with a small c, and 0 <= x < 2**62 + 2**32, without a division: 2**31 is worth c."""
     mask = (1 << HASH_SHIFT) - 1
     c = mask + 1 - modulus
@@ -61,7 +59,7 @@ def remainder(x: Any, modulus: Any) -> Any:
 
 
 @device
-def find_page(limits: Any, requests: Any, pages: Any, slot: Any, k: Any, parent: Any) -> Any:
+def find_page(limits, requests, pages, slot, k, parent):
     """The newest indexed page with the tokens of the request's k-th page behind `parent`, or NO_PAGE. ANY_PARENT: behind
     any that still has its content."""
     key = requests.page_hash[slot, k]
@@ -83,14 +81,14 @@ def find_page(limits: Any, requests: Any, pages: Any, slot: Any, k: Any, parent:
 
 
 @device
-def parent_lives(pages: Any, page: Any) -> Any:
+def parent_lives(pages, page):
     """Whether an indexed page's parent still has the content that it had."""
     parent = pages.parent[page]
     return parent < 0 or pages.generation[parent] == pages.parent_generation[page]
 
 
 @device
-def find_prefix(limits: Any, requests: Any, pages: Any, found: Any, slot: Any, lane: Any, lanes: Any) -> Any:
+def find_prefix(limits, requests, pages, found, slot, lane, lanes):
     """Number of leading pages that the index has; they are found[0:hits]. One token at least is left to compute."""
     if not uses_prefixes(limits, requests, slot):
         return 0
@@ -122,7 +120,7 @@ def find_prefix(limits: Any, requests: Any, pages: Any, found: Any, slot: Any, l
 
 
 @device
-def index_pages(limits: Any, state: Any, lane: Any, lanes: Any) -> None:
+def index_pages(limits, state, lane, lanes):
     """Offer the pages that the last step filled. Bounded by limits.index_items; the rest follows after the next step."""
     if limits.prefix_caching == 0:
         return
@@ -133,7 +131,7 @@ def index_pages(limits: Any, state: Any, lane: Any, lanes: Any) -> None:
 
 
 @device
-def list_items(limits: Any, state: Any, lane: Any, lanes: Any) -> Any:
+def list_items(limits, state, lane, lanes):
     """Fill scratch.slot, .page (index in the sequence), .first (the request's first item) and .key; the number of items."""
     requests, batch, scratch = state.requests, state.batch, state.scratch
     rows = batch.counts[S.ROWS]
@@ -161,7 +159,7 @@ def list_items(limits: Any, state: Any, lane: Any, lanes: Any) -> Any:
 
 
 @device
-def classify_items(limits: Any, state: Any, count: Any, lane: Any, lanes: Any) -> None:
+def classify_items(limits, state, count, lane, lanes):
     """Sort items into duplicates, new ones and ones for later, by scratch.found, .rival and .breaks (see `is_...`)."""
     requests, pages, scratch = state.requests, state.pages, state.scratch
     for i in strided(lane, count, lanes):
@@ -201,27 +199,27 @@ def classify_items(limits: Any, state: Any, count: Any, lane: Any, lanes: Any) -
 
 
 @device
-def breaks_of(scratch: Any, i: Any) -> Any:
+def breaks_of(scratch, i):
     """Items of the request up to item i that are not duplicates (bits 0..31), and those of them that must wait (32..)."""
     first = scratch.first[i]
     return scratch.breaks[i] - (scratch.breaks[first - 1] if first > 0 else 0)
 
 
 @device
-def is_duplicate(scratch: Any, i: Any) -> Any:
+def is_duplicate(scratch, i):
     """An equal page with the same past is indexed."""
     return breaks_of(scratch, i) == 0
 
 
 @device
-def is_new(scratch: Any, i: Any) -> Any:
+def is_new(scratch, i):
     """The page goes into the index now."""
     breaks = breaks_of(scratch, i)
     return breaks > 0 and breaks >> _HALF == 0
 
 
 @device
-def link_items(limits: Any, state: Any, count: Any, lane: Any, lanes: Any) -> None:
+def link_items(limits, state, count, lane, lanes):
     """Write the index entries of new items and move their requests on."""
     requests, pages, scratch = state.requests, state.pages, state.scratch
     for i in strided(lane, count, lanes):
@@ -256,7 +254,7 @@ def link_items(limits: Any, state: Any, count: Any, lane: Any, lanes: Any) -> No
 
 
 @device
-def link(pages: Any, page: Any, bucket: Any) -> None:
+def link(pages, page, bucket):
     """One lane: put a page at the head of its chain."""
     after = pages.bucket_head[bucket]
     pages.bucket_next[page] = after
@@ -267,7 +265,7 @@ def link(pages: Any, page: Any, bucket: Any) -> None:
 
 
 @device
-def unlink(pages: Any, page: Any, bucket: Any) -> None:
+def unlink(pages, page, bucket):
     """One lane: take a page out of its chain."""
     before, after = pages.bucket_previous[page], pages.bucket_next[page]
     if before >= 0:
@@ -281,7 +279,7 @@ def unlink(pages: Any, page: Any, bucket: Any) -> None:
 
 
 @device
-def forget(pages: Any, page: Any) -> None:
+def forget(pages, page):
     """One lane: the page is not indexed any more. Links to it as a parent are void from now on."""
     pages.parent[page] = S.NO_PAGE
     pages.key[page] = -1

@@ -1,7 +1,5 @@
 """The paged KV cache's memory: for each layer one tensor of keys and one of values."""
 
-from __future__ import annotations
-
 import torch
 
 from blinkpy.models.description.decoder_description import DecoderDescription

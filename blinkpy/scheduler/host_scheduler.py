@@ -9,7 +9,7 @@ from typing import Any, Literal
 from numba import njit, types
 
 from blinkpy.device.array_trees import as_memoryviews
-from blinkpy.device.compile_cache import cached_njit
+from blinkpy.device.compile_cache import cached_njit, compiled_for
 from blinkpy.device.table_codegen import ArgumentTable
 from blinkpy.kv.invariants.check_state import state_faults
 from blinkpy.kv.limits import Limits
@@ -36,7 +36,7 @@ class Scheduler:
     """
 
     def __init__(self, limits: Limits, state: State, policy: Policy = fcfs, *, mode: Literal["njit", "python"] = "njit") -> None:
-        self.limits, self.state, self.policy, self.mode = limits, state, policy, mode
+        self.limits, self.state, self.mode = limits, state, mode
         self._function: Callable[..., int]
         self._limits: Any
         self.state_argument: Any  # the state as compiled functions, or the source, take it
@@ -45,10 +45,7 @@ class Scheduler:
             self._limits, self.state_argument = ArgumentTable(limits), ArgumentTable(state)
             self._queues = ArgumentTable(_some_views(), strided=True)
             kinds = (self._limits.kind, self._queues.kind, self.state_argument.kind, types.int64, types.int64, types.int64)
-            function = compiled_turn(policy)
-            function.compile(kinds)
-            # The compiled code itself: the dispatcher would look at the arguments' types again in every call.
-            self._function = function.overloads[kinds].entry_point
+            self._function = compiled_for(compiled_turn(policy), kinds)
         else:
             self._limits, self.state_argument = limits, as_memoryviews(state)
             self._function = make_turn(policy)

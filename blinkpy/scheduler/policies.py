@@ -52,8 +52,7 @@ def priority(request):
 
 
 def short_prompts(request):
-    """Short prompts first, within bounds: no request is overtaken by one that arrives SHORT_PROMPT_US a token of its prompt
-    later."""
+    """Short prompts first: no request is overtaken by one that arrives SHORT_PROMPT_US a token of its prompt later."""
     return request.arrival_us + SHORT_PROMPT_US * request.prompt_length
 
 
@@ -130,15 +129,8 @@ def _check_arguments(function: Policy, what: str) -> None:
     """Raise ConfigError unless the function takes one request."""
     parameters = list(inspect.signature(function).parameters.values())
     required = [p for p in parameters if p.default is p.empty]
-    if (
-        len(parameters) < 1
-        or len(required) > 1
-        or parameters[0].kind
-        not in (
-            inspect.Parameter.POSITIONAL_ONLY,
-            inspect.Parameter.POSITIONAL_OR_KEYWORD,
-        )
-    ):
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    if not parameters or len(required) > 1 or parameters[0].kind not in positional:
         raise ConfigError(f"{_where(function, what)} must take one argument, the request, not {inspect.signature(function)}")
 
 

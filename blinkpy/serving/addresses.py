@@ -1,7 +1,5 @@
 """Where a server listens: checked before minutes go into loading a model, and shown to people when it is ready."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import socket

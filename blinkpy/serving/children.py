@@ -1,4 +1,4 @@
-"""What a child process runs: `python -m blinkpy.serving.children ENTRY ...`, started by blinkpy.processes.Child."""
+"""What a child process runs: `python -m blinkpy.serving.children ENTRY FD`, started by blinkpy.processes.Child."""
 
 from __future__ import annotations
 
@@ -12,4 +12,4 @@ from blinkpy.serving.frontend_process import frontend_child
 CHILD_ENTRIES: dict[str, Entry] = {"engine": engine_child, "frontend": frontend_child}
 
 if __name__ == "__main__":
-    exit_process(child_main(CHILD_ENTRIES, sys.argv[1:]))
+    exit_process(child_main(CHILD_ENTRIES, sys.argv[1], int(sys.argv[2])))

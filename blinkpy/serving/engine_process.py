@@ -1,7 +1,5 @@
 """An engine in this process: as `blinkpy engine`, or as a child of `serve` and `LLM`."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import threading

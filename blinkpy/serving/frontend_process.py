@@ -1,7 +1,5 @@
 """Front ends below this process: as `blinkpy frontend`, or as a child of `serve`."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -25,16 +23,11 @@ def frontend_alone(config: Config, given: frozenset[str]) -> int:
 
     given: names of the options that somebody set.
     """
-    check_packages()
+    require_packages("a front end", *PACKAGES)  # before each of its workers trips over them
     check_end(ENDS, config, given)
     check_address(config.frontend.host, config.frontend.port)
     config = find_model(config, Progress(), weights=False)
     return run_front(config, lambda host, port: print_ready(config, port))
-
-
-def check_packages() -> None:
-    """Raise ConfigError when packages of the front end are missing, before each of its workers trips over them."""
-    require_packages("a front end", *PACKAGES)
 
 
 def frontend_child(config: Config, reporter: Reporter) -> int:

@@ -1,7 +1,5 @@
 """Queue segments that nobody gave a name: those of `serve` and `LLM`."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets

@@ -7,8 +7,6 @@ Whatever dies, nothing hinders the next start: children end when this process do
 without a living engine is removed (see blinkpy.transport.segment), and segments of `serve` have names of their own.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import time
@@ -17,12 +15,13 @@ from collections.abc import Callable
 from blinkpy.config import Config, ConfigError
 from blinkpy.dpu.link.connectors import ENDS
 from blinkpy.models.weights.model_folder import find_model
+from blinkpy.packages import require_packages
 from blinkpy.process_exit import Signals, Stopped, describe_exit, print_error
 from blinkpy.processes import Child, ChildError
 from blinkpy.progress import Progress
 from blinkpy.serving.addresses import check_address, print_ready
 from blinkpy.serving.engine_process import ENGINE_STOP_S, START_SILENCE_S
-from blinkpy.serving.frontend_process import FRONTEND_START_S, check_packages
+from blinkpy.serving.frontend_process import FRONTEND_START_S, PACKAGES
 from blinkpy.serving.segment_names import private_name, remove_leftovers
 from blinkpy.transport.segment import unlink_stale
 from blinkpy.transport.transport_kinds import chosen_end
@@ -39,7 +38,7 @@ def serve(config: Config, given: frozenset[str]) -> int:
     if chosen_end(ENDS, config).crosses_machines:
         way = f"--transport {config.transport.transport}"
         raise ConfigError(f"serve runs everything on one machine: for {way} start `blinkpy engine` and `blinkpy frontend`")
-    check_packages()
+    require_packages("a front end", *PACKAGES)
     if "name" not in given:
         config = config.with_options({"name": private_name()})
     remove_leftovers()
@@ -59,7 +58,7 @@ def serve(config: Config, given: frozenset[str]) -> int:
             engine.wait_ready(START_SILENCE_S, progress, tick)
             progress("starting front ends")
             frontend = start(stack, "frontend", config, signals, config.frontend.shutdown_s + ENGINE_STOP_S)
-            facts = frontend.wait_ready(FRONTEND_START_S, None, tick)
+            facts = frontend.wait_ready(FRONTEND_START_S, on_tick=tick)
             print_ready(config, int(facts["port"]), progress.close())
             return watch(engine, frontend, signals, crash_saver(config))
         except Stopped:

@@ -20,14 +20,14 @@ NEW_TOKENS = 32
 TOLERANCE = 1e-4
 
 
-def make_decoder(name: str, folder: Path, *, reference: bool = False, num_pages: int = 160) -> TorchDecoder:
+def make_decoder(folder: Path, dtype: torch.dtype = torch.float32) -> TorchDecoder:
     architecture = describe_model(folder)
-    weights = load_weights(architecture, folder, torch.float32)
-    cache = PagedCache(architecture, num_pages, PAGE, torch.float32)
+    weights = load_weights(architecture, folder, dtype)
+    cache = PagedCache(architecture, 160, PAGE, dtype)
     # Whatever lies in pages that were never written must not matter.
     for tensor in cache.keys + cache.values:
         tensor.fill_(float("nan"))
-    return TorchDecoder(architecture, weights, cache, MAX_MODEL_LEN, 512, reference=reference)
+    return TorchDecoder(architecture, weights, cache, MAX_MODEL_LEN, 512)
 
 
 def make_batches(rng: np.random.Generator) -> PagedBatches:
@@ -72,12 +72,11 @@ def prompt(rng: np.random.Generator, length: int) -> list[int]:
     return rng.integers(0, VOCAB, length).tolist()
 
 
-@pytest.mark.parametrize("reference", [False, True], ids=["cpu", "torch"])
 @pytest.mark.parametrize("name", ZOO)
-def test_prompt_and_greedy_tokens(name: str, reference: bool, tmp_path: Path, rng: np.random.Generator) -> None:
+def test_prompt_and_greedy_tokens(name: str, tmp_path: Path, rng: np.random.Generator) -> None:
     """One sequence alone: the prompt in one chunk, then 32 greedy tokens."""
     model = save_model(name, tmp_path, int(rng.integers(2**31)), sharded=bool(rng.integers(2)))
-    decoder, batches = make_decoder(name, tmp_path, reference=reference), make_batches(rng)
+    decoder, batches = make_decoder(tmp_path), make_batches(rng)
     comparison = Comparison(model)
     sequence = batches.add(prompt(rng, int(rng.integers(20, 60))))
     comparison.seen += run(decoder, batches, [(sequence, len(sequence.tokens))])
@@ -94,7 +93,7 @@ def test_prompt_and_greedy_tokens(name: str, reference: bool, tmp_path: Path, rn
 def test_mixed_batches(name: str, tmp_path: Path, rng: np.random.Generator) -> None:
     """Decodes and prefill chunks together, two rows on shared pages, and a preempted sequence that is computed again."""
     model = save_model(name, tmp_path, int(rng.integers(2**31)), sharded=bool(rng.integers(2)))
-    decoder, batches = make_decoder(name, tmp_path), make_batches(rng)
+    decoder, batches = make_decoder(tmp_path), make_batches(rng)
     comparison = Comparison(model)
     common = prompt(rng, 3 * PAGE)
     first = batches.add(common + prompt(rng, int(rng.integers(1, 30))))
@@ -128,7 +127,7 @@ def test_mixed_batches(name: str, tmp_path: Path, rng: np.random.Generator) -> N
 def test_one_sequence_is_split_over_threads(tmp_path: Path, rng: np.random.Generator) -> None:
     """A batch of one token divides its heads, not its rows, among the threads; the result is the same."""
     model = save_model("qwen3", tmp_path, int(rng.integers(2**31)))
-    decoder, batches = make_decoder("qwen3", tmp_path), make_batches(rng)
+    decoder, batches = make_decoder(tmp_path), make_batches(rng)
     comparison = Comparison(model)
     sequences = [batches.add(prompt(rng, 50)) for _ in range(6)]
     for sequence in sequences:
@@ -140,25 +139,25 @@ def test_one_sequence_is_split_over_threads(tmp_path: Path, rng: np.random.Gener
 
 @pytest.mark.parametrize("name", ["llama3", "qwen3-moe", "mixtral", "phi3"])
 def test_bfloat16_follows_float32(name: str, tmp_path: Path, rng: np.random.Generator) -> None:
-    """In bfloat16 the fast path agrees with the reference as closely as rounding allows, and both with float32."""
-    save_model(name, tmp_path, int(rng.integers(2**31)), dtype=torch.bfloat16)
+    """Logits in bfloat16 are as close to those in float32 as transformers' own."""
+    model = save_model(name, tmp_path, int(rng.integers(2**31)), dtype=torch.bfloat16)
     architecture = describe_model(tmp_path)
     assert architecture.dtype == "bfloat16"
     tokens, results = prompt(rng, 40), []
-    for dtype, reference in ((torch.float32, True), (torch.bfloat16, True), (torch.bfloat16, False)):
-        cache = PagedCache(architecture, 160, PAGE, dtype)
-        weights = load_weights(architecture, tmp_path, dtype)
-        decoder, batches = TorchDecoder(architecture, weights, cache, 256, 512, reference=reference), make_batches(rng)
+    for dtype in (torch.float32, torch.bfloat16):
+        decoder, batches = make_decoder(tmp_path, dtype), make_batches(rng)
         sequence = batches.add(tokens[:24])
         seen = run(decoder, batches, [(sequence, 24)])
         for token in tokens[24:]:
-            sequence.tokens[-1] = token  # the same tokens for all three, whatever was sampled
+            sequence.tokens[-1] = token  # the same tokens for both, whatever was sampled
             seen += run(decoder, batches, [(sequence, 1)])
         results.append(np.array([logits for _, _, logits in seen]))
-    exact, plain, fast = results
-    errors, fast_errors = (np.abs(some - exact).mean(-1) for some in (plain, fast))  # of each token's logits
-    assert errors.mean() < 0.1 * exact.std(), "the reference itself is off"
+    exact, ours = results
+    with torch.no_grad():
+        theirs = model(torch.tensor([tokens])).logits[0].float().numpy()
+    errors, our_errors = (np.abs(some - exact).mean(-1) for some in (theirs, ours))  # of each token's logits
+    assert np.median(our_errors) < 0.1 * exact.std()
     if any(architecture.expert_layers):  # a token may go to another of two nearly equal experts, and most behind it see that
-        assert np.quantile(fast_errors, 0.1) < 4 * np.quantile(errors, 0.1)
+        assert np.quantile(our_errors, 0.1) < 4 * np.quantile(errors, 0.1)
     else:
-        assert fast_errors.mean() < 1.5 * errors.mean()
+        assert our_errors.mean() < 1.5 * errors.mean()

@@ -16,7 +16,7 @@ from support.models import model_zoo
 from benchmarks.common.model_shapes import SHAPES
 from blinkpy.kernels.linear.linear_table import LinearTable
 from blinkpy.models.families.describe_model import describe_config, describe_model
-from blinkpy.models.weights.decoder_weights import load_weights, random_weights
+from blinkpy.models.weights.decoder_weights import dummy_weights, load_weights
 
 LIMIT = 1.5
 """Largest ratio of our error to transformers' own."""
@@ -52,7 +52,7 @@ def test_full_size(rng: np.random.Generator, tmp_path: Path, shape: str) -> None
     """Random weights, full depth; and what a token's neighbours change, alone, by 8 and by 64."""
     facts: dict[str, Any] = SHAPES[shape]
     model = describe_config(facts)
-    weights = random_weights(model, int(rng.integers(2**31)), torch.bfloat16, "cuda")
+    weights = dummy_weights(model, int(rng.integers(2**31)), torch.bfloat16, "cuda", spread=(3 / model.hidden_size) ** 0.5)
     table = LinearTable.load(torch.cuda.get_device_name())
     forced = model_logits.ForcedSteps(rng, model, weights, slots=64, length=128, limits=(64, 1024), table=table)
     tokens, prompt, alone = rng.integers(0, model.vocab_size, (64, 32)), 16, 32

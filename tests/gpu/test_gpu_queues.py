@@ -95,7 +95,7 @@ def test_answers_are_those_of_queues_in_host_memory(rng, folder, way, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("way", "attribute", "value"), [("peermem", "PEER_MEMORY_MODULE", Path("/nowhere")), ("dmabuf", "ORDERED_FOR_OWNER", 1 << 30)]
+    ("way", "attribute", "value"), [("peermem", "PEER_MEMORY_MODULE", Path("/nowhere")), ("dmabuf", "WRITES_ORDERED", 1 << 30)]
 )
 def test_a_machine_that_can_not_do_it_is_told_before_the_model_is_read(folder, way, attribute, value, monkeypatch) -> None:
     monkeypatch.setattr(pair_placement, attribute, value)

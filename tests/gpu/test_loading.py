@@ -12,7 +12,7 @@ from support.models import model_zoo
 
 from blinkpy.models.families.describe_model import describe_model
 from blinkpy.models.weights.checkpoint import open_checkpoint
-from blinkpy.models.weights.tensor_loader import TensorLoader
+from blinkpy.models.weights.tensor_loader import load_tensors
 
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
@@ -22,10 +22,8 @@ def test_pieces_come_together(rng: np.random.Generator, tmp_path: Path, stored: 
     tensors = open_checkpoint(describe_model(tmp_path), tmp_path)
     targets = {name: torch.full(tensor.shape, torch.nan, dtype=wanted, device="cuda") for name, tensor in tensors.items()}
     seen: list[float] = []
-    with TensorLoader(torch.device("cuda"), threads=4, piece_bytes=4 * int(rng.integers(50, 5000))) as loader:
-        for name, tensor in tensors.items():
-            loader.add(name, tensor, targets[name])
-        loader.finish(seen.append)
+    places = [(name, tensor, targets[name]) for name, tensor in tensors.items()]
+    load_tensors(places, torch.device("cuda"), seen.append, threads=4, piece_bytes=4 * int(rng.integers(50, 5000)))
     expected = safetensors.torch.load_file(tmp_path / "model.safetensors")
     assert all(torch.equal(targets[name].cpu(), expected[name].to(wanted)) for name in tensors)
     assert seen == sorted(seen)

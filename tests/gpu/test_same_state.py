@@ -28,8 +28,7 @@ from blinkpy.dpu.link.queue_pair import InFlightRequest, NoRoomError, QueuePair
 from blinkpy.kv.invariants.check_state import state_faults
 from blinkpy.kv.limits import Limits, make_limits
 from blinkpy.kv.state import FAST_PATH, ROWS, State
-from blinkpy.kv.state_memory import make_state
-from blinkpy.kv.state_snapshots import differences, snapshot
+from blinkpy.kv.state_memory import differences, make_state, snapshot
 from blinkpy.queues.header import EngineFacts
 from blinkpy.queues.layout import QueueSizes
 from blinkpy.queues.request_parameters import RequestParameters
@@ -55,7 +54,7 @@ class KernelTwin:
         from numba import cuda
         from support.gpu.phase_kernels import phase_kernels
 
-        from blinkpy.kernels.loop.loop_arguments import device_arguments
+        from blinkpy.kernels.loop.loop_kernels import device_arguments
 
         self.state = map_arrays(lambda a: torch.from_numpy(a.copy()).cuda(), state)
         self.queues = map_arrays(lambda a: torch.from_numpy(np.ascontiguousarray(a)).cuda(), queues)

@@ -10,16 +10,15 @@ import support.models.kernel_cases as cases
 import torch
 
 from blinkpy.kernels.attention.split_plan import DecodePlan, plan_decode
-from blinkpy.kernels.linear.linear import leaves_partials, linear
+from blinkpy.kernels.linear.linear import VARIANTS, leaves_partials, linear
 from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_table import LinearTable, default_config
-from blinkpy.kernels.linear.linear_variants import VARIANTS, LinearCall, LinearShape, LinearWorkspace
+from blinkpy.kernels.linear.linear_variants import LinearCall, LinearShape, LinearWorkspace
 from blinkpy.kernels.moe.expert_config import ExpertShape, ExpertTable
-from blinkpy.kernels.moe.expert_variants import VARIANTS as EXPERTS
 from blinkpy.kernels.moe.expert_variants import ExpertCase
+from blinkpy.kernels.moe.experts import VARIANTS as EXPERTS
 from blinkpy.kernels.norm import rms_norm
-from blinkpy.kernels.sampling.sampling_variants import VARIANTS as SAMPLERS
-from blinkpy.kernels.sampling.sampling_variants import SamplingWorkspace
+from blinkpy.kernels.sampling.sampling_call import SamplingWorkspace
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 CUDA = "cuda"
@@ -161,14 +160,13 @@ def test_router(rng: np.random.Generator, dtype: torch.dtype, tokens: int, bucke
 
 @pytest.mark.parametrize("vocabulary", [32_000, 128_256, 151_936, 200_064])
 @pytest.mark.parametrize(("spread", "ties"), [(1.0, False), (4.0, False), (2.0, True)])
-@pytest.mark.parametrize("variant", SAMPLERS)
-def test_sampling(rng: np.random.Generator, vocabulary: int, spread: float, ties: bool, variant: str) -> None:
+def test_sampling(rng: np.random.Generator, vocabulary: int, spread: float, ties: bool) -> None:
     """The kernel sums weights in float32, so its uniform number may be off by a few parts in a million; a filter's boundary may
     also fall on the other side for one row."""
     workspace = SamplingWorkspace.allocate(64, vocabulary, CUDA)
     cases.sampling_case(
         rng, CUDA, rows=60, bucket=64, vocabulary=vocabulary, spread=spread, ties=ties, workspace=workspace,
-        history=2000, mismatches=1, slack=1e-5, variant=variant,
+        history=2000, mismatches=1, slack=1e-5,
     )  # fmt: skip
 
 

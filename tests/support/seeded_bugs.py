@@ -71,8 +71,8 @@ SCHEDULER_BUGS = _bugs({
     ],
     "fast_path": [
         ("a usual turn does not see the last token of a request",
-         "finish = FINISH_LENGTH if forecasts[row, S.FORECAST_FLAGS] & S.FORECAST_IS_LAST != 0 else FINISH_NONE",
-         "finish = FINISH_NONE"),
+         "finish = C.FINISH_LENGTH if forecasts[row, S.FORECAST_FLAGS] & S.FORECAST_IS_LAST != 0 else C.FINISH_NONE",
+         "finish = C.FINISH_NONE"),
     ],
     "completions": [
         ("a full completion queue is written over", "return limits.cq_entries - (", "return limits.cq_entries + 1 - ("),
@@ -99,11 +99,11 @@ SCHEDULER_BUGS = _bugs({
         ("grown pages are not taken off the stack", "S.FREE_COUNT] = free\n        counts[S.RUNNING_COUNT]", "S.RUNNING_COUNT]"),
     ],
     "intake": [
-        ("an entry of an earlier epoch is accepted", "stale = entry[WORD_EPOCH] != state.", "stale = entry[WORD_EPOCH] > state."),
+        ("an entry of an earlier epoch is accepted", "entry[E.WORD_EPOCH] != state.", "entry[E.WORD_EPOCH] > state."),
         ("a slot out of range is accepted", "= 0 <= local < limits.slots_per_pair", "= 0 <= local <= limits.slots_per_pair"),
         ("a request that can't fit is accepted", "> limits.page_shift > limits.pages", "> limits.page_shift > limits.pages + 1"),
         ("a prompt token of no vocabulary is accepted", "< 0 or token >= limits.vocab_size", "< 0 or token > limits.vocab_size"),
-        ("the last prompt token is not copied", ", entry[WORD_PROMPT_LENGTH], lanes)", ", entry[WORD_PROMPT_LENGTH] - 1, lanes)"),
+        ("the last prompt token is not copied", "[E.WORD_PROMPT_LENGTH], lanes)", "[E.WORD_PROMPT_LENGTH] - 1, lanes)"),
         ("intake ignores its bound", "entries < min(pending, limits.intake_entries)", "entries < pending"),
         ("intake stays with the first pair", "counts[S.ROTATION] = pair", "counts[S.ROTATION] = 0"),
         ("new requests are taken in while draining", "!= COMMAND_RUN:", "> COMMAND_RUN + 1:"),

@@ -20,7 +20,7 @@ from blinkpy.engine.devices.host_turns import run_turns
 from blinkpy.engine.devices.null_step import synthetic_step, synthetic_token
 from blinkpy.kv.page_allocator import compact_ring
 from blinkpy.kv.state import NO_BATCH, RING_HEAD, RING_TAIL, RUNNING, STOPPED
-from blinkpy.kv.state_snapshots import differences, snapshot
+from blinkpy.kv.state_memory import differences, snapshot
 from blinkpy.queues.completion import FINISH_LENGTH, FINISH_MASK, HAS_TOKEN, lap_of, pack_completion
 from blinkpy.queues.header import write_header
 from blinkpy.queues.layout import LayoutError

@@ -1,9 +1,7 @@
 """A small reader of CUDA machine code (cubin, an ELF file), in pure Python: no CUDA tools, no GPU.
 
-It gives what a build gate checks of each kernel: registers per thread, bytes of stack (where spilled
-registers live), static shared memory, and which symbols the file expects from elsewhere. The attribute numbers are
-those that `cuobjdump --dump-elf` prints for the `.nv.info` section (EIATTR_REGCOUNT, EIATTR_FRAME_SIZE,
-EIATTR_MIN_STACK_SIZE).
+It gives what a build gate checks. The attribute numbers are those that `cuobjdump --dump-elf` prints for the `.nv.info`
+section (EIATTR_REGCOUNT, EIATTR_FRAME_SIZE, EIATTR_MIN_STACK_SIZE).
 """
 
 from __future__ import annotations
@@ -15,11 +13,10 @@ from typing import NamedTuple
 SHARED_MEMORY_LIMIT = {90: 232_448}
 """Largest shared memory of one block in bytes, by compute capability (227 KiB on Hopper)."""
 
-DRIVER_SYMBOLS = frozenset(
-    {"cudaGraphLaunch", "cudaGraphSetConditional", "vprintf", "__assertfail", "malloc", "free"},
-)
+DRIVER_SYMBOLS = frozenset({"cudaGraphLaunch", "cudaGraphSetConditional", "vprintf", "__assertfail", "malloc", "free"})
 """Undefined symbols that the driver resolves when it loads the module."""
 
+SHARED = ".nv.shared."  # and a kernel's name: the section of its static shared memory
 _ATTRIBUTES = {0x2F: "registers", 0x11: "stack_frame", 0x12: "min_stack"}
 _FORMAT_SIZED = 4  # EIFMT_SVAL: a 16-bit size and that many bytes follow; other formats hold their value in those 16 bits
 _SECTION_HEADER = struct.Struct("<IIQQQQIIQQ")
@@ -32,24 +29,18 @@ class CubinError(ValueError):
 
 @dataclass(frozen=True)
 class KernelResources:
-    """What one kernel needs."""
+    """What one kernel needs: 32-bit registers, and bytes."""
 
-    registers: int
-    """32-bit registers per thread."""
-    stack_frame: int
-    """Bytes of local memory per thread (spilled registers and arrays); 0 when nothing spills."""
-    min_stack: int
-    """Bytes of stack per thread including called functions."""
-    shared: int
-    """Bytes of static shared memory per block. Shared memory given at launch (as Triton does) is not in the file."""
+    registers: int = 0  # per thread
+    stack_frame: int = 0  # local memory per thread (spilled registers and arrays); 0 when nothing spills
+    min_stack: int = 0  # stack per thread including called functions
+    shared: int = 0  # static shared memory per block; what is given at launch (as Triton does) is not in the file
 
 
 @dataclass(frozen=True)
 class Cubin:
-    undefined: tuple[str, ...]
-    """Symbols that the file uses and does not define."""
-    kernels: dict[str, KernelResources]
-    """Kernels and non-inlined device functions by (mangled) name."""
+    undefined: tuple[str, ...]  # symbols that the file uses and does not define
+    kernels: dict[str, KernelResources]  # of kernels and non-inlined device functions, by (mangled) name
 
     @property
     def unresolved(self) -> tuple[str, ...]:
@@ -65,10 +56,7 @@ class _Section(NamedTuple):
 
 
 def read_cubin(data: bytes) -> Cubin:
-    """Read a cubin: undefined symbols, and per kernel registers, stack frame and shared memory.
-
-    Raises CubinError where `data` is not a 64-bit little-endian ELF file with a symbol table, or is cut short.
-    """
+    """Read a cubin. Raises CubinError for what is no 64-bit little-endian ELF file with a symbol table, or is cut short."""
     if data[:6] != b"\x7fELF\x02\x01":
         raise CubinError("not a cubin: no 64-bit little-endian ELF header")
     try:
@@ -83,19 +71,11 @@ def _read(data: bytes) -> Cubin:
     symbols = _symbols(data, by_name[".symtab"], sections)
     undefined = tuple(name for name, index in symbols if index == 0 and name and not name.startswith(".nv.reservedSmem"))
     found: dict[str, dict[str, int]] = {}
-    info = by_name.get(".nv.info")
-    if info is not None:
-        for symbol, attribute, value in _attributes(data, info):
+    if ".nv.info" in by_name:
+        for symbol, attribute, value in _attributes(data, by_name[".nv.info"]):
             found.setdefault(symbols[symbol][0], {})[attribute] = value
-    kernels = {}
-    for name, values in found.items():
-        shared = by_name.get(f".nv.shared.{name}")
-        kernels[name] = KernelResources(
-            registers=values.get("registers", 0),
-            stack_frame=values.get("stack_frame", 0),
-            min_stack=values.get("min_stack", 0),
-            shared=shared.size if shared else 0,
-        )
+    shared = {name.removeprefix(SHARED): section.size for name, section in by_name.items() if name.startswith(SHARED)}
+    kernels = {name: KernelResources(**values, shared=shared.get(name, 0)) for name, values in found.items()}
     return Cubin(undefined, kernels)
 
 

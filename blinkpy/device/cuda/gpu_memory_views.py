@@ -1,16 +1,13 @@
-"""Memory for both sides: state copied to the GPU, and host memory that the GPU reads and writes in place.
-
-Compiled device code finds its arrays through a table of addresses, shapes and strides (device/tables.py), which is made from
-whatever has a `__cuda_array_interface__`: torch tensors have one, and `DeviceArray` is one.
-"""
+"""Memory for both sides: state copied to the GPU, host memory that the GPU reads and writes in place, GPU memory for others."""
 
 from __future__ import annotations
 
+import errno
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from cuda.bindings import runtime
+from cuda.bindings import driver, runtime
 
 from blinkpy.device.array_trees import map_arrays
 from blinkpy.device.cuda.cuda_calls import check_cuda
@@ -19,10 +16,7 @@ Tree = TypeVar("Tree", bound=tuple[Any, ...])
 
 
 class DeviceArray:
-    """An array at an address of the GPU, with the shape, strides (bytes) and dtype of a NumPy array.
-
-    keep: owner of the memory; lives as long as this.
-    """
+    """An array at an address of the GPU, for device/tables.py, with shape, strides and dtype of `like`. keep: owns the memory."""
 
     def __init__(self, pointer: int, like: np.ndarray, keep: object):
         self.__cuda_array_interface__ = {
@@ -35,9 +29,9 @@ class DeviceArray:
         self.keep = keep
 
 
-def to_device(tree: Tree, device: str = "cuda") -> Tree:
+def to_device(tree: Tree) -> Tree:
     """NumPy arrays copied to tensors on the GPU."""
-    return map_arrays(lambda array: torch.from_numpy(np.ascontiguousarray(array)).to(device), tree)
+    return map_arrays(lambda array: torch.from_numpy(np.ascontiguousarray(array)).cuda(), tree)
 
 
 def to_host(tree: Tree) -> Tree:
@@ -51,10 +45,8 @@ def array_at(array: np.ndarray, host: int, device: int, keep: object) -> DeviceA
 
 
 class MappedMemory:
-    """Host memory, pinned and mapped so that the GPU reads and writes it in place. what: of it, for errors.
-
-    Raises CudaError where the memory can't be registered. close() unmaps; the GPU must not use it afterwards.
-    """
+    """Host memory, pinned and mapped so that the GPU reads and writes it in place, until close(). what: of it, for errors.
+    Raises CudaError."""
 
     def __init__(self, buffer: memoryview, what: str):
         self._keep, self._what = np.frombuffer(buffer, np.uint8), what
@@ -82,3 +74,17 @@ def host_tensor_on_device(array: np.ndarray) -> torch.Tensor:
     """A tensor of device type "cuda" over a `pinned` array: the GPU reads host memory in place, over the bus."""
     pointer = int(check_cuda(runtime.cudaHostGetDevicePointer(int(array.ctypes.data), 0), "map pinned memory"))
     return torch.as_tensor(DeviceArray(pointer, array, array), device="cuda")
+
+
+def export_dmabuf(address: int, length: int) -> int:
+    """File descriptor of a dma-buf over memory that was allocated by cuMemAlloc; the caller closes it.
+
+    address, length: on page boundaries of the host, within one allocation. Raises OSError: EOPNOTSUPP where the driver can't
+    (it needs NVIDIA's open kernel modules), EINVAL where it did not accept the range.
+    """
+    kind = driver.CUmemRangeHandleType.CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
+    status, descriptor = driver.cuMemGetHandleForAddressRange(address, length, kind, 0)
+    if status == driver.CUresult.CUDA_SUCCESS:
+        return int(descriptor)
+    unsupported = status == driver.CUresult.CUDA_ERROR_NOT_SUPPORTED
+    raise OSError(errno.EOPNOTSUPP if unsupported else errno.EINVAL, f"cuMemGetHandleForAddressRange: {status.name}")

@@ -1,7 +1,6 @@
 """numba-cuda: all that the package knows of it stands here, so that its successor is one module's work.
 
-Others take from here its decorators, registries and type bases, the types of kernel arguments and how they are packed, the
-version for keys of kept code, and `compile_kernel`, which needs no GPU. Importing this module needs numba-cuda.
+Others take its decorators, registries and type bases from here. Importing this module needs numba-cuda, and no GPU.
 """
 
 from __future__ import annotations
@@ -13,36 +12,19 @@ from typing import Any, NamedTuple
 
 import numba
 import numba_cuda
-from numba import cuda, types
-from numba.cuda import cgutils, compiler, dispatcher, models
-from numba.cuda.core.imputils import RefType, iternext_impl
-from numba.cuda.cudadecl import registry as typing_registry
-from numba.cuda.cudaimpl import registry as lowering_registry
-from numba.cuda.extending import core_models, intrinsic, overload
-from numba.cuda.typing.templates import AbstractTemplate, AttributeTemplate
+from numba import cuda as cuda
+from numba import types as types
+from numba.cuda import cgutils as cgutils
+from numba.cuda import compiler, cudadecl, cudaimpl, dispatcher
+from numba.cuda import models as models
+from numba.cuda.core import imputils as imputils
+from numba.cuda.extending import core_models as core_models
+from numba.cuda.extending import intrinsic as intrinsic
+from numba.cuda.extending import overload as overload
+from numba.cuda.typing.templates import AbstractTemplate as AbstractTemplate
+from numba.cuda.typing.templates import AttributeTemplate as AttributeTemplate
 
-__all__ = [
-    "VERSION",
-    "AbstractTemplate",
-    "AttributeTemplate",
-    "KernelCode",
-    "RefType",
-    "array_of",
-    "array_words",
-    "cgutils",
-    "compile_kernel",
-    "core_models",
-    "cuda",
-    "intrinsic",
-    "iternext_impl",
-    "kernel_signature",
-    "lowering_registry",
-    "models",
-    "overload",
-    "types",
-    "typing_registry",
-]
-
+typing_registry, lowering_registry = cudadecl.registry, cudaimpl.registry
 VERSION = (numba.__version__, numba_cuda.__version__)
 """What compiled code depends on beside its source."""
 SM_90 = (9, 0)
@@ -56,29 +38,18 @@ class KernelCode(NamedTuple):
     cubin: bytes
 
 
-def array_of(element: types.Integer, ndim: int = 1) -> types.Array:
-    """The type of a C-contiguous array argument."""
-    return types.Array(element, ndim, "C")
-
-
-def kernel_signature(*arguments: types.Type) -> Any:
-    """The signature of a kernel with these arguments."""
-    return types.void(*arguments)
-
-
-def array_words(address: int, shape: tuple[int, ...], itemsize: int) -> list[int]:
-    """A C-contiguous array as numba-cuda passes it to a kernel, 64-bit words: meminfo, parent, elements, itemsize, address,
-    shape, strides (bytes)."""
-    count, strides = 1, list[int]()
-    for extent in reversed(shape):
-        strides.insert(0, count * itemsize)
-        count *= extent
-    return [0, 0, count, itemsize, address, *shape, *strides]
+def array_words(*tensors: Any) -> list[int]:
+    """C-contiguous torch tensors as numba-cuda passes arrays to a kernel, 64-bit words: of each meminfo, parent, elements,
+    itemsize, address, shape, strides (bytes)."""
+    words: list[int] = []
+    for tensor in tensors:
+        size = tensor.element_size()
+        words += [0, 0, tensor.numel(), size, tensor.data_ptr(), *tensor.shape, *(size * n for n in tensor.stride())]
+    return words
 
 
 def compile_kernel(function: Callable[..., None], signature: Any, cc: tuple[int, int] = SM_90) -> KernelCode:
-    """Compile a kernel's Python function for a compute capability; needs no GPU. signature: of kernel_signature. The CUDA bodies
-    of the portable language must be registered: device.portable.register_cuda."""
+    """Compile a kernel's Python function for a compute capability. Before it: device.portable.register_cuda."""
     with _pretend_device(cc):
         library, _ = compiler._compile_pyfunc_with_fixup(function, signature, device=False, abi="numba", cc=cc, lto=False)
         library._lto = False

@@ -21,7 +21,7 @@ def _load(order):
     @intrinsic
     def load(typing_context, array, index):
         def generate(context, builder, signature, args):
-            pointer = word_pointer(cgutils, context, builder, signature, args)
+            pointer = word_pointer(context, builder, signature, args)
             return builder.load_atomic(pointer, order, array.dtype.bitwidth // 8)
 
         return array.dtype(array, index), generate
@@ -33,7 +33,7 @@ def _store(order):
     @intrinsic
     def store(typing_context, array, index, value):
         def generate(context, builder, signature, args):
-            pointer = word_pointer(cgutils, context, builder, signature, args)
+            pointer = word_pointer(context, builder, signature, args)
             word = context.cast(builder, args[2], signature.args[2], array.dtype)
             builder.store_atomic(word, pointer, order, array.dtype.bitwidth // 8)
             return context.get_dummy_value()

@@ -1,9 +1,8 @@
-"""What the collectives of device/portable.py are for numba.cuda: warp shuffles, and a word of shared memory for each warp.
-
-Needs numba-cuda: `portable.register_cuda` imports it.
-"""
+"""What the collectives of device/portable.py are for numba.cuda: warp shuffles, and a word of shared memory for each warp."""
 
 from __future__ import annotations
+
+import operator
 
 from llvmlite import ir
 
@@ -86,37 +85,26 @@ def block_scan(value, lane, lanes):
     return before, total
 
 
-def block_sum(value, lane, lanes):
-    """Within a warp by shuffles, then over the warps' sums."""
-    out_of_line()
-    own = types.int64(value)
-    reach = 16
-    while reach > 0:
-        own += cuda.shfl_xor_sync(ALL_LANES, own, reach)
-        reach >>= 1
-    if lane & 31 == 0:
-        set_partial(lane >> 5, own)
-    cuda.syncthreads()
-    total = types.int64(0)
-    for other in range(lanes >> 5):
-        total += get_partial(other)
-    cuda.syncthreads()
-    return total
+def _reduction(combine):
+    """A collective from a function of two values: within a warp by shuffles, then over the warps' results."""
+
+    def reduce(value, lane, lanes):
+        out_of_line()
+        own = types.int64(value)
+        reach = 16
+        while reach > 0:
+            own = combine(own, cuda.shfl_xor_sync(ALL_LANES, own, reach))
+            reach >>= 1
+        if lane & 31 == 0:
+            set_partial(lane >> 5, own)
+        cuda.syncthreads()
+        total = get_partial(0)
+        for other in range(1, lanes >> 5):
+            total = combine(total, get_partial(other))
+        cuda.syncthreads()
+        return total
+
+    return reduce
 
 
-def block_max(value, lane, lanes):
-    """Within a warp by shuffles, then over the warps' maxima."""
-    out_of_line()
-    own = types.int64(value)
-    reach = 16
-    while reach > 0:
-        own = max(own, cuda.shfl_xor_sync(ALL_LANES, own, reach))
-        reach >>= 1
-    if lane & 31 == 0:
-        set_partial(lane >> 5, own)
-    cuda.syncthreads()
-    greatest = get_partial(0)
-    for other in range(1, lanes >> 5):
-        greatest = max(greatest, get_partial(other))
-    cuda.syncthreads()
-    return greatest
+block_sum, block_max = _reduction(operator.add), _reduction(max)

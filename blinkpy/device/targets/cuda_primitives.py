@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from blinkpy.device.cuda.kernel_compiler import cgutils, intrinsic, types
+from blinkpy.device.cuda.kernel_compiler import intrinsic, types
 from blinkpy.device.table_codegen import word_pointer
 
 _I64, _VOID = ir.IntType(64), ir.VoidType()
@@ -18,7 +18,7 @@ def _assembly(builder, result, text, constraints, args):
 
 
 def _address(context, builder, signature, args):
-    return builder.ptrtoint(word_pointer(cgutils, context, builder, signature, args), _I64)
+    return builder.ptrtoint(word_pointer(context, builder, signature, args), _I64)
 
 
 def _load(order):

@@ -1,22 +1,10 @@
-"""What `strided` of device/portable.py is for numba.cuda: an iterable that adds and compares, and never divides.
-
-Needs numba-cuda: `portable.register_cuda` imports it.
-"""
+"""What `strided` of device/portable.py is for numba.cuda: an iterable that adds and compares, and never divides."""
 
 from __future__ import annotations
 
 from llvmlite import ir
 
-from blinkpy.device.cuda.kernel_compiler import (
-    RefType,
-    cgutils,
-    core_models,
-    intrinsic,
-    iternext_impl,
-    lowering_registry,
-    models,
-    types,
-)
+from blinkpy.device.cuda.kernel_compiler import cgutils, core_models, imputils, intrinsic, lowering_registry, models, types
 
 
 class StridedIterator(types.SimpleIteratorType):
@@ -71,7 +59,7 @@ def get_iterator(context, builder, sig, args):
 
 
 @lowering_registry.lower("iternext", StridedIterator)
-@iternext_impl(RefType.UNTRACKED)
+@imputils.iternext_impl(imputils.RefType.UNTRACKED)
 def get_next(context, builder, sig, args, result):
     iterator = cgutils.create_struct_proxy(sig.args[0])(context, builder, value=args[0])
     value = builder.load(iterator.next)

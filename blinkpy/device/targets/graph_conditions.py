@@ -13,10 +13,8 @@ from blinkpy.device.cuda.kernel_compiler import cgutils, intrinsic, types
 
 @intrinsic
 def set_condition(typingctx, handle, value):
-    """Set the conditional node of `handle` (uint64) to `value` (uint32): WHILE goes on unless 0, SWITCH picks a body.
-
-    A SWITCH value that is not below the number of bodies runs none of them.
-    """
+    """Set the conditional node of `handle` (uint64) to `value` (uint32): WHILE goes on unless 0, SWITCH picks a body, or none
+    with a value that is not below their number."""
 
     def codegen(context, builder, signature, arguments):
         signature_of_extern = ir.FunctionType(ir.VoidType(), [ir.IntType(64), ir.IntType(32)])

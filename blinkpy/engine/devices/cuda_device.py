@@ -1,8 +1,4 @@
-"""--device cuda: an NVIDIA GPU, with the scheduler in a loop on it, or on the host (--control).
-
-Order of a start: check the GPU, read the model, plan the memory, load weights, allocate, compile and load every kernel, capture
-the step graphs, map the queues, instantiate the loop. Errors for want of memory show the plan.
-"""
+"""--device cuda: an NVIDIA GPU, with the scheduler in a loop on it, or on the host (--control)."""
 
 from __future__ import annotations
 
@@ -23,7 +19,6 @@ if TYPE_CHECKING:
     from blinkpy.kv.state import Batch, Requests
     from blinkpy.models.description.decoder_description import DecoderDescription
     from blinkpy.models.gpu.gpu_memory_plan import MemoryPlan
-    from blinkpy.models.weights.decoder_weights import Weights
     from blinkpy.progress import TimedPhases
 
 PACKAGES = ("triton", "cuda.bindings", "numba_cuda")
@@ -65,11 +60,8 @@ def gpu_problem(control: str) -> str:
 
 
 class CudaDevice:
-    """See blinkpy.engine.devices.device_contract.Device.
-
-    trace_rows: turns whose times the loop records, for benchmarks. pdl: chain kernels by programmatic dependent launch. loop: a
-    class in place of blinkpy.engine.devices.gpu_loop.GpuLoop, for benchmarks.
-    """
+    """See blinkpy.engine.devices.device_contract.Device. For benchmarks: trace_rows, turns whose times the loop records; pdl,
+    whether kernels are chained by programmatic dependent launch; loop, in place of GpuLoop."""
 
     name, gpu, reads_weights = "cuda", True, True
 
@@ -108,7 +100,7 @@ class CudaDevice:
     def cache_bytes(self, config: Config, model: DecoderDescription) -> int:
         import torch
 
-        from blinkpy.engine.link.pair_placement import gpu_bytes
+        from blinkpy.engine.link.gpu_queues import pairs_length
         from blinkpy.engine.sizing import pages_for, queue_sizes
         from blinkpy.models.gpu.gpu_memory_plan import plan_memory
         from blinkpy.queues.layout import QueueLayout
@@ -116,7 +108,7 @@ class CudaDevice:
         free, total = torch.cuda.mem_get_info()
         asked, page_bytes = config.model.max_model_len, self.page_bytes(config, model)
         way = config.extension(RdmaOptions).queue_memory
-        queues = gpu_bytes(QueueLayout(queue_sizes(config, asked or model.max_position)), way)
+        queues = 0 if way == HOST else pairs_length(QueueLayout(queue_sizes(config, asked or model.max_position)))
         self.plan = plan_memory(config, model, self._dtype(config, model).itemsize, page_bytes, free, total, queues)
         pages = config.cache.num_pages or pages_for(asked or MINIMUM_TOKENS, config.cache.page_size)
         self.plan.require(pages * page_bytes)
@@ -141,25 +133,26 @@ class CudaDevice:
         import torch
 
         from blinkpy.kernels.linear.linear_table import LinearTable
-        from blinkpy.kv.state_memory import make_state
+        from blinkpy.models.gpu.gpu_decoder import GpuDecoder
         from blinkpy.models.gpu.gpu_step import GpuStep
         from blinkpy.models.gpu.step_shapes import bucket_shapes, step_shapes
         from blinkpy.models.paged_cache import PagedCache
 
         model, sizes, report, dtype = setup.model, setup.sizes, setup.report, self._dtype(setup.config, setup.model)
         self.plan.require(sizes.num_pages * self.page_bytes(setup.config, model))
-        weights = self._load_weights(setup, dtype)
+        weights = setup.load_weights(dtype, "cuda")
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
         report("allocating the KV cache and the scheduler's state")
         cache = PagedCache(model, sizes.num_pages, sizes.page_size, dtype, "cuda")
-        buckets = bucket_shapes(sizes.max_num_seqs, sizes.max_num_batched_tokens)
-        state, stream = make_state(setup.limits, buckets, checked=setup.checked), torch.cuda.Stream()
+        buckets = bucket_shapes(sizes.max_num_seqs, setup.config.scheduler.max_num_batched_tokens)
+        state, stream = setup.make_state(buckets), torch.cuda.Stream()
         shapes, graph_of = step_shapes(buckets)
 
         def make_step(batch: Batch, requests: Requests) -> GpuStep:
             """The captured step graphs. batch, requests: of the scheduler's state, on the GPU."""
-            sm_count = torch.cuda.get_device_properties(0).multi_processor_count
             table, length = LinearTable.load(torch.cuda.get_device_name()), sizes.max_model_len
-            step = GpuStep(model, weights, cache, batch, requests, shapes, length, table, self._pdl, sm_count)
+            step = GpuStep(GpuDecoder(model, weights, cache, batch, requests, shapes, length, table, self._pdl))
             report(CAPTURING)
             step.capture(stream, lambda share: report(CAPTURING, share, 1))
             return step
@@ -169,27 +162,10 @@ class CudaDevice:
 
             return (self._loop or GpuLoop)(setup, state, make_step, graph_of, stream, self._trace_rows)
         from blinkpy.engine.devices.host_loop import HostLoop
-        from blinkpy.models.gpu.host_driven_step import HostDrivenStep, device_side, pin_state
+        from blinkpy.models.gpu.host_driven_step import HostDrivenStep, pin_state
 
         state = setup.recorder.attach(pin_state(state))
-        batch, requests = device_side(state)
-        step = HostDrivenStep(make_step(batch, requests), graph_of, state, batch, requests, sizes.page_size, stream)
-        return HostLoop(setup, state, step)
-
-    def _load_weights(self, setup: Setup, dtype: torch.dtype) -> Weights:
-        import torch
-
-        from blinkpy.models.weights.decoder_weights import dummy_weights, load_weights
-
-        model, options, report = setup.model, setup.config.model, setup.report
-        report("loading weights")
-        if options.load_format == "dummy":
-            weights = dummy_weights(model, options.seed, dtype, "cuda")
-        else:
-            weights = load_weights(model, setup.folder, dtype, "cuda", lambda share: report("loading weights", share, 1))
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-        return weights
+        return HostLoop(setup, state, HostDrivenStep(state, make_step, graph_of, stream))
 
 
 DEVICE = CudaDevice

@@ -7,8 +7,8 @@ what needs torch, Numba or CUDA is imported when a device is asked for its sizes
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -20,10 +20,14 @@ from blinkpy.transport.segment import Segment
 from blinkpy.transport.verbs import RdmaOptions
 
 if TYPE_CHECKING:
+    import torch
+
     from blinkpy.engine.flight_recorder import FlightRecorder
     from blinkpy.engine.sizing import EngineSizes
     from blinkpy.kv.limits import Limits
+    from blinkpy.kv.state import State
     from blinkpy.models.description.decoder_description import DecoderDescription
+    from blinkpy.models.weights.decoder_weights import Weights
     from blinkpy.progress import TimedPhases
     from blinkpy.scheduler.policies import Policy
 
@@ -35,6 +39,13 @@ class BrokenStateError(RuntimeError):
 
     def __init__(self, faults: list[str]):
         super().__init__("the scheduler's state is broken: " + "; ".join(faults))
+        self.faults = faults
+
+
+def require_integrity(faults: list[str]) -> None:
+    """Raise BrokenStateError if there are any. faults: of Runner.check()."""
+    if faults:
+        raise BrokenStateError(faults)
 
 
 @dataclass(frozen=True)
@@ -51,10 +62,20 @@ class Setup:
     recorder: FlightRecorder
     report: TimedPhases
 
-    @property
-    def checked(self) -> bool:
-        """Whether the scheduler checks what its phases expect, and its state after each turn."""
-        return self.config.engine.check_integrity == "always"
+    def make_state(self, buckets: Sequence[tuple[int, int]] = ()) -> State:
+        """The scheduler's memory: see blinkpy.kv.state_memory.make_state."""
+        from blinkpy.kv.state_memory import make_state
+
+        return make_state(self.limits, buckets, checked=self.config.engine.check_integrity == "always")
+
+    def load_weights(self, dtype: torch.dtype, device: str) -> Weights:
+        """The model's weights; random ones for --load-format dummy."""
+        from blinkpy.models.weights.decoder_weights import dummy_weights, load_weights
+
+        self.report("loading weights")
+        if self.config.model.load_format == "dummy":
+            return dummy_weights(self.model, self.config.model.seed, dtype, device)
+        return load_weights(self.model, self.folder, dtype, device, lambda share: self.report("loading weights", share, 1))
 
 
 class Runner(Protocol):
@@ -105,6 +126,22 @@ class Device(Protocol):
         """Load the model and make the scheduler's state. Raises ConfigError."""
 
 
+class HostDevice:
+    """What the devices that are no GPU have in common."""
+
+    name: str
+    gpu = False
+    start_errors = nullcontext
+
+    def unusable(self, config: Config) -> str:
+        way = config.extension(RdmaOptions).queue_memory
+        if way != HOST:
+            return f"--queue-memory {way} needs --device cuda; the engine would run on {self.name}"
+        if config.engine.control == "gpu":
+            return f"--control gpu needs --device cuda; the engine would run on {self.name}"
+        return ""
+
+
 def device_kinds() -> dict[str, Callable[[], Device]]:
     """The classes of all devices by their names."""
     package = __name__.rpartition(".")[0]
@@ -116,13 +153,3 @@ def choose_device(name: str) -> Device:
     """The device with this name, or for "auto" the one with the highest rank on this machine."""
     devices = {each: kind() for each, kind in device_kinds().items()}
     return devices[name] if name != "auto" else max(devices.values(), key=lambda device: device.auto_rank())
-
-
-def needs_gpu(config: Config, name: str) -> str:
-    """Why a device that is no GPU can't be used with these options, or ""."""
-    way = config.extension(RdmaOptions).queue_memory
-    if way != HOST:
-        return f"--queue-memory {way} needs --device cuda; the engine would run on {name}"
-    if config.engine.control == "gpu":
-        return f"--control gpu needs --device cuda; the engine would run on {name}"
-    return ""

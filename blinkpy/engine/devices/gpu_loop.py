@@ -15,9 +15,9 @@ from blinkpy.device.cuda.gpu_memory_views import to_device, to_host
 from blinkpy.engine.devices.device_contract import Setup
 from blinkpy.engine.link.pair_memory import QueueMemory
 from blinkpy.engine.link.pair_placement import PlacedPairs, place_pairs
-from blinkpy.engine.loop_graph import LoopGraph, StateCopies, StepGraphs
-from blinkpy.kernels.loop.loop_arguments import device_arguments
+from blinkpy.engine.loop_graph import LoopGraph, StateCopies
 from blinkpy.kernels.loop.loop_code import loop_code
+from blinkpy.kernels.loop.loop_kernels import device_arguments
 from blinkpy.kv.invariants.check_state import state_faults
 from blinkpy.kv.state import Batch, Requests, State
 from blinkpy.models.gpu.gpu_step import GpuStep
@@ -34,7 +34,7 @@ class GpuLoop:
     """See blinkpy.engine.devices.device_contract.Runner.
 
     state: the scheduler's, on the host. make_step: gives the captured step graphs for the batch and the requests of the state on
-    the GPU. graph_of: as in StepGraphs. trace_rows: as of LoopGraph.
+    the GPU. graph_of, trace_rows: as of LoopGraph.
     """
 
     faults: tuple[type[BaseException], ...] = (CudaError,)
@@ -67,12 +67,11 @@ class GpuLoop:
         """The loop over queues that the GPU sees, ready to be launched."""
         kind, table = device_arguments(self.limits, queues, self.device_state)
         code = loop_code(self.setup.policy, kind, len(table), torch.cuda.get_device_capability())
-        steps = StepGraphs(tuple(self.step.graphs), self._graph_of)
         copies, recording, memory = None, self._recording, self.setup.recorder.memory
         if recording is not None and memory is not None:
             copies = StateCopies(recording.capture(self.stream), memory.copy_every, recording.progress)
         keep = (queues, self.device_state, recording)
-        return LoopGraph(code, table, steps, self.stream, keep, self._trace_rows, copies=copies)
+        return LoopGraph(code, table, self.step.graphs, self._graph_of, self.stream, keep, self._trace_rows, copies)
 
     def run(self, budget_s: float) -> int:
         """As of Runner; the loop ends by itself after budget_s seconds, and its result is TIME_OVER then."""

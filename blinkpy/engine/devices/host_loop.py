@@ -9,13 +9,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from blinkpy.engine.devices.device_contract import BrokenStateError, Setup
+from blinkpy.engine.devices.device_contract import Setup, require_integrity
 from blinkpy.engine.devices.host_turns import Compute, run_turns
 from blinkpy.engine.link.pair_memory import QueueMemory
 from blinkpy.kv import state as S
 from blinkpy.kv.state import State
-from blinkpy.queues.views import EngineViews
-from blinkpy.queues.words import COUNTER
 from blinkpy.scheduler.host_scheduler import Scheduler
 from blinkpy.transport.segment import Segment
 
@@ -41,16 +39,13 @@ class HostLoop:
         self.scheduler = Scheduler(setup.limits, self.state, setup.policy)
         self.step = step
         self.compute: Compute = lambda began_ns: self.step.run(self.state.batch, self.state.requests)
-        self._views: EngineViews
         self._integrity_due = 0
 
     def attach(self, segment: Segment) -> None:
-        self._views = segment.views()
-        self.scheduler.attach(self._views)
+        self.scheduler.attach(segment.views())
         self.scheduler.turn(time.monotonic_ns())  # the first call loads what was compiled
         if self._when != "never":
-            self._require_integrity()  # so does the first check, which would hold up the loop
-        self.check()  # so does the first check
+            require_integrity(self.check())  # so does the first check, which would hold up the loop
 
     def run(self, budget_s: float) -> int:
         counts, (shortest, longest) = self.state.counts, IDLE_SLEEP_S
@@ -68,7 +63,7 @@ class HostLoop:
                 continue
             if self._when != "never" and now >= self._integrity_due:
                 self._integrity_due = now + INTEGRITY_PERIOD_NS
-                self._require_integrity()
+                require_integrity(self.check())
             time.sleep(pause)
             spin_ns, pause = 0, min(2 * pause, longest)
         return S.NO_BATCH
@@ -76,13 +71,7 @@ class HostLoop:
     def _after_turn(self) -> None:
         self._recorder.keep(self.state)
         if self._when == "always":
-            self._require_integrity()
-
-    def _require_integrity(self) -> None:
-        faults = self.check()
-        if faults:
-            self._views.engine[COUNTER["integrity_errors"]] += len(faults)
-            raise BrokenStateError(faults)
+            require_integrity(self.check())
 
     def check(self) -> list[str]:
         return self.scheduler.check()

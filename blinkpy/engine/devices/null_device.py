@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from blinkpy.config import Config
-from blinkpy.engine.devices.device_contract import Runner, Setup, needs_gpu
+from blinkpy.engine.devices.device_contract import HostDevice, Runner, Setup
 
 if TYPE_CHECKING:
     from blinkpy.models.description.decoder_description import DecoderDescription
@@ -15,17 +14,13 @@ PAGE_BYTES = 1  # it keeps no keys and values
 PAGES = 1 << 16
 
 
-class NullDevice:
+class NullDevice(HostDevice):
     """See blinkpy.engine.devices.device_contract.Device."""
 
-    name, gpu, reads_weights = "null", False, False
-    start_errors = nullcontext
+    name, reads_weights = "null", False
 
     def auto_rank(self) -> int:
         return 0
-
-    def unusable(self, config: Config) -> str:
-        return needs_gpu(config, self.name)
 
     def page_bytes(self, config: Config, model: DecoderDescription) -> int:
         return PAGE_BYTES
@@ -36,10 +31,9 @@ class NullDevice:
     def load(self, setup: Setup) -> Runner:
         from blinkpy.engine.devices.host_loop import HostLoop
         from blinkpy.engine.devices.null_step import synthetic_step
-        from blinkpy.kv.state_memory import make_state
 
         setup.report("allocating queues and pages")
-        loop = HostLoop(setup, setup.recorder.attach(make_state(setup.limits, checked=setup.checked)))
+        loop = HostLoop(setup, setup.recorder.attach(setup.make_state()))
         vocab = setup.model.vocab_size  # special tokens, which have no text, come first in most vocabularies
         loop.compute = synthetic_step(loop.scheduler, range(vocab // 16, vocab), setup.config.engine.null_step_us * 1000)
         return loop

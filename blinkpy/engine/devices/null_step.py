@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from blinkpy.device.compile_cache import cached_njit
+from blinkpy.device.compile_cache import cached_njit, compiled_for
 from blinkpy.device.portable import device
 from blinkpy.engine.devices.host_turns import Compute
 from blinkpy.kv import state as S
@@ -50,18 +50,14 @@ def compiled_fill() -> Any:
 
 
 def synthetic_step(scheduler: Scheduler, tokens: range, step_ns: int) -> Compute:
-    """A step with synthetic tokens (synthetic_token) in place of a model's, compiled as the scheduler is.
-
-    tokens: what to draw from. step_ns: the time from the begin of a turn to the end of its step, at least.
-    """
+    """A step with synthetic tokens, compiled as the scheduler is. tokens: what to draw from. step_ns: the time from the begin of
+    a turn to the end of its step, at least."""
     state, low, high = scheduler.state_argument, tokens.start, tokens.stop
     even = int(np.array((0, -math.log(high - low)), LOGPROB_ENTRY).view(np.int64))
     fill: Callable[..., None] = fill_sampled
     if scheduler.mode == "njit":
         kinds = (state.kind, types.int64, types.int64, types.int64)
-        function = compiled_fill()
-        function.compile(kinds)
-        fill = function.overloads[kinds].entry_point
+        fill = compiled_for(compiled_fill(), kinds)
 
     def compute(began_ns: int) -> None:
         fill(state, low, high, even)

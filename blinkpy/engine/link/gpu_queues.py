@@ -20,8 +20,7 @@ from cuda.bindings import driver, runtime
 
 from blinkpy.device.array_trees import map_arrays
 from blinkpy.device.cuda.cuda_calls import check_cuda
-from blinkpy.device.cuda.dmabuf import export_dmabuf
-from blinkpy.device.cuda.gpu_memory_views import MappedMemory, array_at, pinned
+from blinkpy.device.cuda.gpu_memory_views import MappedMemory, array_at, export_dmabuf, pinned
 from blinkpy.queues.layout import QueueLayout
 from blinkpy.queues.views import EngineViews, engine_views
 
@@ -34,11 +33,8 @@ def pairs_length(layout: QueueLayout) -> int:
 
 
 class GpuQueues:
-    """The pairs of a segment in GPU memory, zeros at first. device: EngineViews for the GPU. Offsets count from the first pair.
-
-    buffer: the segment, whose words that are no pair's are mapped. Raises CudaError where there is no room. close() frees it; the
-    GPU must not use it afterwards.
-    """
+    """The pairs of a segment in GPU memory, zeros at first, until close(). device: EngineViews for the GPU. Offsets count from
+    the first pair. buffer: the segment, whose words that are no pair's are mapped. Raises CudaError where there is no room."""
 
     def __init__(self, buffer: memoryview, layout: QueueLayout):
         first = layout.first_pair

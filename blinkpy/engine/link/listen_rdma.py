@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import selectors
 import socket
 import threading
 import time
@@ -79,10 +78,7 @@ class RdmaListener:
         self._lease_s: float
 
     def start(self, segment: Segment, pairs: QueueMemory | None = None) -> None:
-        """Give the pairs of a segment to whoever asks. pairs: where they lie for the network card; default: in the segment.
-
-        Raises TransportError where the card can't be let into them.
-        """
+        """See blinkpy.engine.link.listeners.Listener. Raises TransportError where the card can't be let into the pairs."""
         segment.lock_pairs()  # front ends on this machine must not share pairs with others
         self._segment, self._layout = segment, segment.layout
         self._header = bytes(segment.buffer[: HEADER.itemsize])
@@ -90,32 +86,22 @@ class RdmaListener:
         mapped = int(np.frombuffer(segment.buffer, np.uint8).ctypes.data)
         self._words = HostMemory(mapped)
         self._pairs = pairs or HostMemory(mapped + self._layout.first_pair)
-        self._try_registration()
+        # Once now, so that what this machine can't do is said to whoever starts the engine.
+        with contextlib.closing(QueuePairEnd(self.rdma_port)) as end:
+            self._register_pair(end, 0)
         self._socket.listen(BACKLOG)
-        self._socket.setblocking(False)
+        self._socket.settimeout(WAKE_S)
         self._thread = threading.Thread(target=self._run, name="rdma-listener", daemon=True)
         self._thread.start()
 
-    def _try_registration(self) -> None:
-        """Register a pair once, so that what this machine can't do is said to whoever starts the engine."""
-        end = QueuePairEnd(self.rdma_port)
-        try:
-            self._register_pair(end, 0)
-        finally:
-            end.close()
-
     def _run(self) -> None:
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._socket, selectors.EVENT_READ)
-            while not self._ending.is_set():
-                if not selector.select(WAKE_S):
-                    continue
-                try:
-                    connection, peer = self._socket.accept()
-                except OSError:  # it was gone again
-                    continue
-                with connection:
-                    self._receive(connection, str(peer[0]))
+        while not self._ending.is_set():
+            try:
+                connection, peer = self._socket.accept()
+            except OSError:  # nobody came for WAKE_S, or who came was gone again
+                continue
+            with connection:
+                self._receive(connection, str(peer[0]))
 
     def _receive(self, connection: socket.socket, peer: str) -> None:
         """One handshake, whatever comes of it."""

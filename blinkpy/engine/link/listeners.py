@@ -19,10 +19,7 @@ class Listener(Protocol):
     """What a front end is started with to reach this engine."""
 
     def start(self, segment: Segment, pairs: QueueMemory | None) -> None:
-        """Let front ends in. pairs: where the queue pairs lie for a network card, if not in the segment.
-
-        Raises TransportError where that is impossible.
-        """
+        """Let front ends in. pairs: where they lie for a network card, if not in the segment. Raises TransportError."""
 
     def close(self) -> None:
         """Let nobody in any more. Before the segment goes; also when start() was not called."""

@@ -19,6 +19,7 @@ from blinkpy.transport.handshake import Region
 from blinkpy.transport.verbs import QueuePairEnd, module, reported
 
 HOST, DMABUF, PEERMEM = "host", "dmabuf", "peermem"  # values of --queue-memory
+WRITES_ORDERED = 100  # CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER: the GPU sees a card's writes in their order
 
 ReadWord = Callable[[int], int]  # offset -> the 8-byte word there
 

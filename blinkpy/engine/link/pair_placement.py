@@ -9,12 +9,10 @@ from cuda.bindings import driver
 
 from blinkpy.config import ConfigError
 from blinkpy.device.cuda.cuda_calls import check_cuda
-from blinkpy.engine.link.gpu_queues import GpuQueues, MappedSegment, pairs_length
-from blinkpy.engine.link.pair_memory import DMABUF, HOST, PEERMEM, DmaBufMemory, PeerMemory, QueueMemory, refused
-from blinkpy.queues.layout import QueueLayout
+from blinkpy.engine.link.gpu_queues import GpuQueues, MappedSegment
+from blinkpy.engine.link.pair_memory import DMABUF, HOST, PEERMEM, WRITES_ORDERED, DmaBufMemory, PeerMemory, QueueMemory, refused
 from blinkpy.transport.segment import Segment
 
-ORDERED_FOR_OWNER = 100  # CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER: the GPU sees a card's writes in their order
 PEER_MEMORY_MODULE = Path("/sys/module/nvidia_peermem")
 
 PlacedPairs = MappedSegment | GpuQueues
@@ -45,7 +43,7 @@ def pair_memory_problem(way: str, *, rdma: int, dmabuf: int, ordering: int, peer
     """Why queues can't be in GPU memory in this way, from the driver's attributes and whether nvidia-peermem is loaded; or ""."""
     if not rdma:
         return "network cards can't reach this GPU"
-    if ordering < ORDERED_FOR_OWNER:
+    if ordering < WRITES_ORDERED:
         return "the GPU would see a network card's writes in another order without a flush"
     if way == DMABUF and not dmabuf:
         return "the driver exports no dma-buf"
@@ -54,16 +52,9 @@ def pair_memory_problem(way: str, *, rdma: int, dmabuf: int, ordering: int, peer
     return ""
 
 
-def gpu_bytes(layout: QueueLayout, way: str) -> int:
-    """Bytes of GPU memory that queue pairs of a layout take where --queue-memory puts them."""
-    return 0 if way == HOST else pairs_length(layout)
-
-
 def place_pairs(segment: Segment, way: str) -> tuple[PlacedPairs, QueueMemory | None]:
-    """Queue pairs where --queue-memory puts them, and how network cards are let in where that is not the segment.
-
-    Raises ConfigError where the driver can't export them.
-    """
+    """Queue pairs where --queue-memory puts them, and how network cards are let in where that is not the segment. Raises
+    ConfigError where the driver can't export them."""
     if way == HOST:
         return MappedSegment(segment.buffer, segment.layout), None
     queues = GpuQueues(segment.buffer, segment.layout)

@@ -1,1 +1,0 @@
-"""Attention over the paged cache."""

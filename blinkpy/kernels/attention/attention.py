@@ -6,9 +6,11 @@ from typing import Any
 
 import torch
 
-from blinkpy.kernels.attention import decode_attention, prefill_attention  # noqa: F401 (each registers its variant)
-from blinkpy.kernels.attention.attention_variants import DECODE_ROWS, LAST_TOKENS, VARIANTS, AttentionCall
-from blinkpy.kernels.launch import HEADER, INDICES, STORAGE_DTYPES, check_tensors
+from blinkpy.kernels.attention import decode_attention, prefill_attention
+from blinkpy.kernels.attention.attention_variants import DECODE_ROWS, LAST_TOKENS, AttentionCall, AttentionVariant
+from blinkpy.kernels.launch import STORAGE_DTYPES, by_name, check_tensors
+
+VARIANTS: dict[str, AttentionVariant] = by_name(decode_attention.VARIANT, prefill_attention.VARIANT)
 
 MAX_GROUP = 16
 MAX_HEAD_DIM = 256
@@ -34,19 +36,14 @@ def check_call(call: AttentionCall) -> None:
     check_tensors((keys, "keys", (None, None, None, None)), (call.q, "q", (None, None, None), STORAGE_DTYPES, True))
     (_, kv_heads, page_size, head_dim), heads = keys.shape, call.q.shape[1]
     check_tensors(
-        (keys, "keys", (None, kv_heads, page_size, head_dim), dtype),
         (values, "values", tuple(keys.shape), dtype),
         (call.q, "q", (None, heads, head_dim), dtype, True),
         (call.out, "out", (None, heads * head_dim), dtype),
         (page_table, "page_table", (None, None), torch.int32),
-        (batch.row_slots, "row_slots", *INDICES),
-        (batch.query_starts, "query_starts", *INDICES),
-        (batch.context_lengths, "context_lengths", *INDICES),
-        (batch.counts, "counts", *HEADER),
+        *batch.declared(call.rows, "row_slots", "query_starts", "context_lengths"),
     )
-    lengths = (len(batch.row_slots), len(batch.context_lengths), len(batch.query_starts) - 1)
-    if not 0 < call.rows <= min(lengths):
-        raise ValueError(f"rows {call.rows}: row_slots, context_lengths and query_starts are for {lengths} rows")
+    if call.rows < 1:
+        raise ValueError(f"attention of {call.rows} rows")
     if heads % kv_heads or heads // kv_heads > MAX_GROUP:
         raise ValueError(f"{heads} query heads over {kv_heads} key/value heads: the group must be 1 to {MAX_GROUP}")
     if head_dim > MAX_HEAD_DIM or page_size & (page_size - 1):

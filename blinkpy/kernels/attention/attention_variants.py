@@ -1,4 +1,4 @@
-"""What an attention variant takes and declares, and the registry of them: see `AttentionVariant`."""
+"""What an attention variant takes and declares; see `AttentionVariant`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 
 from blinkpy.kernels.attention.split_plan import DecodeWorkspace
 from blinkpy.kernels.batch_view import BatchView
-from blinkpy.kernels.registry import Registry
 
 DECODE_ROWS, CHUNKS, LAST_TOKENS = "decode rows", "chunks", "last tokens"
 """Rows of a batch: those of one token; prefill chunks; or all of them, each with its last token only."""
@@ -53,22 +52,14 @@ class AttentionCall:
 
 @dataclass(frozen=True)
 class AttentionVariant:
-    """One way to compute attention. A new one is a file that adds it, and an import of that file in attention.py.
+    """One way to compute attention. A new one is a file, and its name in VARIANTS of attention.py.
 
     A row's result depends on its own context and on the plan, never on other rows.
     """
 
-    name: str
-    """`variant` of its plans."""
-    rows: frozenset[str]
-    """Which rows it computes: of DECODE_ROWS, CHUNKS and LAST_TOKENS."""
+    name: str  # `variant` of its plans
+    rows: frozenset[str]  # which rows it computes: of DECODE_ROWS, CHUNKS and LAST_TOKENS
     launch: Callable[[AttentionCall, Any], None]
     """Checks what it needs of the call besides `attend`'s checks, and launches the kernels. Takes a call and a plan."""
-    plans: Callable[[torch.dtype], tuple[Any, ...]]
-    """Plans that tests run, small enough for the interpreter."""
-    kernels: tuple[Any, ...] = ()
-    """The Triton kernels that `launch` starts."""
-
-
-VARIANTS: Registry[AttentionVariant] = Registry()
-"""By name; filled when blinkpy.kernels.attention.attention is imported."""
+    plans: Callable[[torch.dtype], tuple[Any, ...]]  # plans that tests run, small enough for the interpreter
+    kernels: tuple[Any, ...] = ()  # the Triton kernels that `launch` starts

@@ -10,27 +10,12 @@ import torch
 import triton
 import triton.language as tl
 
+from blinkpy.kernels import launch
 from blinkpy.kernels.attention.attend_tile import LOG2_E, MASKED, attend_tile, paged_offsets
-from blinkpy.kernels.attention.attention_variants import (
-    DECODE_ROWS,
-    LAST_TOKENS,
-    VARIANTS,
-    AttentionCall,
-    AttentionVariant,
-    NewTokens,
-)
-from blinkpy.kernels.attention.rotate_and_cache import load_rotated
+from blinkpy.kernels.attention.attention_variants import DECODE_ROWS, LAST_TOKENS, AttentionCall, AttentionVariant, NewTokens
+from blinkpy.kernels.attention.rotate_and_cache import check_new_tokens, load_rotated
 from blinkpy.kernels.attention.split_plan import DecodePlan, DecodeWorkspace
-from blinkpy.kernels.launch import (
-    COUNT_DECODE_ROWS,
-    COUNT_ROWS,
-    INDICES,
-    check_tensors,
-    dot_precision,
-    launch_options,
-    release_successor,
-    wait_for_predecessor,
-)
+from blinkpy.kernels.launch import COUNT_DECODE_ROWS, COUNT_ROWS
 
 
 @triton.jit
@@ -38,10 +23,7 @@ def split_bounds(context, WINDOW: tl.constexpr, SPLITS: tl.constexpr, MIN_TILES:
                  OVERLAP_PREFILL: tl.constexpr):  # fmt: skip
     """(first visible position, first tile, tiles, tiles of a split, splits in use) of a row with this context. The arithmetic is
     the same in every split of a row."""
-    if WINDOW > 0:
-        first_position = tl.maximum(context - WINDOW, 0)
-    else:
-        first_position = 0
+    first_position = tl.maximum(context - WINDOW, 0) if WINDOW > 0 else 0
     first_tile = first_position // BLOCK_N
     tiles = tl.cdiv(context, BLOCK_N) - first_tile
     per_split = tl.maximum(tl.cdiv(tiles, SPLITS), MIN_TILES)
@@ -218,7 +200,7 @@ def _decode_attention(
     ROW_AXIS: tl.constexpr = 2 if OVERLAP_PREFILL else 1
     kv_head, row, split = tl.program_id(0), tl.program_id(ROW_AXIS), tl.program_id(3 - ROW_AXIS)
     if EARLY_TRIGGER:
-        release_successor(PDL)
+        launch.release_successor(PDL)
     # Written before the step, so it may be read before the wait; past the L1 cache, which may still hold the step before.
     rows = tl.load(counts_ptr + (COUNT_ROWS if LAST_TOKENS else COUNT_DECODE_ROWS), cache_modifier=".cg")
     context = tl.load(context_lengths_ptr + row, cache_modifier=".cg")
@@ -227,7 +209,7 @@ def _decode_attention(
     bounds = split_bounds(context, WINDOW, SPLITS, MIN_TILES, BLOCK_N, OVERLAP_PREFILL)
     first_position, first_tile, tiles, per_split, active = bounds
     if not OVERLAP_PREFILL:
-        wait_for_predecessor(PDL)
+        launch.wait_for_predecessor(PDL)
     if (row < rows) & (split < active):
         table = page_table_ptr + slot.to(tl.int64) * pages_per_slot
         begin, end = first_tile + split * per_split, first_tile + tl.minimum(tiles, (split + 1) * per_split)
@@ -249,78 +231,63 @@ def _decode_attention(
             H, KVH, D, SPLITS, BLOCK_M, BLOCK_G, BLOCK_D, SPLITS_AT_ONCE, ROW_AXIS,
         )  # fmt: skip
     if not EARLY_TRIGGER:
-        release_successor(PDL)
+        launch.release_successor(PDL)
     if OVERLAP_PREFILL and (row == 0) & (kv_head == 0) & (split == 0):
-        wait_for_predecessor(PDL)  # so that this kernel's end still means the end of all before it
+        launch.wait_for_predecessor(PDL)  # so that this kernel's end still means the end of all before it
 
 
 def decode_attention(call: AttentionCall, plan: DecodePlan) -> None:
     """Launch the kernel. With `plan.overlap_prefill`, the launch before this one must be prefill attention of the same batch with
     its own `overlap_prefill`; both then run at the same time."""
     scratch = check_decode(call, plan)
-    (keys, values, page_table), batch, new = call.cache, call.batch, call.new
-    (_, heads, head_dim), (_, kv_heads, page_size, _) = call.q.shape, keys.shape
-    norms = None if new is None else new.norms
+    (keys, values, page_table), batch, q = call.cache, call.batch, call.q
+    _, cos, sin, norms, eps = call.new or NewTokens(q, q, q, eps=0.0)  # or whatever: it is not read
+    q_norm, k_norm = norms or (q, q)
+    (_, heads, head_dim), (_, kv_heads, page_size, _) = q.shape, keys.shape
     block_d, block_g = triton.next_power_of_2(head_dim), triton.next_power_of_2(heads // kv_heads)
     across = (plan.splits, call.rows) if plan.overlap_prefill else (call.rows, plan.splits)
     _decode_attention[(kv_heads, *across)](
-        call.q, keys, values, call.out, scratch.partial, scratch.state, scratch.arrivals, page_table, batch.row_slots,
-        batch.context_lengths, batch.query_starts if call.last_tokens else batch.context_lengths, batch.counts,
-        call.q if norms is None else norms[0], call.q if norms is None else norms[1], call.q if new is None else new.cos,
-        call.q if new is None else new.sin, batch.counts if new is None else batch.cache_slots, call.q.stride(0),
-        page_table.shape[1], call.scale * LOG2_E, 0.0 if new is None else new.eps,
-        H=heads, KVH=kv_heads, D=head_dim, P=page_size, WINDOW=call.window, LAST_TOKENS=call.last_tokens, FUSED=new is not None,
-        ROTARY=0 if new is None else 2 * new.cos.shape[1], NORM=norms is not None, SPLITS=plan.splits, MIN_TILES=plan.min_tiles,
-        BLOCK_N=plan.block_n, BLOCK_M=max(16, triton.next_power_of_2(heads // kv_heads + 1)), BLOCK_G=block_g, BLOCK_D=block_d,
-        SPLITS_AT_ONCE=min(plan.splits, max(1, 4096 // (block_g * block_d))), PRECISION=dot_precision(call.q.dtype),
-        EARLY_TRIGGER=plan.early_trigger, OVERLAP_PREFILL=plan.overlap_prefill,
-        PDL=call.pdl, num_warps=plan.warps, num_stages=plan.stages, **launch_options(call.pdl),
+        q, keys, values, call.out, scratch.partial, scratch.state, scratch.arrivals, page_table, batch.row_slots,
+        batch.context_lengths, batch.query_starts, batch.counts, q_norm, k_norm, cos, sin, batch.cache_slots, q.stride(0),
+        page_table.shape[1], call.scale * LOG2_E, eps,
+        H=heads, KVH=kv_heads, D=head_dim, P=page_size, WINDOW=call.window, LAST_TOKENS=call.last_tokens,
+        FUSED=call.new is not None, ROTARY=2 * cos.shape[1] if call.new else 0, NORM=norms is not None, SPLITS=plan.splits,
+        MIN_TILES=plan.min_tiles, BLOCK_N=plan.block_n, BLOCK_M=max(16, triton.next_power_of_2(heads // kv_heads + 1)),
+        BLOCK_G=block_g, BLOCK_D=block_d, SPLITS_AT_ONCE=min(plan.splits, max(1, 4096 // (block_g * block_d))),
+        PRECISION=launch.dot_precision(q.dtype), EARLY_TRIGGER=plan.early_trigger, OVERLAP_PREFILL=plan.overlap_prefill,
+        PDL=call.pdl, num_warps=plan.warps, num_stages=plan.stages, **launch.options(call.pdl),
     )  # fmt: skip
 
 
 def check_decode(call: AttentionCall, plan: DecodePlan) -> DecodeWorkspace:
     """The workspace. Raises ValueError or TypeError unless plan, workspace and new tokens fit the call."""
-    (_, heads, head_dim), kv_heads, rows, scratch = call.q.shape, call.cache.keys.shape[1], call.rows, call.workspace
-    if rows > min(len(call.q), len(call.out)):
-        raise ValueError(f"rows {rows} exceeds q [{len(call.q)}] or out [{len(call.out)}]")
+    (tokens, heads, head_dim), kv_heads, rows, scratch = call.q.shape, call.cache.keys.shape[1], call.rows, call.workspace
+    if rows > min(tokens, len(call.out)):
+        raise ValueError(f"rows {rows} exceeds q [{tokens}] or out [{len(call.out)}]")
     if plan.splits & (plan.splits - 1) or plan.min_tiles < 1:
         raise ValueError(f"{plan}: splits must be a power of two and min_tiles positive")
-    needed = rows * heads * plan.splits
-    if scratch is None or scratch.partial.numel() < needed * head_dim or scratch.state.numel() < 2 * needed:
-        raise ValueError(f"decode workspace is too small for {rows} rows of {plan.splits} splits")
-    if scratch.arrivals.numel() < rows * kv_heads:
-        raise ValueError(f"decode workspace has {scratch.arrivals.numel()} counters, {rows * kv_heads} needed")
+    if scratch is None:
+        raise ValueError("decode attention needs a workspace")
+    splits = rows * heads * plan.splits
+    launch.check_tensors(
+        (scratch.partial, "partial of the decode workspace", (launch.AtLeast(splits * head_dim),), torch.float32),
+        (scratch.state, "state of the decode workspace", (launch.AtLeast(2 * splits),), torch.float32),
+        (scratch.arrivals, "arrivals of the decode workspace", (launch.AtLeast(rows * kv_heads),), torch.int32),
+    )
     if call.last_tokens and (call.new is not None or plan.overlap_prefill):
         raise ValueError("last tokens are rotated and cached before, by a launch that is not prefill attention")
     if call.new is not None:
-        check_new_tokens(call, call.new)
+        check_new_tokens(call.new, call.cache, call.batch, heads)
+        qkv = call.new.qkv
+        if len(qkv) != tokens or qkv.data_ptr() != call.q.data_ptr() or qkv.stride(0) != call.q.stride(0):
+            raise ValueError("q is not the query part of the fused projections")
     return scratch
 
 
-def check_new_tokens(call: AttentionCall, new: NewTokens) -> None:
-    """Raise ValueError or TypeError unless the new tokens fit the queries."""
-    (_, heads, head_dim), kv_heads, (qkv, cos, sin, norms, _) = call.q.shape, call.cache.keys.shape[1], new
-    q_norm, k_norm = norms or (None, None)
-    check_tensors(
-        (qkv, "qkv", (len(call.q), (heads + 2 * kv_heads) * head_dim), call.q.dtype),
-        (cos, "cos", (None, None), torch.float32),
-        (sin, "sin", tuple(cos.shape), torch.float32),
-        (call.batch.cache_slots, "cache_slots", *INDICES),
-        (q_norm, "q norm", (head_dim,)),
-        (k_norm, "k norm", (head_dim,)),
-    )
-    if qkv.data_ptr() != call.q.data_ptr() or qkv.stride(0) != call.q.stride(0):
-        raise ValueError("q is not the query part of the fused projections")
-    if 2 * cos.shape[1] > head_dim:
-        raise ValueError(f"rotary dimension {2 * cos.shape[1]} is over the head dimension {head_dim}")
-
-
-VARIANTS.add(
-    AttentionVariant(
-        "split",
-        frozenset({DECODE_ROWS, LAST_TOKENS}),
-        decode_attention,
-        plans=lambda dtype: (DecodePlan(splits=4, min_tiles=1, block_n=64 if dtype == torch.bfloat16 else 32),),
-        kernels=(_decode_attention,),
-    )
+VARIANT = AttentionVariant(
+    "split",
+    frozenset({DECODE_ROWS, LAST_TOKENS}),
+    decode_attention,
+    plans=lambda dtype: (DecodePlan(splits=4, min_tiles=1, block_n=64 if dtype == torch.bfloat16 else 32),),
+    kernels=(_decode_attention,),
 )

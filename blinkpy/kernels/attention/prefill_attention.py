@@ -13,37 +13,26 @@ import torch
 import triton
 import triton.language as tl
 
+from blinkpy.kernels import launch
 from blinkpy.kernels.attention.attend_tile import LOG2_E, MASKED, attend_tile, paged_offsets
-from blinkpy.kernels.attention.attention_variants import CHUNKS, VARIANTS, AttentionCall, AttentionVariant
-from blinkpy.kernels.launch import (
-    COUNT_DECODE_ROWS,
-    COUNT_ROWS,
-    dot_precision,
-    launch_options,
-    release_successor,
-    wait_for_predecessor,
-)
+from blinkpy.kernels.attention.attention_variants import CHUNKS, AttentionCall, AttentionVariant
+from blinkpy.kernels.launch import COUNT_DECODE_ROWS, COUNT_ROWS
 
 
 @dataclass(frozen=True)
 class PrefillPlan:
     """How prefill attention is cut into tiles. Results depend on it in the last bits."""
 
-    block_m: int
-    """Query tokens of a tile, times the heads of a group (padded to a power of two)."""
-    block_n: int
-    """Positions that a tile looks at in one go."""
+    block_m: int  # query tokens of a tile, times the heads of a group (padded to a power of two)
+    block_n: int  # positions that a tile looks at in one go
     warps: int
     stages: int
     """Stages of the software pipeline; the page numbers take every second one, the keys and values the others."""
-    programs: int = 2
-    """Programs of an SM; each takes tile after tile."""
-    sm_count: int = 132
-    """SMs of the GPU."""
+    programs: int = 2  # programs of an SM; each takes tile after tile
+    sm_count: int = 132  # SMs of the GPU
     overlap_prefill: bool = False
     """Decode attention of the same batch is launched next, with a plan that has this too, and may run at the same time."""
-    variant: str = "tiles"
-    """Name of an `AttentionVariant`."""
+    variant: str = "tiles"  # name of an `AttentionVariant`
 
 
 def plan_prefill(dtype: torch.dtype, sm_count: int = 132, *, overlap_prefill: bool = False) -> PrefillPlan:
@@ -156,10 +145,10 @@ def _prefill_attention(
 ):  # fmt: skip
     BLOCK_Q: tl.constexpr = BLOCK_M // BLOCK_G
     if not OVERLAP_PREFILL:
-        release_successor(PDL)
-    wait_for_predecessor(PDL)
+        launch.release_successor(PDL)
+    launch.wait_for_predecessor(PDL)
     if OVERLAP_PREFILL:
-        release_successor(PDL)
+        launch.release_successor(PDL)
 
     # Row r owns the tiles from starts[r] // BLOCK_Q + r (relative to the first prefill row) to the next row's first.
     # That is never too few for its tokens, at most one too many, and rises with r.
@@ -201,17 +190,15 @@ def prefill_attention(call: AttentionCall, plan: PrefillPlan) -> None:
         call.q.stride(0), page_table.shape[1], call.scale * LOG2_E,
         H=heads, KVH=kv_heads, D=head_dim, P=page_size, WINDOW=call.window, ROWS=triton.next_power_of_2(call.rows),
         BLOCK_M=block_m, BLOCK_N=plan.block_n, BLOCK_G=block_g, BLOCK_D=triton.next_power_of_2(head_dim),
-        PRECISION=dot_precision(call.q.dtype), OVERLAP_PREFILL=plan.overlap_prefill,
-        PDL=call.pdl, num_warps=plan.warps, num_stages=plan.stages, **launch_options(call.pdl),
+        PRECISION=launch.dot_precision(call.q.dtype), OVERLAP_PREFILL=plan.overlap_prefill,
+        PDL=call.pdl, num_warps=plan.warps, num_stages=plan.stages, **launch.options(call.pdl),
     )  # fmt: skip
 
 
-VARIANTS.add(
-    AttentionVariant(
-        "tiles",
-        frozenset({CHUNKS}),
-        prefill_attention,
-        plans=lambda dtype: (plan_prefill(dtype), PrefillPlan(32, 64 if dtype == torch.bfloat16 else 32, 4, 2)),
-        kernels=(_prefill_attention,),
-    )
+VARIANT = AttentionVariant(
+    "tiles",
+    frozenset({CHUNKS}),
+    prefill_attention,
+    plans=lambda dtype: (plan_prefill(dtype), PrefillPlan(32, 64 if dtype == torch.bfloat16 else 32, 4, 2)),
+    kernels=(_prefill_attention,),
 )

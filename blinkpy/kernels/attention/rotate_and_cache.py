@@ -6,17 +6,10 @@ import torch
 import triton
 import triton.language as tl
 
+from blinkpy.kernels import launch
 from blinkpy.kernels.attention.attention_variants import NewTokens, PagedKV
 from blinkpy.kernels.batch_view import BatchView
-from blinkpy.kernels.launch import (
-    COUNT_TOKENS,
-    HEADER,
-    INDICES,
-    check_tensors,
-    launch_options,
-    release_successor,
-    wait_for_predecessor,
-)
+from blinkpy.kernels.launch import COUNT_TOKENS
 
 
 @triton.jit
@@ -75,8 +68,8 @@ def _rope_and_cache(
     token = tl.program_id(0)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]  # [HEADS, 1]
     column = tl.arange(0, BLOCK)[None, :]  # [1, BLOCK]
-    release_successor(PDL)
-    wait_for_predecessor(PDL)
+    launch.release_successor(PDL)
+    launch.wait_for_predecessor(PDL)
     if token < tl.load(counts_ptr + COUNT_TOKENS):
         inside = (head < H + 2 * KVH) & (column < D)
         at = qkv_ptr + token.to(tl.int64) * ((H + 2 * KVH) * D) + head * D
@@ -107,30 +100,32 @@ def rope_and_cache(new: NewTokens, cache: PagedKV, batch: BatchView, *, heads: i
     embedding), and every scaling of the rotary embedding is in cos and sin. Only the first counts[TOKENS] tokens are touched. A
     token depends on itself alone. Raises ValueError or TypeError where shapes, dtypes or devices do not fit together.
     """
+    check_new_tokens(new, cache, batch, heads)
     (qkv, cos, sin, norms, eps), (keys, values, _) = new, cache
     _, kv_heads, page_size, head_dim = keys.shape
-    tokens, rotary, size, (q_norm, k_norm) = len(qkv), 2 * cos.shape[-1], heads + 2 * kv_heads, norms or (None, None)
-    check_tensors(
-        (qkv, "qkv", (None, size * head_dim)),
-        (keys, "keys", (None, kv_heads, page_size, head_dim), qkv.dtype),
-        (values, "values", tuple(keys.shape), qkv.dtype),
-        (cos, "cos", (None, None), torch.float32),
-        (sin, "sin", tuple(cos.shape), torch.float32),
-        (batch.positions, "positions", *INDICES),
-        (batch.cache_slots, "cache_slots", *INDICES),
-        (batch.counts, "counts", *HEADER),
-        (q_norm, "q norm", (head_dim,)),
-        (k_norm, "k norm", (head_dim,)),
-    )
-    if rotary > head_dim:
-        raise ValueError(f"rotary dimension {rotary} is over the head dimension {head_dim}")
-    if len(batch.positions) < tokens or len(batch.cache_slots) < tokens:
-        raise ValueError(f"positions [{len(batch.positions)}] or cache_slots [{len(batch.cache_slots)}] for {tokens} tokens")
+    (q_norm, k_norm), size = norms or (qkv, qkv), heads + 2 * kv_heads
     block = triton.next_power_of_2(head_dim)
     per_program = min(triton.next_power_of_2(size), max(1, 1024 // block))
-    _rope_and_cache[(tokens, triton.cdiv(size, per_program))](
-        qkv, qkv if q_norm is None else q_norm, qkv if k_norm is None else k_norm, cos, sin, batch.positions, batch.cache_slots,
-        keys, values, batch.counts, eps,
-        H=heads, KVH=kv_heads, D=head_dim, P=page_size, ROTARY=rotary, NORM=norms is not None, HEADS=per_program, BLOCK=block,
-        PDL=pdl, num_warps=4, **launch_options(pdl),
+    _rope_and_cache[(len(qkv), triton.cdiv(size, per_program))](
+        qkv, q_norm, k_norm, cos, sin, batch.positions, batch.cache_slots, keys, values, batch.counts, eps,
+        H=heads, KVH=kv_heads, D=head_dim, P=page_size, ROTARY=2 * cos.shape[1], NORM=norms is not None, HEADS=per_program,
+        BLOCK=block, PDL=pdl, num_warps=4, **launch.options(pdl),
     )  # fmt: skip
+
+
+def check_new_tokens(new: NewTokens, cache: PagedKV, batch: BatchView, heads: int) -> None:
+    """Raise ValueError or TypeError unless the new tokens fit the cache and the batch."""
+    (qkv, cos, sin, norms, _), (_, kv_heads, page_size, head_dim) = new, cache.keys.shape
+    q_norm, k_norm = norms or (None, None)
+    launch.check_tensors(
+        (qkv, "qkv", (None, (heads + 2 * kv_heads) * head_dim)),
+        (cache.keys, "keys", (None, kv_heads, page_size, head_dim), qkv.dtype),
+        (cache.values, "values", tuple(cache.keys.shape), qkv.dtype),
+        (cos, "cos", (None, None), torch.float32),
+        (sin, "sin", tuple(cos.shape), torch.float32),
+        (q_norm, "q norm", (head_dim,)),
+        (k_norm, "k norm", (head_dim,)),
+        *batch.declared(len(qkv), "positions", "cache_slots"),
+    )
+    if 2 * cos.shape[1] > head_dim:
+        raise ValueError(f"rotary dimension {2 * cos.shape[1]} is over the head dimension {head_dim}")

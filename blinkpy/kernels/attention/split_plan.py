@@ -13,12 +13,9 @@ import triton
 class DecodePlan:
     """How the decode rows of a bucket are split. Results depend on it in the last bits: keep one plan per bucket."""
 
-    splits: int
-    """Most splits of a row; a power of two."""
-    min_tiles: int
-    """Fewest tiles of `block_n` positions in a split."""
-    block_n: int
-    """Positions of a tile."""
+    splits: int  # most splits of a row; a power of two
+    min_tiles: int  # fewest tiles of `block_n` positions in a split
+    block_n: int  # positions of a tile
     warps: int = 2
     stages: int = 3
     """Stages of the software pipeline; the page numbers take every second one, the keys and values the others."""
@@ -28,8 +25,7 @@ class DecodePlan:
     overlap_prefill: bool = False
     """For mixed steps: runs at the same time as prefill attention. Their buckets have many more rows than decode, so the splits
     of a row lie next to each other in the grid, before all rows that are not there, and share its tiles evenly."""
-    variant: str = "split"
-    """Name of an `AttentionVariant`."""
+    variant: str = "split"  # name of an `AttentionVariant`
 
 
 def plan_decode(

@@ -1,1 +1,0 @@
-"""Matrix products: one entry point, several variants."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from blinkpy.kernels.linear.linear_config import LinearConfig
-from blinkpy.kernels.linear.linear_variants import VARIANTS, LinearCall, LinearCase, LinearShape, LinearVariant
+from blinkpy.kernels.linear.linear_variants import LinearCall, LinearCase, LinearShape, LinearVariant
 
 
 def cublas_linear(call: LinearCall, config: LinearConfig) -> None:
@@ -34,10 +35,7 @@ def cublas_halves(call: LinearCall, config: LinearConfig) -> None:
         return
     biases = [None, None] if call.bias is None else call.bias.chunk(2)
     for weight, bias, out in zip(call.weight.chunk(2), biases, call.out.chunk(2, 1), strict=True):
-        if bias is not None:
-            torch.addmm(bias, call.x, weight.T, out=out)
-        else:
-            torch.mm(call.x, weight.T, out=out)
+        cublas_linear(replace(call, weight=weight, bias=bias, out=out), config)
 
 
 AROUND: tuple[dict[str, Any], ...] = (
@@ -46,21 +44,19 @@ AROUND: tuple[dict[str, Any], ...] = (
 )  # fmt: skip
 CUBLAS, HALVES = LinearConfig("cublas"), LinearConfig("cublas-halves")
 
-VARIANTS.add(
+VARIANTS = (
     LinearVariant(
         CUBLAS.variant,
         cublas_linear,
         frozenset({"bias", "residual"}),
         tuple(LinearCase(CUBLAS, LinearShape(9, 24, 40, **around)) for around in AROUND),
         candidates=lambda shape, sm_count: iter((CUBLAS,)),
-    )
-)
-VARIANTS.add(
+    ),
     LinearVariant(
         HALVES.variant,
         cublas_halves,
         frozenset({"bias", "residual"}),
         tuple(LinearCase(HALVES, LinearShape(9, 24, 40, **around)) for around in AROUND),
         candidates=lambda shape, sm_count: iter((HALVES,) if shape.swiglu and shape.rows > 64 else ()),
-    )
+    ),
 )

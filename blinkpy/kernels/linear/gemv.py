@@ -15,19 +15,11 @@ import torch
 import triton
 import triton.language as tl
 
+from blinkpy.kernels import launch
 from blinkpy.kernels.activation import silu_times
-from blinkpy.kernels.launch import launch_options, release_successor, wait_for_predecessor
 from blinkpy.kernels.linear.linear_config import LinearConfig, check_sizes
-from blinkpy.kernels.linear.linear_variants import VARIANTS, LinearCall, LinearCase, LinearShape, LinearVariant
-
-
-@triton.jit
-def vector_tile(w_ptr, n, k, N, K: tl.constexpr, EVEN: tl.constexpr):
-    """W[n, k] of W [N, K] row-major as [BLOCK_N, BLOCK_K]; zeros outside. Read once: it need not stay in the cache."""
-    at = w_ptr + n[:, None].to(tl.int64) * K + k[None, :]
-    if EVEN:
-        return tl.load(at, eviction_policy="evict_first")
-    return tl.load(at, mask=(n < N)[:, None] & (k < K)[None, :], other=0.0, eviction_policy="evict_first")
+from blinkpy.kernels.linear.linear_variants import LinearCall, LinearCase, LinearShape, LinearVariant
+from blinkpy.kernels.tile_product import weight_tile
 
 
 @triton.jit
@@ -51,14 +43,14 @@ def _gemv(
 ):  # fmt: skip
     EVEN: tl.constexpr = N % BLOCK_N == 0 and K % BLOCK_K == 0
     VECTORS: tl.constexpr = BLOCK_K // VECTOR
-    release_successor(PDL)
+    launch.release_successor(PDL)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     lane = tl.arange(0, BLOCK_K)
-    w = vector_tile(w_ptr, n, lane, N, K, EVEN)
+    w = weight_tile(w_ptr, n, lane, N, K, EVEN, EVEN)
     w_upper = w
     if SWIGLU:
-        w_upper = vector_tile(w_ptr + N * K, n, lane, N, K, EVEN)
-    wait_for_predecessor(PDL)
+        w_upper = weight_tile(w_ptr + N * K, n, lane, N, K, EVEN, EVEN)
+    launch.wait_for_predecessor(PDL)
 
     # Sums of each thread's own elements; the threads are added once, at the end.
     total = tl.zeros([BLOCK_N, VECTORS], tl.float32)
@@ -74,9 +66,9 @@ def _gemv(
         if SWIGLU:
             upper += lane_sums(w_upper.to(tl.float32) * x[None, :], BLOCK_N, BLOCK_K, VECTOR)
         if first + BLOCK_K < K:
-            w = vector_tile(w_ptr, n, k + BLOCK_K, N, K, EVEN)
+            w = weight_tile(w_ptr, n, k + BLOCK_K, N, K, EVEN, EVEN)
             if SWIGLU:
-                w_upper = vector_tile(w_ptr + N * K, n, k + BLOCK_K, N, K, EVEN)
+                w_upper = weight_tile(w_ptr + N * K, n, k + BLOCK_K, N, K, EVEN, EVEN)
     y = tl.sum(total, 1)
     y_upper = tl.sum(upper, 1)
     if NORM:
@@ -102,7 +94,7 @@ def gemv(call: LinearCall, config: LinearConfig) -> None:
         x, call.weight, x if call.bias is None else call.bias, norm, out if call.residual is None else call.residual, out, eps,
         N=n, K=k, BLOCK_N=config.block_n, BLOCK_K=config.block_k, VECTOR=16 // x.element_size(), BIAS=call.bias is not None,
         NORM=call.norm is not None, RESIDUAL=call.residual is not None, SWIGLU=call.swiglu,
-        PDL=call.pdl, num_warps=config.warps, **launch_options(call.pdl),
+        PDL=call.pdl, num_warps=config.warps, **launch.options(call.pdl),
     )  # fmt: skip
 
 
@@ -116,21 +108,19 @@ def candidates(shape: LinearShape, sm_count: int) -> Iterator[LinearConfig]:
                 yield LinearConfig("gemv", 16, block_n, block_k, 1, warps)
 
 
-VARIANTS.add(
-    LinearVariant(
-        "gemv",
-        gemv,
-        frozenset({"norm", "bias", "swiglu", "residual"}),
-        (
-            LinearCase(LinearConfig("gemv", 16, 4, 32), LinearShape(1, 70, 96, bias=True, norm=True)),
-            LinearCase(LinearConfig("gemv", 16, 1, 128), LinearShape(1, 7, 72, residual=True, norm=True)),
-            LinearCase(LinearConfig("gemv", 16, 8, 32), LinearShape(1, 45, 150, norm=True, swiglu=True, residual=True)),
-            LinearCase(LinearConfig("gemv", 16, 2, 64), LinearShape(1, 9, 64, swiglu=True, bias=True)),
-            LinearCase(LinearConfig("gemv", 16, 32, 32), LinearShape(1, 50, 64, norm=True, result=torch.float32)),
-        ),
-        (_gemv,),
-        supports=lambda shape: shape.rows == 1,
-        check=partial(check_sizes, block_n=1),
-        candidates=candidates,
-    )
+VARIANT = LinearVariant(
+    "gemv",
+    gemv,
+    frozenset({"norm", "bias", "swiglu", "residual"}),
+    (
+        LinearCase(LinearConfig("gemv", 16, 4, 32), LinearShape(1, 70, 96, bias=True, norm=True)),
+        LinearCase(LinearConfig("gemv", 16, 1, 128), LinearShape(1, 7, 72, residual=True, norm=True)),
+        LinearCase(LinearConfig("gemv", 16, 8, 32), LinearShape(1, 45, 150, norm=True, swiglu=True, residual=True)),
+        LinearCase(LinearConfig("gemv", 16, 2, 64), LinearShape(1, 9, 64, swiglu=True, bias=True)),
+        LinearCase(LinearConfig("gemv", 16, 32, 32), LinearShape(1, 50, 64, norm=True, result=torch.float32)),
+    ),
+    (_gemv,),
+    supports=lambda shape: shape.rows == 1,
+    check=partial(check_sizes, block_n=1),
+    candidates=candidates,
 )

@@ -1,7 +1,6 @@
 """Linear layers, y = x W^T, with the layers around them: RMSNorm of x before; bias, SwiGLU and the residual addition after.
 
-A configuration says which variant computes a layer. The imports below are the list of variants: each registers itself.
-A row's result depends on itself and on the configuration, never on other rows.
+A configuration says which of VARIANTS computes a layer. A row's result depends on itself and on it, never on other rows.
 """
 
 from __future__ import annotations
@@ -12,11 +11,13 @@ import torch
 
 from blinkpy.config import ConfigError
 from blinkpy.kernels.activation import swiglu
-from blinkpy.kernels.launch import HEADER, STORAGE_DTYPES, check_tensors
-from blinkpy.kernels.linear import cublas, gemv, split_k, wide_tiles  # noqa: F401 (each registers its variants)
+from blinkpy.kernels.launch import HEADER, STORAGE_DTYPES, by_name, check_tensors
+from blinkpy.kernels.linear import cublas, gemv, split_k, wide_tiles
 from blinkpy.kernels.linear.linear_config import LinearConfig
-from blinkpy.kernels.linear.linear_variants import VARIANTS, LinearCall, LinearVariant
+from blinkpy.kernels.linear.linear_variants import LinearCall, LinearVariant
 from blinkpy.kernels.norm import rms_norm
+
+VARIANTS: dict[str, LinearVariant] = by_name(*cublas.VARIANTS, gemv.VARIANT, split_k.VARIANT, wide_tiles.VARIANT)
 
 
 def linear(call: LinearCall, config: LinearConfig) -> None:

@@ -1,18 +1,16 @@
 """Which configuration a linear layer runs with, by shape and bucket: a table for each GPU model, and defaults without one.
 
-The tables in configs/ are measured by `python benchmarks/parts/kernel_times.py --tune` and shipped with the package, so that
-nothing is tuned at start.
+Measured by `python benchmarks/parts/kernel_times.py --tune`.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, fields
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from blinkpy.kernels.config_files import FOLDER, gpu_slug, read_table, write_table
+from blinkpy.kernels.config_files import ConfigTable
 from blinkpy.kernels.linear.linear import check_config
 from blinkpy.kernels.linear.linear_config import LinearConfig
 
@@ -52,41 +50,23 @@ def key(n: int, k: int, rows: int, dtype: torch.dtype, swiglu: bool) -> str:
     return f"n{n} k{k} m{rows} {str(dtype).removeprefix('torch.')}{' swiglu' if swiglu else ''}"
 
 
-def from_json(entry: dict[str, Any]) -> LinearConfig:
-    """A configuration from its entry in a file; KeyError for an unknown name."""
-    return LinearConfig(**{FIELDS[name]: value for name, value in entry.items()})
+class LinearTable(ConfigTable[LinearConfig]):
+    """By shape, rows and dtype."""
 
+    section = "linear"
 
-def to_json(config: LinearConfig) -> dict[str, Any]:
-    """The entry of a configuration in a file."""
-    return {JSON_KEYS.get(name, name): value for name, value in asdict(config).items()}
+    @staticmethod
+    def from_json(entry: dict[str, Any]) -> LinearConfig:
+        config = LinearConfig(**{FIELDS[name]: value for name, value in entry.items()})
+        check_config(config)
+        return config
 
-
-class LinearTable:
-    """Measured configurations of one GPU model; shapes that were not measured get the defaults."""
-
-    def __init__(self, entries: dict[str, LinearConfig] | None = None) -> None:
-        self.entries = entries or {}
-
-    @classmethod
-    def load(cls, gpu_name: str, folder: Path = FOLDER) -> LinearTable:
-        """The shipped table of a GPU model; an empty one where none is shipped. A damaged table is a ConfigError."""
-        path = folder / f"{gpu_slug(gpu_name)}.json"
-        entries = read_table(path, "linear", "linear configurations", from_json)
-        for config in entries.values():
-            check_config(config)
-        return cls(entries)
-
-    def save(self, gpu_name: str, measured: dict[str, Any], folder: Path = FOLDER) -> Path:
-        """Write the table; measured: with what (versions, date)."""
-        entries = {name: to_json(config) for name, config in self.entries.items()}
-        return write_table(folder / f"{gpu_slug(gpu_name)}.json", "linear", gpu_name, measured, entries)
+    @staticmethod
+    def to_json(entry: LinearConfig) -> dict[str, Any]:
+        return {JSON_KEYS.get(name, name): value for name, value in asdict(entry).items()}
 
     def config(self, n: int, k: int, rows: int, dtype: torch.dtype, *, swiglu: bool = False) -> LinearConfig:
         """The configuration for `rows` rows: measured at the next larger row count of ROW_BUCKETS, else the default."""
-        bucket = next((size for size in ROW_BUCKETS if size >= rows), None)
-        if bucket is not None:
-            found = self.entries.get(key(n, k, bucket, dtype, swiglu))
-            if found is not None:
-                return found
-        return default_config(n, k, rows, dtype, swiglu=swiglu)
+        bucket = next((size for size in ROW_BUCKETS if size >= rows), 0)
+        found = self.entries.get(key(n, k, bucket, dtype, swiglu))
+        return found or default_config(n, k, rows, dtype, swiglu=swiglu)

@@ -1,4 +1,4 @@
-"""What a variant of the linear layer declares, and the registry of them: see `LinearVariant`."""
+"""What a variant of the linear layer declares; see `LinearVariant`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import torch
 
 from blinkpy.kernels.linear.linear_config import LinearConfig, check_sizes
-from blinkpy.kernels.registry import Registry
 
 
 class LinearShape(NamedTuple):
@@ -94,26 +93,19 @@ class LinearCall:
 
 @dataclass(frozen=True)
 class LinearVariant:
-    """One way to compute a linear layer. A new one is a file that adds it, and an import of that file in linear.py."""
+    """One way to compute a linear layer. A new one is a file, and its name in VARIANTS of linear.py."""
 
-    name: str
-    """`LinearConfig.variant`; "kind" in configs/*.json."""
+    name: str  # `LinearConfig.variant`; "kind" in configs/*.json
     launch: Callable[[LinearCall, LinearConfig], None]
     """Launches the kernels. The call is checked, and asks for nothing but what `fuses` has."""
     fuses: frozenset[str]
     """What it does besides the product: "norm" of x before; "bias", "swiglu", "residual" after; "partials": leave the partials of
     sums that are split over K as the result; "split sums": add them up. `linear` runs norm and SwiGLU apart where they miss."""
-    cases: tuple[LinearCase, ...]
-    """Tests; without them nothing proves a variant."""
-    kernels: tuple[Any, ...] = ()
-    """The Triton kernels that `launch` starts."""
+    cases: tuple[LinearCase, ...]  # tests; without them nothing proves a variant
+    kernels: tuple[Any, ...] = ()  # the Triton kernels that `launch` starts
     supports: Callable[[LinearShape], bool] = lambda shape: True
     """Whether it computes layers of these rows, sizes and dtype."""
     check: Callable[[LinearConfig], None] = check_sizes
     """Raises ConfigError unless a kernel can be built from the configuration."""
     candidates: Callable[[LinearShape, int], Iterator[LinearConfig]] = lambda shape, sm_count: iter(())
     """For the tuner: configurations that may be good for a shape that it supports, on a GPU with this many SMs."""
-
-
-VARIANTS: Registry[LinearVariant] = Registry()
-"""By name; filled when blinkpy.kernels.linear.linear is imported."""

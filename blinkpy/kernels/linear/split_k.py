@@ -13,22 +13,10 @@ import torch
 import triton
 import triton.language as tl
 
-from blinkpy.kernels.launch import dot_precision, launch_options, release_successor, wait_for_predecessor
-from blinkpy.kernels.linear.epilogue import finish_tile
+from blinkpy.kernels import launch
 from blinkpy.kernels.linear.linear_config import LinearConfig
-from blinkpy.kernels.linear.linear_variants import VARIANTS, LinearCall, LinearCase, LinearShape, LinearVariant
-from blinkpy.kernels.weight_tile import weight_tile
-
-
-@triton.jit
-def multiply(x, w, accumulator, WEIGHTS_FIRST: tl.constexpr, PRECISION: tl.constexpr):
-    """accumulator + x w^T for x [BLOCK_M, BLOCK_K], w [BLOCK_N, BLOCK_K]; with WEIGHTS_FIRST the accumulator is [BLOCK_N,
-    BLOCK_M]."""
-    if WEIGHTS_FIRST:
-        accumulator = tl.dot(w, tl.trans(x), accumulator, input_precision=PRECISION)
-    else:
-        accumulator = tl.dot(x, tl.trans(w), accumulator, input_precision=PRECISION)
-    return accumulator
+from blinkpy.kernels.linear.linear_variants import LinearCall, LinearCase, LinearShape, LinearVariant
+from blinkpy.kernels.tile_product import finish_tile, multiply, weight_tile
 
 
 @triton.jit
@@ -123,14 +111,14 @@ def _linear(
     begin = split * SPLIT
     end = tl.minimum(begin + SPLIT, K)
     if EARLY_TRIGGER:
-        release_successor(PDL)
-    wait_for_predecessor(PDL)
+        launch.release_successor(PDL)
+    launch.wait_for_predecessor(PDL)
     accumulator, upper = multiply_split(
         x_ptr, w_ptr, m, n, begin, end, M, x_stride, N, K, BLOCK_K, SHAPE_0, SHAPE_1, EVEN_N, EVEN_K, SWIGLU, WEIGHTS_FIRST,
         PRECISION,
     )  # fmt: skip
     if not EARLY_TRIGGER:
-        release_successor(PDL)
+        launch.release_successor(PDL)
     last = True
     if SPLIT_K > 1 and not KEEP_PARTIALS:
         index = tile * tl.num_programs(0) + row_tile
@@ -139,12 +127,8 @@ def _linear(
             accumulator, upper, partial_ptr, arrivals_ptr, index, tiles, split, SPLIT_K, SHAPE_0, SHAPE_1, SWIGLU
         )
     if last:
-        if WEIGHTS_FIRST:
-            y = tl.trans(accumulator)
-            y_upper = tl.trans(upper)
-        else:
-            y = accumulator
-            y_upper = upper
+        y = tl.trans(accumulator) if WEIGHTS_FIRST else accumulator
+        y_upper = tl.trans(upper) if WEIGHTS_FIRST else upper
         finish_tile(y, y_upper, bias_ptr, residual_ptr, out_ptr, m, n, split, M, N, BIAS, RESIDUAL, SWIGLU, KEEP_PARTIALS)
 
 
@@ -163,8 +147,8 @@ def split_k_linear(call: LinearCall, config: LinearConfig) -> None:
         arrivals, rows, x.stride(0),
         N=n, K=x.shape[1], BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, SPLIT_K=config.split_k,
         BIAS=call.bias is not None, RESIDUAL=call.residual is not None, SWIGLU=call.swiglu, WEIGHTS_FIRST=config.weights_first,
-        KEEP_PARTIALS=call.partials, PRECISION=dot_precision(x.dtype), EARLY_TRIGGER=config.early_trigger,
-        PDL=call.pdl, num_warps=config.warps, num_stages=config.stages, **launch_options(call.pdl),
+        KEEP_PARTIALS=call.partials, PRECISION=launch.dot_precision(x.dtype), EARLY_TRIGGER=config.early_trigger,
+        PDL=call.pdl, num_warps=config.warps, num_stages=config.stages, **launch.options(call.pdl),
     )  # fmt: skip
 
 
@@ -205,24 +189,22 @@ def candidates(shape: LinearShape, sm_count: int) -> Iterator[LinearConfig]:
                 yield LinearConfig("triton", block_m, block_n, block_k, split_k, warps, stages, weights_first)
 
 
-VARIANTS.add(
-    LinearVariant(
-        "triton",
-        split_k_linear,
-        frozenset({"bias", "swiglu", "residual", "partials", "split sums"}),
-        (
-            LinearCase(LinearConfig("triton", 16, 32, 32, 1), LinearShape(3, 70, 96)),
-            LinearCase(LinearConfig("triton", 16, 32, 32, 3), LinearShape(5, 70, 200, bias=True, residual=True)),
-            LinearCase(LinearConfig("triton", 16, 32, 32, 4), LinearShape(16, 64, 40, bias=True)),  # splits without work
-            LinearCase(LinearConfig("triton", 16, 32, 32, 3), LinearShape(5, 70, 200, bias=True, partials=True)),
-            LinearCase(LinearConfig("triton", 16, 32, 32, 2, weights_first=True), LinearShape(9, 64, 70, partials=True)),
-            LinearCase(LinearConfig("triton", 16, 32, 32, 1, weights_first=True), LinearShape(17, 45, 70, norm=True, bias=True)),
-            LinearCase(LinearConfig("triton", 16, 32, 32, 2, 4, 4, True), LinearShape(7, 64, 128, swiglu=True, residual=True)),
-            LinearCase(LinearConfig("triton", 32, 32, 32, 1), LinearShape(33, 40, 64, norm=True, swiglu=True, bias=True)),
-            LinearCase(LinearConfig("triton", 16, 32, 32, 1), LinearShape(2, 50, 64, norm=True, result=torch.float32)),
-            LinearCase(LinearConfig("triton", 64, 64, 64, 3, 4, 3, True), LinearShape(64, 4096, 4096, residual=True)),
-        ),
-        (_linear,),
-        candidates=candidates,
-    )
+VARIANT = LinearVariant(
+    "triton",
+    split_k_linear,
+    frozenset({"bias", "swiglu", "residual", "partials", "split sums"}),
+    (
+        LinearCase(LinearConfig("triton", 16, 32, 32, 1), LinearShape(3, 70, 96)),
+        LinearCase(LinearConfig("triton", 16, 32, 32, 3), LinearShape(5, 70, 200, bias=True, residual=True)),
+        LinearCase(LinearConfig("triton", 16, 32, 32, 4), LinearShape(16, 64, 40, bias=True)),  # splits without work
+        LinearCase(LinearConfig("triton", 16, 32, 32, 3), LinearShape(5, 70, 200, bias=True, partials=True)),
+        LinearCase(LinearConfig("triton", 16, 32, 32, 2, weights_first=True), LinearShape(9, 64, 70, partials=True)),
+        LinearCase(LinearConfig("triton", 16, 32, 32, 1, weights_first=True), LinearShape(17, 45, 70, norm=True, bias=True)),
+        LinearCase(LinearConfig("triton", 16, 32, 32, 2, 4, 4, True), LinearShape(7, 64, 128, swiglu=True, residual=True)),
+        LinearCase(LinearConfig("triton", 32, 32, 32, 1), LinearShape(33, 40, 64, norm=True, swiglu=True, bias=True)),
+        LinearCase(LinearConfig("triton", 16, 32, 32, 1), LinearShape(2, 50, 64, norm=True, result=torch.float32)),
+        LinearCase(LinearConfig("triton", 64, 64, 64, 3, 4, 3, True), LinearShape(64, 4096, 4096, residual=True)),
+    ),
+    (_linear,),
+    candidates=candidates,
 )

@@ -17,10 +17,10 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from blinkpy.config import ConfigError
-from blinkpy.kernels.launch import launch_options, release_successor, wait_for_predecessor
-from blinkpy.kernels.linear.epilogue import finish_tile
+from blinkpy.kernels import launch
 from blinkpy.kernels.linear.linear_config import LinearConfig, check_sizes
-from blinkpy.kernels.linear.linear_variants import VARIANTS, LinearCall, LinearCase, LinearShape, LinearVariant
+from blinkpy.kernels.linear.linear_variants import LinearCall, LinearCase, LinearShape, LinearVariant
+from blinkpy.kernels.tile_product import finish_tile, multiply
 
 
 @triton.jit
@@ -32,12 +32,10 @@ def _product(
     sums,  # float32 [BLOCK_M, HALVES * WIDTH]; with WEIGHTS_FIRST transposed
     HALVES: tl.constexpr, WIDTH: tl.constexpr, BLOCK_K: tl.constexpr, WEIGHTS_FIRST: tl.constexpr,
 ):  # fmt: skip
-    """sums + x w^T for one strip of a tile; gate and up of SwiGLU lie next to each other."""
-    w = tl.reshape(w_desc.load([0, n, k]), [HALVES * WIDTH, BLOCK_K])
-    if WEIGHTS_FIRST:
-        sums = tl.dot(w, x.T, sums)
-    else:
-        sums = tl.dot(x, w.T, sums)
+    """sums + x w^T for one strip of a tile, if it exists; gate and up of SwiGLU lie next to each other."""
+    if WIDTH > 0:
+        w = tl.reshape(w_desc.load([0, n, k]), [HALVES * WIDTH, BLOCK_K])
+        sums = multiply(x, w, sums, WEIGHTS_FIRST, "ieee")
     return sums
 
 
@@ -52,13 +50,14 @@ def _finish(
     split, M, N: tl.constexpr, BLOCK_M: tl.constexpr, WIDTH: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
     SWIGLU: tl.constexpr, WEIGHTS_FIRST: tl.constexpr, KEEP_PARTIALS: tl.constexpr,
 ):  # fmt: skip
-    """The gate and the up half of one strip, and what follows its products."""
-    n = first + tl.arange(0, WIDTH)
-    y = tl.trans(sums) if WEIGHTS_FIRST else sums
-    up = y
-    if SWIGLU:
-        y, up = tl.split(tl.permute(tl.reshape(y, [BLOCK_M, 2, WIDTH]), (0, 2, 1)))
-    finish_tile(y, up, bias_ptr, residual_ptr, out_ptr, m, n, split, M, N, BIAS, RESIDUAL, SWIGLU, KEEP_PARTIALS)
+    """The gate and the up half of one strip, if it exists, and what follows its products."""
+    if WIDTH > 0:
+        n = first + tl.arange(0, WIDTH)
+        y = tl.trans(sums) if WEIGHTS_FIRST else sums
+        up = y
+        if SWIGLU:
+            y, up = tl.split(tl.permute(tl.reshape(y, [BLOCK_M, 2, WIDTH]), (0, 2, 1)))
+        finish_tile(y, up, bias_ptr, residual_ptr, out_ptr, m, n, split, M, N, BIAS, RESIDUAL, SWIGLU, KEEP_PARTIALS)
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -90,8 +89,8 @@ def _linear_tma(
     begin = split * SPLIT
     end = tl.minimum(begin + SPLIT, K)
     if EARLY_TRIGGER:
-        release_successor(PDL)
-    wait_for_predecessor(PDL)
+        launch.release_successor(PDL)
+    launch.wait_for_predecessor(PDL)
 
     SHAPE_0: tl.constexpr = HALVES * WIDTH_0
     SHAPE_1: tl.constexpr = HALVES * (WIDTH_1 if WIDTH_1 > 0 else 16)
@@ -102,28 +101,24 @@ def _linear_tma(
     for k in range(begin, end, BLOCK_K):
         x = x_desc.load([row_tile * BLOCK_M, k])
         sums_0 = _product(x, w_desc_0, first_0, k, sums_0, HALVES, WIDTH_0, BLOCK_K, WEIGHTS_FIRST)
-        if WIDTH_1 > 0:
-            sums_1 = _product(x, w_desc_1, first_1, k, sums_1, HALVES, WIDTH_1, BLOCK_K, WEIGHTS_FIRST)
-        if WIDTH_2 > 0:
-            sums_2 = _product(x, w_desc_2, first_2, k, sums_2, HALVES, WIDTH_2, BLOCK_K, WEIGHTS_FIRST)
+        sums_1 = _product(x, w_desc_1, first_1, k, sums_1, HALVES, WIDTH_1, BLOCK_K, WEIGHTS_FIRST)
+        sums_2 = _product(x, w_desc_2, first_2, k, sums_2, HALVES, WIDTH_2, BLOCK_K, WEIGHTS_FIRST)
     if not EARLY_TRIGGER:
-        release_successor(PDL)
+        launch.release_successor(PDL)
 
     m = row_tile * BLOCK_M + tl.arange(0, BLOCK_M)
     _finish(
-        sums_0, bias_ptr, residual_ptr, out_ptr, m, first_0, split, M, N, BLOCK_M, WIDTH_0, BIAS, RESIDUAL, SWIGLU, WEIGHTS_FIRST,
-        KEEP_PARTIALS,
+        sums_0, bias_ptr, residual_ptr, out_ptr, m, first_0, split, M, N,
+        BLOCK_M, WIDTH_0, BIAS, RESIDUAL, SWIGLU, WEIGHTS_FIRST, KEEP_PARTIALS,
     )  # fmt: skip
-    if WIDTH_1 > 0:
-        _finish(
-            sums_1, bias_ptr, residual_ptr, out_ptr, m, first_1, split, M, N,
-            BLOCK_M, WIDTH_1, BIAS, RESIDUAL, SWIGLU, WEIGHTS_FIRST, KEEP_PARTIALS,
-        )  # fmt: skip
-    if WIDTH_2 > 0:
-        _finish(
-            sums_2, bias_ptr, residual_ptr, out_ptr, m, first_2, split, M, N,
-            BLOCK_M, WIDTH_2, BIAS, RESIDUAL, SWIGLU, WEIGHTS_FIRST, KEEP_PARTIALS,
-        )  # fmt: skip
+    _finish(
+        sums_1, bias_ptr, residual_ptr, out_ptr, m, first_1, split, M, N,
+        BLOCK_M, WIDTH_1, BIAS, RESIDUAL, SWIGLU, WEIGHTS_FIRST, KEEP_PARTIALS,
+    )  # fmt: skip
+    _finish(
+        sums_2, bias_ptr, residual_ptr, out_ptr, m, first_2, split, M, N,
+        BLOCK_M, WIDTH_2, BIAS, RESIDUAL, SWIGLU, WEIGHTS_FIRST, KEEP_PARTIALS,
+    )  # fmt: skip
 
 
 def tile_widths(width: int) -> tuple[int, int, int]:
@@ -160,7 +155,7 @@ def wide_tiles_linear(call: LinearCall, config: LinearConfig) -> None:
         N=n, K=k, BLOCK_M=config.block_m, WIDTH_0=widths[0], WIDTH_1=widths[1], WIDTH_2=widths[2], BLOCK_K=config.block_k,
         SPLIT_K=config.split_k, BIAS=call.bias is not None, RESIDUAL=call.residual is not None, SWIGLU=call.swiglu,
         WEIGHTS_FIRST=config.weights_first, KEEP_PARTIALS=call.partials, EARLY_TRIGGER=config.early_trigger,
-        PDL=call.pdl, num_warps=config.warps, num_stages=config.stages, **launch_options(call.pdl),
+        PDL=call.pdl, num_warps=config.warps, num_stages=config.stages, **launch.options(call.pdl),
     )  # fmt: skip
 
 
@@ -180,26 +175,24 @@ def candidates(shape: LinearShape, sm_count: int) -> Iterator[LinearConfig]:
             yield LinearConfig("tma", block_m, block_n, block_k, split_k, warps, stages, early_trigger=True)
 
 
-VARIANTS.add(
-    LinearVariant(
-        "tma",
-        wide_tiles_linear,
-        frozenset({"bias", "swiglu", "residual", "partials"}),
-        (
-            LinearCase(LinearConfig("tma", 16, 32, 32), LinearShape(19, 70, 104, bias=True, residual=True)),
-            LinearCase(LinearConfig("tma", 16, 48, 32), LinearShape(33, 112, 96, norm=True, swiglu=True, bias=True)),
-            LinearCase(LinearConfig("tma", 16, 112, 32), LinearShape(16, 224, 64, swiglu=True, residual=True)),
-            LinearCase(LinearConfig("tma", 16, 112, 32, weights_first=True), LinearShape(7, 120, 72, swiglu=True)),
-            LinearCase(LinearConfig("tma", 16, 80, 32), LinearShape(9, 90, 200, bias=True)),
-            LinearCase(LinearConfig("tma", 16, 32, 32), LinearShape(18, 50, 64, norm=True, result=torch.float32)),
-            LinearCase(LinearConfig("tma", 16, 48, 32, 2), LinearShape(19, 70, 136, bias=True, partials=True)),
-            LinearCase(LinearConfig("tma", 16, 48, 32, 3, weights_first=True), LinearShape(19, 70, 136, partials=True)),
-            LinearCase(LinearConfig("tma", 128, 112, 64, warps=8), LinearShape(200, 14_336, 4096, norm=True, swiglu=True)),
-            LinearCase(LinearConfig("tma", 64, 64, 64, weights_first=True), LinearShape(64, 4096, 4096, residual=True)),
-        ),
-        (_linear_tma,),
-        supports=lambda shape: shape.dtype == torch.bfloat16 and shape.k % 8 == 0,
-        check=check_config,
-        candidates=candidates,
-    )
+VARIANT = LinearVariant(
+    "tma",
+    wide_tiles_linear,
+    frozenset({"bias", "swiglu", "residual", "partials"}),
+    (
+        LinearCase(LinearConfig("tma", 16, 32, 32), LinearShape(19, 70, 104, bias=True, residual=True)),
+        LinearCase(LinearConfig("tma", 16, 48, 32), LinearShape(33, 112, 96, norm=True, swiglu=True, bias=True)),
+        LinearCase(LinearConfig("tma", 16, 112, 32), LinearShape(16, 224, 64, swiglu=True, residual=True)),
+        LinearCase(LinearConfig("tma", 16, 112, 32, weights_first=True), LinearShape(7, 120, 72, swiglu=True)),
+        LinearCase(LinearConfig("tma", 16, 80, 32), LinearShape(9, 90, 200, bias=True)),
+        LinearCase(LinearConfig("tma", 16, 32, 32), LinearShape(18, 50, 64, norm=True, result=torch.float32)),
+        LinearCase(LinearConfig("tma", 16, 48, 32, 2), LinearShape(19, 70, 136, bias=True, partials=True)),
+        LinearCase(LinearConfig("tma", 16, 48, 32, 3, weights_first=True), LinearShape(19, 70, 136, partials=True)),
+        LinearCase(LinearConfig("tma", 128, 112, 64, warps=8), LinearShape(200, 14_336, 4096, norm=True, swiglu=True)),
+        LinearCase(LinearConfig("tma", 64, 64, 64, weights_first=True), LinearShape(64, 4096, 4096, residual=True)),
+    ),
+    (_linear_tma,),
+    supports=lambda shape: shape.dtype == torch.bfloat16 and shape.k % 8 == 0,
+    check=check_config,
+    candidates=candidates,
 )

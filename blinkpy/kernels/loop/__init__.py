@@ -1,1 +1,0 @@
-"""The kernels of the loop on the GPU."""

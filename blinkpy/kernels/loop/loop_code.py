@@ -12,18 +12,7 @@ from typing import Any, NamedTuple
 
 from blinkpy.device.compile_cache import cache_folder
 from blinkpy.device.cuda.kernel_compiler import VERSION, KernelCode, compile_kernel
-from blinkpy.kernels.loop.loop_kernels import (
-    AFTER_COPY_SIGNATURE,
-    OVERLAP_SIGNATURE,
-    PUBLISH_SIGNATURE,
-    SCHEDULE_SIGNATURE,
-    STAMP_SIGNATURE,
-    after_copy_kernel,
-    overlap_kernel,
-    publish_kernel,
-    schedule_kernel,
-    stamp_kernel,
-)
+from blinkpy.kernels.loop import loop_kernels as K
 from blinkpy.scheduler.cycle import make_phases
 from blinkpy.scheduler.policies import Policy
 from blinkpy.scheduler.policy_key import policy_digest
@@ -42,32 +31,25 @@ class LoopCode(NamedTuple):
 def loop_code(policy: Policy, kind: Any, words: int, capability: tuple[int, int]) -> LoopCode:
     """The compiled kernels for a GPU's compute capability; from the cache if this machine compiled these sources before."""
     phases = make_phases(policy)
+
+    def code(name: str, signature: Any, make: Callable[..., Callable[..., None]], *arguments: Any) -> KernelCode:
+        path = _cached_at(name, policy, kind, words, capability)
+        if path is not None:
+            with contextlib.suppress(OSError, ValueError):
+                return _load(path)
+        compiled = compile_kernel(make(*arguments), signature, capability)
+        if path is not None:
+            with contextlib.suppress(OSError):
+                _store(path, compiled)
+        return compiled
+
     return LoopCode(
-        _code("overlap", policy, kind, words, capability, lambda: (overlap_kernel(phases, kind, words), OVERLAP_SIGNATURE)),
-        _code("schedule", policy, kind, words, capability, lambda: (schedule_kernel(phases, kind, words), SCHEDULE_SIGNATURE)),
-        _code("publish", policy, kind, words, capability, lambda: (publish_kernel(phases, kind, words), PUBLISH_SIGNATURE)),
-        _code("stamp", policy, kind, words, capability, lambda: (stamp_kernel(), STAMP_SIGNATURE)),
-        _code("after_copy", policy, kind, words, capability, lambda: (after_copy_kernel(), AFTER_COPY_SIGNATURE)),
+        code("overlap", K.OVERLAP_SIGNATURE, K.overlap_kernel, phases, kind, words),
+        code("schedule", K.SCHEDULE_SIGNATURE, K.schedule_kernel, phases, kind, words),
+        code("publish", K.PUBLISH_SIGNATURE, K.publish_kernel, phases, kind, words),
+        code("stamp", K.STAMP_SIGNATURE, K.stamp_kernel),
+        code("after_copy", K.AFTER_COPY_SIGNATURE, K.after_copy_kernel),
     )
-
-
-def _code(
-    name: str,
-    policy: Policy,
-    kind: Any,
-    words: int,
-    capability: tuple[int, int],
-    source: Callable[[], tuple[Callable[..., None], Any]],
-) -> KernelCode:
-    path = _cached_at(name, policy, kind, words, capability)
-    if path is not None:
-        with contextlib.suppress(OSError, ValueError):
-            return _load(path)
-    code = compile_kernel(*source(), capability)
-    if path is not None:
-        with contextlib.suppress(OSError):
-            _store(path, code)
-    return code
 
 
 def _cached_at(name: str, policy: Policy, kind: Any, words: int, capability: tuple[int, int]) -> Path | None:

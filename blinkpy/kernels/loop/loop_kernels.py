@@ -8,15 +8,21 @@ with what `schedule` left, `overlap` near its end. See blinkpy.engine.loop_graph
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
-from blinkpy.device.cuda.kernel_compiler import array_of, cuda, kernel_signature, types
+import numpy as np
+from numpy.typing import NDArray
+
+from blinkpy.device.cuda.kernel_compiler import cuda, types
 from blinkpy.device.expect import is_faulted
-from blinkpy.device.portable import nanosleep, now_ns, register_cuda
+from blinkpy.device.portable import nanosleep, now_ns, register_cuda, strided
+from blinkpy.device.table_codegen import cuda_table_reader
+from blinkpy.device.tables import TableType, make_table
 from blinkpy.device.targets.graph_conditions import set_condition, wait_for_predecessors
 from blinkpy.kernels.loop import loop_words as L
-from blinkpy.kernels.loop.loop_arguments import table_reader
 from blinkpy.kv import state as S
+from blinkpy.kv.limits import Limits
+from blinkpy.queues.views import EngineViews
 from blinkpy.queues.words import ENGINE_STATE, STATE_STOPPED
 from blinkpy.scheduler.cycle import Phases
 from blinkpy.scheduler.phases.fast_path import prefetch_forecast
@@ -28,12 +34,41 @@ LANES = 256
 IDLE_SLEEP_NS = 500
 
 MAX_BUCKETS = 128
-WORDS, HANDLES, TRACE = array_of(int64), array_of(uint64), array_of(int64, 2)
-OVERLAP_SIGNATURE = kernel_signature(WORDS, WORDS)
-PUBLISH_SIGNATURE = kernel_signature(WORDS, WORDS)
-SCHEDULE_SIGNATURE = kernel_signature(WORDS, HANDLES, WORDS, TRACE, uint64, uint64, int64)
-STAMP_SIGNATURE = kernel_signature(WORDS, TRACE, int64)
-AFTER_COPY_SIGNATURE = kernel_signature(HANDLES, WORDS, WORDS, uint64, int64)
+WORDS, HANDLES, TRACE = int64[::1], uint64[::1], int64[:, ::1]
+OVERLAP_SIGNATURE = types.void(WORDS, WORDS)
+PUBLISH_SIGNATURE = types.void(WORDS, WORDS)
+SCHEDULE_SIGNATURE = types.void(WORDS, HANDLES, WORDS, TRACE, uint64, uint64, int64)
+STAMP_SIGNATURE = types.void(WORDS, TRACE, int64)
+AFTER_COPY_SIGNATURE = types.void(HANDLES, WORDS, WORDS, uint64, int64)
+
+
+class Arguments(NamedTuple):
+    """What schedule() works on."""
+
+    limits: Limits
+    queues: EngineViews
+    state: S.State
+
+
+def device_arguments(limits: Limits, queues: EngineViews, state: S.State) -> tuple[TableType, NDArray[np.int64]]:
+    """Type and words of the table that a kernel gets. The arrays are on the GPU; copy the words there too. The type does
+    not depend on the sizes of anything."""
+    return make_table(Arguments(limits, queues, state), strided_parts=("queues",))
+
+
+def table_reader(kind: TableType) -> Callable[[Any, Any, Any, Any], Arguments]:
+    """A device function read(table, shared, lane, lanes) for kernels of one block: copies a table (int64, from device_arguments)
+    from global to shared memory, where every access finds it soon, and returns its Arguments. Called by all lanes."""
+    read_tree = cuda_table_reader(kind)
+
+    @cuda.jit(device=True)
+    def read(table, shared, lane, lanes):
+        for word in strided(lane, table.shape[0], lanes):
+            shared[word] = table[word]
+        cuda.syncthreads()
+        return read_tree(shared)
+
+    return read
 
 
 def overlap_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None]:

@@ -1,1 +1,0 @@
-"""Expert layers: routing and the experts' products."""

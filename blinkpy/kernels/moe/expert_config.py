@@ -1,19 +1,18 @@
 """Tiles of the grouped products of expert layers, by shape and bucket: a table per GPU model, and defaults without one.
 
-The tables in configs/ are measured by `python benchmarks/tuning/expert_tuner.py` and shipped with the package, so that nothing
-is tuned at start. A configuration decides the order of the sums: it is fixed per bucket, and with it every result.
+Measured by `python benchmarks/tuning/expert_tuner.py`. A configuration decides the order of the sums: it is fixed per bucket,
+and with it every result.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from blinkpy.config import ConfigError
-from blinkpy.kernels.config_files import FOLDER, gpu_slug, read_table, write_table
+from blinkpy.kernels.config_files import ConfigTable, check_power_of_two
 
 
 @dataclass(frozen=True)
@@ -28,25 +27,19 @@ class ExpertTile:
 
 @dataclass(frozen=True)
 class ExpertConfig:
-    """Tiles of a bucket."""
+    """Tiles of a bucket. Raises ConfigError unless kernels can be built from them."""
 
-    block_m: int
-    """Assignments of a block; that of the Routing."""
-    up: ExpertTile
-    """Gate and up, block_n rows of each."""
+    block_m: int  # assignments of a block; that of the Routing
+    up: ExpertTile  # gate and up, block_n rows of each
     down: ExpertTile
 
-    def validate(self) -> None:
-        """Raise ConfigError unless kernels can be built from this."""
-        sizes = {"block_m": self.block_m}
+    def __post_init__(self) -> None:
+        check_power_of_two("configuration of experts: block_m", self.block_m, 16)
         for name, tile in (("up", self.up), ("down", self.down)):
-            sizes |= {f"{name}.block_n": tile.block_n, f"{name}.block_k": tile.block_k, f"{name}.warps": tile.warps}
+            for field, least in (("block_n", 16), ("block_k", 16), ("warps", 1)):
+                check_power_of_two(f"configuration of experts: {name}.{field}", getattr(tile, field), least)
             if tile.stages < 1:
                 raise ConfigError(f"configuration of experts: {name}.stages {tile.stages} must be at least 1")
-        for name, value in sizes.items():
-            least = 1 if name.endswith("warps") else 16
-            if value < least or value & (value - 1):
-                raise ConfigError(f"configuration of experts: {name} {value} must be a power of two of at least {least}")
 
 
 @dataclass(frozen=True)
@@ -65,8 +58,7 @@ class ExpertShape:
 
 
 def default_expert_config(shape: ExpertShape, tokens: int, dtype: torch.dtype) -> ExpertConfig:
-    """Tiles that work for any shape, without measurement: narrow blocks while experts see few tokens and reading weights
-    is the cost."""
+    """Tiles that work for any shape, without measurement: narrow while experts see few tokens and reading weights is the cost."""
     if dtype == torch.float32:
         return ExpertConfig(16, ExpertTile(32, 32, stages=3), ExpertTile(32, 32, stages=3))
     each = tokens * shape.top_k / shape.experts  # tokens of an expert on average
@@ -79,41 +71,21 @@ def default_expert_config(shape: ExpertShape, tokens: int, dtype: torch.dtype) -
     return ExpertConfig(128, ExpertTile(128, 64, warps=8, stages=4), ExpertTile(128, 64, warps=8, stages=3))
 
 
-class ExpertTable:
-    """Measured configurations of one GPU model: by shape and dtype, then by tokens. Shapes that were not measured get the
-    defaults."""
+class ExpertTable(ConfigTable[dict[int, ExpertConfig]]):
+    """By shape and dtype, then by tokens."""
 
-    def __init__(self, entries: dict[str, dict[int, ExpertConfig]] | None = None) -> None:
-        self.entries = entries or {}
+    section, suffix = "experts", "_experts"
 
     @staticmethod
-    def path(gpu_name: str, folder: Path = FOLDER) -> Path:
-        """Where the table of a GPU model is kept."""
-        return folder / f"{gpu_slug(gpu_name)}_experts.json"
-
-    @classmethod
-    def load(cls, gpu_name: str, folder: Path = FOLDER) -> ExpertTable:
-        """The shipped table of a GPU model; an empty one where none is shipped. A damaged table is a ConfigError."""
-
-        def parse(buckets: dict[str, Any]) -> dict[int, ExpertConfig]:
-            return {
-                int(tokens): ExpertConfig(fields["block_m"], ExpertTile(**fields["up"]), ExpertTile(**fields["down"]))
-                for tokens, fields in buckets.items()
-            }
-
-        entries = read_table(cls.path(gpu_name, folder), "experts", "expert configurations", parse)
-        for buckets in entries.values():
-            for config in buckets.values():
-                config.validate()
-        return cls(entries)
-
-    def save(self, gpu_name: str, measured: dict[str, Any], folder: Path = FOLDER) -> Path:
-        """Write the table; measured: with what (versions, date)."""
-        entries = {
-            shape: {str(tokens): asdict(config) for tokens, config in sorted(buckets.items())}
-            for shape, buckets in self.entries.items()
+    def from_json(entry: dict[str, Any]) -> dict[int, ExpertConfig]:
+        return {
+            int(tokens): ExpertConfig(fields["block_m"], ExpertTile(**fields["up"]), ExpertTile(**fields["down"]))
+            for tokens, fields in entry.items()
         }
-        return write_table(self.path(gpu_name, folder), "experts", gpu_name, measured, entries)
+
+    @staticmethod
+    def to_json(entry: dict[int, ExpertConfig]) -> dict[str, Any]:
+        return {str(tokens): asdict(config) for tokens, config in sorted(entry.items())}
 
     def config(self, shape: ExpertShape, tokens: int, dtype: torch.dtype) -> ExpertConfig:
         """The configuration for a bucket of `tokens` tokens: the one measured at the next larger number, or the largest."""

@@ -13,12 +13,13 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from blinkpy.kernels import launch
 from blinkpy.kernels.activation import silu_times
-from blinkpy.kernels.launch import COUNT_TOKENS, check_tensor, launch_options, release_successor, wait_for_predecessor
+from blinkpy.kernels.launch import COUNT_TOKENS
 from blinkpy.kernels.moe.expert_config import ExpertShape
-from blinkpy.kernels.moe.expert_variants import VARIANTS, ExpertCall, ExpertCase, ExpertVariant
+from blinkpy.kernels.moe.expert_variants import ExpertCall, ExpertCase, ExpertVariant
 from blinkpy.kernels.moe.routing import pick_experts
-from blinkpy.kernels.weight_tile import weight_tile
+from blinkpy.kernels.tile_product import weight_tile
 
 GEMV_TOKENS = 4
 """Most tokens for which this is faster than sorting them, with 8 of 128 experts each."""
@@ -41,8 +42,8 @@ def _expert_gate_up(
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     assignment = tl.program_id(1)
     token = assignment // TOP_K
-    wait_for_predecessor(PDL)
-    release_successor(PDL)  # not before the wait: _expert_down reads the logits before its own
+    launch.wait_for_predecessor(PDL)
+    launch.release_successor(PDL)  # not before the wait: _expert_down reads the logits before its own
     valid = token < tl.load(counts_ptr + COUNT_TOKENS)
     ids, _ = pick_experts(logits_ptr + token * E, E, TOP_K, True, BLOCK_E, BLOCK_TOP)
     if valid:
@@ -78,8 +79,8 @@ def _expert_down(
     ids, shares = pick_experts(logits_ptr + token * E, E, TOP_K, NORMALIZE, BLOCK_E, BLOCK_TOP)
     row = w_ptr + (ids.to(tl.int64)[:, None] * N + n[None, :]) * K
     x_row = x_ptr + (token * TOP_K + choice)[:, None] * K
-    wait_for_predecessor(PDL)
-    release_successor(PDL)
+    launch.wait_for_predecessor(PDL)
+    launch.release_successor(PDL)
     inside = (n < N) & (token < tl.load(counts_ptr + COUNT_TOKENS))
     residual = tl.load(out_ptr + token * N + n, mask=inside, other=0.0).to(tl.float32)
     total = tl.zeros([BLOCK_TOP, BLOCK_N, BLOCK_K], tl.float32)
@@ -100,17 +101,10 @@ def _expert_down(
 def expert_gemv(call: ExpertCall, prepared: None) -> None:
     """Launch both kernels."""
     shape, inner, pdl = call.shape, call.workspace.inner, call.pdl
-    check_tensor(call.x, "x", (None, shape.hidden))  # tokens behind each other
-    sizes: dict[str, Any] = {
-        "E": shape.experts,
-        "TOP_K": shape.top_k,
-        "BLOCK_E": triton.next_power_of_2(shape.experts),
-        "BLOCK_TOP": triton.next_power_of_2(shape.top_k),
-        "BLOCK_N": 4,
-        "STAGES": 4,
-        "PDL": pdl,
-        **launch_options(pdl),
-    }
+    launch.check_tensors((call.x, "x", (None, shape.hidden)))  # tokens behind each other
+    padded = {"BLOCK_E": triton.next_power_of_2(shape.experts), "BLOCK_TOP": triton.next_power_of_2(shape.top_k)}
+    sizes: dict[str, Any] = {"E": shape.experts, "TOP_K": shape.top_k, "BLOCK_N": 4, "STAGES": 4, "PDL": pdl, **padded}
+    sizes |= launch.options(pdl)
     _expert_gate_up[(triton.cdiv(shape.width, 4), len(call.x) * shape.top_k)](
         call.x, call.gate_up, call.logits, call.counts, inner,
         N=shape.width, K=shape.hidden, BLOCK_K=128,
@@ -123,21 +117,19 @@ def expert_gemv(call: ExpertCall, prepared: None) -> None:
     )  # fmt: skip
 
 
-VARIANTS.add(
-    ExpertVariant(
-        "gemv",
-        lambda shape, tokens: tokens <= GEMV_TOKENS,
-        lambda shape, tokens, dtype, device, table: None,
-        expert_gemv,
-        (
-            ExpertCase(1, 1, ExpertShape(8, 4, 32, 128)),  # no tile is cut
-            ExpertCase(1, 1, ExpertShape(6, 3, 50, 42), normalize=False),
-            ExpertCase(3, 4, ExpertShape(11, 3, 48, 40), ties=True),
-            ExpertCase(1, 1, ExpertShape(128, 8, 2048, 768)),
-            ExpertCase(GEMV_TOKENS, GEMV_TOKENS, ExpertShape(128, 8, 512, 384)),
-            ExpertCase(2, 4, ExpertShape(60, 6, 500, 330), normalize=False),
-            ExpertCase(3, 3, ExpertShape(8, 2, 512, 900), ties=True),
-        ),
-        (_expert_gate_up, _expert_down),
-    )
+VARIANT = ExpertVariant(
+    "gemv",
+    lambda shape, tokens: tokens <= GEMV_TOKENS,
+    lambda shape, tokens, dtype, device, table: None,
+    expert_gemv,
+    (
+        ExpertCase(1, 1, ExpertShape(8, 4, 32, 128)),  # no tile is cut
+        ExpertCase(1, 1, ExpertShape(6, 3, 50, 42), normalize=False),
+        ExpertCase(3, 4, ExpertShape(11, 3, 48, 40), ties=True),
+        ExpertCase(1, 1, ExpertShape(128, 8, 2048, 768)),
+        ExpertCase(GEMV_TOKENS, GEMV_TOKENS, ExpertShape(128, 8, 512, 384)),
+        ExpertCase(2, 4, ExpertShape(60, 6, 500, 330), normalize=False),
+        ExpertCase(3, 3, ExpertShape(8, 2, 512, 900), ties=True),
+    ),
+    (_expert_gate_up, _expert_down),
 )

@@ -1,4 +1,4 @@
-"""What a variant of the expert layer takes and declares, and the registry of them: see `ExpertVariant`."""
+"""What a variant of the expert layer takes and declares; see `ExpertVariant`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import torch
 
 from blinkpy.kernels.moe.expert_config import ExpertConfig, ExpertShape, ExpertTable
-from blinkpy.kernels.registry import Registry
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ class ExpertCase(NamedTuple):
 
 @dataclass(frozen=True)
 class ExpertVariant:
-    """One way to compute an expert layer. A new one is a file that adds it, and an import of that file in experts.py.
+    """One way to compute an expert layer. A new one is a file, and its name in VARIANTS of experts.py.
 
     A token's result depends on itself and on what was prepared, never on other tokens.
     """
@@ -80,11 +79,5 @@ class ExpertVariant:
     """Makes what a bucket of so many tokens needs on a device: configuration and scratch of its own."""
     launch: Callable[[ExpertCall, Any], None]
     """Launches the kernels. The call is checked; takes it and what was prepared."""
-    cases: tuple[ExpertCase, ...]
-    """Tests; without them nothing proves a variant."""
-    kernels: tuple[Any, ...] = ()
-    """The Triton kernels that `launch` starts."""
-
-
-VARIANTS: Registry[ExpertVariant] = Registry()
-"""By name, in the order of preference; filled when blinkpy.kernels.moe.experts is imported."""
+    cases: tuple[ExpertCase, ...]  # tests; without them nothing proves a variant
+    kernels: tuple[Any, ...] = ()  # the Triton kernels that `launch` starts

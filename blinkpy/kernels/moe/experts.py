@@ -6,10 +6,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from blinkpy.kernels.launch import HEADER, STORAGE_DTYPES, check_tensors
-from blinkpy.kernels.moe import expert_gemv, grouped_experts  # noqa: F401 (each registers its variant, the preferred one first)
+from blinkpy.kernels.launch import HEADER, STORAGE_DTYPES, AtLeast, by_name, check_tensors
+from blinkpy.kernels.moe import expert_gemv, grouped_experts
 from blinkpy.kernels.moe.expert_config import ExpertShape, ExpertTable
-from blinkpy.kernels.moe.expert_variants import VARIANTS, ExpertCall
+from blinkpy.kernels.moe.expert_variants import ExpertCall, ExpertVariant
+
+VARIANTS: dict[str, ExpertVariant] = by_name(expert_gemv.VARIANT, grouped_experts.VARIANT)  # in the order of preference
 
 
 class ExpertPlan(NamedTuple):
@@ -30,6 +32,7 @@ def plan_experts(
 def experts(call: ExpertCall, plan: ExpertPlan) -> None:
     """Compute an expert layer. Raises ValueError or TypeError where call and plan do not fit together."""
     shape, tokens, dtype, scratch = call.shape, len(call.x), call.x.dtype, call.workspace
+    assignments = tokens * shape.top_k
     check_tensors(
         (call.x, "x", (tokens, shape.hidden), STORAGE_DTYPES, True),
         (call.logits, "logits", (tokens, shape.experts), torch.float32),
@@ -37,10 +40,7 @@ def experts(call: ExpertCall, plan: ExpertPlan) -> None:
         (call.down, "down", (shape.experts, shape.hidden, shape.width), dtype),
         (call.counts, "counts", *HEADER),
         (call.out, "out", (tokens, shape.hidden), dtype),
-        (scratch.inner, "inner", (None,), dtype),
-        (scratch.results, "results", (None,), dtype),
+        (scratch.inner, "inner results", (AtLeast(assignments * shape.width),), dtype),
+        (scratch.results, "results", (AtLeast(assignments * shape.hidden),), dtype),
     )
-    assignments = tokens * shape.top_k
-    if scratch.inner.numel() < assignments * shape.width or scratch.results.numel() < assignments * shape.hidden:
-        raise ValueError(f"expert workspace too small for {tokens} tokens of {shape}")
     VARIANTS[plan.variant].launch(call, plan.prepared)

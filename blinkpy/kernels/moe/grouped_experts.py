@@ -1,20 +1,18 @@
-"""Expert layers of many tokens: grouped linear layers over blocks of assignments, and the weighted sum of each token's
-experts."""
+"""Expert layers of many tokens: linear layers over blocks of assignments, and the weighted sum of each token's experts."""
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
+from blinkpy.kernels import launch
 from blinkpy.kernels.activation import silu_times
-from blinkpy.kernels.launch import COUNT_TOKENS, dot_precision, launch_options, release_successor, wait_for_predecessor
+from blinkpy.kernels.launch import COUNT_TOKENS
 from blinkpy.kernels.moe.expert_config import ExpertConfig, ExpertShape, ExpertTable, ExpertTile
-from blinkpy.kernels.moe.expert_variants import VARIANTS, ExpertCall, ExpertCase, ExpertVariant
+from blinkpy.kernels.moe.expert_variants import ExpertCall, ExpertCase, ExpertVariant
 from blinkpy.kernels.moe.routing import Routing, _route, _sort_assignments, route
-from blinkpy.kernels.weight_tile import weight_tile
+from blinkpy.kernels.tile_product import weight_tile
 
 
 @triton.jit
@@ -34,8 +32,8 @@ def _expert_linear(
     TILES: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     block = tl.program_id(0) // TILES  # programs that run together read neighbouring rows of one expert
     n = tl.program_id(0) % TILES * BLOCK_N + tl.arange(0, BLOCK_N)
-    wait_for_predecessor(PDL)
-    release_successor(PDL)
+    launch.wait_for_predecessor(PDL)
+    launch.release_successor(PDL)
     expert = tl.load(block_experts_ptr + block)
     assignment = tl.load(assignments_ptr + block * BLOCK_M + tl.arange(0, BLOCK_M))
     if expert >= 0:
@@ -56,9 +54,7 @@ def _expert_linear(
             if SWIGLU:
                 w_upper = weight_tile(weights + N * K, n, k, N, K, EVEN_N, EVEN_K)
                 upper = tl.dot(x, tl.trans(w_upper), upper, input_precision=PRECISION)
-        y = accumulator
-        if SWIGLU:
-            y = silu_times(accumulator, upper)
+        y = silu_times(accumulator, upper) if SWIGLU else accumulator
         at = tl.where(valid, assignment, 0).to(tl.int64)[:, None] * N + n[None, :]
         tl.store(out_ptr + at, y.to(out_ptr.dtype.element_ty), mask=valid[:, None] & (n < N)[None, :])
 
@@ -73,8 +69,8 @@ def _combine(
 ):  # fmt: skip
     token = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    wait_for_predecessor(PDL)
-    release_successor(PDL)
+    launch.wait_for_predecessor(PDL)
+    launch.release_successor(PDL)
     if token < tl.load(counts_ptr + COUNT_TOKENS):
         inside = column < HIDDEN
         first = token.to(tl.int64) * TOP_K
@@ -106,25 +102,18 @@ def grouped_linear(
     _expert_linear[(len(routing.block_experts) * triton.cdiv(n, tile.block_n),)](
         x, weight, out, routing.assignments, routing.block_experts, x.stride(0),
         N=n, K=k, DIVIDE=assignments // x.shape[0], SWIGLU=swiglu, BLOCK_M=routing.block_m, BLOCK_N=tile.block_n,
-        BLOCK_K=min(tile.block_k, max(16, triton.next_power_of_2(k))), PRECISION=dot_precision(x.dtype),
-        PDL=pdl, num_warps=tile.warps, num_stages=tile.stages, **launch_options(pdl),
+        BLOCK_K=min(tile.block_k, max(16, triton.next_power_of_2(k))), PRECISION=launch.dot_precision(x.dtype),
+        PDL=pdl, num_warps=tile.warps, num_stages=tile.stages, **launch.options(pdl),
     )  # fmt: skip
 
 
-class Grouped(NamedTuple):
-    """What a bucket keeps."""
-
-    routing: Routing
-    config: ExpertConfig
-
-
-def prepare(shape: ExpertShape, tokens: int, dtype: torch.dtype, device: str, table: ExpertTable) -> Grouped:
-    """The configuration of a bucket, and memory for its routing."""
+def prepare(shape: ExpertShape, tokens: int, dtype: torch.dtype, device: str, table: ExpertTable) -> tuple[Routing, ExpertConfig]:
+    """What a bucket keeps: memory for its routing, and its configuration."""
     config = table.config(shape, tokens, dtype)
-    return Grouped(Routing.allocate(tokens, shape.experts, shape.top_k, config.block_m, device), config)
+    return Routing.allocate(tokens, shape.experts, shape.top_k, config.block_m, device), config
 
 
-def grouped_experts(call: ExpertCall, prepared: Grouped) -> None:
+def grouped_experts(call: ExpertCall, prepared: tuple[Routing, ExpertConfig]) -> None:
     """Launch the kernels: routing, gate and up, down, weighted sum. Raises ValueError where the routing is for other sizes."""
     (routing, config), shape, tokens, pdl = prepared, call.shape, len(call.x), call.pdl
     if tuple(routing.ids.shape) != (tokens, shape.top_k) or routing.experts != shape.experts:
@@ -139,26 +128,24 @@ def grouped_experts(call: ExpertCall, prepared: Grouped) -> None:
     _combine[(tokens, triton.cdiv(shape.hidden, block))](
         results, routing.weights, call.out, call.counts,
         HIDDEN=shape.hidden, TOP_K=shape.top_k, BLOCK=block,
-        PDL=pdl, num_warps=max(1, min(4, block // 256)), **launch_options(pdl),
+        PDL=pdl, num_warps=max(1, min(4, block // 256)), **launch.options(pdl),
     )  # fmt: skip
 
 
 SMALL = ExpertConfig(16, ExpertTile(32, 32), ExpertTile(16, 32))
 QWEN = ExpertShape(128, 8, 512, 256)  # a smaller copy
 
-VARIANTS.add(
-    ExpertVariant(
-        "grouped",
-        lambda shape, tokens: True,
-        prepare,
-        grouped_experts,
-        (
-            ExpertCase(1, 5, ExpertShape(8, 2, 48, 40), SMALL),
-            ExpertCase(5, 9, ExpertShape(6, 3, 48, 40), SMALL, normalize=False),
-            ExpertCase(37, 40, ExpertShape(4, 2, 48, 40), SMALL, one_expert=True),  # three blocks of one expert
-            ExpertCase(4, 6, ExpertShape(11, 3, 48, 40), SMALL, ties=True),
-            *(ExpertCase(n, m, QWEN, one_expert=one) for n, m in ((1, 1), (5, 8), (60, 64), (300, 512)) for one in (False, True)),
-        ),
-        (_route, _sort_assignments, _expert_linear, _combine),
-    )
+VARIANT = ExpertVariant(
+    "grouped",
+    lambda shape, tokens: True,
+    prepare,
+    grouped_experts,
+    (
+        ExpertCase(1, 5, ExpertShape(8, 2, 48, 40), SMALL),
+        ExpertCase(5, 9, ExpertShape(6, 3, 48, 40), SMALL, normalize=False),
+        ExpertCase(37, 40, ExpertShape(4, 2, 48, 40), SMALL, one_expert=True),  # three blocks of one expert
+        ExpertCase(4, 6, ExpertShape(11, 3, 48, 40), SMALL, ties=True),
+        *(ExpertCase(n, m, QWEN, one_expert=one) for n, m in ((1, 1), (5, 8), (60, 64), (300, 512)) for one in (False, True)),
+    ),
+    (_route, _sort_assignments, _expert_linear, _combine),
 )

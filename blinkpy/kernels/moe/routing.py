@@ -13,7 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
-from blinkpy.kernels.launch import COUNT_TOKENS, HEADER, check_tensors, launch_options, release_successor, wait_for_predecessor
+from blinkpy.kernels import launch
+from blinkpy.kernels.launch import COUNT_TOKENS
 
 ASSIGNMENTS_PER_SCAN = tl.constexpr(1024)
 
@@ -43,8 +44,8 @@ def _router(
     at = router_ptr + expert[:, None] * HIDDEN + column[None, :]
     weight = tl.load(at, mask=(expert < E)[:, None] & inside[None, :], other=0.0)
     scale = tl.load(norm_ptr + column, mask=inside, other=0.0).to(tl.float32)
-    wait_for_predecessor(PDL)
-    release_successor(PDL)
+    launch.wait_for_predecessor(PDL)
+    launch.release_successor(PDL)
     valid = token < tl.load(counts_ptr + COUNT_TOKENS)
     at = token.to(tl.int64) * HIDDEN + column
     x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
@@ -82,10 +83,7 @@ def pick_experts(
     largest = tl.max(logit, 0)
     weights = tl.exp((best ^ ((best >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True) - largest)
     weights = tl.where(choice < TOP_K, weights, 0.0)
-    if NORMALIZE:
-        total = tl.sum(weights, 0)
-    else:
-        total = tl.sum(tl.exp(logit - largest), 0)
+    total = tl.sum(weights if NORMALIZE else tl.exp(logit - largest), 0)
     return ids, weights / total
 
 
@@ -100,8 +98,8 @@ def _route(
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     choice = tl.arange(0, BLOCK_TOP)
-    wait_for_predecessor(PDL)
-    release_successor(PDL)
+    launch.wait_for_predecessor(PDL)
+    launch.release_successor(PDL)
     valid = (choice < TOP_K) & (token < tl.load(counts_ptr + COUNT_TOKENS))
     ids, weights = pick_experts(logits_ptr + token * E, E, TOP_K, NORMALIZE, BLOCK_E, BLOCK_TOP)
     tl.store(weights_ptr + token * TOP_K + choice, weights, mask=valid)
@@ -122,8 +120,8 @@ def _sort_assignments(
     PDL: tl.constexpr,
 ):  # fmt: skip
     expert = tl.program_id(0)
-    wait_for_predecessor(PDL)
-    release_successor(PDL)
+    launch.wait_for_predecessor(PDL)
+    launch.release_successor(PDL)
     total = (tl.load(counts_ptr + COUNT_TOKENS) * TOP_K).to(tl.int32)
     histogram = tl.zeros([BLOCK_E], tl.int32)
     for first in range(0, assignments, ASSIGNMENTS_PER_SCAN):  # of the bucket: the ids are loaded while the counts are
@@ -162,14 +160,11 @@ class Routing:
     assignments: torch.Tensor  # int32 [blocks * block_m]
     block_experts: torch.Tensor  # int32 [blocks]
     experts: int
-    block_m: int
-    """Assignments of a block."""
+    block_m: int  # assignments of a block
 
     @classmethod
     def allocate(cls, tokens: int, experts: int, top_k: int, block_m: int, device: str) -> Routing:
-        """For up to `tokens` tokens; block_m: a power of two of at least 16."""
-        if block_m < 16 or block_m & (block_m - 1):
-            raise ValueError(f"block_m {block_m} must be a power of two of at least 16")
+        """For up to `tokens` tokens; block_m: of an `ExpertConfig`."""
         blocks = block_bound(tokens, experts, top_k, block_m)
         return cls(
             torch.zeros(tokens, top_k, dtype=torch.float32, device=device),
@@ -203,13 +198,13 @@ def router_logits(
     router: [E, hidden size]; logits: float32 [T, E]. A row depends on itself alone.
     """
     (tokens, size), experts = hidden.shape, router.shape[0]
-    check_tensors(
+    launch.check_tensors(
         (hidden, "hidden", (tokens, size)),
         (norm[0], "norm weight", (size,), hidden.dtype),
         (router, "router", (experts, size), hidden.dtype),
         (normed, "normed", (tokens, size), hidden.dtype),
         (logits, "logits", (tokens, experts), torch.float32),
-        (counts, "counts", *HEADER),
+        (counts, "counts", *launch.HEADER),
     )
     block = triton.next_power_of_2(size)
     per_program = 4 if tokens == 1 else 8
@@ -217,7 +212,7 @@ def router_logits(
     _router[(triton.cdiv(experts, block_e), tokens)](
         hidden, norm[0], router, normed, logits, counts, norm[1],
         HIDDEN=size, E=experts, BLOCK_E=block_e, BLOCK=block,
-        PDL=pdl, num_warps=4 if block <= 8192 else 8, **launch_options(pdl),
+        PDL=pdl, num_warps=4 if block <= 8192 else 8, **launch.options(pdl),
     )  # fmt: skip
 
 
@@ -225,23 +220,18 @@ def route(logits: torch.Tensor, counts: torch.Tensor, routing: Routing, *, norma
     """Choose each token's experts (softmax in float32, the lower id first among equals) and sort the assignments into blocks.
 
     logits: float32 [T, experts], of which the first counts[TOKENS] rows count; normalize: a token's weights sum to 1.
-    Fills all of `routing`; a token's experts and weights depend on itself alone.
+    Fills all of `routing`; a token's experts and weights depend on itself alone. The caller has checked the tensors.
     """
     tokens, top_k = routing.ids.shape
-    check_tensors(
-        (logits, "logits", (tokens, routing.experts), torch.float32),
-        (counts, "counts", *HEADER),
-        (routing.ids, "ids", (tokens, top_k), torch.int32),
-    )
     block_e = triton.next_power_of_2(routing.experts)
     blocks = len(routing.block_experts)
     _route[(tokens,)](
         logits, routing.weights, routing.ids, counts,
         E=routing.experts, TOP_K=top_k, NORMALIZE=normalize, BLOCK_E=block_e, BLOCK_TOP=triton.next_power_of_2(top_k),
-        PDL=pdl, num_warps=1, **launch_options(pdl),
+        PDL=pdl, num_warps=1, **launch.options(pdl),
     )  # fmt: skip
     _sort_assignments[(routing.experts,)](
         routing.ids, routing.assignments, routing.block_experts, counts, tokens * top_k, blocks,
         TOP_K=top_k, BLOCK_E=block_e, BLOCK_M=routing.block_m, BLOCK_B=triton.next_power_of_2(blocks),
-        PDL=pdl, num_warps=4, **launch_options(pdl),
+        PDL=pdl, num_warps=4, **launch.options(pdl),
     )  # fmt: skip

@@ -1,1 +1,0 @@
-"""From logits to tokens and log probabilities."""

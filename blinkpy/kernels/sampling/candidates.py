@@ -30,8 +30,7 @@ STAGES = tl.constexpr(8)
 
 @triton.jit
 def keys_of(row_ptr, ids, vocabulary, maximum, temperature):
-    """(keys, weights, is a token) of the tokens `ids` [BLOCK]; a NaN counts as -inf, and -inf gives a key past
-    LAST_FINITE."""
+    """(keys, weights) of the tokens `ids` [BLOCK]; a NaN counts as -inf, and -inf gives a key past LAST_FINITE."""
     inside = ids < vocabulary
     logit = tl.load(row_ptr + ids, mask=inside, other=float("-inf"))
     logit = tl.where(logit == logit, logit, float("-inf"))
@@ -76,9 +75,7 @@ def collect(
     row_ptr, vocabulary, maximum, temperature, low, high, keys_ptr, MAX_CANDIDATES: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Sorted keys [MAX_CANDIDATES] of the candidates with low < key <= high, PAST_ALL behind them; there must not be more.
-
-    keys_ptr: int64 [MAX_CANDIDATES] scratch of this row.
-    """
+    keys_ptr: int64 [MAX_CANDIDATES] scratch of this row."""
     found = tl.zeros([], tl.int32)
     for first in tl.range(0, vocabulary, BLOCK, num_stages=STAGES):
         keys, _ = keys_of(row_ptr, first + tl.arange(0, BLOCK), vocabulary, maximum, temperature)
@@ -108,9 +105,7 @@ def split(low, high):
 
 @triton.jit
 def section_of(short, counts):
-    """The first section that reaches the target, from what is still too little at each threshold (`short`, bool).
-
-    A target that rounding puts past the last candidate leads to the section of the last one.
-    """
+    """The first section that reaches the target, from what is still too little at each threshold (`short`, bool). A target that
+    rounding puts past the last candidate leads to the section of the last one."""
     first = tl.sum(short.to(tl.int32), 0)
     return tl.minimum(first, tl.sum((counts < pick(counts, THRESHOLDS - 1)).to(tl.int32), 0))

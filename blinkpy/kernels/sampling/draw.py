@@ -5,18 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from blinkpy.kernels.sampling.candidates import (
-    LAST_FINITE,
-    NO_KEY,
-    THRESHOLDS,
-    collect,
-    distance_key,
-    measure,
-    pick,
-    section_of,
-    split,
-    weights_of,
-)
+from blinkpy.kernels.sampling import candidates as search
+from blinkpy.kernels.sampling.candidates import LAST_FINITE, NO_KEY, THRESHOLDS
 
 HEAD = tl.constexpr(0)
 TOP_K = tl.constexpr(1)
@@ -121,7 +111,7 @@ def draw(
     and in most cases ends there. Otherwise TOP_K, TOP_P and MIN_P each find the last key that they leave, and DRAW the token."""
     nothing = tl.full([], NO_KEY, tl.int64)
     steps = first_distances()
-    thresholds = distance_key(steps)
+    thresholds = search.distance_key(steps)
     limit = tl.full([], LAST_FINITE, tl.int64)  # the last key that the filters so far leave
     low, high = nothing, limit  # the bracket, and what is below it
     count, weight = tl.zeros([], tl.int32), tl.zeros([], tl.float32)
@@ -129,32 +119,32 @@ def draw(
     token = tl.zeros([], tl.int64)
     stage = tl.full([], HEAD, tl.int32)
     while stage < DONE:
-        counts, weights = measure(row_ptr, vocabulary, maximum, temperature, low, thresholds, BLOCK)
+        counts, weights = search.measure(row_ptr, vocabulary, maximum, temperature, low, thresholds, BLOCK)
         head_distance = tl.zeros([], tl.float32)
         if stage == HEAD:
-            candidates, kept_weight = pick(counts, THRESHOLDS - 1), pick(weights, THRESHOLDS - 1)
+            candidates, kept_weight = search.pick(counts, THRESHOLDS - 1), search.pick(weights, THRESHOLDS - 1)
             top_k = tl.where((top_k <= 0) | (top_k > candidates), candidates, top_k)
             fits = tl.sum((counts <= MAX_CANDIDATES).to(tl.int32), 0) - 1  # counts ascend; -1: not even the first
-            head_distance, inside = pick(steps, fits), pick(counts, fits)
-            high = distance_key(head_distance)
+            head_distance, inside = search.pick(steps, fits), search.pick(counts, fits)
+            high = search.distance_key(head_distance)
             ready, finished = inside > 0, inside <= 0
         elif stage == MIN_P:
-            kept_weight = pick(weights, 0)
+            kept_weight = search.pick(weights, 0)
             inside, ready, finished = 0, False, True
         else:
             goal = tl.where(stage == TOP_P, top_p, uniform) * kept_weight
             short = tl.where(stage == TOP_K, count + counts < top_k, weight + weights <= goal)
-            section = section_of(short, counts)
-            inside = pick(counts, section) - pick(counts, section - 1)
-            count += pick(counts, section - 1)
-            weight += pick(weights, section - 1)
-            high = pick(thresholds, section)
-            low = tl.where(section > 0, pick(thresholds, section - 1), low)
+            section = search.section_of(short, counts)
+            inside = search.pick(counts, section) - search.pick(counts, section - 1)
+            count += search.pick(counts, section - 1)
+            weight += search.pick(weights, section - 1)
+            high = search.pick(thresholds, section)
+            low = tl.where(section > 0, search.pick(thresholds, section - 1), low)
             ready = inside <= MAX_CANDIDATES
             finished = ready
         if ready:
-            keys = collect(row_ptr, vocabulary, maximum, temperature, low, high, keys_ptr, MAX_CANDIDATES, BLOCK)
-            each = weights_of(keys)
+            keys = search.collect(row_ptr, vocabulary, maximum, temperature, low, high, keys_ptr, MAX_CANDIDATES, BLOCK)
+            each = search.weights_of(keys)
             if stage == HEAD:
                 token, stage = draw_from_head(
                     keys, each, inside, head_distance, candidates, kept_weight, top_k, top_p, min_p, uniform, token, stage,
@@ -170,8 +160,8 @@ def draw(
             stage = next_stage(stage, top_k, candidates, top_p, min_p)
             low, high = nothing, limit
             count, weight = tl.zeros([], tl.int32), tl.zeros([], tl.float32)
-        thresholds = split(low, high)
+        thresholds = search.split(low, high)
         if stage == MIN_P:
-            limit = tl.minimum(limit, distance_key(tl.maximum(-tl.log(min_p), 0.0)))
+            limit = tl.minimum(limit, search.distance_key(tl.maximum(-tl.log(min_p), 0.0)))
             thresholds = tl.zeros([THRESHOLDS], tl.int64) + limit
     return (token & 0x7FFFFFFF).to(tl.int32)

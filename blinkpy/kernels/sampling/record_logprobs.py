@@ -6,28 +6,12 @@ import torch
 import triton
 import triton.language as tl
 
-from blinkpy.kernels.launch import (
-    COUNT_ROWS,
-    HEADER,
-    INDICES,
-    check_tensors,
-    launch_options,
-    release_successor,
-    wait_for_predecessor,
-)
-from blinkpy.kernels.sampling.candidates import (
-    LAST_FINITE,
-    NO_KEY,
-    STAGES,
-    collect,
-    distance_of,
-    measure,
-    pick,
-    section_of,
-    split,
-)
+from blinkpy.kernels import launch
+from blinkpy.kernels.launch import COUNT_ROWS
+from blinkpy.kernels.sampling import candidates as search
+from blinkpy.kernels.sampling.candidates import LAST_FINITE, NO_KEY, STAGES
 from blinkpy.kernels.sampling.sampler import ENTRY_WORDS
-from blinkpy.kernels.sampling.sampling_variants import SamplingCall
+from blinkpy.kernels.sampling.sampling_call import SamplingCall
 from blinkpy.queues import submission
 from blinkpy.queues.logprob_record import LOGPROB_ENTRIES, TOP_LOGPROBS
 
@@ -78,19 +62,19 @@ def write_record(
     inside = tl.full([], MAX_CANDIDATES, tl.int32)
     temperature = tl.full([], 1.0, tl.float32)
     while count + inside > MAX_CANDIDATES - 1:
-        thresholds = split(low, high)
-        counts, _ = measure(row_ptr, vocabulary, maximum, temperature, low, thresholds, BLOCK)
-        section = section_of(count + counts < target, counts)
-        inside = pick(counts, section) - pick(counts, section - 1)
-        count += pick(counts, section - 1)
-        high = pick(thresholds, section)
-        low = tl.where(section > 0, pick(thresholds, section - 1), low)
+        thresholds = search.split(low, high)
+        counts, _ = search.measure(row_ptr, vocabulary, maximum, temperature, low, thresholds, BLOCK)
+        section = search.section_of(count + counts < target, counts)
+        inside = search.pick(counts, section) - search.pick(counts, section - 1)
+        count += search.pick(counts, section - 1)
+        high = search.pick(thresholds, section)
+        low = tl.where(section > 0, search.pick(thresholds, section - 1), low)
     scratch = keys_ptr + row.to(tl.int64) * MAX_CANDIDATES
-    keys = collect(row_ptr, vocabulary, maximum, temperature, nothing, high, scratch, MAX_CANDIDATES, BLOCK)
+    keys = search.collect(row_ptr, vocabulary, maximum, temperature, nothing, high, scratch, MAX_CANDIDATES, BLOCK)
     index = tl.arange(0, MAX_CANDIDATES)
     known = keys <= LAST_FINITE
     record = records_ptr + row.to(tl.int64) * ENTRIES
-    values = tl.where(known, -distance_of(keys) - log_sum, float("-inf"))
+    values = tl.where(known, -search.distance_of(keys) - log_sum, float("-inf"))
     ids = tl.where(known, keys & 0x7FFFFFFF, -1)
     tl.store(record, logprob_entry(token, sampled_value))
     tl.store(record + 1 + index, logprob_entry(ids, values), mask=index < TOP)
@@ -112,8 +96,8 @@ def _write_logprobs(
     MAX_CANDIDATES: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     program, programs = tl.program_id(0), tl.num_programs(0)
-    release_successor(PDL)
-    wait_for_predecessor(PDL)
+    launch.release_successor(PDL)
+    launch.wait_for_predecessor(PDL)
     # In nearly every step nobody asks, and this is all that is done: three loads at once, then one.
     index = tl.arange(0, EACH)
     own = program + index * programs
@@ -125,16 +109,9 @@ def _write_logprobs(
     if tl.sum(asked, 0) > 0:
         for i in range(EACH):
             if tl.sum(tl.where(index == i, asked, 0), 0) > 0:
+                row = program + i * programs
                 write_record(
-                    program + i * programs,
-                    logits_ptr,
-                    sampled_ptr,
-                    records_ptr,
-                    keys_ptr,
-                    vocabulary,
-                    logits_stride,
-                    MAX_CANDIDATES,
-                    BLOCK,
+                    row, logits_ptr, sampled_ptr, records_ptr, keys_ptr, vocabulary, logits_stride, MAX_CANDIDATES, BLOCK
                 )
 
 
@@ -146,26 +123,20 @@ def write_logprobs(call: SamplingCall) -> None:
     fewer tokens of finite logit. Raises ValueError or TypeError where the tensors do not fit together.
     """
     logits, entry, batch, scratch = call.logits, call.requests.entry, call.batch, call.workspace
-    rows, vocabulary = logits.shape
-    capacity = scratch.keys.shape[1]
-    check_tensors(
+    (rows, vocabulary), capacity = logits.shape, scratch.keys.shape[1]
+    rows_or_more = launch.AtLeast(rows)
+    launch.check_tensors(
         (logits, "logits", (rows, vocabulary), torch.float32, True),
         (entry, "entry", (None, submission.SQ_ENTRY_WORDS), torch.int32),
-        (batch.counts, "counts", *HEADER),
-        (call.records, "records", (None, LOGPROB_ENTRIES), torch.int64),
-        (call.sampled, "sampled", *INDICES),
-        (batch.row_slots, "row_slots", *INDICES),
-        (batch.emits, "emits", *INDICES),
-        (scratch.keys, "keys", (None, capacity), torch.int64),
+        (call.records, "records", (rows_or_more, LOGPROB_ENTRIES), torch.int64),
+        (call.sampled, "sampled", (rows_or_more,), torch.int32),
+        (scratch.keys, "keys", (rows_or_more, launch.AtLeast(LOGPROB_ENTRIES)), torch.int64),
+        *batch.declared(rows, "row_slots", "emits"),
     )
-    if min(map(len, (call.records, call.sampled, batch.row_slots, batch.emits))) < rows:
-        raise ValueError(f"records, sampled, row_slots or emits too short for {rows} rows")
-    if len(scratch.keys) < rows or capacity < LOGPROB_ENTRIES:
-        raise ValueError(f"sampling workspace {list(scratch.keys.shape)} is too small for {rows} rows of {TOP_LOGPROBS}")
     programs = min(rows, PROGRAMS)
     _write_logprobs[(programs,)](
         logits, call.sampled, call.records, scratch.keys, entry, batch.row_slots, batch.emits, batch.counts, rows, vocabulary,
         logits.stride(0),
         EACH=triton.next_power_of_2(triton.cdiv(rows, programs)), MAX_CANDIDATES=capacity, BLOCK=scratch.block,
-        PDL=call.pdl, num_warps=8, **launch_options(call.pdl),
+        PDL=call.pdl, num_warps=8, **launch.options(call.pdl),
     )  # fmt: skip

@@ -11,12 +11,14 @@ and frequency penalty, stop ids, temperature, top_k, top_p (of what top_k left),
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 
-from blinkpy.kernels.launch import COUNT_ROWS, launch_options, release_successor, wait_for_predecessor
+from blinkpy.kernels import launch
+from blinkpy.kernels.launch import COUNT_ROWS
 from blinkpy.kernels.sampling.draw import draw
-from blinkpy.kernels.sampling.sampling_variants import VARIANTS, SamplingCall, SamplingVariant
+from blinkpy.kernels.sampling.sampling_call import SamplingCall
 from blinkpy.queues import submission
 
 ENTRY_WORDS = tl.constexpr(submission.SQ_ENTRY_WORDS)
@@ -84,10 +86,10 @@ def _adjust(
 ):  # fmt: skip
     chunk = tl.program_id(0)
     row = tl.program_id(1)
-    release_successor(PDL)
+    launch.release_successor(PDL)
     emitting = is_emitting(counts_ptr, emits_ptr, row)
     slot = tl.load(row_slots_ptr + row, cache_modifier=".cg").to(tl.int64)
-    wait_for_predecessor(PDL)
+    launch.wait_for_predecessor(PDL)
     if emitting:
         entry = entry_ptr + slot * ENTRY_WORDS
         first_id = chunk * VOCAB_CHUNK
@@ -145,10 +147,10 @@ def _sample_tokens(
     MAX_CANDIDATES: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
-    release_successor(PDL)
+    launch.release_successor(PDL)
     emitting = is_emitting(counts_ptr, emits_ptr, row)
     slot = tl.load(row_slots_ptr + row, cache_modifier=".cg").to(tl.int64)
-    wait_for_predecessor(PDL)
+    launch.wait_for_predecessor(PDL)
     if emitting:
         entry = entry_ptr + slot * ENTRY_WORDS
         chunk = tl.arange(0, CHUNKS)
@@ -165,24 +167,20 @@ def _sample_tokens(
                 row_ptr = logits_ptr + row.to(tl.int64) * logits_stride
             seed_low = tl.load(entry + WORD_SEED).to(tl.uint32, bitcast=True).to(tl.uint64)
             seed_high = tl.load(entry + WORD_SEED + 1).to(tl.uint32, bitcast=True).to(tl.uint64)
-            token = draw(
-                row_ptr,
-                vocabulary,
-                maximum,
-                temperature,
-                tl.load(entry + WORD_TOP_K),
-                float_word(entry, WORD_TOP_P),
-                float_word(entry, WORD_MIN_P),
-                tl.rand((seed_high << 32) | seed_low, position),
-                keys_ptr + row.to(tl.int64) * MAX_CANDIDATES,
-                MAX_CANDIDATES,
-                BLOCK,
-            )
+            top_k, top_p, min_p = tl.load(entry + WORD_TOP_K), float_word(entry, WORD_TOP_P), float_word(entry, WORD_MIN_P)
+            uniform = tl.rand((seed_high << 32) | seed_low, position)
+            scratch = keys_ptr + row.to(tl.int64) * MAX_CANDIDATES
+            token = draw(row_ptr, vocabulary, maximum, temperature, top_k, top_p, min_p, uniform, scratch, MAX_CANDIDATES, BLOCK)
         tl.store(sampled_ptr + row, token)
 
 
-def sample_by_search(call: SamplingCall) -> None:
-    """Launch both kernels."""
+def sample_tokens(call: SamplingCall) -> None:
+    """sampled[row] = the next token of each emitting row.
+
+    The uniform of a token is Philox4x32-10 of the request's seed at the token's position, as triton.language.rand. Raises
+    ValueError or TypeError where the tensors do not fit together.
+    """
+    check_call(call)
     logits, (entry, tokens, prompt_length), batch, scratch, pdl = call.logits, call.requests, call.batch, call.workspace, call.pdl
     (rows, vocabulary), chunks = logits.shape, scratch.chunk_max.shape[1]
     by_row = (batch.row_slots, batch.emits, batch.context_lengths)
@@ -190,14 +188,25 @@ def sample_by_search(call: SamplingCall) -> None:
         logits, scratch.adjusted, scratch.chunk_max, scratch.chunk_id, entry, tokens, prompt_length, *by_row, batch.counts,
         vocabulary, logits.stride(0), scratch.adjusted.stride(0), tokens.shape[1],
         VOCAB_CHUNK=scratch.chunk,
-        PDL=pdl, num_warps=8, maxnreg=64, **launch_options(pdl),
+        PDL=pdl, num_warps=8, maxnreg=64, **launch.options(pdl),
     )  # fmt: skip
     _sample_tokens[(rows,)](
         logits, scratch.adjusted, scratch.chunk_max, scratch.chunk_id, scratch.keys, call.sampled, entry, prompt_length,
         *by_row, batch.counts, vocabulary, chunks, logits.stride(0), scratch.adjusted.stride(0),
         CHUNKS=triton.next_power_of_2(chunks), MAX_CANDIDATES=scratch.keys.shape[1], BLOCK=scratch.block,
-        PDL=pdl, num_warps=8, **launch_options(pdl),
+        PDL=pdl, num_warps=8, **launch.options(pdl),
     )  # fmt: skip
 
 
-VARIANTS.add(SamplingVariant("search", sample_by_search, (_adjust, _sample_tokens)))
+def check_call(call: SamplingCall) -> None:
+    """Raise ValueError or TypeError unless the tensors fit together."""
+    (rows, vocabulary), slots, scratch = call.logits.shape, len(call.requests.entry), call.workspace
+    launch.check_tensors(
+        (call.logits, "logits", (rows, vocabulary), torch.float32, True),
+        (call.requests.entry, "entry", (slots, submission.SQ_ENTRY_WORDS), torch.int32),
+        (call.requests.tokens, "tokens", (slots, None), torch.int32),
+        (call.requests.prompt_length, "prompt_length", (slots,), torch.int32),
+        (call.sampled, "sampled", (launch.AtLeast(rows),), torch.int32),
+        (scratch.adjusted, "adjusted", (launch.AtLeast(rows), vocabulary), torch.float32),
+        *call.batch.declared(rows, "row_slots", "emits", "context_lengths"),
+    )

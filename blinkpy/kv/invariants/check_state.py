@@ -1,7 +1,6 @@
 """What must be true of the scheduler's state between two turns. Each invariant is device code of this folder, and nowhere else.
 
-Compiled, all of them take microseconds, so a simulation can afford them after every turn. `state_faults` is for the host, and its
-answer for people.
+Compiled, all of them take microseconds, so a simulation can afford them after every turn.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import numpy as np
 from numba import types
 
 from blinkpy.device.array_trees import map_arrays
-from blinkpy.device.compile_cache import cached_njit
+from blinkpy.device.compile_cache import cached_njit, compiled_for
 from blinkpy.device.expect import describe_fault
 from blinkpy.device.portable import device
 from blinkpy.device.table_codegen import ArgumentTable
@@ -27,33 +26,24 @@ from blinkpy.kv.state import NoFaultWord, State
 
 @device
 def check_state(limits, state, references, seen):
-    """The first fault of the scheduler's state, 0 for none. references, seen: int64 [max(S, N)], any content.
-
-    Later groups rely on what earlier ones have checked.
-    """
-    fault = check_lists(limits, state, seen)
-    if fault == 0:
-        fault = check_requests(limits, state)
-    if fault == 0:
-        fault = check_pages(limits, state, references, seen)
-    if fault == 0:
-        fault = check_ring(limits, state)
-    if fault == 0:
-        fault = check_index(limits, state, seen)
-    if fault == 0:
-        fault = check_pairs(limits, state)
-    if fault == 0:
-        fault = check_batch(limits, state, seen)
-    return fault
+    """The first fault of the scheduler's state, 0 for none; each group relies on those before it. references, seen: int64
+    [max(S, N)], any content."""
+    return (
+        check_lists(limits, state, seen)
+        or check_requests(limits, state)
+        or check_pages(limits, state, references, seen)
+        or check_ring(limits, state)
+        or check_index(limits, state, seen)
+        or check_pairs(limits, state)
+        or check_batch(limits, state, seen)
+    )
 
 
 @lru_cache(maxsize=4)
 def compiled_check(kinds: tuple[Any, ...]) -> Callable[..., int]:
     """check_state, compiled. kinds: types of the tables of limits and state, which do not depend on sizes."""
     vector = types.Array(types.int64, 1, "C")
-    function = cached_njit(check_state)
-    function.compile((*kinds, vector, vector))
-    entry: Callable[..., int] = function.overloads[(*kinds, vector, vector)].entry_point
+    entry: Callable[..., int] = compiled_for(cached_njit(check_state), (*kinds, vector, vector))
     return entry
 
 

@@ -1,15 +1,13 @@
-"""Attention over the paged cache on the CPU: one compiled pass per layer, straight over the pages.
+"""Attention over the paged cache on the CPU, of all rows of a batch.
 
-Gathering pages into a dense batch for torch costs as much as the attention itself, because both are bound by memory. Here
-norms, rotation, the write into the cache and the attention of decode rows are one function over all rows
-(cpu_attention_pass.py), which runs on torch's threads. Prefill chunks, which have work for a matrix product, attend through
-torch (attention.attend).
+Norms, rotation, the write into the cache and the attention of decode rows are one compiled pass, straight over the pages and
+on torch's threads (cpu_attention_pass.py): gathering pages into a dense batch for torch costs as much as the attention itself,
+because both are bound by memory. Prefill chunks, which have work for a matrix product, attend through torch.
 """
-
-from __future__ import annotations
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from blinkpy.config import ConfigError
@@ -17,53 +15,41 @@ from blinkpy.kv import state as S
 from blinkpy.kv.state import Batch
 from blinkpy.models.cpu.cpu_attention_pass import ARGUMENTS, compile_pass
 from blinkpy.models.cpu.cpu_threads import run_on_threads, team_size
-from blinkpy.models.cpu.torch_attention import attend, prompt_rows
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.paged_cache import PagedCache
 from blinkpy.models.weights.decoder_weights import LayerWeights
 
 
 class CpuAttention:
-    """The same as TorchAttention, on the CPU and fast. max_model_len, max_tokens: largest context and batch (tokens)."""
+    """max_model_len, max_tokens: largest context and batch (tokens)."""
 
     def __init__(
-        self,
-        model: DecoderDescription,
-        layers: list[LayerWeights],
-        cache: PagedCache,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        max_model_len: int,
-        max_tokens: int,
+        self, model: DecoderDescription, layers: list[LayerWeights], cache: PagedCache, max_model_len: int, max_tokens: int
     ):
         if cache.page_size % 4:
             raise ConfigError(f"page_size must be a multiple of 4 on the CPU, not {cache.page_size}")
         self.model, self.cache, self.threads = model, cache, team_size()
-        dtype = cache.keys[0].dtype
+        dtype, heads = cache.keys[0].dtype, (self.threads, model.heads)
         self.compiled = compile_pass(dtype == torch.bfloat16, cache.page_size, model.head_dim)
         self.room = -(-max_model_len // cache.page_size) * cache.page_size
         self.out = torch.empty(max_tokens, model.heads, model.head_dim, dtype=dtype)
-        queries, sums = torch.empty(2, self.threads, model.heads, model.head_dim, dtype=torch.float32)
-        scores = torch.empty(self.threads, model.heads, self.room, dtype=torch.float32)
-        self.kept = (layers, cos, sin, queries, sums, scores)  # the arguments point into them
-        self.arguments = np.zeros(len(model.layers), ARGUMENTS)
-        for name, tensor in {"out": self.out, "cos": cos, "sin": sin, "queries": queries, "sums": sums, "scores": scores}.items():
-            self.arguments[name] = tensor.data_ptr()
-        for name, number in {
-            "heads": model.heads,
-            "kv_heads": model.kv_heads,
-            "num_pages": cache.num_pages,
-            "max_positions": len(cos),
-            "half": model.attention.rope.rotary_dim // 2,
-            "room": self.room,
-            "eps": model.norm.eps,
-        }.items():
-            self.arguments[name] = number
-        for own, weights, keys, values, block in zip(self.arguments, layers, cache.keys, cache.values, model.layers, strict=True):
+        self.begun = np.zeros(2, np.int64)
+        cos, sin = map(torch.from_numpy, model.attention.rope.tables(max_model_len))
+        queries, sums = torch.empty(2, *heads, model.head_dim)
+        tensors = {"cos": cos, "sin": sin, "queries": queries, "sums": sums, "scores": torch.empty(*heads, self.room)}
+        self.arguments = arguments = np.zeros(len(model.layers), ARGUMENTS)
+        self.kept = (layers, tensors)  # the arguments point into them
+        for name, tensor in tensors.items():
+            arguments[name] = tensor.data_ptr()
+        arguments["out"], arguments["begun"] = self.out.data_ptr(), self.begun.ctypes.data
+        arguments["threads"], arguments["heads"], arguments["kv_heads"] = *heads, model.kv_heads
+        arguments["max_positions"], arguments["half"] = cos.shape
+        arguments["num_pages"], arguments["room"], arguments["eps"] = cache.num_pages, self.room, model.norm.eps
+        for own, weights, keys, values, block in zip(arguments, layers, cache.keys, cache.values, model.layers, strict=True):
             own["keys"], own["values"], own["window"] = keys.data_ptr(), values.data_ptr(), block.attention.window
             if weights.q_norm is not None and weights.k_norm is not None:
                 own["q_norm"], own["k_norm"] = weights.q_norm.data_ptr(), weights.k_norm.data_ptr()
-        self.addresses = [self.arguments[layer:].ctypes.data for layer in range(len(model.layers))]
+        self.addresses = [arguments[layer:].ctypes.data for layer in range(len(model.layers))]
 
     def begin(self, batch: Batch, page_table: NDArray[np.int32]) -> None:
         """Take over the metadata of one step. page_table: int32 [slots, pages]."""
@@ -77,9 +63,10 @@ class CpuAttention:
         arguments["row_slots"], arguments["contexts"] = batch.row_slots.ctypes.data, batch.context_lengths.ctypes.data
         arguments["page_table"] = page_table.ctypes.data
         arguments["slots"], arguments["table_width"] = page_table.shape
+        starts, contexts, slots = batch.query_starts, batch.context_lengths, batch.row_slots
         self.prompts = [
-            (start, end, context, torch.from_numpy(pages.astype(np.int64)))
-            for start, end, context, pages in prompt_rows(batch, page_table, int(counts[S.DECODE_ROWS]))
+            (slice(starts[row], starts[row + 1]), int(contexts[row]), torch.from_numpy(page_table[slots[row]].astype(np.int64)))
+            for row in range(counts[S.DECODE_ROWS], counts[S.ROWS])
         ]
 
     def run(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
@@ -89,10 +76,35 @@ class CpuAttention:
         """
         model, out = self.model, self.out[: self.tokens]
         self.arguments["qkv"][layer] = qkv.data_ptr()
+        self.begun[:] = 0
         run_on_threads(self.compiled.address, self.addresses[layer], self.threads)
-        if self.prompts:
-            q = qkv[:, : model.q_size].unflatten(-1, (model.heads, model.head_dim))
-            keys, values = self.cache.keys[layer], self.cache.values[layer]
-            for start, end, context, pages in self.prompts:
-                attend(q[start:end], keys, values, pages, context, model.layers[layer].attention.window, out[start:end])
+        keys, values, window = self.cache.keys[layer], self.cache.values[layer], model.layers[layer].attention.window
+        for tokens, context, pages in self.prompts:
+            q = qkv[tokens, : model.q_size].unflatten(-1, (model.heads, model.head_dim))
+            out[tokens] = attend(q, keys, values, pages, context, window)
         return out.view(self.tokens, model.q_size)
+
+
+def attend(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, pages: torch.Tensor, context: int, window: int
+) -> torch.Tensor:
+    """Causal attention of the last tokens of one sequence.
+
+    q: [tokens, heads, head_dim], the sequence's tokens [context - tokens, context). keys, values: one layer's cache.
+    pages: int64 [pages of the sequence]. window: how many of the last tokens a token sees, itself included; 0: all.
+    """
+    page_size, first = keys.shape[2], context - len(q)
+    skipped = max(first + 1 - window, 0) // page_size if window else 0  # whole pages that no token here sees
+    base, pages = skipped * page_size, pages[skipped : -(-context // page_size)]
+    # [pages, kv_heads, page_size, head_dim] -> [1, kv_heads, tokens, head_dim]
+    k, v = (side.index_select(0, pages).transpose(0, 1).flatten(1, 2)[None, :, : context - base] for side in (keys, values))
+    mask = None
+    if first or window:
+        key_at, query_at = torch.arange(base, context), torch.arange(first, context)[:, None]
+        mask = key_at <= query_at
+        if window:
+            mask &= key_at > query_at - window
+    result = F.scaled_dot_product_attention(
+        q.transpose(0, 1)[None], k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True
+    )
+    return result[0].transpose(0, 1)

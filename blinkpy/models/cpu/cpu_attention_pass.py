@@ -8,8 +8,6 @@ are also compiled with its options, by which sums may be reordered.
 bfloat16 is handled as its bits, int16: Numba has no such type. All arithmetic is float32.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 
@@ -18,8 +16,7 @@ from numba import carray, njit, types
 from numba.extending import overload
 
 from blinkpy.device.compile_cache import cached_cfunc
-from blinkpy.models.cpu.cpu_threads import name_thread_calls
-from blinkpy.models.cpu.njit_math import FAST, bits_of, exp2, float_of, pointer_to, prefetch, team_members, thread_number
+from blinkpy.models.cpu.njit_math import FAST, bits_of, exp2, float_of, pointer_to, prefetch, take_number
 
 _ADDRESSES = (
     "qkv",  # items [tokens, heads + 2 * kv_heads, D]; the queries of prefill tokens are replaced by prepared ones
@@ -32,10 +29,11 @@ _ADDRESSES = (
     "page_table",  # int32 [slots, table_width]
     *("queries", "sums"),  # float32 [threads, heads, D], scratch
     "scores",  # float32 [threads, heads, room], scratch
+    "begun",  # int64 [2], how many threads and units of work have begun: 0 before each pass
 )
 _SIZES = (
     *("tokens", "rows", "decode_rows"),  # decode rows come first, and are one token each
-    *("heads", "kv_heads", "num_pages", "max_positions", "half", "slots", "table_width"),
+    *("threads", "heads", "kv_heads", "num_pages", "max_positions", "half", "slots", "table_width"),
     "room",  # tokens of the largest context, in whole pages
     "window",  # how many of the last tokens a token sees, itself included; 0: all
 )
@@ -52,14 +50,10 @@ def compile_pass(bfloat16: bool, page_size: int, head_dim: int) -> Any:
     `address` is that of a C function void(ARGUMENTS *), which every thread of a team calls. It is valid while the CFunc lives.
     """
     P, D, item = page_size, head_dim, np.int16 if bfloat16 else np.float32
-    threaded = name_thread_calls()
 
     def attention_pass(arguments):  # type: ignore[no-untyped-def]
-        if threaded:
-            thread, threads = np.int64(thread_number()), np.int64(team_members())
-        else:
-            thread, threads = np.int64(0), np.int64(1)
         a = carray(arguments, (1,), ARGUMENTS)[0]
+        thread, threads = take_number(a.begun), a.threads
         tokens, heads, kv_heads, half = a.tokens, a.heads, a.kv_heads, a.half
         qkv = carray(pointer_to(a.qkv), (tokens, heads + 2 * kv_heads, D), item)
         out = carray(pointer_to(a.out), (tokens, heads, D), item)
@@ -83,7 +77,8 @@ def compile_pass(bfloat16: bool, page_size: int, head_dim: int) -> Any:
         # A unit of work is a token with some of its key heads: all of them when there are tokens enough for the threads.
         parts = np.int64(1) if tokens >= 2 * threads else kv_heads
         step = kv_heads // parts
-        for unit in range(thread, tokens * parts, threads):
+        unit = take_number(a.begun + 8)
+        while unit < tokens * parts:
             token = unit // parts
             first = (unit - token * parts) * step
             last = first + step
@@ -104,8 +99,9 @@ def compile_pass(bfloat16: bool, page_size: int, head_dim: int) -> Any:
             else:
                 for g in range(first * group, last * group):
                     store(q[g], qkv[token, g])
+            unit = take_number(a.begun + 8)
 
-    key = (bfloat16, page_size, head_dim, threaded)
+    key = (bfloat16, page_size, head_dim)
     return cached_cfunc(attention_pass, types.void(types.voidptr), key, error_model="numpy", fastmath=FAST)
 
 
@@ -168,7 +164,7 @@ def attend(q, keys, values, pages, context, window, first, last, scores, sums): 
 
 @inlined
 def fetch(page):  # type: ignore[no-untyped-def]
-    """Ask for a head's page, items [P, D]: the processor can't foresee where a sequence goes on. Saves a third of the time."""
+    """Ask for a head's page, items [P, D]: the processor can't predict where a sequence goes on. Saves a third of the time."""
     for i in range(0, page.shape[0] * page.shape[1], 64 // page.itemsize):  # by cache lines
         prefetch(page, i)
 
@@ -181,10 +177,7 @@ def score_page(q, page, scale, scores, base):  # type: ignore[no-untyped-def]
     """
     P, D = page.shape
     for t in range(0, P, 4):
-        a = np.float32(0)
-        b = np.float32(0)
-        c = np.float32(0)
-        e = np.float32(0)
+        a = b = c = e = np.float32(0)
         for d in range(D):
             x = q[d]
             a += x * load(page[t, d])

@@ -13,8 +13,6 @@ No row is sorted as a whole. A candidate's weight, exp((logit - highest) / tempe
 power of two; masses of buckets tell in which one a cut or the pick lies, and only that one is sorted.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import NamedTuple
 
@@ -31,11 +29,10 @@ Float32 = NDArray[np.float32]
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
 
-_ONE_BITS = 0x3F800000  # of 1.0, the highest weight
+_HIGHEST_BITS, _LOWEST_BITS = 0x3F800000, 0x00800000  # of the weights 1 and 2**-126
 _BUCKET_SHIFT = 19  # float32 has 23 bits behind the exponent: 16 buckets per power of two
-_BUCKETS = (_ONE_BITS >> _BUCKET_SHIFT) + 1
+_BUCKETS = ((_HIGHEST_BITS - _LOWEST_BITS) >> _BUCKET_SHIFT) + 1
 _TO_UNIT = np.float32(4.6566127342e-10)  # just below 2**-31, so that 1 is never reached
-_NONE = np.int32(-1)
 
 
 class SamplingParameters(NamedTuple):
@@ -51,10 +48,9 @@ class SamplingParameters(NamedTuple):
     frequency_penalty: Float32
 
 
-def read_parameters(entries: Int32) -> SamplingParameters:
-    """From submission entries, int32 [rows, 64]."""
-    fields = np.ascontiguousarray(entries).view(SQ_ENTRY)[:, 0]
-    return SamplingParameters(*(fields[name] for name in SamplingParameters._fields))
+def read_parameters(entries: NDArray[np.void]) -> SamplingParameters:
+    """From submission entries, SQ_ENTRY [rows]."""
+    return SamplingParameters(*(entries[name] for name in SamplingParameters._fields))
 
 
 @njit
@@ -94,7 +90,7 @@ def _weigh(logits, temperature, weights):  # type: ignore[no-untyped-def]
 
 @njit
 def _bucket(weight):  # type: ignore[no-untyped-def]
-    return np.int64(_ONE_BITS - bits_of(weight)) >> _BUCKET_SHIFT
+    return np.int64(_HIGHEST_BITS - bits_of(weight)) >> _BUCKET_SHIFT
 
 
 @njit
@@ -113,84 +109,56 @@ def _members(logits, weights, bucket, count):  # type: ignore[no-untyped-def]
 
 
 @njit
-def _draw(logits, weights, number, top_k, top_p, min_p, mass, counts):  # type: ignore[no-untyped-def]
-    """A token by its weight after the filters, -1 if all weights are 0. number: uniform. mass, counts: scratch [_BUCKETS]."""
-    mass[:] = 0
-    counts[:] = 0
-    end = 0  # buckets in use
-    candidates = 0
-    total = 0.0
+def _walk(logits, weights, mass, counts, most, goal, least):  # type: ignore[no-untyped-def]
+    """Keep candidates in their order: the first, and each further one while there are fewer than `most`, their mass is below
+    `goal`, and its weight is not below `least`.
+
+    mass, counts: of the buckets. Returns (how many are kept, their mass, the last one or -1).
+    """
+    kept, total, token = 0, 0.0, -1
+    for bucket in range(_BUCKETS):
+        if kept + counts[bucket] <= most and total + mass[bucket] < goal and bucket < _bucket(least):
+            kept += counts[bucket]
+            total += mass[bucket]
+            continue
+        for member in _members(logits, weights, bucket, counts[bucket]):
+            if kept > 0 and (kept >= most or total >= goal or weights[member] < least):
+                break
+            kept += 1
+            total += weights[member]
+            token = member
+        break
+    return kept, total, token
+
+
+@njit
+def _draw(logits, weights, number, top_k, top_p, min_p):  # type: ignore[no-untyped-def]
+    """A token by its weight after the filters, -1 if all weights are 0. number: uniform."""
+    mass, counts = np.zeros(_BUCKETS), np.zeros(_BUCKETS, np.int64)
     for token in range(len(weights)):
         if weights[token] > 0:
-            bucket = _bucket(weights[token])
-            mass[bucket] += weights[token]
-            counts[bucket] += 1
-            end = max(end, bucket + 1)
-            candidates += 1
-    if candidates == 0:
-        return _NONE
-    if top_k <= 0 or top_k > candidates:
-        top_k = candidates
-    nucleus = top_p < 1
-
-    # What top_p is a share of: the mass of the first top_k candidates.
-    goal = np.inf
-    if nucleus:
-        seen = 0
-        for bucket in range(end):
-            if seen + counts[bucket] <= top_k:
-                total += mass[bucket]
-                seen += counts[bucket]
-            else:
-                for token in _members(logits, weights, bucket, counts[bucket])[: top_k - seen]:
-                    total += weights[token]
-                break
-        goal = top_p * total
-
-    # Where the kept candidates end: all before bucket `cut`, and the first `kept_in_cut` of it.
-    cut, kept_in_cut, kept_mass, seen = end, 0, 0.0, 0
-    for bucket in range(end):
-        if seen + counts[bucket] <= top_k and kept_mass + mass[bucket] < goal and not (min_p > 0 and bucket >= _bucket(min_p)):
-            kept_mass += mass[bucket]
-            seen += counts[bucket]
-            continue
-        cut = bucket
-        for token in _members(logits, weights, bucket, counts[bucket]):
-            if seen > 0 and (seen >= top_k or kept_mass >= goal or weights[token] < min_p):
-                break
-            kept_mass += weights[token]
-            seen += 1
-            kept_in_cut += 1
-        break
-
-    # The first candidate whose cumulative mass exceeds the number; should rounding leave none, the last one.
-    goal = number * kept_mass
-    before = 0.0
-    for bucket in range(end):
-        if bucket != cut and before + mass[bucket] <= goal:
-            before += mass[bucket]
-            continue
-        members = _members(logits, weights, bucket, counts[bucket])[: kept_in_cut if bucket == cut else counts[bucket]]
-        for token in members:
-            before += weights[token]
-            if before > goal:
-                return np.int32(token)
-        return np.int32(members[-1])
-    return _NONE
+            mass[_bucket(weights[token])] += weights[token]
+            counts[_bucket(weights[token])] += 1
+    most = np.int64(top_k if top_k > 0 else len(weights))
+    goal, none = np.inf, np.float32(0)
+    if top_p < 1:  # a share of the mass of the first top_k candidates
+        goal = top_p * _walk(logits, weights, mass, counts, most, goal, none)[1]
+    kept, total, _ = _walk(logits, weights, mass, counts, most, goal, min_p)
+    # The first kept one whose cumulative mass exceeds this share; should rounding leave none, the last of its bucket.
+    goal = np.nextafter(number * total, np.inf)
+    return _walk(logits, weights, mass, counts, kept, goal, none)[2]
 
 
 @partial(cached_njit, nogil=True)
-def _draw_rows(logits, seeds, positions, temperatures, top_ks, top_ps, min_ps, result):  # type: ignore[no-untyped-def]
+def _draw_rows(logits, parameters, positions, result):  # type: ignore[no-untyped-def]
+    p = parameters
     weights = np.empty(logits.shape[1], np.float32)
-    mass = np.empty(_BUCKETS, np.float64)
-    counts = np.empty(_BUCKETS, np.int64)
     for row in range(len(logits)):
-        temperature = temperatures[row] if temperatures[row] > 0 else np.float32(1)
-        best = _weigh(logits[row], temperature, weights)
-        result[row] = best
-        if temperatures[row] > 0:
-            number = uniform(seeds[row], positions[row])
-            token = _draw(logits[row], weights, number, top_ks[row], top_ps[row], min(min_ps[row], np.float32(1)), mass, counts)
+        temperature = p.temperature[row]
+        result[row] = _weigh(logits[row], temperature if temperature > 0 else np.float32(1), weights)
+        if temperature > 0:
+            number, min_p = uniform(p.seed[row], positions[row]), min(p.min_p[row], np.float32(1))
+            token = _draw(logits[row], weights, number, p.top_k[row], p.top_p[row], min_p)
             if token >= 0:
                 result[row] = token
 
@@ -200,16 +168,13 @@ def penalize(logits: Float32, row: int, parameters: SamplingParameters, tokens: 
 
     logits: [rows, vocab]. tokens: the row's prompt and output so far.
     """
-    vocab = logits.shape[1]
     target = logits[row]
     repetition = parameters.repetition_penalty[row]
     if repetition != 1:
         seen = np.unique(tokens)
-        values = target[seen]
-        target[seen] = np.where(values > 0, values / repetition, values * repetition)
-    counts = np.bincount(tokens[prompt_length:], minlength=vocab)
-    used = np.flatnonzero(counts)
-    target[used] -= parameters.frequency_penalty[row] * counts[used].astype(np.float32) + parameters.presence_penalty[row]
+        target[seen] = np.where(target[seen] > 0, target[seen] / repetition, target[seen] * repetition)
+    used, counts = np.unique(tokens[prompt_length:], return_counts=True)
+    target[used] -= parameters.frequency_penalty[row] * counts.astype(np.float32) + parameters.presence_penalty[row]
 
 
 def sample_rows(logits: Float32, parameters: SamplingParameters, positions: Int32) -> Int32:
@@ -222,25 +187,24 @@ def sample_rows(logits: Float32, parameters: SamplingParameters, positions: Int3
     if not (p.temperature > 0).any():
         return logits.argmax(axis=1).astype(np.int32)  # the first of equal maxima
     result = np.empty(len(logits), np.int32)
-    _draw_rows(logits, p.seed, positions, p.temperature, p.top_k, p.top_p, p.min_p, result)
+    _draw_rows(logits, p, positions, result)
     return result
 
 
 def warm_up() -> None:
     """Compile the sampler now, so that no request waits for it."""
-    entries = np.zeros((1, 1), SQ_ENTRY)
+    entries = np.zeros(1, SQ_ENTRY)
     entries["temperature"] = 1
-    sample_rows(np.zeros((1, 2), np.float32), read_parameters(entries.view(np.int32)), np.zeros(1, np.int32))
+    sample_rows(np.zeros((1, 2), np.float32), read_parameters(entries), np.zeros(1, np.int32))
 
 
-def mask_stop_ids(logits: Float32, entries: Int32, generated: Int32) -> None:
+def mask_stop_ids(logits: Float32, entries: NDArray[np.void], generated: Int32) -> None:
     """Make the stop ids of requests that have not reached min_tokens impossible, in place.
 
-    logits: [rows, vocab], penalties applied. entries: [rows, 64]. generated: tokens of the output so far, [rows].
+    logits: [rows, vocab], penalties applied. entries: SQ_ENTRY [rows]. generated: tokens of the output so far, [rows].
     """
-    fields = np.ascontiguousarray(entries).view(SQ_ENTRY)[:, 0]
-    for row in np.flatnonzero(generated < fields["min_tokens"]).tolist():
-        stop_ids = fields["stop_ids"][row]
+    for row in np.flatnonzero(generated < entries["min_tokens"]).tolist():
+        stop_ids = entries["stop_ids"][row]
         logits[row, stop_ids[(stop_ids >= 0) & (stop_ids < logits.shape[1])]] = -np.inf
 
 

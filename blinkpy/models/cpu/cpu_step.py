@@ -1,7 +1,5 @@
 """One engine step on the CPU: forward, penalties, sampling, log probabilities."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,7 +22,7 @@ class CpuStep:
     def __init__(
         self, model: DecoderDescription, weights: Weights, num_pages: int, page_size: int, max_model_len: int, max_tokens: int
     ):
-        self.cache = PagedCache(model, num_pages, page_size, weights.dtype, weights.device)
+        self.cache = PagedCache(model, num_pages, page_size, weights.dtype)
         self.decoder = TorchDecoder(model, weights, self.cache, max_model_len, max_tokens)
         warm_up()
 
@@ -39,19 +37,17 @@ class CpuStep:
         rows = np.flatnonzero(batch.emits[: int(batch.counts[S.ROWS])])
         if len(rows) == 0:
             return
-        logits: NDArray[np.float32] = self.decoder.logits(hidden).cpu().numpy()
+        logits: NDArray[np.float32] = self.decoder.logits(hidden).numpy()
         slots, contexts = batch.row_slots[rows], batch.context_lengths[rows]
-        entries = requests.entry[slots]
-        parameters = read_parameters(entries)
-        asked = np.flatnonzero(entries.view(SQ_ENTRY)["logprobs"] >= 0)
+        entries = requests.entry[slots].view(SQ_ENTRY)[:, 0]
+        p = read_parameters(entries)
+        asked = np.flatnonzero(entries["logprobs"] >= 0)
         unchanged = logits[asked]  # a copy: penalties work in place
-        penalized = (
-            (parameters.repetition_penalty != 1) | (parameters.presence_penalty != 0) | (parameters.frequency_penalty != 0)
-        )
+        penalized = (p.repetition_penalty != 1) | (p.presence_penalty != 0) | (p.frequency_penalty != 0)
         for index in np.flatnonzero(penalized).tolist():
             slot, known = slots[index], contexts[index]
-            penalize(logits, index, parameters, requests.tokens[slot, :known], int(requests.prompt_length[slot]))
+            penalize(logits, index, p, requests.tokens[slot, :known], int(requests.prompt_length[slot]))
         mask_stop_ids(logits, entries, contexts - requests.prompt_length[slots])
-        batch.sampled[rows] = sample_rows(logits, parameters, contexts)
+        batch.sampled[rows] = sample_rows(logits, p, contexts)
         if len(asked):
             batch.logprobs[rows[asked]] = logprob_records(unchanged, batch.sampled[rows[asked]])

@@ -1,7 +1,5 @@
 """Small functions for njit code that NumPy has no names for."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -9,8 +7,6 @@ from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
-
-THREAD_NUMBER, TEAM_MEMBERS = "blinkpy_thread_number", "blinkpy_team_members"
 
 # Sums may be reordered, so that loops become vector instructions. Infinities keep their meaning.
 FAST = {"reassoc", "contract", "nsz", "arcp", "nnan"}
@@ -50,22 +46,15 @@ def prefetch(typingctx: Any, array: Any, index: Any) -> Any:
     return types.void(array, index), generate
 
 
-def _named_call(name: str) -> Any:
-    """An intrinsic that calls the C function int32 name(void), which somebody gives to LLVM (add_symbol)."""
+@intrinsic
+def take_number(typingctx: Any, address: Any) -> Any:
+    """The int64 at an address, which then counts one more: each of several threads takes another number."""
 
-    @intrinsic
-    def call(typingctx: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            kind = ir.FunctionType(ir.IntType(32), [])
-            return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [])
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        number = ir.IntType(64)
+        return builder.atomic_rmw("add", builder.inttoptr(args[0], number.as_pointer()), number(1), "monotonic")
 
-        return types.int32(), generate
-
-    return call
-
-
-thread_number = _named_call(THREAD_NUMBER)
-team_members = _named_call(TEAM_MEMBERS)
+    return types.int64(types.int64), generate
 
 
 @njit(fastmath={"contract"}, error_model="numpy", inline="always")

@@ -1,9 +1,4 @@
-"""The decoder: one forward pass over a batch that mixes decode tokens and prefill chunks, in torch, over the paged cache.
-
-On the CPU it is the engine's step. On any device it is the reference that kernels are compared with.
-"""
-
-from __future__ import annotations
+"""The decoder on the CPU: one forward pass over a batch that mixes decode tokens and prefill chunks, in torch."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +11,6 @@ from numpy.typing import NDArray
 from blinkpy.kv import state as S
 from blinkpy.kv.state import Batch
 from blinkpy.models.cpu.cpu_attention import CpuAttention
-from blinkpy.models.cpu.torch_attention import TorchAttention
 from blinkpy.models.description.blocks import Activation, BlockType, Experts, Mlp, NormPlacement, RouterKind
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.paged_cache import PagedCache
@@ -24,30 +18,12 @@ from blinkpy.models.weights.decoder_weights import LayerWeights, Weights
 
 
 class TorchDecoder:
-    """All layers of one model.
+    """All layers of one model. max_model_len: largest context, tokens. max_tokens: largest batch, tokens."""
 
-    max_model_len: largest context, tokens. max_tokens: largest batch, tokens. reference: use the plain torch attention on
-    the CPU too. The weights' device decides where it runs.
-    """
-
-    def __init__(
-        self,
-        model: DecoderDescription,
-        weights: Weights,
-        cache: PagedCache,
-        max_model_len: int,
-        max_tokens: int,
-        *,
-        reference: bool = False,
-    ):
+    def __init__(self, model: DecoderDescription, weights: Weights, cache: PagedCache, max_model_len: int, max_tokens: int):
         model.require_blocks(BLOCKS, "the CPU's decoder")
         self.model, self.weights = model, weights
-        cos, sin = (torch.from_numpy(table).to(weights.device) for table in model.attention.rope.tables(max_model_len))
-        self.attention: CpuAttention | TorchAttention
-        if weights.device.type == "cpu" and not reference:
-            self.attention = CpuAttention(model, weights.layers, cache, cos, sin, max_model_len, max_tokens)
-        else:
-            self.attention = TorchAttention(model, weights.layers, cache, cos, sin)
+        self.attention = CpuAttention(model, weights.layers, cache, max_model_len, max_tokens)
 
     @torch.inference_mode()
     def forward(self, batch: Batch, page_table: NDArray[np.int32], wanted: NDArray[np.int64] | None = None) -> torch.Tensor:
@@ -56,10 +32,10 @@ class TorchDecoder:
         page_table: int32 [slots, pages of a sequence]. wanted: tokens of the batch, ascending; by default all. Returns their
         residual stream behind the last layer, [wanted tokens, hidden]; behind its attention the last layer leaves the others out.
         """
-        ids = torch.from_numpy(batch.token_ids[: int(batch.counts[S.TOKENS])]).to(self.weights.device)
+        ids = torch.from_numpy(batch.token_ids[: int(batch.counts[S.TOKENS])])
         self.attention.begin(batch, page_table)
         x = F.embedding(ids, self.weights.embedding)
-        kept = None if wanted is None or len(wanted) == len(ids) else torch.from_numpy(wanted).to(x.device)
+        kept = None if wanted is None or len(wanted) == len(ids) else torch.from_numpy(wanted)
         run_layer, last = BLOCKS[self.model.placement], len(self.weights.layers) - 1
         for index, layer in enumerate(self.weights.layers):
             x = run_layer(self, x, index, layer, kept if index == last else None)
@@ -98,7 +74,7 @@ def _experts(x: torch.Tensor, normed: torch.Tensor, layer: LayerWeights, experts
     order_of, order = chosen.flatten().sort(stable=True)  # assignments, by expert
     tokens = order // experts.top_k
     assignments = torch.bincount(order_of, minlength=experts.number).tolist()
-    results = torch.empty(len(order), x.shape[1], dtype=x.dtype, device=x.device)
+    results = torch.empty(len(order), x.shape[1], dtype=x.dtype)
     start = 0
     for expert, count in enumerate(assignments):
         if count:

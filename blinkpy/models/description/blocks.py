@@ -4,8 +4,6 @@ A new type is a member or a class here, and an implementation in the table of bo
 gpu_decoder.py). A decoder whose table lacks a type refuses models that need it.
 """
 
-from __future__ import annotations
-
 from enum import Enum
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """A decoder as data: what its blocks are, and what its weights are called. No torch: it works in the base install."""
 
-from __future__ import annotations
-
 from collections.abc import Container
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -101,15 +99,11 @@ class DecoderDescription:
         """For each layer, whether it has experts."""
         return tuple(isinstance(layer.mlp, Experts) for layer in self.layers)
 
-    def block_types(self) -> set[BlockType]:
-        """The types of all blocks of which a decoder's table has an implementation."""
-        found: set[BlockType] = {self.placement}
-        for mlp in {layer.mlp for layer in self.layers}:
-            found |= {type(mlp), mlp.activation} | ({mlp.router} if isinstance(mlp, Experts) else set())
-        return found
-
     def require_blocks(self, implemented: Container[BlockType], decoder: str) -> None:
         """Raise ConfigError, naming them, if a decoder lacks blocks of this model. implemented: the decoder's table."""
-        lacking = sorted(str(block) for block in self.block_types() if block not in implemented)
+        needed: set[BlockType] = {self.placement}
+        for mlp in {layer.mlp for layer in self.layers}:
+            needed |= {type(mlp), mlp.activation} | ({mlp.router} if isinstance(mlp, Experts) else set())
+        lacking = sorted(str(block) for block in needed if block not in implemented)
         if lacking:
             raise ConfigError(f"{self.name} needs {', '.join(lacking)}, which {decoder} does not support")

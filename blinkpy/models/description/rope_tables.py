@@ -4,8 +4,6 @@ Sources: RoFormer (arXiv 2104.09864); linear scaling (arXiv 2306.15595); YaRN (a
 2402.13753); the Llama 3.1 scaling as published with its weights.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -59,14 +57,10 @@ class Rope:
 
     def _llama3(self, plain: NDArray[np.float32]) -> NDArray[np.float32]:
         """Long waves are slowed down by `factor`, short ones are kept, those between are blended."""
-        wavelength = np.float32(2 * math.pi) / plain
-        low = self.original_max_position / self.low_freq_factor
-        high = self.original_max_position / self.high_freq_factor
-        blend = (np.float32(self.original_max_position) / wavelength - np.float32(self.low_freq_factor)) / np.float32(
-            self.high_freq_factor - self.low_freq_factor
-        )
-        blended = (1 - blend) * plain / np.float32(self.factor) + blend * plain
-        return np.where(wavelength > low, plain / np.float32(self.factor), np.where(wavelength < high, plain, blended))
+        turns = np.float32(self.original_max_position) / (np.float32(2 * math.pi) / plain)  # within the original context
+        span = np.float32(self.high_freq_factor - self.low_freq_factor)
+        blend = np.clip((turns - np.float32(self.low_freq_factor)) / span, 0, 1)
+        return (1 - blend) * plain / np.float32(self.factor) + blend * plain
 
     def _yarn(self, period: NDArray[np.float32]) -> NDArray[np.float32]:
         """Dimensions that turn often within the original context are kept, slow ones interpolated, with a ramp between."""

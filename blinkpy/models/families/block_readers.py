@@ -1,7 +1,5 @@
 """Blocks from a config.json, as most families spell them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from blinkpy.config import ConfigError

@@ -1,7 +1,5 @@
 """From a model's config.json to the description of its decoder. No torch: it works in the base install."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The registry of model families: one file each in this folder, found by its name, with a function under @family."""
 
-from __future__ import annotations
-
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,7 +12,6 @@ from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.families.hf_config import HfConfig
 
 Describe = Callable[[HfConfig], DecoderDescription]
-_found: dict[str, Family] = {}
 
 
 @dataclass(frozen=True)
@@ -26,6 +23,9 @@ class Family:
     describe: Describe
     defaults: Mapping[str, Any]
     ignores: tuple[str, ...]
+
+
+_found: dict[str, Family] = {}
 
 
 def family(

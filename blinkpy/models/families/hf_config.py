@@ -3,8 +3,6 @@
 It remembers which keys were looked up. Of the others those that change the computation are refused, and unknown ones warned of.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Mistral."""
 
-from __future__ import annotations
-
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.families.block_readers import gated_mlp, grouped_attention, pre_norm_decoder, sliding_windows
 from blinkpy.models.families.family import family

@@ -1,7 +1,5 @@
 """Mixtral: Mistral's attention, and experts in every layer."""
 
-from __future__ import annotations
-
 from blinkpy.models.description.blocks import RouterKind
 from blinkpy.models.description.decoder_description import DecoderDescription, TensorNames
 from blinkpy.models.families.block_readers import grouped_attention, pre_norm_decoder, routed_experts, sliding_windows

@@ -1,7 +1,5 @@
 """Phi-3 and Phi-4. A checkpoint has one tensor for q, k and v, and one for gate and up."""
 
-from __future__ import annotations
-
 from blinkpy.models.description.decoder_description import DecoderDescription, TensorNames
 from blinkpy.models.families.block_readers import gated_mlp, grouped_attention, pre_norm_decoder, sliding_windows
 from blinkpy.models.families.family import family

@@ -1,17 +1,9 @@
 """Qwen3, dense and with experts."""
 
-from __future__ import annotations
-
 from blinkpy.config import ConfigError
 from blinkpy.models.description.blocks import Experts, Mlp, RouterKind
 from blinkpy.models.description.decoder_description import DecoderDescription
-from blinkpy.models.families.block_readers import (
-    gated_mlp,
-    grouped_attention,
-    pre_norm_decoder,
-    routed_experts,
-    sliding_windows,
-)
+from blinkpy.models.families.block_readers import gated_mlp, grouped_attention, pre_norm_decoder, routed_experts, sliding_windows
 from blinkpy.models.families.family import family
 from blinkpy.models.families.hf_config import HfConfig
 

@@ -2,8 +2,6 @@
 (rope_parameters). What the parameters mean: blinkpy.models.description.rope_tables, with the sources.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace

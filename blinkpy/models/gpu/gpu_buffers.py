@@ -1,47 +1,31 @@
 """The memory that the steps of the GPU's decoder work in: allocated once for the largest, shared by all."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
 
 from blinkpy.kernels.moe.expert_config import ExpertShape, ExpertTable
 from blinkpy.kernels.moe.expert_variants import ExpertWorkspace
-from blinkpy.kernels.moe.experts import ExpertPlan, plan_experts
+from blinkpy.kernels.moe.experts import plan_experts
 from blinkpy.models.description.decoder_description import DecoderDescription
 
 
-@dataclass
 class Buffers:
-    """Activations of the largest step, shared by all steps. T tokens, B rows."""
+    """Activations of the largest step, shared by all steps. tokens, rows: of that step."""
 
-    hidden: torch.Tensor  # [T, hidden] residual stream
-    normed: torch.Tensor  # [T, hidden] its norm
-    qkv: torch.Tensor  # [T, (heads + 2 kv_heads) * head_dim]
-    attended: torch.Tensor  # [T, heads * head_dim]
-    inner: torch.Tensor  # [T, intermediate] between the halves of the MLP
-    last_hidden: torch.Tensor  # [B, hidden] residual stream of the last token of each row, where the others are not read
-    last_counts: torch.Tensor  # int64 [8] batch header of those
-    last: torch.Tensor  # [B, hidden] normed last token of each row
-    logits: torch.Tensor  # float32 [B, vocab]
-
-    @classmethod
-    def allocate(cls, model: DecoderDescription, tokens: int, rows: int, dtype: torch.dtype, device: str) -> Buffers:
+    def __init__(self, model: DecoderDescription, tokens: int, rows: int, dtype: torch.dtype, device: str):
         def zeros(*shape: int, kind: torch.dtype = dtype) -> torch.Tensor:
             return torch.zeros(shape, dtype=kind, device=device)
 
-        return cls(
-            zeros(tokens, model.hidden_size),
-            zeros(tokens, model.hidden_size),
-            zeros(tokens, model.q_size + 2 * model.kv_size),
-            zeros(tokens, model.q_size),
-            zeros(tokens, model.mlp_size),
-            zeros(rows, model.hidden_size),
-            zeros(8, kind=torch.int64),
-            zeros(rows, model.hidden_size),
-            zeros(rows, model.vocab_size, kind=torch.float32),
-        )
+        self.hidden = zeros(tokens, model.hidden_size)  # residual stream
+        self.normed = zeros(tokens, model.hidden_size)  # its norm
+        self.qkv = zeros(tokens, model.q_size + 2 * model.kv_size)
+        self.attended = zeros(tokens, model.q_size)
+        self.inner = zeros(tokens, model.mlp_size)  # between the halves of the MLP
+        self.last_hidden = zeros(rows, model.hidden_size)  # residual stream of each row's last token, where no other is read
+        self.last_counts = zeros(8, kind=torch.int64)  # batch header of those
+        self.last = zeros(rows, model.hidden_size)  # normed last token of each row
+        self.logits = zeros(rows, model.vocab_size, kind=torch.float32)
 
 
 @dataclass
@@ -64,20 +48,12 @@ class ResidualStream:
         return (self.hidden, None) if partials is None else (partials, self.hidden)
 
 
-@dataclass
 class ExpertBuffers:
-    """What layers with experts need besides: activations of the largest bucket, and plans by the rows of the residual stream."""
+    """What expert layers need besides. rows: all numbers of rows that the residual stream can have."""
 
-    plans: dict[int, ExpertPlan]
-    router: torch.Tensor  # float32 [T, experts]
-    workspace: ExpertWorkspace
-
-    @classmethod
-    def allocate(cls, model: DecoderDescription, rows: set[int], dtype: torch.dtype, device: str) -> ExpertBuffers:
+    def __init__(self, model: DecoderDescription, rows: set[int], dtype: torch.dtype, device: str):
         table = ExpertTable.load(torch.cuda.get_device_name(device)) if device.startswith("cuda") else ExpertTable()
         shape = ExpertShape(model.experts.number, model.experts.top_k, model.hidden_size, model.experts.size)
-        return cls(
-            {count: plan_experts(shape, count, dtype, device, table) for count in rows},
-            torch.zeros(max(rows), model.experts.number, dtype=torch.float32, device=device),
-            ExpertWorkspace.allocate(shape, max(rows), dtype, device),
-        )
+        self.plans = {count: plan_experts(shape, count, dtype, device, table) for count in rows}
+        self.router = torch.zeros(max(rows), shape.experts, dtype=torch.float32, device=device)  # logits
+        self.workspace = ExpertWorkspace.allocate(shape, max(rows), dtype, device)

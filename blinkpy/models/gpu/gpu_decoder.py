@@ -6,8 +6,6 @@ launch. The order of the sums in a linear layer depends on the bucket, so a resu
 buckets; within one bucket a row depends on itself alone.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -19,8 +17,7 @@ from blinkpy.kernels.attention.prefill_attention import plan_prefill
 from blinkpy.kernels.attention.rotate_and_cache import rope_and_cache
 from blinkpy.kernels.attention.split_plan import DecodePlan, DecodeWorkspace, plan_decode
 from blinkpy.kernels.batch_view import BatchView
-from blinkpy.kernels.embedding import embed
-from blinkpy.kernels.last_tokens import last_tokens
+from blinkpy.kernels.gather import embed, last_tokens
 from blinkpy.kernels.linear.linear import can_fuse, can_leave_partials, leaves_partials, linear
 from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_table import LinearTable
@@ -28,7 +25,7 @@ from blinkpy.kernels.linear.linear_variants import LinearCall, LinearWorkspace
 from blinkpy.kernels.moe.expert_variants import ExpertCall
 from blinkpy.kernels.moe.experts import experts
 from blinkpy.kernels.moe.routing import FUSED_ROUTER_TOKENS, router_logits
-from blinkpy.kernels.norm import last_token_norm, rms_norm
+from blinkpy.kernels.norm import rms_norm
 from blinkpy.kv.state import Batch, Requests
 from blinkpy.models.description.blocks import Activation, BlockType, Experts, Mlp, NormPlacement, RouterKind
 from blinkpy.models.description.decoder_description import DecoderDescription
@@ -41,8 +38,9 @@ from blinkpy.models.weights.decoder_weights import LayerWeights, Weights
 class GpuDecoder:
     """One model with its cache on the GPU, launching whole forward passes: `layers`, then `output`.
 
-    max_model_len: largest context, tokens. shapes: the steps that will be launched; memory is sized for them. table: measured
-    configurations of the linear layers. pdl: chain kernels by programmatic dependent launch. sm_count: of the GPU.
+    batch, requests: the scheduler's state as tensors on the GPU. shapes: the steps that will be launched; memory is sized for
+    them. max_model_len: largest context, tokens. table: measured configurations of the linear layers. pdl: chain kernels by
+    programmatic dependent launch.
     """
 
     def __init__(
@@ -54,19 +52,17 @@ class GpuDecoder:
         requests: Requests,
         shapes: list[StepShape],
         max_model_len: int,
-        table: LinearTable | None = None,
-        pdl: bool = False,
-        sm_count: int = 132,
+        table: LinearTable,
+        pdl: bool,
     ):
         model.require_blocks(BLOCKS, "the GPU's decoder")
-        self.experts: ExpertBuffers | None = None
         self.model, self.weights, self.cache, self.batch, self.requests = model, weights, cache, batch, requests
-        self.table, self.pdl = table or LinearTable(), pdl
+        self.shapes, self.table, self.pdl, self.view = shapes, table, pdl, BatchView.of(batch)
         device, dtype = str(weights.device), weights.dtype
-        cosines, sines = model.attention.rope.tables(max_model_len)
-        self.cos, self.sin = torch.from_numpy(cosines).to(device), torch.from_numpy(sines).to(device)
+        sm_count = torch.cuda.get_device_properties(device).multi_processor_count if weights.device.type == "cuda" else 132
+        self.cos, self.sin = (torch.from_numpy(some).to(device) for some in model.attention.rope.tables(max_model_len))
         tokens, rows = max(s.tokens for s in shapes), max(s.rows for s in shapes)
-        self.buffers = Buffers.allocate(model, tokens, rows, dtype, device)
+        self.buffers = Buffers(model, tokens, rows, dtype, device)
         self.stream = ResidualStream(self.buffers.hidden, batch.counts)  # of the step that is being launched
         self.plans: dict[tuple[int, bool], DecodePlan] = {  # by rows, and by whether there are prefill chunks
             (s.rows, mixed): plan_decode(s.rows, model.kv_heads, max_model_len, sm_count, dtype, mixed=mixed)
@@ -74,14 +70,12 @@ class GpuDecoder:
             for mixed in (False, True)
         }
         self.prefill_plan = plan_prefill(dtype, sm_count, overlap_prefill=True)
-        self.view = BatchView.of(batch)
         sizes = [(rows, plan) for (rows, _), plan in self.plans.items()]
         self.attention_workspace = DecodeWorkspace.allocate(sizes, model.heads, model.kv_heads, model.head_dim, device)
         # Norms are fused or taken into `normed`, so what cuBLAS needs scratch for is gate and up before SwiGLU joins them.
         self.linear_workspace = LinearWorkspace.allocate(device, dtype, rows=tokens * 2 * model.mlp_size)
-        if any(model.expert_layers):
-            rows_of_stream = {s.tokens for s in shapes} | {s.rows for s in shapes if s.last_tokens_only}
-            self.experts = ExpertBuffers.allocate(model, rows_of_stream, dtype, device)
+        rows_of_stream = {s.tokens for s in shapes} | {s.rows for s in shapes if s.last_tokens_only}
+        self.experts = ExpertBuffers(model, rows_of_stream, dtype, device) if any(model.expert_layers) else None
 
     def layers(self, shape: StepShape) -> None:
         """Launch the embedding and the layers of a step, on the current stream. With `last_tokens_only`, the last layer ends with
@@ -96,13 +90,11 @@ class GpuDecoder:
     def output(self, shape: StepShape) -> torch.Tensor:
         """Launch what follows the layers: the last norm and the product with the vocabulary's matrix. Returns float32 [rows of
         the shape, vocab]."""
-        batch, counts, norm, eps = self.batch, self.stream.counts, self.weights.final_norm, self.model.norm.eps
+        counts, norm, eps = self.stream.counts, self.weights.final_norm, self.model.norm.eps
         last, logits = self.buffers.last[: shape.rows], self.buffers.logits[: shape.rows]
         source, residual = self.stream.take()
-        if shape.last_tokens_only:
-            rms_norm(source, norm, eps, counts, last, residual, pdl=self.pdl)
-        else:
-            last_token_norm(source, norm, eps, counts, batch.query_starts, batch.emits, last, residual, pdl=self.pdl)
+        every = None if shape.last_tokens_only else self.view
+        rms_norm(source, norm, eps, counts, last, residual, last_tokens_of=every, pdl=self.pdl)
         self._linear(last, self.weights.lm_head, logits)
         return logits
 
@@ -189,7 +181,9 @@ class GpuDecoder:
         swiglu: bool = False,
     ) -> None:
         """out = f(norm(x) weight^T + bias); with a norm, x is the residual stream."""
-        config, fused = self.linear_config(x.shape[0], weight, swiglu), None
+        outputs, width = weight.shape
+        config = self.table.config(outputs // 2 if swiglu else outputs, width, len(x), weight.dtype, swiglu=swiglu)
+        fused = None
         if norm is not None and can_fuse(config, "norm") and self.stream.partials is None:
             fused = (norm, self.model.norm.eps)
         elif norm is not None:
@@ -200,8 +194,8 @@ class GpuDecoder:
     def _add_linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, norm_follows: bool) -> None:
         """Add x weight^T + bias to the residual stream. Where a norm of it follows, the partials of split sums are left to that:
         it reads all of the stream anyway, and here the programs would have to wait for each other."""
-        config, workspace = self.linear_config(x.shape[0], weight, False), self.linear_workspace
-        hidden = self.stream.hidden
+        (outputs, width), workspace, hidden = weight.shape, self.linear_workspace, self.stream.hidden
+        config = self.table.config(outputs, width, len(x), weight.dtype)
         call = LinearCall(x, weight, hidden, workspace, self.stream.counts, bias, residual=hidden, pdl=self.pdl)
         if norm_follows and can_leave_partials(config):
             size = config.split_k * hidden.numel()
@@ -210,11 +204,6 @@ class GpuDecoder:
         elif leaves_partials(config):
             config = LinearConfig("cublas")  # nobody would add them up
         linear(call, config)
-
-    def linear_config(self, rows: int, weight: torch.Tensor, swiglu: bool) -> LinearConfig:
-        """How a linear layer runs in a bucket of so many rows."""
-        outputs = weight.shape[0] // (2 if swiglu else 1)
-        return self.table.config(outputs, weight.shape[1], rows, weight.dtype, swiglu=swiglu)
 
 
 BLOCKS: dict[BlockType, Any] = {

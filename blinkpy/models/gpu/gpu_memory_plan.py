@@ -1,7 +1,5 @@
 """What an engine on a GPU needs of its memory, by part, before anything is loaded. Pure arithmetic."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from blinkpy.config import Config, ConfigError
@@ -21,11 +19,7 @@ DECODE_SPLITS = 64
 class MemoryPlan:
     """Bytes by part; `cache` is what is left for the KV cache within the share that may be used."""
 
-    weights: int
-    activations: int
-    state: int
-    queues: int  # 0 where queue pairs are in host memory
-    reserve: int
+    parts: dict[str, int]
     free: int  # at the start
     total: int
     share: float  # of the total that may be used
@@ -37,7 +31,7 @@ class MemoryPlan:
 
     @property
     def needed(self) -> int:
-        return self.weights + self.activations + self.state + self.queues + self.reserve
+        return sum(self.parts.values())
 
     @property
     def cache(self) -> int:
@@ -45,17 +39,10 @@ class MemoryPlan:
 
     def describe(self) -> str:
         """The needed bytes by part, without the KV cache."""
-        parts = {
-            "weights": self.weights,
-            "activations": self.activations,
-            "scheduler state": self.state,
-            "queue pairs": self.queues,
-            "graphs and kernels": self.reserve,
-        }
-        return ", ".join(f"{name} {gib(value)}" for name, value in parts.items() if value)
+        return ", ".join(f"{name} {gib(value)}" for name, value in self.parts.items() if value)
 
     def require(self, cache_bytes: int) -> None:
-        """Raise ConfigError, with needed and free memory by part, unless so many bytes are left for the KV cache."""
+        """Raise ConfigError, with needed and free memory by part, unless this many bytes are left for the KV cache."""
         if self.cache >= cache_bytes:
             return
         listed = f"{self.describe()}, KV cache at least {gib(cache_bytes)}"
@@ -89,19 +76,17 @@ def state_bytes(slots: int, max_model_len: int, page_size: int, pages: int) -> i
 def plan_memory(
     config: Config, model: DecoderDescription, itemsize: int, page_bytes: int, free: int, total: int, queue_bytes: int = 0
 ) -> MemoryPlan:
-    """The plan for a model on a GPU with so many bytes free and in total; itemsize: bytes of a weight; queue_bytes: of queue
-    pairs in the GPU's memory. The flight recorder copies the scheduler's state."""
+    """The plan for a model. free, total: bytes of the GPU; itemsize: bytes of a weight; queue_bytes: of queue pairs in the GPU's
+    memory. The flight recorder copies the scheduler's state."""
     scheduler, slots = config.scheduler, config.frontend.workers * config.queue.slots
     length = config.model.max_model_len or model.max_position
     pages = config.cache.num_pages or total // page_bytes
     rows = min(scheduler.max_num_seqs, slots)
-    return MemoryPlan(
-        weights=weight_elements(model) * itemsize,
-        activations=activation_bytes(model, scheduler.max_num_batched_tokens, rows, length, itemsize),
-        state=state_bytes(slots, length, config.cache.page_size, pages) * (2 if config.engine.record_steps else 1),
-        queues=queue_bytes,
-        reserve=GRAPHS_AND_MODULES,
-        free=free,
-        total=total,
-        share=config.cache.gpu_memory_utilization,
-    )
+    parts = {
+        "weights": weight_elements(model) * itemsize,
+        "activations": activation_bytes(model, scheduler.max_num_batched_tokens, rows, length, itemsize),
+        "scheduler state": state_bytes(slots, length, config.cache.page_size, pages) * (2 if config.engine.record_steps else 1),
+        "queue pairs": queue_bytes,
+        "graphs and kernels": GRAPHS_AND_MODULES,
+    }
+    return MemoryPlan(parts, free, total, config.cache.gpu_memory_utilization)

@@ -4,8 +4,7 @@ The step graphs are those of the loop on the GPU. What differs is what this modu
 a wait by the host. It is for debugging, and the baseline that shows what taking the host out of the loop is worth.
 """
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,24 +21,13 @@ from blinkpy.models.gpu.step_shapes import StepShape
 from blinkpy.queues.submission import WORD_LOGPROBS
 
 STEP_WRITES = ("sampled", "logprobs")  # fields of a batch that a step writes; it reads the others
+READ_IN_PLACE = ("entry", "tokens", "prompt_length")  # fields of the requests that the sampler reads in host memory
 
 
 def pin_state(state: State) -> State:
     """The state with what the GPU reads or copies in pinned memory: the batch, and parts of the requests."""
-    requests = state.requests._replace(
-        **{name: pinned(getattr(state.requests, name)) for name in ("entry", "tokens", "prompt_length", "page_table")}
-    )
+    requests = state.requests._replace(**{name: pinned(getattr(state.requests, name)) for name in (*READ_IN_PLACE, "page_table")})
     return state._replace(batch=map_arrays(pinned, state.batch), requests=requests)
-
-
-def device_side(state: State) -> tuple[Batch, Requests]:
-    """Tensors for a GpuStep. Batch and page tables are copies, renewed in each step; the sampler reads the rest in place."""
-    batch = map_arrays(lambda array: torch.from_numpy(array).cuda(), state.batch)
-    requests = state.requests._replace(
-        page_table=torch.from_numpy(state.requests.page_table).cuda(),
-        **{name: host_tensor_on_device(getattr(state.requests, name)) for name in ("entry", "tokens", "prompt_length")},
-    )
-    return batch, requests
 
 
 def require_fit(shape: StepShape, counts: np.ndarray) -> None:
@@ -50,19 +38,20 @@ def require_fit(shape: StepShape, counts: np.ndarray) -> None:
 
 
 class HostDrivenStep:
-    """Runs the graph of a batch and waits for it. state: pinned (`pin_state`); batch, requests: its `device_side`."""
+    """Runs the graph of a batch and waits for it. state: pinned (`pin_state`). make_step: gives the captured step graphs for
+    tensors of batch and requests on the GPU. graph_of: see `step_shapes`."""
 
     def __init__(
-        self,
-        step: GpuStep,
-        graph_of: np.ndarray,
-        state: State,
-        batch: Batch,
-        requests: Requests,
-        page_size: int,
-        stream: torch.cuda.Stream,
+        self, state: State, make_step: Callable[[Batch, Requests], GpuStep], graph_of: np.ndarray, stream: torch.cuda.Stream
     ):
-        self._step, self._graph_of, self._page_size, self._stream = step, graph_of, page_size, stream
+        # Batch and page tables are copies, renewed in each step.
+        batch = map_arrays(lambda array: torch.from_numpy(array).cuda(), state.batch)
+        requests = state.requests._replace(
+            page_table=torch.from_numpy(state.requests.page_table).cuda(),
+            **{name: host_tensor_on_device(getattr(state.requests, name)) for name in READ_IN_PLACE},
+        )
+        self._step, self._graph_of, self._stream = make_step(batch, requests), graph_of, stream
+        self._page_size = self._step.decoder.cache.page_size
         self._inputs = [
             (getattr(batch, name), torch.from_numpy(getattr(state.batch, name)))
             for name in Batch._fields
@@ -70,7 +59,7 @@ class HostDrivenStep:
         ]
         self._sampled, self._logprobs = ((torch.from_numpy(getattr(state.batch, n)), getattr(batch, n)) for n in STEP_WRITES)
         self._tables = (requests.page_table, state.requests.page_table)
-        for step_graph in step.graphs:
+        for step_graph in self._step.graphs:
             step_graph.graph.instantiate()
 
     def run(self, batch: Any, requests: Any) -> None:
@@ -96,9 +85,6 @@ class HostDrivenStep:
         target, source = self._tables
         width = 4 * min(source.shape[1], -(-max_context // self._page_size))
         pitch = 4 * source.shape[1]
-        kind = runtime.cudaMemcpyKind.cudaMemcpyHostToDevice
-        stream = self._stream.cuda_stream
-        call = runtime.cudaMemcpy2DAsync(
-            target.data_ptr(), pitch, source.ctypes.data, pitch, width, source.shape[0], kind, stream
-        )
+        kind, stream = runtime.cudaMemcpyKind.cudaMemcpyHostToDevice, self._stream.cuda_stream
+        call = runtime.cudaMemcpy2DAsync(target.data_ptr(), pitch, source.ctypes.data, pitch, width, len(source), kind, stream)
         check_cuda(call, "copy the page tables")

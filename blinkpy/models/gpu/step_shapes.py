@@ -1,7 +1,5 @@
 """Which step graphs exist: shapes of batches, and for each with and without prefill chunks. Pure arithmetic."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -4,12 +4,11 @@ The file format: 8 bytes, little endian, with the length of a JSON header; the h
 dtype, shape and byte range; the data. Headers are read and checked in full before anything is allocated.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 from blinkpy.config import ConfigError
@@ -36,14 +35,11 @@ class Part:
     sources: tuple[Source, ...]
 
 
-def _joined(field: str, width: int | None, parts: list[tuple[str, int]]) -> Part:
-    """Tensors stacked along their first dimension. width: their second one; None for vectors."""
-    tail = () if width is None else (width,)
-    sources, row = [], 0
-    for name, rows in parts:
-        sources.append((name, (rows, *tail), -1, row))
-        row += rows
-    return Part(field, (row, *tail), tuple(sources))
+def _joined(field: str, tensors: Sequence[tuple[str, int]], *width: int) -> Part:
+    """Tensors stacked along their first dimension: (name, rows) of each. width: their second one; none for vectors."""
+    first_rows = accumulate((rows for _, rows in tensors), initial=0)
+    sources = tuple((name, (rows, *width), -1, first) for (name, rows), first in zip(tensors, first_rows, strict=False))
+    return Part(field, (sum(rows for _, rows in tensors), *width), sources)
 
 
 def _of_experts(field: str, number: int, stored: Sequence[str], rows: int, width: int) -> Part:
@@ -58,14 +54,14 @@ def layer_parts(model: DecoderDescription, layer: int) -> list[Part]:
     prefix = names.layer.format(layer=layer)
 
     def vector(field: str, name: str, size: int) -> Part:
-        return _joined(field, None, [(f"{prefix}{name}.weight", size)])
+        return _joined(field, [(f"{prefix}{name}.weight", size)])
 
     def matrix(field: str, stored: Sequence[str], rows: Sequence[int], width: int, bias: bool = False) -> list[Part]:
         """A projection, and its bias. rows: of the tensors, which the checkpoint may have as a single one."""
         sizes = list(zip(stored, rows, strict=True)) if len(stored) > 1 else [(stored[0], sum(rows))]
-        parts = [_joined(field, width, [(f"{prefix}{name}.weight", count) for name, count in sizes])]
+        parts = [_joined(field, [(f"{prefix}{name}.weight", count) for name, count in sizes], width)]
         if bias:
-            parts.append(_joined(f"{field}_bias", None, [(f"{prefix}{name}.bias", count) for name, count in sizes]))
+            parts.append(_joined(f"{field}_bias", [(f"{prefix}{name}.bias", count) for name, count in sizes]))
         return parts
 
     parts = [
@@ -89,10 +85,10 @@ def outer_parts(model: DecoderDescription) -> list[Part]:
     """The weights outside of the layers. Tied embeddings have no lm_head."""
     names, hidden, vocab = model.tensors, model.hidden_size, model.vocab_size
     parts = [
-        _joined("embedding", hidden, [(f"{names.embedding}.weight", vocab)]),
-        _joined("final_norm", None, [(f"{names.final_norm}.weight", hidden)]),
+        _joined("embedding", [(f"{names.embedding}.weight", vocab)], hidden),
+        _joined("final_norm", [(f"{names.final_norm}.weight", hidden)]),
     ]
-    return parts if model.tied_embeddings else [*parts, _joined("lm_head", hidden, [(f"{names.lm_head}.weight", vocab)])]
+    return parts if model.tied_embeddings else [*parts, _joined("lm_head", [(f"{names.lm_head}.weight", vocab)], hidden)]
 
 
 def expected_tensors(model: DecoderDescription) -> dict[str, tuple[int, ...]]:
@@ -148,11 +144,14 @@ def _read_header(path: Path) -> Iterator[tuple[str, StoredTensor]]:
         yield name, StoredTensor(path, dtype, shape, 8 + length + start)
 
 
-def _files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
+    """The files that hold a model's weights. Raises ConfigError, naming what is missing, unless the folder has all of them."""
     index = folder / INDEX
     if not index.is_file():
         if not (folder / SINGLE).is_file():
-            raise ConfigError(f"{folder} has no weights: neither {SINGLE} nor {INDEX}")
+            others = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".gguf", ".safetensors"))
+            hint = f"; {', '.join(others[:3])} can't be used" if others else ""
+            raise ConfigError(f"{folder} has no weights: neither {SINGLE} nor {INDEX}{hint}")
         return [folder / SINGLE]
     try:
         names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
@@ -173,7 +172,7 @@ def open_checkpoint(model: DecoderDescription, folder: str | Path) -> dict[str, 
     which file is truncated or malformed.
     """
     found: dict[str, StoredTensor] = {}
-    for path in _files(Path(folder)):
+    for path in weight_files(Path(folder)):
         for name, tensor in _read_header(path):
             if name in found:
                 raise ConfigError(f"{name} is both in {found[name].path} and in {path}")

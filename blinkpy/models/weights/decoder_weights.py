@@ -1,7 +1,5 @@
 """A decoder's weights as torch tensors: loaded from a checkpoint, or random ones of the same shapes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +10,7 @@ import torch
 from blinkpy.config import ConfigError
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.weights.checkpoint import Part, layer_parts, open_checkpoint, outer_parts
-from blinkpy.models.weights.tensor_loader import TensorLoader
+from blinkpy.models.weights.tensor_loader import load_tensors
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -86,7 +84,7 @@ def load_weights(
     folder: str | Path,
     dtype: torch.dtype,
     device: str = "cpu",
-    progress: Callable[[float], None] | None = None,
+    progress: Callable[[float], None] = lambda share: None,
 ) -> Weights:
     """Load a checkpoint. progress: called with the share of the bytes that is done.
 
@@ -94,49 +92,28 @@ def load_weights(
     ConfigError (see open_checkpoint), also for a file that can't be read to its end.
     """
     stored = open_checkpoint(model, folder)
-    with TensorLoader(torch.device(device)) as loader:
+    places = []
 
-        def make(part: Part) -> torch.Tensor:
-            result = torch.empty(part.shape, dtype=dtype, device=device)
-            for name, shape, expert, row in part.sources:
-                target = result if expert < 0 else result[expert]
-                loader.add(name, stored[name], target[row : row + shape[0]])
-            return result
+    def make(part: Part) -> torch.Tensor:
+        result = torch.empty(part.shape, dtype=dtype, device=device)
+        for name, shape, expert, row in part.sources:
+            target = result if expert < 0 else result[expert]
+            places.append((name, stored[name], target[row : row + shape[0]]))
+        return result
 
-        weights = _assemble(model, make)
-        loader.finish(progress)
+    weights = _assemble(model, make)
+    load_tensors(places, torch.device(device), progress)
     return weights
 
 
-def random_weights(model: DecoderDescription, seed: int, dtype: torch.dtype, device: str = "cpu") -> Weights:
-    """Random weights of the model's shapes, for tests. The same for the same seed.
-
-    Projections are normal, scaled by 1 / sqrt(in), so that activations keep their size; norms are 1.
-    """
+def dummy_weights(
+    model: DecoderDescription, seed: int, dtype: torch.dtype, device: str = "cpu", spread: float = DUMMY_RANGE
+) -> Weights:
+    """Weights without a checkpoint (`--load-format dummy`): uniform in [-spread, spread), norms 1. The same for the same seed."""
     generator = torch.Generator(device).manual_seed(int(np.int64(seed)))
 
-    def fill(piece: torch.Tensor, part: Part) -> None:
-        scale = 0.02 if len(part.shape) == 1 else part.shape[-1] ** -0.5
-        piece.copy_(torch.randn(piece.shape, generator=generator, device=device).mul_(scale))
-
-    return _made(model, fill, dtype, device)
-
-
-def dummy_weights(model: DecoderDescription, seed: int, dtype: torch.dtype, device: str = "cpu") -> Weights:
-    """Weights for measurements without a checkpoint (`--load-format dummy`): uniform within DUMMY_RANGE, norms 1. The same
-    for the same seed."""
-    generator = torch.Generator(device).manual_seed(int(np.int64(seed)))
-    return _made(model, lambda piece, part: piece.uniform_(-DUMMY_RANGE, DUMMY_RANGE, generator=generator), dtype, device)
-
-
-def _made(model: DecoderDescription, fill: Callable[[torch.Tensor, Part], object], dtype: torch.dtype, device: str) -> Weights:
     def make(part: Part) -> torch.Tensor:
-        if part.field.endswith("norm"):
-            return torch.ones(part.shape, dtype=dtype, device=device)
-        result = torch.empty(part.shape, dtype=dtype, device=device)
-        # Expert by expert: float32 noise for all of them at once would need twice the memory of the weights.
-        for piece in result if len(part.shape) == 3 else (result,):
-            fill(piece, part)
-        return result
+        result = torch.ones(part.shape, dtype=dtype, device=device)
+        return result if part.field.endswith("norm") else result.uniform_(-spread, spread, generator=generator)
 
     return _assemble(model, make)

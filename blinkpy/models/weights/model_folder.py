@@ -1,24 +1,17 @@
 """From the MODEL argument to a folder with a model: the built-in one, a local folder, or a Hugging Face hub id."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
 from blinkpy.config import Config, ConfigError
+from blinkpy.models.weights.checkpoint import weight_files
 from blinkpy.progress import ProgressCallback
 
 DEMO_FOLDER = Path(__file__).parents[1] / "demo"
 # Only what is needed: weights in safetensors as transformers names them, not a repository's other copies of them.
 PATTERNS = [
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-    "model.safetensors",
-    "model-*.safetensors",
-    "model.safetensors.index.json",
+    *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
+    *("model.safetensors", "model-*.safetensors", "model.safetensors.index.json"),
 ]
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -32,7 +25,7 @@ def find_model(config: Config, progress: ProgressCallback, weights: bool = True,
     return config.with_options({"model": str(folder), "served_model_name": name})
 
 
-def resolve_model(model: str | None, *, weights: bool = True, tokenizer: bool = True, revision: str | None = None) -> Path:
+def resolve_model(model: str | None, *, weights: bool = True, tokenizer: bool = True) -> Path:
     """Folder of a model, downloaded first if the argument is a hub id.
 
     model: None or "demo" for the built-in model, a folder, or a hub id such as "Qwen/Qwen3-0.6B". weights, tokenizer: False
@@ -45,42 +38,29 @@ def resolve_model(model: str | None, *, weights: bool = True, tokenizer: bool = 
         if not folder.is_dir():
             raise ConfigError(f"model {model!r} is a file; give the folder that holds config.json, the tokenizer and the weights")
     elif HUB_ID.fullmatch(model):
-        folder = _download(model, weights, revision)
+        folder = _download(model, weights)
     else:
         raise ConfigError(f"model {model!r} is neither a folder nor a hub id (owner/name) nor 'demo'")
-    check_files(folder, weights=weights, tokenizer=tokenizer)
-    return folder
-
-
-def check_files(folder: Path, *, weights: bool = True, tokenizer: bool = True) -> None:
-    """Raise ConfigError, naming what is missing, unless the folder holds a config and, where they are wanted, a tokenizer and
-    safetensors weights."""
     for name in ("config.json", *(("tokenizer.json",) if tokenizer else ())):
         if not (folder / name).is_file():
             hint = ""
             if name == "tokenizer.json" and (folder / "tokenizer.model").exists():
                 hint = "; tokenizer.model has to be converted first (transformers saves a fast tokenizer as tokenizer.json)"
             raise ConfigError(f"{folder} has no {name}{hint}")
-    if weights and not any((folder / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json")):
-        others = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".gguf", ".safetensors"))
-        hint = f"; {', '.join(others[:3])} can't be used" if others else ""
-        raise ConfigError(f"{folder} has no weights: neither model.safetensors nor model.safetensors.index.json{hint}")
+    if weights:
+        weight_files(folder)
+    return folder
 
 
-def _download(model: str, weights: bool, revision: str | None) -> Path:
+def _download(model: str, weights: bool) -> Path:
     try:
         from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import (
-            GatedRepoError,
-            HfHubHTTPError,
-            LocalEntryNotFoundError,
-            RepositoryNotFoundError,
-        )
+        from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
     except ImportError as error:
         raise ConfigError(f"{model!r} is no local folder, and downloading needs the huggingface_hub package") from error
     patterns = PATTERNS if weights else [name for name in PATTERNS if "safetensors" not in name]
     try:
-        return Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
+        return Path(snapshot_download(model, allow_patterns=patterns))
     except GatedRepoError as error:
         raise ConfigError(f"{model} is gated: accept its terms on the hub and set HF_TOKEN") from error
     except RepositoryNotFoundError as error:
@@ -88,6 +68,5 @@ def _download(model: str, weights: bool, revision: str | None) -> Path:
     except LocalEntryNotFoundError as error:
         raise ConfigError(f"can't download {model}: the hub can't be reached, and there is no local copy in its cache") from error
     except (HfHubHTTPError, OSError, ValueError) as error:
-        raise ConfigError(
-            f"can't download {model}: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
-        ) from error
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError(f"can't download {model}: {reason}") from error

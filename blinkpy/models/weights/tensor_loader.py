@@ -4,15 +4,13 @@ For a GPU the buffers are pinned, so that a copy runs while the next pieces are 
 on the host. Files are read and not mapped: a file that is cut short meanwhile is an error with a name, and not a SIGBUS.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
+from io import FileIO
 from pathlib import Path
 from queue import SimpleQueue
-from types import TracebackType
 
 import torch
 
@@ -39,7 +37,7 @@ class Staging:
             self._copied.synchronize()
 
     def copy(self, count: int, dtype: torch.dtype, target: torch.Tensor) -> None:
-        """Begin to copy the first `count` elements of a dtype to a tensor of so many elements, of any dtype."""
+        """Begin to copy the first `count` elements of a dtype to a tensor of as many elements, of any dtype."""
         source = self.tensor[: count * dtype.itemsize].view(dtype)
         with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
             if target.is_cuda and target.dtype != dtype:
@@ -49,85 +47,67 @@ class Staging:
                 self._copied.record(self._stream)
 
 
-class TensorLoader:
-    """Loads tensors into place, as a context: add() each of them, then finish().
+def load_tensors(
+    places: list[tuple[str, StoredTensor, torch.Tensor]],
+    device: torch.device,
+    progress: Callable[[float], None] = lambda share: None,
+    threads: int = THREADS,
+    piece_bytes: int = PIECE_BYTES,
+) -> None:
+    """Load tensors, given by name and by where they lie, each into one of its shape: contiguous, of any float dtype.
 
-    Leaving the context without finish() abandons what is left. piece_bytes: of one read and copy.
+    progress: called with the share that is done, for each further percent. piece_bytes: of one read and copy. Raises
+    ConfigError when a file can't be read to the end, and abandons what is left then.
     """
-
-    def __init__(self, device: torch.device, threads: int = THREADS, piece_bytes: int = PIECE_BYTES):
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._piece_bytes = piece_bytes
-        self._free: SimpleQueue[Staging] = SimpleQueue()
-        for _ in range(2 * threads):
-            self._free.put(Staging(piece_bytes, self._stream))
-        self._threads = ThreadPoolExecutor(threads, "loader")
-        self._pieces: list[tuple[int, Future[None]]] = []
-        self._files: dict[Path, int] = {}
-        self._closing = ExitStack()
-
-    def __enter__(self) -> TensorLoader:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._threads.shutdown(cancel_futures=True)
-        if self._stream is not None:
-            self._stream.synchronize()
-        self._closing.close()
-
-    def add(self, name: str, stored: StoredTensor, target: torch.Tensor) -> None:
-        """Load a tensor into another one of its shape: contiguous, of any float dtype. What the current stream was given before
-        comes first."""
-        dtype, flat = STORED_DTYPES[stored.dtype], target.view(-1)
-        if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream(target.device))
-        file = self._open(stored.path)
-        step = self._piece_bytes // dtype.itemsize
-        for begin in range(0, flat.numel(), step):
-            part = flat[begin : begin + step]
-            offset = stored.offset + begin * dtype.itemsize
-            future = self._threads.submit(self._load, name, stored.path, file, offset, dtype, part)
-            self._pieces.append((part.numel() * dtype.itemsize, future))
-
-    def finish(self, progress: Callable[[float], None] | None = None) -> None:
-        """Wait for everything. progress: called with the share that is done, for each further percent.
-
-        Raises ConfigError when a file can't be read to the end.
-        """
-        total, done, told = sum(size for size, _ in self._pieces), 0, 0.0
-        for size, future in self._pieces:
-            future.result()
+    stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+    free: SimpleQueue[Staging] = SimpleQueue()
+    for _ in range(2 * threads):
+        free.put(Staging(piece_bytes, stream))
+    with ExitStack() as closing:
+        files = {path: closing.enter_context(_open(path)) for path in {stored.path for _, stored, _ in places}}
+        if stream is not None:
+            stream.wait_stream(torch.cuda.current_stream(device))  # which may still write to the targets
+            closing.callback(stream.synchronize)
+        pool = ThreadPoolExecutor(threads, "loader")
+        closing.callback(pool.shutdown, cancel_futures=True)
+        pieces = []
+        for name, stored, target in places:
+            dtype, offset = STORED_DTYPES[stored.dtype], stored.offset
+            for part in target.view(-1).split(piece_bytes // dtype.itemsize):
+                size = part.numel() * dtype.itemsize
+                pieces.append((size, pool.submit(_load_piece, free, files[stored.path], name, offset, dtype, part)))
+                offset += size
+        total, done, told = sum(size for size, _ in pieces), 0, 0.0
+        for size, piece in pieces:
+            piece.result()
             done += size
-            if progress is not None and (done / total >= told + 0.01 or done == total):
+            if done / total >= told + 0.01 or done == total:
                 told = done / total
                 progress(told)
-        self._pieces.clear()
-        if self._stream is not None:
-            self._stream.synchronize()
 
-    def _open(self, path: Path) -> int:
-        if path not in self._files:
+
+def _open(path: Path) -> FileIO:
+    try:
+        return FileIO(path)
+    except OSError as error:
+        raise ConfigError(f"can't read {path}: {error.strerror}") from error
+
+
+def _load_piece(
+    free: SimpleQueue[Staging], file: FileIO, name: str, offset: int, dtype: torch.dtype, target: torch.Tensor
+) -> None:
+    staging = free.get()
+    try:
+        staging.wait()
+        wanted = staging.memory[: target.numel() * dtype.itemsize]
+        while wanted:
             try:
-                self._files[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                read = os.preadv(file.fileno(), [wanted], offset)
             except OSError as error:
-                raise ConfigError(f"can't read {path}: {error.strerror}") from error
-            self._closing.callback(os.close, self._files[path])
-        return self._files[path]
-
-    def _load(self, name: str, path: Path, file: int, offset: int, dtype: torch.dtype, target: torch.Tensor) -> None:
-        """Load one piece; in a thread of the pool."""
-        staging = self._free.get()
-        try:
-            staging.wait()
-            wanted = staging.memory[: target.numel() * dtype.itemsize]
-            while wanted:
-                try:
-                    read = os.preadv(file, [wanted], offset)
-                except OSError as error:
-                    raise ConfigError(f"can't read {name} from {path}: {error.strerror}") from error
-                if read == 0:
-                    raise ConfigError(f"{path} was cut short while it was read: {name} lacks {len(wanted)} bytes or more")
-                wanted, offset = wanted[read:], offset + read
-            staging.copy(target.numel(), dtype, target)
-        finally:
-            self._free.put(staging)
+                raise ConfigError(f"can't read {name} from {file.name}: {error.strerror}") from error
+            if read == 0:
+                raise ConfigError(f"{file.name} was cut short while it was read: {name} lacks {len(wanted)} bytes or more")
+            wanted, offset = wanted[read:], offset + read
+        staging.copy(target.numel(), dtype, target)
+    finally:
+        free.put(staging)

@@ -1,10 +1,4 @@
-"""Who runs. Pause those whose reader is behind, give decoding requests the pages they grow into, admit others.
-
-A request gets the pages for all tokens it has when it is admitted, so only a decoding request ever needs another one: at
-most one in a step. When there is none, even by eviction, the running request with the greatest (rank, arrival) is
-preempted: its pages are released (the index keeps what it can), and it waits to be computed again. As every request
-fits the pool alone, the one with the lowest (rank, arrival) always goes on.
-"""
+"""Waiting requests that begin to run: see `admit`."""
 
 from __future__ import annotations
 
@@ -68,7 +62,7 @@ def budget_left(state, budget, lane, lanes):
 
 @device
 def fits_after_preemption(limits, state, slot, lane, lanes):
-    """Whether a waiting request can run now; paused requests are preempted for it. scratch.found: see fits_now."""
+    """Whether a waiting request can run now; stalled requests are preempted for it. scratch.found: see fits_now."""
     while not fits_now(limits, state, slot, lane, lanes):
         victim = -1
         if state.counts[S.STALLED_COUNT] > 0:

@@ -12,36 +12,25 @@ from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, block_max, block_scan, block_sum, device, prefetch, strided
 from blinkpy.kv import state as S
 from blinkpy.kv.invariants import phase_faults as F
-from blinkpy.queues.completion import (
-    FINISH_ERROR,
-    FINISH_LENGTH,
-    FINISH_MASK,
-    FINISH_NONE,
-    FINISH_STOP,
-    FLAG_SHIFT,
-    HAS_TOKEN,
-    LAP_SHIFT,
-    SLOT_MASK,
-    TOKEN_SHIFT,
-)
+from blinkpy.queues import completion as C
 from blinkpy.scheduler.phases.commit import GENERATED_TOKENS, REQUESTS_FINISHED
 from blinkpy.scheduler.phases.completions import LOGPROBS_BIT
 from blinkpy.scheduler.phases.plan import finish_batch, write_row
 from blinkpy.scheduler.phases.slot_lists import release_slots
 
-NOT_FAST = -4  # instead of a bucket: the general phases have to decide
+NOT_FAST = -4  # instead of a bucket: the full path has to decide
 
 
 @device
 def completion_flags(limits, forecasts, row, token):
     """The completion's flags for a sampled token; as of commit.append_token."""
     if token < 0 or token >= limits.vocab_size:
-        return FINISH_ERROR
-    finish = FINISH_LENGTH if forecasts[row, S.FORECAST_FLAGS] & S.FORECAST_IS_LAST != 0 else FINISH_NONE
+        return C.FINISH_ERROR
+    finish = C.FINISH_LENGTH if forecasts[row, S.FORECAST_FLAGS] & S.FORECAST_IS_LAST != 0 else C.FINISH_NONE
     for i in range(forecasts[row, S.FORECAST_STOPS]):
         if forecasts[row, S.FORECAST_STOP_IDS + i] == token:
-            finish = FINISH_STOP
-    return finish | HAS_TOKEN
+            finish = C.FINISH_STOP
+    return finish | C.HAS_TOKEN
 
 
 @device
@@ -65,7 +54,7 @@ def take_fast_path(limits, queues, state, lane, lanes):
     expect(state, rows == counts[S.RUNNING_COUNT], F.FAST_PATH_ROWS)
     ended = 0
     for row in strided(lane, rows, lanes):
-        if completion_flags(limits, forecasts, row, batch.sampled[row]) & FINISH_MASK != 0:
+        if completion_flags(limits, forecasts, row, batch.sampled[row]) & C.FINISH_MASK != 0:
             ended += 1
     ended = block_sum(ended, lane, lanes)
     if ended > 0 and waiting > 0:
@@ -80,19 +69,19 @@ def take_fast_path(limits, queues, state, lane, lanes):
     kept, failed, context = 0, 0, 0
     for tile in strided(0, rows, lanes):
         row = tile + lane
-        place, slot, token, flags = row, 0, 0, FINISH_ERROR
+        place, slot, token, flags = row, 0, 0, C.FINISH_ERROR
         if row < rows:
             slot, token = forecasts[row, S.FORECAST_SLOT], batch.sampled[row]
             flags = completion_flags(limits, forecasts, row, token)
         if ended > 0:
-            before, total = block_scan(1 if flags & FINISH_MASK == 0 else 0, lane, lanes)
+            before, total = block_scan(1 if flags & C.FINISH_MASK == 0 else 0, lane, lanes)
             place = kept + before
             kept += total
         if row < rows:
             length = forecasts[row, S.FORECAST_LENGTH]
             commit_row(state, row, slot, length, token, flags)
-            failed += 1 if flags & HAS_TOKEN == 0 else 0
-            if flags & FINISH_MASK != 0:
+            failed += 1 if flags & C.HAS_TOKEN == 0 else 0
+            if flags & C.FINISH_MASK != 0:
                 state.scratch.slot[row - place] = slot
             else:
                 batch.token_ids[place] = token
@@ -122,9 +111,9 @@ def commit_row(state, row, slot, length, token, flags):
     requests, forecasts = state.requests, state.forecast.rows
     expect(state, requests.length[slot] == length - 1 and requests.status[slot] == S.RUNNING, F.FORECAST_STALE)
     mark = forecasts[row, S.FORECAST_SLOT_LAP]
-    word = mark & SLOT_MASK | mark >> S.FORECAST_LAP_SHIFT << LAP_SHIFT | flags << FLAG_SHIFT
-    if flags & HAS_TOKEN != 0:
-        word |= token << TOKEN_SHIFT
+    word = mark & C.SLOT_MASK | mark >> S.FORECAST_LAP_SHIFT << C.LAP_SHIFT | flags << C.FLAG_SHIFT
+    if flags & C.HAS_TOKEN != 0:
+        word |= token << C.TOKEN_SHIFT
         if forecasts[row, S.FORECAST_FLAGS] & S.FORECAST_RECORD != 0:
             word |= LOGPROBS_BIT
         requests.tokens[slot, length - 1] = token

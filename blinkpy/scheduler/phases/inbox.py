@@ -16,10 +16,7 @@ from blinkpy.queues.words import CONTROL_COMMAND, FRONT_CLAIM, FRONT_CQ_HEAD, FR
 
 @device
 def read_inbox(limits, queues, state, now_ns, lane, lanes):
-    """Fill State.inbox. now_ns: monotonic clock, the same for all lanes.
-
-    Each load may cross a bus, so independent ones are made before their values are used.
-    """
+    """Fill State.inbox. Each load may cross a bus, so independent ones are made before their values are used."""
     inbox, counts = state.inbox, state.counts
     expect(state, counts[S.UNRANKED_COUNT] == 0, F.UNRANKED_LEFT)
     if lane == lanes - 1:

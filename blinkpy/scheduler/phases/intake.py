@@ -9,33 +9,10 @@ from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, block_sum, device, store_release, strided
 from blinkpy.kv import state as S
 from blinkpy.kv.invariants import phase_faults as F
-from blinkpy.queues.completion import (
-    FINISH_NONE,
-    FINISH_REJECTED,
-    REJECT_HASHES,
-    REJECT_LENGTH,
-    REJECT_PAGES,
-    REJECT_PARAMETER,
-    REJECT_PROMPT,
-    REJECT_TOKEN,
-)
+from blinkpy.queues import completion as C
+from blinkpy.queues import submission as E
 from blinkpy.queues.page_hash import HASH_SHIFT
 from blinkpy.queues.request_parameters import INT32_MAX
-from blinkpy.queues.submission import (
-    CHECKS,
-    LONG_CACHE_SALT,
-    LONG_REQUEST_ID,
-    SQ_ENTRY_WORDS,
-    SUBMIT_NO_PREFIX_CACHE,
-    WORD_EPOCH,
-    WORD_FLAGS,
-    WORD_HASH_COUNT,
-    WORD_HASH_OFFSET,
-    WORD_MAX_TOKENS,
-    WORD_PROMPT_LENGTH,
-    WORD_PROMPT_OFFSET,
-    WORD_SLOT,
-)
 from blinkpy.queues.words import COMMAND_RUN, PAIR_SQ_HEAD
 from blinkpy.scheduler.phases.recorder import record_entry
 
@@ -85,16 +62,16 @@ def consume_entry(limits, queues, state, pair, lane, lanes):
     """Consume one entry. Returns the number of prompt tokens that were copied. Ends with a barrier."""
     requests, counts, counters, entry = state.requests, state.counts, state.counters, state.scratch.entry
     where = state.pairs.sq_head[pair] & (limits.sq_entries - 1)
-    for word in strided(lane, SQ_ENTRY_WORDS, lanes):
+    for word in strided(lane, E.SQ_ENTRY_WORDS, lanes):
         entry[word] = queues.sq[pair, where, word]
     barrier(lanes)
     expect(state, state.pairs.attached[pair] == 1, F.ENTRY_UNOWNED)
-    local = entry[WORD_SLOT]
+    local = entry[E.WORD_SLOT]
     usable = 0 <= local < limits.slots_per_pair
     slot = pair * limits.slots_per_pair + local if usable else 0
     usable = usable and requests.status[slot] == S.EMPTY
     # Relies on O6 of docs/verification.md: an entry carries its epoch, for one of an earlier owner may land late.
-    stale = entry[WORD_EPOCH] != state.pairs.epoch[pair]
+    stale = entry[E.WORD_EPOCH] != state.pairs.epoch[pair]
     arrivals, waiting, entering = counts[S.ARRIVALS], counts[S.WAITING_COUNT], counts[S.UNRANKED_COUNT]
     finishing = counts[S.FINISHING_COUNT]
     barrier(lanes)
@@ -106,25 +83,25 @@ def consume_entry(limits, queues, state, pair, lane, lanes):
     expect(state, requests.num_pages[slot] == 0, F.SLOT_HOLDS_PAGES)
     expect(state, waiting + entering < limits.slots and finishing < limits.slots, F.LISTS_FULL)
     reason = check_entry(limits, entry, state.pairs.epoch[pair])
-    length, copied = entry[WORD_PROMPT_LENGTH], 0
+    length, copied = entry[E.WORD_PROMPT_LENGTH], 0
     if reason == 0:
         reason = copy_prompt(limits, queues, requests, entry, pair, slot, lane, lanes)
         copied = length
-    for word in strided(lane, SQ_ENTRY_WORDS, lanes):
+    for word in strided(lane, E.SQ_ENTRY_WORDS, lanes):
         requests.entry[slot, word] = entry[word]
     if lane == 0 and reason == 0:
         requests.status[slot] = S.WAITING
-        requests.request_id[slot] = long_word(entry, LONG_REQUEST_ID)
-        requests.cache_salt[slot] = long_word(entry, LONG_CACHE_SALT)
+        requests.request_id[slot] = long_word(entry, E.LONG_REQUEST_ID)
+        requests.cache_salt[slot] = long_word(entry, E.LONG_CACHE_SALT)
         requests.prompt_length[slot] = length
         requests.length[slot] = length
         requests.computed[slot] = 0
-        requests.hashed[slot] = entry[WORD_HASH_COUNT]
+        requests.hashed[slot] = entry[E.WORD_HASH_COUNT]
         requests.indexed[slot] = 0
         requests.canonical[slot] = S.NO_PAGE
         requests.arrival[slot] = arrivals
         requests.arrival_us[slot] = state.inbox.now_ns[0] // MICROSECOND_NS
-        requests.finish[slot] = FINISH_NONE
+        requests.finish[slot] = C.FINISH_NONE
         requests.stalled[slot] = 0
         requests.preemptions[slot] = 0
         requests.hit_tokens[slot] = 0
@@ -135,8 +112,8 @@ def consume_entry(limits, queues, state, pair, lane, lanes):
         counters[PROMPT_TOKENS] += length
     elif lane == 0:
         requests.status[slot] = S.FINISHING
-        requests.request_id[slot] = long_word(entry, LONG_REQUEST_ID)
-        requests.finish[slot] = FINISH_REJECTED | reason << S.FINISH_REASON_SHIFT
+        requests.request_id[slot] = long_word(entry, E.LONG_REQUEST_ID)
+        requests.finish[slot] = C.FINISH_REJECTED | reason << S.FINISH_REASON_SHIFT
         state.finishing[finishing] = slot
         counts[S.FINISHING_COUNT] = finishing + 1
         counters[REQUESTS_REJECTED] += 1
@@ -154,20 +131,20 @@ def long_word(entry, index):
 @device
 def check_entry(limits, entry, epoch):
     """REJECT_* for an entry that can't be served, or 0."""
-    length, max_tokens = entry[WORD_PROMPT_LENGTH], entry[WORD_MAX_TOKENS]
-    offset, count, full = entry[WORD_HASH_OFFSET], entry[WORD_HASH_COUNT], length >> limits.page_shift
-    unhashed = count == 0 and (limits.prefix_caching == 0 or entry[WORD_FLAGS] & SUBMIT_NO_PREFIX_CACHE != 0)
+    length, max_tokens = entry[E.WORD_PROMPT_LENGTH], entry[E.WORD_MAX_TOKENS]
+    offset, count, full = entry[E.WORD_HASH_OFFSET], entry[E.WORD_HASH_COUNT], length >> limits.page_shift
+    unhashed = count == 0 and (limits.prefix_caching == 0 or entry[E.WORD_FLAGS] & E.SUBMIT_NO_PREFIX_CACHE != 0)
     reason = 0
-    if length < 1 or entry[WORD_PROMPT_OFFSET] < 0 or entry[WORD_PROMPT_OFFSET] + length > limits.prompt_tokens:
-        reason = REJECT_PROMPT
-    elif not parameters_in_range(entry) or long_word(entry, LONG_REQUEST_ID) >> 32 != epoch:
-        reason = REJECT_PARAMETER
+    if length < 1 or entry[E.WORD_PROMPT_OFFSET] < 0 or entry[E.WORD_PROMPT_OFFSET] + length > limits.prompt_tokens:
+        reason = C.REJECT_PROMPT
+    elif not parameters_in_range(entry) or long_word(entry, E.LONG_REQUEST_ID) >> 32 != epoch:
+        reason = C.REJECT_PARAMETER
     elif length + max_tokens > limits.max_model_len:
-        reason = REJECT_LENGTH
+        reason = C.REJECT_LENGTH
     elif (length + max_tokens - 1 + limits.page_size - 1) >> limits.page_shift > limits.pages:  # the last token isn't cached
-        reason = REJECT_PAGES
+        reason = C.REJECT_PAGES
     elif (count != full and not unhashed) or offset < 0 or offset + count > limits.hash_entries:
-        reason = REJECT_HASHES
+        reason = C.REJECT_HASHES
     return reason
 
 
@@ -188,20 +165,20 @@ def make_range_check(checks):
     return in_range
 
 
-parameters_in_range = make_range_check(CHECKS)
+parameters_in_range = make_range_check(E.CHECKS)
 
 
 @device
 def copy_prompt(limits, queues, requests, entry, pair, slot, lane, lanes):
     """Copy prompt and page hashes into the slot. REJECT_* when one of them is out of range, or 0."""
-    offset, count = entry[WORD_PROMPT_OFFSET], entry[WORD_HASH_COUNT]
+    offset, count = entry[E.WORD_PROMPT_OFFSET], entry[E.WORD_HASH_COUNT]
     bad = 0
-    for i in strided(lane, entry[WORD_PROMPT_LENGTH], lanes):
+    for i in strided(lane, entry[E.WORD_PROMPT_LENGTH], lanes):
         token = queues.prompt[pair, offset + i]
         requests.tokens[slot, i] = token
         if token < 0 or token >= limits.vocab_size:
             bad |= 1
-    offset = entry[WORD_HASH_OFFSET]
+    offset = entry[E.WORD_HASH_OFFSET]
     for i in strided(lane, count, lanes):
         key = queues.hashes[pair, offset + i]
         requests.page_hash[slot, i] = key
@@ -210,7 +187,7 @@ def copy_prompt(limits, queues, requests, entry, pair, slot, lane, lanes):
     bad = block_sum(bad, lane, lanes)
     reason = 0
     if bad & 0xFFFFFFFF:
-        reason = REJECT_TOKEN
+        reason = C.REJECT_TOKEN
     elif bad > 0:
-        reason = REJECT_HASHES
+        reason = C.REJECT_HASHES
     return reason

@@ -3,7 +3,8 @@
 A request gets the pages for all tokens it has when it is admitted, so only a decoding request ever needs another one: at
 most one in a step. When there is none, even by eviction, the running request with the greatest (rank, arrival) is
 preempted: its pages are released (the index keeps what it can), and it waits to be computed again. As every request
-fits the pool alone, the one with the lowest (rank, arrival) always goes on."""
+fits the pool alone, the one with the lowest (rank, arrival) always goes on.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,6 @@ def missing_pages(limits, requests, slot):
 
 @device
 def grow_pages(limits, state, lane, lanes):
-    """Pages for decoding requests, by preemption if need be."""
     requests, pages, counts = state.requests, state.pages, state.counts
     n = counts[S.RUNNING_COUNT]
     demand = 0

@@ -6,21 +6,13 @@ from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, device, store_relaxed, strided
 from blinkpy.kv import state as S
 from blinkpy.kv.invariants import phase_faults as F
-from blinkpy.queues.words import (
-    COUNTER_NAMES,
-    ENGINE_COUNTERS,
-    ENGINE_HEARTBEAT,
-    ENGINE_STEPS,
-    ENGINE_TIME_NS,
-    GAUGE,
-    PAIR_CQ_TAIL,
-)
+from blinkpy.queues import words as W
 from blinkpy.scheduler.phases.completions import store_completion
 
-N_COUNTERS = len(COUNTER_NAMES)
-GAUGE_RUNNING, GAUGE_WAITING = GAUGE["requests_running"], GAUGE["requests_waiting"]
-GAUGE_FREE, GAUGE_CACHED, GAUGE_HELD = GAUGE["pages_free"], GAUGE["pages_cached"], GAUGE["pages_held"]
-GAUGE_ROWS, GAUGE_TOKENS = GAUGE["batch_rows"], GAUGE["batch_tokens"]
+N_COUNTERS = len(W.COUNTER_NAMES)
+GAUGE_RUNNING, GAUGE_WAITING = W.GAUGE["requests_running"], W.GAUGE["requests_waiting"]
+GAUGE_FREE, GAUGE_CACHED, GAUGE_HELD = W.GAUGE["pages_free"], W.GAUGE["pages_cached"], W.GAUGE["pages_held"]
+GAUGE_ROWS, GAUGE_TOKENS = W.GAUGE["batch_rows"], W.GAUGE["batch_tokens"]
 
 
 @device
@@ -29,7 +21,7 @@ def publish_status(limits, queues, state, lane, lanes):
     wait for all of them to cross the bus."""
     engine, counts = queues.engine, state.counts
     for i in strided(lane, N_COUNTERS, lanes):
-        store_relaxed(engine, ENGINE_COUNTERS + i, state.counters[i])
+        store_relaxed(engine, W.ENGINE_COUNTERS + i, state.counters[i])
     if lane == 0:  # all loads first: they take as long as one
         running, waiting = counts[S.RUNNING_COUNT], counts[S.WAITING_COUNT]
         free, cached = counts[S.FREE_COUNT], counts[S.CACHED_COUNT]
@@ -43,9 +35,9 @@ def publish_status(limits, queues, state, lane, lanes):
         store_relaxed(engine, GAUGE_HELD, limits.pages - free - cached)
         store_relaxed(engine, GAUGE_ROWS, rows)
         store_relaxed(engine, GAUGE_TOKENS, tokens)
-        store_relaxed(engine, ENGINE_STEPS, steps)
-        store_relaxed(engine, ENGINE_TIME_NS, now)
-        store_relaxed(engine, ENGINE_HEARTBEAT, turns)
+        store_relaxed(engine, W.ENGINE_STEPS, steps)
+        store_relaxed(engine, W.ENGINE_TIME_NS, now)
+        store_relaxed(engine, W.ENGINE_HEARTBEAT, turns)
         counts[S.TURNS] = turns
 
 
@@ -68,7 +60,7 @@ def publish_deferred(limits, queues, state, lane, lanes):
         pairs.unclaimed_entries[pair] = limits.cq_entries - (tail + published - head)
         if published > 0:  # the tail needs no release: see publish_completions
             pairs.cq_tail[pair] = tail + published
-            store_relaxed(queues.pair, (pair, PAIR_CQ_TAIL), tail + published)
+            store_relaxed(queues.pair, (pair, W.PAIR_CQ_TAIL), tail + published)
     if lane == 0:
         forecast.unpublished[0] = 0
     barrier(lanes)

@@ -20,8 +20,7 @@ A turn that changed nothing but its own number leaves no record: an idle loop tu
 number shows how many there were.
 
 The ring's oldest records are overwritten, so a reader starts at a known position, such as that of a copy of the state
-(blinkpy/verify/recording/recording_memory.py). A reader in another process reads `progress` before the
-ring: it is written last.
+(blinkpy/verify/recording/recording_memory.py). In another process it reads `progress`, which is written last, before the ring.
 """
 
 from __future__ import annotations

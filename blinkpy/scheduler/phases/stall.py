@@ -15,11 +15,8 @@ _HALF = 32
 
 @device
 def update_stalls(limits, state, lane, lanes):
-    """Set Requests.stalled: a request may only produce a token when its completion queue has an entry for it.
-
-    Where a queue has fewer free entries than its pair has running requests, the first ones in `running` get them. Leaves
-    in Pairs.unclaimed_entries the entries that nobody has claimed.
-    """
+    """Set Requests.stalled. Where a queue has fewer free entries than its pair has running requests, the first ones in `running`
+    get them. Leaves in Pairs.unclaimed_entries the entries that nobody has claimed."""
     requests, pairs, counts, scratch = state.requests, state.pairs, state.counts, state.scratch
     tight = 0
     for pair in strided(lane, limits.pairs, lanes):

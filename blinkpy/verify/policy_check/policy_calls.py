@@ -131,7 +131,7 @@ def compile_for_gpu(function: Policy) -> Finding:
     from blinkpy.device.portable import device, register_cuda
 
     try:
-        from blinkpy.device.cuda.kernel_compiler import array_of, compile_kernel, kernel_signature, types
+        from blinkpy.device.cuda.kernel_compiler import compile_kernel, types
 
         register_cuda()
     except ImportError:
@@ -144,7 +144,7 @@ def compile_for_gpu(function: Policy) -> Finding:
         ranks[0] = rank_of(request)
 
     try:
-        compile_kernel(kernel, kernel_signature(array_of(types.int64), array_of(types.int64)))
+        compile_kernel(kernel, types.void(types.int64[::1], types.int64[::1]))
     except Exception as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         return Finding("error", "compiles", f"not for a GPU: {lines[0] if lines else type(error).__name__}")

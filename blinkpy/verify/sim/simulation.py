@@ -15,7 +15,7 @@ import numpy as np
 from numba import types
 
 from blinkpy.device.array_trees import as_memoryviews, map_arrays
-from blinkpy.device.compile_cache import cached_njit
+from blinkpy.device.compile_cache import cached_njit, compiled_for
 from blinkpy.device.expect import BrokenInvariantError, describe_fault, fault_code
 from blinkpy.device.table_codegen import ArgumentTable
 from blinkpy.kv import state as S
@@ -216,9 +216,7 @@ def compiled_round(kinds: tuple[Any, ...]) -> list[Callable[..., Any]]:
     """play_round and compute, compiled. kinds: types of the four tables, which do not depend on sizes."""
     entries = []
     for function, signature in ((play_round, (*kinds, *[types.int64] * 3)), (compute, kinds)):
-        compiled = cached_njit(function, nogil=True)
-        compiled.compile(signature)
-        entries.append(compiled.overloads[signature].entry_point)
+        entries.append(compiled_for(cached_njit(function, nogil=True), signature))
     return entries
 
 

@@ -55,6 +55,5 @@ def test_defaults_and_shipped_tables_fit(dtype: torch.dtype) -> None:
     assert shipped.entries
     found = [default_expert_config(SHAPE, tokens, dtype) for tokens in (8, 64, 256, 1000, 8192)]
     for config in [*found, *(config for buckets in shipped.entries.values() for config in buckets.values())]:
-        config.validate()
         for tile, rows in ((config.up, 2 * config.up.block_n), (config.down, config.down.block_n)):
             assert tile.stages * (config.block_m + rows) * tile.block_k * 2 <= SHARED_MEMORY_LIMIT[90]

@@ -13,7 +13,6 @@ from blinkpy.device.cuda.cubin import read_cubin
 from blinkpy.device.cuda.kernel_compiler import KernelCode, compile_kernel
 from blinkpy.device.portable import device, load_acquire
 from blinkpy.kernels.loop import loop_words as L
-from blinkpy.kernels.loop.loop_arguments import device_arguments
 from blinkpy.kernels.loop.loop_code import _load, _store
 from blinkpy.kernels.loop.loop_kernels import (
     AFTER_COPY_SIGNATURE,
@@ -22,6 +21,7 @@ from blinkpy.kernels.loop.loop_kernels import (
     SCHEDULE_SIGNATURE,
     STAMP_SIGNATURE,
     after_copy_kernel,
+    device_arguments,
     overlap_kernel,
     publish_kernel,
     schedule_kernel,

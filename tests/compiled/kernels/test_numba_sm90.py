@@ -12,7 +12,7 @@ from support.scheduler_cases import make_case
 
 from blinkpy.device.cuda.cubin import read_cubin
 from blinkpy.device.cuda.kernel_compiler import compile_kernel
-from blinkpy.kernels.loop.loop_arguments import device_arguments
+from blinkpy.kernels.loop.loop_kernels import device_arguments
 from blinkpy.scheduler.cycle import make_phases
 from blinkpy.scheduler.policies import fcfs
 

@@ -14,7 +14,7 @@ import pytest
 
 from blinkpy.device.cuda.cubin import Cubin, CubinError, KernelResources, read_cubin
 
-ENTRIES = ("linear.linear", "attention.attention", "moe.experts", "sampling.sample_tokens")
+ENTRIES = ("linear.linear", "attention.attention", "moe.experts")
 ROOT = Path(__file__).parents[3]
 
 
@@ -28,8 +28,9 @@ def test_every_variant_compiles_within_the_limits() -> None:
     registries = [import_module(f"blinkpy.kernels.{name}").VARIANTS for name in ENTRIES]
     registered = [variant for variants in registries for variant in variants.values()]
     names = {kernel.__name__.lstrip("_") for variant in registered for kernel in variant.kernels}
-    others = {"embed", "rms_norm", "rope_and_cache", "last_tokens", "swiglu", "router", "write_logprobs"}
-    assert {v["kernel"] for v in variants} == names | others
+    others = {"embed", "rms_norm", "rope_and_cache", "last_tokens", "swiglu", "router"}
+    sampling = {"adjust", "sample_tokens", "write_logprobs"}
+    assert {v["kernel"] for v in variants} == names | others | sampling
     problems = {f"{v['kernel']} {v['label']}": v["problems"] for v in variants if v["problems"]}
     assert not problems
     assert done.returncode == 0

@@ -13,7 +13,7 @@ from support.scheduler_cases import tokens
 
 from blinkpy.device.array_trees import named_arrays
 from blinkpy.kv.state import EMPTY, FAST_PATH, FINISHING, RECORDS, TURNS
-from blinkpy.kv.state_snapshots import snapshot as copies
+from blinkpy.kv.state_memory import snapshot as copies
 from blinkpy.queues.completion import FINISH_CANCELLED
 from blinkpy.queues.words import COMMAND_DRAIN, COMMAND_RUN, CONTROL_COMMAND
 from blinkpy.scheduler.cycle import make_turn

@@ -12,7 +12,7 @@ from support.scheduler_cases import case_sizes
 
 from blinkpy.device.array_trees import as_memoryviews
 from blinkpy.kv.state import FAST_PATH, RUNNING_COUNT, WAITING_COUNT
-from blinkpy.kv.state_snapshots import differences, snapshot
+from blinkpy.kv.state_memory import differences, snapshot
 from blinkpy.scheduler.cycle import make_phases, make_turn
 from blinkpy.scheduler.phases.plan import step_budget
 from blinkpy.scheduler.policies import SHIPPED, Policy, fcfs

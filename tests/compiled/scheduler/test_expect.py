@@ -27,7 +27,7 @@ from blinkpy.device.table_codegen import ArgumentTable
 from blinkpy.kv.invariants import phase_faults
 from blinkpy.kv.invariants.check_state import state_faults
 from blinkpy.kv.state import FINISHING, RUNNING, WAITING
-from blinkpy.kv.state_snapshots import differences, snapshot
+from blinkpy.kv.state_memory import differences, snapshot
 from blinkpy.sources import PACKAGE
 from blinkpy.verify.sim.simulation import Mode, Simulation, simulate
 from blinkpy.verify.sim.world import make_world
@@ -139,9 +139,8 @@ def loop_code() -> dict[str, tuple[bytes, ...]]:
 
     make_phases = importlib.import_module("blinkpy.scheduler.cycle").make_phases
     kernels = importlib.import_module("blinkpy.kernels.loop.loop_kernels")
-    arguments = importlib.import_module("blinkpy.kernels.loop.loop_arguments").device_arguments
     world = make_world(1, 1)
-    kind, table = arguments(world.limits, world.queues, world.state)
+    kind, table = kernels.device_arguments(world.limits, world.queues, world.state)
     phases = make_phases()
     code = {}
     for name in ("overlap", "schedule", "publish"):

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import struct
-from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -20,9 +19,9 @@ from support.models.model_zoo import save_model
 from blinkpy.config import ConfigError
 from blinkpy.models.families.describe_model import describe_model
 from blinkpy.models.weights.checkpoint import expected_tensors, open_checkpoint
-from blinkpy.models.weights.decoder_weights import Weights, choose_dtype, dummy_weights, load_weights, random_weights
+from blinkpy.models.weights.decoder_weights import Weights, choose_dtype, dummy_weights, load_weights
 from blinkpy.models.weights.model_folder import DEMO_FOLDER, resolve_model
-from blinkpy.models.weights.tensor_loader import TensorLoader
+from blinkpy.models.weights.tensor_loader import load_tensors
 
 
 @pytest.fixture(scope="module")
@@ -92,10 +91,8 @@ def test_pieces_come_together(saved: Path, dtype: torch.dtype, rng: np.random.Ge
     """Pieces smaller than a tensor, more of them than buffers, and of a size that divides nothing."""
     stored = open_checkpoint(describe_model(saved / "single"), saved / "single")
     targets = {name: torch.full(tensor.shape, torch.nan, dtype=dtype) for name, tensor in stored.items()}
-    with TensorLoader(torch.device("cpu"), threads=3, piece_bytes=4 * int(rng.integers(50, 5000))) as loader:
-        for name, tensor in stored.items():
-            loader.add(name, tensor, targets[name])
-        loader.finish()
+    places = [(name, tensor, targets[name]) for name, tensor in stored.items()]
+    load_tensors(places, torch.device("cpu"), threads=3, piece_bytes=4 * int(rng.integers(50, 5000)))
     expected = safetensors.torch.load_file(saved / "single" / "model.safetensors")
     assert all(torch.equal(targets[name], expected[name].to(dtype)) for name in stored)
 
@@ -105,14 +102,12 @@ def test_a_file_that_is_cut_short_while_it_is_read(model: Path) -> None:
     stored = open_checkpoint(describe_model(model), model)
     last = max(stored, key=lambda name: stored[name].offset)
     os.truncate(path, stored[last].offset + 5)
-    with TensorLoader(torch.device("cpu")) as loader:
-        for name, tensor in stored.items():
-            loader.add(name, tensor, torch.empty(tensor.shape))
-        with pytest.raises(ConfigError, match=f"model.safetensors was cut short while it was read: {re.escape(last)} lacks"):
-            loader.finish()
+    places = [(name, tensor, torch.empty(tensor.shape)) for name, tensor in stored.items()]
+    with pytest.raises(ConfigError, match=f"model.safetensors was cut short while it was read: {re.escape(last)} lacks"):
+        load_tensors(places, torch.device("cpu"))
     path.unlink()
-    with TensorLoader(torch.device("cpu")) as loader, pytest.raises(ConfigError, match=r"can't read .*: No such file"):
-        loader.add(last, stored[last], torch.empty(stored[last].shape))
+    with pytest.raises(ConfigError, match=r"can't read .*: No such file"):
+        load_tensors(places, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
@@ -192,12 +187,10 @@ def test_index_of_shards(saved: Path, tmp_path: Path) -> None:
     refused(folder, "is both in")
 
 
-@pytest.mark.parametrize(("make", "deviation"), [(random_weights, 1.0), (dummy_weights, 1e-3 / 3**0.5)])
-def test_random_weights(saved: Path, make: Callable[..., Weights], deviation: float) -> None:
+def test_random_weights(saved: Path) -> None:
     model = describe_model(saved / "experts")
-    first, again, other = (make(model, seed, torch.float32) for seed in (1, 1, 2))
-    width = 1.0 if make is dummy_weights else first.layers[2].gate_up.shape[-1] ** 0.5
-    assert first.layers[2].gate_up.std() * width == pytest.approx(deviation, rel=0.1)
+    first, again, other = (dummy_weights(model, seed, torch.float32) for seed in (1, 1, 2))
+    assert first.layers[2].gate_up.std() == pytest.approx(1e-3 / 3**0.5, rel=0.1)
     assert (first.layers[2].input_norm == 1).all()
     loaded = load_weights(model, saved / "experts", torch.float32)
     shapes, wanted = ([{k: t.shape for k, t in layer.items()} for layer in layers_of(w)] for w in (first, loaded))
@@ -248,11 +241,10 @@ def test_hub(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (model / "tokenizer.json").write_text("{}")
     download = Mock(return_value=str(model))
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    assert resolve_model("owner/model", revision="v1") == model
+    assert resolve_model("owner/model") == model
     assert resolve_model("owner/model", weights=False) == model
     first, second = download.call_args_list
-    assert (first.args, first.kwargs["revision"]) == (("owner/model",), "v1")
-    assert (second.args, second.kwargs["revision"]) == (("owner/model",), None)
+    assert first.args == second.args == ("owner/model",)
     assert "model-*.safetensors" in first.kwargs["allow_patterns"]
     assert not any("safetensors" in pattern for pattern in second.kwargs["allow_patterns"])
     download.side_effect = LocalEntryNotFoundError("no connection")

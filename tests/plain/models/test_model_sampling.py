@@ -19,19 +19,15 @@ from blinkpy.models.cpu.cpu_sampler import (
     uniform,
 )
 from blinkpy.queues.logprob_record import LOGPROB_ENTRY
-from blinkpy.queues.submission import SQ_ENTRY_WORDS, STOP_IDS, WORD_MIN_TOKENS, WORD_STOP_IDS, neutral_entries
+from blinkpy.queues.submission import SQ_ENTRY, neutral_entries
 
 
-def entries_of(rows: list[dict[str, float]]) -> np.ndarray:
+def parameters_of(rows: list[dict[str, float]]) -> SamplingParameters:
     entries = neutral_entries(len(rows))
     for entry, fields in zip(entries, rows, strict=True):
         for name, value in fields.items():
             entry[name] = value
-    return entries.view(np.int32).reshape(len(rows), SQ_ENTRY_WORDS)
-
-
-def parameters_of(rows: list[dict[str, float]]) -> SamplingParameters:
-    return read_parameters(entries_of(rows))
+    return read_parameters(entries)
 
 
 # ---- random numbers ----
@@ -175,9 +171,9 @@ def test_records_of_few_or_broken_logits() -> None:
 
 
 def test_stop_ids_are_impossible_before_min_tokens(rng: np.random.Generator) -> None:
-    entries = np.zeros((4, SQ_ENTRY_WORDS), np.int32)
-    entries[:, WORD_STOP_IDS : WORD_STOP_IDS + STOP_IDS] = [3, 5, 999, -1, -1, -1, -1, -1]  # 999: outside this vocabulary
-    entries[:, WORD_MIN_TOKENS] = [0, 2, 2, 2]
+    entries = np.zeros(4, SQ_ENTRY)
+    entries["stop_ids"] = [3, 5, 999, -1, -1, -1, -1, -1]  # 999: outside this vocabulary
+    entries["min_tokens"] = [0, 2, 2, 2]
     logits = rng.standard_normal((4, 10)).astype(np.float32)
     masked = logits.copy()
     mask_stop_ids(masked, entries, np.array([0, 0, 1, 2], np.int32))

@@ -17,7 +17,7 @@ from blinkpy.models.cpu.cpu_step import CpuStep
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.families.describe_model import describe_config
 from blinkpy.models.paged_cache import PagedCache, kv_bytes_per_page
-from blinkpy.models.weights.decoder_weights import random_weights
+from blinkpy.models.weights.decoder_weights import dummy_weights
 
 PAGE, PAGES = 8, 200
 
@@ -28,7 +28,7 @@ def architecture() -> DecoderDescription:
 
 
 def make_step(architecture: DecoderDescription) -> CpuStep:
-    return CpuStep(architecture, random_weights(architecture, 7, torch.float32), PAGES, PAGE, 256, 512)
+    return CpuStep(architecture, dummy_weights(architecture, 7, torch.float32, spread=0.2), PAGES, PAGE, 256, 512)
 
 
 def make_batches(rng: np.random.Generator) -> PagedBatches:
@@ -136,7 +136,7 @@ def test_cache_size(architecture: DecoderDescription) -> None:
 
 def test_batches_beyond_the_memory_are_refused(architecture: DecoderDescription, rng: np.random.Generator) -> None:
     """Compiled code writes where it is told to: what doesn't fit must not reach it."""
-    small = CpuStep(architecture, random_weights(architecture, 7, torch.float32), PAGES, PAGE, 32, 16)
+    small = CpuStep(architecture, dummy_weights(architecture, 7, torch.float32, spread=0.2), PAGES, PAGE, 32, 16)
     batches = make_batches(rng)
     prompt = rng.integers(0, VOCAB, 60).tolist()
     with pytest.raises(ValueError, match="17 tokens"):

@@ -52,7 +52,7 @@ def test_memory_by_part() -> None:
     config, model = Config().with_options({"max_model_len": 4096, "max_num_batched_tokens": 2048}), llama_8b()
     page = 2 * 32 * 8 * 128 * 16 * 2
     plan = plan_memory(config, model, 2, page, free=139 * GIB, total=140 * GIB)
-    assert plan.weights == 2 * 8_030_261_248
+    assert plan.parts["weights"] == 2 * 8_030_261_248
     assert plan.usable == int(140 * GIB * 0.9) - GIB
     assert plan.cache == plan.usable - plan.needed > 100 * GIB
     plan.require(plan.cache)
@@ -68,11 +68,10 @@ def test_memory_by_part() -> None:
 def test_arrays_as_kernel_arguments() -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("numba_cuda")
-    pytest.importorskip("cuda.bindings")
-    from blinkpy.engine import loop_graph
+    from blinkpy.device.cuda.kernel_compiler import array_words
 
     first, second = torch.zeros(3, 5, dtype=torch.int32), torch.zeros(2, dtype=torch.int64)
-    assert loop_graph.arrays([first, second]) == [
+    assert array_words(first, second) == [
         *(0, 0, 15, 4, first.data_ptr(), 3, 5, 20, 4),
         *(0, 0, 2, 8, second.data_ptr(), 2, 8),
     ]
@@ -84,7 +83,7 @@ def test_what_is_left_open_comes_from_the_model_and_the_memory(rng: np.random.Ge
     sizes = engine_sizes(Config(), context, page_bytes, pages * page_bytes + page_bytes // 2)
     assert sizes.num_pages == pages
     assert sizes.max_model_len == min(context, pages * 16)
-    assert sizes.pages_per_sequence == pages_for(sizes.max_model_len, 16) <= sizes.num_pages
+    assert pages_for(sizes.max_model_len, 16) <= sizes.num_pages
     assert sizes.queue.prompt_tokens >= sizes.max_model_len
     assert sizes.queue.sq_entries >= sizes.queue.slots
     assert sizes.max_num_seqs <= sizes.slots

@@ -16,13 +16,12 @@ from support.models import kernel_reference
 from torch import Tensor
 
 from blinkpy.kernels.activation import swiglu
-from blinkpy.kernels.attention.attention import attend
-from blinkpy.kernels.attention.attention_variants import VARIANTS, AttentionCall, NewTokens, PagedKV
+from blinkpy.kernels.attention.attention import VARIANTS, attend
+from blinkpy.kernels.attention.attention_variants import AttentionCall, NewTokens, PagedKV
 from blinkpy.kernels.attention.rotate_and_cache import rope_and_cache
 from blinkpy.kernels.attention.split_plan import DecodePlan, DecodeWorkspace
 from blinkpy.kernels.batch_view import BatchView
-from blinkpy.kernels.embedding import embed
-from blinkpy.kernels.last_tokens import last_tokens
+from blinkpy.kernels.gather import embed, last_tokens
 from blinkpy.kernels.linear.linear import linear
 from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_variants import LinearCall, LinearShape, LinearWorkspace
@@ -30,10 +29,10 @@ from blinkpy.kernels.moe.expert_config import ExpertConfig, ExpertTable
 from blinkpy.kernels.moe.expert_variants import ExpertCall, ExpertCase, ExpertWorkspace
 from blinkpy.kernels.moe.experts import experts, plan_experts
 from blinkpy.kernels.moe.routing import Routing, route, router_logits
-from blinkpy.kernels.norm import last_token_norm, rms_norm
+from blinkpy.kernels.norm import rms_norm
 from blinkpy.kernels.sampling.record_logprobs import write_logprobs
-from blinkpy.kernels.sampling.sample_tokens import sample_tokens
-from blinkpy.kernels.sampling.sampling_variants import RequestView, SamplingCall, SamplingWorkspace
+from blinkpy.kernels.sampling.sampler import sample_tokens
+from blinkpy.kernels.sampling.sampling_call import RequestView, SamplingCall, SamplingWorkspace
 from blinkpy.queues.logprob_record import LOGPROB_ENTRIES, LOGPROB_ENTRY, TOP_LOGPROBS
 from blinkpy.queues.submission import (
     LONG_SEED,
@@ -171,11 +170,12 @@ def last_token_case(rng: np.random.Generator, device: str, dtype: torch.dtype, h
     weight = draw(rng, hidden, dtype=dtype, device=device)
     starts = ints([0, 1, 2, 7, 10, 10, 10], device)
     emits = ints([1, 0, 1, 1, 1, 1], device)  # the last two rows do not exist
+    batch = BatchView(header(4, tokens, 2, device), emits, starts, emits, emits, starts, starts)
     out = poison(6, hidden, dtype=dtype, device=device)
     last = [0, 6, 9]
     parts = draw(rng, 2, bucket, hidden, dtype=torch.float32, device=device)
     for source, whole in ((x, x.double()), (parts, parts.double().sum(0))):
-        last_token_norm(source, weight, 1e-6, header(4, tokens, 2, device), starts, emits, out, residual.clone())
+        rms_norm(source, weight, 1e-6, batch.counts, out, residual.clone(), last_tokens_of=batch)
         close(out[[0, 2, 3]], kernel_reference.rms_norm((whole + residual.double())[last], weight, 1e-6), dtype, "last tokens")
         untouched(out[[1, 4, 5]], "last tokens")
 
@@ -458,7 +458,7 @@ def draw_requests(
 def sampling_case(
     rng: np.random.Generator, device: str, *, rows: int, bucket: int, vocabulary: int, spread: float, ties: bool = False,
     workspace: SamplingWorkspace, history: int = 40, mismatches: int = 0, slack: float = 0.0,
-    fixed: dict[int, float] | None = None, variant: str | None = None,
+    fixed: dict[int, float] | None = None,
 ) -> None:  # fmt: skip
     """Tokens and log probabilities against the CPU sampler. spread: of the logits; ties: many equal ones."""
     logits = rng.standard_normal((bucket, vocabulary)).astype(np.float32) * spread
@@ -476,7 +476,7 @@ def sampling_case(
     for _ in range(repeats(device)):
         sampled = torch.full((bucket,), -7, dtype=torch.int32, device=device)
         call = SamplingCall(given, requests, batch, sampled, records, workspace)
-        sample_tokens(call, variant)
+        sample_tokens(call)
         runs.append(sampled)
     assert torch.equal(runs[0], runs[-1]), "two runs differ"
     assert torch.equal(given.cpu(), torch.from_numpy(logits)), "logits were changed"

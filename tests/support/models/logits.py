@@ -15,7 +15,6 @@ from support.models.step_cases import PAGE, OnDevice
 
 from blinkpy.kernels.linear.linear_table import LinearTable
 from blinkpy.models.description.decoder_description import DecoderDescription
-from blinkpy.models.gpu.gpu_step import GpuStep
 from blinkpy.models.gpu.step_shapes import StepShape
 from blinkpy.models.weights.checkpoint import layer_parts
 from blinkpy.models.weights.decoder_weights import Weights
@@ -34,7 +33,7 @@ class ForcedSteps:
             rng, page_size=PAGE, num_pages=pages, slots=slots, max_model_len=length, max_tokens=tokens, max_rows=rows
         )
         empty = self.batches.batch([])
-        self.on = OnDevice(GpuStep, model, weights, pages, length, empty, self.batches.requests, limits, table)
+        self.on = OnDevice(model, weights, pages, length, empty, self.batches.requests, limits, table)
         self.ran: list[StepShape] = []
         self._graphs: dict[StepShape, torch.cuda.CUDAGraph] = {}
 

@@ -16,6 +16,7 @@ from blinkpy.kernels.linear.linear_table import LinearTable
 from blinkpy.kv.state import DECODE_ROWS, ROWS, TOKENS, Batch, Requests
 from blinkpy.models.cpu.cpu_step import CpuStep
 from blinkpy.models.families.describe_model import describe_model
+from blinkpy.models.gpu.gpu_decoder import GpuDecoder
 from blinkpy.models.gpu.gpu_step import GpuStep
 from blinkpy.models.gpu.step_shapes import StepShape, bucket_shapes, step_shapes
 from blinkpy.models.paged_cache import PagedCache
@@ -31,7 +32,7 @@ class OnDevice:
     """A GpuStep over tensors on a device, fed with batches of NumPy arrays. limits: rows and tokens of the largest step."""
 
     def __init__(
-        self, step_type: Any, model: Any, weights: Any, pages: int, model_len: int, batch: Batch, requests: Requests,
+        self, model: Any, weights: Any, pages: int, model_len: int, batch: Batch, requests: Requests,
         limits: tuple[int, int] = (ROWS_AT_MOST, TOKENS_AT_MOST), table: LinearTable | None = None,
     ):  # fmt: skip
         device = str(weights.device)
@@ -42,9 +43,9 @@ class OnDevice:
         self.buckets = bucket_shapes(*limits)
         self.shapes, self.graph_of = step_shapes(self.buckets)
         self.cache = PagedCache(model, pages, PAGE, weights.dtype, device)
-        self.step = step_type(
-            model, weights, self.cache, self.batch, self.requests, self.shapes, model_len, table or LinearTable(), device != "cpu"
-        )
+        table, pdl = table or LinearTable(), device != "cpu"
+        decoder = GpuDecoder(model, weights, self.cache, self.batch, self.requests, self.shapes, model_len, table, pdl)
+        self.step = GpuStep(decoder)
 
     def give(self, batch: Batch, requests: Requests) -> StepShape:
         """Copy a batch over; returns the shape of the graph that runs it."""
@@ -126,7 +127,7 @@ def step_case(
     ]
     empty = batches.batch([])
     limits, weights = (rows, TOKENS_AT_MOST), load_weights(model, folder, dtype, device)
-    on = OnDevice(GpuStep, model, weights, pages, model_len, empty, batches.requests, limits, table)
+    on = OnDevice(model, weights, pages, model_len, empty, batches.requests, limits, table)
     stream = torch.cuda.Stream() if graphs else None
     if stream is not None:
         on.step.capture(stream)
@@ -180,7 +181,7 @@ def on_device(
         rng, page_size=PAGE, num_pages=pages, slots=2, max_model_len=model_len, max_tokens=TOKENS_AT_MOST, max_rows=ROWS_AT_MOST
     )
     weights = load_weights(model, folder, dtype, device)
-    return OnDevice(GpuStep, model, weights, pages, model_len, batches.batch([]), batches.requests, table=table), batches
+    return OnDevice(model, weights, pages, model_len, batches.batch([]), batches.requests, table=table), batches
 
 
 def _cpu_logits(cpu: CpuStep, batch: Batch, requests: Requests, emitting: np.ndarray) -> torch.Tensor:

@@ -9,8 +9,8 @@ import torch
 
 from blinkpy.kernels.moe.expert_config import ExpertShape, ExpertTable
 from blinkpy.kernels.moe.expert_gemv import GEMV_TOKENS
-from blinkpy.kernels.moe.expert_variants import VARIANTS, ExpertCase
-from blinkpy.kernels.moe.experts import plan_experts
+from blinkpy.kernels.moe.expert_variants import ExpertCase
+from blinkpy.kernels.moe.experts import VARIANTS, plan_experts
 from blinkpy.kernels.moe.routing import block_bound
 
 BOTH_DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])

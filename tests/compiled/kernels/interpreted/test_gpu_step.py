@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.models import step_cases
 
-from blinkpy.kernels.last_tokens import last_tokens
+from blinkpy.kernels.gather import last_tokens
 from blinkpy.kernels.linear.linear_table import LinearTable
 from blinkpy.models.gpu import gpu_decoder
 from blinkpy.models.gpu.gpu_buffers import ResidualStream

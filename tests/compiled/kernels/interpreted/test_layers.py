@@ -9,8 +9,8 @@ import pytest
 import support.models.kernel_cases as cases
 import torch
 
-from blinkpy.kernels.attention.attention import attend
-from blinkpy.kernels.attention.attention_variants import CHUNKS, VARIANTS, AttentionCall, NewTokens, PagedKV
+from blinkpy.kernels.attention.attention import VARIANTS, attend
+from blinkpy.kernels.attention.attention_variants import CHUNKS, AttentionCall, NewTokens, PagedKV
 from blinkpy.kernels.attention.prefill_attention import plan_prefill
 from blinkpy.kernels.attention.split_plan import DecodePlan, DecodeWorkspace
 from blinkpy.kernels.batch_view import BatchView
@@ -109,7 +109,7 @@ def test_last_tokens_that_do_not_fit_are_refused() -> None:
     for message, refused, chosen in (
         ("rotated and cached before", replace(call, new=NewTokens(qkv, angles, angles)), plan),
         ("not prefill attention", call, replace(plan, overlap_prefill=True)),
-        ("are for", replace(call, batch=short), plan),
+        ("query_starts: shape", replace(call, batch=short), plan),
         ("computes chunks", call, plan_prefill(torch.float32)),
     ):
         with pytest.raises(ValueError, match=message):

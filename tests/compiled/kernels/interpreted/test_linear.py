@@ -9,9 +9,9 @@ import pytest
 import support.models.kernel_cases as cases
 import torch
 
-from blinkpy.kernels.linear.linear import linear
+from blinkpy.kernels.linear.linear import VARIANTS, linear
 from blinkpy.kernels.linear.linear_config import LinearConfig
-from blinkpy.kernels.linear.linear_variants import VARIANTS, LinearCall, LinearCase, LinearShape, LinearWorkspace
+from blinkpy.kernels.linear.linear_variants import LinearCall, LinearCase, LinearShape, LinearWorkspace
 
 SMALL = [
     LinearCase(case.config, shape)

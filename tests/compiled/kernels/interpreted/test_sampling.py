@@ -9,8 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from blinkpy.kernels.sampling.sampling_variants import VARIANTS as SAMPLERS
-from blinkpy.kernels.sampling.sampling_variants import SamplingWorkspace
+from blinkpy.kernels.sampling.sampling_call import SamplingWorkspace
 from blinkpy.models.cpu.cpu_sampler import uniform
 from blinkpy.queues.submission import (
     WORD_FREQUENCY_PENALTY,
@@ -26,9 +25,8 @@ from blinkpy.queues.submission import (
 
 # Flat: searches in the whole row; peaked: the head is enough.
 @pytest.mark.parametrize(("spread", "ties"), [(0.8, True), (0.5, False), (4.0, False)])
-@pytest.mark.parametrize("variant", SAMPLERS)
-def test_sampling(rng: np.random.Generator, spread: float, ties: bool, variant: str) -> None:
-    make = {"rows": 5, "bucket": 6, "vocabulary": 300, "spread": spread, "ties": ties, "variant": variant}
+def test_sampling(rng: np.random.Generator, spread: float, ties: bool) -> None:
+    make = {"rows": 5, "bucket": 6, "vocabulary": 300, "spread": spread, "ties": ties}
     workspace = SamplingWorkspace.allocate(6, 300, "cpu", chunk=128, capacity=32, block=256)
     cases.sampling_case(rng, "cpu", workspace=workspace, **make)
 

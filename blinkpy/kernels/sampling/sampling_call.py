@@ -1,8 +1,7 @@
-"""What a sampling variant takes and declares, and the registry of them: see `SamplingVariant`."""
+"""What sampling takes: logits, requests, and scratch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,11 +9,6 @@ import torch
 import triton
 
 from blinkpy.kernels.batch_view import BatchView
-from blinkpy.kernels.registry import Registry
-
-VOCAB_CHUNK = 2048
-MAX_CANDIDATES = 1024
-BLOCK = 1024
 
 
 @dataclass(frozen=True)
@@ -30,14 +24,7 @@ class SamplingWorkspace:
 
     @classmethod
     def allocate(
-        cls,
-        rows: int,
-        vocabulary: int,
-        device: str,
-        *,
-        chunk: int = VOCAB_CHUNK,
-        capacity: int = MAX_CANDIDATES,
-        block: int = BLOCK,
+        cls, rows: int, vocabulary: int, device: str, *, chunk: int = 2048, capacity: int = 1024, block: int = 1024
     ) -> SamplingWorkspace:
         """chunk: tokens of one program of the first kernel; capacity: candidates that are sorted at once, at least 32;
         block: tokens of one iteration of the second kernel. All powers of two; smaller ones make tests small."""
@@ -76,18 +63,3 @@ class SamplingCall:
     records: torch.Tensor  # int64 [B, LOGPROB_ENTRIES] result of `write_logprobs`
     workspace: SamplingWorkspace
     pdl: bool = False
-
-
-@dataclass(frozen=True)
-class SamplingVariant:
-    """One way to sample. A new one is a file that adds it, and an import of that file in sample_tokens.py."""
-
-    name: str
-    launch: Callable[[SamplingCall], None]
-    """Launches the kernels, which write `sampled`. The call is checked."""
-    kernels: tuple[Any, ...] = ()
-    """The Triton kernels that `launch` starts."""
-
-
-VARIANTS: Registry[SamplingVariant] = Registry()
-"""By name, the default first; filled when blinkpy.kernels.sampling.sample_tokens is imported."""

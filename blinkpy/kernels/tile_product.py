@@ -1,4 +1,4 @@
-"""What follows the products of a linear layer's tile: bias, SwiGLU, the residual addition, and the store."""
+"""Products with tiles of a weight matrix, for kernels that read each weight once, and what follows them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,26 @@ import triton
 import triton.language as tl
 
 from blinkpy.kernels.activation import silu_times
+
+
+@triton.jit
+def weight_tile(w_ptr, row, column, N, K: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr):
+    """W[row, column] of W [N, K] row-major as [rows, columns]; zeros outside. Read once: it need not stay in the cache."""
+    at = w_ptr + row[:, None].to(tl.int64) * K + column[None, :]
+    if EVEN_N and EVEN_K:
+        return tl.load(at, eviction_policy="evict_first")
+    inside = (row < N)[:, None] & (column < K)[None, :]
+    return tl.load(at, mask=inside, other=0.0, eviction_policy="evict_first")
+
+
+@triton.jit
+def multiply(x, w, accumulator, WEIGHTS_FIRST: tl.constexpr, PRECISION: tl.constexpr):
+    """accumulator + x w^T for x [BLOCK_M, BLOCK_K], w [BLOCK_N, BLOCK_K]; the accumulator is transposed with WEIGHTS_FIRST."""
+    if WEIGHTS_FIRST:
+        accumulator = tl.dot(w, tl.trans(x), accumulator, input_precision=PRECISION)
+    else:
+        accumulator = tl.dot(x, tl.trans(w), accumulator, input_precision=PRECISION)
+    return accumulator
 
 
 @triton.jit
@@ -21,6 +41,7 @@ def finish_tile(
     M, N: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, SWIGLU: tl.constexpr,
     KEEP_PARTIALS: tl.constexpr,  # the partials are the result; the first has the bias
 ):  # fmt: skip
+    """What follows the products of a tile: bias, SwiGLU, the residual addition, and the store."""
     if BIAS:
         y += tl.load(bias_ptr + n, mask=(n < N) & (split == 0 if KEEP_PARTIALS else True), other=0.0).to(tl.float32)[None, :]
     if SWIGLU:
