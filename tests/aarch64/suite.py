@@ -23,7 +23,7 @@ PYTHON_HERE = "BLINKPY_AARCH64_PYTHON"  # for tests on this machine: the emulate
 # Tests of what runs on a front end, that need neither torch nor Numba.
 FRONT_END = {
     "link": ("queue_layout", "queue_pair", "connect_shm", "page_hash", "handshake", "rdma_posting"),
-    "front_end": ("request_fields", "chat_fields", "detokenizer", "detokenizer_stops", "frontend_http", "frontend_logprobs"),
+    "front_end": ("request_fields", "chat_fields", "detokenizer", "frontend_http", "frontend_logprobs"),
     "project": ("doctor",),
 }
 ON_FRONT_END = ["tests/aarch64/test_base_install.py"]

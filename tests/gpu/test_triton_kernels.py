@@ -18,6 +18,7 @@ from blinkpy.kernels.moe.expert_config import ExpertShape, ExpertTable
 from blinkpy.kernels.moe.expert_variants import ExpertCase
 from blinkpy.kernels.moe.experts import VARIANTS as EXPERTS
 from blinkpy.kernels.norm import rms_norm
+from blinkpy.kernels.sampling.sample_tokens import VARIANTS as SAMPLERS
 from blinkpy.kernels.sampling.sampling_call import SamplingWorkspace
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -160,13 +161,14 @@ def test_router(rng: np.random.Generator, dtype: torch.dtype, tokens: int, bucke
 
 @pytest.mark.parametrize("vocabulary", [32_000, 128_256, 151_936, 200_064])
 @pytest.mark.parametrize(("spread", "ties"), [(1.0, False), (4.0, False), (2.0, True)])
-def test_sampling(rng: np.random.Generator, vocabulary: int, spread: float, ties: bool) -> None:
+@pytest.mark.parametrize("variant", SAMPLERS)
+def test_sampling(rng: np.random.Generator, vocabulary: int, spread: float, ties: bool, variant: str) -> None:
     """The kernel sums weights in float32, so its uniform number may be off by a few parts in a million; a filter's boundary may
     also fall on the other side for one row."""
     workspace = SamplingWorkspace.allocate(64, vocabulary, CUDA)
     cases.sampling_case(
         rng, CUDA, rows=60, bucket=64, vocabulary=vocabulary, spread=spread, ties=ties, workspace=workspace,
-        history=2000, mismatches=1, slack=1e-5,
+        history=2000, mismatches=1, slack=1e-5, variant=variant,
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 from support.commands import wait_until
-from support.front_end.fake_engine import FACTS, FakeEngine, running
+from support.front_end.fake_engine import FACTS, FakeEngine
 from support.front_end.hash_reference import page_hashes
 
 from blinkpy.dpu.link.connect_rdma import RdmaTransport, attach_rdma
@@ -49,7 +49,7 @@ class Fabric:
 
 @contextlib.contextmanager
 def weaving(sizes: QueueSizes = SIZES, facts: EngineFacts = BIG) -> Iterator[Fabric]:
-    with running(sizes=sizes, facts=facts, step_s=0.001) as engine:
+    with FakeEngine(sizes=sizes, facts=facts, step_s=0.001) as engine:
         listener = RdmaListener("127.0.0.1", 0)
         fabric = Fabric(engine, listener)
         try:

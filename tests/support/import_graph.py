@@ -1,15 +1,13 @@
-"""What the package's files import of each other, read from their text: at their top and inside of functions."""
+"""What the package's files import of each other, read from their text."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 from blinkpy.sources import PACKAGE
-
-TYPING = "TYPE_CHECKING"
 
 
 def module_name(path: Path) -> str:
@@ -23,38 +21,34 @@ def package_modules() -> dict[str, Path]:
     return {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
-def _imported(path: Path, modules: dict[str, Path], *, at_start: bool) -> Iterator[str]:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    later = {
-        child
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef) or (isinstance(node, ast.If) and ast.unparse(node.test) == TYPING)
-        for child in ast.walk(node)
-    }
-    for node in ast.walk(tree):
-        if at_start and node in later:
-            continue
+def imports_of(path: Path) -> Iterator[tuple[str, list[str]]]:
+    """Of each import of a file, at its top or inside of a function: the module, and the names that are taken from it."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         match node:
             case ast.Import():
-                yield from (alias.name for alias in node.names if alias.name in modules)
-            case ast.ImportFrom(module=str(module), level=0) if module in modules:
-                below = [f"{module}.{alias.name}" for alias in node.names]
-                yield from (name for name in below if name in modules)
-                if any(name not in modules for name in below):
-                    yield module
-            case ast.ImportFrom(level=level) if level > 0:
+                yield from ((alias.name, []) for alias in node.names)
+            case ast.ImportFrom(module=str(module), level=0):
+                yield module, [alias.name for alias in node.names]
+            case ast.ImportFrom():
                 raise AssertionError(f"{path}: a relative import")
 
 
-@lru_cache(maxsize=2)
-def import_graph(*, at_start: bool = False) -> dict[str, set[str]]:
-    """For each module the modules that it imports. at_start: those alone that it needs to be imported, without the imports
-    inside of functions and those for type checkers."""
+def _imported(path: Path, modules: dict[str, Path]) -> Iterator[str]:
+    for module, names in imports_of(path):
+        below = {f"{module}.{name}" for name in names}
+        yield from below & modules.keys()
+        if module in modules and (not names or below - modules.keys()):
+            yield module
+
+
+@cache
+def import_graph() -> dict[str, set[str]]:
+    """For each module the modules that it imports."""
     modules = package_modules()
-    return {name: set(_imported(path, modules, at_start=at_start)) - {name} for name, path in modules.items()}
+    return {name: set(_imported(path, modules)) - {name} for name, path in modules.items()}
 
 
-@lru_cache(maxsize=64)
+@cache
 def importers_of(module: str) -> frozenset[str]:
     """The modules that import a module, directly or through others. Raises KeyError for a module that does not exist."""
     graph = import_graph()

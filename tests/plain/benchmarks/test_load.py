@@ -106,7 +106,7 @@ def test_everything_that_goes_wrong_is_an_error_of_its_request() -> None:
         elif kind == 1:
             exchange.head()
             exchange.token()
-            exchange.sock.close()
+            exchange.close()
         elif kind == 2:
             exchange.head()
             exchange.token()
@@ -142,7 +142,7 @@ def test_everything_that_goes_wrong_is_an_error_of_its_request() -> None:
 def test_a_connection_that_was_closed_while_idle_is_no_error() -> None:
     def script(exchange: Exchange) -> None:
         answer(exchange)
-        exchange.sock.close()  # after every answer, without a word
+        exchange.close()  # after every answer, without a word
 
     with scripted(script) as server:
         records = run(server.port, requests(8), streams=1)

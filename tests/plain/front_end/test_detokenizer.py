@@ -1,58 +1,44 @@
-"""Text of tokens, one by one, against the tokenizer's own decoding of the whole."""
+"""Text of tokens, one by one, against the tokenizer's own decoding of the whole; and up to stop strings."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
-from support.front_end.tiny_tokenizer import BOS, EOS, byte_fallback_json, byte_level_json, word_piece_json, write_model
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.front_end.tiny_tokenizer import byte_fallback_json, byte_level_json, word_piece_json, write_model
 from tokenizers import Tokenizer as Encoder
 
 from blinkpy.config import ConfigError
 from blinkpy.dpu.text.detokenizer import REPLACEMENT, Detokenizer, TokenTexts, byte_alphabet
+from blinkpy.dpu.text.stop_strings import StopStrings
 from blinkpy.dpu.text.tokenizer import Tokenizer
 
-SAMPLES = [
-    "a",
-    "Z",
-    " ",
-    "\n",
-    "é",
-    "ß",
-    "日",
-    "本",
-    "😀",
-    "👩\u200d👩\u200d👧",
-    "\u0301",
-    "\u200f",
-    "ﷺ",
-    "the ",
-    "worst of times",
-]
+SAMPLES = ["a", "Z", " ", "\n", "é", "ß", "日", "本", "😀", "👩\u200d👧", "\u0301", "\u200f", "ﷺ", "the ", "worst of times"]
 
 
 def random_text(rng: np.random.Generator, length: int) -> str:
     return "".join(rng.choice(SAMPLES) for _ in range(length))
 
 
-def stream(table: TokenTexts, ids: list[int], prompt: list[int] | None = None, end: bool = True) -> tuple[str, list[str]]:
+def texts_of(source: Callable[[], str]) -> tuple[Encoder, TokenTexts]:
+    encoder = Encoder.from_str(source())
+    return encoder, TokenTexts(encoder)
+
+
+def stream(table: TokenTexts, ids: list[int], prompt: list[int] | None = None) -> tuple[str, list[str]]:
+    """The whole text, and what each token gave."""
     detokenizer = Detokenizer(table, prompt)
     parts = [detokenizer.push(token) for token in ids]
-    return "".join(parts) + (detokenizer.finish() if end else ""), parts
-
-
-def test_byte_alphabet_is_the_librarys() -> None:
-    from tokenizers import pre_tokenizers
-
-    assert set(byte_alphabet()) == set(pre_tokenizers.ByteLevel.alphabet())
-    assert sorted(byte_alphabet().values()) == list(range(256))
+    return "".join(parts) + detokenizer.finish(), parts
 
 
 @pytest.mark.parametrize("source", [byte_level_json, byte_fallback_json])
 def test_text_comes_back(source, rng) -> None:
-    encoder = Encoder.from_str(source())
-    table = TokenTexts(encoder)
+    encoder, table = texts_of(source)
     assert table.texts is not None
     for _ in range(50):
         text = "k" + random_text(rng, int(rng.integers(1, 40)))
@@ -65,9 +51,9 @@ def test_text_comes_back(source, rng) -> None:
 
 
 def test_byte_level_equals_full_decode_of_any_tokens(rng) -> None:
-    """Also where the bytes are no UTF-8: the same replacement characters, at the latest when the end is known."""
-    encoder = Encoder.from_str(byte_level_json())
-    table = TokenTexts(encoder)
+    """Special tokens have no text, and added ones have. Bytes that are no UTF-8 give the same replacement characters, at the
+    latest when the end is known."""
+    encoder, table = texts_of(byte_level_json)
     size = encoder.get_vocab_size()
     for _ in range(300):
         ids = rng.integers(0, size + 3, rng.integers(1, 30)).tolist()  # some are outside
@@ -76,8 +62,7 @@ def test_byte_level_equals_full_decode_of_any_tokens(rng) -> None:
 
 def test_byte_fallback_continues_the_prompt(rng) -> None:
     """What a prompt's continuation adds to the prompt's text, the space at its start included."""
-    encoder = Encoder.from_str(byte_fallback_json())
-    table = TokenTexts(encoder)
+    encoder, table = texts_of(byte_fallback_json)
     prompt = encoder.encode("the answer", add_special_tokens=False).ids
     for _ in range(200):
         ids = []
@@ -94,30 +79,13 @@ def test_byte_fallback_continues_the_prompt(rng) -> None:
 
 
 def test_byte_fallback_shows_a_character_as_soon_as_it_is_whole() -> None:
-    encoder = Encoder.from_str(byte_fallback_json())
+    encoder, table = texts_of(byte_fallback_json)
     ids = [encoder.token_to_id(f"<0x{byte:02X}>") for byte in "😀日".encode()]
-    assert stream(TokenTexts(encoder), ids)[1] == ["", "", "", "😀", "", "", "日"]
-
-
-def test_incomplete_character_at_the_end() -> None:
-    encoder = Encoder.from_str(byte_level_json())
-    table = TokenTexts(encoder)
-    alphabet = {byte: character for character, byte in byte_alphabet().items()}
-    ids = [encoder.token_to_id(alphabet[byte]) for byte in b"a\xf0\x9f\x98"]
-    assert stream(table, ids, end=False)[0] == "a"
-    assert stream(table, ids)[0] == "a" + REPLACEMENT
-
-
-def test_special_tokens_have_no_text_and_added_ones_do() -> None:
-    encoder = Encoder.from_str(byte_level_json())
-    table = TokenTexts(encoder)
-    ids = [encoder.token_to_id(t) for t in (BOS, "<tool>", "two words é", EOS)]
-    assert stream(table, ids)[0] == "<tool>two words é"
+    assert stream(table, ids)[1] == ["", "", "", "😀", "", "", "日"]
 
 
 def test_decoder_that_looks_at_neighbours(rng) -> None:
-    encoder = Encoder.from_str(word_piece_json())
-    table = TokenTexts(encoder)
+    encoder, table = texts_of(word_piece_json)
     assert table.texts is None
     size = encoder.get_vocab_size()
     prompt = [1, 2]
@@ -129,15 +97,64 @@ def test_decoder_that_looks_at_neighbours(rng) -> None:
 
 def test_long_outputs_cost_the_same_per_token() -> None:
     """Byte after byte that never makes a character is the worst case: no work may pile up."""
-    for source, piece in ((byte_level_json, byte_alphabet), (byte_fallback_json, None)):
-        encoder = Encoder.from_str(source())
-        table = TokenTexts(encoder)
-        token = encoder.token_to_id("<0xF0>" if piece is None else {b: c for c, b in byte_alphabet().items()}[0xF0])
+    marks = {byte: character for character, byte in byte_alphabet().items()}
+    for source, piece in ((byte_level_json, marks[0xF0]), (byte_fallback_json, "<0xF0>")):
+        encoder, table = texts_of(source)
+        token = encoder.token_to_id(piece)
         detokenizer = Detokenizer(table)
         start = time.perf_counter()
-        count = sum(len(detokenizer.push(token)) for _ in range(100_000))
-        assert count >= 99_990
+        assert sum(len(detokenizer.push(token)) for _ in range(100_000)) >= 99_990
         assert time.perf_counter() - start < 2.0
+
+
+# ---- stop strings
+
+
+def reference(text: str, stops: tuple[str, ...]) -> tuple[str, bool]:
+    """The text before the stop string that is complete first; of several at once, before the longest."""
+    for end in range(1, len(text) + 1):
+        met = [stop for stop in stops if text[:end].endswith(stop)]
+        if met:
+            return text[: end - max(map(len, met))], True
+    return text, False
+
+
+LETTERS = "ab"  # so that texts almost match
+TEXTS = st.lists(st.text(LETTERS, max_size=4), max_size=20)
+STOPS = st.lists(st.text(LETTERS, min_size=1, max_size=6), min_size=1, max_size=4, unique=True).map(tuple)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=300)  # the machine may be busy
+@given(pieces=TEXTS, stops=STOPS)
+def test_equals_the_reference_and_holds_back_no_more_than_needed(pieces, stops) -> None:
+    filter_ = StopStrings(stops)
+    whole, _ = reference("".join(pieces), stops)
+    text = out = ""
+    for piece in pieces:
+        text += piece
+        out += filter_.push(piece)
+        assert whole.startswith(out), "something was sent that had to be held back"
+        assert filter_.stopped == reference(text, stops)[1]
+        held = text[len(out) :]
+        assert filter_.stopped or not held or any(stop.startswith(held) and stop != held for stop in stops)
+    assert out + filter_.finish() == whole
+
+
+def test_special_characters_are_plain() -> None:
+    for stop in ("]", "^", "-", "\\", ".*", "[a]"):
+        filter_ = StopStrings((stop,))
+        assert filter_.push(f"x{stop}y") == "x"
+        assert filter_.stopped
+
+
+def test_many_long_stops_stay_cheap() -> None:
+    """Periodic stop strings, and a text that keeps almost matching them all."""
+    stops = tuple("a" * 1000 + chr(ord("b") + i) for i in range(16))
+    filter_ = StopStrings(stops)
+    start = time.perf_counter()
+    total = sum(len(filter_.push("aaaa")) for _ in range(2500))
+    assert total == 10_000 - 1000
+    assert time.perf_counter() - start < 2.0
 
 
 # ---- the tokenizer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -12,12 +13,16 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
-from support.front_end.fake_engine import FACTS, SIZES, FakeEngine, running
-from support.front_end.http_server import events, serving
+from support.front_end.fake_engine import FakeEngine
+from support.front_end.http_server import RunningServer, events, serving
 from support.front_end.tiny_tokenizer import write_model
+from support.waiting import wait_for
 
 from blinkpy.config import Config, ConfigError
 from blinkpy.dpu.metrics import BLOCK_BYTES, Metrics
@@ -39,21 +44,35 @@ def code(response: httpx.Response) -> tuple[int, str]:
     return response.status_code, response.json()["error"]["code"]
 
 
-def start_stream(server, answer: list[str], **fields: object) -> threading.Thread:
-    """A stream on a thread; answer gets its lines, and at last 'end' or the exception's name."""
+class Stream(threading.Thread):
+    """A stream whose first lines have come. lines: what has come so far, and at last 'end' or the exception's name."""
 
-    def read() -> None:
-        body = {"prompt": [7, 8], "max_tokens": 100, "stream": True, **fields}
+    def __init__(self, server: RunningServer, max_tokens: int = 100):
+        super().__init__()
+        self.lines: list[str] = []
+        self._url, self._body = f"{server.url}/v1/completions", {"prompt": [7, 8], "max_tokens": max_tokens, "stream": True}
+        self.start()
+        wait_for(lambda: len(self.lines) > 2)
+
+    def run(self) -> None:
         try:
-            with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=20) as response:
-                answer.extend(line for line in response.iter_lines() if line)
-                answer.append("end")
+            with httpx.stream("POST", self._url, json=self._body, timeout=20) as response:
+                self.lines.extend(line for line in response.iter_lines() if line)
+                self.lines.append("end")
         except httpx.HTTPError as error:
-            answer.append(type(error).__name__)
+            self.lines.append(type(error).__name__)
 
-    thread = threading.Thread(target=read)
-    thread.start()
-    return thread
+    def done(self) -> bool:
+        """Whether all of it came."""
+        self.join(10)
+        return self.lines[-2:] == ["data: [DONE]", "end"]
+
+    def error(self) -> dict[str, str]:
+        """What it ended with instead."""
+        self.join(10)
+        assert self.lines[-1] == "end"
+        assert "data: [DONE]" not in self.lines
+        return json.loads(self.lines[-2][6:])["error"]
 
 
 def test_engine_that_comes_late(folder) -> None:
@@ -65,7 +84,7 @@ def test_engine_that_comes_late(folder) -> None:
         assert "retry-after" in response.headers
         assert "blinkpy_engine_up 0" in server.client.get("/metrics").text
         assert server.client.get("/v1/models").json()["data"][0]["max_model_len"] is None
-        with running(name=name):
+        with FakeEngine(name=name):
             server.ready()
             assert server.complete([7], max_tokens=1).status_code == 200
 
@@ -73,31 +92,20 @@ def test_engine_that_comes_late(folder) -> None:
 @pytest.mark.parametrize("how", ["paused", "faulted", "killed by the host's account", "gone"])
 def test_engine_that_is_lost(folder, how) -> None:
     """Streams get an error event at once, whole answers a 503; with a new engine all is well again."""
-    with running(step_s=0.005) as engine, serving(engine, folder, **QUICK) as server:
-        lines: list[str] = []
-        whole: list[httpx.Response] = []
-        stream = start_stream(server, lines)
-        other = threading.Thread(target=lambda: whole.append(server.complete([7], max_tokens=100)))
-        other.start()
-        server.wait(lambda: len(lines) > 2)
+    with FakeEngine(step_s=0.005) as engine, serving(engine, folder, **QUICK) as server, ThreadPoolExecutor(1) as pool:
+        whole = pool.submit(server.complete, [7], max_tokens=100)
+        stream = Stream(server)
         start = time.monotonic()
-        if how == "paused":
-            engine.paused = True
-        elif how == "faulted":
-            engine.paused = True
+        engine.paused = True
+        if how == "faulted":
             engine.state(STATE_FAULTED)
+        elif how == "killed by the host's account":
+            engine.views.control[CONTROL_FAULT] = 1
         elif how == "gone":
             engine.stop()
-        else:
-            engine.paused = True
-            engine.views.control[CONTROL_FAULT] = 1
-        stream.join(10)
-        other.join(10)
+        assert stream.error()["code"] == "engine_unavailable"
+        assert code(whole.result(10)) == (503, "engine_unavailable")
         assert time.monotonic() - start < 2
-        assert lines[-1] == "end"
-        assert json.loads(lines[-2][6:])["error"]["code"] == "engine_unavailable"
-        assert "data: [DONE]" not in lines
-        assert code(whole[0]) == (503, "engine_unavailable")
         assert code(server.client.get("/health")) == (503, "engine_unavailable")
         engine.state(STATE_READY)
         engine.views.control[CONTROL_FAULT] = 0
@@ -112,49 +120,38 @@ def test_engine_that_is_lost(folder, how) -> None:
 
 
 def test_a_fenced_lease_fails_requests_and_reattaches(folder) -> None:
-    with running(step_s=0.005) as engine, serving(engine, folder) as server:
-        lines: list[str] = []
-        stream = start_stream(server, lines)
-        server.wait(lambda: len(lines) > 2)
+    with FakeEngine(step_s=0.005) as engine, serving(engine, folder) as server:
+        stream = Stream(server)
         engine.paused = True
         time.sleep(0.02)
         engine.fence(0)
         engine.paused = False
-        stream.join(5)
-        assert "lease" in json.loads(lines[-2][6:])["error"]["message"]
+        assert "lease" in stream.error()["message"]
         server.ready()
         assert server.engine_client.pair.epoch == 2
         assert server.complete([7], max_tokens=3).status_code == 200
 
 
 def test_draining_engine_finishes_and_takes_nothing(folder) -> None:
-    with running(step_s=0.002) as engine, serving(engine, folder) as server:
-        lines: list[str] = []
-        stream = start_stream(server, lines)
-        server.wait(lambda: len(lines) > 2)
+    with FakeEngine(step_s=0.002) as engine, serving(engine, folder) as server:
+        stream = Stream(server)
         engine.state(STATE_DRAINING)
         response = server.complete([7], max_tokens=1)
         assert code(response) == (503, "engine_unavailable")
         assert "draining" in response.json()["error"]["message"]
         assert server.client.get("/health").status_code == 503
-        stream.join(5)
-        assert lines[-2:] == ["data: [DONE]", "end"]
+        assert stream.done()
 
 
-def test_engine_that_gives_up_on_a_request(folder) -> None:
-    with running(step_s=0.002) as engine, serving(engine, folder) as server:
-        for flags, status in ((FINISH_ERROR, 500), (FINISH_CANCELLED, 503)):
-            engine.hold = True
-            answers: list[httpx.Response] = []
-            thread = threading.Thread(target=lambda answers=answers: answers.append(server.complete([7], max_tokens=9)))
-            thread.start()
-            server.wait(lambda: bool(engine.pairs[0].requests))
-            slot = next(iter(engine.pairs[0].requests))
-            del engine.pairs[0].requests[slot]
-            engine.pairs[0].owed.append((slot, 0, flags))
-            thread.join(5)
-            assert answers[0].status_code == status
-            engine.hold = False
+@pytest.mark.parametrize(("flags", "status"), [(FINISH_ERROR, 500), (FINISH_CANCELLED, 503)])
+def test_engine_that_gives_up_on_a_request(folder, flags, status) -> None:
+    with FakeEngine(step_s=0.002) as engine, serving(engine, folder) as server, ThreadPoolExecutor(1) as pool:
+        engine.hold = True
+        answer = pool.submit(server.complete, [7], max_tokens=9)
+        wait_for(lambda: bool(engine.pairs[0].requests))
+        slot, _ = engine.pairs[0].requests.popitem()
+        engine.pairs[0].owed.append((slot, 0, flags))
+        assert answer.result(5).status_code == status
 
 
 # ---- shutdown
@@ -162,48 +159,36 @@ def test_engine_that_gives_up_on_a_request(folder) -> None:
 
 def accepts(port: int) -> bool:
     """Whether somebody listens."""
-    try:
-        socket.create_connection(("127.0.0.1", port), timeout=2).close()
-    except ConnectionRefusedError:
-        return False
-    return True
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_shutdown_lets_requests_finish(folder) -> None:
-    with running(step_s=0.004) as engine:
-        lines: list[str] = []
+    with FakeEngine(step_s=0.004) as engine:
         with serving(engine, folder, shutdown_s=10) as server:
-            stream = start_stream(server, lines, max_tokens=100)
-            server.wait(lambda: len(lines) > 2)
+            stream = Stream(server)
             server.server.should_exit = True
-            server.wait(lambda: server.server.app.draining)
-            server.wait(lambda: not accepts(server.port))
+            wait_for(lambda: server.server.app.draining)
+            wait_for(lambda: not accepts(server.port))
             assert engine.pairs[0].requests, "the stream is still running"
-        stream.join(5)
-        assert lines[-2:] == ["data: [DONE]", "end"]
+        assert stream.done()
 
 
 def test_shutdown_ends_what_takes_too_long(folder) -> None:
-    with running(step_s=0.05) as engine:
-        lines: list[str] = []
+    with FakeEngine(step_s=0.05) as engine:
         start = time.monotonic()
         with serving(engine, folder, shutdown_s=0) as server:
-            stream = start_stream(server, lines, max_tokens=120)
-            server.wait(lambda: len(lines) > 2)
-        stream.join(5)
+            stream = Stream(server, max_tokens=120)
+        assert "shutting down" in stream.error()["message"]
         assert time.monotonic() - start < 4
-        assert "shutting down" in json.loads(lines[-2][6:])["error"]["message"]
-        deadline = time.monotonic() + 2
-        while engine.cancels == 0 and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert engine.cancels == 1, "the engine was told"
+        wait_for(lambda: engine.cancels == 1, 2)  # the engine was told
 
 
 # ---- metrics
 
 
 def test_metrics_say_what_happened(folder) -> None:
-    with running(step_s=0.001) as engine, serving(engine, folder) as server:
+    with FakeEngine(step_s=0.001) as engine, serving(engine, folder) as server:
         events(server.complete([7, 8, 9], max_tokens=10, stream=True))
         server.complete([7], max_tokens=1)
         server.complete([7], max_tokens=0)
@@ -227,9 +212,7 @@ def test_metrics_say_what_happened(folder) -> None:
         assert values["blinkpy_engine_generated_tokens_total"] == 11
         families = re.findall(r"^# TYPE (\S+)", text, re.M)
         assert len(families) == len(set(families))
-        assert {name.split("{")[0].removesuffix("_bucket").removesuffix("_sum").removesuffix("_count") for name in values} == set(
-            families
-        )
+        assert {re.sub(r"(_bucket|_sum|_count)?(\{.*)?$", "", name) for name in values} == set(families)
 
 
 def test_workers_share_metrics() -> None:
@@ -252,69 +235,41 @@ def test_workers_share_metrics() -> None:
 # ---- workers as processes
 
 
-@pytest.fixture
-def supervised(folder):
-    """A supervisor with two workers on a thread, and the engine."""
-    sizes = QueueSizes(2, 8, 8, 64, 512, 128)
-    with running(sizes=sizes) as engine:
-        config = Config().with_options(
-            {
-                "name": engine.segment_name,
-                "served_model_name": "tiny",
-                "workers": 2,
-                "port": 0,
-                "shutdown_s": 2,
-                "log_level": "error",
-            }
-        )
-        ready = threading.Event()
-        supervisor = Supervisor(config, folder, lambda host, port: ready.set())
-        codes: list[int] = []
-        thread = threading.Thread(target=lambda: codes.append(supervisor.run()))
-        thread.start()
+@contextlib.contextmanager
+def supervised(folder: Path, name: str) -> Iterator[Supervisor]:
+    """A supervisor with two workers, on a thread."""
+    options = {"served_model_name": "tiny", "workers": 2, "port": 0, "shutdown_s": 2, "log_level": "error"}
+    ready = threading.Event()
+    supervisor = Supervisor(Config().with_options({"name": name, **options}), folder, lambda host, port: ready.set())
+    with ThreadPoolExecutor(1) as pool:
+        code = pool.submit(supervisor.run)
         try:
             assert ready.wait(20)
-            yield supervisor, engine
+            yield supervisor
         finally:
             supervisor.stop()
-            thread.join(20)
-        assert codes == [0]
+    assert code.result() == 0
 
 
-def until_ok(url: str, timeout: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout
-    while time.monotonic() < deadline:
-        if httpx.get(f"{url}/health", timeout=10).status_code == 200:
-            return
-        time.sleep(0.02)
-    raise AssertionError("not healthy in time")
-
-
-def test_workers_serve_and_a_dead_one_is_replaced(supervised) -> None:
-    supervisor, engine = supervised
-    url = f"http://127.0.0.1:{supervisor.port}"
-    deadline = time.monotonic() + 10
-    while not all(pair.attached for pair in engine.pairs):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    for _ in range(100):  # each on a connection of its own: the kernel spreads them
-        assert httpx.post(f"{url}/v1/completions", json={"prompt": [7], "max_tokens": 2}, timeout=10).status_code == 200
-        if {request.pair for request in engine.submitted} == {0, 1}:
-            break
-    else:
-        raise AssertionError("one worker got all connections")
-    text = httpx.get(f"{url}/metrics", timeout=10).text
-    counted = [float(value) for value in re.findall(r'blinkpy_prompt_tokens_total\{worker="\d"\} (\d+)', text)]
-    assert sum(counted) == len(engine.submitted), "any worker reports for all"
-    victim = supervisor.workers[0]
-    old = victim.pid
-    os.kill(old, signal.SIGKILL)
-    deadline = time.monotonic() + 15
-    while victim.pid in (0, old) or not victim.ready or engine.pairs[0].epoch < 2:
-        assert time.monotonic() < deadline, "it was not replaced"
-        time.sleep(0.01)
-    until_ok(url)
-    assert engine.pairs[1].epoch == 1, "the other worker did not notice"
+def test_workers_serve_and_a_dead_one_is_replaced(folder) -> None:
+    with FakeEngine(sizes=QueueSizes(2, 8, 8, 64, 512, 128)) as engine, supervised(folder, engine.segment_name) as supervisor:
+        url = f"http://127.0.0.1:{supervisor.port}"
+        wait_for(lambda: all(pair.attached for pair in engine.pairs), 10)
+        for _ in range(100):  # each on a connection of its own: the kernel spreads them
+            assert httpx.post(f"{url}/v1/completions", json={"prompt": [7], "max_tokens": 2}, timeout=10).status_code == 200
+            if {request.pair for request in engine.submitted} == {0, 1}:
+                break
+        else:
+            raise AssertionError("one worker got all connections")
+        text = httpx.get(f"{url}/metrics", timeout=10).text
+        counted = [float(value) for value in re.findall(r'blinkpy_prompt_tokens_total\{worker="\d"\} (\d+)', text)]
+        assert sum(counted) == len(engine.submitted), "any worker reports for all"
+        victim = supervisor.workers[0]
+        old = victim.pid
+        os.kill(old, signal.SIGKILL)
+        wait_for(lambda: victim.pid not in (0, old) and victim.ready and engine.pairs[0].epoch >= 2, 15)
+        wait_for(lambda: httpx.get(f"{url}/health", timeout=10).status_code == 200, 10)
+        assert engine.pairs[1].epoch == 1, "the other worker did not notice"
 
 
 def test_worker_that_refuses_its_model_ends_the_front_end(tmp_path) -> None:
@@ -346,40 +301,16 @@ def test_workers_end_when_their_supervisor_is_killed(folder) -> None:
         f"s = Supervisor(Config().with_options({{'port': 0, 'shutdown_s': 0, 'log_level': 'error'}}), Path({str(folder)!r}),\n"
         "    lambda host, port: print(s.workers[0].pid, flush=True))\ns.run()\n"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-c", program],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert process.stdout is not None
-    worker = int(process.stdout.readline())
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    process.stdout.close()
-    deadline = time.monotonic() + 10
-    while True:
-        try:
-            with open(f"/proc/{worker}/stat") as stat:
-                if stat.read().rsplit(")", 1)[1].split()[0] == "Z":
-                    break
-        except FileNotFoundError:
-            break
-        assert time.monotonic() < deadline, "the worker lives on"
-        time.sleep(0.01)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environment) as process:
+        worker = int(process.stdout.readline())
+        process.kill()
+    wait_for(lambda: not alive(worker), 10)
 
 
-def test_front_end_imports_nothing_heavy() -> None:
-    """It must run on a DPU, where neither torch nor numba is installed."""
-    program = (
-        "import sys, pkgutil, importlib, blinkpy.dpu\n"
-        "for module in pkgutil.walk_packages(blinkpy.dpu.__path__, 'blinkpy.dpu.'): importlib.import_module(module.name)\n"
-        "heavy = {'torch', 'numba', 'triton', 'cuda', 'numba_cuda', 'transformers', 'safetensors'} & set(sys.modules)\n"
-        "own = {'.'.join(n.split('.')[:2]) for n in sys.modules if n.startswith('blinkpy.')}\n"
-        "assert not heavy, heavy\n"
-        "shared = ('config', 'process_exit', 'processes', 'queues', 'transport', 'version')\n"
-        "assert own <= {'blinkpy.dpu', *(f'blinkpy.{name}' for name in shared)}, own\n"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
-    assert FACTS.page_size == 4
-    assert SIZES.pairs == 1
+def alive(pid: int) -> bool:
+    """Whether a process runs: it is neither gone nor a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

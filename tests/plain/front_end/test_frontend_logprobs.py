@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import openai
 import pytest
-from support.front_end.fake_engine import FakeEngine, running
-from support.front_end.http_server import MODEL, RunningServer, serving
+from support.front_end.fake_engine import FakeEngine
+from support.front_end.http_server import MODEL, serving
 from support.front_end.tiny_tokenizer import byte_fallback_json, word_piece_json, write_model
 from tokenizers import Tokenizer as Encoder
 
@@ -20,133 +21,126 @@ EOS, START = 1, 2
 TEXT = "naïve 😀 日本 the dog"
 
 
-@pytest.fixture(scope="module")
-def engine() -> Iterator[FakeEngine]:
-    with running() as engine:
-        yield engine
+class Served(NamedTuple):
+    engine: FakeEngine
+    tokenizer: Tokenizer
+    client: openai.OpenAI
 
 
 @pytest.fixture(scope="module")
-def served(engine: FakeEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningServer, Tokenizer]]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = write_model(tmp_path_factory.mktemp("model"))
-    with serving(engine, folder) as server:
-        yield server, Tokenizer(folder)
+    with (
+        FakeEngine() as engine,
+        serving(engine, folder) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield Served(engine, Tokenizer(folder), client)
 
 
-@pytest.fixture(scope="module")
-def client(served: tuple[RunningServer, Tokenizer]) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{served[0].url}/v1", api_key="none", max_retries=0) as client:
-        yield client
+def name(piece: bytes) -> str:
+    """What completions call a token: its text, or its bytes where they are no whole characters."""
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
 
 
-@pytest.fixture
-def prompt(served: tuple[RunningServer, Tokenizer]) -> list[int]:
-    """Text with characters of several tokens, and a special token. The engine answers with the prompt's own tokens."""
-    ids = served[1].encode(TEXT, add_special_tokens=False).tolist()
-    return [*ids[:9], START, *ids[9:]]
-
-
-def pieces(tokenizer: Tokenizer, tokens: list[int]) -> list[bytes]:
-    """Bytes of each token, from the vocabulary; special tokens are spelled as they are."""
-    table = tokenizer._texts.pieces
-    assert table is not None
-    return [{START: b"<|start|>", EOS: b"</s>"}.get(token, table[token]) for token in tokens]
-
-
-def offsets(tokens: list[bytes], special: set[int]) -> list[int]:
-    """Characters of the output before each token: those whose last byte has come."""
+def offsets(pieces: list[bytes], special: int) -> list[int]:
+    """Characters of the output before each token: those whose last byte has come. special: place of a token without text."""
     text, found = b"", []
-    for i, piece in enumerate(tokens):
+    for i, piece in enumerate(pieces):
         found.append(len(text.decode(errors="ignore")))
-        text += b"" if i in special else piece
+        text += b"" if i == special else piece
     return found
 
 
-def test_completions(client: openai.OpenAI, served: Any, engine: FakeEngine, prompt: list[int]) -> None:
-    tokenizer, count = served[1], len(prompt)
-    own = pieces(tokenizer, prompt)
-    kwargs: dict[str, Any] = {"model": MODEL, "prompt": prompt, "max_tokens": count, "extra_body": {"ignore_eos": True}}
-    whole = client.completions.create(logprobs=4, **kwargs).choices[0]
-    logprobs = whole.logprobs
-    assert logprobs is not None
-    names = [piece.decode() if is_text(piece) else "bytes:" + escaped(piece) for piece in own]
+def test_completions(served: Served) -> None:
+    """Text with characters of several tokens, and a special token. The engine answers with the prompt's own tokens."""
+    engine, tokenizer, client = served
+    prompt = tokenizer.encode(TEXT, add_special_tokens=False).tolist()
+    prompt.insert(9, START)
+    count = len(prompt)
+    pieces = [tokenizer.spell(token)[1] for token in prompt]
+    assert b"".join(pieces[:9] + pieces[10:]) == TEXT.encode()
+    names = [name(piece) for piece in pieces]
+    assert names[9] == "<|start|>"
     assert any(name.startswith("bytes:") for name in names), "the text was meant to have characters of several tokens"
+    ask: Any = partial(
+        client.completions.create, model=MODEL, prompt=prompt, max_tokens=count, extra_body={"ignore_eos": True}
+    )
+    whole = ask(logprobs=4).choices[0]
+    logprobs = whole.logprobs
     assert logprobs.tokens == names
     assert logprobs.token_logprobs == [-2.5] * count
-    assert logprobs.text_offset == offsets(own, {9})
-    assert logprobs.top_logprobs is not None
+    assert logprobs.text_offset == offsets(pieces, 9)
     for token, top in zip(prompt, logprobs.top_logprobs, strict=True):
         tokens, values = engine.likely(token)
         expected: dict[str, float] = {}
         for other, value in [*zip(tokens[1:5], values[1:5], strict=True), (token, -2.5)]:
             text, piece = tokenizer.spell(other)
-            expected.setdefault(f"bytes:{text}" if piece and not is_text(piece) else text, value)
+            expected.setdefault(name(piece) if piece else text, value)
         assert top == expected
-    chunks = [chunk.choices[0] for chunk in client.completions.create(logprobs=4, stream=True, **kwargs)]
+    chunks = [chunk.choices[0] for chunk in ask(logprobs=4, stream=True)]
     parts = [chunk.logprobs for chunk in chunks if chunk.logprobs is not None]
     assert len(parts) > 1
-    for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
-        assert [one for part in parts for one in getattr(part, name)] == getattr(logprobs, name), name
+    for field in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        assert [one for part in parts for one in getattr(part, field)] == getattr(logprobs, field), field
     assert "".join(chunk.text for chunk in chunks) == whole.text
-    alone = client.completions.create(logprobs=0, **kwargs).choices[0].logprobs
-    assert alone is not None
-    assert alone.top_logprobs == [{name: -2.5} for name in names]
-    assert client.completions.create(**kwargs).choices[0].logprobs is None
+    assert ask(logprobs=0).choices[0].logprobs.top_logprobs == [{name: -2.5} for name in names]
+    assert ask().choices[0].logprobs is None
 
 
-def test_chat(client: openai.OpenAI, served: Any, engine: FakeEngine) -> None:
-    tokenizer = served[1]
-    kwargs: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": TEXT}], "max_tokens": 60}
-    kwargs["extra_body"] = {"ignore_eos": True}
-    whole = client.chat.completions.create(logprobs=True, top_logprobs=3, **kwargs).choices[0]
-    assert whole.logprobs is not None
-    assert whole.logprobs.content is not None
+def test_chat(served: Served) -> None:
+    engine, tokenizer, client = served
+    ask: Any = partial(
+        client.chat.completions.create,
+        model=MODEL,
+        messages=[{"role": "user", "content": TEXT}],
+        max_tokens=60,
+        extra_body={"ignore_eos": True},
+    )
+    whole = ask(logprobs=True, top_logprobs=3).choices[0]
     answered = engine.submitted[-1].prompt
     tokens = [answered[i % len(answered)] for i in range(60)]
-    assert len(whole.logprobs.content) == 60
     for token, entry in zip(tokens, whole.logprobs.content, strict=True):
         listed, values = engine.likely(token)
-        found = [(entry.token, entry.bytes, entry.logprob), *((e.token, e.bytes, e.logprob) for e in entry.top_logprobs)]
+        found = [(one.token, one.bytes, one.logprob) for one in (entry, *entry.top_logprobs)]
         spelled = [tokenizer.spell(other) for other in listed[:4]]
         assert found == [(text, list(piece), value) for (text, piece), value in zip(spelled, values[:4], strict=True)]
-    text = b"".join(bytes(entry.bytes or []) for entry in whole.logprobs.content if not entry.token.startswith("<"))
-    assert text.decode(errors="ignore").replace(" ", "") == (whole.message.content or "").replace(" ", "")
-    chunks = [chunk.choices[0] for chunk in client.chat.completions.create(logprobs=True, top_logprobs=3, stream=True, **kwargs)]
-    streamed = [entry for chunk in chunks if chunk.logprobs is not None for entry in chunk.logprobs.content or []]
-    assert streamed == whole.logprobs.content
-    bare = client.chat.completions.create(logprobs=True, **kwargs).choices[0].logprobs
-    assert bare is not None
-    assert [entry.top_logprobs for entry in bare.content or []] == [[]] * 60
-    assert client.chat.completions.create(logprobs=False, **kwargs).choices[0].logprobs is None
+    text = b"".join(bytes(entry.bytes) for entry in whole.logprobs.content if not entry.token.startswith("<"))
+    assert text.decode(errors="ignore").replace(" ", "") == whole.message.content.replace(" ", "")
+    chunks = [chunk.choices[0] for chunk in ask(logprobs=True, top_logprobs=3, stream=True)]
+    assert [entry for chunk in chunks if chunk.logprobs for entry in chunk.logprobs.content] == whole.logprobs.content
+    assert [entry.top_logprobs for entry in ask(logprobs=True).choices[0].logprobs.content] == [[]] * 60
+    assert ask(logprobs=False).choices[0].logprobs is None
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_one_entry_for_each_token_that_counts(client: openai.OpenAI, served: Any, stream: bool) -> None:
+@pytest.mark.parametrize(("after", "stop"), [([EOS, 5], None), ([], ["zy dogt"])])
+def test_one_entry_for_each_token_that_counts(served: Served, after: list[int], stop: list[str] | None, stream: bool) -> None:
     """The token that ends a text is one of them, and so are all that a stop string is made of, sent or not."""
-    ids = served[1].encode("the lazy dog", add_special_tokens=False).tolist()
-    for prompt, stop in (([*ids, EOS, 5], None), (ids, ["zy dogt"])):
-        kwargs: dict[str, Any] = {"model": MODEL, "prompt": prompt, "max_tokens": 50, "stop": stop, "logprobs": 1}
-        if stream:
-            events = list(client.completions.create(stream=True, stream_options={"include_usage": True}, **kwargs))
-            usage = events[-1].usage
-            listed = [event.choices[0].logprobs for event in events[:-1]]
-            tokens = [token for part in listed if part is not None for token in part.tokens or []]
-        else:
-            body = client.completions.create(**kwargs)
-            assert body.choices[0].logprobs is not None
-            usage, tokens = body.usage, body.choices[0].logprobs.tokens or []
-        assert usage is not None
-        assert len(tokens) == usage.completion_tokens
-        assert tokens[: len(ids)] == [served[1].spell(token)[0] for token in ids]
-        assert stop or tokens[-1] == "</s>"
+    _, tokenizer, client = served
+    ids = tokenizer.encode("the lazy dog", add_special_tokens=False).tolist()
+    ask: Any = partial(client.completions.create, model=MODEL, prompt=ids + after, max_tokens=50, stop=stop, logprobs=1)
+    if stream:
+        *events, last = ask(stream=True, stream_options={"include_usage": True})
+        usage, parts = last.usage, [event.choices[0].logprobs for event in events]
+    else:
+        body = ask()
+        usage, parts = body.usage, [body.choices[0].logprobs]
+    tokens = [token for part in parts if part is not None for token in part.tokens]
+    assert len(tokens) == usage.completion_tokens
+    assert tokens[: len(ids)] == [tokenizer.spell(token)[0] for token in ids]
+    assert stop or tokens[-1] == "</s>"
 
 
-def test_several_prompts(client: openai.OpenAI) -> None:
-    body = client.completions.create(model=MODEL, prompt=[[70, 71], [72, 73, 74]], max_tokens=4, logprobs=0)
-    plain = client.completions.create(model=MODEL, prompt=[[70, 71]], max_tokens=4).choices[0]
-    assert [len(choice.logprobs.tokens or []) for choice in body.choices if choice.logprobs] == [4, 4]
-    assert plain.logprobs is None
-    assert plain.text == body.choices[0].text
+def test_several_prompts(served: Served) -> None:
+    ask: Any = partial(served.client.completions.create, model=MODEL, max_tokens=4)
+    choices = ask(prompt=[[70, 71], [72, 73, 74]], logprobs=0).choices
+    plain = ask(prompt=[[70, 71]]).choices[0]
+    assert [len(choice.logprobs.tokens) for choice in choices] == [4, 4]
+    assert (plain.logprobs, plain.text) == (None, choices[0].text)
 
 
 @pytest.mark.parametrize("make", [byte_fallback_json, word_piece_json])
@@ -165,15 +159,3 @@ def test_tokens_of_other_tokenizers(make: Any, rng: np.random.Generator) -> None
             assert text in (word.replace("▁", " "), word.removeprefix("##"))
     beyond = encoder.get_vocab_size() + int(rng.integers(1000))
     assert texts.spell(beyond) == (f"token_id:{beyond}", b"")
-
-
-def is_text(piece: bytes) -> bool:
-    try:
-        piece.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def escaped(piece: bytes) -> str:
-    return "".join(f"\\x{byte:02x}" for byte in piece)

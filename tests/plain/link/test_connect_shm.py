@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import platform
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 
 import pytest
 from support.front_end.fake_engine import FACTS, SIZES
@@ -40,25 +42,26 @@ def name():
     segment_path(name).unlink(missing_ok=True)
 
 
-def holder(action: str) -> subprocess.Popen[str]:
-    """A process that holds something until it is killed."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLDER.format(path=sys.path, action=action)], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "held\n"
-    return process
-
-
-def kill(process: subprocess.Popen[str]) -> None:
-    process.kill()
-    process.wait()
-    assert process.stdout is not None
-    process.stdout.close()
-
-
-def test_segment_is_private_and_goes_with_its_engine(name) -> None:
+@pytest.fixture
+def segment(name):
     segment = create_segment(name, SIZES, FACTS)
+    yield segment
+    segment.close()
+
+
+@contextlib.contextmanager
+def holding(action: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that holds something within the block, at whose end it is killed."""
+    program = HOLDER.format(path=sys.path, action=action)
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == "held\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def test_segment_is_private_and_goes_with_its_engine(name, segment) -> None:
     status = os.stat(segment_path(name))
     assert status.st_mode & 0o777 == 0o600
     assert status.st_blocks * 512 >= segment.layout.total_bytes, "the memory is there, not promised"
@@ -74,58 +77,42 @@ def test_segment_is_private_and_goes_with_its_engine(name) -> None:
     transport.close()
 
 
-def test_one_living_engine_for_a_name(name) -> None:
-    segment = create_segment(name, SIZES, FACTS)
-    with pytest.raises(TransportError, match="is running"):
-        create_segment(name, SIZES, FACTS)
-    assert not unlink_stale(name)
-    assert attach_segment(name, 0).facts == FACTS
-    segment.close()
-    assert not list(segment_path(name).parent.glob(f"blinkpy.{name}*"))
-
-
-def test_dead_engines_segment_is_replaced(name) -> None:
-    process = holder(f"create_segment({name!r}, SIZES, FACTS)")
-    transport = attach_segment(name, 0)
-    os.kill(process.pid, signal.SIGSTOP)
-    assert not transport.lost(), "a stopped engine is alive"
-    with pytest.raises(TransportError, match="is running"):
-        create_segment(name, SIZES, FACTS)
-    kill(process)
+def test_dead_engines_segment_is_replaced_or_removed(name) -> None:
+    with holding(f"create_segment({name!r}, SIZES, FACTS)") as process:
+        transport = attach_segment(name, 0)
+        os.kill(process.pid, signal.SIGSTOP)
+        assert not transport.lost(), "a stopped engine is alive"
+        with pytest.raises(TransportError, match="is running"):
+            create_segment(name, SIZES, FACTS)
+        assert not unlink_stale(name)
     assert transport.lost()
     segment = create_segment(name, SIZES, FACTS._replace(instance=2))
     assert transport.lost(), "the name belongs to another engine now"
     new = attach_segment(name, 0)
     assert new.facts.instance == 2
-    new.close()
-    transport.close()
-    segment.close()
-
-
-def test_dead_engines_segment_can_be_removed(name) -> None:
-    process = holder(f"create_segment({name!r}, SIZES, FACTS)")
-    assert not unlink_stale(name)
-    kill(process)
+    for opened in (new, transport, segment):
+        opened.close()
+    with holding(f"create_segment({name!r}, SIZES, FACTS)"):
+        pass
     assert unlink_stale(name)
     assert unlink_stale(name)
-    assert not segment_path(name).exists()
+    assert not list(segment_path(name).parent.glob(f"blinkpy.{name}*"))
 
 
 def test_one_front_end_for_a_pair(name) -> None:
     segment = create_segment(name, dataclasses.replace(SIZES, pairs=2), FACTS)
-    process = holder(f"attach_segment({name!r}, 0)")
-    with pytest.raises(TransportError, match="in use"):
-        attach_segment(name, 0, 0.05)
-    other = attach_segment(name, 0, or_another=True)
-    assert other.pair == 1
-    with pytest.raises(TransportError, match="all 2 queue pairs are in use"):
-        attach_segment(name, 0, or_another=True)
-    other.close()
-    attach_segment(name, 1).close()
-    os.kill(process.pid, signal.SIGSTOP)
-    with pytest.raises(TransportError, match="in use"):
-        attach_segment(name, 0)
-    kill(process)
+    with holding(f"attach_segment({name!r}, 0)") as process:
+        with pytest.raises(TransportError, match="in use"):
+            attach_segment(name, 0, 0.05)
+        other = attach_segment(name, 0, or_another=True)
+        assert other.pair == 1
+        with pytest.raises(TransportError, match="all 2 queue pairs are in use"):
+            attach_segment(name, 0, or_another=True)
+        other.close()
+        attach_segment(name, 1).close()
+        os.kill(process.pid, signal.SIGSTOP)
+        with pytest.raises(TransportError, match="in use"):
+            attach_segment(name, 0)
     attach_segment(name, 0, 1.0).close()
     mine = attach_segment(name, 0)
     with pytest.raises(TransportError, match="in use"):
@@ -142,19 +129,16 @@ def test_attaching_waits_for_the_engine_until_a_deadline(name) -> None:
     assert 0.1 <= time.monotonic() - start < 2
 
 
-def test_wrong_pair_and_wrong_layout(name) -> None:
-    segment = create_segment(name, SIZES, FACTS)
+def test_wrong_pair_and_wrong_layout(name, segment) -> None:
     for pair in (-1, 1):
         with pytest.raises(TransportError, match="no pair"):
             attach_segment(name, pair)
     segment.buffer[HEADER.fields["version"][1]] = 99
     with pytest.raises(LayoutError, match="99"):
         attach_segment(name, 0)
-    segment.close()
 
 
-def test_files_of_others_are_not_trusted(name) -> None:
-    segment = create_segment(name, SIZES, FACTS)
+def test_files_of_others_are_not_trusted(name, segment) -> None:
     os.chmod(segment_path(name), 0o666)
     with pytest.raises(TransportError, match="not ours to trust"):
         attach_segment(name, 0)
@@ -167,8 +151,7 @@ def test_files_of_others_are_not_trusted(name) -> None:
     target.unlink()
 
 
-def test_pairs_that_are_given_out_in_another_way_are_locked(name) -> None:
-    segment = create_segment(name, SIZES, FACTS)
+def test_pairs_that_are_given_out_in_another_way_are_locked(name, segment) -> None:
     transport = attach_segment(name, SIZES.pairs - 1)
     with pytest.raises(TransportError, match="a front end is attached"):
         segment.lock_pairs()
@@ -177,15 +160,12 @@ def test_pairs_that_are_given_out_in_another_way_are_locked(name) -> None:
     for pair in range(SIZES.pairs):
         with pytest.raises(TransportError, match=f"queue pair {pair} is in use"):
             attach_segment(name, pair)
-    segment.close()
 
 
-def test_truncated_segment(name) -> None:
-    segment = create_segment(name, SIZES, FACTS)
+def test_truncated_segment(name, segment) -> None:
     os.truncate(segment_path(name), 8192)
     with pytest.raises(TransportError, match="promises"):
         attach_segment(name, 0)
-    segment.close()
 
 
 @pytest.mark.parametrize("bad", ["", "../x", "a/b", ".hidden", "x" * 101, "a b"])
@@ -232,10 +212,9 @@ def test_refused_membarrier_is_an_error(monkeypatch) -> None:
         store_fence.membarrier()
 
 
-def test_transport_on_a_machine_that_reorders_uses_the_fence(name, monkeypatch) -> None:
+def test_transport_on_a_machine_that_reorders_uses_the_fence(name, segment, monkeypatch) -> None:
     calls: list[int] = []
     monkeypatch.setattr("blinkpy.dpu.link.connect_shm.store_fence", lambda: lambda: calls.append(1))
-    segment = create_segment(name, SIZES, FACTS)
     transport = attach_segment(name, 0)
     transport.ring_doorbell(5)
     transport.read_pair()
@@ -243,4 +222,3 @@ def test_transport_on_a_machine_that_reorders_uses_the_fence(name, monkeypatch) 
     transport.read_logprobs(0, 1)
     assert len(calls) == 4, "after the word, and before the head"
     transport.close()
-    segment.close()

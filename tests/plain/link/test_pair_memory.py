@@ -37,44 +37,38 @@ class PyverbsRDMAError(PyverbsError):
 
 
 class End:
-    """A queue pair's end that registers anything, or fails. made: (kind, start, length, access)."""
+    """A queue pair's end, and its protection domain, that registers anything, or fails. made: (kind, start, length, access)."""
 
-    def __init__(self, peer_memory_error: int = 0):
-        self.pd, self.error, self.made = object(), peer_memory_error, list[tuple[Any, ...]]()
+    def __init__(self, error: int = 0):
+        self.pd, self.error, self.made = self, error, list[tuple[Any, ...]]()
+
+    def take(self, *what: Any, rkey: int) -> Any:
+        if self.error:
+            raise PyverbsRDMAError("Failed to register a MR", self.error)
+        self.made.append(what)
+        return SimpleNamespace(rkey=rkey)
 
     def register(self, address: int, length: int, access: int) -> Any:
         with verbs.reported("register memory"):
-            if self.error:
-                raise PyverbsRDMAError("Failed to register a MR", self.error)
-        self.made.append(("memory", address, length, access))
-        return SimpleNamespace(rkey=11)
+            return self.take("memory", address, length, access, rkey=11)
 
     def keep(self, region: Any) -> Any:
-        self.made.append(region.what)
         return region
 
 
-@pytest.fixture
-def card(monkeypatch) -> Callable[[int], None]:
-    """Sets what registering a dma-buf answers: 0 or an errno."""
-    answer = [0]
+def register_dma_buf(pd: End, length: int, access: int, dmabuf: int, offset: int) -> Any:
+    os.fstat(dmabuf)  # an open descriptor
+    return pd.take("dma-buf", offset, length, access, rkey=22)
 
-    class DmaBufMR:
-        rkey = 22
 
-        def __init__(self, pd: object, length: int, access: int, dmabuf: int, offset: int):
-            if answer[0]:
-                raise PyverbsRDMAError("Failed to register a dma-buf MR", answer[0])
-            os.fstat(dmabuf)  # an open descriptor
-            self.what = ("dma-buf", offset, length, access)
-
+@pytest.fixture(autouse=True)
+def card(monkeypatch) -> None:
     modules = {
-        "mr": SimpleNamespace(DmaBufMR=DmaBufMR),
+        "mr": SimpleNamespace(DmaBufMR=register_dma_buf),
         "pyverbs_error": SimpleNamespace(PyverbsError=PyverbsError, PyverbsRDMAError=PyverbsRDMAError),
     }
-    monkeypatch.setattr(pair_memory, "module", modules.__getitem__)
-    monkeypatch.setattr(verbs, "module", modules.__getitem__)
-    return lambda error: answer.__setitem__(0, error)
+    for module in (pair_memory, verbs):
+        monkeypatch.setattr(module, "module", modules.__getitem__)
 
 
 def read_word(offset: int) -> int:
@@ -88,50 +82,42 @@ def descriptor() -> Iterator[int]:
     os.close(made)
 
 
-def test_a_dma_buf_is_registered_by_offset(card, descriptor) -> None:
-    memory, end = DmaBufMemory(descriptor, read_word), End()
-    assert memory.register(end, 4096, 8192, 5) == Region(4096, 22, 8192)
-    assert memory.register(end, 65536, 4096, 4) == Region(65536, 22, 4096)
-    assert end.made == [("dma-buf", 4096, 8192, 5), ("dma-buf", 65536, 4096, 4)]
-    assert memory.read_word(6) == 42
+@pytest.mark.parametrize("way", ["dmabuf", "peermem", "host"])
+def test_memory_is_registered(descriptor, way) -> None:
+    """A dma-buf by offset, other memory by address."""
+    words, end = np.array([5, -6], np.int64), End()
+    start = int(words.ctypes.data)
+    memories: dict[str, Any] = {
+        "dmabuf": (DmaBufMemory(descriptor, read_word), ("dma-buf", 4096, 8192, 5), Region(4096, 22, 8192)),
+        "peermem": (PeerMemory(ADDRESS, read_word), ("memory", ADDRESS + 4096, 8192, 5), Region(ADDRESS + 4096, 11, 8192)),
+        "host": (HostMemory(start), ("memory", start + 4096, 8192, 5), Region(start + 4096, 11, 8192)),
+    }
+    memory, made, region = memories[way]
+    assert memory.register(end, 4096, 8192, 5) == region
+    assert end.made == [made]
+    assert [memory.read_word(0), memory.read_word(8)] == ([5, -6] if way == "host" else [0, 56])
 
 
-def test_peer_memory_is_registered_by_address() -> None:
-    memory, end = PeerMemory(ADDRESS, read_word), End()
-    assert memory.register(end, 4096, 8192, 5) == Region(ADDRESS + 4096, 11, 8192)
-    assert end.made == [("memory", ADDRESS + 4096, 8192, 5)]
-    assert memory.read_word(6) == 42
+WAYS_OUT = {"dmabuf": "open kernel modules.*or use host", "peermem": "nvidia-peermem, or use host"}
 
 
-@pytest.mark.parametrize("error", sorted(pair_memory.NO_DMABUF))
-def test_without_dma_buf_it_is_said_what_to_do(card, descriptor, error) -> None:
-    card(error)
-    with pytest.raises(TransportError, match=f"--queue-memory dmabuf .*{os.strerror(error)}.*open kernel modules.*or use host"):
-        DmaBufMemory(descriptor, read_word).register(End(), 0, 4096, 5)
-
-
-@pytest.mark.parametrize("error", sorted(pair_memory.NO_PEER_MEMORY))
-def test_without_peer_memory_it_is_said_what_to_do(card, error) -> None:
-    with pytest.raises(TransportError, match=f"--queue-memory peermem .*{os.strerror(error)}.*nvidia-peermem, or use host"):
-        PeerMemory(ADDRESS, read_word).register(End(error), 0, 4096, 5)
+@pytest.mark.parametrize(
+    ("way", "error"),
+    [*(("dmabuf", error) for error in pair_memory.NO_DMABUF), *(("peermem", error) for error in pair_memory.NO_PEER_MEMORY)],
+)
+def test_what_to_do_without_a_way_is_said(descriptor, way, error) -> None:
+    memory = DmaBufMemory(descriptor, read_word) if way == "dmabuf" else PeerMemory(ADDRESS, read_word)
+    with pytest.raises(TransportError, match=f"--queue-memory {way} .*{os.strerror(error)}.*{WAYS_OUT[way]}"):
+        memory.register(End(error), 0, 4096, 5)
 
 
 @pytest.mark.parametrize("error", [errno.ENOMEM, errno.EPERM, errno.ENOSPC])
-def test_other_errors_are_not_taken_for_a_missing_way(card, descriptor, error) -> None:
-    card(error)
-    for memory, end in ((DmaBufMemory(descriptor, read_word), End()), (PeerMemory(ADDRESS, read_word), End(error))):
+def test_other_errors_are_not_taken_for_a_missing_way(descriptor, error) -> None:
+    for memory in (DmaBufMemory(descriptor, read_word), PeerMemory(ADDRESS, read_word)):
         with pytest.raises(TransportError) as caught:
-            memory.register(end, 0, 4096, 5)
+            memory.register(End(error), 0, 4096, 5)
         assert caught.value.errno == error
         assert "--queue-memory" not in str(caught.value)
-
-
-def test_host_memory_is_registered_where_it_lies() -> None:
-    end, words = End(), np.array([5, -6], np.int64)
-    assert HostMemory(ADDRESS).register(end, 4096, 8192, 3) == Region(ADDRESS + 4096, 11, 8192)
-    assert end.made == [("memory", ADDRESS + 4096, 8192, 3)]
-    memory = HostMemory(int(words.ctypes.data))
-    assert [memory.read_word(0), memory.read_word(8)] == [5, -6]
 
 
 @pytest.mark.parametrize(
@@ -187,24 +173,23 @@ def test_pairs_in_gpu_memory_have_the_layout_of_the_segment(monkeypatch) -> None
         ctypes.memmove(to, source, length)
         return (0,)
 
+    class Runtime:
+        """Host memory is the GPU's as well. Calls that are not here succeed."""
+
+        cudaHostRegisterMapped, cudaHostRegisterPortable, cudaStreamNonBlocking = 1, 2, 1
+        cudaMemcpyKind = SimpleNamespace(cudaMemcpyDeviceToHost=2)
+        cudaHostGetDevicePointer = staticmethod(lambda address, flags: (0, address))
+        cudaStreamCreateWithFlags = staticmethod(lambda flags: (0, 1))
+        cudaMemcpyAsync = staticmethod(copy)
+
+        def __getattr__(self, name: str) -> Callable[..., tuple[int]]:
+            return lambda *_: (0,)
+
+    runtime = Runtime()
     driver = SimpleNamespace(
         cuMemAlloc=lambda length: (0, int(gpu.ctypes.data)),
         cuMemsetD8=lambda address, value, length: (ctypes.memset(address, value, length) and 0,),
         cuMemFree=lambda address: (0,),
-    )
-    runtime = SimpleNamespace(
-        cudaHostRegisterMapped=1,
-        cudaHostRegisterPortable=2,
-        cudaHostRegister=lambda address, length, flags: (0,),
-        cudaHostUnregister=lambda address: (0,),
-        cudaHostGetDevicePointer=lambda address, flags: (0, address),
-        cudaDeviceSynchronize=lambda: (0,),
-        cudaStreamNonBlocking=1,
-        cudaStreamCreateWithFlags=lambda flags: (0, 1),
-        cudaStreamSynchronize=lambda stream: (0,),
-        cudaStreamDestroy=lambda stream: (0,),
-        cudaMemcpyKind=SimpleNamespace(cudaMemcpyDeviceToHost=2),
-        cudaMemcpyAsync=copy,
     )
     monkeypatch.setattr(gpu_queues, "driver", driver)
     for module in (gpu_queues, gpu_memory_views):
@@ -218,6 +203,7 @@ def test_pairs_in_gpu_memory_have_the_layout_of_the_segment(monkeypatch) -> None
         seen = getattr(queues.device, name).__cuda_array_interface__
         raw = (ctypes.c_char * (view.strides[0] * view.shape[0])).from_address(seen["data"][0])
         there = np.ndarray(view.shape, view.dtype, raw, strides=seen["strides"])
+        assert (seen["shape"], seen["typestr"]) == (view.shape, view.dtype.str)
         there[...] = view[...] = np.arange(view.size).reshape(view.shape) + len(name)
     assert bytes(segment[: layout.first_pair]) == whole[: layout.first_pair].tobytes()
     assert not any(segment[layout.first_pair :])

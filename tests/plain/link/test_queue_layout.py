@@ -6,26 +6,15 @@ import itertools
 
 import numpy as np
 import pytest
+from support.front_end.fake_engine import FACTS
 
 from blinkpy.queues import completion as C
 from blinkpy.queues.completion import LAPS, lap_of, pack_completion
-from blinkpy.queues.header import HEADER, VERSION, EngineFacts, read_header, write_header
+from blinkpy.queues.header import HEADER, VERSION, read_header, write_header
 from blinkpy.queues.layout import ALIGNMENT, LayoutError, QueueLayout, QueueSizes
 from blinkpy.queues.logprob_record import LOGPROB_ENTRY, NO_LOGPROB_ENTRY, RECORD_BYTES
 from blinkpy.queues.submission import SQ_ENTRY
 from blinkpy.queues.views import engine_views
-
-FACTS = EngineFacts(
-    instance=77,
-    hash_multiplier_1=70_001,
-    hash_multiplier_2=80_021,
-    max_model_len=512,
-    vocab_size=4096,
-    page_size=16,
-    num_pages=99,
-    max_num_seqs=8,
-    lease_ms=1000,
-)
 
 
 def segment(sizes: QueueSizes) -> bytearray:
@@ -47,12 +36,6 @@ def sizes(rng: np.random.Generator) -> QueueSizes:
     )
 
 
-def test_header_survives(sizes: QueueSizes) -> None:
-    layout, facts = read_header(memoryview(segment(sizes)))
-    assert layout.sizes == sizes
-    assert facts == FACTS
-
-
 def test_records_have_the_documented_sizes() -> None:
     assert SQ_ENTRY.itemsize == 256
     assert RECORD_BYTES == 168
@@ -62,7 +45,7 @@ def test_records_have_the_documented_sizes() -> None:
 
 
 def test_no_two_regions_share_a_byte(sizes: QueueSizes) -> None:
-    """Every view gets a value of its own; none of them may disturb another one."""
+    """Every view gets a value of its own; none of them may disturb another one, nor the header."""
     buffer = segment(sizes)
     views = engine_views(memoryview(buffer), QueueLayout(sizes))
     named = [(name, view) for name, view in views._asdict().items() if name != "sq_long"]  # the same memory as sq
@@ -75,7 +58,8 @@ def test_no_two_regions_share_a_byte(sizes: QueueSizes) -> None:
                 assert (view[pair] == number * 100 + pair).all(), name
         else:
             assert (view // 100 == number).all(), name
-    assert read_header(memoryview(buffer))[1] == FACTS
+    layout, facts = read_header(memoryview(buffer))
+    assert (layout.sizes, facts) == (sizes, FACTS)
 
 
 def test_regions_can_be_registered_on_their_own(sizes: QueueSizes) -> None:

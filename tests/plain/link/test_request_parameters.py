@@ -9,35 +9,16 @@ import numpy as np
 import pytest
 
 from blinkpy import SamplingParams
-from blinkpy.queues.request_parameters import Parameter, RequestParameters
-from blinkpy.queues.submission import (
-    SQ_ENTRY,
-    SQ_ENTRY_BYTES,
-    SQ_ENTRY_WORDS,
-    SUBMIT_NO_PREFIX_CACHE,
-    WORD,
-    _check,
-    neutral_entries,
-    pack_entry,
-)
+from blinkpy.queues import submission
+from blinkpy.queues.request_parameters import PARAMETERS, Parameter, RequestParameters
+from blinkpy.queues.submission import SQ_ENTRY, SQ_ENTRY_BYTES, SQ_ENTRY_WORDS, WORD, neutral_entries, pack_entry
 
 
 def test_entry_is_what_the_layout_says(rng: np.random.Generator) -> None:
+    longest = {"i4": 2**31 - 1, "i8": 2**63 - 1}
     values = {
-        "seed": int(rng.integers(-(2**63), 2**63 - 1)),
-        "cache_salt": int(rng.integers(0, 2**63 - 1)),
-        "max_tokens": 17,
-        "min_tokens": 3,
-        "priority": -5,
-        "flags": SUBMIT_NO_PREFIX_CACHE,
-        "temperature": 0.75,
-        "top_p": 0.5,
-        "min_p": 0.125,
-        "top_k": 40,
-        "repetition_penalty": 1.25,
-        "presence_penalty": -1.5,
-        "frequency_penalty": 2.0,
-        "logprobs": 11,
+        p.name: float(np.float32(rng.normal())) if p.is_float else int(rng.integers(-longest[p.dtype], longest[p.dtype]))
+        for p in PARAMETERS
     }
     packed = pack_entry(RequestParameters(**values, stop_ids=(7, 9)), 11, 12, 13, 14, 15, 16, 17)
     assert len(packed) == SQ_ENTRY_BYTES == SQ_ENTRY.itemsize == 4 * SQ_ENTRY_WORDS
@@ -63,8 +44,6 @@ def test_words_are_where_the_fields_are(rng: np.random.Generator) -> None:
     for name, word in WORD.items():
         field = np.atleast_1d(np.asarray(entry[name]))
         assert field.tobytes() == words[word:].tobytes()[: field.nbytes], name
-    from blinkpy.queues import submission
-
     assert (submission.WORD_TOP_P, submission.WORD_STOP_IDS) == (WORD["top_p"], WORD["stop_ids"])
     assert words.view(np.int64)[submission.LONG_SEED] == entry["seed"]
 
@@ -124,4 +103,4 @@ def test_sampling_params_have_bounds(name: str, value: object) -> None:
 
 def test_an_eight_byte_parameter_has_bounds_that_its_sign_tells() -> None:
     with pytest.raises(ImportError, match="the engine can check the sign alone"):
-        _check(Parameter("cache_salt", "i8", 0, (0, 9)))
+        submission._check(Parameter("cache_salt", "i8", 0, (0, 9)))

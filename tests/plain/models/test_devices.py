@@ -15,6 +15,8 @@ def test_auto_without_a_gpu_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_device, "gpu_usable", lambda: False)
     engine = make_engine(Config())
     assert engine.device.name == engine.config.engine.device == "cpu"
+    with pytest.raises(ConfigError, match="no usable NVIDIA GPU"):
+        make_engine(Config().with_options({"device": "cuda"}))
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

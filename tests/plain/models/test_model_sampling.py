@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
+from support.models import kernel_reference
 
 from blinkpy.models.cpu.cpu_sampler import (
     SamplingParameters,
     logprob_records,
     mask_stop_ids,
     penalize,
-    philox,
     read_parameters,
     sample_rows,
     uniform,
@@ -37,75 +33,11 @@ def parameters_of(rows: list[dict[str, float]]) -> SamplingParameters:
 # ---- random numbers ----
 
 
-def slow_philox(counter: list[int], key: list[int]) -> list[int]:
-    """Philox4x32-10 as in the paper: (hi, lo) of two products, crossed over; the keys grow by Weyl constants."""
-    c, k = list(counter), list(key)
-    for i in range(10):
-        high_0, low_0 = divmod(0xD2511F53 * c[0], 2**32)
-        high_1, low_1 = divmod(0xCD9E8D57 * c[2], 2**32)
-        k_0, k_1 = (k[0] + i * 0x9E3779B9) % 2**32, (k[1] + i * 0xBB67AE85) % 2**32
-        c = [high_1 ^ c[1] ^ k_0, low_1, high_0 ^ c[3] ^ k_1, low_0]
-    return c
-
-
-def test_philox(rng: np.random.Generator) -> None:
-    # Known answers that come with the authors' Random123: they check the literal version here.
-    assert slow_philox([0] * 4, [0] * 2)[0] == 0x6627E8D5
-    assert slow_philox([0xFFFFFFFF] * 4, [0xFFFFFFFF] * 2)[0] == 0x408F276D
-    pi = [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344]
-    assert slow_philox(pi, [0xA4093822, 0x299F31D0]) == [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1]
+def test_numbers_are_those_of_the_paper(rng: np.random.Generator) -> None:
+    """tests/compiled/kernels/interpreted/test_sampling.py compares them with Triton's."""
     for seed in [0, 1, -1, 2**63 - 1, -(2**63), *rng.integers(-(2**63), 2**63, 50).tolist()]:
         position = int(rng.integers(0, 2**31))
-        assert (
-            philox(np.int64(seed), np.int32(position))
-            == slow_philox([position, 0, 0, 0], [seed % 2**32, seed >> 32 & 0xFFFFFFFF])[0]
-        )
-
-
-TRITON_SCRIPT = """
-import json, sys
-import torch, triton, triton.language as tl
-@triton.jit
-def draw(seed, positions, out, n: tl.constexpr):
-    i = tl.arange(0, n)
-    tl.store(out + i, tl.rand(seed, tl.load(positions + i)))
-results = []
-for seed, positions in json.load(sys.stdin):
-    out = torch.empty(len(positions))
-    draw[(1,)](seed, torch.tensor(positions, dtype=torch.int32), out, len(positions))
-    results.append(out.tolist())
-print(json.dumps(results))
-"""
-
-
-def test_numbers_are_those_of_triton(rng: np.random.Generator, tmp_path: os.PathLike) -> None:
-    cases = [(int(seed), rng.integers(0, 2**20, 64).tolist()) for seed in [0, 7, *rng.integers(0, 2**63, 4)]]
-    script = os.path.join(tmp_path, "draw.py")  # Triton reads a kernel's source from its file
-    with open(script, "w") as file:
-        file.write(TRITON_SCRIPT)
-    done = subprocess.run(
-        [sys.executable, script],
-        input=json.dumps(cases),
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    for (seed, positions), expected in zip(cases, json.loads(done.stdout), strict=True):
-        ours = [float(uniform(np.int64(seed), np.int32(position))) for position in positions]
-        assert ours == expected
-
-
-def test_numbers_are_uniform(rng: np.random.Generator) -> None:
-    seed = int(rng.integers(2**62))
-    numbers = np.array([uniform(np.int64(seed), np.int32(i)) for i in range(20000)])
-    assert numbers.min() >= 0
-    assert numbers.max() < 1
-    counts = np.histogram(numbers, 20, (0, 1))[0]
-    assert ((counts - 1000) ** 2 / 1000).sum() < 60  # chi-squared with 19 degrees of freedom: 60 is beyond 1e-5
-    # The last number of all stays below 1.
-    assert np.float32(2**31 - 1) * np.float32(4.6566127342e-10) < 1
+        assert uniform(np.int64(seed), np.int32(position)) == kernel_reference.uniform(seed, position)
 
 
 # ---- the filters ----
@@ -164,26 +96,6 @@ def test_filters(vocab: int, spread: float, rng: np.random.Generator) -> None:
         check_token(logits[row], fields, number, int(tokens[row]))
 
 
-def test_top_k_keeps_low_ids_among_equals(rng: np.random.Generator) -> None:
-    logits = np.zeros((400, 50), np.float32)
-    rows = [{"temperature": 1, "top_k": 3, "seed": int(s)} for s in rng.integers(2**62, size=400)]
-    assert set(sample_rows(logits, parameters_of(rows), np.zeros(400, np.int32)).tolist()) == {0, 1, 2}
-
-
-def test_distribution(rng: np.random.Generator) -> None:
-    """Tokens come as often as the softmax says."""
-    logits = rng.standard_normal(12).astype(np.float32) * 1.5
-    rows = [{"temperature": 0.8, "seed": int(rng.integers(2**62))}]
-    count = 20000
-    tokens = sample_rows(
-        np.tile(logits, (count, 1)),
-        SamplingParameters(*(np.repeat(p, count) for p in parameters_of(rows))),
-        np.arange(count, dtype=np.int32),
-    )
-    expected = np.exp(logits / 0.8) / np.exp(logits / 0.8).sum() * count
-    assert ((np.bincount(tokens, minlength=12) - expected) ** 2 / expected).sum() < 50  # 11 degrees of freedom
-
-
 def test_greedy_takes_the_lowest_of_equal_tokens() -> None:
     logits = np.array([[1, 3, 3, 2], [5, 0, 5, 5], [0, 0, 0, 0]], np.float32)
     assert sample_rows(logits, parameters_of([{"temperature": 0}] * 3), np.zeros(3, np.int32)).tolist() == [1, 0, 0]
@@ -196,9 +108,6 @@ def test_rows_are_independent(rng: np.random.Generator) -> None:
     logits = (rng.standard_normal((30, 5000)) * 2).astype(np.float32)
     positions = rng.integers(0, 1000, 30).astype(np.int32)
     together = sample_rows(logits.copy(), parameters_of(rows), positions)
-    chosen = rng.permutation(30)[:7]
-    apart = sample_rows(logits[chosen], parameters_of([rows[i] for i in chosen]), positions[chosen])
-    assert together[chosen].tolist() == apart.tolist()
     alone = [int(sample_rows(logits[i : i + 1], parameters_of([rows[i]]), positions[i : i + 1])[0]) for i in range(30)]
     assert together.tolist() == alone
 
@@ -230,12 +139,7 @@ def test_penalties(rng: np.random.Generator) -> None:
     logits = rng.standard_normal((3, vocab)).astype(np.float32)
     ours = logits.copy()
     penalize(ours, 1, parameters_of([{}, fields, {}]), tokens, 25)
-    expected = logits[1].astype(np.float64)
-    for token in range(vocab):
-        if token in tokens:
-            expected[token] = expected[token] / 1.3 if expected[token] > 0 else expected[token] * 1.3
-        count = sum(1 for t in tokens[25:] if t == token)
-        expected[token] -= -0.4 * count + 0.7 * (count > 0)
+    expected = kernel_reference.penalize(logits[1], tokens, 25, repetition=1.3, presence=0.7, frequency=-0.4)
     np.testing.assert_allclose(ours[1], expected, rtol=1e-5, atol=1e-5)
     assert (ours[[0, 2]] == logits[[0, 2]]).all()
 
@@ -245,10 +149,10 @@ def test_logprob_records(rng: np.random.Generator) -> None:
     tokens = rng.integers(0, 200, 5).astype(np.int32)
     records = logprob_records(logits, tokens).view(LOGPROB_ENTRY)
     for row in range(5):
-        total = math.log(sum(math.exp(x) for x in logits[row].tolist()))
-        order = [int(tokens[row]), *sorted(range(200), key=lambda t, row=row: (-logits[row, t], t))[:20]]
+        every, top = kernel_reference.top_logprobs(logits[row], 20)
+        order = [int(tokens[row]), *top.tolist()]
         assert records["token"][row].tolist() == order
-        np.testing.assert_allclose(records["logprob"][row], [logits[row, t] - total for t in order], atol=1e-5)
+        np.testing.assert_allclose(records["logprob"][row], every[order], atol=1e-5)
 
 
 def test_records_of_few_or_broken_logits() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from support.models.bare_forward import BareForward
+from support.models.model_zoo import BASE, MOE, VOCAB
 from support.models.paged_batch import PagedBatches, Sequence
 
 from blinkpy.config import ConfigError
@@ -16,23 +19,12 @@ from blinkpy.models.families.describe_model import describe_config
 from blinkpy.models.paged_cache import PagedCache, kv_bytes_per_page
 from blinkpy.models.weights.decoder_weights import dummy_weights
 
-VOCAB, PAGE, PAGES = 300, 8, 200
+PAGE, PAGES = 8, 200
 
 
 @pytest.fixture(scope="module")
 def architecture() -> DecoderDescription:
-    return describe_config(
-        {
-            "architectures": ["LlamaForCausalLM"],
-            "vocab_size": VOCAB,
-            "hidden_size": 64,
-            "intermediate_size": 96,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": 256,
-        }
-    )
+    return describe_config({**BASE, "architectures": ["LlamaForCausalLM"]})
 
 
 def make_step(architecture: DecoderDescription) -> CpuStep:
@@ -100,36 +92,10 @@ def test_repetition_penalty_prevents_loops(architecture: DecoderDescription, rng
     assert not positive, "a token came again"
 
 
-def test_prefill_without_emission(architecture: DecoderDescription, rng: np.random.Generator) -> None:
-    step, batches = make_step(architecture), make_batches(rng)
-    sequence = batches.add(rng.integers(0, VOCAB, 30).tolist())
-    batch = batches.batch([(sequence, 20)])
-    before = batch.sampled.copy()
-    step.run(batch, batches.requests)
-    assert (batch.sampled == before).all()
-
-
-@pytest.mark.parametrize("experts", [False, True])
-def test_wanted_tokens_are_those_of_the_whole_batch(
-    architecture: DecoderDescription, rng: np.random.Generator, experts: bool
-) -> None:
+@pytest.mark.parametrize("family", [{"architectures": ["LlamaForCausalLM"]}, {"architectures": ["Qwen3MoeForCausalLM"], **MOE}])
+def test_wanted_tokens_are_those_of_the_whole_batch(family: dict[str, Any], rng: np.random.Generator) -> None:
     """The last layer may leave tokens out, but not their keys and values."""
-    if experts:
-        architecture = describe_config(
-            {
-                "architectures": ["Qwen3MoeForCausalLM"],
-                "vocab_size": VOCAB,
-                "hidden_size": 64,
-                "intermediate_size": 96,
-                "moe_intermediate_size": 32,
-                "num_experts": 8,
-                "num_experts_per_tok": 2,
-                "num_hidden_layers": 2,
-                "num_attention_heads": 4,
-                "num_key_value_heads": 2,
-                "max_position_embeddings": 256,
-            }
-        )
+    architecture = describe_config({**BASE, **family})
     whole, narrow, batches = make_step(architecture), make_step(architecture), make_batches(rng)
     sequences = [batches.add(rng.integers(0, VOCAB, 40).tolist()) for _ in range(4)]
     for lengths in ([1, 7, 20, 30], [3, 1, 20, 10]):

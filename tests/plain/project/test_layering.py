@@ -8,7 +8,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
-from support.import_graph import import_graph, package_modules
+from support.import_graph import import_graph, imports_of, package_modules
 
 ROOT = Path(__file__).parents[3]
 EVERYTHING = "everything"
@@ -77,3 +77,13 @@ def test_file_names_differ_and_folders_are_small() -> None:
     assert [name for name, count in Counter(path.name for path in files).items() if count > 1] == []
     folders = Counter(path.parent for path in files)
     assert [str(folder) for folder, count in folders.items() if count > MOST_FILES] == []
+
+
+def test_one_module_imports_numba_cuda() -> None:
+    """What the package knows of it stands there."""
+
+    def imports_it(path: Path) -> bool:
+        names = [f"{name}." for module, below in imports_of(path) for name in (module, *(f"{module}.{n}" for n in below))]
+        return any(name.startswith(("numba.cuda.", "numba_cuda.")) for name in names)
+
+    assert [name for name, path in package_modules().items() if imports_it(path)] == ["blinkpy.device.cuda.kernel_compiler"]

@@ -11,8 +11,8 @@ WORDS = ["whale", "sea", "harpoon", "London", "fog", "lamp", "garden", "letter",
 
 
 def requests(rng: np.random.Generator, count: int, words: int, tokens: int) -> list[dict]:
-    """Bodies of completion requests: prompts of less than so many words, answers of at most so many tokens, lengths, sampling and
-    log probabilities at random."""
+    """Bodies of completion requests with lengths, sampling and log probabilities at random. words: prompts have less; tokens:
+    answers have at most these."""
     made = []
     for i in range(count):
         body = {

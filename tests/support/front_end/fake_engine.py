@@ -1,58 +1,27 @@
 """The engine's side of the queues in plain Python, for tests of the front end: correct, slow, and easy to disturb.
 
-It generates by echo: token i of an answer is prompt[i % len(prompt)], unless `script` says otherwise, so a test knows
-every answer beforehand. Attributes may be changed while it runs.
+It generates by echo: token i of an answer is prompt[i % len(prompt)], so a test knows every answer beforehand. Attributes may be
+changed while it runs.
 """
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from blinkpy.queues.completion import (
-    FINISH_CANCELLED,
-    FINISH_LENGTH,
-    FINISH_MASK,
-    FINISH_REJECTED,
-    FINISH_STOP,
-    HAS_LOGPROBS,
-    HAS_TOKEN,
-    lap_of,
-    pack_completion,
-)
+from blinkpy.queues import completion as C
+from blinkpy.queues import words as W
 from blinkpy.queues.header import EngineFacts
 from blinkpy.queues.layout import QueueSizes
 from blinkpy.queues.logprob_record import LOGPROB_ENTRY, TOP_LOGPROBS
 from blinkpy.queues.submission import SQ_ENTRY
-from blinkpy.queues.words import (
-    COUNTER,
-    ENGINE_HEARTBEAT,
-    ENGINE_STATE,
-    EPOCH_SHIFT,
-    FRONT_CLAIM,
-    FRONT_CQ_HEAD,
-    FRONT_DOORBELL,
-    FRONT_HEARTBEAT,
-    GAUGE,
-    PAIR_ATTACHED,
-    PAIR_CQ_TAIL,
-    PAIR_EPOCH,
-    PAIR_SQ_HEAD,
-    POSITION_MASK,
-    STATE_READY,
-    STATE_STOPPED,
-)
 from blinkpy.transport.segment import create_segment
 
-WORDS = {name: SQ_ENTRY.fields[name][1] for name in SQ_ENTRY.names}
 SIZES = QueueSizes(pairs=1, slots=8, sq_entries=8, cq_entries=64, prompt_tokens=512, hash_entries=128)
 FACTS = EngineFacts(
     instance=1,
@@ -93,62 +62,62 @@ class Pair:
 
 
 class FakeEngine(threading.Thread):
-    """Runs from start() to stop(). step_s: time of one step, in which every running request gets one token.
+    """Runs from start() to stop(), or within a block. step_s: time of one step, in which every running request gets one token.
 
     paused: nothing moves, heartbeat included. hold: requests are taken in and cancelled, but make no tokens.
-    reject: reason for the next request, 0 for none. script: (prompt, position) -> token. submitted: all requests so
-    far.
+    reject: reason for the next request, 0 for none. submitted: all requests so far.
     """
 
     def __init__(
-        self,
-        name: str | None = None,
-        sizes: QueueSizes = SIZES,
-        facts: EngineFacts = FACTS,
-        step_s: float = 0.0005,
-        script: Callable[[list[int], int], int] | None = None,
-    ):
+        self, name: str | None = None, sizes: QueueSizes = SIZES, facts: EngineFacts = FACTS, step_s: float = 0.0005
+    ) -> None:
         super().__init__(daemon=True)
         self.segment_name = name or f"test-{secrets.token_hex(6)}"
         self.sizes, self.facts, self.step_s = sizes, facts._replace(instance=secrets.randbits(62)), step_s
         self.segment = create_segment(self.segment_name, sizes, self.facts)
         self.views = self.segment.views()
-        self.script = script or (lambda prompt, position: prompt[position % len(prompt)])
         self.pairs = [Pair() for _ in range(sizes.pairs)]
         self.submitted: list[Request] = []
         self.paused = self.hold = self.consume_nothing = False
         self.reject = 0
         self.stalls = self.fences = self.cancels = 0
         self._stop_asked = threading.Event()
-        self.views.engine[ENGINE_STATE] = STATE_READY
+        self.state(W.STATE_READY)
 
     def state(self, state: int) -> None:
         """Say another state."""
-        self.views.engine[ENGINE_STATE] = state
+        self.views.engine[W.ENGINE_STATE] = state
 
-    def count(self, name: str, amount: int = 1) -> None:
-        self.views.engine[COUNTER[name]] += amount
+    def pause(self) -> None:
+        """Nothing moves from now on, until `paused` is False."""
+        self.paused = True
+        time.sleep(0.01)  # a step that had begun
 
     def stop(self) -> None:
         """End the thread and remove the segment."""
         self._stop_asked.set()
         if self.is_alive():
             self.join(10)
-        self.views.engine[ENGINE_STATE] = STATE_STOPPED
+        self.state(W.STATE_STOPPED)
         self.segment.close()
+
+    def __enter__(self) -> FakeEngine:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     def run(self) -> None:
         following = time.monotonic()
         while not self._stop_asked.is_set():
             if not self.paused:
-                self.step()
+                self._step()
             following = max(following + self.step_s, time.monotonic())
             time.sleep(max(0.0, following - time.monotonic()))
 
-    def step(self) -> None:
-        """One iteration over all pairs."""
-        views = self.views
-        views.engine[ENGINE_HEARTBEAT] += 1
+    def _step(self) -> None:
+        self.views.engine[W.ENGINE_HEARTBEAT] += 1
         for index, pair in enumerate(self.pairs):
             self._lease(index, pair)
             if not pair.attached:
@@ -157,156 +126,106 @@ class FakeEngine(threading.Thread):
             if not self.consume_nothing:
                 self._take_in(index, pair)
             self._generate(index, pair)
-        views.engine[GAUGE["requests_running"]] = sum(len(pair.requests) for pair in self.pairs)
 
     # ---- ownership
 
     def fence(self, index: int) -> None:
         """End the epoch of a pair, as an expired lease does."""
         pair = self.pairs[index]
-        self.views.pair[index, PAIR_ATTACHED] = 0
+        self.views.pair[index, W.PAIR_ATTACHED] = 0
         pair.attached = False
         pair.requests.clear()
         pair.owed.clear()
         self.fences += 1
 
     def _lease(self, index: int, pair: Pair) -> None:
-        front = self.views.front[index]
-        now, beat = time.monotonic(), int(front[FRONT_HEARTBEAT])
+        front, words = self.views.front[index], self.views.pair[index]
+        now, beat = time.monotonic(), int(front[W.FRONT_HEARTBEAT])
         if beat != pair.heartbeat:
             pair.heartbeat, pair.seen = beat, now
         elif pair.attached and now - pair.seen > self.facts.lease_ms / 1000:
             self.fence(index)
-            self.count("leases_expired")
-        claim = int(front[FRONT_CLAIM])
+        claim = int(front[W.FRONT_CLAIM])
         if claim == pair.epoch + 1:
             if pair.attached:
                 self.fence(index)
-            tail = int(front[FRONT_DOORBELL]) & POSITION_MASK
-            pair.sq_head += (tail - pair.sq_head) & POSITION_MASK
-            words = self.views.pair[index]
-            words[PAIR_SQ_HEAD] = pair.sq_head
+            tail = int(front[W.FRONT_DOORBELL]) & W.POSITION_MASK
+            pair.sq_head += (tail - pair.sq_head) & W.POSITION_MASK
             pair.epoch, pair.attached, pair.seen = claim, True, now
-            words[PAIR_EPOCH] = claim
-            words[PAIR_ATTACHED] = 1
+            words[W.PAIR_SQ_HEAD], words[W.PAIR_EPOCH] = pair.sq_head, claim
+            words[W.PAIR_ATTACHED] = 1
 
     # ---- requests
 
     def _take_in(self, index: int, pair: Pair) -> None:
-        views, sizes = self.views, self.sizes
-        doorbell = int(views.front[index, FRONT_DOORBELL])
-        if doorbell >> EPOCH_SHIFT != pair.epoch:
+        views, size = self.views, self.sizes.sq_entries
+        doorbell = int(views.front[index, W.FRONT_DOORBELL])
+        if doorbell >> W.EPOCH_SHIFT != pair.epoch:
             return
-        waiting = ((doorbell & POSITION_MASK) - pair.sq_head) & POSITION_MASK
-        if waiting > sizes.sq_entries:
-            raise AssertionError(f"doorbell {waiting} entries ahead")
-        for _ in range(waiting):
-            raw = views.sq[index, pair.sq_head % sizes.sq_entries].tobytes()
-            pair.sq_head += 1
-            entry = np.frombuffer(raw, SQ_ENTRY)[0]
-            if int(entry["epoch"]) != pair.epoch:
-                self.count("stale_entries")
+        waiting = ((doorbell & W.POSITION_MASK) - pair.sq_head) & W.POSITION_MASK
+        assert waiting <= size, f"doorbell {waiting} entries ahead"
+        for position in range(pair.sq_head, pair.sq_head + waiting):
+            entry = np.frombuffer(views.sq[index, position % size].tobytes(), SQ_ENTRY)[0]
+            if entry["epoch"] != pair.epoch:
                 continue
-            start, length = int(entry["prompt_offset"]), int(entry["prompt_length"])
-            first, count = int(entry["hash_offset"]), int(entry["hash_count"])
-            request = Request(index, entry, views.prompt[index, start : start + length].tolist(), [])
-            request.hashes = views.hashes[index, first : first + count].tolist()
-            slot = int(entry["slot"])
-            if slot in pair.requests:
-                raise AssertionError(f"slot {slot} is busy")
+            prompt = views.prompt[index, entry["prompt_offset"] :][: entry["prompt_length"]].tolist()
+            hashes = views.hashes[index, entry["hash_offset"] :][: entry["hash_count"]].tolist()
+            slot, request = int(entry["slot"]), Request(index, entry, prompt, hashes)
+            assert slot not in pair.requests, f"slot {slot} is busy"
             self.submitted.append(request)
             if self.reject:
-                pair.owed.append((slot, self.reject, FINISH_REJECTED))
+                pair.owed.append((slot, self.reject, C.FINISH_REJECTED))
                 self.reject = 0
-                continue
-            pair.requests[slot] = request
-            self.count("requests_accepted")
-        views.pair[index, PAIR_SQ_HEAD] = pair.sq_head
+            else:
+                pair.requests[slot] = request
+                views.engine[W.COUNTER["requests_accepted"]] += 1
+        pair.sq_head += waiting
+        views.pair[index, W.PAIR_SQ_HEAD] = pair.sq_head
 
     def _cancel(self, index: int, pair: Pair) -> None:
         for slot, request in list(pair.requests.items()):
-            if int(self.views.cancel[index, slot]) == int(request.entry["request_id"]):
+            if self.views.cancel[index, slot] == request.entry["request_id"]:
                 del pair.requests[slot]
-                pair.owed.append((slot, 0, FINISH_CANCELLED))
+                pair.owed.append((slot, 0, C.FINISH_CANCELLED))
                 self.cancels += 1
-                self.count("requests_cancelled")
 
     def _room(self, index: int, pair: Pair) -> int:
-        head = int(self.views.front[index, FRONT_CQ_HEAD])
-        if head >> EPOCH_SHIFT != pair.epoch:
-            return 0
-        unread = (pair.cq_tail - (head & POSITION_MASK)) & POSITION_MASK
-        return self.sizes.cq_entries - unread
+        head = int(self.views.front[index, W.FRONT_CQ_HEAD])
+        unread = (pair.cq_tail - (head & W.POSITION_MASK)) & W.POSITION_MASK
+        return self.sizes.cq_entries - unread if head >> W.EPOCH_SHIFT == pair.epoch else 0
 
     def _publish(self, index: int, pair: Pair, slot: int, token: int, flags: int) -> None:
         size = self.sizes.cq_entries
-        if flags & HAS_LOGPROBS:
+        if flags & C.HAS_LOGPROBS:
             pairs = self.views.records[index, pair.cq_tail % size].view(LOGPROB_ENTRY)
             pairs["token"], pairs["logprob"] = self.likely(token)
-        word = pack_completion(slot, token, flags, lap_of(pair.cq_tail, size))
-        self.views.cq[index, pair.cq_tail % size] = word
+        self.views.cq[index, pair.cq_tail % size] = C.pack_completion(slot, token, flags, C.lap_of(pair.cq_tail, size))
         pair.cq_tail += 1
-        self.views.pair[index, PAIR_CQ_TAIL] = pair.cq_tail
+        self.views.pair[index, W.PAIR_CQ_TAIL] = pair.cq_tail
 
     def _generate(self, index: int, pair: Pair) -> None:
-        room = self._room(index, pair)
+        room, counters = self._room(index, pair), self.views.engine
         while pair.owed and room:
             self._publish(index, pair, *pair.owed.popleft())
             room -= 1
-        if self.hold:
-            return
-        for slot, request in list(pair.requests.items()):
-            if not room:
-                self.stalls += 1
-                self.count("reader_stalls")
-                break
-            room -= 1
+        running = [] if self.hold else list(pair.requests.items())
+        self.stalls += len(running) > room
+        for slot, request in running[:room]:
             entry = request.entry
-            token = self.script(request.prompt, request.made)
+            token = request.prompt[request.made % len(request.prompt)]
             request.made += 1
-            flags = HAS_TOKEN | (HAS_LOGPROBS if entry["logprobs"] >= 0 else 0)
-            if token in entry["stop_ids"].tolist() and request.made > int(entry["min_tokens"]):
-                flags |= FINISH_STOP
-            elif request.made >= int(entry["max_tokens"]):
-                flags |= FINISH_LENGTH
+            flags = C.HAS_TOKEN | (C.HAS_LOGPROBS if entry["logprobs"] >= 0 else 0)
+            if token in entry["stop_ids"] and request.made > entry["min_tokens"]:
+                flags |= C.FINISH_STOP
+            elif request.made >= entry["max_tokens"]:
+                flags |= C.FINISH_LENGTH
             self._publish(index, pair, slot, token, flags)
-            self.count("generated_tokens")
-            if flags & FINISH_MASK:
+            counters[W.COUNTER["generated_tokens"]] += 1
+            if flags & C.FINISH_MASK:
                 del pair.requests[slot]
-                self.count("requests_finished")
+                counters[W.COUNTER["requests_finished"]] += 1
 
     def likely(self, token: int) -> tuple[list[int], list[float]]:
         """A record's tokens and log probabilities: the generated one is the third of the most likely ones."""
         top = [(token + distance) % self.facts.vocab_size for distance in (-2, -1, *range(TOP_LOGPROBS - 2))]
         return [token, *top], [-2.5, *(-0.5 - rank for rank in range(TOP_LOGPROBS))]
-
-
-@contextlib.contextmanager
-def running(**options: object) -> Iterator[FakeEngine]:
-    """A started FakeEngine that is stopped at the end of the block."""
-    engine = FakeEngine(**options)  # type: ignore[arg-type]
-    engine.start()
-    try:
-        yield engine
-    finally:
-        engine.stop()
-
-
-def main() -> None:
-    """An engine as a process of its own, until it is killed."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--name", required=True)
-    parser.add_argument("--pairs", type=int, default=1)
-    parser.add_argument("--slots", type=int, default=256)
-    parser.add_argument("--step-ms", type=float, default=20.0)
-    parser.add_argument("--max-model-len", type=int, default=8192)
-    parser.add_argument("--vocab-size", type=int, default=600)
-    options = parser.parse_args()
-    sizes = QueueSizes(options.pairs, options.slots, 1 << (options.slots - 1).bit_length(), 8192, 65536, 16384)
-    facts = FACTS._replace(max_model_len=options.max_model_len, vocab_size=options.vocab_size, page_size=16, num_pages=1 << 16)
-    with running(name=options.name, sizes=sizes, facts=facts, step_s=options.step_ms / 1000):
-        threading.Event().wait()
-
-
-if __name__ == "__main__":
-    main()

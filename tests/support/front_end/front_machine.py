@@ -84,7 +84,7 @@ class FrontMachine(RuleBasedStateMachine):
 
     @rule(steps=st.integers(1, 8))
     def steps(self, steps: int) -> None:
-        """Time passes. Everybody who lives says so; writes arrive, but those that are delayed."""
+        """Time passes. Everybody who lives beats; writes arrive, but those that are delayed."""
         for _ in range(steps):
             self._beat()
             self.case.turn()
@@ -243,10 +243,10 @@ class FrontMachine(RuleBasedStateMachine):
         lives = words.epoch == client.epoch and words.attached == 1
         try:
             client.check()
-            assert lives, "a client did not notice that it was fenced"
+            assert lives, "a client did not notice that its epoch was revoked"
         except self.client.EngineLostError:
-            assert not lives, "a client thinks that it was fenced"
-            assert pair in self.excused, "a client was fenced that did nothing wrong"
+            assert not lives, "a client thinks that its epoch was revoked"
+            assert pair in self.excused, "a client lost its epoch and did nothing wrong"
             client.abandon()
             client.transport.wire.clear()
             self.pairs[pair] = None

@@ -1,25 +1,24 @@
-"""A front-end worker on a thread of this process, in front of an engine in plain Python; for the tests of the HTTP
-side."""
+"""A front-end worker on a thread of this process, in front of an engine in plain Python."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 from support.front_end.fake_engine import FakeEngine
+from support.waiting import wait_for
 
 from blinkpy.config import Config
 from blinkpy.dpu.supervisor import listen
 from blinkpy.dpu.worker import Server, make_server
 
 MODEL = "tiny"
+COMPLETIONS_HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 
 
 class RunningServer:
@@ -31,32 +30,23 @@ class RunningServer:
         self.client = httpx.Client(base_url=self.url, timeout=20)
         self.engine_client = server.app.service.engine
 
-    def post(self, path: str, **fields: object) -> httpx.Response:
-        return self.client.post(path, json=fields)
-
     def chat(self, content: str = "Hello", **fields: object) -> httpx.Response:
-        return self.post("/v1/chat/completions", messages=[{"role": "user", "content": content}], **fields)
+        return self.client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": content}], **fields})
 
     def complete(self, prompt: object = "Hello", **fields: object) -> httpx.Response:
-        return self.post("/v1/completions", prompt=prompt, **fields)
+        return self.client.post("/v1/completions", json={"prompt": prompt, **fields})
 
-    def idle(self, timeout: float = 5.0) -> None:
+    def idle(self) -> None:
         """Wait until no slot is in use any more."""
-        self.wait(lambda: self.engine_client.pair is not None and self.engine_client.pair.in_flight == 0, timeout)
+        wait_for(lambda: self.engine_client.pair is not None and self.engine_client.pair.in_flight == 0)
 
-    def ready(self, timeout: float = 5.0) -> None:
-        self.wait(lambda: self.engine_client.status() is None, timeout)
+    def ready(self) -> None:
+        """Wait until the engine takes requests."""
+        wait_for(lambda: self.engine_client.status() is None)
 
-    @staticmethod
-    def wait(condition: Callable[[], bool], timeout: float = 5.0) -> None:
-        deadline = time.monotonic() + timeout
-        while not condition():
-            assert time.monotonic() < deadline, "it did not happen in time"
-            time.sleep(0.002)
-
-    def raw(self, data: bytes, timeout: float = 10.0) -> bytes:
+    def raw(self, data: bytes) -> bytes:
         """Send bytes and return all that comes until the server closes or is silent for 0.3 s."""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=timeout) as sock:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=10) as sock:
             sock.sendall(data)
             received = b""
             with contextlib.suppress(TimeoutError, ConnectionResetError):
@@ -72,6 +62,19 @@ def events(response: httpx.Response) -> list[dict]:
     assert all(line.startswith("data: ") for line in lines), response.text
     assert lines[-1] == "data: [DONE]"
     return [json.loads(line[6:]) for line in lines[:-1]]
+
+
+def text_and_end(response: httpx.Response) -> tuple[str, str]:
+    """Text and finish reason of a completion of one prompt, whole or streamed."""
+    streamed = response.headers["content-type"].startswith("text/event-stream")
+    choices = [part["choices"][0] for part in (events(response) if streamed else [response.json()])]
+    return "".join(choice["text"] for choice in choices), choices[-1]["finish_reason"]
+
+
+def completion_bytes(**fields: object) -> bytes:
+    """A request for a completion, for a client that is a bare socket."""
+    body = json.dumps(fields).encode()
+    return COMPLETIONS_HEAD + b"content-length: %d\r\n\r\n%b" % (len(body), body)
 
 
 @contextlib.contextmanager
@@ -91,7 +94,7 @@ def serving(
     thread = threading.Thread(target=lambda: server.run(sockets=[sock]), daemon=True)
     thread.start()
     try:
-        running.wait(lambda: server.started, 10)
+        wait_for(lambda: server.started, 10)
         if wait_ready:
             running.ready()
         yield running
@@ -100,14 +103,3 @@ def serving(
         server.should_exit = True
         thread.join(15)
         assert not thread.is_alive(), "the server did not end"
-
-
-def on_loop(server: RunningServer, function: Callable[[], None]) -> None:
-    """Run something on the server's event loop and wait for it."""
-    loop = server.engine_client._loop
-    assert loop is not None
-
-    async def call() -> None:
-        function()
-
-    asyncio.run_coroutine_threadsafe(call(), loop).result(5)

@@ -4,85 +4,55 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from blinkpy.queues import words as W
+from blinkpy.dpu.link.connect_shm import ShmTransport
 from blinkpy.queues.array_types import Int32, Int64
-from blinkpy.queues.header import read_header
-from blinkpy.queues.logprob_record import LOGPROB_ENTRY, Records
 from blinkpy.transport.contract import EngineWords
 
 if TYPE_CHECKING:
     from support.scheduler_cases import Case
 
 
-class WireTransport:
-    """See blinkpy.transport.contract.Transport."""
+class WireTransport(ShmTransport):
+    """Shared memory, without a file behind it, and with the writes under way until `deliver`."""
 
     def __init__(self, case: Case, pair: int) -> None:
-        self.layout, self.facts = read_header(case.segment)
-        self.case, self.pair = case, pair
+        super().__init__(Path(), -1, case.segment, pair)
+        self.case = case
         self.wire: deque[Callable[[], None]] = deque()
         self.while_attaching: Callable[[], None] | None = None  # what others do in each turn in which this one waits
-
-    def _write(self, array: Any, index: Any, value: Any) -> None:
-        kept = np.array(value)
-
-        def land() -> None:
-            array[index] = kept
-
-        self.wire.append(land)
 
     def deliver(self, writes: int) -> None:
         for _ in range(min(writes, len(self.wire))):
             self.wire.popleft()()
 
     def write_prompt(self, offset: int, tokens: Int32) -> None:
-        self._write(self.case.views.prompt[self.pair], slice(offset, offset + len(tokens)), tokens)
+        self.wire.append(partial(super().write_prompt, offset, tokens.copy()))
 
     def write_hashes(self, offset: int, hashes: Int64) -> None:
-        self._write(self.case.views.hashes[self.pair], slice(offset, offset + len(hashes)), hashes)
+        self.wire.append(partial(super().write_hashes, offset, hashes.copy()))
 
     def write_entry(self, index: int, entry: bytes) -> None:
-        self._write(self.case.views.sq[self.pair], index, np.frombuffer(entry, np.int32))
+        self.wire.append(partial(super().write_entry, index, entry))
 
     def ring_doorbell(self, doorbell: int) -> None:
-        self.write_word(W.FRONT_DOORBELL, doorbell)
+        self.wire.append(partial(super().ring_doorbell, doorbell))
 
     def write_cancel(self, slot: int, request_id: int) -> None:
-        self._write(self.case.views.cancel[self.pair], slot, request_id)
+        self.wire.append(partial(super().write_cancel, slot, request_id))
 
     def write_word(self, index: int, value: int) -> None:
-        self._write(self.case.views.front[self.pair], index, value)
-
-    def read_completions(self, position: int, limit: int) -> list[int]:
-        ring = self.case.views.cq[self.pair]
-        index = position % len(ring)
-        return [int(word) for word in ring[index : min(index + limit, len(ring))]]
-
-    def read_logprobs(self, position: int, count: int) -> Records:
-        index = position % self.case.views.cq.shape[1]
-        return self.case.views.records[self.pair, index : index + count].copy().view(LOGPROB_ENTRY)
+        self.wire.append(partial(super().write_word, index, value))
 
     def read_pair(self) -> EngineWords:
         if self.while_attaching is not None:  # the client waits for its grant: let it come
             self.deliver(len(self.wire))
             self.while_attaching()
             self.case.turn()
-        words = self.case.views.pair[self.pair]
-        return EngineWords(*(int(words[i]) for i in (W.PAIR_SQ_HEAD, W.PAIR_CQ_TAIL, W.PAIR_EPOCH, W.PAIR_ATTACHED)))
-
-    def read_engine_state(self) -> int:
-        return int(self.case.views.engine[W.ENGINE_STATE])
-
-    def read_engine(self) -> list[int]:
-        words: list[int] = self.case.views.engine.tolist()
-        return words
-
-    def read_fault(self) -> int:
-        return 0
+        return super().read_pair()
 
     def lost(self) -> bool:
         return False

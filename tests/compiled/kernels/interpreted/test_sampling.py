@@ -5,15 +5,21 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import support.models.kernel_cases as cases
+import torch
+import triton
+import triton.language as tl
 
+from blinkpy.kernels.sampling.sample_tokens import VARIANTS
 from blinkpy.kernels.sampling.sampling_call import SamplingWorkspace
+from blinkpy.models.cpu.cpu_sampler import uniform
 from blinkpy.queues import submission as E
 
 
 # Flat: searches in the whole row; peaked: the head is enough.
 @pytest.mark.parametrize(("spread", "ties"), [(0.8, True), (0.5, False), (4.0, False)])
-def test_sampling(rng: np.random.Generator, spread: float, ties: bool) -> None:
-    make = {"rows": 5, "bucket": 6, "vocabulary": 300, "spread": spread, "ties": ties}
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_sampling(rng: np.random.Generator, spread: float, ties: bool, variant: str) -> None:
+    make = {"rows": 5, "bucket": 6, "vocabulary": 300, "spread": spread, "ties": ties, "variant": variant}
     workspace = SamplingWorkspace.allocate(6, 300, "cpu", chunk=128, capacity=32, block=256)
     cases.sampling_case(rng, "cpu", workspace=workspace, **make)
 
@@ -62,3 +68,18 @@ def test_filters_within_the_head(rng: np.random.Generator, filters: dict[int, fl
     workspace = SamplingWorkspace.allocate(12, 60, "cpu", chunk=64, capacity=32, block=64)
     off = {E.WORD_TOP_K: 0, E.WORD_TOP_P: 1.0, E.WORD_MIN_P: 0.0, E.WORD_TEMPERATURE: 1.7}
     cases.sampling_case(rng, "cpu", rows=12, bucket=12, vocabulary=60, spread=2.0, workspace=workspace, fixed=off | filters)
+
+
+@triton.jit
+def numbers_kernel(seed, positions, out, count: tl.constexpr):  # type: ignore[no-untyped-def]
+    """out[i] = the number of positions[i]. positions, out: [count]."""
+    places = tl.arange(0, count)
+    tl.store(out + places, tl.rand(seed, tl.load(positions + places)))
+
+
+def test_the_cpu_samplers_numbers_are_tritons(rng: np.random.Generator) -> None:
+    positions = rng.integers(0, 2**20, 64, dtype=np.int32)
+    for seed in (0, 7, *rng.integers(0, 2**63, 4).tolist()):
+        found = torch.empty(64)
+        numbers_kernel[(1,)](seed, torch.from_numpy(positions), found, 64)
+        assert found.tolist() == [float(uniform(np.int64(seed), position)) for position in positions]
