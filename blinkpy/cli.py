@@ -4,8 +4,6 @@ An option's value comes from the first of these that gives one: a flag, an envir
 named by --config, the default. Errors are one line. Exit codes: 0 fine, 1 a failure at run time, 2 wrong usage or options.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import os

@@ -4,14 +4,12 @@ A field's metadata holds its help text, its bounds and the commands that have it
 wherever it comes from. Modules that this one does not know, such as transports, add options by `extends`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 Options = TypeVar("Options")
 
@@ -201,7 +199,7 @@ class Config:
         """Options that another module added; kind: their class."""
         return self.extensions.get(kind) or kind()
 
-    def with_options(self, values: Mapping[str, Any]) -> Config:
+    def with_options(self, values: Mapping[str, Any]) -> Self:
         """A copy with options replaced, by their flat names. Raises ConfigError for an unknown name or a bad value."""
         homes = {item.name: kind for _, kind in _kinds() for item in dataclasses.fields(kind)}
         changes: dict[type, dict[str, Any]] = {}

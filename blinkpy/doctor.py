@@ -3,8 +3,6 @@
 Nothing is changed, and nothing but NumPy is needed: the NVIDIA driver is asked through its own library.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform

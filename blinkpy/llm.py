@@ -3,8 +3,6 @@
 The engine is a process of its own; this process is its only front end. Names follow vLLM's offline API.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys
@@ -14,7 +12,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -133,7 +131,7 @@ class LLM:
         limit = 64 * self._pair.context + 4096
         self._template = load_template(folder, self.tokenizer.config, self.config.model.chat_template, limit)
 
-    def __enter__(self) -> LLM:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -1,7 +1,5 @@
 """What `LLM` returns for a prompt."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

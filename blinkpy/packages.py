@@ -1,7 +1,5 @@
 """Packages that a command needs and this install may lack, looked for without importing them."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 from blinkpy.config import ConfigError

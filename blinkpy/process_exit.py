@@ -1,14 +1,12 @@
 """How a process ends: at a signal, with a failure in one line, or at once; and how to say that one did."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, Self
 
 SECOND_SIGNAL = b"blinkpy: a second signal: ending at once\n"
 
@@ -38,7 +36,7 @@ class Signals:
             raise Stopped
 
     @contextlib.contextmanager
-    def caught(self) -> Iterator[Signals]:
+    def caught(self) -> Iterator[Self]:
         """Count signals within the block. After one the process is about to end: from then on they are ignored, so that none
         kills it half way, with an exit code that means a crash."""
         before = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -5,8 +5,6 @@ parent is gone, also when the parent was killed. Reports go to the parent: {"pha
 {"ready": {...}} once, {"error": text} before a failed end.
 """
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """What a start-up is doing, for a person: one line that moves on a terminal, one line per phase anywhere else."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable

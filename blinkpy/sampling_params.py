@@ -1,7 +1,5 @@
 """How `LLM` generates: vLLM's names for the parameters of a request."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import field, make_dataclass
 from typing import Any

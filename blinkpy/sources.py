@@ -1,8 +1,6 @@
 """The manifest of the package's sources, for whatever must change when they do: compiled code that is kept, recordings,
 coverage and the tests' seeded bugs. A file that moves, appears or changes gives another digest."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Fresh random inputs for every run; a failure prints the seed, and BLINKPY_SEED repeats it."""
 
-from __future__ import annotations
-
 import os
 import secrets
 

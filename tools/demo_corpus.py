@@ -12,14 +12,13 @@ A book holds no chats, so they are cut out of it in four ways, chosen at random 
 * introduction: a few hand-written questions and answers about the model itself.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
@@ -189,7 +188,7 @@ class Vocabulary:
     topics: dict[str, str] = field(default_factory=dict)  # word -> how a prompt names it: "a dog", "Alice"
 
     @classmethod
-    def of(cls, books: Sequence[Sequence[str]], common_words: int = 1500, least: int = 12) -> Vocabulary:
+    def of(cls, books: Sequence[Sequence[str]], common_words: int = 1500, least: int = 12) -> Self:
         lower: Counter[str] = Counter()
         named: Counter[str] = Counter()
         noun: Counter[str] = Counter()

@@ -4,8 +4,6 @@ The architecture is that of LLaMA (Touvron et al., 2023) with grouped-query atte
 embedding turns pairs (i, i + head_dim / 2), as Hugging Face's weights expect.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ Two testers take turns: the compiled simulator (blinkpy.verify.sim), and the sta
 Hypothesis's examples in .hypothesis, from where the next run and `make test` repeat them.
 """
 
-from __future__ import annotations
-
 import argparse
 import secrets
 import time

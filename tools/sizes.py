@@ -3,8 +3,6 @@
 python tools/sizes.py [--markdown] [--against COMMIT]
 """
 
-from __future__ import annotations
-
 import argparse
 import subprocess
 from collections import Counter

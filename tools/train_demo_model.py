@@ -17,8 +17,6 @@ Data, initial weights and batches depend on `--seed` alone; a GPU adds in an ord
 gives the same quality but not the same bits.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math
@@ -28,6 +26,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
@@ -60,7 +59,7 @@ class Stream:
     starts: Tensor  # int64 [m], sorted, on the CPU
 
     @classmethod
-    def of(cls, parts: Sequence[str], tokenizer: Tokenizer, device: torch.device, shift: int) -> Stream:
+    def of(cls, parts: Sequence[str], tokenizer: Tokenizer, device: torch.device, shift: int) -> Self:
         encodings = tokenizer.encode_batch(list(parts), add_special_tokens=False)
         tokens = np.concatenate([np.array(encoding.ids, dtype=np.int32) for encoding in encodings])
         starts = np.cumsum([0, *(len(encoding.ids) for encoding in encodings[:-1])], dtype=np.int64) - shift

@@ -1,7 +1,5 @@
 """Writes the tables of fields in docs/api.md again, from the rows of blinkpy.dpu.http.request_fields."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Print docs/cli.md: the commands and options as `blinkpy.config` has them. `make docs` writes the page."""
 
-from __future__ import annotations
-
 import dataclasses
 from itertools import groupby
 from typing import Any

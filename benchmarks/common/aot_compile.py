@@ -6,8 +6,6 @@ replaced by one that only names the target: each launch is specialised exactly a
 arguments equal to 1) and compiled, but not started. `python -m benchmarks.common.aot_compile` prints a JSON object for each.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass

@@ -4,8 +4,6 @@ Samples of one run are not independent: a disturbance of the machine hits many i
 bootstrap (Künsch 1989): whole stretches of consecutive samples are drawn with replacement, not single samples.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Batches made by hand in the GPU's memory, so that a step graph can be replayed without a scheduler."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

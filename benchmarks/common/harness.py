@@ -4,8 +4,6 @@ A result file is one JSON object: what was run (benchmark, arguments, commit, da
 (others), what came out (results, targets). benchmarks.report makes pages and plots of it.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import datetime
@@ -71,7 +69,7 @@ def parser(name: str, description: str, **flags: Flag) -> argparse.ArgumentParse
     return result
 
 
-def run_benchmark(name: str, description: str, benchmark: Callable[[Run], None], **flags: Flag) -> NoReturn:
+def run_benchmark(name: str, description: str, benchmark: Callable[["Run"], None], **flags: Flag) -> NoReturn:
     """A benchmark as a command, with its own options."""
     options = parser(name, description, **flags).parse_args()
     if options.smoke:

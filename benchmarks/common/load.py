@@ -7,8 +7,6 @@ Lag: every TICK_S a tick is due; how late the loop comes to it is how late it ma
 matter: too much work for the loop, or a core that the kernel gave to somebody else.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import http.client

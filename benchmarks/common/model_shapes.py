@@ -5,8 +5,6 @@ tokenizer is a byte-level BPE whose tokens are letters and synthetic words of up
 costs what it costs with a real one; only the bytes themselves, 256 of all, can be half a character.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

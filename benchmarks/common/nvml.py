@@ -1,11 +1,9 @@
 """The GPU's name and its own energy counter, through NVML (nvidia-ml-py). Where there is none, the reason is said instead."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -60,7 +58,7 @@ class EnergyMeter:
             if len(self._marks) % self._clock_every == 0:
                 self._clocks.append((time.perf_counter(), self._mhz()))
 
-    def __enter__(self) -> EnergyMeter:
+    def __enter__(self) -> Self:
         if not self.missing:
             self._thread.start()
         return self

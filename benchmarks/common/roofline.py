@@ -1,7 +1,5 @@
 """What a step has to do at the least, from the architecture and the batch: bytes to read, numbers to multiply."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from benchmarks.common.hand_batches import Rows

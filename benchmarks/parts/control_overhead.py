@@ -12,8 +12,6 @@ Loads: "steady" decodes without arrivals; "churn" replaces each finished request
 prefixes, geometric output lengths (64 tokens on average) and some cancelled requests. "warm" is steady without the reading.
 """
 
-from __future__ import annotations
-
 import secrets
 import threading
 import time

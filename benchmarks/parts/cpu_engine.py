@@ -10,8 +10,6 @@ step     the same at 16 streams, and after each step the bare torch forward (tes
          is everything from the end of one step to the end of the next, and ratio is engine_ms to bare_ms of that step
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

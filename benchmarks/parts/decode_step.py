@@ -12,8 +12,6 @@ Times are of the GPU's clock, in microseconds: median and 99th percentile.
 With --spin-us each step is one kernel that does nothing for that long: the scheduler with warm caches, at any number of rows.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -12,8 +12,6 @@ of rounds. interval_ms: between two token events of one stream, at the client.
     turnover    the same with short answers, each replaced by the next when it ends: parsing, tokenizing, submitting included
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

@@ -8,8 +8,6 @@ ShmTransport.ring_doorbell until ShmTransport.read_completions sees the completi
 collector runs between rounds only. Every word is compared.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import mmap

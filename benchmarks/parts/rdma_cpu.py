@@ -13,8 +13,6 @@ every prompt and completion is compared:
     request_N   submit_N and the look with news
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import secrets

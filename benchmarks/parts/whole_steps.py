@@ -12,8 +12,6 @@ linear layers and attention that the batch needs; what a graph computes for its 
 cached context, read once at the bandwidth of an H200's memory as measured.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

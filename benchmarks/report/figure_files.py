@@ -1,7 +1,5 @@
 """Figures of matplotlib: made without a display, and kept as files that say which result they show."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 from typing import Any

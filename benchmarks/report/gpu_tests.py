@@ -8,8 +8,6 @@ Several reports are runs at one commit, which is that of the working tree, or BL
 counts as failed. pytest writes a report when it ends, also on SIGINT; a run that is killed leaves none.
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import sys

@@ -1,7 +1,5 @@
 """The grid's results as one page of plots: each figure against the rate, isolated on the left, beside neighbours on the right."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Any

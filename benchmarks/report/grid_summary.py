@@ -1,7 +1,5 @@
 """The grid's results: figures by system, mode and load, what is missing, and the context of its page (templates/grid.md.j2)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

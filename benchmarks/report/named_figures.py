@@ -3,8 +3,6 @@
 NAMED lists every name, with what makes its value from the result files, or from the sources that it counts.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

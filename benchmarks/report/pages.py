@@ -7,8 +7,6 @@ templates/NAME.md.j2. A figure in a sentence stands between the comments `figure
 named_figures.NAMED. Neither is written by hand, and a test fails when a page and the results disagree.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """Contexts of the templates that show the parts: decode steps, whole steps, CPU benchmarks, predictions, result files."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

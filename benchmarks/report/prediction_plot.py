@@ -1,7 +1,5 @@
 """The plot of predicted latencies (benchmarks/tuning/capacity.py)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

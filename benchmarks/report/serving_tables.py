@@ -1,8 +1,6 @@
 """The serving comparison, from the grid's result files: contexts of templates/claim.md.j2, serving.md.j2, alone.md.j2 and
 energy.md.j2. A table is a list of rows of words; without rows there is none."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Figures and paragraphs in words: the filters of the templates."""
 
-from __future__ import annotations
-
 import textwrap
 
 WIDTH = 130

@@ -1,7 +1,5 @@
 """One load offered to one running server, with its figures; and the options for model, systems, cores and client."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import dataclasses

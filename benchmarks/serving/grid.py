@@ -9,8 +9,6 @@ minutes. The parts may name other systems and rates: the result has all cells of
 benchmarks.report.pages makes a page and plots of the result.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import datetime

@@ -7,8 +7,6 @@ ITL     between two events of a stream; tokens that came together share one
 E2E     from when it was due or sent to the last text
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple

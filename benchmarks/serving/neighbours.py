@@ -8,13 +8,12 @@ They may run on any of their cores, as a user's processes may. Each ends with it
 Run as a script, this file is one neighbour; it needs Python alone.
 """
 
-from __future__ import annotations
-
 import os
 import select
 import signal
 import subprocess
 import sys
+from typing import Self
 
 KINDS = ("compress", "build", "memory")
 READY_S = 60.0  # longest time in which none starts
@@ -35,7 +34,7 @@ class Neighbours:
         self.count = per_core * len(cores)
         self._processes: list[subprocess.Popen[bytes]] = []
 
-    def __enter__(self) -> Neighbours:
+    def __enter__(self) -> Self:
         ready, tell = os.pipe()
         before = os.sched_getaffinity(0)
         try:

@@ -6,8 +6,6 @@ variables. All built-in commands ask for the same: random weights where the mode
 and share of memory, and no prefix cache, since every prompt is new.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -23,7 +21,7 @@ import urllib.parse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from benchmarks.common.harness import ROOT, UsageError, on_cores
 from benchmarks.common.load import get
@@ -124,7 +122,7 @@ class Cores:
     front_end: tuple[int, ...] = ()
 
     @property
-    def shared(self) -> Cores:
+    def shared(self) -> Self:
         """With the front ends among all others."""
         return replace(self, front_end=())
 

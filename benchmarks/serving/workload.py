@@ -4,8 +4,6 @@ Lengths and arrivals follow from a seed, so that every system is offered the sam
 run, so that no cache has met them.
 """
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 

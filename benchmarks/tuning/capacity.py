@@ -11,8 +11,6 @@ after an answer, and it takes 0 to 2 outside_ms to the engine, evenly distribute
 data. ITL is between two tokens. docs/tuning.md says what to make of it, and how good the prediction is.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import itertools

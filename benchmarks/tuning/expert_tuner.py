@@ -6,8 +6,6 @@ All candidates are compiled first, in parallel processes that only fill Triton's
 the weights of several layers and a random routing; the block size whose fastest tiles have the least sum wins.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator
 from itertools import product

@@ -6,8 +6,6 @@ All candidates are compiled first, in parallel processes that only fill Triton's
 and the fastest is stored. From 2 to 16 rows the work is the same, so those row counts share one measurement.
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import os

@@ -1,7 +1,5 @@
 """NamedTuples of arrays, such as State, as trees: their arrays mapped and named."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -4,8 +4,6 @@ Numba's own cache looks at the file of the outermost function alone, so an edit 
 each state of the sources has a folder of its own, named by a hash of all modules that device code comes from.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import itertools

@@ -3,8 +3,6 @@
 A *fault* is a fault code, and above it the place: a page, a slot, an index. 0 is none.
 """
 
-from __future__ import annotations
-
 import zlib
 
 from numba.extending import overload, register_jitable

@@ -4,8 +4,6 @@ Exactly one lane runs at a time, from one barrier to the next, in an order that 
 that depends on it, as there is no barrier between a write and a read, comes out different in some order, and a seed repeats it.
 """
 
-from __future__ import annotations
-
 import random
 import threading
 from collections.abc import Callable

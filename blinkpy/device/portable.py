@@ -17,8 +17,6 @@ written with store_release after what they announce, with store_relaxed when the
 Both are single accesses of an aligned word, so they can't be torn. Scope is the whole system: host, GPU, network card.
 """
 
-from __future__ import annotations
-
 import time
 from functools import cache
 

@@ -1,7 +1,5 @@
 """Numba's code for device/tables.py: reading fields, loading and storing elements; for njit at once, for CUDA when asked."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable
 from functools import cache

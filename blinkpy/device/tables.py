@@ -10,8 +10,6 @@ Python, and from a table alike.
 Indices are taken as they are: not negative, not checked. A table must not change while it is in use.
 """
 
-from __future__ import annotations
-
 import zlib
 from typing import Any
 

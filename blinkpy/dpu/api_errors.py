@@ -1,7 +1,5 @@
 """Errors as OpenAI's API reports them: {"error": {"message", "type", "param", "code"}} with an HTTP status."""
 
-from __future__ import annotations
-
 import orjson
 
 TYPES = {  # of other statuses: invalid_request_error

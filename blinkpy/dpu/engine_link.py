@@ -6,8 +6,6 @@ millisecond. A poll that finds two tokens of one request shows that steps became
 again. Without requests nothing is polled; only heartbeats go on.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

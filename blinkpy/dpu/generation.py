@@ -1,7 +1,5 @@
 """One choice on its way: completions go in, text comes out, until it ends."""
 
-from __future__ import annotations
-
 from dataclasses import InitVar, dataclass, field
 from typing import Protocol
 
@@ -40,10 +38,10 @@ def failure(finish: int, reason: int) -> ApiError:
 class Sink(Protocol):
     """Where a choice's text goes. Both methods are called from the event loop's thread, and must not block or raise."""
 
-    def on_text(self, generation: Generation, text: str, logprobs: list[TokenLogprobs]) -> None:
+    def on_text(self, generation: "Generation", text: str, logprobs: list[TokenLogprobs]) -> None:
         """More text; it may be empty for the first token. logprobs: of the tokens since the last call, if asked for."""
 
-    def ended(self, generation: Generation) -> None:
+    def ended(self, generation: "Generation") -> None:
         """No more text follows. finish_reason or error says why."""
 
 

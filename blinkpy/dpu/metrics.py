@@ -4,8 +4,6 @@ Every worker writes its own block of float64 in memory that all workers share, s
 engine's counters are read from the queue segment, at no cost to the engine.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from itertools import accumulate
 from typing import NamedTuple
@@ -61,7 +59,7 @@ class Histogram:
 
     __slots__ = ("_bounds", "_start", "_sum", "_values")
 
-    def __init__(self, values: memoryview[float], which: int):
+    def __init__(self, values: "memoryview[float]", which: int):
         self._values, self._bounds, self._start = values, HISTOGRAMS[which].bounds, _HISTOGRAM_AT[which]
         self._sum = self._start + len(self._bounds) + 1
 

@@ -5,8 +5,6 @@ workers that share a socket the first to wake up would take a whole burst. The s
 to a worker that died wait for its successor.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

@@ -3,8 +3,6 @@
 Each token that a request's usage counts has one entry, the token that ends the text too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """One front-end process: its queue pair, its event loop, its HTTP server."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import logging

@@ -1,7 +1,5 @@
 """One engine: shared queues, the scheduler, and a device that runs the model; see blinkpy.engine.devices.device_contract."""
 
-from __future__ import annotations
-
 import secrets
 
 from blinkpy.config import Config, ConfigError, step_sizes
@@ -26,7 +24,7 @@ from blinkpy.transport.verbs import RdmaOptions
 from blinkpy.verify.policy_check.guard import vetted_policy
 
 
-def make_engine(config: Config, on_progress: ProgressCallback | None = None, device: Device | None = None) -> Engine:
+def make_engine(config: Config, on_progress: ProgressCallback | None = None, device: Device | None = None) -> "Engine":
     """The engine that --device asks for; "auto" is the GPU where there is one and its packages are installed, else the CPU.
 
     device: taken instead, for benchmarks. Nothing is allocated yet. Raises ConfigError when the device can't be had.

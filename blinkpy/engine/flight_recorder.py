@@ -1,7 +1,5 @@
 """The flight recorder of an engine: memory that others can read for as long as it lives, and a file after a crash."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import sys

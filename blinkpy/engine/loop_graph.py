@@ -18,8 +18,6 @@ speed: to repeat a body takes half the time of leaving it and choosing another.
 A step graph is chosen by bucket and by whether the batch has prefill chunks: one of decode rows alone needs no prefill attention.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """From options and a model to the sizes of everything: queues, pages, batches. Pure arithmetic; nothing is allocated here."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from blinkpy.config import Config, ConfigError

@@ -1,7 +1,5 @@
 """SwiGLU: silu(gate) * up."""
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

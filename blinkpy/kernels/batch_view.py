@@ -1,8 +1,6 @@
 """The tensors of a batch that kernels read."""
 
-from __future__ import annotations
-
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 
@@ -21,7 +19,7 @@ class BatchView(NamedTuple):
     cache_slots: torch.Tensor  # int32 [T] page * page size + offset; negative: not written
 
     @classmethod
-    def of(cls, batch: Any) -> BatchView:
+    def of(cls, batch: Any) -> Self:
         """The view of a `kv.state.Batch` of tensors."""
         return cls(*(getattr(batch, name) for name in cls._fields))
 

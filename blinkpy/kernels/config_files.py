@@ -1,7 +1,5 @@
 """Files of measured configurations: one for each GPU model and kind of kernel, shipped in configs/: nothing is tuned at start."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Gathers of rows: the embedding of tokens, and the residual stream of last tokens."""
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

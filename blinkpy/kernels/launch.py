@@ -11,8 +11,6 @@ starts when all of these have begun. Rules that keep a chain of such kernels rig
   nothing to do with prefill, so it begins at once, and one of its programs waits before it ends.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, TypeVar
 

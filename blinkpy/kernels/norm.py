@@ -1,7 +1,5 @@
 """RMSNorm, with the residual addition before it fused in."""
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -1,7 +1,5 @@
 """Products with tiles of a weight matrix, for kernels that read each weight once, and what follows them."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -1,7 +1,5 @@
 """Every bound of the scheduler, and the shapes that a step may have: integers that are fixed at the start."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from blinkpy.config import ConfigError, check_step_sizes

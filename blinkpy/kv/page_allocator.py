@@ -4,8 +4,6 @@ Device code (see device/portable.py): every function is called by all lanes with
 one after another and the pages of one request in parallel: they are distinct, so no lane needs an atomic.
 """
 
-from __future__ import annotations
-
 from blinkpy.device.portable import barrier, block_max, block_scan, block_sum, device, strided
 from blinkpy.kv import state as S
 from blinkpy.kv.prefix_cache import forget, unlink

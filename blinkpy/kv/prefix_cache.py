@@ -14,8 +14,6 @@ page, then for each item: is it a duplicate, is an item before it about to index
 are changed by the lane that owns the bucket, in list order.
 """
 
-from __future__ import annotations
-
 from blinkpy.device.portable import barrier, block_scan, block_sum, device, strided
 from blinkpy.kv import state as S
 from blinkpy.queues.page_hash import HASH_MODULUS_1, HASH_MODULUS_2, HASH_SHIFT

@@ -7,8 +7,6 @@ Symbols: Q queue pairs, L slots of a pair, S = Q * L request slots (slot = pair 
 a batch, P tokens of a page, N pages, K pages of the longest sequence.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

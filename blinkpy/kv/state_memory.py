@@ -1,7 +1,5 @@
 """The scheduler's memory: all arrays of State, allocated once and filled as an empty engine has them; copied and compared."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, get_type_hints

@@ -4,8 +4,6 @@ Bits 0 to 15 hold the slot, 16 to 39 the token (or REJECT_*), 40 to 47 flags, 48
 stays 0.
 """
 
-from __future__ import annotations
-
 CQ_ENTRY_BYTES = 8
 TOKEN_SHIFT, FLAG_SHIFT, LAP_SHIFT = 16, 40, 48
 SLOT_MASK, TOKEN_MASK, FLAG_MASK, LAP_MASK = 0xFFFF, 0xFFFFFF, 0xFF, 0x7FFF

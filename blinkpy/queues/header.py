@@ -1,7 +1,5 @@
 """The header of a segment, by which a front end detects another build or another engine before it reads anything else."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, fields
 from typing import NamedTuple
 

@@ -28,8 +28,6 @@ tests/verified/memory_model/queue_protocol.py; change the one with the other.
 What lies in the regions has modules of its own: header, words, submission, completion and logprob_record.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from blinkpy.queues.completion import CQ_ENTRY_BYTES, SLOT_MASK

@@ -1,7 +1,5 @@
 """The log probability record: stored beside a completion whose request asked for log probabilities."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

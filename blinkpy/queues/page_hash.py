@@ -10,8 +10,6 @@ a prompt whose hashes collide can't be made without knowing m. There are two of 
 its start; no product exceeds 2**62, so NumPy, njit and CUDA compute the same number.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

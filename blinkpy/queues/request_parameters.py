@@ -7,11 +7,9 @@ blinkpy.SamplingParams, and the values that the simulator submits.
 A new scalar is a row here, and the code of the samplers that applies it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import field, make_dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from blinkpy.queues.logprob_record import TOP_LOGPROBS
 
@@ -125,7 +123,7 @@ class RequestParameters(_Values):
     __slots__ = ()
 
     @classmethod
-    def of_model(cls, generation_config: Mapping[str, Any]) -> RequestParameters:
+    def of_model(cls, generation_config: Mapping[str, Any]) -> Self:
         """Defaults from a model's generation_config.json, as vLLM takes them: null counts as absent, `do_sample: false` means
         greedy. Raises ValueError for a value out of range."""
         values: dict[str, Any] = {}

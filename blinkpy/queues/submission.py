@@ -3,8 +3,6 @@
 Fields of 8 bytes come first, so that all are naturally aligned; request parameters stand in the order of PARAMETERS.
 """
 
-from __future__ import annotations
-
 import secrets
 import struct
 import zlib

@@ -1,7 +1,5 @@
 """The engine's view of a whole queue segment, as NumPy arrays over its memory; the layout is that of blinkpy.queues.layout."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

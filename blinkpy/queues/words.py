@@ -1,7 +1,5 @@
 """The words of a segment, int64 each: indices into the blocks of the engine, the host and each queue pair, and their values."""
 
-from __future__ import annotations
-
 # Front-end region, int64. Neighbours, so that one RDMA write covers those that change together.
 FRONT_DOORBELL = 0  # epoch << 32 | submission tail (entries, modulo 2**32)
 FRONT_CQ_HEAD = 1  # epoch << 32 | completions read (modulo 2**32)

@@ -5,8 +5,6 @@
 (scheduler/host_scheduler.py). Each phase is a file of scheduler/phases and returns at once when it has nothing to do.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The scheduler on the host: compiled by njit, or the source itself as plain Python."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Literal

@@ -5,8 +5,6 @@ of arrival. The request with the lowest rank always makes progress; the one with
 compiled into the scheduler, so it can use integer arithmetic, comparisons, branches, loops and other such functions.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 import traceback

@@ -4,8 +4,6 @@ Numba takes the values of globals, of what a closure holds and of other modules'
 followed here, by value. Library code is named by its package's version.
 """
 
-from __future__ import annotations
-
 import hashlib
 import sys
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """What a child process runs: `python -m blinkpy.serving.children ENTRY FD`, started by blinkpy.processes.Child."""
 
-from __future__ import annotations
-
 import sys
 
 from blinkpy.process_exit import exit_process

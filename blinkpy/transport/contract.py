@@ -22,8 +22,6 @@ What every transport promises:
 Positions count entries since the segment was made; a ring's place is the position modulo its size.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple, Protocol
 
 from blinkpy.queues.array_types import Int32, Int64

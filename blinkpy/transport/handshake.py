@@ -9,8 +9,6 @@ three regions are all that the front end can reach: the engine's words (read), i
 region of its pair (read).
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import secrets
@@ -52,7 +50,7 @@ class Hello(NamedTuple):
         return _line({"protocol": PROTOCOL, "layout": VERSION, "owner": self.owner, "endpoint": self.endpoint._asdict()})
 
     @staticmethod
-    def decode(line: bytes) -> Hello:
+    def decode(line: bytes) -> "Hello":
         """Raises HandshakeError, which names both sides where protocol or layout differ."""
         message = _message(line)
         for name, ours in (("protocol", PROTOCOL), ("layout", VERSION)):
@@ -79,7 +77,7 @@ class Welcome(NamedTuple):
         return _line({"header": header, "pair": self.pair, "endpoint": self.endpoint._asdict(), "regions": regions})
 
     @staticmethod
-    def decode(line: bytes) -> Welcome:
+    def decode(line: bytes) -> "Welcome":
         """Raises TransportError with the engine's reason for a refusal, and HandshakeError."""
         message = _message(line)
         if "error" in message:

@@ -11,8 +11,6 @@ whole header. The file belongs to one user, mode 0600: front ends refuse a segme
 planted.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

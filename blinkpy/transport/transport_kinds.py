@@ -2,8 +2,6 @@
 end's, and `listen_NAME.py` in blinkpy/engine/link, the engine's. Each file has an `END`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import pkgutil
 from collections.abc import Callable, Mapping

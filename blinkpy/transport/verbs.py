@@ -7,8 +7,6 @@ object leaked, and a second close() of one ends the process. Its calls hold the 
 Both ends of a connection need the same few facts, an `Endpoint`; who exchanges them is `blinkpy.transport.handshake`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import ipaddress

@@ -6,8 +6,6 @@ system, network and shared memory, so that they can talk with those of this mach
 for the emulator; some 100 MB are fetched, in one to two minutes. This machine's own packages are left alone.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import shlex

@@ -6,8 +6,6 @@ First the front end's own tests on an emulated Python with the base install (mac
 processor with a front end on it and an emulated one, over shared memory.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What the base install is on an aarch64 machine, seen from within: `make test-aarch64` runs this in emulation."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import platform

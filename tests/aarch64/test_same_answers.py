@@ -3,8 +3,6 @@
 Prompts, page hashes and sampling parameters go from aarch64 to x86 through shared memory, and completions back.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import secrets

@@ -1,7 +1,5 @@
 """A whole engine, driven through a queue pair in the same process, against transformers run on one prompt at a time."""
 
-from __future__ import annotations
-
 import secrets
 import time
 from collections.abc import Callable, Iterator

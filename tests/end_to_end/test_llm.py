@@ -1,7 +1,5 @@
 """The offline API, through the same queues and the same engine as the server."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

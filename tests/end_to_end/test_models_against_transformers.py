@@ -1,7 +1,5 @@
 """Every family against transformers, on small random checkpoints that transformers itself saved."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

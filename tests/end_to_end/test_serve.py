@@ -1,7 +1,5 @@
 """`blinkpy serve` as people run it: processes, the official client, and what happens when parts of it die."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The tests of this folder need an NVIDIA GPU. Without one each is skipped, with a line that says so."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Whole models in bfloat16 on the GPU: no further from float32 than transformers is, on the same weights and tokens."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """GPU memory is exported as a dma-buf, whole and by its right length; ranges that are none are refused."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The engine on the GPU, whole: loop, scheduler, step graphs and queues, with both kinds of control."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The GPU fails under a server with open streams: every client is told at once, and the server ends with a line that says why."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

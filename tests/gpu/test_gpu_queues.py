@@ -4,8 +4,6 @@ It copies on a stream of its own, one piece after the other, between the front e
 does; so everything above the verbs is real: the transport, the loop, and where the pairs lie.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The host is not on the path of a token: the engine's process is stopped under load, and clients notice nothing."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

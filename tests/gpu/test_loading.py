@@ -1,7 +1,5 @@
 """Weights straight from files to the GPU: the same as what the files hold, of any stored and any wanted type."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

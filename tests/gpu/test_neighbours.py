@@ -1,7 +1,5 @@
 """What a request's logits owe to its neighbours: nothing within a bucket, last bits between buckets."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The flight recorder of the loop on the GPU: what it recorded while it served is replayed on the CPU, decision by decision."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

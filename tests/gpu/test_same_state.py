@@ -7,8 +7,6 @@ are quiet ones, in which requests just decode. Before each step the front
 ends' regions are copied to the segment of the kernel, so both see the same inputs at the same moment.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 import time

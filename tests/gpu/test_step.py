@@ -1,7 +1,5 @@
 """Whole steps on the GPU, launched and as captured graphs, against the CPU engine's step: every family of models."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The Triton kernels on a GPU, at the sizes of real models, against the float64 reference."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """These tests need an RDMA device; `make test-rdma` runs them in a virtual machine that has one."""
 
-from __future__ import annotations
-
 import pytest
 
 from blinkpy.transport.contract import TransportError

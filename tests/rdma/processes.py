@@ -1,7 +1,5 @@
 """Engines and front ends as processes of their own, started by the commands that people use."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import secrets

@@ -6,8 +6,6 @@ runs this in the virtual machine, where a copy of the source is patched: front e
 processes of their own, so they all have the bug. A patch that no longer fits its module is an error: the list follows the source.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

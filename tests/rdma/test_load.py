@@ -1,7 +1,5 @@
 """Two front ends at once against the real scheduler: 10,000 requests of random lengths, some of them cancelled."""
 
-from __future__ import annotations
-
 import multiprocessing
 import time
 from typing import Any

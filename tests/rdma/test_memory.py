@@ -1,7 +1,5 @@
 """Nothing is left behind by a request: pyverbs' objects are made once, and older releases leak those that are not."""
 
-from __future__ import annotations
-
 import contextlib
 import resource
 import secrets

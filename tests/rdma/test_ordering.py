@@ -3,8 +3,6 @@
 BLINKPY_ORDER_TRIES: how many new doorbells have to be seen; docs/rdma.md says what a long run found.
 """
 
-from __future__ import annotations
-
 import mmap
 import multiprocessing
 import os

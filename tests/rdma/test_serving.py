@@ -1,7 +1,5 @@
 """HTTP request -> front end -> RDMA write -> engine -> RDMA read -> stream: the same bytes as over shared memory."""
 
-from __future__ import annotations
-
 import secrets
 import signal
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """The RDMA transport and the engine's door, against an engine in plain Python: contents, counts, rights, faults, room."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import time

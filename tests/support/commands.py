@@ -1,7 +1,5 @@
 """Processes of their own, started by the commands that people use."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """What tests on emulated machines need of Debian: packages on this machine, and commands that fail with one line."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

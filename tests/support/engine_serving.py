@@ -1,7 +1,5 @@
 """An engine in this process with one client, for tests and benchmarks: requests go through the real queues."""
 
-from __future__ import annotations
-
 import contextlib
 import secrets
 import threading

@@ -1,7 +1,5 @@
 """A request and all that it must get: with the simulator's model, the prompt says which tokens follow."""
 
-from __future__ import annotations
-
 from collections import deque
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Looking for a seeded bug, with a deadline: a bug may make a loop endless."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import signal

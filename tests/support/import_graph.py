@@ -1,7 +1,5 @@
 """What the package's files import of each other, read from their text."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from functools import cache

@@ -1,7 +1,5 @@
 """Cases and storms whose scheduler records, in memory that readers can attach to: what an engine has, without one."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import random

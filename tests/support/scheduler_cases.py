@@ -1,7 +1,5 @@
 """Cases: the real scheduler, the real clients of its queue pairs, and model, checks and storms of `blinkpy.verify.sim`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@ A bug is a patch of one module. The patched module is loaded beside the real one
 nothing else in the process changes. A patch that no longer fits its module is an error: the list follows the source.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import importlib.util

@@ -1,7 +1,5 @@
 """docs/verification.md names tests that there are, and the code points at what it says of the order of memory accesses."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from pathlib import Path

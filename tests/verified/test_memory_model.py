@@ -1,7 +1,5 @@
 """The queue protocol on all machines, and the checker itself on programs whose outcomes are known."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

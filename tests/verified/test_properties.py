@@ -1,7 +1,5 @@
 """The protocol under everything that front ends may do: see front_machine. BLINKPY_PROFILE=nightly looks longer."""
 
-from __future__ import annotations
-
 from support.front_end.front_machine import PROFILE, FrontMachine
 
 TestFrontEnds = FrontMachine.TestCase

@@ -1,7 +1,5 @@
 """Lines and branches of scheduler and queues that storms and unit tests reach seldom or never: rare ends, and several lanes."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The testers are tested: each bug of seeded_bugs.py, planted in the source, is found. docs/verification.md has their numbers."""
 
-from __future__ import annotations
-
 import importlib
 import multiprocessing
 import sys

@@ -1,7 +1,5 @@
 """The simulator: no violation, the same in Python and compiled, and failures that can be repeated."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from pathlib import Path

@@ -4,8 +4,6 @@ It gives what a build gate checks. The attribute numbers are those that `cuobjdu
 section (EIATTR_REGCOUNT, EIATTR_FRAME_SIZE, EIATTR_MIN_STACK_SIZE).
 """
 
-from __future__ import annotations
-
 import struct
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Calls of the CUDA runtime through cuda.bindings: errors as exceptions."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

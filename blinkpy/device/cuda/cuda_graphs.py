@@ -1,7 +1,5 @@
 """CUDA graphs as the loop on the GPU is built of them: step graphs, their nodes, conditional nodes, captures into a graph."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass

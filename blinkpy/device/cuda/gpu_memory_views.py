@@ -1,7 +1,5 @@
 """Memory for both sides: state copied to the GPU, host memory that the GPU reads and writes in place, GPU memory for others."""
 
-from __future__ import annotations
-
 import errno
 from typing import Any, TypeVar
 

@@ -3,8 +3,6 @@
 Others take its decorators, registries and type bases from here. Importing this module needs numba-cuda, and no GPU.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace

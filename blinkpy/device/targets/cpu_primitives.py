@@ -3,8 +3,6 @@
 Not inline assembly: it would abort the process. Each one is a Numba intrinsic with the arguments of the primitive.
 """
 
-from __future__ import annotations
-
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils

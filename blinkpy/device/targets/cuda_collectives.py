@@ -1,7 +1,5 @@
 """What the collectives of device/portable.py are for numba.cuda: warp shuffles, and a word of shared memory for each warp."""
 
-from __future__ import annotations
-
 import operator
 
 from llvmlite import ir

@@ -3,8 +3,6 @@
 Each one is a Numba intrinsic with the arguments of the primitive. Needs numba-cuda: `portable.register_cuda` imports it.
 """
 
-from __future__ import annotations
-
 from llvmlite import ir
 
 from blinkpy.device.cuda.kernel_compiler import intrinsic, types

@@ -1,7 +1,5 @@
 """What `strided` of device/portable.py is for numba.cuda: an iterable that adds and compares, and never divides."""
 
-from __future__ import annotations
-
 from llvmlite import ir
 
 from blinkpy.device.cuda.kernel_compiler import cgutils, core_models, imputils, intrinsic, lowering_registry, models, types

@@ -4,8 +4,6 @@
 kernel that calls it can only run inside a graph that owns the handle.
 """
 
-from __future__ import annotations
-
 from llvmlite import ir
 
 from blinkpy.device.cuda.kernel_compiler import cgutils, intrinsic, types

@@ -1,7 +1,5 @@
 """Sinks of text: collected for a whole answer, or written to the client as it comes."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Answers in the shapes of OpenAI's API: whole, and as server-sent events made of prebuilt bytes around the text."""
 
-from __future__ import annotations
-
 import secrets
 import time
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ GET  /v1/models, /v1/models/NAME, /version    key
 GET  /health, /metrics                        open  for load balancers and Prometheus
 """
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import logging

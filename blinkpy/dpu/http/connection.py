@@ -6,8 +6,6 @@ a token. This builds on internals of uvicorn: its range in pyproject.toml ends a
 tests/plain/front_end/test_uvicorn.py names what another release changed.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from http import HTTPStatus

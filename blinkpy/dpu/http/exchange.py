@@ -1,7 +1,5 @@
 """One HTTP request and its answer, over ASGI and blinkpy.dpu.http.connection."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any

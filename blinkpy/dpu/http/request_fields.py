@@ -5,8 +5,6 @@ Request parameters have their rows from the table of blinkpy.queues.request_para
 as absent, as in OpenAI's API. Of a key that comes twice the last one counts, as in most JSON parsers.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace

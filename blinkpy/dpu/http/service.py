@@ -1,7 +1,5 @@
 """The model as a worker serves it, and the way of a checked request to submissions."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import time

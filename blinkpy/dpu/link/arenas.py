@@ -1,7 +1,5 @@
 """Room in the submission ring's arenas, and free slots. Plain bookkeeping, no shared memory."""
 
-from __future__ import annotations
-
 
 class Arena:
     """A ring of `size` units, taken in order and given back in the same order; a piece never wraps. Positions count units since

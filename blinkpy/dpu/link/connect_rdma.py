@@ -12,8 +12,6 @@ they are there. Health and the engine's words of the pair are read when somebody
 several times a second, and before the submission ring or an arena may seem full.
 """
 
-from __future__ import annotations
-
 import contextlib
 import mmap
 import time

@@ -3,8 +3,6 @@
 The locks that tell who lives, and who has which pair, are explained in blinkpy.transport.segment.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

@@ -1,7 +1,5 @@
 """The front end's ends of all transports, and what an EngineLink needs of them: an attached queue pair."""
 
-from __future__ import annotations
-
 from blinkpy.config import Config
 from blinkpy.dpu.link.queue_pair import QueuePair
 from blinkpy.transport.contract import Transport

@@ -6,8 +6,6 @@ the request that owns the slot at that moment; since the slot is given out again
 is the right one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections import deque

@@ -5,8 +5,6 @@ completion says that all before it are done. Nothing waits. After the first fail
 good, and every call raises TransportError with the first reason.
 """
 
-from __future__ import annotations
-
 from blinkpy.transport.contract import TransportError
 from blinkpy.transport.verbs import QueuePairEnd, constants, module
 

@@ -19,8 +19,6 @@ that it depends on (O4 there). Two loads in a row are not kept in order: a fence
 (O5), and on both sides of reading a record of log probabilities, on which no position depends (O8).
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform

@@ -7,8 +7,6 @@ special tokens, `tools` and `documents` (none), `raise_exception(text)`, `strfti
 escapes, loop controls, trimmed blocks, and `{% generation %}` marks, which matter to training alone.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime

@@ -13,8 +13,6 @@ may differ from `Tokenizer.decode`, which looks at the whole run. A character th
 dropped unless `finish` is asked for it.
 """
 
-from __future__ import annotations
-
 import codecs
 import json
 import re

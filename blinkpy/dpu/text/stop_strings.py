@@ -5,8 +5,6 @@ This depends on the text alone and not on how it was cut into tokens. Each stop 
 Pratt's automaton, so a character costs the same however long the strings are.
 """
 
-from __future__ import annotations
-
 import re
 from functools import lru_cache
 

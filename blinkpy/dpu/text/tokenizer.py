@@ -3,8 +3,6 @@
 Encoding long texts releases the GIL, so it can run in a thread beside an event loop.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

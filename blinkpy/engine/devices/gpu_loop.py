@@ -2,8 +2,6 @@
 as well be stopped. When the GPU faults, run() raises CudaError, and the queues' words are the host's.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

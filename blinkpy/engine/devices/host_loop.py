@@ -4,8 +4,6 @@ One thread runs both: a turn, then its step. While there is nothing to do the lo
 so that an idle engine costs no core.
 """
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Turns of a scheduler on the host, one after another, with the steps that they ask for."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

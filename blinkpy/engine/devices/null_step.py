@@ -1,7 +1,5 @@
 """The null device's step: synthetic tokens, and no model."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable

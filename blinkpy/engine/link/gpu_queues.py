@@ -11,8 +11,6 @@ keeps posted writes in order, and whether the GPU does so too is an attribute of
 without which blinkpy.engine.link.pair_placement refuses to start.
 """
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

@@ -10,8 +10,6 @@ else asks. Whoever gets a pair, the queue pair of before is destroyed first: fro
 the last owner still writes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import socket

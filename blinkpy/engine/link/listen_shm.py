@@ -1,7 +1,5 @@
 """The engine's end for front ends on its own machine: they find the segment by its name and map it, so nothing is to be done."""
 
-from __future__ import annotations
-
 from blinkpy.config import Config
 from blinkpy.engine.link.pair_memory import QueueMemory
 from blinkpy.transport.segment import Segment

@@ -1,7 +1,5 @@
 """The engine's ends of all transports."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 from blinkpy.config import Config

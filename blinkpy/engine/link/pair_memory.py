@@ -6,8 +6,6 @@ Memory of a GPU is registered in one of two ways; `blinkpy doctor` shows which o
 - peer-memory: the GPU's address is registered as if it were host memory, which works where nvidia-peermem is loaded.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

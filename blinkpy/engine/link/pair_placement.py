@@ -1,7 +1,5 @@
 """--queue-memory of an engine on a GPU: where its queue pairs lie, and whether this machine can have them there."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

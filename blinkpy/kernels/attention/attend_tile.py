@@ -1,7 +1,5 @@
 """What decode and prefill attention share: the positions of a paged cache, and one tile of flash attention."""
 
-from __future__ import annotations
-
 import math
 
 import triton

@@ -1,7 +1,5 @@
 """Attention over the paged cache: one entry point. A plan says which variant computes it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

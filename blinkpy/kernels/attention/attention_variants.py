@@ -1,7 +1,5 @@
 """What an attention variant takes and declares; see `AttentionVariant`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple

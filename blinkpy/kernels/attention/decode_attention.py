@@ -4,8 +4,6 @@ The form is flash decoding (Dao et al., 2023): each split keeps a running maximu
 that finishes last adds the splits of its row in their fixed order, so the result does not depend on which one that is.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -5,8 +5,6 @@ are, and which row one belongs to, is found on the device, from `query_starts`: 
 programs as fit the GPU, and each takes one tile after the other, those with the longest contexts first.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 """Rotary position embedding, with q/k norm before it and the write to the paged K/V cache after it, in one kernel."""
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

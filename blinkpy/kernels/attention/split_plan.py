@@ -1,9 +1,8 @@
 """How decode attention splits its rows over programs, by bucket, and the scratch that splits need."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 import triton
@@ -65,7 +64,7 @@ class DecodeWorkspace:
     @classmethod
     def allocate(
         cls, plans: Sequence[tuple[int, DecodePlan]], heads: int, kv_heads: int, head_dim: int, device: str
-    ) -> DecodeWorkspace:
+    ) -> Self:
         """Enough for each of the plans, which are given with the rows of their buckets."""
         most = max(rows * plan.splits for rows, plan in plans) * heads
         return cls(

@@ -1,7 +1,5 @@
 """Linear layers by torch's matrix product, cuBLAS on a GPU: for many rows, where arithmetic is the limit."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

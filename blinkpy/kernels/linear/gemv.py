@@ -6,8 +6,6 @@ small, several share an SM, and their loads overlap. RMSNorm of x, bias, SwiGLU 
 fused in: with a single row none of them costs a pass.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 

@@ -3,8 +3,6 @@
 A configuration says which of VARIANTS computes a layer. A row's result depends on itself and on it, never on other rows.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

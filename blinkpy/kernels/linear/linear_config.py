@@ -1,7 +1,5 @@
 """The parameters of a linear layer's kernel. They decide the order of the sums: fixed per bucket, and with them every result."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from blinkpy.config import ConfigError

@@ -3,8 +3,6 @@
 Measured by `python -m benchmarks.tuning.kernel_tuner`.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, fields
 from typing import Any
 

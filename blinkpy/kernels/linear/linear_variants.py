@@ -1,10 +1,8 @@
 """What a variant of the linear layer declares; see `LinearVariant`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 
@@ -54,7 +52,7 @@ class LinearWorkspace:
     @classmethod
     def allocate(
         cls, device: str, dtype: torch.dtype, *, partial: int = 4_194_304, tiles: int = 65_536, rows: int = 1
-    ) -> LinearWorkspace:
+    ) -> Self:
         """partial: floats; tiles: counters; rows: at least T * 2 * width where SwiGLU is not fused, and T * K more where a norm
         is given and not fused."""
         return cls(

@@ -4,8 +4,6 @@ Each program takes BLOCK_N outputs and a split of K. The partial sums of one til
 that finishes last, or left to the norm that comes next anyway, so two runs agree to the bit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import product
 

@@ -6,8 +6,6 @@ each of 132 SMs; of 64 columns they are 224, so that a third of the GPU has noth
 of a tile are products of their own with the same rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import product
 

@@ -1,7 +1,5 @@
 """The loop's kernels, compiled for a GPU, and kept on disk."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

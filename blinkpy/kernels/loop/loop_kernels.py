@@ -5,8 +5,6 @@ and writes times into the trace. `publish` and `overlap` run beside a step: `pub
 with what `schedule` left, `overlap` near its end. See blinkpy.engine.loop_graph.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -4,8 +4,6 @@ Measured by `python -m benchmarks.tuning.expert_tuner`. A configuration decides 
 and with it every result.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from typing import Any
 

@@ -6,8 +6,6 @@ which costs less than one more kernel before them; the second one while the firs
 one warp: many of them on an SM keep more reads in flight than a few that wait at barriers.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import triton

@@ -1,10 +1,8 @@
 """What a variant of the expert layer takes and declares; see `ExpertVariant`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 
@@ -19,7 +17,7 @@ class ExpertWorkspace:
     results: torch.Tensor  # storage dtype [T * top_k * hidden]
 
     @classmethod
-    def allocate(cls, shape: ExpertShape, tokens: int, dtype: torch.dtype, device: str) -> ExpertWorkspace:
+    def allocate(cls, shape: ExpertShape, tokens: int, dtype: torch.dtype, device: str) -> Self:
         """For up to `tokens` tokens."""
         sizes = (tokens * shape.top_k * shape.width, tokens * shape.top_k * shape.hidden)
         return cls(*(torch.zeros(size, dtype=dtype, device=device) for size in sizes))

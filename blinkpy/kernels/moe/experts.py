@@ -1,7 +1,5 @@
 """Expert layers, without their norm and router: one entry point, and the choice of a variant for a bucket."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """Expert layers of many tokens: linear layers over blocks of assignments, and the weighted sum of each token's experts."""
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -5,9 +5,8 @@ form of MegaBlocks, Gale et al., 2022), in the order of their tokens: the positi
 they depend on the inputs alone.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 import triton
@@ -163,7 +162,7 @@ class Routing:
     block_m: int  # assignments of a block
 
     @classmethod
-    def allocate(cls, tokens: int, experts: int, top_k: int, block_m: int, device: str) -> Routing:
+    def allocate(cls, tokens: int, experts: int, top_k: int, block_m: int, device: str) -> Self:
         """For up to `tokens` tokens; block_m: of an `ExpertConfig`."""
         blocks = block_bound(tokens, experts, top_k, block_m)
         return cls(

@@ -10,8 +10,6 @@ thresholds at once; when few enough are left they are collected, sorted and summ
 runs agree to the bit. One program works on a row; it reads the row a few times, mostly from the L2 cache.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -1,7 +1,5 @@
 """The draw of one token: filters and inverse distribution function over the candidates of a row."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -1,7 +1,5 @@
 """Log probabilities of the sampled token and of the most likely ones, from the model's own logits."""
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

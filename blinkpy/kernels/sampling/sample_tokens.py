@@ -1,7 +1,5 @@
 """From logits to tokens: one entry point."""
 
-from __future__ import annotations
-
 import torch
 
 from blinkpy.kernels.launch import AtLeast, by_name, check_tensors

@@ -9,8 +9,6 @@ A row's token depends on its own logits, history, seed and position alone. Order
 and frequency penalty, stop ids, temperature, top_k, top_p (of what top_k left), min_p (relative to the largest probability).
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -1,10 +1,8 @@
 """What sampling takes: logits, requests, and scratch; and what a variant of it declares."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 import triton
@@ -26,7 +24,7 @@ class SamplingWorkspace:
     @classmethod
     def allocate(
         cls, rows: int, vocabulary: int, device: str, *, chunk: int = 2048, capacity: int = 1024, block: int = 1024
-    ) -> SamplingWorkspace:
+    ) -> Self:
         """chunk: tokens of one program of the first kernel; capacity: candidates that are sorted at once, at least 32;
         block: tokens of one iteration of the second kernel. All powers of two; smaller ones make tests small."""
         chunks = triton.cdiv(vocabulary, chunk)
@@ -48,7 +46,7 @@ class RequestView(NamedTuple):
     prompt_length: torch.Tensor  # int32 [S]
 
     @classmethod
-    def of(cls, requests: Any) -> RequestView:
+    def of(cls, requests: Any) -> Self:
         """The view of a `kv.state.Requests` of tensors."""
         return cls(*(getattr(requests, name) for name in cls._fields))
 

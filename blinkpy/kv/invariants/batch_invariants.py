@@ -1,7 +1,5 @@
 """Checks of a batch against its requests' states."""
 
-from __future__ import annotations
-
 from blinkpy.device.expect import fault_at, fault_code
 from blinkpy.device.portable import device
 from blinkpy.kv import state as S

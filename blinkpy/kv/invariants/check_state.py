@@ -3,8 +3,6 @@
 Compiled, all of them take microseconds, so a simulation can afford them after every turn.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any

@@ -1,7 +1,5 @@
 """What the phases of a turn expect where they rely on it (blinkpy/device/expect.py), by the file of the phase."""
 
-from __future__ import annotations
-
 from blinkpy.device.expect import fault_code
 
 # inbox

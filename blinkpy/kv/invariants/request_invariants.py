@@ -1,7 +1,5 @@
 """Checks of requests, of the lists that they are in, and of the pairs that own them."""
 
-from __future__ import annotations
-
 from blinkpy.device.expect import fault_at, fault_code
 from blinkpy.device.portable import device
 from blinkpy.kv import state as S

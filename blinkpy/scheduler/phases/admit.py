@@ -1,7 +1,5 @@
 """Waiting requests that begin to run: see `admit`."""
 
-from __future__ import annotations
-
 from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, block_sum, device, strided
 from blinkpy.kv import state as S

@@ -3,8 +3,6 @@
 The step must be complete, so no kernel uses the pages that are released here.
 """
 
-from __future__ import annotations
-
 from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, block_scan, block_sum, device, strided
 from blinkpy.kv import state as S

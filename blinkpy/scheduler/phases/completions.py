@@ -4,8 +4,6 @@ A list of items (rows of a batch, or requests whose last completion waits for ro
 position of an item is its number among the items of its pair, in list order, from a scan that counts four pairs at once.
 """
 
-from __future__ import annotations
-
 from blinkpy.device.portable import barrier, block_scan, device, load_relaxed, store_relaxed, store_release, strided
 from blinkpy.queues.completion import FLAG_SHIFT, HAS_LOGPROBS, LAP_SHIFT, LAPS, TOKEN_SHIFT
 from blinkpy.queues.logprob_record import LOGPROB_ENTRIES

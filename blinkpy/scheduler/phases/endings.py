@@ -1,7 +1,5 @@
 """Requests that end before their last token: cancelled by their front end, or their queue pair was revoked."""
 
-from __future__ import annotations
-
 from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, block_scan, block_sum, device, strided
 from blinkpy.kv import state as S

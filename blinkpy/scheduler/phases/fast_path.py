@@ -6,8 +6,6 @@ begun (phases/publish.py): no kernel waits for them, and the way to the host's m
 bit for bit: tests run them against each other.
 """
 
-from __future__ import annotations
-
 from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, block_max, block_scan, block_sum, device, prefetch, strided
 from blinkpy.kv import state as S

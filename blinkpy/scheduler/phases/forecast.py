@@ -4,8 +4,6 @@ It runs beside the step, so it changes nothing that a step reads: not the batch,
 the batch; and it releases no page.
 """
 
-from __future__ import annotations
-
 from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, block_max, block_sum, device, strided
 from blinkpy.kv import state as S

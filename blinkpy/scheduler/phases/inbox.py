@@ -5,8 +5,6 @@ All later phases look at these copies alone, so every lane sees the same values,
 with their prompts, the last step's tokens, the time) can be written down and given to it again.
 """
 
-from __future__ import annotations
-
 from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, device, load_acquire, load_relaxed, strided
 from blinkpy.kv import state as S

@@ -3,8 +3,6 @@
 Entries are copied once and the copy is checked, so a front end that writes while the engine reads can only harm itself.
 """
 
-from __future__ import annotations
-
 from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, block_sum, device, store_release, strided
 from blinkpy.kv import state as S

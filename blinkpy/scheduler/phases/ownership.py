@@ -4,8 +4,6 @@ Every word of a front end is checked before it is used, and carries the epoch th
 silent for too long, claims its pair again or breaks the protocol loses its requests; no other front end is affected.
 """
 
-from __future__ import annotations
-
 from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, block_sum, device, store_release, strided
 from blinkpy.kv import state as S

@@ -5,8 +5,6 @@ The budget is that of the largest batch, or, where others decode, a smaller one:
 ours: docs/tuning.md).
 """
 
-from __future__ import annotations
-
 from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, block_max, block_scan, block_sum, device, strided
 from blinkpy.kv import state as S

@@ -6,8 +6,6 @@ preempted: its pages are released (the index keeps what it can), and it waits to
 fits the pool alone, the one with the lowest (rank, arrival) always goes on.
 """
 
-from __future__ import annotations
-
 from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, block_max, block_sum, device, strided
 from blinkpy.kv import state as S

@@ -1,7 +1,5 @@
 """What schedule left for others to see: completions of the fast path, counters, gauges, the heartbeat."""
 
-from __future__ import annotations
-
 from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, device, store_relaxed, strided
 from blinkpy.kv import state as S

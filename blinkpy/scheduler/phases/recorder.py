@@ -23,8 +23,6 @@ The ring's oldest records are overwritten, so a reader starts at a known positio
 (blinkpy/verify/recording/recording_memory.py). In another process it reads `progress`, which is written last, before the ring.
 """
 
-from __future__ import annotations
-
 from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, block_sum, device, strided
 from blinkpy.kv import state as S

@@ -1,7 +1,5 @@
 """Lists of request slots: dropping those that changed their status, releasing those that ended."""
 
-from __future__ import annotations
-
 from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, block_scan, device, strided
 from blinkpy.kv import state as S

@@ -1,7 +1,5 @@
 """Requests stall while their reader is behind: a request produces a token when its completion queue has an entry for it."""
 
-from __future__ import annotations
-
 from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, block_max, block_sum, device, strided
 from blinkpy.kv import state as S

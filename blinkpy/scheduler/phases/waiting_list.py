@@ -1,7 +1,5 @@
 """The waiting list: sorted by (rank, arrival), with requests that have no rank yet behind it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from blinkpy.device.expect import expect

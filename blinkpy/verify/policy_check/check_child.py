@@ -4,8 +4,6 @@ It writes one JSON object a line to its standard output: {"stage": name, "comput
 {"outcome": {...}}, and {"done": true} at the end. What the policy prints goes nowhere.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

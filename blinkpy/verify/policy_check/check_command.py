@@ -1,7 +1,5 @@
 """`blinkpy check`: run the checks and report the results, on the terminal, as a plot and as JSON."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Options of `blinkpy check`. This module is light, so that `--help` needs nothing installed."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 
 from blinkpy.config import STEP_SIZES, ConfigError, check_step_sizes, check_value, option

@@ -1,7 +1,5 @@
 """The requests of a simulation: when they arrive, how long they are, what they ask for."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 from dataclasses import dataclass
@@ -42,11 +40,11 @@ class Workload:
     def __len__(self) -> int:
         return len(self.arrival_ns)
 
-    def first(self, count: int) -> Workload:
+    def first(self, count: int) -> "Workload":
         """The first `count` requests."""
         return Workload(*(getattr(self, field.name)[:count] for field in dataclasses.fields(self)))
 
-    def at_rate(self, rate: float) -> Workload:
+    def at_rate(self, rate: float) -> "Workload":
         """The same with times scaled to a mean of `rate` requests a second; as it is if the rate is 0."""
         span = self.arrival_ns[-1]
         if rate == 0 or span == 0:

@@ -1,7 +1,5 @@
 """What a check found, in one line each."""
 
-from __future__ import annotations
-
 from typing import Literal, NamedTuple
 
 Level = Literal["fine", "note", "warning", "error"]

@@ -3,8 +3,6 @@
 Runs in a process of its own (blinkpy.verify.policy_check.check_child), since a user's code may do anything.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from types import FrameType

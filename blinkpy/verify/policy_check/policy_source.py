@@ -4,8 +4,6 @@ Only the policy's function and the functions of the same file that it calls are 
 passes here is compiled afterwards; this pass exists to name the line, and the reason in the user's words.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Synthetic requests that a policy is asked about: ordinary ones, and every field at its bounds."""
 
-from __future__ import annotations
-
 import random
 
 from blinkpy.scheduler.policies import RequestFields

@@ -4,8 +4,6 @@ its steps.
 So what is measured (order, batches, chunks, preemptions) is what an engine with these limits does. Only the clock is simulated.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, insort
 from dataclasses import dataclass
 from heapq import heappop, heappush

@@ -6,8 +6,6 @@ waits: 0 for first come, first served; bounded when ranks grow with arrival or a
 bound. It is searched for on ordinary requests and arrivals up to a day apart, so it is evidence, and no proof.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from typing import NamedTuple

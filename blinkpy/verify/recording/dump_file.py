@@ -3,8 +3,6 @@
 It holds the prompts and the generated tokens of the requests that it covers, as token ids.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os

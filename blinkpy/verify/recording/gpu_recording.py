@@ -6,8 +6,6 @@ and a graph of one node copies it, at the memory's speed. The host's process fet
 on a stream of its own. When it is stopped for longer than that, copies are missed, and nothing else happens.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The policy of a recording: how a file names it, and how a replay finds it again."""
 
-from __future__ import annotations
-
 import hashlib
 import sys
 from pathlib import Path

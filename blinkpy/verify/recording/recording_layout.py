@@ -1,7 +1,5 @@
 """Where things are in a recording's memory, which follows from its description alone."""
 
-from __future__ import annotations
-
 import json
 import mmap
 from collections.abc import Mapping

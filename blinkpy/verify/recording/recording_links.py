@@ -1,7 +1,5 @@
 """How a recording is found: by a symbolic link next to the queue segment, that leads to the engine's memory."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 

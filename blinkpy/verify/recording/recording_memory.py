@@ -9,8 +9,6 @@ A new snapshot is due after half of the ring, and overwrites the older one. So a
 old, and all records from there on are still in the ring: a dump covers between a quarter and three quarters of it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import mmap
 import os

@@ -1,7 +1,5 @@
 """A recording seen from outside: consistent copies, out of memory that the engine may go on writing."""
 
-from __future__ import annotations
-
 import json
 import mmap
 import os

@@ -1,7 +1,5 @@
 """A replay as a terminal shows it: events as they happen, turns that differ."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from blinkpy.kv.state import State

@@ -1,7 +1,5 @@
 """The requests of a recording as a workload for `blinkpy check`: how long they were, and when they came."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`blinkpy record` and `blinkpy replay`."""
 
-from __future__ import annotations
-
 import sys
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Options of `blinkpy record` and `blinkpy replay`. This module is light, so that `--help` needs nothing installed."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 
 from blinkpy.config import check_value, option

@@ -3,8 +3,6 @@
 Every turn must decide what the recording has: bucket, rows with their tokens, and the pages that are left.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """What happened to each request, and why, from two states of the scheduler: before a turn and after it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

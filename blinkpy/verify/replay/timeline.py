@@ -1,7 +1,5 @@
 """A picture of a recording: one line for each request, coloured by what it did. SVG by hand; HTML is the same with a frame."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Records of the scheduler's turns, as objects. The layout is explained in blinkpy/scheduler/phases/recorder.py."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 Exit codes: 0 no violation, 1 a violation, 2 wrong usage.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ drand48), whose upper 32 bits are used. Each actor starts it anew in each turn, 
 so an event that is left out of a run changes nothing about the draws of the others.
 """
 
-from __future__ import annotations
-
 from blinkpy.device.portable import device
 
 MULTIPLIER, INCREMENT = 0x5DEECE66D, 0xB

@@ -1,7 +1,5 @@
 """What happens in a simulation, as numbers in Sim.log: the last events are told when something is wrong."""
 
-from __future__ import annotations
-
 from blinkpy.device.portable import device
 
 LOG = 64  # events that are remembered

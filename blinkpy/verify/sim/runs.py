@@ -1,7 +1,5 @@
 """Many seeds: as many as a number of turns, or a time, allows."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -1,13 +1,11 @@
 """A failure as a scenario: made small, saved, and repeated in plain Python turn by turn."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from blinkpy.config import ConfigError
 from blinkpy.device.expect import CODE_MASK, describe_fault
@@ -38,7 +36,7 @@ class Scenario:
         path.write_text(json.dumps(asdict(self)) + "\n")
 
     @classmethod
-    def load(cls, path: Path) -> Scenario:
+    def load(cls, path: Path) -> Self:
         """Raises ConfigError when the file can't be read or is no scenario."""
         try:
             values = json.loads(path.read_text())

@@ -1,7 +1,5 @@
 """One round of a simulation: check the scheduler's last turn, let front ends act, and move the clock."""
 
-from __future__ import annotations
-
 from blinkpy.device.expect import fault_code
 from blinkpy.device.portable import device
 from blinkpy.kv import state as S

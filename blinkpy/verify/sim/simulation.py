@@ -3,8 +3,6 @@
 The scheduler and the simulation are each compiled (njit) or plain Python, in any combination, and give the same run.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ hash of all numbers that the page table leads to, and of the request's seed. So 
 request gives a wrong token, and a front end knows the right ones from the prompt alone.
 """
 
-from __future__ import annotations
-
 from blinkpy.device.expect import fault_code
 from blinkpy.device.portable import device
 from blinkpy.kv import state as S

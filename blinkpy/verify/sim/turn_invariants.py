@@ -4,8 +4,6 @@ Statuses change in legal ways only, cancels and leases take effect, what it publ
 bound, and the request with the lowest rank goes on.
 """
 
-from __future__ import annotations
-
 from blinkpy.device.expect import fault_code
 from blinkpy.device.portable import device
 from blinkpy.kv import state as S

@@ -4,8 +4,6 @@ All of it is integer arrays, so that compiled code and plain Python work on the 
 S = Q * L slots, K pages and C tokens of the longest sequence, W places of a front end's wire.
 """
 
-from __future__ import annotations
-
 import random
 from typing import Annotated, Any, NamedTuple, get_type_hints
 

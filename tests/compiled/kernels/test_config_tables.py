@@ -1,7 +1,5 @@
 """Tables of measured configurations: round trip, lookup, defaults that fit the GPU, and damaged files."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Where the parts of a scheduler's turn are put beside a step graph, on synthetic graphs."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

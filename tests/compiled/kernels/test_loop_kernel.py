@@ -1,7 +1,5 @@
 """The kernels of the loop, scheduler included, compile for sm_90 without a GPU, within the limits of one block of 256 threads."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

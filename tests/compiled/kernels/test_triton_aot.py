@@ -1,7 +1,5 @@
 """Every Triton kernel variant compiles for sm_90 within the limits, in a process of its own (it replaces Triton's driver)."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

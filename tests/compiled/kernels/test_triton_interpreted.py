@@ -1,7 +1,5 @@
 """Runs tests/kernels/interpreted in processes of their own: TRITON_INTERPRET=1 must be set before Triton is imported."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The flight recorder: what it wrote down, run again, decides the same."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections import Counter

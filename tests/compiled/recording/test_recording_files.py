@@ -1,7 +1,5 @@
 """Recordings as files: dumps, damaged ones, and the commands that read them."""
 
-from __future__ import annotations
-
 import json
 import zipfile
 from collections.abc import Callable

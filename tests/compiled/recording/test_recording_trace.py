@@ -1,7 +1,5 @@
 """What a replay tells: why requests waited, were chosen, chunked or preempted."""
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """The cache of compiled host code: processes that fill it at once don't get each other's code, and damage is mended."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

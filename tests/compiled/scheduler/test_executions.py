@@ -1,7 +1,5 @@
 """Storms of the simulator: the scheduler under everything that front ends may do, and the same in all its executions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

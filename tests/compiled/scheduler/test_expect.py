@@ -1,7 +1,5 @@
 """What phases expect: raised in Python, a fault word in checked code, nothing at all in the code that serves."""
 
-from __future__ import annotations
-
 import importlib
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """What is refused: limits that clash, entries that can't be served, and parameters, bit by bit against a list of its own."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

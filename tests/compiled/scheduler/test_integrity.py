@@ -1,7 +1,5 @@
 """The check of the scheduler's state finds damage, names its place, and finds nothing where nothing is damaged."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from types import SimpleNamespace

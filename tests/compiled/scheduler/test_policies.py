@@ -1,7 +1,5 @@
 """Policies: their order, what is told about wrong ones, and what tells the compiled code of one from that of another."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

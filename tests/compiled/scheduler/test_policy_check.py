@@ -1,7 +1,5 @@
 """blinkpy check: each thing that can be wrong with a policy is found, with the line; and what it measures is right."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The primitives with several bodies, and the lanes of plain Python that stand in for a GPU's."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

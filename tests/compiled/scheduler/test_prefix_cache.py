@@ -1,7 +1,5 @@
 """The prefix cache: what is shared, what must never be, and what is given up when."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the simulator can't judge of the scheduler, or never reaches: sizes of batches, words for the host, rare ends."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from support.expected_request import ExpectedRequest

@@ -1,7 +1,5 @@
 """Imports among benchmarks go one way: report -> tuning -> parts, serving -> common; only report makes pages and plots."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Benchmarks run, check their answers and write whole result files. Nothing here is timed."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The prediction of latencies: what a step has to do is counted right, and costs what the model says."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The load generator against a server whose behaviour is known, and its parser against answers cut at random."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import threading

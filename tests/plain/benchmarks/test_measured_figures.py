@@ -1,7 +1,5 @@
 """What the pages show is what the result files give, and each result file is explained."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re

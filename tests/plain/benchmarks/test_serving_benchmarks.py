@@ -1,7 +1,5 @@
 """What the serving benchmarks offer, compute and start; and the smoke grid as a whole. Nothing here is timed."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,11 +1,9 @@
 """The benchmark of whole steps, but for the GPU: batches, multiplications, measuring on a synthetic clock, the table."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -165,7 +163,7 @@ class SyntheticEvent:
     def synchronize(self) -> None:
         self.gpu.now = max(self.gpu.now, self.at)
 
-    def elapsed_time(self, other: SyntheticEvent) -> float:
+    def elapsed_time(self, other: Self) -> float:
         return (other.at - self.at) * 1e3
 
 
@@ -175,7 +173,7 @@ class SyntheticMeter(EnergyMeter):
     def __init__(self, period_s: float, clock_every: int):
         self.missing, self.facts = "", {"gpu": "G", "power_limit_w": 700.0}
 
-    def __enter__(self) -> SyntheticMeter:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:

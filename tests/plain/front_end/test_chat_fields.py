@@ -1,7 +1,5 @@
 """Chat templates: Hugging Face's conventions, and a sandbox that holds."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Text of tokens, one by one, against the tokenizer's own decoding of the whole; and up to stop strings."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

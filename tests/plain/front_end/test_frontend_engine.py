@@ -1,7 +1,5 @@
 """The front end when the engine comes late, stops, dies, restarts or drains; shutdown; workers and their supervisor."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """HTTP end to end: a real uvicorn worker in front of an engine in plain Python that echoes the prompt."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import socket

@@ -1,7 +1,5 @@
 """Log probabilities over HTTP: of each token, in OpenAI's shapes, whole and streamed, through the official client."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple

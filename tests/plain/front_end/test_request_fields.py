@@ -1,7 +1,5 @@
 """Requests of the OpenAI API: what is accepted, and what is refused with which words."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

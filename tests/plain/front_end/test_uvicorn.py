@@ -1,7 +1,5 @@
 """What the front end takes from inside uvicorn, which promises none of it: a release that changes it fails here, by name."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import tomllib

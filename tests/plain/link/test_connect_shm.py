@@ -1,7 +1,5 @@
 """Segments under /dev/shm: who owns them, who may attach, what the dead leave behind; and the store fence."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

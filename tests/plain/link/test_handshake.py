@@ -1,7 +1,5 @@
 """What front ends and engines say to each other before RDMA; no RDMA device is needed."""
 
-from __future__ import annotations
-
 import json
 import socket
 import threading

@@ -1,7 +1,5 @@
 """Page hashes of the front end: those of the definition, for all page sizes, salts and lengths."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from support.front_end.hash_reference import PRIMES, page_hashes

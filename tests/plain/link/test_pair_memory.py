@@ -1,7 +1,5 @@
 """Registering GPU memory with a network card, against stand-ins for pyverbs that answer with the documented errors."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

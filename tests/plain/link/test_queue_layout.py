@@ -1,7 +1,5 @@
 """The binary layout that front ends and engines share."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The queue pair's client against an engine in plain Python: requests, room, cancels, epochs, loss."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings

@@ -1,7 +1,5 @@
 """What the RDMA front end posts, against a stand-in for the card that reads memory as late as a card may: at the completion."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The bugs that `make test-rdma T=seeded-bugs` looks for fit the source, and are Python."""
 
-from __future__ import annotations
-
 import pytest
 from rdma.seeded_bugs import RDMA_BUGS
 from support.seeded_bugs import Bug, patched_source

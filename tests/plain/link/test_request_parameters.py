@@ -1,7 +1,5 @@
 """What the table of request parameters gives: entries, defaults, SamplingParams."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import fields
 

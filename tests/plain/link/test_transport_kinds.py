@@ -1,7 +1,5 @@
 """Transports: each has both ends, found by their files' names; which one a server uses follows from its options alone."""
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 from collections.abc import Iterator

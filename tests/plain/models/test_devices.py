@@ -1,7 +1,5 @@
 """--device on a machine as it is, and as it might be."""
 
-from __future__ import annotations
-
 import pytest
 
 from blinkpy import packages

@@ -3,8 +3,6 @@
 The GPU is synthetic: the driver's answers are replaced, so these tests run on any machine.
 """
 
-from __future__ import annotations
-
 import json
 import secrets
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """config.json to DecoderDescription: published models in their own spelling, and everything that has to be refused."""
 
-from __future__ import annotations
-
 import json
 import secrets
 from dataclasses import replace

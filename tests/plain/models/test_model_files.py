@@ -1,7 +1,5 @@
 """Model folders: finding them, and checkpoints that are incomplete, damaged or of another model."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

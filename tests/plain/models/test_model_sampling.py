@@ -1,7 +1,5 @@
 """The CPU sampler against literal, independent implementations."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,7 +1,5 @@
 """The CPU engine's step: what it writes, what it leaves alone, and that a request can't feel its neighbours."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Sizes of an engine from options, a model and memory; on a GPU its step shapes and the layout of kernel arguments."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

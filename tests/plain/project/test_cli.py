@@ -1,7 +1,5 @@
 """The command line: generated from the config, one line for every error, the spellings that people know."""
 
-from __future__ import annotations
-
 import runpy
 import subprocess
 import sys

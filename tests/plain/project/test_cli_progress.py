@@ -1,7 +1,5 @@
 """The display of a start-up, on a terminal and in a log file."""
 
-from __future__ import annotations
-
 import io
 
 from blinkpy.progress import Progress, bar

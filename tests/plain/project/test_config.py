@@ -1,7 +1,5 @@
 """The config tree and its file."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The demonstration model as shipped: complete, small, exact in its tokens, and able to write English."""
 
-from __future__ import annotations
-
 import json
 import re
 import struct

@@ -1,7 +1,5 @@
 """`blinkpy doctor`: what it says about machines of all kinds. The RDMA port itself is looked at in tests/rdma."""
 
-from __future__ import annotations
-
 import resource
 
 import pytest

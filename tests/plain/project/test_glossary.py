@@ -1,7 +1,5 @@
 """docs/glossary.md: no file uses a word of its last column. Exceptions stand in glossary_exceptions.txt and may only shrink."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Imports go one way: what each part of the package may import is the table of CONTRIBUTING.md."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from graphlib import CycleError, TopologicalSorter

@@ -1,7 +1,5 @@
 """What is installed, and what a base install can do without."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

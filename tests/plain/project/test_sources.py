@@ -1,7 +1,5 @@
 """The manifest of sources: what changes a digest, and that all that must know the sources asks it."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -5,8 +5,6 @@ pyverbs. Everything is emulated (no KVM is needed), ten to thirty times slower t
 not how fast.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess

@@ -5,8 +5,6 @@
 Code for "generic" processors runs in both places; the guest finds it with the same environment.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 import sys

@@ -6,8 +6,6 @@ but not installed (the cloud flavour has no rdma_rxe), and a busybox with its mo
 the emulator and the verbs libraries are installed with apt. About 100 MB are fetched.
 """
 
-from __future__ import annotations
-
 import contextlib
 import lzma
 import shutil

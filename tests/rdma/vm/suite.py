@@ -6,8 +6,6 @@ The first run builds the machine (image.py) and compiles host code for it (compi
 Without arguments the tests run in two machines at the same time.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

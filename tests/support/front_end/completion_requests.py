@@ -1,7 +1,5 @@
 """Requests for completions at random, and what their answers say: for comparing two ways to the same engine."""
 
-from __future__ import annotations
-
 import json
 
 import httpx

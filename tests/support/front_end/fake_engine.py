@@ -4,13 +4,12 @@ It generates by echo: token i of an answer is prompt[i % len(prompt)], so a test
 changed while it runs.
 """
 
-from __future__ import annotations
-
 import secrets
 import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Self
 
 import numpy as np
 
@@ -101,7 +100,7 @@ class FakeEngine(threading.Thread):
         self.state(W.STATE_STOPPED)
         self.segment.close()
 
-    def __enter__(self) -> FakeEngine:
+    def __enter__(self) -> Self:
         self.start()
         return self
 

@@ -3,8 +3,6 @@
 After every rule the state is checked, and every completion when it is read. At the end everybody behaves, and all must end.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import random

@@ -1,7 +1,5 @@
 """Page hashes token by token, as their definition says; blinkpy.queues.page_hash and the engine's must be the same."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 PRIMES = (2**31 - 1, 2**31 - 19)

@@ -1,7 +1,5 @@
 """A front-end worker on a thread of this process, in front of an engine in plain Python."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import socket

@@ -1,7 +1,5 @@
 """An HTTP server in a thread that answers completions as a script says, for tests of load generators."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import socket
@@ -18,7 +16,7 @@ class Exchange(BaseHTTPRequestHandler):
     """One request: its body, and what can be sent for it. Anything but POST is answered 501."""
 
     protocol_version = "HTTP/1.1"
-    server: Server
+    server: "Server"
     body: dict[str, Any]
 
     def do_POST(self) -> None:

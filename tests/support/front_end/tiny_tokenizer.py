@@ -1,7 +1,5 @@
 """Small tokenizers, made on the spot: byte-level BPE, and SentencePiece style with a space mark and byte fallback."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from pathlib import Path

@@ -4,8 +4,6 @@ A policy's file is the one piece of the user's code that the engine of `blinkpy 
 that process. Once the file that BLINKPY_TEST_FAULT names exists, a kernel reads far outside of its memory.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 import time

@@ -4,8 +4,6 @@ Its process reads options as JSON from the first argument, says "ready" on stand
 standard input: drain, stop, fault (an illegal access on the GPU). Ends with exit code 0, or 3 after a fault of the GPU.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

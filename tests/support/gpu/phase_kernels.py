@@ -1,7 +1,5 @@
 """The phases of a turn as kernels of their own, for tests that run them outside of the loop."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -5,8 +5,6 @@ no sampling, no scheduler. It is written as tightly as plain torch allows (fused
 attention without copies of keys and values), so that a ratio to it can't be flattering.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 

@@ -5,8 +5,6 @@ Every case draws fresh inputs, poisons its outputs and caches with NaN, leaves t
 padding was neither written nor read. A case returns nothing and raises AssertionError.
 """
 
-from __future__ import annotations
-
 from dataclasses import astuple, dataclass, replace
 from typing import Any
 

@@ -4,8 +4,6 @@ Shared by the tests of the kernels (interpreted and on a GPU) and by the benchma
 widened to float64 first; results are float64 (or integers).
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

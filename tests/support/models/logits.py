@@ -1,7 +1,5 @@
 """Logits of given sequences, for any device: by the GPU's step, whatever it samples, and by transformers on the same weights."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any

@@ -4,8 +4,6 @@ Weights are drawn wide enough that logits spread over several units: with the us
 would hide in the rounding.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

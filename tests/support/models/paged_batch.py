@@ -3,8 +3,6 @@
 It knows nothing of the scheduler. Pages are placed at random, so that a kernel that assumes an order fails.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

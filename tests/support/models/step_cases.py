@@ -1,7 +1,5 @@
 """Steps of the GPU's decoder against the CPU engine's step, for any device: small and interpreted, or on a GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -10,8 +10,6 @@ Element-wise arithmetic on bfloat16 stays wrong there: kernels convert to float3
 Programs run one after another, so a kernel must not wait for another program.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

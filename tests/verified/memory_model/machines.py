@@ -16,10 +16,8 @@ decided about it (a data or control dependency: every machine here keeps that or
 on yet: on a weak machine it may happen as late as its Value is asked for, after later stores that are no release.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from verified.memory_model.operations import Bulk, Fence, Load, LoadLater, Operation, Program, Silence, Store, Value
 
@@ -56,7 +54,7 @@ class Party(NamedTuple):
     seen: tuple[tuple[str, int], ...] = ()  # per word: the visible writes at the last load
     tickets: tuple[tuple[int, str, Any], ...] = ()  # (number, word, value or UNBOUND)
 
-    def returns(self, result: Any, **changes: Any) -> Party:
+    def returns(self, result: Any, **changes: Any) -> Self:
         """After its next operation."""
         return self._replace(results=(*self.results, result), **changes)
 
@@ -79,7 +77,7 @@ class Memory(NamedTuple):
                 return value
         return dict(self.base)[word]
 
-    def changed(self, index: int, party: Party) -> Memory:
+    def changed(self, index: int, party: Party) -> Self:
         return self._replace(parties=(*self.parties[:index], party, *self.parties[index + 1 :]))
 
 

@@ -1,7 +1,5 @@
 """What a program does to shared memory: it is a generator that yields these, and gets the loaded values back."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 

@@ -19,8 +19,6 @@ before its successor submits. Shared memory keeps that because the process is de
 transport has to tear down the old connection before it lets a new one in.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

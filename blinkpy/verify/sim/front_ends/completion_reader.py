@@ -1,7 +1,5 @@
 """A front end reads its completions and checks each one: the right token of the right request, in order, once."""
 
-from __future__ import annotations
-
 from blinkpy.device.expect import fault_code
 from blinkpy.device.portable import device
 from blinkpy.queues import completion

@@ -4,8 +4,6 @@ They die between two writes, write under an earlier epoch, break the protocol. W
 it crashes, a part of what is under way still arrives.
 """
 
-from __future__ import annotations
-
 from blinkpy.device.portable import device
 from blinkpy.queues import words
 from blinkpy.verify.sim.draws import chance, draw, start_draws

@@ -1,7 +1,5 @@
 """How a front end gets and keeps its pair: claims, grants and heartbeats, with the epoch in what it writes."""
 
-from __future__ import annotations
-
 from blinkpy.device.portable import device
 from blinkpy.queues import words
 from blinkpy.verify.sim.events import EVENT_CLAIM, note

@@ -1,7 +1,5 @@
 """Requests of a front end: drawn at random, with what each one must get, submitted and cancelled."""
 
-from __future__ import annotations
-
 from blinkpy.device.portable import device
 from blinkpy.kv.prefix_cache import extend_hash
 from blinkpy.queues import completion, submission

@@ -1,7 +1,5 @@
 """A front end's writes under way: a queue from which they arrive in order, now or later."""
 
-from __future__ import annotations
-
 from blinkpy.device.portable import device
 from blinkpy.queues.submission import SQ_ENTRY_WORDS
 from blinkpy.verify.sim.world import WIRE

@@ -1,7 +1,5 @@
 """These tests run kernels in Triton's interpreter, in a process of their own: see ../test_triton_interpreted.py."""
 
-from __future__ import annotations
-
 import os
 
 collect_ignore_glob: list[str] = []

@@ -1,7 +1,5 @@
 """Mixture of experts in the interpreter."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import support.models.kernel_cases as cases

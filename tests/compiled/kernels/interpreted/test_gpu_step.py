@@ -1,7 +1,5 @@
 """The GPU's decoder and sampler in the interpreter, against the CPU engine's step."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from unittest.mock import Mock
 

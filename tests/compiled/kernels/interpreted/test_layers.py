@@ -1,7 +1,5 @@
 """Norms, rotary embedding, attention, SwiGLU and embedding in the interpreter."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

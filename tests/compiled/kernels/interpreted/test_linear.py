@@ -1,7 +1,5 @@
 """The cases that each linear variant declares, in the interpreter; and calls that no variant may take."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

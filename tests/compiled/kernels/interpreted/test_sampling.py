@@ -1,7 +1,5 @@
 """Sampling kernels in the interpreter, against the CPU sampler; small capacities make every search path run."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import support.models.kernel_cases as cases
