@@ -12,8 +12,9 @@ import httpx
 import pytest
 from aarch64.suite import PYTHON_HERE
 from rdma.processes import URL, counter, health
-from support.commands import START_S, Command, wait_until
+from support.commands import START_S, Command
 from support.front_end.completion_requests import requests, said
+from support.waiting import wait_for
 
 READY = re.compile("is ready after")
 PYTHON = os.environ.get(PYTHON_HERE)
@@ -28,7 +29,7 @@ def answers_of(python: str, name: str, bodies: list[dict]) -> list[list[object]]
     front = Command("frontend", "demo", "--name", name, "--port", "0", "--engine-timeout-ms", "60000", python=python)
     try:
         with httpx.Client(base_url=front.find(URL)[1], timeout=120) as client:
-            wait_until(lambda: health(client) == 200, START_S, lambda: f"the engine; it was said: {front.said}")
+            wait_for(lambda: health(client) == 200, START_S, lambda: f"the engine; it was said: {front.said}")
             return [said(client.post("/v1/completions", json=body)) for body in bodies]
     finally:
         front.end()

@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from support.engine_serving import collect, records_case, serving
+from support.waiting import wait_for
 
 from blinkpy.config import Config
 from blinkpy.dpu.link.queue_pair import QueuePair
@@ -33,13 +34,6 @@ def running_engine(**options: object) -> Iterator[tuple[Engine, QueuePair]]:
     engine = make_engine(Config().with_options({**defaults, **options}))
     with serving(engine) as client:
         yield engine, client
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def wait_for_pages(engine: Engine) -> None:
@@ -98,17 +92,6 @@ def test_mixed_batches_chunks_hits_and_preemption_change_no_token(rng: np.random
 def test_records_are_the_models_distribution(rng: np.random.Generator, reference: torch.nn.Module) -> None:
     with running_engine(max_model_len=256, max_num_seqs=16, max_num_batched_tokens=32, slots=32) as (_, client):
         records_case(rng, client, reference, 4096)
-
-
-def test_seeded_samples_do_not_depend_on_neighbours(rng: np.random.Generator) -> None:
-    prompts = prompts_with_common_starts(rng, 6, 60)
-    sampled = RequestParameters(max_tokens=16, temperature=0.9, top_p=0.95, top_k=200, seed=int(rng.integers(2**62)))
-    other = RequestParameters(max_tokens=30, temperature=1.3, seed=7)
-    with running_engine(max_model_len=256, slots=32) as (_, client):
-        alone = [collect(client, [client.submit(prompt, sampled)])[0] for prompt in prompts]
-        crowd = [client.submit(prompt[::-1].copy(), other) for prompt in prompts]
-        together = collect(client, crowd + [client.submit(prompt, sampled) for prompt in prompts])[len(crowd) :]
-    assert together == alone
 
 
 def test_cancelled_requests_give_everything_back(rng: np.random.Generator) -> None:

@@ -15,9 +15,10 @@ import httpx
 import pytest
 from openai import APIError, OpenAI
 from openai.types.chat import ChatCompletionChunk
-from support.commands import ROOT, START_S, Command, wait_until
+from support.commands import ROOT, START_S, Command
+from support.waiting import wait_for
 
-from benchmarks.serving.systems import SYSTEMS, command_line, tree
+from benchmarks.serving.systems import SYSTEMS, alive, command_line, tree
 from blinkpy import cli
 from blinkpy.serving.engine_process import OPENMP_SPINS
 
@@ -54,14 +55,6 @@ class Server(Command):
         """A streamed answer of this length."""
         options = {"model": self.model, "max_tokens": tokens, "stream": True, "extra_body": {"ignore_eos": True}}
         return iter(self.client.chat.completions.create(messages=STORY, **options))
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs; one that only waits to be reaped does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 @contextlib.contextmanager
@@ -122,7 +115,7 @@ def test_two_servers_run_side_by_side_and_end_without_a_trace(null_server: Serve
         other.process.send_signal(signal.SIGTERM)
         assert other.process.wait(20) == 0
         assert not other.segments()
-        wait_until(lambda: not any(alive(pid) for pid in below), 5, "children ended")
+        wait_for(lambda: not any(alive(pid) for pid in below), 5, "children ended")
     assert null_server.chat()
 
 
@@ -229,7 +222,7 @@ def test_children_end_with_a_killed_parent_and_the_next_start_is_clean() -> None
         left = Path("/dev/shm") / server.segments()[0]
         os.kill(engine, signal.SIGKILL)
         server.process.kill()
-        wait_until(lambda: not any(alive(pid) for pid in below), 20, "children ended")
+        wait_for(lambda: not any(alive(pid) for pid in below), 20, "children ended")
     assert left.exists(), "nobody was left to remove the segment, or the test tests nothing"
     with serving("--device", "null") as server:
         assert not left.exists()
@@ -242,7 +235,7 @@ def test_engine_and_front_end_run_separately_by_name() -> None:
     front = Command("frontend", "--port", "0", "--name", name)
     try:
         url = front.find(LINE)[2]
-        wait_until(lambda: httpx.get(url + "/health").status_code == 200, START_S, "healthy")
+        wait_for(lambda: httpx.get(url + "/health").status_code == 200, START_S, "healthy")
         body = {"model": "demo", "prompt": "x", "max_tokens": 3}
         assert httpx.post(url + "/v1/completions", json=body).json()["usage"]["completion_tokens"] == 3
         assert [front.end(), engine.end()] == [0, 0]

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from support.commands import Command
+from support.waiting import wait_for
 
 from blinkpy.models.weights.model_folder import DEMO_FOLDER
 
@@ -52,10 +53,7 @@ def test_every_stream_is_told_and_the_server_says_why(tmp_path: Path, control: s
     try:
         url = server.find(re.compile(r"on (http://\S+) "), START_S)[1]
         clients = [Client(url) for _ in range(STREAMS)]
-        deadline = time.monotonic() + 30
-        while not all(len(client.events) > 3 for client in clients):
-            assert time.monotonic() < deadline, "not every stream began"
-            time.sleep(0.01)
+        wait_for(lambda: all(len(client.events) > 3 for client in clients), 30, "every stream began")
         assert httpx.get(f"{url}/health").status_code == 200
         told.touch()
         began = time.monotonic()

@@ -19,7 +19,6 @@ from blinkpy.kernels.norm import rms_norm
 from blinkpy.kernels.sampling.sample_tokens import VARIANTS as SAMPLERS
 from blinkpy.kernels.sampling.sampling_call import SamplingWorkspace
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 CUDA = "cuda"
 both_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 LLAMA = {"heads": 32, "kv_heads": 8, "head_dim": 128}

@@ -7,7 +7,8 @@ import socket
 from collections.abc import Iterator
 
 import httpx
-from support.commands import START_S, Command, wait_until
+from support.commands import START_S, Command
+from support.waiting import wait_for
 
 from blinkpy.queues.header import HEADER, read_header
 from blinkpy.queues.words import COUNTER
@@ -76,7 +77,7 @@ def serving(engine_options: tuple[str, ...], frontend_options: tuple[str, ...]) 
             clients = {}
             for way, command in fronts.items():
                 clients[way] = stack.enter_context(httpx.Client(base_url=command.find(URL)[1], timeout=120))
-                wait_until(lambda client=clients[way]: health(client) == 200, START_S, f"engine over {way}")
+                wait_for(lambda client=clients[way]: health(client) == 200, START_S, f"engine over {way}")
             yield clients
     finally:
         for command in (*fronts.values(), *engines):

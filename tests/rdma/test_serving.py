@@ -7,8 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 from rdma.processes import counter, engine, free_address, frontends, health, serving
-from support.commands import START_S, Command, wait_until
+from support.commands import START_S, Command
 from support.front_end.completion_requests import requests, said
+from support.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(900)  # conditions have limits of their own; this one is for a machine that is busy
 
@@ -33,14 +34,14 @@ def test_front_ends_and_engines_come_and_go() -> None:
     body, address = {"model": "demo", "prompt": "fog", "max_tokens": 4}, free_address()
     options = ("--device", "null", "--lease-ms", "2000", "--null-step-us", "2000")
     with engine(*options, listen=address, wait=False) as (first, way), frontends(2, *way, "--log-level", "warning") as both:
-        wait_until(lambda: any(health(client) == 200 for _, client in both), START_S, "a front end with the pair")
+        wait_for(lambda: any(health(client) == 200 for _, client in both), START_S, "a front end with the pair")
         both.sort(key=lambda front: health(front[1]))
         (front, served), (_, client) = both
         assert [health(served), health(client)] == [200, 503]
         assert "all 1 queue pairs are in use" in client.get("/health").text
         assert served.post("/v1/completions", json=body).status_code == 200
         front.kill()
-        took = wait_until(lambda: health(client) == 200, 20, "the pair of the killed front end")
+        took = wait_for(lambda: health(client) == 200, 20, "the pair of the killed front end")
         print(f"the pair of a killed front end was given again after {took:.1f} s")
         with client.stream("POST", "/v1/completions", json=body | {"max_tokens": 500, "stream": True}) as answer:
             lines = answer.iter_lines()
@@ -48,10 +49,10 @@ def test_front_ends_and_engines_come_and_go() -> None:
             first.kill()
             rest = "".join(lines)
         assert '"error"' in rest, rest
-        wait_until(lambda: health(client) == 503, 10, "the loss of the engine")
+        wait_for(lambda: health(client) == 503, 10, "the loss of the engine")
         assert client.post("/v1/completions", json=body).status_code == 503
         with engine(*options, listen=address):
-            wait_until(lambda: health(client) == 200, 20, "the new engine")
+            wait_for(lambda: health(client) == 200, 20, "the new engine")
             assert client.post("/v1/completions", json=body).status_code == 200
 
 
@@ -59,17 +60,17 @@ def test_a_stopped_front_end_loses_its_lease_and_comes_back() -> None:
     name, address = f"test-{secrets.token_hex(4)}", free_address()
     options = ("--name", name, "--device", "null", "--lease-ms", "1000", "--null-step-us", "5000")
     with engine(*options, listen=address, wait=False) as (_, way), frontends(1, *way) as ((front, client),):
-        wait_until(lambda: health(client) == 200, START_S, "the engine")
+        wait_for(lambda: health(client) == 200, START_S, "the engine")
         before = counter(name, "leases_expired")
         body = {"model": "demo", "prompt": "fog", "max_tokens": 400, "stream": True}
         with client.stream("POST", "/v1/completions", json=body) as answer:
             lines = answer.iter_lines()
             next(lines)
             front.send(signal.SIGSTOP)
-            wait_until(lambda: counter(name, "leases_expired") > before, 30, "the end of the lease")
+            wait_for(lambda: counter(name, "leases_expired") > before, 30, "the end of the lease")
             front.send(signal.SIGCONT)
             assert '"error"' in "".join(lines)
-        wait_until(lambda: health(client) == 200, 20, "the front end is back")
+        wait_for(lambda: health(client) == 200, 20, "the front end is back")
         assert client.post("/v1/completions", json=body | {"max_tokens": 3, "stream": False}).status_code == 200
 
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from support.commands import wait_until
-from support.front_end.fake_engine import FACTS, FakeEngine
+from support.front_end.fake_engine import FACTS, FakeEngine, drain
 from support.front_end.hash_reference import page_hashes
+from support.waiting import wait_for
 
 from blinkpy.dpu.link.connect_rdma import RdmaTransport, attach_rdma
-from blinkpy.dpu.link.queue_pair import EngineLostError, InFlightRequest, NoRoomError, QueuePair
+from blinkpy.dpu.link.queue_pair import EngineLostError, NoRoomError, QueuePair
 from blinkpy.engine.link.listen_rdma import RdmaListener
 from blinkpy.queues.header import EngineFacts
 from blinkpy.queues.layout import QueueSizes
@@ -66,18 +66,7 @@ def fabric() -> Iterator[Fabric]:
 
 
 def wait(condition: Callable[[], bool]) -> float:
-    return wait_until(condition, NOTICED_S, "what the test waits for")
-
-
-def drain(pair: QueuePair) -> dict[InFlightRequest, list[tuple[int, int]]]:
-    got: dict[InFlightRequest, list[tuple[int, int]]] = {}
-    deadline = time.monotonic() + 60
-    while pair.in_flight:
-        assert time.monotonic() < deadline, f"still in flight: {pair.in_flight}"
-        for request, token, flags in pair.poll():
-            got.setdefault(request, []).append((token, flags))
-        time.sleep(0.0005)
-    return got
+    return wait_for(condition, NOTICED_S, "what the test waits for")
 
 
 def test_prompts_hashes_tokens_and_log_probabilities_arrive(fabric, rng) -> None:

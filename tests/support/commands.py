@@ -7,9 +7,9 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
+
+from support.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
 START_S = 400.0  # the emulation is slow, and a busy machine makes it slower
@@ -39,7 +39,7 @@ class Command:
             found.extend(match for line in list(self.said) if (match := pattern.search(line)))
             return bool(found) or self.process.poll() is not None
 
-        wait_until(look, timeout_s, lambda: f"{pattern.pattern!r} in {self.said}")
+        wait_for(look, timeout_s, lambda: f"{pattern.pattern!r} in {self.said}")
         assert found, "".join(self.said)
         return found[0]
 
@@ -66,13 +66,3 @@ class Command:
             return self.process.wait(timeout_s)
         finally:
             self.kill()
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float, what: Callable[[], str] | str) -> float:
-    """Seconds until the condition held."""
-    began = time.monotonic()
-    while not condition():
-        missed = time.monotonic() - began > timeout_s
-        assert not missed, f"not within {timeout_s:g} s: {what() if callable(what) else what}"
-        time.sleep(0.01)
-    return time.monotonic() - began

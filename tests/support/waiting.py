@@ -4,9 +4,11 @@ import time
 from collections.abc import Callable
 
 
-def wait_for(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
-    """Until the condition holds. Raises AssertionError when it does not in time."""
-    deadline = time.monotonic() + timeout_s
+def wait_for(condition: Callable[[], object], timeout_s: float = 5.0, what: Callable[[], str] | str = "it") -> float:
+    """Seconds until the condition held. Raises AssertionError when it does not in time."""
+    began = time.monotonic()
     while not condition():
-        assert time.monotonic() < deadline, f"it did not happen within {timeout_s} s"
-        time.sleep(0.002)
+        missed = time.monotonic() - began > timeout_s
+        assert not missed, f"not within {timeout_s:g} s: {what() if callable(what) else what}"
+        time.sleep(0.005)
+    return time.monotonic() - began

@@ -81,8 +81,6 @@ def test_an_entry_for_no_slot_or_a_busy_one_is_counted_and_skipped(slot: int, la
     assert case.counter("requests_rejected") == 1
 
 
-# ---- parameters -----------------------------------------------------------------------------------------------------------
-
 # What the engine accepts, written down apart from the table. Signs and bits count: -0.0 is a temperature and no min_p.
 ACCEPTED = {
     "max_tokens": lambda v: v >= 1,
@@ -135,18 +133,6 @@ def test_the_engine_accepts_exactly_these_bits_of_a_parameter(name: str, rng: np
         assert both(entry) == {fine}, (name, value)
     assert seen == ({True} if name in ("seed", "priority") else {True, False})
 
-
-def test_the_engine_checks_all_parameters_at_once(rng: np.random.Generator) -> None:
-    """Whole entries of which at most two parameters are drawn from all bits."""
-    for _ in range(300):
-        entry = neutral_entries(1)[0]
-        entry["max_tokens"] = 1
-        for name in rng.choice(list(ACCEPTED), rng.integers(0, 3)):
-            entry[name] = np.frombuffer(rng.bytes(SQ_ENTRY[name].itemsize), SQ_ENTRY[name])[0]
-        assert both(entry) == {accepted(entry)}
-
-
-# ---- limits ---------------------------------------------------------------------------------------------------------------
 
 MIXED = r"mixed_step_tokens \({}\) must be at least twice max_num_seqs \(4\)"
 BURST = r"burst_step_tokens \({}\) needs mixed_step_tokens \({}\)"

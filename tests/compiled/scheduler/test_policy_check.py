@@ -31,9 +31,6 @@ def policy_file(folder: Path, source: str) -> str:
     return f"{path}:rank"
 
 
-# ---- source -------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("body", "line", "what"),
     [
@@ -60,9 +57,6 @@ def test_imports_floats_and_hidden_state_are_warned_about_and_plain_arithmetic_i
     assert [f.line for f in read_source(tmp_path / "mine.py", "other")] == [1]  # functions that nobody calls may do anything
     policy_file(tmp_path, FOLDER_POLICY)
     assert read_source(tmp_path / "mine.py", "rank") == []
-
-
-# ---- calls --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -101,9 +95,6 @@ def test_compiled_code_must_give_pythons_ranks(tmp_path: Path) -> None:
         ranks = [function(request) for request in requests]
         small = [rank if -(1 << 63) <= rank < 1 << 63 else 0 for rank in ranks]
         assert [f.part for f in compare_compiled(function, compile_ranks(function), requests, small)] == parts
-
-
-# ---- waiting ------------------------------------------------------------------------------------------------------------
 
 
 def by_age(request):
@@ -155,9 +146,6 @@ def test_findings_about_waiting_name_both_requests() -> None:
     assert {f.level for f in waiting_findings(fcfs, compile_ranks(fcfs), allowed)} == {"fine"}
 
 
-# ---- simulation ---------------------------------------------------------------------------------------------------------
-
-
 def made_workload(n: int, rng: np.random.Generator) -> Workload:
     arrival, output = np.sort(rng.integers(0, 10**9, n)), rng.integers(1, 61, n)
     return Workload(arrival, rng.integers(1, 301, n), output, output + rng.integers(0, 21, n), np.zeros(n, np.int64))
@@ -190,9 +178,6 @@ def test_overtakers_are_counted(rng: np.random.Generator) -> None:
     started = rng.permutation(1000)[:60]
     outcome = ServerOutcome(np.arange(60), started, started, started, started, 0)
     assert outcome.overtakers() == [int((started[i + 1 :] < started[i]).sum()) for i in range(60)]
-
-
-# ---- workloads ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_shipped_workload_has_the_lengths_of_conversations() -> None:
@@ -230,9 +215,6 @@ def test_priorities_and_limits_of_a_workload_are_read(tmp_path: Path) -> None:
     read = load_workload(str(tmp_path / "w.csv"))
     assert (read.arrival_ns.tolist(), read.prompt.tolist(), read.output.tolist()) == ([0, 500_000_000], [1, 3], [5, 4])
     assert (read.max_tokens.tolist(), read.priority.tolist()) == ([5, 9], [0, -2])
-
-
-# ---- the command --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

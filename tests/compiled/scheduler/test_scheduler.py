@@ -49,6 +49,7 @@ def test_prompts_are_computed(how: str) -> None:
         assert batches(case, len(expected)) == expected
     case.finish()
     assert all(request.ended == FINISH_LENGTH for request in requests)
+    assert case.counter("computed_tokens") == sum(n + most - 1 for prompts, _ in arrivals for n, most in prompts)
 
 
 @pytest.mark.parametrize("token", [-1, VOCAB, 2**31 - 1])
@@ -61,16 +62,6 @@ def test_a_sampled_token_outside_the_vocabulary_is_an_error(token: int, turns: i
     case.finish()
     assert (bad.ended, bad.got) == (FINISH_ERROR, bad.expected[: turns - 1])
     assert good.ended == FINISH_LENGTH
-
-
-def test_preempted_requests_are_computed_again() -> None:
-    case = make_case(pages=8, max_model_len=30, tokens=32, prefix_caching=False)
-    for pair in (0, 0, 1):
-        case.submit(tokens(7, pair), 16, pair)
-    case.finish()
-    assert case.counter("preemptions") > 0
-    assert case.counter("requests_finished") == 3
-    assert case.counter("computed_tokens") > 3 * (7 + 16) - 3
 
 
 def test_a_better_request_that_does_not_fit_is_not_overtaken() -> None:

@@ -1,7 +1,8 @@
 """Imports among benchmarks go one way: report -> tuning -> parts, serving -> common; only report makes pages and plots."""
 
-import ast
 from pathlib import Path
+
+from support.import_graph import imports_of
 
 ROOT = Path(__file__).parents[3]
 MAY_IMPORT = {
@@ -17,12 +18,8 @@ FILES = sorted((ROOT / "benchmarks").rglob("*.py"))
 def imported(file: Path) -> set[str]:
     """Modules of benchmarks that a file imports anywhere, as folder.name."""
     found = set()
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            whole = node.module.count(".") > 1
-            found |= {node.module} if whole else {f"{node.module}.{alias.name}" for alias in node.names}
+    for module, names in imports_of(file):
+        found |= {f"{module}.{name}" for name in names} if module.count(".") == 1 else {module}
     return {name.removeprefix("benchmarks.") for name in found if name.startswith("benchmarks.")}
 
 

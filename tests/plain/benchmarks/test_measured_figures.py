@@ -80,9 +80,6 @@ def test_seeded_bugs_are_counted() -> None:
     assert NAMED["seeded-bugs"](Results(RESULTS)) == str(len(SCHEDULER_BUGS) + len(FRONT_BUGS))
 
 
-# ---- the serving comparison, of made-up cells ---------------------------------------------------------------------------
-
-
 def cell(
     system: str, mode: str, rate: float, tpot: float, streams: int = 0, front_end: str = "own", **more: Any
 ) -> dict[str, Any]:
@@ -221,16 +218,6 @@ def test_variants_and_what_ran_beside_are_said() -> None:
     assert "| 0 | own | blinkpy-even |" in text
     assert "Beside it" not in shown("serving", serving({"Em": document(CELLS)}))
     assert "Beside it en was measured" in grid_page(document(cells)["results"])
-
-
-def test_a_load_that_does_not_count_is_left_out() -> None:
-    lagging = {"lag_ms": {"p50": 0.1, "p99": 9.0}}
-    text = shown(
-        "serving",
-        serving({"Em": document([cell("blinkpy", "isolated", 16, 8.0, client=lagging), cell("blinkpy", "isolated", 2, 4.0)])}),
-    )
-    assert "In 1 of 2 loads the client fell behind" in text
-    assert "| 0 | own | blinkpy |  |  |  | 15.5 |" not in text
 
 
 def test_page_of_plots() -> None:

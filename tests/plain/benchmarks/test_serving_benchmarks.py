@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from support.front_end.scripted_server import scripted
+from support.waiting import wait_for
 
 from benchmarks.common.harness import UsageError
 from benchmarks.common.load import LoadResult, Record
@@ -39,9 +40,6 @@ from blinkpy.progress import Progress
 
 ROOT = Path(__file__).parents[3]
 MODEL = Model("folder", "m", 1000, 500, True)
-
-
-# ---- what is offered ----------------------------------------------------------------------------------------------------
 
 
 def test_data_sets(tmp_path: Path) -> None:
@@ -88,9 +86,6 @@ def test_a_shape_is_a_folder_that_blinkpy_reads(tmp_path: Path, rng: np.random.G
     texts = [tokenizer.decode([token]) for token in ids]
     assert all(texts) and tokenizer.decode(ids) == "".join(texts)
     assert len(tokenizer.encode("the old house by the sea")) > 3
-
-
-# ---- what is computed ---------------------------------------------------------------------------------------------------
 
 
 def record(due: float, times: list[float], tokens: int | None = None, error: str = "") -> Record:
@@ -201,9 +196,7 @@ def test_energy_and_clock_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", library)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with EnergyMeter() as meter:
-        deadline = time.monotonic() + 60
-        while len(meter._clocks) < 3 and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_for(lambda: len(meter._clocks) >= 3, 60)
         assert meter.watts(0.2) == pytest.approx(300, rel=0.05)
     assert meter.facts == {"gpu": "GPU-abcd", "driver": "5", "memory_gib": 1.0, "power_limit_w": 700.0}
     (first, low), (second, high), *_ = meter._clocks
@@ -231,9 +224,6 @@ def test_the_meter_reads_the_gpu_that_the_servers_see(
         assert meter._joules() == expected and not meter.missing
     else:
         assert expected in meter.missing and not meter.facts
-
-
-# ---- what is started ----------------------------------------------------------------------------------------------------
 
 
 def test_systems_from_the_command_line() -> None:
@@ -316,10 +306,7 @@ def test_neighbours_work_and_end() -> None:
     with Neighbours(KINDS, len(KINDS), cores) as neighbours:
         pids = [process.pid for process in neighbours._processes]
         assert neighbours.count == len(pids) == len(KINDS)
-        deadline = time.monotonic() + 60
-        while not all(worked(pid) for pid in pids) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert all(worked(pid) for pid in pids)
+        wait_for(lambda: all(worked(pid) for pid in pids), 60)
         assert all(os.sched_getaffinity(pid) == set(cores) for pid in pids)
     assert not any(alive(pid) for pid in pids)
     with Neighbours(KINDS, 0, cores) as nobody:
@@ -331,8 +318,6 @@ def worked(pid: int) -> bool:
     user, system, of_children, system_of_children = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11:15]
     return int(user) + int(system) + int(of_children) + int(system_of_children) >= 10  # ticks
 
-
-# ---- the whole ----------------------------------------------------------------------------------------------------------
 
 def grid(output: Path, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
     places = ["--output", str(output), "--logs", str(output.parent)]

@@ -1,6 +1,7 @@
 """The benchmark of whole steps, but for the GPU: batches, multiplications, measuring on a synthetic clock, the table."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
@@ -41,9 +42,6 @@ def random_rows(rng: np.random.Generator) -> Rows:
     lengths = [1] * decodes + chunks
     cached = [*rng.integers(0, 60, decodes).tolist(), *(int(rng.choice([0, rng.integers(1, 60)])) for _ in chunks)]
     return Rows(tuple(lengths), tuple(a + b for a, b in zip(lengths, cached, strict=True)))
-
-
-# ---- batches ------------------------------------------------------------------------------------------------------------
 
 
 def test_every_token_of_a_batch_has_its_place(rng: np.random.Generator) -> None:
@@ -100,9 +98,6 @@ def test_the_graph_is_the_one_that_the_scheduler_takes(rng: np.random.Generator)
         graph_index(step, prompts(1, 513))
 
 
-# ---- multiplications ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("config", [DENSE, WINDOW, EXPERTS], ids=["dense", "window", "experts"])
 @pytest.mark.parametrize("narrowed", [True, False])
 def test_multiplications_one_by_one(rng: np.random.Generator, config: dict[str, Any], narrowed: bool) -> None:
@@ -126,9 +121,6 @@ def test_multiplications_one_by_one(rng: np.random.Generator, config: dict[str, 
     found = multiplications(a, rows, last_tokens_only=narrowed)
     assert (found.linear, found.attention) == (linear // 8, attention)
     assert found.tflop == pytest.approx(2e-12 * (linear // 8 + attention))
-
-
-# ---- measuring ----------------------------------------------------------------------------------------------------------
 
 
 class SyntheticGpu:
@@ -167,24 +159,10 @@ class SyntheticEvent:
         return (other.at - self.at) * 1e3
 
 
-class SyntheticMeter(EnergyMeter):
-    """At 500 W and 1,700 MHz whenever it is asked."""
-
-    def __init__(self, period_s: float, clock_every: int):
-        self.missing, self.facts = "", {"gpu": "G", "power_limit_w": 700.0}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        pass
-
-    def power_w(self, begin: float, end: float) -> float:
-        assert end - begin >= 1.5
-        return 500.0
-
-    def clock_mhz(self, begin: float, end: float) -> float:
-        return 1700.0
+def synthetic_meter(period_s: float, clock_every: int) -> Any:
+    """At 500 W and 1,700 MHz whenever it is asked about 1.5 s or more."""
+    power = {"power_w": lambda begin, end: 500.0 if end - begin >= 1.5 else None, "clock_mhz": lambda begin, end: 1700.0}
+    return nullcontext(SimpleNamespace(missing="", facts={"gpu": "G", "power_limit_w": 700.0}, **power))
 
 
 def synthetic_engine(graph: Any, layers: int) -> Any:
@@ -212,7 +190,7 @@ def synthetic_engine(graph: Any, layers: int) -> Any:
 def test_every_case_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """All that is measured by default, with another architecture's layers: the time of a step, and what follows from it."""
     gpu = SyntheticGpu(monkeypatch)
-    monkeypatch.setattr(program, "EnergyMeter", SyntheticMeter)
+    monkeypatch.setattr(program, "EnergyMeter", synthetic_meter)
     a = describe_config(SHAPES["llama-3-8b"])
     engine = synthetic_engine(gpu, len(a.layers))
     chosen = program.cases([1, 256], [1024, 8192], 30, 8192)
@@ -279,9 +257,6 @@ def test_power_of_a_counter_that_moves_in_steps(rng: np.random.Generator) -> Non
     meter = EnergyMeter()
     meter._marks = [(-9.0, -1e9), *marks, (99.0, 1e9)]
     assert meter.power_w(0, 50) == slope(marks) and meter.power_w(times[0], times[3]) is None
-
-
-# ---- the table ----------------------------------------------------------------------------------------------------------
 
 
 def test_table(tmp_path: Path) -> None:

@@ -105,9 +105,6 @@ def test_long_outputs_cost_the_same_per_token() -> None:
         assert time.perf_counter() - start < 2.0
 
 
-# ---- stop strings
-
-
 def reference(text: str, stops: tuple[str, ...]) -> tuple[str, bool]:
     """The text before the stop string that is complete first; of several at once, before the longest."""
     for end in range(1, len(text) + 1):
@@ -155,9 +152,6 @@ def test_many_long_stops_stay_cheap() -> None:
     assert time.perf_counter() - start < 2.0
 
 
-# ---- the tokenizer
-
-
 def test_encoding_adds_what_the_model_wants(tmp_path) -> None:
     by_template = Tokenizer(write_model(tmp_path / "a"))
     without = by_template.encode("the dog", add_special_tokens=False)
@@ -170,12 +164,6 @@ def test_encoding_adds_what_the_model_wants(tmp_path) -> None:
     on = Tokenizer(write_model(tmp_path / "c", add_bos_token=True, add_eos_token=True))
     assert on.encode("the dog").tolist() == [0, *without.tolist(), 1]
     assert on.encode("the dog", add_special_tokens=False).tolist() == without.tolist()
-
-
-def test_special_tokens_in_text_are_tokens(tmp_path) -> None:
-    """A chat template's text names special tokens: they must come out as one id each."""
-    tokenizer = Tokenizer(write_model(tmp_path))
-    assert tokenizer.encode("<s><|start|>user", add_special_tokens=False)[:2].tolist() == [0, 2]
 
 
 def test_truncation_in_the_file_is_ignored(tmp_path) -> None:

@@ -22,9 +22,10 @@ from support.front_end.http_server import RunningServer, events, serving
 from support.front_end.tiny_tokenizer import write_model
 from support.waiting import wait_for
 
+from benchmarks.serving.systems import alive
 from blinkpy.config import Config, ConfigError
 from blinkpy.dpu.metrics import BLOCK_BYTES, Metrics
-from blinkpy.dpu.supervisor import Supervisor, listen
+from blinkpy.dpu.supervisor import Supervisor
 from blinkpy.queues.completion import FINISH_CANCELLED, FINISH_ERROR
 from blinkpy.queues.layout import QueueSizes
 from blinkpy.queues.words import CONTROL_FAULT, STATE_DRAINING, STATE_FAULTED, STATE_READY
@@ -33,9 +34,6 @@ from blinkpy.queues.words import CONTROL_FAULT, STATE_DRAINING, STATE_FAULTED, S
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return write_model(tmp_path_factory.mktemp("model"))
-
-
-QUICK = {"engine_timeout_ms": 150}
 
 
 def code(response: httpx.Response) -> tuple[int, str]:
@@ -90,7 +88,8 @@ def test_engine_that_comes_late(folder) -> None:
 @pytest.mark.parametrize("how", ["paused", "faulted", "killed by the host's account", "gone"])
 def test_engine_that_is_lost(folder, how) -> None:
     """Streams get an error event at once, whole answers a 503; with a new engine all is well again."""
-    with FakeEngine(step_s=0.005) as engine, serving(engine, folder, **QUICK) as server, ThreadPoolExecutor(1) as pool:
+    quick = {"engine_timeout_ms": 150}
+    with FakeEngine(step_s=0.005) as engine, serving(engine, folder, **quick) as server, ThreadPoolExecutor(1) as pool:
         whole = pool.submit(server.complete, [7], max_tokens=100)
         stream = Stream(server)
         start = time.monotonic()
@@ -152,9 +151,6 @@ def test_engine_that_gives_up_on_a_request(folder, flags, status) -> None:
         assert answer.result(5).status_code == status
 
 
-# ---- shutdown
-
-
 def accepts(port: int) -> bool:
     """Whether somebody listens."""
     with socket.socket() as sock:
@@ -180,9 +176,6 @@ def test_shutdown_ends_what_takes_too_long(folder) -> None:
         assert "shutting down" in stream.error()["message"]
         assert time.monotonic() - start < 4
         wait_for(lambda: engine.cancels == 1, 2)  # the engine was told
-
-
-# ---- metrics
 
 
 def test_metrics_say_what_happened(folder) -> None:
@@ -228,9 +221,6 @@ def test_workers_share_metrics() -> None:
     assert 'status="other"} 1' in text
     restarted = Metrics(1, 2, memory).render(None).decode()
     assert 'blinkpy_prompt_tokens_total{worker="1"} 0' in restarted, "a restarted worker starts from nothing"
-
-
-# ---- workers as processes
 
 
 @contextlib.contextmanager
@@ -284,15 +274,6 @@ def test_worker_that_keeps_dying_ends_the_front_end(folder, monkeypatch) -> None
     assert Supervisor(Config().with_options({"port": 0}), folder).run() == 1
 
 
-def test_address_that_is_taken() -> None:
-    (sock,) = listen("127.0.0.1", 0, 1)
-    with pytest.raises(ConfigError, match="can't listen"):
-        listen("127.0.0.1", sock.getsockname()[1], 1)
-    with pytest.raises(ConfigError, match="can't listen"):
-        listen("256.0.0.1", 0, 1)
-    sock.close()
-
-
 def test_workers_end_when_their_supervisor_is_killed(folder) -> None:
     program = (
         "import sys\nfrom pathlib import Path\nfrom blinkpy.config import Config\nfrom blinkpy.dpu.supervisor import Supervisor\n"
@@ -304,11 +285,3 @@ def test_workers_end_when_their_supervisor_is_killed(folder) -> None:
         worker = int(process.stdout.readline())
         process.kill()
     wait_for(lambda: not alive(worker), 10)
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs: it is neither gone nor a zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False

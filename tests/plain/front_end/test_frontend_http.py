@@ -58,9 +58,6 @@ def echo(tokenizer: Tokenizer, prompt: list[int], count: int) -> str:
     return tokenizer.decode([prompt[i % len(prompt)] for i in range(count)])
 
 
-# ---- answers
-
-
 def test_completion(server, engine, tokenizer) -> None:
     prompt = tokenizer.encode("Tell me a story").tolist()
     body = server.complete("Tell me a story", max_tokens=20).json()
@@ -169,9 +166,6 @@ def test_other_routes(server) -> None:
     assert server.client.get(f"/v1/models/{MODEL}").json() == card
 
 
-# ---- bad input
-
-
 def test_errors_of_requests(server, engine) -> None:
     assert error(server.complete(model="other"), 404)["code"] == "model_not_found"
     assert error(server.client.get("/v1/models/other"), 404)["code"] == "model_not_found"
@@ -269,9 +263,6 @@ def test_several_prompts_need_several_slots_or_take_none(server, engine) -> None
     assert server.engine_client.pair.in_flight == 0
 
 
-# ---- clients that go or don't read
-
-
 @pytest.mark.parametrize("stream", [True, False])
 def test_client_that_goes_gives_its_slot_back(server, engine, stream) -> None:
     engine.step_s = 0.01
@@ -310,7 +301,6 @@ def test_fast_reader_of_a_long_answer_is_not_slow(folder, tokenizer) -> None:
         *chunks, last = events(server.complete([7, 8], max_tokens=3000, stream=True, stream_options={"include_usage": True}))
         assert last["usage"]["completion_tokens"] == 3000
         assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == echo(tokenizer, [7, 8], 3000)
-# ---- keys and limits
 
 
 def test_api_key(folder) -> None:

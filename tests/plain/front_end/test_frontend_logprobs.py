@@ -64,9 +64,7 @@ def test_completions(served: Served) -> None:
     names = [name(piece) for piece in pieces]
     assert names[9] == "<|start|>"
     assert any(name.startswith("bytes:") for name in names), "the text was meant to have characters of several tokens"
-    ask: Any = partial(
-        client.completions.create, model=MODEL, prompt=prompt, max_tokens=count, extra_body={"ignore_eos": True}
-    )
+    ask: Any = partial(client.completions.create, model=MODEL, prompt=prompt, max_tokens=count, extra_body={"ignore_eos": True})
     whole = ask(logprobs=4).choices[0]
     logprobs = whole.logprobs
     assert logprobs.tokens == names

@@ -45,9 +45,6 @@ def refused(body: bytes, fields=CHAT_FIELDS) -> ApiError:
     return caught.value
 
 
-# ---- what is accepted
-
-
 def test_defaults_come_from_the_model() -> None:
     request = chat()
     assert request.parameters == DEFAULTS
@@ -111,9 +108,6 @@ def test_log_probabilities_are_asked_for_in_two_ways() -> None:
 
 def test_last_of_two_equal_keys_counts() -> None:
     assert parse(b'{"prompt": "a", "prompt": "b"}', COMPLETION_FIELDS, DEFAULTS).prompts == ["b"]
-
-
-# ---- what is refused
 
 
 @pytest.mark.parametrize(
@@ -262,9 +256,6 @@ def test_the_page_of_fields_is_current() -> None:
     assert tool["written"](page) == page, "the fields changed: run `make docs`"
 
 
-# ---- lengths
-
-
 def test_limit_within_the_context() -> None:
     assert token_limit(completion(max_tokens=20), 80, 100) == 20
     assert token_limit(completion(), 80, 100) == 20
@@ -279,9 +270,6 @@ def test_limit_within_the_context() -> None:
         assert "100 tokens" in caught.value.message
     with pytest.raises(ApiError, match="min_tokens"):
         token_limit(completion(max_tokens=5, min_tokens=6), 8, 100)
-
-
-# ---- answers
 
 
 def spell(token: int) -> tuple[str, bytes]:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.front_end.fake_engine import FACTS, SIZES, FakeEngine
+from support.front_end.fake_engine import FACTS, SIZES, FakeEngine, drain
 from support.front_end.hash_reference import page_hashes
 from support.waiting import wait_for
 
@@ -40,26 +40,6 @@ def attached(engine: FakeEngine, engine_timeout_s: float = 2.0) -> QueuePair:
     pair = QueuePair(attach_segment(engine.segment_name, 0), engine_timeout_s)
     pair.attach(5)
     return pair
-
-
-def drain(pair: QueuePair) -> dict[InFlightRequest, list[tuple[int, int]]]:
-    """Poll until nothing is in flight. Returns token and flags of each completion, by request."""
-    got: dict[InFlightRequest, list[tuple[int, int]]] = {}
-
-    def done() -> bool:
-        for request, token, flags in pair.poll():
-            got.setdefault(request, []).append((token, flags))
-        return not pair.in_flight
-
-    wait_for(done, 10)
-    return got
-
-
-def tokens_of(events: list[tuple[int, int]]) -> list[int]:
-    return [token for token, _ in events]
-
-
-# ---- bookkeeping
 
 
 @RELAXED
@@ -102,9 +82,6 @@ def test_arena_refuses_nonsense() -> None:
         arena.take(9)
     with pytest.raises(ValueError, match="outside"):
         arena.give_back(1)
-
-
-# ---- requests
 
 
 def test_many_requests_come_back_whole_and_in_order(engine, pair, rng, monkeypatch) -> None:
@@ -177,9 +154,6 @@ def test_prompt_lengths_that_can_never_fit(pair) -> None:
             pair.submit(np.zeros(length, np.int32), RequestParameters())
 
 
-# ---- cancels
-
-
 def test_late_cancel_does_not_undo_anothers(engine, pair) -> None:
     old = submit(pair, [4], max_tokens=1)
     drain(pair)
@@ -194,9 +168,6 @@ def test_late_cancel_does_not_undo_anothers(engine, pair) -> None:
     engine.paused = False
     assert [flags for _, flags in drain(pair)[new]] == [FINISH_CANCELLED]
     assert engine.cancels == 1
-
-
-# ---- ownership and loss
 
 
 def test_a_stopped_engine_loses_everything_at_once(engine) -> None:
@@ -217,16 +188,13 @@ def test_a_stopped_engine_loses_everything_at_once(engine) -> None:
     pair.close()
 
 
-@pytest.mark.parametrize("state", ["stopped", "faulted"])
-def test_engine_states_that_are_the_end(engine, pair, state) -> None:
-    engine.state(STATE_NAMES.index(state))
-    with pytest.raises(EngineLostError, match=state):
-        pair.check()
-
-
-def test_fault_seen_by_the_host(engine, pair) -> None:
-    engine.views.control[CONTROL_FAULT] = 1
-    with pytest.raises(EngineLostError, match="died"):
+@pytest.mark.parametrize("said", ["stopped", "faulted", "died"])
+def test_what_an_engine_says_at_its_end(engine, pair, said) -> None:
+    if said == "died":  # seen by the host
+        engine.views.control[CONTROL_FAULT] = 1
+    else:
+        engine.state(STATE_NAMES.index(said))
+    with pytest.raises(EngineLostError, match=said):
         pair.check()
 
 
@@ -252,7 +220,7 @@ def test_stray_completions_are_counted_and_skipped(engine, pair) -> None:
     engine._publish(0, fake, 60000, 1, HAS_TOKEN)
     engine.paused = False
     request = submit(pair, [2], max_tokens=2)
-    assert tokens_of(drain(pair)[request]) == [2, 2]
+    assert [token for token, _ in drain(pair)[request]] == [2, 2]
     assert pair.stray_completions == 2
 
 

@@ -133,20 +133,13 @@ def test_queue_pairs_in_gpu_memory_are_part_of_what_does_not_fit(gpu, folder, mo
     assert "queue pairs" not in str(caught.value)
 
 
-@pytest.mark.parametrize("damage", ["cut short", "none at all"])
-def test_damaged_weights(gpu, tmp_path: Path, capsys, damage: str) -> None:
+def test_damaged_weights(gpu, tmp_path: Path, capsys) -> None:
     """tests/plain/models/test_model_files.py knows more kinds of damage."""
     gpu()
     save_model("llama3", tmp_path, 1, sharded=True)
-    shards = sorted(tmp_path.glob("model*"))
-    if damage == "cut short":
-        shards[1].write_bytes(shards[1].read_bytes()[:-1])
-        expected = f"{shards[1]} is truncated: model.layers."
-    else:
-        for path in shards:
-            path.unlink()
-        expected = f"{tmp_path} has no weights: neither model.safetensors nor model.safetensors.index.json"
-    assert expected in refused(capsys, tmp_path, "--max-model-len", "64")
+    shard = sorted(tmp_path.glob("model*"))[1]
+    shard.write_bytes(shard.read_bytes()[:-1])
+    assert f"{shard} is truncated: model.layers." in refused(capsys, tmp_path, "--max-model-len", "64")
 
 
 def test_a_step_that_exceeds_its_bucket_is_not_run() -> None:

@@ -43,9 +43,6 @@ def refused(folder: Path, words: str) -> None:
         load_weights(describe_model(folder), folder, torch.float32)
 
 
-# ---- checkpoints ----
-
-
 def layers_of(weights: Weights) -> list[dict[str, torch.Tensor]]:
     """The tensors that each layer has, by name."""
     return [{name: value for name, value in vars(layer).items() if value is not None} for layer in weights.layers]
@@ -206,9 +203,6 @@ def test_choice_of_dtype(saved: Path) -> None:
     assert choose_dtype(half, "auto", "cuda") == torch.float16
     with pytest.raises(ConfigError, match="float16"):
         choose_dtype(model, "float16", "cpu")
-
-
-# ---- the MODEL argument ----
 
 
 def test_local_folder(model: Path) -> None:

@@ -28,17 +28,11 @@ def parameters_of(rows: list[dict[str, float]]) -> SamplingParameters:
     return read_parameters(entries)
 
 
-# ---- random numbers ----
-
-
 def test_numbers_are_those_of_the_paper(rng: np.random.Generator) -> None:
     """tests/compiled/kernels/interpreted/test_sampling.py compares them with Triton's."""
     for seed in [0, 1, -1, 2**63 - 1, -(2**63), *rng.integers(-(2**63), 2**63, 50).tolist()]:
         position = int(rng.integers(0, 2**31))
         assert uniform(np.int64(seed), np.int32(position)) == kernel_reference.uniform(seed, position)
-
-
-# ---- the filters ----
 
 
 def check_token(logits: np.ndarray, fields: dict[str, float], number: float, token: int) -> None:
@@ -101,15 +95,6 @@ def test_greedy_takes_the_lowest_of_equal_tokens() -> None:
     assert sample_rows(logits, mixed, np.zeros(3, np.int32))[[0, 2]].tolist() == [1, 0]
 
 
-def test_rows_are_independent(rng: np.random.Generator) -> None:
-    rows = random_rows(rng, 30)
-    logits = (rng.standard_normal((30, 5000)) * 2).astype(np.float32)
-    positions = rng.integers(0, 1000, 30).astype(np.int32)
-    together = sample_rows(logits.copy(), parameters_of(rows), positions)
-    alone = [int(sample_rows(logits[i : i + 1], parameters_of([rows[i]]), positions[i : i + 1])[0]) for i in range(30)]
-    assert together.tolist() == alone
-
-
 def test_broken_logits_give_a_token(rng: np.random.Generator) -> None:
     """NaN and infinities of one row neither crash nor reach another row."""
     logits = rng.standard_normal((6, 100)).astype(np.float32)
@@ -125,9 +110,6 @@ def test_broken_logits_give_a_token(rng: np.random.Generator) -> None:
     assert tokens[4] == 99
     assert tokens[5] == sample_rows(logits[5:], parameters_of(rows[5:]), np.zeros(1, np.int32))[0]
     assert sample_rows(logits.copy(), parameters_of([{"temperature": 0}] * 6), np.zeros(6, np.int32)).max() < 100
-
-
-# ---- penalties, stop ids, log probabilities ----
 
 
 def test_penalties(rng: np.random.Generator) -> None:

@@ -81,15 +81,6 @@ def test_requests_do_not_feel_each_other(architecture: DecoderDescription, rng: 
     assert other.tokens != alone[1]
 
 
-def test_repetition_penalty_prevents_loops(architecture: DecoderDescription, rng: np.random.Generator) -> None:
-    """A penalty so strong that no token comes twice, neither from the prompt nor from the output."""
-    step, batches = make_step(architecture), make_batches(rng)
-    sequence = batches.add(rng.choice(VOCAB, 20, replace=False).tolist(), frequency_penalty=2.0, repetition_penalty=1e6)
-    generate(step, batches, [sequence], 40)
-    positive = [t for t in sequence.tokens[20:] if sequence.tokens.count(t) > 1]
-    assert not positive, "a token came again"
-
-
 @pytest.mark.parametrize("family", [{"architectures": ["LlamaForCausalLM"]}, {"architectures": ["Qwen3MoeForCausalLM"], **MOE}])
 def test_wanted_tokens_are_those_of_the_whole_batch(family: dict[str, Any], rng: np.random.Generator) -> None:
     """The last layer may leave tokens out, but not their keys and values."""

@@ -10,7 +10,6 @@ from blinkpy.config import Config, ConfigError
 from blinkpy.engine.sizing import engine_sizes, pages_for
 from blinkpy.kv.limits import make_limits
 from blinkpy.kv.state_memory import make_state
-from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.families.describe_model import describe_config
 from blinkpy.models.gpu.gpu_memory_plan import plan_memory
 from blinkpy.models.gpu.step_shapes import SMALLEST_MIXED, bucket_shapes, step_shapes
@@ -18,10 +17,6 @@ from blinkpy.queues.header import EngineFacts
 from blinkpy.queues.layout import QueueSizes
 
 GIB = 1 << 30
-
-
-def llama_8b() -> DecoderDescription:
-    return describe_config(SHAPES["llama-3-8b"])
 
 
 @pytest.mark.parametrize(("rows", "tokens"), [(256, 2048), (1, 1), (1, 512), (7, 7), (48, 300), (1024, 4096), (33, 33)])
@@ -47,7 +42,8 @@ def test_every_batch_has_a_graph_that_holds_it(rows: int, tokens: int, rng: np.r
 
 
 def test_memory_by_part() -> None:
-    config, model = Config().with_options({"max_model_len": 4096, "max_num_batched_tokens": 2048}), llama_8b()
+    config = Config().with_options({"max_model_len": 4096, "max_num_batched_tokens": 2048})
+    model = describe_config(SHAPES["llama-3-8b"])
     page = 2 * 32 * 8 * 128 * 16 * 2
     plan = plan_memory(config, model, 2, page, free=139 * GIB, total=140 * GIB)
     assert plan.parts["weights"] == 2 * 8_030_261_248

@@ -2,7 +2,6 @@
 
 import json
 import re
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -69,15 +68,6 @@ def render(messages: list[dict], add_generation_prompt: bool = True) -> str:
     )
 
 
-def words_of(texts: list[str]) -> list[str]:
-    return [word.lower() for text in texts for word in re.findall(r"[^\W\d_]+(?:'[^\W\d_]+)*", text)]
-
-
-def common_share(words: list[str], tokenizer: Tokenizer) -> float:
-    common = {token[1:].lower() for token, number in tokenizer.get_vocab().items() if token[0] == "Ġ" and number < FIRST_TOKENS}
-    return sum(word in common for word in words) / max(1, len(words))
-
-
 def test_folder_is_complete_and_small():
     files = {path.name: path.stat().st_size for path in FOLDER.iterdir()}
     assert set(files) == {
@@ -85,18 +75,6 @@ def test_folder_is_complete_and_small():
         "tokenizer.json", "tokenizer_config.json",
     }  # fmt: skip
     assert sum(files.values()) <= 12_000_000
-
-
-def test_weights_fit_the_config(config):
-    with (FOLDER / "model.safetensors").open("rb") as file:
-        header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
-    tensors = {name: tensor for name, tensor in header.items() if name != "__metadata__"}
-    assert {tensor["dtype"] for tensor in tensors.values()} == {"BF16"}
-    assert 3_000_000 <= sum(int(np.prod(tensor["shape"])) for tensor in tensors.values()) <= 8_000_000
-    assert config["architectures"] == ["LlamaForCausalLM"]
-    assert config["tie_word_embeddings"]
-    assert "lm_head.weight" not in tensors
-    assert len(tensors) == 2 + 9 * config["num_hidden_layers"]
 
 
 def test_special_tokens(tokenizer, config):
@@ -162,42 +140,26 @@ def test_chat_template_refuses_other_roles():
         render([{"role": "tool", "content": "42"}])
 
 
-def generate(model, tokenizer: Tokenizer, temperature: float, tokens: int = 48) -> list[str]:
-    """Answers to PROMPTS by transformers, as one batch padded on the left; from torch's global generator."""
+def test_writes_english(tokenizer):
+    """Of the words in the model's greedy answers 93 % are common ones, and 55 are different. Random weights repeat one token or a
+    few: at most 10 different words."""
     import torch
+    from transformers import AutoModelForCausalLM
 
+    model = AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32)
     prompts = [tokenizer.encode(render([{"role": "user", "content": text}]), add_special_tokens=False).ids for text in PROMPTS]
     longest = max(map(len, prompts))
     ids = torch.tensor([[PAD] * (longest - len(prompt)) + prompt for prompt in prompts])
-    how = {"do_sample": True, "temperature": temperature, "top_p": 0.9, "top_k": 0} if temperature else {
-        "do_sample": False, "temperature": None, "top_p": None
-    }  # fmt: skip
-    output = model.generate(input_ids=ids, attention_mask=(ids != PAD).long(), max_new_tokens=tokens, **how)
-    return [tokenizer.decode(row.tolist()) for row in output[:, longest:]]
-
-
-def test_writes_english(tokenizer, seed):
-    """Of the words in the model's answers 93 % are common ones when greedy (55 different words), and 85 to 92 % when sampled (119
-    to 143 different, 6 seeds). Random weights reach 29 to 35 % when sampled; greedily they repeat one token or a few (at most 10
-    different)."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32)
-    torch.manual_seed(seed)
-    untrained = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(FOLDER), dtype=torch.float32)
-
-    greedy, sampled = generate(model, tokenizer, 0.0), generate(model, tokenizer, 0.7)
-    for texts, distinct in ((greedy, 35), (sampled, 80)):
-        print(texts)
-        words = words_of(texts)
-        assert len(words) > 150
-        assert common_share(words, tokenizer) > 0.75
-        assert len(set(words)) > distinct
-        assert all("\ufffd" not in text for text in texts)
-    assert sum(text[:1].isupper() for text in sampled) >= 3
-    assert common_share(words_of(generate(untrained, tokenizer, 0.7)), tokenizer) < 0.5
-    assert len(set(words_of(generate(untrained, tokenizer, 0.0)))) < 30
+    greedy = {"do_sample": False, "temperature": None, "top_p": None}
+    output = model.generate(input_ids=ids, attention_mask=(ids != PAD).long(), max_new_tokens=48, **greedy)
+    texts = [tokenizer.decode(row.tolist()) for row in output[:, longest:]]
+    print(texts)
+    words = [word.lower() for text in texts for word in re.findall(r"[^\W\d_]+(?:'[^\W\d_]+)*", text)]
+    common = {token[1:].lower() for token, number in tokenizer.get_vocab().items() if token[0] == "Ġ" and number < FIRST_TOKENS}
+    assert len(words) > 150
+    assert sum(word in common for word in words) > 0.75 * len(words)
+    assert len(set(words)) > 35
+    assert all("\ufffd" not in text for text in texts)
 
 
 def test_own_definition_is_transformers_llama(own_model, config, rng):

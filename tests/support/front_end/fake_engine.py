@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from typing import Self
 
 import numpy as np
+from support.waiting import wait_for
 
+from blinkpy.dpu.link.queue_pair import InFlightRequest, QueuePair
 from blinkpy.queues import completion as C
 from blinkpy.queues import words as W
 from blinkpy.queues.header import EngineFacts
@@ -228,3 +230,16 @@ class FakeEngine(threading.Thread):
         """A record's tokens and log probabilities: the generated one is the third of the most likely ones."""
         top = [(token + distance) % self.facts.vocab_size for distance in (-2, -1, *range(TOP_LOGPROBS - 2))]
         return [token, *top], [-2.5, *(-0.5 - rank for rank in range(TOP_LOGPROBS))]
+
+
+def drain(pair: QueuePair) -> dict[InFlightRequest, list[tuple[int, int]]]:
+    """Poll until nothing is in flight. Returns token and flags of each completion, by request."""
+    got: dict[InFlightRequest, list[tuple[int, int]]] = {}
+
+    def done() -> bool:
+        for request, token, flags in pair.poll():
+            got.setdefault(request, []).append((token, flags))
+        return not pair.in_flight
+
+    wait_for(done, 60)
+    return got

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from support.models import kernel_reference
+from support.models.paged_batch import PagedBatches
 from torch import Tensor
 
 from blinkpy.kernels.activation import swiglu
@@ -90,38 +91,23 @@ def ragged(
     rng: np.random.Generator, lengths: list[int], contexts: list[int], *, page: int, tokens: int, rows: int, device: str
 ) -> Ragged:
     """Rows with these chunk lengths and contexts (after the step), decode rows (length 1) first, in a bucket."""
-    bucket_tokens, bucket_rows = tokens, rows
-    order = sorted(range(len(lengths)), key=lambda i: lengths[i] != 1)
-    lengths, contexts = [lengths[i] for i in order], [contexts[i] for i in order]
-    rows, tokens = len(lengths), sum(lengths)
-    decode_rows = sum(n == 1 for n in lengths)
-    assert rows <= bucket_rows
-    assert tokens <= bucket_tokens
-    slots = bucket_rows + 3
-    needed = [-(-c // page) for c in contexts]
-    total = sum(needed) + 2
-    shuffled = rng.permutation(total)
-    table = np.full((slots, max(needed) + 1), -1)
-    row_slots = np.full(bucket_rows, -1)
-    row_slots[:rows] = rng.permutation(slots)[:rows]
-    starts = np.full(bucket_rows + 1, tokens)
-    starts[: rows + 1] = np.concatenate([[0], np.cumsum(lengths)])
-    context_lengths = np.zeros(bucket_rows, int)
-    context_lengths[:rows] = contexts
-    positions, cache_slots = np.zeros(bucket_tokens, int), np.full(bucket_tokens, -1)
-    used = 0
-    for row in range(rows):
-        pages = shuffled[used : used + needed[row]]
-        used += needed[row]
-        table[row_slots[row], : needed[row]] = pages
-        position = np.arange(contexts[row] - lengths[row], contexts[row])
-        span = slice(starts[row], starts[row] + lengths[row])
-        positions[span] = position
-        cache_slots[span] = pages[position // page] * page + position % page
-    emits = np.ones(bucket_rows)
-    arrays = [ints(array, device) for array in (row_slots, starts, context_lengths, emits, positions, cache_slots)]
-    view = BatchView(header(rows, tokens, decode_rows, device), *arrays)
-    return Ragged(view, ints(table, device), lengths, contexts, tokens, decode_rows, total)
+    slots, needed = rows + 3, [-(-context // page) for context in contexts]
+    batches = PagedBatches(
+        rng, page_size=page, num_pages=sum(needed) + 2, slots=slots, max_model_len=(max(needed) + 1) * page, max_tokens=tokens,
+        max_rows=rows,
+    )  # fmt: skip
+    work = []
+    for length, context in zip(lengths, contexts, strict=True):
+        sequence = batches.add([0] * context)
+        sequence.computed = context - length
+        sequence.prompt_length = sequence.computed if length == 1 else context
+        work.append((sequence, length))
+    batch = batches.batch(work)
+    lengths, contexts = ([*column] for column in zip(*((n, len(s.tokens)) for s, n in batches.work), strict=True))
+    counts = header(len(lengths), sum(lengths), lengths.count(1), device)
+    view = BatchView(counts, *(ints(getattr(batch, name), device) for name in BatchView._fields[1:]))
+    pages = ints(batches.requests.page_table, device)
+    return Ragged(view, pages, lengths, contexts, sum(lengths), lengths.count(1), sum(needed) + 2)
 
 
 def filled_cache(rng: np.random.Generator, batch: Ragged, lengths: list[int], *sizes: int, dtype: torch.dtype) -> Tensor:
@@ -372,19 +358,6 @@ def linear_case(rng: np.random.Generator, device: str, config: LinearConfig, sha
     assert torch.equal(*outs), "two runs differ"
 
 
-@dataclass
-class Requests:
-    """Random requests, one a slot, and a batch of rows over some of them; NumPy, int32."""
-
-    entry: np.ndarray  # [S, 64]
-    tokens: np.ndarray  # [S, L]
-    prompt_length: np.ndarray  # [S]
-    row_slots: np.ndarray  # [B]
-    emits: np.ndarray  # [B]
-    context_lengths: np.ndarray  # [B]
-    rows: int
-
-
 PARAMETERS = {
     E.WORD_TEMPERATURE: (0.0, 0.3, 1.0, 1.7),
     E.WORD_TOP_P: (1.0, 1.0, 0.9, 0.5, 0.01),
@@ -399,9 +372,12 @@ FILTERS = (E.WORD_TEMPERATURE, E.WORD_TOP_P, E.WORD_MIN_P)
 
 def draw_requests(
     rng: np.random.Generator, rows: int, bucket: int, vocabulary: int, history: int, fixed: dict[int, float]
-) -> Requests:
-    """Every row with its own mixture of sampling parameters but for the `fixed` ones (word -> value); about one row in
-    eight emits nothing."""
+) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray]:
+    """Arrays of a RequestView, and row_slots, emits and context_lengths [B] of rows over some of them; int32.
+
+    Every row with its own mixture of sampling parameters but for the `fixed` ones (word -> value); about one row in eight emits
+    nothing.
+    """
     slots = bucket + 2
     entry = E.neutral_entries(slots).view(np.int32).reshape(slots, E.SQ_ENTRY_WORDS)
     reals = entry.view(np.float32)
@@ -431,7 +407,7 @@ def draw_requests(
     for row in range(rows):
         tokens[row_slots[row], : context[row]] = rng.integers(0, vocabulary, context[row])
     prompt_length = rng.integers(1, history // 2, slots).astype(np.int32)
-    return Requests(entry, tokens, prompt_length, row_slots, emits, context, rows)
+    return {"entry": entry, "tokens": tokens, "prompt_length": prompt_length}, row_slots, emits, context
 
 
 def sampling_case(
@@ -444,12 +420,12 @@ def sampling_case(
     if ties:
         logits = np.round(logits)
     logits[:, rng.integers(vocabulary)] = -np.inf
-    r = draw_requests(rng, rows, bucket, vocabulary, history, fixed or {})
+    arrays, row_slots, emits, contexts = draw_requests(rng, rows, bucket, vocabulary, history, fixed or {})
     counts = header(rows, rows, rows, device)
     given = torch.from_numpy(logits.copy()).to(device)
-    requests = RequestView(*(ints(getattr(r, name), device) for name in RequestView._fields))
-    slots, emits, context = (ints(array, device) for array in (r.row_slots, r.emits, r.context_lengths))
-    batch = BatchView(counts, slots, slots, context, emits, slots, slots)
+    requests = RequestView(*(ints(arrays[name], device) for name in RequestView._fields))
+    slots, emitted, lengths = (ints(array, device) for array in (row_slots, emits, contexts))
+    batch = BatchView(counts, slots, slots, lengths, emitted, slots, slots)
     records = torch.full((bucket, LOGPROB_ENTRIES), -7, dtype=torch.int64, device=device)
     runs = []
     for _ in range(repeats(device)):
@@ -462,18 +438,19 @@ def sampling_case(
     write_logprobs(call)
     entries = records.cpu().numpy().view(LOGPROB_ENTRY)
 
-    emitting = np.flatnonzero(r.emits[:rows])
+    emitting = np.flatnonzero(emits[:rows])
     silent = np.setdiff1d(np.arange(bucket), emitting)
     found = sampled.cpu().numpy()
     assert (found[silent] == -7).all(), "rows that emit nothing got a token"
     wrong = []
     for row in emitting:
-        slot, length = int(r.row_slots[row]), int(r.context_lengths[row])
-        words, reals = r.entry[slot], r.entry[slot].view(np.float32)
+        slot, length = int(row_slots[row]), int(contexts[row])
+        words, tokens, prompt_length = (arrays[name][slot] for name in RequestView._fields)
+        reals = words.view(np.float32)
         adjusted = kernel_reference.penalize(
-            logits[row], r.tokens[slot, :length], int(r.prompt_length[slot]), *(float(reals[word]) for word in PENALTIES)
+            logits[row], tokens[:length], int(prompt_length), *(float(reals[word]) for word in PENALTIES)
         )
-        if max(0, length - int(r.prompt_length[slot])) < words[E.WORD_MIN_TOKENS]:
+        if max(0, length - int(prompt_length)) < words[E.WORD_MIN_TOKENS]:
             adjusted[[stop for stop in words[E.WORD_STOP_IDS : E.WORD_STOP_IDS + E.STOP_IDS] if stop >= 0]] = -np.inf
         temperature, top_p, min_p = (float(reals[word]) for word in FILTERS)
         number = kernel_reference.uniform(int(words.view(np.int64)[E.LONG_SEED]), length)

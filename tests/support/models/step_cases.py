@@ -111,11 +111,8 @@ def step_case(
     In bfloat16 the CPU's tokens are taken for the next step, whatever the other said. graphs: run captured graphs.
     rows: of the largest step.
     """
-    model_zoo.save_model(name, folder, int(rng.integers(2**31)), dtype=dtype)
-    model = describe_model(folder)
-    limits, weights = (rows, TOKENS_AT_MOST), load_weights(model, folder, dtype, device)
-    on = OnDevice(rng, model, weights, slots=ROWS_AT_MOST + 2, limits=limits, table=table)
-    batches = on.batches
+    on = on_device(rng, device, name, folder, dtype, table, rows)
+    model, batches = describe_model(folder), on.batches
     cpu = CpuStep(model, load_weights(model, folder, dtype), on.pages, PAGE, LENGTH, TOKENS_AT_MOST)
     waiting = []
     for i, n in enumerate([1, 40, 17, 23, 5]):
@@ -164,12 +161,14 @@ def step_case(
 
 
 def on_device(
-    rng: np.random.Generator, device: str, name: str, folder: Path, dtype: torch.dtype, table: LinearTable | None = None
-) -> OnDevice:
+    rng: np.random.Generator, device: str, name: str, folder: Path, dtype: torch.dtype, table: LinearTable | None = None,
+    rows: int = ROWS_AT_MOST,
+) -> OnDevice:  # fmt: skip
     """The step of a random model over an empty batch."""
     model_zoo.save_model(name, folder, int(rng.integers(2**31)), dtype=dtype)
     model = describe_model(folder)
-    return OnDevice(rng, model, load_weights(model, folder, dtype, device), slots=2, table=table)
+    weights, limits = load_weights(model, folder, dtype, device), (rows, TOKENS_AT_MOST)
+    return OnDevice(rng, model, weights, slots=ROWS_AT_MOST + 2, limits=limits, table=table)
 
 
 def _cpu_logits(cpu: CpuStep, batch: Batch, requests: Requests, emitting: np.ndarray) -> torch.Tensor:

@@ -41,8 +41,6 @@ def install() -> None:
     def widen(handle: Any) -> Any:
         if handle.dtype.scalar == tl.bfloat16:
             return interpreter.TensorHandle(_widen_bfloat16(handle.data), tl.float32)
-        if handle.dtype.scalar == tl.float16:
-            return interpreter.TensorHandle(handle.data.astype(np.float32), tl.float32)
         return handle
 
     def create_dot(self: Any, a: Any, b: Any, accumulator: Any, *rest: Any) -> Any:

@@ -1,5 +1,7 @@
 """Sampling kernels in the interpreter, against the CPU sampler; small capacities make every search path run."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import support.models.kernel_cases as cases
@@ -35,12 +37,23 @@ def test_programs_with_several_rows(rng: np.random.Generator, monkeypatch: pytes
     cases.sampling_case(rng, "cpu", rows=10, bucket=11, vocabulary=40, spread=1.0, workspace=workspace)
 
 
-@pytest.mark.parametrize("filters", [{E.WORD_TOP_K: 120}, {E.WORD_TOP_P: 0.9}, {E.WORD_MIN_P: 0.2}, {}])
-def test_filters_beyond_the_capacity(rng: np.random.Generator, filters: dict[int, float]) -> None:
-    """Flat distributions of which each filter keeps more than can be sorted at once."""
-    workspace = SamplingWorkspace.allocate(4, 300, "cpu", chunk=512, capacity=32, block=512)
+# Flat distributions of which a filter keeps more than can be sorted at once, and peaked ones of which it keeps a few candidates.
+FLAT, PEAKED = {"rows": 4, "vocabulary": 300, "spread": 0.5}, {"rows": 12, "vocabulary": 60, "spread": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("made", "filters"),
+    [
+        *((FLAT, filters) for filters in ({E.WORD_TOP_K: 120}, {E.WORD_TOP_P: 0.9}, {E.WORD_MIN_P: 0.2}, {})),
+        *((PEAKED, filters) for filters in ({E.WORD_TOP_K: 3}, {E.WORD_TOP_P: 0.6}, {E.WORD_MIN_P: 0.3})),
+    ],
+)
+def test_filters(rng: np.random.Generator, made: dict[str, Any], filters: dict[int, float]) -> None:
+    """Half of the draws are for the last token that a filter keeps."""
+    chunk = 512 if made is FLAT else 64
+    workspace = SamplingWorkspace.allocate(made["rows"], made["vocabulary"], "cpu", chunk=chunk, capacity=32, block=chunk)
     off = {E.WORD_TOP_K: 0, E.WORD_TOP_P: 1.0, E.WORD_MIN_P: 0.0, E.WORD_TEMPERATURE: 1.7}
-    cases.sampling_case(rng, "cpu", rows=4, bucket=4, vocabulary=300, spread=0.5, workspace=workspace, fixed=off | filters)
+    cases.sampling_case(rng, "cpu", bucket=made["rows"], workspace=workspace, fixed=off | filters, **made)
 
 
 @pytest.mark.parametrize("word", [E.WORD_REPETITION_PENALTY, E.WORD_PRESENCE_PENALTY, E.WORD_FREQUENCY_PENALTY])
@@ -58,14 +71,6 @@ def test_stop_ids_before_min_tokens(rng: np.random.Generator, word: int | None) 
     fixed = {name: 1.0 if name == E.WORD_REPETITION_PENALTY else 0.0 for name in cases.PENALTIES}
     fixed |= {E.WORD_MIN_TOKENS: 1000, E.WORD_TEMPERATURE: 1.7} | ({} if word is None else {word: 1.4})
     cases.sampling_case(rng, "cpu", rows=30, bucket=30, vocabulary=12, spread=1.0, workspace=workspace, fixed=fixed)
-
-
-@pytest.mark.parametrize("filters", [{E.WORD_TOP_K: 3}, {E.WORD_TOP_P: 0.6}, {E.WORD_MIN_P: 0.3}])
-def test_filters_within_the_head(rng: np.random.Generator, filters: dict[int, float]) -> None:
-    """Peaked distributions of which each filter keeps a few candidates; half of the draws are for the last one kept."""
-    workspace = SamplingWorkspace.allocate(12, 60, "cpu", chunk=64, capacity=32, block=64)
-    off = {E.WORD_TOP_K: 0, E.WORD_TOP_P: 1.0, E.WORD_MIN_P: 0.0, E.WORD_TEMPERATURE: 1.7}
-    cases.sampling_case(rng, "cpu", rows=12, bucket=12, vocabulary=60, spread=2.0, workspace=workspace, fixed=off | filters)
 
 
 @triton.jit
