@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import triton
@@ -82,16 +83,14 @@ class Variant:
     unresolved: tuple[str, ...]
 
     def problems(self) -> list[str]:
-        found = []
-        if self.shared > SHARED_MEMORY_LIMIT[CAPABILITY]:
-            found.append(f"shared memory {self.shared} over {SHARED_MEMORY_LIMIT[CAPABILITY]}")
-        if self.registers > REGISTER_LIMIT or self.registers * self.warps * 32 > 65_536:
-            found.append(f"{self.registers} registers in {self.warps} warps")
-        if self.stack_frame > SPILL_ALLOWED.get(self.kernel, 0):
-            found.append(f"stack frame of {self.stack_frame} bytes")
-        if self.unresolved:
-            found.append(f"unresolved symbols {self.unresolved}")
-        return found
+        shared_limit, registers = SHARED_MEMORY_LIMIT[CAPABILITY], self.registers
+        found = {
+            f"shared memory {self.shared} over {shared_limit}": self.shared > shared_limit,
+            f"{registers} registers in {self.warps} warps": registers > REGISTER_LIMIT or registers * self.warps * 32 > 65_536,
+            f"stack frame of {self.stack_frame} bytes": self.stack_frame > SPILL_ALLOWED.get(self.kernel, 0),
+            f"unresolved symbols {self.unresolved}": bool(self.unresolved),
+        }
+        return [problem for problem, there in found.items() if there]
 
 
 COMPILE_ONLY = SimpleNamespace(
@@ -118,11 +117,8 @@ class Gate:
                 self.variants[compiled.hash] = needs_of(compiled, label)
             return compiled
 
-        JITFunction.run = compile_only
-        try:
+        with patch.object(JITFunction, "run", compile_only):
             launch()
-        finally:
-            JITFunction.run = original
 
 
 def needs_of(compiled: Any, label: str) -> Variant:

@@ -8,6 +8,7 @@ the weights of several layers and a random routing; the block size whose fastest
 
 import argparse
 from collections.abc import Iterator
+from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -65,10 +66,7 @@ def compile_candidate(candidate: Candidate) -> bool:
     """In a worker process: compile into Triton's cache. False where it does not fit the GPU or spills."""
     weights, k, n = sizes(candidate)
     tokens, top_k = 1024, candidate.shape.top_k
-
-    def meta(*shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=torch.bfloat16, device="meta")
-
+    meta = partial(aot_compile.meta, dtype=torch.bfloat16)
     x, out = meta(tokens if candidate.up else tokens * top_k, k), meta(tokens * top_k, n)
     routing = Routing.allocate(tokens, candidate.shape.experts, top_k, candidate.block_m, "meta")
     return aot_compile.fits(lambda: launch(candidate, x, meta(*weights), out, routing))
