@@ -51,13 +51,13 @@ from blinkpy.queues.submission import SQ_ENTRY_WORDS
 
 CAPABILITY = 90
 REGISTER_LIMIT = 255
+# Bytes of stack frame that a kernel may use; others must not spill. The assembler sometimes keeps two words of the epilogue of
+# `linear` on the stack although registers are free. `adjust` gets fewer registers than it would take, so that more programs share
+# a multiprocessor; what it spills belongs to the penalties.
 SPILL_ALLOWED = {"linear": 16, "adjust": 64}
-"""Bytes of stack frame that a kernel may use, by name; all others must not spill. The assembler sometimes keeps two words of
-the epilogue of `linear` on the stack although registers are free. `adjust` is given fewer registers than it would take, so
-that more programs share a multiprocessor; what it spills belongs to the penalties."""
-
 DEMO = json.loads((DEMO_FOLDER / "config.json").read_text())
 ONE, MANY, MIXED = StepShape(1, 1, False), StepShape(64, 64, False), StepShape(2048, 256, True)
+# config.json of a model, and the steps of it that are launched; two layers stand for all
 STEPS: dict[str, tuple[dict[str, Any], tuple[StepShape, ...]]] = {
     "Llama-3-8B": (SHAPES["llama-3-8b"], (ONE, MANY, MIXED)),
     "Qwen3-30B-A3B": (SHAPES["qwen3-30b-a3b"], (ONE, MANY, MIXED)),
@@ -65,7 +65,6 @@ STEPS: dict[str, tuple[dict[str, Any], tuple[StepShape, ...]]] = {
     "demo": (DEMO, (StepShape(64, 64, True),)),
     "demo float32": (DEMO | {"torch_dtype": "float32"}, (StepShape(64, 64, True),)),
 }
-"""config.json of a model, and the steps of it that are launched; two layers stand for all."""
 LAYERS, MAX_MODEL_LEN, SLOTS = 2, 8192, 512
 GPU = "NVIDIA H200"  # whose measured configurations are taken
 
@@ -93,12 +92,11 @@ class Variant:
         return [problem for problem, there in found.items() if there]
 
 
-COMPILE_ONLY = SimpleNamespace(
+COMPILE_ONLY = SimpleNamespace(  # stands where Triton's CUDA driver stands; launches nothing
     get_current_device=lambda: 0,
     get_current_stream=lambda device: 0,
     get_current_target=lambda: GPUTarget("cuda", CAPABILITY, 32),
 )
-"""Stands where Triton's CUDA driver stands; launches nothing."""
 
 
 class Gate:

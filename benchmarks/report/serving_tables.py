@@ -26,7 +26,6 @@ JOULES = FIGURES["energy"][1]
 
 def claim(found: dict[str, Document]) -> dict[str, Any]:
     """What neighbours on the host do to each system at the headline rate, for every model that both were measured with there.
-
     found: result files by the model's title; empty where there is none."""
     rows: Rows = []
     shown = []
@@ -257,8 +256,7 @@ def behind(document: Document) -> str:
         ours, peers = grid.closed_loops(document, OURS, value), grid.closed_loops(document, PEER, value)
         for streams in sorted(ours.keys() & peers.keys()):
             found += worse(name, load_name(0, int(streams)), ours[streams], peers[streams])
-    what = "; ".join(found) if found else "nothing that was measured"
-    return f"{OURS} is behind {PEER} by more than {percent(BEHIND - 1)} in: {what}."
+    return f"{OURS} is behind {PEER} by more than {percent(BEHIND - 1)} in: {'; '.join(found) or 'nothing that was measured'}."
 
 
 def worse(name: str, where: str, ours: float, peers: float) -> list[str]:

@@ -23,8 +23,7 @@ from blinkpy.kv.state import ROWS, TOKENS
 
 SHARED_MEMORY = 227 * 1024
 SHAPES = {"Qwen3-30B-A3B": ExpertShape(experts=128, top_k=8, hidden=2048, width=768)}
-LAYERS = 3
-"""Layers whose weights are visited in turn: together far more than the cache holds."""
+LAYERS = 3  # whose weights are visited in turn: together far more than the cache holds
 
 
 class Candidate(NamedTuple):
