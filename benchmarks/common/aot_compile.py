@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import triton
@@ -50,13 +51,13 @@ from blinkpy.queues.submission import SQ_ENTRY_WORDS
 
 CAPABILITY = 90
 REGISTER_LIMIT = 255
+# Bytes of stack frame that a kernel may use; others must not spill. The assembler sometimes keeps two words of the epilogue of
+# `linear` on the stack although registers are free. `adjust` gets fewer registers than it would take, so that more programs share
+# a multiprocessor; what it spills belongs to the penalties.
 SPILL_ALLOWED = {"linear": 16, "adjust": 64}
-"""Bytes of stack frame that a kernel may use, by name; all others must not spill. The assembler sometimes keeps two words of
-the epilogue of `linear` on the stack although registers are free. `adjust` is given fewer registers than it would take, so
-that more programs share a multiprocessor; what it spills belongs to the penalties."""
-
 DEMO = json.loads((DEMO_FOLDER / "config.json").read_text())
 ONE, MANY, MIXED = StepShape(1, 1, False), StepShape(64, 64, False), StepShape(2048, 256, True)
+# config.json of a model, and the steps of it that are launched; two layers stand for all
 STEPS: dict[str, tuple[dict[str, Any], tuple[StepShape, ...]]] = {
     "Llama-3-8B": (SHAPES["llama-3-8b"], (ONE, MANY, MIXED)),
     "Qwen3-30B-A3B": (SHAPES["qwen3-30b-a3b"], (ONE, MANY, MIXED)),
@@ -64,7 +65,6 @@ STEPS: dict[str, tuple[dict[str, Any], tuple[StepShape, ...]]] = {
     "demo": (DEMO, (StepShape(64, 64, True),)),
     "demo float32": (DEMO | {"torch_dtype": "float32"}, (StepShape(64, 64, True),)),
 }
-"""config.json of a model, and the steps of it that are launched; two layers stand for all."""
 LAYERS, MAX_MODEL_LEN, SLOTS = 2, 8192, 512
 GPU = "NVIDIA H200"  # whose measured configurations are taken
 
@@ -82,24 +82,21 @@ class Variant:
     unresolved: tuple[str, ...]
 
     def problems(self) -> list[str]:
-        found = []
-        if self.shared > SHARED_MEMORY_LIMIT[CAPABILITY]:
-            found.append(f"shared memory {self.shared} over {SHARED_MEMORY_LIMIT[CAPABILITY]}")
-        if self.registers > REGISTER_LIMIT or self.registers * self.warps * 32 > 65_536:
-            found.append(f"{self.registers} registers in {self.warps} warps")
-        if self.stack_frame > SPILL_ALLOWED.get(self.kernel, 0):
-            found.append(f"stack frame of {self.stack_frame} bytes")
-        if self.unresolved:
-            found.append(f"unresolved symbols {self.unresolved}")
-        return found
+        shared_limit, registers = SHARED_MEMORY_LIMIT[CAPABILITY], self.registers
+        found = {
+            f"shared memory {self.shared} over {shared_limit}": self.shared > shared_limit,
+            f"{registers} registers in {self.warps} warps": registers > REGISTER_LIMIT or registers * self.warps * 32 > 65_536,
+            f"stack frame of {self.stack_frame} bytes": self.stack_frame > SPILL_ALLOWED.get(self.kernel, 0),
+            f"unresolved symbols {self.unresolved}": bool(self.unresolved),
+        }
+        return [problem for problem, there in found.items() if there]
 
 
-COMPILE_ONLY = SimpleNamespace(
+COMPILE_ONLY = SimpleNamespace(  # stands where Triton's CUDA driver stands; launches nothing
     get_current_device=lambda: 0,
     get_current_stream=lambda device: 0,
     get_current_target=lambda: GPUTarget("cuda", CAPABILITY, 32),
 )
-"""Stands where Triton's CUDA driver stands; launches nothing."""
 
 
 class Gate:
@@ -118,11 +115,8 @@ class Gate:
                 self.variants[compiled.hash] = needs_of(compiled, label)
             return compiled
 
-        JITFunction.run = compile_only
-        try:
+        with patch.object(JITFunction, "run", compile_only):
             launch()
-        finally:
-            JITFunction.run = original
 
 
 def needs_of(compiled: Any, label: str) -> Variant:

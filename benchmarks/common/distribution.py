@@ -25,17 +25,13 @@ def describe(
     Keys: unit, count, min, mean, max; p50 and so on, each {"value", "low", "high"} with a 95% interval.
     tail: samples that must lie beyond a percentile for it to be given; the median always is. The intervals of very many
     samples come from INTERVAL_SAMPLES of them, drawn at random: they are then a little too wide rather than too narrow.
-    Raises ValueError when there are none, or one is not a finite number.
-    """
+    Raises ValueError when there are none, or one is not a finite number."""
     x = np.asarray(samples, np.float64)
     if x.ndim != 1 or len(x) == 0 or not np.isfinite(x).all():
         raise ValueError(f"samples must be finite numbers, at least one; shape {x.shape}")
     levels = [p for p in percentiles if p == 50 or len(x) * min(p, 100 - p) / 100 >= tail]
     values = np.percentile(x, levels)
-    some = x
-    if len(x) > INTERVAL_SAMPLES:
-        some = x[np.sort(np.random.default_rng(seed).choice(len(x), INTERVAL_SAMPLES, replace=False))]
-    lows, highs = _intervals(some, levels, seed)
+    lows, highs = _intervals(x, levels, seed)
     result: dict[str, Any] = {"unit": unit, "count": len(x)}
     result |= {"min": rounded(x.min()), "mean": rounded(x.mean()), "max": rounded(x.max())}
     for level, value, low, high in zip(levels, values, lows, highs, strict=True):
@@ -45,6 +41,8 @@ def describe(
 
 def _intervals(x: NDArray[np.float64], levels: list[float], seed: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Lower and upper ends of the intervals of percentiles."""
+    if len(x) > INTERVAL_SAMPLES:
+        x = x[np.sort(np.random.default_rng(seed).choice(len(x), INTERVAL_SAMPLES, replace=False))]
     rng = np.random.default_rng(seed)
     length = max(1, len(x) // BLOCKS)
     count = -(-len(x) // length)

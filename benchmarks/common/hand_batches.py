@@ -51,9 +51,7 @@ def mixed(decodes: int, context: int, chunk: int, cached: int = 0) -> Rows:
 
 def page_table(rows: Rows, page_size: int, pages: Int32, width: int) -> Int32:
     """Page table int32 [rows, width]: each row gets as many of the pages as its context needs, in their order; -1 behind them.
-
-    Raises UsageError when the cache has too few pages, ValueError when the width is too small for a context.
-    """
+    Raises UsageError when the cache has too few pages, ValueError when the width is too small for a context."""
     needed = [-(-context // page_size) for context in rows.contexts]
     if sum(needed) > len(pages):
         raise UsageError(
@@ -70,10 +68,7 @@ def page_table(rows: Rows, page_size: int, pages: Int32, width: int) -> Int32:
 
 def batch_arrays(rows: Rows, table: Int32, page_size: int, most_rows: int, token_ids: Int32) -> dict[str, NDArray]:
     """Arrays of blinkpy.kv.state.Batch, padded as the scheduler pads them; row i is request slot i, and all rows emit.
-
-    table: of page_table(). token_ids: int32 [T], of as many tokens as a batch can have. Raises ValueError when rows or tokens are
-    too many.
-    """
+    table: of page_table(). token_ids: int32 [T], as many as a batch can have. Raises ValueError for too many rows or tokens."""
     count, most_tokens = len(rows.lengths), len(token_ids)
     if count > most_rows or rows.tokens > most_tokens:
         raise ValueError(f"{count} rows of {rows.tokens} tokens, where {most_rows} and {most_tokens} fit")
@@ -117,10 +112,7 @@ def put(state: Any, rows: Rows, page_size: int, pages: Int32, vocab_size: int, s
 
 
 def graph_index(step: GpuStep, rows: Rows) -> int:
-    """Index of the step's smallest graph that holds its rows and tokens, which is the one that the scheduler takes.
-
-    Raises ValueError when there is none.
-    """
+    """Index of the step's smallest graph that holds the rows, which the scheduler takes. Raises ValueError without any."""
     count = len(rows.lengths)
     for index, shape in enumerate(step.shapes):
         if shape.mixed == rows.mixed and shape.tokens >= rows.tokens and shape.rows >= count:

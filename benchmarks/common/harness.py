@@ -58,8 +58,7 @@ def parser(name: str, description: str, **flags: Flag) -> argparse.ArgumentParse
     result = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=description)
     result.add_argument("--output", type=Path, help=f"result file (default: benchmarks/results/{stem(name)}.json)")
     result.add_argument("--smoke", action="store_true", help="a few seconds, to see that it works; the figures mean nothing")
-    help_text = "wait up to S seconds until other processes rest"
-    result.add_argument("--wait-quiet", type=float, default=0.0, metavar="S", help=help_text)
+    result.add_argument("--wait-quiet", type=float, default=0.0, metavar="S", help="wait up to S s until other processes rest")
     result.add_argument("--note", default="", help="a remark for the result file")
     for flag, (default, text, _) in flags.items():
         several = isinstance(default, tuple)
@@ -100,14 +99,12 @@ class Run:
     def target(self, what: str, value: float, limit: float, unit: str, at_most: bool = True) -> None:
         """Hold a figure against what the project promised."""
         met = value <= limit if at_most else value >= limit
-        self.targets.append(
-            {"what": what, "value": float(f"{value:.4g}"), "limit": limit, "at_most": at_most, "unit": unit, "met": met}
-        )
+        figure = float(f"{value:.4g}")
+        self.targets.append({"what": what, "value": figure, "limit": limit, "at_most": at_most, "unit": unit, "met": met})
 
     def write(self, method: str | None, results: dict[str, Any]) -> None:
         """Write the result file, and say the targets. method: how it was measured, in a few sentences."""
         self.progress.close()
-        arguments = {k: v for k, v in vars(self.options).items() if k not in UNSAID and v is not None}
         document = {
             "benchmark": self.name,
             "schema": SCHEMA,
@@ -116,7 +113,7 @@ class Run:
             "date": self._date.isoformat(timespec="seconds"),
             "seconds": round((datetime.datetime.now(datetime.UTC) - self._date).total_seconds(), 1),
             "commit": revision(),
-            "arguments": arguments,
+            "arguments": {k: v for k, v in vars(self.options).items() if k not in UNSAID and v is not None},
             "machine": machine(),
             "software": software(),
             "others": {"load_average_before": self._load, "waited_s": round(self._waited, 1), **self._others.shares()},
@@ -173,8 +170,7 @@ def machine() -> dict[str, Any]:
 
 
 def origin() -> dict[str, Any]:
-    """What parts of one result must have in common: the machine, but for its memory, which a virtual one may be given as it is
-    needed; and the commit."""
+    """What parts of one result must have in common: the commit, and the machine but for its memory, which may vary."""
     return {"machine": {key: value for key, value in machine().items() if key != "memory_gib"}, "commit": revision()}
 
 
@@ -190,8 +186,7 @@ def software() -> dict[str, str]:
 def revision() -> dict[str, Any]:
     """The commit, and whether tracked files differ from it. A copy without its history takes the commit from the environment
     (BLINKPY_COMMIT), where whoever made the copy says it; empty when nobody does."""
-    told = os.environ.get("BLINKPY_COMMIT")
-    if told:
+    if told := os.environ.get("BLINKPY_COMMIT"):
         return {"hash": told, "dirty": False}
 
     def git(*arguments: str) -> str:

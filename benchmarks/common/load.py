@@ -97,10 +97,8 @@ def get(host: str, port: int, path: str) -> tuple[int, bytes]:
 
 @dataclass
 class Record:
-    """What became of one request; times in seconds since the start of the load. error: empty if all tokens came.
-
-    times: of the events that brought text; several tokens may share an event.
-    """
+    """What became of one request, in seconds since the start of the load. error: empty if all tokens came. times: of the events
+    that brought text; several tokens may share one."""
 
     due: float
     sent: float
@@ -112,8 +110,7 @@ class Record:
 @dataclass
 class LoadResult:
     """records in the order of the requests; lags_s of all processes' ticks; busy: the largest share of its time that a process
-    had something to do, be it alone on its core or not; began: time.perf_counter() at the start; limit_s: seconds after it in
-    which requests had to end."""
+    had something to do; began: time.perf_counter() at the start; limit_s: seconds after it in which requests had to end."""
 
     records: list[Record]
     lags_s: NDArray[np.float64]
@@ -131,8 +128,7 @@ def offer(
     streams: 0 for an open loop, where each request has its time; otherwise request i waits for the end of request i - streams.
     cores: where the client processes run, one after another; none: anywhere. on_tick(seconds) is called a few times a second.
     spin: never sleep: for cores that nobody else uses, where waking up an idle one takes milliseconds on some virtual machines.
-    Raises WrongAnswer when a client process fails.
-    """
+    Raises WrongAnswer when a client process fails."""
     processes = max(1, min(processes, streams or len(requests)))
     context = multiprocessing.get_context("spawn")
     workers, pipes = [], []
@@ -169,11 +165,9 @@ def offer(
 
 
 def _receive(pipe: Pipe, timeout: float) -> Any:
-    try:
+    with contextlib.suppress(EOFError):
         if pipe.poll(timeout):
             return pipe.recv()
-    except EOFError:
-        pass
     raise WrongAnswer("a client process failed")
 
 
@@ -326,13 +320,11 @@ class Client:
         connection.sock.close()
         if connection in self._idle:
             self._idle.remove(connection)
-        if answer is None:
-            return
-        if connection.used and not answer.last and answer.tries <= RETRIES:
+        if answer and connection.used and not answer.last and answer.tries <= RETRIES:
             self._send(answer, time.perf_counter() - began)
-            return
-        answer.error = why
-        self._ended(answer, began)
+        elif answer:
+            answer.error = why
+            self._ended(answer, began)
 
     def _ended(self, answer: Answer, began: float) -> None:
         self._live -= 1
@@ -363,8 +355,7 @@ def _client(pipe: Pipe, cores: list[int], target: Target, requests: Requests, st
 
 
 def record_of(answer: Answer, request: Request, began: float, closed: bool) -> Record:
-    """The record of an answer: when text came, how many tokens, and what was wrong. In a closed loop a request is due when it is
-    sent."""
+    """The record of an answer. closed: a closed loop, where a request is due when it is sent."""
     tokens, times = 0, []
     errors = [answer.error]
     try:
@@ -391,10 +382,7 @@ def record_of(answer: Answer, request: Request, began: float, closed: bool) -> R
 
 
 def events_of(pieces: list[tuple[float, bytes]]) -> list[tuple[float, dict[str, Any]]]:
-    """(time of arrival, event) of a body of server-sent events; [DONE] is left out.
-
-    A body that was cut off gives the events that came whole. Raises ValueError for nonsense.
-    """
+    """(time of arrival, event) of the whole events in a body of server-sent events, without [DONE]. Raises ValueError."""
     text = b"".join(data for _, data in pieces)
     arrived = np.cumsum([len(data) for _, data in pieces])
     result: list[tuple[float, dict[str, Any]]] = []

@@ -14,10 +14,8 @@ SLACK_S = 0.5  # that readings may begin too late or end too early
 
 
 class EnergyMeter:
-    """Reads the energy counter of one GPU several times a second, within a with block. missing: why there is none, or empty.
-
-    It is the first one that this process's servers see (CUDA_VISIBLE_DEVICES). period_s: between two readings of the counter;
-    clock_every: of these to one of the clock."""
+    """Reads the energy counter of the first GPU of CUDA_VISIBLE_DEVICES, within a with block. missing: why it can't, or empty.
+    period_s: between two readings of the counter; clock_every: of these to one of the clock."""
 
     def __init__(self, period_s: float = PERIOD_S, clock_every: int = CLOCK_EVERY):
         self.missing = ""
@@ -81,8 +79,7 @@ class EnergyMeter:
         return slope(read) if len(read) >= ENOUGH else None
 
     def clock_mhz(self, begin: float, end: float) -> float | None:
-        """Mean clock of the GPU's multiprocessors between two times of time.perf_counter(); None if it was not read meanwhile. At
-        its power limit a GPU lowers it."""
+        """Mean clock of the GPU's multiprocessors between two times of time.perf_counter(); None if it was not read meanwhile."""
         read = [mhz for when, mhz in list(self._clocks) if begin <= when <= end]
         return sum(read) / len(read) if read else None
 
@@ -110,11 +107,8 @@ def interpolated(marks: list[tuple[float, float]], begin: float, end: float) -> 
 
 
 def _visible(nvml: Any) -> Any:
-    """NVML's handle of the first GPU that CUDA sees. NVML has all GPUs of the machine, in the order of the bus; CUDA has those of
-    CUDA_VISIBLE_DEVICES: UUIDs, which may be cut short, or numbers, which mean the same as NVML's with
-    CUDA_DEVICE_ORDER=PCI_BUS_ID.
-
-    Raises LookupError when that names no such GPU."""
+    """NVML's handle of the first of CUDA_VISIBLE_DEVICES: UUIDs, which may be cut short, or numbers, which mean the same as
+    NVML's, in the order of the bus, with CUDA_DEVICE_ORDER=PCI_BUS_ID. Raises LookupError when that names no such GPU."""
     listed = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
     first = listed.partition(",")[0].strip()
     if first.isdecimal():

@@ -34,11 +34,8 @@ class Multiplications(NamedTuple):
 
 
 def multiplications(a: DecoderDescription, rows: Rows, *, last_tokens_only: bool) -> Multiplications:
-    """Of a whole step in which every row emits. Padding up to the size of a step graph is not counted.
-
-    last_tokens_only: the last layer goes on with the rows' last tokens, once keys and values of all tokens are in the cache
-    (blinkpy.models.gpu.step_shapes.StepShape.last_tokens_only).
-    """
+    """Of a whole step in which every row emits, without the padding up to a step graph. last_tokens_only: as of
+    blinkpy.models.gpu.step_shapes.StepShape: the last layer goes on with the rows' last tokens, once the cache has all."""
     count = len(rows.lengths)
     linear = count * a.hidden_size * a.vocab_size
     attention = 0

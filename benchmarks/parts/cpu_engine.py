@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from benchmarks.common.distribution import describe
@@ -57,10 +58,7 @@ def bare_model(rows: int, room: int) -> Any:
 
 def behind_the_best(given: list[np.ndarray], answers: list[list[int]]) -> float:
     """How far the answers' tokens are, at most, behind the most likely ones of the bare forward, which is fed with them one
-    after another: the difference of their logits, relative to the largest logit. Equal sums in another order differ, so the
-    tokens themselves may: which they do on processors that multiply bfloat16 numbers in tiles."""
-    import torch
-
+    after another: the difference of their logits, relative to the largest. Sums in another order may give other tokens."""
     model = bare_model(len(given), PROMPT_TOKENS + len(answers[0]))
     tokens = torch.tensor([[*prompt.tolist(), *answer] for prompt, answer in zip(given, answers, strict=True)])
     behind = 0.0
@@ -90,18 +88,13 @@ class Watch:
         if not full or context - int(batch.context_lengths[:rows].min()) > APART:
             self._left = 0.0
             return
-        bare = self._bare_ms(batch, rows, context) if self._bare else 0.0
-        if self._left:
-            self.samples.append((1000 * (entered - self._left), 1000 * (done - entered), bare, context))
-        self._left = time.perf_counter()
-
-    def _bare_ms(self, batch: Batch, rows: int, context: int) -> float:
-        import torch
-
-        ids = torch.from_numpy(batch.token_ids[:rows].astype(np.int64))
         began = time.perf_counter()
-        self._bare(ids, context - 1)
-        return 1000 * (time.perf_counter() - began)
+        if self._bare:
+            self._bare(torch.from_numpy(batch.token_ids[:rows].astype(np.int64)), context - 1)
+        bare = time.perf_counter() - began
+        if self._left:
+            self.samples.append((1000 * (entered - self._left), 1000 * (done - entered), 1000 * bare, context))
+        self._left = time.perf_counter()
 
 
 def decode(run: Run, streams: int, tokens: int, temperature: float, bare: bool) -> Any:
@@ -180,8 +173,6 @@ def steps(run: Run) -> dict[str, Any]:
 
 
 def benchmark(run: Run) -> None:
-    import torch
-
     options = run.options
     if options.threads:
         torch.set_num_threads(options.threads)

@@ -116,10 +116,11 @@ def _measure(engine: Engine, a: DecoderDescription, arguments: argparse.Namespac
     client.start()
     engine.run(budget_s=arguments.budget)
     client.join(20)
+    gpu = {"gpu": torch.cuda.get_device_name(), "driver": EnergyMeter().facts.get("driver", "unknown")}
     result: dict[str, Any] = {
         **{name: getattr(arguments, name) for name in ("shape", "control", "pdl", "spin_us", "prompt", "new")},
         "start_s": {name: round(seconds, 2) for name, seconds in engine.timings.items()},
-        "environment": environment(),
+        "environment": {**gpu, **software(), "commit": revision(), "date": time.strftime("%Y-%m-%d")},
         "rows": {},
     }
     runner = engine.runner
@@ -165,11 +166,6 @@ def scheduler_times(turn: np.ndarray, following: np.ndarray, chosen: np.ndarray)
     result["ahead_us"] = percentiles((turn[:, L.TRACE_OVERLAP_END] - turn[:, L.TRACE_OVERLAP_BEGIN])[chosen] / 1e3)
     result["ahead_done_before_us"] = percentiles((turn[:, L.TRACE_BEGIN] - turn[:, L.TRACE_OVERLAP_END])[chosen] / 1e3)
     return result
-
-
-def environment() -> dict[str, Any]:
-    facts = {"gpu": torch.cuda.get_device_name(), "driver": EnergyMeter().facts.get("driver", "unknown")}
-    return {**facts, **software(), "commit": revision(), "date": time.strftime("%Y-%m-%d")}
 
 
 def main() -> None:

@@ -79,8 +79,7 @@ def cpu_s(pid: int) -> float:
 
 
 def load(port: int, pid: int, streams: int, rounds: int, tokens: int, seconds: float, seed: int) -> dict[str, Any]:
-    """Keep streams busy, each with rounds answers one after another; the worker's CPU time for each token event within the
-    window, which must end before the answers do."""
+    """Keep streams busy, each with rounds answers; the figures of a window, which must end before the answers do."""
     rng = random.Random(seed)
     prompts = [" ".join(rng.choice(WORDS) for _ in range(30)) for _ in range(streams * rounds)]
     marks: list[tuple[float, float]] = []  # (seconds since the start, CPU seconds) at both ends of the window

@@ -117,7 +117,7 @@ def round_trips(transport: ShmTransport, first: int, count: int) -> NDArray[np.f
     return times / 1000
 
 
-def measure(run: Run) -> dict[str, Any]:
+def benchmark(run: Run) -> None:
     options, allowed = run.options, sorted(os.sched_getaffinity(0))
     check(len(allowed) >= 2, "this benchmark needs two cores")
     times = []
@@ -129,13 +129,9 @@ def measure(run: Run) -> dict[str, Any]:
             times.append(round_trips(transport, WARM + i * options.count, options.count))
             gc.collect()
     gc.enable()
-    return {"transport": describe(np.concatenate(times), "us")}
-
-
-def benchmark(run: Run) -> None:
-    results = measure(run)
-    run.target("round trip through the transport, median", results["transport"]["p50"]["value"], TARGET_US, "us")
-    run.write(__doc__, results)
+    found = describe(np.concatenate(times), "us")
+    run.target("round trip through the transport, median", found["p50"]["value"], TARGET_US, "us")
+    run.write(__doc__, {"transport": found})
 
 
 if __name__ == "__main__":

@@ -137,7 +137,7 @@ class Answers:
         self._views.pair[0, W.PAIR_SQ_HEAD] = self._views.pair[0, W.PAIR_CQ_TAIL] = self._made
 
 
-def measure(run: Run) -> dict[str, Any]:
+def benchmark(run: Run) -> None:
     options, rng = run.options, np.random.default_rng(run.options.seed)
     segment = create_segment(f"serve-benchmark-{secrets.token_hex(6)}", SIZES, FACTS)
     parts: dict[str, list[float]] = {}
@@ -174,11 +174,7 @@ def measure(run: Run) -> dict[str, Any]:
     finally:
         gc.enable()
         segment.close()
-    return {name: describe(times, "us") for name, times in sorted(parts.items())}
-
-
-def benchmark(run: Run) -> None:
-    results = measure(run)
+    results = {name: describe(times, "us") for name, times in sorted(parts.items())}
     for length in PROMPTS:
         what = f"CPU of a request of {length} tokens and one completion, median"
         run.target(what, results[f"request_{length}"]["p50"]["value"], TARGET_US, "us")

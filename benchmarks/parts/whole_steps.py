@@ -72,8 +72,7 @@ class Case(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """Replays of one graph. group_ms: of each group, milliseconds a step. began, ended: times of time.perf_counter(), between
-    which the GPU did nothing else."""
+    """Replays of one graph, and nothing else, from began to ended (time.perf_counter()). group_ms: of each group, ms a step."""
 
     steps: int
     group_ms: list[float]
@@ -89,10 +88,7 @@ class NoLoop(GpuLoop):
 
 
 def cases(decode_rows: list[int], step_tokens: list[int], decodes: int, most_tokens: int) -> list[Case]:
-    """What is measured, of what fits into a step of most_tokens.
-
-    Raises UsageError when a step asked for does not, or leaves no tokens for a chunk.
-    """
+    """What is measured. Raises UsageError when a step asked for does not fit into most_tokens, or leaves none for a chunk."""
     if not 0 <= decodes < MOST_ROWS or not all(1 <= rows <= MOST_ROWS for rows in decode_rows):
         raise UsageError(f"a step has 1 to {MOST_ROWS} rows, that of a chunk among them")
     if not all(decodes + 1 < tokens <= most_tokens for tokens in step_tokens):
@@ -238,8 +234,7 @@ def options() -> argparse.Namespace:
         seconds=Flag(1.5, "for which each step is replayed, after 0.3 that don't count"),
     )
     result.add_argument("--shape", choices=list(SHAPES), default="llama-3-8b", help="of the model; writes steps-SHAPE.json")
-    help_text = f"of the mixed steps (default: {' '.join(map(str, TOKENS))}, as far as a step's size allows)"
-    result.add_argument("--tokens", type=int, nargs="+", help=help_text)
+    result.add_argument("--tokens", type=int, nargs="+", help=f"of mixed steps (default: those of {TOKENS} that fit into a step)")
     return result.parse_args()
 
 

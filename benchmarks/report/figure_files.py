@@ -1,12 +1,10 @@
-"""Figures of matplotlib: made without a display, and kept as files that say which result they show."""
+"""Figures of matplotlib: made without a display, kept as files that say which result they show; and that of predictions."""
 
 import hashlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-LEVELS = ("p1", "p10", "p50", "p90", "p99", "p99.9")
 
 
 def figure_row(columns: int = 1, width: float = 5.5, height: float = 4.2, rows: int = 1) -> Any:
@@ -48,34 +46,26 @@ def shows(path: Path, results: list[Path]) -> bool:
     return path.exists() and digest(results).encode() in path.read_bytes()
 
 
-def percentile_plot(document: dict[str, Any]) -> Any:
-    """Every distribution of a result, one panel for each unit: a line from the lowest to the highest percentile, a box from p10
-    to p90 with the median."""
-    units: dict[str, list[dict[str, Any]]] = {}
-    for name, found in distributions(document["results"]):
-        values = [found[level]["value"] for level in LEVELS if level in found]
-        low, high = (found.get(level, found["p50"])["value"] for level in ("p10", "p90"))
-        box = {"label": name, "med": found["p50"]["value"], "q1": low, "q3": high, "whislo": values[0], "whishi": values[-1]}
-        units.setdefault(found["unit"], []).append(box)
-    most = max(map(len, units.values()))
-    figure, axes = figure_row(len(units), 6.0, 1.2 + 0.22 * most)
-    for ax, (unit, boxes) in zip(np.atleast_1d(axes), units.items(), strict=True):
-        ax.bxp(boxes, showfliers=False, orientation="horizontal")
+def draw_predictions(document: dict[str, Any]) -> Any:
+    """The tails against each other: one line for each policy and kind of steps, one panel for each rate. Three sizes of steps are
+    left out: they differ from two where short prompts come together, which no open loop of conversations shows."""
+    loads = [load for load in document["results"]["loads"] if load["rate"]]
+    figure, axes = figure_row(len(loads))
+    for ax, load in zip(np.atleast_1d(axes), loads, strict=True):
+        series: dict[str, list[dict[str, Any]]] = {}
+        for row in load["choices"]:
+            if row["burst_step"]:
+                continue
+            kind = f"{row['policy']}, {row['mixed']} then {row['tokens']}" if row["mixed"] else f"{row['policy']}, one size"
+            series.setdefault(kind, []).append(row)
+        for kind, rows in series.items():
+            xs, ys = ([row[name] for row in rows] for name in ("ttft_p99", "tpot_p99"))
+            ax.plot(xs, ys, "o--" if rows[0]["mixed"] else "s-", markersize=4, label=kind)
+            for x, y, row in zip(xs, ys, rows, strict=True):
+                size = row["burst"] if row["mixed"] else row["tokens"]
+                ax.annotate(f"{size:,}", (x, y), fontsize=7, xytext=(4, 3), textcoords="offset points")
         plain_log(ax, "x")
-        ax.invert_yaxis()
-        ax.tick_params("y", labelsize=8)
-        ax.set(xlabel=unit or "ratio")
+        ax.set(xlabel="P99 TTFT, ms", ylabel="P99 TPOT, ms", title=f"{load['rate']:g} requests/s (simulated)")
         ax.grid(alpha=0.3)
-    figure.suptitle("median, p10 to p90 (box), and the lowest to the highest percentile", fontsize=9)
+    np.atleast_1d(axes)[0].legend(fontsize=7)
     return figure
-
-
-def distributions(results: Any, name: str = "") -> list[tuple[str, dict[str, Any]]]:
-    """(name, description) of all that was described; of a list, such as rounds, in its first item."""
-    if isinstance(results, list) and results:
-        return distributions(results[0], name)
-    if not isinstance(results, dict):
-        return []
-    if "unit" in results and "p50" in results:
-        return [(name, results)]
-    return [one for key, item in results.items() for one in distributions(item, f"{name} {key}".strip())]

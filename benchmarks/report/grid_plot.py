@@ -61,8 +61,7 @@ def draw(document: Document) -> Any:
 
 
 def draw_claim(documents: dict[str, Document]) -> Any:
-    """P99 TPOT of blinkpy and its peer against the rate, one panel for each model by its title: beside neighbours, and dotted
-    without."""
+    """P99 TPOT of blinkpy and vllm against the rate, one panel for each model's title: beside neighbours; dotted, without."""
     figure, axes = figure_row(len(documents), 5.2, 3.2)
     value = FIGURES["P99 TPOT"][1]
     for ax, (title, document) in zip(np.atleast_1d(axes), documents.items(), strict=True):

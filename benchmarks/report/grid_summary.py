@@ -36,8 +36,7 @@ def placement(document: Document) -> str:
 
 
 def counts(document: Document, cell: Document) -> bool:
-    """Whether a cell says something about its server: the client kept up, or nothing means anything. It is judged anew: the
-    rule may have changed since the cell was measured."""
+    """Whether a cell says something about its server, by today's rule; in a smoke run, where nothing does, all count."""
     return bool(document["smoke"] or verdict(cell)["valid"])
 
 
@@ -52,8 +51,7 @@ def valid_cells(document: Document, **wanted: Any) -> list[Document]:
 
 
 def series(document: Document, system: str, mode: str, figure: Figure, front_end: str = "") -> dict[float, float]:
-    """A figure by rate; the geometric mean where cells were repeated. Invalid cells are left out. front_end: own or shared; by
-    default the grid's."""
+    """A figure of valid cells by rate, the geometric mean of repeated ones. front_end: own or shared; by default the grid's."""
     found: dict[float, list[float]] = {}
     for cell in valid_cells(document, system=system, mode=mode, streams=0, front_end=front_end or placement(document)):
         if value := figure(cell):
@@ -72,8 +70,7 @@ def systems(document: Document) -> list[str]:
 
 
 def unmeasured(document: Document, names: Iterable[str], rates: Iterable[float] = ()) -> list[str]:
-    """What is missing, in words: of these systems, the loads that any system was offered and they weren't; and the grid at these
-    rates, for which nobody need have been asked."""
+    """What is missing of these systems, in words: loads that any other system was offered, and the grid at these rates."""
     keys = [cell["cell"] for cell in document["cells"]]
     done = {(key["system"], key["mode"], key["rate"], key["streams"], key["front_end"]) for key in keys}
     own = placement(document)
@@ -134,8 +131,7 @@ def mean_ratio(above: dict[float, float], below: dict[float, float]) -> float | 
 
 
 def repeated(document: Document) -> dict[tuple[str, str, float], dict[str, float]]:
-    """Of each cell of the grid that was measured several times, by system, mode and rate: the largest over the smallest of each
-    of MEDIANS."""
+    """Of each repeated cell of the grid, by system, mode and rate: the largest over the smallest of each of MEDIANS."""
     groups: dict[tuple[str, str, float], list[Document]] = {}
     for cell in valid_cells(document, streams=0, front_end=placement(document)):
         key = cell["cell"]

@@ -5,6 +5,7 @@ NAMED lists every name, with what makes its value from the result files, or from
 
 import re
 from collections.abc import Callable
+from functools import partial
 
 from benchmarks.common.harness import ROOT
 from benchmarks.report.part_tables import Document, Results, measured_steps, spread
@@ -25,16 +26,12 @@ def between_steps(what: str) -> Source:
     return lambda results: spread(measured_steps(results), what)
 
 
-def interference(shape: str, system: str, figure: str) -> Source:
+def interference(shape: str, system: str, figure: str, results: Results) -> str:
     """How many times a figure is, beside neighbours, what it is without: geometric mean over rates."""
-
-    def ratio(results: Results) -> str:
-        found = slowdown(results.read(f"paper-{shape}")["results"], system, figure)
-        if found is None:
-            raise LookupError(f"{system} was not measured with neighbours and without")
-        return f"{found:.2f}"
-
-    return ratio
+    found = slowdown(results.read(f"paper-{shape}")["results"], system, figure)
+    if found is None:
+        raise LookupError(f"{system} was not measured with neighbours and without")
+    return f"{found:.2f}"
 
 
 def bugs(file: str) -> Source:
@@ -61,7 +58,7 @@ NAMED: dict[str, Source] = {
     "bandwidth-share-llama": lambda results: percent(first_row(results, "llama-3-8b")["share_of_floor"]),
     "bandwidth-share-qwen": lambda results: percent(first_row(results, "qwen3-30b-a3b")["share_of_floor"]),
     **{
-        f"interference-{what}-{system}-{short}": interference(shape, system, figure)
+        f"interference-{what}-{system}-{short}": partial(interference, shape, system, figure)
         for what, figure in (("tpot", "P99 TPOT"), ("ttft", "P99 TTFT"), ("throughput", "throughput"))
         for system in ("blinkpy", "vllm")
         for short, shape in (("llama", "llama-3-8b"), ("qwen", "qwen3-30b-a3b"))

@@ -17,12 +17,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from benchmarks.common.harness import RESULTS, ROOT, UsageError, table
 from benchmarks.report import grid_summary, part_tables, serving_tables, words
-from benchmarks.report.figure_files import digest, percentile_plot, save_figure, shows
+from benchmarks.report.figure_files import digest, draw_predictions, save_figure, shows
 from benchmarks.report.gpu_tests import gpu_tests
 from benchmarks.report.grid_plot import draw, draw_claim
 from benchmarks.report.named_figures import NAMED
 from benchmarks.report.part_tables import Document, Results
-from benchmarks.report.prediction_plot import draw_predictions
 
 GRID, ALONE = "paper-", "alone-"  # begin the names of a model's grid, and of loads with each system alone on a machine
 CLAIM = RESULTS / "claim.png"
@@ -55,7 +54,6 @@ PARTS: dict[str, Callable[[Results], dict[str, Any]]] = {
 PLOTS: dict[str, Callable[[Document], Any]] = {  # by the beginning of a result's name
     GRID: lambda found: draw(found["results"]),
     "capacity": draw_predictions,
-    **dict.fromkeys(("control_overhead", "cpu_engine", "front_end_cpu", "queue_round_trip"), percentile_plot),
 }
 
 
@@ -80,7 +78,6 @@ def rewritten(text: str, results: Results) -> str:
 
 
 def grid_page(document: Document) -> str:
-    """The page of one model's grid."""
     return TEMPLATES.get_template("grid.md.j2").render(grid_summary.page(document))
 
 

@@ -26,16 +26,12 @@ MAKERS = {  # of a result file, by the beginning of its name
     **dict.fromkeys(("paper-", "alone-", "repeats-", "steps-of-"), "serving.grid"),
     "steps-": "parts.whole_steps",
 }
-CHOICES = (  # that are shown: policy, max_num_batched_tokens, mixed_step_tokens, burst_tokens, burst_step_tokens
-    ("fcfs", 512, 0, 0, 0),
-    ("fcfs", 2048, 0, 0, 0),
-    ("fcfs", 8192, 0, 0, 0),
-    ("short-prompts", 2048, 0, 0, 0),
-    ("short-prompts", 2048, 512, 4096, 0),
-    ("short-prompts", 8192, 512, 4096, 2048),
+CHOICES = (  # that are shown
+    *("fcfs, 512", "fcfs, 2048", "fcfs, 8192", "short-prompts, 2048"),
+    "short-prompts, 512 up to 4096 waiting, then 2048",
+    "short-prompts, 512 up to 4096 waiting, then 2048, 8192 for short prompts",
 )
 LOADS = ("16 requests/s", "64 streams")  # that are shown
-CHOICE = ("policy", "tokens", "mixed", "burst", "burst_step")
 PREDICTED = ("ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99", "itl_p99", "itl_max", "e2e_mean")
 
 
@@ -189,8 +185,7 @@ def capacity(results: Results) -> dict[str, Any]:
     loads = []
     for load in results.read("capacity").get("results", {}).get("loads", ()):
         name = load_name(load["rate"], load["streams"])
-        choices = [row for row in load["choices"] if tuple(row[key] for key in CHOICE) in CHOICES]
-        rows = [[row["name"], *(f"{row[key]:g}" for key in PREDICTED)] for row in choices]
+        rows = [[row["name"], *(f"{row[key]:g}" for key in PREDICTED)] for row in load["choices"] if row["name"] in CHOICES]
         loads += [(name, load["requests"], rows)] if name in LOADS else []
     return {"loads": loads, "head": ["policy, step tokens", *(key.replace("_", " ") for key in PREDICTED)]}
 

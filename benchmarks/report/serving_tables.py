@@ -19,29 +19,32 @@ WHAT = {  # of systems whose name doesn't say it
     "blinkpy-host": "`blinkpy-host` has its scheduler on the CPU (`--control host`) and the same kernels.",
     "blinkpy-8192": "`blinkpy-8192` takes up to 8,192 tokens into a step (`--max-num-batched-tokens`), as vLLM does by default.",
 }
+FRONT_END_CORES = {"own": "own", "shared": "contended"}  # placement of a cell's front ends: the word for their cores
 BEHIND = 1.02  # by so much a figure is worse before it is called so
 JOULES = FIGURES["energy"][1]
 
 
 def claim(found: dict[str, Document]) -> dict[str, Any]:
     """What neighbours on the host do to each system at the headline rate, for every model that both were measured with there.
-
     found: result files by the model's title; empty where there is none."""
     rows: Rows = []
-    where: set[tuple[str, int]] = set()
-    together = False
+    shown = []
     for title, file in found.items():
-        document = file.get("results", {})
-        both = [row for name in (OURS, PEER) if document and (row := endurance(document, title, name))]
+        both = [row for name in (OURS, PEER) if file and (row := endurance(file["results"], title, name))]
         if len(both) == 2:
             rows += both
-            neighbours = max(cell["load"]["per_core"] for cell in document["cells"])
-            where.add((document["gpu"].get("gpu", "GPU"), neighbours))
-            together = together or bool(grid.alongside(document))
+            shown.append(file["results"])
+    where = {(document["gpu"].get("gpu", "GPU"), most_neighbours(document)) for document in shown}
     if len(where) > 1:
         raise ValueError(f"the models were not measured alike: {'; '.join(map(str, sorted(where)))}")
     gpu, neighbours = next(iter(where), ("", 0))
+    together = any(map(grid.alongside, shown))
     return {"rows": rows, "gpu": gpu, "neighbours": neighbours, "together": together, "rate": HEADLINE_RATE, "peer": PEER}
+
+
+def most_neighbours(document: Document) -> int:
+    """Those on each core of a load that has any."""
+    return max((cell["load"]["per_core"] for cell in document["cells"]), default=0)
 
 
 def endurance(document: Document, title: str, name: str) -> list[str]:
@@ -163,13 +166,12 @@ def ours_first(document: Document) -> list[str]:
 
 def headline(document: Document) -> Rows:
     """Every figure at one rate: quiet and interfered, for both placements of front ends."""
-    per_core = max((cell["load"]["per_core"] for cell in document["cells"]), default=0)
     rows = []
-    for front_end in ("own", "shared"):
-        for beside, mode in zip((0, per_core), MODES, strict=True):
+    for front_end, cores in FRONT_END_CORES.items():
+        for beside, mode in zip((0, most_neighbours(document)), MODES, strict=True):
             for name in grid.systems(document):
                 if words := headline_words(document, name, mode, front_end):
-                    rows.append([str(beside), where(front_end), name, *words])
+                    rows.append([str(beside), cores, name, *words])
     return rows
 
 
@@ -184,11 +186,6 @@ def headline_words(document: Document, name: str, mode: str, front_end: str) -> 
     return [*words, str(failed(cells))]
 
 
-def where(front_end: str) -> str:
-    """The cores of the front end."""
-    return "own" if front_end == "own" else "contended"
-
-
 def slowdown(document: Document, name: str, figure: str, front_end: str = "") -> float | None:
     """How many times a figure is, beside neighbours, what it is without: geometric mean over rates."""
     beside, isolated = (grid.series(document, name, mode, FIGURES[figure][1], front_end) for mode in reversed(MODES))
@@ -198,10 +195,9 @@ def slowdown(document: Document, name: str, figure: str, front_end: str = "") ->
 def slowdowns(document: Document) -> Rows:
     """Interfered over isolated, mean over rates; the other systems over blinkpy."""
     rows = []
-    for front_end in ("own", "shared"):
+    for front_end, cores in FRONT_END_CORES.items():
         for name in grid.systems(document):
-            found = [slowdown(document, name, figure, front_end) for figure in FIGURES]
-            rows.append((f"{name}, {where(front_end)} cores", found))
+            rows.append((f"{name}, {cores} cores", [slowdown(document, name, figure, front_end) for figure in FIGURES]))
     for name in grid.systems(document):
         for mode in MODES if name != OURS else ():
             both = [[grid.series(document, one, mode, value) for one in (name, OURS)] for _, value in FIGURES.values()]
@@ -260,8 +256,7 @@ def behind(document: Document) -> str:
         ours, peers = grid.closed_loops(document, OURS, value), grid.closed_loops(document, PEER, value)
         for streams in sorted(ours.keys() & peers.keys()):
             found += worse(name, load_name(0, int(streams)), ours[streams], peers[streams])
-    what = "; ".join(found) if found else "nothing that was measured"
-    return f"{OURS} is behind {PEER} by more than {percent(BEHIND - 1)} in: {what}."
+    return f"{OURS} is behind {PEER} by more than {percent(BEHIND - 1)} in: {'; '.join(found) or 'nothing that was measured'}."
 
 
 def worse(name: str, where: str, ours: float, peers: float) -> list[str]:

@@ -3,15 +3,13 @@
 import argparse
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.common.harness import ROOT, UsageError, on_cores
 from benchmarks.common.load import LoadResult, Target, offer
@@ -64,7 +62,7 @@ class Bench:
         self.options = options
         if not set(cores.front_end) < set(cores.server):
             raise UsageError("front ends get some of the server's cores, and not all of them")
-        self._datasets: dict[str, NDArray[np.int32]] = {}
+        self._read_dataset = functools.cache(read_dataset)
         self._log_count = 0
 
     def facts(self) -> dict[str, Any]:
@@ -82,19 +80,16 @@ class Bench:
             yield server
 
     def _warm_up(self, server: Running) -> None:
-        name = f"warming up {server.system.name}"
         for longest, streams in WARM_LOADS:
             data = f"fixed:{min(longest, self.model.length // 2)}:{WARM_TOKENS}"
             load = Load(data, streams=streams, rounds=WARM_ROUNDS, seconds=0, drain_s=WARM_LIMIT_S, text=self.options.text)
-            result = self._offer(server, load, name)
+            result = self._offer(server, load, f"warming up {server.system.name}")
             if all(record.error for record in result.records):
                 raise ServerError(f"{server.system.name} does not answer: {result.records[0].error}")
 
     def _offer(self, server: Running, load: Load, name: str) -> LoadResult:
         """Raises UsageError when there is nothing to offer."""
-        data = self._datasets.get(load.data)
-        if data is None:
-            data = self._datasets[load.data] = read_dataset(load.data, self.model.length)
+        data = self._read_dataset(load.data, self.model.length)
         contents = load.seed, self.model.vocabulary, load.text or self.options.chat
         if load.streams:
             requests = closed_loop(data, load.streams, load.rounds, *contents)
@@ -112,9 +107,8 @@ class Bench:
         return offer(target, requests, load.streams, self.processes, self.cores.loading, limit, tick, spin)
 
     def measure(self, server: Running, load: Load, name: str, cores: Cores) -> dict[str, Any]:
-        """Offer a load, beside its neighbours; its figures. name: for people; cores: how the server is placed.
-
-        Raises UsageError when there is nothing to offer, ServerError when the server has ended."""
+        """The figures of a load. name: for people; cores: how the server is placed. Raises UsageError as _offer(), ServerError
+        when the server has ended."""
         with Neighbours(load.kinds, load.per_core, cores.contended) as neighbours:
             result = self._offer(server, load, name)
         found = figures(result, 0.0 if load.streams else load.seconds, self.slo, self.meter)
@@ -134,10 +128,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--extra", action="append", default=[], metavar="NAME:ARGUMENTS", help="more arguments for a system")
     parser.add_argument("--env", action="append", default=[], metavar="NAME:VARIABLE=VALUE", help="environment of a system")
     parser.add_argument("--server-cores", default="", metavar="LIST", help="cores of the servers, as 0-11 (default: all)")
-    help_text = "cores of the client, the last one to watch and to count energy (default: all)"
-    parser.add_argument("--client-cores", default="", metavar="LIST", help=help_text)
-    help_text = "those of the server's cores that front ends get alone"
-    parser.add_argument("--frontend-cores", default="", metavar="LIST", help=help_text)
+    parser.add_argument("--client-cores", default="", metavar="LIST", help="of the client, the last one to watch (default: all)")
+    parser.add_argument("--frontend-cores", default="", metavar="LIST", help="the server's cores that front ends get alone")
     help_text = "which of a system's processes are front ends: a regular expression for their command lines"
     parser.add_argument("--front-end", action="append", default=[], metavar="NAME:PATTERN", help=help_text)
     parser.add_argument("--chat", action="store_true", help="/v1/chat/completions with texts, instead of token ids")

@@ -2,11 +2,9 @@
 
     python -m benchmarks.serving.grid --model llama-3-8b --system blinkpy --system blinkpy-host --system vllm
 
---streams adds closed loops, and --shared-rates repeats some rates with the front ends among the neighbours; each system is
-started once for all of it. --rates without a number leaves the grid out. Each cell is kept in a state folder once it is
-measured, so the same command goes on where the last one ended: with --budget 540 a long grid is measured in parts of under ten
-minutes. The parts may name other systems and rates: the result has all cells of the folder. --quick has 4 rates of 20 s.
-benchmarks.report.pages makes a page and plots of the result.
+Each system is started once for all of its loads. Each cell is kept in a state folder once it is measured, so the same command
+goes on where the last one ended; it may name other systems and rates: the result has all cells of the folder. --rates without a
+number leaves the grid out. docs/evaluation.md explains the other options.
 """
 
 import argparse
@@ -48,8 +46,7 @@ CELL_SPARE_S = 5.0  # of a cell, besides arrivals and drain: prompts, client pro
 
 @dataclass(frozen=True)
 class Cell:
-    """One measurement: an open loop with a rate, or a closed loop with streams. front_end: own (on cores of its own) or shared
-    (among the neighbours)."""
+    """An open loop with a rate, or a closed one with streams. front_end: own (has cores of its own) or shared (by neighbours)."""
 
     system: str
     mode: str
@@ -65,7 +62,6 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """For people."""
         again = f", again ({self.repeat})" if self.repeat else ""
         return f"{self.system}, {self.mode}, {load_name(self.rate, self.streams)}, front end {self.front_end}{again}"
 
@@ -113,8 +109,7 @@ class State:
 
 
 def grid(options: argparse.Namespace, systems: Sequence[System]) -> list[Cell]:
-    """All cells, in the order in which they are measured: for each system closed loops, the grid (at each rate isolated and then
-    interfered), the other placement of its front ends, and repetitions of the grid."""
+    """All cells, in order: of each system closed loops, the grid, the other placement of front ends, the grid's repetitions."""
     own = "own" if options.frontend_cores else "shared"
     cells = []
     for system in systems:
@@ -185,9 +180,7 @@ def shown(cells: list[dict[str, Any]]) -> str:
 
 
 def measure(means: Bench, state: State, cells: list[Cell], options: argparse.Namespace, deadline: float) -> dict[str, str]:
-    """Measure what is not done yet, until the deadline (time.monotonic()); errors by system.
-
-    A system that fails is left, and the others go on."""
+    """Measure what is not done yet, until the deadline (time.monotonic()). Systems that failed are left out: errors by system."""
     errors: dict[str, str] = {}
     needed = options.seconds + options.drain_s + CELL_SPARE_S
     for system in means.systems:
@@ -238,22 +231,19 @@ def options() -> argparse.Namespace:
     result = parser("serving.grid", "Request rates, isolated and interfered, for each system.")
     add_options(result)
     result.add_argument("--quick", action="store_true", help=f"{len(QUICK_RATES)} rates of {QUICK_SECONDS:g} s")
-    help_text = "requests a second, measured in this order (default: 13 from 1 to 32)"
-    result.add_argument("--rates", type=float, nargs="*", help=help_text)
+    result.add_argument("--rates", type=float, nargs="*", help="requests a second, in this order (default: 13 from 1 to 32)")
     result.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
     result.add_argument("--seconds", type=float, help=f"of arrivals in a cell (default: {SECONDS:g})")
     result.add_argument("--drain-s", type=float, default=60.0, help="after which what hasn't ended is given up")
     result.add_argument("--data", default="azure", help="fixed:IN:OUT, azure, azure:FILE")
     result.add_argument("--per-core", type=int, default=8, help="neighbours on each of the server's cores, when interfered")
-    help_text = "requests in flight of each closed loop, isolated"
-    result.add_argument("--streams", type=int, nargs="*", default=[], help=help_text)
+    result.add_argument("--streams", type=int, nargs="*", default=[], help="requests in flight of each closed loop, isolated")
     result.add_argument("--rounds", type=int, default=4, help="requests of each stream of a closed loop")
     result.add_argument("--closed-data", default="fixed:128:256", metavar="DATA", help="lengths of the closed loops")
     help_text = "rates that are repeated with the front ends among the neighbours"
     result.add_argument("--shared-rates", type=float, nargs="*", default=[], metavar="RATE", help=help_text)
     result.add_argument("--repeats", type=int, default=1, help="how often the grid is measured, to see how much it varies")
-    help_text = "for which power is measured before a server starts, and when it is idle"
-    result.add_argument("--idle-s", type=float, default=0.0, help=help_text)
+    result.add_argument("--idle-s", type=float, default=0.0, help="of measuring power before a server starts, and when idle")
     result.add_argument("--seed", type=int, default=1, help="of lengths and arrivals")
     result.add_argument("--state", default="", metavar="FOLDER", help="cells that are done (default: in build/benchmarks)")
     result.add_argument("--redo-invalid", action="store_true", help="measure cells again in which the client fell behind")

@@ -37,10 +37,8 @@ def figures(result: LoadResult, window_s: float, slo: Slo, meter: EnergyMeter) -
     fine = [record for record in records if not record.error]
     window_s = window_s or _closed_window(records)
     tokens = sum(tokens_within(record, window_s) for record in records)
-    good = sum(
-        1000 * ttft_s(record) <= slo.ttft_ms and 1000 * (tpot_s(record) or 0.0) <= slo.tpot_ms and record.due < window_s
-        for record in fine
-    )
+    in_time = [record for record in fine if record.due < window_s and 1000 * (record.times[0] - record.due) <= slo.ttft_ms]
+    good = sum(1000 * (tpot_s(record) or 0.0) <= slo.tpot_ms for record in in_time)
     found: dict[str, Any] = {
         "requests": len(records),
         "completed": len(fine),
@@ -67,14 +65,9 @@ def figures(result: LoadResult, window_s: float, slo: Slo, meter: EnergyMeter) -
 
 
 def waits_s(result: LoadResult) -> list[float]:
-    """TTFT of the requests that were answered, or given up at the end of the load: leaving these out would flatter a server that
-    lets them wait. Without any text until then, TTFT is at least the time that passed."""
+    """TTFT of the requests that were answered or given up at the end; without these, a server could let requests wait."""
     counted = [record for record in result.records if record.error in ("", UNFINISHED)]
-    return [ttft_s(record) if len(record.times) else result.limit_s - record.due for record in counted]
-
-
-def ttft_s(record: Record) -> float:
-    return float(record.times[0] - record.due)
+    return [(record.times[0] if len(record.times) else result.limit_s) - record.due for record in counted]
 
 
 def tpot_s(record: Record) -> float | None:
@@ -83,9 +76,7 @@ def tpot_s(record: Record) -> float | None:
 
 
 def tokens_within(record: Record, window_s: float) -> float:
-    """Tokens that came within the window; those of an answer are taken to be spread evenly over its events.
-
-    An answer that was cut off counts by its events: it never said its tokens."""
+    """Tokens that came within the window, spread evenly over an answer's events; one that was cut off counts by its events."""
     if not len(record.times):
         return 0.0
     per_event = record.tokens / len(record.times) if record.tokens else 1.0
@@ -93,10 +84,8 @@ def tokens_within(record: Record, window_s: float) -> float:
 
 
 def steps_of(records: Sequence[Record], window_s: float) -> dict[str, float] | None:
-    """Steps a second within the window, and tokens in each; None without answers.
-
-    No server says how often it stepped. It follows from the answers: while n requests receive tokens, one every t seconds each,
-    the server makes a step every t seconds, and n tokens in it."""
+    """Steps a second within the window, and tokens in each, from the answers alone; None without any: while n requests receive
+    tokens, one every t seconds each, the server makes a step every t seconds, and n tokens in it."""
     changes: list[tuple[float, int, float]] = []  # (seconds, requests more, tokens/s more)
     for record in records:
         if len(record.times) and (tpot := tpot_s(record)):
@@ -124,18 +113,14 @@ def client_figures(result: LoadResult) -> dict[str, Any]:
 
 
 def verdict(found: dict[str, Any]) -> dict[str, Any]:
-    """Whether a load counts, from its figures: "valid", and "why_invalid".
-
-    None of them must be off by more than a twentieth. Every event has the median lag: it is held against the medians of TTFT and
-    TPOT. Rare lags can add to rare waits only: the 99th percentile is held against that of TTFT. A load that a file excludes,
-    and says why, doesn't count either."""
+    """Whether a load counts, from its figures: "valid", and "why_invalid". No figure may be off by more than a twentieth.
+    Every event has the median lag, which is held against the medians of TTFT and TPOT; rare lags can add to rare waits only, so
+    the 99th percentile is held against that of TTFT. A load that a file excludes, and says why, doesn't count either."""
     lag, reasons = found["client"]["lag_ms"], []
     for level, name in (("p99", "ttft_ms"), ("p50", "ttft_ms"), ("p50", "tpot_ms")):
-        if name not in found and (name, level) != ("ttft_ms", "p99"):
-            continue
         limit = LAG_SHARE * found[name][level]["value"] if name in found else 0.0
         limit = max(limit, LAG_LIMIT_MS) if level == "p99" else limit
-        if lag[level] > limit:
+        if lag[level] > limit and (name in found or level == "p99"):
             figure = name.removesuffix("_ms").upper()
             reasons.append(f"the client's lag ({level}) of {lag[level]:.3g} ms is above {limit:.3g} ms: see {level} of {figure}")
     if excluded := found.get("excluded"):

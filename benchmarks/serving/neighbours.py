@@ -24,10 +24,8 @@ MODULES = ("argparse", "ast", "datetime", "difflib", "inspect", "doctest", "tarf
 
 
 class Neighbours:
-    """Processes that keep cores busy, within a with block. kinds are dealt out in turn.
-
-    cores: where all of them may run; per_core: how many for each.
-    """
+    """Processes that keep cores busy, within a with block: per_core for each of the cores, on all of which they may run. kinds
+    are dealt out in turn."""
 
     def __init__(self, kinds: tuple[str, ...], per_core: int, cores: tuple[int, ...]):
         self.kinds, self.cores = kinds, cores

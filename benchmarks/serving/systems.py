@@ -50,8 +50,7 @@ class ServerError(Exception):
 @dataclass(frozen=True)
 class System:
     """One server. command: a template, or empty for a server that runs at url. front_end: a pattern for the command lines of
-    those of its processes that a DPU could take over (HTTP and text); they can be given cores of their own.
-    """
+    those of its processes that a DPU could take over (HTTP and text); they can be given cores of their own."""
 
     name: str
     command: str = ""
@@ -75,11 +74,7 @@ SYSTEMS = {
 
 
 def find_system(text: str, extras: Sequence[str] = (), environment: Sequence[str] = (), front_ends: Sequence[str] = ()) -> System:
-    """The system of one --system. extras: NAME:ARGUMENTS to add to the command; environment: NAME:VARIABLE=VALUE; front_ends:
-    NAME:PATTERN for the command lines of its front ends.
-
-    Raises UsageError for a name that is not known.
-    """
+    """The system of one --system, with what --extra, --env and --front-end say of it. Raises UsageError for an unknown name."""
     name, given, rest = text.partition("=")
     if not given:
         if name not in SYSTEMS:
@@ -154,8 +149,7 @@ def parse_cores(text: str) -> tuple[int, ...]:
             raise UsageError(f"{part!r} is neither a core nor a range of cores")
         low, _, high = part.partition("-")
         found += range(int(low), int(high or low) + 1)
-    missing = sorted(set(found) - os.sched_getaffinity(0))
-    if missing:
+    if missing := sorted(set(found) - os.sched_getaffinity(0)):
         raise UsageError(f"this process may not use core {missing[0]}")
     return tuple(found)
 
@@ -191,7 +185,9 @@ class Running:
         for pid in tree(self.process.pid) if self.process else ():  # else somebody started it
             front = bool(cores.front_end and pattern and pattern.search(command_line(pid)))
             moved += front
-            set_affinity(pid, cores.front_end if front else cores.contended)
+            for task in Path(f"/proc/{pid}/task").glob("*"):
+                with contextlib.suppress(OSError):  # it has just ended
+                    os.sched_setaffinity(int(task.name), cores.front_end if front else cores.contended)
         self.facts["front_end_processes"] = moved
         if cores.front_end and not moved:
             reason = "no process is known to be a front end, so none can have cores of its own (--front-end)"
@@ -200,9 +196,8 @@ class Running:
 
 @contextlib.contextmanager
 def running(system: System, model: Model, cores: Cores, log: Path, limit_s: float, report: ProgressCallback) -> Iterator[Running]:
-    """Start a server, wait until it is healthy, and end it afterwards, come what may. log: where its output goes.
-
-    Raises ServerError with the end of the log if it is not healthy within limit_s."""
+    """Start a server, and end it afterwards, come what may. log: where its output goes. Raises ServerError with the end of the
+    log if it is not healthy within limit_s."""
     if system.url:
         parts = urllib.parse.urlsplit(system.url)
         server = Running(system, parts.hostname or "127.0.0.1", parts.port or 80, None)
@@ -292,13 +287,6 @@ def command_line(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     except OSError:
         return ""
-
-
-def set_affinity(pid: int, cores: Sequence[int]) -> None:
-    """Put all threads of a process on some cores."""
-    for task in Path(f"/proc/{pid}/task").glob("*"):
-        with contextlib.suppress(OSError):
-            os.sched_setaffinity(int(task.name), cores)
 
 
 def free_port() -> int:

@@ -18,10 +18,7 @@ AZURE = ROOT / "benchmarks" / "data" / "azure_conversations_2023.csv"
 
 def read_dataset(name: str, limit: int) -> NDArray[np.int32]:
     """Tokens of prompts and answers, int32 [n, 2]; sequences of more than limit tokens, both together, are left out.
-
-    name: fixed:IN:OUT; azure, the sample that ships; azure:FILE, the whole trace or another one with its columns. Raises
-    UsageError.
-    """
+    name: fixed:IN:OUT; azure, the sample that ships; azure:FILE, a trace with its columns. Raises UsageError."""
     kind, _, rest = name.partition(":")
     try:
         if kind == "fixed":

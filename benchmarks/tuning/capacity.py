@@ -44,10 +44,8 @@ COLUMNS = ("ttft_p50", "ttft_mean", "ttft_p99", "ttft_max", "tpot_p50", "tpot_me
 
 @dataclass(frozen=True)
 class StepTimes:
-    """What steps cost. decode: (rows, ms at no context), ascending.
-
-    The numbers are those of Llama-3-8B's shape on one H200, fitted to the TTFT and TPOT of each request of a grid
-    (2026-11-21, benchmarks/results/steps-of-2048-llama-3-8b.json)."""
+    """What steps cost. decode: (rows, ms at no context), ascending. The numbers are those of Llama-3-8B's shape on one H200,
+    fitted to TTFT and TPOT of each request of a grid (2026-11-21, benchmarks/results/steps-of-2048-llama-3-8b.json)."""
 
     decode: tuple[tuple[int, float], ...]
     context_ns: float = 42.0

@@ -8,6 +8,7 @@ the weights of several layers and a random routing; the block size whose fastest
 
 import argparse
 from collections.abc import Iterator
+from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -22,8 +23,7 @@ from blinkpy.kv.state import ROWS, TOKENS
 
 SHARED_MEMORY = 227 * 1024
 SHAPES = {"Qwen3-30B-A3B": ExpertShape(experts=128, top_k=8, hidden=2048, width=768)}
-LAYERS = 3
-"""Layers whose weights are visited in turn: together far more than the cache holds."""
+LAYERS = 3  # whose weights are visited in turn: together far more than the cache holds
 
 
 class Candidate(NamedTuple):
@@ -65,10 +65,7 @@ def compile_candidate(candidate: Candidate) -> bool:
     """In a worker process: compile into Triton's cache. False where it does not fit the GPU or spills."""
     weights, k, n = sizes(candidate)
     tokens, top_k = 1024, candidate.shape.top_k
-
-    def meta(*shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=torch.bfloat16, device="meta")
-
+    meta = partial(aot_compile.meta, dtype=torch.bfloat16)
     x, out = meta(tokens if candidate.up else tokens * top_k, k), meta(tokens * top_k, n)
     routing = Routing.allocate(tokens, candidate.shape.experts, top_k, candidate.block_m, "meta")
     return aot_compile.fits(lambda: launch(candidate, x, meta(*weights), out, routing))

@@ -29,14 +29,11 @@ from blinkpy.kernels.linear.linear_variants import LinearCall, LinearShape, Line
 from blinkpy.models.families.describe_model import describe_config
 from blinkpy.models.weights.checkpoint import layer_parts, outer_parts
 
-MEASURED_ROWS = {1: (1,), 16: (2, 4, 8, 16), 32: (32,), 64: (64,), 128: (128,), 256: (256,), 448: (448,)}
-"""Rows of the measurement -> rows of the table that it stands for."""
+MEASURED_ROWS = {1: (1,), 16: (2, 4, 8, 16), 32: (32,), 64: (64,), 128: (128,), 256: (256,), 448: (448,)}  # to rows of the table
 CACHE_BYTES = 300_000_000
 CUBLAS = LinearConfig("cublas")
-PRINTED = 3
-"""Best candidates that are printed."""
-MARGIN = 1.02
-"""A variant without kernels of ours must be this much faster to be chosen: it does not fuse what is around the layer."""
+PRINTED = 3  # best candidates
+MARGIN = 1.02  # by which a variant without kernels of ours must be faster: it does not fuse what is around the layer
 
 
 def prepare(shape: LinearShape, device: str, pdl: bool) -> tuple[Callable[[LinearConfig], None], int]:
