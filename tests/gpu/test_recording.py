@@ -39,7 +39,7 @@ def test_what_the_loop_recorded_replays_on_the_cpu(rng: np.random.Generator, fol
         preemptions = int(replay.state.counters[COUNTER_INDEX["preemptions"]]) - before
         copies = reader._views.progress[[COPIES_BEGUN, COPIES_DONE]].tolist()
     assert copies[0] == copies[1] >= 4, copies
-    assert replayed > 100
+    assert replayed >= 64  # what the recorder keeps at least
     assert preemptions > 0, "nothing was preempted: the test says less than it should"
 
 
