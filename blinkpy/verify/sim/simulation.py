@@ -25,6 +25,7 @@ from blinkpy.queues.words import COMMAND_DRAIN, COMMAND_RUN, COMMAND_STOP, COUNT
 from blinkpy.scheduler.cycle import make_phases
 from blinkpy.scheduler.host_scheduler import Scheduler
 from blinkpy.scheduler.policies import Policy, fcfs
+from blinkpy.verify.oracle.second_opinion import SecondOpinion
 from blinkpy.verify.sim.events import EVENT_NAMES, LOG
 from blinkpy.verify.sim.sim_round import is_quiet, play_round, play_step
 from blinkpy.verify.sim.world import World, make_world
@@ -36,6 +37,7 @@ ENDLESS = fault_code("not everything has ended, although everybody behaves")
 NOT_DRAINED = fault_code("a drain or a stop is not answered")
 ACCEPTED_LATE = fault_code("a request was accepted after the engine was told to drain or stop")
 RAISED = fault_code("the scheduler raised an exception")
+DECISION_WRONG = fault_code("a decision is not what the rules say")
 COUNTERS_WRONG = fault_code("requests accepted are not those that finished and those that were cancelled")
 CALM_SHARE = 40  # turns of the calm that each slot gets, beside those for its tokens
 QUIET_EVERY = 16  # turns between two looks whether all has ended
@@ -70,7 +72,8 @@ class Simulation:
     mode: of the scheduler; checks: of front ends, model and checks. scheduler: another one's step function, (limits, queues,
     state, now, lane, lanes) -> bucket, in plain Python. overlapped: the shipped one in plain Python, where what needs no tokens
     runs before the model's step. world: of make_world with the same seed and turns, in place of a new one. checked: the compiled
-    scheduler checks what its phases expect, as plain Python always does.
+    scheduler checks what its phases expect, as plain Python always does. oracle: each turn's decisions are compared with those of
+    the rules in plain Python, where hashes don't collide by design.
     """
 
     def __init__(
@@ -87,12 +90,15 @@ class Simulation:
         overlapped: bool = False,
         world: World | None = None,
         checked: bool = False,
+        oracle: bool = False,
     ) -> None:
         self.seed, self.turns = seed, turns
         self.world: World = world or make_world(seed, turns, check_every, checked=checked)
         for turn, actor in muted:
             self.world.sim.muted[turn, actor] = 1
         limits, state, queues = self.world[:3]
+        judged = oracle and limits.hash_multiplier_1
+        self._opinion = SecondOpinion(limits, policy, state, queues) if judged else None
         if scheduler is None:
             compiled = Scheduler(limits, state, policy, mode=mode)
             compiled.attach(queues)
@@ -115,7 +121,7 @@ class Simulation:
             return False
         try:
             self.bucket = self._step(now)
-            self.code = self.code or self._expected()
+            self.code = self.code or self._expected() or self._decided(now)
             if self.code:
                 return False
         except BrokenInvariantError as error:
@@ -131,6 +137,11 @@ class Simulation:
         """What an expect of the compiled scheduler found, or 0."""
         fault = self.world.state.fault
         return 0 if isinstance(fault, NoFaultWord) else int(fault[0])
+
+    def _decided(self, now: int) -> int:
+        """A fault where the scheduler decided otherwise than the rules say, or 0."""
+        self.detail = self._opinion.difference(now, self.bucket) if self._opinion else ""
+        return DECISION_WRONG if self.detail else 0
 
     def _in_turn(self, step: Callable[[int], int]) -> Callable[[int], int]:
         """The model's step, then the scheduler."""
