@@ -192,18 +192,22 @@ def patched_source(bug: Bug) -> str:
 def planted(bug: Bug | None) -> Iterator[None]:
     """Within the block, imports of the patched module, and of all that import it, give new modules; without a bug, of the
     scheduler's. Afterwards all is as before."""
-    name, path = ("blinkpy.kv.page_allocator", PACKAGE) if bug is None else module_of(bug)
+    name, path = ("blinkpy.kv.page_allocator", PACKAGE / "kv" / "page_allocator.py") if bug is None else module_of(bug)
+    with replaced(name, path, path.read_text() if bug is None else patched_source(bug)):
+        yield
+
+
+@contextlib.contextmanager
+def replaced(name: str, path: Path, source: str) -> Iterator[None]:
+    """Within the block, imports of a module, and of all that import it, give new modules, with another source of this one."""
     names = sorted(({name} | importers_of(name)) - {"blinkpy"})
     before = {name: sys.modules.pop(name) for name in names if name in sys.modules}
-    finder = None
-    if bug is not None:
-        finder = _Patched(name, path, patched_source(bug))
-        sys.meta_path.insert(0, finder)
+    finder = _Patched(name, path, source)
+    sys.meta_path.insert(0, finder)
     try:
         yield
     finally:
-        if finder is not None:
-            sys.meta_path.remove(finder)
+        sys.meta_path.remove(finder)
         for name in names:
             sys.modules.pop(name, None)
         sys.modules.update(before)
