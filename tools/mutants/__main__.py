@@ -20,6 +20,7 @@ from collections import Counter
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import NamedTuple
 
 from blinkpy.sources import source_files
 from blinkpy.verify.sim.simulation import simulate
@@ -71,13 +72,34 @@ def _child(pipe: Connection, mutant: Mutant, group: Group, seed: int, tree: Path
     pipe.send(hunt(mutant, group, seed, tree))
 
 
+class Hunted(NamedTuple):
+    """A mutant under way. tree: the copy of the sources that is its own meanwhile."""
+
+    process: BaseProcess
+    mutant: Mutant
+    tree: Path
+    began: float  # time.monotonic()
+
+
+def _verdict(pipe: Connection, hunted: Hunted) -> Verdict:
+    """What a child found; one that says nothing was noticed by its silence."""
+    seconds = time.monotonic() - hunted.began
+    if not pipe.poll():
+        return Verdict(hunted.mutant, "deadline", "hangs", seconds)
+    try:
+        verdict: Verdict = pipe.recv()
+    except EOFError:
+        return Verdict(hunted.mutant, "crash", "its process died", seconds)
+    return verdict
+
+
 def hunt_all(mutants: list[tuple[Mutant, Group]], seed: int, jobs: int, seconds: float, folder: Path) -> list[Verdict]:
     """Hunt each mutant in a process of its own, `jobs` at a time: a mutant may hang, or leave its process in any state."""
     context, verdicts, started = multiprocessing.get_context("fork"), list[Verdict](), time.monotonic()
     trees = [folder / str(i) for i in range(jobs)]
     for tree in trees:
         copy_tree(tree)
-    left, running = list(reversed(mutants)), dict[Connection, tuple[BaseProcess, Mutant, Path, float]]()
+    left, running = list(reversed(mutants)), dict[Connection, Hunted]()
     while left or running:
         late = time.monotonic() - started > seconds
         while left and trees and not late:
@@ -86,21 +108,19 @@ def hunt_all(mutants: list[tuple[Mutant, Group]], seed: int, jobs: int, seconds:
             process = context.Process(target=_child, args=(theirs, mutant, group, seed, tree))
             process.start()
             theirs.close()
-            running[pipe] = process, mutant, tree, time.monotonic()
+            running[pipe] = Hunted(process, mutant, tree, time.monotonic())
         if late and not running:
             break
-        for pipe in wait(list(running), timeout=5.0) or [p for p in running if time.monotonic() - running[p][3] > HARD_LIMIT_S]:
-            process, mutant, tree, began = running.pop(pipe)  # type: ignore[index]
-            try:
-                verdict = pipe.recv() if pipe.poll() else Verdict(mutant, "deadline", "hangs", time.monotonic() - began)  # type: ignore[union-attr]
-            except EOFError:
-                verdict = Verdict(mutant, "crash", "its process died", time.monotonic() - began)
-            process.kill()
-            process.join()
-            trees.append(tree)
+        ready = [pipe for pipe in wait(list(running), timeout=5.0) if isinstance(pipe, Connection)]
+        for pipe in ready or [p for p in running if time.monotonic() - running[p].began > HARD_LIMIT_S]:
+            hunted = running.pop(pipe)
+            verdict = _verdict(pipe, hunted)
+            hunted.process.kill()
+            hunted.process.join()
+            trees.append(hunted.tree)
             verdicts.append(verdict)
             told = f"killed by {verdict.by}: {verdict.said}" if verdict.by else "SURVIVED"
-            print(f"[{len(verdicts)}/{len(mutants)}] {mutant}\n  {told} ({verdict.seconds:.0f} s)", flush=True)
+            print(f"[{len(verdicts)}/{len(mutants)}] {verdict.mutant}\n  {told} ({verdict.seconds:.0f} s)", flush=True)
     return verdicts
 
 

@@ -101,7 +101,8 @@ def _functions(tree: ast.Module) -> Iterator[tuple[ast.FunctionDef | ast.AsyncFu
                     yield inner, f"{node.name}.{inner.name}"
 
 
-Change = tuple[str, ast.AST, ast.AST, str]  # rule, first and last node that are replaced, new text
+Node = ast.expr | ast.stmt
+Change = tuple[str, Node, Node, str]  # rule, first and last node that are replaced, new text
 
 
 def _changes(function: ast.AST) -> Iterator[Change]:
@@ -152,8 +153,8 @@ def _expression(node: ast.AST) -> Iterator[Change]:
             yield "off by one", node, node, str(not value)
         case ast.BoolOp():
             yield _replaced("and, or", node, "op", ast.Or() if isinstance(node.op, ast.And) else ast.And())
-            for value in node.values:
-                yield _replaced("dropped condition", node, "values", [v for v in node.values if v is not value])
+            for operand in node.values:
+                yield _replaced("dropped condition", node, "values", [v for v in node.values if v is not operand])
         case ast.UnaryOp(op=ast.Not()):
             yield "dropped condition", node, node, f"({ast.unparse(node.operand)})"
         case ast.If() | ast.IfExp():
@@ -172,7 +173,7 @@ def _expression(node: ast.AST) -> Iterator[Change]:
             yield from _neighbour(node, node.id)
 
 
-def _replaced(rule: str, node: ast.AST, field: str, value: object) -> Change:
+def _replaced(rule: str, node: ast.expr, field: str, value: object) -> Change:
     changed = copy.copy(node)
     setattr(changed, field, value)
     return rule, node, node, f"({ast.unparse(changed)})"
@@ -192,7 +193,7 @@ def _call(node: ast.Call) -> Iterator[Change]:
             yield _replaced("swapped arguments", node, "args", swapped)
 
 
-def _neighbour(node: ast.AST, name: str) -> Iterator[Change]:
+def _neighbour(node: ast.expr, name: str) -> Iterator[Change]:
     if name in neighbours():
         yield "neighbour constant", node, node, str(neighbours()[name])
 
