@@ -51,7 +51,7 @@ class RecordedCase(Case):
             self.recording.keep()
             return bucket
 
-        super().__init__(self.recording.world, run)
+        super().__init__(self.recording.world, run, policy)
         for pair in range(self.limits.pairs):
             self.claim(pair)
 

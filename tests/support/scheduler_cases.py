@@ -21,6 +21,7 @@ from blinkpy.queues.submission import SQ_ENTRY
 from blinkpy.queues.words import COUNTER, ENGINE_STATE, STATE_READY
 from blinkpy.scheduler.cycle import make_turn
 from blinkpy.scheduler.policies import Policy, fcfs
+from blinkpy.verify.oracle.second_opinion import SecondOpinion
 from blinkpy.verify.sim.simulation import plain_sim
 from blinkpy.verify.sim.synthetic_model import check_padding, compute
 from blinkpy.verify.sim.turn_invariants import check_turn
@@ -61,10 +62,11 @@ def in_lanes(turn: Callable[..., int], lanes: int, seed: int = 0) -> Callable[..
 class Case:
     """One world of the simulator in plain Python. Each turn is judged by the simulator's checks.
 
-    clients: that beat and deliver in each turn, unless their pair is in `silent`. judged: whether promises are checked.
+    policy: of `turn`, for the oracle; None: without it. clients: that beat and deliver in each turn, unless their pair is in
+    `silent`. judged: whether more than the state is checked. opinion: of the oracle, from the first turn on; None: not asked for
     """
 
-    def __init__(self, world: World, turn: Callable[..., int], client: Any = QueuePair) -> None:
+    def __init__(self, world: World, turn: Callable[..., int], policy: Policy | None, client: Any = QueuePair) -> None:
         self.world, self._turn, self._client = world, turn, client
         self.limits, self.state, self.views, _, self.segment = world
         self._arguments = self.limits, as_memoryviews(self.views), as_memoryviews(self.state), plain_sim(world)
@@ -74,6 +76,8 @@ class Case:
         self.silent: set[int] = set()
         self.now, self.bucket, self.judged = 1, -1, True
         self.views.engine[ENGINE_STATE] = STATE_READY
+        rules = policy if self.limits.hash_multiplier_1 else None
+        self.opinion = SecondOpinion(self.limits, rules, self.state, self.views) if rules else None
 
     def claim(self, pair: int) -> Any:
         """A front end claims the pair; what its owner before it had in flight is lost. Returns its client."""
@@ -102,6 +106,9 @@ class Case:
                     client.heartbeat()
                     client.transport.deliver(1 << 30)
             self.bucket = self._turn(limits, queues, state, self.now, 0, 1)
+            self.opinion = self.opinion if self.judged else None  # it has to see every turn
+            difference = self.opinion.difference(self.now, self.bucket) if self.opinion else ""
+            assert not difference, difference
             fault = check_state(limits, state, sim.references, sim.seen)
             if self.judged:
                 fault = fault or check_turn(limits, queues, state, sim, self.now)
@@ -163,7 +170,7 @@ class Case:
 def make_case(policy: Policy = fcfs, lanes: int = 1, *, attached: bool = True, **sizes: Any) -> Case:
     """sizes: of case_sizes. attached: every pair has its client."""
     turn = make_turn(policy)
-    case = Case(make_world(1, 1, chosen=case_sizes(**sizes)), turn if lanes == 1 else in_lanes(turn, lanes))
+    case = Case(make_world(1, 1, chosen=case_sizes(**sizes)), turn if lanes == 1 else in_lanes(turn, lanes), policy)
     for pair in range(case.limits.pairs if attached else 0):
         case.claim(pair)
     return case

@@ -171,15 +171,20 @@ def patched_source(bug: Bug) -> str:
 def planted(bug: Bug | None) -> Iterator[None]:
     """Within the block, imports of the patched module, and of all that import it, give new modules; without a bug, of the
     scheduler's. Afterwards all is as before."""
-    name, path = ("blinkpy.kv.page_allocator", PACKAGE) if bug is None else module_of(bug)
-    source = None if bug is None else patched_source(bug)
+    name, path = ("blinkpy.kv.page_allocator", PACKAGE / "kv" / "page_allocator.py") if bug is None else module_of(bug)
+    with replaced(name, path, path.read_text() if bug is None else patched_source(bug)):
+        yield
+
+
+@contextlib.contextmanager
+def replaced(name: str, path: Path, source: str) -> Iterator[None]:
+    """Within the block, imports of a module, and of all that import it, give new modules, with another source of this one."""
     names = sorted(({name} | importers_of(name)) - {"blinkpy"})
     before = {name: sys.modules.pop(name) for name in names if name in sys.modules}
     try:
-        if source is not None:
-            module = importlib.util.module_from_spec(importlib.util.spec_from_file_location(name, path))
-            _enter(name, module)
-            exec(compile(source, str(path), "exec"), module.__dict__)
+        module = importlib.util.module_from_spec(importlib.util.spec_from_file_location(name, path))
+        _enter(name, module)
+        exec(compile(source, str(path), "exec"), module.__dict__)
         yield
     finally:
         for name in names:

@@ -23,6 +23,11 @@ def test_many_worlds_under_every_shipped_policy(seed: int) -> None:
     assert report.calls >= 1_500_000
 
 
+def test_every_decision_is_that_of_the_rules(seed: int) -> None:
+    report = run(list(SHIPPED.values()), seed, steps=40_000, turns=1000, oracle=True)
+    assert not report.failures, report.failures
+
+
 def test_a_storm_reaches_everything() -> None:
     """Worlds that see no preemption, hit or fence would prove little."""
     totals: dict[str, int] = {}
@@ -91,7 +96,8 @@ def test_the_command_reports_a_failure_and_repeats_it(
     failure = _failure(broken)
     report = RunReport(failure.seed, 1, 10, 0.1, [(SHIPPED["fcfs"], failure)])
     monkeypatch.setattr("blinkpy.verify.sim.__main__.run", lambda *arguments, **options: report)
-    monkeypatch.setattr("blinkpy.verify.sim.__main__.shrink", lambda *arguments: Scenario(failure.seed, 30, "fcfs", [(2, 0)]))
+    scenario = Scenario(failure.seed, 30, "fcfs", [(2, 0)])
+    monkeypatch.setattr("blinkpy.verify.sim.__main__.shrink", lambda *arguments, **options: scenario)
     assert main(["--save", str(tmp_path)]) == 1
     assert f"seed {failure.seed}, turn {failure.turn}: {describe_fault(failure.code)}" in capsys.readouterr().out
     assert main(["--replay", str(tmp_path / f"seed-{failure.seed}.json")]) == 0

@@ -37,12 +37,13 @@ def run(
     seconds: float = float("inf"),
     mode: Mode = "njit",
     check_every: int = 1,
+    oracle: bool = False,
     progress: Callable[[RunReport], None] | None = None,
 ) -> RunReport:
     """Simulate worlds from `seed` on, until the scheduler made `steps` turns, the time is over or a seed failed.
 
-    policy: one, or several that take turns. turns: stormy turns of each world. mode: of scheduler and checks alike.
-    progress: called after every world.
+    policy: one, or several that take turns. turns: stormy turns of each world. mode: of scheduler and checks alike. oracle: see
+    Simulation. progress: called after every world.
     """
     policies = [policy] if callable(policy) else list(policy)
     for each in policies:
@@ -51,7 +52,8 @@ def run(
     started = time.monotonic()
     while report.calls < steps and report.seconds < seconds and not report.failures:
         chosen = policies[report.worlds % len(policies)]
-        outcome = simulate(seed + report.worlds, turns, chosen, mode=mode, checks=mode, check_every=check_every)
+        options = {"mode": mode, "checks": mode, "check_every": check_every, "oracle": oracle}
+        outcome = simulate(seed + report.worlds, turns, chosen, **options)
         report.worlds += 1
         report.calls += outcome.calls
         report.seconds = time.monotonic() - started

@@ -22,6 +22,7 @@ from blinkpy.queues.words import COMMAND_DRAIN, COMMAND_RUN, COMMAND_STOP, COUNT
 from blinkpy.scheduler.cycle import make_phases
 from blinkpy.scheduler.host_scheduler import Scheduler
 from blinkpy.scheduler.policies import Policy, fcfs
+from blinkpy.verify.oracle.second_opinion import SecondOpinion
 from blinkpy.verify.sim.events import EVENT_NAMES, LOG
 from blinkpy.verify.sim.sim_round import play_round
 from blinkpy.verify.sim.synthetic_model import compute
@@ -34,6 +35,7 @@ ENDLESS = fault_code("not everything has ended, although everybody behaves")
 NOT_DRAINED = fault_code("a drain or a stop is not answered")
 ACCEPTED_LATE = fault_code("a request was accepted after the engine was told to drain or stop")
 RAISED = fault_code("the scheduler raised an exception")
+DECISION_WRONG = fault_code("a decision is not what the rules say")
 COUNTERS_WRONG = fault_code("requests accepted are not those that finished and those that were cancelled")
 CALM_SHARE = 40  # turns of the calm that each slot gets, beside those for its tokens
 QUIET_EVERY = 16  # turns between two looks whether all has ended
@@ -69,7 +71,7 @@ class Simulation:
     scheduler: another one's turn, (limits, queues, state, now, lane, lanes) -> bucket, in plain Python. overlapped: the shipped
     one in plain Python as on a GPU, where what needs no tokens goes ahead of the model's step. world: of make_world with the same
     seed and turns, in place of a new one. checked: the compiled scheduler checks what its phases expect, as plain Python always
-    does.
+    does. oracle: each turn's decisions are compared with those of the rules, where hashes don't collide by design.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class Simulation:
         overlapped: bool = False,
         world: World | None = None,
         checked: bool = False,
+        oracle: bool = False,
     ) -> None:
         self.seed, self.turns = seed, turns
         self.world: World = world or make_world(seed, turns, check_every, checked=checked)
@@ -94,6 +97,8 @@ class Simulation:
             for act in np.ndindex(self.world.sim.muted.shape):
                 self.world.sim.muted[act] = act not in kept
         limits, state, queues = self.world[:3]
+        judged = oracle and limits.hash_multiplier_1
+        self._opinion = SecondOpinion(limits, policy, state, queues) if judged else None
         arrays, views = as_memoryviews(state), as_memoryviews(queues)
         self._overlap: Callable[[int], None] = lambda now: None
         self._step: Callable[[int], int]
@@ -134,6 +139,9 @@ class Simulation:
                 self.bucket = self._step(now)
                 fault = self.world.state.fault  # what an expect of the compiled scheduler found
                 self.code = 0 if isinstance(fault, NoFaultWord) else int(fault[0])
+            if self.code == 0 and self._opinion:
+                self.detail = self._opinion.difference(now, self.bucket)
+                self.code = DECISION_WRONG if self.detail else 0
         except BrokenInvariantError as error:
             self.code = error.fault
         except (IndexError, ValueError, OverflowError, TypeError) as error:  # plain Python checks what compiled code does not

@@ -45,7 +45,7 @@ class FrontMachine(RuleBasedStateMachine):
     def begin(self, seed: int, policy: str) -> None:
         scheduler = importlib.import_module("blinkpy.scheduler.cycle")
         world = make_world(seed, 1, tight=True)
-        self.case = Case(world, scheduler.make_turn(SHIPPED[policy]), self.client.QueuePair)
+        self.case = Case(world, scheduler.make_turn(SHIPPED[policy]), SHIPPED[policy], self.client.QueuePair)
         limits = self.case.limits
         self.pairs: list[Any] = [None] * limits.pairs
         draw = np.random.default_rng(seed)

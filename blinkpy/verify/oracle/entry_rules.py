@@ -1,0 +1,58 @@
+"""What a submission entry must be (R2), by the table of request parameters."""
+
+import math
+from typing import Any
+
+from blinkpy.kv.limits import Limits
+from blinkpy.queues import completion as C
+from blinkpy.queues.page_hash import HASH_SHIFT
+from blinkpy.queues.request_parameters import PARAMETERS, Parameter
+from blinkpy.queues.submission import SUBMIT_NO_PREFIX_CACHE
+from blinkpy.queues.views import EngineViews
+from blinkpy.queues.words import EPOCH_SHIFT
+from blinkpy.verify.oracle.objects import Request
+
+
+def read_request(limits: Limits, queues: EngineViews, pair: int, slot: int, entry: Any, epoch: int) -> tuple[Request, int]:
+    """The request of an entry, SQ_ENTRY [], with Request.finish set if it is refused; and the prompt tokens that were read."""
+    request = Request(slot, pair, int(entry["request_id"]), reason=refusal(limits, entry, epoch))
+    if request.reason:
+        request.finish = C.FINISH_REJECTED
+        return request, 0
+    start, length, first, hashes = (int(entry[f]) for f in ("prompt_offset", "prompt_length", "hash_offset", "hash_count"))
+    request.tokens = queues.prompt[pair, start : start + length].tolist()
+    if not all(0 <= token < limits.vocab_size for token in request.tokens):
+        request.reason, request.finish = C.REJECT_TOKEN, C.FINISH_REJECTED
+    elif not all(0 <= key < 1 << 2 * HASH_SHIFT for key in queues.hashes[pair, first : first + hashes].tolist()):
+        request.reason, request.finish = C.REJECT_HASHES, C.FINISH_REJECTED
+    request.prompt_length, request.hashed = length, hashes
+    request.max_tokens, request.min_tokens = int(entry["max_tokens"]), int(entry["min_tokens"])
+    request.stop_ids, request.priority = tuple(entry["stop_ids"].tolist()), int(entry["priority"])
+    request.salt, request.logprobs = int(entry["cache_salt"]), bool(entry["logprobs"] >= 0)
+    request.cacheable = bool(limits.prefix_caching) and not entry["flags"] & SUBMIT_NO_PREFIX_CACHE
+    return request, length
+
+
+def refusal(limits: Limits, entry: Any, epoch: int) -> int:
+    """REJECT_* for an entry that can't be served, whatever its tokens, or 0."""
+    length, start, hashes, first = (int(entry[f]) for f in ("prompt_length", "prompt_offset", "hash_count", "hash_offset"))
+    sequence = length + int(entry["max_tokens"])
+    unhashed = hashes == 0 and (not limits.prefix_caching or entry["flags"] & SUBMIT_NO_PREFIX_CACHE)
+    if length < 1 or start < 0 or start + length > limits.prompt_tokens:
+        return C.REJECT_PROMPT
+    if not all(in_range(p, entry[p.name]) for p in PARAMETERS) or int(entry["request_id"]) >> EPOCH_SHIFT != epoch:
+        return C.REJECT_PARAMETER
+    if sequence > limits.max_model_len:
+        return C.REJECT_LENGTH
+    if sequence - 1 > limits.pages * limits.page_size:  # the last token is not cached
+        return C.REJECT_PAGES
+    if not (hashes == length // limits.page_size or unhashed) or first < 0 or first + hashes > limits.hash_entries:
+        return C.REJECT_HASHES
+    return 0
+
+
+def in_range(parameter: Parameter, value: Any) -> bool:
+    """Whether the engine accepts a parameter's value. -0.0 lies below 0.0, and NaN nowhere."""
+    low, high = ((bound, math.copysign(1, bound)) for bound in parameter.accepted)
+    own = float(value) if parameter.is_float else int(value), math.copysign(1, value)
+    return not math.isnan(value) and low <= own <= high and not (parameter.above_low and own[0] <= low[0])

@@ -1,0 +1,401 @@
+"""The scheduler's rules, written once more over plain Python objects: a second opinion on every decision.
+
+An Oracle reads what the scheduler's turn read, and decides who is taken in, ranked, preempted, evicted, admitted and with how
+many cached tokens, who computes what in the next step, and what is published. docs/verification.md states the rules R1 to R15.
+Nothing here is shared with the phases of the scheduler but the layout of the queues. It knows nothing of lanes, the fast path,
+hashes or rings, so it holds where hashes don't collide.
+"""
+
+from typing import Any
+
+from blinkpy.kv import state as S
+from blinkpy.kv.limits import Limits
+from blinkpy.queues import completion as C
+from blinkpy.queues import words as W
+from blinkpy.queues.submission import SQ_ENTRY
+from blinkpy.queues.views import EngineViews
+from blinkpy.scheduler.policies import Policy, RequestFields
+from blinkpy.verify.oracle.entry_rules import read_request
+from blinkpy.verify.oracle.objects import Pair, Request, Row, Verdict
+from blinkpy.verify.oracle.page_pool import Page, PagePool, Place
+
+
+class Oracle:
+    """What the scheduler must decide.
+
+    queues: the segment. sampled: State.batch.sampled. `turn` runs after the scheduler's own, on the same inputs: nobody may have
+    written a word of the segment since.
+    """
+
+    def __init__(self, limits: Limits, policy: Policy, queues: EngineViews, sampled: Any, buckets: list[tuple[int, int]]) -> None:
+        self.limits, self.policy, self.queues, self.sampled, self.buckets = limits, policy, queues, sampled, buckets
+        self.pairs = [Pair() for _ in range(limits.pairs)]
+        self.pool = PagePool(limits.pages)
+        self.live: dict[int, Request] = {}  # by slot
+        self.running: list[Request] = []
+        self.waiting: list[Request] = []  # by (rank, arrival)
+        self.unranked: list[Request] = []
+        self.finishing: list[Request] = []
+        self.rows: list[Row] = []
+        self.bucket = S.NO_BATCH
+        self.completions: list[tuple[int, int]] = []  # of the last turn: queue pair, word
+        self.counters = dict.fromkeys(W.COUNTER_NAMES, 0)
+        self.arrivals = self.rotation = self.turns = self.steps = 0
+
+    def turn(self, now_ns: int) -> int:
+        """One turn. Returns the bucket of the next step, NO_BATCH, STOPPED or DRAINED, as the scheduler does."""
+        command = int(self.queues.control[W.CONTROL_COMMAND])
+        cancelled = [r for r in self.running + self.waiting if self._cancel_word(r) == r.request_id]
+        verdicts = [self._judge(pair, self.queues.front[i].tolist(), now_ns) for i, pair in enumerate(self.pairs)]
+        self.completions = []
+        self._count_computed()
+        if command == W.COMMAND_RUN and not any(map(any, verdicts)):
+            self._take_in(now_ns)
+        self._rank()
+        self._grow_ahead()
+        self._commit()
+        self._end(verdicts, cancelled)
+        self._change_owners(verdicts, now_ns)
+        self._notify_ends()
+        self.rows = []
+        self.bucket = self._stop(command)
+        if self.bucket == S.NO_BATCH:
+            self._stall()
+            self._grow()
+            budget = self._budget()
+            self._admit(budget)
+            self._rank()
+            self.bucket = self._plan(budget)
+        self.turns += 1
+        self.counters["evictions"] = self.pool.evictions
+        return self.bucket
+
+    # ---- front ends -----------------------------------------------------------------------------------------------------
+
+    def _cancel_word(self, request: Request) -> int:
+        return int(self.queues.cancel[request.pair, request.slot % self.limits.slots_per_pair])
+
+    def _judge(self, pair: Pair, words: list[int], now_ns: int) -> Verdict:
+        """R1: what a front end's words mean for its queue pair."""
+        heartbeat, claim = words[W.FRONT_HEARTBEAT], words[W.FRONT_CLAIM]
+        expired = broken = False
+        if pair.attached:
+            if heartbeat != pair.heartbeat:
+                pair.heartbeat, pair.heard_ns = heartbeat, now_ns
+            expired = now_ns - pair.heard_ns > self.limits.lease_ns
+            epoch, tail = divmod(words[W.FRONT_DOORBELL], 1 << W.EPOCH_SHIFT)
+            if epoch == pair.epoch:
+                announced = (tail - pair.sq_head) % (1 << W.EPOCH_SHIFT)
+                if announced <= self.limits.sq_entries:
+                    pair.sq_tail = pair.sq_head + announced
+                broken = announced > self.limits.sq_entries
+            epoch, head = divmod(words[W.FRONT_CQ_HEAD], 1 << W.EPOCH_SHIFT)
+            if epoch == pair.epoch:
+                unread = (pair.cq_tail - head) % (1 << W.EPOCH_SHIFT)
+                behind = unread > pair.cq_tail - pair.cq_head
+                if not behind:
+                    pair.cq_head = pair.cq_tail - unread
+                broken = broken or behind
+        grant = claim == pair.epoch + 1 and pair.epoch < W.EPOCH_LIMIT
+        self.counters["leases_expired"] += expired
+        self.counters["stale_entries"] += broken
+        return Verdict(expired or broken or (grant and pair.attached), grant)
+
+    def _change_owners(self, verdicts: list[Verdict], now_ns: int) -> None:
+        for i, (pair, verdict) in enumerate(zip(self.pairs, verdicts, strict=True)):
+            if verdict.revoke:
+                pair.attached, pair.sq_head, pair.cq_head = False, pair.sq_tail, pair.cq_tail
+            if verdict.grant:
+                pair.attached, pair.epoch = True, pair.epoch + 1
+                pair.heartbeat, pair.heard_ns = int(self.queues.front[i, W.FRONT_HEARTBEAT]), now_ns
+
+    def _take_in(self, now_ns: int) -> None:
+        """R2: submission entries, one of each queue pair in rotation, up to the bounds of a turn."""
+        entries = tokens = 0
+        pending = sum(pair.sq_tail - pair.sq_head for pair in self.pairs)
+        while entries < min(pending, self.limits.intake_entries) and tokens < self.limits.intake_tokens:
+            while self.pairs[self.rotation].sq_head == self.pairs[self.rotation].sq_tail:
+                self.rotation = (self.rotation + 1) % self.limits.pairs
+            tokens += self._consume(self.rotation, now_ns)
+            self.pairs[self.rotation].sq_head += 1
+            self.rotation = (self.rotation + 1) % self.limits.pairs
+            entries += 1
+
+    def _consume(self, number: int, now_ns: int) -> int:
+        """One entry: skipped, refused or accepted. Returns the prompt tokens that were read."""
+        pair = self.pairs[number]
+        entry = self.queues.sq[number, pair.sq_head % self.limits.sq_entries].view(SQ_ENTRY)[0]
+        slot = number * self.limits.slots_per_pair + int(entry["slot"])
+        if entry["epoch"] != pair.epoch:
+            self.counters["stale_entries"] += 1
+            return 0
+        if not 0 <= entry["slot"] < self.limits.slots_per_pair or slot in self.live:
+            self.counters["requests_rejected"] += 1
+            return 0
+        request, read = read_request(self.limits, self.queues, number, slot, entry, pair.epoch)
+        self.live[slot] = request
+        if request.finish:
+            self.finishing.append(request)
+            self.counters["requests_rejected"] += 1
+            return read
+        request.arrival, request.arrival_us = self.arrivals, now_ns // 1000
+        self.arrivals += 1
+        self.unranked.append(request)
+        self.counters["requests_accepted"] += 1
+        self.counters["prompt_tokens"] += read
+        return read
+
+    # ---- the step -------------------------------------------------------------------------------------------------------
+
+    def _count_computed(self) -> None:
+        """R4: the step's tokens are in the cache; the pages that it filled are offered to the index."""
+        for request, tokens, _ in self.rows:
+            request.computed += tokens
+            self.counters["computed_tokens"] += tokens
+        left, listed, offers = self.limits.index_items, set[Any](), list[tuple[Page, Place]]()
+        for request, _, _ in self.rows:
+            if request.cacheable and not request.orphaned:
+                left -= self._offer_pages(request, left, listed, offers)
+        for page, place in offers:
+            self.pool.offer(page, place)
+
+    def _offer_pages(self, request: Request, most: int, listed: set[Any], offers: list[tuple[Page, Place]]) -> int:
+        """Offer a request's full pages to the index, at most `most`. listed: what this step has offered. Returns the number of
+        pages that were looked at."""
+        size = self.limits.page_size
+        full, first, waits = request.computed // size, request.indexed, False
+        request.hashed = max(request.hashed, full)
+        last = min(full, first + most)
+        for k in range(first, last):
+            if request.canonical is not None and not request.canonical.alive:
+                request.orphaned = waits = True
+            place = request.canonical, request.salt, tuple(request.tokens[k * size : (k + 1) * size])
+            sequence = request.salt, tuple(request.tokens[: (k + 1) * size])
+            equal = self.pool.index.get(place)
+            waits = waits or (equal is None and sequence in listed)
+            listed.add(sequence)
+            if not waits:
+                if equal is None:
+                    equal = request.pages[k]
+                    offers.append((equal, place))
+                request.indexed, request.canonical = k + 1, equal
+        return last - first
+
+    def _ends_next(self, request: Request) -> bool:
+        """Whether the next token is the last one, whatever it is."""
+        length = len(request.tokens) + 1
+        return length - request.prompt_length >= request.max_tokens or length >= self.limits.max_model_len
+
+    def _grow_ahead(self) -> None:
+        """R5: pages for the tokens that the step samples, if there are enough for all of them."""
+        emitting = [row.request for row in self.rows if row.emits and not self._ends_next(row.request)]
+        growing = [r for r in emitting if len(r.tokens) >= len(r.pages) * self.limits.page_size]
+        if len(growing) <= self.pool.available:
+            self._give_page_to_each(growing)
+
+    def _give_page_to_each(self, requests: list[Request]) -> None:
+        self.pool.evict(len(requests))
+        for request in requests:
+            request.pages.append(self.pool.take())
+
+    def _commit(self) -> None:
+        """R6: append the step's tokens, publish them, end what is finished."""
+        for i, (request, _, emits) in enumerate(self.rows):
+            if emits:
+                self._append(request, int(self.sampled[i]))
+        ended = [row.request for row in self.rows if row.request.finish]
+        self.counters["requests_finished"] += len(ended)
+        for request in ended:
+            self._drop(request)
+
+    def _append(self, request: Request, token: int) -> None:
+        if not 0 <= token < self.limits.vocab_size:
+            request.finish = C.FINISH_ERROR
+            self._publish(request, 0, C.FINISH_ERROR)
+            return
+        last = self._ends_next(request)
+        request.tokens.append(token)
+        generated = len(request.tokens) - request.prompt_length
+        if generated > request.min_tokens and token in request.stop_ids:
+            request.finish = C.FINISH_STOP
+        elif last:
+            request.finish = C.FINISH_LENGTH
+        self.counters["generated_tokens"] += 1
+        self._publish(request, token, request.finish | C.HAS_TOKEN | (C.HAS_LOGPROBS if request.logprobs else 0))
+
+    def _publish(self, request: Request, value: int, flags: int) -> None:
+        pair = self.pairs[request.pair]
+        lap = C.lap_of(pair.cq_tail, self.limits.cq_entries)
+        self.completions.append((request.pair, C.pack_completion(request.slot % self.limits.slots_per_pair, value, flags, lap)))
+        pair.cq_tail += 1
+
+    def _free_entries(self, pair: Pair) -> int:
+        return self.limits.cq_entries - (pair.cq_tail - pair.cq_head)
+
+    # ---- endings --------------------------------------------------------------------------------------------------------
+
+    def _drop(self, request: Request) -> None:
+        """Nothing of a request is left in the engine."""
+        del self.live[request.slot]
+        self._leave(request)
+
+    def _leave(self, request: Request) -> None:
+        """It neither runs nor waits any more."""
+        self.pool.release(request.pages)
+        request.pages, request.stalled = [], False
+        for requests in self.running, self.waiting, self.finishing:
+            if request in requests:
+                requests.remove(request)
+
+    def _end(self, verdicts: list[Verdict], cancelled: list[Request]) -> None:
+        """R7: cancelled requests, and those of revoked queue pairs."""
+        for request in self.running + self.waiting:
+            if verdicts[request.pair].revoke:
+                self._drop(request)
+            elif request in cancelled:
+                request.finish = C.FINISH_CANCELLED
+                self._leave(request)
+                self.finishing.append(request)
+            else:
+                continue
+            self.counters["requests_cancelled"] += 1
+        for request in list(self.finishing):
+            if verdicts[request.pair].revoke:
+                self._drop(request)
+
+    def _notify_ends(self) -> None:
+        """R7: the last completion of each, as far as there is room, in order."""
+        for request in list(self.finishing):
+            if self._free_entries(self.pairs[request.pair]) > 0:
+                self._publish(request, request.reason, request.finish)
+                self._drop(request)
+
+    def _stop(self, command: int) -> int:
+        """R8: the host's command."""
+        if command == W.COMMAND_STOP:
+            return S.STOPPED
+        if command == W.COMMAND_DRAIN and not self.live:
+            return S.DRAINED
+        return S.NO_BATCH
+
+    # ---- who runs -------------------------------------------------------------------------------------------------------
+
+    def _rank(self) -> None:
+        """R3: the policy ranks those that begin to wait."""
+        for r in self.unranked:
+            generated = len(r.tokens) - r.prompt_length
+            fields = (r.arrival, r.arrival_us, r.prompt_length, r.max_tokens, generated, r.priority, r.preemptions, r.pair)
+            r.rank = int(self.policy(RequestFields(*fields)))
+        self.waiting = sorted(self.waiting + self.unranked, key=Request.order)
+        self.unranked = []
+
+    def _stall(self) -> None:
+        """R9: the first in `running` get the free entries of their completion queue; others stall."""
+        for pair in self.pairs:
+            pair.unclaimed = self._free_entries(pair)
+        for request in self.running:
+            stalled = self.pairs[request.pair].unclaimed == 0
+            self.counters["reader_stalls"] += stalled and not request.stalled
+            request.stalled = stalled
+            self.pairs[request.pair].unclaimed -= not stalled
+
+    def _grow(self) -> None:
+        """R10: pages for those that decode, by preemption if need be."""
+        while len(self._growing()) > self.pool.available:
+            self._preempt(max(self.running, key=lambda r: (r.stalled, not r.stalled and r.rank, r.arrival)))
+        self._give_page_to_each(self._growing())
+
+    def _growing(self) -> list[Request]:
+        return [r for r in self.running if not r.stalled and r.needs(self.limits.page_size) > 0]
+
+    def _preempt(self, request: Request) -> None:
+        """Its pages are released, and it waits to be computed again."""
+        self._leave(request)
+        request.computed = request.indexed = 0
+        request.canonical, request.orphaned = None, False
+        request.preemptions += 1
+        self.unranked.append(request)
+        self.counters["preemptions"] += 1
+
+    def _budget(self) -> int:
+        """R11: the most tokens of the next step."""
+        limits, active = self.limits, [r for r in self.running if not r.stalled]
+        decoding = any(r.missing == 1 for r in active)
+        prompts = [r.missing for r in active if r.missing > 1] + [len(r.tokens) for r in self.waiting + self.unranked]
+        if not decoding or limits.mixed_tokens == limits.tokens:
+            return limits.tokens
+        if sum(prompts) <= limits.burst_tokens:
+            return limits.mixed_tokens
+        return limits.burst_step_tokens if sum(prompts) > len(prompts) * limits.mixed_tokens else limits.tokens
+
+    def _admit(self, budget: int) -> None:
+        """R12: the best first, and nobody overtakes one that does not fit."""
+        if self.unranked:
+            return
+        left = budget - sum(r.missing for r in self.running if not r.stalled)
+        for request in list(self.waiting):
+            if left <= 0:
+                return
+            if self.pairs[request.pair].unclaimed > 0:
+                while (hits := self._fits(request)) is None:
+                    stalled = [r for r in self.running if r.stalled]
+                    if not stalled:
+                        return
+                    self._preempt(max(stalled, key=lambda r: r.arrival))
+                self._start(request, hits)
+                left -= request.missing
+
+    def _fits(self, request: Request) -> list[Page] | None:
+        """R12: the pages that are hits, if a waiting request fits; else None."""
+        available = self.pool.available - min(len(self.running), self.limits.pages // 8)
+        if len(self.running) == self.limits.rows or available <= 0:
+            return None
+        hits = self._hits(request)
+        request.hit_tokens = len(hits) * self.limits.page_size
+        fresh = request.needs(self.limits.page_size) - len(hits)
+        return hits if fresh + sum(page.holders == 0 for page in hits) <= available else None
+
+    def _hits(self, request: Request) -> list[Page]:
+        """R13: the indexed pages with the request's first tokens."""
+        size, hits = self.limits.page_size, list[Page]()
+        most = min((len(request.tokens) - 1) // size, request.hashed) if request.cacheable else 0
+        for k in range(most):
+            place = hits[-1] if hits else None, request.salt, tuple(request.tokens[k * size : (k + 1) * size])
+            page = self.pool.index.get(place)
+            if page is None:
+                break
+            hits.append(page)
+        return hits
+
+    def _start(self, request: Request, hits: list[Page]) -> None:
+        fresh = request.needs(self.limits.page_size) - len(hits)
+        for page in hits:
+            self.pool.share(page)
+        self.pool.evict(fresh)
+        request.pages = hits + [self.pool.take() for _ in range(fresh)]
+        request.computed, request.indexed = request.hit_tokens, len(hits)
+        request.canonical = hits[-1] if hits else None
+        self.waiting.remove(request)
+        self.running.append(request)
+        self.pairs[request.pair].unclaimed -= 1
+        if request.cacheable:
+            self.counters["prefix_lookup_tokens"] += len(request.tokens)
+            self.counters["prefix_hit_tokens"] += request.hit_tokens
+
+    # ---- the next step --------------------------------------------------------------------------------------------------
+
+    def _plan(self, budget: int) -> int:
+        """R15: first the rows that decode, then chunks of prompts while the budget lasts. Returns the bucket."""
+        active = [r for r in self.running if not r.stalled]
+        self.rows = [Row(r, 1, True) for r in active if r.missing == 1]
+        left = budget - len(self.rows)
+        for request in active:
+            if request.missing > 1 and left > 0:
+                count = min(request.missing, left)
+                self.rows.append(Row(request, count, count == request.missing))
+                left -= count
+        if not self.rows:
+            return S.NO_BATCH
+        self.steps += 1
+        tokens = sum(row.tokens for row in self.rows)
+        return next(i for i, (most, rows) in enumerate(self.buckets) if tokens <= most and len(self.rows) <= rows)
