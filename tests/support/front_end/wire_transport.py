@@ -1,5 +1,7 @@
 """The transport of a case's front ends: memory that writes reach later, in order, when the case delivers them."""
 
+from __future__ import annotations
+
 from collections import deque
 from collections.abc import Callable
 from functools import partial
