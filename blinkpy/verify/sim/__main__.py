@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
     try:
-        return _replay(arguments.replay) if arguments.replay else _run(arguments)
+        return _replay(arguments.replay) if arguments.replay else int(bool(run_seeds(arguments).failures))
     except ConfigError as error:
         print(f"blinkpy.verify.sim: error: {error}", file=sys.stderr)
         return 2
@@ -51,7 +51,8 @@ def _replay(path: Path) -> int:
     return 0 if line.startswith("all ended well") else 1
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def run_seeds(arguments: argparse.Namespace) -> RunReport:
+    """What the command does without --replay; prints what it finds. Raises ConfigError."""
     for name in ("seed", "steps", "turns", "check_every"):
         if getattr(arguments, name) < 1:
             raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(arguments, name)}")
@@ -82,7 +83,7 @@ def _run(arguments: argparse.Namespace) -> int:
         print(f"shrunk to {len(scenario.keep)} acts: python -m blinkpy.verify.sim --replay {path}")
         for line in list(narrate(scenario, policy, oracle=arguments.oracle))[-40:]:
             print(f"  {line}")
-    return 1 if report.failures else 0
+    return report
 
 
 if __name__ == "__main__":
