@@ -18,7 +18,7 @@ CPU_ROWS = (  # file, how its target begins, what it is called here
     ("cpu_engine", "token rate of 16 streams", "demonstration model, 16 streams to one"),
     ("cpu_engine", "engine step to bare forward", "its engine step to the bare torch forward, 16 streams"),
     ("front_end_cpu", "CPU of a worker per token event", "front end, CPU for each token event, 64 paced streams"),
-    ("rdma_cpu", "CPU of a request of 128 tokens", "front end over RDMA, CPU for a request of 128 tokens, without HTTP or a card"),
+    ("rdma_cpu", "CPU of a request of 128 tokens", "front end over RDMA, CPU for a request of 128 tokens, no HTTP, no card"),
     ("rdma_cpu", "CPU of a request of 4096 tokens", "the same, 4,096 tokens"),
     ("queue_round_trip", "round trip through the transport", "queue pair, round trip between two processes"),
 )
