@@ -29,10 +29,9 @@ MAKERS = {  # of a result file, by the beginning of its name
 }
 CHOICES = {  # that are shown, with what they are called here
     **{name: name for name in ("fcfs, 512", "fcfs, 2048", "fcfs, 8192", "short-prompts, 2048")},
-    "short-prompts, 512 up to 4096 waiting, then 2048": "defaults, but at most 2048",
     "short-prompts, 512 up to 4096 waiting, then 2048, 8192 for short prompts": "defaults",
 }
-LOADS = ("16 requests/s", "64 streams")  # that are shown
+LOAD = "16 requests/s"  # that is shown
 PREDICTED = ("ttft_p50", "ttft_p99", "tpot_p99", "itl_p99", "itl_max", "e2e_mean")
 
 
@@ -160,13 +159,13 @@ def cpu(results: Results) -> dict[str, Any]:
 
 
 def capacity(results: Results) -> dict[str, Any]:
-    """Some of the predicted latencies, under each load."""
+    """Some of the predicted latencies, under one load."""
     loads = []
     for load in results.read("capacity").get("results", {}).get("loads", ()):
         name = load_name(load["rate"], load["streams"])
         found = [row for row in load["choices"] if row["name"] in CHOICES]
         rows = [[CHOICES[row["name"]], *(f"{row[key]:g}" for key in PREDICTED)] for row in found]
-        loads += [(name, load["requests"], rows)] if name in LOADS else []
+        loads += [(name, load["requests"], rows)] if name == LOAD else []
     return {"loads": loads, "head": ["policy, step tokens", *(key.replace("_", " ") for key in PREDICTED)]}
 
 

@@ -280,14 +280,13 @@ def energy_rows(document: Document) -> Rows:
     for load, cells in sorted(found.items(), key=lambda item: (item[0].endswith("/s"), float(item[0].split()[0]))):
         if {OURS, PEER} <= cells.keys():
             ours, peers = energy_figures(cells[OURS]), energy_figures(cells[PEER])
-            digits = (".0f", ".3g", ".3g", ".3g")
-            words = [f"{one:{form}} / {other:{form}}" for one, other, form in zip(ours, peers, digits, strict=True)]
-            step, steps = ours[2] / peers[2], peers[1] / ours[1]  # J for each step, and steps for each token
+            words = [f"{one:.3g} / {other:.3g}" for one, other in zip(ours, peers, strict=True)]
+            step, steps = ours[1] / peers[1], peers[0] / ours[0]  # J for each step, and steps for each token
             rows.append([load, *words, f"{step * steps:.2f} = {step:.2f} x {steps:.2f}"])
     return rows
 
 
 def energy_figures(cell: Document) -> list[float]:
-    """Power, idle power included, tokens a step, J a step, J/token."""
-    watts, tokens, step = cell["energy"]["mean_w"], cell["steps"]["tokens"], cell["energy"]["mean_w"] / cell["steps"]["per_s"]
-    return [watts, tokens, step, step / tokens]
+    """Tokens a step, J a step, J/token; idle power included."""
+    tokens, step = cell["steps"]["tokens"], cell["energy"]["mean_w"] / cell["steps"]["per_s"]
+    return [tokens, step, step / tokens]
