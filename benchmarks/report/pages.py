@@ -46,7 +46,6 @@ PARTS: dict[str, Callable[[Results], dict[str, Any]]] = {
     "gap": part_tables.gap,
     "steps": part_tables.steps,
     "cpu": part_tables.cpu,
-    "rdma": part_tables.rdma,
     "capacity": part_tables.capacity,
     "tests": lambda results: {"tests": gpu_tests(found) if (found := results.read("gpu_tests")) else ""},
     "files": part_tables.files,

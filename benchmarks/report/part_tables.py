@@ -18,7 +18,8 @@ CPU_ROWS = (  # file, how its target begins, what it is called here
     ("cpu_engine", "token rate of 16 streams", "demonstration model, 16 streams to one"),
     ("cpu_engine", "engine step to bare forward", "its engine step to the bare torch forward, 16 streams"),
     ("front_end_cpu", "CPU of a worker per token event", "front end, CPU for each token event, 64 paced streams"),
-    ("rdma_cpu", "CPU of a request of 128 tokens", "front end over RDMA, CPU for a request of 128 tokens, without HTTP"),
+    ("rdma_cpu", "CPU of a request of 128 tokens", "front end over RDMA, CPU for a request of 128 tokens, no HTTP, no card"),
+    ("rdma_cpu", "CPU of a request of 4096 tokens", "the same, 4,096 tokens"),
     ("queue_round_trip", "round trip through the transport", "queue pair, round trip between two processes"),
 )
 MAKERS = {  # of a result file, by the beginning of its name
@@ -26,13 +27,12 @@ MAKERS = {  # of a result file, by the beginning of its name
     **dict.fromkeys(("paper-", "alone-", "repeats-", "steps-of-"), "serving.grid"),
     "steps-": "parts.whole_steps",
 }
-CHOICES = (  # that are shown
-    *("fcfs, 512", "fcfs, 2048", "fcfs, 8192", "short-prompts, 2048"),
-    "short-prompts, 512 up to 4096 waiting, then 2048",
-    "short-prompts, 512 up to 4096 waiting, then 2048, 8192 for short prompts",
-)
-LOADS = ("16 requests/s", "64 streams")  # that are shown
-PREDICTED = ("ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99", "itl_p99", "itl_max", "e2e_mean")
+CHOICES = {  # that are shown, with what they are called here
+    **{name: name for name in ("fcfs, 512", "fcfs, 2048", "fcfs, 8192", "short-prompts, 2048")},
+    "short-prompts, 512 up to 4096 waiting, then 2048, 8192 for short prompts": "defaults",
+}
+LOAD = "16 requests/s"  # that is shown
+PREDICTED = ("ttft_p50", "ttft_p99", "tpot_p99", "itl_p99", "itl_max", "e2e_mean")
 
 
 class Results:
@@ -70,21 +70,16 @@ def decode(results: Results) -> dict[str, Any]:
         f"{spread(steps, 'gap_us')} us from one step's last kernel to the next one's first. In turns that admit or end requests "
         f"it is {spread(steps, 'general_scheduler_us')} us and {spread(steps, 'general_gap_us')} us."
     )
-    if alone := results.read(SCHEDULER):
-        most = max(alone["rows"], key=int)
-        took = alone["rows"][most]["scheduler_us"]["p50"]
-        spins = f"a made-up step of {alone['spin_us'] / 1000:g} ms"
-        text += f" At {int(most):,} rows, with {spins}, the scheduler takes {took:.1f} us."
     origins: dict[str, list[str]] = {}
     for title, found in shown.items():
-        origins.setdefault(origin_of(found), []).append(title)
+        origins.setdefault(origin_of(found), []).append(f"{title} {when(found)}")
     return {
         "shown": shown,
         "prompt": next(iter(shown.values()))["prompt"],
         "head": ["rows", *(word for title in shown for word in (f"{title} step, ms", "floor, ms", "share"))],
         "rows": rows,
         "text": text,
-        "origins": " ".join(f"{' and '.join(titles)}: {origin}." for origin, titles in origins.items()),
+        "origins": " ".join(f"{origin}: {'; '.join(runs)}." for origin, runs in origins.items()),
     }
 
 
@@ -128,8 +123,7 @@ def steps(results: Results) -> dict[str, Any]:
 def step_row(step: Document) -> list[str]:
     """One step; what was not read is left empty."""
     watts, mhz = (f"{step[name]:,.0f}" if name in step else "" for name in ("mean_w", "clock_mhz"))
-    share = percent(step["share_of_floor"]) if "share_of_floor" in step else ""
-    return [step_title(step), f"{step['step_ms']:.3g}", watts, mhz, f"{step['tflop_per_s']:.0f}", share]
+    return [step_title(step), f"{step['step_ms']:.3g}", watts, mhz, f"{step['tflop_per_s']:.0f}"]
 
 
 def step_title(step: Document) -> str:
@@ -164,29 +158,14 @@ def cpu(results: Results) -> dict[str, Any]:
     }
 
 
-def rdma(results: Results) -> dict[str, Any]:
-    """What a request takes of the processor in a front end over RDMA."""
-    found = results.read("rdma_cpu")
-    if not found:
-        return {"rows": []}
-    measured, limit = found["results"], found["targets"][0]["limit"]
-    sizes = sorted(int(name.removeprefix("request_")) for name in measured if name.startswith("request_"))
-    times = [measured[f"request_{size}"]["p50"]["value"] for size in sizes]
-    rows = [
-        ["tokens of the prompt", *(f"{size:,}" for size in sizes)],
-        ["CPU time, median", *(f"{time:.0f} us" + ("" if time <= limit else ": **missed**") for time in times)],
-    ]
-    others = percent(found["others"]["other_processes"])
-    return {"rows": rows, "hardware": hardware(found), "when": when(found), "others": others}
-
-
 def capacity(results: Results) -> dict[str, Any]:
-    """Some of the predicted latencies, under each load."""
+    """Some of the predicted latencies, under one load."""
     loads = []
     for load in results.read("capacity").get("results", {}).get("loads", ()):
         name = load_name(load["rate"], load["streams"])
-        rows = [[row["name"], *(f"{row[key]:g}" for key in PREDICTED)] for row in load["choices"] if row["name"] in CHOICES]
-        loads += [(name, load["requests"], rows)] if name in LOADS else []
+        found = [row for row in load["choices"] if row["name"] in CHOICES]
+        rows = [[CHOICES[row["name"]], *(f"{row[key]:g}" for key in PREDICTED)] for row in found]
+        loads += [(name, load["requests"], rows)] if name == LOAD else []
     return {"loads": loads, "head": ["policy, step tokens", *(key.replace("_", " ") for key in PREDICTED)]}
 
 
@@ -221,7 +200,7 @@ def when(found: Document) -> str:
 
 
 def origin_of(found: Document) -> str:
-    """Machine, versions, date and commit of a result that was measured on a GPU alone."""
+    """Machine and versions of a result that was measured on a GPU alone."""
     environment = found["environment"]
     versions = ", ".join(f"{name} {environment[name]}" for name in ("torch", "triton", "numba"))
-    return f"{environment['gpu']}, driver {environment['driver'].split()[0]}, {versions}; {when(found)}"
+    return f"{environment['gpu']}, driver {environment['driver'].split()[0]}, {versions}"

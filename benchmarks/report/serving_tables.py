@@ -21,7 +21,7 @@ WHAT = {  # of systems whose name doesn't say it
 }
 FRONT_END_CORES = {"own": "own", "shared": "contended"}  # placement of a cell's front ends: the word for their cores
 BEHIND = 1.02  # by so much a figure is worse before it is called so
-JOULES = FIGURES["energy"][1]
+SHOWN = [value for name, (_, value) in FIGURES.items() if name != "energy"]  # at the headline rate; energy() has the rest
 
 
 def claim(found: dict[str, Document]) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def alone(found: dict[str, Document]) -> dict[str, Any]:
             document = file["results"]
             rows = []
             for name in ours_first(document):
-                figures = [grid.series(document, name, MODES[0], value).get(HEADLINE_RATE) for _, value in FIGURES.values()]
+                figures = [grid.series(document, name, MODES[0], value).get(HEADLINE_RATE) for value in SHOWN]
                 rows += [[name, *map(word, figures)]] if any(figures) else []
             models.append({"title": title, "origin": machine(file), "closed": closed(document), "rows": rows})
     return {"models": models, "rate": HEADLINE_RATE}
@@ -139,7 +139,6 @@ CLOSED_FIGURES: tuple[tuple[str, Figure, bool], ...] = (  # title, figure, wheth
     ("median TTFT, ms", grid.latency("ttft_ms", "p50"), False),
     ("median TPOT, ms", grid.latency("tpot_ms", "p50"), False),
     ("tokens/s", FIGURES["throughput"][1], True),
-    ("J/token", JOULES, False),
 )
 
 
@@ -180,10 +179,10 @@ def headline_words(document: Document, name: str, mode: str, front_end: str) -> 
     some = grid.cells_of(document, system=name, mode=mode, rate=HEADLINE_RATE, front_end=front_end)
     cells = [cell for cell in some if grid.counts(document, cell)]
     if not cells:
-        return ["the client fell behind", *[""] * (len(FIGURES) + 1)] if some else []
-    words = [word(grid.series(document, name, mode, value, front_end).get(HEADLINE_RATE)) for _, value in FIGURES.values()]
-    words.insert(3, f"{sum(cell['goodput_per_s'] for cell in cells) / len(cells):.3g}")
-    return [*words, str(failed(cells))]
+        return ["the client fell behind", *[""] * (len(SHOWN) + 1)] if some else []
+    words = [word(grid.series(document, name, mode, value, front_end).get(HEADLINE_RATE)) for value in SHOWN]
+    goodput = sum(cell["goodput_per_s"] for cell in cells) / len(cells)
+    return [*words, f"{goodput:.3g}", str(failed(cells))]
 
 
 def slowdown(document: Document, name: str, figure: str, front_end: str = "") -> float | None:
@@ -211,9 +210,7 @@ def remarks(document: Document) -> list[str]:
     if again := grid.repeated(document):
         largest = {name: max(found[name] for found in again.values() if name in found) for name in MEDIANS}
         words = ", ".join(f"{name} {percent(value - 1, 1)}" for name, value in largest.items())
-        lines.append(
-            f"{len(again)} cells of the grid were measured twice: here are their means. The runs differ by at most: {words}."
-        )
+        lines.append(f"Means of two runs: {len(again)} cells. The runs differ by at most: {words}.")
     else:
         lines.append("No cell of the grid was measured twice.")
     lines += server_remarks(document)
@@ -236,7 +233,7 @@ def server_remarks(document: Document) -> list[str]:
             idle.append(f"{name} {known[0]['idle_w']:.0f} W ({known[0]['idle_before_w']:.0f} W before its start)")
     lines = []
     if starts:
-        lines.append(f"From start to healthy: {', '.join(starts)}; of several, the longest was the first, with empty caches.")
+        lines.append(f"From start to healthy: {', '.join(starts)}; the first start, with empty caches, takes longest.")
     if idle:
         lines.append(f"Power of the GPU with an idle server: {', '.join(idle)}.")
     return lines
@@ -251,7 +248,7 @@ def behind(document: Document) -> str:
             ours, peers = grid.series(document, OURS, mode, value), grid.series(document, PEER, mode, value)
             for rate in sorted(ours.keys() & peers.keys()):
                 found += worse(name, f"{rate:g} requests/s, {mode}", ours[rate], peers[rate])
-    closed_figures: dict[str, Figure] = MEDIANS | {"energy": JOULES}
+    closed_figures: dict[str, Figure] = MEDIANS | {"energy": FIGURES["energy"][1]}
     for name, value in closed_figures.items():
         ours, peers = grid.closed_loops(document, OURS, value), grid.closed_loops(document, PEER, value)
         for streams in sorted(ours.keys() & peers.keys()):
@@ -283,14 +280,13 @@ def energy_rows(document: Document) -> Rows:
     for load, cells in sorted(found.items(), key=lambda item: (item[0].endswith("/s"), float(item[0].split()[0]))):
         if {OURS, PEER} <= cells.keys():
             ours, peers = energy_figures(cells[OURS]), energy_figures(cells[PEER])
-            digits = (".0f", ".3g", ".3g", ".3g")
-            words = [f"{one:{form}} / {other:{form}}" for one, other, form in zip(ours, peers, digits, strict=True)]
-            step, steps = ours[2] / peers[2], peers[1] / ours[1]  # J for each step, and steps for each token
+            words = [f"{one:.3g} / {other:.3g}" for one, other in zip(ours, peers, strict=True)]
+            step, steps = ours[1] / peers[1], peers[0] / ours[0]  # J for each step, and steps for each token
             rows.append([load, *words, f"{step * steps:.2f} = {step:.2f} x {steps:.2f}"])
     return rows
 
 
 def energy_figures(cell: Document) -> list[float]:
-    """Power, idle power included, tokens a step, J a step, J/token."""
-    watts, tokens, step = cell["energy"]["mean_w"], cell["steps"]["tokens"], cell["energy"]["mean_w"] / cell["steps"]["per_s"]
-    return [watts, tokens, step, step / tokens]
+    """Tokens a step, J a step, J/token; idle power included."""
+    tokens, step = cell["steps"]["tokens"], cell["energy"]["mean_w"] / cell["steps"]["per_s"]
+    return [tokens, step, step / tokens]

@@ -264,10 +264,10 @@ def test_table(tmp_path: Path) -> None:
     power = {"mean_w": 698.7, "joules": 6.9, "clock_mhz": 1650}
     cases = [("prompts", prompts(1, 8192)), ("prompts", prompts(64, 128)), ("mixed", mixed(30, 1100, 994, 4000), 4000)]
     shown = [program.Case(*case).facts() | facts for case in [*cases, ("mixed", mixed(0, 1100, 512))]]
-    shown.insert(0, program.Case("decode", decoding(256, 256)).facts() | facts | power | {"share_of_floor": 0.502})
+    shown.insert(0, program.Case("decode", decoding(256, 256)).facts() | facts | power)
     rows = [step_row(step) for step in shown]
-    assert rows[0] == ["decode, 256 rows at 256", "9.88", "699", "1,650", "354", "50 %"]
-    assert rows[1] == ["a prompt of 8,192", "9.88", "", "", "354", ""]
+    assert rows[0] == ["decode, 256 rows at 256", "9.88", "699", "1,650", "354"]
+    assert rows[1] == ["a prompt of 8,192", "9.88", "", "", "354"]
     others = ["64 prompts of 128", "30 rows at 1,100, chunk of 994 behind 4,000 cached", "chunk of 512"]
     assert [row[0] for row in rows[2:]] == others
     page = "<!-- measured: steps -->\nold\n<!-- end of measured -->\n"
