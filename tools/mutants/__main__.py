@@ -57,7 +57,7 @@ def chosen(arguments: argparse.Namespace, draw: random.Random) -> list[tuple[Mut
     every = [(mutant, group) for path, group in files for mutant in mutants_of(path)]
     stale = set(known) - {mutant.name for mutant, _ in every}
     if stale and not arguments.only:
-        raise SystemExit(f"{EQUIVALENT.name} has mutants that are none any more:\n  " + "\n  ".join(sorted(stale)))
+        raise SystemExit(f"{EQUIVALENT.name} has mutants that no rule makes any more:\n  " + "\n  ".join(sorted(stale)))
     every = [pair for pair in every if pair[0].name not in known]
     if arguments.all:
         every = every[arguments.part - 1 :: arguments.parts]
