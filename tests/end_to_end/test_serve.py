@@ -156,7 +156,7 @@ def test_a_running_engine_is_recorded_and_replayed(
     assert cli.main(["replay", str(file)]) == 0
     out = capsys.readouterr().out
     assert " #0  accepted " in out
-    assert "calls decided as recorded" in out
+    assert "turns decided as recorded" in out
     assert null_server.chat(), "it goes on serving"
 
 
