@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from support.executions import in_lanes
 from support.expected_request import ExpectedRequest
 from support.front_end.wire_transport import WireTransport
 
 from blinkpy.device.array_trees import as_memoryviews
 from blinkpy.device.expect import describe_fault
+from blinkpy.device.lanes import in_lanes
 from blinkpy.dpu.link.queue_pair import QueuePair
 from blinkpy.kv import state as S
 from blinkpy.kv.invariants.check_state import check_state

@@ -173,6 +173,9 @@ class _Patched(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def exec_module(self, module: ModuleType) -> None:
         exec(compile(self._source, str(self._path), "exec"), module.__dict__)
 
+    def get_source(self, fullname: str) -> str:
+        return self._source
+
 
 def module_of(bug: Bug) -> tuple[str, Path]:
     """The module's dotted name and its file."""

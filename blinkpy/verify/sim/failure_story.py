@@ -20,10 +20,11 @@ RESULTS = {S.NO_BATCH: "nothing to compute", S.STOPPED: "stopped", S.DRAINED: "d
 
 def narrate(scenario: Scenario, policy: Policy, **options: Any) -> Iterator[str]:
     """Repeat a scenario; what happens in each call, line by line, and at the end what is wrong. options: of Simulation."""
-    blank = Simulation(scenario.seed, scenario.turns, policy, mode="python", checks="python", **options)
+    options |= {"mode": "python", "checks": "python", "lanes": scenario.lanes}
+    blank = Simulation(scenario.seed, scenario.turns, policy, **options)
     actors = blank.world.limits.pairs + 1
     muted = scenario.muted(actors)
-    simulation = Simulation(scenario.seed, scenario.turns, policy, mode="python", checks="python", muted=muted, **options)
+    simulation = Simulation(scenario.seed, scenario.turns, policy, muted=muted, **options)
     limits = simulation.world.limits
     yield f"world of seed {scenario.seed}: {limits}"
     outcome = None

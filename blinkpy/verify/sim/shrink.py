@@ -21,13 +21,15 @@ Try = Callable[[list[Mute]], Outcome]
 class Scenario:
     """A run that can be repeated: the world of a seed, in which only some actors act in some turns.
 
-    keep: (turn, actor) in order; the actor after the last front end is the world. policy: name, as of load_policy.
+    keep: (turn, actor) in order; the actor after the last front end is the world. policy: name, as of load_policy. lanes:
+    of the scheduler.
     """
 
     seed: int
     turns: int
     policy: str
     keep: list[Mute]
+    lanes: int = 1
 
     def muted(self, actors: int) -> list[Mute]:
         """All (turn, actor) that do nothing. actors: front ends and the world."""
@@ -44,7 +46,7 @@ class Scenario:
         try:
             values = json.loads(path.read_text())
             keep = [(int(turn), int(actor)) for turn, actor in values["keep"]]
-            return cls(int(values["seed"]), int(values["turns"]), str(values["policy"]), keep)
+            return cls(int(values["seed"]), int(values["turns"]), str(values["policy"]), keep, int(values.get("lanes", 1)))
         except OSError as error:
             raise ConfigError(f"can't read {path}: {error.strerror}") from error
         except (ValueError, KeyError, TypeError) as error:
@@ -63,7 +65,7 @@ def shrink(failure: Failure, policy: Policy, policy_name: str, actors: int, seco
 
     everything = [(turn, actor) for turn in range(failure.turns) for actor in range(actors)]
     keep = minimise(everything, failure, attempt, time.monotonic() + seconds)
-    return Scenario(failure.seed, failure.turns, policy_name, keep)
+    return Scenario(failure.seed, failure.turns, policy_name, keep, options.get("lanes", 1))
 
 
 def minimise(everything: list[Mute], failure: Failure, attempt: Try, deadline: float) -> list[Mute]:

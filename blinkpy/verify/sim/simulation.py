@@ -18,11 +18,12 @@ from numba import types
 from blinkpy.device.array_trees import as_memoryviews, map_arrays
 from blinkpy.device.compile_cache import cached_njit
 from blinkpy.device.expect import BrokenInvariantError, describe_fault, fault_code
+from blinkpy.device.lanes import LanesDivergedError, in_lanes
 from blinkpy.device.table_codegen import ArgumentTable
 from blinkpy.kv import state as S
 from blinkpy.kv.state import NoFaultWord
 from blinkpy.queues.words import COMMAND_DRAIN, COMMAND_RUN, COMMAND_STOP, COUNTER_NAMES
-from blinkpy.scheduler.cycle import make_phases
+from blinkpy.scheduler.cycle import make_phases, make_turn
 from blinkpy.scheduler.host_scheduler import Scheduler
 from blinkpy.scheduler.policies import Policy, fcfs
 from blinkpy.verify.oracle.second_opinion import SecondOpinion
@@ -73,7 +74,8 @@ class Simulation:
     state, now, lane, lanes) -> bucket, in plain Python. overlapped: the shipped one in plain Python, where what needs no tokens
     runs before the model's step. world: of make_world with the same seed and turns, in place of a new one. checked: the compiled
     scheduler checks what its phases expect, as plain Python always does. oracle: each turn's decisions are compared with those of
-    the rules in plain Python, where hashes don't collide by design.
+    the rules in plain Python, where hashes don't collide by design. lanes: of the scheduler, which is plain Python if they are
+    several: they take turns in random order.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class Simulation:
         world: World | None = None,
         checked: bool = False,
         oracle: bool = False,
+        lanes: int = 1,
     ) -> None:
         self.seed, self.turns = seed, turns
         self.world: World = world or make_world(seed, turns, check_every, checked=checked)
@@ -99,6 +102,8 @@ class Simulation:
         limits, state, queues = self.world[:3]
         judged = oracle and limits.hash_multiplier_1
         self._opinion = SecondOpinion(limits, policy, state, queues) if judged else None
+        if lanes > 1:
+            scheduler = in_lanes(scheduler or make_turn(policy), lanes, seed)
         if scheduler is None:
             compiled = Scheduler(limits, state, policy, mode=mode)
             compiled.attach(queues)
@@ -127,7 +132,7 @@ class Simulation:
         except BrokenInvariantError as error:
             self.code = error.fault
             return False
-        except (IndexError, ValueError, OverflowError, TypeError) as error:  # plain Python checks what compiled code does not
+        except (IndexError, ValueError, OverflowError, TypeError, LanesDivergedError) as error:  # what only plain Python checks
             self.code, self.detail = RAISED, f"{type(error).__name__}: {error}"
             return False
         self.turn += 1

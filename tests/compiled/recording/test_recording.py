@@ -7,11 +7,11 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from support.executions import in_lanes
 from support.recorded_cases import RecordedCase, RecordedStorm, crowded, replayed
 from support.scheduler_cases import tokens
 
 from blinkpy.device.array_trees import named_arrays
+from blinkpy.device.lanes import in_lanes
 from blinkpy.kv.state import EMPTY, FAST_PATH, FINISHING, RECORDS, TURNS
 from blinkpy.kv.state_snapshots import snapshot as copies
 from blinkpy.queues.completion import FINISH_CANCELLED

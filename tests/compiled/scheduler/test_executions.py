@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.executions import in_lanes
 from support.scheduler_cases import case_sizes
 
 from blinkpy.device.array_trees import as_memoryviews
+from blinkpy.device.lanes import in_lanes
 from blinkpy.kv.state import FAST_PATH, RUNNING_COUNT, WAITING_COUNT
 from blinkpy.kv.state_snapshots import differences, snapshot
 from blinkpy.scheduler.cycle import make_phases, make_turn
