@@ -31,6 +31,13 @@ def test_every_decision_is_that_of_the_rules(seed: int) -> None:
     assert not report.failures, report.failures
 
 
+@pytest.mark.parametrize(("lanes", "steps"), [(2, 1500), (5, 1500), (32, 500)])
+def test_several_lanes_do_what_one_lane_does(seed: int, lanes: int, steps: int) -> None:
+    """In random order, bit for bit after each turn; and that is what the rules say."""
+    report = run(list(SHIPPED.values()), seed, steps, turns=100, oracle=True, lanes=lanes)
+    assert not report.failures, report.failures
+
+
 def test_a_storm_reaches_everything() -> None:
     """Worlds that see no preemption, hit or fence would prove little."""
     totals: dict[str, int] = {}

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numba import types
 
-from blinkpy.device.array_trees import as_memoryviews, map_arrays
+from blinkpy.device.array_trees import as_memoryviews, map_arrays, named_arrays
 from blinkpy.device.compile_cache import cached_njit
 from blinkpy.device.expect import BrokenInvariantError, describe_fault, fault_code
 from blinkpy.device.lanes import LanesDivergedError, in_lanes
@@ -39,6 +39,7 @@ NOT_DRAINED = fault_code("a drain or a stop is not answered")
 ACCEPTED_LATE = fault_code("a request was accepted after the engine was told to drain or stop")
 RAISED = fault_code("the scheduler raised an exception")
 DECISION_WRONG = fault_code("a decision is not what the rules say")
+LANES_PARTED = fault_code("several lanes leave something else than one lane does")
 COUNTERS_WRONG = fault_code("requests accepted are not those that finished and those that were cancelled")
 CALM_SHARE = 40  # turns of the calm that each slot gets, beside those for its tokens
 QUIET_EVERY = 16  # turns between two looks whether all has ended
@@ -75,7 +76,8 @@ class Simulation:
     runs before the model's step. world: of make_world with the same seed and turns, in place of a new one. checked: the compiled
     scheduler checks what its phases expect, as plain Python always does. oracle: each turn's decisions are compared with those of
     the rules in plain Python, where hashes don't collide by design. lanes: of the scheduler, which is plain Python if they are
-    several: they take turns in random order.
+    several: they take turns in random order, and after each turn state and queues must be as one lane leaves them. Not with
+    `world`.
     """
 
     def __init__(
@@ -102,8 +104,12 @@ class Simulation:
         limits, state, queues = self.world[:3]
         judged = oracle and limits.hash_multiplier_1
         self._opinion = SecondOpinion(limits, policy, state, queues) if judged else None
+        self._one_lane: Simulation | None = None
         if lanes > 1:
-            scheduler = in_lanes(scheduler or make_turn(policy), lanes, seed)
+            scheduler = scheduler or make_turn(policy)
+            self._one_lane = Simulation(seed, turns, policy, checks=checks, muted=muted, scheduler=scheduler)
+            self._twins = list(zip(*(_compared(s.world) for s in (self, self._one_lane)), strict=True))
+            scheduler = in_lanes(scheduler, lanes, seed)
         if scheduler is None:
             compiled = Scheduler(limits, state, policy, mode=mode)
             compiled.attach(queues)
@@ -126,7 +132,7 @@ class Simulation:
             return False
         try:
             self.bucket = self._step(now)
-            self.code = self.code or self._expected() or self._decided(now)
+            self.code = self.code or self._expected() or self._decided(now) or self._parted(command)
             if self.code:
                 return False
         except BrokenInvariantError as error:
@@ -147,6 +153,16 @@ class Simulation:
         """A fault where the scheduler decided otherwise than the rules say, or 0."""
         self.detail = self._opinion.difference(now, self.bucket) if self._opinion else ""
         return DECISION_WRONG if self.detail else 0
+
+    def _parted(self, command: int) -> int:
+        """A fault where several lanes left something else than one lane does, or 0."""
+        if self._one_lane is None:
+            return 0
+        if not self._one_lane.advance(command):
+            return self._one_lane.code
+        different = [name for (name, ours), (_, theirs) in self._twins if not np.array_equal(ours, theirs)]
+        self.detail = ", ".join(different)
+        return LANES_PARTED if different or self.bucket != self._one_lane.bucket else 0
 
     def _in_turn(self, step: Callable[[int], int]) -> Callable[[int], int]:
         """The model's step, then the scheduler."""
@@ -226,6 +242,12 @@ class Simulation:
             turn, actor, event, first, second = (int(value) for value in log[i % LOG])
             listed.append((turn, actor, f"{EVENT_NAMES[event]}: {first}, {second}"))
         return listed
+
+
+def _compared(world: World) -> list[tuple[str, Any]]:
+    """What may not depend on how a turn was executed: the state, but for its scratch memory, and what others see."""
+    state = [(name, array) for name, array in named_arrays(world.state) if not name.startswith("scratch.")]
+    return [*state, ("queues", np.frombuffer(world.segment, np.uint8))]
 
 
 def _bind(world: World, mode: Mode) -> tuple[Callable[..., int], Callable[..., int], Callable[..., Any], tuple[Any, ...]]:
