@@ -36,7 +36,7 @@ WILD = Odds(**NEVER | {
     "pace": 20, "delay": 100, "jump": 2, "poison": 10,
 })  # fmt: skip
 LOSSY = WILD._replace(delay=1000, jump=60)  # many leases end at once
-QUIET = Odds(**NEVER | {"submit": 25, "answer": 256, "burst": 60})
+QUIET = Odds(**NEVER | {"submit": 80, "answer": 256, "burst": 60})
 # What there is to tile, and how many full tiles of it some turn must have beside a part of one.
 TILES = {"rows": 2, "fast rows": 2, "tokens": 2, "running": 2, "waiting": 2, "ended": 1, "accepted": 2}
 TILES |= {"request pages": 2, "hit pages": 2, "prompt": 2, "evicted": 2, "ring": 2}
@@ -46,11 +46,11 @@ HAPPENED = (
 )
 
 
-def wide(lanes: int, cq_entries: int, pages: int, page_size: int, max_model_len: int) -> WorldSizes:
-    """Many rows, slots and pages. More queue pairs than are counted at once."""
+def wide(lanes: int, pairs: int, cq_entries: int, pages: int, page_size: int, max_model_len: int) -> WorldSizes:
+    """Many rows, slots and pages, and more queue pairs than are counted at once."""
     rows = 2 * lanes + lanes // 4 + 2
     return case_sizes(
-        pairs=16, slots=lanes * 6 // 16 + 1, cq_entries=cq_entries, rows=rows, page_size=page_size, pages=pages,
+        pairs=pairs, slots=lanes * 6 // pairs + 1, cq_entries=cq_entries, rows=rows, page_size=page_size, pages=pages,
         max_model_len=max_model_len, vocab_size=1000, intake_entries=4 * lanes, record_turns=4,
         tokens=4 * rows, mixed_step_tokens=2 * rows, burst_step_tokens=3 * rows, burst_tokens=6 * rows,
     )  # fmt: skip
@@ -67,11 +67,11 @@ def long(lanes: int) -> WorldSizes:
 
 def storms(lanes: int) -> list[tuple[WorldSizes, Odds]]:
     few, many = (1 << (rooms * lanes // 4).bit_length() for rooms in (1, 20))
-    crowded = wide(lanes, few, 8 * lanes, 4, 48)
+    crowded = wide(lanes, 16, few, 8 * lanes, 4, 48)
     return [
         (crowded, WILD),
         (long(lanes), WILD._replace(answer=40)),
-        (wide(lanes, many, 20 * lanes, 16, 256), QUIET),
+        (wide(lanes, 5, many, 20 * lanes, 16, 256), QUIET),
         (crowded, LOSSY),
     ]
 
