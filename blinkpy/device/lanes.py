@@ -142,12 +142,12 @@ def _named(function: FunctionType) -> dict[str, Any]:
 
 def _definition(function: FunctionType) -> ast.FunctionDef:
     """Where a function is defined, in the source that its module was loaded from."""
-    code, loader = function.__code__, function.__globals__.get("__loader__")
-    known = hasattr(loader, "get_source")  # pytest's own has none
-    text = loader.get_source(function.__globals__["__name__"]) if known else Path(code.co_filename).read_text()
+    code = function.__code__
+    get_source = getattr(function.__globals__.get("__loader__"), "get_source", None)  # pytest's own loader has none
+    text = get_source(function.__globals__["__name__"]) if get_source else Path(code.co_filename).read_text()
     for node in ast.walk(_parsed(text)):
         if isinstance(node, ast.FunctionDef) and node.name == code.co_name:
-            if code.co_firstlineno == min(part.lineno for part in (node, *node.decorator_list)):
+            if code.co_firstlineno == min([node.lineno, *(line.lineno for line in node.decorator_list)]):
                 return node
     raise ValueError(f"{code.co_name} is not in the source of its module")
 

@@ -167,7 +167,7 @@ Twin = Callable[[Limits, Mirror], Callable[[int], int]]
 
 
 def run_storms(lanes: int, seed: int, steps: int, turns: int, policy: Policy, twin: Twin, device: str, seconds: float) -> Seen:
-    """Storms of all shapes in turn, of so many turns each, until there were `steps` of each shape, or the time is over.
+    """Storms of all shapes in turn, each of `turns` turns, until there were `steps` of each shape, or the time is over.
 
     twin: of the limits and a mirror on the device, the turn of the other execution.
     """
