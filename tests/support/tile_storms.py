@@ -32,11 +32,11 @@ STEP_INPUTS = ("batch.sampled", "batch.logprobs")
 ENDINGS = (COMMAND_RUN, COMMAND_DRAIN, COMMAND_STOP)
 NEVER = dict.fromkeys(Odds._fields, 0) | {"comeback": 200, "notice": 300}
 WILD = Odds(**NEVER | {
-    "submit": 700, "answer": 12, "burst": 60, "cancel": 60, "crash": 1, "silent": 3, "late": 10, "broken": 1, "bad": 100,
+    "submit": 700, "answer": 1, "burst": 60, "cancel": 60, "crash": 1, "silent": 3, "late": 10, "broken": 1, "bad": 100,
     "pace": 20, "delay": 100, "jump": 2, "poison": 10,
 })  # fmt: skip
-LOSSY = WILD._replace(delay=1000, jump=60)  # many leases end at once
-QUIET = Odds(**NEVER | {"submit": 80, "answer": 256, "burst": 60})
+LOSSY = WILD._replace(answer=12, cancel=300, delay=1000, jump=60, bad=500, pace=200)  # many leases end, last completions wait
+QUIET = Odds(**NEVER | {"submit": 45, "answer": 256, "burst": 60})
 # What there is to tile, and how many full tiles of it some turn must have beside a part of one.
 TILES = {"rows": 2, "fast rows": 2, "tokens": 2, "running": 2, "waiting": 2, "ended": 1, "accepted": 2}
 TILES |= {"request pages": 2, "hit pages": 2, "prompt": 2, "evicted": 2, "ring": 2}
@@ -66,13 +66,12 @@ def long(lanes: int) -> WorldSizes:
 
 
 def storms(lanes: int) -> list[tuple[WorldSizes, Odds]]:
-    few, many = (1 << (rooms * lanes // 4).bit_length() for rooms in (1, 20))
-    crowded = wide(lanes, 16, few, 8 * lanes, 4, 48)
+    few, some, many = (1 << max(1, (entries * lanes // 16).bit_length()) for entries in (1, 4, 80))
     return [
-        (crowded, WILD),
+        (wide(lanes, 16, some, 8 * lanes, 4, 48), WILD),
         (long(lanes), WILD._replace(answer=40)),
-        (wide(lanes, 5, many, 20 * lanes, 16, 256), QUIET),
-        (crowded, LOSSY),
+        (wide(lanes, 9, many, 20 * lanes, 16, 256), QUIET),
+        (wide(lanes, 16, few, 8 * lanes, 4, 48), LOSSY),
     ]
 
 

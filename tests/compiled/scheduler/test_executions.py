@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +23,8 @@ from blinkpy.kv.state_snapshots import differences, snapshot
 from blinkpy.scheduler.cycle import make_phases, make_turn
 from blinkpy.scheduler.phases.plan import step_budget
 from blinkpy.scheduler.policies import SHIPPED, Policy, fcfs
-from blinkpy.verify.sim.simulation import Simulation
+from blinkpy.sources import PACKAGE, source_files
+from blinkpy.verify.sim.simulation import Simulation, simulate
 from blinkpy.verify.sim.world import Odds, make_world
 
 # Long outputs and room for everything: turns in which every request decodes, and now and then an arrival.
@@ -79,9 +84,31 @@ def test_every_execution_leaves_the_same_state(seed: int, policy: str) -> None:
         agree(storms(FEW, seed + number, 120, SHIPPED[policy]))
 
 
-def test_storms_of_several_tiles_leave_the_same_state(seed: int) -> None:
-    """Every strided loop runs three times at least, in 4 lanes as in the 256 of tests/gpu/test_same_state.py; and these storms
-    are all that they must be."""
+@pytest.fixture
+def tiles(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """For each strided loop of the scheduler, the most tiles that it ran in plain Python."""
+    simulate(1, 1)  # compiled before anything is replaced
+    most: dict[str, int] = {}
+
+    def counted(first: int, last: int, lanes: int) -> range:
+        caller = sys._getframe(1)
+        site, count = f"{Path(caller.f_code.co_filename).name}:{caller.f_lineno}", len(range(first, last, lanes))
+        most[site] = max(most.get(site, 0), count)
+        return range(first, last, lanes)
+
+    for path in source_files(("kv", "scheduler")):
+        text = path.read_text().splitlines()
+        calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+        lines = [call.lineno for call in calls if isinstance(call.func, ast.Name) and call.func.id == "strided"]
+        most |= {f"{path.name}:{line}": 0 for line in lines if "limits.rows, lanes" not in text[line - 1]}  # prefetch_forecast
+        if lines:
+            module = importlib.import_module(".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts))
+            monkeypatch.setattr(module, "strided", counted)
+    return most
+
+
+def test_storms_of_several_tiles_leave_the_same_state(seed: int, tiles: dict[str, int]) -> None:
+    """Every strided loop runs several tiles in 4 lanes, as in the 256 of tests/gpu/test_same_state.py."""
 
     def twin(limits: Limits, mirror: Mirror) -> Callable[[int], int]:
         queues, state = (as_memoryviews(map_arrays(torch.Tensor.numpy, tree)) for tree in (mirror.queues, mirror.state))
@@ -91,6 +118,7 @@ def test_storms_of_several_tiles_leave_the_same_state(seed: int) -> None:
     seen = run_storms(4, seed, 600, 100, fcfs, twin, "cpu", seconds=60)
     print(f"{seen.steps} steps; {dict(seen.most)}; {dict(seen.happened)}")
     assert not seen.missing(4)
+    assert not {site: most for site, most in tiles.items() if most < 2}
 
 
 def test_the_fast_path_is_usual_where_it_should_be(seed: int) -> None:
