@@ -160,7 +160,7 @@ class Simulation:
             return 0
         if not self._one_lane.advance(command):
             return self._one_lane.code
-        different = [name for (name, ours), (_, theirs) in self._twins if not np.array_equal(ours, theirs)]
+        different = [name for (name, ours), (_, theirs) in self._twins if ours.tobytes() != theirs.tobytes()]
         self.detail = ", ".join(different)
         return LANES_PARTED if different or self.bucket != self._one_lane.bucket else 0
 
