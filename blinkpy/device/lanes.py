@@ -1,95 +1,167 @@
-"""Several lanes in plain Python: what a block of threads is on a GPU, as real threads that take turns.
+"""Several lanes in plain Python: what a block of threads is on a GPU, as generators that take turns in one thread.
 
-Exactly one lane runs at a time, from one barrier to the next, in an order that is drawn anew for every such segment. So a result
-that depends on it, as there is no barrier between a write and a read, comes out different in some order, and a seed repeats it.
+Exactly one lane runs at a time, from one barrier to the next, and the order of the lanes is drawn anew for every such
+segment. So a result that depends on lane timing (a lane reads what another one writes without a barrier between them)
+comes out different in some order, and a seed repeats it.
+
+The code of a lane is the source of the device function, changed in one way: `yield from` stands before each call of a
+collective, and of a function that has such a call. A switch of lanes costs less than a microsecond; threads take a hundred.
 """
 
+import ast
+import copy
+import dis
 import random
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from functools import cache
+from pathlib import Path
+from types import FunctionType
 from typing import Any
 
-_seat = threading.local()
+from blinkpy.device import portable
+
+ORDERS = 256  # orders of lanes that a team draws from
+Lane = Generator[tuple[str, int], list[int], Any]  # yields each collective that it comes to, with its value, and gets all values
 
 
 class LanesDivergedError(RuntimeError):
-    """Some lanes wait at a barrier that others never reach."""
+    """Some lanes wait where others do not, or they return different results."""
 
 
 class Team:
-    """`lanes` threads that run one function together. seed: of the order in which lanes take turns."""
+    """`lanes` lanes that run device functions together. seed: of the order in which they take turns."""
 
     def __init__(self, lanes: int, seed: int = 0) -> None:
-        if lanes < 1 or lanes & (lanes - 1):
-            raise ValueError(f"lanes must be a power of two, not {lanes}")
-        self.lanes = lanes
-        self._random = random.Random(seed)
-        self._order = list(range(lanes))
-        self._values: list[Any] = [None] * lanes
+        if lanes < 1:
+            raise ValueError(f"lanes must be at least 1, not {lanes}")
+        self.lanes, self._seed, self._runs = lanes, seed, 0
+        draw = random.Random(seed)
+        self._orders = [draw.sample(range(lanes), lanes) for _ in range(ORDERS)]
 
-    def run(self, function: Callable[[int, int], Any]) -> list[Any]:
-        """Call function(lane, lanes) in every lane; the lanes' results in order. Raises what the first lane raised."""
-        self._turns = [threading.Semaphore(0) for _ in range(self.lanes)]
-        self._position, self._finished = -1, 0
-        self._error: BaseException | None = None
-        results: list[Any] = [None] * self.lanes
+    def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """Call function(*arguments, lane, lanes) in every lane; the lanes' results in order. Raises what the first lane raised.
 
-        def work(lane: int) -> None:
-            _seat.team, _seat.lane = self, lane
-            self._turns[lane].acquire()
-            try:
-                if self._error is None:
-                    results[lane] = function(lane, self.lanes)
-            except BaseException as error:  # handed to the caller below
-                self._error = self._error or error
-            self._finished += 1
-            self._pass_on()
-
-        threads = [threading.Thread(target=work, args=(lane,), daemon=True) for lane in range(self.lanes)]
-        for thread in threads:
-            thread.start()
-        self._random.shuffle(self._order)
-        self._pass_on()
-        for thread in threads:
-            thread.join()
-        if self._error is not None:
-            raise self._error
-        return results
-
-    def barrier(self, lane: int) -> None:
-        """End of this lane's segment; returns at its turn in the next one."""
-        self._pass_on()
-        self._turns[lane].acquire()
-        if self._error is not None:
-            raise self._error
-
-    def exchange(self, lane: int, value: Any) -> list[Any]:
-        """The values of all lanes."""
-        self._values[lane] = value
-        self.barrier(lane)
-        values = list(self._values)
-        self.barrier(lane)
-        return values
-
-    def _pass_on(self) -> None:
-        self._position += 1
-        if self._position == self.lanes:
-            if self._finished == self.lanes:
-                return
-            if self._finished and self._error is None:
-                self._error = LanesDivergedError(f"{self._finished} of {self.lanes} lanes returned, the others wait")
-            self._random.shuffle(self._order)
-            self._position = 0
-        if self._error is not None:  # the others end at once, each at its barrier
-            for turn in self._turns:
-                turn.release()
-            return
-        self._turns[self._order[self._position]].release()
+        The orders depend on the seed and the number of the call alone.
+        """
+        draw, self._runs = random.Random(self._seed << 32 | self._runs), self._runs + 1
+        waits = in_lane(function)
+        if waits is None:
+            raise ValueError(f"{function.__name__} has no barrier")
+        running = [waits(*arguments, lane, self.lanes) for lane in range(self.lanes)]
+        values: Any = None
+        while True:
+            results, met = [None] * self.lanes, list[Any](running)
+            ended = 0
+            for lane in draw.choice(self._orders):
+                try:
+                    met[lane] = running[lane].send(values)
+                except StopIteration as end:
+                    results[lane] = end.value
+                    ended += 1
+            if ended == self.lanes:
+                return results
+            if ended:
+                raise LanesDivergedError(f"{ended} of {self.lanes} lanes returned, the others wait")
+            collectives, values = zip(*met, strict=True)
+            if len(set(collectives)) > 1:
+                raise LanesDivergedError(f"lanes wait in different collectives: {', '.join(sorted(set(collectives)))}")
 
 
-def team_of(lanes: int) -> tuple[Team, int]:
-    """The team and lane of the calling thread."""
-    team: Team | None = getattr(_seat, "team", None)
-    if team is None or team.lanes != lanes:
-        raise RuntimeError(f"{lanes} lanes of plain Python need blinkpy.device.lanes.Team.run")
-    return team, _seat.lane
+def in_lanes(turn: Callable[..., int], lanes: int, seed: int = 0) -> Callable[..., int]:
+    """The same device function, run by a team; its last two arguments, lane and lanes, are replaced."""
+    team = Team(lanes, seed)
+
+    def run(*arguments: Any) -> int:
+        results = team.run(turn, *arguments[:-2])
+        if len(set(results)) > 1:
+            raise LanesDivergedError(f"lanes return different results: {results}")
+        result: int = results[0]
+        return result
+
+    return run
+
+
+# ---- the code of a lane -------------------------------------------------------------------------------------------------
+
+
+def _barrier(lanes: int) -> Lane:
+    yield "barrier", 0
+
+
+def _block_scan(value: int, lane: int, lanes: int) -> Lane:
+    values = yield "block_scan", value
+    return sum(values[:lane]), sum(values)
+
+
+def _block_sum(value: int, lane: int, lanes: int) -> Lane:
+    return sum((yield "block_sum", value))
+
+
+def _block_max(value: int, lane: int, lanes: int) -> Lane:
+    return max((yield "block_max", value))
+
+
+COLLECTIVES: dict[Any, Callable[..., Lane]] = {
+    portable.barrier: _barrier,
+    portable.block_scan: _block_scan,
+    portable.block_sum: _block_sum,
+    portable.block_max: _block_max,
+}
+
+
+@cache
+def in_lane(function: Any) -> Callable[..., Lane] | None:
+    """A device function as a generator function; None when it has no collective."""
+    if function in COLLECTIVES:
+        return COLLECTIVES[function]
+    named = _named(function)
+    waiting = {name: waits for name, value in named.items() if isinstance(value, FunctionType) and (waits := in_lane(value))}
+    if not waiting:
+        return None
+    free = {name: named[name] for name in function.__code__.co_freevars} | waiting
+    definition = copy.deepcopy(_definition(function))
+    definition.decorator_list = []
+    _YieldFrom(waiting).visit(definition)
+    maker = ast.parse(f"def make({', '.join(free)}):\n    return {definition.name}")
+    maker.body[0].body.insert(0, definition)  # type: ignore[attr-defined]
+    made: dict[str, Any] = {}
+    exec(compile(maker, function.__code__.co_filename, "exec"), function.__globals__, made)
+    lane: Callable[..., Lane] = made["make"](**free)
+    return lane
+
+
+def _named(function: FunctionType) -> dict[str, Any]:
+    """What a function's code refers to beside its own variables."""
+    code = function.__code__
+    cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
+    loaded = {step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"} & set(function.__globals__)
+    return {name: function.__globals__[name] for name in loaded} | {name: cell.cell_contents for name, cell in cells.items()}
+
+
+def _definition(function: FunctionType) -> ast.FunctionDef:
+    """Where a function is defined, in the source that its module was loaded from."""
+    code = function.__code__
+    get_source = getattr(function.__globals__.get("__loader__"), "get_source", None)  # pytest's own loader has none
+    text = get_source(function.__globals__["__name__"]) if get_source else Path(code.co_filename).read_text()
+    for node in ast.walk(_parsed(text)):
+        if isinstance(node, ast.FunctionDef) and node.name == code.co_name:
+            if code.co_firstlineno == min([node.lineno, *(line.lineno for line in node.decorator_list)]):
+                return node
+    raise ValueError(f"{code.co_name} is not in the source of its module")
+
+
+@cache
+def _parsed(text: str) -> ast.Module:
+    return ast.parse(text)
+
+
+class _YieldFrom(ast.NodeTransformer):
+    """Puts `yield from` before the calls of some names."""
+
+    def __init__(self, names: dict[str, Any]) -> None:
+        self._names = names
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        waits = isinstance(node.func, ast.Name) and node.func.id in self._names
+        return ast.copy_location(ast.YieldFrom(node), node) if waits else node

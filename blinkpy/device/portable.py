@@ -7,9 +7,9 @@ Everything else in the scheduler is one source. A function here has
 - a body for numba.cuda, of those in device/targets/cuda_primitives.py, cuda_collectives.py and cuda_strided.py; registered by
   `register_cuda`, since numba-cuda is an optional package.
 
-*Lanes.* Device code runs as `lanes` lanes of one block (a power of two; on a GPU a multiple of 32), each knowing its
+*Lanes.* Device code runs as `lanes` lanes of one block (any number; on a GPU a multiple of 32), each knowing its
 `lane`. All lanes call the collectives (barrier, block_scan, block_sum, block_max) in the same order. njit runs one lane,
-plain Python one or, in a lanes.Team, several.
+plain Python one or, in a lanes.Team, which has bodies of its own for the collectives, several.
 
 *Memory model.* A word that another party writes is read with load_acquire when what it announces is read after it, with
 load_relaxed otherwise: never with a plain load, which may come from a register or a cache. Words for another party are
@@ -23,7 +23,6 @@ from functools import cache
 from numba.extending import overload, register_jitable
 
 from blinkpy.device.expect import register_expect
-from blinkpy.device.lanes import team_of
 from blinkpy.device.table_codegen import is_words, register_cuda_tables
 from blinkpy.device.targets import cpu_primitives
 
@@ -77,31 +76,30 @@ def strided(first, last, lanes):
 
 def barrier(lanes):
     """All lanes arrive before one goes on; what they wrote is visible to all."""
-    if lanes > 1:
-        team, lane = team_of(lanes)
-        team.barrier(lane)
+    _one_lane(lanes)
 
 
 def block_scan(value, lane, lanes):
     """(sum of the lower lanes' values, sum of all lanes' values). Also a barrier."""
-    if lanes == 1:
-        return 0, value
-    team, own = team_of(lanes)
-    values = team.exchange(own, value)
-    return sum(values[:lane]), sum(values)
+    _one_lane(lanes)
+    return 0, value
 
 
 def block_sum(value, lane, lanes):
     """Sum over the lanes. Also a barrier."""
-    return block_scan(value, lane, lanes)[1]
+    _one_lane(lanes)
+    return value
 
 
 def block_max(value, lane, lanes):
     """Maximum over the lanes. Also a barrier."""
-    if lanes == 1:
-        return value
-    team, own = team_of(lanes)
-    return max(team.exchange(own, value))
+    _one_lane(lanes)
+    return value
+
+
+def _one_lane(lanes):
+    if lanes > 1:
+        raise RuntimeError(f"{lanes} lanes of plain Python need blinkpy.device.lanes.Team.run")
 
 
 # ---- compiled -----------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from support.front_end.wire_transport import WireTransport
 
 from blinkpy.device.array_trees import as_memoryviews
 from blinkpy.device.expect import describe_fault
-from blinkpy.device.lanes import Team
+from blinkpy.device.lanes import in_lanes
 from blinkpy.dpu.link.queue_pair import QueuePair
 from blinkpy.kv import state as S
 from blinkpy.kv.invariants.check_state import check_state
@@ -45,18 +45,6 @@ def case_sizes(
 def tokens(n: int, start: int = 0) -> list[int]:
     """A prompt of n tokens; equal for equal arguments."""
     return [(start + 7 * i) % VOCAB for i in range(n)]
-
-
-def in_lanes(turn: Callable[..., int], lanes: int, seed: int = 0) -> Callable[..., int]:
-    """The same function, run by threads that take turns in random order from barrier to barrier."""
-    team = Team(lanes, seed)
-
-    def run(limits: Any, queues: Any, state: Any, now: int, lane: int, alone: int) -> int:
-        results = team.run(lambda lane, lanes: turn(limits, queues, state, now, lane, lanes))
-        assert len(set(results)) == 1, f"lanes return different results: {results}"
-        return results[0]
-
-    return run
 
 
 class Case:

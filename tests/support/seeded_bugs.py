@@ -6,6 +6,7 @@ nothing else in the process changes. A patch that no longer fits its module is a
 
 import contextlib
 import importlib
+import importlib.abc
 import importlib.util
 import sys
 from collections.abc import Iterator
@@ -176,13 +177,23 @@ def planted(bug: Bug | None) -> Iterator[None]:
         yield
 
 
+class _Source(importlib.abc.InspectLoader):
+    """What tells of a module that it has another source than its file."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+
+    def get_source(self, fullname: str) -> str:
+        return self._source
+
+
 @contextlib.contextmanager
 def replaced(name: str, path: Path, source: str) -> Iterator[None]:
     """Within the block, imports of a module, and of all that import it, give new modules, with another source of this one."""
     names = sorted(({name} | importers_of(name)) - {"blinkpy"})
     before = {name: sys.modules.pop(name) for name in names if name in sys.modules}
     try:
-        module = importlib.util.module_from_spec(importlib.util.spec_from_file_location(name, path))
+        module = importlib.util.module_from_spec(importlib.util.spec_from_file_location(name, path, loader=_Source(source)))
         _enter(name, module)
         exec(compile(source, str(path), "exec"), module.__dict__)
         yield

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.seeded_bugs import SCHEDULER_BUGS, planted
+from support.seeded_bugs import SCHEDULER_BUGS, Bug, planted
 
 from blinkpy.device.expect import describe_fault
 from blinkpy.scheduler.policies import SHIPPED
@@ -26,6 +26,30 @@ def test_many_worlds_under_every_shipped_policy(seed: int) -> None:
 def test_every_decision_is_that_of_the_rules(seed: int) -> None:
     report = run(list(SHIPPED.values()), seed, steps=40_000, turns=1000, oracle=True)
     assert not report.failures, report.failures
+
+
+@pytest.mark.parametrize(("lanes", "steps"), [(2, 1500), (5, 1500), (32, 500)])
+def test_several_lanes_do_what_one_lane_does(seed: int, lanes: int, steps: int) -> None:
+    """In random order, bit for bit after each turn; and that is what the rules say."""
+    report = run(list(SHIPPED.values()), seed, steps, turns=100, oracle=True, lanes=lanes)
+    assert not report.failures, report.failures
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "fault"),
+    [
+        ("    barrier(lanes)\n    for i in strided(lane, taken, lanes):", "    for i in strided(lane, taken, lanes):", ""),
+        ("free + (before & _LOW)]", "free + (total & _LOW) - 1 - (before & _LOW)]", "than one lane does (pages.free"),
+    ],
+    ids=["a barrier is missing", "free pages are in another order, which breaks no rule"],
+)
+def test_what_goes_wrong_in_several_lanes_alone_is_found(before: str, after: str, fault: str) -> None:
+    with planted(Bug("", "page_allocator", before, after)):
+        schedule = importlib.import_module("blinkpy.scheduler.cycle").make_turn(SHIPPED["fcfs"])
+    assert not any(simulate(seed, 100, scheduler=schedule, oracle=True).failure for seed in range(1, 8))
+    found = [simulate(seed, 100, scheduler=schedule, oracle=True, lanes=5).failure for seed in range(1, 8)]
+    assert any(failure and fault in str(failure) for failure in found), found
+    assert found == [simulate(seed, 100, scheduler=schedule, oracle=True, lanes=5).failure for seed in range(1, 8)]
 
 
 def test_a_storm_reaches_everything() -> None:

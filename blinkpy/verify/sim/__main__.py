@@ -26,6 +26,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--policy", default="all", help="a shipped policy, FILE.py:FUNCTION, or all shipped ones in turn [all]")
     made.add_argument("--python", action="store_true", help="plain Python instead of compiled code: a hundred times slower")
     made.add_argument("--oracle", action="store_true", help="compare each decision with the rules in plain Python: 5,000 turns/s")
+    made.add_argument("--lanes", type=int, default=1, help="lanes of the scheduler; several take turns, in plain Python [1]")
     made.add_argument("--check-every", type=int, default=1, help="turns between two checks of the whole state [1]")
     made.add_argument("--save", type=Path, default=Path("build/sim"), help="folder for failing scenarios [build/sim]")
     made.add_argument(
@@ -53,7 +54,7 @@ def _replay(path: Path) -> int:
 
 def run_seeds(arguments: argparse.Namespace) -> RunReport:
     """What the command does without --replay; prints what it finds. Raises ConfigError."""
-    for name in ("seed", "steps", "turns", "check_every"):
+    for name in ("seed", "steps", "turns", "lanes", "check_every"):
         if getattr(arguments, name) < 1:
             raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(arguments, name)}")
     names = list(SHIPPED) if arguments.policy == "all" else [arguments.policy]
@@ -72,12 +73,13 @@ def run_seeds(arguments: argparse.Namespace) -> RunReport:
         mode="python" if arguments.python else "njit",
         check_every=arguments.check_every,
         oracle=arguments.oracle,
+        lanes=arguments.lanes,
         progress=progress,
     )
     print(report)
     for policy, failure in report.failures:
         print(f"{policies[policy]}: {failure}")
-        scenario = shrink(failure, policy, policies[policy], oracle=arguments.oracle)
+        scenario = shrink(failure, policy, policies[policy], oracle=arguments.oracle, lanes=arguments.lanes)
         path = arguments.save / f"seed-{failure.seed}.json"
         scenario.save(path)
         print(f"shrunk to {len(scenario.keep)} acts: python -m blinkpy.verify.sim --replay {path}")

@@ -24,12 +24,14 @@ class Scenario:
     """A run that can be repeated: the world of a seed, in which only some actors act in some turns.
 
     keep: (turn, actor) in order; the actor after the last front end is the world. policy: name, as of load_policy.
+    lanes: of the scheduler.
     """
 
     seed: int
     turns: int
     policy: str
     keep: list[Act]
+    lanes: int = 1
 
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -41,7 +43,7 @@ class Scenario:
         try:
             values = json.loads(path.read_text())
             keep = [(int(turn), int(actor)) for turn, actor in values["keep"]]
-            return cls(int(values["seed"]), int(values["turns"]), str(values["policy"]), keep)
+            return cls(int(values["seed"]), int(values["turns"]), str(values["policy"]), keep, int(values.get("lanes", 1)))
         except OSError as error:
             raise ConfigError(f"can't read {path}: {error.strerror}") from error
         except (ValueError, KeyError, TypeError) as error:
@@ -66,7 +68,7 @@ def shrink(failure: Failure, policy: Policy, policy_name: str, seconds: float = 
     everything = [(turn, actor) for turn in range(failure.turns) for actor in range(actors)]
     keep = needed([act for act in everything if act[0] <= failure.turn])
     if keep is None:  # it needs what was left out: the calm begins at another moment
-        return Scenario(failure.seed, failure.turns, policy_name, everything)
+        return Scenario(failure.seed, failure.turns, policy_name, everything, options.get("lanes", 1))
     size = max(1, len(keep) // 2)
     while size and time.monotonic() < deadline:
         start, found = 0, False
@@ -78,12 +80,13 @@ def shrink(failure: Failure, policy: Policy, policy_name: str, seconds: float = 
                 keep, found = shorter, True
         if not found or size > 1:
             size //= 2
-    return Scenario(failure.seed, failure.turns, policy_name, keep)
+    return Scenario(failure.seed, failure.turns, policy_name, keep, options.get("lanes", 1))
 
 
 def narrate(scenario: Scenario, policy: Policy, **options: Any) -> Iterator[str]:
     """Repeat a scenario; what happens in each turn, line by line, and at the end what is wrong. options: of Simulation."""
-    simulation = Simulation(scenario.seed, scenario.turns, policy, mode="python", checks="python", keep=scenario.keep, **options)
+    options |= {"mode": "python", "checks": "python", "lanes": scenario.lanes}
+    simulation = Simulation(scenario.seed, scenario.turns, policy, keep=scenario.keep, **options)
     yield f"world of seed {scenario.seed}: {simulation.world.limits}"
     for _ in range(scenario.turns):
         before, seen = simulation.world.state.requests.status.tolist(), int(simulation.world.sim.logged[0])

@@ -12,14 +12,15 @@ from typing import Any, Literal
 import numpy as np
 from numba import types
 
-from blinkpy.device.array_trees import as_memoryviews, map_arrays
+from blinkpy.device.array_trees import as_memoryviews, map_arrays, named_arrays
 from blinkpy.device.compile_cache import cached_njit, compiled_for
 from blinkpy.device.expect import BrokenInvariantError, describe_fault, fault_code
+from blinkpy.device.lanes import LanesDivergedError, in_lanes
 from blinkpy.device.table_codegen import ArgumentTable
 from blinkpy.kv import state as S
 from blinkpy.kv.state import NoFaultWord
 from blinkpy.queues.words import COMMAND_DRAIN, COMMAND_RUN, COMMAND_STOP, COUNTER_NAMES
-from blinkpy.scheduler.cycle import make_phases
+from blinkpy.scheduler.cycle import make_phases, make_turn
 from blinkpy.scheduler.host_scheduler import Scheduler
 from blinkpy.scheduler.policies import Policy, fcfs
 from blinkpy.verify.oracle.second_opinion import SecondOpinion
@@ -36,6 +37,7 @@ NOT_DRAINED = fault_code("a drain or a stop is not answered")
 ACCEPTED_LATE = fault_code("a request was accepted after the engine was told to drain or stop")
 RAISED = fault_code("the scheduler raised an exception")
 DECISION_WRONG = fault_code("a decision is not what the rules say")
+LANES_PARTED = fault_code("several lanes leave something else than one lane does")
 COUNTERS_WRONG = fault_code("requests accepted are not those that finished and those that were cancelled")
 CALM_SHARE = 40  # turns of the calm that each slot gets, beside those for its tokens
 QUIET_EVERY = 16  # turns between two looks whether all has ended
@@ -71,7 +73,9 @@ class Simulation:
     scheduler: another one's turn, (limits, queues, state, now, lane, lanes) -> bucket, in plain Python. overlapped: the shipped
     one in plain Python as on a GPU, where what needs no tokens goes ahead of the model's step. world: of make_world with the same
     seed and turns, in place of a new one. checked: the compiled scheduler checks what its phases expect, as plain Python always
-    does. oracle: each turn's decisions are compared with those of the rules, where hashes don't collide by design.
+    does. oracle: each turn's decisions are compared with those of the rules, where hashes don't collide by design. lanes: of the
+    scheduler, which is plain Python if they are several: they take turns in random order, and after each turn state and queues
+    must be as one lane leaves them. Not with `world`.
     """
 
     def __init__(
@@ -89,6 +93,7 @@ class Simulation:
         world: World | None = None,
         checked: bool = False,
         oracle: bool = False,
+        lanes: int = 1,
     ) -> None:
         self.seed, self.turns = seed, turns
         self.world: World = world or make_world(seed, turns, check_every, checked=checked)
@@ -102,6 +107,12 @@ class Simulation:
         arrays, views = as_memoryviews(state), as_memoryviews(queues)
         self._overlap: Callable[[int], None] = lambda now: None
         self._step: Callable[[int], int]
+        self._one_lane: Simulation | None = None
+        if lanes > 1:
+            scheduler = scheduler or make_turn(policy)
+            self._one_lane = Simulation(seed, turns, policy, checks=checks, keep=keep, scheduler=scheduler)
+            self._twins = list(zip(*(_compared(s.world) for s in (self, self._one_lane)), strict=True))
+            scheduler = in_lanes(scheduler, lanes, seed)
         if overlapped:
             phases = make_phases(policy)
 
@@ -142,14 +153,25 @@ class Simulation:
             if self.code == 0 and self._opinion:
                 self.detail = self._opinion.difference(now, self.bucket)
                 self.code = DECISION_WRONG if self.detail else 0
+            self.code = self.code or self._parted(command)
         except BrokenInvariantError as error:
             self.code = error.fault
-        except (IndexError, ValueError, OverflowError, TypeError) as error:  # plain Python checks what compiled code does not
+        except (IndexError, ValueError, OverflowError, TypeError, LanesDivergedError) as error:  # what only plain Python checks
             self.code, self.detail = RAISED, f"{type(error).__name__}: {error}"
         if self.code:
             return False
         self.turn += 1
         return True
+
+    def _parted(self, command: int) -> int:
+        """A fault where several lanes left something else than one lane does, or 0."""
+        if self._one_lane is None:
+            return 0
+        if not self._one_lane.advance(command):
+            return self._one_lane.code
+        different = [name for (name, ours), (_, theirs) in self._twins if ours.tobytes() != theirs.tobytes()]
+        self.detail = ", ".join(different)
+        return LANES_PARTED if different or self.bucket != self._one_lane.bucket else 0
 
     def run(self) -> Outcome:
         """The storm and the calm."""
@@ -200,6 +222,12 @@ class Simulation:
             turn, actor, event, first, second = (int(value) for value in log[i % LOG])
             listed.append((turn, actor, f"{EVENT_NAMES[event]}: {first}, {second}"))
         return listed
+
+
+def _compared(world: World) -> list[tuple[str, Any]]:
+    """What may not depend on how a turn was executed: the state, but for its scratch memory, and what others see."""
+    state = [(name, array) for name, array in named_arrays(world.state) if not name.startswith("scratch.")]
+    return [*state, ("queues", np.frombuffer(world.segment, np.uint8))]
 
 
 def _bind(world: World, mode: Mode) -> tuple[Callable[..., int], Callable[..., int], tuple[Any, ...]]:

@@ -219,6 +219,8 @@ def make_world(
     segment = memoryview(bytearray(layout.total_bytes))
     write_header(segment, sizes, facts)
     limits = make_limits(sizes, facts, **options)
+    if seed % 3 == 0:
+        limits = limits._replace(ring_entries=limits.index_buckets)  # the least that works: it is compacted often
     odds = odds or random_odds(draw, limits)
     stems = np.random.default_rng(seed).integers(0, limits.vocab_size, (STEMS, limits.max_model_len), np.int32)
     scratch = max(limits.slots, limits.pages)

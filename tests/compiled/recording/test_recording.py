@@ -7,9 +7,10 @@ from collections import Counter
 import numpy as np
 import pytest
 from support.recorded_cases import RecordedCase, RecordedStorm, crowded, replayed
-from support.scheduler_cases import in_lanes, tokens
+from support.scheduler_cases import tokens
 
 from blinkpy.device.array_trees import named_arrays
+from blinkpy.device.lanes import in_lanes
 from blinkpy.kv.state import EMPTY, FAST_PATH, FINISHING, RECORDS, TURNS
 from blinkpy.kv.state_memory import snapshot as copies
 from blinkpy.queues.completion import FINISH_CANCELLED

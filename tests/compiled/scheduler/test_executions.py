@@ -1,19 +1,28 @@
 """Storms of the simulator: the scheduler under everything that front ends may do, and the same in all its executions."""
 
+import ast
+import importlib
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support.scheduler_cases import case_sizes, in_lanes
+import torch
+from support.scheduler_cases import case_sizes
+from support.tile_storms import Mirror, run_storms
 
-from blinkpy.device.array_trees import as_memoryviews
+from blinkpy.device.array_trees import as_memoryviews, map_arrays
+from blinkpy.device.lanes import in_lanes
+from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import FAST_PATH, RUNNING_COUNT, WAITING_COUNT
 from blinkpy.kv.state_memory import differences, snapshot
 from blinkpy.scheduler.cycle import make_phases, make_turn
 from blinkpy.scheduler.phases.plan import step_budget
 from blinkpy.scheduler.policies import SHIPPED, Policy, fcfs
-from blinkpy.verify.sim.simulation import Simulation
+from blinkpy.sources import PACKAGE, source_files
+from blinkpy.verify.sim.simulation import Simulation, simulate
 from blinkpy.verify.sim.world import Odds, make_world
 
 # Long outputs and room for everything: turns in which every request decodes, and now and then an arrival.
@@ -28,8 +37,7 @@ def storms(names: tuple[str, ...], seed: int, rounds: int, policy: Policy, **cho
     """The same storm for several executions of the scheduler.
 
     all python: front ends, model and checks, too; else they are compiled. general: plain Python that never takes the fast path.
-    overlapped: what needs no tokens runs before the model's step, as on a GPU. lanes: threads in random order. chosen: of
-    make_world.
+    overlapped: what needs no tokens runs before the model's step, as on a GPU. chosen: of make_world.
     """
     options: dict[str, Callable[[], dict[str, Any]]] = {
         "python": lambda: {"mode": "python"},
@@ -37,7 +45,6 @@ def storms(names: tuple[str, ...], seed: int, rounds: int, policy: Policy, **cho
         "general": lambda: {"scheduler": make_phases(policy, fast_path=False).turn},
         "overlapped": lambda: {"overlapped": True, "mode": "python"},
         "njit": lambda: {"mode": "njit"},
-        "lanes": lambda: {"scheduler": in_lanes(make_turn(policy), 4, seed)},
     }
     worlds = [make_world(seed, rounds, **chosen) for _ in names]
     return [Simulation(seed, rounds, policy, world=world, **options[name]()) for name, world in zip(names, worlds, strict=True)]
@@ -75,12 +82,41 @@ def test_every_execution_leaves_the_same_state(seed: int, policy: str) -> None:
         agree(storms(FEW, seed + number, 120, SHIPPED[policy]))
 
 
-# Storms with bad entries, hashes that collide, a drain and a stop among their ends; and one of this run.
-@pytest.mark.parametrize(
-    ("number", "policy"), [(3, "fcfs"), (11, "priority"), (14, "shortest-first"), (23, "fcfs"), (29, "priority"), (0, "fcfs")]
-)
-def test_several_lanes_leave_the_same_state(seed: int, number: int, policy: str) -> None:
-    agree(storms(("python", "lanes"), number or seed, 60, SHIPPED[policy]))
+@pytest.fixture
+def tiles(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """For each strided loop of the scheduler, the most tiles that it ran in plain Python."""
+    simulate(1, 1)  # compiled before anything is replaced
+    most: dict[str, int] = {}
+
+    def counted(first: int, last: int, lanes: int) -> range:
+        caller = sys._getframe(1)
+        site, count = f"{Path(caller.f_code.co_filename).name}:{caller.f_lineno}", len(range(first, last, lanes))
+        most[site] = max(most.get(site, 0), count)
+        return range(first, last, lanes)
+
+    for path in source_files(("kv", "scheduler")):
+        text = path.read_text().splitlines()
+        calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+        lines = [call.lineno for call in calls if isinstance(call.func, ast.Name) and call.func.id == "strided"]
+        most |= {f"{path.name}:{line}": 0 for line in lines if "limits.rows, lanes" not in text[line - 1]}  # prefetch_forecast
+        if lines:
+            module = importlib.import_module(".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts))
+            monkeypatch.setattr(module, "strided", counted)
+    return most
+
+
+def test_storms_of_several_tiles_leave_the_same_state(seed: int, tiles: dict[str, int]) -> None:
+    """Every strided loop runs several tiles in 4 lanes, as in the 256 of tests/gpu/test_same_state.py."""
+
+    def twin(limits: Limits, mirror: Mirror) -> Callable[[int], int]:
+        queues, state = (as_memoryviews(map_arrays(torch.Tensor.numpy, tree)) for tree in (mirror.queues, mirror.state))
+        turn = in_lanes(make_turn(fcfs), 4, seed)
+        return lambda now: turn(limits, queues, state, now, 0, 1)
+
+    seen = run_storms(4, seed, 600, 100, fcfs, twin, "cpu", seconds=60)
+    print(f"{seen.steps} steps; {dict(seen.most)}; {dict(seen.happened)}")
+    assert not seen.missing(4)
+    assert not {site: most for site, most in tiles.items() if most < 2}
 
 
 def test_the_fast_path_is_usual_where_it_should_be(seed: int) -> None:

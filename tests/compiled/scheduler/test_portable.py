@@ -11,50 +11,103 @@ import pytest
 from numba import njit
 
 from blinkpy.device import portable as p
-from blinkpy.device.lanes import LanesDivergedError, Team
+from blinkpy.device.lanes import LanesDivergedError, Team, in_lanes
+from blinkpy.device.portable import barrier, block_max, block_scan, block_sum
 from blinkpy.device.table_codegen import ArgumentTable
 from blinkpy.device.tables import make_table
 from blinkpy.queues.layout import QueueLayout, QueueSizes
 from blinkpy.queues.views import EngineViews, engine_views
 
 
-@pytest.mark.parametrize("lanes", [2, 8])
+@pytest.mark.parametrize("lanes", [1, 2, 5, 32])
 def test_collectives_of_lanes(lanes: int, rng: np.random.Generator) -> None:
     values = rng.integers(-(2**40), 2**40, lanes).tolist()
 
     def work(lane: int, lanes: int) -> tuple[int, int, int, int]:
-        before, total = p.block_scan(values[lane], lane, lanes)
-        return before, total, p.block_sum(values[lane], lane, lanes), p.block_max(values[lane], lane, lanes)
+        before, total = block_scan(values[lane], lane, lanes)
+        return before, total, block_sum(values[lane], lane, lanes), block_max(values[lane], lane, lanes)
 
     results = Team(lanes, int(rng.integers(1000))).run(work)
     assert results == [(sum(values[:i]), sum(values), sum(values), max(values)) for i in range(lanes)]
 
 
+def test_collectives_of_one_lane() -> None:
+    @njit
+    def compiled(value: int) -> tuple[int, int, int, int]:
+        before, total = block_scan(value, 0, 1)
+        barrier(1)
+        return before, total, block_sum(value, 0, 1), block_max(value, 0, 1)
+
+    assert compiled(-7) == compiled.py_func(-7) == (0, -7, -7, -7)
+
+
 def test_a_missing_barrier_shows_in_some_order() -> None:
     """What lane 0 writes without a barrier is seen by some lanes and not by others."""
 
-    def seen_by_lanes(seed: int) -> tuple[int, ...]:
-        data: list[int] = []
-        return tuple(Team(4, seed).run(lambda lane, lanes: data.append(1) if lane == 0 else len(data)))
+    def work(data: list[int], lane: int, lanes: int) -> int:
+        barrier(lanes)
+        if lane == 0:
+            data[0] = 1
+        return data[0]
 
-    assert len({seen_by_lanes(seed) for seed in range(20)}) > 1
+    assert len({tuple(Team(4, seed).run(work, [0])) for seed in range(20)}) > 1
+    team = Team(4, 3)
+    orders = [team.run(work, [0]) for _ in range(20)]
+    again = Team(4, 3)
+    assert [again.run(work, [0]) for _ in range(20)] == orders  # the seed repeats them
 
 
 def test_lanes_that_part_ways_are_noticed() -> None:
     def work(lane: int, lanes: int) -> None:
         if lane:
-            p.barrier(lanes)
+            barrier(lanes)
 
     with pytest.raises(LanesDivergedError, match="1 of 4 lanes returned"):
         Team(4).run(work)
 
 
+def test_lanes_in_different_collectives_are_noticed() -> None:
+    def work(lane: int, lanes: int) -> int:
+        return block_sum(1, lane, lanes) if lane else block_max(1, lane, lanes)
+
+    with pytest.raises(LanesDivergedError, match="different collectives: block_max, block_sum"):
+        Team(4).run(work)
+
+
+def test_different_results_are_noticed() -> None:
+    def work(data: str, lane: int, lanes: int) -> int:
+        barrier(lanes)
+        return lane
+
+    with pytest.raises(LanesDivergedError, match=r"different results: \[0, 1, 2\]"):
+        in_lanes(work, 3)("data", 0, 1)
+
+
+def test_the_code_of_a_lane_is_that_of_the_source() -> None:
+    """Closures, functions that call functions, loops, conditions and globals as they are when it runs."""
+    added = 10
+
+    def inner(value: int, lane: int, lanes: int) -> int:
+        return added + block_sum(value, lane, lanes)
+
+    def outer(lane: int, lanes: int) -> list[int]:
+        found: list[int] = []
+        while len(found) < 3 and inner(1, lane, lanes) > 0:
+            found.append(inner(len(found) * lane, lane, lanes) + LATE)
+        return found
+
+    assert Team(3).run(outer) == [[110, 113, 116]] * 3
+
+
+LATE = 100
+
+
 def test_an_error_in_one_lane_ends_all() -> None:
     def work(lane: int, lanes: int) -> None:
-        p.barrier(lanes)
+        barrier(lanes)
         if lane == 2:
             raise KeyError("lane 2")
-        p.barrier(lanes)
+        barrier(lanes)
 
     with pytest.raises(KeyError, match="lane 2"):
         Team(4).run(work)
@@ -62,9 +115,11 @@ def test_an_error_in_one_lane_ends_all() -> None:
 
 def test_several_lanes_need_a_team() -> None:
     with pytest.raises(RuntimeError, match="need"):
-        p.barrier(4)
-    with pytest.raises(ValueError, match="power of two"):
-        Team(3)
+        barrier(4)
+    with pytest.raises(ValueError, match="at least 1"):
+        Team(0)
+    with pytest.raises(ValueError, match="has no barrier"):
+        Team(3).run(p.nanosleep)
 
 
 def test_compiled_loads_and_stores_reach_strided_memory() -> None:
