@@ -278,8 +278,8 @@ class RdmaTransport:
         # A claim that is not yet granted (or that was never written) has somebody waiting for these words.
         if short or now[PAIR_EPOCH] != self._words[FRONT_CLAIM] or before[PAIR_EPOCH] != now[PAIR_EPOCH]:
             self._ask_pair()
-        # Epoch and attached are from a read that was over when the positions were read.
-        return EngineWords(now[PAIR_SQ_HEAD], now[PAIR_CQ_TAIL], before[PAIR_EPOCH], before[PAIR_ATTACHED])
+        # The epoch is from a read that was over when the others were read.
+        return EngineWords(now[PAIR_SQ_HEAD], now[PAIR_CQ_TAIL], before[PAIR_EPOCH], now[PAIR_ATTACHED])
 
     def _ask_pair(self) -> None:
         if not self._in_flight[PAIR]:
