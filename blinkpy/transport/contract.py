@@ -85,7 +85,7 @@ class Transport(Protocol):
         """
 
     def read_pair(self) -> EngineWords:
-        """The engine's words of this pair. epoch is read before the others: attached may be that of an earlier grant otherwise."""
+        """The engine's words of this pair. epoch is read before the others, or attached may be of an earlier grant."""
 
     def read_engine_state(self) -> int:
         """ENGINE_STATE, one of STATE_*."""

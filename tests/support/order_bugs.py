@@ -8,13 +8,14 @@ from __future__ import annotations
 from support.seeded_bugs import Bug
 
 FENCE = "        self._fence()  # "
+DOORBELL_FENCE = FENCE + "the doorbell comes after the entry: O1 of docs/verification.md\n"
 DOORBELL = "        self._words[self._front + FRONT_DOORBELL] = doorbell\n"
 HEAD = "store_release(queues.pair, (taken, PAIR_SQ_HEAD), pairs.sq_head[taken])"
+CONSUME = "        tokens += consume_entry("
 ENTRY = "        transport.write_entry(self._sq_tail & self.sizes.sq_entries - 1, entry)\n"
 READ = "            words = self.transport.read_completions(position, window)\n"
 POSITIONS = "            store_release(queues.pair, (pair, PAIR_SQ_HEAD), pairs.sq_head[pair])\n"
 EPOCH = "            store_release(queues.pair, (pair, PAIR_EPOCH), pairs.epoch[pair])\n"
-ATTACHED = "        attached = words[base + PAIR_ATTACHED]\n"
 GRANT = """        epoch = words[base + PAIR_EPOCH]
         self._fence()  # all else is read after the epoch: O5 of docs/verification.md
         return EngineWords(words[base + PAIR_SQ_HEAD], words[base + PAIR_CQ_TAIL], epoch, words[base + PAIR_ATTACHED])
@@ -22,24 +23,25 @@ GRANT = """        epoch = words[base + PAIR_EPOCH]
 WORD = "        store_release(queues.cq, (pair, entry), word)\n"
 RECORD = "        for k in range(LOGPROB_ENTRIES):\n"
 CANCEL = "cancel[slot] == requests.request_id[slot]:"
-FRONT_WORD = "[self._front + index] = value"
+RING = "            self._ring()\n"
+REPEATED = "            self.transport.write_word(FRONT_CQ_HEAD, self._stamp(self._cq_position))\n"
 
 # fmt: off
 ORDER_BUGS = {
     "O1": (
         Bug("the doorbell is not acquired", "inbox", "load_acquire(queues", "load_relaxed(queues"),
-        Bug("no fence before the doorbell", "connect_shm", FENCE + "the doorbell comes", "        # "),
-        Bug("the fence is behind the doorbell", "connect_shm", FENCE + "the doorbell comes after the entry: O1 of docs/verification.md\n" + DOORBELL,
-            DOORBELL + "        self._fence()\n"),
-        Bug("the system call is no barrier", "store_fence", "    _membarrier(MEMBARRIER_CMD_GLOBAL_EXPEDITED)", "    _membarrier(MEMBARRIER_CMD_QUERY)"),
-        Bug("Arm is taken for a machine that keeps stores in order", "store_fence", "    return membarrier", "    return no_fence"),
+        Bug("no fence before the doorbell", "connect_shm", DOORBELL_FENCE, ""),
+        Bug("the fence is behind the doorbell", "connect_shm", DOORBELL_FENCE + DOORBELL, DOORBELL + DOORBELL_FENCE),
+        Bug("the system call is no barrier", "store_fence",
+            "    _membarrier(MEMBARRIER_CMD_GLOBAL_EXPEDITED)", "    _membarrier(MEMBARRIER_CMD_QUERY)"),
+        Bug("Arm is taken for an ordered machine", "store_fence", "    return membarrier", "    return no_fence"),
         Bug("the doorbell is rung before the entry", "queue_pair", ENTRY,
             "        transport.ring_doorbell(self._stamp(self._sq_tail + 1))\n" + ENTRY),
     ),
     "O2": (
         Bug("the submission head is no release", "intake", HEAD, HEAD.replace("release", "relaxed")),
-        Bug("the submission head is stored before the entry is read", "intake", "        tokens += consume_entry(",
-            "        store_release(queues.pair, (pair, PAIR_SQ_HEAD), pairs.sq_head[pair] + 1)\n        tokens += consume_entry("),
+        Bug("the submission head is stored before the entry is read", "intake", CONSUME,
+            "        store_release(queues.pair, (pair, PAIR_SQ_HEAD), pairs.sq_head[pair] + 1)\n" + CONSUME),
     ),
     "O3": (
         Bug("a word is stored before its lap", "completions", "        store_relaxed(queues.cq, (pair, entry), word)\n",
@@ -47,23 +49,26 @@ ORDER_BUGS = {
         Bug("a word of the last lap is read again", "queue_pair", "lap = lap_of(position, size)", "lap = words[0] >> LAP_SHIFT"),
     ),
     "O4": (
-        Bug("the completion head is stored before the words are read", "queue_pair", READ,
-            "            self.transport.write_word(FRONT_CQ_HEAD, self._stamp(min(position + 1, self._cq_position + 1)))\n" + READ),
-        Bug("the engine does not wait for the head", "inbox", "inbox.cq_head[pair] = head", "inbox.cq_head[pair] = head + (head & 3 == 1)"),
+        Bug("the completion head is stored before the words are read", "queue_pair",
+            READ, "            self.transport.write_word(FRONT_CQ_HEAD, self._stamp(self._cq_position + 1))\n" + READ),
+        Bug("the engine does not wait for the head", "inbox",
+            "inbox.cq_head[pair] = head", "inbox.cq_head[pair] = head + (head & 3 == 1)"),
     ),
     "O5": (
         Bug("the grant is no release", "ownership", EPOCH, EPOCH.replace("release", "relaxed")),
         Bug("the grant comes before the positions", "ownership", POSITIONS,
             EPOCH.replace("pairs.epoch[pair])", "pairs.epoch[pair] + (1 if verdict & S.GRANT else 0))") + POSITIONS),
-        Bug("attached is read before the grant", "connect_shm", GRANT, ATTACHED + GRANT.replace("words[base + PAIR_ATTACHED]", "attached")),
+        Bug("attached is read before the grant", "connect_shm",
+            GRANT, "        attached = words[base + PAIR_ATTACHED]\n" + GRANT.replace("words[base + PAIR_ATTACHED]", "attached")),
         Bug("no fence between grant and positions", "connect_shm", FENCE + "all else is read", "        # "),
     ),
     "O6": (
-        Bug("a doorbell of an earlier epoch is accepted", "ownership", "doorbell >> EPOCH_SHIFT == epoch:", "doorbell >> EPOCH_SHIFT <= epoch:"),
-        Bug("a head of an earlier epoch is accepted", "ownership", "if head >> EPOCH_SHIFT == epoch:", "if head >> EPOCH_SHIFT <= epoch:"),
-        Bug("a heartbeat does not repeat the doorbell", "queue_pair", "._ring()\n            self.transport.write_word", ".transport.write_word"),
-        Bug("a heartbeat does not repeat the head", "queue_pair",
-            "            self._ring()\n            self.transport.write_word(FRONT_CQ_HEAD, self._stamp(self._cq_position))\n", "            self._ring()\n"),
+        Bug("a doorbell of an earlier epoch is accepted", "ownership",
+            "doorbell >> EPOCH_SHIFT == epoch:", "doorbell >> EPOCH_SHIFT <= epoch:"),
+        Bug("a head of an earlier epoch is accepted", "ownership",
+            "if head >> EPOCH_SHIFT == epoch:", "if head >> EPOCH_SHIFT <= epoch:"),
+        Bug("a heartbeat does not repeat the doorbell", "queue_pair", RING + REPEATED, REPEATED),
+        Bug("a heartbeat does not repeat the head", "queue_pair", RING + REPEATED, RING),
     ),
     "O7": (
         Bug("a cancel names no request", "endings", CANCEL, "cancel[slot] != 0:"),

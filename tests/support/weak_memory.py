@@ -126,8 +126,9 @@ class Party:
 
     def drain(self, stores: int) -> None:
         """Some stores become visible, in an order that the machine permits."""
-        for _ in range(min(stores, len(self._pending))):
-            self._land(self._next())
+        for _ in range(stores):
+            if self._pending:  # one of a dead party may have landed with another one's
+                self._land(self._next())
 
     def crash(self, is_word: Callable[[int], bool]) -> None:
         """No more stores. Those to words may land much later, all others have landed: Transport's promise 7."""
@@ -137,10 +138,10 @@ class Party:
 
     def land_at(self, address: int) -> None:
         """Stores become visible until one to this address has, if there is one."""
-        found = any(store.address == address for store in self._pending)
-        while found:
+        reached = False
+        while not reached and any(store.address == address for store in self._pending):
             i = self._next()
-            found = self._pending[i].address != address
+            reached = self._pending[i].address == address
             self._land(i)
 
     def _next(self) -> int:

@@ -110,7 +110,8 @@ class LinkStorm:
     def _act(self, pair: int) -> None:
         client, draw = self.clients[pair], self.draw
         if client is None:
-            return self._attach(pair)
+            self._attach(pair)
+            return
         for _ in range(draw.choice((0, 0, 1, 3))):
             self._submit(client)
         live = client.live()

@@ -13,11 +13,11 @@ from support.front_end.link_storm import LinkStorm, LooksClock
 from support.weak_memory import PRIMITIVES, Party, SharedArray, WeakMemory
 from verified.memory_model.machines import MemoryOrder
 
-from blinkpy.kv import state as S
 from blinkpy.queues import words as W
 from blinkpy.scheduler.policies import fcfs
 
 GLOBAL_EXPEDITED = 2  # membarrier(2)
+STORMS, ROUNDS = 8, 5
 READ_LATE = {"sq", "prompt", "hashes"}  # by the engine, when it is free to
 
 
@@ -87,3 +87,12 @@ class EntryBytes:
 
     def __setitem__(self, piece: slice, entry: bytes) -> None:
         self._words[piece.start // 4 : piece.stop // 4] = np.frombuffer(entry, np.int32)
+
+
+def weak_storms(seed: int, front: MemoryOrder, engine: MemoryOrder) -> WeakLink:
+    """Storms over one link. Raises what goes wrong, mostly AssertionError."""
+    with pytest.MonkeyPatch.context() as patch:
+        link = WeakLink(seed, front, engine, patch)
+        for _ in range(STORMS):
+            link.storm.run(ROUNDS)
+        return link
