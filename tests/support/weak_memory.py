@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from verified.memory_model.machines import MemoryOrder
 
 LAND, STALE, MEANWHILE = 0.05, 0.4, 0.03  # how often: stores become visible, a load is old, another party acts meanwhile
-LAND_LATE, COVER = 0.0001, 0.3  # of a dead party: a store becomes visible; it does right behind one to the same word
+LAND_LATE = 0.0005  # how often a store of a dead party becomes visible
 PLAIN, RELAXED, ACQUIRE, RELEASE = "plain", "relaxed", "acquire", "release"
 
 
@@ -63,9 +63,6 @@ class WeakMemory:
         values.append(store.value)
         width = self.width[store.address]
         self.segment[store.address : store.address + width] = store.value.to_bytes(width, "little", signed=True)
-        for party in self.parties:
-            if party.dead and party is not writer and self.draw.random() < COVER:
-                party.land_at(store.address)
 
 
 class Party:
@@ -126,23 +123,14 @@ class Party:
 
     def drain(self, stores: int) -> None:
         """Some stores become visible, in an order that the machine permits."""
-        for _ in range(stores):
-            if self._pending:  # one of a dead party may have landed with another one's
-                self._land(self._next())
+        for _ in range(min(stores, len(self._pending))):
+            self._land(self._next())
 
     def crash(self, is_word: Callable[[int], bool]) -> None:
         """No more stores. Those to words may land much later, all others have landed: Transport's promise 7."""
         for store in [store for store in self._pending if not is_word(store.address)]:
             self._land(self._pending.index(store))
         self.dead = True
-
-    def land_at(self, address: int) -> None:
-        """Stores become visible until one to this address has, if there is one."""
-        reached = False
-        while not reached and any(store.address == address for store in self._pending):
-            i = self._next()
-            reached = self._pending[i].address == address
-            self._land(i)
 
     def _next(self) -> int:
         """A pending store that may become visible next."""
@@ -205,24 +193,18 @@ class SharedArray:
         self.kinds.setdefault(index[-1] if isinstance(index, tuple) else index, set()).add(kind)
 
 
-def _primitive(kind: str) -> Callable[..., Any]:
-    if kind == RELEASE or kind == "relaxed store":
-        order = kind.split()[0]
-
-        def store(array: Any, index: Any, value: int) -> None:
-            if isinstance(array, SharedArray):
-                array.store(index, value, order)
-            else:
-                array[index] = value
-
-        return store
+def _load(kind: str) -> Callable[..., Any]:
     return lambda array, index: array.load(index, kind) if isinstance(array, SharedArray) else array[index]
 
 
+def _store(kind: str) -> Callable[..., None]:
+    return lambda array, index, value: array.store(index, value, kind)
+
+
 PRIMITIVES = {
-    "load_acquire": _primitive(ACQUIRE),
-    "load_relaxed": _primitive(RELAXED),
-    "store_release": _primitive(RELEASE),
-    "store_relaxed": _primitive("relaxed store"),
+    "load_acquire": _load(ACQUIRE),
+    "load_relaxed": _load(RELAXED),
+    "store_release": _store(RELEASE),
+    "store_relaxed": _store(RELAXED),
 }
 """For device functions in plain Python, in place of those of blinkpy.device.portable."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.front_end.link_storm import LinkStorm, LooksClock
+from support.front_end.link_storm import LinkStorm, looks_clock
 from support.front_end.slow_card import SlowCard
 
 from benchmarks.parts.rdma_cpu import connect
@@ -22,7 +22,7 @@ from blinkpy.transport.contract import TransportError
 def storm(monkeypatch, seed: int) -> LinkStorm:
     for module, name in ((rdma_writes, "module"), (rdma_writes, "constants"), (connect_rdma, "constants")):
         monkeypatch.setattr(module, name, getattr(module, name))  # what the stand-in replaces comes back afterwards
-    clock, turn, cards = LooksClock(), make_turn(), list[SlowCard]()
+    clock, turn, cards = looks_clock(), make_turn(), list[SlowCard]()
     monkeypatch.setattr(connect_rdma, "time", clock)
     monkeypatch.setattr(queue_pair, "time", clock)
 

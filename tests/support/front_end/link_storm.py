@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,24 +21,14 @@ from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.verify.sim.world import make_world
 
 PATIENCE = 500  # turns until everything has ended
-ATTACH_S, LOOK_NS = 1.0, 1_000_000  # a client's look at the clock takes a millisecond
 
 
-class LooksClock:
-    """In place of the module time: time passes with each look at it, and nobody sleeps."""
-
-    def __init__(self) -> None:
-        self._now = 0
-
-    def monotonic_ns(self) -> int:
-        self._now += LOOK_NS
-        return self._now
-
-    def monotonic(self) -> float:
-        return self.monotonic_ns() / 1e9
-
-    def sleep(self, seconds: float) -> None:
-        """Nothing."""
+def looks_clock() -> Any:
+    """In place of the module time: a look at the clock takes a millisecond, and nobody sleeps."""
+    looks = count()
+    return SimpleNamespace(
+        monotonic=lambda: next(looks) / 1e3, monotonic_ns=lambda: next(looks) * 1_000_000, sleep=lambda seconds: None
+    )
 
 
 class LinkStorm:
@@ -84,7 +76,7 @@ class LinkStorm:
 
     def _attach(self, pair: int) -> None:
         client = self.queue_pair.QueuePair(self.connect(pair), engine_timeout_s=1e9)
-        client.attach(ATTACH_S)
+        client.attach(1.0)
         client.check()
         self.clients[pair] = client
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.front_end.link_storm import LinkStorm, LooksClock
+from support.front_end.link_storm import LinkStorm, looks_clock
 from support.weak_memory import PRIMITIVES, Party, SharedArray, WeakMemory
 from verified.memory_model.machines import MemoryOrder
 
@@ -35,7 +35,7 @@ class WeakLink:
                     patch.setattr(module, primitive, body, raising=False)
         patch.setattr(fence.platform, "machine", lambda: "x86_64" if front.ordered_stores else "aarch64")
         patch.setattr(fence, "_membarrier", self._membarrier)
-        patch.setattr(queue_pair, "time", LooksClock())
+        patch.setattr(queue_pair, "time", looks_clock())
         self.storm = storm = LinkStorm(seed, cycle.make_turn(fcfs), queue_pair)
         storm.connect = self._connect
         self._order = front
