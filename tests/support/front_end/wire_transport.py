@@ -1,8 +1,9 @@
-"""The transport of a case's front ends: memory that writes reach later, in order, when the case delivers them."""
+"""The transport of a case's front ends: memory that writes reach later, in order, when the case delivers them, and that is read
+as late as the contract allows."""
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,8 @@ class WireTransport:
         self.layout, self.facts = read_header(case.segment)
         self.case, self.pair = case, pair
         self.wire: deque[Callable[[], None]] = deque()
+        self.lag = 0  # how many reads return what an earlier one has seen
+        self._reads, self._seen = Counter[str](), dict[str, tuple[Any, Any]]()
         self.while_attaching: Callable[[], None] | None = None  # what others do in each turn in which this one waits
 
     def _write(self, array: Any, index: Any, value: Any) -> None:
@@ -34,6 +37,20 @@ class WireTransport:
             array[index] = kept
 
         self.wire.append(land)
+
+    def _read(self, name: str, array: Any) -> tuple[Any, Any]:
+        """What two looks at an array have seen, the last one and the one before it."""
+        if self.while_attaching or name not in self._seen or self._reads[name] >= self.lag:
+            now = array.copy()
+            self._seen[name] = self._seen.get(name, (now, now))[1] if self.lag else now, now
+            self._reads[name] = 0
+        else:
+            self._reads[name] += 1
+        return self._seen[name]
+
+    def catch_up(self) -> None:
+        """The next reads return what is in the memory."""
+        self._seen.clear()
 
     def deliver(self, writes: int) -> None:
         for _ in range(min(writes, len(self.wire))):
@@ -58,7 +75,7 @@ class WireTransport:
         self._write(self.case.views.front[self.pair], index, value)
 
     def read_completions(self, position: int, limit: int) -> list[int]:
-        ring = self.case.views.cq[self.pair]
+        _, ring = self._read("cq", self.case.views.cq[self.pair])
         index = position % len(ring)
         return [int(word) for word in ring[index : min(index + limit, len(ring))]]
 
@@ -71,14 +88,15 @@ class WireTransport:
             self.deliver(len(self.wire))
             self.while_attaching()
             self.case.turn()
-        words = self.case.views.pair[self.pair]
-        return EngineWords(*(int(words[i]) for i in (W.PAIR_SQ_HEAD, W.PAIR_CQ_TAIL, W.PAIR_EPOCH, W.PAIR_ATTACHED)))
+        before, words = self._read("pair", self.case.views.pair[self.pair])
+        epoch = int(before[W.PAIR_EPOCH])
+        return EngineWords(int(words[W.PAIR_SQ_HEAD]), int(words[W.PAIR_CQ_TAIL]), epoch, int(words[W.PAIR_ATTACHED]))
 
     def read_engine_state(self) -> int:
-        return int(self.case.views.engine[W.ENGINE_STATE])
+        return self.read_engine()[W.ENGINE_STATE]
 
     def read_engine(self) -> list[int]:
-        words: list[int] = self.case.views.engine.tolist()
+        words: list[int] = self._read("engine", self.case.views.engine)[1].tolist()
         return words
 
     def read_fault(self) -> int:
