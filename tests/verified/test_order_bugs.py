@@ -13,8 +13,8 @@ from verified.memory_model.machines import WEAK
 
 SEEDS = 40  # of the links on which a bug is looked for; most are found on the first
 
-FENCE = "        self._fence()  # "
-DOORBELL_FENCE = FENCE + "the doorbell comes after the entry: O1 of docs/verification.md\n"
+FENCED = "        self._fence()  # "
+DOORBELL_FENCED = FENCED + "the doorbell comes after the entry: O1 of docs/verification.md\n"
 DOORBELL = "        self._words[self._front + FRONT_DOORBELL] = doorbell\n"
 HEAD = "store_release(queues.pair, (taken, PAIR_SQ_HEAD), pairs.sq_head[taken])"
 CONSUME = "        tokens += consume_entry("
@@ -33,8 +33,8 @@ CANCEL = "cancel[slot] == requests.request_id[slot]:"
 ORDER_BUGS = {
     "O1": (
         Bug("the doorbell is not acquired", "inbox", "load_acquire(queues", "load_relaxed(queues"),
-        Bug("no fence before the doorbell", "connect_shm", DOORBELL_FENCE, ""),
-        Bug("the fence is behind the doorbell", "connect_shm", DOORBELL_FENCE + DOORBELL, DOORBELL + DOORBELL_FENCE),
+        Bug("no fence before the doorbell", "connect_shm", DOORBELL_FENCED, ""),
+        Bug("the fence is behind the doorbell", "connect_shm", DOORBELL_FENCED + DOORBELL, DOORBELL + DOORBELL_FENCED),
         Bug("the system call is no barrier", "store_fence",
             "    _membarrier(MEMBARRIER_CMD_GLOBAL_EXPEDITED)", "    _membarrier(MEMBARRIER_CMD_QUERY)"),
         Bug("Arm is taken for an ordered machine", "store_fence", "    return membarrier", "    return no_fence"),
@@ -60,7 +60,7 @@ ORDER_BUGS = {
             EPOCH.replace("pairs.epoch[pair])", "pairs.epoch[pair] + (1 if verdict & S.GRANT else 0))") + POSITIONS),
         Bug("attached is read before the grant", "connect_shm",
             GRANT, "        attached = words[base + PAIR_ATTACHED]\n" + GRANT.replace("words[base + PAIR_ATTACHED]", "attached")),
-        Bug("no fence between grant and positions", "connect_shm", FENCE + "all else is read", "        # "),
+        Bug("no fence between grant and positions", "connect_shm", FENCED + "all else is read", "        # "),
     ),
     "O6": (
         Bug("a head of an earlier epoch is accepted", "ownership",
@@ -72,8 +72,8 @@ ORDER_BUGS = {
     "O8": (
         Bug("a word with a record is no release", "completions", WORD, WORD.replace("release", "relaxed")),
         Bug("a word comes before its record", "completions", RECORD, WORD + RECORD),
-        Bug("no fence before the record is read", "connect_shm", FENCE + "after the loads", "        # "),
-        Bug("no fence behind the record", "connect_shm", FENCE + "and before", "        # "),
+        Bug("no fence before the record is read", "connect_shm", FENCED + "after the loads", "        # "),
+        Bug("no fence behind the record", "connect_shm", FENCED + "and before", "        # "),
     ),
 }
 # fmt: on
