@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from support.front_end.weak_link import weak_storms
 from support.weak_memory import ACQUIRE, PLAIN, RELAXED, RELEASE
@@ -20,7 +22,7 @@ def test_tokens_and_records_come_whole_on_machines_that_reorder(seed: int, machi
 
 def test_each_word_is_accessed_as_the_protocol_says(seed: int) -> None:
     """Also where a plain or a relaxed access would do on all machines that there are."""
-    queues = weak_storms(seed, WEAK, WEAK).queues
+    queues: Any = weak_storms(seed, WEAK, WEAK).queues
     assert queues.front.kinds == {
         W.FRONT_DOORBELL: {ACQUIRE},
         W.FRONT_CQ_HEAD: {RELAXED},

@@ -113,5 +113,6 @@ def test_an_epoch_counts_once_all_else_was_read_after_it(wired) -> None:
 
     pair[PAIR_EPOCH], pair[PAIR_ATTACHED], pair[PAIR_SQ_HEAD] = 1, 1, 3  # a read may see this of a grant
     assert read_again().epoch == 0
+    transport.lost()  # and what that look has asked for
     pair[PAIR_ATTACHED], pair[PAIR_SQ_HEAD] = 0, 5
     assert read_again() == EngineWords(5, 0, 1, 0)

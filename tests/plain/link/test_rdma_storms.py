@@ -28,23 +28,23 @@ def storm(monkeypatch, seed: int) -> LinkStorm:
 
     def cards_and_turn(*arguments: Any) -> int:
         for card in cards:
-            card.work(storm.draw.randint(0, 8))
+            card.work(made.draw.randint(0, 8))
         return turn(*arguments)
 
     def connect_pair(pair: int) -> Any:
-        case = storm.case
+        case = made.case
         layout = read_header(case.segment)[0]
         base = int(np.frombuffer(case.segment, np.uint8).ctypes.data)
-        card = SlowCard(storm.draw, storm.turn)
+        card = SlowCard(made.draw, made.turn)
         cards.append(card)
         segment: Any = SimpleNamespace(layout=layout, buffer=case.segment)
         transport: Any = connect(segment, card, base + layout.first_pair + pair * layout.pair_bytes)
         transport.card, transport.crash = card, card.crash
         return transport
 
-    storm = LinkStorm(seed, cards_and_turn, queue_pair)
-    storm.connect = connect_pair
-    return storm
+    made = LinkStorm(seed, cards_and_turn, queue_pair)
+    made.connect = connect_pair
+    return made
 
 
 def test_tokens_and_records_come_whole_however_late_the_card_is(storm: LinkStorm) -> None:

@@ -19,21 +19,13 @@ WORD = 8
 MEANWHILE = 0.05  # how often another party acts between two words
 
 
-class Work:
-    """One work request. source: the bytes, of inline data; else they are at `local` until it is done."""
-
-    def __init__(self, read: bool, remote: int, local: int, length: int, source: Any) -> None:
-        self.read, self.remote, self.local, self.length, self.source = read, remote, local, length, source
-        self.tag, self.signaled, self.done = 0, False, False
-
-
 class SlowCard(Card):
     """meanwhile: what others do between two of its steps. status: of the completions from now on."""
 
     def __init__(self, draw: random.Random, meanwhile: Callable[[], None]) -> None:
         super().__init__()
         self._draw, self._meanwhile, self.status = draw, meanwhile, 0
-        self._posted: deque[Work] = deque()
+        self._posted: deque[Any] = deque()
         self._working = False  # turns in between find it at work
 
     def wr_set_inline_data(self, address: int, length: int) -> None:
@@ -68,12 +60,17 @@ class SlowCard(Card):
         self.work(self._draw.randint(0, len(self._posted)))
         self._posted.clear()
 
-    def _post(self, local: int, length: int, source: Any) -> None:
-        work = Work(self._read, self._remote, local, length, source)
-        work.tag, work.signaled = self.wr_id, bool(self.wr_flags & 1)
-        self._posted.append(work)
+    def _post(self, local: int, length: int, source: bytes | None) -> None:
+        """source: the bytes, of inline data; else they are at `local` until it is done."""
+        signaled = bool(self.wr_flags & 1)
+        self._posted.append(
+            SimpleNamespace(
+                read=self._read, remote=self._remote, local=local, length=length, source=source, tag=self.wr_id,
+                signaled=signaled, done=False,
+            )
+        )  # fmt: skip
 
-    def _do(self, work: Work) -> None:
+    def _do(self, work: Any) -> None:
         first = -work.remote % WORD
         cuts = sorted({0, *range(first, work.length, WORD)})
         pieces = list(zip(cuts, [*cuts[1:], work.length], strict=True))
