@@ -51,6 +51,10 @@ def test_tokens_and_records_come_whole_however_late_the_card_is(storm: LinkStorm
     for _ in range(8):
         storm.run(5)
     assert storm.case.counter("requests_finished") > 10
+    for client in storm.clients:
+        for _ in range(1000):
+            client.transport.lost()
+        assert client.transport.queue.done == client.transport.queue.posted
 
 
 def test_the_first_failure_is_final(storm: LinkStorm) -> None:

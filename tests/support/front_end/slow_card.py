@@ -26,7 +26,24 @@ class SlowCard(Card):
         super().__init__()
         self._draw, self._meanwhile, self.status = draw, meanwhile, 0
         self._posted: deque[Any] = deque()
+        self._batch: list[Any]
+        self._begun: tuple[int, bool]
         self._working = False  # turns in between find it at work
+
+    def wr_start(self) -> None:
+        self._batch = []
+
+    def wr_rdma_read(self, rkey: int, remote: int) -> None:
+        super().wr_rdma_read(rkey, remote)
+        self._begun = self.wr_id, bool(self.wr_flags & 1)  # a driver takes them now
+
+    def wr_rdma_write(self, rkey: int, remote: int) -> None:
+        super().wr_rdma_write(rkey, remote)
+        self._begun = self.wr_id, bool(self.wr_flags & 1)
+
+    def wr_complete(self) -> None:
+        self._posted.extend(self._batch)
+        del self._batch
 
     def wr_set_inline_data(self, address: int, length: int) -> None:
         self._post(address, length, ctypes.string_at(address, length))
@@ -62,10 +79,10 @@ class SlowCard(Card):
 
     def _post(self, local: int, length: int, source: bytes | None) -> None:
         """source: the bytes, of inline data; else they are at `local` until it is done."""
-        signaled = bool(self.wr_flags & 1)
-        self._posted.append(
+        tag, signaled = self._begun
+        self._batch.append(
             SimpleNamespace(
-                read=self._read, remote=self._remote, local=local, length=length, source=source, tag=self.wr_id,
+                read=self._read, remote=self._remote, local=local, length=length, source=source, tag=tag,
                 signaled=signaled, done=False,
             )
         )  # fmt: skip
