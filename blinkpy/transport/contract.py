@@ -77,7 +77,7 @@ class Transport(Protocol):
         last. Only those mean something whose words have HAS_LOGPROBS, and whose place FRONT_CQ_HEAD did not yet give back."""
 
     def read_pair(self) -> EngineWords:
-        """The engine's words of this pair. attached and epoch are read before the positions."""
+        """The engine's words of this pair. epoch is read before the others, or attached may be of an earlier grant."""
 
     def read_engine_state(self) -> int:
         """ENGINE_STATE, one of STATE_*."""

@@ -55,12 +55,13 @@ class Group(NamedTuple):
 
 
 LINK, SAMPLING = "tests/plain/link", "tests/compiled/kernels/interpreted"
+ORDERS = "tests/verified/test_orders.py"
 GROUPS = (
-    Group("scheduler", ("scheduler",), ("tests/compiled/scheduler", "tests/compiled/recording"), True, True),
+    Group("scheduler", ("scheduler",), (ORDERS, "tests/compiled/scheduler", "tests/compiled/recording"), True, True),
     Group("kv", ("kv",), ("tests/compiled/scheduler", "tests/compiled/recording"), True, True),
     Group("queues", ("queues",), (LINK, "tests/compiled/scheduler", "tests/plain/front_end"), True, True),
     Group("transport", ("transport",), (LINK,), False, True),
-    Group("link", ("dpu/link",), (LINK,), False, True),
+    Group("link", ("dpu/link",), (LINK, ORDERS), False, True),
     Group("client", ("dpu/engine_link.py",), ("tests/plain/front_end", LINK)),
     Group(
         "sampling",

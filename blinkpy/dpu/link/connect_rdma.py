@@ -258,8 +258,8 @@ class RdmaTransport:
         # A claim that is not yet granted (or that was never written) has somebody waiting for these words.
         if short or now[W.PAIR_EPOCH] != self._words[W.FRONT_CLAIM] or before[W.PAIR_EPOCH] != now[W.PAIR_EPOCH]:
             self._ask_pair()
-        # Epoch and attached are from a read that was over when the positions were read.
-        return EngineWords(now[W.PAIR_SQ_HEAD], now[W.PAIR_CQ_TAIL], before[W.PAIR_EPOCH], before[W.PAIR_ATTACHED])
+        # The epoch is from a read that was over when the others were read.
+        return EngineWords(now[W.PAIR_SQ_HEAD], now[W.PAIR_CQ_TAIL], before[W.PAIR_EPOCH], now[W.PAIR_ATTACHED])
 
     def _ask_pair(self) -> None:
         if not self._in_flight[PAIR]:

@@ -86,9 +86,9 @@ class ShmTransport:
 
     def read_pair(self) -> EngineWords:
         words, base = self._words, self._pair_words
-        attached, epoch = words[base + W.PAIR_ATTACHED], words[base + W.PAIR_EPOCH]
-        self._fence()  # the positions are read after the epoch: O5 of docs/verification.md
-        return EngineWords(words[base + W.PAIR_SQ_HEAD], words[base + W.PAIR_CQ_TAIL], epoch, attached)
+        epoch = words[base + W.PAIR_EPOCH]
+        self._fence()  # all else is read after the epoch: O5 of docs/verification.md
+        return EngineWords(words[base + W.PAIR_SQ_HEAD], words[base + W.PAIR_CQ_TAIL], epoch, words[base + W.PAIR_ATTACHED])
 
     def read_engine_state(self) -> int:
         return self._words[self._engine + W.ENGINE_STATE]

@@ -1,14 +1,17 @@
 """The primitives with several bodies, and the lanes of plain Python that stand in for a GPU's."""
 
+import re
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 from numba import njit
+from support.scheduler_cases import make_case
 
 from blinkpy.device import portable as p
 from blinkpy.device.lanes import LanesDivergedError, Team, in_lanes
@@ -17,6 +20,9 @@ from blinkpy.device.table_codegen import ArgumentTable
 from blinkpy.device.tables import make_table
 from blinkpy.queues.layout import QueueLayout, QueueSizes
 from blinkpy.queues.views import EngineViews, engine_views
+from blinkpy.scheduler.phases.inbox import read_inbox
+from blinkpy.scheduler.phases.ownership import apply_verdicts
+from blinkpy.scheduler.phases.publish import publish_deferred
 
 
 @pytest.mark.parametrize("lanes", [1, 2, 5, 32])
@@ -139,6 +145,29 @@ def test_compiled_loads_and_stores_reach_strided_memory() -> None:
     assert array[1, 2] == 5
     assert array[2, 3] == -6
     assert np.count_nonzero(array) == 2
+    assert atomics(work) == ["release", "monotonic", "monotonic", "fence", "acquire", "monotonic", "acquire"]
+
+
+def atomics(compiled: Any) -> list[str]:
+    """The orders of an njit function's atomic accesses, from LLVM's text."""
+    (text,) = compiled.inspect_llvm().values()
+    found = re.findall(r"(?:load|store) atomic i(?:32|64).*? (acquire|release|monotonic), align|(fence) seq_cst", text)
+    return ["".join(groups) for groups in found]
+
+
+ORDERS = {
+    "inbox": (lambda *tables: read_inbox(*tables, 1, 0, 1), {"acquire", "monotonic"}),  # the doorbell, and all else
+    "ownership": (lambda *tables: apply_verdicts(*tables, 0, 1), {"release"}),
+    "publish": (lambda *tables: publish_deferred(*tables, 0, 1), {"release", "monotonic"}),  # a word with a record, and without
+}
+
+
+@pytest.mark.parametrize("phase", ORDERS)
+def test_compiled_phases_access_words_as_their_source_does(phase: str) -> None:
+    function, orders = ORDERS[phase]
+    case, compiled = make_case(attached=False), njit(function)
+    compiled(case.limits, ArgumentTable(case.views, strided=True), ArgumentTable(case.state))
+    assert set(atomics(compiled)) == orders
 
 
 def test_a_message_is_complete_when_its_word_is_seen() -> None:

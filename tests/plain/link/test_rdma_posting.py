@@ -11,7 +11,8 @@ from benchmarks.parts.rdma_cpu import FACTS, SIZES, Card, connect
 from blinkpy.dpu.link import connect_rdma, rdma_writes
 from blinkpy.dpu.link.connect_rdma import RdmaTransport
 from blinkpy.queues.submission import SQ_ENTRY_BYTES
-from blinkpy.queues.words import FRONT_CQ_HEAD, FRONT_DOORBELL, FRONT_HEARTBEAT
+from blinkpy.queues.words import FRONT_CQ_HEAD, FRONT_DOORBELL, FRONT_HEARTBEAT, PAIR_ATTACHED, PAIR_EPOCH, PAIR_SQ_HEAD
+from blinkpy.transport.contract import EngineWords
 from blinkpy.transport.segment import Segment, create_segment
 from blinkpy.transport.verbs import INLINE_LEAST, INLINE_WANTED
 
@@ -85,3 +86,31 @@ def test_completions_come_as_they_are_when_the_card_reads(wired) -> None:
     views.cq[0, :2] = [1 << 48, 1 << 48 | 5]
     assert transport.read_completions(0, 16) == [1 << 48, 1 << 48 | 5]
     assert transport.read_completions(2, 16) == []
+
+
+def test_a_completion_head_waits_for_other_words_or_an_eighth_of_the_ring(wired) -> None:
+    transport, segment = wired
+    front, step = segment.views().front[0], SIZES.cq_entries // 8
+    transport.write_word(FRONT_CQ_HEAD, 1 << 32)
+    transport.write_word(FRONT_CQ_HEAD, 1 << 32 | step - 1)
+    assert front[FRONT_CQ_HEAD] == 1 << 32
+    transport.write_word(FRONT_HEARTBEAT, 7)
+    assert front[FRONT_CQ_HEAD] == 1 << 32 | step - 1
+    transport.write_word(FRONT_CQ_HEAD, 1 << 32 | 2 * step - 1)
+    assert front[FRONT_CQ_HEAD] == 1 << 32 | 2 * step - 1
+
+
+def test_an_epoch_counts_once_all_else_was_read_after_it(wired) -> None:
+    transport, segment = wired
+    pair = segment.views().pair[0]
+
+    def read_again() -> EngineWords:
+        transport.read_engine()
+        transport.lost()  # the card reads now
+        return transport.read_pair()
+
+    pair[PAIR_EPOCH], pair[PAIR_ATTACHED], pair[PAIR_SQ_HEAD] = 1, 1, 3  # a read may see this of a grant
+    assert read_again().epoch == 0
+    transport.lost()  # and what that look has asked for
+    pair[PAIR_ATTACHED], pair[PAIR_SQ_HEAD] = 0, 5
+    assert read_again() == EngineWords(5, 0, 1, 0)

@@ -105,6 +105,13 @@ class FrontMachine(RuleBasedStateMachine):
         if client:
             self._read(client)
 
+    @rule(pair=PAIRS, reads=st.integers(0, 6))
+    def lag(self, pair: int, reads: int) -> None:
+        """From now on this front end reads old words, as often in a row; it never goes back in time."""
+        client = self._living(pair)
+        if client:
+            client.transport.lag = reads
+
     @rule(pair=PAIRS)
     def delay(self, pair: int) -> None:
         """From now on this front end's writes stay under way, until `resume`. Its lease may end meanwhile."""
@@ -237,6 +244,7 @@ class FrontMachine(RuleBasedStateMachine):
         return prompt, sampling
 
     def _check(self, pair: int, client: Any) -> None:
+        client.transport.catch_up()
         words = client.transport.read_pair()
         lives = words.epoch == client.epoch and words.attached == 1
         try:

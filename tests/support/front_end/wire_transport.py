@@ -1,14 +1,16 @@
-"""The transport of a case's front ends: memory that writes reach later, in order, when the case delivers them."""
+"""The transport of a case's front ends: memory that writes reach later, in order, when the case delivers them, and that is read
+as late as the contract allows."""
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from blinkpy.dpu.link.connect_shm import ShmTransport
+from blinkpy.queues import words as W
 from blinkpy.queues.array_types import Int32, Int64
 from blinkpy.transport.contract import EngineWords
 
@@ -21,9 +23,25 @@ class WireTransport(ShmTransport):
 
     def __init__(self, case: Case, pair: int) -> None:
         super().__init__(Path(), -1, case.segment, pair)
-        self.case = case
+        self.case, self.pair = case, pair
         self.wire: deque[Callable[[], None]] = deque()
+        self.lag = 0  # how many reads return what an earlier one has seen
+        self._reads, self._seen = Counter[str](), dict[str, tuple[Any, Any]]()
         self.while_attaching: Callable[[], None] | None = None  # what others do in each turn in which this one waits
+
+    def _read(self, name: str, array: Any) -> tuple[Any, Any]:
+        """What two looks at an array have seen, the last one and the one before it."""
+        if self.while_attaching or name not in self._seen or self._reads[name] >= self.lag:
+            now = array.copy()
+            self._seen[name] = self._seen.get(name, (now, now))[1], now
+            self._reads[name] = 0
+        else:
+            self._reads[name] += 1
+        return self._seen[name]
+
+    def catch_up(self) -> None:
+        """The next reads return what is in the memory."""
+        self._seen.clear()
 
     def deliver(self, writes: int) -> None:
         for _ in range(min(writes, len(self.wire))):
@@ -47,12 +65,30 @@ class WireTransport(ShmTransport):
     def write_word(self, index: int, value: int) -> None:
         self.wire.append(partial(super().write_word, index, value))
 
+    def read_completions(self, position: int, limit: int) -> list[int]:
+        if not self.lag:
+            return super().read_completions(position, limit)
+        _, ring = self._read("cq", self.case.views.cq[self.pair])
+        index = position % len(ring)
+        return [int(word) for word in ring[index : min(index + limit, len(ring))]]
+
     def read_pair(self) -> EngineWords:
         if self.while_attaching is not None:  # the client waits for its grant: let it come
             self.deliver(len(self.wire))
             self.while_attaching()
             self.case.turn()
-        return super().read_pair()
+        if not self.lag:
+            return super().read_pair()
+        before, words = self._read("pair", self.case.views.pair[self.pair])
+        epoch = int(before[W.PAIR_EPOCH])
+        return EngineWords(int(words[W.PAIR_SQ_HEAD]), int(words[W.PAIR_CQ_TAIL]), epoch, int(words[W.PAIR_ATTACHED]))
+
+    def read_engine_state(self) -> int:
+        return self.read_engine()[W.ENGINE_STATE]
+
+    def read_engine(self) -> list[int]:
+        words: list[int] = self._read("engine", self.case.views.engine)[1].tolist() if self.lag else super().read_engine()
+        return words
 
     def lost(self) -> bool:
         return False

@@ -58,6 +58,7 @@ class Protocol(NamedTuple):
     grant_released: bool = True
     positions_before_epoch: bool = True
     grant_fence: bool = True
+    epoch_before_attached: bool = True
     doorbell_epochs: bool = True
     doorbell_repeated: bool = True
     cancel_names_request: bool = True
@@ -177,11 +178,15 @@ def ownership(transport: Transport, protocol: Protocol) -> Scenario:
 
     def successor() -> Steps:
         yield Store("claim", 2)
-        attached = yield Load("attached")
+        attached = 0
+        if not protocol.epoch_before_attached:
+            attached = yield Load("attached")
         yield Load("epoch", wanted=lambda epoch: epoch == 2)
+        yield from fence(transport, protocol.grant_fence)
         if attached != 1:
             yield Load("attached", wanted=lambda value: value == 1)
-        yield from fence(transport, protocol.grant_fence)
+        again = yield Load("attached")
+        assert again == 1, "a grant seems to be revoked"
         sq_head = yield Load("sq_head")
         cq_tail = yield Load("cq_tail")
         assert cq_tail == 1, "the successor reads completions of its predecessor"
