@@ -50,6 +50,7 @@ def state_machine(seconds: float) -> tuple[int, int]:
 TESTERS: dict[str, Tester] = {
     "turns of the compiled simulator": simulator(),
     "turns under the oracle": simulator("--oracle", "--turns", "1000"),
+    "turns of five lanes": simulator("--oracle", "--turns", "200", "--lanes", "5"),
     "examples of the state machine": state_machine,
 }
 

@@ -13,15 +13,15 @@ SEEDS = 40  # of the links on which a bug is looked for; most are found on the f
 
 FENCED = "        self._fence()  # "
 DOORBELL_FENCED = FENCED + "the doorbell comes after the entry: O1 of docs/verification.md\n"
-DOORBELL = "        self._words[self._front + FRONT_DOORBELL] = doorbell\n"
+DOORBELL = "        self._words[self._front + W.FRONT_DOORBELL] = doorbell\n"
 HEAD = "store_release(queues.pair, (taken, PAIR_SQ_HEAD), pairs.sq_head[taken])"
 CONSUME = "        tokens += consume_entry("
 READ = "            words = self.transport.read_completions(position, window)\n"
 POSITIONS = "            store_release(queues.pair, (pair, PAIR_SQ_HEAD), pairs.sq_head[pair])\n"
 EPOCH = "            store_release(queues.pair, (pair, PAIR_EPOCH), pairs.epoch[pair])\n"
-GRANT = """        epoch = words[base + PAIR_EPOCH]
+GRANT = """        epoch = words[base + W.PAIR_EPOCH]
         self._fence()  # all else is read after the epoch: O5 of docs/verification.md
-        return EngineWords(words[base + PAIR_SQ_HEAD], words[base + PAIR_CQ_TAIL], epoch, words[base + PAIR_ATTACHED])
+        return EngineWords(words[base + W.PAIR_SQ_HEAD], words[base + W.PAIR_CQ_TAIL], epoch, words[base + W.PAIR_ATTACHED])
 """
 WORD = "        store_release(queues.cq, (pair, entry), word)\n"
 RECORD = "        for k in range(LOGPROB_ENTRIES):\n"
@@ -48,7 +48,8 @@ ORDER_BUGS = {
     ),
     "O4": (
         Bug("the completion head is stored before the words are read", "queue_pair",
-            READ, "            self.transport.write_word(FRONT_CQ_HEAD, self._stamp(self._cq_position + 1))\n" + READ),
+            READ,
+            "            self.transport.write_word(W.FRONT_CQ_HEAD, self._stamp(self._cq_position + 1))\n" + READ),
         Bug("the engine does not wait for the head", "inbox",
             "inbox.cq_head[pair] = head", "inbox.cq_head[pair] = head + (head & 3 == 1)"),
     ),
@@ -57,7 +58,7 @@ ORDER_BUGS = {
         Bug("the grant comes before the positions", "ownership", POSITIONS,
             EPOCH.replace("pairs.epoch[pair])", "pairs.epoch[pair] + (1 if verdict & S.GRANT else 0))") + POSITIONS),
         Bug("attached is read before the grant", "connect_shm",
-            GRANT, "        attached = words[base + PAIR_ATTACHED]\n" + GRANT.replace("words[base + PAIR_ATTACHED]", "attached")),
+            GRANT, "        attached = words[base + W.PAIR_ATTACHED]\n" + GRANT.replace("words[base + W.PAIR_ATTACHED]", "attached")),
         Bug("no fence between grant and positions", "connect_shm", FENCED + "all else is read", "        # "),
     ),
     "O6": (
