@@ -19,7 +19,7 @@ from blinkpy.verify.replay.replayer import Replay
 
 def test_what_the_loop_recorded_replays_on_the_cpu(rng: np.random.Generator, folder: Path) -> None:
     engine = make_engine(config_for(folder, dtype="float32", record_steps=64, num_pages=120))  # too few pages for all
-    replayed, preemptions = 0, 0
+    captures = []
     with serving(engine) as pair:
         reader = RecordingReader(engine.config.engine.name)
         words = engine.runner.limits.record_words
@@ -28,18 +28,20 @@ def test_what_the_loop_recorded_replays_on_the_cpu(rng: np.random.Generator, fol
             prompts = [stem + rng.integers(0, model_zoo.VOCAB, int(n)).tolist() for n in rng.integers(1, 60, 40)]
             samplings = [RequestParameters(max_tokens=int(n), temperature=1.0, seed=5) for n in rng.integers(1, 140, 40)]
             generate(pair, prompts, samplings)
-            if reader.position > 3 * words:
+            captures.append(reader.capture())  # from the oldest copy whose records are all there: it may be a short way back
+            if reader.position > 6 * words:
                 break
-        capture = reader.capture()
+        copies = reader._views.progress[[COPIES_BEGUN, COPIES_DONE]].tolist()
+    assert copies[0] == copies[1] >= 4, copies
+    replayed, preemptions = 0, 0
+    for capture in captures:
         replay = Replay(capture, recorded_policy(capture.description, ""), "njit")
         before = int(replay.state.counters[COUNTER_INDEX["preemptions"]])
         for turn, differences in replay.run():
             assert not differences, (turn.number, differences)
             replayed += 1
-        preemptions = int(replay.state.counters[COUNTER_INDEX["preemptions"]]) - before
-        copies = reader._views.progress[[COPIES_BEGUN, COPIES_DONE]].tolist()
-    assert copies[0] == copies[1] >= 4, copies
-    assert replayed >= 64  # what the recorder keeps at least
+        preemptions += int(replay.state.counters[COUNTER_INDEX["preemptions"]]) - before
+    assert replayed > 100
     assert preemptions > 0, "nothing was preempted: the test says less than it should"
 
 

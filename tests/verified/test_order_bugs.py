@@ -58,7 +58,8 @@ ORDER_BUGS = {
         Bug("the grant comes before the positions", "ownership", POSITIONS,
             EPOCH.replace("pairs.epoch[pair])", "pairs.epoch[pair] + (1 if verdict & S.GRANT else 0))") + POSITIONS),
         Bug("attached is read before the grant", "connect_shm",
-            GRANT, "        attached = words[base + W.PAIR_ATTACHED]\n" + GRANT.replace("words[base + W.PAIR_ATTACHED]", "attached")),
+            GRANT,
+            "        attached = words[base + W.PAIR_ATTACHED]\n" + GRANT.replace("words[base + W.PAIR_ATTACHED]", "attached")),
         Bug("no fence between grant and positions", "connect_shm", FENCED + "all else is read", "        # "),
     ),
     "O6": (
