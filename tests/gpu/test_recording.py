@@ -28,7 +28,7 @@ def test_what_the_loop_recorded_replays_on_the_cpu(rng: np.random.Generator, fol
             prompts = [stem + rng.integers(0, model_zoo.VOCAB, int(n)).tolist() for n in rng.integers(1, 60, 40)]
             samplings = [RequestParameters(max_tokens=int(n), temperature=1.0, seed=5) for n in rng.integers(1, 140, 40)]
             generate(pair, prompts, samplings)
-            captures.append(reader.capture())  # from the oldest copy whose records are all there: it may be a short way back
+            captures.append(reader.capture())  # from a copy of the state on: perhaps a few turns
             if reader.position > 6 * words:
                 break
         copies = reader._views.progress[[COPIES_BEGUN, COPIES_DONE]].tolist()

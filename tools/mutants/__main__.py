@@ -18,7 +18,7 @@ from collections import Counter
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from blinkpy.sources import source_files
 from blinkpy.verify.sim.simulation import simulate
@@ -26,7 +26,7 @@ from mutants.hunt import GROUPS, ROOT, Group, Verdict, copy_tree, hunt
 from mutants.mutations import Mutant, mutants_of
 
 EQUIVALENT = Path(__file__).parent / "equivalent.txt"
-MUST_DIE, MUST_DIE_EACH = 0.95, 0.90  # shares of the mutants, of all and of each module
+MUST_DIE, MUST_DIE_EACH = 0.95, 0.90  # shares of the mutants, of all and, with --all, of each module
 HARD_LIMIT_S = 900  # of one mutant; its process is killed then
 
 
@@ -122,7 +122,7 @@ def hunt_all(mutants: list[tuple[Mutant, Group]], seed: int, jobs: int, seconds:
     return verdicts
 
 
-def summary(verdicts: list[Verdict], seed: int) -> dict[str, object]:
+def summary(verdicts: list[Verdict], seed: int) -> dict[str, Any]:
     """Figures of a run."""
     dead = Counter(v.mutant.module for v in verdicts if v.by)
     planted = Counter(v.mutant.module for v in verdicts)
@@ -133,7 +133,7 @@ def summary(verdicts: list[Verdict], seed: int) -> dict[str, object]:
         "killed": sum(dead.values()),
         "killers": dict(Counter(v.by for v in verdicts if v.by)),
         "modules": {module: [dead[module], planted[module]] for module in sorted(planted)},
-        "survivors": sorted(survivors, key=lambda s: str(s["name"])),
+        "survivors": sorted(survivors, key=lambda s: s["name"]),
     }
 
 
@@ -154,7 +154,10 @@ def main() -> int:
             print(f"{verdict.mutant}\n  {verdict.mutant.name}")
     killed = sum(bool(v.by) for v in verdicts)
     print(f"{killed} of {len(verdicts)} mutants were killed ({killed / max(1, len(verdicts)):.1%})")
-    return 0 if killed >= MUST_DIE * len(verdicts) else 1
+    each = result["modules"] if arguments.all else {}
+    weak = [name for name, (dead, planted) in each.items() if dead < MUST_DIE_EACH * planted]
+    print("".join(f"fewer than {MUST_DIE_EACH:.0%} of {name}\n" for name in weak), end="")
+    return 1 if weak or killed < MUST_DIE * len(verdicts) else 0
 
 
 if __name__ == "__main__":
