@@ -120,7 +120,9 @@ def in_lane(function: Any) -> Callable[..., Lane] | None:
         return None
     free = {name: named[name] for name in function.__code__.co_freevars} | waiting
     definition = copy.deepcopy(_definition(function))
-    definition.decorator_list = []
+    # One that does nothing, so that the code begins on the line where the original does: coverage knows it by that.
+    nothing = ast.parse("lambda function: function", mode="eval").body
+    definition.decorator_list = [ast.copy_location(nothing, old) for old in definition.decorator_list[:1]]
     _YieldFrom(waiting).visit(definition)
     maker = ast.parse(f"def make({', '.join(free)}):\n    return {definition.name}")
     maker.body[0].body.insert(0, definition)  # type: ignore[attr-defined]

@@ -14,12 +14,14 @@ from collections.abc import Iterator
 import pytest
 from support.front_end.fake_engine import FACTS, SIZES
 
+from blinkpy.config import Config
 from blinkpy.dpu.link import store_fence
-from blinkpy.dpu.link.connect_shm import attach_segment
+from blinkpy.dpu.link.connect_shm import attach_segment, connect
 from blinkpy.queues.header import HEADER
 from blinkpy.queues.layout import LayoutError
 from blinkpy.transport.contract import TransportError
 from blinkpy.transport.segment import create_segment, segment_path, unlink_stale
+from blinkpy.transport.transport_kinds import WorkerIdentity
 
 HOLDER = """
 import sys, time
@@ -57,6 +59,15 @@ def holding(action: str) -> Iterator[subprocess.Popen[str]]:
             yield process
         finally:
             process.kill()
+
+
+def test_a_worker_takes_a_queue_pair_that_nobody_has(name, segment) -> None:
+    config = Config().with_options({"name": name})
+    held = connect(config, WorkerIdentity(0))
+    assert held.facts == FACTS
+    with pytest.raises(TransportError, match="all 1 queue pairs are in use"):
+        connect(config, WorkerIdentity(0))
+    held.close()
 
 
 def test_segment_is_private_and_goes_with_its_engine(name, segment) -> None:
