@@ -5,19 +5,17 @@ import os
 import random
 import resource
 import shutil
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import NamedTuple
 
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 from support.front_end.front_machine import PROFILES, FrontMachine
+from support.hunts import deadline
 from support.seeded_bugs import replaced
 
 from blinkpy.scheduler.policies import SHIPPED
@@ -78,26 +76,6 @@ class Verdict(NamedTuple):
     by: str
     said: str
     seconds: float
-
-
-class EndlessError(Exception):
-    """A deadline passed: the mutant made a loop endless, or very slow."""
-
-
-@contextmanager
-def deadline(seconds: float) -> Iterator[None]:
-    """Raise EndlessError in this thread when the block takes longer. Main thread alone."""
-
-    def over(number: int, frame: FrameType | None) -> None:
-        raise EndlessError(f"takes longer than {seconds:g} s")
-
-    before = signal.signal(signal.SIGALRM, over)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def hunt(mutant: Mutant, group: Group, seed: int, tree: Path) -> Verdict:
