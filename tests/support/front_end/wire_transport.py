@@ -40,8 +40,14 @@ class WireTransport(ShmTransport):
         return self._seen[name]
 
     def catch_up(self) -> None:
-        """The next reads return what is in the memory."""
+        """The next reads return what is in the memory: whatever was seen before is older than what they see."""
         self._seen.clear()
+
+    def _late(self) -> bool:
+        """Whether reads may be late. Those that are not must not be followed by older ones."""
+        if not self.lag:
+            self.catch_up()
+        return self.lag > 0
 
     def deliver(self, writes: int) -> None:
         for _ in range(min(writes, len(self.wire))):
@@ -66,7 +72,7 @@ class WireTransport(ShmTransport):
         self.wire.append(partial(super().write_word, index, value))
 
     def read_completions(self, position: int, limit: int) -> list[int]:
-        if not self.lag:
+        if not self._late():
             return super().read_completions(position, limit)
         _, ring = self._read("cq", self.case.views.cq[self.pair])
         index = position % len(ring)
@@ -77,7 +83,7 @@ class WireTransport(ShmTransport):
             self.deliver(len(self.wire))
             self.while_attaching()
             self.case.turn()
-        if not self.lag:
+        if not self._late():
             return super().read_pair()
         before, words = self._read("pair", self.case.views.pair[self.pair])
         epoch = int(before[W.PAIR_EPOCH])
@@ -87,7 +93,7 @@ class WireTransport(ShmTransport):
         return self.read_engine()[W.ENGINE_STATE]
 
     def read_engine(self) -> list[int]:
-        words: list[int] = self._read("engine", self.case.views.engine)[1].tolist() if self.lag else super().read_engine()
+        words: list[int] = self._read("engine", self.case.views.engine)[1].tolist() if self._late() else super().read_engine()
         return words
 
     def lost(self) -> bool:
