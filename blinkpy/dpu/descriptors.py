@@ -12,7 +12,7 @@ logger = logging.getLogger("blinkpy.frontend")
 
 
 def allowed_connections(wanted: int) -> int:
-    """How many of the wanted connections this process can serve. Raises its soft limit of descriptors if need be, says so when
+    """How many of the wanted connections this process can serve. Raises its soft limit of descriptors if need be, logs it when
     the hard limit leaves fewer, and raises ConfigError when it leaves none."""
     needed = wanted + SPARE_CONNECTIONS + OWN_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
