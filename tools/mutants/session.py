@@ -6,19 +6,21 @@ This module imports nothing of the package either, for the server that such proc
 import importlib.util
 import linecache
 import os
+import signal
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
-TEST_S = 30  # a test that takes longer in plain Python, while its lines are noted, is left out
-FLAGS = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=line", "-o"]
+TEST_S = 15.0  # of the processor; a test that takes longer in plain Python, while its lines are noted, is left out
+FLAGS = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=line", "-o", "timeout=0"]
 
 
 class Change(NamedTuple):
@@ -44,7 +46,7 @@ def run_tests(tests: tuple[str, ...], change: Change, seed: int, folder: str) ->
     sys.dont_write_bytecode = True
     sys.meta_path.insert(0, _Planted(change))
     plugin = _Chosen(tests)
-    code = pytest.main([*FLAGS, "timeout=0", "-x", *dict.fromkeys(test.partition("::")[0] for test in tests)], [plugin])
+    code = pytest.main([*FLAGS, "-x", *dict.fromkeys(test.partition("::")[0] for test in tests)], [plugin])
     nothing = code in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
     return next(iter(plugin.failed.values()), "" if nothing else f"pytest ends with {code}")
 
@@ -53,7 +55,7 @@ def trace_tests(file: str, traced: list[str], seed: int, folder: str) -> Reached
     """What each test of a file reaches. traced: source files."""
     _prepare(seed, folder)
     plugin = _Traced(file, tracer(traced))
-    pytest.main([*FLAGS, f"timeout={TEST_S}", file], [plugin])
+    pytest.main([*FLAGS, file], [plugin])
     return plugin.reached()
 
 
@@ -133,7 +135,10 @@ class _Traced(_Listening):
         _forget_caches()
         self._cover.switch_context(item.nodeid)
         started = time.process_time()
+        signal.signal(signal.SIGPROF, _too_long)
+        signal.setitimer(signal.ITIMER_PROF, TEST_S)
         result = yield
+        signal.setitimer(signal.ITIMER_PROF, 0)
         self._seconds[item.nodeid] = round(time.process_time() - started, 3)
         return result
 
@@ -150,6 +155,10 @@ class _Traced(_Listening):
         data = self._cover.get_data()
         lines = {(file, n): tests for file in data.measured_files() for n, tests in data.contexts_by_lineno(file).items()}
         return Reached({test: s for test, s in self._seconds.items() if test not in self.failed}, self.failed, lines)
+
+
+def _too_long(number: int, frame: FrameType | None) -> None:
+    raise TimeoutError(f"takes more than {TEST_S} s")
 
 
 def _forget_caches() -> None:
