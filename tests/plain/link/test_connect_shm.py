@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import os
 import platform
 import secrets
@@ -207,12 +208,25 @@ def test_other_machines_get_membarrier() -> None:
 
 
 def test_missing_and_refused_membarriers_are_errors(monkeypatch) -> None:
-    monkeypatch.setattr(store_fence, "MEMBARRIER_CMD_GLOBAL_EXPEDITED", 1 << 20)
-    with pytest.raises(store_fence.FenceError, match="membarrier"):
-        store_fence.membarrier()
+    with monkeypatch.context() as refused:
+        refused.setattr(store_fence, "MEMBARRIER_CMD_GLOBAL_EXPEDITED", 1 << 20)
+        with pytest.raises(store_fence.FenceError, match=r"membarrier\(2\) failed: Invalid argument") as caught:
+            store_fence.membarrier()
+        assert caught.value.errno == errno.EINVAL
+    with monkeypatch.context() as failing:
+        failing.setattr(store_fence, "membarrier", lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError):  # it is tried
+            store_fence.store_fence("aarch64")
     monkeypatch.setattr(store_fence, "_membarrier", lambda command: 0)
     with pytest.raises(store_fence.FenceError, match="needs membarrier"):
         store_fence.store_fence("aarch64")
+
+
+def test_an_unknown_machine_is_named(monkeypatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "Toaster")
+    store_fence._system_call.cache_clear()
+    with pytest.raises(store_fence.FenceError, match="no store barrier is known for machine type 'Toaster'"):
+        store_fence.store_fence()
 
 
 def test_transport_on_a_machine_that_reorders_uses_the_fence(name, segment, monkeypatch) -> None:
