@@ -319,15 +319,22 @@ def test_the_keeper_connects_beats_checks_and_connects_again(driven: Stage, capl
     keeper.close()
 
 
+def test_the_keeper_starts_on_the_running_loop(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = SimpleNamespace(create_task=lambda task: (task.close(), task.__name__)[1])
+    monkeypatch.setattr(engine_link, "asyncio", SimpleNamespace(get_running_loop=lambda: loop))
+    stage.link.start()
+    assert (stage.link._loop, stage.link._keeper) == (loop, "_keep_connected")
+
+
 def test_waiting_for_a_connection_ends_with_it_or_in_time(driven: Stage) -> None:
     for comes, outcome, sleeps in ((True, True, 0), (False, False, 3)):
         driven.link.pair = driven.pair if comes else None
-        waiting, slept = driven.link.connected(0.03), 0
+        waiting, slept = driven.link.connected(3.0), 0
         with pytest.raises(StopIteration) as end:
             while True:
                 assert waiting.send(None) == CONNECT_POLL_S
                 slept += 1
-                driven.now += 0.0101
+                driven.now += 1.0
         assert (end.value.value, slept) == (outcome, sleeps)
 
 

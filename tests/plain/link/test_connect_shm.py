@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 from support.front_end.fake_engine import FACTS, SIZES
@@ -20,6 +21,7 @@ from blinkpy.dpu.link import store_fence
 from blinkpy.dpu.link.connect_shm import attach_segment, connect
 from blinkpy.queues.header import HEADER
 from blinkpy.queues.layout import LayoutError
+from blinkpy.transport import segment as segment_module
 from blinkpy.transport.contract import TransportError
 from blinkpy.transport.segment import create_segment, segment_path, unlink_stale
 from blinkpy.transport.transport_kinds import WorkerIdentity
@@ -28,6 +30,7 @@ HOLDER = """
 import sys, time
 sys.path[:0] = {path!r}
 from support.front_end.fake_engine import SIZES, FACTS
+from blinkpy.transport import segment as segment_module
 from blinkpy.transport.segment import create_segment
 from blinkpy.dpu.link.connect_shm import attach_segment
 held = {action}
@@ -74,7 +77,7 @@ def test_a_worker_takes_a_queue_pair_that_nobody_has(name, segment) -> None:
 def test_segment_is_private_and_goes_with_its_engine(name, segment) -> None:
     status = os.stat(segment_path(name))
     assert status.st_mode & 0o777 == 0o600
-    assert status.st_blocks * 512 >= segment.layout.total_bytes, "the memory is there, not promised"
+    assert status.st_blocks * 512 >= status.st_size == segment.layout.total_bytes, "the memory is there, not promised"
     transport = attach_segment(name, 0)
     assert transport.facts == FACTS
     assert transport.layout.sizes == SIZES
@@ -172,10 +175,72 @@ def test_pairs_that_are_given_out_in_another_way_are_locked(name, segment) -> No
             attach_segment(name, pair)
 
 
-def test_truncated_segment(name, segment) -> None:
-    os.truncate(segment_path(name), 8192)
-    with pytest.raises(TransportError, match="promises"):
+@pytest.mark.parametrize("size", [8192, -1])
+def test_truncated_segment(name, segment, size) -> None:
+    total = segment.layout.total_bytes
+    os.truncate(segment_path(name), size % total)
+    with pytest.raises(TransportError, match=f"has {size % total} bytes, its header promises {total}"):
         attach_segment(name, 0)
+
+
+@pytest.mark.parametrize(
+    ("owner", "mode", "trusted"),
+    [(7, 0o600, True), (0, 0o644, True), (1, 0o600, False), (8, 0o600, False), (7, 0o620, False), (7, 0o602, False)],
+)
+def test_a_segment_is_trusted_that_is_of_this_user_or_root_and_nobody_else_writes(
+    name, segment, monkeypatch, owner, mode, trusted
+) -> None:
+    actual = os.fstat
+
+    def fstat(fd: int) -> SimpleNamespace:
+        return SimpleNamespace(st_uid=owner, st_mode=mode, st_size=actual(fd).st_size, st_ino=actual(fd).st_ino)
+
+    with monkeypatch.context() as changed:
+        changed.setattr(os, "geteuid", lambda: 7)
+        changed.setattr(os, "fstat", fstat)
+        if not trusted:
+            with pytest.raises(TransportError, match=f"belongs to user {owner} with mode {mode:o}: not ours to trust"):
+                attach_segment(name, 0)
+            return
+        made = attach_segment(name, 0)
+    made.close()
+
+
+def test_other_pairs_are_tried_in_order(name) -> None:
+    segment, held = create_segment(name, dataclasses.replace(SIZES, pairs=3), FACTS), []
+    for pair in (1, 2, 0):
+        held.append(attach_segment(name, 1, or_another=True))
+        assert held[-1].pair == pair
+    for opened in (*held, segment):
+        opened.close()
+
+
+@pytest.mark.parametrize("looks", [2, 3])
+def test_a_front_end_that_looks_for_a_moment_is_no_living_engine(name, monkeypatch, looks) -> None:
+    segment_path(name).touch()
+    held, slept, lock = [False] * looks, [], segment_module.lock_file
+    monkeypatch.setattr(segment_module, "lock_file", lambda fd: held.pop() if held else lock(fd))
+    monkeypatch.setattr(segment_module, "time", SimpleNamespace(sleep=slept.append))
+    if looks == 3:
+        with pytest.raises(TransportError, match=f"an engine with the name 'blinkpy.{name}' is running"):
+            create_segment(name, SIZES, FACTS)
+    else:
+        create_segment(name, SIZES, FACTS).close()
+    assert slept == [segment_module.RETRY_S] * 2
+
+
+def test_a_name_that_others_keep_taking_is_given_up(name, monkeypatch) -> None:
+    tries = []
+
+    def taken(*names: object) -> None:
+        tries.append(names)
+        raise FileExistsError
+
+    monkeypatch.setattr(os, "link", taken)
+    with pytest.raises(TransportError, match="other engines keep making it"):
+        create_segment(name, SIZES, FACTS)
+    assert len(tries) == 50
+    assert not list(segment_path(name).parent.glob(f"blinkpy.{name}*"))
 
 
 @pytest.mark.parametrize("bad", ["", "../x", "a/b", ".hidden", "x" * 101, "a b"])
@@ -189,8 +254,9 @@ def test_no_room_is_an_error_and_leaves_nothing(name, monkeypatch) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(TransportError, match="no room"):
-        create_segment(name, SIZES, FACTS)
+    with pytest.raises(TransportError, match=f"no room for {2**20 >> 20} MiB of queues in /dev/shm") as caught:
+        create_segment(name, dataclasses.replace(SIZES, prompt_tokens=2**18), FACTS)
+    assert caught.value.errno == errno.ENOSPC
     assert not list(segment_path(name).parent.glob(f"blinkpy.{name}*"))
 
 

@@ -102,7 +102,10 @@ def test_the_best_port_and_gid_are_chosen(seed: int) -> None:
 def test_without_pyverbs_the_way_to_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     strict_verbs.install(monkeypatch, card(), enums="libibverbs_enums")
     assert verbs.constants().IBV_QPT_RC == C.IBV_QPT_RC
-    Port().close()
+    monkeypatch.delattr(verbs.constants(), "IBV_GID_TYPE_SYSFS_ROCE_V2")  # as some releases lack it
+    port = Port()
+    assert (port.gid_kind, port.gid_index) == ("RoCE v2", 1)
+    port.close()
     strict_verbs.uninstall()
     for name in ("device", "pyverbs_error"):
         monkeypatch.setitem(sys.modules, f"pyverbs.{name}", None)

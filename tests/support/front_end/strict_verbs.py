@@ -87,7 +87,7 @@ class Context(Part):
     def __init__(self, name: str):
         super().__init__()
         self._card = next(card for card in self.cards if card.name == name)
-        self.name = name.encode()
+        self.name = name  # a device's name is bytes
         self.made.append(self)
 
     def query_device(self) -> Any:
