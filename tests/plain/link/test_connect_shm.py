@@ -17,10 +17,11 @@ import pytest
 from support.front_end.fake_engine import FACTS, SIZES
 
 from blinkpy.config import Config
-from blinkpy.dpu.link import store_fence
+from blinkpy.dpu.link import connect_shm, store_fence
 from blinkpy.dpu.link.connect_shm import attach_segment, connect
 from blinkpy.queues.header import HEADER
 from blinkpy.queues.layout import LayoutError
+from blinkpy.queues.words import FRONT_DOORBELL, PAIR_ATTACHED, PAIR_CQ_TAIL, PAIR_EPOCH, PAIR_SQ_HEAD
 from blinkpy.transport import segment as segment_module
 from blinkpy.transport.contract import TransportError
 from blinkpy.transport.segment import create_segment, segment_path, unlink_stale
@@ -295,13 +296,38 @@ def test_an_unknown_machine_is_named(monkeypatch) -> None:
         store_fence.store_fence()
 
 
-def test_transport_on_a_machine_that_reorders_uses_the_fence(name, segment, monkeypatch) -> None:
-    calls: list[int] = []
-    monkeypatch.setattr("blinkpy.dpu.link.connect_shm.store_fence", lambda: lambda: calls.append(1))
+class Accesses:
+    """Memory whose accesses are noted, as (what, place)."""
+
+    def __init__(self, memory: object, log: list[tuple[str, object]]) -> None:
+        self.memory, self.log = memory, log
+
+    def __getitem__(self, place):
+        self.log.append(("load", place))
+        return self.memory[place]
+
+    def __setitem__(self, place, value) -> None:
+        self.log.append(("store", place))
+        self.memory[place] = value
+
+
+def test_a_machine_that_reorders_has_fences_where_order_counts(name, segment, monkeypatch) -> None:
+    log: list[tuple[str, object]] = []
+    monkeypatch.setattr(connect_shm, "store_fence", lambda: lambda: log.append(("fence", None)))
     transport = attach_segment(name, 0)
+    words, records = transport._words, transport._records
+    monkeypatch.setattr(transport, "_words", Accesses(words, log))
+    monkeypatch.setattr(transport, "_records", Accesses(records, log))
+    front, back = (at // 8 for at in (segment.layout.front_region(0), segment.layout.engine_region(0)))
+    fence = ("fence", None)
     transport.ring_doorbell(5)
+    assert log == [fence, ("store", front + FRONT_DOORBELL)]
+    log.clear()
     transport.read_pair()
-    assert len(calls) == 2
-    transport.read_logprobs(0, 1)
-    assert len(calls) == 4, "after the word, and before the head"
+    others = [("load", back + word) for word in (PAIR_SQ_HEAD, PAIR_CQ_TAIL, PAIR_ATTACHED)]
+    assert log == [("load", back + PAIR_EPOCH), fence, *others]
+    log.clear()
+    transport.read_logprobs(3, 2)
+    assert log == [fence, ("load", slice(3, 5)), fence], "after the word, and before the head"
+    monkeypatch.undo()
     transport.close()
