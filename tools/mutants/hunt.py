@@ -109,7 +109,7 @@ def _simulated(mutant: Mutant, seed: int) -> str:
             policy, turn = turns[made % len(turns)]
             with deadline(SIMULATED_S):
                 lanes = LANES[made % len(LANES)]
-                outcome = simulate(draw.randrange(1 << 30), STORM, policy, scheduler=turn, oracle=True, lanes=lanes)
+                outcome = simulate(draw.randrange(1 << 30), STORM, policy, scheduler=turn, oracle=True, records=True, lanes=lanes)
             made += 1
             if outcome.failure:
                 return str(outcome.failure)
