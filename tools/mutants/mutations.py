@@ -26,6 +26,7 @@ OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
 }  # fmt: skip
 WEAKER = {"store_release": "store_relaxed", "load_acquire": "load_relaxed"}
 OPPOSITES = {"min": "max", "max": "min", "any": "all", "all": "any"}
+COMMUTATIVE = {"min", "max"}
 CHECKS = {"expect", "prefetch"}
 CONTEXT = {"limits", "queues", "state", "requests", "pages", "counts", "lane", "lanes", "self"}  # arguments of every phase
 RELAXED_IMPORT = "\nfrom blinkpy.device.portable import load_relaxed, store_relaxed  # noqa\n"
@@ -198,6 +199,8 @@ def _call(node: ast.Call) -> Iterator[Change]:
             yield "weaker atomic", node.func, node.func, WEAKER[name]
         if name in OPPOSITES:
             yield "operator", node.func, node.func, OPPOSITES[name]
+        if name in COMMUTATIVE:
+            return
     for first, second in pairwise(node.args):
         names = {ast.unparse(first), ast.unparse(second)}
         if not names & CONTEXT and len(names) == 2 and not isinstance(first, ast.Starred) and not isinstance(second, ast.Starred):
@@ -222,6 +225,8 @@ def _statements(block: list[ast.stmt]) -> Iterator[Change]:
                 yield "dropped statement", statement, statement, "pass"
             case ast.Assign(targets=[ast.Tuple()], value=ast.Tuple(elts=values)) if not all(map(_is_alias, values)):
                 for i, (a, b) in enumerate(pairwise(values)):
+                    if ast.unparse(a) == ast.unparse(b):
+                        continue
                     swapped = [*values[:i], b, a, *values[i + 2 :]]
                     text = ", ".join(ast.unparse(value) for value in swapped)
                     yield "swapped fields", statement.value, statement.value, f"({text})"
@@ -237,14 +242,18 @@ def _is_alias(value: ast.expr) -> bool:
 
 
 def _depends(first: ast.stmt, second: ast.stmt) -> bool:
-    """Whether the order of two simple statements may matter: one names what the other writes, or one is a store or a barrier."""
+    """Whether the order of two simple statements may matter: one names what the other writes, or one is a store or a barrier and
+    the other touches memory, too. Relaxed stores have no order."""
     simple = ast.Assign | ast.AugAssign | ast.Expr
     if not isinstance(first, simple) or not isinstance(second, simple):
         return False
     for one, other in ((first, second), (second, first)):
         if any(target in ast.unparse(other) for target in _written(one)):
             return True
-    return any(isinstance(s, ast.Expr) for s in (first, second))
+    if all(ast.unparse(s).startswith("store_relaxed(") for s in (first, second)):
+        return False
+    touch = [any(isinstance(n, ast.Call | ast.Attribute | ast.Subscript) for n in ast.walk(s)) for s in (first, second)]
+    return all(touch) and any(isinstance(s, ast.Expr) for s in (first, second))
 
 
 def _written(statement: ast.stmt) -> list[str]:
