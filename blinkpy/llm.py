@@ -160,8 +160,8 @@ class LLM:
         *,
         parse_special: bool = False,
     ) -> list[RequestOutput]:
-        """Continue prompts: a text, token ids, or a list of these. sampling_params: one for all, or one for each. parse_special: what
-        is spelled like a special token in a text is one; for texts that have the form of a chat template already.
+        """Continue prompts: a text, token ids, or a list of these. sampling_params: one for all, or one for each.
+        parse_special: what is spelled like a special token in a text is one; for texts in the form of a chat template.
 
         Returns an output for each prompt, in order. Raises ValueError for a prompt or parameter that can't be served, before
         anything is generated, and RuntimeError when the engine fails.

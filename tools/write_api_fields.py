@@ -1,7 +1,7 @@
 """Writes the tables in docs/api.md again, from those of blinkpy.dpu.http: endpoints, fields, and fields without support."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from blinkpy.dpu.http.endpoints import ENDPOINTS
@@ -22,7 +22,7 @@ TABLES: dict[str, Mapping[str, Field]] = {
 GENERATING = {"all": COMMON_FIELDS, "chat": CHAT_ONLY_FIELDS, "completions": COMPLETION_ONLY_FIELDS, "responses": OWN}
 
 
-def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     """A Markdown table, without a last column that is empty."""
     columns = len(head) if any(row[-1] for row in rows) else len(head) - 1
     lines = ["| " + " | ".join(row[:columns]) + " |" for row in (head, *rows)]
