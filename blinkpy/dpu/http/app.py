@@ -183,7 +183,7 @@ class App:
         answer: Answer | ResponseAnswer = ResponseAnswer(request, model, spell)
         if chat is not None:
             answer = Answer(chat, model, spell, request.request_id)
-        sink = Collector(answer)
+        sink = Collector(answer, request.n, request.parameters.logprobs >= 0)
         if request.stream:
             sink = Streamer(
                 answer, connection, self.options.max_output_backlog, request.stream_usage, partial(drop, "slow_clients")

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from blinkpy.dpu.api_errors import ApiError, bad_request
+from blinkpy.dpu.generation import MAX_CHOICES
 from blinkpy.dpu.http.unsupported_fields import CHAT, COMPLETIONS, UNSUPPORTED
 from blinkpy.dpu.text.stop_strings import MAX_STOP_LENGTH, MAX_STOPS
 from blinkpy.queues.logprob_record import TOP_LOGPROBS
@@ -56,6 +57,8 @@ class Request:
     ignore_eos: bool = False
     stream: bool = False
     stream_usage: "StreamUsage" = field(default_factory=lambda: StreamUsage())
+    n: int = 1  # choices for each prompt
+    best_of: int | None = None  # generated for each prompt, from which the n likeliest are the answer
     logprobs: bool = False  # of a chat; parameters.logprobs combines it with top_logprobs
     top_logprobs: int = 0
     add_special_tokens: bool | None = None  # None: those of a text for a prompt, none for messages
@@ -149,6 +152,13 @@ def _text(name: str, value: Any) -> str:
     if "\0" in _typed(name, value, str):
         raise bad_request(f"'{name}' contains a NUL character.", name, "invalid_value")
     return str(value)
+
+
+@takes(type="integer", minimum=1, maximum=MAX_CHOICES)
+def _choices(name: str, value: Any) -> int:
+    if not 1 <= _typed(name, value, int) <= MAX_CHOICES:
+        raise bad_request(f"'{name}' must be 1 to {MAX_CHOICES}, not {value}.", name, "invalid_value")
+    return int(value)
 
 
 @takes(**one_of({"type": "string"} | _STOP, {"type": "array", "items": {"type": "string"} | _STOP, "maxItems": MAX_STOPS}))
@@ -350,7 +360,7 @@ COMMON_FIELDS = {
     "skip_special_tokens": Field("skip_special_tokens", _boolean, "false: the text has generated special tokens", "true"),
     "spaces_between_special_tokens": Field("", _boolean, "accepted; tokenizers here put no spaces"),
     "request_id": Field("request_id", _request_id, "1 to 128 characters of ASCII for the answer's `id`", "random"),
-    "n": _only(1, why="a prompt has one choice"),
+    "n": Field("n", _choices, f"1 to {MAX_CHOICES} choices for each prompt, which is computed once; seeds count up", "1"),
     # Remarks for the operator of a service. Nothing is stored here.
     "user": Field("", _text, _REMARK),
     "metadata": Field("", takes(type="object")(lambda name, value: _typed(name, value, dict)), _REMARK),
@@ -374,8 +384,10 @@ COMPLETION_ONLY_FIELDS = {
     "prompt": Field("prompts", _prompts, f"a text, a list of token ids, or a list of up to {MAX_PROMPTS} of one of these"),
     "add_special_tokens": Field("add_special_tokens", _boolean, "false: a text gets no BOS token and the like", "true"),
     "parse_special": Field("parse_special", _boolean, _PARSE_VALUES, "false"),
-    "best_of": _only(1, why="a prompt has one choice"),
     "echo": _only(False, why="there are no log probabilities of prompts"),
+    "best_of": Field(
+        "best_of", _choices, f"`n` to {MAX_CHOICES}: the `n` of highest mean log probability; not with `stream`", "`n`"
+    ),
     **{p.name: _parameter_field(p) for p in PARAMETERS if p.http == "completions"},
     **unsupported_fields(COMPLETIONS),
 }
@@ -430,6 +442,10 @@ def parse(body: bytes | bytearray, fields: dict[str, Field], defaults: RequestPa
         raise missing("messages" if "messages" in fields else "prompt")
     if request.top_logprobs and not request.logprobs:
         raise bad_request("'top_logprobs' can only be used with 'logprobs': true.", "top_logprobs", "invalid_value")
+    if request.best_of is not None and request.best_of < request.n:
+        raise bad_request(f"'best_of' must be at least 'n', {request.n}, not {request.best_of}.", "best_of", "invalid_value")
+    if request.best_of not in (None, request.n) and request.stream:
+        raise bad_request("'best_of' above 'n' can't be used with 'stream': true.", "best_of", "invalid_value")
     if any(request.stream_usage) and not request.stream:
         raise bad_request("'stream_options' can only be used with 'stream': true.", "stream_options", "invalid_value")
     if request.continue_final_message and request.add_generation_prompt:
