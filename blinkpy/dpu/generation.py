@@ -65,7 +65,6 @@ class Generation:
     open: bool = True  # until the sink was told the end
     touched: bool = False  # in the list of those to flush
     last_event: float = 0.0  # when text went out last, s
-    cached_tokens: int = 0  # of the prompt: found in the prefix cache; known once the choice has ended
     include_stop: bool = False  # the text has what ends it: the stop string or the stop token
     _stops: StopStrings | None = None
     _text: str = ""
@@ -74,6 +73,11 @@ class Generation:
 
     def __post_init__(self, stops: tuple[str, ...]) -> None:
         self._stops = StopStrings(stops, self.include_stop) if stops else None
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompt that were found in the prefix cache; 0 before the first completion."""
+        return 0 if self.request is None else self.request.cached_tokens
 
     def push(self, token: int, flags: int) -> bool:
         """Take a completion. Returns True when the engine should be told to stop: a stop string was met."""

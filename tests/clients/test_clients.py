@@ -38,8 +38,9 @@ def test_openai_chats(served, client, expected) -> None:
     chunks = list(client.chat.completions.create(**fields, stream=True, stream_options={"include_usage": True}))
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == expected
     assert chunks[-1].usage.completion_tokens == TOKENS
-    with client.chat.completions.stream(**fields) as stream:
-        assert stream.get_final_completion().choices[0].message.content == expected
+    stop = expected[len(expected) // 2 :].split()[0]
+    with client.chat.completions.stream(**fields, stop=stop) as stream:
+        assert stream.get_final_completion().choices[0].message.content == expected[: expected.index(stop)]
 
 
 def test_openai_completions_responses_and_models(served, client, expected) -> None:
@@ -121,10 +122,10 @@ def test_instructor_without_a_model_of_the_answer(served, client, expected) -> N
 
 @pytest.mark.parametrize("options", [[], ["--no-stream"]], ids=["streamed", "whole"])
 def test_llm(served, expected, tmp_path, options) -> None:
-    models = [{"model_id": "blinkpy", "model_name": served.model, "api_base": served.base}]
+    models = [{"model_id": "blinkpy", "model_name": served.model, "api_base": served.base, "api_key_name": "blinkpy"}]
     (tmp_path / "extra-openai-models.yaml").write_text(json.dumps(models))  # JSON is YAML
-    command = [BIN / "llm", "-m", "blinkpy", TEXT, "-o", "max_tokens", str(TOKENS), "-o", "temperature", "0", *options]
-    environment = {"LLM_USER_PATH": str(tmp_path), "OPENAI_API_KEY": served.key, "PATH": str(BIN)}
+    command = [BIN / "llm", "-m", "blinkpy", TEXT, "--key", served.key, "-o", "max_tokens", str(TOKENS), "-o", "temperature", "0", *options]
+    environment = {"LLM_USER_PATH": str(tmp_path), "PATH": str(BIN)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == expected.strip()
@@ -148,5 +149,5 @@ def test_guidellm(served, tmp_path, endpoint) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     (benchmark,) = json.loads(report.read_text())["benchmarks"]
     totals = benchmark["metrics"]["request_totals"]
-    assert (totals["successful"], totals["errored"]) == (5, 0), totals
+    assert totals["successful"] == totals["total"] >= 3, totals
     assert benchmark["metrics"]["output_token_count"]["successful"]["mean"] == 8

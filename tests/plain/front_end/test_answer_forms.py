@@ -59,6 +59,26 @@ def test_counts_with_each_event(server, at_end) -> None:
             assert (found[-1]["choices"], found[-1]["usage"]) == ([], counts[-1])
 
 
+def test_tokens_that_were_cached(server, engine, tokenizer) -> None:
+    """As the hit word of the slot says, if it is this request's: with an end of its own or by a stop string, streamed or not."""
+
+    def cached(**fields) -> int:
+        response = server.complete([7, 8, 9] * 8, **fields)
+        usage = events(response)[-1]["usage"] if "stream" in fields else response.json()["usage"]
+        return usage["prompt_tokens_details"]["cached_tokens"]
+
+    streamed = {"stream": True, "stream_options": {"include_usage": True}}
+    assert cached(max_tokens=1) == 0
+    for engine.hit_pages in (5, 3):
+        expected = engine.hit_pages * FACTS.page_size
+        assert cached(max_tokens=1) == cached(max_tokens=9, **streamed) == expected
+        assert cached(stop=tokenizer.decode([7])) == expected
+        response = server.client.post("/v1/responses", json={"input": "x", "max_output_tokens": 2}).json()
+        assert response["usage"]["input_tokens_details"]["cached_tokens"] == expected
+    engine.hit_pages = 0
+    assert cached(max_tokens=2) == 0, "the slot's word is an earlier request's"
+
+
 def test_the_end_can_be_part_of_the_text(server, tokenizer) -> None:
     ids = tokenizer.encode("the lazy dog", add_special_tokens=False).tolist()
     included = {"include_stop_str_in_output": True}
