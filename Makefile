@@ -3,6 +3,7 @@
 #   make serve      environment, install, then the server with the built-in model on 127.0.0.1:8000
 #   make test       environment, then every test that needs neither a GPU nor RDMA
 #   make test-rdma  the tests with real RDMA verbs, in a virtual machine (Debian 12; the first time as root)
+#   make test-clients  clients of other projects, in an environment of their own, against the demonstration model
 #   make test-aarch64  the front end on aarch64, in emulation (Debian 12; the first time as root)
 #   make lint       conflict markers, ruff and mypy
 #   make fuzz       the scheduler and the queues under random storms, for SECONDS; failing examples are kept
@@ -51,7 +52,7 @@ RUN := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} OMP_WAIT_POLICY=$${OMP_WAIT_POLICY
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve test test-rdma test-aarch64 lint fuzz mutants coverage test-gpu bench paper tables measure docs clean
+.PHONY: help serve test test-rdma test-clients test-aarch64 lint fuzz mutants coverage test-gpu bench paper tables measure docs clean
 
 help:
 	@sed -n 's/^#   *\(make [a-z]\)/  \1/p' Makefile
@@ -97,10 +98,20 @@ serve: $(call STAMP,serve-$(EXTRA))
 
 test: $(call STAMP,dev)
 	@mkdir -p build
-	@$(RUN) -m pytest $(T) --ignore=tests/gpu --ignore=tests/rdma --ignore=tests/aarch64
+	@$(RUN) -m pytest $(T) --ignore=tests/gpu --ignore=tests/rdma --ignore=tests/aarch64 --ignore=tests/clients
 
 test-rdma: $(call STAMP,dev)
 	@PYTHONPATH=tests $(RUNNER) -m rdma.vm.suite $(if $(filter-out tests,$(T)),$(T))
+
+# One of the clients needs torch: without TORCH_ARGS, the index brings several GB for GPUs.
+build/clients/.installed: tests/clients/requirements.txt | $(call STAMP,serve-$(EXTRA))
+	@$(RUNNER) -m venv build/clients
+	@build/clients/bin/python -m pip install -qq --disable-pip-version-check --no-input $(TORCH_ARGS) torch==$(TORCH)
+	@build/clients/bin/python -m pip install -qq --disable-pip-version-check --no-input -r tests/clients/requirements.txt
+	@touch $@
+
+test-clients: build/clients/.installed $(call STAMP,serve-$(EXTRA))
+	@BLINKPY_PYTHON=$(CURDIR)/$(RUNNER) build/clients/bin/python -m pytest -c tests/clients/pytest.ini $(if $(filter-out tests,$(T)),$(T),tests/clients)
 
 test-aarch64: $(call STAMP,dev)
 	@PYTHONPATH=tests $(RUNNER) -m aarch64.suite $(if $(filter-out tests,$(T)),$(T))

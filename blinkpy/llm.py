@@ -12,6 +12,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,6 +23,7 @@ from blinkpy.config import options as config_options
 from blinkpy.dpu.generation import Generation
 from blinkpy.dpu.link.connectors import connect
 from blinkpy.dpu.link.queue_pair import EngineLostError, NoRoomError, QueuePair
+from blinkpy.dpu.text.chat_prompt import chat_prompt
 from blinkpy.dpu.text.chat_template import ChatError, load_template
 from blinkpy.dpu.text.tokenizer import Tokenizer
 from blinkpy.dpu.token_logprobs import TokenLogprobs, TokenSpeller
@@ -159,17 +161,27 @@ class LLM:
         """What generate() uses when it is given none: the model's generation_config.json."""
         return SamplingParams(**{p.name: getattr(self._default, p.name) for p in PARAMETERS if p.from_model})
 
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer, with encode(text) and decode(token_ids)."""
+        return self.tokenizer
+
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], sampling_params: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        parse_special: bool = False,
     ) -> list[RequestOutput]:
         """Continue prompts: a text, token ids, or a list of these. sampling_params: one for all, or one for each.
+        parse_special: what is spelled like a special token in a text is one; for texts in the form of a chat template.
 
         Returns an output for each prompt, in order. Raises ValueError for a prompt or parameter that can't be served, before
         anything is generated, and RuntimeError when the engine fails.
         """
         given = _as_list(prompts)
         texts = [prompt if isinstance(prompt, str) else None for prompt in given]
-        ids = [self.tokenizer.encode(p) if isinstance(p, str) else np.array(p, np.int32) for p in given]
+        encode = partial(self.tokenizer.encode, parse_special=parse_special)
+        ids = [encode(p) if isinstance(p, str) else np.array(p, np.int32) for p in given]
         return self._run(texts, ids, sampling_params)
 
     def chat(
@@ -182,10 +194,10 @@ class LLM:
             raise ValueError("the model has no chat template; give one with chat_template=FILE")
         several = [messages] if messages and isinstance(messages[0], Mapping) else messages
         try:
-            texts = [self._template.render(conversation) for conversation in several]  # type: ignore[arg-type]
+            prompts = [chat_prompt(self._template, self.tokenizer, conversation) for conversation in several]  # type: ignore[arg-type]
         except ChatError as error:
             raise ValueError(str(error)) from error
-        return self._run(list(texts), [self.tokenizer.encode(text, add_special_tokens=False) for text in texts], sampling_params)
+        return self._run([text for text, _ in prompts], [ids for _, ids in prompts], sampling_params)
 
     def _run(
         self, texts: Sequence[str | None], ids: Sequence[Int32], params: SamplingParams | Sequence[SamplingParams] | None

@@ -65,13 +65,19 @@ class Generation:
     open: bool = True  # until the sink was told the end
     touched: bool = False  # in the list of those to flush
     last_event: float = 0.0  # when text went out last, s
+    include_stop: bool = False  # the text has what ends it: the stop string or the stop token
     _stops: StopStrings | None = None
     _text: str = ""
     _logprobs: list[TokenLogprobs] = field(default_factory=list)
     _characters: int = 0  # of the output, for requests with log probabilities
 
     def __post_init__(self, stops: tuple[str, ...]) -> None:
-        self._stops = StopStrings(stops) if stops else None
+        self._stops = StopStrings(stops, self.include_stop) if stops else None
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompt that were found in the prefix cache; 0 before the first completion."""
+        return 0 if self.request is None else self.request.cached_tokens
 
     def push(self, token: int, flags: int) -> bool:
         """Take a completion. Returns True when the engine should be told to stop: a stop string was met."""
@@ -80,7 +86,7 @@ class Generation:
             self.tokens += 1
             if flags & HAS_LOGPROBS and self.request is not None and self.top_logprobs >= 0:
                 self._logprobs.append(token_logprobs(self.request.records.popleft(), self.top_logprobs, self._characters))
-            if finish != FINISH_STOP:  # the token that ends a text is no part of it
+            if finish != FINISH_STOP or self.include_stop:
                 text = self.detokenizer.push(token)
                 self._characters += len(text)
                 stops = self._stops

@@ -88,6 +88,10 @@ class Metrics:
         """Set one of GAUGES."""
         self._own[_PLACES[name]] = value
 
+    def gauge_of_all(self, name: str) -> float:
+        """Sum of one of GAUGES over all workers."""
+        return sum(self._all[w * BLOCK + _PLACES[name]] for w in range(self.workers))
+
     def response(self, status: int) -> None:
         """Count a response by its status."""
         self._own[_PLACES.get(status, _PLACES["other"])] += 1.0

@@ -9,7 +9,7 @@ A *segment* belongs to one engine. It is little-endian and naturally aligned, an
     control words     host        drain and stop requests, a fault seen by the host (CONTROL_*)
     then, for each queue pair, two regions aligned to 4,096 bytes, so that each can be a memory region of its own:
     front-end region  front end   words (FRONT_*), submission ring, cancel words, page hashes, prompt arena
-    engine region     engine      words (PAIR_*), completion ring, log probability records
+    engine region     engine      words (PAIR_*), completion ring, log probability records, hit words
 
 A front end submits a request with four writes, in this order: prompt tokens, page hashes, the submission entry, the
 doorbell (a release store; RC queue pairs deliver writes in order). The engine publishes how far it has consumed
@@ -25,7 +25,7 @@ ids in theirs, so late writes of an earlier owner are recognised and have no eff
 *Order.* What both sides rely on in the order of memory accesses has names, O1 to O8, and is checked for all machines by
 tests/verified/memory_model/queue_protocol.py; change the one with the other.
 
-What lies in the regions has modules of its own: header, words, submission, completion and logprob_record.
+What lies in the regions has modules of its own: header, words, submission, completion, logprob_record and hit_word.
 """
 
 from dataclasses import dataclass
@@ -95,7 +95,8 @@ class QueueLayout:
         # ... and within its engine region.
         self.cq = PAIR_WORDS * 8
         self.records = self.cq + sizes.cq_entries * CQ_ENTRY_BYTES
-        self.engine_region_bytes = _aligned(self.records + sizes.cq_entries * RECORD_BYTES)
+        self.hits = self.records + sizes.cq_entries * RECORD_BYTES
+        self.engine_region_bytes = _aligned(self.hits + sizes.slots * 8)
         self.pair_bytes = self.front_region_bytes + self.engine_region_bytes
         self.total_bytes = self.first_pair + sizes.pairs * self.pair_bytes
 

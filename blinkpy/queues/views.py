@@ -25,6 +25,7 @@ class EngineViews(NamedTuple):
     pair: Int64  # [Q, PAIR_WORDS], the engine's words
     cq: Int64  # [Q, cq_entries]
     records: Int64  # [Q, cq_entries, LOGPROB_ENTRIES], LOGPROB_ENTRY in each word
+    hits: Int64  # [Q, L], hit words
 
 
 def engine_views(buffer: memoryview, layout: QueueLayout) -> EngineViews:
@@ -47,4 +48,5 @@ def engine_views(buffer: memoryview, layout: QueueLayout) -> EngineViews:
         pair=over_pairs(engine, np.int64, PAIR_WORDS),
         cq=over_pairs(engine + layout.cq, np.int64, sizes.cq_entries),
         records=over_pairs(engine + layout.records, np.int64, sizes.cq_entries, LOGPROB_ENTRIES),
+        hits=over_pairs(engine + layout.hits, np.int64, sizes.slots),
     )

@@ -79,7 +79,7 @@ def make_phases(policy: Policy = fcfs, *, fast_path: bool = True) -> Phases:
         update_stalls(limits, state, lane, lanes)  # who has no room in its completion ring
         grow_pages(limits, state, lane, lanes)  # evict, then preempt, until decodes have their pages
         budget = step_budget(limits, state, lane, lanes)
-        admit(limits, state, budget, lane, lanes)  # best rank first; prefix hits; no overtaking
+        admit(limits, queues, state, budget, lane, lanes)  # best rank first; prefix hits; no overtaking
         rank_waiting(state, lane, lanes)  # those that were preempted
         return plan_batch(limits, state, budget, lane, lanes)  # decode rows, prefill chunks, bucket, padding
 

@@ -76,6 +76,9 @@ class Transport(Protocol):
         """A copy of `count` records of log probabilities from a position on, within the words that read_completions returned
         last. Only those mean something whose words have HAS_LOGPROBS, and whose place FRONT_CQ_HEAD did not yet give back."""
 
+    def read_hits(self, slot: int) -> int:
+        """The hit word of a slot, from after read_completions had returned the first word of its request."""
+
     def read_pair(self) -> EngineWords:
         """The engine's words of this pair. epoch is read before the others, or attached may be of an earlier grant."""
 

@@ -7,8 +7,10 @@ from dataclasses import replace
 
 from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.generation import Generation
-from blinkpy.dpu.http.answers import DONE, Answer, Choice, Usage, likeliest
+from blinkpy.dpu.http.answers import Answer, Choice, Usage, likeliest
 from blinkpy.dpu.http.connection import Connection
+from blinkpy.dpu.http.request_fields import StreamUsage
+from blinkpy.dpu.http.response_answer import ResponseAnswer
 from blinkpy.dpu.token_logprobs import TokenLogprobs
 
 BACKLOG_BYTES = 8 << 20  # what a slow client may leave unread, whatever the number of events
@@ -19,7 +21,7 @@ class Collector:
     more. with_logprobs: whether the answer shows them. done: set when all have ended, or with the first error, which error
     then is. awaited: all that somebody may wait for."""
 
-    def __init__(self, answer: Answer, n: int = 1, with_logprobs: bool = True):
+    def __init__(self, answer: Answer | ResponseAnswer, n: int = 1, with_logprobs: bool = True):
         self.answer, self._n, self._with_logprobs = answer, n, with_logprobs
         self.choices = n
         self.generations: list[Generation] = []
@@ -43,8 +45,13 @@ class Collector:
 
     def usage(self) -> Usage:
         """Tokens over all choices, without those generated after a stop string."""
-        prompts = self.generations[:: self.choices]
-        return Usage(sum(g.prompt_length for g in prompts), sum(g.tokens for g in self.generations))
+        prompts, generations = self.generations[:: self.choices], self.generations
+        counts = (
+            sum(g.prompt_length for g in prompts),
+            sum(g.tokens for g in generations),
+            sum(g.cached_tokens for g in prompts),
+        )
+        return Usage(*counts)
 
     def body(self) -> bytes:
         """The whole answer, once done without an error."""
@@ -59,10 +66,19 @@ class Collector:
 
 class Streamer(Collector):
     """Writes events to the connection. started: set with the first event, so that an error before it can still be an answer
-    with a status of its own. on_slow: called once, when the client leaves too much unread."""
+    with a status of its own. usage: where token counts are shown. on_slow: called once, when the client leaves too much
+    unread."""
 
-    def __init__(self, answer: Answer, connection: Connection, max_backlog: int, on_slow: Callable[[], None]):
+    def __init__(
+        self,
+        answer: Answer | ResponseAnswer,
+        connection: Connection,
+        max_backlog: int,
+        usage: StreamUsage,
+        on_slow: Callable[[], None],
+    ):
         super().__init__(answer)
+        self._usage_at_end, self._usage_each = usage
         self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.awaited.append(self.started)
         self._connection, self._transport = connection, connection.transport
@@ -78,20 +94,23 @@ class Streamer(Collector):
             self._write(b"".join(waiting))
 
     def on_text(self, generation: Generation, text: str, logprobs: list[TokenLogprobs]) -> None:
-        self._write(self.answer.event(generation.index, text, logprobs))
+        self._write_event(self.answer.event(generation.index, text, logprobs))
 
     def ended(self, generation: Generation) -> None:
         if generation.error is None and generation.finish_reason is not None:
-            self._write(self.answer.last_event(generation.index, generation.finish_reason))
+            self._write_event(self.answer.last_event(generation.index, generation.finish_reason))
         super().ended(generation)
         if not self.started.done():
             self.started.set_result(None)
 
-    def end(self, include_usage: bool) -> bytes:
+    def end(self) -> bytes:
         """What the stream ends with."""
         if self.error is not None:
-            return b"data: %b\n\n" % self.error.body()
-        return (self.answer.usage_event(self.usage()) if include_usage else b"") + DONE
+            return self.answer.error_event(self.error)
+        return self.answer.end(self.usage(), self._usage_at_end)
+
+    def _write_event(self, event: bytes) -> None:
+        self._write(self.answer.with_usage(event, self.usage()) if self._usage_each else event)
 
     def _write(self, data: bytes) -> None:
         if self._waiting is not None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.token_logprobs import TokenLogprobs, TokenSpeller, chat_logprobs, completion_logprobs
 
 DONE = b"data: [DONE]\n\n"
@@ -18,9 +19,26 @@ class Usage(NamedTuple):
 
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int = 0  # of the prompt: found in the prefix cache
 
-    def table(self) -> dict[str, int]:
-        return self._asdict() | {"total_tokens": sum(self)}
+    def table(self) -> dict[str, Any]:
+        """As in chats and completions."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
+
+    def response_table(self) -> dict[str, Any]:
+        """As in /v1/responses. Writing into the cache costs nothing, so it is not counted."""
+        return {
+            "input_tokens": self.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": self.cached_tokens, "cache_write_tokens": 0},
+            "output_tokens": self.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +66,11 @@ def likeliest(choices: Sequence[Choice], generated: int, n: int) -> list[Choice]
 
 class Answer:
     """The envelope of one request's answer. chat: of /v1/chat/completions, otherwise of /v1/completions. spell: needed for
-    answers with log probabilities."""
+    answers with log probabilities. request_id: the client's own."""
 
-    def __init__(self, chat: bool, model: str, spell: TokenSpeller):
+    def __init__(self, chat: bool, model: str, spell: TokenSpeller, request_id: str | None = None):
         self.chat, self._spell = chat, spell
-        self.id = f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}"
+        self.id = f"{'chatcmpl' if chat else 'cmpl'}-{request_id or secrets.token_hex(12)}"
         self._model, self._created = model, int(time.time())
         self._envelope = self._head("chat.completion.chunk" if chat else "text_completion")
         self._heads: dict[int, bytes] = {}
@@ -89,6 +107,18 @@ class Answer:
     def usage_event(self, usage: Usage) -> bytes:
         """The event with the token counts; it has no choices."""
         return b'data: %b"choices":[],"usage":%b}\n\n' % (self._envelope, orjson.dumps(usage.table()))
+
+    def with_usage(self, event: bytes, usage: Usage) -> bytes:
+        """An event with the token counts so far."""
+        return b'%b,"usage":%b}\n\n' % (event[:-3], orjson.dumps(usage.table()))
+
+    def end(self, usage: Usage, with_usage: bool) -> bytes:
+        """What a stream ends with."""
+        return (self.usage_event(usage) if with_usage else b"") + DONE
+
+    def error_event(self, error: ApiError) -> bytes:
+        """The event of an error in a stream, its last one."""
+        return b"data: %b\n\n" % error.body()
 
     def whole(self, choices: list[Choice], usage: Usage) -> bytes:
         """The body of an answer that is not streamed."""

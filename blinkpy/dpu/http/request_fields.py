@@ -1,12 +1,14 @@
 """Requests of the OpenAI API, from bytes to checked values. A field that has no effect here is refused, never ignored.
 
-CHAT_FIELDS and COMPLETION_FIELDS are all that is accepted: a row for each field, with its check and its line in docs/api.md.
-Request parameters have their rows from the table of blinkpy.queues.request_parameters. A field that is null counts
-as absent, as in OpenAI's API. Of a key that comes twice the last one counts, as in most JSON parsers.
+CHAT_FIELDS and COMPLETION_FIELDS are all that is accepted: a row for each field, from which its check, its schema in
+/openapi.json and its line in docs/api.md come. Request parameters have their rows from the table of
+blinkpy.queues.request_parameters, fields without support from that of blinkpy.dpu.http.unsupported_fields. A field that is null
+counts as absent, as in OpenAI's API. Of a key that comes twice the last one counts, as in most JSON parsers.
 """
 
 import hashlib
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -14,6 +16,7 @@ import orjson
 
 from blinkpy.dpu.api_errors import ApiError, bad_request
 from blinkpy.dpu.generation import MAX_CHOICES
+from blinkpy.dpu.http.unsupported_fields import CHAT, COMPLETIONS, UNSUPPORTED
 from blinkpy.dpu.text.stop_strings import MAX_STOP_LENGTH, MAX_STOPS
 from blinkpy.queues.logprob_record import TOP_LOGPROBS
 from blinkpy.queues.request_parameters import (
@@ -34,6 +37,9 @@ ROLES = ("system", "developer", "user", "assistant")
 # Of a message; templates do not use `name` and `refusal`.
 MESSAGE_FIELDS = frozenset({"role", "content", "name", "refusal"})
 
+_REQUEST_ID = re.compile(r"[!-~]{1,128}")
+_STOP = {"minLength": 1, "maxLength": MAX_STOP_LENGTH}
+
 Message = dict[str, Any]
 
 
@@ -50,16 +56,52 @@ class Request:
     stop_ids: tuple[int, ...] = ()  # the request's own
     ignore_eos: bool = False
     stream: bool = False
-    include_usage: bool = False
+    stream_usage: "StreamUsage" = field(default_factory=lambda: StreamUsage())
     n: int = 1  # choices for each prompt
     best_of: int | None = None  # generated for each prompt, from which the n likeliest are the answer
     logprobs: bool = False  # of a chat; parameters.logprobs combines it with top_logprobs
     top_logprobs: int = 0
+    add_special_tokens: bool | None = None  # None: those of a text for a prompt, none for messages
+    parse_special: bool = False  # what is spelled like a special token in a prompt is one
+    skip_special_tokens: bool = True
+    include_stop: bool = False
+    add_generation_prompt: bool | None = None  # None: unless continue_final_message is set
+    continue_final_message: bool = False
+    request_id: str | None = None
+    instructions: str | None = None  # of /v1/responses, as is metadata
+    metadata: dict[str, Any] | None = None
+
+
+class StreamUsage(NamedTuple):
+    """Token counts that a stream shows."""
+
+    at_end: bool = False
+    with_each_event: bool = False
 
 
 # ---- checks of single values -----------------------------------------------------------------------------------------
 
-Check = Callable[[str, Any], Any]
+
+@dataclass(frozen=True)
+class Check:
+    """The check of a field's value: run(name, value) returns what the service gets, or raises ApiError. schema: JSON Schema of
+    the values, which may take more than `run` does."""
+
+    run: Callable[[str, Any], Any]
+    schema: Mapping[str, Any]
+
+    def __call__(self, name: str, value: Any) -> Any:
+        return self.run(name, value)
+
+
+def takes(**schema: Any) -> Callable[[Callable[[str, Any], Any]], Check]:
+    """Makes a function with a schema to a check."""
+    return lambda run: Check(run, schema)
+
+
+def one_of(*schemas: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema of values of several kinds."""
+    return {"anyOf": list(schemas)}
 
 
 KINDS = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", int: "an integer", float: "a number"}
@@ -74,6 +116,7 @@ def _typed(name: str, value: Any, *kinds: type) -> Any:
 
 
 def _unsupported(name: str) -> ApiError:
+    """The error for a field that nobody knows."""
     return bad_request(f"'{name}' is not supported.", name[:200], "unsupported_parameter")
 
 
@@ -84,7 +127,9 @@ def _scalar(parameter: Parameter) -> Check:
     if parameter.above_low:
         bounds = f"above {low:g} and at most {high:g}"
     kinds = (float, int) if parameter.is_float else (int,)
+    least = "exclusiveMinimum" if parameter.above_low else "minimum"
 
+    @takes(**{"type": "number" if parameter.is_float else "integer", least: low, "maximum": high})
     def check(name: str, value: Any) -> Any:
         if not parameter.in_bounds(_typed(name, value, *kinds)):
             raise bad_request(f"'{name}' must be {bounds}, not {value}.", name, "invalid_value")
@@ -93,22 +138,30 @@ def _scalar(parameter: Parameter) -> Check:
     return check
 
 
+BOOLEAN = {"type": "boolean"}
+STRING = {"type": "string"}
+
+
+@takes(**BOOLEAN)
 def _boolean(name: str, value: Any) -> bool:
     return bool(_typed(name, value, bool))
 
 
+@takes(**STRING)
 def _text(name: str, value: Any) -> str:
     if "\0" in _typed(name, value, str):
         raise bad_request(f"'{name}' contains a NUL character.", name, "invalid_value")
     return str(value)
 
 
+@takes(type="integer", minimum=1, maximum=MAX_CHOICES)
 def _choices(name: str, value: Any) -> int:
     if not 1 <= _typed(name, value, int) <= MAX_CHOICES:
         raise bad_request(f"'{name}' must be 1 to {MAX_CHOICES}, not {value}.", name, "invalid_value")
     return int(value)
 
 
+@takes(**one_of({"type": "string"} | _STOP, {"type": "array", "items": {"type": "string"} | _STOP, "maxItems": MAX_STOPS}))
 def _stop(name: str, value: Any) -> tuple[str, ...]:
     stops = value if type(value) is list else [value]
     if len(stops) > MAX_STOPS:
@@ -119,6 +172,12 @@ def _stop(name: str, value: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(stops))
 
 
+def _ids(most: int) -> Mapping[str, Any]:
+    """The schema of a list of token ids."""
+    return {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": INT32_MAX}, "maxItems": most}
+
+
+@takes(**_ids(STOP_IDS))
 def _stop_ids(name: str, value: Any) -> tuple[int, ...]:
     if type(value) is not list or not all(type(token) is int for token in value):
         raise bad_request(f"'{name}' must be an array of token ids.", name, "invalid_type")
@@ -130,14 +189,23 @@ def _stop_ids(name: str, value: Any) -> tuple[int, ...]:
     return tuple(dict.fromkeys(value))
 
 
-def _stream_options(name: str, value: Any) -> bool:
-    for key in _typed(name, value, dict):
-        if key != "include_usage":
+# Whether they say the same without a stream; of include_obfuscation only false, for events have no padding here.
+STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
+
+
+@takes(type="object", properties=dict.fromkeys(STREAM_OPTIONS, BOOLEAN), additionalProperties=False)
+def _stream_options(name: str, value: Any) -> StreamUsage:
+    given = dict.fromkeys(STREAM_OPTIONS, False)
+    for key, option in _typed(name, value, dict).items():
+        if key not in given:
             raise _unsupported(f"{name}.{key}")
-    usage = value.get("include_usage")
-    return False if usage is None else _boolean(f"{name}.include_usage", usage)
+        given[key] = option is not None and _boolean(f"{name}.{key}", option)
+    if given["include_obfuscation"]:
+        raise _unsupported(f"{name}.include_obfuscation")
+    return StreamUsage(given["include_usage"], given["continuous_usage_stats"])
 
 
+@takes(type="string", minLength=1)
 def _salt(name: str, value: Any) -> int:
     """Requests share cached prefixes only with requests of the same salt; 0, no salt, is never the hash of one."""
     if not _text(name, value):
@@ -145,6 +213,16 @@ def _salt(name: str, value: Any) -> int:
     return max(1, int.from_bytes(hashlib.sha256(value.encode()).digest()[:8], "little") >> 1)
 
 
+_ROLE = {"enum": list(ROLES)}
+_PART = {"type": "object", "properties": {"type": {"enum": ["text"]}, "text": STRING}, "required": ["type", "text"]}
+_MESSAGE = {
+    "type": "object",
+    "properties": {"role": _ROLE, "content": one_of(STRING, {"type": "array", "items": _PART}), "name": STRING},
+    "required": ["role", "content"],
+}
+
+
+@takes(type="array", items=_MESSAGE, minItems=1, maxItems=MAX_MESSAGES)
 def _messages(name: str, value: Any) -> list[Message]:
     if not 1 <= len(_typed(name, value, list)) <= MAX_MESSAGES:
         raise bad_request(f"'{name}' must hold 1 to {MAX_MESSAGES} messages, not {len(value)}.", name, "invalid_value")
@@ -153,7 +231,7 @@ def _messages(name: str, value: Any) -> list[Message]:
 
 def _message(where: str, value: Any) -> Message:
     for key, entry in _typed(where, value, dict).items():
-        if key not in MESSAGE_FIELDS and entry is not None:
+        if key not in MESSAGE_FIELDS and entry not in (None, [], {}):
             raise _unsupported(f"{where}.{key}")
     role = value.get("role")
     if role not in ROLES:
@@ -176,6 +254,11 @@ def _content(where: str, value: Any) -> str:
     return _text(where, value)
 
 
+_PROMPT_IDS = {"type": "array", "items": {"type": "integer"}}
+_SEVERAL = {"type": "array", "items": one_of(STRING, _PROMPT_IDS), "maxItems": MAX_PROMPTS}
+
+
+@takes(**one_of(STRING, _PROMPT_IDS, _SEVERAL))
 def _prompts(name: str, value: Any) -> list[str | list[int]]:
     """A text, token ids, or a list of several of one of these."""
     several = value if type(value) is list and value and type(value[0]) in (str, list) else [value]
@@ -189,6 +272,13 @@ def _prompts(name: str, value: Any) -> list[str | list[int]]:
     return several
 
 
+@takes(type="string", pattern="^[!-~]{1,128}$")
+def _request_id(name: str, value: Any) -> str:
+    if not _REQUEST_ID.fullmatch(_typed(name, value, str)):
+        raise bad_request(f"'{name}' must be 1 to 128 printable characters of ASCII.", name, "invalid_value")
+    return str(value)
+
+
 # ---- the fields ------------------------------------------------------------------------------------------------------
 
 
@@ -196,21 +286,37 @@ class Field(NamedTuple):
     """A field of a request's body."""
 
     attribute: str  # of Request, or of RequestParameters after "parameters.", or "" when there is none
-    check: Check
+    check: Callable[[str, Any], Any]
     values: str = "accepted; no effect on the answer"  # for docs/api.md, as is default
     default: str = ""
+    supported: bool = True  # False: only values that ask for nothing are accepted
+
+    @property
+    def schema(self) -> Mapping[str, Any]:
+        """JSON Schema of the field's values."""
+        return {**getattr(self.check, "schema", {}), "description": self.values}
+
+
+_NULLS = {"type": "object", "additionalProperties": {"type": "null"}}
 
 
 def _only(*allowed: Any, why: str = "") -> Field:
-    """A field that has one meaning here: other values are refused by name."""
+    """A field of which values that ask for nothing are accepted, and others refused by name."""
     shown = [orjson.dumps(one).decode() for one in allowed]
 
+    @takes(**(one_of({"enum": list(allowed)}, _NULLS) if {} in allowed else {"enum": list(allowed)}))
     def check(name: str, value: Any) -> None:
-        if not any(value == one and type(value) is type(one) for one in allowed):
+        given = {key: entry for key, entry in value.items() if entry is not None} if type(value) is dict else value
+        if not any(given == one and type(given) is type(one) for one in allowed):
             rule = f"supported with the value {' or '.join(shown)} only" if allowed else "not supported"
-            raise bad_request(f"'{name}' is {rule}.", name, "unsupported_parameter")
+            raise bad_request(f"'{name}' is {rule}{f': {why}' if why else ''}.", name, "unsupported_parameter")
 
-    return Field("", check, (f"`{'` or `'.join(shown)}` only" if allowed else "refused") + why)
+    return Field("", check, (f"`{'`, `'.join(shown)}`; " if allowed else "") + why, supported=False)
+
+
+def unsupported_fields(endpoint: str) -> dict[str, Field]:
+    """Those of an endpoint of blinkpy.dpu.http.unsupported_fields."""
+    return {row.name: _only(*row.harmless, why=row.why) for row in UNSUPPORTED if endpoint in row.endpoints}
 
 
 def _parameter_field(p: Parameter) -> Field:
@@ -226,11 +332,17 @@ def _parameter_field(p: Parameter) -> Field:
 
 _limit, _top_logprobs = _scalar(PARAMETER["max_tokens"]), _scalar(PARAMETER["logprobs"])
 _LIMIT_VALUES = "at least 1; prompt and output together have to fit into the context"
-_USAGE_VALUES = '`{"include_usage": true}`: a last event with the token counts; only with `stream`'
+_USAGE_VALUES = (
+    "`include_usage`: a last event with the token counts; `continuous_usage_stats`: counts so far with each event; both only "
+    "with `stream`"
+)
+_REMARK = "a remark for whoever reads the requests; no effect on the answer"
 _MESSAGES_VALUES = (
     f'1 to {MAX_MESSAGES:,} of `{{"role": ROLE, "content": text}}`, where ROLE is {", ".join(ROLES)}; content may '
     'also be a list of `{"type": "text", "text": ...}`'
 )
+_CONTINUE_VALUES = "true: the answer goes on with the last message's text; not with `add_generation_prompt`"
+_PARSE_VALUES = "true: what is spelled like a special token in a text is one; otherwise it is text"
 _TOP_LOGPROBS_VALUES = f"0 to {TOP_LOGPROBS}: also of this number of most likely tokens at each place; only with `logprobs`"
 
 COMMON_FIELDS = {
@@ -241,43 +353,50 @@ COMMON_FIELDS = {
     "stop_token_ids": Field("stop_ids", _stop_ids, f"up to {STOP_IDS} ids, the model's end-of-sequence ids included", "none"),
     "ignore_eos": Field("ignore_eos", _boolean, "true: end-of-sequence ids don't end the output", "false"),
     "stream": Field("stream", _boolean, "true: server-sent events", "false"),
-    "stream_options": Field("include_usage", _stream_options, _USAGE_VALUES),
+    "stream_options": Field("stream_usage", _stream_options, _USAGE_VALUES),
+    "include_stop_str_in_output": Field(
+        "include_stop", _boolean, "true: the text has the stop string or the stop token", "false"
+    ),
+    "skip_special_tokens": Field("skip_special_tokens", _boolean, "false: the text has generated special tokens", "true"),
+    "spaces_between_special_tokens": Field("", _boolean, "accepted; tokenizers here put no spaces"),
+    "request_id": Field("request_id", _request_id, "1 to 128 characters of ASCII for the answer's `id`", "random"),
     "n": Field("n", _choices, f"1 to {MAX_CHOICES} choices for each prompt, which is computed once; seeds count up", "1"),
-    "logit_bias": _only({}),
     # Remarks for the operator of a service. Nothing is stored here.
-    "user": Field("", _text),
-    "metadata": Field("", lambda name, value: _typed(name, value, dict)),
-    "store": _only(False, why=": nothing is stored"),
-    "service_tier": _only("auto", "default"),
-    "safety_identifier": Field("", _text),
-    "prompt_cache_key": Field("", _text),  # a hint for routing; prefixes are shared in any case
+    "user": Field("", _text, _REMARK),
+    "metadata": Field("", takes(type="object")(lambda name, value: _typed(name, value, dict)), _REMARK),
+    "safety_identifier": Field("", _text, _REMARK),
+    "session_id": Field("", _text, _REMARK),
+    "prompt_cache_key": Field("", _text, "accepted; prefixes are shared in any case"),
 }
 CHAT_ONLY_FIELDS = {
     "messages": Field("messages", _messages, _MESSAGES_VALUES),
     "max_completion_tokens": Field("max_tokens", _limit, "the same as `max_tokens`"),
     "logprobs": Field("logprobs", _boolean, "true: log probabilities of the generated tokens"),
     "top_logprobs": Field("top_logprobs", _top_logprobs, _TOP_LOGPROBS_VALUES),
-    "response_format": _only({"type": "text"}),
-    "modalities": _only(["text"]),
-    "tools": _only([]),
-    "tool_choice": _only("none"),
-    "chat_template": _only(why=": templates come from the model or from `--chat-template`"),
+    "add_generation_prompt": Field("add_generation_prompt", _boolean, "false: the prompt ends behind the last message", "true"),
+    "continue_final_message": Field("continue_final_message", _boolean, _CONTINUE_VALUES, "false"),
+    "add_special_tokens": Field("add_special_tokens", _boolean, "true: those of the tokenizer beside the template's", "false"),
+    "echo": _only(False, why="an answer is new text alone; see `continue_final_message`"),
+    "best_of": _only(1, why="a prompt has one choice"),
+    **unsupported_fields(CHAT),
 }
 COMPLETION_ONLY_FIELDS = {
     "prompt": Field("prompts", _prompts, f"a text, a list of token ids, or a list of up to {MAX_PROMPTS} of one of these"),
+    "add_special_tokens": Field("add_special_tokens", _boolean, "false: a text gets no BOS token and the like", "true"),
+    "parse_special": Field("parse_special", _boolean, _PARSE_VALUES, "false"),
+    "echo": _only(False, why="there are no log probabilities of prompts"),
     "best_of": Field(
         "best_of", _choices, f"`n` to {MAX_CHOICES}: the `n` of highest mean log probability; not with `stream`", "`n`"
     ),
-    "echo": _only(False, why=": there are no log probabilities of prompts"),
-    "suffix": _only(""),
     **{p.name: _parameter_field(p) for p in PARAMETERS if p.http == "completions"},
+    **unsupported_fields(COMPLETIONS),
 }
 CHAT_FIELDS = COMMON_FIELDS | CHAT_ONLY_FIELDS
 COMPLETION_FIELDS = COMMON_FIELDS | COMPLETION_ONLY_FIELDS
 
 
-def parse(body: bytes | bytearray, fields: dict[str, Field], defaults: RequestParameters) -> Request:
-    """Check a request's body. fields: CHAT_FIELDS or COMPLETION_FIELDS. Raises ApiError with status 400."""
+def read_fields(body: bytes | bytearray, fields: Mapping[str, Field]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Checked values of a body, by the attributes of the fields, and those of request parameters. Raises ApiError."""
     try:
         content = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -294,25 +413,44 @@ def parse(body: bytes | bytearray, fields: dict[str, Field], defaults: RequestPa
         attribute = fields[name].attribute
         checked = fields[name].check(name, value)
         if attribute.startswith("parameters."):
-            parameters[name] = checked
+            parameters[attribute.removeprefix("parameters.")] = checked
         elif attribute:
             if attribute in values and values[attribute] != checked:
                 raise bad_request("'max_tokens' and 'max_completion_tokens' contradict each other.", name, "invalid_value")
             values[attribute] = checked
-    needed = "messages" if "messages" in fields else "prompt"
-    if fields[needed].attribute not in values:
-        raise bad_request(f"'{needed}' is missing.", needed, "missing_required_parameter")
+    return values, parameters
+
+
+def missing(name: str) -> ApiError:
+    """The error for a body without a field that it needs."""
+    return bad_request(f"'{name}' is missing.", name, "missing_required_parameter")
+
+
+def read_request(body: bytes | bytearray, fields: Mapping[str, Field], defaults: RequestParameters) -> Request:
+    """Check a body with fields of Request, alone and in what all endpoints have in common. Raises ApiError with status 400."""
+    values, parameters = read_fields(body, fields)
     request = Request(parameters=replace(defaults, **parameters) if parameters else defaults, **values)
     if request.logprobs:
         request.parameters = replace(request.parameters, logprobs=request.top_logprobs)
-    elif request.top_logprobs:
+    return request
+
+
+def parse(body: bytes | bytearray, fields: dict[str, Field], defaults: RequestParameters) -> Request:
+    """Check a request's body. fields: CHAT_FIELDS or COMPLETION_FIELDS. Raises ApiError with status 400."""
+    request = read_request(body, fields, defaults)
+    if request.messages is None and not request.prompts:
+        raise missing("messages" if "messages" in fields else "prompt")
+    if request.top_logprobs and not request.logprobs:
         raise bad_request("'top_logprobs' can only be used with 'logprobs': true.", "top_logprobs", "invalid_value")
     if request.best_of is not None and request.best_of < request.n:
         raise bad_request(f"'best_of' must be at least 'n', {request.n}, not {request.best_of}.", "best_of", "invalid_value")
     if request.best_of not in (None, request.n) and request.stream:
         raise bad_request("'best_of' above 'n' can't be used with 'stream': true.", "best_of", "invalid_value")
-    if content.get("stream_options") is not None and not request.stream:
+    if any(request.stream_usage) and not request.stream:
         raise bad_request("'stream_options' can only be used with 'stream': true.", "stream_options", "invalid_value")
+    if request.continue_final_message and request.add_generation_prompt:
+        message = "'continue_final_message' leaves no room for 'add_generation_prompt'."
+        raise bad_request(message, "add_generation_prompt", "invalid_value")
     return request
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from blinkpy.dpu.api_errors import ApiError, bad_request
 from blinkpy.dpu.engine_link import EngineLink, Submission
 from blinkpy.dpu.generation import Generation
 from blinkpy.dpu.http.answer_sinks import Collector
-from blinkpy.dpu.http.request_fields import Message, Request, token_limit
+from blinkpy.dpu.http.request_fields import Request, token_limit
 from blinkpy.dpu.metrics import Metrics
+from blinkpy.dpu.text.chat_prompt import chat_prompt
 from blinkpy.dpu.text.chat_template import ChatError, load_template
 from blinkpy.dpu.text.tokenizer import Tokenizer
 from blinkpy.queues.array_types import Int32
@@ -49,46 +51,63 @@ class Service:
         """End the threads; running tokenizations end first."""
         self._threads.shutdown(wait=True, cancel_futures=True)
 
-    def check_model(self, request: Request) -> None:
+    def check_model(self, model: str | None) -> None:
         """Raise ApiError with status 404 for another model's name."""
-        if request.model is not None and request.model != self.model:
-            raise ApiError(404, f"The model '{request.model}' does not exist.", param="model", code="model_not_found")
+        if model is not None and model != self.model:
+            raise ApiError(404, f"The model '{model}' does not exist.", param="model", code="model_not_found")
+
+    def check_tokens(self, tokens: list[int], param: str) -> None:
+        """Raise ApiError with status 400 for a token id that the model does not have."""
+        vocabulary = self.engine.require().facts.vocab_size
+        for token in tokens:
+            if not 0 <= token < vocabulary:
+                message = f"Token id {token} is outside the vocabulary of {vocabulary} tokens."
+                raise bad_request(message, param, "invalid_value")
+
+    async def run(self, length: int, work: Callable[[Any], Any], text: Any) -> Any:
+        """work(text), in a thread if the text is a long one. length: of it, in characters or tokens."""
+        if length <= INLINE_CHARACTERS:
+            return work(text)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work, text)
 
     async def prompts(self, request: Request) -> list[Int32]:
         """Token ids of each prompt. Raises ApiError with status 400 for one that can't be."""
         if request.messages is not None:
             characters = sum(len(message["content"]) for message in request.messages)
-            prompts = [await self._run(characters, self._chat_prompt, request.messages)]
+            prompts = [await self.run(characters, self._chat_prompt, request)]
         else:
-            prompts = [await self._prompt(prompt) for prompt in request.prompts]
+            prompts = [await self._prompt(prompt, request) for prompt in request.prompts]
         if any(len(prompt) == 0 for prompt in prompts):
             raise bad_request("The prompt is empty.", "prompt", "invalid_value")
         return prompts
 
-    async def _run(self, characters: int, tokenize: Callable[[Any], Int32], text: Any) -> Int32:
-        """tokenize(text), in a thread if it is a long one."""
-        if characters <= INLINE_CHARACTERS:
-            return tokenize(text)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, tokenize, text)
-
-    def _chat_prompt(self, messages: list[Message]) -> Int32:
+    def _chat_prompt(self, request: Request) -> Int32:
         if self.template is None:
             raise bad_request("This model has no chat template; use /v1/completions, or start with --chat-template.", "messages")
         try:
-            return self.tokenizer.encode(self.template.render(messages), add_special_tokens=False)
+            return chat_prompt(
+                self.template,
+                self.tokenizer,
+                request.messages or [],
+                request.add_generation_prompt is not False,
+                request.continue_final_message,
+                request.add_special_tokens is True,
+            )[1]
         except ChatError as error:
             raise bad_request(f"{error}", "messages", "invalid_messages") from error
 
-    async def _prompt(self, prompt: str | list[int]) -> Int32:
+    async def _prompt(self, prompt: str | list[int], request: Request) -> Int32:
         if isinstance(prompt, str):
-            return await self._run(len(prompt), self.tokenizer.encode, prompt)
+            encode = partial(
+                self.tokenizer.encode,
+                add_special_tokens=request.add_special_tokens is not False,
+                parse_special=request.parse_special,
+            )
+            return await self.run(len(prompt), encode, prompt)
         pair = self.engine.require()
         if len(prompt) > pair.context:  # no array of unlimited size; the exact check follows
             return np.zeros(len(prompt), np.int32)
-        for token in prompt:
-            if not 0 <= token < pair.facts.vocab_size:
-                message = f"Token id {token} is outside the vocabulary of {pair.facts.vocab_size} tokens."
-                raise bad_request(message, "prompt", "invalid_value")
+        self.check_tokens(prompt, "prompt")
         return np.array(prompt, np.int32)
 
     def submit(self, request: Request, prompts: list[Int32], sink: Collector, arrival: float) -> None:
@@ -116,9 +135,12 @@ class Service:
                 parameters = replace(parameters, logprobs=max(0, parameters.logprobs))
             leader = None
             for choice, sampling in enumerate(parameters.variants(choices)):
-                detokenizer = self.tokenizer.detokenizer(prompt)
+                detokenizer = self.tokenizer.detokenizer(prompt, request.skip_special_tokens)
                 number = index * choices + choice
-                generation = Generation(number, len(prompt), detokenizer, request.stop, arrival, sink, sampling.logprobs, leader)
+                stops, included = request.stop, request.include_stop
+                generation = Generation(
+                    number, len(prompt), detokenizer, stops, arrival, sink, sampling.logprobs, leader, include_stop=included
+                )
                 work.append((generation, prompt, sampling))
                 if len(prompt) > pair.facts.page_size:  # a whole page is there to share
                     leader = leader or generation

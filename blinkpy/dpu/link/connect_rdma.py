@@ -8,8 +8,9 @@ write needs no other buffer; words are taken at the time of posting (inline), be
 Nothing waits for a round trip. A look for completions posts one read of the next words of the ring and waits READ_SPIN_NS for
 it, which is enough where the network is fast; otherwise the next look finds it. Its window grows while it comes back full of
 news and shrinks when it does not. Where a word has HAS_LOGPROBS, the records are read next, and the words are held back until
-they are there. Health and the engine's words of the pair are read when somebody looks at the engine's health, which happens
-several times a second, and before the submission ring or an arena may seem full.
+they are there; so are the hit words, before the first word of a request goes out. Health and the engine's words of the pair are
+read when somebody looks at the engine's health, which happens several times a second, and before the submission ring or an arena
+may seem full.
 """
 
 import contextlib
@@ -24,10 +25,11 @@ from blinkpy.config import Config, ConfigError
 from blinkpy.dpu.link.rdma_writes import SendQueue, WritePiece
 from blinkpy.queues import words as W
 from blinkpy.queues.array_types import Int32, Int64
-from blinkpy.queues.completion import CQ_ENTRY_BYTES, FLAG_SHIFT, HAS_LOGPROBS, LAP_SHIFT, lap_of
+from blinkpy.queues.completion import CQ_ENTRY_BYTES, FLAG_SHIFT, HAS_LOGPROBS, LAP_SHIFT, SLOT_MASK, lap_of
 from blinkpy.queues.header import read_header
 from blinkpy.queues.layout import BLOCK_WORDS, LayoutError
 from blinkpy.queues.logprob_record import LOGPROB_ENTRIES, LOGPROB_ENTRY, RECORD_BYTES, Records
+from blinkpy.queues.submission import WORD_SLOT
 from blinkpy.transport.contract import EngineWords, TransportError
 from blinkpy.transport.handshake import Hello, Welcome, introduce, new_owner
 from blinkpy.transport.transport_kinds import End, WorkerIdentity
@@ -43,7 +45,7 @@ HANDSHAKE_S = 2.0
 FIRST_LOOK_S = 2.0
 CLOSE_S = 0.05  # for the last writes to get out
 
-WRITES, LOOK, RECORDS, PAIR, HEALTH = range(5)  # tags of batches
+WRITES, LOOK, RECORDS, HITS, PAIR, HEALTH = range(6)  # tags of batches
 NOTHING = (0, 0)  # in place of a look's position and words
 
 
@@ -93,21 +95,26 @@ class RdmaTransport:
 
         # Where reads arrive: one place for each kind, of which one is in flight at a time.
         window = min(WINDOW_MOST, sizes.cq_entries)
-        parts = {LOOK: window * 8, RECORDS: window * RECORD_BYTES, PAIR: PAIR_READ_WORDS * 8, HEALTH: ENGINE_READ_WORDS * 8}
-        *places, total = accumulate(parts.values(), initial=0)
+        parts = {LOOK: window * 8, RECORDS: window * RECORD_BYTES, HITS: sizes.slots * 8}
+        parts |= {PAIR: PAIR_READ_WORDS * 8, HEALTH: ENGINE_READ_WORDS * 8}
+        *places, total = accumulate((-(-length // 64) * 64 for length in parts.values()), initial=0)
         self._place = dict(zip(parts, places, strict=True))
         self._landing = RegisteredMemory(total)
         self._landing_key = int(end.register(self._landing.address, total, constants().IBV_ACCESS_LOCAL_WRITE).lkey)
         buffer, place = self._landing.buffer, self._place
         self._look_words = memoryview(buffer)[place[LOOK] :][: window * 8].cast("q")
         self._look_records = np.ndarray((window, LOGPROB_ENTRIES), LOGPROB_ENTRY, buffer, place[RECORDS])
+        self._hit_words = np.ndarray((sizes.slots,), np.int64, buffer, place[HITS])
         self._pair_words = np.ndarray((PAIR_READ_WORDS,), np.int64, buffer, place[PAIR])
         self._health_words = np.ndarray((ENGINE_READ_WORDS,), np.int64, buffer, place[HEALTH])
 
         self._window = self._narrowest = min(WINDOW_LEAST, window)
         self._widest = window
         self._asked = NOTHING  # position and words of the look in flight
-        self._pending: list[CompletionRead] = []  # one at most: waits for its records
+        self._pending: CompletionRead | None = None  # waits for what belongs to it
+        self._missing: set[int] = set()  # RECORDS and HITS that it waits for
+        self._silent: set[int] = set()  # slots whose requests had no word yet
+        self._hits = [0] * sizes.slots
         self._look: CompletionRead | None = None
         self._records: CompletionRead | None = None  # the one whose words went out last
         self._in_flight = {PAIR: False, HEALTH: False}
@@ -133,6 +140,7 @@ class RdmaTransport:
         start = self.layout.sq + index * len(entry)
         self._copy.buffer[start : start + len(entry)] = entry
         self._batch.append(self._piece(start, len(entry)))
+        self._silent.add(int.from_bytes(entry[4 * WORD_SLOT : 4 * WORD_SLOT + 4], "little"))
         self._used_entries += 1
 
     def ring_doorbell(self, doorbell: int) -> None:
@@ -218,6 +226,7 @@ class RdmaTransport:
         (position, asked), self._asked = self._asked, NOTHING
         lap, new, flags = lap_of(position, self.layout.sizes.cq_entries), 0, 0
         words: list[int] = []
+        silent = self._silent
         if self._look_words[0] >> LAP_SHIFT == lap:
             words = self._look_words[:asked].tolist()
             for word in words:
@@ -225,6 +234,9 @@ class RdmaTransport:
                     break
                 flags |= word
                 new += 1
+                if silent and word & SLOT_MASK in silent:
+                    silent.discard(word & SLOT_MASK)
+                    self._missing.add(HITS)
         if new == asked:
             self._window = min(2 * self._window, self._widest)
         elif 4 * new <= self._window:
@@ -233,17 +245,34 @@ class RdmaTransport:
             return
         look = CompletionRead(position, words[:new], new == asked)
         if flags >> FLAG_SHIFT & HAS_LOGPROBS:
-            self._pending.append(look)
+            self._missing.add(RECORDS)
             index = position & self.layout.sizes.cq_entries - 1
             self._read(RECORDS, self.layout.records + index * RECORD_BYTES, new * RECORD_BYTES)
+        if HITS in self._missing:
+            self._read(HITS, self.layout.hits, len(self._hits) * 8)
+        self._pending, self._look = (look, None) if self._missing else (None, look)
+
+    def _arrived(self, tag: int) -> None:
+        """Something that the pending words wait for has come."""
+        look = self._pending
+        if look is None:
+            return
+        self._missing.discard(tag)
+        if tag == RECORDS:
+            look.records = self._look_records[: len(look.words)].copy()
         else:
-            self._look = look
+            self._hits = self._hit_words.tolist()
+        if not self._missing:
+            self._pending, self._look = None, look
 
     def read_logprobs(self, position: int, count: int) -> Records:
         look = self._records
         if look is None or look.records is None or not look.position <= position <= look.position + look.served - count:
             raise TransportError(f"no records of log probabilities were read for {count} completions from {position} on")
         return look.records[position - look.position : position - look.position + count]
+
+    def read_hits(self, slot: int) -> int:
+        return self._hits[slot]
 
     def read_pair(self) -> EngineWords:
         self._reap()
@@ -287,9 +316,8 @@ class RdmaTransport:
         for tag in self.queue.reap():
             if tag == LOOK:
                 self._landed()
-            elif tag == RECORDS:
-                self._look = look = self._pending.pop()
-                look.records = self._look_records[: len(look.words)].copy()
+            elif tag in (RECORDS, HITS):
+                self._arrived(tag)
             elif tag == PAIR:
                 self._in_flight[PAIR] = False
                 self._pair_before, self._pair_now = self._pair_now, self._pair_words.tolist()

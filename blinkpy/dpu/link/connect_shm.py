@@ -44,6 +44,7 @@ class ShmTransport:
         self._cancel = (front + layout.cancel) // 8
         self._pair_words = back // 8
         self._cq = (back + layout.cq) // 8
+        self._hits = (back + layout.hits) // 8
         self._engine = layout.engine_words // 8
         self._fault = layout.control_words // 8 + W.CONTROL_FAULT
         self._sq = front + layout.sq
@@ -83,6 +84,9 @@ class ShmTransport:
         records = self._records[index : index + count].copy()
         self._fence()  # and before the store of the head that gives the place back
         return records
+
+    def read_hits(self, slot: int) -> int:
+        return self._words[self._hits + slot]
 
     def read_pair(self) -> EngineWords:
         words, base = self._words, self._pair_words

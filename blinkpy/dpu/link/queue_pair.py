@@ -25,6 +25,7 @@ from blinkpy.queues.completion import (
     TOKEN_SHIFT,
     lap_of,
 )
+from blinkpy.queues.hit_word import hits_of
 from blinkpy.queues.page_hash import PageHasher
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.submission import pack_entry
@@ -49,13 +50,14 @@ class EngineLostError(Exception):
 
 class InFlightRequest:
     """One submitted request. owner: whatever the caller passed in. after: the ring's position after its entry. records: of its
-    completions with HAS_LOGPROBS, in their order; who takes such a completion takes one from the left."""
+    completions with HAS_LOGPROBS, in their order; who takes such a completion takes one from the left. cached_tokens: of the
+    prompt, found in the prefix cache; known from the first completion on, when it is no longer `silent`."""
 
-    __slots__ = ("after", "cancelled", "owner", "records", "request_id", "slot")
+    __slots__ = ("after", "cached_tokens", "cancelled", "owner", "records", "request_id", "silent", "slot")
 
     def __init__(self, request_id: int, slot: int, owner: Any, after: int):
         self.request_id, self.slot, self.owner, self.after = request_id, slot, owner, after
-        self.cancelled = False
+        self.cancelled, self.silent, self.cached_tokens = False, True, 0
         self.records: deque[list[tuple[int, float]]] = deque()  # (token, log probability), as in LOGPROB_ENTRY
 
 
@@ -286,6 +288,9 @@ class QueuePair:
                 if request is None:
                     self.stray_completions += 1
                     continue
+                if request.silent:
+                    request.silent = False
+                    request.cached_tokens = hits_of(self.transport.read_hits(slot), request.request_id) * self.facts.page_size
                 flags = word >> FLAG_SHIFT & FLAG_MASK
                 if flags & FINISH_MASK:
                     live[slot] = None

@@ -66,12 +66,18 @@ class ChatTemplate:
         except (jinja2.TemplateError, RecursionError) as error:
             raise ConfigError(f"the chat template is not valid: {error}") from error
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The prompt's text, ending where the assistant's answer starts. Raises ChatError."""
+    def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
+        """The prompt's text, ending where the assistant's answer starts if add_generation_prompt is set. Raises ChatError."""
         parts: list[str] = []
         length = 0
         try:
-            for part in self._template.generate(messages=list(messages), add_generation_prompt=True, tools=None, documents=None):
+            values = {
+                "messages": list(messages),
+                "add_generation_prompt": add_generation_prompt,
+                "tools": None,
+                "documents": None,
+            }
+            for part in self._template.generate(**values):
                 length += len(part)
                 if length > self.max_characters:
                     raise ChatError(f"the chat template makes more than {self.max_characters} characters of these messages")

@@ -1,4 +1,4 @@
-"""Stop strings: text is held back while it could be the start of one, so that no part of a stop string is ever sent.
+"""Stop strings: text is held back while it could be the start of one, so that no part of a stop string is ever sent unasked.
 
 A request ends at the first stop string that is complete; of several that end at the same character, at the longest.
 This depends on the text alone and not on how it was cut into tokens. Each stop string is matched by Knuth, Morris and
@@ -32,12 +32,12 @@ def _starts(stops: tuple[str, ...]) -> re.Pattern[str]:
 
 
 class StopStrings:
-    """Filter over one request's text. stops: not empty, and none of them empty."""
+    """Filter over one request's text. stops: not empty, and none of them empty. include: the stop string is sent, too."""
 
-    __slots__ = ("_failures", "_held", "_matched", "_starts", "_stops", "stopped")
+    __slots__ = ("_failures", "_held", "_include", "_matched", "_starts", "_stops", "stopped")
 
-    def __init__(self, stops: tuple[str, ...]):
-        self._stops = stops
+    def __init__(self, stops: tuple[str, ...], include: bool = False):
+        self._stops, self._include = stops, include
         self._failures = [_failure(stop) for stop in stops]
         self._starts = _starts(stops)
         self._matched = [0] * len(stops)  # characters of each stop string that the text ends with
@@ -67,7 +67,7 @@ class StopStrings:
                 self.stopped = True
                 whole = self._held + text[:position]
                 self._held = ""
-                return whole[: len(whole) - ended]
+                return whole if self._include else whole[: len(whole) - ended]
         whole, keep = self._held + text, max(matched)
         self._held = whole[len(whole) - keep :]
         return whole[: len(whole) - keep]

@@ -5,6 +5,7 @@ Encoding long texts releases the GIL, so it can run in a thread beside an event 
 
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tokenizers import Tokenizer as Encoder
 
 from blinkpy.config import ConfigError
 from blinkpy.dpu.text.detokenizer import Detokenizer, TokenTexts
+from blinkpy.dpu.text.special_tokens import SpecialTokens
 from blinkpy.queues.array_types import Int32
 from blinkpy.queues.submission import STOP_IDS
 
@@ -64,6 +66,8 @@ class Tokenizer:
         self._add_bos = self.config.get("add_bos_token")
         self._add_eos = self.config.get("add_eos_token") is True
         self._texts = TokenTexts(self.encoder)
+        self._all_texts = self._texts.with_special_tokens()
+        self.specials = SpecialTokens(self.encoder)
 
     def _id(self, token: str | None) -> int | None:
         found = None if token is None else self.encoder.token_to_id(token)
@@ -84,28 +88,32 @@ class Tokenizer:
             raise ConfigError(f"{self.folder} names {len(found)} end-of-sequence ids; blinkpy can handle {STOP_IDS}")
         return tuple(found)
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> Int32:
+    def encode(self, text: str, add_special_tokens: bool = True, parse_special: bool = False) -> Int32:
         """Token ids of a text, int32 [n]. add_special_tokens: with the BOS token (and others) that the model expects; text made
-        by a chat template has its BOS already. The GIL is released meanwhile."""
+        by a chat template has its BOS already. parse_special: what is spelled like a special token is one, as in text made by a
+        chat template, but for what `specials` has marked. The GIL is released meanwhile."""
         explicit = add_special_tokens and isinstance(self._add_bos, bool)
+        if parse_special:
+            text = self.specials.aliased(text)
         encoding = self.encoder.encode_batch_fast([text], add_special_tokens=add_special_tokens and not explicit)[0]
-        ids = encoding.ids
+        ids = self.specials.resolved(np.array(encoding.ids, np.int32))
         if explicit:
             before = [self.bos_id] if self._add_bos and self.bos_id is not None else []
             after = [self.eos_ids[-1]] if self._add_eos and self.eos_ids else []
-            ids = [*before, *ids, *after]
-        return np.array(ids, np.int32)
+            ids = np.array([*before, *ids, *after], np.int32)
+        return ids
 
-    def detokenizer(self, prompt: Int32 | None = None) -> Detokenizer:
+    def detokenizer(self, prompt: Int32 | None = None, skip_special_tokens: bool = True) -> Detokenizer:
         """A detokenizer for a request's output. prompt: its prompt, which a few kinds of tokenizers need."""
-        tail = None if prompt is None or self._texts.texts is not None else prompt[-16:].tolist()
-        return Detokenizer(self._texts, tail)
+        texts = self._texts if skip_special_tokens else self._all_texts
+        tail = None if prompt is None or texts.texts is not None else prompt[-16:].tolist()
+        return Detokenizer(texts, tail)
 
     def spell(self, token: int) -> tuple[str, bytes]:
         """Text and bytes of one token by itself, special ones included. Bytes that are no text are written as \\xNN."""
         return self._texts.spell(token)
 
-    def decode(self, ids: list[int]) -> str:
-        """Text of an output as a whole, special tokens left out."""
-        detokenizer = self.detokenizer()
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
+        """Text of an output as a whole; ids that stand for nothing have none."""
+        detokenizer = self.detokenizer(skip_special_tokens=skip_special_tokens)
         return "".join([detokenizer.push(token) for token in ids]) + detokenizer.finish()

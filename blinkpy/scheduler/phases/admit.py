@@ -1,11 +1,12 @@
 """Waiting requests that begin to run: see `admit`."""
 
 from blinkpy.device.expect import expect
-from blinkpy.device.portable import barrier, block_sum, device, strided
+from blinkpy.device.portable import barrier, block_sum, device, store_relaxed, strided
 from blinkpy.kv import state as S
 from blinkpy.kv.invariants import phase_faults as F
 from blinkpy.kv.page_allocator import share_pages, take_pages
 from blinkpy.kv.prefix_cache import find_prefix, uses_prefixes
+from blinkpy.queues.hit_word import HIT_NAME_MASK, HIT_SHIFT
 from blinkpy.scheduler.phases.preempt import missing_pages, preempt, preemption_victim
 from blinkpy.scheduler.phases.slot_lists import keep_with_status
 
@@ -16,7 +17,7 @@ WATERMARK_SHIFT = 3  # at most an eighth of the pool is kept back at admission
 
 
 @device
-def admit(limits, state, budget, lane, lanes):
+def admit(limits, queues, state, budget, lane, lanes):
     """Let waiting requests run, best first, while rows, the batch's budget of tokens, and pages last.
 
     No request overtakes a better one that does not fit: it would never fit while others come. Requests whose reader is
@@ -34,7 +35,7 @@ def admit(limits, state, budget, lane, lanes):
         if pairs.unclaimed_entries[requests.pair[slot]] > 0:
             fits = fits_after_preemption(limits, state, slot, lane, lanes)
             if fits:
-                hits = start_request(limits, state, slot, lane, lanes)
+                hits = start_request(limits, queues, state, slot, lane, lanes)
                 left -= requests.length[slot] - (hits << limits.page_shift)
                 admitted += 1
         position += 1
@@ -99,7 +100,7 @@ def fits_now(limits, state, slot, lane, lanes):
 
 
 @device
-def start_request(limits, state, slot, lane, lanes):
+def start_request(limits, queues, state, slot, lane, lanes):
     """Give a waiting request that fits its pages and let it run. Returns the number of pages that were hits."""
     requests, pages, counts, scratch = state.requests, state.pages, state.counts, state.scratch
     expect(state, requests.status[slot] == S.WAITING, F.STARTED_IDLE)
@@ -119,6 +120,10 @@ def start_request(limits, state, slot, lane, lanes):
             page = scratch.found[hits - 1]
             requests.canonical[slot] = page
             requests.canonical_generation[slot] = pages.generation[page]
+            if requests.preemptions[slot] == 0:  # later hits are pages of its own
+                pair = requests.pair[slot]
+                word = requests.request_id[slot] & HIT_NAME_MASK | hits << HIT_SHIFT
+                store_relaxed(queues.hits, (pair, slot - pair * limits.slots_per_pair), word)
         state.running[counts[S.RUNNING_COUNT]] = slot
         counts[S.RUNNING_COUNT] += 1
         state.pairs.unclaimed_entries[requests.pair[slot]] -= 1

@@ -12,6 +12,7 @@ from blinkpy.kv import state as S
 from blinkpy.kv.limits import Limits
 from blinkpy.queues import completion as C
 from blinkpy.queues import words as W
+from blinkpy.queues.hit_word import pack_hits
 from blinkpy.queues.submission import SQ_ENTRY
 from blinkpy.queues.views import EngineViews
 from blinkpy.scheduler.policies import Policy, RequestFields
@@ -39,6 +40,7 @@ class Oracle:
         self.rows: list[Row] = []
         self.bucket = S.NO_BATCH
         self.completions: list[tuple[int, int]] = []  # of the last turn: queue pair, word
+        self.hit_words = [0] * limits.slots  # by slot
         self.counters = dict.fromkeys(W.COUNTER_NAMES, 0)
         self.arrivals = self.rotation = self.turns = self.steps = 0
 
@@ -378,6 +380,8 @@ class Oracle:
         self.waiting.remove(request)
         self.running.append(request)
         self.pairs[request.pair].unclaimed -= 1
+        if hits and not request.preemptions:
+            self.hit_words[request.slot] = pack_hits(request.request_id, len(hits))
         if request.cacheable:
             self.counters["prefix_lookup_tokens"] += len(request.tokens)
             self.counters["prefix_hit_tokens"] += request.hit_tokens

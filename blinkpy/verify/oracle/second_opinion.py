@@ -88,6 +88,7 @@ class SecondOpinion:
         yield "turns and steps", queues.engine[progress].tolist(), [oracle.turns, oracle.steps]
         pairs = [[p.sq_head, p.cq_tail, p.epoch, p.attached] for p in oracle.pairs]
         yield "words of the queue pairs", queues.pair[:, PAIR_WORDS].tolist(), pairs
+        yield "hit words", queues.hits.ravel().tolist(), oracle.hit_words
         yield from self._completions()
 
     def _gauges(self) -> dict[str, int]:

@@ -63,7 +63,8 @@ def test_completion(server, engine, tokenizer) -> None:
     body = server.complete("Tell me a story", max_tokens=20).json()
     assert body["choices"][0]["text"] == echo(tokenizer, prompt, 20)
     assert body["choices"][0]["finish_reason"] == "length"
-    assert body["usage"] == {"prompt_tokens": len(prompt), "completion_tokens": 20, "total_tokens": len(prompt) + 20}
+    usage = {"prompt_tokens": len(prompt), "completion_tokens": 20, "total_tokens": len(prompt) + 20}
+    assert body["usage"] == usage | {"prompt_tokens_details": {"cached_tokens": 0}}
     assert body["model"] == MODEL
     assert engine.submitted[0].prompt == prompt
     assert engine.submitted[0].entry["stop_ids"].tolist() == [1] + [-1] * 7
@@ -73,7 +74,7 @@ def test_completion(server, engine, tokenizer) -> None:
 def test_chat_uses_the_template_without_a_second_bos(server, engine, tokenizer) -> None:
     body = server.chat("Hello", max_tokens=3).json()
     text = "<s><|start|>user: Hello\n<|start|>assistant: "
-    assert engine.submitted[0].prompt == tokenizer.encode(text, add_special_tokens=False).tolist()
+    assert engine.submitted[0].prompt == tokenizer.encode(text, add_special_tokens=False, parse_special=True).tolist()
     assert engine.submitted[0].prompt.count(0) == 1
     assert body["choices"][0]["message"]["role"] == "assistant"
     assert body["usage"]["prompt_tokens"] == len(engine.submitted[0].prompt)

@@ -65,7 +65,7 @@ def test_every_field_arrives() -> None:
     assert (given.repetition_penalty, given.presence_penalty, given.frequency_penalty) == (1.1, -2.0, 2.0)
     assert (given.seed, given.priority, given.min_tokens) == (-3, -7, 2)
     assert (request.model, request.max_tokens, request.stop, request.stop_ids) == ("m", 5, ("a", "b"), (3, 4))
-    assert (request.ignore_eos, request.stream, request.include_usage) == (True, True, True)
+    assert (request.ignore_eos, request.stream, request.stream_usage) == (True, True, (True, False))
     assert request.prompts == ["Hello"]
 
 
@@ -160,7 +160,7 @@ CHAT_VALUES = {
     "logprobs": [3],
     "top_logprobs": [3, 1],  # without logprobs
     "tools": [[{"type": "function"}]],
-    "tool_choice": ["auto"],
+    "tool_choice": ["required"],
     "response_format": [{"type": "json_object"}],
     "chat_template": ["{{ 7 * 7 }}"],
     "prompt": ["x"],
@@ -289,7 +289,8 @@ def test_answers_have_openais_shape() -> None:
     assert (whole["object"], whole["model"]) == ("chat.completion", 'mo"del')
     message = {"role": "assistant", "content": "Hi\n"}
     assert whole["choices"][0] == {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
-    assert whole["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+    usage = {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+    assert whole["usage"] == usage | {"prompt_tokens_details": {"cached_tokens": 0}}
     text = orjson.loads(Answer(False, "m", spell).whole([Choice(0, "Hi", "length")], Usage(1, 1)))
     assert text["object"] == "text_completion"
     assert text["choices"] == [{"index": 0, "text": "Hi", "logprobs": None, "finish_reason": "length"}]

@@ -18,6 +18,7 @@ from blinkpy.dpu.link.queue_pair import InFlightRequest, QueuePair
 from blinkpy.queues import completion as C
 from blinkpy.queues import words as W
 from blinkpy.queues.header import EngineFacts
+from blinkpy.queues.hit_word import pack_hits
 from blinkpy.queues.layout import QueueSizes
 from blinkpy.queues.logprob_record import LOGPROB_ENTRY, TOP_LOGPROBS
 from blinkpy.queues.submission import SQ_ENTRY
@@ -66,7 +67,7 @@ class FakeEngine(threading.Thread):
     """Runs from start() to stop(), or within a block. step_s: time of one step, in which every running request gets one token.
 
     paused: nothing moves, heartbeat included. hold: requests are taken in and cancelled, but make no tokens.
-    reject: reason for the next request, 0 for none. submitted: all requests so far.
+    reject: reason for the next request, 0 for none. hit_pages: of each request from now on. submitted: all requests so far.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class FakeEngine(threading.Thread):
         self.pairs = [Pair() for _ in range(sizes.pairs)]
         self.submitted: list[Request] = []
         self.paused = self.hold = self.consume_nothing = False
-        self.reject = 0
+        self.reject = self.hit_pages = 0
         self.stalls = self.fences = self.cancels = 0
         self._stop_asked = threading.Event()
         self.state(W.STATE_READY)
@@ -179,6 +180,8 @@ class FakeEngine(threading.Thread):
                 self.reject = 0
             else:
                 pair.requests[slot] = request
+                if self.hit_pages:
+                    views.hits[index, slot] = pack_hits(int(entry["request_id"]), self.hit_pages)
                 views.engine[W.COUNTER["requests_accepted"]] += 1
         pair.sq_head += waiting
         views.pair[index, W.PAIR_SQ_HEAD] = pair.sq_head

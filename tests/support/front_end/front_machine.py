@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from support.expected_request import ExpectedRequest
+from support.front_end.link_storm import hit_tokens
 from support.scheduler_cases import Case
 
 from blinkpy.kv.state import DRAINED
@@ -263,4 +264,5 @@ class FrontMachine(RuleBasedStateMachine):
     def _read(self, client: Any) -> None:
         for request, token, flags in client.poll():
             request.owner.take(token, flags, request.records)
+            assert request.cached_tokens == hit_tokens(self.case, client.transport.pair, request)
         assert client.stray_completions == 0

@@ -15,10 +15,17 @@ from support.expected_request import ExpectedRequest
 from support.scheduler_cases import Case, case_sizes, tokens
 
 from blinkpy.kv.state import COUNTER_INDEX
+from blinkpy.queues.hit_word import hits_of
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.verify.sim.world import make_world
 
 PATIENCE = 500  # turns until everything has ended
+
+
+def hit_tokens(case: Case, pair: int, request: Any) -> int:
+    """Tokens that the engine found in the prefix cache for a request whose slot was not used again, from its memory."""
+    word = int(case.views.hits[pair, request.slot])
+    return hits_of(word, request.request_id) * case.limits.page_size
 
 
 def looks_clock() -> Any:
@@ -41,6 +48,7 @@ class LinkStorm:
         self.case.judged = False  # published words may be old
         self.clients: list[Any] = [None] * self.case.limits.pairs
         self.taking_turn = False
+        self.late_words = False  # a hit word may come after the first completion, and then counts as none
 
     def turn(self) -> None:
         """Between two accesses of a front end, too, but not within another turn."""
@@ -131,4 +139,6 @@ class LinkStorm:
     def _read(self, client: Any) -> None:
         for request, token, flags in client.poll():
             request.owner.take(token, flags, request.records)
+            hits = hit_tokens(self.case, self.clients.index(client), request)
+            assert request.cached_tokens == hits or (self.late_words and request.cached_tokens == 0)
         assert client.stray_completions == 0

@@ -36,6 +36,7 @@ class WeakLink:
         patch.setattr(queue_pair, "time", looks_clock())
         self.storm = storm = LinkStorm(seed, cycle.make_turn(fcfs), queue_pair)
         storm.connect = self._connect
+        storm.late_words = True
         self._order = front
         self._fencing: Party | None = None  # within its transport's fence
         self.memory = WeakMemory(storm.case.segment, storm.draw)

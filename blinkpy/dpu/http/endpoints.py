@@ -1,0 +1,115 @@
+"""All endpoints, in one table: for the application's routes, /openapi.json, the page /docs, and docs/api.md."""
+
+import html
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, NamedTuple
+
+import orjson
+
+from blinkpy.dpu.http.request_fields import CHAT_FIELDS, COMPLETION_FIELDS, Field
+from blinkpy.dpu.http.response_fields import RESPONSE_FIELDS
+from blinkpy.dpu.http.token_fields import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
+from blinkpy.version import __version__
+
+
+class Endpoint(NamedTuple):
+    """One path. fields: of the body of a POST; needed: those that it must have."""
+
+    method: str
+    path: str
+    answer: str
+    open: bool = False  # to clients without the key
+    fields: Mapping[str, Field] | None = None
+    needed: tuple[str, ...] = ()
+
+
+ENDPOINTS = (
+    Endpoint("POST", "/v1/chat/completions", "whole, or streamed as server-sent events", False, CHAT_FIELDS, ("messages",)),
+    Endpoint("POST", "/v1/completions", "whole, or streamed", False, COMPLETION_FIELDS, ("prompt",)),
+    Endpoint("POST", "/v1/responses", "whole, or streamed as named events", False, RESPONSE_FIELDS, ("input",)),
+    Endpoint("POST", "/tokenize", "`count`, `max_model_len`, `tokens` and `token_strs` of a prompt", False, TOKENIZE_FIELDS),
+    Endpoint("POST", "/detokenize", "`prompt`: the text of `tokens`", False, DETOKENIZE_FIELDS, ("tokens",)),
+    Endpoint("GET", "/v1/models", "the model, with `max_model_len`"),
+    Endpoint("GET", "/v1/models/NAME", "the same"),
+    Endpoint("GET", "/version", '`{"version": ...}`'),
+    Endpoint("GET", "/health", "200, or 503 while the engine is not there, not ready, silent, or draining", True),
+    Endpoint("GET", "/ping", "as `/health`", True),
+    Endpoint("GET", "/load", '`{"server_load": N}`: requests in flight, over all workers', True),
+    Endpoint("GET", "/metrics", "Prometheus text", True),
+    Endpoint("GET", "/openapi.json", "this table and those of the fields, as OpenAPI 3.1", True),
+    Endpoint("GET", "/docs", "the same as a page", True),
+)
+OPEN_PATHS = frozenset(endpoint.path for endpoint in ENDPOINTS if endpoint.open)
+
+_ERROR = {
+    "type": "object",
+    "properties": {
+        "error": {
+            "type": "object",
+            "properties": {name: {"type": ["string", "null"]} for name in ("message", "type", "param", "code")},
+        }
+    },
+}
+_ERROR_ANSWER = {"description": "an error", "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}}
+
+
+def _operation(endpoint: Endpoint) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "summary": endpoint.answer,
+        "responses": {"200": {"description": endpoint.answer}, "default": _ERROR_ANSWER},
+        "security": [] if endpoint.open else [{"key": []}],
+    }
+    if "NAME" in endpoint.path:
+        described["parameters"] = [{"name": "NAME", "in": "path", "required": True, "schema": {"type": "string"}}]
+    if endpoint.fields is not None:
+        schema = {
+            "type": "object",
+            "properties": {name: nullable(row.schema) for name, row in endpoint.fields.items()},
+            "required": list(endpoint.needed),
+            "additionalProperties": False,
+        }
+        described["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    return described
+
+
+def nullable(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of a field that may be null, which counts as absent."""
+    described = {"description": schema["description"]}
+    values = {key: value for key, value in schema.items() if key != "description"}
+    return {**described, "anyOf": [values, {"type": "null"}]} if values else described
+
+
+@cache
+def openapi() -> bytes:
+    """The OpenAPI document."""
+    document = {
+        "openapi": "3.1.0",
+        "info": {"title": "blinkpy", "version": __version__, "description": "OpenAI's protocol. A field that is null is absent."},
+        "paths": {one.path.replace("NAME", "{NAME}"): {one.method.lower(): _operation(one)} for one in ENDPOINTS},
+        "components": {"schemas": {"Error": _ERROR}, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+    }
+    return orjson.dumps(document)
+
+
+_STYLE = "body{font:15px sans-serif;max-width:70em;margin:2em auto}table{border-collapse:collapse}td,th{border:1px solid #ccc;"
+_STYLE += "padding:.3em .6em;text-align:left;vertical-align:top}summary{cursor:pointer;margin:.6em 0}"
+
+
+def _rows(*rows: tuple[str, ...]) -> str:
+    cells = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows)
+    return "<table>" + "".join(f"<tr>{row}</tr>" for row in cells) + "</table>"
+
+
+@cache
+def page() -> bytes:
+    """The same for people: one page of HTML, without scripts and without anything from elsewhere."""
+    parts = [f"<h1>blinkpy {__version__}</h1><p>Machines read <a href='openapi.json'>openapi.json</a>.</p>"]
+    parts.append(_rows(*((one.method, one.path, "no key" if one.open else "", one.answer) for one in ENDPOINTS)))
+    for one in ENDPOINTS:
+        if one.fields is not None:
+            for supported, title in ((True, "fields"), (False, "fields without support, and values that ask for nothing")):
+                rows = [(name, row.values, row.default) for name, row in one.fields.items() if row.supported == supported]
+                parts.append(f"<details><summary>{one.path}: {title}</summary>{_rows(*rows)}</details>" if rows else "")
+    head = f"<!doctype html><html lang='en'><head><meta charset='utf-8'><title>blinkpy</title><style>{_STYLE}</style></head>"
+    return f"{head}<body>{''.join(parts)}</body></html>".encode()

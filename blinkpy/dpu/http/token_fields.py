@@ -1,0 +1,66 @@
+"""Requests of /tokenize and /detokenize, in vLLM's shapes."""
+
+from typing import Any
+
+from blinkpy.dpu.api_errors import bad_request
+from blinkpy.dpu.http.request_fields import (
+    CHAT_FIELDS,
+    COMPLETION_FIELDS,
+    Field,
+    Request,
+    _boolean,
+    _text,
+    _typed,
+    missing,
+    read_fields,
+    takes,
+)
+from blinkpy.queues.request_parameters import INT32_MAX, RequestParameters
+
+_REFUSED = ("chat_template", "chat_template_kwargs", "media_io_kwargs", "mm_processor_kwargs", "tools")
+
+
+@takes(type="string")
+def _prompt(name: str, value: Any) -> list[str]:
+    return [_text(name, value)]
+
+
+@takes(type="array", items={"type": "integer", "minimum": 0, "maximum": INT32_MAX})
+def _tokens(name: str, value: Any) -> list[int]:
+    if not set(map(type, _typed(name, value, list))) <= {int} or not all(0 <= token <= INT32_MAX for token in value):
+        raise bad_request(f"'{name}' must be an array of token ids.", name, "invalid_type")
+    return list(value)
+
+
+TOKENIZE_FIELDS = {
+    "model": CHAT_FIELDS["model"],
+    "prompt": Field("prompts", _prompt, "a text"),
+    "messages": CHAT_FIELDS["messages"]._replace(values="in place of `prompt`: a conversation, for the chat template"),
+    "add_special_tokens": Field("add_special_tokens", _boolean, "whether a BOS token and the like are added", "of a text true"),
+    "parse_special": COMPLETION_FIELDS["parse_special"],
+    "add_generation_prompt": CHAT_FIELDS["add_generation_prompt"],
+    "continue_final_message": CHAT_FIELDS["continue_final_message"],
+    "return_token_strs": Field("return_token_strs", _boolean, "true: the answer has `token_strs`, too", "false"),
+    **{name: CHAT_FIELDS[name] for name in _REFUSED},
+}
+DETOKENIZE_FIELDS = {
+    "model": CHAT_FIELDS["model"],
+    "tokens": Field("tokens", _tokens, "token ids; special tokens have their texts in the answer's `prompt`"),
+}
+
+
+def parse_tokenize(body: bytes | bytearray) -> tuple[Request, bool]:
+    """A checked body of /tokenize, and whether the tokens' strings are asked for. Raises ApiError."""
+    values, _ = read_fields(body, TOKENIZE_FIELDS)
+    with_strings = values.pop("return_token_strs", False)
+    if ("prompts" in values) == ("messages" in values):
+        raise missing("prompt") if "messages" not in values else bad_request("Give 'prompt' or 'messages', not both.", "prompt")
+    return Request(parameters=RequestParameters(), **values), with_strings
+
+
+def parse_detokenize(body: bytes | bytearray) -> tuple[str | None, list[int]]:
+    """Model and token ids of a body of /detokenize. Raises ApiError."""
+    values, _ = read_fields(body, DETOKENIZE_FIELDS)
+    if "tokens" not in values:
+        raise missing("tokens")
+    return values.get("model"), values["tokens"]

@@ -1,0 +1,101 @@
+"""Fields of the APIs of OpenAI and vLLM that have no support here, with the values that ask for nothing.
+
+Such a value is accepted, since clients send it by themselves; any other one is a 400 that says why. Known and unknown fields
+are told apart: what stands in no table is refused whatever its value. tests/plain/front_end/test_api_fields.py compares with
+the official client's types.
+"""
+
+from typing import Any, NamedTuple
+
+CHAT, COMPLETIONS, RESPONSES = "chat", "completions", "responses"
+GENERATING = (CHAT, COMPLETIONS)
+ALL = (*GENERATING, RESPONSES)
+
+
+class Unsupported(NamedTuple):
+    """One field. harmless: values, beside null, that ask for nothing. Empty lists and objects are among them for most."""
+
+    name: str
+    endpoints: tuple[str, ...]
+    harmless: tuple[Any, ...]
+    why: str
+
+
+_TRANSFER = "caches are not handed from server to server"
+_NO_IMAGES = "models here take text alone"
+_OF_BEAMS = "there is no beam search"
+_OF_TOKENS = "ids of tokens are in no answer; /tokenize has them"
+_HOSTED = "a tool of OpenAI's own service"
+
+UNSUPPORTED = (
+    Unsupported("access_programs", (RESPONSES,), ({},), "a programme of OpenAI's own service"),
+    Unsupported("allowed_token_ids", GENERATING, ([],), "the sampler can't restrict the vocabulary"),
+    Unsupported("audio", (CHAT,), (), _NO_IMAGES),
+    Unsupported("background", (RESPONSES,), (False,), "an answer comes on the connection that asked for it"),
+    Unsupported("background_options", (RESPONSES,), ({},), "an answer comes on the connection that asked for it"),
+    Unsupported("bad_words", GENERATING, ([],), "the sampler can't exclude words"),
+    Unsupported("chat_template", (CHAT,), (), "templates come from the model or from `--chat-template`"),
+    Unsupported("chat_template_kwargs", (CHAT,), ({},), "templates get no arguments of clients"),
+    Unsupported("context_management", (RESPONSES,), ([],), "no prompt is shortened"),
+    Unsupported("conversation", (RESPONSES,), (), "nothing is stored"),
+    Unsupported("documents", (CHAT,), ([],), "templates get no documents"),
+    Unsupported("early_stopping", GENERATING, (False,), _OF_BEAMS),
+    Unsupported("ec_transfer_params", GENERATING, ({},), _TRANSFER),
+    Unsupported("function_call", (CHAT,), ("none",), "OpenAI replaced it by `tool_choice`"),
+    Unsupported("functions", (CHAT,), ([],), "OpenAI replaced it by `tools`"),
+    Unsupported("image", (RESPONSES,), ({},), _NO_IMAGES),
+    Unsupported("include_reasoning", (CHAT,), (True,), "reasoning is not told apart from text"),
+    Unsupported("kv_transfer_params", GENERATING, ({},), _TRANSFER),
+    Unsupported("length_penalty", GENERATING, (1, 1.0), _OF_BEAMS),
+    Unsupported("logit_bias", GENERATING, ({},), "the sampler can't change single tokens"),
+    Unsupported("logits_processors", GENERATING, ([],), "clients bring no code"),
+    Unsupported("logprob_token_ids", GENERATING, ([],), "the most likely tokens are reported, and the generated one"),
+    Unsupported("max_tool_calls", (RESPONSES,), (), "there are no tools here"),
+    Unsupported("media_io_kwargs", (CHAT,), ({},), _NO_IMAGES),
+    Unsupported("mm_processor_kwargs", (CHAT, RESPONSES), ({},), _NO_IMAGES),
+    Unsupported("modalities", (CHAT,), (["text"],), _NO_IMAGES),
+    Unsupported("moderation", (CHAT, RESPONSES), ({},), "there is no moderation here"),
+    Unsupported("parallel_tool_calls", (CHAT, RESPONSES), (True, False), "there are no tools here"),
+    Unsupported("prediction", (CHAT,), (), "no output can be given in advance"),
+    Unsupported("previous_response_id", (RESPONSES,), (), "nothing is stored: send the whole conversation"),
+    Unsupported("prompt", (RESPONSES,), (), "nothing is stored, prompts of OpenAI's service neither"),
+    Unsupported("prompt_cache_options", (CHAT, RESPONSES), ({},), "prefixes are cached while there is room"),
+    Unsupported(
+        "prompt_cache_retention", (CHAT, RESPONSES), ("in_memory", "in-memory"), "prefixes are cached while there is room"
+    ),
+    Unsupported("prompt_embeds", (COMPLETIONS,), ([],), "prompts are text or token ids"),
+    Unsupported("prompt_logprobs", GENERATING, (), "there are no log probabilities of prompts"),
+    Unsupported("reasoning", (RESPONSES,), ({},), "there are no levels of reasoning here"),
+    Unsupported("reasoning_effort", (CHAT,), ("none",), "there are no levels of reasoning here"),
+    Unsupported("repetition_detection", GENERATING, ({},), "see `repetition_penalty`"),
+    Unsupported("response_format", (CHAT,), ({"type": "text"},), "output is free text"),
+    Unsupported("return_mm_kwargs", GENERATING, (True,), _NO_IMAGES),
+    Unsupported("return_prompt_text", GENERATING, (False,), _OF_TOKENS),
+    Unsupported("return_token_ids", GENERATING, (False,), _OF_TOKENS),
+    Unsupported("return_token_offsets", GENERATING, (False,), _OF_TOKENS),
+    Unsupported("return_tokens_as_token_ids", GENERATING, (False,), _OF_TOKENS),
+    Unsupported("routed_experts_prompt_start", GENERATING, (0,), "the experts of a token are in no answer"),
+    Unsupported("service_tier", ALL, ("auto", "default"), "all requests are served alike; see `priority`"),
+    Unsupported("store", ALL, (False,), "nothing is stored"),
+    Unsupported("stream_interval", GENERATING, (1,), "each step's tokens are sent at once"),
+    Unsupported("structured_outputs", GENERATING, ({},), "output is free text"),
+    Unsupported("suffix", (COMPLETIONS,), ("",), "models here continue a text, and don't fill gaps"),
+    Unsupported("thinking_token_budget", GENERATING, (-1,), "reasoning is not told apart from text"),
+    Unsupported("tool_choice", (CHAT, RESPONSES), ("none", "auto"), "there are no tools here"),
+    Unsupported("tools", (CHAT, RESPONSES), ([],), "there are no tools here"),
+    Unsupported("truncate_prompt_tokens", GENERATING, (), "no prompt is shortened"),
+    Unsupported("truncation", (RESPONSES,), ("disabled",), "no prompt is shortened"),
+    Unsupported("truncation_side", GENERATING, ("left", "right"), "no prompt is shortened"),
+    Unsupported("use_beam_search", GENERATING, (False,), _OF_BEAMS),
+    Unsupported("verbosity", (CHAT,), ("medium",), "ask for it in the messages"),
+    Unsupported("vllm_xargs", GENERATING, ({},), "there are no extensions here"),
+    Unsupported("watermarking", GENERATING, (False,), "texts have no watermarks"),
+    Unsupported("web_search_options", (CHAT,), (), _HOSTED),
+    *(
+        Unsupported(name, GENERATING, (), "output is free text")
+        for name in (
+            *("guided_choice", "guided_decoding_backend", "guided_grammar", "guided_json", "guided_regex"),
+            *("guided_whitespace_pattern", "structural_tag"),
+        )
+    ),
+)

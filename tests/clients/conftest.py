@@ -1,0 +1,46 @@
+"""A server with the demonstration model, for clients that know it by its address alone."""
+
+import json
+import os
+import re
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support.commands import Command
+
+SERVES = re.compile(r"blinkpy serves (\S+) on (http://\S+) ")
+KEY = "a-key-of-the-test"
+
+
+class Served:
+    """A running server. url: without /v1."""
+
+    def __init__(self, model: str, url: str) -> None:
+        self.model, self.url, self.key = model, url, KEY
+        self.base = f"{url}/v1"
+
+    def post(self, path: str, **fields: object) -> dict[str, Any]:
+        """An answer by plain HTTP, to compare with."""
+        headers = {"content-type": "application/json", "authorization": f"Bearer {KEY}"}
+        request = urllib.request.Request(f"{self.url}{path}", json.dumps(fields).encode(), headers)
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return dict(json.loads(answer.read()))
+
+    def chat(self, text: str, **fields: object) -> str:
+        """What the model answers with temperature 0."""
+        answer = self.post("/v1/chat/completions", messages=[{"role": "user", "content": text}], temperature=0, **fields)
+        return str(answer["choices"][0]["message"]["content"])
+
+
+@pytest.fixture(scope="session")
+def served() -> Iterator[Served]:
+    # Clients that look for news of their own on the internet need not find any.
+    os.environ |= {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "HF_HUB_OFFLINE": "1"}
+    arguments = ("serve", "demo", "--device", "cpu", "--dtype", "float32", "--port", "0", "--api-key", KEY)
+    command = Command(*arguments, python=os.environ["BLINKPY_PYTHON"])
+    try:
+        yield Served(*command.find(SERVES).groups())
+    finally:
+        command.end()

@@ -1,0 +1,212 @@
+"""The tables of fields: whole, by the official client's types; the same in check and schema; values that ask for nothing."""
+
+import json
+
+import openai.types.chat.completion_create_params as openai_chat
+import openai.types.completion_create_params as openai_completions
+import openai.types.responses.response_create_params as openai_responses
+import orjson
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.front_end.json_schema import valid
+
+from blinkpy.dpu.api_errors import ApiError
+from blinkpy.dpu.http.endpoints import ENDPOINTS, nullable, openapi, page
+from blinkpy.dpu.http.request_fields import CHAT_FIELDS, COMPLETION_FIELDS, parse
+from blinkpy.dpu.http.response_fields import RESPONSE_FIELDS, parse_response
+from blinkpy.queues.request_parameters import RequestParameters
+
+DEFAULTS = RequestParameters()
+TABLES = {"chat": CHAT_FIELDS, "completions": COMPLETION_FIELDS, "responses": RESPONSE_FIELDS}
+LEAST = {"chat": {"messages": [{"role": "user", "content": "x"}]}, "completions": {"prompt": "x"}, "responses": {"input": "x"}}
+
+# Of vLLM's requests (0.33), beside those of OpenAI's.
+VLLM = [
+    "use_beam_search", "top_k", "min_p", "repetition_penalty", "watermarking", "length_penalty", "stop_token_ids",
+    "include_stop_str_in_output", "ignore_eos", "min_tokens", "skip_special_tokens", "spaces_between_special_tokens",
+    "truncate_prompt_tokens", "truncation_side", "prompt_logprobs", "logprob_token_ids", "allowed_token_ids", "bad_words",
+    "add_special_tokens", "structured_outputs", "priority", "request_id", "session_id", "return_tokens_as_token_ids",
+    "return_token_ids", "routed_experts_prompt_start", "return_token_offsets", "return_mm_kwargs", "cache_salt",
+    "kv_transfer_params", "ec_transfer_params", "vllm_xargs", "repetition_detection", "thinking_token_budget",
+    "stream_interval", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structural_tag",
+    "guided_decoding_backend", "guided_whitespace_pattern", "logits_processors",
+]  # fmt: skip
+VLLM_CHAT = [
+    "echo", "add_generation_prompt", "continue_final_message", "documents", "chat_template", "chat_template_kwargs",
+    "media_io_kwargs", "mm_processor_kwargs", "include_reasoning", "return_prompt_text", "best_of",
+]  # fmt: skip
+VLLM_RESPONSES = ["request_id", "mm_processor_kwargs", "priority", "cache_salt"]
+
+# What asks for nothing, written down from the two references, whatever the tables have.
+HARMLESS = {
+    "n": [1],
+    "best_of": [1],
+    "echo": [False],
+    "logit_bias": [{}],
+    "user": ["u"],
+    "stop": [[]],
+    "stop_token_ids": [[]],
+    "bad_words": [[]],
+    "presence_penalty": [0, 0.0],
+    "repetition_penalty": [1, 1.0],
+    "length_penalty": [1, 1.0],
+    "use_beam_search": [False],
+    "min_tokens": [0],
+    "top_k": [0, -1],
+    "skip_special_tokens": [True],
+    "spaces_between_special_tokens": [True, False],
+    "include_stop_str_in_output": [False],
+    "return_token_ids": [False],
+    "return_tokens_as_token_ids": [False],
+    "structured_outputs": [{}, {"json": None}],
+    "stream_options": [
+        {}, {"include_usage": None}, {"include_usage": False, "continuous_usage_stats": False, "include_obfuscation": False},
+    ],
+}  # fmt: skip
+HARMLESS_CHAT = {
+    "metadata": [{}, {"a": "b"}],
+    "store": [False],
+    "service_tier": ["auto", "default"],
+    "parallel_tool_calls": [True, False],
+    "tools": [[]],
+    "tool_choice": ["none"],
+    "functions": [[]],
+    "function_call": ["none"],
+    "response_format": [{"type": "text"}],
+    "modalities": [["text"]],
+    "logprobs": [False],
+    "top_logprobs": [0],
+    "add_generation_prompt": [True],
+    "continue_final_message": [False],
+    "add_special_tokens": [False],
+    "chat_template_kwargs": [{}],
+    "documents": [[]],
+    "verbosity": ["medium"],
+    "prompt_cache_key": ["k"],
+    "safety_identifier": ["s"],
+}
+HARMLESS_COMPLETIONS = {"suffix": [""], "add_special_tokens": [True], "logprobs": []}
+HARMLESS_RESPONSES = {
+    "background": [False], "store": [False], "tools": [[]], "tool_choice": ["none", "auto"], "truncation": ["disabled"],
+    "include": [[]], "text": [{}, {"format": {"type": "text"}}, {"format": None, "verbosity": "medium"}],
+    "reasoning": [{}, {"effort": None, "summary": None}], "parallel_tool_calls": [True], "service_tier": ["auto"],
+    "stream_options": [{"include_obfuscation": False}], "metadata": [{}], "top_logprobs": [0],
+}  # fmt: skip
+
+
+def accept(endpoint: str, **fields: object):
+    body = json.dumps(LEAST[endpoint] | fields).encode()
+    return parse_response(body, DEFAULTS) if endpoint == "responses" else parse(body, TABLES[endpoint], DEFAULTS)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "types", "more"),
+    [
+        ("chat", openai_chat.CompletionCreateParamsStreaming, VLLM + VLLM_CHAT),
+        ("completions", openai_completions.CompletionCreateParamsStreaming, [*VLLM, "prompt_embeds"]),
+        ("responses", openai_responses.ResponseCreateParamsStreaming, VLLM_RESPONSES),
+    ],
+)
+def test_every_field_of_the_references_is_known(endpoint, types, more) -> None:
+    names = {name for kind in (types, *types.__orig_bases__) for name in kind.__annotations__}
+    assert len(names) > 15
+    assert not (names | set(more)) - set(TABLES[endpoint])
+
+
+@pytest.mark.parametrize("endpoint", TABLES)
+def test_null_counts_as_absent(endpoint) -> None:
+    nulls = dict.fromkeys(TABLES[endpoint], None)
+    assert accept(endpoint, **(nulls | LEAST[endpoint])) == accept(endpoint)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "values"),
+    [
+        ("chat", HARMLESS | HARMLESS_CHAT),
+        ("completions", HARMLESS | HARMLESS_COMPLETIONS),
+        ("responses", HARMLESS_RESPONSES),
+    ],
+)
+def test_values_that_ask_for_nothing_are_accepted(endpoint, values) -> None:
+    plain = accept(endpoint)
+    for name, harmless in values.items():
+        for value in harmless:
+            request = accept(endpoint, **{name: value})
+            assert (request.stop, request.stop_ids, request.stream) == (plain.stop, plain.stop_ids, plain.stream), name
+            assert request.parameters == plain.parameters, name
+
+
+@pytest.mark.parametrize("endpoint", TABLES)
+def test_other_values_of_fields_without_support_are_refused_with_a_reason(endpoint) -> None:
+    for name, row in TABLES[endpoint].items():
+        if not row.supported:
+            for value in ("nonsense", 7, 2.5, {"a": 1}, ["a"]):
+                with pytest.raises(ApiError) as caught:
+                    accept(endpoint, **{name: value})
+                error = caught.value
+                assert (error.status, error.param, error.code) == (400, name, "unsupported_parameter"), (name, value)
+                assert row.values.rpartition("; ")[2].strip() in error.message
+
+
+# ---- one declaration ---------------------------------------------------------------------------------------------------
+
+LOOSE = {"stream_options", "text", "messages", "input", "prompt", "metadata"}  # the check has more rules than the schema
+EDGES = (-(2**63) - 1, -(2**31) - 1, -2.01, -2, -1, 0, 0.0, 1e-9, 0.5, 1, 1.0, 2, 20, 21, 100, 100.5, 2**31, 2**63)
+NUMBERS = st.sampled_from(EDGES)
+STRINGS = st.sampled_from(["", "x", "auto", "none", "x" * 1025, "é", "text"]) | st.text(max_size=3)
+VALUES = st.recursive(
+    st.none() | st.booleans() | NUMBERS | STRINGS,
+    lambda inner: st.lists(inner, max_size=18) | st.dictionaries(st.sampled_from(["type", "text", "role", "content"]), inner),
+    max_leaves=6,
+)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=150)
+@given(VALUES)
+def test_checks_take_what_the_schemas_take(value) -> None:
+    for endpoint, table in TABLES.items():
+        for name, row in table.items():
+            try:
+                if value is not None:
+                    row.check(name, value)
+                accepted = True
+            except ApiError:
+                accepted = False
+            described = valid(value, nullable(row.schema))
+            assert described or not accepted, f"{endpoint}: the check of {name} takes {value!r}, its schema does not"
+            exact = name not in LOOSE and not _float_for_integer(value) and "\0" not in str(value)
+            assert accepted or not described or not exact, f"{endpoint}: the schema of {name} takes {value!r}, its check does not"
+
+
+def _float_for_integer(value: object) -> bool:
+    """JSON Schema takes 1.0 for an integer."""
+    return isinstance(value, float) or (isinstance(value, list) and any(map(_float_for_integer, value)))
+
+
+def test_the_openapi_document_has_every_endpoint_and_field() -> None:
+    document = orjson.loads(openapi())
+    assert document["openapi"].startswith("3.1")
+    assert {path.replace("{NAME}", "NAME") for path in document["paths"]} == {one.path for one in ENDPOINTS}
+    for one in ENDPOINTS:
+        operation = document["paths"][one.path.replace("NAME", "{NAME}")][one.method.lower()]
+        assert (operation["security"] == []) == one.open
+        if one.fields is not None:
+            schema = operation["requestBody"]["content"]["application/json"]["schema"]
+            assert set(schema["properties"]) == set(one.fields)
+            assert set(schema["required"]) <= set(one.fields)
+    for endpoint, path in (("chat", "/v1/chat/completions"), ("completions", "/v1/completions"), ("responses", "/v1/responses")):
+        schema = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        assert valid(LEAST[endpoint] | {"temperature": 0.5, "stop": ["a"], "user": None}, schema)
+        assert not valid(LEAST[endpoint] | {"temperature": "hot"}, schema)
+        assert not valid(LEAST[endpoint] | {"unheard_of": 1}, schema)
+        assert not valid({}, schema)
+
+
+def test_the_page_needs_nothing_from_elsewhere() -> None:
+    text = page().decode()
+    assert "http://" not in text
+    assert "https://" not in text
+    assert "<script" not in text
+    for name in CHAT_FIELDS:
+        assert f"<td>{name}</td>" in text

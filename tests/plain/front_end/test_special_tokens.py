@@ -1,0 +1,187 @@
+"""Special tokens: what is spelled like one is text, unless the chat template wrote it, or a client asked for it."""
+
+import random
+
+import numpy as np
+import pytest
+from support.front_end.tiny_tokenizer import byte_fallback_json, byte_level_json, word_piece_json, write_model
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Encoder
+
+from blinkpy.dpu.text.chat_prompt import chat_prompt
+from blinkpy.dpu.text.chat_template import ChatError, ChatTemplate
+from blinkpy.dpu.text.tokenizer import Tokenizer
+from blinkpy.models.weights.model_folder import DEMO_FOLDER
+
+TEMPLATE = (
+    "<s>{% for m in messages %}<|start|>{{ m.role }}: {{ m.content | trim }}</s>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>{% endif %}"
+)
+PIECES = [
+    "<s>",
+    "</s>",
+    "<|start|>",
+    "<|st",
+    "art|>",
+    "<",
+    ">",
+    "|",
+    "s>",
+    "/s>",
+    " ",
+    "  ",
+    "\n",
+    "the dog",
+    "é😀",
+    "<tool>",
+    "two words é",
+    "a",
+]
+
+
+def greedy_json() -> str:
+    """Special tokens that take spaces beside them, that are part of one another, and one that is normalized."""
+    encoder = Encoder.from_str(byte_level_json())
+    encoder.add_special_tokens(
+        [AddedToken("<mask>", lstrip=True), AddedToken("<mask>s", rstrip=True), AddedToken("<N>", normalized=True)]
+    )
+    return str(encoder.to_str())
+
+
+@pytest.fixture(scope="module", params=["byte-level", "byte-fallback", "word-piece", "greedy", "demo"])
+def folder(request, tmp_path_factory):
+    made = {
+        "byte-level": byte_level_json,
+        "byte-fallback": byte_fallback_json,
+        "word-piece": word_piece_json,
+        "greedy": greedy_json,
+    }
+    if request.param == "demo":
+        return DEMO_FOLDER
+    return write_model(tmp_path_factory.mktemp("model"), made[request.param]())
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder):
+    return Tokenizer(folder)
+
+
+@pytest.fixture(scope="module")
+def library(folder):
+    """The tokenizer as the library has it."""
+    encoder = Encoder.from_file(str(folder / "tokenizer.json"))
+    encoder.no_truncation()
+    return encoder
+
+
+def texts(library: Encoder, rng: np.random.Generator, count: int) -> list[str]:
+    special = [token.content for token in library.get_added_tokens_decoder().values() if token.special]
+    return ["".join(rng.choice([*PIECES, *special], rng.integers(1, 12))) for _ in range(count)]
+
+
+def special_ids(library: Encoder) -> set[int]:
+    return {number for number, token in library.get_added_tokens_decoder().items() if token.special}
+
+
+def test_asked_for_they_are_the_librarys(tokenizer, library, rng) -> None:
+    for text in texts(library, rng, 300):
+        for added in (True, False):
+            expected = library.encode(text, add_special_tokens=added).ids
+            if isinstance(tokenizer.config.get("add_bos_token"), bool) and added:
+                continue
+            assert tokenizer.encode(text, added, parse_special=True).tolist() == expected, text
+
+
+def test_otherwise_they_are_text(tokenizer, library, rng) -> None:
+    library.encode_special_tokens = True
+    try:
+        for text in texts(library, rng, 300):
+            ids = tokenizer.encode(text, add_special_tokens=False).tolist()
+            assert not set(ids) & special_ids(library) - {library.token_to_id("[UNK]"), library.token_to_id("<unk>")}, text
+            assert ids == library.encode(text, add_special_tokens=False).ids
+    finally:
+        library.encode_special_tokens = False
+
+
+def test_messages_can_not_write_what_the_template_writes(tmp_path, rng) -> None:
+    """Whatever the messages are, the prompt has the template's special tokens, and reads as the plain rendering does."""
+    tokenizer = Tokenizer(write_model(tmp_path, greedy_json()))
+    library = Encoder.from_str(greedy_json())
+    template = ChatTemplate(TEMPLATE, {}, 100_000)
+    for _ in range(300):
+        count = int(rng.integers(1, 4))
+        messages = [{"role": rng.choice(["user", "assistant"]), "content": text} for text in texts(library, rng, count)]
+        text, ids = chat_prompt(template, tokenizer, messages)
+        assert text == template.render(messages), "people read what the template makes of the messages"
+        found = [library.id_to_token(number) for number in ids.tolist() if number in special_ids(library)]
+        assert found == ["<s>", *["<|start|>", "</s>"] * count, "<|start|>"], messages
+        assert tokenizer.decode(ids, skip_special_tokens=False) == text
+
+
+@pytest.mark.parametrize(
+    ("source", "contents"),
+    [
+        ("{{ messages[0].content }}{{ messages[1].content }}", ["<|st", "art|>"]),
+        ("{{ messages[0].content }}{{ messages[1].content }}", ["<", "s>"]),
+        ("{{ messages[0].content | trim }}{{ messages[1].content | trim }}", [" <|start|\n", "\t>"]),
+        ("<|{{ messages[0].content }}|>{{ messages[1].content }}", ["start", ""]),
+        ("{{ messages[0].content }}|>", ["<|start", ""]),
+        ("{{ messages | tojson }}", ["<|start|>", "</s>"]),
+        ("{{ messages[0].content ~ messages[1].content | upper | lower }}", ["</", "s>"]),
+    ],
+)
+def test_halves_do_not_become_one(tmp_path, source, contents) -> None:
+    tokenizer = Tokenizer(write_model(tmp_path))
+    messages = [{"role": "user", "content": content} for content in contents]
+    text, ids = chat_prompt(ChatTemplate(source, {}, 10_000), tokenizer, messages)
+    assert text == ChatTemplate(source, {}, 10_000).render(messages)
+    assert not set(ids.tolist()) & {0, 1, 2}
+    assert tokenizer.decode(ids, skip_special_tokens=False) == text
+
+
+def test_names_and_nested_values_are_marked_too(tmp_path) -> None:
+    tokenizer = Tokenizer(write_model(tmp_path))
+    marked = tokenizer.specials.mark(
+        {"role": "start", "name": "<s>", "parts": [{"text": "a</s>", "<s>": 1, "type": "<s>"}, 5, None, True]}
+    )
+    assert marked["role"] == "start", "a word of the API, of which templates make special tokens"
+    assert "<s>" not in str(marked)
+    assert marked["parts"][1:] == [5, None, True]
+    assert tokenizer.specials.unmark(marked["parts"][0]["text"]) == "a</s>"
+    plain = "an ordinary text"
+    assert tokenizer.specials.mark(plain) is plain
+
+
+def test_the_last_message_can_be_continued(tmp_path) -> None:
+    tokenizer = Tokenizer(write_model(tmp_path))
+    template = ChatTemplate(TEMPLATE, {}, 10_000)
+    messages = [{"role": "user", "content": "Tell me"}, {"role": "assistant", "content": "Once</s> upon "}]
+    text, ids = chat_prompt(template, tokenizer, messages, continue_final_message=True)
+    assert text == "<s><|start|>user: Tell me</s>\n<|start|>assistant: Once</s> upon "
+    assert ids.tolist().count(1) == 1
+    assert chat_prompt(template, tokenizer, messages, add_generation_prompt=False)[0].endswith("upon</s>\n")
+    with pytest.raises(ChatError, match="continued"):
+        chat_prompt(ChatTemplate("{{ messages[0].content }}", {}, 100), tokenizer, messages, continue_final_message=True)
+
+
+def test_aliases_are_nobodys_guess(tmp_path) -> None:
+    """Two tokenizers of one folder have other aliases, and outputs have no ids beyond the vocabulary."""
+    one, other = Tokenizer(write_model(tmp_path)), Tokenizer(tmp_path)
+    names = set(one.specials._aliases.values())
+    assert not names & set(other.specials._aliases.values())
+    for alias in names:
+        assert other.encode(alias).max() < other.vocab_size
+    assert one.encode("".join(random.sample(sorted(names), len(names)))).max() < one.vocab_size, (
+        "an alias that got out is a token"
+    )
+
+
+def test_outputs_with_special_tokens(tokenizer, library, rng) -> None:
+    """As the library decodes them, for tokenizers whose tokens have texts of their own."""
+    size = min(tokenizer.vocab_size, 400)
+    for _ in range(100):
+        ids = rng.integers(0, size, 6).tolist()
+        shown = tokenizer.decode(ids, skip_special_tokens=False)
+        for number in set(ids) & special_ids(library):
+            assert library.id_to_token(number) in shown
+        assert tokenizer.decode(ids) == tokenizer.decode([number for number in ids if number not in special_ids(library)])
