@@ -258,9 +258,15 @@ def test_no_slot_is_429_and_others_go_on(server, engine) -> None:
 
 
 def test_several_prompts_need_several_slots_or_take_none(server, engine) -> None:
+    assert error(server.complete([[7]] * (engine.sizes.slots + 1), max_tokens=1), 400)["param"] == "prompt"
     engine.hold = True
-    assert error(server.complete([[7]] * (engine.sizes.slots + 1), max_tokens=1), 429)
-    assert server.engine_client.pair.in_flight == 0
+    with ThreadPoolExecutor(1) as pool:
+        one = pool.submit(server.complete, [7], max_tokens=1)
+        wait_for(lambda: engine.submitted)
+        assert error(server.complete([[7]] * engine.sizes.slots, max_tokens=1), 429)
+        assert server.engine_client.pair.in_flight == 1
+        engine.hold = False
+        assert one.result(20).status_code == 200
 
 
 @pytest.mark.parametrize("stream", [True, False])
