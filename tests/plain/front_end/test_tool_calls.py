@@ -211,7 +211,7 @@ def test_broken_calls_are_not_lost(name: str, seed: int) -> None:
     """A call that ends early, or with a character missing or one too many: every word of it arrives."""
     draw = random.Random(seed)
     for _ in range(100):
-        calls = [(f"call_{i}_call", {f"k{i}k{j}k": f"v{i}v{j}v" for j in range(3)}) for i in range(draw.randrange(1, 4))]
+        calls = [(f"call_{i}_call", {f"k{i}k{j}k": f"w{i}w{j}w" for j in range(3)}) for i in range(draw.randrange(1, 4))]
         text, _ = draw.choice(WRITERS[name])(draw, calls)
         at = draw.randrange(len(text))
         broken = draw.choice([text[:at], text[:at] + text[at + 1 :], text[:at] + draw.choice(MARKERS) + text[at:]])
