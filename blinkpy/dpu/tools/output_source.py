@@ -16,7 +16,7 @@ Result = TypeVar("Result")
 Steps = Generator[None, None, Result]
 """A parser, or a part of one: it yields where it needs more text."""
 
-HEAD_CHARACTERS = 8192  # of what may stand before the arguments of a call; it is held back, and read again if it is no call
+HEAD_CHARACTERS = 8192  # of what may stand before the arguments of a call; it is held back
 MOST_SPACE = 256  # characters of white space that may stand before a literal
 JSON_QUOTES, PYTHON_QUOTES = '"', "\"'"
 _SPACE = re.compile(r"\s*")
@@ -94,10 +94,10 @@ class OutputSource:
             self._at, self._mark = self._mark, None
 
     def refuse(self) -> None:
-        """What began at the mark is no call: its first character is content, and the source goes on behind it."""
-        self.back()
-        self.content(self._text[self._at : self._at + 1])
-        self._at = min(self._at + 1, len(self._text))
+        """What began at the mark is no call: up to where that showed it is content, which is not searched for calls again."""
+        start, self._mark = self._at if self._mark is None else self._mark, None
+        self._at = min(max(self._at, start + 1), len(self._text))
+        self.content(self._text[start : self._at])
 
     def more(self) -> Steps[bool]:
         """Wait for text. False at the end. Raises NotACall where too much is held back."""
