@@ -18,7 +18,6 @@ import orjson
 from blinkpy.config import FrontendOptions
 from blinkpy.dpu.api_errors import ApiError, unavailable
 from blinkpy.dpu.http.answer_sinks import Collector, Streamer
-from blinkpy.dpu.http.answers import Answer
 from blinkpy.dpu.http.connection import SCOPE_KEY
 from blinkpy.dpu.http.exchange import JSON, ClientGone, Exchange, Receive, Scope, Send
 from blinkpy.dpu.http.request_fields import CHAT_FIELDS, COMPLETION_FIELDS, parse
@@ -141,7 +140,7 @@ class App:
             if counter == "slow_clients":
                 connection.abort()
 
-        answer = Answer(chat, service.model, service.tokenizer.spell)
+        answer = service.answer(request)
         sink = Collector(answer, request.n, request.parameters.logprobs >= 0)
         if request.stream:
             sink = Streamer(answer, connection, self.options.max_output_backlog, partial(drop, "slow_clients"))

@@ -16,7 +16,10 @@ from blinkpy.dpu.api_errors import ApiError, bad_request
 from blinkpy.dpu.engine_link import EngineLink, Submission
 from blinkpy.dpu.generation import Generation
 from blinkpy.dpu.http.answer_sinks import Collector
-from blinkpy.dpu.http.request_fields import Message, Request, token_limit
+from blinkpy.dpu.http.answers import Answer
+from blinkpy.dpu.http.chat_dialect import ChatDialect
+from blinkpy.dpu.http.message_answer import MessageAnswer
+from blinkpy.dpu.http.request_fields import Request, token_limit
 from blinkpy.dpu.metrics import Metrics
 from blinkpy.dpu.text.chat_template import ChatError, load_template
 from blinkpy.dpu.text.tokenizer import Tokenizer
@@ -43,6 +46,7 @@ class Service:
             raise ConfigError(f"{folder}: {error}") from error
         limit = config.frontend.max_body_bytes + TEMPLATE_SLACK
         self.template = load_template(folder, self.tokenizer.config, config.model.chat_template, limit)
+        self.dialect = ChatDialect(self.template, config.model, self.tokenizer.model_type)
         self._threads = ThreadPoolExecutor(max_workers=max(1, min(4, os.cpu_count() or 1)), thread_name_prefix="tokenize")
 
     def close(self) -> None:
@@ -58,7 +62,9 @@ class Service:
         """Token ids of each prompt. Raises ApiError with status 400 for one that can't be."""
         if request.messages is not None:
             characters = sum(len(message["content"]) for message in request.messages)
-            prompts = [await self._run(characters, self._chat_prompt, request.messages)]
+            if request.tools or any("tool_calls" in message for message in request.messages):
+                characters += INLINE_CHARACTERS  # their size was not counted
+            prompts = [await self._run(characters, self._chat_prompt, request)]
         else:
             prompts = [await self._prompt(prompt) for prompt in request.prompts]
         if any(len(prompt) == 0 for prompt in prompts):
@@ -71,13 +77,18 @@ class Service:
             return tokenize(text)
         return await asyncio.get_running_loop().run_in_executor(self._threads, tokenize, text)
 
-    def _chat_prompt(self, messages: list[Message]) -> Int32:
-        if self.template is None:
-            raise bad_request("This model has no chat template; use /v1/completions, or start with --chat-template.", "messages")
+    def _chat_prompt(self, request: Request) -> Int32:
         try:
-            return self.tokenizer.encode(self.template.render(messages), add_special_tokens=False)
+            text, request.expected = self.dialect.prompt(request)
+            return self.tokenizer.encode(text, add_special_tokens=False)
         except ChatError as error:
             raise bad_request(f"{error}", "messages", "invalid_messages") from error
+
+    def answer(self, request: Request) -> Answer:
+        """The envelope of a request's answer, once it has its prompts."""
+        if request.expected is not None:
+            return MessageAnswer(self.model, self.tokenizer.spell, request.expected, request.include_reasoning)
+        return Answer(request.messages is not None, self.model, self.tokenizer.spell)
 
     async def _prompt(self, prompt: str | list[int]) -> Int32:
         if isinstance(prompt, str):
@@ -116,7 +127,7 @@ class Service:
                 parameters = replace(parameters, logprobs=max(0, parameters.logprobs))
             leader = None
             for choice, sampling in enumerate(parameters.variants(choices)):
-                detokenizer = self.tokenizer.detokenizer(prompt)
+                detokenizer = self.tokenizer.detokenizer(prompt, () if request.expected is None else self.dialect.tokens)
                 number = index * choices + choice
                 generation = Generation(number, len(prompt), detokenizer, request.stop, arrival, sink, sampling.logprobs, leader)
                 work.append((generation, prompt, sampling))

@@ -59,11 +59,14 @@ class Tokenizer:
         self.encoder.no_padding()
         self.vocab_size = self.encoder.get_vocab_size(with_added_tokens=True)  # the model's may be larger
         self.bos_id = self._id(special_token(self.config, "bos_token"))  # at the start of a text, if any
-        self.eos_ids = self._eos_ids(read_json(folder / "config.json"))  # each ends a text; at most STOP_IDS
+        model_config = read_json(folder / "config.json")
+        self.model_type = str(model_config.get("model_type", ""))
+        self.eos_ids = self._eos_ids(model_config)  # each ends a text; at most STOP_IDS
         # As in Hugging Face's library: without an explicit add_bos_token the post-processor of tokenizer.json decides.
         self._add_bos = self.config.get("add_bos_token")
         self._add_eos = self.config.get("add_eos_token") is True
         self._texts = TokenTexts(self.encoder)
+        self._texts_showing: dict[tuple[str, ...], TokenTexts] = {(): self._texts}
 
     def _id(self, token: str | None) -> int | None:
         found = None if token is None else self.encoder.token_to_id(token)
@@ -96,10 +99,13 @@ class Tokenizer:
             ids = [*before, *ids, *after]
         return np.array(ids, np.int32)
 
-    def detokenizer(self, prompt: Int32 | None = None) -> Detokenizer:
-        """A detokenizer for a request's output. prompt: its prompt, which a few kinds of tokenizers need."""
+    def detokenizer(self, prompt: Int32 | None = None, showing: tuple[str, ...] = ()) -> Detokenizer:
+        """A detokenizer for a request's output. prompt: its prompt, which a few kinds of tokenizers need. showing: tokens that
+        have text though they are special; a table is kept for each such tuple, so there must be few."""
+        if showing not in self._texts_showing:
+            self._texts_showing[showing] = self._texts.showing(showing)
         tail = None if prompt is None or self._texts.texts is not None else prompt[-16:].tolist()
-        return Detokenizer(self._texts, tail)
+        return Detokenizer(self._texts_showing[showing], tail)
 
     def spell(self, token: int) -> tuple[str, bytes]:
         """Text and bytes of one token by itself, special ones included. Bytes that are no text are written as \\xNN."""

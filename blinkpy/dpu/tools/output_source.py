@@ -233,7 +233,7 @@ class OutputSource:
 
 
 def decoded(literal: str) -> str:
-    """The text of a JSON string; line breaks in it are taken. Raises NotACall for one that is none, or that UTF-8 can't hold."""
+    """The text of a JSON string; line breaks in it are taken. Raises NotACall where it is invalid, or UTF-8 can't hold it."""
     try:
         text = json.loads(literal, strict=False)
         text.encode()
