@@ -16,6 +16,7 @@ from blinkpy.dpu.api_errors import bad_request
 from blinkpy.dpu.generation import MAX_CHOICES
 from blinkpy.dpu.http import tool_fields
 from blinkpy.dpu.http.tool_fields import MORE_MESSAGE_FIELDS, Tool, ToolChoice, check_choice, tool_message_fields
+from blinkpy.dpu.http.value_checks import says_nothing
 from blinkpy.dpu.http.value_checks import text as _text
 from blinkpy.dpu.http.value_checks import typed as _typed
 from blinkpy.dpu.http.value_checks import unsupported as _unsupported
@@ -146,7 +147,7 @@ def _messages(name: str, value: Any) -> list[Message]:
 def _message(where: str, value: Any) -> Message:
     role = _typed(where, value, dict).get("role")
     for key, entry in value.items():
-        if key not in MESSAGE_FIELDS and entry is not None and key not in MORE_MESSAGE_FIELDS.get(str(role), ()):
+        if key not in MESSAGE_FIELDS and key not in MORE_MESSAGE_FIELDS.get(str(role), ()) and not says_nothing(entry):
             raise _unsupported(f"{where}.{key}")
     if role not in ROLES:
         raise bad_request(f"'{where}.role' must be one of {', '.join(ROLES)}.", f"{where}.role", "invalid_value")

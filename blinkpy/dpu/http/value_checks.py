@@ -15,6 +15,11 @@ def typed(name: str, value: Any, *kinds: type) -> Any:
     return value
 
 
+def says_nothing(value: Any) -> bool:
+    """Whether a value is null, or holds nothing else: clients send back what they know of an answer, with empty fields."""
+    return value is None or value == [] or (type(value) is dict and all(entry is None for entry in value.values()))
+
+
 def unsupported(name: str) -> ApiError:
     """The error for a field that is not known."""
     return bad_request(f"'{name}' is not supported.", name[:200], "unsupported_parameter")

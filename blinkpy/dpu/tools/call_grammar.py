@@ -53,7 +53,7 @@ def _sequence(*parts: str | Grammar) -> Grammar:
 
 def _arguments(schema: Mapping[str, Any], text: CallText) -> Grammar:
     if not text.keywords:
-        return {"schema": schema}
+        return {"schema": {"type": "object", **schema}}
     properties = {name: {"schema": _rooted(entry, schema)} for name, entry in schema.get("properties", {}).items()}
     required = [name for name in properties if name in schema.get("required", ())]
     optional = [name for name in properties if name not in required]

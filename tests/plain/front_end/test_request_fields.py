@@ -281,7 +281,7 @@ def test_tools_and_calls() -> None:
     messages = [
         *HELLO,
         {"role": "assistant", "content": None, "tool_calls": calls, "reasoning": "so", "refusal": None},
-        {"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "5"}]},
+        {"role": "tool", "tool_call_id": "c", "annotations": [], "extra": {"a": None}, "content": "5"},
     ]
     _, said, result = chat(messages=messages).messages or []
     assert (said["content"], said["reasoning_content"]) == ("", "so")
