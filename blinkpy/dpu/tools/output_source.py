@@ -136,9 +136,11 @@ class OutputSource:
         """Where a literal ends, if it is the next visible text here; 0 otherwise. Nothing is passed by."""
         while True:
             start = _SPACE.match(self._text, self._at).end()  # type: ignore[union-attr]
+            if start - self._at > MOST_SPACE:
+                return 0
             if self._text.startswith(literal, start):
                 return start + len(literal)
-            if not literal.startswith(self._text[start:]) or start - self._at > MOST_SPACE or not (yield from self.more()):
+            if not literal.startswith(self._text[start:]) or not (yield from self.more()):
                 return 0
 
     def skip(self, literal: str) -> Steps[bool]:

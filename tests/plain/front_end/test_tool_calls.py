@@ -286,6 +286,11 @@ def test_ends_of_calls() -> None:
     assert said("hermes", '<tool_call>{"name": "f", "arguments": {}, "other": 5}')[0] == ', "other": 5}'
     assert said("llama3_json", '{"name": "Bob", "parameters": {"age": 5}}') == ('{"name": "Bob", "parameters": {"age": 5}}', [])
     assert said("llama3_json", '<|python_tag|>print("x")') == ('<|python_tag|>print("x")', [])
+    spaces = " " * 300 + "</tool_call>"  # too many to wait behind them
+    assert said("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}}' + spaces) == (spaces, call)
+    refused = '<tool_call>{"id": "<tool_call>{"name": "f", "arguments": {"a": 1}}'  # is not searched again: time stays linear
+    assert said("hermes", refused) == (refused, [])
+    assert said("phi4_mini_json", 'functools {"name": "f"}') == ('functools {"name": "f"}', [])
     assert said("pythonic", "[get_x(a=1)(b=2)]") == ("(b=2)]", [["get_x", '{"a": 1}']])
     assert said("pythonic", "[1, 2, 3]") == ("[1, 2, 3]", [])
     assert said("mistral", '[TOOL_CALLS]{"name": "f", "arguments": {"a": 1}}') == ("", call)
