@@ -125,7 +125,7 @@ def add_option(group: argparse._ArgumentGroup, item: dataclasses.Field[Any]) -> 
 
 
 def make_parser() -> Parser:
-    load_transports()
+    load_choices()
     parser = Parser(prog="blinkpy", description="Serve large language models.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"blinkpy {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -163,8 +163,10 @@ def add_command(commands: Any, command: Command | Tool, argument: str) -> argpar
     return sub
 
 
-def load_transports() -> None:
-    """Make the options of all transports known to Config."""
+def load_choices() -> None:
+    """Make the options of all transports known to Config, and the names of all parsers."""
+    import_module("blinkpy.dpu.tools.reasoning")
+    import_module("blinkpy.dpu.tools.call_format").call_formats()
     import_module("blinkpy.dpu.link.connectors")
     import_module("blinkpy.engine.link.listeners")
 

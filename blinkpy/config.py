@@ -16,6 +16,10 @@ Options = TypeVar("Options")
 
 TRANSPORTS: dict[str, str] = {}
 """What each transport is for, by name: blinkpy.transport.transport_kinds fills it."""
+TOOL_CALL_PARSERS: dict[str, str] = {}
+"""How models write tool calls, by name: blinkpy.dpu.tools.call_format fills it."""
+REASONING_PARSERS: dict[str, str] = {}
+"""How models mark reasoning, by name: blinkpy.dpu.tools.reasoning fills it."""
 _EXTENSIONS: dict[type, str] = {}  # dataclasses of options, and the sections that they extend
 
 ENGINE, FRONT, LINK, ALL = "serve engine", "serve frontend", "engine frontend", "serve engine frontend"
@@ -73,6 +77,12 @@ class ModelOptions:
         0, "tokens of a sequence, prompt and output together (0: what model and cache allow)", low=0, high=1 << 22
     )
     chat_template: str = option("", "file with a Jinja chat template (default: the model's own)", commands=FRONT)
+    tool_call_parser: str = option(
+        "auto", "how the model writes tool calls (auto: by its chat template)", choices=TOOL_CALL_PARSERS, commands=FRONT
+    )
+    reasoning_parser: str = option(
+        "auto", "how the model marks its reasoning (auto: by its chat template)", choices=REASONING_PARSERS, commands=FRONT
+    )
     seed: int = option(0, "seed of random weights", low=0, high=2**63 - 1)
 
 

@@ -35,7 +35,7 @@ failed at run time, 2 for wrong options or a model that can't be served.
 
 
 def main() -> None:
-    cli.load_transports()
+    cli.load_choices()
     halves = {item.name: "" for _, item in options()}
     for half in ("engine", "frontend"):
         for _, item in options(half):

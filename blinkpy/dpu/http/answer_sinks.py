@@ -94,7 +94,9 @@ class Streamer(Collector):
             self._write(b"".join(waiting))
 
     def on_text(self, generation: Generation, text: str, logprobs: list[TokenLogprobs]) -> None:
-        self._write_event(self.answer.event(generation.index, text, logprobs))
+        event = self.answer.event(generation.index, text, logprobs)
+        if event:
+            self._write_event(event)
 
     def ended(self, generation: Generation) -> None:
         if generation.error is None and generation.finish_reason is not None:

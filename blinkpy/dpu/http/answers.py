@@ -120,12 +120,13 @@ class Answer:
         """The event of an error in a stream, its last one."""
         return b"data: %b\n\n" % error.body()
 
+    def _entry(self, choice: Choice) -> dict[str, Any]:
+        content = {"message": {"role": "assistant", "content": choice.text}} if self.chat else {"text": choice.text}
+        logprobs = self._logprobs(choice.logprobs)
+        return {"index": choice.index, **content, "logprobs": logprobs, "finish_reason": choice.finish_reason}
+
     def whole(self, choices: list[Choice], usage: Usage) -> bytes:
         """The body of an answer that is not streamed."""
-        entries = []
-        for choice in choices:
-            content = {"message": {"role": "assistant", "content": choice.text}} if self.chat else {"text": choice.text}
-            logprobs = self._logprobs(choice.logprobs)
-            entries.append({"index": choice.index, **content, "logprobs": logprobs, "finish_reason": choice.finish_reason})
+        entries = [self._entry(choice) for choice in choices]
         head = self._head("chat.completion" if self.chat else "text_completion")
         return head + orjson.dumps({"choices": entries, "usage": usage.table()})[1:]

@@ -17,12 +17,10 @@ import orjson
 from blinkpy.config import FrontendOptions
 from blinkpy.dpu.api_errors import ApiError, unavailable
 from blinkpy.dpu.http.answer_sinks import Collector, Streamer
-from blinkpy.dpu.http.answers import Answer
 from blinkpy.dpu.http.connection import SCOPE_KEY
 from blinkpy.dpu.http.endpoints import OPEN_PATHS, openapi, page
 from blinkpy.dpu.http.exchange import JSON, ClientGone, Exchange, Receive, Scope, Send
 from blinkpy.dpu.http.request_fields import CHAT_FIELDS, COMPLETION_FIELDS, Request, parse
-from blinkpy.dpu.http.response_answer import ResponseAnswer
 from blinkpy.dpu.http.response_fields import parse_response
 from blinkpy.dpu.http.service import Service
 from blinkpy.dpu.http.token_fields import parse_detokenize, parse_tokenize
@@ -179,10 +177,7 @@ class App:
             if counter == "slow_clients":
                 connection.abort()
 
-        model, spell = service.model, service.tokenizer.spell
-        answer: Answer | ResponseAnswer = ResponseAnswer(request, model, spell)
-        if chat is not None:
-            answer = Answer(chat, model, spell, request.request_id)
+        answer = service.answer(request, chat)
         sink = Collector(answer, request.n, request.parameters.logprobs >= 0)
         if request.stream:
             sink = Streamer(

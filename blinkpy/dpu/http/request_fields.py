@@ -16,8 +16,14 @@ import orjson
 
 from blinkpy.dpu.api_errors import ApiError, bad_request
 from blinkpy.dpu.generation import MAX_CHOICES
+from blinkpy.dpu.http import tool_fields, value_checks
+from blinkpy.dpu.http.tool_fields import MORE_MESSAGE_FIELDS, Tool, ToolChoice, check_choice, tool_message_fields
 from blinkpy.dpu.http.unsupported_fields import CHAT, COMPLETIONS, UNSUPPORTED
+from blinkpy.dpu.http.value_checks import says_nothing
+from blinkpy.dpu.http.value_checks import typed as _typed
+from blinkpy.dpu.http.value_checks import unsupported as _unsupported
 from blinkpy.dpu.text.stop_strings import MAX_STOP_LENGTH, MAX_STOPS
+from blinkpy.dpu.tools.message_parser import Expected
 from blinkpy.queues.logprob_record import TOP_LOGPROBS
 from blinkpy.queues.request_parameters import (
     INT32_MAX,
@@ -33,7 +39,7 @@ from blinkpy.queues.submission import STOP_IDS
 
 MAX_PROMPTS = 128  # in one request
 MAX_MESSAGES = 10_000
-ROLES = ("system", "developer", "user", "assistant")
+ROLES = ("system", "developer", "user", "assistant", "tool")
 # Of a message; templates do not use `name` and `refusal`.
 MESSAGE_FIELDS = frozenset({"role", "content", "name", "refusal"})
 
@@ -70,6 +76,13 @@ class Request:
     request_id: str | None = None
     instructions: str | None = None  # of /v1/responses, as is metadata
     metadata: dict[str, Any] | None = None
+    tools: tuple[Tool, ...] = ()
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool = True
+    template_values: dict[str, Any] = field(default_factory=dict)  # for the chat template
+    reasoning_effort: str | None = None
+    include_reasoning: bool = True
+    expected: Expected | None = None  # what its answer may hold beside content; known with its prompt
 
 
 class StreamUsage(NamedTuple):
@@ -104,22 +117,6 @@ def one_of(*schemas: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"anyOf": list(schemas)}
 
 
-KINDS = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", int: "an integer", float: "a number"}
-
-
-def _typed(name: str, value: Any, *kinds: type) -> Any:
-    """The value, if it is of one of these very types: bool is an int to Python, and not to JSON."""
-    if type(value) not in kinds:
-        given = KINDS.get(type(value), type(value).__name__)
-        raise bad_request(f"'{name}' must be {KINDS[kinds[0]]}, not {given}.", name, "invalid_type")
-    return value
-
-
-def _unsupported(name: str) -> ApiError:
-    """The error for a field that nobody knows."""
-    return bad_request(f"'{name}' is not supported.", name[:200], "unsupported_parameter")
-
-
 def _scalar(parameter: Parameter) -> Check:
     """The check of a field with the type and bounds of a parameter. Returns what the engine gets."""
     low, high = parameter.bounds
@@ -140,18 +137,12 @@ def _scalar(parameter: Parameter) -> Check:
 
 BOOLEAN = {"type": "boolean"}
 STRING = {"type": "string"}
+_text = takes(**STRING)(value_checks.text)
 
 
 @takes(**BOOLEAN)
 def _boolean(name: str, value: Any) -> bool:
     return bool(_typed(name, value, bool))
-
-
-@takes(**STRING)
-def _text(name: str, value: Any) -> str:
-    if "\0" in _typed(name, value, str):
-        raise bad_request(f"'{name}' contains a NUL character.", name, "invalid_value")
-    return str(value)
 
 
 @takes(type="integer", minimum=1, maximum=MAX_CHOICES)
@@ -230,13 +221,15 @@ def _messages(name: str, value: Any) -> list[Message]:
 
 
 def _message(where: str, value: Any) -> Message:
-    for key, entry in _typed(where, value, dict).items():
-        if key not in MESSAGE_FIELDS and entry not in (None, [], {}):
+    role = _typed(where, value, dict).get("role")
+    for key, entry in value.items():
+        if key not in MESSAGE_FIELDS and key not in MORE_MESSAGE_FIELDS.get(str(role), ()) and not says_nothing(entry):
             raise _unsupported(f"{where}.{key}")
-    role = value.get("role")
     if role not in ROLES:
         raise bad_request(f"'{where}.role' must be one of {', '.join(ROLES)}.", f"{where}.role", "invalid_value")
-    message: Message = {"role": role, "content": _content(f"{where}.content", value.get("content"))}
+    more = tool_message_fields(where, value)
+    content = "" if value.get("content") is None and "tool_calls" in more else value.get("content")
+    message: Message = {"role": role, "content": _content(f"{where}.content", content), **more}
     if value.get("name") is not None:
         message["name"] = _text(f"{where}.name", value["name"])
     return message
@@ -339,11 +332,19 @@ _USAGE_VALUES = (
 _REMARK = "a remark for whoever reads the requests; no effect on the answer"
 _MESSAGES_VALUES = (
     f'1 to {MAX_MESSAGES:,} of `{{"role": ROLE, "content": text}}`, where ROLE is {", ".join(ROLES)}; content may '
-    'also be a list of `{"type": "text", "text": ...}`'
+    'also be a list of `{"type": "text", "text": ...}`; an assistant\'s may have `tool_calls` and `reasoning_content`, a tool\'s '
+    "has `tool_call_id`"
 )
 _CONTINUE_VALUES = "true: the answer goes on with the last message's text; not with `add_generation_prompt`"
 _PARSE_VALUES = "true: what is spelled like a special token in a text is one; otherwise it is text"
 _TOP_LOGPROBS_VALUES = f"0 to {TOP_LOGPROBS}: also of this number of most likely tokens at each place; only with `logprobs`"
+_TOOLS_VALUES = (
+    f'up to {tool_fields.MAX_TOOLS} of `{{"type": "function", "function": {{"name", "description", "parameters", "strict"}}}}`, '
+    f"together {tool_fields.MAX_TOOLS_BYTES >> 10} KiB, nested {tool_fields.MAX_DEPTH} deep"
+)
+_CHOICE_VALUES = '`none`, `auto`, `required`, or `{"type": "function", "function": {"name": NAME}}`'
+_KWARGS_VALUES = "an object: variables of the model's chat template; others are refused"
+_EFFORT_VALUES = f"{', '.join(tool_fields.EFFORTS)}; only where the model's chat template takes it"
 
 COMMON_FIELDS = {
     "model": Field("model", _text, "the served name; another one is a 404", "the served model"),
@@ -376,6 +377,12 @@ CHAT_ONLY_FIELDS = {
     "add_generation_prompt": Field("add_generation_prompt", _boolean, "false: the prompt ends behind the last message", "true"),
     "continue_final_message": Field("continue_final_message", _boolean, _CONTINUE_VALUES, "false"),
     "add_special_tokens": Field("add_special_tokens", _boolean, "true: those of the tokenizer beside the template's", "false"),
+    "tools": Field("tools", takes(type="array", items={"type": "object"})(tool_fields.tools), _TOOLS_VALUES),
+    "tool_choice": Field("tool_choice", takes(type=["string", "object"])(tool_fields.tool_choice), _CHOICE_VALUES),
+    "parallel_tool_calls": Field("parallel_tool_calls", _boolean, "false: only the first call of an answer is given", "true"),
+    "chat_template_kwargs": Field("template_values", takes(type="object")(tool_fields.template_values), _KWARGS_VALUES),
+    "reasoning_effort": Field("reasoning_effort", takes(**STRING)(tool_fields.reasoning_effort), _EFFORT_VALUES),
+    "include_reasoning": Field("include_reasoning", _boolean, "false: `reasoning_content` is left out of the answer", "true"),
     "echo": _only(False, why="an answer is new text alone; see `continue_final_message`"),
     "best_of": _only(1, why="a prompt has one choice"),
     **unsupported_fields(CHAT),
@@ -446,6 +453,7 @@ def parse(body: bytes | bytearray, fields: dict[str, Field], defaults: RequestPa
         raise bad_request(f"'best_of' must be at least 'n', {request.n}, not {request.best_of}.", "best_of", "invalid_value")
     if request.best_of not in (None, request.n) and request.stream:
         raise bad_request("'best_of' above 'n' can't be used with 'stream': true.", "best_of", "invalid_value")
+    check_choice(request.tool_choice, request.tools)
     if any(request.stream_usage) and not request.stream:
         raise bad_request("'stream_options' can only be used with 'stream': true.", "stream_options", "invalid_value")
     if request.continue_final_message and request.add_generation_prompt:

@@ -27,6 +27,7 @@ from blinkpy.dpu.http.request_fields import (
 from blinkpy.dpu.http.unsupported_fields import RESPONSES
 from blinkpy.queues.request_parameters import RequestParameters
 
+SPEAKERS = tuple(role for role in ROLES if role != "tool")
 LOGPROBS = "message.output_text.logprobs"
 TEXT_PARTS = ("input_text", "output_text", "text")
 ITEM_FIELDS = frozenset({"type", "role", "content", "id", "status", "phase"})
@@ -35,7 +36,7 @@ NOT_HERE = frozenset({"max_tokens", "n", "stream_options"})  # of the common fie
 _PART = {"type": "object", "properties": {"type": {"enum": list(TEXT_PARTS)}, "text": STRING}, "required": ["type", "text"]}
 _ITEM = {
     "type": "object",
-    "properties": {"role": {"enum": list(ROLES)}, "content": one_of(STRING, {"type": "array", "items": _PART})},
+    "properties": {"role": {"enum": list(SPEAKERS)}, "content": one_of(STRING, {"type": "array", "items": _PART})},
     "required": ["role", "content"],
 }
 
@@ -55,8 +56,8 @@ def _message(where: str, value: Any) -> Message:
     for key, entry in value.items():
         if key not in ITEM_FIELDS and entry not in (None, [], {}):
             raise _unsupported(f"{where}.{key}")
-    if value.get("role") not in ROLES:
-        raise bad_request(f"'{where}.role' must be one of {', '.join(ROLES)}.", f"{where}.role", "invalid_value")
+    if value.get("role") not in SPEAKERS:
+        raise bad_request(f"'{where}.role' must be one of {', '.join(SPEAKERS)}.", f"{where}.role", "invalid_value")
     content, texts = value.get("content"), []
     parts = content if type(content) is list else [{"type": "text", "text": content}]
     for i, part in enumerate(parts):

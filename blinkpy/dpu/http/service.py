@@ -17,9 +17,12 @@ from blinkpy.dpu.api_errors import ApiError, bad_request
 from blinkpy.dpu.engine_link import EngineLink, Submission
 from blinkpy.dpu.generation import Generation
 from blinkpy.dpu.http.answer_sinks import Collector
+from blinkpy.dpu.http.answers import Answer
+from blinkpy.dpu.http.chat_dialect import ChatDialect
+from blinkpy.dpu.http.message_answer import MessageAnswer
 from blinkpy.dpu.http.request_fields import Request, token_limit
+from blinkpy.dpu.http.response_answer import ResponseAnswer
 from blinkpy.dpu.metrics import Metrics
-from blinkpy.dpu.text.chat_prompt import chat_prompt
 from blinkpy.dpu.text.chat_template import ChatError, load_template
 from blinkpy.dpu.text.tokenizer import Tokenizer
 from blinkpy.queues.array_types import Int32
@@ -45,6 +48,7 @@ class Service:
             raise ConfigError(f"{folder}: {error}") from error
         limit = config.frontend.max_body_bytes + TEMPLATE_SLACK
         self.template = load_template(folder, self.tokenizer.config, config.model.chat_template, limit)
+        self.dialect = ChatDialect(self.template, config.model, self.tokenizer.model_type)
         self._threads = ThreadPoolExecutor(max_workers=max(1, min(4, os.cpu_count() or 1)), thread_name_prefix="tokenize")
 
     def close(self) -> None:
@@ -74,6 +78,8 @@ class Service:
         """Token ids of each prompt. Raises ApiError with status 400 for one that can't be."""
         if request.messages is not None:
             characters = sum(len(message["content"]) for message in request.messages)
+            if request.tools or any("tool_calls" in message for message in request.messages):
+                characters += INLINE_CHARACTERS  # their size was not counted
             prompts = [await self.run(characters, self._chat_prompt, request)]
         else:
             prompts = [await self._prompt(prompt, request) for prompt in request.prompts]
@@ -82,19 +88,21 @@ class Service:
         return prompts
 
     def _chat_prompt(self, request: Request) -> Int32:
-        if self.template is None:
-            raise bad_request("This model has no chat template; use /v1/completions, or start with --chat-template.", "messages")
         try:
-            return chat_prompt(
-                self.template,
-                self.tokenizer,
-                request.messages or [],
-                request.add_generation_prompt is not False,
-                request.continue_final_message,
-                request.add_special_tokens is True,
-            )[1]
+            text, request.expected = self.dialect.prompt(request, self.tokenizer.specials)
+            return self.tokenizer.encode(text, request.add_special_tokens is True, parse_special=True)
         except ChatError as error:
             raise bad_request(f"{error}", "messages", "invalid_messages") from error
+
+    def answer(self, request: Request, chat: bool | None) -> Answer | ResponseAnswer:
+        """The envelope of a request's answer, once it has its prompts. chat: None for /v1/responses."""
+        spell = self.tokenizer.spell
+        if chat is None:
+            request.expected = None
+            return ResponseAnswer(request, self.model, spell)
+        if request.expected is not None:
+            return MessageAnswer(self.model, spell, request.expected, request.include_reasoning, request.request_id)
+        return Answer(chat, self.model, spell, request.request_id)
 
     async def _prompt(self, prompt: str | list[int], request: Request) -> Int32:
         if isinstance(prompt, str):
@@ -135,7 +143,8 @@ class Service:
                 parameters = replace(parameters, logprobs=max(0, parameters.logprobs))
             leader = None
             for choice, sampling in enumerate(parameters.variants(choices)):
-                detokenizer = self.tokenizer.detokenizer(prompt, request.skip_special_tokens)
+                showing = () if request.expected is None else self.dialect.tokens
+                detokenizer = self.tokenizer.detokenizer(prompt, request.skip_special_tokens, showing)
                 number = index * choices + choice
                 stops, included = request.stop, request.include_stop
                 generation = Generation(

@@ -1,11 +1,38 @@
 """From a conversation to the prompt's tokens: the template writes special tokens, and the messages can't."""
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from blinkpy.dpu.text.chat_template import ChatError, ChatTemplate
+from blinkpy.dpu.text.special_tokens import SpecialTokens
 from blinkpy.dpu.text.tokenizer import Tokenizer
 from blinkpy.queues.array_types import Int32
+
+
+def chat_text(
+    template: ChatTemplate,
+    specials: SpecialTokens,
+    messages: Sequence[Mapping[str, Any]],
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    variables: Mapping[str, Any] = MappingProxyType({}),
+) -> str:
+    """The text of a prompt, with marks where clients' texts are spelled like special tokens: Tokenizer.encode with parse_special
+    takes them out. continue_final_message: it ends with the last message's text, as that is. tools, variables: as of
+    ChatTemplate.render. Raises ChatError."""
+    marked = specials.mark([dict(message) for message in messages])
+    if continue_final_message:
+        last = marked[-1]
+        last["content"] = f"{last['content']}{specials.end_mark}"
+    generation = add_generation_prompt and not continue_final_message
+    text = template.render(marked, generation, specials.mark(list(tools)) if tools else None, specials.mark(dict(variables)))
+    if continue_final_message:
+        text, found, _ = text.rpartition(specials.end_mark)
+        if not found:
+            raise ChatError("the chat template does not show the end of the last message, so it can't be continued")
+    return text
 
 
 def chat_prompt(
@@ -16,16 +43,6 @@ def chat_prompt(
     continue_final_message: bool = False,
     add_special_tokens: bool = False,
 ) -> tuple[str, Int32]:
-    """Text and token ids of a prompt. continue_final_message: it ends with the last message's text, as that is.
-    add_special_tokens: beside those of the template. Raises ChatError."""
-    specials = tokenizer.specials
-    marked = specials.mark([dict(message) for message in messages])
-    if continue_final_message:
-        last = marked[-1]
-        last["content"] = f"{last['content']}{specials.end_mark}"
-    text = template.render(marked, add_generation_prompt and not continue_final_message)
-    if continue_final_message:
-        text, found, _ = text.rpartition(specials.end_mark)
-        if not found:
-            raise ChatError("the chat template does not show the end of the last message, so it can't be continued")
-    return specials.unmark(text), tokenizer.encode(text, add_special_tokens, parse_special=True)
+    """Text and token ids of a prompt, as chat_text. add_special_tokens: beside those of the template. Raises ChatError."""
+    text = chat_text(template, tokenizer.specials, messages, add_generation_prompt, continue_final_message)
+    return tokenizer.specials.unmark(text), tokenizer.encode(text, add_special_tokens, parse_special=True)

@@ -3,7 +3,7 @@
 A template is the model's own or the operator's; requests can't bring one. It still sees text from clients, so it runs
 in Jinja's immutable sandbox (no attributes that lead out, `range` bounded), and its output is bounded. The
 conventions that templates rely on: `messages`, `add_generation_prompt`, `bos_token`, `eos_token` and the other
-special tokens, `tools` and `documents` (none), `raise_exception(text)`, `strftime_now(format)`, `tojson` without HTML
+special tokens, `tools`, `documents` (none), `raise_exception(text)`, `strftime_now(format)`, `tojson` without HTML
 escapes, loop controls, trimmed blocks, and `{% generation %}` marks, which matter to training alone.
 """
 
@@ -11,10 +11,12 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
@@ -23,6 +25,7 @@ from blinkpy.config import ConfigError
 from blinkpy.dpu.text.tokenizer import special_token
 
 MAX_TEMPLATE_BYTES = 1 << 20
+OWN_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
 TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
@@ -51,7 +54,8 @@ def _tojson(
 
 
 class ChatTemplate:
-    """A compiled template. max_characters bounds the text that it may make."""
+    """A compiled template. max_characters bounds the text that it may make. variables: what it reads beside what every template
+    is given."""
 
     def __init__(self, source: str, tokens: Mapping[str, str], max_characters: int):
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
@@ -60,24 +64,34 @@ class ChatTemplate:
         environment.filters["tojson"] = _tojson
         environment.globals.update(raise_exception=_raise_exception, **tokens)
         environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
-        self.max_characters = max_characters
+        self.source, self.max_characters = source, max_characters
         try:
             self._template = environment.from_string(source)
+            read = jinja2.meta.find_undeclared_variables(environment.parse(source))
+            self.variables = frozenset(read) - environment.globals.keys() - OWN_VARIABLES - set(TOKENS)
         except (jinja2.TemplateError, RecursionError) as error:
             raise ConfigError(f"the chat template is not valid: {error}") from error
 
-    def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
-        """The prompt's text, ending where the assistant's answer starts if add_generation_prompt is set. Raises ChatError."""
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] = MappingProxyType({}),
+    ) -> str:
+        """The prompt's text, ending where the assistant's answer starts if add_generation_prompt is set. variables: values of
+        more of the template's variables. Raises ChatError."""
         parts: list[str] = []
         length = 0
         try:
             values = {
+                **variables,
                 "messages": list(messages),
                 "add_generation_prompt": add_generation_prompt,
-                "tools": None,
+                "tools": tools,
                 "documents": None,
             }
-            for part in self._template.generate(**values):
+            for part in self._template.generate(values):
                 length += len(part)
                 if length > self.max_characters:
                     raise ChatError(f"the chat template makes more than {self.max_characters} characters of these messages")

@@ -7,16 +7,16 @@ a UTF-8 decoder. Any other decoder is asked for the text of the last few tokens 
 costs a few microseconds a token but never more.
 
 The text is what decoding prompt and output together adds to decoding the prompt alone: a leading space that a decoder
-strips from the start of a text stays, since the prompt comes before it. Tokens marked as special have no text unless
-asked for. Bytes that are no UTF-8 become U+FFFD each time one is certain; within a run of byte-fallback tokens the
-number of U+FFFD may differ from `Tokenizer.decode`, which looks at the whole run. A character that is still incomplete
-at the end is dropped unless `finish` is asked for it.
+strips from the start of a text stays, since the prompt comes before it. Special tokens that are not shown have no text. Bytes
+that are no UTF-8 become U+FFFD each time one is certain; within a run of byte-fallback tokens the number of U+FFFD
+may differ from `Tokenizer.decode`, which looks at the whole run. A character that is still incomplete at the end is
+dropped unless `finish` is asked for it.
 """
 
 import codecs
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copy import copy
 from typing import Any, Self
 
@@ -52,26 +52,26 @@ class TokenTexts:
         self.skip_special_tokens = True
         self.pieces: list[bytes] | None = None  # bytes of each token
         self.texts: list[str | None] | None = None  # its text, or None when its bytes alone are no text
+        added = encoder.get_added_tokens_decoder()
+        self.hidden = frozenset(token for token, content in added.items() if content.special)  # they have no text
         state = {"type": None} if encoder.decoder is None else json.loads(encoder.decoder.__getstate__())
         spell = self._speller(_stages(state))
         if spell is None:
             return
-        added = encoder.get_added_tokens_decoder()
         size = max([encoder.get_vocab_size(with_added_tokens=True), *(token + 1 for token in added)])
-        special = {token for token, content in added.items() if content.special}
-        words = (None if token in special else encoder.id_to_token(token) for token in range(size))
+        words = (None if token in self.hidden else encoder.id_to_token(token) for token in range(size))
         self.pieces = [b"" if word is None else spell(word) for word in words]
         self.texts = [_whole(piece) for piece in self.pieces]
 
-    def with_special_tokens(self) -> Self:
-        """The same for outputs in which special tokens have their texts."""
-        other = copy(self)
-        other.skip_special_tokens = False
+    def showing(self, names: Iterable[str]) -> Self:
+        """The same with the texts of these special tokens. names: their texts; those of other tokens change nothing."""
+        other, ids = copy(self), {name: self.encoder.token_to_id(name) for name in names}
+        shown = {token: name for name, token in ids.items() if token in self.hidden}
+        other.hidden = self.hidden - shown.keys()
         if self.pieces is not None and self.texts is not None:
             other.pieces, other.texts = list(self.pieces), list(self.texts)
-            for token, content in self.encoder.get_added_tokens_decoder().items():
-                if content.special:
-                    other.pieces[token], other.texts[token] = content.content.encode(), content.content
+            for token, name in shown.items():
+                other.pieces[token], other.texts[token] = name.encode(), name
         return other
 
     def spell(self, token: int) -> tuple[str, bytes]:
@@ -131,10 +131,10 @@ class Detokenizer:
     """Text of one request's tokens. prompt_tail: the last tokens of the prompt, for decoders that look at
     neighbours."""
 
-    __slots__ = ("_bytes", "_encoder", "_pieces", "_shown", "_skip", "_texts", "_window")
+    __slots__ = ("_bytes", "_encoder", "_hidden", "_pieces", "_shown", "_texts", "_window")
 
     def __init__(self, table: TokenTexts, prompt_tail: list[int] | None = None):
-        self._encoder, self._skip = table.encoder, table.skip_special_tokens
+        self._encoder, self._hidden = table.encoder, table.hidden
         self._texts, self._pieces = table.texts, table.pieces
         self._bytes: codecs.IncrementalDecoder | None = None  # set while a character is incomplete
         self._window: list[int] = []
@@ -171,7 +171,8 @@ class Detokenizer:
         return "" if decoder is None else decoder.decode(b"", True)
 
     def _decode(self) -> str:
-        return str(self._encoder.decode(self._window, skip_special_tokens=self._skip)) if self._window else ""
+        window = [token for token in self._window if token not in self._hidden]
+        return str(self._encoder.decode(window, skip_special_tokens=False)) if window else ""
 
     def _push_slowly(self, token: int) -> str:
         self._window.append(token)

@@ -61,12 +61,15 @@ class Tokenizer:
         self.encoder.no_padding()
         self.vocab_size = self.encoder.get_vocab_size(with_added_tokens=True)  # the model's may be larger
         self.bos_id = self._id(special_token(self.config, "bos_token"))  # at the start of a text, if any
-        self.eos_ids = self._eos_ids(read_json(folder / "config.json"))  # each ends a text; at most STOP_IDS
+        model_config = read_json(folder / "config.json")
+        self.model_type = str(model_config.get("model_type", ""))
+        self.eos_ids = self._eos_ids(model_config)  # each ends a text; at most STOP_IDS
         # As in Hugging Face's library: without an explicit add_bos_token the post-processor of tokenizer.json decides.
         self._add_bos = self.config.get("add_bos_token")
         self._add_eos = self.config.get("add_eos_token") is True
         self._texts = TokenTexts(self.encoder)
-        self._all_texts = self._texts.with_special_tokens()
+        self._texts_showing: dict[tuple[str, ...], TokenTexts] = {(): self._texts}
+        self._all_texts = self._texts.showing(token.content for token in self.encoder.get_added_tokens_decoder().values())
         self.specials = SpecialTokens(self.encoder)
 
     def _id(self, token: str | None) -> int | None:
@@ -103,9 +106,14 @@ class Tokenizer:
             ids = np.array([*before, *ids, *after], np.int32)
         return ids
 
-    def detokenizer(self, prompt: Int32 | None = None, skip_special_tokens: bool = True) -> Detokenizer:
-        """A detokenizer for a request's output. prompt: its prompt, which a few kinds of tokenizers need."""
-        texts = self._texts if skip_special_tokens else self._all_texts
+    def detokenizer(
+        self, prompt: Int32 | None = None, skip_special_tokens: bool = True, showing: tuple[str, ...] = ()
+    ) -> Detokenizer:
+        """A detokenizer for a request's output. prompt: its prompt, which a few kinds of tokenizers need. showing: tokens that
+        have text though they are special; a table is kept for each such tuple, so there must be few."""
+        if showing not in self._texts_showing:
+            self._texts_showing[showing] = self._texts.showing(showing)
+        texts = self._texts_showing[showing] if skip_special_tokens else self._all_texts
         tail = None if prompt is None or texts.texts is not None else prompt[-16:].tolist()
         return Detokenizer(texts, tail)
 

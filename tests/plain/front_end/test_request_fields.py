@@ -22,6 +22,10 @@ from blinkpy.queues.submission import pack_entry
 RELAXED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
 
 ROOT = Path(__file__).parents[3]
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+DEEP_TOOL = {"type": "function", "function": {"name": "f", "parameters": json.loads('{"a":' * 40 + "1" + "}" * 40)}}
+LARGE_TOOL = {"type": "function", "function": {"name": "f", "description": "x" * 300_000}}
+BAD_CALLS = [{"name": "f", "arguments": {}}, {"name": "f", "arguments": "[" * 40 + "]" * 40}, {"name": "f", "arguments": "a\0"}]
 DEFAULTS = RequestParameters(temperature=0.6, top_p=0.9)
 HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -159,8 +163,12 @@ CHAT_VALUES = {
     "max_completion_tokens": [0],
     "logprobs": [3],
     "top_logprobs": [3, 1],  # without logprobs
-    "tools": [[{"type": "function"}]],
-    "tool_choice": ["required"],
+    "tools": [5, {}, [TOOL] * 129, [DEEP_TOOL], [LARGE_TOOL]],
+    "tool_choice": [5, "any", "required", {"type": "function", "function": {"name": "f"}}],  # without tools
+    "parallel_tool_calls": [1],
+    "chat_template_kwargs": [5, {"a": "x" * 20_000}],
+    "reasoning_effort": [5, "much"],
+    "include_reasoning": ["yes"],
     "response_format": [{"type": "json_object"}],
     "chat_template": ["{{ 7 * 7 }}"],
     "prompt": ["x"],
@@ -213,17 +221,73 @@ def test_fields_that_do_not_fit_others(fields, param) -> None:
     ("place", "messages"),
     [
         ("", ["hi"]),
-        (".role", [{"content": "x"}, {"role": "tool", "content": "x"}, {"role": ["user"], "content": "x"}]),
+        (".role", [{"content": "x"}, {"role": "function", "content": "x"}, {"role": ["user"], "content": "x"}]),
         (".content", [{"role": "user"}, {"role": "user", "content": 5}, {"role": "user", "content": "a\0b"}]),
         (".content[0]", [{"role": "user", "content": [{"type": kind}]} for kind in ("text", "image_url")]),
         (".content[0].text", [{"role": "user", "content": [{"type": "text", "text": 1}]}]),
         (".tool_calls", [{"role": "user", "content": "x", "tool_calls": [1]}]),
+        (".tool_call_id", [{"role": "tool", "content": "x"}, {"role": "tool", "content": "x", "tool_call_id": 5}]),
+        (".tool_calls", [{"role": "assistant", "tool_calls": 5}, {"role": "assistant", "tool_calls": [{}] * 129}]),
+        (".tool_calls[0].function", [{"role": "assistant", "tool_calls": [{"id": "x"}]}]),
+        (".tool_calls[0].type", [{"role": "assistant", "tool_calls": [{"type": "x"}]}]),
+        (".tool_calls[0].function.name", [{"role": "assistant", "tool_calls": [{"function": {"name": "a b"}}]}]),
+        (".tool_calls[0].function.arguments", [{"role": "assistant", "tool_calls": [{"function": call}]} for call in BAD_CALLS]),
+        (".reasoning_content", [{"role": "assistant", "content": "x", "reasoning_content": 5}]),
+        (".content", [{"role": "assistant", "tool_calls": []}, {"role": "tool", "tool_call_id": "a"}]),
         (".name", [{"role": "user", "content": "x", "name": 5}]),
     ],
 )
 def test_messages_that_are_refused(place, messages) -> None:
     for message in messages:
         assert refused(json.dumps({"messages": [*HELLO, message]}).encode()).param == f"messages[1]{place}"
+
+
+@pytest.mark.parametrize(
+    ("place", "tool"),
+    [
+        ("", 5),
+        (".type", {"function": {"name": "f"}}),
+        (".other", {"type": "function", "other": 1}),
+        (".function", {"type": "function"}),
+        (".function.name", {"type": "function", "function": {}}),
+        (".function.name", {"type": "function", "function": {"name": "a b"}}),
+        (".function.name", {"type": "function", "function": {"name": "x" * 65}}),
+        (".function.strict", {"type": "function", "function": {"name": "g", "strict": "yes"}}),
+        (".function.description", {"type": "function", "function": {"name": "g", "description": 5}}),
+        (".function.parameters", {"type": "function", "function": {"name": "g", "parameters": []}}),
+        (".function.more", {"type": "function", "function": {"name": "g", "more": 1}}),
+        (".function.name", TOOL),
+    ],
+)
+def test_tools_that_are_refused(place: str, tool: object) -> None:
+    assert refused(json.dumps({"messages": HELLO, "tools": [TOOL, tool]}).encode()).param == f"tools[1]{place}"
+
+
+def test_tools_and_calls() -> None:
+    function = {"name": "f-1_A", "description": "é", "strict": True, "parameters": None}
+    request = chat(
+        tools=[{"type": "function", "function": function}], tool_choice={"type": "function", "function": {"name": "f-1_A"}}
+    )
+    ((name, parameters, strict, described),) = request.tools
+    assert (name, parameters, strict) == ("f-1_A", {"type": "object", "properties": {}}, True)
+    assert described == {"type": "function", "function": {"name": "f-1_A", "description": "é", "parameters": parameters}}
+    assert request.tool_choice == ("required", "f-1_A")
+    assert chat(tools=[], tool_choice="none", parallel_tool_calls=False).tools == ()
+    assert chat(tools=[TOOL], tool_choice="required").tool_choice == ("required", None)
+    calls = [
+        {"id": "c", "type": "function", "index": 0, "function": {"name": "f", "arguments": given}}
+        for given in ('{"a": [1]}', "{", "[1]", "")
+    ]
+    messages = [
+        *HELLO,
+        {"role": "assistant", "content": None, "tool_calls": calls, "reasoning": "so", "refusal": None},
+        {"role": "tool", "tool_call_id": "c", "annotations": [], "extra": {"a": None}, "content": "5"},
+    ]
+    _, said, result = chat(messages=messages).messages or []
+    assert (said["content"], said["reasoning_content"]) == ("", "so")
+    assert [call["function"]["arguments"] for call in said["tool_calls"]] == [{"a": [1]}, "{", "[1]", {}]
+    assert said["tool_calls"][0] == {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"a": [1]}}}
+    assert result == {"role": "tool", "content": "5", "tool_call_id": "c"}
 
 
 def test_missing_parameters() -> None:

@@ -67,7 +67,8 @@ class FakeEngine(threading.Thread):
     """Runs from start() to stop(), or within a block. step_s: time of one step, in which every running request gets one token.
 
     paused: nothing moves, heartbeat included. hold: requests are taken in and cancelled, but make no tokens.
-    reject: reason for the next request, 0 for none. hit_pages: of each request from now on. submitted: all requests so far.
+    script: tokens that it says in place of an echo. reject: reason for the next request, 0 for none. hit_pages: of each request
+    from now on. submitted: all requests so far.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class FakeEngine(threading.Thread):
         self.submitted: list[Request] = []
         self.paused = self.hold = self.consume_nothing = False
         self.reject = self.hit_pages = 0
+        self.script: list[int] = []
         self.stalls = self.fences = self.cancels = 0
         self._stop_asked = threading.Event()
         self.state(W.STATE_READY)
@@ -216,7 +218,8 @@ class FakeEngine(threading.Thread):
         self.stalls += len(running) > room
         for slot, request in running[:room]:
             entry = request.entry
-            token = request.prompt[request.made % len(request.prompt)]
+            said = self.script or request.prompt
+            token = said[request.made % len(said)]
             request.made += 1
             flags = C.HAS_TOKEN | (C.HAS_LOGPROBS if entry["logprobs"] >= 0 else 0)
             if token in entry["stop_ids"] and request.made > entry["min_tokens"]:

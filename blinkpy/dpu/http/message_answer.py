@@ -1,0 +1,108 @@
+"""Answers of chats whose text has parts: reasoning and tool calls beside content, in the shapes of OpenAI's API."""
+
+import secrets
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import orjson
+
+from blinkpy.dpu.generation import STOP
+from blinkpy.dpu.http.answers import Answer, Choice
+from blinkpy.dpu.token_logprobs import TokenLogprobs, TokenSpeller
+from blinkpy.dpu.tools.message_parser import Expected, MessageParser
+from blinkpy.dpu.tools.output_events import CallArguments, CallBegin, Content, OutputEvent
+
+TOOL_CALLS = "tool_calls"  # the finish reason of a choice that stopped after a call
+
+
+class _Message:
+    """One choice: its parser, and the shapes of its parts."""
+
+    def __init__(self, expected: Expected, include_reasoning: bool):
+        self._parser = MessageParser(expected)
+        self._include_reasoning = include_reasoning
+        self._id_length = expected.calls.id_length if expected.calls is not None else 0
+        self._calls = self._parts = 0
+
+    def more(self, text: str) -> dict[str, Any]:
+        """What a text adds to the message, as the `delta` of an event."""
+        return self._delta(self._parser.feed(text))
+
+    def whole(self, text: str) -> dict[str, Any]:
+        """What all of a text adds."""
+        return self._delta([*self._parser.feed(text), *self._parser.finish()]) or {"content": ""}
+
+    def finish(self) -> dict[str, Any]:
+        """What the end adds; an answer without any part has empty content."""
+        return self._delta(self._parser.finish()) or ({} if self._parts else {"content": ""})
+
+    def finish_reason(self, reason: str) -> str:
+        return TOOL_CALLS if self._calls and reason == STOP else reason
+
+    def _delta(self, events: Iterable[OutputEvent]) -> dict[str, Any]:
+        delta: dict[str, Any] = {}
+        calls: list[dict[str, Any]] = []
+        for event in events:
+            if isinstance(event, CallBegin):
+                function = {"name": event.name, "arguments": ""}
+                calls.append({"index": self._calls, "id": self._id(), "type": "function", "function": function})
+                self._calls += 1
+            elif isinstance(event, CallArguments):
+                if not calls:
+                    calls.append({"index": self._calls - 1, "function": {"arguments": ""}})
+                calls[-1]["function"]["arguments"] += event.text
+            elif isinstance(event, Content):
+                delta["content"] = delta.get("content", "") + event.text
+            elif self._include_reasoning:
+                delta["reasoning_content"] = delta.get("reasoning_content", "") + event.text
+        if calls:
+            delta["tool_calls"] = calls
+        self._parts += len(delta)
+        return delta
+
+    def _id(self) -> str:
+        return secrets.token_hex(12)[: self._id_length] if self._id_length else f"call_{secrets.token_hex(12)}"
+
+
+class MessageAnswer(Answer):
+    """An Answer whose choices' texts are parsed. expected: what they may hold."""
+
+    def __init__(
+        self, model: str, spell: TokenSpeller, expected: Expected, include_reasoning: bool, request_id: str | None = None
+    ):
+        super().__init__(True, model, spell, request_id)
+        self._expected, self._include_reasoning = expected, include_reasoning
+        self._messages: dict[int, _Message] = {}
+
+    def _message(self) -> _Message:
+        return _Message(self._expected, self._include_reasoning)
+
+    def _chunk(self, index: int, delta: dict[str, Any], logprobs: Sequence[TokenLogprobs] = ()) -> bytes:
+        parts = (self._envelope, index, orjson.dumps(delta), orjson.dumps(self._logprobs(logprobs)))
+        return b'data: %b"choices":[{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":null}]}\n\n' % parts
+
+    def event(self, index: int, text: str, logprobs: Sequence[TokenLogprobs] = ()) -> bytes:
+        """The event of what is certain with more text of a choice; empty when nothing is. The first one names the role."""
+        message = self._messages.get(index)
+        first: dict[str, Any] = {}
+        if message is None:
+            message = self._messages[index] = self._message()
+            first = {"role": "assistant", "content": None}
+        delta = first | message.more(text)
+        return self._chunk(index, delta, logprobs) if delta or logprobs else b""
+
+    def last_event(self, index: int, finish_reason: str) -> bytes:
+        """The events of the rest of a choice, and of its end."""
+        message = self._messages[index]
+        delta = message.finish()
+        rest = self._chunk(index, delta) if delta else b""
+        return rest + super().last_event(index, message.finish_reason(finish_reason))
+
+    def _entry(self, choice: Choice) -> dict[str, Any]:
+        message = self._message()
+        parts = message.whole(choice.text)
+        for call in parts.get("tool_calls", ()):
+            del call["index"]
+        content = {"role": "assistant", "content": None, **parts}
+        reason = message.finish_reason(choice.finish_reason)
+        return {"index": choice.index, "message": content, "logprobs": self._logprobs(choice.logprobs), "finish_reason": reason}

@@ -1,0 +1,188 @@
+"""The fields of a chat about tools and templates: tools, the choice among them, calls and results in messages."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import orjson
+
+from blinkpy.dpu.api_errors import bad_request
+from blinkpy.dpu.http.value_checks import text, typed, unsupported
+
+MAX_TOOLS = 128  # of a request; also calls of one message
+MAX_TOOLS_BYTES = 1 << 18  # of all tools as JSON
+MAX_DEPTH = 32  # of containers in a tool, in the arguments of a call, in chat_template_kwargs
+MAX_VALUES_BYTES = 1 << 14  # of chat_template_kwargs as JSON
+TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+NO_PARAMETERS = {"type": "object", "properties": {}}
+# Of messages of one role, beside those of all.
+MORE_MESSAGE_FIELDS = {"assistant": ("tool_calls", "reasoning_content", "reasoning"), "tool": ("tool_call_id",)}
+
+
+class Tool(NamedTuple):
+    """A function that the model may call. described: as chat templates take it; strict: arguments must be as the schema
+    `parameters` says."""
+
+    name: str
+    parameters: Mapping[str, Any]
+    strict: bool
+    described: Mapping[str, Any]
+
+
+class ToolChoice(NamedTuple):
+    """none, auto, or required; of one function, if it has a name."""
+
+    mode: str = "auto"
+    name: str | None = None
+
+
+def depth_of(value: Any) -> int:
+    """How many containers are inside of each other; at most MAX_DEPTH + 1 are counted."""
+    layer, depth = [value], 0
+    while depth <= MAX_DEPTH:
+        inner = [item for item in layer if type(item) in (dict, list)]
+        if not inner:
+            break
+        depth += 1
+        layer = [entry for item in inner for entry in (item.values() if type(item) is dict else item)]
+    return depth
+
+
+def _bounded(name: str, value: Any, most_bytes: int) -> Any:
+    """A JSON value within the limits."""
+    if depth_of(value) > MAX_DEPTH:
+        raise bad_request(f"'{name}' is nested more than {MAX_DEPTH} deep.", name, "invalid_value")
+    written = orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS)
+    if len(written) > most_bytes:
+        raise bad_request(f"'{name}' has {len(written)} bytes as JSON; at most {most_bytes} are possible.", name, "invalid_value")
+    if b"\\u0000" in written:
+        raise bad_request(f"'{name}' contains a NUL character.", name, "invalid_value")
+    return value
+
+
+def _object(name: str, value: Any, keys: Sequence[str]) -> dict[str, Any]:
+    """An object with no other keys; those that are null are left out."""
+    for key, entry in typed(name, value, dict).items():
+        if key not in keys and entry is not None:
+            raise unsupported(f"{name}.{key}")
+    return {key: entry for key, entry in value.items() if entry is not None}
+
+
+def _function_name(name: str, value: Any) -> str:
+    if value is None:
+        raise bad_request(f"'{name}' is missing.", name, "missing_required_parameter")
+    if not TOOL_NAME.fullmatch(typed(name, value, str)):
+        raise bad_request(f"'{name}' must be 1 to 64 letters, digits, '_' or '-'.", name, "invalid_value")
+    return str(value)
+
+
+def _function(name: str, value: Any) -> None:
+    if value != "function":
+        raise bad_request(f"'{name}' must be 'function'.", name, "invalid_value")
+
+
+def tools(name: str, value: Any) -> tuple[Tool, ...]:
+    """The field `tools`."""
+    if len(typed(name, value, list)) > MAX_TOOLS:
+        raise bad_request(f"'{name}' can hold at most {MAX_TOOLS} tools, not {len(value)}.", name, "invalid_value")
+    _bounded(name, value, MAX_TOOLS_BYTES)
+    checked = tuple(_tool(f"{name}[{i}]", tool) for i, tool in enumerate(value))
+    names = [tool.name for tool in checked]
+    for i, tool in enumerate(names):
+        if tool in names[:i]:
+            raise bad_request(f"'{name}' has two functions named '{tool}'.", f"{name}[{i}].function.name", "invalid_value")
+    return checked
+
+
+def _tool(where: str, value: Any) -> Tool:
+    given = _object(where, value, ("type", "function"))
+    _function(f"{where}.type", given.get("type"))
+    where = f"{where}.function"
+    function = _object(where, given.get("function"), ("name", "description", "parameters", "strict"))
+    name = _function_name(f"{where}.name", function.get("name"))
+    strict = typed(f"{where}.strict", function.pop("strict", False), bool)
+    typed(f"{where}.description", function.get("description", ""), str)
+    parameters = typed(f"{where}.parameters", function.setdefault("parameters", NO_PARAMETERS), dict)
+    return Tool(name, parameters, strict, {"type": "function", "function": function})
+
+
+def tool_choice(name: str, value: Any) -> ToolChoice:
+    """The field `tool_choice`."""
+    if value in ("none", "auto", "required"):
+        return ToolChoice(value)
+    if type(value) is not dict:
+        message = f"'{name}' must be 'none', 'auto', 'required' or an object that names a function."
+        raise bad_request(message, name, "invalid_value")
+    given = _object(name, value, ("type", "function"))
+    _function(f"{name}.type", given.get("type"))
+    function = _object(f"{name}.function", given.get("function"), ("name",))
+    return ToolChoice("required", _function_name(f"{name}.function.name", function.get("name")))
+
+
+def template_values(name: str, value: Any) -> dict[str, Any]:
+    """The field `chat_template_kwargs`."""
+    return dict(_bounded(name, typed(name, value, dict), MAX_VALUES_BYTES))
+
+
+def reasoning_effort(name: str, value: Any) -> str:
+    """The field `reasoning_effort`."""
+    if value not in EFFORTS:
+        raise bad_request(f"'{name}' must be one of {', '.join(EFFORTS)}.", name, "invalid_value")
+    return str(value)
+
+
+def check_choice(choice: ToolChoice | None, given: Sequence[Tool]) -> None:
+    """Raise ApiError where the choice does not fit the tools."""
+    if choice is None or choice.mode != "required":
+        return
+    if not given:
+        raise bad_request("'tool_choice' asks for a call, but there are no 'tools'.", "tool_choice", "invalid_value")
+    if choice.name is not None and choice.name not in [tool.name for tool in given]:
+        raise bad_request(f"'tool_choice' names '{choice.name}', which is not in 'tools'.", "tool_choice", "invalid_value")
+
+
+# ---- messages --------------------------------------------------------------------------------------------------------
+
+
+def tool_message_fields(where: str, value: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a message about calls, results and reasoning, checked. Arguments that are an object become one, as chat
+    templates expect; others stay text."""
+    fields: dict[str, Any] = {}
+    if value["role"] == "tool":
+        if value.get("tool_call_id") is None:
+            raise bad_request(f"'{where}.tool_call_id' is missing.", f"{where}.tool_call_id", "missing_required_parameter")
+        fields["tool_call_id"] = text(f"{where}.tool_call_id", value["tool_call_id"])
+    if value["role"] != "assistant":
+        return fields
+    for key in ("reasoning", "reasoning_content"):
+        if value.get(key) is not None:
+            fields["reasoning_content"] = text(f"{where}.{key}", value[key])
+    calls = value.get("tool_calls")
+    if calls:
+        if len(typed(f"{where}.tool_calls", calls, list)) > MAX_TOOLS:
+            message = f"'{where}.tool_calls' can hold at most {MAX_TOOLS} calls, not {len(calls)}."
+            raise bad_request(message, f"{where}.tool_calls", "invalid_value")
+        fields["tool_calls"] = [_call(f"{where}.tool_calls[{i}]", call) for i, call in enumerate(calls)]
+    return fields
+
+
+def _call(where: str, value: Any) -> dict[str, Any]:
+    given = _object(where, value, ("id", "type", "function", "index"))
+    _function(f"{where}.type", given.get("type", "function"))
+    function = _object(f"{where}.function", given.get("function"), ("name", "arguments"))
+    name = _function_name(f"{where}.function.name", function.get("name"))
+    arguments = text(f"{where}.function.arguments", function.get("arguments", ""))
+    call = {"type": "function", "function": {"name": name, "arguments": _arguments(f"{where}.function.arguments", arguments)}}
+    return call if "id" not in given else {"id": text(f"{where}.id", given["id"]), **call}
+
+
+def _arguments(where: str, written: str) -> dict[str, Any] | str:
+    try:
+        arguments = json.loads(written or "{}")
+    except (ValueError, RecursionError):
+        return written
+    if depth_of(arguments) > MAX_DEPTH:
+        raise bad_request(f"'{where}' is nested more than {MAX_DEPTH} deep.", where, "invalid_value")
+    return arguments if type(arguments) is dict else written

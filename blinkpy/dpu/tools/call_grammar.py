@@ -1,0 +1,77 @@
+"""Calls that must come: how the answer begins, and the grammar of the rest.
+
+Grammars are plain JSON, of these forms: {"text": T}, {"schema": S}, {"sequence": [G, ...]}, {"any": [G, ...]} and
+{"repeat": G, "low": n, "high": m}.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from blinkpy.dpu.tools.call_format import CallFormat, CallText
+
+MOST_CALLS = 16  # in one answer that a grammar decides
+
+Grammar = dict[str, Any]
+
+
+class CallableTool(Protocol):
+    """A function with the JSON Schema of its arguments."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def parameters(self) -> Mapping[str, Any]: ...
+
+
+class ForcedCalls(NamedTuple):
+    """prefix: of the answer, which can stand in the prompt already. grammar: of what follows it."""
+
+    prefix: str
+    grammar: Grammar
+
+
+def forced_calls(calls: CallFormat, tools: Sequence[CallableTool], parallel: bool) -> ForcedCalls:
+    """At least one call of one of the tools, up to MOST_CALLS if they may be parallel, and nothing else. tools: at least one."""
+    text = calls.text
+    heads = [tool.name + text.middle for tool in tools]
+    bodies = [_arguments(tool.parameters, text) for tool in tools]
+    any_call = {"any": [_sequence(head, body) for head, body in zip(heads, bodies, strict=True)]}
+    more = {
+        "repeat": _sequence(text.close, text.between, text.open, any_call),
+        "low": 0,
+        "high": MOST_CALLS - 1 if parallel else 0,
+    }
+    only = len(tools) == 1
+    prefix = text.begin + text.open + (heads[0] if only else "")
+    return ForcedCalls(prefix, _sequence(bodies[0] if only else any_call, more, text.close, text.end))
+
+
+def _sequence(*parts: str | Grammar) -> Grammar:
+    return {"sequence": [{"text": part} if isinstance(part, str) else part for part in parts if part != ""]}
+
+
+def _arguments(schema: Mapping[str, Any], text: CallText) -> Grammar:
+    if not text.keywords:
+        return {"schema": {"type": "object", **schema}}
+    properties = {name: {"schema": _rooted(entry, schema)} for name, entry in schema.get("properties", {}).items()}
+    required = [name for name in properties if name in schema.get("required", ())]
+    optional = [name for name in properties if name not in required]
+    first = _sequence(*(part for i, name in enumerate(required) for part in (f"{', ' * (i > 0)}{name}=", properties[name])))
+    if required:
+        return _sequence(first, *(_maybe(_sequence(f", {name}=", properties[name])) for name in optional))
+    starts = []
+    for i, name in enumerate(optional):
+        later = [_maybe(_sequence(f", {other}=", properties[other])) for other in optional[i + 1 :]]
+        starts.append(_sequence(f"{name}=", properties[name], *later))
+    return _maybe({"any": starts}) if starts else _sequence()
+
+
+def _maybe(grammar: Grammar) -> Grammar:
+    return {"repeat": grammar, "low": 0, "high": 1}
+
+
+def _rooted(schema: Any, root: Mapping[str, Any]) -> Any:
+    """A part of a schema, with the definitions that it may refer to."""
+    definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
+    return {**definitions, **schema} if isinstance(schema, dict) and "$ref" in json.dumps(schema) else schema

@@ -1,0 +1,91 @@
+"""From the text of one answer, as it comes, to its reasoning, content and tool calls."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from blinkpy.dpu.tools.call_format import CallFormat
+from blinkpy.dpu.tools.output_events import CallArguments, CallBegin, Content, OutputEvent, Reasoning
+from blinkpy.dpu.tools.output_source import OutputSource, Steps
+from blinkpy.dpu.tools.reasoning import ReasoningTags, parse_reasoning
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What an answer may hold, beside content. tools: the request's names; prefix: of the answer, at the prompt's end."""
+
+    tags: ReasoningTags | None = None
+    inside: bool = False  # the prompt has opened the reasoning
+    calls: CallFormat | None = None
+    tools: frozenset[str] = frozenset()
+    parallel: bool = True  # more than one call
+    prefix: str = ""
+
+
+class MessageParser:
+    """Parts of one answer. All text arrives in some part, but for what marks the parts, the white space between them, and calls
+    after the first where only one is wanted."""
+
+    def __init__(self, expected: Expected):
+        self.calls = 0  # begun so far
+        self._expected = expected
+        self._source = OutputSource()
+        self._steps = self._parse()
+        next(self._steps)
+        self._last: type[OutputEvent] | None = None
+        self._space: list[str] = []  # at the end of the text so far; it is content if more content follows
+        self._source.push(expected.prefix)
+
+    def feed(self, text: str) -> list[OutputEvent]:
+        """The parts that are certain now."""
+        self._source.push(text)
+        next(self._steps)
+        return list(self._tidy(self._source.take()))
+
+    def finish(self) -> list[OutputEvent]:
+        """The rest, at the end of the answer."""
+        self._source.finish()
+        next(self._steps, None)
+        events = list(self._tidy(self._source.take()))
+        if self._space and not self.calls and self._last is Content:
+            events.append(Content("".join(self._space)))
+        return events
+
+    def _parse(self) -> Steps[None]:
+        yield
+        source, expected = self._source, self._expected
+        if expected.tags is not None:
+            yield from parse_reasoning(source, expected.tags, expected.inside)
+        if expected.calls is not None:
+            yield from expected.calls.parse(source, expected.tools)
+        yield from source.rest()
+
+    def _tidy(self, events: list[OutputEvent]) -> Iterator[OutputEvent]:
+        """Without white space around reasoning and calls, and without calls that are not wanted."""
+        for event in events:
+            if isinstance(event, Content | Reasoning):
+                yield from self._text(event)
+            elif isinstance(event, CallBegin):
+                self.calls += 1
+                self._last = CallBegin
+                self._space.clear()
+            if isinstance(event, CallBegin | CallArguments) and (self.calls == 1 or self._expected.parallel):
+                yield event
+
+    def _text(self, event: Content | Reasoning) -> Iterator[OutputEvent]:
+        kind, text = type(event), event.text
+        if kind is not self._last:
+            if self._last is Reasoning or kind is Reasoning:
+                self._space.clear()
+                text = text.lstrip("\n")
+                if not text:
+                    return
+            self._last = kind
+        if kind is Reasoning:
+            shown = text.rstrip("\n")
+        else:
+            shown = text if self._expected.calls is None else text.rstrip()
+        if shown:
+            yield kind("".join((*self._space, shown)))
+            self._space.clear()
+        if len(shown) < len(text):
+            self._space.append(text[len(shown) :])

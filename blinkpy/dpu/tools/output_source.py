@@ -1,0 +1,244 @@
+"""A model's text as it comes, for parsers that are generators: `yield` waits for more text.
+
+A parser sets a mark where something may begin that turns out to be no call; until it commits, the text behind the mark is kept,
+and becomes content when NotACall is raised. So nothing that a model writes is lost, whatever it writes.
+"""
+
+import json
+import re
+from collections.abc import Callable, Generator
+from functools import lru_cache
+from typing import TypeVar
+
+from blinkpy.dpu.tools.output_events import CallArguments, CallBegin, Content, OutputEvent, Reasoning
+
+Result = TypeVar("Result")
+Steps = Generator[None, None, Result]
+"""A parser, or a part of one: it yields where it needs more text."""
+
+HEAD_CHARACTERS = 8192  # of what may stand before the arguments of a call; it is held back
+MOST_SPACE = 256  # characters of white space that may stand before a literal
+JSON_QUOTES, PYTHON_QUOTES = '"', "\"'"
+_SPACE = re.compile(r"\s*")
+_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_STOPS = {quotes: re.compile(rf"[{quotes}<()\[\]{{}}]") for quotes in (JSON_QUOTES, PYTHON_QUOTES)}
+_IN_STRING = {quote: re.compile(rf"[{quote}\\]") for quote in PYTHON_QUOTES}
+
+
+class NotACall(Exception):
+    """What began at the mark is no call."""
+
+
+@lru_cache(maxsize=64)
+def _starts(markers: tuple[str, ...]) -> re.Pattern[str]:
+    """Finds a marker, or what may be the start of one at the end of the text."""
+    whole = [re.escape(marker) for marker in markers]
+    parts = {re.escape(marker[:size]) + r"\Z" for marker in markers for size in range(len(marker) - 1, 0, -1)}
+    return re.compile("|".join([*whole, *sorted(parts, key=len, reverse=True)]))
+
+
+class OutputSource:
+    """Text between its producer (push, finish, take) and parsers (the rest)."""
+
+    def __init__(self) -> None:
+        self.kind: type[Content] | type[Reasoning] = Content  # of the text that is no call
+        self._text, self._at = "", 0
+        self._mark: int | None = None
+        self._limit: int | None = None
+        self._ended = False
+        self._events: list[OutputEvent] = []
+
+    def push(self, text: str) -> None:
+        """More text."""
+        self._text += text
+
+    def finish(self) -> None:
+        """No more text follows."""
+        self._ended = True
+
+    def take(self) -> list[OutputEvent]:
+        """The events since the last time."""
+        events, self._events = self._events, []
+        return events
+
+    # ---- for parsers
+
+    def content(self, text: str) -> None:
+        if text:
+            self._events.append(self.kind(text))
+
+    def begin(self, name: str) -> None:
+        """A call: what is behind the mark won't be needed again."""
+        self.commit()
+        self._events.append(CallBegin(name))
+
+    def arguments(self, text: str) -> None:
+        if text:
+            self._events.append(CallArguments(text))
+
+    def mark(self, limit: int | None = HEAD_CHARACTERS) -> None:
+        """Something begins here. limit: characters after which it is no call, unless it was committed."""
+        self._mark, self._limit = self._at, limit
+
+    def allow(self, limit: int) -> None:
+        """Another limit of characters behind the mark."""
+        self._limit = limit
+
+    def commit(self) -> None:
+        """It is no more to be read again."""
+        self._mark = None
+
+    def back(self) -> None:
+        """Return to the mark."""
+        if self._mark is not None:
+            self._at, self._mark = self._mark, None
+
+    def refuse(self) -> None:
+        """What began at the mark is no call: up to where that showed it is content, which is not searched for calls again."""
+        start, self._mark = self._at if self._mark is None else self._mark, None
+        self._at = min(max(self._at, start + 1), len(self._text))
+        self.content(self._text[start : self._at])
+
+    def more(self) -> Steps[bool]:
+        """Wait for text. False at the end. Raises NotACall where too much is held back."""
+        kept = self._at if self._mark is None else self._mark
+        if kept:
+            self._text, self._at = self._text[kept:], self._at - kept
+        if self._mark is not None:
+            self._mark = 0
+            if self._limit is not None and len(self._text) > self._limit:
+                raise NotACall
+        size = len(self._text)
+        while len(self._text) == size:
+            if self._ended:
+                return False
+            yield
+        return True
+
+    def peek(self) -> Steps[str]:
+        """The next character that is no white space, which stays; "" at the end. White space is passed by."""
+        while True:
+            self._at = _SPACE.match(self._text, self._at).end()  # type: ignore[union-attr]
+            if self._at < len(self._text):
+                return self._text[self._at]
+            if not (yield from self.more()):
+                return ""
+
+    def expect(self, characters: str) -> Steps[str]:
+        """The next visible character, which must be one of these. Raises NotACall."""
+        found = yield from self.peek()
+        if not found or found not in characters:
+            raise NotACall
+        self._at += 1
+        return found
+
+    def follows(self, literal: str) -> Steps[int]:
+        """Where a literal ends, if it is the next visible text here; 0 otherwise. Nothing is passed by."""
+        while True:
+            start = _SPACE.match(self._text, self._at).end()  # type: ignore[union-attr]
+            if start - self._at > MOST_SPACE:
+                return 0
+            if self._text.startswith(literal, start):
+                return start + len(literal)
+            if not literal.startswith(self._text[start:]) or not (yield from self.more()):
+                return 0
+
+    def skip(self, literal: str) -> Steps[bool]:
+        """Pass by a literal and the white space before it, if it is the next visible text. Returns whether it was."""
+        end = yield from self.follows(literal)
+        self._at = end or self._at
+        return bool(end)
+
+    def match(self, pattern: re.Pattern[str]) -> Steps[str]:
+        """The text here that matches a pattern, known once something follows it. Raises NotACall."""
+        while True:
+            found = pattern.match(self._text, self._at)
+            if found is not None and (found.end() < len(self._text) or self._ended):
+                self._at = found.end()
+                return found[0]
+            if found is None and self._at < len(self._text):
+                raise NotACall
+            if not (yield from self.more()) and found is None:
+                raise NotACall
+
+    def content_until(self, markers: tuple[str, ...]) -> Steps[str]:
+        """Text up to a marker is content. Returns the marker, behind which the source then is, and marks its start; "" at the
+        end of the text."""
+        pattern = _starts(markers)
+        while True:
+            found = pattern.search(self._text, self._at)
+            start = len(self._text) if found is None else found.start()
+            self.content(self._text[self._at : start])
+            self._at = start
+            if found is not None and found[0] in markers:
+                self.mark()
+                self._at = found.end()
+                return found[0]
+            if not (yield from self.more()):
+                self.content(self._text[self._at :])
+                self._at = len(self._text)
+                return ""
+
+    def rest(self) -> Steps[None]:
+        """All that follows is content."""
+        while True:
+            self.content(self._text[self._at :])
+            self._at = len(self._text)
+            if not (yield from self.more()):
+                return
+
+    def balanced(self, give: Callable[[str], None], quotes: str = JSON_QUOTES) -> Steps[bool]:
+        """Text from an opening bracket to the one that closes it, given piece by piece as it comes. Brackets in strings don't
+        count. False where it breaks off: at the end of the text, or before a `<` outside of strings, which no value has."""
+        depth, quote, escaped = 0, "", False
+        while True:
+            text, start = self._text, self._at
+            at = min(start + escaped, len(text))
+            escaped = escaped and at == start
+            while found := (_IN_STRING[quote] if quote else _STOPS[quotes]).search(text, at):
+                at, character = found.end(), found[0]
+                if quote:
+                    if character == quote:
+                        quote = ""
+                    elif at < len(text):
+                        at += 1  # what a backslash escapes
+                    else:
+                        escaped = True
+                elif character in quotes:
+                    quote = character
+                elif character == "<":
+                    self._at = at - 1
+                    give(text[start : at - 1])
+                    return False
+                else:
+                    depth += 1 if character in "([{" else -1
+                    if depth == 0:
+                        self._at = at
+                        give(text[start:at])
+                        return True
+            self._at = len(text)
+            give(text[start:])
+            if not (yield from self.more()):
+                return False
+
+    def string(self) -> Steps[str]:
+        """A JSON string, decoded. Raises NotACall."""
+        yield from self.expect('"')
+        self._at -= 1
+        while True:
+            found = _STRING.match(self._text, self._at)
+            if found is not None:
+                self._at = found.end()
+                return decoded(found[0])
+            if not (yield from self.more()):
+                raise NotACall
+
+
+def decoded(literal: str) -> str:
+    """The text of a JSON string; line breaks in it are taken. Raises NotACall where it is invalid, or UTF-8 can't hold it."""
+    try:
+        text = json.loads(literal, strict=False)
+        text.encode()
+    except ValueError as error:
+        raise NotACall from error
+    return str(text)

@@ -1,0 +1,339 @@
+"""Tools and reasoning over HTTP, whole and streamed, through the official client, with an engine that says given tokens."""
+
+import contextlib
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from support.front_end import chat_templates
+from support.front_end.fake_engine import FACTS, SIZES, FakeEngine
+from support.front_end.http_server import MODEL, RunningServer, events, serving
+from support.front_end.tiny_tokenizer import byte_level_json, write_model
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Encoder
+
+from blinkpy.config import ModelOptions
+from blinkpy.dpu.http.chat_dialect import ChatDialect
+from blinkpy.dpu.text.chat_template import ChatTemplate
+from blinkpy.dpu.text.tokenizer import Tokenizer
+from blinkpy.dpu.tools.call_format import call_formats, choose_format
+
+EOS = 1
+SPECIAL = ["[TOOL_CALLS]", "[ARGS]", "<think>", "</think>", "<|python_tag|>"]
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Weather of a city",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+TIME = {"type": "function", "function": {"name": "get_time", "parameters": {"type": "object", "properties": {}}}}
+TOOLS: Any = [WEATHER, TIME]
+ARGUMENTS = '{"city": "Zürich \\"Altstadt\\""}'
+CALL = f'<tool_call>\n{{"name": "get_weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
+SECOND = '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
+ASK: Any = [{"role": "user", "content": "Hi"}]
+
+
+class Served:
+    """A server whose engine says what it is told to."""
+
+    def __init__(self, engine: FakeEngine, server: RunningServer, client: openai.OpenAI, tokenizer: Tokenizer):
+        self.engine, self.server, self.client, self.tokenizer = engine, server, client, tokenizer
+
+    def says(self, text: str) -> None:
+        self.engine.script = [*self.tokenizer.encode(text, add_special_tokens=False).tolist(), EOS]
+
+    def chat(self, text: str, **fields: Any) -> Any:
+        """The choices' answer to a chat, whole, which a stream must equal."""
+        self.says(text)
+        ask = {"model": MODEL, "messages": ASK, **fields}
+        whole = self.client.chat.completions.create(**ask)
+        with self.client.chat.completions.stream(**ask) as stream:
+            streamed = stream.get_final_completion()
+        for one, other in zip(whole.choices, streamed.choices, strict=True):
+            assert one.finish_reason == other.finish_reason
+            assert message_of(one) == message_of(other)
+        return whole.choices[0]
+
+    def prompt(self) -> str:
+        """The last prompt's text."""
+        return str(self.tokenizer.encoder.decode(self.engine.submitted[-1].prompt, skip_special_tokens=False))
+
+    def refused(self, **fields: Any) -> tuple[str, str]:
+        response = self.server.client.post("/v1/chat/completions", json={"messages": ASK, **fields})
+        assert response.status_code == 400, response.text
+        error = response.json()["error"]
+        return error["param"], error["message"]
+
+
+def message_of(choice: Any) -> tuple[Any, ...]:
+    message = choice.message
+    calls = [(call.type, call.function.name, call.function.arguments) for call in message.tool_calls or []]
+    ids = [call.id for call in message.tool_calls or []]
+    assert len(set(ids)) == len(ids)
+    assert all(len(call_id) >= 9 for call_id in ids)
+    return message.role, message.content, (message.model_extra or {}).get("reasoning_content"), calls
+
+
+def folder_with(path: Path, template: str) -> Path:
+    encoder = Encoder.from_str(byte_level_json())
+    encoder.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
+    return write_model(path, str(encoder.to_str()), chat_template=template)
+
+
+@contextlib.contextmanager
+def served_with(path: Path, template: str, **options: Any) -> Iterator[Served]:
+    folder = folder_with(path, template)
+    facts = FACTS._replace(max_model_len=8192, num_pages=8192)
+    sizes = replace(SIZES, prompt_tokens=4096, hash_entries=1024)
+    with (
+        FakeEngine(facts=facts, sizes=sizes) as engine,
+        serving(engine, folder, **options) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield Served(engine, server, client, Tokenizer(folder))
+        server.idle()
+
+
+@pytest.fixture(scope="module")
+def hermes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with served_with(tmp_path_factory.mktemp("hermes"), chat_templates.HERMES) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def thinking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with served_with(tmp_path_factory.mktemp("thinking"), chat_templates.THINKING) as served:
+        yield served
+
+
+def test_a_call(hermes: Served) -> None:
+    choice = hermes.chat(CALL, tools=TOOLS)
+    assert message_of(choice) == ("assistant", None, None, [("function", "get_weather", ARGUMENTS)])
+    assert choice.finish_reason == "tool_calls"
+    assert '"name": "get_weather"' in hermes.prompt()
+
+
+def test_calls_with_text_before(hermes: Served) -> None:
+    choice = hermes.chat(f"Let me see.\n\n{CALL}\n{SECOND}", tools=TOOLS, tool_choice="auto", n=2)
+    calls = [("function", "get_weather", ARGUMENTS), ("function", "get_time", "{}")]
+    assert message_of(choice) == ("assistant", "Let me see.", None, calls)
+    choice = hermes.chat(f"{CALL}\n{SECOND}", tools=TOOLS, parallel_tool_calls=False)
+    assert message_of(choice)[3] == calls[:1]
+
+
+def test_text_alone_and_broken_calls(hermes: Served) -> None:
+    for text in ("Just text.", "", "1 < 2 <tool", '<tool_call>{"name": "get_weather", "arg', "<tool_call>oops</tool_call>"):
+        choice = hermes.chat(text, tools=TOOLS)
+        assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == (text, None, "stop")
+
+
+def test_a_call_that_is_cut_off(hermes: Served) -> None:
+    count = len(hermes.tokenizer.encode(CALL, add_special_tokens=False)) - 12
+    hermes.says(CALL)
+    ask: Any = {"model": MODEL, "messages": ASK, "tools": TOOLS, "max_tokens": count}
+    choice = hermes.client.chat.completions.create(**ask).choices[0]
+    assert choice.finish_reason == "length"
+    ((_, _, arguments),) = message_of(choice)[3]
+    assert arguments
+    assert ARGUMENTS.startswith(arguments)
+
+
+def test_the_events_of_a_call(hermes: Served) -> None:
+    hermes.says(f"So:{CALL}{SECOND}")
+    chunks = events(hermes.server.chat(tools=TOOLS, stream=True))
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert deltas[0]["role"] == "assistant"
+    assert [delta.get("role") for delta in deltas[1:]] == [None] * (len(deltas) - 1)
+    calls = [call for delta in deltas for call in delta.get("tool_calls", [])]
+    first, *later = [call for call in calls if call["index"] == 0]
+    assert set(first) == {"index", "id", "type", "function"}
+    assert (first["type"], first["function"]["name"]) == ("function", "get_weather")
+    assert first["id"].startswith("call_")
+    assert all(set(call) == {"index", "function"} and set(call["function"]) == {"arguments"} for call in later)
+    assert first["function"]["arguments"] + "".join(call["function"]["arguments"] for call in later) == ARGUMENTS
+    second = [call["function"] for call in calls if call["index"] == 1]
+    assert [part.get("name") for part in second] == ["get_time"] + [None] * (len(second) - 1)
+    assert "".join(part["arguments"] for part in second) == "{}"
+    assert "".join(delta.get("content") or "" for delta in deltas) == "So:"
+    reasons = [chunk["choices"][0]["finish_reason"] for chunk in chunks]
+    assert reasons == [None] * (len(reasons) - 1) + ["tool_calls"]
+    assert deltas[-1] == {}
+    assert all(deltas[:-1]), "an event without anything new is not sent"
+
+
+def test_log_probabilities_of_a_call(hermes: Served) -> None:
+    """Every token has its entry, those that no event shows too."""
+    hermes.says(CALL)
+    ask: dict[str, Any] = {"tools": TOOLS, "logprobs": True, "top_logprobs": 1}
+    whole = hermes.server.chat(**ask).json()
+    chunks = events(hermes.server.chat(stream=True, **ask))
+    parts = [chunk["choices"][0]["logprobs"] for chunk in chunks]
+    streamed = [entry for part in parts if part for entry in part["content"]]
+    assert streamed == whole["choices"][0]["logprobs"]["content"]
+    assert len(streamed) == whole["usage"]["completion_tokens"] == len(hermes.engine.script)
+
+
+def test_a_conversation_with_results(hermes: Served) -> None:
+    """What the client got goes back to the model, as the template writes it."""
+    message = hermes.chat(CALL, tools=TOOLS).message
+    result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "Sunny: 25°"}
+    hermes.chat("It is sunny.", messages=[*ASK, message.model_dump(), result], tools=TOOLS)
+    assert f"<|start|>assistant\n{CALL}<|end|>\n<|start|>user\n<tool_response>Sunny: 25°</tool_response>" in hermes.prompt()
+
+
+def test_no_tools_are_wanted(hermes: Served) -> None:
+    choice = hermes.chat(CALL, tools=TOOLS, tool_choice="none")
+    assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == (CALL, None, "stop")
+    assert "get_weather" not in hermes.prompt()
+
+
+def test_a_call_is_wanted(hermes: Served) -> None:
+    """The answer's beginning stands in the prompt."""
+    for choice, head in (
+        ("required", '<tool_call>\n{"name": "'),
+        ({"type": "function", "function": {"name": "get_weather"}}, '<tool_call>\n{"name": "get_weather", "arguments": '),
+    ):
+        answer = hermes.chat(CALL.removeprefix(head), tools=TOOLS, tool_choice=choice)
+        assert message_of(answer)[3] == [("function", "get_weather", ARGUMENTS)]
+        assert hermes.prompt().endswith(f"<|start|>assistant\n{head}")
+
+
+def test_reasoning(thinking: Served) -> None:
+    """The template opens it; tags are special tokens, which have text for the parser."""
+    choice = thinking.chat(f"Hmm.\n</think>\n\nWell.\n{CALL}", tools=TOOLS)
+    assert message_of(choice) == ("assistant", "Well.", "Hmm.", [("function", "get_weather", ARGUMENTS)])
+    choice = thinking.chat("Hmm, <tool_call>?\n</think>\n\nWell. ")
+    assert message_of(choice) == ("assistant", "Well. ", "Hmm, <tool_call>?", [])
+    assert thinking.prompt().endswith("<|start|>assistant\n<think>\n")
+    choice = thinking.chat("Well.", extra_body={"chat_template_kwargs": {"enable_thinking": False}})
+    assert message_of(choice) == ("assistant", "Well.", None, [])
+    assert thinking.prompt().endswith("<think>\n\n</think>\n\n")
+    choice = thinking.chat("Hmm.</think>Well.", extra_body={"include_reasoning": False})
+    assert message_of(choice) == ("assistant", "Well.", None, [])
+    assert message_of(thinking.chat("So"))[1:3] == (None, "So")
+    choice = thinking.chat(CALL.removeprefix('<tool_call>\n{"name": "'), tools=TOOLS, tool_choice="required")
+    assert message_of(choice) == ("assistant", None, None, [("function", "get_weather", ARGUMENTS)])
+    assert thinking.prompt().endswith('<think>\n\n</think>\n\n<tool_call>\n{"name": "')
+    past = [*ASK, {"role": "assistant", "content": "Well.", "reasoning_content": "Hmm."}, *ASK]
+    thinking.chat("x", messages=past)
+    assert "<think>\nHmm.\n</think>\n\nWell.<|end|>" in thinking.prompt()
+
+
+def test_reasoning_that_the_model_opens(tmp_path: Path) -> None:
+    with served_with(tmp_path, chat_templates.THINKING_BY_ITSELF) as served:
+        assert message_of(served.chat("<think>\nHmm.\n</think>\n\nWell."))[1:3] == ("Well.", "Hmm.")
+        assert message_of(served.chat("Well. <think>"))[1:3] == ("Well. <think>", None)
+    with served_with(tmp_path, chat_templates.THINKING_BY_ITSELF, reasoning_parser="none") as served:
+        assert message_of(served.chat("<think>\nHmm.\n</think>\n\nWell."))[1:3] == ("\nHmm.\n\n\nWell.", None)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("llama3_json", f'<|python_tag|>{{"name": "get_weather", "parameters": {ARGUMENTS}}}'),
+        ("mistral", f'[TOOL_CALLS][{{"name": "get_weather", "arguments": {ARGUMENTS}}}]'),
+        ("mistral_v11", f"[TOOL_CALLS]get_weather[ARGS]{ARGUMENTS}"),
+        ("phi4_mini_json", f'functools[{{"name": "get_weather", "arguments": {ARGUMENTS}}}]'),
+        ("phi4_mini", f'<|tool_call|>[{{"name": "get_weather", "arguments": {ARGUMENTS}}}]<|/tool_call|>'),
+        ("pythonic", "[get_weather(city='Zürich \"Altstadt\"')]"),
+    ],
+)
+def test_formats(name: str, text: str, tmp_path: Path) -> None:
+    """Each template's format is known, its markers are seen though they are special, and its conversations can go on."""
+    with served_with(tmp_path, chat_templates.FORMATS[name]) as served:
+        choice = served.chat(text, tools=TOOLS)
+        assert message_of(choice) == ("assistant", None, None, [("function", "get_weather", ARGUMENTS)])
+        if name == "mistral":
+            assert served.chat(text).message.content == text.removeprefix("[TOOL_CALLS]"), "without tools it is hidden"
+        result = {"role": "tool", "tool_call_id": choice.message.tool_calls[0].id, "content": "Sunny"}
+        served.chat("Well.", messages=[*ASK, choice.message.model_dump(), result], tools=TOOLS)
+        assert "Sunny" in served.prompt()
+        assert "Altstadt" in served.prompt()
+        forced = call_formats()[name].text
+        head = forced.begin + forced.open + "get_weather" + forced.middle
+        served.chat("x", tools=TOOLS, tool_choice={"type": "function", "function": {"name": "get_weather"}})
+        assert served.prompt().endswith(head)
+
+
+def test_what_the_model_can_not_do(tmp_path: Path, hermes: Served) -> None:
+    call = {"id": "x", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    with served_with(tmp_path / "plain", "{{ messages[0].content }}") as served:
+        assert served.refused(tools=TOOLS) == ("tools", "The chat template of this model takes no tools.")
+        past = [*ASK, {"role": "assistant", "tool_calls": [call]}]
+        assert served.refused(messages=past)[0] == "messages[1].tool_calls"
+        assert served.refused(messages=[*ASK, {"role": "tool", "tool_call_id": "x", "content": "y"}])[0] == "messages[1].role"
+        assert served.server.chat(tools=TOOLS, tool_choice="none").status_code == 200
+        assert served.refused(reasoning_effort="low")[0] == "reasoning_effort"
+        assert "has none" in served.refused(chat_template_kwargs={"enable_thinking": True})[1]
+    with served_with(tmp_path / "xml", chat_templates.XML) as served:
+        assert "--tool-call-parser" in served.refused(tools=TOOLS)[1]
+    with served_with(tmp_path / "effort", "{{ reasoning_effort }}{{ messages[0].content }}{{ a }}") as served:
+        served.chat("x", reasoning_effort="low", extra_body={"chat_template_kwargs": {"a": [1]}})
+        assert served.prompt() == "lowHi[1]"
+        assert served.refused(chat_template_kwargs={"b": 1})[0] == "chat_template_kwargs.b"
+        assert "a, reasoning_effort" in served.refused(chat_template_kwargs={"messages": []})[1]
+        assert served.refused(chat_template_kwargs={"reasoning_effort": 1}, reasoning_effort="low")[0] == "reasoning_effort"
+    assert hermes.refused(tools=TOOLS, tool_choice={"type": "function", "function": {"name": "other"}})[0] == "tool_choice"
+
+
+def test_an_engine_that_fails_within_a_call(tmp_path: Path) -> None:
+    """The stream ends with an error; what was held back is not taken for an answer."""
+    with served_with(tmp_path, chat_templates.HERMES) as served:
+        served.says("x" * 2000)
+        served.engine.step_s = 0.01
+        body = {"messages": ASK, "tools": TOOLS, "stream": True}
+        with served.server.client.stream("POST", "/v1/chat/completions", json=body) as response:
+            lines = response.iter_lines()
+            next(lines)
+            served.engine.fence(0)
+            assert "error" in json.loads([line for line in lines if line][-1].removeprefix("data: "))
+
+
+def dialect(source: str, **options: Any) -> ChatDialect:
+    return ChatDialect(ChatTemplate(source, {}, 100_000), ModelOptions(**options), "qwen2")
+
+
+def test_the_format_of_a_template() -> None:
+    for name, source in chat_templates.FORMATS.items():
+        found = choose_format("auto", source, "other")
+        assert found is not None
+        assert found.name == name
+    for name, family in (("hermes", "qwen3"), ("llama3_json", "llama"), ("mistral", "mixtral"), ("phi4_mini_json", "phi3")):
+        found = choose_format("auto", "{{ tools }}", family)
+        assert found is not None
+        assert found.name == name
+    assert choose_format("auto", chat_templates.XML, "qwen3") is None
+    assert choose_format("auto", "<|tool\u2581calls\u2581begin|>", "llama") is None
+    assert choose_format("none", chat_templates.HERMES, "qwen2") is None
+    assert choose_format("auto", "", "other") is None
+    chosen = choose_format("pythonic", chat_templates.HERMES, "qwen2")
+    assert chosen is not None
+    assert chosen.name == "pythonic"
+    for wrong in ("nonsense", "Hermes"):
+        with pytest.raises(ValueError, match=f"must be one of auto, none, .*hermes.* not '{wrong}'"):
+            choose_format(wrong, "", "")
+    assert dialect("<think>").tags == ("<think>", "</think>")
+    assert dialect("[THINK]").tags == ("[THINK]", "[/THINK]")
+    assert dialect("").tags is None
+    assert dialect("<think>", reasoning_parser="none").tags is None
+    assert dialect("", reasoning_parser="think").tags is not None
+    with pytest.raises(ValueError, match="reasoning_parser must be one of"):
+        dialect("", reasoning_parser="some")
+
+
+def test_a_response_of_httpx_is_json(hermes: Served) -> None:
+    """Whole answers have no index in calls, as OpenAI's."""
+    hermes.says(CALL)
+    response: httpx.Response = hermes.server.chat(tools=TOOLS)
+    (choice,) = response.json()["choices"]
+    (call,) = choice["message"]["tool_calls"]
+    assert set(call) == {"id", "type", "function"}
+    assert choice["message"]["content"] is None

@@ -1,0 +1,60 @@
+"""Small chat templates in the conventions of model families, written for tests: tools, calls, results and reasoning."""
+
+CHAT_ML = (
+    "{% if tools %}<|start|>system\nTools:\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}"
+    "Answer with <tool_call>{...}</tool_call>.<|end|>\n{% endif %}"
+    "{% for m in messages %}"
+    "{% if m.role == 'tool' %}<|start|>user\n<tool_response>{{ m.content }}</tool_response><|end|>\n"
+    "{% else %}<|start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' and m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}"
+    "{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}\n<tool_call>\n"
+    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}\n</tool_call>{% endfor %}'
+    "<|end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant\n"
+)
+HERMES = CHAT_ML.replace("<think>", "").replace("</think>", "") + "{% endif %}"
+THINKING = CHAT_ML + "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% else %}<think>\n{% endif %}{% endif %}"
+THINKING_BY_ITSELF = CHAT_ML + "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+LLAMA3 = (
+    '{% if tools %}<|start|>system\nAnswer with {"name": function name, "parameters": dictionary}.\n'
+    "{% for tool in tools %}{{ tool | tojson(indent=4) }}\n{% endfor %}{% endif %}"
+    "{% for m in messages %}<|start|>{{ 'ipython' if m.role == 'tool' else m.role }}\n"
+    "{% if m.tool_calls %}{% if m.tool_calls | length != 1 %}{{ raise_exception('one call at a time') }}{% endif %}"
+    '{"name": "{{ m.tool_calls[0].function.name }}", "parameters": {{ m.tool_calls[0].function.arguments | tojson }}}'
+    "{% else %}{{ m.content }}{% endif %}{% endfor %}<|start|>assistant\n"
+)
+MISTRAL = (
+    "{{ bos_token }}{% if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}"
+    "{% for m in messages %}{% if m.role == 'user' %}[INST]{{ m.content }}[/INST]"
+    "{% elif m.role == 'tool' %}{% if m.tool_call_id | length != 9 %}{{ raise_exception('ids have 9 characters') }}{% endif %}"
+    "[TOOL_RESULTS]{{ m.content }}[/TOOL_RESULTS]"
+    "{% elif m.tool_calls %}[TOOL_CALLS][{% for call in m.tool_calls %}{{ call.function | tojson }}{% endfor %}]"
+    "{% else %}{{ m.content }}{% endif %}{% endfor %}"
+)
+MISTRAL_V11 = MISTRAL.replace(
+    "[TOOL_CALLS][{% for call in m.tool_calls %}{{ call.function | tojson }}{% endfor %}]",
+    "{% for call in m.tool_calls %}[TOOL_CALLS]{{ call.function.name }}[ARGS]{{ call.function.arguments | tojson }}{% endfor %}",
+)
+PHI4_MINI = (
+    "{% for m in messages %}<|start|>{{ m.role }}"
+    "{% if tools and loop.first %}<|tool|>{{ tools | tojson }}<|/tool|>{% endif %}{{ m.content }}"
+    "{% if m.tool_calls %}<|tool_call|>{{ m.tool_calls | tojson }}<|/tool_call|>{% endif %}{% endfor %}<|start|>assistant"
+)
+PYTHONIC = (
+    "{% if tools %}Answer with [func_name1(params_name1=params_value1)].\n{{ tools | tojson }}{% endif %}"
+    "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}{% for call in m.tool_calls or [] %}[{{ call.function.name }}("
+    "{% for name, value in call.function.arguments.items() %}{{ name }}={{ value | tojson }}{% endfor %})]"
+    "{% endfor %}{% endfor %}<|start|>assistant\n"
+)
+XML = "{% if tools %}{{ tools | tojson }}<tool_call><function=NAME></function></tool_call>{% endif %}{{ messages[0].content }}"
+FORMATS = {
+    "hermes": HERMES,
+    "llama3_json": LLAMA3,
+    "mistral": MISTRAL,
+    "mistral_v11": MISTRAL_V11,
+    "phi4_mini": PHI4_MINI,
+    "phi4_mini_json": PHI4_MINI.replace("<|tool_call|>", "functools").replace("<|/tool_call|>", ""),
+    "pythonic": PYTHONIC,
+}
+"""A template of each call format."""
