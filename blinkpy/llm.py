@@ -4,6 +4,7 @@ The engine is a process of its own; this process is its only front end. Names fo
 """
 
 import contextlib
+import itertools
 import os
 import sys
 import threading
@@ -48,14 +49,20 @@ Conversation = Sequence[Mapping[str, Any]]
 
 
 class _Work:
-    """One prompt on its way; the sink of its generation's text."""
+    """One output of a prompt on its way; the sink of its text. leader: that of the prompt's first output."""
 
     def __init__(
-        self, index: int, text: str | None, ids: Int32, sampling: RequestParameters, stops: tuple[str, ...], tokenizer: Tokenizer
+        self,
+        index: int,
+        ids: Int32,
+        sampling: RequestParameters,
+        stops: tuple[str, ...],
+        tokenizer: Tokenizer,
+        leader: Generation | None,
     ):
-        self.prompt, self.ids, self.sampling = text, ids, sampling
+        self.ids, self.sampling = ids, sampling
         began, detokenizer = time.monotonic(), tokenizer.detokenizer(ids)
-        self.generation = Generation(index, len(ids), detokenizer, stops, began, self, sampling.logprobs)
+        self.generation = Generation(index, len(ids), detokenizer, stops, began, self, sampling.logprobs, leader)
         self.tokens: list[int] = []
         self._parts: list[str] = []
         self._logprobs: list[TokenLogprobs] = []
@@ -68,6 +75,12 @@ class _Work:
         if generation.error is not None:
             raise RuntimeError(f"prompt {generation.index}: {generation.error.message}")
 
+    @property
+    def may_start(self) -> bool:
+        """Whether the prompt's pages are in the cache, or no other output of it is on its way there."""
+        leader = self.generation.leader
+        return leader is None or leader.tokens > 0
+
     def take(self, token: int, flags: int) -> bool:
         """Take a completion. True when the engine should be told to stop."""
         generation = self.generation
@@ -77,7 +90,7 @@ class _Work:
             self.tokens.append(token)
         return generation.push(token, flags)
 
-    def output(self, spell: TokenSpeller) -> RequestOutput:
+    def output(self, index: int, spell: TokenSpeller) -> CompletionOutput:
         """The result, once the request has ended. spell: of the tokenizer."""
 
         def table(entry: TokenLogprobs) -> dict[int, Logprob]:
@@ -85,8 +98,7 @@ class _Work:
             return {token: Logprob(logprob, spell(token)[0]) for token, logprob in pairs}
 
         logprobs = None if self.sampling.logprobs < 0 else [table(entry) for entry in self._logprobs]
-        done = CompletionOutput(0, "".join(self._parts), self.tokens, self.generation.finish_reason or "", logprobs)
-        return RequestOutput(str(self.generation.index), self.prompt, self.ids.tolist(), [done])
+        return CompletionOutput(index, "".join(self._parts), self.tokens, self.generation.finish_reason or "", logprobs)
 
 
 class LLM:
@@ -182,7 +194,7 @@ class LLM:
         each = [chosen] * len(ids) if isinstance(chosen, SamplingParams) else list(chosen)
         if len(each) != len(ids):
             raise ValueError(f"{len(ids)} prompts with {len(each)} sampling parameters")
-        works = [self._work(i, text, tokens, one) for i, (text, tokens, one) in enumerate(zip(texts, ids, each, strict=True))]
+        works = [self._works(i, tokens, one) for i, (tokens, one) in enumerate(zip(ids, each, strict=True))]
         if not self._end.alive:
             raise RuntimeError("this LLM is closed")
         code = self._engine.exit_code()
@@ -191,10 +203,12 @@ class LLM:
         with self._lock:
             try:
                 self._attach()
-                self._drive(works)
+                self._drive(one for rank in itertools.zip_longest(*works) for one in rank if one is not None)
             except EngineLostError as error:
                 raise RuntimeError(f"the engine failed: {error}") from error
-        return [work.output(self.tokenizer.spell) for work in works]
+        spell = self.tokenizer.spell
+        outputs = [[work.output(i, spell) for i, work in enumerate(of_prompt)] for of_prompt in works]
+        return [RequestOutput(str(i), texts[i], ids[i].tolist(), done) for i, done in enumerate(outputs)]
 
     def _attach(self) -> None:
         """Claim a new epoch: whatever an interrupted call left is revoked, and no thread has to keep a lease meanwhile."""
@@ -206,7 +220,8 @@ class LLM:
                 if self._engine.exit_code() is not None or time.monotonic() > deadline:
                     raise
 
-    def _work(self, index: int, text: str | None, ids: Int32, params: SamplingParams) -> _Work:
+    def _works(self, index: int, ids: Int32, params: SamplingParams) -> list[_Work]:
+        """All outputs of a prompt; where there is a page to share, the others follow the first."""
         context = self._pair.context
         try:
             if len(ids) == 0:
@@ -218,15 +233,20 @@ class LLM:
             sampling = params.request_parameters(context - len(ids), self.tokenizer.eos_ids)
         except ValueError as error:
             raise ValueError(f"prompt {index}: {error}") from error
-        return _Work(index, text, ids, sampling, params.stops(), self.tokenizer)
+        works: list[_Work] = []
+        for variant in sampling.variants(params.n):
+            leader = works[0].generation if works and len(ids) > self._pair.facts.page_size else None
+            works.append(_Work(index, ids, variant, params.stops(), self.tokenizer, leader))
+        return works
 
     def _drive(self, works: Iterable[_Work]) -> None:
-        """Keep the queue pair full until everything has ended. Ends by EngineLostError if the engine falls silent."""
+        """Keep the queue pair full until everything has ended; leaders come before those that wait for their first token. Ends by
+        EngineLostError if the engine falls silent."""
         pair, waiting, running = self._pair, deque(works), 0
         looked = time.monotonic()
         while waiting or running:
             with contextlib.suppress(NoRoomError):
-                while waiting:
+                while waiting and waiting[0].may_start:
                     waiting[0].generation.request = pair.submit(waiting[0].ids, waiting[0].sampling, waiting[0])
                     waiting.popleft()
                     running += 1

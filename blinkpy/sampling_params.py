@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import field, make_dataclass
 from typing import Any
 
+from blinkpy.dpu.generation import MAX_CHOICES
 from blinkpy.dpu.text.stop_strings import MAX_STOP_LENGTH, MAX_STOPS
 from blinkpy.queues.request_parameters import PARAMETERS, RequestParameters
 from blinkpy.queues.submission import STOP_IDS
@@ -18,6 +19,7 @@ def _type(is_float: bool, optional: bool) -> Any:
 
 _FIELDS: list[Any] = [(p.name, _type(p.is_float, p.optional), field(default=p.default)) for p in OFFLINE]
 _OWN: list[Any] = [
+    ("n", int, field(default=1)),
     ("stop", str | Sequence[str], field(default=())),
     ("stop_token_ids", Sequence[int], field(default=())),
     ("ignore_eos", bool, field(default=False)),
@@ -28,9 +30,10 @@ _Values: Any = make_dataclass("_Values", _FIELDS + _OWN, frozen=True, namespace=
 class SamplingParams(_Values):
     """How to generate; vLLM's names and defaults, a field for each parameter of docs/api.md but cache_salt.
 
-    max_tokens None: up to the model's context. seed None: a random one. logprobs: of the generated tokens and of this number (0
-    to 20) of most likely ones, from the model's distribution before penalties and temperature; None: of none. temperature 0 is
-    greedy; top_k 0 or -1 is off. Raises ValueError for a value outside its range.
+    n: outputs for each prompt, which is computed once; their seeds count up. max_tokens None: up to the model's context. seed
+    None: a random one. logprobs: of the generated tokens and of this number (0 to 20) of most likely ones, from the model's
+    distribution before penalties and temperature; None: of none. temperature 0 is greedy; top_k 0 or -1 is off. Raises
+    ValueError for a value outside its range.
     """
 
     def __post_init__(self) -> None:
@@ -41,6 +44,8 @@ class SamplingParams(_Values):
             fine = isinstance(value, (int, float) if parameter.is_float else int) and not isinstance(value, bool)
             if not fine or not parameter.in_bounds(value):
                 raise ValueError(f"{parameter.name} is {value!r}")
+        if type(self.n) is not int or not 1 <= self.n <= MAX_CHOICES:
+            raise ValueError(f"n must be 1 to {MAX_CHOICES}, not {self.n!r}")
         stops = self.stops()
         if len(stops) > MAX_STOPS or not all(1 <= len(stop) <= MAX_STOP_LENGTH for stop in stops):
             raise ValueError(f"stop must be at most {MAX_STOPS} strings of 1 to {MAX_STOP_LENGTH} characters, not {self.stop!r}")

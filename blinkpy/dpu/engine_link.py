@@ -31,6 +31,8 @@ CHECK_S = 0.1  # at most; a quarter of the lease if that is less
 
 logger = logging.getLogger("blinkpy.frontend")
 
+Submission = tuple[Generation, Int32, RequestParameters]  # with its prompt, int32 [n]
+
 
 class EngineLink:
     """Submits generations and passes completions to them. connect: returns an attached QueuePair, within about a second."""
@@ -39,13 +41,24 @@ class EngineLink:
         self._connect, self._metrics = connect, metrics
         self.pair: QueuePair | None = None
         self._problem = "The engine is not connected yet."
+        self._held: list[Submission] = []  # choices that wait for their leader; slots are kept free for them
         self._poll_timer: asyncio.TimerHandle | None = None
         self._last_step = self._interval = 0.0  # when completions came last, and how long after those before, s
 
-    def start(self) -> None:
-        """Begin to connect, on the running event loop; everything else comes later."""
-        self._loop = asyncio.get_running_loop()
+    def start(self, on_failure: Callable[[], None]) -> None:
+        """Begin to connect, on the running event loop; everything else comes later. on_failure: called when heartbeats or polling
+        have ended by an exception that nobody foresaw; nothing here goes on then."""
+        self._loop, self._on_failure = asyncio.get_running_loop(), on_failure
         self._keeper = self._loop.create_task(self._keep_connected())
+        self._keeper.add_done_callback(self._keeper_ended)
+
+    def _keeper_ended(self, keeper: asyncio.Task[None]) -> None:
+        if not keeper.cancelled():
+            self._fail(keeper.exception())
+
+    def _fail(self, error: BaseException | None) -> None:
+        logger.critical("the link to the engine failed", exc_info=error)
+        self._on_failure()
 
     async def connected(self, timeout_s: float) -> bool:
         """Wait until the engine has granted the queue pair. False when it did not within timeout_s seconds."""
@@ -94,17 +107,18 @@ class EngineLink:
             raise unavailable(problem or self._problem)
         return self.pair
 
-    def submit(self, work: list[tuple[Generation, Int32, RequestParameters]]) -> None:
-        """Submit all of a request's choices, or none. Raises ApiError with status 429 or 503."""
+    def submit(self, work: list[Submission]) -> None:
+        """Submit all of a request's choices, or none; those with a leader follow it. Raises ApiError with status 429 or 503."""
         pair = self.require()
-        if len(work) > pair.free_slots:
+        if len(work) + len(self._held) > pair.free_slots:
             raise busy("all slots are in use")
         submitted: list[Generation] = []
         try:
-            for generation, prompt, sampling in work:
-                generation.request = pair.submit(prompt, sampling, generation)
-                submitted.append(generation)
-                self._metrics.count("prompt_tokens", len(prompt))
+            for submission in work:
+                if submission[0].leader is None:
+                    self._hand_over(pair, submission)
+                    submitted.append(submission[0])
+            self._held += [submission for submission in work if submission[0].leader is not None]
         except (NoRoomError, EngineUnavailableError, EngineLostError, TransportError) as error:
             for generation in submitted:
                 generation.open = False
@@ -118,6 +132,29 @@ class EngineLink:
             if submitted and self._poll_timer is None:
                 self._interval = 0.0
                 self._poll_timer = self._loop.call_later(POLL_S, self._poll)
+
+    def _hand_over(self, pair: QueuePair, submission: Submission) -> None:
+        generation, prompt, sampling = submission
+        generation.request = pair.submit(prompt, sampling, generation)
+        self._metrics.count("prompt_tokens", len(prompt))
+
+    def _submit_held(self, pair: QueuePair) -> None:
+        """Submit the choices whose leaders have a token. Those for which there is no room in the arenas now wait on."""
+        waiting: list[Submission] = []
+        for submission in self._held:
+            generation, leader = submission[0], submission[0].leader
+            if not generation.open:
+                continue
+            if leader is not None and leader.tokens == 0 and leader.open:
+                waiting.append(submission)
+                continue
+            try:
+                self._hand_over(pair, submission)
+            except NoRoomError:
+                waiting.append(submission)
+            except (EngineUnavailableError, EngineLostError) as error:
+                generation.fail(unavailable(_sentence(error)))
+        self._held = waiting
 
     def cancel(self, generation: Generation) -> None:
         """Ask the engine to end it. Its slot comes back with the final completion."""
@@ -134,6 +171,12 @@ class EngineLink:
         for request in self.pair.live():
             self.cancel(request.owner)
             request.owner.fail(error)
+        self._fail_held(error)
+
+    def _fail_held(self, error: ApiError) -> None:
+        held, self._held = self._held, []
+        for generation, _, _ in held:
+            generation.fail(error)
 
     # ---- polling -----------------------------------------------------------------------------------------------------
 
@@ -143,21 +186,26 @@ class EngineLink:
         pair = self.pair
         if pair is None:
             return
+        delay = POLL_S
         try:
             completions = pair.poll()
+            now = time.monotonic()
+            clumped = bool(completions) and self._feed(completions, now)
+            if self._held:
+                self._submit_held(pair)
         except TransportError as error:
             self._lose(error)
             return
-        delay = POLL_S
+        except Exception as error:
+            self._fail(error)
+            return
         if completions:
-            now = time.monotonic()
-            clumped = self._feed(completions, now)
             # The shorter of the last two intervals: a long pause before does not delay what comes after.
             interval = now - self._last_step
             delay = 0.0 if clumped else min(QUIET_SHARE * min(interval, self._interval), QUIET_LIMIT_S)
             delay = max(POLL_S, delay)
             self._last_step, self._interval = now, 0.0 if clumped else interval
-        if self.pair is pair and pair.in_flight:
+        if self.pair is pair and (pair.in_flight or self._held):
             self._poll_timer = self._loop.call_later(delay, self._poll)
 
     def _feed(self, completions: list[CompletionEvent], now: float) -> bool:
@@ -207,6 +255,7 @@ class EngineLink:
         pair.transport.close()
         for request in lost:
             request.owner.fail(failure)
+        self._fail_held(failure)
 
     async def _keep_connected(self) -> None:
         stray = 0

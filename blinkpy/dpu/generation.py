@@ -12,6 +12,7 @@ from blinkpy.queues import completion
 from blinkpy.queues.completion import FINISH_MASK, FINISH_STOP, HAS_LOGPROBS, HAS_TOKEN
 
 STOP, LENGTH = "stop", "length"
+MAX_CHOICES = 128  # of one prompt
 # Message, parameter and code. What the front end should have seen itself is a server error.
 REJECTIONS = {
     completion.REJECT_LENGTH: ("The request goes beyond the model's context length.", "max_tokens", "context_length_exceeded"),
@@ -56,6 +57,7 @@ class Generation:
     arrival: float  # when the HTTP request came, s of the monotonic clock
     sink: Sink
     top_logprobs: int = -1  # most likely tokens whose log probabilities the request asks for; -1: it asks for none at all
+    leader: "Generation | None" = None  # of the same prompt: once its first token came, the prompt's pages are in the cache
     request: InFlightRequest | None = None
     tokens: int = 0  # generated
     finish_reason: str | None = None

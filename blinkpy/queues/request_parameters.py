@@ -8,7 +8,7 @@ A new scalar is a row here, and the code of the samplers that applies it.
 """
 
 from collections.abc import Mapping
-from dataclasses import field, make_dataclass
+from dataclasses import field, make_dataclass, replace
 from typing import Any, NamedTuple, Self
 
 from blinkpy.queues.logprob_record import TOP_LOGPROBS
@@ -137,3 +137,10 @@ class RequestParameters(_Values):
         if generation_config.get("do_sample") is False:
             values["temperature"] = 0.0
         return cls(**values)
+
+    def variants(self, count: int) -> list[Self]:
+        """For several choices of one prompt: seeds count up from a given one, and wrap around; random ones stay random."""
+        if self.seed is None:
+            return [self] * count
+        low = INT64_RANGE[0]
+        return [replace(self, seed=(self.seed + i - low) % 2**64 + low) for i in range(count)]

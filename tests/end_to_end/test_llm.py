@@ -14,6 +14,7 @@ import pytest
 
 from blinkpy import LLM, SamplingParams
 from blinkpy.config import ConfigError
+from blinkpy.queues import words as W
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +48,27 @@ def test_prompts_may_be_text_or_token_ids_one_or_several(null: LLM) -> None:
     assert [output.outputs[0].token_ids for output in null.generate(ids, params)] == wanted
     assert [output.outputs[0].token_ids for output in null.generate([ids, "hello"], params)] == wanted * 2
     assert null.generate([]) == []
+
+
+def test_outputs_of_one_prompt_share_its_pages_and_are_what_their_seeds_give(null: LLM) -> None:
+    prompts = ["a story of a dog and a house " * 8, "x"]
+    (long, short), hits = (
+        null.generate(prompts, SamplingParams(n=5, max_tokens=6, seed=3, ignore_eos=True)),
+        W.COUNTER["prefix_hit_tokens"],
+    )
+    assert [done.index for done in long.outputs + short.outputs] == [*range(5), *range(5)]
+    for i, prompt in enumerate(prompts):
+        for k in (0, 4):
+            (alone,) = null.generate(prompt, SamplingParams(max_tokens=6, seed=3 + k, ignore_eos=True))
+            assert (long, short)[i].outputs[k].token_ids == alone.outputs[0].token_ids
+    before = null._pair.transport.read_engine()[hits]
+    (output,) = null.generate("another " * 60, SamplingParams(n=5, max_tokens=2))
+    pages = (len(output.prompt_token_ids) - 1) // null._pair.facts.page_size
+    assert pages > 0
+    assert null._pair.transport.read_engine()[hits] - before == 4 * pages * null._pair.facts.page_size, "one prefill"
+    for n in (0, 129, True):
+        with pytest.raises(ValueError, match="n must be 1 to 128"):
+            SamplingParams(n=n)
 
 
 def test_each_prompt_can_have_its_own_parameters(null: LLM) -> None:

@@ -3,10 +3,11 @@
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 
 from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.generation import Generation
-from blinkpy.dpu.http.answers import DONE, Answer, Choice, Usage
+from blinkpy.dpu.http.answers import DONE, Answer, Choice, Usage, likeliest
 from blinkpy.dpu.http.connection import Connection
 from blinkpy.dpu.token_logprobs import TokenLogprobs
 
@@ -14,11 +15,13 @@ BACKLOG_BYTES = 8 << 20  # what a slow client may leave unread, whatever the num
 
 
 class Collector:
-    """Gathers the choices of one request. done: set when all have ended, or with the first error, which error then is.
-    awaited: all that somebody may wait for."""
+    """Gathers the choices of one request. choices: of each prompt; `n` of them are the answer, the likeliest if there are
+    more. with_logprobs: whether the answer shows them. done: set when all have ended, or with the first error, which error
+    then is. awaited: all that somebody may wait for."""
 
-    def __init__(self, answer: Answer):
-        self.answer = answer
+    def __init__(self, answer: Answer, n: int = 1, with_logprobs: bool = True):
+        self.answer, self._n, self._with_logprobs = answer, n, with_logprobs
+        self.choices = n
         self.generations: list[Generation] = []
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.awaited = [self.done]
@@ -40,12 +43,17 @@ class Collector:
 
     def usage(self) -> Usage:
         """Tokens over all choices, without those generated after a stop string."""
-        return Usage(sum(g.prompt_length for g in self.generations), sum(g.tokens for g in self.generations))
+        prompts = self.generations[:: self.choices]
+        return Usage(sum(g.prompt_length for g in prompts), sum(g.tokens for g in self.generations))
 
     def body(self) -> bytes:
         """The whole answer, once done without an error."""
         ended = [(g.index, g.finish_reason or "") for g in self.generations]
         choices = [Choice(i, "".join(self._texts[i]), reason, self._logprobs[i]) for i, reason in ended]
+        if self.choices > self._n:
+            choices = likeliest(choices, self.choices, self._n)
+        if not self._with_logprobs:
+            choices = [replace(choice, logprobs=()) for choice in choices]
         return self.answer.whole(choices, self.usage())
 
 

@@ -3,7 +3,7 @@
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import orjson
@@ -31,6 +31,19 @@ class Choice:
     text: str
     finish_reason: str
     logprobs: Sequence[TokenLogprobs] = ()
+
+
+def likeliest(choices: Sequence[Choice], generated: int, n: int) -> list[Choice]:
+    """Of each prompt's `generated` choices, which follow each other, the n with the highest mean log probability, best first."""
+
+    def mean(choice: Choice) -> float:
+        return sum(entry.logprob for entry in choice.logprobs) / max(1, len(choice.logprobs))
+
+    kept: list[Choice] = []
+    for first in range(0, len(choices), generated):
+        best = sorted(choices[first : first + generated], key=mean, reverse=True)[:n]
+        kept += [replace(choice, index=len(kept) + i) for i, choice in enumerate(best)]
+    return kept
 
 
 class Answer:

@@ -142,7 +142,7 @@ class App:
                 connection.abort()
 
         answer = Answer(chat, service.model, service.tokenizer.spell)
-        sink = Collector(answer)
+        sink = Collector(answer, request.n, request.parameters.logprobs >= 0)
         if request.stream:
             sink = Streamer(answer, connection, self.options.max_output_backlog, partial(drop, "slow_clients"))
         service.submit(request, prompts, sink, arrival)

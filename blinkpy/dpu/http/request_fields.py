@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from blinkpy.dpu.api_errors import ApiError, bad_request
+from blinkpy.dpu.generation import MAX_CHOICES
 from blinkpy.dpu.text.stop_strings import MAX_STOP_LENGTH, MAX_STOPS
 from blinkpy.queues.logprob_record import TOP_LOGPROBS
 from blinkpy.queues.request_parameters import (
@@ -50,6 +51,8 @@ class Request:
     ignore_eos: bool = False
     stream: bool = False
     include_usage: bool = False
+    n: int = 1  # choices for each prompt
+    best_of: int | None = None  # generated for each prompt, from which the n likeliest are the answer
     logprobs: bool = False  # of a chat; parameters.logprobs combines it with top_logprobs
     top_logprobs: int = 0
 
@@ -98,6 +101,12 @@ def _text(name: str, value: Any) -> str:
     if "\0" in _typed(name, value, str):
         raise bad_request(f"'{name}' contains a NUL character.", name, "invalid_value")
     return str(value)
+
+
+def _choices(name: str, value: Any) -> int:
+    if not 1 <= _typed(name, value, int) <= MAX_CHOICES:
+        raise bad_request(f"'{name}' must be 1 to {MAX_CHOICES}, not {value}.", name, "invalid_value")
+    return int(value)
 
 
 def _stop(name: str, value: Any) -> tuple[str, ...]:
@@ -233,7 +242,7 @@ COMMON_FIELDS = {
     "ignore_eos": Field("ignore_eos", _boolean, "true: end-of-sequence ids don't end the output", "false"),
     "stream": Field("stream", _boolean, "true: server-sent events", "false"),
     "stream_options": Field("include_usage", _stream_options, _USAGE_VALUES),
-    "n": _only(1),
+    "n": Field("n", _choices, f"1 to {MAX_CHOICES} choices for each prompt, which is computed once; seeds count up", "1"),
     "logit_bias": _only({}),
     # Remarks for the operator of a service. Nothing is stored here.
     "user": Field("", _text),
@@ -256,7 +265,9 @@ CHAT_ONLY_FIELDS = {
 }
 COMPLETION_ONLY_FIELDS = {
     "prompt": Field("prompts", _prompts, f"a text, a list of token ids, or a list of up to {MAX_PROMPTS} of one of these"),
-    "best_of": _only(1),
+    "best_of": Field(
+        "best_of", _choices, f"`n` to {MAX_CHOICES}: the `n` of highest mean log probability; not with `stream`", "`n`"
+    ),
     "echo": _only(False, why=": there are no log probabilities of prompts"),
     "suffix": _only(""),
     **{p.name: _parameter_field(p) for p in PARAMETERS if p.http == "completions"},
@@ -296,6 +307,10 @@ def parse(body: bytes | bytearray, fields: dict[str, Field], defaults: RequestPa
         request.parameters = replace(request.parameters, logprobs=request.top_logprobs)
     elif request.top_logprobs:
         raise bad_request("'top_logprobs' can only be used with 'logprobs': true.", "top_logprobs", "invalid_value")
+    if request.best_of is not None and request.best_of < request.n:
+        raise bad_request(f"'best_of' must be at least 'n', {request.n}, not {request.best_of}.", "best_of", "invalid_value")
+    if request.best_of not in (None, request.n) and request.stream:
+        raise bad_request("'best_of' above 'n' can't be used with 'stream': true.", "best_of", "invalid_value")
     if content.get("stream_options") is not None and not request.stream:
         raise bad_request("'stream_options' can only be used with 'stream': true.", "stream_options", "invalid_value")
     return request

@@ -13,7 +13,7 @@ import numpy as np
 
 from blinkpy.config import Config, ConfigError
 from blinkpy.dpu.api_errors import ApiError, bad_request
-from blinkpy.dpu.engine_link import EngineLink
+from blinkpy.dpu.engine_link import EngineLink, Submission
 from blinkpy.dpu.generation import Generation
 from blinkpy.dpu.http.answer_sinks import Collector
 from blinkpy.dpu.http.request_fields import Message, Request, token_limit
@@ -99,15 +99,29 @@ class Service:
             own = STOP_IDS - len(self.tokenizer.eos_ids)
             message = f"'stop_token_ids' can hold at most {own} token ids, beside the model's end-of-sequence ids."
             raise bad_request(message, "stop_token_ids", "invalid_value")
-        work = []
+        choices = request.best_of or request.n
+        if len(prompts) * choices > pair.sizes.slots:
+            message = (
+                f"{len(prompts)} prompts with {choices} choices each are more than the {pair.sizes.slots} requests in flight"
+            )
+            raise bad_request(f"{message} that this server allows.", "n" if choices > 1 else "prompt", "invalid_value")
+        work: list[Submission] = []
         for index, prompt in enumerate(prompts):
             limit = token_limit(request, len(prompt), pair.context)
             if len(prompt) > pair.longest_prompt:  # of small arenas, set by hand
                 message = f"The prompt has {len(prompt)} tokens; this server takes at most {pair.longest_prompt}."
                 raise bad_request(message, "prompt", "context_length_exceeded")
             parameters = replace(request.parameters, max_tokens=limit, stop_ids=stop_ids)
-            detokenizer = self.tokenizer.detokenizer(prompt)
-            generation = Generation(index, len(prompt), detokenizer, request.stop, arrival, sink, parameters.logprobs)
-            work.append((generation, prompt, parameters))
+            if choices > request.n:  # they are compared by their log probabilities
+                parameters = replace(parameters, logprobs=max(0, parameters.logprobs))
+            leader = None
+            for choice, sampling in enumerate(parameters.variants(choices)):
+                detokenizer = self.tokenizer.detokenizer(prompt)
+                number = index * choices + choice
+                generation = Generation(number, len(prompt), detokenizer, request.stop, arrival, sink, sampling.logprobs, leader)
+                work.append((generation, prompt, sampling))
+                if len(prompt) > pair.facts.page_size:  # a whole page is there to share
+                    leader = leader or generation
+        sink.choices = choices
         sink.generations = [generation for generation, _, _ in work]
         self.engine.submit(work)
