@@ -4,6 +4,7 @@ A piece adds the paths of a language between two nodes. The subset construction 
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -13,6 +14,7 @@ from blinkpy.dpu.grammar.minimal_automaton import Edge, minimal_automaton, range
 from blinkpy.queues.byte_automaton import ByteAutomaton
 
 MOST_NODES = 60_000  # of a nondeterministic automaton
+MOST_EMBEDDED = 1024  # automata whose pieces are kept
 MOST_SUBSETS = 16_000  # of its nodes, before equivalent ones are merged
 
 
@@ -36,7 +38,9 @@ class ByteNfa:
         """The first of some new nodes, which follow each other. Raises GrammarTooLargeError when there are too many."""
         first = len(self.edges)
         if first + count > MOST_NODES:
-            raise GrammarTooLargeError(f"The grammar needs more than {MOST_NODES} nodes.")
+            raise GrammarTooLargeError(
+                "The grammar needs too many states: longer, more or deeper values than an automaton holds."
+            )
         self.edges += [[] for _ in range(count)]
         self.empty += [[] for _ in range(count)]
         return first
@@ -172,6 +176,7 @@ def words(texts: Iterable[bytes]) -> Piece:
     return add
 
 
+@lru_cache(MOST_EMBEDDED)
 def embedded(automaton: ByteAutomaton | None) -> Piece:
     """The language of an automaton; None for the empty one."""
     if automaton is None:
@@ -241,7 +246,7 @@ class _Subsets:
             state = self.states[nodes] = len(self.found)
             self.found.append(nodes)
             if state >= MOST_SUBSETS:
-                raise GrammarTooLargeError(f"The grammar needs more than {MOST_SUBSETS} states.")
+                raise GrammarTooLargeError(f"The grammar needs too many states: more than {MOST_SUBSETS}.")
         return state
 
     def _closure(self, node: int) -> frozenset[int]:

@@ -80,16 +80,20 @@ def _table(states: int, flat: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDA
     class_of = np.searchsorted(points, np.arange(BYTES), side="right") - 1
     first, behind = np.searchsorted(points, flat[:, 1]), np.searchsorted(points, flat[:, 2])
     steps = np.zeros((states, len(points) + 1), np.int64)
-    np.add.at(steps, (flat[:, 0], first), flat[:, 3] + 1)
-    np.add.at(steps, (flat[:, 0], behind), -flat[:, 3] - 1)
+    cells = np.concatenate([flat[:, 0] * steps.shape[1] + first, flat[:, 0] * steps.shape[1] + behind])
+    change = np.concatenate([flat[:, 3] + 1, -flat[:, 3] - 1])
+    steps += np.bincount(cells, change, steps.size).astype(np.int64).reshape(steps.shape)  # exact in doubles
     return _merge_columns(np.cumsum(steps, axis=1)[:, :-1] - 1, class_of)
 
 
 def _merge_columns(table: NDArray[np.int64], class_of: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Classes with equal columns become one; they are numbered by their first bytes."""
-    _, first, inverse = np.unique(table, axis=1, return_index=True, return_inverse=True)
-    rank = np.argsort(np.argsort(first))
-    return table[:, np.sort(first)], rank[inverse.reshape(-1)][class_of]
+    weights = np.random.default_rng(3).integers(1, 1 << 62, len(table))  # sums of products wrap; the result is checked
+    _, first, inverse = np.unique(weights @ table, return_index=True, return_inverse=True)
+    kept, number = np.sort(first), np.argsort(np.argsort(first))[inverse]
+    if not np.array_equal(table[:, kept][:, number], table):
+        raise RuntimeError("columns of one class differ")
+    return table[:, kept], number[class_of]
 
 
 def _blocks(table: NDArray[np.int64], finals: NDArray[np.bool_]) -> NDArray[np.int64]:

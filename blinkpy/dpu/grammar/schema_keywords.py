@@ -14,7 +14,8 @@ from blinkpy.dpu.grammar.schema_shapes import NAMES, TYPES, Items, Members, Plac
 from blinkpy.dpu.grammar.string_rules import FORMATS
 
 MOST_ALTERNATIVES = 1000  # of enum, anyOf and oneOf
-MOST_COUNT = 100_000  # of lengths, items and members
+MOST_COUNT = 100_000  # of items and members
+MOST_LENGTH = 512  # of a string
 SCALARS = (type(None), bool, int, float, str)
 NUMBER_FORMATS = {"int32": 31, "int64": 63}  # of OpenAPI: bits, but for the sign
 REFUSED_FORMATS = ("regex", "relative-json-pointer", "uri-template")  # others say nothing, as the specification has it
@@ -169,12 +170,19 @@ def _multiple_of(shape: Shape, value: Any, place: Place) -> None:
 # ---- strings ---------------------------------------------------------------------------------------------------------
 
 
+def _length(place: Place, keyword: str, value: Any) -> int:
+    length = _count(place, keyword, value)
+    if length > MOST_LENGTH:
+        raise fault(place, keyword, f"may be {MOST_LENGTH} at most, not {length}: each character takes 14 states.")
+    return length
+
+
 def _min_length(shape: Shape, value: Any, place: Place) -> None:
-    shape.strings = shape.strings.within(_count(place, "minLength", value), None)
+    shape.strings = shape.strings.within(_length(place, "minLength", value), None)
 
 
 def _max_length(shape: Shape, value: Any, place: Place) -> None:
-    shape.strings = shape.strings.within(0, _count(place, "maxLength", value))
+    shape.strings = shape.strings.within(0, _length(place, "maxLength", value))
 
 
 def _pattern(shape: Shape, value: Any, place: Place) -> None:
@@ -314,8 +322,8 @@ KEYWORDS = {
     "exclusiveMinimum": Keyword(_bound("exclusiveMinimum"), "a number, or a boolean as in draft 4"),
     "exclusiveMaximum": Keyword(_bound("exclusiveMaximum"), "a number, or a boolean as in draft 4"),
     "multipleOf": Keyword(_multiple_of, "decimals, up to 1000 units of the last place"),
-    "minLength": Keyword(_min_length),
-    "maxLength": Keyword(_max_length, "a length takes 14 states for each character"),
+    "minLength": Keyword(_min_length, f"up to {MOST_LENGTH}"),
+    "maxLength": Keyword(_max_length, f"up to {MOST_LENGTH}; each character takes 14 states"),
     "pattern": Keyword(_pattern, "what is regular: no backreferences, looking around, word boundaries, `\\p`"),
     "format": Keyword(_format, f"{_list((*FORMATS, *NUMBER_FORMATS))}; not {_list(REFUSED_FORMATS)}; others say nothing"),
     "properties": Keyword(_members, "in this order; members may be left out where they are not required"),

@@ -14,7 +14,17 @@ import orjson
 
 from blinkpy.dpu.api_errors import ApiError, bad_request
 from blinkpy.dpu.generation import MAX_CHOICES
+from blinkpy.dpu.http.grammar_fields import (
+    STRUCTURES,
+    GrammarField,
+    choice_field,
+    regex_field,
+    response_format,
+    schema_field,
+    structured_outputs,
+)
 from blinkpy.dpu.text.stop_strings import MAX_STOP_LENGTH, MAX_STOPS
+from blinkpy.queues.byte_automaton import ByteAutomaton
 from blinkpy.queues.logprob_record import TOP_LOGPROBS
 from blinkpy.queues.request_parameters import (
     INT32_MAX,
@@ -55,6 +65,8 @@ class Request:
     best_of: int | None = None  # generated for each prompt, from which the n likeliest are the answer
     logprobs: bool = False  # of a chat; parameters.logprobs combines it with top_logprobs
     top_logprobs: int = 0
+    grammar: GrammarField | None = None  # what the output may be
+    automaton: ByteAutomaton | None = None  # of the grammar, once it is compiled
 
 
 # ---- checks of single values -----------------------------------------------------------------------------------------
@@ -231,6 +243,10 @@ _MESSAGES_VALUES = (
     f'1 to {MAX_MESSAGES:,} of `{{"role": ROLE, "content": text}}`, where ROLE is {", ".join(ROLES)}; content may '
     'also be a list of `{"type": "text", "text": ...}`'
 )
+_FORMAT_VALUES = (
+    '`{"type": "text"}`, `{"type": "json_object"}`, or `{"type": "json_schema", "json_schema": {"name": NAME, "schema": SCHEMA}}`'
+    ": [structured output](structured-output.md)"
+)
 _TOP_LOGPROBS_VALUES = f"0 to {TOP_LOGPROBS}: also of this number of most likely tokens at each place; only with `logprobs`"
 
 COMMON_FIELDS = {
@@ -244,6 +260,11 @@ COMMON_FIELDS = {
     "stream_options": Field("include_usage", _stream_options, _USAGE_VALUES),
     "n": Field("n", _choices, f"1 to {MAX_CHOICES} choices for each prompt, which is computed once; seeds count up", "1"),
     "logit_bias": _only({}),
+    "response_format": Field("grammar", response_format, _FORMAT_VALUES, "text"),
+    "structured_outputs": Field("grammar", structured_outputs, f"an object with one of {', '.join(STRUCTURES)}", "none"),
+    "guided_json": Field("grammar", schema_field, "the same as `structured_outputs.json`", "none"),
+    "guided_regex": Field("grammar", regex_field, "the same as `structured_outputs.regex`", "none"),
+    "guided_choice": Field("grammar", choice_field, "the same as `structured_outputs.choice`", "none"),
     # Remarks for the operator of a service. Nothing is stored here.
     "user": Field("", _text),
     "metadata": Field("", lambda name, value: _typed(name, value, dict)),
@@ -257,7 +278,6 @@ CHAT_ONLY_FIELDS = {
     "max_completion_tokens": Field("max_tokens", _limit, "the same as `max_tokens`"),
     "logprobs": Field("logprobs", _boolean, "true: log probabilities of the generated tokens"),
     "top_logprobs": Field("top_logprobs", _top_logprobs, _TOP_LOGPROBS_VALUES),
-    "response_format": _only({"type": "text"}),
     "modalities": _only(["text"]),
     "tools": _only([]),
     "tool_choice": _only("none"),
@@ -297,7 +317,8 @@ def parse(body: bytes | bytearray, fields: dict[str, Field], defaults: RequestPa
             parameters[name] = checked
         elif attribute:
             if attribute in values and values[attribute] != checked:
-                raise bad_request("'max_tokens' and 'max_completion_tokens' contradict each other.", name, "invalid_value")
+                other = next(one for one in content if one in fields and fields[one].attribute == attribute)
+                raise bad_request(f"'{other}' and '{name}' contradict each other.", name, "invalid_value")
             values[attribute] = checked
     needed = "messages" if "messages" in fields else "prompt"
     if fields[needed].attribute not in values:

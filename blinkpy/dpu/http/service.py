@@ -12,15 +12,19 @@ from typing import Any
 import numpy as np
 
 from blinkpy.config import Config, ConfigError
-from blinkpy.dpu.api_errors import ApiError, bad_request
+from blinkpy.dpu.api_errors import ApiError, bad_request, busy
 from blinkpy.dpu.engine_link import EngineLink, Submission
 from blinkpy.dpu.generation import Generation
+from blinkpy.dpu.grammar.grammar_compiler import GrammarBusyError, GrammarCompiler
+from blinkpy.dpu.grammar.grammar_errors import GrammarError
 from blinkpy.dpu.http.answer_sinks import Collector
+from blinkpy.dpu.http.grammar_fields import GrammarField
 from blinkpy.dpu.http.request_fields import Message, Request, token_limit
 from blinkpy.dpu.metrics import Metrics
 from blinkpy.dpu.text.chat_template import ChatError, load_template
 from blinkpy.dpu.text.tokenizer import Tokenizer
 from blinkpy.queues.array_types import Int32
+from blinkpy.queues.byte_automaton import ByteAutomaton
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.submission import STOP_IDS
 
@@ -44,10 +48,13 @@ class Service:
         limit = config.frontend.max_body_bytes + TEMPLATE_SLACK
         self.template = load_template(folder, self.tokenizer.config, config.model.chat_template, limit)
         self._threads = ThreadPoolExecutor(max_workers=max(1, min(4, os.cpu_count() or 1)), thread_name_prefix="tokenize")
+        frontend = config.frontend
+        self._grammars = GrammarCompiler(frontend.grammar_compile_ms / 1000, frontend.grammar_cache_mib << 20)
 
     def close(self) -> None:
-        """End the threads; running tokenizations end first."""
+        """End the threads, after running tokenizations, and the processes that compile grammars."""
         self._threads.shutdown(wait=True, cancel_futures=True)
+        self._grammars.close()
 
     def check_model(self, request: Request) -> None:
         """Raise ApiError with status 404 for another model's name."""
@@ -55,7 +62,7 @@ class Service:
             raise ApiError(404, f"The model '{request.model}' does not exist.", param="model", code="model_not_found")
 
     async def prompts(self, request: Request) -> list[Int32]:
-        """Token ids of each prompt. Raises ApiError with status 400 for one that can't be."""
+        """Token ids of each prompt; the request's grammar is compiled, too. Raises ApiError with status 400 for what can't be."""
         if request.messages is not None:
             characters = sum(len(message["content"]) for message in request.messages)
             prompts = [await self._run(characters, self._chat_prompt, request.messages)]
@@ -63,7 +70,19 @@ class Service:
             prompts = [await self._prompt(prompt) for prompt in request.prompts]
         if any(len(prompt) == 0 for prompt in prompts):
             raise bad_request("The prompt is empty.", "prompt", "invalid_value")
+        if request.grammar is not None:
+            request.automaton = await self.compile(request.grammar)
         return prompts
+
+    async def compile(self, field: GrammarField) -> ByteAutomaton:
+        """The automaton of a grammar. Raises ApiError with status 400, 429 where too many are waiting."""
+        try:
+            return await self._grammars.automaton(field.grammar)
+        except GrammarError as error:
+            place = "" if error.path == "#" else f" At {error.path}."
+            raise bad_request(f"'{field.param}': {error.message}{place}", field.param, "invalid_grammar") from error
+        except GrammarBusyError as error:
+            raise busy("too many grammars wait to be compiled") from error
 
     async def _run(self, characters: int, tokenize: Callable[[Any], Int32], text: Any) -> Int32:
         """tokenize(text), in a thread if it is a long one."""
@@ -119,6 +138,7 @@ class Service:
                 detokenizer = self.tokenizer.detokenizer(prompt)
                 number = index * choices + choice
                 generation = Generation(number, len(prompt), detokenizer, request.stop, arrival, sink, sampling.logprobs, leader)
+                generation.grammar = request.automaton
                 work.append((generation, prompt, sampling))
                 if len(prompt) > pair.facts.page_size:  # a whole page is there to share
                     leader = leader or generation

@@ -161,7 +161,6 @@ CHAT_VALUES = {
     "top_logprobs": [3, 1],  # without logprobs
     "tools": [[{"type": "function"}]],
     "tool_choice": ["auto"],
-    "response_format": [{"type": "json_object"}],
     "chat_template": ["{{ 7 * 7 }}"],
     "prompt": ["x"],
     "messages": [None, [], "hi", {"role": "user"}, HELLO * 10_001],

@@ -5,6 +5,8 @@ A long run: BLINKPY_SCHEMAS=100000 python -m pytest tests/plain/grammar/test_jso
 
 import json
 import os
+import runpy
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -19,6 +21,7 @@ from blinkpy.queues.byte_automaton import ByteAutomaton
 
 SCHEMAS = int(os.environ.get("BLINKPY_SCHEMAS", "0")) or 120
 SAMPLES = 4  # of each
+ROOT = Path(__file__).parents[3]
 
 
 def compiled(schema: Any) -> ByteAutomaton | None:
@@ -162,3 +165,9 @@ def test_members_that_are_not_spoken_of() -> None:
     assert opened.accepts(b'{"a":1,"b":[2]}')
     assert opened.accepts(b'{"b":[2]}')
     assert not opened.accepts(b'{"b":1,"a":"x"}')
+
+
+def test_the_page_has_all_keywords() -> None:
+    tool = runpy.run_path(str(ROOT / "tools" / "write_schema_keywords.py"))
+    page = (ROOT / "docs" / "structured-output.md").read_text()
+    assert tool["written"](page) == page, "make docs"
