@@ -63,6 +63,16 @@ def _places(step: Fraction) -> int:
     return next(places for places in range(9) if (step * 10**places).denominator == 1)
 
 
+def test_the_stricter_bound_counts() -> None:
+    for first, second in ((False, True), (True, False)):
+        numbers = NumberRange().above(Decimal(3), first).above(Decimal(3), second)
+        numbers = numbers.below(Decimal(5), first).below(Decimal(5), second)
+        assert [value for value in (2, 3, 4, 5, 6) if numbers.holds(value)] == [4]
+        assert [value for value in (2, 3, 4, 5, 6) if automaton_of(numbers.piece()).accepts(b"%d" % value)] == [4]
+        numbers = NumberRange().above(Decimal(1), True).above(Decimal(3), False).below(Decimal(9), True).below(Decimal(5), False)
+        assert [value for value in range(10) if numbers.holds(value)] == [3, 4, 5]
+
+
 def test_forms() -> None:
     """One form for each number with bounds, and JSON's own for the others, with short exponents."""
     bounded = automaton_of(NumberRange(low=Decimal(-5)).piece())

@@ -83,6 +83,16 @@ def test_patterns_search_in_strings_of_json(rng: np.random.Generator) -> None:
     assert found == {True, False}
 
 
+def test_anchors_mean_the_ends() -> None:
+    for expression in ("$^", "^$", "(a|^)$", "a^|b", "a$b|c", "(^|b)c", "^a$|$^"):
+        pattern, automaton = as_python(expression), automaton_of(StringRules(patterns=(expression,)).piece())
+        for text in ("", "a", "b", "c", "ab", "bc", "ca", "acb"):
+            assert (automaton is not None and automaton.accepts(json_text(text))) == (pattern.search(text) is not None), (
+                expression,
+                text,
+            )
+
+
 REFUSED = (
     ("(?=a)", "lookahead"),
     ("(?!a)", "lookahead"),
