@@ -19,7 +19,7 @@ from blinkpy.dpu.grammar.grammar_errors import GrammarError, GrammarTooLargeErro
 from blinkpy.dpu.grammar.string_rules import FORMATS, format_automaton
 
 ANSWER, REFUSAL = b"\1", b"\0"
-MEMORY_BYTES = 1 << 30  # of address space, of which a compiler needs little
+MEMORY_BYTES = 512 << 20  # of address space; the process itself has 115 MB
 NICENESS = 10  # the event loops on the same cores come first
 
 

@@ -20,7 +20,8 @@ from blinkpy.processes import child_environment
 from blinkpy.queues.byte_automaton import ByteAutomaton
 
 SERVER = "blinkpy.dpu.grammar.compile_server"
-AT_ONCE = 4  # compiled side by side
+MOST_CONTENT = 1 << 20  # bytes of a grammar, as JSON
+AT_ONCE = 8  # compiled side by side
 MOST_WAITING = 64  # until they are compiled, those included
 MARGIN_S = 2.0  # for a process to start, beside the time to compile
 REFUSAL_BYTES = 1024  # what one takes in the cache
@@ -57,28 +58,29 @@ class GrammarCompiler:
 
     async def automaton(self, grammar: Grammar) -> ByteAutomaton:
         """The grammar's automaton. Raises GrammarError, and GrammarBusyError when too many are waiting."""
-        key = hashlib.sha256(orjson.dumps(grammar)).digest()
+        content = _content(grammar)
+        key = hashlib.sha256(content).digest()
         found = self._cache.get(key)
         if found is not None:
             self._cache.move_to_end(key)
         else:
-            found = await asyncio.shield(self._task(key, grammar))  # others may wait for it, too
+            found = await asyncio.shield(self._task(key, content))  # others may wait for it, too
         if isinstance(found, GrammarError):
             raise type(found)(found.message, found.path, found.keyword)
         return found
 
-    def _task(self, key: bytes, grammar: Grammar) -> "asyncio.Task[ByteAutomaton | GrammarError]":
+    def _task(self, key: bytes, content: bytes) -> "asyncio.Task[ByteAutomaton | GrammarError]":
         task = self._compiling.get(key)
         if task is None:
             if len(self._compiling) >= MOST_WAITING:
                 raise GrammarBusyError
-            task = self._compiling[key] = asyncio.get_running_loop().create_task(self._compile(key, grammar))
+            task = self._compiling[key] = asyncio.get_running_loop().create_task(self._compile(key, content))
             task.add_done_callback(lambda _: self._compiling.pop(key))
         return task
 
-    async def _compile(self, key: bytes, grammar: Grammar) -> ByteAutomaton | GrammarError:
+    async def _compile(self, key: bytes, content: bytes) -> ByteAutomaton | GrammarError:
         async with self._places:
-            result = await self._ask(orjson.dumps(grammar))
+            result = await self._ask(content)
         self._keep(key, result)
         return result
 
@@ -88,8 +90,8 @@ class GrammarCompiler:
         while self._cached_bytes > self.cache_bytes:
             self._cached_bytes -= _size(self._cache.popitem(last=False)[1])
 
-    async def _ask(self, grammar: bytes) -> ByteAutomaton | GrammarError:
-        """Have a process of its own compile the grammar."""
+    async def _ask(self, content: bytes) -> ByteAutomaton | GrammarError:
+        """Have a process of its own compile a grammar. content: its JSON."""
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -101,7 +103,7 @@ class GrammarCompiler:
             async with asyncio.timeout(self.compile_s + MARGIN_S):
                 reader, writer = await asyncio.open_unix_connection(sock=ours, limit=2 * MOST_BYTES)
                 try:
-                    writer.write(grammar)
+                    writer.write(content)
                     writer.write_eof()
                     answer = await reader.read(-1)
                 finally:
@@ -138,6 +140,17 @@ class GrammarCompiler:
         tasks, self._compiling = self._compiling, {}
         self.close()
         self._compiling = tasks
+
+
+def _content(grammar: Grammar) -> bytes:
+    """The grammar as JSON. Raises GrammarTooLargeError."""
+    try:
+        content = orjson.dumps(grammar)
+    except orjson.JSONEncodeError as error:  # the body's JSON was deeper than this
+        raise GrammarTooLargeError("The grammar is too deep.") from error
+    if len(content) > MOST_CONTENT:
+        raise GrammarTooLargeError(f"The grammar has {len(content)} bytes as JSON; at most {MOST_CONTENT} are possible.")
+    return content
 
 
 def _size(result: ByteAutomaton | GrammarError) -> int:

@@ -63,6 +63,20 @@ def test_refusals_come_with_their_place_and_are_kept() -> None:
     run(work)
 
 
+def test_what_is_too_long_or_too_deep_is_not_sent() -> None:
+    deep: dict[str, object] = {}
+    for _ in range(600):
+        deep = {"items": deep}
+
+    async def work(compiler: GrammarCompiler) -> None:
+        for grammar, why in ((choices("x" * (1 << 20)), "bytes as JSON"), ({"schema": deep}, "too deep")):
+            with pytest.raises(GrammarError, match=why):
+                await compiler.automaton(grammar)
+        assert compiler._server is None
+
+    run(work)
+
+
 def test_one_that_takes_too_long_is_ended() -> None:
     async def work(compiler: GrammarCompiler) -> None:
         with pytest.raises(GrammarError, match="too long"):
