@@ -76,8 +76,7 @@ def _piece(grammar: Grammar, path: str) -> Piece:
     if kind == "object":
         return SchemaCompiler({"type": "object"}, OBJECT_DEPTH - 1).compile()
     if kind == "regex":
-        # Its anchors mean its own ends.
-        return byte_nfa.embedded(automaton_of(whole(parse_regex(value), utf8_character)))
+        return byte_nfa.embedded(whole(parse_regex(value), utf8_character))  # its anchors mean its own ends
     if kind == "choice":
         if not 1 <= len(value) <= MOST_CHOICES:
             raise GrammarError(f"There may be 1 to {MOST_CHOICES} choices, not {len(value)}.", path)

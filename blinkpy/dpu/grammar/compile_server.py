@@ -1,8 +1,9 @@
 """The process that compiles grammars: it forks for each of them, so that none can take another one's time or memory.
 
 It gets jobs from a socket, one byte and an open file each: the job's own socket. The fork reads the grammar from that, as JSON up
-to the end, and answers a byte, ANSWER or REFUSAL, with the packed automaton or with JSON: message, path and keyword. It ends
-without an answer when it takes too long. The process ends when its parent does, which closes the socket.
+to the end, and answers a byte: ANSWER with the packed automaton; REFUSAL with JSON: message, path and keyword; or FAILURE, for a
+fault of ours, with its traceback. It ends without an answer when it takes too long. The process ends when its parent does, which
+closes the socket.
 """
 
 import contextlib
@@ -11,6 +12,7 @@ import resource
 import signal
 import socket
 import sys
+import traceback
 
 import orjson
 
@@ -18,7 +20,7 @@ from blinkpy.dpu.grammar.compile_grammar import automaton_of_grammar
 from blinkpy.dpu.grammar.grammar_errors import GrammarError, GrammarTooLargeError
 from blinkpy.dpu.grammar.string_rules import FORMATS, format_automaton
 
-ANSWER, REFUSAL = b"\1", b"\0"
+ANSWER, REFUSAL, FAILURE = b"\1", b"\0", b"\2"
 MEMORY_BYTES = 512 << 20  # of address space; the process itself has 115 MB
 NICENESS = 10  # the event loops on the same cores come first
 
@@ -28,8 +30,6 @@ def serve(control: socket.socket, compile_s: float) -> None:
     os.nice(NICENESS)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    for kind in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(kind, signal.SIG_DFL)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
     for name in FORMATS:
         format_automaton(name)  # kept, and so in each fork
@@ -60,6 +60,8 @@ def _answer(grammar: bytes) -> bytes:
         refusal: GrammarError = GrammarTooLargeError("The grammar is too large, or too deep.")
     except GrammarError as error:
         refusal = error
+    except Exception:
+        return FAILURE + traceback.format_exc().encode()
     return REFUSAL + orjson.dumps([refusal.message, refusal.path, refusal.keyword])
 
 

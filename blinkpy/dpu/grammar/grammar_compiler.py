@@ -14,7 +14,7 @@ import numpy as np
 import orjson
 
 from blinkpy.dpu.grammar.compile_grammar import MOST_BYTES, Grammar
-from blinkpy.dpu.grammar.compile_server import ANSWER
+from blinkpy.dpu.grammar.compile_server import ANSWER, FAILURE
 from blinkpy.dpu.grammar.grammar_errors import GrammarError, GrammarTooLargeError
 from blinkpy.processes import child_environment
 from blinkpy.queues.byte_automaton import ByteAutomaton
@@ -57,7 +57,8 @@ class GrammarCompiler:
         self._server = self._control = None
 
     async def automaton(self, grammar: Grammar) -> ByteAutomaton:
-        """The grammar's automaton. Raises GrammarError, and GrammarBusyError when too many are waiting."""
+        """The grammar's automaton. Raises GrammarError, GrammarBusyError when too many are waiting, and RuntimeError for a fault
+        of the compiler."""
         content = _content(grammar)
         key = hashlib.sha256(content).digest()
         found = self._cache.get(key)
@@ -114,6 +115,8 @@ class GrammarCompiler:
             return GrammarTooLargeError(f"The grammar takes too long to compile; at most {self.compile_s:g} s are possible.")
         if answer[:1] == ANSWER:
             return ByteAutomaton.of_words(np.frombuffer(answer[1:], np.int32))
+        if answer[:1] == FAILURE:
+            raise RuntimeError(f"the compiler of grammars failed:\n{answer[1:].decode()}")
         return GrammarError(*orjson.loads(answer[1:]))
 
     def _connected(self) -> socket.socket:

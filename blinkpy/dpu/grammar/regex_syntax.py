@@ -1,16 +1,18 @@
 """Regular expressions, in the syntax of ECMA-262, as JSON Schema's patterns are: what is regular of it.
 
-Groups are plain brackets here, and lazy repetition is repetition: both change what is captured, not what matches. Backreferences,
-looking around and word boundaries are refused by name.
+Groups are plain brackets here, and lazy repetition is repetition: both change what is captured, not what matches. Lookahead is
+read at the beginning, behind ^. Backreferences, other looking around and word boundaries are refused by name.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from blinkpy.dpu.grammar import byte_nfa
-from blinkpy.dpu.grammar.byte_nfa import Piece
+from blinkpy.dpu.grammar.automaton_products import difference, intersection
+from blinkpy.dpu.grammar.byte_nfa import Piece, automaton_of
 from blinkpy.dpu.grammar.character_sets import ALL, Characters, complement, of_text, union
 from blinkpy.dpu.grammar.grammar_errors import GrammarError
+from blinkpy.queues.byte_automaton import ByteAutomaton
 
 MOST_LENGTH = 20_000  # characters of an expression
 MOST_DEPTH = 50  # of nested groups
@@ -28,9 +30,11 @@ SYNTAX = frozenset("^$\\.*+?()[]{}|/")
 
 @dataclass(frozen=True)
 class Regex:
-    """A parsed expression. build: its piece, given how one character of a set is written."""
+    """A parsed expression. build: its piece, given how one character of a set is written. looks: lookaheads at the beginning, and
+    whether they are negative."""
 
     build: Callable[[Callable[[Characters], Piece]], Piece]
+    looks: "tuple[tuple[bool, Regex], ...]" = ()
 
 
 def parse_regex(text: str) -> Regex:
@@ -38,22 +42,37 @@ def parse_regex(text: str) -> Regex:
     if len(text) > MOST_LENGTH:
         raise GrammarError(f"A regular expression may have {MOST_LENGTH} characters, not {len(text)}.")
     reader = _Reader(text)
+    looks = reader.looks()
+    start = reader.at
     regex = reader.alternatives(0)
     if reader.at < len(text):
         raise reader.error("unmatched ')'")
-    return regex
+    if not looks:
+        return regex
+    reader.at = start
+    if reader.has_alternatives():
+        raise reader.error("lookahead is not supported beside '|'")
+    return Regex(lambda character: byte_nfa.sequence(byte_nfa.begin, regex.build(character)), looks)
 
 
-def whole(regex: Regex, character: Callable[[Characters], Piece]) -> Piece:
-    """What matches as a whole."""
-    return regex.build(character)
+def whole(regex: Regex, character: Callable[[Characters], Piece]) -> ByteAutomaton | None:
+    """What matches as a whole; None where nothing does."""
+    return _looked(automaton_of(regex.build(character)), regex, character)
 
 
-def anywhere(regex: Regex, character: Callable[[Characters], Piece]) -> Piece:
-    """Strings with a match somewhere, as a pattern of JSON Schema. The piece has to be an automaton of its own: its anchors
-    mean the ends of that."""
+def anywhere(regex: Regex, character: Callable[[Characters], Piece]) -> ByteAutomaton | None:
+    """Strings with a match somewhere, as a pattern of JSON Schema; None where there are none."""
     rest = byte_nfa.repeat(character(ALL), 0, None)
-    return byte_nfa.sequence(rest, regex.build(character), rest)
+    return _looked(automaton_of(byte_nfa.sequence(rest, regex.build(character), rest)), regex, character)
+
+
+def _looked(automaton: ByteAutomaton | None, regex: Regex, character: Callable[[Characters], Piece]) -> ByteAutomaton | None:
+    """What of the automaton begins as lookahead demands."""
+    rest = byte_nfa.repeat(character(ALL), 0, None)
+    for negative, look in regex.looks:
+        beginning = automaton_of(byte_nfa.sequence(byte_nfa.begin, look.build(character), rest))
+        automaton = (difference if negative else intersection)(automaton, beginning)
+    return automaton
 
 
 class _Reader:
@@ -72,6 +91,25 @@ class _Reader:
         found = self._peek(ahead)
         self.at += len(ahead) * found
         return found
+
+    def looks(self) -> tuple[tuple[bool, Regex], ...]:
+        """Lookaheads behind the ^ at the beginning; without any, nothing is read."""
+        if not (self._peek("^(?=") or self._peek("^(?!")):
+            return ()
+        self.at += 1
+        found = []
+        while self._peek("(?=") or self._peek("(?!"):
+            negative = self._peek("(?!")
+            self.at += 3
+            found.append((negative, self.alternatives(1)))
+            if not self._take(")"):
+                raise self.error("missing ')'")
+        return tuple(found)
+
+    def has_alternatives(self) -> bool:
+        """Whether a | outside of groups follows."""
+        self._terms(0)
+        return self._peek("|")
 
     def alternatives(self, depth: int) -> Regex:
         if depth > MOST_DEPTH:
@@ -140,7 +178,7 @@ class _Reader:
         if self._take("?"):
             for sign, name in (("=", "lookahead"), ("!", "lookahead"), ("<=", "lookbehind"), ("<!", "lookbehind")):
                 if self._peek(sign):
-                    raise self.error(f"{name} is not supported")
+                    raise self.error(f"{name} is not supported here")
             named = self._take("P<") or self._take("<")
             if named:
                 close = self.text.find(">", self.at)

@@ -150,7 +150,7 @@ class SchemaCompiler:
         found: list[Place] = []
         for members in shape.members:
             own = [members.properties[name]] if name in members.properties else []
-            own += [place for text, place in members.patterns.items() if _matches(text, name, place)]
+            own += [place for text, place in members.patterns.items() if _matches(text, name)]
             found += own or ([members.others] if members.others is not None else [])
         return tuple(found)
 
@@ -217,10 +217,6 @@ def _is_constant(conjunction: Conjunction) -> bool:
     return any(type(place.schema) is dict and ("const" in place.schema or "enum" in place.schema) for place in conjunction)
 
 
-def _matches(pattern: str, name: str, place: Place) -> bool:
-    try:
-        automaton = pattern_automaton(pattern)
-    except GrammarError as error:
-        error.path = place.path
-        raise
+def _matches(pattern: str, name: str) -> bool:
+    automaton = pattern_automaton(pattern)
     return automaton is not None and automaton.accepts(json_text(name))

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from blinkpy.dpu.grammar.grammar_errors import GrammarError
 from blinkpy.dpu.grammar.number_ranges import exact
+from blinkpy.dpu.grammar.regex_syntax import parse_regex
 from blinkpy.dpu.grammar.schema_shapes import NAMES, TYPES, Items, Members, Place, Shape
 from blinkpy.dpu.grammar.string_rules import FORMATS
 
@@ -82,6 +83,15 @@ def _names(place: Place, keyword: str, value: Any) -> list[str]:
     return list(value)
 
 
+def _regex(place: Place, keyword: str, text: str) -> str:
+    """The text, if it is a regular expression that is supported."""
+    try:
+        parse_regex(text)
+    except GrammarError as error:
+        raise GrammarError(error.message, place.path, keyword) from error
+    return text
+
+
 # ---- any type --------------------------------------------------------------------------------------------------------
 
 
@@ -134,7 +144,12 @@ def _not(shape: Shape, value: Any, place: Place) -> None:
         if all(name in TYPES for name in names):
             shape.types -= set(names)
             return
-    if type(schema) is dict and set(schema) == {"enum"} and all(type(one) in SCALARS for one in schema["enum"]):
+    if (
+        type(schema) is dict
+        and set(schema) == {"enum"}
+        and type(schema["enum"]) is list
+        and all(type(one) in SCALARS for one in schema["enum"])
+    ):
         shape.refused += schema["enum"]
         return
     if schema in (False, {}, True) and type(schema) in (bool, dict):
@@ -186,7 +201,7 @@ def _max_length(shape: Shape, value: Any, place: Place) -> None:
 
 
 def _pattern(shape: Shape, value: Any, place: Place) -> None:
-    shape.strings = shape.strings.matching(_typed(place, "pattern", value, str))
+    shape.strings = shape.strings.matching(_regex(place, "pattern", _typed(place, "pattern", value, str)))
 
 
 def _format(shape: Shape, value: Any, place: Place) -> None:
@@ -205,6 +220,8 @@ def _format(shape: Shape, value: Any, place: Place) -> None:
 def _members(shape: Shape, value: Any, place: Place) -> None:
     """Of properties, patternProperties and additionalProperties together; for the first of them that is there."""
     schema = place.schema
+    for text in _typed(place, "patternProperties", schema.get("patternProperties", {}), dict):
+        _regex(place, "patternProperties", text)
     others = place.below(schema["additionalProperties"], "additionalProperties") if "additionalProperties" in schema else None
     shape.members.append(Members(_named_schemas(place, "properties"), _named_schemas(place, "patternProperties"), others))
 
@@ -324,7 +341,9 @@ KEYWORDS = {
     "multipleOf": Keyword(_multiple_of, "decimals, up to 1000 units of the last place"),
     "minLength": Keyword(_min_length, f"up to {MOST_LENGTH}"),
     "maxLength": Keyword(_max_length, f"up to {MOST_LENGTH}; each character takes 14 states"),
-    "pattern": Keyword(_pattern, "what is regular: no backreferences, looking around, word boundaries, `\\p`"),
+    "pattern": Keyword(
+        _pattern, "what is regular: no backreferences, word boundaries, `\\p`; lookahead at the beginning alone, behind `^`"
+    ),
     "format": Keyword(_format, f"{_list((*FORMATS, *NUMBER_FORMATS))}; not {_list(REFUSED_FORMATS)}; others say nothing"),
     "properties": Keyword(_members, "in this order; members may be left out where they are not required"),
     "patternProperties": Keyword(_members, "up to 4 patterns"),

@@ -125,7 +125,7 @@ def _automaton(rules: StringRules) -> ByteAutomaton | None:
 @lru_cache(MOST_PATTERNS)
 def pattern_automaton(text: str) -> ByteAutomaton | None:
     """The strings in which a pattern has a match."""
-    inside = automaton_of(anywhere(parse_regex(text), json_character))
+    inside = anywhere(parse_regex(text), json_character)
     return automaton_of(byte_nfa.sequence(QUOTE, byte_nfa.embedded(inside), QUOTE))
 
 
@@ -134,7 +134,7 @@ def format_automaton(name: str) -> ByteAutomaton | None:
     """The strings of a format. Raises GrammarError for one that is not in FORMATS."""
     if name not in FORMATS:
         raise GrammarError(f"The format '{name[:100]}' is not supported.", keyword="format")
-    inside = automaton_of(whole(parse_regex(FORMATS[name]), json_character))
+    inside = whole(parse_regex(FORMATS[name]), json_character)
     return automaton_of(byte_nfa.sequence(QUOTE, byte_nfa.embedded(inside), QUOTE))
 
 

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 from support.waiting import wait_for
@@ -13,7 +14,7 @@ from blinkpy.dpu.grammar.compile_grammar import automaton_of_choices
 from blinkpy.dpu.grammar.grammar_compiler import GrammarBusyError, GrammarCompiler
 from blinkpy.dpu.grammar.grammar_errors import GrammarError
 
-SLOW = {"repeat": {"any": [{"regex": "(a|b)*a(a|b){9}"}] * 40}, "low": 1, "high": None}
+SLOW = {"sequence": [{"regex": f"(a|b)*a(a|b){{10}}c{number}"} for number in range(200)]}  # many seconds
 
 
 def run(work: Callable[[GrammarCompiler], Awaitable[None]], compile_s: float = 20.0, cache_bytes: int = 1 << 20) -> None:
@@ -25,6 +26,12 @@ def run(work: Callable[[GrammarCompiler], Awaitable[None]], compile_s: float = 2
             compiler.close()
 
     asyncio.run(main())
+
+
+def session_of(pid: int) -> list[int]:
+    """The processes of a session that are not dead."""
+    fields = [path.read_text().rpartition(")")[2].split() + [path.parent.name] for path in Path("/proc").glob("[0-9]*/stat")]
+    return [int(stat[-1]) for stat in fields if int(stat[3]) == pid and stat[0] != "Z"]
 
 
 def choices(*texts: str) -> dict[str, list[str]]:
@@ -63,6 +70,14 @@ def test_refusals_come_with_their_place_and_are_kept() -> None:
     run(work)
 
 
+def test_a_fault_of_ours_is_no_refusal() -> None:
+    async def work(compiler: GrammarCompiler) -> None:
+        with pytest.raises(RuntimeError, match="KeyError"):
+            await compiler.automaton({"unknown": 1})
+
+    run(work)
+
+
 def test_what_is_too_long_or_too_deep_is_not_sent() -> None:
     deep: dict[str, object] = {}
     for _ in range(600):
@@ -79,10 +94,14 @@ def test_what_is_too_long_or_too_deep_is_not_sent() -> None:
 
 def test_one_that_takes_too_long_is_ended() -> None:
     async def work(compiler: GrammarCompiler) -> None:
+        await compiler.automaton(choices("a"))
         with pytest.raises(GrammarError, match="too long"):
             await compiler.automaton(SLOW)
+        server = compiler._server
+        assert server is not None
+        wait_for(lambda: session_of(server.pid) == [server.pid])  # the fork ends by itself
 
-    run(work, compile_s=0.02)
+    run(work, compile_s=0.3)
 
 
 def test_the_next_one_is_compiled_after_a_death() -> None:

@@ -13,7 +13,7 @@ from blinkpy.dpu.grammar.byte_nfa import automaton_of
 from blinkpy.dpu.grammar.character_sets import ALL, complement, json_text, union, utf8_character, utf8_forms
 from blinkpy.dpu.grammar.compile_grammar import automaton_of_choices, automaton_of_parts, automaton_of_regex
 from blinkpy.dpu.grammar.grammar_errors import GrammarError, GrammarTooLargeError
-from blinkpy.dpu.grammar.regex_syntax import anywhere, parse_regex
+from blinkpy.dpu.grammar.regex_syntax import anywhere, parse_regex, whole
 from blinkpy.dpu.grammar.string_rules import FORMATS, StringRules, format_automaton
 from blinkpy.queues.byte_automaton import ByteAutomaton
 
@@ -93,8 +93,25 @@ def test_anchors_mean_the_ends() -> None:
             )
 
 
+def test_lookahead_at_the_beginning(rng: np.random.Generator) -> None:
+    """Python agrees; the last one is what pydantic demands of a Decimal."""
+    found = set()
+    for expression in ("^(?=.*a)(?=.*b).{2,4}$", "^(?!ab|c$)", "^(?!.*€)a*", "^(?=a)(?!aa)", r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"):
+        pattern, rules = as_python(expression), StringRules(patterns=(expression,))
+        regex = whole(parse_regex(expression), utf8_character)
+        for text in [*(text_of(rng) for _ in range(60)), "ab", "c", "aa", "a", "+1.5", "-.", "007", ""]:
+            found.add(wanted := pattern.search(text) is not None)
+            assert rules.holds(text) == wanted, (expression, text)
+            matches = pattern.fullmatch(text) is not None
+            assert (regex is not None and regex.accepts(text.encode())) == matches, (expression, text)
+    assert found == {True, False}
+
+
 REFUSED = (
     ("(?=a)", "lookahead"),
+    ("a^(?=a)", "lookahead"),
+    ("^(?=a)b|c", "beside"),
+    ("^(?=a", "missing"),
     ("(?!a)", "lookahead"),
     ("(?<=a)b", "lookbehind"),
     (r"(a)\1", "backreferences"),
@@ -176,7 +193,7 @@ def test_no_two_states_are_alike(rng: np.random.Generator) -> None:
     """Against a table of pairs that are told apart, filled until nothing changes."""
     draw = RegexDraw(rng)
     for _ in range(20):
-        automaton = automaton_of(anywhere(parse_regex(draw.expression(1)), utf8_character))
+        automaton = anywhere(parse_regex(draw.expression(1)), utf8_character)
         assert automaton is not None
         assert _different_states(automaton) == automaton.states
 
