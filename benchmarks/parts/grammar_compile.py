@@ -52,7 +52,7 @@ OWN: list[tuple[dict[str, Any], str]] = [  # with a document that each allows
 
 
 def schemas(folder: str, most: int) -> list[tuple[Any, str]]:
-    """(schema, a document that it allows, or "") in random order, at most so many."""
+    """(schema, a document that it allows, or "") in random order. most: of them."""
     if not folder:
         return [({"title": f"{i}"} | OWN[i % len(OWN)][0], OWN[i % len(OWN)][1]) for i in range(most)]
     found = []

@@ -144,4 +144,10 @@ class Service:
                     leader = leader or generation
         sink.choices = choices
         sink.generations = [generation for generation, _, _ in work]
-        self.engine.submit(work)
+        try:
+            self.engine.submit(work)
+        except ValueError as error:  # of a grammar that the engine never takes
+            if request.grammar is None:
+                raise
+            param = request.grammar.param
+            raise bad_request(f"'{param}': {error}.", param, "invalid_grammar") from error

@@ -114,6 +114,17 @@ def test_what_can_not_be_kept_is_a_400_that_names_it(
         assert message in error["message"]
 
 
+def test_what_the_engine_never_takes_is_a_400(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any, **more: Any) -> None:
+        raise ValueError("the engine takes no grammars")
+
+    monkeypatch.setattr(QueuePair, "submit", refuse)
+    error = server.complete(guided_regex="a").json()["error"]
+    assert (error["param"], error["code"]) == ("guided_regex", "invalid_grammar")
+    assert "takes no grammars" in error["message"]
+    server.idle()
+
+
 def test_a_grammar_that_explodes_disturbs_nobody(server: RunningServer, submitted: list[ByteAutomaton | None]) -> None:
     """Others are answered while it is compiled, and it ends with a 400."""
     answers: list[httpx.Response] = []
