@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from typing import Any
 
 from blinkpy.dpu.api_errors import ApiError, busy, unavailable
 from blinkpy.dpu.generation import Generation
@@ -135,7 +136,8 @@ class EngineLink:
 
     def _hand_over(self, pair: QueuePair, submission: Submission) -> None:
         generation, prompt, sampling = submission
-        generation.request = pair.submit(prompt, sampling, generation)
+        grammar: dict[str, Any] = {} if generation.grammar is None else {"grammar": generation.grammar}
+        generation.request = pair.submit(prompt, sampling, generation, **grammar)
         self._metrics.count("prompt_tokens", len(prompt))
 
     def _submit_held(self, pair: QueuePair) -> None:

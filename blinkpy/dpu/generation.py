@@ -9,6 +9,7 @@ from blinkpy.dpu.text.detokenizer import Detokenizer
 from blinkpy.dpu.text.stop_strings import StopStrings
 from blinkpy.dpu.token_logprobs import TokenLogprobs, token_logprobs
 from blinkpy.queues import completion
+from blinkpy.queues.byte_automaton import ByteAutomaton
 from blinkpy.queues.completion import FINISH_MASK, FINISH_STOP, HAS_LOGPROBS, HAS_TOKEN
 
 STOP, LENGTH = "stop", "length"
@@ -58,6 +59,7 @@ class Generation:
     sink: Sink
     top_logprobs: int = -1  # most likely tokens whose log probabilities the request asks for; -1: it asks for none at all
     leader: "Generation | None" = None  # of the same prompt: once its first token came, the prompt's pages are in the cache
+    grammar: ByteAutomaton | None = None  # of what its text may be
     request: InFlightRequest | None = None
     tokens: int = 0  # generated
     finish_reason: str | None = None

@@ -17,6 +17,15 @@ import orjson
 from blinkpy.dpu.api_errors import ApiError, bad_request
 from blinkpy.dpu.generation import MAX_CHOICES
 from blinkpy.dpu.http import tool_fields, value_checks
+from blinkpy.dpu.http.grammar_fields import (
+    STRUCTURES,
+    GrammarField,
+    choice_field,
+    regex_field,
+    response_format,
+    schema_field,
+    structured_outputs,
+)
 from blinkpy.dpu.http.tool_fields import MORE_MESSAGE_FIELDS, Tool, ToolChoice, check_choice, tool_message_fields
 from blinkpy.dpu.http.unsupported_fields import CHAT, COMPLETIONS, UNSUPPORTED
 from blinkpy.dpu.http.value_checks import says_nothing
@@ -24,6 +33,7 @@ from blinkpy.dpu.http.value_checks import typed as _typed
 from blinkpy.dpu.http.value_checks import unsupported as _unsupported
 from blinkpy.dpu.text.stop_strings import MAX_STOP_LENGTH, MAX_STOPS
 from blinkpy.dpu.tools.message_parser import Expected
+from blinkpy.queues.byte_automaton import ByteAutomaton
 from blinkpy.queues.logprob_record import TOP_LOGPROBS
 from blinkpy.queues.request_parameters import (
     INT32_MAX,
@@ -83,6 +93,8 @@ class Request:
     reasoning_effort: str | None = None
     include_reasoning: bool = True
     expected: Expected | None = None  # what its answer may hold beside content; known with its prompt
+    grammar: GrammarField | None = None  # what the output may be
+    automaton: ByteAutomaton | None = None  # of the grammar, once it is compiled
 
 
 class StreamUsage(NamedTuple):
@@ -337,6 +349,10 @@ _MESSAGES_VALUES = (
 )
 _CONTINUE_VALUES = "true: the answer goes on with the last message's text; not with `add_generation_prompt`"
 _PARSE_VALUES = "true: what is spelled like a special token in a text is one; otherwise it is text"
+_FORMAT_VALUES = (
+    '`{"type": "text"}`, `{"type": "json_object"}`, or `{"type": "json_schema", "json_schema": {"name": NAME, "schema": SCHEMA}}`'
+    ": [structured output](structured-output.md)"
+)
 _TOP_LOGPROBS_VALUES = f"0 to {TOP_LOGPROBS}: also of this number of most likely tokens at each place; only with `logprobs`"
 _TOOLS_VALUES = (
     f'up to {tool_fields.MAX_TOOLS} of `{{"type": "function", "function": {{"name", "description", "parameters", "strict"}}}}`, '
@@ -345,6 +361,12 @@ _TOOLS_VALUES = (
 _CHOICE_VALUES = '`none`, `auto`, `required`, or `{"type": "function", "function": {"name": NAME}}`'
 _KWARGS_VALUES = "an object: variables of the model's chat template; others are refused"
 _EFFORT_VALUES = f"{', '.join(tool_fields.EFFORTS)}; only where the model's chat template takes it"
+
+
+def _grammar_field(check: Callable[[str, Any], GrammarField | None], values: str, *kinds: str) -> Field:
+    """A field that says what the output may be. kinds: of JSON."""
+    return Field("grammar", takes(type=list(kinds))(check), values, "none")
+
 
 COMMON_FIELDS = {
     "model": Field("model", _text, "the served name; another one is a 404", "the served model"),
@@ -362,6 +384,11 @@ COMMON_FIELDS = {
     "spaces_between_special_tokens": Field("", _boolean, "accepted; tokenizers here put no spaces"),
     "request_id": Field("request_id", _request_id, "1 to 128 characters of ASCII for the answer's `id`", "random"),
     "n": Field("n", _choices, f"1 to {MAX_CHOICES} choices for each prompt, which is computed once; seeds count up", "1"),
+    "structured_outputs": _grammar_field(structured_outputs, f"an object with one of {', '.join(STRUCTURES)}", "object"),
+    "guided_json": _grammar_field(schema_field, "the same as `structured_outputs.json`", "object", "string", "boolean"),
+    "guided_regex": _grammar_field(regex_field, "the same as `structured_outputs.regex`", "string"),
+    "guided_choice": _grammar_field(choice_field, "the same as `structured_outputs.choice`", "array"),
+    "response_format": _grammar_field(response_format, _FORMAT_VALUES, "object"),
     # Remarks for the operator of a service. Nothing is stored here.
     "user": Field("", _text, _REMARK),
     "metadata": Field("", takes(type="object")(lambda name, value: _typed(name, value, dict)), _REMARK),
@@ -423,7 +450,8 @@ def read_fields(body: bytes | bytearray, fields: Mapping[str, Field]) -> tuple[d
             parameters[attribute.removeprefix("parameters.")] = checked
         elif attribute:
             if attribute in values and values[attribute] != checked:
-                raise bad_request("'max_tokens' and 'max_completion_tokens' contradict each other.", name, "invalid_value")
+                other = next(one for one in content if one in fields and fields[one].attribute == attribute)
+                raise bad_request(f"'{other}' and '{name}' contradict each other.", name, "invalid_value")
             values[attribute] = checked
     return values, parameters
 

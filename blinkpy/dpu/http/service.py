@@ -13,12 +13,15 @@ from typing import Any
 import numpy as np
 
 from blinkpy.config import Config, ConfigError
-from blinkpy.dpu.api_errors import ApiError, bad_request
+from blinkpy.dpu.api_errors import ApiError, bad_request, busy
 from blinkpy.dpu.engine_link import EngineLink, Submission
 from blinkpy.dpu.generation import Generation
+from blinkpy.dpu.grammar.grammar_compiler import GrammarBusyError, GrammarCompiler
+from blinkpy.dpu.grammar.grammar_errors import GrammarError
 from blinkpy.dpu.http.answer_sinks import Collector
 from blinkpy.dpu.http.answers import Answer
 from blinkpy.dpu.http.chat_dialect import ChatDialect
+from blinkpy.dpu.http.grammar_fields import GrammarField
 from blinkpy.dpu.http.message_answer import MessageAnswer
 from blinkpy.dpu.http.request_fields import Request, token_limit
 from blinkpy.dpu.http.response_answer import ResponseAnswer
@@ -26,6 +29,7 @@ from blinkpy.dpu.metrics import Metrics
 from blinkpy.dpu.text.chat_template import ChatError, load_template
 from blinkpy.dpu.text.tokenizer import Tokenizer
 from blinkpy.queues.array_types import Int32
+from blinkpy.queues.byte_automaton import ByteAutomaton
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.submission import STOP_IDS
 
@@ -50,10 +54,13 @@ class Service:
         self.template = load_template(folder, self.tokenizer.config, config.model.chat_template, limit)
         self.dialect = ChatDialect(self.template, config.model, self.tokenizer.model_type)
         self._threads = ThreadPoolExecutor(max_workers=max(1, min(4, os.cpu_count() or 1)), thread_name_prefix="tokenize")
+        frontend = config.frontend
+        self._grammars = GrammarCompiler(frontend.grammar_compile_ms / 1000, frontend.grammar_cache_mib << 20)
 
     def close(self) -> None:
-        """End the threads; running tokenizations end first."""
+        """End the threads, after running tokenizations, and the processes that compile grammars."""
         self._threads.shutdown(wait=True, cancel_futures=True)
+        self._grammars.close()
 
     def check_model(self, model: str | None) -> None:
         """Raise ApiError with status 404 for another model's name."""
@@ -75,7 +82,7 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, text)
 
     async def prompts(self, request: Request) -> list[Int32]:
-        """Token ids of each prompt. Raises ApiError with status 400 for one that can't be."""
+        """Token ids of each prompt; the request's grammar is compiled, too. Raises ApiError with status 400 for what can't be."""
         if request.messages is not None:
             characters = sum(len(message["content"]) for message in request.messages)
             if request.tools or any("tool_calls" in message for message in request.messages):
@@ -85,7 +92,19 @@ class Service:
             prompts = [await self._prompt(prompt, request) for prompt in request.prompts]
         if any(len(prompt) == 0 for prompt in prompts):
             raise bad_request("The prompt is empty.", "prompt", "invalid_value")
+        if request.grammar is not None:
+            request.automaton = await self.compile(request.grammar)
         return prompts
+
+    async def compile(self, field: GrammarField) -> ByteAutomaton:
+        """The automaton of a grammar. Raises ApiError with status 400, 429 where too many are waiting."""
+        try:
+            return await self._grammars.automaton(field.grammar)
+        except GrammarError as error:
+            place = "" if error.path == "#" else f" At {error.path}."
+            raise bad_request(f"'{field.param}': {error.message}{place}", field.param, "invalid_grammar") from error
+        except GrammarBusyError as error:
+            raise busy("too many grammars wait to be compiled") from error
 
     def _chat_prompt(self, request: Request) -> Int32:
         try:
@@ -150,9 +169,16 @@ class Service:
                 generation = Generation(
                     number, len(prompt), detokenizer, stops, arrival, sink, sampling.logprobs, leader, include_stop=included
                 )
+                generation.grammar = request.automaton
                 work.append((generation, prompt, sampling))
                 if len(prompt) > pair.facts.page_size:  # a whole page is there to share
                     leader = leader or generation
         sink.choices = choices
         sink.generations = [generation for generation, _, _ in work]
-        self.engine.submit(work)
+        try:
+            self.engine.submit(work)
+        except ValueError as error:  # of a grammar that the engine never takes
+            if request.grammar is None:
+                raise
+            param = request.grammar.param
+            raise bad_request(f"'{param}': {error}.", param, "invalid_grammar") from error

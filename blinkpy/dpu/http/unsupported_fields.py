@@ -65,7 +65,6 @@ UNSUPPORTED = (
     Unsupported("prompt_logprobs", GENERATING, (), "there are no log probabilities of prompts"),
     Unsupported("reasoning", (RESPONSES,), ({},), "there are no levels of reasoning here"),
     Unsupported("repetition_detection", GENERATING, ({},), "see `repetition_penalty`"),
-    Unsupported("response_format", (CHAT,), ({"type": "text"},), "output is free text"),
     Unsupported("return_mm_kwargs", GENERATING, (True,), _NO_IMAGES),
     Unsupported("return_prompt_text", GENERATING, (False,), _OF_TOKENS),
     Unsupported("return_token_ids", GENERATING, (False,), _OF_TOKENS),
@@ -75,7 +74,6 @@ UNSUPPORTED = (
     Unsupported("service_tier", ALL, ("auto", "default"), "all requests are served alike; see `priority`"),
     Unsupported("store", ALL, (False,), "nothing is stored"),
     Unsupported("stream_interval", GENERATING, (1,), "each step's tokens are sent at once"),
-    Unsupported("structured_outputs", GENERATING, ({},), "output is free text"),
     Unsupported("suffix", (COMPLETIONS,), ("",), "models here continue a text, and don't fill gaps"),
     Unsupported("thinking_token_budget", GENERATING, (-1,), "reasoning is not told apart from text"),
     Unsupported("tool_choice", (RESPONSES,), ("none", "auto"), "there are no tools here"),
@@ -90,9 +88,6 @@ UNSUPPORTED = (
     Unsupported("web_search_options", (CHAT,), (), _HOSTED),
     *(
         Unsupported(name, GENERATING, (), "output is free text")
-        for name in (
-            *("guided_choice", "guided_decoding_backend", "guided_grammar", "guided_json", "guided_regex"),
-            *("guided_whitespace_pattern", "structural_tag"),
-        )
+        for name in ("guided_decoding_backend", "guided_grammar", "guided_whitespace_pattern", "structural_tag")
     ),
 )

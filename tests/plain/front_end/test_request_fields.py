@@ -169,7 +169,6 @@ CHAT_VALUES = {
     "chat_template_kwargs": [5, {"a": "x" * 20_000}],
     "reasoning_effort": [5, "much"],
     "include_reasoning": ["yes"],
-    "response_format": [{"type": "json_object"}],
     "chat_template": ["{{ 7 * 7 }}"],
     "prompt": ["x"],
     "messages": [None, [], "hi", {"role": "user"}, HELLO * 10_001],

@@ -1,0 +1,1 @@
+"""From JSON schemas, regular expressions and choices to byte automata."""

@@ -1,0 +1,280 @@
+"""Nondeterministic automata over bytes, made of pieces, and the minimal deterministic one of each.
+
+A piece adds the paths of a language between two nodes. The subset construction is Rabin and Scott's (1959), on ranges of bytes.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from itertools import pairwise
+
+import numpy as np
+
+from blinkpy.dpu.grammar.grammar_errors import GrammarTooLargeError
+from blinkpy.dpu.grammar.minimal_automaton import Edge, minimal_automaton, range_edges
+from blinkpy.queues.byte_automaton import ByteAutomaton
+
+MOST_NODES = 60_000  # of a nondeterministic automaton
+MOST_EMBEDDED = 1024  # automata whose pieces are kept
+MOST_SUBSETS = 16_000  # of its nodes, before equivalent ones are merged
+
+
+class ByteNfa:
+    """Nodes with edges for ranges of bytes, and with empty ones.
+
+    at_begin, at_end: empty edges that only the empty prefix of a string, or the empty rest, may take.
+    """
+
+    def __init__(self) -> None:
+        self.edges: list[list[Edge]] = []
+        self.empty: list[list[int]] = []
+        self.at_begin: dict[int, list[int]] = {}
+        self.at_end: dict[int, list[int]] = {}
+
+    def node(self) -> int:
+        """A new node. Raises GrammarTooLargeError when there are too many."""
+        return self.nodes(1)
+
+    def nodes(self, count: int) -> int:
+        """The first of some new nodes, which follow each other. Raises GrammarTooLargeError when there are too many."""
+        first = len(self.edges)
+        if first + count > MOST_NODES:
+            raise GrammarTooLargeError(
+                "The grammar needs too many states: longer, more or deeper values than an automaton holds."
+            )
+        self.edges += [[] for _ in range(count)]
+        self.empty += [[] for _ in range(count)]
+        return first
+
+    def link(self, source: int, target: int) -> None:
+        """An empty edge."""
+        self.empty[source].append(target)
+
+
+Piece = Callable[[ByteNfa, int, int], None]
+
+
+def nothing(nfa: ByteNfa, source: int, target: int) -> None:
+    """The piece of the empty language: no path at all."""
+
+
+def empty(nfa: ByteNfa, source: int, target: int) -> None:
+    """The piece of the empty string."""
+    nfa.link(source, target)
+
+
+def begin(nfa: ByteNfa, source: int, target: int) -> None:
+    """Nothing, where the string begins."""
+    nfa.at_begin.setdefault(source, []).append(target)
+
+
+def end(nfa: ByteNfa, source: int, target: int) -> None:
+    """Nothing, where the string ends."""
+    nfa.at_end.setdefault(source, []).append(target)
+
+
+def byte_range(low: int, high: int) -> Piece:
+    """One byte of low to high."""
+
+    def add(nfa: ByteNfa, source: int, target: int) -> None:
+        nfa.edges[source].append((low, high, target))
+
+    return add
+
+
+def literal(text: bytes) -> Piece:
+    """These very bytes."""
+
+    def add(nfa: ByteNfa, source: int, target: int) -> None:
+        if not text:
+            nfa.link(source, target)
+            return
+        for byte in text[:-1]:
+            following = nfa.node()
+            nfa.edges[source].append((byte, byte, following))
+            source = following
+        nfa.edges[source].append((text[-1], text[-1], target))
+
+    return add
+
+
+def sequence(*pieces: Piece) -> Piece:
+    """One after the other."""
+    if nothing in pieces:
+        return nothing
+
+    def add(nfa: ByteNfa, source: int, target: int) -> None:
+        for piece in pieces[:-1]:
+            following = nfa.node()
+            piece(nfa, source, following)
+            source = following
+        (pieces[-1] if pieces else empty)(nfa, source, target)
+
+    return add
+
+
+def choice(*pieces: Piece) -> Piece:
+    """Any of them."""
+    pieces = tuple(piece for piece in pieces if piece is not nothing)
+    if len(pieces) < 2:
+        return pieces[0] if pieces else nothing
+
+    def add(nfa: ByteNfa, source: int, target: int) -> None:
+        for piece in pieces:
+            entry = nfa.node()  # a piece may lead back to where it began
+            nfa.link(source, entry)
+            piece(nfa, entry, target)
+
+    return add
+
+
+def repeat(piece: Piece, low: int, high: int | None) -> Piece:
+    """low to high times, None for any number. GrammarTooLargeError bounds what is built."""
+    if piece is nothing:
+        return nothing if low else empty
+
+    def add(nfa: ByteNfa, source: int, target: int) -> None:
+        for count in range(low if high is None else high):
+            if count >= low:
+                nfa.link(source, target)
+            following = nfa.node()
+            piece(nfa, source, following)
+            source = following
+        if high is None:
+            loop = nfa.node()
+            nfa.link(source, loop)
+            piece(nfa, loop, loop)
+            source = loop
+        nfa.link(source, target)
+
+    return add
+
+
+def words(texts: Iterable[bytes]) -> Piece:
+    """Any of these texts; those with a common start share its nodes."""
+    trie: dict[int, dict] = {}  # byte to what follows; -1: a text ends
+    for text in texts:
+        at = trie
+        for byte in text:
+            at = at.setdefault(byte, {})
+        at[-1] = {}
+
+    if not trie:
+        return nothing
+
+    def add(nfa: ByteNfa, source: int, target: int) -> None:
+        waiting = [(source, trie)]
+        while waiting:
+            node, at = waiting.pop()
+            for byte, below in at.items():
+                if byte < 0:
+                    nfa.link(node, target)
+                    continue
+                following = nfa.node()
+                nfa.edges[node].append((byte, byte, following))
+                waiting.append((following, below))
+
+    return add
+
+
+@lru_cache(MOST_EMBEDDED)
+def embedded(automaton: ByteAutomaton | None) -> Piece:
+    """The language of an automaton; None for the empty one."""
+    if automaton is None:
+        return nothing
+    edges, accepting = range_edges(automaton), np.flatnonzero(automaton.accepting).tolist()
+
+    def add(nfa: ByteNfa, source: int, target: int) -> None:
+        first = nfa.nodes(len(edges))
+        nfa.link(source, first)
+        for state, leading in enumerate(edges):
+            nfa.edges[first + state] = [(low, high, first + to) for low, high, to in leading]
+        for state in accepting:
+            nfa.link(first + state, target)
+
+    return add
+
+
+def automaton_of(piece: Piece) -> ByteAutomaton | None:
+    """The minimal automaton of a piece; None when its language is empty. Raises GrammarTooLargeError."""
+    nfa = ByteNfa()
+    start, last = nfa.node(), nfa.node()
+    piece(nfa, start, last)
+    edges, accepting = _Subsets(nfa, start, last).explore()
+    return minimal_automaton(edges, accepting)
+
+
+class _Subsets:
+    """The subset construction. A state is the set of nodes that matter: those with edges, or the last one."""
+
+    def __init__(self, nfa: ByteNfa, start: int, last: int):
+        self.nfa, self.last = nfa, last
+        self.states: dict[frozenset[int], int] = {}
+        self.found: list[frozenset[int]] = []
+        self._closures: dict[int, frozenset[int]] = {}
+        self._start = self._reached(start, nfa.at_begin)
+
+    def explore(self) -> tuple[list[list[Edge]], list[bool]]:
+        """Edges of each state, disjoint and in order, and whether it accepts. State 0 is the start."""
+        begin_edges = self.nfa.at_begin
+        if not begin_edges:  # else the start is no other state: it alone may take these edges
+            self.states[self._start] = 0
+        self.found.append(self._start)
+        edges: list[list[Edge]] = []
+        accepting: list[bool] = []
+        for nodes in self.found:  # grows meanwhile
+            accepting.append(self._accepts(nodes, {} if edges else begin_edges))
+            edges.append(self._leaving(nodes))
+        return edges, accepting
+
+    def _leaving(self, nodes: frozenset[int]) -> list[Edge]:
+        leaving = [edge for node in nodes for edge in self.nfa.edges[node]]
+        leaving.sort()
+        if all(before[1] < after[0] for before, after in pairwise(leaving)):
+            return [(low, high, self._state(self._closure(target))) for low, high, target in leaving]
+        points = sorted({point for low, high, _ in leaving for point in (low, high + 1)})
+        result = []
+        for low, following in pairwise(points):
+            targets = {target for first, high, target in leaving if first <= low <= high}
+            if targets:
+                union = frozenset().union(*(self._closure(target) for target in targets))
+                result.append((low, following - 1, self._state(union)))
+        return result
+
+    def _state(self, nodes: frozenset[int]) -> int:
+        state = self.states.get(nodes)
+        if state is None:
+            state = self.states[nodes] = len(self.found)
+            self.found.append(nodes)
+            if state >= MOST_SUBSETS:
+                raise GrammarTooLargeError(f"The grammar needs too many states: more than {MOST_SUBSETS}.")
+        return state
+
+    def _closure(self, node: int) -> frozenset[int]:
+        closure = self._closures.get(node)
+        if closure is None:
+            closure = self._closures[node] = self._reached(node, {})
+        return closure
+
+    def _reached(self, node: int, more: dict[int, list[int]]) -> frozenset[int]:
+        nfa = self.nfa
+        seen = set(_walk([node], nfa.empty, more))
+        return frozenset(one for one in seen if nfa.edges[one] or one == self.last or one in nfa.at_end)
+
+    def _accepts(self, nodes: frozenset[int], more: dict[int, list[int]]) -> bool:
+        if self.last in nodes or not self.nfa.at_end:
+            return self.last in nodes
+        both = {node: more.get(node, []) + self.nfa.at_end.get(node, []) for node in (*more, *self.nfa.at_end)}
+        return self.last in _walk(nodes, self.nfa.empty, both)
+
+
+def _walk(nodes: Iterable[int], links: Sequence[Sequence[int]], more: dict[int, list[int]]) -> set[int]:
+    """The nodes that empty edges lead to, the first ones included."""
+    seen = set(nodes)
+    waiting = list(seen)
+    while waiting:
+        node = waiting.pop()
+        for target in (*links[node], *more.get(node, ())):
+            if target not in seen:
+                seen.add(target)
+                waiting.append(target)
+    return seen

@@ -1,0 +1,93 @@
+"""From grammars to automata.
+
+A grammar is plain JSON, so that it can be sent to another process and be named by its content; one of
+
+    {"schema": S}                        a value that JSON Schema S allows, S with its `$ref`s inside
+    {"object": true}                     any JSON object, containers inside of each other up to OBJECT_DEPTH
+    {"regex": R}                         what matches as a whole
+    {"choice": [T, ...]}                 one of these texts
+    {"text": T}                          this text
+    {"sequence": [G, ...]}               grammars one after the other
+    {"any": [G, ...]}                    one of these grammars
+    {"repeat": G, "low": n, "high": m}   n to m times, m null for any number
+"""
+
+from typing import Any
+
+from blinkpy.dpu.grammar import byte_nfa
+from blinkpy.dpu.grammar.byte_nfa import Piece, automaton_of
+from blinkpy.dpu.grammar.character_sets import utf8_character
+from blinkpy.dpu.grammar.grammar_errors import GrammarError, GrammarTooLargeError
+from blinkpy.dpu.grammar.regex_syntax import parse_regex, whole
+from blinkpy.dpu.grammar.schema_compiler import SchemaCompiler
+from blinkpy.queues.byte_automaton import ByteAutomaton
+
+Grammar = dict[str, Any]
+Part = str | Grammar  # of automaton_of_parts: a text, or a grammar
+
+OBJECT_DEPTH = 5  # of containers in {"object": true}, the object itself included
+MOST_STATES = 8192
+MOST_BYTES = 256 << 10  # of a packed automaton
+MOST_CHOICES = 10_000
+MOST_REPEATS = 1000
+
+
+def automaton_of_grammar(grammar: Grammar) -> ByteAutomaton:
+    """Raises GrammarError for what is not supported, fits nothing, or is too large."""
+    automaton = automaton_of(_piece(grammar, "#"))
+    if automaton is None:
+        raise GrammarError("Nothing fits the grammar.")
+    size = len(automaton.words()) * 4
+    if automaton.states > MOST_STATES or size > MOST_BYTES:
+        limits = f"at most {MOST_STATES} states and {MOST_BYTES} bytes are possible"
+        raise GrammarTooLargeError(f"The grammar needs {automaton.states} states and {size} bytes; {limits}.")
+    return automaton
+
+
+def automaton_of_schema(schema: Any) -> ByteAutomaton:
+    """The values that a JSON Schema allows. Raises GrammarError."""
+    return automaton_of_grammar({"schema": schema})
+
+
+def automaton_of_regex(regex: str) -> ByteAutomaton:
+    """What matches as a whole. Raises GrammarError."""
+    return automaton_of_grammar({"regex": regex})
+
+
+def automaton_of_choices(texts: list[str]) -> ByteAutomaton:
+    """One of the texts. Raises GrammarError."""
+    return automaton_of_grammar({"choice": texts})
+
+
+def automaton_of_parts(parts: list[Part]) -> ByteAutomaton:
+    """Texts and grammars, one after the other. Raises GrammarError."""
+    return automaton_of_grammar(grammar_of_parts(parts))
+
+
+def grammar_of_parts(parts: list[Part]) -> Grammar:
+    """The grammar of texts and grammars, one after the other."""
+    return {"sequence": [{"text": part} if isinstance(part, str) else part for part in parts]}
+
+
+def _piece(grammar: Grammar, path: str) -> Piece:
+    kind, value = next(iter(grammar.items()))
+    if kind == "schema":
+        return SchemaCompiler(value).compile()
+    if kind == "object":
+        return SchemaCompiler({"type": "object"}, OBJECT_DEPTH - 1).compile()
+    if kind == "regex":
+        return byte_nfa.embedded(whole(parse_regex(value), utf8_character))  # its anchors mean its own ends
+    if kind == "choice":
+        if not 1 <= len(value) <= MOST_CHOICES:
+            raise GrammarError(f"There may be 1 to {MOST_CHOICES} choices, not {len(value)}.", path)
+        return byte_nfa.words(text.encode() for text in value)
+    if kind == "text":
+        return byte_nfa.literal(value.encode())
+    if kind == "sequence":
+        return byte_nfa.sequence(*(_piece(part, path) for part in value))
+    if kind == "any":
+        return byte_nfa.choice(*(_piece(part, path) for part in value))
+    low, high = grammar["low"], grammar["high"]
+    if max(low, high or 0) > MOST_REPEATS:
+        raise GrammarError(f"A grammar may be repeated {MOST_REPEATS} times.", path)
+    return byte_nfa.repeat(_piece(value, path), low, high)

@@ -1,0 +1,160 @@
+"""Grammars on an event loop: compiled in other processes, each once, and kept by their content."""
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import OrderedDict
+
+import numpy as np
+import orjson
+
+from blinkpy.dpu.grammar.compile_grammar import MOST_BYTES, Grammar
+from blinkpy.dpu.grammar.compile_server import ANSWER, FAILURE
+from blinkpy.dpu.grammar.grammar_errors import GrammarError, GrammarTooLargeError
+from blinkpy.processes import child_environment
+from blinkpy.queues.byte_automaton import ByteAutomaton
+
+SERVER = "blinkpy.dpu.grammar.compile_server"
+MOST_CONTENT = 1 << 20  # bytes of a grammar, as JSON
+AT_ONCE = 8  # compiled side by side
+MOST_WAITING = 64  # until they are compiled, those included
+MARGIN_S = 2.0  # for a process to start, beside the time to compile
+REFUSAL_BYTES = 1024  # what one takes in the cache
+
+
+class GrammarBusyError(Exception):
+    """Too many grammars wait to be compiled."""
+
+
+class GrammarCompiler:
+    """Automata of grammars. compile_s: time for each, in seconds; cache_bytes: of what is kept, automata and refusals; what
+    was not used for longest goes first."""
+
+    def __init__(self, compile_s: float, cache_bytes: int):
+        self.compile_s, self.cache_bytes = compile_s, cache_bytes
+        self._cache: OrderedDict[bytes, ByteAutomaton | GrammarError] = OrderedDict()
+        self._cached_bytes = 0
+        self._compiling: dict[bytes, asyncio.Task[ByteAutomaton | GrammarError]] = {}
+        self._places = asyncio.Semaphore(AT_ONCE)
+        self._server: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+
+    def close(self) -> None:
+        """End the processes."""
+        for task in self._compiling.values():
+            task.cancel()
+        if self._control is not None:
+            self._control.close()
+        if self._server is not None:
+            with contextlib.suppress(ProcessLookupError):  # it is the first of a session, which its forks are in
+                os.killpg(self._server.pid, signal.SIGKILL)
+            self._server.wait()
+        self._server = self._control = None
+
+    async def automaton(self, grammar: Grammar) -> ByteAutomaton:
+        """The grammar's automaton. Raises GrammarError, GrammarBusyError when too many are waiting, and RuntimeError for a fault
+        of the compiler."""
+        content = _content(grammar)
+        key = hashlib.sha256(content).digest()
+        found = self._cache.get(key)
+        if found is not None:
+            self._cache.move_to_end(key)
+        else:
+            found = await asyncio.shield(self._task(key, content))  # others may wait for it, too
+        if isinstance(found, GrammarError):
+            raise type(found)(found.message, found.path, found.keyword)
+        return found
+
+    def _task(self, key: bytes, content: bytes) -> "asyncio.Task[ByteAutomaton | GrammarError]":
+        task = self._compiling.get(key)
+        if task is None:
+            if len(self._compiling) >= MOST_WAITING:
+                raise GrammarBusyError
+            task = self._compiling[key] = asyncio.get_running_loop().create_task(self._compile(key, content))
+            task.add_done_callback(lambda _: self._compiling.pop(key))
+        return task
+
+    async def _compile(self, key: bytes, content: bytes) -> ByteAutomaton | GrammarError:
+        async with self._places:
+            result = await self._ask(content)
+        self._keep(key, result)
+        return result
+
+    def _keep(self, key: bytes, result: ByteAutomaton | GrammarError) -> None:
+        self._cache[key] = result
+        self._cached_bytes += _size(result)
+        while self._cached_bytes > self.cache_bytes:
+            self._cached_bytes -= _size(self._cache.popitem(last=False)[1])
+
+    async def _ask(self, content: bytes) -> ByteAutomaton | GrammarError:
+        """Have a process of its own compile a grammar. content: its JSON."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                socket.send_fds(self._connected(), [b"\1"], [theirs.fileno()])
+            except OSError:  # it died: the next one takes the job
+                self._restart()
+                socket.send_fds(self._connected(), [b"\1"], [theirs.fileno()])
+        try:
+            async with asyncio.timeout(self.compile_s + MARGIN_S):
+                reader, writer = await asyncio.open_unix_connection(sock=ours, limit=2 * MOST_BYTES)
+                try:
+                    writer.write(content)
+                    writer.write_eof()
+                    answer = await reader.read(-1)
+                finally:
+                    writer.close()
+        except (TimeoutError, ConnectionError):
+            answer = b""
+        if not answer:
+            return GrammarTooLargeError(f"The grammar takes too long to compile; at most {self.compile_s:g} s are possible.")
+        if answer[:1] == ANSWER:
+            return ByteAutomaton.of_words(np.frombuffer(answer[1:], np.int32))
+        if answer[:1] == FAILURE:
+            raise RuntimeError(f"the compiler of grammars failed:\n{answer[1:].decode()}")
+        return GrammarError(*orjson.loads(answer[1:]))
+
+    def _connected(self) -> socket.socket:
+        """The socket of the server, which is started with the first grammar."""
+        if self._control is None:
+            self._control, theirs = socket.socketpair()
+            self._control.setblocking(False)
+            environment = child_environment() | {
+                "OPENBLAS_NUM_THREADS": "1",
+                "OMP_NUM_THREADS": "1",
+            }  # it must have one thread: it forks
+            with theirs:
+                self._server = subprocess.Popen(
+                    [sys.executable, "-P", "-m", SERVER, str(theirs.fileno()), str(self.compile_s)],
+                    pass_fds=(theirs.fileno(),),
+                    stdin=subprocess.DEVNULL,
+                    stdout=2,
+                    start_new_session=True,
+                    env=environment,
+                )
+        return self._control
+
+    def _restart(self) -> None:
+        tasks, self._compiling = self._compiling, {}
+        self.close()
+        self._compiling = tasks
+
+
+def _content(grammar: Grammar) -> bytes:
+    """The grammar as JSON. Raises GrammarTooLargeError."""
+    try:
+        content = orjson.dumps(grammar)
+    except orjson.JSONEncodeError as error:  # the body's JSON was deeper than this
+        raise GrammarTooLargeError("The grammar is too deep.") from error
+    if len(content) > MOST_CONTENT:
+        raise GrammarTooLargeError(f"The grammar has {len(content)} bytes as JSON; at most {MOST_CONTENT} are possible.")
+    return content
+
+
+def _size(result: ByteAutomaton | GrammarError) -> int:
+    return len(result.words()) * 4 if isinstance(result, ByteAutomaton) else REFUSAL_BYTES

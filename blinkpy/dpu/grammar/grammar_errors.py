@@ -1,0 +1,16 @@
+"""What a client's grammar can be refused for."""
+
+
+class GrammarError(ValueError):
+    """The grammar can't be used; the message is for the client.
+
+    path: where in the grammar, as a JSON pointer behind '#'; keyword: the one at fault, "" for none.
+    """
+
+    def __init__(self, message: str, path: str = "#", keyword: str = ""):
+        super().__init__(message)
+        self.message, self.path, self.keyword = message, path, keyword
+
+
+class GrammarTooLargeError(GrammarError):
+    """The grammar needs more states than an automaton may have."""

@@ -1,0 +1,175 @@
+"""The minimal automaton of a deterministic one, as ByteAutomaton: fewest states, numbered breadth first, so that equal languages
+give equal automata.
+
+States are told apart in rounds, as Moore (1956) does, and as in Hopcroft's algorithm (1971) a round looks only at states
+with an edge into a block that was split off in the round before.
+"""
+
+from collections import deque
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blinkpy.dpu.grammar.grammar_errors import GrammarTooLargeError
+from blinkpy.queues.byte_automaton import BYTES, MOST_STATES, ByteAutomaton
+
+Edge = tuple[int, int, int]  # first byte, last byte, target
+
+
+def minimal_automaton(edges: list[list[Edge]], accepting: list[bool]) -> ByteAutomaton | None:
+    """edges: of each state, disjoint, in order; state 0 is the start. None when no string is accepted."""
+    alive = _alive(edges, accepting)
+    if not alive[0]:
+        return None
+    order = _breadth_first(edges, alive)
+    number = {state: new for new, state in enumerate(order)}
+    flat = [(number[s], low, high + 1, number[t]) for s in order for low, high, t in edges[s] if alive[t]]
+    table, class_of = _table(len(order), np.array(flat, np.int64).reshape(-1, 4))
+    finals = np.array([accepting[state] for state in order])
+    block = _blocks(table, finals)
+    table, finals = _quotient(table, finals, block)
+    table, class_of = _merge_columns(table, class_of)
+    return _numbered(class_of, table, finals)
+
+
+def range_edges(automaton: ByteAutomaton) -> list[list[Edge]]:
+    """The edges of each state for ranges of bytes, in order."""
+    rows = automaton.next_state[:, automaton.class_of]
+    changes = np.ones((len(rows), BYTES), bool)
+    changes[:, 1:] = rows[:, 1:] != rows[:, :-1]
+    state, low = np.nonzero(changes)
+    high = np.append(low[1:] - 1, BYTES - 1)
+    high[high < 0] = BYTES - 1  # where the next state's row begins
+    edges: list[list[Edge]] = [[] for _ in rows]
+    for s, first, last, target in zip(state.tolist(), low.tolist(), high.tolist(), rows[state, low].tolist(), strict=True):
+        if target >= 0:
+            edges[s].append((first, last, target))
+    return edges
+
+
+def _alive(edges: list[list[Edge]], accepting: list[bool]) -> list[bool]:
+    """Of each state: whether it reaches an accepting one."""
+    sources: list[list[int]] = [[] for _ in edges]
+    for state, leading in enumerate(edges):
+        for _, _, target in leading:
+            sources[target].append(state)
+    alive = list(accepting)
+    waiting = [state for state, last in enumerate(accepting) if last]
+    while waiting:
+        for source in sources[waiting.pop()]:
+            if not alive[source]:
+                alive[source] = True
+                waiting.append(source)
+    return alive
+
+
+def _breadth_first(edges: list[list[Edge]], alive: list[bool]) -> list[int]:
+    found, order = {0}, [0]
+    for state in order:  # grows meanwhile
+        for _, _, target in edges[state]:
+            if alive[target] and target not in found:
+                found.add(target)
+                order.append(target)
+    return order
+
+
+def _table(states: int, flat: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(next state [states, classes], -1 for none; class of each byte) of edges (state, low, high + 1, target)."""
+    points = np.unique(np.concatenate([[0], flat[:, 1], flat[:, 2]]))
+    points = points[points < BYTES]
+    class_of = np.searchsorted(points, np.arange(BYTES), side="right") - 1
+    first, behind = np.searchsorted(points, flat[:, 1]), np.searchsorted(points, flat[:, 2])
+    steps = np.zeros((states, len(points) + 1), np.int64)
+    cells = np.concatenate([flat[:, 0] * steps.shape[1] + first, flat[:, 0] * steps.shape[1] + behind])
+    change = np.concatenate([flat[:, 3] + 1, -flat[:, 3] - 1])
+    steps += np.bincount(cells, change, steps.size).astype(np.int64).reshape(steps.shape)  # exact in doubles
+    return _merge_columns(np.cumsum(steps, axis=1)[:, :-1] - 1, class_of)
+
+
+def _merge_columns(table: NDArray[np.int64], class_of: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Classes with equal columns become one; they are numbered by their first bytes."""
+    weights = np.random.default_rng(3).integers(1, 1 << 62, len(table))  # sums of products wrap; the result is checked
+    _, first, inverse = np.unique(weights @ table, return_index=True, return_inverse=True)
+    kept, number = np.sort(first), np.argsort(np.argsort(first))[inverse]
+    if not np.array_equal(table[:, kept][:, number], table):
+        raise RuntimeError("columns of one class differ")
+    return table[:, kept], number[class_of]
+
+
+def _blocks(table: NDArray[np.int64], finals: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """The block of each state; states of one block accept the same strings."""
+    states, classes = table.shape
+    weights = np.random.default_rng(1).integers(1, 1 << 62, classes)  # sums of products wrap; _quotient checks the result
+    source = np.nonzero(table >= 0)[0]
+    target = table[table >= 0]
+    order = np.argsort(target, kind="stable")
+    source, first = source[order], np.searchsorted(target[order], np.arange(states + 1))
+    block = np.append(finals.astype(np.int64), 2)  # the last one, at index -1, is of no state at all
+    touched, blocks = np.arange(states), 3
+    scatter = np.random.default_rng(2).integers(1, 1 << 62, 4 * states + 8)  # of a block's number
+    while len(touched):
+        signature = scatter[block[table[touched]]] @ weights
+        by = np.lexsort((signature, block[touched]))
+        rows, signature = touched[by], signature[by]
+        old = block[rows]
+        new_block = np.append(True, old[1:] != old[:-1])
+        new_group = new_block | np.append(True, signature[1:] != signature[:-1])
+        starts = np.flatnonzero(new_group)
+        sizes = np.diff(np.append(starts, len(rows)))
+        group_block = old[starts]
+        whole = np.bincount(group_block, sizes, minlength=blocks) == np.bincount(block[:-1], minlength=blocks)
+        # One group keeps the number of a block that was touched as a whole: the largest one.
+        by_size = np.lexsort((sizes, group_block))
+        largest = by_size[np.append(group_block[by_size][1:] != group_block[by_size][:-1], True)]
+        keeps = np.zeros(len(starts), bool)
+        keeps[largest] = whole[group_block[largest]]
+        numbers = np.where(keeps, group_block, blocks + np.cumsum(~keeps) - 1)
+        blocks += int((~keeps).sum())
+        changed = rows[np.repeat(~keeps, sizes)]
+        block[rows] = np.repeat(numbers, sizes)
+        touched = _sources(changed, source, first)
+    return block[:-1]
+
+
+def _sources(targets: NDArray[np.int64], source: NDArray[np.int64], first: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The states with an edge into some of targets, each once."""
+    counts = first[targets + 1] - first[targets]
+    ends = np.cumsum(counts)
+    places = np.arange(ends[-1] if len(ends) else 0) + np.repeat(first[targets] - ends + counts, counts)
+    return np.unique(source[places])
+
+
+def _quotient(
+    table: NDArray[np.int64], finals: NDArray[np.bool_], block: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """The automaton whose states are the blocks. Raises RuntimeError unless the states of each agree."""
+    _, first, block = np.unique(block, return_index=True, return_inverse=True)
+    if len(first) > MOST_STATES:
+        raise GrammarTooLargeError(f"The grammar needs {len(first)} states; at most {MOST_STATES} are possible.")
+    targets = np.where(table >= 0, block[table], -1)
+    merged = targets[first]
+    if not (np.array_equal(merged[block], targets) and np.array_equal(finals[first][block], finals)):
+        raise RuntimeError("states of one block differ")
+    # The start has block 0 only by chance: swap.
+    start = int(block[0])
+    swap = np.arange(len(first))
+    swap[[0, start]] = start, 0
+    merged = np.where(merged >= 0, swap[merged], -1)[swap]
+    return merged, finals[first][swap]
+
+
+def _numbered(class_of: NDArray[np.int64], table: NDArray[np.int64], finals: NDArray[np.bool_]) -> ByteAutomaton:
+    """The states in the order in which a walk from the start, breadth first and by classes, meets them."""
+    rows = table.tolist()
+    order, found = [0], {0}
+    waiting = deque(order)
+    while waiting:
+        for target in rows[waiting.popleft()]:
+            if target >= 0 and target not in found:
+                found.add(target)
+                order.append(target)
+                waiting.append(target)
+    number = np.empty(len(order) + 1, np.int64)
+    number[order], number[-1] = np.arange(len(order)), -1
+    next_state = number[table[order]].astype(np.int16)
+    return ByteAutomaton(class_of.astype(np.uint8), next_state, finals[order])

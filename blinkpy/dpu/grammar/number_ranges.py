@@ -1,0 +1,219 @@
+"""Numbers of JSON within bounds, and multiples of a step, as pieces: automata that read digits and compare as they go.
+
+The form of a number with bounds or a step: no exponent, no minus before zero. An integer has no fraction.
+"""
+
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from math import lcm
+from typing import NamedTuple
+
+from blinkpy.dpu.grammar import byte_nfa
+from blinkpy.dpu.grammar.byte_nfa import Piece
+from blinkpy.dpu.grammar.grammar_errors import GrammarError, GrammarTooLargeError
+from blinkpy.dpu.grammar.minimal_automaton import Edge, minimal_automaton
+
+MOST_REMAINDERS = 1000  # of a step, at all its decimal places together
+MOST_DIGITS = 400  # of a bound; a double has 309 before the point
+MOST_STATES = 20_000
+LESS, EQUAL, GREATER = -1, 0, 1
+
+DIGIT = byte_nfa.byte_range(0x30, 0x39)
+DIGITS = byte_nfa.repeat(DIGIT, 1, None)
+INTEGER_PART = byte_nfa.choice(
+    byte_nfa.literal(b"0"), byte_nfa.sequence(byte_nfa.byte_range(0x31, 0x39), byte_nfa.repeat(DIGIT, 0, None))
+)
+MINUS = byte_nfa.repeat(byte_nfa.literal(b"-"), 0, 1)
+EXPONENT = byte_nfa.sequence(  # one digit or two: what goes beyond a double is no number to most readers
+    byte_nfa.choice(byte_nfa.literal(b"e"), byte_nfa.literal(b"E")),
+    byte_nfa.choice(byte_nfa.empty, byte_nfa.literal(b"+"), byte_nfa.literal(b"-")),
+    byte_nfa.repeat(DIGIT, 1, 2),
+)
+FRACTION = byte_nfa.sequence(byte_nfa.literal(b"."), DIGITS)
+ANY_NUMBER, ANY_INTEGER = (
+    byte_nfa.embedded(byte_nfa.automaton_of(piece))
+    for piece in (
+        byte_nfa.sequence(MINUS, INTEGER_PART, byte_nfa.repeat(FRACTION, 0, 1), byte_nfa.repeat(EXPONENT, 0, 1)),
+        byte_nfa.sequence(MINUS, INTEGER_PART),
+    )
+)
+
+
+def exact(number: int | float) -> Decimal:
+    """The number as it is written: 0.1 is a tenth."""
+    return Decimal(repr(number))
+
+
+@dataclass(frozen=True)
+class NumberRange:
+    """low to high, without an end that is exclusive; None is no bound. step: all are multiples of it, None for any number."""
+
+    low: Decimal | None = None
+    high: Decimal | None = None
+    exclusive_low: bool = False
+    exclusive_high: bool = False
+    step: Fraction | None = None
+
+    def above(self, bound: Decimal, exclusive: bool) -> "NumberRange":
+        """What of it is at least the bound."""
+        if self.low is not None and (self.low, self.exclusive_low) >= (bound, exclusive):
+            return self
+        return NumberRange(bound, self.high, exclusive, self.exclusive_high, self.step)
+
+    def below(self, bound: Decimal, exclusive: bool) -> "NumberRange":
+        """What of it is at most the bound."""
+        if self.high is not None and (self.high, not self.exclusive_high) <= (bound, not exclusive):
+            return self
+        return NumberRange(self.low, bound, self.exclusive_low, exclusive, self.step)
+
+    def multiples(self, step: Fraction) -> "NumberRange":
+        """What of it is a multiple."""
+        if self.step is not None:
+            a, b = self.step, step
+            step = Fraction(lcm(a.numerator * b.denominator, b.numerator * a.denominator), a.denominator * b.denominator)
+        return NumberRange(self.low, self.high, self.exclusive_low, self.exclusive_high, step)
+
+    def holds(self, number: int | float) -> bool:
+        """Whether a number is one of these."""
+        value = exact(number)
+        if self.low is not None and (value < self.low or (value == self.low and self.exclusive_low)):
+            return False
+        if self.high is not None and (value > self.high or (value == self.high and self.exclusive_high)):
+            return False
+        return self.step is None or (Fraction(value) / self.step).denominator == 1
+
+    def piece(self) -> Piece:
+        """Raises GrammarError for a step or a bound that is too fine."""
+        if self == NumberRange():
+            return ANY_NUMBER
+        if self == NumberRange(step=Fraction(1)):
+            return ANY_INTEGER
+        zero = Decimal(0)
+        low, high = self.low, self.high
+        positive = _Magnitudes(_Bound.of(low, self.exclusive_low, LESS), _Bound.of(high, self.exclusive_high, GREATER), self.step)
+        # Of a negative number the bounds change places; its magnitude is above 0.
+        least, exclusive = (zero, True) if high is None or high >= 0 else (-high, self.exclusive_high)
+        most = None if low is None else -low
+        negative = _Magnitudes(_Bound.of(least, exclusive, LESS), _Bound.of(most, self.exclusive_low, GREATER), self.step)
+        return byte_nfa.choice(positive.piece(), byte_nfa.sequence(byte_nfa.literal(b"-"), negative.piece()))
+
+
+class _Bound(NamedTuple):
+    """A bound of magnitudes, and how they may not compare with it. whole, fraction: its digits, without zeros at the end."""
+
+    whole: str
+    fraction: str
+    refused: tuple[int, ...]
+
+    @classmethod
+    def of(cls, bound: Decimal | None, exclusive: bool, beyond: int) -> "_Bound":
+        """beyond: LESS for a lower bound, GREATER for an upper one."""
+        if bound is None or bound < 0:
+            # Every magnitude is above what is negative.
+            return cls("0", "", () if bound is None or beyond == LESS else (LESS, EQUAL, GREATER))
+        if bound.adjusted() > MOST_DIGITS or -int(bound.as_tuple().exponent) > MOST_DIGITS:
+            raise GrammarError(f"A bound has more than {MOST_DIGITS} digits.")
+        whole, _, fraction = f"{bound:f}".partition(".")
+        return cls(whole.lstrip("0") or "0", fraction.rstrip("0"), (beyond, EQUAL) if exclusive else (beyond,))
+
+    # A comparison in progress: ("whole", digits read, how they compare with as many of the bound), ("fraction", digits read)
+    # while all are equal, or (LESS or GREATER,) when it is decided.
+
+    def first(self, digit: str) -> tuple:
+        return self.more(("whole", 0, EQUAL), digit)
+
+    def more(self, at: tuple, digit: str) -> tuple:
+        """One more digit."""
+        if at[0] == "whole":
+            _, read, order = at
+            if read == len(self.whole):
+                return (GREATER,)
+            return ("whole", read + 1, order or _compare(digit, self.whole[read]))
+        if at[0] == "fraction":
+            read = at[1]
+            order = _compare(digit, self.fraction[read] if read < len(self.fraction) else "0")
+            return (order,) if order else ("fraction", min(read + 1, len(self.fraction)))
+        return at
+
+    def point(self, at: tuple) -> tuple:
+        """The end of the integer part."""
+        if at[0] != "whole":
+            return at
+        _, read, order = at
+        if read < len(self.whole):
+            return (LESS,)
+        return (order,) if order else ("fraction", 0)
+
+    def allows(self, at: tuple) -> bool:
+        """Whether a number may end here."""
+        at = self.point(at)
+        if at[0] == "fraction":
+            at = (LESS if at[1] < len(self.fraction) else EQUAL,)
+        return at[0] not in self.refused
+
+
+class _Magnitudes:
+    """The decimals from one bound to another, without a sign. A state: (phase, comparison, comparison, digits behind the point,
+    remainder); phases are "start", "zero", "whole", "point", "fraction"."""
+
+    def __init__(self, low: _Bound, high: _Bound, step: Fraction | None):
+        self.low, self.high = low, high
+        self.places: int | None = None  # the most digits behind the point
+        self.modulus = 1
+        if step is not None:
+            self.places, self.modulus = _decimal_step(step)
+
+    def piece(self) -> Piece:
+        start = ("start", ("whole", 0, EQUAL), ("whole", 0, EQUAL), 0, 0)
+        number = {start: 0}
+        found = [start]
+        edges: list[list[Edge]] = []
+        for state in found:  # grows meanwhile
+            leaving = []
+            for sign in ".0123456789":
+                following = self._following(state, sign)
+                if following is not None:
+                    if following not in number:
+                        number[following] = len(found)
+                        found.append(following)
+                    leaving.append((ord(sign), ord(sign), number[following]))
+            edges.append(leaving)
+            if len(found) > MOST_STATES:
+                raise GrammarTooLargeError("The numbers' bounds need too many states.")
+        return byte_nfa.embedded(minimal_automaton(edges, [self._accepts(state) for state in found]))
+
+    def _following(self, state: tuple, sign: str) -> tuple | None:
+        phase, low, high, places, remainder = state
+        if sign == ".":
+            if phase not in ("zero", "whole") or self.places == 0:
+                return None
+            return ("point", self.low.point(low), self.high.point(high), 0, remainder)
+        if phase == "zero" or (phase in ("point", "fraction") and places == self.places):
+            return None
+        remainder = (remainder * 10 + int(sign)) % self.modulus
+        if phase == "start":
+            return ("zero" if sign == "0" else "whole", self.low.first(sign), self.high.first(sign), 0, remainder)
+        later = "whole" if phase == "whole" else "fraction"
+        places += later == "fraction" and self.places is not None
+        return (later, self.low.more(low, sign), self.high.more(high, sign), places, remainder)
+
+    def _accepts(self, state: tuple) -> bool:
+        phase, low, high, places, remainder = state
+        if phase in ("start", "point"):
+            return False
+        rest = remainder * 10 ** ((self.places or 0) - places) % self.modulus
+        return rest == 0 and self.low.allows(low) and self.high.allows(high)
+
+
+def _decimal_step(step: Fraction) -> tuple[int, int]:
+    """(decimal places, step in units of the last one). Raises GrammarError where it is too fine."""
+    places = next((places for places in range(20) if (step * 10**places).denominator == 1), 20)
+    units = int(step * 10**places)
+    if places == 20 or units * (places + 1) > MOST_REMAINDERS:
+        raise GrammarError("A multipleOf is not supported where it needs too many states.", keyword="multipleOf")
+    return places, units
+
+
+def _compare(a: str, b: str) -> int:
+    return (a > b) - (a < b)

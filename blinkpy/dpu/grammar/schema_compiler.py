@@ -1,0 +1,222 @@
+"""From a JSON Schema to a piece: the values for which it holds, each in its one form but for spaces.
+
+Each value's members stand in the order of `properties`, then those without a name of their own. Where a schema has names and no
+`additionalProperties`, there are no others. What is recursive is unrolled (schema_reader.RECURSION), and values about which
+nothing is said have containers inside up to FREE_DEPTH. So the output is always valid, and not each valid value can be output.
+"""
+
+from itertools import combinations
+from typing import Any
+
+from blinkpy.dpu.grammar import byte_nfa
+from blinkpy.dpu.grammar.automaton_products import intersection
+from blinkpy.dpu.grammar.byte_nfa import Piece, automaton_of
+from blinkpy.dpu.grammar.character_sets import json_text
+from blinkpy.dpu.grammar.grammar_errors import GrammarError, GrammarTooLargeError
+from blinkpy.dpu.grammar.json_pieces import Member, array_of, object_of
+from blinkpy.dpu.grammar.schema_keywords import Alternatives, fault
+from blinkpy.dpu.grammar.schema_reader import SchemaReader
+from blinkpy.dpu.grammar.schema_shapes import NAMES, Conjunction, Place, Shape
+from blinkpy.dpu.grammar.string_rules import StringRules, pattern_automaton
+
+FREE_DEPTH = 2  # of containers inside of a value about which nothing is said
+MOST_DEPTH = 40  # of containers inside of each other
+MOST_PATTERNS = 4  # of one object's members
+LITERALS = {None: b"null", True: b"true", False: b"false"}
+
+
+class SchemaCompiler:
+    """Compiles one schema. free_depth: see FREE_DEPTH."""
+
+    def __init__(self, root: Any, free_depth: int = FREE_DEPTH):
+        self.reader = SchemaReader(root)
+        self.reader.exclude = self._exclude  # type: ignore[method-assign]
+        self.free_depth = free_depth
+        self._contradiction = ""
+
+    def compile(self) -> Piece:
+        """Raises GrammarError for a schema that is not supported, or that no value fits."""
+        piece = self.piece((Place(self.reader.root, "#"),), self.free_depth, 0)
+        if piece is byte_nfa.nothing:
+            ended = " within the depth of recursion" if self.reader.cut else ""
+            raise GrammarError(f"No value fits the schema{ended}: its demands contradict each other.", self._contradiction)
+        return piece
+
+    def piece(self, conjunction: Conjunction, free: int, depth: int) -> Piece:
+        """The values for which all these schemas hold. free: containers that may be inside of each other where nothing is said.
+        Returns byte_nfa.nothing where there are none."""
+        if depth > MOST_DEPTH:
+            raise GrammarTooLargeError(
+                f"More than {MOST_DEPTH} objects and arrays are inside of each other.", conjunction[0].path
+            )
+        said = tuple(place for place in conjunction if place.schema is not True and place.schema != {})
+        free = self.free_depth if said else free - 1
+        if free < 0:
+            shapes = [Shape(types=frozenset({"null", "boolean", "number", "string"}))]
+        else:
+            shapes = self.reader.shapes(said)
+        try:
+            piece = byte_nfa.choice(*(one for shape in shapes for one in self._of_shape(shape, free, depth)))
+        except GrammarError as error:
+            if error.path == "#" and said:
+                error.path = said[0].path
+            raise
+        if piece is byte_nfa.nothing:
+            self._contradiction = self._contradiction or (said[0].path if said else "#")
+        return piece
+
+    def _of_shape(self, shape: Shape, free: int, depth: int) -> list[Piece]:
+        if shape.literals is not None:
+            return [byte_nfa.words(_scalar(value) for value in shape.allowed_literals())]
+        pieces = []
+        for value, text in LITERALS.items():
+            if NAMES[type(value)] in shape.types and not any(value is one for one in shape.refused):
+                pieces.append(byte_nfa.literal(text))
+        if "number" in shape.types:
+            if any(type(one) in (int, float) for one in shape.refused):
+                raise GrammarError("'not' is not supported with numbers.", keyword="not")
+            pieces.append(shape.number_range().piece())
+        if "string" in shape.types:
+            taken = tuple(one for one in shape.refused if type(one) is str)
+            pieces.append(shape.strings.without(taken).piece())
+        if "array" in shape.types:
+            pieces.append(self._array(shape, free, depth + 1))
+        if "object" in shape.types:
+            pieces.append(self._object(shape, free, depth + 1))
+        return pieces
+
+    # ---- arrays ------------------------------------------------------------------------------------------------------
+
+    def _array(self, shape: Shape, free: int, depth: int) -> Piece:
+        length = max((len(items.first) for items in shape.items), default=0)
+        least, most = shape.least_items, shape.most_items
+        if most is not None and least > most:
+            return byte_nfa.nothing
+        if most is not None:
+            length = min(length, most)
+        first = []
+        for index in range(length):
+            places = [items.first[index] if index < len(items.first) else items.others for items in shape.items]
+            first.append(self.piece(tuple(place for place in places if place is not None), free, depth))
+            if first[-1] is byte_nfa.nothing:
+                return array_of(first, byte_nfa.nothing, least, index) if index >= least else byte_nfa.nothing
+        if most == length:
+            return array_of(first, byte_nfa.nothing, least, most)
+        others = self.piece(tuple(items.others for items in shape.items if items.others is not None), free, depth)
+        if others is byte_nfa.nothing:
+            return array_of(first, others, least, length) if length >= least else byte_nfa.nothing
+        return array_of(first, others, least, most)
+
+    # ---- objects -----------------------------------------------------------------------------------------------------
+
+    def _object(self, shape: Shape, free: int, depth: int) -> Piece:
+        names = dict.fromkeys(name for members in shape.members for name in members.properties)
+        declared = {name for members in shape.members if members.closing for name in members.properties}
+        names |= shape.required
+        schemas = {name: self._member(shape, name) for name in names}
+        key_rules = self._key_rules(shape)
+        values: dict[str, Piece] = {}
+        # What is required first, and constants before all: that is where alternatives contradict each other.
+        for name in sorted(names, key=lambda name: (name not in shape.required, not _is_constant(schemas[name]))):
+            fits = all(rule is not None and rule.accepts(json_text(name)) for rule in key_rules)
+            values[name] = self.piece(schemas[name], free, depth) if fits else byte_nfa.nothing
+            if name in shape.required and values[name] is byte_nfa.nothing:
+                return byte_nfa.nothing
+        named = [
+            Member(byte_nfa.literal(json_text(name)), values[name], name in shape.required)
+            for name in names
+            if values[name] is not byte_nfa.nothing
+        ]
+        closed = bool(declared) or any(members.patterns for members in shape.members)
+        closed &= all(members.others is None for members in shape.members)
+        others = [] if shape.most_members == len(shape.required) else self._others(shape, names, key_rules, closed, free, depth)
+        return self._counted(shape, named, others)
+
+    def _counted(self, shape: Shape, named: list[Member], others: list[Member]) -> Piece:
+        needed, least, most = len(shape.required), shape.least_members, shape.most_members
+        if most is not None and max(least, needed) > most:
+            return byte_nfa.nothing
+        if not others:
+            if least > len(named):
+                return byte_nfa.nothing
+            most = None if most is not None and most >= len(named) else most
+        elif least > needed + 1:
+            message = "'minProperties' is supported up to one above the number of required members, where others may follow."
+            raise GrammarError(message, keyword="minProperties")
+        return object_of(named, others, 0 if least <= needed else least, most)
+
+    def _member(self, shape: Shape, name: str) -> Conjunction:
+        """What has to hold for the member of this name."""
+        found: list[Place] = []
+        for members in shape.members:
+            own = [members.properties[name]] if name in members.properties else []
+            own += [place for text, place in members.patterns.items() if _matches(text, name)]
+            found += own or ([members.others] if members.others is not None else [])
+        return tuple(found)
+
+    def _others(
+        self, shape: Shape, names: dict[str, None], key_rules: list[Any], closed: bool, free: int, depth: int
+    ) -> list[Member]:
+        """Members without a name of their own, by the patterns that their names match."""
+        patterns = tuple(dict.fromkeys(text for members in shape.members for text in members.patterns))
+        if len(patterns) > MOST_PATTERNS:
+            raise GrammarError(f"'patternProperties' may have {MOST_PATTERNS} patterns.", keyword="patternProperties")
+        found = []
+        for count in range(len(patterns) + 1):
+            for matched in combinations(patterns, count):
+                if closed and not matched:
+                    continue
+                value = self.piece(self._unnamed(shape, matched), free, depth)
+                if value is byte_nfa.nothing:
+                    continue
+                avoided = tuple(text for text in patterns if text not in matched)
+                key = StringRules(patterns=matched, avoided=avoided, taken=tuple(names)).piece()
+                if key_rules:
+                    automaton = automaton_of(key)
+                    for rule in key_rules:
+                        automaton = intersection(automaton, rule)
+                    key = byte_nfa.embedded(automaton)
+                if key is not byte_nfa.nothing:
+                    found.append(Member(key, value))
+        return found
+
+    def _unnamed(self, shape: Shape, matched: tuple[str, ...]) -> Conjunction:
+        found: list[Place] = []
+        for members in shape.members:
+            own = [place for text, place in members.patterns.items() if text in matched]
+            found += own or ([members.others] if members.others is not None else [])
+        return tuple(found)
+
+    def _key_rules(self, shape: Shape) -> list[Any]:
+        strings = Place({"type": "string"}, "#")
+        return [automaton_of(self.piece((place, strings), 0, 0)) for place in shape.names]
+
+    # ---- oneOf -------------------------------------------------------------------------------------------------------
+
+    def _exclude(self, choice: Alternatives, shape: Shape) -> None:
+        """Raise GrammarError when two schemas of oneOf have a value in common."""
+        kept = self._contradiction
+        for one, other in combinations(choice.places, 2):
+            for both in self.reader.shapes((one, other), shape.copy()):
+                if any(piece is not byte_nfa.nothing for piece in self._of_shape(both, self.free_depth, 0)):
+                    place = Place(None, one.path.rpartition("/oneOf/")[0])
+                    raise fault(
+                        place, "oneOf", f"is supported where its schemas exclude each other: {one.path} and {other.path} do not."
+                    )
+        self._contradiction = kept
+
+
+def _scalar(value: Any) -> bytes:
+    """A scalar as JSON."""
+    return (
+        json_text(value) if type(value) is str else LITERALS[value] if type(value) in (bool, type(None)) else repr(value).encode()
+    )
+
+
+def _is_constant(conjunction: Conjunction) -> bool:
+    return any(type(place.schema) is dict and ("const" in place.schema or "enum" in place.schema) for place in conjunction)
+
+
+def _matches(pattern: str, name: str) -> bool:
+    automaton = pattern_automaton(pattern)
+    return automaton is not None and automaton.accepts(json_text(name))

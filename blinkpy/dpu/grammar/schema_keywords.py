@@ -1,0 +1,407 @@
+"""The keywords of JSON Schema: what each does to a shape, or why it is refused. docs/structured-output.md has them as a table.
+
+Drafts 4 to 2020-12 are read alike: where the same thing has an older spelling, it is understood too.
+"""
+
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+from blinkpy.dpu.grammar.grammar_errors import GrammarError
+from blinkpy.dpu.grammar.number_ranges import exact
+from blinkpy.dpu.grammar.regex_syntax import parse_regex
+from blinkpy.dpu.grammar.schema_shapes import NAMES, TYPES, Items, Members, Place, Shape
+from blinkpy.dpu.grammar.string_rules import FORMATS
+
+MOST_ALTERNATIVES = 1000  # of enum, anyOf and oneOf
+MOST_COUNT = 100_000  # of items and members
+MOST_LENGTH = 512  # of a string
+SCALARS = (type(None), bool, int, float, str)
+NUMBER_FORMATS = {"int32": 31, "int64": 63}  # of OpenAPI: bits, but for the sign
+REFUSED_FORMATS = ("regex", "relative-json-pointer", "uri-template")  # others say nothing, as the specification has it
+
+Demand = Callable[[Shape, Any, Place], None]
+
+
+class Alternatives(NamedTuple):
+    """Schemas of which one holds; exclusive: exactly one."""
+
+    places: list[Place]
+    exclusive: bool = False
+
+
+class Keyword(NamedTuple):
+    """apply: restricts the shape; it may return schemas that hold as well, or alternatives."""
+
+    apply: Callable[[Shape, Any, Place], "list[Place] | Alternatives | None"]
+    remark: str = ""  # for the table in the docs
+
+
+def misspelt(name: str) -> str | None:
+    """The keyword that was probably meant by one that is unknown, if any: others are annotations, as the specification has it."""
+    if name.startswith(("_", "x-")) or name.lower() in {known.lower() for known in (*ANNOTATIONS, *PLACES)}:
+        return None
+    return next(iter(get_close_matches(name, (*KEYWORDS, *REFUSED, REFERENCE), 1, 0.85)), None)
+
+
+def fault(place: Place, keyword: str, what: str) -> GrammarError:
+    """The keyword of the schema at a place is at fault."""
+    return GrammarError(f"'{keyword}' {what}", place.path, keyword)
+
+
+# ---- checked values --------------------------------------------------------------------------------------------------
+
+
+def _typed(place: Place, keyword: str, value: Any, *kinds: type) -> Any:
+    if type(value) not in kinds:
+        raise fault(place, keyword, f"must be of type {' or '.join(dict.fromkeys(NAMES[kind] for kind in kinds))}.")
+    return value
+
+
+def _count(place: Place, keyword: str, value: Any) -> int:
+    number = _typed(place, keyword, value, int, float)
+    if number != int(number) or not 0 <= number <= MOST_COUNT:
+        raise fault(place, keyword, f"must be an integer from 0 to {MOST_COUNT}.")
+    return int(number)
+
+
+def _schemas(place: Place, keyword: str, value: Any) -> list[Place]:
+    if not 1 <= len(_typed(place, keyword, value, list)) <= MOST_ALTERNATIVES:
+        raise fault(place, keyword, f"must hold 1 to {MOST_ALTERNATIVES} schemas.")
+    return [place.below(one, keyword, i) for i, one in enumerate(value)]
+
+
+def _named_schemas(place: Place, keyword: str) -> dict[str, Place]:
+    value = place.schema.get(keyword, {})
+    return {name: place.below(one, keyword, name) for name, one in _typed(place, keyword, value, dict).items()}
+
+
+def _names(place: Place, keyword: str, value: Any) -> list[str]:
+    if not all(type(name) is str for name in _typed(place, keyword, value, list)):
+        raise fault(place, keyword, "must be an array of strings.")
+    return list(value)
+
+
+def _regex(place: Place, keyword: str, text: str) -> str:
+    """The text, if it is a regular expression that is supported."""
+    try:
+        parse_regex(text)
+    except GrammarError as error:
+        raise GrammarError(error.message, place.path, keyword) from error
+    return text
+
+
+# ---- any type --------------------------------------------------------------------------------------------------------
+
+
+def _type(shape: Shape, value: Any, place: Place) -> None:
+    names = value if type(value) is list else [value]
+    if not names or not all(name in (*TYPES, "integer") for name in names):
+        raise fault(place, "type", f"must be one or several of {', '.join(TYPES)} and integer.")
+    shape.restrict_types(names)
+
+
+def _enum(shape: Shape, value: Any, place: Place) -> Alternatives | None:
+    if not 1 <= len(_typed(place, "enum", value, list)) <= MOST_ALTERNATIVES:
+        raise fault(place, "enum", f"must hold 1 to {MOST_ALTERNATIVES} values.")
+    scalars = [one for one in value if type(one) in SCALARS]
+    others = [place.below(_of_value(one), "enum", i) for i, one in enumerate(value) if type(one) not in SCALARS]
+    if not others:
+        shape.restrict_literals(scalars)
+        return None
+    return Alternatives(others + ([place.below({"enum": scalars}, "enum")] if scalars else []))
+
+
+def _const(shape: Shape, value: Any, place: Place) -> list[Place] | None:
+    if type(value) not in SCALARS:
+        return [place.below(_of_value(value), "const")]
+    shape.restrict_literals([value])
+    return None
+
+
+def _of_value(value: Any) -> dict[str, Any]:
+    """A schema of this one value."""
+    if type(value) is list:
+        return {
+            "type": "array",
+            "prefixItems": [_of_value(one) for one in value],
+            "items": False,
+            "minItems": len(value),
+            "maxItems": len(value),
+        }
+    if type(value) is dict:
+        schemas = {name: _of_value(one) for name, one in value.items()}
+        return {"type": "object", "properties": schemas, "required": list(value), "additionalProperties": False}
+    return {"const": value}
+
+
+def _not(shape: Shape, value: Any, place: Place) -> None:
+    """What a shape can say: no such types, or no such scalars."""
+    schema = {"enum": [value["const"]]} if type(value) is dict and set(value) == {"const"} else value
+    if type(schema) is dict and set(schema) == {"type"} and (names := schema["type"]) not in ("integer", ["integer"]):
+        names = names if type(names) is list else [names]
+        if all(name in TYPES for name in names):
+            shape.types -= set(names)
+            return
+    if (
+        type(schema) is dict
+        and set(schema) == {"enum"}
+        and type(schema["enum"]) is list
+        and all(type(one) in SCALARS for one in schema["enum"])
+    ):
+        shape.refused += schema["enum"]
+        return
+    if schema in (False, {}, True) and type(schema) in (bool, dict):
+        shape.types &= frozenset() if schema is not False else shape.types
+        return
+    raise fault(place, "not", "is supported with a type, or an enum or const of scalars, alone.")
+
+
+# ---- numbers ---------------------------------------------------------------------------------------------------------
+
+
+def _bound(keyword: str) -> Demand:
+    upper, exclusive = keyword.endswith("aximum"), keyword.startswith("exclusive")
+    other = f"exclusive{keyword.capitalize()}"
+
+    def apply(shape: Shape, value: Any, place: Place) -> None:
+        if exclusive and type(value) is bool:
+            return  # of draft 4: it belongs to minimum or maximum
+        bound = exact(_typed(place, keyword, value, int, float))
+        without = exclusive or place.schema.get(other) is True
+        shape.numbers = shape.numbers.below(bound, without) if upper else shape.numbers.above(bound, without)
+
+    return apply
+
+
+def _multiple_of(shape: Shape, value: Any, place: Place) -> None:
+    step = exact(_typed(place, "multipleOf", value, int, float))
+    if step <= 0:
+        raise fault(place, "multipleOf", "must be above 0.")
+    shape.numbers = shape.numbers.multiples(Fraction(step))
+
+
+# ---- strings ---------------------------------------------------------------------------------------------------------
+
+
+def _length(place: Place, keyword: str, value: Any) -> int:
+    length = _count(place, keyword, value)
+    if length > MOST_LENGTH:
+        raise fault(place, keyword, f"may be {MOST_LENGTH} at most, not {length}: each character takes 14 states.")
+    return length
+
+
+def _min_length(shape: Shape, value: Any, place: Place) -> None:
+    shape.strings = shape.strings.within(_length(place, "minLength", value), None)
+
+
+def _max_length(shape: Shape, value: Any, place: Place) -> None:
+    shape.strings = shape.strings.within(0, _length(place, "maxLength", value))
+
+
+def _pattern(shape: Shape, value: Any, place: Place) -> None:
+    shape.strings = shape.strings.matching(_regex(place, "pattern", _typed(place, "pattern", value, str)))
+
+
+def _format(shape: Shape, value: Any, place: Place) -> None:
+    if _typed(place, "format", value, str) in FORMATS:
+        shape.strings = shape.strings.of_format(value)
+    elif value in NUMBER_FORMATS:
+        bits = NUMBER_FORMATS[value]
+        shape.numbers = shape.numbers.above(exact(-(2**bits)), False).below(exact(2**bits - 1), False)
+    elif value in REFUSED_FORMATS:
+        raise fault(place, "format", f"'{value}' is not supported.")
+
+
+# ---- objects ---------------------------------------------------------------------------------------------------------
+
+
+def _members(shape: Shape, value: Any, place: Place) -> None:
+    """Of properties, patternProperties and additionalProperties together; for the first of them that is there."""
+    schema = place.schema
+    for text in _typed(place, "patternProperties", schema.get("patternProperties", {}), dict):
+        _regex(place, "patternProperties", text)
+    others = place.below(schema["additionalProperties"], "additionalProperties") if "additionalProperties" in schema else None
+    shape.members.append(Members(_named_schemas(place, "properties"), _named_schemas(place, "patternProperties"), others))
+
+
+def _required(shape: Shape, value: Any, place: Place) -> None:
+    if type(value) is bool:
+        raise fault(place, "required", "must be an array of names.")
+    shape.required |= dict.fromkeys(_names(place, "required", value))
+
+
+def _property_names(shape: Shape, value: Any, place: Place) -> None:
+    shape.names.append(place.below(value, "propertyNames"))
+
+
+def _min_properties(shape: Shape, value: Any, place: Place) -> None:
+    shape.least_members = max(shape.least_members, _count(place, "minProperties", value))
+
+
+def _max_properties(shape: Shape, value: Any, place: Place) -> None:
+    count = _count(place, "maxProperties", value)
+    shape.most_members = count if shape.most_members is None else min(shape.most_members, count)
+
+
+def _dependent(keyword: str) -> Callable[[Shape, Any, Place], list[Place]]:
+    """If a member is there, so are others, or a schema holds: without it, or with all of that."""
+
+    def apply(shape: Shape, value: Any, place: Place) -> list[Place]:
+        found = []
+        for name, demanded in _typed(place, keyword, value, dict).items():
+            kinds = {"dependentRequired": (list,), "dependentSchemas": (dict, bool), "dependencies": (list, dict, bool)}[keyword]
+            _typed(place, keyword, demanded, *kinds)
+            more = {"required": demanded} if type(demanded) is list else demanded
+            with_it = {"allOf": [{"required": [name]}, more]}
+            found.append(place.below({"anyOf": [{FORBIDDEN: name}, with_it]}, keyword, name))
+        return found
+
+    return apply
+
+
+FORBIDDEN = ("forbidden",)  # a keyword of our own, which no JSON has: no member of this name
+
+
+def forbid(shape: Shape, value: str, place: Place) -> None:
+    """See FORBIDDEN."""
+    shape.members.append(Members({value: place.below(False)}, {}, None, closing=False))
+
+
+# ---- arrays ----------------------------------------------------------------------------------------------------------
+
+
+def _items(shape: Shape, value: Any, place: Place) -> None:
+    """Of prefixItems, items and additionalItems together, in the spelling of either draft; for the first that is there."""
+    schema = place.schema
+    keyword, following = "prefixItems", "items"
+    if type(schema.get("items")) is list:
+        keyword, following = "items", "additionalItems"
+    first = [place.below(one, keyword, i) for i, one in enumerate(_typed(place, keyword, schema.get(keyword, []), list))]
+    others = place.below(schema[following], following) if following in schema else None
+    shape.items.append(Items(tuple(first), others))
+
+
+def _min_items(shape: Shape, value: Any, place: Place) -> None:
+    shape.least_items = max(shape.least_items, _count(place, "minItems", value))
+
+
+def _max_items(shape: Shape, value: Any, place: Place) -> None:
+    count = _count(place, "maxItems", value)
+    shape.most_items = count if shape.most_items is None else min(shape.most_items, count)
+
+
+def _unique_items(shape: Shape, value: Any, place: Place) -> None:
+    if _typed(place, "uniqueItems", value, bool) and place.schema.get("maxItems", 2) not in (0, 1):
+        raise fault(place, "uniqueItems", "is not supported: no automaton compares items.")
+
+
+# ---- combinations ----------------------------------------------------------------------------------------------------
+
+
+def _all_of(shape: Shape, value: Any, place: Place) -> list[Place]:
+    return _schemas(place, "allOf", value)
+
+
+def _any_of(shape: Shape, value: Any, place: Place) -> Alternatives:
+    return Alternatives(_schemas(place, "anyOf", value))
+
+
+def _one_of(shape: Shape, value: Any, place: Place) -> Alternatives:
+    return Alternatives(_schemas(place, "oneOf", value), exclusive=True)
+
+
+def _nothing(shape: Shape, value: Any, place: Place) -> None:
+    pass
+
+
+def _only_false(keyword: str) -> Demand:
+    def apply(shape: Shape, value: Any, place: Place) -> None:
+        if value is not False:
+            raise fault(place, keyword, "is supported with the value false only.")
+
+    return apply
+
+
+def _list(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+_CLOSED = "names without it mean no other members"
+KEYWORDS = {
+    "type": Keyword(_type),
+    "enum": Keyword(_enum, f"up to {MOST_ALTERNATIVES} values"),
+    "const": Keyword(_const),
+    "not": Keyword(_not, "of `type`, or of `enum` or `const` with scalars, alone"),
+    "minimum": Keyword(_bound("minimum")),
+    "maximum": Keyword(_bound("maximum")),
+    "exclusiveMinimum": Keyword(_bound("exclusiveMinimum"), "a number, or a boolean as in draft 4"),
+    "exclusiveMaximum": Keyword(_bound("exclusiveMaximum"), "a number, or a boolean as in draft 4"),
+    "multipleOf": Keyword(_multiple_of, "decimals, up to 1000 units of the last place"),
+    "minLength": Keyword(_min_length, f"up to {MOST_LENGTH}"),
+    "maxLength": Keyword(_max_length, f"up to {MOST_LENGTH}; each character takes 14 states"),
+    "pattern": Keyword(
+        _pattern, "what is regular: no backreferences, word boundaries, `\\p`; lookahead at the beginning alone, behind `^`"
+    ),
+    "format": Keyword(_format, f"{_list((*FORMATS, *NUMBER_FORMATS))}; not {_list(REFUSED_FORMATS)}; others say nothing"),
+    "properties": Keyword(_members, "in this order; members may be left out where they are not required"),
+    "patternProperties": Keyword(_members, "up to 4 patterns"),
+    "additionalProperties": Keyword(_members, f"behind the others; {_CLOSED}"),
+    "required": Keyword(_required),
+    "propertyNames": Keyword(_property_names),
+    "minProperties": Keyword(_min_properties, "of members without names of their own, one counts"),
+    "maxProperties": Keyword(_max_properties),
+    "dependentRequired": Keyword(_dependent("dependentRequired")),
+    "dependentSchemas": Keyword(_dependent("dependentSchemas")),
+    "dependencies": Keyword(_dependent("dependencies")),
+    "prefixItems": Keyword(_items),
+    "items": Keyword(_items, "a schema, or an array of them as in draft 7"),
+    "additionalItems": Keyword(_items, "as in draft 7"),
+    "minItems": Keyword(_min_items),
+    "maxItems": Keyword(_max_items),
+    "uniqueItems": Keyword(_unique_items, "`false`, or with `maxItems` of 1"),
+    "allOf": Keyword(_all_of),
+    "anyOf": Keyword(_any_of),
+    "oneOf": Keyword(_one_of, "of schemas that exclude each other: by types, bounds, patterns, or a required member"),
+    "nullable": Keyword(_only_false("nullable"), "`false` only; give `null` as a type"),
+}
+GROUPS = (
+    ("properties", "patternProperties", "additionalProperties"),
+    ("prefixItems", "items", "additionalItems"),
+)  # applied once
+REFERENCE = "$ref"
+PLACES = ("$defs", "definitions", "$anchor", "$id", "id")  # what references name
+ANNOTATIONS = (
+    "$schema",
+    "$comment",
+    "title",
+    "description",
+    "default",
+    "example",
+    "examples",
+    "deprecated",
+    "readOnly",
+    "writeOnly",
+    "contentEncoding",
+    "contentMediaType",
+    "contentSchema",
+    "discriminator",
+    "externalDocs",
+    "xml",
+)
+REFUSED = {
+    "if": "conditions are not supported; use anyOf",
+    "then": "conditions are not supported; use anyOf",
+    "else": "conditions are not supported; use anyOf",
+    "contains": "no automaton counts matching items",
+    "minContains": "no automaton counts matching items",
+    "maxContains": "no automaton counts matching items",
+    "unevaluatedProperties": "use additionalProperties",
+    "unevaluatedItems": "use items",
+    "$dynamicRef": "use $ref",
+    "$dynamicAnchor": "use $ref",
+    "$recursiveRef": "use $ref",
+    "$recursiveAnchor": "use $ref",
+    "$vocabulary": "only JSON Schema's own keywords are known",
+}

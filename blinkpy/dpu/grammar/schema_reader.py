@@ -1,0 +1,139 @@
+"""From a conjunction of schemas to shapes, of which a value has one: references followed, alternatives spelled out."""
+
+from typing import Any
+from urllib.parse import unquote
+
+from blinkpy.dpu.grammar.grammar_errors import GrammarTooLargeError
+from blinkpy.dpu.grammar.schema_keywords import (
+    ANNOTATIONS,
+    FORBIDDEN,
+    GROUPS,
+    KEYWORDS,
+    PLACES,
+    REFERENCE,
+    REFUSED,
+    Alternatives,
+    fault,
+    forbid,
+    misspelt,
+)
+from blinkpy.dpu.grammar.schema_shapes import Conjunction, Place, Shape
+
+RECURSION = 3  # how often a reference may lead back to where it leads, on the way to one value
+MOST_SCHEMAS = 20_000  # looked at for one grammar, those seen again included
+MOST_SHAPES = 500  # of one value
+
+
+class SchemaReader:
+    """Reads parts of one schema. cut: whether a recursion was ended on the way."""
+
+    def __init__(self, root: Any):
+        self.root, self.cut = root, False
+        self._schemas = 0
+        self._anchors: dict[str, Place] | None = None
+
+    def shapes(self, conjunction: Conjunction, start: Shape | None = None) -> list[Shape]:
+        """The shapes of the values for which all these schemas hold; none where they contradict each other plainly. Raises
+        GrammarError."""
+        waiting = list(conjunction)
+        shape = start or Shape()
+        choices: list[Alternatives] = []
+        while waiting:
+            place = waiting.pop(0)
+            waiting += self._apply(place, shape, choices)
+            if not shape.types:
+                return []
+        return self._spelled_out(shape, choices)
+
+    def _spelled_out(self, shape: Shape, choices: list[Alternatives]) -> list[Shape]:
+        if not choices:
+            return [shape]
+        first, *rest = choices
+        if first.exclusive:
+            self.exclude(first, shape)
+        found: list[Shape] = []
+        for place in first.places:
+            for one in self.shapes((place,), shape.copy()):
+                found += self._spelled_out(one, rest)
+                if len(found) > MOST_SHAPES:
+                    raise GrammarTooLargeError(f"There are more than {MOST_SHAPES} alternatives.", place.path)
+        return found
+
+    def exclude(self, choice: Alternatives, shape: Shape) -> None:
+        """Raise GrammarError unless the schemas of oneOf exclude each other. For who can tell."""
+
+    def _apply(self, place: Place, shape: Shape, choices: list[Alternatives]) -> list[Place]:
+        """Restrict the shape by one schema. Returns what else has to hold; alternatives are added to choices."""
+        self._schemas += 1
+        if self._schemas > MOST_SCHEMAS:
+            raise GrammarTooLargeError(f"The grammar has more than {MOST_SCHEMAS} schemas, those that are seen again included.")
+        schema = place.schema
+        if schema is True or schema is False:
+            shape.types &= shape.types if schema else frozenset()
+            return []
+        if type(schema) is not dict:
+            raise fault(place, place.path.rpartition("/")[2], "must be a schema: an object or a boolean.")
+        more: list[Place] = []
+        done: set[tuple[str, ...]] = set()
+        for name, value in schema.items():
+            if name == FORBIDDEN:
+                forbid(shape, value, place)
+            elif name == REFERENCE:
+                more += self._referred(place, value, shape)
+            elif name in KEYWORDS:
+                group = next((group for group in GROUPS if name in group), (name,))
+                if group not in done:
+                    done.add(group)
+                    result = KEYWORDS[name].apply(shape, value, place)
+                    if isinstance(result, Alternatives):
+                        choices.append(result)
+                    else:
+                        more += result or []
+            elif name in REFUSED:
+                raise fault(place, name, f"is not supported: {REFUSED[name]}.")
+            elif name not in ANNOTATIONS and name not in PLACES and (meant := misspelt(name)) is not None:
+                raise fault(place, name[:100], f"is no keyword; is '{meant}' meant?")
+        return more
+
+    def _referred(self, place: Place, reference: Any, shape: Shape) -> list[Place]:
+        if type(reference) is not str:
+            raise fault(place, REFERENCE, "must be a string.")
+        target = self._target(place, reference)
+        if place.trail.count(target.path) > RECURSION:
+            self.cut = True
+            shape.types = frozenset()
+            return []
+        return [Place(target.schema, target.path, (*place.trail, target.path))]
+
+    def _target(self, place: Place, reference: str) -> Place:
+        own = self.root.get("$id", self.root.get("id")) if type(self.root) is dict else None
+        document, _, fragment = reference.partition("#")
+        if document and document != own and f"{document}#" != own:
+            raise fault(place, REFERENCE, f"leads out of the schema: '{reference[:200]}'.")
+        fragment = unquote(fragment)
+        if fragment and not fragment.startswith("/"):
+            if self._anchors is None:
+                self._anchors = {}
+                self._find_anchors(Place(self.root, "#"))
+            if fragment not in self._anchors:
+                raise fault(place, REFERENCE, f"leads nowhere: '{reference[:200]}'.")
+            return self._anchors[fragment]
+        target = Place(self.root, "#")
+        for key in fragment.split("/")[1:]:
+            name = key.replace("~1", "/").replace("~0", "~")
+            schema = target.schema
+            if type(schema) is list and name.isascii() and name.isdigit() and int(name) < len(schema):
+                target = target.below(schema[int(name)], name)
+            elif type(schema) is dict and name in schema:
+                target = target.below(schema[name], name)
+            else:
+                raise fault(place, REFERENCE, f"leads nowhere: '{reference[:200]}'.")
+        return target
+
+    def _find_anchors(self, place: Place) -> None:
+        schema = place.schema
+        if type(schema) is dict and type(schema.get("$anchor")) is str and self._anchors is not None:
+            self._anchors.setdefault(schema["$anchor"], place)
+        inside = schema.items() if type(schema) is dict else enumerate(schema) if type(schema) is list else ()
+        for key, below in inside:
+            self._find_anchors(place.below(below, key))

@@ -1,0 +1,110 @@
+"""What a JSON Schema demands of values, once references are followed and alternatives spelled out."""
+
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+from blinkpy.dpu.grammar.number_ranges import NumberRange
+from blinkpy.dpu.grammar.string_rules import StringRules
+
+TYPES = ("null", "boolean", "number", "string", "array", "object")
+NAMES = {type(None): "null", bool: "boolean", int: "number", float: "number", str: "string", list: "array", dict: "object"}
+INTEGERS = Fraction(1)  # the step of type integer
+
+
+class Place(NamedTuple):
+    """A schema within the whole one. path: a JSON pointer behind '#'; trail: the references that led here, each as often as it
+    was followed."""
+
+    schema: Any
+    path: str
+    trail: tuple[str, ...] = ()
+
+    def below(self, schema: Any, *keys: object) -> "Place":
+        """A schema inside this one."""
+        parts = (str(key).replace("~", "~0").replace("/", "~1") for key in keys)
+        return Place(schema, "/".join([self.path, *parts]), self.trail)
+
+
+Conjunction = tuple[Place, ...]  # all of them hold; none demands nothing
+
+
+class Members(NamedTuple):
+    """What one schema says of an object's members. others: of members that are neither; None where it says nothing.
+    closing: names alone mean that there are no others, unless some schema speaks of them."""
+
+    properties: dict[str, Place]
+    patterns: dict[str, Place]
+    others: Place | None
+    closing: bool = True
+
+
+class Items(NamedTuple):
+    """What one schema says of an array's items. others: of those behind the first ones; None where it says nothing."""
+
+    first: tuple[Place, ...]
+    others: Place | None
+
+
+@dataclass
+class Shape:
+    """Values of some types, each with its rules. literals: scalars, of which the value is one; None for any value."""
+
+    types: frozenset[str] = frozenset(TYPES)
+    literals: list[Any] | None = None
+    refused: list[Any] = field(default_factory=list)  # scalars that the value is not
+    numbers: NumberRange = field(default_factory=NumberRange)
+    integers_only: bool = False
+    strings: StringRules = field(default_factory=StringRules)
+    members: list[Members] = field(default_factory=list)
+    required: dict[str, None] = field(default_factory=dict)
+    names: list[Place] = field(default_factory=list)  # schemas of the members' names
+    least_members: int = 0
+    most_members: int | None = None
+    items: list[Items] = field(default_factory=list)
+    least_items: int = 0
+    most_items: int | None = None
+
+    def copy(self) -> "Shape":
+        """With lists of its own."""
+        return replace(
+            self,
+            literals=None if self.literals is None else list(self.literals),
+            refused=list(self.refused),
+            members=list(self.members),
+            required=dict(self.required),
+            names=list(self.names),
+            items=list(self.items),
+        )
+
+    def restrict_types(self, names: list[str]) -> None:
+        """To these types of JSON Schema."""
+        self.types &= {"number" if name == "integer" else name for name in names}
+        if "integer" in names and "number" not in names:
+            self.integers_only = True
+
+    def restrict_literals(self, values: list[Any]) -> None:
+        """To these scalars."""
+        known = values if self.literals is None else self.literals
+        self.literals = [value for value in known if any(same(value, other) for other in values)]
+
+    def allowed_literals(self) -> list[Any]:
+        """Those scalars that keep all rules. Only where there are literals."""
+        return [value for value in self.literals or () if self._holds(value)]
+
+    def _holds(self, value: Any) -> bool:
+        kind = NAMES[type(value)]
+        if kind not in self.types or any(same(value, other) for other in self.refused):
+            return False
+        if kind == "number":
+            return self.number_range().holds(value)
+        return kind != "string" or self.strings.holds(value)
+
+    def number_range(self) -> NumberRange:
+        """Of its numbers."""
+        return self.numbers.multiples(INTEGERS) if self.integers_only else self.numbers
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two scalars are one value to JSON Schema: 1 and 1.0 are, 1 and true are not."""
+    return NAMES[type(a)] == NAMES[type(b)] and bool(a == b)

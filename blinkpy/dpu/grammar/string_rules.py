@@ -1,0 +1,141 @@
+"""Strings of JSON that keep rules: lengths, patterns, formats, names that are taken."""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from blinkpy.dpu.grammar import byte_nfa
+from blinkpy.dpu.grammar.automaton_products import difference, intersection
+from blinkpy.dpu.grammar.byte_nfa import Piece, automaton_of
+from blinkpy.dpu.grammar.character_sets import ALL, json_character, json_text
+from blinkpy.dpu.grammar.grammar_errors import GrammarError
+from blinkpy.dpu.grammar.regex_syntax import anywhere, parse_regex, whole
+from blinkpy.queues.byte_automaton import ByteAutomaton
+
+QUOTE = byte_nfa.literal(b'"')
+ANY_CHARACTER = byte_nfa.embedded(automaton_of(json_character(ALL)))
+MOST_PATTERNS = 256  # kept as automata
+
+_BYTE = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
+_IPV4 = rf"{_BYTE}(?:\.{_BYTE}){{3}}"
+_H16 = r"[0-9a-fA-F]{1,4}"
+_LS32 = rf"(?:{_H16}:{_H16}|{_IPV4})"
+_IPV6 = "|".join(
+    [
+        rf"(?:{_H16}:){{6}}{_LS32}",
+        rf"::(?:{_H16}:){{5}}{_LS32}",
+        *(rf"(?:(?:{_H16}:){{0,{before}}}{_H16})?::(?:{_H16}:){{{4 - before}}}{_LS32}" for before in range(5)),
+        rf"(?:(?:{_H16}:){{0,5}}{_H16})?::{_H16}",
+        rf"(?:(?:{_H16}:){{0,6}}{_H16})?::",
+    ]
+)
+# Years from 1, since many readers have no year 0; the 29th of February in leap years.
+_YEAR = r"(?:\d{3}[1-9]|\d\d[1-9]0|\d[1-9]00|[1-9]000)"
+_LEAP = r"(?:\d\d(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
+_DATE = (
+    rf"(?:{_YEAR}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12]\d|3[01])|(?:0[469]|11)-(?:0[1-9]|[12]\d|30)|02-(?:0[1-9]|1\d|2[0-8]))"
+    rf"|{_LEAP}-02-29)"
+)
+_TIME = r"(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{1,6})?(?:Z|[+-](?:[01]\d|2[0-3]):[0-5]\d)"
+_LABEL = r"[a-zA-Z0-9](?:-?[a-zA-Z0-9]){0,20}"  # without "--", which marks names in other scripts
+_WEEKS, _DAYS = r"\d{1,6}W", r"\d{1,6}D"
+_CLOCK = r"T(?:\d{1,6}H(?:\d{1,6}M(?:\d{1,6}S)?)?|\d{1,6}M(?:\d{1,6}S)?|\d{1,6}S)"
+_CALENDAR = rf"(?:\d{{1,6}}Y(?:\d{{1,6}}M(?:{_DAYS})?)?|\d{{1,6}}M(?:{_DAYS})?|{_DAYS})"
+_UNRESERVED = r"[A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2}"
+_PATH = rf"(?:/(?:{_UNRESERVED})*)*"
+_TAIL = rf"(?:\?(?:{_UNRESERVED}|[/?])*)?(?:#(?:{_UNRESERVED}|[/?])*)?"
+_HOST = rf"{_LABEL}(?:\.{_LABEL}){{0,3}}"
+_ATOM = r"[A-Za-z0-9_+-]{1,20}"
+# What a string of a format is here: a part of what the format's definition allows, and a valid one under all checkers known.
+FORMATS = {
+    "date": _DATE,
+    "time": _TIME,
+    "date-time": f"{_DATE}T{_TIME}",
+    "duration": rf"P(?:{_WEEKS}|{_CLOCK}|{_CALENDAR}(?:{_CLOCK})?)",
+    "email": rf"{_ATOM}(?:\.{_ATOM}){{0,2}}@{_HOST}",
+    "hostname": _HOST,
+    "ipv4": _IPV4,
+    "ipv6": f"(?:{_IPV6})",
+    "uuid": r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}",
+    "uri": rf"[A-Za-z][A-Za-z0-9+.-]*://[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::\d{{1,4}})?{_PATH}{_TAIL}",
+    "json-pointer": r"(?:/(?:[^/~]|~[01])*)*",
+}
+FORMATS["uri-reference"] = FORMATS["uri"]
+FORMATS["iri"] = FORMATS["iri-reference"] = FORMATS["uri"]
+FORMATS["idn-email"], FORMATS["idn-hostname"] = FORMATS["email"], FORMATS["hostname"]
+
+
+@dataclass(frozen=True)
+class StringRules:
+    """least, most: the number of characters, None for no end. patterns: each has a match somewhere. formats: names of FORMATS.
+    taken: strings that it is not. avoided: patterns without a match."""
+
+    least: int = 0
+    most: int | None = None
+    patterns: tuple[str, ...] = ()
+    formats: tuple[str, ...] = ()
+    taken: tuple[str, ...] = ()
+    avoided: tuple[str, ...] = ()
+
+    def within(self, least: int, most: int | None) -> "StringRules":
+        """With these lengths, too."""
+        both = [length for length in (self.most, most) if length is not None]
+        return replace(self, least=max(self.least, least), most=min(both, default=None))
+
+    def matching(self, pattern: str) -> "StringRules":
+        """With a match of this pattern, too."""
+        return replace(self, patterns=tuple(dict.fromkeys((*self.patterns, pattern))))
+
+    def of_format(self, name: str) -> "StringRules":
+        """Of this format, too."""
+        return replace(self, formats=tuple(dict.fromkeys((*self.formats, name))))
+
+    def without(self, texts: tuple[str, ...]) -> "StringRules":
+        """Other strings than these."""
+        return replace(self, taken=tuple(dict.fromkeys((*self.taken, *texts)))) if texts else self
+
+    def piece(self) -> Piece:
+        """The strings in their one form, with quotes. Raises GrammarError for a pattern that is not supported."""
+        if self == StringRules():
+            return byte_nfa.embedded(ANY_STRING)
+        if self == StringRules(self.least, self.most):
+            return byte_nfa.sequence(QUOTE, byte_nfa.repeat(ANY_CHARACTER, self.least, self.most), QUOTE)
+        return byte_nfa.embedded(_automaton(self))
+
+    def holds(self, text: str) -> bool:
+        """Whether a string keeps the rules."""
+        if len(text) < self.least or (self.most is not None and len(text) > self.most):
+            return False
+        others = replace(self, least=0, most=None)
+        automaton = _automaton(others)
+        return automaton is not None and automaton.accepts(json_text(text))
+
+
+@lru_cache(MOST_PATTERNS)
+def _automaton(rules: StringRules) -> ByteAutomaton | None:
+    result = automaton_of(StringRules(rules.least, rules.most).piece())
+    for part in (*map(pattern_automaton, rules.patterns), *map(format_automaton, rules.formats)):
+        result = intersection(result, part)
+    for text in rules.avoided:
+        result = difference(result, pattern_automaton(text))
+    if rules.taken:
+        result = difference(result, automaton_of(byte_nfa.words(json_text(text) for text in rules.taken)))
+    return result
+
+
+@lru_cache(MOST_PATTERNS)
+def pattern_automaton(text: str) -> ByteAutomaton | None:
+    """The strings in which a pattern has a match."""
+    inside = anywhere(parse_regex(text), json_character)
+    return automaton_of(byte_nfa.sequence(QUOTE, byte_nfa.embedded(inside), QUOTE))
+
+
+@lru_cache(MOST_PATTERNS)
+def format_automaton(name: str) -> ByteAutomaton | None:
+    """The strings of a format. Raises GrammarError for one that is not in FORMATS."""
+    if name not in FORMATS:
+        raise GrammarError(f"The format '{name[:100]}' is not supported.", keyword="format")
+    inside = whole(parse_regex(FORMATS[name]), json_character)
+    return automaton_of(byte_nfa.sequence(QUOTE, byte_nfa.embedded(inside), QUOTE))
+
+
+ANY_STRING = automaton_of(byte_nfa.sequence(QUOTE, byte_nfa.repeat(ANY_CHARACTER, 0, None), QUOTE))

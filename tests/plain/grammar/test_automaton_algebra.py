@@ -1,0 +1,91 @@
+"""Pieces, products and minimal automata, on random automata over all bytes."""
+
+import numpy as np
+from support.automata import random_automaton
+from support.walks import Walker
+
+from blinkpy.dpu.grammar import byte_nfa
+from blinkpy.dpu.grammar.automaton_products import difference, intersection
+from blinkpy.dpu.grammar.byte_nfa import automaton_of, embedded
+from blinkpy.queues.byte_automaton import ByteAutomaton
+
+CASES = 30
+
+
+def samples(rng: np.random.Generator, *automata: ByteAutomaton) -> list[bytes]:
+    """Strings, half of them of the automata, some with a byte changed."""
+    found = [rng.integers(0, 256, rng.integers(0, 5), np.uint8).tobytes() for _ in range(10)]
+    for walker in map(Walker, automata):
+        for _ in range(15):
+            text = bytearray(walker.draw(rng, int(rng.integers(0, 8))))
+            if text and rng.random() < 0.4:
+                text[rng.integers(len(text))] = rng.integers(0, 256)
+            found.append(bytes(text))
+    return found
+
+
+def accepts(automaton: ByteAutomaton | None, text: bytes) -> bool:
+    return automaton is not None and automaton.accepts(text)
+
+
+def test_products(rng: np.random.Generator) -> None:
+    both = only = 0
+    for _ in range(CASES):
+        a, b = random_automaton(rng, dead=0.2), random_automaton(rng, dead=0.2)
+        common, rest = intersection(a, b), difference(a, b)
+        for text in samples(rng, a, b):
+            in_a, in_b = a.accepts(text), b.accepts(text)
+            assert accepts(common, text) == (in_a and in_b)
+            assert accepts(rest, text) == (in_a and not in_b)
+            both, only = both + (in_a and in_b), only + (in_a and not in_b)
+    assert min(both, only) > CASES
+    assert intersection(a, None) is None
+    assert difference(None, a) is None
+    assert difference(a, a) is None
+
+
+def test_a_minimal_automaton_accepts_the_same(rng: np.random.Generator) -> None:
+    smaller = 0
+    for _ in range(CASES):
+        automaton = random_automaton(rng)
+        minimal = automaton_of(embedded(automaton))
+        assert minimal is not None
+        assert minimal.states <= automaton.states
+        smaller += minimal.states < automaton.states
+        for text in samples(rng, automaton):
+            assert minimal.accepts(text) == automaton.accepts(text)
+        again = automaton_of(embedded(minimal))
+        assert again is not None
+        assert again.digest == minimal.digest, "it is canonical"
+    assert smaller
+
+
+def test_pieces(rng: np.random.Generator) -> None:
+    """Sequence, choice and repetition, against trying all cuts."""
+    for _ in range(CASES):
+        a, b = random_automaton(rng, states=3, dead=0.6), random_automaton(rng, states=3, dead=0.6)
+        low = int(rng.integers(0, 3))
+        high = None if rng.random() < 0.5 else low + int(rng.integers(0, 3))
+        one, other = embedded(a), embedded(b)
+        row, either, again = (automaton_of(piece) for piece in (
+            byte_nfa.sequence(one, other), byte_nfa.choice(one, other), byte_nfa.repeat(one, low, high)
+        ))  # fmt: skip
+        texts = samples(rng, a, b)
+        texts += [first[:4] + second[:4] for first, second in zip(texts, reversed(texts), strict=True)]
+        for text in texts:
+            cuts = [(text[:at], text[at:]) for at in range(len(text) + 1)]
+            assert accepts(row, text) == any(a.accepts(first) and b.accepts(second) for first, second in cuts)
+            assert accepts(either, text) == (a.accepts(text) or b.accepts(text))
+            if len(text) < 9:
+                assert accepts(again, text) == repeats(a, text, low, high)
+
+
+def repeats(automaton: ByteAutomaton, text: bytes, low: int, high: int | None) -> bool:
+    """Whether the text is low to high strings of the automaton, one after the other."""
+    most = len(text) + low if high is None else high  # more would be empty ones
+    reached = {0}  # ends of the strings so far
+    ends = [reached]
+    for _ in range(most):
+        reached = {end for start in reached for end in range(start, len(text) + 1) if automaton.accepts(text[start:end])}
+        ends.append(reached)
+    return any(len(text) in ends[count] for count in range(low, most + 1))

@@ -1,0 +1,157 @@
+"""Grammars compiled in other processes: limits, deaths, what is kept, and for whom."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from support.waiting import wait_for
+
+from blinkpy.dpu.grammar import grammar_compiler
+from blinkpy.dpu.grammar.compile_grammar import automaton_of_choices
+from blinkpy.dpu.grammar.grammar_compiler import GrammarBusyError, GrammarCompiler
+from blinkpy.dpu.grammar.grammar_errors import GrammarError
+
+SLOW = {"sequence": [{"regex": f"(a|b)*a(a|b){{10}}c{number}"} for number in range(200)]}  # many seconds
+
+
+def run(work: Callable[[GrammarCompiler], Awaitable[None]], compile_s: float = 20.0, cache_bytes: int = 1 << 20) -> None:
+    async def main() -> None:
+        compiler = GrammarCompiler(compile_s, cache_bytes)
+        try:
+            await work(compiler)
+        finally:
+            compiler.close()
+
+    asyncio.run(main())
+
+
+def session_of(pid: int) -> list[int]:
+    """The processes of a session that are not dead."""
+    fields = [path.read_text().rpartition(")")[2].split() + [path.parent.name] for path in Path("/proc").glob("[0-9]*/stat")]
+    return [int(stat[-1]) for stat in fields if int(stat[3]) == pid and stat[0] != "Z"]
+
+
+def choices(*texts: str) -> dict[str, list[str]]:
+    return {"choice": list(texts)}
+
+
+def test_a_grammar_is_compiled_once_for_all_who_ask_for_it() -> None:
+    async def work(compiler: GrammarCompiler) -> None:
+        first, *others = await asyncio.gather(*(compiler.automaton(choices("a", "b")) for _ in range(5)))
+        assert all(other is first for other in others)
+        assert await compiler.automaton(choices("a", "b")) is first
+        assert first.digest == automaton_of_choices(["a", "b"]).digest
+
+    run(work)
+
+
+def test_who_leaves_takes_nothing_from_others() -> None:
+    async def work(compiler: GrammarCompiler) -> None:
+        leaving = asyncio.create_task(compiler.automaton(choices("a")))
+        staying = asyncio.create_task(compiler.automaton(choices("a")))
+        await asyncio.sleep(0.01)
+        leaving.cancel()
+        assert (await staying).accepts(b"a")
+
+    run(work)
+
+
+def test_refusals_come_with_their_place_and_are_kept() -> None:
+    async def work(compiler: GrammarCompiler) -> None:
+        for _ in range(2):
+            with pytest.raises(GrammarError) as refused:
+                await compiler.automaton({"schema": {"items": {"uniqueItems": True}}})
+            assert (refused.value.path, refused.value.keyword) == ("#/items", "uniqueItems")
+        assert len(compiler._cache) == 1
+
+    run(work)
+
+
+def test_a_fault_of_ours_is_no_refusal() -> None:
+    async def work(compiler: GrammarCompiler) -> None:
+        with pytest.raises(RuntimeError, match="KeyError"):
+            await compiler.automaton({"unknown": 1})
+
+    run(work)
+
+
+def test_what_is_too_long_or_too_deep_is_not_sent() -> None:
+    deep: dict[str, object] = {}
+    for _ in range(600):
+        deep = {"items": deep}
+
+    async def work(compiler: GrammarCompiler) -> None:
+        for grammar, why in ((choices("x" * (1 << 20)), "bytes as JSON"), ({"schema": deep}, "too deep")):
+            with pytest.raises(GrammarError, match=why):
+                await compiler.automaton(grammar)
+        assert compiler._server is None
+
+    run(work)
+
+
+def test_one_that_takes_too_long_is_ended() -> None:
+    async def work(compiler: GrammarCompiler) -> None:
+        await compiler.automaton(choices("a"))
+        with pytest.raises(GrammarError, match="too long"):
+            await compiler.automaton(SLOW)
+        server = compiler._server
+        assert server is not None
+        wait_for(lambda: session_of(server.pid) == [server.pid])  # the fork ends by itself
+
+    run(work, compile_s=0.3)
+
+
+def test_the_next_one_is_compiled_after_a_death() -> None:
+    async def work(compiler: GrammarCompiler) -> None:
+        assert (await compiler.automaton(choices("a"))).accepts(b"a")
+        server = compiler._server
+        assert server is not None
+        os.kill(server.pid, signal.SIGKILL)
+        wait_for(lambda: server.poll() is not None)
+        assert (await compiler.automaton(choices("b"))).accepts(b"b")
+
+    run(work)
+
+
+def test_too_many_at_once_are_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_compiler, "MOST_WAITING", 3)
+
+    async def work(compiler: GrammarCompiler) -> None:
+        waiting = [asyncio.create_task(compiler.automaton(choices(text))) for text in "abc"]
+        await asyncio.sleep(0)
+        with pytest.raises(GrammarBusyError):
+            await compiler.automaton(choices("d"))
+        assert len(await asyncio.gather(*waiting)) == 3
+        assert (await compiler.automaton(choices("d"))).accepts(b"d")
+
+    run(work)
+
+
+def test_the_cache_is_bounded_and_keeps_what_is_used() -> None:
+    async def work(compiler: GrammarCompiler) -> None:
+        used = await compiler.automaton(choices("used"))
+        for number in range(12):
+            await compiler.automaton(choices(f"text {number}"))
+            assert await compiler.automaton(choices("used")) is used
+            assert compiler._cached_bytes <= compiler.cache_bytes
+        assert compiler._cached_bytes == sum(len(kept.words()) * 4 for kept in compiler._cache.values())
+        assert len(compiler._cache) < 12
+
+    run(work, cache_bytes=4000)
+
+
+def test_processes_end_with_their_parent() -> None:
+    pid = 0
+
+    async def work(compiler: GrammarCompiler) -> None:
+        nonlocal pid
+        await compiler.automaton(choices("a"))
+        assert compiler._server is not None
+        pid = compiler._server.pid
+
+    run(work)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)

@@ -1,0 +1,140 @@
+"""From a request's fields to the automaton in its submission, over HTTP, with an engine in plain Python."""
+
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from support.front_end.fake_engine import FakeEngine
+from support.front_end.http_server import RunningServer, serving
+from support.front_end.tiny_tokenizer import write_model
+
+from blinkpy.dpu.grammar.compile_grammar import (
+    automaton_of_choices,
+    automaton_of_grammar,
+    automaton_of_regex,
+    automaton_of_schema,
+)
+from blinkpy.dpu.link.queue_pair import QueuePair
+from blinkpy.queues.byte_automaton import ByteAutomaton
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    with (
+        FakeEngine() as engine,
+        serving(engine, write_model(tmp_path_factory.mktemp("model")), grammar_compile_ms=5000) as server,
+    ):
+        yield server
+
+
+@pytest.fixture
+def submitted(monkeypatch: pytest.MonkeyPatch) -> list[ByteAutomaton | None]:
+    """The grammars of submissions."""
+    found: list[ByteAutomaton | None] = []
+    submit = QueuePair.submit
+
+    def spy(pair: QueuePair, *arguments: Any, grammar: ByteAutomaton | None = None) -> Any:
+        found.append(grammar)
+        return submit(pair, *arguments)
+
+    monkeypatch.setattr(QueuePair, "submit", spy)
+    return found
+
+
+def as_openai(schema: Any, **more: Any) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, **more}}}
+
+
+ACCEPTED = [
+    (as_openai(SCHEMA), automaton_of_schema(SCHEMA)),
+    (as_openai(SCHEMA, strict=True, description="what instructor and langchain send"), automaton_of_schema(SCHEMA)),
+    (as_openai(SCHEMA, strict=None), automaton_of_schema(SCHEMA)),
+    ({"response_format": {"type": "json_object"}}, automaton_of_grammar({"object": True})),
+    ({"response_format": {"type": "text"}}, None),
+    ({"structured_outputs": {"json": SCHEMA, "regex": None}}, automaton_of_schema(SCHEMA)),
+    ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, automaton_of_schema(SCHEMA)),
+    ({"structured_outputs": {"regex": "[0-9]+"}}, automaton_of_regex("[0-9]+")),
+    ({"structured_outputs": {"choice": ["yes", "no"]}}, automaton_of_choices(["yes", "no"])),
+    ({"structured_outputs": {"json_object": True}}, automaton_of_grammar({"object": True})),
+    ({"structured_outputs": {}}, None),
+    ({"guided_json": SCHEMA}, automaton_of_schema(SCHEMA)),
+    ({"guided_regex": "a|b"}, automaton_of_regex("a|b")),
+    ({"guided_choice": ["yes", "no"]}, automaton_of_choices(["yes", "no"])),
+    ({}, None),
+]
+
+
+@pytest.mark.parametrize(("fields", "automaton"), ACCEPTED, ids=lambda value: str(value)[:40])
+def test_the_automaton_is_in_each_submission(
+    server: RunningServer, submitted: list[ByteAutomaton | None], fields: dict[str, Any], automaton: ByteAutomaton | None
+) -> None:
+    assert server.chat(max_tokens=2, n=2, **fields).status_code == 200
+    assert server.complete(max_tokens=2, **fields).status_code == 200
+    wanted = None if automaton is None else automaton.digest
+    assert [None if grammar is None else grammar.digest for grammar in submitted] == [wanted] * 3
+
+
+REFUSED = [
+    (as_openai({"properties": {"a": {"uniqueItems": True}}}), "response_format.json_schema.schema", "#/properties/a"),
+    (as_openai({"type": "integer", "minimum": 2, "maximum": 1}), "response_format.json_schema.schema", "contradict"),
+    (as_openai({"type": "string", "maxLength": 10_000}), "response_format.json_schema.schema", "'maxLength' may be 512 at most"),
+    (as_openai({"type": "array", "minItems": 1000}), "response_format.json_schema.schema", "too many states"),
+    (as_openai([]), "response_format.json_schema.schema", "must be a JSON Schema"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "must be an object"),
+    (as_openai(SCHEMA, name=""), "response_format.json_schema.name", "1 to 64"),
+    (as_openai(SCHEMA, strict="yes"), "response_format.json_schema.strict", "boolean"),
+    (as_openai(SCHEMA, other=1), "response_format.json_schema.other", "not supported"),
+    ({"response_format": {"type": "grammar"}}, "response_format.type", "json_object"),
+    ({"response_format": {"type": "text", "schema": {}}}, "response_format.schema", "not supported"),
+    ({"response_format": "json"}, "response_format", "must be an object"),
+    ({"structured_outputs": {"grammar": "root ::= root"}}, "structured_outputs.grammar", "not supported"),
+    ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "not several"),
+    ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "array of strings"),
+    ({"structured_outputs": {"json": "{"}}, "structured_outputs.json", "not valid JSON"),
+    ({"structured_outputs": {"json_object": 1}}, "structured_outputs.json_object", "boolean"),
+    ({"guided_regex": "("}, "guided_regex", "missing"),
+    ({"guided_choice": [1]}, "guided_choice", "array of strings"),
+    ({"guided_json": SCHEMA, "guided_regex": "a"}, "guided_regex", "contradict"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "message"), REFUSED, ids=lambda value: str(value)[:40])
+def test_what_can_not_be_kept_is_a_400_that_names_it(
+    server: RunningServer, fields: dict[str, Any], param: str, message: str
+) -> None:
+    for response in (server.chat(**fields), server.complete(**fields)):
+        assert response.status_code == 400
+        error = response.json()["error"]
+        assert error["param"] == param
+        assert message in error["message"]
+
+
+def test_what_the_engine_never_takes_is_a_400(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any, **more: Any) -> None:
+        raise ValueError("the engine takes no grammars")
+
+    monkeypatch.setattr(QueuePair, "submit", refuse)
+    error = server.complete(guided_regex="a").json()["error"]
+    assert (error["param"], error["code"]) == ("guided_regex", "invalid_grammar")
+    assert "takes no grammars" in error["message"]
+    server.idle()
+
+
+def test_a_grammar_that_explodes_disturbs_nobody(server: RunningServer, submitted: list[ByteAutomaton | None]) -> None:
+    """Others are answered while it is compiled, and it ends with a 400."""
+    answers: list[httpx.Response] = []
+    exploding = [{"guided_regex": f"(a|b)*a(a|b){{1{i}}}(a|b)*c" + "(x|y)*x(x|y){15}"} for i in range(6)]
+    threads = [threading.Thread(target=lambda fields=one: answers.append(server.complete(**fields))) for one in exploding]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        assert server.complete(max_tokens=2).status_code == 200
+    for thread in threads:
+        thread.join()
+    assert [answer.status_code for answer in answers] == [400] * len(exploding)
+    assert server.chat(max_tokens=2, **as_openai(SCHEMA)).status_code == 200

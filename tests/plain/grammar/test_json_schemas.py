@@ -1,0 +1,216 @@
+"""JSON Schemas as automata, against an independent validator.
+
+A long run: BLINKPY_SCHEMAS=100000 python -m pytest tests/plain/grammar/test_json_schemas.py
+"""
+
+import json
+import os
+import runpy
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from support.json_schemas import SchemaDraw, canonical, changed, recursive
+from support.walks import Walker
+
+from blinkpy.dpu.grammar.compile_grammar import automaton_of_schema
+from blinkpy.dpu.grammar.grammar_errors import GrammarError
+from blinkpy.queues.byte_automaton import ByteAutomaton
+
+SCHEMAS = int(os.environ.get("BLINKPY_SCHEMAS", "0")) or 120
+SAMPLES = 4  # of each
+ROOT = Path(__file__).parents[3]
+
+
+def compiled(schema: Any) -> ByteAutomaton | None:
+    """None for schemas that contradict themselves: the rest of what is drawn is supported."""
+    try:
+        return automaton_of_schema(schema)
+    except GrammarError as error:
+        if "contradict" in error.message:
+            return None
+        raise
+
+
+def validator(schema: Any) -> Any:
+    """Its patterns are Python's, where $ also matches before a last line feed."""
+    changed_schema = json.loads(json.dumps(schema).replace('$"', r'\\Z"'))
+    return jsonschema.validators.validator_for(changed_schema, jsonschema.Draft202012Validator)(changed_schema)
+
+
+def document(text: bytes) -> Any:
+    """Members that come twice are kept to be seen: the last one counts, as to most readers."""
+    return json.loads(text.decode())
+
+
+def test_all_that_is_generated_is_valid(rng: np.random.Generator) -> None:
+    found = 0
+    for index in range(SCHEMAS):
+        draw = SchemaDraw(rng)
+        schema = recursive(draw) if index % 20 == 0 else draw.schema(3)
+        automaton = compiled(schema)
+        if automaton is None:
+            continue
+        found += 1
+        walker, check = Walker(automaton), validator(schema)
+        for _ in range(SAMPLES):
+            text = walker.draw(rng, int(rng.integers(0, 120)))
+            assert automaton.accepts(text)
+            assert check.is_valid(document(text)), (schema, text)
+    assert found > SCHEMAS // 2
+
+
+def test_what_is_valid_is_accepted_and_nothing_else(rng: np.random.Generator) -> None:
+    """Documents in canonical form, and changed ones: the automaton and the validator agree."""
+    valid = invalid = 0
+    for _ in range(SCHEMAS):
+        schema = SchemaDraw(rng, closed=True).schema(2)
+        automaton = compiled(schema)
+        if automaton is None:
+            continue
+        walker, check = Walker(automaton), validator(schema)
+        for _ in range(SAMPLES):
+            one = document(walker.draw(rng, int(rng.integers(0, 60))))
+            for _ in range(4):
+                one = changed(rng, one)
+                wanted = check.is_valid(one)
+                if not wanted or not _other_form(one):
+                    assert automaton.accepts(canonical(one)) == wanted, (schema, one)
+                valid, invalid = valid + wanted, invalid + (not wanted)
+                if not wanted:
+                    break
+    assert min(valid, invalid) > SCHEMAS / 4
+
+
+def _other_form(value: Any) -> bool:
+    """Whether a value has another form than the canonical one: whole numbers with a fraction, small ones with exponents."""
+    if isinstance(value, float):
+        return value == int(value) or "e" in repr(value)
+    return isinstance(value, (dict, list)) and any(map(_other_form, value.values() if isinstance(value, dict) else value))
+
+
+def test_a_contradiction_is_refused_with_its_place(rng: np.random.Generator) -> None:
+    cases: list[tuple[Any, str]] = [
+        ({"type": "integer", "minimum": 3, "maximum": 2}, "#"),
+        ({"type": "object", "properties": {"a": {"enum": ["x"], "type": "integer"}}, "required": ["a"]}, "#/properties/a"),
+        ({"type": "string", "minLength": 3, "pattern": "^..$"}, "#"),
+        ({"type": "array", "minItems": 2, "items": False}, "#/items"),
+        ({"allOf": [{"type": "string"}, {"type": "null"}]}, "#"),
+        ({"$ref": "#"}, "#"),
+        (False, "#"),
+    ]
+    for schema, path in cases:
+        with pytest.raises(GrammarError, match="contradict") as refused:
+            automaton_of_schema(schema)
+        assert refused.value.path == path, schema
+
+
+REFUSED: list[tuple[Any, str, str]] = [
+    ({"properties": {"a": {"uniqueItems": True}}}, "#/properties/a", "uniqueItems"),
+    ({"items": {"contains": {}}}, "#/items", "contains"),
+    ({"if": {}, "then": {}}, "#", "if"),
+    ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "#", "oneOf"),
+    ({"not": {"minimum": 3}}, "#", "not"),
+    ({"anyOf": [{}, {"maxLenght": 3}]}, "#/anyOf/1", "maxLenght"),
+    ({"$ref": "https://example.com/schema"}, "#", "$ref"),
+    ({"$ref": "#/$defs/missing"}, "#", "$ref"),
+    ({"pattern": "(?=a)b"}, "#", "pattern"),
+    ({"properties": {"a/b": {"pattern": "("}}}, "#/properties/a~1b", "pattern"),
+    ({"items": {"patternProperties": {"(": {}}}}, "#/items", "patternProperties"),
+    ({"not": {"enum": 3}}, "#", "not"),
+    ({"type": "text"}, "#", "type"),
+    ({"minLength": -1}, "#", "minLength"),
+    ({"minLength": "1"}, "#", "minLength"),
+    ({"required": "a"}, "#", "required"),
+    ({"properties": {"a": 3}}, "#/properties/a", "a"),
+    ({"enum": []}, "#", "enum"),
+    ({"multipleOf": 0}, "#", "multipleOf"),
+    ({"multipleOf": 1234567}, "#", "multipleOf"),
+    ({"format": "regex"}, "#", "format"),
+    ({"type": "object", "minProperties": 3}, "#", "minProperties"),
+    ({"unevaluatedProperties": False}, "#", "unevaluatedProperties"),
+    ({"type": "array", "items": {"type": "string", "maxLength": 200}, "maxItems": 200}, "#", ""),
+    ("a schema", "#", "#"),
+]
+
+
+@pytest.mark.parametrize(("schema", "path", "keyword"), REFUSED, ids=lambda value: str(value)[:40])
+def test_what_is_not_supported_is_refused_by_name(schema: Any, path: str, keyword: str) -> None:
+    with pytest.raises(GrammarError) as refused:
+        automaton_of_schema(schema)
+    assert (refused.value.path, refused.value.keyword) == (path, keyword), refused.value.message
+
+
+SCALAR_DOCUMENTS = (None, True, False, 0, 1, -3, 2.5, 7, "a", "b", "abc", "")
+OBJECT_DOCUMENTS: tuple[dict[str, Any], ...] = (
+    {},
+    {"a": 1},
+    {"a": "x"},
+    {"b": 1},
+    {"b": "x"},
+    {"a": 1, "b": 1},
+    {"a": 1, "b": "x"},
+    {"a": "x", "b": "x"},
+    {"c": 1},
+)
+TEXT, NUMBER, AB = {"type": "string"}, {"type": "integer"}, {"properties": {"a": {}, "b": {}}, "additionalProperties": False}
+COMBINED: list[Any] = [
+    {"allOf": [{"enum": [1, 0, "a", None]}, {"enum": [True, False, "a", 1.0]}]},
+    {"enum": ["a", "b", 1, True], "not": {"enum": ["a", 1]}},
+    {"not": {"type": ["string", "null"]}, "enum": list(SCALAR_DOCUMENTS)},
+    {"type": ["integer", "string", "boolean"], "maximum": 2, "minLength": 2},
+    {"anyOf": [{"type": "integer", "minimum": 2}, {"const": "abc"}], "allOf": [{"maximum": 5}, {"maxLength": 9}]},
+    {"allOf": [{"properties": {"a": NUMBER}, "additionalProperties": TEXT}, {"properties": {"b": {}}}]},
+    {"allOf": [{"properties": {"a": {}}, "additionalProperties": False}, {"properties": {"b": {}}}]},
+    AB | {"dependentRequired": {"a": ["b"]}},
+    AB | {"dependentSchemas": {"a": {"properties": {"b": TEXT}}}},
+    AB | {"dependencies": {"b": ["a"]}, "minProperties": 1, "$schema": "http://json-schema.org/draft-07/schema#"},
+    AB | {"patternProperties": {"^a": NUMBER}, "properties": {"a": {"maximum": 0}, "b": {}}},
+    {"propertyNames": {"enum": ["a", "c"]}, "additionalProperties": {}},
+    AB | {"type": "object", "oneOf": [{"required": ["a"], "properties": {"a": one}} for one in (NUMBER, TEXT)]},
+]
+
+
+@pytest.mark.parametrize("schema", COMBINED, ids=lambda schema: json.dumps(schema)[:50])
+def test_keywords_together(schema: Any) -> None:
+    """All documents of a list: the automaton accepts the valid ones."""
+    automaton, check = automaton_of_schema(schema), validator(schema)
+    documents = [*SCALAR_DOCUMENTS, *OBJECT_DOCUMENTS]
+    wanted = [one for one in documents if check.is_valid(one)]
+    assert [one for one in documents if automaton.accepts(canonical(one))] == wanted
+    assert 0 < len(wanted) < len(documents)
+
+
+def test_recursion_is_unrolled(rng: np.random.Generator) -> None:
+    schema = recursive(SchemaDraw(rng)) | {"$defs": {"node": {
+        "type": "object",
+        "properties": {"next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}},
+        "required": ["next"],
+    }}}  # fmt: skip
+    automaton = automaton_of_schema(schema)
+    nested = [b'{"next": ' * depth + b"null" + b"}" * depth for depth in range(7)]
+    assert [automaton.accepts(text) for text in nested] == [False, True, True, True, True, False, False]
+
+
+def test_members_that_are_not_spoken_of() -> None:
+    names = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    assert not automaton_of_schema(names).accepts(b'{"b":1}')
+    free = automaton_of_schema({"type": "object"})
+    for text in (b"{}", b'{"b":1}', b'{"a":{"b":[1,"x",null]}, "c": [[1]]}'):
+        assert free.accepts(text)
+    assert not free.accepts(b"[1]")
+    both = {"allOf": [names, {"properties": {"b": {"type": "null"}}, "required": ["b"]}]}
+    assert automaton_of_schema(both).accepts(b'{"a":1, "b":null}')
+    assert not automaton_of_schema(both).accepts(b'{"a":1}')
+    opened = automaton_of_schema(names | {"additionalProperties": True})
+    assert opened.accepts(b'{"a":1,"b":[2]}')
+    assert opened.accepts(b'{"b":[2]}')
+    assert not opened.accepts(b'{"b":1,"a":"x"}')
+
+
+def test_the_page_has_all_keywords() -> None:
+    tool = runpy.run_path(str(ROOT / "tools" / "write_schema_keywords.py"))
+    page = (ROOT / "docs" / "structured-output.md").read_text()
+    assert tool["written"](page) == page, "make docs"

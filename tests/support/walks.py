@@ -1,0 +1,49 @@
+"""Random strings of an automaton."""
+
+import numpy as np
+
+from blinkpy.queues.byte_automaton import BYTES, DEAD, ByteAutomaton
+
+
+class Walker:
+    """Draws strings: steps at random for a while, then the shortest way to an end."""
+
+    def __init__(self, automaton: ByteAutomaton):
+        self.rows = automaton.next_state[:, automaton.class_of].tolist()
+        self.accepting = automaton.accepting.tolist()
+        self.ways = [[byte for byte in range(BYTES) if row[byte] != DEAD] for row in self.rows]
+        self.classes = [sorted({row[byte]: byte for byte in ways}) for row, ways in zip(self.rows, self.ways, strict=True)]
+        self.distance = self._distances()
+
+    def _distances(self) -> list[int]:
+        """Of each state: the fewest bytes to an accepting one."""
+        sources: list[set[int]] = [set() for _ in self.rows]
+        for state, row in enumerate(self.rows):
+            for target in set(row) - {DEAD}:
+                sources[target].add(state)
+        distance = [0 if last else -1 for last in self.accepting]
+        found = [state for state, last in enumerate(self.accepting) if last]
+        for state in found:
+            for source in sources[state]:
+                if distance[source] < 0:
+                    distance[source] = distance[state] + 1
+                    found.append(source)
+        assert min(distance) >= 0, "a state that reaches no end"
+        return distance
+
+    def draw(self, rng: np.random.Generator, steps: int) -> bytes:
+        """A string; up to `steps` bytes are free."""
+        text, state = bytearray(), 0
+        while True:
+            free = len(text) < steps
+            if self.accepting[state] and (not free or not self.ways[state] or rng.random() < 0.1):
+                return bytes(text)
+            row, ways = self.rows[state], self.ways[state]
+            if free and rng.random() < 0.5:  # each way on is as likely as the others, however many bytes take it
+                target = self.classes[state][rng.integers(len(self.classes[state]))]
+                ways = [byte for byte in ways if row[byte] == target]
+            elif not free:
+                ways = [byte for byte in ways if self.distance[row[byte]] < self.distance[state]]
+            byte = int(ways[rng.integers(len(ways))])
+            text.append(byte)
+            state = row[byte]

@@ -1,0 +1,36 @@
+"""Writes the table of keywords in docs/structured-output.md again, from blinkpy.dpu.grammar.schema_keywords."""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from blinkpy.dpu.grammar.schema_keywords import ANNOTATIONS, KEYWORDS, PLACES, REFERENCE, REFUSED
+
+PAGE = Path(__file__).parents[1] / "docs" / "structured-output.md"
+MARK = "<!-- keywords, by make docs -->\n"
+
+
+def table() -> str:
+    """A Markdown table of all keywords that are known."""
+    rows = [(f"`{name}`", keyword.remark or "supported") for name, keyword in KEYWORDS.items()]
+    rows += [(_list((REFERENCE, *PLACES)), "supported inside of the schema; recursion is unrolled")]
+    rows += [(_list(ANNOTATIONS), "no effect, and so have unknown ones that do not look like misspelt ones")]
+    reasons = dict.fromkeys(REFUSED.values())
+    rows += [(_list(name for name, why in REFUSED.items() if why == reason), f"**refused**: {reason}") for reason in reasons]
+    return "".join(f"| {names} | {text} |\n" for names, text in [("keyword", ""), ("---", "---"), *rows])
+
+
+def _list(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def written(page: str) -> str:
+    """The page with its table made anew."""
+    page, found = re.subn(re.escape(MARK) + r"(\|.*\n)*", lambda _: MARK + table(), page)
+    if found != 1:
+        raise SystemExit(f"{PAGE} must have one line {MARK!r}")
+    return page
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(PAGE.read_text()))
