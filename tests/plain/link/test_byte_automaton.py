@@ -1,0 +1,97 @@
+"""Byte automata: what they accept, their packed form, and trimming, against Python's re and a search by hand."""
+
+import re
+
+import numpy as np
+import pytest
+
+from blinkpy.queues import byte_automaton as A
+from blinkpy.queues.byte_automaton import DEAD, ByteAutomaton
+from tests.support.automata import automaton_of_choices, random_automaton
+
+
+def test_an_automaton_of_choices_accepts_them_and_nothing_else(rng):
+    choices = [bytes(rng.integers(97, 100, rng.integers(1, 6), dtype=np.uint8)) for _ in range(5)]
+    automaton = automaton_of_choices(choices)
+    expected = re.compile(b"|".join(sorted(map(re.escape, choices), reverse=True)))
+    for _ in range(500):
+        text = bytes(rng.integers(97, 101, rng.integers(0, 7), dtype=np.uint8))
+        assert automaton.accepts(text) == (expected.fullmatch(text) is not None)
+    assert all(map(automaton.accepts, choices))
+
+
+def test_the_packed_form_gives_the_automaton_back(rng):
+    for _ in range(50):
+        automaton = random_automaton(rng)
+        words = automaton.words()
+        assert words.dtype == np.int32 and len(words) == A.packed_words(automaton.states, automaton.classes)
+        again = ByteAutomaton.of_words(words.copy())
+        for name in ("class_of", "next_state", "accepting"):
+            np.testing.assert_array_equal(getattr(again, name), getattr(automaton, name))
+        assert again.digest == automaton.digest and 0 <= again.digest < 1 << A.DIGEST_BITS
+        np.testing.assert_array_equal(again.words(), words)  # the flags of states included
+
+
+def test_another_automaton_has_another_digest(rng):
+    automaton = random_automaton(rng, states=4)
+    other = ByteAutomaton(automaton.class_of, automaton.next_state, ~automaton.accepting)
+    assert other.digest != automaton.digest
+
+
+def test_trimming_keeps_the_language_and_only_useful_states(rng):
+    for _ in range(50):
+        states, classes = int(rng.integers(1, 9)), int(rng.integers(1, 4))
+        class_of = rng.integers(0, classes, A.BYTES).astype(np.uint8)
+        table = rng.integers(-1, states, (states, classes)) * (rng.random((states, classes)) < 0.6)
+        table[table == 0] = -1
+        accepting = rng.random(states) < 0.3
+        reaches = {start: _reachable(table, start) for start in range(states)}
+        useful = [s for s in sorted(reaches[0]) if any(accepting[end] for end in reaches[s])]
+        if not useful:
+            with pytest.raises(ValueError, match="accepts no string"):
+                ByteAutomaton.trimmed(class_of, table, accepting)
+            continue
+        automaton = ByteAutomaton.trimmed(class_of, table, accepting)
+        assert automaton.states == len(useful)
+        for _ in range(30):
+            text, state = bytes(rng.integers(0, 256, rng.integers(0, 6), dtype=np.uint8)), 0
+            for byte in text:
+                state = int(table[state, class_of[byte]]) if state >= 0 else DEAD
+            assert automaton.accepts(text) == (state >= 0 and bool(accepting[state]))
+
+
+def _reachable(table, start):
+    found, frontier = {start}, [start]
+    while frontier:
+        new = {int(s) for s in table[frontier.pop()] if s >= 0} - found
+        found |= new
+        frontier += new
+    return found
+
+
+def test_states_say_where_the_output_may_and_must_end():
+    automaton = automaton_of_choices([b"a", b"ab"])
+    flags = automaton.words()[A.CELLS_WORD :].view(np.uint16)[:: 1 + automaton.classes][: automaton.states]
+    by_text = [flags[automaton.advance(0, text)] for text in (b"", b"a", b"ab")]
+    assert by_text == [0, A.STATE_ACCEPTING, A.STATE_ACCEPTING | A.STATE_ENDING]
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [(A.STATES_WORD, 0), (A.STATES_WORD, 1 << 15), (A.STATES_WORD, 3), (A.CLASSES_WORD, 0), (A.CLASSES_WORD, 257)],
+)
+def test_words_that_are_no_automaton_are_refused(word, value):
+    words = automaton_of_choices([b"xyz"]).words().copy()
+    words[word] = value
+    with pytest.raises(ValueError, match="packed automaton"):
+        ByteAutomaton.of_words(words)
+
+
+def test_a_state_or_class_out_of_range_is_refused(rng):
+    automaton = random_automaton(rng, states=3)
+    for name, place in (("next_state", (1, 0)), ("class_of", (7,))):
+        values = getattr(automaton, name).copy()
+        values[place] = 3 if name == "next_state" else automaton.classes
+        parts = {n: getattr(automaton, n) for n in ("class_of", "next_state", "accepting")} | {name: values}
+        with pytest.raises(ValueError, match="out of range"):
+            ByteAutomaton(**parts)

@@ -1,0 +1,35 @@
+"""Small automata for tests."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from blinkpy.queues.byte_automaton import BYTES, DEAD, ByteAutomaton
+
+
+def automaton_of_choices(choices: Sequence[bytes]) -> ByteAutomaton:
+    """Accepts these byte strings: a trie, with a class of its own for each byte that occurs."""
+    used = sorted({byte for choice in choices for byte in choice})
+    class_of = np.full(BYTES, len(used), np.uint8)
+    class_of[used] = range(len(used))
+    rows, accepting = [[DEAD] * (len(used) + 1)], [False]
+    for choice in choices:
+        state = 0
+        for byte in choice:
+            if rows[state][class_of[byte]] == DEAD:
+                rows[state][class_of[byte]] = len(rows)
+                rows.append([DEAD] * (len(used) + 1))
+                accepting.append(False)
+            state = rows[state][class_of[byte]]
+        accepting[state] = True
+    return ByteAutomaton(class_of, np.array(rows, np.int16), np.array(accepting))
+
+
+def random_automaton(rng: np.random.Generator, *, states: int = 0, classes: int = 0, dead: float = 0.4) -> ByteAutomaton:
+    """A random automaton; `states` exactly where given. dead: the share of next states that are none, about."""
+    n, classes = states or int(rng.integers(1, 9)), classes or int(rng.integers(1, 5))
+    table = np.where(rng.random((n, classes)) < dead, DEAD, rng.integers(0, n, (n, classes)))
+    table[np.arange(n - 1), rng.integers(0, classes, n - 1)] = np.arange(1, n)  # a chain reaches all, and the last one accepts
+    accepting = rng.random(n) < 0.3
+    accepting[-1] = True
+    return ByteAutomaton.trimmed(rng.integers(0, classes, BYTES).astype(np.uint8), table, accepting)
