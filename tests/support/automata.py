@@ -26,7 +26,7 @@ def automaton_of_choices(choices: Sequence[bytes]) -> ByteAutomaton:
 
 
 def random_automaton(rng: np.random.Generator, *, states: int = 0, classes: int = 0, dead: float = 0.4) -> ByteAutomaton:
-    """A random automaton; `states` exactly where given. dead: the share of next states that are none, about."""
+    """A random automaton; `states` exactly where given. dead: about the share of next states that lead nowhere."""
     n, classes = states or int(rng.integers(1, 9)), classes or int(rng.integers(1, 5))
     table = np.where(rng.random((n, classes)) < dead, DEAD, rng.integers(0, n, (n, classes)))
     table[np.arange(n - 1), rng.integers(0, classes, n - 1)] = np.arange(1, n)  # a chain reaches all, and the last one accepts
