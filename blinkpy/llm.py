@@ -51,11 +51,11 @@ class _Work:
     """One prompt on its way; the sink of its generation's text."""
 
     def __init__(
-        self, index: int, text: str | None, ids: Int32, sampling: RequestParameters, stops: tuple[str, ...], tokenizer: Tokenizer
+        self, index: int, text: str | None, ids: Int32, sampling: RequestParameters, params: SamplingParams, tokenizer: Tokenizer
     ):
-        self.prompt, self.ids, self.sampling = text, ids, sampling
+        self.prompt, self.ids, self.sampling, self.grammar = text, ids, sampling, params.grammar
         began, detokenizer = time.monotonic(), tokenizer.detokenizer(ids)
-        self.generation = Generation(index, len(ids), detokenizer, stops, began, self, sampling.logprobs)
+        self.generation = Generation(index, len(ids), detokenizer, params.stops(), began, self, sampling.logprobs)
         self.tokens: list[int] = []
         self._parts: list[str] = []
         self._logprobs: list[TokenLogprobs] = []
@@ -216,9 +216,11 @@ class LLM:
             if len(ids) >= min(context, self._pair.longest_prompt + 1):
                 raise ValueError(f"it has {len(ids)} tokens, and the context {context}")
             sampling = params.request_parameters(context - len(ids), self.tokenizer.eos_ids)
+            if params.grammar is not None:
+                self._pair.require_room(params.grammar)
         except ValueError as error:
             raise ValueError(f"prompt {index}: {error}") from error
-        return _Work(index, text, ids, sampling, params.stops(), self.tokenizer)
+        return _Work(index, text, ids, sampling, params, self.tokenizer)
 
     def _drive(self, works: Iterable[_Work]) -> None:
         """Keep the queue pair full until everything has ended. Ends by EngineLostError if the engine falls silent."""
@@ -227,17 +229,18 @@ class LLM:
         while waiting or running:
             with contextlib.suppress(NoRoomError):
                 while waiting:
-                    waiting[0].generation.request = pair.submit(waiting[0].ids, waiting[0].sampling, waiting[0])
+                    work = waiting[0]
+                    work.generation.request = pair.submit(work.ids, work.sampling, work, work.grammar)
                     waiting.popleft()
                     running += 1
             events = pair.poll()
             for request, token, flags in events:
-                work: _Work = request.owner
-                if work.take(token, flags):
+                owner: _Work = request.owner
+                if owner.take(token, flags):
                     pair.cancel(request)
                 if flags & FINISH_MASK:
                     running -= 1
-                    work.generation.flush()
+                    owner.generation.flush()
             now = time.monotonic()
             if now - looked > CHECK_S:
                 looked = now

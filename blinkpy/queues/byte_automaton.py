@@ -113,7 +113,9 @@ class ByteAutomaton:
         _require(len(words) == packed_words(states, classes), "a packed automaton has another length")
         cells = words[CELLS_WORD:].view(np.uint16)[: states * (1 + classes)].reshape(states, 1 + classes)
         class_of = np.ascontiguousarray(words[CLASS_OF_WORD:CELLS_WORD]).view(np.uint8)
-        return cls(class_of, cells[:, 1:].astype(np.int16), (cells[:, 0] & STATE_ACCEPTING) != 0)
+        automaton = cls(class_of, cells[:, 1:].astype(np.int16), (cells[:, 0] & STATE_ACCEPTING) != 0)
+        _require(np.array_equal(automaton.words(), words), "a packed automaton's flags or padding are wrong")
+        return automaton
 
     def advance(self, state: int, output: bytes) -> int:
         """The state after some bytes, DEAD when they lead out of the language."""
@@ -121,6 +123,10 @@ class ByteAutomaton:
             if state != DEAD:
                 state = int(self.next_state[state, self.class_of[byte]])
         return state
+
+    def must_end(self, state: int) -> bool:
+        """Whether no byte leads on from an accepting state."""
+        return bool(self.accepting[state]) and bool((self.next_state[state] == DEAD).all())
 
     def accepts(self, output: bytes) -> bool:
         """Whether the bytes are a whole string of the language."""

@@ -11,7 +11,7 @@ from blinkpy.queues.logprob_record import RECORD_BYTES
 from blinkpy.queues.submission import SQ_ENTRY_BYTES, SQ_ENTRY_FIELDS
 
 MAGIC = b"BLINKPYQ"
-VERSION = 3
+VERSION = 4
 
 
 class EngineFacts(NamedTuple):
@@ -26,6 +26,8 @@ class EngineFacts(NamedTuple):
     num_pages: int
     max_num_seqs: int
     lease_ms: int
+    grammar_share: int = 0  # different grammars that the requests of one queue pair may have at a time; 0: none
+    grammar_words: int = 0  # of the largest packed automaton
 
 
 _LONG = ("instance", "hash_multiplier_1", "hash_multiplier_2")

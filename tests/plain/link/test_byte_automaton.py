@@ -4,10 +4,10 @@ import re
 
 import numpy as np
 import pytest
+from support.automata import automaton_of_choices, random_automaton
 
 from blinkpy.queues import byte_automaton as A
 from blinkpy.queues.byte_automaton import DEAD, ByteAutomaton
-from tests.support.automata import automaton_of_choices, random_automaton
 
 
 def test_an_automaton_of_choices_accepts_them_and_nothing_else(rng):
