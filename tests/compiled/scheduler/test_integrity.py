@@ -23,8 +23,10 @@ from blinkpy.queues.byte_automaton import STATES_WORD
 from blinkpy.verify.sim.simulation import Simulation
 
 NAMES = {code: name for module in (B, P, R) for name, code in vars(module).items() if name.isupper() and isinstance(code, int)}
-ARRAYS = "requests.", "pages.", "grammars.", "pairs.", "batch.", "forecast."
-ARRAYS += "running", "waiting", "finishing", "counts", "counters"
+ARRAYS = (
+    *("requests.", "pages.", "grammars.", "pairs.", "batch.", "forecast."),
+    *("running", "waiting", "finishing", "counts", "counters"),
+)
 CONSTANT = "requests.pair", "requests.entry"
 WORLDS, DAMAGES = 60, 1500  # enough to see every code but those of CRAFTED
 
