@@ -151,6 +151,10 @@ class EngineOptions:
     )
     threads: int = option(0, "torch threads of the CPU engine (0: one for each core)", low=0, high=1024)
     null_step_us: int = option(0, "time that one step of the null engine takes, us", low=0, high=10_000_000)
+    grammar_slots: int = option(
+        64, "different grammars that requests may have at a time; each worker has an even share (0: none)", low=0, high=4096
+    )
+    grammar_kib: int = option(256, "largest grammar, as an automaton, KiB", low=1, high=1 << 14)
     check_integrity: str = option("idle", "check the whole scheduler state", choices=("never", "idle", "always"))
     record_steps: int = option(2048, "steps that the flight recorder keeps at least (0: off)", low=0, high=1 << 16)
     record_folder: str = option("", "where the recording goes when the engine crashes (default: ~/.local/state/blinkpy)")
@@ -206,6 +210,10 @@ class Config:
                 raise ConfigError(f"{name} must be a power of two, not {value}")
         if 0 < self.queue.sq_entries < self.queue.slots:
             raise ConfigError(f"sq_entries ({self.queue.sq_entries}) must be at least slots ({self.queue.slots})")
+        if 0 < self.engine.grammar_slots < self.frontend.workers:
+            raise ConfigError(
+                f"grammar_slots ({self.engine.grammar_slots}) must be 0 or at least workers ({self.frontend.workers})"
+            )
         check_step_sizes(*(values[name] for name in STEP_SIZES), settled=False)
 
     def extension(self, kind: type[Options]) -> Options:

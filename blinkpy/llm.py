@@ -58,13 +58,13 @@ class _Work:
         index: int,
         ids: Int32,
         sampling: RequestParameters,
-        stops: tuple[str, ...],
+        params: SamplingParams,
         tokenizer: Tokenizer,
         leader: Generation | None,
     ):
-        self.ids, self.sampling = ids, sampling
+        self.ids, self.sampling, self.grammar = ids, sampling, params.grammar
         began, detokenizer = time.monotonic(), tokenizer.detokenizer(ids)
-        self.generation = Generation(index, len(ids), detokenizer, stops, began, self, sampling.logprobs, leader)
+        self.generation = Generation(index, len(ids), detokenizer, params.stops(), began, self, sampling.logprobs, leader)
         self.tokens: list[int] = []
         self._parts: list[str] = []
         self._logprobs: list[TokenLogprobs] = []
@@ -243,12 +243,14 @@ class LLM:
             if len(ids) >= min(context, self._pair.longest_prompt + 1):
                 raise ValueError(f"it has {len(ids)} tokens, and the context {context}")
             sampling = params.request_parameters(context - len(ids), self.tokenizer.eos_ids)
+            if params.grammar is not None:
+                self._pair.require_room(params.grammar)
         except ValueError as error:
             raise ValueError(f"prompt {index}: {error}") from error
         works: list[_Work] = []
         for variant in sampling.variants(params.n):
             leader = works[0].generation if works and len(ids) > self._pair.facts.page_size else None
-            works.append(_Work(index, ids, variant, params.stops(), self.tokenizer, leader))
+            works.append(_Work(index, ids, variant, params, self.tokenizer, leader))
         return works
 
     def _drive(self, works: Iterable[_Work]) -> None:
@@ -259,17 +261,18 @@ class LLM:
         while waiting or running:
             with contextlib.suppress(NoRoomError):
                 while waiting and waiting[0].may_start:
-                    waiting[0].generation.request = pair.submit(waiting[0].ids, waiting[0].sampling, waiting[0])
+                    work = waiting[0]
+                    work.generation.request = pair.submit(work.ids, work.sampling, work, work.grammar)
                     waiting.popleft()
                     running += 1
             events = pair.poll()
             for request, token, flags in events:
-                work: _Work = request.owner
-                if work.take(token, flags):
+                owner: _Work = request.owner
+                if owner.take(token, flags):
                     pair.cancel(request)
                 if flags & FINISH_MASK:
                     running -= 1
-                    work.generation.flush()
+                    owner.generation.flush()
             now = time.monotonic()
             if now - looked > CHECK_S:
                 looked = now

@@ -6,6 +6,7 @@ from typing import Any
 
 from blinkpy.dpu.generation import MAX_CHOICES
 from blinkpy.dpu.text.stop_strings import MAX_STOP_LENGTH, MAX_STOPS
+from blinkpy.queues.byte_automaton import ByteAutomaton
 from blinkpy.queues.request_parameters import PARAMETERS, RequestParameters
 from blinkpy.queues.submission import STOP_IDS
 
@@ -23,6 +24,7 @@ _OWN: list[Any] = [
     ("stop", str | Sequence[str], field(default=())),
     ("stop_token_ids", Sequence[int], field(default=())),
     ("ignore_eos", bool, field(default=False)),
+    ("grammar", ByteAutomaton | None, field(default=None)),
 ]
 _Values: Any = make_dataclass("_Values", _FIELDS + _OWN, frozen=True, namespace={"__post_init__": lambda self: None})
 
@@ -32,8 +34,9 @@ class SamplingParams(_Values):
 
     n: outputs for each prompt, which is computed once; their seeds count up. max_tokens None: up to the model's context. seed
     None: a random one. logprobs: of the generated tokens and of this number (0 to 20) of most likely ones, from the model's
-    distribution before penalties and temperature; None: of none. temperature 0 is greedy; top_k 0 or -1 is off. Raises
-    ValueError for a value outside its range.
+    distribution before penalties and temperature; None: of none. temperature 0 is greedy; top_k 0 or -1 is off. grammar: of the
+    byte strings that the output may be; log probabilities are of what it allows. Raises ValueError for a value outside its
+    range.
     """
 
     def __post_init__(self) -> None:

@@ -35,6 +35,7 @@ from blinkpy.kernels.moe.expert_config import ExpertShape, ExpertTable
 from blinkpy.kernels.moe.expert_variants import ExpertCall, ExpertCase, ExpertWorkspace
 from blinkpy.kernels.moe.experts import VARIANTS as EXPERTS
 from blinkpy.kernels.moe.experts import experts, plan_experts
+from blinkpy.kernels.sampling.mask_illegal import GrammarView
 from blinkpy.kernels.sampling.sample_tokens import VARIANTS as SAMPLERS
 from blinkpy.kernels.sampling.sample_tokens import sample_tokens
 from blinkpy.kernels.sampling.sampling_call import RequestView, SamplingCall, SamplingWorkspace
@@ -158,12 +159,16 @@ def meta_step(config: dict[str, Any], shape: StepShape, pdl: bool) -> GpuStep:
     )
     requests: Any = SimpleNamespace(page_table=meta(SLOTS, MAX_MODEL_LEN // 16), **meta_requests()._asdict())
     cache, table = PagedCache(model, 1024, 16, dtype, "meta"), LinearTable.load(GPU)
-    step = GpuStep(GpuDecoder(model, weights, cache, batch, requests, [shape], MAX_MODEL_LEN, table, pdl))
+    step = GpuStep(GpuDecoder(model, weights, cache, batch, requests, [shape], MAX_MODEL_LEN, table, pdl), meta_grammars())
     if scratch := step.decoder.experts:
         sizes = ExpertShape(model.experts.number, model.experts.top_k, model.hidden_size, model.experts.size)
         of_gpu = ExpertTable.load(GPU)
         scratch.plans = {rows: plan_experts(sizes, rows, dtype, "meta", of_gpu) for rows in scratch.plans}
     return step
+
+
+def meta_grammars(vocabulary: int = 128256) -> GrammarView:
+    return GrammarView(meta(64, 1 << 16), meta(vocabulary, 2), meta(2 * vocabulary), meta(SLOTS), meta(SLOTS))
 
 
 def meta_requests() -> RequestView:
@@ -223,7 +228,8 @@ def attention_launch(plan: Any, last_tokens: bool, dtype: torch.dtype = torch.bf
 def sampling_launch(name: str, rows: int = 64, vocabulary: int = 128256) -> Callable[[], object]:
     logits, batch = meta(rows, vocabulary, dtype=torch.float32), BatchView(meta(8, dtype=torch.int64), *[meta(rows)] * 6)
     records, workspace = meta(rows, LOGPROB_ENTRIES, dtype=torch.int64), SamplingWorkspace.allocate(rows, vocabulary, "meta")
-    return partial(sample_tokens, SamplingCall(logits, meta_requests(), batch, meta(rows), records, workspace), name)
+    call = SamplingCall(logits, meta_requests(), meta_grammars(vocabulary), batch, meta(rows), records, workspace)
+    return partial(sample_tokens, call, name)
 
 
 def compile_all() -> list[Variant]:

@@ -101,8 +101,8 @@ class Generation:
                 self._text += text
         if not finish:
             return False
-        if finish in (FINISH_STOP, completion.FINISH_LENGTH):
-            self.finish_reason = STOP if finish == FINISH_STOP else LENGTH
+        if finish in (FINISH_STOP, completion.FINISH_LENGTH, completion.FINISH_COMPLETE):
+            self.finish_reason = LENGTH if finish == completion.FINISH_LENGTH else STOP
             if self._stops is not None:
                 self._text += self._stops.finish()
         else:

@@ -7,7 +7,8 @@ from blinkpy.engine.devices.device_contract import BrokenStateError, Device, Run
 from blinkpy.engine.flight_recorder import FlightRecorder
 from blinkpy.engine.link.listeners import ENDS
 from blinkpy.engine.link.pair_memory import HOST, QueueMemory
-from blinkpy.engine.sizing import EngineSizes, engine_sizes
+from blinkpy.engine.sizing import EngineSizes, engine_sizes, grammar_words
+from blinkpy.engine.token_spelling import read_token_bytes
 from blinkpy.kv import state as S
 from blinkpy.kv.limits import Limits, make_limits
 from blinkpy.models.description.decoder_description import DecoderDescription
@@ -75,10 +76,11 @@ class Engine:
         config = self.config = self.config.with_options(sizes)  # what depends on the model, where it was left open
         page_bytes, cache_bytes = device.page_bytes(config, model), device.cache_bytes(config, model)
         self.sizes = engine_sizes(config, model.max_position, page_bytes, cache_bytes)
-        facts = self._facts(model)
-        limits = self._make_limits(facts)
+        tokens = read_token_bytes(folder, model.vocab_size) if config.engine.grammar_slots else None
+        facts = self._facts(model, tokens is not None)
+        limits = self._make_limits(facts, 0 if tokens is None else len(tokens.words))
         self._recorder = FlightRecorder(config, self.sizes.queue, limits, policy)
-        self.runner = device.load(Setup(config, folder, model, self.sizes, limits, policy, self._recorder, report))
+        self.runner = device.load(Setup(config, folder, model, self.sizes, limits, tokens, policy, self._recorder, report))
         self.segment = create_segment(config.engine.name, self.sizes.queue, facts)
         self._started = True
         self._recorder.publish()
@@ -86,7 +88,7 @@ class Engine:
         self.runner.attach(self.segment)
         self.views.engine[W.ENGINE_STATE] = W.STATE_READY
 
-    def _make_limits(self, facts: EngineFacts) -> Limits:
+    def _make_limits(self, facts: EngineFacts, token_words: int) -> Limits:
         options = self.config.scheduler
         return make_limits(
             self.sizes.queue,
@@ -97,9 +99,10 @@ class Engine:
             burst_tokens=options.burst_tokens,
             prefix_caching=self.config.cache.enable_prefix_caching,
             record_turns=self.config.engine.record_steps,
+            token_words=token_words,
         )
 
-    def _facts(self, model: DecoderDescription) -> EngineFacts:
+    def _facts(self, model: DecoderDescription, grammars: bool) -> EngineFacts:
         low, high = HASH_MULTIPLIER_RANGE
         return EngineFacts(
             instance=secrets.randbits(62) | 1,
@@ -111,6 +114,8 @@ class Engine:
             num_pages=self.sizes.num_pages,
             max_num_seqs=self.sizes.max_num_seqs,
             lease_ms=self.config.queue.lease_ms,
+            grammar_share=self.config.engine.grammar_slots // self.config.frontend.workers if grammars else 0,
+            grammar_words=grammar_words(self.config) if grammars else 0,
         )
 
     def run(self, budget_s: float = 0) -> None:

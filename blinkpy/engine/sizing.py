@@ -7,6 +7,7 @@ from blinkpy.queues.layout import QueueSizes
 
 ARENA_PROMPTS = 4  # longest prompts that fit into a prompt arena at the same time
 ARENA_MINIMUM = 1 << 16  # tokens
+ARENA_GRAMMARS = 2  # and largest grammars beside them
 HISTORY_LIMIT = 8 << 30  # bytes of token history that an engine may keep
 
 
@@ -31,15 +32,21 @@ def pages_for(tokens: int, page_size: int) -> int:
     return -(-tokens // page_size)
 
 
+def grammar_words(config: Config) -> int:
+    """Words of the largest grammar, 0 where requests have none."""
+    return (config.engine.grammar_kib << 10) // 4 if config.engine.grammar_slots else 0
+
+
 def queue_sizes(config: Config, max_model_len: int) -> QueueSizes:
     """Sizes of the queue pairs of an engine whose sequences have at most max_model_len tokens."""
     queue, arena_tokens = config.queue, max(ARENA_PROMPTS * max_model_len, ARENA_MINIMUM)
+    default = arena_tokens + ARENA_GRAMMARS * grammar_words(config)
     return QueueSizes(
         pairs=config.frontend.workers,
         slots=queue.slots,
         sq_entries=queue.sq_entries or 1 << max(1, (queue.slots - 1).bit_length()),
         cq_entries=queue.cq_entries,
-        prompt_tokens=queue.prompt_arena_tokens or arena_tokens,
+        prompt_tokens=queue.prompt_arena_tokens or default,
         hash_entries=arena_tokens // config.cache.page_size,
     )
 
@@ -74,9 +81,12 @@ def engine_sizes(config: Config, context_limit: int, page_bytes: int, cache_byte
         num_pages=num_pages,
         max_num_seqs=min(config.scheduler.max_num_seqs, config.frontend.workers * config.queue.slots),
     )
-    if sizes.queue.prompt_tokens < max_model_len:
+    words = grammar_words(config)
+    if sizes.queue.prompt_tokens < max_model_len + words:
+        grammar = f", and one grammar of {words} words" if words else ""
         raise ConfigError(
             f"prompt_arena_tokens ({sizes.queue.prompt_tokens}) must hold one prompt of max_model_len ({max_model_len}) tokens"
+            + grammar
         )
     history = sizes.slots * max_model_len * 4
     if history > HISTORY_LIMIT:

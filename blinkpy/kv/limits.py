@@ -4,10 +4,12 @@ from typing import NamedTuple
 
 from blinkpy.config import ConfigError, check_step_sizes
 from blinkpy.kv import state as S
+from blinkpy.queues.byte_automaton import CELLS_WORD
 from blinkpy.queues.header import EngineFacts
 from blinkpy.queues.layout import QueueSizes
 
 MAX_ROWS = 4096  # counts of one queue pair are packed into 16 bits
+MOST_SHARE = 1 << 12  # slots of one queue pair for grammars
 
 
 class Limits(NamedTuple):
@@ -30,17 +32,20 @@ class Limits(NamedTuple):
     sq_entries: int  # a power of two
     cq_entries: int  # a power of two
     cq_shift: int  # log2(cq_entries)
-    prompt_tokens: int  # of a pair's prompt arena
+    prompt_tokens: int  # of a pair's prompt arena, automata included
     hash_entries: int  # of a pair's hash arena
     hash_multiplier_1: int
     hash_multiplier_2: int
     prefix_caching: int  # 0 or 1
     lease_ns: int
     intake_entries: int  # submission entries consumed in one turn
-    intake_tokens: int  # prompt tokens after which intake stops for this turn
+    intake_tokens: int  # prompt tokens and words of automata after which intake stops for this turn
     index_items: int  # pages put into the prefix index in one turn
     index_buckets: int  # a power of two, >= N
     ring_entries: int  # a power of two, >= 4 N
+    grammar_share: int  # slots of one pair for grammars; 0: there are none
+    grammar_words: int  # of a slot
+    token_words: int  # of the bytes of all tokens
     record_turns: int  # turns that the recorder keeps at least, when all rows decode; 0: it is off
     record_words: int  # of its ring, a power of two
 
@@ -57,6 +62,7 @@ def make_limits(
     intake_entries: int = 64,
     intake_tokens: int = 32768,
     record_turns: int = 0,
+    token_words: int = 0,
 ) -> Limits:
     """The scheduler's limits for a queue segment; 0 for what is worked out from others. Raises ConfigError, in the words of the
     options, when they clash."""
@@ -70,6 +76,11 @@ def make_limits(
     require(1 <= rows <= MAX_ROWS, f"max_num_seqs must be 1 to {MAX_ROWS}, not {rows}")
     require(facts.num_pages >= 1, f"num_pages must be at least 1, not {facts.num_pages}")
     require(facts.max_model_len >= 2, f"max_model_len must be at least 2, not {facts.max_model_len}")
+    share, words = facts.grammar_share, facts.grammar_words
+    require(0 <= share <= MOST_SHARE, f"a queue pair's share of grammar_slots must be 0 to {MOST_SHARE}, not {share}")
+    require(
+        (share > 0) == (words > CELLS_WORD) == (token_words > 0), "grammars need slots, their words, and the tokens' bytes"
+    )
     require(intake_entries >= 1 and intake_tokens >= 1, "intake_entries and intake_tokens must be at least 1")
     check_step_sizes(rows, max_num_batched_tokens, mixed_step_tokens, burst_step_tokens)
     burst_step = burst_step_tokens or max_num_batched_tokens
@@ -102,6 +113,9 @@ def make_limits(
         index_items=max_num_batched_tokens // page + rows,
         index_buckets=_power_of_two(facts.num_pages),
         ring_entries=_power_of_two(4 * facts.num_pages),
+        grammar_share=facts.grammar_share,
+        grammar_words=facts.grammar_words,
+        token_words=token_words,
         record_turns=record_turns,
         record_words=_record_words(sizes, facts, record_turns, intake_entries, intake_tokens) if record_turns else 1,
     )
@@ -110,7 +124,8 @@ def make_limits(
 def _record_words(sizes: QueueSizes, facts: EngineFacts, turns: int, entries: int, tokens: int) -> int:
     """Words for `turns` turns that decode with all rows, and for two that take in as much as one can."""
     fixed, rows = S.RECORD_HEADER + 4 * sizes.pairs, 2 * facts.max_num_seqs
-    taken = min(tokens + facts.max_model_len, entries * facts.max_model_len)  # prompt tokens of one turn
+    longest = facts.max_model_len + facts.grammar_words
+    taken = min(tokens + longest, entries * longest)  # prompt tokens and words of one turn
     prompts = taken // 2 + taken // facts.page_size
     largest = fixed + rows + entries * S.RECORD_ENTRY + prompts + sizes.pairs * sizes.slots + 2
     return _power_of_two(max(turns * (fixed + rows), 2 * largest))

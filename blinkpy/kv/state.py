@@ -53,7 +53,7 @@ BATCH_COUNTS = 8
     FORECAST_SLOT_LAP,  # of that word: local slot | lap << FORECAST_LAP_SHIFT
     FORECAST_LENGTH,  # tokens of the request, with the one that is sampled
     FORECAST_CACHE_SLOT,  # page * P + offset for that token's keys and values
-    FORECAST_FLAGS,  # FORECAST_IS_LAST, FORECAST_RECORD
+    FORECAST_FLAGS,  # FORECAST_IS_LAST, FORECAST_RECORD, FORECAST_GRAMMAR
     FORECAST_STOPS,  # number of leading stop ids that count
 ) = range(8)
 FORECAST_STOP_IDS = 8
@@ -61,6 +61,7 @@ FORECAST_WORDS = FORECAST_STOP_IDS + STOP_IDS
 FORECAST_LAP_SHIFT = 16
 FORECAST_IS_LAST = 1  # the request ends with the token, whatever it is
 FORECAST_RECORD = 2  # the token goes out with its log probabilities
+FORECAST_GRAMMAR = 4  # the request has a grammar
 
 # State.counters: the engine's counters, in the order of words.COUNTER_NAMES
 COUNTER_INDEX = {name: i for i, name in enumerate(COUNTER_NAMES)}
@@ -71,8 +72,8 @@ FINISH_REASON_SHIFT = 8  # Requests.finish: FINISH_* | reason << 8
 FINISH_CODE_MASK = 0xFF
 
 # The recorder's ring, see scheduler/phases/recorder.py. Int64 words of a record's head, and of each entry beside prompt and
-# hashes.
-RECORD_HEADER, RECORD_ENTRY = 8, 3 + SQ_ENTRY_WORDS // 2
+# hashes and automaton.
+RECORD_HEADER, RECORD_ENTRY = 8, 5 + SQ_ENTRY_WORDS // 2
 RECORD_MARK = 0x0B11
 RECORDED_ENTRY, RECORDED_CANCELS = 1, 2
 NOTE_SHIFT = 8
@@ -120,6 +121,8 @@ class Requests(NamedTuple):
     stalled: Int32  # running, but its completion queue is full
     preemptions: Int32
     hit_tokens: Int32  # tokens found in the prefix cache when it was last considered for admission
+    grammar: Int32  # slot of its automaton in Grammars, -1: its output is free
+    grammar_state: Int32  # of the automaton, after all generated tokens
 
 
 class Pages(NamedTuple):
@@ -142,6 +145,18 @@ class Pages(NamedTuple):
     parent: Int32  # [N] indexed page before it in the sequence, NO_PAGE for a first page
     parent_generation: Int64  # [N] generation of the parent when the page was indexed
     generation: Int64  # [N] grows whenever the page's content changes hands
+
+
+class Grammars(NamedTuple):
+    """Automata of the requests' grammars, and the bytes of all tokens: see kv/grammars.py. G slots, of which each pair has a
+    share, W words of a slot, V tokens."""
+
+    epoch: Int64  # [G] of the queue pair that the grammar came from; 0: the slot is empty
+    digest: Int64  # [G] as its front end says
+    used: Int64  # [G] requests accepted, with the last one that came with the grammar; 0: the slot is empty
+    words: Int32  # [G, W] byte_automaton's packed form
+    token_place: Int32  # [V, 2] token_bytes.TokenBytes
+    token_bytes: Int32  # [n]
 
 
 class Pairs(NamedTuple):
@@ -238,6 +253,7 @@ class State(NamedTuple):
 
     requests: Requests
     pages: Pages
+    grammars: Grammars
     pairs: Pairs
     inbox: Inbox
     forecast: Forecast

@@ -11,15 +11,18 @@ from blinkpy.config import ConfigError
 from blinkpy.device.array_trees import named_arrays
 from blinkpy.kv import state as kinds
 from blinkpy.kv.limits import Limits, default_buckets
+from blinkpy.kv.token_bytes import TokenBytes
 from blinkpy.queues.logprob_record import LOGPROB_ENTRIES
 from blinkpy.queues.submission import SQ_ENTRY_WORDS
 from blinkpy.queues.words import COUNTER_NAMES
 
 
-def make_state(limits: Limits, buckets: Sequence[tuple[int, int]] = (), *, checked: bool = False) -> kinds.State:
+def make_state(
+    limits: Limits, buckets: Sequence[tuple[int, int]] = (), *, checked: bool = False, tokens: TokenBytes | None = None
+) -> kinds.State:
     """All of the scheduler's memory, with every page free. buckets: see Buckets; default_buckets(limits) if empty. checked: with
-    a fault word, for which compiled code checks every expect. Raises ConfigError for buckets that are not ascending, or don't end
-    with the largest batch."""
+    a fault word, for which compiled code checks every expect. tokens: their bytes, where there are grammars. Raises ConfigError
+    for buckets that are not ascending, or don't end with the largest batch."""
     shapes = list(buckets) or default_buckets(limits)
     if any(a[0] >= b[0] or a[1] > b[1] for a, b in pairwise(shapes)):
         raise ConfigError(f"buckets must be ascending in tokens and rows: {shapes}")
@@ -29,7 +32,7 @@ def make_state(limits: Limits, buckets: Sequence[tuple[int, int]] = (), *, check
     requests = _arrays(
         kinds.Requests,
         (S,),
-        none=("page_table", "canonical"),
+        none=("page_table", "canonical", "grammar"),
         entry=(S, SQ_ENTRY_WORDS),
         tokens=(S, limits.max_model_len),
         page_table=(S, K),
@@ -57,19 +60,31 @@ def make_state(limits: Limits, buckets: Sequence[tuple[int, int]] = (), *, check
         logprobs=(B, LOGPROB_ENTRIES),
         counts=(kinds.BATCH_COUNTS,),
     )
+    slots = max(1, Q * limits.grammar_share)
+    grammars = _arrays(
+        kinds.Grammars,
+        (slots,),
+        words=(slots, max(1, limits.grammar_words)),
+        token_place=(limits.vocab_size if limits.grammar_share else 1, 2),
+        token_bytes=(max(1, limits.token_words),),
+    )
+    if tokens is not None and limits.grammar_share:
+        grammars.token_place[:], grammars.token_bytes[:] = tokens
+    items = max(S, B, K, limits.index_items, limits.grammar_share)
     recorder = _arrays(kinds.Recorder, (8,), words=(limits.record_words,), seen=(5 * Q + 48,))
     counts = np.zeros(kinds.COUNTS, np.int64)
     counts[kinds.FREE_COUNT] = N
     return kinds.State(
         requests=requests,
         pages=pages,
+        grammars=grammars,
         pairs=_arrays(kinds.Pairs, (Q,)),
         inbox=_arrays(kinds.Inbox, (Q,), now_ns=(1,), command=(1,), cancel=(S,)),
         forecast=_arrays(kinds.Forecast, (1,), rows=(B, kinds.FORECAST_WORDS), published=(Q,)),
         batch=batch,
         buckets=kinds.Buckets(np.array([t for t, _ in shapes], np.int32), np.array([r for _, r in shapes], np.int32)),
         recorder=recorder,
-        scratch=_arrays(kinds.Scratch, (max(S, B, K, limits.index_items),), total=(Q,), entry=(SQ_ENTRY_WORDS,)),
+        scratch=_arrays(kinds.Scratch, (items,), total=(Q,), entry=(SQ_ENTRY_WORDS,)),
         running=np.zeros(B, np.int32),
         waiting=np.zeros(S, np.int32),
         finishing=np.zeros(S, np.int32),

@@ -16,6 +16,7 @@ FINISH_LENGTH = 2  # max_tokens or the model's context was reached
 FINISH_CANCELLED = 3
 FINISH_REJECTED = 4  # the entry was not valid: the token field holds REJECT_*
 FINISH_ERROR = 5  # the engine could not go on with this request
+FINISH_COMPLETE = 6  # the request's grammar allows nothing more: the entry's token is the output's last one
 HAS_TOKEN = 0x10  # the token field is a generated token
 HAS_LOGPROBS = 0x20  # and there is a record at the same position
 
@@ -26,6 +27,8 @@ REJECT_SLOT_BUSY = 4  # reserved: an entry for a busy slot is counted, and no wo
 REJECT_HASHES = 5  # page hashes outside their arena, or not one for each full page of the prompt
 REJECT_TOKEN = 6  # a prompt token is outside the vocabulary
 REJECT_PARAMETER = 7  # max_tokens below 1, or a value outside its range
+REJECT_GRAMMAR = 8  # no byte automaton, or too large
+REJECT_SHARE = 9  # the queue pair's requests have as many different grammars as its share holds
 
 
 def pack_completion(slot: int, token: int, flags: int, lap: int) -> int:

@@ -7,7 +7,7 @@ import secrets
 import struct
 import zlib
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ SQ_ENTRY_WORDS = SQ_ENTRY_BYTES // 4
 _PARAMETERS = sorted(PARAMETERS, key=lambda p: p.dtype != "i8")  # a stable order
 _SCALARS = [
     ("request_id", "<i8"),  # epoch << 32 | counter: never used twice
+    ("grammar_digest", "<i8"),  # of its content: see byte_automaton
     *((p.name, f"<{p.dtype}") for p in _PARAMETERS),
     ("epoch", "<i4"),
     ("slot", "<i4"),  # of this queue pair; free again once the final completion was read
@@ -29,6 +30,8 @@ _SCALARS = [
     ("prompt_length", "<i4"),  # tokens
     ("hash_offset", "<i4"),  # entries into the hash arena
     ("hash_count", "<i4"),  # full pages of the prompt
+    ("grammar_offset", "<i4"),  # words into the prompt arena
+    ("grammar_words", "<i4"),  # of the packed automaton; 0: the output is free
 ]
 _USED = sum(int(dtype[-1]) for _, dtype in _SCALARS) + 4 * STOP_IDS
 SQ_ENTRY = np.dtype(
@@ -61,13 +64,24 @@ def neutral_entries(count: int) -> NDArray[np.void]:
 
 # ---- packing -----------------------------------------------------------------------------------------------------------
 
+
+class GrammarPlace(NamedTuple):
+    """A packed automaton in the prompt arena."""
+
+    digest: int
+    offset: int
+    words: int
+
+
+NO_GRAMMAR = GrammarPlace(0, 0, 0)
+
 _CODES = {"<i8": "q", "<i4": "i", "<f4": "f"}
 _PACKED = struct.Struct("<" + "".join(_CODES[dtype] for _, dtype in _SCALARS) + f"{STOP_IDS}i{SQ_ENTRY_BYTES - _USED}x")
 _values_of = attrgetter(*(p.name for p in _PARAMETERS))
 _SEED = [p.name for p in _PARAMETERS].index("seed")
 
 
-def pack_entry(parameters: RequestParameters, request_id: int, *place: int) -> bytes:
+def pack_entry(parameters: RequestParameters, request_id: int, *place: int, grammar: GrammarPlace = NO_GRAMMAR) -> bytes:
     """A submission entry; seed None becomes a random one. place: epoch, slot, prompt offset and length, hash offset and count.
     Raises ValueError when there are more stop ids than an entry holds, or a value overflows."""
     stops = parameters.stop_ids
@@ -77,7 +91,8 @@ def pack_entry(parameters: RequestParameters, request_id: int, *place: int) -> b
     if values[_SEED] is None:
         values[_SEED] = secrets.randbits(63)
     try:
-        return _PACKED.pack(request_id, *values, *place, *stops, *(-1,) * (STOP_IDS - len(stops)))
+        digest, *words = grammar
+        return _PACKED.pack(request_id, digest, *values, *place, *words, *stops, *(-1,) * (STOP_IDS - len(stops)))
     except (struct.error, OverflowError) as error:
         raise ValueError(f"a request parameter does not fit into a submission entry: {error}") from error
 

@@ -37,6 +37,8 @@ COUNTER_NAMES = (
     "stale_entries",
     "reader_stalls",
     "integrity_errors",
+    "grammars_installed",
+    "grammars_reused",
 )
 GAUGE_NAMES = ("requests_running", "requests_waiting", "pages_free", "pages_cached", "pages_held", "batch_rows", "batch_tokens")
 ENGINE_COUNTERS = 16  # index of the first counter

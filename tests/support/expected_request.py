@@ -1,23 +1,29 @@
 """A request and all that it must get: with the simulator's model, the prompt says which tokens follow."""
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from blinkpy.kv.limits import Limits
 from blinkpy.queues import completion as C
+from blinkpy.queues.byte_automaton import DEAD, ByteAutomaton
 from blinkpy.queues.logprob_record import LOGPROB_ENTRIES, LOGPROB_ENTRY
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.verify.sim.synthetic_model import record_word, token_after, value_of
 
 
 class ExpectedRequest:
-    """expected, finish: tokens that it must get, and how it must end. got, ended: so far; reason: of a rejection."""
+    """grammar: of its output, over tokens whose bytes are `pieces`. expected, finish: tokens that it must get, and how it must
+    end. got, ended: so far; reason: of a rejection."""
 
-    def __init__(self, limits: Limits, prompt: list[int], sampling: RequestParameters) -> None:
-        self.prompt, self.sampling = prompt, sampling
-        self.expected, self.finish = _generate(limits, prompt, sampling)
+    def __init__(
+        self, limits: Limits, prompt: list[int], sampling: RequestParameters, grammar: ByteAutomaton | None = None,
+        pieces: Sequence[bytes] = (),
+    ) -> None:  # fmt: skip
+        self.prompt, self.sampling, self.grammar = prompt, sampling, grammar
+        self.expected, self.finish = _generate(limits, prompt, sampling, grammar, pieces)
         self.got: list[int] = []
         self.cancelled, self.ended, self.reason = False, C.FINISH_NONE, 0
 
@@ -33,8 +39,9 @@ class ExpectedRequest:
             context = len(self.prompt) + len(self.got) - 1
             record = np.array([record_word(token, context, k) for k in range(LOGPROB_ENTRIES)])
             assert records.popleft() == record.view(LOGPROB_ENTRY).tolist(), "the log probabilities of another token"
-        assert finish or len(self.got) < len(self.expected), "all tokens have come, and no end"
-        if finish in (C.FINISH_STOP, C.FINISH_LENGTH):
+        late = not finish and len(self.got) == len(self.expected) and self.finish != C.FINISH_ERROR
+        assert not late, "all tokens have come, and no end"
+        if finish in (C.FINISH_STOP, C.FINISH_LENGTH, C.FINISH_COMPLETE):
             assert (self.got, finish) == (self.expected, self.finish)
         elif finish != C.FINISH_NONE:
             assert finish == self.finish or (finish == C.FINISH_CANCELLED and self.cancelled), finish
@@ -42,21 +49,37 @@ class ExpectedRequest:
         self.ended = finish
 
 
-def _generate(limits: Limits, prompt: list[int], sampling: RequestParameters) -> tuple[list[int], int]:
+def _generate(
+    limits: Limits, prompt: list[int], sampling: RequestParameters, grammar: ByteAutomaton | None, pieces: Sequence[bytes]
+) -> tuple[list[int], int]:
     """All tokens of a request, and its end."""
     total = value = 0
     for i, token in enumerate(prompt):
         value = value_of(value, token, i, sampling.cache_salt)
         total += value * (i + 1)
     tokens: list[int] = []
+    output = b""
     most = min(sampling.max_tokens, limits.max_model_len - len(prompt))
     while True:
         token = token_after(total, sampling.seed, limits.vocab_size)
+        if grammar is not None:
+            after = [grammar.advance(0, output + piece) if piece else DEAD for piece in pieces]
+            if len(tokens) >= sampling.min_tokens:
+                may_end = grammar.accepts(output)
+                after = [(0 if may_end else DEAD) if token in sampling.stop_ids else after[token] for token in range(len(pieces))]
+            legal = [t % len(pieces) for t in range(token, token + len(pieces)) if after[t % len(pieces)] != DEAD]
+            if not legal:
+                return tokens, C.FINISH_ERROR
+            token = legal[0]
         position = len(prompt) + len(tokens)
         tokens.append(token)
         value = value_of(value, token, position, sampling.cache_salt)
         total += value * (position + 1)
         if len(tokens) > sampling.min_tokens and token in sampling.stop_ids:
             return tokens, C.FINISH_STOP
+        if grammar is not None:
+            output += pieces[token]
+            if grammar.must_end(grammar.advance(0, output)):
+                return tokens, C.FINISH_COMPLETE
         if len(tokens) == most:
             return tokens, C.FINISH_LENGTH

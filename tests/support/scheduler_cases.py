@@ -13,6 +13,8 @@ from blinkpy.device.lanes import in_lanes
 from blinkpy.dpu.link.queue_pair import QueuePair
 from blinkpy.kv import state as S
 from blinkpy.kv.invariants.check_state import check_state
+from blinkpy.kv.token_bytes import TokenBytes
+from blinkpy.queues.byte_automaton import ByteAutomaton
 from blinkpy.queues.completion import FINISH_REJECTED
 from blinkpy.queues.header import EngineFacts
 from blinkpy.queues.layout import QueueSizes
@@ -22,6 +24,7 @@ from blinkpy.queues.words import COUNTER, ENGINE_STATE, STATE_READY
 from blinkpy.scheduler.cycle import make_turn
 from blinkpy.scheduler.policies import Policy, fcfs
 from blinkpy.verify.oracle.second_opinion import SecondOpinion
+from blinkpy.verify.sim.grammar_supply import GRAMMAR_WORDS
 from blinkpy.verify.sim.recorded_turns import RecordedTurns
 from blinkpy.verify.sim.simulation import plain_sim
 from blinkpy.verify.sim.synthetic_model import check_padding, compute
@@ -34,12 +37,13 @@ VOCAB, MULTIPLIERS = 50, (1_234_567, 7_654_321)
 def case_sizes(
     pairs: int = 2, slots: int = 4, cq_entries: int = 16, rows: int = 4, tokens: int = 16, page_size: int = 4, pages: int = 16,
     max_model_len: int = 32, vocab_size: int = VOCAB, lease_ms: int = 1, multipliers: tuple[int, int] = MULTIPLIERS,
-    **options: Any,
+    share: int = 0, **options: Any,
 ) -> WorldSizes:  # fmt: skip
-    """Small sizes, so that everything runs out. options: of make_limits."""
-    sq = max(2, 1 << (slots - 1).bit_length())
-    queue = QueueSizes(pairs, slots, sq, cq_entries, max(16, sq * max_model_len), sq * (max_model_len // page_size + 1))
-    facts = EngineFacts(1, *multipliers, max_model_len, vocab_size, page_size, pages, rows, lease_ms)
+    """Small sizes, so that everything runs out. share: of grammars. options: of make_limits."""
+    sq, words = max(2, 1 << (slots - 1).bit_length()), GRAMMAR_WORDS if share else 0
+    arena = max(16, sq * (max_model_len + words))
+    queue = QueueSizes(pairs, slots, sq, cq_entries, arena, sq * (max_model_len // page_size + 1))
+    facts = EngineFacts(1, *multipliers, max_model_len, vocab_size, page_size, pages, rows, lease_ms, share, words)
     return queue, facts, {"max_num_batched_tokens": tokens, "intake_entries": 4, **options}
 
 
@@ -62,6 +66,7 @@ class Case:
         self.world, self._turn, self._client = world, turn, client
         self.limits, self.state, self.views, _, self.segment = world
         self._arguments = self.limits, as_memoryviews(self.views), as_memoryviews(self.state), plain_sim(world)
+        self.pieces = TokenBytes(self.state.grammars.token_place, self.state.grammars.token_bytes).pieces()
         self.clients: list[Any] = [None] * self.limits.pairs
         self.awaited: list[ExpectedRequest] = []
         self.done: list[ExpectedRequest] = []
@@ -113,13 +118,15 @@ class Case:
         return self.bucket
 
     def submit(
-        self, prompt: list[int], max_tokens: int = 4, pair: int = 0, *, rejected: bool = False, entry: Any = (), **sampling: Any
-    ) -> ExpectedRequest:
+        self, prompt: list[int], max_tokens: int = 4, pair: int = 0, *, rejected: bool = False, entry: Any = (),
+        grammar: ByteAutomaton | None = None, **sampling: Any,
+    ) -> ExpectedRequest:  # fmt: skip
         """A request, which is in the engine's memory on return. rejected: it must be. entry: fields of its entry with other
         values than the client wrote."""
-        request = ExpectedRequest(self.limits, prompt, RequestParameters(**{"max_tokens": max_tokens, "seed": 5} | sampling))
+        parameters = RequestParameters(**{"max_tokens": max_tokens, "seed": 5} | sampling)
+        request = ExpectedRequest(self.limits, prompt, parameters, grammar, self.pieces)
         client = self.clients[pair]
-        sent = client.submit(np.array(prompt, np.int32), request.sampling, request)
+        sent = client.submit(np.array(prompt, np.int32), request.sampling, request, grammar)
         client.transport.deliver(1 << 30)
         for name in entry:
             self.views.sq[pair, sent.after - 1 & self.limits.sq_entries - 1].view(SQ_ENTRY)[name] = entry[name]

@@ -55,7 +55,19 @@ SCHEDULER_BUGS = _bugs({
         ("an equal page is indexed twice", "return breaks > 0 and breaks >> _HALF == 0", "return breaks >> _HALF == 0"),
         ("a page leaves half of its chain", "    if after >= 0:\n        pages.bucket_previous[after] = before\n", ""),
     ],
+    "grammars": [
+        ("the grammar of a waiting request is written over",
+         "requests.status[slot] == S.WAITING or requests.status[slot] == S.RUNNING", "requests.status[slot] == S.RUNNING"),
+        ("queue pairs share grammars", "    first, found = pair * limits.grammar_share, -1\n", "    first, found = 0, -1\n"),
+        ("a grammar of an earlier epoch is found", "grammars.epoch[slot] == epoch and", "grammars.epoch[slot] <= epoch and"),
+        ("an automaton leads out of its states", "if following >= states:", "if following > states:"),
+        ("an automaton leads out of its classes", "(words, slot, byte) >= classes:", "(words, slot, byte) > classes:"),
+        ("the output may end anywhere", "& A.STATE_ACCEPTING != 0\n\n", "& A.STATE_ACCEPTING >= 0\n\n"),
+        ("the output goes on behind its end", "elif following & ENDING != 0:", "elif following < 0:"),
+        ("the last byte of a token is not looked at", "for i in range(length):", "for i in range(max(1, length - 1)):"),
+    ],
     "commit": [
+        ("a grammar stays in its state", "requests.grammar_state[slot] = following", "requests.grammar_state[slot] += 0"),
         ("a request gets a token too many", ">= requests.entry[slot, WORD_MAX_TOKENS", "> requests.entry[slot, WORD_MAX_TOKENS"),
         ("min_tokens is off by one", "> requests.entry[slot, WORD_MIN_TOKENS]:", ">= requests.entry[slot, WORD_MIN_TOKENS]:"),
         ("the last stop id is not looked at", "for i in range(STOP_IDS):", "for i in range(2):"),
@@ -68,6 +80,7 @@ SCHEDULER_BUGS = _bugs({
         ("the tail stays behind a usual turn's tokens", "pairs.cq_tail[pair] = tail + published", "pairs.cq_tail[pair] = tail"),
     ],
     "fast_path": [
+        ("a grammar stays in its state in a usual turn", ".grammar_state[slot] = following", ".grammar_state[slot] += 0"),
         ("a usual turn does not see the last token of a request",
          "finish = C.FINISH_LENGTH if forecasts[row, S.FORECAST_FLAGS] & S.FORECAST_IS_LAST != 0 else C.FINISH_NONE",
          "finish = C.FINISH_NONE"),
@@ -92,6 +105,8 @@ SCHEDULER_BUGS = _bugs({
         ("a claim of any epoch is granted", "if claim == epoch + 1 and", "if claim >= epoch and"),
     ],
     "preempt": [
+        ("a grammar begins anew behind a preemption",
+         "requests.preemptions[slot] += 1", "requests.preemptions[slot] += 1\n        requests.grammar_state[slot] = 0"),
         ("a paused request that is preempted stays counted", ".STALLED_COUNT] -= requests.stalled[slot]", ".STALLED_COUNT] -= 0"),
         ("the first in rank is preempted", "rank = max(rank, HIGHEST if", "rank = min(-rank, HIGHEST if"),
         ("grown pages are not taken off the stack", "S.FREE_COUNT] = free\n        counts[S.RUNNING_COUNT]", "S.RUNNING_COUNT]"),
@@ -152,6 +167,7 @@ FRONT_BUGS = _bugs({
         ("doorbells carry no epoch", "return self.epoch << W.EPOCH_SHIFT | position", "return 1 << W.EPOCH_SHIFT | position"),
         ("a heartbeat does not repeat the doorbell", "._ring()\n            self.transport.write_word", ".transport.write_word"),
         ("a heartbeat is always the same", "self._beat += 1", "self._beat = 1"),
+        ("more grammars are in flight than the share holds", "<= self.facts.grammar_share", "<= self.facts.grammar_share + 1"),
         ("a fence is not noticed", "if pair.epoch != self.epoch or pair.attached != 1:", "if pair.epoch != self.epoch:"),
     ],
     "arenas": [

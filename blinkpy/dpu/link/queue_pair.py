@@ -11,9 +11,12 @@ import time
 from collections import deque
 from typing import Any
 
+import numpy as np
+
 from blinkpy.dpu.link.arenas import Arena
 from blinkpy.queues import words as W
 from blinkpy.queues.array_types import Int32
+from blinkpy.queues.byte_automaton import ByteAutomaton
 from blinkpy.queues.completion import (
     FINISH_MASK,
     FLAG_MASK,
@@ -28,11 +31,12 @@ from blinkpy.queues.completion import (
 from blinkpy.queues.hit_word import hits_of
 from blinkpy.queues.page_hash import PageHasher
 from blinkpy.queues.request_parameters import RequestParameters
-from blinkpy.queues.submission import pack_entry
+from blinkpy.queues.submission import NO_GRAMMAR, GrammarPlace, pack_entry
 from blinkpy.transport.contract import Transport, TransportError
 
 FIRST_WINDOW, WINDOW = 16, 256  # completions read at once: by a look for news, and after it found some
 CLAIM_POLL_S = 0.0005
+NO_WORDS: Int32 = np.empty(0, np.int32)
 REQUEST_LIMIT = 0xFFFFFFFE  # requests of one epoch: ids never repeat
 
 
@@ -49,15 +53,15 @@ class EngineLostError(Exception):
 
 
 class InFlightRequest:
-    """One submitted request. owner: whatever the caller passed in. after: the ring's position after its entry. records: of its
-    completions with HAS_LOGPROBS, in their order; who takes such a completion takes one from the left. cached_tokens: of the
-    prompt, found in the prefix cache; known from the first completion on, when it is no longer `silent`."""
+    """One submitted request. owner: whatever the caller passed in. after: the ring's position after its entry. digest: of its
+    grammar. records: of its completions with HAS_LOGPROBS, in their order; who takes such a completion takes one from the left.
+    cached_tokens: of the prompt, found in the prefix cache; known from the first completion on, when it is no longer `silent`."""
 
-    __slots__ = ("after", "cached_tokens", "cancelled", "owner", "records", "request_id", "silent", "slot")
+    __slots__ = ("after", "cached_tokens", "cancelled", "digest", "owner", "records", "request_id", "silent", "slot")
 
-    def __init__(self, request_id: int, slot: int, owner: Any, after: int):
+    def __init__(self, request_id: int, slot: int, owner: Any, after: int, digest: int | None = None):
         self.request_id, self.slot, self.owner, self.after = request_id, slot, owner, after
-        self.cancelled, self.silent, self.cached_tokens = False, True, 0
+        self.cancelled, self.silent, self.cached_tokens, self.digest = False, True, 0, digest
         self.records: deque[list[tuple[int, float]]] = deque()  # (token, log probability), as in LOGPROB_ENTRY
 
 
@@ -201,9 +205,12 @@ class QueuePair:
         """Tokens of a sequence that the engine can hold: its max_model_len, or all pages if that is less."""
         return min(self.facts.max_model_len, self.facts.num_pages * self.facts.page_size)
 
-    def submit(self, prompt: Int32, sampling: RequestParameters, owner: Any = None) -> InFlightRequest:
-        """Hand a request to the engine. prompt: int32 [n], n >= 1. Raises NoRoomError when there is no room now,
-        EngineUnavailableError, EngineLostError, and ValueError for a prompt that can never fit."""
+    def submit(
+        self, prompt: Int32, sampling: RequestParameters, owner: Any = None, grammar: ByteAutomaton | None = None
+    ) -> InFlightRequest:
+        """Hand a request to the engine. prompt: int32 [n], n >= 1. grammar: of the strings that its output may be. Raises
+        NoRoomError when there is no room now, EngineUnavailableError, EngineLostError, and ValueError for a prompt or a grammar
+        that can never fit."""
         if not self._attached:
             raise EngineLostError("no queue pair is attached")
         state = self.transport.read_engine_state()
@@ -212,28 +219,38 @@ class QueuePair:
                 raise EngineUnavailableError("the engine is draining: it finishes what it has and takes nothing new")
             raise EngineUnavailableError(f"the engine is {self.state_name()}")
         length, count = len(prompt), len(prompt) // self.facts.page_size
+        automaton = NO_WORDS if grammar is None else grammar.words()
+        if grammar is not None:
+            self.require_room(grammar)
         if not 1 <= length <= self.longest_prompt:
             raise ValueError(f"a prompt has 1 to {self.longest_prompt} tokens, not {length}")
         if self._requests >= REQUEST_LIMIT:
             raise EngineLostError("the request ids of this epoch are used up")
         if not self._free:
             raise NoRoomError("all slots are in use")
+        if grammar is not None and not self._has_place(grammar.digest):
+            raise NoRoomError("the requests in flight have as many grammars as the engine holds for this front end")
         self._consume()
         # A free slot means room in the ring: it has as many entries as there are slots, and that of an ended request is free.
         before = self._prompts.tail, self._hashes.tail
         slot = self._free[-1]
-        request = InFlightRequest(self.epoch << W.EPOCH_SHIFT | self._requests + 1, slot, owner, self._sq_tail + 1)
+        digest = None if grammar is None else grammar.digest
+        request = InFlightRequest(self.epoch << W.EPOCH_SHIFT | self._requests + 1, slot, owner, self._sq_tail + 1, digest)
         try:
-            prompt_offset, hash_offset = self._prompts.take(length), self._hashes.take(count)
+            prompt_offset, hash_offset = self._prompts.take(length + len(automaton)), self._hashes.take(count)
             if prompt_offset is None or hash_offset is None:
                 raise NoRoomError("the prompt arena is full" if prompt_offset is None else "the hash arena is full")
-            entry = pack_entry(sampling, request.request_id, self.epoch, slot, prompt_offset, length, hash_offset, count)
+            place = slot, prompt_offset, length, hash_offset, count
+            behind = NO_GRAMMAR if digest is None else GrammarPlace(digest, prompt_offset + length, len(automaton))
+            entry = pack_entry(sampling, request.request_id, self.epoch, *place, grammar=behind)
         except (NoRoomError, ValueError):
             self._prompts.undo(before[0])
             self._hashes.undo(before[1])
             raise
         transport = self.transport
         transport.write_prompt(prompt_offset, prompt)
+        if digest is not None:
+            transport.write_prompt(prompt_offset + length, automaton)
         if count:
             transport.write_hashes(hash_offset, self._hasher.hashes(prompt, sampling.cache_salt))
         transport.write_entry(self._sq_tail & self.sizes.sq_entries - 1, entry)
@@ -244,6 +261,19 @@ class QueuePair:
         self._unconsumed.append((self._sq_tail, self._prompts.tail, self._hashes.tail))
         self._ring()
         return request
+
+    def require_room(self, grammar: ByteAutomaton) -> None:
+        """Raise ValueError for a grammar that the engine never takes."""
+        words, most = len(grammar.words()), self.facts.grammar_words
+        if self.facts.grammar_share == 0:
+            raise ValueError("the engine takes no grammars")
+        if words > most:
+            raise ValueError(f"the grammar takes {words * 4} bytes as an automaton, and the engine has room for {most * 4}")
+
+    def _has_place(self, digest: int) -> bool:
+        """Whether the engine has a place for one more request with this grammar in this queue pair's share."""
+        digests = {request.digest for request in self._live if request is not None and request.digest is not None}
+        return len(digests | {digest}) <= self.facts.grammar_share
 
     def _consume(self) -> None:
         """Take back arena and ring space of entries that the engine has consumed. It does so in order: that of a request that

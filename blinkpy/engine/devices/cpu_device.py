@@ -41,9 +41,11 @@ class CpuDevice(HostDevice):
         weights = setup.load_weights(choose_dtype(model, setup.config.model.dtype, "cpu"), "cpu")
         setup.report("preparing the model's step")
         tokens = setup.config.scheduler.max_num_batched_tokens
-        step = CpuStep(model, weights, sizes.num_pages, sizes.page_size, sizes.max_model_len, tokens)
+        state = setup.make_state()
+        grammars = state.grammars if setup.limits.grammar_share else None
+        step = CpuStep(model, weights, sizes.num_pages, sizes.page_size, sizes.max_model_len, tokens, grammars)
         setup.report("allocating queues and pages")
-        return HostLoop(setup, setup.recorder.attach(setup.make_state(), share_inputs=True), step)
+        return HostLoop(setup, setup.recorder.attach(state, share_inputs=True), step)
 
 
 DEVICE = CpuDevice

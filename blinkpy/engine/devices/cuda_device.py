@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from blinkpy.engine.devices.gpu_loop import GpuLoop
-    from blinkpy.kv.state import Batch, Requests
+    from blinkpy.kv.state import Batch, Grammars, Requests
     from blinkpy.models.description.decoder_description import DecoderDescription
     from blinkpy.models.gpu.gpu_memory_plan import MemoryPlan
     from blinkpy.progress import TimedPhases
@@ -133,6 +133,7 @@ class CudaDevice:
         import torch
 
         from blinkpy.kernels.linear.linear_table import LinearTable
+        from blinkpy.kernels.sampling.mask_illegal import GrammarView
         from blinkpy.models.gpu.gpu_decoder import GpuDecoder
         from blinkpy.models.gpu.gpu_step import GpuStep
         from blinkpy.models.gpu.step_shapes import bucket_shapes, step_shapes
@@ -149,10 +150,11 @@ class CudaDevice:
         state, stream = setup.make_state(buckets), torch.cuda.Stream()
         shapes, graph_of = step_shapes(buckets)
 
-        def make_step(batch: Batch, requests: Requests) -> GpuStep:
-            """The captured step graphs. batch, requests: of the scheduler's state, on the GPU."""
+        def make_step(batch: Batch, requests: Requests, grammars: Grammars) -> GpuStep:
+            """The captured step graphs. batch, requests, grammars: of the scheduler's state, on the GPU."""
             table, length = LinearTable.load(torch.cuda.get_device_name()), sizes.max_model_len
-            step = GpuStep(GpuDecoder(model, weights, cache, batch, requests, shapes, length, table, self._pdl))
+            decoder = GpuDecoder(model, weights, cache, batch, requests, shapes, length, table, self._pdl)
+            step = GpuStep(decoder, GrammarView.of(grammars, requests))
             report(CAPTURING)
             step.capture(stream, lambda share: report(CAPTURING, share, 1))
             return step

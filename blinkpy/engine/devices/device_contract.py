@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from blinkpy.engine.sizing import EngineSizes
     from blinkpy.kv.limits import Limits
     from blinkpy.kv.state import State
+    from blinkpy.kv.token_bytes import TokenBytes
     from blinkpy.models.description.decoder_description import DecoderDescription
     from blinkpy.models.weights.decoder_weights import Weights
     from blinkpy.progress import TimedPhases
@@ -50,14 +51,15 @@ def require_integrity(faults: list[str]) -> None:
 
 @dataclass(frozen=True)
 class Setup:
-    """What an engine has settled by the time at which its device loads. folder: the model's, which `model` describes.
-    report: where the phases of the start are said."""
+    """What an engine has settled by the time at which its device loads. folder: the model's, which `model` describes. tokens: of
+    the model, where requests may have grammars. report: where the phases of the start are said."""
 
     config: Config
     folder: Path
     model: DecoderDescription
     sizes: EngineSizes
     limits: Limits
+    tokens: TokenBytes | None
     policy: Policy
     recorder: FlightRecorder
     report: TimedPhases
@@ -66,7 +68,7 @@ class Setup:
         """The scheduler's memory: see blinkpy.kv.state_memory.make_state."""
         from blinkpy.kv.state_memory import make_state
 
-        return make_state(self.limits, buckets, checked=self.config.engine.check_integrity == "always")
+        return make_state(self.limits, buckets, checked=self.config.engine.check_integrity == "always", tokens=self.tokens)
 
     def load_weights(self, dtype: torch.dtype, device: str) -> Weights:
         """The model's weights; random ones for --load-format dummy."""

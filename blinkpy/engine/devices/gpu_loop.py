@@ -17,7 +17,7 @@ from blinkpy.engine.loop_graph import LoopGraph, StateCopies
 from blinkpy.kernels.loop.loop_code import loop_code
 from blinkpy.kernels.loop.loop_kernels import device_arguments
 from blinkpy.kv.invariants.check_state import state_faults
-from blinkpy.kv.state import Batch, Requests, State
+from blinkpy.kv.state import Batch, Grammars, Requests, State
 from blinkpy.models.gpu.gpu_step import GpuStep
 from blinkpy.queues.views import EngineViews
 from blinkpy.transport.segment import Segment
@@ -25,14 +25,14 @@ from blinkpy.transport.verbs import RdmaOptions
 from blinkpy.verify.recording.gpu_recording import GpuRecording
 
 WATCH_S = 0.05  # between two looks at the loop
-MakeStep = Callable[[Batch, Requests], GpuStep]
+MakeStep = Callable[[Batch, Requests, Grammars], GpuStep]
 
 
 class GpuLoop:
     """See blinkpy.engine.devices.device_contract.Runner.
 
-    state: the scheduler's, on the host. make_step: gives the captured step graphs for the batch and the requests of the state on
-    the GPU. graph_of, trace_rows: as of LoopGraph.
+    state: the scheduler's, on the host. make_step: gives the captured step graphs for batch, requests and grammars of the
+    state on the GPU. graph_of, trace_rows: as of LoopGraph.
     """
 
     faults: tuple[type[BaseException], ...] = (CudaError,)
@@ -50,7 +50,8 @@ class GpuLoop:
         self._recording = GpuRecording(memory, state) if memory is not None else None
         self.device_state: State = to_device(state) if self._recording is None else self._recording.state
         try:
-            self.step = make_step(self.device_state.batch, self.device_state.requests)
+            own = self.device_state
+            self.step = make_step(own.batch, own.requests, own.grammars)
         except BaseException:
             self.close()
             raise

@@ -13,6 +13,7 @@ from blinkpy.device.compile_cache import cached_njit, compiled_for
 from blinkpy.device.portable import device
 from blinkpy.engine.devices.host_turns import Compute
 from blinkpy.kv import state as S
+from blinkpy.kv.grammars import nearest_legal
 from blinkpy.queues.logprob_record import LOGPROB_ENTRIES, LOGPROB_ENTRY, NO_LOGPROB_ENTRY
 from blinkpy.queues.page_hash import HASH_MODULUS_1
 from blinkpy.queues.submission import WORD_LOGPROBS, WORD_SEED
@@ -29,13 +30,17 @@ def synthetic_token(seed, position, low, high):
 
 @device
 def fill_sampled(state, low, high, even):
-    """Synthetic tokens for all rows of the batch, and log probabilities of the distribution that they are drawn from: all
-    tokens of [low, high) are equally likely. even: the log probability as a pair of a record for token 0."""
-    batch, entry = state.batch, state.requests.entry
+    """Synthetic tokens for all rows of the batch, the next ones where a grammar does not allow them, and log probabilities of the
+    distribution that they are drawn from: all tokens of [low, high) are equally likely. even: the log probability as a pair of a
+    record for token 0."""
+    batch, requests, entry = state.batch, state.requests, state.requests.entry
     for row in range(batch.counts[S.ROWS]):
         slot = batch.row_slots[row]
         seed = entry[slot, WORD_SEED + 1] << 32 | (entry[slot, WORD_SEED] & 0xFFFFFFFF)
-        batch.sampled[row] = synthetic_token(seed, batch.context_lengths[row], low, high)
+        token = synthetic_token(seed, batch.context_lengths[row], low, high)
+        if requests.grammar[slot] >= 0:
+            token = nearest_legal(state.grammars, requests, slot, token, high)
+        batch.sampled[row] = token
         if entry[slot, WORD_LOGPROBS] >= 0:
             batch.logprobs[row, 0] = even | batch.sampled[row]
             for k in range(1, LOGPROB_ENTRIES):

@@ -1,20 +1,23 @@
 """Sampling by search: penalties, min_tokens, temperature, top-k, top-p, min-p, a seeded uniform.
 
-Two kernels. The first works on chunks of the vocabulary: it applies the penalties, masks the stop ids before min_tokens, and
-finds their maxima. The second takes one row per program: greedy rows end there with the best chunk; the others collect the
-head of the distribution, sort it, filter it and draw. Where the head is not enough (a flat distribution without filters), the
-boundaries are searched in the whole row (candidates.py).
+Two kernels. The first works on chunks of the vocabulary: it masks what a grammar does not allow, applies the penalties, masks the
+stop ids before min_tokens, and finds their maxima. The second takes one row per program: greedy rows end there with the best
+chunk; the others collect the head of the distribution, sort it, filter it and draw. Where the head is not enough (a flat
+distribution without filters), the boundaries are searched in the whole row (candidates.py).
 
-A row's token depends on its own logits, history, seed and position alone. Order of the filters: repetition, presence
-and frequency penalty, stop ids, temperature, top_k, top_p (of what top_k left), min_p (relative to the largest probability).
+A row's token depends on its own logits, history, grammar, seed and position alone. Order of the filters: grammar, repetition,
+presence and frequency penalty, stop ids, temperature, top_k, top_p (of what top_k left), min_p (relative to the largest
+probability).
 """
 
+import torch
 import triton
 import triton.language as tl
 
 from blinkpy.kernels import launch
 from blinkpy.kernels.launch import COUNT_ROWS
 from blinkpy.kernels.sampling.draw import draw
+from blinkpy.kernels.sampling.mask_illegal import MASK_BLOCK, mask_illegal
 from blinkpy.kernels.sampling.sampling_call import SamplingCall, SamplingVariant
 from blinkpy.queues import submission
 
@@ -30,6 +33,7 @@ WORD_FREQUENCY_PENALTY = tl.constexpr(submission.WORD_FREQUENCY_PENALTY)
 WORD_MIN_TOKENS = tl.constexpr(submission.WORD_MIN_TOKENS)
 WORD_STOP_IDS = tl.constexpr(submission.WORD_STOP_IDS)
 STOP_IDS = tl.constexpr(submission.STOP_IDS)
+WORD_GRAMMAR_WORDS = tl.constexpr(submission.WORD_GRAMMAR_WORDS)
 
 HISTORY_BLOCK = tl.constexpr(512)
 
@@ -66,7 +70,7 @@ def is_before_min_tokens(entry_ptr, prompt_length_ptr, slot, length):
 
 @triton.jit
 def _adjust(
-    logits_ptr,  # float32 [B, V], rows logits_stride elements apart
+    logits_ptr,  # float32 [B, V], rows logits_stride elements apart: -inf is written to what a grammar does not allow
     adjusted_ptr,  # float32 [B, V], rows adjusted_stride apart: written for requests whose logits change
     chunk_max_ptr,  # float32 [B, chunks] largest logit of each chunk
     chunk_id_ptr,  # int32 [B, chunks] its lowest token id
@@ -76,20 +80,33 @@ def _adjust(
     row_slots_ptr, emits_ptr,  # int32 [B]
     context_lengths_ptr,  # int32 [B] tokens before the new one
     counts_ptr,  # int64 [8] batch header
+    grammar_ptr, grammar_state_ptr,  # int32 [S]
+    grammar_words_ptr, grammar_classes_ptr, grammar_cells_ptr,  # int32 [G, W], and the same memory as uint8 and as int16
+    token_place_ptr,  # int64 [V]
+    token_bytes_ptr,  # int32 [n]
     vocabulary,  # V
     logits_stride, adjusted_stride,
     history_stride,  # L
-    VOCAB_CHUNK: tl.constexpr, PDL: tl.constexpr,
+    grammar_width,  # W
+    VOCAB_CHUNK: tl.constexpr, MASK_BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     chunk = tl.program_id(0)
     row = tl.program_id(1)
     launch.release_successor(PDL)
     emitting = is_emitting(counts_ptr, emits_ptr, row)
     slot = tl.load(row_slots_ptr + row, cache_modifier=".cg").to(tl.int64)
+    entry = entry_ptr + slot * ENTRY_WORDS
+    # The entry of a row was there before the step, as the batch was.
+    constrained = tl.load(entry + WORD_GRAMMAR_WORDS, mask=emitting, other=0, cache_modifier=".cg") != 0
     launch.wait_for_predecessor(PDL)
     if emitting:
-        entry = entry_ptr + slot * ENTRY_WORDS
         first_id = chunk * VOCAB_CHUNK
+        if constrained:
+            mask_illegal(
+                logits_ptr + row.to(tl.int64) * logits_stride, first_id, vocabulary, entry, tl.load(grammar_ptr + slot),
+                tl.load(grammar_state_ptr + slot), grammar_words_ptr, grammar_classes_ptr, grammar_cells_ptr, grammar_width,
+                token_place_ptr, token_bytes_ptr, VOCAB_CHUNK, MASK_BLOCK,
+            )  # fmt: skip
         ids = first_id + tl.arange(0, VOCAB_CHUNK)
         inside = ids < vocabulary
         logit = tl.load(logits_ptr + row.to(tl.int64) * logits_stride + ids, mask=inside, other=float("-inf"))
@@ -174,12 +191,14 @@ def _sample_tokens(
 def search(call: SamplingCall) -> None:
     """The uniform of a token is Philox4x32-10 of the request's seed at the token's position, as triton.language.rand."""
     logits, (entry, tokens, prompt_length), batch, scratch, pdl = call.logits, call.requests, call.batch, call.workspace, call.pdl
-    (rows, vocabulary), chunks = logits.shape, scratch.chunk_max.shape[1]
+    (rows, vocabulary), chunks, g = logits.shape, scratch.chunk_max.shape[1], call.grammars
+    automata = (g.slot, g.state, g.words, g.words.view(torch.uint8), g.words.view(torch.int16))
     by_row = (batch.row_slots, batch.emits, batch.context_lengths)
     _adjust[(chunks, rows)](
         logits, scratch.adjusted, scratch.chunk_max, scratch.chunk_id, entry, tokens, prompt_length, *by_row, batch.counts,
-        vocabulary, logits.stride(0), scratch.adjusted.stride(0), tokens.shape[1],
-        VOCAB_CHUNK=scratch.chunk,
+        *automata, g.token_place.view(torch.int64), g.token_bytes,
+        vocabulary, logits.stride(0), scratch.adjusted.stride(0), tokens.shape[1], g.words.shape[1],
+        VOCAB_CHUNK=scratch.chunk, MASK_BLOCK=min(MASK_BLOCK, scratch.chunk),
         PDL=pdl, num_warps=8, maxnreg=64, **launch.options(pdl),
     )  # fmt: skip
     _sample_tokens[(rows,)](

@@ -8,6 +8,7 @@ import torch
 import triton
 
 from blinkpy.kernels.batch_view import BatchView
+from blinkpy.kernels.sampling.mask_illegal import GrammarView
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,9 @@ class RequestView(NamedTuple):
 class SamplingCall:
     """The next token of each emitting row, from its logits and its request's parameters; other rows stay as they are."""
 
-    logits: torch.Tensor  # float32 [B, V], rows of any stride; not changed
+    logits: torch.Tensor  # float32 [B, V], rows of any stride; becomes -inf where a grammar does not allow the token
     requests: RequestView
+    grammars: GrammarView
     batch: BatchView  # context_lengths are the positions of the new tokens
     sampled: torch.Tensor  # int32 [B] result: token ids
     records: torch.Tensor  # int64 [B, LOGPROB_ENTRIES] result of `write_logprobs`

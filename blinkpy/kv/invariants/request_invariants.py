@@ -3,6 +3,8 @@
 from blinkpy.device.expect import fault_at, fault_code
 from blinkpy.device.portable import device
 from blinkpy.kv import state as S
+from blinkpy.queues import byte_automaton as A
+from blinkpy.queues import submission as E
 
 UNRANKED = fault_code("requests without a rank are left over")
 NO_STATUS = fault_code("slot {} has no legal status")
@@ -68,6 +70,9 @@ INDEXED_COMPUTED = fault_code("slot {}: a page is indexed that is not computed")
 IDLE_STALLED = fault_code("slot {} is stalled and does not run")
 STALLED_WRONG = fault_code("the number of stalled requests is wrong")
 VOCABULARY = fault_code("slot {}: a token is outside the vocabulary")
+GRAMMAR_LOST = fault_code("slot {}: its request has a grammar and no automaton, or the other way round")
+GRAMMAR_FOREIGN = fault_code("slot {}: the automaton of its request is another one, or another queue pair's")
+GRAMMAR_STATE = fault_code("slot {}: its automaton has no such state")
 
 
 @device
@@ -110,10 +115,29 @@ def check_request(limits, r, slot):
 
 
 @device
+def check_grammar(limits, state, slot):
+    """The automaton of a live request."""
+    r, g = state.requests, state.grammars
+    pair, own = r.pair[slot], r.grammar[slot]
+    if (own != -1) != (r.entry[slot, E.WORD_GRAMMAR_WORDS] != 0):
+        return fault_at(GRAMMAR_LOST, slot)
+    if own == -1:
+        return 0
+    if own < 0 or own // limits.grammar_share != pair or g.epoch[own] != state.pairs.epoch[pair]:
+        return fault_at(GRAMMAR_FOREIGN, slot)
+    low, high = r.entry[slot, E.WORD_GRAMMAR_DIGEST] & 0xFFFFFFFF, r.entry[slot, E.WORD_GRAMMAR_DIGEST + 1]
+    if g.digest[own] != high << 32 | low:
+        return fault_at(GRAMMAR_FOREIGN, slot)
+    return 0 if 0 <= r.grammar_state[slot] < g.words[own, A.STATES_WORD] else fault_at(GRAMMAR_STATE, slot)
+
+
+@device
 def check_requests(limits, state):
     stalled = 0
     for slot in range(limits.slots):
         fault = check_request(limits, state.requests, slot)
+        if fault == 0 and (state.requests.status[slot] == S.RUNNING or state.requests.status[slot] == S.WAITING):
+            fault = check_grammar(limits, state, slot)
         if fault != 0:
             return fault
         stalled += state.requests.stalled[slot]

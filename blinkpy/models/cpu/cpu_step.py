@@ -1,10 +1,11 @@
-"""One engine step on the CPU: forward, penalties, sampling, log probabilities."""
+"""One engine step on the CPU: forward, grammars, penalties, sampling, log probabilities."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 from blinkpy.kv import state as S
-from blinkpy.kv.state import Batch, Requests
+from blinkpy.kv.state import Batch, Grammars, Requests
+from blinkpy.models.cpu import cpu_grammar_mask
 from blinkpy.models.cpu.cpu_sampler import logprob_records, mask_stop_ids, penalize, read_parameters, sample_rows, warm_up
 from blinkpy.models.cpu.torch_decoder import TorchDecoder, emitting_tokens
 from blinkpy.models.description.decoder_description import DecoderDescription
@@ -16,22 +17,33 @@ from blinkpy.queues.submission import SQ_ENTRY
 class CpuStep:
     """A model with its KV cache, ready to run batches.
 
-    num_pages, page_size: of the KV cache. max_model_len: largest context, tokens. max_tokens: largest batch, tokens.
+    num_pages, page_size: of the KV cache. max_model_len: largest context, tokens. max_tokens: largest batch, tokens. grammars: of
+    the scheduler's state, if requests may have some.
     """
 
     def __init__(
-        self, model: DecoderDescription, weights: Weights, num_pages: int, page_size: int, max_model_len: int, max_tokens: int
+        self,
+        model: DecoderDescription,
+        weights: Weights,
+        num_pages: int,
+        page_size: int,
+        max_model_len: int,
+        max_tokens: int,
+        grammars: Grammars | None = None,
     ):
         self.cache = PagedCache(model, num_pages, page_size, weights.dtype)
         self.decoder = TorchDecoder(model, weights, self.cache, max_model_len, max_tokens)
+        self._grammars = grammars
         warm_up()
+        if grammars is not None:
+            cpu_grammar_mask.warm_up(grammars)
 
     def run(self, batch: Batch, requests: Requests) -> None:
         """Compute a batch and write batch.sampled. Both are the scheduler's state (blinkpy.kv.state), which is only read.
 
-        Of the requests, page_table, tokens, prompt_length and entry are used. Keys and values go into the cache, for every
-        token of the batch; batch.sampled gets the new token of each row that emits one, batch.logprobs the record of each of
-        these whose request asks for it, and both stay as they are elsewhere.
+        Of the requests, page_table, tokens, prompt_length, entry and grammars are used. Keys and values go into the cache, for
+        every token of the batch; batch.sampled gets the new token of each row that emits one, batch.logprobs the record of each
+        of these whose request asks for it, and both stay as they are elsewhere.
         """
         hidden = self.decoder.forward(batch, requests.page_table, emitting_tokens(batch))
         rows = np.flatnonzero(batch.emits[: int(batch.counts[S.ROWS])])
@@ -41,6 +53,11 @@ class CpuStep:
         slots, contexts = batch.row_slots[rows], batch.context_lengths[rows]
         entries = requests.entry[slots].view(SQ_ENTRY)[:, 0]
         p = read_parameters(entries)
+        for index in np.flatnonzero(entries["grammar_words"]).tolist():
+            assert self._grammars is not None  # intake takes none in else
+            slot, stop_ids = slots[index], np.ascontiguousarray(entries["stop_ids"][index])
+            place = int(requests.grammar[slot]), int(requests.grammar_state[slot])
+            cpu_grammar_mask.mask_illegal(logits[index], self._grammars, *place, stop_ids)
         asked = np.flatnonzero(entries["logprobs"] >= 0)
         unchanged = logits[asked]  # a copy: penalties work in place
         penalized = (p.repetition_penalty != 1) | (p.presence_penalty != 0) | (p.frequency_penalty != 0)

@@ -73,6 +73,12 @@ def state_bytes(slots: int, max_model_len: int, page_size: int, pages: int) -> i
     return slots * per_sequence + pages * (PER_PAGE_STATE + 4 * page_size) + (1 << 20)
 
 
+def grammar_bytes(config: Config, model: DecoderDescription) -> int:
+    """Upper bound of the grammars, and of the bytes of all tokens."""
+    engine = config.engine
+    return engine.grammar_slots * (engine.grammar_kib << 10) + 32 * model.vocab_size if engine.grammar_slots else 0
+
+
 def plan_memory(
     config: Config, model: DecoderDescription, itemsize: int, page_bytes: int, free: int, total: int, queue_bytes: int = 0
 ) -> MemoryPlan:
@@ -85,7 +91,8 @@ def plan_memory(
     parts = {
         "weights": weight_elements(model) * itemsize,
         "activations": activation_bytes(model, scheduler.max_num_batched_tokens, rows, length, itemsize),
-        "scheduler state": state_bytes(slots, length, config.cache.page_size, pages) * (2 if config.engine.record_steps else 1),
+        "scheduler state": (state_bytes(slots, length, config.cache.page_size, pages) + grammar_bytes(config, model))
+        * (2 if config.engine.record_steps else 1),
         "queue pairs": queue_bytes,
         "graphs and kernels": GRAPHS_AND_MODULES,
     }

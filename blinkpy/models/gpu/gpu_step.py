@@ -6,6 +6,7 @@ from collections.abc import Callable
 import torch
 
 from blinkpy.device.cuda.cuda_graphs import StepGraph, captured_nodes
+from blinkpy.kernels.sampling.mask_illegal import GrammarView
 from blinkpy.kernels.sampling.record_logprobs import write_logprobs
 from blinkpy.kernels.sampling.sample_tokens import sample_tokens
 from blinkpy.kernels.sampling.sampling_call import RequestView, SamplingCall, SamplingWorkspace
@@ -14,13 +15,15 @@ from blinkpy.models.gpu.step_shapes import StepShape
 
 
 class GpuStep:
-    """A decoder and the sampler, and their step graphs. A step writes sampled and logprobs of the decoder's batch.
+    """A decoder and the sampler, and their step graphs. A step writes sampled and logprobs of the decoder's batch. grammars: of
+    the decoder's requests.
 
     Everything that a captured graph uses is held here: keep this object for as long as a graph may run.
     """
 
-    def __init__(self, decoder: GpuDecoder):
+    def __init__(self, decoder: GpuDecoder, grammars: GrammarView):
         self.decoder, self.shapes = decoder, decoder.shapes
+        self._grammars = grammars
         rows, vocab = decoder.buffers.logits.shape
         self._sampling = SamplingWorkspace.allocate(rows, vocab, str(decoder.weights.device))
         self.graphs: list[StepGraph] = []
@@ -34,7 +37,8 @@ class GpuStep:
     def _output(self, shape: StepShape) -> None:
         decoder, batch = self.decoder, self.decoder.batch
         logits, requests = decoder.output(shape), RequestView.of(decoder.requests)
-        call = SamplingCall(logits, requests, decoder.view, batch.sampled, batch.logprobs, self._sampling, decoder.pdl)
+        results = batch.sampled, batch.logprobs
+        call = SamplingCall(logits, requests, self._grammars, decoder.view, *results, self._sampling, decoder.pdl)
         sample_tokens(call)
         write_logprobs(call)
 

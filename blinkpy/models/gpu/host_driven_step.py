@@ -15,19 +15,26 @@ from blinkpy.device.array_trees import map_arrays
 from blinkpy.device.cuda.cuda_calls import check_cuda
 from blinkpy.device.cuda.gpu_memory_views import host_tensor_on_device, pinned
 from blinkpy.kv import state as S
-from blinkpy.kv.state import Batch, Requests, State
+from blinkpy.kv.state import Batch, Grammars, Requests, State
 from blinkpy.models.gpu.gpu_step import GpuStep
 from blinkpy.models.gpu.step_shapes import StepShape
 from blinkpy.queues.submission import WORD_LOGPROBS
 
 STEP_WRITES = ("sampled", "logprobs")  # fields of a batch that a step writes; it reads the others
-READ_IN_PLACE = ("entry", "tokens", "prompt_length")  # fields of the requests that the sampler reads in host memory
+READ_IN_PLACE = (
+    "entry",
+    "tokens",
+    "prompt_length",
+    "grammar",
+    "grammar_state",
+)  # fields of the requests that the sampler reads in host memory
 
 
 def pin_state(state: State) -> State:
     """The state with what the GPU reads or copies in pinned memory: the batch, and parts of the requests."""
     requests = state.requests._replace(**{name: pinned(getattr(state.requests, name)) for name in (*READ_IN_PLACE, "page_table")})
-    return state._replace(batch=map_arrays(pinned, state.batch), requests=requests)
+    grammars = state.grammars._replace(words=pinned(state.grammars.words))
+    return state._replace(batch=map_arrays(pinned, state.batch), requests=requests, grammars=grammars)
 
 
 def require_fit(shape: StepShape, counts: np.ndarray) -> None:
@@ -39,10 +46,14 @@ def require_fit(shape: StepShape, counts: np.ndarray) -> None:
 
 class HostDrivenStep:
     """Runs the graph of a batch and waits for it. state: pinned (`pin_state`). make_step: gives the captured step graphs for
-    tensors of batch and requests on the GPU. graph_of: see `step_shapes`."""
+    tensors of batch, requests and grammars on the GPU. graph_of: see `step_shapes`."""
 
     def __init__(
-        self, state: State, make_step: Callable[[Batch, Requests], GpuStep], graph_of: np.ndarray, stream: torch.cuda.Stream
+        self,
+        state: State,
+        make_step: Callable[[Batch, Requests, Grammars], GpuStep],
+        graph_of: np.ndarray,
+        stream: torch.cuda.Stream,
     ):
         # Batch and page tables are copies, renewed in each step.
         batch = map_arrays(lambda array: torch.from_numpy(array).cuda(), state.batch)
@@ -50,7 +61,9 @@ class HostDrivenStep:
             page_table=torch.from_numpy(state.requests.page_table).cuda(),
             **{name: host_tensor_on_device(getattr(state.requests, name)) for name in READ_IN_PLACE},
         )
-        self._step, self._graph_of, self._stream = make_step(batch, requests), graph_of, stream
+        grammars = map_arrays(lambda array: torch.from_numpy(array).cuda(), state.grammars)
+        grammars = grammars._replace(words=host_tensor_on_device(state.grammars.words))
+        self._step, self._graph_of, self._stream = make_step(batch, requests, grammars), graph_of, stream
         self._page_size = self._step.decoder.cache.page_size
         self._inputs = [
             (getattr(batch, name), torch.from_numpy(getattr(state.batch, name)))

@@ -6,9 +6,17 @@ The step must be complete, so no kernel uses the pages that are released here.
 from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, block_scan, block_sum, device, strided
 from blinkpy.kv import state as S
+from blinkpy.kv.grammars import finish_under_grammar
 from blinkpy.kv.invariants import phase_faults as F
 from blinkpy.queues.completion import FINISH_ERROR, FINISH_LENGTH, FINISH_NONE, FINISH_STOP, HAS_LOGPROBS, HAS_TOKEN
-from blinkpy.queues.submission import STOP_IDS, WORD_LOGPROBS, WORD_MAX_TOKENS, WORD_MIN_TOKENS, WORD_STOP_IDS
+from blinkpy.queues.submission import (
+    STOP_IDS,
+    WORD_GRAMMAR_WORDS,
+    WORD_LOGPROBS,
+    WORD_MAX_TOKENS,
+    WORD_MIN_TOKENS,
+    WORD_STOP_IDS,
+)
 from blinkpy.scheduler.phases.completions import completion_word, publish_completions
 from blinkpy.scheduler.phases.slot_lists import keep_with_status, release_slots
 
@@ -29,7 +37,7 @@ def commit(limits, queues, state, lane, lanes):
         requests.finish[slot] = FINISH_NONE
         scratch.pair[row] = -1
         if batch.emits[row] != 0:
-            flags = append_token(limits, requests, slot, batch.sampled[row])
+            flags = append_token(limits, state, slot, batch.sampled[row])
             token = batch.sampled[row] if flags & HAS_TOKEN else 0
             scratch.pair[row] = requests.pair[slot]
             scratch.word[row] = completion_word(limits, requests, slot, token, flags)
@@ -59,14 +67,13 @@ def commit(limits, queues, state, lane, lanes):
 
 
 @device
-def append_token(limits, requests, slot, token):
+def append_token(limits, state, slot, token):
     """One lane: add a sampled token to its request. Returns the completion's flags; requests.finish[slot] if it ended."""
+    requests = state.requests
     if token < 0 or token >= limits.vocab_size:  # the step went wrong for this row; a token from outside must not go on
         requests.finish[slot] = FINISH_ERROR
         return FINISH_ERROR
     length = requests.length[slot] + 1
-    requests.tokens[slot, length - 1] = token
-    requests.length[slot] = length
     generated = length - requests.prompt_length[slot]
     finish = FINISH_NONE
     if generated >= requests.entry[slot, WORD_MAX_TOKENS] or length >= limits.max_model_len:
@@ -75,5 +82,13 @@ def append_token(limits, requests, slot, token):
         for i in range(STOP_IDS):
             if requests.entry[slot, WORD_STOP_IDS + i] == token:
                 finish = FINISH_STOP
+    if requests.entry[slot, WORD_GRAMMAR_WORDS] != 0:
+        finish, following = finish_under_grammar(state.grammars, requests, slot, token, finish)
+        if finish == FINISH_ERROR:  # as above
+            requests.finish[slot] = FINISH_ERROR
+            return FINISH_ERROR
+        requests.grammar_state[slot] = following
+    requests.tokens[slot, length - 1] = token
+    requests.length[slot] = length
     requests.finish[slot] = finish
     return finish | HAS_TOKEN | (HAS_LOGPROBS if requests.entry[slot, WORD_LOGPROBS] >= 0 else 0)

@@ -9,6 +9,7 @@ bit for bit: tests run them against each other.
 from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, block_max, block_scan, block_sum, device, prefetch, strided
 from blinkpy.kv import state as S
+from blinkpy.kv.grammars import finish_under_grammar
 from blinkpy.kv.invariants import phase_faults as F
 from blinkpy.queues import completion as C
 from blinkpy.scheduler.phases.commit import GENERATED_TOKENS, REQUESTS_FINISHED
@@ -20,15 +21,19 @@ NOT_FAST = -4  # instead of a bucket: the full path has to decide
 
 
 @device
-def completion_flags(limits, forecasts, row, token):
-    """The completion's flags for a sampled token; as of commit.append_token."""
+def judge_token(limits, state, row, token):
+    """(the completion's flags for a sampled token, the next state of the request's grammar); as of commit.append_token."""
+    forecasts, following = state.forecast.rows, 0
     if token < 0 or token >= limits.vocab_size:
-        return C.FINISH_ERROR
+        return C.FINISH_ERROR, following
     finish = C.FINISH_LENGTH if forecasts[row, S.FORECAST_FLAGS] & S.FORECAST_IS_LAST != 0 else C.FINISH_NONE
     for i in range(forecasts[row, S.FORECAST_STOPS]):
         if forecasts[row, S.FORECAST_STOP_IDS + i] == token:
             finish = C.FINISH_STOP
-    return finish | C.HAS_TOKEN
+    if forecasts[row, S.FORECAST_FLAGS] & S.FORECAST_GRAMMAR != 0:
+        slot = forecasts[row, S.FORECAST_SLOT]
+        finish, following = finish_under_grammar(state.grammars, state.requests, slot, token, finish)
+    return finish if finish == C.FINISH_ERROR else finish | C.HAS_TOKEN, following
 
 
 @device
@@ -52,7 +57,8 @@ def take_fast_path(limits, queues, state, lane, lanes):
     expect(state, rows == counts[S.RUNNING_COUNT], F.FAST_PATH_ROWS)
     ended = 0
     for row in strided(lane, rows, lanes):
-        if completion_flags(limits, forecasts, row, batch.sampled[row]) & C.FINISH_MASK != 0:
+        flags, _ = judge_token(limits, state, row, batch.sampled[row])
+        if flags & C.FINISH_MASK != 0:
             ended += 1
     ended = block_sum(ended, lane, lanes)
     if ended > 0 and waiting > 0:
@@ -67,17 +73,17 @@ def take_fast_path(limits, queues, state, lane, lanes):
     kept, failed, context = 0, 0, 0
     for tile in strided(0, rows, lanes):
         row = tile + lane
-        place, slot, token, flags = row, 0, 0, C.FINISH_ERROR
+        place, slot, token, flags, following = row, 0, 0, C.FINISH_ERROR, 0
         if row < rows:
             slot, token = forecasts[row, S.FORECAST_SLOT], batch.sampled[row]
-            flags = completion_flags(limits, forecasts, row, token)
+            flags, following = judge_token(limits, state, row, token)
         if ended > 0:
             before, total = block_scan(1 if flags & C.FINISH_MASK == 0 else 0, lane, lanes)
             place = kept + before
             kept += total
         if row < rows:
             length = forecasts[row, S.FORECAST_LENGTH]
-            commit_row(state, row, slot, length, token, flags)
+            commit_row(state, row, slot, length, token, flags, following)
             failed += 1 if flags & C.HAS_TOKEN == 0 else 0
             if flags & C.FINISH_MASK != 0:
                 state.scratch.slot[row - place] = slot
@@ -104,8 +110,9 @@ def take_fast_path(limits, queues, state, lane, lanes):
 
 
 @device
-def commit_row(state, row, slot, length, token, flags):
-    """One lane: append a row's token to its request, and write its completion word. length: of the request, with this token."""
+def commit_row(state, row, slot, length, token, flags, following):
+    """One lane: append a row's token to its request, and write its completion word. length: of the request, with this token.
+    following: see judge_token."""
     requests, forecasts = state.requests, state.forecast.rows
     expect(state, requests.length[slot] == length - 1 and requests.status[slot] == S.RUNNING, F.FORECAST_STALE)
     mark = forecasts[row, S.FORECAST_SLOT_LAP]
@@ -116,4 +123,6 @@ def commit_row(state, row, slot, length, token, flags):
             word |= LOGPROBS_BIT
         requests.tokens[slot, length - 1] = token
         requests.length[slot] = length
+        if forecasts[row, S.FORECAST_FLAGS] & S.FORECAST_GRAMMAR != 0:
+            requests.grammar_state[slot] = following
     state.scratch.word[row] = word

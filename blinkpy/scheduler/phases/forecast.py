@@ -11,7 +11,14 @@ from blinkpy.kv.invariants import phase_faults as F
 from blinkpy.kv.page_allocator import evict_pages, extend_table
 from blinkpy.kv.prefix_cache import index_pages
 from blinkpy.queues.completion import LAPS
-from blinkpy.queues.submission import STOP_IDS, WORD_LOGPROBS, WORD_MAX_TOKENS, WORD_MIN_TOKENS, WORD_STOP_IDS
+from blinkpy.queues.submission import (
+    STOP_IDS,
+    WORD_GRAMMAR_WORDS,
+    WORD_LOGPROBS,
+    WORD_MAX_TOKENS,
+    WORD_MIN_TOKENS,
+    WORD_STOP_IDS,
+)
 from blinkpy.queues.words import COMMAND_RUN
 from blinkpy.scheduler.phases.completions import free_entries, position_in_pair
 
@@ -153,8 +160,10 @@ def forecast_rows(limits, state, rows, lane, lanes):
         forecasts[row, S.FORECAST_SLOT_LAP] = slot - pair * limits.slots_per_pair | lap << S.FORECAST_LAP_SHIFT
         forecasts[row, S.FORECAST_LENGTH] = length
         forecasts[row, S.FORECAST_CACHE_SLOT] = page << limits.page_shift | ((length - 1) & (limits.page_size - 1))
-        forecasts[row, S.FORECAST_FLAGS] = (S.FORECAST_IS_LAST if last else 0) | (
-            S.FORECAST_RECORD if requests.entry[slot, WORD_LOGPROBS] >= 0 else 0
+        forecasts[row, S.FORECAST_FLAGS] = (
+            (S.FORECAST_IS_LAST if last else 0)
+            | (S.FORECAST_RECORD if requests.entry[slot, WORD_LOGPROBS] >= 0 else 0)
+            | (S.FORECAST_GRAMMAR if requests.entry[slot, WORD_GRAMMAR_WORDS] != 0 else 0)
         )
         forecasts[row, S.FORECAST_STOPS] = stops
         context = max(context, length)

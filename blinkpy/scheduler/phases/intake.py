@@ -6,9 +6,11 @@ Entries are copied once and the copy is checked, so a front end that writes whil
 from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, block_sum, device, store_release, strided
 from blinkpy.kv import state as S
+from blinkpy.kv.grammars import find_grammar, is_automaton, unused_grammar
 from blinkpy.kv.invariants import phase_faults as F
 from blinkpy.queues import completion as C
 from blinkpy.queues import submission as E
+from blinkpy.queues.byte_automaton import CELLS_WORD
 from blinkpy.queues.page_hash import HASH_SHIFT
 from blinkpy.queues.request_parameters import INT32_MAX
 from blinkpy.queues.words import COMMAND_RUN, PAIR_SQ_HEAD
@@ -18,6 +20,8 @@ REQUESTS_ACCEPTED = S.COUNTER_INDEX["requests_accepted"]
 REQUESTS_REJECTED = S.COUNTER_INDEX["requests_rejected"]
 PROMPT_TOKENS = S.COUNTER_INDEX["prompt_tokens"]
 STALE_ENTRIES = S.COUNTER_INDEX["stale_entries"]
+GRAMMARS_INSTALLED = S.COUNTER_INDEX["grammars_installed"]
+GRAMMARS_REUSED = S.COUNTER_INDEX["grammars_reused"]
 
 MICROSECOND_NS = 1000
 HASH_LIMIT = 1 << 2 * HASH_SHIFT
@@ -57,7 +61,7 @@ def intake(limits, queues, state, lane, lanes):
 
 @device
 def consume_entry(limits, queues, state, pair, lane, lanes):
-    """Consume one entry. Returns the number of prompt tokens that were copied. Ends with a barrier."""
+    """Consume one entry. Returns the number of prompt tokens and words that were copied. Ends with a barrier."""
     requests, counts, counters, entry = state.requests, state.counts, state.counters, state.scratch.entry
     where = state.pairs.sq_head[pair] & (limits.sq_entries - 1)
     for word in strided(lane, E.SQ_ENTRY_WORDS, lanes):
@@ -76,15 +80,17 @@ def consume_entry(limits, queues, state, pair, lane, lanes):
     if stale or not usable:
         if lane == 0:
             counters[STALE_ENTRIES if stale else REQUESTS_REJECTED] += 1
-        record_entry(limits, state, pair, 0, 0, lane, lanes)
+        record_entry(limits, state, pair, 0, 0, -1, 0, lane, lanes)
         return 0
     expect(state, requests.num_pages[slot] == 0, F.SLOT_HOLDS_PAGES)
     expect(state, waiting + entering < limits.slots and finishing < limits.slots, F.LISTS_FULL)
     reason = check_entry(limits, entry, state.pairs.epoch[pair])
-    length, copied = entry[E.WORD_PROMPT_LENGTH], 0
+    length, copied, grammar, taken = entry[E.WORD_PROMPT_LENGTH], 0, -1, 0
     if reason == 0:
         reason = copy_prompt(limits, queues, requests, entry, pair, slot, lane, lanes)
         copied = length
+    if reason == 0 and entry[E.WORD_GRAMMAR_WORDS] != 0:
+        reason, grammar, taken = take_grammar(limits, queues, state, pair, lane, lanes)
     for word in strided(lane, E.SQ_ENTRY_WORDS, lanes):
         requests.entry[slot, word] = entry[word]
     if lane == 0 and reason == 0:
@@ -103,6 +109,8 @@ def consume_entry(limits, queues, state, pair, lane, lanes):
         requests.stalled[slot] = 0
         requests.preemptions[slot] = 0
         requests.hit_tokens[slot] = 0
+        requests.grammar[slot] = grammar
+        requests.grammar_state[slot] = 0
         state.waiting[waiting + entering] = slot
         counts[S.UNRANKED_COUNT] = entering + 1
         counts[S.ARRIVALS] = arrivals + 1
@@ -115,9 +123,9 @@ def consume_entry(limits, queues, state, pair, lane, lanes):
         state.finishing[finishing] = slot
         counts[S.FINISHING_COUNT] = finishing + 1
         counters[REQUESTS_REJECTED] += 1
-    record_entry(limits, state, pair, slot, copied, lane, lanes)
+    record_entry(limits, state, pair, slot, copied, grammar, taken, lane, lanes)
     barrier(lanes)
-    return copied
+    return copied + taken
 
 
 @device
@@ -143,7 +151,16 @@ def check_entry(limits, entry, epoch):
         reason = C.REJECT_PAGES
     elif (count != full and not unhashed) or offset < 0 or offset + count > limits.hash_entries:
         reason = C.REJECT_HASHES
+    elif entry[E.WORD_GRAMMAR_WORDS] != 0 and not grammar_in_range(limits, entry):
+        reason = C.REJECT_GRAMMAR
     return reason
+
+
+@device
+def grammar_in_range(limits, entry):
+    """Whether an entry's automaton is as long as one can be, and lies in the arena."""
+    offset, words = entry[E.WORD_GRAMMAR_OFFSET], entry[E.WORD_GRAMMAR_WORDS]
+    return CELLS_WORD < words <= limits.grammar_words and 0 <= offset <= limits.prompt_tokens - words
 
 
 def make_range_check(checks):
@@ -189,3 +206,33 @@ def copy_prompt(limits, queues, requests, entry, pair, slot, lane, lanes):
     elif bad > 0:
         reason = C.REJECT_HASHES
     return reason
+
+
+@device
+def take_grammar(limits, queues, state, pair, lane, lanes):
+    """Find the automaton of the entry in scratch.entry in its pair's share, or copy it there and check the copy.
+
+    Returns (REJECT_* or 0, its slot, words that were copied). Nobody looks at the slot that is written: no live request has it.
+    """
+    grammars, entry, epoch = state.grammars, state.scratch.entry, state.pairs.epoch[pair]
+    digest, offset, words = long_word(entry, E.LONG_GRAMMAR_DIGEST), entry[E.WORD_GRAMMAR_OFFSET], entry[E.WORD_GRAMMAR_WORDS]
+    reason, copied, counter = 0, 0, GRAMMARS_REUSED
+    slot = find_grammar(limits, grammars, pair, epoch, digest, lane, lanes)
+    if slot < 0:
+        slot = unused_grammar(limits, state.requests, grammars, state.scratch, pair, lane, lanes)
+        if slot < 0:
+            return C.REJECT_SHARE, slot, copied
+        for i in strided(lane, words, lanes):
+            grammars.words[slot, i] = queues.prompt[pair, offset + i]
+        barrier(lanes)
+        copied, counter = words, GRAMMARS_INSTALLED
+        if not is_automaton(grammars.words, slot, words, lane, lanes):
+            reason = C.REJECT_GRAMMAR
+    if lane == 0 and reason == 0:
+        grammars.epoch[slot], grammars.digest[slot] = epoch, digest
+        grammars.used[slot] = state.counts[S.ARRIVALS] + 1
+        state.counters[counter] += 1
+    elif lane == 0:
+        grammars.epoch[slot], grammars.used[slot] = 0, 0
+    barrier(lanes)
+    return reason, slot, copied

@@ -12,7 +12,8 @@ Layout, int64 words:
     inbox     for each pair: heartbeat, claim, completion head, doorbell, as the turn read them
     sampled   a token for each row of the step before
     notes     what is rare, each with a word in front: kind | words << 8
-                  RECORDED_ENTRY: pair | prompt tokens << 32; the entry, 16 words; the prompt, two tokens a word; its page hashes
+                  RECORDED_ENTRY: pair | prompt tokens << 32; words of the automaton that were read; the entry, 32 words; the
+                      prompt, two tokens a word; its page hashes; the automaton, two words a word
                   RECORDED_CANCELS: slots whose cancel word named them, or -1, a word each
     planned   for each row: slot | tokens << 32
 
@@ -112,9 +113,10 @@ def open_note(limits, state):
 
 
 @device
-def record_entry(limits, state, pair, slot, copied, lane, lanes):
+def record_entry(limits, state, pair, slot, copied, grammar, taken, lane, lanes):
     """Write down an entry that was consumed: scratch.entry, and the `copied` prompt tokens in the request's slot, with the
-    page hashes of the prompt; without them if copied is 0. Called by all lanes; ends with a barrier."""
+    page hashes of the prompt; without them if copied is 0. Behind them the `taken` words in the slot `grammar`. Called by all
+    lanes; ends with a barrier."""
     if limits.record_turns == 0:
         return
     requests, entry, recorder = state.requests, state.scratch.entry, state.recorder
@@ -124,18 +126,23 @@ def record_entry(limits, state, pair, slot, copied, lane, lanes):
     pairs_of_tokens = (copied + 1) >> 1
     barrier(lanes)  # lane 0 moves the cursor below
     for i in strided(lane, SQ_ENTRY_WORDS >> 1, lanes):
-        words[(at + 2 + i) & mask] = (entry[2 * i] & LOW) | entry[2 * i + 1] << HALF
-    first = at + 2 + (SQ_ENTRY_WORDS >> 1)
+        words[(at + 3 + i) & mask] = (entry[2 * i] & LOW) | entry[2 * i + 1] << HALF
+    first = at + 3 + (SQ_ENTRY_WORDS >> 1)
     for i in strided(lane, pairs_of_tokens, lanes):
         second = requests.tokens[slot, 2 * i + 1] if 2 * i + 1 < copied else 0
         words[(first + i) & mask] = (requests.tokens[slot, 2 * i] & LOW) | second << HALF
     first += pairs_of_tokens
     for i in strided(lane, hashes, lanes):
         words[(first + i) & mask] = requests.page_hash[slot, i]
+    first += hashes
+    for i in strided(lane, (taken + 1) >> 1, lanes):
+        second = state.grammars.words[grammar, 2 * i + 1] if 2 * i + 1 < taken else 0
+        words[(first + i) & mask] = (state.grammars.words[grammar, 2 * i] & LOW) | second << HALF
     if lane == 0:
-        length = first + hashes - at
+        length = first + ((taken + 1) >> 1) - at
         words[at & mask] = S.RECORDED_ENTRY | length << S.NOTE_SHIFT
         words[(at + 1) & mask] = pair | copied << HALF
+        words[(at + 2) & mask] = taken
         recorder.cursor[S.NOTES] += length
     barrier(lanes)
 

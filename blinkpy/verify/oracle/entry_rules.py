@@ -5,6 +5,7 @@ from typing import Any
 
 from blinkpy.kv.limits import Limits
 from blinkpy.queues import completion as C
+from blinkpy.queues.byte_automaton import CELLS_WORD, ByteAutomaton
 from blinkpy.queues.page_hash import HASH_SHIFT
 from blinkpy.queues.request_parameters import PARAMETERS, Parameter
 from blinkpy.queues.submission import SUBMIT_NO_PREFIX_CACHE
@@ -48,7 +49,19 @@ def refusal(limits: Limits, entry: Any, epoch: int) -> int:
         return C.REJECT_PAGES
     if not (hashes == length // limits.page_size or unhashed) or first < 0 or first + hashes > limits.hash_entries:
         return C.REJECT_HASHES
+    words, start = int(entry["grammar_words"]), int(entry["grammar_offset"])
+    if words and not (CELLS_WORD < words <= limits.grammar_words and 0 <= start and start + words <= limits.prompt_tokens):
+        return C.REJECT_GRAMMAR
     return 0
+
+
+def read_automaton(queues: EngineViews, pair: int, entry: Any) -> ByteAutomaton | None:
+    """The automaton of an entry whose place is in range; None where there is none."""
+    words = queues.prompt[pair, int(entry["grammar_offset"]) :][: int(entry["grammar_words"])].copy()
+    try:
+        return ByteAutomaton.of_words(words)
+    except ValueError:
+        return None
 
 
 def in_range(parameter: Parameter, value: Any) -> bool:

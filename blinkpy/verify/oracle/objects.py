@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from blinkpy.queues.byte_automaton import ByteAutomaton
 from blinkpy.queues.completion import FINISH_NONE
 from blinkpy.verify.oracle.page_pool import Page
 
@@ -20,6 +21,7 @@ class Pair:
     cq_head: int = 0
     cq_tail: int = 0
     unclaimed: int = 0  # entries of the completion queue that no running request counts on
+    grammars: dict[tuple[int, int], ByteAutomaton] = field(default_factory=dict)  # by epoch and digest, in the order of their use
 
 
 class Verdict(NamedTuple):
@@ -59,6 +61,9 @@ class Request:
     stalled: bool = False
     preemptions: int = 0
     hit_tokens: int = 0
+    grammar: ByteAutomaton | None = None
+    grammar_key: tuple[int, int] = (0, 0)  # epoch and digest
+    grammar_state: int = 0
 
     @property
     def missing(self) -> int:

@@ -12,11 +12,12 @@ from blinkpy.kv import state as S
 from blinkpy.kv.limits import Limits
 from blinkpy.queues import completion as C
 from blinkpy.queues import words as W
+from blinkpy.queues.byte_automaton import DEAD
 from blinkpy.queues.hit_word import pack_hits
 from blinkpy.queues.submission import SQ_ENTRY
 from blinkpy.queues.views import EngineViews
 from blinkpy.scheduler.policies import Policy, RequestFields
-from blinkpy.verify.oracle.entry_rules import read_request
+from blinkpy.verify.oracle.entry_rules import read_automaton, read_request
 from blinkpy.verify.oracle.objects import Pair, Request, Row, Verdict
 from blinkpy.verify.oracle.page_pool import Page, PagePool, Place
 
@@ -24,12 +25,21 @@ from blinkpy.verify.oracle.page_pool import Page, PagePool, Place
 class Oracle:
     """What the scheduler must decide.
 
-    queues: the segment. sampled: State.batch.sampled. `turn` runs after the scheduler's own, on the same inputs: nobody may have
-    written a word of the segment since.
+    queues: the segment. sampled: State.batch.sampled. pieces: the bytes of each token, where there are grammars. `turn` runs
+    after the scheduler's own, on the same inputs: nobody may have written a word of the segment since.
     """
 
-    def __init__(self, limits: Limits, policy: Policy, queues: EngineViews, sampled: Any, buckets: list[tuple[int, int]]) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        policy: Policy,
+        queues: EngineViews,
+        sampled: Any,
+        buckets: list[tuple[int, int]],
+        pieces: list[bytes],
+    ) -> None:
         self.limits, self.policy, self.queues, self.sampled, self.buckets = limits, policy, queues, sampled, buckets
+        self.pieces = pieces
         self.pairs = [Pair() for _ in range(limits.pairs)]
         self.pool = PagePool(limits.pages)
         self.live: dict[int, Request] = {}  # by slot
@@ -135,6 +145,8 @@ class Oracle:
             self.counters["requests_rejected"] += 1
             return 0
         request, read = read_request(self.limits, self.queues, number, slot, entry, pair.epoch)
+        if not request.finish and entry["grammar_words"]:
+            read += self._take_grammar(request, pair, entry)
         self.live[slot] = request
         if request.finish:
             self.finishing.append(request)
@@ -144,8 +156,31 @@ class Oracle:
         self.arrivals += 1
         self.unranked.append(request)
         self.counters["requests_accepted"] += 1
-        self.counters["prompt_tokens"] += read
+        self.counters["prompt_tokens"] += request.prompt_length
         return read
+
+    def _take_grammar(self, request: Request, pair: Pair, entry: Any) -> int:
+        """R2: the grammar of a request, from its pair's share or from the arena. Returns the words that were read."""
+        key = request.grammar_key = pair.epoch, int(entry["grammar_digest"])
+        request.grammar = pair.grammars.pop(key, None)
+        if request.grammar is not None:
+            pair.grammars[key] = request.grammar  # used last
+            self.counters["grammars_reused"] += 1
+            return 0
+        if len(pair.grammars) >= self.limits.grammar_share:
+            used = {r.grammar_key for r in self.running + self.waiting + self.unranked if r.pair == request.pair}
+            unused = [other for other in pair.grammars if other not in used]
+            if not unused:
+                request.reason, request.finish = C.REJECT_SHARE, C.FINISH_REJECTED
+                return 0
+            del pair.grammars[unused[0]]
+        request.grammar = read_automaton(self.queues, request.pair, entry)
+        if request.grammar is None:
+            request.reason, request.finish = C.REJECT_GRAMMAR, C.FINISH_REJECTED
+        else:
+            pair.grammars[key] = request.grammar
+            self.counters["grammars_installed"] += 1
+        return int(entry["grammar_words"])
 
     # ---- the step -------------------------------------------------------------------------------------------------------
 
@@ -211,19 +246,32 @@ class Oracle:
             self._drop(request)
 
     def _append(self, request: Request, token: int) -> None:
-        if not 0 <= token < self.limits.vocab_size:
+        generated = len(request.tokens) + 1 - request.prompt_length
+        stops = generated > request.min_tokens and token in request.stop_ids
+        if not 0 <= token < self.limits.vocab_size or not self._allowed(request, token, stops):
             request.finish = C.FINISH_ERROR
             self._publish(request, 0, C.FINISH_ERROR)
             return
         last = self._ends_next(request)
         request.tokens.append(token)
-        generated = len(request.tokens) - request.prompt_length
-        if generated > request.min_tokens and token in request.stop_ids:
+        if stops:
             request.finish = C.FINISH_STOP
+        elif request.grammar is not None and request.grammar.must_end(request.grammar_state):
+            request.finish = C.FINISH_COMPLETE
         elif last:
             request.finish = C.FINISH_LENGTH
         self.counters["generated_tokens"] += 1
         self._publish(request, token, request.finish | C.HAS_TOKEN | (C.HAS_LOGPROBS if request.logprobs else 0))
+
+    def _allowed(self, request: Request, token: int, stops: bool) -> bool:
+        """R6: whether a request's grammar allows a token, which moves its state."""
+        grammar, piece = request.grammar, self.pieces[token] if self.pieces else b""
+        if grammar is None:
+            return True
+        if stops:
+            return bool(grammar.accepting[request.grammar_state])
+        request.grammar_state = grammar.advance(request.grammar_state, piece) if piece else DEAD
+        return request.grammar_state != DEAD
 
     def _publish(self, request: Request, value: int, flags: int) -> None:
         pair = self.pairs[request.pair]

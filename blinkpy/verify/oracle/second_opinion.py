@@ -8,6 +8,7 @@ import numpy as np
 from blinkpy.kv import state as S
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import State
+from blinkpy.kv.token_bytes import TokenBytes
 from blinkpy.queues import words as W
 from blinkpy.queues.views import EngineViews
 from blinkpy.scheduler.policies import Policy
@@ -29,6 +30,7 @@ FIELDS: dict[str, Callable[[Request], int]] = {
     "stalled": lambda r: r.stalled,
     "preemptions": lambda r: r.preemptions,
     "hit_tokens": lambda r: r.hit_tokens,
+    "grammar_state": lambda r: r.grammar_state,
 }
 PAIR_WORDS = [W.PAIR_SQ_HEAD, W.PAIR_CQ_TAIL, W.PAIR_EPOCH, W.PAIR_ATTACHED]
 
@@ -45,7 +47,10 @@ class SecondOpinion:
             raise ValueError("the oracle needs hashes that tell pages apart")
         self.state, self.queues = state, queues
         buckets = list(zip(state.buckets.tokens.tolist(), state.buckets.rows.tolist(), strict=True))
-        self.oracle = Oracle(limits, policy, queues, state.batch.sampled, buckets)
+        tokens = TokenBytes(state.grammars.token_place, state.grammars.token_bytes)
+        self.oracle = Oracle(
+            limits, policy, queues, state.batch.sampled, buckets, tokens.pieces() if limits.grammar_share else []
+        )
         self._tails = [0] * limits.pairs
 
     def difference(self, now_ns: int, bucket: int) -> str:
@@ -89,7 +94,17 @@ class SecondOpinion:
         pairs = [[p.sq_head, p.cq_tail, p.epoch, p.attached] for p in oracle.pairs]
         yield "words of the queue pairs", queues.pair[:, PAIR_WORDS].tolist(), pairs
         yield "hit words", queues.hits.ravel().tolist(), oracle.hit_words
+        places = [(own, words) for own, words in self._grammars() if own != words]
+        yield "grammars of the queue pairs", [own for own, _ in places], [words for _, words in places]
         yield from self._completions()
+
+    def _grammars(self) -> Iterator[tuple[Any, Any]]:
+        """What each queue pair's share holds, in the order of use."""
+        share, grammars = self.oracle.limits.grammar_share, self.state.grammars
+        for i, pair in enumerate(self.oracle.pairs):
+            slots = [s for s in range(i * share, (i + 1) * share) if grammars.epoch[s]]
+            slots.sort(key=lambda s: int(grammars.used[s]))
+            yield [(int(grammars.epoch[s]), int(grammars.digest[s])) for s in slots], list(pair.grammars)
 
     def _gauges(self) -> dict[str, int]:
         oracle, pool = self.oracle, self.oracle.pool

@@ -94,6 +94,8 @@ class Replay:
             if len(entry.prompt):
                 views.prompt[entry.pair, entry["prompt_offset"] :][: len(entry.prompt)] = entry.prompt
                 views.hashes[entry.pair, entry["hash_offset"] :][: len(entry.hashes)] = entry.hashes
+            if len(entry.automaton):
+                views.prompt[entry.pair, entry["grammar_offset"] :][: len(entry.automaton)] = entry.automaton
         state.batch.sampled[: len(turn.sampled)] = turn.sampled
 
     def _planned(self) -> Int64:

@@ -6,20 +6,23 @@ from typing import NamedTuple
 import numpy as np
 
 from blinkpy.kv import state as S
+from blinkpy.kv.grammars import must_end
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import State
-from blinkpy.queues.completion import REJECT_HASHES, REJECT_LENGTH, REJECT_PAGES, REJECT_PARAMETER, REJECT_PROMPT, REJECT_TOKEN
+from blinkpy.queues import completion as C
 from blinkpy.queues.submission import STOP_IDS, WORD_MAX_TOKENS, WORD_MIN_TOKENS, WORD_STOP_IDS
 from blinkpy.scheduler.phases.admit import WATERMARK_SHIFT
 from blinkpy.verify.replay.turn_records import Entry, Turn
 
 REJECTIONS = {
-    REJECT_PROMPT: "its prompt is empty or outside the arena",
-    REJECT_LENGTH: "prompt and max_tokens are beyond the engine's context",
-    REJECT_PAGES: "it can never fit into the page pool",
-    REJECT_HASHES: "its page hashes are not those of its prompt's full pages",
-    REJECT_TOKEN: "a prompt token is outside the vocabulary",
-    REJECT_PARAMETER: "a parameter is out of range",
+    C.REJECT_PROMPT: "its prompt is empty or outside the arena",
+    C.REJECT_LENGTH: "prompt and max_tokens are beyond the engine's context",
+    C.REJECT_PAGES: "it can never fit into the page pool",
+    C.REJECT_HASHES: "its page hashes are not those of its prompt's full pages",
+    C.REJECT_TOKEN: "a prompt token is outside the vocabulary",
+    C.REJECT_PARAMETER: "a parameter is out of range",
+    C.REJECT_GRAMMAR: "the words of its grammar are no automaton, or too large a one",
+    C.REJECT_SHARE: "the requests of its queue pair have as many grammars as its share holds",
 }
 WHY_REVOKED = ((S.EXPIRED, "its lease ended"), (S.BROKEN, "it broke the protocol"))
 
@@ -94,6 +97,9 @@ class EventTracer:
             return ""
         if int(requests.tokens[slot, length - 1]) in stops and generated > requests.entry[slot, WORD_MIN_TOKENS]:
             return f"with a stop token, after {generated} tokens"
+        grammar, words = requests.grammar[slot], self.state.grammars.words
+        if grammar >= 0 and must_end(words, grammar, requests.grammar_state[slot]):
+            return f"at the end of its grammar, after {generated} tokens"
         if generated >= most:
             return f"at max_tokens, after {generated} tokens"
         return f"at the context of {limits.max_model_len} tokens" if length >= limits.max_model_len else ""

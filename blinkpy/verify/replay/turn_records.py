@@ -22,12 +22,14 @@ class BrokenRecordError(ValueError):
 
 @dataclass(frozen=True)
 class Entry:
-    """A submission entry that a turn consumed. prompt: int32 [n], as far as it was read; hashes: int64, of its full pages."""
+    """A submission entry that a turn consumed. prompt: int32 [n], as far as it was read; hashes: int64, of its full pages;
+    automaton: int32, empty if it was not read."""
 
     pair: int
     words: Int32
     prompt: Int32
     hashes: Int64
+    automaton: Int32
 
     def __getitem__(self, field: str) -> int:
         return int(self.words.view(SQ_ENTRY)[0][field])
@@ -89,7 +91,7 @@ def _notes(words: Int64, number: int) -> tuple[tuple[Entry, ...], tuple[int, ...
         note = words[at + 1 : at + length]
         if length < 1 or at + length > len(words):
             raise BrokenRecordError(f"a note of turn {number} is cut short")
-        if kind == S.RECORDED_ENTRY and length >= 2 + SQ_ENTRY_WORDS // 2:
+        if kind == S.RECORDED_ENTRY and length >= 3 + SQ_ENTRY_WORDS // 2:
             entries.append(_entry(note))
         elif kind == S.RECORDED_CANCELS:
             cancelled += [slot for slot in note.tolist() if slot >= 0]
@@ -102,8 +104,9 @@ def _notes(words: Int64, number: int) -> tuple[tuple[Entry, ...], tuple[int, ...
 
 
 def _entry(note: Int64) -> Entry:
-    pair, copied = int(note[0]) & LOW, int(note[0]) >> HALF
-    entry, prompt, hashes = np.split(note[1:], np.cumsum([SQ_ENTRY_WORDS // 2, (copied + 1) // 2]))
-    if copied > 2 * len(prompt):
-        raise BrokenRecordError("a prompt is cut short")
-    return Entry(pair, entry.view(np.int32), prompt.view(np.int32)[:copied], hashes)
+    pair, copied, taken = int(note[0]) & LOW, int(note[0]) >> HALF, int(note[1])
+    entry, prompt, rest = np.split(note[2:], np.cumsum([SQ_ENTRY_WORDS // 2, (copied + 1) // 2]))
+    if copied > 2 * len(prompt) or not 0 <= taken <= 2 * len(rest):
+        raise BrokenRecordError("a prompt or an automaton is cut short")
+    hashes, automaton = np.split(rest, [len(rest) - (taken + 1) // 2])
+    return Entry(pair, entry.view(np.int32), prompt.view(np.int32)[:copied], hashes, automaton.view(np.int32)[:taken])

@@ -8,6 +8,7 @@ request gives a wrong token, and a front end knows the right ones from the promp
 from blinkpy.device.expect import fault_code
 from blinkpy.device.portable import device
 from blinkpy.kv import state as S
+from blinkpy.kv.grammars import nearest_legal
 from blinkpy.queues.logprob_record import LOGPROB_ENTRIES
 from blinkpy.queues.submission import WORD_LOGPROBS, WORD_SEED
 
@@ -64,7 +65,10 @@ def compute(limits, queues, state, sim):
             total = 0
             for position in range(batch.context_lengths[row]):
                 total += cached(limits, state, cache, slot, position) * (position + 1)
-            batch.sampled[row] = token_after(total, requests.entry[slot, WORD_SEED], limits.vocab_size)
+            token = token_after(total, requests.entry[slot, WORD_SEED], limits.vocab_size)
+            if requests.grammar[slot] >= 0:
+                token = nearest_legal(state.grammars, requests, slot, token, limits.vocab_size)
+            batch.sampled[row] = token
             if requests.entry[slot, WORD_LOGPROBS] >= 0:
                 for k in range(LOGPROB_ENTRIES):
                     batch.logprobs[row, k] = record_word(batch.sampled[row], batch.context_lengths[row], k)

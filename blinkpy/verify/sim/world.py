@@ -12,12 +12,14 @@ import numpy as np
 from blinkpy.kv.limits import Limits, make_limits
 from blinkpy.kv.state import Int32, Int64, State
 from blinkpy.kv.state_memory import make_state
+from blinkpy.kv.token_bytes import TokenBytes
 from blinkpy.queues.header import EngineFacts, write_header
 from blinkpy.queues.layout import QueueLayout, QueueSizes
 from blinkpy.queues.request_parameters import INT32_MAX, PARAMETERS
 from blinkpy.queues.submission import CHECKS, SQ_ENTRY_WORDS, neutral_entries, order_key
 from blinkpy.queues.views import EngineViews, engine_views
 from blinkpy.verify.sim.events import LOG, LOG_WORDS
+from blinkpy.verify.sim.grammar_supply import GRAMMAR_WORDS, GrammarSupply, random_pieces, random_supply
 
 WIRE = 128  # writes of a front end that are still under way; a power of two
 STEMS = 3  # sequences that prompts begin with, so that prefixes are shared
@@ -70,6 +72,7 @@ class Fronts(NamedTuple):
     cancelled: Int64
     logprobs: Int64  # asked for; -1: none
     poisoned: Int64  # the model failed for this request
+    grammar: Int64  # index of Sim.grammars, -1: none
     tokens: Int32  # [S, C] prompt, and after it what must be generated
     page_hash: Int64  # [S, K]
     entry: Int32  # [Q, sq_entries, 64] as submitted
@@ -115,6 +118,7 @@ class Sim(NamedTuple):
     references: Int64  # [max(S, N)] scratch
     seen: Int64  # [max(S, N)] scratch
     entry: Int32  # [64] scratch
+    grammars: GrammarSupply
     good: Int32  # [GOOD_ENTRIES, 64] entries whose parameters are neutral, the lowest and the highest that are accepted
     bad: Int32  # [BAD_WORDS, 2] word of an entry, and a value that it must be refused for
     log: Int64  # [LOG, LOG_WORDS]
@@ -137,7 +141,8 @@ def random_limits(draw: random.Random, tight: bool) -> WorldSizes:
     pages = draw.randint(3, FEW_PAGES) if draw.random() < 0.8 else draw.randint(FEW_PAGES + 1, 80)
     pairs, slots, context = draw.randint(1, 5), draw.randint(1, 6), draw.randint(8, 48)
     sq_entries = max(2, 1 << (slots - 1).bit_length())
-    per_entry = (context, context // page_size + 1)  # tokens and hashes
+    share = draw.choice((0, 1, 2, 4))
+    per_entry = (context + (GRAMMAR_WORDS if share else 0), context // page_size + 1)  # tokens with an automaton, and hashes
     arenas = [n + draw.randint(0, n) if tight else sq_entries * n for n in per_entry]
     sizes = QueueSizes(
         pairs=pairs,
@@ -150,6 +155,7 @@ def random_limits(draw: random.Random, tight: bool) -> WorldSizes:
     # Multipliers of 0 make hashes that say little, so that many collide.
     multipliers = draw.choice(((1_234_567, 7_654_321), (1_234_567, 7_654_321), (0, 0)))
     facts = EngineFacts(1, *multipliers, context, draw.choice((2, 2, 50, 1000)), page_size, pages, rows, lease_ms=1)
+    facts = facts._replace(grammar_share=share, grammar_words=GRAMMAR_WORDS if share else 0)
     tokens = rows + draw.randint(0, 20)
     mixed = draw.randint(2 * rows, tokens) if 2 * rows <= tokens and draw.random() < 0.5 else 0
     options = {
@@ -219,7 +225,10 @@ def make_world(
     layout = QueueLayout(sizes)
     segment = memoryview(bytearray(layout.total_bytes))
     write_header(segment, sizes, facts)
-    limits = make_limits(sizes, facts, **({"record_turns": 1} if records else {}) | options)
+    pieces = random_pieces(draw, facts.vocab_size)
+    tokens = TokenBytes.of(pieces, facts.vocab_size)
+    words = len(tokens.words) if facts.grammar_share else 0
+    limits = make_limits(sizes, facts, **({"record_turns": 1} if records else {}) | options, token_words=words)
     if seed % 3 == 0:
         limits = limits._replace(ring_entries=limits.index_buckets)  # the least that works: it is compacted often
     odds = odds or random_odds(draw, limits)
@@ -242,13 +251,15 @@ def make_world(
         references=np.zeros(scratch, np.int64),
         seen=np.zeros(scratch, np.int64),
         entry=np.zeros(SQ_ENTRY_WORDS, np.int32),
+        grammars=random_supply(seed, limits.grammar_share, pieces),
         good=good_entries(),
         bad=np.array(bad_words(), np.int32),
         log=np.zeros((LOG, LOG_WORDS), np.int64),
         logged=np.zeros(1, np.int64),
     )
     buckets = [] if chosen else random_buckets(draw, limits)
-    return World(limits, make_state(limits, buckets, checked=checked), engine_views(segment, layout), sim, segment)
+    state = make_state(limits, buckets, checked=checked, tokens=tokens)
+    return World(limits, state, engine_views(segment, layout), sim, segment)
 
 
 def _make_fronts(limits: Limits) -> Fronts:

@@ -19,10 +19,14 @@ from blinkpy.kv.invariants.check_state import check_state, compiled_check, state
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import State
 from blinkpy.kv.state_memory import differences, snapshot
+from blinkpy.queues.byte_automaton import STATES_WORD
 from blinkpy.verify.sim.simulation import Simulation
 
 NAMES = {code: name for module in (B, P, R) for name, code in vars(module).items() if name.isupper() and isinstance(code, int)}
-ARRAYS = "requests.", "pages.", "pairs.", "batch.", "forecast.", "running", "waiting", "finishing", "counts", "counters"
+ARRAYS = (
+    *("requests.", "pages.", "grammars.", "pairs.", "batch.", "forecast."),
+    *("running", "waiting", "finishing", "counts", "counters"),
+)
 CONSTANT = "requests.pair", "requests.entry"
 WORLDS, DAMAGES = 60, 1500  # enough to see every code but those of CRAFTED
 
@@ -62,6 +66,22 @@ class Damage(NamedTuple):
     def in_batch(self, count: int, more: int = 0) -> bool:
         rows, listed = int(self.state.batch.counts[S.ROWS]), int(self.state.batch.counts[count])
         return rows > 0 and self.first < listed + more
+
+
+def has_grammar(d: Damage, slot: int) -> bool:
+    return bool(d.state.requests.status[slot] in (S.RUNNING, S.WAITING) and d.state.requests.grammar[slot] >= 0)
+
+
+def state_is_wrong(d: Damage) -> bool:
+    return has_grammar(d, d.first) and not 0 <= d.after < d.state.grammars.words[d.request("grammar"), STATES_WORD]
+
+
+def grammar_is_used(d: Damage) -> bool:
+    return any(has_grammar(d, slot) and d.state.requests.grammar[slot] == d.first for slot in range(d.limits.slots))
+
+
+def epoch_is_used(d: Damage) -> bool:
+    return any(has_grammar(d, slot) and d.state.requests.pair[slot] == d.first for slot in range(d.limits.slots))
 
 
 def batch_size_is_wrong(d: Damage) -> bool | None:
@@ -125,6 +145,12 @@ EXPECTED: dict[str, tuple[Callable[[Damage], bool | None], set[int]]] = {
     ),
     "requests.rank": (lambda d: None if d.lives else False, {R.UNSORTED}),
     "requests.arrival": (lambda d: None if d.lives else False, {R.UNSORTED}),
+    "requests.grammar": (lambda d: d.lives, {R.GRAMMAR_LOST, R.GRAMMAR_FOREIGN}),
+    "requests.grammar_state": (state_is_wrong, {R.GRAMMAR_STATE}),
+    "grammars.epoch": (grammar_is_used, {R.GRAMMAR_FOREIGN}),
+    "grammars.digest": (grammar_is_used, {R.GRAMMAR_FOREIGN}),
+    "grammars.words": (lambda d: None if d.place[1] == STATES_WORD else False, {R.GRAMMAR_STATE}),
+    "pairs.epoch": (epoch_is_used, {R.GRAMMAR_FOREIGN}),
     "pages.refcount": (lambda d: True, {P.REFERENCES}),
     "pages.free": (lambda d: d.below(S.FREE_COUNT), FREE),
     "pages.ring_position": (

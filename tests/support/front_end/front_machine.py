@@ -18,6 +18,7 @@ from support.scheduler_cases import Case
 
 from blinkpy.kv.state import DRAINED
 from blinkpy.queues import words as W
+from blinkpy.queues.byte_automaton import ByteAutomaton
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.submission import SUBMIT_NO_PREFIX_CACHE
 from blinkpy.scheduler.policies import SHIPPED
@@ -52,6 +53,9 @@ class FrontMachine(RuleBasedStateMachine):
         self.pairs: list[Any] = [None] * limits.pairs
         draw = np.random.default_rng(seed)
         self.stems = draw.integers(0, limits.vocab_size, (2, limits.max_model_len)).tolist()
+        supply = world.sim.grammars
+        good = len(supply.following)
+        self.grammars = [ByteAutomaton.of_words(w[:n]) for w, n in zip(supply.words[:good], supply.length[:good], strict=True)]
         for pair in range(limits.pairs):
             self._attach(pair)
 
@@ -62,9 +66,9 @@ class FrontMachine(RuleBasedStateMachine):
         """Requests of all kinds, drawn from a seed: prompts that share their start, any length, any limit."""
         client, draw = self._living(pair), random.Random(seed)
         for _ in range(many if client else 0):
-            sent = ExpectedRequest(self.case.limits, *self._request(draw))
+            sent = ExpectedRequest(self.case.limits, *self._request(draw), self.case.pieces)
             try:
-                client.submit(np.array(sent.prompt, np.int32), sent.sampling, sent)
+                client.submit(np.array(sent.prompt, np.int32), sent.sampling, sent, sent.grammar)
             except self.client.NoRoomError:
                 assert client.in_flight, "busy with nothing"
                 return
@@ -226,7 +230,7 @@ class FrontMachine(RuleBasedStateMachine):
                 if pair not in self.delayed:
                     client.transport.deliver(1 << 30)
 
-    def _request(self, draw: random.Random) -> tuple[list[int], RequestParameters]:
+    def _request(self, draw: random.Random) -> tuple[list[int], RequestParameters, ByteAutomaton | None]:
         limits = self.case.limits
         longest = min(limits.max_model_len - 1, limits.pages * limits.page_size)
         length = draw.randint(1, longest if draw.random() < 0.5 else max(1, longest // 3))
@@ -243,7 +247,7 @@ class FrontMachine(RuleBasedStateMachine):
             flags=draw.choice((0, 0, SUBMIT_NO_PREFIX_CACHE)),
             stop_ids=tuple(draw.randrange(limits.vocab_size) for _ in range(draw.randint(0, 2))),
         )
-        return prompt, sampling
+        return prompt, sampling, draw.choice(self.grammars) if limits.grammar_share and draw.random() < 0.5 else None
 
     def _check(self, pair: int, client: Any) -> None:
         client.transport.catch_up()

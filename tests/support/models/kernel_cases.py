@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from support.models import kernel_reference
 from support.models.paged_batch import PagedBatches
+from support.models.random_grammars import RandomGrammars
 from torch import Tensor
 
 from blinkpy.kernels.activation import swiglu
@@ -424,17 +425,25 @@ def sampling_case(
     counts = header(rows, rows, rows, device)
     given = torch.from_numpy(logits.copy()).to(device)
     requests = RequestView(*(ints(arrays[name], device) for name in RequestView._fields))
+    automata = RandomGrammars(rng, len(arrays["entry"]), vocabulary)
+    automata.constrain(arrays["entry"])
+    requests, grammars = requests._replace(entry=ints(arrays["entry"], device)), automata.view(device)
+    allowed = logits.copy()
+    for row in np.flatnonzero(emits[:rows]):
+        slot = int(row_slots[row])
+        allowed[row, ~automata.legal(slot, arrays["entry"][slot, E.WORD_STOP_IDS : E.WORD_STOP_IDS + E.STOP_IDS])] = -np.inf
     slots, emitted, lengths = (ints(array, device) for array in (row_slots, emits, contexts))
     batch = BatchView(counts, slots, slots, lengths, emitted, slots, slots)
     records = torch.full((bucket, LOGPROB_ENTRIES), -7, dtype=torch.int64, device=device)
     runs = []
     for _ in range(repeats(device)):
         sampled = torch.full((bucket,), -7, dtype=torch.int32, device=device)
-        call = SamplingCall(given, requests, batch, sampled, records, workspace)
+        call = SamplingCall(given, requests, grammars, batch, sampled, records, workspace)
         sample_tokens(call, variant)
         runs.append(sampled)
     assert torch.equal(runs[0], runs[-1]), "two runs differ"
-    assert torch.equal(given.cpu(), torch.from_numpy(logits)), "logits were changed"
+    logits = allowed
+    assert torch.equal(given.cpu(), torch.from_numpy(logits)), "logits were changed, or some that are not legal were left"
     write_logprobs(call)
     entries = records.cpu().numpy().view(LOGPROB_ENTRY)
 

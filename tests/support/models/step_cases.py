@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from support.models import kernel_reference, model_zoo
 from support.models.paged_batch import PagedBatches, Sequence
+from support.models.random_grammars import no_grammars
 
 from blinkpy.device.array_trees import map_arrays
 from blinkpy.kernels.linear.linear_config import LinearConfig
@@ -49,7 +50,7 @@ class OnDevice:
         self.cache = PagedCache(model, self.pages, PAGE, weights.dtype, device)
         table, pdl = table or LinearTable(), device != "cpu"
         decoder = GpuDecoder(model, weights, self.cache, self.batch, self.requests, self.shapes, length, table, pdl)
-        self.step = GpuStep(decoder)
+        self.step = GpuStep(decoder, no_grammars(slots, device))
 
     def give(self, batch: Batch) -> StepShape:
         """Copy a batch over; returns the shape of the graph that runs it."""

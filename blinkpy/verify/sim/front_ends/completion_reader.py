@@ -62,12 +62,12 @@ def take(limits, queues, fronts, pair, place):
         fronts.got[slot] += 1
     complete = fronts.got[slot] == expected
     if finish == completion.FINISH_NONE:
-        return ENDS_LATE if complete else 0
+        return ENDS_LATE if complete and fronts.finish[slot] != completion.FINISH_ERROR else 0  # an error comes without a token
     fronts.request_id[slot] = 0
     if finish == completion.FINISH_CANCELLED:
         return 0 if fronts.cancelled[slot] != 0 else ENDS_OTHERWISE
-    if finish == completion.FINISH_ERROR:
-        return 0 if fronts.poisoned[slot] != 0 else ENDS_OTHERWISE
+    if finish == completion.FINISH_ERROR and fronts.poisoned[slot] != 0:
+        return 0
     if not complete:
         return ENDS_EARLY
     if finish == completion.FINISH_REJECTED:

@@ -58,7 +58,7 @@ def front_turn(limits, queues, sim, turn, pair, command):
     under_way = fronts.wire_tail[pair] - fronts.wire_head[pair]
     if not muted and chance(draws, odds.delay):
         under_way = draw(draws, under_way + 1)
-    deliver(limits, queues, fronts, pair, under_way)
+    deliver(limits, queues, sim, pair, under_way)
     return fault
 
 
@@ -89,7 +89,7 @@ def crash(limits, queues, sim, turn, pair):
     """The front end dies somewhere between two of its writes: those before arrive."""
     fronts = sim.fronts
     note(sim, turn, pair, EVENT_CRASH, 0, 0)
-    deliver(limits, queues, fronts, pair, draw(sim.draws, fronts.wire_tail[pair] - fronts.wire_head[pair] + 1))
+    deliver(limits, queues, sim, pair, draw(sim.draws, fronts.wire_tail[pair] - fronts.wire_head[pair] + 1))
     fronts.wire_head[pair] = fronts.wire_tail[pair]
     forget(limits, fronts, pair)
     fronts.alive[pair] = 0

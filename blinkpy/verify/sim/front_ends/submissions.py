@@ -8,12 +8,21 @@ from blinkpy.queues.words import EPOCH_SHIFT, PAIR_SQ_HEAD
 from blinkpy.verify.sim.draws import chance, draw
 from blinkpy.verify.sim.events import EVENT_CANCEL, EVENT_SUBMIT, EVENT_SUBMIT_BAD, note
 from blinkpy.verify.sim.front_ends.pair_ownership import ring
-from blinkpy.verify.sim.front_ends.wire import WIRE_CANCEL, WIRE_ENTRY, WIRE_PROMPT, hashes_per_entry, send, wire_room
+from blinkpy.verify.sim.front_ends.wire import (
+    WIRE_CANCEL,
+    WIRE_ENTRY,
+    WIRE_PROMPT,
+    hashes_per_entry,
+    prompt_place,
+    send,
+    wire_room,
+)
+from blinkpy.verify.sim.grammar_supply import DAMAGES, MORE_THAN_SHARE
 from blinkpy.verify.sim.synthetic_model import token_after, value_of
 from blinkpy.verify.sim.world import BAD_WORDS, GOOD_ENTRIES, STEMS
 
 # Kinds of bad entries. The engine answers those before BAD_SILENT with FINISH_REJECTED, and the others not at all.
-BAD_PROMPT, BAD_PARAMETER, BAD_LENGTH, BAD_PAGES, BAD_HASHES, BAD_TOKEN, BAD_EPOCH, BAD_SLOT, BAD_KINDS = range(9)
+BAD_PROMPT, BAD_PARAMETER, BAD_LENGTH, BAD_PAGES, BAD_HASHES, BAD_TOKEN, BAD_GRAMMAR, BAD_EPOCH, BAD_SLOT, BAD_KINDS = range(10)
 BAD_SILENT = BAD_EPOCH
 
 SALT = 9
@@ -50,8 +59,48 @@ def draw_prompt(limits, sim, slot):
 
 
 @device
-def expected_end(limits, fronts, slot, entry):
+def draw_grammar(limits, sim, pair, slot):
+    """Give a slot's request a grammar, or none: no more different ones at a time than the pair's share. Returns whether it is a
+    damaged one."""
+    fronts, first, good = sim.fronts, pair * limits.slots_per_pair, limits.grammar_share + MORE_THAN_SHARE
+    fronts.grammar[slot] = -1
+    if limits.grammar_share == 0 or draw(sim.draws, 2) == 0:
+        return False
+    damaged = chance(sim.draws, sim.odds.bad)
+    wanted, others = good + draw(sim.draws, DAMAGES) if damaged else draw(sim.draws, good), 0
+    for i in range(limits.slots_per_pair):
+        own = fronts.grammar[first + i] if fronts.request_id[first + i] != 0 else -1
+        counted = own < 0 or own == wanted
+        for k in range(i):
+            counted = counted or (fronts.request_id[first + k] != 0 and fronts.grammar[first + k] == own)
+        others += 0 if counted else 1
+    if others < limits.grammar_share:
+        fronts.grammar[slot] = wanted
+    return damaged and fronts.grammar[slot] >= 0
+
+
+@device
+def allowed(sim, slot, state, token, stops):
+    """Whether the grammar of a slot's request allows a token in a state. stops: it is a stop id that counts."""
+    own = sim.fronts.grammar[slot]
+    if stops:
+        return sim.grammars.accepting[own, state] != 0
+    return sim.grammars.following[own, state, token] >= 0
+
+
+@device
+def is_stop(entry, token, generated):
+    """Whether a token, the generated-th of the output, is a stop id that counts."""
+    stops = False
+    for i in range(submission.STOP_IDS):
+        stops = stops or entry[submission.WORD_STOP_IDS + i] == token
+    return stops and generated > entry[submission.WORD_MIN_TOKENS]
+
+
+@device
+def expected_end(limits, sim, slot, entry):
     """What the request must get: its tokens (behind the prompt in Fronts.tokens), their number, and its end."""
+    fronts, grammars, own, state = sim.fronts, sim.grammars, sim.fronts.grammar[slot], 0
     length, salt = fronts.prompt_length[slot], fronts.cache_salt[slot]
     most = min(entry[submission.WORD_MAX_TOKENS], limits.max_model_len - length)
     total, value, generated, finish = 0, 0, 0, completion.FINISH_NONE
@@ -59,7 +108,14 @@ def expected_end(limits, fronts, slot, entry):
         value = value_of(value, fronts.tokens[slot, i], i, salt)
         total += value * (i + 1)
     while finish == completion.FINISH_NONE:
-        token = token_after(total, fronts.seed[slot], limits.vocab_size)
+        token, tried = token_after(total, fronts.seed[slot], limits.vocab_size), 0
+        while (
+            own >= 0 and tried < limits.vocab_size and not allowed(sim, slot, state, token, is_stop(entry, token, generated + 1))
+        ):
+            token, tried = (token + 1) % limits.vocab_size, tried + 1
+        if tried == limits.vocab_size:
+            finish = completion.FINISH_ERROR
+            break
         position = length + generated
         fronts.tokens[slot, position] = token
         generated += 1
@@ -67,10 +123,12 @@ def expected_end(limits, fronts, slot, entry):
         total += value * (position + 1)
         if generated == most:
             finish = completion.FINISH_LENGTH
-        if generated > entry[submission.WORD_MIN_TOKENS]:
-            for i in range(submission.STOP_IDS):
-                if entry[submission.WORD_STOP_IDS + i] == token:
-                    finish = completion.FINISH_STOP
+        if is_stop(entry, token, generated):
+            finish = completion.FINISH_STOP
+        elif own >= 0:
+            state = grammars.following[own, state, token]
+            if grammars.ending[own, state] != 0:
+                finish = completion.FINISH_COMPLETE
     fronts.expected[slot], fronts.finish[slot] = generated, finish
 
 
@@ -89,10 +147,17 @@ def fill_entry(limits, sim, pair, place, slot):
     entry[submission.WORD_CACHE_SALT], entry[submission.WORD_CACHE_SALT + 1] = fronts.cache_salt[slot], 0
     entry[submission.WORD_EPOCH] = fronts.epoch[pair]
     entry[submission.WORD_SLOT] = slot - pair * limits.slots_per_pair
-    entry[submission.WORD_PROMPT_OFFSET] = place * limits.max_model_len
+    entry[submission.WORD_PROMPT_OFFSET] = prompt_place(limits, place)
     entry[submission.WORD_PROMPT_LENGTH] = length
     entry[submission.WORD_HASH_OFFSET] = place * hashes_per_entry(limits)
     entry[submission.WORD_HASH_COUNT] = length >> limits.page_shift
+    own = fronts.grammar[slot]
+    if own >= 0:
+        automata = limits.grammar_share + MORE_THAN_SHARE + DAMAGES
+        digest = sim.grammars.digest[(own + pair + fronts.epoch[pair]) % automata]
+        entry[submission.WORD_GRAMMAR_DIGEST], entry[submission.WORD_GRAMMAR_DIGEST + 1] = digest & 0xFFFFFFFF, digest >> 32
+        entry[submission.WORD_GRAMMAR_OFFSET] = prompt_place(limits, place) + limits.max_model_len
+        entry[submission.WORD_GRAMMAR_WORDS] = sim.grammars.length[own]
     entry[submission.WORD_MAX_TOKENS] = 1 + draw(draws, max(1, most))
     entry[submission.WORD_MIN_TOKENS] = 2 if draw(draws, 3) == 0 else 0
     entry[submission.WORD_PRIORITY] = draw(draws, 5) - 2
@@ -129,6 +194,9 @@ def spoil(limits, sim, slot):
     elif kind == BAD_TOKEN:
         fronts.tokens[slot, draw(draws, fronts.prompt_length[slot])] = limits.vocab_size
         reason = completion.REJECT_TOKEN
+    elif kind == BAD_GRAMMAR:
+        reason = completion.REJECT_GRAMMAR
+        entry[submission.WORD_GRAMMAR_WORDS] = -1 if draw(draws, 2) == 0 else limits.grammar_words + 1
     elif kind == BAD_EPOCH:
         entry[submission.WORD_EPOCH] -= 1
     elif kind == BAD_SLOT:
@@ -150,14 +218,18 @@ def submit(limits, queues, sim, turn, pair):
     fronts.seed[slot] = draw(draws, 1 << 20)
     fronts.prompt_length[slot] = draw_prompt(limits, sim, slot)
     fronts.got[slot], fronts.cancelled[slot], fronts.poisoned[slot] = 0, 0, 0
+    damaged = draw_grammar(limits, sim, pair, slot)
     fill_entry(limits, sim, pair, place, slot)
     for k in range(fronts.prompt_length[slot] >> limits.page_shift):
         fronts.page_hash[slot, k] = extend_hash(limits, fronts, slot, k)
     kind = -1
     if chance(draws, sim.odds.bad):
         kind = spoil(limits, sim, slot)
-    if kind < 0:
-        expected_end(limits, fronts, slot, sim.entry)
+    if kind < 0 and damaged:
+        fronts.expected[slot], fronts.finish[slot] = 0, completion.FINISH_REJECTED | completion.REJECT_GRAMMAR << REASON_SHIFT
+        note(sim, turn, pair, EVENT_SUBMIT_BAD, slot - pair * limits.slots_per_pair, BAD_GRAMMAR)
+    elif kind < 0:
+        expected_end(limits, sim, slot, sim.entry)
         note(sim, turn, pair, EVENT_SUBMIT, slot - pair * limits.slots_per_pair, fronts.expected[slot])
     else:
         note(sim, turn, pair, EVENT_SUBMIT_BAD, slot - pair * limits.slots_per_pair, kind)

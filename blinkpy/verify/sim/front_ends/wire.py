@@ -23,8 +23,9 @@ def wire_room(fronts, pair):
 
 
 @device
-def deliver(limits, queues, fronts, pair, writes):
+def deliver(limits, queues, sim, pair, writes):
     """The next `writes` writes arrive."""
+    fronts = sim.fronts
     for _ in range(writes):
         place = fronts.wire_head[pair] & (WIRE - 1)
         kind, index, value = fronts.wire_kind[pair, place], fronts.wire_index[pair, place], fronts.wire_value[pair, place]
@@ -37,18 +38,27 @@ def deliver(limits, queues, fronts, pair, writes):
             for word in range(SQ_ENTRY_WORDS):
                 queues.sq[pair, index, word] = fronts.entry[pair, index, word]
         else:
-            deliver_prompt(limits, queues, fronts, pair, index, value)
+            deliver_prompt(limits, queues, sim, pair, index, value)
 
 
 @device
-def deliver_prompt(limits, queues, fronts, pair, place, slot):
-    """Prompt and page hashes of a slot's request, to the part of the arenas that belongs to a place in the ring."""
-    offset, length = place * limits.max_model_len, fronts.prompt_length[slot]
+def deliver_prompt(limits, queues, sim, pair, place, slot):
+    """Prompt, automaton and page hashes of a slot's request, to the part of the arenas that belongs to a place in the ring."""
+    fronts, own = sim.fronts, sim.fronts.grammar[slot]
+    offset, length = prompt_place(limits, place), fronts.prompt_length[slot]
     for i in range(length):
         queues.prompt[pair, offset + i] = fronts.tokens[slot, i]
+    for i in range(sim.grammars.length[own] if own >= 0 else 0):
+        queues.prompt[pair, offset + limits.max_model_len + i] = sim.grammars.words[own, i]
     offset = place * hashes_per_entry(limits)
     for k in range(length >> limits.page_shift):
         queues.hashes[pair, offset + k] = fronts.page_hash[slot, k]
+
+
+@device
+def prompt_place(limits, place):
+    """Where in the prompt arena the part of a place in the ring begins: first the prompt, behind max_model_len the automaton."""
+    return place * (limits.max_model_len + limits.grammar_words)
 
 
 @device

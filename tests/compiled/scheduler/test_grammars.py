@@ -1,0 +1,203 @@
+"""Grammars in the scheduler: who has a slot and for how long, what is refused, and where an output ends."""
+
+import numpy as np
+import pytest
+from support.automata import automaton_of_choices, random_automaton
+from support.expected_request import ExpectedRequest
+from support.scheduler_cases import Case, make_case, tokens
+
+from blinkpy.device.array_trees import as_memoryviews
+from blinkpy.kv import state as S
+from blinkpy.kv.grammars import ENDING, ILLEGAL, STATE_MASK, follow, is_automaton, state_after
+from blinkpy.kv.state import Grammars
+from blinkpy.kv.token_bytes import LONGEST, TokenBytes
+from blinkpy.queues import byte_automaton as A
+from blinkpy.queues import completion as C
+from blinkpy.queues.byte_automaton import DEAD, ByteAutomaton
+from blinkpy.verify.sim.grammar_supply import ALPHABET, GRAMMAR_WORDS
+
+FREE = ByteAutomaton(np.zeros(A.BYTES, np.uint8), np.zeros((1, 1), np.int16), np.ones(1, bool))  # any string
+
+
+def automata(case: Case, count: int) -> list[ByteAutomaton]:
+    """Different ones that every string of the case's tokens fits, for a while."""
+    rng, found = np.random.default_rng(7), dict[int, ByteAutomaton]()
+    while len(found) < count:
+        class_of = rng.integers(0, 2, A.BYTES).astype(np.uint8)
+        automaton = ByteAutomaton(class_of, np.array([[1, 1], [0, 0]], np.int16), np.ones(2, bool))
+        found[automaton.digest] = automaton
+    return list(found.values())
+
+
+def held(case: Case) -> set[int]:
+    """Digests of the grammars that the engine has."""
+    grammars = case.state.grammars
+    return set(grammars.digest[grammars.epoch > 0].tolist())
+
+
+def ends(case: Case, *requests: ExpectedRequest) -> list[int]:
+    case.finish()
+    return [request.ended for request in requests]
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_a_grammar_is_copied_once_and_found_again(lanes: int) -> None:
+    case = make_case(lanes=lanes, share=2, max_model_len=64)
+    (grammar,) = automata(case, 1)
+    requests = [case.submit(tokens(3, i), 5, grammar=grammar) for i in range(3)]
+    assert ends(case, *requests) == [C.FINISH_LENGTH] * 3
+    assert (case.counter("grammars_installed"), case.counter("grammars_reused")) == (1, 2)
+    assert held(case) == {grammar.digest}
+    assert len({request.got[0] for request in requests} | {0}) > 1  # its tokens are the model's
+
+
+def test_other_queue_pairs_and_later_owners_have_their_own() -> None:
+    """A digest is what a front end says, so it names nothing of another one's."""
+    case = make_case(share=2)
+    true, false = automata(case, 2)
+    object.__setattr__(false, "_digest", true.digest)  # another automaton under the same name
+    requests = [case.submit(tokens(3), 3, pair, grammar=grammar) for pair, grammar in enumerate((true, false))]
+    assert ends(case, *requests) == [C.FINISH_LENGTH] * 2
+    case.claim(0)
+    again = case.submit(tokens(3), 3, grammar=false)
+    assert ends(case, again) == [C.FINISH_LENGTH]
+    assert case.counter("grammars_installed") == 3
+    slot = int(np.argmax(case.state.grammars.used))
+    np.testing.assert_array_equal(case.state.grammars.words[slot, : len(false.words())], false.words())
+
+
+def test_the_grammar_that_was_not_used_for_longest_makes_room() -> None:
+    case = make_case(share=2)
+    a, b, c = automata(case, 3)
+    for grammar, left in ((a, {a}), (b, {a, b}), (a, {a, b}), (c, {a, c})):
+        assert ends(case, case.submit(tokens(3), 2, grammar=grammar)) == [C.FINISH_LENGTH]
+        assert held(case) == {one.digest for one in left}
+
+
+def test_no_live_request_loses_its_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither one that runs nor one that waits; a front end that asks for more than its share is refused, and no other one."""
+    case = make_case(share=2, slots=4, rows=1)
+    monkeypatch.setattr(case.clients[0], "_has_place", lambda digest: True)
+    a, b, c = automata(case, 3)
+    runs, waits = case.submit(tokens(3), 12, grammar=a), case.submit(tokens(4), 12, grammar=b)
+    case.turn(2)
+    assert case.state.counts[[S.RUNNING_COUNT, S.WAITING_COUNT]].tolist() == [1, 1]
+    refused, other = case.submit(tokens(3), 2, rejected=True, grammar=c), case.submit(tokens(3), 2, pair=1, grammar=c)
+    free = case.submit(tokens(3), 2)
+    assert ends(case, runs, waits, refused, other, free) == [C.FINISH_LENGTH] * 2 + [C.FINISH_REJECTED] + [C.FINISH_LENGTH] * 2
+    assert refused.reason == C.REJECT_SHARE
+    assert ends(case, case.submit(tokens(3), 2, grammar=c)) == [C.FINISH_LENGTH]
+
+
+def test_a_client_keeps_to_its_share() -> None:
+    case = make_case(share=2, slots=4)
+    client, grammars = case.clients[0], automata(case, 3)
+    requests = [case.submit(tokens(3), 9, grammar=grammar) for grammar in (*grammars[:2], grammars[0])]
+    with pytest.raises(Exception, match="as many grammars as the engine holds"):
+        case.submit(tokens(3), 9, grammar=grammars[2])
+    ends(case, *requests)
+    assert ends(case, case.submit(tokens(3), 2, grammar=grammars[2])) == [C.FINISH_LENGTH]
+    large = random_automaton(np.random.default_rng(1), states=99, classes=4)
+    with pytest.raises(ValueError, match=f"takes {4 * len(large.words())} bytes as an automaton, and the engine has room for"):
+        client.submit(np.ones(1, np.int32), requests[0].sampling, None, large)
+    with pytest.raises(ValueError, match="takes no grammars"):
+        make_case().submit(tokens(3), 2, grammar=FREE)
+
+
+def test_a_preempted_request_goes_on_in_its_state() -> None:
+    """Few pages: what is expected of each request, its grammar included, is known beforehand."""
+    case = make_case(pairs=1, slots=6, rows=3, pages=9, max_model_len=32, share=3)
+    made = [case.submit(tokens(5, i), 20, grammar=grammar, min_tokens=20) for i, grammar in enumerate(automata(case, 3))]
+    case.finish()
+    assert case.counter("preemptions") > 0
+    assert all(len(request.got) == 20 for request in made)
+
+
+@pytest.mark.parametrize("min_tokens", [0, 9])
+def test_an_output_ends_where_its_grammar_allows_nothing_more(min_tokens: int) -> None:
+    """In the full path and in the fast one, with min_tokens and without stop ids; its last token is a part of it."""
+    for choices in ([b"a"], [b"ab{"], [b"aab{ab"]):
+        case = make_case(share=1, max_model_len=64)
+        request = case.submit(tokens(3), 30, grammar=automaton_of_choices(choices), min_tokens=min_tokens)
+        assert ends(case, request) == [C.FINISH_COMPLETE]
+        assert b"".join(case.pieces[token] for token in request.got) in choices
+
+
+def test_a_token_that_the_grammar_does_not_allow_is_an_error() -> None:
+    """A step that ignores grammars must not go on; others do. In the prefill, and in a turn on the fast path."""
+    for turns in (1, 3):
+        case = make_case(share=1)
+        bad, good = case.submit(tokens(3), 9, grammar=automata(case, 1)[0]), case.submit(tokens(4), 5, pair=1)
+        case.turn(turns)
+        rows = case.state.batch.row_slots[: case.state.batch.counts[S.ROWS]].tolist()
+        case.state.batch.sampled[rows.index(0)] = next(token for token, piece in enumerate(case.pieces) if not piece)
+        bad.finish, bad.expected = C.FINISH_ERROR, bad.expected[: turns - 1]
+        assert ends(case, bad, good) == [C.FINISH_ERROR, C.FINISH_LENGTH]
+
+
+@pytest.mark.parametrize("stop", ["with bytes", "without"])
+def test_a_stop_id_is_allowed_where_the_output_may_end(stop: str) -> None:
+    case = make_case(share=1)
+    empty = next(token for token, piece in enumerate(case.pieces) if bool(piece) == (stop == "with bytes"))
+    wanted = automaton_of_choices([b"ab", b"abab"])
+    request = case.submit(tokens(3), 20, grammar=wanted, stop_ids=(empty,))
+    (end,) = ends(case, request)
+    text = b"".join(case.pieces[token] for token in request.got[: -1 if end == C.FINISH_STOP else None])
+    assert end in (C.FINISH_STOP, C.FINISH_COMPLETE) and wanted.accepts(text)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [{"grammar_words": -1}, {"grammar_words": 66}, {"grammar_words": GRAMMAR_WORDS + 1}, {"grammar_words": 2**31 - 1},
+     {"grammar_offset": -1}, {"grammar_offset": 2**31 - 1}],
+)  # fmt: skip
+def test_automata_outside_the_arena_or_of_no_size_are_refused(entry: dict[str, int]) -> None:
+    case = make_case(share=1)
+    bad, good = case.submit(tokens(5), 3, rejected=True, grammar=FREE, entry=entry), case.submit(tokens(3), 2)
+    assert ends(case, bad, good) == [C.FINISH_REJECTED, C.FINISH_LENGTH]
+    assert bad.reason == C.REJECT_GRAMMAR and not held(case)
+
+
+def test_words_that_are_no_automaton_are_refused(rng: np.random.Generator) -> None:
+    """One or two words of an automaton are anything: the engine takes what ByteAutomaton takes."""
+    seen = set()
+    for _ in range(800):
+        words = random_automaton(rng).words().copy()
+        for _ in range(rng.integers(0, 3)):
+            place = int(rng.choice([0, 1, 2, 65, len(words) - 1, rng.integers(len(words))]))
+            words[place] ^= 1 << int(rng.integers(0, 31))
+        try:
+            ByteAutomaton.of_words(words)
+            fine = True
+        except ValueError:
+            fine = False
+        memory = np.full((2, len(words) + 4), 12345, np.int32)
+        memory[1, : len(words)] = words
+        assert is_automaton(memory.data, 1, len(words), 0, 1) == fine
+        seen.add(fine)
+    assert seen == {True, False}
+
+
+def test_tokens_lead_where_their_bytes_lead(rng: np.random.Generator) -> None:
+    lengths = rng.integers(0, 12, 300)
+    pieces = [rng.integers(0, 256, n, dtype=np.uint8).tobytes() for n in lengths] + [bytes(LONGEST + 1)]
+    table = TokenBytes.of(pieces, 310)
+    assert table.pieces() == pieces[:300] + [b""] * 10
+    for _ in range(20):
+        automaton = random_automaton(rng, dead=0.1)
+        none = np.zeros(1, np.int64)
+        grammars = as_memoryviews(Grammars(none, none, none, np.stack([automaton.words()] * 2), *table))
+        state = int(rng.integers(automaton.states))
+        for token in rng.integers(0, 310, 60).tolist():
+            piece = pieces[token] if token < 300 else b""
+            expected = automaton.advance(state, piece) if piece else DEAD
+            assert state_after(grammars, 1, state, token) == (ILLEGAL if expected == DEAD else expected)
+            found = follow(grammars, 1, state, token, False)
+            assert found == ILLEGAL if expected == DEAD else found & STATE_MASK == expected
+            assert found < 0 or bool(found & ENDING) == automaton.must_end(expected)
+            assert follow(grammars, 1, state, token, True) == (state if automaton.accepting[state] else ILLEGAL)
+
+
+def test_the_vocabulary_of_cases_has_what_these_tests_need() -> None:
+    pieces = make_case(share=1).pieces
+    assert b"" in pieces and all(bytes([byte]) in pieces for byte in ALPHABET)

@@ -1,0 +1,124 @@
+"""Grammars from end to end: engines with random weights or synthetic tokens, and random automata. Whatever a model says, an
+output is a string of its automaton, or the prefix of one that max_tokens cut."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.automata import automaton_of_choices, random_automaton
+
+from blinkpy import LLM, SamplingParams
+from blinkpy.config import ConfigError
+from blinkpy.engine.token_spelling import read_token_bytes
+from blinkpy.models.weights.model_folder import DEMO_FOLDER
+from blinkpy.outputs import RequestOutput
+from blinkpy.queues.byte_automaton import DEAD, ByteAutomaton
+
+KEYS = b'{"a": [1, 2.5, true], "key": "value", "x": {}}'
+
+
+@pytest.fixture(scope="module", params=["cpu", "null"])
+def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
+    sizes = {"slots": 12, "grammar_slots": 4, "max_model_len": 256, "check_integrity": "always"}
+    with LLM("demo", device=request.param, load_format="dummy", dtype="float32", **sizes) as llm:
+        yield llm
+
+
+def pieces(llm: LLM) -> list[bytes]:
+    table = read_token_bytes(DEMO_FOLDER, llm.tokenizer.vocab_size)
+    assert table is not None
+    return table.pieces()
+
+
+def require_legal(done: RequestOutput, automaton: ByteAutomaton, spelled: list[bytes], stop_ids: set[int]) -> str:
+    """The output is what its automaton accepts, or a prefix of it. Returns why it ended."""
+    (out,) = done.outputs
+    ids = list(out.token_ids)
+    if out.finish_reason == "stop" and ids[-1] in stop_ids:
+        ids.pop()
+    state = automaton.advance(0, b"".join(spelled[token] for token in ids))
+    assert state != DEAD and all(spelled[token] for token in ids), out
+    if out.finish_reason == "stop":
+        assert automaton.accepting[state]
+    else:
+        assert out.finish_reason == "length" and not automaton.must_end(state)
+    return str(out.finish_reason)
+
+
+def test_every_output_is_a_string_of_its_automaton_or_a_prefix(llm: LLM, rng: np.random.Generator) -> None:
+    """More automata than the engine holds at a time, beside requests without one, with penalties, filters, log probabilities."""
+    sizes = zip(rng.integers(2, 40, 8).tolist(), rng.integers(2, 30, 8).tolist(), strict=True)
+    automata = [random_automaton(rng, states=states, classes=classes, dead=0.7) for states, classes in sizes]
+    choices = [KEYS, KEYS[:-1] + b', "y": null}'], [b"yes", b"no", "vielleicht é".encode()]
+    automata += [automaton_of_choices(some) for some in choices]
+    params, chosen = [], []
+    for i in range(60):
+        chosen.append(None if i % 5 == 4 else automata[int(rng.integers(len(automata)))])
+        params.append(SamplingParams(
+            max_tokens=int(rng.integers(1, 60)), seed=i, grammar=chosen[-1], temperature=float(rng.choice([0.0, 1.0, 5.0])),
+            repetition_penalty=float(rng.choice([1.0, 1.4])), min_p=float(rng.choice([0.0, 0.05])), ignore_eos=bool(i % 3 == 0),
+            logprobs=3 if i % 7 == 0 else None, min_tokens=int(rng.choice([0, 0, 5])),
+        ))  # fmt: skip
+    outputs = llm.generate([f"prompt {i}" for i in range(60)], params)
+    spelled, stop_ids = pieces(llm), set(llm.tokenizer.eos_ids)
+    ends = {require_legal(o, a, spelled, stop_ids) for o, a in zip(outputs, chosen, strict=True) if a is not None}
+    assert ends == {"stop", "length"}
+
+
+def test_an_output_may_have_one_form_alone(llm: LLM) -> None:
+    """It ends behind its last token, which is a part of the text, with ignore_eos and min_tokens too."""
+    params = SamplingParams(
+        max_tokens=200, grammar=automaton_of_choices([KEYS]), ignore_eos=True, min_tokens=199, temperature=2.0
+    )
+    (done,) = llm.generate("a key:", params)
+    assert done.outputs[0].text.encode() == KEYS
+    assert done.outputs[0].finish_reason == "stop"
+
+
+def test_log_probabilities_are_of_what_the_grammar_allows(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=1, grammar=automaton_of_choices([b"a", b"b"]), logprobs=5, temperature=0.0)
+    (done,) = llm.generate("x", params)
+    (table,) = done.outputs[0].logprobs or ()
+    if llm.config.engine.device == "cpu":
+        assert sorted(entry.decoded_token for entry in table.values()) == ["a", "b"]
+        assert sum(np.exp(entry.logprob) for entry in table.values()) == pytest.approx(1, abs=1e-4)
+
+
+def test_a_grammar_that_is_too_large_is_told(llm: LLM, rng: np.random.Generator) -> None:
+    large = random_automaton(rng, states=20_000, classes=50)
+    with pytest.raises(ValueError, match=r"prompt 0: the grammar takes .* bytes as an automaton"):
+        llm.generate("x", SamplingParams(grammar=large))
+
+
+def test_engines_without_grammars_take_none() -> None:
+    with LLM("demo", device="null", grammar_slots=0) as llm, pytest.raises(ValueError, match="the engine takes no grammars"):
+        llm.generate("x", SamplingParams(grammar=automaton_of_choices([b"x"])))
+
+
+def test_options_that_clash_are_named() -> None:
+    with pytest.raises(ConfigError, match=r"prompt_arena_tokens .* must hold one prompt .* and one grammar of 65536 words"):
+        LLM("demo", device="null", prompt_arena_tokens=4096, max_model_len=1024)
+
+
+def test_the_bytes_of_tokens_are_what_the_tokenizer_decodes(llm: LLM) -> None:
+    spelled = pieces(llm)
+    for text in ("hello world", "a\tb é 漢字 {}", KEYS.decode()):
+        ids = llm.tokenizer.encode(text, add_special_tokens=False).tolist()
+        assert b"".join(spelled[token] for token in ids).decode() == text
+    assert all(spelled[token] == b"" for token in llm.tokenizer.eos_ids)
+
+
+def test_a_model_without_a_tokenizer_of_bytes_has_no_grammars(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tokenizer = json.loads((DEMO_FOLDER / "tokenizer.json").read_text())
+    written = {
+        "has no tokenizer.json": None,
+        "can't read": "{",
+        "depend on others": json.dumps(tokenizer | {"decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True}}),
+    }
+    for reason, text in written.items():
+        if text is not None:
+            (tmp_path / "tokenizer.json").write_text(text)
+        assert read_token_bytes(tmp_path, 10) is None
+        assert f"{reason}" in capsys.readouterr().err

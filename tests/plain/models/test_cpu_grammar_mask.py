@@ -1,0 +1,24 @@
+"""The mask of the CPU's sampler against a walk over every token."""
+
+import numpy as np
+from support.models.random_grammars import RandomGrammars
+
+from blinkpy.models.cpu.cpu_grammar_mask import mask_illegal
+from blinkpy.queues.submission import STOP_IDS
+
+
+def test_what_is_not_legal_is_masked_and_all_else_stays(rng: np.random.Generator) -> None:
+    vocabulary, slots = 300, 40
+    grammars = RandomGrammars(rng, slots, vocabulary)
+    arrays, seen = grammars.arrays(), 0
+    for slot in np.flatnonzero(grammars.slot >= 0).tolist():
+        logits = rng.standard_normal(vocabulary).astype(np.float32)
+        stop_ids = np.full(STOP_IDS, -1, np.int32)
+        stop_ids[: rng.integers(STOP_IDS)] = vocabulary + 7  # beyond the model's vocabulary
+        stop_ids[-3:] = rng.integers(0, vocabulary, 3)
+        masked = logits.copy()
+        mask_illegal(masked, arrays, int(grammars.slot[slot]), int(grammars.state[slot]), stop_ids)
+        legal = grammars.legal(slot, stop_ids[stop_ids < vocabulary])
+        np.testing.assert_array_equal(masked, np.where(legal, logits, -np.inf))
+        seen += int(legal.sum())
+    assert 0 < seen < slots * vocabulary
