@@ -20,10 +20,11 @@ from blinkpy.models.weights.model_folder import DEMO_FOLDER
 from blinkpy.queues.completion import FINISH_CANCELLED, FINISH_LENGTH
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.words import COUNTER, ENGINE_STATE, GAUGE, STATE_FAULTED, STATE_STOPPED
-from blinkpy.scheduler.policies import short_prompts
+from blinkpy.scheduler.policies import load_policy, short_prompts
 from blinkpy.verify.recording.dump_file import read_dump
 from blinkpy.verify.replay.replayer import Replay
 
+FAULTING = Path(__file__).parents[1] / "support" / "faulting_policy.py"
 ROUNDING = 1e-4  # of a logit in float32, and more: up to 2e-5 off float64's; one token in 15,000 has two candidates so close
 
 
@@ -142,6 +143,20 @@ def test_a_broken_invariant_stops_a_checked_engine_and_is_recorded(monkeypatch: 
         assert engine.views.engine[COUNTER["integrity_errors"]] == 1
     (saved,) = tmp_path.glob("crash-*.recording")
     assert read_dump(saved).description["reason"] == f"BrokenStateError: {message}"
+
+
+def test_a_policy_that_faults_ends_no_engine(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Everybody is served; who has no rank is counted, and the log names the line."""
+    monkeypatch.setattr("blinkpy.engine.engine.vetted_policy", load_policy)  # which would refuse it
+    options = {"device": "null", "policy": f"{FAULTING}:rank", "max_model_len": 64, "num_pages": 64, "slots": 64}
+    with running_engine(**options) as (engine, client):
+        lengths = [1 + i % 8 for i in range(40)]
+        results = collect(client, [client.submit(np.arange(1, 9), RequestParameters(max_tokens=length)) for length in lengths])
+        assert [(len(tokens), finish) for tokens, finish in results] == [(length, FINISH_LENGTH) for length in lengths]
+        wait_for_pages(engine)
+        assert engine.views.engine[COUNTER["policy_faults"]] == lengths.count(4)
+    (line,) = (record.message for record in caplog.records if "policy" in record.message)
+    assert line.startswith(f"policy {FAULTING}:rank: {FAULTING}, line 17: division by zero; ")
 
 
 @pytest.mark.parametrize("device", ["null", "cpu"])

@@ -10,7 +10,8 @@ from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import State
 from blinkpy.queues import words as W
 from blinkpy.queues.views import EngineViews
-from blinkpy.scheduler.policies import Policy
+from blinkpy.scheduler.policies import Policy, guarded_policy
+from blinkpy.scheduler.policy_fault import describe_policy_fault
 from blinkpy.verify.oracle.objects import Request
 from blinkpy.verify.oracle.rules import Oracle
 
@@ -82,6 +83,7 @@ class SecondOpinion:
         yield "counters", dict(zip(W.COUNTER_NAMES, state.counters.tolist(), strict=True)), oracle.counters
         first = W.ENGINE_COUNTERS
         yield "published counters", queues.engine[first : first + len(W.COUNTER_NAMES)].tolist(), list(oracle.counters.values())
+        yield "latest policy fault", self._policy_fault(), oracle.policy_fault
         gauges = dict(zip(W.GAUGE_NAMES, queues.engine[W.ENGINE_GAUGES :].tolist(), strict=False))
         yield "gauges", gauges, self._gauges()
         progress = [W.ENGINE_HEARTBEAT, W.ENGINE_STEPS]
@@ -89,6 +91,10 @@ class SecondOpinion:
         pairs = [[p.sq_head, p.cq_tail, p.epoch, p.attached] for p in oracle.pairs]
         yield "words of the queue pairs", queues.pair[:, PAIR_WORDS].tolist(), pairs
         yield from self._completions()
+
+    def _policy_fault(self) -> tuple[Any, str] | None:
+        fault = int(self.queues.engine[W.ENGINE_POLICY_FAULT])
+        return describe_policy_fault(fault, guarded_policy(self.oracle.policy).places) if fault else None
 
     def _gauges(self) -> dict[str, int]:
         oracle, pool = self.oracle, self.oracle.pool
