@@ -13,4 +13,6 @@ def share(request):
 def rank(request):
     if request.generated > 2:
         return TABLE[request.prompt_length]
-    return 100 // (request.max_tokens - 4) + share(request)
+    if request.prompt_length % 5 == 2:
+        return 1 << 60 + request.max_tokens
+    return 100 // (request.prompt_length % 3) + share(request)

@@ -11,8 +11,10 @@ from support.scheduler_cases import make_case, tokens
 
 from blinkpy.config import ConfigError
 from blinkpy.kernels.loop import loop_code
+from blinkpy.queues.words import ENGINE_POLICY_FAULT
 from blinkpy.scheduler.host_scheduler import compiled_turn
-from blinkpy.scheduler.policies import SHIPPED, RequestFields, load_policy, read_policy
+from blinkpy.scheduler.policies import SHIPPED, RequestFields, guarded_policy, load_policy, read_policy
+from blinkpy.scheduler.policy_fault import describe_policy_fault
 from blinkpy.scheduler.policy_key import policy_digest
 from blinkpy.verify.policy_check.policy_calls import compile_for_gpu, compile_ranks
 
@@ -33,6 +35,21 @@ def test_policies_decide_the_order(tmp_path: Path, policy: str, order: list[int]
     requests = [case.submit(tokens(n), 2, priority=p) for n, p in ((5, 9), (9, 1), (2, 1))]
     case.finish()
     assert [requests.index(request) for request in case.done] == order
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_who_has_no_rank_goes_last_and_the_latest_fault_is_published(lanes: int) -> None:
+    """The oracle agrees after each turn. Whoever comes after a fault has a rank of its own again."""
+    policy = read_policy(f"{ROOT}/tests/support/faulting_policy.py:rank")
+    case = make_case(policy, lanes, pairs=1, rows=1, slots=8, intake_entries=8)
+    requests = [case.submit(tokens(n), 4) for n in (3, 4, 6, 7, 5, 2)]
+    case.turn()
+    fault = int(case.views.engine[ENGINE_POLICY_FAULT])
+    assert describe_policy_fault(fault, guarded_policy(policy).places)[0].line == 17
+    requests.append(case.submit(tokens(8), 4))
+    case.finish()
+    assert [requests.index(request) for request in case.done] == [4, 6, 1, 0, 2, 3, 5]
+    assert case.counter("policy_faults") == 4
 
 
 def test_a_policy_may_call_functions_of_its_file(tmp_path: Path) -> None:

@@ -85,6 +85,7 @@ CASES: list[tuple[str, str | int]] = [  # body; the fault, or the rank
     ("n = 1\n    while True:\n        n = -n\n        if n > 1:\n            return n", "line 3: loops of more than"),
     ("n = 0\n    for i in range(1 << 40):\n        for j in range(9):\n            n += j\n    return n", "line 4: loops of"),
     ("n = 0\n    for i in range(65536):\n        n = i\n    return n", 65535),
+    ("n = 0\n    for i in range(65537):\n        n = i\n    return n", "line 3: loops of more than"),
     ("n = 0\n    for i in range(9, -9, -(1 << 62) * 2):\n        n += i\n    return n", 9),
     ("n = 0\n    for i in range(-(1 << 62) * 2, 1 << 62):\n        n += i\n    return n", "line 3: a range with step 0, or that"),
     ("n = 0\n    for i in range(0, 9, request.generated):\n        n += i\n    return n", "line 3: a range with step 0, or that"),
