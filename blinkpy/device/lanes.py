@@ -119,7 +119,7 @@ def in_lane(function: Any) -> Callable[..., Lane] | None:
     if not waiting:
         return None
     free = {name: named[name] for name in function.__code__.co_freevars} | waiting
-    definition = copy.deepcopy(_definition(function))
+    definition = copy.deepcopy(definition_of(function))
     # One that does nothing, so that the code begins on the line where the original does: coverage knows it by that.
     nothing = ast.parse("lambda function: function", mode="eval").body
     definition.decorator_list = [ast.copy_location(nothing, old) for old in definition.decorator_list[:1]]
@@ -140,8 +140,9 @@ def _named(function: FunctionType) -> dict[str, Any]:
     return {name: function.__globals__[name] for name in loaded} | {name: cell.cell_contents for name, cell in cells.items()}
 
 
-def _definition(function: FunctionType) -> ast.FunctionDef:
-    """Where a function is defined, in the source that its module was loaded from."""
+def definition_of(function: FunctionType) -> ast.FunctionDef:
+    """Where a function is defined, in the source that its module was loaded from. The node belongs to others, too: copy it before
+    a change. Raises ValueError or OSError where there is none."""
     code = function.__code__
     get_source = getattr(function.__globals__.get("__loader__"), "get_source", None)  # pytest's own loader has none
     text = get_source(function.__globals__["__name__"]) if get_source else Path(code.co_filename).read_text()

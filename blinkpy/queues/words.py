@@ -21,6 +21,7 @@ ENGINE_STATE = 0  # STATE_*
 ENGINE_HEARTBEAT = 1  # turns of the loop, idle ones included
 ENGINE_STEPS = 2
 ENGINE_TIME_NS = 3  # the engine's clock at the last turn
+ENGINE_POLICY_FAULT = 4  # the policy's latest fault, as of scheduler.policy_fault
 COUNTER_NAMES = (
     "requests_accepted",
     "requests_rejected",
@@ -39,6 +40,7 @@ COUNTER_NAMES = (
     "integrity_errors",
     "grammars_installed",
     "grammars_reused",
+    "policy_faults",
 )
 GAUGE_NAMES = ("requests_running", "requests_waiting", "pages_free", "pages_cached", "pages_held", "batch_rows", "batch_tokens")
 ENGINE_COUNTERS = 16  # index of the first counter

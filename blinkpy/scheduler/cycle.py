@@ -58,7 +58,7 @@ def make_phases(policy: Policy = fcfs, *, fast_path: bool = True) -> Phases:
         validate_front_words(limits, state, lane, lanes)  # a verdict for each queue pair
         count_computed(limits, state, lane, lanes)  # the step's tokens are in the cache; index its full pages
         intake(limits, queues, state, lane, lanes)  # submission entries -> requests, bounded
-        rank_waiting(state, lane, lanes)  # the policy, compiled in
+        rank_waiting(queues, state, lane, lanes)  # the policy, compiled in
         grown = grow_for_forecast(limits, state, lane, lanes)  # pages for the tokens that the step samples
         forecast(limits, state, grown, lane, lanes)  # what each row leads to; sets counts[FAST_PATH]
 
@@ -80,7 +80,7 @@ def make_phases(policy: Policy = fcfs, *, fast_path: bool = True) -> Phases:
         grow_pages(limits, state, lane, lanes)  # evict, then preempt, until decodes have their pages
         budget = step_budget(limits, state, lane, lanes)
         admit(limits, queues, state, budget, lane, lanes)  # best rank first; prefix hits; no overtaking
-        rank_waiting(state, lane, lanes)  # those that were preempted
+        rank_waiting(queues, state, lane, lanes)  # those that were preempted
         return plan_batch(limits, state, budget, lane, lanes)  # decode rows, prefill chunks, bucket, padding
 
     @device

@@ -2,22 +2,26 @@
 
 The rank is taken when a request begins to wait: on arrival, and again when it is preempted. Equal ranks are served in order
 of arrival. The request with the lowest rank always makes progress; the one with the highest is preempted first. A policy is
-compiled into the scheduler, so it can use integer arithmetic, comparisons, branches, loops and other such functions.
+compiled into the scheduler, so it can use integer arithmetic, comparisons, branches, loops and other such functions. A user's
+policy is compiled from guarded code (policy_language), which never fails: a request for which it has no rank gets WORST_RANK.
 """
 
 import importlib.util
 import inspect
 import traceback
 from collections.abc import Callable
+from functools import lru_cache
 from importlib.abc import InspectLoader
+from importlib.util import decode_source
 from pathlib import Path
+from types import FunctionType
 from typing import NamedTuple
 
 from numba import njit, types
 from numba.core.errors import NumbaError
 
 from blinkpy.config import ConfigError
-from blinkpy.device.portable import device
+from blinkpy.scheduler.policy_language import GuardedPolicy, PolicyError, write_guarded
 
 
 class RequestFields(NamedTuple):
@@ -67,15 +71,27 @@ SHIPPED: dict[str, Policy] = {
 }
 
 
+def is_shipped(policy: Policy) -> bool:
+    """Whether a policy is one of this module, which can't fail."""
+    return policy.__module__ == __name__
+
+
+@lru_cache(maxsize=64)
+def guarded_policy(policy: Policy) -> GuardedPolicy:
+    """A user's policy as code that never fails. Raises PolicyError with the line for what policies can't use."""
+    assert isinstance(policy, FunctionType)  # read_policy sees to it
+    return write_guarded(policy, RequestFields._fields)
+
+
 def load_policy(name: str) -> Policy:
     """The shipped policy of that name, or FUNCTION of FILE.py for "FILE.py:FUNCTION".
 
     Raises ConfigError when there is no such file or function, or it is not a function of one request to an integer
-    that Numba compiles; the message names the file and the line.
+    in the language of policies; the message names the file and the line.
     """
     function = read_policy(name)
     if name not in SHIPPED:
-        _check_compiles(function, f"policy {name}")
+        _check_language(function, f"policy {name}")
     return function
 
 
@@ -99,7 +115,9 @@ def _load_function(path: Path, name: str) -> Policy:
     module = importlib.util.module_from_spec(spec)
     try:
         # Not by the loader, which may take kept byte code for a file that was changed within a second.
-        exec(spec.loader.source_to_code(path.read_bytes(), str(path)), vars(module))
+        source = path.read_bytes()
+        vars(module)["__loader__"] = _KeptSource(source)
+        exec(spec.loader.source_to_code(source, str(path)), vars(module))
     except SyntaxError as error:
         raise ConfigError(f"policy file {path}, line {error.lineno}: {error.msg}") from error
     except (Exception, SystemExit) as error:
@@ -113,10 +131,18 @@ def _load_function(path: Path, name: str) -> Policy:
         raise ConfigError(f"policy file {path} has no function {name!r}; it defines {', '.join(defined) or 'none'}")
     if not inspect.isfunction(function):
         raise ConfigError(f"{name!r} in {path} is not a function")
-    for helper in vars(module).values():
-        if inspect.isfunction(helper) and helper.__module__ == spec.name and helper is not function:
-            device(helper)  # so that it can be called by what is compiled
     return function
+
+
+class _KeptSource:
+    """What a module was made of, whatever becomes of the file."""
+
+    def __init__(self, source: bytes):
+        self._text = decode_source(source)
+
+    def get_source(self, name: str) -> str:
+        """The text, as of importlib.abc.InspectLoader."""
+        return self._text
 
 
 def _where(function: Policy, what: str) -> str:
@@ -132,26 +158,15 @@ def _check_arguments(function: Policy, what: str) -> None:
         raise ConfigError(f"{_where(function, what)} must take one argument, the request, not {inspect.signature(function)}")
 
 
-def _check_compiles(function: Policy, what: str) -> None:
-    """Raise ConfigError unless the function compiles, and to an integer."""
-    where = _where(function, what)
-    fields = types.NamedTuple([types.int64] * len(RequestFields._fields), RequestFields)
-    compiled = njit(function)
+def _check_language(function: Policy, what: str) -> None:
+    """Raise ConfigError unless the function is in the language of policies, and compiles."""
     try:
-        compiled.compile((fields,))
+        guarded = guarded_policy(function)
+    except PolicyError as error:
+        raise ConfigError(f"{what} ({error.place.file}, line {error.place.line}): {error.text}") from error
+    fields = types.NamedTuple([types.int64] * len(RequestFields._fields), RequestFields)
+    try:
+        njit(guarded.function).compile((fields, types.int64[::1], types.int64))
     except NumbaError as error:
-        raise ConfigError(f"{where} does not compile: {_first_reason(str(error), function)}") from error
-    result = compiled.nopython_signatures[0].return_type
-    if not isinstance(result, types.Integer):
-        raise ConfigError(f"{where} must return an integer, not {result}")
-
-
-def _first_reason(message: str, function: Policy) -> str:
-    """Numba's message in one line: its first sentence, and the line of the source that it names."""
-    file = function.__code__.co_filename
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
-    place = next((line for line in lines if line.startswith(f'File "{file}"')), "")
-    messages = [line for line in lines if not line.startswith(("Failed in", "File ", "-", "^", "During", "Invalid use"))]
-    unknown = next((line for line in lines if "Unknown attribute" in line or "NameError" in line), "")
-    reason = unknown or (messages[0] if messages else lines[0])
-    return f"{reason}{f' [{place}]' if place else ''}"
+        reason = next(line.strip() for line in str(error).splitlines() if line.strip())
+        raise ConfigError(f"{_where(function, what)} does not compile: {reason}") from error

@@ -108,6 +108,7 @@ def _global(value: Any, names: list[str], seen: dict[int, int]) -> Iterator[str]
 
 def _code(code: CodeType) -> Iterator[str]:
     yield f"code {code.co_code.hex()} {code.co_names} {code.co_varnames} {code.co_freevars} {code.co_cellvars}"
+    yield f"lines {[line for _, _, line in code.co_lines()]}"  # faults name them
     yield f"flags {code.co_flags} {code.co_argcount} {code.co_posonlyargcount} {code.co_kwonlyargcount}"
     for constant in code.co_consts:
         yield from _code(constant) if isinstance(constant, CodeType) else _parts(constant, {})

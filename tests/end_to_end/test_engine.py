@@ -1,5 +1,6 @@
 """A whole engine, driven through a queue pair in the same process, against transformers run on one prompt at a time."""
 
+import re
 import secrets
 import time
 from collections.abc import Iterator
@@ -22,10 +23,11 @@ from blinkpy.queues.completion import FINISH_CANCELLED, FINISH_LENGTH
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.words import COUNTER, ENGINE_STATE, GAUGE, STATE_FAULTED, STATE_STOPPED
 from blinkpy.scheduler.cycle import make_phases
-from blinkpy.scheduler.policies import short_prompts
+from blinkpy.scheduler.policies import load_policy, short_prompts
 from blinkpy.verify.recording.dump_file import read_dump
 from blinkpy.verify.replay.replayer import Replay
 
+FAULTING = Path(__file__).parents[1] / "support" / "faulting_policy.py"
 ROUNDING = 1e-4  # of a logit in float32, and more: up to 2e-5 off float64's; one token in 15,000 has two candidates so close
 
 
@@ -171,6 +173,21 @@ def test_a_broken_invariant_stops_a_checked_engine_and_is_recorded(monkeypatch: 
     assert capture.description["reason"] == f"BrokenStateError: {message}"
     *_, (fatal, differences) = Replay(capture, short_prompts).run()
     assert fatal.ended and differences == [], "the scheduler's turns did no damage"
+
+
+def test_a_policy_that_faults_ends_no_engine(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Everybody is served; who has no rank is counted, and the log names the line."""
+    monkeypatch.setattr("blinkpy.engine.engine.vetted_policy", load_policy)  # which would refuse it
+    options = {"device": "null", "policy": f"{FAULTING}:rank", "max_model_len": 64, "num_pages": 64, "slots": 64}
+    with running_engine(**options) as (engine, client):
+        lengths = [1 + i % 8 for i in range(40)]
+        prompts = [np.arange(1, 1 + length, dtype=np.int32) for length in lengths]
+        results = collect(client, [client.submit(prompt, RequestParameters(max_tokens=5)) for prompt in prompts])
+        assert [(len(tokens), finish) for tokens, finish in results] == [(5, FINISH_LENGTH)] * 40
+        wait_for_pages(engine)
+        assert engine.views.engine[COUNTER["policy_faults"]] == sum(length in (2, 3, 6, 7) for length in lengths)
+    (line,) = (record.message for record in caplog.records if "policy" in record.message)
+    assert re.match(rf"policy {FAULTING}:rank: {FAULTING}, line (17: the result needs|18: division by zero; )", line)
 
 
 @pytest.mark.parametrize("device", ["null", "cpu"])

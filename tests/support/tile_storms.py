@@ -40,7 +40,7 @@ TILES = {"rows": 2, "fast rows": 2, "tokens": 2, "running": 2, "waiting": 2, "en
 TILES |= {"request pages": 2, "hit pages": 2, "prompt": 2, "evicted": 2, "ring": 2}
 HAPPENED = (
     *("drained", "stopped", "compactions", "mixed budget", "burst budget", "largest budget"),
-    *(name for name in COUNTER_NAMES if name != "integrity_errors"),
+    *(name for name in COUNTER_NAMES if name not in ("integrity_errors", "policy_faults")),
 )
 
 

@@ -51,6 +51,7 @@ def compile_kernel(function: Callable[..., None], signature: Any, cc: tuple[int,
     with _pretend_device(cc):
         library, _ = compiler._compile_pyfunc_with_fixup(function, signature, device=False, abi="numba", cc=cc, lto=False)
         library._lto = False
+        library._nvvm_options = {**library._nvvm_options, "fma": False}  # floats of a policy round as on the host
         return KernelCode(library._entry_name, library.get_asm_str(cc=cc), bytes(library.get_cubin(cc=cc).code))
 
 

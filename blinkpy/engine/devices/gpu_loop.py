@@ -14,6 +14,7 @@ from blinkpy.engine.devices.device_contract import Setup
 from blinkpy.engine.link.pair_memory import QueueMemory
 from blinkpy.engine.link.pair_placement import PlacedPairs, place_pairs
 from blinkpy.engine.loop_graph import LoopGraph, StateCopies
+from blinkpy.engine.policy_fault_log import PolicyFaultLog
 from blinkpy.kernels.loop.loop_code import loop_code
 from blinkpy.kernels.loop.loop_kernels import device_arguments
 from blinkpy.kv.invariants.check_state import state_faults
@@ -60,6 +61,7 @@ class GpuLoop:
         self.setup.report("compiling the scheduler and building the loop")
         way = self.setup.config.extension(RdmaOptions).queue_memory
         self.placed_pairs, self.pair_memory = place_pairs(segment, way)
+        self._fault_log = PolicyFaultLog(self.setup.config.scheduler.policy, self.setup.policy, segment.views().engine)
         self.loop = self.build_loop(self.placed_pairs.device)
 
     def build_loop(self, queues: EngineViews) -> LoopGraph | None:
@@ -79,6 +81,7 @@ class GpuLoop:
         self.loop.launch(budget_s)
         while self.loop.running():
             time.sleep(WATCH_S)
+            self._fault_log.look()
             if self._recording is not None:
                 self._recording.fetch()
         return self.loop.result()

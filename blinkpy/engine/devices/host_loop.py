@@ -10,6 +10,7 @@ from typing import Any
 from blinkpy.engine.devices.device_contract import Setup, require_integrity
 from blinkpy.engine.devices.host_turns import Compute, run_turns
 from blinkpy.engine.link.pair_memory import QueueMemory
+from blinkpy.engine.policy_fault_log import PolicyFaultLog
 from blinkpy.kv import state as S
 from blinkpy.kv.state import State
 from blinkpy.scheduler.host_scheduler import Scheduler
@@ -32,7 +33,7 @@ class HostLoop:
     pair_memory: QueueMemory | None = None
 
     def __init__(self, setup: Setup, state: State, step: Any = None):
-        self.state, self._recorder, self._when = state, setup.recorder, setup.config.engine.check_integrity
+        self.setup, self.state, self._recorder, self._when = setup, state, setup.recorder, setup.config.engine.check_integrity
         setup.report("compiling the scheduler")
         self.scheduler = Scheduler(setup.limits, self.state, setup.policy)
         self.step = step
@@ -41,6 +42,7 @@ class HostLoop:
 
     def attach(self, segment: Segment) -> None:
         self.scheduler.attach(segment.views())
+        self._fault_log = PolicyFaultLog(self.setup.config.scheduler.policy, self.setup.policy, segment.views().engine)
         self.scheduler.turn(time.monotonic_ns())  # the first call loads what was compiled
         if self._when != "never":
             require_integrity(self.check())  # so does the first check, which would hold up the loop
@@ -71,6 +73,7 @@ class HostLoop:
 
     def _after_turn(self) -> None:
         self._recorder.close_turn(self.state)
+        self._fault_log.look()
         if self._when == "always":
             require_integrity(self.check())
 

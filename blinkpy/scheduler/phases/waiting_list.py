@@ -3,19 +3,40 @@
 from collections.abc import Callable
 
 from blinkpy.device.expect import expect
-from blinkpy.device.portable import barrier, block_sum, device, strided
+from blinkpy.device.portable import barrier, block_max, block_sum, device, store_relaxed, strided
 from blinkpy.kv import state as S
 from blinkpy.kv.invariants import phase_faults as F
 from blinkpy.queues.submission import WORD_MAX_TOKENS, WORD_PRIORITY
-from blinkpy.scheduler.policies import Policy, RequestFields
+from blinkpy.queues.words import ENGINE_POLICY_FAULT
+from blinkpy.scheduler.guarded_arithmetic import checked_rank
+from blinkpy.scheduler.policies import Policy, RequestFields, guarded_policy, is_shipped
+from blinkpy.scheduler.policy_fault import FAULT_SHIFT
+
+POLICY_FAULTS = S.COUNTER_INDEX["policy_faults"]
+FAULT_MASK = (1 << FAULT_SHIFT) - 1
+
+
+def make_rank_of(policy: Policy) -> Callable[..., int]:
+    """The device function rank_of(request, faults, at) of a policy: the rank. A user's leaves a fault in faults[at]."""
+    if is_shipped(policy):
+        shipped = device(policy)
+        return device(lambda request, faults, at: shipped(request))
+    guarded = guarded_policy(policy).function
+
+    @device
+    def rank_of(request, faults, at):
+        faults[at] = 0
+        return checked_rank(guarded(request, faults, at), faults, at)
+
+    return rank_of
 
 
 def make_rank_waiting(policy: Policy) -> Callable[..., None]:
-    """The device function rank_waiting(state, lane, lanes) with a policy compiled in."""
-    rank_of = device(policy)
+    """The device function rank_waiting(queues, state, lane, lanes) with a policy compiled in."""
+    rank_of, may_fault = make_rank_of(policy), not is_shipped(policy)
 
     @device
-    def rank_waiting(state, lane, lanes):
+    def rank_waiting(queues, state, lane, lanes):
         """Rank the requests that begin to wait, and sort them in."""
         requests, counts, waiting = state.requests, state.counts, state.waiting
         ranked, unranked = counts[S.WAITING_COUNT], counts[S.UNRANKED_COUNT]
@@ -35,8 +56,10 @@ def make_rank_waiting(policy: Policy) -> Callable[..., None]:
                 int(requests.preemptions[slot]),
                 int(requests.pair[slot]),
             )
-            requests.rank[slot] = rank_of(fields)
+            requests.rank[slot] = rank_of(fields, state.scratch.breaks, i - ranked)
         barrier(lanes)
+        if may_fault:
+            count_policy_faults(queues, state, unranked, lane, lanes)
         for i in range(unranked):
             insert_by_rank(requests, waiting, ranked + i, waiting[ranked + i], lane, lanes)
         if lane == 0:
@@ -45,6 +68,22 @@ def make_rank_waiting(policy: Policy) -> Callable[..., None]:
         barrier(lanes)
 
     return rank_waiting
+
+
+@device
+def count_policy_faults(queues, state, ranked, lane, lanes):
+    """Count the requests without a rank of their own among those that were just ranked, and publish the last one's fault."""
+    faults, latest = 0, 0
+    for i in strided(lane, ranked, lanes):
+        fault = state.scratch.breaks[i] >> FAULT_SHIFT
+        if fault != 0:
+            faults += 1
+            latest = i << FAULT_SHIFT | fault
+    faults = block_sum(faults, lane, lanes)
+    latest = block_max(latest, lane, lanes)
+    if faults > 0 and lane == 0:
+        state.counters[POLICY_FAULTS] += faults
+        store_relaxed(queues.engine, ENGINE_POLICY_FAULT, latest & FAULT_MASK)
 
 
 @device

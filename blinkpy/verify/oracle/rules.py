@@ -16,10 +16,11 @@ from blinkpy.queues.byte_automaton import DEAD
 from blinkpy.queues.hit_word import pack_hits
 from blinkpy.queues.submission import SQ_ENTRY
 from blinkpy.queues.views import EngineViews
-from blinkpy.scheduler.policies import Policy, RequestFields
+from blinkpy.scheduler.policies import Policy, RequestFields, is_shipped
 from blinkpy.verify.oracle.entry_rules import read_automaton, read_request
 from blinkpy.verify.oracle.objects import Pair, Request, Row, Verdict
 from blinkpy.verify.oracle.page_pool import Page, PagePool, Place
+from blinkpy.verify.oracle.policy_rules import rank_by_rules
 
 
 class Oracle:
@@ -52,6 +53,7 @@ class Oracle:
         self.completions: list[tuple[int, int]] = []  # of the last turn: queue pair, word
         self.hit_words = [0] * limits.slots  # by slot
         self.counters = dict.fromkeys(W.COUNTER_NAMES, 0)
+        self.policy_fault: tuple[Any, str] | None = None  # the latest: where and what
         self.arrivals = self.rotation = self.turns = self.steps = 0
 
     def turn(self, now_ns: int) -> int:
@@ -331,11 +333,17 @@ class Oracle:
     # ---- who runs -------------------------------------------------------------------------------------------------------
 
     def _rank(self) -> None:
-        """R3: the policy ranks those that begin to wait."""
+        """R3: the policy ranks those that begin to wait; without a result they go last."""
         for r in self.unranked:
             generated = len(r.tokens) - r.prompt_length
             fields = (r.arrival, r.arrival_us, r.prompt_length, r.max_tokens, generated, r.priority, r.preemptions, r.pair)
-            r.rank = int(self.policy(RequestFields(*fields)))
+            if is_shipped(self.policy):
+                r.rank = self.policy(RequestFields(*fields))
+                continue
+            r.rank, fault = rank_by_rules(self.policy, RequestFields(*fields))
+            if fault is not None:
+                self.counters["policy_faults"] += 1
+                self.policy_fault = fault.place, str(fault)
         self.waiting = sorted(self.waiting + self.unranked, key=Request.order)
         self.unranked = []
 

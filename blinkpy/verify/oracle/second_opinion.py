@@ -11,7 +11,8 @@ from blinkpy.kv.state import State
 from blinkpy.kv.token_bytes import TokenBytes
 from blinkpy.queues import words as W
 from blinkpy.queues.views import EngineViews
-from blinkpy.scheduler.policies import Policy
+from blinkpy.scheduler.policies import Policy, guarded_policy
+from blinkpy.scheduler.policy_fault import describe_policy_fault
 from blinkpy.verify.oracle.objects import Request
 from blinkpy.verify.oracle.rules import Oracle
 
@@ -87,6 +88,7 @@ class SecondOpinion:
         yield "counters", dict(zip(W.COUNTER_NAMES, state.counters.tolist(), strict=True)), oracle.counters
         first = W.ENGINE_COUNTERS
         yield "published counters", queues.engine[first : first + len(W.COUNTER_NAMES)].tolist(), list(oracle.counters.values())
+        yield "latest policy fault", self._policy_fault(), oracle.policy_fault
         gauges = dict(zip(W.GAUGE_NAMES, queues.engine[W.ENGINE_GAUGES :].tolist(), strict=False))
         yield "gauges", gauges, self._gauges()
         progress = [W.ENGINE_HEARTBEAT, W.ENGINE_STEPS]
@@ -105,6 +107,10 @@ class SecondOpinion:
             slots = [s for s in range(i * share, (i + 1) * share) if grammars.epoch[s]]
             slots.sort(key=lambda s: int(grammars.used[s]))
             yield [(int(grammars.epoch[s]), int(grammars.digest[s])) for s in slots], list(pair.grammars)
+
+    def _policy_fault(self) -> tuple[Any, str] | None:
+        fault = int(self.queues.engine[W.ENGINE_POLICY_FAULT])
+        return describe_policy_fault(fault, guarded_policy(self.oracle.policy).places) if fault else None
 
     def _gauges(self) -> dict[str, int]:
         oracle, pool = self.oracle, self.oracle.pool

@@ -12,7 +12,11 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from blinkpy.scheduler.policies import Policy, RequestFields
+from blinkpy.scheduler.guarded_arithmetic import checked_rank
+from blinkpy.scheduler.phases.waiting_list import make_rank_of
+from blinkpy.scheduler.policies import Policy, RequestFields, guarded_policy
+from blinkpy.scheduler.policy_fault import FAULT_SHIFT, describe_policy_fault
+from blinkpy.scheduler.policy_language import PolicyError
 from blinkpy.verify.policy_check.findings import Finding
 
 MOST_LINES = 200_000  # in one call: what runs longer is taken to have no end
@@ -84,6 +88,32 @@ def call_in_python(function: Policy, requests: list[RequestFields]) -> tuple[lis
     return ranks, []
 
 
+def check_language(function: Policy) -> list[Finding]:
+    """What the language of policies lacks that the function uses."""
+    try:
+        guarded_policy(function)
+    except PolicyError as error:
+        other = "" if error.place.file == function.__code__.co_filename else f" [{error.place.file}, line {error.place.line}]"
+        return [Finding("error", "source", f"{error.text}{other}", 0 if other else error.place.line)]
+    return []
+
+
+def call_guarded(function: Policy, requests: list[RequestFields], ranks: list[int]) -> list[Finding]:
+    """Ask the code that will serve, whose integers have 64 bits; it must give Python's ranks, without a fault."""
+    guarded = guarded_policy(function)
+    for request, rank in zip(requests, ranks, strict=True):
+        word = [0]
+        own = checked_rank(guarded.function(request, word, 0), word, 0)
+        if word[0] >> FAULT_SHIFT:
+            place, what = describe_policy_fault(word[0] >> FAULT_SHIFT, guarded.places)
+            text = f"{what} for {show(request)}; it would be served last"
+            return [Finding("error", "calls", text, place.line)]
+        if own != rank:
+            text = f"Python gives {rank} and the code that serves {own} for {show(request)}: do floats meet large integers?"
+            return [Finding("error", "determinism", text, function.__code__.co_firstlineno)]
+    return []
+
+
 def call_again(function: Policy, requests: list[RequestFields], ranks: list[int], when: str) -> list[Finding]:
     """Ask for the same requests in the opposite order. when: what else is different this time."""
     for request, rank in zip(reversed(requests), reversed(ranks), strict=True):
@@ -95,15 +125,15 @@ def call_again(function: Policy, requests: list[RequestFields], ranks: list[int]
 
 
 def compile_ranks(function: Policy) -> RankMany:
-    """A compiled function of int64 [n, fields], one request a row, to ranks, int64 [n]."""
-    rank_of = njit(function)
+    """A compiled function of int64 [n, fields], one request a row, to ranks, int64 [n], as the scheduler has them."""
+    rank_of = make_rank_of(function)
 
     @njit
     def rank_many(table: Any) -> Any:
-        ranks = np.zeros(len(table), np.int64)
+        ranks, faults = np.zeros(len(table), np.int64), np.zeros(1, np.int64)
         for i in range(len(table)):
             row = table[i]
-            ranks[i] = rank_of(RequestFields(row[0], row[1], row[2], row[3], row[4], row[5], row[6], row[7]))
+            ranks[i] = rank_of(RequestFields(row[0], row[1], row[2], row[3], row[4], row[5], row[6], row[7]), faults, 0)
         return ranks
 
     return rank_many
@@ -126,7 +156,7 @@ def compare_compiled(function: Policy, rank_many: RankMany, requests: list[Reque
 
 def compile_for_gpu(function: Policy) -> Finding:
     """Compile for sm_90; no GPU is needed."""
-    from blinkpy.device.portable import device, register_cuda
+    from blinkpy.device.portable import register_cuda
 
     try:
         from blinkpy.device.cuda.kernel_compiler import compile_kernel, types
@@ -135,14 +165,14 @@ def compile_for_gpu(function: Policy) -> Finding:
     except ImportError:
         return Finding("note", "compiles", "for the CPU; numba-cuda is not installed here, so not tried for a GPU")
 
-    rank_of = device(function)
+    rank_of = make_rank_of(function)
 
-    def kernel(fields: Any, ranks: Any) -> None:
+    def kernel(fields: Any, ranks: Any, faults: Any) -> None:
         request = RequestFields(fields[0], fields[1], fields[2], fields[3], fields[4], fields[5], fields[6], fields[7])
-        ranks[0] = rank_of(request)
+        ranks[0] = rank_of(request, faults, 0)
 
     try:
-        compile_kernel(kernel, types.void(types.int64[::1], types.int64[::1]))
+        compile_kernel(kernel, types.void(types.int64[::1], types.int64[::1], types.int64[::1]))
     except Exception as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         return Finding("error", "compiles", f"not for a GPU: {lines[0] if lines else type(error).__name__}")

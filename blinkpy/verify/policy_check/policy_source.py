@@ -8,29 +8,14 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+from blinkpy.scheduler.policy_language import NOT_IN_A_POLICY
+from blinkpy.verify.policy_check.divisors import doubtful_divisors
 from blinkpy.verify.policy_check.findings import Finding
 
 PART = "source"
 
 # Modules whose import a policy may have for its own sake: annotations, or to be called by tests.
 USUAL_IMPORTS = frozenset({"__future__", "typing", "numba", "math", "blinkpy"})
-
-STATELESS = "(a policy keeps no state: the same request must always get the same rank)"
-NOT_ON_A_DEVICE: dict[str, tuple[type[ast.AST], ...]] = {
-    "a dictionary": (ast.Dict, ast.DictComp),
-    "a set": (ast.Set, ast.SetComp),
-    "a list": (ast.List, ast.ListComp),
-    "a generator": (ast.GeneratorExp, ast.Yield, ast.YieldFrom),
-    "await": (ast.Await,),
-    "a string": (ast.JoinedStr,),
-    "try": (ast.Try, ast.TryStar),
-    "with": (ast.With,),
-    "raise (there is nobody to catch it)": (ast.Raise,),
-    "an import inside the function": (ast.Import, ast.ImportFrom),
-    "a class": (ast.ClassDef,),
-    f"global {STATELESS}": (ast.Global,),
-    f"nonlocal {STATELESS}": (ast.Nonlocal,),
-}
 
 
 def read_source(path: Path, name: str) -> list[Finding]:
@@ -49,6 +34,9 @@ def read_source(path: Path, name: str) -> list[Finding]:
         mutable = _mutable_names(tree)
         for function in _reached(functions, name):
             findings += _broken_rules(function, mutable)
+            for divisor in doubtful_divisors(tree, function):
+                text = f"{function.name} divides by {ast.unparse(divisor)}, which may be 0: such a request would be served last"
+                findings.append(Finding("warning", PART, text, divisor.lineno))
     return findings
 
 
@@ -95,7 +83,7 @@ def _broken_rules(function: ast.FunctionDef, mutable: set[str]) -> Iterator[Find
     unseen, floats = set(mutable), False
     for node in (node for statement in function.body for node in ast.walk(statement)):
         line = getattr(node, "lineno", 0)
-        for what, kinds in NOT_ON_A_DEVICE.items():
+        for what, kinds in NOT_IN_A_POLICY.items():
             if isinstance(node, kinds):
                 yield Finding("error", PART, f"{function.name} uses {what}; device code has none", line)
         if isinstance(node, ast.Name) and node.id in unseen:
@@ -105,5 +93,5 @@ def _broken_rules(function: ast.FunctionDef, mutable: set[str]) -> Iterator[Find
         divides = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div)
         if not floats and (divides or (isinstance(node, ast.Constant) and isinstance(node.value, float))):
             floats = True
-            text = f"{function.name} computes with floats; a GPU may round the last bit differently, and a replay then parts ways"
+            text = f"{function.name} computes with floats, which round: ranks that should differ may come out equal"
             yield Finding("warning", PART, text, line)

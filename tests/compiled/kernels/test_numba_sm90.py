@@ -2,6 +2,9 @@
 
 import re
 from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,9 +15,11 @@ from support.gpu.phase_kernels import phase_kernels
 from support.scheduler_cases import make_case
 
 from blinkpy.device.cuda.kernel_compiler import compile_kernel
+from blinkpy.device.portable import device, register_cuda
 from blinkpy.kernels.loop.loop_kernels import device_arguments
 from blinkpy.scheduler.cycle import make_phases
-from blinkpy.scheduler.policies import fcfs
+from blinkpy.scheduler.phases.waiting_list import make_rank_of
+from blinkpy.scheduler.policies import SHIPPED, Policy, RequestFields, fcfs, read_policy
 
 # What the words of other parties cost, by kernel: each access of the source, as often as its function is called.
 OVERLAP = {
@@ -39,3 +44,41 @@ def test_accesses_are_of_the_kinds_that_their_order_needs(half: int, accesses: d
     if half == 1:
         assert found.pop("ld.relaxed") > 0  # log probabilities, in a loop that the compiler may unroll
     assert found == accesses
+
+
+# ---- policies -------------------------------------------------------------------------------------------------------------
+
+
+def rank_code(rank_of: Callable[..., int]) -> list[str]:
+    """The instructions of a kernel that asks for one rank, without the names of registers and symbols."""
+
+    def kernel(f: Any, ranks: Any, faults: Any) -> None:
+        ranks[0] = rank_of(RequestFields(f[0], f[1], f[2], f[3], f[4], f[5], f[6], f[7]), faults, 0)
+
+    register_cuda()
+    ptx = compile_kernel(kernel, types.void(*(types.int64[::1],) * 3)).ptx
+    return [re.sub(r"%\w+|\[.*\]|\$\w+", "_", line.strip()) for line in ptx.splitlines() if re.match(r"\t\w", line)]
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_shipped_policy_has_no_guards(name: str) -> None:
+    plain = device(SHIPPED[name])
+    assert rank_code(make_rank_of(SHIPPED[name])) == rank_code(device(lambda request, faults, at: plain(request)))
+
+
+def test_a_users_policy_is_guarded_and_its_floats_round_as_on_the_host(tmp_path: Path) -> None:
+    body = "return int(request.arrival * 0.3 + request.pair * 0.7) // request.generated"
+    (tmp_path / "mine.py").write_text(f"def rank(request):\n    {body}\n")
+    policy: Policy = read_policy(f"{tmp_path}/mine.py:rank")
+    code = " ".join(rank_code(make_rank_of(policy)))
+    assert code.count("mul.rn.f64") == 2
+    assert "fma" not in code
+    assert "9223372036854775806" in code, "the rank of a fault"
+
+
+def test_the_scheduler_compiles_with_a_policy_that_faults() -> None:
+    made = make_case(attached=False)
+    kind, words = device_arguments(made.limits, made.views, made.state)
+    policy = read_policy(f"{Path(__file__).parents[2]}/support/faulting_policy.py:rank")
+    code = compile_kernel(phase_kernels(make_phases(policy), kind, len(words))[0], types.void(types.int64[::1], types.int64))
+    assert "st.relaxed.sys.global.u64" in code.ptx, "the fault is published"

@@ -20,7 +20,7 @@ from blinkpy.kv.state import FAST_PATH, RUNNING_COUNT, WAITING_COUNT
 from blinkpy.kv.state_memory import differences, snapshot
 from blinkpy.scheduler.cycle import make_phases, make_turn
 from blinkpy.scheduler.phases.plan import step_budget
-from blinkpy.scheduler.policies import SHIPPED, Policy, fcfs
+from blinkpy.scheduler.policies import SHIPPED, Policy, fcfs, read_policy
 from blinkpy.sources import PACKAGE, source_files
 from blinkpy.verify.sim.simulation import Simulation, simulate
 from blinkpy.verify.sim.world import Odds, make_world
@@ -30,6 +30,7 @@ ROOMY = case_sizes(slots=6, cq_entries=64, rows=6, tokens=24, mixed_step_tokens=
 CALM = Odds(**dict.fromkeys(Odds._fields, 0) | {"submit": 60, "answer": 40, "burst": 2, "comeback": 1000, "notice": 1000})
 # More queue pairs than are counted at once, many rows, and long prompts.
 LARGE = case_sizes(pairs=9, slots=20, cq_entries=64, rows=48, tokens=256, mixed_step_tokens=96, pages=300, max_model_len=200)
+FAULTING = Path(__file__).parents[2] / "support" / "faulting_policy.py"
 FEW = ("python", "all python", "general", "overlapped", "njit")
 
 
@@ -80,6 +81,18 @@ def test_every_execution_leaves_the_same_state(seed: int, policy: str) -> None:
     """Each request gets its tokens and its end in each of them, too: the simulator's checks see to that."""
     for number in range(4):
         agree(storms(FEW, seed + number, 120, SHIPPED[policy]))
+
+
+def test_a_policy_that_faults_leaves_the_same_state_everywhere(seed: int) -> None:
+    """In several lanes, too, and as the rules have it: ranks, the counter, and the fault that is published."""
+    policy, faults = read_policy(f"{FAULTING}:rank"), 0
+    for number in range(4):
+        runs = storms(("python", "overlapped", *(("njit",) if number == 0 else ())), seed + number, 60, policy)
+        agree(runs)
+        judged = Simulation(seed + number, 60, policy, lanes=3, scheduler=make_turn(policy), checks="python", oracle=True)
+        assert judged.run().failure is None
+        faults += runs[0].counters()["policy_faults"] + judged.counters()["policy_faults"]
+    assert faults > 0
 
 
 @pytest.fixture

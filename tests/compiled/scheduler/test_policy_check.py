@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +12,12 @@ import pytest
 
 from blinkpy import cli
 from blinkpy.config import ConfigError
-from blinkpy.scheduler.policies import SHORT_PROMPT_US, fcfs, read_policy, short_prompts, shortest_first
+from blinkpy.scheduler.policies import SHORT_PROMPT_US, RequestFields, fcfs, read_policy, short_prompts, shortest_first
 from blinkpy.verify.policy_check.check_child import Failed, waiting_findings, within
 from blinkpy.verify.policy_check.check_options import CheckOptions
 from blinkpy.verify.policy_check.check_workload import Workload, load_workload
-from blinkpy.verify.policy_check.guard import run_child, vetted_policy
-from blinkpy.verify.policy_check.policy_calls import call_again, call_in_python, compare_compiled, compile_ranks
+from blinkpy.verify.policy_check.guard import ComputeLimit, run_child, vetted_policy
+from blinkpy.verify.policy_check.policy_calls import call_again, call_guarded, call_in_python, compare_compiled, compile_ranks
 from blinkpy.verify.policy_check.policy_source import read_source
 from blinkpy.verify.policy_check.sample_requests import sample_requests
 from blinkpy.verify.policy_check.timed_server import ServerModel, ServerOutcome, simulate
@@ -223,7 +224,7 @@ def test_priorities_and_limits_of_a_workload_are_read(tmp_path: Path) -> None:
         ("n = 0\nwhile True:\n    n += 1\ndef rank(r):\n    return 1\n", r"mine.py, line [23]: no end after"),
         ("import os\nos._exit(3)\n", "the policy's process ended with exit code 3"),
         ("import sys\nsys.exit(3)\n", "mine.py, line 2: SystemExit"),
-        ("import random\ndef rank(r):\n    return random.getrandbits(9)\n", "(?s)line 2: .*first and .*when asked again"),
+        ("import random\ndef rank(r):\n    return random.getrandbits(9)\n", r"line 3: rank calls `random.getrandbits\(9\)`"),
         ("import random\nSALT = random.getrandbits(60)\ndef rank(r):\n    return SALT\n", "when the file is loaded again"),
     ],
 )
@@ -281,11 +282,64 @@ def test_wrong_usage_is_one_line_and_exit_code_2(arguments: list[str], message: 
 
 
 def test_plain_python_that_sleeps_is_ended_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("blinkpy.verify.policy_check.check_child.CALL_WALL_S", 0.2)
+    monkeypatch.setattr("blinkpy.verify.policy_check.check_child.IDLE_S", 0.2)
     name = policy_file(tmp_path, "import time\ntime.sleep(60)\n")
     with pytest.raises(Failed) as failed:
         within(tmp_path / "mine.py", lambda: read_policy(name))
     assert [(finding.line, finding.part) for finding in failed.value.args] == [(2, "calls")]
+
+
+def test_divisors_that_may_be_0_are_warned_about(tmp_path: Path) -> None:
+    fine = (
+        "7",
+        "STEP",
+        "-STEP",
+        "request.max_tokens",
+        "(request.generated + 1)",
+        "max(1, request.priority)",
+        "(3 if x else 2)",
+        "n",
+    )
+    doubtful = (
+        "request.generated",
+        "request.priority",
+        "(request.pair - 1)",
+        "x",
+        "request.pair % 4",
+        "abs(request.priority)",
+        "m",
+    )
+    for divisor in (*fine, *doubtful):
+        body = f"x = request.pair\n    n = 5\n    m = 5\n    m -= 5\n    return request.arrival // {divisor} % {divisor}\n"
+        policy_file(tmp_path, f"STEP = 1000\ndef rank(request):\n    {body}")
+        found = [(f.level, f.line) for f in read_source(tmp_path / "mine.py", "rank")]
+        assert found == ([("warning", 7)] * 2 if divisor in doubtful else []), divisor
+
+
+def test_what_the_code_that_serves_makes_of_requests_is_told(tmp_path: Path) -> None:
+    """A product that Python alone can hold."""
+    policy = read_policy(policy_file(tmp_path, "def rank(request):\n    x = request.arrival_us << 20\n    return x * x >> 60\n"))
+    requests = [RequestFields(*(9,) * 8), RequestFields(*(1 << 40,) * 8)]
+    (finding,) = call_guarded(policy, requests, [policy(request) for request in requests])
+    assert (finding.level, finding.line) == ("error", 3)
+    assert finding.text.startswith("the result needs more than 64 bits for request(arrival=1099511627776")
+
+
+def test_a_childs_own_clock_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped, as on a machine that gives it no time, it has computed nothing; waiting is another matter."""
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as child:
+        try:
+            limit = ComputeLimit(child.pid, 0.5)
+            while not limit.reached():
+                time.sleep(0.02)
+            child.send_signal(signal.SIGSTOP)
+            limit = ComputeLimit(child.pid, 0.5)
+            time.sleep(0.7)
+            assert not limit.reached()
+            monkeypatch.setattr("blinkpy.verify.policy_check.guard.IDLE_S", 0.1)
+            assert limit.reached()
+        finally:
+            child.kill()
 
 
 def test_a_stage_that_computes_too_long_ends_even_in_c() -> None:

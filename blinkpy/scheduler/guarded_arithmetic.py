@@ -1,0 +1,236 @@
+"""The arithmetic of users' policies: on 64-bit integers, and total. What has no result sets a fault, and gives 0.
+
+One source for Python, whose integers have no end, and for compiled code, whose integers wrap: so each function looks before it
+computes. Their last arguments are faults, at and place: int64 [n] of words as of policy_fault, the request's index there, and the
+number of the source line.
+"""
+
+from blinkpy.device.portable import device
+from blinkpy.scheduler.policy_fault import (
+    BAD_INDEX,
+    BAD_RANK,
+    BAD_SHIFT,
+    BAD_STEP,
+    ENDLESS,
+    FAULT_SHIFT,
+    KIND_BITS,
+    MOST_ROUNDS,
+    NO_INTEGER,
+    OVERFLOW,
+    ROUNDS_MASK,
+    WORST_RANK,
+    ZERO_DIVISION,
+)
+
+LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
+HALF = 1 << 31  # products of smaller numbers fit
+FLOAT_LIMIT = 2.0**63
+
+
+@device
+def set_fault(faults, at, place, kind):
+    """Keep a fault, if it is the first."""
+    if faults[at] >> FAULT_SHIFT == 0:
+        faults[at] |= (place << KIND_BITS | kind) << FAULT_SHIFT
+
+
+@device
+def add(a, b, faults, at, place):
+    """a + b."""
+    if (b >= 0 and a > HIGHEST - b) or (b < 0 and a < LOWEST - b):
+        set_fault(faults, at, place, OVERFLOW)
+        return 0
+    return a + b
+
+
+@device
+def subtract(a, b, faults, at, place):
+    """a - b."""
+    if (b >= 0 and a < LOWEST + b) or (b < 0 and a > HIGHEST + b):
+        set_fault(faults, at, place, OVERFLOW)
+        return 0
+    return a - b
+
+
+@device
+def multiply(a, b, faults, at, place):
+    """a * b."""
+    if -HALF <= a < HALF and -HALF <= b < HALF:
+        return a * b
+    if product_fits(a, b):
+        return a * b
+    set_fault(faults, at, place, OVERFLOW)
+    return 0
+
+
+@device
+def product_fits(a, b):
+    """Whether a * b is a 64-bit integer."""
+    if a == 0 or b == 0 or a == 1 or b == 1:
+        return True
+    if a == LOWEST or b == LOWEST:
+        return False
+    if a == -1 or b == -1:
+        return True
+    x, y = abs(a), abs(b)
+    most = HIGHEST // y
+    if (a < 0) != (b < 0) and HIGHEST % y == y - 1:
+        most += 1  # the lowest integer is one further from 0 than the highest
+    return x <= most
+
+
+@device
+def floor_divide(a, b, faults, at, place):
+    """a // b, rounded down."""
+    if b == 0:
+        set_fault(faults, at, place, ZERO_DIVISION)
+        return 0
+    if a == LOWEST and b == -1:
+        set_fault(faults, at, place, OVERFLOW)
+        return 0
+    return a // b
+
+
+@device
+def modulo(a, b, faults, at, place):
+    """a % b, with the sign of b."""
+    if b == 0:
+        set_fault(faults, at, place, ZERO_DIVISION)
+        return 0
+    if b == -1:
+        return 0  # the processor computes a // b with it, which the lowest integer has not
+    return a % b
+
+
+@device
+def divide(a, b, faults, at, place):
+    """a / b of floats."""
+    if b == 0.0:
+        set_fault(faults, at, place, ZERO_DIVISION)
+        return 0.0
+    return a / b
+
+
+@device
+def power(a, b, faults, at, place):
+    """a ** b."""
+    if b < 0:
+        set_fault(faults, at, place, BAD_SHIFT)
+        return 0
+    if b == 0:
+        return 1
+    if -1 <= a <= 1:
+        return a if a != -1 or b % 2 == 1 else 1
+    result = a
+    for _ in range(min(b, 64) - 1):  # 2 ** 63 is too much already
+        result = multiply(result, a, faults, at, place)
+    return result
+
+
+@device
+def shift_left(a, b, faults, at, place):
+    """a << b."""
+    if b < 0:
+        set_fault(faults, at, place, BAD_SHIFT)
+        return 0
+    if a == 0:
+        return 0
+    if b > 63 or a > HIGHEST >> b or a < LOWEST >> b:
+        set_fault(faults, at, place, OVERFLOW)
+        return 0
+    return a << b
+
+
+@device
+def shift_right(a, b, faults, at, place):
+    """a >> b, rounded down."""
+    if b < 0:
+        set_fault(faults, at, place, BAD_SHIFT)
+        return 0
+    return a >> min(b, 63)
+
+
+@device
+def negate(a, faults, at, place):
+    """-a."""
+    return subtract(0, a, faults, at, place)
+
+
+@device
+def magnitude(a, faults, at, place):
+    """abs(a)."""
+    return a if a >= 0 else subtract(0, a, faults, at, place)
+
+
+@device
+def to_integer(x, faults, at, place):
+    """int(x) of a float, rounded towards 0."""
+    if not -FLOAT_LIMIT <= x < FLOAT_LIMIT:  # nor is it NaN
+        set_fault(faults, at, place, NO_INTEGER)
+        return 0
+    return int(x)
+
+
+@device
+def floor_to_integer(x, faults, at, place):
+    """math.floor(x) of a float."""
+    if not -FLOAT_LIMIT <= x < FLOAT_LIMIT:
+        set_fault(faults, at, place, NO_INTEGER)
+        return 0
+    whole = int(x)
+    return whole - 1 if x < whole else whole
+
+
+@device
+def smaller(a, b):
+    """min(a, b) of two of a kind."""
+    return b if b < a else a
+
+
+@device
+def larger(a, b):
+    """max(a, b) of two of a kind."""
+    return b if b > a else a
+
+
+@device
+def element(index, length, faults, at, place):
+    """The element that array[index] means, counted from 0."""
+    if index < 0:
+        index += length
+    if index < 0 or index >= length:
+        set_fault(faults, at, place, BAD_INDEX)
+        return 0
+    return index
+
+
+@device
+def range_length(first, last, step, faults, at, place):
+    """len(range(first, last, step))."""
+    low, high, stride = first, last, step
+    if step < 0:
+        low, high, stride = last, first, -max(step, -HIGHEST)
+    if step == 0 or (low < 0 and high > HIGHEST + low):
+        set_fault(faults, at, place, BAD_STEP)
+        return 0
+    return (high - low - 1) // stride + 1 if high > low else 0
+
+
+@device
+def out_of_rounds(faults, at, place):
+    """Count a round of a loop. Whether the loop must end: there were too many, or there is a fault."""
+    if faults[at] >> FAULT_SHIFT != 0:
+        return True
+    if faults[at] & ROUNDS_MASK >= MOST_ROUNDS:
+        set_fault(faults, at, place, ENDLESS)
+        return True
+    faults[at] += 1
+    return False
+
+
+@device
+def checked_rank(rank, faults, at):
+    """The rank that counts: the policy's, or WORST_RANK if it faulted or is greater."""
+    if rank > WORST_RANK:
+        set_fault(faults, at, 0, BAD_RANK)
+    return rank if faults[at] >> FAULT_SHIFT == 0 else WORST_RANK

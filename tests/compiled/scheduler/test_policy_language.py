@@ -1,0 +1,139 @@
+"""The language of policies: a policy can't end an engine, and its ranks and faults are the same wherever it runs."""
+
+import random
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numba import njit
+from support.random_policies import HEADER, RandomPolicy, random_request
+
+from blinkpy.scheduler.guarded_arithmetic import checked_rank
+from blinkpy.scheduler.policies import Policy, RequestFields, guarded_policy, read_policy
+from blinkpy.scheduler.policy_fault import BAD_RANK, FAULT_SHIFT, FAULT_TEXTS, MOST_ROUNDS, WORST_RANK, describe_policy_fault
+from blinkpy.verify.oracle.policy_rules import rank_by_rules
+
+Outcome = tuple[int, str]
+LOW, HIGH = -(1 << 63), (1 << 63) - 1
+REQUEST = RequestFields(arrival=5, arrival_us=6, prompt_length=7, max_tokens=8, generated=0, priority=-2, preemptions=3, pair=1)
+
+
+def policy_of(folder: Path, source: str, name: str = "mine") -> Policy:
+    (folder / f"{name}.py").write_text(source)
+    return read_policy(f"{folder}/{name}.py:rank")
+
+
+def by_rules(policy: Policy, request: RequestFields, rounds: int = 0) -> Outcome:
+    rank, fault = rank_by_rules(policy, request, rounds)
+    return rank, f"line {fault.place.line}: {fault}" if fault else ""
+
+
+def told(policy: Policy, rank: int, word: int) -> Outcome:
+    if word >> FAULT_SHIFT == 0:
+        return rank, ""
+    place, what = describe_policy_fault(word >> FAULT_SHIFT, guarded_policy(policy).places)
+    return rank, f"line {place.line}: {what}"
+
+
+def in_python(policy: Policy, request: RequestFields, rounds: int = 0) -> Outcome:
+    faults = memoryview(np.array([rounds], np.int64))
+    rank = checked_rank(guarded_policy(policy).function(request, faults, 0), faults, 0)
+    return told(policy, rank, faults[0])
+
+
+def in_njit(policy: Policy, requests: list[RequestFields], rounds: int = 0) -> list[Outcome]:
+    rank_of = guarded_policy(policy).function
+
+    @njit
+    def rank_all(table, ranks, faults):  # type: ignore[no-untyped-def]
+        for i in range(len(table)):
+            f = table[i]
+            ranks[i] = checked_rank(rank_of(RequestFields(f[0], f[1], f[2], f[3], f[4], f[5], f[6], f[7]), faults, i), faults, i)
+
+    ranks, faults = np.zeros(len(requests), np.int64), np.full(len(requests), rounds, np.int64)
+    rank_all(np.array(requests, np.int64), ranks, faults)
+    return [told(policy, rank, word) for rank, word in zip(ranks.tolist(), faults.tolist(), strict=True)]
+
+
+CASES: list[tuple[str, str | int]] = [  # body; the fault, or the rank
+    ("return 1 // request.generated", "line 2: division by zero"),
+    ("return request.arrival % request.generated", "line 2: division by zero"),
+    ("return int(request.arrival / request.generated)", "line 2: division by zero"),
+    ("x = 1\n    x //= request.generated\n    return x", "line 3: division by zero"),
+    ("return (1 << 62) * request.priority", LOW),
+    ("return (1 << 62) * request.priority * -1", "line 2: the result needs more than 64 bits"),
+    ("return -((1 << 62) * request.priority)", "line 2: the result needs more than 64 bits"),
+    ("return (1 << 60) * request.max_tokens", "line 2: the result needs more than 64 bits"),
+    ("return abs((1 << 62) * request.priority)", "line 2: the result needs more than 64 bits"),
+    ("return (1 << 62) * request.priority // -1", "line 2: the result needs more than 64 bits"),
+    ("return (1 << 62) * request.priority % -1", 0),
+    ("return request.max_tokens ** 21 - 1 + request.max_tokens ** 20", "line 2: the result needs more than 64 bits"),
+    ("return request.priority ** 63", LOW),
+    ("return request.arrival ** request.priority", "line 2: a shift by a negative number, or a power with a negative exponent"),
+    ("return 1 << request.prompt_length * 9", "line 2: the result needs more than 64 bits"),
+    ("return request.priority >> 500", -1),
+    ("return 1 >> request.priority", "line 2: a shift by a negative number, or a power with a negative exponent"),
+    ("return int(request.arrival * 1e18 * 2.0)", "line 2: a float that no 64-bit integer is near to"),
+    ("return int(1e308 * request.arrival * 0.0)", "line 2: a float that no 64-bit integer is near to"),
+    ("x = 1e308 * request.arrival\n    return int(x > 1e308) - int(x - x == x - x)", 1),
+    ("return TABLE[request.pair] + TABLE[-1]", 42),
+    ("return TABLE[request.pair + 1]", "line 2: index out of range"),
+    ("return TABLE[-3]", "line 2: index out of range"),
+    ("return (1 << 62) - 1 + (1 << 62)", "line 1: a rank above 9223372036854775806"),
+    ("n = 0\n    while n >= 0:\n        n += 1\n    return n", "line 3: loops of more than 65,536 rounds in all"),
+    ("n = 1\n    while True:\n        n = -n\n        if n > 1:\n            return n", "line 3: loops of more than"),
+    ("n = 0\n    for i in range(1 << 40):\n        for j in range(9):\n            n += j\n    return n", "line 4: loops of"),
+    ("n = 0\n    for i in range(65536):\n        n = i\n    return n", 65535),
+    ("n = 0\n    for i in range(65537):\n        n = i\n    return n", "line 3: loops of more than"),
+    ("n = 0\n    for i in range(9, -9, -(1 << 62) * 2):\n        n += i\n    return n", 9),
+    ("n = 0\n    for i in range(-(1 << 62) * 2, 1 << 62):\n        n += i\n    return n", "line 3: a range with step 0, or that"),
+    ("n = 0\n    for i in range(0, 9, request.generated):\n        n += i\n    return n", "line 3: a range with step 0, or that"),
+    ("return request.generated and 1 // request.generated", 0),
+    ("return 7 if request.generated == 0 else 1 // request.generated", 7),
+]
+
+
+@pytest.mark.parametrize(("body", "outcome"), CASES)
+def test_what_has_no_result_is_a_fault_with_its_line(tmp_path: Path, body: str, outcome: str | int) -> None:
+    policy = policy_of(tmp_path, f"def rank(request):\n    {body}\n\nTABLE = (20, 21)\n")
+    rank, fault = in_python(policy, REQUEST)
+    if isinstance(outcome, int):
+        assert (rank, fault) == (outcome, "")
+    else:
+        assert (rank, fault[: len(outcome)]) == (WORST_RANK, outcome)
+    assert by_rules(policy, REQUEST) == (rank, fault)
+
+
+def test_compiled_code_has_the_same_faults(tmp_path: Path, rng: np.random.Generator) -> None:
+    """Some of the cases in each run: all of them compile for half a minute."""
+    bodies = [CASES[i][0] for i in rng.permutation(len(CASES))[:12]]
+    parts = "".join(f"def part{i}(request):\n    {body}\n\n" for i, body in enumerate(bodies))
+    choice = "".join(f"    if request.arrival_us == {i}:\n        return part{i}(request)\n" for i in range(len(bodies)))
+    policy = policy_of(tmp_path, f"TABLE = (20, 21)\n{parts}def rank(request):\n{choice}    return 0\n")
+    requests = [REQUEST._replace(arrival_us=i) for i in range(len(bodies))]
+    assert in_njit(policy, requests) == [by_rules(policy, request) for request in requests]
+
+
+def random_policy(folder: Path, draw: random.Random, name: str) -> Policy:
+    """Some in one, which compile in less time."""
+    parts = [RandomPolicy(draw.getrandbits(40), f"part{i}").source() for i in range(4)]
+    choice = "".join(f"    if request.pair & 3 == {i}:\n        return part{i}(request)\n" for i in range(4))
+    return policy_of(folder, f"{HEADER}\n{''.join(parts)}def rank(request):\n{choice}    return 0\n", name)
+
+
+def test_random_policies_have_the_same_ranks_and_faults_everywhere(tmp_path: Path, seed: int) -> None:
+    """Evaluated by the rules, as Python, and the first one compiled."""
+    happened: Counter[str] = Counter()
+    draw, rounds = random.Random(seed), MOST_ROUNDS - 100  # few are left, or the test takes minutes
+    for number in range(24):
+        policy = random_policy(tmp_path, draw, f"mine{number}")
+        requests = [random_request(draw) for _ in range(100)]
+        outcomes = [by_rules(policy, request, rounds) for request in requests]
+        assert [in_python(policy, request, rounds) for request in requests] == outcomes
+        if number == 0:
+            assert in_njit(policy, requests, rounds) == outcomes
+        happened.update(what.partition(": ")[2] for _, what in outcomes)
+    print(happened)
+    assert happened[""] > 500
+    assert set(FAULT_TEXTS.values()) <= happened.keys() | {FAULT_TEXTS[BAD_RANK]}
