@@ -41,14 +41,14 @@ def test_policies_decide_the_order(tmp_path: Path, policy: str, order: list[int]
 def test_who_has_no_rank_goes_last_and_the_latest_fault_is_published(lanes: int) -> None:
     """The oracle agrees after each turn. Whoever comes after a fault has a rank of its own again."""
     policy = read_policy(f"{ROOT}/tests/support/faulting_policy.py:rank")
-    case = make_case(policy, lanes, pairs=1, rows=1, slots=8, intake_entries=8)
-    requests = [case.submit(tokens(n), 4) for n in (3, 4, 6, 7, 5, 2)]
+    case = make_case(policy, lanes, pairs=1, rows=1, slots=9, intake_entries=8)
+    requests = [case.submit(tokens(n), 4) for n in (3, 4, 7, 6, 5, 2)]
     case.turn()
     fault = int(case.views.engine[ENGINE_POLICY_FAULT])
     assert describe_policy_fault(fault, guarded_policy(policy).places)[0].line == 17
-    requests.append(case.submit(tokens(8), 4))
+    requests += [case.submit(tokens(8, start), 4) for start in range(2, 5)]
     case.finish()
-    assert [requests.index(request) for request in case.done] == [4, 6, 1, 0, 2, 3, 5]
+    assert [requests.index(request) for request in case.done] == [4, 6, 7, 8, 1, 0, 2, 3, 5]
     assert case.counter("policy_faults") == 4
 
 
