@@ -181,7 +181,7 @@ class FrontendOptions:
     )
     keep_alive_s: int = option(30, "seconds that an idle connection is kept", low=1, high=3600)
     max_connections: int = option(4096, "open connections per worker; more are answered 503", low=1, high=1 << 20)
-    grammar_compile_ms: int = option(2000, "longest time to compile a request's JSON schema or regex", low=10, high=60_000)
+    grammar_compile_ms: int = option(2000, "longest CPU time to compile a request's JSON schema or regex", low=10, high=60_000)
     grammar_cache_mib: int = option(64, "compiled grammars that a worker keeps, MiB", low=1, high=1 << 14)
     shutdown_s: int = option(10, "seconds that running requests get at shutdown", low=0, high=3600, commands=ALL)
     log_level: str = option("info", "what is logged", choices=("debug", "info", "warning", "error"))

@@ -23,7 +23,7 @@ SERVER = "blinkpy.dpu.grammar.compile_server"
 MOST_CONTENT = 1 << 20  # bytes of a grammar, as JSON
 AT_ONCE = 8  # compiled side by side
 MOST_WAITING = 64  # until they are compiled, those included
-MARGIN_S = 2.0  # for a process to start, beside the time to compile
+MARGIN_S = 10.0  # for processes to start and to get their share of the CPU, beside the time to compile
 REFUSAL_BYTES = 1024  # what one takes in the cache
 
 
@@ -32,7 +32,7 @@ class GrammarBusyError(Exception):
 
 
 class GrammarCompiler:
-    """Automata of grammars. compile_s: time for each, in seconds; cache_bytes: of what is kept, automata and refusals; what
+    """Automata of grammars. compile_s: CPU time for each, in seconds; cache_bytes: of what is kept, automata and refusals; what
     was not used for longest goes first."""
 
     def __init__(self, compile_s: float, cache_bytes: int):
@@ -82,7 +82,8 @@ class GrammarCompiler:
     async def _compile(self, key: bytes, content: bytes) -> ByteAutomaton | GrammarError:
         async with self._places:
             result = await self._ask(content)
-        self._keep(key, result)
+        if result is not _TOO_LONG:  # another time it may not be
+            self._keep(key, result)
         return result
 
     def _keep(self, key: bytes, result: ByteAutomaton | GrammarError) -> None:
@@ -112,7 +113,7 @@ class GrammarCompiler:
         except (TimeoutError, ConnectionError):
             answer = b""
         if not answer:
-            return GrammarTooLargeError(f"The grammar takes too long to compile; at most {self.compile_s:g} s are possible.")
+            return _TOO_LONG
         if answer[:1] == ANSWER:
             return ByteAutomaton.of_words(np.frombuffer(answer[1:], np.int32))
         if answer[:1] == FAILURE:
@@ -143,6 +144,9 @@ class GrammarCompiler:
         tasks, self._compiling = self._compiling, {}
         self.close()
         self._compiling = tasks
+
+
+_TOO_LONG = GrammarTooLargeError("The grammar takes too long to compile.")
 
 
 def _content(grammar: Grammar) -> bytes:

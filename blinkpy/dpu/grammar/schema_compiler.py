@@ -29,8 +29,7 @@ class SchemaCompiler:
     """Compiles one schema. free_depth: see FREE_DEPTH."""
 
     def __init__(self, root: Any, free_depth: int = FREE_DEPTH):
-        self.reader = SchemaReader(root)
-        self.reader.exclude = self._exclude  # type: ignore[method-assign]
+        self.reader = SchemaReader(root, self._exclude)
         self.free_depth = free_depth
         self._contradiction = ""
 
@@ -46,9 +45,8 @@ class SchemaCompiler:
         """The values for which all these schemas hold. free: containers that may be inside of each other where nothing is said.
         Returns byte_nfa.nothing where there are none."""
         if depth > MOST_DEPTH:
-            raise GrammarTooLargeError(
-                f"More than {MOST_DEPTH} objects and arrays are inside of each other.", conjunction[0].path
-            )
+            path = conjunction[0].path if conjunction else "#"
+            raise GrammarTooLargeError(f"More than {MOST_DEPTH} objects and arrays are inside of each other.", path)
         said = tuple(place for place in conjunction if place.schema is not True and place.schema != {})
         free = self.free_depth if said else free - 1
         if free < 0:

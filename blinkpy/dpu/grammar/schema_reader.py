@@ -1,5 +1,6 @@
 """From a conjunction of schemas to shapes, of which a value has one: references followed, alternatives spelled out."""
 
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import unquote
 
@@ -25,10 +26,12 @@ MOST_SHAPES = 500  # of one value
 
 
 class SchemaReader:
-    """Reads parts of one schema. cut: whether a recursion was ended on the way."""
+    """Reads parts of one schema. exclude: raises GrammarError unless the schemas of oneOf exclude each other, for values of a
+    shape. cut: whether a recursion was ended on the way."""
 
-    def __init__(self, root: Any):
-        self.root, self.cut = root, False
+    def __init__(self, root: Any, exclude: Callable[[Alternatives, Shape], None]):
+        self.root, self._exclude = root, exclude
+        self.cut = False
         self._schemas = 0
         self._anchors: dict[str, Place] | None = None
 
@@ -50,7 +53,7 @@ class SchemaReader:
             return [shape]
         first, *rest = choices
         if first.exclusive:
-            self.exclude(first, shape)
+            self._exclude(first, shape)
         found: list[Shape] = []
         for place in first.places:
             for one in self.shapes((place,), shape.copy()):
@@ -58,9 +61,6 @@ class SchemaReader:
                 if len(found) > MOST_SHAPES:
                     raise GrammarTooLargeError(f"There are more than {MOST_SHAPES} alternatives.", place.path)
         return found
-
-    def exclude(self, choice: Alternatives, shape: Shape) -> None:
-        """Raise GrammarError unless the schemas of oneOf exclude each other. For who can tell."""
 
     def _apply(self, place: Place, shape: Shape, choices: list[Alternatives]) -> list[Place]:
         """Restrict the shape by one schema. Returns what else has to hold; alternatives are added to choices."""

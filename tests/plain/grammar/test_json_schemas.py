@@ -183,6 +183,18 @@ def test_keywords_together(schema: Any) -> None:
     assert 0 < len(wanted) < len(documents)
 
 
+def test_what_is_too_deep_is_refused() -> None:
+    for depth in (30, 36, 41, 60):
+        schema: dict[str, Any] = {"type": "array", "maxItems": 1}
+        for _ in range(depth):
+            schema = {"type": "array", "items": schema, "maxItems": 1}
+        if depth < 40:
+            assert automaton_of_schema(schema).accepts(b"[" * depth + b"]" * depth)
+        else:
+            with pytest.raises(GrammarError, match="inside of each other"):
+                automaton_of_schema(schema)
+
+
 def test_recursion_is_unrolled(rng: np.random.Generator) -> None:
     schema = recursive(SchemaDraw(rng)) | {"$defs": {"node": {
         "type": "object",
