@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import errno
+import gc
 import os
 import platform
 import secrets
@@ -12,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from support.front_end.fake_engine import FACTS, SIZES
@@ -152,6 +154,17 @@ def test_wrong_pair_and_wrong_layout(name, segment) -> None:
         attach_segment(name, 0)
 
 
+def test_failures_leave_no_descriptor_open(name, segment) -> None:
+    gc.collect()
+    before = sorted(os.listdir("/proc/self/fd"))
+    for refused in (lambda: attach_segment(name, 9), lambda: create_segment(name, SIZES, FACTS)):
+        with contextlib.suppress(TransportError):
+            refused()
+            pytest.fail("it was not refused")
+    assert not unlink_stale(name)
+    assert sorted(os.listdir("/proc/self/fd")) == before
+
+
 def test_files_of_others_are_not_trusted(name, segment) -> None:
     os.chmod(segment_path(name), 0o666)
     with pytest.raises(TransportError, match="not ours to trust"):
@@ -208,7 +221,7 @@ def test_a_segment_is_trusted_that_is_of_this_user_or_root_and_nobody_else_write
 
 
 def test_other_pairs_are_tried_in_order(name) -> None:
-    segment, held = create_segment(name, dataclasses.replace(SIZES, pairs=3), FACTS), []
+    segment, held = create_segment(name, dataclasses.replace(SIZES, pairs=3), FACTS), list[Any]()
     for pair in (1, 2, 0):
         held.append(attach_segment(name, 1, or_another=True))
         assert held[-1].pair == pair
@@ -219,7 +232,7 @@ def test_other_pairs_are_tried_in_order(name) -> None:
 @pytest.mark.parametrize("looks", [2, 3])
 def test_a_front_end_that_looks_for_a_moment_is_no_living_engine(name, monkeypatch, looks) -> None:
     segment_path(name).touch()
-    held, slept, lock = [False] * looks, [], segment_module.lock_file
+    held, slept, lock = [False] * looks, list[float](), segment_module.lock_file
     monkeypatch.setattr(segment_module, "lock_file", lambda fd: held.pop() if held else lock(fd))
     monkeypatch.setattr(segment_module, "time", SimpleNamespace(sleep=slept.append))
     if looks == 3:

@@ -4,6 +4,7 @@ import contextlib
 import json
 import socket
 import threading
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -110,7 +111,8 @@ class Slow:
 
     def __init__(self, *pieces: bytes):
         self.pieces, self.now, self.waits = list(pieces), 100.0, list[float]()
-        self.settimeout, self.sendall = self.waits.append, list[bytes]().append
+        self.settimeout = self.waits.append
+        self.sendall: Any = None
 
     def monotonic(self) -> float:
         return self.now

@@ -88,7 +88,7 @@ def stamp(position: int, epoch: int = 5) -> int:
 def test_a_claim_is_followed_by_heartbeats_until_it_is_granted(time: Time) -> None:
     transport = Noted()
     pair = QueuePair(transport)
-    assert pair.poll() == []
+    assert (pair.poll(), pair.epoch) == ([], 0)
     with pytest.raises(EngineLostError, match="no queue pair is attached"):
         pair.submit(np.ones(1, np.int32), RequestParameters())
     pair.heartbeat()
@@ -106,6 +106,11 @@ def test_a_claim_is_followed_by_heartbeats_until_it_is_granted(time: Time) -> No
     assert (pair.epoch, time.sleeps) == (5, [queue_pair.CLAIM_POLL_S] * 3)
     pair.heartbeat()
     assert transport.taken() == [("write_word", W.FRONT_HEARTBEAT, 7), *told]
+    answers.append(EngineWords(8, 511, 6, 1))
+    pair.attach(1.0)
+    beats = [("write_word", W.FRONT_HEARTBEAT, beat) for beat in (8, 9, 10)]
+    told = [("ring_doorbell", stamp(8, 6)), ("write_word", W.FRONT_CQ_HEAD, stamp(511, 6))]
+    assert transport.taken() == [("write_word", W.FRONT_CLAIM, 6), *beats, *told], "nothing more of the epoch before"
 
 
 def test_a_claim_that_is_not_granted_fails_in_time(time: Time) -> None:
@@ -220,7 +225,11 @@ def test_what_a_submission_writes_in_which_order() -> None:
     broken = Noted()
     lost = attached(broken)
     lost.submit(np.ones(1, np.int32), RequestParameters())
-    broken.write_cancel = lambda *_: (_ for _ in ()).throw(TransportError("gone"))
+
+    def fail(*_: Any) -> None:
+        raise TransportError("gone")
+
+    setattr(broken, "write_cancel", fail)  # noqa: B010 - it is found by name
     broken.taken()
     lost.close()
     assert broken.taken() == [("close",)]

@@ -5,6 +5,7 @@ data is taken at once. Both ends of a connection are in this process, so memory 
 """
 
 import ctypes
+import ipaddress
 import os
 import re
 import sys
@@ -109,7 +110,7 @@ class Context(Part):
         return found
 
     def query_gid(self, number: int, index: int) -> Any:
-        return GID(verbs.ipaddress.IPv6Address(self._gid(number, index)[0]).exploded)
+        return GID(ipaddress.IPv6Address(self._gid(number, index)[0]).exploded)
 
     def query_gid_type(self, number: int, index: int) -> int:
         return self._gid(number, index)[1]
@@ -176,6 +177,9 @@ class QPAttr:
     def __init__(self, port_num: int = 1):
         self.port_num = port_num
 
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"{name} was not set")
+
     def only(self, names: set[str]) -> None:
         assert set(vars(self)) == names | {"port_num"}, f"set {sorted(vars(self))}, needed {sorted(names)}"
 
@@ -227,7 +231,7 @@ class QP(Part):
 
     def gid(self) -> str:
         """The GID that it sends from."""
-        return str(verbs.ipaddress.IPv6Address(self._gids()[self.transitions["RTR"].ah_attr.gr.sgid_index][0]).exploded)
+        return str(ipaddress.IPv6Address(self._gids()[self.transitions["RTR"].ah_attr.gr.sgid_index][0]).exploded)
 
     def close(self) -> None:
         super().close()
