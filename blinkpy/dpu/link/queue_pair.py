@@ -80,9 +80,9 @@ class QueuePair:
         self._engine_beat = -1
         self._engine_beat_seen = time.monotonic()
         self._attached = False
-        self._reset(0, 0)
+        self._reset()
 
-    def _reset(self, sq_tail: int, cq_position: int) -> None:
+    def _reset(self, sq_tail: int = 0, cq_position: int = 0) -> None:
         sizes = self.sizes
         self._live: list[InFlightRequest | None] = [None] * sizes.slots
         self._free = list(range(sizes.slots - 1, -1, -1))  # last in, first out: the same few slots stay warm
@@ -174,7 +174,7 @@ class QueuePair:
         """Forget all requests in flight and return them; for when the engine or the lease is lost."""
         lost = self.live()
         self._attached = False
-        self._reset(0, 0)
+        self._reset()
         return lost
 
     def close(self) -> None:

@@ -153,11 +153,12 @@ def test_polls_feed_choices_and_wait_as_steps_suggest(stage: Stage, seed: int) -
         assert all(choice.last_event == stage.now for choice in touched)
 
 
-def test_a_poll_without_a_pair_or_with_a_broken_one_sets_no_timer(stage: Stage) -> None:
+def test_a_poll_without_a_pair_or_with_a_broken_one_sets_no_timer(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
     owner = Choice(stage.log, "a")
     stage.pair.poll, stage.pair.abandon = stage.log.noted("poll", BROKEN), lambda: [owner.request]
     stage.link._poll()
     assert stage.log.taken() == [("poll",), *stage.lost("a")]
+    assert caplog.messages == [f"queue pair lost: {BROKEN}"]
     stage.link._poll()
     stage.link._lose(LOST)
     stage.link.cancel(owner)

@@ -88,7 +88,7 @@ def stamp(position: int, epoch: int = 5) -> int:
 def test_a_claim_is_followed_by_heartbeats_until_it_is_granted(time: Time) -> None:
     transport = Noted()
     pair = QueuePair(transport)
-    assert (pair.poll(), pair.epoch) == ([], 0)
+    assert (pair.poll(), pair.epoch, pair.live(), pair.in_flight, pair.free_slots) == ([], 0, [], 0, 4)
     with pytest.raises(EngineLostError, match="no queue pair is attached"):
         pair.submit(np.ones(1, np.int32), RequestParameters())
     pair.heartbeat()

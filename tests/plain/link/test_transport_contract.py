@@ -252,7 +252,14 @@ def test_a_slow_card_is_waited_for_no_longer_than_said(far: Linked, monkeypatch:
     assert transport.read_completions(1, 5) == [1 << 48 | 1]
     far.view("cq")[2] = 1 << 48 | HAS_LOGPROBS << 40
     far.view("records")[2] = 77
+    for qp.lazy in (0, 1):
+        assert transport.read_completions(2, 5) == []
+    qp.lazy = 0
+    transport.lost()  # the word is here, and its record asked for
+    posted, qp.lazy = len(qp.reads), 1
     assert transport.read_completions(2, 5) == []
+    assert len(qp.reads) == posted
+    qp.lazy = 0
     assert transport.read_completions(2, 5) == [1 << 48 | HAS_LOGPROBS << 40]
     for wrong in ((1, 1), (2, 2), (3, 1)):
         with pytest.raises(TransportError, match="no records"):
