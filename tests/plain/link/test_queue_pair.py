@@ -61,6 +61,7 @@ def test_arena_never_hands_out_what_is_in_use(size, data) -> None:
         if data.draw(st.integers(0, 5)) == 0:
             arena.undo(before)
             continue
+        assert arena.tail - before <= 2 * size, "positions grow with what is taken"
         mine = range(offset, offset + count)
         assert 0 <= mine.start <= mine.stop <= size, "a piece never wraps"
         assert not any(set(mine) & set(other) for _, other in pieces)
