@@ -216,8 +216,8 @@ class QueuePair:
             raise EngineLostError("the request ids of this epoch are used up")
         if not self._free:
             raise NoRoomError("all slots are in use")
-        self._consume()
         # A free slot means room in the ring: it has as many entries as there are slots, and that of an ended request is free.
+        self._consume()
         before = self._prompts.tail, self._hashes.tail
         slot = self._free[-1]
         request = InFlightRequest(self.epoch << W.EPOCH_SHIFT | self._requests + 1, slot, owner, self._sq_tail + 1)

@@ -163,6 +163,8 @@ def test_failures_leave_no_descriptor_open(name, segment) -> None:
             pytest.fail("it was not refused")
     assert not unlink_stale(name)
     assert sorted(os.listdir("/proc/self/fd")) == before
+    segment.close()
+    assert len(os.listdir("/proc/self/fd")) == len(before) - 1
 
 
 def test_files_of_others_are_not_trusted(name, segment) -> None:

@@ -126,6 +126,9 @@ def test_what_is_written_is_where_the_engine_looks_and_nowhere_else(linked: Link
         front[W.FRONT_DOORBELL] = draw.randrange(1 << 63)
         linked.settle(int(front[W.FRONT_DOORBELL]))
         assert bytes(linked.segment.buffer) == bytes(mirror)
+        if linked.listener is not None:  # what was given, and words: one cancel word, or all four
+            assert {length for _, length in card_of(transport).writes} <= {12 * count, 8 * count, 256, 8, 32}
+            card_of(transport).writes.clear()
 
 
 def test_what_the_engine_says_is_read_in_time(linked: Linked, rng: np.random.Generator) -> None:
@@ -215,6 +218,15 @@ def test_a_look_reads_as_much_as_news_suggest(far: Linked) -> None:
             at += found
         assert (position, at) == (published, published)
     assert widths == {16, 32, 64, 128, 256}
+    for news, more in ((16, 1), (3, 0)):  # behind a look full of news the next one is on its way at once
+        for place in range(published, published + news):
+            ring[place % size] = lap_of(place, size) << 48
+        published += news
+        assert len(transport.read_completions(position, size)) == news
+        position, before = position + news, len(posted)
+        assert transport.read_completions(position, size) == []
+        assert len(posted) == before + more
+        transport.lost()
 
 
 def test_a_slow_card_is_waited_for_no_longer_than_said(far: Linked, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,7 +257,14 @@ def test_a_slow_card_is_waited_for_no_longer_than_said(far: Linked, monkeypatch:
     qp.lazy = 0
     with monkeypatch.context() as untimed:
         untimed.setattr(connect_rdma, "time", None)  # nothing is waited for where the answer is there, whatever it says
-        assert transport.read_completions(9, 1) == []
+        for looks in range(3):
+            assert transport.read_completions(9, 1) == []
+            assert len(qp.reads) == posted + looks + 1
+    far.view("cq")[9], qp.lazy = 1 << 48 | 9, 1
+    assert transport.read_completions(9, 1) == []
+    with monkeypatch.context() as at_last:  # the card is done while a look at another place waits for it
+        at_last.setattr(clock, "monotonic_ns", lambda: int(setattr(qp, "lazy", 0) or 1))
+        assert transport.read_completions(0, 1) == []
     assert transport.read_completions(0, 1) == [1 << 48]
     with pytest.raises(TransportError, match="no records of log probabilities were read for 1 completions from 0 on"):
         transport.read_logprobs(0, 1)
@@ -315,6 +334,17 @@ def test_heads_wait_and_positions_are_read_before_room_seems_short(far: Linked, 
                 used = dict.fromkeys(used, 0)
         if kind in used:
             used[kind] += 1 if kind == "sq" else count
+
+
+@pytest.mark.parametrize(("ring", "step"), [(2, 1), (8, 1), (16, 2), (32, 4)])
+def test_heads_of_small_rings_go_out_in_time(verbs: None, seed: int, ring: int, step: int) -> None:
+    linked = Linked("rdma", QueueSizes(1, 1, 2, ring, 16, 1), random.Random(seed))
+    transport, front = linked.open(), linked.view("front")
+    for head in range(5 * step):
+        transport.write_word(W.FRONT_CQ_HEAD, EPOCH << 32 | head)
+        transport.lost()
+        assert front[W.FRONT_CQ_HEAD] & 0xFFFF == head // step * step
+    linked.close()
 
 
 def test_the_card_reaches_what_is_needed_and_no_more(far: Linked) -> None:

@@ -282,7 +282,7 @@ class QP(Part):
 
 
 class QPEx(QP):
-    """reads: (address, bytes) of each read that was posted."""
+    """reads, writes: (address, bytes) of each that was posted."""
 
     def __init__(self, context: Context, init: Any):
         assert init.pd.context is context
@@ -290,7 +290,7 @@ class QPEx(QP):
         assert init.send_ops_flags == C.IBV_QP_EX_WITH_RDMA_WRITE | C.IBV_QP_EX_WITH_RDMA_READ
         super().__init__(init.pd, init)
         self.begun: Any = None
-        self.reads: list[tuple[int, int]] = []
+        self.reads, self.writes = list[tuple[int, int]](), list[tuple[int, int]]()
 
     def wr_start(self) -> None:
         assert self.batch is None
@@ -335,7 +335,8 @@ class QPEx(QP):
         self.outstanding += len(batch)
         assert [work.signaled for work in batch] == [False] * (len(batch) - 1) + [True]
         self.posted.extend(batch)
-        self.reads += [(work.remote, work.length) for work in batch if work.read]
+        for work in batch:
+            (self.reads if work.read else self.writes).append((work.remote, work.length))
 
 
 def made(**defaults: Any) -> Any:
