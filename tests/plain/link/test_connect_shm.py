@@ -16,11 +16,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.front_end.fake_engine import FACTS, SIZES
+from support.front_end.fake_engine import FACTS, SIZES, FakeEngine
 
 from blinkpy.config import Config
-from blinkpy.dpu.link import connect_shm, store_fence
+from blinkpy.dpu.link import connect_shm, connectors, store_fence
 from blinkpy.dpu.link.connect_shm import attach_segment, connect
+from blinkpy.dpu.link.queue_pair import EngineLostError
 from blinkpy.queues.header import HEADER
 from blinkpy.queues.layout import LayoutError
 from blinkpy.queues.words import FRONT_DOORBELL, PAIR_ATTACHED, PAIR_CQ_TAIL, PAIR_EPOCH, PAIR_SQ_HEAD
@@ -75,6 +76,19 @@ def test_a_worker_takes_a_queue_pair_that_nobody_has(name, segment) -> None:
     with pytest.raises(TransportError, match="all 1 queue pairs are in use"):
         connect(config, WorkerIdentity(0))
     held.close()
+
+
+def test_a_queue_pair_is_attached_or_given_back(name, segment, monkeypatch) -> None:
+    config = Config().with_options({"name": name, "engine_timeout_ms": 1500})
+    monkeypatch.setattr(connectors, "GRANT_TIMEOUT_S", 0.05)
+    for _ in range(2):  # it is free again
+        with pytest.raises(EngineLostError, match=r"did not grant the queue pair within 0\.05 s"):
+            connectors.open_queue_pair(config, WorkerIdentity(0))
+    monkeypatch.setattr(connectors, "GRANT_TIMEOUT_S", 5.0)
+    with FakeEngine() as engine:
+        pair = connectors.open_queue_pair(config.with_options({"name": engine.segment_name}), WorkerIdentity(0))
+        assert (pair.engine_timeout_s, pair.epoch) == (1.5, 1)
+        pair.close()
 
 
 def test_segment_is_private_and_goes_with_its_engine(name, segment) -> None:
