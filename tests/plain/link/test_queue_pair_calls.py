@@ -292,6 +292,7 @@ def test_polls_read_windows_and_publish_one_head() -> None:
     transport.words = EngineWords(0, 500, 4, 0)
     pair = attached(transport)
     requests = [pair.submit(np.ones(1, np.int32), RequestParameters()) for _ in range(3)]
+    assert [request.after for request in requests] == [1, 2, 3]
     transport.taken()
     assert pair.poll() == []
     assert transport.taken() == [("read_completions", 500, 16)]

@@ -203,6 +203,8 @@ def test_a_look_reads_as_much_as_news_suggest(far: Linked) -> None:
             ring[place % size] = lap_of(place, size) << 48
         published += news
         before, empty = len(posted), 0
+        transport.write_cancel(0, 1)  # which says nothing of completions
+        transport.ring_doorbell(0)
         while empty < 3:
             got = transport.read_completions(position, size)
             position += len(got)
@@ -290,12 +292,17 @@ def test_heads_wait_and_positions_are_read_before_room_seems_short(far: Linked, 
     """Completion heads go out with other words, with a new epoch, and once an eighth of the ring ahead. The engine's words of the
     pair are asked for when a quarter of ring, prompts or hashes was used since, and while a claim is open."""
     transport, draw, front = far.open(), random.Random(seed), far.view("front")
-    far.view("pair")[:4] = 0, 0, EPOCH, 1
-    transport.write_word(W.FRONT_CLAIM, EPOCH)
+    far.view("pair")[:4] = 0, 0, EPOCH - 1, 1
     for _ in range(6):
         transport.read_engine()
         transport.lost()
         transport.read_pair()
+    far.view("pair")[W.PAIR_EPOCH] = EPOCH
+    transport.write_word(W.FRONT_CLAIM, EPOCH)
+    for _ in range(3):
+        transport.read_pair()
+        transport.lost()
+    assert transport.read_pair() == EngineWords(0, 0, EPOCH, 1)
     reads, epoch = card_of(transport).reads, EPOCH
     used = dict.fromkeys(("sq", "prompt", "hashes"), 0)
     for turn in range(400):
