@@ -259,8 +259,8 @@ class QueuePair:
     def cancel(self, request: InFlightRequest) -> None:
         """Ask the engine to drop a request. Its final completion still comes; after that one, this does nothing."""
         if self._live[request.slot] is request and not request.cancelled:
-            request.cancelled = True
             # Keeps O7 of docs/verification.md: the word names the request, whose id is used once.
+            request.cancelled = True
             self.transport.write_cancel(request.slot, request.request_id)
 
     def poll(self) -> list[CompletionEvent]:
