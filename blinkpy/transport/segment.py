@@ -100,8 +100,7 @@ def create_segment(name: str, sizes: QueueSizes, facts: EngineFacts) -> Segment:
     fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Allocated here and now: a full /dev/shm is an error in this line instead of a SIGBUS somewhere else.
-        os.posix_fallocate(fd, 0, total)
+        os.posix_fallocate(fd, 0, total)  # now: a full /dev/shm is an error here instead of a SIGBUS somewhere else
         mapping = mmap.mmap(fd, total)
         layout = write_header(memoryview(mapping), sizes, facts)
         for _ in range(50):

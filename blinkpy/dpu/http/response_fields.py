@@ -16,8 +16,6 @@ from blinkpy.dpu.http.request_fields import (
     _limit,
     _text,
     _top_logprobs,
-    _typed,
-    _unsupported,
     missing,
     one_of,
     read_request,
@@ -25,6 +23,8 @@ from blinkpy.dpu.http.request_fields import (
     unsupported_fields,
 )
 from blinkpy.dpu.http.unsupported_fields import RESPONSES
+from blinkpy.dpu.http.value_checks import typed as _typed
+from blinkpy.dpu.http.value_checks import unsupported as _unsupported
 from blinkpy.queues.request_parameters import RequestParameters
 
 SPEAKERS = tuple(role for role in ROLES if role != "tool")

@@ -10,11 +10,11 @@ from blinkpy.dpu.http.request_fields import (
     Request,
     _boolean,
     _text,
-    _typed,
     missing,
     read_fields,
     takes,
 )
+from blinkpy.dpu.http.value_checks import typed as _typed
 from blinkpy.queues.request_parameters import INT32_MAX, RequestParameters
 
 _REFUSED = ("chat_template", "chat_template_kwargs", "media_io_kwargs", "mm_processor_kwargs", "tools")

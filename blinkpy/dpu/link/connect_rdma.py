@@ -83,8 +83,8 @@ class RdmaTransport:
         self.queue = SendQueue(end, depth)
 
         self._copy = RegisteredMemory(layout.front_region_bytes)
-        copied = memoryview(self._copy.buffer).cast("q")
-        self._words, self._cancel = copied[:FRONT_WORDS], copied[layout.cancel // 8 :][: sizes.slots]
+        self._words = memoryview(self._copy.buffer).cast("q")
+        self._cancel = self._words[layout.cancel // 8 :]
         self._copy_at, self._front_at = self._copy.address, welcome.front.address
         self._hashes = np.ndarray((sizes.hash_entries,), np.int64, self._copy.buffer, layout.hashes)
         self._prompt = np.ndarray((sizes.prompt_tokens,), np.int32, self._copy.buffer, layout.prompt)
@@ -102,7 +102,7 @@ class RdmaTransport:
         self._landing = RegisteredMemory(total)
         self._landing_key = int(end.register(self._landing.address, total, constants().IBV_ACCESS_LOCAL_WRITE).lkey)
         buffer, place = self._landing.buffer, self._place
-        self._look_words = memoryview(buffer)[place[LOOK] :][: window * 8].cast("q")
+        self._look_words = memoryview(buffer)[place[LOOK] :].cast("q")
         self._look_records = np.ndarray((window, LOGPROB_ENTRIES), LOGPROB_ENTRY, buffer, place[RECORDS])
         self._hit_words = np.ndarray((sizes.slots,), np.int64, buffer, place[HITS])
         self._pair_words = np.ndarray((PAIR_READ_WORDS,), np.int64, buffer, place[PAIR])
@@ -118,8 +118,7 @@ class RdmaTransport:
         self._look: CompletionRead | None = None
         self._records: CompletionRead | None = None  # the one whose words went out last
         self._in_flight = {PAIR: False, HEALTH: False}
-        self._pair_before = self._pair_now = [0] * PAIR_READ_WORDS
-        self._health = [0] * ENGINE_READ_WORDS
+        self._pair_before, self._pair_now, self._health = list[int](), list[int](), list[int]()  # until first_look()
         self._published_head = 0
         self._head_step = max(1, sizes.cq_entries // 8)
         self._closed = False
@@ -291,7 +290,7 @@ class RdmaTransport:
     def _ask_pair(self) -> None:
         if not self._in_flight[PAIR]:
             self._in_flight[PAIR] = True
-            self._used_entries = self._used_tokens = self._used_hashes = 0  # since then
+            self._used_entries = self._used_tokens = self._used_hashes = 0
             self._read(PAIR, 0, PAIR_READ_WORDS * 8)
 
     def read_engine_state(self) -> int:

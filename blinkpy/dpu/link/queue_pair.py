@@ -86,9 +86,9 @@ class QueuePair:
         self._engine_beat = -1
         self._engine_beat_seen = time.monotonic()
         self._attached = False
-        self._reset(0, 0)
+        self._reset()
 
-    def _reset(self, sq_tail: int, cq_position: int) -> None:
+    def _reset(self, sq_tail: int = 0, cq_position: int = 0) -> None:
         sizes = self.sizes
         self._live: list[InFlightRequest | None] = [None] * sizes.slots
         self._free = list(range(sizes.slots - 1, -1, -1))  # last in, first out: the same few slots stay warm
@@ -180,7 +180,7 @@ class QueuePair:
         """Forget all requests in flight and return them; for when the engine or the lease is lost."""
         lost = self.live()
         self._attached = False
-        self._reset(0, 0)
+        self._reset()
         return lost
 
     def close(self) -> None:
@@ -230,8 +230,8 @@ class QueuePair:
             raise NoRoomError("all slots are in use")
         if grammar is not None and not self._has_place(grammar.digest):
             raise NoRoomError("the requests in flight have as many grammars as the engine holds for this front end")
-        self._consume()
         # A free slot means room in the ring: it has as many entries as there are slots, and that of an ended request is free.
+        self._consume()
         before = self._prompts.tail, self._hashes.tail
         slot = self._free[-1]
         digest = None if grammar is None else grammar.digest
@@ -291,8 +291,8 @@ class QueuePair:
     def cancel(self, request: InFlightRequest) -> None:
         """Ask the engine to drop a request. Its final completion still comes; after that one, this does nothing."""
         if self._live[request.slot] is request and not request.cancelled:
-            request.cancelled = True
             # Keeps O7 of docs/verification.md: the word names the request, whose id is used once.
+            request.cancelled = True
             self.transport.write_cancel(request.slot, request.request_id)
 
     def poll(self) -> list[CompletionEvent]:

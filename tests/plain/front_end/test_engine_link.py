@@ -60,7 +60,8 @@ class Choice:
         self.log.append(("flush", self.name, self.last_event))
 
     def fail(self, error: ApiError) -> None:
-        self.log.append(("fail", self.name, error.status, error.message))
+        if self.open:
+            self.log.append(("fail", self.name, error.status, error.message))
 
 
 class Stage:
@@ -72,7 +73,8 @@ class Stage:
         metrics: Any = SimpleNamespace(count=log.noted("count"), gauge=log.noted("gauge"))
         for name in ("inter_token_latency", "time_to_first_token", "request_duration"):
             setattr(metrics, name, SimpleNamespace(observe=log.noted(name)))
-        self.link: Any = EngineLink(log.noted("connect"), metrics)
+        make: Any = EngineLink
+        self.link = make(log.noted("connect"), metrics)
         monkeypatch.setattr(engine_link, "time", SimpleNamespace(monotonic=lambda: self.now))
         transport = SimpleNamespace(
             read_engine_state=lambda: STATE_READY, read_engine=lambda: [1, 2], close=log.noted("transport.close"), pair=2
@@ -151,11 +153,12 @@ def test_polls_feed_choices_and_wait_as_steps_suggest(stage: Stage, seed: int) -
         assert all(choice.last_event == stage.now for choice in touched)
 
 
-def test_a_poll_without_a_pair_or_with_a_broken_one_sets_no_timer(stage: Stage) -> None:
+def test_a_poll_without_a_pair_or_with_a_broken_one_sets_no_timer(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
     owner = Choice(stage.log, "a")
     stage.pair.poll, stage.pair.abandon = stage.log.noted("poll", BROKEN), lambda: [owner.request]
     stage.link._poll()
     assert stage.log.taken() == [("poll",), *stage.lost("a")]
+    assert caplog.messages == [f"queue pair lost: {BROKEN}"]
     stage.link._poll()
     stage.link._lose(LOST)
     stage.link.cancel(owner)
@@ -199,7 +202,7 @@ def test_all_of_a_request_is_submitted_or_nothing(stage: Stage, error: Exception
         said = "The server is busy: all slots are in use." if busy else engine_link._sentence(error)
         assert (caught.value.status, caught.value.message) == (429 if busy else 503, said)
         happened, names = log.taken(), "abc"[:place]
-        gone = stage.lost(*names, problem=said) if error in (LOST, BROKEN) else []
+        gone = stage.lost(problem=said) if error in (LOST, BROKEN) else []  # its choices hear nothing: it has the answer
         assert happened[2 * place :] == [("cancel", name) for name in names] + gone
         assert [choice.open for choice in choices] == [i >= place for i in range(3)]
         assert (stage.link.pair is None) == (error in (LOST, BROKEN))
@@ -211,6 +214,16 @@ def test_all_of_a_request_is_submitted_or_nothing(stage: Stage, error: Exception
         stage.pair.free_slots = 2
         with pytest.raises(ApiError, match="busy: all slots are in use"):
             stage.link.submit(work)
+
+
+def test_a_loss_while_choices_are_given_up_is_not_theirs(stage: Stage) -> None:
+    first, second = (Choice(stage.log, name) for name in "ab")
+    submits = iter((first.request, NoRoomError("full")))
+    stage.pair.submit = lambda *_: stage.log.noted("submit", next(submits))()
+    stage.pair.cancel, stage.pair.abandon = stage.log.noted("cancel", BROKEN), lambda: [first.request]
+    with pytest.raises(ApiError, match="full"):
+        stage.link.submit([(each, np.zeros(1, np.int32), None) for each in (first, second)])
+    assert stage.log[2:] == [("submit",), ("cancel", first.request), *stage.lost()]
 
 
 def test_status_and_words_tell_what_the_engine_says(stage: Stage) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import errno
+import gc
 import os
 import platform
 import secrets
@@ -12,13 +13,15 @@ import sys
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from support.front_end.fake_engine import FACTS, SIZES
+from support.front_end.fake_engine import FACTS, SIZES, FakeEngine
 
 from blinkpy.config import Config
-from blinkpy.dpu.link import connect_shm, store_fence
+from blinkpy.dpu.link import connect_shm, connectors, store_fence
 from blinkpy.dpu.link.connect_shm import attach_segment, connect
+from blinkpy.dpu.link.queue_pair import EngineLostError
 from blinkpy.queues.header import HEADER
 from blinkpy.queues.layout import LayoutError
 from blinkpy.queues.words import FRONT_DOORBELL, PAIR_ATTACHED, PAIR_CQ_TAIL, PAIR_EPOCH, PAIR_SQ_HEAD
@@ -73,6 +76,19 @@ def test_a_worker_takes_a_queue_pair_that_nobody_has(name, segment) -> None:
     with pytest.raises(TransportError, match="all 1 queue pairs are in use"):
         connect(config, WorkerIdentity(0))
     held.close()
+
+
+def test_a_queue_pair_is_attached_or_given_back(name, segment, monkeypatch) -> None:
+    config = Config().with_options({"name": name, "engine_timeout_ms": 1500})
+    monkeypatch.setattr(connectors, "GRANT_TIMEOUT_S", 0.05)
+    for _ in range(2):  # it is free again
+        with pytest.raises(EngineLostError, match=r"did not grant the queue pair within 0\.05 s"):
+            connectors.open_queue_pair(config, WorkerIdentity(0))
+    monkeypatch.setattr(connectors, "GRANT_TIMEOUT_S", 5.0)
+    with FakeEngine() as engine:
+        pair = connectors.open_queue_pair(config.with_options({"name": engine.segment_name}), WorkerIdentity(0))
+        assert (pair.engine_timeout_s, pair.epoch) == (1.5, 1)
+        pair.close()
 
 
 def test_segment_is_private_and_goes_with_its_engine(name, segment) -> None:
@@ -152,6 +168,19 @@ def test_wrong_pair_and_wrong_layout(name, segment) -> None:
         attach_segment(name, 0)
 
 
+def test_failures_leave_no_descriptor_open(name, segment) -> None:
+    gc.collect()
+    before = sorted(os.listdir("/proc/self/fd"))
+    for refused in (lambda: attach_segment(name, 9), lambda: create_segment(name, SIZES, FACTS)):
+        with contextlib.suppress(TransportError):
+            refused()
+            pytest.fail("it was not refused")
+    assert not unlink_stale(name)
+    assert sorted(os.listdir("/proc/self/fd")) == before
+    segment.close()
+    assert len(os.listdir("/proc/self/fd")) == len(before) - 1
+
+
 def test_files_of_others_are_not_trusted(name, segment) -> None:
     os.chmod(segment_path(name), 0o666)
     with pytest.raises(TransportError, match="not ours to trust"):
@@ -208,7 +237,7 @@ def test_a_segment_is_trusted_that_is_of_this_user_or_root_and_nobody_else_write
 
 
 def test_other_pairs_are_tried_in_order(name) -> None:
-    segment, held = create_segment(name, dataclasses.replace(SIZES, pairs=3), FACTS), []
+    segment, held = create_segment(name, dataclasses.replace(SIZES, pairs=3), FACTS), list[Any]()
     for pair in (1, 2, 0):
         held.append(attach_segment(name, 1, or_another=True))
         assert held[-1].pair == pair
@@ -219,7 +248,7 @@ def test_other_pairs_are_tried_in_order(name) -> None:
 @pytest.mark.parametrize("looks", [2, 3])
 def test_a_front_end_that_looks_for_a_moment_is_no_living_engine(name, monkeypatch, looks) -> None:
     segment_path(name).touch()
-    held, slept, lock = [False] * looks, [], segment_module.lock_file
+    held, slept, lock = [False] * looks, list[float](), segment_module.lock_file
     monkeypatch.setattr(segment_module, "lock_file", lambda fd: held.pop() if held else lock(fd))
     monkeypatch.setattr(segment_module, "time", SimpleNamespace(sleep=slept.append))
     if looks == 3:

@@ -4,6 +4,7 @@ import contextlib
 import json
 import socket
 import threading
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -110,14 +111,15 @@ class Slow:
 
     def __init__(self, *pieces: bytes):
         self.pieces, self.now, self.waits = list(pieces), 100.0, list[float]()
-        self.settimeout, self.sendall = self.waits.append, list[bytes]().append
+        self.settimeout = self.waits.append
+        self.sendall: Any = None
 
     def monotonic(self) -> float:
         return self.now
 
     def recv(self, most: int) -> bytes:
-        assert most <= handshake.MESSAGE_LIMIT
         self.now += 1
+        assert (most, len(self.waits)) == (4096, self.now - 100)
         return self.pieces.pop(0)
 
 
@@ -144,7 +146,8 @@ def test_a_line_comes_in_pieces_before_its_deadline(monkeypatch) -> None:
 
 def test_introducing_takes_no_longer_than_asked(monkeypatch) -> None:
     """To connect, and from then on for the answer; whatever goes wrong names the address."""
-    slow, asked = Slow(WELCOME.encode()[:9], WELCOME.encode()[9:]), []
+    slow: Any = Slow(WELCOME.encode()[:9], WELCOME.encode()[9:])
+    asked: list[Any] = []
 
     @contextlib.contextmanager
     def connecting(*arguments):

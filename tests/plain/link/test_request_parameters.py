@@ -99,6 +99,55 @@ def test_sampling_params_have_bounds(name: str, value: object) -> None:
         SamplingParams(**{name: value})
 
 
+def taken(check: tuple[int, int, int, int], entry: np.ndarray) -> bool:
+    """Whether one check of the engine lets an entry, int32 [64], pass."""
+    word, low, high, is_float = check
+    bits = int(entry[word])
+    return low <= (submission.order_key(bits) if is_float else bits) <= high
+
+
+@np.errstate(over="ignore")
+def test_the_engine_takes_each_parameter_within_its_bounds_and_no_other_value() -> None:
+    assert len(submission.CHECKS) == len(PARAMETERS)
+    for p, check in zip(PARAMETERS, submission.CHECKS, strict=True):
+        (low, high), kind = p.accepted, np.dtype(f"<{p.dtype}").type
+        if p.is_float:
+            values = [
+                kind(low),
+                kind(high),
+                *(np.nextafter(kind(edge), kind(to)) for edge in (low, high) for to in (-np.inf, np.inf)),
+            ]
+            values += [kind(value) for value in (-0.0, 0.0, np.nan, -np.nan, np.inf, -np.inf)]
+        else:
+            span = np.iinfo(kind)
+            values = [kind(v) for v in (low - 1, low, low + 1, 0, high - 1, high, high + 1) if span.min <= v <= span.max]
+        for value in values:
+            entry = neutral_entries(1)
+            entry[p.name] = value
+            number = float(value) if p.is_float else int(value)
+            fine = low <= number <= high and not (p.above_low and number == low)
+            if p.is_float and number == 0 and low == 0 and math.copysign(1, number) < math.copysign(1, low):
+                fine = False  # -0.0 where the least is 0.0
+            assert taken(check, entry.view(np.int32)) == fine, (p.name, value)
+    keys = [
+        submission.order_key(int(bits)) for bits in np.float32([-np.inf, -1, -1e-45, -0.0, 0.0, 1e-45, 2, np.inf]).view(np.int32)
+    ]
+    assert keys == sorted(set(keys))
+    assert keys[3:5] == [-1, 0]
+
+
+def test_the_apis_take_each_parameter_within_its_bounds() -> None:
+    for p in PARAMETERS:
+        low, high = p.bounds
+        step = 1 if not p.is_float else 1e-6
+        inside = [low + step, high] + [low] * (not p.above_low)
+        assert all(p.in_bounds(value) for value in inside if value <= high), p.name
+        beyond = [low - 1, high + 1 if not p.is_float else math.nextafter(high, math.inf), *[low] * p.above_low]
+        assert not any(p.in_bounds(value) for value in beyond), p.name
+    assert len(RequestParameters(stop_ids=tuple(range(8))).stop_ids) == 8
+    assert len(pack_entry(RequestParameters(stop_ids=tuple(range(8))), 1, 1, 0, 0, 1, 0, 0)) == SQ_ENTRY_BYTES
+
+
 def test_an_eight_byte_parameter_has_bounds_that_its_sign_tells() -> None:
     with pytest.raises(ImportError, match="the engine can check the sign alone"):
         submission._check(Parameter("cache_salt", "i8", 0, (0, 9)))

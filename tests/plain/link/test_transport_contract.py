@@ -126,6 +126,9 @@ def test_what_is_written_is_where_the_engine_looks_and_nowhere_else(linked: Link
         front[W.FRONT_DOORBELL] = draw.randrange(1 << 63)
         linked.settle(int(front[W.FRONT_DOORBELL]))
         assert bytes(linked.segment.buffer) == bytes(mirror)
+        if linked.listener is not None:  # what was given, and words: one cancel word, or all four
+            assert {length for _, length in card_of(transport).writes} <= {12 * count, 8 * count, 256, 8, 32}
+            card_of(transport).writes.clear()
 
 
 def test_what_the_engine_says_is_read_in_time(linked: Linked, rng: np.random.Generator) -> None:
@@ -159,7 +162,7 @@ def test_completions_and_records_come_in_order_and_soon(linked: Linked, rng: np.
                 made += 1
         limit = draw.choice((1, 2, 16, 256))
         got = transport.read_completions(read, limit)
-        assert len(got) <= limit
+        assert len(got) <= min(limit, size - read % size), "never past the ring's end"
         news = [word for word in got if word >> 48 == lap_of(read, size)]
         assert news == words[read : read + len(news)]
         looks = 0 if news or read == made else looks + 1
@@ -170,7 +173,7 @@ def test_completions_and_records_come_in_order_and_soon(linked: Linked, rng: np.
             found = transport.read_logprobs(read + first, last - first + 1)
             for i in asked:
                 assert found[i - first].tobytes() == records[(read + i) % size].tobytes()
-            assert found.dtype == LOGPROB_ENTRY
+            assert (found.dtype, found.shape) == (LOGPROB_ENTRY, (last - first + 1, LOGPROB_ENTRIES))
         read += len(news)
 
 
@@ -200,6 +203,8 @@ def test_a_look_reads_as_much_as_news_suggest(far: Linked) -> None:
             ring[place % size] = lap_of(place, size) << 48
         published += news
         before, empty = len(posted), 0
+        transport.write_cancel(0, 1)  # which says nothing of completions
+        transport.ring_doorbell(0)
         while empty < 3:
             got = transport.read_completions(position, size)
             position += len(got)
@@ -215,6 +220,15 @@ def test_a_look_reads_as_much_as_news_suggest(far: Linked) -> None:
             at += found
         assert (position, at) == (published, published)
     assert widths == {16, 32, 64, 128, 256}
+    for news, more in ((16, 1), (3, 0)):  # behind a look full of news the next one is on its way at once
+        for place in range(published, published + news):
+            ring[place % size] = lap_of(place, size) << 48
+        published += news
+        assert len(transport.read_completions(position, size)) == news
+        position, before = position + news, len(posted)
+        assert transport.read_completions(position, size) == []
+        assert len(posted) == before + more
+        transport.lost()
 
 
 def test_a_slow_card_is_waited_for_no_longer_than_said(far: Linked, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,14 +259,28 @@ def test_a_slow_card_is_waited_for_no_longer_than_said(far: Linked, monkeypatch:
     qp.lazy = 0
     with monkeypatch.context() as untimed:
         untimed.setattr(connect_rdma, "time", None)  # nothing is waited for where the answer is there, whatever it says
-        assert transport.read_completions(9, 1) == []
+        for looks in range(3):
+            assert transport.read_completions(9, 1) == []
+            assert len(qp.reads) == posted + looks + 1
+    far.view("cq")[9], qp.lazy = 1 << 48 | 9, 1
+    assert transport.read_completions(9, 1) == []
+    with monkeypatch.context() as at_last:  # the card is done while a look at another place waits for it
+        at_last.setattr(clock, "monotonic_ns", lambda: int(setattr(qp, "lazy", 0) or 1))
+        assert transport.read_completions(0, 1) == []
     assert transport.read_completions(0, 1) == [1 << 48]
     with pytest.raises(TransportError, match="no records of log probabilities were read for 1 completions from 0 on"):
         transport.read_logprobs(0, 1)
     assert transport.read_completions(1, 5) == [1 << 48 | 1]
     far.view("cq")[2] = 1 << 48 | HAS_LOGPROBS << 40
     far.view("records")[2] = 77
+    for qp.lazy in (0, 1):
+        assert transport.read_completions(2, 5) == []
+    qp.lazy = 0
+    transport.lost()  # the word is here, and its record asked for
+    posted, qp.lazy = len(qp.reads), 1
     assert transport.read_completions(2, 5) == []
+    assert len(qp.reads) == posted
+    qp.lazy = 0
     assert transport.read_completions(2, 5) == [1 << 48 | HAS_LOGPROBS << 40]
     for wrong in ((1, 1), (2, 2), (3, 1)):
         with pytest.raises(TransportError, match="no records"):
@@ -264,12 +292,17 @@ def test_heads_wait_and_positions_are_read_before_room_seems_short(far: Linked, 
     """Completion heads go out with other words, with a new epoch, and once an eighth of the ring ahead. The engine's words of the
     pair are asked for when a quarter of ring, prompts or hashes was used since, and while a claim is open."""
     transport, draw, front = far.open(), random.Random(seed), far.view("front")
-    far.view("pair")[:4] = 0, 0, EPOCH, 1
-    transport.write_word(W.FRONT_CLAIM, EPOCH)
+    far.view("pair")[:4] = 0, 0, EPOCH - 1, 1
     for _ in range(6):
         transport.read_engine()
         transport.lost()
         transport.read_pair()
+    far.view("pair")[W.PAIR_EPOCH] = EPOCH
+    transport.write_word(W.FRONT_CLAIM, EPOCH)
+    for _ in range(3):
+        transport.read_pair()
+        transport.lost()
+    assert transport.read_pair() == EngineWords(0, 0, EPOCH, 1)
     reads, epoch = card_of(transport).reads, EPOCH
     used = dict.fromkeys(("sq", "prompt", "hashes"), 0)
     for turn in range(400):
@@ -308,6 +341,17 @@ def test_heads_wait_and_positions_are_read_before_room_seems_short(far: Linked, 
                 used = dict.fromkeys(used, 0)
         if kind in used:
             used[kind] += 1 if kind == "sq" else count
+
+
+@pytest.mark.parametrize(("ring", "step"), [(2, 1), (8, 1), (16, 2), (32, 4)])
+def test_heads_of_small_rings_go_out_in_time(verbs: None, seed: int, ring: int, step: int) -> None:
+    linked = Linked("rdma", QueueSizes(1, 1, 2, ring, 16, 1), random.Random(seed))
+    transport, front = linked.open(), linked.view("front")
+    for head in range(5 * step):
+        transport.write_word(W.FRONT_CQ_HEAD, EPOCH << 32 | head)
+        transport.lost()
+        assert front[W.FRONT_CQ_HEAD] & 0xFFFF == head // step * step
+    linked.close()
 
 
 def test_the_card_reaches_what_is_needed_and_no_more(far: Linked) -> None:

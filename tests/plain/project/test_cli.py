@@ -136,7 +136,11 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_wrong_usage_is_one_line_and_exit_code_2(case: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage_is_one_line_and_exit_code_2(
+    case: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for command in ("engine_process", "frontend_process", "serve"):
+        monkeypatch.setattr(f"blinkpy.serving.{command}.find_model", lambda *_, **__: pytest.fail("it starts"))
     arguments, reason = WRONG[case]
     assert cli.main(arguments) == 2
     out, err = capsys.readouterr()

@@ -5,6 +5,7 @@ data is taken at once. Both ends of a connection are in this process, so memory 
 """
 
 import ctypes
+import ipaddress
 import os
 import re
 import sys
@@ -109,7 +110,7 @@ class Context(Part):
         return found
 
     def query_gid(self, number: int, index: int) -> Any:
-        return GID(verbs.ipaddress.IPv6Address(self._gid(number, index)[0]).exploded)
+        return GID(ipaddress.IPv6Address(self._gid(number, index)[0]).exploded)
 
     def query_gid_type(self, number: int, index: int) -> int:
         return self._gid(number, index)[1]
@@ -176,6 +177,9 @@ class QPAttr:
     def __init__(self, port_num: int = 1):
         self.port_num = port_num
 
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"{name} was not set")
+
     def only(self, names: set[str]) -> None:
         assert set(vars(self)) == names | {"port_num"}, f"set {sorted(vars(self))}, needed {sorted(names)}"
 
@@ -227,7 +231,7 @@ class QP(Part):
 
     def gid(self) -> str:
         """The GID that it sends from."""
-        return str(verbs.ipaddress.IPv6Address(self._gids()[self.transitions["RTR"].ah_attr.gr.sgid_index][0]).exploded)
+        return str(ipaddress.IPv6Address(self._gids()[self.transitions["RTR"].ah_attr.gr.sgid_index][0]).exploded)
 
     def close(self) -> None:
         super().close()
@@ -278,7 +282,7 @@ class QP(Part):
 
 
 class QPEx(QP):
-    """reads: (address, bytes) of each read that was posted."""
+    """reads, writes: (address, bytes) of each that was posted."""
 
     def __init__(self, context: Context, init: Any):
         assert init.pd.context is context
@@ -286,7 +290,7 @@ class QPEx(QP):
         assert init.send_ops_flags == C.IBV_QP_EX_WITH_RDMA_WRITE | C.IBV_QP_EX_WITH_RDMA_READ
         super().__init__(init.pd, init)
         self.begun: Any = None
-        self.reads: list[tuple[int, int]] = []
+        self.reads, self.writes = list[tuple[int, int]](), list[tuple[int, int]]()
 
     def wr_start(self) -> None:
         assert self.batch is None
@@ -331,7 +335,8 @@ class QPEx(QP):
         self.outstanding += len(batch)
         assert [work.signaled for work in batch] == [False] * (len(batch) - 1) + [True]
         self.posted.extend(batch)
-        self.reads += [(work.remote, work.length) for work in batch if work.read]
+        for work in batch:
+            (self.reads if work.read else self.writes).append((work.remote, work.length))
 
 
 def made(**defaults: Any) -> Any:
