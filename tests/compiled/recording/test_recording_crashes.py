@@ -16,7 +16,6 @@ from blinkpy.kv.invariants.check_state import state_faults
 from blinkpy.kv.state import ARRIVALS, TURNS
 from blinkpy.scheduler.cycle import make_phases
 from blinkpy.scheduler.policies import Policy, fcfs, priority, shortest_first
-from blinkpy.verify.recording import recording_reader
 from blinkpy.verify.recording.dump_file import write_dump
 from blinkpy.verify.replay.replayer import Replay
 
@@ -57,7 +56,10 @@ def died(number: int, policy: Policy, turn: int, where: str) -> RecordedStorm:
 
 @pytest.mark.parametrize("where", ["undecided", "decided"])
 def test_the_turn_that_an_engine_dies_in_is_replayed_from_what_it_read(where: str, seed: int) -> None:
-    draw, entries, cancels, sampled = random.Random(seed), 0, 0, 0
+    draw = random.Random(seed)
+    entries: Any = 0
+    cancels: Any = 0
+    sampled: Any = 0
     for number in range(seed, seed + 12):
         policy, last = (fcfs, priority, shortest_first)[number % 3], draw.randrange(STORM)
         storm, lived = died(number, policy, last, where), RecordedStorm(number, STORM, policy)
@@ -77,7 +79,8 @@ def test_a_turn_is_not_taken_for_one_that_did_not_end(monkeypatch: pytest.Monkey
     storm = died(1, fcfs, 50, "decided")
     memory = storm.recording.memory
     assert not Replay(storm.recording.reader.capture(), fcfs).turns[-1].ended
-    monkeypatch.setattr(recording_reader.time, "sleep", lambda seconds: memory.close_turn())  # it ends while we look
+    sleep = "blinkpy.verify.recording.recording_reader.time.sleep"
+    monkeypatch.setattr(sleep, lambda seconds: memory.close_turn())  # it ends while we look
     assert all(turn.ended for turn in Replay(storm.recording.reader.capture(), fcfs).turns)
     monkeypatch.undo()
     memory.open_turn(1 << 60, 51)  # it has read nothing yet
