@@ -8,15 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.automata import automaton_of_choices, random_automaton
+from support.grammar_outputs import JSON, generate_legal_outputs, pieces
 
 from blinkpy import LLM, SamplingParams
 from blinkpy.config import ConfigError
 from blinkpy.engine.token_spelling import read_token_bytes
 from blinkpy.models.weights.model_folder import DEMO_FOLDER
-from blinkpy.outputs import RequestOutput
-from blinkpy.queues.byte_automaton import DEAD, ByteAutomaton
-
-KEYS = b'{"a": [1, 2.5, true], "key": "value", "x": {}}'
 
 
 @pytest.fixture(scope="module", params=["cpu", "null"])
@@ -26,54 +23,17 @@ def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
         yield llm
 
 
-def pieces(llm: LLM) -> list[bytes]:
-    table = read_token_bytes(DEMO_FOLDER, llm.tokenizer.vocab_size)
-    assert table is not None
-    return table.pieces()
-
-
-def require_legal(done: RequestOutput, automaton: ByteAutomaton, spelled: list[bytes], stop_ids: set[int]) -> str:
-    """The output is what its automaton accepts, or a prefix of it. Returns why it ended."""
-    (out,) = done.outputs
-    ids = list(out.token_ids)
-    if out.finish_reason == "stop" and ids[-1] in stop_ids:
-        ids.pop()
-    state = automaton.advance(0, b"".join(spelled[token] for token in ids))
-    assert state != DEAD and all(spelled[token] for token in ids), out
-    if out.finish_reason == "stop":
-        assert automaton.accepting[state]
-    else:
-        assert out.finish_reason == "length" and not automaton.must_end(state)
-    return str(out.finish_reason)
-
-
 def test_every_output_is_a_string_of_its_automaton_or_a_prefix(llm: LLM, rng: np.random.Generator) -> None:
-    """More automata than the engine holds at a time, beside requests without one, with penalties, filters, log probabilities."""
-    sizes = zip(rng.integers(2, 40, 8).tolist(), rng.integers(2, 30, 8).tolist(), strict=True)
-    automata = [random_automaton(rng, states=states, classes=classes, dead=0.7) for states, classes in sizes]
-    choices = [KEYS, KEYS[:-1] + b', "y": null}'], [b"yes", b"no", "vielleicht é".encode()]
-    automata += [automaton_of_choices(some) for some in choices]
-    params, chosen = [], []
-    for i in range(60):
-        chosen.append(None if i % 5 == 4 else automata[int(rng.integers(len(automata)))])
-        params.append(SamplingParams(
-            max_tokens=int(rng.integers(1, 60)), seed=i, grammar=chosen[-1], temperature=float(rng.choice([0.0, 1.0, 5.0])),
-            repetition_penalty=float(rng.choice([1.0, 1.4])), min_p=float(rng.choice([0.0, 0.05])), ignore_eos=bool(i % 3 == 0),
-            logprobs=3 if i % 7 == 0 else None, min_tokens=int(rng.choice([0, 0, 5])),
-        ))  # fmt: skip
-    outputs = llm.generate([f"prompt {i}" for i in range(60)], params)
-    spelled, stop_ids = pieces(llm), set(llm.tokenizer.eos_ids)
-    ends = {require_legal(o, a, spelled, stop_ids) for o, a in zip(outputs, chosen, strict=True) if a is not None}
-    assert ends == {"stop", "length"}
+    generate_legal_outputs(llm, rng)
 
 
 def test_an_output_may_have_one_form_alone(llm: LLM) -> None:
     """It ends behind its last token, which is a part of the text, with ignore_eos and min_tokens too."""
     params = SamplingParams(
-        max_tokens=200, grammar=automaton_of_choices([KEYS]), ignore_eos=True, min_tokens=199, temperature=2.0
+        max_tokens=200, grammar=automaton_of_choices([JSON]), ignore_eos=True, min_tokens=199, temperature=2.0
     )
     (done,) = llm.generate("a key:", params)
-    assert done.outputs[0].text.encode() == KEYS
+    assert done.outputs[0].text.encode() == JSON
     assert done.outputs[0].finish_reason == "stop"
 
 
@@ -104,7 +64,7 @@ def test_options_that_clash_are_named() -> None:
 
 def test_the_bytes_of_tokens_are_what_the_tokenizer_decodes(llm: LLM) -> None:
     spelled = pieces(llm)
-    for text in ("hello world", "a\tb é 漢字 {}", KEYS.decode()):
+    for text in ("hello world", "a\tb é 漢字 {}", JSON.decode()):
         ids = llm.tokenizer.encode(text, add_special_tokens=False).tolist()
         assert b"".join(spelled[token] for token in ids).decode() == text
     assert all(spelled[token] == b"" for token in llm.tokenizer.eos_ids)

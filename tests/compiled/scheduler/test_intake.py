@@ -149,6 +149,9 @@ def limits_of(**sizes: Any) -> Limits:
         ({"rows": 5000, "tokens": 8192}, "max_num_seqs must be 1 to 4096"),
         ({"page_size": 3}, "page_size must be a power of two"),
         ({"pages": 0}, "num_pages must be at least 1"),
+        ({"share": 4097, "token_words": 1}, "a queue pair's share of grammar_slots must be 0 to 4096, not 4097"),
+        ({"share": 1}, "grammars need slots, their words, and the tokens' bytes"),
+        ({"token_words": 1}, "grammars need slots, their words, and the tokens' bytes"),
         ({"rows": 8, "tokens": 7}, r"max_num_batched_tokens \(7\) must be at least max_num_seqs \(8\)"),
         *(({"mixed_step_tokens": mixed}, MIXED.format(mixed)) for mixed in (7, 17)),
         *(

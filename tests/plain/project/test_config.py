@@ -63,6 +63,7 @@ def test_a_wrong_file_says_what_and_where(tmp_path: Path, text: str | bytes, rea
         ({"gpu_memory_utilization": float("nan")}, "gpu_memory_utilization must be"),
         ({"max_num_seqs": 10**30}, "max_num_seqs must be 1 to 4096"),
         ({"slots": 64, "sq_entries": 32}, "at least slots"),
+        ({"grammar_slots": 3, "workers": 4}, "grammar_slots (3) must be 0 or at least workers (4)"),
         ({"max_num_seqs": 64, "max_num_batched_tokens": 63}, "at least max_num_seqs"),
         ({"max_num_seqs": 64, "mixed_step_tokens": 127}, "mixed_step_tokens (127) must be at least twice max_num_seqs (64)"),
         ({"max_num_batched_tokens": 2048, "mixed_step_tokens": 2049}, "at most max_num_batched_tokens (2048)"),

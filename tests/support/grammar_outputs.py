@@ -1,0 +1,54 @@
+"""Requests with and without grammars for an engine of any kind, and what their outputs must be."""
+
+import numpy as np
+from support.automata import automaton_of_choices, random_automaton
+
+from blinkpy import LLM, SamplingParams
+from blinkpy.engine.token_spelling import read_token_bytes
+from blinkpy.models.weights.model_folder import DEMO_FOLDER
+from blinkpy.outputs import RequestOutput
+from blinkpy.queues.byte_automaton import DEAD, ByteAutomaton
+
+JSON = b'{"a": [1, 2.5, true], "key": "value", "x": {}}'
+
+
+def pieces(llm: LLM) -> list[bytes]:
+    """The bytes of each token of the demonstration model."""
+    table = read_token_bytes(DEMO_FOLDER, llm.tokenizer.vocab_size)
+    assert table is not None
+    return table.pieces()
+
+
+def require_legal(done: RequestOutput, automaton: ByteAutomaton, spelled: list[bytes], stop_ids: set[int]) -> str:
+    """The output is what its automaton accepts, or a prefix of it. Returns why it ended."""
+    (out,) = done.outputs
+    ids = list(out.token_ids)
+    if out.finish_reason == "stop" and ids[-1] in stop_ids:
+        ids.pop()
+    state = automaton.advance(0, b"".join(spelled[token] for token in ids))
+    assert state != DEAD and all(spelled[token] for token in ids), out
+    if out.finish_reason == "stop":
+        assert automaton.accepting[state]
+    else:
+        assert out.finish_reason == "length" and not automaton.must_end(state)
+    return str(out.finish_reason)
+
+
+def generate_legal_outputs(llm: LLM, rng: np.random.Generator, requests: int = 60) -> None:
+    """More automata than the engine holds at a time, beside requests without one, with penalties, filters, log probabilities."""
+    sizes = zip(rng.integers(2, 40, 8).tolist(), rng.integers(2, 30, 8).tolist(), strict=True)
+    automata = [random_automaton(rng, states=states, classes=classes, dead=0.7) for states, classes in sizes]
+    choices = [JSON, JSON[:-1] + b', "y": null}'], [b"yes", b"no", "vielleicht é".encode()]
+    automata += [automaton_of_choices(some) for some in choices]
+    params, chosen = [], []
+    for i in range(requests):
+        chosen.append(None if i % 5 == 4 else automata[int(rng.integers(len(automata)))])
+        params.append(SamplingParams(
+            max_tokens=int(rng.integers(1, 60)), seed=i, grammar=chosen[-1], temperature=float(rng.choice([0.0, 1.0, 5.0])),
+            repetition_penalty=float(rng.choice([1.0, 1.4])), min_p=float(rng.choice([0.0, 0.05])), ignore_eos=bool(i % 3 == 0),
+            logprobs=3 if i % 7 == 0 else None, min_tokens=int(rng.choice([0, 0, 5])),
+        ))  # fmt: skip
+    outputs = llm.generate([f"prompt {i}" for i in range(requests)], params)
+    spelled, stop_ids = pieces(llm), set(llm.tokenizer.eos_ids)
+    ends = {require_legal(o, a, spelled, stop_ids) for o, a in zip(outputs, chosen, strict=True) if a is not None}
+    assert ends == {"stop", "length"}
