@@ -15,7 +15,7 @@ BIN = Path(sys.executable).parent
 DEMO = Path(__file__).parents[2] / "blinkpy" / "models" / "demo"
 TEXT = "Tell me a story."
 ASK = [{"role": "user", "content": TEXT}]
-TOKENS = 12
+TOKENS = 16  # litellm asks for no less
 
 
 @pytest.fixture(scope="module")
@@ -124,8 +124,8 @@ def test_instructor_without_a_model_of_the_answer(served, client, expected) -> N
 def test_llm(served, expected, tmp_path, options) -> None:
     models = [{"model_id": "blinkpy", "model_name": served.model, "api_base": served.base, "api_key_name": "blinkpy"}]
     (tmp_path / "extra-openai-models.yaml").write_text(json.dumps(models))  # JSON is YAML
-    sampled = ["-o", "max_tokens", str(TOKENS), "-o", "temperature", "0"]
-    command = [BIN / "llm", "-m", "blinkpy", TEXT, "--key", served.key, *sampled, *options]
+    limits = ["--key", served.key, "-o", "max_tokens", str(TOKENS), "-o", "temperature", "0"]
+    command = [BIN / "llm", "-m", "blinkpy", TEXT, *limits, *options]
     environment = {"LLM_USER_PATH": str(tmp_path), "PATH": str(BIN)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

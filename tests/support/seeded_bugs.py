@@ -126,8 +126,6 @@ SCHEDULER_BUGS = _bugs({
         ("paused requests never give way", "if state.counts[S.STALLED_COUNT] > 0:", "if state.counts[S.STALLED_COUNT] > 1000:"),
         ("who does not fit keeps others waiting for ever", "min(running, limits.pages >> WATERMARK_SHIFT)", "1"),
         ("a row too many runs", "if running == limits.rows or", "if running > limits.rows or"),
-        ("a hit word has another name", "requests.request_id[slot] & HIT_NAME", "requests.arrival[slot] & HIT_NAME"),
-        ("pages of a request's own count as hits", "if requests.preemptions[slot] == 0:", "if requests.preemptions[slot] >= 0:"),
     ],
     "recorder": [
         ("a cancel is not written down", "slots[i] if finish[slots[i]] == cancelled else -1", "-1"),
@@ -153,7 +151,12 @@ SCHEDULER_BUGS = _bugs({
     ],
 })
 
+# For the state machine, which compares with the rules: the client, and what no front end can see.
 FRONT_BUGS = _bugs({
+    "admit": [
+        ("a hit word has another name", "requests.request_id[slot] & HIT_NAME", "requests.arrival[slot] & HIT_NAME"),
+        ("pages of a request's own count as hits", "if requests.preemptions[slot] == 0:", "if requests.preemptions[slot] >= 0:"),
+    ],
     "queue_pair": [
         ("a request id is used twice", "        self._requests += 1\n", "        self._requests += len(prompt) & 1\n"),
         ("the doorbell is rung before the entry",

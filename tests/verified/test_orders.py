@@ -36,5 +36,5 @@ def test_each_word_is_accessed_as_the_protocol_says(seed: int) -> None:
     assert queues.control.kinds == {W.CONTROL_COMMAND: {RELAXED}}
     kinds = {name: set().union(*array.kinds.values()) for name, array in queues._asdict().items()}
     assert kinds["cq"] == {RELEASE, RELAXED}  # with a record, and without
-    assert kinds["cancel"] == kinds["engine"] == {RELAXED}
+    assert kinds["cancel"] == kinds["engine"] == kinds["hits"] == {RELAXED}
     assert all(kinds[name] == {PLAIN} for name in ("sq", "prompt", "hashes", "records"))

@@ -96,11 +96,12 @@ class Streamer(Collector):
     def on_text(self, generation: Generation, text: str, logprobs: list[TokenLogprobs]) -> None:
         event = self.answer.event(generation.index, text, logprobs)
         if event:
-            self._write_event(event)
+            self._write(self._with_usage(event) if self._usage_each else event)
 
     def ended(self, generation: Generation) -> None:
         if generation.error is None and generation.finish_reason is not None:
-            self._write_event(self.answer.last_event(generation.index, generation.finish_reason))
+            event = self.answer.last_event(generation.index, generation.finish_reason)
+            self._write(self._with_usage(event) if self._usage_each else event)
         super().ended(generation)
         if not self.started.done():
             self.started.set_result(None)
@@ -111,8 +112,8 @@ class Streamer(Collector):
             return self.answer.error_event(self.error)
         return self.answer.end(self.usage(), self._usage_at_end)
 
-    def _write_event(self, event: bytes) -> None:
-        self._write(self.answer.with_usage(event, self.usage()) if self._usage_each else event)
+    def _with_usage(self, event: bytes) -> bytes:
+        return self.answer.with_usage(event, self.usage())
 
     def _write(self, data: bytes) -> None:
         if self._waiting is not None:

@@ -97,7 +97,7 @@ class RdmaTransport:
         window = min(WINDOW_MOST, sizes.cq_entries)
         parts = {LOOK: window * 8, RECORDS: window * RECORD_BYTES, HITS: sizes.slots * 8}
         parts |= {PAIR: PAIR_READ_WORDS * 8, HEALTH: ENGINE_READ_WORDS * 8}
-        *places, total = accumulate((-(-length // 64) * 64 for length in parts.values()), initial=0)
+        *places, total = accumulate(parts.values(), initial=0)
         self._place = dict(zip(parts, places, strict=True))
         self._landing = RegisteredMemory(total)
         self._landing_key = int(end.register(self._landing.address, total, constants().IBV_ACCESS_LOCAL_WRITE).lkey)

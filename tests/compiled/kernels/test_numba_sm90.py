@@ -29,7 +29,7 @@ OVERLAP = {
 }
 SCHEDULE = {
     "st.release": 4 + 3,  # of a queue pair that changes hands; a word with a record: commit, ends, fast path
-    "st.relaxed": 3 + 3 + 11,  # a word alone, and the tail; the engine's words
+    "st.relaxed": 3 + 3 + 11 + 1,  # a word alone, and the tail; the engine's words; the hit word
 }
 
 

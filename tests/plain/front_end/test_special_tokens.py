@@ -126,6 +126,8 @@ def test_messages_can_not_write_what_the_template_writes(tmp_path, rng) -> None:
         ("{{ messages[0].content | trim }}{{ messages[1].content | trim }}", [" <|start|\n", "\t>"]),
         ("<|{{ messages[0].content }}|>{{ messages[1].content }}", ["start", ""]),
         ("{{ messages[0].content }}|>", ["<|start", ""]),
+        ("{{ messages[0].content }}|>", ["so <|start", ""]),
+        ("<|{{ messages[0].content }}", ["start|> so", ""]),
         ("{{ messages | tojson }}", ["<|start|>", "</s>"]),
         ("{{ messages[0].content ~ messages[1].content | upper | lower }}", ["</", "s>"]),
     ],

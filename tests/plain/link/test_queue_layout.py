@@ -95,7 +95,8 @@ def test_everything_is_where_the_documented_sizes_put_it(rng: np.random.Generato
     parts = [
         ("front", "<i8", (64,)), ("sq", "<i4", (sizes.sq_entries, 64)), ("cancel", "<i8", (sizes.slots,)),
         ("hashes", "<i8", (sizes.hash_entries,)), ("prompt", "<i4", (sizes.prompt_tokens,)), ("", "", ()),
-        ("pair", "<i8", (64,)), ("cq", "<i8", (sizes.cq_entries,)), ("records", "<i8", (sizes.cq_entries, 21)), ("", "", ()),
+        ("pair", "<i8", (64,)), ("cq", "<i8", (sizes.cq_entries,)), ("records", "<i8", (sizes.cq_entries, 21)),
+        ("hits", "<i8", (sizes.slots,)), ("", "", ()),
     ]  # fmt: skip
     places, at = dict[str, tuple[int, str, tuple[int, ...]]](), 3 * 4096  # behind header, engine words and control words
     for name, dtype, shape in parts:

@@ -10,6 +10,7 @@ from blinkpy.dpu.link import queue_pair
 from blinkpy.dpu.link.queue_pair import EngineLostError, EngineUnavailableError, NoRoomError, QueuePair
 from blinkpy.queues import words as W
 from blinkpy.queues.completion import FINISH_LENGTH, HAS_LOGPROBS, HAS_TOKEN, lap_of, pack_completion
+from blinkpy.queues.hit_word import pack_hits
 from blinkpy.queues.layout import BLOCK_WORDS, QueueLayout, QueueSizes
 from blinkpy.queues.logprob_record import LOGPROB_ENTRIES, LOGPROB_ENTRY
 from blinkpy.queues.request_parameters import RequestParameters
@@ -20,13 +21,13 @@ SIZES = QueueSizes(pairs=1, slots=4, sq_entries=4, cq_entries=512, prompt_tokens
 
 
 class Noted:
-    """A transport. calls: what was written and asked for. ring, records: of completions."""
+    """A transport. calls: what was written and asked for. ring, records: of completions. hits: hit words."""
 
     def __init__(self, sizes: QueueSizes = SIZES, facts: Any = FACTS) -> None:
         self.layout, self.facts, self.pair, self.calls = QueueLayout(sizes), facts, 0, list[Any]()
         self.engine, self.words, self.fault, self.is_lost = [0] * BLOCK_WORDS, EngineWords(0, 0, 4, 0), 0, False
         self.engine[W.ENGINE_STATE] = W.STATE_READY
-        self.ring = [0] * sizes.cq_entries
+        self.ring, self.hits = [0] * sizes.cq_entries, [0] * sizes.slots
         self.read_pair, self.read_engine, self.lost = lambda: self.words, lambda: list(self.engine), lambda: self.is_lost
         self.read_fault, self.read_engine_state = lambda: self.fault, lambda: self.engine[W.ENGINE_STATE]
 
@@ -44,6 +45,10 @@ class Noted:
         found = np.zeros((count, LOGPROB_ENTRIES), LOGPROB_ENTRY)
         found["token"] = np.arange(position, position + count)[:, None]
         return found
+
+    def read_hits(self, slot: int) -> int:
+        self.calls.append(("read_hits", slot))
+        return self.hits[slot]
 
     def taken(self) -> list[Any]:
         found = self.calls[:]
@@ -293,6 +298,7 @@ def test_polls_read_windows_and_publish_one_head() -> None:
     pair = attached(transport)
     requests = [pair.submit(np.ones(1, np.int32), RequestParameters()) for _ in range(3)]
     assert [request.after for request in requests] == [1, 2, 3]
+    transport.hits = [pack_hits(requests[0].request_id, 3), pack_hits(requests[0].request_id, 5), 0, 0]
     transport.taken()
     assert pair.poll() == []
     assert transport.taken() == [("read_completions", 500, 16)]
@@ -307,7 +313,9 @@ def test_polls_read_windows_and_publish_one_head() -> None:
     reads = [("read_completions", 500, 16), ("read_completions", 512, 256), ("read_completions", 768, 256)]
     records = [("read_logprobs", 503, 3), ("read_logprobs", 520, 1)]
     head = ("write_word", W.FRONT_CQ_HEAD, stamp(800))
-    assert transport.taken() == [reads[0], records[0], reads[1], records[1], reads[2], head]
+    hits = [("read_hits", slot) for slot in (2, 0, 1)]  # once for each, with its first word
+    assert transport.taken() == [reads[0], *hits, records[0], reads[1], records[1], reads[2], head]
+    assert [request.cached_tokens for request in requests] == [3 * FACTS.page_size, 0, 0]
     assert sorted(record[0][0] for request in requests for record in request.records) == [503, 505, 520]
     assert pair.stray_completions == 3
     pair._cq_position = 1024

@@ -358,7 +358,7 @@ def test_the_card_reaches_what_is_needed_and_no_more(far: Linked) -> None:
     transport, layout = far.open(), far.segment.layout
     mine = {region.address: (region.length, region.access) for region in transport._end.pd.regions}
     window = min(256, layout.sizes.cq_entries)
-    landing = window * 8 + window * 168 + 4 * 8 + (512 + 2) * 8
+    landing = window * 8 + window * 168 + layout.sizes.slots * 8 + 4 * 8 + (512 + 2) * 8
     assert mine == {transport._copy.address: (layout.front_region_bytes, 0), transport._landing.address: (landing, 1)}
     start = np.frombuffer(far.segment.buffer, np.uint8).ctypes.data
     (grant,) = [grant for grant in far.listener._grants.values() if grant is not FULL]
