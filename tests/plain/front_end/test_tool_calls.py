@@ -282,6 +282,7 @@ def test_ends_of_calls() -> None:
     assert said("hermes", two + " and more ", parallel=False) == (" and more", call)
     after = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>\n\nDone.\n'
     assert said("hermes", after) == ("\n\nDone.", call)
+    assert said("hermes", "A \n" + after.replace("\n\nDone.\n", "B")) == ("AB", call)
     assert said("hermes", '<tool_call>{"name": "no name!", "arguments": {}}')[1] == []
     assert said("hermes", '<tool_call>{"name": "f", "arguments": {}, "other": 5}')[0] == ', "other": 5}'
     assert said("llama3_json", '{"name": "Bob", "parameters": {"age": 5}}') == ('{"name": "Bob", "parameters": {"age": 5}}', [])
@@ -292,6 +293,7 @@ def test_ends_of_calls() -> None:
     assert said("hermes", refused) == (refused, [])
     assert said("phi4_mini_json", 'functools {"name": "f"}') == ('functools {"name": "f"}', [])
     assert said("pythonic", "[get_x(a=1)(b=2)]") == ("(b=2)]", [["get_x", '{"a": 1}']])
+    assert said("pythonic", "[other(a=1)]") == ("[other(a=1)]", [])
     assert said("pythonic", "[1, 2, 3]") == ("[1, 2, 3]", [])
     assert said("mistral", '[TOOL_CALLS]{"name": "f", "arguments": {"a": 1}}') == ("", call)
 
