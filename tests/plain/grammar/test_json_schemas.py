@@ -3,6 +3,7 @@
 A long run: BLINKPY_SCHEMAS=100000 python -m pytest tests/plain/grammar/test_json_schemas.py
 """
 
+import contextlib
 import json
 import os
 import runpy
@@ -17,6 +18,7 @@ from support.walks import Walker
 
 from blinkpy.dpu.grammar.compile_grammar import automaton_of_schema
 from blinkpy.dpu.grammar.grammar_errors import GrammarError
+from blinkpy.dpu.grammar.schema_keywords import KEYWORDS, PLACES
 from blinkpy.queues.byte_automaton import ByteAutomaton
 
 SCHEMAS = int(os.environ.get("BLINKPY_SCHEMAS", "0")) or 120
@@ -181,6 +183,24 @@ def test_keywords_together(schema: Any) -> None:
     wanted = [one for one in documents if check.is_valid(one)]
     assert [one for one in documents if automaton.accepts(canonical(one))] == wanted
     assert 0 < len(wanted) < len(documents)
+
+
+ODD = (
+    None, True, False, 0, -1, 3, 2.5, 1e300, 10**18, -(10**18), "", "x", "(", "#", "#/", "#/a/b", [], {}, [[]], [{}], [3], ["a"],
+    [None, "a", 1.5], [1, 1.0, True], [True, False], [{"a": []}, []], [{"$ref": "#"}, {}], {"a": {}}, {"a": 3}, {"a": None}, {"(": {}},
+    {"": []}, {"a": ["b"]}, {"a": [3]}, {"type": []}, {"type": [[]]}, {"enum": 3}, {"const": {}}, {"$ref": "#"}, {"required": ["a"]},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("keyword", [*KEYWORDS, *PLACES, "$ref", "$anchor"])
+def test_no_value_of_a_keyword_is_a_fault(keyword: str, rng: np.random.Generator) -> None:
+    """Whatever it is, and whatever stands beside it: it is refused or compiled."""
+    others = [*KEYWORDS, "$ref"]
+    for value in (ODD[i] for i in rng.choice(len(ODD), 16, replace=False)):
+        beside = {others[rng.integers(len(others))]: ODD[rng.integers(len(ODD))] for _ in range(2)}
+        for schema in ({keyword: value}, {"type": ["array", "object", "string", "number"], **beside, keyword: value}):
+            with contextlib.suppress(GrammarError):
+                automaton_of_schema(schema)
 
 
 def test_what_is_too_deep_is_refused() -> None:
