@@ -187,7 +187,8 @@ def test_keywords_together(schema: Any) -> None:
 
 ODD: tuple[Any, ...] = (
     None, True, False, 0, -1, 3, 2.5, 1e300, 10**18, -(10**18), "", "x", "(", "#", "#/", "#/a/b", [], {}, [[]], [{}], [3],
-    ["a"], [None, "a", 1.5], [1, 1.0, True], [True, False], [{"a": []}, []], [{"$ref": "#"}, {}], {"a": {}}, {"a": 3}, {"a": None},
+    ["a"], [None, "a", 1.5], [1, 1.0, True], [True, False], [{"a": []}, []], [{}, {"$ref": "#"}],
+    {"a": {}}, {"a": 3}, {"a": None},
     {"(": {}}, {"": []}, {"a": ["b"]}, {"a": [3]}, {"type": []}, {"type": [[]]}, {"enum": 3}, {"const": {}}, {"$ref": "#"},
     {"required": ["a"]},
 )  # fmt: skip
