@@ -16,7 +16,7 @@ import pytest
 from support.json_schemas import SchemaDraw, canonical, changed, recursive
 from support.walks import Walker
 
-from blinkpy.dpu.grammar.compile_grammar import automaton_of_schema
+from blinkpy.dpu.grammar.compile_grammar import automaton_of_grammar, automaton_of_schema
 from blinkpy.dpu.grammar.grammar_errors import GrammarError
 from blinkpy.dpu.grammar.schema_keywords import KEYWORDS, PLACES
 from blinkpy.queues.byte_automaton import ByteAutomaton
@@ -215,6 +215,13 @@ def test_what_is_too_deep_is_refused() -> None:
         else:
             with pytest.raises(GrammarError, match="inside of each other"):
                 automaton_of_schema(schema)
+
+
+def test_depths_are_as_documented() -> None:
+    """docs/structured-output.md: 5 for any object, 2 where nothing is said."""
+    free, nothing_said = automaton_of_grammar({"object": True}), automaton_of_schema({})
+    assert [free.accepts(b'{"a": ' * depth + b"1" + b"}" * depth) for depth in range(7)] == [False, *[True] * 5, False]
+    assert [nothing_said.accepts(b"[" * depth + b"1" + b"]" * depth) for depth in range(4)] == [True, True, True, False]
 
 
 def test_recursion_is_unrolled(rng: np.random.Generator) -> None:
