@@ -37,8 +37,9 @@ def compiled(schema: Any) -> ByteAutomaton | None:
 
 
 def validator(schema: Any) -> Any:
-    """Its patterns are Python's, where $ also matches before a last line feed."""
-    changed_schema = json.loads(json.dumps(schema).replace('$"', r'\\Z"'))
+    """Its patterns are Python's, where $ also matches before a last line feed, and a point what ends a line elsewhere."""
+    text = json.dumps(schema).replace('$"', r'\\Z"').replace('"^.{', r'"^[^\\n\\r\\u2028\\u2029]{')
+    changed_schema = json.loads(text)
     return jsonschema.validators.validator_for(changed_schema, jsonschema.Draft202012Validator)(changed_schema)
 
 
