@@ -83,8 +83,6 @@ def array_of(first: list[Piece], others: Piece, least: int = 0, most: int | None
             item = first[index] if index < len(first) else others
             if index >= least:
                 nfa.edges[node].append((0x5D, 0x5D, target))
-            if item is byte_nfa.nothing:
-                return
             begin, following = nfa.node(), nfa.node()
             (COMMA if index else byte_nfa.empty)(nfa, node, begin)
             item(nfa, begin, following)

@@ -3,6 +3,7 @@
 A long run: BLINKPY_SCHEMAS=100000 python -m pytest tests/plain/grammar/test_json_schemas.py
 """
 
+import contextlib
 import json
 import os
 import runpy
@@ -15,8 +16,9 @@ import pytest
 from support.json_schemas import SchemaDraw, canonical, changed, recursive
 from support.walks import Walker
 
-from blinkpy.dpu.grammar.compile_grammar import automaton_of_schema
+from blinkpy.dpu.grammar.compile_grammar import automaton_of_grammar, automaton_of_schema
 from blinkpy.dpu.grammar.grammar_errors import GrammarError
+from blinkpy.dpu.grammar.schema_keywords import KEYWORDS, PLACES
 from blinkpy.queues.byte_automaton import ByteAutomaton
 
 SCHEMAS = int(os.environ.get("BLINKPY_SCHEMAS", "0")) or 120
@@ -35,8 +37,9 @@ def compiled(schema: Any) -> ByteAutomaton | None:
 
 
 def validator(schema: Any) -> Any:
-    """Its patterns are Python's, where $ also matches before a last line feed."""
-    changed_schema = json.loads(json.dumps(schema).replace('$"', r'\\Z"'))
+    """Its patterns are Python's, where $ also matches before a last line feed, and a point what ends a line elsewhere."""
+    text = json.dumps(schema).replace('$"', r'\\Z"').replace('"^.{', r'"^[^\\n\\r\\u2028\\u2029]{')
+    changed_schema = json.loads(text)
     return jsonschema.validators.validator_for(changed_schema, jsonschema.Draft202012Validator)(changed_schema)
 
 
@@ -183,6 +186,26 @@ def test_keywords_together(schema: Any) -> None:
     assert 0 < len(wanted) < len(documents)
 
 
+ODD: tuple[Any, ...] = (
+    None, True, False, 0, -1, 3, 2.5, 1e300, 10**18, -(10**18), "", "x", "(", "#", "#/", "#/a/b", [], {}, [[]], [{}], [3],
+    ["a"], [None, "a", 1.5], [1, 1.0, True], [True, False], [{"a": []}, []], [{}, {"$ref": "#"}],
+    {"a": {}}, {"a": 3}, {"a": None},
+    {"(": {}}, {"": []}, {"a": ["b"]}, {"a": [3]}, {"type": []}, {"type": [[]]}, {"enum": 3}, {"const": {}}, {"$ref": "#"},
+    {"required": ["a"]},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("keyword", [*KEYWORDS, *PLACES, "$ref", "$anchor"])
+def test_no_value_of_a_keyword_is_a_fault(keyword: str, rng: np.random.Generator) -> None:
+    """Whatever it is, and whatever stands beside it: it is refused or compiled."""
+    others = [*KEYWORDS, "$ref"]
+    for value in (ODD[i] for i in rng.choice(len(ODD), 16, replace=False)):
+        beside = {others[rng.integers(len(others))]: ODD[rng.integers(len(ODD))] for _ in range(2)}
+        for schema in ({keyword: value}, {"type": ["array", "object", "string", "number"], **beside, keyword: value}):
+            with contextlib.suppress(GrammarError):
+                automaton_of_schema(schema)
+
+
 def test_what_is_too_deep_is_refused() -> None:
     for depth in (30, 36, 41, 60):
         schema: dict[str, Any] = {"type": "array", "maxItems": 1}
@@ -193,6 +216,13 @@ def test_what_is_too_deep_is_refused() -> None:
         else:
             with pytest.raises(GrammarError, match="inside of each other"):
                 automaton_of_schema(schema)
+
+
+def test_depths_are_as_documented() -> None:
+    """docs/structured-output.md: 5 for any object, 2 where nothing is said."""
+    free, nothing_said = automaton_of_grammar({"object": True}), automaton_of_schema({})
+    assert [free.accepts(b'{"a": ' * depth + b"1" + b"}" * depth) for depth in range(7)] == [False, *[True] * 5, False]
+    assert [nothing_said.accepts(b"[" * depth + b"1" + b"]" * depth) for depth in range(4)] == [True, True, True, False]
 
 
 def test_recursion_is_unrolled(rng: np.random.Generator) -> None:
