@@ -129,9 +129,8 @@ def test_the_engine_takes_each_parameter_within_its_bounds_and_no_other_value() 
             if p.is_float and number == 0 and low == 0 and math.copysign(1, number) < math.copysign(1, low):
                 fine = False  # -0.0 where the least is 0.0
             assert taken(check, entry.view(np.int32)) == fine, (p.name, value)
-    keys = [
-        submission.order_key(int(bits)) for bits in np.float32([-np.inf, -1, -1e-45, -0.0, 0.0, 1e-45, 2, np.inf]).view(np.int32)
-    ]
+    floats = np.array([-np.inf, -1, -1e-45, -0.0, 0.0, 1e-45, 2, np.inf], np.float32)
+    keys = [submission.order_key(int(bits)) for bits in floats.view(np.int32)]
     assert keys == sorted(set(keys))
     assert keys[3:5] == [-1, 0]
 
