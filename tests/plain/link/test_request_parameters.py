@@ -111,6 +111,7 @@ def test_the_engine_takes_each_parameter_within_its_bounds_and_no_other_value() 
     assert len(submission.CHECKS) == len(PARAMETERS)
     for p, check in zip(PARAMETERS, submission.CHECKS, strict=True):
         (low, high), kind = p.accepted, np.dtype(f"<{p.dtype}").type
+        assert check[3] == (1 if p.is_float else 0)
         if p.is_float:
             values = [
                 kind(low),
