@@ -336,8 +336,8 @@ class QueuePair:
             if count < len(words) or not words:
                 break
         if position != start:
-            self._cq_position = position
             # Keeps O4 of docs/verification.md: the head follows from the words that were read.
+            self._cq_position = position
             self.transport.write_word(W.FRONT_CQ_HEAD, self._stamp(position))
         return events
 

@@ -152,11 +152,23 @@ def test_one_front_end_for_a_pair(name) -> None:
     segment.close()
 
 
-def test_attaching_waits_for_the_engine_until_a_deadline(name) -> None:
+def test_attaching_waits_for_the_engine_until_a_deadline(name, monkeypatch) -> None:
     start = time.monotonic()
     with pytest.raises(TransportError, match="no engine"):
         attach_segment(name, 0, 0.1)
     assert 0.1 <= time.monotonic() - start < 2
+    monkeypatch.setattr(connect_shm, "time", SimpleNamespace(monotonic=lambda: 5.0, sleep=pytest.fail))
+    with pytest.raises(TransportError, match="no engine"):
+        attach_segment(name, 0, 0.0)
+
+
+def test_a_name_that_has_passed_on_is_left_alone(name, segment) -> None:
+    segment_path(name).unlink()
+    other = create_segment(name, SIZES, FACTS)
+    segment.close()
+    assert segment_path(name).exists()
+    other.close()
+    assert not segment_path(name).exists()
 
 
 def test_wrong_pair_and_wrong_layout(name, segment) -> None:

@@ -329,3 +329,7 @@ def test_polls_read_windows_and_publish_one_head() -> None:
     assert transport.taken() == [], "it has ended"
     # Its entry, and those before it, were consumed, whatever the transport knows yet.
     assert pair._ended == requests[0].after
+    for position, slot in ((1536, 2), (1537, 1)):
+        transport.ring[position % 512] = pack_completion(slot, 1, HAS_TOKEN | FINISH_LENGTH, lap_of(position, 512))
+    assert len(pair.poll()) == 2
+    assert pair._ended == requests[2].after

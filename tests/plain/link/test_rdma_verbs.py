@@ -280,7 +280,17 @@ def test_completions_are_taken_and_never_waited_for(connected: Connected, monkey
         return poll(most)
 
     monkeypatch.setattr(cq, "poll", counted)
-    for batches, lazy, calls in ((0, 0, 0), (5, 0, 1), (20, 3, 2), (0, 3, 1), (16, 2, 2), (33, 33, 1), (0, 0, 3)):
+    for batches, lazy, calls in (
+        (0, 0, 0),
+        (5, 0, 1),
+        (20, 3, 2),
+        (0, 3, 1),
+        (16, 2, 2),
+        (33, 33, 1),
+        (0, 0, 3),
+        (9, 2, 1),
+        (0, 0, 1),
+    ):
         for _ in range(batches):
             queue.write([(connected.here.address, 8, connected.there.address)], connected.lkey, connected.rkey, 5)
         monkeypatch.setattr(connected.near.qp, "lazy", lazy)

@@ -111,6 +111,7 @@ def test_the_engine_takes_each_parameter_within_its_bounds_and_no_other_value() 
     assert len(submission.CHECKS) == len(PARAMETERS)
     for p, check in zip(PARAMETERS, submission.CHECKS, strict=True):
         (low, high), kind = p.accepted, np.dtype(f"<{p.dtype}").type
+        assert check[3] == (1 if p.is_float else 0)
         if p.is_float:
             values = [
                 kind(low),
@@ -129,8 +130,8 @@ def test_the_engine_takes_each_parameter_within_its_bounds_and_no_other_value() 
             if p.is_float and number == 0 and low == 0 and math.copysign(1, number) < math.copysign(1, low):
                 fine = False  # -0.0 where the least is 0.0
             assert taken(check, entry.view(np.int32)) == fine, (p.name, value)
-    ascending = np.array([-np.inf, -1, -1e-45, -0.0, 0.0, 1e-45, 2, np.inf], np.float32)
-    keys = [submission.order_key(int(bits)) for bits in ascending.view(np.int32)]
+    floats = np.array([-np.inf, -1, -1e-45, -0.0, 0.0, 1e-45, 2, np.inf], np.float32)
+    keys = [submission.order_key(int(bits)) for bits in floats.view(np.int32)]
     assert keys == sorted(set(keys))
     assert keys[3:5] == [-1, 0]
 
