@@ -219,7 +219,7 @@ def make_world(
     layout = QueueLayout(sizes)
     segment = memoryview(bytearray(layout.total_bytes))
     write_header(segment, sizes, facts)
-    limits = make_limits(sizes, facts, **({"record_turns": 1} if records else {}) | options)
+    limits = make_limits(sizes, facts, **{"record_turns": int(records), **options})
     if seed % 3 == 0:
         limits = limits._replace(ring_entries=limits.index_buckets)  # the least that works: it is compacted often
     odds = odds or random_odds(draw, limits)

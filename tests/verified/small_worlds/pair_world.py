@@ -31,8 +31,10 @@ EVERYTHING = 1 << 30
 CALM_ROUNDS = 12
 Event = tuple[Any, ...]
 # What no decision depends on: times, numbers of turns, working memory. The client's clock, too.
-UNKEYED = ("scratch.", "forecast.", "inbox.", "recorder.", "counters", "counts", "requests.arrival_us", "batch.logprobs")
-UNKEYED += ("pairs.heartbeat", "pairs.verdict")
+UNKEYED = (
+    *("scratch.", "forecast.", "inbox.", "recorder.", "counters", "counts"),
+    *("requests.arrival_us", "batch.logprobs", "pairs.heartbeat", "pairs.verdict"),
+)
 CLIENT_FIXED = ("transport", "facts", "sizes", "_hasher", "engine_timeout_s", "longest_prompt", "_engine_beat_seen")
 
 
