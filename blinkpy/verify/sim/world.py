@@ -228,8 +228,7 @@ def make_world(
     pieces = random_pieces(draw, facts.vocab_size)
     tokens = TokenBytes.of(pieces, facts.vocab_size)
     words = len(tokens.words) if facts.grammar_share else 0
-    chosen_options: dict[str, Any] = ({"record_turns": 1} if records else {}) | options
-    limits = make_limits(sizes, facts, **chosen_options, token_words=words)
+    limits = make_limits(sizes, facts, **{"record_turns": int(records), **options}, token_words=words)
     if seed % 3 == 0:
         limits = limits._replace(ring_entries=limits.index_buckets)  # the least that works: it is compacted often
     odds = odds or random_odds(draw, limits)

@@ -69,7 +69,11 @@ def test_the_turn_that_an_engine_dies_in_is_replayed_from_what_it_read(where: st
         assert [d for _, d in others if d] == [] == differences
         assert (fatal.number, fatal.ended) == (last, False)
         assert changed_by_replay(lived.world, replay) == []
-        entries, cancels, sampled = entries + len(fatal.entries), cancels + fatal.cancel_words.any(), sampled + len(fatal.sampled)
+        entries, cancels, sampled = (
+            entries + len(fatal.entries),
+            cancels + int(fatal.cancel_words.any()),
+            sampled + len(fatal.sampled),
+        )
     assert entries and cancels and sampled, "the fatal turns read too little to say much"
 
 
@@ -79,8 +83,9 @@ def test_a_turn_is_not_taken_for_one_that_did_not_end(monkeypatch: pytest.Monkey
     storm = died(1, fcfs, 50, "decided")
     memory = storm.recording.memory
     assert not Replay(storm.recording.reader.capture(), fcfs).turns[-1].ended
-    sleep = "blinkpy.verify.recording.recording_reader.time.sleep"
-    monkeypatch.setattr(sleep, lambda seconds: memory.close_turn())  # it ends while we look
+    monkeypatch.setattr(
+        "blinkpy.verify.recording.recording_reader.time.sleep", lambda _: memory.close_turn()
+    )  # it ends meanwhile
     assert all(turn.ended for turn in Replay(storm.recording.reader.capture(), fcfs).turns)
     monkeypatch.undo()
     memory.open_turn(1 << 60, 51)  # it has read nothing yet

@@ -46,9 +46,10 @@ class FrontMachine(RuleBasedStateMachine):
     @initialize(seed=st.integers(0, 2**20), policy=st.sampled_from(sorted(SHIPPED)))
     def begin(self, seed: int, policy: str) -> None:
         scheduler = importlib.import_module("blinkpy.scheduler.cycle")
-        world = make_world(seed, 1, tight=True, records=True)
+        recorded = seed % 4 == 0
+        world = make_world(seed, 1, tight=True, records=recorded)
         turn = scheduler.make_turn(SHIPPED[policy])
-        self.case = Case(world, turn, SHIPPED[policy], self.client.QueuePair, records=True)
+        self.case = Case(world, turn, SHIPPED[policy], self.client.QueuePair, recorded)
         limits = self.case.limits
         self.pairs: list[Any] = [None] * limits.pairs
         draw = np.random.default_rng(seed)

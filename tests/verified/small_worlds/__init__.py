@@ -1,0 +1,1 @@
+"""Worlds so small that everything that can happen in them is tried."""

@@ -1,0 +1,89 @@
+"""All sequences of events of a small world, up to a length: each state that they reach is entered once."""
+
+from collections import Counter
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+class SmallWorld(Protocol):
+    """A world with real code in it, which can be put back into a state that it was in."""
+
+    def save(self) -> Any:
+        """All of its state."""
+
+    def load(self, saved: Any) -> None:
+        """Return to a state."""
+
+    def key(self) -> Hashable:
+        """Equal for states from which the same follows."""
+
+    def events(self) -> Iterator[Any]:
+        """What may happen next."""
+
+    def play(self, event: Any) -> None:
+        """Let it happen, and check all that must be true afterwards. Raises whatever is wrong."""
+
+    def settle(self) -> None:
+        """In a state that is new: go on to where everything has ended. Raises what does not."""
+
+
+class WrongError(AssertionError):
+    """Something is wrong; the message has the shortest way to it."""
+
+
+@dataclass
+class Explored:
+    """longest: events of the longest sequences that were counted. complete: longer ones lead to no other state."""
+
+    states: int = 0
+    transitions: int = 0
+    sequences: int = 0
+    longest: int = 0
+    complete: bool = False
+
+    def __str__(self) -> str:
+        sequences = f"{self.sequences:,} sequences of up to {self.longest} events"
+        more = "; longer ones lead nowhere else" if self.complete else ""
+        return f"{self.states:,} states, {self.transitions:,} transitions, {sequences}{more}"
+
+
+def explore(world: SmallWorld, longest: int) -> Explored:
+    """Play all sequences of up to `longest` events from the world's present state; all of any length, where these lead to no new
+    states. Raises WrongError."""
+    found = Explored(states=1)
+    numbers: dict[Hashable, int] = {world.key(): 0}
+    new: list[tuple[int, Any, tuple[Any, ...]]] = [(0, world.save(), ())]  # states of this length, and the way to each
+    after: list[list[int]] = []  # by state: where each of its events leads
+    ways = Counter({0: 1})  # sequences of this length, by their last state
+    while found.longest < longest and not found.complete:
+        states, new = new, []
+        for number, saved, way in states:
+            assert number == len(after)
+            after.append([])
+            for event in _events_of(world, saved):
+                world.load(saved)
+                try:
+                    world.play(event)
+                    key = world.key()
+                    if key not in numbers:
+                        numbers[key] = len(numbers)
+                        new.append((numbers[key], world.save(), (*way, event)))
+                        world.settle()
+                except Exception as error:
+                    raise WrongError(f"{type(error).__name__}: {error}, after {[*way, event]}") from error
+                after[number].append(numbers[key])
+                found.transitions += 1
+        longer: Counter[int] = Counter()
+        for number, count in ways.items():
+            for following in after[number]:
+                longer[following] += count
+        ways, found.longest = longer, found.longest + 1
+        found.sequences += ways.total()
+        found.states, found.complete = len(numbers), not new
+    return found
+
+
+def _events_of(world: SmallWorld, saved: Any) -> list[Any]:
+    world.load(saved)
+    return list(world.events())
