@@ -14,7 +14,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any, NamedTuple, NoReturn
 
-from blinkpy.config import Config, ConfigError, help_text, load_file, option_type, options
+from blinkpy.config import Config, ConfigError, help_text, load_file, meant, option_type, options
 from blinkpy.version import __version__
 
 ENVIRONMENT = {"BLINKPY_API_KEY": "api_key"}
@@ -79,10 +79,20 @@ def loaded(name: str) -> Any:
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
+    """Tells what is wrong in one line. flags: of a subcommand, for guesses what a misspelled one means."""
+
+    flags: dict[str, list[str]]
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message)
+
+    def parse(self, argv: Sequence[str]) -> dict[str, Any]:
+        """The arguments by name. Raises ConfigError."""
+        found, unknown = self.parse_known_args(argv)
+        if unknown:
+            flags = self.flags[found.command]
+            raise ConfigError(f"unknown argument {unknown[0]!r}{meant(unknown[0].partition('=')[0], flags)}")
+        return vars(found)
 
 
 def flag(item: dataclasses.Field[Any]) -> str:
@@ -140,6 +150,7 @@ def make_parser() -> Parser:
                 sub.add_argument(item.name, metavar=argument.upper(), help=describe(item), **nargs)
             else:
                 add_option(group, item)
+    parser.flags = {name: list(sub._option_string_actions) for name, sub in commands.choices.items()}
     return parser
 
 
@@ -187,9 +198,24 @@ def resolve(arguments: Mapping[str, Any], environment: Mapping[str, str]) -> tup
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code."""
+    """Run one command and return its exit code. Without one, show the commands."""
     try:
-        arguments = vars(make_parser().parse_args(argv))
+        try:
+            return run(sys.argv[1:] if argv is None else argv)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def run(argv: Sequence[str]) -> int:
+    try:
+        parser = make_parser()
+        if not argv:
+            parser.print_help(sys.stderr)
+            return 2
+        arguments = parser.parse(argv)
         name = arguments.pop("command")
         return next(each for each in (*COMMANDS, *TOOLS) if each.name == name).run(arguments)
     except ConfigError as error:

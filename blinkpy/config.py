@@ -5,8 +5,9 @@ wherever it comes from. Modules that this one does not know, such as transports,
 """
 
 import dataclasses
+import difflib
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -215,7 +216,7 @@ class Config:
         changes: dict[type, dict[str, Any]] = {}
         for name, value in values.items():
             if name not in homes:
-                raise ConfigError(f"unknown option {name!r}")
+                raise ConfigError(f"unknown option {name!r}{meant(name, homes)}")
             changes.setdefault(homes[name], {})[name] = value
         sections, extensions = {}, {}
         for name, kind in _kinds():
@@ -349,9 +350,15 @@ def load_file(path: str | Path) -> dict[str, Any]:
         for name, entry in entries:
             if name not in home or (isinstance(value, dict) and home[name] != key):
                 shown = f"{key}.{name}" if isinstance(value, dict) and name != key else name
-                raise ConfigError(f"{path}: unknown option {shown!r}")
+                raise ConfigError(f"{path}: unknown option {shown!r}{meant(name, home)}")
             values[name] = entry
     return values
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """A guess at what somebody meant who gave an unknown name, for the end of a message; "" without one."""
+    close = difflib.get_close_matches(name, list(known), 1)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def as_table(config: Config) -> Mapping[str, Any]:

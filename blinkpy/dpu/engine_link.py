@@ -45,10 +45,20 @@ class EngineLink:
         self._poll_timer: asyncio.TimerHandle | None = None
         self._last_step = self._interval = 0.0  # when completions came last, and how long after those before, s
 
-    def start(self) -> None:
-        """Begin to connect, on the running event loop; everything else comes later."""
-        self._loop = asyncio.get_running_loop()
+    def start(self, on_failure: Callable[[], None]) -> None:
+        """Begin to connect, on the running event loop; everything else comes later. on_failure: called when heartbeats or polling
+        have ended by an exception that nobody foresaw; nothing here goes on then."""
+        self._loop, self._on_failure = asyncio.get_running_loop(), on_failure
         self._keeper = self._loop.create_task(self._keep_connected())
+        self._keeper.add_done_callback(self._keeper_ended)
+
+    def _keeper_ended(self, keeper: asyncio.Task[None]) -> None:
+        if not keeper.cancelled():
+            self._fail(keeper.exception())
+
+    def _fail(self, error: BaseException | None) -> None:
+        logger.critical("the link to the engine failed", exc_info=error)
+        self._on_failure()
 
     async def connected(self, timeout_s: float) -> bool:
         """Wait until the engine has granted the queue pair. False when it did not within timeout_s seconds."""
@@ -185,6 +195,9 @@ class EngineLink:
                 self._submit_held(pair)
         except TransportError as error:
             self._lose(error)
+            return
+        except Exception as error:
+            self._fail(error)
             return
         if completions:
             # The shorter of the last two intervals: a long pause before does not delay what comes after.

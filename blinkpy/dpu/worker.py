@@ -8,6 +8,8 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -15,9 +17,10 @@ import uvicorn
 
 from blinkpy.config import Config
 from blinkpy.dpu.api_errors import unavailable
+from blinkpy.dpu.descriptors import allowed_connections
 from blinkpy.dpu.engine_link import EngineLink
 from blinkpy.dpu.http.app import App
-from blinkpy.dpu.http.connection import Connection
+from blinkpy.dpu.http.connection import Connection, ConnectionRoom
 from blinkpy.dpu.http.service import Service
 from blinkpy.dpu.link.connectors import open_queue_pair
 from blinkpy.dpu.metrics import Metrics
@@ -36,7 +39,7 @@ class Server(uvicorn.Server):
         options = app.options
         config = uvicorn.Config(
             app,
-            http=Connection,
+            http=partial(Connection, room=ConnectionRoom(options.max_connections)),  # type: ignore[arg-type]
             loop="uvloop",
             ws="none",
             lifespan="off",
@@ -50,6 +53,7 @@ class Server(uvicorn.Server):
         )
         super().__init__(config)
         self.app, self._on_ready = app, on_ready
+        self.failed = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Signals end the process in order, and the exit code is 0; a second Ctrl-C ends it at once."""
@@ -58,13 +62,18 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        self.app.service.engine.start()
+        self.app.service.engine.start(self._give_up)
         await super().startup(sockets)
         # Who waits for "ready" sends a request next. Without an engine there is an end to waiting, and 503 until it comes.
         await self.app.service.engine.connected(CONNECT_S)
         gc.collect()
         gc.freeze()  # the tokenizer's tables live as long as the process: no collection needs to walk them
         self._on_ready()
+
+    def _give_up(self) -> None:
+        """What keeps the queue pair alive has failed: end, so that the supervisor starts a successor."""
+        self.failed = self.should_exit = True
+        self.app.service.engine.fail_all(unavailable("The server has failed and starts again."))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop accepting, let requests finish for shutdown_s, then end them with an error."""
@@ -103,10 +112,13 @@ def serve_worker(config: Config, reporter: Reporter, pair: int, owner: int, list
     logging.basicConfig(level=level, format=f"%(asctime)s frontend/{pair} %(levelname)s %(message)s")
     # uvicorn's notes on each start and stop are ours to write.
     logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, logging.getLogger().level))
+    allowed = allowed_connections(config.frontend.max_connections)
+    config = replace(config, frontend=replace(config.frontend, max_connections=allowed))
     with socket.socket(fileno=listen_fd) as sock:
         memory = memoryview(mmap.mmap(metrics_fd, 0))
-        make_server(config, pair, Path(folder), memory, reporter.ready, owner).run(sockets=[sock])
-    return 0
+        server = make_server(config, pair, Path(folder), memory, reporter.ready, owner)
+        server.run(sockets=[sock])
+    return 1 if server.failed else 0
 
 
 if __name__ == "__main__":

@@ -24,8 +24,9 @@ class FlightRecorder:
         self.memory: RecordingMemory | None = None
         self._config, self._sizes, self._limits, self._policy = config, sizes, limits, policy
 
-    def attach(self, state: State) -> State:
-        """The state with a recorder in memory that others can read, if there is to be one and there is room for it."""
+    def attach(self, state: State, share_inputs: bool = False) -> State:
+        """The state with a recorder in memory that others can read, if there is to be one and there is room for it.
+        share_inputs: so are the inputs of a turn, for a host that calls open_turn before each."""
         if self._limits.record_turns == 0:
             return state
         facts = {
@@ -40,6 +41,7 @@ class FlightRecorder:
             print(f"blinkpy: the flight recorder is off: {error}", file=sys.stderr, flush=True)
             return state
         recorded = state._replace(recorder=self.memory.recorder)
+        recorded = self.memory.share_inputs(recorded) if share_inputs else recorded
         self.memory.keep(recorded)
         return recorded
 
@@ -48,9 +50,15 @@ class FlightRecorder:
         if self.memory is not None:
             self.memory.publish(self._config.engine.name)
 
-    def keep(self, state: State) -> None:
+    def open_turn(self, now_ns: int, number: int) -> None:
+        """A turn begins: until close_turn, what it reads is the last that is known."""
+        if self.memory is not None:
+            self.memory.open_turn(now_ns, number)
+
+    def close_turn(self, state: State) -> None:
         """Take a copy of the state if one is due: after a turn, before the step that it asked for."""
         if self.memory is not None:
+            self.memory.close_turn()
             self.memory.keep(state)
 
     def save_crash(self, error: BaseException) -> None:

@@ -32,11 +32,20 @@ from dataclasses import dataclass
 
 from blinkpy.queues.completion import CQ_ENTRY_BYTES, SLOT_MASK
 from blinkpy.queues.logprob_record import RECORD_BYTES
+from blinkpy.queues.request_parameters import INT32_MAX
 from blinkpy.queues.submission import SQ_ENTRY_BYTES
 
 ALIGNMENT = 4096  # bytes; regions start on page boundaries, so that each can be registered on its own
 BLOCK_WORDS = 512  # int64 words in the engine block and in the control block
 PAIR_WORDS = 64  # int64 words at the start of each front-end region and of each engine region
+BOUNDS = {  # of QueueSizes, inclusive
+    "pairs": (1, 64),
+    "slots": (1, SLOT_MASK),
+    "sq_entries": (2, 1 << 24),
+    "cq_entries": (2, 1 << 24),
+    "prompt_tokens": (16, INT32_MAX),
+    "hash_entries": (1, INT32_MAX),
+}
 
 
 class LayoutError(ValueError):
@@ -55,18 +64,14 @@ class QueueSizes:
     hash_entries: int  # page-hash arena
 
     def __post_init__(self) -> None:
-        def require(fine: bool, what: str) -> None:
-            if not fine:
-                raise LayoutError(f"{what}: {self}")
-
-        require(1 <= self.pairs <= 64, "queue pairs must be 1 to 64")
-        require(1 <= self.slots <= SLOT_MASK, f"slots must be 1 to {SLOT_MASK}")
+        for name, (least, most) in BOUNDS.items():
+            if not least <= getattr(self, name) <= most:
+                raise LayoutError(f"{name} must be {least} to {most}: {self}")
         for name in ("sq_entries", "cq_entries"):
-            value = getattr(self, name)
-            require(2 <= value <= 1 << 24 and value & (value - 1) == 0, f"{name} must be a power of two, 2 to {1 << 24}")
-        require(self.sq_entries >= self.slots, "sq_entries must be at least slots")
-        require(16 <= self.prompt_tokens < 1 << 31, "prompt_tokens out of range")
-        require(1 <= self.hash_entries < 1 << 31, "hash_entries out of range")
+            if getattr(self, name).bit_count() > 1:
+                raise LayoutError(f"{name} must be a power of two: {self}")
+        if self.sq_entries < self.slots:
+            raise LayoutError(f"sq_entries must be at least slots: {self}")
 
 
 def _aligned(n: int) -> int:

@@ -29,6 +29,7 @@ from blinkpy.transport.contract import TransportError
 FOLDER = Path("/dev/shm")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 RETRY_S = 0.02
+CLOSED = -1  # in place of a file descriptor
 
 
 def segment_path(name: str) -> Path:
@@ -36,6 +37,11 @@ def segment_path(name: str) -> Path:
     if not NAME.fullmatch(name):
         raise TransportError(f"a segment name is 1 to 100 letters, digits, '.', '_' and '-', not {name!r}")
     return FOLDER / f"blinkpy.{name}"
+
+
+def open_file(path: Path) -> int:
+    """A new description of a segment's file. Raises FileNotFoundError, and OSError where the name is a symbolic link."""
+    return os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
 
 
 def lock_bytes(fd: int, start: int, length: int) -> bool:
@@ -78,11 +84,11 @@ class Segment:
 
     def close(self) -> None:
         """Remove the name and drop the lock. The mapping stays until its last view is gone."""
-        if self._fd < 0:
+        if self._fd == CLOSED:
             return
         _unlink(segment_path(self.name), self._fd)
         os.close(self._fd)
-        self._fd = -1
+        self._fd = CLOSED
 
 
 def create_segment(name: str, sizes: QueueSizes, facts: EngineFacts) -> Segment:
@@ -118,7 +124,7 @@ def create_segment(name: str, sizes: QueueSizes, facts: EngineFacts) -> Segment:
 def _remove_stale(path: Path) -> None:
     """Remove the segment if its engine is dead. Raises TransportError if it lives."""
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = open_file(path)
     except FileNotFoundError:
         return
     try:

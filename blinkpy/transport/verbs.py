@@ -106,7 +106,7 @@ def reported(what: str) -> Iterator[None]:
     except module("pyverbs_error").PyverbsError as error:
         number = getattr(error, "error_code", None)
         text = f"could not {what}: {str(error).rstrip('.')}"
-        raise TransportError(number, text) if isinstance(number, int) and number else TransportError(text) from error
+        raise TransportError(number, text) if isinstance(number, int) and number > 0 else TransportError(text) from error
 
 
 class Port:
@@ -180,12 +180,12 @@ def _open(wanted: str) -> tuple[Any, int]:
         raise TransportError("this machine has no RDMA device; `blinkpy doctor` shows more")
     active = int(constants().IBV_PORT_ACTIVE)
     for name in [wanted] if wanted else names:
-        with reported(f"open the RDMA device {name}"):
-            context = module("device").Context(name=name)
+        with reported(f"open the RDMA device {name}"), contextlib.ExitStack() as opened:
+            context = opened.enter_context(contextlib.closing(module("device").Context(name=name)))
             for port in range(1, int(context.query_device().phys_port_cnt) + 1):
                 if int(context.query_port(port).state) == active:
+                    opened.pop_all()  # the caller closes it
                     return context, port
-            context.close()
     raise TransportError(f"no port of {wanted or ', '.join(names)} is active: is the cable in, the interface up?")
 
 

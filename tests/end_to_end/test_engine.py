@@ -13,13 +13,15 @@ from support.engine_serving import collect, records_case, serving
 from support.waiting import wait_for
 
 from blinkpy.config import Config
+from blinkpy.device.array_trees import as_memoryviews
 from blinkpy.dpu.link.queue_pair import QueuePair
 from blinkpy.engine.engine import Engine, make_engine
-from blinkpy.kv.state import FINISHING, Batch, Requests
+from blinkpy.kv.state import ARRIVALS, FINISHING, Batch, Requests
 from blinkpy.models.weights.model_folder import DEMO_FOLDER
 from blinkpy.queues.completion import FINISH_CANCELLED, FINISH_LENGTH
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.words import COUNTER, ENGINE_STATE, GAUGE, STATE_FAULTED, STATE_STOPPED
+from blinkpy.scheduler.cycle import make_phases
 from blinkpy.scheduler.policies import short_prompts
 from blinkpy.verify.recording.dump_file import read_dump
 from blinkpy.verify.replay.replayer import Replay
@@ -126,6 +128,30 @@ def test_a_failing_step_is_announced_and_recorded_before_the_engine_ends(
     assert replay.turns[-1].planned[:, 1].tolist() == [3], "the step that failed is the last one"
 
 
+def test_a_turn_that_raises_is_recorded_with_all_that_it_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(ArithmeticError), running_engine(max_model_len=64, record_folder=str(tmp_path)) as (engine, client):
+        phases, scheduler = make_phases(short_prompts), engine.runner.scheduler
+        arguments = scheduler.limits, as_memoryviews(engine.views), as_memoryviews(scheduler.state)
+
+        def dying(now_ns: int) -> int:
+            phases.overlap(*arguments, now_ns, 0, 1)
+            if scheduler.state.counts[ARRIVALS]:
+                raise ArithmeticError("broken on purpose")
+            bucket = phases.schedule(*arguments, 0, 1)
+            phases.publish(*arguments, 0, 1)
+            return bucket
+
+        monkeypatch.setattr(scheduler, "turn", dying)
+        client.submit(np.array([1, 2, 3], np.int32), RequestParameters())
+        wait_for(lambda: engine.views.engine[ENGINE_STATE] == STATE_FAULTED)
+    (saved,) = tmp_path.glob("crash-*.recording")
+    *others, (fatal, differences) = Replay(read_dump(saved), short_prompts).run()
+    assert [d for _, d in others if d] == [] == differences
+    assert not fatal.ended
+    assert fatal.entries[0].prompt.tolist() == [1, 2, 3]
+    assert fatal.planned.tolist() == [[0, 3]], "what it would have decided"
+
+
 def test_a_broken_invariant_stops_a_checked_engine_and_is_recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     options = {"max_model_len": 64, "record_folder": str(tmp_path)}
     message = "the scheduler's state is broken: a listed request neither runs nor waits"
@@ -141,7 +167,10 @@ def test_a_broken_invariant_stops_a_checked_engine_and_is_recorded(monkeypatch: 
         wait_for(lambda: engine.views.engine[ENGINE_STATE] == STATE_FAULTED)
         assert engine.views.engine[COUNTER["integrity_errors"]] == 1
     (saved,) = tmp_path.glob("crash-*.recording")
-    assert read_dump(saved).description["reason"] == f"BrokenStateError: {message}"
+    capture = read_dump(saved)
+    assert capture.description["reason"] == f"BrokenStateError: {message}"
+    *_, (fatal, differences) = Replay(capture, short_prompts).run()
+    assert fatal.ended and differences == [], "the scheduler's turns did no damage"
 
 
 @pytest.mark.parametrize("device", ["null", "cpu"])

@@ -21,6 +21,8 @@ from support.waiting import wait_for
 from benchmarks.serving.systems import SYSTEMS, alive, command_line, tree
 from blinkpy import cli
 from blinkpy.serving.engine_process import OPENMP_SPINS
+from blinkpy.verify.recording.dump_file import read_dump
+from blinkpy.verify.replay.replayer import Replay
 
 STORY = [{"role": "user", "content": "Tell me a story."}]
 LINE = re.compile(r"blinkpy serves (\S+) on (http://\S+) ")
@@ -181,6 +183,49 @@ def test_a_killed_engine_means_errors_within_two_seconds_then_exit_code_1(tmp_pa
         assert not server.segments()
     (saved,) = tmp_path.glob("crash-*.recording")
     assert cli.main(["replay", str(saved), "--no-trace"]) == 0
+
+
+KILLED_IN_A_TURN = """
+import os, signal
+from blinkpy.device.array_trees import as_memoryviews
+from blinkpy.engine.engine import Engine
+from blinkpy.kv.state import ARRIVALS
+from blinkpy.scheduler.cycle import make_phases
+
+def rank(request):
+    return 0
+
+def run(engine, serve=Engine.run):
+    phases, scheduler = make_phases(rank), engine.runner.scheduler
+    arguments = scheduler.limits, as_memoryviews(engine.views), as_memoryviews(scheduler.state)
+
+    def turn(now_ns):
+        phases.overlap(*arguments, now_ns, 0, 1)
+        bucket = phases.schedule(*arguments, 0, 1)
+        if scheduler.state.counts[ARRIVALS]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        phases.publish(*arguments, 0, 1)
+        return bucket
+
+    scheduler.turn = turn
+    serve(engine)
+
+Engine.run = run
+"""
+
+
+def test_an_engine_that_is_killed_in_a_turn_leaves_what_the_turn_read(tmp_path: Path) -> None:
+    policy = tmp_path / "killed.py"
+    policy.write_text(KILLED_IN_A_TURN)
+    with serving("--device", "null", "--policy", f"{policy}:rank", "--record-folder", str(tmp_path)) as server:
+        with pytest.raises(APIError):
+            server.chat()
+        assert server.wait(20) == 1
+    (saved,) = tmp_path.glob("crash-*.recording")
+    *others, (fatal, differences) = Replay(read_dump(saved), lambda request: 0).run()
+    assert [d for _, d in others if d] == [] == differences
+    assert not fatal.ended
+    assert len(fatal.entries) == len(fatal.planned) == 1
 
 
 BROKEN = """

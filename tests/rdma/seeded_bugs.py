@@ -61,7 +61,7 @@ PATCHES = {  # of modules, by the test that must find them: (what, before, after
         ("the window wraps too early", "index = position & size - 1", "index = position % (size - 1)"),
         ("records are read from the area's start", "self.layout.records + index * RECORD", "self.layout.records + 0 * RECORD"),
         ("words are handed out before their records are there",
-         "            self._pending = look\n", "            self._pending = self._look = look\n"),
+         "            self._pending.append(look)\n", "            self._pending.append(look)\n            self._look = look\n"),
     ],
     (RIGHTS, "rdma_writes"): [
         ("a failed completion counts as a good one", "if completion.status != self._success:", "if completion.status == 77:"),

@@ -16,11 +16,14 @@ START_S = 400.0  # the emulation is slow, and a busy machine makes it slower
 
 
 class Command:
-    """A running blinkpy command. said: its lines, of both outputs, so far."""
+    """A running blinkpy command. said: its lines, of both outputs, so far. descriptors: its limit of them."""
 
-    def __init__(self, *arguments: str, python: str = sys.executable, env: dict[str, str] | None = None):
+    def __init__(
+        self, *arguments: str, python: str = sys.executable, env: dict[str, str] | None = None, descriptors: int | None = None
+    ):
         self.said: list[str] = []
-        command, pipe, env = [python, "-m", "blinkpy", *arguments], subprocess.PIPE, os.environ | (env or {})
+        limit = [] if descriptors is None else ["prlimit", f"--nofile={descriptors}"]
+        command, pipe, env = [*limit, python, "-m", "blinkpy", *arguments], subprocess.PIPE, os.environ | (env or {})
         self.process = subprocess.Popen(
             command, stdout=pipe, stderr=subprocess.STDOUT, text=True, cwd=ROOT, env=env, start_new_session=True
         )

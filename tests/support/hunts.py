@@ -50,7 +50,8 @@ def found_by_simulator(bug: Bug | None, calls: int = CALLS) -> str:
             while made < calls:
                 seed += 1
                 policy, schedule = schedules[seed % len(schedules)]
-                outcome = simulate(seed, TURNS, policy, scheduler=schedule)
+                records = bug is not None and bug.module == "recorder"
+                outcome = simulate(seed, TURNS, policy, scheduler=schedule, records=records)
                 if outcome.failure:
                     return str(outcome.failure)
                 made += outcome.calls

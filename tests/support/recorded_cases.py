@@ -3,19 +3,29 @@
 import dataclasses
 import os
 import random
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from support.scheduler_cases import Case, case_sizes
 
+from blinkpy.device.array_trees import named_arrays
+from blinkpy.kv.state import EMPTY, FAST_PATH, FINISHING, TURNS
 from blinkpy.queues.header import read_header
 from blinkpy.queues.words import COMMAND_RUN
 from blinkpy.scheduler.cycle import make_turn
 from blinkpy.scheduler.policies import Policy, fcfs
+from blinkpy.verify.recording.recording_layout import NOT_COPIED
 from blinkpy.verify.recording.recording_memory import RecordingMemory
 from blinkpy.verify.recording.recording_reader import RecordingReader
 from blinkpy.verify.replay.replayer import Replay
 from blinkpy.verify.sim.simulation import Simulation
 from blinkpy.verify.sim.world import World, make_world, random_limits
+
+# Written by the step, or meaningless: cancel words of requests that are gone are not recorded.
+NOT_REPEATED = (*NOT_COPIED, "inbox.cancel", "inbox.now_ns", "batch.sampled", "batch.logprobs", "pairs.verdict", "counts")
+
+Turn = Callable[..., int]
 
 
 class Recording:
@@ -25,7 +35,7 @@ class Recording:
         queue = dataclasses.asdict(read_header(world.segment)[0].sizes)
         facts = {"queue": queue, "policy": policy.__name__, "policy_digest": "", "sources": ""}
         self.memory = RecordingMemory(world.limits, world.state, facts)
-        self.world = world._replace(state=world.state._replace(recorder=self.memory.recorder))
+        self.world = world._replace(state=self.memory.share_inputs(world.state._replace(recorder=self.memory.recorder)))
         self.keep()
         name = f"test-{os.getpid()}-{id(self)}"
         self.memory.publish(name)
@@ -36,6 +46,17 @@ class Recording:
     def keep(self) -> None:
         """After each call of the scheduler."""
         self.memory.keep(self.world.state)
+
+    def opens(self, turn: Turn) -> Turn:
+        """The same turn, opened and closed as an engine does it."""
+
+        def run(limits: Any, queues: Any, state: Any, now: int, lane: int, lanes: int) -> int:
+            self.memory.open_turn(now, state.counts[TURNS])
+            bucket = turn(limits, queues, state, now, lane, lanes)
+            self.memory.close_turn()
+            return bucket
+
+        return run
 
 
 class RecordedCase(Case):
@@ -59,10 +80,14 @@ class RecordedCase(Case):
 class RecordedStorm(Simulation):
     """A storm of a seed, with the recorder on. options: of Simulation."""
 
-    def __init__(self, seed: int, turns: int, policy: Policy = fcfs, record: int = 16, **options: Any) -> None:
+    def __init__(
+        self, seed: int, turns: int, policy: Policy = fcfs, record: int = 16, scheduler: Turn | None = None, **options: Any
+    ) -> None:
         queue, facts, limits = random_limits(random.Random(seed), tight=False)
         chosen = queue, facts, limits | {"record_turns": record, "intake_tokens": 8}
         self.recording = Recording(make_world(seed, turns, chosen=chosen), policy)
+        if scheduler is not None:
+            options["scheduler"] = self.recording.opens(scheduler)
         super().__init__(seed, turns, policy, world=self.recording.world, **options)
 
     def advance(self, command: int = COMMAND_RUN) -> bool:
@@ -78,6 +103,29 @@ def crowded(policy: Policy = fcfs) -> RecordedCase:
         case.submit(list(range(length)), most)
     case.finish()
     return case
+
+
+def changed_by_replay(world: World, replay: Replay) -> list[str]:
+    """Arrays that differ after a replay to the present, as far as they mean anything."""
+    ours, theirs = dict(named_arrays(world.state)), dict(named_arrays(replay.state))
+    alive = ours["requests.status"] != EMPTY
+    different = []
+    for name, array in ours.items():
+        if name.startswith(NOT_REPEATED):
+            continue
+        chosen = alive if name.startswith("requests.") else slice(None)
+        a, b = array[chosen], theirs[name][chosen]
+        if name == "requests.tokens":
+            # A request that only waits to be told its end has no tokens any more; a rejected one never had any.
+            length = np.where(ours["requests.status"] == FINISHING, 0, ours["requests.length"])[alive]
+            known = np.arange(array.shape[1]) < length[:, None]
+            a, b = np.where(known, a, 0), np.where(known, b, 0)
+        if not (a == b).all():
+            different.append(name)
+    # Calls without news have a number, but no record. And a cancel is not recorded where the request ended by itself in that
+    # call: the replay may then take the fast path where the scheduler did not, to the same state.
+    numbers = ~np.isin(np.arange(len(ours["counts"])), (TURNS, FAST_PATH))
+    return different + ([] if (ours["counts"][numbers] == theirs["counts"][numbers]).all() else ["counts"])
 
 
 def replayed(replay: Replay) -> int:

@@ -22,6 +22,7 @@ from blinkpy.queues.words import COUNTER, ENGINE_STATE, STATE_READY
 from blinkpy.scheduler.cycle import make_turn
 from blinkpy.scheduler.policies import Policy, fcfs
 from blinkpy.verify.oracle.second_opinion import SecondOpinion
+from blinkpy.verify.sim.recorded_turns import RecordedTurns
 from blinkpy.verify.sim.simulation import plain_sim
 from blinkpy.verify.sim.synthetic_model import check_padding, compute
 from blinkpy.verify.sim.turn_invariants import check_turn
@@ -51,10 +52,13 @@ class Case:
     """One world of the simulator in plain Python. Each turn is judged by the simulator's checks.
 
     policy: of `turn`, for the oracle; None: without it. clients: that beat and deliver in each turn, unless their pair is in
-    `silent`. judged: whether more than the state is checked. opinion: of the oracle, from the first turn on; None: not asked for
+    `silent`. judged: whether more than the state is checked. opinion: of the oracle, from the first turn on; None: not asked for.
+    records: each turn is repeated from its record, too.
     """
 
-    def __init__(self, world: World, turn: Callable[..., int], policy: Policy | None, client: Any = QueuePair) -> None:
+    def __init__(
+        self, world: World, turn: Callable[..., int], policy: Policy | None, client: Any = QueuePair, records: bool = False
+    ) -> None:
         self.world, self._turn, self._client = world, turn, client
         self.limits, self.state, self.views, _, self.segment = world
         self._arguments = self.limits, as_memoryviews(self.views), as_memoryviews(self.state), plain_sim(world)
@@ -66,6 +70,7 @@ class Case:
         self.views.engine[ENGINE_STATE] = STATE_READY
         rules = policy if self.limits.hash_multiplier_1 else None
         self.opinion = SecondOpinion(self.limits, rules, self.state, self.views) if rules else None
+        self._recorded = RecordedTurns(world, policy, "njit") if records and policy else None
 
     def claim(self, pair: int) -> Any:
         """A front end claims the pair; what its owner before it had in flight is lost. Returns its client."""
@@ -96,6 +101,7 @@ class Case:
             self.bucket = self._turn(limits, queues, state, self.now, 0, 1)
             self.opinion = self.opinion if self.judged else None  # it has to see every turn
             difference = self.opinion.difference(self.now, self.bucket) if self.opinion else ""
+            difference = difference or (self._recorded.difference() if self._recorded else "")
             assert not difference, difference
             fault = check_state(limits, state, sim.references, sim.seen)
             if self.judged:

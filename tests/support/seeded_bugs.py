@@ -112,6 +112,12 @@ SCHEDULER_BUGS = _bugs({
         ("who does not fit keeps others waiting for ever", "min(running, limits.pages >> WATERMARK_SHIFT)", "1"),
         ("a row too many runs", "if running == limits.rows or", "if running > limits.rows or"),
     ],
+    "recorder": [
+        ("a cancel is not written down", "slots[i] if finish[slots[i]] == cancelled else -1", "-1"),
+        ("an odd prompt loses its last token", "(copied + 1) >> 1", "copied >> 1"),
+        ("a claim by itself leaves no record", "note_word(seen, 5 * pair + 1, inbox.claim[pair])", "0"),
+        ("the last token of a step is not written down", "lane, committed, lanes):", "lane, committed - 1, lanes):"),
+    ],
     "stall": [
         ("a request may run without room for its token", "[i] >= pairs.unclaimed_entries[", "[i] > pairs.unclaimed_entries["),
     ],

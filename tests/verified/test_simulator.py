@@ -28,10 +28,16 @@ def test_every_decision_is_that_of_the_rules(seed: int) -> None:
     assert not report.failures, report.failures
 
 
+def test_every_turn_is_repeated_from_its_record(seed: int) -> None:
+    """To the same decisions and the same record, from a world's first turn on, over rings that wrap."""
+    report = run(list(SHIPPED.values()), seed, steps=10_000, turns=500, records=True)
+    assert not report.failures, report.failures
+
+
 @pytest.mark.parametrize(("lanes", "steps"), [(2, 1500), (5, 1500), (32, 500)])
 def test_several_lanes_do_what_one_lane_does(seed: int, lanes: int, steps: int) -> None:
-    """In random order, bit for bit after each turn; and that is what the rules say."""
-    report = run(list(SHIPPED.values()), seed, steps, turns=100, oracle=True, lanes=lanes)
+    """In random order, bit for bit after each turn, records included; and that is what the rules say."""
+    report = run(list(SHIPPED.values()), seed, steps, turns=100, oracle=True, records=True, lanes=lanes)
     assert not report.failures, report.failures
 
 

@@ -15,30 +15,57 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from blinkpy.dpu.api_errors import ApiError
 
-MAX_HEADER_BYTES = 1 << 16
+MAX_HEADER_BYTES = 1 << 16  # of a request; also of what comes between pieces of a body, and behind it
 MAX_HEADERS = 128
+MAX_PIPELINED = 1  # requests that wait for the answer before theirs
 HEADER_TIMEOUT_S = 30.0
+SPARE_CONNECTIONS = 64  # beyond those that are served
 SCOPE_KEY = "blinkpy.connection"
 
 
-class Connection(HttpToolsProtocol):
-    """See the module. on_lost: called once when the client is gone; set by whoever answers the current request."""
+class ConnectionRoom:
+    """Room for connections: when there is none, the one that has waited longest for a request goes.
 
-    def __init__(self, *args: Any, **kwargs: Any):
+    allowed: connections that are served. A few more are kept, so that they hear why they are not."""
+
+    def __init__(self, allowed: int):
+        self.allowed = allowed
+        self.waiting: dict[Connection, None] = {}  # for headers, the longest first
+
+    def enter(self, connection: "Connection", others: int) -> bool:
+        """Whether a new connection may stay beside `others`."""
+        if others >= self.allowed and self.waiting:
+            next(iter(self.waiting)).abort()
+            others -= 1
+        self.waiting[connection] = None
+        return others < self.allowed + SPARE_CONNECTIONS
+
+
+class Connection(HttpToolsProtocol):
+    """See the module. on_lost: called once when the client is gone; set by whoever answers the current request. room: what all
+    connections of a server share."""
+
+    def __init__(self, *args: Any, room: ConnectionRoom | None = None, **kwargs: Any):
         super().__init__(*args, **kwargs)
+        self._room = room or ConnectionRoom(1 << 20)
         self.on_lost: Callable[[], None] | None = None
         self.gone = False
         self._in_headers = True
         self._header_bytes = 0
+        self._framing_bytes = 0  # since the last piece of a body: chunk headers and trailers
         self._complete = 0  # requests that have arrived in full
         self._header_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._expect_headers()
+        if self._room.enter(self, len(self.connections) - 1):
+            self._expect_headers()
+        else:
+            transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.gone = True
+        self._room.waiting.pop(self, None)
         self._stop_timer()
         super().connection_lost(exc)
         on_lost, self.on_lost = self.on_lost, None
@@ -47,8 +74,13 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         complete = self._complete
+        self._framing_bytes += len(data)
         super().data_received(data)
-        if not self._in_headers or self.transport.is_closing():
+        if self.transport.is_closing():
+            return
+        if not self._in_headers:
+            if self._framing_bytes > MAX_HEADER_BYTES:
+                self._refuse(431, f"The trailers are larger than {MAX_HEADER_BYTES} bytes.")
             return
         # How much of a piece belongs to the next request is unknown where one ended in it; later pieces are counted.
         if complete == self._complete:
@@ -59,6 +91,8 @@ class Connection(HttpToolsProtocol):
             self._expect_headers()
 
     def on_message_begin(self) -> None:
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise ValueError("too many pipelined requests")  # answered as an invalid request
         super().on_message_begin()
         cast(dict[str, Any], self.scope)[SCOPE_KEY] = self
 
@@ -69,8 +103,14 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_headers = False
+        self._framing_bytes = 0
+        self._room.waiting.pop(self, None)
         self._stop_timer()
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._framing_bytes = 0
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
@@ -78,16 +118,25 @@ class Connection(HttpToolsProtocol):
         self._header_bytes = 0
         self._complete += 1
 
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self.pipeline and not self.gone:
+            self._room.waiting[self] = None
+            if not self._in_headers:  # answered before the request came to its end: the rest and the next one have a deadline
+                self._expect_headers()
+
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, msg)
 
     def abort(self) -> None:
         """Close the connection at once, with what was not sent yet."""
+        self._room.waiting.pop(self, None)
         if self.cycle is not None:
             self.cycle.disconnected = True
         self.transport.abort()
 
     def _expect_headers(self) -> None:
+        self._stop_timer()
         self._header_timer = self.loop.call_later(HEADER_TIMEOUT_S, self.transport.close)
 
     def _stop_timer(self) -> None:

@@ -44,6 +44,7 @@ FIRST_LOOK_S = 2.0
 CLOSE_S = 0.05  # for the last writes to get out
 
 WRITES, LOOK, RECORDS, PAIR, HEALTH = range(5)  # tags of batches
+NOTHING = (0, 0)  # in place of a look's position and words
 
 
 @dataclass(slots=True, eq=False)
@@ -93,7 +94,7 @@ class RdmaTransport:
         # Where reads arrive: one place for each kind, of which one is in flight at a time.
         window = min(WINDOW_MOST, sizes.cq_entries)
         parts = {LOOK: window * 8, RECORDS: window * RECORD_BYTES, PAIR: PAIR_READ_WORDS * 8, HEALTH: ENGINE_READ_WORDS * 8}
-        *places, total = accumulate((-(-length // 64) * 64 for length in parts.values()), initial=0)
+        *places, total = accumulate(parts.values(), initial=0)
         self._place = dict(zip(parts, places, strict=True))
         self._landing = RegisteredMemory(total)
         self._landing_key = int(end.register(self._landing.address, total, constants().IBV_ACCESS_LOCAL_WRITE).lkey)
@@ -105,8 +106,8 @@ class RdmaTransport:
 
         self._window = self._narrowest = min(WINDOW_LEAST, window)
         self._widest = window
-        self._asked: tuple[int, int] | None = None  # position and words of the look in flight
-        self._pending: CompletionRead | None = None  # waits for its records
+        self._asked = NOTHING  # position and words of the look in flight
+        self._pending: list[CompletionRead] = []  # one at most: waits for its records
         self._look: CompletionRead | None = None
         self._records: CompletionRead | None = None  # the one whose words went out last
         self._in_flight = {PAIR: False, HEALTH: False}
@@ -114,7 +115,6 @@ class RdmaTransport:
         self._health = [0] * ENGINE_READ_WORDS
         self._published_head = 0
         self._head_step = max(1, sizes.cq_entries // 8)
-        self._used_tokens = self._used_hashes = self._used_entries = 0  # since the engine's words were last asked for
         self._closed = False
 
     # ---- writes ---------------------------------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ class RdmaTransport:
         deadline = 0
         while True:
             self._reap()
-            if self._look is not None or not (self._asked or self._pending):
+            if self._look is not None or not (self._asked[1] or self._pending):
                 break
             now = time.monotonic_ns()
             deadline = deadline or now + READ_SPIN_NS
@@ -199,7 +199,7 @@ class RdmaTransport:
 
     def _ask(self, position: int) -> None:
         """Post a read of the ring's next words, unless one is on its way."""
-        if self._asked is not None or self._pending is not None:
+        if self._asked[1] or self._pending:
             return
         size = self.layout.sizes.cq_entries
         index = position & size - 1
@@ -215,9 +215,7 @@ class RdmaTransport:
 
     def _landed(self) -> None:
         """Words of the ring have come: those that are new count."""
-        if self._asked is None:
-            return
-        (position, asked), self._asked = self._asked, None
+        (position, asked), self._asked = self._asked, NOTHING
         lap, new, flags = lap_of(position, self.layout.sizes.cq_entries), 0, 0
         words: list[int] = []
         if self._look_words[0] >> LAP_SHIFT == lap:
@@ -235,7 +233,7 @@ class RdmaTransport:
             return
         look = CompletionRead(position, words[:new], new == asked)
         if flags >> FLAG_SHIFT & HAS_LOGPROBS:
-            self._pending = look
+            self._pending.append(look)
             index = position & self.layout.sizes.cq_entries - 1
             self._read(RECORDS, self.layout.records + index * RECORD_BYTES, new * RECORD_BYTES)
         else:
@@ -264,7 +262,7 @@ class RdmaTransport:
     def _ask_pair(self) -> None:
         if not self._in_flight[PAIR]:
             self._in_flight[PAIR] = True
-            self._used_entries = self._used_tokens = self._used_hashes = 0
+            self._used_entries = self._used_tokens = self._used_hashes = 0  # since then
             self._read(PAIR, 0, PAIR_READ_WORDS * 8)
 
     def read_engine_state(self) -> int:
@@ -290,10 +288,8 @@ class RdmaTransport:
             if tag == LOOK:
                 self._landed()
             elif tag == RECORDS:
-                look, self._pending = self._pending, None
-                if look is not None:
-                    look.records = self._look_records[: len(look.words)].copy()
-                    self._look = look
+                self._look = look = self._pending.pop()
+                look.records = self._look_records[: len(look.words)].copy()
             elif tag == PAIR:
                 self._in_flight[PAIR] = False
                 self._pair_before, self._pair_now = self._pair_now, self._pair_words.tolist()

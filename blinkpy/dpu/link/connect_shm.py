@@ -22,7 +22,7 @@ from blinkpy.queues.header import read_header
 from blinkpy.queues.layout import BLOCK_WORDS
 from blinkpy.queues.logprob_record import LOGPROB_ENTRIES, LOGPROB_ENTRY, Records
 from blinkpy.transport.contract import EngineWords, TransportError
-from blinkpy.transport.segment import RETRY_S, lock_bytes, lock_file, segment_path
+from blinkpy.transport.segment import CLOSED, RETRY_S, lock_bytes, lock_file, open_file, segment_path
 from blinkpy.transport.transport_kinds import End, WorkerIdentity
 
 
@@ -105,7 +105,7 @@ class ShmTransport:
             if os.stat(self._path).st_ino != os.fstat(self._fd).st_ino:
                 return True
             # A second description: a flock of our own one would stay until it is closed.
-            fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            fd = open_file(self._path)
         except FileNotFoundError:
             return True
         try:
@@ -114,10 +114,10 @@ class ShmTransport:
             os.close(fd)
 
     def close(self) -> None:
-        if self._fd < 0:
+        if self._fd == CLOSED:
             return
         os.close(self._fd)  # and with it the lock on the pair
-        self._fd = -1
+        self._fd = CLOSED
         self._words.release()
         self._bytes.release()
         del self._prompt, self._hashes, self._records
@@ -146,7 +146,7 @@ def attach_segment(name: str, pair: int, timeout_s: float = 0.0, *, or_another: 
 
 
 def _attach(path: Path, pair: int, or_another: bool) -> ShmTransport:
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    fd = open_file(path)
     try:
         status = os.fstat(fd)
         if status.st_uid not in (os.geteuid(), 0) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):

@@ -30,7 +30,7 @@ class SendQueue:
 
     def __init__(self, end: QueuePairEnd, depth: int):
         e = constants()
-        self._qp, self._cq, self._inline, self._depth = end.qp, end.cq, end.inline, depth
+        self._qp, self._cq, self._inline_bytes, self._depth = end.qp, end.cq, end.inline, depth
         self._signaled, self._inlined, self._success = int(e.IBV_SEND_SIGNALED), int(e.IBV_SEND_INLINE), int(e.IBV_WC_SUCCESS)
         self._reasons = {int(getattr(e, name)): reason for name, reason in REASONS.items()}
         self._error_type = module("pyverbs_error").PyverbsError
@@ -40,7 +40,7 @@ class SendQueue:
 
     def write(self, pieces: list[WritePiece], lkey: int, rkey: int, tag: int) -> None:
         """Post writes, in order; reap() returns the tag when all of them are done. lkey, rkey: of the regions here and there."""
-        qp, sge, inline, inlined = self._qp, self._sge, self._inline, self._inlined
+        qp, sge, inline, inlined = self._qp, self._sge, self._inline_bytes, self._inlined
         left = len(pieces)
         self._begin(left, tag)
         for local, length, remote in pieces:

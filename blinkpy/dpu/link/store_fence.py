@@ -45,7 +45,7 @@ def _system_call() -> Callable[..., int]:
 
 
 def _membarrier(command: int) -> int:
-    result = _system_call()(ctypes.c_int(command), ctypes.c_uint(0), ctypes.c_int(0))
+    result = _system_call()(command, 0)  # without flags
     if result < 0:
         error = ctypes.get_errno()
         raise FenceError(error, f"membarrier(2) failed: {os.strerror(error)} (Linux 4.16 or newer is needed)")

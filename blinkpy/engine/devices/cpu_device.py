@@ -43,7 +43,7 @@ class CpuDevice(HostDevice):
         tokens = setup.config.scheduler.max_num_batched_tokens
         step = CpuStep(model, weights, sizes.num_pages, sizes.page_size, sizes.max_model_len, tokens)
         setup.report("allocating queues and pages")
-        return HostLoop(setup, setup.recorder.attach(setup.make_state()), step)
+        return HostLoop(setup, setup.recorder.attach(setup.make_state(), share_inputs=True), step)
 
 
 DEVICE = CpuDevice

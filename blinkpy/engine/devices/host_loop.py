@@ -52,7 +52,7 @@ class HostLoop:
         spin_ns, pause = IDLE_SPIN_NS, shortest
         while now < deadline:
             steps = counts[S.STEPS]
-            result = run_turns(self.scheduler, self.compute, spin_ns, deadline, self._after_turn)
+            result = run_turns(self.scheduler, self.compute, spin_ns, deadline, self._after_turn, self._before_turn)
             if result in (S.STOPPED, S.DRAINED):
                 return result
             now = time.monotonic_ns()
@@ -66,8 +66,11 @@ class HostLoop:
             spin_ns, pause = 0, min(2 * pause, longest)
         return S.NO_BATCH
 
+    def _before_turn(self, now_ns: int) -> None:
+        self._recorder.open_turn(now_ns, self.state.counts[S.TURNS])
+
     def _after_turn(self) -> None:
-        self._recorder.keep(self.state)
+        self._recorder.close_turn(self.state)
         if self._when == "always":
             require_integrity(self.check())
 

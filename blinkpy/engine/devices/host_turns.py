@@ -11,14 +11,20 @@ Compute = Callable[[int], None]
 
 
 def run_turns(
-    scheduler: Scheduler, compute: Compute, idle_ns: int, deadline_ns: int, after_turn: Callable[[], None] = lambda: None
+    scheduler: Scheduler,
+    compute: Compute,
+    idle_ns: int,
+    deadline_ns: int,
+    after_turn: Callable[[], None] = lambda: None,
+    before_turn: Callable[[int], None] = lambda now_ns: None,
 ) -> int:
-    """Run an attached scheduler: after each turn, after_turn, and compute if there is a batch.
+    """Run an attached scheduler: before_turn with the time, a turn, after_turn, and compute if there is a batch.
 
     Returns NO_BATCH after idle_ns without work or when time.monotonic_ns() reaches deadline_ns, or else STOPPED or DRAINED.
     """
     now = worked = time.monotonic_ns()
     while now < deadline_ns and now - worked <= idle_ns:
+        before_turn(now)
         result = scheduler.turn(now)
         after_turn()
         if result in (S.STOPPED, S.DRAINED):

@@ -33,7 +33,7 @@ class NullDevice(HostDevice):
         from blinkpy.engine.devices.null_step import synthetic_step
 
         setup.report("allocating queues and pages")
-        loop = HostLoop(setup, setup.recorder.attach(setup.make_state()))
+        loop = HostLoop(setup, setup.recorder.attach(setup.make_state(), share_inputs=True))
         vocab = setup.model.vocab_size  # special tokens, which have no text, come first in most vocabularies
         loop.compute = synthetic_step(loop.scheduler, range(vocab // 16, vocab), setup.config.engine.null_step_us * 1000)
         return loop

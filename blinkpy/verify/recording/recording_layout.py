@@ -17,6 +17,21 @@ WRITES = 0  # odd while it is being written
 TAKEN_AT = 1  # position of the first record after it
 SNAPSHOT_HEAD = 8
 
+# What a turn decides from, beside entries: in shared memory where the host runs the scheduler, so that it outlives the turn.
+INPUTS = ("inbox.", "batch.sampled")
+CURSOR = "recorder.cursor"
+
+# Of the turn that is under way, int64.
+OPENED = "opened"
+OPENED_NS = 0  # its time; 0 between turns
+OPENED_TURN = 1  # its number
+OPENED_AT = 2  # position of its record
+OPENED_WORDS = 4
+
+# In the record that a reader makes of a turn that does not end.
+OPEN_TURN = -2  # in place of its bucket
+CANCEL_WORDS = 3  # kind of a note: the cancel words of all slots, as the turn read them
+
 Int64 = NDArray[np.int64]
 
 
@@ -35,13 +50,19 @@ class RecordingLayout:
         self.offsets, self.copied_bytes = {}, 0
         for name, dtype, shape in self.arrays:
             self.offsets[name] = self.copied_bytes
-            self.copied_bytes += -(-int(np.prod(shape)) * np.dtype(dtype).itemsize // 64) * 64
+            self.copied_bytes += _padded_bytes(dtype, shape)
         self.snapshot_bytes = _aligned(SNAPSHOT_HEAD * 8 + self.copied_bytes)
-        self.total_bytes = self.first_snapshot + 2 * self.snapshot_bytes
+        self.inputs = [item for item in self.arrays if item[0].startswith(INPUTS)]
+        self.inputs += [(CURSOR, "<i8", (8,)), (OPENED, "<i8", (OPENED_WORDS,))]
+        self.input_offsets, self.total_bytes = {}, self.first_snapshot + 2 * self.snapshot_bytes
+        for name, dtype, shape in self.inputs:
+            self.input_offsets[name] = self.total_bytes
+            self.total_bytes += _padded_bytes(dtype, shape)
 
 
 class RecordingViews:
-    """NumPy arrays over the memory. heads, contents: of the two snapshots; copies: the arrays in these contents, by name."""
+    """NumPy arrays over the memory. heads, contents: of the two snapshots; copies: the arrays in these contents, by name.
+    inputs: of the turn that is under way, by name."""
 
     def __init__(self, memory: mmap.mmap, layout: RecordingLayout):
         self.progress: Int64 = np.ndarray((8,), np.int64, memory, layout.progress)
@@ -55,6 +76,13 @@ class RecordingViews:
             {name: np.ndarray(shape, dtype, content, layout.offsets[name]) for name, dtype, shape in layout.arrays}
             for content in self.contents
         ]
+        self.inputs: dict[str, NDArray[Any]] = {
+            name: np.ndarray(shape, dtype, memory, layout.input_offsets[name]) for name, dtype, shape in layout.inputs
+        }
+
+
+def _padded_bytes(dtype: str, shape: tuple[int, ...]) -> int:
+    return -(-int(np.prod(shape)) * np.dtype(dtype).itemsize // 64) * 64
 
 
 def _aligned(n: int) -> int:

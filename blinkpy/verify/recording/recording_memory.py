@@ -7,6 +7,9 @@ snapshot on it can.
 
 A new snapshot is due after half of the ring, and overwrites the older one. So at any moment one of them is at most half a ring
 old, and all records from there on are still in the ring: a dump covers between a quarter and three quarters of it.
+
+A record is complete when its turn has decided. The inputs of a turn that does not get there lie in the same memory
+(`share_inputs`), where the scheduler itself puts them before it decides: a reader makes the last record from them.
 """
 
 import contextlib
@@ -57,8 +60,12 @@ class RecordingMemory:
         self.memory[16 : 16 + len(layout.text)] = layout.text
         self.memory[0:8] = layouts.MAGIC
         self.recorder = Recorder(
-            words=self._views.ring, progress=self._views.progress, cursor=state.recorder.cursor, seen=state.recorder.seen
+            words=self._views.ring,
+            progress=self._views.progress,
+            cursor=self._views.inputs[layouts.CURSOR],
+            seen=state.recorder.seen,
         )
+        self._opened = self._views.inputs[layouts.OPENED]
 
     @property
     def _target(self) -> str:
@@ -86,6 +93,22 @@ class RecordingMemory:
                 np.copyto(copy, arrays[name])
         self.finish_snapshot(position)
         self._due = position + self.copy_every
+
+    def share_inputs(self, state: State) -> State:
+        """The state with the inputs of a turn in this memory. For a host that calls open_turn before each turn."""
+        shared = self._views.inputs
+        inbox = state.inbox._replace(**{name: shared[f"inbox.{name}"] for name in state.inbox._fields})
+        return state._replace(inbox=inbox, batch=state.batch._replace(sampled=shared["batch.sampled"]))
+
+    def open_turn(self, now_ns: int, number: int) -> None:
+        """A turn begins."""
+        opened = self._opened
+        opened[layouts.OPENED_TURN], opened[layouts.OPENED_AT] = number, self.recorder.cursor[S.POSITION]
+        opened[layouts.OPENED_NS] = now_ns
+
+    def close_turn(self) -> None:
+        """It has ended."""
+        self._opened[layouts.OPENED_NS] = 0
 
     def begin_snapshot(self) -> NDArray[np.uint8]:
         """The content of the older snapshot, to be written over. Readers pass it over until it is finished."""

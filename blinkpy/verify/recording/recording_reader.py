@@ -10,15 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blinkpy.kv import state as S
+from blinkpy.verify.recording import recording_layout as layouts
 from blinkpy.verify.recording.recording_layout import MAGIC, TAKEN_AT, WRITES, Int64, RecordingLayout, RecordingViews
 from blinkpy.verify.recording.recording_links import RecordingError, link_path
 
 TRIES = 20
+INBOX_WORDS = ("heartbeat", "claim", "cq_head", "doorbell")  # in the order of a record
+STUCK_S = 0.05  # a turn that is under way for so long does not end
 
 
 class Snapshot(NamedTuple):
-    """A consistent copy of a recording. description: the JSON. words: int64, records from the snapshot on. arrays: the snapshot,
-    by name."""
+    """A consistent copy of a recording. description: the JSON. words: int64, records from the snapshot on; the last one may be of
+    a turn that did not end. arrays: the snapshot, by name."""
 
     description: dict[str, Any]
     words: Int64
@@ -57,16 +60,41 @@ class RecordingReader:
     def capture(self) -> Snapshot:
         """Copy what can be replayed. Raises RecordingError when there is no snapshot, or the engine overwrites it too soon."""
         for _ in range(TRIES):
+            unended = self._unended_record()
             end = self.position
             for i in sorted(range(2), key=lambda i: int(self._views.heads[i][TAKEN_AT])):
                 head = self._views.heads[i]
                 writes, first = int(head[WRITES]), int(head[TAKEN_AT])
                 if writes == 0 or writes % 2 or not 0 <= end - first <= 3 * self._words // 4:
                     continue
+                if end - first + len(unended) > self._words:  # what it noted lies over the first records
+                    continue
                 arrays = {name: array.copy() for name, array in self._views.copies[i].items()}
                 words = self._views.ring[np.arange(first, end) & (self._words - 1)]
                 overwritten = self.position - first > 7 * self._words // 8
                 if int(head[WRITES]) == writes and not overwritten:
-                    return Snapshot(self.description, words, arrays)
+                    return Snapshot(self.description, np.concatenate([words, unended]), arrays)
             time.sleep(0.01)
         raise RecordingError("the recording has no state to start from: it is overwritten faster than it can be copied")
+
+    def _unended_record(self) -> Int64:
+        """A record of the turn that is under way and does not end, with its inputs alone; empty if there is none, or it has not
+        read them yet."""
+        views = self._views
+        inputs, opened = views.inputs, views.inputs[layouts.OPENED].copy()
+        now, number, position = opened[[layouts.OPENED_NS, layouts.OPENED_TURN, layouts.OPENED_AT]].tolist()
+        if now == 0:
+            return views.ring[:0].copy()
+        time.sleep(STUCK_S)
+        stuck = np.array_equal(opened, inputs[layouts.OPENED])
+        if not stuck or int(inputs["inbox.now_ns"][0]) != now or self.position != position:
+            return views.ring[:0].copy()
+        cursor, inbox = inputs[layouts.CURSOR], [inputs[f"inbox.{name}"] for name in INBOX_WORDS]
+        sampled, cancels = inputs["batch.sampled"][: cursor[S.COMMITS]], inputs["inbox.cancel"]
+        words = [np.stack(inbox, axis=1).ravel(), sampled]
+        noted_at = position + S.RECORD_HEADER + sum(len(part) for part in words)
+        words.append(views.ring[np.arange(noted_at, noted_at + cursor[S.NOTES]) & (self._words - 1)])
+        words += [np.array([layouts.CANCEL_WORDS | len(cancels) + 1 << S.NOTE_SHIFT]), cancels]
+        length, notes = S.RECORD_HEADER + sum(len(part) for part in words), int(cursor[S.NOTES]) + 1 + len(cancels)
+        head = [length | S.RECORD_MARK << 32, number, now, inputs["inbox.command"][0], len(sampled), notes, 0, layouts.OPEN_TURN]
+        return np.concatenate([np.array(head, np.int64), *words])

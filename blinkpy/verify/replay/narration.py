@@ -15,7 +15,7 @@ def narrate(replay: Replay, options: ReplayOptions) -> Iterator[tuple[Turn, bool
     """Run a replay and print what the options ask for. Yields each turn, and whether it decided differently than recorded."""
     tracer, different, begin_ns = EventTracer(replay.limits, replay.state), 0, replay.turns[0].now_ns if replay.turns else 0
     for turn, differences in replay.run():
-        for event in tracer.events_of(turn):
+        for event in () if replay.failed else tracer.events_of(turn):
             if options.trace and options.step in (-1, turn.number) and options.request in (-1, event.request):
                 at_ms, who = (turn.now_ns - begin_ns) / 1e6, f"#{event.request}" if event.request >= 0 else ""
                 print(f"{at_ms:12.3f} ms  turn {turn.number:<8} {who:>8}  {event.kind:<9} {event.text}")

@@ -56,10 +56,13 @@ def run_replay(options: ReplayOptions) -> int:
     replay = Replay(capture, recorded_policy(about, options.policy), "njit" if options.compiled else "python")
     timeline, requests, different = Timeline(), RecordedRequests(replay.state), 0
     print(f"{options.file}: {about['reason']}, {about['written']}, {about.get('device', '')} engine, policy {about['policy']}")
+    if replay.turns and not replay.turns[-1].ended:
+        print(f"turn {replay.turns[-1].number}, the last one, did not end: what it read is run again")
     for turn, differs in narrate(replay, options):
         different += differs
-        timeline.take(turn, replay.state)
-        requests.take(turn, replay.state)
+        if not replay.failed:
+            timeline.take(turn, replay.state)
+            requests.take(turn, replay.state)
     total = len(replay.turns)
     span_s = (replay.turns[-1].now_ns - replay.turns[0].now_ns) / 1e9 if replay.turns else 0.0
     verdict = f"{different:,} of {total:,} turns decided differently from the recording" if different else ""

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from blinkpy.kv import state as S
 from blinkpy.queues.submission import SQ_ENTRY, SQ_ENTRY_WORDS
+from blinkpy.verify.recording.recording_layout import CANCEL_WORDS, OPEN_TURN
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
@@ -34,7 +35,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn: inputs and decisions. planned: int64 [rows, 2], slot and tokens of each row. bucket: -1 without a batch."""
+    """One turn: inputs and decisions. planned: int64 [rows, 2], slot and tokens of each row. bucket: -1 without a batch.
+
+    words: int64, its record. cancel_words: int64 [S], or none, of a turn that did not end (`ended`): its decisions are unknown.
+    """
 
     number: int
     now_ns: int
@@ -47,6 +51,12 @@ class Turn:
     free: int
     cached: int
     bucket: int
+    words: Int64
+    cancel_words: Int64
+
+    @property
+    def ended(self) -> bool:
+        return self.bucket != OPEN_TURN
 
 
 def parse_turns(words: Int64, pairs: int) -> Iterator[Turn]:
@@ -66,15 +76,14 @@ def _turn(words: Int64, pairs: int) -> Turn:
     if sum(lengths) != len(words):
         raise BrokenRecordError(f"the record of turn {number} contradicts itself")
     _, inbox, sampled, note_words, row_words = np.split(words, np.cumsum(lengths)[:-1])
-    entries, cancelled = _notes(note_words, number)
+    entries, cancelled, cancel_words = _notes(note_words, number)
     planned = np.stack([row_words & LOW, row_words >> HALF], axis=1)
-    return Turn(
-        number, now, command, inbox.reshape(pairs, 4), sampled, entries, cancelled, planned, pages & LOW, pages >> HALF, bucket
-    )
+    inputs = number, now, command, inbox.reshape(pairs, 4), sampled, entries, cancelled
+    return Turn(*inputs, planned, pages & LOW, pages >> HALF, bucket, words, cancel_words)
 
 
-def _notes(words: Int64, number: int) -> tuple[tuple[Entry, ...], tuple[int, ...]]:
-    entries, cancelled, at = [], [], 0
+def _notes(words: Int64, number: int) -> tuple[tuple[Entry, ...], tuple[int, ...], Int64]:
+    entries, cancelled, cancel_words, at = [], [], words[:0], 0
     while at < len(words):
         kind, length = int(words[at]) & (1 << S.NOTE_SHIFT) - 1, int(words[at]) >> S.NOTE_SHIFT
         note = words[at + 1 : at + length]
@@ -84,10 +93,12 @@ def _notes(words: Int64, number: int) -> tuple[tuple[Entry, ...], tuple[int, ...
             entries.append(_entry(note))
         elif kind == S.RECORDED_CANCELS:
             cancelled += [slot for slot in note.tolist() if slot >= 0]
+        elif kind == CANCEL_WORDS:
+            cancel_words = note
         else:
             raise BrokenRecordError(f"turn {number} has a note of kind {kind}")
         at += length
-    return tuple(entries), tuple(cancelled)
+    return tuple(entries), tuple(cancelled), cancel_words
 
 
 def _entry(note: Int64) -> Entry:

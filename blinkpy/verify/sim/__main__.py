@@ -26,6 +26,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--policy", default="all", help="a shipped policy, FILE.py:FUNCTION, or all shipped ones in turn [all]")
     made.add_argument("--python", action="store_true", help="plain Python instead of compiled code: a hundred times slower")
     made.add_argument("--oracle", action="store_true", help="compare each decision with the rules in plain Python: 5,000 turns/s")
+    made.add_argument("--records", action="store_true", help="replay each record of the flight recorder: 5,000 turns/s")
     made.add_argument("--lanes", type=int, default=1, help="lanes of the scheduler; several take turns, in plain Python [1]")
     made.add_argument("--check-every", type=int, default=1, help="turns between two checks of the whole state [1]")
     made.add_argument("--save", type=Path, default=Path("build/sim"), help="folder for failing scenarios [build/sim]")
@@ -47,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _replay(path: Path) -> int:
     scenario = Scenario.load(path)
     line = ""
-    for line in narrate(scenario, load_policy(scenario.policy), oracle=True):
+    for line in narrate(scenario, load_policy(scenario.policy), oracle=True, records=True):
         print(line)
     return 0 if line.startswith("all ended well") else 1
 
@@ -73,17 +74,19 @@ def run_seeds(arguments: argparse.Namespace) -> RunReport:
         mode="python" if arguments.python else "njit",
         check_every=arguments.check_every,
         oracle=arguments.oracle,
+        records=arguments.records,
         lanes=arguments.lanes,
         progress=progress,
     )
     print(report)
+    compared = {"oracle": arguments.oracle, "records": arguments.records}
     for policy, failure in report.failures:
         print(f"{policies[policy]}: {failure}")
-        scenario = shrink(failure, policy, policies[policy], oracle=arguments.oracle, lanes=arguments.lanes)
+        scenario = shrink(failure, policy, policies[policy], lanes=arguments.lanes, **compared)
         path = arguments.save / f"seed-{failure.seed}.json"
         scenario.save(path)
         print(f"shrunk to {len(scenario.keep)} acts: python -m blinkpy.verify.sim --replay {path}")
-        for line in list(narrate(scenario, policy, oracle=arguments.oracle))[-40:]:
+        for line in list(narrate(scenario, policy, **compared))[-40:]:
             print(f"  {line}")
     return report
 

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from blinkpy.scheduler.policies import Policy, fcfs
 from blinkpy.verify.sim.simulation import Failure, Mode, simulate
@@ -38,13 +39,14 @@ def run(
     mode: Mode = "njit",
     check_every: int = 1,
     oracle: bool = False,
+    records: bool = False,
     lanes: int = 1,
     progress: Callable[[RunReport], None] | None = None,
 ) -> RunReport:
     """Simulate worlds from `seed` on, until the scheduler made `steps` turns, the time is over or a seed failed.
 
     policy: one, or several that take turns. turns: stormy turns of each world. mode: of scheduler and checks alike. oracle,
-    lanes: see Simulation. progress: called after every world.
+    records, lanes: see Simulation. progress: called after every world.
     """
     policies = [policy] if callable(policy) else list(policy)
     for each in policies:
@@ -53,8 +55,8 @@ def run(
     started = time.monotonic()
     while report.calls < steps and report.seconds < seconds and not report.failures:
         chosen = policies[report.worlds % len(policies)]
-        options = {"mode": mode, "checks": mode, "check_every": check_every, "oracle": oracle, "lanes": lanes}
-        outcome = simulate(seed + report.worlds, turns, chosen, **options)
+        options: dict[str, Any] = {"mode": mode, "checks": mode, "check_every": check_every, "lanes": lanes}
+        outcome = simulate(seed + report.worlds, turns, chosen, oracle=oracle, records=records, **options)
         report.worlds += 1
         report.calls += outcome.calls
         report.seconds = time.monotonic() - started

@@ -25,6 +25,7 @@ from blinkpy.scheduler.host_scheduler import Scheduler
 from blinkpy.scheduler.policies import Policy, fcfs
 from blinkpy.verify.oracle.second_opinion import SecondOpinion
 from blinkpy.verify.sim.events import EVENT_NAMES, LOG
+from blinkpy.verify.sim.recorded_turns import RecordedTurns
 from blinkpy.verify.sim.sim_round import play_round
 from blinkpy.verify.sim.synthetic_model import compute
 from blinkpy.verify.sim.world import World, make_world
@@ -37,6 +38,7 @@ NOT_DRAINED = fault_code("a drain or a stop is not answered")
 ACCEPTED_LATE = fault_code("a request was accepted after the engine was told to drain or stop")
 RAISED = fault_code("the scheduler raised an exception")
 DECISION_WRONG = fault_code("a decision is not what the rules say")
+RECORD_WRONG = fault_code("a turn that is repeated from its record is another one")
 LANES_PARTED = fault_code("several lanes leave something else than one lane does")
 COUNTERS_WRONG = fault_code("requests accepted are not those that finished and those that were cancelled")
 CALM_SHARE = 40  # turns of the calm that each slot gets, beside those for its tokens
@@ -73,9 +75,10 @@ class Simulation:
     scheduler: another one's turn, (limits, queues, state, now, lane, lanes) -> bucket, in plain Python. overlapped: the shipped
     one in plain Python as on a GPU, where what needs no tokens goes ahead of the model's step. world: of make_world with the same
     seed and turns, in place of a new one. checked: the compiled scheduler checks what its phases expect, as plain Python always
-    does. oracle: each turn's decisions are compared with those of the rules, where hashes don't collide by design. lanes: of the
-    scheduler, which is plain Python if they are several: they take turns in random order, and after each turn state and queues
-    must be as one lane leaves them. Not with `world`.
+    does. oracle: each turn's decisions are compared with those of the rules, where hashes don't collide by design. records: the
+    recorder is on, and each record is replayed to the same decisions and the same record. lanes: of the scheduler, which is plain
+    Python if they are several: they take turns in random order, and after each turn state and queues must be as one lane leaves
+    them. Not with `world`.
     """
 
     def __init__(
@@ -93,10 +96,11 @@ class Simulation:
         world: World | None = None,
         checked: bool = False,
         oracle: bool = False,
+        records: bool = False,
         lanes: int = 1,
     ) -> None:
         self.seed, self.turns = seed, turns
-        self.world: World = world or make_world(seed, turns, check_every, checked=checked)
+        self.world: World = world or make_world(seed, turns, check_every, checked=checked, records=records)
         if keep is not None:
             kept = set(keep)
             for act in np.ndindex(self.world.sim.muted.shape):
@@ -104,13 +108,15 @@ class Simulation:
         limits, state, queues = self.world[:3]
         judged = oracle and limits.hash_multiplier_1
         self._opinion = SecondOpinion(limits, policy, state, queues) if judged else None
+        self._recorded = RecordedTurns(self.world, policy, checks) if records else None
         arrays, views = as_memoryviews(state), as_memoryviews(queues)
         self._overlap: Callable[[int], None] = lambda now: None
         self._step: Callable[[int], int]
         self._one_lane: Simulation | None = None
         if lanes > 1:
             scheduler = scheduler or make_turn(policy)
-            self._one_lane = Simulation(seed, turns, policy, checks=checks, keep=keep, scheduler=scheduler)
+            beside = make_world(seed, turns, check_every, records=records)
+            self._one_lane = Simulation(seed, turns, policy, checks=checks, keep=keep, scheduler=scheduler, world=beside)
             self._twins = list(zip(*(_compared(s.world) for s in (self, self._one_lane)), strict=True))
             scheduler = in_lanes(scheduler, lanes, seed)
         if overlapped:
@@ -153,6 +159,9 @@ class Simulation:
             if self.code == 0 and self._opinion:
                 self.detail = self._opinion.difference(now, self.bucket)
                 self.code = DECISION_WRONG if self.detail else 0
+            if self.code == 0 and self._recorded:
+                self.detail = self._recorded.difference()
+                self.code = RECORD_WRONG if self.detail else 0
             self.code = self.code or self._parted(command)
         except BrokenInvariantError as error:
             self.code = error.fault

@@ -209,16 +209,17 @@ def make_world(
     chosen: WorldSizes | None = None,
     odds: Odds | None = None,
     checked: bool = False,
+    records: bool = False,
 ) -> World:
     """The world of a seed. turns: length of the stormy part. check_every: see Sim. tight: the arenas hold little more than one
     prompt, else one for each entry of the ring, as the simulated front ends use them. chosen, odds: sizes, with the default
-    buckets, and odds in place of random ones. checked: see make_state."""
+    buckets, and odds in place of random ones. checked: see make_state. records: the recorder is on, with the smallest ring."""
     draw = random.Random(seed)
     sizes, facts, options = chosen or random_limits(draw, tight)
     layout = QueueLayout(sizes)
     segment = memoryview(bytearray(layout.total_bytes))
     write_header(segment, sizes, facts)
-    limits = make_limits(sizes, facts, **options)
+    limits = make_limits(sizes, facts, **({"record_turns": 1} if records else {}) | options)
     if seed % 3 == 0:
         limits = limits._replace(ring_entries=limits.index_buckets)  # the least that works: it is compacted often
     odds = odds or random_odds(draw, limits)

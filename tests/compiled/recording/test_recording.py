@@ -6,12 +6,11 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from support.recorded_cases import RecordedCase, RecordedStorm, crowded, replayed
+from support.recorded_cases import RecordedCase, RecordedStorm, changed_by_replay, crowded, replayed
 from support.scheduler_cases import tokens
 
-from blinkpy.device.array_trees import named_arrays
 from blinkpy.device.lanes import in_lanes
-from blinkpy.kv.state import EMPTY, FAST_PATH, FINISHING, RECORDS, TURNS
+from blinkpy.kv.state import RECORDS, TURNS
 from blinkpy.kv.state_memory import snapshot as copies
 from blinkpy.queues.completion import FINISH_CANCELLED
 from blinkpy.queues.words import COMMAND_DRAIN, COMMAND_RUN, CONTROL_COMMAND
@@ -23,37 +22,11 @@ from blinkpy.verify.recording.recording_reader import RecordingReader
 from blinkpy.verify.replay.replayer import Replay
 from blinkpy.verify.replay.turn_records import parse_turns
 from blinkpy.verify.sim.simulation import Simulation
-from blinkpy.verify.sim.world import World
 
-# Written by the step, or meaningless: cancel words of requests that are gone are not recorded.
-NOT_REPEATED = (*NOT_COPIED, "inbox.cancel", "inbox.now_ns", "batch.sampled", "batch.logprobs", "pairs.verdict", "counts")
 HAPPENINGS = (
     *("requests_rejected", "requests_cancelled", "preemptions", "prefix_hit_tokens", "reader_stalls"),
     *("leases_expired", "stale_entries"),
 )
-
-
-def changed_by_replay(world: World, replay: Replay) -> list[str]:
-    """Arrays that differ after a replay to the present, as far as they mean anything."""
-    ours, theirs = dict(named_arrays(world.state)), dict(named_arrays(replay.state))
-    alive = ours["requests.status"] != EMPTY
-    different = []
-    for name, array in ours.items():
-        if name.startswith(NOT_REPEATED):
-            continue
-        chosen = alive if name.startswith("requests.") else slice(None)
-        a, b = array[chosen], theirs[name][chosen]
-        if name == "requests.tokens":
-            # A request that only waits to be told its end has no tokens any more; a rejected one never had any.
-            length = np.where(ours["requests.status"] == FINISHING, 0, ours["requests.length"])[alive]
-            known = np.arange(array.shape[1]) < length[:, None]
-            a, b = np.where(known, a, 0), np.where(known, b, 0)
-        if not (a == b).all():
-            different.append(name)
-    # Calls without news have a number, but no record. And a cancel is not recorded where the request ended by itself in that
-    # call: the replay may then take the fast path where the scheduler did not, to the same state.
-    numbers = ~np.isin(np.arange(len(ours["counts"])), (TURNS, FAST_PATH))
-    return different + ([] if (ours["counts"][numbers] == theirs["counts"][numbers]).all() else ["counts"])
 
 
 def test_random_storms_replay_call_by_call(seed: int) -> None:

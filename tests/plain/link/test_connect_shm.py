@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import os
 import platform
 import secrets
@@ -10,15 +11,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 from support.front_end.fake_engine import FACTS, SIZES
 
 from blinkpy.config import Config
-from blinkpy.dpu.link import store_fence
+from blinkpy.dpu.link import connect_shm, store_fence
 from blinkpy.dpu.link.connect_shm import attach_segment, connect
 from blinkpy.queues.header import HEADER
 from blinkpy.queues.layout import LayoutError
+from blinkpy.queues.words import FRONT_DOORBELL, PAIR_ATTACHED, PAIR_CQ_TAIL, PAIR_EPOCH, PAIR_SQ_HEAD
+from blinkpy.transport import segment as segment_module
 from blinkpy.transport.contract import TransportError
 from blinkpy.transport.segment import create_segment, segment_path, unlink_stale
 from blinkpy.transport.transport_kinds import WorkerIdentity
@@ -27,6 +31,7 @@ HOLDER = """
 import sys, time
 sys.path[:0] = {path!r}
 from support.front_end.fake_engine import SIZES, FACTS
+from blinkpy.transport import segment as segment_module
 from blinkpy.transport.segment import create_segment
 from blinkpy.dpu.link.connect_shm import attach_segment
 held = {action}
@@ -73,7 +78,7 @@ def test_a_worker_takes_a_queue_pair_that_nobody_has(name, segment) -> None:
 def test_segment_is_private_and_goes_with_its_engine(name, segment) -> None:
     status = os.stat(segment_path(name))
     assert status.st_mode & 0o777 == 0o600
-    assert status.st_blocks * 512 >= segment.layout.total_bytes, "the memory is there, not promised"
+    assert status.st_blocks * 512 >= status.st_size == segment.layout.total_bytes, "the memory is there, not promised"
     transport = attach_segment(name, 0)
     assert transport.facts == FACTS
     assert transport.layout.sizes == SIZES
@@ -171,10 +176,72 @@ def test_pairs_that_are_given_out_in_another_way_are_locked(name, segment) -> No
             attach_segment(name, pair)
 
 
-def test_truncated_segment(name, segment) -> None:
-    os.truncate(segment_path(name), 8192)
-    with pytest.raises(TransportError, match="promises"):
+@pytest.mark.parametrize("size", [8192, -1])
+def test_truncated_segment(name, segment, size) -> None:
+    total = segment.layout.total_bytes
+    os.truncate(segment_path(name), size % total)
+    with pytest.raises(TransportError, match=f"has {size % total} bytes, its header promises {total}"):
         attach_segment(name, 0)
+
+
+@pytest.mark.parametrize(
+    ("owner", "mode", "trusted"),
+    [(7, 0o600, True), (0, 0o644, True), (1, 0o600, False), (8, 0o600, False), (7, 0o620, False), (7, 0o602, False)],
+)
+def test_a_segment_is_trusted_that_is_of_this_user_or_root_and_nobody_else_writes(
+    name, segment, monkeypatch, owner, mode, trusted
+) -> None:
+    actual = os.fstat
+
+    def fstat(fd: int) -> SimpleNamespace:
+        return SimpleNamespace(st_uid=owner, st_mode=mode, st_size=actual(fd).st_size, st_ino=actual(fd).st_ino)
+
+    with monkeypatch.context() as changed:
+        changed.setattr(os, "geteuid", lambda: 7)
+        changed.setattr(os, "fstat", fstat)
+        if not trusted:
+            with pytest.raises(TransportError, match=f"belongs to user {owner} with mode {mode:o}: not ours to trust"):
+                attach_segment(name, 0)
+            return
+        made = attach_segment(name, 0)
+    made.close()
+
+
+def test_other_pairs_are_tried_in_order(name) -> None:
+    segment, held = create_segment(name, dataclasses.replace(SIZES, pairs=3), FACTS), []
+    for pair in (1, 2, 0):
+        held.append(attach_segment(name, 1, or_another=True))
+        assert held[-1].pair == pair
+    for opened in (*held, segment):
+        opened.close()
+
+
+@pytest.mark.parametrize("looks", [2, 3])
+def test_a_front_end_that_looks_for_a_moment_is_no_living_engine(name, monkeypatch, looks) -> None:
+    segment_path(name).touch()
+    held, slept, lock = [False] * looks, [], segment_module.lock_file
+    monkeypatch.setattr(segment_module, "lock_file", lambda fd: held.pop() if held else lock(fd))
+    monkeypatch.setattr(segment_module, "time", SimpleNamespace(sleep=slept.append))
+    if looks == 3:
+        with pytest.raises(TransportError, match=f"an engine with the name 'blinkpy.{name}' is running"):
+            create_segment(name, SIZES, FACTS)
+    else:
+        create_segment(name, SIZES, FACTS).close()
+    assert slept == [segment_module.RETRY_S] * 2
+
+
+def test_a_name_that_others_keep_taking_is_given_up(name, monkeypatch) -> None:
+    tries = []
+
+    def taken(*names: object) -> None:
+        tries.append(names)
+        raise FileExistsError
+
+    monkeypatch.setattr(os, "link", taken)
+    with pytest.raises(TransportError, match="other engines keep making it"):
+        create_segment(name, SIZES, FACTS)
+    assert len(tries) == 50
+    assert not list(segment_path(name).parent.glob(f"blinkpy.{name}*"))
 
 
 @pytest.mark.parametrize("bad", ["", "../x", "a/b", ".hidden", "x" * 101, "a b"])
@@ -188,8 +255,9 @@ def test_no_room_is_an_error_and_leaves_nothing(name, monkeypatch) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(TransportError, match="no room"):
-        create_segment(name, SIZES, FACTS)
+    with pytest.raises(TransportError, match=f"no room for {2**20 >> 20} MiB of queues in /dev/shm") as caught:
+        create_segment(name, dataclasses.replace(SIZES, prompt_tokens=2**18), FACTS)
+    assert caught.value.errno == errno.ENOSPC
     assert not list(segment_path(name).parent.glob(f"blinkpy.{name}*"))
 
 
@@ -207,21 +275,59 @@ def test_other_machines_get_membarrier() -> None:
 
 
 def test_missing_and_refused_membarriers_are_errors(monkeypatch) -> None:
-    monkeypatch.setattr(store_fence, "MEMBARRIER_CMD_GLOBAL_EXPEDITED", 1 << 20)
-    with pytest.raises(store_fence.FenceError, match="membarrier"):
-        store_fence.membarrier()
+    with monkeypatch.context() as refused:
+        refused.setattr(store_fence, "MEMBARRIER_CMD_GLOBAL_EXPEDITED", 1 << 20)
+        with pytest.raises(store_fence.FenceError, match=r"membarrier\(2\) failed: Invalid argument") as caught:
+            store_fence.membarrier()
+        assert caught.value.errno == errno.EINVAL
+    with monkeypatch.context() as failing:
+        failing.setattr(store_fence, "membarrier", lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError):  # it is tried
+            store_fence.store_fence("aarch64")
     monkeypatch.setattr(store_fence, "_membarrier", lambda command: 0)
     with pytest.raises(store_fence.FenceError, match="needs membarrier"):
         store_fence.store_fence("aarch64")
 
 
-def test_transport_on_a_machine_that_reorders_uses_the_fence(name, segment, monkeypatch) -> None:
-    calls: list[int] = []
-    monkeypatch.setattr("blinkpy.dpu.link.connect_shm.store_fence", lambda: lambda: calls.append(1))
+def test_an_unknown_machine_is_named(monkeypatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "Toaster")
+    store_fence._system_call.cache_clear()
+    with pytest.raises(store_fence.FenceError, match="no store barrier is known for machine type 'Toaster'"):
+        store_fence.store_fence()
+
+
+class Accesses:
+    """Memory whose accesses are noted, as (what, place)."""
+
+    def __init__(self, memory: object, log: list[tuple[str, object]]) -> None:
+        self.memory, self.log = memory, log
+
+    def __getitem__(self, place):
+        self.log.append(("load", place))
+        return self.memory[place]
+
+    def __setitem__(self, place, value) -> None:
+        self.log.append(("store", place))
+        self.memory[place] = value
+
+
+def test_a_machine_that_reorders_has_fences_where_order_counts(name, segment, monkeypatch) -> None:
+    log: list[tuple[str, object]] = []
+    monkeypatch.setattr(connect_shm, "store_fence", lambda: lambda: log.append(("fence", None)))
     transport = attach_segment(name, 0)
+    words, records = transport._words, transport._records
+    monkeypatch.setattr(transport, "_words", Accesses(words, log))
+    monkeypatch.setattr(transport, "_records", Accesses(records, log))
+    front, back = (at // 8 for at in (segment.layout.front_region(0), segment.layout.engine_region(0)))
+    fence = ("fence", None)
     transport.ring_doorbell(5)
+    assert log == [fence, ("store", front + FRONT_DOORBELL)]
+    log.clear()
     transport.read_pair()
-    assert len(calls) == 2
-    transport.read_logprobs(0, 1)
-    assert len(calls) == 4, "after the word, and before the head"
+    others = [("load", back + word) for word in (PAIR_SQ_HEAD, PAIR_CQ_TAIL, PAIR_ATTACHED)]
+    assert log == [("load", back + PAIR_EPOCH), fence, *others]
+    log.clear()
+    transport.read_logprobs(3, 2)
+    assert log == [fence, ("load", slice(3, 5)), fence], "after the word, and before the head"
+    monkeypatch.undo()
     transport.close()

@@ -1,5 +1,6 @@
 """What front ends and engines say to each other before RDMA; no RDMA device is needed."""
 
+import contextlib
 import json
 import socket
 import threading
@@ -28,7 +29,8 @@ def test_both_lines_survive_the_way() -> None:
     assert Welcome.decode(WELCOME.encode()) == WELCOME
     with pytest.raises(TransportError, match="refuses: no more"):
         Welcome.decode(refusal("no more"))
-    assert new_owner() != new_owner()
+    with pytest.raises(HandshakeError, match=r"the answer is not complete: .*base64"):
+        Welcome.decode(json.dumps(json.loads(WELCOME.encode()) | {"header": "QkxJ!!!!"}).encode())
 
 
 @pytest.mark.parametrize("name", ["protocol", "layout"])
@@ -37,6 +39,44 @@ def test_another_version_is_refused_with_both_numbers(name) -> None:
     ours = {"protocol": handshake.PROTOCOL, "layout": VERSION}[name]
     with pytest.raises(HandshakeError, match=f"the engine has version {ours} of the {name}, the front end has 77"):
         Hello.decode(json.dumps(message).encode())
+
+
+def test_owners_are_drawn_from_all_numbers_but_0(monkeypatch) -> None:
+    assert new_owner() != new_owner()
+    for drawn, owner in ((lambda below: 0, 1), (lambda below: below - 1, 2**63 - 1)):
+        monkeypatch.setattr("secrets.randbelow", drawn)
+        assert new_owner() == owner
+
+
+NUMBERS = {  # what the other side may say: least and most
+    "protocol": (0, 2**31 - 1), "layout": (0, 2**31 - 1), "owner": (1, 2**63 - 1), "pair": (0, 2**16 - 1), "qpn": (0, 2**24 - 1),
+    "psn": (0, 2**24 - 1), "lid": (0, 2**16 - 1), "mtu": (1, 5), "reads": (1, 2**16 - 1), "address": (0, 2**64 - 1),
+    "rkey": (0, 2**32 - 1), "length": (1, 2**48 - 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("good", [HELLO, WELCOME], ids=["hello", "welcome"])
+def test_numbers_have_bounds(good) -> None:
+    message = json.loads(good.encode())
+    regions = message.get("regions", {})
+    seen = set()
+    for holder in (message, message["endpoint"], *regions.values()):
+        for name in [name for name in holder if name in NUMBERS]:
+            seen.add(name)
+            before, (least, most) = holder[name], NUMBERS[name]
+            for value in (least, most):
+                holder[name] = value
+                if name in ("protocol", "layout"):
+                    with pytest.raises(HandshakeError, match=f"has version .* the front end has {value}"):
+                        type(good).decode(json.dumps(message).encode())
+                else:
+                    assert json.loads(type(good).decode(json.dumps(message).encode()).encode()) == message
+            for wrong in (least - 1, most + 1, True, 1.0, "1", None):
+                holder[name] = wrong
+                with pytest.raises(HandshakeError, match=f"'{name}' is not a whole number from {least} to {most}$"):
+                    type(good).decode(json.dumps(message).encode())
+            holder[name] = before
+    assert seen >= ({"owner", "protocol", "layout"} if good is HELLO else {"pair", "address", "rkey", "length"})
 
 
 JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=9), lambda s: st.dictionaries(st.text(), s))
@@ -63,6 +103,75 @@ def test_a_message_with_one_wrong_value_is_refused_or_valid(kind, data, value) -
     except (HandshakeError, TransportError):
         return
     assert type(decoded) is type(good)
+
+
+class Slow:
+    """A connection whose pieces take a second each, and this second's clock."""
+
+    def __init__(self, *pieces: bytes):
+        self.pieces, self.now, self.waits = list(pieces), 100.0, list[float]()
+        self.settimeout, self.sendall = self.waits.append, list[bytes]().append
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def recv(self, most: int) -> bytes:
+        assert most <= handshake.MESSAGE_LIMIT
+        self.now += 1
+        return self.pieces.pop(0)
+
+
+def test_a_line_comes_in_pieces_before_its_deadline(monkeypatch) -> None:
+    limit = handshake.MESSAGE_LIMIT
+    cases = [
+        ((b"a", b"b\n"), b"ab\n"),
+        ((b"x" * (limit - 1), b"\n"), b"x" * (limit - 1) + b"\n"),
+        ((b"x" * (limit - 1), b"x\n"), HandshakeError),
+        ((b"x" * limit, b"\n"), HandshakeError),
+        ((b"x", b""), HandshakeError),
+        ((b"a", b"b", b"c", b"\n"), TimeoutError),
+    ]
+    for pieces, outcome in cases:
+        slow = Slow(*pieces)
+        monkeypatch.setattr(handshake, "time", slow)
+        if isinstance(outcome, bytes):
+            assert handshake.receive_line(slow, 103.0) == outcome
+        else:
+            with pytest.raises(outcome):
+                handshake.receive_line(slow, 103.0)
+        assert slow.waits == [3.0, 2.0, 1.0][: len(pieces)]
+
+
+def test_introducing_takes_no_longer_than_asked(monkeypatch) -> None:
+    """To connect, and from then on for the answer; whatever goes wrong names the address."""
+    slow, asked = Slow(WELCOME.encode()[:9], WELCOME.encode()[9:]), []
+
+    @contextlib.contextmanager
+    def connecting(*arguments):
+        asked.append(arguments)
+        yield slow
+
+    slow.sendall = asked.append
+    monkeypatch.setattr(handshake, "time", slow)
+    monkeypatch.setattr("socket.create_connection", connecting)
+    assert introduce("dpu", 7, HELLO, 3.0) == WELCOME
+    assert asked == [(("dpu", 7), 3.0), HELLO.encode()]
+    assert slow.waits == [3.0, 2.0]
+    problems = [
+        (TimeoutError(), "the engine at dpu port 7 did not answer within 3 s", None),
+        (ConnectionRefusedError(111, "Connection refused"), "no engine at dpu port 7: Connection refused", 111),
+        (OSError("odd"), "no engine at dpu port 7: odd", None),
+        (TransportError("the engine refuses: full"), "the engine refuses: full", None),
+    ]
+    for problem, said, number in problems:
+
+        def failing(*_, problem=problem):
+            raise problem
+
+        monkeypatch.setattr("socket.create_connection", failing)
+        with pytest.raises(TransportError) as caught:
+            introduce("dpu", 7, HELLO, 3.0)
+        assert (caught.value.strerror or str(caught.value), caught.value.errno) == (said, number)
 
 
 def answering(answer: bytes) -> tuple[str, int]:

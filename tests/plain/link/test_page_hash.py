@@ -38,10 +38,19 @@ def test_the_largest_numbers_do_not_overflow(page_size: int, rng: np.random.Gene
     multipliers that make large products: near half of the primes, -1 modulo them, and what engines draw last."""
     in_floats = 2**53 // 2**30 // page_size
     halves = [PRIMES[0] // 2 + int(rng.integers(-9, 9)), PRIMES[1] // 2 + int(rng.integers(-9, 9))]
-    for multipliers in (halves, (PRIMES[0] - 1, PRIMES[1] - 1), (HASH_MULTIPLIER_RANGE[1] - 1,) * 2):
+    for multipliers in (
+        halves,
+        (PRIMES[0] - 1, PRIMES[1] - 1),
+        (HASH_MULTIPLIER_RANGE[1] - 1,) * 2,
+        (1, 1),
+        draw_multipliers(rng),
+    ):
         for vocab_size in (LARGEST_VOCAB, in_floats, in_floats + 1):
             tokens = vocab_size - 1 - rng.integers(0, 3, 9 * page_size, dtype=np.int32)
-            hashes = PageHasher(page_size, tuple(multipliers), vocab_size).hashes(tokens)
+            hasher = PageHasher(page_size, tuple(multipliers), vocab_size)
+            assert hasher.sums_in == (np.float64 if vocab_size <= in_floats else np.int64)
+            assert np.abs(hasher._weights).max() <= 2**30, "what the choice between them relies on"
+            hashes = hasher.hashes(tokens)
             assert hashes.tolist() == page_hashes(tokens.tolist(), page_size, multipliers)
 
 

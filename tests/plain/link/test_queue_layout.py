@@ -1,6 +1,7 @@
 """The binary layout that front ends and engines share."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -60,6 +61,59 @@ def test_no_two_regions_share_a_byte(sizes: QueueSizes) -> None:
     assert (layout.sizes, facts) == (sizes, FACTS)
 
 
+LIMITS = {  # least and most of each size
+    "pairs": (1, 64), "slots": (1, 0xFFFF), "sq_entries": (2, 1 << 24), "cq_entries": (2, 1 << 24),
+    "prompt_tokens": (16, 2**31 - 1), "hash_entries": (1, 2**31 - 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_sizes_have_bounds(name: str) -> None:
+    fine = {"pairs": 1, "slots": 1, "sq_entries": 1 << 24, "cq_entries": 2, "prompt_tokens": 16, "hash_entries": 1}
+    least, most = LIMITS[name]
+    for value in (least, most):
+        assert getattr(QueueSizes(**fine | {name: value}), name) == value
+    for value in (least - 1, most + 1):
+        with pytest.raises(LayoutError, match=f"{name} must be {least} to {most}: .*{name}={value}"):
+            QueueSizes(**fine | {name: value})
+    if name.endswith("q_entries"):
+        with pytest.raises(LayoutError, match=f"{name} must be a power of two"):
+            QueueSizes(**fine | {name: 6})
+    assert QueueSizes(**fine | {"sq_entries": 4, "slots": 4}).slots == 4
+    with pytest.raises(LayoutError, match="sq_entries must be at least slots"):
+        QueueSizes(**fine | {"sq_entries": 4, "slots": 5})
+
+
+def test_everything_is_where_the_documented_sizes_put_it(sizes: QueueSizes) -> None:
+    """In order and without gaps, but for regions, which begin and end on pages; and each view has its shape, place and type."""
+    parts = [
+        ("front", "<i8", (64,)), ("sq", "<i4", (sizes.sq_entries, 64)), ("cancel", "<i8", (sizes.slots,)),
+        ("hashes", "<i8", (sizes.hash_entries,)), ("prompt", "<i4", (sizes.prompt_tokens,)), ("", "", ()),
+        ("pair", "<i8", (64,)), ("cq", "<i8", (sizes.cq_entries,)), ("records", "<i8", (sizes.cq_entries, 21)), ("", "", ()),
+    ]  # fmt: skip
+    places, at = dict[str, tuple[int, str, tuple[int, ...]]](), 3 * 4096  # behind header, engine words and control words
+    for name, dtype, shape in parts:
+        if name:
+            places[name] = at, dtype, (sizes.pairs, *shape)
+            at += math.prod(shape) * int(dtype[-1])
+        else:
+            at = -(-at // 4096) * 4096
+    places["sq_long"] = places["sq"][0], "<i8", (sizes.pairs, sizes.sq_entries, 32)
+    places |= {"engine": (4096, "<i8", (512,)), "control": (8192, "<i8", (512,))}
+    buffer = segment(sizes)
+    assert len(buffer) == 3 * 4096 + sizes.pairs * (at - 3 * 4096)
+    assert not any(buffer[HEADER.itemsize :])
+    start = np.frombuffer(buffer, np.uint8).ctypes.data
+    for name, view in engine_views(memoryview(buffer), QueueLayout(sizes))._asdict().items():
+        assert (view.ctypes.data - start, view.dtype.str, view.shape) == places[name], name
+        assert view[0].flags.c_contiguous
+        assert len(view) != sizes.pairs or view.ndim == 1 or view.strides[0] == at - 3 * 4096
+    layout, facts = read_header(bytes(buffer[: HEADER.itemsize]))  # as much as a handshake sends
+    assert (layout.sizes, layout.total_bytes, facts) == (sizes, len(buffer), FACTS)
+    with pytest.raises(LayoutError, match=f"the segment has {len(buffer) - 1} bytes, the layout needs {len(buffer)}"):
+        write_header(memoryview(buffer)[:-1], sizes, FACTS)
+
+
 def test_regions_can_be_registered_on_their_own(sizes: QueueSizes) -> None:
     layout = QueueLayout(sizes)
     for pair in range(sizes.pairs):
@@ -80,7 +134,7 @@ def test_regions_can_be_registered_on_their_own(sizes: QueueSizes) -> None:
         ("header_bytes", 8, "header_bytes 8"),
         ("total_bytes", 4096, "total_bytes 4096"),
         ("cq_entries", 3, "power of two"),
-        ("pairs", 0, "queue pairs must be"),
+        ("pairs", 0, "pairs must be 1 to 64"),
     ],
 )
 def test_a_mismatch_names_both_sides(sizes: QueueSizes, field: str, value: object, said: str) -> None:
@@ -107,6 +161,7 @@ def test_completions_survive_packing(rng: np.random.Generator) -> None:
 
 def test_laps_tell_neighbours_apart_and_never_look_unwritten() -> None:
     size = 4
+    assert [lap_of(position, size) for position in range(12)] == [1] * 4 + [2] * 4 + [3] * 4
     laps = [lap_of(position, size) for position in range(0, size * (LAPS + 3), size)]
     assert all(a != b for a, b in itertools.pairwise(laps))
     assert min(laps) == 1

@@ -64,7 +64,7 @@ def test_words_are_taken_when_they_are_posted(wired) -> None:
 @pytest.mark.parametrize("inline", [INLINE_LEAST, INLINE_WANTED])
 def test_what_is_not_inline_stays_in_the_copy_until_the_card_has_read_it(wired, rng, inline: int) -> None:
     transport, segment = wired
-    transport.queue._inline = inline
+    transport.queue._inline_bytes = inline
     prompts = [rng.integers(0, 4096, 1000, dtype=np.int32) for _ in range(3)]
     given = np.empty(1000, np.int32)  # the caller's, which uses it again
     for i, prompt in enumerate(prompts):

@@ -75,6 +75,29 @@ def test_options_that_fit(values: dict[str, str]) -> None:
         check_end(ends, Config().with_options(values), frozenset(values))
 
 
+@pytest.mark.parametrize(("ends", "name"), [(connectors.ENDS, "engine"), (listeners.ENDS, "listen")], ids=["front end", "engine"])
+def test_rdma_options_are_checked_before_anything_starts(ends: Any, name: str) -> None:
+    def check(**values: Any) -> None:
+        check_end(ends, Config().with_options(values), frozenset(values))
+
+    with pytest.raises(ConfigError, match=f"--transport rdma needs --{name} HOST:PORT"):
+        check(transport="rdma")
+    for wrong in ("here", "here:x", ":1"):
+        with pytest.raises(ConfigError, match=f"{name} must be HOST:PORT, not '{wrong}'"):
+            check(transport="rdma", **{name: wrong})
+    for item in dataclasses.fields(RdmaOptions):
+        with pytest.raises(ConfigError, match=f"--{item.name.replace('_', '-')} needs --transport rdma"):
+            check(**{item.name: item.default})
+    check(transport="rdma", **{name: "[fe80::1]:65535"})
+    given = RdmaOptions(**{name: "[fe80::1]:65535"})
+    assert given.address(name) == ("fe80::1", 65535)
+    if name == "engine":
+        with pytest.raises(ConfigError, match="--name is for front ends on the engine's machine"):
+            check(transport="rdma", engine="x:1", name="y")
+    else:
+        check(transport="rdma", listen="x:1", name="y")
+
+
 def test_an_extension_has_its_defaults_until_it_is_changed() -> None:
     assert Config().extension(RdmaOptions) == RdmaOptions()
     changed = Config().with_options({"rdma_gid_index": 3, "port": 1})

@@ -1,5 +1,6 @@
 """The command line: generated from the config, one line for every error, the spellings that people know."""
 
+import os
 import runpy
 import subprocess
 import sys
@@ -87,10 +88,26 @@ def test_flag_wins_over_environment_over_file_over_default(tmp_path: Path) -> No
     assert given == {"port", "api_key", "workers"}
 
 
+def test_without_arguments_the_commands_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 2
+    shown = capsys.readouterr().err
+    assert all(f"\n    {command.name} " in shown for command in (*cli.COMMANDS, *cli.TOOLS))
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing) as pipe:
+        done = subprocess.run([sys.executable, "-m", "blinkpy", "doctor"], stdout=pipe, stderr=subprocess.PIPE, text=True)
+    assert done.stderr == ""
+    assert done.returncode == 1
+
+
 WRONG = {
-    "no command": ((), "COMMAND"),
+    "no command": (("--",), "COMMAND"),
     "unknown command": (("fly",), "'fly'"),
     "unknown flag": (("serve", "--fly"), "--fly"),
+    "misspelled flag": (("serve", "--max-modle-len=5"), "unknown argument '--max-modle-len=5'; did you mean '--max-model-len'?"),
     "abbreviated flag": (("serve", "--max-model", "5"), "--max-model"),
     "option of the other half": (("frontend", "--max-num-seqs", "5"), "--max-num-seqs"),
     "not a number": (("serve", "--port", "x"), "--port"),

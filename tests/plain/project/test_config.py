@@ -38,7 +38,7 @@ def test_a_file_may_use_tables_or_the_top_level(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("prot = 5", "unknown option 'prot'"),
+        ("prot = 5", "unknown option 'prot'; did you mean 'port'?"),
         ("[frontend]\nprot = 5", "unknown option 'frontend.prot'"),
         ("[engine]\nport = 5", "unknown option 'engine.port'"),
         ("[nothing]\nport = 5", "unknown option 'nothing'"),

@@ -44,8 +44,9 @@ class FrontMachine(RuleBasedStateMachine):
     @initialize(seed=st.integers(0, 2**20), policy=st.sampled_from(sorted(SHIPPED)))
     def begin(self, seed: int, policy: str) -> None:
         scheduler = importlib.import_module("blinkpy.scheduler.cycle")
-        world = make_world(seed, 1, tight=True)
-        self.case = Case(world, scheduler.make_turn(SHIPPED[policy]), SHIPPED[policy], self.client.QueuePair)
+        world = make_world(seed, 1, tight=True, records=True)
+        turn = scheduler.make_turn(SHIPPED[policy])
+        self.case = Case(world, turn, SHIPPED[policy], self.client.QueuePair, records=True)
         limits = self.case.limits
         self.pairs: list[Any] = [None] * limits.pairs
         draw = np.random.default_rng(seed)

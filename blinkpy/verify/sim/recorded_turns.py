@@ -1,0 +1,66 @@
+"""The flight recorder of a simulation: each record is replayed beside the scheduler that wrote it."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import numpy as np
+
+from blinkpy.device.array_trees import named_arrays
+from blinkpy.kv import state as S
+from blinkpy.queues.header import read_header
+from blinkpy.scheduler.policies import Policy
+from blinkpy.verify.recording.recording_layout import NOT_COPIED
+from blinkpy.verify.recording.recording_reader import Snapshot
+from blinkpy.verify.replay.replayer import Replay
+from blinkpy.verify.replay.turn_records import BrokenRecordError, parse_turns
+from blinkpy.verify.sim.world import World
+
+# What a turn without a batch may change and leave no record: its number. And a cancel is not recorded where its request ended by
+# itself: the replay may then take the fast path where the scheduler did not, to the same state.
+NOT_REPEATED = (S.TURNS, S.FAST_PATH)
+
+
+class RecordedTurns:
+    """A replay of a world's records from its first turn on, by the shipped scheduler, whose recorder is on as well.
+
+    world: as make_world made it, with a recorder. mode: of the replay. Raises ValueError where the recorder is off.
+    """
+
+    def __init__(self, world: World, policy: Policy, mode: Literal["njit", "python"]) -> None:
+        limits, state = world.limits, world.state
+        if limits.record_turns == 0:
+            raise ValueError("the world has no recorder")
+        about = {"limits": limits._asdict(), "buckets": np.stack(state.buckets, axis=1).tolist()}
+        about["queue"] = dataclasses.asdict(read_header(world.segment)[0].sizes)
+        arrays = {name: array for name, array in named_arrays(state) if not name.startswith(NOT_COPIED)}
+        self._replay = Replay(Snapshot(about, np.zeros(0, np.int64), arrays), policy, mode)
+        self._state, self._pairs, self._read = state, limits.pairs, 0
+        self._repeated = np.setdiff1d(np.arange(S.COUNTS), NOT_REPEATED)
+
+    def difference(self) -> str:
+        """What the last turn's record, or its having none, says otherwise than the turn that is repeated from it; "" if nothing.
+        To be called after each turn of the scheduler."""
+        for what, ours, theirs in self._compared():
+            if ours != theirs:
+                return f"{what}: {theirs} in the replay, {ours} recorded"
+        return ""
+
+    def _compared(self) -> Iterator[tuple[str, Any, Any]]:
+        recorder, replayed = self._state.recorder, self._replay.state
+        begin, self._read = self._read, int(recorder.progress[S.POSITION])
+        words = recorder.words[np.arange(begin, self._read) & (len(recorder.words) - 1)]
+        try:
+            turns = list(parse_turns(words, self._pairs))
+        except BrokenRecordError as error:
+            yield "the record", str(error), ""
+            return
+        for turn in turns:
+            yield f"turn {turn.number}", "", "; ".join(self._replay.repeat(turn))
+            yield "its number", turn.number, int(self._state.counts[S.TURNS]) - 1
+            yield "its time", turn.now_ns, int(self._state.inbox.now_ns[0])
+        yield "records of a turn", len(turns), min(len(turns), 1)
+        yield "counts", *(state.counts[self._repeated].tolist() for state in (self._state, replayed))
+        yield "counters", *(state.counters.tolist() for state in (self._state, replayed))
+        for name in ("progress", "cursor", "seen"):
+            yield f"recorder.{name}", *(getattr(state.recorder, name).tolist() for state in (self._state, replayed))

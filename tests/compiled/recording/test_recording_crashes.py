@@ -1,0 +1,144 @@
+"""What a recording holds of an engine that dies in a turn: all that the turn read, so that a replay shows it."""
+
+import importlib
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.recorded_cases import RecordedCase, RecordedStorm, changed_by_replay
+from support.scheduler_cases import tokens
+from support.seeded_bugs import SCHEDULER_BUGS, Bug, planted
+
+from blinkpy import cli
+from blinkpy.kv.invariants.check_state import state_faults
+from blinkpy.kv.state import ARRIVALS, TURNS
+from blinkpy.scheduler.cycle import make_phases
+from blinkpy.scheduler.policies import Policy, fcfs, priority, shortest_first
+from blinkpy.verify.recording import recording_reader
+from blinkpy.verify.recording.dump_file import write_dump
+from blinkpy.verify.replay.replayer import Replay
+
+STORM = 120
+
+
+class DiedError(Exception):
+    """An engine ends here."""
+
+
+def dying(policy: Policy, turn: int, where: str) -> Callable[..., int]:
+    """The scheduler in plain Python, which raises in a turn: before or after it has decided, or when all is written."""
+    phases = make_phases(policy)
+
+    def run(limits: Any, queues: Any, state: Any, now: int, lane: int, lanes: int) -> int:
+        here = where if state.counts[TURNS] == turn else ""
+        phases.overlap(limits, queues, state, now, lane, lanes)
+        if here == "undecided":
+            raise DiedError
+        bucket = phases.schedule(limits, queues, state, lane, lanes)
+        if here == "decided":
+            raise DiedError
+        phases.publish(limits, queues, state, lane, lanes)
+        if here == "recorded":
+            raise DiedError
+        return bucket
+
+    return run
+
+
+def died(number: int, policy: Policy, turn: int, where: str) -> RecordedStorm:
+    storm = RecordedStorm(number, STORM, policy, scheduler=dying(policy, turn, where))
+    with pytest.raises(DiedError):
+        for _ in range(STORM):
+            assert storm.advance()
+    return storm
+
+
+@pytest.mark.parametrize("where", ["undecided", "decided"])
+def test_the_turn_that_an_engine_dies_in_is_replayed_from_what_it_read(where: str, seed: int) -> None:
+    draw, entries, cancels, sampled = random.Random(seed), 0, 0, 0
+    for number in range(seed, seed + 12):
+        policy, last = (fcfs, priority, shortest_first)[number % 3], draw.randrange(STORM)
+        storm, lived = died(number, policy, last, where), RecordedStorm(number, STORM, policy)
+        assert all(lived.advance() for _ in range(last + 1))
+        replay = Replay(storm.recording.reader.capture(), policy, "njit")
+        *others, (fatal, differences) = replay.run()
+        assert [d for _, d in others if d] == [] == differences
+        assert (fatal.number, fatal.ended) == (last, False)
+        assert changed_by_replay(lived.world, replay) == []
+        entries, cancels, sampled = entries + len(fatal.entries), cancels + fatal.cancel_words.any(), sampled + len(fatal.sampled)
+    assert entries and cancels and sampled, "the fatal turns read too little to say much"
+
+
+def test_a_turn_is_not_taken_for_one_that_did_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = died(1, fcfs, 50, "recorded").recording.reader.capture()
+    assert all(turn.ended for turn in Replay(recorded, fcfs).turns)  # it died behind the record
+    storm = died(1, fcfs, 50, "decided")
+    memory = storm.recording.memory
+    assert not Replay(storm.recording.reader.capture(), fcfs).turns[-1].ended
+    monkeypatch.setattr(recording_reader.time, "sleep", lambda seconds: memory.close_turn())  # it ends while we look
+    assert all(turn.ended for turn in Replay(storm.recording.reader.capture(), fcfs).turns)
+    monkeypatch.undo()
+    memory.open_turn(1 << 60, 51)  # it has read nothing yet
+    assert all(turn.ended for turn in Replay(storm.recording.reader.capture(), fcfs).turns)
+
+
+def test_entries_that_a_turn_did_not_get_to_are_none_of_the_replay() -> None:
+    ends = "        if counts[S.ARRIVALS] == 3:\n            raise KeyError\n"
+    with planted(Bug("", "intake", "        entries += 1\n", "        entries += 1\n" + ends)):
+        turn = importlib.import_module("blinkpy.scheduler.cycle").make_turn(fcfs)
+    case = RecordedCase(pairs=1)
+    case._turn = case.recording.opens(turn)
+    for i in range(4):
+        case.submit(tokens(2, i), 9)
+    with pytest.raises(KeyError):
+        case.turn()
+    replay = Replay(case.recording.reader.capture(), fcfs)
+    assert [d for _, d in replay.run() if d] == []
+    assert len(replay.turns[-1].entries) == replay.state.counts[ARRIVALS] == 3
+
+
+def failing(request: Any) -> int:
+    return 100 // (request.priority - 12_345)
+
+
+def test_a_replay_shows_what_a_turn_died_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    policy = tmp_path / "mine.py"
+    policy.write_text("def rank(request):\n    return 100 // (request.priority - 12_345)\n")
+    case = RecordedCase(failing, pairs=1)
+    case._turn = case.recording.opens(case._turn)
+    case.submit(tokens(5), 4)
+    case.turn(3)
+    case.submit(tokens(9), 4, priority=12_345)
+    with pytest.raises(ZeroDivisionError):
+        case.turn()
+    capture = case.recording.reader.capture()
+    about = {**capture.description, "policy": f"{policy}:rank", "device": "cpu"}
+    write_dump(tmp_path / "it.recording", capture._replace(description=about), "ZeroDivisionError: of a policy")
+    assert cli.main(["replay", str(tmp_path / "it.recording"), "--policy", f"{policy}:rank"]) == 1
+    out, number = capsys.readouterr().out, int(case.state.counts[TURNS])
+    assert f"turn {number}, the last one, did not end" in out
+    assert f"turn {number} differs: it fails: ZeroDivisionError" in out
+    assert "1 of " in out
+
+
+def test_a_replay_shows_how_a_turn_broke_the_state() -> None:
+    """By a bug that the version of the recording has, too; a version without it decides otherwise."""
+    bug = next(bug for bug in SCHEDULER_BUGS if bug.what == "a page is never freed")
+    with planted(bug):
+        turn = importlib.import_module("blinkpy.scheduler.cycle").make_turn(fcfs)
+    case = RecordedCase(pairs=1)
+    case._turn, case.opinion = case.recording.opens(turn), None
+    case.submit(tokens(5), 2)
+    with pytest.raises(AssertionError) as broken:
+        case.finish()
+    replay = Replay(case.recording.reader.capture(), fcfs)
+    replay._scheduler._function = turn
+    *_, (last, differences) = replay.run()
+    (fault,) = state_faults(case.limits, case.state)
+    assert fault in str(broken.value)
+    assert differences == [f"the state is broken: {fault}"]
+    assert last.ended and last.number == int(case.state.counts[TURNS]) - 1
+    fixed = [d for _, d in Replay(case.recording.reader.capture(), fcfs).run() if d]
+    assert fixed[-1][0].startswith(("free pages", "cached pages"))

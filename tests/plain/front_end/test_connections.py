@@ -1,0 +1,207 @@
+"""Attacks on connections: each has a bound, and those who behave are served meanwhile."""
+
+import contextlib
+import re
+import resource
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
+
+import httpx
+import pytest
+from support.commands import Command
+from support.front_end.fake_engine import FakeEngine
+from support.front_end.http_server import RunningServer, completion_bytes, serving
+from support.front_end.tiny_tokenizer import write_model
+from support.waiting import wait_for
+
+from blinkpy.config import ConfigError
+from blinkpy.dpu import descriptors
+from blinkpy.dpu.http import connection
+
+GET = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+CHUNKED = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def engine() -> Iterator[FakeEngine]:
+    with FakeEngine() as engine:
+        yield engine
+
+
+def connect(server: RunningServer) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.port), timeout=10)
+
+
+def rest(sock: socket.socket) -> bytes:
+    """What comes until the other side closes."""
+    received = b""
+    with contextlib.suppress(ConnectionResetError):
+        while piece := sock.recv(65536):
+            received += piece
+    return received
+
+
+def code(response: httpx.Response) -> tuple[int, str]:
+    return response.status_code, response.json()["error"]["code"]
+
+
+def test_connections_that_wait_for_a_request_make_room_the_oldest_first(engine, folder) -> None:
+    with serving(engine, folder, max_connections=4) as server, contextlib.ExitStack() as stack:
+        idle = [stack.enter_context(connect(server)) for _ in range(4)]
+        for sock in idle[2:]:
+            sock.sendall(GET)
+            assert sock.recv(65536).startswith(b"HTTP/1.1 200")
+        for _ in range(2):
+            assert server.complete([7], max_tokens=1).status_code == 200
+        assert rest(idle[0]) == b"", "it had waited longest"
+        idle[3].sendall(GET)
+        assert idle[3].recv(65536).startswith(b"HTTP/1.1 200"), "the newest is still there"
+
+
+def test_connections_that_are_served_are_not_given_up(engine, folder) -> None:
+    engine.step_s = 0.02
+    with serving(engine, folder, max_connections=2) as server, contextlib.ExitStack() as stack:
+        streams = [stack.enter_context(connect(server)) for _ in range(2)]
+        for sock in streams:
+            sock.sendall(completion_bytes(prompt=[7, 8], max_tokens=100, stream=True))
+            assert sock.recv(65536).startswith(b"HTTP/1.1 200")
+        assert code(server.complete([7], max_tokens=1)) == (503, "too_many_connections")
+        assert server.client.get("/health").status_code == 200
+        many = [stack.enter_context(connect(server)) for _ in range(connection.SPARE_CONNECTIONS + 10)]
+        for sock in many:
+            with contextlib.suppress(OSError):
+                sock.sendall(GET[:-2])
+        wait_for(lambda: len(server.server.server_state.connections) <= 2 + connection.SPARE_CONNECTIONS)
+        for sock in streams:
+            assert rest_of_stream(sock).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+
+
+def test_room_for_connections_ends_where_all_are_served() -> None:
+    room, kept = connection.ConnectionRoom(3), 0
+    for _ in range(200):
+        kept += room.enter(Mock(), kept)
+        room.waiting.clear()  # its headers have come
+    assert kept == 3 + connection.SPARE_CONNECTIONS
+
+
+def rest_of_stream(sock: socket.socket) -> bytes:
+    received = b""
+    while not received.endswith(b"0\r\n\r\n"):
+        piece = sock.recv(65536)
+        assert piece, received[-200:]
+        received += piece
+    return received
+
+
+@pytest.mark.parametrize("end", [b"0\r\nx: ", b"0\r\n", b"5;"], ids=["one trailer", "many trailers", "a chunk's extension"])
+def test_what_follows_a_body_has_a_limit(engine, folder, end) -> None:
+    filler = b"a: b\r\n" * 1000 if end == b"0\r\n" else b"y" * 6000
+    with serving(engine, folder) as server, connect(server) as sock:
+        sock.sendall(CHUNKED + b"2\r\n[]\r\n" + end)
+        sent = 0
+        with contextlib.suppress(OSError):
+            while sent < 64 * connection.MAX_HEADER_BYTES:
+                sock.sendall(filler)
+                sent += len(filler)
+        assert sent < 64 * connection.MAX_HEADER_BYTES, "nobody stopped it"
+        assert server.complete([7], max_tokens=1).status_code == 200
+
+
+def test_trailers_within_the_limit_are_fine(engine, folder) -> None:
+    with serving(engine, folder) as server, connect(server) as sock:
+        body = b'{"prompt":[7],"max_tokens":1}'
+        pieces = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
+        sock.sendall(CHUNKED + pieces + b"0\r\nx: " + b"y" * 1000 + b"\r\n\r\n")
+        assert sock.recv(65536).startswith(b"HTTP/1.1 200")
+
+
+def test_pipelined_requests_are_answered_in_order_and_bounded(engine, folder) -> None:
+    with serving(engine, folder) as server:
+        with connect(server) as sock:
+            sock.sendall(GET + GET)
+            wait_for(lambda: sock.recv(65536, socket.MSG_PEEK).count(b"HTTP/1.1 200") == 2)
+        with connect(server) as sock:
+            sock.sendall(GET * 2000)
+            answers = rest(sock)
+            assert answers.count(b"HTTP/1.1 ") <= 3
+            assert b"HTTP/1.1 400" in answers
+        assert server.complete([7], max_tokens=1).status_code == 200
+
+
+def test_a_request_that_was_answered_early_has_to_end(engine, folder, monkeypatch) -> None:
+    monkeypatch.setattr(connection, "HEADER_TIMEOUT_S", 0.2)
+    with serving(engine, folder) as server, connect(server) as sock:
+        sock.sendall(GET.replace(b"\r\n\r\n", b"\r\ncontent-length: 1000000\r\n\r\n"))
+        assert sock.recv(65536).startswith(b"HTTP/1.1 200")
+        began = time.monotonic()
+        while time.monotonic() < began + 10:
+            try:
+                sock.sendall(b"x")
+            except OSError:
+                break
+            time.sleep(0.02)
+        else:
+            raise AssertionError("it dripped on for 10 s")
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "allowed"), [(1 << 20, 1 << 20, 500), (256, 1 << 20, 500), (256, -1, 500), (-1, -1, 500), (256, 400, 208)]
+)
+def test_the_limit_of_descriptors_is_raised_as_far_as_needed(monkeypatch, soft, hard, allowed) -> None:
+    limits = [(soft, hard)]
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: limits[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, pair: limits.append(pair))
+    assert descriptors.allowed_connections(500) == allowed
+    final = limits[-1][0]
+    assert final == -1 or final >= allowed + connection.SPARE_CONNECTIONS + descriptors.OWN_DESCRIPTORS
+
+
+def test_a_process_with_too_few_descriptors_is_refused(monkeypatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (100, 150))
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, pair: None)
+    with pytest.raises(ConfigError, match="150 file descriptors"):
+        descriptors.allowed_connections(500)
+
+
+def test_more_idle_connections_than_descriptors_hinder_nobody(engine, folder) -> None:
+    """A worker with 300 descriptors and 500 connections that say nothing: health, requests and heartbeats go on."""
+    options = ("--name", engine.segment_name, "--model", str(folder), "--port", "0")
+    command = Command("frontend", *options, descriptors=300)
+    try:
+        port = int(command.find(re.compile(r"http://127\.0\.0\.1:(\d+)"))[1])
+        with contextlib.ExitStack() as stack:
+            for _ in range(500):
+                stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+            for _ in range(3):
+                url = f"http://127.0.0.1:{port}"
+                assert httpx.get(f"{url}/health", timeout=10).status_code == 200
+                assert httpx.post(f"{url}/v1/completions", json={"prompt": [7], "max_tokens": 2}, timeout=10).status_code == 200
+                time.sleep(engine.facts.lease_ms / 2000)
+        assert engine.pairs[0].epoch == 1, "the lease held"
+    finally:
+        command.end()
+
+
+def test_a_link_that_fails_ends_the_worker_and_says_so(engine, folder, caplog) -> None:
+    """Whatever raises in the task that keeps the lease, or in the poll: no request hangs."""
+    for method in ("check", "poll"):
+        with serving(engine, folder) as server:
+            engine.hold = True
+            with ThreadPoolExecutor(1) as pool:
+                answer = pool.submit(server.complete, [7], max_tokens=100)
+                wait_for(lambda: server.engine_client.pair.in_flight == 1)
+                setattr(server.engine_client.pair, method, lambda: 1 // 0)
+                assert answer.result(20).status_code == 503
+            wait_for(lambda: server.server.should_exit)
+            assert server.server.failed
+            engine.hold = False
+        assert "ZeroDivisionError" in caplog.text
+        caplog.clear()

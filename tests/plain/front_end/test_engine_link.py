@@ -1,0 +1,358 @@
+"""The queue pair on an event loop, call by call: clock, timers, sleeps and queue pair are stand-ins that note what happens."""
+
+import errno
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from blinkpy.dpu import engine_link
+from blinkpy.dpu.api_errors import ApiError
+from blinkpy.dpu.engine_link import CHECK_S, CONNECT_POLL_S, POLL_S, QUIET_LIMIT_S, RECONNECT_S, EngineLink
+from blinkpy.dpu.link.queue_pair import EngineLostError, EngineUnavailableError, NoRoomError
+from blinkpy.queues.completion import HAS_TOKEN
+from blinkpy.queues.layout import LayoutError
+from blinkpy.queues.words import STATE_DRAINING, STATE_READY
+from blinkpy.transport.contract import TransportError
+
+LOST, UNAVAILABLE = EngineLostError("the engine is gone"), EngineUnavailableError("the engine is draining")
+BROKEN = TransportError(errno.EIO, "the card fell out")
+
+
+class Log(list[Any]):
+    """What happened, as (name, arguments ...). noted(name): a function that adds to it and returns, or raises, its outcome."""
+
+    def noted(self, name: str, outcome: Any = None) -> Any:
+        def call(*arguments: Any) -> Any:
+            self.append((name, *arguments))
+            if isinstance(outcome, Exception):
+                raise outcome
+            return outcome
+
+        return call
+
+    def taken(self) -> list[Any]:
+        found = self[:]
+        self.clear()
+        return found
+
+
+class Choice:
+    """In place of a Generation: notes what it gets. stops: push() asks for the end."""
+
+    def __init__(self, log: Log, name: str, stops: bool = False) -> None:
+        self.log, self.name, self.stops, self.open, self.touched = log, name, stops, True, False
+        self.finish_reason: str | None = None
+        self.error: Any = None
+        self.request: Any = SimpleNamespace(owner=self, name=name)
+        self.arrival, self.last_event = 1.0, 0.0
+
+    def push(self, token: int, flags: int) -> bool:
+        self.log.append(("push", self.name, token, flags))
+        if flags & 0xF:
+            self.finish_reason = "length"
+        return self.stops
+
+    def flush(self) -> None:
+        assert not self.touched
+        self.log.append(("flush", self.name, self.last_event))
+
+    def fail(self, error: ApiError) -> None:
+        self.log.append(("fail", self.name, error.status, error.message))
+
+
+class Stage:
+    """A link with an attached pair, and the time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.log, self.now, self.timers = Log(), 100.0, list[float]()
+        log = self.log
+        metrics: Any = SimpleNamespace(count=log.noted("count"), gauge=log.noted("gauge"))
+        for name in ("inter_token_latency", "time_to_first_token", "request_duration"):
+            setattr(metrics, name, SimpleNamespace(observe=log.noted(name)))
+        self.link: Any = EngineLink(log.noted("connect"), metrics)
+        monkeypatch.setattr(engine_link, "time", SimpleNamespace(monotonic=lambda: self.now))
+        transport = SimpleNamespace(
+            read_engine_state=lambda: STATE_READY, read_engine=lambda: [1, 2], close=log.noted("transport.close"), pair=2
+        )  # fmt: skip
+        self.pair: Any = SimpleNamespace(
+            transport=transport, facts=SimpleNamespace(lease_ms=2000), stray_completions=0, in_flight=1, free_slots=9, epoch=4,
+            state_name=lambda: "draining", poll=list, live=list, abandon=list, close=log.noted("pair.close"),
+            cancel=lambda request: log.append(("cancel", request.name)),
+            heartbeat=log.noted("heartbeat"), check=log.noted("check"),
+            submit=lambda prompt, sampling, owner: (log.append(("submit", owner.name, sampling)), owner.request)[1],
+        )  # fmt: skip
+        self.link.pair = self.pair
+        self.link._loop = SimpleNamespace(call_later=self.later)
+
+    def later(self, delay: float, call: Any) -> Any:
+        assert call == self.link._poll
+        self.timers.append(delay)
+        return SimpleNamespace(cancel=self.log.noted("timer.cancel"))
+
+    def lost(self, *owners: str, problem: str = "The card fell out.") -> list[Any]:
+        """What follows from a loss."""
+        fails = [("fail", name, 503, problem) for name in owners]
+        return [("count", "engine_losses"), ("gauge", "attached", 0), ("transport.close",), *fails]
+
+
+@pytest.fixture
+def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
+    return Stage(monkeypatch)
+
+
+def test_polls_feed_choices_and_wait_as_steps_suggest(stage: Stage, seed: int) -> None:
+    draw, link, log = random.Random(seed), stage.link, stage.log
+    last = interval = 0.0
+    for turn in range(400):
+        stage.now += draw.choice((0.0005, 0.001, 0.004, 0.02, 0.04, 0.3))
+        choices = [Choice(log, f"c{i}", draw.random() < 0.2) for i in range(draw.randint(1, 4))]
+        for choice in choices:
+            choice.last_event, choice.open = draw.choice((0.0, 50.0)), draw.random() < 0.9
+            choice.error = draw.choice((None, None, "error"))
+            choice.finish_reason = draw.choice((None, None, None, "stop"))
+        finished = {choice.name for choice in choices if choice.finish_reason}
+        came = [
+            (draw.choice(choices).request, draw.randrange(9), draw.choice((HAS_TOKEN, HAS_TOKEN, HAS_TOKEN | 2, 3)))
+            for _ in range(draw.choice((0, 1, 1, 2, 4)))
+        ]
+        stage.pair.poll, stage.pair.in_flight = lambda came=came: came, draw.choice((0, 1))
+        expected, touched = list[Any](), list[Choice]()
+        for request, token, flags in came:
+            choice = request.owner
+            if choice.open and choice.name not in finished:
+                expected.append(("push", choice.name, token, flags))
+                finished |= {choice.name} if flags & 0xF else set()
+                expected += [("cancel", choice.name)] if choice.stops else []
+                touched += [choice] if choice not in touched else []
+        tokens = sum(flags & HAS_TOKEN > 0 for _, _, flags in came)
+        expected += [("count", "generated_tokens", tokens)] if came else []
+        for choice in touched:
+            expected.append(("flush", choice.name, choice.last_event))
+            if choice.last_event:
+                expected.append(("inter_token_latency", stage.now - choice.last_event))
+            elif choice.error is None:
+                expected.append(("time_to_first_token", stage.now - 1.0))
+            if choice.name in finished:
+                expected.append(("request_duration", stage.now - 1.0))
+        delay = POLL_S
+        if came:
+            between, clumped = stage.now - last, tokens > len(touched)
+            if not clumped:
+                delay = max(POLL_S, min(0.75 * between, 0.75 * interval, QUIET_LIMIT_S))
+            last, interval = stage.now, 0.0 if clumped else between
+        stage.timers.clear()
+        link._poll()
+        assert log.taken() == expected, turn
+        assert stage.timers == ([pytest.approx(delay)] if stage.pair.in_flight else [])
+        assert (link._poll_timer is None) == (not stage.timers)
+        assert all(choice.last_event == stage.now for choice in touched)
+
+
+def test_a_poll_without_a_pair_or_with_a_broken_one_sets_no_timer(stage: Stage) -> None:
+    owner = Choice(stage.log, "a")
+    stage.pair.poll, stage.pair.abandon = stage.log.noted("poll", BROKEN), lambda: [owner.request]
+    stage.link._poll()
+    assert stage.log.taken() == [("poll",), *stage.lost("a")]
+    stage.link._poll()
+    stage.link._lose(LOST)
+    stage.link.cancel(owner)
+    stage.link.fail_all(ApiError(503, "x"))
+    assert (stage.log, stage.timers, stage.link.engine_words(), stage.link.status()) == ([], [], None, "The card fell out.")
+    with pytest.raises(ApiError, match="The card fell out"):
+        stage.link.require()
+    stage.link.pair = stage.pair
+    stage.pair.poll = lambda: [(owner.request, 1, HAS_TOKEN)]
+    owner.stops, stage.pair.cancel = True, stage.log.noted("cancel", BROKEN)  # lost in the middle of it
+    stage.link._poll()
+    assert stage.timers == []
+
+
+@pytest.mark.parametrize("error", [None, NoRoomError("all slots are in use"), UNAVAILABLE, LOST, BROKEN])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_all_of_a_request_is_submitted_or_nothing(stage: Stage, error: Exception | None, place: int) -> None:
+    log, choices = stage.log, [Choice(stage.log, name) for name in "abc"]
+    work: list[Any] = [(choice, np.zeros(5 + i, np.int32), f"s{i}") for i, choice in enumerate(choices)]
+    submit, stage.pair.free_slots, stage.link._interval = stage.pair.submit, 3, 7.0
+    stage.pair.abandon = lambda: [choice.request for choice in choices[:place]]
+    if error is None:
+        stage.link.submit(work)
+        expected = [
+            each for i, name in enumerate("abc") for each in (("submit", name, f"s{i}"), ("count", "prompt_tokens", 5 + i))
+        ]
+        assert log.taken() == expected
+        assert all(choice.open and choice.request.owner is choice for choice in choices)
+    else:
+
+        def failing(prompt: Any, sampling: Any, owner: Any) -> Any:
+            if owner is choices[place]:
+                raise error
+            return submit(prompt, sampling, owner)
+
+        stage.pair.submit = failing
+        with pytest.raises(ApiError) as caught:
+            stage.link.submit(work)
+        assert caught.value.__cause__ is error
+        busy = isinstance(error, NoRoomError)
+        said = "The server is busy: all slots are in use." if busy else engine_link._sentence(error)
+        assert (caught.value.status, caught.value.message) == (429 if busy else 503, said)
+        happened, names = log.taken(), "abc"[:place]
+        gone = stage.lost(*names, problem=said) if error in (LOST, BROKEN) else []
+        assert happened[2 * place :] == [("cancel", name) for name in names] + gone
+        assert [choice.open for choice in choices] == [i >= place for i in range(3)]
+        assert (stage.link.pair is None) == (error in (LOST, BROKEN))
+    begun = error is None or place > 0
+    assert (stage.timers, stage.link._interval) == (([POLL_S], 0.0) if begun else ([], 7.0))
+    if begun and stage.link.pair is not None and error is None:
+        stage.link.submit(work)
+        assert len(stage.timers) == 1, "one timer"
+        stage.pair.free_slots = 2
+        with pytest.raises(ApiError, match="busy: all slots are in use"):
+            stage.link.submit(work)
+
+
+def test_status_and_words_tell_what_the_engine_says(stage: Stage) -> None:
+    link, transport = stage.link, stage.pair.transport
+    assert (link.status(), link.require(), link.engine_words()) == (None, stage.pair, [1, 2])
+    transport.read_engine_state = lambda: STATE_DRAINING
+    assert link.status() == "The engine is draining."
+    with pytest.raises(ApiError, match="The engine is draining"):
+        link.require()
+    assert stage.log == []
+    for name, call in (("read_engine_state", link.status), ("read_engine", link.engine_words)):
+        link.pair = stage.pair
+        setattr(transport, name, stage.log.noted(name, BROKEN))
+        assert call() == ("The card fell out." if name == "read_engine_state" else None)
+        assert stage.log.taken() == [(name,), *stage.lost()]
+        assert link.pair is None
+
+
+def test_all_in_flight_fail_together_and_the_engine_is_told(stage: Stage) -> None:
+    choices = [Choice(stage.log, name) for name in "ab"]
+    never = Choice(stage.log, "never submitted")
+    never.request = None
+    stage.link.cancel(never)
+    stage.pair.live = lambda: [choice.request for choice in choices]
+    stage.link.fail_all(ApiError(503, "x"))
+    assert stage.log.taken() == [("cancel", "a"), ("fail", "a", 503, "x"), ("cancel", "b"), ("fail", "b", 503, "x")]
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (ValueError("no engine"), "No engine."),
+        (BROKEN, "The card fell out."),
+        (OSError("x. "), "X. ."),
+        (TransportError("Odd."), "Odd."),
+    ],
+)
+def test_problems_are_sentences(error: Exception, sentence: str) -> None:
+    assert engine_link._sentence(error) == sentence
+
+
+class Sleep:
+    """An awaitable that hands its length to whoever drives the coroutine."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __await__(self) -> Any:
+        yield self.seconds
+
+
+async def at_once(call: Any) -> Any:
+    return call()
+
+
+@pytest.fixture
+def driven(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    monkeypatch.setattr(engine_link, "asyncio", SimpleNamespace(sleep=Sleep, to_thread=at_once))
+    return stage
+
+
+def test_the_keeper_connects_beats_checks_and_connects_again(driven: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    link, log, pair = driven.link, driven.log, driven.pair
+    caplog.set_level("INFO", "blinkpy.frontend")
+    link.pair = None
+    keeper = link._keep_connected()
+    for error in (LOST, LOST, LayoutError("another version"), OSError("x"), BROKEN):
+        link._connect = log.noted("connect", error)
+        assert keeper.send(None) == RECONNECT_S
+        assert (log.taken(), link.status()) == ([("connect",)], engine_link._sentence(error))
+    said = [record.message for record in caplog.records]
+    assert said == ["The engine is gone.", "Another version.", "X.", "The card fell out."], "each problem once"
+    link._connect = log.noted("connect", pair)
+    for lease, wait in ((2000, CHECK_S), (200, 0.05), (400, 0.1)):
+        pair.facts.lease_ms = lease
+        assert keeper.send(None) == pytest.approx(wait)
+        if lease == 2000:
+            assert log.taken() == [("connect",), ("gauge", "attached", 1)]
+            assert caplog.records[-1].message == "attached queue pair 2, epoch 4"
+        else:
+            assert log.taken() == [("heartbeat",), ("check",), ("gauge", "requests_in_flight", 1)]
+    for strays, counted in ((3, 3), (3, 0), (5, 2)):
+        pair.stray_completions = strays
+        caplog.clear()
+        keeper.send(None)
+        expected = [("count", "stray_completions", counted)] if counted else []
+        assert log.taken() == [("heartbeat",), ("check",), ("gauge", "requests_in_flight", 1), *expected]
+        assert [record.message for record in caplog.records] == [f"{counted} completions for slots without a request"] * bool(
+            counted
+        )
+    for name, error in (("heartbeat", BROKEN), ("check", LOST)):
+        good, link._connect = getattr(pair, name), log.noted("connect", LOST)
+        setattr(pair, name, log.noted(name, error))
+        assert keeper.send(None) == RECONNECT_S
+        beats = [("heartbeat",)] if name == "check" else []
+        assert log.taken() == [*beats, (name,), *driven.lost(problem=engine_link._sentence(error)), ("connect",)]
+        setattr(pair, name, good)
+        link._connect, pair.stray_completions = log.noted("connect", pair), 0
+        assert keeper.send(None) == pytest.approx(0.1)
+        pair.stray_completions = 1  # counted from 0 again
+        keeper.send(None)
+        assert ("count", "stray_completions", 1) in log.taken()
+    link.pair = None  # lost by somebody else meanwhile
+    keeper.send(None)
+    assert log.taken()[0] == ("connect",)
+    keeper.close()
+
+
+def test_the_keeper_starts_on_the_running_loop(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = SimpleNamespace(create_task=lambda task: (task.close(), task.__name__)[1])
+    monkeypatch.setattr(engine_link, "asyncio", SimpleNamespace(get_running_loop=lambda: loop))
+    stage.link.start()
+    assert (stage.link._loop, stage.link._keeper) == (loop, "_keep_connected")
+
+
+def test_waiting_for_a_connection_ends_with_it_or_in_time(driven: Stage) -> None:
+    for comes, outcome, sleeps in ((True, True, 0), (False, False, 3)):
+        driven.link.pair = driven.pair if comes else None
+        waiting, slept = driven.link.connected(3.0), 0
+        with pytest.raises(StopIteration) as end:
+            while True:
+                assert waiting.send(None) == CONNECT_POLL_S
+                slept += 1
+                driven.now += 1.0
+        assert (end.value.value, slept) == (outcome, sleeps)
+
+
+def test_closing_cancels_ends_and_gives_the_pair_up(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    choice = Choice(stage.log, "a")
+    stage.pair.live = lambda: [choice.request]
+    gather = stage.log.noted("gather", Sleep(1))
+    monkeypatch.setattr(engine_link, "asyncio", SimpleNamespace(gather=lambda task, return_exceptions: gather(return_exceptions)))
+    stage.link._keeper = SimpleNamespace(cancel=stage.log.noted("keeper.cancel"))
+    for attached in (True, False):
+        stage.link._poll_timer = stage.later(1, stage.link._poll) if attached else None
+        closing = stage.link.close()
+        assert closing.send(None) == 1
+        with pytest.raises(StopIteration):
+            closing.send(None)
+        ended = [("keeper.cancel",), ("gather", True)]
+        assert stage.link.pair is None
+        if attached:
+            told = ("fail", "a", 503, "The server is shutting down.")
+            ended += [("timer.cancel",), ("cancel", "a"), told, ("pair.close",)]
+        assert stage.log.taken() == ended

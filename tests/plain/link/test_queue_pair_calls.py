@@ -1,0 +1,312 @@
+"""The queue pair's client, call by call, over a transport that notes them and whose memory and clock a test sets."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from support.front_end.fake_engine import FACTS
+
+from blinkpy.dpu.link import queue_pair
+from blinkpy.dpu.link.queue_pair import EngineLostError, EngineUnavailableError, NoRoomError, QueuePair
+from blinkpy.queues import words as W
+from blinkpy.queues.completion import FINISH_LENGTH, HAS_LOGPROBS, HAS_TOKEN, lap_of, pack_completion
+from blinkpy.queues.layout import BLOCK_WORDS, QueueLayout, QueueSizes
+from blinkpy.queues.logprob_record import LOGPROB_ENTRIES, LOGPROB_ENTRY
+from blinkpy.queues.request_parameters import RequestParameters
+from blinkpy.queues.submission import SQ_ENTRY
+from blinkpy.transport.contract import EngineWords, TransportError
+
+SIZES = QueueSizes(pairs=1, slots=4, sq_entries=4, cq_entries=512, prompt_tokens=64, hash_entries=12)
+
+
+class Noted:
+    """A transport. calls: what was written and asked for. ring, records: of completions."""
+
+    def __init__(self, sizes: QueueSizes = SIZES, facts: Any = FACTS) -> None:
+        self.layout, self.facts, self.pair, self.calls = QueueLayout(sizes), facts, 0, list[Any]()
+        self.engine, self.words, self.fault, self.is_lost = [0] * BLOCK_WORDS, EngineWords(0, 0, 4, 0), 0, False
+        self.engine[W.ENGINE_STATE] = W.STATE_READY
+        self.ring = [0] * sizes.cq_entries
+        self.read_pair, self.read_engine, self.lost = lambda: self.words, lambda: list(self.engine), lambda: self.is_lost
+        self.read_fault, self.read_engine_state = lambda: self.fault, lambda: self.engine[W.ENGINE_STATE]
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith(("write_", "ring_", "close")):
+            raise AttributeError(name)
+        return lambda *arguments: self.calls.append((name, *arguments))
+
+    def read_completions(self, position: int, limit: int) -> list[int]:
+        self.calls.append(("read_completions", position, limit))
+        return self.ring[position % 512 :][:limit]
+
+    def read_logprobs(self, position: int, count: int) -> Any:
+        self.calls.append(("read_logprobs", position, count))
+        found = np.zeros((count, LOGPROB_ENTRIES), LOGPROB_ENTRY)
+        found["token"] = np.arange(position, position + count)[:, None]
+        return found
+
+    def taken(self) -> list[Any]:
+        found = self.calls[:]
+        self.calls.clear()
+        return found
+
+
+class Time:
+    """Each sleep is what a test makes of it."""
+
+    def __init__(self) -> None:
+        self.now, self.sleeps, self.then = 50.0, list[float](), lambda: None
+        self.monotonic = lambda: self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.sleeps.append(seconds)
+        self.then()
+
+
+@pytest.fixture
+def time(monkeypatch: pytest.MonkeyPatch) -> Time:
+    made = Time()
+    monkeypatch.setattr(queue_pair, "time", made)
+    return made
+
+
+def attached(transport: Noted, timeout_s: float = 2.0) -> QueuePair:
+    pair = QueuePair(transport, timeout_s)
+    claim = transport.words.epoch + 1
+    read = [transport.words, transport.words._replace(epoch=claim, attached=1)]
+    transport.words = read[1]
+    transport.read_pair = lambda: read.pop(0) if read else transport.words
+    pair.attach(1.0)
+    transport.taken()
+    return pair
+
+
+def stamp(position: int, epoch: int = 5) -> int:
+    return epoch << 32 | position
+
+
+def test_a_claim_is_followed_by_heartbeats_until_it_is_granted(time: Time) -> None:
+    transport = Noted()
+    pair = QueuePair(transport)
+    assert pair.poll() == []
+    with pytest.raises(EngineLostError, match="no queue pair is attached"):
+        pair.submit(np.ones(1, np.int32), RequestParameters())
+    pair.heartbeat()
+    assert transport.taken() == [("write_word", W.FRONT_HEARTBEAT, 1)], "and no doorbell"
+    answers = [EngineWords(2, 8, 5, 0), EngineWords(3, 9, 4, 1), EngineWords(7, 510, 5, 1)]
+
+    def then() -> None:
+        transport.words = answers.pop(0)
+
+    time.then = then
+    pair.attach(1.0)
+    beats = [("write_word", W.FRONT_HEARTBEAT, beat) for beat in (2, 3, 4, 5, 6)]
+    told = [("ring_doorbell", stamp(7)), ("write_word", W.FRONT_CQ_HEAD, stamp(510))]
+    assert transport.taken() == [("write_word", W.FRONT_CLAIM, 5), *beats, *told]
+    assert (pair.epoch, time.sleeps) == (5, [queue_pair.CLAIM_POLL_S] * 3)
+    pair.heartbeat()
+    assert transport.taken() == [("write_word", W.FRONT_HEARTBEAT, 7), *told]
+
+
+def test_a_claim_that_is_not_granted_fails_in_time(time: Time) -> None:
+    transport = Noted()
+    time.then = lambda: setattr(time, "now", time.now + 0.25)
+    transport.engine[W.ENGINE_STATE] = W.STATE_STARTING
+    with pytest.raises(EngineLostError, match=r"the engine \(starting\) did not grant the queue pair within 1 s"):
+        QueuePair(transport).attach(1.0)
+    assert len(time.sleeps) == 4
+    time.then = lambda: setattr(transport, "words", EngineWords(0, 0, 6, 1))
+    with pytest.raises(EngineLostError, match="the engine granted epoch 6, this front end had asked for 5"):
+        QueuePair(transport).attach(1.0)
+    transport.words = EngineWords(0, 0, W.EPOCH_LIMIT, 0)
+    with pytest.raises(EngineLostError, match="used up its epochs"):
+        QueuePair(transport).attach(1.0)
+    transport.words = EngineWords(0, 0, W.EPOCH_LIMIT - 1, 0)
+    assert attached(transport).epoch == W.EPOCH_LIMIT
+
+
+LOSSES: dict[str, tuple[Any, str]] = {
+    "fault": (lambda transport: setattr(transport, "fault", 1), "the host reports that the engine died"),
+    "stopped": (lambda transport: transport.engine.__setitem__(W.ENGINE_STATE, W.STATE_STOPPED), "the engine is stopped"),
+    "faulted": (lambda transport: transport.engine.__setitem__(W.ENGINE_STATE, W.STATE_FAULTED), "the engine is faulted"),
+    "revoked": (lambda t: setattr(t, "words", t.words._replace(attached=0)), r"epoch 5 of .* revoked \(now 5\): the lease"),
+    "replaced": (lambda t: setattr(t, "words", t.words._replace(epoch=6)), r"epoch 5 of .* revoked \(now 6\): the lease"),
+    "gone": (lambda transport: setattr(transport, "is_lost", True), "the engine is gone"),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_each_loss_is_noticed_by_a_check(time: Time, loss: str) -> None:
+    transport = Noted()
+    pair = attached(transport)
+    pair.check()
+    LOSSES[loss][0](transport)
+    with pytest.raises(EngineLostError, match=LOSSES[loss][1]):
+        pair.check()
+    pair.abandon()
+    if loss in ("revoked", "replaced"):
+        pair.check()  # it has no epoch to lose
+
+
+def test_a_heart_that_stands_still_is_noticed_after_its_time(time: Time) -> None:
+    transport = Noted()
+    time.now = 40.0
+    pair = QueuePair(transport, 2.0)
+    transport.engine[W.ENGINE_HEARTBEAT] = -1
+    time.now = 42.0
+    pair.check()
+    for beat in (0, 1, -1):
+        transport.engine[W.ENGINE_HEARTBEAT] = beat
+        time.now += 3.0
+        pair.check()
+        time.now += 2.0
+        pair.check()
+    time.now += 0.25
+    with pytest.raises(EngineLostError, match=r"the engine has not moved for 2\.2 s"):
+        pair.check()
+    time.now += 100.0
+    attached_pair = attached(transport)
+    time.now += 2.0
+    transport.engine[W.ENGINE_HEARTBEAT] = attached_pair._engine_beat
+    attached_pair.check()
+
+
+@pytest.mark.parametrize(
+    ("state", "name"), [*enumerate(W.STATE_NAMES), (-1, "in the unknown state -1"), (5, "in the unknown state 5")]
+)
+def test_states_have_names(state: int, name: str) -> None:
+    transport = Noted()
+    pair = attached(transport)
+    transport.engine[W.ENGINE_STATE] = state
+    assert pair.state_name() == name
+    if name != "ready":
+        with pytest.raises(EngineUnavailableError, match=f"the engine is {name}"):
+            pair.submit(np.ones(1, np.int32), RequestParameters())
+
+
+def test_what_a_submission_writes_in_which_order() -> None:
+    transport = Noted()
+    transport.words = EngineWords(2**40 + 6, 0, 4, 0)
+    pair = attached(transport)
+    offsets, hashed = [0, 10, 13], [0, 2]
+    for number, length in enumerate((10, 3, 8)):
+        prompt = np.arange(length, dtype=np.int32)
+        request = pair.submit(prompt, RequestParameters(max_tokens=7 + number), owner=f"o{number}")
+        names = ["write_prompt", *["write_hashes"] * (length >= 4), "write_entry", "ring_doorbell"]
+        calls = dict(zip(names, transport.taken(), strict=True))
+        assert [call[0] for call in calls.values()] == names
+        assert calls["write_prompt"][1:2] == (offsets[number],)
+        assert calls["write_prompt"][2] is prompt
+        assert calls["write_entry"][1] == (2 + number) % 4
+        entry = np.frombuffer(calls["write_entry"][2], SQ_ENTRY)[0]
+        head = [
+            int(entry[name])
+            for name in ("request_id", "epoch", "slot", "prompt_offset", "prompt_length", "hash_count", "max_tokens")
+        ]
+        assert head == [stamp(number + 1), 5, number, offsets[number], length, length // 4, 7 + number]
+        if length >= 4:
+            assert entry["hash_offset"] == calls["write_hashes"][1] == hashed.pop(0)
+            assert len(calls["write_hashes"][2]) == length // 4
+        assert calls["ring_doorbell"] == ("ring_doorbell", stamp(7 + number))
+        assert (request.slot, request.owner, request.request_id) == (number, f"o{number}", stamp(number + 1))
+        assert (pair.in_flight, pair.free_slots, pair.live()[-1]) == (number + 1, 3 - number, request)
+    requests = pair.live()
+    pair.cancel(requests[1])
+    pair.cancel(requests[1])
+    assert transport.taken() == [("write_cancel", 1, stamp(2))]
+    pair.close()
+    assert transport.taken() == [*(("write_cancel", i, stamp(i + 1)) for i in range(3)), ("close",)]
+    assert (pair.in_flight, pair.live()) == (0, [])
+    broken = Noted()
+    lost = attached(broken)
+    lost.submit(np.ones(1, np.int32), RequestParameters())
+    broken.write_cancel = lambda *_: (_ for _ in ()).throw(TransportError("gone"))
+    broken.taken()
+    lost.close()
+    assert broken.taken() == [("close",)]
+
+
+@pytest.mark.parametrize(("tokens", "entries", "longest"), [(64, 12, 51), (40, 12, 40), (64, 1, 7)])
+def test_the_longest_prompt_fits_and_room_comes_back_when_it_was_read(tokens: int, entries: int, longest: int) -> None:
+    transport = Noted(QueueSizes(1, 4, 4, 512, tokens, entries))
+    pair = attached(transport)
+    assert pair.longest_prompt == longest
+    for length in (0, longest + 1):
+        with pytest.raises(ValueError, match=f"a prompt has 1 to {longest} tokens, not {length}"):
+            pair.submit(np.zeros(length, np.int32), RequestParameters())
+    pair.submit(np.zeros(longest, np.int32), RequestParameters())
+    pair.submit(np.zeros(1, np.int32), RequestParameters()) if tokens > longest else None
+    with pytest.raises(NoRoomError, match="arena is full"):
+        pair.submit(np.zeros(longest, np.int32), RequestParameters())
+    transport.words = transport.words._replace(sq_head=pair._sq_tail)
+    pair.submit(np.zeros(longest, np.int32), RequestParameters())
+    for head in (pair._sq_tail + 1, pair._sq_tail - 2):
+        transport.words = transport.words._replace(sq_head=head)
+        with pytest.raises(
+            EngineLostError, match=f"the engine has consumed {head} entries, not {pair._sq_head} to {pair._sq_tail}"
+        ):
+            pair.submit(np.zeros(1, np.int32), RequestParameters())
+
+
+def test_hashes_run_short_and_undo_what_was_taken() -> None:
+    transport = Noted(QueueSizes(1, 4, 4, 512, 4096, 12))
+    pair = attached(transport)
+    pair.submit(np.zeros(40, np.int32), RequestParameters())
+    before = pair._prompts.tail, pair._hashes.tail
+    assert before == (40, 10)
+    for refused, error in ((RequestParameters(), NoRoomError), (RequestParameters(seed=2**70), ValueError)):
+        with pytest.raises(error, match="the hash arena is full" if error is NoRoomError else "does not fit"):
+            pair.submit(np.zeros(12 if error is NoRoomError else 8, np.int32), refused)
+        assert (pair._prompts.tail, pair._hashes.tail, pair.in_flight) == (*before, 1)
+
+
+def test_ids_end_and_slots_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = attached(Noted())
+    for _ in range(4):
+        pair.submit(np.ones(1, np.int32), RequestParameters())
+    with pytest.raises(NoRoomError, match="all slots are in use"):
+        pair.submit(np.ones(1, np.int32), RequestParameters())
+    monkeypatch.setattr(queue_pair, "REQUEST_LIMIT", 4)
+    with pytest.raises(EngineLostError, match="the request ids of this epoch are used up"):
+        pair.submit(np.ones(1, np.int32), RequestParameters())
+
+
+@pytest.mark.parametrize(("longest", "pages", "context"), [(128, 64, 128), (300, 64, 256)])
+def test_the_context_is_what_fits(longest: int, pages: int, context: int) -> None:
+    transport = Noted(facts=FACTS._replace(max_model_len=longest, num_pages=pages))
+    assert QueuePair(transport).context == context
+
+
+def test_polls_read_windows_and_publish_one_head() -> None:
+    """A small window first, then large ones, at most a ring; records in one piece from the first to the last that has one."""
+    transport = Noted()
+    transport.words = EngineWords(0, 500, 4, 0)
+    pair = attached(transport)
+    requests = [pair.submit(np.ones(1, np.int32), RequestParameters()) for _ in range(3)]
+    transport.taken()
+    assert pair.poll() == []
+    assert transport.taken() == [("read_completions", 500, 16)]
+    expected = []
+    for position in range(500, 500 + 300):
+        slot, flags = position % 3, HAS_TOKEN | (HAS_LOGPROBS if position in (503, 505, 520) else 0)
+        slot = 3 if position == 502 else 60000 if position == 504 else slot  # of nobody
+        transport.ring[position % 512] = pack_completion(slot, position, flags, lap_of(position, 512))
+        if slot < 3:
+            expected.append((requests[slot], position, flags))
+    assert pair.poll() == expected
+    reads = [("read_completions", 500, 16), ("read_completions", 512, 256), ("read_completions", 768, 256)]
+    records = [("read_logprobs", 503, 3), ("read_logprobs", 520, 1)]
+    head = ("write_word", W.FRONT_CQ_HEAD, stamp(800))
+    assert transport.taken() == [reads[0], records[0], reads[1], records[1], reads[2], head]
+    assert sorted(record[0][0] for request in requests for record in request.records) == [503, 505, 520]
+    assert pair.stray_completions == 2
+    for position in range(800, 800 + 512):
+        finish = FINISH_LENGTH if position == 1311 else 0
+        transport.ring[position % 512] = pack_completion(0, 1, HAS_TOKEN | finish, lap_of(position, 512))
+    assert len(pair.poll()) == 512
+    assert [call[1] for call in transport.taken() if call[0] == "read_completions"] == [800, 816, 1024, 1280]
+    assert (pair.in_flight, pair._free[-1], pair.live()) == (2, 0, requests[1:])
+    pair.cancel(requests[0])
+    assert transport.taken() == [], "it has ended"
+    # Its entry, and those before it, were consumed, whatever the transport knows yet.
+    assert pair._ended == requests[0].after

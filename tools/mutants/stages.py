@@ -1,0 +1,60 @@
+"""The stages of a hunt that need no pytest: the simulator, and the state machine. The one that calls them may die of them."""
+
+import importlib
+import random
+import time
+
+from hypothesis import Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+from support.front_end.front_machine import PROFILES, FrontMachine
+from support.seeded_bugs import replaced
+
+from blinkpy.scheduler.policies import SHIPPED
+from blinkpy.verify.sim.simulation import simulate
+from mutants.session import Change
+
+STAGE_S = 6.0  # of the processor, for a stage
+MACHINE_S = 3.0  # of it, for the state machine: what lives longer there is rarely found at all
+STORMS = (40, 100, 200, 400)  # turns of the worlds, the last for all others: short ones kill most
+LANES = (1, 1, 2, 1, 1, 5, 1, 1, 32)  # of the scheduler, world by world: several find missing barriers, and take longer
+EXAMPLES = 20  # of the state machine between two looks at the clock
+
+
+def _told(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def simulated(change: Change, seed: int, seconds: float = STAGE_S) -> str:
+    """What the simulator's checks and the oracle, both without the mutant, say about a scheduler with it, in plain Python."""
+    draw, until, made = random.Random(seed), time.process_time() + seconds, 0
+    try:
+        with replaced(change.module, change.file, change.source):
+            make_turn = importlib.import_module("blinkpy.scheduler.cycle").make_turn
+        turns = [(policy, make_turn(policy)) for policy in SHIPPED.values()]
+        while time.process_time() < until:
+            (policy, turn), lanes = turns[made % len(turns)], LANES[made % len(LANES)]
+            storm = STORMS[min(made // len(turns), len(STORMS) - 1)]
+            outcome = simulate(draw.randrange(1 << 30), storm, policy, scheduler=turn, oracle=True, records=True, lanes=lanes)
+            made += 1
+            if outcome.failure:
+                return str(outcome.failure)
+    except Exception as error:  # a mutant that can't be loaded is noticed, too
+        return _told(error)
+    return ""
+
+
+def exercised(change: Change, seed: int, seconds: float = MACHINE_S) -> str:
+    """What the state machine says, with client, queues and scheduler as the mutant has them."""
+    del seed  # Hypothesis draws its own
+    chosen = settings(PROFILES["ci"], phases=(Phase.generate,), database=None, max_examples=EXAMPLES, print_blob=False)
+    try:
+        with replaced(change.module, change.file, change.source):
+            until = time.process_time() + seconds
+            while time.process_time() < until:
+                run_state_machine_as_test(FrontMachine, settings=chosen)
+    except Exception as error:
+        return _told(error)
+    return ""
+
+
+STAGES = {"simulator": simulated, "state machine": exercised}
