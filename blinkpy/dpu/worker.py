@@ -106,7 +106,9 @@ def make_server(
     return Server(App(service, config.frontend), on_ready)
 
 
-def serve_worker(config: Config, reporter: Reporter, pair: int, owner: int, listen_fd: int, metrics_fd: int, folder: str) -> int:
+def serve_worker(
+    config: Config, reporter: Reporter, pair: int, owner: int, listen_fd: int, metrics_fd: int, folder: str
+) -> int:
     """What the supervisor runs: serve on a listening socket until SIGTERM or SIGINT. folder: the model's, for its tokenizer."""
     level = config.frontend.log_level.upper()
     logging.basicConfig(level=level, format=f"%(asctime)s frontend/{pair} %(levelname)s %(message)s")

@@ -201,3 +201,17 @@ def test_bad_folders(tmp_path, name, content, reason) -> None:
         (folder / name).write_text(content)
     with pytest.raises(ConfigError, match=reason):
         Tokenizer(folder)
+
+
+@pytest.mark.parametrize("made", [byte_level_json, byte_fallback_json, word_piece_json])
+def test_special_tokens_that_are_shown(made) -> None:
+    """Only these have text, with a table and without one."""
+    encoder = Encoder.from_str(made())
+    encoder.add_special_tokens(["[SHOWN]", "[HIDDEN]"])
+    ids = [encoder.token_to_id(token) for token in ("[SHOWN]", "[HIDDEN]", "[SHOWN]")]
+    table = TokenTexts(encoder)
+    for shown, count in (((), 0), (("[SHOWN]", "the", "nowhere"), 2), (("[SHOWN]", "[HIDDEN]"), 3)):
+        detokenizer = Detokenizer(table.showing(shown))
+        text = "".join(map(detokenizer.push, ids)) + detokenizer.finish()
+        assert (text.count("[SHOWN]"), text.count("[")) == (min(count, 2), count)
+    assert Detokenizer(table).push(ids[0]) == ""

@@ -163,7 +163,7 @@ CHAT_VALUES = {
     "max_completion_tokens": [0],
     "logprobs": [3],
     "top_logprobs": [3, 1],  # without logprobs
-    "tools": [5, {}, [TOOL] * 129, [DEEP_TOOL], [LARGE_TOOL]],
+    "tools": [5, {}, [TOOL] * 129, [DEEP_TOOL], [LARGE_TOOL], [{**TOOL, "more": "\0"}]],
     "tool_choice": [5, "any", "required", {"type": "function", "function": {"name": "f"}}],  # without tools
     "parallel_tool_calls": [1],
     "chat_template_kwargs": [5, {"a": "x" * 20_000}],

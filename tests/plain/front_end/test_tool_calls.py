@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import string
 from collections.abc import Callable
 from typing import Any
@@ -202,6 +203,7 @@ def test_other_text_is_content(name: str, seed: int) -> None:
             assert message.content == text
         calls += bool(message.calls)
         kept = message.content + "".join(name + arguments for name, arguments in message.calls)
+        kept += "".join(re.findall(r"\[CALL_ID\]\s*([\w.-]{1,64})", text))  # the server gives ids of its own
         assert [scrap for scrap in scraps if scrap.endswith("w") and scrap not in kept] == []
     assert calls < 100
 

@@ -275,6 +275,10 @@ def test_what_the_model_can_not_do(tmp_path: Path, hermes: Served) -> None:
         assert "has none" in served.refused(chat_template_kwargs={"enable_thinking": True})[1]
     with served_with(tmp_path / "xml", chat_templates.XML) as served:
         assert "--tool-call-parser" in served.refused(tools=TOOLS)[1]
+    strict = "{{ raise_exception('no system') if messages[0].role != 'system' }}<tool_call>x"
+    with served_with(tmp_path / "strict", strict) as served:
+        asked: Any = [{"role": "system", "content": "x"}, *ASK]  # it refuses the probe, and may take tools
+        assert message_of(served.chat(CALL, messages=asked, tools=TOOLS))[3] == [("function", "get_weather", ARGUMENTS)]
     with served_with(tmp_path / "effort", "{{ reasoning_effort }}{{ messages[0].content }}{{ a }}") as served:
         served.chat("x", reasoning_effort="low", extra_body={"chat_template_kwargs": {"a": [1]}})
         assert served.prompt() == "lowHi[1]"
