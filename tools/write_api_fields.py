@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from blinkpy.dpu.http.endpoints import ENDPOINTS
-from blinkpy.dpu.http.request_fields import CHAT_ONLY_FIELDS, COMMON_FIELDS, COMPLETION_ONLY_FIELDS, Field
-from blinkpy.dpu.http.response_fields import RESPONSE_FIELDS
-from blinkpy.dpu.http.token_fields import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
+from blinkpy.dpu.http.fields.request_fields import CHAT_ONLY_FIELDS, COMMON_FIELDS, COMPLETION_ONLY_FIELDS, Field
+from blinkpy.dpu.http.fields.response_fields import RESPONSE_FIELDS
+from blinkpy.dpu.http.fields.token_fields import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
 
 PAGE = Path(__file__).parents[1] / "docs" / "api.md"
 OWN = {name: row for name, row in RESPONSE_FIELDS.items() if COMMON_FIELDS.get(name) is not row}  # of /v1/responses alone

@@ -20,10 +20,10 @@ from blinkpy.dpu.http.answer_sinks import Collector, Streamer
 from blinkpy.dpu.http.connection import SCOPE_KEY
 from blinkpy.dpu.http.endpoints import OPEN_PATHS, openapi, page
 from blinkpy.dpu.http.exchange import JSON, ClientGone, Exchange, Receive, Scope, Send
-from blinkpy.dpu.http.request_fields import CHAT_FIELDS, COMPLETION_FIELDS, Request, parse
-from blinkpy.dpu.http.response_fields import parse_response
+from blinkpy.dpu.http.fields.request_fields import CHAT_FIELDS, COMPLETION_FIELDS, Request, parse
+from blinkpy.dpu.http.fields.response_fields import parse_response
+from blinkpy.dpu.http.fields.token_fields import parse_detokenize, parse_tokenize
 from blinkpy.dpu.http.service import Service
-from blinkpy.dpu.http.token_fields import parse_detokenize, parse_tokenize
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.version import __version__
 

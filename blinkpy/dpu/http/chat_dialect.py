@@ -5,8 +5,9 @@ from typing import Any
 
 from blinkpy.config import ModelOptions
 from blinkpy.dpu.api_errors import bad_request
-from blinkpy.dpu.http.request_fields import Request
-from blinkpy.dpu.http.tool_fields import NO_PARAMETERS, Tool
+from blinkpy.dpu.http.fields.grammar_fields import GrammarField
+from blinkpy.dpu.http.fields.request_fields import Request
+from blinkpy.dpu.http.fields.tool_fields import NO_PARAMETERS, Tool
 from blinkpy.dpu.text.chat_prompt import chat_text
 from blinkpy.dpu.text.chat_template import ChatError, ChatTemplate
 from blinkpy.dpu.text.special_tokens import SpecialTokens
@@ -60,7 +61,11 @@ class ChatDialect:
             return text, Expected(self.tags, inside) if self.tags is not None else None
         prefix = ""
         if choice is not None and choice.mode == "required":
-            prefix = forced_calls(self.calls, wanted(request), request.parallel_tool_calls).prefix
+            prefix, grammar = forced_calls(self.calls, wanted(request), request.parallel_tool_calls)
+            if request.grammar is not None:
+                message = f"'{request.grammar.param}' can't be used where 'tool_choice' asks for a call."
+                raise bad_request(message, request.grammar.param, "invalid_value")
+            request.grammar = GrammarField("tools", grammar)
             if inside and self.tags is not None:  # a call is not preceded by reasoning
                 text, inside = f"{text.rstrip()}\n\n{self.tags.close}\n\n", False
         names = frozenset(tool.name for tool in tools)

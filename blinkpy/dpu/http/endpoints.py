@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from blinkpy.dpu.http.request_fields import CHAT_FIELDS, COMPLETION_FIELDS, Field
-from blinkpy.dpu.http.response_fields import RESPONSE_FIELDS
-from blinkpy.dpu.http.token_fields import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
+from blinkpy.dpu.http.fields.request_fields import CHAT_FIELDS, COMPLETION_FIELDS, Field
+from blinkpy.dpu.http.fields.response_fields import RESPONSE_FIELDS
+from blinkpy.dpu.http.fields.token_fields import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
 from blinkpy.version import __version__
 
 

@@ -9,7 +9,7 @@ import orjson
 
 from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.http.answers import Choice, Usage
-from blinkpy.dpu.http.request_fields import Request
+from blinkpy.dpu.http.fields.request_fields import Request
 from blinkpy.dpu.token_logprobs import TokenLogprobs, TokenSpeller, chat_logprobs
 
 TEXT_PLACE = {"output_index": 0, "content_index": 0}

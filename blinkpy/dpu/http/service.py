@@ -21,9 +21,9 @@ from blinkpy.dpu.grammar.grammar_errors import GrammarError
 from blinkpy.dpu.http.answer_sinks import Collector
 from blinkpy.dpu.http.answers import Answer
 from blinkpy.dpu.http.chat_dialect import ChatDialect
-from blinkpy.dpu.http.grammar_fields import GrammarField
+from blinkpy.dpu.http.fields.grammar_fields import GrammarField
+from blinkpy.dpu.http.fields.request_fields import Request, token_limit
 from blinkpy.dpu.http.message_answer import MessageAnswer
-from blinkpy.dpu.http.request_fields import Request, token_limit
 from blinkpy.dpu.http.response_answer import ResponseAnswer
 from blinkpy.dpu.metrics import Metrics
 from blinkpy.dpu.text.chat_template import ChatError, load_template

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from blinkpy.dpu.http.tool_fields import Tool
+from blinkpy.dpu.http.fields.tool_fields import Tool
 from blinkpy.dpu.tools.call_format import call_formats
 from blinkpy.dpu.tools.call_grammar import MOST_CALLS, ForcedCalls, forced_calls
 from blinkpy.dpu.tools.message_parser import Expected, MessageParser

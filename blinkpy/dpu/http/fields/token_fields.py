@@ -3,7 +3,7 @@
 from typing import Any
 
 from blinkpy.dpu.api_errors import bad_request
-from blinkpy.dpu.http.request_fields import (
+from blinkpy.dpu.http.fields.request_fields import (
     CHAT_FIELDS,
     COMPLETION_FIELDS,
     Field,
@@ -14,7 +14,7 @@ from blinkpy.dpu.http.request_fields import (
     read_fields,
     takes,
 )
-from blinkpy.dpu.http.value_checks import typed as _typed
+from blinkpy.dpu.http.fields.value_checks import typed as _typed
 from blinkpy.queues.request_parameters import INT32_MAX, RequestParameters
 
 _REFUSED = ("chat_template", "chat_template_kwargs", "media_io_kwargs", "mm_processor_kwargs", "tools")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from blinkpy.dpu.api_errors import bad_request
-from blinkpy.dpu.http.value_checks import text, typed, unsupported
+from blinkpy.dpu.http.fields.value_checks import text, typed, unsupported
 
 MAX_TOOLS = 128  # of a request; also calls of one message
 MAX_TOOLS_BYTES = 1 << 18  # of all tools as JSON

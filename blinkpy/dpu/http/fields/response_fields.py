@@ -3,7 +3,7 @@
 from typing import Any
 
 from blinkpy.dpu.api_errors import bad_request
-from blinkpy.dpu.http.request_fields import (
+from blinkpy.dpu.http.fields.request_fields import (
     BOOLEAN,
     COMMON_FIELDS,
     MAX_MESSAGES,
@@ -22,9 +22,9 @@ from blinkpy.dpu.http.request_fields import (
     takes,
     unsupported_fields,
 )
-from blinkpy.dpu.http.unsupported_fields import RESPONSES
-from blinkpy.dpu.http.value_checks import typed as _typed
-from blinkpy.dpu.http.value_checks import unsupported as _unsupported
+from blinkpy.dpu.http.fields.unsupported_fields import RESPONSES
+from blinkpy.dpu.http.fields.value_checks import typed as _typed
+from blinkpy.dpu.http.fields.value_checks import unsupported as _unsupported
 from blinkpy.queues.request_parameters import RequestParameters
 
 SPEAKERS = tuple(role for role in ROLES if role != "tool")

@@ -2,8 +2,8 @@
 
 CHAT_FIELDS and COMPLETION_FIELDS are all that is accepted: a row for each field, from which its check, its schema in
 /openapi.json and its line in docs/api.md come. Request parameters have their rows from the table of
-blinkpy.queues.request_parameters, fields without support from that of blinkpy.dpu.http.unsupported_fields. A field that is null
-counts as absent, as in OpenAI's API. Of a key that comes twice the last one counts, as in most JSON parsers.
+blinkpy.queues.request_parameters, fields without support from that of blinkpy.dpu.http.fields.unsupported_fields. A field that
+is null counts as absent, as in OpenAI's API. Of a key that comes twice the last one counts, as in most JSON parsers.
 """
 
 import hashlib
@@ -16,8 +16,8 @@ import orjson
 
 from blinkpy.dpu.api_errors import ApiError, bad_request
 from blinkpy.dpu.generation import MAX_CHOICES
-from blinkpy.dpu.http import tool_fields, value_checks
-from blinkpy.dpu.http.grammar_fields import (
+from blinkpy.dpu.http.fields import tool_fields, value_checks
+from blinkpy.dpu.http.fields.grammar_fields import (
     STRUCTURES,
     GrammarField,
     choice_field,
@@ -26,11 +26,11 @@ from blinkpy.dpu.http.grammar_fields import (
     schema_field,
     structured_outputs,
 )
-from blinkpy.dpu.http.tool_fields import MORE_MESSAGE_FIELDS, Tool, ToolChoice, check_choice, tool_message_fields
-from blinkpy.dpu.http.unsupported_fields import CHAT, COMPLETIONS, UNSUPPORTED
-from blinkpy.dpu.http.value_checks import says_nothing
-from blinkpy.dpu.http.value_checks import typed as _typed
-from blinkpy.dpu.http.value_checks import unsupported as _unsupported
+from blinkpy.dpu.http.fields.tool_fields import MORE_MESSAGE_FIELDS, Tool, ToolChoice, check_choice, tool_message_fields
+from blinkpy.dpu.http.fields.unsupported_fields import CHAT, COMPLETIONS, UNSUPPORTED
+from blinkpy.dpu.http.fields.value_checks import says_nothing
+from blinkpy.dpu.http.fields.value_checks import typed as _typed
+from blinkpy.dpu.http.fields.value_checks import unsupported as _unsupported
 from blinkpy.dpu.text.stop_strings import MAX_STOP_LENGTH, MAX_STOPS
 from blinkpy.dpu.tools.message_parser import Expected
 from blinkpy.queues.byte_automaton import ByteAutomaton
@@ -320,7 +320,7 @@ def _only(*allowed: Any, why: str = "") -> Field:
 
 
 def unsupported_fields(endpoint: str) -> dict[str, Field]:
-    """Those of an endpoint of blinkpy.dpu.http.unsupported_fields."""
+    """Those of an endpoint of blinkpy.dpu.http.fields.unsupported_fields."""
     return {row.name: _only(*row.harmless, why=row.why) for row in UNSUPPORTED if endpoint in row.endpoints}
 
 

@@ -1,0 +1,1 @@
+"""Fields of requests: their checks, their schemas, their lines in the docs."""
